@@ -1,0 +1,393 @@
+"""The configuration: one YAML with a section a stage, checked once, here; everything inside trusts it.
+
+Input: a preset's name or a path, `--set section.key=value` pairs and flags. Output: a frozen `Config`. YAML scalars are
+taken as text and given their meaning by the field they belong to, so `1e-4` is a number where a number is expected,
+`no` is false where a truth value is and Norwegian where a language is.
+"""
+
+import difflib
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import yaml
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+
+from bert_pretrain.errors import ConfigError
+
+KeyPath = tuple[str, ...]  # a key's place in the tree, for example ("train", "peak_lr")
+
+
+def _whole_number(value: object) -> object:
+    """Accept `1e5` and `30_522` where a whole number is expected."""
+    if isinstance(value, str):
+        try:
+            number = float(value)
+        except ValueError:
+            return value
+        if number.is_integer():
+            return int(number)
+    return value
+
+
+Int = Annotated[int, BeforeValidator(_whole_number)]
+PositiveInt = Annotated[Int, Field(gt=0)]
+Probability = Annotated[float, Field(ge=0.0, le=1.0)]
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+
+class VocabConfig(_Section):
+    """Stage 1: the WordPiece vocabulary."""
+
+    size: Annotated[Int, Field(ge=6)] = 30522
+    """Tokens in the vocabulary, special and unused ones included; never exceeded."""
+    lowercase: bool = True
+    strip_accents: bool | None = None
+    """null follows `lowercase`, as BERT does."""
+    handle_chinese_chars: bool = True
+    min_frequency: PositiveInt = 2
+    limit_alphabet: PositiveInt | None = None
+    """Characters kept; null keeps the most frequent ones up to a coverage of 99.99 %."""
+    unused_tokens: Annotated[Int, Field(ge=0)] = 99
+    """Free slots between [PAD] and [UNK]; 99 gives BERT's own special ids."""
+    seed: Int = 12345
+    """Chooses the documents held out to measure the vocabulary."""
+
+
+class DataConfig(_Section):
+    """How raw text is read, and stage 2: sentence pairs (Devlin et al., 2018, section 3.1 and appendix A.1)."""
+
+    max_seq_length: Annotated[Int, Field(ge=8, le=65535)] = 128
+    dupe_factor: PositiveInt = 5
+    """Copies of the corpus, each with its own pairs and masks."""
+    short_seq_prob: Probability = 0.1
+    masked_lm_prob: Annotated[float, Field(gt=0.0, lt=1.0)] = 0.15
+    max_predictions_per_seq: PositiveInt | None = None
+    """null means masked_lm_prob * max_seq_length, rounded up."""
+    whole_word_mask: bool = False
+    next_sentence: Literal["nsp"] = "nsp"
+    masking: Literal["static"] = "static"
+    sentence_splitter: Literal["auto", "lines", "sentencex"] = "auto"
+    language: Annotated[str, Field(min_length=2)] = "en"
+    document_boundary: Literal["auto", "blank_line", "file"] = "auto"
+    text_field: Annotated[str, Field(min_length=1)] = "text"
+    strict: bool = False
+    """Refuse text that is not valid UTF-8 instead of replacing and counting it."""
+    validation_fraction: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.01
+    examples_per_shard: Annotated[Int, Field(ge=64)] = 16384
+    seed: Int = 12345
+
+
+class ModelConfig(_Section):
+    """The network, by the names of Hugging Face's `BertConfig`; `vocab_size` comes from the tokenizer."""
+
+    hidden_size: PositiveInt = 768
+    num_hidden_layers: PositiveInt = 12
+    num_attention_heads: PositiveInt = 12
+    intermediate_size: PositiveInt = 3072
+    hidden_act: Literal["gelu"] = "gelu"
+    hidden_dropout_prob: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.1
+    attention_probs_dropout_prob: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.1
+    max_position_embeddings: PositiveInt = 512
+    type_vocab_size: Annotated[Int, Field(ge=2)] = 2
+    initializer_range: Annotated[float, Field(gt=0.0)] = 0.02
+    layer_norm_eps: Annotated[float, Field(gt=0.0)] = 1e-12
+
+    @model_validator(mode="after")
+    def _heads_divide_hidden(self) -> "ModelConfig":
+        if self.hidden_size % self.num_attention_heads:
+            raise ValueError(
+                f"hidden_size {self.hidden_size} is not a multiple of num_attention_heads {self.num_attention_heads}"
+            )
+        return self
+
+
+class TrainConfig(_Section):
+    """Stage 3: the optimisation (Devlin et al., 2018, appendix A.2)."""
+
+    global_batch_size: PositiveInt = 256
+    """Examples an optimizer step, over all micro-batches."""
+    micro_batch_tokens: PositiveInt | Literal["auto"] = "auto"
+    max_steps: PositiveInt | None = None
+    """null means 100,000, unless `max_epochs` is given."""
+    max_epochs: Annotated[float, Field(gt=0.0)] | None = None
+    optimizer: Literal["adamw"] = "adamw"
+    peak_lr: Annotated[float, Field(gt=0.0)] = 1e-4
+    warmup_ratio: Probability = 0.01
+    warmup_steps: Annotated[Int, Field(ge=0)] | None = None
+    """Overrides `warmup_ratio`; clipped to the number of steps."""
+    schedule: Literal["linear", "cosine", "wsd"] = "linear"
+    weight_decay: Annotated[float, Field(ge=0.0)] = 0.01
+    betas: tuple[Annotated[float, Field(ge=0.0, lt=1.0)], Annotated[float, Field(ge=0.0, lt=1.0)]] = (
+        0.9,
+        0.999,
+    )
+    eps: Annotated[float, Field(gt=0.0)] = 1e-6
+    max_grad_norm: Annotated[float, Field(gt=0.0)] = 1.0
+    precision: Literal["auto", "bf16", "fp16", "fp32"] = "auto"
+    attention: Literal["auto", "varlen", "padded"] = "auto"
+    device: Annotated[str, Field(pattern=r"^(auto|cpu|cuda(:\d+)?)$")] = "auto"
+    log_every: PositiveInt = 10
+    eval_every: PositiveInt = 1000
+    save_every: PositiveInt = 1000
+    keep_checkpoints: PositiveInt = 3
+    seed: Int = 12345
+
+    @model_validator(mode="after")
+    def _one_length(self) -> "TrainConfig":
+        if self.max_steps is not None and self.max_epochs is not None:
+            raise ValueError(f"max_steps {self.max_steps} and max_epochs {self.max_epochs:g} are both given; keep one")
+        return self
+
+
+class PhaseConfig(_Section):
+    """One phase of training: what it changes in the sections `data` and `train`."""
+
+    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
+    data: dict[str, Any] = {}
+    train: dict[str, Any] = {}
+
+
+class Config(_Section):
+    """The whole configuration of `bert-pretrain`."""
+
+    inputs: tuple[str, ...] = ()
+    vocab: VocabConfig = VocabConfig()
+    data: DataConfig = DataConfig()
+    model: ModelConfig = ModelConfig()
+    train: TrainConfig = TrainConfig()
+    phases: tuple[PhaseConfig, ...] = ()
+
+    def for_phase(self, phase: PhaseConfig) -> "Config":
+        """Return this configuration with the phase's overrides applied and no phases."""
+        tree = self.model_dump(mode="json", exclude={"phases"}, exclude_unset=True)
+        for section in ("data", "train"):
+            tree[section] = {**tree.get(section, {}), **getattr(phase, section)}
+        return Config.model_validate(tree)
+
+
+def load_config(
+    source: str | Path | None = None,
+    settings: Sequence[str] = (),
+    flags: Mapping[str, tuple[str, object]] | None = None,
+) -> Config:
+    """Build the configuration from defaults, a preset or file, `--set` pairs and flags, later ones winning.
+
+    Args:
+        source: a path to a YAML file, or the name of a shipped preset.
+        settings: `section.key=value` texts.
+        flags: dotted key -> (the flag's name for messages, its value); a value of None counts as not given.
+
+    Raises:
+        ConfigError: for an unknown preset, unknown keys, wrong values, or texts that are not YAML.
+    """
+    tree: dict[str, Any] = {}
+    places: dict[KeyPath, str] = {}
+    if source is not None:
+        path = find_config(source)
+        try:
+            text = path.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise ConfigError(
+                f"cannot read the configuration: {error}", where=str(path), remedy="give a readable YAML file"
+            ) from error
+        tree, places = _parse_yaml(text, str(path))
+    for setting in settings:
+        key, equals, value = setting.partition("=")
+        if not equals or not key:
+            raise ConfigError(
+                f"'{setting}' is not of the form section.key=value",
+                where="--set",
+                remedy="write for example --set train.peak_lr=2e-4",
+            )
+        _assign(tree, places, key, _parse_value(value, f"--set {key}"), f"--set {key}")
+    for key, (flag, value) in (flags or {}).items():
+        if value is not None:
+            _assign(tree, places, key, value, flag)
+    return _validated(tree, places)
+
+
+def find_config(source: str | Path) -> Path:
+    """Return the file behind a path or a preset's name."""
+    path = Path(source)
+    if path.suffix in (".yaml", ".yml") or path.parent != Path("."):
+        if not path.is_file():
+            raise ConfigError(
+                f"there is no configuration file '{path}'",
+                where="--config",
+                remedy="check the path, or name a preset: " + ", ".join(sorted(preset_paths())),
+            )
+        return path
+    presets = preset_paths()
+    if str(source) not in presets:
+        raise ConfigError(
+            f"there is no preset '{source}'{_nearest(str(source), presets)}",
+            where="--config",
+            remedy="name one of " + ", ".join(sorted(presets)) + ", or give the path of a .yaml file",
+        )
+    return presets[str(source)]
+
+
+def preset_paths() -> dict[str, Path]:
+    """Return the shipped presets: name -> file. In a checkout they lie in `configs/`, in a wheel beside this module."""
+    here = Path(__file__).resolve().parent
+    folder = next((path for path in (here / "configs", here.parent / "configs") if path.is_dir()), None)
+    return {path.stem: path for path in sorted(folder.glob("*.yaml"))} if folder else {}
+
+
+def dump_yaml(config: Config) -> str:
+    """Return the resolved configuration as YAML that `load_config` reads back to the same values."""
+    return yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
+
+
+def _parse_yaml(text: str, name: str) -> tuple[dict[str, Any], dict[KeyPath, str]]:
+    """Parse YAML into plain dicts, lists, strings and None, and remember where each key stands."""
+    places: dict[KeyPath, str] = {}
+    try:
+        node = yaml.compose(text, Loader=yaml.SafeLoader)
+        tree: Any = {} if node is None else _construct(node, (), name, places)
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        where = f"{name}:{mark.line + 1}" if mark else name
+        raise ConfigError(
+            f"not valid YAML: {getattr(error, 'problem', None) or error}",
+            where=where,
+            remedy="mend the syntax there",
+        ) from error
+    if not isinstance(tree, dict):
+        raise ConfigError(
+            "the configuration is not a mapping of sections",
+            where=name,
+            remedy="start with sections such as 'train:'",
+        )
+    return tree, places
+
+
+def _parse_value(text: str, where: str) -> Any:
+    """Parse the value of a `--set`, which may be a scalar, `[a, b]` or `{key: value}`."""
+    return _parse_yaml(f"value: {text}", where)[0].get("value") if text.strip() else ""
+
+
+def _construct(node: yaml.Node, path: KeyPath, name: str, places: dict[KeyPath, str]) -> Any:
+    places[path] = f"{name}:{node.start_mark.line + 1}"
+    if isinstance(node, yaml.MappingNode):
+        mapping: dict[str, Any] = {}
+        for key_node, value_node in node.value:
+            key = str(key_node.value)
+            if key in mapping:
+                raise ConfigError(
+                    f"the key '{key}' stands there twice",
+                    where=f"{name}:{key_node.start_mark.line + 1}",
+                    remedy="keep one of the two",
+                )
+            mapping[key] = _construct(value_node, (*path, key), name, places)
+            places[(*path, key)] = f"{name}:{key_node.start_mark.line + 1}"
+        return mapping
+    if isinstance(node, yaml.SequenceNode):
+        return [_construct(item, (*path, str(index)), name, places) for index, item in enumerate(node.value)]
+    if isinstance(node, yaml.ScalarNode) and node.style is None and node.value in ("", "~", "null", "Null", "NULL"):
+        return None
+    return node.value
+
+
+def _assign(tree: dict[str, Any], places: dict[KeyPath, str], dotted: str, value: object, where: str) -> None:
+    """Put `value` at a dotted key, which replaces what an earlier source said there."""
+    *parents, last = path = tuple(dotted.split("."))
+    for depth, parent in enumerate(parents):
+        if not isinstance(tree.setdefault(parent, {}), dict):
+            raise ConfigError(
+                f"'{'.'.join(path[: depth + 1])}' holds no keys",
+                where=where,
+                remedy="name a key of a section, for example train.peak_lr",
+            )
+        tree = tree[parent]
+    tree[last] = value
+    for replaced in [place for place in places if place[: len(path)] == path]:
+        del places[replaced]
+    for depth in range(1, len(path) + 1):
+        places.setdefault(path[:depth], where)
+
+
+def _validated(tree: dict[str, Any], places: dict[KeyPath, str]) -> Config:
+    # A section left empty (`train:`) means its defaults.
+    tree = {key: value for key, value in tree.items() if value is not None}
+    try:
+        config = Config.model_validate(tree)
+    except ValidationError as error:
+        raise _explain(error, (), places) from error
+    names = [phase.name for phase in config.phases]
+    if len(set(names)) < len(names):
+        raise ConfigError(
+            f"two phases share a name: {', '.join(names)}",
+            where=places.get(("phases",), "phases"),
+            remedy="give each phase a name of its own",
+        )
+    for index, phase in enumerate(config.phases):
+        try:
+            config.for_phase(phase)
+        except ValidationError as error:
+            raise _explain(error, ("phases", str(index)), places) from error
+    return config
+
+
+def _explain(error: ValidationError, prefix: KeyPath, places: dict[KeyPath, str]) -> ConfigError:
+    """Turn pydantic's first complaint into our three parts."""
+    problem = error.errors()[0]
+    # Pydantic adds the member of a union to the place; only what is in the configuration's own tree counts.
+    location = tuple(str(part) for part in problem["loc"])
+    path: KeyPath = prefix
+    for part in location:
+        if (*path, part) in places or problem["type"] == "extra_forbidden" or _is_key(path[len(prefix) :], part):
+            path = (*path, part)
+    dotted = ".".join(path)
+    where = next((places[path[:end]] for end in range(len(path), 0, -1) if path[:end] in places), "the configuration")
+    if problem["type"] == "extra_forbidden":
+        section = _section_at(path[len(prefix) : -1])
+        keys = list(section.model_fields) if section else []
+        return ConfigError(
+            f"unknown key '{dotted}'{_nearest(path[-1], keys)}",
+            where=where,
+            remedy="the keys there are " + ", ".join(keys) if keys else "remove it",
+        )
+    message = problem["msg"].removeprefix("Value error, ")
+    message = message[0].lower() + message[1:]
+    if problem["type"] == "value_error":
+        return ConfigError(f"{dotted}: {message}", where=where, remedy="change one of the two")
+    if problem["type"] == "missing":
+        return ConfigError(f"'{dotted}' is missing", where=where, remedy="add it")
+    remedy = _expectations(error, problem["loc"]) if len(error.errors()) > 1 else message
+    return ConfigError(f"{dotted} is {problem['input']!r}", where=where, remedy=f"give another value: {remedy}")
+
+
+def _expectations(error: ValidationError, location: tuple[int | str, ...]) -> str:
+    """Join what the members of a union expected at the same place."""
+    parents = location[:-1]
+    messages = [item["msg"] for item in error.errors() if item["loc"][: len(parents)] == parents]
+    return "; or ".join(dict.fromkeys(message[0].lower() + message[1:] for message in messages))
+
+
+def _section_at(path: KeyPath) -> type[BaseModel] | None:
+    section: Any = Config
+    for part in path:
+        if part.isdigit():
+            continue
+        field = section.model_fields.get(part)
+        if field is None:
+            return None
+        section = PhaseConfig if part == "phases" else field.annotation
+        if not (isinstance(section, type) and issubclass(section, BaseModel)):
+            return None
+    return section if isinstance(section, type) and issubclass(section, BaseModel) else None
+
+
+def _is_key(path: KeyPath, part: str) -> bool:
+    section = _section_at(path)
+    return section is not None and part in section.model_fields
+
+
+def _nearest(word: str, candidates: Iterable[str]) -> str:
+    matches = difflib.get_close_matches(word, list(candidates), n=1, cutoff=0.6)
+    return f"; did you mean '{matches[0]}'?" if matches else ""

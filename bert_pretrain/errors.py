@@ -1,0 +1,48 @@
+"""Errors a user can cause, each in three parts: what is wrong, where it came from, what to do.
+
+The command line prints them without a traceback and leaves with exit code 2. Anything else that is raised is a bug
+of ours and keeps its traceback.
+"""
+
+
+class UserError(Exception):
+    """A mistake that the person at the keyboard can mend.
+
+    Args:
+        what: what is wrong, with the value seen.
+        where: where it came from: `file:line`, a key of the configuration, or a flag.
+        remedy: what to do about it.
+    """
+
+    def __init__(self, what: str, *, where: str, remedy: str) -> None:
+        super().__init__(what, where, remedy)
+        self.what = what
+        self.where = where
+        self.remedy = remedy
+
+    def __str__(self) -> str:
+        return f"{self.what}\n  where: {self.where}\n  to do: {self.remedy}"
+
+    def __reduce__(self) -> tuple[object, ...]:
+        # Exceptions cross process borders by pickle, which knows nothing of keyword-only arguments.
+        return (_rebuild, (type(self), self.what, self.where, self.remedy))
+
+
+class ConfigError(UserError):
+    """A key or value of the configuration, a preset's name or a `--set` that does not fit."""
+
+
+class InputError(UserError):
+    """Raw text that cannot be found, opened, decoded or parsed."""
+
+
+class OutputError(UserError):
+    """An output folder that holds something else than this command would write."""
+
+
+class DataError(UserError):
+    """A tokenizer, data, model or run folder that is broken or does not fit its neighbour."""
+
+
+def _rebuild(kind: type[UserError], what: str, where: str, remedy: str) -> UserError:
+    return kind(what, where=where, remedy=remedy)

@@ -1,0 +1,190 @@
+"""Files: reading any compression from any file system, and writing so that an output appears whole or not at all."""
+
+import bz2
+import contextlib
+import fcntl
+import gzip
+import hashlib
+import io
+import json
+import lzma
+import os
+import shutil
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, BinaryIO, cast
+
+from bert_pretrain.errors import DataError, InputError, OutputError
+
+COMPRESSIONS = (".gz", ".bz2", ".xz", ".zst")
+
+
+def is_url(location: str) -> bool:
+    """Whether a location is for fsspec rather than the local file system."""
+    return "://" in location
+
+
+def open_input(location: str) -> BinaryIO:
+    """Open a local path or fsspec URL for reading bytes, decompressed as its ending says.
+
+    Raises:
+        InputError: when it cannot be opened.
+    """
+    try:
+        raw = _open_raw(location)
+        if location.endswith(".gz"):
+            return cast(BinaryIO, gzip.GzipFile(fileobj=raw))
+        if location.endswith(".bz2"):
+            return cast(BinaryIO, bz2.BZ2File(raw))
+        if location.endswith(".xz"):
+            return cast(BinaryIO, lzma.LZMAFile(raw))
+        if location.endswith(".zst"):
+            import pyarrow as pa
+
+            return cast(BinaryIO, io.BufferedReader(_Readable(pa.CompressedInputStream(raw, "zstd"))))
+        return raw
+    except (OSError, ValueError, ImportError) as error:
+        raise InputError(
+            f"cannot open the input: {error}", where=location, remedy="check that it exists and may be read"
+        ) from error
+
+
+def _open_raw(location: str) -> BinaryIO:
+    if not is_url(location):
+        return open(location, "rb")
+    import fsspec
+
+    return cast(BinaryIO, fsspec.open(location, "rb").open())
+
+
+class _Readable(io.RawIOBase):
+    """Give pyarrow's decompressing stream the interface that `io.BufferedReader` needs."""
+
+    def __init__(self, stream: Any) -> None:
+        self._stream = stream
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        data = self._stream.read(len(buffer))
+        buffer[: len(data)] = data
+        return len(data)
+
+    def close(self) -> None:
+        self._stream.close()
+        super().close()
+
+
+@contextlib.contextmanager
+def atomic_path(path: Path) -> Iterator[Path]:
+    """Yield a temporary path beside `path`; on success it is flushed to disk and renamed, otherwise removed."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        yield temporary
+        _flush_to_disk(temporary)
+        os.replace(temporary, path)
+        _flush_to_disk(path.parent)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def atomic_folder(path: Path) -> Iterator[Path]:
+    """Yield a temporary folder beside `path`; on success it is flushed and takes the place of `path`."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    shutil.rmtree(temporary, ignore_errors=True)
+    temporary.mkdir()
+    try:
+        yield temporary
+        for file in temporary.rglob("*"):
+            _flush_to_disk(file)
+        if path.exists():
+            shutil.rmtree(path)
+        os.replace(temporary, path)
+        _flush_to_disk(path.parent)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
+def remove_temporaries(folder: Path) -> None:
+    """Remove what killed writers of `atomic_path` and `atomic_folder` left in `folder`."""
+    for leftover in folder.glob(".*.tmp"):
+        if leftover.is_dir():
+            shutil.rmtree(leftover, ignore_errors=True)
+        else:
+            leftover.unlink(missing_ok=True)
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a text file atomically."""
+    with atomic_path(path) as temporary:
+        temporary.write_text(text, encoding="utf-8")
+
+
+def write_json(path: Path, value: object) -> None:
+    """Write a JSON file atomically, readable by people."""
+    write_text(path, json.dumps(value, indent=2, ensure_ascii=False) + "\n")
+
+
+def read_json(path: Path) -> Any:
+    """Read a JSON file of ours.
+
+    Raises:
+        DataError: when it is missing or not JSON.
+    """
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise DataError(
+            f"cannot read {path.name}: {error}",
+            where=str(path),
+            remedy="give a folder that a finished stage has written",
+        ) from error
+
+
+def sha256_file(path: Path) -> str:
+    """Return the SHA-256 of a file's bytes in hexadecimal."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def move_aside(folder: Path) -> Path:
+    """Rename a folder to a free name beside it and return that name."""
+    stem = f"{folder.name}.old-{time.strftime('%Y%m%d-%H%M%S')}"
+    aside = folder.with_name(stem)
+    number = 1
+    while aside.exists():
+        number += 1
+        aside = folder.with_name(f"{stem}-{number}")
+    folder.rename(aside)
+    return aside
+
+
+@contextlib.contextmanager
+def exclusive(folder: Path) -> Iterator[None]:
+    """Hold a folder against a second process of ours; the lock dies with the process, whatever kills it."""
+    folder.mkdir(parents=True, exist_ok=True)
+    lock = folder / ".lock"
+    with lock.open("a") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise OutputError(
+                "another process is writing this folder", where=str(folder), remedy="wait for it, or stop it"
+            ) from error
+        try:
+            yield
+        finally:
+            lock.unlink(missing_ok=True)
+
+
+def _flush_to_disk(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

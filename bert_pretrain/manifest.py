@@ -1,0 +1,150 @@
+"""What an output folder says about itself, and whether a command may write there.
+
+A stage claims its folder with an identity: everything that changes the bytes it will write. While it works, the
+identity lies in `manifest.partial.json`; when all else is on disk, `manifest.json` takes its place, written last. So the
+same command again finds its work complete, or goes on with it, and another command is refused with the difference.
+"""
+
+import importlib.metadata
+from collections.abc import Mapping
+from enum import Enum
+from pathlib import Path
+from typing import Any
+
+from bert_pretrain import __version__
+from bert_pretrain.errors import DataError, OutputError
+from bert_pretrain.files import move_aside, read_json, write_json
+
+FORMAT_VERSIONS = {"vocab": 1, "data": 1, "run": 1}
+MANIFEST = "manifest.json"
+PARTIAL = "manifest.partial.json"
+_IGNORED = {".lock"}
+
+
+class Progress(Enum):
+    """How far a claimed output folder is."""
+
+    NEW = "new"
+    INCOMPLETE = "incomplete"
+    COMPLETE = "complete"
+
+
+def library_versions() -> dict[str, str]:
+    """Return the versions of everything that can change the bytes of an output."""
+    names = ("pyarrow", "numpy", "tokenizers", "sentencex")
+    return {"bert-pretrain": __version__, **{name: importlib.metadata.version(name) for name in names}}
+
+
+def claim(folder: Path, kind: str, identity: Mapping[str, Any], *, overwrite: bool = False) -> Progress:
+    """Take `folder` for a stage's output, or say how far the same command already came there.
+
+    Args:
+        folder: the output folder; need not exist.
+        kind: a key of `FORMAT_VERSIONS`.
+        identity: JSON values that, if different, mean different output.
+        overwrite: move what is there aside and start anew.
+
+    Raises:
+        OutputError: when the folder holds something else.
+    """
+    if folder.exists() and not folder.is_dir():
+        raise OutputError(f"'{folder}' is a file", where="--output", remedy="name a folder")
+    record = {"kind": kind, "format_version": FORMAT_VERSIONS[kind], "identity": dict(identity)}
+    present = sorted(path.name for path in folder.iterdir() if path.name not in _IGNORED) if folder.exists() else []
+    if overwrite and present:
+        print(f"moved the old folder aside: {move_aside(folder)}")
+        present = []
+    if not present:
+        folder.mkdir(parents=True, exist_ok=True)
+        write_json(folder / PARTIAL, record)
+        return Progress.NEW
+    for name, progress in ((MANIFEST, Progress.COMPLETE), (PARTIAL, Progress.INCOMPLETE)):
+        if name in present:
+            found = read_json(folder / name)
+            changes = _differences({key: found.get(key) for key in record} if isinstance(found, dict) else {}, record)
+            if changes:
+                raise OutputError(
+                    f"{folder} was written by another command or configuration:\n    " + "\n    ".join(changes),
+                    where=str(folder / name),
+                    remedy="name another --output, undo the change, or add --overwrite (the old folder is moved aside)",
+                )
+            return progress
+    raise OutputError(
+        f"{folder} already holds something else: {', '.join(present[:5])}{' …' if len(present) > 5 else ''}",
+        where="--output",
+        remedy="name another folder, or add --overwrite (the old folder is moved aside)",
+    )
+
+
+def complete(folder: Path, kind: str, identity: Mapping[str, Any], body: Mapping[str, Any]) -> None:
+    """Write `manifest.json`, the last file of a finished output, and drop the partial one."""
+    record = {"kind": kind, "format_version": FORMAT_VERSIONS[kind], "versions": library_versions()}
+    write_json(folder / MANIFEST, {**record, **body, "identity": dict(identity)})
+    (folder / PARTIAL).unlink(missing_ok=True)
+
+
+def reopen(folder: Path) -> None:
+    """Mark a complete output as incomplete again, for a run that is extended."""
+    found = read_json(folder / MANIFEST)
+    write_json(folder / PARTIAL, {key: found[key] for key in ("kind", "format_version", "identity")})
+    (folder / MANIFEST).unlink()
+
+
+def read_manifest(folder: Path, kind: str, flag: str) -> dict[str, Any]:
+    """Return the manifest of a finished output.
+
+    Args:
+        folder: where it lies.
+        kind: what it must be.
+        flag: the flag that named it, for messages.
+
+    Raises:
+        DataError: when the folder is missing, unfinished, of another kind or of another format version.
+    """
+    stage = {"vocab": "bert-pretrain vocab", "data": "bert-pretrain make-data", "run": "bert-pretrain train"}[kind]
+    if not folder.is_dir():
+        raise DataError(
+            f"there is no folder '{folder}'", where=flag, remedy=f"name a folder that '{stage}' has written"
+        )
+    if not (folder / MANIFEST).exists():
+        unfinished = (folder / PARTIAL).exists()
+        raise DataError(
+            f"{folder} is unfinished" if unfinished else f"{folder} has no {MANIFEST}",
+            where=flag,
+            remedy="run the command that writes it again; it continues"
+            if unfinished
+            else f"name a folder that '{stage}' has written",
+        )
+    found = read_json(folder / MANIFEST)
+    if not isinstance(found, dict) or found.get("kind") != kind:
+        seen = found.get("kind") if isinstance(found, dict) else type(found).__name__
+        raise DataError(
+            f"{folder} holds {seen!r}, not {kind!r}",
+            where=flag,
+            remedy=f"name a folder that '{stage}' has written",
+        )
+    if found.get("format_version") != FORMAT_VERSIONS[kind]:
+        raise DataError(
+            f"{folder} has format version {found.get('format_version')}, "
+            f"bert-pretrain {__version__} reads version {FORMAT_VERSIONS[kind]}",
+            where=str(folder / MANIFEST),
+            remedy=f"make it again with '{stage}' of this version",
+        )
+    return found
+
+
+def _differences(old: Any, new: Any, path: str = "") -> list[str]:
+    """List what differs between two JSON values, one line a leaf: `data.seed: 1 -> 2`."""
+    if isinstance(old, dict) and isinstance(new, dict):
+        keys = list(dict.fromkeys([*old, *new]))
+        return [
+            line
+            for key in keys
+            for line in _differences(old.get(key), new.get(key), f"{path}.{key}" if path else str(key))
+        ]
+    return [] if old == new else [f"{path.removeprefix('identity.')}: {_short(old)} -> {_short(new)}"]
+
+
+def _short(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 100 else text[:97] + "..."

@@ -1,0 +1,190 @@
+"""Parquet shards of examples: written atomically, read as columns, checked against the manifest.
+
+Zstd with dictionary encoding, because 16-bit ids would otherwise cost four bytes each in Parquet.
+"""
+
+import hashlib
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from bert_pretrain import ragged
+from bert_pretrain.errors import DataError
+from bert_pretrain.examples import Examples
+from bert_pretrain.files import atomic_path, sha256_file
+from bert_pretrain.manifest import read_manifest
+
+ROW_GROUP_ROWS = 4096
+
+
+@dataclass(frozen=True)
+class ShardRecord:
+    """What the manifest says of one shard."""
+
+    path: str
+    """Relative to the data folder, for example `train/00003.parquet`."""
+    rows: int
+    tokens: int
+    bytes: int
+    sha256: str
+    """Of the file; equal for equal versions of pyarrow."""
+    content_hash: str
+    """Of the columns' values; equal across versions and machines."""
+
+    def as_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+@dataclass(frozen=True)
+class DataFolder:
+    """A finished data folder: its manifest, checked, and where things lie in it."""
+
+    path: Path
+    manifest: dict[str, Any]
+
+    @staticmethod
+    def open(path: Path, flag: str = "--data") -> "DataFolder":
+        """Read and check the manifest, and every shard's size and footer against it.
+
+        Raises:
+            DataError: when the folder is unfinished, of another format version, or does not match its manifest.
+        """
+        folder = DataFolder(path, read_manifest(path, "data", flag))
+        for record in (*folder.shards("train"), *folder.shards("validation")):
+            check_footer(path, record)
+        return folder
+
+    def shards(self, split: str) -> list[ShardRecord]:
+        """Return the records of the shards of `train` or `validation`, in order; empty if there is no such split."""
+        return [ShardRecord(**record) for record in self.manifest["splits"].get(split, {}).get("shards", [])]
+
+    def rows(self, split: str) -> int:
+        """Return the number of examples of a split."""
+        return sum(record.rows for record in self.shards(split))
+
+    @property
+    def tokenizer(self) -> Path:
+        """The copy of the tokenizer folder that made these examples."""
+        return self.path / "tokenizer"
+
+    @property
+    def max_seq_length(self) -> int:
+        """The longest an example can be, [CLS] and [SEP] included."""
+        return int(self.manifest["config"]["data"]["max_seq_length"])
+
+    @property
+    def content_hash(self) -> str:
+        """A hash of all examples in order: equal folders train equal models."""
+        hashes = [record.content_hash for split in ("train", "validation") for record in self.shards(split)]
+        return hashlib.sha256("".join(hashes).encode()).hexdigest()
+
+
+def write_shard(folder: Path, name: str, examples: Examples) -> ShardRecord:
+    """Write one shard to `folder / name`, whole or not at all, and return its record."""
+    path = folder / name
+    with atomic_path(path) as temporary:
+        pq.write_table(
+            _to_table(examples),
+            temporary,
+            compression="zstd",
+            use_dictionary=True,
+            row_group_size=ROW_GROUP_ROWS,
+            store_schema=True,
+        )
+        digest, size = sha256_file(temporary), temporary.stat().st_size
+    return ShardRecord(name, len(examples), len(examples.input_ids), size, digest, content_hash(examples))
+
+
+def read_shard(folder: Path, record: ShardRecord) -> Examples:
+    """Check a shard's SHA-256 and return its examples.
+
+    Raises:
+        DataError: when the file is missing, or its bytes are not those the manifest names.
+    """
+    path = folder / record.path
+    check_footer(folder, record)
+    if sha256_file(path) != record.sha256:
+        raise DataError(
+            f"the shard {record.path} is damaged: its SHA-256 is not the one in the manifest",
+            where=str(path),
+            remedy="delete that file and manifest.json and run make-data again; it rebuilds the missing shard",
+        )
+    return _from_table(pq.read_table(path, use_threads=False))
+
+
+def check_footer(folder: Path, record: ShardRecord) -> None:
+    """Compare a shard's size and row count with the manifest, without reading its rows.
+
+    Raises:
+        DataError: when they differ or the file is missing.
+    """
+    path = folder / record.path
+    remedy = "run make-data again into a new folder, or restore the file"
+    if not path.is_file():
+        raise DataError(f"the shard {record.path} is missing", where=str(folder), remedy=remedy)
+    if path.stat().st_size != record.bytes:
+        raise DataError(
+            f"the shard {record.path} has {path.stat().st_size} bytes, the manifest says {record.bytes}",
+            where=str(path),
+            remedy=remedy,
+        )
+    try:
+        rows = pq.ParquetFile(path).metadata.num_rows
+    except (pa.ArrowInvalid, OSError) as error:
+        raise DataError(f"the shard {record.path} is not Parquet: {error}", where=str(path), remedy=remedy) from error
+    if rows != record.rows:
+        raise DataError(
+            f"the shard {record.path} has {rows} rows, the manifest says {record.rows}",
+            where=str(path),
+            remedy=remedy,
+        )
+
+
+def content_hash(examples: Examples) -> str:
+    """Return a SHA-256 over the columns' values, independent of how a file encodes them."""
+    digest = hashlib.sha256()
+    for name, column in vars(examples).items():
+        digest.update(f"{name}:{len(column)};".encode())
+        digest.update(np.ascontiguousarray(column).astype("<u8").tobytes())
+    return digest.hexdigest()
+
+
+def _to_table(examples: Examples) -> pa.Table:
+    return pa.table(
+        {
+            "input_ids": _list_array(examples.input_ids, examples.offsets),
+            "segment_b_start": pa.array(examples.segment_b_start, type=pa.uint16()),
+            "masked_lm_positions": _list_array(examples.masked_lm_positions, examples.masked_offsets),
+            "masked_lm_ids": _list_array(examples.masked_lm_ids, examples.masked_offsets),
+            "next_sentence_label": pa.array(examples.next_sentence_label, type=pa.uint8()),
+        }
+    )
+
+
+def _from_table(table: pa.Table) -> Examples:
+    columns = {name: table.column(name).combine_chunks() for name in table.column_names}
+    input_ids, offsets = _flat(columns["input_ids"])
+    positions, masked_offsets = _flat(columns["masked_lm_positions"])
+    masked_ids, _ = _flat(columns["masked_lm_ids"])
+    return Examples(
+        input_ids=input_ids,
+        offsets=offsets,
+        segment_b_start=columns["segment_b_start"].to_numpy(),
+        masked_lm_positions=positions,
+        masked_lm_ids=masked_ids,
+        masked_offsets=masked_offsets,
+        next_sentence_label=columns["next_sentence_label"].to_numpy(),
+    )
+
+
+def _list_array(values: np.ndarray, offsets: np.ndarray) -> pa.Array:
+    return pa.ListArray.from_arrays(pa.array(offsets.astype(np.int32)), pa.array(values))
+
+
+def _flat(column: Any) -> tuple[np.ndarray, np.ndarray]:
+    values = column.flatten().to_numpy()
+    return values, ragged.offsets_of(np.diff(column.offsets.to_numpy()))

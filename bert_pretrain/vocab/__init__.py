@@ -1,0 +1,1 @@
+"""Stage 1: raw text to a WordPiece vocabulary."""
