@@ -204,9 +204,9 @@ def load_config(
                 remedy="write for example --set train.peak_lr=2e-4",
             )
         _assign(tree, places, key, _parse_value(value, f"--set {key}"), f"--set {key}")
-    for key, (flag, value) in (flags or {}).items():
-        if value is not None:
-            _assign(tree, places, key, value, flag)
+    for key, (flag, given) in (flags or {}).items():
+        if given is not None:
+            _assign(tree, places, key, given, flag)
     return _validated(tree, places)
 
 

@@ -1,8 +1,8 @@
 """What an output folder says about itself, and whether a command may write there.
 
 A stage claims its folder with an identity: everything that changes the bytes it will write. While it works, the
-identity lies in `manifest.partial.json`; when all else is on disk, `manifest.json` takes its place, written last. So the
-same command again finds its work complete, or goes on with it, and another command is refused with the difference.
+identity lies in `manifest.partial.json`; when all else is on disk, `manifest.json` takes its place, written last. So
+the same command again finds its work complete, or goes on with it, and another one is refused with the difference.
 """
 
 import importlib.metadata

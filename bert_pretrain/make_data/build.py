@@ -1,0 +1,268 @@
+"""Building shards: which documents a shard gets, and its examples from them.
+
+A shard is a pure function of (store, configuration, seed, shard number), so it may be built anywhere, in any order and
+again. Documents are dealt by keyed permutations, without a table of them; long ones in pieces that keep their identity.
+"""
+
+from collections import Counter
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from bert_pretrain import ragged
+from bert_pretrain.config import DataConfig
+from bert_pretrain.examples import Examples
+from bert_pretrain.files import read_json, write_json
+from bert_pretrain.make_data import pairs, summary
+from bert_pretrain.make_data.masking import MaskingRule, mask_examples
+from bert_pretrain.make_data.pairs import NUM_SPECIAL, Pairs
+from bert_pretrain.make_data.token_store import Text, TokenStore
+from bert_pretrain.rng import Permutation, stream
+from bert_pretrain.shards import write_shard
+from bert_pretrain.tokenizer import Tokenizer
+
+MAX_PIECE_TOKENS = 1 << 15
+PIECES_PER_SHARD = 16
+
+
+@dataclass(frozen=True)
+class Split:
+    """The documents of `train` or `validation` and how they are dealt to shards, afresh for every copy.
+
+    A document is a place in the permutation of all documents, from `first` on; one longer than a piece is dealt in
+    several parts, the later ones listed in `extra_documents` (their numbers) and `extra_parts`.
+    """
+
+    name: str
+    first: int
+    num_documents: int
+    extra_documents: np.ndarray
+    extra_parts: np.ndarray
+    copies: int
+    shards_per_copy: int
+
+    @property
+    def num_spans(self) -> int:
+        return self.num_documents + len(self.extra_documents)
+
+    @property
+    def num_shards(self) -> int:
+        return self.copies * self.shards_per_copy
+
+
+@dataclass(frozen=True)
+class BuildPlan:
+    """All that the shards of a data folder are built from."""
+
+    store: Path
+    num_pieces: int
+    num_documents: int
+    tokenizer: Path
+    output: Path
+    config: DataConfig
+    long_documents: np.ndarray
+    """Numbers of the documents dealt in parts, ascending."""
+    long_parts: np.ndarray
+    """Into how many each is dealt."""
+    splits: tuple[Split, ...]
+
+    @property
+    def max_tokens(self) -> int:
+        """Tokens of A and B together at most."""
+        return self.config.max_seq_length - NUM_SPECIAL
+
+    def split(self, name: str) -> Split | None:
+        return next((split for split in self.splits if split.name == name), None)
+
+
+@dataclass(frozen=True)
+class ShardTask:
+    """One shard to build."""
+
+    plan: BuildPlan
+    split: Split
+    number: int
+
+    @property
+    def name(self) -> str:
+        return f"{self.split.name}/{self.number:05d}.parquet"
+
+
+def plan_build(store: TokenStore, tokens: int, tokenizer: Path, output: Path, config: DataConfig) -> BuildPlan:
+    """Set documents aside for validation and settle how many shards the copies fill.
+
+    Args:
+        store: the token store, complete.
+        tokens: how many it holds.
+        tokenizer: the folder of the tokenizer that made it.
+        output: the data folder.
+        config: the section `data`.
+    """
+    num_documents = store.num_documents
+    held_out = max(2, round(config.validation_fraction * num_documents)) if config.validation_fraction else 0
+    held_out = min(held_out, num_documents)
+    max_tokens = config.max_seq_length - NUM_SPECIAL
+    # Small enough that a shard holds pieces of many documents, large enough that few windows meet a piece's end.
+    piece_tokens = config.examples_per_shard * max_tokens // PIECES_PER_SHARD
+    piece_tokens = min(MAX_PIECE_TOKENS, max(8 * max_tokens, piece_tokens))
+    long_documents, long_lengths = store.documents_longer_than(piece_tokens)
+    long_parts = -(-long_lengths // piece_tokens)
+    validation = np.sort(split_order(num_documents, config)(np.arange(held_out)))
+    validation_tokens = int(store.tokens_of(validation).sum())
+    splits = []
+    for name, first, count, copies, split_tokens in (
+        ("train", held_out, num_documents - held_out, config.dupe_factor, tokens - validation_tokens),
+        ("validation", 0, held_out, 1, validation_tokens),
+    ):
+        if count == 0:
+            continue
+        own = np.isin(long_documents, validation, invert=name == "train")
+        extra_parts = [np.arange(1, parts) for parts in long_parts[own]]
+        splits.append(
+            Split(
+                name,
+                first,
+                count,
+                np.repeat(long_documents[own], long_parts[own] - 1),
+                np.concatenate([np.zeros(0, dtype=np.int64), *extra_parts]),
+                copies,
+                max(1, round(split_tokens / max_tokens / config.examples_per_shard)),
+            )
+        )
+    return BuildPlan(
+        store.folder,
+        store.num_pieces,
+        num_documents,
+        tokenizer,
+        output,
+        config,
+        long_documents,
+        long_parts,
+        tuple(splits),
+    )
+
+
+def split_order(num_documents: int, config: DataConfig) -> Permutation:
+    """Return the order of all documents whose beginning is the validation split."""
+    return Permutation(num_documents, config.seed, "split")
+
+
+def shard_spans(plan: BuildPlan, split: Split, number: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return the spans dealt to a shard: document numbers, which part of each, and of how many parts."""
+    copy, place = divmod(number, split.shards_per_copy)
+    deal = Permutation(split.num_spans, plan.config.seed, "deal", split=split.name, copy=copy)
+    bounds = [(place + side) * split.num_spans // split.shards_per_copy for side in (0, 1)]
+    spans = deal(np.arange(*bounds))
+    return _locate_spans(plan, split, spans)
+
+
+def _locate_spans(plan: BuildPlan, split: Split, spans: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    is_extra = spans >= split.num_documents
+    numbers = np.empty(len(spans), dtype=np.int64)
+    numbers[~is_extra] = split_order(plan.num_documents, plan.config)(split.first + spans[~is_extra])
+    numbers[is_extra] = split.extra_documents[spans[is_extra] - split.num_documents]
+    parts = np.zeros(len(spans), dtype=np.int64)
+    parts[is_extra] = split.extra_parts[spans[is_extra] - split.num_documents]
+    of_parts = np.ones(len(spans), dtype=np.int64)
+    if len(plan.long_documents):
+        rows = np.searchsorted(plan.long_documents, numbers)
+        rows = np.minimum(rows, len(plan.long_documents) - 1)
+        is_long = plan.long_documents[rows] == numbers
+        of_parts[is_long] = plan.long_parts[rows[is_long]]
+    return numbers, parts, of_parts
+
+
+def build_shard(task: ShardTask) -> dict[str, Any]:
+    """Build and write one shard, unless it is there; returns its record and statistics."""
+    plan, config = task.plan, task.plan.config
+    note = plan.output / ".records" / f"{task.split.name}-{task.number:05d}.json"
+    if note.exists() and (plan.output / task.name).exists():
+        found: dict[str, Any] = read_json(note)
+        return found
+    coordinates: dict[str, int | str] = {"split": task.split.name, "shard": task.number}
+    text, documents, num_own_spans = _read_text(task)
+    rng = stream(config.seed, "pairs", **coordinates)
+    windows, single_sentences = pairs.cut_windows(text, documents, plan.max_tokens, config.short_seq_prob, rng)
+    num_own = int((windows.a_start < text.sentence_starts[text.span_sentences[num_own_spans]]).sum())
+    dealt = pairs.deal_pairs(windows, plan.max_tokens, num_own, rng)
+    dealt = shuffled(dealt, rng)
+    tokenizer, rule = _tables(plan.tokenizer, config)
+    input_ids, offsets = assemble(dealt, text, tokenizer)
+    masks = mask_examples(input_ids, offsets, rule, stream(config.seed, "mask", **coordinates))
+    examples = Examples(
+        input_ids=masks.input_ids,
+        offsets=offsets,
+        segment_b_start=(dealt.a_lengths + 2).astype(np.uint16),
+        masked_lm_positions=masks.positions,
+        masked_lm_ids=masks.original_ids,
+        masked_offsets=masks.offsets,
+        next_sentence_label=dealt.labels,
+    )
+    record = write_shard(plan.output, task.name, examples)
+    statistics = summary.measure(examples, tokenizer, config.max_seq_length)
+    drops = Counter({"single_sentence_spans": single_sentences})
+    result = {"record": record.as_json(), "statistics": statistics, "drops": dict(drops)}
+    write_json(note, result)
+    return result
+
+
+def _read_text(task: ShardTask) -> tuple[Text, np.ndarray, int]:
+    """Read a shard's text; where all of it comes from one document, add spans of others to lend their Bs."""
+    plan, split = task.plan, task.split
+    numbers, parts, of_parts = shard_spans(plan, split, task.number)
+    num_own = len(numbers)
+    if len(np.unique(numbers)) < 2:
+        rng = stream(plan.config.seed, "lenders", split=split.name, shard=task.number)
+        lenders = _locate_spans(plan, split, rng.integers(0, split.num_documents, 64))
+        others = lenders[0] != numbers[0]
+        numbers, parts, of_parts = (
+            np.concatenate([own, lent[others]]) for own, lent in zip((numbers, parts, of_parts), lenders, strict=True)
+        )
+    text = _store(plan.store, plan.num_pieces).read(numbers, parts, of_parts, plan.max_tokens + plan.max_tokens // 2)
+    return text, numbers, num_own
+
+
+def shuffled(dealt: Pairs, rng: np.random.Generator) -> Pairs:
+    """Return the pairs in random order."""
+    order = rng.permutation(len(dealt.labels))
+    return Pairs(**{name: column[order] for name, column in vars(dealt).items()})
+
+
+def assemble(dealt: Pairs, text: Text, tokenizer: Tokenizer) -> tuple[np.ndarray, np.ndarray]:
+    """Lay out `[CLS] A [SEP] B [SEP]` for every pair; returns flat ids and offsets."""
+    offsets = ragged.offsets_of(dealt.a_lengths + dealt.b_lengths + NUM_SPECIAL)
+    a_begins = offsets[:-1] + 1
+    b_begins = a_begins + dealt.a_lengths + 1
+    input_ids = np.full(offsets[-1], tokenizer.sep_id, dtype=text.ids.dtype)
+    input_ids[offsets[:-1]] = tokenizer.cls_id
+    input_ids[ragged.spans(a_begins, dealt.a_lengths)] = text.ids[ragged.spans(dealt.a_start, dealt.a_lengths)]
+    input_ids[ragged.spans(b_begins, dealt.b_lengths)] = text.ids[ragged.spans(dealt.b_start, dealt.b_lengths)]
+    return input_ids, offsets
+
+
+@lru_cache(maxsize=1)
+def _store(folder: Path, num_pieces: int) -> TokenStore:
+    return TokenStore(folder, num_pieces)
+
+
+@lru_cache(maxsize=1)
+def _tables(folder: Path, config: DataConfig) -> tuple[Tokenizer, MaskingRule]:
+    tokenizer = Tokenizer.load(folder)
+    return tokenizer, masking_rule(tokenizer, config)
+
+
+def masking_rule(tokenizer: Tokenizer, config: DataConfig) -> MaskingRule:
+    """Return the rule that the configuration and vocabulary give."""
+    most = config.max_predictions_per_seq or -int(-config.masked_lm_prob * config.max_seq_length // 1)
+    return MaskingRule(
+        masked_lm_prob=config.masked_lm_prob,
+        max_predictions=most,
+        whole_word=config.whole_word_mask,
+        mask_id=tokenizer.mask_id,
+        special_ids=(tokenizer.cls_id, tokenizer.sep_id, tokenizer.pad_id),
+        replacement_ids=tokenizer.word_piece_ids,
+        is_subword=tokenizer.is_subword,
+    )

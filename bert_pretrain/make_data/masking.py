@@ -1,0 +1,151 @@
+"""Masked language modelling (Devlin et al., 2018, section 3.1, task 1): what is predicted, and what is shown instead.
+
+Of the maskable tokens (all but [CLS], [SEP] and [PAD]) 15 %, rounded, at least one, are chosen; 80 % of them become
+[MASK], 10 % a random word piece, 10 % stay. With whole-word masking all pieces of a word are chosen together, while the
+80/10/10 is drawn for each piece on its own, as BERT's authors do.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from bert_pretrain import ragged
+
+_ROWS_AT_ONCE = 2048
+
+
+@dataclass(frozen=True)
+class MaskingRule:
+    """What masking needs to know of the configuration and the vocabulary."""
+
+    masked_lm_prob: float
+    max_predictions: int
+    whole_word: bool
+    mask_id: int
+    special_ids: tuple[int, ...]
+    """Never masked: [CLS], [SEP], [PAD]."""
+    replacement_ids: np.ndarray
+    """The ids a random replacement is drawn from: real word pieces, (pieces,)."""
+    is_subword: np.ndarray
+    """Whether an id continues a word, (vocab_size,) bool."""
+
+
+@dataclass(frozen=True)
+class Masks:
+    """The outcome for a table of examples."""
+
+    input_ids: np.ndarray  # (tokens,) with replacements in place
+    positions: np.ndarray  # (masked,) uint16, ascending within an example
+    original_ids: np.ndarray  # (masked,)
+    offsets: np.ndarray  # (examples + 1,) int64
+
+
+def mask_examples(input_ids: np.ndarray, offsets: np.ndarray, rule: MaskingRule, rng: np.random.Generator) -> Masks:
+    """Choose and replace tokens of examples given as flat ids (tokens,) and offsets (examples + 1,)."""
+    maskable = ~np.isin(input_ids, np.array(rule.special_ids, dtype=input_ids.dtype))
+    choose = _choose_words if rule.whole_word else _choose_tokens
+    num_rows = len(offsets) - 1
+    chosen_positions, chosen_counts = [], []
+    for first in range(0, num_rows, _ROWS_AT_ONCE):
+        rows = slice(first, min(first + _ROWS_AT_ONCE, num_rows))
+        span = slice(offsets[rows.start], offsets[rows.stop])
+        local = offsets[rows.start : rows.stop + 1] - offsets[rows.start]
+        starts_word = maskable[span] & ~rule.is_subword[input_ids[span]]
+        positions, counts = choose(maskable[span], starts_word, local, rule, rng)
+        chosen_positions.append(positions)
+        chosen_counts.append(counts)
+    positions = np.concatenate(chosen_positions)
+    masked_offsets = ragged.offsets_of(np.concatenate(chosen_counts))
+    places = positions + np.repeat(offsets[:-1], np.diff(masked_offsets))
+    originals = input_ids[places]
+    replaced = input_ids.copy()
+    replaced[places] = _replacements(originals, rule, rng)
+    return Masks(replaced, positions.astype(np.uint16), originals, masked_offsets)
+
+
+def num_to_mask(maskable: np.ndarray, rule: MaskingRule) -> np.ndarray:
+    """Return how many tokens are predicted for each count of maskable ones."""
+    wanted = np.maximum(1, np.rint(maskable * rule.masked_lm_prob).astype(np.int64))
+    return np.minimum(np.minimum(wanted, rule.max_predictions), maskable)
+
+
+def _replacements(originals: np.ndarray, rule: MaskingRule, rng: np.random.Generator) -> np.ndarray:
+    fate = rng.random(len(originals))
+    random_ids = rule.replacement_ids[rng.integers(0, len(rule.replacement_ids), len(originals))]
+    return np.select([fate < 0.8, fate < 0.9], [rule.mask_id, random_ids], originals).astype(originals.dtype)
+
+
+def _random_keys(is_candidate: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    """Return unique random sort keys, the largest value where there is no candidate; (rows, columns) uint64.
+
+    The column fills the low 16 bits: ties would otherwise be broken differently from one processor to another.
+    """
+    rows, columns = is_candidate.shape
+    keys = rng.integers(0, 1 << 47, (rows, columns), dtype=np.uint64) << np.uint64(16)
+    keys |= np.arange(columns, dtype=np.uint64)
+    return np.where(is_candidate, keys, np.uint64(2**64 - 1))
+
+
+def _as_matrix(values: np.ndarray, offsets: np.ndarray) -> np.ndarray:
+    """Pad flat booleans to a matrix (rows, longest) with False."""
+    lengths = np.diff(offsets)
+    matrix = np.zeros((len(lengths), int(lengths.max())), dtype=bool)
+    matrix[np.arange(matrix.shape[1]) < lengths[:, None]] = values
+    return matrix
+
+
+def _choose_tokens(
+    maskable: np.ndarray, _starts_word: np.ndarray, offsets: np.ndarray, rule: MaskingRule, rng: np.random.Generator
+) -> tuple[np.ndarray, np.ndarray]:
+    """Choose tokens one by one; returns positions within the examples, ascending, and their number for each."""
+    candidates = _as_matrix(maskable, offsets)
+    counts = num_to_mask(candidates.sum(axis=1), rule)
+    most = int(counts.max())
+    keys = _random_keys(candidates, rng)
+    if most < keys.shape[1]:
+        keys = np.partition(keys, most, axis=1)[:, :most]
+    keys.sort(axis=1)
+    taken = np.arange(most) < counts[:, None]
+    positions = np.where(taken, keys & np.uint64(0xFFFF), np.uint64(0xFFFF))
+    positions.sort(axis=1)
+    return positions[taken].astype(np.int64), counts
+
+
+def _choose_words(
+    maskable: np.ndarray, starts_word: np.ndarray, offsets: np.ndarray, rule: MaskingRule, rng: np.random.Generator
+) -> tuple[np.ndarray, np.ndarray]:
+    """Choose words in random order while they fit into the number of tokens to predict.
+
+    Where not even the shortest word fits, one token of a word is chosen, so that no example goes without a prediction.
+    """
+    candidates = _as_matrix(maskable, offsets)
+    limit = num_to_mask(candidates.sum(axis=1), rule)
+    begins = _as_matrix(starts_word, offsets)
+    # A piece without a beginning (a window can begin inside a word) belongs to a word that begins there.
+    begins[:, 1:] |= candidates[:, 1:] & ~candidates[:, :-1]
+    word = np.cumsum(begins, axis=1) - 1  # (rows, columns): the number of each token's word
+    rows, num_words = len(begins), int(begins.sum(axis=1).max())
+    row_of = np.nonzero(candidates)[0]
+    lengths = np.zeros((rows, num_words), dtype=np.int64)
+    np.add.at(lengths, (row_of, word[candidates]), 1)
+    order = _random_keys(lengths > 0, rng)
+    order.sort(axis=1)
+    order = (order & np.uint64(0xFFFF)).astype(np.int64)
+    chosen = np.zeros((rows, num_words), dtype=bool)
+    used = np.zeros(rows, dtype=np.int64)
+    every_row = np.arange(rows)
+    for rank in range(num_words):
+        candidate = np.minimum(order[:, rank], num_words - 1)
+        size = np.where(order[:, rank] < num_words, lengths[every_row, candidate], 0)
+        fits = (size > 0) & (used + size <= limit)
+        chosen[every_row[fits], candidate[fits]] = True
+        used += np.where(fits, size, 0)
+        if (used >= limit).all():
+            break
+    selected = candidates & chosen[every_row[:, None], np.clip(word, 0, num_words - 1)]
+    empty = np.flatnonzero(used == 0)
+    if len(empty):
+        first = np.argmin(_random_keys(candidates[empty], rng), axis=1)
+        selected[empty, first] = True
+    positions = np.nonzero(selected)[1]
+    return positions, selected.sum(axis=1)

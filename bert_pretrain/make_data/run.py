@@ -1,0 +1,199 @@
+"""Stage 2, `make-data`: raw text and a tokenizer to shards of sentence-pair examples.
+
+Text is tokenised once into the token store; shards are built from it; the manifest is written last. Whatever is on disk
+is not done again, so the same command continues after any interruption.
+"""
+
+import os
+import shutil
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from bert_pretrain import documents, manifest
+from bert_pretrain.config import Config, DataConfig
+from bert_pretrain.documents import Part, Source
+from bert_pretrain.errors import InputError
+from bert_pretrain.files import exclusive, remove_temporaries
+from bert_pretrain.make_data import build, summary, token_store
+from bert_pretrain.make_data.build import BuildPlan, ShardTask
+from bert_pretrain.make_data.executor import run_all
+from bert_pretrain.make_data.token_store import TokenStore
+from bert_pretrain.manifest import Progress
+from bert_pretrain.tokenizer import Tokenizer
+
+
+def make_data(
+    config: Config,
+    inputs: Sequence[str],
+    vocab: Path,
+    output: Path,
+    *,
+    workers: int | None = None,
+    store: Path | None = None,
+    overwrite: bool = False,
+) -> Path:
+    """Write a data folder and return its path.
+
+    Args:
+        config: its sections `data` is used.
+        inputs: files, globs, folders, URLs or `dataset:` names.
+        vocab: the tokenizer folder.
+        output: the data folder to write.
+        workers: processes; all cores when None.
+        store: where the token store lies; `.token-store` beside `output` when None.
+        overwrite: move another output aside instead of refusing it.
+
+    Raises:
+        UserError: for a mistake in the inputs, the tokenizer or the folders.
+    """
+    workers = workers or os.cpu_count() or 1
+    tokenizer = Tokenizer.load(vocab)
+    sources = documents.resolve(inputs, config.data)
+    identity = {
+        "inputs": [token_store.source_identity(source) for source in sources],
+        "tokenizer": tokenizer.hash,
+        "data": config.data.model_dump(mode="json"),
+    }
+    if manifest.claim(output, "data", identity, overwrite=overwrite) is Progress.COMPLETE:
+        print(f"up to date: {output}")
+        return output
+    with exclusive(output):
+        corpus, text = ingest(sources, tokenizer, config.data, store or output.parent / ".token-store", workers)
+        plan = build.plan_build(text, corpus["tokens"], vocab, output, config.data)
+        check_corpus(corpus, plan, sources)
+        splits = build_shards(plan, workers)
+        check_splits(splits, corpus)
+        tokenizer.copy_to(output / "tokenizer")
+        body = {
+            "config": {"data": config.data.model_dump(mode="json")},
+            "seed": config.data.seed,
+            "tokenizer": {"hash": tokenizer.hash, "vocab_size": tokenizer.vocab_size},
+            "inputs": [{"location": source.location, **token_store.source_identity(source)} for source in sources],
+            "corpus": corpus,
+            "splits": splits,
+        }
+        shutil.rmtree(output / ".records", ignore_errors=True)
+        manifest.complete(output, "data", identity, body)
+    print(summary.describe(body))
+    print(f"data folder: {output}")
+    return output
+
+
+@dataclass(frozen=True)
+class _IngestTask:
+    part: Part
+    folder: Path
+    tokenizer: Path
+    config: DataConfig
+
+
+def _ingest_part(task: _IngestTask) -> dict[str, Any]:
+    return token_store.ingest(task.part, task.folder, Tokenizer.load(task.tokenizer), task.config)
+
+
+def ingest(
+    sources: list[Source], tokenizer: Tokenizer, config: DataConfig, stores: Path, workers: int
+) -> tuple[dict[str, Any], TokenStore]:
+    """Fill the token store; returns the figures of the corpus, and the store.
+
+    Raises:
+        InputError: when an input changes meanwhile.
+    """
+    assert tokenizer.folder is not None
+    folder = stores / token_store.store_key(sources, tokenizer, config)
+    folder.mkdir(parents=True, exist_ok=True)
+    with exclusive(folder):
+        remove_temporaries(folder)
+        parts = [part for source in sources for part in documents.cut(source)]
+        tasks = [
+            _IngestTask(part, token_store.piece_folder(folder, number), tokenizer.folder, config)
+            for number, part in enumerate(parts)
+        ]
+        weights = [(part.stop or part.source.size or 1) - part.start for part in parts]
+        pieces = run_all(
+            _ingest_part, tasks, workers=workers, description="tokenise", unit="B", weights=[float(w) for w in weights]
+        )
+    for source in sources:
+        if source.is_local and Path(source.location).stat().st_mtime_ns != int(source.version.removeprefix("mtime:")):
+            shutil.rmtree(folder)
+            raise InputError(
+                "the input changed while it was read",
+                where=source.location,
+                remedy="run the command again when it rests",
+            )
+    corpus = summary.join_corpus(pieces)
+    size = sum(file.stat().st_size for file in folder.rglob("*.npy"))
+    layouts = sorted({f"documents end at {source.boundary}, sentences by {source.splitter}" for source in sources})
+    print(
+        f"{corpus['documents']:,} documents, {corpus['sentences']:,} sentences "
+        f"(median {corpus['median_sentences_per_document']:g} a document), {corpus['tokens']:,} tokens, "
+        f"[UNK] {corpus['unk_share']:.3%}\n{'; '.join(layouts)}\ntoken store: {folder} ({size / 1e6:.1f} MB)"
+    )
+    return corpus, TokenStore(folder, len(parts))
+
+
+def build_shards(plan: BuildPlan, workers: int) -> dict[str, Any]:
+    """Build all shards; returns the manifest's entries of the splits."""
+    for split in plan.splits:
+        (plan.output / split.name).mkdir(parents=True, exist_ok=True)
+        remove_temporaries(plan.output / split.name)
+    (plan.output / ".records").mkdir(exist_ok=True)
+    tasks = [ShardTask(plan, split, number) for split in plan.splits for number in range(split.num_shards)]
+    results = run_all(build.build_shard, tasks, workers=workers, description="build", unit="shard")
+    return {
+        split.name: summary.join_split(
+            [result for task, result in zip(tasks, results, strict=True) if task.split is split],
+            plan.config.max_seq_length,
+        )
+        for split in plan.splits
+    }
+
+
+def check_corpus(corpus: dict[str, Any], plan: BuildPlan, sources: list[Source]) -> None:
+    """Refuse a corpus from which no honest next-sentence pairs can be made.
+
+    Raises:
+        InputError: with the remedy, when there are too few documents or no text at all.
+    """
+    where = ", ".join(source.location for source in sources[:3]) + (" …" if len(sources) > 3 else "")
+    if corpus["tokens"] == 0:
+        raise InputError("the inputs hold no text", where=where, remedy="give files with text in them")
+    for split in plan.splits:
+        if split.num_documents < 2:
+            needed = 4 if plan.config.validation_fraction else 2
+            raise InputError(
+                f"the inputs hold {corpus['documents']} document(s); next-sentence prediction takes a random B from "
+                f"another document and needs at least {needed}",
+                where=where,
+                remedy="put a blank line between documents and set data.document_boundary=blank_line, or give each "
+                "document a file of its own",
+            )
+
+
+def check_splits(splits: dict[str, Any], corpus: dict[str, Any]) -> None:
+    """Refuse splits without examples, and warn when much of the text cannot be paired.
+
+    Raises:
+        InputError: when a split holds no example because its documents are single sentences.
+    """
+    remedy = (
+        "if blank lines stand between sentences rather than documents, set data.document_boundary=file; "
+        "if a line is a document, join related lines"
+    )
+    for name, split in splits.items():
+        if split["rows"] == 0:
+            raise InputError(
+                f"the {name} split has no document of two sentences, so no pair can be made",
+                where=f"{corpus['documents']:,} documents, {corpus['sentences']:,} sentences",
+                remedy=remedy,
+            )
+    copies = max(1, len(splits["train"]["shards"]))
+    single = splits["train"]["statistics"]["drops"].get("single_sentence_spans", 0)
+    share = single / max(1, corpus["documents"] * copies)
+    if corpus["median_sentences_per_document"] < 2 or share > 0.2:
+        print(
+            f"warning: many documents are a single sentence (median {corpus['median_sentences_per_document']:g} "
+            f"sentences a document) and give no pairs; {remedy}"
+        )

@@ -1,0 +1,254 @@
+"""The token store: text as ids, tokenised once, whatever is made from it later.
+
+A store is a folder of pieces, one for each part of the inputs: flat ids, sentence offsets and document offsets as
+memory-mapped `.npy` files. It is a cache: its key holds all that decides the ids, and it may be deleted at any time.
+"""
+
+import hashlib
+import itertools
+import json
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from bert_pretrain import documents, ragged
+from bert_pretrain.config import DataConfig
+from bert_pretrain.documents import Part, Source
+from bert_pretrain.files import atomic_folder, read_json, write_json
+from bert_pretrain.make_data import sentences
+from bert_pretrain.tokenizer import Encoder, Tokenizer
+
+STORE_VERSION = 1
+MAX_SENTENCE_TOKENS = 256
+_BLOCK_CHARACTERS = 8 << 20
+
+
+def store_key(sources: list[Source], tokenizer: Tokenizer, config: DataConfig) -> str:
+    """Return the name of the store that holds these inputs as ids: all that decides them, hashed."""
+    content = [
+        STORE_VERSION,
+        [source_identity(source) for source in sources],
+        tokenizer.hash,
+        [config.language, config.text_field, config.strict],
+    ]
+    return hashlib.sha256(json.dumps(content).encode()).hexdigest()[:16]
+
+
+def source_identity(source: Source) -> dict[str, Any]:
+    """Return what identifies an input's content without reading it: a file may move, but not change."""
+    return {
+        "name": source.location if source.format == "dataset" else source.location.rsplit("/", 1)[-1],
+        "size": source.size,
+        "version": source.version,
+        "boundary": source.boundary,
+        "splitter": source.splitter,
+    }
+
+
+def ingest(part: Part, folder: Path, tokenizer: Tokenizer, config: DataConfig) -> dict[str, Any]:
+    """Tokenise one part into a piece of the store, unless it is there; returns the piece's summary."""
+    if not (folder / "summary.json").exists():
+        with atomic_folder(folder) as temporary:
+            _write_piece(part, temporary, tokenizer, config)
+    summary: dict[str, Any] = read_json(folder / "summary.json")
+    return summary
+
+
+def _write_piece(part: Part, folder: Path, tokenizer: Tokenizer, config: DataConfig) -> None:
+    counts: Counter[str] = Counter()
+    ids: list[np.ndarray] = []
+    lengths: list[np.ndarray] = []
+    sentences_per_document: list[np.ndarray] = []
+    encoder = Encoder(tokenizer)
+    for block in _sentence_blocks(part, config, counts):
+        block_ids, offsets = encoder.encode(*_as_bytes(block))
+        block_lengths = np.diff(offsets)
+        per_document = np.array([len(document) for document in block])
+        # A sentence of control characters alone has no token; a document of such sentences is empty.
+        kept = np.add.reduceat(block_lengths > 0, ragged.offsets_of(per_document)[:-1])
+        counts["sentences_without_tokens"] += int((block_lengths == 0).sum())
+        counts["empty_documents"] += int((kept == 0).sum())
+        ids.append(block_ids)
+        lengths.append(block_lengths[block_lengths > 0])
+        sentences_per_document.append(kept[kept > 0])
+    all_ids = _join(ids, tokenizer.id_dtype)
+    sentence_offsets = ragged.offsets_of(_join(lengths, np.int64))
+    document_offsets = ragged.offsets_of(_join(sentences_per_document, np.int64))
+    num_sentences = len(sentence_offsets) - 1
+    sentence_offsets, first_pieces = split_long(sentence_offsets, MAX_SENTENCE_TOKENS)
+    is_continuation = np.ones(len(sentence_offsets) - 1, dtype=bool)
+    is_continuation[first_pieces[:-1]] = False
+    np.save(folder / "ids.npy", all_ids)
+    np.save(folder / "sentence_offsets.npy", sentence_offsets)
+    np.save(folder / "is_continuation.npy", is_continuation)
+    np.save(folder / "document_offsets.npy", first_pieces[document_offsets])
+    summary = {
+        "part": part.name,
+        "documents": len(document_offsets) - 1,
+        "sentences": num_sentences,
+        "tokens": len(all_ids),
+        "unk_tokens": int((all_ids == tokenizer.unk_id).sum()),
+        "median_sentences_per_document": float(np.median(np.diff(document_offsets))) if document_offsets[-1] else 0.0,
+        "repairs_and_drops": {reason: count for reason, count in sorted(counts.items()) if count},
+        "content_hash": hashlib.sha256(all_ids.astype("<u4").tobytes() + document_offsets.tobytes()).hexdigest(),
+    }
+    write_json(folder / "summary.json", summary)
+
+
+def _sentence_blocks(part: Part, config: DataConfig, counts: Counter[str]) -> Iterator[list[list[str]]]:
+    """Yield blocks of documents, each a list of sentences, of some megabytes of text."""
+    block: list[list[str]] = []
+    characters = 0
+    for text in documents.read(part, config, counts):
+        found = sentences.split(text, part.source.splitter, config.language)
+        if not found:
+            counts["empty_documents"] += 1
+            continue
+        block.append(found)
+        characters += len(text)
+        if characters >= _BLOCK_CHARACTERS:
+            yield block
+            block, characters = [], 0
+    if block:
+        yield block
+
+
+def _as_bytes(block: list[list[str]]) -> tuple[np.ndarray, np.ndarray]:
+    """Return the UTF-8 of all sentences of a block, a line each, and where each begins."""
+    text = "\n".join("\n".join(document) for document in block).encode()
+    buffer = np.frombuffer(text, dtype=np.uint8)
+    starts = np.concatenate([[0], np.flatnonzero(buffer == ord("\n")) + 1])
+    return buffer, starts
+
+
+def split_long(offsets: np.ndarray, limit: int) -> tuple[np.ndarray, np.ndarray]:
+    """Split lists longer than `limit` into nearly equal pieces.
+
+    Returns:
+        the offsets of the pieces, and for each list the number of its first piece (with the total at the end).
+    """
+    lengths = np.diff(offsets)
+    pieces = np.maximum(1, -(-lengths // limit))
+    first_pieces = ragged.offsets_of(pieces)
+    if first_pieces[-1] == len(lengths):
+        return offsets, first_pieces
+    within = ragged.positions_within(first_pieces)
+    begins = np.repeat(offsets[:-1], pieces) + within * np.repeat(lengths, pieces) // np.repeat(pieces, pieces)
+    return np.append(begins, offsets[-1]), first_pieces
+
+
+def _join(arrays: list[np.ndarray], dtype: Any) -> np.ndarray:
+    return np.concatenate(arrays).astype(dtype, copy=False) if arrays else np.zeros(0, dtype=dtype)
+
+
+@dataclass(frozen=True)
+class Piece:
+    """One memory-mapped piece of the store. Offsets of documents count sentences, offsets of sentences tokens."""
+
+    ids: np.ndarray
+    sentence_offsets: np.ndarray
+    is_continuation: np.ndarray
+    document_offsets: np.ndarray
+
+
+@dataclass(frozen=True)
+class Text:
+    """Spans of documents taken out of the store into memory, each with its look-ahead."""
+
+    ids: np.ndarray  # (tokens,)
+    sentence_starts: np.ndarray  # (sentences + 1,) int64, into ids
+    is_continuation: np.ndarray  # (sentences,) bool: begins inside a sentence that was too long
+    span_sentences: np.ndarray  # (spans + 1,) int64: the sentences of each span
+    span_own_sentences: np.ndarray  # (spans,) int64: how many of them belong to the span; the rest is look-ahead
+
+
+class TokenStore:
+    """Reads the documents of a store by their numbers, which run through all pieces."""
+
+    def __init__(self, folder: Path, num_pieces: int) -> None:
+        self.folder = folder
+        self.num_pieces = num_pieces
+
+    @cached_property
+    def pieces(self) -> list[Piece]:
+        names = ("ids", "sentence_offsets", "is_continuation", "document_offsets")
+        return [
+            Piece(*(np.load(piece_folder(self.folder, number) / f"{name}.npy", mmap_mode="r") for name in names))
+            for number in range(self.num_pieces)
+        ]
+
+    @cached_property
+    def first_documents(self) -> np.ndarray:
+        """The number of each piece's first document, with the total at the end, (pieces + 1,)."""
+        return ragged.offsets_of(np.array([len(piece.document_offsets) - 1 for piece in self.pieces], dtype=np.int64))
+
+    @property
+    def num_documents(self) -> int:
+        return int(self.first_documents[-1])
+
+    def tokens_of(self, numbers: np.ndarray) -> np.ndarray:
+        """Return the tokens of the given documents, (numbers,) int64; numbers ascending."""
+        lengths = []
+        for piece, (first, last) in zip(self.pieces, itertools.pairwise(self.first_documents), strict=True):
+            local = numbers[(numbers >= first) & (numbers < last)] - first
+            sentences = piece.document_offsets
+            lengths.append(piece.sentence_offsets[sentences[local + 1]] - piece.sentence_offsets[sentences[local]])
+        return _join(lengths, np.int64)
+
+    def documents_longer_than(self, limit_tokens: int) -> tuple[np.ndarray, np.ndarray]:
+        """Return the numbers and tokens of all documents longer than a limit, ascending by number."""
+        numbers, tokens = [], []
+        for piece, first in zip(self.pieces, self.first_documents, strict=False):
+            lengths = np.diff(piece.sentence_offsets[piece.document_offsets])
+            long = np.flatnonzero(lengths > limit_tokens)
+            numbers.append(long + first)
+            tokens.append(lengths[long])
+        return _join(numbers, np.int64), _join(tokens, np.int64)
+
+    def read(self, numbers: np.ndarray, parts: np.ndarray, of_parts: np.ndarray, look_ahead_tokens: int) -> Text:
+        """Take spans out of documents: part `parts[i]` of `of_parts[i]` nearly equal ones of document `numbers[i]`.
+
+        Each span goes on for at least `look_ahead_tokens` into its document, if that is so long.
+        """
+        found = [
+            self._locate(int(number), int(part), int(of), look_ahead_tokens)
+            for number, part, of in zip(numbers, parts, of_parts, strict=True)
+        ]
+        ids, lengths, continuations = [], [], []
+        for piece, first, _, last in found:
+            offsets = piece.sentence_offsets[first : last + 1]
+            ids.append(piece.ids[offsets[0] : offsets[-1]])
+            lengths.append(np.diff(offsets))
+            continuations.append(piece.is_continuation[first:last])
+        return Text(
+            ids=np.concatenate(ids),
+            sentence_starts=ragged.offsets_of(np.concatenate(lengths)),
+            is_continuation=np.concatenate(continuations),
+            span_sentences=ragged.offsets_of(np.array([last - first for _, first, _, last in found])),
+            span_own_sentences=np.array([own - first for _, first, own, _ in found]),
+        )
+
+    def _locate(self, number: int, part: int, of: int, look_ahead_tokens: int) -> tuple[Piece, int, int, int]:
+        """Return the piece, and the span's first sentence, the end of its own and the end of its look-ahead."""
+        index = int(np.searchsorted(self.first_documents, number, side="right")) - 1
+        piece = self.pieces[index]
+        local = number - int(self.first_documents[index])
+        begin, end = (int(value) for value in piece.document_offsets[local : local + 2])
+        if of == 1:
+            return piece, begin, end, end
+        offsets = piece.sentence_offsets[begin : end + 1]
+        cuts = offsets[0] + np.array([part, part + 1]) * int(offsets[-1] - offsets[0]) // of
+        first, own = (begin + int(value) for value in np.searchsorted(offsets, cuts))
+        ahead = piece.sentence_offsets[own] + look_ahead_tokens
+        last = min(end, begin + int(np.searchsorted(offsets, ahead)) + 1)
+        return piece, first, own, max(last, own)
+
+
+def piece_folder(store: Path, number: int) -> Path:
+    """Return where a piece of the store lies."""
+    return store / f"part-{number:05d}"

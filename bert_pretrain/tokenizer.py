@@ -1,0 +1,334 @@
+"""A tokenizer folder, and text to ids at memory speed, exactly BERT's to the last id.
+
+BERT's normaliser and pre-tokeniser never look across a blank, a CJK character or ASCII punctuation. So text is cut
+there (in its UTF-8 bytes, with numpy), each distinct chunk is tokenised once by `tokenizers`, and the ids are gathered.
+The price is a cache of the distinct chunks, which is emptied when it grows beyond a bound.
+"""
+
+import hashlib
+import json
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from tokenizers import Tokenizer as Backend
+from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
+
+from bert_pretrain import ragged
+from bert_pretrain.errors import DataError
+from bert_pretrain.files import read_json, write_json, write_text
+
+SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
+FILES = ("vocab.txt", "tokenizer.json", "tokenizer_config.json")
+
+
+class Tokenizer:
+    """A WordPiece vocabulary with BERT's text processing; text such as `[MASK]` is never a special token."""
+
+    def __init__(
+        self,
+        tokens: Sequence[str],
+        *,
+        lowercase: bool,
+        strip_accents: bool | None,
+        handle_chinese_chars: bool,
+        folder: Path | None = None,
+    ) -> None:
+        """Build from the tokens in the order of their ids.
+
+        Raises:
+            ValueError: when a special token is missing or a token stands twice.
+        """
+        ids = {token: index for index, token in enumerate(tokens)}
+        if len(ids) < len(tokens):
+            duplicate = next(token for index, token in enumerate(tokens) if ids[token] != index)
+            raise ValueError(f"the token {duplicate!r} stands twice")
+        missing = [token for token in SPECIAL_TOKENS if token not in ids]
+        if missing:
+            raise ValueError(f"the vocabulary lacks {', '.join(missing)}")
+        self.tokens = list(tokens)
+        self.folder = folder
+        self.settings = {
+            "do_lower_case": lowercase,
+            "strip_accents": strip_accents,
+            "tokenize_chinese_chars": handle_chinese_chars,
+        }
+        self.pad_id, self.unk_id, self.cls_id, self.sep_id, self.mask_id = (ids[token] for token in SPECIAL_TOKENS)
+        self.backend = _backend(ids, self.settings)
+        self.backend.encode_special_tokens = True
+
+    @staticmethod
+    def load(folder: Path, flag: str = "--vocab") -> "Tokenizer":
+        """Open a tokenizer folder: `vocab.txt` with `tokenizer_config.json`.
+
+        Raises:
+            DataError: when a file is missing or broken, or the casing is not stated.
+        """
+        remedy = "name a folder that 'bert-pretrain vocab' has written, or one of a BERT with vocab.txt"
+        vocabulary = folder / "vocab.txt"
+        if not vocabulary.is_file():
+            raise DataError(f"{folder} has no vocab.txt", where=flag, remedy=remedy)
+        config = read_json(folder / "tokenizer_config.json")
+        if not isinstance(config.get("do_lower_case"), bool):
+            raise DataError(
+                "the casing of this vocabulary is not stated",
+                where=str(folder / "tokenizer_config.json"),
+                remedy='add "do_lower_case": true or false there',
+            )
+        try:
+            text = vocabulary.read_text(encoding="utf-8")
+            return Tokenizer(
+                text.removesuffix("\n").split("\n"),
+                lowercase=config["do_lower_case"],
+                strip_accents=config.get("strip_accents"),
+                handle_chinese_chars=config.get("tokenize_chinese_chars", True),
+                folder=folder,
+            )
+        except ValueError as error:
+            raise DataError(f"vocab.txt is broken: {error}", where=str(vocabulary), remedy=remedy) from error
+
+    @property
+    def vocab_size(self) -> int:
+        return len(self.tokens)
+
+    @property
+    def hash(self) -> str:
+        """A SHA-256 of all that decides the ids of a text."""
+        content = json.dumps([self.tokens, self.settings], ensure_ascii=False, sort_keys=True)
+        return hashlib.sha256(content.encode()).hexdigest()
+
+    @property
+    def id_dtype(self) -> Any:
+        """The smallest type that holds every id: uint16, or uint32 above 65,536 tokens."""
+        return np.uint16 if self.vocab_size <= 65536 else np.uint32
+
+    @property
+    def is_subword(self) -> np.ndarray:
+        """Whether each token continues a word (`##…`), (vocab_size,) bool."""
+        return np.array([token.startswith("##") for token in self.tokens])
+
+    @property
+    def word_piece_ids(self) -> np.ndarray:
+        """The ids of real word pieces: neither special nor unused, ascending."""
+        return np.flatnonzero([not is_reserved(token) for token in self.tokens])
+
+    def encode_text(self, text: str) -> list[int]:
+        """Return the ids of one text, without [CLS] and [SEP]; for many texts use `Encoder`."""
+        return list(self.backend.encode(text, add_special_tokens=False).ids)
+
+    def save(self, folder: Path, model_max_length: int = 512) -> None:
+        """Write `vocab.txt`, `tokenizer.json` and `tokenizer_config.json` into an existing folder."""
+        write_text(folder / "vocab.txt", "\n".join(self.tokens) + "\n")
+        write_text(folder / "tokenizer.json", self.backend.to_str(pretty=True) + "\n")
+        names = dict(
+            zip(("pad_token", "unk_token", "cls_token", "sep_token", "mask_token"), SPECIAL_TOKENS, strict=True)
+        )
+        # Another class would open in transformers too, but drop the token_type_ids without a word.
+        config = {"tokenizer_class": "BertTokenizer", **self.settings, "model_max_length": model_max_length, **names}
+        write_json(folder / "tokenizer_config.json", config)
+
+    def copy_to(self, folder: Path) -> None:
+        """Copy this tokenizer's files into a folder, made if needed."""
+        folder.mkdir(parents=True, exist_ok=True)
+        if self.folder is None or not all((self.folder / name).is_file() for name in FILES):
+            self.save(folder)
+            return
+        for name in FILES:
+            shutil.copyfile(self.folder / name, folder / name)
+
+
+def is_reserved(token: str) -> bool:
+    """Whether a token is special or an unused slot, so never a piece of text."""
+    return token in SPECIAL_TOKENS or (token.startswith("[unused") and token.endswith("]"))
+
+
+def bert_normalizer(*, lowercase: bool, strip_accents: bool | None, handle_chinese_chars: bool) -> Any:
+    """Return BERT's text clean-up as `tokenizers` has it."""
+    return normalizers.BertNormalizer(
+        clean_text=True,
+        handle_chinese_chars=handle_chinese_chars,
+        strip_accents=strip_accents,
+        lowercase=lowercase,
+    )
+
+
+def _backend(ids: dict[str, int], settings: dict[str, Any]) -> Backend:
+    backend = Backend(models.WordPiece(ids, unk_token="[UNK]", max_input_chars_per_word=100))
+    backend.normalizer = bert_normalizer(
+        lowercase=settings["do_lower_case"],
+        strip_accents=settings["strip_accents"],
+        handle_chinese_chars=settings["tokenize_chinese_chars"],
+    )
+    backend.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    backend.decoder = decoders.WordPiece(prefix="##")
+    backend.add_special_tokens(list(SPECIAL_TOKENS))
+    backend.post_processor = processors.TemplateProcessing(
+        single="[CLS]:0 $A:0 [SEP]:0",
+        pair="[CLS]:0 $A:0 [SEP]:0 $B:1 [SEP]:1",
+        special_tokens=[("[CLS]", ids["[CLS]"]), ("[SEP]", ids["[SEP]"])],
+    )
+    return backend
+
+
+# The bytes that BERT's clean-up turns into blanks, and the ASCII punctuation it splits at.
+BLANK = np.isin(np.arange(256), list(b" \t\n\r"))
+_PUNCTUATION = np.isin(np.arange(256), list(b"!\"#$%&'()*+,-./:;<=>?@[\\]^_`{|}~"))
+_MAX_CACHED_CHUNKS = 1 << 20
+
+
+class Encoder:
+    """Text to ids for whole arrays of text: two caches of chunks in front of the library.
+
+    Chunks between blanks are the fast path; a new one is cut again at punctuation, which halves the number of distinct
+    pieces that the library must see. CJK characters (U+4E00–U+9FFF) are looked up in a table.
+    """
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._pieces = _ChunkCache(self._encode_pieces, tokenizer.id_dtype)
+        self._chunks = _ChunkCache(self._encode_chunks, tokenizer.id_dtype)
+        self._cjk_ids = self._cjk_table() if tokenizer.settings["tokenize_chinese_chars"] else None
+
+    def encode(self, text: np.ndarray, starts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Return the ids of consecutive sentences, each as if it were tokenised alone.
+
+        Args:
+            text: valid UTF-8, (bytes,) uint8, less than 2 GiB.
+            starts: the byte where each sentence begins, ascending from 0, (sentences,); it ends where the next begins.
+
+        Returns:
+            ids (tokens,) and offsets (sentences + 1,) int64.
+        """
+        if len(text) == 0 or len(starts) == 0:
+            return np.zeros(0, self._tokenizer.id_dtype), np.zeros(len(starts) + 1, np.int64)
+        is_cjk = self._cjk_leads(text)
+        is_start = np.empty(len(text), dtype=bool)
+        blank = BLANK[text]
+        np.greater(blank[:-1], blank[1:], out=is_start[1:])
+        is_start[starts] = True
+        if is_cjk is None:
+            chunk_starts = np.flatnonzero(is_start)
+            ids, lengths = self._chunks.encode(text, chunk_starts)
+        else:
+            is_start |= is_cjk
+            is_start[3:] |= is_cjk[:-3] & ~blank[3:]
+            chunk_starts = np.flatnonzero(is_start)
+            ids, lengths = self._encode_mixed(text, chunk_starts, is_cjk)
+        token_offsets = ragged.offsets_of(lengths)
+        return ids, token_offsets[np.append(np.searchsorted(chunk_starts, starts), len(chunk_starts))]
+
+    def _encode_mixed(
+        self, text: np.ndarray, chunk_starts: np.ndarray, is_cjk: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Encode chunks of which some are single CJK characters (with the blanks after them)."""
+        assert self._cjk_ids is not None
+        leads = np.flatnonzero(is_cjk)
+        cjk_chunk = is_cjk[chunk_starts]
+        points = (text[leads] & 0x0F).astype(np.int64) << 12
+        points |= (text[leads + 1] & 0x3F).astype(np.int64) << 6
+        points |= text[leads + 2] & 0x3F
+        # Take the CJK characters out and encode the rest as ordinary chunks; a chunk left with blanks only, or with
+        # nothing, encodes to nothing.
+        is_rest = ~is_cjk
+        is_rest[1:] &= ~is_cjk[:-1]
+        is_rest[2:] &= ~is_cjk[:-2]
+        removed_before = 3 * (np.cumsum(cjk_chunk) - cjk_chunk)
+        rest_starts = (chunk_starts - removed_before)[~cjk_chunk]
+        lengths = np.ones(len(chunk_starts), dtype=np.int64)
+        if len(rest_starts) == 0:
+            return self._cjk_ids[points], lengths
+        # Blanks after a leading CJK character belong to no other chunk.
+        rest = text[is_rest]
+        rest_ids, rest_lengths = self._chunks.encode(rest, rest_starts)
+        lengths[~cjk_chunk] = rest_lengths
+        ids = np.empty(lengths.sum(), dtype=self._tokenizer.id_dtype)
+        is_cjk_token = np.repeat(cjk_chunk, lengths)
+        ids[is_cjk_token] = self._cjk_ids[points]
+        ids[~is_cjk_token] = rest_ids
+        return ids, lengths
+
+    def _cjk_leads(self, text: np.ndarray) -> np.ndarray | None:
+        """Mark the first byte of every character in U+4E00–U+9FFF; None if there is none or they are not cut around."""
+        if self._cjk_ids is None:
+            return None
+        leads = (text >= 0xE4) & (text <= 0xE9)
+        if not leads.any():
+            return None
+        extension_a = (text[:-1] == 0xE4) & (text[1:] < 0xB8)  # U+4000–U+4DFF
+        leads[:-1] &= ~extension_a
+        return leads if leads.any() else None
+
+    def _cjk_table(self) -> np.ndarray:
+        characters = [chr(point) for point in range(0x4E00, 0xA000)]
+        table = np.full(0xA000, self._tokenizer.unk_id, dtype=self._tokenizer.id_dtype)
+        known = {token: index for index, token in enumerate(self._tokenizer.tokens)}
+        table[0x4E00:] = [known.get(character, self._tokenizer.unk_id) for character in characters]
+        return table
+
+    def _encode_chunks(self, chunks: list[bytes]) -> tuple[np.ndarray, np.ndarray]:
+        """Encode new chunks by cutting them around blanks and punctuation; returns ids and ids a chunk."""
+        text = np.frombuffer(b"".join(chunks), dtype=np.uint8)
+        starts = ragged.offsets_of(np.array([len(chunk) for chunk in chunks]))[:-1]
+        cut = _PUNCTUATION[text] | BLANK[text]
+        is_start = cut.copy()
+        is_start[1:] |= cut[:-1]
+        is_start[starts] = True
+        piece_starts = np.flatnonzero(is_start)
+        ids, lengths = self._pieces.encode(text, piece_starts)
+        token_offsets = ragged.offsets_of(lengths)
+        ends = np.append(np.searchsorted(piece_starts, starts), len(piece_starts))
+        return ids, np.diff(token_offsets[ends])
+
+    def _encode_pieces(self, pieces: list[bytes]) -> tuple[np.ndarray, np.ndarray]:
+        """Encode new pieces by the library."""
+        texts = [piece.decode() for piece in pieces]
+        encoded = [
+            encoding.ids for encoding in self._tokenizer.backend.encode_batch_fast(texts, add_special_tokens=False)
+        ]
+        lengths = np.array([len(ids) for ids in encoded], dtype=np.int64)
+        flat = [token for ids in encoded for token in ids]
+        return np.array(flat, dtype=self._tokenizer.id_dtype), lengths
+
+
+class _ChunkCache:
+    """The ids of the distinct chunks seen so far; new ones are asked of `encode_new`."""
+
+    def __init__(self, encode_new: Any, dtype: Any) -> None:
+        self._encode_new = encode_new
+        self._dtype = dtype
+        self._clear()
+
+    def _clear(self) -> None:
+        self._numbers: dict[bytes, int] = {}
+        self._ids = np.zeros(0, dtype=self._dtype)
+        self._lengths = np.zeros(0, dtype=np.int64)
+
+    def encode(self, text: np.ndarray, starts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Return the ids of the chunks that begin at `starts` (the last one ends with the text), and ids a chunk."""
+        offsets = np.append(starts, len(text)).astype(np.int32)
+        buffers = [None, pa.py_buffer(offsets), pa.py_buffer(np.ascontiguousarray(text))]
+        # Bytes before the first start belong to no chunk; the offsets pass over them.
+        distinct = pa.Array.from_buffers(pa.binary(), len(starts), buffers).dictionary_encode()
+        numbers = self._number(distinct.dictionary.to_pylist())
+        chunk_numbers = numbers[distinct.indices.to_numpy()]
+        table = pa.ListArray.from_arrays(
+            pa.array(ragged.offsets_of(self._lengths).astype(np.int32)), pa.array(self._ids)
+        )
+        ids = table.take(pa.array(chunk_numbers)).flatten().to_numpy()
+        return ids, self._lengths[chunk_numbers]
+
+    def _number(self, chunks: list[bytes]) -> np.ndarray:
+        """Return each distinct chunk's row in the table of ids, after adding the new ones."""
+        if len(self._numbers) + len(chunks) > _MAX_CACHED_CHUNKS:
+            self._clear()
+        known = self._numbers
+        new = [chunk for chunk in chunks if chunk not in known]
+        if new:
+            ids, lengths = self._encode_new(new)
+            known.update(zip(new, range(len(known), len(known) + len(new)), strict=True))
+            self._ids = np.concatenate([self._ids, ids])
+            self._lengths = np.concatenate([self._lengths, lengths])
+        return np.fromiter((known[chunk] for chunk in chunks), dtype=np.int32, count=len(chunks))
