@@ -46,6 +46,13 @@ class Source:
     """How its documents become sentences: `lines` or `sentencex`."""
 
     @property
+    def identity(self) -> dict[str, Any]:
+        """What identifies the content without reading it: a file may move, but not change."""
+        name = self.location if self.format == "dataset" else self.location.rsplit("/", 1)[-1]
+        layout = {"boundary": self.boundary, "splitter": self.splitter}
+        return {"name": name, "size": self.size, "version": self.version, **layout}
+
+    @property
     def is_local(self) -> bool:
         """Whether it is a file on this machine."""
         return self.format != "dataset" and not is_url(self.location)

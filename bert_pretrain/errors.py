@@ -44,5 +44,14 @@ class DataError(UserError):
     """A tokenizer, data, model or run folder that is broken or does not fit its neighbour."""
 
 
+class Interrupted(Exception):
+    """The work was asked to stop and has put everything on disk; carries the exit code and how to go on."""
+
+    def __init__(self, exit_code: int, message: str) -> None:
+        super().__init__(exit_code, message)
+        self.exit_code = exit_code
+        self.message = message
+
+
 def _rebuild(kind: type[UserError], what: str, where: str, remedy: str) -> UserError:
     return kind(what, where=where, remedy=remedy)

@@ -8,7 +8,7 @@ The price is a cache of the distinct chunks, which is emptied when it grows beyo
 import hashlib
 import json
 import shutil
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ import pyarrow as pa
 from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
 
-from bert_pretrain import ragged
+from bert_pretrain import chunks, ragged
 from bert_pretrain.errors import DataError
 from bert_pretrain.files import read_json, write_json, write_text
 
@@ -173,9 +173,6 @@ def _backend(ids: dict[str, int], settings: dict[str, Any]) -> Backend:
     return backend
 
 
-# The bytes that BERT's clean-up turns into blanks, and the ASCII punctuation it splits at.
-BLANK = np.isin(np.arange(256), list(b" \t\n\r"))
-_PUNCTUATION = np.isin(np.arange(256), list(b"!\"#$%&'()*+,-./:;<=>?@[\\]^_`{|}~"))
 _MAX_CACHED_CHUNKS = 1 << 20
 
 
@@ -183,7 +180,7 @@ class Encoder:
     """Text to ids for whole arrays of text: two caches of chunks in front of the library.
 
     Chunks between blanks are the fast path; a new one is cut again at punctuation, which halves the number of distinct
-    pieces that the library must see. CJK characters (U+4E00–U+9FFF) are looked up in a table.
+    pieces that the library must see. CJK characters are looked up in a table.
     """
 
     def __init__(self, tokenizer: Tokenizer) -> None:
@@ -204,99 +201,48 @@ class Encoder:
         """
         if len(text) == 0 or len(starts) == 0:
             return np.zeros(0, self._tokenizer.id_dtype), np.zeros(len(starts) + 1, np.int64)
-        is_cjk = self._cjk_leads(text)
-        is_start = np.empty(len(text), dtype=bool)
-        blank = BLANK[text]
-        np.greater(blank[:-1], blank[1:], out=is_start[1:])
-        is_start[starts] = True
-        if is_cjk is None:
-            chunk_starts = np.flatnonzero(is_start)
-            ids, lengths = self._chunks.encode(text, chunk_starts)
-        else:
-            is_start |= is_cjk
-            is_start[3:] |= is_cjk[:-3] & ~blank[3:]
-            chunk_starts = np.flatnonzero(is_start)
-            ids, lengths = self._encode_mixed(text, chunk_starts, is_cjk)
+        cut = chunks.cut_text(text, starts, around_cjk=self._cjk_ids is not None)
+        ids, lengths = self._chunks.encode(cut.rest, cut.rest_starts)
+        if cut.cjk_points is not None:
+            assert self._cjk_ids is not None
+            rest_ids, rest_lengths = ids, lengths
+            lengths = np.ones(len(cut.starts), dtype=np.int64)
+            lengths[~cut.is_cjk] = rest_lengths
+            is_cjk_token = np.repeat(cut.is_cjk, lengths)
+            ids = np.empty(len(is_cjk_token), dtype=self._tokenizer.id_dtype)
+            ids[is_cjk_token] = self._cjk_ids[cut.cjk_points - chunks.CJK_FIRST]
+            ids[~is_cjk_token] = rest_ids
         token_offsets = ragged.offsets_of(lengths)
-        return ids, token_offsets[np.append(np.searchsorted(chunk_starts, starts), len(chunk_starts))]
-
-    def _encode_mixed(
-        self, text: np.ndarray, chunk_starts: np.ndarray, is_cjk: np.ndarray
-    ) -> tuple[np.ndarray, np.ndarray]:
-        """Encode chunks of which some are single CJK characters (with the blanks after them)."""
-        assert self._cjk_ids is not None
-        leads = np.flatnonzero(is_cjk)
-        cjk_chunk = is_cjk[chunk_starts]
-        points = (text[leads] & 0x0F).astype(np.int64) << 12
-        points |= (text[leads + 1] & 0x3F).astype(np.int64) << 6
-        points |= text[leads + 2] & 0x3F
-        # Take the CJK characters out and encode the rest as ordinary chunks; a chunk left with blanks only, or with
-        # nothing, encodes to nothing.
-        is_rest = ~is_cjk
-        is_rest[1:] &= ~is_cjk[:-1]
-        is_rest[2:] &= ~is_cjk[:-2]
-        removed_before = 3 * (np.cumsum(cjk_chunk) - cjk_chunk)
-        rest_starts = (chunk_starts - removed_before)[~cjk_chunk]
-        lengths = np.ones(len(chunk_starts), dtype=np.int64)
-        if len(rest_starts) == 0:
-            return self._cjk_ids[points], lengths
-        # Blanks after a leading CJK character belong to no other chunk.
-        rest = text[is_rest]
-        rest_ids, rest_lengths = self._chunks.encode(rest, rest_starts)
-        lengths[~cjk_chunk] = rest_lengths
-        ids = np.empty(lengths.sum(), dtype=self._tokenizer.id_dtype)
-        is_cjk_token = np.repeat(cjk_chunk, lengths)
-        ids[is_cjk_token] = self._cjk_ids[points]
-        ids[~is_cjk_token] = rest_ids
-        return ids, lengths
-
-    def _cjk_leads(self, text: np.ndarray) -> np.ndarray | None:
-        """Mark the first byte of every character in U+4E00–U+9FFF; None if there is none or they are not cut around."""
-        if self._cjk_ids is None:
-            return None
-        leads = (text >= 0xE4) & (text <= 0xE9)
-        if not leads.any():
-            return None
-        extension_a = (text[:-1] == 0xE4) & (text[1:] < 0xB8)  # U+4000–U+4DFF
-        leads[:-1] &= ~extension_a
-        return leads if leads.any() else None
+        return ids, token_offsets[np.append(np.searchsorted(cut.starts, starts), len(cut.starts))]
 
     def _cjk_table(self) -> np.ndarray:
-        characters = [chr(point) for point in range(0x4E00, 0xA000)]
-        table = np.full(0xA000, self._tokenizer.unk_id, dtype=self._tokenizer.id_dtype)
         known = {token: index for index, token in enumerate(self._tokenizer.tokens)}
-        table[0x4E00:] = [known.get(character, self._tokenizer.unk_id) for character in characters]
-        return table
+        unk_id = self._tokenizer.unk_id
+        points = range(chunks.CJK_FIRST, chunks.CJK_LAST + 1)
+        return np.array([known.get(chr(point), unk_id) for point in points], dtype=self._tokenizer.id_dtype)
 
-    def _encode_chunks(self, chunks: list[bytes]) -> tuple[np.ndarray, np.ndarray]:
-        """Encode new chunks by cutting them around blanks and punctuation; returns ids and ids a chunk."""
-        text = np.frombuffer(b"".join(chunks), dtype=np.uint8)
-        starts = ragged.offsets_of(np.array([len(chunk) for chunk in chunks]))[:-1]
-        cut = _PUNCTUATION[text] | BLANK[text]
-        is_start = cut.copy()
-        is_start[1:] |= cut[:-1]
-        is_start[starts] = True
-        piece_starts = np.flatnonzero(is_start)
+    def _encode_chunks(self, new: list[bytes]) -> tuple[np.ndarray, np.ndarray]:
+        """Encode new chunks by cutting them around punctuation; returns ids and ids a chunk."""
+        text, starts = chunks.join(new)
+        piece_starts = chunks.cut_around_punctuation(text, starts)
         ids, lengths = self._pieces.encode(text, piece_starts)
-        token_offsets = ragged.offsets_of(lengths)
         ends = np.append(np.searchsorted(piece_starts, starts), len(piece_starts))
-        return ids, np.diff(token_offsets[ends])
+        return ids, np.diff(ragged.offsets_of(lengths)[ends])
 
-    def _encode_pieces(self, pieces: list[bytes]) -> tuple[np.ndarray, np.ndarray]:
-        """Encode new pieces by the library."""
-        texts = [piece.decode() for piece in pieces]
-        encoded = [
-            encoding.ids for encoding in self._tokenizer.backend.encode_batch_fast(texts, add_special_tokens=False)
-        ]
-        lengths = np.array([len(ids) for ids in encoded], dtype=np.int64)
+    def _encode_pieces(self, new: list[bytes]) -> tuple[np.ndarray, np.ndarray]:
+        """Encode new pieces by the library; returns ids and ids a piece."""
+        texts = [piece.decode() for piece in new]
+        encodings = self._tokenizer.backend.encode_batch_fast(texts, add_special_tokens=False)
+        encoded = [encoding.ids for encoding in encodings]
         flat = [token for ids in encoded for token in ids]
+        lengths = np.array([len(ids) for ids in encoded], dtype=np.int64)
         return np.array(flat, dtype=self._tokenizer.id_dtype), lengths
 
 
 class _ChunkCache:
     """The ids of the distinct chunks seen so far; new ones are asked of `encode_new`."""
 
-    def __init__(self, encode_new: Any, dtype: Any) -> None:
+    def __init__(self, encode_new: Callable[[list[bytes]], tuple[np.ndarray, np.ndarray]], dtype: Any) -> None:
         self._encode_new = encode_new
         self._dtype = dtype
         self._clear()
@@ -308,27 +254,21 @@ class _ChunkCache:
 
     def encode(self, text: np.ndarray, starts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return the ids of the chunks that begin at `starts` (the last one ends with the text), and ids a chunk."""
-        offsets = np.append(starts, len(text)).astype(np.int32)
-        buffers = [None, pa.py_buffer(offsets), pa.py_buffer(np.ascontiguousarray(text))]
-        # Bytes before the first start belong to no chunk; the offsets pass over them.
-        distinct = pa.Array.from_buffers(pa.binary(), len(starts), buffers).dictionary_encode()
-        numbers = self._number(distinct.dictionary.to_pylist())
-        chunk_numbers = numbers[distinct.indices.to_numpy()]
-        table = pa.ListArray.from_arrays(
-            pa.array(ragged.offsets_of(self._lengths).astype(np.int32)), pa.array(self._ids)
-        )
-        ids = table.take(pa.array(chunk_numbers)).flatten().to_numpy()
-        return ids, self._lengths[chunk_numbers]
+        distinct, indices = chunks.distinct(text, starts)
+        rows = self._rows(distinct)[indices]
+        offsets = pa.array(ragged.offsets_of(self._lengths).astype(np.int32))
+        ids = pa.ListArray.from_arrays(offsets, pa.array(self._ids)).take(pa.array(rows)).flatten()
+        return ids.to_numpy(), self._lengths[rows]
 
-    def _number(self, chunks: list[bytes]) -> np.ndarray:
+    def _rows(self, distinct: list[bytes]) -> np.ndarray:
         """Return each distinct chunk's row in the table of ids, after adding the new ones."""
-        if len(self._numbers) + len(chunks) > _MAX_CACHED_CHUNKS:
+        if len(self._numbers) + len(distinct) > _MAX_CACHED_CHUNKS:
             self._clear()
         known = self._numbers
-        new = [chunk for chunk in chunks if chunk not in known]
+        new = [chunk for chunk in distinct if chunk not in known]
         if new:
             ids, lengths = self._encode_new(new)
             known.update(zip(new, range(len(known), len(known) + len(new)), strict=True))
             self._ids = np.concatenate([self._ids, ids])
             self._lengths = np.concatenate([self._lengths, lengths])
-        return np.fromiter((known[chunk] for chunk in chunks), dtype=np.int32, count=len(chunks))
+        return np.fromiter((known[chunk] for chunk in distinct), dtype=np.int32, count=len(distinct))

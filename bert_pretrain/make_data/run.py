@@ -15,10 +15,10 @@ from bert_pretrain import documents, manifest
 from bert_pretrain.config import Config, DataConfig
 from bert_pretrain.documents import Part, Source
 from bert_pretrain.errors import InputError
+from bert_pretrain.executor import run_all
 from bert_pretrain.files import exclusive, remove_temporaries
 from bert_pretrain.make_data import build, summary, token_store
 from bert_pretrain.make_data.build import BuildPlan, ShardTask
-from bert_pretrain.make_data.executor import run_all
 from bert_pretrain.make_data.token_store import TokenStore
 from bert_pretrain.manifest import Progress
 from bert_pretrain.tokenizer import Tokenizer
@@ -52,7 +52,7 @@ def make_data(
     tokenizer = Tokenizer.load(vocab)
     sources = documents.resolve(inputs, config.data)
     identity = {
-        "inputs": [token_store.source_identity(source) for source in sources],
+        "inputs": [source.identity for source in sources],
         "tokenizer": tokenizer.hash,
         "data": config.data.model_dump(mode="json"),
     }
@@ -70,7 +70,7 @@ def make_data(
             "config": {"data": config.data.model_dump(mode="json")},
             "seed": config.data.seed,
             "tokenizer": {"hash": tokenizer.hash, "vocab_size": tokenizer.vocab_size},
-            "inputs": [{"location": source.location, **token_store.source_identity(source)} for source in sources],
+            "inputs": [{"location": source.location, **source.identity} for source in sources],
             "corpus": corpus,
             "splits": splits,
         }

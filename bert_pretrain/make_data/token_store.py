@@ -32,22 +32,11 @@ def store_key(sources: list[Source], tokenizer: Tokenizer, config: DataConfig) -
     """Return the name of the store that holds these inputs as ids: all that decides them, hashed."""
     content = [
         STORE_VERSION,
-        [source_identity(source) for source in sources],
+        [source.identity for source in sources],
         tokenizer.hash,
         [config.language, config.text_field, config.strict],
     ]
     return hashlib.sha256(json.dumps(content).encode()).hexdigest()[:16]
-
-
-def source_identity(source: Source) -> dict[str, Any]:
-    """Return what identifies an input's content without reading it: a file may move, but not change."""
-    return {
-        "name": source.location if source.format == "dataset" else source.location.rsplit("/", 1)[-1],
-        "size": source.size,
-        "version": source.version,
-        "boundary": source.boundary,
-        "splitter": source.splitter,
-    }
 
 
 def ingest(part: Part, folder: Path, tokenizer: Tokenizer, config: DataConfig) -> dict[str, Any]:

@@ -1,0 +1,254 @@
+"""The command line: one command a stage, and what one does with data and models.
+
+Commands translate flags to a configuration and call the stage; heavy libraries are imported only there, so that
+`--help` answers at once. A user's mistake becomes one message and exit code 2, an interruption 130 or 143.
+"""
+
+import errno
+import functools
+import signal
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any, NoReturn
+
+import typer
+
+from bert_pretrain import __version__
+from bert_pretrain.errors import Interrupted, UserError
+
+app = typer.Typer(
+    name="bert-pretrain",
+    help="Pretrain a BERT: raw text to a vocabulary, to examples, to a model that opens in transformers.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+
+Inputs = Annotated[list[str], typer.Argument(help="Files, globs, folders, URLs, or dataset:NAME[:config][@split].")]
+Output = Annotated[Path, typer.Option("--output", help="The folder to write.")]
+ConfigSource = Annotated[
+    str | None, typer.Option("--config", help="A YAML file, or a shipped preset such as base or tiny.")
+]
+Settings = Annotated[
+    list[str] | None, typer.Option("--set", metavar="SECTION.KEY=VALUE", help="Set one key of the configuration.")
+]
+Overwrite = Annotated[bool, typer.Option("--overwrite", help="Move another output aside instead of refusing it.")]
+Workers = Annotated[int | None, typer.Option("--workers", min=1, help="Processes; all cores by default.")]
+Strict = Annotated[bool, typer.Option("--strict", help="Refuse text that is not UTF-8 instead of repairing it.")]
+Device = Annotated[str, typer.Option("--device", help="auto, cpu, cuda or cuda:N.")]
+
+
+def reports_mistakes(command: Callable[..., None]) -> Callable[..., None]:
+    """Turn a user's mistake and an interruption of `command` into a message and an exit code."""
+
+    @functools.wraps(command)
+    def wrapped(*args: Any, **kwargs: Any) -> None:
+        try:
+            command(*args, **kwargs)
+        except UserError as error:
+            _leave(f"error: {error}", 2)
+        except Interrupted as interruption:
+            _leave(interruption.message, interruption.exit_code)
+        except KeyboardInterrupt:
+            _leave("interrupted; the same command goes on where it stopped", 130)
+        except _Terminated:
+            _leave("terminated; the same command goes on where it stopped", 143)
+        except OSError as error:
+            if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+                raise
+            full = UserError(
+                "the disk is full",
+                where=str(error.filename or "the output"),
+                remedy="free some space and run the same command again; it goes on where it stopped",
+            )
+            _leave(f"error: {full}", 2)
+
+    return wrapped
+
+
+@app.command()
+@reports_mistakes
+def vocab(
+    inputs: Inputs,
+    output: Output,
+    config: ConfigSource = None,
+    settings: Settings = None,
+    vocab_size: Annotated[int | None, typer.Option("--vocab-size", help="Tokens, special ones included.")] = None,
+    workers: Workers = None,
+    strict: Strict = False,
+    overwrite: Overwrite = False,
+) -> None:
+    """Build a WordPiece vocabulary.
+
+    Example: bert-pretrain vocab corpus/*.txt.gz --output vocab --vocab-size 30522
+    """
+    from bert_pretrain.config import load_config
+    from bert_pretrain.vocab.run import make_vocab
+
+    flags = {"vocab.size": ("--vocab-size", vocab_size), "data.strict": ("--strict", strict or None)}
+    make_vocab(load_config(config, settings or (), flags), inputs, output, workers=workers, overwrite=overwrite)
+
+
+@app.command()
+@reports_mistakes
+def make_data(
+    inputs: Inputs,
+    vocab: Annotated[Path, typer.Option("--vocab", help="The tokenizer folder.")],
+    output: Output,
+    config: ConfigSource = None,
+    settings: Settings = None,
+    workers: Workers = None,
+    store: Annotated[Path | None, typer.Option("--store", help="Where tokenised text is kept for other runs.")] = None,
+    strict: Strict = False,
+    overwrite: Overwrite = False,
+) -> None:
+    """Make sentence-pair examples with masks, in shards.
+
+    Example: bert-pretrain make-data corpus/*.txt.gz --vocab vocab --output data --set data.max_seq_length=128
+    """
+    from bert_pretrain.config import load_config
+    from bert_pretrain.make_data.run import make_data as run_make_data
+
+    loaded = load_config(config, settings or (), {"data.strict": ("--strict", strict or None)})
+    run_make_data(loaded, inputs, vocab, output, workers=workers, store=store, overwrite=overwrite)
+
+
+@app.command()
+@reports_mistakes
+def train(
+    data: Annotated[Path, typer.Option("--data", help="The data folder.")],
+    output: Output,
+    config: ConfigSource = None,
+    settings: Settings = None,
+    init_from: Annotated[
+        Path | None, typer.Option("--init-from", help="Start from the weights of a BERT folder.")
+    ] = None,
+    carry_optimizer: Annotated[
+        bool, typer.Option("--carry-optimizer", help="Take optimizer state and step from --init-from as well.")
+    ] = False,
+    resume: Annotated[bool, typer.Option("--resume/--no-resume", help="Go on from the newest checkpoint.")] = True,
+    overwrite: Overwrite = False,
+) -> None:
+    """Train BERT on a data folder.
+
+    Example: bert-pretrain train --data data --output run --config base
+    """
+    from bert_pretrain.config import load_config
+    from bert_pretrain.train.run import train as run_train
+
+    run_train(
+        load_config(config, settings or ()),
+        data,
+        output,
+        init_from=init_from,
+        carry_optimizer=carry_optimizer,
+        resume=resume,
+        overwrite=overwrite,
+    )
+
+
+@app.command()
+@reports_mistakes
+def run(
+    config: Annotated[str, typer.Argument(help="A YAML file with inputs and all sections, or a preset.")],
+    output: Output,
+    settings: Settings = None,
+    workers: Workers = None,
+    overwrite: Overwrite = False,
+) -> None:
+    """Run all stages and phases from one YAML: OUTPUT/vocab, OUTPUT/data, OUTPUT/train.
+
+    Example: bert-pretrain run my-corpus.yaml --output runs/my-corpus
+    """
+    from bert_pretrain.config import load_config
+    from bert_pretrain.pipeline import run_pipeline
+
+    run_pipeline(load_config(config, settings or ()), output, workers=workers, overwrite=overwrite)
+
+
+@app.command()
+@reports_mistakes
+def evaluate(
+    model: Annotated[Path, typer.Argument(help="A model folder.")],
+    data: Annotated[Path, typer.Option("--data", help="The data folder.")],
+    device: Device = "auto",
+) -> None:
+    """Measure held-out loss and accuracy of a model on a data folder.
+
+    Example: bert-pretrain evaluate run/model --data data
+    """
+    from bert_pretrain.config import load_config
+    from bert_pretrain.train.evaluate import evaluate as run_evaluate
+
+    loaded = load_config(flags={"train.device": ("--device", device)})
+    for name, value in run_evaluate(model, data, config=loaded.train).items():
+        print(f"{name:<24}{value:>12.4f}")
+
+
+@app.command()
+@reports_mistakes
+def fill_mask(
+    model: Annotated[Path, typer.Argument(help="A model folder.")],
+    text: Annotated[str, typer.Argument(help="Text with one or several [MASK].")],
+    top_k: Annotated[int, typer.Option("--top-k", min=1, help="How many answers for each blank.")] = 5,
+    device: Device = "auto",
+) -> None:
+    """Fill the blanks of a text.
+
+    Example: bert-pretrain fill-mask run/model "The capital of France is [MASK]."
+    """
+    from bert_pretrain.tools.fill_mask import fill_mask as run_fill_mask
+
+    for answers in run_fill_mask(model, text, top_k=top_k, device=device):
+        print("  ".join(f"{token} {probability:.1%}" for token, probability in answers))
+
+
+@app.command()
+@reports_mistakes
+def report(
+    runs: Annotated[list[Path], typer.Argument(help="Run folders.")],
+    output: Annotated[Path, typer.Option("--output", help="The PNG file to write.")],
+) -> None:
+    """Draw the loss curves of one or several runs.
+
+    Example: bert-pretrain report runs/a/train runs/b/train --output curves.png
+    """
+    from bert_pretrain.tools.report import draw_curves
+
+    print(f"curves: {draw_curves(runs, output)}")
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        print(f"bert-pretrain {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version and leave.")
+    ] = False,
+) -> None:
+    pass
+
+
+class _Terminated(BaseException):
+    """SIGTERM, raised where the program stands so that everything is closed on the way out."""
+
+
+def _terminate(_signal: int, _frame: object) -> NoReturn:
+    raise _Terminated
+
+
+def _leave(message: str, code: int) -> NoReturn:
+    sys.stdout.flush()
+    print(message, file=sys.stderr)
+    raise typer.Exit(code)
+
+
+def main() -> None:
+    """Run the command line."""
+    signal.signal(signal.SIGTERM, _terminate)
+    app()

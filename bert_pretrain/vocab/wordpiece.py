@@ -1,0 +1,70 @@
+"""Words and their counts to a WordPiece vocabulary, the same in every run and on every machine.
+
+The merges are those of `tokenizers`; what it leaves to chance, the order in which it meets the alphabet, is fixed by
+registering the alphabet first. It has no training from counts, so words are replayed as often as they occur, scaled
+down where there are very many (which also keeps its 32-bit pair counts from overflowing).
+"""
+
+from collections.abc import Iterator, Mapping
+
+from tokenizers import Tokenizer as Backend
+from tokenizers import models, pre_tokenizers, trainers
+
+from bert_pretrain.config import VocabConfig
+from bert_pretrain.tokenizer import SPECIAL_TOKENS
+from bert_pretrain.vocab.alphabet import Alphabet
+
+MAX_REPLAYED_WORDS = 10_000_000
+MAX_WORD_CHARACTERS = 100  # longer words are [UNK] to WordPiece, whatever the vocabulary
+_WORDS_A_LINE = 1000
+
+
+def special_tokens(unused_tokens: int) -> list[str]:
+    """Return BERT's special tokens in the order of their ids: [PAD], the unused slots, [UNK], [CLS], [SEP], [MASK]."""
+    pad, *others = SPECIAL_TOKENS
+    return [pad, *(f"[unused{number}]" for number in range(unused_tokens)), *others]
+
+
+def train_wordpiece(words: Mapping[str, int], alphabet: Alphabet, config: VocabConfig) -> list[str]:
+    """Return the vocabulary in the order of its ids: special tokens, alphabet, then merges, most frequent first.
+
+    Fewer than `config.size` tokens come out where the words hold no more pairs of `config.min_frequency`.
+    """
+    backend = Backend(models.WordPiece(unk_token="[UNK]"))
+    backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    registered = [*special_tokens(config.unused_tokens), *alphabet.tokens]
+    trainer = trainers.WordPieceTrainer(
+        vocab_size=config.size,
+        min_frequency=config.min_frequency,
+        special_tokens=registered,
+        limit_alphabet=len(alphabet.tokens) + 1,
+        continuing_subword_prefix="##",
+        show_progress=False,
+    )
+    backend.train_from_iterator(_replay(trainable(words, alphabet)), trainer)
+    ids = backend.get_vocab()
+    return sorted(ids, key=ids.__getitem__)
+
+
+def trainable(words: Mapping[str, int], alphabet: Alphabet) -> dict[str, int]:
+    """Return the words that can be learned from, with counts scaled to at most `MAX_REPLAYED_WORDS` in all.
+
+    A word with a character outside the alphabet will be [UNK] whole, and so teaches nothing.
+    """
+    members = set(alphabet.characters)
+    kept = {
+        word: count for word, count in words.items() if len(word) <= MAX_WORD_CHARACTERS and members.issuperset(word)
+    }
+    total = sum(kept.values())
+    if total <= MAX_REPLAYED_WORDS:
+        return kept
+    return {word: scaled for word, count in kept.items() if (scaled := round(count * MAX_REPLAYED_WORDS / total))}
+
+
+def _replay(words: Mapping[str, int]) -> Iterator[str]:
+    for word in sorted(words):
+        full, rest = divmod(words[word], _WORDS_A_LINE)
+        line = f"{word} "
+        for _ in range(full):
+            yield line * _WORDS_A_LINE
+        yield line * rest
