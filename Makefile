@@ -1,0 +1,39 @@
+# Two commands do everything: `make demo` and `make test`. Both make the environment first, in .venv.
+PYTHON ?= python3
+BIN := .venv/bin
+RUN := $(BIN)/bert-pretrain
+MODEL := runs/demo/train/model
+# Two slow cores: tests share them, and torch must not open more threads than there are.
+JOBS ?= 2
+
+.PHONY: demo test test-slow check clean
+
+demo: .venv/installed data/pydoc.jsonl
+	$(RUN) run demo --output runs/demo
+	@echo
+	$(RUN) fill-mask $(MODEL) "return a list of [MASK] ."
+	$(RUN) fill-mask $(MODEL) "if the file does not [MASK] , an error is raised ."
+	$(RUN) fill-mask $(MODEL) "this is a [MASK] of the base class ."
+
+test: check
+	$(BIN)/pytest -m "not slow and not gpu" -n $(JOBS) -q
+
+test-slow: .venv/installed
+	$(BIN)/pytest -m "slow and not gpu" -q
+
+check: .venv/installed
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+data/pydoc.jsonl: .venv/installed scripts/pydoc_corpus.py
+	$(BIN)/python scripts/pydoc_corpus.py $@
+
+.venv/installed: pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "bert-pretrain needs Python 3.11 or newer; say make PYTHON=python3.11")'
+	$(PYTHON) -m venv .venv
+	$(BIN)/pip install -q -c constraints.txt -e ".[test]"
+	@touch $@
+
+clean:
+	rm -rf .venv runs data/pydoc.jsonl .pytest_cache .mypy_cache .ruff_cache
