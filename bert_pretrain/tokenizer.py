@@ -6,6 +6,7 @@ The price is a cache of the distinct chunks, which is emptied when it grows beyo
 """
 
 import hashlib
+import itertools
 import json
 import shutil
 from collections.abc import Callable, Sequence
@@ -265,10 +266,13 @@ class _ChunkCache:
         if len(self._numbers) + len(distinct) > _MAX_CACHED_CHUNKS:
             self._clear()
         known = self._numbers
-        new = [chunk for chunk in distinct if chunk not in known]
-        if new:
+        rows = np.fromiter(map(known.get, distinct, itertools.repeat(-1)), dtype=np.int32, count=len(distinct))
+        unknown = np.flatnonzero(rows < 0)
+        if len(unknown):
+            new = [distinct[place] for place in unknown]
+            rows[unknown] = np.arange(len(known), len(known) + len(new))
             ids, lengths = self._encode_new(new)
-            known.update(zip(new, range(len(known), len(known) + len(new)), strict=True))
+            known.update(zip(new, rows[unknown].tolist(), strict=True))
             self._ids = np.concatenate([self._ids, ids])
             self._lengths = np.concatenate([self._lengths, lengths])
-        return np.fromiter((known[chunk] for chunk in distinct), dtype=np.int32, count=len(distinct))
+        return rows
