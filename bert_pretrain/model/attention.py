@@ -1,0 +1,158 @@
+"""Bidirectional self-attention over packed sequences, by two backends with one meaning.
+
+`varlen`: flash attention straight over `cu_seqlens`; CUDA, bf16 or fp16, no dropout on the probabilities.
+`padded`: pad, scaled dot product, unpad; any device and precision, with dropout. What depends only on the lengths is
+computed once a batch (`Layout`), not once a layer.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from bert_pretrain.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How a batch of packed sequences lies in memory, for either backend."""
+
+    cu_seqlens: Tensor  # (sequences + 1,) int32: where each sequence begins, and where the last one ends
+    max_seqlen: int
+    slots: Tensor | None
+    """(tokens,) int64: each token's slot in the padded (sequences * max_seqlen); None where nothing is padded."""
+    mask: Tensor | None
+    """(sequences, 1, 1, max_seqlen) bool: which slots hold a token; None where nothing is padded."""
+
+    @property
+    def num_sequences(self) -> int:
+        return self.cu_seqlens.shape[0] - 1
+
+
+def layout_of(cu_seqlens: Tensor, max_seqlen: int, num_tokens: int, backend: str) -> Layout:
+    """Return the layout of sequences with the given bounds, (sequences + 1,) int32, the longest of `max_seqlen`."""
+    num_sequences = cu_seqlens.shape[0] - 1
+    if backend == "varlen" or num_sequences * max_seqlen == num_tokens:
+        return Layout(cu_seqlens, max_seqlen, None, None)
+    bounds = cu_seqlens.long()
+    lengths = bounds.diff()
+    # A token's slot is its place in the packed batch plus all the padding before its sequence.
+    padding_before = torch.arange(num_sequences, device=bounds.device) * max_seqlen - bounds[:-1]
+    slots = torch.arange(num_tokens, device=bounds.device)
+    slots = slots + padding_before.repeat_interleave(lengths, output_size=num_tokens)
+    mask = torch.arange(max_seqlen, device=bounds.device) < lengths[:, None]  # (sequences, max_seqlen)
+    return Layout(cu_seqlens, max_seqlen, slots, mask[:, None, None, :])
+
+
+def attend(query_key_value: Tensor, layout: Layout, backend: str, dropout: float) -> Tensor:
+    """Attend within each sequence.
+
+    Args:
+        query_key_value: (tokens, 3, heads, head size).
+        layout: of this batch and backend.
+        backend: `varlen` or `padded`.
+        dropout: on the attention probabilities; 0 for evaluation, and always for `varlen`.
+
+    Returns:
+        The context, (tokens, heads * head size).
+    """
+    if backend == "varlen":
+        return _attend_varlen(query_key_value, layout)
+    return _attend_padded(query_key_value, layout, dropout)
+
+
+def _attend_varlen(query_key_value: Tensor, layout: Layout) -> Tensor:
+    from torch.nn.attention.varlen import varlen_attn
+
+    query, key, value = query_key_value.unbind(dim=1)  # 3 × (tokens, heads, head size)
+    bounds, longest = layout.cu_seqlens, layout.max_seqlen
+    # Only the first seven arguments have kept their meaning from release to release.
+    context: Any = varlen_attn(query, key, value, bounds, bounds, longest, longest)
+    return context.flatten(1)  # (tokens, hidden)
+
+
+def _attend_padded(query_key_value: Tensor, layout: Layout, dropout: float) -> Tensor:
+    num_tokens, _, heads, head_size = query_key_value.shape
+    padded = query_key_value.flatten(1)  # (tokens, 3 * hidden)
+    if layout.slots is not None:
+        padded = _scatter(padded, layout.slots, layout.num_sequences * layout.max_seqlen)
+    padded = padded.view(layout.num_sequences, layout.max_seqlen, 3, heads, head_size)
+    query, key, value = padded.permute(2, 0, 3, 1, 4)  # 3 × (sequences, heads, max_seqlen, head size)
+    context = F.scaled_dot_product_attention(query, key, value, attn_mask=layout.mask, dropout_p=dropout)
+    context = context.transpose(1, 2).reshape(-1, heads * head_size)  # (sequences * max_seqlen, hidden)
+    if layout.slots is not None:
+        context = _gather(context, layout.slots)
+    return context.view(num_tokens, -1)
+
+
+class _Scatter(torch.autograd.Function):
+    """Put rows into distinct slots of a zero matrix. Autograd's own adjoint of indexing adds, which is far slower."""
+
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor, slots: Tensor, num_slots: int) -> Tensor:
+        ctx.save_for_backward(slots)
+        return rows.new_zeros(num_slots, rows.shape[1]).index_copy_(0, slots, rows)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
+        return gradients[0].index_select(0, ctx.saved_tensors[0]), None, None
+
+
+class _Gather(torch.autograd.Function):
+    """Take the rows of distinct slots, the adjoint of `_Scatter`."""
+
+    @staticmethod
+    def forward(ctx: Any, padded: Tensor, slots: Tensor) -> Tensor:
+        ctx.save_for_backward(slots)
+        ctx.num_slots = padded.shape[0]
+        return padded.index_select(0, slots)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+        (gradient,) = gradients
+        padded = gradient.new_zeros(ctx.num_slots, gradient.shape[1])
+        return padded.index_copy_(0, ctx.saved_tensors[0], gradient), None
+
+
+_scatter: Callable[[Tensor, Tensor, int], Tensor] = _Scatter.apply
+_gather: Callable[[Tensor, Tensor], Tensor] = _Gather.apply
+
+
+def choose_attention(setting: str, device: torch.device, dtype: torch.dtype, dropout: float) -> tuple[str, str]:
+    """Return the backend and the reason for it, in words.
+
+    Args:
+        setting: `auto`, `varlen` or `padded`.
+        device: where the model runs.
+        dtype: in which the matrix products run.
+        dropout: `attention_probs_dropout_prob`.
+
+    Raises:
+        ConfigError: when `varlen` is asked for where it cannot run.
+    """
+    if setting == "padded":
+        return "padded", "as configured"
+    obstacle = _varlen_obstacle(device, dtype, dropout)
+    if obstacle is None:
+        return "varlen", "as configured" if setting == "varlen" else "flash attention without padding fits here"
+    if setting == "varlen":
+        raise ConfigError(
+            f"attention is 'varlen', but {obstacle}", where="train.attention", remedy="set it to auto or padded"
+        )
+    return "padded", obstacle
+
+
+def _varlen_obstacle(device: torch.device, dtype: torch.dtype, dropout: float) -> str | None:
+    if device.type != "cuda":
+        return f"flash attention over packed sequences needs CUDA, the device is {device.type}"
+    if dtype not in (torch.bfloat16, torch.float16):
+        return f"flash attention needs bf16 or fp16, the precision is {str(dtype).removeprefix('torch.')}"
+    if dropout > 0:
+        return f"it has no dropout, attention_probs_dropout_prob is {dropout:g}"
+    major, minor = torch.cuda.get_device_capability(device)
+    if major < 8:
+        return f"flash attention needs compute capability 8.0, this card has {major}.{minor}"
+    return None

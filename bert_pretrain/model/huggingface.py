@@ -1,0 +1,258 @@
+"""Model folders by Hugging Face's names: ours are written so, and any BERT's are read.
+
+On disk a model is `config.json`, `model.safetensors` and the tokenizer's files; in memory query, key and value are one
+matrix and the names are ours. Tied weights are stored once. A pickle is read only if it holds nothing but tensors.
+"""
+
+import pickle
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import safetensors
+import torch
+from pydantic import ValidationError
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from bert_pretrain.config import ModelConfig
+from bert_pretrain.errors import DataError
+from bert_pretrain.files import read_json, write_json
+from bert_pretrain.model.attention import choose_attention
+from bert_pretrain.model.bert import BertForPreTraining
+from bert_pretrain.tokenizer import Tokenizer
+
+CONFIG = "config.json"
+WEIGHTS = "model.safetensors"
+PICKLED_WEIGHTS = "pytorch_model.bin"
+_REMEDY = "name a folder that holds a BERT: config.json with model.safetensors or pytorch_model.bin"
+
+# Ours -> Hugging Face's, as a prefix of the parameter's name; {} stands for the layer's number.
+_NAMES = {
+    "embeddings.word_embeddings": "bert.embeddings.word_embeddings",
+    "embeddings.position_embeddings": "bert.embeddings.position_embeddings",
+    "embeddings.token_type_embeddings": "bert.embeddings.token_type_embeddings",
+    "embeddings.layer_norm": "bert.embeddings.LayerNorm",
+    "encoder.layers.{}.attention.output": "bert.encoder.layer.{}.attention.output.dense",
+    "encoder.layers.{}.attention_norm": "bert.encoder.layer.{}.attention.output.LayerNorm",
+    "encoder.layers.{}.intermediate": "bert.encoder.layer.{}.intermediate.dense",
+    "encoder.layers.{}.output": "bert.encoder.layer.{}.output.dense",
+    "encoder.layers.{}.output_norm": "bert.encoder.layer.{}.output.LayerNorm",
+    "pooler.dense": "bert.pooler.dense",
+    "mlm_head.dense": "cls.predictions.transform.dense",
+    "mlm_head.layer_norm": "cls.predictions.transform.LayerNorm",
+    "mlm_head": "cls.predictions",
+    "nsp_head.dense": "cls.seq_relationship",
+}
+_FUSED = "encoder.layers.{}.attention.query_key_value"
+_FUSED_PARTS = tuple(f"bert.encoder.layer.{{}}.attention.self.{part}" for part in ("query", "key", "value"))
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A model that was read from a folder, and what did not come from there."""
+
+    model: BertForPreTraining
+    fresh: list[str]
+    """Hugging Face's names of tensors that the folder lacks; drawn anew."""
+    unused: list[str]
+    """Names in the folder that a BERT for pretraining has no place for, such as another task's head."""
+
+
+def save_model(model: BertForPreTraining, folder: Path, tokenizer: Tokenizer) -> None:
+    """Write a model folder that opens in `transformers`; `folder` must exist and should not be in use."""
+    write_json(folder / CONFIG, huggingface_config(model, tokenizer))
+    save_file(huggingface_tensors(model), folder / WEIGHTS, metadata={"format": "pt"})
+    tokenizer.copy_to(folder)
+
+
+def huggingface_config(model: BertForPreTraining, tokenizer: Tokenizer) -> dict[str, Any]:
+    """Return the content of `config.json`."""
+    return {
+        "architectures": ["BertForPreTraining"],
+        "model_type": "bert",
+        "vocab_size": model.vocab_size,
+        "pad_token_id": tokenizer.pad_id,
+        **model.config.model_dump(mode="json"),
+        "position_embedding_type": "absolute",
+        "tie_word_embeddings": True,
+        "torch_dtype": "float32",
+    }
+
+
+def huggingface_tensors(model: BertForPreTraining) -> dict[str, Tensor]:
+    """Return the weights by Hugging Face's names, in fp32 on the CPU; each fused matrix becomes three."""
+    return to_huggingface({name: parameter.detach() for name, parameter in model.named_parameters()})
+
+
+def to_huggingface(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Rename tensors that are shaped and named as our parameters (weights or gradients), in fp32 on the CPU."""
+    renamed = {}
+    for name, tensor in tensors.items():
+        parts = _huggingface_names(name)
+        for part, piece in zip(parts, tensor.float().cpu().chunk(len(parts)), strict=True):
+            renamed[part] = piece.contiguous()
+    return renamed
+
+
+def _huggingface_names(name: str) -> list[str]:
+    """Return Hugging Face's names of one of our parameters: three for a fused one, in order, else one."""
+    module, _, leaf = name.rpartition(".")
+    number = re.search(r"\.layers\.(\d+)\.", name)
+    layer = number.group(1) if number else ""
+    pattern = module.replace(f".layers.{layer}.", ".layers.{}.") if number else module
+    modules = _FUSED_PARTS if pattern == _FUSED else (_NAMES[pattern],)
+    return [f"{part.format(layer)}.{leaf}" for part in modules]
+
+
+def load_model(
+    folder: Path,
+    *,
+    attention: str = "auto",
+    device: torch.device | str = "cpu",
+    dtype: torch.dtype = torch.float32,
+    flag: str = "MODEL",
+) -> Loaded:
+    """Read any BERT folder for inference: the model is in evaluation mode, its weights in fp32.
+
+    Args:
+        folder: written here or by Hugging Face's tools.
+        attention: as in the configuration.
+        device: where the model goes.
+        dtype: in which its matrix products will run.
+        flag: that named the folder, for messages.
+
+    Raises:
+        DataError: when it holds no BERT that fits this mathematics, or a file of it is broken.
+    """
+    config, vocab_size = read_config(folder, flag)
+    device = torch.device(device)
+    backend, _ = choose_attention(attention, device, dtype, dropout=0.0)
+    model = BertForPreTraining(config, vocab_size, attention=backend)
+    fresh, unused = load_weights(model, folder, flag=flag, seed=0)
+    return Loaded(model.to(device).eval(), fresh, unused)
+
+
+def read_config(folder: Path, flag: str) -> tuple[ModelConfig, int]:
+    """Return the sizes and the vocabulary's size from a folder's `config.json`.
+
+    Raises:
+        DataError: when it describes no BERT that fits this mathematics.
+    """
+    if not (folder / CONFIG).is_file():
+        missing = f"{folder} has no {CONFIG}" if folder.is_dir() else f"there is no folder '{folder}'"
+        raise DataError(missing, where=flag, remedy=_REMEDY)
+    found = read_json(folder / CONFIG)
+    where = str(folder / CONFIG)
+    if not isinstance(found, dict) or not isinstance(found.get("vocab_size"), int):
+        raise DataError("it states no vocab_size", where=where, remedy=_REMEDY)
+    demands = {"model_type": "bert", "hidden_act": "gelu", "position_embedding_type": "absolute", "is_decoder": False}
+    for key, demand in demands.items():
+        if found.get(key, demand) != demand:
+            raise DataError(
+                f"{key} is {found[key]!r}; this is the mathematics of BERT with {demand!r}", where=where, remedy=_REMEDY
+            )
+    try:
+        config = ModelConfig(**{key: found[key] for key in ModelConfig.model_fields if key in found})
+    except ValidationError as error:
+        problem = error.errors()[0]
+        key = ".".join(str(part) for part in problem["loc"])
+        raise DataError(f"{key}: {problem['msg']}", where=where, remedy="mend it, or name another folder") from error
+    return config, found["vocab_size"]
+
+
+@torch.no_grad()
+def load_weights(model: BertForPreTraining, folder: Path, *, flag: str, seed: int) -> tuple[list[str], list[str]]:
+    """Fill a model with the weights of a BERT folder and draw what the folder lacks.
+
+    Returns:
+        Hugging Face's names of the tensors drawn anew, and the names in the folder that found no place.
+
+    Raises:
+        DataError: when a tensor has another shape than the model's, or the file is broken or no plain tensors.
+    """
+    tensors = _normalised(_read_tensors(weights_path(folder, flag)))
+    if "bert.embeddings.word_embeddings.weight" not in tensors:
+        raise DataError(f"{folder} holds no word embeddings of a BERT", where=flag, remedy=_REMEDY)
+    fresh, drawn, used = [], set(), set()
+    for name, parameter in model.named_parameters():
+        parts = _huggingface_names(name)
+        absent = [part for part in parts if part not in tensors]
+        if absent:
+            fresh += absent
+            drawn.add(name)
+            continue
+        shape = (parameter.shape[0] // len(parts), *parameter.shape[1:])
+        for part, target in zip(parts, parameter.chunk(len(parts)), strict=True):
+            _check_shape(part, tensors[part], shape, folder, flag)
+            target.copy_(tensors[part])
+        used.update(parts)
+    model.initialize(seed, drawn)
+    return fresh, sorted(set(tensors) - used)
+
+
+def _check_shape(name: str, tensor: Tensor, shape: tuple[int, ...], folder: Path, flag: str) -> None:
+    if tuple(tensor.shape) != shape:
+        raise DataError(
+            f"the tensor {name} has the shape {tuple(tensor.shape)}, the model needs {shape}",
+            where=f"{flag} {folder}",
+            remedy="give the model section the sizes of that folder's config.json, and data made with its tokenizer",
+        )
+
+
+def weights_path(folder: Path, flag: str) -> Path:
+    """Return the file that holds a folder's weights; safetensors before a pickle.
+
+    Raises:
+        DataError: when there is neither.
+    """
+    for name in (WEIGHTS, PICKLED_WEIGHTS):
+        if (folder / name).is_file():
+            return folder / name
+    raise DataError(f"{folder} has neither {WEIGHTS} nor {PICKLED_WEIGHTS}", where=flag, remedy=_REMEDY)
+
+
+def _read_tensors(path: Path) -> dict[str, Tensor]:
+    """Return the tensors of a file of weights under the names they have there, on the CPU."""
+    if path.name == PICKLED_WEIGHTS:
+        return _read_pickle(path)
+    try:
+        return load_file(path)
+    except (safetensors.SafetensorError, OSError, ValueError) as error:
+        raise DataError(f"{path.name} is broken: {error}", where=str(path), remedy="copy it again") from error
+
+
+def _read_pickle(path: Path) -> dict[str, Tensor]:
+    """Read a pickle of plain tensors; any other pickle could run code and is refused unread."""
+    try:
+        found = torch.load(path, map_location="cpu", weights_only=True)
+    except (pickle.UnpicklingError, RuntimeError, OSError, EOFError, ValueError, KeyError) as error:
+        raise DataError(
+            f"{path.name} is broken or holds more than tensors, and was not unpickled",
+            where=str(path),
+            remedy="convert it to model.safetensors where you trust it",
+        ) from error
+    if not isinstance(found, dict) or not all(isinstance(value, Tensor) for value in found.values()):
+        raise DataError(f"{path.name} holds more than named tensors", where=str(path), remedy=_REMEDY)
+    return found
+
+
+def _normalised(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Bring the names of all kinds of BERT folders to those of today's `BertForPreTraining`."""
+    renamed = {}
+    for name, tensor in tensors.items():
+        if name.endswith("position_ids"):
+            continue  # a buffer of older versions, always 0, 1, 2, …
+        name = re.sub(r"\bLayerNorm\.gamma$", "LayerNorm.weight", name)
+        name = re.sub(r"\bLayerNorm\.beta$", "LayerNorm.bias", name)
+        if re.match(r"(embeddings|encoder|pooler)\.", name):
+            name = f"bert.{name}"  # saved from a bare BertModel
+        renamed[name] = tensor
+    # The decoder is tied to the embeddings; some versions store its two tensors all the same.
+    renamed.pop("cls.predictions.decoder.weight", None)
+    decoder_bias = renamed.pop("cls.predictions.decoder.bias", None)
+    if decoder_bias is not None:
+        renamed.setdefault("cls.predictions.bias", decoder_bias)
+    return renamed

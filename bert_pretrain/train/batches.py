@@ -1,0 +1,239 @@
+"""From shards to packed batches: which examples make which step, how they are cut, and reading them ahead.
+
+A global batch is a pure function of (data folder, seed, step), so a run resumes by naming a step: only the shards that
+hold its examples are read. Each epoch visits the shards in a new order and the rows of each shard in a new order.
+"""
+
+import queue
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from bert_pretrain import ragged, rng
+from bert_pretrain.examples import Examples, concatenate
+from bert_pretrain.shards import DataFolder, read_shard
+
+OPEN_SHARDS = 4
+"""Shards kept in memory: a batch may straddle two, and the reader runs ahead."""
+READ_AHEAD = 2
+"""Global batches prepared before they are asked for."""
+
+
+@dataclass(frozen=True)
+class Batch:
+    """One packed micro-batch."""
+
+    input_ids: Tensor  # (tokens,) int64
+    token_type_ids: Tensor  # (tokens,) int64: 1 from the second segment's first token on
+    position_ids: Tensor  # (tokens,) int64: from 0 in every sequence
+    cu_seqlens: Tensor  # (sequences + 1,) int32
+    masked_positions: Tensor  # (masked,) int64: indices into the packed tokens
+    masked_labels: Tensor  # (masked,) int64
+    next_sentence_labels: Tensor  # (sequences,) int64: 0 where B follows A, 1 where not
+    max_seqlen: int
+    sum_squared_lengths: int
+    """Over its sequences; what attention costs."""
+
+    @property
+    def num_tokens(self) -> int:
+        return self.input_ids.shape[0]
+
+    @property
+    def num_sequences(self) -> int:
+        return self.next_sentence_labels.shape[0]
+
+    @property
+    def num_predictions(self) -> int:
+        return self.masked_labels.shape[0]
+
+    def to(self, device: torch.device) -> "Batch":
+        """Return this batch on a device; from pinned memory the copy does not block."""
+        return self._with_tensors(lambda tensor: tensor.to(device, non_blocking=True))
+
+    def pin_memory(self) -> "Batch":
+        """Return this batch in page-locked memory, from which CUDA copies in the background."""
+        return self._with_tensors(Tensor.pin_memory)
+
+    def _with_tensors(self, change: Callable[[Tensor], Tensor]) -> "Batch":
+        changes: dict[str, Any] = {
+            field.name: change(getattr(self, field.name))
+            for field in fields(self)
+            if isinstance(getattr(self, field.name), Tensor)
+        }
+        return replace(self, **changes)
+
+
+@dataclass(frozen=True)
+class GlobalBatch:
+    """The examples of one optimizer step, cut into micro-batches, with the true numbers that the losses divide by."""
+
+    micro_batches: list[Batch]
+    num_sequences: int
+    num_predictions: int
+    num_tokens: int
+
+
+class ShardCache:
+    """The shards of one split, read and checked when first needed, a few of them kept."""
+
+    def __init__(self, data: DataFolder, split: str) -> None:
+        self.records = data.shards(split)
+        self._folder = data.path
+        self._open: dict[int, Examples] = {}
+
+    def __getitem__(self, index: int) -> Examples:
+        """Return a shard's examples.
+
+        Raises:
+            DataError: when its bytes are not those the manifest names.
+        """
+        if index in self._open:
+            self._open[index] = self._open.pop(index)  # the last one used goes to the end
+        else:
+            examples = read_shard(self._folder, self.records[index])
+            while len(self._open) >= OPEN_SHARDS:
+                del self._open[next(iter(self._open))]
+            self._open[index] = examples
+        return self._open[index]
+
+
+class TrainingData:
+    """The endless sequence of global batches that a seed makes of a data folder's training split."""
+
+    def __init__(self, data: DataFolder, *, seed: int, global_batch_size: int, micro_batch_tokens: int) -> None:
+        self.num_rows = data.rows("train")
+        self.global_batch_size = global_batch_size
+        self.micro_batch_tokens = micro_batch_tokens
+        self._seed = seed
+        self._shards = ShardCache(data, "train")
+        self._shard_rows = np.array([record.rows for record in self._shards.records], dtype=np.int64)
+
+    def global_batch(self, step: int) -> GlobalBatch:
+        """Return the batch of the optimizer step that follows `step` finished ones.
+
+        Raises:
+            DataError: when a shard that it needs is damaged.
+        """
+        first, remaining = step * self.global_batch_size, self.global_batch_size
+        parts = []
+        while remaining:
+            epoch, position = divmod(first, self.num_rows)
+            count = min(remaining, self.num_rows - position)
+            parts += [self._shards[shard].take(rows) for shard, rows in self._rows(epoch, position, count)]
+            first, remaining = first + count, remaining - count
+        return cut(concatenate(parts), self.micro_batch_tokens)
+
+    def epoch(self, step: int) -> float:
+        """Return how often the training split has been seen after so many steps."""
+        return step * self.global_batch_size / self.num_rows
+
+    def _rows(self, epoch: int, position: int, count: int) -> Iterator[tuple[int, np.ndarray]]:
+        """Yield (shard, its rows) for the examples [position, position + count) of an epoch."""
+        shard_order = rng.stream(self._seed, "shard order", epoch=epoch).permutation(len(self._shard_rows))
+        starts = ragged.offsets_of(self._shard_rows[shard_order])
+        place = int(np.searchsorted(starts, position, side="right")) - 1
+        while count:
+            shard = int(shard_order[place])
+            row_order = rng.stream(self._seed, "row order", epoch=epoch, shard=shard)
+            begin = position - int(starts[place])
+            rows = row_order.permutation(self._shard_rows[shard])[begin : begin + count]
+            if len(rows):
+                yield shard, rows
+            position, count, place = position + len(rows), count - len(rows), place + 1
+
+
+def evaluation_batches(data: DataFolder, split: str, micro_batch_tokens: int) -> Iterator[Batch]:
+    """Yield a whole split in micro-batches, with its stored masks."""
+    shards = ShardCache(data, split)
+    for index in range(len(shards.records)):
+        yield from cut(shards[index], micro_batch_tokens).micro_batches
+
+
+def cut(examples: Examples, micro_batch_tokens: int) -> GlobalBatch:
+    """Cut examples into micro-batches of at most so many tokens, each with at least one example.
+
+    They are sorted by length first: the losses are sums, so order means nothing, and attention that pads then pads
+    little.
+    """
+    examples = examples.take(np.argsort(examples.lengths, kind="stable"))
+    micro_batches, begin = [], 0
+    while begin < len(examples):
+        limit = examples.offsets[begin] + micro_batch_tokens
+        end = max(begin + 1, int(np.searchsorted(examples.offsets, limit, side="right")) - 1)
+        micro_batches.append(pack(examples.take(np.arange(begin, end))))
+        begin = end
+    return GlobalBatch(micro_batches, len(examples), len(examples.masked_lm_ids), len(examples.input_ids))
+
+
+def pack(examples: Examples) -> Batch:
+    """Lay examples end to end as one packed batch; at least one."""
+    lengths = examples.lengths
+    position_ids = ragged.positions_within(examples.offsets)
+    segment_b_start = np.repeat(examples.segment_b_start, lengths)
+    masked_starts = np.repeat(examples.offsets[:-1], np.diff(examples.masked_offsets))
+    return Batch(
+        input_ids=_int64(examples.input_ids),
+        token_type_ids=_int64(position_ids >= segment_b_start),
+        position_ids=_int64(position_ids),
+        cu_seqlens=torch.from_numpy(examples.offsets.astype(np.int32)),
+        masked_positions=_int64(masked_starts + examples.masked_lm_positions),
+        masked_labels=_int64(examples.masked_lm_ids),
+        next_sentence_labels=_int64(examples.next_sentence_label),
+        max_seqlen=int(lengths.max()),
+        sum_squared_lengths=int((lengths.astype(np.int64) ** 2).sum()),
+    )
+
+
+def _int64(values: np.ndarray) -> Tensor:
+    return torch.from_numpy(values.astype(np.int64))
+
+
+class Prefetcher:
+    """Global batches from `first_step` on, read ahead by a thread."""
+
+    def __init__(self, data: TrainingData, first_step: int, last_step: int, device: torch.device) -> None:
+        self.last_wait_seconds = 0.0
+        """How long the last batch asked for was not there yet."""
+        self._data = data
+        self._device = device
+        self._steps = range(first_step, last_step)
+        self._ready: queue.Queue[GlobalBatch | Exception] = queue.Queue(maxsize=READ_AHEAD)
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._read, name="batches", daemon=True)
+        self._thread.start()
+
+    def next(self) -> GlobalBatch:
+        """Return the next global batch on the device; raises what reading it raised."""
+        begin = time.perf_counter()
+        ready = self._ready.get()
+        self.last_wait_seconds = time.perf_counter() - begin
+        if isinstance(ready, Exception):
+            raise ready
+        return replace(ready, micro_batches=[batch.to(self._device) for batch in ready.micro_batches])
+
+    def close(self) -> None:
+        """Stop the thread and wait for it."""
+        self._stopped.set()
+        while self._thread.is_alive():
+            try:
+                self._ready.get(timeout=0.05)
+            except queue.Empty:
+                self._thread.join(timeout=0.05)
+
+    def _read(self) -> None:
+        try:
+            for step in self._steps:
+                batch = self._data.global_batch(step)
+                if self._device.type == "cuda":
+                    batch = replace(batch, micro_batches=[micro.pin_memory() for micro in batch.micro_batches])
+                self._ready.put(batch)
+                if self._stopped.is_set():
+                    return
+        except Exception as error:  # handed to the training thread, which raises it
+            self._ready.put(error)

@@ -1,0 +1,99 @@
+"""What the machine offers: the device, the precision of the matrix products, and how many tokens fit at once."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from bert_pretrain.config import TrainConfig
+from bert_pretrain.errors import ConfigError
+from bert_pretrain.model.bert import BertForPreTraining
+
+CPU_MICRO_BATCH_TOKENS = 4096
+"""Measured on two cores for hidden sizes from 128 to 768: less costs calls, more falls out of the cache."""
+DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
+
+
+@dataclass(frozen=True)
+class Precision:
+    """How matrix products run, and why."""
+
+    name: str
+    reason: str
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return DTYPES[self.name]
+
+
+def choose_device(setting: str) -> torch.device:
+    """Return the device of a setting such as `auto`, `cpu`, `cuda`, `cuda:1`.
+
+    Raises:
+        ConfigError: when CUDA is asked for and not there.
+    """
+    if setting == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    device = torch.device(setting)
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise ConfigError(
+            f"the device is '{setting}', this machine has {torch.cuda.device_count()} CUDA devices",
+            where="train.device",
+            remedy="set it to auto, or run where there is one",
+        )
+    return device
+
+
+def choose_precision(setting: str, device: torch.device) -> Precision:
+    """Return the precision of a setting, and the reason for it in words."""
+    if setting != "auto":
+        return Precision(setting, "as configured")
+    if device.type == "cuda":
+        # Older cards emulate bf16 without tensor cores, slower than fp32.
+        if torch.cuda.is_bf16_supported(including_emulation=False):
+            return Precision("bf16", "the card has it")
+        return Precision("fp16", "the card has no bf16")
+    found = cpu_bf16_feature()
+    if found:
+        return Precision("bf16", f"the CPU has {found}")
+    return Precision("fp32", "the CPU has neither avx512_bf16 nor AMX, without which bf16 is slower")
+
+
+def cpu_bf16_feature(cpuinfo: Path = Path("/proc/cpuinfo")) -> str | None:
+    """Return which instructions for bf16 products the CPU has, or None; unknown outside Linux on x86."""
+    try:
+        lines = cpuinfo.read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return None
+    flags = next((set(line.partition(":")[2].split()) for line in lines if line.startswith("flags")), set())
+    return next((feature for feature in ("amx_bf16", "avx512_bf16") if feature in flags), None)
+
+
+def choose_micro_batch_tokens(
+    config: TrainConfig, model: BertForPreTraining, max_seq_length: int, device: torch.device
+) -> int:
+    """Return the tokens that a micro-batch may hold, from the configuration or from what fits."""
+    if config.micro_batch_tokens != "auto":
+        return config.micro_batch_tokens
+    whole_batch = config.global_batch_size * max_seq_length
+    if device.type != "cuda":
+        return min(CPU_MICRO_BATCH_TOKENS, whole_batch)
+    free, _ = torch.cuda.mem_get_info(device)
+    # Gradients and both moments of AdamW in fp32 are still to come, and a bf16 copy of the weights.
+    reserved = sum(parameter.numel() for parameter in model.parameters()) * (4 + 4 + 4 + 2)
+    fitting = int(0.8 * (free - reserved)) // activation_bytes_per_token(model, max_seq_length)
+    return max(max_seq_length, min(fitting, whole_batch))
+
+
+def activation_bytes_per_token(model: BertForPreTraining, max_seq_length: int) -> int:
+    """Estimate what a token leaves in memory until its backward pass, under autocast.
+
+    A layer keeps, a token: its two normalisations' inputs and outputs in fp32 and the outputs again in 16 bits (20 H),
+    query, key, value, context and both projections in 16 bits (12 H), dropout masks (2 H), and the wide activations
+    before and after GELU (4 I); attention that pads also keeps a row of scores, probabilities and dropout mask a head.
+    """
+    config = model.config
+    layer = 34 * config.hidden_size + 4 * config.intermediate_size
+    if model.attention_backend == "padded":
+        layer += 9 * config.num_attention_heads * max_seq_length
+    return config.num_hidden_layers * layer + 20 * config.hidden_size

@@ -1,0 +1,141 @@
+"""The two pretraining losses as sums, with what they predicted right.
+
+Sums, because a micro-batch does not know how many tokens the global batch predicts: divided by the true numbers of the
+*global* batch, they give the gradient of one big batch however it is cut. The masked-language-model loss takes its
+gradient on the way forward, a block of masked rows at a time, so that the logits never exist as a whole: they are by
+far the largest tensor of a step, and on CPU the time goes into moving them.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from bert_pretrain.model.bert import BertForPreTraining
+from bert_pretrain.train.batches import Batch
+
+BLOCK_ROWS = 512
+"""Masked rows whose logits exist at once in the precision of the matrix product."""
+SOFTMAX_ROWS = {"cpu": 32, "cuda": BLOCK_ROWS}
+"""Of these, rows whose logits exist in fp32: on CPU few, so that they stay in the cache."""
+FP16_FACTOR = 128.0
+"""fp16 has no numbers below 6e-8; the gradient of an unlikely token's logit, its probability, needs some room."""
+
+
+@dataclass(frozen=True)
+class LossSums:
+    """Sums over a micro-batch, each a scalar on the model's device."""
+
+    mlm_loss: Tensor  # over predicted tokens, nats
+    nsp_loss: Tensor  # over sequences, nats
+    mlm_correct: Tensor
+    nsp_correct: Tensor
+
+    def mean(self, num_predictions: int, num_sequences: int) -> Tensor:
+        """Return the part of the loss that this micro-batch adds to a global batch of the given numbers."""
+        return self.mlm_loss / max(num_predictions, 1) + self.nsp_loss / num_sequences
+
+
+def pretraining_loss(model: BertForPreTraining, batch: Batch) -> LossSums:
+    """Run the model on one micro-batch and return the sums of both losses."""
+    features, nsp_logits = model(
+        batch.input_ids,
+        batch.token_type_ids,
+        batch.position_ids,
+        batch.cu_seqlens,
+        batch.max_seqlen,
+        batch.masked_positions,
+    )
+    weight, bias = model.embeddings.word_embeddings.weight, model.mlm_head.bias
+    mlm_loss, mlm_correct = masked_lm_loss(features, weight, bias, batch.masked_labels)
+    nsp_logits = nsp_logits.float()
+    nsp_loss = F.cross_entropy(nsp_logits, batch.next_sentence_labels, reduction="sum")
+    nsp_correct = (nsp_logits.argmax(dim=1) == batch.next_sentence_labels).sum()
+    return LossSums(mlm_loss, nsp_loss, mlm_correct, nsp_correct)
+
+
+def masked_lm_loss(features: Tensor, weight: Tensor, bias: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the summed cross-entropy of `features @ weight.T + bias`, and how many labels have the largest logit.
+
+    Args:
+        features: (masked, hidden).
+        weight: (vocabulary, hidden).
+        bias: (vocabulary,).
+        labels: (masked,) int64.
+    """
+    device = features.device.type
+    dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else weight.dtype
+    with torch.autocast(device, enabled=False):
+        loss, correct = _decoder_loss(features, weight, bias, labels, dtype)
+    return loss, correct
+
+
+class _DecoderLoss(torch.autograd.Function):
+    """Decoder, softmax and cross-entropy in one; `backward` only scales what `forward` has computed."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, features: Tensor, weight: Tensor, bias: Tensor, labels: Tensor, dtype: torch.dtype
+    ) -> tuple[Tensor, Tensor]:
+        with_gradient = any(ctx.needs_input_grad)
+        rows, decoder, offset = features.to(dtype), weight.to(dtype), bias.to(dtype)
+        factor = FP16_FACTOR if dtype == torch.float16 else 1.0
+        loss = features.new_zeros((), dtype=torch.float32)
+        correct = labels.new_zeros(())
+        if with_gradient:
+            d_features = torch.empty_like(features)
+            d_weight, d_bias = torch.zeros_like(weight), torch.zeros_like(bias)
+        for start in range(0, len(labels), BLOCK_ROWS):
+            block = slice(start, start + BLOCK_ROWS)
+            logits = torch.addmm(offset, rows[block], decoder.t())  # (block, vocabulary)
+            block_loss, block_correct = _softmax_in_place(logits, labels[block], factor, with_gradient)
+            loss += block_loss
+            correct += block_correct
+            if with_gradient:
+                # `logits` now holds the gradient with respect to the logits.
+                d_features[block] = torch.mm(logits, decoder)
+                d_weight += torch.mm(logits.t(), rows[block])
+                d_bias += logits.sum(dim=0, dtype=torch.float32)
+        if with_gradient:
+            ctx.save_for_backward(d_features, d_weight, d_bias)
+            ctx.factor = factor
+        ctx.mark_non_differentiable(correct)
+        return loss, correct
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor, Tensor, None, None]:
+        scale = gradients[0] / ctx.factor
+        d_features, d_weight, d_bias = ctx.saved_tensors
+        return d_features * scale, d_weight * scale, d_bias * scale, None, None
+
+
+_decoder_loss: Callable[[Tensor, Tensor, Tensor, Tensor, torch.dtype], tuple[Tensor, Tensor]] = _DecoderLoss.apply
+
+
+def _softmax_in_place(logits: Tensor, labels: Tensor, factor: float, with_gradient: bool) -> tuple[Tensor, Tensor]:
+    """Return loss and correct counts of a block, and turn its logits into `factor` times their gradient.
+
+    Args:
+        logits: (rows, vocabulary), overwritten if `with_gradient`.
+        labels: (rows,) int64.
+    """
+    loss = torch.zeros((), dtype=torch.float32, device=logits.device)
+    correct = labels.new_zeros(())
+    num_rows = SOFTMAX_ROWS.get(logits.device.type, BLOCK_ROWS)
+    for start in range(0, len(labels), num_rows):
+        part, targets = logits[start : start + num_rows], labels[start : start + num_rows, None]
+        wide = part.float()  # (rows, vocabulary): the softmax is taken in fp32
+        largest, guesses = wide.max(dim=1, keepdim=True)
+        correct += (guesses == targets).sum()
+        target_logits = wide.gather(1, targets)
+        wide = wide.sub(largest).exp_()  # not in place: in fp32 `wide` may still be `part`
+        total = wide.sum(dim=1, keepdim=True)
+        loss += (total.log() + largest - target_logits).sum()
+        if with_gradient:
+            wide.mul_(factor / total)
+            wide.scatter_add_(1, targets, torch.full_like(total, -factor))
+            part.copy_(wide)
+    return loss, correct

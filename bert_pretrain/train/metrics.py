@@ -1,0 +1,140 @@
+"""What a run reports: one line of figures an interval, for `metrics.jsonl` and for people.
+
+Time is that of training steps, waiting for data included; evaluations and checkpoints are not in it.
+"""
+
+import json
+import resource
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from bert_pretrain.files import write_text
+from bert_pretrain.train.state import StepSums, TrainState
+
+
+def peak_memory_bytes(device: torch.device) -> int:
+    """Return the most memory this run has held: tensors on a CUDA device, else the whole process."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    unit = 1 if sys.platform == "darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+
+
+def training_line(state: TrainState, *, rate: float, epoch: float, peak: float | None) -> dict[str, Any]:
+    """Return the line of `metrics.jsonl` for the interval that ends here, which waits for the device.
+
+    Losses, accuracies, the gradient's norm and the rates are means over the interval. Skipped steps have none.
+
+    Args:
+        state: after the interval's last step.
+        rate: the learning rate of that step.
+        epoch: passes over the training split so far.
+        peak: FLOPs a second that the device can do, or None.
+    """
+    progress, interval = state.progress, state.interval
+    sums = StepSums(*state.sums.tolist())
+    updates, seconds = interval.steps - sums.skipped, max(interval.seconds, 1e-9)
+    return {
+        "step": progress.step,
+        "epoch": epoch,
+        "examples": progress.examples,
+        "tokens": progress.tokens,
+        "elapsed_seconds": progress.elapsed_seconds,
+        "loss": _ratio(sums.loss, updates),
+        "mlm_loss": _ratio(sums.mlm_loss, sums.predictions),
+        "mlm_accuracy": _ratio(sums.mlm_correct, sums.predictions),
+        "nsp_loss": _ratio(sums.nsp_loss, sums.sequences),
+        "nsp_accuracy": _ratio(sums.nsp_correct, sums.sequences),
+        "learning_rate": rate,
+        "grad_norm": _ratio(sums.grad_norm, updates),
+        "examples_per_second": interval.examples / seconds,
+        "tokens_per_second": interval.tokens / seconds,
+        "mfu": None if peak is None else interval.flops / seconds / peak,
+        "padding_share": 1.0 - interval.tokens / max(interval.attended_slots, 1),
+        "data_wait_share": interval.waited_seconds / seconds,
+        "peak_memory_bytes": peak_memory_bytes(state.sums.device),
+        "skipped_steps": int(sums.skipped),
+    }
+
+
+def _ratio(total: float, number: float) -> float | None:
+    return total / number if number else None
+
+
+def console_line(line: dict[str, Any], steps: int) -> str:
+    """Return a line of `metrics.jsonl` for people: aligned, with units."""
+    head = f"step {line['step']:>{len(str(steps))}}/{steps}"
+    if "validation_mlm_loss" in line:
+        return (
+            f"{head}  validation  mlm {line['validation_mlm_loss']:7.4f} nats "
+            f"{line['validation_mlm_accuracy']:6.2%}  nsp {line['validation_nsp_loss']:6.4f} nats "
+            f"{line['validation_nsp_accuracy']:6.2%}"
+        )
+    if line["loss"] is None:
+        return f"{head}  all {line['skipped_steps']} steps skipped: gradients were not finite"
+    text = (
+        f"{head}  loss {line['loss']:7.4f}  mlm {line['mlm_loss']:7.4f} nats {line['mlm_accuracy']:6.2%}"
+        f"  nsp {line['nsp_loss']:6.4f} nats {line['nsp_accuracy']:6.2%}  lr {line['learning_rate']:.2e}"
+        f"  norm {line['grad_norm']:6.3f}  {line['examples_per_second']:7.1f} examples/s"
+        f"  {line['tokens_per_second']:9,.0f} tokens/s"
+    )
+    text += f"  MFU {line['mfu']:5.1%}" if line["mfu"] is not None else ""
+    return text + (f"  {line['skipped_steps']} skipped" if line["skipped_steps"] else "")
+
+
+def bar_text(line: dict[str, Any]) -> str:
+    """Return the figures beside the progress bar."""
+    loss = "–" if line["loss"] is None else f"{line['loss']:.3f}"
+    mfu = "" if line["mfu"] is None else f", MFU {line['mfu']:.1%}"
+    return f"loss {loss}, lr {line['learning_rate']:.1e}, {line['tokens_per_second']:,.0f} tokens/s{mfu}"
+
+
+class MetricsFile:
+    """`metrics.jsonl`, one JSON object a line, appended as the run goes."""
+
+    def __init__(self, path: Path, *, keep_until_step: int | None) -> None:
+        """Open the file, first cut back to what was true at a step; None empties it."""
+        lines = path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
+        kept = [] if keep_until_step is None else [line for line in lines if _step_of(line) <= keep_until_step]
+        write_text(path, "".join(line + "\n" for line in kept))
+        self._file = path.open("a", encoding="utf-8")
+        self._latest: dict[str, dict[str, Any]] = {}
+        for line in kept:
+            self._note(json.loads(line))
+
+    @property
+    def last_training(self) -> dict[str, Any] | None:
+        """The newest line of an interval of training."""
+        return self._latest.get("training")
+
+    @property
+    def last_validation(self) -> dict[str, Any] | None:
+        """The newest line of an evaluation."""
+        return self._latest.get("validation")
+
+    def has_validation(self, step: int) -> bool:
+        """Whether this step has been evaluated."""
+        return self.last_validation is not None and self.last_validation["step"] == step
+
+    def write(self, line: dict[str, Any]) -> None:
+        """Append one line, at once on disk as far as this process is concerned."""
+        self._file.write(json.dumps(line, allow_nan=False) + "\n")
+        self._file.flush()
+        self._note(line)
+
+    def _note(self, line: dict[str, Any]) -> None:
+        self._latest["validation" if "validation_mlm_loss" in line else "training"] = line
+
+    def close(self) -> None:
+        self._file.close()
+
+
+def _step_of(line: str) -> float:
+    """Return the step of a line; one torn by a kill belongs to no step that was kept."""
+    try:
+        return float(json.loads(line)["step"])
+    except (ValueError, KeyError, TypeError):
+        return float("inf")

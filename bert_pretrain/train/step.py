@@ -1,0 +1,118 @@
+"""One optimizer step: the only place that touches gradients.
+
+Nothing here waits for the device: whether the gradients are finite is decided there, a step that is not is skipped
+there, and all figures are added to a tensor there, read when a log line is due.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from bert_pretrain import rng
+from bert_pretrain.model.bert import BertForPreTraining
+from bert_pretrain.train.batches import GlobalBatch
+from bert_pretrain.train.loss import LossSums, pretraining_loss
+
+LOSS_SCALE_START = 2.0**16
+LOSS_SCALE_GROWTH_STEPS = 2000
+"""Both as in Micikevicius et al. (2018) and PyTorch's own scaler."""
+
+
+@dataclass
+class LossScale:
+    """What an fp16 loss is multiplied by, so that small gradients do not vanish; halved when they overflow."""
+
+    scale: Tensor  # () float32
+    good_steps: Tensor  # () int32: since it last changed
+
+    @staticmethod
+    def start(device: torch.device) -> "LossScale":
+        return LossScale(
+            torch.tensor(LOSS_SCALE_START, device=device), torch.tensor(0, dtype=torch.int32, device=device)
+        )
+
+    def update(self, overflowed: Tensor) -> None:
+        """Halve the scale after an overflow, double it after many steps without one."""
+        good_steps = torch.where(overflowed, 0, self.good_steps + 1)
+        grows = good_steps >= LOSS_SCALE_GROWTH_STEPS
+        self.scale.mul_(torch.where(overflowed, 0.5, torch.where(grows, 2.0, 1.0)))
+        self.good_steps.copy_(torch.where(grows, 0, good_steps))
+
+
+def train_step(
+    model: BertForPreTraining,
+    optimizer: torch.optim.Optimizer,
+    batch: GlobalBatch,
+    sums: Tensor,
+    *,
+    seed: int,
+    step: int,
+    learning_rate: float,
+    max_grad_norm: float,
+    dtype: torch.dtype,
+    loss_scale: LossScale | None = None,
+) -> None:
+    """Update the weights by one global batch, and add its figures to `sums` (see `metrics.StepSums`).
+
+    Args:
+        model: in training mode.
+        optimizer: fused, so that it heeds `found_inf`.
+        batch: on the model's device.
+        sums: (9,) float64; a skipped step adds nothing but itself.
+        seed: with `step` and the number of the micro-batch, fixes every dropout mask.
+        step: finished steps before this one.
+        learning_rate: for this step.
+        max_grad_norm: the gradient is shortened to this 2-norm.
+        dtype: of the matrix products; fp32 means no autocast.
+        loss_scale: needed for fp16 only.
+    """
+    optimizer.zero_grad(set_to_none=True)
+    scale = loss_scale.scale if loss_scale is not None else 1.0
+    parts = []
+    device = sums.device
+    # One autocast region for the whole step, so that each weight is cast once and not in every micro-batch.
+    with torch.autocast(device.type, dtype, enabled=dtype != torch.float32):
+        for number, micro_batch in enumerate(batch.micro_batches):
+            torch.manual_seed(rng.torch_seed(seed, "dropout", step=step, micro_batch=number))
+            part = pretraining_loss(model, micro_batch)
+            (part.mean(batch.num_predictions, batch.num_sequences) * scale).backward()  # type: ignore[no-untyped-call]
+            parts.append(part)
+    gradients = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
+    norm = torch.nn.utils.get_total_norm(gradients) / scale
+    # Weights of the same step for the same seed, whatever the scale was; a norm of 0 must not divide.
+    shrink = (max_grad_norm / (norm + 1e-6)).clamp(max=1.0) / scale
+    torch._foreach_mul_(gradients, shrink)
+    figures = _figures(parts, batch, norm)
+    finite = figures.isfinite().all()
+    _update(optimizer, learning_rate, ~finite)
+    if loss_scale is not None:
+        loss_scale.update(~finite)
+    sums += torch.where(finite, figures, _skipped_figures(device))
+
+
+def _update(optimizer: torch.optim.Optimizer, learning_rate: float, skip: Tensor) -> None:
+    """Run the optimizer, or leave weights and moments as they are where `skip` is true."""
+    for group in optimizer.param_groups:
+        group["lr"] = learning_rate
+    # PyTorch's contract between a gradient scaler and a fused optimizer, which reads both on the device.
+    optimizer.grad_scale = None  # type: ignore[attr-defined]
+    optimizer.found_inf = skip.float()  # type: ignore[attr-defined]
+    optimizer.step()
+
+
+def _figures(parts: list[LossSums], batch: GlobalBatch, norm: Tensor) -> Tensor:
+    """Return one step's row of `metrics.StepSums`."""
+    with torch.no_grad():
+        mlm_loss, nsp_loss, mlm_correct, nsp_correct = (
+            torch.stack([getattr(part, name).double() for part in parts]).sum()
+            for name in ("mlm_loss", "nsp_loss", "mlm_correct", "nsp_correct")
+        )
+        loss = mlm_loss / max(batch.num_predictions, 1) + nsp_loss / batch.num_sequences
+        counts = torch.tensor([batch.num_predictions, batch.num_sequences, 0.0], dtype=torch.float64)
+        measured = torch.stack([mlm_loss, nsp_loss, mlm_correct, nsp_correct])
+        return torch.cat([measured, counts.to(norm.device, non_blocking=True), torch.stack([loss, norm.double()])])
+
+
+def _skipped_figures(device: torch.device) -> Tensor:
+    return torch.tensor([0, 0, 0, 0, 0, 0, 1, 0, 0], dtype=torch.float64).to(device, non_blocking=True)

@@ -1,0 +1,132 @@
+"""A synthetic language that can be learnt: four topics of twelve words, which follow one another in a circle.
+
+A masked word follows from its neighbours, and B follows A if both speak of one topic.
+"""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from bert_pretrain import manifest, ragged
+from bert_pretrain.config import Config
+from bert_pretrain.examples import Examples
+from bert_pretrain.shards import write_shard
+from bert_pretrain.tokenizer import Tokenizer
+
+NUM_TOPICS, WORDS_PER_TOPIC = 4, 12
+FIRST_WORD = 104
+
+
+def make_tokenizer() -> Tokenizer:
+    words = [f"{topic}{letter}" for topic in "wxyz" for letter in "abcdefghijkl"]
+    tokens = ["[PAD]", *(f"[unused{number}]" for number in range(99)), "[UNK]", "[CLS]", "[SEP]", "[MASK]", *words]
+    return Tokenizer(tokens, lowercase=True, strip_accents=None, handle_chinese_chars=True)
+
+
+def make_examples(rows: int, generator: np.random.Generator, max_seq_length: int = 32) -> Examples:
+    """Draw examples of mixed lengths with unequal numbers of masks."""
+    columns: dict[str, list[Any]] = {"ids": [], "starts": [], "positions": [], "labels": []}
+    next_sentence_label = generator.permutation(rows) % 2
+    for label in next_sentence_label:
+        len_a, len_b = generator.integers(3, (max_seq_length - 3) // 2 + 1, size=2)
+        topic = int(generator.integers(NUM_TOPICS))
+        other = (topic + int(generator.integers(1, NUM_TOPICS)) * int(label)) % NUM_TOPICS
+        first, second = (
+            FIRST_WORD
+            + which * WORDS_PER_TOPIC
+            + (generator.integers(WORDS_PER_TOPIC) + np.arange(n)) % WORDS_PER_TOPIC
+            for which, n in ((topic, len_a), (other, len_b))
+        )
+        ids = np.concatenate([[101], first, [102], second, [102]])
+        maskable = np.flatnonzero(ids >= FIRST_WORD)
+        number = max(1, round(float(generator.uniform(0.1, 0.25)) * len(maskable)))
+        positions = np.sort(generator.choice(maskable, number, replace=False))
+        columns["labels"].append(ids[positions].copy())
+        ids[positions] = 103
+        columns["ids"].append(ids)
+        columns["starts"].append(len_a + 2)
+        columns["positions"].append(positions)
+    return Examples(
+        input_ids=np.concatenate(columns["ids"]).astype(np.uint16),
+        offsets=ragged.offsets_of(np.array([len(ids) for ids in columns["ids"]])),
+        segment_b_start=np.array(columns["starts"], dtype=np.uint16),
+        masked_lm_positions=np.concatenate(columns["positions"]).astype(np.uint16),
+        masked_lm_ids=np.concatenate(columns["labels"]).astype(np.uint16),
+        masked_offsets=ragged.offsets_of(np.array([len(positions) for positions in columns["positions"]])),
+        next_sentence_label=next_sentence_label.astype(np.uint8),
+    )
+
+
+def make_data_folder(folder: Path, *, shard_rows: tuple[int, ...] = (150, 90, 120), validation_rows: int = 60) -> Path:
+    """Write a data folder as stage 2 does."""
+    generator = np.random.default_rng(7)
+    (folder / "tokenizer").mkdir(parents=True)
+    tokenizer = make_tokenizer()
+    tokenizer.save(folder / "tokenizer")
+    splits: dict[str, Any] = {}
+    for split, rows_of in (("train", shard_rows), ("validation", (validation_rows,) if validation_rows else ())):
+        shards = [
+            write_shard(folder, f"{split}/{number:05d}.parquet", make_examples(rows, generator)).as_json()
+            for number, rows in enumerate(rows_of)
+        ]
+        splits[split] = {"shards": shards}
+    body = {
+        "config": {"data": {"max_seq_length": 32}},
+        "tokenizer": {"vocab_size": tokenizer.vocab_size, "hash": tokenizer.hash},
+        "splits": splits,
+    }
+    manifest.complete(folder, "data", {}, body)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def tokenizer() -> Tokenizer:
+    return make_tokenizer()
+
+
+@pytest.fixture(scope="session")
+def data_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_data_folder(tmp_path_factory.mktemp("data") / "data")
+
+
+@pytest.fixture
+def new_data_folder(tmp_path: Path) -> Callable[..., Path]:
+    """Make a data folder of one's own, to be changed or broken."""
+    return lambda name="data", **settings: make_data_folder(tmp_path / name, **settings)
+
+
+@pytest.fixture(scope="session")
+def examples() -> Callable[..., Examples]:
+    """Make examples without files: `examples(rows, seed)`."""
+    return lambda rows, seed=0: make_examples(rows, np.random.default_rng(seed))
+
+
+@pytest.fixture(scope="session")
+def tiny() -> Callable[..., Config]:
+    """Make the configuration of a tiny run on the CPU; keywords go into the section `train`."""
+
+    def make(*, model: dict[str, Any] | None = None, **train: Any) -> Config:
+        sizes = {
+            "hidden_size": 32,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 2,
+            "intermediate_size": 64,
+            "max_position_embeddings": 32,
+        }
+        settings = {
+            "global_batch_size": 16,
+            "micro_batch_tokens": 256,
+            "max_steps": 12,
+            "peak_lr": 1e-3,
+            "precision": "fp32",
+            "device": "cpu",
+            "log_every": 5,
+            "eval_every": 6,
+            "save_every": 4,
+        }
+        return Config.model_validate({"model": {**sizes, **(model or {})}, "train": {**settings, **train}})
+
+    return make
