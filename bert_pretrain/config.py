@@ -5,6 +5,7 @@ taken as text and given their meaning by the field they belong to, so `1e-4` is 
 `no` is false where a truth value is and Norwegian where a language is.
 """
 
+import contextlib
 import difflib
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -21,6 +22,8 @@ KeyPath = tuple[str, ...]  # a key's place in the tree, for example ("train", "p
 def _whole_number(value: object) -> object:
     """Accept `1e5` and `30_522` where a whole number is expected."""
     if isinstance(value, str):
+        with contextlib.suppress(ValueError):
+            return int(value)  # before float, which rounds above 2**53
         try:
             number = float(value)
         except ValueError:
@@ -143,12 +146,16 @@ class TrainConfig(_Section):
         return self
 
 
+# A section of overrides left empty in YAML (`data:`) is null there.
+Overrides = Annotated[dict[str, Any], BeforeValidator(lambda value: {} if value is None else value)]
+
+
 class PhaseConfig(_Section):
     """One phase of training: what it changes in the sections `data` and `train`."""
 
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
-    data: dict[str, Any] = {}
-    train: dict[str, Any] = {}
+    data: Overrides = {}
+    train: Overrides = {}
 
 
 class Config(_Section):
@@ -249,6 +256,10 @@ def _parse_yaml(text: str, name: str) -> tuple[dict[str, Any], dict[KeyPath, str
     try:
         node = yaml.compose(text, Loader=yaml.SafeLoader)
         tree: Any = {} if node is None else _construct(node, (), name, places)
+    except RecursionError as error:
+        raise ConfigError(
+            "a value contains itself, or lies too deep", where=name, remedy="remove the alias (*) that leads in a circle"
+        ) from error
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         where = f"{name}:{mark.line + 1}" if mark else name
@@ -297,7 +308,9 @@ def _assign(tree: dict[str, Any], places: dict[KeyPath, str], dotted: str, value
     """Put `value` at a dotted key, which replaces what an earlier source said there."""
     *parents, last = path = tuple(dotted.split("."))
     for depth, parent in enumerate(parents):
-        if not isinstance(tree.setdefault(parent, {}), dict):
+        if tree.get(parent) is None:  # a section left empty counts as one without keys
+            tree[parent] = {}
+        if not isinstance(tree[parent], dict):
             raise ConfigError(
                 f"'{'.'.join(path[: depth + 1])}' holds no keys",
                 where=where,
@@ -358,14 +371,17 @@ def _explain(error: ValidationError, prefix: KeyPath, places: dict[KeyPath, str]
         return ConfigError(f"{dotted}: {message}", where=where, remedy="change one of the two")
     if problem["type"] == "missing":
         return ConfigError(f"'{dotted}' is missing", where=where, remedy="add it")
-    remedy = _expectations(error, problem["loc"]) if len(error.errors()) > 1 else message
+    is_union = len(path) - len(prefix) < len(location)
+    remedy = _expectations(error, problem["loc"], is_union) if len(error.errors()) > 1 else message
     return ConfigError(f"{dotted} is {problem['input']!r}", where=where, remedy=f"give another value: {remedy}")
 
 
-def _expectations(error: ValidationError, location: tuple[int | str, ...]) -> str:
+def _expectations(error: ValidationError, location: tuple[int | str, ...], is_union: bool) -> str:
     """Join what the members of a union expected at the same place."""
     parents = location[:-1]
-    messages = [item["msg"] for item in error.errors() if item["loc"][: len(parents)] == parents]
+    alike = [item for item in error.errors() if item["loc"][: len(parents)] == parents]
+    # What a union's members expected stands below the key; beside it stand complaints about other keys.
+    messages = [item["msg"] for item in alike if is_union or item["loc"] == location]
     return "; or ".join(dict.fromkeys(message[0].lower() + message[1:] for message in messages))
 
 

@@ -1,0 +1,112 @@
+"""Texts that every machine has, and one small vocabulary and data folder that any test may reuse (never write there)."""
+
+import os
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")  # before `datasets` and `transformers` are imported anywhere
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+
+import random
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import hypothesis
+import pytest
+
+from bert_pretrain.config import load_config
+from bert_pretrain.make_data.run import make_data
+from bert_pretrain.vocab.run import make_vocab
+
+# The same cases in every run; look for new ones with --hypothesis-profile=default.
+hypothesis.settings.register_profile("suite", derandomize=True, deadline=None, max_examples=60, database=None)
+hypothesis.settings.load_profile("suite")
+
+REPOSITORY = Path(__file__).resolve().parents[1]
+CHINESE_WORDS = (
+    "我们 今天 学校 学习 中国 历史 老师 学生 问题 时间 工作 城市 北京 上海 天气 很好 喜欢 音乐 电影 书本 朋友 家人 "
+    "晚饭 早上 下午 公园 散步 研究 语言 模型 数据 训练 结果 重要 方法 世界 经济 发展 科学 技术 文化 社会 生活 "
+    "河流 高山 春天 花开 冬天 下雪 火车 飞机 旅行 地方 美丽 古老 建筑 故事 孩子 母亲 父亲 电话 电脑 网络 新闻"
+).split()
+
+
+def _english_documents() -> list[list[str]]:
+    """The pydoc topics of the standard library: one document a topic, each a list of sentences of plain prose."""
+    from pydoc_data.topics import topics
+
+    documents = []
+    for name in sorted(topics):
+        paragraphs = [" ".join(paragraph.split()) for paragraph in topics[name].split("\n\n")]
+        sentences = [sentence for text in paragraphs for sentence in re.split(r"(?<=[.!?]) (?=[A-Z])", text)]
+        documents.append([sentence for sentence in sentences if len(sentence) > 20])
+    return [document for document in documents if len(document) > 1]
+
+
+def _chinese_documents(count: int = 120) -> list[list[str]]:
+    draw = random.Random(7)
+    return [
+        ["".join(draw.choices(CHINESE_WORDS, k=draw.randint(3, 12))) + draw.choice("。。。！？") for _ in range(size)]
+        for size in (draw.randint(2, 30) for _ in range(count))
+    ]
+
+
+def one_sentence_a_line(documents: list[list[str]]) -> str:
+    return "\n\n".join("\n".join(document) for document in documents) + "\n"
+
+
+@pytest.fixture(scope="session")
+def english_documents() -> list[list[str]]:
+    """Real English: documents as lists of sentences."""
+    return _english_documents()
+
+
+@pytest.fixture(scope="session")
+def chinese_documents() -> list[list[str]]:
+    """Chinese composed of ordinary words: documents as lists of sentences."""
+    return _chinese_documents()
+
+
+@pytest.fixture(scope="session")
+def english_text(tmp_path_factory: pytest.TempPathFactory, english_documents: list[list[str]]) -> Path:
+    """A file of English, one sentence a line, blank lines between documents."""
+    path = tmp_path_factory.mktemp("english") / "english.txt"
+    path.write_text(one_sentence_a_line(english_documents), encoding="utf-8")
+    return path
+
+
+@pytest.fixture(scope="session")
+def chinese_text(tmp_path_factory: pytest.TempPathFactory, chinese_documents: list[list[str]]) -> Path:
+    """A file of Chinese, one sentence a line, blank lines between documents."""
+    path = tmp_path_factory.mktemp("chinese") / "chinese.txt"
+    path.write_text(one_sentence_a_line(chinese_documents), encoding="utf-8")
+    return path
+
+
+@pytest.fixture(scope="session")
+def vocab_folder(tmp_path_factory: pytest.TempPathFactory, english_text: Path) -> Path:
+    """A lowercase English vocabulary of 3,000 tokens."""
+    config = load_config(settings=["vocab.size=3000"])
+    return make_vocab(config, [str(english_text)], tmp_path_factory.mktemp("vocab") / "vocab", workers=1)
+
+
+@pytest.fixture(scope="session")
+def data_folder(tmp_path_factory: pytest.TempPathFactory, english_text: Path, vocab_folder: Path) -> Path:
+    """A data folder of a few thousand English examples up to 64 tokens long, in several shards."""
+    settings = ["data.max_seq_length=64", "data.dupe_factor=2", "data.examples_per_shard=1024"]
+    config = load_config(settings=[*settings, "data.validation_fraction=0.1"])
+    return make_data(config, [str(english_text)], vocab_folder, tmp_path_factory.mktemp("data") / "data", workers=1)
+
+
+CommandLine = Callable[..., subprocess.CompletedProcess[str]]
+
+
+@pytest.fixture(scope="session")
+def command_line() -> CommandLine:
+    """Run `python -m bert_pretrain ARGUMENTS` in a process of its own."""
+
+    def run(*arguments: object, **options: object) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", "bert_pretrain", *map(str, arguments)]
+        return subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, timeout=120, **options)  # type: ignore[call-overload, no-any-return]
+
+    return run

@@ -1,0 +1,247 @@
+"""The configuration: what people write, in YAML, `--set` and flags, means what they mean; mistakes name their place."""
+
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bert_pretrain.config import Config, PhaseConfig, dump_yaml, load_config, preset_paths
+from bert_pretrain.errors import ConfigError
+
+SCHEMA = Path(__file__).resolve().parents[1] / "configs" / "schema.json"
+
+
+def from_yaml(folder: Path, text: str, **options: object) -> Config:
+    path = folder / "config.yaml"
+    path.write_text(text, encoding="utf-8")
+    return load_config(path, **options)  # type: ignore[arg-type]
+
+
+def value_at(config: Config, dotted: str) -> object:
+    section, key = dotted.split(".")
+    return getattr(getattr(config, section), key)
+
+
+MEANINGS = [
+    ("train.peak_lr", "1e-4", 1e-4),
+    ("train.peak_lr", "2.5E-4", 2.5e-4),
+    ("train.max_steps", "1e5", 100_000),
+    ("train.max_steps", "1_000", 1000),
+    ("train.max_steps", "null", None),
+    ("train.max_steps", "~", None),
+    ("data.language", "no", "no"),
+    ("data.language", "'no'", "no"),
+    ("data.language", '"on"', "on"),
+    ("data.text_field", "1", "1"),
+    ("data.text_field", "'null'", "null"),
+    ("data.whole_word_mask", "no", False),
+    ("data.whole_word_mask", "yes", True),
+    ("data.whole_word_mask", "on", True),
+    ("data.whole_word_mask", "False", False),
+    ("vocab.strip_accents", "no", False),
+    ("vocab.strip_accents", "null", None),
+    ("train.betas", "[0.9, 0.98]", (0.9, 0.98)),
+    ("train.micro_batch_tokens", "auto", "auto"),
+    ("train.micro_batch_tokens", "8192", 8192),
+    ("train.device", "cuda:1", "cuda:1"),
+]
+
+
+@pytest.mark.parametrize(("key", "text", "value"), MEANINGS)
+def test_a_value_means_the_same_in_a_file_and_in_set(tmp_path: Path, key: str, text: str, value: object) -> None:
+    section, name = key.split(".")
+    assert value_at(from_yaml(tmp_path, f"{section}:\n  {name}: {text}\n"), key) == value
+    assert value_at(load_config(settings=[f"{key}={text}"]), key) == value
+
+
+@pytest.mark.parametrize("path", preset_paths().values(), ids=preset_paths().keys())
+def test_every_preset_loads_and_so_do_its_phases(path: Path) -> None:
+    config = load_config(path.stem)
+    assert config == load_config(path)
+    for phase in config.phases:
+        assert not config.for_phase(phase).phases
+
+
+def test_defaults_are_those_of_bert_base() -> None:
+    config = load_config()
+    assert (config.vocab.size, config.vocab.unused_tokens) == (30522, 99)
+    assert (config.model.hidden_size, config.model.num_hidden_layers, config.model.layer_norm_eps) == (768, 12, 1e-12)
+    assert (config.data.masked_lm_prob, config.train.peak_lr) == (0.15, 1e-4)
+
+
+def test_later_sources_win_and_replace_what_stood_there(tmp_path: Path) -> None:
+    flags = {"vocab.size": ("--vocab-size", 9000), "data.strict": ("--strict", None)}
+    settings = ["vocab.size=8000", "data.seed=1", "data.seed=2"]
+    config = from_yaml(tmp_path, "vocab: {size: 7000, lowercase: no}\n", settings=settings, flags=flags)
+    assert (config.vocab.size, config.vocab.lowercase, config.data.seed, config.data.strict) == (9000, False, 2, False)
+
+
+@pytest.mark.parametrize("text", ["", "# nothing\n", "train:\n", "train: {}\nphases:\ninputs:\n", "train: null\n"])
+def test_empty_files_and_sections_mean_the_defaults(tmp_path: Path, text: str) -> None:
+    assert from_yaml(tmp_path, text) == Config()
+
+
+def test_set_fills_a_section_that_a_file_left_empty(tmp_path: Path) -> None:
+    assert from_yaml(tmp_path, "train:\n", settings=["train.seed=7"]).train.seed == 7
+
+
+def test_an_empty_override_section_of_a_phase_changes_nothing(tmp_path: Path) -> None:
+    config = from_yaml(tmp_path, "data: {seed: 3}\nphases:\n  - name: first\n    data:\n    train: {seed: 4}\n")
+    assert config.for_phase(config.phases[0]).data.seed == 3
+
+
+def test_anchors_and_aliases_work(tmp_path: Path) -> None:
+    config = from_yaml(tmp_path, "data: {seed: &seed 9}\ntrain: {seed: *seed}\n")
+    assert (config.data.seed, config.train.seed) == (9, 9)
+
+
+def test_phases_override_data_and_training(tmp_path: Path) -> None:
+    text = """
+data: {max_seq_length: 64, dupe_factor: 3}
+train: {peak_lr: 3e-4}
+phases:
+  - {name: short, train: {max_steps: 90}}
+  - {name: long, data: {max_seq_length: 512}, train: {max_steps: 10, peak_lr: 1e-4}}
+"""
+    config = from_yaml(tmp_path, text)
+    short, long = (config.for_phase(phase) for phase in config.phases)
+    assert (short.data.max_seq_length, short.train.max_steps, short.train.peak_lr) == (64, 90, 3e-4)
+    assert (long.data.max_seq_length, long.train.max_steps, long.train.peak_lr) == (512, 10, 1e-4)
+    assert short.data.dupe_factor == long.data.dupe_factor == 3
+    assert not long.phases
+
+
+MISTAKES = [
+    ("train:\n  peak_lrr: 1\n", ["'train.peak_lrr'", "'peak_lr'", ":2"]),
+    ("data:\n  seed: 1\n\n  max_seq_lenght: 5\n", ["'max_seq_length'", ":4"]),
+    ("trian:\n  seed: 1\n", ["'trian'", "'train'", ":1"]),
+    ("train:\n  seed: 1\n  seed: 2\n", ["'seed'", "twice", ":3"]),
+    ("train: {seed: 1}\ntrain: {seed: 2}\n", ["'train'", "twice", ":2"]),
+    ("train:\n  peak_lr: fast\n", ["train.peak_lr", "'fast'", "number", ":2"]),
+    ("train:\n  seed: 1.5\n", ["train.seed", "'1.5'", ":2"]),
+    ("train:\n  peak_lr: .nan\n", ["train.peak_lr", ":2"]),
+    ("train:\n  peak_lr: inf\n", ["train.peak_lr", "'inf'", "finite", ":2"]),
+    ("train:\n  peak_lr:\n", ["train.peak_lr", "None", ":2"]),
+    ("train:\n  max_steps: 0\n", ["train.max_steps", "greater than 0", ":2"]),
+    ("train:\n  max_steps: 1e400\n", ["train.max_steps", "'1e400'", ":2"]),
+    ("data:\n  masked_lm_prob: 1.5\n", ["data.masked_lm_prob", "less than 1", ":2"]),
+    ("data:\n  max_seq_length: 70000\n", ["data.max_seq_length", "65535", ":2"]),
+    ("data:\n  whole_word_mask: maybe\n", ["data.whole_word_mask", "'maybe'", ":2"]),
+    ("data:\n  next_sentence: sop\n", ["data.next_sentence", "'nsp'", ":2"]),
+    ("model:\n  hidden_size: 100\n  num_attention_heads: 3\n", ["hidden_size 100", "num_attention_heads 3", ":1"]),
+    ("train:\n  max_steps: 5\n  max_epochs: 2\n", ["max_steps 5", "max_epochs 2", "keep one", ":1"]),
+    ("train:\n  micro_batch_tokens: many\n", ["train.micro_batch_tokens", "'many'", "auto", "integer", ":2"]),
+    ("train:\n  betas: [0.9]\n", ["train.betas", ":2"]),
+    ("train:\n  device: tpu\n", ["train.device", "'tpu'", ":2"]),
+    ("train: 5\n", ["train", "'5'", ":1"]),
+    ("- a\n- b\n", ["not a mapping", "train:"]),
+    ("train: [\n", ["YAML", ":2"]),
+    ("a: &a [*a]\n", ["contains itself"]),
+    ("phases:\n  - name: a\n    train: {peek_lr: 1}\n", ["phases.0.train.peek_lr", "'peak_lr'", ":3"]),
+    ("phases:\n  - name: a\n    train:\n      peak_lr: x\n", ["phases.0.train.peak_lr", "'x'", ":4"]),
+    ("phases:\n  - name: a\n  - name: a\n", ["share a name", ":1"]),
+    ("phases:\n  - train: {seed: 1}\n", ["'phases.0.name' is missing", ":2"]),
+    ("phases:\n  - {name: ../x}\n", ["phases.0.name", ":2"]),
+    ("phases:\n  - {name: a, model: {hidden_size: 5}}\n", ["phases.0.model", ":2"]),
+]
+
+
+@pytest.mark.parametrize(("text", "parts"), MISTAKES)
+def test_a_mistake_names_the_value_the_line_and_a_remedy(tmp_path: Path, text: str, parts: list[str]) -> None:
+    with pytest.raises(ConfigError) as caught:
+        from_yaml(tmp_path, text)
+    error = caught.value
+    assert error.where.startswith(str(tmp_path / "config.yaml"))
+    assert error.remedy
+    for part in parts:
+        assert part in str(error)
+
+
+def test_two_mistakes_in_one_section_are_not_mixed_up(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError) as caught:
+        from_yaml(tmp_path, "train:\n  peak_lr: fast\n  seed: lucky\n")
+    assert "peak_lr" in caught.value.what
+    assert "integer" not in caught.value.remedy
+
+
+@pytest.mark.parametrize(
+    ("setting", "parts"),
+    [
+        ("train.peak_lr", ["section.key=value", "--set"]),
+        ("=3", ["section.key=value", "--set"]),
+        ("train.peek_lr=3", ["'peak_lr'", "--set train.peek_lr"]),
+        ("train.peak_lr=x", ["'x'", "--set train.peak_lr"]),
+        ("train.peak_lr.deep=3", ["train.peak_lr", "--set train.peak_lr.deep"]),
+        ("train.betas=[0.9", ["YAML", "--set train.betas"]),
+        ("inputs=*.txt", ["YAML", "--set inputs"]),
+        ("train.seed=", ["train.seed", "--set train.seed"]),
+    ],
+)
+def test_a_mistake_in_set_names_it(setting: str, parts: list[str]) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load_config(settings=["train.betas=[0.9, 0.99]", "train.peak_lr=1", setting])
+    for part in parts:
+        assert part in str(caught.value)
+
+
+def test_a_wrong_flag_is_named_by_its_flag() -> None:
+    with pytest.raises(ConfigError) as caught:
+        load_config(settings=["vocab.size=100"], flags={"vocab.size": ("--vocab-size", 3)})
+    assert caught.value.where == "--vocab-size"
+
+
+@pytest.mark.parametrize("source", ["bass", "no-such.yaml", "folder/base"])
+def test_an_unknown_preset_or_file_is_named(source: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load_config(source)
+    assert source in caught.value.what
+    assert caught.value.where == "--config"
+
+
+def test_a_file_that_is_not_text_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "binary.yaml"
+    path.write_bytes(b"\xff\xfe\x00train")
+    with pytest.raises(ConfigError, match="cannot read"):
+        load_config(path)
+
+
+WORDS = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=12)
+FLOATS = st.floats(min_value=1e-12, max_value=0.999, exclude_min=True)
+CONFIGS = st.builds(
+    lambda inputs, language, lr, eps, betas, seed, epochs, flag, overrides: Config.model_validate(
+        {
+            "inputs": inputs,
+            "vocab": {"strip_accents": flag, "seed": seed},
+            "data": {"language": language, "text_field": language, "masked_lm_prob": lr},
+            "train": {"peak_lr": lr, "eps": eps, "betas": betas, "max_epochs": epochs},
+            "phases": [PhaseConfig(name="p1", data=overrides)],
+        }
+    ),
+    st.lists(WORDS, max_size=3).map(tuple),
+    WORDS.map(lambda word: word * 2) | st.sampled_from(["no", "null", "~~", "1e-4", "0x10", "yes", "12:30:45", "<<"]),
+    FLOATS,
+    FLOATS,
+    st.tuples(FLOATS, FLOATS),
+    st.integers(-(2**70), 2**70),
+    st.none() | FLOATS,
+    st.none() | st.booleans(),
+    st.just({}) | st.fixed_dictionaries({"seed": st.just("5"), "text_field": WORDS}),
+)
+
+
+@given(config=CONFIGS)
+def test_a_dumped_configuration_loads_back_the_same(tmp_path_factory: pytest.TempPathFactory, config: Config) -> None:
+    loaded = from_yaml(tmp_path_factory.getbasetemp(), dump_yaml(config))
+    assert loaded == config
+    assert loaded.for_phase(loaded.phases[0]) == config.for_phase(config.phases[0])
+
+
+def test_the_shipped_schema_is_that_of_the_code() -> None:
+    """Regenerate it with: python -m tests.test_config (from the repository's root)."""
+    assert json.loads(SCHEMA.read_text(encoding="utf-8")) == Config.model_json_schema()
+
+
+if __name__ == "__main__":
+    SCHEMA.write_text(json.dumps(Config.model_json_schema(), indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
