@@ -17,6 +17,7 @@ from typing import Any, BinaryIO, cast
 
 from bert_pretrain.errors import DataError, InputError, OutputError
 
+LOCK = ".lock"
 COMPRESSIONS = (".gz", ".bz2", ".xz", ".zst")
 
 
@@ -110,6 +111,11 @@ def atomic_folder(path: Path) -> Iterator[Path]:
         shutil.rmtree(temporary, ignore_errors=True)
 
 
+def is_bookkeeping(path: Path) -> bool:
+    """Whether a file or folder is a lock of ours, or left by a killed writer."""
+    return path.name == LOCK or (path.name.startswith(".") and path.name.endswith(".tmp"))
+
+
 def remove_temporaries(folder: Path) -> None:
     """Remove what killed writers of `atomic_path` and `atomic_folder` left in `folder`."""
     for leftover in folder.glob(".*.tmp"):
@@ -153,22 +159,30 @@ def sha256_file(path: Path) -> str:
 
 
 def move_aside(folder: Path) -> Path:
-    """Rename a folder to a free name beside it and return that name."""
+    """Move what a folder holds to a new folder beside it and return that; the folder itself keeps its lock.
+
+    Manifests go first, so that what is left after an interruption is not taken for a finished output.
+    """
     stem = f"{folder.name}.old-{time.strftime('%Y%m%d-%H%M%S')}"
     aside = folder.with_name(stem)
     number = 1
     while aside.exists():
         number += 1
         aside = folder.with_name(f"{stem}-{number}")
-    folder.rename(aside)
+    aside.mkdir()
+    for path in sorted(folder.iterdir(), key=lambda path: (not path.name.startswith("manifest"), path.name)):
+        if path.name != LOCK:
+            path.rename(aside / path.name)
     return aside
 
 
 @contextlib.contextmanager
 def exclusive(folder: Path) -> Iterator[None]:
     """Hold a folder against a second process of ours; the lock dies with the process, whatever kills it."""
+    if folder.exists() and not folder.is_dir():
+        raise OutputError(f"'{folder}' is a file", where="--output", remedy="name a folder")
     folder.mkdir(parents=True, exist_ok=True)
-    lock = folder / ".lock"
+    lock = folder / LOCK
     with lock.open("a") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

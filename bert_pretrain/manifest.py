@@ -13,12 +13,11 @@ from typing import Any
 
 from bert_pretrain import __version__
 from bert_pretrain.errors import DataError, OutputError
-from bert_pretrain.files import move_aside, read_json, write_json
+from bert_pretrain.files import is_bookkeeping, move_aside, read_json, write_json
 
 FORMAT_VERSIONS = {"vocab": 1, "data": 1, "run": 1}
 MANIFEST = "manifest.json"
 PARTIAL = "manifest.partial.json"
-_IGNORED = {".lock"}
 
 
 class Progress(Enum):
@@ -36,25 +35,24 @@ def library_versions() -> dict[str, str]:
 
 
 def claim(folder: Path, kind: str, identity: Mapping[str, Any], *, overwrite: bool = False) -> Progress:
-    """Take `folder` for a stage's output, or say how far the same command already came there.
+    """Take `folder` for a stage's output, or say how far the same command already came there; hold `exclusive` meanwhile.
 
     Args:
         folder: the output folder; need not exist.
         kind: a key of `FORMAT_VERSIONS`.
         identity: JSON values that, if different, mean different output.
-        overwrite: move what is there aside and start anew.
+        overwrite: move what is there aside, manifest first, and start anew.
 
     Raises:
         OutputError: when the folder holds something else.
     """
-    if folder.exists() and not folder.is_dir():
-        raise OutputError(f"'{folder}' is a file", where="--output", remedy="name a folder")
     record = {"kind": kind, "format_version": FORMAT_VERSIONS[kind], "identity": dict(identity)}
-    present = sorted(path.name for path in folder.iterdir() if path.name not in _IGNORED) if folder.exists() else []
+    present = sorted(path.name for path in folder.iterdir() if not is_bookkeeping(path)) if folder.exists() else []
     if overwrite and present:
-        print(f"moved the old folder aside: {move_aside(folder)}")
+        print(f"moved what was there aside: {move_aside(folder)}")
         present = []
-    if not present:
+    if present in ([], [PARTIAL]) and (not present or read_json(folder / PARTIAL) != record):
+        # Nothing is there yet but perhaps the claim of a command that failed before its first output.
         folder.mkdir(parents=True, exist_ok=True)
         write_json(folder / PARTIAL, record)
         return Progress.NEW

@@ -56,10 +56,11 @@ def make_data(
         "tokenizer": tokenizer.hash,
         "data": config.data.model_dump(mode="json"),
     }
-    if manifest.claim(output, "data", identity, overwrite=overwrite) is Progress.COMPLETE:
-        print(f"up to date: {output}")
-        return output
     with exclusive(output):
+        if manifest.claim(output, "data", identity, overwrite=overwrite) is Progress.COMPLETE:
+            print(f"up to date: {output}")
+            return output
+        remove_temporaries(output)
         corpus, text = ingest(sources, tokenizer, config.data, store or output.parent / ".token-store", workers)
         plan = build.plan_build(text, corpus["tokens"], vocab, output, config.data)
         check_corpus(corpus, plan, sources)

@@ -16,7 +16,7 @@ from bert_pretrain.config import Config
 from bert_pretrain.documents import Part
 from bert_pretrain.errors import ConfigError, InputError
 from bert_pretrain.executor import run_all
-from bert_pretrain.files import exclusive
+from bert_pretrain.files import exclusive, remove_temporaries
 from bert_pretrain.manifest import Progress
 from bert_pretrain.tokenizer import Tokenizer
 from bert_pretrain.vocab.alphabet import Alphabet, choose_alphabet
@@ -39,10 +39,11 @@ def make_vocab(
         "vocab": vocab.model_dump(mode="json"),
         "reading": {"text_field": config.data.text_field, "strict": config.data.strict},
     }
-    if manifest.claim(output, "vocab", identity, overwrite=overwrite) is Progress.COMPLETE:
-        print(f"up to date: {output}")
-        return output
     with exclusive(output):
+        if manifest.claim(output, "vocab", identity, overwrite=overwrite) is Progress.COMPLETE:
+            print(f"up to date: {output}")
+            return output
+        remove_temporaries(output)
         tasks = [
             _CountTask(part, number, config)
             for number, part in enumerate(part for source in sources for part in documents.cut(source))
