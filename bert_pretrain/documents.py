@@ -6,12 +6,17 @@
 
 import codecs
 import glob
+import hashlib
 import itertools
 import json
+import lzma
+import os
 import re
+import zlib
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -23,7 +28,11 @@ FORMATS = {".txt": "txt", ".jsonl": "jsonl", ".json": "jsonl", ".ndjson": "jsonl
 SUPPORTED = f"{', '.join(FORMATS)}, each also {', '.join(COMPRESSIONS)}, or a folder saved by datasets"
 BLOCK_BYTES = 8 << 20
 PART_BYTES = 32 << 20
+_BLANK = b" \t\r\n"  # what a blank line may hold; not the form feed, which ends pages rather than documents
 _BLANK_LINE = re.compile(rb"\n[ \t\r]*\n")
+_LINE_END = re.compile(rb"\n")
+# What reading damaged files raises; not all decompressors keep to OSError.
+_READ_ERRORS = (OSError, EOFError, ValueError, zlib.error, lzma.LZMAError)
 _FOREIGN_MARKS = {codecs.BOM_UTF32_LE: "UTF-32", codecs.BOM_UTF32_BE: "UTF-32"} | {
     codecs.BOM_UTF16_LE: "UTF-16",
     codecs.BOM_UTF16_BE: "UTF-16",
@@ -85,10 +94,12 @@ def resolve(inputs: Sequence[str], config: DataConfig) -> list[Source]:
     if not inputs:
         raise InputError("no input is given", where="INPUT", remedy="name files, folders, globs or dataset:NAME")
     sources = [source for item in inputs for source in _resolve_one(item)]
-    seen = Counter(source.location for source in sources)
-    twice = [location for location, count in seen.items() if count > 1]
-    if twice:
-        raise InputError("an input is given twice", where=twice[0], remedy="name it once")
+    seen: set[str] = set()
+    for source in sources:
+        name = os.path.realpath(source.location) if source.is_local else source.location
+        if name in seen:
+            raise InputError("an input is given twice", where=source.location, remedy="name it once")
+        seen.add(name)
     return [_with_layout(source, config) for source in sources]
 
 
@@ -107,10 +118,10 @@ def _resolve_one(item: str) -> list[Source]:
         return [_file_source(file) for file in files]
     if path.is_file():
         return [_file_source(path)]
-    matches = sorted(glob.glob(str(path), recursive=True))
+    matches = [match for match in sorted(glob.glob(str(path), recursive=True)) if Path(match).is_file()]
     if not matches:
-        raise InputError("there is no such file or folder", where=item, remedy="check the path; nothing matches it")
-    return [_file_source(Path(match)) for match in matches if Path(match).is_file()]
+        raise InputError("there is no such file or folder", where=item, remedy="check the path; no file matches it")
+    return [_file_source(Path(match)) for match in matches]
 
 
 def _file_source(path: Path) -> Source:
@@ -145,13 +156,20 @@ def _resolve_url(url: str) -> list[Source]:
 
 
 def _dataset_source(item: str) -> Source:
-    return Source(item, "dataset", None, "")
+    folder = Path(item.removeprefix("dataset:").partition("@")[0])
+    return Source(item, "dataset", None, _folder_version(folder) if folder.is_dir() else "")
+
+
+def _folder_version(folder: Path) -> str:
+    """Return what changes when a file of the folder does."""
+    files = [(str(file.relative_to(folder)), file.stat()) for file in sorted(folder.rglob("*")) if file.is_file()]
+    content = [(name, status.st_size, status.st_mtime_ns) for name, status in files]
+    return "files:" + hashlib.sha256(json.dumps(content).encode()).hexdigest()[:16]
 
 
 def _format_of(name: str) -> str | None:
-    for compression in COMPRESSIONS:
-        name = name.removesuffix(compression)
-    return FORMATS.get(Path(name).suffix)
+    compression = next((ending for ending in COMPRESSIONS if name.endswith(ending)), "")
+    return FORMATS.get(Path(name.removesuffix(compression)).suffix)
 
 
 def _is_compressed(location: str) -> bool:
@@ -178,7 +196,7 @@ def _sample(source: Source, size: int = 1 << 18) -> str:
     with open_input(source.location) as file:
         try:
             return file.read(size).decode("utf-8", errors="ignore")
-        except (OSError, EOFError, ValueError) as error:
+        except _READ_ERRORS as error:
             raise _damaged(source, error) from error
 
 
@@ -219,7 +237,7 @@ def _next_boundary(file: BinaryIO, source: Source) -> int | None:
     """Return the next byte at which a document begins, None at the end of the file."""
     file.readline()
     if source.format == "txt":
-        while (line := file.readline()) and line.strip():
+        while (line := file.readline()) and line.strip(_BLANK):
             pass
     position = file.tell()
     return position if file.read(1) else None
@@ -231,11 +249,14 @@ def read(part: Part, config: DataConfig, counts: Counter[str]) -> Iterator[str]:
     Raises:
         InputError: naming file and line, when a record cannot be parsed or, with `strict`, text is not UTF-8.
     """
-    readers = {"txt": _read_txt, "jsonl": _read_jsonl, "parquet": _read_parquet, "csv": _read_csv}
-    texts = _read_dataset(part, config) if part.source.format == "dataset" else None
-    if texts is None:
-        texts = readers[part.source.format](part, config, counts)
-    for text in texts:
+    readers = {
+        "txt": _read_txt,
+        "jsonl": _read_jsonl,
+        "parquet": _read_parquet,
+        "csv": _read_csv,
+        "dataset": _read_dataset,
+    }
+    for text in readers[part.source.format](part, config, counts):
         if text and not text.isspace():
             yield text
         else:
@@ -264,7 +285,7 @@ def _blocks(part: Part, boundary: re.Pattern[bytes] | None) -> Iterator[tuple[in
                     position, held = position + last, held[last:]
             if held:
                 yield position, held
-        except (OSError, EOFError, ValueError) as error:
+        except _READ_ERRORS as error:
             raise _damaged(part.source, error) from error
 
 
@@ -287,56 +308,62 @@ def _read_txt(part: Part, config: DataConfig, counts: Counter[str]) -> Iterator[
         if boundary is None:
             yield text
         else:
-            yield from filter(None, (document.strip("\n\r") for document in re.split(r"\n[ \t\r]*\n", text)))
+            # Several blank lines on end are one boundary, wherever a block or part begins among them.
+            yield from filter(None, (document.strip(" \t\r\n") for document in re.split(r"\n[ \t\r]*\n", text)))
 
 
 def _read_jsonl(part: Part, config: DataConfig, counts: Counter[str]) -> Iterator[str]:
-    first_line = 1 if part.start == 0 else None  # the line's number is not known inside a file cut into parts
-    for position, block in _blocks(part, re.compile(rb"\n")):
-        text = _decode(block, position, part, config, counts)
-        lines = text.split("\n")
-        offset = position
-        for index, line in enumerate(lines):
+    for position, block in _blocks(part, _LINE_END):
+        for index, line in enumerate(_decode(block, position, part, config, counts).split("\n")):
             if line and not line.isspace():
-                place = f"line {first_line + index}" if first_line else f"byte {offset}"
-                yield _text_of_json(line, config.text_field, f"{part.source.location}: {place}", counts)
-            if not first_line:
-                offset += len(line.encode()) + 1
-        if first_line:
-            first_line += len(lines) - 1
+                yield _text_of_json(line, config.text_field, partial(_line_at, part.source, position, index), counts)
 
 
-def _text_of_json(line: str, field: str, where: str, counts: Counter[str]) -> str:
+def _line_at(source: Source, position: int, index: int = 0) -> str:
+    """Name the line `index` lines after a byte; only a mistake is worth the reading that finds its number."""
+    lines = 1 + index
+    with open_input(source.location) as file:
+        while position > 0 and (block := file.read(min(BLOCK_BYTES, position))):
+            lines += block.count(b"\n")
+            position -= len(block)
+    return f"{source.location}: line {lines}"
+
+
+def _text_of_json(line: str, field: str, where: Callable[[], str], counts: Counter[str]) -> str:
     try:
         record = json.loads(line)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise InputError(
             f"the line is not JSON: {error}",
-            where=where,
+            where=where(),
             remedy="mend the line; .jsonl and .json hold one object a line",
         ) from error
     if not isinstance(record, dict) or field not in record:
         keys = ", ".join(list(record)[:8]) if isinstance(record, dict) else type(record).__name__
         raise InputError(
             f"the record has no field '{field}' (it has: {keys})",
-            where=where,
+            where=where(),
             remedy="name the field that holds the text with --set data.text_field=NAME",
         )
     return _text_of_value(record[field], where, counts)
 
 
-def _text_of_value(value: Any, where: str, counts: Counter[str]) -> str:
+def _text_of_value(value: Any, where: Callable[[], str], counts: Counter[str]) -> str:
     if value is None:
         return ""
     if not isinstance(value, str):
         raise InputError(
-            f"the text is {type(value).__name__}, not a string", where=where, remedy="choose another data.text_field"
+            f"the text is {type(value).__name__}, not a string", where=where(), remedy="choose another data.text_field"
         )
     # JSON can spell half of a surrogate pair, which no UTF-8 can hold.
     cleaned = value.encode("utf-8", "replace").decode() if not value.isascii() else value
     if cleaned != value:
         counts["documents_with_lone_surrogates"] += 1
     return cleaned
+
+
+def _row_at(location: str, row: int) -> str:
+    return f"{location}: row {row}"
 
 
 def _read_parquet(part: Part, config: DataConfig, counts: Counter[str]) -> Iterator[str]:
@@ -353,30 +380,24 @@ def _read_parquet(part: Part, config: DataConfig, counts: Counter[str]) -> Itera
             row = 0
             for batch in table.iter_batches(batch_size=1024, columns=[config.text_field]):
                 for value in batch.column(0).to_pylist():
-                    yield _text_of_value(value, f"{part.source.location}: row {row}", counts)
+                    yield _text_of_value(value, partial(_row_at, part.source.location, row), counts)
                     row += 1
-        except (pa.ArrowInvalid, OSError) as error:
+        except (pa.ArrowException, *_READ_ERRORS) as error:
             raise _damaged(part.source, error) from error
 
 
 def _read_csv(part: Part, config: DataConfig, counts: Counter[str]) -> Iterator[str]:
     import csv
-    import io
 
     csv.field_size_limit(1 << 30)
-    errors = "strict" if config.strict else "replace"
-    with open_input(part.source.location) as raw, io.TextIOWrapper(raw, "utf-8-sig", errors, newline="") as file:
-        reader = csv.DictReader(file)
+    with open_input(part.source.location) as file:
+        reader = csv.DictReader(_csv_lines(file, part, config, counts))
         try:
             if config.text_field not in (reader.fieldnames or []):
                 raise _no_column(part.source.location, config.text_field, reader.fieldnames or [])
             for row in reader:
-                text = row[config.text_field] or ""
-                counts["invalid_utf8_characters"] += text.count("\ufffd")
-                yield text
-        except UnicodeDecodeError as error:
-            raise _not_utf8(f"{part.source.location}: line {reader.line_num + 1}", error) from error
-        except (csv.Error, OSError, EOFError) as error:
+                yield row[config.text_field] or ""
+        except csv.Error as error:
             raise InputError(
                 f"the file is not CSV: {error}",
                 where=f"{part.source.location}: line {reader.line_num}",
@@ -384,7 +405,17 @@ def _read_csv(part: Part, config: DataConfig, counts: Counter[str]) -> Iterator[
             ) from error
 
 
-def _read_dataset(part: Part, config: DataConfig) -> Iterator[str]:
+def _csv_lines(file: BinaryIO, part: Part, config: DataConfig, counts: Counter[str]) -> Iterator[str]:
+    position = 0
+    try:
+        for line in file:
+            yield _decode(line, position, part, config, counts)
+            position += len(line)
+    except _READ_ERRORS as error:
+        raise _damaged(part.source, error) from error
+
+
+def _read_dataset(part: Part, config: DataConfig, counts: Counter[str]) -> Iterator[str]:
     """Stream a `datasets` name (`dataset:NAME[:config][@split]`) or a folder of `save_to_disk`, all splits in order."""
     import datasets
 
@@ -403,7 +434,7 @@ def _read_dataset(part: Part, config: DataConfig) -> Iterator[str]:
         if config.text_field not in rows.column_names:
             raise _no_column(location, config.text_field, rows.column_names)
         for index, value in enumerate(rows[config.text_field]):
-            yield _text_of_value(value, f"{location}: row {index}", Counter())
+            yield _text_of_value(value, partial(_row_at, location, index), counts)
 
 
 def _decode(block: bytes, position: int, part: Part, config: DataConfig, counts: Counter[str]) -> str:
@@ -420,9 +451,7 @@ def _decode(block: bytes, position: int, part: Part, config: DataConfig, counts:
         return block.decode("utf-8")
     except UnicodeDecodeError as error:
         if config.strict:
-            line = block[: error.start].count(b"\n")
-            place = f"line {line + 1}" if position == 0 else f"byte {position + error.start}"
-            raise _not_utf8(f"{part.source.location}: {place}", error) from error
+            raise _not_utf8(_line_at(part.source, position, block[: error.start].count(b"\n")), error) from error
         text = block.decode("utf-8", errors="replace")
         counts["invalid_utf8_characters"] += text.count("\ufffd") - block.count("\ufffd".encode())
         return text

@@ -35,7 +35,9 @@ def library_versions() -> dict[str, str]:
 
 
 def claim(folder: Path, kind: str, identity: Mapping[str, Any], *, overwrite: bool = False) -> Progress:
-    """Take `folder` for a stage's output, or say how far the same command already came there; hold `exclusive` meanwhile.
+    """Take `folder` for a stage's output, or say how far the same command already came there.
+
+    The caller holds the folder with `exclusive` meanwhile.
 
     Args:
         folder: the output folder; need not exist.

@@ -1,4 +1,4 @@
-"""Texts that every machine has, and one small vocabulary and data folder that any test may reuse (never write there)."""
+"""Texts that every machine has, and a small vocabulary and data folder that any test may reuse; none writes there."""
 
 import os
 
@@ -28,7 +28,7 @@ CHINESE_WORDS = (
     "我们 今天 学校 学习 中国 历史 老师 学生 问题 时间 工作 城市 北京 上海 天气 很好 喜欢 音乐 电影 书本 朋友 家人 "
     "晚饭 早上 下午 公园 散步 研究 语言 模型 数据 训练 结果 重要 方法 世界 经济 发展 科学 技术 文化 社会 生活 "
     "河流 高山 春天 花开 冬天 下雪 火车 飞机 旅行 地方 美丽 古老 建筑 故事 孩子 母亲 父亲 电话 电脑 网络 新闻"
-).split()
+).split()  # noqa: SIM905
 
 
 def _english_documents() -> list[list[str]]:

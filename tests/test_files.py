@@ -47,9 +47,14 @@ def kill(process: "subprocess.Popen[str]") -> None:
 def test_a_failed_writer_leaves_the_old_file_and_nothing_else(tmp_path: Path, failure: type[BaseException]) -> None:
     path = tmp_path / "file.txt"
     write_text(path, "old")
-    with pytest.raises(failure), atomic_path(path) as temporary:
-        temporary.write_text("half of the n")
-        raise failure
+
+    def fail() -> None:
+        with atomic_path(path) as temporary:
+            temporary.write_text("half of the n")
+            raise failure
+
+    with pytest.raises(failure):
+        fail()
     assert path.read_text() == "old"
     assert names(tmp_path) == {"file.txt"}
 
@@ -59,9 +64,14 @@ def test_a_failed_writer_leaves_the_old_folder_and_nothing_else(tmp_path: Path) 
     with atomic_folder(path) as temporary:
         (temporary / "sub").mkdir()
         (temporary / "sub" / "old.txt").write_text("old")
-    with pytest.raises(RuntimeError), atomic_folder(path) as temporary:
-        (temporary / "new.txt").write_text("new")
-        raise RuntimeError
+
+    def fail() -> None:
+        with atomic_folder(path) as temporary:
+            (temporary / "new.txt").write_text("new")
+            raise RuntimeError
+
+    with pytest.raises(RuntimeError):
+        fail()
     assert (path / "sub" / "old.txt").read_text() == "old"
     assert names(tmp_path) == {"folder"}
 
