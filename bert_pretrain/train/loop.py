@@ -79,7 +79,7 @@ def fit(
         _private_random(plan),
         _bar(plan, progress.step) as bar,
     ):
-        if not log.has_validation(progress.step):
+        if log.last_validation is None:
             _evaluate(state, plan, log, evaluate)  # the figures before the first step
         while progress.step < plan.steps:
             begin = time.perf_counter()

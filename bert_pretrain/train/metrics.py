@@ -115,10 +115,6 @@ class MetricsFile:
         """The newest line of an evaluation."""
         return self._latest.get("validation")
 
-    def has_validation(self, step: int) -> bool:
-        """Whether this step has been evaluated."""
-        return self.last_validation is not None and self.last_validation["step"] == step
-
     def write(self, line: dict[str, Any]) -> None:
         """Append one line, at once on disk as far as this process is concerned."""
         self._file.write(json.dumps(line, allow_nan=False) + "\n")

@@ -40,7 +40,7 @@ from bert_pretrain.train.step import LossScale
 
 # What may change between two commands for the same run; everything else of the section is compared.
 FREE_SETTINGS = {
-    "micro_batch_tokens", "max_steps", "max_epochs", "attention", "device",
+    "micro_batch_tokens", "max_steps", "max_epochs", "schedule_steps", "attention", "device",
     "log_every", "eval_every", "save_every", "keep_checkpoints",
 }  # fmt: skip
 

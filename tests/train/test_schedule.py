@@ -1,0 +1,55 @@
+"""The learning rate and the length of a run are pure functions."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bert_pretrain.config import TrainConfig
+from bert_pretrain.train.schedule import learning_rate, total_steps, warmup_steps
+
+
+def rates(steps: int, **settings: object) -> list[float]:
+    config = TrainConfig.model_validate({"peak_lr": 1.0, **settings})
+    return [learning_rate(config, step, steps) for step in range(steps)]
+
+
+def test_linear_rises_to_the_peak_and_falls_to_almost_nothing() -> None:
+    assert rates(8, warmup_steps=2) == pytest.approx([0.5, 1.0, 1.0, 5 / 6, 4 / 6, 3 / 6, 2 / 6, 1 / 6])
+
+
+def test_cosine_is_half_way_in_the_middle() -> None:
+    values = rates(100, warmup_steps=0, schedule="cosine")
+    assert values[0] == 1.0
+    assert values[50] == pytest.approx(0.5)
+
+
+def test_wsd_stays_at_the_peak_until_the_last_tenth() -> None:
+    values = rates(100, warmup_steps=10, schedule="wsd")
+    assert values[10:91] == [1.0] * 81
+    assert values[91:] == pytest.approx([0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2, 0.1])
+
+
+@given(
+    st.integers(1, 300),
+    st.integers(0, 400),
+    st.sampled_from(["linear", "cosine", "wsd"]),
+)
+def test_every_rate_is_positive_and_at_most_the_peak(steps: int, warmup: int, schedule: str) -> None:
+    values = rates(steps, warmup_steps=warmup, schedule=schedule)
+    assert all(0 < value <= 1.0 for value in values)
+    peak = min(warmup, steps)
+    assert values[:peak] == sorted(values[:peak])
+    assert values[peak:] == sorted(values[peak:], reverse=True)
+
+
+def test_the_length_of_a_run() -> None:
+    assert total_steps(TrainConfig(), 1000) == 100_000
+    assert total_steps(TrainConfig(max_steps=7), 1000) == 7
+    assert total_steps(TrainConfig(max_epochs=1.5, global_batch_size=100), 1000) == 15
+    assert total_steps(TrainConfig(max_epochs=0.001, global_batch_size=100), 1000) == 1
+
+
+def test_the_warm_up_fits_into_the_run() -> None:
+    assert warmup_steps(TrainConfig(), 1000) == 10
+    assert warmup_steps(TrainConfig(warmup_steps=0), 1000) == 0
+    assert warmup_steps(TrainConfig(warmup_steps=5000), 1000) == 1000
