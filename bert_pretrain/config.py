@@ -123,6 +123,8 @@ class TrainConfig(_Section):
     warmup_steps: Annotated[Int, Field(ge=0)] | None = None
     """Overrides `warmup_ratio`; clipped to the number of steps."""
     schedule: Literal["linear", "cosine", "wsd"] = "linear"
+    schedule_steps: PositiveInt | None = None
+    """Steps that the schedule spans where phases share one; null means the run's own."""
     weight_decay: Annotated[float, Field(ge=0.0)] = 0.01
     betas: tuple[Annotated[float, Field(ge=0.0, lt=1.0)], Annotated[float, Field(ge=0.0, lt=1.0)]] = (
         0.9,

@@ -4,25 +4,19 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from bert_pretrain.config import Config
-from bert_pretrain.errors import ConfigError
+from bert_pretrain.errors import ConfigError, UserError
 from bert_pretrain.make_data.run import make_data
+from bert_pretrain.shards import DataFolder
+from bert_pretrain.tools.report import draw_curves, read_metrics
 from bert_pretrain.vocab.run import make_vocab
 
 
-def run_pipeline(
-    config: Config,
-    output: Path,
-    *,
-    inputs: Sequence[str] = (),
-    workers: int | None = None,
-    overwrite: bool = False,
-) -> Path:
+def run_pipeline(config: Config, output: Path, *, workers: int | None = None, overwrite: bool = False) -> Path:
     """Build vocabulary, data and model under `output`; returns the final model folder.
 
     Args:
-        config: the whole configuration; its `inputs` are read unless `inputs` is given.
+        config: the whole configuration, `inputs` included.
         output: gets `vocab`, `data` and `train` (with phases: `data/NAME` and `train/NAME`).
-        inputs: raw text.
         workers: processes for the data stages; all cores when None.
         overwrite: move other outputs aside instead of refusing them.
 
@@ -31,27 +25,70 @@ def run_pipeline(
     """
     from bert_pretrain.train.run import train  # torch takes a second to import
 
-    texts = list(inputs or config.inputs)
-    if not texts:
+    if not config.inputs:
         raise ConfigError(
             "no inputs are given", where="the key 'inputs'", remedy="add for example inputs: [corpus/*.txt]"
         )
     print(f"── vocabulary ── {output / 'vocab'}")
-    vocab = make_vocab(config, texts, output / "vocab", workers=workers, overwrite=overwrite)
+    vocab = make_vocab(config, config.inputs, output / "vocab", workers=workers, overwrite=overwrite)
     stages = [(phase.name, config.for_phase(phase)) for phase in config.phases] or [("", config)]
+    folders = []
+    for name, stage in stages:
+        folders.append(output / "data" / name)
+        print(f"── data ── {folders[-1]}")
+        store = output / ".token-store"
+        make_data(stage, config.inputs, vocab, folders[-1], workers=workers, store=store, overwrite=overwrite)
+    runs = [output / "train" / name for name, _ in stages]
     previous: Path | None = None
     model = output
-    for name, stage in stages:
-        data = output / "data" / name
-        print(f"── data {name}── {data}")
-        make_data(stage, texts, vocab, data, workers=workers, store=output / ".token-store", overwrite=overwrite)
-        run = output / "train" / name
-        print(f"── training {name}── {run}")
-        model = train(stage, data, run, init_from=previous, carry_optimizer=previous is not None, overwrite=overwrite)
-        previous = newest_checkpoint(run)
+    for stage, data, run in zip(with_one_schedule([stage for _, stage in stages], folders), folders, runs, strict=True):
+        print(f"── training ── {run}")
+        carry = previous is not None
+        model = train(stage, data, run, init_from=previous, carry_optimizer=carry, overwrite=overwrite)
+        previous = max((run / "checkpoints").glob("step-*"))
+    _show_results(runs, model, output)
     return model
 
 
-def newest_checkpoint(run: Path) -> Path:
-    """Return the checkpoint with which a finished run ended."""
-    return max((run / "checkpoints").glob("step-*"))
+def with_one_schedule(stages: Sequence[Config], folders: Sequence[Path]) -> list[Config]:
+    """Let phases count their steps on from one another, under one learning-rate schedule over all of them."""
+    from bert_pretrain.train.schedule import total_steps
+
+    own = [
+        total_steps(stage.train, DataFolder.open(folder).rows("train"))
+        for stage, folder in zip(stages, folders, strict=True)
+    ]
+    return [
+        stage.model_copy(
+            update={
+                "train": stage.train.model_copy(
+                    update={"max_steps": sum(own[: index + 1]), "max_epochs": None, "schedule_steps": sum(own)}
+                )
+            }
+        )
+        for index, stage in enumerate(stages)
+    ]
+
+
+def _show_results(runs: Sequence[Path], model: Path, output: Path) -> None:
+    """Print held-out figures before and after, draw the curves, and say how to open the model."""
+    print("\nheld out            MLM loss   MLM accuracy   NSP accuracy")
+    for run in runs:
+        evaluations = [line for line in read_metrics(run) if "validation_mlm_loss" in line]
+        for when, line in (
+            zip(("before", "after"), (evaluations[0], evaluations[-1]), strict=True) if evaluations else ()
+        ):
+            label = f"{run.name} {when}" if len(runs) > 1 else when
+            print(
+                f"{label:<18}{line['validation_mlm_loss']:>8.3f} nats{line['validation_mlm_accuracy']:>12.1%}"
+                f"{line['validation_nsp_accuracy']:>15.1%}"
+            )
+    try:
+        print(f"\ncurves: {draw_curves(list(runs), output / 'curves.png')}")
+    except UserError as error:  # matplotlib is an extra
+        print(f"\nno curves drawn: {error}")
+    print(
+        f"model:  {model}\n\n"
+        "    from transformers import AutoModelForPreTraining, AutoTokenizer\n"
+        f'    model, tokenizer = (x.from_pretrained("{model}") for x in (AutoModelForPreTraining, AutoTokenizer))\n'
+    )
