@@ -138,12 +138,16 @@ class Trap:
         return (Path.touch, (self.path,))
 
 
+def _dump(value: Any, file: Any) -> None:
+    pickle.dump(value, file, protocol=2)
+
+
 @pytest.mark.parametrize("writer", ["torch", "pickle"])
 def test_a_pickle_that_could_run_code_is_refused_unread(model_folder: Path, tmp_path: Path, writer: str) -> None:
     (model_folder / "model.safetensors").unlink()
     trap = Trap(tmp_path / "sprung")
     with (model_folder / "pytorch_model.bin").open("wb") as file:
-        (torch.save if writer == "torch" else pickle.dump)({"weights": trap}, file)
+        (torch.save if writer == "torch" else _dump)({"weights": trap}, file)
     with pytest.raises(DataError, match="was not unpickled"):
         load_model(model_folder)
     assert not (tmp_path / "sprung").exists()

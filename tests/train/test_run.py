@@ -295,12 +295,12 @@ def test_a_pickle_in_a_checkpoint_is_never_unpickled(
 ) -> None:
     run = interrupted_copy(finished, tmp_path / "run")
     for name in ("pytorch_model.bin", "optimizer.pt", "training_state.pkl"):
-        (run / "checkpoints" / "step-00000012" / name).write_bytes(pickle.dumps(Trap(tmp_path / "sprung")))
+        (run / "checkpoints" / "step-00000012" / name).write_bytes(pickle.dumps(Trap(tmp_path / "sprung"), protocol=2))
     train(tiny(), data_folder, run)
     assert_same_run(finished, run)
     (tmp_path / "model").mkdir()
     shutil.copy(finished / "model" / "config.json", tmp_path / "model")
-    (tmp_path / "model" / "pytorch_model.bin").write_bytes(pickle.dumps(Trap(tmp_path / "sprung")))
+    (tmp_path / "model" / "pytorch_model.bin").write_bytes(pickle.dumps(Trap(tmp_path / "sprung"), protocol=2))
     with pytest.raises(DataError, match="was not unpickled"):
         train(tiny(), data_folder, tmp_path / "other", init_from=tmp_path / "model")
     assert not (tmp_path / "sprung").exists()

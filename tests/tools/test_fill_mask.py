@@ -1,0 +1,66 @@
+"""`fill-mask` gives what `transformers` gives from the same folder."""
+
+from pathlib import Path
+
+import pytest
+
+from bert_pretrain.config import ModelConfig
+from bert_pretrain.errors import DataError, InputError
+from bert_pretrain.model.bert import BertForPreTraining
+from bert_pretrain.model.huggingface import save_model
+from bert_pretrain.tokenizer import Tokenizer
+from bert_pretrain.tools.fill_mask import encode_with_masks, fill_mask
+
+WORDS = ["the", "river", "was", "old", ".", "river", "##s", "中", "国", "[", "]", "sep", "mask"]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    tokens = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *dict.fromkeys(WORDS)]
+    tokenizer = Tokenizer(tokens, lowercase=True, strip_accents=None, handle_chinese_chars=True)
+    config = ModelConfig(
+        hidden_size=16,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        intermediate_size=32,
+        max_position_embeddings=12,
+        initializer_range=0.5,
+    )
+    model = BertForPreTraining(config, tokenizer.vocab_size)
+    model.initialize(3)
+    path = tmp_path_factory.mktemp("model")
+    save_model(model, path, tokenizer)
+    return path
+
+
+@pytest.mark.parametrize("text", ["the [MASK] was old .", "The river[MASK]was [MASK]", "中[MASK]"])
+def test_words_and_probabilities_equal_those_of_transformers(folder: Path, text: str) -> None:
+    from transformers import pipeline
+
+    theirs = pipeline("fill-mask", model=str(folder), top_k=4)(text)
+    theirs = theirs if isinstance(theirs[0], list) else [theirs]
+    ours = fill_mask(folder, text, top_k=4, device="cpu")
+    assert len(ours) == len(theirs)
+    for mine, other in zip(ours, theirs, strict=True):
+        assert [token for token, _ in mine] == [answer["token_str"].replace(" ", "") for answer in other]
+        assert [share for _, share in mine] == pytest.approx([answer["score"] for answer in other], abs=1e-5)
+
+
+def test_other_special_tokens_in_the_text_stay_text(folder: Path) -> None:
+    tokenizer = Tokenizer.load(folder)
+    ids = encode_with_masks("the [SEP] [MASK]", tokenizer)
+    assert [tokenizer.tokens[token] for token in ids] == ["[CLS]", "the", "[", "sep", "]", "[MASK]", "[SEP]"]
+
+
+def test_more_words_than_there_are_gives_all(folder: Path) -> None:
+    (words,) = fill_mask(folder, "[MASK]", top_k=1000, device="cpu")
+    assert sum(share for _, share in words) == pytest.approx(1.0, abs=1e-5)
+
+
+def test_what_cannot_be_filled_is_refused(folder: Path, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"no \[MASK\]"):
+        fill_mask(folder, "the river", device="cpu")
+    with pytest.raises(InputError, match="22 tokens, the model has 12 positions"):
+        fill_mask(folder, "[MASK] " * 20, device="cpu")
+    with pytest.raises(DataError):
+        fill_mask(tmp_path, "[MASK]", device="cpu")

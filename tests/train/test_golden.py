@@ -1,0 +1,32 @@
+"""Losses of twenty CPU steps, as stored: a change that is not meant to change the computation leaves them as they are.
+
+Meant it to? `REGENERATE_GOLDEN=1 python -m pytest tests/train/test_golden.py` writes them anew; say why in the commit.
+"""
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from bert_pretrain.config import Config
+from bert_pretrain.train.run import train
+
+GOLDEN = Path(__file__).parents[1] / "golden" / "losses_of_20_cpu_steps.json"
+NAMES = ("mlm_loss", "nsp_loss", "grad_norm", "learning_rate")
+
+
+def test_twenty_steps_have_the_stored_losses(tiny: Callable[..., Config], data_folder: Path, tmp_path: Path) -> None:
+    # Without dropout, whose masks are not the same on every kind of CPU.
+    config = tiny(
+        model={"hidden_dropout_prob": 0, "attention_probs_dropout_prob": 0}, max_steps=20, log_every=1, peak_lr=5e-3
+    )
+    train(config, data_folder, tmp_path / "run")
+    lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    found = {name: [line[name] for line in lines if name in line] for name in NAMES}
+    if os.environ.get("REGENERATE_GOLDEN"):
+        GOLDEN.write_text(json.dumps(found, indent=1) + "\n")
+    stored = json.loads(GOLDEN.read_text())
+    for name in NAMES:
+        assert found[name] == pytest.approx(stored[name], abs=1e-4), name
