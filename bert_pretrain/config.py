@@ -260,7 +260,9 @@ def _parse_yaml(text: str, name: str) -> tuple[dict[str, Any], dict[KeyPath, str
         tree: Any = {} if node is None else _construct(node, (), name, places)
     except RecursionError as error:
         raise ConfigError(
-            "a value contains itself, or lies too deep", where=name, remedy="remove the alias (*) that leads in a circle"
+            "a value contains itself, or lies too deep",
+            where=name,
+            remedy="remove the alias (*) that leads in a circle",
         ) from error
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)

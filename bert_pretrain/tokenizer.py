@@ -73,19 +73,26 @@ class Tokenizer:
         if not vocabulary.is_file():
             raise DataError(f"{folder} has no vocab.txt", where=flag, remedy=remedy)
         config = read_json(folder / "tokenizer_config.json")
-        if not isinstance(config.get("do_lower_case"), bool):
+        if not isinstance(config, dict) or not isinstance(config.get("do_lower_case"), bool):
             raise DataError(
                 "the casing of this vocabulary is not stated",
                 where=str(folder / "tokenizer_config.json"),
                 remedy='add "do_lower_case": true or false there',
             )
+        for name, default in (("strip_accents", None), ("tokenize_chinese_chars", True)):
+            if config.setdefault(name, default) not in (True, False, default):
+                raise DataError(
+                    f"{name} is {config[name]!r}",
+                    where=str(folder / "tokenizer_config.json"),
+                    remedy="give true or false there",
+                )
         try:
             text = vocabulary.read_text(encoding="utf-8")
             return Tokenizer(
                 text.removesuffix("\n").split("\n"),
                 lowercase=config["do_lower_case"],
-                strip_accents=config.get("strip_accents"),
-                handle_chinese_chars=config.get("tokenize_chinese_chars", True),
+                strip_accents=config["strip_accents"],
+                handle_chinese_chars=config["tokenize_chinese_chars"],
                 folder=folder,
             )
         except ValueError as error:

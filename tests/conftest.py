@@ -24,11 +24,12 @@ hypothesis.settings.register_profile("suite", derandomize=True, deadline=None, m
 hypothesis.settings.load_profile("suite")
 
 REPOSITORY = Path(__file__).resolve().parents[1]
-CHINESE_WORDS = (
+CHINESE_WORDS = re.findall(
+    r"\S+",
     "我们 今天 学校 学习 中国 历史 老师 学生 问题 时间 工作 城市 北京 上海 天气 很好 喜欢 音乐 电影 书本 朋友 家人 "
     "晚饭 早上 下午 公园 散步 研究 语言 模型 数据 训练 结果 重要 方法 世界 经济 发展 科学 技术 文化 社会 生活 "
-    "河流 高山 春天 花开 冬天 下雪 火车 飞机 旅行 地方 美丽 古老 建筑 故事 孩子 母亲 父亲 电话 电脑 网络 新闻"
-).split()  # noqa: SIM905
+    "河流 高山 春天 花开 冬天 下雪 火车 飞机 旅行 地方 美丽 古老 建筑 故事 孩子 母亲 父亲 电话 电脑 网络 新闻",
+)
 
 
 def _english_documents() -> list[list[str]]:

@@ -213,10 +213,8 @@ HOSTILE_TXT = [
 ]
 
 
-@pytest.mark.parametrize(
-    ("content", "texts"), [case[1:] for case in HOSTILE_TXT], ids=[case[0] for case in HOSTILE_TXT]
-)
-def test_txt_oddities(tmp_path: Path, content: bytes, texts: list[str]) -> None:
+@pytest.mark.parametrize(("reason", "content", "texts"), HOSTILE_TXT)
+def test_txt_oddities(tmp_path: Path, reason: str, content: bytes, texts: list[str]) -> None:
     assert read_all(write(tmp_path / "a.txt", content)) == (texts, Counter())
 
 
