@@ -14,6 +14,7 @@ import numpy as np
 
 from bert_pretrain import ragged
 from bert_pretrain.config import DataConfig
+from bert_pretrain.errors import DataError, InputError
 from bert_pretrain.examples import Examples
 from bert_pretrain.files import read_json, write_json
 from bert_pretrain.make_data import pairs, summary
@@ -61,6 +62,7 @@ class BuildPlan:
     num_pieces: int
     num_documents: int
     tokenizer: Path
+    tokenizer_hash: str
     output: Path
     config: DataConfig
     long_documents: np.ndarray
@@ -91,19 +93,19 @@ class ShardTask:
         return f"{self.split.name}/{self.number:05d}.parquet"
 
 
-def plan_build(store: TokenStore, tokens: int, tokenizer: Path, output: Path, config: DataConfig) -> BuildPlan:
+def plan_build(store: TokenStore, tokens: int, tokenizer: Tokenizer, output: Path, config: DataConfig) -> BuildPlan:
     """Set documents aside for validation and settle how many shards the copies fill.
 
     Args:
-        store: the token store, complete.
+        store: the token store, complete, of at least four documents, or two without a validation split.
         tokens: how many it holds.
-        tokenizer: the folder of the tokenizer that made it.
+        tokenizer: the one that made it, opened from a folder.
         output: the data folder.
         config: the section `data`.
     """
+    assert tokenizer.folder is not None
     num_documents = store.num_documents
-    held_out = max(2, round(config.validation_fraction * num_documents)) if config.validation_fraction else 0
-    held_out = min(held_out, num_documents)
+    held_out = num_held_out(store, config)
     max_tokens = config.max_seq_length - NUM_SPECIAL
     # Small enough that a shard holds pieces of many documents, large enough that few windows meet a piece's end.
     piece_tokens = config.examples_per_shard * max_tokens // PIECES_PER_SHARD
@@ -111,7 +113,7 @@ def plan_build(store: TokenStore, tokens: int, tokenizer: Path, output: Path, co
     long_documents, long_lengths = store.documents_longer_than(piece_tokens)
     long_parts = -(-long_lengths // piece_tokens)
     validation = np.sort(split_order(num_documents, config)(np.arange(held_out)))
-    validation_tokens = int(store.tokens_of(validation).sum())
+    validation_tokens = int(store.sizes_of(validation)[1].sum())
     splits = []
     for name, first, count, copies, split_tokens in (
         ("train", held_out, num_documents - held_out, config.dupe_factor, tokens - validation_tokens),
@@ -136,13 +138,36 @@ def plan_build(store: TokenStore, tokens: int, tokenizer: Path, output: Path, co
         store.folder,
         store.num_pieces,
         num_documents,
-        tokenizer,
+        tokenizer.folder,
+        tokenizer.hash,
         output,
         config,
         long_documents,
         long_parts,
         tuple(splits),
     )
+
+
+def num_held_out(store: TokenStore, config: DataConfig) -> int:
+    """Return how many documents go to validation: the fraction, but at least two that can give pairs."""
+    if not config.validation_fraction:
+        return 0
+    most = store.num_documents - 2
+    count = min(max(2, round(config.validation_fraction * store.num_documents)), most)
+    order = split_order(store.num_documents, config)
+    max_tokens = config.max_seq_length - NUM_SPECIAL
+    pairable = 0
+    for first in range(0, most, 1024):
+        numbers = order(np.arange(first, min(first + 1024, most)))
+        places = np.argsort(numbers)
+        sentences, tokens = store.sizes_of(numbers[places])
+        is_pairable = np.zeros(len(numbers), dtype=bool)
+        is_pairable[places] = (sentences > 1) | (tokens > max_tokens // 2)
+        found = np.flatnonzero(is_pairable)
+        if pairable + len(found) >= 2:
+            return max(count, first + int(found[1 - pairable]) + 1)
+        pairable += len(found)
+    return count
 
 
 def split_order(num_documents: int, config: DataConfig) -> Permutation:
@@ -183,13 +208,24 @@ def build_shard(task: ShardTask) -> dict[str, Any]:
         found: dict[str, Any] = read_json(note)
         return found
     coordinates: dict[str, int | str] = {"split": task.split.name, "shard": task.number}
-    text, documents, num_own_spans = _read_text(task)
-    rng = stream(config.seed, "pairs", **coordinates)
-    windows, single_sentences = pairs.cut_windows(text, documents, plan.max_tokens, config.short_seq_prob, rng)
+    for num_lenders in (0, 64, 4096):
+        text, documents, num_own_spans = _read_text(task, num_lenders)
+        rng = stream(config.seed, "pairs", **coordinates)
+        windows, single_sentences = pairs.cut_windows(text, documents, plan.max_tokens, config.short_seq_prob, rng)
+        if len(np.unique(windows.document)) != 1:
+            break
+    else:
+        raise InputError(
+            f"only one document of the {task.split.name} split has two sentences, so there is no other to take a "
+            "random B from",
+            where=f"{plan.num_documents:,} documents",
+            remedy="if blank lines stand between sentences rather than documents, set data.document_boundary=file; "
+            "if a line is a document, join related lines",
+        )
     num_own = int((windows.a_start < text.sentence_starts[text.span_sentences[num_own_spans]]).sum())
     dealt = pairs.deal_pairs(windows, plan.max_tokens, num_own, rng)
     dealt = shuffled(dealt, rng)
-    tokenizer, rule = _tables(plan.tokenizer, config)
+    tokenizer, rule = _tables(plan.tokenizer, plan.tokenizer_hash, config)
     input_ids, offsets = assemble(dealt, text, tokenizer)
     masks = mask_examples(input_ids, offsets, rule, stream(config.seed, "mask", **coordinates))
     examples = Examples(
@@ -209,15 +245,17 @@ def build_shard(task: ShardTask) -> dict[str, Any]:
     return result
 
 
-def _read_text(task: ShardTask) -> tuple[Text, np.ndarray, int]:
-    """Read a shard's text; where all of it comes from one document, add spans of others to lend their Bs."""
+def _read_text(task: ShardTask, num_lenders: int) -> tuple[Text, np.ndarray, int]:
+    """Read a shard's text, with spans of other documents that lend their Bs where all its own pairs are of one."""
     plan, split = task.plan, task.split
     numbers, parts, of_parts = shard_spans(plan, split, task.number)
     num_own = len(numbers)
-    if len(np.unique(numbers)) < 2:
+    if num_lenders:
         rng = stream(plan.config.seed, "lenders", split=split.name, shard=task.number)
-        lenders = _locate_spans(plan, split, rng.integers(0, split.num_documents, 64))
-        others = lenders[0] != numbers[0]
+        few = split.num_documents <= num_lenders
+        picks = np.arange(split.num_documents) if few else rng.integers(0, split.num_documents, num_lenders)
+        lenders = _locate_spans(plan, split, picks)
+        others = ~np.isin(lenders[0], numbers)
         numbers, parts, of_parts = (
             np.concatenate([own, lent[others]]) for own, lent in zip((numbers, parts, of_parts), lenders, strict=True)
         )
@@ -249,8 +287,10 @@ def _store(folder: Path, num_pieces: int) -> TokenStore:
 
 
 @lru_cache(maxsize=1)
-def _tables(folder: Path, config: DataConfig) -> tuple[Tokenizer, MaskingRule]:
+def _tables(folder: Path, tokenizer_hash: str, config: DataConfig) -> tuple[Tokenizer, MaskingRule]:
     tokenizer = Tokenizer.load(folder)
+    if tokenizer.hash != tokenizer_hash:
+        raise DataError("the tokenizer changed while it was used", where=str(folder), remedy="run the command again")
     return tokenizer, masking_rule(tokenizer, config)
 
 

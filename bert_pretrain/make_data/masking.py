@@ -54,8 +54,8 @@ def mask_examples(input_ids: np.ndarray, offsets: np.ndarray, rule: MaskingRule,
         positions, counts = choose(maskable[span], starts_word, local, rule, rng)
         chosen_positions.append(positions)
         chosen_counts.append(counts)
-    positions = np.concatenate(chosen_positions)
-    masked_offsets = ragged.offsets_of(np.concatenate(chosen_counts))
+    positions = np.concatenate([np.zeros(0, dtype=np.int64), *chosen_positions])
+    masked_offsets = ragged.offsets_of(np.concatenate([np.zeros(0, dtype=np.int64), *chosen_counts]))
     places = positions + np.repeat(offsets[:-1], np.diff(masked_offsets))
     originals = input_ids[places]
     replaced = input_ids.copy()

@@ -198,7 +198,8 @@ def _pairs(
     b_start = windows.b_start[partner].copy()
     # A window that meets its partner inside a sentence begins there too, whatever the partner's own split is.
     inside = windows.splits_sentence[own] & ~windows.splits_sentence[partner]
-    b_start[inside] += rng.integers(1, np.maximum(2, windows.b_lengths[partner][inside]))
+    skipped = rng.integers(1, np.maximum(2, windows.b_lengths[partner][inside]))
+    b_start[inside] += np.minimum(skipped, windows.b_lengths[partner][inside] - 1)  # something of it must be left
     whole = windows.b_end[partner] - b_start
     available = windows.text_end[partner] - b_start
     b_lengths = np.where(windows.is_cut[own], np.minimum(windows.b_lengths[own], available), whole)

@@ -62,10 +62,15 @@ def make_data(
             return output
         remove_temporaries(output)
         corpus, text = ingest(sources, tokenizer, config.data, store or output.parent / ".token-store", workers)
-        plan = build.plan_build(text, corpus["tokens"], vocab, output, config.data)
-        check_corpus(corpus, plan, sources)
-        splits = build_shards(plan, workers)
-        check_splits(splits, corpus)
+        check_corpus(corpus, config.data, sources)
+        plan = build.plan_build(text, corpus["tokens"], tokenizer, output, config.data)
+        try:
+            splits = build_shards(plan, workers)
+            check_splits(splits, corpus, plan)
+        except InputError:
+            for leftover in (*(split.name for split in plan.splits), ".records"):
+                shutil.rmtree(output / leftover)  # so that the mended command finds the folder free
+            raise
         tokenizer.copy_to(output / "tokenizer")
         body = {
             "config": {"data": config.data.model_dump(mode="json")},
@@ -117,7 +122,7 @@ def ingest(
             _ingest_part, tasks, workers=workers, description="tokenise", unit="B", weights=[float(w) for w in weights]
         )
     for source in sources:
-        if source.is_local and Path(source.location).stat().st_mtime_ns != int(source.version.removeprefix("mtime:")):
+        if source.is_local and not is_unchanged(source):
             shutil.rmtree(folder)
             raise InputError(
                 "the input changed while it was read",
@@ -133,6 +138,15 @@ def ingest(
         f"[UNK] {corpus['unk_share']:.3%}\n{'; '.join(layouts)}\ntoken store: {folder} ({size / 1e6:.1f} MB)"
     )
     return corpus, TokenStore(folder, len(parts))
+
+
+def is_unchanged(source: Source) -> bool:
+    """Whether a local file still is what it was when it was resolved."""
+    try:
+        status = Path(source.location).stat()
+    except OSError:
+        return False
+    return (status.st_size, f"mtime:{status.st_mtime_ns}") == (source.size, source.version)
 
 
 def build_shards(plan: BuildPlan, workers: int) -> dict[str, Any]:
@@ -152,7 +166,7 @@ def build_shards(plan: BuildPlan, workers: int) -> dict[str, Any]:
     }
 
 
-def check_corpus(corpus: dict[str, Any], plan: BuildPlan, sources: list[Source]) -> None:
+def check_corpus(corpus: dict[str, Any], config: DataConfig, sources: list[Source]) -> None:
     """Refuse a corpus from which no honest next-sentence pairs can be made.
 
     Raises:
@@ -161,19 +175,18 @@ def check_corpus(corpus: dict[str, Any], plan: BuildPlan, sources: list[Source])
     where = ", ".join(source.location for source in sources[:3]) + (" …" if len(sources) > 3 else "")
     if corpus["tokens"] == 0:
         raise InputError("the inputs hold no text", where=where, remedy="give files with text in them")
-    for split in plan.splits:
-        if split.num_documents < 2:
-            needed = 4 if plan.config.validation_fraction else 2
-            raise InputError(
-                f"the inputs hold {corpus['documents']} document(s); next-sentence prediction takes a random B from "
-                f"another document and needs at least {needed}",
-                where=where,
-                remedy="put a blank line between documents and set data.document_boundary=blank_line, or give each "
-                "document a file of its own",
-            )
+    needed = 4 if config.validation_fraction else 2
+    if corpus["documents"] < needed:
+        raise InputError(
+            f"the inputs hold {corpus['documents']} document(s); next-sentence prediction takes a random B from "
+            f"another document and needs at least {needed}",
+            where=where,
+            remedy="put a blank line between documents and set data.document_boundary=blank_line, or give each "
+            "document a file of its own",
+        )
 
 
-def check_splits(splits: dict[str, Any], corpus: dict[str, Any]) -> None:
+def check_splits(splits: dict[str, Any], corpus: dict[str, Any], plan: BuildPlan) -> None:
     """Refuse splits without examples, and warn when much of the text cannot be paired.
 
     Raises:
@@ -190,9 +203,8 @@ def check_splits(splits: dict[str, Any], corpus: dict[str, Any]) -> None:
                 where=f"{corpus['documents']:,} documents, {corpus['sentences']:,} sentences",
                 remedy=remedy,
             )
-    copies = max(1, len(splits["train"]["shards"]))
     single = splits["train"]["statistics"]["drops"].get("single_sentence_spans", 0)
-    share = single / max(1, corpus["documents"] * copies)
+    share = single / (corpus["documents"] * plan.config.dupe_factor)
     if corpus["median_sentences_per_document"] < 2 or share > 0.2:
         print(
             f"warning: many documents are a single sentence (median {corpus['median_sentences_per_document']:g} "

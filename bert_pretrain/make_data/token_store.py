@@ -5,6 +5,7 @@ memory-mapped `.npy` files. It is a cache: its key holds all that decides the id
 """
 
 import hashlib
+import importlib.metadata
 import itertools
 import json
 from collections import Counter
@@ -35,6 +36,7 @@ def store_key(sources: list[Source], tokenizer: Tokenizer, config: DataConfig) -
         [source.identity for source in sources],
         tokenizer.hash,
         [config.language, config.text_field, config.strict],
+        [importlib.metadata.version(name) for name in ("tokenizers", "sentencex")],
     ]
     return hashlib.sha256(json.dumps(content).encode()).hexdigest()[:16]
 
@@ -180,14 +182,15 @@ class TokenStore:
     def num_documents(self) -> int:
         return int(self.first_documents[-1])
 
-    def tokens_of(self, numbers: np.ndarray) -> np.ndarray:
-        """Return the tokens of the given documents, (numbers,) int64; numbers ascending."""
-        lengths = []
+    def sizes_of(self, numbers: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Return the sentences and the tokens of the given documents, both (numbers,) int64; numbers ascending."""
+        counts, lengths = [], []
         for piece, (first, last) in zip(self.pieces, itertools.pairwise(self.first_documents), strict=True):
             local = numbers[(numbers >= first) & (numbers < last)] - first
-            sentences = piece.document_offsets
-            lengths.append(piece.sentence_offsets[sentences[local + 1]] - piece.sentence_offsets[sentences[local]])
-        return _join(lengths, np.int64)
+            begins, ends = piece.document_offsets[local], piece.document_offsets[local + 1]
+            counts.append(ends - begins)
+            lengths.append(piece.sentence_offsets[ends] - piece.sentence_offsets[begins])
+        return _join(counts, np.int64), _join(lengths, np.int64)
 
     def documents_longer_than(self, limit_tokens: int) -> tuple[np.ndarray, np.ndarray]:
         """Return the numbers and tokens of all documents longer than a limit, ascending by number."""

@@ -1,0 +1,103 @@
+"""A corpus in which every word is a token of its own and occurs once, so that an example tells where it comes from."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from bert_pretrain.config import Config, load_config
+from bert_pretrain.examples import Examples
+from bert_pretrain.make_data.run import make_data
+from bert_pretrain.shards import DataFolder, read_shard
+from bert_pretrain.tokenizer import Tokenizer
+from bert_pretrain.vocab.wordpiece import special_tokens
+
+NUM_RESERVED = len(special_tokens(9))
+
+
+@dataclass(frozen=True)
+class Pair:
+    """One example, unmasked: the numbers of the words of A and of B in the corpus."""
+
+    a: np.ndarray
+    b: np.ndarray
+    label: int
+
+
+@dataclass(frozen=True)
+class Numbered:
+    """The corpus and what is known of each of its words."""
+
+    folder: Path
+    document: np.ndarray  # (words,): the document of each word
+    begins: np.ndarray  # (words,) bool: whether a sentence begins there
+    ends: np.ndarray  # (words,) bool: whether it is the last word of its sentence
+    is_lines: bool
+
+    @property
+    def text(self) -> Path:
+        return self.folder / "text.txt"
+
+    @property
+    def vocab(self) -> Path:
+        return self.folder / "vocab"
+
+    def config(self, *settings: str) -> Config:
+        splitter = "lines" if self.is_lines else "sentencex"
+        return load_config(
+            settings=["data.document_boundary=blank_line", f"data.sentence_splitter={splitter}", *settings]
+        )
+
+    def make(self, *settings: str, name: str = "data", workers: int = 1) -> Path:
+        return make_data(self.config(*settings), [str(self.text)], self.vocab, self.folder / name, workers=workers)
+
+    def pairs(self, data: Path, split: str) -> list[Pair]:
+        folder = DataFolder.open(data)
+        return [pair for record in folder.shards(split) for pair in unmasked(read_shard(data, record))]
+
+
+def originals(examples: Examples) -> np.ndarray:
+    """Return the ids before masking, (tokens,)."""
+    ids = examples.input_ids.copy()
+    rows = np.repeat(np.arange(len(examples)), np.diff(examples.masked_offsets))
+    ids[examples.offsets[rows] + examples.masked_lm_positions] = examples.masked_lm_ids
+    return ids
+
+
+def unmasked(examples: Examples) -> Iterator[Pair]:
+    numbers = originals(examples).astype(np.int64) - NUM_RESERVED
+    for row in range(len(examples)):
+        example = numbers[examples.offsets[row] : examples.offsets[row + 1]]
+        b_start = int(examples.segment_b_start[row])
+        yield Pair(example[1 : b_start - 1], example[b_start:-1], int(examples.next_sentence_label[row]))
+
+
+@pytest.fixture(scope="session")
+def numbered(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Numbered]:
+    """Return a function that writes a corpus of documents given as lists of sentence lengths."""
+
+    def write(documents: list[list[int]], *, is_lines: bool = True) -> Numbered:
+        folder = tmp_path_factory.mktemp("numbered")
+        lengths = np.array([length for document in documents for length in document])
+        words = [f"w{number}" for number in range(int(lengths.sum()))]
+        source = iter(words)
+        separator = "\n" if is_lines else " "
+        texts = [
+            separator.join(" ".join(next(source) for _ in range(length)) for length in document)
+            for document in documents
+        ]
+        (folder / "text.txt").write_text("\n\n".join(texts) + "\n")
+        (folder / "vocab").mkdir()
+        tokenizer = Tokenizer(
+            [*special_tokens(9), *words], lowercase=True, strip_accents=None, handle_chinese_chars=True
+        )
+        tokenizer.save(folder / "vocab")
+        ends = np.zeros(len(words), dtype=bool)
+        ends[np.cumsum(lengths) - 1] = True
+        begins = np.roll(ends, 1)
+        document = np.repeat(np.arange(len(documents)), [sum(document) for document in documents])
+        return Numbered(folder, document, begins, ends, is_lines)
+
+    return write
