@@ -1,4 +1,4 @@
-"""`make-data` as a whole: examples that say the truth about the text, on every corpus, and the same bytes every time."""
+"""`make-data` as a whole: examples that say the truth about any corpus, and the same bytes every time."""
 
 import hashlib
 import itertools
@@ -78,7 +78,7 @@ def test_every_shard_holds_equally_many_labels(made) -> None:
 
 
 def test_validation_documents_never_appear_in_training(made) -> None:
-    corpus, data, documents = made
+    corpus, data, _ = made
     seen = {
         split: {int(corpus.document[word[0]]) for pair in corpus.pairs(data, split) for word in (pair.a, pair.b)}
         for split in ("train", "validation")
@@ -238,9 +238,9 @@ def test_a_changed_configuration_or_input_is_refused(small, tmp_path: Path) -> N
     with pytest.raises(OutputError) as caught:
         small.make(*SMALL, "data.seed=99", name="changed")
     assert "data.seed: 12345 -> 99" in caught.value.what
+    other = tmp_path / "other.txt"
+    other.write_bytes(small.text.read_bytes())
     with pytest.raises(OutputError, match="inputs"):
-        other = tmp_path / "other.txt"
-        other.write_bytes(small.text.read_bytes())
         make_data(small.config(*SMALL), [str(other)], small.vocab, data, workers=1)
     assert digests(data) == before
     overwritten = make_data(

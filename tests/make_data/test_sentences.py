@@ -1,0 +1,86 @@
+"""Sentences: none is lost, whatever the text, and long text takes no longer than its length."""
+
+import time
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bert_pretrain.make_data import sentences
+from bert_pretrain.make_data.sentences import split
+
+
+def squeezed(text: str) -> str:
+    return "".join(text.split())
+
+
+TEXTS = st.text(
+    st.sampled_from([*"aB. !?\n\t…。？\"”'’)中文é\u200b\u3000\xa0", "Dr. ", "e.g. ", "\n\n"][:26]), max_size=300
+)
+
+
+@given(text=st.one_of(st.text(st.characters(exclude_categories=["Cs"]), max_size=200), TEXTS))
+@pytest.mark.parametrize(("splitter", "language"), [("sentencex", "en"), ("sentencex", "zh"), ("lines", "en")])
+def test_no_character_is_lost_and_no_sentence_is_blank(text: str, splitter: str, language: str) -> None:
+    found = split(text, splitter, language)
+    assert squeezed("".join(found)) == squeezed(text)
+    assert all(sentence and "\n" not in sentence and sentence == sentence.strip() for sentence in found)
+
+
+@given(text=TEXTS, window=st.integers(1, 40))
+def test_windows_lose_nothing(text: str, window: int) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sentences, "WINDOW_CHARACTERS", window)
+        assert squeezed("".join(split(text, "sentencex", "en"))) == squeezed(text)
+
+
+@pytest.mark.parametrize("language", ["en", "zh"])
+def test_windows_split_as_the_whole_text_is_split(
+    english_documents: list[list[str]], chinese_documents: list[list[str]], language: str
+) -> None:
+    documents = english_documents[:40] if language == "en" else chinese_documents
+    # An odd quotation mark makes one sentence of all that follows, up to the window's end.
+    plain = [sentence for document in documents for sentence in document if not set(sentence) & set("\"'`()[]")]
+    text = (" " if language == "en" else "").join(plain)
+    whole = split(text[:60_000], "sentencex", language)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sentences, "WINDOW_CHARACTERS", 4096)
+        assert split(text[:60_000], "sentencex", language) == whole
+    assert len(whole) > 100
+
+
+def test_an_odd_quotation_mark_spoils_no_more_than_a_window() -> None:
+    text = 'He said: "Stop. ' + "Then came another sentence. " * 3000
+    assert len(split(text, "sentencex", "en")) > 2800
+
+
+def test_the_rules_know_english_and_chinese() -> None:
+    english = "Dr. Smith met J. K. Rowling on Jan. 5th. She smiled! Did he?"
+    assert split(english, "sentencex", "en") == ["Dr. Smith met J. K. Rowling on Jan. 5th.", "She smiled!", "Did he?"]
+    assert split("今天天气很好。我们去公园!你呢？", "sentencex", "zh") == ["今天天气很好。", "我们去公园!", "你呢？"]
+
+
+def test_hard_wrapped_lines_are_joined_with_a_blank() -> None:
+    assert split("One sentence\nover two lines. Another\none.", "sentencex", "en") == [
+        "One sentence over two lines.",
+        "Another one.",
+    ]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "word " * 600_000,
+        "x" * 3_000_000,
+        "A sentence here. " * 180_000,
+        "字" * 1_000_000,
+        " " * 3_000_000,
+        "\n" * 999_999,
+    ],
+    ids=["no end", "no blank", "sentences", "chinese", "blanks", "line ends"],
+)
+def test_three_megabytes_on_one_line_take_seconds(text: str) -> None:
+    begin = time.process_time()
+    found = split(text, "sentencex", "en")
+    assert time.process_time() - begin < 5
+    assert squeezed("".join(found)) == squeezed(text)
