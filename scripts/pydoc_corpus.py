@@ -49,7 +49,9 @@ def main() -> None:
     temporary = output.with_suffix(".tmp")
     temporary.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts), encoding="utf-8")
     temporary.replace(output)
-    print(f"{output}: {len(texts)} documents, {sum(map(len, texts)) / 1e6:.1f} MB, from Python {sys.version.split()[0]}")
+    print(
+        f"{output}: {len(texts)} documents, {sum(map(len, texts)) / 1e6:.1f} MB, from Python {sys.version.split()[0]}"
+    )
 
 
 if __name__ == "__main__":
