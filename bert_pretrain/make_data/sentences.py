@@ -1,8 +1,8 @@
 """Documents to sentences: lines where a file holds one sentence a line, otherwise the rules of `sentencex`.
 
 `sentencex` knows over 200 languages, but its time is quadratic in the length of a paragraph, and an odd quotation mark
-makes it take all that follows for one quoted sentence. So long text is fed in small windows, and the unfinished sentence
-at a window's end is carried over.
+makes it take all that follows for one quoted sentence. So long text is fed in small windows, and the unfinished
+sentence at a window's end is carried over.
 """
 
 import sentencex

@@ -1,0 +1,226 @@
+"""The command line: answers at once, speaks in three parts of every mistake, and survives being stopped or killed."""
+
+import hashlib
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from bert_pretrain.config import load_config
+from bert_pretrain.make_data.run import make_data
+
+HEAVY = ("torch", "datasets", "transformers", "pyarrow", "numpy", "tokenizers", "pydantic")
+COMMANDS = ("vocab", "make-data", "train", "run", "evaluate", "fill-mask", "report")
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["--version"], *([command, "--help"] for command in COMMANDS)])
+def test_help_and_version_answer_at_once_without_heavy_libraries(arguments: list[str]) -> None:
+    code = f"""
+import sys, time
+sys.argv = ["bert-pretrain", *{arguments!r}]
+from bert_pretrain.cli import main
+try:
+    main()
+except SystemExit as leaving:
+    assert not leaving.code
+print()
+print([name for name in {HEAVY!r} if name in sys.modules], time.process_time())
+"""
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    loaded, seconds = result.stdout.strip().split("\n")[-1].rsplit(" ", 1)
+    assert loaded == "[]"
+    assert float(seconds) < 1
+    assert "bert-pretrain" in result.stdout
+
+
+def test_no_command_shows_the_help(command_line) -> None:
+    result = command_line()
+    assert "make-data" in result.stdout + result.stderr
+
+
+@pytest.fixture
+def place(tmp_path: Path, vocab_folder: Path) -> Path:
+    """A folder with one of each thing a mistake needs."""
+    (tmp_path / "a.txt").write_text("One two.\nThree four.\nFive six.\n\nSeven.\nEight.\nNine.\n")
+    (tmp_path / "empty.txt").write_text("")
+    (tmp_path / "a.pdf").write_text("x")
+    (tmp_path / "latin.txt").write_bytes(b"caf\xe9.\nOne.\nTwo.\n")
+    (tmp_path / "a.jsonl").write_text('{"text": "a"}\n{broken\n')
+    (tmp_path / "a.yaml").write_text("data:\n  max_seq_lenght: 5\n")
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "thesis.txt").write_text("years of work")
+    (tmp_path / "vocab").symlink_to(vocab_folder)
+    return tmp_path
+
+
+MISTAKES = {
+    "missing input": ("vocab missing.txt --output v", "missing.txt"),
+    "empty input": ("vocab empty.txt --output v", "empty.txt"),
+    "unknown ending": ("vocab a.pdf --output v", "a.pdf"),
+    "invalid utf-8, strict": ("vocab latin.txt --output v --strict", "latin.txt: line 1"),
+    "broken jsonl": ("vocab a.jsonl --output v", "a.jsonl: line 2"),
+    "broken jsonl, two workers": ("vocab a.jsonl a.txt --output v --workers 2", "a.jsonl: line 2"),
+    "unknown key": ("vocab a.txt --output v --config a.yaml", "a.yaml:2"),
+    "unknown preset": ("vocab a.txt --output v --config nosuch", "--config"),
+    "wrong set": ("vocab a.txt --output v --set vocab.size", "--set"),
+    "value out of range": ("vocab a.txt --output v --vocab-size 3", "--vocab-size"),
+    "size too small": ("vocab a.txt --output v --vocab-size 50", "vocab.size"),
+    "foreign output": ("vocab a.txt --output mine", "--output"),
+    "output is a file": ("vocab a.txt --output a.txt", "--output"),
+    "no vocabulary": ("make-data a.txt --vocab nosuch --output d", "--vocab"),
+    "not a vocabulary": ("make-data a.txt --vocab mine --output d", "--vocab"),
+    "too few documents": ("make-data a.txt --vocab vocab --output d", "a.txt"),
+    "data of another kind": ("train --data vocab --output r", "--data"),
+    "no data": ("train --data nosuch --output r", "--data"),
+}
+
+
+@pytest.mark.parametrize(("arguments", "where"), MISTAKES.values(), ids=MISTAKES)
+def test_a_mistake_is_one_message_of_three_parts_and_exit_code_2(
+    place: Path, arguments: str, where: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    command = [sys.executable, "-m", "bert_pretrain", *arguments.split()]
+    result = subprocess.run(command, cwd=place, capture_output=True, text=True)
+    assert result.returncode == 2, result.stderr
+    assert "Traceback" not in result.stderr
+    message = result.stderr[result.stderr.index("error: ") :].rstrip()
+    assert message.count("\n  where: ") == message.count("\n  to do: ") == 1
+    assert where in message.split("\n  where: ")[1].split("\n  to do: ")[0]
+    assert (place / "mine" / "thesis.txt").read_text() == "years of work"
+    assert {path.name for path in (place / "mine").iterdir()} == {"thesis.txt"}
+
+
+@pytest.mark.parametrize(
+    "arguments", ["vocab", "vocab a.txt", "nosuch", "make-data a --output b", "vocab a --output b -x"]
+)
+def test_a_wrong_call_exits_with_2_and_no_traceback(command_line, arguments: str) -> None:
+    result = command_line(*arguments.split())
+    assert result.returncode == 2
+    assert "Traceback" not in result.stderr
+    assert result.stderr.strip()
+
+
+def test_a_changed_configuration_exits_with_2_and_the_difference(
+    command_line, english_text: Path, tmp_path: Path
+) -> None:
+    for size, code in ((500, 0), (500, 0), (600, 2)):
+        result = command_line("vocab", english_text, "--output", tmp_path / "v", "--vocab-size", size)
+        assert result.returncode == code
+    assert "size: 500 -> 600" in result.stderr
+    assert "--overwrite" in result.stderr
+    again = command_line("vocab", english_text, "--output", tmp_path / "v", "--vocab-size", 600, "--overwrite")
+    assert again.returncode == 0
+    assert len(list(tmp_path.glob("v.old-*"))) == 1
+
+
+SETTINGS = ["data.max_seq_length=32", "data.dupe_factor=10", "data.examples_per_shard=256"]
+
+
+@pytest.fixture(scope="module")
+def reference(tmp_path_factory: pytest.TempPathFactory, english_text: Path, vocab_folder: Path) -> dict[str, str]:
+    """The files of a run that nothing disturbed."""
+    output = tmp_path_factory.mktemp("reference") / "data"
+    return digests(make_data(load_config(settings=SETTINGS), [str(english_text)], vocab_folder, output, workers=1))
+
+
+def digests(folder: Path) -> dict[str, str]:
+    files = (path for path in sorted(folder.rglob("*")) if path.is_file())
+    return {str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
+
+
+def start(english_text: Path, vocab_folder: Path, output: Path, workers: int) -> "subprocess.Popen[str]":
+    command = [sys.executable, "-m", "bert_pretrain", "make-data", str(english_text), "--vocab", str(vocab_folder)]
+    command += ["--output", str(output), "--workers", str(workers)]
+    command += [item for setting in SETTINGS for item in ("--set", setting)]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def wait_for(condition: Callable[[], bool], process: "subprocess.Popen[str]") -> None:
+    deadline = time.monotonic() + 60
+    while not condition() and process.poll() is None:
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+
+
+@pytest.mark.parametrize(
+    ("number", "code", "word"), [(signal.SIGINT, 130, "interrupted"), (signal.SIGTERM, 143, "terminated")]
+)
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_stopped_run_says_how_to_go_on_and_goes_on(
+    tmp_path: Path,
+    english_text: Path,
+    vocab_folder: Path,
+    reference,
+    number: signal.Signals,
+    code: int,
+    word: str,
+    workers: int,
+) -> None:
+    output = tmp_path / "data"
+    process = start(english_text, vocab_folder, output, workers)
+    wait_for(lambda: len(list(output.glob("train/[0-9]*.parquet"))) >= 3, process)
+    process.send_signal(number)
+    _, stderr = process.communicate(timeout=60)
+    assert process.returncode == code, stderr
+    assert word in stderr
+    assert "Traceback" not in stderr
+    assert not (output / "manifest.json").exists()
+    again = start(english_text, vocab_folder, output, workers)
+    _, stderr = again.communicate(timeout=60)
+    assert again.returncode == 0, stderr
+    assert digests(output) == reference
+
+
+def killed_again_and_again(folder: Path, text: Path, vocab: Path, kills: int, draw: random.Random) -> Path:
+    """Run make-data, killing it at random moments; returns what the last, undisturbed run made."""
+    output = folder / "data"
+    for _ in range(kills):
+        process = start(text, vocab, output, workers=draw.choice([1, 2]))
+        if draw.random() < 0.7:
+            wanted = len(list(output.glob("train/[0-9]*.parquet"))) + draw.randint(1, 12)
+            wait_for(lambda wanted=wanted: len(list(output.glob("train/[0-9]*.parquet"))) >= wanted, process)  # type: ignore[misc]
+        else:
+            time.sleep(draw.uniform(0.2, 2))
+        process.kill()
+        process.communicate()
+        time.sleep(0.2)  # workers notice that their parent is gone
+    last = start(text, vocab, output, workers=1)
+    _, stderr = last.communicate(timeout=60)
+    assert last.returncode == 0, stderr
+    return output
+
+
+def test_a_killed_run_continues_to_the_same_bytes(
+    tmp_path: Path, english_text: Path, vocab_folder: Path, reference
+) -> None:
+    output = killed_again_and_again(tmp_path, english_text, vocab_folder, 2, random.Random(1))
+    assert digests(output) == reference
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(4))
+def test_a_run_killed_many_times_continues_to_the_same_bytes(
+    tmp_path: Path, english_text: Path, vocab_folder: Path, reference, seed: int
+) -> None:
+    output = killed_again_and_again(tmp_path, english_text, vocab_folder, 8, random.Random(seed))
+    assert digests(output) == reference
+
+
+def test_two_processes_do_not_write_one_folder(
+    tmp_path: Path, english_text: Path, vocab_folder: Path, reference
+) -> None:
+    output = tmp_path / "data"
+    first = start(english_text, vocab_folder, output, 1)
+    wait_for(lambda: (output / ".lock").exists(), first)
+    second = start(english_text, vocab_folder, output, 1)
+    _, stderr = second.communicate(timeout=60)
+    first.communicate(timeout=60)
+    assert first.returncode == 0
+    assert second.returncode in (0, 2)  # 0 where the first was done before the second looked
+    assert second.returncode == 0 or "another process" in stderr
+    assert digests(output) == reference

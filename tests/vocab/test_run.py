@@ -1,0 +1,216 @@
+"""`vocab`: the same bytes in every run, BERT's layout, sizes that hold, and honest figures."""
+
+import hashlib
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from tokenizers import Tokenizer as Backend
+from tokenizers import models, normalizers, pre_tokenizers, trainers
+
+from bert_pretrain import documents
+from bert_pretrain.config import load_config
+from bert_pretrain.errors import ConfigError, InputError, OutputError
+from bert_pretrain.manifest import read_manifest
+from bert_pretrain.tokenizer import FILES, Tokenizer
+from bert_pretrain.vocab import wordpiece
+from bert_pretrain.vocab.run import make_vocab
+from bert_pretrain.vocab.wordpiece import special_tokens, trainable
+
+
+def make(text: Path, output: Path, *settings: str, workers: int = 1) -> Tokenizer:
+    return Tokenizer.load(make_vocab(load_config(settings=settings), [str(text)], output, workers=workers))
+
+
+def digests(folder: Path) -> dict[str, str]:
+    return {name: hashlib.sha256((folder / name).read_bytes()).hexdigest() for name in (*FILES, "manifest.json")}
+
+
+def is_cjk(character: str) -> bool:
+    return "\u4e00" <= character <= "\u9fff"
+
+
+def test_two_processes_with_other_hash_seeds_write_the_same_bytes(english_text: Path, tmp_path: Path) -> None:
+    found = []
+    for number, seed in enumerate(("1", "2")):
+        command = [sys.executable, "-m", "bert_pretrain", "vocab", str(english_text), "--vocab-size", "2000"]
+        command += ["--output", str(tmp_path / seed), "--workers", str(number + 1)]
+        subprocess.run(command, env={**os.environ, "PYTHONHASHSEED": seed}, check=True, capture_output=True)
+        found.append(digests(tmp_path / seed))
+    assert found[0] == found[1]
+
+
+def test_workers_and_parts_change_nothing_in_the_vocabulary(
+    english_text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = make(english_text, tmp_path / "one", "vocab.size=1500")
+    whole = read_manifest(tmp_path / "one", "vocab", "")["figures"]
+    two = make(english_text, tmp_path / "two", "vocab.size=1500", workers=2)
+    assert digests(tmp_path / "two") == digests(tmp_path / "one")
+    assert one.tokens == two.tokens
+    monkeypatch.setattr(documents, "PART_BYTES", 50_000)
+    make(english_text, tmp_path / "parts", "vocab.size=1500")
+    assert read_manifest(tmp_path / "parts", "vocab", "")["figures"]["documents"] == whole["documents"]
+
+
+@pytest.mark.parametrize("lowercase", ["true", "false"])
+def test_it_equals_the_librarys_own_training_on_the_text(english_text: Path, tmp_path: Path, lowercase: str) -> None:
+    settings = ["vocab.size=2500", f"vocab.lowercase={lowercase}"]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("bert_pretrain.vocab.counting.HELD_OUT_SHARE", 0.0)
+        ours = make(english_text, tmp_path / "vocab", *settings)
+    ends = next(index for index, token in enumerate(ours.tokens) if len(token.removeprefix("##")) > 1 and index > 103)
+    backend = Backend(models.WordPiece(unk_token="[UNK]"))
+    backend.normalizer = normalizers.BertNormalizer(lowercase=lowercase == "true")
+    backend.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    trainer = trainers.WordPieceTrainer(
+        vocab_size=2500, min_frequency=2, special_tokens=ours.tokens[:ends], limit_alphabet=ends, show_progress=False
+    )
+    alphabet = {token for token in ours.tokens[104:ends] if len(token) == 1}
+    backend.train_from_iterator(_known_words(english_text, backend, alphabet), trainer)
+    theirs = backend.get_vocab()
+    assert ours.tokens == sorted(theirs, key=theirs.__getitem__)
+    assert len(ours.tokens) == 2500
+
+
+def _known_words(path: Path, backend: Backend, alphabet: set[str]) -> list[str]:
+    """The text without the words that hold a character outside the alphabet: [UNK] to both."""
+    kept = []
+    for line in path.read_text(encoding="utf-8").splitlines():
+        words = backend.pre_tokenizer.pre_tokenize_str(backend.normalizer.normalize_str(line))
+        kept.append(" ".join(word for word, _ in words if alphabet.issuperset(word) and len(word) <= 100))
+    return kept
+
+
+def test_special_tokens_have_berts_ids(vocab_folder: Path) -> None:
+    tokenizer = Tokenizer.load(vocab_folder)
+    ids = (tokenizer.pad_id, tokenizer.unk_id, tokenizer.cls_id, tokenizer.sep_id, tokenizer.mask_id)
+    assert ids == (0, 100, 101, 102, 103)
+    assert tokenizer.tokens[1:100] == [f"[unused{number}]" for number in range(99)]
+    assert tokenizer.vocab_size == len(set(tokenizer.tokens)) == 3000
+
+
+@pytest.mark.parametrize("unused", [0, 1, 994])
+def test_the_number_of_unused_tokens_can_be_chosen(english_text: Path, tmp_path: Path, unused: int) -> None:
+    tokenizer = make(english_text, tmp_path / "v", f"vocab.unused_tokens={unused}", f"vocab.size={unused + 600}")
+    assert tokenizer.tokens[: unused + 5] == special_tokens(unused)
+    assert (tokenizer.pad_id, tokenizer.unk_id, tokenizer.mask_id) == (0, unused + 1, unused + 4)
+    assert tokenizer.vocab_size == unused + 600
+    assert not set(tokenizer.word_piece_ids) & set(range(unused + 5))
+
+
+@pytest.mark.parametrize("size", [300, 301, 1000])
+def test_the_size_is_never_exceeded(english_text: Path, tmp_path: Path, size: int) -> None:
+    tokenizer = make(english_text, tmp_path / "v", f"vocab.size={size}")
+    assert tokenizer.vocab_size == size
+    assert len((tmp_path / "v" / "vocab.txt").read_text(encoding="utf-8").splitlines()) == size
+
+
+def test_cased_and_uncased(english_text: Path, tmp_path: Path, vocab_folder: Path) -> None:
+    cased = make(english_text, tmp_path / "cased", "vocab.size=3000", "vocab.lowercase=no")
+    assert any(token[0].isupper() for token in cased.tokens[104:])
+    assert json.loads((tmp_path / "cased" / "tokenizer_config.json").read_text())["do_lower_case"] is False
+    assert not any(token.removeprefix("##")[0].isupper() for token in Tokenizer.load(vocab_folder).tokens[104:])
+
+
+def test_accents_stay_where_they_are_asked_to(tmp_path: Path) -> None:
+    text = tmp_path / "a.txt"
+    text.write_text("café éclair naïve Über.\n" * 200, encoding="utf-8")
+    plain = make(text, tmp_path / "plain", "vocab.size=200")
+    kept = make(text, tmp_path / "kept", "vocab.size=200", "vocab.strip_accents=no")
+    assert "é" not in "".join(plain.tokens)
+    assert {"é", "café", "über"} <= set(kept.tokens)
+
+
+def test_chinese_characters_stand_alone(chinese_text: Path, tmp_path: Path) -> None:
+    tokenizer = make(chinese_text, tmp_path / "v", "vocab.size=2000")
+    assert not [token for token in tokenizer.tokens if token.startswith("##") and is_cjk(token[2])]
+    assert not [token for token in tokenizer.tokens if len(token) > 1 and any(map(is_cjk, token))]
+    characters = {character for character in chinese_text.read_text(encoding="utf-8") if is_cjk(character)}
+    assert characters <= set(tokenizer.tokens)
+    assert read_manifest(tmp_path / "v", "vocab", "")["figures"]["unk_share_of_words"] == 0
+
+
+def test_chinese_words_are_learned_where_characters_are_not_set_apart(chinese_text: Path, tmp_path: Path) -> None:
+    settings = ("vocab.size=2000", "vocab.handle_chinese_chars=no")
+    tokenizer = make(chinese_text, tmp_path / "v", *settings)
+    assert [token for token in tokenizer.tokens if token.startswith("##") and is_cjk(token[2])]
+
+
+def test_rare_characters_are_cut_by_frequency_and_the_loss_is_reported(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = tmp_path / "a.txt"
+    rare = "".join(chr(point) for point in range(0x4E00, 0x4E00 + 40))
+    text.write_text("common words here\n" * 2000 + rare + "@\n", encoding="utf-8")
+    tokenizer = make(text, tmp_path / "v", "vocab.size=140")
+    alphabet = read_manifest(tmp_path / "v", "vocab", "")["figures"]["alphabet"]
+    assert 0.99 < alphabet["coverage"] < 1
+    assert alphabet["left_out"] > 0
+    assert tokenizer.vocab_size <= 140
+    assert "rarer ones left out" in capsys.readouterr().out
+    assert set("comnwrdshe") <= set(tokenizer.tokens)
+
+
+@pytest.mark.parametrize("settings", [["vocab.size=150"], ["vocab.limit_alphabet=20"]])
+def test_an_alphabet_that_covers_too_little_is_refused(chinese_text: Path, tmp_path: Path, settings: list[str]) -> None:
+    with pytest.raises(ConfigError) as caught:
+        make(chinese_text, tmp_path / "v", *settings)
+    assert "covers only" in caught.value.what
+    assert caught.value.where == settings[0].partition("=")[0]
+    assert make(chinese_text, tmp_path / "v", "vocab.size=2000").vocab_size <= 2000  # the mended command goes through
+
+
+def test_a_size_below_the_special_tokens_is_refused(english_text: Path, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="alone are 104"):
+        make(english_text, tmp_path / "v", "vocab.size=104")
+
+
+def test_a_small_corpus_gives_a_smaller_vocabulary_and_a_warning(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "a.txt").write_text("three small words. three small words.\n")
+    tokenizer = make(tmp_path / "a.txt", tmp_path / "v")
+    assert 104 < tokenizer.vocab_size < 200
+    assert "too small for vocab.size 30,522" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("text", ["\n\n\n", "\x00\x01\n"])
+def test_inputs_without_text_are_refused(tmp_path: Path, text: str) -> None:
+    (tmp_path / "a.txt").write_text(text)
+    with pytest.raises(InputError, match="no text"):
+        make(tmp_path / "a.txt", tmp_path / "v")
+
+
+def test_the_same_command_again(english_text: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    make(english_text, tmp_path / "v", "vocab.size=800")
+    before = digests(tmp_path / "v")
+    make(english_text, tmp_path / "v", "vocab.size=800")
+    assert "up to date" in capsys.readouterr().out
+    with pytest.raises(OutputError, match="size: 800 -> 900"):
+        make(english_text, tmp_path / "v", "vocab.size=900")
+    assert digests(tmp_path / "v") == before
+    (tmp_path / "v" / "manifest.json").rename(tmp_path / "v" / "manifest.partial.json")
+    make(english_text, tmp_path / "v", "vocab.size=800")
+    assert digests(tmp_path / "v") == before
+
+
+def test_figures_are_measured_on_documents_not_learned_from(vocab_folder: Path) -> None:
+    figures = read_manifest(vocab_folder, "vocab", "")["figures"]
+    assert figures["measured_on"] == "held-out documents"
+    assert 0 <= figures["unk_share_of_words"] < 0.01
+    assert 1 < figures["pieces_per_word"] < 2
+
+
+def test_counts_beyond_32_bits_are_scaled_down(monkeypatch: pytest.MonkeyPatch) -> None:
+    from bert_pretrain.vocab.alphabet import choose_alphabet
+
+    words = {"the": 2**40, "cat": 2**35, "x" * 101: 2**36, "rare": 1, "ünlike": 2**20}
+    alphabet = choose_alphabet(words, None, 1000)
+    kept = trainable(words, alphabet)
+    assert sum(kept.values()) <= wordpiece.MAX_REPLAYED_WORDS + len(kept)
+    assert kept["the"] / kept["cat"] == pytest.approx(32, rel=0.01)
+    assert "x" * 101 not in kept
