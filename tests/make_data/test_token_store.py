@@ -1,0 +1,133 @@
+"""The token store: what the tokenizer says of every sentence, however the input is cut, and parts that add up."""
+
+import functools
+import itertools
+import operator
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from bert_pretrain import documents
+from bert_pretrain.config import DataConfig
+from bert_pretrain.make_data.token_store import MAX_SENTENCE_TOKENS, TokenStore, ingest, piece_folder, store_key
+from bert_pretrain.tokenizer import Tokenizer
+
+LINES = DataConfig(document_boundary="blank_line", sentence_splitter="lines")
+
+
+def fill(text: Path, vocab: Path, folder: Path, config: DataConfig = LINES) -> tuple[TokenStore, list[dict]]:
+    (source,) = documents.resolve([str(text)], config)
+    parts = documents.cut(source)
+    tokenizer = Tokenizer.load(vocab)
+    summaries = [ingest(part, piece_folder(folder, number), tokenizer, config) for number, part in enumerate(parts)]
+    return TokenStore(folder, len(parts)), summaries
+
+
+def sentences_of(store: TokenStore) -> list[list[list[int]]]:
+    """All documents as lists of sentences as lists of ids."""
+    numbers = np.arange(store.num_documents)
+    text = store.read(numbers, np.zeros_like(numbers), np.ones_like(numbers), 0)
+    found = [text.ids[a:b].tolist() for a, b in zip(text.sentence_starts[:-1], text.sentence_starts[1:], strict=True)]
+    bounds = text.span_sentences
+    return [found[first:last] for first, last in itertools.pairwise(bounds)]
+
+
+def test_the_store_holds_what_the_tokenizer_says(
+    english_text: Path, english_documents: list[list[str]], vocab_folder: Path, tmp_path: Path
+) -> None:
+    store, (summary,) = fill(english_text, vocab_folder, tmp_path)
+    tokenizer = Tokenizer.load(vocab_folder)
+    expected = [[tokenizer.encode_text(sentence) for sentence in document] for document in english_documents]
+    found = sentences_of(store)
+    assert [functools.reduce(operator.iadd, document, []) for document in found] == [
+        functools.reduce(operator.iadd, document, []) for document in expected
+    ]
+    short = [i for i, document in enumerate(expected) if max(map(len, document)) <= MAX_SENTENCE_TOKENS]
+    assert [found[i] for i in short] == [expected[i] for i in short]
+    assert summary["documents"] == len(expected)
+    assert summary["sentences"] == sum(map(len, expected))
+    assert summary["tokens"] == sum(len(sentence) for document in expected for sentence in document)
+    sentences, tokens = store.sizes_of(np.arange(len(found)))
+    assert sentences.tolist() == [len(document) for document in found]
+    assert tokens.tolist() == [sum(map(len, document)) for document in found]
+
+
+def test_parts_of_the_input_change_no_document(
+    english_text: Path, vocab_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole, _ = fill(english_text, vocab_folder, tmp_path / "whole")
+    monkeypatch.setattr(documents, "PART_BYTES", 30_000)
+    parts, summaries = fill(english_text, vocab_folder, tmp_path / "parts")
+    assert len(summaries) > 3
+    assert sentences_of(parts) == sentences_of(whole)
+    some = np.array([0, 5, 20, 70])
+    for ours, theirs in zip(parts.sizes_of(some), whole.sizes_of(some), strict=True):
+        assert ours.tolist() == theirs.tolist()
+
+
+@pytest.mark.parametrize("look_ahead", [0, 50])
+def test_the_parts_of_a_document_add_up(
+    english_text: Path, vocab_folder: Path, tmp_path: Path, look_ahead: int
+) -> None:
+    store, _ = fill(english_text, vocab_folder, tmp_path)
+    _, tokens = store.sizes_of(np.arange(store.num_documents))
+    longest = int(np.argmax(tokens))
+    numbers, lengths = store.documents_longer_than(int(tokens[longest]) - 1)
+    assert (numbers.tolist(), lengths.tolist()) == ([longest], [int(tokens[longest])])
+    whole = functools.reduce(operator.iadd, sentences_of(store)[longest], [])
+    for of in (2, 7, 50):
+        text = store.read(np.full(of, longest), np.arange(of), np.full(of, of), look_ahead)
+        joined: list[int] = []
+        for part in range(of):
+            first, last = text.span_sentences[part : part + 2]
+            own = first + text.span_own_sentences[part]
+            starts = text.sentence_starts
+            joined += text.ids[starts[first] : starts[own]].tolist()
+            begin = len(joined) - int(starts[own] - starts[first])
+            span = text.ids[starts[first] : starts[last]].tolist()
+            assert span == whole[begin : begin + len(span)]
+            assert starts[last] - starts[own] >= min(look_ahead, len(whole) - len(joined))
+        assert joined == whole
+
+
+def test_sentences_and_documents_without_tokens_are_dropped_and_counted(vocab_folder: Path, tmp_path: Path) -> None:
+    text = tmp_path / "a.txt"
+    text.write_text("One.\n\x01\nTwo.\n\n\x02\n\x03\n\nThree.\nFour.\n")
+    store, (summary,) = fill(text, vocab_folder, tmp_path / "store")
+    assert summary["repairs_and_drops"] == {"empty_documents": 1, "sentences_without_tokens": 3}
+    assert list(map(len, sentences_of(store))) == [2, 2]
+
+
+def test_a_piece_is_made_once_and_never_half(
+    english_text: Path, vocab_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fill(english_text, vocab_folder, tmp_path)
+    before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")}
+    fill(english_text, vocab_folder, tmp_path)
+    assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")} == before
+    shutil.rmtree(tmp_path / "part-00000")
+
+    def fail(*_: object, **__: object) -> None:
+        raise OSError("disk full")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(np, "save", fail)
+        with pytest.raises(OSError, match="disk full"):
+            fill(english_text, vocab_folder, tmp_path)
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_key_holds_all_that_decides_the_ids(english_text: Path, chinese_text: Path, vocab_folder: Path) -> None:
+    tokenizer = Tokenizer.load(vocab_folder)
+    cased = Tokenizer(tokenizer.tokens, lowercase=False, strip_accents=None, handle_chinese_chars=True)
+
+    def key(text: Path = english_text, using: Tokenizer = tokenizer, **settings: object) -> str:
+        config = DataConfig.model_validate({"document_boundary": "blank_line", **settings})
+        return store_key(documents.resolve([str(text)], config), using, config)
+
+    keys = [key(), key(chinese_text), key(using=cased), key(language="de"), key(sentence_splitter="sentencex")]
+    keys += [key(document_boundary="file"), key(text_field="body"), key(strict=True)]
+    assert len(set(keys)) == len(keys)
+    assert key(max_seq_length=512, dupe_factor=1, seed=5, masked_lm_prob=0.3) == key()
