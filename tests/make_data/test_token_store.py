@@ -1,8 +1,6 @@
 """The token store: what the tokenizer says of every sentence, however the input is cut, and parts that add up."""
 
-import functools
 import itertools
-import operator
 import shutil
 from pathlib import Path
 
@@ -41,8 +39,8 @@ def test_the_store_holds_what_the_tokenizer_says(
     tokenizer = Tokenizer.load(vocab_folder)
     expected = [[tokenizer.encode_text(sentence) for sentence in document] for document in english_documents]
     found = sentences_of(store)
-    assert [functools.reduce(operator.iadd, document, []) for document in found] == [
-        functools.reduce(operator.iadd, document, []) for document in expected
+    assert [list(itertools.chain.from_iterable(document)) for document in found] == [
+        list(itertools.chain.from_iterable(document)) for document in expected
     ]
     short = [i for i, document in enumerate(expected) if max(map(len, document)) <= MAX_SENTENCE_TOKENS]
     assert [found[i] for i in short] == [expected[i] for i in short]
@@ -76,7 +74,7 @@ def test_the_parts_of_a_document_add_up(
     longest = int(np.argmax(tokens))
     numbers, lengths = store.documents_longer_than(int(tokens[longest]) - 1)
     assert (numbers.tolist(), lengths.tolist()) == ([longest], [int(tokens[longest])])
-    whole = functools.reduce(operator.iadd, sentences_of(store)[longest], [])
+    whole = list(itertools.chain.from_iterable(sentences_of(store)[longest]))
     for of in (2, 7, 50):
         text = store.read(np.full(of, longest), np.arange(of), np.full(of, of), look_ahead)
         joined: list[int] = []
