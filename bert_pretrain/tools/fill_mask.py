@@ -4,7 +4,7 @@ from pathlib import Path
 
 import torch
 
-from bert_pretrain.errors import InputError
+from bert_pretrain.errors import DataError, InputError
 from bert_pretrain.model.bert import BertForPreTraining
 from bert_pretrain.model.huggingface import load_model
 from bert_pretrain.tokenizer import Tokenizer
@@ -24,6 +24,12 @@ def fill_mask(model: Path, text: str, *, top_k: int = 5, device: str = "auto") -
     """
     tokenizer = Tokenizer.load(model, "MODEL")
     network = load_model(model, device=choose_device(device)).model
+    if tokenizer.vocab_size != network.vocab_size:
+        raise DataError(
+            f"the tokenizer has {tokenizer.vocab_size} tokens, the model {network.vocab_size}",
+            where=str(model),
+            remedy="put the model's own vocab.txt there",
+        )
     input_ids = encode_with_masks(text, tokenizer)
     longest = network.config.max_position_embeddings
     if len(input_ids) > longest:
@@ -34,7 +40,7 @@ def fill_mask(model: Path, text: str, *, top_k: int = 5, device: str = "auto") -
         )
     masks = [position for position, token in enumerate(input_ids) if token == tokenizer.mask_id]
     probabilities = _probabilities(network, input_ids, masks)  # (masks, vocabulary)
-    best = probabilities.topk(min(top_k, tokenizer.vocab_size, probabilities.shape[1]), dim=1)
+    best = probabilities.topk(min(top_k, tokenizer.vocab_size), dim=1)
     return [
         [(tokenizer.tokens[token], share) for token, share in zip(tokens, shares, strict=True)]
         for tokens, shares in zip(best.indices.tolist(), best.values.tolist(), strict=True)

@@ -18,7 +18,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from bert_pretrain.errors import DataError
+from bert_pretrain.errors import DataError, OutputError
 from bert_pretrain.files import atomic_folder, read_json, remove_temporaries, write_json
 from bert_pretrain.model.huggingface import WEIGHTS, huggingface_tensors, load_weights, save_model
 from bert_pretrain.tokenizer import Tokenizer
@@ -52,27 +52,36 @@ def save_checkpoint(folder: Path, state: TrainState, tokenizer: Tokenizer, about
         about: JSON values to keep with it: thread count, micro-batch size, data.
 
     Raises:
+        OutputError: when it cannot be written, for example because the disk is full.
         DataError: when what was written does not read back as it was.
     """
     path = folder / f"step-{state.progress.step:08d}"
-    digest = _hash_tensors({**_model_tensors(state), **state.tensors()})
-    with atomic_folder(path) as temporary:
-        save_model(state.model, temporary, tokenizer)
-        save_file(state.tensors(), temporary / STATE_TENSORS)
-        record = {
-            "format_version": FORMAT_VERSION,
-            "progress": asdict(state.progress),
-            "interval": asdict(state.interval),
-            **about,
-            "tensors_sha256": digest,
-        }
-        write_json(temporary / STATE_JSON, record)
-        if _hash_tensors(_on_disk(temporary)) != digest:
-            raise DataError(
-                "a checkpoint does not read back as it was written",
-                where=str(path),
-                remedy="check the disk; the checkpoints before it are untouched",
-            )
+    tensors = state.tensors()
+    digest = _hash_tensors({**_model_tensors(state), **tensors})
+    record = {
+        "format_version": FORMAT_VERSION,
+        "progress": asdict(state.progress),
+        "interval": asdict(state.interval),
+        **about,
+        "tensors_sha256": digest,
+    }
+    try:
+        with atomic_folder(path) as temporary:
+            save_model(state.model, temporary, tokenizer)
+            save_file(tensors, temporary / STATE_TENSORS)
+            write_json(temporary / STATE_JSON, record)
+            if _hash_tensors(_on_disk(temporary)) != digest:
+                raise DataError(
+                    "a checkpoint does not read back as it was written",
+                    where=str(path),
+                    remedy="check the disk; the checkpoints before it are untouched",
+                )
+    except (OSError, safetensors.SafetensorError) as error:
+        raise OutputError(
+            f"cannot write a checkpoint: {error}",
+            where=str(path),
+            remedy="make room on the disk and run the same command again; it continues from the checkpoint before",
+        ) from error
     return path
 
 
@@ -83,14 +92,23 @@ def keep_newest(folder: Path, number: int) -> None:
 
 
 def newest_checkpoint(folder: Path) -> Checkpoint | None:
-    """Return the newest checkpoint that is whole, telling loudly of each that is not; None if there is none."""
+    """Return the newest checkpoint that is whole; None if there is none.
+
+    One that is broken is told of loudly and renamed, so that it no longer counts as the newest.
+    """
     if folder.is_dir():
         remove_temporaries(folder)
     for path in reversed(_paths(folder)):
         try:
             return open_checkpoint(path)
         except DataError as error:
-            print(f"WARNING: {path} is broken, the checkpoint before it is used.\n{error}", file=sys.stderr)
+            broken = path.with_name(f"broken-{path.name}")
+            shutil.rmtree(broken, ignore_errors=True)
+            path.rename(broken)
+            print(
+                f"WARNING: {path} is broken; it is now {broken.name}, and the checkpoint before it is used.\n{error}",
+                file=sys.stderr,
+            )
     return None
 
 

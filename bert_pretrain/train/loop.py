@@ -14,26 +14,13 @@ import torch
 from tqdm import tqdm
 
 from bert_pretrain.config import TrainConfig
+from bert_pretrain.errors import Interrupted
 from bert_pretrain.train import metrics
 from bert_pretrain.train.batches import Prefetcher, TrainingData
 from bert_pretrain.train.metrics import MetricsFile
 from bert_pretrain.train.schedule import learning_rate
 from bert_pretrain.train.state import IntervalCounts, TrainState
 from bert_pretrain.train.step import train_step
-
-
-class Interrupted(Exception):
-    """The run was told to stop, and its checkpoint is on disk.
-
-    Args:
-        signal_number: SIGINT or SIGTERM.
-        checkpoint: the checkpoint that was written.
-    """
-
-    def __init__(self, signal_number: int, checkpoint: Path) -> None:
-        super().__init__(f"stopped by {signal.Signals(signal_number).name}; the checkpoint is {checkpoint}")
-        self.exit_code = 128 + signal_number
-        self.checkpoint = checkpoint
 
 
 @dataclass(frozen=True)
@@ -106,7 +93,13 @@ def fit(
             if save_due or stop.signal_number:
                 checkpoint = save()
                 if stop.signal_number and not is_last:
-                    raise Interrupted(stop.signal_number, checkpoint)
+                    raise _interrupted(stop.signal_number, checkpoint)
+
+
+def _interrupted(signal_number: int, checkpoint: Path) -> Interrupted:
+    name = signal.Signals(signal_number).name
+    # 128 + the number is what a shell reports of a process that a signal has ended.
+    return Interrupted(128 + signal_number, f"stopped by {name} at {checkpoint}; the same command continues from there")
 
 
 def _log(state: TrainState, plan: Plan, log: MetricsFile, bar: Any, rate: float, data: TrainingData) -> None:

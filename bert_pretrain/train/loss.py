@@ -70,7 +70,7 @@ def masked_lm_loss(features: Tensor, weight: Tensor, bias: Tensor, labels: Tenso
     device = features.device.type
     dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else weight.dtype
     with torch.autocast(device, enabled=False):
-        loss, correct = _decoder_loss(features, weight, bias, labels, dtype)
+        loss, correct = _decoder_loss(features, weight, bias, labels, dtype, torch.is_grad_enabled())
     return loss, correct
 
 
@@ -79,9 +79,14 @@ class _DecoderLoss(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, features: Tensor, weight: Tensor, bias: Tensor, labels: Tensor, dtype: torch.dtype
+        ctx: Any,
+        features: Tensor,
+        weight: Tensor,
+        bias: Tensor,
+        labels: Tensor,
+        dtype: torch.dtype,
+        with_gradient: bool,
     ) -> tuple[Tensor, Tensor]:
-        with_gradient = any(ctx.needs_input_grad)
         rows, decoder = features.to(dtype), weight.to(dtype)
         factor = FP16_FACTOR if dtype == torch.float16 else 1.0
         loss = features.new_zeros((), dtype=torch.float32)
@@ -110,13 +115,13 @@ class _DecoderLoss(torch.autograd.Function):
         return loss, correct
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor, Tensor, None, None]:
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor, Tensor, None, None, None]:
         scale = gradients[0] / ctx.factor
         d_features, d_weight, d_bias = ctx.saved_tensors
-        return d_features * scale, d_weight.mul_(scale), d_bias.mul_(scale), None, None
+        return d_features * scale, d_weight.mul_(scale), d_bias.mul_(scale), None, None, None
 
 
-_decoder_loss: Callable[[Tensor, Tensor, Tensor, Tensor, torch.dtype], tuple[Tensor, Tensor]] = _DecoderLoss.apply
+_decoder_loss: Callable[..., tuple[Tensor, Tensor]] = _DecoderLoss.apply
 
 
 def _softmax_in_place(

@@ -186,6 +186,12 @@ def _is_up_to_date(output: Path, setting: _Setting) -> bool:
         return True
     if finished > setting.steps:
         raise _too_short(setting, finished)
+    if not has_checkpoints(output / "checkpoints"):
+        raise OutputError(
+            f"the finished run has no checkpoint from which it could go on to step {setting.steps}",
+            where=str(output / "checkpoints"),
+            remedy="name another --output, with --init-from for the weights",
+        )
     print(f"the run is extended from {finished} to {setting.steps} steps")
     manifest.reopen(output)
     return False
@@ -254,6 +260,7 @@ def _describe(
     """Print what will be done, and every value that was derived."""
     rows, tokens = folder.rows("train"), sum(record.tokens for record in folder.shards("train"))
     batch, steps = config.train.global_batch_size, setting.steps
+    spanned = schedule.spanned_steps(config.train, steps)
     threads = torch.get_num_threads()
     print(
         f"data       {rows:,} examples of {tokens / rows:.1f} tokens on average, "
@@ -263,7 +270,9 @@ def _describe(
         f"precision  {setting.precision.name} ({setting.precision.reason})\n"
         f"attention  {setting.attention} ({setting.attention_reason})\n"
         f"steps      {steps:,}, {steps * batch / rows:.2f} epochs, "
-        f"{schedule.warmup_steps(config.train, steps):,} of warm-up, schedule {config.train.schedule}\n"
+        f"{schedule.warmup_steps(config.train, spanned):,} of warm-up, schedule {config.train.schedule}"
+        + (f" over {spanned:,} steps" if spanned > steps else "")
+        + "\n"
         f"batch      {batch} examples, about {batch * tokens / rows:,.0f} tokens, "
         f"in micro-batches of at most {micro_batch_tokens:,} tokens"
     )

@@ -18,6 +18,11 @@ def total_steps(config: TrainConfig, num_rows: int) -> int:
     return DEFAULT_MAX_STEPS
 
 
+def spanned_steps(config: TrainConfig, steps: int) -> int:
+    """Return the steps that the schedule of a run of `steps` spans: more than its own where phases share one."""
+    return max(steps, config.schedule_steps or 0)
+
+
 def warmup_steps(config: TrainConfig, steps: int) -> int:
     """Return the steps of warm-up in a run of `steps`, never more than there are."""
     wanted = config.warmup_steps if config.warmup_steps is not None else round(config.warmup_ratio * steps)
@@ -28,10 +33,9 @@ def learning_rate(config: TrainConfig, step: int, steps: int) -> float:
     """Return the learning rate of the update that follows `step` finished ones, in a run of `steps`.
 
     The warm-up ends at `peak_lr`; `linear` and `cosine` fall from there to 0 at `steps`; `wsd` stays and then falls
-    linearly. The first update already moves: it has 1/warm-up of the peak, not 0. Where phases share a schedule, it spans
-    `schedule_steps` instead.
+    linearly. The first update already moves: it has 1/warm-up of the peak, not 0.
     """
-    steps = max(steps, config.schedule_steps or 0)
+    steps = spanned_steps(config, steps)
     warmup = warmup_steps(config, steps)
     if step < warmup:
         return config.peak_lr * (step + 1) / warmup

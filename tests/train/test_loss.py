@@ -52,7 +52,9 @@ def test_under_autocast_the_loss_is_close_and_the_gradients_keep_their_types(dty
 def test_no_predictions_and_no_gradient_are_fine() -> None:
     features, weight, bias, labels = inputs(3)
     with torch.no_grad():
+        before = features.detach().clone()
         assert masked_lm_loss(features, weight, bias, labels)[0] > 0
+        assert torch.equal(features, before)
     total, correct = masked_lm_loss(features[:0], weight, bias, labels[:0])
     assert (total.item(), correct.item()) == (0.0, 0)
 

@@ -22,7 +22,6 @@ from bert_pretrain.config import Config
 from bert_pretrain.errors import ConfigError, DataError, OutputError
 from bert_pretrain.shards import DataFolder, read_shard
 from bert_pretrain.train.evaluate import evaluate
-from bert_pretrain.train.loop import Interrupted
 from bert_pretrain.train.run import train
 
 Tiny = Callable[..., Config]
@@ -46,12 +45,12 @@ SCRIPT = """
 import sys
 from pathlib import Path
 from bert_pretrain.config import Config
-from bert_pretrain.train.loop import Interrupted
+from bert_pretrain.errors import Interrupted
 from bert_pretrain.train.run import train
 try:
     train(Config.model_validate_json(sys.argv[1]), Path(sys.argv[2]), Path(sys.argv[3]))
 except Interrupted as interrupted:
-    print(interrupted)
+    print(interrupted.message)
     sys.exit(interrupted.exit_code)
 """
 
@@ -62,7 +61,7 @@ def metrics(run: Path, without: frozenset[str] | set[str] = frozenset()) -> list
 
 
 def final_tensors(run: Path) -> dict[str, torch.Tensor]:
-    newest = sorted((run / "checkpoints").iterdir())[-1]
+    newest = sorted((run / "checkpoints").glob("step-????????"))[-1]
     return {**load_file(run / "model" / "model.safetensors"), **load_file(newest / "training_state.safetensors")}
 
 
@@ -191,6 +190,7 @@ def test_a_signal_saves_and_exits_and_the_run_continues(
     process.send_signal(number)
     out, _ = process.communicate(timeout=60)
     assert process.returncode == exit_code, out
+    assert "the same command continues" in out
     (checkpoint,) = (run / "checkpoints").iterdir()
     step = json.loads((checkpoint / "training_state.json").read_text())["progress"]["step"]
     assert checkpoint.name == f"step-{step:08d}"
@@ -214,6 +214,9 @@ def test_a_run_is_extended_and_says_so(
     assert json.loads((run / "manifest.json").read_text())["steps"] == 16
     with pytest.raises(ConfigError, match="would end at step 12, but it is at step 16"):
         train(tiny(), data_folder, run)
+    shutil.rmtree(run / "checkpoints")
+    with pytest.raises(OutputError, match="has no checkpoint from which"):
+        train(tiny(max_steps=20), data_folder, run)
 
 
 def test_a_changed_configuration_is_refused_with_the_difference(finished: Path, tiny: Tiny, data_folder: Path) -> None:
@@ -276,6 +279,7 @@ def test_a_broken_newest_checkpoint_falls_back_loudly(
     captured = capsys.readouterr()
     assert "WARNING" in captured.err
     assert "step-00000012 is broken" in captured.err
+    assert (run / "checkpoints" / "broken-step-00000012").is_dir()
     assert "continues from step 8" in captured.out
     assert_same_run(finished, run)
 
@@ -384,7 +388,7 @@ def test_a_full_disk_leaves_the_checkpoints_before_it(
     monkeypatch.setattr("bert_pretrain.train.checkpoint.save_file", write_some)
     monkeypatch.setattr("bert_pretrain.model.huggingface.save_file", write_some)
     run = tmp_path / "run"
-    with pytest.raises(OSError, match="No space left"):
+    with pytest.raises(OutputError, match="No space left"):
         train(tiny(), data_folder, run)
     monkeypatch.undo()
     assert [path.name for path in (run / "checkpoints").iterdir()] == ["step-00000004"]
@@ -413,8 +417,3 @@ def test_a_tiny_run_learns(tiny: Tiny, new_data_folder: Callable[..., Path], tmp
     last = metrics(tmp_path / "run")[-1]
     assert last["validation_mlm_loss"] < unigram_entropy - 0.7
     assert last["validation_nsp_accuracy"] > 0.75
-
-
-def test_interrupted_carries_the_exit_code() -> None:
-    assert Interrupted(signal.SIGTERM, Path("x")).exit_code == 143
-    assert Interrupted(signal.SIGINT, Path("x")).exit_code == 130

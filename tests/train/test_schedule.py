@@ -53,3 +53,9 @@ def test_the_warm_up_fits_into_the_run() -> None:
     assert warmup_steps(TrainConfig(), 1000) == 10
     assert warmup_steps(TrainConfig(warmup_steps=0), 1000) == 0
     assert warmup_steps(TrainConfig(warmup_steps=5000), 1000) == 1000
+
+
+def test_phases_share_one_schedule() -> None:
+    whole = rates(100, warmup_steps=10)
+    first = TrainConfig(peak_lr=1.0, warmup_steps=10, schedule_steps=100)
+    assert [learning_rate(first, step, 90) for step in range(90)] == whole[:90]
