@@ -19,6 +19,7 @@ from bert_pretrain.files import atomic_path, sha256_file
 from bert_pretrain.manifest import read_manifest
 
 ROW_GROUP_ROWS = 4096
+REMAKE = "run the make-data command again with --overwrite: equal inputs give equal bytes, and the text stays tokenised"
 
 
 @dataclass(frozen=True)
@@ -111,7 +112,7 @@ def read_shard(folder: Path, record: ShardRecord) -> Examples:
         raise DataError(
             f"the shard {record.path} is damaged: its SHA-256 is not the one in the manifest",
             where=str(path),
-            remedy="delete that file and manifest.json and run make-data again; it rebuilds the missing shard",
+            remedy=REMAKE,
         )
     return _from_table(pq.read_table(path, use_threads=False))
 
@@ -123,24 +124,23 @@ def check_footer(folder: Path, record: ShardRecord) -> None:
         DataError: when they differ or the file is missing.
     """
     path = folder / record.path
-    remedy = "run make-data again into a new folder, or restore the file"
     if not path.is_file():
-        raise DataError(f"the shard {record.path} is missing", where=str(folder), remedy=remedy)
+        raise DataError(f"the shard {record.path} is missing", where=str(folder), remedy=REMAKE)
     if path.stat().st_size != record.bytes:
         raise DataError(
             f"the shard {record.path} has {path.stat().st_size} bytes, the manifest says {record.bytes}",
             where=str(path),
-            remedy=remedy,
+            remedy=REMAKE,
         )
     try:
         rows = pq.ParquetFile(path).metadata.num_rows
     except (pa.ArrowInvalid, OSError) as error:
-        raise DataError(f"the shard {record.path} is not Parquet: {error}", where=str(path), remedy=remedy) from error
+        raise DataError(f"the shard {record.path} is not Parquet: {error}", where=str(path), remedy=REMAKE) from error
     if rows != record.rows:
         raise DataError(
             f"the shard {record.path} has {rows} rows, the manifest says {record.rows}",
             where=str(path),
-            remedy=remedy,
+            remedy=REMAKE,
         )
 
 
