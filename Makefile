@@ -16,7 +16,7 @@ demo: .venv/installed data/pydoc.jsonl
 	$(RUN) fill-mask $(MODEL) "this is a [MASK] of the base class ."
 
 test: check
-	$(BIN)/pytest -m "not slow and not gpu" -n $(JOBS) -q
+	OMP_NUM_THREADS=1 $(BIN)/pytest -m "not slow and not gpu" -n $(JOBS) -q
 
 test-slow: .venv/installed
 	$(BIN)/pytest -m "slow and not gpu" -q

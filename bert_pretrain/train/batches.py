@@ -106,7 +106,11 @@ class ShardCache:
 class TrainingData:
     """The endless sequence of global batches that a seed makes of a data folder's training split."""
 
-    def __init__(self, data: DataFolder, *, seed: int, global_batch_size: int, micro_batch_tokens: int) -> None:
+    def __init__(
+        self, data: DataFolder, *, seed: int, global_batch_size: int, micro_batch_tokens: int, first_step: int = 0
+    ) -> None:
+        """Begin the first epoch at `first_step`, which is not 0 where steps were carried over from other data."""
+        self.first_step = first_step
         self.num_rows = data.rows("train")
         self.global_batch_size = global_batch_size
         self.micro_batch_tokens = micro_batch_tokens
@@ -120,7 +124,7 @@ class TrainingData:
         Raises:
             DataError: when a shard that it needs is damaged.
         """
-        first, remaining = step * self.global_batch_size, self.global_batch_size
+        first, remaining = (step - self.first_step) * self.global_batch_size, self.global_batch_size
         parts = []
         while remaining:
             epoch, position = divmod(first, self.num_rows)
@@ -131,7 +135,7 @@ class TrainingData:
 
     def epoch(self, step: int) -> float:
         """Return how often the training split has been seen after so many steps."""
-        return step * self.global_batch_size / self.num_rows
+        return (step - self.first_step) * self.global_batch_size / self.num_rows
 
     def _rows(self, epoch: int, position: int, count: int) -> Iterator[tuple[int, np.ndarray]]:
         """Yield (shard, its rows) for the examples [position, position + count) of an epoch."""

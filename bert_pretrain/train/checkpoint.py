@@ -146,10 +146,15 @@ def restore(state: TrainState, checkpoint: Checkpoint) -> None:
     state.interval = IntervalCounts(**checkpoint.record["interval"])
 
 
-def carry_over(state: TrainState, checkpoint: Checkpoint) -> None:
-    """Take the optimizer's state, the step and the counts from another run's checkpoint, but not its clock."""
+def carry_over(state: TrainState, checkpoint: Checkpoint, data: str) -> None:
+    """Take the optimizer's state, the step and the counts from another run's checkpoint, but not its clock.
+
+    Equal data (by the folder's content hash) goes on where that run stood; other data begins with its first epoch.
+    """
     state.load_optimizer(load_file(checkpoint.path / STATE_TENSORS))
     state.progress = Progress(**{**checkpoint.record["progress"], "elapsed_seconds": 0.0})
+    if checkpoint.record["data"] != data:
+        state.progress.first_step = checkpoint.step
 
 
 def _paths(folder: Path) -> list[Path]:

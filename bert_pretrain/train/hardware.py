@@ -10,7 +10,7 @@ from bert_pretrain.errors import ConfigError
 from bert_pretrain.model.bert import BertForPreTraining
 
 CPU_MICRO_BATCH_TOKENS = 4096
-"""Measured on two cores for hidden sizes from 128 to 768: less costs calls, more falls out of the cache."""
+"""On two cores 4,096 to 16,384 were equally fast for a hidden size of 128; the smallest takes the least memory."""
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 
 

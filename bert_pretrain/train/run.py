@@ -81,7 +81,7 @@ def train(
         if claimed is manifest.Progress.COMPLETE and _is_up_to_date(output, setting):
             return output / "model"
         latest = _checkpoint_to_continue(output, setting, resume)
-        state = _make_state(config, tokenizer, setting, origin, latest)
+        state = _make_state(config, folder, tokenizer, setting, origin, latest)
         micro_batch_tokens = _micro_batch_tokens(config, folder, setting, state.model, latest)
         _describe(config, folder, setting, state, micro_batch_tokens, latest)
         write_text(output / "config.yaml", dump_yaml(config))
@@ -222,8 +222,9 @@ def _checkpoint_to_continue(output: Path, setting: _Setting, resume: bool) -> Ch
 
 
 def _make_state(
-    config: Config, tokenizer: Tokenizer, setting: _Setting, origin: _Origin | None, latest: Checkpoint | None
-) -> TrainState:
+    config: Config, folder: DataFolder, tokenizer: Tokenizer, setting: _Setting, origin: _Origin | None,
+    latest: Checkpoint | None,
+) -> TrainState:  # fmt: skip
     """Build model and optimizer, and fill them from the run's checkpoint, from `--init-from`, or anew."""
     model = BertForPreTraining(config.model, tokenizer.vocab_size, attention=setting.attention)
     if latest is None and origin is None:
@@ -240,7 +241,7 @@ def _make_state(
     if latest is not None:
         restore(state, latest)
     elif origin is not None and origin.checkpoint is not None:
-        carry_over(state, origin.checkpoint)
+        carry_over(state, origin.checkpoint, folder.content_hash)
     return state
 
 
@@ -298,6 +299,7 @@ def _fit(
         seed=config.train.seed,
         global_batch_size=config.train.global_batch_size,
         micro_batch_tokens=micro_batch_tokens,
+        first_step=state.progress.first_step,
     )
     about = {
         "steps": setting.steps,

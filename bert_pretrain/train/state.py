@@ -16,6 +16,8 @@ class Progress:
     """How far a run is."""
 
     step: int = 0
+    first_step: int = 0
+    """Where this data begins: 0, or the step that was carried over from another run."""
     examples: int = 0
     tokens: int = 0
     elapsed_seconds: float = 0.0

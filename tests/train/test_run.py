@@ -417,3 +417,15 @@ def test_a_tiny_run_learns(tiny: Tiny, new_data_folder: Callable[..., Path], tmp
     last = metrics(tmp_path / "run")[-1]
     assert last["validation_mlm_loss"] < unigram_entropy - 0.7
     assert last["validation_nsp_accuracy"] > 0.75
+
+
+def test_steps_carried_over_to_other_data_begin_with_its_first_epoch(
+    finished: Path, tiny: Tiny, new_data_folder: Callable[..., Path], tmp_path: Path
+) -> None:
+    checkpoint = finished / "checkpoints" / "step-00000008"
+    other = new_data_folder("other", shard_rows=(97,))
+    train(tiny(max_steps=9, log_every=1), other, tmp_path / "run", init_from=checkpoint, carry_optimizer=True)
+    lines = [line for line in metrics(tmp_path / "run") if "epoch" in line]
+    assert lines[0]["step"] == 9
+    rows = DataFolder.open(other).rows("train")
+    assert lines[0]["epoch"] == pytest.approx(tiny().train.global_batch_size / rows)

@@ -1,0 +1,106 @@
+"""What a newcomer meets first: the README's commands and paths, and the wheel."""
+
+import gzip
+import re
+import shlex
+import subprocess
+import sys
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import transformers
+
+from bert_pretrain.config import preset_paths
+
+ROOT = Path(__file__).parent.parent
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+SMALL = [
+    f"--set=model.{key}={value}"
+    for key, value in {
+        "hidden_size": 32,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+        "intermediate_size": 64,
+    }.items()
+] + ["--set=train.max_steps=2", "--set=train.global_batch_size=4"]
+
+
+def readme_commands() -> list[list[str]]:
+    """Return the first block of `bert-pretrain` commands of the README, in order."""
+    blocks = re.findall(r"```bash\n(.*?)```", PAGES[0].read_text(), flags=re.DOTALL)
+    block = next(block for block in blocks if "bert-pretrain vocab" in block)
+    return [shlex.split(line) for line in block.splitlines() if line.startswith("bert-pretrain")]
+
+
+def test_the_three_commands_of_the_readme_make_a_model_that_opens(english_text: Path, tmp_path: Path) -> None:
+    (tmp_path / "corpus").mkdir()
+    (tmp_path / "corpus" / "a.txt.gz").write_bytes(gzip.compress(english_text.read_bytes()))
+    commands = readme_commands()
+    assert [command[1] for command in commands] == ["vocab", "make-data", "train"]
+    for command in commands:
+        extra = SMALL if command[1] == "train" else ["--set=vocab.size=1000"] if command[1] == "vocab" else []
+        # As a shell would, let the program see the file names.
+        words = [name for word in command[1:] for name in (["corpus/a.txt.gz"] if "*" in word else [word])]
+        subprocess.run([sys.executable, "-m", "bert_pretrain", *words, *extra], cwd=tmp_path, check=True)
+    model, info = transformers.AutoModelForPreTraining.from_pretrained(
+        str(tmp_path / "run" / "model"), output_loading_info=True
+    )
+    assert not info["missing_keys"]
+    assert not info["unexpected_keys"]
+    assert model.config.hidden_size == 32
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_every_path_that_a_page_links_to_exists(page: Path) -> None:
+    links = re.findall(r"\]\((?!https?:)([^)#]+)", page.read_text())
+    assert [link for link in links if not (page.parent / link).exists()] == []
+
+
+def test_every_command_that_the_pages_show_exists_and_knows_its_flags(
+    command_line: Callable[..., subprocess.CompletedProcess[str]],
+) -> None:
+    shown: dict[str, set[str]] = {}
+    for page in PAGES:
+        for block in re.findall(r"```bash\n(.*?)```", page.read_text(), flags=re.DOTALL):
+            for line in block.replace("\\\n", " ").splitlines():
+                if line.startswith("bert-pretrain "):
+                    words = shlex.split(line)
+                    shown.setdefault(words[1], set()).update(word for word in words if word.startswith("--"))
+    assert {"vocab", "make-data", "train", "run"} <= set(shown)
+    for command, flags in shown.items():
+        text = command_line(command, "--help").stdout
+        assert [flag for flag in flags if flag not in text] == []
+
+
+def test_the_wheel_holds_the_presets_and_runs(tmp_path: Path) -> None:
+    subprocess.run(
+        [
+            sys.executable,
+            "-m",
+            "pip",
+            "wheel",
+            "-q",
+            "--no-deps",
+            "--no-build-isolation",
+            "-w",
+            str(tmp_path),
+            str(ROOT),
+        ],
+        check=True,
+    )
+    (wheel,) = tmp_path.glob("*.whl")
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(tmp_path / "installed")
+    installed = {path.stem for path in (tmp_path / "installed" / "bert_pretrain" / "configs").glob("*.yaml")}
+    assert installed == set(preset_paths())
+    script = (
+        "import sys; sys.path.insert(0, sys.argv.pop(1)); from bert_pretrain import config, cli; "
+        "assert 'installed' in config.__file__ and config.load_config('large').model.hidden_size == 1024; cli.main()"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script, str(tmp_path / "installed"), "--help"],
+        cwd=tmp_path, check=True, capture_output=True, text=True,
+    )  # fmt: skip
+    assert "make-data" in done.stdout
