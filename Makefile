@@ -12,8 +12,8 @@ demo: .venv/installed data/pydoc.jsonl
 	$(RUN) run demo --output runs/demo
 	@echo
 	$(RUN) fill-mask $(MODEL) "return a list of [MASK] ."
-	$(RUN) fill-mask $(MODEL) "if the file does not [MASK] , an error is raised ."
-	$(RUN) fill-mask $(MODEL) "this is a [MASK] of the base class ."
+	$(RUN) fill-mask $(MODEL) "raise an [MASK] if the file does not exist ."
+	$(RUN) fill-mask $(MODEL) "this method returns a new [MASK] object ."
 
 test: check
 	OMP_NUM_THREADS=1 $(BIN)/pytest -m "not slow and not gpu" -n $(JOBS) -q

@@ -113,6 +113,8 @@ def _resolve_one(item: str) -> list[Source]:
         if (path / "dataset_info.json").exists() or (path / "dataset_dict.json").exists():
             return [_dataset_source(str(path))]
         files = [file for file in sorted(path.rglob("*")) if file.is_file() and _format_of(file.name)]
+        # Hidden files and folders are somebody's own business, our token store among them.
+        files = [file for file in files if not any(name.startswith(".") for name in file.relative_to(path).parts)]
         if not files:
             raise InputError("the folder holds no readable file", where=item, remedy=f"supported: {SUPPORTED}")
         return [_file_source(file) for file in files]

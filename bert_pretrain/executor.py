@@ -11,9 +11,8 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
-from tqdm import tqdm
-
 from bert_pretrain.errors import UserError
+from bert_pretrain.progress import progress_bar
 
 Task = TypeVar("Task")
 Result = TypeVar("Result")
@@ -43,7 +42,7 @@ def run_all(
     """
     weights = [1.0] * len(tasks) if weights is None else weights
     scale = unit == "B"
-    with tqdm(total=sum(weights), desc=description, unit=unit, unit_scale=scale, dynamic_ncols=True) as bar:
+    with progress_bar(total=sum(weights), desc=description, unit=unit, unit_scale=scale) as bar:
         if workers == 1 or len(tasks) < 2:
             results = []
             for task, weight in zip(tasks, weights, strict=True):

@@ -152,7 +152,7 @@ def test_a_saved_dataset_that_changes_is_another_input(tmp_path: Path) -> None:
 
 
 def test_folders_globs_and_urls_find_files_in_a_fixed_order(tmp_path: Path) -> None:
-    for number, name in enumerate(["b.txt", "a.jsonl", "sub/c.txt", "sub/deep/d.txt.gz", "README.md"]):
+    for number, name in enumerate(["b.txt", "a.jsonl", "sub/c.txt", "sub/deep/d.txt.gz", "README.md", ".x/._e.txt"]):
         ending = ".jsonl" if name == "a.jsonl" else ".txt"
         content = FORMATS[ending]([f"number {number}"])
         write(tmp_path / name, gzip.compress(content) if name.endswith(".gz") else content)

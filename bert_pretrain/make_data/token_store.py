@@ -27,6 +27,7 @@ from bert_pretrain.tokenizer import Encoder, Tokenizer
 STORE_VERSION = 1
 MAX_SENTENCE_TOKENS = 256
 _BLOCK_CHARACTERS = 8 << 20
+_ENCODED_CHARACTERS = 32 << 20
 
 
 def store_key(sources: list[Source], tokenizer: Tokenizer, config: DataConfig) -> str:
@@ -57,8 +58,7 @@ def _write_piece(part: Part, folder: Path, tokenizer: Tokenizer, config: DataCon
     sentences_per_document: list[np.ndarray] = []
     encoder = Encoder(tokenizer)
     for block in _sentence_blocks(part, config, counts):
-        block_ids, offsets = encoder.encode(*_as_bytes(block))
-        block_lengths = np.diff(offsets)
+        block_ids, block_lengths = _encode(encoder, [sentence for document in block for sentence in document])
         per_document = np.array([len(document) for document in block])
         # A sentence of control characters alone has no token; a document of such sentences is empty.
         kept = np.add.reduceat(block_lengths > 0, ragged.offsets_of(per_document)[:-1])
@@ -109,12 +109,18 @@ def _sentence_blocks(part: Part, config: DataConfig, counts: Counter[str]) -> It
         yield block
 
 
-def _as_bytes(block: list[list[str]]) -> tuple[np.ndarray, np.ndarray]:
-    """Return the UTF-8 of all sentences of a block, a line each, and where each begins."""
-    text = "\n".join("\n".join(document) for document in block).encode()
-    buffer = np.frombuffer(text, dtype=np.uint8)
-    starts = np.concatenate([[0], np.flatnonzero(buffer == ord("\n")) + 1])
-    return buffer, starts
+def _encode(encoder: Encoder, found: list[str]) -> tuple[np.ndarray, np.ndarray]:
+    """Return the ids of sentences, and the number of ids of each; a huge document is encoded piece by piece."""
+    characters = np.cumsum([len(sentence) for sentence in found])
+    cuts = np.searchsorted(characters, np.arange(_ENCODED_CHARACTERS, characters[-1], _ENCODED_CHARACTERS))
+    ids, lengths = [], []
+    for begin, end in itertools.pairwise(np.unique([0, *cuts, len(found)]).tolist()):
+        text = np.frombuffer("\n".join(found[begin:end]).encode(), dtype=np.uint8)
+        starts = np.concatenate([[0], np.flatnonzero(text == ord("\n")) + 1])
+        piece_ids, offsets = encoder.encode(text, starts)
+        ids.append(piece_ids)
+        lengths.append(np.diff(offsets))
+    return np.concatenate(ids), np.concatenate(lengths)
 
 
 def split_long(offsets: np.ndarray, limit: int) -> tuple[np.ndarray, np.ndarray]:

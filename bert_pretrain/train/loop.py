@@ -15,6 +15,7 @@ from tqdm import tqdm
 
 from bert_pretrain.config import TrainConfig
 from bert_pretrain.errors import Interrupted
+from bert_pretrain.progress import progress_bar
 from bert_pretrain.train import metrics
 from bert_pretrain.train.batches import Prefetcher, TrainingData
 from bert_pretrain.train.metrics import MetricsFile
@@ -142,8 +143,8 @@ def _private_random(plan: Plan) -> Any:
 
 
 def _bar(plan: Plan, first_step: int) -> Any:
-    """Return the progress bar; it stays away where nobody watches (no terminal)."""
-    return tqdm(total=plan.steps, initial=first_step, desc="train", unit="step", disable=None, dynamic_ncols=True)
+    """Return the progress bar of the whole run."""
+    return progress_bar(total=plan.steps, initial=first_step, desc="train", unit="step")
 
 
 @dataclass

@@ -9,6 +9,7 @@ import pytest
 
 from bert_pretrain import documents
 from bert_pretrain.config import DataConfig
+from bert_pretrain.make_data import token_store
 from bert_pretrain.make_data.token_store import MAX_SENTENCE_TOKENS, TokenStore, ingest, piece_folder, store_key
 from bert_pretrain.tokenizer import Tokenizer
 
@@ -129,3 +130,13 @@ def test_the_key_holds_all_that_decides_the_ids(english_text: Path, chinese_text
     keys += [key(document_boundary="file"), key(text_field="body"), key(strict=True)]
     assert len(set(keys)) == len(keys)
     assert key(max_seq_length=512, dupe_factor=1, seed=5, masked_lm_prob=0.3) == key()
+
+
+def test_a_huge_document_encoded_in_pieces_has_the_same_ids(
+    monkeypatch: pytest.MonkeyPatch, english_text: Path, vocab_folder: Path, tmp_path: Path
+) -> None:
+    config = DataConfig(document_boundary="file")
+    _, whole = fill(english_text, vocab_folder, tmp_path / "whole", config)
+    monkeypatch.setattr(token_store, "_ENCODED_CHARACTERS", 1000)
+    _, pieces = fill(english_text, vocab_folder, tmp_path / "pieces", config)
+    assert pieces == whole
