@@ -6,16 +6,21 @@ Commands translate flags to a configuration and call the stage; heavy libraries 
 
 import errno
 import functools
+import importlib
+import importlib.util
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Annotated, Any, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
 from bert_pretrain import __version__
 from bert_pretrain.errors import Interrupted, UserError
+
+if TYPE_CHECKING:
+    from bert_pretrain.config import Config
 
 app = typer.Typer(
     name="bert-pretrain",
@@ -39,6 +44,10 @@ Strict = Annotated[bool, typer.Option("--strict", help="Refuse text that is not 
 Device = Annotated[str, typer.Option("--device", help="auto, cpu, cuda or cuda:N.")]
 
 
+_HOW_TO_GO_ON = "the same command, without --overwrite, goes on where it stopped"
+_DENIED = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG, errno.ELOOP)
+
+
 def reports_mistakes(command: Callable[..., None]) -> Callable[..., None]:
     """Turn a user's mistake and an interruption of `command` into a message and an exit code."""
 
@@ -51,18 +60,17 @@ def reports_mistakes(command: Callable[..., None]) -> Callable[..., None]:
         except Interrupted as interruption:
             _leave(interruption.message, interruption.exit_code)
         except KeyboardInterrupt:
-            _leave("interrupted; the same command goes on where it stopped", 130)
+            _leave(f"interrupted; {_HOW_TO_GO_ON}", 130)
         except _Terminated:
-            _leave("terminated; the same command goes on where it stopped", 143)
+            _leave(f"terminated; {_HOW_TO_GO_ON}", 143)
         except OSError as error:
-            if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            if error.errno in (errno.ENOSPC, errno.EDQUOT):
+                what, remedy = "the disk is full", f"free some space; {_HOW_TO_GO_ON}"
+            elif error.errno in _DENIED and error.filename is not None:
+                what, remedy = f"cannot use that path: {error.strerror}", "check the path and its permissions"
+            else:
                 raise
-            full = UserError(
-                "the disk is full",
-                where=str(error.filename or "the output"),
-                remedy="free some space and run the same command again; it goes on where it stopped",
-            )
-            _leave(f"error: {full}", 2)
+            _leave(f"error: {UserError(what, where=str(error.filename or 'the output'), remedy=remedy)}", 2)
 
     return wrapped
 
@@ -83,11 +91,9 @@ def vocab(
 
     Example: bert-pretrain vocab corpus/*.txt.gz --output vocab --vocab-size 30522
     """
-    from bert_pretrain.config import load_config
-    from bert_pretrain.vocab.run import make_vocab
-
+    make_vocab = _load("bert_pretrain.vocab.run", "make_vocab")
     flags = {"vocab.size": ("--vocab-size", vocab_size), "data.strict": ("--strict", strict or None)}
-    make_vocab(load_config(config, settings or (), flags), inputs, output, workers=workers, overwrite=overwrite)
+    make_vocab(_load_config(config, settings, flags), inputs, output, workers=workers, overwrite=overwrite)
 
 
 @app.command()
@@ -107,10 +113,8 @@ def make_data(
 
     Example: bert-pretrain make-data corpus/*.txt.gz --vocab vocab --output data --set data.max_seq_length=128
     """
-    from bert_pretrain.config import load_config
-    from bert_pretrain.make_data.run import make_data as run_make_data
-
-    loaded = load_config(config, settings or (), {"data.strict": ("--strict", strict or None)})
+    run_make_data = _load("bert_pretrain.make_data.run", "make_data")
+    loaded = _load_config(config, settings, {"data.strict": ("--strict", strict or None)})
     run_make_data(loaded, inputs, vocab, output, workers=workers, store=store, overwrite=overwrite)
 
 
@@ -134,11 +138,12 @@ def train(
 
     Example: bert-pretrain train --data data --output run --config base
     """
-    from bert_pretrain.config import load_config
-    from bert_pretrain.train.run import train as run_train
-
+    run_train = _load("bert_pretrain.train.run", "train")
+    loaded = _load_config(config, settings)
+    if loaded.phases:
+        print("the phases of the configuration are for 'bert-pretrain run'; this trains by the section train alone")
     run_train(
-        load_config(config, settings or ()),
+        loaded,
         data,
         output,
         init_from=init_from,
@@ -161,10 +166,8 @@ def run(
 
     Example: bert-pretrain run my-corpus.yaml --output runs/my-corpus
     """
-    from bert_pretrain.config import load_config
-    from bert_pretrain.pipeline import run_pipeline
-
-    run_pipeline(load_config(config, settings or ()), output, workers=workers, overwrite=overwrite)
+    run_pipeline = _load("bert_pretrain.pipeline", "run_pipeline")
+    run_pipeline(_load_config(config, settings), output, workers=workers, overwrite=overwrite)
 
 
 @app.command()
@@ -178,10 +181,8 @@ def evaluate(
 
     Example: bert-pretrain evaluate run/model --data data
     """
-    from bert_pretrain.config import load_config
-    from bert_pretrain.train.evaluate import evaluate as run_evaluate
-
-    loaded = load_config(flags={"train.device": ("--device", device)})
+    run_evaluate = _load("bert_pretrain.train.evaluate", "evaluate")
+    loaded = _load_config(None, None, {"train.device": ("--device", device)})
     for name, value in run_evaluate(model, data, config=loaded.train).items():
         print(f"{name:<24}{value:>12.4f}")
 
@@ -198,8 +199,7 @@ def fill_mask(
 
     Example: bert-pretrain fill-mask run/model "The capital of France is [MASK]."
     """
-    from bert_pretrain.tools.fill_mask import fill_mask as run_fill_mask
-
+    run_fill_mask = _load("bert_pretrain.tools.fill_mask", "fill_mask")
     for answers in run_fill_mask(model, text, top_k=top_k, device=device):
         print("  ".join(f"{token} {probability:.1%}" for token, probability in answers))
 
@@ -214,9 +214,27 @@ def report(
 
     Example: bert-pretrain report runs/a/train runs/b/train --output curves.png
     """
-    from bert_pretrain.tools.report import draw_curves
-
+    draw_curves = _load("bert_pretrain.tools.report", "draw_curves")
     print(f"curves: {draw_curves(runs, output)}")
+
+
+def _load(module: str, name: str) -> Any:
+    """Import what a command needs, with signals held back: inside a half-made import one would be lost, or break it."""
+    held = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
+    try:
+        if importlib.util.find_spec("pandas"):
+            importlib.import_module("pandas")  # pyarrow loads it at its first use, whenever that is
+        return getattr(importlib.import_module(module), name)
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, held)
+
+
+def _load_config(
+    source: str | None, settings: list[str] | None, flags: Mapping[str, tuple[str, object]] | None = None
+) -> "Config":
+    from bert_pretrain.config import load_config
+
+    return load_config(source, settings or (), flags)
 
 
 def _version(wanted: bool) -> None:
@@ -251,4 +269,7 @@ def _leave(message: str, code: int) -> NoReturn:
 def main() -> None:
     """Run the command line."""
     signal.signal(signal.SIGTERM, _terminate)
-    app()
+    try:
+        app()
+    except _Terminated:  # before a command began
+        sys.exit(143)

@@ -372,6 +372,8 @@ def _explain(error: ValidationError, prefix: KeyPath, places: dict[KeyPath, str]
     message = problem["msg"].removeprefix("Value error, ")
     message = message[0].lower() + message[1:]
     if problem["type"] == "value_error":
+        named = [places[key] for key in places if key[:-1] == path and key[-1] in message]
+        where = " and ".join(dict.fromkeys(named)) or where
         return ConfigError(f"{dotted}: {message}", where=where, remedy="change one of the two")
     if problem["type"] == "missing":
         return ConfigError(f"'{dotted}' is missing", where=where, remedy="add it")

@@ -64,8 +64,13 @@ def run_all(
                 where=description,
                 remedy="run the same command again with fewer --workers; it continues where it stopped",
             ) from error
+        except BaseException:
+            # Tasks are pure and their outputs atomic, so an interruption need not wait for them.
+            for worker in multiprocessing.active_children():
+                worker.kill()
+            raise
         finally:
-            executor.shutdown(wait=False, cancel_futures=True)
+            executor.shutdown(wait=True, cancel_futures=True)
 
 
 def _start_worker() -> None:

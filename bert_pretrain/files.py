@@ -2,6 +2,7 @@
 
 import bz2
 import contextlib
+import errno
 import fcntl
 import gzip
 import hashlib
@@ -163,6 +164,7 @@ def move_aside(folder: Path) -> Path:
 
     Manifests go first, so that what is left after an interruption is not taken for a finished output.
     """
+    folder = folder.resolve()  # `.` has no name of its own
     stem = f"{folder.name}.old-{time.strftime('%Y%m%d-%H%M%S')}"
     aside = folder.with_name(stem)
     number = 1
@@ -181,15 +183,25 @@ def exclusive(folder: Path) -> Iterator[None]:
     """Hold a folder against a second process of ours; the lock dies with the process, whatever kills it."""
     if folder.exists() and not folder.is_dir():
         raise OutputError(f"'{folder}' is a file", where="--output", remedy="name a folder")
-    folder.mkdir(parents=True, exist_ok=True)
     lock = folder / LOCK
-    with lock.open("a") as file:
+    busy = OutputError("another process is writing this folder", where=str(folder), remedy="wait for it, or stop it")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        file = lock.open("a")
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        raise OutputError(
+            f"cannot write there: {error.strerror}", where=str(folder), remedy="name a folder that you may write to"
+        ) from error
+    with file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise OutputError(
-                "another process is writing this folder", where=str(folder), remedy="wait for it, or stop it"
-            ) from error
+            is_current = os.fstat(file.fileno()).st_ino == lock.stat().st_ino
+        except (BlockingIOError, FileNotFoundError) as error:
+            raise busy from error
+        if not is_current:  # the process before removed its lock between our opening and locking it
+            raise busy
         try:
             yield
         finally:

@@ -135,6 +135,8 @@ def read_manifest(folder: Path, kind: str, flag: str) -> dict[str, Any]:
 
 def _differences(old: Any, new: Any, path: str = "") -> list[str]:
     """List what differs between two JSON values, one line a leaf: `data.seed: 1 -> 2`."""
+    if isinstance(old, list) and isinstance(new, list):
+        old, new = dict(enumerate(old)), dict(enumerate(new))
     if isinstance(old, dict) and isinstance(new, dict):
         keys = list(dict.fromkeys([*old, *new]))
         return [

@@ -1,5 +1,6 @@
 """`run`: all stages and phases from one YAML, each into its own folder; what is complete is not done again."""
 
+import math
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -79,6 +80,7 @@ def _show_results(runs: Sequence[Path], model: Path, output: Path) -> None:
             zip(("before", "after"), (evaluations[0], evaluations[-1]), strict=True) if evaluations else ()
         ):
             label = f"{run.name} {when}" if len(runs) > 1 else when
+            line = {name: math.nan if value is None else value for name, value in line.items()}
             print(
                 f"{label:<18}{line['validation_mlm_loss']:>8.3f} nats{line['validation_mlm_accuracy']:>12.1%}"
                 f"{line['validation_nsp_accuracy']:>15.1%}"

@@ -17,6 +17,7 @@ from bert_pretrain.errors import DataError
 from bert_pretrain.examples import Examples
 from bert_pretrain.files import atomic_path, sha256_file
 from bert_pretrain.manifest import read_manifest
+from bert_pretrain.tokenizer import Tokenizer
 
 ROW_GROUP_ROWS = 4096
 REMAKE = "run the make-data command again with --overwrite: equal inputs give equal bytes, and the text stays tokenised"
@@ -67,10 +68,20 @@ class DataFolder:
         """Return the number of examples of a split."""
         return sum(record.rows for record in self.shards(split))
 
-    @property
-    def tokenizer(self) -> Path:
-        """The copy of the tokenizer folder that made these examples."""
-        return self.path / "tokenizer"
+    def tokenizer(self) -> Tokenizer:
+        """Open the tokenizer that made these examples, from its copy here.
+
+        Raises:
+            DataError: when it is no longer the one that the manifest names.
+        """
+        tokenizer = Tokenizer.load(self.path / "tokenizer", "--data")
+        if tokenizer.hash != self.manifest["tokenizer"]["hash"]:
+            raise DataError(
+                "the tokenizer in the data folder is not the one that made the data",
+                where=str(self.path / "tokenizer"),
+                remedy="restore that folder, or make the data again",
+            )
+        return tokenizer
 
     @property
     def max_seq_length(self) -> int:

@@ -8,7 +8,6 @@ The price is a cache of the distinct chunks, which is emptied when it grows beyo
 import hashlib
 import itertools
 import json
-import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -128,7 +127,11 @@ class Tokenizer:
         return list(self.backend.encode(text, add_special_tokens=False).ids)
 
     def save(self, folder: Path, model_max_length: int = 512) -> None:
-        """Write `vocab.txt`, `tokenizer.json` and `tokenizer_config.json` into an existing folder."""
+        """Write `vocab.txt`, `tokenizer.json` and `tokenizer_config.json` into a folder, made if needed.
+
+        All three are made from the vocabulary, also where it came from elsewhere, so that they agree.
+        """
+        folder.mkdir(parents=True, exist_ok=True)
         write_text(folder / "vocab.txt", "\n".join(self.tokens) + "\n")
         write_text(folder / "tokenizer.json", self.backend.to_str(pretty=True) + "\n")
         names = dict(
@@ -137,15 +140,6 @@ class Tokenizer:
         # Another class would open in transformers too, but drop the token_type_ids without a word.
         config = {"tokenizer_class": "BertTokenizer", **self.settings, "model_max_length": model_max_length, **names}
         write_json(folder / "tokenizer_config.json", config)
-
-    def copy_to(self, folder: Path) -> None:
-        """Copy this tokenizer's files into a folder, made if needed."""
-        folder.mkdir(parents=True, exist_ok=True)
-        if self.folder is None or not all((self.folder / name).is_file() for name in FILES):
-            self.save(folder)
-            return
-        for name in FILES:
-            shutil.copyfile(self.folder / name, folder / name)
 
 
 def is_reserved(token: str) -> bool:

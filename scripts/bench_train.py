@@ -22,7 +22,6 @@ from bert_pretrain.config import ModelConfig, TrainConfig
 from bert_pretrain.model.attention import choose_attention
 from bert_pretrain.model.bert import BertForPreTraining
 from bert_pretrain.shards import DataFolder
-from bert_pretrain.tokenizer import Tokenizer
 from bert_pretrain.train.batches import Batch, GlobalBatch, TrainingData
 from bert_pretrain.train.hardware import choose_device, choose_micro_batch_tokens, choose_precision
 from bert_pretrain.train.optimizer import make_optimizer
@@ -43,7 +42,7 @@ def main() -> None:
     device = choose_device(arguments.device)
     precision = choose_precision(arguments.precision, device)
     folder = DataFolder.open(arguments.data)
-    vocab_size = Tokenizer.load(folder.tokenizer).vocab_size
+    vocab_size = folder.tokenizer().vocab_size
     print(
         f"{device}, {torch.get_num_threads()} threads, {precision.name}, torch {torch.__version__}, transformers "
         f"{transformers.__version__}, {arguments.examples} examples of at most {folder.max_seq_length} tokens\n\n"

@@ -106,7 +106,7 @@ def compare_ids(path: str, vocab: Path, config: Config) -> tuple[int, int]:
 def label_from_form(data: Path) -> float:
     """Return the balanced accuracy with which lengths and boundary marks tell the label, by cross-validation."""
     folder = DataFolder.open(data)
-    tokenizer = Tokenizer.load(folder.tokenizer)
+    tokenizer = folder.tokenizer()
     ends = np.array([token.removeprefix("##") in SENTENCE_ENDS for token in tokenizer.tokens])
     continues = tokenizer.is_subword
     features, labels = [], []

@@ -224,3 +224,13 @@ def test_two_processes_do_not_write_one_folder(
     assert second.returncode in (0, 2)  # 0 where the first was done before the second looked
     assert second.returncode == 0 or "another process" in stderr
     assert digests(output) == reference
+
+
+@pytest.mark.parametrize("output", ["/proc/nowhere", "/dev/null/x"])
+def test_an_output_that_cannot_be_written_is_one_message(
+    command_line: Callable[..., subprocess.CompletedProcess[str]], english_text: Path, output: str
+) -> None:
+    done = command_line("vocab", english_text, "--output", output)
+    assert done.returncode == 2
+    assert "Traceback" not in done.stderr
+    assert "to do:" in done.stderr

@@ -130,8 +130,11 @@ MISTAKES = [
     ("data:\n  max_seq_length: 70000\n", ["data.max_seq_length", "65535", ":2"]),
     ("data:\n  whole_word_mask: maybe\n", ["data.whole_word_mask", "'maybe'", ":2"]),
     ("data:\n  next_sentence: sop\n", ["data.next_sentence", "'nsp'", ":2"]),
-    ("model:\n  hidden_size: 100\n  num_attention_heads: 3\n", ["hidden_size 100", "num_attention_heads 3", ":1"]),
-    ("train:\n  max_steps: 5\n  max_epochs: 2\n", ["max_steps 5", "max_epochs 2", "keep one", ":1"]),
+    (
+        "model:\n  hidden_size: 100\n  num_attention_heads: 3\n",
+        ["hidden_size 100", ":2 and", ":3"],
+    ),
+    ("train:\n  max_steps: 5\n  max_epochs: 2\n", ["max_steps 5", "max_epochs 2", "keep one", ":2 and", ":3"]),
     ("train:\n  micro_batch_tokens: many\n", ["train.micro_batch_tokens", "'many'", "auto", "integer", ":2"]),
     ("train:\n  betas: [0.9]\n", ["train.betas", ":2"]),
     ("train:\n  device: tpu\n", ["train.device", "'tpu'", ":2"]),

@@ -1,56 +1,78 @@
-"""The pool: results in order, mistakes as they are, and a killed worker is explained."""
+"""The pool of processes: results in order, errors handed on, and nobody left behind after an interruption."""
 
+import multiprocessing
 import os
 import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
 
 import pytest
 
-from bert_pretrain.errors import InputError, UserError
+from bert_pretrain.errors import UserError
 from bert_pretrain.executor import run_all
 
 
-def run(function, tasks, workers):
-    return run_all(function, tasks, workers=workers, description="test", unit="task")
+def square(number: int) -> int:
+    time.sleep(0.05 * (3 - number % 3))  # so that they do not end in the order they began
+    return number * number
 
 
-def double(number: int) -> int:
-    return 2 * number
-
-
-def refuse(number: int) -> int:
-    if number == 3:
-        raise InputError("three is wrong", where="here", remedy="take four")
+def stumble(number: int) -> int:
+    if number == 1:
+        raise UserError("no", where="task 1", remedy="none")
+    time.sleep(60)
     return number
 
 
 def die(number: int) -> int:
-    if number == 3:
+    if number == 1:
         os.kill(os.getpid(), signal.SIGKILL)
     return number
 
 
-def process(_: int) -> int:
-    return os.getpid()
-
-
 @pytest.mark.parametrize("workers", [1, 2])
 def test_results_come_in_the_order_of_the_tasks(workers: int) -> None:
-    assert run(double, range(20), workers) == list(range(0, 40, 2))
-    assert run(double, [], workers) == []
+    assert run_all(square, range(6), workers=workers, description="test", unit="task") == [0, 1, 4, 9, 16, 25]
 
 
-def test_one_worker_is_this_process_and_two_are_others() -> None:
-    assert set(run(process, range(4), 1)) == {os.getpid()}
-    assert os.getpid() not in run(process, range(4), 2)
+def test_an_error_of_one_task_ends_the_others_at_once() -> None:
+    begin = time.monotonic()
+    with pytest.raises(UserError, match="no"):
+        run_all(stumble, range(4), workers=2, description="test", unit="task")
+    assert time.monotonic() - begin < 30
+    assert multiprocessing.active_children() == []
 
 
-@pytest.mark.parametrize("workers", [1, 2])
-def test_a_mistake_in_a_worker_is_the_users(workers: int) -> None:
-    with pytest.raises(InputError, match="three is wrong"):
-        run(refuse, range(9), workers)
+def test_a_worker_killed_from_outside_is_one_message() -> None:
+    with pytest.raises(UserError, match="killed from outside"):
+        run_all(die, range(4), workers=2, description="test", unit="task")
 
 
-def test_a_killed_worker_is_explained() -> None:
-    with pytest.raises(UserError) as caught:
-        run(die, range(9), 2)
-    assert "--workers" in caught.value.remedy
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_workers_do_not_outlive_an_interrupted_parent(tmp_path: Path, number: signal.Signals) -> None:
+    script = (
+        "import os, pathlib, sys, time, signal\n"
+        "from bert_pretrain.executor import run_all\n"
+        "def work(name):\n"
+        "    pathlib.Path(name).write_text(str(os.getpid())); time.sleep(120)\n"
+        "if __name__ == '__main__':\n"
+        "    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))\n"
+        "    run_all(work, sys.argv[1:], workers=2, description='test', unit='task')\n"
+    )
+    (tmp_path / "script.py").write_text(script)
+    notes = [tmp_path / "a", tmp_path / "b"]
+    parent = subprocess.Popen(
+        [sys.executable, str(tmp_path / "script.py"), *map(str, notes)], stderr=subprocess.DEVNULL
+    )
+    deadline = time.monotonic() + 60
+    while not all(note.exists() and note.read_text() for note in notes):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    parent.send_signal(number)
+    parent.wait(timeout=20)
+    workers = [int(note.read_text()) for note in notes]
+    while any(Path(f"/proc/{worker}").exists() for worker in workers):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)

@@ -178,7 +178,7 @@ def test_a_saved_tokenizer_loads_back_the_same(tmp_path: Path, variant: dict[str
     ours.save(tmp_path)
     loaded = Tokenizer.load(tmp_path)
     assert (loaded.tokens, loaded.settings, loaded.hash) == (ours.tokens, ours.settings, ours.hash)
-    loaded.copy_to(tmp_path / "deep" / "copy")
+    loaded.save(tmp_path / "deep" / "copy")
     for name in FILES:
         assert (tmp_path / "deep" / "copy" / name).read_bytes() == (tmp_path / name).read_bytes()
 

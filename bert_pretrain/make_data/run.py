@@ -21,6 +21,7 @@ from bert_pretrain.make_data import build, summary, token_store
 from bert_pretrain.make_data.build import BuildPlan, ShardTask
 from bert_pretrain.make_data.token_store import TokenStore
 from bert_pretrain.manifest import Progress
+from bert_pretrain.shards import DataFolder
 from bert_pretrain.tokenizer import Tokenizer
 
 
@@ -58,6 +59,7 @@ def make_data(
     }
     with exclusive(output):
         if manifest.claim(output, "data", identity, overwrite=overwrite) is Progress.COMPLETE:
+            DataFolder.open(output, "--output")  # its shards are all there
             print(f"up to date: {output}")
             return output
         remove_temporaries(output)
@@ -71,7 +73,7 @@ def make_data(
             for leftover in (*(split.name for split in plan.splits), ".records"):
                 shutil.rmtree(output / leftover)  # so that the mended command finds the folder free
             raise
-        tokenizer.copy_to(output / "tokenizer")
+        tokenizer.save(output / "tokenizer")
         body = {
             "config": {"data": config.data.model_dump(mode="json")},
             "seed": config.data.seed,

@@ -65,7 +65,7 @@ def save_model(model: BertForPreTraining, folder: Path, tokenizer: Tokenizer) ->
     """Write a model folder that opens in `transformers`; `folder` must exist and should not be in use."""
     write_json(folder / CONFIG, huggingface_config(model, tokenizer))
     save_file(huggingface_tensors(model), folder / WEIGHTS, metadata={"format": "pt"})
-    tokenizer.copy_to(folder)
+    tokenizer.save(folder, model.config.max_position_embeddings)
 
 
 def huggingface_config(model: BertForPreTraining, tokenizer: Tokenizer) -> dict[str, Any]:
@@ -114,6 +114,7 @@ def load_model(
     device: torch.device | str = "cpu",
     dtype: torch.dtype = torch.float32,
     flag: str = "MODEL",
+    required: tuple[str, ...] = (),
 ) -> Loaded:
     """Read any BERT folder for inference: the model is in evaluation mode, its weights in fp32.
 
@@ -123,15 +124,23 @@ def load_model(
         device: where the model goes.
         dtype: in which its matrix products will run.
         flag: that named the folder, for messages.
+        required: beginnings of Hugging Face's names of tensors that must come from the folder, such as `cls.`.
 
     Raises:
-        DataError: when it holds no BERT that fits this mathematics, or a file of it is broken.
+        DataError: when it holds no BERT that fits this mathematics, lacks what is required, or a file is broken.
     """
     config, vocab_size = read_config(folder, flag)
     device = torch.device(device)
     backend, _ = choose_attention(attention, device, dtype, dropout=0.0)
     model = BertForPreTraining(config, vocab_size, attention=backend)
     fresh, unused = load_weights(model, folder, flag=flag, seed=0)
+    lacking = [name for name in fresh if name.startswith(required)] if required else []
+    if lacking:
+        raise DataError(
+            f"{folder} lacks weights that this needs: {', '.join(lacking[:4])}{' …' if len(lacking) > 4 else ''}",
+            where=flag,
+            remedy="give a model with its pretraining heads, such as one that 'bert-pretrain train' has written",
+        )
     return Loaded(model.to(device).eval(), fresh, unused)
 
 
@@ -193,6 +202,24 @@ def load_weights(model: BertForPreTraining, folder: Path, *, flag: str, seed: in
     return fresh, sorted(set(tensors) - used)
 
 
+def check_same_vocabulary(folder: Path, tokenizer: Tokenizer, flag: str) -> None:
+    """Refuse a model folder whose own vocabulary, if it has one, is not the tokenizer's.
+
+    Raises:
+        DataError: when the two differ; equal sizes alone would let ids mean other words.
+    """
+    vocabulary = folder / "vocab.txt"
+    if (
+        vocabulary.is_file()
+        and vocabulary.read_text(encoding="utf-8").removesuffix("\n").split("\n") != tokenizer.tokens
+    ):
+        raise DataError(
+            f"the vocabulary of {folder} is not that of the data",
+            where=f"{flag} {vocabulary}",
+            remedy="make the data with this model's folder as --vocab, or take a model trained on such data",
+        )
+
+
 def _check_shape(name: str, tensor: Tensor, shape: tuple[int, ...], folder: Path, flag: str) -> None:
     if tuple(tensor.shape) != shape:
         raise DataError(
@@ -251,7 +278,14 @@ def _normalised(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
             name = f"bert.{name}"  # saved from a bare BertModel
         renamed[name] = tensor
     # The decoder is tied to the embeddings; some versions store its two tensors all the same.
-    renamed.pop("cls.predictions.decoder.weight", None)
+    decoder = renamed.pop("cls.predictions.decoder.weight", None)
+    embeddings = renamed.get("bert.embeddings.word_embeddings.weight")
+    if decoder is not None and embeddings is not None and not torch.equal(decoder, embeddings):
+        raise DataError(
+            "its output matrix is not its word embeddings (tie_word_embeddings is false); BERT ties the two",
+            where="cls.predictions.decoder.weight",
+            remedy="give a BERT with tied embeddings",
+        )
     decoder_bias = renamed.pop("cls.predictions.decoder.bias", None)
     if decoder_bias is not None:
         renamed.setdefault("cls.predictions.bias", decoder_bias)

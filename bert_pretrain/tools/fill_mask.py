@@ -23,7 +23,8 @@ def fill_mask(model: Path, text: str, *, top_k: int = 5, device: str = "auto") -
         DataError: when the folder holds no BERT, or its tokenizer does not fit.
     """
     tokenizer = Tokenizer.load(model, "MODEL")
-    network = load_model(model, device=choose_device(device)).model
+    required = ("bert.embeddings", "bert.encoder", "cls.predictions")
+    network = load_model(model, device=choose_device(device), required=required).model
     if tokenizer.vocab_size != network.vocab_size:
         raise DataError(
             f"the tokenizer has {tokenizer.vocab_size} tokens, the model {network.vocab_size}",

@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from bert_pretrain.errors import ConfigError, DataError
+from bert_pretrain.errors import ConfigError, DataError, OutputError
 
 # (title, unit, training's name, validation's name) of each panel
 PANELS = (
@@ -35,8 +35,13 @@ def draw_curves(runs: list[Path], output: Path) -> Path:
         raise ConfigError(
             f"'{output.name}' has no ending of a picture", where="--output", remedy="name it .png, .svg or .pdf"
         )
-    output.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(output, dpi=120)
+    try:
+        output.parent.mkdir(parents=True, exist_ok=True)
+        figure.savefig(output, dpi=120)
+    except OSError as error:
+        raise OutputError(
+            f"cannot write there: {error.strerror}", where=str(output), remedy="name a file that you may write"
+        ) from error
     return output
 
 

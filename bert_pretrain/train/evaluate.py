@@ -9,9 +9,8 @@ import torch
 from bert_pretrain.config import TrainConfig
 from bert_pretrain.errors import DataError
 from bert_pretrain.model.bert import BertForPreTraining
-from bert_pretrain.model.huggingface import load_model
+from bert_pretrain.model.huggingface import check_same_vocabulary, load_model
 from bert_pretrain.shards import DataFolder
-from bert_pretrain.tokenizer import Tokenizer
 from bert_pretrain.train import hardware
 from bert_pretrain.train.batches import Batch, evaluation_batches
 from bert_pretrain.train.loss import pretraining_loss
@@ -28,7 +27,8 @@ def evaluate(model: Path, data: Path, *, config: TrainConfig, split: str = "vali
         DataError: when the model and the data do not fit each other, or the split is empty.
     """
     folder = DataFolder.open(data)
-    tokenizer = Tokenizer.load(folder.tokenizer, "--data")
+    tokenizer = folder.tokenizer()
+    check_same_vocabulary(model, tokenizer, "MODEL")
     if not folder.rows(split):
         raise DataError(
             f"{data} has no examples in its split '{split}'",
@@ -37,11 +37,13 @@ def evaluate(model: Path, data: Path, *, config: TrainConfig, split: str = "vali
         )
     device = hardware.choose_device(config.device)
     dtype = hardware.choose_precision(config.precision, device).dtype
-    network = load_model(model, attention=config.attention, device=device, dtype=dtype).model
+    network = load_model(
+        model, attention=config.attention, device=device, dtype=dtype, required=("bert.", "cls.")
+    ).model
     if network.vocab_size != tokenizer.vocab_size:
         raise DataError(
             f"the model has {network.vocab_size} tokens, the data's vocabulary {tokenizer.vocab_size}",
-            where=f"{model} and {folder.tokenizer}",
+            where=f"{model} and {data}",
             remedy="evaluate on data made with the model's own tokenizer folder",
         )
     if network.config.max_position_embeddings < folder.max_seq_length:

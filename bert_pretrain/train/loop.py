@@ -1,6 +1,7 @@
 """The training loop: one `fit`, which says when to step, log, evaluate and save, and stops cleanly when told to."""
 
 import contextlib
+import os
 import signal
 import threading
 import time
@@ -169,7 +170,9 @@ def _stop_signal() -> Iterator[_Stop]:
     def note(number: int, frame: FrameType | None) -> None:
         stop.signal_number = number
         restore()
-        tqdm.write(f"{signal.Signals(number).name}: saving a checkpoint after this step; once more stops at once")
+        # Straight to the descriptor: a handler may find the streams in the middle of a write.
+        name = signal.Signals(number).name
+        os.write(2, f"\n{name}: saving a checkpoint after this step; once more stops at once\n".encode())
 
     for number in previous:
         signal.signal(number, note)

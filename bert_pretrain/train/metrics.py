@@ -4,6 +4,7 @@ Time is that of training steps, waiting for data included; evaluations and check
 """
 
 import json
+import math
 import resource
 import sys
 from pathlib import Path
@@ -116,7 +117,11 @@ class MetricsFile:
         return self._latest.get("validation")
 
     def write(self, line: dict[str, Any]) -> None:
-        """Append one line, at once on disk as far as this process is concerned."""
+        """Append one line, at once on disk as far as this process is concerned; what is not finite becomes null."""
+        line = {
+            name: None if isinstance(value, float) and not math.isfinite(value) else value
+            for name, value in line.items()
+        }
         self._file.write(json.dumps(line, allow_nan=False) + "\n")
         self._file.flush()
         self._note(line)

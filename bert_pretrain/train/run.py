@@ -16,7 +16,7 @@ from bert_pretrain.errors import ConfigError, DataError, OutputError
 from bert_pretrain.files import atomic_folder, exclusive, read_json, remove_temporaries, sha256_file, write_text
 from bert_pretrain.model.attention import choose_attention
 from bert_pretrain.model.bert import BertForPreTraining
-from bert_pretrain.model.huggingface import load_weights, save_model, weights_path
+from bert_pretrain.model.huggingface import check_same_vocabulary, load_weights, save_model, weights_path
 from bert_pretrain.shards import DataFolder
 from bert_pretrain.tokenizer import Tokenizer
 from bert_pretrain.train import flops, hardware, schedule
@@ -71,8 +71,10 @@ def train(
         Interrupted: after SIGINT or SIGTERM, once the checkpoint is written.
     """
     folder = DataFolder.open(data)
-    tokenizer = Tokenizer.load(folder.tokenizer, "--data")
-    _check_sizes(config, folder, tokenizer)
+    tokenizer = folder.tokenizer()
+    _check_sizes(config, folder)
+    if init_from is not None:
+        check_same_vocabulary(init_from, tokenizer, "--init-from")
     setting = _choose_setting(config, folder)
     origin = _open_origin(init_from, carry_optimizer, setting)
     identity = _identity(config, folder, tokenizer, setting, origin)
@@ -115,7 +117,7 @@ class _Origin:
     """Given if the optimizer's state and the step are carried over."""
 
 
-def _check_sizes(config: Config, folder: DataFolder, tokenizer: Tokenizer) -> None:
+def _check_sizes(config: Config, folder: DataFolder) -> None:
     """Refuse, before the first step, data that does not fit the model or itself."""
     if folder.max_seq_length > config.model.max_position_embeddings:
         raise ConfigError(
@@ -123,13 +125,6 @@ def _check_sizes(config: Config, folder: DataFolder, tokenizer: Tokenizer) -> No
             f"the model has {config.model.max_position_embeddings} positions",
             where="model.max_position_embeddings",
             remedy=f"set it to {folder.max_seq_length} or more, or make data with a smaller data.max_seq_length",
-        )
-    made_with = folder.manifest["tokenizer"]["vocab_size"]
-    if made_with != tokenizer.vocab_size:
-        raise DataError(
-            f"the data was made with {made_with} tokens, the vocabulary beside it has {tokenizer.vocab_size}",
-            where=str(folder.tokenizer),
-            remedy="restore that folder, or make the data again",
         )
     if not folder.rows("train"):
         raise DataError("the data has no training examples", where=str(folder.path), remedy="make it from more text")
@@ -181,6 +176,10 @@ def _identity(
 def _is_up_to_date(output: Path, setting: _Setting) -> bool:
     """Say whether a finished run is as long as asked; a longer one is opened again."""
     finished = int(read_json(output / manifest.MANIFEST)["steps"])
+    if finished == setting.steps and not (output / "model").is_dir():
+        print("the final model is missing; it is written again from the newest checkpoint")
+        manifest.reopen(output)
+        return False
     if finished == setting.steps:
         print(f"up to date: {output} was trained to step {finished}; the model is {output / 'model'}")
         return True

@@ -18,7 +18,7 @@ from bert_pretrain.errors import ConfigError, InputError
 from bert_pretrain.executor import run_all
 from bert_pretrain.files import exclusive, remove_temporaries
 from bert_pretrain.manifest import Progress
-from bert_pretrain.tokenizer import Tokenizer
+from bert_pretrain.tokenizer import FILES, Tokenizer
 from bert_pretrain.vocab.alphabet import Alphabet, choose_alphabet
 from bert_pretrain.vocab.counting import Counts, count_part, count_words
 from bert_pretrain.vocab.wordpiece import special_tokens, train_wordpiece
@@ -41,8 +41,10 @@ def make_vocab(
     }
     with exclusive(output):
         if manifest.claim(output, "vocab", identity, overwrite=overwrite) is Progress.COMPLETE:
-            print(f"up to date: {output}")
-            return output
+            if all((output / name).is_file() for name in FILES):
+                print(f"up to date: {output}")
+                return output
+            manifest.reopen(output)  # somebody has deleted a file
         remove_temporaries(output)
         tasks = [
             _CountTask(part, number, config)

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
 from safetensors.torch import load_file, save_file
 
 from bert_pretrain.errors import DataError
@@ -219,3 +220,16 @@ def test_an_outside_bert_gives_the_hidden_states_that_transformers_gives(tmp_pat
         )
     torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=1e-5)
     shutil.rmtree(tmp_path / "package")
+
+
+def test_a_model_without_its_heads_or_with_untied_ones_is_refused(tmp_path: Path, tokenizer: Tokenizer) -> None:
+    sizes = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 64}
+    config = transformers.BertConfig(vocab_size=tokenizer.vocab_size, **sizes)
+    transformers.BertModel(config).save_pretrained(tmp_path / "bare")
+    assert load_model(tmp_path / "bare").fresh
+    with pytest.raises(DataError, match=r"lacks weights that this needs: cls\."):
+        load_model(tmp_path / "bare", required=("cls.",))
+    config.tie_word_embeddings = False
+    transformers.BertForPreTraining(config).save_pretrained(tmp_path / "untied")
+    with pytest.raises(DataError, match="not its word embeddings"):
+        load_model(tmp_path / "untied")

@@ -343,7 +343,7 @@ def test_what_does_not_fit_is_refused_before_the_first_step(
     other = new_data_folder("smaller vocabulary")
     vocabulary = other / "tokenizer" / "vocab.txt"
     vocabulary.write_text("\n".join(vocabulary.read_text().splitlines()[:-1]) + "\n")
-    with pytest.raises(DataError, match="made with 152 tokens, the vocabulary beside it has 151"):
+    with pytest.raises(DataError, match="is not the one that made the data"):
         train(tiny(), other, tmp_path / "run")
     assert not (tmp_path / "run").exists()
 
@@ -429,3 +429,34 @@ def test_steps_carried_over_to_other_data_begin_with_its_first_epoch(
     assert lines[0]["step"] == 9
     rows = DataFolder.open(other).rows("train")
     assert lines[0]["epoch"] == pytest.approx(tiny().train.global_batch_size / rows)
+
+
+def test_a_vocabulary_of_equal_size_but_other_words_is_refused(
+    finished: Path, tiny: Tiny, data_folder: Path, new_data_folder: Callable[..., Path], tmp_path: Path
+) -> None:
+    other = new_data_folder("swapped")
+    vocabulary = other / "tokenizer" / "vocab.txt"
+    words = vocabulary.read_text().splitlines()
+    vocabulary.write_text("\n".join([*words[:-2], words[-1], words[-2]]) + "\n")
+    with pytest.raises(DataError, match="is not the one that made the data"):
+        train(tiny(), other, tmp_path / "run")
+    model = shutil.copytree(finished / "model", tmp_path / "model")
+    shutil.copy(vocabulary, model / "vocab.txt")
+    with pytest.raises(DataError, match="is not that of the data"):
+        train(tiny(), data_folder, tmp_path / "run", init_from=model)
+    with pytest.raises(DataError, match="is not that of the data"):
+        evaluate(model, data_folder, config=tiny().train)
+
+
+def test_a_missing_final_model_is_written_again(finished: Path, tiny: Tiny, data_folder: Path, tmp_path: Path) -> None:
+    run = shutil.copytree(finished, tmp_path / "run")
+    shutil.rmtree(run / "model")
+    train(tiny(), data_folder, run)
+    assert (run / "model" / "model.safetensors").read_bytes() == (finished / "model" / "model.safetensors").read_bytes()
+
+
+def test_a_run_that_diverges_ends_with_null_for_what_is_not_finite(
+    tiny: Tiny, data_folder: Path, tmp_path: Path
+) -> None:
+    train(tiny(peak_lr=1e30, warmup_steps=0), data_folder, tmp_path / "run")
+    assert metrics(tmp_path / "run")[-1]["validation_mlm_loss"] is None
