@@ -24,6 +24,7 @@ from bert_pretrain.files import read_json
 from bert_pretrain.make_data import sentences
 from bert_pretrain.make_data.run import make_data
 from bert_pretrain.shards import DataFolder, read_shard
+from bert_pretrain.sources import resolve
 from bert_pretrain.tokenizer import Encoder, Tokenizer
 from bert_pretrain.vocab.run import make_vocab
 
@@ -85,7 +86,7 @@ def compare_ids(path: str, vocab: Path, config: Config) -> tuple[int, int]:
     reference = AutoTokenizer.from_pretrained(str(vocab), split_special_tokens=True)
     encoder = Encoder(Tokenizer.load(vocab))
     compared = different = 0
-    for source in documents.resolve([path], config.data):
+    for source in resolve([path], config.data):
         for text in documents.read(documents.Part(source), config.data, Counter()):
             found = sentences.split(text, source.splitter, config.data.language)
             if not found:

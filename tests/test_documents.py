@@ -18,8 +18,9 @@ import pytest
 
 from bert_pretrain import documents
 from bert_pretrain.config import DataConfig
-from bert_pretrain.documents import cut, has_one_sentence_a_line, read, resolve
+from bert_pretrain.documents import cut, read
 from bert_pretrain.errors import InputError
+from bert_pretrain.sources import has_one_sentence_a_line, resolve
 
 TEXTS = ["The first one.\nIt has two lines.", 'Zwei: "Größe", 3.', "第三个文档。\n它也有两行。", "Last 🙂."]
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from bert_pretrain import documents, manifest
 from bert_pretrain.config import Config, DataConfig
-from bert_pretrain.documents import Part, Source
+from bert_pretrain.documents import Part
 from bert_pretrain.errors import InputError
 from bert_pretrain.executor import run_all
 from bert_pretrain.files import exclusive, remove_temporaries
@@ -22,6 +22,7 @@ from bert_pretrain.make_data.build import BuildPlan, ShardTask
 from bert_pretrain.make_data.token_store import TokenStore
 from bert_pretrain.manifest import Progress
 from bert_pretrain.shards import DataFolder
+from bert_pretrain.sources import Source, resolve
 from bert_pretrain.tokenizer import Tokenizer
 
 
@@ -51,7 +52,7 @@ def make_data(
     """
     workers = workers or os.cpu_count() or 1
     tokenizer = Tokenizer.load(vocab)
-    sources = documents.resolve(inputs, config.data)
+    sources = resolve(inputs, config.data)
     identity = {
         "inputs": [source.identity for source in sources],
         "tokenizer": tokenizer.hash,

@@ -19,9 +19,10 @@ import numpy as np
 
 from bert_pretrain import documents, ragged
 from bert_pretrain.config import DataConfig
-from bert_pretrain.documents import Part, Source
+from bert_pretrain.documents import Part
 from bert_pretrain.files import atomic_folder, read_json, write_json
 from bert_pretrain.make_data import sentences
+from bert_pretrain.sources import Source
 from bert_pretrain.tokenizer import Encoder, Tokenizer
 
 STORE_VERSION = 1

@@ -18,6 +18,7 @@ from bert_pretrain.errors import ConfigError, InputError
 from bert_pretrain.executor import run_all
 from bert_pretrain.files import exclusive, remove_temporaries
 from bert_pretrain.manifest import Progress
+from bert_pretrain.sources import resolve
 from bert_pretrain.tokenizer import FILES, Tokenizer
 from bert_pretrain.vocab.alphabet import Alphabet, choose_alphabet
 from bert_pretrain.vocab.counting import Counts, count_part, count_words
@@ -33,7 +34,7 @@ def make_vocab(
         UserError: for a mistake in the inputs, the configuration or the folder.
     """
     vocab = config.vocab
-    sources = documents.resolve(inputs, config.data)
+    sources = resolve(inputs, config.data)
     identity = {
         "inputs": [source.identity for source in sources],
         "vocab": vocab.model_dump(mode="json"),

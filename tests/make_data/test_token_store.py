@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bert_pretrain import documents
+from bert_pretrain import documents, sources
 from bert_pretrain.config import DataConfig
 from bert_pretrain.make_data import token_store
 from bert_pretrain.make_data.token_store import MAX_SENTENCE_TOKENS, TokenStore, ingest, piece_folder, store_key
@@ -17,7 +17,7 @@ LINES = DataConfig(document_boundary="blank_line", sentence_splitter="lines")
 
 
 def fill(text: Path, vocab: Path, folder: Path, config: DataConfig = LINES) -> tuple[TokenStore, list[dict]]:
-    (source,) = documents.resolve([str(text)], config)
+    (source,) = sources.resolve([str(text)], config)
     parts = documents.cut(source)
     tokenizer = Tokenizer.load(vocab)
     summaries = [ingest(part, piece_folder(folder, number), tokenizer, config) for number, part in enumerate(parts)]
@@ -124,7 +124,7 @@ def test_the_key_holds_all_that_decides_the_ids(english_text: Path, chinese_text
 
     def key(text: Path = english_text, using: Tokenizer = tokenizer, **settings: object) -> str:
         config = DataConfig.model_validate({"document_boundary": "blank_line", **settings})
-        return store_key(documents.resolve([str(text)], config), using, config)
+        return store_key(sources.resolve([str(text)], config), using, config)
 
     keys = [key(), key(chinese_text), key(using=cased), key(language="de"), key(sentence_splitter="sentencex")]
     keys += [key(document_boundary="file"), key(text_field="body"), key(strict=True)]

@@ -1,0 +1,195 @@
+"""What a user typed as inputs, turned into sources: files, globs, folders, URLs, `datasets` names, in a fixed order.
+
+Each source knows what identifies its content, and where its documents and sentences end; for `.txt` that is settled by
+the configuration or by looking at a sample.
+"""
+
+import glob
+import hashlib
+import json
+import lzma
+import os
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from bert_pretrain.config import DataConfig
+from bert_pretrain.errors import InputError
+from bert_pretrain.files import COMPRESSIONS, is_url, open_input
+
+FORMATS = {".txt": "txt", ".jsonl": "jsonl", ".json": "jsonl", ".ndjson": "jsonl", ".parquet": "parquet", ".csv": "csv"}
+SUPPORTED = f"{', '.join(FORMATS)}, each also {', '.join(COMPRESSIONS)}, or a folder saved by datasets"
+# What reading damaged files raises; not all decompressors keep to OSError.
+READ_ERRORS = (OSError, EOFError, ValueError, zlib.error, lzma.LZMAError)
+
+
+@dataclass(frozen=True)
+class Source:
+    """One input file, URL, saved dataset or dataset name."""
+
+    location: str
+    format: str
+    """txt, jsonl, parquet, csv, or dataset."""
+    size: int | None
+    version: str
+    """Changes when the content does: modification time, ETag or fingerprint."""
+    boundary: str = "blank_line"
+    """For txt: where documents end, `blank_line` or `file`."""
+    splitter: str = "sentencex"
+    """How its documents become sentences: `lines` or `sentencex`."""
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """What identifies the content without reading it: a file may move, but not change."""
+        name = self.location if self.format == "dataset" else self.location.rsplit("/", 1)[-1]
+        layout = {"boundary": self.boundary, "splitter": self.splitter}
+        return {"name": name, "size": self.size, "version": self.version, **layout}
+
+    @property
+    def is_local(self) -> bool:
+        """Whether it is a file on this machine."""
+        return self.format != "dataset" and not is_url(self.location)
+
+    @property
+    def is_plain_local(self) -> bool:
+        """Whether it can be read from any byte on."""
+        return self.is_local and self.format in ("txt", "jsonl") and not is_compressed(self.location)
+
+
+def resolve(inputs: Sequence[str], config: DataConfig) -> list[Source]:
+    """Turn files, globs, folders, URLs and `dataset:` names into sources, in a fixed order.
+
+    Raises:
+        InputError: when nothing is given or found, an ending is unknown, or a file is empty.
+    """
+    if not inputs:
+        raise InputError("no input is given", where="INPUT", remedy="name files, folders, globs or dataset:NAME")
+    sources = [source for item in inputs for source in _resolve_one(item)]
+    seen: set[str] = set()
+    for source in sources:
+        name = os.path.realpath(source.location) if source.is_local else source.location
+        if name in seen:
+            raise InputError("an input is given twice", where=source.location, remedy="name it once")
+        seen.add(name)
+    return [_with_layout(source, config) for source in sources]
+
+
+def _resolve_one(item: str) -> list[Source]:
+    if item.startswith("dataset:"):
+        return [_dataset_source(item)]
+    if is_url(item):
+        return _resolve_url(item)
+    path = Path(item).expanduser()
+    if path.is_dir():
+        if (path / "dataset_info.json").exists() or (path / "dataset_dict.json").exists():
+            return [_dataset_source(str(path))]
+        files = [file for file in sorted(path.rglob("*")) if file.is_file() and _format_of(file.name)]
+        # Hidden files and folders are somebody's own business, our token store among them.
+        files = [file for file in files if not any(name.startswith(".") for name in file.relative_to(path).parts)]
+        if not files:
+            raise InputError("the folder holds no readable file", where=item, remedy=f"supported: {SUPPORTED}")
+        return [_file_source(file) for file in files]
+    if path.is_file():
+        return [_file_source(path)]
+    matches = [match for match in sorted(glob.glob(str(path), recursive=True)) if Path(match).is_file()]
+    if not matches:
+        raise InputError("there is no such file or folder", where=item, remedy="check the path; no file matches it")
+    return [_file_source(Path(match)) for match in matches]
+
+
+def _file_source(path: Path) -> Source:
+    kind = _format_of(path.name)
+    if kind is None:
+        raise InputError(f"the ending of '{path.name}' is unknown", where=str(path), remedy=f"supported: {SUPPORTED}")
+    status = path.stat()
+    if status.st_size == 0:
+        raise InputError("the file is empty", where=str(path), remedy="leave it out, or write it again")
+    return Source(str(path), kind, status.st_size, f"mtime:{status.st_mtime_ns}")
+
+
+def _resolve_url(url: str) -> list[Source]:
+    import fsspec
+
+    try:
+        filesystem, path = fsspec.core.url_to_fs(url)
+        paths = sorted(filesystem.glob(path)) if any(character in url for character in "*?[") else [path]
+        found = [(filesystem.unstrip_protocol(entry), filesystem.info(entry)) for entry in paths]
+    except (OSError, ValueError, ImportError) as error:
+        raise InputError(f"cannot reach the URL: {error}", where=url, remedy="check the address and access") from error
+    if not found:
+        raise InputError("no file matches the URL", where=url, remedy="check the pattern")
+    sources = []
+    for location, info in found:
+        kind = _format_of(location)
+        if kind is None:
+            raise InputError("the ending of the URL is unknown", where=location, remedy=f"supported: {SUPPORTED}")
+        version = next((f"{key}:{info[key]}" for key in ("ETag", "etag", "mtime", "LastModified") if info.get(key)), "")
+        sources.append(Source(location, kind, info.get("size"), version))
+    return sources
+
+
+def _dataset_source(item: str) -> Source:
+    folder = Path(item.removeprefix("dataset:").partition("@")[0])
+    return Source(item, "dataset", None, _folder_version(folder) if folder.is_dir() else "")
+
+
+def _folder_version(folder: Path) -> str:
+    """Return what changes when a file of the folder does."""
+    files = [(str(file.relative_to(folder)), file.stat()) for file in sorted(folder.rglob("*")) if file.is_file()]
+    content = [(name, status.st_size, status.st_mtime_ns) for name, status in files]
+    return "files:" + hashlib.sha256(json.dumps(content).encode()).hexdigest()[:16]
+
+
+def _format_of(name: str) -> str | None:
+    compression = next((ending for ending in COMPRESSIONS if name.endswith(ending)), "")
+    return FORMATS.get(Path(name.removesuffix(compression)).suffix)
+
+
+def is_compressed(location: str) -> bool:
+    return location.endswith(COMPRESSIONS)
+
+
+def _with_layout(source: Source, config: DataConfig) -> Source:
+    """Settle where documents and sentences of a source end, by the configuration or by looking at it."""
+    boundary: str = config.document_boundary
+    splitter: str = config.sentence_splitter
+    if source.format == "txt" and "auto" in (boundary, splitter):
+        one_a_line = has_one_sentence_a_line(_sample(source), config.language)
+        if boundary == "auto":
+            boundary = "blank_line" if one_a_line else "file"
+        if splitter == "auto":
+            splitter = "lines" if one_a_line else "sentencex"
+    elif splitter == "auto":
+        splitter = "sentencex"
+    boundary = boundary if source.format == "txt" else "record"
+    return Source(source.location, source.format, source.size, source.version, boundary, splitter)
+
+
+def _sample(source: Source, size: int = 1 << 18) -> str:
+    with open_input(source.location) as file:
+        try:
+            return file.read(size).decode("utf-8", errors="ignore")
+        except READ_ERRORS as error:
+            raise damaged(source, error) from error
+
+
+def has_one_sentence_a_line(sample: str, language: str) -> bool:
+    """Tell text with one sentence a line from running paragraphs (hard-wrapped ones too), by a sample.
+
+    One sentence a line: most lines end as sentences do, and few hold more than one.
+    """
+    import sentencex
+
+    lines = [line.strip() for line in sample.split("\n")[:-1] or [sample]]
+    lines = [line for line in lines if line][:2000]
+    if len(lines) < 3:
+        return False
+    ended = sum(line[-1] in ".!?。！？…;；:：\"'”’」』）)]》" for line in lines)
+    several = sum(len(sentencex.segment(language, line[:2000])) > 1 for line in lines[:500])
+    return ended >= 0.5 * len(lines) and several <= 0.35 * len(lines[:500])
+
+
+def damaged(source: Source, error: Exception) -> InputError:
+    return InputError(f"cannot read on: {error}", where=source.location, remedy="the file is damaged; fetch it again")
