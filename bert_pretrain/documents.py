@@ -42,6 +42,11 @@ class Part:
     def name(self) -> str:
         return self.source.location if self.stop is None else f"{self.source.location}[{self.start}:{self.stop}]"
 
+    @property
+    def num_bytes(self) -> int:
+        """How much there is to read, for progress bars; 1 where the size is not known beforehand."""
+        return (self.stop or self.source.size or 1) - self.start
+
 
 def cut(source: Source) -> list[Part]:
     """Cut a large plain local file into parts at document boundaries; anything else is one part."""

@@ -27,6 +27,10 @@ from bert_pretrain.tokenizer import Tokenizer
 
 MAX_PIECE_TOKENS = 1 << 15
 PIECES_PER_SHARD = 16
+SINGLE_SENTENCES_REMEDY = (
+    "if blank lines stand between sentences rather than documents, set data.document_boundary=file; "
+    "if a line is a document, join related lines"
+)
 
 
 @dataclass(frozen=True)
@@ -75,9 +79,6 @@ class BuildPlan:
     def max_tokens(self) -> int:
         """Tokens of A and B together at most."""
         return self.config.max_seq_length - NUM_SPECIAL
-
-    def split(self, name: str) -> Split | None:
-        return next((split for split in self.splits if split.name == name), None)
 
 
 @dataclass(frozen=True)
@@ -219,8 +220,7 @@ def build_shard(task: ShardTask) -> dict[str, Any]:
             f"only one document of the {task.split.name} split has two sentences, so there is no other to take a "
             "random B from",
             where=f"{plan.num_documents:,} documents",
-            remedy="if blank lines stand between sentences rather than documents, set data.document_boundary=file; "
-            "if a line is a document, join related lines",
+            remedy=SINGLE_SENTENCES_REMEDY,
         )
     num_own = int((windows.a_start < text.sentence_starts[text.span_sentences[num_own_spans]]).sum())
     dealt = pairs.deal_pairs(windows, plan.max_tokens, num_own, rng)

@@ -120,10 +120,8 @@ def ingest(
             _IngestTask(part, token_store.piece_folder(folder, number), tokenizer.folder, config)
             for number, part in enumerate(parts)
         ]
-        weights = [(part.stop or part.source.size or 1) - part.start for part in parts]
-        pieces = run_all(
-            _ingest_part, tasks, workers=workers, description="tokenise", unit="B", weights=[float(w) for w in weights]
-        )
+        weights = [float(part.num_bytes) for part in parts]
+        pieces = run_all(_ingest_part, tasks, workers=workers, description="tokenise", unit="B", weights=weights)
     for source in sources:
         if source.is_local and not is_unchanged(source):
             shutil.rmtree(folder)
@@ -195,21 +193,17 @@ def check_splits(splits: dict[str, Any], corpus: dict[str, Any], plan: BuildPlan
     Raises:
         InputError: when a split holds no example because its documents are single sentences.
     """
-    remedy = (
-        "if blank lines stand between sentences rather than documents, set data.document_boundary=file; "
-        "if a line is a document, join related lines"
-    )
     for name, split in splits.items():
         if split["rows"] == 0:
             raise InputError(
                 f"the {name} split has no document of two sentences, so no pair can be made",
                 where=f"{corpus['documents']:,} documents, {corpus['sentences']:,} sentences",
-                remedy=remedy,
+                remedy=build.SINGLE_SENTENCES_REMEDY,
             )
     single = splits["train"]["statistics"]["drops"].get("single_sentence_spans", 0)
     share = single / (corpus["documents"] * plan.config.dupe_factor)
     if corpus["median_sentences_per_document"] < 2 or share > 0.2:
         print(
             f"warning: many documents are a single sentence (median {corpus['median_sentences_per_document']:g} "
-            f"sentences a document) and give no pairs; {remedy}"
+            f"sentences a document) and give no pairs; {build.SINGLE_SENTENCES_REMEDY}"
         )

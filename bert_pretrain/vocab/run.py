@@ -97,7 +97,7 @@ def _count_task(task: _CountTask) -> Counts:
 
 
 def _count(tasks: list[_CountTask], workers: int) -> Counts:
-    weights = [float((task.part.stop or task.part.source.size or 1) - task.part.start) for task in tasks]
+    weights = [float(task.part.num_bytes) for task in tasks]
     counts = Counts()
     for result in run_all(_count_task, tasks, workers=workers, description="count", unit="B", weights=weights):
         counts.add(result)
