@@ -117,7 +117,10 @@ class TrainConfig(_Section):
     max_steps: PositiveInt | None = None
     """null means 100,000, unless `max_epochs` is given."""
     max_epochs: Annotated[float, Field(gt=0.0)] | None = None
-    optimizer: Literal["adamw"] = "adamw"
+    optimizer: Literal["adamw", "lamb", "muon"] = "adamw"
+    """`muon` is for the matrices of the encoder's layers; the rest keeps AdamW."""
+    bias_correction: bool = True
+    """Of the moments in AdamW and LAMB; the paper's own code has none."""
     peak_lr: Annotated[float, Field(gt=0.0)] = 1e-4
     warmup_ratio: Probability = 0.01
     warmup_steps: Annotated[Int, Field(ge=0)] | None = None

@@ -24,7 +24,7 @@ from bert_pretrain.model.bert import BertForPreTraining
 from bert_pretrain.shards import DataFolder
 from bert_pretrain.train.batches import Batch, GlobalBatch, TrainingData
 from bert_pretrain.train.hardware import choose_device, choose_micro_batch_tokens, choose_precision
-from bert_pretrain.train.optimizer import make_optimizer
+from bert_pretrain.train.optimizer import make_optimizers
 from bert_pretrain.train.state import StepSums
 from bert_pretrain.train.step import train_step
 
@@ -85,11 +85,11 @@ def ours(
         batch.num_predictions,
         batch.num_tokens,
     )
-    optimizer, sums = make_optimizer(model, train), StepSums.zeros(device)
+    optimizers, sums = make_optimizers(model, train), StepSums.zeros(device)
 
     def step() -> None:
         train_step(
-            model, optimizer, batch, sums, seed=1, step=0, learning_rate=1e-4, max_grad_norm=1.0, dtype=dtype
+            model, optimizers, batch, sums, seed=1, step=0, learning_rate=1e-4, max_grad_norm=1.0, dtype=dtype
         )  # fmt: skip
 
     return step, batch

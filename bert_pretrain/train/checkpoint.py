@@ -129,7 +129,7 @@ def open_checkpoint(path: Path, flag: str = "checkpoint") -> Checkpoint:
     record = read_json(path / STATE_JSON)
     if not isinstance(record, dict) or record.get("format_version") != FORMAT_VERSION:
         raise DataError("it is no checkpoint of this version", where=str(path / STATE_JSON), remedy=remedy)
-    expected = {"tensors_sha256", "progress", "interval", "steps", "micro_batch_tokens", "threads", "data"}
+    expected = {"tensors_sha256", "progress", "interval", "steps", "optimizer", "micro_batch_tokens", "threads", "data"}
     if not expected.issubset(record):
         lacking = ", ".join(sorted(expected - set(record)))
         raise DataError(f"its record lacks {lacking}", where=str(path / STATE_JSON), remedy=remedy)

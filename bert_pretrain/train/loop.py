@@ -75,7 +75,7 @@ def fit(
             batch = batches.next()
             rate = learning_rate(config, progress.step, plan.steps)
             train_step(
-                state.model, state.optimizer, batch, state.sums, seed=config.seed, step=progress.step,
+                state.model, state.optimizers, batch, state.sums, seed=config.seed, step=progress.step,
                 learning_rate=rate, max_grad_norm=config.max_grad_norm, dtype=plan.dtype, loss_scale=state.loss_scale,
             )  # fmt: skip
             state.count(batch, batches.last_wait_seconds)

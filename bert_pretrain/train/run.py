@@ -34,7 +34,7 @@ from bert_pretrain.train.checkpoint import (
 from bert_pretrain.train.evaluate import evaluate_batches
 from bert_pretrain.train.loop import Plan, fit
 from bert_pretrain.train.metrics import MetricsFile
-from bert_pretrain.train.optimizer import make_optimizer
+from bert_pretrain.train.optimizer import make_optimizers
 from bert_pretrain.train.state import TrainState
 from bert_pretrain.train.step import LossScale
 
@@ -76,7 +76,7 @@ def train(
     if init_from is not None:
         check_same_vocabulary(init_from, tokenizer, "--init-from")
     setting = _choose_setting(config, folder)
-    origin = _open_origin(init_from, carry_optimizer, setting)
+    origin = _open_origin(config, init_from, carry_optimizer, setting)
     identity = _identity(config, folder, tokenizer, setting, origin)
     with exclusive(output):
         claimed = manifest.claim(output, "run", identity, overwrite=overwrite)
@@ -139,7 +139,7 @@ def _choose_setting(config: Config, folder: DataFolder) -> _Setting:
     return _Setting(steps, device, precision, attention, reason)
 
 
-def _open_origin(init_from: Path | None, carry_optimizer: bool, setting: _Setting) -> _Origin | None:
+def _open_origin(config: Config, init_from: Path | None, carry_optimizer: bool, setting: _Setting) -> _Origin | None:
     if init_from is None:
         if carry_optimizer:
             raise ConfigError(
@@ -154,6 +154,13 @@ def _open_origin(init_from: Path | None, carry_optimizer: bool, setting: _Settin
             f"the run would end at step {setting.steps}, the checkpoint is at step {checkpoint.step}",
             where="train.max_steps",
             remedy="count the steps of all phases together, or leave out --carry-optimizer",
+        )
+    optimizer = checkpoint.record["optimizer"] if checkpoint is not None else config.train.optimizer
+    if optimizer != config.train.optimizer:
+        raise ConfigError(
+            f"the optimizer of that run was {optimizer}, this run's is {config.train.optimizer}",
+            where="train.optimizer",
+            remedy=f"set it to {optimizer}, or leave out --carry-optimizer",
         )
     return _Origin(init_from, sha256_file(weights_path(init_from, "--init-from")), checkpoint)
 
@@ -236,7 +243,7 @@ def _make_state(
                 print(f"  {what}: {', '.join(names)}")
     model.to(setting.device)
     loss_scale = LossScale.start(setting.device) if setting.precision.name == "fp16" else None
-    state = TrainState.start(model, make_optimizer(model, config.train), loss_scale)
+    state = TrainState.start(model, make_optimizers(model, config.train), loss_scale)
     if latest is not None:
         restore(state, latest)
     elif origin is not None and origin.checkpoint is not None:
@@ -302,6 +309,7 @@ def _fit(
     )
     about = {
         "steps": setting.steps,
+        "optimizer": config.train.optimizer,
         "micro_batch_tokens": micro_batch_tokens,
         "threads": torch.get_num_threads(),
         "torch": torch.__version__,

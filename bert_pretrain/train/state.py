@@ -8,6 +8,7 @@ from torch import Tensor
 from bert_pretrain.model.bert import BertForPreTraining
 from bert_pretrain.train.batches import GlobalBatch
 from bert_pretrain.train.flops import batch_flops
+from bert_pretrain.train.optimizer import Optimizers
 from bert_pretrain.train.step import LossScale
 
 
@@ -68,7 +69,7 @@ class TrainState:
     """Everything that changes while a run goes on."""
 
     model: BertForPreTraining
-    optimizer: torch.optim.Optimizer
+    optimizers: Optimizers
     loss_scale: LossScale | None
     """None unless the precision is fp16."""
     sums: Tensor  # (9,) float64: `StepSums` since the last log line
@@ -76,12 +77,10 @@ class TrainState:
     interval: IntervalCounts
 
     @staticmethod
-    def start(
-        model: BertForPreTraining, optimizer: torch.optim.Optimizer, loss_scale: LossScale | None
-    ) -> "TrainState":
+    def start(model: BertForPreTraining, optimizers: Optimizers, loss_scale: LossScale | None) -> "TrainState":
         """Return the state of a run before its first step."""
         device = next(model.parameters()).device
-        return TrainState(model, optimizer, loss_scale, StepSums.zeros(device), Progress(), IntervalCounts())
+        return TrainState(model, optimizers, loss_scale, StepSums.zeros(device), Progress(), IntervalCounts())
 
     def count(self, batch: GlobalBatch, waited_seconds: float) -> None:
         """Note a step that has been computed."""
@@ -108,8 +107,9 @@ class TrainState:
         """Return all tensors but the weights, on the CPU, by names that do not depend on the order of parameters."""
         tensors = {"interval/sums": self.sums}
         for name, parameter in self.model.named_parameters():
-            for key, value in self.optimizer.state.get(parameter, {}).items():
-                tensors[f"optimizer/{name}/{key}"] = value
+            for optimizer in self.optimizers:
+                for key, value in optimizer.state.get(parameter, {}).items():
+                    tensors[f"optimizer/{name}/{key}"] = value
         if self.loss_scale is not None:
             tensors["loss_scale/scale"] = self.loss_scale.scale
             tensors["loss_scale/good_steps"] = self.loss_scale.good_steps
@@ -124,13 +124,20 @@ class TrainState:
             self.loss_scale.good_steps.copy_(tensors["loss_scale/good_steps"])
 
     def load_optimizer(self, tensors: dict[str, Tensor]) -> None:
-        """Take back the optimizer's state alone."""
+        """Take back the optimizers' state alone."""
         parameters = dict(self.model.named_parameters())
-        self.optimizer.state.clear()
+        owners = {
+            parameter: optimizer
+            for optimizer in self.optimizers
+            for group in optimizer.param_groups
+            for parameter in group["params"]
+        }
+        for optimizer in self.optimizers:
+            optimizer.state.clear()
         for full_name, tensor in tensors.items():
             kind, _, rest = full_name.partition("/")
             if kind == "optimizer":
                 name, _, key = rest.rpartition("/")
                 parameter = parameters[name]
                 # A copy: what safetensors returns may lie in the mapped file, which goes away with the checkpoint.
-                self.optimizer.state[parameter][key] = tensor.to(parameter.device, copy=True)
+                owners[parameter].state[parameter][key] = tensor.to(parameter.device, copy=True)

@@ -13,6 +13,7 @@ from bert_pretrain import rng
 from bert_pretrain.model.bert import BertForPreTraining
 from bert_pretrain.train.batches import GlobalBatch
 from bert_pretrain.train.loss import LossSums, pretraining_loss
+from bert_pretrain.train.optimizer import Optimizers, update
 
 LOSS_SCALE_START = 2.0**16
 LOSS_SCALE_GROWTH_STEPS = 2000
@@ -42,7 +43,7 @@ class LossScale:
 
 def train_step(
     model: BertForPreTraining,
-    optimizer: torch.optim.Optimizer,
+    optimizers: Optimizers,
     batch: GlobalBatch,
     sums: Tensor,
     *,
@@ -57,7 +58,7 @@ def train_step(
 
     Args:
         model: in training mode.
-        optimizer: fused, so that it heeds `found_inf`.
+        optimizers: of all its parameters.
         batch: on the model's device.
         sums: (9,) float64; a skipped step adds nothing but itself.
         seed: with `step` and the number of the micro-batch, fixes every dropout mask.
@@ -67,7 +68,8 @@ def train_step(
         dtype: of the matrix products; fp32 means no autocast.
         loss_scale: needed for fp16 only.
     """
-    optimizer.zero_grad(set_to_none=True)
+    for optimizer in optimizers:
+        optimizer.zero_grad(set_to_none=True)
     scale = loss_scale.scale if loss_scale is not None else 1.0
     parts = []
     device = sums.device
@@ -85,20 +87,10 @@ def train_step(
     torch._foreach_mul_(gradients, shrink)
     figures = _figures(parts, batch, norm)
     finite = figures.isfinite().all()
-    _update(optimizer, learning_rate, ~finite)
+    update(optimizers, learning_rate, ~finite)
     if loss_scale is not None:
         loss_scale.update(~finite)
     sums += torch.where(finite, figures, _skipped_figures(device))
-
-
-def _update(optimizer: torch.optim.Optimizer, learning_rate: float, skip: Tensor) -> None:
-    """Run the optimizer, or leave weights and moments as they are where `skip` is true."""
-    for group in optimizer.param_groups:
-        group["lr"] = learning_rate
-    # PyTorch's contract between a gradient scaler and a fused optimizer, which reads both on the device.
-    optimizer.grad_scale = None  # type: ignore[attr-defined]
-    optimizer.found_inf = skip.float()  # type: ignore[attr-defined]
-    optimizer.step()
 
 
 def _figures(parts: list[LossSums], batch: GlobalBatch, norm: Tensor) -> Tensor:

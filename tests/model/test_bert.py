@@ -10,7 +10,7 @@ from bert_pretrain.config import TrainConfig
 from bert_pretrain.model.huggingface import to_huggingface
 from bert_pretrain.train.batches import Batch
 from bert_pretrain.train.loss import pretraining_loss
-from bert_pretrain.train.optimizer import make_optimizer
+from bert_pretrain.train.optimizer import make_optimizers
 
 MIXED, EQUAL = [7, 24, 3, 16, 11], [12, 12, 12]
 
@@ -72,7 +72,7 @@ def test_twenty_steps_of_adamw_stay_together(make_model: Any, make_batch: Any, a
     model = make_model(initializer_range=0.02)
     peer = as_huggingface(model)
     config = TrainConfig(peak_lr=1e-3)
-    ours = make_optimizer(model, config)
+    (ours,) = make_optimizers(model, config)
     exempt = ("bias", "LayerNorm.weight")
     groups = [
         {"params": [p for n, p in peer.named_parameters() if n.endswith(exempt) == is_exempt], "weight_decay": decay}

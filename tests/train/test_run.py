@@ -259,6 +259,32 @@ def interrupted_copy(finished: Path, run: Path) -> Path:
     return run
 
 
+@pytest.mark.parametrize(
+    "settings", [{"optimizer": "lamb"}, {"optimizer": "muon"}, {"bias_correction": False}], ids=str
+)
+def test_every_optimizer_continues_bit_for_bit(
+    tiny: Tiny, data_folder: Path, tmp_path: Path, settings: dict[str, Any]
+) -> None:
+    config = tiny(**settings)
+    train(config, data_folder, tmp_path / "straight")
+    run = interrupted_copy(tmp_path / "straight", tmp_path / "run")
+    shutil.rmtree(run / "checkpoints" / "step-00000012")
+    train(config, data_folder, run)
+    assert_same_run(tmp_path / "straight", run)
+    losses = [line["loss"] for line in metrics(run) if "loss" in line]
+    assert losses[-1] < losses[0]
+    with pytest.raises(OutputError, match=r"train\."):
+        train(tiny(), data_folder, run)
+
+
+def test_another_optimizers_state_is_not_carried_over(
+    finished: Path, tiny: Tiny, data_folder: Path, tmp_path: Path
+) -> None:
+    checkpoint = finished / "checkpoints" / "step-00000008"
+    with pytest.raises(ConfigError, match="adamw, this run's is muon"):
+        train(tiny(optimizer="muon"), data_folder, tmp_path / "run", init_from=checkpoint, carry_optimizer=True)
+
+
 @pytest.mark.parametrize("damage", ["truncated weights", "other bits", "no state", "unreadable record"])
 def test_a_broken_newest_checkpoint_falls_back_loudly(
     finished: Path, tiny: Tiny, data_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], damage: str

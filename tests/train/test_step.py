@@ -9,7 +9,7 @@ import torch
 from bert_pretrain.config import Config
 from bert_pretrain.model.bert import BertForPreTraining
 from bert_pretrain.train.batches import cut
-from bert_pretrain.train.optimizer import has_decay, make_optimizer
+from bert_pretrain.train.optimizer import has_decay, make_optimizers
 from bert_pretrain.train.state import StepSums, TrainState
 from bert_pretrain.train.step import LOSS_SCALE_GROWTH_STEPS, LossScale, train_step
 
@@ -17,7 +17,7 @@ from bert_pretrain.train.step import LOSS_SCALE_GROWTH_STEPS, LossScale, train_s
 def make_state(config: Config, loss_scale: LossScale | None = None) -> TrainState:
     model = BertForPreTraining(config.model, 152)
     model.initialize(1)
-    return TrainState.start(model, make_optimizer(model, config.train), loss_scale)
+    return TrainState.start(model, make_optimizers(model, config.train), loss_scale)
 
 
 def step(
@@ -25,7 +25,7 @@ def step(
 ) -> None:
     train_step(
         state.model.train(),
-        state.optimizer,
+        state.optimizers,
         cut(table, 200),
         state.sums,
         seed=1,
