@@ -40,6 +40,10 @@ Settings = Annotated[
 ]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Move another output aside instead of refusing it.")]
 Workers = Annotated[int | None, typer.Option("--workers", min=1, help="Processes; all cores by default.")]
+Scheduler = Annotated[
+    str | None,
+    typer.Option("--scheduler", metavar="tcp://HOST:PORT", help="Work on the Dask cluster of this scheduler instead."),
+]
 Strict = Annotated[bool, typer.Option("--strict", help="Refuse text that is not UTF-8 instead of repairing it.")]
 Device = Annotated[str, typer.Option("--device", help="auto, cpu, cuda or cuda:N.")]
 
@@ -84,6 +88,7 @@ def vocab(
     settings: Settings = None,
     vocab_size: Annotated[int | None, typer.Option("--vocab-size", help="Tokens, special ones included.")] = None,
     workers: Workers = None,
+    scheduler: Scheduler = None,
     strict: Strict = False,
     overwrite: Overwrite = False,
 ) -> None:
@@ -93,7 +98,9 @@ def vocab(
     """
     make_vocab = _load("bert_pretrain.vocab.run", "make_vocab")
     flags = {"vocab.size": ("--vocab-size", vocab_size), "data.strict": ("--strict", strict or None)}
-    make_vocab(_load_config(config, settings, flags), inputs, output, workers=workers, overwrite=overwrite)
+    make_vocab(
+        _load_config(config, settings, flags), inputs, output, workers=workers, scheduler=scheduler, overwrite=overwrite
+    )
 
 
 @app.command()
@@ -105,6 +112,7 @@ def make_data(
     config: ConfigSource = None,
     settings: Settings = None,
     workers: Workers = None,
+    scheduler: Scheduler = None,
     store: Annotated[Path | None, typer.Option("--store", help="Where tokenised text is kept for other runs.")] = None,
     strict: Strict = False,
     overwrite: Overwrite = False,
@@ -115,7 +123,7 @@ def make_data(
     """
     run_make_data = _load("bert_pretrain.make_data.run", "make_data")
     loaded = _load_config(config, settings, {"data.strict": ("--strict", strict or None)})
-    run_make_data(loaded, inputs, vocab, output, workers=workers, store=store, overwrite=overwrite)
+    run_make_data(loaded, inputs, vocab, output, workers=workers, scheduler=scheduler, store=store, overwrite=overwrite)
 
 
 @app.command()
@@ -160,6 +168,7 @@ def run(
     output: Output,
     settings: Settings = None,
     workers: Workers = None,
+    scheduler: Scheduler = None,
     overwrite: Overwrite = False,
 ) -> None:
     """Run all stages and phases from one YAML: OUTPUT/vocab, OUTPUT/data, OUTPUT/train.
@@ -167,7 +176,7 @@ def run(
     Example: bert-pretrain run my-corpus.yaml --output runs/my-corpus
     """
     run_pipeline = _load("bert_pretrain.pipeline", "run_pipeline")
-    run_pipeline(_load_config(config, settings), output, workers=workers, overwrite=overwrite)
+    run_pipeline(_load_config(config, settings), output, workers=workers, scheduler=scheduler, overwrite=overwrite)
 
 
 @app.command()

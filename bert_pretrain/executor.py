@@ -1,15 +1,21 @@
-"""Work on many parts at once: a pool of processes behind the standard executor interface, with a progress bar.
+"""Work on many parts at once, here or on a cluster: results stream back in the order of the tasks, with a progress bar.
 
-Tasks are pure and write their own outputs, so it does not matter where, when or how often they run.
+Tasks are pure and write their own outputs, so it does not matter where, when or how often they run. Only a bounded
+number of them is handed out ahead of the consumer, so that results it has not asked for yet cannot fill the memory.
 """
 
 import concurrent.futures
+import contextlib
 import multiprocessing
 import multiprocessing.connection
 import os
+import queue
 import threading
-from collections.abc import Callable, Sequence
-from typing import TypeVar
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any, Protocol, TypeVar
 
 from bert_pretrain.errors import UserError
 from bert_pretrain.progress import progress_bar
@@ -17,60 +23,188 @@ from bert_pretrain.progress import progress_bar
 Task = TypeVar("Task")
 Result = TypeVar("Result")
 
+# A slow task at the head holds back those behind it only once they are this many times the workers.
+_TASKS_AHEAD_PER_WORKER = 2
+_SILENCE_SECONDS = 60.0
 
-def run_all(
+
+class Handle(Protocol):
+    """A task handed out: the part of a `concurrent.futures.Future` that is used here."""
+
+    def add_done_callback(self, call: Callable[[Any], object], /) -> Any:
+        """Have `call` called, on any thread, once the task has ended."""
+
+    def result(self) -> Any:
+        """Return what the task returned, or raise what it raised."""
+
+
+class Pool(Protocol):
+    """Where tasks run: processes of this machine, or a cluster."""
+
+    @property
+    def num_workers(self) -> int:
+        """How many tasks run at once; may change while it works."""
+
+    def submit(self, function: Callable[[Any], Any], task: Any, description: str) -> Handle:
+        """Hand out one task."""
+
+    def explain(self, error: BaseException, description: str) -> UserError | None:
+        """Return the mistake behind an error of the pool itself, None where it is a task's own."""
+
+    def look(self) -> None:
+        """Say what is wrong, if anything, when nothing has been finished for a while."""
+
+    def stop(self) -> None:
+        """Give up all tasks handed out, at once; the pool is not used again."""
+
+
+def run_each(
     function: Callable[[Task], Result],
     tasks: Sequence[Task],
     *,
-    workers: int,
+    workers: int | Pool,
     description: str,
     unit: str,
     weights: Sequence[float] | None = None,
-) -> list[Result]:
-    """Call `function` on every task, on `workers` processes; returns the results in the order of the tasks.
+) -> Iterator[Result]:
+    """Call `function` on every task and yield the results in the order of the tasks, as they are asked for.
 
     Args:
         function: importable by name, since worker processes start afresh.
         tasks: sent to the workers by pickle.
-        workers: 1 runs everything in this process.
+        workers: a pool, or a number of processes for this call alone; 1 runs everything in this process. Who may be
+            interrupted while holding a result opens a pool around it, which then ends at once.
         description: what the progress bar calls the work.
         unit: what its rate counts; `B` is scaled to megabytes.
         weights: how much each task counts in the bar, 1 each when None.
 
     Raises:
-        UserError: when a worker was killed from outside, usually for memory.
+        UserError: when workers were killed from outside, usually for memory, or the cluster is gone.
     """
     weights = [1.0] * len(tasks) if weights is None else weights
-    scale = unit == "B"
-    with progress_bar(total=sum(weights), desc=description, unit=unit, unit_scale=scale) as bar:
-        if workers == 1 or len(tasks) < 2:
-            results = []
+    is_own = isinstance(workers, int)
+    pool = LocalPool(workers) if isinstance(workers, int) else workers
+    with contextlib.ExitStack() as stack:
+        bar = stack.enter_context(progress_bar(total=sum(weights), desc=description, unit=unit, unit_scale=unit == "B"))
+        if isinstance(pool, LocalPool) and (pool.num_workers == 1 or len(tasks) < 2):
             for task, weight in zip(tasks, weights, strict=True):
-                results.append(function(task))
+                result = function(task)
                 bar.update(weight)
-            return results
-        executor = concurrent.futures.ProcessPoolExecutor(
-            min(workers, len(tasks)), mp_context=multiprocessing.get_context("spawn"), initializer=_start_worker
-        )
+                yield result
+            return
+        if is_own and isinstance(pool, LocalPool):
+            stack.enter_context(pool)
         try:
-            futures = {executor.submit(function, task): index for index, task in enumerate(tasks)}
-            for future in concurrent.futures.as_completed(futures):
-                future.result()
-                bar.update(weights[futures[future]])
-            return [future.result() for future in futures]
-        except concurrent.futures.process.BrokenProcessPool as error:
-            raise UserError(
-                "a worker process was killed from outside, usually by the system for want of memory",
-                where=description,
-                remedy="run the same command again with fewer --workers; it continues where it stopped",
-            ) from error
-        except BaseException:
-            # Tasks are pure and their outputs atomic, so an interruption need not wait for them.
-            for worker in multiprocessing.active_children():
-                worker.kill()
+            yield from _run_on(pool, function, tasks, description, lambda index: bar.update(weights[index]))
+        except BaseException as error:
+            # Tasks are pure and their outputs atomic, so neither a mistake nor an interruption need wait for the rest.
+            pool.stop()
+            explanation = pool.explain(error, description)
+            if explanation is not None:
+                raise explanation from error
             raise
-        finally:
-            executor.shutdown(wait=True, cancel_futures=True)
+
+
+def run_all(
+    function: Callable[[Task], Result],
+    tasks: Sequence[Task],
+    *,
+    workers: int | Pool,
+    description: str,
+    unit: str,
+    weights: Sequence[float] | None = None,
+) -> list[Result]:
+    """Call `function` on every task and return all results in the order of the tasks; see `run_each`."""
+    return list(run_each(function, tasks, workers=workers, description=description, unit=unit, weights=weights))
+
+
+def _run_on(
+    pool: Pool,
+    function: Callable[[Task], Result],
+    tasks: Sequence[Task],
+    description: str,
+    advance: Callable[[int], object],
+) -> Iterator[Result]:
+    done: queue.SimpleQueue[int] = queue.SimpleQueue()
+    handles: dict[int, Handle] = {}
+    results: dict[int, Result] = {}
+    first = submitted = 0
+    while first < len(tasks):
+        window = _TASKS_AHEAD_PER_WORKER * pool.num_workers
+        for index in range(submitted, min(first + window, len(tasks))):
+            handles[index] = pool.submit(function, tasks[index], description)
+            handles[index].add_done_callback(lambda _, index=index: done.put(index))  # type: ignore[misc]
+            submitted = index + 1
+        while first not in results:
+            try:
+                index = done.get(timeout=_SILENCE_SECONDS)
+            except queue.Empty:
+                pool.look()
+                continue
+            results[index] = handles.pop(index).result()  # an error ends everything, whichever task it comes from
+            advance(index)
+        yield results.pop(first)
+        first += 1
+
+
+def open_pool(
+    workers: int | None, scheduler: str | None, *, folders: Sequence[Path], files: Sequence[Path]
+) -> AbstractContextManager[Pool]:
+    """Return the pool that a command asks for, to be opened with `with`.
+
+    Args:
+        workers: processes of this machine; all cores when None.
+        scheduler: the address of a Dask scheduler, None to stay on this machine.
+        folders: existing folders that all workers write in.
+        files: inputs and folders that they read.
+
+    Raises:
+        UserError: when the scheduler cannot be reached or a worker does not fit.
+    """
+    if scheduler is None:
+        return LocalPool(workers or os.cpu_count() or 1)
+    from bert_pretrain import cluster
+
+    return cluster.connect(scheduler, folders=folders, files=files)
+
+
+class LocalPool:
+    """Processes of this machine, started when they are first needed and kept for the next stage of work."""
+
+    def __init__(self, num_workers: int) -> None:
+        self.num_workers = num_workers
+        self._executor: ProcessPoolExecutor | None = None
+
+    def __enter__(self) -> "LocalPool":
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is not None:
+            self.stop()
+        if self._executor is not None:
+            self._executor.shutdown(wait=True, cancel_futures=True)
+
+    def submit(self, function: Callable[[Any], Any], task: Any, description: str) -> Handle:
+        if self._executor is None:
+            context = multiprocessing.get_context("spawn")
+            self._executor = ProcessPoolExecutor(self.num_workers, mp_context=context, initializer=_start_worker)
+        return self._executor.submit(function, task)
+
+    def explain(self, error: BaseException, description: str) -> UserError | None:
+        if not isinstance(error, concurrent.futures.process.BrokenProcessPool):
+            return None
+        return UserError(
+            "a worker process was killed from outside, usually by the system for want of memory",
+            where=description,
+            remedy="run the same command again with fewer --workers; it continues where it stopped",
+        )
+
+    def look(self) -> None:
+        pass  # a worker that ends is noticed at once
+
+    def stop(self) -> None:
+        for worker in multiprocessing.active_children():
+            worker.kill()
 
 
 def _start_worker() -> None:

@@ -10,6 +10,7 @@ import io
 import json
 import lzma
 import os
+import secrets
 import shutil
 import time
 from collections.abc import Iterator
@@ -83,7 +84,7 @@ class _Readable(io.RawIOBase):
 def atomic_path(path: Path) -> Iterator[Path]:
     """Yield a temporary path beside `path`; on success it is flushed to disk and renamed, otherwise removed."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    temporary = _temporary_beside(path)
     try:
         yield temporary
         _flush_to_disk(temporary)
@@ -97,19 +98,33 @@ def atomic_path(path: Path) -> Iterator[Path]:
 def atomic_folder(path: Path) -> Iterator[Path]:
     """Yield a temporary folder beside `path`; on success it is flushed and takes the place of `path`."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    shutil.rmtree(temporary, ignore_errors=True)
+    temporary = _temporary_beside(path)
     temporary.mkdir()
     try:
         yield temporary
         for file in temporary.rglob("*"):
             _flush_to_disk(file)
-        if path.exists():
-            shutil.rmtree(path)
-        os.replace(temporary, path)
+        _replace_folder(temporary, path)
         _flush_to_disk(path.parent)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
+
+
+def _temporary_beside(path: Path) -> Path:
+    # Process numbers repeat from machine to machine, and two may write the same file of a cluster's output.
+    return path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")
+
+
+def _replace_folder(new: Path, path: Path) -> None:
+    for attempts_left in reversed(range(5)):
+        shutil.rmtree(path, ignore_errors=True)
+        try:
+            os.replace(new, path)
+            return
+        except OSError as error:
+            # Another machine may have put the same folder there in between.
+            if error.errno not in (errno.ENOTEMPTY, errno.EEXIST) or not attempts_left:
+                raise
 
 
 def is_bookkeeping(path: Path) -> bool:

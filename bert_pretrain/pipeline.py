@@ -3,6 +3,7 @@
 import math
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from bert_pretrain.config import Config
 from bert_pretrain.errors import ConfigError, UserError
@@ -12,13 +13,21 @@ from bert_pretrain.tools.report import draw_curves, read_metrics
 from bert_pretrain.vocab.run import make_vocab
 
 
-def run_pipeline(config: Config, output: Path, *, workers: int | None = None, overwrite: bool = False) -> Path:
+def run_pipeline(
+    config: Config,
+    output: Path,
+    *,
+    workers: int | None = None,
+    scheduler: str | None = None,
+    overwrite: bool = False,
+) -> Path:
     """Build vocabulary, data and model under `output`; returns the final model folder.
 
     Args:
         config: the whole configuration, `inputs` included.
         output: gets `vocab`, `data` and `train` (with phases: `data/NAME` and `train/NAME`).
         workers: processes for the data stages; all cores when None.
+        scheduler: the address of a Dask scheduler whose workers do the data stages instead.
         overwrite: move other outputs aside instead of refusing them.
 
     Raises:
@@ -31,14 +40,15 @@ def run_pipeline(config: Config, output: Path, *, workers: int | None = None, ov
             "no inputs are given", where="the key 'inputs'", remedy="add for example inputs: [corpus/*.txt]"
         )
     print(f"── vocabulary ── {output / 'vocab'}")
-    vocab = make_vocab(config, config.inputs, output / "vocab", workers=workers, overwrite=overwrite)
+    place: dict[str, Any] = {"workers": workers, "scheduler": scheduler, "overwrite": overwrite}
+    vocab = make_vocab(config, config.inputs, output / "vocab", **place)
     stages = [(phase.name, config.for_phase(phase)) for phase in config.phases] or [("", config)]
     folders = []
     for name, stage in stages:
         folders.append(output / "data" / name)
         print(f"── data ── {folders[-1]}")
         store = output / ".token-store"
-        make_data(stage, config.inputs, vocab, folders[-1], workers=workers, store=store, overwrite=overwrite)
+        make_data(stage, config.inputs, vocab, folders[-1], **place, store=store)
     runs = [output / "train" / name for name, _ in stages]
     previous: Path | None = None
     model = output

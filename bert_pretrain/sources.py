@@ -9,9 +9,10 @@ import hashlib
 import json
 import lzma
 import os
+import re
 import zlib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +52,15 @@ class Source:
     def is_local(self) -> bool:
         """Whether it is a file on this machine."""
         return self.format != "dataset" and not is_url(self.location)
+
+    @property
+    def absolute(self) -> "Source":
+        """The same input, named so that a process elsewhere on this file system finds it."""
+        prefix, rest = ("dataset:", self.location[8:]) if self.location.startswith("dataset:") else ("", self.location)
+        name = re.split("[:@]", rest, maxsplit=1)[0] if prefix else rest
+        if is_url(self.location) or (prefix and not Path(name).is_dir()):
+            return self
+        return replace(self, location=prefix + os.path.abspath(name) + rest[len(name) :])
 
     @property
     def is_plain_local(self) -> bool:

@@ -423,3 +423,16 @@ def test_the_identity_of_an_input_follows_its_content_not_its_place(tmp_path: Pa
     write(moved / "a.txt", as_txt(TEXTS[::-1]))
     os.utime(moved / "a.txt", ns=(1, 1))
     assert resolve([str(moved / "a.txt")], BY_BLANK_LINES)[0].identity != before.identity
+
+
+def test_an_input_can_be_named_from_elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(tmp_path / "a.txt", as_txt(TEXTS))
+    (tmp_path / "saved").mkdir()
+    monkeypatch.chdir(tmp_path)
+    (file,) = resolve(["a.txt"], BY_BLANK_LINES)
+    (folder,) = resolve(["dataset:saved:part@train"], BY_BLANK_LINES)
+    (name,) = resolve(["dataset:org/name@train"], BY_BLANK_LINES)
+    assert file.absolute.location == str(tmp_path / "a.txt")
+    assert file.absolute.identity == file.identity
+    assert folder.absolute.location == f"dataset:{tmp_path / 'saved'}:part@train"
+    assert name.absolute == name

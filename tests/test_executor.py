@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from bert_pretrain.errors import UserError
-from bert_pretrain.executor import run_all
+from bert_pretrain.executor import LocalPool, run_all, run_each
 
 
 def square(number: int) -> int:
@@ -32,9 +32,37 @@ def die(number: int) -> int:
     return number
 
 
+def leave_note(path: Path) -> int:
+    path.touch()
+    return os.getpid()
+
+
 @pytest.mark.parametrize("workers", [1, 2])
 def test_results_come_in_the_order_of_the_tasks(workers: int) -> None:
     assert run_all(square, range(6), workers=workers, description="test", unit="task") == [0, 1, 4, 9, 16, 25]
+
+
+@pytest.mark.parametrize(("workers", "most"), [(1, 1), (2, 4)])
+def test_work_keeps_only_a_little_ahead_of_who_takes_the_results(tmp_path: Path, workers: int, most: int) -> None:
+    tasks = [tmp_path / str(number) for number in range(12)]
+    with LocalPool(workers) as pool:
+        results = run_each(leave_note, tasks, workers=pool, description="test", unit="task")
+        assert list(tmp_path.iterdir()) == []
+        for taken in range(1, 9):
+            next(results)
+            time.sleep(0.05)
+            assert taken <= len(list(tmp_path.iterdir())) <= taken - 1 + most
+        results.close()
+    assert len(list(tmp_path.iterdir())) < len(tasks)
+    assert multiprocessing.active_children() == []
+
+
+def test_a_pool_keeps_its_processes_from_one_stage_to_the_next(tmp_path: Path) -> None:
+    tasks = [tmp_path / str(number) for number in range(8)]
+    with LocalPool(2) as pool:
+        runs = [set(run_all(leave_note, tasks, workers=pool, description="test", unit="task")) for _ in range(2)]
+    assert len(runs[0] | runs[1]) <= 2
+    assert os.getpid() not in runs[0]
 
 
 def test_an_error_of_one_task_ends_the_others_at_once() -> None:

@@ -139,7 +139,7 @@ def plan_build(store: TokenStore, tokens: int, tokenizer: Tokenizer, output: Pat
         store.folder,
         store.num_pieces,
         num_documents,
-        tokenizer.folder,
+        tokenizer.folder.absolute(),
         tokenizer.hash,
         output,
         config,

@@ -4,7 +4,6 @@ Text is tokenised once into the token store; shards are built from it; the manif
 is not done again, so the same command continues after any interruption.
 """
 
-import os
 import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,7 +14,7 @@ from bert_pretrain import documents, manifest
 from bert_pretrain.config import Config, DataConfig
 from bert_pretrain.documents import Part
 from bert_pretrain.errors import InputError
-from bert_pretrain.executor import run_all
+from bert_pretrain.executor import Pool, open_pool, run_all
 from bert_pretrain.files import exclusive, remove_temporaries
 from bert_pretrain.make_data import build, summary, token_store
 from bert_pretrain.make_data.build import BuildPlan, ShardTask
@@ -33,6 +32,7 @@ def make_data(
     output: Path,
     *,
     workers: int | None = None,
+    scheduler: str | None = None,
     store: Path | None = None,
     overwrite: bool = False,
 ) -> Path:
@@ -44,13 +44,13 @@ def make_data(
         vocab: the tokenizer folder.
         output: the data folder to write.
         workers: processes; all cores when None.
+        scheduler: the address of a Dask scheduler whose workers do the work instead.
         store: where the token store lies; `.token-store` beside `output` when None.
         overwrite: move another output aside instead of refusing it.
 
     Raises:
         UserError: for a mistake in the inputs, the tokenizer or the folders.
     """
-    workers = workers or os.cpu_count() or 1
     tokenizer = Tokenizer.load(vocab)
     sources = resolve(inputs, config.data)
     identity = {
@@ -64,16 +64,22 @@ def make_data(
             print(f"up to date: {output}")
             return output
         remove_temporaries(output)
-        corpus, text = ingest(sources, tokenizer, config.data, store or output.parent / ".token-store", workers)
-        check_corpus(corpus, config.data, sources)
-        plan = build.plan_build(text, corpus["tokens"], tokenizer, output, config.data)
-        try:
-            splits = build_shards(plan, workers)
-            check_splits(splits, corpus, plan)
-        except InputError:
-            for leftover in (*(split.name for split in plan.splits), ".records"):
-                shutil.rmtree(output / leftover)  # so that the mended command finds the folder free
-            raise
+        stores = store or output.parent / ".token-store"
+        stores.mkdir(parents=True, exist_ok=True)
+        files = [vocab, *(Path(source.location) for source in sources if source.is_local)]
+        with open_pool(workers, scheduler, folders=[output, stores], files=files) as pool:
+            corpus, text = ingest(sources, tokenizer, config.data, stores, pool)
+            check_corpus(corpus, config.data, sources)
+            plan = build.plan_build(text, corpus["tokens"], tokenizer, output.absolute(), config.data)
+            try:
+                splits = build_shards(plan, pool)
+                check_splits(splits, corpus, plan)
+            except InputError:
+                for leftover in (*(split.name for split in plan.splits), ".records"):
+                    shutil.rmtree(
+                        output / leftover, ignore_errors=True
+                    )  # so that the mended command finds the folder free
+                raise
         tokenizer.save(output / "tokenizer")
         body = {
             "config": {"data": config.data.model_dump(mode="json")},
@@ -103,7 +109,7 @@ def _ingest_part(task: _IngestTask) -> dict[str, Any]:
 
 
 def ingest(
-    sources: list[Source], tokenizer: Tokenizer, config: DataConfig, stores: Path, workers: int
+    sources: list[Source], tokenizer: Tokenizer, config: DataConfig, stores: Path, pool: Pool
 ) -> tuple[dict[str, Any], TokenStore]:
     """Fill the token store; returns the figures of the corpus, and the store.
 
@@ -111,17 +117,18 @@ def ingest(
         InputError: when an input changes meanwhile.
     """
     assert tokenizer.folder is not None
-    folder = stores / token_store.store_key(sources, tokenizer, config)
+    folder = stores.absolute() / token_store.store_key(sources, tokenizer, config)
     folder.mkdir(parents=True, exist_ok=True)
     with exclusive(folder):
         remove_temporaries(folder)
-        parts = [part for source in sources for part in documents.cut(source)]
+        parts = [part for source in sources for part in documents.cut(source.absolute)]
         tasks = [
-            _IngestTask(part, token_store.piece_folder(folder, number), tokenizer.folder, config)
+            _IngestTask(part, token_store.piece_folder(folder, number), tokenizer.folder.absolute(), config)
             for number, part in enumerate(parts)
         ]
         weights = [float(part.num_bytes) for part in parts]
-        pieces = run_all(_ingest_part, tasks, workers=workers, description="tokenise", unit="B", weights=weights)
+        pieces = run_all(_ingest_part, tasks, workers=pool, description="tokenise", unit="B", weights=weights)
+        remove_temporaries(folder)  # of workers that were killed while we were not
     for source in sources:
         if source.is_local and not is_unchanged(source):
             shutil.rmtree(folder)
@@ -150,14 +157,16 @@ def is_unchanged(source: Source) -> bool:
     return (status.st_size, f"mtime:{status.st_mtime_ns}") == (source.size, source.version)
 
 
-def build_shards(plan: BuildPlan, workers: int) -> dict[str, Any]:
+def build_shards(plan: BuildPlan, pool: Pool) -> dict[str, Any]:
     """Build all shards; returns the manifest's entries of the splits."""
     for split in plan.splits:
         (plan.output / split.name).mkdir(parents=True, exist_ok=True)
         remove_temporaries(plan.output / split.name)
     (plan.output / ".records").mkdir(exist_ok=True)
     tasks = [ShardTask(plan, split, number) for split in plan.splits for number in range(split.num_shards)]
-    results = run_all(build.build_shard, tasks, workers=workers, description="build", unit="shard")
+    results = run_all(build.build_shard, tasks, workers=pool, description="build", unit="shard")
+    for split in plan.splits:
+        remove_temporaries(plan.output / split.name)  # of workers that were killed while we were not
     return {
         split.name: summary.join_split(
             [result for task, result in zip(tasks, results, strict=True) if task.split is split],

@@ -4,7 +4,6 @@ Chunks are counted in one pass over the text, on all cores; the vocabulary is tr
 documents it has not seen.
 """
 
-import os
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,7 +14,7 @@ from bert_pretrain import documents, manifest
 from bert_pretrain.config import Config
 from bert_pretrain.documents import Part
 from bert_pretrain.errors import ConfigError, InputError
-from bert_pretrain.executor import run_all
+from bert_pretrain.executor import Pool, open_pool, run_each
 from bert_pretrain.files import exclusive, remove_temporaries
 from bert_pretrain.manifest import Progress
 from bert_pretrain.sources import resolve
@@ -26,9 +25,23 @@ from bert_pretrain.vocab.wordpiece import special_tokens, train_wordpiece
 
 
 def make_vocab(
-    config: Config, inputs: Sequence[str], output: Path, *, workers: int | None = None, overwrite: bool = False
+    config: Config,
+    inputs: Sequence[str],
+    output: Path,
+    *,
+    workers: int | None = None,
+    scheduler: str | None = None,
+    overwrite: bool = False,
 ) -> Path:
     """Write a tokenizer folder and return its path.
+
+    Args:
+        config: its sections `vocab` and `data` are used.
+        inputs: files, globs, folders, URLs or `dataset:` names.
+        output: the tokenizer folder to write.
+        workers: processes; all cores when None.
+        scheduler: the address of a Dask scheduler whose workers count instead.
+        overwrite: move another output aside instead of refusing it.
 
     Raises:
         UserError: for a mistake in the inputs, the configuration or the folder.
@@ -49,9 +62,11 @@ def make_vocab(
         remove_temporaries(output)
         tasks = [
             _CountTask(part, number, config)
-            for number, part in enumerate(part for source in sources for part in documents.cut(source))
+            for number, part in enumerate(part for source in sources for part in documents.cut(source.absolute))
         ]
-        counts = _count(tasks, workers or os.cpu_count() or 1)
+        files = [Path(source.location) for source in sources if source.is_local]
+        with open_pool(workers, scheduler, folders=[], files=files) as pool:
+            counts = _count(tasks, pool)
         words = count_words(counts.learned, vocab)
         if not words:
             raise InputError("the inputs hold no text", where=str(inputs[0]), remedy="give files with text in them")
@@ -96,10 +111,10 @@ def _count_task(task: _CountTask) -> Counts:
     return count_part(task.part, task.number, task.config)
 
 
-def _count(tasks: list[_CountTask], workers: int) -> Counts:
+def _count(tasks: list[_CountTask], pool: Pool) -> Counts:
     weights = [float(task.part.num_bytes) for task in tasks]
     counts = Counts()
-    for result in run_all(_count_task, tasks, workers=workers, description="count", unit="B", weights=weights):
+    for result in run_each(_count_task, tasks, workers=pool, description="count", unit="B", weights=weights):
         counts.add(result)
     return counts
 
