@@ -1,23 +1,19 @@
-"""A tokenizer folder, and text to ids at memory speed, exactly BERT's to the last id.
+"""A tokenizer folder: a WordPiece vocabulary with BERT's text processing, written and read.
 
-BERT's normaliser and pre-tokeniser never look across a blank, a CJK character or ASCII punctuation. So text is cut
-there (in its UTF-8 bytes, with numpy), each distinct chunk is tokenised once by `tokenizers`, and the ids are gathered.
-The price is a cache of the distinct chunks, which is emptied when it grows beyond a bound.
+It opens in `transformers`, and `vocab.txt` in whatever reads Google's. One text is encoded by `tokenizers`; whole
+corpora by `encoder.py`.
 """
 
 import hashlib
-import itertools
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
 from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
 
-from bert_pretrain import chunks, ragged
 from bert_pretrain.errors import DataError
 from bert_pretrain.files import read_json, write_json, write_text
 
@@ -173,107 +169,3 @@ def _backend(ids: dict[str, int], settings: dict[str, Any]) -> Backend:
         special_tokens=[("[CLS]", ids["[CLS]"]), ("[SEP]", ids["[SEP]"])],
     )
     return backend
-
-
-_MAX_CACHED_CHUNKS = 1 << 20
-
-
-class Encoder:
-    """Text to ids for whole arrays of text: two caches of chunks in front of the library.
-
-    Chunks between blanks are the fast path; a new one is cut again at punctuation, which halves the number of distinct
-    pieces that the library must see. CJK characters are looked up in a table.
-    """
-
-    def __init__(self, tokenizer: Tokenizer) -> None:
-        self._tokenizer = tokenizer
-        self._pieces = _ChunkCache(self._encode_pieces, tokenizer.id_dtype)
-        self._chunks = _ChunkCache(self._encode_chunks, tokenizer.id_dtype)
-        self._cjk_ids = self._cjk_table() if tokenizer.settings["tokenize_chinese_chars"] else None
-
-    def encode(self, text: np.ndarray, starts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return the ids of consecutive sentences, each as if it were tokenised alone.
-
-        Args:
-            text: valid UTF-8, (bytes,) uint8, less than 2 GiB.
-            starts: the byte where each sentence begins, ascending from 0, (sentences,); it ends where the next begins.
-
-        Returns:
-            ids (tokens,) and offsets (sentences + 1,) int64.
-        """
-        if len(text) == 0 or len(starts) == 0:
-            return np.zeros(0, self._tokenizer.id_dtype), np.zeros(len(starts) + 1, np.int64)
-        cut = chunks.cut_text(text, starts, around_cjk=self._cjk_ids is not None)
-        ids, lengths = self._chunks.encode(cut.rest, cut.rest_starts)
-        if cut.cjk_points is not None:
-            assert self._cjk_ids is not None
-            rest_ids, rest_lengths = ids, lengths
-            lengths = np.ones(len(cut.starts), dtype=np.int64)
-            lengths[~cut.is_cjk] = rest_lengths
-            is_cjk_token = np.repeat(cut.is_cjk, lengths)
-            ids = np.empty(len(is_cjk_token), dtype=self._tokenizer.id_dtype)
-            ids[is_cjk_token] = self._cjk_ids[cut.cjk_points - chunks.CJK_FIRST]
-            ids[~is_cjk_token] = rest_ids
-        token_offsets = ragged.offsets_of(lengths)
-        return ids, token_offsets[np.append(np.searchsorted(cut.starts, starts), len(cut.starts))]
-
-    def _cjk_table(self) -> np.ndarray:
-        known = {token: index for index, token in enumerate(self._tokenizer.tokens)}
-        unk_id = self._tokenizer.unk_id
-        points = range(chunks.CJK_FIRST, chunks.CJK_LAST + 1)
-        return np.array([known.get(chr(point), unk_id) for point in points], dtype=self._tokenizer.id_dtype)
-
-    def _encode_chunks(self, new: list[bytes]) -> tuple[np.ndarray, np.ndarray]:
-        """Encode new chunks by cutting them around punctuation; returns ids and ids a chunk."""
-        text, starts = chunks.join(new)
-        piece_starts = chunks.cut_around_punctuation(text, starts)
-        ids, lengths = self._pieces.encode(text, piece_starts)
-        ends = np.append(np.searchsorted(piece_starts, starts), len(piece_starts))
-        return ids, np.diff(ragged.offsets_of(lengths)[ends])
-
-    def _encode_pieces(self, new: list[bytes]) -> tuple[np.ndarray, np.ndarray]:
-        """Encode new pieces by the library; returns ids and ids a piece."""
-        texts = [piece.decode() for piece in new]
-        encodings = self._tokenizer.backend.encode_batch_fast(texts, add_special_tokens=False)
-        encoded = [encoding.ids for encoding in encodings]
-        flat = [token for ids in encoded for token in ids]
-        lengths = np.array([len(ids) for ids in encoded], dtype=np.int64)
-        return np.array(flat, dtype=self._tokenizer.id_dtype), lengths
-
-
-class _ChunkCache:
-    """The ids of the distinct chunks seen so far; new ones are asked of `encode_new`."""
-
-    def __init__(self, encode_new: Callable[[list[bytes]], tuple[np.ndarray, np.ndarray]], dtype: Any) -> None:
-        self._encode_new = encode_new
-        self._dtype = dtype
-        self._clear()
-
-    def _clear(self) -> None:
-        self._numbers: dict[bytes, int] = {}
-        self._ids = np.zeros(0, dtype=self._dtype)
-        self._lengths = np.zeros(0, dtype=np.int64)
-
-    def encode(self, text: np.ndarray, starts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return the ids of the chunks that begin at `starts` (the last one ends with the text), and ids a chunk."""
-        distinct, indices = chunks.distinct(text, starts)
-        rows = self._rows(distinct)[indices]
-        offsets = pa.array(ragged.offsets_of(self._lengths).astype(np.int32))
-        ids = pa.ListArray.from_arrays(offsets, pa.array(self._ids)).take(pa.array(rows)).flatten()
-        return ids.to_numpy(), self._lengths[rows]
-
-    def _rows(self, distinct: list[bytes]) -> np.ndarray:
-        """Return each distinct chunk's row in the table of ids, after adding the new ones."""
-        if len(self._numbers) + len(distinct) > _MAX_CACHED_CHUNKS:
-            self._clear()
-        known = self._numbers
-        rows = np.fromiter(map(known.get, distinct, itertools.repeat(-1)), dtype=np.int32, count=len(distinct))
-        unknown = np.flatnonzero(rows < 0)
-        if len(unknown):
-            new = [distinct[place] for place in unknown]
-            rows[unknown] = np.arange(len(known), len(known) + len(new))
-            ids, lengths = self._encode_new(new)
-            known.update(zip(new, rows[unknown].tolist(), strict=True))
-            self._ids = np.concatenate([self._ids, ids])
-            self._lengths = np.concatenate([self._lengths, lengths])
-        return rows

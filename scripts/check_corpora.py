@@ -20,12 +20,13 @@ from transformers import AutoTokenizer
 
 from bert_pretrain import documents
 from bert_pretrain.config import Config, load_config
+from bert_pretrain.encoder import Encoder
 from bert_pretrain.files import read_json
 from bert_pretrain.make_data import sentences
 from bert_pretrain.make_data.run import make_data
 from bert_pretrain.shards import DataFolder, read_shard
 from bert_pretrain.sources import resolve
-from bert_pretrain.tokenizer import Encoder, Tokenizer
+from bert_pretrain.tokenizer import Tokenizer
 from bert_pretrain.vocab.run import make_vocab
 
 SENTENCE_ENDS = ".!?。！？…;；:：\"'”’」』)）"

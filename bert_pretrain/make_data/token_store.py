@@ -20,10 +20,11 @@ import numpy as np
 from bert_pretrain import documents, ragged
 from bert_pretrain.config import DataConfig
 from bert_pretrain.documents import Part
+from bert_pretrain.encoder import Encoder
 from bert_pretrain.files import atomic_folder, read_json, write_json
 from bert_pretrain.make_data import sentences
 from bert_pretrain.sources import Source
-from bert_pretrain.tokenizer import Encoder, Tokenizer
+from bert_pretrain.tokenizer import Tokenizer
 
 STORE_VERSION = 1
 MAX_SENTENCE_TOKENS = 256

@@ -1,6 +1,7 @@
 """Raw text to counts of normalised words: all that a vocabulary needs to know of a corpus.
 
 Distinct chunks of bytes are counted as the text streams by; only these are then normalised and split as BERT does.
+Memory is bounded: where the distinct chunks become too many, the rarest are dropped, and how many is told.
 """
 
 from collections import Counter
@@ -17,7 +18,9 @@ from bert_pretrain.rng import stream
 from bert_pretrain.tokenizer import bert_normalizer
 
 HELD_OUT_SHARE = 0.01
-_BLOCK_BYTES = 8 << 20
+MAX_DISTINCT = 1 << 21
+"""Distinct chunks that are kept; some 300 MB of them."""
+_BLOCK_BYTES = 4 << 20
 
 
 @dataclass
@@ -28,17 +31,70 @@ class Counts:
     held_out: Counter[bytes] = field(default_factory=Counter)
     documents: int = 0
     repairs_and_drops: Counter[str] = field(default_factory=Counter)
+    dropped_occurrences: int = 0
+    """Of rare chunks that were dropped to bound memory."""
+    undercount: int = 0
+    """How many occurrences any one chunk can have lost so."""
 
     def add(self, other: "Counts") -> None:
+        """Add the counts of further text. The same texts in the same order give the same counts."""
         self.learned.update(other.learned)
         self.held_out.update(other.held_out)
         self.documents += other.documents
         self.repairs_and_drops.update(other.repairs_and_drops)
+        self.dropped_occurrences += other.dropped_occurrences
+        self.undercount += other.undercount
+        self._prune()
+
+    def _prune(self) -> None:
+        """Drop the rarest chunks where there are more than `MAX_DISTINCT`, down to half of that."""
+        for counter in (self.learned, self.held_out):
+            if len(counter) <= MAX_DISTINCT:
+                continue
+            ranked = np.sort(np.fromiter(counter.values(), dtype=np.int64, count=len(counter)))
+            floor = int(ranked[-MAX_DISTINCT // 2])
+            rare = [chunk for chunk, count in counter.items() if count <= floor]
+            self.dropped_occurrences += sum(counter.pop(chunk) for chunk in rare)
+            self.undercount += floor
+
+
+class _Counter:
+    """Counts the chunks of blocks of text, by their numbers in a table."""
+
+    def __init__(self, around_cjk: bool) -> None:
+        self._around_cjk = around_cjk
+        self._clear()
+
+    def _clear(self) -> None:
+        self._table = chunks.ChunkTable(around_cjk=self._around_cjk)
+        self._counts = np.zeros((2, chunks.FIRST_WORD_NUMBER), dtype=np.int64)
+
+    def count(self, block: list[bytes], is_held_out: bool, counts: Counts) -> None:
+        """Count documents; whenever the table is full, and with `flush`, the figures move to `counts`."""
+        if not block:
+            return
+        text = np.frombuffer(b"\n".join(block), dtype=np.uint8)
+        _, numbers = self._table.number(text, np.zeros(1, dtype=np.int64))
+        missing = chunks.FIRST_WORD_NUMBER + len(self._table.words) - self._counts.shape[1]
+        self._counts = np.pad(self._counts, ((0, 0), (0, missing)))
+        self._counts[int(is_held_out)] += np.bincount(numbers, minlength=self._counts.shape[1])
+        if len(self._table.words) > MAX_DISTINCT // 2:
+            self.flush(counts)
+
+    def flush(self, counts: Counts) -> None:
+        names = [character.encode() for character in chunks.characters()] + self._table.words
+        found = Counts()
+        for counter, numbers in zip((found.learned, found.held_out), self._counts, strict=True):
+            for place in np.flatnonzero(numbers).tolist():
+                counter[names[place]] = int(numbers[place])
+        counts.add(found)
+        self._clear()
 
 
 def count_part(part: Part, number: int, config: Config) -> Counts:
     """Count the chunks of one part of the inputs; about one document in a hundred is held out."""
     counts = Counts()
+    counter = _Counter(config.vocab.handle_chinese_chars)
     rng = stream(config.vocab.seed, "held out", part=number)
     blocks: dict[bool, list[bytes]] = {False: [], True: []}
     sizes = {False: 0, True: 0}
@@ -49,33 +105,12 @@ def count_part(part: Part, number: int, config: Config) -> Counts:
         blocks[is_held_out].append(content)
         sizes[is_held_out] += len(content)
         if sizes[is_held_out] >= _BLOCK_BYTES:
-            _count_block(blocks[is_held_out], counts.held_out if is_held_out else counts.learned, config.vocab)
+            counter.count(blocks[is_held_out], is_held_out, counts)
             blocks[is_held_out], sizes[is_held_out] = [], 0
-    _count_block(blocks[False], counts.learned, config.vocab)
-    _count_block(blocks[True], counts.held_out, config.vocab)
+    for is_held_out, block in blocks.items():
+        counter.count(block, is_held_out, counts)
+    counter.flush(counts)
     return counts
-
-
-def _count_block(block: list[bytes], counter: Counter[bytes], config: VocabConfig) -> None:
-    if not block:
-        return
-    text = np.frombuffer(b"\n".join(block), dtype=np.uint8)
-    cut = chunks.cut_text(text, np.zeros(1, dtype=np.int64), around_cjk=config.handle_chinese_chars)
-    if cut.cjk_points is not None:
-        numbers = np.bincount(cut.cjk_points - chunks.CJK_FIRST)
-        found = np.flatnonzero(numbers)
-        counter.update({chr(chunks.CJK_FIRST + int(point)).encode(): int(numbers[point]) for point in found})
-    if len(cut.rest_starts) == 0:
-        return
-    distinct, indices = chunks.distinct(cut.rest, cut.rest_starts)
-    weights = np.bincount(indices, minlength=len(distinct))
-    # Only the distinct chunks are cut again, at punctuation; each piece counts as often as its chunk.
-    joined, starts = chunks.join(distinct)
-    piece_starts = chunks.cut_around_punctuation(joined, starts)
-    piece_weights = weights[np.searchsorted(starts, piece_starts, side="right") - 1]
-    pieces, piece_indices = chunks.distinct(joined, piece_starts)
-    totals = np.bincount(piece_indices, weights=piece_weights, minlength=len(pieces)).astype(np.int64)
-    counter.update(dict(zip(pieces, totals.tolist(), strict=True)))
 
 
 def count_words(pieces: Mapping[bytes, int], config: VocabConfig) -> Counter[str]:

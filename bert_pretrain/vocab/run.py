@@ -83,6 +83,7 @@ def make_vocab(
             "documents": counts.documents,
             "words": words.total(),
             "distinct_words": len(words),
+            "dropped_rare_chunks": {"occurrences": counts.dropped_occurrences, "at_most_of_one": counts.undercount},
             "repairs_and_drops": {reason: count for reason, count in sorted(counts.repairs_and_drops.items()) if count},
             "alphabet": _describe_alphabet(alphabet),
             "measured_on": "held-out documents" if held_out else "the training text: too few documents to hold one out",
@@ -166,6 +167,11 @@ def _report(tokenizer: Tokenizer, figures: dict[str, Any], config: Config) -> No
         f"on {figures['measured_on']}: [UNK] {figures['unk_share_of_words']:.4%} of words, "
         f"{figures['pieces_per_word']:.3f} pieces a word"
     )
+    if dropped := figures["dropped_rare_chunks"]["occurrences"]:
+        print(
+            f"the text has too many different words to keep: {dropped:,} occurrences of rare ones are not counted, "
+            f"at most {figures['dropped_rare_chunks']['at_most_of_one']:,} of any one"
+        )
     for reason, count in figures["repairs_and_drops"].items():
         print(f"corpus: {count:,} {reason.replace('_', ' ')}")
     if tokenizer.vocab_size < config.vocab.size:

@@ -1,0 +1,52 @@
+"""Counting chunks in bounded memory: what is dropped is the rarest, and told."""
+
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bert_pretrain.config import load_config
+from bert_pretrain.documents import Part
+from bert_pretrain.sources import resolve
+from bert_pretrain.vocab import counting
+from bert_pretrain.vocab.counting import Counts, count_part
+
+WORDS = st.lists(st.integers(0, 60).map(lambda number: f"w{number}".encode()), max_size=80)
+
+
+@given(batches=st.lists(WORDS, max_size=8))
+def test_no_count_is_off_by_more_than_is_told(batches: list[list[bytes]]) -> None:
+    truth = Counter(word for batch in batches for word in batch)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(counting, "MAX_DISTINCT", 16)
+        counts = Counts()
+        for batch in batches:
+            counts.add(Counts(learned=Counter(batch)))
+    assert len(counts.learned) <= 16
+    assert counts.learned.total() + counts.dropped_occurrences == truth.total()
+    assert all(
+        counts.learned[word] <= count <= counts.learned[word] + counts.undercount for word, count in truth.items()
+    )
+
+
+def counted(path: Path) -> Counts:
+    config = load_config()
+    (source,) = resolve([str(path)], config.data)
+    return count_part(Part(source), 0, config)
+
+
+def test_a_table_that_is_emptied_on_the_way_counts_the_same(
+    tmp_path: Path, english_text: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = counted(english_text)
+    monkeypatch.setattr(counting, "_BLOCK_BYTES", 1 << 14)
+    flushes = []
+    add = Counts.add
+    monkeypatch.setattr(Counts, "add", lambda self, other: (flushes.append(1), add(self, other))[1])
+    monkeypatch.setattr(counting, "MAX_DISTINCT", 2 * len(whole.learned) // 3)
+    monkeypatch.setattr(Counts, "_prune", lambda self: None)
+    pieces = counted(english_text)
+    assert len(flushes) > 2
+    assert (pieces.learned, pieces.held_out, pieces.documents) == (whole.learned, whole.held_out, whole.documents)
