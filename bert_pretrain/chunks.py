@@ -48,7 +48,7 @@ class ChunkTable:
         is_word = np.frombuffer(text.tobytes().translate(_CLASSES), dtype=np.uint8)
         is_alone = is_word == _PUNCTUATION
         is_word = is_word == _IN_WORD
-        leads = _cjk_leads(text) if self._around_cjk else None
+        leads = cjk_leads(text) if self._around_cjk else None
         if leads is not None:
             is_alone |= leads
             for distance in range(3):
@@ -206,7 +206,7 @@ def word_keys(text: np.ndarray, starts: np.ndarray, lengths: np.ndarray, columns
 _FIRST_BYTES = np.array([(1 << (8 * count)) - 1 for count in range(KEY_BYTES + 1)], dtype=np.uint64)
 
 
-def _cjk_leads(text: np.ndarray) -> np.ndarray | None:
+def cjk_leads(text: np.ndarray) -> np.ndarray | None:
     """Mark the first byte of every character in U+4E00–U+9FFF (bytes E4 B8 80 to E9 BF BF); None if there is none."""
     leads = (text >= 0xE4) & (text <= 0xE9)
     if not leads.any():

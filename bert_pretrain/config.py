@@ -71,6 +71,8 @@ class DataConfig(_Section):
     max_predictions_per_seq: PositiveInt | None = None
     """null means masked_lm_prob * max_seq_length, rounded up."""
     whole_word_mask: bool = False
+    word_segmenter: Literal["jieba"] | None = None
+    """Tells which CJK characters form a word; null masks them one by one."""
     next_sentence: Literal["nsp"] = "nsp"
     masking: Literal["static"] = "static"
     sentence_splitter: Literal["auto", "lines", "sentencex"] = "auto"
@@ -82,6 +84,12 @@ class DataConfig(_Section):
     validation_fraction: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.01
     examples_per_shard: Annotated[Int, Field(ge=64)] = 16384
     seed: Int = 12345
+
+    @model_validator(mode="after")
+    def _segments_for_masking(self) -> "DataConfig":
+        if self.word_segmenter and not self.whole_word_mask:
+            raise ValueError(f"word_segmenter {self.word_segmenter} needs whole_word_mask: true")
+        return self
 
 
 class ModelConfig(_Section):

@@ -1,7 +1,8 @@
 """Sources to documents: text of every supported format and compression.
 
-`cut` divides large plain files into parts at document boundaries; `read` streams the documents of a part. Every drop
-and repair is counted by reason, never silent.
+`cut` divides large plain files into parts at document boundaries; `read` streams the documents of a part, long ones in
+several passages, so that memory is bounded whatever a document's length. Every drop and repair is counted by reason,
+never silent.
 """
 
 import codecs
@@ -19,11 +20,11 @@ from bert_pretrain.errors import InputError
 from bert_pretrain.files import open_input
 from bert_pretrain.sources import READ_ERRORS, Source, damaged, is_compressed
 
-BLOCK_BYTES = 8 << 20
+BLOCK_BYTES = 4 << 20
+PASSAGE_CHARACTERS = 4 << 20
 PART_BYTES = 32 << 20
 _BLANK = b" \t\r\n"  # what a blank line may hold; not the form feed, which ends pages rather than documents
-_BLANK_LINE = re.compile(rb"\n[ \t\r]*\n")
-_LINE_END = re.compile(rb"\n")
+_BLANK_LINE = re.compile(r"\n[ \t\r]*\n")
 _FOREIGN_MARKS = {codecs.BOM_UTF32_LE: "UTF-32", codecs.BOM_UTF32_BE: "UTF-32"} | {
     codecs.BOM_UTF16_LE: "UTF-16",
     codecs.BOM_UTF16_BE: "UTF-16",
@@ -75,77 +76,106 @@ def _next_boundary(file: BinaryIO, source: Source) -> int | None:
     return position if file.read(1) else None
 
 
-def read(part: Part, config: DataConfig, counts: Counter[str]) -> Iterator[str]:
-    """Yield the text of each document of a part; what is repaired or dropped is counted by reason.
+@dataclass(frozen=True)
+class Passage:
+    """A run of a document's text: all of it, or some megabytes of a long one, cut where a line or word ends."""
+
+    text: str
+    ends_document: bool
+
+
+def read(part: Part, config: DataConfig, counts: Counter[str]) -> Iterator[Passage]:
+    """Yield the documents of a part, passage by passage; what is repaired or dropped is counted by reason.
 
     Raises:
         InputError: naming file and line, when a record cannot be parsed or, with `strict`, text is not UTF-8.
     """
-    readers = {
-        "txt": _read_txt,
-        "jsonl": _read_jsonl,
-        "parquet": _read_parquet,
-        "csv": _read_csv,
-        "dataset": _read_dataset,
-    }
-    for text in readers[part.source.format](part, config, counts):
-        if text and not text.isspace():
-            yield text
+    readers = {"jsonl": _read_jsonl, "parquet": _read_parquet, "csv": _read_csv, "dataset": _read_dataset}
+    if part.source.format == "txt":
+        passages = _read_txt(part, config, counts)
+    else:
+        passages = (
+            passage for text in readers[part.source.format](part, config, counts) for passage in _cut_long(text)
+        )
+    counts_empty = part.source.boundary != "blank_line"  # there, several blank lines on end are one boundary
+    blanks, is_begun = "", False
+    for passage in passages:
+        if is_begun or (not passage.text.isspace() and passage.text):
+            yield Passage(blanks + passage.text, passage.ends_document)
+            blanks, is_begun = "", not passage.ends_document
         else:
-            counts["empty_documents"] += 1
+            blanks += passage.text
+            if passage.ends_document:
+                counts["empty_documents"] += counts_empty or bool(blanks.strip(" \t\r\n"))
+                blanks = ""
 
 
-def _blocks(part: Part, boundary: re.Pattern[bytes] | None) -> Iterator[tuple[int, bytes]]:
-    """Yield (position, bytes) blocks of a part that end at a boundary; the whole part when `boundary` is None."""
-    stop = part.stop
+def _cut_long(text: str) -> Iterator[Passage]:
+    begin = 0
+    while len(text) - begin > PASSAGE_CHARACTERS:
+        end = begin + PASSAGE_CHARACTERS
+        cut_at = text.rfind("\n", begin, end) + 1 or text.rfind(" ", begin, end) + 1 or end
+        yield Passage(text[begin:cut_at], ends_document=False)
+        begin = cut_at
+    yield Passage(text[begin:], ends_document=True)
+
+
+def _blocks(part: Part, *, whole_lines: bool) -> Iterator[tuple[int, bytes]]:
+    """Yield (position, bytes) blocks of a part that end where a line does.
+
+    A line that is longer than a block is cut after a blank or a character, unless lines must be whole.
+    """
     with open_input(part.source.location) as file:
         try:
             if part.start:
                 file.seek(part.start)
-            position, held = part.start, b""
+            position, held = part.start, [b""]
             while True:
-                size = BLOCK_BYTES if stop is None else min(BLOCK_BYTES, stop - position - len(held))
-                block = file.read(size)
-                held = held + block if held else block
+                read_to = position + sum(map(len, held))
+                block = file.read(BLOCK_BYTES if part.stop is None else min(BLOCK_BYTES, part.stop - read_to))
                 if not block:
                     break
-                if boundary is None:
-                    continue
-                last = _last_boundary(held, boundary, len(held) - len(block))
-                if last:
-                    yield position, held[:last]
-                    position, held = position + last, held[last:]
-            if held:
-                yield position, held
+                end = block.rfind(b"\n") + 1
+                if not end and not whole_lines:
+                    end = block.rfind(b" ") + 1 or _last_character(block)
+                if end:
+                    whole = b"".join([*held, block[:end]])
+                    yield position, whole
+                    position, held = position + len(whole), [block[end:]]
+                else:
+                    held.append(block)
+            if rest := b"".join(held):
+                yield position, rest
         except READ_ERRORS as error:
             raise damaged(part.source, error) from error
 
 
-def _last_boundary(held: bytes, boundary: re.Pattern[bytes], start: int) -> int:
-    """Return the end of the last boundary in `held`, searching from a little before `start`; 0 if there is none."""
-    window = 1 << 16
-    for begin in (max(start, len(held) - window), max(0, start - 1024)):
-        last = 0
-        for match in boundary.finditer(held, begin):
-            last = match.end()
-        if last:
-            return last
-    return 0
+def _last_character(block: bytes) -> int:
+    """Return where the last character of UTF-8 begins, which may be cut off."""
+    begin = len(block) - 1
+    while begin > 0 and begin > len(block) - 4 and block[begin] & 0xC0 == 0x80:
+        begin -= 1
+    return begin
 
 
-def _read_txt(part: Part, config: DataConfig, counts: Counter[str]) -> Iterator[str]:
-    boundary = _BLANK_LINE if part.source.boundary == "blank_line" else None
-    for position, block in _blocks(part, boundary):
+def _read_txt(part: Part, config: DataConfig, counts: Counter[str]) -> Iterator[Passage]:
+    line_end = ""
+    for position, block in _blocks(part, whole_lines=False):
         text = _decode(block, position, part, config, counts)
-        if boundary is None:
-            yield text
-        else:
-            # Several blank lines on end are one boundary, wherever a block or part begins among them.
-            yield from filter(None, (document.strip(" \t\r\n") for document in re.split(r"\n[ \t\r]*\n", text)))
+        if part.source.boundary == "file":
+            yield Passage(text, ends_document=False)
+            continue
+        *documents, rest = _BLANK_LINE.split(line_end + text)
+        for document in documents:
+            yield Passage(document, ends_document=True)
+        # A blank line may begin with the line end that closes this block, so that is looked at with the next one.
+        line_end = "\n" if text.endswith("\n") else ""
+        yield Passage(rest.removesuffix("\n"), ends_document=False)
+    yield Passage("", ends_document=True)
 
 
 def _read_jsonl(part: Part, config: DataConfig, counts: Counter[str]) -> Iterator[str]:
-    for position, block in _blocks(part, _LINE_END):
+    for position, block in _blocks(part, whole_lines=True):
         for index, line in enumerate(_decode(block, position, part, config, counts).split("\n")):
             if line and not line.isspace():
                 yield _text_of_json(line, config.text_field, partial(_line_at, part.source, position, index), counts)
@@ -210,7 +240,7 @@ def _read_parquet(part: Part, config: DataConfig, counts: Counter[str]) -> Itera
             if config.text_field not in table.schema_arrow.names:
                 raise _no_column(part.source.location, config.text_field, table.schema_arrow.names)
             row = 0
-            for batch in table.iter_batches(batch_size=1024, columns=[config.text_field]):
+            for batch in table.iter_batches(batch_size=64, columns=[config.text_field]):
                 for value in batch.column(0).to_pylist():
                     yield _text_of_value(value, partial(_row_at, part.source.location, row), counts)
                     row += 1

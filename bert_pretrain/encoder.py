@@ -33,16 +33,25 @@ class Encoder:
         Returns:
             ids (tokens,) and offsets (sentences + 1,) int64.
         """
-        if len(text) == 0 or len(starts) == 0:
-            return np.zeros(0, self._tokenizer.id_dtype), np.zeros(len(starts) + 1, np.int64)
+        ids, places, offsets = self.encode_chunks(text, starts)
+        return ids, offsets[np.append(np.searchsorted(places, starts), len(places))]
+
+    def encode_chunks(self, text: np.ndarray, starts: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Return the ids of the chunks of a text, cut at `starts` as well: ids of words, punctuation, CJK characters.
+
+        Returns:
+            ids (tokens,), the byte where each chunk begins (chunks,) int64, and offsets (chunks + 1,) int64 into ids.
+        """
+        if len(text) == 0:
+            empty = np.zeros(0, dtype=np.int64)
+            return empty.astype(self._tokenizer.id_dtype), empty, ragged.offsets_of(empty)
         if len(self._table.words) > _MAX_CACHED_WORDS:
             self._clear()
         places, numbers = self._table.number(text, starts)
         self._encode_new_words()
         lengths = self._lengths[numbers]
         offsets = ragged.offsets_of(lengths)
-        chunk_bounds = np.append(np.searchsorted(places, starts), len(places))
-        return self._gather(numbers, lengths, offsets), offsets[chunk_bounds]
+        return self._gather(numbers, lengths, offsets), places, offsets
 
     def _clear(self) -> None:
         self._table = chunks.ChunkTable(around_cjk=self._around_cjk)

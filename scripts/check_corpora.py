@@ -22,8 +22,8 @@ from bert_pretrain import documents
 from bert_pretrain.config import Config, load_config
 from bert_pretrain.encoder import Encoder
 from bert_pretrain.files import read_json
-from bert_pretrain.make_data import sentences
 from bert_pretrain.make_data.run import make_data
+from bert_pretrain.make_data.sentences import SentenceSplitter
 from bert_pretrain.shards import DataFolder, read_shard
 from bert_pretrain.sources import resolve
 from bert_pretrain.tokenizer import Tokenizer
@@ -88,8 +88,9 @@ def compare_ids(path: str, vocab: Path, config: Config) -> tuple[int, int]:
     encoder = Encoder(Tokenizer.load(vocab))
     compared = different = 0
     for source in resolve([path], config.data):
-        for text in documents.read(documents.Part(source), config.data, Counter()):
-            found = sentences.split(text, source.splitter, config.data.language)
+        splitter = SentenceSplitter(source.splitter, config.data.language)
+        for passage in documents.read(documents.Part(source), config.data, Counter()):
+            found = splitter.split(passage.text, ends_document=passage.ends_document)
             if not found:
                 continue
             content = "\n".join(found).encode()

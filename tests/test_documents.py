@@ -83,7 +83,15 @@ def read_all(*inputs: object, config: DataConfig = BY_BLANK_LINES) -> tuple[list
     """Return the documents of some inputs, and what was counted."""
     counts: Counter[str] = Counter()
     parts = [part for source in resolve([str(item) for item in inputs], config) for part in cut(source)]
-    return [text for part in parts for text in read(part, config, counts)], +counts
+    texts, held = [], ""
+    for passage in (passage for part in parts for passage in read(part, config, counts)):
+        held += passage.text
+        if passage.ends_document:
+            # Blanks at the ends of a document mean nothing; a file as a whole keeps them.
+            texts.append(held if config.document_boundary == "file" else held.strip(" \t\r\n"))
+            held = ""
+    assert not held
+    return texts, +counts
 
 
 def refusal(*inputs: object, config: DataConfig = BY_BLANK_LINES) -> InputError:

@@ -18,6 +18,7 @@ from bert_pretrain.executor import Pool, open_pool, run_all
 from bert_pretrain.files import exclusive, remove_temporaries
 from bert_pretrain.make_data import build, summary, token_store
 from bert_pretrain.make_data.build import BuildPlan, ShardTask
+from bert_pretrain.make_data.ingest import ingest as ingest_part
 from bert_pretrain.make_data.token_store import TokenStore
 from bert_pretrain.manifest import Progress
 from bert_pretrain.shards import DataFolder
@@ -104,8 +105,8 @@ class _IngestTask:
     config: DataConfig
 
 
-def _ingest_part(task: _IngestTask) -> dict[str, Any]:
-    return token_store.ingest(task.part, task.folder, Tokenizer.load(task.tokenizer), task.config)
+def _ingest_task(task: _IngestTask) -> dict[str, Any]:
+    return ingest_part(task.part, task.folder, Tokenizer.load(task.tokenizer), task.config)
 
 
 def ingest(
@@ -127,7 +128,7 @@ def ingest(
             for number, part in enumerate(parts)
         ]
         weights = [float(part.num_bytes) for part in parts]
-        pieces = run_all(_ingest_part, tasks, workers=pool, description="tokenise", unit="B", weights=weights)
+        pieces = run_all(_ingest_task, tasks, workers=pool, description="tokenise", unit="B", weights=weights)
         remove_temporaries(folder)  # of workers that were killed while we were not
     for source in sources:
         if source.is_local and not is_unchanged(source):

@@ -15,25 +15,29 @@ def split_lines(text: str) -> list[str]:
     return [line for line in map(str.strip, text.split("\n")) if line]
 
 
-def split_sentences(text: str, language: str) -> list[str]:
-    """Return the sentences of running text, stripped, line ends within them turned to blanks."""
-    sentences: list[str] = []
-    held = ""
-    for begin in range(0, len(text), WINDOW_CHARACTERS):
-        window = held + text[begin : begin + WINDOW_CHARACTERS]
-        pieces = sentencex.segment(language, window)
-        held = ""
-        if begin + WINDOW_CHARACTERS < len(text):
-            held = pieces.pop()
-            if len(held) > WINDOW_CHARACTERS:
-                # No sentence ends here: cut at the last blank, so that the work stays linear.
-                cut = held.rfind(" ") + 1 or len(held)
-                pieces.append(held[:cut])
-                held = held[cut:]
-        sentences += pieces
-    return [sentence.replace("\n", " ") for sentence in map(str.strip, sentences) if sentence]
+class SentenceSplitter:
+    """Splits documents that come in one or several passages, one document after the other."""
 
+    def __init__(self, splitter: str, language: str) -> None:
+        """Split by `splitter`, `lines` or `sentencex` (which needs the language)."""
+        self._by_lines = splitter == "lines"
+        self._language = language
+        self._held = ""
 
-def split(text: str, splitter: str, language: str) -> list[str]:
-    """Return the sentences of a document by `splitter`, `lines` or `sentencex`; none holds a line end."""
-    return split_lines(text) if splitter == "lines" else split_sentences(text, language)
+    def split(self, text: str, *, ends_document: bool = True) -> list[str]:
+        """Return the sentences that the next passage completes, stripped; none holds a line end."""
+        if self._by_lines:
+            return split_lines(text)
+        sentences: list[str] = []
+        for begin in range(0, max(1, len(text)), WINDOW_CHARACTERS):
+            pieces = sentencex.segment(self._language, self._held + text[begin : begin + WINDOW_CHARACTERS])
+            self._held = ""
+            if pieces and (begin + WINDOW_CHARACTERS < len(text) or not ends_document):
+                self._held = pieces.pop()
+                if len(self._held) > WINDOW_CHARACTERS:
+                    # No sentence ends here: cut at the last blank, so that the work stays linear.
+                    cut = self._held.rfind(" ") + 1 or len(self._held)
+                    pieces.append(self._held[:cut])
+                    self._held = self._held[cut:]
+            sentences += pieces
+        return [sentence.replace("\n", " ") for sentence in map(str.strip, sentences) if sentence]

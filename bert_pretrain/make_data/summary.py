@@ -82,18 +82,27 @@ def join_corpus(pieces: Iterable[dict[str, Any]]) -> dict[str, Any]:
     for piece in pieces:
         sums.update({key: piece[key] for key in ("documents", "sentences", "tokens", "unk_tokens")})
         reasons.update(piece["repairs_and_drops"])
-    weights = np.array([piece["documents"] for piece in pieces])
-    medians = np.array([piece["median_sentences_per_document"] for piece in pieces])
-    order = np.argsort(medians, kind="stable")
-    middle = int(np.searchsorted(np.cumsum(weights[order]), weights.sum() / 2)) if weights.sum() else 0
+    sentences: Counter[int] = Counter()
+    for piece in pieces:
+        sentences.update({int(number): documents for number, documents in piece["sentences_a_document"]})
     return {
         "documents": sums["documents"],
         "sentences": sums["sentences"],
         "tokens": sums["tokens"],
         "unk_share": _share(sums["unk_tokens"], sums["tokens"]),
-        "median_sentences_per_document": float(medians[order][middle]) if len(pieces) else 0.0,
+        "median_sentences_per_document": _median(sentences),
         "repairs_and_drops": {reason: count for reason, count in sorted(reasons.items()) if count},
     }
+
+
+def _median(counts: Counter[int]) -> float:
+    """Return the median of values that occur so often, 0 where there is none."""
+    values = np.array(sorted(counts), dtype=np.int64)
+    ranks = np.cumsum([counts[value] for value in values.tolist()])
+    if not len(values):
+        return 0.0
+    middle = np.searchsorted(ranks, [(ranks[-1] - 1) // 2, ranks[-1] // 2], side="right")
+    return float(values[middle].mean())
 
 
 def describe(manifest: dict[str, Any]) -> str:

@@ -1,4 +1,4 @@
-"""The token store: text as ids, tokenised once, whatever is made from it later.
+"""The token store: text as ids, tokenised once, whatever is made from it later; `ingest.py` fills it.
 
 A store is a folder of pieces, one for each part of the inputs: flat ids, sentence offsets and document offsets as
 memory-mapped `.npy` files. It is a cache: its key holds all that decides the ids, and it may be deleted at any time.
@@ -8,8 +8,6 @@ import hashlib
 import importlib.metadata
 import itertools
 import json
-from collections import Counter
-from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -17,112 +15,26 @@ from typing import Any
 
 import numpy as np
 
-from bert_pretrain import documents, ragged
+from bert_pretrain import ragged
 from bert_pretrain.config import DataConfig
-from bert_pretrain.documents import Part
-from bert_pretrain.encoder import Encoder
-from bert_pretrain.files import atomic_folder, read_json, write_json
-from bert_pretrain.make_data import sentences
 from bert_pretrain.sources import Source
 from bert_pretrain.tokenizer import Tokenizer
 
-STORE_VERSION = 1
+STORE_VERSION = 2
 MAX_SENTENCE_TOKENS = 256
-_BLOCK_CHARACTERS = 8 << 20
-_ENCODED_CHARACTERS = 32 << 20
 
 
 def store_key(sources: list[Source], tokenizer: Tokenizer, config: DataConfig) -> str:
     """Return the name of the store that holds these inputs as ids: all that decides them, hashed."""
+    libraries = ["tokenizers", "sentencex", *(["rjieba"] if config.word_segmenter else [])]
     content = [
         STORE_VERSION,
         [source.identity for source in sources],
         tokenizer.hash,
-        [config.language, config.text_field, config.strict],
-        [importlib.metadata.version(name) for name in ("tokenizers", "sentencex")],
+        [config.language, config.text_field, config.strict, config.word_segmenter],
+        [importlib.metadata.version(name) for name in libraries],
     ]
     return hashlib.sha256(json.dumps(content).encode()).hexdigest()[:16]
-
-
-def ingest(part: Part, folder: Path, tokenizer: Tokenizer, config: DataConfig) -> dict[str, Any]:
-    """Tokenise one part into a piece of the store, unless it is there; returns the piece's summary."""
-    if not (folder / "summary.json").exists():
-        with atomic_folder(folder) as temporary:
-            _write_piece(part, temporary, tokenizer, config)
-    summary: dict[str, Any] = read_json(folder / "summary.json")
-    return summary
-
-
-def _write_piece(part: Part, folder: Path, tokenizer: Tokenizer, config: DataConfig) -> None:
-    counts: Counter[str] = Counter()
-    ids: list[np.ndarray] = []
-    lengths: list[np.ndarray] = []
-    sentences_per_document: list[np.ndarray] = []
-    encoder = Encoder(tokenizer)
-    for block in _sentence_blocks(part, config, counts):
-        block_ids, block_lengths = _encode(encoder, [sentence for document in block for sentence in document])
-        per_document = np.array([len(document) for document in block])
-        # A sentence of control characters alone has no token; a document of such sentences is empty.
-        kept = np.add.reduceat(block_lengths > 0, ragged.offsets_of(per_document)[:-1])
-        counts["sentences_without_tokens"] += int((block_lengths == 0).sum())
-        counts["empty_documents"] += int((kept == 0).sum())
-        ids.append(block_ids)
-        lengths.append(block_lengths[block_lengths > 0])
-        sentences_per_document.append(kept[kept > 0])
-    all_ids = _join(ids, tokenizer.id_dtype)
-    sentence_offsets = ragged.offsets_of(_join(lengths, np.int64))
-    document_offsets = ragged.offsets_of(_join(sentences_per_document, np.int64))
-    num_sentences = len(sentence_offsets) - 1
-    sentence_offsets, first_pieces = split_long(sentence_offsets, MAX_SENTENCE_TOKENS)
-    is_continuation = np.ones(len(sentence_offsets) - 1, dtype=bool)
-    is_continuation[first_pieces[:-1]] = False
-    np.save(folder / "ids.npy", all_ids)
-    np.save(folder / "sentence_offsets.npy", sentence_offsets)
-    np.save(folder / "is_continuation.npy", is_continuation)
-    np.save(folder / "document_offsets.npy", first_pieces[document_offsets])
-    summary = {
-        "part": part.name,
-        "documents": len(document_offsets) - 1,
-        "sentences": num_sentences,
-        "tokens": len(all_ids),
-        "unk_tokens": int((all_ids == tokenizer.unk_id).sum()),
-        "median_sentences_per_document": float(np.median(np.diff(document_offsets))) if document_offsets[-1] else 0.0,
-        "repairs_and_drops": {reason: count for reason, count in sorted(counts.items()) if count},
-        "content_hash": hashlib.sha256(all_ids.astype("<u4").tobytes() + document_offsets.tobytes()).hexdigest(),
-    }
-    write_json(folder / "summary.json", summary)
-
-
-def _sentence_blocks(part: Part, config: DataConfig, counts: Counter[str]) -> Iterator[list[list[str]]]:
-    """Yield blocks of documents, each a list of sentences, of some megabytes of text."""
-    block: list[list[str]] = []
-    characters = 0
-    for text in documents.read(part, config, counts):
-        found = sentences.split(text, part.source.splitter, config.language)
-        if not found:
-            counts["empty_documents"] += 1
-            continue
-        block.append(found)
-        characters += len(text)
-        if characters >= _BLOCK_CHARACTERS:
-            yield block
-            block, characters = [], 0
-    if block:
-        yield block
-
-
-def _encode(encoder: Encoder, found: list[str]) -> tuple[np.ndarray, np.ndarray]:
-    """Return the ids of sentences, and the number of ids of each; a huge document is encoded piece by piece."""
-    characters = np.cumsum([len(sentence) for sentence in found])
-    cuts = np.searchsorted(characters, np.arange(_ENCODED_CHARACTERS, characters[-1], _ENCODED_CHARACTERS))
-    ids, lengths = [], []
-    for begin, end in itertools.pairwise(np.unique([0, *cuts, len(found)]).tolist()):
-        text = np.frombuffer("\n".join(found[begin:end]).encode(), dtype=np.uint8)
-        starts = np.concatenate([[0], np.flatnonzero(text == ord("\n")) + 1])
-        piece_ids, offsets = encoder.encode(text, starts)
-        ids.append(piece_ids)
-        lengths.append(np.diff(offsets))
-    return np.concatenate(ids), np.concatenate(lengths)
 
 
 def split_long(offsets: np.ndarray, limit: int) -> tuple[np.ndarray, np.ndarray]:

@@ -98,15 +98,17 @@ def count_part(part: Part, number: int, config: Config) -> Counts:
     rng = stream(config.vocab.seed, "held out", part=number)
     blocks: dict[bool, list[bytes]] = {False: [], True: []}
     sizes = {False: 0, True: 0}
-    for text in documents.read(part, config.data, counts.repairs_and_drops):
-        counts.documents += 1
-        is_held_out = bool(rng.random() < HELD_OUT_SHARE)
-        content = text.encode()
+    is_held_out = bool(rng.random() < HELD_OUT_SHARE)
+    for passage in documents.read(part, config.data, counts.repairs_and_drops):
+        content = passage.text.encode()
         blocks[is_held_out].append(content)
         sizes[is_held_out] += len(content)
         if sizes[is_held_out] >= _BLOCK_BYTES:
             counter.count(blocks[is_held_out], is_held_out, counts)
             blocks[is_held_out], sizes[is_held_out] = [], 0
+        if passage.ends_document:
+            counts.documents += 1
+            is_held_out = bool(rng.random() < HELD_OUT_SHARE)
     for is_held_out, block in blocks.items():
         counter.count(block, is_held_out, counts)
     counter.flush(counts)

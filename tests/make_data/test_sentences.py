@@ -1,5 +1,6 @@
 """Sentences: none is lost, whatever the text, and long text takes no longer than its length."""
 
+import itertools
 import time
 
 import pytest
@@ -7,7 +8,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bert_pretrain.make_data import sentences
-from bert_pretrain.make_data.sentences import split
+from bert_pretrain.make_data.sentences import SentenceSplitter
+
+
+def split(text: str, splitter: str, language: str) -> list[str]:
+    return SentenceSplitter(splitter, language).split(text)
 
 
 def squeezed(text: str) -> str:
@@ -31,6 +36,17 @@ def test_windows_lose_nothing(text: str, window: int) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sentences, "WINDOW_CHARACTERS", window)
         assert squeezed("".join(split(text, "sentencex", "en"))) == squeezed(text)
+
+
+@given(text=TEXTS, cuts=st.lists(st.integers(0, 300), max_size=4))
+def test_a_document_in_passages_loses_nothing(text: str, cuts: list[int]) -> None:
+    splitter = SentenceSplitter("sentencex", "en")
+    bounds = sorted({0, len(text), *(cut for cut in cuts if cut < len(text))})
+    for _ in range(2):  # nothing of one document is left for the next
+        passages = [text[begin:end] for begin, end in itertools.pairwise(bounds)]
+        found = [sentence for passage in passages for sentence in splitter.split(passage, ends_document=False)]
+        found += splitter.split("", ends_document=True)
+        assert squeezed("".join(found)) == squeezed(text)
 
 
 @pytest.mark.parametrize("language", ["en", "zh"])

@@ -9,8 +9,9 @@ import pytest
 
 from bert_pretrain import documents, sources
 from bert_pretrain.config import DataConfig
-from bert_pretrain.make_data import token_store
-from bert_pretrain.make_data.token_store import MAX_SENTENCE_TOKENS, TokenStore, ingest, piece_folder, store_key
+from bert_pretrain.make_data import ingest as ingest_module
+from bert_pretrain.make_data.ingest import MAX_SENTENCE_TOKENS, GrowingArray, ingest
+from bert_pretrain.make_data.token_store import TokenStore, piece_folder, store_key
 from bert_pretrain.tokenizer import Tokenizer
 
 LINES = DataConfig(document_boundary="blank_line", sentence_splitter="lines")
@@ -47,6 +48,7 @@ def test_the_store_holds_what_the_tokenizer_says(
     assert [found[i] for i in short] == [expected[i] for i in short]
     assert summary["documents"] == len(expected)
     assert summary["sentences"] == sum(map(len, expected))
+    assert sum(number * documents for number, documents in summary["sentences_a_document"]) == summary["sentences"]
     assert summary["tokens"] == sum(len(sentence) for document in expected for sentence in document)
     sentences, tokens = store.sizes_of(np.arange(len(found)))
     assert sentences.tolist() == [len(document) for document in found]
@@ -112,7 +114,7 @@ def test_a_piece_is_made_once_and_never_half(
         raise OSError("disk full")
 
     with monkeypatch.context() as patch:
-        patch.setattr(np, "save", fail)
+        patch.setattr(GrowingArray, "append", fail)
         with pytest.raises(OSError, match="disk full"):
             fill(english_text, vocab_folder, tmp_path)
     assert not list(tmp_path.iterdir())
@@ -132,11 +134,65 @@ def test_the_key_holds_all_that_decides_the_ids(english_text: Path, chinese_text
     assert key(max_seq_length=512, dupe_factor=1, seed=5, masked_lm_prob=0.3) == key()
 
 
-def test_a_huge_document_encoded_in_pieces_has_the_same_ids(
-    monkeypatch: pytest.MonkeyPatch, english_text: Path, vocab_folder: Path, tmp_path: Path
+@pytest.mark.parametrize("settings", [{"document_boundary": "file"}, {"sentence_splitter": "lines"}])
+def test_a_part_read_in_small_blocks_gives_the_same_piece(
+    monkeypatch: pytest.MonkeyPatch, english_text: Path, vocab_folder: Path, tmp_path: Path, settings: dict[str, str]
 ) -> None:
-    config = DataConfig(document_boundary="file")
+    config = LINES.model_copy(update=settings)
     _, whole = fill(english_text, vocab_folder, tmp_path / "whole", config)
-    monkeypatch.setattr(token_store, "_ENCODED_CHARACTERS", 1000)
+    monkeypatch.setattr(ingest_module, "_BLOCK_CHARACTERS", 1000)
+    monkeypatch.setattr(documents, "BLOCK_BYTES", 3000)
     _, pieces = fill(english_text, vocab_folder, tmp_path / "pieces", config)
     assert pieces == whole
+    for path in (tmp_path / "whole").rglob("*.npy"):
+        assert (tmp_path / "pieces" / path.relative_to(tmp_path / "whole")).read_bytes() == path.read_bytes()
+
+
+def test_equal_documents_have_equal_hashes(vocab_folder: Path, tmp_path: Path) -> None:
+    text = tmp_path / "a.txt"
+    text.write_text("One here.\nTwo.\n\nOne here. Two.\n\nOne here.\n\nOne here.\n\nTWO.\n")
+    fill(text, vocab_folder, tmp_path / "store")
+    hashes = np.load(piece_folder(tmp_path / "store", 0) / "document_hashes.npy").tolist()
+    assert hashes[0] == hashes[1]  # the same tokens
+    assert hashes[2] == hashes[3]
+    assert len({*hashes}) == 3
+
+
+def test_a_segmenter_tells_which_characters_continue_a_word(vocab_folder: Path, tmp_path: Path) -> None:
+    text = tmp_path / "a.txt"
+    text.write_text("我们喜欢自然语言处理。\nThe 我们 and 我, 们.\n\n北京大学 words\n")
+    config = LINES.model_copy(update={"whole_word_mask": True, "word_segmenter": "jieba"})
+    fill(text, vocab_folder, tmp_path / "store", config)
+    tokenizer = Tokenizer.load(vocab_folder)
+    expected = [
+        "我们",
+        "喜欢",
+        "自然语言",
+        "处理",
+        "。",
+        "The",
+        "我们",
+        "and",
+        "我",
+        ",",
+        "们",
+        ".",
+        "北京大学",
+        "words",
+    ]
+    continues = []
+    for word in expected:
+        is_chinese = len(word) == len(tokenizer.encode_text(word)) > 1 and not word.isascii()
+        continues += [is_chinese and place > 0 for place in range(len(tokenizer.encode_text(word)))]
+    found = np.load(piece_folder(tmp_path / "store", 0) / "continues_word.npy")
+    assert found.tolist() == continues
+
+
+@pytest.mark.parametrize("dtype", [np.uint16, np.int64, bool])
+def test_an_array_that_grew_is_read_by_numpy(tmp_path: Path, dtype: type) -> None:
+    blocks = [np.arange(size) % 2 for size in (0, 3, 100_000, 1)]
+    with GrowingArray(tmp_path / "a.npy", dtype) as array:
+        for block in blocks:
+            array.append(block)
+    assert array.size == 100_004
+    assert np.array_equal(np.load(tmp_path / "a.npy", mmap_mode="r"), np.concatenate(blocks).astype(dtype))

@@ -1,0 +1,173 @@
+"""One part of the text to a piece of the token store: read, split into sentences, tokenise, write, block by block.
+
+Memory is bounded by a block, whatever the size of the part or of a document; what is dropped is counted by reason.
+"""
+
+import contextlib
+import hashlib
+from collections import Counter
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+
+from bert_pretrain import documents, ragged
+from bert_pretrain.config import DataConfig
+from bert_pretrain.documents import Part
+from bert_pretrain.encoder import Encoder
+from bert_pretrain.files import atomic_folder, read_json, write_json
+from bert_pretrain.make_data import segmenter
+from bert_pretrain.make_data.sentences import SentenceSplitter
+from bert_pretrain.make_data.token_store import split_long
+from bert_pretrain.tokenizer import Tokenizer
+
+MAX_SENTENCE_TOKENS = 256
+_BLOCK_CHARACTERS = 4 << 20
+
+
+def ingest(part: Part, folder: Path, tokenizer: Tokenizer, config: DataConfig) -> dict[str, Any]:
+    """Tokenise one part into a piece of the store, unless it is there; returns the piece's summary."""
+    if not (folder / "summary.json").exists():
+        with atomic_folder(folder) as temporary:
+            _write_piece(part, temporary, tokenizer, config)
+    summary: dict[str, Any] = read_json(folder / "summary.json")
+    return summary
+
+
+def _write_piece(part: Part, folder: Path, tokenizer: Tokenizer, config: DataConfig) -> None:
+    counts: Counter[str] = Counter()
+    splitter = SentenceSplitter(part.source.splitter, config.language)
+    with contextlib.ExitStack() as stack:
+        writer = _PieceWriter(folder, tokenizer, config, counts, stack)
+        sentences: list[str] = []
+        document_ends: list[int] = []  # how many of `sentences` are there where a document ends
+        num_characters = 0
+        for passage in documents.read(part, config, counts):
+            sentences += splitter.split(passage.text, ends_document=passage.ends_document)
+            num_characters += len(passage.text)
+            if passage.ends_document:
+                document_ends.append(len(sentences))
+            if num_characters >= _BLOCK_CHARACTERS:
+                writer.append(sentences, document_ends)
+                sentences, document_ends, num_characters = [], [], 0
+        writer.append(sentences, document_ends)
+    write_json(folder / "summary.json", {"part": part.name, **writer.summary(), "repairs_and_drops": +counts})
+
+
+class _PieceWriter:
+    """Writes a piece of the store block by block, so that memory is bounded whatever the size of the part."""
+
+    def __init__(
+        self, folder: Path, tokenizer: Tokenizer, config: DataConfig, counts: Counter[str], stack: contextlib.ExitStack
+    ) -> None:
+        def column(name: str, dtype: Any) -> GrowingArray:
+            return stack.enter_context(GrowingArray(folder / f"{name}.npy", dtype))
+
+        self._encoder = Encoder(tokenizer)
+        self._unk_id = tokenizer.unk_id
+        self._counts = counts
+        self._ids = column("ids", tokenizer.id_dtype)
+        self._sentence_offsets = column("sentence_offsets", np.int64)
+        self._is_continuation = column("is_continuation", bool)
+        self._document_offsets = column("document_offsets", np.int64)
+        self._document_hashes = column("document_hashes", np.uint64)
+        self._continues_word = column("continues_word", bool) if config.word_segmenter else None
+        self._sentence_offsets.append(np.zeros(1))
+        self._document_offsets.append(np.zeros(1))
+        self._num_sentences = 0
+        self._unk_tokens = 0
+        self._document_end = 0  # sentences (of the store) before the document that is not at its end
+        self._document_hash = hashlib.blake2b(digest_size=8)
+        self._sentences_a_document: Counter[int] = Counter()
+        self._sentences_before = 0  # sentences (of the text) before that document
+
+    def append(self, sentences: list[str], document_ends: list[int]) -> None:
+        """Write sentences, and the documents that end among them (how many of the sentences are before each end)."""
+        ids, lengths = self._encode(sentences)
+        # A sentence of control characters alone has no token; a document of such sentences is empty.
+        kept_before = ragged.offsets_of(lengths > 0)
+        self._counts["sentences_without_tokens"] += len(lengths) - int(kept_before[-1])
+        offsets, first_pieces = split_long(ragged.offsets_of(lengths[lengths > 0]), MAX_SENTENCE_TOKENS)
+        is_continuation = np.ones(len(offsets) - 1, dtype=bool)
+        is_continuation[first_pieces[:-1]] = False
+        num_pieces, num_tokens = self._is_continuation.size, self._ids.size
+        self._ids.append(ids)
+        self._sentence_offsets.append(offsets[1:] + num_tokens)
+        self._is_continuation.append(is_continuation)
+        self._unk_tokens += int((ids == self._unk_id).sum())
+        ends = kept_before[document_ends]
+        self._end_documents(
+            ids, offsets[first_pieces[ends]], ends + self._num_sentences, first_pieces[ends] + num_pieces
+        )
+        self._num_sentences += int(kept_before[-1])
+
+    def _encode(self, sentences: list[str]) -> tuple[np.ndarray, np.ndarray]:
+        """Return the ids of sentences, and ids a sentence; with a segmenter, write which of them continue a word."""
+        text = np.frombuffer("\n".join(sentences).encode(), dtype=np.uint8)
+        starts = np.concatenate([[0], np.flatnonzero(text == ord("\n")) + 1])[: len(sentences)]
+        ids, places, offsets = self._encoder.encode_chunks(text, starts)
+        lengths = np.diff(offsets[np.append(np.searchsorted(places, starts), len(places))])
+        if self._continues_word is not None:
+            continues = np.zeros(len(ids), dtype=bool)
+            continues[offsets[:-1][segmenter.continues_word(text, places)]] = True
+            self._continues_word.append(continues)
+        return ids, lengths
+
+    def _end_documents(self, ids: np.ndarray, tokens: np.ndarray, sentences: np.ndarray, pieces: np.ndarray) -> None:
+        """Close documents, by the tokens of this block and the sentences and pieces of all before each end."""
+        begin = 0
+        hashes, kept = [], []
+        for place, (end, piece) in enumerate(zip(tokens.tolist(), pieces.tolist(), strict=True)):
+            if piece == self._document_end:
+                self._counts["empty_documents"] += 1
+                continue
+            self._document_hash.update(ids[begin:end].data)
+            hashes.append(int.from_bytes(self._document_hash.digest(), "little"))
+            kept.append(place)
+            self._document_hash = hashlib.blake2b(digest_size=8)
+            self._document_end = piece
+            begin = end
+        self._document_hash.update(ids[begin:].data)
+        self._document_hashes.append(np.array(hashes, dtype=np.uint64))
+        self._document_offsets.append(pieces[kept])
+        counts = np.diff(sentences[kept], prepend=self._sentences_before)
+        self._sentences_a_document.update(counts.tolist())
+        self._sentences_before = int(sentences[kept[-1]]) if kept else self._sentences_before
+
+    def summary(self) -> dict[str, Any]:
+        """Return the figures of the piece, complete once its files are closed."""
+        return {
+            "documents": self._document_hashes.size,
+            "sentences": self._num_sentences,
+            "tokens": self._ids.size,
+            "unk_tokens": self._unk_tokens,
+            "sentences_a_document": sorted(self._sentences_a_document.items()),
+        }
+
+
+class GrowingArray:
+    """A one-dimensional `.npy` file that is appended to; its header tells the size once it is closed."""
+
+    def __init__(self, path: Path, dtype: Any) -> None:
+        self.size = 0
+        self._dtype = np.dtype(dtype)
+        self._file = path.open("wb")
+        self._write_header()
+
+    def append(self, values: np.ndarray) -> None:
+        """Write further values."""
+        self._file.write(np.ascontiguousarray(values, dtype=self._dtype).data)
+        self.size += len(values)
+
+    def _write_header(self) -> None:
+        # numpy leaves room in a header for its first dimension to grow.
+        header = {"descr": np.lib.format.dtype_to_descr(self._dtype), "fortran_order": False, "shape": (self.size,)}
+        self._file.seek(0)
+        np.lib.format.write_array_header_1_0(self._file, header)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        with self._file:
+            self._write_header()

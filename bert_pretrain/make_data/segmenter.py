@@ -1,0 +1,59 @@
+"""Chinese words, for whole-word masking: which CJK characters continue the word of the character before.
+
+WordPiece takes CJK text character by character, so its pieces cannot tell; a segmenter looks at the text itself.
+"""
+
+from typing import Any
+
+import numpy as np
+
+from bert_pretrain.chunks import cjk_leads
+from bert_pretrain.errors import ConfigError
+
+
+def continues_word(text: np.ndarray, places: np.ndarray) -> np.ndarray:
+    """Tell which chunks are CJK characters inside a word.
+
+    Args:
+        text: valid UTF-8 (bytes,) uint8.
+        places: where each chunk begins, ascending, (chunks,); a CJK character is a chunk of its own.
+
+    Returns:
+        (chunks,) bool.
+    """
+    leads = cjk_leads(text)
+    if leads is None:
+        return np.zeros(len(places), dtype=bool)
+    is_inside = leads[places] & ~_word_begins(text)[places]
+    is_inside[1:] &= leads[places[:-1]] & (np.diff(places) == 3)
+    is_inside[:1] = False
+    return is_inside
+
+
+def _word_begins(text: np.ndarray) -> np.ndarray:
+    """Mark the first byte of every word, (bytes,) bool."""
+    words = _jieba().cut(text.tobytes().decode())
+    characters = np.flatnonzero((text & 0xC0) != 0x80)
+    begins = np.zeros(len(text), dtype=bool)
+    offsets = np.cumsum(np.fromiter(map(len, words), dtype=np.int64, count=len(words)))
+    assert offsets[-1] == len(characters)
+    begins[characters[offsets[:-1]]] = True
+    begins[0] = True
+    return begins
+
+
+def check_installed() -> None:
+    """Raise a ConfigError where the segmenter is missing."""
+    _jieba()
+
+
+def _jieba() -> Any:
+    try:
+        import rjieba
+    except ImportError as error:
+        raise ConfigError(
+            "the word segmenter is not installed",
+            where="data.word_segmenter",
+            remedy="pip install 'bert-pretrain[chinese]'",
+        ) from error
+    return rjieba
