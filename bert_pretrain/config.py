@@ -67,14 +67,18 @@ class DataConfig(_Section):
     dupe_factor: PositiveInt = 5
     """Copies of the corpus, each with its own pairs and masks."""
     short_seq_prob: Probability = 0.1
+    """The share of shorter pairs; without pairs (`next_sentence: none`) it has no meaning."""
     masked_lm_prob: Annotated[float, Field(gt=0.0, lt=1.0)] = 0.15
     max_predictions_per_seq: PositiveInt | None = None
     """null means masked_lm_prob * max_seq_length, rounded up."""
     whole_word_mask: bool = False
     word_segmenter: Literal["jieba"] | None = None
     """Tells which CJK characters form a word; null masks them one by one."""
-    next_sentence: Literal["nsp"] = "nsp"
-    masking: Literal["static"] = "static"
+    next_sentence: Literal["nsp", "sop", "none"] = "nsp"
+    """B from another document or not (BERT), A and B in order or swapped (ALBERT), or full sentences and no pairs
+    (RoBERTa)."""
+    masking: Literal["static", "dynamic"] = "static"
+    """Masks stored in the shards, or drawn anew in every epoch of training."""
     sentence_splitter: Literal["auto", "lines", "sentencex"] = "auto"
     language: Annotated[str, Field(min_length=2)] = "en"
     document_boundary: Literal["auto", "blank_line", "file"] = "auto"

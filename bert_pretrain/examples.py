@@ -1,7 +1,7 @@
-"""Sentence-pair examples, the record that stage 2 hands to stage 3, as columns.
+"""Examples, the record that stage 2 hands to stage 3, as columns.
 
-One example is `[CLS] A [SEP] B [SEP]` after masking, without padding. A table of them is a handful of flat arrays, so
-that choosing, shuffling and packing examples are array operations.
+One example is `[CLS] A [SEP] B [SEP]`, or `[CLS] text [SEP]`, without padding. A table of them is a handful of flat
+arrays, so that choosing, shuffling and packing examples are array operations. What an objective does without is None.
 """
 
 from dataclasses import dataclass
@@ -12,19 +12,36 @@ from bert_pretrain import ragged
 
 
 @dataclass(frozen=True)
-class Examples:
-    """Columns of `rows` examples; the offsets delimit each example's part of the flat arrays.
+class Masks:
+    """What is predicted in each example."""
 
-    `next_sentence_label` is 0 where B really follows A and 1 where it does not (the polarity of google-research/bert).
-    """
-
-    input_ids: np.ndarray  # (tokens,) uint16, or uint32 for vocabularies above 65,536
+    positions: np.ndarray  # (masked,) uint16, ascending within an example
+    original_ids: np.ndarray  # (masked,) like input_ids: the tokens that stood there
     offsets: np.ndarray  # (rows + 1,) int64
-    segment_b_start: np.ndarray  # (rows,) uint16: index of B's first token within the example
-    masked_lm_positions: np.ndarray  # (masked,) uint16, ascending within an example
-    masked_lm_ids: np.ndarray  # (masked,) like input_ids: the original tokens there
-    masked_offsets: np.ndarray  # (rows + 1,) int64
-    next_sentence_label: np.ndarray  # (rows,) uint8
+
+    def take(self, rows: np.ndarray) -> "Masks":
+        """Return the masks of the chosen examples in the order given."""
+        positions, offsets = ragged.take(self.positions, self.offsets, rows)
+        original_ids, _ = ragged.take(self.original_ids, self.offsets, rows)
+        return Masks(positions, original_ids, offsets)
+
+
+@dataclass(frozen=True)
+class Examples:
+    """Columns of `rows` examples; the offsets delimit each example's part of the flat arrays."""
+
+    input_ids: np.ndarray  # (tokens,) uint16, or uint32 for vocabularies above 65,536; with masks applied, if any
+    offsets: np.ndarray  # (rows + 1,) int64
+    segment_b_start: (
+        np.ndarray
+    )  # (rows,) uint16: index of B's first token in the example; its length where there is none
+    masks: Masks | None = None
+    """None where masks are still to be drawn (`masking: dynamic`)."""
+    next_sentence_label: np.ndarray | None = None  # (rows,) uint8
+    """0 where B really follows A and 1 where it does not (the polarity of google-research/bert); for sentence order, 0
+    where A and B are in order and 1 where they are swapped. None where there are no pairs (`next_sentence: none`)."""
+    starts_word: np.ndarray | None = None  # (tokens,) bool: a word begins there
+    """Only where masks are still to be drawn, over words that the ids alone do not show."""
 
     def __len__(self) -> int:
         return len(self.offsets) - 1
@@ -36,28 +53,53 @@ class Examples:
 
     def take(self, rows: np.ndarray) -> "Examples":
         """Return the chosen examples in the order given."""
-        input_ids, offsets = ragged.take(self.input_ids, self.offsets, rows)
-        positions, masked_offsets = ragged.take(self.masked_lm_positions, self.masked_offsets, rows)
-        masked_ids, _ = ragged.take(self.masked_lm_ids, self.masked_offsets, rows)
+        places = ragged.spans(self.offsets[rows], self.offsets[rows + 1] - self.offsets[rows])
         return Examples(
-            input_ids=input_ids,
-            offsets=offsets,
+            input_ids=self.input_ids[places],
+            offsets=ragged.offsets_of(self.lengths[rows]),
             segment_b_start=self.segment_b_start[rows],
-            masked_lm_positions=positions,
-            masked_lm_ids=masked_ids,
-            masked_offsets=masked_offsets,
-            next_sentence_label=self.next_sentence_label[rows],
+            masks=None if self.masks is None else self.masks.take(rows),
+            next_sentence_label=None if self.next_sentence_label is None else self.next_sentence_label[rows],
+            starts_word=None if self.starts_word is None else self.starts_word[places],
         )
+
+    def columns(self) -> dict[str, np.ndarray]:
+        """Return every array there is, by name: the values that make one table equal to another."""
+        columns: dict[str, np.ndarray | None] = {
+            "input_ids": self.input_ids,
+            "offsets": self.offsets,
+            "segment_b_start": self.segment_b_start,
+        }
+        if self.masks is not None:
+            columns["masked_lm_positions"] = self.masks.positions
+            columns["masked_lm_ids"] = self.masks.original_ids
+            columns["masked_offsets"] = self.masks.offsets
+        columns["next_sentence_label"] = self.next_sentence_label
+        columns["starts_word"] = self.starts_word
+        return {name: column for name, column in columns.items() if column is not None}
 
 
 def concatenate(tables: list[Examples]) -> Examples:
-    """Join tables of examples, in order; at least one."""
+    """Join tables of examples that have the same columns, in order; at least one."""
+    masks = [table.masks for table in tables if table.masks is not None]
     return Examples(
         input_ids=np.concatenate([table.input_ids for table in tables]),
         offsets=ragged.offsets_of(np.concatenate([table.lengths for table in tables])),
         segment_b_start=np.concatenate([table.segment_b_start for table in tables]),
-        masked_lm_positions=np.concatenate([table.masked_lm_positions for table in tables]),
-        masked_lm_ids=np.concatenate([table.masked_lm_ids for table in tables]),
-        masked_offsets=ragged.offsets_of(np.concatenate([np.diff(table.masked_offsets) for table in tables])),
-        next_sentence_label=np.concatenate([table.next_sentence_label for table in tables]),
+        masks=_join_masks(masks) if masks else None,
+        next_sentence_label=_join([table.next_sentence_label for table in tables]),
+        starts_word=_join([table.starts_word for table in tables]),
+    )
+
+
+def _join(columns: list[np.ndarray | None]) -> np.ndarray | None:
+    present = [column for column in columns if column is not None]
+    return np.concatenate(present) if present else None
+
+
+def _join_masks(masks: list[Masks]) -> Masks:
+    return Masks(
+        positions=np.concatenate([part.positions for part in masks]),
+        original_ids=np.concatenate([part.original_ids for part in masks]),
+        offsets=ragged.offsets_of(np.concatenate([np.diff(part.offsets) for part in masks])),
     )

@@ -90,11 +90,12 @@ def _show_results(runs: Sequence[Path], model: Path, output: Path) -> None:
             zip(("before", "after"), (evaluations[0], evaluations[-1]), strict=True) if evaluations else ()
         ):
             label = f"{run.name} {when}" if len(runs) > 1 else when
-            line = {name: math.nan if value is None else value for name, value in line.items()}
-            print(
-                f"{label:<18}{line['validation_mlm_loss']:>8.3f} nats{line['validation_mlm_accuracy']:>12.1%}"
-                f"{line['validation_nsp_accuracy']:>15.1%}"
+            loss, masked, pairs = (
+                math.nan if line[f"validation_{name}"] is None else line[f"validation_{name}"]
+                for name in ("mlm_loss", "mlm_accuracy", "nsp_accuracy")
             )
+            nsp = "–" if math.isnan(pairs) else f"{pairs:.1%}"  # without pairs there is none
+            print(f"{label:<18}{loss:>8.3f} nats{masked:>12.1%}{nsp:>15}")
     try:
         print(f"\ncurves: {draw_curves(list(runs), output / 'curves.png')}")
     except UserError as error:  # matplotlib is an extra

@@ -5,21 +5,26 @@ Zstd with dictionary encoding, because 16-bit ids would otherwise cost four byte
 
 import hashlib
 from dataclasses import asdict, dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+from pydantic import ValidationError
 
 from bert_pretrain import ragged
+from bert_pretrain.config import DataConfig
 from bert_pretrain.errors import DataError
-from bert_pretrain.examples import Examples
+from bert_pretrain.examples import Examples, Masks
 from bert_pretrain.files import atomic_path, sha256_file
-from bert_pretrain.manifest import read_manifest
+from bert_pretrain.manifest import MANIFEST, read_manifest
 from bert_pretrain.tokenizer import Tokenizer
 
 ROW_GROUP_ROWS = 4096
+MASKING_KEYS = {"max_seq_length", "masked_lm_prob", "max_predictions_per_seq", "whole_word_mask"}
+"""What decides, beside the tokenizer, which masks are drawn of given examples."""
 REMAKE = "run the make-data command again with --overwrite: equal inputs give equal bytes, and the text stays tokenised"
 
 
@@ -83,15 +88,34 @@ class DataFolder:
             )
         return tokenizer
 
+    @cached_property
+    def config(self) -> DataConfig:
+        """The section `data` of the configuration that made this folder.
+
+        Raises:
+            DataError: when it is not one of this version.
+        """
+        try:
+            return DataConfig.model_validate(self.manifest["config"]["data"])
+        except ValidationError as error:
+            problem = error.errors()[0]
+            raise DataError(
+                f"the data was made with a configuration unknown here: {problem['loc'][-1]}: {problem['msg']}",
+                where=str(self.path / MANIFEST),
+                remedy="use the version of bert-pretrain that made it, or make it again with this one",
+            ) from error
+
     @property
     def max_seq_length(self) -> int:
         """The longest an example can be, [CLS] and [SEP] included."""
-        return int(self.manifest["config"]["data"]["max_seq_length"])
+        return self.config.max_seq_length
 
     @property
     def content_hash(self) -> str:
-        """A hash of all examples in order: equal folders train equal models."""
+        """A hash of all examples in order, and of how masks still to be drawn are: equal folders train equal models."""
         hashes = [record.content_hash for split in ("train", "validation") for record in self.shards(split)]
+        if self.config.masking == "dynamic":
+            hashes.append(self.config.model_dump_json(include=MASKING_KEYS))
         return hashlib.sha256("".join(hashes).encode()).hexdigest()
 
 
@@ -158,37 +182,50 @@ def check_footer(folder: Path, record: ShardRecord) -> None:
 def content_hash(examples: Examples) -> str:
     """Return a SHA-256 over the columns' values, independent of how a file encodes them."""
     digest = hashlib.sha256()
-    for name, column in vars(examples).items():
+    for name, column in examples.columns().items():
         digest.update(f"{name}:{len(column)};".encode())
         digest.update(np.ascontiguousarray(column).astype("<u8").tobytes())
     return digest.hexdigest()
 
 
 def _to_table(examples: Examples) -> pa.Table:
-    return pa.table(
-        {
-            "input_ids": _list_array(examples.input_ids, examples.offsets),
-            "segment_b_start": pa.array(examples.segment_b_start, type=pa.uint16()),
-            "masked_lm_positions": _list_array(examples.masked_lm_positions, examples.masked_offsets),
-            "masked_lm_ids": _list_array(examples.masked_lm_ids, examples.masked_offsets),
-            "next_sentence_label": pa.array(examples.next_sentence_label, type=pa.uint8()),
-        }
-    )
+    """Return the columns as Parquet holds them; what an objective does without is absent."""
+    columns = {
+        "input_ids": _list_array(examples.input_ids, examples.offsets),
+        "segment_b_start": pa.array(examples.segment_b_start, type=pa.uint16()),
+    }
+    if examples.masks is not None:
+        columns["masked_lm_positions"] = _list_array(examples.masks.positions, examples.masks.offsets)
+        columns["masked_lm_ids"] = _list_array(examples.masks.original_ids, examples.masks.offsets)
+    if examples.next_sentence_label is not None:
+        columns["next_sentence_label"] = pa.array(examples.next_sentence_label, type=pa.uint8())
+    if examples.starts_word is not None:
+        positions = ragged.positions_within(examples.offsets)[examples.starts_word]
+        before = np.concatenate([[0], np.cumsum(examples.starts_word, dtype=np.int64)])  # words before each token
+        columns["word_starts"] = _list_array(positions.astype(np.uint16), before[examples.offsets])
+    return pa.table(columns)
 
 
 def _from_table(table: pa.Table) -> Examples:
     columns = {name: table.column(name).combine_chunks() for name in table.column_names}
     input_ids, offsets = _flat(columns["input_ids"])
-    positions, masked_offsets = _flat(columns["masked_lm_positions"])
-    masked_ids, _ = _flat(columns["masked_lm_ids"])
+    masks = starts_word = None
+    if "masked_lm_positions" in columns:
+        positions, masked_offsets = _flat(columns["masked_lm_positions"])
+        original_ids, _ = _flat(columns["masked_lm_ids"])
+        masks = Masks(positions, original_ids, masked_offsets)
+    if "word_starts" in columns:
+        word_starts, word_offsets = _flat(columns["word_starts"])
+        starts_word = np.zeros(len(input_ids), dtype=bool)
+        starts_word[np.repeat(offsets[:-1], np.diff(word_offsets)) + word_starts] = True
+    labels = columns.get("next_sentence_label")
     return Examples(
         input_ids=input_ids,
         offsets=offsets,
         segment_b_start=columns["segment_b_start"].to_numpy(),
-        masked_lm_positions=positions,
-        masked_lm_ids=masked_ids,
-        masked_offsets=masked_offsets,
-        next_sentence_label=columns["next_sentence_label"].to_numpy(),
+        masks=masks,
+        next_sentence_label=None if labels is None else labels.to_numpy(),
+        starts_word=starts_word,
     )
 
 

@@ -10,6 +10,7 @@ medians, and the spread of the ratio between its quartiles.
 import argparse
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -79,12 +80,7 @@ def ours(
     tokens = choose_micro_batch_tokens(train, model, folder.max_seq_length, device)
     data = TrainingData(folder, seed=1, global_batch_size=examples, micro_batch_tokens=tokens)
     batch = data.global_batch(0)
-    batch = GlobalBatch(
-        [micro.to(device) for micro in batch.micro_batches],
-        batch.num_sequences,
-        batch.num_predictions,
-        batch.num_tokens,
-    )
+    batch = replace(batch, micro_batches=[micro.to(device) for micro in batch.micro_batches])
     optimizers, sums = make_optimizers(model, train), StepSums.zeros(device)
 
     def step() -> None:
@@ -130,6 +126,7 @@ def pad(micro: Batch, length: int) -> dict[str, Tensor]:
     mask[rows, columns] = 1
     masked = micro.masked_positions.cpu()
     labels[rows[masked], columns[masked]] = micro.masked_labels.cpu()
+    assert micro.next_sentence_labels is not None  # the peer has both losses
     return {
         "input_ids": input_ids,
         "token_type_ids": token_types,

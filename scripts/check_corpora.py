@@ -115,9 +115,10 @@ def label_from_form(data: Path) -> float:
     features, labels = [], []
     for record in folder.shards("train"):
         examples = read_shard(data, record)
-        ids = examples.input_ids.copy()
-        counts = np.diff(examples.masked_offsets)
-        ids[examples.masked_lm_positions + np.repeat(examples.offsets[:-1], counts)] = examples.masked_lm_ids
+        ids, masks = examples.input_ids.copy(), examples.masks
+        assert masks is not None
+        assert examples.next_sentence_label is not None
+        ids[masks.positions + np.repeat(examples.offsets[:-1], np.diff(masks.offsets))] = masks.original_ids
         first, last = examples.offsets[:-1], examples.offsets[1:]
         second = first + examples.segment_b_start
         lengths = [second - first - 2, last - second - 1, last - first]

@@ -129,7 +129,8 @@ MISTAKES = [
     ("data:\n  masked_lm_prob: 1.5\n", ["data.masked_lm_prob", "less than 1", ":2"]),
     ("data:\n  max_seq_length: 70000\n", ["data.max_seq_length", "65535", ":2"]),
     ("data:\n  whole_word_mask: maybe\n", ["data.whole_word_mask", "'maybe'", ":2"]),
-    ("data:\n  next_sentence: sop\n", ["data.next_sentence", "'nsp'", ":2"]),
+    ("data:\n  next_sentence: roberta\n", ["data.next_sentence", "'nsp'", ":2"]),
+    ("data:\n  word_segmenter: jieba\n", ["word_segmenter jieba needs whole_word_mask: true", ":2"]),
     (
         "model:\n  hidden_size: 100\n  num_attention_heads: 3\n",
         ["hidden_size 100", ":2 and", ":3"],

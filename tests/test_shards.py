@@ -13,36 +13,59 @@ from hypothesis import strategies as st
 
 from bert_pretrain import ragged
 from bert_pretrain.errors import DataError
-from bert_pretrain.examples import Examples, concatenate
+from bert_pretrain.examples import Examples, Masks, concatenate
 from bert_pretrain.shards import DataFolder, ShardRecord, content_hash, read_shard, write_shard
 
 
-def table(rows: int, seed: int = 0, dtype: type = np.uint16) -> Examples:
+def table(
+    rows: int,
+    seed: int = 0,
+    dtype: type = np.uint16,
+    *,
+    is_masked: bool = True,
+    has_labels: bool = True,
+    has_words: bool = False,
+) -> Examples:
     rng = np.random.default_rng(seed)
     offsets = ragged.offsets_of(rng.integers(5, 40, rows))
     masked_offsets = ragged.offsets_of(rng.integers(1, 5, rows))
+    masks = Masks(
+        rng.integers(0, 5, masked_offsets[-1]).astype(np.uint16),
+        rng.integers(0, np.iinfo(dtype).max, masked_offsets[-1]).astype(dtype),
+        masked_offsets,
+    )
     return Examples(
         input_ids=rng.integers(0, np.iinfo(dtype).max, offsets[-1]).astype(dtype),
         offsets=offsets,
         segment_b_start=rng.integers(2, 5, rows).astype(np.uint16),
-        masked_lm_positions=rng.integers(0, 5, masked_offsets[-1]).astype(np.uint16),
-        masked_lm_ids=rng.integers(0, np.iinfo(dtype).max, masked_offsets[-1]).astype(dtype),
-        masked_offsets=masked_offsets,
-        next_sentence_label=rng.integers(0, 2, rows).astype(np.uint8),
+        masks=masks if is_masked else None,
+        next_sentence_label=rng.integers(0, 2, rows).astype(np.uint8) if has_labels else None,
+        starts_word=rng.random(offsets[-1]) < 0.7 if has_words else None,
     )
 
 
+# What each objective keeps.
+KINDS = {
+    "pairs": {},
+    "full sentences": {"has_labels": False},
+    "masks drawn later": {"is_masked": False},
+    "masks drawn later over segmented words": {"is_masked": False, "has_words": True, "has_labels": False},
+}
+
+
 def assert_equal(first: Examples, second: Examples) -> None:
-    for name, column in vars(first).items():
-        other = getattr(second, name)
-        assert np.array_equal(column, other), name
-        assert column.dtype == other.dtype, name
+    ours, theirs = first.columns(), second.columns()
+    assert list(ours) == list(theirs)
+    for name, column in ours.items():
+        assert np.array_equal(column, theirs[name]), name
+        assert column.dtype == theirs[name].dtype, name
 
 
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("dtype", [np.uint16, np.uint32])
 @pytest.mark.parametrize("rows", [0, 1, 5000])
-def test_a_shard_comes_back_as_it_was_written(tmp_path: Path, rows: int, dtype: type) -> None:
-    examples = table(rows, dtype=dtype)
+def test_a_shard_comes_back_as_it_was_written(tmp_path: Path, rows: int, dtype: type, kind: str) -> None:
+    examples = table(rows, dtype=dtype, **KINDS[kind])
     record = write_shard(tmp_path, "train/00000.parquet", examples)
     assert (record.rows, record.tokens) == (rows, len(examples.input_ids))
     assert record.bytes == (tmp_path / record.path).stat().st_size
@@ -108,26 +131,41 @@ def test_another_format_version_is_refused(data_folder: Path, tmp_path: Path) ->
         DataFolder.open(folder)
 
 
-def test_the_content_hash_sees_every_column() -> None:
-    hashes = {content_hash(table(9))}
-    for name in vars(table(9)):
-        examples = table(9)
-        getattr(examples, name)[-1] += 1
+def test_what_an_objective_does_without_is_absent_on_disk(tmp_path: Path) -> None:
+    for kind, columns in (
+        ("full sentences", {"input_ids", "segment_b_start", "masked_lm_positions", "masked_lm_ids"}),
+        ("masks drawn later", {"input_ids", "segment_b_start", "next_sentence_label"}),
+        ("masks drawn later over segmented words", {"input_ids", "segment_b_start", "word_starts"}),
+    ):
+        write_shard(tmp_path, "a.parquet", table(3, **KINDS[kind]))
+        schema = pq.read_schema(tmp_path / "a.parquet")
+        assert set(schema.names) == columns
+        assert "word_starts" not in columns or str(schema.field("word_starts").type) == "list<element: uint16>"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_content_hash_sees_every_column(kind: str) -> None:
+    columns = table(9, **KINDS[kind]).columns()
+    hashes = {content_hash(table(9, **KINDS[kind]))}
+    for name in columns:
+        examples = table(9, **KINDS[kind])
+        examples.columns()[name][-1] ^= True
         hashes.add(content_hash(examples))
-    assert len(hashes) == 1 + len(vars(table(9)))
+    assert len(hashes) == 1 + len(columns)
 
 
-@given(st.lists(st.integers(0, 19), max_size=30), st.integers(0, 9))
-def test_chosen_examples_are_those_chosen(rows: list[int], seed: int) -> None:
-    examples = table(20, seed)
+@given(st.lists(st.integers(0, 19), max_size=30), st.integers(0, 9), st.sampled_from(list(KINDS.values())))
+def test_chosen_examples_are_those_chosen(rows: list[int], seed: int, kind: dict[str, bool]) -> None:
+    examples = table(20, seed, **kind)
     taken = examples.take(np.array(rows, dtype=np.int64))
     assert len(taken) == len(rows)
     for place, row in enumerate(rows):
         assert_equal(taken.take(np.array([place])), examples.take(np.array([row])))
 
 
-def test_joined_tables_hold_all_rows_in_order() -> None:
-    tables = [table(3, 1), table(0, 2), table(5, 3)]
+@pytest.mark.parametrize("kind", KINDS)
+def test_joined_tables_hold_all_rows_in_order(kind: str) -> None:
+    tables = [table(rows, seed, **KINDS[kind]) for seed, rows in enumerate((3, 0, 5))]
     joined = concatenate(tables)
     assert len(joined) == 8
     assert_equal(joined.take(np.arange(3)), tables[0])

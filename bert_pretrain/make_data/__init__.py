@@ -1,1 +1,1 @@
-"""Stage 2: raw text and a tokenizer to shards of sentence-pair examples."""
+"""Stage 2: raw text and a tokenizer to shards of examples."""

@@ -12,15 +12,16 @@ from typing import Any
 
 import numpy as np
 
-from bert_pretrain import ragged
 from bert_pretrain.config import DataConfig
 from bert_pretrain.errors import DataError, InputError
-from bert_pretrain.examples import Examples
 from bert_pretrain.files import read_json, write_json
 from bert_pretrain.make_data import pairs, summary
-from bert_pretrain.make_data.masking import MaskingRule, mask_examples
-from bert_pretrain.make_data.pairs import NUM_SPECIAL, Pairs
+from bert_pretrain.make_data.full_sentences import pack_sentences
+from bert_pretrain.make_data.layout import Layout, assemble, layout_of_pairs
+from bert_pretrain.make_data.pairs import NUM_SPECIAL
 from bert_pretrain.make_data.token_store import Text, TokenStore
+from bert_pretrain.make_data.windows import cut_whole_windows, cut_windows, spans_with_windows
+from bert_pretrain.masking import MaskingRule, mask_examples, masking_rule
 from bert_pretrain.rng import Permutation, stream
 from bert_pretrain.shards import write_shard
 from bert_pretrain.tokenizer import Tokenizer
@@ -29,7 +30,7 @@ MAX_PIECE_TOKENS = 1 << 15
 PIECES_PER_SHARD = 16
 SINGLE_SENTENCES_REMEDY = (
     "if blank lines stand between sentences rather than documents, set data.document_boundary=file; "
-    "if a line is a document, join related lines"
+    "if a line is a document, join related lines, or set data.next_sentence=none"
 )
 
 
@@ -93,12 +94,17 @@ class ShardTask:
     def name(self) -> str:
         return f"{self.split.name}/{self.number:05d}.parquet"
 
+    @property
+    def coordinates(self) -> dict[str, int | str]:
+        """What sets its random streams apart from those of other shards."""
+        return {"split": self.split.name, "shard": self.number}
+
 
 def plan_build(store: TokenStore, tokens: int, tokenizer: Tokenizer, output: Path, config: DataConfig) -> BuildPlan:
     """Set documents aside for validation and settle how many shards the copies fill.
 
     Args:
-        store: the token store, complete, of at least four documents, or two without a validation split.
+        store: the token store, complete, of enough documents for the objective.
         tokens: how many it holds.
         tokenizer: the one that made it, opened from a folder.
         output: the data folder.
@@ -149,12 +155,23 @@ def plan_build(store: TokenStore, tokens: int, tokenizer: Tokenizer, output: Pat
     )
 
 
+def documents_needed(config: DataConfig) -> int:
+    """Return how many documents a split needs: a random B comes from another document than A."""
+    return 2 if config.next_sentence == "nsp" else 1
+
+
 def num_held_out(store: TokenStore, config: DataConfig) -> int:
-    """Return how many documents go to validation: the fraction, but at least two that can give pairs."""
-    if not config.validation_fraction:
+    """Return how many documents go to validation: the fraction, but at least two, as many as the objective needs.
+
+    A single document is not divided; it is for training.
+    """
+    least = documents_needed(config)
+    most = store.num_documents - least
+    if not config.validation_fraction or most < least:
         return 0
-    most = store.num_documents - 2
     count = min(max(2, round(config.validation_fraction * store.num_documents)), most)
+    if config.next_sentence == "none":
+        return count
     order = split_order(store.num_documents, config)
     max_tokens = config.max_seq_length - NUM_SPECIAL
     pairable = 0
@@ -165,8 +182,8 @@ def num_held_out(store: TokenStore, config: DataConfig) -> int:
         is_pairable = np.zeros(len(numbers), dtype=bool)
         is_pairable[places] = (sentences > 1) | (tokens > max_tokens // 2)
         found = np.flatnonzero(is_pairable)
-        if pairable + len(found) >= 2:
-            return max(count, first + int(found[1 - pairable]) + 1)
+        if pairable + len(found) >= least:
+            return max(count, first + int(found[least - 1 - pairable]) + 1)
         pairable += len(found)
     return count
 
@@ -208,12 +225,25 @@ def build_shard(task: ShardTask) -> dict[str, Any]:
     if note.exists() and (plan.output / task.name).exists():
         found: dict[str, Any] = read_json(note)
         return found
-    coordinates: dict[str, int | str] = {"split": task.split.name, "shard": task.number}
+    rng = stream(config.seed, "pairs", **task.coordinates)
+    text, layout, drops = _OBJECTIVES[config.next_sentence](task, rng)
+    tokenizer, rule = _tables(plan.tokenizer, plan.tokenizer_hash, config)
+    examples = assemble(layout.take(rng.permutation(len(layout))), text, tokenizer)
+    if config.masking == "static" or task.split.name == "validation":
+        examples = mask_examples(examples, rule, stream(config.seed, "mask", **task.coordinates))
+    record = write_shard(plan.output, task.name, examples)
+    statistics = summary.measure(examples, tokenizer, config.max_seq_length)
+    result = {"record": record.as_json(), "statistics": statistics, "drops": dict(drops)}
+    write_json(note, result)
+    return result
+
+
+def _next_sentence_pairs(task: ShardTask, rng: np.random.Generator) -> tuple[Text, Layout, Counter[str]]:
+    """Half of the windows keep their B, half get one of another document (BERT)."""
+    plan, config = task.plan, task.plan.config
     for num_lenders in (0, 64, 4096):
         text, documents, num_own_spans = _read_text(task, num_lenders)
-        rng = stream(config.seed, "pairs", **coordinates)
-        windows, single_sentences = pairs.cut_windows(text, documents, plan.max_tokens, config.short_seq_prob, rng)
-        if len(np.unique(windows.document)) != 1:
+        if len(np.unique(documents[spans_with_windows(text, plan.max_tokens)])) != 1:
             break
     else:
         raise InputError(
@@ -222,27 +252,27 @@ def build_shard(task: ShardTask) -> dict[str, Any]:
             where=f"{plan.num_documents:,} documents",
             remedy=SINGLE_SENTENCES_REMEDY,
         )
+    windows, single = cut_windows(text, documents, plan.max_tokens, config.short_seq_prob, rng)
     num_own = int((windows.a_start < text.sentence_starts[text.span_sentences[num_own_spans]]).sum())
     dealt = pairs.deal_pairs(windows, plan.max_tokens, num_own, rng)
-    dealt = shuffled(dealt, rng)
-    tokenizer, rule = _tables(plan.tokenizer, plan.tokenizer_hash, config)
-    input_ids, offsets = assemble(dealt, text, tokenizer)
-    masks = mask_examples(input_ids, offsets, rule, stream(config.seed, "mask", **coordinates))
-    examples = Examples(
-        input_ids=masks.input_ids,
-        offsets=offsets,
-        segment_b_start=(dealt.a_lengths + 2).astype(np.uint16),
-        masked_lm_positions=masks.positions,
-        masked_lm_ids=masks.original_ids,
-        masked_offsets=masks.offsets,
-        next_sentence_label=dealt.labels,
-    )
-    record = write_shard(plan.output, task.name, examples)
-    statistics = summary.measure(examples, tokenizer, config.max_seq_length)
-    drops = Counter({"single_sentence_spans": single_sentences})
-    result = {"record": record.as_json(), "statistics": statistics, "drops": dict(drops)}
-    write_json(note, result)
-    return result
+    return text, layout_of_pairs(dealt), Counter({"single_sentence_spans": single})
+
+
+def _sentence_orders(task: ShardTask, rng: np.random.Generator) -> tuple[Text, Layout, Counter[str]]:
+    """Half of the windows are swapped (ALBERT)."""
+    plan = task.plan
+    text, documents, _ = _read_text(task, num_lenders=0)
+    windows, single = cut_whole_windows(text, documents, plan.max_tokens, plan.config.short_seq_prob, rng)
+    return text, layout_of_pairs(pairs.deal_orders(windows, rng)), Counter({"single_sentence_spans": single})
+
+
+def _full_sentences(task: ShardTask, rng: np.random.Generator) -> tuple[Text, Layout, Counter[str]]:
+    """No pairs: text in order, over the ends of documents (RoBERTa)."""
+    text, _, _ = _read_text(task, num_lenders=0)
+    return text, pack_sentences(text, task.plan.config.max_seq_length), Counter()
+
+
+_OBJECTIVES = {"nsp": _next_sentence_pairs, "sop": _sentence_orders, "none": _full_sentences}
 
 
 def _read_text(task: ShardTask, num_lenders: int) -> tuple[Text, np.ndarray, int]:
@@ -263,24 +293,6 @@ def _read_text(task: ShardTask, num_lenders: int) -> tuple[Text, np.ndarray, int
     return text, numbers, num_own
 
 
-def shuffled(dealt: Pairs, rng: np.random.Generator) -> Pairs:
-    """Return the pairs in random order."""
-    order = rng.permutation(len(dealt.labels))
-    return Pairs(**{name: column[order] for name, column in vars(dealt).items()})
-
-
-def assemble(dealt: Pairs, text: Text, tokenizer: Tokenizer) -> tuple[np.ndarray, np.ndarray]:
-    """Lay out `[CLS] A [SEP] B [SEP]` for every pair; returns flat ids and offsets."""
-    offsets = ragged.offsets_of(dealt.a_lengths + dealt.b_lengths + NUM_SPECIAL)
-    a_begins = offsets[:-1] + 1
-    b_begins = a_begins + dealt.a_lengths + 1
-    input_ids = np.full(offsets[-1], tokenizer.sep_id, dtype=text.ids.dtype)
-    input_ids[offsets[:-1]] = tokenizer.cls_id
-    input_ids[ragged.spans(a_begins, dealt.a_lengths)] = text.ids[ragged.spans(dealt.a_start, dealt.a_lengths)]
-    input_ids[ragged.spans(b_begins, dealt.b_lengths)] = text.ids[ragged.spans(dealt.b_start, dealt.b_lengths)]
-    return input_ids, offsets
-
-
 @lru_cache(maxsize=1)
 def _store(folder: Path, num_pieces: int) -> TokenStore:
     return TokenStore(folder, num_pieces)
@@ -292,17 +304,3 @@ def _tables(folder: Path, tokenizer_hash: str, config: DataConfig) -> tuple[Toke
     if tokenizer.hash != tokenizer_hash:
         raise DataError("the tokenizer changed while it was used", where=str(folder), remedy="run the command again")
     return tokenizer, masking_rule(tokenizer, config)
-
-
-def masking_rule(tokenizer: Tokenizer, config: DataConfig) -> MaskingRule:
-    """Return the rule that the configuration and vocabulary give."""
-    most = config.max_predictions_per_seq or -int(-config.masked_lm_prob * config.max_seq_length // 1)
-    return MaskingRule(
-        masked_lm_prob=config.masked_lm_prob,
-        max_predictions=most,
-        whole_word=config.whole_word_mask,
-        mask_id=tokenizer.mask_id,
-        special_ids=(tokenizer.cls_id, tokenizer.sep_id, tokenizer.pad_id),
-        replacement_ids=tokenizer.word_piece_ids,
-        is_subword=tokenizer.is_subword,
-    )

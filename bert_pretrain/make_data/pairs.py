@@ -1,39 +1,18 @@
-"""Next-sentence pairs (Devlin et al., 2018, section 3.1, task 2): windows of text, cut in A and B, half the Bs swapped.
+"""Pairs of A and B with labels that are dealt, not tossed, and cannot be told from mere form.
 
-Labels are dealt, not tossed, and cannot be told from mere form. Every window is cut and split before its label is
-known; then the windows are put in order of the form of their B, each two neighbours get one label of either kind, and
-those with label 1 exchange their Bs with others of the same form from other documents.
+Next sentence (Devlin et al., 2018, section 3.1, task 2): windows are put in order of the form of their B, each two
+neighbours get one label of either kind, and those with label 1 exchange their Bs with others of the same form from
+other documents. Sentence order (Lan et al., 2019, section 3.1): those with label 1 swap their own A and B.
 """
 
-import bisect
 from dataclasses import dataclass
 
 import numpy as np
 
-from bert_pretrain.make_data.token_store import Text, split_long
+from bert_pretrain.make_data.windows import Windows
 
 NUM_SPECIAL = 3  # [CLS] A [SEP] B [SEP]
 EXCHANGE_BLOCK = 64
-
-
-@dataclass(frozen=True)
-class Windows:
-    """Windows of text; all but `document` are places in `Text.ids`."""
-
-    document: np.ndarray  # (windows,) int64: which document it comes from
-    a_start: np.ndarray  # (windows,) int64
-    b_start: np.ndarray  # (windows,) int64: also where A ends
-    b_end: np.ndarray  # (windows,) int64
-    text_end: np.ndarray  # (windows,) int64: how far the text after B goes
-    is_cut: np.ndarray  # (windows,) bool: B was cut to fill the window; otherwise it ends where a sentence does
-    splits_sentence: np.ndarray  # (windows,) bool: A and B meet inside a sentence longer than half a window
-
-    def __len__(self) -> int:
-        return len(self.document)
-
-    @property
-    def b_lengths(self) -> np.ndarray:
-        return self.b_end - self.b_start
 
 
 @dataclass(frozen=True)
@@ -44,77 +23,9 @@ class Pairs:
     a_lengths: np.ndarray  # (pairs,) int64
     b_start: np.ndarray  # (pairs,) int64
     b_lengths: np.ndarray  # (pairs,) int64
-    labels: np.ndarray  # (pairs,) uint8: 0 = B follows A, 1 = B comes from another document
+    labels: np.ndarray  # (pairs,) uint8: 0 = B follows A; 1 = B comes from another document, or stands before A
     a_document: np.ndarray  # (pairs,) int64
     b_document: np.ndarray  # (pairs,) int64
-
-
-def cut_windows(
-    text: Text, documents: np.ndarray, max_tokens: int, short_seq_prob: float, rng: np.random.Generator
-) -> tuple[Windows, int]:
-    """Cut spans of text into windows of `max_tokens`, or of a random shorter target, and split each at a sentence end.
-
-    No text is passed over: a sentence that a window cut begins the next one, and a last sentence that is left alone is
-    taken together with the one before. A sentence longer than half a window is divided for the purpose.
-
-    Args:
-        text: the spans.
-        documents: the document of each span, (spans,).
-        max_tokens: tokens of A and B together at most.
-        short_seq_prob: the share of windows with a target between 2 and `max_tokens` (appendix A.2 of the paper trains
-            mostly on full windows; google-research/bert makes a tenth of them shorter).
-
-    Returns:
-        the windows, and the number of spans without any because they are a single sentence.
-    """
-    starts_array, first_pieces = split_long(text.sentence_starts, max_tokens // 2)
-    continues = np.ones(len(starts_array), dtype=bool)
-    continues[first_pieces[:-1]] = text.is_continuation
-    draws = len(starts_array) + len(documents)
-    is_short = rng.random(draws) < short_seq_prob
-    targets = np.where(is_short, rng.integers(2, max_tokens + 1, draws), max_tokens).tolist()
-    splits = rng.random(draws).tolist()
-    starts: list[int] = starts_array.tolist()
-    begins = first_pieces[text.span_sentences[:-1]].tolist()
-    owns = first_pieces[text.span_sentences[:-1] + text.span_own_sentences].tolist()
-    ends = first_pieces[text.span_sentences[1:]].tolist()
-    any_continues = bool(continues[:-1].any())
-    rows: list[tuple[int, int, int, int, int, bool, bool]] = []
-    single_sentences = 0
-    for span, (begin, own, last) in enumerate(zip(begins, owns, ends, strict=True)):
-        text_end = starts[last]
-        position = begin
-        if last - begin < 2:
-            single_sentences += 1
-            continue
-        while position < own:
-            if position + 1 == last:
-                position -= 1
-            draw = len(rows)
-            start = starts[position]
-            wanted = start + targets[draw]
-            end = min(max(wanted, starts[position + 2]), text_end)
-            after = bisect.bisect_left(starts, end, position + 2)  # the first sentence that begins at `end` or later
-            split = position + 1 + int(splits[draw] * (after - position - 1))
-            if any_continues and continues[split]:
-                whole = [place for place in range(position + 1, after) if not continues[place]]
-                split = whole[int(splits[draw] * len(whole))] if whole else split
-            is_cut = wanted == end and end < text_end
-            rows.append((span, start, starts[split], end, text_end, is_cut, bool(continues[split])))
-            if end == text_end:
-                break
-            position = after if starts[after] == end else after - 1
-    columns = np.array(rows, dtype=np.int64).reshape(-1, 7).T
-    windows = Windows(
-        documents[columns[0]],
-        columns[1],
-        columns[2],
-        columns[3],
-        columns[4],
-        columns[5].astype(bool),
-        columns[6].astype(bool),
-    )
-    return windows, single_sentences
 
 
 def deal_pairs(windows: Windows, max_tokens: int, num_own: int, rng: np.random.Generator) -> Pairs:
@@ -128,10 +39,7 @@ def deal_pairs(windows: Windows, max_tokens: int, num_own: int, rng: np.random.G
     form = 2 * windows.is_cut + windows.splits_sentence
     order = np.lexsort((rng.random(len(windows)), windows.b_lengths, form))
     own = order[order < num_own]
-    labels = np.zeros(len(windows), dtype=np.uint8)
-    coins = rng.integers(0, 2, (num_own + 1) // 2, dtype=np.uint8)
-    labels[own[0::2]] = coins
-    labels[own[1::2]] = 1 - coins[: num_own // 2]
+    labels = _deal_labels(len(windows), own, rng)
     partner = np.arange(len(windows))
     for kind in range(4):
         members = own[(labels[own] == 1) & (form[own] == kind)]
@@ -140,6 +48,32 @@ def deal_pairs(windows: Windows, max_tokens: int, num_own: int, rng: np.random.G
     if len(stuck):
         partner[stuck] = _borrow(stuck, order, form, windows.document, rng)
     return _pairs(windows, partner, labels, max_tokens, num_own, rng)
+
+
+def deal_orders(windows: Windows, rng: np.random.Generator) -> Pairs:
+    """Deal equally many labels 0 and 1 (±1), and swap A and B of the windows with label 1."""
+    a_lengths = windows.b_start - windows.a_start
+    order = np.lexsort((rng.random(len(windows)), a_lengths - windows.b_lengths))
+    labels = _deal_labels(len(windows), order, rng)
+    is_swapped = labels == 1
+    return Pairs(
+        a_start=np.where(is_swapped, windows.b_start, windows.a_start),
+        a_lengths=np.where(is_swapped, windows.b_lengths, a_lengths),
+        b_start=np.where(is_swapped, windows.a_start, windows.b_start),
+        b_lengths=np.where(is_swapped, a_lengths, windows.b_lengths),
+        labels=labels,
+        a_document=windows.document,
+        b_document=windows.document,
+    )
+
+
+def _deal_labels(number: int, order: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    """Return labels (number,) uint8 of which each two neighbours in `order` have one of either kind; others have 0."""
+    labels = np.zeros(number, dtype=np.uint8)
+    coins = rng.integers(0, 2, (len(order) + 1) // 2, dtype=np.uint8)
+    labels[order[0::2]] = coins
+    labels[order[1::2]] = 1 - coins[: len(order) // 2]
+    return labels
 
 
 def _exchange(members: np.ndarray, document: np.ndarray, rng: np.random.Generator) -> np.ndarray:

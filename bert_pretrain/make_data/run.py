@@ -1,4 +1,4 @@
-"""Stage 2, `make-data`: raw text and a tokenizer to shards of sentence-pair examples.
+"""Stage 2, `make-data`: raw text and a tokenizer to shards of examples.
 
 Text is tokenised once into the token store; shards are built from it; the manifest is written last. Whatever is on disk
 is not done again, so the same command continues after any interruption.
@@ -171,30 +171,35 @@ def build_shards(plan: BuildPlan, pool: Pool) -> dict[str, Any]:
     return {
         split.name: summary.join_split(
             [result for task, result in zip(tasks, results, strict=True) if task.split is split],
-            plan.config.max_seq_length,
+            plan.config,
         )
         for split in plan.splits
     }
 
 
 def check_corpus(corpus: dict[str, Any], config: DataConfig, sources: list[Source]) -> None:
-    """Refuse a corpus from which no honest next-sentence pairs can be made.
+    """Refuse a corpus without text, or one from which no honest next-sentence pairs can be made.
 
     Raises:
-        InputError: with the remedy, when there are too few documents or no text at all.
+        InputError: with the remedy.
     """
     where = ", ".join(source.location for source in sources[:3]) + (" …" if len(sources) > 3 else "")
     if corpus["tokens"] == 0:
         raise InputError("the inputs hold no text", where=where, remedy="give files with text in them")
-    needed = 4 if config.validation_fraction else 2
-    if corpus["documents"] < needed:
-        raise InputError(
-            f"the inputs hold {corpus['documents']} document(s); next-sentence prediction takes a random B from "
-            f"another document and needs at least {needed}",
-            where=where,
-            remedy="put a blank line between documents and set data.document_boundary=blank_line, or give each "
-            "document a file of its own",
-        )
+    per_split = build.documents_needed(config)
+    needed = 2 * per_split if config.validation_fraction else per_split
+    if corpus["documents"] >= needed:
+        return
+    if config.next_sentence != "nsp":
+        print("the inputs hold a single document, so nothing is held out for validation")
+        return
+    raise InputError(
+        f"the inputs hold {corpus['documents']} document(s); next-sentence prediction takes a random B from "
+        f"another document and needs at least {needed}",
+        where=where,
+        remedy="put a blank line between documents and set data.document_boundary=blank_line, give each document a "
+        "file of its own, or choose data.next_sentence=sop or none",
+    )
 
 
 def check_splits(splits: dict[str, Any], corpus: dict[str, Any], plan: BuildPlan) -> None:
@@ -210,6 +215,8 @@ def check_splits(splits: dict[str, Any], corpus: dict[str, Any], plan: BuildPlan
                 where=f"{corpus['documents']:,} documents, {corpus['sentences']:,} sentences",
                 remedy=build.SINGLE_SENTENCES_REMEDY,
             )
+    if plan.config.next_sentence == "none":
+        return
     single = splits["train"]["statistics"]["drops"].get("single_sentence_spans", 0)
     share = single / (corpus["documents"] * plan.config.dupe_factor)
     if corpus["median_sentences_per_document"] < 2 or share > 0.2:

@@ -9,41 +9,45 @@ from typing import Any
 
 import numpy as np
 
+from bert_pretrain.config import DataConfig
 from bert_pretrain.examples import Examples
 from bert_pretrain.tokenizer import Tokenizer
 
 HISTOGRAM_BINS = 16
+LABEL_SHARES = {"nsp": "is_next_share", "sop": "in_order_share"}
+"""What the share of the label 0 is called under each objective that has labels."""
 
 
 def measure(examples: Examples, tokenizer: Tokenizer, max_seq_length: int) -> dict[str, Any]:
-    """Return sums over a shard's examples, which add up over shards."""
-    counts = np.diff(examples.masked_offsets)
-    places = examples.masked_lm_positions + np.repeat(examples.offsets[:-1], counts)
-    shown = examples.input_ids[places]
-    is_mask = shown == tokenizer.mask_id
-    is_kept = shown == examples.masked_lm_ids
+    """Return sums over a shard's examples, which add up over shards; those of what it does without are absent."""
     bins, _ = np.histogram(examples.lengths, bins=HISTOGRAM_BINS, range=(0, max_seq_length))
-    return {
+    sums: dict[str, Any] = {
         "examples": len(examples),
         "tokens": len(examples.input_ids),
-        "maskable_tokens": len(examples.input_ids) - 3 * len(examples),
-        "masked_tokens": len(places),
-        "shown_as_mask": int(is_mask.sum()),
-        "shown_as_original": int((is_kept & ~is_mask).sum()),
-        "shown_as_random": int((~is_kept & ~is_mask).sum()),
-        "unk_tokens": int((_originals(examples, places) == tokenizer.unk_id).sum()),
-        "is_next": int((examples.next_sentence_label == 0).sum()),
+        "unk_tokens": int((examples.input_ids == tokenizer.unk_id).sum()),
         "length_histogram": bins.tolist(),
     }
+    if examples.next_sentence_label is not None:
+        sums["label_0"] = int((examples.next_sentence_label == 0).sum())
+    masks = examples.masks
+    if masks is not None:
+        shown = examples.input_ids[masks.positions + np.repeat(examples.offsets[:-1], np.diff(masks.offsets))]
+        is_mask = shown == tokenizer.mask_id
+        is_kept = shown == masks.original_ids
+        special = np.isin(examples.input_ids, np.array([tokenizer.cls_id, tokenizer.sep_id]))
+        sums["maskable_tokens"] = len(examples.input_ids) - int(special.sum())
+        sums["masked_tokens"] = len(shown)
+        sums["shown_as_mask"] = int(is_mask.sum())
+        sums["shown_as_original"] = int((is_kept & ~is_mask).sum())
+        sums["shown_as_random"] = int((~is_kept & ~is_mask).sum())
+        # What stands there now is a mask or a word piece; what stood there counts.
+        sums["unk_tokens"] += int((masks.original_ids == tokenizer.unk_id).sum()) - int(
+            (shown == tokenizer.unk_id).sum()
+        )
+    return sums
 
 
-def _originals(examples: Examples, places: np.ndarray) -> np.ndarray:
-    originals = examples.input_ids.copy()
-    originals[places] = examples.masked_lm_ids
-    return originals
-
-
-def join_split(results: Iterable[dict[str, Any]], max_seq_length: int) -> dict[str, Any]:
+def join_split(results: Iterable[dict[str, Any]], config: DataConfig) -> dict[str, Any]:
     """Join what the shards of one split report to its entry in the manifest."""
     results = list(results)
     sums: Counter[str] = Counter()
@@ -54,21 +58,26 @@ def join_split(results: Iterable[dict[str, Any]], max_seq_length: int) -> dict[s
         histogram += np.array(statistics.pop("length_histogram"))
         sums.update(statistics)
         drops.update(result["drops"])
-    masked, examples, tokens = sums["masked_tokens"], sums["examples"], sums["tokens"]
+    examples, tokens = sums["examples"], sums["tokens"]
+    shares = {
+        "mean_length_tokens": _share(tokens, examples),
+        "padding_share_at_max_seq_length": 1 - _share(tokens, examples * config.max_seq_length),
+    }
+    if "label_0" in sums:
+        shares[LABEL_SHARES[config.next_sentence]] = _share(sums["label_0"], examples)
+    if "masked_tokens" in sums:
+        masked = sums["masked_tokens"]
+        shares["masked_share"] = _share(masked, sums["maskable_tokens"])
+        for shown in ("mask", "random", "original"):
+            shares[f"masked_shown_as_{shown}_share"] = _share(sums[f"shown_as_{shown}"], masked)
     return {
         "rows": examples,
         "tokens": tokens,
         "shards": [result["record"] for result in results],
         "statistics": {
-            "mean_length_tokens": _share(tokens, examples),
-            "padding_share_at_max_seq_length": 1 - _share(tokens, examples * max_seq_length),
-            "is_next_share": _share(sums["is_next"], examples),
-            "masked_share": _share(masked, sums["maskable_tokens"]),
-            "masked_shown_as_mask_share": _share(sums["shown_as_mask"], masked),
-            "masked_shown_as_random_share": _share(sums["shown_as_random"], masked),
-            "masked_shown_as_original_share": _share(sums["shown_as_original"], masked),
+            **shares,
             "unk_share": _share(sums["unk_tokens"], tokens),
-            "length_histogram": {"bin_edges": _edges(max_seq_length), "examples": histogram.tolist()},
+            "length_histogram": {"bin_edges": _edges(config.max_seq_length), "examples": histogram.tolist()},
             "drops": {reason: count for reason, count in sorted(drops.items()) if count},
         },
     }
@@ -110,18 +119,37 @@ def describe(manifest: dict[str, Any]) -> str:
     lines = []
     for name, split in manifest["splits"].items():
         figures = split["statistics"]
+        labels = [
+            f"{share.removesuffix('_share').replace('_', '-')} {figures[share]:.2%}"
+            for share in LABEL_SHARES.values()
+            if share in figures
+        ]
         lines += [
             f"{name:<11}{split['rows']:>12,} examples in {len(split['shards'])} shards, {split['tokens']:,} tokens, "
             f"{figures['mean_length_tokens']:.1f} an example",
-            f"{'':<11}is-next {figures['is_next_share']:.2%} · masked {figures['masked_share']:.2%} "
-            f"(shown as [MASK] {figures['masked_shown_as_mask_share']:.1%}, random "
-            f"{figures['masked_shown_as_random_share']:.1%}, original {figures['masked_shown_as_original_share']:.1%})"
-            f" · [UNK] {figures['unk_share']:.3%} · padding saved {figures['padding_share_at_max_seq_length']:.1%}",
+            f"{'':<11}"
+            + " · ".join(
+                [
+                    *labels,
+                    _describe_masks(figures),
+                    f"[UNK] {figures['unk_share']:.3%}",
+                    f"padding saved {figures['padding_share_at_max_seq_length']:.1%}",
+                ]
+            ),
         ]
         lines += [f"{'':<11}dropped: {count:,} {reason}" for reason, count in figures["drops"].items()]
     corpus = manifest["corpus"]["repairs_and_drops"]
     lines += [f"{'corpus':<11}{count:,} {reason.replace('_', ' ')}" for reason, count in corpus.items()]
     return "\n".join(lines)
+
+
+def _describe_masks(figures: dict[str, Any]) -> str:
+    if "masked_share" not in figures:
+        return "masks drawn in training"
+    return (
+        f"masked {figures['masked_share']:.2%} (shown as [MASK] {figures['masked_shown_as_mask_share']:.1%}, random "
+        f"{figures['masked_shown_as_random_share']:.1%}, original {figures['masked_shown_as_original_share']:.1%})"
+    )
 
 
 def _share(part: float, whole: float) -> float:

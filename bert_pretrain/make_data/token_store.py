@@ -65,6 +65,7 @@ class Piece:
     sentence_offsets: np.ndarray
     is_continuation: np.ndarray
     document_offsets: np.ndarray
+    continues_word: np.ndarray | None
 
 
 @dataclass(frozen=True)
@@ -76,6 +77,7 @@ class Text:
     is_continuation: np.ndarray  # (sentences,) bool: begins inside a sentence that was too long
     span_sentences: np.ndarray  # (spans + 1,) int64: the sentences of each span
     span_own_sentences: np.ndarray  # (spans,) int64: how many of them belong to the span; the rest is look-ahead
+    continues_word: np.ndarray | None = None  # (tokens,) bool: continues the word before, by a segmenter; None without
 
 
 class TokenStore:
@@ -88,9 +90,13 @@ class TokenStore:
     @cached_property
     def pieces(self) -> list[Piece]:
         names = ("ids", "sentence_offsets", "is_continuation", "document_offsets")
+        folders = [piece_folder(self.folder, number) for number in range(self.num_pieces)]
         return [
-            Piece(*(np.load(piece_folder(self.folder, number) / f"{name}.npy", mmap_mode="r") for name in names))
-            for number in range(self.num_pieces)
+            Piece(
+                **{name: np.load(folder / f"{name}.npy", mmap_mode="r") for name in names},
+                continues_word=_load_if_there(folder / "continues_word.npy"),
+            )
+            for folder in folders
         ]
 
     @cached_property
@@ -131,18 +137,21 @@ class TokenStore:
             self._locate(int(number), int(part), int(of), look_ahead_tokens)
             for number, part, of in zip(numbers, parts, of_parts, strict=True)
         ]
-        ids, lengths, continuations = [], [], []
+        ids, lengths, continuations, continued_words = [], [], [], []
         for piece, first, _, last in found:
             offsets = piece.sentence_offsets[first : last + 1]
             ids.append(piece.ids[offsets[0] : offsets[-1]])
             lengths.append(np.diff(offsets))
             continuations.append(piece.is_continuation[first:last])
+            if piece.continues_word is not None:
+                continued_words.append(piece.continues_word[offsets[0] : offsets[-1]])
         return Text(
             ids=np.concatenate(ids),
             sentence_starts=ragged.offsets_of(np.concatenate(lengths)),
             is_continuation=np.concatenate(continuations),
             span_sentences=ragged.offsets_of(np.array([last - first for _, first, _, last in found])),
             span_own_sentences=np.array([own - first for _, first, own, _ in found]),
+            continues_word=np.concatenate(continued_words) if continued_words else None,
         )
 
     def _locate(self, number: int, part: int, of: int, look_ahead_tokens: int) -> tuple[Piece, int, int, int]:
@@ -159,6 +168,10 @@ class TokenStore:
         ahead = piece.sentence_offsets[own] + look_ahead_tokens
         last = min(end, begin + int(np.searchsorted(offsets, ahead)) + 1)
         return piece, first, own, max(last, own)
+
+
+def _load_if_there(path: Path) -> np.ndarray | None:
+    return np.load(path, mmap_mode="r") if path.exists() else None
 
 
 def piece_folder(store: Path, number: int) -> Path:

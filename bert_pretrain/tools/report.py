@@ -82,6 +82,9 @@ def _draw_panel(
                 colour = f"C{number}" if len(runs) > 1 else ("C0" if name == training else "C1")
                 steps, values = zip(*points, strict=True)
                 axes.plot(steps, values, style, label=prefix + label, color=colour, linewidth=width, markersize=4)
+    if not axes.has_data():  # without pairs there is no next sentence
+        axes.set_axis_off()
+        return
     axes.set(title=title, xlabel="step", ylabel=unit)
     axes.grid(alpha=0.3)
     axes.legend()

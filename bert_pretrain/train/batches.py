@@ -2,6 +2,7 @@
 
 A global batch is a pure function of (data folder, seed, step), so a run resumes by naming a step: only the shards that
 hold its examples are read. Each epoch visits the shards in a new order and the rows of each shard in a new order.
+Masks that no shard holds are drawn for a whole shard when an epoch opens it, so no step has a say in them.
 """
 
 import queue
@@ -17,6 +18,7 @@ from torch import Tensor
 
 from bert_pretrain import ragged, rng
 from bert_pretrain.examples import Examples, concatenate
+from bert_pretrain.masking import mask_examples, masking_rule
 from bert_pretrain.shards import DataFolder, read_shard
 
 OPEN_SHARDS = 4
@@ -35,7 +37,7 @@ class Batch:
     cu_seqlens: Tensor  # (sequences + 1,) int32
     masked_positions: Tensor  # (masked,) int64: indices into the packed tokens
     masked_labels: Tensor  # (masked,) int64
-    next_sentence_labels: Tensor  # (sequences,) int64: 0 where B follows A, 1 where not
+    next_sentence_labels: Tensor | None  # (sequences,) int64: 0 where B follows A, 1 where not; None without pairs
     max_seqlen: int
     sum_squared_lengths: int
     """Over its sequences; what attention costs."""
@@ -46,7 +48,7 @@ class Batch:
 
     @property
     def num_sequences(self) -> int:
-        return self.next_sentence_labels.shape[0]
+        return self.cu_seqlens.shape[0] - 1
 
     @property
     def num_predictions(self) -> int:
@@ -75,32 +77,40 @@ class GlobalBatch:
 
     micro_batches: list[Batch]
     num_sequences: int
+    num_pairs: int
+    """Sequences with a next-sentence label: all of them, or none."""
     num_predictions: int
     num_tokens: int
 
 
 class ShardCache:
-    """The shards of one split, read and checked when first needed, a few of them kept."""
+    """The shards of the training split with their masks, read and checked when first needed, a few of them kept."""
 
-    def __init__(self, data: DataFolder, split: str) -> None:
-        self.records = data.shards(split)
+    def __init__(self, data: DataFolder, seed: int) -> None:
+        self.records = data.shards("train")
         self._folder = data.path
-        self._open: dict[int, Examples] = {}
+        self._seed = seed
+        self._rule = masking_rule(data.tokenizer(), data.config) if data.config.masking == "dynamic" else None
+        self._open: dict[tuple[int, int], Examples] = {}
 
-    def __getitem__(self, index: int) -> Examples:
-        """Return a shard's examples.
+    def get(self, epoch: int, index: int) -> Examples:
+        """Return a shard's examples, with the masks of an epoch where none are stored.
 
         Raises:
             DataError: when its bytes are not those the manifest names.
         """
-        if index in self._open:
-            self._open[index] = self._open.pop(index)  # the last one used goes to the end
+        key = (0 if self._rule is None else epoch, index)
+        if key in self._open:
+            self._open[key] = self._open.pop(key)  # the last one used goes to the end
         else:
             examples = read_shard(self._folder, self.records[index])
+            if self._rule is not None:
+                generator = rng.stream(self._seed, "mask", epoch=epoch, shard=index)
+                examples = mask_examples(examples, self._rule, generator)
             while len(self._open) >= OPEN_SHARDS:
                 del self._open[next(iter(self._open))]
-            self._open[index] = examples
-        return self._open[index]
+            self._open[key] = examples
+        return self._open[key]
 
 
 class TrainingData:
@@ -115,7 +125,7 @@ class TrainingData:
         self.global_batch_size = global_batch_size
         self.micro_batch_tokens = micro_batch_tokens
         self._seed = seed
-        self._shards = ShardCache(data, "train")
+        self._shards = ShardCache(data, seed)
         self._shard_rows = np.array([record.rows for record in self._shards.records], dtype=np.int64)
 
     def global_batch(self, step: int) -> GlobalBatch:
@@ -129,7 +139,7 @@ class TrainingData:
         while remaining:
             epoch, position = divmod(first, self.num_rows)
             count = min(remaining, self.num_rows - position)
-            parts += [self._shards[shard].take(rows) for shard, rows in self._rows(epoch, position, count)]
+            parts += [self._shards.get(epoch, shard).take(rows) for shard, rows in self._rows(epoch, position, count)]
             first, remaining = first + count, remaining - count
         return cut(concatenate(parts), self.micro_batch_tokens)
 
@@ -154,9 +164,8 @@ class TrainingData:
 
 def evaluation_batches(data: DataFolder, split: str, micro_batch_tokens: int) -> Iterator[Batch]:
     """Yield a whole split in micro-batches, with its stored masks."""
-    shards = ShardCache(data, split)
-    for index in range(len(shards.records)):
-        yield from cut(shards[index], micro_batch_tokens).micro_batches
+    for record in data.shards(split):
+        yield from cut(read_shard(data.path, record), micro_batch_tokens).micro_batches
 
 
 def cut(examples: Examples, micro_batch_tokens: int) -> GlobalBatch:
@@ -172,23 +181,26 @@ def cut(examples: Examples, micro_batch_tokens: int) -> GlobalBatch:
         end = max(begin + 1, int(np.searchsorted(examples.offsets, limit, side="right")) - 1)
         micro_batches.append(pack(examples.take(np.arange(begin, end))))
         begin = end
-    return GlobalBatch(micro_batches, len(examples), len(examples.masked_lm_ids), len(examples.input_ids))
+    num_pairs = 0 if examples.next_sentence_label is None else len(examples)
+    num_predictions = sum(batch.num_predictions for batch in micro_batches)
+    return GlobalBatch(micro_batches, len(examples), num_pairs, num_predictions, len(examples.input_ids))
 
 
 def pack(examples: Examples) -> Batch:
-    """Lay examples end to end as one packed batch; at least one."""
-    lengths = examples.lengths
+    """Lay examples end to end as one packed batch; at least one, and with masks."""
+    assert examples.masks is not None
+    lengths, masks, labels = examples.lengths, examples.masks, examples.next_sentence_label
     position_ids = ragged.positions_within(examples.offsets)
     segment_b_start = np.repeat(examples.segment_b_start, lengths)
-    masked_starts = np.repeat(examples.offsets[:-1], np.diff(examples.masked_offsets))
+    masked_starts = np.repeat(examples.offsets[:-1], np.diff(masks.offsets))
     return Batch(
         input_ids=_int64(examples.input_ids),
         token_type_ids=_int64(position_ids >= segment_b_start),
         position_ids=_int64(position_ids),
         cu_seqlens=torch.from_numpy(examples.offsets.astype(np.int32)),
-        masked_positions=_int64(masked_starts + examples.masked_lm_positions),
-        masked_labels=_int64(examples.masked_lm_ids),
-        next_sentence_labels=_int64(examples.next_sentence_label),
+        masked_positions=_int64(masked_starts + masks.positions),
+        masked_labels=_int64(masks.original_ids),
+        next_sentence_labels=None if labels is None else _int64(labels),
         max_seqlen=int(lengths.max()),
         sum_squared_lengths=int((lengths.astype(np.int64) ** 2).sum()),
     )

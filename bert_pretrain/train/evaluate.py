@@ -20,8 +20,9 @@ def evaluate(model: Path, data: Path, *, config: TrainConfig, split: str = "vali
     """Measure a model folder on a data folder.
 
     Returns:
-        `mlm_loss` (nats a predicted token), `mlm_accuracy`, `mlm_perplexity`, `nsp_loss` (nats a pair), `nsp_accuracy`,
-        and the numbers of `examples` and `predictions` behind them.
+        `mlm_loss` (nats a predicted token), `mlm_accuracy`, `mlm_perplexity`, `nsp_loss` (nats a pair) and
+        `nsp_accuracy` (both of the sentence order where that is what the data asks; absent where examples are no
+        pairs), and the numbers of `examples` and `predictions` behind them.
 
     Raises:
         DataError: when the model and the data do not fit each other, or the split is empty.
@@ -34,6 +35,12 @@ def evaluate(model: Path, data: Path, *, config: TrainConfig, split: str = "vali
             f"{data} has no examples in its split '{split}'",
             where="--data",
             remedy="make the data with a validation_fraction above 0",
+        )
+    if split == "train" and folder.config.masking == "dynamic":
+        raise DataError(
+            "the training examples hold no masks; they are drawn in training",
+            where=f"--data {data}",
+            remedy="evaluate on the validation split",
         )
     device = hardware.choose_device(config.device)
     dtype = hardware.choose_precision(config.precision, device).dtype
@@ -64,13 +71,14 @@ def evaluate_batches(
     was_training = model.training
     model.eval()
     totals = torch.zeros(4, dtype=torch.float64, device=device)
-    examples = predictions = 0
+    examples = pairs = predictions = 0
     with torch.autocast(device.type, dtype, enabled=dtype != torch.float32):
         for batch in batches:
             sums = pretraining_loss(model, batch.to(device))
             figures = (sums.mlm_loss, sums.mlm_correct, sums.nsp_loss, sums.nsp_correct)
             totals += torch.stack([figure.double() for figure in figures])
             examples += batch.num_sequences
+            pairs += 0 if batch.next_sentence_labels is None else batch.num_sequences
             predictions += batch.num_predictions
     model.train(was_training)
     mlm_loss, mlm_correct, nsp_loss, nsp_correct = totals.tolist()
@@ -78,8 +86,7 @@ def evaluate_batches(
         "mlm_loss": mlm_loss / predictions,
         "mlm_accuracy": mlm_correct / predictions,
         "mlm_perplexity": math.exp(min(mlm_loss / predictions, 700.0)),
-        "nsp_loss": nsp_loss / examples,
-        "nsp_accuracy": nsp_correct / examples,
+        **({"nsp_loss": nsp_loss / pairs, "nsp_accuracy": nsp_correct / pairs} if pairs else {}),
         "examples": examples,
         "predictions": predictions,
     }

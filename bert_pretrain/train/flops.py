@@ -2,7 +2,7 @@
 
 Only real tokens count, forward and backward: 6 a weight and token for the layers, 12 · length · hidden a layer and
 token for attention, 6 a weight for the masked-language-model head at predicted tokens and for pooler and next-sentence
-head at sequences. Padding, look-ups in embeddings and anything recomputed count as nothing.
+head at sequence pairs. Padding, look-ups in embeddings and anything recomputed count as nothing.
 """
 
 import re
@@ -42,7 +42,7 @@ def batch_flops(batch: GlobalBatch, model: ModelConfig, vocab_size: int) -> floa
         6 * layers * layer_weights * batch.num_tokens
         + 12 * layers * hidden * sum_squared_lengths
         + 6 * (hidden * hidden + hidden * vocab_size) * batch.num_predictions
-        + 6 * (hidden * hidden + 2 * hidden) * batch.num_sequences
+        + 6 * (hidden * hidden + 2 * hidden) * batch.num_pairs
     )
 
 

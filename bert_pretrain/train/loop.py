@@ -119,7 +119,7 @@ def _evaluate(state: TrainState, plan: Plan, log: MetricsFile, evaluate: Callabl
         return
     figures = evaluate()
     names = ("mlm_loss", "mlm_accuracy", "nsp_loss", "nsp_accuracy")
-    line = {"step": state.progress.step, **{f"validation_{name}": figures[name] for name in names}}
+    line = {"step": state.progress.step, **{f"validation_{name}": figures.get(name) for name in names}}
     log.write(line)
     tqdm.write(metrics.console_line(line, plan.steps))
 

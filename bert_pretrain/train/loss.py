@@ -31,17 +31,17 @@ class LossSums:
     """Sums over a micro-batch, each a scalar on the model's device."""
 
     mlm_loss: Tensor  # over predicted tokens, nats
-    nsp_loss: Tensor  # over sequences, nats
+    nsp_loss: Tensor  # over pairs, nats; 0 without pairs
     mlm_correct: Tensor
     nsp_correct: Tensor
 
-    def mean(self, num_predictions: int, num_sequences: int) -> Tensor:
+    def mean(self, num_predictions: int, num_pairs: int) -> Tensor:
         """Return the part of the loss that this micro-batch adds to a global batch of the given numbers."""
-        return self.mlm_loss / max(num_predictions, 1) + self.nsp_loss / num_sequences
+        return self.mlm_loss / max(num_predictions, 1) + self.nsp_loss / max(num_pairs, 1)
 
 
 def pretraining_loss(model: BertForPreTraining, batch: Batch) -> LossSums:
-    """Run the model on one micro-batch and return the sums of both losses."""
+    """Run the model on one micro-batch and return the sums of both losses, or of the one there is without pairs."""
     features, nsp_logits = model(
         batch.input_ids,
         batch.token_type_ids,
@@ -52,6 +52,8 @@ def pretraining_loss(model: BertForPreTraining, batch: Batch) -> LossSums:
     )
     weight, bias = model.embeddings.word_embeddings.weight, model.mlm_head.bias
     mlm_loss, mlm_correct = masked_lm_loss(features, weight, bias, batch.masked_labels)
+    if batch.next_sentence_labels is None:
+        return LossSums(mlm_loss, torch.zeros_like(mlm_loss), mlm_correct, torch.zeros_like(mlm_correct))
     nsp_logits = nsp_logits.float()
     nsp_loss = F.cross_entropy(nsp_logits, batch.next_sentence_labels, reduction="sum")
     nsp_correct = (nsp_logits.argmax(dim=1) == batch.next_sentence_labels).sum()

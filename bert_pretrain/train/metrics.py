@@ -27,7 +27,8 @@ def peak_memory_bytes(device: torch.device) -> int:
 def training_line(state: TrainState, *, rate: float, epoch: float, peak: float | None) -> dict[str, Any]:
     """Return the line of `metrics.jsonl` for the interval that ends here, which waits for the device.
 
-    Losses, accuracies, the gradient's norm and the rates are means over the interval. Skipped steps have none.
+    Losses, accuracies, the gradient's norm and the rates are means over the interval. Skipped steps have none; the
+    next-sentence figures (for sentence order too) are None where examples are no pairs.
 
     Args:
         state: after the interval's last step.
@@ -47,8 +48,8 @@ def training_line(state: TrainState, *, rate: float, epoch: float, peak: float |
         "loss": _ratio(sums.loss, updates),
         "mlm_loss": _ratio(sums.mlm_loss, sums.predictions),
         "mlm_accuracy": _ratio(sums.mlm_correct, sums.predictions),
-        "nsp_loss": _ratio(sums.nsp_loss, sums.sequences),
-        "nsp_accuracy": _ratio(sums.nsp_correct, sums.sequences),
+        "nsp_loss": _ratio(sums.nsp_loss, sums.pairs),
+        "nsp_accuracy": _ratio(sums.nsp_correct, sums.pairs),
         "learning_rate": rate,
         "grad_norm": _ratio(sums.grad_norm, updates),
         "examples_per_second": interval.examples / seconds,
@@ -69,21 +70,23 @@ def console_line(line: dict[str, Any], steps: int) -> str:
     """Return a line of `metrics.jsonl` for people: aligned, with units."""
     head = f"step {line['step']:>{len(str(steps))}}/{steps}"
     if "validation_mlm_loss" in line:
-        return (
-            f"{head}  validation  mlm {line['validation_mlm_loss']:7.4f} nats "
-            f"{line['validation_mlm_accuracy']:6.2%}  nsp {line['validation_nsp_loss']:6.4f} nats "
-            f"{line['validation_nsp_accuracy']:6.2%}"
-        )
+        return f"{head}  validation  {_losses(line, 'validation_')}"
     if line["loss"] is None:
         return f"{head}  all {line['skipped_steps']} steps skipped: gradients were not finite"
     text = (
-        f"{head}  loss {line['loss']:7.4f}  mlm {line['mlm_loss']:7.4f} nats {line['mlm_accuracy']:6.2%}"
-        f"  nsp {line['nsp_loss']:6.4f} nats {line['nsp_accuracy']:6.2%}  lr {line['learning_rate']:.2e}"
+        f"{head}  loss {line['loss']:7.4f}  {_losses(line)}  lr {line['learning_rate']:.2e}"
         f"  norm {line['grad_norm']:6.3f}  {line['examples_per_second']:7.1f} examples/s"
         f"  {line['tokens_per_second']:9,.0f} tokens/s"
     )
     text += f"  MFU {line['mfu']:5.1%}" if line["mfu"] is not None else ""
     return text + (f"  {line['skipped_steps']} skipped" if line["skipped_steps"] else "")
+
+
+def _losses(line: dict[str, Any], prefix: str = "") -> str:
+    text = f"mlm {line[f'{prefix}mlm_loss']:7.4f} nats {line[f'{prefix}mlm_accuracy']:6.2%}"
+    if line[f"{prefix}nsp_loss"] is None:
+        return text
+    return f"{text}  nsp {line[f'{prefix}nsp_loss']:6.4f} nats {line[f'{prefix}nsp_accuracy']:6.2%}"
 
 
 def bar_text(line: dict[str, Any]) -> str:

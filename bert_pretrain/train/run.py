@@ -44,6 +44,13 @@ FREE_SETTINGS = {
     "log_every", "eval_every", "save_every", "keep_checkpoints",
 }  # fmt: skip
 
+OBJECTIVES = {
+    "nsp": "masked words and next sentence",
+    "sop": "masked words and sentence order (in the figures by the names of next sentence)",
+    "none": "masked words alone; pooler and next-sentence head stay untrained",
+}
+MASKING = {"static": "stored in the data", "dynamic": "drawn anew in every epoch"}
+
 
 def train(
     config: Config,
@@ -242,6 +249,9 @@ def _make_state(
             if names:
                 print(f"  {what}: {', '.join(names)}")
     model.to(setting.device)
+    if folder.config.next_sentence == "none":  # no loss reaches these two; they stay as they are
+        model.pooler.requires_grad_(False)
+        model.nsp_head.requires_grad_(False)
     loss_scale = LossScale.start(setting.device) if setting.precision.name == "fp16" else None
     state = TrainState.start(model, make_optimizers(model, config.train), loss_scale)
     if latest is not None:
@@ -272,6 +282,7 @@ def _describe(
     print(
         f"data       {rows:,} examples of {tokens / rows:.1f} tokens on average, "
         f"{folder.rows('validation'):,} held out\n"
+        f"objective  {OBJECTIVES[folder.config.next_sentence]}, masks {MASKING[folder.config.masking]}\n"
         f"model      {sum(parameter.numel() for parameter in state.model.parameters()):,} parameters\n"
         f"device     {setting.device}" + (f", {threads} threads" if setting.device.type == "cpu" else "") + "\n"
         f"precision  {setting.precision.name} ({setting.precision.reason})\n"

@@ -48,7 +48,7 @@ class StepSums:
     mlm_correct: float
     nsp_correct: float
     predictions: float
-    sequences: float
+    pairs: float
     skipped: float
     loss: float
     grad_norm: float

@@ -78,7 +78,7 @@ def train_step(
         for number, micro_batch in enumerate(batch.micro_batches):
             torch.manual_seed(rng.torch_seed(seed, "dropout", step=step, micro_batch=number))
             part = pretraining_loss(model, micro_batch)
-            (part.mean(batch.num_predictions, batch.num_sequences) * scale).backward()  # type: ignore[no-untyped-call]
+            (part.mean(batch.num_predictions, batch.num_pairs) * scale).backward()  # type: ignore[no-untyped-call]
             parts.append(part)
     gradients = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
     norm = torch.nn.utils.get_total_norm(gradients) / scale
@@ -100,8 +100,8 @@ def _figures(parts: list[LossSums], batch: GlobalBatch, norm: Tensor) -> Tensor:
             torch.stack([getattr(part, name).double() for part in parts]).sum()
             for name in ("mlm_loss", "nsp_loss", "mlm_correct", "nsp_correct")
         )
-        loss = mlm_loss / max(batch.num_predictions, 1) + nsp_loss / batch.num_sequences
-        counts = torch.tensor([batch.num_predictions, batch.num_sequences, 0.0], dtype=torch.float64)
+        loss = mlm_loss / max(batch.num_predictions, 1) + nsp_loss / max(batch.num_pairs, 1)
+        counts = torch.tensor([batch.num_predictions, batch.num_pairs, 0.0], dtype=torch.float64)
         measured = torch.stack([mlm_loss, nsp_loss, mlm_correct, nsp_correct])
         return torch.cat([measured, counts.to(norm.device, non_blocking=True), torch.stack([loss, norm.double()])])
 

@@ -61,8 +61,9 @@ class Numbered:
 def originals(examples: Examples) -> np.ndarray:
     """Return the ids before masking, (tokens,)."""
     ids = examples.input_ids.copy()
-    rows = np.repeat(np.arange(len(examples)), np.diff(examples.masked_offsets))
-    ids[examples.offsets[rows] + examples.masked_lm_positions] = examples.masked_lm_ids
+    if examples.masks is not None:
+        rows = np.repeat(np.arange(len(examples)), np.diff(examples.masks.offsets))
+        ids[examples.offsets[rows] + examples.masks.positions] = examples.masks.original_ids
     return ids
 
 

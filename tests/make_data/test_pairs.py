@@ -8,8 +8,9 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from bert_pretrain import ragged
-from bert_pretrain.make_data.pairs import cut_windows, deal_pairs
+from bert_pretrain.make_data.pairs import deal_pairs
 from bert_pretrain.make_data.token_store import Text, split_long
+from bert_pretrain.make_data.windows import cut_windows
 
 
 def text_of(documents: list[list[int]]) -> Text:

@@ -13,7 +13,7 @@ import torch
 
 from bert_pretrain import manifest, ragged
 from bert_pretrain.config import Config
-from bert_pretrain.examples import Examples
+from bert_pretrain.examples import Examples, Masks
 from bert_pretrain.shards import write_shard
 from bert_pretrain.tokenizer import Tokenizer
 
@@ -54,9 +54,11 @@ def make_examples(rows: int, generator: np.random.Generator, max_seq_length: int
         input_ids=np.concatenate(columns["ids"]).astype(np.uint16),
         offsets=ragged.offsets_of(np.array([len(ids) for ids in columns["ids"]])),
         segment_b_start=np.array(columns["starts"], dtype=np.uint16),
-        masked_lm_positions=np.concatenate(columns["positions"]).astype(np.uint16),
-        masked_lm_ids=np.concatenate(columns["labels"]).astype(np.uint16),
-        masked_offsets=ragged.offsets_of(np.array([len(positions) for positions in columns["positions"]])),
+        masks=Masks(
+            np.concatenate(columns["positions"]).astype(np.uint16),
+            np.concatenate(columns["labels"]).astype(np.uint16),
+            ragged.offsets_of(np.array([len(positions) for positions in columns["positions"]])),
+        ),
         next_sentence_label=next_sentence_label.astype(np.uint8),
     )
 

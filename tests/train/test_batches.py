@@ -49,10 +49,10 @@ def test_packing_keeps_every_example(examples: Callable[..., Any]) -> None:
         assert batch.position_ids[begin:end].tolist() == list(range(length))
         b_start = int(table.segment_b_start[row])
         assert batch.token_type_ids[begin:end].tolist() == [0] * b_start + [1] * (length - b_start)
-        mask = slice(table.masked_offsets[row], table.masked_offsets[row + 1])
+        mask = slice(table.masks.offsets[row], table.masks.offsets[row + 1])
         inside = (batch.masked_positions >= begin) & (batch.masked_positions < end)
-        assert (batch.masked_positions[inside] - begin).tolist() == table.masked_lm_positions[mask].tolist()
-        assert batch.masked_labels[inside].tolist() == table.masked_lm_ids[mask].tolist()
+        assert (batch.masked_positions[inside] - begin).tolist() == table.masks.positions[mask].tolist()
+        assert batch.masked_labels[inside].tolist() == table.masks.original_ids[mask].tolist()
     assert (batch.input_ids[batch.masked_positions] == 103).all()
     assert batch.next_sentence_labels.tolist() == table.next_sentence_label.tolist()
 

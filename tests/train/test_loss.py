@@ -72,7 +72,7 @@ def test_four_micro_batches_of_eight_equal_one_of_thirty_two(
         model.zero_grad()
         total = torch.zeros(())
         for micro in batch.micro_batches:
-            part = pretraining_loss(model, micro).mean(batch.num_predictions, batch.num_sequences)
+            part = pretraining_loss(model, micro).mean(batch.num_predictions, batch.num_pairs)
             part.backward()
             total = total + part.detach()
         results.append((len(numbers), total, {name: p.grad.clone() for name, p in model.named_parameters()}))

@@ -21,7 +21,7 @@ def test_flops_are_those_of_real_tokens(examples: Callable[..., Any]) -> None:
     expected = (
         6 * weights * len(table.input_ids)
         + 12 * 3 * 8 * (table.lengths**2).sum()
-        + 6 * (8 * 8 + 8 * 150) * len(table.masked_lm_ids)
+        + 6 * (8 * 8 + 8 * 150) * len(table.masks.positions)
         + 6 * (8 * 8 + 16) * 9
     )
     for budget in (10_000, 60):

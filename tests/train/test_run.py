@@ -437,7 +437,7 @@ def test_a_tiny_run_learns(tiny: Tiny, new_data_folder: Callable[..., Path], tmp
     )
     train(config, data, tmp_path / "run")
     folder = DataFolder.open(data)
-    labels = np.concatenate([read_shard(data, record).masked_lm_ids for record in folder.shards("train")])
+    labels = np.concatenate([read_shard(data, record).masks.original_ids for record in folder.shards("train")])
     shares = np.bincount(labels) / len(labels)
     unigram_entropy = -float((shares[shares > 0] * np.log(shares[shares > 0])).sum())
     last = metrics(tmp_path / "run")[-1]

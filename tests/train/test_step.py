@@ -66,10 +66,10 @@ def test_a_step_that_is_not_finite_changes_nothing_and_is_counted(
     assert equal(snapshot(state), before)
     sums = StepSums(*state.sums.tolist())
     assert sums.skipped == 1
-    assert sums.sequences == 20  # of the first step alone
+    assert sums.pairs == 20  # of the first step alone
     step(state, examples(20), 2)
     assert not equal(snapshot(state), before)
-    assert StepSums(*state.sums.tolist()).sequences == 40
+    assert StepSums(*state.sums.tolist()).pairs == 40
 
 
 def test_fp16_with_a_loss_scale_trains_and_recovers_from_an_overflow(

@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bert_pretrain import ragged
-from bert_pretrain.make_data.masking import MaskingRule, Masks, mask_examples
+from bert_pretrain.examples import Examples, Masks
+from bert_pretrain.masking import MaskingRule, mask_examples
 
 PAD, CLS, SEP, MASK, UNUSED, UNK = range(6)
 FIRST_PIECE, NUM_IDS = 6, 1006
@@ -30,6 +31,17 @@ def table(lengths: list[int], seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
         split = int(rng.integers(0, length + 1))
         rows.append(np.concatenate([[CLS], pieces[:split], [SEP], pieces[split:], [SEP]]))
     return np.concatenate(rows).astype(np.uint16), ragged.offsets_of(np.array([len(row) for row in rows]))
+
+
+def mask(
+    input_ids: np.ndarray, offsets: np.ndarray, rule: MaskingRule, seed: int, starts_word: np.ndarray | None = None
+) -> tuple[np.ndarray, Masks]:
+    """The ids with masks in place, and the masks."""
+    examples = Examples(input_ids, offsets, np.zeros(len(offsets) - 1, np.uint16), starts_word=starts_word)
+    masked = mask_examples(examples, rule, np.random.default_rng(seed))
+    assert masked.masks is not None
+    assert masked.starts_word is None
+    return masked.input_ids, masked.masks
 
 
 def places_of(masks: Masks, offsets: np.ndarray) -> np.ndarray:
@@ -58,13 +70,13 @@ def test_masks_are_in_order_reversible_and_never_on_special_tokens(
 ) -> None:
     input_ids, offsets = table(lengths, seed)
     before = input_ids.copy()
-    masks = mask_examples(input_ids, offsets, rule(probability, most, whole_word), np.random.default_rng(seed))
+    shown_ids, masks = mask(input_ids, offsets, rule(probability, most, whole_word), seed)
     assert np.array_equal(input_ids, before)
     places = places_of(masks, offsets)
     assert len(set(places.tolist())) == len(places)
     assert not np.isin(before[places], (CLS, SEP, PAD)).any()
     assert np.array_equal(before[places], masks.original_ids)
-    restored = masks.input_ids.copy()
+    restored = shown_ids.copy()
     restored[places] = masks.original_ids
     assert np.array_equal(restored, before)
     counts = np.diff(masks.offsets)
@@ -85,8 +97,8 @@ def within(successes: int, trials: int, share: float) -> bool:
 @pytest.mark.parametrize("whole_word", [False, True])
 def test_eighty_ten_ten_and_replacements_are_real_pieces(whole_word: bool) -> None:
     input_ids, offsets = table([100] * 4000)
-    masks = mask_examples(input_ids, offsets, rule(whole_word=whole_word), np.random.default_rng(1))
-    shown = masks.input_ids[places_of(masks, offsets)]
+    shown_ids, masks = mask(input_ids, offsets, rule(whole_word=whole_word), 1)
+    shown = shown_ids[places_of(masks, offsets)]
     is_mask = shown == MASK
     is_same = shown == masks.original_ids
     trials = len(shown)
@@ -101,7 +113,7 @@ def test_eighty_ten_ten_and_replacements_are_real_pieces(whole_word: bool) -> No
 
 def test_every_place_is_masked_equally_often() -> None:
     input_ids, offsets = table([20] * 20_000)
-    masks = mask_examples(input_ids, offsets, rule(), np.random.default_rng(2))
+    _, masks = mask(input_ids, offsets, rule(), 2)
     rows = np.repeat(np.arange(20_000), np.diff(masks.offsets))
     # The number of the masked token among the maskable ones of its example.
     maskable = ~np.isin(input_ids, (CLS, SEP))
@@ -115,7 +127,7 @@ def test_every_place_is_masked_equally_often() -> None:
 @given(LENGTHS, st.integers(0, 1000))
 def test_whole_word_masking_masks_whole_words(lengths: list[int], seed: int) -> None:
     input_ids, offsets = table(lengths, seed)
-    masks = mask_examples(input_ids, offsets, rule(whole_word=True), np.random.default_rng(seed))
+    _, masks = mask(input_ids, offsets, rule(whole_word=True), seed)
     for row, length in enumerate(lengths):
         example = input_ids[offsets[row] : offsets[row + 1]]
         chosen = set(masks.positions[masks.offsets[row] : masks.offsets[row + 1]].tolist())
@@ -132,7 +144,7 @@ def test_whole_word_masking_masks_whole_words(lengths: list[int], seed: int) -> 
 
 def test_whole_words_come_near_to_the_share_asked() -> None:
     input_ids, offsets = table([100] * 2000)
-    masks = mask_examples(input_ids, offsets, rule(whole_word=True), np.random.default_rng(3))
+    _, masks = mask(input_ids, offsets, rule(whole_word=True), 3)
     assert 0.145 < len(masks.positions) / (100 * 2000) <= 0.15
 
 
@@ -140,11 +152,11 @@ def test_many_examples_are_masked_as_few_are() -> None:
     """Work is done in batches of rows; no example falls between them."""
     lengths = [int(value) for value in np.random.default_rng(4).integers(1, 30, 5000)]
     input_ids, offsets = table(lengths)
-    counts = np.diff(mask_examples(input_ids, offsets, rule(), np.random.default_rng(5)).offsets)
+    counts = np.diff(mask(input_ids, offsets, rule(), 5)[1].offsets)
     assert counts.tolist() == [max(1, round(0.15 * length)) for length in lengths]
 
 
 def test_no_examples_have_no_masks() -> None:
-    masks = mask_examples(np.zeros(0, np.uint16), np.zeros(1, np.int64), rule(), np.random.default_rng(0))
-    assert len(masks.positions) == len(masks.input_ids) == 0
+    shown_ids, masks = mask(np.zeros(0, np.uint16), np.zeros(1, np.int64), rule(), 0)
+    assert len(masks.positions) == len(shown_ids) == 0
     assert masks.offsets.tolist() == [0]

@@ -5,11 +5,14 @@ Of the maskable tokens (all but [CLS], [SEP] and [PAD]) 15 %, rounded, at least 
 80/10/10 is drawn for each piece on its own, as BERT's authors do.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from bert_pretrain import ragged
+from bert_pretrain.config import DataConfig
+from bert_pretrain.examples import Examples, Masks
+from bert_pretrain.tokenizer import Tokenizer
 
 _ROWS_AT_ONCE = 2048
 
@@ -30,28 +33,35 @@ class MaskingRule:
     """Whether an id continues a word, (vocab_size,) bool."""
 
 
-@dataclass(frozen=True)
-class Masks:
-    """The outcome for a table of examples."""
+def masking_rule(tokenizer: Tokenizer, config: DataConfig) -> MaskingRule:
+    """Return the rule that the configuration and vocabulary give."""
+    most = config.max_predictions_per_seq or -int(-config.masked_lm_prob * config.max_seq_length // 1)
+    return MaskingRule(
+        masked_lm_prob=config.masked_lm_prob,
+        max_predictions=most,
+        whole_word=config.whole_word_mask,
+        mask_id=tokenizer.mask_id,
+        special_ids=(tokenizer.cls_id, tokenizer.sep_id, tokenizer.pad_id),
+        replacement_ids=tokenizer.word_piece_ids,
+        is_subword=tokenizer.is_subword,
+    )
 
-    input_ids: np.ndarray  # (tokens,) with replacements in place
-    positions: np.ndarray  # (masked,) uint16, ascending within an example
-    original_ids: np.ndarray  # (masked,)
-    offsets: np.ndarray  # (examples + 1,) int64
 
+def mask_examples(examples: Examples, rule: MaskingRule, rng: np.random.Generator) -> Examples:
+    """Choose and replace tokens of unmasked examples; returns the masked ones, which no longer say where words start.
 
-def mask_examples(input_ids: np.ndarray, offsets: np.ndarray, rule: MaskingRule, rng: np.random.Generator) -> Masks:
-    """Choose and replace tokens of examples given as flat ids (tokens,) and offsets (examples + 1,)."""
+    Words begin where `examples.starts_word` says so or, where it is None, at every piece that continues none.
+    """
+    input_ids, offsets = examples.input_ids, examples.offsets
     maskable = ~np.isin(input_ids, np.array(rule.special_ids, dtype=input_ids.dtype))
+    starts_word = ~rule.is_subword[input_ids] if examples.starts_word is None else examples.starts_word
     choose = _choose_words if rule.whole_word else _choose_tokens
-    num_rows = len(offsets) - 1
     chosen_positions, chosen_counts = [], []
-    for first in range(0, num_rows, _ROWS_AT_ONCE):
-        rows = slice(first, min(first + _ROWS_AT_ONCE, num_rows))
+    for first in range(0, len(examples), _ROWS_AT_ONCE):
+        rows = slice(first, min(first + _ROWS_AT_ONCE, len(examples)))
         span = slice(offsets[rows.start], offsets[rows.stop])
         local = offsets[rows.start : rows.stop + 1] - offsets[rows.start]
-        starts_word = maskable[span] & ~rule.is_subword[input_ids[span]]
-        positions, counts = choose(maskable[span], starts_word, local, rule, rng)
+        positions, counts = choose(maskable[span], maskable[span] & starts_word[span], local, rule, rng)
         chosen_positions.append(positions)
         chosen_counts.append(counts)
     positions = np.concatenate([np.zeros(0, dtype=np.int64), *chosen_positions])
@@ -60,7 +70,8 @@ def mask_examples(input_ids: np.ndarray, offsets: np.ndarray, rule: MaskingRule,
     originals = input_ids[places]
     replaced = input_ids.copy()
     replaced[places] = _replacements(originals, rule, rng)
-    return Masks(replaced, positions.astype(np.uint16), originals, masked_offsets)
+    masks = Masks(positions.astype(np.uint16), originals, masked_offsets)
+    return replace(examples, input_ids=replaced, masks=masks, starts_word=None)
 
 
 def num_to_mask(maskable: np.ndarray, rule: MaskingRule) -> np.ndarray:
