@@ -18,6 +18,7 @@ from bert_pretrain.executor import Pool, open_pool, run_all
 from bert_pretrain.files import exclusive, remove_temporaries
 from bert_pretrain.make_data import build, summary, token_store
 from bert_pretrain.make_data.build import BuildPlan, ShardTask
+from bert_pretrain.make_data.dataset_card import write_dataset_card
 from bert_pretrain.make_data.ingest import ingest as ingest_part
 from bert_pretrain.make_data.token_store import TokenStore
 from bert_pretrain.manifest import Progress
@@ -82,6 +83,7 @@ def make_data(
                     )  # so that the mended command finds the folder free
                 raise
         tokenizer.save(output / "tokenizer")
+        write_dataset_card(output, list(splits))
         body = {
             "config": {"data": config.data.model_dump(mode="json")},
             "seed": config.data.seed,
