@@ -9,10 +9,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from bert_pretrain import documents
 from bert_pretrain.errors import InputError
 from bert_pretrain.examples import Examples
-from bert_pretrain.make_data.run import ingest, make_data
-from bert_pretrain.make_data.token_store import piece_folder
+from bert_pretrain.make_data.ingest import ingest
+from bert_pretrain.make_data.run import make_data
+from bert_pretrain.make_data.token_store import piece_folder, store_key
 from bert_pretrain.shards import DataFolder, read_shard
 from bert_pretrain.sources import resolve
 from bert_pretrain.tokenizer import Tokenizer
@@ -256,10 +258,11 @@ def test_masks_drawn_later_leave_the_examples_as_they_are(small) -> None:
 def segmented(numbered):
     """A corpus whose token store says that words of the corpus are pairs: every odd token continues a word."""
     corpus = numbered(lengths(60, 60, (2, 20), (3, 15)))
-    config = corpus.config().data
-    stores = corpus.folder / ".token-store"
-    _, store = ingest(resolve([str(corpus.text)], config), Tokenizer.load(corpus.vocab), config, stores, workers=1)
-    piece = piece_folder(store.folder, 0)
+    config, tokenizer = corpus.config().data, Tokenizer.load(corpus.vocab)
+    (source,) = resolve([str(corpus.text)], config)
+    piece = piece_folder(corpus.folder / ".token-store" / store_key([source], tokenizer, config), 0)
+    (part,) = documents.cut(source)
+    ingest(part, piece, tokenizer, config)
     np.save(piece / "continues_word.npy", np.load(piece / "ids.npy") % 2 == 1)
     return corpus
 
