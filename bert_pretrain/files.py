@@ -20,6 +20,7 @@ from typing import Any, BinaryIO, cast
 from bert_pretrain.errors import DataError, InputError, OutputError
 
 LOCK = ".lock"
+CHECKSUMS = "checksums.json"
 COMPRESSIONS = (".gz", ".bz2", ".xz", ".zst")
 
 
@@ -172,6 +173,29 @@ def sha256_file(path: Path) -> str:
     """Return the SHA-256 of a file's bytes in hexadecimal."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def seal_folder(folder: Path) -> None:
+    """Write down the size and SHA-256 of every file in a folder, so that damage can be found later."""
+    files = sorted(path for path in folder.iterdir() if path.is_file())
+    sums = {path.name: {"bytes": path.stat().st_size, "sha256": sha256_file(path)} for path in files}
+    write_json(folder / CHECKSUMS, sums)
+
+
+def damage_of_folder(folder: Path) -> str | None:
+    """Return what has happened to a sealed folder, reading all of it; None if it is as it was sealed."""
+    try:
+        for name, sums in read_json(folder / CHECKSUMS).items():
+            size = (folder / name).stat().st_size
+            if size != sums["bytes"]:
+                return f"{name} has {size:,} bytes instead of {sums['bytes']:,}"
+            if sha256_file(folder / name) != sums["sha256"]:
+                return f"the SHA-256 of {name} is not what it was"
+    except FileNotFoundError as error:
+        return f"{Path(error.filename).name} is missing"
+    except (DataError, OSError, AttributeError, TypeError, KeyError) as error:
+        return str(error).partition("\n")[0]
+    return None
 
 
 def move_aside(folder: Path) -> Path:

@@ -21,6 +21,7 @@ from bert_pretrain.errors import InputError
 from bert_pretrain.files import COMPRESSIONS, is_url, open_input
 
 FORMATS = {".txt": "txt", ".jsonl": "jsonl", ".json": "jsonl", ".ndjson": "jsonl", ".parquet": "parquet", ".csv": "csv"}
+DATASET = "dataset:"
 SUPPORTED = f"{', '.join(FORMATS)}, each also {', '.join(COMPRESSIONS)}, or a folder saved by datasets"
 # What reading damaged files raises; not all decompressors keep to OSError.
 READ_ERRORS = (OSError, EOFError, ValueError, zlib.error, lzma.LZMAError)
@@ -56,11 +57,34 @@ class Source:
     @property
     def absolute(self) -> "Source":
         """The same input, named so that a process elsewhere on this file system finds it."""
-        prefix, rest = ("dataset:", self.location[8:]) if self.location.startswith("dataset:") else ("", self.location)
-        name = re.split("[:@]", rest, maxsplit=1)[0] if prefix else rest
-        if is_url(self.location) or (prefix and not Path(name).is_dir()):
-            return self
-        return replace(self, location=prefix + os.path.abspath(name) + rest[len(name) :])
+        if self.format != "dataset":
+            return self if is_url(self.location) else replace(self, location=os.path.abspath(self.location))
+        folder = _dataset_folder(self.location)
+        begin = len(DATASET) if self.location.startswith(DATASET) else 0
+        rest = self.location[begin + len(folder) :]
+        return replace(self, location=self.location[:begin] + os.path.abspath(folder) + rest) if folder else self
+
+    def check_unchanged(self) -> None:
+        """Make sure that a local file or folder still is what it was when it was resolved.
+
+        Raises:
+            InputError: when it is not, or is gone.
+        """
+        try:
+            if self.format == "dataset":
+                now = _dataset_source(self.location)
+            elif self.is_local:
+                now = _file_source(Path(self.location))
+            else:
+                return
+        except (OSError, InputError):
+            now = None
+        if now is None or (now.size, now.version) != (self.size, self.version):
+            raise InputError(
+                "the input changed while it was read",
+                where=self.location,
+                remedy="run the command again when it rests",
+            )
 
     @property
     def is_plain_local(self) -> bool:
@@ -87,7 +111,7 @@ def resolve(inputs: Sequence[str], config: DataConfig) -> list[Source]:
 
 
 def _resolve_one(item: str) -> list[Source]:
-    if item.startswith("dataset:"):
+    if item.startswith(DATASET):
         return [_dataset_source(item)]
     if is_url(item):
         return _resolve_url(item)
@@ -141,8 +165,15 @@ def _resolve_url(url: str) -> list[Source]:
 
 
 def _dataset_source(item: str) -> Source:
-    folder = Path(item.removeprefix("dataset:").partition("@")[0])
-    return Source(item, "dataset", None, _folder_version(folder) if folder.is_dir() else "")
+    folder = _dataset_folder(item)
+    return Source(item, "dataset", None, _folder_version(Path(folder)) if folder else "")
+
+
+def _dataset_folder(location: str) -> str:
+    """Return the local folder that a `dataset:` name or a saved dataset is in, "" for a name on the hub."""
+    name = location.removeprefix(DATASET)
+    found = (name, name.partition("@")[0], re.split("[:@]", name, maxsplit=1)[0])
+    return next((folder for folder in found if folder and Path(folder).is_dir()), "")
 
 
 def _folder_version(folder: Path) -> str:

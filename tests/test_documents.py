@@ -435,12 +435,12 @@ def test_the_identity_of_an_input_follows_its_content_not_its_place(tmp_path: Pa
 
 def test_an_input_can_be_named_from_elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write(tmp_path / "a.txt", as_txt(TEXTS))
-    (tmp_path / "saved").mkdir()
+    (tmp_path / "data").mkdir()
     monkeypatch.chdir(tmp_path)
     (file,) = resolve(["a.txt"], BY_BLANK_LINES)
-    (folder,) = resolve(["dataset:saved:part@train"], BY_BLANK_LINES)
+    (folder,) = resolve(["dataset:./data:part@train"], BY_BLANK_LINES)
     (name,) = resolve(["dataset:org/name@train"], BY_BLANK_LINES)
     assert file.absolute.location == str(tmp_path / "a.txt")
     assert file.absolute.identity == file.identity
-    assert folder.absolute.location == f"dataset:{tmp_path / 'saved'}:part@train"
+    assert folder.absolute.location == f"dataset:{tmp_path / 'data'}:part@train"
     assert name.absolute == name

@@ -15,7 +15,7 @@ from bert_pretrain import documents, ragged
 from bert_pretrain.config import DataConfig
 from bert_pretrain.documents import Part
 from bert_pretrain.encoder import Encoder
-from bert_pretrain.files import atomic_folder, read_json, write_json
+from bert_pretrain.files import atomic_folder, read_json, seal_folder, write_json
 from bert_pretrain.make_data import segmenter
 from bert_pretrain.make_data.sentences import SentenceSplitter
 from bert_pretrain.make_data.token_store import split_long
@@ -30,6 +30,7 @@ def ingest(part: Part, folder: Path, tokenizer: Tokenizer, config: DataConfig) -
     if not (folder / "summary.json").exists():
         with atomic_folder(folder) as temporary:
             _write_piece(part, temporary, tokenizer, config)
+            seal_folder(temporary)
     summary: dict[str, Any] = read_json(folder / "summary.json")
     return summary
 

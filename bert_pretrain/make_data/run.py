@@ -15,7 +15,7 @@ from bert_pretrain.config import Config, DataConfig
 from bert_pretrain.documents import Part
 from bert_pretrain.errors import InputError
 from bert_pretrain.executor import Pool, open_pool, run_all
-from bert_pretrain.files import exclusive, remove_temporaries
+from bert_pretrain.files import damage_of_folder, exclusive, remove_temporaries
 from bert_pretrain.make_data import build, summary, token_store
 from bert_pretrain.make_data.build import BuildPlan, ShardTask
 from bert_pretrain.make_data.dataset_card import write_dataset_card
@@ -107,8 +107,19 @@ class _IngestTask:
     config: DataConfig
 
 
-def _ingest_task(task: _IngestTask) -> dict[str, Any]:
-    return ingest_part(task.part, task.folder, Tokenizer.load(task.tokenizer), task.config)
+def _ingest_task(task: _IngestTask) -> tuple[dict[str, Any], str | None]:
+    """Fill one piece of the store unless it is there undamaged; returns its summary, and the damage found."""
+    damage = damage_of_folder(task.folder) if task.folder.exists() else None
+    if damage:
+        shutil.rmtree(task.folder)
+    task.part.source.check_unchanged()
+    summary = ingest_part(task.part, task.folder, Tokenizer.load(task.tokenizer), task.config)
+    try:
+        task.part.source.check_unchanged()
+    except InputError:
+        shutil.rmtree(task.folder)
+        raise
+    return summary, damage
 
 
 def ingest(
@@ -130,17 +141,18 @@ def ingest(
             for number, part in enumerate(parts)
         ]
         weights = [float(part.num_bytes) for part in parts]
-        pieces = run_all(_ingest_task, tasks, workers=pool, description="tokenise", unit="B", weights=weights)
+        results = run_all(_ingest_task, tasks, workers=pool, description="tokenise", unit="B", weights=weights)
         remove_temporaries(folder)  # of workers that were killed while we were not
-    for source in sources:
-        if source.is_local and not is_unchanged(source):
-            shutil.rmtree(folder)
-            raise InputError(
-                "the input changed while it was read",
-                where=source.location,
-                remedy="run the command again when it rests",
-            )
-    corpus = summary.join_corpus(pieces)
+    try:
+        for source in sources:
+            source.check_unchanged()
+    except InputError:
+        shutil.rmtree(folder)
+        raise
+    for task, (_, damage) in zip(tasks, results, strict=True):
+        if damage:
+            print(f"the token store was damaged, {task.folder}: {damage}; tokenised anew: {task.part.name}")
+    corpus = summary.join_corpus(piece for piece, _ in results)
     size = sum(file.stat().st_size for file in folder.rglob("*.npy"))
     layouts = sorted({f"documents end at {source.boundary}, sentences by {source.splitter}" for source in sources})
     print(
@@ -149,15 +161,6 @@ def ingest(
         f"[UNK] {corpus['unk_share']:.3%}\n{'; '.join(layouts)}\ntoken store: {folder} ({size / 1e6:.1f} MB)"
     )
     return corpus, TokenStore(folder, len(parts))
-
-
-def is_unchanged(source: Source) -> bool:
-    """Whether a local file still is what it was when it was resolved."""
-    try:
-        status = Path(source.location).stat()
-    except OSError:
-        return False
-    return (status.st_size, f"mtime:{status.st_mtime_ns}") == (source.size, source.version)
 
 
 def build_shards(plan: BuildPlan, pool: Pool) -> dict[str, Any]:
