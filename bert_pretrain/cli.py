@@ -116,6 +116,9 @@ def make_data(
     store: Annotated[Path | None, typer.Option("--store", help="Where tokenised text is kept for other runs.")] = None,
     strict: Strict = False,
     overwrite: Overwrite = False,
+    verify: Annotated[
+        bool, typer.Option("--verify", help="Check every byte of a finished output, not only sizes and footers.")
+    ] = False,
 ) -> None:
     """Make sentence-pair examples with masks, in shards.
 
@@ -123,7 +126,17 @@ def make_data(
     """
     run_make_data = _load("bert_pretrain.make_data.run", "make_data")
     loaded = _load_config(config, settings, {"data.strict": ("--strict", strict or None)})
-    run_make_data(loaded, inputs, vocab, output, workers=workers, scheduler=scheduler, store=store, overwrite=overwrite)
+    run_make_data(
+        loaded,
+        inputs,
+        vocab,
+        output,
+        workers=workers,
+        scheduler=scheduler,
+        store=store,
+        overwrite=overwrite,
+        verify=verify,
+    )
 
 
 @app.command()

@@ -68,6 +68,8 @@ def claim(folder: Path, kind: str, identity: Mapping[str, Any], *, overwrite: bo
                     where=str(folder / name),
                     remedy="name another --output, undo the change, or add --overwrite (the old folder is moved aside)",
                 )
+            if progress is Progress.COMPLETE:
+                (folder / PARTIAL).unlink(missing_ok=True)  # of a command killed at its very end
             return progress
     raise OutputError(
         f"{folder} already holds something else: {', '.join(present[:5])}{' …' if len(present) > 5 else ''}",

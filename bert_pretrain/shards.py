@@ -25,7 +25,7 @@ from bert_pretrain.tokenizer import Tokenizer
 ROW_GROUP_ROWS = 4096
 MASKING_KEYS = {"max_seq_length", "masked_lm_prob", "max_predictions_per_seq", "whole_word_mask"}
 """What decides, beside the tokenizer, which masks are drawn of given examples."""
-REMAKE = "run the make-data command again with --overwrite: equal inputs give equal bytes, and the text stays tokenised"
+REMAKE = "run the make-data command that wrote it again, with --verify: it rebuilds damaged and missing shards alone"
 
 
 @dataclass(frozen=True)
@@ -84,7 +84,7 @@ class DataFolder:
             raise DataError(
                 "the tokenizer in the data folder is not the one that made the data",
                 where=str(self.path / "tokenizer"),
-                remedy="restore that folder, or make the data again",
+                remedy="run the make-data command that wrote it again: it restores that folder",
             )
         return tokenizer
 
@@ -141,15 +141,8 @@ def read_shard(folder: Path, record: ShardRecord) -> Examples:
     Raises:
         DataError: when the file is missing, or its bytes are not those the manifest names.
     """
-    path = folder / record.path
-    check_footer(folder, record)
-    if sha256_file(path) != record.sha256:
-        raise DataError(
-            f"the shard {record.path} is damaged: its SHA-256 is not the one in the manifest",
-            where=str(path),
-            remedy=REMAKE,
-        )
-    return _from_table(pq.read_table(path, use_threads=False))
+    _refuse_damage(folder, record, damage_of(folder, record, whole=True))
+    return _from_table(pq.read_table(folder / record.path, use_threads=False))
 
 
 def check_footer(folder: Path, record: ShardRecord) -> None:
@@ -158,25 +151,36 @@ def check_footer(folder: Path, record: ShardRecord) -> None:
     Raises:
         DataError: when they differ or the file is missing.
     """
+    _refuse_damage(folder, record, damage_of(folder, record, whole=False))
+
+
+def damage_of(folder: Path, record: ShardRecord, *, whole: bool) -> str | None:
+    """Return how a shard's file differs from its record, None if it does not.
+
+    Args:
+        folder: the data folder.
+        record: what the file should be.
+        whole: compare the SHA-256 of all bytes, not only size and number of rows.
+    """
     path = folder / record.path
-    if not path.is_file():
-        raise DataError(f"the shard {record.path} is missing", where=str(folder), remedy=REMAKE)
-    if path.stat().st_size != record.bytes:
-        raise DataError(
-            f"the shard {record.path} has {path.stat().st_size} bytes, the manifest says {record.bytes}",
-            where=str(path),
-            remedy=REMAKE,
-        )
     try:
+        size = path.stat().st_size
+        if size != record.bytes:
+            return f"has {size:,} bytes, the manifest says {record.bytes:,}"
+        if whole:
+            same = sha256_file(path) == record.sha256
+            return None if same else "is damaged: its SHA-256 is not the one in the manifest"
         rows = pq.ParquetFile(path).metadata.num_rows
+    except FileNotFoundError:
+        return "is missing"
     except (pa.ArrowInvalid, OSError) as error:
-        raise DataError(f"the shard {record.path} is not Parquet: {error}", where=str(path), remedy=REMAKE) from error
-    if rows != record.rows:
-        raise DataError(
-            f"the shard {record.path} has {rows} rows, the manifest says {record.rows}",
-            where=str(path),
-            remedy=REMAKE,
-        )
+        return f"is not Parquet: {error}"
+    return None if rows == record.rows else f"has {rows:,} rows, the manifest says {record.rows:,}"
+
+
+def _refuse_damage(folder: Path, record: ShardRecord, damage: str | None) -> None:
+    if damage:
+        raise DataError(f"the shard {record.path} {damage}", where=str(folder / record.path), remedy=REMAKE)
 
 
 def content_hash(examples: Examples) -> str:

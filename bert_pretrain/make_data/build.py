@@ -14,7 +14,7 @@ import numpy as np
 
 from bert_pretrain.config import DataConfig
 from bert_pretrain.errors import DataError, InputError
-from bert_pretrain.files import read_json, write_json
+from bert_pretrain.files import read_json, remove_temporaries, write_json, write_text
 from bert_pretrain.make_data import pairs, summary
 from bert_pretrain.make_data.full_sentences import pack_sentences
 from bert_pretrain.make_data.layout import Layout, assemble, layout_of_pairs
@@ -23,9 +23,12 @@ from bert_pretrain.make_data.token_store import Text, TokenStore
 from bert_pretrain.make_data.windows import cut_whole_windows, cut_windows, spans_with_windows
 from bert_pretrain.masking import MaskingRule, mask_examples, masking_rule
 from bert_pretrain.rng import Permutation, stream
-from bert_pretrain.shards import write_shard
+from bert_pretrain.shards import ShardRecord, damage_of, write_shard
 from bert_pretrain.tokenizer import Tokenizer
 
+RECORDS = ".records"
+"""The folder of notes about finished shards, in an output that is not complete."""
+CLAIM = "claim"
 MAX_PIECE_TOKENS = 1 << 15
 PIECES_PER_SHARD = 16
 SINGLE_SENTENCES_REMEDY = (
@@ -75,6 +78,11 @@ class BuildPlan:
     long_parts: np.ndarray
     """Into how many each is dealt."""
     splits: tuple[Split, ...]
+
+    @property
+    def claim(self) -> str:
+        """What tells the shards of this plan from those of another."""
+        return f"{self.store.name} {self.tokenizer_hash} {self.config.model_dump_json()}"
 
     @property
     def max_tokens(self) -> int:
@@ -218,24 +226,50 @@ def _locate_spans(plan: BuildPlan, split: Split, spans: np.ndarray) -> tuple[np.
     return numbers, parts, of_parts
 
 
+def open_records(plan: BuildPlan) -> None:
+    """Prepare an output for its shards: folders, without what killed writers left, and the claim of this plan."""
+    for folder in (*(plan.output / split.name for split in plan.splits), plan.output / RECORDS):
+        folder.mkdir(parents=True, exist_ok=True)
+        remove_temporaries(folder)
+    write_text(plan.output / RECORDS / CLAIM, plan.claim)
+
+
 def build_shard(task: ShardTask) -> dict[str, Any]:
-    """Build and write one shard, unless it is there; returns its record and statistics."""
-    plan, config = task.plan, task.plan.config
-    note = plan.output / ".records" / f"{task.split.name}-{task.number:05d}.json"
-    if note.exists() and (plan.output / task.name).exists():
+    """Build and write one shard, unless it is there undamaged; returns its record, statistics and the damage found."""
+    plan = task.plan
+    note = plan.output / RECORDS / f"{task.split.name}-{task.number:05d}.json"
+    damage = None
+    if note.exists():
         found: dict[str, Any] = read_json(note)
-        return found
+        damage = damage_of(plan.output, ShardRecord(**found["record"]), whole=True)
+        if damage is None:
+            return {**found, "damage": None}
+    result = _build(task)
+    write_json(note, result)
+    return {**result, "damage": damage}
+
+
+def _build(task: ShardTask) -> dict[str, Any]:
+    plan, config = task.plan, task.plan.config
     rng = stream(config.seed, "pairs", **task.coordinates)
     text, layout, drops = _OBJECTIVES[config.next_sentence](task, rng)
     tokenizer, rule = _tables(plan.tokenizer, plan.tokenizer_hash, config)
     examples = assemble(layout.take(rng.permutation(len(layout))), text, tokenizer)
     if config.masking == "static" or task.split.name == "validation":
         examples = mask_examples(examples, rule, stream(config.seed, "mask", **task.coordinates))
+    _check_claim(plan)
     record = write_shard(plan.output, task.name, examples)
     statistics = summary.measure(examples, tokenizer, config.max_seq_length)
-    result = {"record": record.as_json(), "statistics": statistics, "drops": dict(drops)}
-    write_json(note, result)
-    return result
+    return {"record": record.as_json(), "statistics": statistics, "drops": dict(drops)}
+
+
+def _check_claim(plan: BuildPlan) -> None:
+    """Write nothing into a folder that meanwhile belongs to another command.
+
+    The command that sent this task may be dead, its folder moved aside, and the task still run on a cluster.
+    """
+    if (plan.output / RECORDS / CLAIM).read_text() != plan.claim:
+        raise DataError("the output was claimed by another command", where=str(plan.output), remedy="let that one work")
 
 
 def _next_sentence_pairs(task: ShardTask, rng: np.random.Generator) -> tuple[Text, Layout, Counter[str]]:

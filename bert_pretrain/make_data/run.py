@@ -4,6 +4,7 @@ Text is tokenised once into the token store; shards are built from it; the manif
 is not done again, so the same command continues after any interruption.
 """
 
+import os
 import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,13 +17,12 @@ from bert_pretrain.documents import Part
 from bert_pretrain.errors import InputError
 from bert_pretrain.executor import Pool, open_pool, run_all
 from bert_pretrain.files import damage_of_folder, exclusive, remove_temporaries
-from bert_pretrain.make_data import build, summary, token_store
+from bert_pretrain.make_data import build, repair, summary, token_store
 from bert_pretrain.make_data.build import BuildPlan, ShardTask
 from bert_pretrain.make_data.dataset_card import write_dataset_card
 from bert_pretrain.make_data.ingest import ingest as ingest_part
 from bert_pretrain.make_data.token_store import TokenStore
 from bert_pretrain.manifest import Progress
-from bert_pretrain.shards import DataFolder
 from bert_pretrain.sources import Source, resolve
 from bert_pretrain.tokenizer import Tokenizer
 
@@ -37,6 +37,7 @@ def make_data(
     scheduler: str | None = None,
     store: Path | None = None,
     overwrite: bool = False,
+    verify: bool = False,
 ) -> Path:
     """Write a data folder and return its path.
 
@@ -49,6 +50,7 @@ def make_data(
         scheduler: the address of a Dask scheduler whose workers do the work instead.
         store: where the token store lies; `.token-store` beside `output` when None.
         overwrite: move another output aside instead of refusing it.
+        verify: of a finished folder, compare the SHA-256 of all shards, not only their sizes and footers.
 
     Raises:
         UserError: for a mistake in the inputs, the tokenizer or the folders.
@@ -61,11 +63,15 @@ def make_data(
         "data": config.data.model_dump(mode="json"),
     }
     with exclusive(output):
-        if manifest.claim(output, "data", identity, overwrite=overwrite) is Progress.COMPLETE:
-            DataFolder.open(output, "--output")  # its shards are all there
-            print(f"up to date: {output}")
-            return output
+        is_complete = manifest.claim(output, "data", identity, overwrite=overwrite) is Progress.COMPLETE
+        damaged: dict[str, str] = {}
         remove_temporaries(output)
+        if is_complete:
+            shutil.rmtree(output / build.RECORDS, ignore_errors=True)  # of a command killed at its very end
+            damaged = repair.find_damage(output, verify=verify, workers=workers or os.cpu_count() or 1)
+            if not damaged:
+                print(f"up to date{', every shard as it was written' if verify else ''}: {output}")
+                return output
         stores = store or output.parent / ".token-store"
         stores.mkdir(parents=True, exist_ok=True)
         files = [vocab, *(Path(source.location) for source in sources if source.is_local)]
@@ -73,15 +79,18 @@ def make_data(
             corpus, text = ingest(sources, tokenizer, config.data, stores, pool)
             check_corpus(corpus, config.data, sources)
             plan = build.plan_build(text, corpus["tokens"], tokenizer, output.absolute(), config.data)
+            if is_complete:
+                repair.rebuild(plan, tokenizer, damaged, pool)
+                return output
             try:
                 splits = build_shards(plan, pool)
                 check_splits(splits, corpus, plan)
             except InputError:
-                for leftover in (*(split.name for split in plan.splits), ".records"):
-                    shutil.rmtree(
-                        output / leftover, ignore_errors=True
-                    )  # so that the mended command finds the folder free
+                # So that the mended command finds the folder free.
+                for leftover in (*(split.name for split in plan.splits), build.RECORDS):
+                    shutil.rmtree(output / leftover, ignore_errors=True)
                 raise
+        remove_temporaries(output / "tokenizer")
         tokenizer.save(output / "tokenizer")
         write_dataset_card(output, list(splits))
         body = {
@@ -92,8 +101,8 @@ def make_data(
             "corpus": corpus,
             "splits": splits,
         }
-        shutil.rmtree(output / ".records", ignore_errors=True)
         manifest.complete(output, "data", identity, body)
+        shutil.rmtree(output / build.RECORDS, ignore_errors=True)
     print(summary.describe(body))
     print(f"data folder: {output}")
     return output
@@ -165,14 +174,14 @@ def ingest(
 
 def build_shards(plan: BuildPlan, pool: Pool) -> dict[str, Any]:
     """Build all shards; returns the manifest's entries of the splits."""
-    for split in plan.splits:
-        (plan.output / split.name).mkdir(parents=True, exist_ok=True)
-        remove_temporaries(plan.output / split.name)
-    (plan.output / ".records").mkdir(exist_ok=True)
+    build.open_records(plan)
     tasks = [ShardTask(plan, split, number) for split in plan.splits for number in range(split.num_shards)]
     results = run_all(build.build_shard, tasks, workers=pool, description="build", unit="shard")
     for split in plan.splits:
         remove_temporaries(plan.output / split.name)  # of workers that were killed while we were not
+    for task, result in zip(tasks, results, strict=True):
+        if result["damage"]:
+            print(f"{task.name} {result['damage']}; made anew")
     return {
         split.name: summary.join_split(
             [result for task, result in zip(tasks, results, strict=True) if task.split is split],

@@ -13,7 +13,7 @@ from typing import Any
 from bert_pretrain import documents, manifest
 from bert_pretrain.config import Config
 from bert_pretrain.documents import Part
-from bert_pretrain.errors import ConfigError, InputError
+from bert_pretrain.errors import ConfigError, DataError, InputError
 from bert_pretrain.executor import Pool, open_pool, run_each
 from bert_pretrain.files import exclusive, remove_temporaries
 from bert_pretrain.manifest import Progress
@@ -55,10 +55,11 @@ def make_vocab(
     }
     with exclusive(output):
         if manifest.claim(output, "vocab", identity, overwrite=overwrite) is Progress.COMPLETE:
-            if all((output / name).is_file() for name in FILES):
+            if _is_intact(output):
                 print(f"up to date: {output}")
                 return output
-            manifest.reopen(output)  # somebody has deleted a file
+            print(f"a file of {output} is missing or damaged; the vocabulary is made anew")
+            manifest.reopen(output)
         remove_temporaries(output)
         tasks = [
             _CountTask(part, number, config)
@@ -67,6 +68,8 @@ def make_vocab(
         files = [Path(source.location) for source in sources if source.is_local]
         with open_pool(workers, scheduler, folders=[], files=files) as pool:
             counts = _count(tasks, pool)
+        for source in sources:
+            source.check_unchanged()
         words = count_words(counts.learned, vocab)
         if not words:
             raise InputError("the inputs hold no text", where=str(inputs[0]), remedy="give files with text in them")
@@ -99,6 +102,15 @@ def make_vocab(
     _report(tokenizer, figures, config)
     print(f"tokenizer folder: {output}")
     return output
+
+
+def _is_intact(output: Path) -> bool:
+    try:
+        found = Tokenizer.load(output)
+    except DataError:
+        return False
+    is_same = found.hash == manifest.read_manifest(output, "vocab", "--output")["tokenizer"]["hash"]
+    return is_same and all((output / name).is_file() for name in FILES)
 
 
 @dataclass(frozen=True)
