@@ -1,7 +1,6 @@
 """The command line: answers at once, speaks in three parts of every mistake, and survives being stopped or killed."""
 
 import hashlib
-import random
 import signal
 import subprocess
 import sys
@@ -173,41 +172,6 @@ def test_a_stopped_run_says_how_to_go_on_and_goes_on(
     again = start(english_text, vocab_folder, output, workers)
     _, stderr = again.communicate(timeout=60)
     assert again.returncode == 0, stderr
-    assert digests(output) == reference
-
-
-def killed_again_and_again(folder: Path, text: Path, vocab: Path, kills: int, draw: random.Random) -> Path:
-    """Run make-data, killing it at random moments; returns what the last, undisturbed run made."""
-    output = folder / "data"
-    for _ in range(kills):
-        process = start(text, vocab, output, workers=draw.choice([1, 2]))
-        if draw.random() < 0.7:
-            wanted = len(list(output.glob("train/[0-9]*.parquet"))) + draw.randint(1, 12)
-            wait_for(lambda wanted=wanted: len(list(output.glob("train/[0-9]*.parquet"))) >= wanted, process)  # type: ignore[misc]
-        else:
-            time.sleep(draw.uniform(0.2, 2))
-        process.kill()
-        process.communicate()
-        time.sleep(0.2)  # workers notice that their parent is gone
-    last = start(text, vocab, output, workers=1)
-    _, stderr = last.communicate(timeout=60)
-    assert last.returncode == 0, stderr
-    return output
-
-
-def test_a_killed_run_continues_to_the_same_bytes(
-    tmp_path: Path, english_text: Path, vocab_folder: Path, reference
-) -> None:
-    output = killed_again_and_again(tmp_path, english_text, vocab_folder, 2, random.Random(1))
-    assert digests(output) == reference
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("seed", range(4))
-def test_a_run_killed_many_times_continues_to_the_same_bytes(
-    tmp_path: Path, english_text: Path, vocab_folder: Path, reference, seed: int
-) -> None:
-    output = killed_again_and_again(tmp_path, english_text, vocab_folder, 8, random.Random(seed))
     assert digests(output) == reference
 
 

@@ -4,6 +4,7 @@ A shard is a pure function of (store, configuration, seed, shard number), so it 
 again. Documents are dealt by keyed permutations, without a table of them; long ones in pieces that keep their identity.
 """
 
+import secrets
 from collections import Counter
 from dataclasses import dataclass
 from functools import lru_cache
@@ -78,6 +79,8 @@ class BuildPlan:
     long_parts: np.ndarray
     """Into how many each is dealt."""
     splits: tuple[Split, ...]
+    run: str
+    """A name for this run alone, lest a process that lives on uses what it has mapped for an earlier one."""
 
     @property
     def claim(self) -> str:
@@ -160,6 +163,7 @@ def plan_build(store: TokenStore, tokens: int, tokenizer: Tokenizer, output: Pat
         long_documents,
         long_parts,
         tuple(splits),
+        secrets.token_hex(8),
     )
 
 
@@ -323,12 +327,14 @@ def _read_text(task: ShardTask, num_lenders: int) -> tuple[Text, np.ndarray, int
         numbers, parts, of_parts = (
             np.concatenate([own, lent[others]]) for own, lent in zip((numbers, parts, of_parts), lenders, strict=True)
         )
-    text = _store(plan.store, plan.num_pieces).read(numbers, parts, of_parts, plan.max_tokens + plan.max_tokens // 2)
+    text = _store(plan.store, plan.num_pieces, plan.run).read(
+        numbers, parts, of_parts, plan.max_tokens + plan.max_tokens // 2
+    )
     return text, numbers, num_own
 
 
 @lru_cache(maxsize=1)
-def _store(folder: Path, num_pieces: int) -> TokenStore:
+def _store(folder: Path, num_pieces: int, run: str) -> TokenStore:
     return TokenStore(folder, num_pieces)
 
 

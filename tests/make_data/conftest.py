@@ -50,8 +50,9 @@ class Numbered:
             settings=["data.document_boundary=blank_line", f"data.sentence_splitter={splitter}", *settings]
         )
 
-    def make(self, *settings: str, name: str = "data", workers: int = 1) -> Path:
-        return make_data(self.config(*settings), [str(self.text)], self.vocab, self.folder / name, workers=workers)
+    def make(self, *settings: str, name: str = "data", workers: int = 1, verify: bool = False) -> Path:
+        config, inputs = self.config(*settings), [str(self.text)]
+        return make_data(config, inputs, self.vocab, self.folder / name, workers=workers, verify=verify)
 
     def pairs(self, data: Path, split: str) -> list[Pair]:
         folder = DataFolder.open(data)
