@@ -194,6 +194,30 @@ def run(
 
 @app.command()
 @reports_mistakes
+def inspect(
+    data: Annotated[Path, typer.Argument(metavar="DATA_DIR", help="A folder that make-data has written.")],
+    split: Annotated[str, typer.Option("--split", help="Where the examples come from: train or validation.")] = "train",
+    rows: Annotated[int | None, typer.Option("--rows", min=0, help="How many examples to show.")] = None,
+    row: Annotated[list[int] | None, typer.Option("--row", help="Show this row; may be repeated.")] = None,
+    seed: Annotated[int, typer.Option("--seed", help="Draws the rows.")] = 0,
+    stats: Annotated[bool, typer.Option("--stats", help="Read all shards: figures, histograms, checks.")] = False,
+    html: Annotated[Path | None, typer.Option("--html", help="Write all of it as one page to this file.")] = None,
+    workers: Workers = None,
+) -> None:
+    """Look at a data folder; exit code 1 if it breaks what its configuration promises.
+
+    Example: bert-pretrain inspect data --stats --html data.html
+    """
+    run_inspect = _load("bert_pretrain.tools.inspect", "inspect")
+    is_sound = run_inspect(
+        data, split=split, rows=rows, chosen=row or (), seed=seed, stats=stats, html=html, workers=workers
+    )
+    if not is_sound:
+        raise typer.Exit(1)
+
+
+@app.command()
+@reports_mistakes
 def evaluate(
     model: Annotated[Path, typer.Argument(help="A model folder.")],
     data: Annotated[Path, typer.Option("--data", help="The data folder.")],
