@@ -141,7 +141,8 @@ def _rule_check(split: str, name: str, rule: str, survey: Survey, config: DataCo
     expected = rule.format(**config.model_dump(), most=most)
     measured = "no example breaks it"
     if fault.examples:
-        measured = f"{fault.examples:,} examples break it, the first is row {fault.first_row}"
+        breaks = "1 example breaks" if fault.examples == 1 else f"{fault.examples:,} examples break"
+        measured = f"{breaks} it, the first is row {fault.first_row}"
     elif name == "length":
         measured = f"{survey.longest} at most"
     return Check(split, name, measured, expected, NO_TOLERANCE, fault.examples == 0)

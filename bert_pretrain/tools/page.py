@@ -20,12 +20,14 @@ _STYLE = Markup("""
 :root { color-scheme: light dark;
   --paper: #f6f5f1; --card: #ffffff; --ink: #1c2230; --soft: #636b7a; --line: #e3e1da;
   --train: #2f6f9f; --validation: #d08a2e; --good: #1d7a4c; --good-wash: #e4f3ea; --bad: #b3261e;
-  --bad-wash: #fbe9e7;  --mask: #0f766e; --mask-wash: #d5f0ec; --random: #b3364b; --random-wash: #fbe1e5; --kept: #8a5a00; --kept-wash: #fcefcf;
+  --bad-wash: #fbe9e7; --mask: #0f766e; --mask-wash: #d5f0ec; --random: #b3364b; --random-wash: #fbe1e5;
+  --kept: #8a5a00; --kept-wash: #fcefcf;
 }
 @media (prefers-color-scheme: dark) { :root {
   --paper: #14171d; --card: #1d222b; --ink: #e7e9ee; --soft: #9aa3b2; --line: #313846;
   --train: #6fb1e0; --validation: #e8ae5e; --good: #6fd3a0; --good-wash: #17352a; --bad: #ff8f85;
-  --bad-wash: #421d1b;  --mask: #5fd3c6; --mask-wash: #123a37; --random: #ff9aaa; --random-wash: #451f27; --kept: #f0c265; --kept-wash: #3d3015;
+  --bad-wash: #421d1b; --mask: #5fd3c6; --mask-wash: #123a37; --random: #ff9aaa; --random-wash: #451f27;
+  --kept: #f0c265; --kept-wash: #3d3015;
 } }
 * { box-sizing: border-box; }
 body { margin: 0; background: var(--paper); color: var(--ink);
@@ -49,7 +51,7 @@ p { margin: 0 0 12px; }
 .stack { display: block; width: 100%; height: 12px; border-radius: 6px; margin: 16px 0 6px; }
 .key { display: inline-block; margin-right: 16px; font-size: 13px; color: var(--soft); }
 .key i { display: inline-block; width: 10px; height: 10px; border-radius: 3px; margin-right: 6px; }
-svg { display: block; width: 100%; height: auto; }
+svg { display: block; width: 100%; height: auto; overflow: visible; }
 .grid { stroke: var(--line); stroke-width: 1; }
 .tick { fill: var(--soft); font-size: 10.5px; }
 .tick.end { text-anchor: end; } .tick.middle { text-anchor: middle; }

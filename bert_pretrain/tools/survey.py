@@ -104,8 +104,9 @@ class Survey:
         self.damaged |= other.damaged
         self.results += other.results
         for name, fault in other.faults.items():
-            mine = self.faults.setdefault(name, Fault(0, fault.first_row))
+            mine = self.faults.setdefault(name, Fault())
             mine.examples += fault.examples
+            mine.first_row = fault.first_row if mine.first_row is None else mine.first_row
         self.longest = max(self.longest, other.longest)
         self.label_imbalance = max(self.label_imbalance, other.label_imbalance)
         self.promised_predictions += other.promised_predictions
