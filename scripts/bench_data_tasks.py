@@ -1,0 +1,111 @@
+"""What `bench_data.py` times in processes of their own: ours and the libraries' work on one text; prints JSON.
+
+python scripts/bench_data_tasks.py ids-ours|ids-peer|ids-equal|vocab-peer ARGUMENT...
+"""
+
+import json
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from bert_pretrain.tokenizer import Encoder, Tokenizer
+
+BLOCK_BYTES = 8 << 20  # as the token store feeds its encoder
+PEER_SENTENCES = 10_000  # in one call of encode_batch_fast
+
+
+def ids_ours(vocab: str, text: str) -> list[float]:
+    """Return MB/s of a first pass with a fresh encoder, and of a second one that knows every chunk."""
+    tokenizer = Tokenizer.load(Path(vocab))
+    blocks = [with_starts(block) for block in blocks_of(Path(text))]
+    megabytes = sum(len(block) for block, _ in blocks) / 1e6
+    begin = time.perf_counter()
+    encoder = Encoder(tokenizer)
+    for block, starts in blocks:
+        encoder.encode(block, starts)
+    middle = time.perf_counter()
+    for block, starts in blocks:
+        encoder.encode(block, starts)
+    return [megabytes / (middle - begin), megabytes / (time.perf_counter() - middle)]
+
+
+def ids_peer(vocab: str, text: str, slice_bytes: str) -> float:
+    """Return MB/s of `encode_batch_fast` on sentences that are Python strings already."""
+    backend = library_tokenizer(Path(vocab))
+    content = slice_of(Path(text), int(slice_bytes))
+    found = content.decode().split("\n")
+    batches = [found[first : first + PEER_SENTENCES] for first in range(0, len(found), PEER_SENTENCES)]
+    begin = time.perf_counter()
+    for batch in batches:
+        backend.encode_batch_fast(batch, add_special_tokens=False)
+    return len(content) / 1e6 / (time.perf_counter() - begin)
+
+
+def ids_equal(vocab: str, text: str, slice_bytes: str) -> bool:
+    """Whether ours and the library give the same ids, sentence by sentence."""
+    content = slice_of(Path(text), int(slice_bytes))
+    block, starts = with_starts(content)
+    ids, offsets = Encoder(Tokenizer.load(Path(vocab))).encode(block, starts)
+    backend, found, first = library_tokenizer(Path(vocab)), content.decode().split("\n"), 0
+    for first in range(0, len(found), PEER_SENTENCES):
+        encodings = backend.encode_batch_fast(found[first : first + PEER_SENTENCES], add_special_tokens=False)
+        lengths = [len(encoding.ids) for encoding in encodings]
+        flat = np.array([token for encoding in encodings for token in encoding.ids], dtype=ids.dtype)
+        span = offsets[first : first + len(encodings) + 1]
+        if np.diff(span).tolist() != lengths or not np.array_equal(ids[span[0] : span[-1]], flat):
+            return False
+    return True
+
+
+def vocab_peer(text: str, size: str) -> int:
+    """Train the library's vocabulary; returns its size."""
+    from tokenizers import BertWordPieceTokenizer
+
+    trained = BertWordPieceTokenizer()
+    trained.train([text], vocab_size=int(size), show_progress=False)
+    return int(trained.get_vocab_size())
+
+
+def library_tokenizer(vocab: Path) -> Any:
+    from tokenizers import Tokenizer as Backend
+
+    backend = Backend.from_file(str(vocab / "tokenizer.json"))
+    backend.encode_special_tokens = True  # text such as [MASK] is text, as it is with us
+    return backend
+
+
+def blocks_of(text: Path) -> Iterator[bytes]:
+    """Yield the sentences of a corpus in blocks that end at line ends, without the blank lines."""
+    with text.open("rb") as file:
+        while lines := file.readlines(BLOCK_BYTES):
+            yield b"".join(line for line in lines if line.strip()).removesuffix(b"\n")
+
+
+def slice_of(text: Path, num_bytes: int) -> bytes:
+    """Return about so many bytes of sentences, taken evenly from the whole corpus."""
+    with text.open("rb") as file:
+        lines = [line for line in file if line.strip()]
+    every = max(1, round(sum(map(len, lines)) / num_bytes))
+    runs = [lines[first : first + 100] for first in range(0, len(lines), 100)]
+    return b"".join(line for run in runs[::every] for line in run).removesuffix(b"\n")
+
+
+def with_starts(block: bytes) -> tuple[np.ndarray, np.ndarray]:
+    """Return text as the encoder takes it: bytes, and where sentences begin."""
+    text = np.frombuffer(block, dtype=np.uint8)
+    return text, np.concatenate([[0], np.flatnonzero(text == ord("\n")) + 1])
+
+
+TASKS: dict[str, Callable[..., Any]] = {
+    "ids-ours": ids_ours,
+    "ids-peer": ids_peer,
+    "ids-equal": ids_equal,
+    "vocab-peer": vocab_peer,
+}
+
+if __name__ == "__main__":
+    print(json.dumps(TASKS[sys.argv[1]](*sys.argv[2:])))

@@ -1,0 +1,109 @@
+"""The benchmark of the data stage measures what it says, on texts that are what it says."""
+
+import importlib.util
+import json
+import lzma
+import os
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from bert_pretrain.tokenizer import Tokenizer
+
+SCRIPTS = Path(__file__).parents[2] / "scripts"
+
+
+def load(name: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(name, SCRIPTS / f"{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module  # dataclasses look their module up there
+    spec.loader.exec_module(module)
+    return module
+
+
+bench = load("bench_data")
+tasks = load("bench_data_tasks")
+
+
+def test_ids_are_compared_before_speeds_are(english_text: Path, vocab_folder: Path, tmp_path: Path) -> None:
+    assert tasks.ids_equal(str(vocab_folder), str(english_text), "100000")
+    other = Tokenizer.load(vocab_folder)
+    cased = Tokenizer(other.tokens, lowercase=False, strip_accents=None, handle_chinese_chars=True)
+    cased.save(tmp_path)
+    (tmp_path / "tokenizer.json").write_bytes((vocab_folder / "tokenizer.json").read_bytes())
+    assert not tasks.ids_equal(str(tmp_path), str(english_text), "100000")
+
+
+def test_both_encoders_are_timed_on_the_same_sentences(english_text: Path, vocab_folder: Path) -> None:
+    whole = english_text.read_bytes()
+    sentences = [line for line in whole.split(b"\n") if line]
+    assert b"\n".join(tasks.blocks_of(english_text)).split(b"\n") == sentences
+    assert tasks.slice_of(english_text, len(whole)).split(b"\n") == sentences
+    part = tasks.slice_of(english_text, len(whole) // 4)
+    assert 0.15 < len(part) / len(whole) < 0.35
+    assert set(part.split(b"\n")) <= set(sentences)
+    assert all(speed > 0 for speed in tasks.ids_ours(str(vocab_folder), str(english_text)))
+    assert tasks.ids_peer(str(vocab_folder), str(english_text), "50000") > 0
+
+
+def test_the_corpus_taken_several_times_has_no_document_twice(
+    english_text: Path, english_documents: list[list[str]], tmp_path: Path
+) -> None:
+    longer = bench.repeat_corpus(english_text, 3, tmp_path)
+    documents = [part for part in longer.read_text().split("\n\n") if part.strip()]
+    assert len(documents) == 3 * len(english_documents)
+    assert len(set(documents)) == 3 * len({tuple(document) for document in english_documents})
+
+
+def test_memory_is_that_of_the_whole_tree_of_processes() -> None:
+    code = "import subprocess, sys; subprocess.run([sys.executable, '-c', 'x = bytearray(50 << 20); input()'])"
+    parent = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE)
+    try:
+        largest = 0
+        while largest < 50 << 20:  # it must come: the child holds as much until it is told to end
+            assert parent.poll() is None
+            tree = bench.tree_of(parent.pid)
+            assert os.getpid() not in tree
+            largest = max(bench.anonymous_bytes(process) for process in tree)
+        assert bench.anonymous_bytes(parent.pid) < largest
+    finally:
+        parent.communicate(b"\n")
+    assert bench.anonymous_bytes(parent.pid) == 0
+
+
+def test_a_row_says_medians_spread_and_whether_the_aim_is_met() -> None:
+    row = bench.Row("vocab", "a job", "the peer", 3.0, ours=[30.0, 33.0, 36.0], peer=[10.0, 10.0, 9.0])
+    assert row.ratios == [3.0, 3.3, 4.0]
+    assert bench.format_row(row) == (
+        "| a job | 33 MB/s (30–36) | 10 MB/s (9–10): the peer | 3.3 × (3–4) | ≥ 3 × | yes |"
+    )
+    row.aim = 3.5
+    assert not row.is_met
+    memory = bench.Row("memory", "peak", "", 1.0, "GiB", ours=[0.5], at_most=True)
+    assert memory.is_met
+    assert bench.format_row(memory) == "| peak | 0.5 GiB | – | – | ≤ 1 GiB | yes |"
+    memory.ours = [1.5]
+    assert not memory.is_met
+
+
+@pytest.mark.slow
+def test_one_command_prints_every_row_and_writes_it_down(
+    english_text: Path, chinese_text: Path, tmp_path: Path
+) -> None:
+    packed = tmp_path / "chinese.txt.xz"
+    packed.write_bytes(lzma.compress(chinese_text.read_bytes()))
+    words = ["--english", english_text, "--chinese", packed, "--work", tmp_path / "work", "--json", tmp_path / "b.json"]
+    words += ["--repeats", 1, "--slice-mb", 0.2, "--vocab-size", 1500, "--memory-times", 2]
+    command = [sys.executable, str(SCRIPTS / "bench_data.py"), *map(str, words)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    table = [line for line in done.stdout.splitlines() if line.startswith("|")]
+    rows = json.loads((tmp_path / "b.json").read_text())["rows"]
+    assert {row["row"] for row in rows} == set(bench.ROWS)
+    assert len(table) == len(rows) + 2
+    assert all(value > 0 for row in rows for value in [*row["ours"], *row["peer"]])
+    assert "commit:" in done.stdout
