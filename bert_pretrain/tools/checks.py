@@ -27,7 +27,8 @@ RULES = {
     "segments": "segment_b_start leaves text on both sides, or is the length where there is no B",
     "label": "0 or 1",
     "token ids": "every id is in the vocabulary",
-    "special tokens": "[CLS] A [SEP] B [SEP], and no special or unused token elsewhere",
+    "special tokens": "[CLS] at the beginning, [SEP] after each segment, no special or unused token elsewhere",
+    "word starts": "each segment begins with a word, and no piece in the middle of a word begins one",
     "masked positions": "ascending, never on [CLS] or [SEP] or behind the end",
     "masked tokens": "every original is a word piece or [UNK], never [PAD] or another special token",
     "random replacements": "every one is a real word piece, neither special nor unused",
@@ -75,7 +76,7 @@ def check_split(split: str, survey: Survey, config: DataConfig, most: int, num_p
     ]
     sums = survey.sums
     if "label" in survey.faults:
-        checks.append(_label_check(split, survey, sums["is_next"], sums["examples"], config))
+        checks.append(_label_check(split, survey, sums["label_0"], sums["examples"], config))
     if "predictions" in survey.faults:
         checks.append(_masked_check(split, survey, sums, config))
         checks += _shown_checks(split, sums, num_pieces)
@@ -86,7 +87,7 @@ def check_split(split: str, survey: Survey, config: DataConfig, most: int, num_p
 
 def check_manifest(split: str, survey: Survey, recorded: dict[str, Any], config: DataConfig) -> Check:
     """Compare the manifest's figures of a split, all of whose shards were read, with those counted again."""
-    measured = summary.join_split(survey.results, config.max_seq_length)
+    measured = summary.join_split(survey.results, config)
     pairs = {name: (recorded.get(name), measured[name]) for name in ("rows", "tokens")}
     said = recorded.get("statistics", {})
     pairs.update({name: (said.get(name), value) for name, value in measured["statistics"].items() if name != "drops"})
@@ -150,10 +151,9 @@ def _rule_check(split: str, name: str, rule: str, survey: Survey, config: DataCo
 
 def _label_check(split: str, survey: Survey, is_next: int, examples: int, config: DataConfig) -> Check:
     share = is_next / examples if examples else 0.0
-    objective: str = config.next_sentence
     return Check(
         split,
-        "in order" if objective == "sop" else "is-next",
+        "in order" if config.next_sentence == "sop" else "is-next",
         f"{share:.2%}, at most {survey.label_imbalance} more of one label in a shard",
         "50 %, dealt in every shard",
         "1 example in a shard",

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from bert_pretrain.config import DataConfig
 from bert_pretrain.make_data import summary
 from bert_pretrain.tools.inspection import Inspection
 from bert_pretrain.tools.survey import NUM_SLICES, Survey
@@ -19,6 +20,7 @@ FIGURES = (
     ("mean length in tokens", "mean_length_tokens", "{:.1f}"),
     ("padding at max_seq_length", "padding_share_at_max_seq_length", "{:.2%}"),
     ("is-next", "is_next_share", "{:.2%}"),
+    ("in order", "in_order_share", "{:.2%}"),
     ("masked, of the text", "masked_share", "{:.2%}"),
     ("  shown as [MASK]", "masked_shown_as_mask_share", "{:.2%}"),
     ("  shown as a random piece", "masked_shown_as_random_share", "{:.2%}"),
@@ -38,16 +40,16 @@ class Histogram:
     """What chance would give, where that says something; otherwise empty."""
 
 
-def measured(survey: Survey, max_seq_length: int) -> dict[str, Any]:
+def measured(survey: Survey, config: DataConfig) -> dict[str, Any]:
     """Return a split's figures as counted again, in the manifest's form."""
-    return summary.join_split(survey.results, max_seq_length)
+    return summary.join_split(survey.results, config)
 
 
 def table(inspection: Inspection) -> list[tuple[str, list[tuple[str, str]]]]:
     """Return the figures: what each is, and for every split the manifest's and the measured one."""
     rows: list[tuple[str, list[tuple[str, str]]]] = []
     splits = [
-        (inspection.folder.manifest["splits"][name], measured(survey, inspection.config.max_seq_length))
+        (inspection.folder.manifest["splits"][name], measured(survey, inspection.config))
         for name, survey in inspection.surveys.items()
     ]
     for title, name in (("examples", "rows"), ("tokens", "tokens")):
@@ -65,11 +67,11 @@ def _written(value: float | None, form: str) -> str:
 
 def histograms(inspection: Inspection) -> list[Histogram]:
     """Return lengths, numbers of masked tokens, and where in their examples these lie."""
-    surveys, longest = inspection.surveys, inspection.config.max_seq_length
-    splits = {name: measured(survey, longest)["statistics"]["length_histogram"] for name, survey in surveys.items()}
+    surveys, config = inspection.surveys, inspection.config
+    splits = {name: measured(survey, config)["statistics"]["length_histogram"] for name, survey in surveys.items()}
     edges = next(iter(splits.values()))["bin_edges"]
     lengths = {name: _shares(histogram["examples"]) for name, histogram in splits.items()}
-    found = [Histogram("tokens of an example", _ranges(edges, longest), lengths, {})]
+    found = [Histogram("tokens of an example", _ranges(edges, config.max_seq_length), lengths, {})]
     masked = {name: survey for name, survey in surveys.items() if "predictions" in survey.faults}
     if masked:
         most = max(len(survey.predictions) for survey in masked.values()) - 1
@@ -115,8 +117,9 @@ def origin(inspection: Inspection) -> list[tuple[str, str]]:
     return rows
 
 
-def _words(config: Any) -> str:
-    return ", whole words" if config.whole_word_mask else ""
+def _words(config: DataConfig) -> str:
+    by = f" by {config.word_segmenter}" if config.word_segmenter else ""
+    return f", whole words{by}" if config.whole_word_mask else ""
 
 
 def scope(inspection: Inspection) -> str:

@@ -134,11 +134,11 @@ def _broken(check: Check) -> Markup:
 def _splits(inspection: Inspection) -> Markup:
     cards = []
     for name, survey in inspection.surveys.items():
-        found = figures.measured(survey, inspection.config.max_seq_length)
+        found = figures.measured(survey, inspection.config)
         shares = found["statistics"]
         tiles = [("examples", f"{found['rows']:,}"), ("tokens", f"{found['tokens']:,}")]
         forms = {entry[1]: (entry[0], entry[2]) for entry in figures.FIGURES}
-        for key in ("mean_length_tokens", "is_next_share", "masked_share", "unk_share"):
+        for key in ("mean_length_tokens", "is_next_share", "in_order_share", "masked_share", "unk_share"):
             if shares.get(key) is not None:
                 title, form = forms[key]
                 tiles.append((title, form.format(shares[key])))
@@ -187,11 +187,11 @@ def _examples(inspection: Inspection) -> Markup:
 
 def _example(example: ExampleView) -> Markup:
     label = [tag("span", example.label, class_="label")] if example.label else []
-    facts = (f"{example.split} row {example.row}", f"{example.num_tokens} tokens", f"{example.num_masked} predicted")
+    facts = (f"{example.split} row {example.row}", f"{example.num_tokens} tokens", example.predictions)
     header = tag("header", *label, *(tag("span", fact) for fact in facts))
     segments = [
-        tag("div", tag("b", name), tag("div", *_text(pieces)), class_="segment")
-        for name, pieces in zip("AB", example.segments, strict=False)
+        tag("div", tag("b", segment.name), tag("div", *_text(segment.pieces)), class_="segment")
+        for segment in example.segments
     ]
     return tag("article", header, *segments, class_="card example")
 

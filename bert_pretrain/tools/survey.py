@@ -16,22 +16,14 @@ import pyarrow as pa
 
 from bert_pretrain.config import DataConfig
 from bert_pretrain.errors import DataError
-from bert_pretrain.examples import Examples
-from bert_pretrain.executor import run_all
+from bert_pretrain.examples import Examples, Masks
+from bert_pretrain.executor import run_each
 from bert_pretrain.make_data import summary
-from bert_pretrain.make_data.build import masking_rule
-from bert_pretrain.make_data.masking import MaskingRule, num_to_mask
+from bert_pretrain.masking import MaskingRule, masking_rule, num_to_mask
 from bert_pretrain.shards import DataFolder, ShardRecord, read_shard
 from bert_pretrain.tokenizer import Tokenizer, is_reserved
 
 NUM_SLICES = 10  # of an example, to see whether masks are spread over it evenly
-
-
-@dataclass(frozen=True)
-class Masks:
-    positions: np.ndarray
-    original_ids: np.ndarray
-    offsets: np.ndarray
 
 
 @dataclass(frozen=True)
@@ -46,24 +38,16 @@ class Promise:
 
     @property
     def has_pairs(self) -> bool:
-        """Whether an example is two segments rather than one."""
-        objective: str = self.config.next_sentence
-        return objective != "none"
-
-    @property
-    def num_special(self) -> int:
-        """The [CLS] and [SEP] of an example."""
-        return 3 if self.has_pairs else 2
-
-    @property
-    def is_segmented(self) -> bool:
-        """Whether words are those of a segmenter, which the finished examples do not show."""
-        return getattr(self.config, "word_segmenter", None) is not None
+        """Whether an example is `[CLS] A [SEP] B [SEP]`, rather than text with a [SEP] after each document."""
+        return self.config.next_sentence != "none"
 
     def is_masked(self, split: str) -> bool:
         """Whether the examples of a split hold their masks, rather than get them when a batch is made."""
-        masking: str = self.config.masking
-        return masking == "static" or split == "validation"
+        return self.config.masking == "static" or split == "validation"
+
+    def shows_words(self, split: str) -> bool:
+        """Whether they say where words begin: where masks are still to be drawn over the words of a segmenter."""
+        return self.config.word_segmenter is not None and not self.is_masked(split)
 
 
 @dataclass
@@ -146,7 +130,7 @@ def survey_split(
     if len(tasks) == 1:
         total.add(_survey_shard(tasks[0]))  # not worth a progress bar
         return total
-    for survey in run_all(_survey_shard, tasks, workers=workers, description=f"read {split}", unit="shard"):
+    for survey in run_each(_survey_shard, tasks, workers=workers, description=f"read {split}", unit="shard"):
         total.add(survey)
     return total
 
@@ -185,8 +169,8 @@ def count(examples: Examples, promise: Promise, survey: Survey, first_row: int, 
     sound = examples.take(rows) if len(broken) else examples
     statistics = summary.measure(sound, promise.tokenizer, promise.config.max_seq_length)
     survey.results.append({"statistics": statistics, "drops": {}})
-    if promise.has_pairs:
-        survey.label_imbalance = abs(2 * statistics["is_next"] - len(sound))
+    if "label_0" in statistics:
+        survey.label_imbalance = abs(2 * statistics["label_0"] - len(sound))
     content = count_content(sound, promise, survey) if len(sound) else {}
     for name, found in (faults | {name: rows[found] for name, found in content.items()}).items():
         survey.faults[name] = Fault(len(found), first_row + int(found[0]) if len(found) else None)
@@ -194,31 +178,34 @@ def count(examples: Examples, promise: Promise, survey: Survey, first_row: int, 
 
 def count_content(sound: Examples, promise: Promise, survey: Survey) -> dict[str, np.ndarray]:
     """Count the tokens and masks of examples whose layout is sound; returns the rows at fault, ascending, by rule."""
-    is_text, is_predicted = places_of(sound, promise)
-    masks = masks_of(sound)
-    content = token_faults(sound, promise, is_text, is_predicted)
-    if masks is not None:
-        content |= mask_faults(sound, masks, promise)
-        if promise.rule.whole_word and not promise.is_segmented:
-            content |= word_faults(sound, masks, promise, is_text, is_predicted)
-        maskable = sound.lengths - promise.num_special
-        survey.promised_predictions = int(num_to_mask(maskable, promise.rule).sum())
-        survey.predictions = np.bincount(np.diff(masks.offsets), minlength=1)
-        survey.slices, survey.expected_slices, survey.text_slices = slices_of_masks(
-            masks, is_text, sound.offsets, maskable
-        )
-    return content
+    originals = original_ids(sound)
+    is_text = places_of_text(sound, originals, promise)
+    masks = sound.masks
+    faults = token_faults(sound, originals, promise, is_text)
+    if sound.starts_word is not None:
+        faults["word starts"] = word_start_faults(sound, sound.starts_word, promise, is_text)
+    if masks is None:
+        return faults
+    maskable = np.add.reduceat(is_text, sound.offsets[:-1], dtype=np.int64)
+    promised = num_to_mask(maskable, promise.rule)
+    faults |= mask_faults(sound, masks, promise, promised)
+    if promise.rule.whole_word:
+        faults |= word_faults(sound, masks, originals, promise, is_text, promised)
+    survey.promised_predictions = int(promised.sum())
+    survey.predictions = np.bincount(np.diff(masks.offsets), minlength=1)
+    survey.slices, survey.expected_slices, survey.text_slices = slices_of_masks(masks, is_text, sound.offsets, maskable)
+    return faults
 
 
 def layout_faults(examples: Examples, promise: Promise, split: str) -> dict[str, np.ndarray]:
     """Return the rows whose columns, lengths, positions, ids or labels are not what they can be, ascending, by rule."""
     lengths, b_start = examples.lengths, examples.segment_b_start.astype(np.int64)
     rows, none = np.arange(len(examples)), np.zeros(0, dtype=np.int64)
-    masks, labels, vocab_size = masks_of(examples), labels_of(examples), promise.tokenizer.vocab_size
+    masks, labels, vocab_size = examples.masks, examples.next_sentence_label, promise.tokenizer.vocab_size
+    present = (labels is not None, masks is not None, examples.starts_word is not None)
+    expected = (promise.has_pairs, promise.is_masked(split), promise.shows_words(split))
+    faults = {"columns": none if present == expected else rows}
     unknown = [_rows_of(np.flatnonzero(examples.input_ids >= vocab_size), examples.offsets)]
-    faults = {"columns": none}
-    if (labels is not None) != promise.has_pairs or (masks is not None) != promise.is_masked(split):
-        faults["columns"] = rows
     if masks is not None:
         row_of_mask = np.repeat(rows, np.diff(masks.offsets))
         positions = masks.positions.astype(np.int64)
@@ -228,7 +215,7 @@ def layout_faults(examples: Examples, promise: Promise, split: str) -> dict[str,
         unknown.append(row_of_mask[masks.original_ids >= vocab_size])
     if labels is not None:
         faults["label"] = np.flatnonzero(labels > 1)
-    shortest = promise.num_special + (2 if promise.has_pairs else 1)
+    shortest = 5 if promise.has_pairs else 3
     is_divided = (b_start >= 3) & (b_start <= lengths - 2) if promise.has_pairs else b_start == lengths
     return {
         **faults,
@@ -238,35 +225,55 @@ def layout_faults(examples: Examples, promise: Promise, split: str) -> dict[str,
     }
 
 
-def places_of(examples: Examples, promise: Promise) -> tuple[np.ndarray, np.ndarray]:
-    """Return which tokens are text rather than layout and which are predicted, (tokens,) bool."""
-    is_text = np.ones(len(examples.input_ids), dtype=bool)
+def original_ids(examples: Examples) -> np.ndarray:
+    """Return the ids before masking, (tokens,)."""
+    if examples.masks is None:
+        return examples.input_ids
+    ids = examples.input_ids.copy()
+    ids[flat_places(examples, examples.masks)] = examples.masks.original_ids
+    return ids
+
+
+def places_of_text(examples: Examples, originals: np.ndarray, promise: Promise) -> np.ndarray:
+    """Return which tokens stand where text does, rather than the [CLS] and [SEP] of the layout, (tokens,) bool.
+
+    Without pairs, a [SEP] may stand anywhere: a document ends there.
+    """
+    is_text = np.ones(len(originals), dtype=bool) if promise.has_pairs else originals != promise.tokenizer.sep_id
     is_text[examples.offsets[:-1]] = is_text[examples.offsets[1:] - 1] = False
     if promise.has_pairs:
         is_text[examples.offsets[:-1] + examples.segment_b_start - 1] = False
-    is_predicted = np.zeros(len(is_text), dtype=bool)
-    masks = masks_of(examples)
-    if masks is not None:
-        is_predicted[flat_places(examples, masks)] = True
-    return is_text, is_predicted
+    return is_text
 
 
 def token_faults(
-    examples: Examples, promise: Promise, is_text: np.ndarray, is_predicted: np.ndarray
+    examples: Examples, originals: np.ndarray, promise: Promise, is_text: np.ndarray
 ) -> dict[str, np.ndarray]:
     """Return the rows in which a special or unused token stands among text, or [CLS] or [SEP] is missing."""
     ids, first = examples.input_ids, examples.offsets[:-1]
     expected = np.where(is_text, ids, promise.tokenizer.sep_id)
     expected[first] = promise.tokenizer.cls_id
     is_wrong = ids != expected
-    is_wrong |= is_text & ~is_predicted & ~may_be_text(promise)[ids]
+    is_wrong[1:] |= ~is_text[1:] & ~is_text[:-1]  # a segment without text
+    is_wrong[first] = ids[first] != promise.tokenizer.cls_id
+    is_predicted = np.zeros(len(ids), dtype=bool)
+    if examples.masks is not None:
+        is_predicted[flat_places(examples, examples.masks)] = True
+    is_wrong |= is_text & ~is_predicted & ~may_be_text(promise)[originals]
     return {"special tokens": np.unique(_rows_of(np.flatnonzero(is_wrong), examples.offsets))}
 
 
-def mask_faults(examples: Examples, masks: Masks, promise: Promise) -> dict[str, np.ndarray]:
+def word_start_faults(examples: Examples, starts_word: np.ndarray, promise: Promise, is_text: np.ndarray) -> np.ndarray:
+    """Return the rows in which a segment's first token begins no word, or something that can begin none does."""
+    begins_segment = is_text & np.append(True, ~is_text[:-1])
+    is_wrong = begins_segment & ~starts_word
+    is_wrong |= starts_word & (~is_text | (promise.rule.is_subword[examples.input_ids] & ~begins_segment))
+    return np.unique(_rows_of(np.flatnonzero(is_wrong), examples.offsets))
+
+
+def mask_faults(examples: Examples, masks: Masks, promise: Promise, promised: np.ndarray) -> dict[str, np.ndarray]:
     """Return the rows in which another number of tokens, or another kind, is predicted or put in than promised."""
     counts = np.diff(masks.offsets)
-    promised = num_to_mask(examples.lengths - promise.num_special, promise.rule)
     is_miscounted = (counts < 1) | (counts > promised) if promise.rule.whole_word else counts != promised
     row_of_mask = np.repeat(np.arange(len(examples)), counts)
     shown = examples.input_ids[flat_places(examples, masks)]
@@ -279,28 +286,36 @@ def mask_faults(examples: Examples, masks: Masks, promise: Promise) -> dict[str,
 
 
 def word_faults(
-    examples: Examples, masks: Masks, promise: Promise, is_text: np.ndarray, is_predicted: np.ndarray
+    examples: Examples,
+    masks: Masks,
+    originals: np.ndarray,
+    promise: Promise,
+    is_text: np.ndarray,
+    promised: np.ndarray,
 ) -> dict[str, np.ndarray]:
     """Return the rows in which a word is predicted in part, or was left out although it fitted.
 
-    Where not even the shortest word fits into the number of tokens to predict, one token of a word is.
+    Where not even the shortest word fits into the number of tokens to predict, one token of a word is. The words of a
+    segmenter, which finished examples do not show, are made of the words seen here: these are not predicted in part
+    either, but may be left out.
     """
-    ids = examples.input_ids.copy()
-    ids[flat_places(examples, masks)] = masks.original_ids
-    begins = ~promise.rule.is_subword[ids] | ~is_text
+    begins = ~promise.rule.is_subword[originals] | ~is_text
     begins[1:] |= ~is_text[:-1]  # a segment may begin inside a word
     starts = np.flatnonzero(begins)
     rows = _rows_of(starts, examples.offsets)
     # [CLS] and [SEP] count as words too long for any room.
-    sizes = np.where(is_text[starts], np.diff(np.append(starts, len(ids))), len(ids))
+    sizes = np.where(is_text[starts], np.diff(np.append(starts, len(originals))), len(originals))
+    is_predicted = np.zeros(len(originals), dtype=bool)
+    is_predicted[flat_places(examples, masks)] = True
     predicted = np.add.reduceat(is_predicted, starts, dtype=np.int64)
     counts = np.diff(masks.offsets)
-    promised = num_to_mask(examples.lengths - promise.num_special, promise.rule)
+    is_segmented = promise.config.word_segmenter is not None
     shortest = np.minimum.reduceat(sizes, np.searchsorted(starts, examples.offsets[:-1]))
-    is_exception = (shortest > promised) & (counts == 1)
+    is_exception = (is_segmented | (shortest > promised)) & (counts == 1)
     in_part = (predicted > 0) & (predicted < sizes) & ~is_exception[rows]
     left_out = (predicted == 0) & (sizes <= (promised - counts)[rows])
-    return {"whole words": np.unique(rows[in_part]), "words that fit": np.unique(rows[left_out])}
+    faults = {"whole words": np.unique(rows[in_part])}
+    return faults if is_segmented else {**faults, "words that fit": np.unique(rows[left_out])}
 
 
 def may_be_text(promise: Promise) -> np.ndarray:
@@ -318,18 +333,11 @@ def slices_of_masks(
     row_of_mask = np.repeat(np.arange(len(counts)), counts)
     before = np.cumsum(is_text) - is_text  # tokens of text before each token
     ranks = before[masks.positions + offsets[:-1][row_of_mask]] - before[offsets[:-1]][row_of_mask]
-    slices = np.bincount(ranks * NUM_SLICES // maskable[row_of_mask], minlength=NUM_SLICES)
+    maskable = np.maximum(maskable, 1)
+    slices = np.bincount(np.minimum(ranks * NUM_SLICES // maskable[row_of_mask], NUM_SLICES - 1), minlength=NUM_SLICES)
     bounds = -(-np.arange(NUM_SLICES + 1) * maskable[:, None] // NUM_SLICES)  # (rows, slices + 1)
     text = np.diff(bounds, axis=1)
     return slices, (text * (counts / maskable)[:, None]).sum(axis=0), text.sum(axis=0)
-
-
-def masks_of(examples: Examples) -> Masks | None:
-    return Masks(examples.masked_lm_positions, examples.masked_lm_ids, examples.masked_offsets)
-
-
-def labels_of(examples: Examples) -> np.ndarray | None:
-    return examples.next_sentence_label
 
 
 def flat_places(examples: Examples, masks: Masks) -> np.ndarray:

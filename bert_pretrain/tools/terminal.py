@@ -65,12 +65,11 @@ class Style:
 def example_lines(example: ExampleView, style: Style) -> Iterable[str]:
     """Yield an example: what it is, then A and B, wrapped to the width of the terminal."""
     label = f" · {example.label}" if example.label else ""
-    title = f"{example.split} row {example.row}: {example.num_tokens} tokens, {example.num_masked} predicted{label}"
+    title = f"{example.split} row {example.row}: {example.num_tokens} tokens, {example.predictions}{label}"
     yield style.paint(title, "title")
-    for name, segment in zip("AB", example.segments, strict=False):
-        lines = _wrapped(segment, style.columns - 3, style)
-        for number, line in enumerate(lines):
-            yield (style.paint(name, "title") if number == 0 else " ") + "  " + line
+    for segment in example.segments:
+        for number, line in enumerate(_wrapped(segment.pieces, style.columns - 3, style)):
+            yield (style.paint(segment.name, "title") if number == 0 else " ") + "  " + line
 
 
 def _wrapped(pieces: Sequence[Piece], columns: int, style: Style) -> list[str]:

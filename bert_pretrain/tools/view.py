@@ -3,6 +3,7 @@
 Input: rows of a split. Output: `ExampleView`s, free of control characters, which the terminal and the page draw.
 """
 
+import itertools
 import unicodedata
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,7 +18,7 @@ from bert_pretrain.tokenizer import Tokenizer
 Kind = Literal["plain", "mask", "random", "kept"]
 LABELS = {
     "nsp": ("B follows A", "B is from another document"),
-    "sop": ("B follows A", "A and B are swapped"),
+    "sop": ("A and B in order", "A and B swapped"),
 }
 _CLINGS_TO_THE_LEFT = frozenset(".,;:!?%)]}’”…")
 _CLINGS_TO_THE_RIGHT = frozenset("([{“‘")
@@ -35,6 +36,15 @@ class Piece:
 
 
 @dataclass(frozen=True)
+class Segment:
+    """The text up to a [SEP]."""
+
+    name: str
+    """A or B of a pair; otherwise a bullet."""
+    pieces: tuple[Piece, ...]
+
+
+@dataclass(frozen=True)
 class ExampleView:
     """One example to look at."""
 
@@ -42,11 +52,16 @@ class ExampleView:
     row: int
     shard: str
     num_tokens: int
-    num_masked: int
+    num_masked: int | None
+    """None where masks are still to be drawn."""
     label: str
     """In words; empty where there is none."""
-    segments: tuple[tuple[Piece, ...], ...]
-    """A, and B if there is one."""
+    segments: tuple[Segment, ...]
+
+    @property
+    def predictions(self) -> str:
+        """How many tokens are predicted, in words."""
+        return "masks drawn in training" if self.num_masked is None else f"{self.num_masked} predicted"
 
 
 def read_views(folder: DataFolder, split: str, rows: Sequence[int], tokenizer: Tokenizer) -> list[ExampleView]:
@@ -74,23 +89,32 @@ def view(
 ) -> ExampleView:
     """Return one example; broken ones too, as far as they can be read."""
     ids = examples.input_ids[examples.offsets[place] : examples.offsets[place + 1]].tolist()
-    span = slice(examples.masked_offsets[place], examples.masked_offsets[place + 1])
-    originals = dict(
-        zip(examples.masked_lm_positions[span].tolist(), examples.masked_lm_ids[span].tolist(), strict=True)
-    )
-    b_start = int(examples.segment_b_start[place])
-    bounds = [(1, b_start - 1), (b_start, len(ids) - 1)] if b_start < len(ids) else [(1, len(ids) - 1)]
-    label = int(examples.next_sentence_label[place])
-    names = LABELS.get(objective, ())
+    masks, labels, b_start = examples.masks, examples.next_sentence_label, int(examples.segment_b_start[place])
+    originals: dict[int, int] = {}
+    if masks is not None:
+        span = slice(masks.offsets[place], masks.offsets[place + 1])
+        originals = dict(zip(masks.positions[span].tolist(), masks.original_ids[span].tolist(), strict=True))
+    if b_start < len(ids):
+        bounds = [("A", 1, b_start - 1), ("B", b_start, len(ids) - 1)]
+    else:
+        ends = [place for place in range(1, len(ids)) if ids[place] == tokenizer.sep_id and place not in originals]
+        bounds = [("•", begin + 1, end) for begin, end in itertools.pairwise([0, *ends])]
     return ExampleView(
         split=split,
         row=row,
         shard=shard,
         num_tokens=len(ids),
-        num_masked=len(originals),
-        label=names[label] if label < len(names) else f"label {label}",
-        segments=tuple(tuple(_pieces(ids, range(*bound), originals, tokenizer)) for bound in bounds),
+        num_masked=None if masks is None else len(originals),
+        label="" if labels is None else _label(objective, int(labels[place])),
+        segments=tuple(
+            Segment(name, tuple(_pieces(ids, range(begin, end), originals, tokenizer))) for name, begin, end in bounds
+        ),
     )
+
+
+def _label(objective: str, label: int) -> str:
+    names = LABELS.get(objective, ())
+    return names[label] if label < len(names) else f"label {label}"
 
 
 def _pieces(ids: list[int], places: range, originals: dict[int, int], tokenizer: Tokenizer) -> list[Piece]:

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 from bert_pretrain.cli import app
 from bert_pretrain.config import load_config
-from bert_pretrain.examples import Examples
+from bert_pretrain.examples import Examples, Masks
 from bert_pretrain.files import read_json, write_json
 from bert_pretrain.make_data.run import make_data
 from bert_pretrain.shards import DataFolder, ShardRecord, read_shard, write_shard
@@ -22,6 +22,7 @@ from bert_pretrain.tokenizer import Tokenizer
 from bert_pretrain.tools.checks import CHANCE, binomial_range
 from bert_pretrain.tools.inspection import Inspection, look_into
 from bert_pretrain.tools.view import read_views
+from bert_pretrain.vocab.run import make_vocab
 
 Change = Callable[[Examples, Tokenizer], Examples]
 
@@ -77,9 +78,15 @@ def test_a_folder_of_a_few_examples_keeps_every_promise_whatever_the_seed(
         assert broken_promises(folder) == set()
 
 
+def masks_of(examples: Examples) -> Masks:
+    assert examples.masks is not None
+    return examples.masks
+
+
 def places(examples: Examples) -> np.ndarray:
     """Return where among all tokens the predicted ones stand."""
-    return examples.masked_lm_positions + np.repeat(examples.offsets[:-1], np.diff(examples.masked_offsets))
+    masks = masks_of(examples)
+    return masks.positions + np.repeat(examples.offsets[:-1], np.diff(masks.offsets))
 
 
 def with_tokens(examples: Examples, where: np.ndarray, ids: np.ndarray | int) -> Examples:
@@ -91,40 +98,53 @@ def with_tokens(examples: Examples, where: np.ndarray, ids: np.ndarray | int) ->
 def shown_anew(examples: Examples, tokenizer: Tokenizer, shares: tuple[float, float, float]) -> Examples:
     """Show the predicted tokens as [MASK], a random piece and the original with other shares."""
     generator = np.random.default_rng(5)
-    kinds = generator.choice(3, len(examples.masked_lm_ids), p=shares)
+    originals = masks_of(examples).original_ids
+    kinds = generator.choice(3, len(originals), p=shares)
     pieces = generator.choice(tokenizer.word_piece_ids, len(kinds))
-    return with_tokens(
-        examples, places(examples), np.choose(kinds, [tokenizer.mask_id, pieces, examples.masked_lm_ids])
-    )
+    return with_tokens(examples, places(examples), np.choose(kinds, [tokenizer.mask_id, pieces, originals]))
 
 
 def unpredicted(examples: Examples, is_kept: np.ndarray) -> Examples:
     """Forget some predictions: the original is shown, and no longer predicted."""
-    rows = np.repeat(np.arange(len(examples)), np.diff(examples.masked_offsets))[is_kept]
+    masks = masks_of(examples)
+    rows = np.repeat(np.arange(len(examples)), np.diff(masks.offsets))[is_kept]
     offsets = np.concatenate([[0], np.cumsum(np.bincount(rows, minlength=len(examples)))])
     return replace(
-        with_tokens(examples, places(examples)[~is_kept], examples.masked_lm_ids[~is_kept]),
-        masked_lm_positions=examples.masked_lm_positions[is_kept],
-        masked_lm_ids=examples.masked_lm_ids[is_kept],
-        masked_offsets=offsets,
+        with_tokens(examples, places(examples)[~is_kept], masks.original_ids[~is_kept]),
+        masks=Masks(masks.positions[is_kept], masks.original_ids[is_kept], offsets),
     )
+
+
+def without_one(number: int) -> Change:
+    """Forget the prediction of that number."""
+    return lambda examples, _: unpredicted(examples, np.arange(len(masks_of(examples).positions)) != number)
+
+
+def without_any(examples: Examples, _tokenizer: Tokenizer) -> Examples:
+    return unpredicted(examples, np.zeros(len(masks_of(examples).positions), dtype=bool))
 
 
 def masks_at_the_beginning(examples: Examples, tokenizer: Tokenizer) -> Examples:
     """Predict as many tokens of every example as before, but the first ones."""
-    plain = unpredicted(examples, np.zeros(len(examples.masked_lm_ids), dtype=bool))
-    counts = np.diff(examples.masked_offsets)
+    plain = without_any(examples, tokenizer)
+    counts = np.diff(masks_of(examples).offsets)
     maskable = ~np.isin(plain.input_ids, [tokenizer.cls_id, tokenizer.sep_id])
     ranks = np.cumsum(maskable) - np.cumsum(maskable)[examples.offsets[:-1]].repeat(examples.lengths)
     where = np.flatnonzero(maskable & (ranks <= counts.repeat(examples.lengths)))
     positions = where - examples.offsets[:-1].repeat(examples.lengths)[where]
-    moved = replace(
-        plain,
-        masked_lm_positions=positions.astype(np.uint16),
-        masked_lm_ids=plain.input_ids[where],
-        masked_offsets=examples.masked_offsets,
-    )
-    return shown_anew(moved, tokenizer, (0.8, 0.1, 0.1))
+    masks = Masks(positions.astype(np.uint16), plain.input_ids[where], masks_of(examples).offsets)
+    return shown_anew(replace(plain, masks=masks), tokenizer, (0.8, 0.1, 0.1))
+
+
+def mask_column(name: str, number: int, value: int) -> Change:
+    """Change one value of the columns of masks."""
+
+    def change(examples: Examples, _tokenizer: Tokenizer) -> Examples:
+        values = getattr(masks_of(examples), name).copy()
+        values[number] = value
+        return replace(examples, masks=replace(masks_of(examples), **{name: values}))
+
+    return change
 
 
 def column(name: str, row: int, value: int) -> Change:
@@ -156,7 +176,7 @@ def a_random_piece_is(token: str) -> Change:
 def a_plain_token_is(token: str) -> Change:
     def change(examples: Examples, tokenizer: Tokenizer) -> Examples:
         begin = int(examples.offsets[7])
-        predicted = set(places(examples).tolist())
+        predicted = set() if examples.masks is None else set(places(examples).tolist())
         place = next(place for place in range(begin + 1, begin + 20) if place not in predicted)
         return with_tokens(examples, np.array([place]), tokenizer.tokens.index(token))
 
@@ -164,11 +184,14 @@ def a_plain_token_is(token: str) -> Change:
 
 
 def an_original_is(token: str) -> Change:
-    return lambda examples, tokenizer: column("masked_lm_ids", 5, tokenizer.tokens.index(token))(examples, tokenizer)
+    return lambda examples, tokenizer: mask_column("original_ids", 5, tokenizer.tokens.index(token))(
+        examples, tokenizer
+    )
 
 
 def without_labels_of_one_kind(examples: Examples, _tokenizer: Tokenizer) -> Examples:
     """Drop a tenth of the examples with label 1."""
+    assert examples.next_sentence_label is not None
     ones = np.flatnonzero(examples.next_sentence_label == 1)
     return examples.take(np.setdiff1d(np.arange(len(examples)), ones[::10]))
 
@@ -184,13 +207,11 @@ DAMAGES: dict[str, tuple[Change, str]] = {
     "no B": (column("segment_b_start", 4, 2), "segments"),
     "B behind the end": (column("segment_b_start", 4, 60000), "segments"),
     "unknown id": (column("input_ids", 40, 60000), "token ids"),
-    "unknown original": (column("masked_lm_ids", 2, 60000), "token ids"),
-    "position on [CLS]": (column("masked_lm_positions", 0, 0), "masked positions"),
-    "position behind the end": (column("masked_lm_positions", 0, 63), "masked positions"),
+    "unknown original": (mask_column("original_ids", 2, 60000), "token ids"),
+    "position on [CLS]": (mask_column("positions", 0, 0), "masked positions"),
+    "position behind the end": (mask_column("positions", 0, 63), "masked positions"),
     "position twice": (
-        lambda examples, tokenizer: column("masked_lm_positions", 1, examples.masked_lm_positions[0])(
-            examples, tokenizer
-        ),
+        lambda examples, _: mask_column("positions", 1, masks_of(examples).positions[0])(examples, _),
         "masked positions",
     ),
     "[PAD] masked": (an_original_is("[PAD]"), "masked tokens"),
@@ -203,14 +224,10 @@ DAMAGES: dict[str, tuple[Change, str]] = {
     "[PAD] in the text": (a_plain_token_is("[PAD]"), "special tokens"),
     "[SEP] in the text": (a_plain_token_is("[SEP]"), "special tokens"),
     "no [CLS]": (first_token_is_text, "special tokens"),
-    "one prediction too few": (
-        lambda examples, _: unpredicted(examples, np.arange(len(examples.masked_lm_ids)) != 17),
-        "predictions",
-    ),
-    "nothing predicted": (
-        lambda examples, _: unpredicted(examples, np.zeros(len(examples.masked_lm_ids), dtype=bool)),
-        "masked",
-    ),
+    "one prediction too few": (without_one(17), "predictions"),
+    "nothing predicted": (without_any, "masked"),
+    "no masks": (lambda examples, _: replace(examples, masks=None), "columns"),
+    "no labels": (lambda examples, _: replace(examples, next_sentence_label=None), "columns"),
     "70 % shown as [MASK]": (lambda *given: shown_anew(*given, (0.7, 0.15, 0.15)), "shown as mask"),
     "no random ones": (lambda *given: shown_anew(*given, (0.8, 0.0, 0.2)), "shown as random"),
     "none left": (lambda *given: shown_anew(*given, (0.8, 0.2, 0.0)), "shown as original"),
@@ -243,15 +260,15 @@ def test_half_a_word_is_noticed_where_words_are_promised_whole(
 ) -> None:
     def half(examples: Examples, tokenizer: Tokenizer) -> Examples:
         """Predict, of the first word of several pieces that is predicted, one piece less."""
-        where = places(examples)
-        continued = tokenizer.is_subword[examples.masked_lm_ids[1:]] & (np.diff(where) == 1)
-        return unpredicted(examples, np.arange(len(where)) != np.flatnonzero(continued)[0] + 1)
+        continued = tokenizer.is_subword[masks_of(examples).original_ids[1:]] & (np.diff(places(examples)) == 1)
+        return without_one(int(np.flatnonzero(continued)[0]) + 1)(examples, tokenizer)
 
     assert ("train", "whole words") in broken_promises(rewritten(whole_word_folder, tmp_path / "half", half))
 
     def a_word_less(examples: Examples, tokenizer: Tokenizer) -> Examples:
         """Leave a word out that the number of predictions has room for: all of the first example but one."""
-        return unpredicted(examples, np.arange(len(examples.masked_lm_ids)) >= examples.masked_offsets[1] - 1)
+        masks = masks_of(examples)
+        return unpredicted(examples, np.arange(len(masks.positions)) >= masks.offsets[1] - 1)
 
     less = broken_promises(rewritten(whole_word_folder, tmp_path / "less", a_word_less))
     assert ("train", "words that fit") in less
@@ -261,6 +278,65 @@ def test_half_a_word_is_noticed_where_words_are_promised_whole(
     manifest["config"]["data"]["whole_word_mask"] = True
     write_json(pieces / "manifest.json", manifest)
     assert ("train", "whole words") in broken_promises(pieces)
+
+
+OBJECTIVES = {
+    "sentence order": ["next_sentence=sop"],
+    "no pairs": ["next_sentence=none"],
+    "no pairs, whole words": ["next_sentence=none", "whole_word_mask=true"],
+    "masks drawn later": ["masking=dynamic"],
+    "no pairs, masks drawn later": ["next_sentence=none", "masking=dynamic"],
+}
+
+
+@pytest.fixture(scope="module", params=OBJECTIVES.values(), ids=OBJECTIVES)
+def other_objective(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, english_text: Path, vocab_folder: Path
+) -> Path:
+    settings = [f"data.{setting}" for setting in (*request.param, "max_seq_length=64", "dupe_factor=1")]
+    output = tmp_path_factory.mktemp("objective") / "data"
+    return make_data(load_config(settings=settings), [str(english_text)], vocab_folder, output, workers=1)
+
+
+def test_every_objective_is_shown_and_checked_by_its_own_promises(other_objective: Path, tmp_path: Path) -> None:
+    found = looked_into(other_objective)
+    assert found.violations == []
+    config = found.config
+    names = {check.name for check in found.checks if check.split == "train"}
+    assert ("predictions" in names) == (config.masking == "static")
+    assert {"is-next", "in order"} & names == {"nsp": {"is-next"}, "sop": {"in order"}, "none": set()}[
+        config.next_sentence
+    ]
+    assert "predictions" in {check.name for check in found.checks if check.split == "validation"}
+    result = CliRunner().invoke(app, ["inspect", str(other_objective), "--stats", "--rows", "2"])
+    assert result.exit_code == 0, result.output
+    assert ("masks drawn in training" in result.stdout) == (config.masking == "dynamic")
+    page = CliRunner().invoke(app, ["inspect", str(other_objective), "--html", str(tmp_path / "page.html")])
+    assert page.exit_code == 0, page.output
+    for token in ("[MASK]", "[PAD]"):
+        folder = rewritten(other_objective, tmp_path / token, a_plain_token_is(token))
+        assert ("train", "special tokens") in broken_promises(folder)
+
+
+def test_words_of_a_segmenter_begin_where_segments_do(tmp_path: Path, chinese_text: Path) -> None:
+    pytest.importorskip("jieba")
+    config = load_config(
+        settings=["vocab.size=1500", "data.dupe_factor=1", "data.whole_word_mask=true", "data.word_segmenter=jieba"]
+    )
+    vocab = make_vocab(config, [str(chinese_text)], tmp_path / "vocab", workers=1)
+    static = make_data(config, [str(chinese_text)], vocab, tmp_path / "static", workers=1)
+    assert broken_promises(static) == set()
+    dynamic = config.model_copy(update={"data": config.data.model_copy(update={"masking": "dynamic"})})
+    folder = make_data(dynamic, [str(chinese_text)], vocab, tmp_path / "dynamic", workers=1)
+    assert broken_promises(folder) == set()
+
+    def inside_a_word(examples: Examples, _tokenizer: Tokenizer) -> Examples:
+        assert examples.starts_word is not None
+        starts_word = examples.starts_word.copy()
+        starts_word[1] = False
+        return replace(examples, starts_word=starts_word)
+
+    assert ("train", "word starts") in broken_promises(rewritten(folder, tmp_path / "inside", inside_a_word))
 
 
 def test_a_damaged_shard_is_named_and_the_others_are_still_counted(data_folder: Path, tmp_path: Path) -> None:
@@ -314,7 +390,7 @@ def test_what_is_shown_is_what_is_stored(data_folder: Path) -> None:
     rows = [first + 2, first, 1]
     shown = read_views(folder, "train", rows, tokenizer)
     assert [example.row for example in shown] == rows
-    originals = with_tokens(examples, places(examples), examples.masked_lm_ids)
+    originals = with_tokens(examples, places(examples), masks_of(examples).original_ids)
     for example in shown[:2]:
         place = example.row - first
         span = slice(examples.offsets[place], examples.offsets[place + 1])
@@ -322,18 +398,18 @@ def test_what_is_shown_is_what_is_stored(data_folder: Path) -> None:
         for table, name in ((examples, "shown"), (originals, "original")):
             ids = table.input_ids[span].tolist()
             for segment, part in zip(example.segments, (ids[1 : split - 1], ids[split:-1]), strict=True):
-                assert [getattr(piece, name).removeprefix("##") for piece in segment] == [
+                assert [getattr(piece, name).removeprefix("##") for piece in segment.pieces] == [
                     tokenizer.tokens[token].removeprefix("##") for token in part
                 ]
-        kinds = [piece.kind for segment in example.segments for piece in segment]
-        assert (
-            len(kinds) - kinds.count("plain")
-            == example.num_masked
-            == len(examples.masked_lm_ids[examples.masked_offsets[place] : examples.masked_offsets[place + 1]])
-        )
+        kinds = [piece.kind for segment in example.segments for piece in segment.pieces]
+        assert len(kinds) - kinds.count("plain") == example.num_masked == np.diff(masks_of(examples).offsets)[place]
+        assert examples.next_sentence_label is not None
         is_next = examples.next_sentence_label[place] == 0
         assert example.label == ("B follows A" if is_next else "B is from another document")
-    assert {piece.kind for example in shown for segment in example.segments for piece in segment} >= {"plain", "mask"}
+    assert {piece.kind for example in shown for segment in example.segments for piece in segment.pieces} >= {
+        "plain",
+        "mask",
+    }
 
 
 def test_rows_are_chosen_by_number_or_by_seed(data_folder: Path) -> None:
