@@ -21,7 +21,7 @@ _MOST_COLUMNS = 120
 def show(inspection: Inspection, *, examples: Sequence[ExampleView], figures: bool) -> None:
     """Print examples, figures if asked, and what the checks found."""
     style = Style()
-    if examples:
+    if any(example.num_masked for example in examples):
         legend = " · ".join(
             f"{style.paint(_marked(piece), piece.kind)} {meaning}"
             for piece, meaning in (
@@ -30,15 +30,15 @@ def show(inspection: Inspection, *, examples: Sequence[ExampleView], figures: bo
                 (Piece("word", "word", "kept", True), "left as it is, predicted all the same"),
             )
         )
-        style.say(legend)
+        style.say(legend + "\n")
     for example in examples:
-        style.say("")
         for line in example_lines(example, style):
             style.say(line)
+        style.say("")
     if figures:
         for line in _figure_lines(inspection, style):
             style.say(line)
-    style.say("")
+        style.say("")
     for line in _verdict_lines(inspection, style, everything=figures):
         style.say(line)
 
