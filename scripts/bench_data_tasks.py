@@ -12,9 +12,10 @@ from typing import Any
 
 import numpy as np
 
-from bert_pretrain.tokenizer import Encoder, Tokenizer
+from bert_pretrain.encoder import Encoder
+from bert_pretrain.tokenizer import Tokenizer
 
-BLOCK_BYTES = 8 << 20  # as the token store feeds its encoder
+BLOCK_BYTES = 4 << 20  # as the token store feeds its encoder
 PEER_SENTENCES = 10_000  # in one call of encode_batch_fast
 
 

@@ -319,7 +319,6 @@ def test_every_objective_is_shown_and_checked_by_its_own_promises(other_objectiv
 
 
 def test_words_of_a_segmenter_begin_where_segments_do(tmp_path: Path, chinese_text: Path) -> None:
-    pytest.importorskip("jieba")
     config = load_config(
         settings=["vocab.size=1500", "data.dupe_factor=1", "data.whole_word_mask=true", "data.word_segmenter=jieba"]
     )
