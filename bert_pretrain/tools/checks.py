@@ -78,7 +78,7 @@ def check_split(split: str, survey: Survey, config: DataConfig, most: int, num_p
     if "label" in survey.faults:
         checks.append(_label_check(split, survey, sums["label_0"], sums["examples"], config))
     if "predictions" in survey.faults:
-        checks.append(_masked_check(split, survey, sums, config))
+        checks.append(_masked_check(split, survey, config))
         checks += _shown_checks(split, sums, num_pieces)
         if not config.whole_word_mask:  # short words are taken more easily, wherever these stand
             checks.append(_spread_check(split, survey))
@@ -91,7 +91,7 @@ def check_manifest(split: str, survey: Survey, recorded: dict[str, Any], config:
     pairs = {name: (recorded.get(name), measured[name]) for name in ("rows", "tokens")}
     said = recorded.get("statistics", {})
     pairs.update({name: (said.get(name), value) for name, value in measured["statistics"].items() if name != "drops"})
-    different = [f"{name}: {old} there, {new} here" for name, (old, new) in pairs.items() if not _is_equal(old, new)]
+    different = [_difference(name, old, new) for name, (old, new) in pairs.items() if not _is_equal(old, new)]
     return Check(
         split,
         "manifest",
@@ -161,9 +161,9 @@ def _label_check(split: str, survey: Survey, is_next: int, examples: int, config
     )
 
 
-def _masked_check(split: str, survey: Survey, sums: Counter[str], config: DataConfig) -> Check:
-    maskable = max(1, sums["maskable_tokens"])
-    masked, promised = sums["masked_tokens"], survey.promised_predictions
+def _masked_check(split: str, survey: Survey, config: DataConfig) -> Check:
+    maskable = max(1, int(survey.text_slices.sum()))
+    masked, promised = survey.made_predictions, survey.promised_predictions
     return Check(
         split,
         "masked",
@@ -221,6 +221,12 @@ def _spread_check(split: str, survey: Survey) -> Check:
         f"{low / max(1, trials):.2%} to {high / max(1, trials):.2%}",
         all(low <= found <= high for _, _, found, low, high in checked),
     )
+
+
+def _difference(name: str, old: Any, new: Any) -> str:
+    if isinstance(new, dict):
+        return f"{name} is another"
+    return f"{name} {old:.6g} there, {new:.6g} here" if isinstance(old, float) else f"{name} {old} there, {new} here"
 
 
 def _is_equal(old: Any, new: Any) -> bool:

@@ -1,7 +1,7 @@
 """What the shards of a data folder hold, counted again: figures, histograms, and the rows that break a rule.
 
 Input: a data folder. Output: a `Survey` of each split, the sum of those of its shards. One shard a process is in memory
-at a time, and is worked on in whole arrays; a row whose layout is broken is counted as such and left out of the rest.
+at a time, and is worked on in whole arrays. A row whose layout is broken is counted as such; its tokens are not judged.
 """
 
 from collections import Counter
@@ -73,6 +73,8 @@ class Survey:
     """The largest difference between the numbers of labels 0 and 1 in a shard."""
     promised_predictions: int = 0
     """What the numbers of masked tokens add up to if each is as many as the configuration allows."""
+    made_predictions: int = 0
+    """What they do add up to, in the same examples."""
     predictions: np.ndarray = field(default_factory=lambda: np.zeros(1, dtype=np.int64))
     """How many examples have 0, 1, 2 … masked tokens."""
     slices: np.ndarray = field(default_factory=lambda: np.zeros(NUM_SLICES, dtype=np.int64))
@@ -94,6 +96,7 @@ class Survey:
         self.longest = max(self.longest, other.longest)
         self.label_imbalance = max(self.label_imbalance, other.label_imbalance)
         self.promised_predictions += other.promised_predictions
+        self.made_predictions += other.made_predictions
         longer, shorter = sorted((self.predictions, other.predictions), key=len, reverse=True)
         self.predictions = longer + np.pad(shorter, (0, len(longer) - len(shorter)))
         self.slices = self.slices + other.slices
@@ -167,10 +170,13 @@ def count(examples: Examples, promise: Promise, survey: Survey, first_row: int, 
     broken = np.unique(np.concatenate([*faults.values()]))
     rows = np.setdiff1d(np.arange(len(examples)), broken)
     sound = examples.take(rows) if len(broken) else examples
-    statistics = summary.measure(sound, promise.tokenizer, promise.config.max_seq_length)
+    # Figures can be taken of all rows but those whose masks lie outside.
+    outside = faults.get("masked positions", np.zeros(0, dtype=np.int64))
+    counted = examples.take(np.setdiff1d(np.arange(len(examples)), outside)) if len(outside) else examples
+    statistics = summary.measure(counted, promise.tokenizer, promise.config.max_seq_length)
     survey.results.append({"statistics": statistics, "drops": {}})
     if "label_0" in statistics:
-        survey.label_imbalance = abs(2 * statistics["label_0"] - len(sound))
+        survey.label_imbalance = abs(2 * statistics["label_0"] - len(counted))
     content = count_content(sound, promise, survey) if len(sound) else {}
     for name, found in (faults | {name: rows[found] for name, found in content.items()}).items():
         survey.faults[name] = Fault(len(found), first_row + int(found[0]) if len(found) else None)
@@ -191,7 +197,7 @@ def count_content(sound: Examples, promise: Promise, survey: Survey) -> dict[str
     faults |= mask_faults(sound, masks, promise, promised)
     if promise.rule.whole_word:
         faults |= word_faults(sound, masks, originals, promise, is_text, promised)
-    survey.promised_predictions = int(promised.sum())
+    survey.promised_predictions, survey.made_predictions = int(promised.sum()), len(masks.positions)
     survey.predictions = np.bincount(np.diff(masks.offsets), minlength=1)
     survey.slices, survey.expected_slices, survey.text_slices = slices_of_masks(masks, is_text, sound.offsets, maskable)
     return faults

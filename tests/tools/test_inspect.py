@@ -235,11 +235,16 @@ DAMAGES: dict[str, tuple[Change, str]] = {
 }
 
 
+LONE = ("is-next", "label", "length", "segments", "token ids", "masked tokens", "special tokens", "spread of masks")
+
+
 @pytest.mark.parametrize(("change", "promise"), DAMAGES.values(), ids=DAMAGES)
 def test_a_broken_promise_is_named(data_folder: Path, tmp_path: Path, change: Change, promise: str) -> None:
     found = looked_into(rewritten(data_folder, tmp_path / "data", change))
     assert ("train", promise) in {(check.split, check.name) for check in found.violations}
     assert {check.split for check in found.violations} == {"train"}
+    # The manifest's figures differ too; beyond that, one damage does not set off a row of others.
+    assert len({check.name for check in found.violations} - {"manifest"}) <= (1 if promise in LONE else 4)
     for check in found.violations:
         assert check.measured
         assert check.expected
@@ -363,7 +368,7 @@ def test_figures_that_are_not_those_of_the_shards_are_named(data_folder: Path, t
     write_json(folder / "manifest.json", manifest)
     (check,) = looked_into(folder).violations
     assert (check.split, check.name) == ("train", "manifest")
-    assert "unk_share: 0.25 there" in check.measured
+    assert "unk_share 0.25 there" in check.measured
 
 
 def test_bounds_hold_whatever_the_number_of_trials_and_are_not_loose() -> None:
