@@ -143,7 +143,7 @@ def _survey_shard(task: _Task) -> Survey:
     try:
         examples = read_shard(task.folder, task.record)
     except DataError as error:
-        survey.damaged[task.record.path] = error.what
+        survey.damaged[task.record.path] = f"{error.what} ({error.remedy})"
     except (KeyError, TypeError, pa.ArrowException) as error:
         survey.damaged[task.record.path] = f"the shard {task.record.path} does not hold examples: {error}"
     else:
