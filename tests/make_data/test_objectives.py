@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from bert_pretrain import documents
+from bert_pretrain.config import load_config
 from bert_pretrain.errors import InputError
 from bert_pretrain.examples import Examples
 from bert_pretrain.make_data.ingest import ingest
@@ -18,6 +19,7 @@ from bert_pretrain.make_data.token_store import piece_folder, store_key
 from bert_pretrain.shards import DataFolder, read_shard
 from bert_pretrain.sources import resolve
 from bert_pretrain.tokenizer import Tokenizer
+from bert_pretrain.vocab.run import make_vocab
 
 from .conftest import NUM_RESERVED, Numbered, label_from_form, originals
 from .test_run import CORPORA, SMALL, digests, lengths
@@ -288,3 +290,23 @@ def test_segmented_words_are_masked_whole_or_told_to_training(segmented, variant
             whole, divided = whole + (halves == 2).sum(), divided + (halves == 1).sum()
     # An example of a few tokens predicts one, where no word of two fits.
     assert divided < 0.1 * whole
+
+
+def test_words_of_chinese_are_those_of_the_segmenter(
+    chinese_text: Path, chinese_documents: list[list[str]], tmp_path: Path
+) -> None:
+    rjieba = pytest.importorskip("rjieba")
+    settings = ["vocab.size=1000", "vocab.min_frequency=1", "data.sentence_splitter=lines"]
+    settings += ["data.next_sentence=none", "data.masking=dynamic", "data.dupe_factor=1", "data.validation_fraction=0"]
+    config = load_config(settings=[*settings, "data.whole_word_mask=true", "data.word_segmenter=jieba"])
+    vocab = make_vocab(config, [str(chinese_text)], tmp_path / "vocab", workers=1)
+    data = make_data(config, [str(chinese_text)], vocab, tmp_path / "data", workers=1)
+    tokenizer = Tokenizer.load(vocab)
+    found: Counter[str] = Counter()
+    for table in tables(data, "train"):
+        assert table.starts_word is not None
+        characters = ["" if token <= tokenizer.mask_id else tokenizer.tokens[token] for token in table.input_ids]
+        starts = np.flatnonzero(table.starts_word)
+        found.update("".join(characters[begin:end]) for begin, end in itertools.pairwise([*starts, len(characters)]))
+    assert found == Counter(word for document in chinese_documents for text in document for word in rjieba.cut(text))
+    assert sum(count for word, count in found.items() if len(word) > 1) > 1000

@@ -32,6 +32,17 @@ def test_one_and_several_runs_become_a_picture(run: Path, tmp_path: Path) -> Non
         draw_curves([run], tmp_path / "curves.txt")
 
 
+def test_a_run_without_pairs_has_no_panels_of_them(run: Path, tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    assert "next sentence" in draw_curves([run], tmp_path / "pairs.svg").read_text()
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()[:-1]]
+    lines = [{name: None if "nsp" in name else value for name, value in line.items()} for line in lines]
+    (run / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    drawn = draw_curves([run], tmp_path / "none.svg").read_text()
+    assert "masked words" in drawn
+    assert "next sentence" not in drawn
+
+
 def test_a_line_that_is_being_written_is_left_out(run: Path) -> None:
     assert read_metrics(run)[-1]["step"] == 50
 

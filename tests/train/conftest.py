@@ -4,6 +4,7 @@ A masked word follows from its neighbours, and B follows A if both speak of one 
 """
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -63,21 +64,44 @@ def make_examples(rows: int, generator: np.random.Generator, max_seq_length: int
     )
 
 
-def make_data_folder(folder: Path, *, shard_rows: tuple[int, ...] = (150, 90, 120), validation_rows: int = 60) -> Path:
-    """Write a data folder as stage 2 does."""
+def unmasked(examples: Examples) -> Examples:
+    """The same examples before they were masked."""
+    masks = examples.masks
+    assert masks is not None
+    ids = examples.input_ids.copy()
+    ids[np.repeat(examples.offsets[:-1], np.diff(masks.offsets)) + masks.positions] = masks.original_ids
+    return replace(examples, input_ids=ids, masks=None)
+
+
+def make_data_folder(
+    folder: Path,
+    *,
+    shard_rows: tuple[int, ...] = (150, 90, 120),
+    validation_rows: int = 60,
+    starts_word: Callable[[np.ndarray], np.ndarray] | None = None,
+    **settings: Any,
+) -> Path:
+    """Write a data folder as stage 2 does; settings are those of the section `data`."""
     generator = np.random.default_rng(7)
     (folder / "tokenizer").mkdir(parents=True)
     tokenizer = make_tokenizer()
     tokenizer.save(folder / "tokenizer")
     splits: dict[str, Any] = {}
     for split, rows_of in (("train", shard_rows), ("validation", (validation_rows,) if validation_rows else ())):
-        shards = [
-            write_shard(folder, f"{split}/{number:05d}.parquet", make_examples(rows, generator)).as_json()
-            for number, rows in enumerate(rows_of)
-        ]
+        shards = []
+        for number, rows in enumerate(rows_of):
+            examples = make_examples(rows, generator)
+            if settings.get("next_sentence") == "none":
+                lengths = examples.lengths.astype(np.uint16)
+                examples = replace(examples, segment_b_start=lengths, next_sentence_label=None)
+            if settings.get("masking") == "dynamic" and split == "train":
+                examples = unmasked(examples)
+                if starts_word is not None:
+                    examples = replace(examples, starts_word=starts_word(examples.input_ids))
+            shards.append(write_shard(folder, f"{split}/{number:05d}.parquet", examples).as_json())
         splits[split] = {"shards": shards}
     body = {
-        "config": {"data": {"max_seq_length": 32}},
+        "config": {"data": {"max_seq_length": 32, **settings}},
         "tokenizer": {"vocab_size": tokenizer.vocab_size, "hash": tokenizer.hash},
         "splits": splits,
     }

@@ -1,0 +1,43 @@
+"""`run`: all stages and phases from one configuration, whatever objective each phase has."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from bert_pretrain.config import Config
+from bert_pretrain.pipeline import run_pipeline
+
+
+def test_phases_of_unlike_objectives_follow_one_another(
+    english_text: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    train = {"max_steps": 3, "global_batch_size": 16, "micro_batch_tokens": 1024, "precision": "fp32", "device": "cpu"}
+    config = Config.model_validate(
+        {
+            "inputs": [str(english_text)],
+            "vocab": {"size": 1500},
+            "data": {"max_seq_length": 32, "dupe_factor": 1, "validation_fraction": 0.05},
+            "model": {
+                "hidden_size": 16,
+                "num_hidden_layers": 1,
+                "num_attention_heads": 2,
+                "intermediate_size": 32,
+                "max_position_embeddings": 64,
+            },
+            "train": train,
+            "phases": [
+                {"name": "words", "data": {"next_sentence": "none", "masking": "dynamic"}},
+                {"name": "order", "data": {"next_sentence": "sop", "max_seq_length": 64}},
+            ],
+        }
+    )
+    model = run_pipeline(config, tmp_path / "out", workers=1)
+    assert model == tmp_path / "out" / "train" / "order" / "model"
+    out = capsys.readouterr().out
+    table = out[out.index("held out            MLM") :].splitlines()[1:5]
+    assert [line.split()[0] for line in table] == ["words", "words", "order", "order"]
+    assert [line.split()[-1] == "–" for line in table] == [True, True, False, False]
+    lines = [json.loads(line) for line in (model.parent / "metrics.jsonl").read_text().splitlines()]
+    assert lines[-2]["step"] == 6
+    assert lines[-2]["nsp_loss"] > 0
