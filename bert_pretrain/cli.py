@@ -120,7 +120,7 @@ def make_data(
         bool, typer.Option("--verify", help="Check every byte of a finished output, not only sizes and footers.")
     ] = False,
 ) -> None:
-    """Make sentence-pair examples with masks, in shards.
+    """Make examples for training, in shards.
 
     Example: bert-pretrain make-data corpus/*.txt.gz --vocab vocab --output data --set data.max_seq_length=128
     """

@@ -137,23 +137,24 @@ def _choose_words(
     word = np.cumsum(begins, axis=1) - 1  # (rows, columns): the number of each token's word
     rows, num_words = len(begins), int(begins.sum(axis=1).max())
     row_of = np.nonzero(candidates)[0]
-    lengths = np.zeros((rows, num_words), dtype=np.int64)
-    np.add.at(lengths, (row_of, word[candidates]), 1)
+    lengths = np.bincount(row_of * num_words + word[candidates], minlength=rows * num_words).reshape(rows, num_words)
     order = _random_keys(lengths > 0, rng)
     order.sort(axis=1)
     order = (order & np.uint64(0xFFFF)).astype(np.int64)
     chosen = np.zeros((rows, num_words), dtype=bool)
     used = np.zeros(rows, dtype=np.int64)
-    every_row = np.arange(rows)
+    unfilled = np.arange(rows)
     for rank in range(num_words):
-        candidate = np.minimum(order[:, rank], num_words - 1)
-        size = np.where(order[:, rank] < num_words, lengths[every_row, candidate], 0)
-        fits = (size > 0) & (used + size <= limit)
-        chosen[every_row[fits], candidate[fits]] = True
-        used += np.where(fits, size, 0)
-        if (used >= limit).all():
+        candidate = order[unfilled, rank]
+        unfilled, candidate = unfilled[candidate < num_words], candidate[candidate < num_words]
+        sizes = lengths[unfilled, candidate]
+        fits = used[unfilled] + sizes <= limit[unfilled]
+        chosen[unfilled[fits], candidate[fits]] = True
+        used[unfilled[fits]] += sizes[fits]
+        unfilled = unfilled[used[unfilled] < limit[unfilled]]
+        if not len(unfilled):
             break
-    selected = candidates & chosen[every_row[:, None], np.clip(word, 0, num_words - 1)]
+    selected = candidates & np.take_along_axis(chosen, np.maximum(word, 0), axis=1)
     empty = np.flatnonzero(used == 0)
     if len(empty):
         first = np.argmin(_random_keys(candidates[empty], rng), axis=1)
