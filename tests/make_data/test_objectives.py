@@ -233,7 +233,7 @@ def test_the_contents_are_the_stored_ones(numbered) -> None:
     """
     import os
 
-    corpus = numbered([*lengths(50, 40, (1, 20), (3, 30)), *lengths(51, 3, (1, 300), (1, 90))])
+    corpus = numbered([*lengths(50, 40, (1, 20), (3, 30)), *lengths(51, 3, (1, 40), (1, 90))])
     found = {
         variant: DataFolder.open(corpus.make(*SMALL, *settings, name=variant)).content_hash
         for variant, settings in {**VARIANTS, "whole words": ("data.whole_word_mask=true",)}.items()
