@@ -234,8 +234,9 @@ def _read_parquet(part: Part, config: DataConfig, counts: Counter[str]) -> Itera
 
     with open_input(part.source.location) as file:
         try:
-            # A compressed Parquet file cannot be sought in, so it is read whole.
-            data = pa.BufferReader(file.read()) if is_compressed(part.source.location) else file
+            # What cannot be sought in, compressed or sent by a simple server, is read whole.
+            is_whole = is_compressed(part.source.location) or not file.seekable()
+            data = pa.BufferReader(file.read()) if is_whole else file
             table = pq.ParquetFile(data)
             if config.text_field not in table.schema_arrow.names:
                 raise _no_column(part.source.location, config.text_field, table.schema_arrow.names)

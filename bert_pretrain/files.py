@@ -21,6 +21,7 @@ from bert_pretrain.errors import DataError, InputError, OutputError
 
 LOCK = ".lock"
 CHECKSUMS = "checksums.json"
+_REMOTE_BUFFER_BYTES = 1 << 20
 COMPRESSIONS = (".gz", ".bz2", ".xz", ".zst")
 
 
@@ -59,7 +60,51 @@ def _open_raw(location: str) -> BinaryIO:
         return open(location, "rb")
     import fsspec
 
-    return cast(BinaryIO, fsspec.open(location, "rb").open())
+    try:
+        return cast(BinaryIO, io.BufferedReader(_Remote(fsspec.open(location, "rb").open()), _REMOTE_BUFFER_BYTES))
+    except OSError:
+        raise
+    except Exception as error:  # each file system has errors of its own
+        raise OSError(f"{type(error).__name__}: {error}") from error
+
+
+class _Remote(io.RawIOBase):
+    """A file of fsspec as `io` knows files: one kind of error, and sought in only where its server allows that."""
+
+    def __init__(self, file: Any) -> None:
+        self._file = file
+        try:  # the stream of a server that cannot send a part of a file calls itself seekable, and is not
+            file.seek(1)
+            file.seek(0)
+            self._is_seekable = True
+        except (ValueError, OSError):
+            self._is_seekable = False
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return self._is_seekable
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        return int(self._file.seek(offset, whence))
+
+    def tell(self) -> int:
+        return int(self._file.tell())
+
+    def readinto(self, buffer: Any) -> int:
+        try:
+            data = self._file.read(len(buffer))
+        except OSError:
+            raise
+        except Exception as error:  # each file system has errors of its own
+            raise OSError(f"{type(error).__name__}: {error}") from error
+        buffer[: len(data)] = data
+        return len(data)
+
+    def close(self) -> None:
+        self._file.close()
+        super().close()
 
 
 class _Readable(io.RawIOBase):

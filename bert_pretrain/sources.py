@@ -22,6 +22,8 @@ from bert_pretrain.files import COMPRESSIONS, is_url, open_input
 
 FORMATS = {".txt": "txt", ".jsonl": "jsonl", ".json": "jsonl", ".ndjson": "jsonl", ".parquet": "parquet", ".csv": "csv"}
 DATASET = "dataset:"
+_VERSIONS = ("ETag", "etag", "blob_id", "Content-MD5", "mtime", "LastModified", "Last-Modified", "updated", "modified")
+"""What file systems call that which changes with a file, the best first."""
 SUPPORTED = f"{', '.join(FORMATS)}, each also {', '.join(COMPRESSIONS)}, or a folder saved by datasets"
 # What reading damaged files raises; not all decompressors keep to OSError.
 READ_ERRORS = (OSError, EOFError, ValueError, zlib.error, lzma.LZMAError)
@@ -65,20 +67,20 @@ class Source:
         return replace(self, location=self.location[:begin] + os.path.abspath(folder) + rest) if folder else self
 
     def check_unchanged(self) -> None:
-        """Make sure that a local file or folder still is what it was when it was resolved.
+        """Make sure that an input still is what it was when it was resolved, as far as its version tells.
 
         Raises:
             InputError: when it is not, or is gone.
         """
-        try:
-            if self.format == "dataset":
-                now = _dataset_source(self.location)
-            elif self.is_local:
-                now = _file_source(Path(self.location))
-            else:
-                return
-        except (OSError, InputError):
-            now = None
+        now: Source | None
+        if is_url(self.location):
+            now = _url_source(self.location, *_open_url(self.location))
+        else:
+            try:
+                is_dataset = self.format == "dataset"
+                now = _dataset_source(self.location) if is_dataset else _file_source(Path(self.location))
+            except (OSError, InputError):
+                now = None
         if now is None or (now.size, now.version) != (self.size, self.version):
             raise InputError(
                 "the input changed while it was read",
@@ -107,6 +109,11 @@ def resolve(inputs: Sequence[str], config: DataConfig) -> list[Source]:
         if name in seen:
             raise InputError("an input is given twice", where=source.location, remedy="name it once")
         seen.add(name)
+    if unversioned := [source.location for source in sources if not source.version]:
+        print(
+            f"nothing tells the version of {', '.join(unversioned[:3])}{' …' if len(unversioned) > 3 else ''}: if it "
+            "changes, this will not be noticed, and the same command counts as the same"
+        )
     return [_with_layout(source, config) for source in sources]
 
 
@@ -144,29 +151,50 @@ def _file_source(path: Path) -> Source:
 
 
 def _resolve_url(url: str) -> list[Source]:
+    filesystem, path = _open_url(url)
+    try:
+        paths = sorted(filesystem.glob(path)) if any(character in url for character in "*?[") else [path]
+    except Exception as error:
+        raise _unreachable(url, error) from error
+    if not paths:
+        raise InputError("no file matches the URL", where=url, remedy="check the pattern")
+    return [_url_source(filesystem.unstrip_protocol(entry), filesystem, entry) for entry in paths]
+
+
+def _open_url(url: str) -> tuple[Any, str]:
     import fsspec
 
     try:
         filesystem, path = fsspec.core.url_to_fs(url)
-        paths = sorted(filesystem.glob(path)) if any(character in url for character in "*?[") else [path]
-        found = [(filesystem.unstrip_protocol(entry), filesystem.info(entry)) for entry in paths]
-    except (OSError, ValueError, ImportError) as error:
-        raise InputError(f"cannot reach the URL: {error}", where=url, remedy="check the address and access") from error
-    if not found:
-        raise InputError("no file matches the URL", where=url, remedy="check the pattern")
-    sources = []
-    for location, info in found:
-        kind = _format_of(location)
-        if kind is None:
-            raise InputError("the ending of the URL is unknown", where=location, remedy=f"supported: {SUPPORTED}")
-        version = next((f"{key}:{info[key]}" for key in ("ETag", "etag", "mtime", "LastModified") if info.get(key)), "")
-        sources.append(Source(location, kind, info.get("size"), version))
-    return sources
+    except ImportError as error:
+        remedy = "pip install 'bert-pretrain[http]'" if url.startswith("http") else "install the package it names"
+        raise InputError(f"cannot open such URLs: {error}", where=url, remedy=remedy) from error
+    except Exception as error:
+        raise _unreachable(url, error) from error
+    return filesystem, path
 
 
-def _dataset_source(item: str) -> Source:
-    folder = _dataset_folder(item)
-    return Source(item, "dataset", None, _folder_version(Path(folder)) if folder else "")
+def _url_source(location: str, filesystem: Any, path: str) -> Source:
+    kind = _format_of(location)
+    if kind is None:
+        raise InputError("the ending of the URL is unknown", where=location, remedy=f"supported: {SUPPORTED}")
+    try:
+        info = filesystem.info(path)
+    except Exception as error:
+        raise _unreachable(location, error) from error
+    version = next((f"{key}:{info[key]}" for key in _VERSIONS if info.get(key)), "")
+    return Source(location, kind, info.get("size"), version)
+
+
+def _unreachable(url: str, error: Exception) -> InputError:
+    # Each file system has errors of its own, so any of them may come.
+    what = f"cannot reach the URL: {str(error) or type(error).__name__}"
+    return InputError(what, where=url, remedy="check the address and access")
+
+
+def _dataset_source(location: str) -> Source:
+    folder = _dataset_folder(location)
+    return Source(location, "dataset", None, _folder_version(Path(folder)) if folder else "")
 
 
 def _dataset_folder(location: str) -> str:

@@ -16,7 +16,7 @@ from bert_pretrain.config import Config, DataConfig
 from bert_pretrain.documents import Part
 from bert_pretrain.errors import InputError
 from bert_pretrain.executor import Pool, open_pool, run_all
-from bert_pretrain.files import damage_of_folder, exclusive, remove_temporaries
+from bert_pretrain.files import damage_of_folder, exclusive, is_url, remove_temporaries
 from bert_pretrain.make_data import build, repair, summary, token_store
 from bert_pretrain.make_data.build import BuildPlan, ShardTask
 from bert_pretrain.make_data.dataset_card import write_dataset_card
@@ -118,13 +118,14 @@ class _IngestTask:
 
 def _ingest_task(task: _IngestTask) -> tuple[dict[str, Any], str | None]:
     """Fill one piece of the store unless it is there undamaged; returns its summary, and the damage found."""
-    damage = damage_of_folder(task.folder) if task.folder.exists() else None
+    is_there = task.folder.exists()
+    damage = damage_of_folder(task.folder) if is_there else None
     if damage:
         shutil.rmtree(task.folder)
-    task.part.source.check_unchanged()
     summary = ingest_part(task.part, task.folder, Tokenizer.load(task.tokenizer), task.config)
     try:
-        task.part.source.check_unchanged()
+        if damage or not is_there:
+            task.part.source.check_unchanged()
     except InputError:
         shutil.rmtree(task.folder)
         raise
@@ -154,7 +155,8 @@ def ingest(
         remove_temporaries(folder)  # of workers that were killed while we were not
     try:
         for source in sources:
-            source.check_unchanged()
+            if not is_url(source.location):  # which were looked at when they had been read
+                source.check_unchanged()
     except InputError:
         shutil.rmtree(folder)
         raise

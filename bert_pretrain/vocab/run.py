@@ -68,8 +68,6 @@ def make_vocab(
         files = [Path(source.location) for source in sources if source.is_local]
         with open_pool(workers, scheduler, folders=[], files=files) as pool:
             counts = _count(tasks, pool)
-        for source in sources:
-            source.check_unchanged()
         words = count_words(counts.learned, vocab)
         if not words:
             raise InputError("the inputs hold no text", where=str(inputs[0]), remedy="give files with text in them")
@@ -121,7 +119,9 @@ class _CountTask:
 
 
 def _count_task(task: _CountTask) -> Counts:
-    return count_part(task.part, task.number, task.config)
+    counts = count_part(task.part, task.number, task.config)
+    task.part.source.check_unchanged()
+    return counts
 
 
 def _count(tasks: list[_CountTask], pool: Pool) -> Counts:

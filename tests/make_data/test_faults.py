@@ -235,22 +235,20 @@ def test_a_full_disk_is_one_message_and_the_work_goes_on_once_there_is_room(
 
 
 def write_odd_documents(folder: Path, megabytes: int, words: int, english: str) -> int:
-    """Write a document on one line, one without any sentence end, and many of one word, beside ordinary ones."""
+    """Write documents on one line, one without any sentence end, and many of one word, beside ordinary ones."""
     folder.mkdir()
-    line = " ".join(english.split())
+    line = " ".join(english.replace("\\", "").replace('"', "").split()) + " "
     repeats = megabytes * 1_000_000 // len(line) + 1
-    with (folder / "line.jsonl").open("w") as file:
-        file.write('{"text": "')
-        for _ in range(repeats):
-            file.write(line.replace("\\", "").replace('"', "") + " ")
-        file.write('"}\n')
     endless = "".join(character if character.isalnum() else " " for character in line)
-    with (folder / "endless.txt").open("w") as file:
+    with (folder / "line.txt").open("w") as one_line, (folder / "endless.txt").open("w") as no_sentence_end:
         for _ in range(repeats):
-            file.write(endless)
+            one_line.write(line)
+            no_sentence_end.write(endless)
+    # A record is parsed whole, so it takes several times its size.
+    (folder / "record.jsonl").write_text('{"text": "' + line * (repeats // 4 + 1) + '"}\n')
     (folder / "ordinary.txt").write_text(english)
     (folder / "words.txt").write_text("\n\n".join(f"word{number % 977}" for number in range(words)))
-    return 2 + len(english.strip().split("\n\n")) + words
+    return 3 + len(english.strip().split("\n\n")) + words
 
 
 @pytest.mark.parametrize(
