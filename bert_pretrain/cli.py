@@ -8,8 +8,10 @@ import errno
 import functools
 import importlib
 import importlib.util
+import os
 import signal
 import sys
+import traceback
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
@@ -308,14 +310,27 @@ def _terminate(_signal: int, _frame: object) -> NoReturn:
 
 def _leave(message: str, code: int) -> NoReturn:
     sys.stdout.flush()
-    print(message, file=sys.stderr)
+    rank = os.environ.get("RANK", "0")
+    print(message if rank == "0" else f"[rank {rank}] {message}", file=sys.stderr)
     raise typer.Exit(code)
 
 
 def main() -> None:
     """Run the command line."""
     signal.signal(signal.SIGTERM, _terminate)
+    code: Any = 0
     try:
         app()
     except _Terminated:  # before a command began
-        sys.exit(143)
+        code = 143
+    except SystemExit as leaving:
+        code = leaving.code
+    except BaseException:
+        if os.environ.get("WORLD_SIZE", "1") == "1":
+            raise
+        traceback.print_exc()
+        code = 1
+    distributed = sys.modules.get("bert_pretrain.train.distributed")
+    if distributed is not None:
+        distributed.leave(code if isinstance(code, int) else int(code is not None))
+    sys.exit(code)

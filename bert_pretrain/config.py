@@ -7,6 +7,7 @@ taken as text and given their meaning by the field they belong to, so `1e-4` is 
 
 import contextlib
 import difflib
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -33,8 +34,20 @@ def _whole_number(value: object) -> object:
     return value
 
 
+def _seconds(value: object) -> object:
+    """Accept `24h`, `1h30m`, `45s` where a duration is expected; a bare number is seconds."""
+    if isinstance(value, str):
+        found = re.fullmatch(r"\s*" + r"".join(rf"(?:([\d.]+)\s*{unit}\s*)?" for unit in "dhms"), value)
+        if found and any(found.groups()):
+            with contextlib.suppress(ValueError):
+                sizes = (86400, 3600, 60, 1)
+                return sum(float(part) * size for part, size in zip(found.groups(), sizes, strict=True) if part)
+    return value
+
+
 Int = Annotated[int, BeforeValidator(_whole_number)]
 PositiveInt = Annotated[Int, Field(gt=0)]
+Seconds = Annotated[float, Field(gt=0.0), BeforeValidator(_seconds)]
 Probability = Annotated[float, Field(ge=0.0, le=1.0)]
 
 
@@ -127,8 +140,10 @@ class TrainConfig(_Section):
     """Examples an optimizer step, over all micro-batches."""
     micro_batch_tokens: PositiveInt | Literal["auto"] = "auto"
     max_steps: PositiveInt | None = None
-    """null means 100,000, unless `max_epochs` is given."""
+    """null means 100,000, unless `max_epochs` or `time_budget` is given."""
     max_epochs: Annotated[float, Field(gt=0.0)] | None = None
+    time_budget: Seconds | None = None
+    """Wall-clock time of training, evaluations and checkpoints included, such as 24h or 1h30m."""
     optimizer: Literal["adamw", "lamb", "muon"] = "adamw"
     """`muon` is for the matrices of the encoder's layers; the rest keeps AdamW."""
     bias_correction: bool = True
@@ -149,6 +164,8 @@ class TrainConfig(_Section):
     max_grad_norm: Annotated[float, Field(gt=0.0)] = 1.0
     precision: Literal["auto", "bf16", "fp16", "fp32"] = "auto"
     attention: Literal["auto", "varlen", "padded"] = "auto"
+    parallel: Literal["auto", "ddp", "fsdp"] = "auto"
+    """How several processes share the model: a copy each, or its rows dealt out where it does not fit."""
     device: Annotated[str, Field(pattern=r"^(auto|cpu|cuda(:\d+)?)$")] = "auto"
     log_every: PositiveInt = 10
     eval_every: PositiveInt = 1000
@@ -158,8 +175,10 @@ class TrainConfig(_Section):
 
     @model_validator(mode="after")
     def _one_length(self) -> "TrainConfig":
-        if self.max_steps is not None and self.max_epochs is not None:
-            raise ValueError(f"max_steps {self.max_steps} and max_epochs {self.max_epochs:g} are both given; keep one")
+        lengths = {"max_steps": self.max_steps, "max_epochs": self.max_epochs, "time_budget": self.time_budget}
+        given = [f"{name} {value:g}" for name, value in lengths.items() if value is not None]
+        if len(given) > 1:
+            raise ValueError(f"{' and '.join(given)} are all lengths of the run; keep one")
         return self
 
 

@@ -63,12 +63,21 @@ def run_pipeline(
 
 def with_one_schedule(stages: Sequence[Config], folders: Sequence[Path]) -> list[Config]:
     """Let phases count their steps on from one another, under one learning-rate schedule over all of them."""
-    from bert_pretrain.train.schedule import total_steps
+    from bert_pretrain.train.schedule import run_length
 
-    own = [
-        total_steps(stage.train, DataFolder.open(folder).rows("train"))
+    lengths = [
+        run_length(stage.train, DataFolder.open(folder).rows("train"))
         for stage, folder in zip(stages, folders, strict=True)
     ]
+    own = [length.steps for length in lengths if length.steps is not None]
+    if len(own) < len(stages):
+        if len(stages) == 1:
+            return list(stages)
+        raise ConfigError(
+            "phases share one schedule, which is counted in steps, and one of them has a time budget",
+            where="train.time_budget",
+            remedy="give every phase max_steps or max_epochs, or train without phases",
+        )
     return [
         stage.model_copy(
             update={

@@ -25,6 +25,7 @@ from bert_pretrain.model.bert import BertForPreTraining
 from bert_pretrain.shards import DataFolder
 from bert_pretrain.train.batches import Batch, GlobalBatch, TrainingData
 from bert_pretrain.train.hardware import choose_device, choose_micro_batch_tokens, choose_precision
+from bert_pretrain.train.loss import PretrainingLoss
 from bert_pretrain.train.optimizer import make_optimizers
 from bert_pretrain.train.state import StepSums
 from bert_pretrain.train.step import train_step
@@ -81,11 +82,11 @@ def ours(
     data = TrainingData(folder, seed=1, global_batch_size=examples, micro_batch_tokens=tokens)
     batch = data.global_batch(0)
     batch = replace(batch, micro_batches=[micro.to(device) for micro in batch.micro_batches])
-    optimizers, sums = make_optimizers(model, train), StepSums.zeros(device)
+    network, optimizers, sums = PretrainingLoss(model), make_optimizers(model, train), StepSums.zeros(device)
 
     def step() -> None:
         train_step(
-            model, optimizers, batch, sums, seed=1, step=0, learning_rate=1e-4, max_grad_norm=1.0, dtype=dtype
+            network, optimizers, batch, sums, seed=1, step=0, learning_rate=1e-4, max_grad_norm=1.0, dtype=dtype
         )  # fmt: skip
 
     return step, batch

@@ -138,6 +138,11 @@ class BertForPreTraining(nn.Module):
         self.mlm_head = MaskedLanguageModelHead(config, vocab_size)
         self.nsp_head = NextSentenceHead(config)
 
+    @property
+    def num_parameters(self) -> int:
+        """Weights and biases, the tied matrix counted once."""
+        return sum(parameter.numel() for parameter in self.parameters())
+
     def encode(
         self,
         input_ids: Tensor,  # (tokens,) int

@@ -63,8 +63,13 @@ class Loaded:
 
 def save_model(model: BertForPreTraining, folder: Path, tokenizer: Tokenizer) -> None:
     """Write a model folder that opens in `transformers`; `folder` must exist and should not be in use."""
+    save_tensors(huggingface_tensors(model), model, folder, tokenizer)
+
+
+def save_tensors(tensors: Mapping[str, Tensor], model: BertForPreTraining, folder: Path, tokenizer: Tokenizer) -> None:
+    """Write a model folder as `save_model` does, from weights by Hugging Face's names; the model's own are not read."""
     write_json(folder / CONFIG, huggingface_config(model, tokenizer))
-    save_file(huggingface_tensors(model), folder / WEIGHTS, metadata={"format": "pt"})
+    save_file(dict(tensors), folder / WEIGHTS, metadata={"format": "pt"})
     tokenizer.save(folder, model.config.max_position_embeddings)
 
 

@@ -5,6 +5,7 @@ hold its examples are read. Each epoch visits the shards in a new order and the 
 Masks that no shard holds are drawn for a whole shard when an epoch opens it, so no step has a say in them.
 """
 
+import itertools
 import queue
 import threading
 import time
@@ -73,7 +74,7 @@ class Batch:
 
 @dataclass(frozen=True)
 class GlobalBatch:
-    """The examples of one optimizer step, cut into micro-batches, with the true numbers that the losses divide by."""
+    """One optimizer step: this rank's micro-batches, and the true numbers of all ranks that the losses divide by."""
 
     micro_batches: list[Batch]
     num_sequences: int
@@ -81,6 +82,7 @@ class GlobalBatch:
     """Sequences with a next-sentence label: all of them, or none."""
     num_predictions: int
     num_tokens: int
+    sum_squared_lengths: int
 
 
 class ShardCache:
@@ -117,9 +119,21 @@ class TrainingData:
     """The endless sequence of global batches that a seed makes of a data folder's training split."""
 
     def __init__(
-        self, data: DataFolder, *, seed: int, global_batch_size: int, micro_batch_tokens: int, first_step: int = 0
+        self,
+        data: DataFolder,
+        *,
+        seed: int,
+        global_batch_size: int,
+        micro_batch_tokens: int,
+        first_step: int = 0,
+        rank: int = 0,
+        num_ranks: int = 1,
     ) -> None:
-        """Begin the first epoch at `first_step`, which is not 0 where steps were carried over from other data."""
+        """Begin the first epoch at `first_step`, which is not 0 where steps were carried over from other data.
+
+        Every rank reads the whole global batch, which is the same for any number of them, and keeps its own share.
+        """
+        self._rank, self._num_ranks = rank, num_ranks
         self.first_step = first_step
         self.num_rows = data.rows("train")
         self.global_batch_size = global_batch_size
@@ -141,7 +155,7 @@ class TrainingData:
             count = min(remaining, self.num_rows - position)
             parts += [self._shards.get(epoch, shard).take(rows) for shard, rows in self._rows(epoch, position, count)]
             first, remaining = first + count, remaining - count
-        return cut(concatenate(parts), self.micro_batch_tokens)
+        return cut(concatenate(parts), self.micro_batch_tokens, self._rank, self._num_ranks)
 
     def epoch(self, step: int) -> float:
         """Return how often the training split has been seen after so many steps."""
@@ -168,22 +182,52 @@ def evaluation_batches(data: DataFolder, split: str, micro_batch_tokens: int) ->
         yield from cut(read_shard(data.path, record), micro_batch_tokens).micro_batches
 
 
-def cut(examples: Examples, micro_batch_tokens: int) -> GlobalBatch:
-    """Cut examples into micro-batches of at most so many tokens, each with at least one example.
+def cut(examples: Examples, micro_batch_tokens: int, rank: int = 0, num_ranks: int = 1) -> GlobalBatch:
+    """Return one rank's micro-batches of a global batch, each of at most so many tokens and at least one example.
 
-    They are sorted by length first: the losses are sums, so order means nothing, and attention that pads then pads
-    little.
+    Sorted by length, examples are dealt to and fro, so that all ranks hold about equally many tokens. They all get the
+    same number of micro-batches, for under FSDP they gather weights together; where that leaves a rank with fewer
+    examples than micro-batches, all have one micro-batch less, and some hold an example above the budget.
     """
-    examples = examples.take(np.argsort(examples.lengths, kind="stable"))
-    micro_batches, begin = [], 0
-    while begin < len(examples):
-        limit = examples.offsets[begin] + micro_batch_tokens
-        end = max(begin + 1, int(np.searchsorted(examples.offsets, limit, side="right")) - 1)
-        micro_batches.append(pack(examples.take(np.arange(begin, end))))
-        begin = end
-    num_pairs = 0 if examples.next_sentence_label is None else len(examples)
-    num_predictions = sum(batch.num_predictions for batch in micro_batches)
-    return GlobalBatch(micro_batches, len(examples), num_pairs, num_predictions, len(examples.input_ids))
+    # The losses are sums, so order means nothing, and attention that pads then pads little.
+    order = np.argsort(examples.lengths, kind="stable")
+    turns = np.arange(len(order)) % (2 * num_ranks)
+    owner = np.minimum(turns, 2 * num_ranks - 1 - turns)
+    shares = [order[owner == one] for one in range(num_ranks)]
+    bounds = [_cut_points(examples.lengths[share], micro_batch_tokens) for share in shares]
+    wanted = min(max(len(found) - 1 for found in bounds), min(len(share) for share in shares))
+    own = examples.take(shares[rank])
+    cuts = _with_number(bounds[rank], wanted)
+    lengths = examples.lengths.astype(np.int64)
+    return GlobalBatch(
+        [pack(own.take(np.arange(begin, end))) for begin, end in itertools.pairwise(cuts)],
+        len(examples),
+        0 if examples.next_sentence_label is None else len(examples),
+        0 if examples.masks is None else len(examples.masks.original_ids),
+        len(examples.input_ids),
+        int((lengths**2).sum()),
+    )
+
+
+def _cut_points(lengths: np.ndarray, micro_batch_tokens: int) -> list[int]:
+    """Return where micro-batches begin, and where the last one ends, if each is filled before the next."""
+    offsets, points = ragged.offsets_of(lengths), [0]
+    while points[-1] < len(lengths):
+        limit = offsets[points[-1]] + micro_batch_tokens
+        points.append(max(points[-1] + 1, int(np.searchsorted(offsets, limit, side="right")) - 1))
+    return points
+
+
+def _with_number(points: list[int], number: int) -> list[int]:
+    """Split the micro-batches of the most examples, or join those of the fewest, until there are so many."""
+    points = list(points)
+    while len(points) - 1 < number:
+        sizes = np.diff(points)
+        largest = int(sizes.argmax())
+        points.insert(largest + 1, points[largest] + int(sizes[largest]) // 2)
+    while len(points) - 1 > number:
+        del points[1 + int((np.diff(points)[:-1] + np.diff(points)[1:]).argmin())]
+    return points
 
 
 def pack(examples: Examples) -> Batch:
@@ -213,12 +257,13 @@ def _int64(values: np.ndarray) -> Tensor:
 class Prefetcher:
     """Global batches from `first_step` on, read ahead by a thread."""
 
-    def __init__(self, data: TrainingData, first_step: int, last_step: int, device: torch.device) -> None:
+    def __init__(self, data: TrainingData, first_step: int, last_step: int | None, device: torch.device) -> None:
+        """Read until `last_step`, or until closed where that is None."""
         self.last_wait_seconds = 0.0
         """How long the last batch asked for was not there yet."""
         self._data = data
         self._device = device
-        self._steps = range(first_step, last_step)
+        self._steps = itertools.count(first_step) if last_step is None else range(first_step, last_step)
         self._ready: queue.Queue[GlobalBatch | Exception] = queue.Queue(maxsize=READ_AHEAD)
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._read, name="batches", daemon=True)

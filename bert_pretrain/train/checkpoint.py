@@ -1,13 +1,15 @@
 """Checkpoints: a model folder as Hugging Face's tools read it, plus the state that continues the run bit for bit.
 
 `checkpoints/step-00001000/` appears whole or not at all, is read back after writing, and holds no pickle. Tensors go to
-`training_state.safetensors`, everything else to `training_state.json`, with a hash over all tensors.
+`training_state.safetensors`, everything else to `training_state.json`, with a hash over all tensors. Training waits
+only while the state is copied to memory of its own; a thread writes it.
 """
 
 import hashlib
 import re
 import shutil
 import sys
+import threading
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -20,7 +22,8 @@ from torch import Tensor
 
 from bert_pretrain.errors import DataError, OutputError
 from bert_pretrain.files import atomic_folder, read_json, remove_temporaries, write_json
-from bert_pretrain.model.huggingface import WEIGHTS, huggingface_tensors, load_weights, save_model
+from bert_pretrain.model.bert import BertForPreTraining
+from bert_pretrain.model.huggingface import WEIGHTS, save_tensors, to_huggingface
 from bert_pretrain.tokenizer import Tokenizer
 from bert_pretrain.train.state import IntervalCounts, Progress, TrainState
 
@@ -42,34 +45,54 @@ class Checkpoint:
         return int(self.record["progress"]["step"])
 
 
-def save_checkpoint(folder: Path, state: TrainState, tokenizer: Tokenizer, about: Mapping[str, Any]) -> Path:
-    """Write the checkpoint of the state's step and return its path.
+@dataclass(frozen=True)
+class Snapshot:
+    """A copy of a state, in memory that training does not touch."""
+
+    model: BertForPreTraining
+    """For its sizes only."""
+    weights: dict[str, Tensor]
+    """By Hugging Face's names."""
+    tensors: dict[str, Tensor]
+    """The rest of the state."""
+    record: dict[str, Any]
+    """The content of `training_state.json`, without the hash."""
+
+    @property
+    def step(self) -> int:
+        return int(self.record["progress"]["step"])
+
+
+def take_snapshot(state: TrainState, about: Mapping[str, Any]) -> Snapshot:
+    """Copy a state; under FSDP all ranks must call this.
 
     Args:
-        folder: that holds the run's checkpoints.
         state: to be saved whole.
-        tokenizer: its files go into the checkpoint.
         about: JSON values to keep with it: thread count, micro-batch size, data.
-
-    Raises:
-        OutputError: when it cannot be written, for example because the disk is full.
-        DataError: when what was written does not read back as it was.
     """
-    path = folder / f"step-{state.progress.step:08d}"
-    tensors = state.tensors()
-    digest = _hash_tensors({**_model_tensors(state), **tensors})
     record = {
         "format_version": FORMAT_VERSION,
         "progress": asdict(state.progress),
         "interval": asdict(state.interval),
         **about,
-        "tensors_sha256": digest,
     }
+    return Snapshot(state.model, to_huggingface(state.weights()), state.tensors(), record)
+
+
+def write_checkpoint(folder: Path, snapshot: Snapshot, tokenizer: Tokenizer) -> Path:
+    """Write the checkpoint of a snapshot's step into a run's folder of checkpoints, and return its path.
+
+    Raises:
+        OutputError: when it cannot be written, for example because the disk is full.
+        DataError: when what was written does not read back as it was.
+    """
+    path = folder / f"step-{snapshot.step:08d}"
+    digest = _hash_tensors({**_as_stored(snapshot.weights), **snapshot.tensors})
     try:
         with atomic_folder(path) as temporary:
-            save_model(state.model, temporary, tokenizer)
-            save_file(tensors, temporary / STATE_TENSORS)
-            write_json(temporary / STATE_JSON, record)
+            save_tensors(snapshot.weights, snapshot.model, temporary, tokenizer)
+            save_file(snapshot.tensors, temporary / STATE_TENSORS)
+            write_json(temporary / STATE_JSON, {**snapshot.record, "tensors_sha256": digest})
             if _hash_tensors(_on_disk(temporary)) != digest:
                 raise DataError(
                     "a checkpoint does not read back as it was written",
@@ -85,10 +108,50 @@ def save_checkpoint(folder: Path, state: TrainState, tokenizer: Tokenizer, about
     return path
 
 
-def keep_newest(folder: Path, number: int) -> None:
-    """Remove all but the newest checkpoints."""
-    for path in _paths(folder)[:-number]:
-        shutil.rmtree(path)
+class CheckpointWriter:
+    """Writes snapshots in the background, one at a time, and keeps the newest few."""
+
+    def __init__(self, folder: Path, tokenizer: Tokenizer, keep: int) -> None:
+        self._folder, self._tokenizer, self._keep = folder, tokenizer, keep
+        self._thread: threading.Thread | None = None
+        self._error: Exception | None = None
+
+    def write(self, snapshot: Snapshot) -> Path:
+        """Begin to write a snapshot, after the one before is on disk; returns where it will lie.
+
+        Raises:
+            UserError: when the one before could not be written.
+        """
+        self.wait()
+        self._thread = threading.Thread(target=self._write, args=(snapshot,), name="checkpoint", daemon=True)
+        self._thread.start()
+        return self._folder / f"step-{snapshot.step:08d}"
+
+    def check(self) -> None:
+        """Raise what went wrong in the background since the last call, without waiting."""
+        if self._thread is not None and not self._thread.is_alive():
+            self.wait()
+
+    def wait(self) -> None:
+        """Wait until everything is on disk.
+
+        Raises:
+            UserError: when it could not be written.
+        """
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+        if self._error is not None:
+            error, self._error = self._error, None
+            raise error
+
+    def _write(self, snapshot: Snapshot) -> None:
+        try:
+            write_checkpoint(self._folder, snapshot, self._tokenizer)
+            for path in _paths(self._folder)[: -self._keep]:
+                shutil.rmtree(path)
+        except Exception as error:  # handed to the training thread, which raises it
+            self._error = error
 
 
 def newest_checkpoint(folder: Path) -> Checkpoint | None:
@@ -129,7 +192,16 @@ def open_checkpoint(path: Path, flag: str = "checkpoint") -> Checkpoint:
     record = read_json(path / STATE_JSON)
     if not isinstance(record, dict) or record.get("format_version") != FORMAT_VERSION:
         raise DataError("it is no checkpoint of this version", where=str(path / STATE_JSON), remedy=remedy)
-    expected = {"tensors_sha256", "progress", "interval", "steps", "optimizer", "micro_batch_tokens", "threads", "data"}
+    expected = {
+        "tensors_sha256",
+        "progress",
+        "interval",
+        "length",
+        "optimizer",
+        "micro_batch_tokens",
+        "threads",
+        "data",
+    }
     if not expected.issubset(record):
         lacking = ", ".join(sorted(expected - set(record)))
         raise DataError(f"its record lacks {lacking}", where=str(path / STATE_JSON), remedy=remedy)
@@ -143,8 +215,7 @@ def open_checkpoint(path: Path, flag: str = "checkpoint") -> Checkpoint:
 
 
 def restore(state: TrainState, checkpoint: Checkpoint) -> None:
-    """Bring a state to where the checkpoint was taken: weights, optimizer, loss scale, interval and progress."""
-    load_weights(state.model, checkpoint.path, flag="checkpoint", seed=0)
+    """Bring a state, but for the weights, to where the checkpoint was taken."""
     state.load_tensors(load_file(checkpoint.path / STATE_TENSORS))
     state.progress = Progress(**checkpoint.record["progress"])
     state.interval = IntervalCounts(**checkpoint.record["interval"])
@@ -155,8 +226,8 @@ def carry_over(state: TrainState, checkpoint: Checkpoint, data: str) -> None:
 
     Equal data (by the folder's content hash) goes on where that run stood; other data begins with its first epoch.
     """
-    state.load_optimizer(load_file(checkpoint.path / STATE_TENSORS))
-    state.progress = Progress(**{**checkpoint.record["progress"], "elapsed_seconds": 0.0})
+    state.load_optimizers(load_file(checkpoint.path / STATE_TENSORS))
+    state.progress = Progress(**{**checkpoint.record["progress"], "elapsed_seconds": 0.0, "wall_seconds": 0.0})
     if checkpoint.record["data"] != data:
         state.progress.first_step = checkpoint.step
 
@@ -165,13 +236,12 @@ def _paths(folder: Path) -> list[Path]:
     return sorted(path for path in folder.glob("step-*") if re.fullmatch(r"step-\d{8,}", path.name) and path.is_dir())
 
 
-def _model_tensors(state: TrainState) -> dict[str, Tensor]:
-    return {f"model/{name}": tensor for name, tensor in huggingface_tensors(state.model).items()}
+def _as_stored(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {f"model/{name}": tensor for name, tensor in weights.items()}
 
 
 def _on_disk(folder: Path) -> dict[str, Tensor]:
-    weights = {f"model/{name}": tensor for name, tensor in load_file(folder / WEIGHTS).items()}
-    return {**weights, **load_file(folder / STATE_TENSORS)}
+    return {**_as_stored(load_file(folder / WEIGHTS)), **load_file(folder / STATE_TENSORS)}
 
 
 def _hash_tensors(tensors: Mapping[str, Tensor]) -> str:

@@ -1,19 +1,21 @@
 """Held-out losses and accuracies over a whole split, with the masks that are stored in it: equal for equal weights."""
 
+import itertools
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import torch
+from torch import nn
 
 from bert_pretrain.config import TrainConfig
 from bert_pretrain.errors import DataError
-from bert_pretrain.model.bert import BertForPreTraining
 from bert_pretrain.model.huggingface import check_same_vocabulary, load_model
 from bert_pretrain.shards import DataFolder
 from bert_pretrain.train import hardware
 from bert_pretrain.train.batches import Batch, evaluation_batches
-from bert_pretrain.train.loss import pretraining_loss
+from bert_pretrain.train.distributed import ALONE, Team, give_back_gathered
+from bert_pretrain.train.loss import LossSums, PretrainingLoss
 
 
 def evaluate(model: Path, data: Path, *, config: TrainConfig, split: str = "validation") -> dict[str, float]:
@@ -60,28 +62,43 @@ def evaluate(model: Path, data: Path, *, config: TrainConfig, split: str = "vali
             remedy="evaluate on shorter data",
         )
     micro_batch_tokens = hardware.choose_micro_batch_tokens(config, network, folder.max_seq_length, device)
-    return evaluate_batches(network, evaluation_batches(folder, split, micro_batch_tokens), device, dtype)
+    batches = evaluation_batches(folder, split, micro_batch_tokens)
+    return evaluate_batches(PretrainingLoss(network), batches, device, dtype)
 
 
 @torch.no_grad()
 def evaluate_batches(
-    model: BertForPreTraining, batches: Iterable[Batch], device: torch.device, dtype: torch.dtype
+    losses: nn.Module,
+    batches: Iterable[Batch],
+    device: torch.device,
+    dtype: torch.dtype,
+    team: Team = ALONE,
 ) -> dict[str, float]:
-    """Return the figures of `evaluate` for a model in memory; its mode (training or not) is left as it was."""
-    was_training = model.training
-    model.eval()
+    """Return the figures of `evaluate` for a model in memory; its mode (training or not) is left as it was.
+
+    Args:
+        losses: a `PretrainingLoss`.
+        batches: the whole split, the same on all ranks, which share the work.
+        device: where the model is.
+        dtype: of the matrix products.
+        team: the ranks.
+    """
+    was_training = losses.training
+    losses.eval()
     totals = torch.zeros(4, dtype=torch.float64, device=device)
-    examples = pairs = predictions = 0
+    counts = torch.zeros(3, dtype=torch.int64)
     with torch.autocast(device.type, dtype, enabled=dtype != torch.float32):
-        for batch in batches:
-            sums = pretraining_loss(model, batch.to(device))
-            figures = (sums.mlm_loss, sums.mlm_correct, sums.nsp_loss, sums.nsp_correct)
-            totals += torch.stack([figure.double() for figure in figures])
-            examples += batch.num_sequences
-            pairs += 0 if batch.next_sentence_labels is None else batch.num_sequences
-            predictions += batch.num_predictions
-    model.train(was_training)
-    mlm_loss, mlm_correct, nsp_loss, nsp_correct = totals.tolist()
+        for batch, is_own in _shared(batches, team):
+            sums = LossSums(*losses(batch.to(device)))
+            if is_own:
+                figures = (sums.mlm_loss, sums.mlm_correct, sums.nsp_loss, sums.nsp_correct)
+                totals += torch.stack([figure.double() for figure in figures])
+                num_pairs = 0 if batch.next_sentence_labels is None else batch.num_sequences
+                counts += torch.tensor([batch.num_sequences, num_pairs, batch.num_predictions])
+    give_back_gathered(losses)
+    losses.train(was_training)
+    mlm_loss, mlm_correct, nsp_loss, nsp_correct = team.add_up(totals).tolist()
+    examples, pairs, predictions = team.add_up(counts).tolist()
     return {
         "mlm_loss": mlm_loss / predictions,
         "mlm_accuracy": mlm_correct / predictions,
@@ -90,3 +107,13 @@ def evaluate_batches(
         "examples": examples,
         "predictions": predictions,
     }
+
+
+def _shared(batches: Iterable[Batch], team: Team) -> Iterator[tuple[Batch, bool]]:
+    """Yield a rank's batches, and whether they are its own.
+
+    All ranks get the same number, since under FSDP they gather weights together: at the end some repeat another's.
+    """
+    remaining = iter(batches)
+    while group := list(itertools.islice(remaining, team.size)):
+        yield group[min(team.rank, len(group) - 1)], team.rank < len(group)

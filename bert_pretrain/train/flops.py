@@ -37,10 +37,9 @@ def batch_flops(batch: GlobalBatch, model: ModelConfig, vocab_size: int) -> floa
     """Return the floating-point operations of one step over real tokens, forward and backward."""
     hidden, layers = model.hidden_size, model.num_hidden_layers
     layer_weights = 4 * hidden * hidden + 2 * hidden * model.intermediate_size
-    sum_squared_lengths = sum(micro.sum_squared_lengths for micro in batch.micro_batches)
     return float(
         6 * layers * layer_weights * batch.num_tokens
-        + 12 * layers * hidden * sum_squared_lengths
+        + 12 * layers * hidden * batch.sum_squared_lengths
         + 6 * (hidden * hidden + hidden * vocab_size) * batch.num_predictions
         + 6 * (hidden * hidden + 2 * hidden) * batch.num_pairs
     )

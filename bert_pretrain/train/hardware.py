@@ -26,15 +26,15 @@ class Precision:
         return DTYPES[self.name]
 
 
-def choose_device(setting: str) -> torch.device:
-    """Return the device of a setting such as `auto`, `cpu`, `cuda`, `cuda:1`.
+def choose_device(setting: str, local_rank: int = 0) -> torch.device:
+    """Return the device of a setting such as `auto`, `cpu`, `cuda`, `cuda:1`; without a number, that of the rank.
 
     Raises:
         ConfigError: when CUDA is asked for and not there.
     """
     if setting == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    device = torch.device(setting)
+        setting = "cuda" if torch.cuda.is_available() else "cpu"
+    device = torch.device(f"cuda:{local_rank}" if setting == "cuda" and local_rank else setting)
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
         raise ConfigError(
             f"the device is '{setting}', this machine has {torch.cuda.device_count()} CUDA devices",
@@ -70,12 +70,12 @@ def cpu_bf16_feature(cpuinfo: Path = Path("/proc/cpuinfo")) -> str | None:
 
 
 def choose_micro_batch_tokens(
-    config: TrainConfig, model: BertForPreTraining, max_seq_length: int, device: torch.device
+    config: TrainConfig, model: BertForPreTraining, max_seq_length: int, device: torch.device, num_ranks: int = 1
 ) -> int:
     """Return the tokens that a micro-batch may hold, from the configuration or from what fits."""
     if config.micro_batch_tokens != "auto":
         return config.micro_batch_tokens
-    whole_batch = config.global_batch_size * max_seq_length
+    whole_batch = -(-config.global_batch_size // num_ranks) * max_seq_length
     if device.type != "cuda":
         return min(CPU_MICRO_BATCH_TOKENS, whole_batch)
     free, _ = torch.cuda.mem_get_info(device)

@@ -12,16 +12,15 @@ from types import FrameType
 from typing import Any
 
 import torch
-from tqdm import tqdm
 
 from bert_pretrain.config import TrainConfig
 from bert_pretrain.errors import Interrupted
-from bert_pretrain.progress import progress_bar
 from bert_pretrain.train import metrics
-from bert_pretrain.train.batches import Prefetcher, TrainingData
-from bert_pretrain.train.metrics import MetricsFile
-from bert_pretrain.train.schedule import learning_rate
-from bert_pretrain.train.state import IntervalCounts, TrainState
+from bert_pretrain.train.batches import GlobalBatch, Prefetcher, TrainingData
+from bert_pretrain.train.distributed import Agreement, Boundary, Team
+from bert_pretrain.train.reporter import Reporter
+from bert_pretrain.train.schedule import Length, learning_rate, learning_rate_by_clock
+from bert_pretrain.train.state import Progress, TrainState
 from bert_pretrain.train.step import train_step
 
 
@@ -30,72 +29,138 @@ class Plan:
     """What stays the same throughout a run."""
 
     config: TrainConfig
-    steps: int
+    length: Length
     device: torch.device
     dtype: torch.dtype
     peak_flops: float | None
-    """Of the device in this precision; None where unknown."""
+    """Of all devices in this precision; None where unknown."""
+    team: Team
+
+    def learning_rate(self, step: int, now: Boundary) -> float:
+        """Return the learning rate of the update that follows `step` finished ones."""
+        if self.length.steps is not None:
+            return learning_rate(self.config, step, self.length.steps)
+        return learning_rate_by_clock(self.config, step, now.seconds, (self.length.seconds or 0.0) - now.reserve)
+
+
+@dataclass(frozen=True)
+class Hooks:
+    """What the loop calls between steps; under FSDP all ranks must, since weights are gathered."""
+
+    evaluate: Callable[[], dict[str, float]] | None
+    """Returns the held-out figures; None where nothing is held out."""
+    save: Callable[[], Path]
+    """Begins to write a checkpoint of the state and returns where it will lie."""
+    check: Callable[[], None]
+    """Raises what went wrong while writing one."""
+    finish_saving: Callable[[], None]
+    """Waits until checkpoints are on disk."""
+    give_up: Callable[[GlobalBatch], None]
+    """Raises if too many steps in a row were skipped, after putting the batch on disk."""
 
 
 def fit(
-    state: TrainState,
-    data: TrainingData,
-    plan: Plan,
-    log: MetricsFile,
-    *,
-    evaluate: Callable[[], dict[str, float]] | None,
-    save: Callable[[], Path],
+    state: TrainState, data: TrainingData, plan: Plan, reporter: Reporter, hooks: Hooks, *, evaluate_first: bool
 ) -> None:
-    """Train from the state's step to the plan's last.
+    """Train from the state's step to the end of the run, and put the last checkpoint on disk.
 
     Args:
         state: changed in place.
         data: where the batches come from.
         plan: of this run.
-        log: receives a line each interval and each evaluation.
-        evaluate: returns the held-out figures; None where nothing is held out.
-        save: writes a checkpoint of the state and returns its path.
+        reporter: receives a line each interval and each evaluation.
+        hooks: evaluating, saving, giving up.
+        evaluate_first: whether to measure the weights before the first step.
 
     Raises:
         Interrupted: after SIGINT or SIGTERM, once the checkpoint is written.
-        DataError: when a shard is damaged.
+        UserError: when a shard is damaged, a checkpoint cannot be written, or the gradients stay non-finite.
     """
     progress, config = state.progress, plan.config
-    state.model.train()
+    state.network.train()
     with (
         _reading(data, progress.step, plan) as batches,
         _stop_signal() as stop,
         _private_random(plan),
-        _bar(plan, progress.step) as bar,
+        _agreeing(plan.team) as agreement,
     ):
-        if log.last_validation is None:
-            _evaluate(state, plan, log, evaluate)  # the figures before the first step
-        while progress.step < plan.steps:
+        clock = _Clock(progress)
+        if evaluate_first:
+            _evaluate(state, reporter, hooks, clock)
+        now = agreement.at_boundary(stop.signal_number, clock.read(), clock.reserve)
+        while not plan.length.is_over(progress.step, now.seconds, now.reserve):
             begin = time.perf_counter()
             batch = batches.next()
-            rate = learning_rate(config, progress.step, plan.steps)
+            rate = plan.learning_rate(progress.step, now)
             train_step(
-                state.model, state.optimizers, batch, state.sums, seed=config.seed, step=progress.step,
-                learning_rate=rate, max_grad_norm=config.max_grad_norm, dtype=plan.dtype, loss_scale=state.loss_scale,
+                state.network, state.optimizers, batch, state.sums, seed=config.seed, step=progress.step,
+                learning_rate=rate, max_grad_norm=config.max_grad_norm, dtype=plan.dtype,
+                loss_scale=state.loss_scale, team=plan.team,
             )  # fmt: skip
-            state.count(batch, batches.last_wait_seconds)
-            is_last = progress.step == plan.steps
+            state.count(batch)
+            now = agreement.at_boundary(stop.signal_number, clock.read(), clock.reserve)
+            is_last = plan.length.is_over(progress.step, now.seconds, now.reserve)
             log_due, eval_due, save_due = (
                 is_last or progress.step % every == 0
                 for every in (config.log_every, config.eval_every, config.save_every)
             )
-            if log_due or eval_due or save_due:
+            if log_due or eval_due or save_due or clock.is_first_step:
                 _wait_for(plan.device)  # so that evaluating and saving are not timed as training
-            state.count_seconds(time.perf_counter() - begin)
-            bar.update()
+            clock.count_step(state, batch, time.perf_counter() - begin, batches.last_wait_seconds)
+            reporter.advance(progress)
             if log_due:
-                _log(state, plan, log, bar, rate, data)
+                hooks.check()
+                hooks.give_up(batch)
+                reporter.training(
+                    metrics.training_line(state, rate=rate, epoch=data.epoch(progress.step), peak=plan.peak_flops)
+                )
+                state.start_interval()
             if eval_due:
-                _evaluate(state, plan, log, evaluate)
-            if save_due or stop.signal_number:
-                checkpoint = save()
-                if stop.signal_number and not is_last:
-                    raise _interrupted(stop.signal_number, checkpoint)
+                _evaluate(state, reporter, hooks, clock)
+            if save_due or now.signal_number:
+                with clock.reserving("save"):
+                    checkpoint = hooks.save()
+                if now.signal_number and not is_last:
+                    hooks.finish_saving()
+                    raise _interrupted(now.signal_number, checkpoint)
+        hooks.finish_saving()
+        clock.read()
+
+
+class _Clock:
+    """Counts the time of steps, of the whole loop, and what must be kept back for after the last step."""
+
+    def __init__(self, progress: Progress) -> None:
+        self.is_first_step = True
+        self._progress = progress
+        self._start = time.perf_counter() - progress.wall_seconds
+        self._longest: dict[str, float] = {}
+
+    @property
+    def reserve(self) -> float:
+        """The seconds that one more step, the last evaluation and the last checkpoint will take at most."""
+        return sum(self._longest.values())
+
+    def read(self) -> float:
+        """Return the seconds that the run has taken, and note them in its progress."""
+        self._progress.wall_seconds = time.perf_counter() - self._start
+        return self._progress.wall_seconds
+
+    def count_step(self, state: TrainState, batch: GlobalBatch, seconds: float, waited_seconds: float) -> None:
+        """Note the time of a step."""
+        self._progress.elapsed_seconds += seconds
+        if not self.is_first_step:
+            state.count_time(batch, seconds, waited_seconds)
+            # Steps differ: what one took lately is the better guess for the last one than the longest of days.
+            self._longest["step"] = max(seconds, 0.9 * self._longest.get("step", 0.0))
+        self.is_first_step = False
+
+    @contextlib.contextmanager
+    def reserving(self, what: str) -> Iterator[None]:
+        """Time something that will be done once more at the end."""
+        begin = time.perf_counter()
+        yield
+        self._longest[what] = max(self._longest.get(what, 0.0), time.perf_counter() - begin)
 
 
 def _interrupted(signal_number: int, checkpoint: Path) -> Interrupted:
@@ -104,24 +169,13 @@ def _interrupted(signal_number: int, checkpoint: Path) -> Interrupted:
     return Interrupted(128 + signal_number, f"stopped by {name} at {checkpoint}; the same command continues from there")
 
 
-def _log(state: TrainState, plan: Plan, log: MetricsFile, bar: Any, rate: float, data: TrainingData) -> None:
-    """Write the line of the interval that ends here, and begin the next."""
-    line = metrics.training_line(state, rate=rate, epoch=data.epoch(state.progress.step), peak=plan.peak_flops)
-    log.write(line)
-    bar.write(metrics.console_line(line, plan.steps))
-    bar.set_postfix_str(metrics.bar_text(line), refresh=False)
-    state.sums.zero_()
-    state.interval = IntervalCounts()
-
-
-def _evaluate(state: TrainState, plan: Plan, log: MetricsFile, evaluate: Callable[[], dict[str, float]] | None) -> None:
-    if evaluate is None:
+def _evaluate(state: TrainState, reporter: Reporter, hooks: Hooks, clock: _Clock) -> None:
+    if hooks.evaluate is None:
         return
-    figures = evaluate()
+    with clock.reserving("evaluate"):
+        figures = hooks.evaluate()
     names = ("mlm_loss", "mlm_accuracy", "nsp_loss", "nsp_accuracy")
-    line = {"step": state.progress.step, **{f"validation_{name}": figures.get(name) for name in names}}
-    log.write(line)
-    tqdm.write(metrics.console_line(line, plan.steps))
+    reporter.validation({"step": state.progress.step, **{f"validation_{name}": figures.get(name) for name in names}})
 
 
 def _wait_for(device: torch.device) -> None:
@@ -131,21 +185,23 @@ def _wait_for(device: torch.device) -> None:
 
 @contextlib.contextmanager
 def _reading(data: TrainingData, first_step: int, plan: Plan) -> Iterator[Prefetcher]:
-    batches = Prefetcher(data, first_step, plan.steps, plan.device)
+    batches = Prefetcher(data, first_step, plan.length.steps, plan.device)
     try:
         yield batches
     finally:
         batches.close()
 
 
+@contextlib.contextmanager
+def _agreeing(team: Team) -> Iterator[Agreement]:
+    agreement = Agreement(team)
+    yield agreement
+    agreement.close()
+
+
 def _private_random(plan: Plan) -> Any:
     """Return a context in which dropout may seed torch's generators; they are restored after it."""
     return torch.random.fork_rng(devices=[plan.device] if plan.device.type == "cuda" else [])
-
-
-def _bar(plan: Plan, first_step: int) -> Any:
-    """Return the progress bar of the whole run."""
-    return progress_bar(total=plan.steps, initial=first_step, desc="train", unit="step")
 
 
 @dataclass

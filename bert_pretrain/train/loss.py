@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from bert_pretrain.model.bert import BertForPreTraining
 from bert_pretrain.train.batches import Batch
@@ -38,6 +38,19 @@ class LossSums:
     def mean(self, num_predictions: int, num_pairs: int) -> Tensor:
         """Return the part of the loss that this micro-batch adds to a global batch of the given numbers."""
         return self.mlm_loss / max(num_predictions, 1) + self.nsp_loss / max(num_pairs, 1)
+
+
+class PretrainingLoss(nn.Module):
+    """A model and its losses as one module, for what wraps modules: DDP, FSDP, the compiler."""
+
+    def __init__(self, model: BertForPreTraining) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, batch: Batch) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Return the fields of `LossSums` of one micro-batch, in order: wrappers know tuples."""
+        sums = pretraining_loss(self.model, batch)
+        return sums.mlm_loss, sums.nsp_loss, sums.mlm_correct, sums.nsp_correct
 
 
 def pretraining_loss(model: BertForPreTraining, batch: Batch) -> LossSums:
@@ -93,7 +106,9 @@ class _DecoderLoss(torch.autograd.Function):
         factor = FP16_FACTOR if dtype == torch.float16 else 1.0
         loss = features.new_zeros((), dtype=torch.float32)
         correct = labels.new_zeros(())
-        d_features, d_bias = torch.zeros_like(features), torch.zeros_like(bias) if with_gradient else None
+        d_features = torch.zeros_like(features)
+        # In fp32 whatever the weights are in: under FSDP they may be 16-bit copies, too coarse to add up in.
+        d_bias = torch.zeros_like(bias, dtype=torch.float32) if with_gradient else None
         d_weight: Tensor | None = None
         # Room for one block, used again by every block: fresh memory this large costs as much as the products.
         room = rows.new_empty(min(BLOCK_ROWS, len(labels)), len(bias))
@@ -108,11 +123,11 @@ class _DecoderLoss(torch.autograd.Function):
                 # `logits` now holds the gradient with respect to the logits.
                 d_features[block] = torch.mm(logits, decoder)
                 block_d_weight = torch.mm(logits.t(), rows[block])
-                d_weight = block_d_weight.to(weight.dtype) if d_weight is None else d_weight.add_(block_d_weight)
+                d_weight = block_d_weight.float() if d_weight is None else d_weight.add_(block_d_weight)
         if with_gradient:
-            d_weight = torch.zeros_like(weight) if d_weight is None else d_weight
+            d_weight = torch.zeros_like(weight, dtype=torch.float32) if d_weight is None else d_weight
             ctx.save_for_backward(d_features, d_weight, d_bias)
-            ctx.factor = factor
+            ctx.factor, ctx.weight_dtype, ctx.bias_dtype = factor, weight.dtype, bias.dtype
         ctx.mark_non_differentiable(correct)
         return loss, correct
 
@@ -120,7 +135,8 @@ class _DecoderLoss(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor, Tensor, None, None, None]:
         scale = gradients[0] / ctx.factor
         d_features, d_weight, d_bias = ctx.saved_tensors
-        return d_features * scale, d_weight.mul_(scale), d_bias.mul_(scale), None, None, None
+        d_weight, d_bias = d_weight.mul_(scale).to(ctx.weight_dtype), d_bias.mul_(scale).to(ctx.bias_dtype)
+        return d_features * scale, d_weight, d_bias, None, None, None
 
 
 _decoder_loss: Callable[..., tuple[Tensor, Tensor]] = _DecoderLoss.apply

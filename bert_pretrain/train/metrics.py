@@ -1,6 +1,7 @@
 """What a run reports: one line of figures an interval, for `metrics.jsonl` and for people.
 
-Time is that of training steps, waiting for data included; evaluations and checkpoints are not in it.
+Time is that of training steps, waiting for data included; evaluations and checkpoints are not in it. Rates leave out
+the first step after a start, in which kernels are chosen or compiled.
 """
 
 import json
@@ -34,11 +35,12 @@ def training_line(state: TrainState, *, rate: float, epoch: float, peak: float |
         state: after the interval's last step.
         rate: the learning rate of that step.
         epoch: passes over the training split so far.
-        peak: FLOPs a second that the device can do, or None.
+        peak: FLOPs a second that all devices together can do, or None.
     """
     progress, interval = state.progress, state.interval
     sums = StepSums(*state.sums.tolist())
-    updates, seconds = interval.steps - sums.skipped, max(interval.seconds, 1e-9)
+    updates, seconds = interval.steps - sums.skipped, interval.timed_seconds
+    flops_per_second = _ratio(interval.timed_flops, seconds)
     return {
         "step": progress.step,
         "epoch": epoch,
@@ -52,11 +54,11 @@ def training_line(state: TrainState, *, rate: float, epoch: float, peak: float |
         "nsp_accuracy": _ratio(sums.nsp_correct, sums.pairs),
         "learning_rate": rate,
         "grad_norm": _ratio(sums.grad_norm, updates),
-        "examples_per_second": interval.examples / seconds,
-        "tokens_per_second": interval.tokens / seconds,
-        "mfu": None if peak is None else interval.flops / seconds / peak,
-        "padding_share": 1.0 - interval.tokens / max(interval.attended_slots, 1),
-        "data_wait_share": interval.waited_seconds / seconds,
+        "examples_per_second": _ratio(interval.timed_examples, seconds),
+        "tokens_per_second": _ratio(interval.timed_tokens, seconds),
+        "mfu": None if peak is None or flops_per_second is None else flops_per_second / peak,
+        "padding_share": 1.0 - interval.own_tokens / max(interval.attended_slots, 1),
+        "data_wait_share": _ratio(interval.waited_seconds, seconds),
         "peak_memory_bytes": peak_memory_bytes(state.sums.device),
         "skipped_steps": int(sums.skipped),
     }
@@ -66,18 +68,19 @@ def _ratio(total: float, number: float) -> float | None:
     return total / number if number else None
 
 
-def console_line(line: dict[str, Any], steps: int) -> str:
-    """Return a line of `metrics.jsonl` for people: aligned, with units."""
-    head = f"step {line['step']:>{len(str(steps))}}/{steps}"
+def console_line(line: dict[str, Any], steps: int | None) -> str:
+    """Return a line of `metrics.jsonl` for people: aligned, with units; `steps` is None where time ends the run."""
+    head = f"step {line['step']:>7}" if steps is None else f"step {line['step']:>{len(str(steps))}}/{steps}"
     if "validation_mlm_loss" in line:
         return f"{head}  validation  {_losses(line, 'validation_')}"
     if line["loss"] is None:
         return f"{head}  all {line['skipped_steps']} steps skipped: gradients were not finite"
     text = (
         f"{head}  loss {line['loss']:7.4f}  {_losses(line)}  lr {line['learning_rate']:.2e}"
-        f"  norm {line['grad_norm']:6.3f}  {line['examples_per_second']:7.1f} examples/s"
-        f"  {line['tokens_per_second']:9,.0f} tokens/s"
+        f"  norm {line['grad_norm']:6.3f}"
     )
+    if line["tokens_per_second"] is not None:
+        text += f"  {line['examples_per_second']:7.1f} examples/s  {line['tokens_per_second']:9,.0f} tokens/s"
     text += f"  MFU {line['mfu']:5.1%}" if line["mfu"] is not None else ""
     return text + (f"  {line['skipped_steps']} skipped" if line["skipped_steps"] else "")
 
@@ -93,7 +96,12 @@ def bar_text(line: dict[str, Any]) -> str:
     """Return the figures beside the progress bar."""
     loss = "–" if line["loss"] is None else f"{line['loss']:.3f}"
     mfu = "" if line["mfu"] is None else f", MFU {line['mfu']:.1%}"
-    return f"loss {loss}, lr {line['learning_rate']:.1e}, {line['tokens_per_second']:,.0f} tokens/s{mfu}"
+    rate = (
+        ""
+        if line["tokens_per_second"] is None
+        else (f", {line['examples_per_second']:,.0f} examples/s, {line['tokens_per_second']:,.0f} tokens/s")
+    )
+    return f"loss {loss}, lr {line['learning_rate']:.1e}{rate}{mfu}"
 
 
 class MetricsFile:

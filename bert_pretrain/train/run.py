@@ -4,7 +4,8 @@ The run folder holds `config.yaml`, `metrics.jsonl`, `checkpoints/step-XXXXXXXX/
 checkpoint and `model/` open in `transformers` as they are. The same command again continues or finds it done.
 """
 
-from dataclasses import asdict, dataclass
+import contextlib
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -12,44 +13,32 @@ import torch
 
 from bert_pretrain import manifest
 from bert_pretrain.config import Config, dump_yaml
-from bert_pretrain.errors import ConfigError, DataError, OutputError
-from bert_pretrain.files import atomic_folder, exclusive, read_json, remove_temporaries, sha256_file, write_text
-from bert_pretrain.model.attention import choose_attention
+from bert_pretrain.files import atomic_folder, exclusive, write_text
 from bert_pretrain.model.bert import BertForPreTraining
-from bert_pretrain.model.huggingface import check_same_vocabulary, load_weights, save_model, weights_path
+from bert_pretrain.model.huggingface import check_same_vocabulary, load_weights, save_tensors, to_huggingface
 from bert_pretrain.shards import DataFolder
 from bert_pretrain.tokenizer import Tokenizer
-from bert_pretrain.train import flops, hardware, schedule
-from bert_pretrain.train.batches import TrainingData, evaluation_batches
-from bert_pretrain.train.checkpoint import (
-    Checkpoint,
-    carry_over,
-    has_checkpoints,
-    keep_newest,
-    newest_checkpoint,
-    open_checkpoint,
-    restore,
-    save_checkpoint,
-)
+from bert_pretrain.train import distributed, flops, hardware, replay
+from bert_pretrain.train.batches import GlobalBatch, TrainingData, evaluation_batches
+from bert_pretrain.train.checkpoint import Checkpoint, CheckpointWriter, carry_over, restore, take_snapshot
+from bert_pretrain.train.continuing import checkpoint_to_continue, describe_continuation, is_up_to_date, record_of
 from bert_pretrain.train.evaluate import evaluate_batches
-from bert_pretrain.train.loop import Plan, fit
+from bert_pretrain.train.loop import Hooks, Plan, fit
+from bert_pretrain.train.loss import PretrainingLoss
 from bert_pretrain.train.metrics import MetricsFile
 from bert_pretrain.train.optimizer import make_optimizers
+from bert_pretrain.train.reporter import reporting
+from bert_pretrain.train.setting import (
+    Origin,
+    Setting,
+    check_sizes,
+    choose_setting,
+    describe,
+    identity_of,
+    open_origin,
+)
 from bert_pretrain.train.state import TrainState
 from bert_pretrain.train.step import LossScale
-
-# What may change between two commands for the same run; everything else of the section is compared.
-FREE_SETTINGS = {
-    "micro_batch_tokens", "max_steps", "max_epochs", "schedule_steps", "attention", "device",
-    "log_every", "eval_every", "save_every", "keep_checkpoints",
-}  # fmt: skip
-
-OBJECTIVES = {
-    "nsp": "masked words and next sentence",
-    "sop": "masked words and sentence order (in the figures by the names of next sentence)",
-    "none": "masked words alone; pooler and next-sentence head stay untrained",
-}
-MASKING = {"static": "stored in the data", "dynamic": "drawn anew in every epoch"}
 
 
 def train(
@@ -64,6 +53,8 @@ def train(
 ) -> Path:
     """Train a BERT and return the path of the final model folder.
 
+    Started by `torchrun`, this is one of several processes that train together.
+
     Args:
         config: the whole configuration; the sections `model` and `train` matter here.
         data: a data folder of stage 2.
@@ -77,287 +68,164 @@ def train(
         UserError: when folders or settings do not fit each other.
         Interrupted: after SIGINT or SIGTERM, once the checkpoint is written.
     """
-    folder = DataFolder.open(data)
-    tokenizer = folder.tokenizer()
-    _check_sizes(config, folder)
-    if init_from is not None:
-        check_same_vocabulary(init_from, tokenizer, "--init-from")
-    setting = _choose_setting(config, folder)
-    origin = _open_origin(config, init_from, carry_optimizer, setting)
-    identity = _identity(config, folder, tokenizer, setting, origin)
-    with exclusive(output):
-        claimed = manifest.claim(output, "run", identity, overwrite=overwrite)
-        if claimed is manifest.Progress.COMPLETE and _is_up_to_date(output, setting):
-            return output / "model"
-        latest = _checkpoint_to_continue(output, setting, resume)
-        state = _make_state(config, folder, tokenizer, setting, origin, latest)
-        micro_batch_tokens = _micro_batch_tokens(config, folder, setting, state.model, latest)
-        _describe(config, folder, setting, state, micro_batch_tokens, latest)
-        write_text(output / "config.yaml", dump_yaml(config))
-        log = MetricsFile(output / "metrics.jsonl", keep_until_step=latest.step if latest else None)
-        try:
-            _fit(config, folder, tokenizer, setting, state, micro_batch_tokens, output, log)
-            _finish(config, folder, tokenizer, setting, state, output, log, identity)
-        finally:
-            log.close()
+    team = distributed.join(config.train.device)
+    with team.only_first_prints(), contextlib.ExitStack() as held:
+        folder = DataFolder.open(data)
+        tokenizer = folder.tokenizer()
+        check_sizes(config, folder, team)
+        if init_from is not None:
+            check_same_vocabulary(init_from, tokenizer, "--init-from")
+        setting = choose_setting(config, folder, team)
+        origin = open_origin(config, init_from, carry_optimizer, setting)
+        identity = identity_of(config, folder, tokenizer, setting, origin)
+
+        def claim() -> tuple[bool, Checkpoint | None]:
+            held.enter_context(exclusive(output))
+            claimed = manifest.claim(output, "run", identity, overwrite=overwrite)
+            if claimed is manifest.Progress.COMPLETE and is_up_to_date(output, setting):
+                return True, None
+            return False, checkpoint_to_continue(output, setting, resume)
+
+        is_done, latest = team.on_first(claim)
+        if not is_done:
+            _Run(config, folder, tokenizer, setting, output).train(origin, latest, identity)
     return output / "model"
 
 
-@dataclass(frozen=True)
-class _Setting:
-    """What the configuration comes to on this machine and for this data."""
+class _Run:
+    """One run, from the choice of its weights to its manifest."""
 
-    steps: int
-    device: torch.device
-    precision: hardware.Precision
-    attention: str
-    attention_reason: str
+    def __init__(
+        self, config: Config, folder: DataFolder, tokenizer: Tokenizer, setting: Setting, output: Path
+    ) -> None:
+        self.config, self.folder, self.tokenizer = config, folder, tokenizer
+        self.setting, self.output, self.team = setting, output, setting.team
 
-
-@dataclass(frozen=True)
-class _Origin:
-    """Where `--init-from` points."""
-
-    folder: Path
-    weights_sha256: str
-    checkpoint: Checkpoint | None
-    """Given if the optimizer's state and the step are carried over."""
-
-
-def _check_sizes(config: Config, folder: DataFolder) -> None:
-    """Refuse, before the first step, data that does not fit the model or itself."""
-    if folder.max_seq_length > config.model.max_position_embeddings:
-        raise ConfigError(
-            f"the data holds examples of up to {folder.max_seq_length} tokens, "
-            f"the model has {config.model.max_position_embeddings} positions",
-            where="model.max_position_embeddings",
-            remedy=f"set it to {folder.max_seq_length} or more, or make data with a smaller data.max_seq_length",
+    def train(self, origin: Origin | None, latest: Checkpoint | None, identity: dict[str, Any]) -> None:
+        """Train to the end and complete the run folder."""
+        model = self._make_model(origin, latest)
+        micro_batch_tokens = self._micro_batch_tokens(model, latest)
+        parallel = distributed.choose_parallel(
+            self.config.train.parallel, model.num_parameters, self.setting.device, self.team
         )
-    if not folder.rows("train"):
-        raise DataError("the data has no training examples", where=str(folder.path), remedy="make it from more text")
+        print(describe(self.config, self.folder, self.setting, model, micro_batch_tokens, parallel))
+        if latest is not None:
+            print(describe_continuation(latest, self.setting))
+        state = self._make_state(model, parallel[0], origin, latest)
+        log = self._open_log(latest) if self.team.is_first else None
+        with (
+            contextlib.closing(log) if log is not None else contextlib.nullcontext(),
+            reporting(self.setting.length, log, state.progress) as reporter,
+        ):
+            plan, hooks = self._plan(), self._hooks(state, micro_batch_tokens)
+            data = self._training_data(state, micro_batch_tokens)
+            fit(state, data, plan, reporter, hooks, evaluate_first=latest is None)
+        self._finish(state, log, identity)
 
+    def _make_model(self, origin: Origin | None, latest: Checkpoint | None) -> BertForPreTraining:
+        """Build the model with weights from the run's checkpoint, from `--init-from`, or drawn anew."""
+        seed = self.config.train.seed
+        model = BertForPreTraining(self.config.model, self.tokenizer.vocab_size, attention=self.setting.attention)
+        if latest is not None:
+            load_weights(model, latest.path, flag="checkpoint", seed=seed)
+        elif origin is not None:
+            fresh, unused = load_weights(model, origin.folder, flag="--init-from", seed=seed)
+            print(f"weights from {origin.folder}")
+            for names, what in ((fresh, "not there, drawn anew"), (unused, "there, but without a place here")):
+                if names:
+                    print(f"  {what}: {', '.join(names)}")
+        else:
+            model.initialize(seed)
+        if self.folder.config.next_sentence == "none":  # no loss reaches these two; they stay as they are
+            model.pooler.requires_grad_(False)
+            model.nsp_head.requires_grad_(False)
+        return model.to(self.setting.device)
 
-def _choose_setting(config: Config, folder: DataFolder) -> _Setting:
-    device = hardware.choose_device(config.train.device)
-    precision = hardware.choose_precision(config.train.precision, device)
-    dropout = config.model.attention_probs_dropout_prob
-    attention, reason = choose_attention(config.train.attention, device, precision.dtype, dropout)
-    steps = schedule.total_steps(config.train, folder.rows("train"))
-    return _Setting(steps, device, precision, attention, reason)
+    def _make_state(
+        self, model: BertForPreTraining, parallel: str, origin: Origin | None, latest: Checkpoint | None
+    ) -> TrainState:
+        """Add the optimizer to the model, and bring both to where the run stands."""
+        network = distributed.spread(PretrainingLoss(model), model, parallel, self.setting.precision.dtype)
+        loss_scale = LossScale.start(self.setting.device) if self.setting.precision.name == "fp16" else None
+        state = TrainState.start(model, network, make_optimizers(model, self.config.train), loss_scale)
+        if latest is not None:
+            restore(state, latest)
+        elif origin is not None and origin.checkpoint is not None:
+            carry_over(state, origin.checkpoint, self.folder.content_hash)
+        return state
 
-
-def _open_origin(config: Config, init_from: Path | None, carry_optimizer: bool, setting: _Setting) -> _Origin | None:
-    if init_from is None:
-        if carry_optimizer:
-            raise ConfigError(
-                "there is no optimizer state to carry over",
-                where="--carry-optimizer",
-                remedy="add --init-from RUN/checkpoints/step-…",
-            )
-        return None
-    checkpoint = open_checkpoint(init_from, "--init-from") if carry_optimizer else None
-    if checkpoint is not None and checkpoint.step >= setting.steps:
-        raise ConfigError(
-            f"the run would end at step {setting.steps}, the checkpoint is at step {checkpoint.step}",
-            where="train.max_steps",
-            remedy="count the steps of all phases together, or leave out --carry-optimizer",
+    def _micro_batch_tokens(self, model: BertForPreTraining, latest: Checkpoint | None) -> int:
+        """Return the size of a micro-batch; one found automatically stays as it was: it decides the last bits."""
+        train = self.config.train
+        if latest is not None and train.micro_batch_tokens == "auto":
+            return int(latest.record["micro_batch_tokens"])
+        own = hardware.choose_micro_batch_tokens(
+            train, model, self.folder.max_seq_length, self.setting.device, self.team.size
         )
-    optimizer = checkpoint.record["optimizer"] if checkpoint is not None else config.train.optimizer
-    if optimizer != config.train.optimizer:
-        raise ConfigError(
-            f"the optimizer of that run was {optimizer}, this run's is {config.train.optimizer}",
-            where="train.optimizer",
-            remedy=f"set it to {optimizer}, or leave out --carry-optimizer",
+        return self.team.on_first(lambda: own)
+
+    def _open_log(self, latest: Checkpoint | None) -> MetricsFile:
+        write_text(self.output / "config.yaml", dump_yaml(self.config))
+        return MetricsFile(self.output / "metrics.jsonl", keep_until_step=latest.step if latest else None)
+
+    def _training_data(self, state: TrainState, micro_batch_tokens: int) -> TrainingData:
+        return TrainingData(
+            self.folder,
+            seed=self.config.train.seed,
+            global_batch_size=self.config.train.global_batch_size,
+            micro_batch_tokens=micro_batch_tokens,
+            first_step=state.progress.first_step,
+            rank=self.team.rank,
+            num_ranks=self.team.size,
         )
-    return _Origin(init_from, sha256_file(weights_path(init_from, "--init-from")), checkpoint)
 
+    def _plan(self) -> Plan:
+        device, dtype = self.setting.device, self.setting.precision.dtype
+        peak = flops.peak_flops(device, dtype)
+        all_peaks = None if peak is None else peak * self.team.size
+        return Plan(self.config.train, self.setting.length, device, dtype, all_peaks, self.team)
 
-def _identity(
-    config: Config, folder: DataFolder, tokenizer: Tokenizer, setting: _Setting, origin: _Origin | None
-) -> dict[str, Any]:
-    """Return everything that changes the weights this run will write, as JSON values."""
-    settings = config.train.model_dump(mode="json", exclude=FREE_SETTINGS)
-    return {
-        "model": config.model.model_dump(mode="json"),
-        "train": {**settings, "precision": setting.precision.name},
-        "data": folder.content_hash,
-        "tokenizer": tokenizer.hash,
-        "init_from": origin.weights_sha256 if origin else None,
-        "carry_optimizer": origin is not None and origin.checkpoint is not None,
-    }
+    def _hooks(self, state: TrainState, micro_batch_tokens: int) -> Hooks:
+        """Return evaluating, saving and giving up, bound to this run."""
+        setting, folder = self.setting, self.folder
+        checkpoints = self.output / "checkpoints"
+        writer = CheckpointWriter(checkpoints, self.tokenizer, self.config.train.keep_checkpoints)
+        about = record_of(setting, micro_batch_tokens, self.config.train.optimizer, folder.content_hash)
 
+        def evaluate() -> dict[str, float]:
+            batches = evaluation_batches(folder, "validation", micro_batch_tokens)
+            return evaluate_batches(state.losses, batches, setting.device, setting.precision.dtype, self.team)
 
-def _is_up_to_date(output: Path, setting: _Setting) -> bool:
-    """Say whether a finished run is as long as asked; a longer one is opened again."""
-    finished = int(read_json(output / manifest.MANIFEST)["steps"])
-    if finished == setting.steps and not (output / "model").is_dir():
-        print("the final model is missing; it is written again from the newest checkpoint")
-        manifest.reopen(output)
-        return False
-    if finished == setting.steps:
-        print(f"up to date: {output} was trained to step {finished}; the model is {output / 'model'}")
-        return True
-    if finished > setting.steps:
-        raise _too_short(setting, finished)
-    if not has_checkpoints(output / "checkpoints"):
-        raise OutputError(
-            f"the finished run has no checkpoint from which it could go on to step {setting.steps}",
-            where=str(output / "checkpoints"),
-            remedy="name another --output, with --init-from for the weights",
-        )
-    print(f"the run is extended from {finished} to {setting.steps} steps")
-    manifest.reopen(output)
-    return False
+        def save() -> Path:
+            snapshot = take_snapshot(state, about)
+            return writer.write(snapshot) if self.team.is_first else checkpoints / f"step-{snapshot.step:08d}"
 
+        def give_up(batch: GlobalBatch) -> None:
+            if replay.is_stuck(state):
+                checkpoint = save()
+                where = replay.save_replay(self.output, state, batch, self.team, checkpoint)
+                writer.wait()
+                raise replay.diverged(state, where)
 
-def _too_short(setting: _Setting, step: int) -> ConfigError:
-    return ConfigError(
-        f"the run would end at step {setting.steps}, but it is at step {step} already",
-        where="train.max_steps",
-        remedy=f"ask for {step} steps or more, or name another --output",
-    )
+        return Hooks(evaluate if folder.rows("validation") else None, save, writer.check, writer.wait, give_up)
 
-
-def _checkpoint_to_continue(output: Path, setting: _Setting, resume: bool) -> Checkpoint | None:
-    """Return the newest whole checkpoint of this run, or None to begin at the beginning."""
-    remove_temporaries(output)
-    folder = output / "checkpoints"
-    if not resume and has_checkpoints(folder):
-        raise OutputError(
-            f"{folder} holds checkpoints, and --no-resume begins anew",
-            where="--no-resume",
-            remedy="add --overwrite (the old folder is moved aside), or leave out --no-resume",
-        )
-    latest = newest_checkpoint(folder)
-    if latest is not None and latest.step > setting.steps:
-        raise _too_short(setting, latest.step)
-    return latest
-
-
-def _make_state(
-    config: Config, folder: DataFolder, tokenizer: Tokenizer, setting: _Setting, origin: _Origin | None,
-    latest: Checkpoint | None,
-) -> TrainState:  # fmt: skip
-    """Build model and optimizer, and fill them from the run's checkpoint, from `--init-from`, or anew."""
-    model = BertForPreTraining(config.model, tokenizer.vocab_size, attention=setting.attention)
-    if latest is None and origin is None:
-        model.initialize(config.train.seed)
-    if latest is None and origin is not None:
-        fresh, unused = load_weights(model, origin.folder, flag="--init-from", seed=config.train.seed)
-        print(f"weights from {origin.folder}")
-        for names, what in ((fresh, "not there, drawn anew"), (unused, "there, but without a place here")):
-            if names:
-                print(f"  {what}: {', '.join(names)}")
-    model.to(setting.device)
-    if folder.config.next_sentence == "none":  # no loss reaches these two; they stay as they are
-        model.pooler.requires_grad_(False)
-        model.nsp_head.requires_grad_(False)
-    loss_scale = LossScale.start(setting.device) if setting.precision.name == "fp16" else None
-    state = TrainState.start(model, make_optimizers(model, config.train), loss_scale)
-    if latest is not None:
-        restore(state, latest)
-    elif origin is not None and origin.checkpoint is not None:
-        carry_over(state, origin.checkpoint, folder.content_hash)
-    return state
-
-
-def _micro_batch_tokens(
-    config: Config, folder: DataFolder, setting: _Setting, model: BertForPreTraining, latest: Checkpoint | None
-) -> int:
-    """Return the size of a micro-batch; one found automatically stays what it was, since it decides the last bits."""
-    if latest is not None and config.train.micro_batch_tokens == "auto":
-        return int(latest.record["micro_batch_tokens"])
-    return hardware.choose_micro_batch_tokens(config.train, model, folder.max_seq_length, setting.device)
-
-
-def _describe(
-    config: Config, folder: DataFolder, setting: _Setting, state: TrainState, micro_batch_tokens: int,
-    latest: Checkpoint | None,
-) -> None:  # fmt: skip
-    """Print what will be done, and every value that was derived."""
-    rows, tokens = folder.rows("train"), sum(record.tokens for record in folder.shards("train"))
-    batch, steps = config.train.global_batch_size, setting.steps
-    spanned = schedule.spanned_steps(config.train, steps)
-    threads = torch.get_num_threads()
-    print(
-        f"data       {rows:,} examples of {tokens / rows:.1f} tokens on average, "
-        f"{folder.rows('validation'):,} held out\n"
-        f"objective  {OBJECTIVES[folder.config.next_sentence]}, masks {MASKING[folder.config.masking]}\n"
-        f"model      {sum(parameter.numel() for parameter in state.model.parameters()):,} parameters\n"
-        f"device     {setting.device}" + (f", {threads} threads" if setting.device.type == "cpu" else "") + "\n"
-        f"precision  {setting.precision.name} ({setting.precision.reason})\n"
-        f"attention  {setting.attention} ({setting.attention_reason})\n"
-        f"steps      {steps:,}, {steps * batch / rows:.2f} epochs, "
-        f"{schedule.warmup_steps(config.train, spanned):,} of warm-up, schedule {config.train.schedule}"
-        + (f" over {spanned:,} steps" if spanned > steps else "")
-        + "\n"
-        f"batch      {batch} examples, about {batch * tokens / rows:,.0f} tokens, "
-        f"in micro-batches of at most {micro_batch_tokens:,} tokens"
-    )
-    if not folder.rows("validation"):
-        print("there is no validation split, so nothing is evaluated")
-    if latest is None:
-        return
-    print(f"continues from step {latest.step}, {latest.path}")
-    if latest.record["steps"] != steps:
-        print(f"the schedule is recomputed: {latest.record['steps']} -> {steps} steps")
-    if setting.device.type == "cpu" and latest.record["threads"] != threads:
-        print(f"threads {latest.record['threads']} -> {threads}: the result may differ in the last bits")
-
-
-def _fit(
-    config: Config, folder: DataFolder, tokenizer: Tokenizer, setting: _Setting, state: TrainState,
-    micro_batch_tokens: int, output: Path, log: MetricsFile,
-) -> None:  # fmt: skip
-    """Train to the last step, with evaluations and checkpoints on the way."""
-    device, dtype = setting.device, setting.precision.dtype
-    data = TrainingData(
-        folder,
-        seed=config.train.seed,
-        global_batch_size=config.train.global_batch_size,
-        micro_batch_tokens=micro_batch_tokens,
-        first_step=state.progress.first_step,
-    )
-    about = {
-        "steps": setting.steps,
-        "optimizer": config.train.optimizer,
-        "micro_batch_tokens": micro_batch_tokens,
-        "threads": torch.get_num_threads(),
-        "torch": torch.__version__,
-        "precision": setting.precision.name,
-        "data": folder.content_hash,
-    }
-
-    def evaluate() -> dict[str, float]:
-        batches = evaluation_batches(folder, "validation", micro_batch_tokens)
-        return evaluate_batches(state.model, batches, device, dtype)
-
-    def save() -> Path:
-        path = save_checkpoint(output / "checkpoints", state, tokenizer, about)
-        keep_newest(output / "checkpoints", config.train.keep_checkpoints)
-        return path
-
-    plan = Plan(config.train, setting.steps, device, dtype, flops.peak_flops(device, dtype))
-    fit(state, data, plan, log, evaluate=evaluate if folder.rows("validation") else None, save=save)
-
-
-def _finish(
-    config: Config, folder: DataFolder, tokenizer: Tokenizer, setting: _Setting, state: TrainState, output: Path,
-    log: MetricsFile, identity: dict[str, Any],
-) -> None:  # fmt: skip
-    """Write the final model and, last of all, the manifest with the final figures."""
-    with atomic_folder(output / "model") as temporary:
-        save_model(state.model, temporary, tokenizer)
-    body = {
-        "steps": setting.steps,
-        "progress": asdict(state.progress),
-        "training": log.last_training,
-        "validation": log.last_validation,
-        "parameters": sum(parameter.numel() for parameter in state.model.parameters()),
-        "device": str(setting.device),
-        "torch": torch.__version__,
-        "data": {"path": str(folder.path), "content_hash": folder.content_hash},
-        "config": config.model_dump(mode="json"),
-    }
-    manifest.complete(output, "run", identity, body)
-    print(f"the model is {output / 'model'}")
+    def _finish(self, state: TrainState, log: MetricsFile | None, identity: dict[str, Any]) -> None:
+        """Write the final model and, last of all, the manifest with the final figures."""
+        weights = to_huggingface(state.weights())
+        if log is None:
+            return
+        with atomic_folder(self.output / "model") as temporary:
+            save_tensors(weights, state.model, temporary, self.tokenizer)
+        body = {
+            "length": asdict(self.setting.length),
+            "progress": asdict(state.progress),
+            "training": log.last_training,
+            "validation": log.last_validation,
+            "parameters": state.model.num_parameters,
+            "device": str(self.setting.device),
+            "torch": torch.__version__,
+            "data": {"path": str(self.folder.path), "content_hash": self.folder.content_hash},
+            "config": self.config.model_dump(mode="json"),
+        }
+        manifest.complete(self.output, "run", identity, body)
+        print(f"the model is {self.output / 'model'}")

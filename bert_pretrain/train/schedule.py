@@ -1,21 +1,44 @@
-"""How long a run is, and its learning rate at every step: pure functions of the configuration."""
+"""How long a run is, and its learning rate at every step: pure functions of configuration, step and clock."""
 
 import math
+from dataclasses import dataclass
 
 from bert_pretrain.config import TrainConfig
 
 DEFAULT_MAX_STEPS = 100_000
 WSD_DECAY_SHARE = 0.1
-"""Share of the steps in which `wsd` decays; MiniCPM (Hu et al., 2024, section 4) found a tenth to be enough."""
+"""Share of the run in which `wsd` decays; MiniCPM (Hu et al., 2024, section 4) found a tenth to be enough."""
 
 
-def total_steps(config: TrainConfig, num_rows: int) -> int:
-    """Return the optimizer steps of a run over a training split of `num_rows` examples."""
+@dataclass(frozen=True)
+class Length:
+    """Where a run ends: at a step, or when its time is up. One of the two is None."""
+
+    steps: int | None
+    seconds: float | None = None
+
+    def __str__(self) -> str:
+        return f"{self.steps:,} steps" if self.steps is not None else duration(self.seconds or 0.0)
+
+    def is_over(self, step: int, seconds: float, reserve: float = 0.0) -> bool:
+        """Whether a run that has done so many steps in so many seconds ends here.
+
+        `reserve` is the time that what comes after the last step will take.
+        """
+        if self.steps is not None:
+            return step >= self.steps
+        return self.seconds is not None and seconds + reserve >= self.seconds
+
+
+def run_length(config: TrainConfig, num_rows: int) -> Length:
+    """Return the length of a run over a training split of `num_rows` examples."""
+    if config.time_budget is not None:
+        return Length(None, config.time_budget)
     if config.max_steps is not None:
-        return config.max_steps
+        return Length(config.max_steps)
     if config.max_epochs is not None:
-        return max(1, math.ceil(config.max_epochs * num_rows / config.global_batch_size))
-    return DEFAULT_MAX_STEPS
+        return Length(max(1, math.ceil(config.max_epochs * num_rows / config.global_batch_size)))
+    return Length(DEFAULT_MAX_STEPS)
 
 
 def spanned_steps(config: TrainConfig, steps: int) -> int:
@@ -39,10 +62,44 @@ def learning_rate(config: TrainConfig, step: int, steps: int) -> float:
     warmup = warmup_steps(config, steps)
     if step < warmup:
         return config.peak_lr * (step + 1) / warmup
-    remaining = (steps - step) / (steps - warmup)  # 1 at the end of the warm-up, 0 at the end of the run
-    if config.schedule == "linear":
-        return config.peak_lr * remaining
-    if config.schedule == "cosine":
-        return config.peak_lr * 0.5 * (1.0 - math.cos(math.pi * remaining))
-    decay_steps = max(1, round(WSD_DECAY_SHARE * steps))
-    return config.peak_lr * min(1.0, (steps - step) / decay_steps)
+    return config.peak_lr * _decay(
+        config.schedule, steps - step, steps - warmup, max(1, round(WSD_DECAY_SHARE * steps))
+    )
+
+
+def learning_rate_by_clock(config: TrainConfig, step: int, seconds: float, end: float) -> float:
+    """Return the learning rate of the update after `step` others, `seconds` into a run whose last step ends at `end`.
+
+    The same shapes as by steps. A warm-up given in steps is counted in steps, and the decay covers the whole time.
+    """
+    if config.warmup_steps is not None:
+        warmup, risen = 0.0, min(1.0, (step + 1) / max(1, config.warmup_steps))
+    else:
+        warmup = config.warmup_ratio * end
+        # A mean step further, as the first update by steps has 1/warm-up; nothing is known before the first.
+        mean_step = seconds / step if step else warmup / 100
+        risen = min(1.0, (seconds + mean_step) / warmup) if warmup else 1.0
+    left = max(end - max(seconds, warmup), 0.0)
+    return config.peak_lr * risen * _decay(config.schedule, left, max(end - warmup, 1e-9), WSD_DECAY_SHARE * end)
+
+
+def _decay(schedule: str, left: float, total: float, wsd_decay: float) -> float:
+    """Return the share of the peak with `left` of `total` to go after the warm-up, in steps or in seconds."""
+    remaining = left / total  # 1 at the end of the warm-up, 0 at the end of the run
+    if schedule == "linear":
+        return remaining
+    if schedule == "cosine":
+        return 0.5 * (1.0 - math.cos(math.pi * remaining))
+    return min(1.0, left / wsd_decay)
+
+
+def duration(seconds: float) -> str:
+    """Return a time in words: `2d 3h`, `1h 05m`, `2m 03s`, `4.5s`."""
+    if seconds < 60:
+        return f"{seconds:.1f}s"
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    days, hours = divmod(hours, 24)
+    if days:
+        return f"{days}d {hours}h"
+    return f"{hours}h {minutes:02d}m" if hours else f"{minutes}m {rest:02d}s"

@@ -3,11 +3,12 @@
 from dataclasses import dataclass, fields
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from bert_pretrain.model.bert import BertForPreTraining
 from bert_pretrain.train.batches import GlobalBatch
 from bert_pretrain.train.flops import batch_flops
+from bert_pretrain.train.matrices import like, own_rows, whole
 from bert_pretrain.train.optimizer import Optimizers
 from bert_pretrain.train.step import LossScale
 
@@ -23,19 +24,26 @@ class Progress:
     tokens: int = 0
     elapsed_seconds: float = 0.0
     """In training steps, without evaluations and checkpoints."""
+    wall_seconds: float = 0.0
+    """From start to end of the training loop, everything included; what a time budget counts."""
 
 
 @dataclass
 class IntervalCounts:
-    """What the host knows of the steps since the last log line."""
+    """What the host knows of the steps since the last log line.
+
+    Rates come from the timed steps: all but the first after a start, in which kernels are chosen or compiled.
+    """
 
     steps: int = 0
-    examples: int = 0
-    tokens: int = 0
+    own_tokens: int = 0
+    """Of this rank."""
     attended_slots: int = 0
-    """Places that attention computed; equal to `tokens` where it does not pad."""
-    flops: float = 0.0
-    seconds: float = 0.0
+    """Places that attention computed on this rank; equal to `own_tokens` where it does not pad."""
+    timed_examples: int = 0
+    timed_tokens: int = 0
+    timed_flops: float = 0.0
+    timed_seconds: float = 0.0
     waited_seconds: float = 0.0
 
 
@@ -52,10 +60,12 @@ class StepSums:
     skipped: float
     loss: float
     grad_norm: float
+    skipped_in_a_row: float
+    """Up to now, whatever the interval."""
 
     @staticmethod
     def zeros(device: torch.device) -> Tensor:
-        """Return the empty sums, (9,) float64: exact for counts, and the same in every order of reading."""
+        """Return the empty sums, (10,) float64: exact for counts, and the same in every order of reading."""
         return torch.zeros(len(fields(StepSums)), dtype=torch.float64, device=device)
 
     @staticmethod
@@ -69,42 +79,57 @@ class TrainState:
     """Everything that changes while a run goes on."""
 
     model: BertForPreTraining
+    network: nn.Module
+    """The model and its losses as `distributed.spread` made them: what a step runs."""
     optimizers: Optimizers
     loss_scale: LossScale | None
     """None unless the precision is fp16."""
-    sums: Tensor  # (9,) float64: `StepSums` since the last log line
+    sums: Tensor  # (10,) float64: `StepSums` since the last log line
     progress: Progress
     interval: IntervalCounts
 
     @staticmethod
-    def start(model: BertForPreTraining, optimizers: Optimizers, loss_scale: LossScale | None) -> "TrainState":
+    def start(
+        model: BertForPreTraining, network: nn.Module, optimizers: Optimizers, loss_scale: LossScale | None
+    ) -> "TrainState":
         """Return the state of a run before its first step."""
         device = next(model.parameters()).device
-        return TrainState(model, optimizers, loss_scale, StepSums.zeros(device), Progress(), IntervalCounts())
+        return TrainState(model, network, optimizers, loss_scale, StepSums.zeros(device), Progress(), IntervalCounts())
 
-    def count(self, batch: GlobalBatch, waited_seconds: float) -> None:
+    @property
+    def losses(self) -> nn.Module:
+        """The model and its losses without the part that talks to other ranks after a backward pass."""
+        return self.network.module if isinstance(self.network, nn.parallel.DistributedDataParallel) else self.network
+
+    def count(self, batch: GlobalBatch) -> None:
         """Note a step that has been computed."""
         self.progress.step += 1
         self.progress.examples += batch.num_sequences
         self.progress.tokens += batch.num_tokens
-        interval, model = self.interval, self.model
-        interval.steps += 1
-        interval.examples += batch.num_sequences
-        interval.tokens += batch.num_tokens
-        pads = model.attention_backend == "padded"
-        interval.attended_slots += sum(
-            micro.num_sequences * micro.max_seqlen if pads else micro.num_tokens for micro in batch.micro_batches
-        )
-        interval.flops += batch_flops(batch, model.config, model.vocab_size)
-        interval.waited_seconds += waited_seconds
+        pads = self.model.attention_backend == "padded"
+        self.interval.steps += 1
+        for micro in batch.micro_batches:
+            self.interval.own_tokens += micro.num_tokens
+            self.interval.attended_slots += micro.num_sequences * micro.max_seqlen if pads else micro.num_tokens
 
-    def count_seconds(self, seconds: float) -> None:
-        """Note time spent in training steps."""
-        self.progress.elapsed_seconds += seconds
-        self.interval.seconds += seconds
+    def count_time(self, batch: GlobalBatch, seconds: float, waited_seconds: float) -> None:
+        """Note how long a step took, if its time is typical."""
+        self.interval.timed_examples += batch.num_sequences
+        self.interval.timed_tokens += batch.num_tokens
+        self.interval.timed_flops += batch_flops(batch, self.model.config, self.model.vocab_size)
+        self.interval.timed_seconds += seconds
+        self.interval.waited_seconds += waited_seconds
+
+    def start_interval(self) -> None:
+        """Begin the interval after a log line."""
+        self.sums[:-1].zero_()  # how many steps in a row were skipped goes on
+        self.interval = IntervalCounts()
 
     def tensors(self) -> dict[str, Tensor]:
-        """Return all tensors but the weights, on the CPU, by names that do not depend on the order of parameters."""
+        """Return copies on the CPU of all tensors but the weights, by names that know no order of parameters.
+
+        Under FSDP all ranks must call this: rows are gathered.
+        """
         tensors = {"interval/sums": self.sums}
         for name, parameter in self.model.named_parameters():
             for optimizer in self.optimizers:
@@ -113,17 +138,21 @@ class TrainState:
         if self.loss_scale is not None:
             tensors["loss_scale/scale"] = self.loss_scale.scale
             tensors["loss_scale/good_steps"] = self.loss_scale.good_steps
-        return {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+        return {name: copy_on_cpu(tensor) for name, tensor in tensors.items()}
+
+    def weights(self) -> dict[str, Tensor]:
+        """Return copies of all weights on the CPU by our own names; under FSDP all ranks must call this."""
+        return {name: copy_on_cpu(parameter) for name, parameter in self.model.named_parameters()}
 
     def load_tensors(self, tensors: dict[str, Tensor]) -> None:
         """Take back what `tensors` gave."""
-        self.load_optimizer(tensors)
+        self.load_optimizers(tensors)
         self.sums.copy_(tensors["interval/sums"])
         if self.loss_scale is not None:
             self.loss_scale.scale.copy_(tensors["loss_scale/scale"])
             self.loss_scale.good_steps.copy_(tensors["loss_scale/good_steps"])
 
-    def load_optimizer(self, tensors: dict[str, Tensor]) -> None:
+    def load_optimizers(self, tensors: dict[str, Tensor]) -> None:
         """Take back the optimizers' state alone."""
         parameters = dict(self.model.named_parameters())
         owners = {
@@ -139,5 +168,15 @@ class TrainState:
             if kind == "optimizer":
                 name, _, key = rest.rpartition("/")
                 parameter = parameters[name]
+                own = own_rows(parameter)
                 # A copy: what safetensors returns may lie in the mapped file, which goes away with the checkpoint.
-                owners[parameter].state[parameter][key] = tensor.to(parameter.device, copy=True)
+                if tensor.dim():
+                    rows = tensor[own.start : own.stop].to(parameter.device, copy=True)
+                    owners[parameter].state[parameter][key] = like(parameter, rows)
+                else:
+                    owners[parameter].state[parameter][key] = tensor.to(parameter.device, copy=True)
+
+
+def copy_on_cpu(tensor: Tensor) -> Tensor:
+    """Return a tensor's whole content in memory of its own on the CPU."""
+    return whole(tensor.detach()).to("cpu", copy=True).contiguous()

@@ -17,6 +17,7 @@ from bert_pretrain.config import Config
 from bert_pretrain.examples import Examples, Masks
 from bert_pretrain.shards import write_shard
 from bert_pretrain.tokenizer import Tokenizer
+from bert_pretrain.train.run import train
 
 NUM_TOPICS, WORDS_PER_TOPIC = 4, 12
 FIRST_WORD = 104
@@ -166,3 +167,11 @@ def tiny() -> Callable[..., Config]:
         return Config.model_validate({"model": {**sizes, **(model or {})}, "train": {**settings, **train}})
 
     return make
+
+
+@pytest.fixture(scope="session")
+def finished(tiny: Callable[..., Config], data_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One undisturbed run of twelve steps, not to be changed."""
+    run = tmp_path_factory.mktemp("finished") / "run"
+    assert train(tiny(), data_folder, run) == run / "model"
+    return run

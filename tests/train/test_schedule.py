@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bert_pretrain.config import TrainConfig
-from bert_pretrain.train.schedule import learning_rate, total_steps, warmup_steps
+from bert_pretrain.train.schedule import Length, learning_rate, learning_rate_by_clock, run_length, warmup_steps
 
 
 def rates(steps: int, **settings: object) -> list[float]:
@@ -43,10 +43,10 @@ def test_every_rate_is_positive_and_at_most_the_peak(steps: int, warmup: int, sc
 
 
 def test_the_length_of_a_run() -> None:
-    assert total_steps(TrainConfig(), 1000) == 100_000
-    assert total_steps(TrainConfig(max_steps=7), 1000) == 7
-    assert total_steps(TrainConfig(max_epochs=1.5, global_batch_size=100), 1000) == 15
-    assert total_steps(TrainConfig(max_epochs=0.001, global_batch_size=100), 1000) == 1
+    assert run_length(TrainConfig(), 1000) == Length(100_000)
+    assert run_length(TrainConfig(max_steps=7), 1000) == Length(7)
+    assert run_length(TrainConfig(max_epochs=1.5, global_batch_size=100), 1000) == Length(15)
+    assert run_length(TrainConfig(max_epochs=0.001, global_batch_size=100), 1000) == Length(1)
 
 
 def test_the_warm_up_fits_into_the_run() -> None:
@@ -59,3 +59,26 @@ def test_phases_share_one_schedule() -> None:
     whole = rates(100, warmup_steps=10)
     first = TrainConfig(peak_lr=1.0, warmup_steps=10, schedule_steps=100)
     assert [learning_rate(first, step, 90) for step in range(90)] == whole[:90]
+
+
+def test_a_time_budget_rises_and_falls_with_the_clock() -> None:
+    config = TrainConfig.model_validate({"peak_lr": 1.0, "time_budget": "100s", "warmup_ratio": 0.1})
+    values = [learning_rate_by_clock(config, step, float(step), 100.0) for step in range(100)]
+    assert values[0] == pytest.approx(0.01)
+    assert values[9:11] == [1.0, 1.0]
+    assert values[55] == pytest.approx(0.5)
+    assert values[-1] == pytest.approx(1 / 90)
+    assert learning_rate_by_clock(config, 200, 101.0, 100.0) == 0.0
+    by_steps = config.model_copy(update={"warmup_steps": 50})
+    assert learning_rate_by_clock(by_steps, 24, 0.0, 100.0) == 0.5
+    steady = config.model_copy(update={"schedule": "wsd"})
+    assert [learning_rate_by_clock(steady, 99, at, 100.0) for at in (50.0, 90.0, 95.0)] == [1.0, 1.0, 0.5]
+
+
+def test_a_run_ends_at_its_step_or_when_its_time_with_what_comes_after_is_up() -> None:
+    assert Length(5).is_over(5, 0.0)
+    assert not Length(5).is_over(4, 1e9)
+    assert not Length(None, 60.0).is_over(10**9, 49.0, reserve=10.0)
+    assert Length(None, 60.0).is_over(0, 50.0, reserve=10.0)
+    assert str(Length(None, 86400.0)) == "1d 0h"
+    assert run_length(TrainConfig(time_budget=60.0), 1000) == Length(None, 60.0)

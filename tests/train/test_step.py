@@ -9,6 +9,7 @@ import torch
 from bert_pretrain.config import Config
 from bert_pretrain.model.bert import BertForPreTraining
 from bert_pretrain.train.batches import cut
+from bert_pretrain.train.loss import PretrainingLoss
 from bert_pretrain.train.optimizer import has_decay, make_optimizers
 from bert_pretrain.train.state import StepSums, TrainState
 from bert_pretrain.train.step import LOSS_SCALE_GROWTH_STEPS, LossScale, train_step
@@ -17,14 +18,14 @@ from bert_pretrain.train.step import LOSS_SCALE_GROWTH_STEPS, LossScale, train_s
 def make_state(config: Config, loss_scale: LossScale | None = None) -> TrainState:
     model = BertForPreTraining(config.model, 152)
     model.initialize(1)
-    return TrainState.start(model, make_optimizers(model, config.train), loss_scale)
+    return TrainState.start(model, PretrainingLoss(model), make_optimizers(model, config.train), loss_scale)
 
 
 def step(
     state: TrainState, table: Any, number: int = 0, dtype: torch.dtype = torch.float32, rate: float = 1e-3
 ) -> None:
     train_step(
-        state.model.train(),
+        state.network.train(),
         state.optimizers,
         cut(table, 200),
         state.sums,

@@ -1,0 +1,244 @@
+"""Processes that train together, one a device: `torchrun --nproc-per-node N -m bert_pretrain train …`.
+
+DDP copies the model to every rank and averages gradients; FSDP2 deals the rows of weights, gradients and optimizer
+state out, for models that do not fit. The first rank writes; what it finds on disk it tells the others. On CPU
+everything goes through gloo; on CUDA tensors go through NCCL, and what hosts say to one another still through gloo, so
+that agreeing on something never waits for a device.
+"""
+
+import contextlib
+import os
+import sys
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any, NoReturn, TypeVar, cast
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+
+from bert_pretrain.errors import UserError
+from bert_pretrain.model.bert import BertForPreTraining
+
+Answer = TypeVar("Answer")
+TIMEOUT = timedelta(minutes=30)
+"""The first rank may verify a large checkpoint while the others wait."""
+FSDP_SHARE = 0.6
+"""Of a card's memory: where weights, gradients and moments alone take more, `auto` deals them out."""
+
+
+@dataclass(frozen=True)
+class Team:
+    """This process among those that train together."""
+
+    rank: int = 0
+    size: int = 1
+    local_rank: int = 0
+    """Among those on this machine; the number of its device."""
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this is the process that writes."""
+        return self.rank == 0
+
+    def on_first(self, function: Callable[[], Answer]) -> Answer:
+        """Run a function on the first rank and return its answer on all.
+
+        What the first rank finds wrong it says itself; the others leave without a word.
+        """
+        if self.size == 1:
+            return function()
+        outcome: list[Any] = [None, None]
+        if self.is_first:
+            try:
+                outcome[0] = function()
+            except UserError as error:
+                outcome[1] = error
+        dist.broadcast_object_list(outcome, src=0, device=torch.device("cpu"))
+        if outcome[1] is not None:
+            raise outcome[1] if self.is_first else SystemExit(2)
+        return cast(Answer, outcome[0])
+
+    def add_up(self, tensor: Tensor) -> Tensor:
+        """Return the sum of a tensor over all ranks, computed in place."""
+        if self.size > 1:
+            dist.all_reduce(tensor)
+        return tensor
+
+    @contextlib.contextmanager
+    def only_first_prints(self) -> Iterator[None]:
+        """Silence the standard output of all ranks but the first."""
+        if self.is_first:
+            yield
+            return
+        with open(os.devnull, "w") as nowhere, contextlib.redirect_stdout(nowhere):
+            yield
+
+
+ALONE = Team()
+
+
+def join(device: str) -> Team:
+    """Return the team that `torchrun` has started this process in, after meeting the others; else one of one.
+
+    Args:
+        device: the setting: `auto`, `cpu`, `cuda`.
+    """
+    if int(os.environ.get("WORLD_SIZE", "1")) < 2:
+        return ALONE
+    team = Team(*(int(os.environ[name]) for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK")))
+    if not dist.is_initialized():
+        with_cuda = device != "cpu" and torch.cuda.is_available()
+        backend = "cpu:gloo,cuda:nccl" if with_cuda else "gloo"
+        store = _fresh_store(team)
+        dist.init_process_group(backend, store=store, rank=team.rank, world_size=team.size, timeout=TIMEOUT)
+    return team
+
+
+def _fresh_store(team: Team) -> Any:
+    """Return the store through which the ranks find one another, without what ranks before a restart left there.
+
+    torchrun keeps one store over all restarts (torch 2.13), so a rank may find the address of one that is dead. Each
+    greets the first rank under a name of its own, which answers with the prefix for this round; greetings of the dead
+    get answers that nobody reads.
+    """
+    address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    hosts = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True" and team.is_first
+    stores: Any = dist  # it does not list the stores among what it exports
+    store = stores.TCPStore(address, port, team.size, is_master=hosts, timeout=TIMEOUT)
+    own = uuid.uuid4().hex
+    if not team.is_first:
+        store.set(f"greeting/{team.rank}", own)
+        prefix = store.get(f"answer/{own}").decode()
+        store.set(f"{prefix}/{team.rank}", "here")
+        return stores.PrefixStore(prefix, store)
+    missing = set(range(1, team.size))
+    deadline = time.monotonic() + TIMEOUT.total_seconds()
+    while missing and time.monotonic() < deadline:
+        for rank in missing:
+            if store.check([f"greeting/{rank}"]):
+                store.set(f"answer/{store.get(f'greeting/{rank}').decode()}", own)
+        missing = {rank for rank in missing if not store.check([f"{own}/{rank}"])}
+        time.sleep(0.01)
+    return stores.PrefixStore(own, store)
+
+
+def leave(exit_code: int) -> None:
+    """End a process that has joined a team; one that has not goes on.
+
+    With gloo, going through the interpreter's own end aborts now and then, even after the group is destroyed.
+    """
+    if not dist.is_initialized():
+        return
+    with contextlib.suppress(Exception):  # the others may be gone already
+        dist.destroy_process_group()
+    _exit_now(exit_code)
+
+
+def _exit_now(exit_code: int) -> NoReturn:
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(exit_code)
+
+
+def choose_parallel(setting: str, num_parameters: int, device: torch.device, team: Team) -> tuple[str, str]:
+    """Return `ddp`, `fsdp`, or `none` for a single process, and the reason in words."""
+    if team.size == 1:
+        return "none", "one process"
+    if setting != "auto":
+        return setting, "as configured"
+    needed = 16 * num_parameters  # weights, gradients and both moments in fp32
+    if device.type == "cuda" and needed > FSDP_SHARE * torch.cuda.get_device_properties(device).total_memory:
+        return "fsdp", "weights and optimizer state do not fit on one card"
+    return "ddp", "weights and optimizer state fit on every rank"
+
+
+def spread(losses: nn.Module, model: BertForPreTraining, parallel: str, dtype: torch.dtype) -> nn.Module:
+    """Return a module whose backward pass averages gradients over ranks.
+
+    Args:
+        losses: the model and its losses as one module, equal on all ranks; under FSDP it is changed in place.
+        model: the model in it.
+        parallel: from `choose_parallel`.
+        dtype: of the matrix products.
+    """
+    device = next(model.parameters()).device
+    if parallel == "ddp":
+        ids = [device.index] if device.type == "cuda" else None
+        return nn.parallel.DistributedDataParallel(
+            losses, device_ids=ids, broadcast_buffers=False, gradient_as_bucket_view=True
+        )
+    if parallel == "fsdp":
+        mesh = init_device_mesh(device.type, (dist.get_world_size(),))
+        lower = None if dtype == torch.float32 else dtype
+        policy = MixedPrecisionPolicy(param_dtype=lower, reduce_dtype=torch.float32)
+        for layer in model.encoder.layers:
+            fully_shard(layer, mesh=mesh, mp_policy=policy)
+        fully_shard(losses, mesh=mesh, mp_policy=policy)
+    return losses
+
+
+@contextlib.contextmanager
+def gradients_of(network: nn.Module, *, is_last: bool) -> Iterator[None]:
+    """Let a backward pass accumulate gradients on this rank only, unless it is the last of a step."""
+    if isinstance(network, nn.parallel.DistributedDataParallel) and not is_last:
+        with network.no_sync():
+            yield
+        return
+    if isinstance(network, FSDPModule):
+        network.set_requires_gradient_sync(is_last)
+    yield
+
+
+def give_back_gathered(network: nn.Module) -> None:
+    """Give back what FSDP gathered for a forward pass that no backward pass followed, such as an evaluation.
+
+    Until then parameters are copies, possibly in lower precision, that the optimizer does not know.
+    """
+    for module in network.modules():
+        if isinstance(module, FSDPModule):
+            module.reshard()
+
+
+@dataclass(frozen=True)
+class Boundary:
+    """What all ranks hold true between two steps."""
+
+    signal_number: int
+    """Of the signal that asked to stop, or 0."""
+    seconds: float
+    """That the run has taken."""
+    reserve: float
+    """Seconds that what follows the last step will take."""
+
+
+class Agreement:
+    """Makes the ranks agree on stop signals and on the clock, without anyone waiting.
+
+    Beyond the first, each boundary returns what was said at the one before, which has arrived meanwhile.
+    """
+
+    def __init__(self, team: Team) -> None:
+        self._team = team
+        self._said: tuple[Any, Tensor] | None = None
+
+    def at_boundary(self, signal_number: int, seconds: float, reserve: float) -> Boundary:
+        """Say what this rank knows, and return what all of them knew: the largest of each."""
+        if self._team.size == 1:
+            return Boundary(signal_number, seconds, reserve)
+        values = torch.tensor([signal_number, seconds, reserve], dtype=torch.float64)
+        now = dist.all_reduce(values, dist.ReduceOp.MAX, async_op=True), values
+        work, agreed = self._said or now
+        work.wait()
+        self._said = now
+        return Boundary(int(agreed[0]), float(agreed[1]), float(agreed[2]))
+
+    def close(self) -> None:
+        """Wait for what is still under way."""
+        if self._said is not None:
+            self._said[0].wait()

@@ -1,0 +1,207 @@
+"""Two processes train as one would: equal losses for every optimizer, DDP and FSDP, and through stops and restarts."""
+
+import itertools
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+from safetensors.torch import load_file
+
+from bert_pretrain import manifest
+from bert_pretrain.config import Config
+from bert_pretrain.errors import ConfigError
+from bert_pretrain.shards import DataFolder
+from bert_pretrain.train.batches import TrainingData, cut
+from bert_pretrain.train.distributed import Team, choose_parallel
+from bert_pretrain.train.run import train
+from bert_pretrain.train.setting import check_sizes
+
+Tiny = Callable[..., Config]
+NO_DROPOUT = {"hidden_dropout_prob": 0, "attention_probs_dropout_prob": 0}
+REPOSITORY = Path(__file__).resolve().parents[2]
+
+
+def launch(config: Config, data: Path, output: Path, *, ranks: int = 2, restarts: int = 0) -> "subprocess.Popen[str]":
+    """Start torchrun with the command line's own `train`."""
+    file = output.with_suffix(".yaml")
+    file.write_text(yaml.safe_dump(config.model_dump(mode="json")))
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
+    command += [f"--max-restarts={restarts}", "--monitor-interval=0.1", "-m", "bert_pretrain", "train"]
+    command += ["--data", str(data), "--output", str(output), "--config", str(file)]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(REPOSITORY)}
+    return subprocess.Popen(
+        command, cwd=output.parent, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
+    )
+
+
+def finish(process: "subprocess.Popen[str]") -> str:
+    out, err = process.communicate(timeout=180)
+    assert process.returncode == 0, out + err
+    return out + err
+
+
+def training_lines(run: Path) -> list[dict[str, Any]]:
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    return [line for line in lines if "loss" in line]
+
+
+def validation_lines(run: Path) -> list[dict[str, Any]]:
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    return [line for line in lines if "validation_mlm_loss" in line]
+
+
+def assert_same_losses(left: Path, right: Path, tolerance: float) -> None:
+    for lines in (training_lines, validation_lines):
+        ours, theirs = lines(left), lines(right)
+        assert [line["step"] for line in ours] == [line["step"] for line in theirs]
+        for one, other in zip(ours, theirs, strict=True):
+            for name in one:
+                if name.endswith(("loss", "accuracy", "grad_norm")) or name in ("examples", "tokens"):
+                    assert one[name] == pytest.approx(other[name], abs=tolerance, rel=tolerance), (one["step"], name)
+
+
+CASES = [("adamw", "ddp", 1e-4), ("lamb", "fsdp", 1e-4), ("muon", "fsdp", 1e-2)]
+SLOW_CASES = [("adamw", "fsdp", 1e-4), ("lamb", "ddp", 1e-4), ("muon", "ddp", 1e-2)]
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "parallel", "tolerance"),
+    [*CASES, *(pytest.param(*case, marks=pytest.mark.slow) for case in SLOW_CASES)],
+)
+def test_two_ranks_have_the_losses_of_one_and_their_checkpoint_continues_on_one(
+    tiny: Tiny, data_folder: Path, tmp_path: Path, optimizer: str, parallel: str, tolerance: float
+) -> None:
+    # 15 examples do not divide by two, and make several micro-batches of unequal numbers.
+    config = tiny(
+        model=NO_DROPOUT, optimizer=optimizer, parallel=parallel, max_steps=8, log_every=1, eval_every=3, save_every=4,
+        global_batch_size=15, micro_batch_tokens=90, peak_lr=5e-3, keep_checkpoints=9,
+    )  # fmt: skip
+    two = tmp_path / "two"
+    process = launch(config, data_folder, two)
+    train(config, data_folder, tmp_path / "one")
+    out = finish(process)
+    assert f"processes  2, {parallel}" in out
+    assert_same_losses(tmp_path / "one", two, tolerance)
+    # From the middle on, one rank continues what two have begun.
+    shutil.rmtree(two / "checkpoints" / "step-00000008")
+    shutil.rmtree(two / "model")
+    manifest.reopen(two)
+    train(config, data_folder, two)
+    assert_same_losses(tmp_path / "one", two, tolerance)
+    one, both = (load_file(run / "model" / "model.safetensors") for run in (tmp_path / "one", two))
+    for name in one:
+        torch.testing.assert_close(one[name], both[name], atol=tolerance, rtol=0.0)
+    names = [
+        set(load_file(run / "checkpoints" / "step-00000004" / "training_state.safetensors"))
+        for run in (two, tmp_path / "one")
+    ]
+    assert names[0] == names[1]
+
+
+def test_ranks_hold_about_equally_many_tokens_and_equally_many_micro_batches(examples: Callable[..., Any]) -> None:
+    table = examples(101)
+    for budget, ranks in ((100, 4), (1000, 3), (40, 7), (1, 8)):
+        shares = [cut(table, budget, rank, ranks) for rank in range(ranks)]
+        tokens = [sum(micro.num_tokens for micro in share.micro_batches) for share in shares]
+        assert sum(tokens) == len(table.input_ids)
+        assert sum(micro.num_sequences for share in shares for micro in share.micro_batches) == 101
+        assert max(tokens) - min(tokens) <= 2 * table.lengths.max()
+        assert len({len(share.micro_batches) for share in shares}) == 1
+        assert {share.num_tokens for share in shares} == {len(table.input_ids)}
+        if budget > table.lengths.max():
+            assert all(micro.num_tokens <= budget for share in shares for micro in share.micro_batches)
+
+
+def test_any_number_of_ranks_computes_the_same_global_batches(data_folder: Path) -> None:
+    folder = DataFolder.open(data_folder)
+
+    def rows(ranks: int) -> list[tuple[int, ...]]:
+        found = []
+        for rank in range(ranks):
+            data = TrainingData(folder, seed=1, global_batch_size=31, micro_batch_tokens=99, rank=rank, num_ranks=ranks)
+            for micro in data.global_batch(7).micro_batches:
+                bounds = micro.cu_seqlens.tolist()
+                found += [tuple(micro.input_ids[a:b].tolist()) for a, b in itertools.pairwise(bounds)]
+        return sorted(found)
+
+    assert rows(1) == rows(2) == rows(5)
+
+
+def test_more_ranks_than_examples_are_refused(tiny: Tiny, data_folder: Path) -> None:
+    with pytest.raises(ConfigError, match="4 examples cannot be dealt to 5 processes"):
+        check_sizes(tiny(global_batch_size=4), DataFolder.open(data_folder), Team(0, 5, 0))
+
+
+def test_the_model_is_dealt_out_where_it_does_not_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Card:
+        total_memory = 12 * 2**30
+
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: Card)
+    cuda, two = torch.device("cuda"), Team(0, 2, 0)
+    assert choose_parallel("auto", 110_000_000, cuda, two)[0] == "ddp"
+    assert choose_parallel("auto", 800_000_000, cuda, two)[0] == "fsdp"
+    assert choose_parallel("fsdp", 10, cuda, two) == ("fsdp", "as configured")
+    assert choose_parallel("fsdp", 10, cuda, Team())[0] == "none"
+
+
+def newest_step(run: Path) -> int:
+    return max((int(path.name[5:]) for path in (run / "checkpoints").glob("step-*")), default=0)
+
+
+def wait_for_step(run: Path, step: int, process: "subprocess.Popen[str]") -> None:
+    deadline = time.monotonic() + 120
+    while newest_step(run) < step:
+        assert process.poll() is None, process.communicate()
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def ranks_of(process: "subprocess.Popen[str]") -> list[int]:
+    """Return the process ids that torchrun has started."""
+    children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+    return [pid for pid in map(int, children) if b"bert_pretrain" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+
+
+def test_a_killed_rank_is_restarted_and_all_resume_from_the_last_checkpoint(
+    tiny: Tiny, data_folder: Path, tmp_path: Path
+) -> None:
+    config = tiny(max_steps=150, save_every=5, eval_every=150, log_every=10)
+    run = tmp_path / "run"
+    process = launch(config, data_folder, run, restarts=1)
+    wait_for_step(run, 5, process)
+    os.kill(ranks_of(process)[-1], signal.SIGKILL)
+    out = finish(process)
+    assert "continues from step" in out
+    assert [line["step"] for line in training_lines(run)] == list(range(10, 151, 10))
+
+
+def test_a_signal_to_one_rank_stops_all_of_them_at_one_step(tiny: Tiny, data_folder: Path, tmp_path: Path) -> None:
+    config = tiny(max_steps=100_000, save_every=10, eval_every=100_000, log_every=10)
+    run = tmp_path / "run"
+    process = launch(config, data_folder, run)
+    wait_for_step(run, 10, process)
+    os.kill(ranks_of(process)[-1], signal.SIGTERM)
+    _, err = process.communicate(timeout=120)
+    assert "the same command continues" in err
+    assert 'Traceback (most recent call last):\n  File "/' not in err.split("torch.distributed")[0]
+    step = newest_step(run)
+    assert json.loads((run / "checkpoints" / f"step-{step:08d}" / "training_state.json").read_text())["ranks"] == 2
+    train(tiny(max_steps=step + 2, save_every=10, eval_every=100_000, log_every=10), data_folder, run)
+    assert training_lines(run)[-1]["step"] == step + 2
+
+
+@pytest.mark.slow
+def test_twenty_runs_of_two_ranks_leave_cleanly(tiny: Tiny, data_folder: Path, tmp_path: Path) -> None:
+    for number in range(20):
+        out = finish(launch(tiny(max_steps=2), data_folder, tmp_path / str(number)))
+        assert "terminate called" not in out
