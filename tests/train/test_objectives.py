@@ -22,7 +22,7 @@ from bert_pretrain.train.evaluate import evaluate
 from bert_pretrain.train.run import train
 
 from .conftest import FIRST_WORD
-from .test_run import assert_same_run, interrupted_copy, metrics
+from .test_continuing import assert_same_run, interrupted_copy, metrics
 
 Tiny = Callable[..., Config]
 NewData = Callable[..., Path]
