@@ -155,6 +155,7 @@ def train(
         bool, typer.Option("--carry-optimizer", help="Take optimizer state and step from --init-from as well.")
     ] = False,
     resume: Annotated[bool, typer.Option("--resume/--no-resume", help="Go on from the newest checkpoint.")] = True,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what the run would do, need and take.")] = False,
     overwrite: Overwrite = False,
 ) -> None:
     """Train BERT on a data folder.
@@ -173,6 +174,7 @@ def train(
         carry_optimizer=carry_optimizer,
         resume=resume,
         overwrite=overwrite,
+        dry_run=dry_run,
     )
 
 
@@ -256,14 +258,15 @@ def fill_mask(
 @reports_mistakes
 def report(
     runs: Annotated[list[Path], typer.Argument(help="Run folders.")],
-    output: Annotated[Path, typer.Option("--output", help="The PNG file to write.")],
+    output: Annotated[Path, typer.Option("--output", help="The PNG file to write; the page lies beside it.")],
 ) -> None:
-    """Draw the loss curves of one or several runs.
+    """Draw the curves of one or several runs, and write a page that says what is normal to expect.
 
     Example: bert-pretrain report runs/a/train runs/b/train --output curves.png
     """
-    draw_curves = _load("bert_pretrain.tools.report", "draw_curves")
-    print(f"curves: {draw_curves(runs, output)}")
+    write_report = _load("bert_pretrain.tools.report", "write_report")
+    picture, page = write_report(runs, output)
+    print(f"curves: {picture}\npage:   {page}")
 
 
 def _load(module: str, name: str) -> Any:

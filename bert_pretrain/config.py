@@ -164,6 +164,11 @@ class TrainConfig(_Section):
     max_grad_norm: Annotated[float, Field(gt=0.0)] = 1.0
     precision: Literal["auto", "bf16", "fp16", "fp32"] = "auto"
     attention: Literal["auto", "varlen", "padded"] = "auto"
+    compile: bool | Literal["auto"] = "auto"
+    """By torch.compile; auto: on CUDA, where attention is varlen."""
+    activation_checkpointing: bool = False
+    """Compute a layer's activations again in its backward pass instead of keeping them: a third more work, far less
+    memory."""
     parallel: Literal["auto", "ddp", "fsdp"] = "auto"
     """How several processes share the model: a copy each, or its rows dealt out where it does not fit."""
     device: Annotated[str, Field(pattern=r"^(auto|cpu|cuda(:\d+)?)$")] = "auto"
@@ -171,6 +176,7 @@ class TrainConfig(_Section):
     eval_every: PositiveInt = 1000
     save_every: PositiveInt = 1000
     keep_checkpoints: PositiveInt = 3
+    trackers: tuple[Literal["tensorboard", "wandb"], ...] = ()
     seed: Int = 12345
 
     @model_validator(mode="after")

@@ -8,6 +8,7 @@ mathematics is that of Hugging Face's `BertForPreTraining`; its names on disk ar
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from bert_pretrain import rng
 from bert_pretrain.config import ModelConfig
@@ -73,10 +74,15 @@ class Encoder(nn.Module):
     def __init__(self, config: ModelConfig, backend: str) -> None:
         super().__init__()
         self.layers = nn.ModuleList(Layer(config, backend) for _ in range(config.num_hidden_layers))
+        self.activation_checkpointing = False
 
     def forward(self, hidden: Tensor, layout: Layout) -> Tensor:
         for layer in self.layers:
-            hidden = layer(hidden, layout)
+            if self.activation_checkpointing and self.training:
+                # Keeps the layer's input only, and the state of the generators from which dropout draws.
+                hidden = checkpoint(layer, hidden, layout, use_reentrant=False)
+            else:
+                hidden = layer(hidden, layout)
         return hidden
 
 

@@ -22,6 +22,8 @@ from bert_pretrain.examples import Examples, concatenate
 from bert_pretrain.masking import mask_examples, masking_rule
 from bert_pretrain.shards import DataFolder, read_shard
 
+MAX_DUMMY_SHARE = 0.02
+"""Of a micro-batch's tokens, where all are given a common shape."""
 OPEN_SHARDS = 4
 """Shards kept in memory: a batch may straddle two, and the reader runs ahead."""
 READ_AHEAD = 2
@@ -30,7 +32,10 @@ READ_AHEAD = 2
 
 @dataclass(frozen=True)
 class Batch:
-    """One packed micro-batch."""
+    """One packed micro-batch, perhaps with a tail of dummy sequences that give it a common shape.
+
+    Labels have no tail; what the model returns for one is dropped.
+    """
 
     input_ids: Tensor  # (tokens,) int64
     token_type_ids: Tensor  # (tokens,) int64: 1 from the second segment's first token on
@@ -40,16 +45,10 @@ class Batch:
     masked_labels: Tensor  # (masked,) int64
     next_sentence_labels: Tensor | None  # (sequences,) int64: 0 where B follows A, 1 where not; None without pairs
     max_seqlen: int
-    sum_squared_lengths: int
-    """Over its sequences; what attention costs."""
-
-    @property
-    def num_tokens(self) -> int:
-        return self.input_ids.shape[0]
-
-    @property
-    def num_sequences(self) -> int:
-        return self.cu_seqlens.shape[0] - 1
+    num_tokens: int
+    """Real ones."""
+    num_sequences: int
+    """Real ones."""
 
     @property
     def num_predictions(self) -> int:
@@ -128,12 +127,14 @@ class TrainingData:
         first_step: int = 0,
         rank: int = 0,
         num_ranks: int = 1,
+        static_shapes: bool = False,
     ) -> None:
         """Begin the first epoch at `first_step`, which is not 0 where steps were carried over from other data.
 
         Every rank reads the whole global batch, which is the same for any number of them, and keeps its own share.
         """
         self._rank, self._num_ranks = rank, num_ranks
+        self._static_length = data.max_seq_length if static_shapes else None
         self.first_step = first_step
         self.num_rows = data.rows("train")
         self.global_batch_size = global_batch_size
@@ -155,7 +156,10 @@ class TrainingData:
             count = min(remaining, self.num_rows - position)
             parts += [self._shards.get(epoch, shard).take(rows) for shard, rows in self._rows(epoch, position, count)]
             first, remaining = first + count, remaining - count
-        return cut(concatenate(parts), self.micro_batch_tokens, self._rank, self._num_ranks)
+        examples = concatenate(parts)
+        if self._static_length is None:
+            return cut(examples, self.micro_batch_tokens, self._rank, self._num_ranks)
+        return cut_alike(examples, self.micro_batch_tokens, self._static_length, self._rank, self._num_ranks)
 
     def epoch(self, step: int) -> float:
         """Return how often the training split has been seen after so many steps."""
@@ -190,22 +194,81 @@ def cut(examples: Examples, micro_batch_tokens: int, rank: int = 0, num_ranks: i
     examples than micro-batches, all have one micro-batch less, and some hold an example above the budget.
     """
     # The losses are sums, so order means nothing, and attention that pads then pads little.
-    order = np.argsort(examples.lengths, kind="stable")
-    turns = np.arange(len(order)) % (2 * num_ranks)
-    owner = np.minimum(turns, 2 * num_ranks - 1 - turns)
-    shares = [order[owner == one] for one in range(num_ranks)]
+    shares = _dealt(examples.lengths, num_ranks)
     bounds = [_cut_points(examples.lengths[share], micro_batch_tokens) for share in shares]
     wanted = min(max(len(found) - 1 for found in bounds), min(len(share) for share in shares))
     own = examples.take(shares[rank])
     cuts = _with_number(bounds[rank], wanted)
-    lengths = examples.lengths.astype(np.int64)
+    return _global_batch(examples, [pack(own.take(np.arange(begin, end))) for begin, end in itertools.pairwise(cuts)])
+
+
+def cut_alike(
+    examples: Examples, micro_batch_tokens: int, max_seq_length: int, rank: int = 0, num_ranks: int = 1
+) -> GlobalBatch:
+    """Return one rank's micro-batches of a global batch, all of nearly the same shape, for a compiler.
+
+    Examples of all lengths are dealt to every micro-batch alike, so that they hold about equally many tokens, and the
+    rest is filled up by a tail of dummy sequences: at most 2 % of the tokens, besides one for each missing sequence.
+    """
+    total, number = len(examples.input_ids), 0
+    while True:
+        number = number + 1 if number else max(1, -(-total // (num_ranks * micro_batch_tokens)))
+        shares = _dealt(examples.lengths, num_ranks * number)
+        largest = max(int(examples.lengths[share].sum()) for share in shares)
+        if largest <= micro_batch_tokens or number * num_ranks >= len(examples):
+            break
+    number = min(number, len(examples) // num_ranks)
+    shares = _dealt(examples.lengths, num_ranks * number)
+    # Powers of two, so that steps agree on them though their numbers of tokens differ a little.
+    unit = _power_of_two(MAX_DUMMY_SHARE * total / len(shares))
+    masks_unit = _power_of_two(0.1 * total / len(shares))
+    num_sequences = -(-len(examples) // len(shares)) + -(-unit // max_seq_length) + 1
+    micro_batches = [pack(examples.take(shares[place])) for place in range(rank, len(shares), num_ranks)]
+    return _global_batch(
+        examples, [_with_tail(micro, unit, masks_unit, num_sequences, max_seq_length) for micro in micro_batches]
+    )
+
+
+def _with_tail(batch: Batch, unit: int, masks_unit: int, num_sequences: int, max_seq_length: int) -> Batch:
+    """Add dummy sequences up to a number of them, and to a multiple of `unit` tokens."""
+    missing = num_sequences - batch.num_sequences
+    padded_tokens = -(-(batch.num_tokens + missing) // unit) * unit
+    tail_tokens, tail_masks = padded_tokens - batch.num_tokens, -batch.num_predictions % masks_unit
+    lengths = np.full(missing, tail_tokens // missing) + (np.arange(missing) < tail_tokens % missing)
+    bounds = torch.from_numpy((batch.num_tokens + np.cumsum(lengths)).astype(np.int32))
+    dummy = torch.zeros(tail_tokens, dtype=torch.int64)
+    return replace(
+        batch,
+        input_ids=torch.cat([batch.input_ids, dummy]),
+        token_type_ids=torch.cat([batch.token_type_ids, dummy]),
+        position_ids=torch.cat([batch.position_ids, dummy]),
+        cu_seqlens=torch.cat([batch.cu_seqlens, bounds]),
+        masked_positions=torch.cat([batch.masked_positions, torch.zeros(tail_masks, dtype=torch.int64)]),
+        max_seqlen=max(max_seq_length, int(lengths.max())),
+    )
+
+
+def _power_of_two(number: float) -> int:
+    """Return the largest power of two up to a number, at least 1."""
+    return 1 << max(0, int(number).bit_length() - 1)
+
+
+def _dealt(lengths: np.ndarray, number: int) -> list[np.ndarray]:
+    """Deal examples, sorted by length, to and fro to so many hands; returns the rows of each."""
+    order = np.argsort(lengths, kind="stable")
+    turns = np.arange(len(order)) % (2 * number)
+    owner = np.minimum(turns, 2 * number - 1 - turns)
+    return [order[owner == one] for one in range(number)]
+
+
+def _global_batch(examples: Examples, micro_batches: list[Batch]) -> GlobalBatch:
     return GlobalBatch(
-        [pack(own.take(np.arange(begin, end))) for begin, end in itertools.pairwise(cuts)],
+        micro_batches,
         len(examples),
         0 if examples.next_sentence_label is None else len(examples),
         0 if examples.masks is None else len(examples.masks.original_ids),
         len(examples.input_ids),
-        int((lengths**2).sum()),
+        int((examples.lengths.astype(np.int64) ** 2).sum()),
     )
 
 
@@ -246,7 +309,8 @@ def pack(examples: Examples) -> Batch:
         masked_labels=_int64(masks.original_ids),
         next_sentence_labels=None if labels is None else _int64(labels),
         max_seqlen=int(lengths.max()),
-        sum_squared_lengths=int((lengths.astype(np.int64) ** 2).sum()),
+        num_tokens=len(examples.input_ids),
+        num_sequences=len(examples),
     )
 
 

@@ -8,6 +8,7 @@ import torch
 from bert_pretrain.config import TrainConfig
 from bert_pretrain.errors import ConfigError
 from bert_pretrain.model.bert import BertForPreTraining
+from bert_pretrain.train.memory import activation_bytes_per_token, estimate_memory
 
 CPU_MICRO_BATCH_TOKENS = 4096
 """On two cores 4,096 to 16,384 were equally fast for a hidden size of 128; the smallest takes the least memory."""
@@ -59,6 +60,28 @@ def choose_precision(setting: str, device: torch.device) -> Precision:
     return Precision("fp32", "the CPU has neither avx512_bf16 nor AMX, without which bf16 is slower")
 
 
+def choose_compile(setting: bool | str, device: torch.device, attention: str) -> tuple[bool, str]:
+    """Return whether layers are compiled, and the reason in words."""
+    if isinstance(setting, bool):
+        return setting, "as configured"
+    if device.type != "cuda":
+        return False, "of use on CUDA"
+    if attention != "varlen":
+        return False, "attention pads to the longest sequence, so shapes differ from batch to batch"
+    return True, "shapes are nearly the same in every batch"
+
+
+def compile_layers(model: BertForPreTraining, backend: str = "inductor") -> None:
+    """Let the compiler make each layer's forward and backward pass, at its first call.
+
+    Layers are alike, so that one is compiled for all; a new shape costs another compilation.
+    """
+    # A handful of shapes come up; by default the compiler gives up after eight.
+    torch._dynamo.config.recompile_limit = 64
+    for module in (model.embeddings, *model.encoder.layers, model.mlm_head):
+        module.compile(backend=backend, dynamic=False, fullgraph=True)
+
+
 def cpu_bf16_feature(cpuinfo: Path = Path("/proc/cpuinfo")) -> str | None:
     """Return which instructions for bf16 products the CPU has, or None; unknown outside Linux on x86."""
     try:
@@ -79,21 +102,9 @@ def choose_micro_batch_tokens(
     if device.type != "cuda":
         return min(CPU_MICRO_BATCH_TOKENS, whole_batch)
     free, _ = torch.cuda.mem_get_info(device)
-    # Gradients and both moments of AdamW in fp32 are still to come, and a bf16 copy of the weights.
-    reserved = sum(parameter.numel() for parameter in model.parameters()) * (4 + 4 + 4 + 2)
-    fitting = int(0.8 * (free - reserved)) // activation_bytes_per_token(model, max_seq_length)
+    rest = estimate_memory(config, model, max_seq_length, 0, has_copies=True)
+    # The weights lie there already.
+    reserved = rest.total - sum(4 * parameter.numel() for parameter in model.parameters())
+    per_token = activation_bytes_per_token(model, max_seq_length, config.activation_checkpointing)
+    fitting = int(0.8 * (free - reserved)) // per_token
     return max(max_seq_length, min(fitting, whole_batch))
-
-
-def activation_bytes_per_token(model: BertForPreTraining, max_seq_length: int) -> int:
-    """Estimate what a token leaves in memory until its backward pass, under autocast.
-
-    A layer keeps, a token: its two normalisations' inputs and outputs in fp32 and the outputs again in 16 bits (20 H),
-    query, key, value, context and both projections in 16 bits (12 H), dropout masks (2 H), and the wide activations
-    before and after GELU (4 I); attention that pads also keeps a row of scores, probabilities and dropout mask a head.
-    """
-    config = model.config
-    layer = 34 * config.hidden_size + 4 * config.intermediate_size
-    if model.attention_backend == "padded":
-        layer += 9 * config.num_attention_heads * max_seq_length
-    return config.num_hidden_layers * layer + 20 * config.hidden_size

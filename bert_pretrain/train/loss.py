@@ -6,6 +6,7 @@ gradient on the way forward, a block of masked rows at a time, so that the logit
 far the largest tensor of a step, and on CPU the time goes into moving them.
 """
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -41,19 +42,20 @@ class LossSums:
 
 
 class PretrainingLoss(nn.Module):
-    """A model and its losses as one module, for what wraps modules: DDP, FSDP, the compiler."""
+    """A model and its losses as one module, for what wraps modules: DDP and FSDP."""
 
-    def __init__(self, model: BertForPreTraining) -> None:
+    def __init__(self, model: BertForPreTraining, *, compiled: bool = False) -> None:
         super().__init__()
         self.model = model
+        self.compiled = compiled
 
     def forward(self, batch: Batch) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Return the fields of `LossSums` of one micro-batch, in order: wrappers know tuples."""
-        sums = pretraining_loss(self.model, batch)
+        sums = pretraining_loss(self.model, batch, compiled=self.compiled)
         return sums.mlm_loss, sums.nsp_loss, sums.mlm_correct, sums.nsp_correct
 
 
-def pretraining_loss(model: BertForPreTraining, batch: Batch) -> LossSums:
+def pretraining_loss(model: BertForPreTraining, batch: Batch, *, compiled: bool = False) -> LossSums:
     """Run the model on one micro-batch and return the sums of both losses, or of the one there is without pairs."""
     features, nsp_logits = model(
         batch.input_ids,
@@ -63,8 +65,10 @@ def pretraining_loss(model: BertForPreTraining, batch: Batch) -> LossSums:
         batch.max_seqlen,
         batch.masked_positions,
     )
+    # What follows the real ones belongs to a dummy tail.
+    features, nsp_logits = features[: batch.num_predictions], nsp_logits[: batch.num_sequences]
     weight, bias = model.embeddings.word_embeddings.weight, model.mlm_head.bias
-    mlm_loss, mlm_correct = masked_lm_loss(features, weight, bias, batch.masked_labels)
+    mlm_loss, mlm_correct = masked_lm_loss(features, weight, bias, batch.masked_labels, compiled=compiled)
     if batch.next_sentence_labels is None:
         return LossSums(mlm_loss, torch.zeros_like(mlm_loss), mlm_correct, torch.zeros_like(mlm_correct))
     nsp_logits = nsp_logits.float()
@@ -73,7 +77,9 @@ def pretraining_loss(model: BertForPreTraining, batch: Batch) -> LossSums:
     return LossSums(mlm_loss, nsp_loss, mlm_correct, nsp_correct)
 
 
-def masked_lm_loss(features: Tensor, weight: Tensor, bias: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+def masked_lm_loss(
+    features: Tensor, weight: Tensor, bias: Tensor, labels: Tensor, *, compiled: bool = False
+) -> tuple[Tensor, Tensor]:
     """Return the summed cross-entropy of `features @ weight.T + bias`, and how many labels have the largest logit.
 
     Args:
@@ -81,11 +87,12 @@ def masked_lm_loss(features: Tensor, weight: Tensor, bias: Tensor, labels: Tenso
         weight: (vocabulary, hidden).
         bias: (vocabulary,).
         labels: (masked,) int64.
+        compiled: whether the softmax of a block is one kernel that the compiler makes.
     """
     device = features.device.type
     dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else weight.dtype
     with torch.autocast(device, enabled=False):
-        loss, correct = _decoder_loss(features, weight, bias, labels, dtype, torch.is_grad_enabled())
+        loss, correct = _decoder_loss(features, weight, bias, labels, dtype, torch.is_grad_enabled(), compiled)
     return loss, correct
 
 
@@ -101,6 +108,7 @@ class _DecoderLoss(torch.autograd.Function):
         labels: Tensor,
         dtype: torch.dtype,
         with_gradient: bool,
+        compiled: bool,
     ) -> tuple[Tensor, Tensor]:
         rows, decoder = features.to(dtype), weight.to(dtype)
         factor = FP16_FACTOR if dtype == torch.float16 else 1.0
@@ -110,13 +118,14 @@ class _DecoderLoss(torch.autograd.Function):
         # In fp32 whatever the weights are in: under FSDP they may be 16-bit copies, too coarse to add up in.
         d_bias = torch.zeros_like(bias, dtype=torch.float32) if with_gradient else None
         d_weight: Tensor | None = None
+        softmax_in_place = _compiled_softmax() if compiled else _softmax_in_place
         # Room for one block, used again by every block: fresh memory this large costs as much as the products.
         room = rows.new_empty(min(BLOCK_ROWS, len(labels)), len(bias))
         for start in range(0, len(labels), BLOCK_ROWS):
             block = slice(start, min(start + BLOCK_ROWS, len(labels)))
             logits = room[: block.stop - start]
             torch.mm(rows[block], decoder.t(), out=logits)  # (block, vocabulary), the bias still to be added
-            block_loss, block_correct = _softmax_in_place(logits, bias, labels[block], factor, d_bias)
+            block_loss, block_correct = softmax_in_place(logits, bias, labels[block], factor, d_bias)
             loss += block_loss
             correct += block_correct
             if with_gradient:
@@ -132,11 +141,18 @@ class _DecoderLoss(torch.autograd.Function):
         return loss, correct
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor, Tensor, None, None, None]:
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor, Tensor, None, None, None, None]:
         scale = gradients[0] / ctx.factor
         d_features, d_weight, d_bias = ctx.saved_tensors
         d_weight, d_bias = d_weight.mul_(scale).to(ctx.weight_dtype), d_bias.mul_(scale).to(ctx.bias_dtype)
-        return d_features * scale, d_weight, d_bias, None, None, None
+        return d_features * scale, d_weight, d_bias, None, None, None, None
+
+
+@functools.cache
+def _compiled_softmax() -> Callable[..., tuple[Tensor, Tensor]]:
+    """Return `_softmax_in_place` as the compiler makes it, for any number of rows."""
+    compiled: Callable[..., tuple[Tensor, Tensor]] = torch.compile(_softmax_in_place, dynamic=True)
+    return compiled
 
 
 _decoder_loss: Callable[..., tuple[Tensor, Tensor]] = _DecoderLoss.apply

@@ -7,6 +7,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
+import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
@@ -39,6 +40,8 @@ def save_replay(run: Path, state: TrainState, batch: GlobalBatch, team: Team, ch
             value = getattr(micro, field.name)
             if isinstance(value, Tensor):
                 tensors[f"{number}/{field.name}"] = value.cpu().contiguous()
+            elif isinstance(value, int):
+                tensors[f"{number}/{field.name}"] = torch.tensor(value)
     with atomic_path(folder / f"rank-{team.rank}.safetensors") as temporary:
         save_file(tensors, temporary)
     if team.is_first:
@@ -64,17 +67,12 @@ def load_replay(folder: Path, rank: int = 0) -> list[Batch]:
     for name, tensor in load_file(folder / f"rank-{rank}.safetensors").items():
         number, _, field = name.partition("/")
         by_number.setdefault(int(number), {})[field] = tensor
+    names = [field.name for field in fields(Batch)]
     batches = []
     for _, tensors in sorted(by_number.items()):
-        lengths = tensors["cu_seqlens"].long().diff()
-        optional: dict[str, Any] = {"next_sentence_labels": None, **tensors}
-        batches.append(
-            Batch(
-                **optional,
-                max_seqlen=int(lengths.max()),
-                sum_squared_lengths=int(lengths.square().sum()),
-            )
-        )
+        values: dict[str, Any] = {name: tensors.get(name) for name in names}
+        numbers = {name: int(value) for name, value in values.items() if value is not None and value.dim() == 0}
+        batches.append(Batch(**{**values, **numbers}))
     return batches
 
 

@@ -1,7 +1,7 @@
 """What people see of a run: lines on the console, the progress bar, `metrics.jsonl`, trackers; on the first rank."""
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from tqdm import tqdm
@@ -11,14 +11,15 @@ from bert_pretrain.train import metrics
 from bert_pretrain.train.metrics import MetricsFile
 from bert_pretrain.train.schedule import Length
 from bert_pretrain.train.state import Progress
+from bert_pretrain.train.trackers import Tracker, grouped
 
 
 class Reporter:
     """Passes the figures of a run on to whoever wants them."""
 
-    def __init__(self, length: Length, file: MetricsFile | None, start: Progress) -> None:
+    def __init__(self, length: Length, file: MetricsFile | None, trackers: Sequence[Tracker], start: Progress) -> None:
         """Show a run of a length from its start on; without a file, on ranks that do not write, show nothing."""
-        self._length, self._file = length, file
+        self._length, self._file, self._trackers = length, file, trackers
         # A bar of steps, or of seconds where time ends the run: either way it tells the time left.
         unit, total = ("step", length.steps) if length.steps is not None else ("s", round(length.seconds or 0.0))
         begin = self._position(start)
@@ -45,17 +46,23 @@ class Reporter:
     def _pass_on(self, line: dict[str, Any]) -> None:
         if self._file is not None:
             self._file.write(line)
+            for tracker in self._trackers:
+                tracker.log(grouped(line), line["step"])
             tqdm.write(metrics.console_line(line, self._length.steps))
 
     def close(self) -> None:
-        """Take the bar down."""
+        """Take the bar down, and let trackers write what is left."""
         self._bar.close()
+        for tracker in self._trackers:
+            tracker.close()
 
 
 @contextlib.contextmanager
-def reporting(length: Length, file: MetricsFile | None, start: Progress) -> Iterator[Reporter]:
+def reporting(
+    length: Length, file: MetricsFile | None, trackers: Sequence[Tracker], start: Progress
+) -> Iterator[Reporter]:
     """Return a reporter that is closed in the end."""
-    reporter = Reporter(length, file, start)
+    reporter = Reporter(length, file, trackers, start)
     try:
         yield reporter
     finally:

@@ -27,6 +27,7 @@ from bert_pretrain.train.loop import Hooks, Plan, fit
 from bert_pretrain.train.loss import PretrainingLoss
 from bert_pretrain.train.metrics import MetricsFile
 from bert_pretrain.train.optimizer import make_optimizers
+from bert_pretrain.train.rehearsal import rehearse
 from bert_pretrain.train.reporter import reporting
 from bert_pretrain.train.setting import (
     Origin,
@@ -39,6 +40,7 @@ from bert_pretrain.train.setting import (
 )
 from bert_pretrain.train.state import TrainState
 from bert_pretrain.train.step import LossScale
+from bert_pretrain.train.trackers import Tracker, open_trackers
 
 
 def train(
@@ -50,6 +52,7 @@ def train(
     carry_optimizer: bool = False,
     resume: bool = True,
     overwrite: bool = False,
+    dry_run: bool = False,
 ) -> Path:
     """Train a BERT and return the path of the final model folder.
 
@@ -63,6 +66,7 @@ def train(
         carry_optimizer: take optimizer state and step from there too; it must be a checkpoint of ours.
         resume: go on from the newest checkpoint in `output`.
         overwrite: move what is in `output` aside and begin anew.
+        dry_run: only say what the run would do, need and take; nothing is written.
 
     Raises:
         UserError: when folders or settings do not fit each other.
@@ -77,6 +81,10 @@ def train(
             check_same_vocabulary(init_from, tokenizer, "--init-from")
         setting = choose_setting(config, folder, team)
         origin = open_origin(config, init_from, carry_optimizer, setting)
+        run = _Run(config, folder, tokenizer, setting, output)
+        if dry_run:
+            run.rehearse(origin)
+            return output / "model"
         identity = identity_of(config, folder, tokenizer, setting, origin)
 
         def claim() -> tuple[bool, Checkpoint | None]:
@@ -88,7 +96,7 @@ def train(
 
         is_done, latest = team.on_first(claim)
         if not is_done:
-            _Run(config, folder, tokenizer, setting, output).train(origin, latest, identity)
+            run.train(origin, latest, identity)
     return output / "model"
 
 
@@ -103,24 +111,36 @@ class _Run:
 
     def train(self, origin: Origin | None, latest: Checkpoint | None, identity: dict[str, Any]) -> None:
         """Train to the end and complete the run folder."""
+        state, micro_batch_tokens, _ = self._prepare(origin, latest)
+        if latest is not None:
+            print(describe_continuation(latest, self.setting))
+        with contextlib.ExitStack() as open_files:
+            log = self._open_log(latest) if self.team.is_first else None
+            if log is not None:
+                open_files.enter_context(contextlib.closing(log))
+            trackers = self._open_trackers(state) if self.team.is_first else []
+            reporter = open_files.enter_context(reporting(self.setting.length, log, trackers, state.progress))
+            hooks, data = self._hooks(state, micro_batch_tokens), self._training_data(state, micro_batch_tokens)
+            fit(state, data, self._plan(), reporter, hooks, evaluate_first=latest is None)
+        self._finish(state, log, identity)
+
+    def rehearse(self, origin: Origin | None) -> None:
+        """Say what the run would do, need and take."""
+        state, micro_batch_tokens, parallel = self._prepare(origin, None)
+        data = self._training_data(state, micro_batch_tokens)
+        shards = self.team.size if parallel == "fsdp" else 1
+        with torch.random.fork_rng(devices=[]):
+            print(rehearse(self.config, self.folder, self.setting, state, data, num_shards=shards))
+
+    def _prepare(self, origin: Origin | None, latest: Checkpoint | None) -> tuple[TrainState, int, str]:
+        """Return the state to begin with, the size of a micro-batch, and how ranks share the model; describe them."""
         model = self._make_model(origin, latest)
         micro_batch_tokens = self._micro_batch_tokens(model, latest)
         parallel = distributed.choose_parallel(
             self.config.train.parallel, model.num_parameters, self.setting.device, self.team
         )
         print(describe(self.config, self.folder, self.setting, model, micro_batch_tokens, parallel))
-        if latest is not None:
-            print(describe_continuation(latest, self.setting))
-        state = self._make_state(model, parallel[0], origin, latest)
-        log = self._open_log(latest) if self.team.is_first else None
-        with (
-            contextlib.closing(log) if log is not None else contextlib.nullcontext(),
-            reporting(self.setting.length, log, state.progress) as reporter,
-        ):
-            plan, hooks = self._plan(), self._hooks(state, micro_batch_tokens)
-            data = self._training_data(state, micro_batch_tokens)
-            fit(state, data, plan, reporter, hooks, evaluate_first=latest is None)
-        self._finish(state, log, identity)
+        return self._make_state(model, parallel[0], origin, latest), micro_batch_tokens, parallel[0]
 
     def _make_model(self, origin: Origin | None, latest: Checkpoint | None) -> BertForPreTraining:
         """Build the model with weights from the run's checkpoint, from `--init-from`, or drawn anew."""
@@ -139,13 +159,17 @@ class _Run:
         if self.folder.config.next_sentence == "none":  # no loss reaches these two; they stay as they are
             model.pooler.requires_grad_(False)
             model.nsp_head.requires_grad_(False)
+        model.encoder.activation_checkpointing = self.config.train.activation_checkpointing
         return model.to(self.setting.device)
 
     def _make_state(
         self, model: BertForPreTraining, parallel: str, origin: Origin | None, latest: Checkpoint | None
     ) -> TrainState:
         """Add the optimizer to the model, and bring both to where the run stands."""
-        network = distributed.spread(PretrainingLoss(model), model, parallel, self.setting.precision.dtype)
+        losses = PretrainingLoss(model, compiled=self.setting.compiled)
+        if self.setting.compiled:
+            hardware.compile_layers(model)
+        network = distributed.spread(losses, model, parallel, self.setting.precision.dtype)
         loss_scale = LossScale.start(self.setting.device) if self.setting.precision.name == "fp16" else None
         state = TrainState.start(model, network, make_optimizers(model, self.config.train), loss_scale)
         if latest is not None:
@@ -168,6 +192,10 @@ class _Run:
         write_text(self.output / "config.yaml", dump_yaml(self.config))
         return MetricsFile(self.output / "metrics.jsonl", keep_until_step=latest.step if latest else None)
 
+    def _open_trackers(self, state: TrainState) -> list[Tracker]:
+        names, config = self.config.train.trackers, self.config.model_dump(mode="json")
+        return open_trackers(names, self.output, config, state.progress.step)
+
     def _training_data(self, state: TrainState, micro_batch_tokens: int) -> TrainingData:
         return TrainingData(
             self.folder,
@@ -177,6 +205,7 @@ class _Run:
             first_step=state.progress.first_step,
             rank=self.team.rank,
             num_ranks=self.team.size,
+            static_shapes=self.setting.compiled,
         )
 
     def _plan(self) -> Plan:

@@ -21,7 +21,7 @@ from bert_pretrain.train.distributed import Team
 # What may change between two commands for the same run; everything else of the section is compared.
 FREE_SETTINGS = {
     "micro_batch_tokens", "max_steps", "max_epochs", "time_budget", "schedule_steps", "attention", "device", "parallel",
-    "log_every", "eval_every", "save_every", "keep_checkpoints",
+    "compile", "activation_checkpointing", "log_every", "eval_every", "save_every", "keep_checkpoints", "trackers",
 }  # fmt: skip
 
 
@@ -42,6 +42,8 @@ class Setting:
     precision: hardware.Precision
     attention: str
     attention_reason: str
+    compiled: bool
+    compiled_reason: str
     team: Team
 
 
@@ -81,7 +83,8 @@ def choose_setting(config: Config, folder: DataFolder, team: Team) -> Setting:
     dropout = config.model.attention_probs_dropout_prob
     attention, reason = choose_attention(config.train.attention, device, precision.dtype, dropout)
     length = schedule.run_length(config.train, folder.rows("train"))
-    return Setting(length, device, precision, attention, reason, team)
+    compiled, why = hardware.choose_compile(config.train.compile, device, attention)
+    return Setting(length, device, precision, attention, reason, compiled, why, team)
 
 
 def open_origin(config: Config, init_from: Path | None, carry_optimizer: bool, setting: Setting) -> Origin | None:
@@ -150,6 +153,7 @@ def describe(
         f"device     {device}{threads}",
         f"precision  {setting.precision.name} ({setting.precision.reason})",
         f"attention  {setting.attention} ({setting.attention_reason})",
+        f"compiled   {'yes' if setting.compiled else 'no'} ({setting.compiled_reason})",
         f"optimizer  {config.train.optimizer}, peak learning rate {config.train.peak_lr:g}",
         f"length     {_describe_length(config, setting.length, rows)}",
         f"batch      {batch} examples, about {batch * tokens / rows:,.0f} tokens, "

@@ -110,7 +110,8 @@ class TrainState:
         self.interval.steps += 1
         for micro in batch.micro_batches:
             self.interval.own_tokens += micro.num_tokens
-            self.interval.attended_slots += micro.num_sequences * micro.max_seqlen if pads else micro.num_tokens
+            packed, sequences = micro.input_ids.shape[0], micro.cu_seqlens.shape[0] - 1
+            self.interval.attended_slots += sequences * micro.max_seqlen if pads else packed
 
     def count_time(self, batch: GlobalBatch, seconds: float, waited_seconds: float) -> None:
         """Note how long a step took, if its time is typical."""

@@ -1,13 +1,14 @@
 """`report` draws what the metrics hold."""
 
 import json
+import shutil
 import sys
 from pathlib import Path
 
 import pytest
 
 from bert_pretrain.errors import ConfigError, DataError
-from bert_pretrain.tools.report import draw_curves, read_metrics
+from bert_pretrain.tools.report import draw_curves, oddities, read_metrics, write_report
 
 PNG = b"\x89PNG\r\n\x1a\n"
 
@@ -67,3 +68,39 @@ def test_without_matplotlib_the_message_says_what_to_install(
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     with pytest.raises(ConfigError, match="matplotlib is not installed"):
         draw_curves([run], tmp_path / "curves.png")
+
+
+def test_the_page_holds_everything_in_one_file_and_tells_what_is_odd(run: Path, tmp_path: Path) -> None:
+    lines = [{"step": 40, "skipped_steps": 3, "data_wait_share": 0.1, "tokens_per_second": 1000.0, "examples": 1280}]
+    with (run / "metrics.jsonl").open("a") as file:
+        file.write("\n" + json.dumps(lines[0]) + "\n")
+    (run / "metrics.jsonl").write_text((run / "metrics.jsonl").read_text().replace('{"step": 60, "ml\n', ""))
+    odd = tmp_path / "a<b"
+    shutil.copytree(run, odd)
+    picture, page = write_report([run, odd], tmp_path / "curves.png")
+    assert picture.read_bytes().startswith(PNG)
+    assert page == tmp_path / "curves.html"
+    text = page.read_text()
+    assert text.count("data:image/png;base64,") == 2
+    assert "http" not in text
+    assert "src=" not in text.replace('src="data:', "")
+    assert "a&lt;b" in text
+    assert "a<b" not in text
+    assert "What is normal to expect" in text
+    assert "3 steps were skipped" in text
+    assert "10.0% of the time went into waiting for data" in text
+    assert "<td>1,280</td>" in text
+    assert "50.0%" in text
+
+
+def test_an_ordinary_run_has_no_oddities_and_a_bad_one_has_them() -> None:
+    def table(losses: list[float], accuracy: float, steps: int) -> list[dict[str, float]]:
+        validation = [
+            {"step": n, "validation_mlm_loss": x, "validation_nsp_accuracy": accuracy} for n, x in enumerate(losses)
+        ]
+        return [*validation, {"step": steps, "skipped_steps": 0, "data_wait_share": 0.001}]
+
+    assert oddities(table([10.0, 7.0, 6.0], 0.5, 500)) == []
+    assert oddities(table([10.0, 7.0, 6.0], 0.9, 50_000)) == []
+    assert "rose again" in oddities(table([10.0, 5.0, 6.0], 0.9, 50_000))[0]
+    assert "still at 50.0%" in oddities(table([10.0, 5.0, 4.0], 0.5, 50_000))[0]

@@ -13,8 +13,10 @@ import pytest
 import torch
 
 from bert_pretrain.errors import DataError
+from bert_pretrain.model.bert import BertForPreTraining
 from bert_pretrain.shards import DataFolder, read_shard
-from bert_pretrain.train.batches import Batch, Prefetcher, TrainingData, cut, evaluation_batches, pack
+from bert_pretrain.train.batches import Batch, Prefetcher, TrainingData, cut, cut_alike, evaluation_batches, pack
+from bert_pretrain.train.loss import pretraining_loss
 
 CPU = torch.device("cpu")
 
@@ -39,7 +41,7 @@ def test_packing_keeps_every_example(examples: Callable[..., Any]) -> None:
     batch = pack(table)
     assert batch.num_sequences == 7
     assert batch.max_seqlen == table.lengths.max()
-    assert batch.sum_squared_lengths == (table.lengths**2).sum()
+    assert cut(table, 10**6).sum_squared_lengths == (table.lengths**2).sum()
     for row in range(7):
         begin, end = batch.cu_seqlens[row : row + 2].tolist()
         length = end - begin
@@ -156,3 +158,51 @@ def test_preparing_batches_is_fast(examples: Callable[..., Any]) -> None:
     begin = time.perf_counter()
     cut(table, 4096)
     assert time.perf_counter() - begin < 0.5
+
+
+@pytest.mark.parametrize(
+    ("rows", "budget", "ranks"), [(256, 2000, 1), (256, 2000, 3), (64, 700, 2), (10, 40, 4), (5, 1, 5)]
+)
+def test_micro_batches_for_a_compiler_have_few_shapes_and_hardly_a_tail(
+    examples: Callable[..., Any], rows: int, budget: int, ranks: int
+) -> None:
+    shapes = set()
+    for seed in range(6):
+        table = examples(rows, seed)
+        shares = [cut_alike(table, budget, 32, rank, ranks) for rank in range(ranks)]
+        micros = [micro for share in shares for micro in share.micro_batches]
+        assert len({len(share.micro_batches) for share in shares}) == 1
+        assert sum(micro.num_tokens for micro in micros) == len(table.input_ids)
+        assert sorted(row for micro in micros for row in sequences(micro)[: micro.num_sequences]) == sorted(
+            sequences(pack(table))
+        )
+        assert len({micro.cu_seqlens.shape for micro in micros}) == 1
+        for micro in micros:
+            tokens, bounds = micro.input_ids.shape[0], micro.cu_seqlens
+            assert tokens == bounds[-1] == len(micro.token_type_ids) == len(micro.position_ids)
+            assert bounds.diff().min() >= 1
+            assert bounds.diff().max() <= micro.max_seqlen
+            tail_sequences = len(bounds) - 1 - micro.num_sequences
+            assert tokens - micro.num_tokens <= 0.02 * sum(m.num_tokens for m in micros) / len(micros) + tail_sequences
+            assert len(micro.masked_positions) >= micro.num_predictions
+            shapes.add((tokens, len(bounds), micro.max_seqlen))
+    assert len({(count, longest) for _, count, longest in shapes}) == 1
+    if rows == 256:
+        assert len({tokens for tokens, _, _ in shapes}) <= 25
+
+
+def test_one_tail_for_all_or_none_the_losses_are_the_same(
+    examples: Callable[..., Any], tiny: Callable[..., Any]
+) -> None:
+    model = BertForPreTraining(tiny(model={"hidden_dropout_prob": 0, "attention_probs_dropout_prob": 0}).model, 152)
+    model.initialize(1)
+    table = examples(40)
+    found = []
+    for batch in (cut(table, 300), cut_alike(table, 300, 32)):
+        model.zero_grad()
+        parts = [pretraining_loss(model, micro) for micro in batch.micro_batches]
+        total = sum((part.mean(batch.num_predictions, batch.num_pairs) for part in parts), torch.zeros(()))
+        total.backward()
+        correct = sum(int(part.mlm_correct) + int(part.nsp_correct) for part in parts)
+        found.append((total.detach(), correct, [p.grad.clone() for p in model.parameters() if p.grad is not None]))
+    torch.testing.assert_close(*found, atol=1e-6, rtol=1e-5)

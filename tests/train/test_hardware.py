@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -10,6 +11,9 @@ from bert_pretrain.config import Config, ModelConfig, TrainConfig
 from bert_pretrain.errors import ConfigError
 from bert_pretrain.model.bert import BertForPreTraining
 from bert_pretrain.train import hardware
+from bert_pretrain.train.batches import cut_alike
+from bert_pretrain.train.loss import pretraining_loss
+from bert_pretrain.train.memory import activation_bytes_per_token
 
 CPU = torch.device("cpu")
 
@@ -57,9 +61,40 @@ def test_micro_batches_are_as_given_or_fit(tiny: Callable[..., Config]) -> None:
 
 def test_padding_attention_is_estimated_to_need_more_memory() -> None:
     sizes = [
-        hardware.activation_bytes_per_token(
-            BertForPreTraining(ModelConfig(num_hidden_layers=2), 10, attention=name), 512
-        )
+        activation_bytes_per_token(BertForPreTraining(ModelConfig(num_hidden_layers=2), 10, attention=name), 512)
         for name in ("varlen", "padded")
     ]
     assert sizes[0] < sizes[1]
+
+
+def test_layers_are_compiled_on_cuda_where_nothing_pads() -> None:
+    cuda = torch.device("cuda")
+    assert hardware.choose_compile("auto", cuda, "varlen")[0]
+    assert not hardware.choose_compile("auto", cuda, "padded")[0]
+    assert not hardware.choose_compile("auto", CPU, "padded")[0]
+    assert hardware.choose_compile(True, CPU, "padded") == (True, "as configured")
+
+
+def test_a_compiled_model_has_no_graph_breaks_and_the_same_gradients(
+    tiny: Callable[..., Config], examples: Callable[..., Any]
+) -> None:
+    no_dropout = {"hidden_dropout_prob": 0, "attention_probs_dropout_prob": 0}
+    batch = cut_alike(examples(30), 10**6, 32).micro_batches[0]
+    results = []
+    for compiled in (False, True):
+        torch._dynamo.reset()
+        model = BertForPreTraining(tiny(model=no_dropout).model, 152)
+        model.initialize(1)
+        if compiled:
+            # Traced as for a GPU, but without the code that would be generated, which takes a minute on a slow core.
+            hardware.compile_layers(model, backend="aot_eager")
+        for checkpointing in (False, True):
+            model.encoder.activation_checkpointing = checkpointing
+            model.zero_grad()
+            loss = pretraining_loss(model.train(), batch).mean(100, 30)
+            loss.backward()
+            results.append((loss.detach(), [p.grad.clone() for p in model.parameters() if p.grad is not None]))
+    for result in results[1:]:
+        torch.testing.assert_close(result, results[0], atol=1e-6, rtol=1e-5)
+    names = {name for name, _ in model.named_parameters()}
+    assert names == {name for name, _ in BertForPreTraining(tiny().model, 152).named_parameters()}

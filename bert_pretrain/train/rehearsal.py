@@ -1,0 +1,104 @@
+"""`train --dry-run`: what a run would do, need and take, from a few timed steps; nothing is written.
+
+Steps are real ones, on the first batches, until a few are timed or a minute is over; a step that takes longer than that
+is estimated from its first micro-batches.
+"""
+
+import time
+from dataclasses import replace
+
+import torch
+
+from bert_pretrain.config import Config
+from bert_pretrain.shards import DataFolder
+from bert_pretrain.train.batches import GlobalBatch, TrainingData
+from bert_pretrain.train.flops import batch_flops, peak_flops
+from bert_pretrain.train.memory import estimate_memory
+from bert_pretrain.train.metrics import peak_memory_bytes
+from bert_pretrain.train.schedule import duration
+from bert_pretrain.train.setting import Setting
+from bert_pretrain.train.state import TrainState
+from bert_pretrain.train.step import train_step
+
+TIMED_STEPS = 5
+PATIENCE_SECONDS = 60.0
+GIB = 2**30
+
+
+def rehearse(
+    config: Config,
+    folder: DataFolder,
+    setting: Setting,
+    state: TrainState,
+    data: TrainingData,
+    *,
+    num_shards: int = 1,
+) -> str:
+    """Train a few steps of a state that will be thrown away, and return, for people, what the run would take."""
+    batch = data.global_batch(state.progress.step)
+    parts = len(batch.micro_batches)
+    seconds, share = _time_steps(config, setting, state, data)
+    flops = batch_flops(batch, state.model.config, state.model.vocab_size)
+    memory = estimate_memory(
+        config.train, state.model, folder.max_seq_length, data.micro_batch_tokens,
+        has_copies=setting.precision.name != "fp32", num_shards=num_shards,
+    )  # fmt: skip
+    peak = peak_flops(setting.device, setting.precision.dtype)
+    rate = flops / seconds
+    utilisation = f", {rate / peak / setting.team.size:.1%} of the peak" if peak else ""
+    how = "timed" if share == 1.0 else f"estimated from {share:.0%} of one"
+    lines = [
+        f"a step     {batch.num_sequences:,} examples, {batch.num_tokens:,} tokens, {parts} micro-batches, "
+        f"{flops / 1e12:.3g} TFLOP",
+        f"memory     about {memory.total / GIB:.1f} GiB: state {memory.state / GIB:.1f}, activations "
+        f"{memory.activations / GIB:.1f}, logits {memory.logits / GIB:.1f}; "
+        f"measured {peak_memory_bytes(setting.device) / GIB:.1f}",
+        f"speed      {seconds:.3g} s a step ({how}), {batch.num_sequences / seconds:,.0f} examples/s, "
+        f"{batch.num_tokens / seconds:,.0f} tokens/s, {rate / 1e12:.3g} TFLOP/s{utilisation}",
+    ]
+    if setting.length.steps is not None:
+        left = setting.length.steps - state.progress.step
+        lines.append(f"time       {duration(left * seconds)} for {left:,} steps, without evaluations and checkpoints")
+    else:
+        fitting = int((setting.length.seconds or 0.0) / seconds)
+        epochs = fitting * batch.num_sequences / folder.rows("train")
+        lines.append(f"time       {setting.length}: about {fitting:,} steps, {epochs:.2f} epochs")
+    lines.append("nothing was written (--dry-run)")
+    return "\n".join(lines)
+
+
+def _time_steps(config: Config, setting: Setting, state: TrainState, data: TrainingData) -> tuple[float, float]:
+    """Return the median seconds of a step, and the share of a step that was computed to know it."""
+    first = _on_device(data.global_batch(state.progress.step), setting.device)
+    begin = time.perf_counter()
+    probe = replace(first, micro_batches=first.micro_batches[:1])
+    _step(config, setting, state, probe, 0)  # kernels are chosen or compiled here
+    _step(config, setting, state, probe, 0)
+    expected = (time.perf_counter() - begin) / 2 * len(first.micro_batches)
+    if expected > PATIENCE_SECONDS / 2 and setting.team.size == 1 and len(first.micro_batches) > 1:
+        begin = time.perf_counter()
+        _step(config, setting, state, probe, 0)
+        return (time.perf_counter() - begin) * len(first.micro_batches), 1 / len(first.micro_batches)
+    times = []
+    for number in range(TIMED_STEPS):
+        batch = _on_device(data.global_batch(state.progress.step + number), setting.device)
+        begin = time.perf_counter()
+        _step(config, setting, state, batch, number)
+        times.append(time.perf_counter() - begin)
+        if setting.team.size == 1 and sum(times) > PATIENCE_SECONDS:
+            break
+    return sorted(times)[len(times) // 2], 1.0
+
+
+def _step(config: Config, setting: Setting, state: TrainState, batch: GlobalBatch, number: int) -> None:
+    train_step(
+        state.network.train(), state.optimizers, batch, state.sums, seed=config.train.seed, step=number,
+        learning_rate=config.train.peak_lr, max_grad_norm=config.train.max_grad_norm, dtype=setting.precision.dtype,
+        loss_scale=state.loss_scale, team=setting.team,
+    )  # fmt: skip
+    if setting.device.type == "cuda":
+        torch.cuda.synchronize(setting.device)
+
+
+def _on_device(batch: GlobalBatch, device: torch.device) -> GlobalBatch:
+    return replace(batch, micro_batches=[micro.to(device) for micro in batch.micro_batches])

@@ -1,0 +1,85 @@
+"""Trackers: the lines of `metrics.jsonl` once more, for TensorBoard or Weights & Biases, by thin adapters."""
+
+import hashlib
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+from bert_pretrain.errors import ConfigError
+
+
+class Tracker(Protocol):
+    """Receives figures by step."""
+
+    def log(self, figures: dict[str, float], step: int) -> None:
+        """Take the figures of a step."""
+
+    def close(self) -> None:
+        """Write what is left."""
+
+
+def open_trackers(names: Sequence[str], run: Path, config: dict[str, Any], step: int) -> list[Tracker]:
+    """Open the named trackers for a run that goes on after `step`.
+
+    Raises:
+        ConfigError: when one is not installed.
+    """
+    adapters: dict[str, Callable[[Path, dict[str, Any], int], Tracker]]
+    adapters = {"tensorboard": _TensorBoard, "wandb": _WeightsAndBiases}
+    trackers: list[Tracker] = []
+    for name in names:
+        try:
+            trackers.append(adapters[name](run, config, step))
+        except ImportError as error:
+            raise ConfigError(
+                f"the tracker '{name}' is not installed: {error}",
+                where="train.trackers",
+                remedy=f"pip install 'bert-pretrain[{name}]', or take it out of the list",
+            ) from error
+    return trackers
+
+
+def grouped(line: dict[str, Any]) -> dict[str, float]:
+    """Return a line's numbers under names that trackers sort into `train/` and `validation/`; nulls are left out."""
+    figures = {}
+    for name, value in line.items():
+        if name != "step" and value is not None:
+            is_validation = name.startswith("validation_")
+            short = name.removeprefix("validation_")
+            figures[f"{'validation' if is_validation else 'train'}/{short}"] = float(value)
+    return figures
+
+
+class _TensorBoard:
+    """Event files in `RUN/tensorboard`."""
+
+    def __init__(self, run: Path, config: dict[str, Any], step: int) -> None:
+        from torch.utils.tensorboard import SummaryWriter
+
+        # What was logged after the checkpoint that the run continues from is hidden.
+        self._writer: Any = SummaryWriter(str(run / "tensorboard"), purge_step=step + 1 if step else None)
+
+    def log(self, figures: dict[str, float], step: int) -> None:
+        for name, value in figures.items():
+            self._writer.add_scalar(name, value, step)
+
+    def close(self) -> None:
+        self._writer.close()
+
+
+class _WeightsAndBiases:
+    """A run of the project `bert-pretrain`, or of what the environment (`WANDB_PROJECT`) names."""
+
+    def __init__(self, run: Path, config: dict[str, Any], step: int) -> None:
+        import wandb
+
+        # The same folder is the same run, whichever process continues it.
+        identifier = hashlib.sha256(str(run.resolve()).encode()).hexdigest()[:16]
+        settings = {"id": identifier, "name": run.name, "resume": "allow", "config": config, "dir": str(run)}
+        self._run: Any = wandb.init(**settings)
+
+    def log(self, figures: dict[str, float], step: int) -> None:
+        self._run.log(figures, step=step)
+
+    def close(self) -> None:
+        self._run.finish()
