@@ -116,6 +116,15 @@ def make_data(
     workers: Workers = None,
     scheduler: Scheduler = None,
     store: Annotated[Path | None, typer.Option("--store", help="Where tokenised text is kept for other runs.")] = None,
+    validation: Annotated[
+        list[str] | None, typer.Option("--validation", metavar="INPUT", help="Hold this input out, not a fraction.")
+    ] = None,
+    weight: Annotated[
+        list[str] | None, typer.Option("--weight", metavar="INPUT=N", help="See an input N times as often as others.")
+    ] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Estimate rows, disk and time from a sample, and write nothing.")
+    ] = False,
     strict: Strict = False,
     overwrite: Overwrite = False,
     verify: Annotated[
@@ -127,7 +136,16 @@ def make_data(
     Example: bert-pretrain make-data corpus/*.txt.gz --vocab vocab --output data --set data.max_seq_length=128
     """
     run_make_data = _load("bert_pretrain.make_data.run", "make_data")
-    loaded = _load_config(config, settings, {"data.strict": ("--strict", strict or None)})
+    flags = {
+        "data.strict": ("--strict", strict or None),
+        "data.validation": ("--validation", validation or None),
+        "data.input_weights": ("--weight", dict(item.rpartition("=")[::2] for item in weight) if weight else None),
+    }
+    loaded = _load_config(config, settings, flags)
+    if dry_run:
+        estimate = _load("bert_pretrain.make_data.estimate", "estimate")
+        print(estimate(loaded, inputs, vocab).describe(workers or os.cpu_count() or 1))
+        return
     run_make_data(
         loaded,
         inputs,

@@ -99,6 +99,12 @@ class DataConfig(_Section):
     strict: bool = False
     """Refuse text that is not valid UTF-8 instead of replacing and counting it."""
     validation_fraction: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.01
+    validation: tuple[str, ...] = ()
+    """Inputs of an own validation split, instead of `validation_fraction`."""
+    input_weights: dict[str, Annotated[float, Field(gt=0.0)]] = {}
+    """INPUT -> how many times as often as others it is seen, 1 where not named."""
+    drop_duplicates: bool = True
+    """Leave out documents that equal another one token by token; those for validation stay."""
     examples_per_shard: Annotated[Int, Field(ge=64)] = 16384
     seed: Int = 12345
 

@@ -279,10 +279,18 @@ def _csv_lines(file: BinaryIO, part: Part, config: DataConfig, counts: Counter[s
 
 
 def _read_dataset(part: Part, config: DataConfig, counts: Counter[str]) -> Iterator[str]:
-    """Stream a `datasets` name (`dataset:NAME[:config][@split]`) or a folder of `save_to_disk`, all splits in order."""
+    location = part.source.location
+    for rows in _open_dataset(location):
+        if config.text_field not in rows.column_names:
+            raise _no_column(location, config.text_field, rows.column_names)
+        for index, value in enumerate(rows[config.text_field]):
+            yield _text_of_value(value, partial(_row_at, location, index), counts)
+
+
+def _open_dataset(location: str) -> list[Any]:
+    """Open a `datasets` name (`dataset:NAME[:config][@split]`) or a folder of `save_to_disk`, all splits in order."""
     import datasets
 
-    location = part.source.location
     split: str | None = None
     try:
         if location.startswith("dataset:"):
@@ -293,11 +301,20 @@ def _read_dataset(part: Part, config: DataConfig, counts: Counter[str]) -> Itera
             data = datasets.load_from_disk(location)
     except Exception as error:  # `datasets` raises whatever its readers raise
         raise InputError(f"datasets cannot open it: {error}", where=location, remedy="check the name") from error
-    for rows in data.values() if isinstance(data, dict) else [data]:
-        if config.text_field not in rows.column_names:
-            raise _no_column(location, config.text_field, rows.column_names)
-        for index, value in enumerate(rows[config.text_field]):
-            yield _text_of_value(value, partial(_row_at, location, index), counts)
+    return list(data.values()) if isinstance(data, dict) else [data]
+
+
+def num_rows(source: Source) -> int:
+    """Return how many records a Parquet file or dataset has."""
+    if source.format == "dataset":
+        return sum(len(rows) for rows in _open_dataset(source.location))
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    with open_input(source.location) as file:
+        return int(
+            pq.ParquetFile(pa.BufferReader(file.read()) if is_compressed(source.location) else file).metadata.num_rows
+        )
 
 
 def _decode(block: bytes, position: int, part: Part, config: DataConfig, counts: Counter[str]) -> str:

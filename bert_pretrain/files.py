@@ -37,25 +37,15 @@ def open_input(location: str) -> BinaryIO:
         InputError: when it cannot be opened.
     """
     try:
-        raw = _open_raw(location)
-        if location.endswith(".gz"):
-            return cast(BinaryIO, gzip.GzipFile(fileobj=raw))
-        if location.endswith(".bz2"):
-            return cast(BinaryIO, bz2.BZ2File(raw))
-        if location.endswith(".xz"):
-            return cast(BinaryIO, lzma.LZMAFile(raw))
-        if location.endswith(".zst"):
-            import pyarrow as pa
-
-            return cast(BinaryIO, io.BufferedReader(_Readable(pa.CompressedInputStream(raw, "zstd"))))
-        return raw
+        return decompress(open_raw(location), location)
     except (OSError, ValueError, ImportError) as error:
         raise InputError(
             f"cannot open the input: {error}", where=location, remedy="check that it exists and may be read"
         ) from error
 
 
-def _open_raw(location: str) -> BinaryIO:
+def open_raw(location: str) -> BinaryIO:
+    """Open a local path or fsspec URL for reading its bytes as they are."""
     if not is_url(location):
         return open(location, "rb")
     import fsspec
@@ -105,6 +95,21 @@ class _Remote(io.RawIOBase):
     def close(self) -> None:
         self._file.close()
         super().close()
+
+
+def decompress(raw: BinaryIO, location: str) -> BinaryIO:
+    """Return what an open file holds, decompressed as the ending of its location says."""
+    if location.endswith(".gz"):
+        return cast(BinaryIO, gzip.GzipFile(fileobj=raw))
+    if location.endswith(".bz2"):
+        return cast(BinaryIO, bz2.BZ2File(raw))
+    if location.endswith(".xz"):
+        return cast(BinaryIO, lzma.LZMAFile(raw))
+    if location.endswith(".zst"):
+        import pyarrow as pa
+
+        return cast(BinaryIO, io.BufferedReader(_Readable(pa.CompressedInputStream(raw, "zstd"))))
+    return raw
 
 
 class _Readable(io.RawIOBase):

@@ -92,9 +92,11 @@ def _random_keys(is_candidate: np.ndarray, rng: np.random.Generator) -> np.ndarr
     The column fills the low 16 bits: ties would otherwise be broken differently from one processor to another.
     """
     rows, columns = is_candidate.shape
-    keys = rng.integers(0, 1 << 47, (rows, columns), dtype=np.uint64) << np.uint64(16)
+    keys = rng.integers(0, 2**64, (rows, columns), dtype=np.uint64)
+    keys &= np.uint64(2**63 - 2**16)
     keys |= np.arange(columns, dtype=np.uint64)
-    return np.where(is_candidate, keys, np.uint64(2**64 - 1))
+    keys[~is_candidate] = 2**64 - 1
+    return keys
 
 
 def _as_matrix(values: np.ndarray, offsets: np.ndarray) -> np.ndarray:

@@ -19,6 +19,12 @@ def torch_seed(seed: int, purpose: str, **coordinates: int | str) -> int:
     return _key(seed, purpose, coordinates) >> 65
 
 
+def uniform(seed: int, purpose: str, elements: np.ndarray) -> np.ndarray:
+    """Return a number in [0, 1) for each element (any shape, integers), always the same one for the same element."""
+    key = np.uint64(_key(seed, purpose, {}) & (2**64 - 1))
+    return (_mix(np.asarray(elements, dtype=np.uint64) ^ key) >> np.uint64(11)) * 2.0**-53
+
+
 class Permutation:
     """A keyed pseudo-random permutation of `range(size)`, evaluated anywhere without a table.
 

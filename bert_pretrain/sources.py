@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from bert_pretrain.config import DataConfig
-from bert_pretrain.errors import InputError
+from bert_pretrain.errors import ConfigError, InputError
 from bert_pretrain.files import COMPRESSIONS, is_url, open_input
 
 FORMATS = {".txt": "txt", ".jsonl": "jsonl", ".json": "jsonl", ".ndjson": "jsonl", ".parquet": "parquet", ".csv": "csv"}
@@ -43,6 +43,10 @@ class Source:
     """For txt: where documents end, `blank_line` or `file`."""
     splitter: str = "sentencex"
     """How its documents become sentences: `lines` or `sentencex`."""
+    weight: float = 1.0
+    """How many times as often as others it is seen in training."""
+    is_validation: bool = False
+    """Whether it is held out whole."""
 
     @property
     def identity(self) -> dict[str, Any]:
@@ -95,14 +99,28 @@ class Source:
 
 
 def resolve(inputs: Sequence[str], config: DataConfig) -> list[Source]:
-    """Turn files, globs, folders, URLs and `dataset:` names into sources, in a fixed order.
+    """Turn files, globs, folders, URLs and `dataset:` names into sources, in a fixed order, those held out last.
+
+    Args:
+        inputs: as a person types them.
+        config: says which of them weigh more, how text is laid out, and what is held out (`validation`).
 
     Raises:
         InputError: when nothing is given or found, an ending is unknown, or a file is empty.
+        ConfigError: when a weight is for something that is no input.
     """
     if not inputs:
         raise InputError("no input is given", where="INPUT", remedy="name files, folders, globs or dataset:NAME")
-    sources = [source for item in inputs for source in _resolve_one(item)]
+    if strangers := set(config.input_weights) - set(inputs):
+        raise ConfigError(
+            f"'{min(strangers)}' has a weight but is no input",
+            where="data.input_weights",
+            remedy="write it as the input is written: " + ", ".join(inputs),
+        )
+    sources = [
+        replace(source, weight=config.input_weights.get(item, 1.0)) for item in inputs for source in _resolve_one(item)
+    ]
+    sources += [replace(source, is_validation=True) for item in config.validation for source in _resolve_one(item)]
     seen: set[str] = set()
     for source in sources:
         name = os.path.realpath(source.location) if source.is_local else source.location
@@ -233,7 +251,7 @@ def _with_layout(source: Source, config: DataConfig) -> Source:
     elif splitter == "auto":
         splitter = "sentencex"
     boundary = boundary if source.format == "txt" else "record"
-    return Source(source.location, source.format, source.size, source.version, boundary, splitter)
+    return replace(source, boundary=boundary, splitter=splitter)
 
 
 def _sample(source: Source, size: int = 1 << 18) -> str:

@@ -7,6 +7,7 @@ corpora by `encoder.py`.
 import hashlib
 import json
 from collections.abc import Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -108,12 +109,12 @@ class Tokenizer:
         """The smallest type that holds every id: uint16, or uint32 above 65,536 tokens."""
         return np.uint16 if self.vocab_size <= 65536 else np.uint32
 
-    @property
+    @cached_property
     def is_subword(self) -> np.ndarray:
         """Whether each token continues a word (`##…`), (vocab_size,) bool."""
         return np.array([token.startswith("##") for token in self.tokens])
 
-    @property
+    @cached_property
     def word_piece_ids(self) -> np.ndarray:
         """The ids of real word pieces: neither special nor unused, ascending."""
         return np.flatnonzero([not is_reserved(token) for token in self.tokens])

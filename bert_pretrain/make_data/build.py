@@ -1,10 +1,9 @@
-"""Building shards: which documents a shard gets, and its examples from them.
+"""Building a shard: its examples, from the documents that the plan deals to it.
 
 A shard is a pure function of (store, configuration, seed, shard number), so it may be built anywhere, in any order and
-again. Documents are dealt by keyed permutations, without a table of them; long ones in pieces that keep their identity.
+again.
 """
 
-import secrets
 from collections import Counter
 from dataclasses import dataclass
 from functools import lru_cache
@@ -13,84 +12,26 @@ from typing import Any
 
 import numpy as np
 
-from bert_pretrain.config import DataConfig
 from bert_pretrain.errors import DataError, InputError
 from bert_pretrain.files import read_json, remove_temporaries, write_json, write_text
 from bert_pretrain.make_data import pairs, summary
 from bert_pretrain.make_data.full_sentences import pack_sentences
 from bert_pretrain.make_data.layout import Layout, assemble, layout_of_pairs
-from bert_pretrain.make_data.pairs import NUM_SPECIAL
+from bert_pretrain.make_data.plan import BuildPlan, Split, locate_spans, shard_spans
 from bert_pretrain.make_data.token_store import Text, TokenStore
 from bert_pretrain.make_data.windows import cut_whole_windows, cut_windows, spans_with_windows
-from bert_pretrain.masking import MaskingRule, mask_examples, masking_rule
-from bert_pretrain.rng import Permutation, stream
+from bert_pretrain.masking import mask_examples, masking_rule
+from bert_pretrain.rng import stream
 from bert_pretrain.shards import ShardRecord, damage_of, write_shard
 from bert_pretrain.tokenizer import Tokenizer
 
 RECORDS = ".records"
 """The folder of notes about finished shards, in an output that is not complete."""
 CLAIM = "claim"
-MAX_PIECE_TOKENS = 1 << 15
-PIECES_PER_SHARD = 16
 SINGLE_SENTENCES_REMEDY = (
     "if blank lines stand between sentences rather than documents, set data.document_boundary=file; "
     "if a line is a document, join related lines, or set data.next_sentence=none"
 )
-
-
-@dataclass(frozen=True)
-class Split:
-    """The documents of `train` or `validation` and how they are dealt to shards, afresh for every copy.
-
-    A document is a place in the permutation of all documents, from `first` on; one longer than a piece is dealt in
-    several parts, the later ones listed in `extra_documents` (their numbers) and `extra_parts`.
-    """
-
-    name: str
-    first: int
-    num_documents: int
-    extra_documents: np.ndarray
-    extra_parts: np.ndarray
-    copies: int
-    shards_per_copy: int
-
-    @property
-    def num_spans(self) -> int:
-        return self.num_documents + len(self.extra_documents)
-
-    @property
-    def num_shards(self) -> int:
-        return self.copies * self.shards_per_copy
-
-
-@dataclass(frozen=True)
-class BuildPlan:
-    """All that the shards of a data folder are built from."""
-
-    store: Path
-    num_pieces: int
-    num_documents: int
-    tokenizer: Path
-    tokenizer_hash: str
-    output: Path
-    config: DataConfig
-    long_documents: np.ndarray
-    """Numbers of the documents dealt in parts, ascending."""
-    long_parts: np.ndarray
-    """Into how many each is dealt."""
-    splits: tuple[Split, ...]
-    run: str
-    """A name for this run alone, lest a process that lives on uses what it has mapped for an earlier one."""
-
-    @property
-    def claim(self) -> str:
-        """What tells the shards of this plan from those of another."""
-        return f"{self.store.name} {self.tokenizer_hash} {self.config.model_dump_json()}"
-
-    @property
-    def max_tokens(self) -> int:
-        """Tokens of A and B together at most."""
-        return self.config.max_seq_length - NUM_SPECIAL
 
 
 @dataclass(frozen=True)
@@ -109,125 +50,6 @@ class ShardTask:
     def coordinates(self) -> dict[str, int | str]:
         """What sets its random streams apart from those of other shards."""
         return {"split": self.split.name, "shard": self.number}
-
-
-def plan_build(store: TokenStore, tokens: int, tokenizer: Tokenizer, output: Path, config: DataConfig) -> BuildPlan:
-    """Set documents aside for validation and settle how many shards the copies fill.
-
-    Args:
-        store: the token store, complete, of enough documents for the objective.
-        tokens: how many it holds.
-        tokenizer: the one that made it, opened from a folder.
-        output: the data folder.
-        config: the section `data`.
-    """
-    assert tokenizer.folder is not None
-    num_documents = store.num_documents
-    held_out = num_held_out(store, config)
-    max_tokens = config.max_seq_length - NUM_SPECIAL
-    # Small enough that a shard holds pieces of many documents, large enough that few windows meet a piece's end.
-    piece_tokens = config.examples_per_shard * max_tokens // PIECES_PER_SHARD
-    piece_tokens = min(MAX_PIECE_TOKENS, max(8 * max_tokens, piece_tokens))
-    long_documents, long_lengths = store.documents_longer_than(piece_tokens)
-    long_parts = -(-long_lengths // piece_tokens)
-    validation = np.sort(split_order(num_documents, config)(np.arange(held_out)))
-    validation_tokens = int(store.sizes_of(validation)[1].sum())
-    splits = []
-    for name, first, count, copies, split_tokens in (
-        ("train", held_out, num_documents - held_out, config.dupe_factor, tokens - validation_tokens),
-        ("validation", 0, held_out, 1, validation_tokens),
-    ):
-        if count == 0:
-            continue
-        own = np.isin(long_documents, validation, invert=name == "train")
-        extra_parts = [np.arange(1, parts) for parts in long_parts[own]]
-        splits.append(
-            Split(
-                name,
-                first,
-                count,
-                np.repeat(long_documents[own], long_parts[own] - 1),
-                np.concatenate([np.zeros(0, dtype=np.int64), *extra_parts]),
-                copies,
-                max(1, round(split_tokens / max_tokens / config.examples_per_shard)),
-            )
-        )
-    return BuildPlan(
-        store.folder,
-        store.num_pieces,
-        num_documents,
-        tokenizer.folder.absolute(),
-        tokenizer.hash,
-        output,
-        config,
-        long_documents,
-        long_parts,
-        tuple(splits),
-        secrets.token_hex(8),
-    )
-
-
-def documents_needed(config: DataConfig) -> int:
-    """Return how many documents a split needs: a random B comes from another document than A."""
-    return 2 if config.next_sentence == "nsp" else 1
-
-
-def num_held_out(store: TokenStore, config: DataConfig) -> int:
-    """Return how many documents go to validation: the fraction, but at least two, as many as the objective needs.
-
-    A single document is not divided; it is for training.
-    """
-    least = documents_needed(config)
-    most = store.num_documents - least
-    if not config.validation_fraction or most < least:
-        return 0
-    count = min(max(2, round(config.validation_fraction * store.num_documents)), most)
-    if config.next_sentence == "none":
-        return count
-    order = split_order(store.num_documents, config)
-    max_tokens = config.max_seq_length - NUM_SPECIAL
-    pairable = 0
-    for first in range(0, most, 1024):
-        numbers = order(np.arange(first, min(first + 1024, most)))
-        places = np.argsort(numbers)
-        sentences, tokens = store.sizes_of(numbers[places])
-        is_pairable = np.zeros(len(numbers), dtype=bool)
-        is_pairable[places] = (sentences > 1) | (tokens > max_tokens // 2)
-        found = np.flatnonzero(is_pairable)
-        if pairable + len(found) >= least:
-            return max(count, first + int(found[least - 1 - pairable]) + 1)
-        pairable += len(found)
-    return count
-
-
-def split_order(num_documents: int, config: DataConfig) -> Permutation:
-    """Return the order of all documents whose beginning is the validation split."""
-    return Permutation(num_documents, config.seed, "split")
-
-
-def shard_spans(plan: BuildPlan, split: Split, number: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return the spans dealt to a shard: document numbers, which part of each, and of how many parts."""
-    copy, place = divmod(number, split.shards_per_copy)
-    deal = Permutation(split.num_spans, plan.config.seed, "deal", split=split.name, copy=copy)
-    bounds = [(place + side) * split.num_spans // split.shards_per_copy for side in (0, 1)]
-    spans = deal(np.arange(*bounds))
-    return _locate_spans(plan, split, spans)
-
-
-def _locate_spans(plan: BuildPlan, split: Split, spans: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    is_extra = spans >= split.num_documents
-    numbers = np.empty(len(spans), dtype=np.int64)
-    numbers[~is_extra] = split_order(plan.num_documents, plan.config)(split.first + spans[~is_extra])
-    numbers[is_extra] = split.extra_documents[spans[is_extra] - split.num_documents]
-    parts = np.zeros(len(spans), dtype=np.int64)
-    parts[is_extra] = split.extra_parts[spans[is_extra] - split.num_documents]
-    of_parts = np.ones(len(spans), dtype=np.int64)
-    if len(plan.long_documents):
-        rows = np.searchsorted(plan.long_documents, numbers)
-        rows = np.minimum(rows, len(plan.long_documents) - 1)
-        is_long = plan.long_documents[rows] == numbers
-        of_parts[is_long] = plan.long_parts[rows[is_long]]
-    return numbers, parts, of_parts
 
 
 def open_records(plan: BuildPlan) -> None:
@@ -257,10 +79,11 @@ def _build(task: ShardTask) -> dict[str, Any]:
     plan, config = task.plan, task.plan.config
     rng = stream(config.seed, "pairs", **task.coordinates)
     text, layout, drops = _OBJECTIVES[config.next_sentence](task, rng)
-    tokenizer, rule = _tables(plan.tokenizer, plan.tokenizer_hash, config)
+    tokenizer = _tokenizer(plan.tokenizer, plan.tokenizer_hash)
     examples = assemble(layout.take(rng.permutation(len(layout))), text, tokenizer)
     if config.masking == "static" or task.split.name == "validation":
-        examples = mask_examples(examples, rule, stream(config.seed, "mask", **task.coordinates))
+        rng = stream(config.seed, "mask", **task.coordinates)
+        examples = mask_examples(examples, masking_rule(tokenizer, config), rng)
     _check_claim(plan)
     record = write_shard(plan.output, task.name, examples)
     statistics = summary.measure(examples, tokenizer, config.max_seq_length)
@@ -287,7 +110,7 @@ def _next_sentence_pairs(task: ShardTask, rng: np.random.Generator) -> tuple[Tex
         raise InputError(
             f"only one document of the {task.split.name} split has two sentences, so there is no other to take a "
             "random B from",
-            where=f"{plan.num_documents:,} documents",
+            where=f"{task.split.num_documents:,} documents",
             remedy=SINGLE_SENTENCES_REMEDY,
         )
     windows, single = cut_windows(text, documents, plan.max_tokens, config.short_seq_prob, rng)
@@ -322,8 +145,8 @@ def _read_text(task: ShardTask, num_lenders: int) -> tuple[Text, np.ndarray, int
         rng = stream(plan.config.seed, "lenders", split=split.name, shard=task.number)
         few = split.num_documents <= num_lenders
         picks = np.arange(split.num_documents) if few else rng.integers(0, split.num_documents, num_lenders)
-        lenders = _locate_spans(plan, split, picks)
-        others = ~np.isin(lenders[0], numbers)
+        lenders = locate_spans(plan, split, picks)
+        others = ~np.isin(lenders[0], numbers) & ~plan.selection.is_left_out(lenders[0])
         numbers, parts, of_parts = (
             np.concatenate([own, lent[others]]) for own, lent in zip((numbers, parts, of_parts), lenders, strict=True)
         )
@@ -339,8 +162,8 @@ def _store(folder: Path, num_pieces: int, run: str) -> TokenStore:
 
 
 @lru_cache(maxsize=1)
-def _tables(folder: Path, tokenizer_hash: str, config: DataConfig) -> tuple[Tokenizer, MaskingRule]:
+def _tokenizer(folder: Path, tokenizer_hash: str) -> Tokenizer:
     tokenizer = Tokenizer.load(folder)
     if tokenizer.hash != tokenizer_hash:
         raise DataError("the tokenizer changed while it was used", where=str(folder), remedy="run the command again")
-    return tokenizer, masking_rule(tokenizer, config)
+    return tokenizer

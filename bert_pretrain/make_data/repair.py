@@ -14,7 +14,8 @@ from bert_pretrain.errors import DataError
 from bert_pretrain.executor import Pool, run_all
 from bert_pretrain.files import remove_temporaries, write_json
 from bert_pretrain.make_data import build
-from bert_pretrain.make_data.build import BuildPlan, ShardTask
+from bert_pretrain.make_data.build import ShardTask
+from bert_pretrain.make_data.plan import BuildPlan
 from bert_pretrain.shards import DataFolder, ShardRecord, damage_of
 from bert_pretrain.tokenizer import Tokenizer
 

@@ -4,6 +4,7 @@ Text is tokenised once into the token store; shards are built from it; the manif
 is not done again, so the same command continues after any interruption.
 """
 
+import itertools
 import os
 import shutil
 from collections.abc import Sequence
@@ -18,9 +19,11 @@ from bert_pretrain.errors import InputError
 from bert_pretrain.executor import Pool, open_pool, run_all
 from bert_pretrain.files import damage_of_folder, exclusive, is_url, remove_temporaries
 from bert_pretrain.make_data import build, repair, summary, token_store
-from bert_pretrain.make_data.build import BuildPlan, ShardTask
+from bert_pretrain.make_data.build import ShardTask
 from bert_pretrain.make_data.dataset_card import write_dataset_card
 from bert_pretrain.make_data.ingest import ingest as ingest_part
+from bert_pretrain.make_data.plan import BuildPlan, documents_needed, plan_build
+from bert_pretrain.make_data.selection import InputShare
 from bert_pretrain.make_data.token_store import TokenStore
 from bert_pretrain.manifest import Progress
 from bert_pretrain.sources import Source, resolve
@@ -58,9 +61,10 @@ def make_data(
     tokenizer = Tokenizer.load(vocab)
     sources = resolve(inputs, config.data)
     identity = {
-        "inputs": [source.identity for source in sources],
+        "inputs": [{**source.identity, "weight": source.weight} for source in sources if not source.is_validation],
+        "validation": [source.identity for source in sources if source.is_validation],
         "tokenizer": tokenizer.hash,
-        "data": config.data.model_dump(mode="json"),
+        "data": config.data.model_dump(mode="json", exclude={"validation", "input_weights"}),
     }
     with exclusive(output):
         is_complete = manifest.claim(output, "data", identity, overwrite=overwrite) is Progress.COMPLETE
@@ -78,7 +82,8 @@ def make_data(
         with open_pool(workers, scheduler, folders=[output, stores], files=files) as pool:
             corpus, text = ingest(sources, tokenizer, config.data, stores, pool)
             check_corpus(corpus, config.data, sources)
-            plan = build.plan_build(text, corpus["tokens"], tokenizer, output.absolute(), config.data)
+            plan, left_out = plan_build(text, _shares(sources, corpus), tokenizer, output.absolute(), config.data)
+            corpus["left_out"] = left_out
             if is_complete:
                 repair.rebuild(plan, tokenizer, damaged, pool)
                 return output
@@ -93,19 +98,41 @@ def make_data(
         remove_temporaries(output / "tokenizer")
         tokenizer.save(output / "tokenizer")
         write_dataset_card(output, list(splits))
-        body = {
-            "config": {"data": config.data.model_dump(mode="json")},
-            "seed": config.data.seed,
-            "tokenizer": {"hash": tokenizer.hash, "vocab_size": tokenizer.vocab_size},
-            "inputs": [{"location": source.location, **source.identity} for source in sources],
-            "corpus": corpus,
-            "splits": splits,
-        }
+        body = _body(config, tokenizer, sources, corpus, splits)
         manifest.complete(output, "data", identity, body)
         shutil.rmtree(output / build.RECORDS, ignore_errors=True)
     print(summary.describe(body))
     print(f"data folder: {output}")
     return output
+
+
+def _shares(sources: list[Source], corpus: dict[str, Any]) -> list[InputShare]:
+    return [
+        InputShare(figures["documents"], figures["tokens"], source.weight, source.is_validation)
+        for source, figures in zip(sources, corpus["inputs"], strict=True)
+    ]
+
+
+def _body(
+    config: Config, tokenizer: Tokenizer, sources: list[Source], corpus: dict[str, Any], splits: dict[str, Any]
+) -> dict[str, Any]:
+    """Return what the manifest says of the finished folder."""
+    return {
+        "config": {"data": config.data.model_dump(mode="json")},
+        "seed": config.data.seed,
+        "tokenizer": {"hash": tokenizer.hash, "vocab_size": tokenizer.vocab_size},
+        "inputs": [
+            {
+                "location": source.location,
+                **source.identity,
+                "split": "validation" if source.is_validation else "train",
+                "weight": source.weight,
+            }
+            for source in sources
+        ],
+        "corpus": corpus,
+        "splits": splits,
+    }
 
 
 @dataclass(frozen=True)
@@ -163,7 +190,9 @@ def ingest(
     for task, (_, damage) in zip(tasks, results, strict=True):
         if damage:
             print(f"the token store was damaged, {task.folder}: {damage}; tokenised anew: {task.part.name}")
-    corpus = summary.join_corpus(piece for piece, _ in results)
+    pieces = zip(parts, (piece for piece, _ in results), strict=True)
+    of_sources = itertools.groupby(pieces, key=lambda pair: pair[0].source)
+    corpus = summary.join_corpus([[piece for _, piece in group] for _, group in of_sources])
     size = sum(file.stat().st_size for file in folder.rglob("*.npy"))
     layouts = sorted({f"documents end at {source.boundary}, sentences by {source.splitter}" for source in sources})
     print(
@@ -202,7 +231,7 @@ def check_corpus(corpus: dict[str, Any], config: DataConfig, sources: list[Sourc
     where = ", ".join(source.location for source in sources[:3]) + (" …" if len(sources) > 3 else "")
     if corpus["tokens"] == 0:
         raise InputError("the inputs hold no text", where=where, remedy="give files with text in them")
-    per_split = build.documents_needed(config)
+    per_split = documents_needed(config)
     needed = 2 * per_split if config.validation_fraction else per_split
     if corpus["documents"] >= needed:
         return

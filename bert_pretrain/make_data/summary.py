@@ -3,8 +3,9 @@
 The figures are counted in the finished examples, not taken from the configuration, so they can be held against it.
 """
 
+import itertools
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -83,17 +84,16 @@ def join_split(results: Iterable[dict[str, Any]], config: DataConfig) -> dict[st
     }
 
 
-def join_corpus(pieces: Iterable[dict[str, Any]]) -> dict[str, Any]:
-    """Join the summaries of the token store's pieces to the manifest's entry on the corpus."""
-    pieces = list(pieces)
-    sums: Counter[str] = Counter()
-    reasons: Counter[str] = Counter()
-    for piece in pieces:
-        sums.update({key: piece[key] for key in ("documents", "sentences", "tokens", "unk_tokens")})
-        reasons.update(piece["repairs_and_drops"])
+def join_corpus(inputs: Sequence[Sequence[dict[str, Any]]]) -> dict[str, Any]:
+    """Join the summaries of the token store's pieces, those of each input, to the manifest's entry on the corpus."""
+    names = ("documents", "sentences", "tokens", "unk_tokens")
+    of_inputs = [{name: sum(piece[name] for piece in pieces) for name in names} for pieces in inputs]
+    sums = {name: sum(figures[name] for figures in of_inputs) for name in names}
     sentences: Counter[int] = Counter()
-    for piece in pieces:
+    reasons: Counter[str] = Counter()
+    for piece in itertools.chain.from_iterable(inputs):
         sentences.update({int(number): documents for number, documents in piece["sentences_a_document"]})
+        reasons.update(piece["repairs_and_drops"])
     return {
         "documents": sums["documents"],
         "sentences": sums["sentences"],
@@ -101,6 +101,7 @@ def join_corpus(pieces: Iterable[dict[str, Any]]) -> dict[str, Any]:
         "unk_share": _share(sums["unk_tokens"], sums["tokens"]),
         "median_sentences_per_document": _median(sentences),
         "repairs_and_drops": {reason: count for reason, count in sorted(reasons.items()) if count},
+        "inputs": of_inputs,
     }
 
 
@@ -138,8 +139,12 @@ def describe(manifest: dict[str, Any]) -> str:
             ),
         ]
         lines += [f"{'':<11}dropped: {count:,} {reason}" for reason, count in figures["drops"].items()]
-    corpus = manifest["corpus"]["repairs_and_drops"]
-    lines += [f"{'corpus':<11}{count:,} {reason.replace('_', ' ')}" for reason, count in corpus.items()]
+    corpus = manifest["corpus"]
+    drops = {
+        **corpus["repairs_and_drops"],
+        **{f"{name}, left out": count for name, count in corpus["left_out"].items()},
+    }
+    lines += [f"{'corpus':<11}{count:,} {reason.replace('_', ' ')}" for reason, count in drops.items()]
     return "\n".join(lines)
 
 

@@ -65,6 +65,7 @@ class Piece:
     sentence_offsets: np.ndarray
     is_continuation: np.ndarray
     document_offsets: np.ndarray
+    document_hashes: np.ndarray
     continues_word: np.ndarray | None
 
 
@@ -89,14 +90,15 @@ class TokenStore:
 
     @cached_property
     def pieces(self) -> list[Piece]:
-        names = ("ids", "sentence_offsets", "is_continuation", "document_offsets")
+        names = ("ids", "sentence_offsets", "is_continuation", "document_offsets", "document_hashes")
         folders = [piece_folder(self.folder, number) for number in range(self.num_pieces)]
+        words = [folder / "continues_word.npy" for folder in folders]
         return [
             Piece(
-                **{name: np.load(folder / f"{name}.npy", mmap_mode="r") for name in names},
-                continues_word=_load_if_there(folder / "continues_word.npy"),
+                **{name: _map(folder / f"{name}.npy") for name in names},
+                continues_word=_map(file) if file.exists() else None,
             )
-            for folder in folders
+            for folder, file in zip(folders, words, strict=True)
         ]
 
     @cached_property
@@ -146,11 +148,11 @@ class TokenStore:
             if piece.continues_word is not None:
                 continued_words.append(piece.continues_word[offsets[0] : offsets[-1]])
         return Text(
-            ids=np.concatenate(ids),
-            sentence_starts=ragged.offsets_of(np.concatenate(lengths)),
-            is_continuation=np.concatenate(continuations),
-            span_sentences=ragged.offsets_of(np.array([last - first for _, first, _, last in found])),
-            span_own_sentences=np.array([own - first for _, first, own, _ in found]),
+            ids=_join(ids, self.pieces[0].ids.dtype),
+            sentence_starts=ragged.offsets_of(_join(lengths, np.int64)),
+            is_continuation=_join(continuations, bool),
+            span_sentences=ragged.offsets_of(np.array([last - first for _, first, _, last in found], dtype=np.int64)),
+            span_own_sentences=np.array([own - first for _, first, own, _ in found], dtype=np.int64),
             continues_word=np.concatenate(continued_words) if continued_words else None,
         )
 
@@ -170,8 +172,9 @@ class TokenStore:
         return piece, first, own, max(last, own)
 
 
-def _load_if_there(path: Path) -> np.ndarray | None:
-    return np.load(path, mmap_mode="r") if path.exists() else None
+def _map(path: Path) -> np.ndarray:
+    """Return an array on disk as a plain one, which numpy slices faster than a memmap."""
+    return np.asarray(np.load(path, mmap_mode="r"))
 
 
 def piece_folder(store: Path, number: int) -> Path:

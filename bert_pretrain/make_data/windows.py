@@ -1,6 +1,7 @@
 """Windows of text, each split in A and B: cut to the very token for next-sentence pairs, at sentence ends for order.
 
-Whatever the cut, no text is passed over, and no label is known yet. One Python loop a window; no Python a token.
+Whatever the cut, no text is passed over, and no label is known yet. Where one window begins depends on where the one
+before ends, but spans do not depend on one another: their windows are cut side by side.
 """
 
 import bisect
@@ -9,6 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from bert_pretrain import ragged
 from bert_pretrain.make_data.token_store import Text, split_long
 
 
@@ -57,54 +59,42 @@ def cut_windows(
     Returns:
         the windows, and the number of spans without any because they are a single sentence.
     """
-    starts_array, first_pieces = split_long(text.sentence_starts, max_tokens // 2)
-    continues = np.ones(len(starts_array), dtype=bool)
-    continues[first_pieces[:-1]] = text.is_continuation
-    draws = len(starts_array) + len(documents)
-    is_short = rng.random(draws) < short_seq_prob
-    targets = np.where(is_short, rng.integers(2, max_tokens + 1, draws), max_tokens).tolist()
-    splits = rng.random(draws).tolist()
-    starts: list[int] = starts_array.tolist()
-    begins = first_pieces[text.span_sentences[:-1]].tolist()
-    owns = first_pieces[text.span_sentences[:-1] + text.span_own_sentences].tolist()
-    ends = first_pieces[text.span_sentences[1:]].tolist()
-    any_continues = bool(continues[:-1].any())
-    rows: list[tuple[int, int, int, int, int, bool, bool]] = []
-    single_sentences = 0
-    for span, (begin, own, last) in enumerate(zip(begins, owns, ends, strict=True)):
-        text_end = starts[last]
-        position = begin
-        if last - begin < 2:
-            single_sentences += 1
-            continue
-        while position < own:
-            if position + 1 == last:
-                position -= 1
-            draw = len(rows)
-            start = starts[position]
-            wanted = start + targets[draw]
-            end = min(max(wanted, starts[position + 2]), text_end)
-            after = bisect.bisect_left(starts, end, position + 2)  # the first sentence that begins at `end` or later
-            split = position + 1 + int(splits[draw] * (after - position - 1))
-            if any_continues and continues[split]:
-                whole = [place for place in range(position + 1, after) if not continues[place]]
-                split = whole[int(splits[draw] * len(whole))] if whole else split
-            is_cut = wanted == end and end < text_end
-            rows.append((span, start, starts[split], end, text_end, is_cut, bool(continues[split])))
-            if end == text_end:
-                break
-            position = after if starts[after] == end else after - 1
-    columns = np.array(rows, dtype=np.int64).reshape(-1, 7).T
-    windows = Windows(
-        documents[columns[0]],
-        columns[1],
-        columns[2],
-        columns[3],
-        columns[4],
-        columns[5].astype(bool),
-        columns[6].astype(bool),
-    )
-    return windows, single_sentences
+    starts, first_units = split_long(text.sentence_starts, max_tokens // 2)
+    inside = np.ones(len(starts), dtype=bool)  # whether a unit begins inside a sentence
+    inside[first_units[:-1]] = text.is_continuation
+    whole = np.flatnonzero(~inside)
+    whole_before = ragged.offsets_of(~inside)
+    begins = first_units[text.span_sentences[:-1]]
+    owns = first_units[text.span_sentences[:-1] + text.span_own_sentences]
+    lasts = first_units[text.span_sentences[1:]]
+    is_short = rng.random(len(starts)) < short_seq_prob
+    targets = np.where(is_short, rng.integers(2, max_tokens + 1, len(starts)), max_tokens)
+    places = rng.random(len(starts))
+    # All spans take their first window, then those with text left their second one, and so on.
+    spans = np.flatnonzero(spans_with_windows(text, max_tokens))
+    position, draw = begins[spans], begins[spans]  # a span has no more windows than units, so draws are its own
+    rounds = [np.zeros((7, 0), dtype=np.int64)]
+    while len(spans):
+        position = np.minimum(position, lasts[spans] - 2)
+        start, text_end = starts[position], starts[lasts[spans]]
+        wanted = start + targets[draw]
+        end = np.minimum(np.maximum(wanted, starts[position + 2]), text_end)
+        after = np.searchsorted(starts, end)  # the first sentence that begins at `end` or later
+        split = position + 1 + (places[draw] * (after - position - 1)).astype(np.int64)
+        choices = whole_before[after] - whole_before[position + 1]
+        moved = np.flatnonzero(inside[split] & (choices > 0))
+        chosen = (places[draw[moved]] * choices[moved]).astype(np.int64)
+        split[moved] = whole[whole_before[position[moved] + 1] + chosen]
+        is_cut = (wanted == end) & (end < text_end)
+        rounds.append(np.stack([spans, start, starts[split], end, text_end, is_cut, inside[split]]))
+        position = np.where(starts[after] == end, after, after - 1)
+        goes_on = (end < text_end) & (position < owns[spans])
+        spans, position, draw = spans[goes_on], position[goes_on], draw[goes_on] + 1
+    columns = np.concatenate(rounds, axis=1)
+    span, a_start, b_start, b_end, text_end, is_cut, splits_sentence = columns[:, np.argsort(columns[0], kind="stable")]
+    single = int(((owns > begins) & (lasts - begins < 2)).sum())
+    is_cut, splits_sentence = is_cut.astype(bool), splits_sentence.astype(bool)
+    return Windows(documents[span], a_start, b_start, b_end, text_end, is_cut, splits_sentence), single
 
 
 def cut_whole_windows(

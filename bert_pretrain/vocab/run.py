@@ -47,7 +47,7 @@ def make_vocab(
         UserError: for a mistake in the inputs, the configuration or the folder.
     """
     vocab = config.vocab
-    sources = resolve(inputs, config.data)
+    sources = [source for source in resolve(inputs, config.data) if not source.is_validation]
     identity = {
         "inputs": [source.identity for source in sources],
         "vocab": vocab.model_dump(mode="json"),

@@ -98,7 +98,7 @@ def documents_of(seed: int, count: int, sentences: tuple[int, int], words: tuple
 
 FORMS = {
     "long documents": (documents_of(1, 60, (30, 120), (4, 30)), True, []),
-    "documents of 1 to 8 sentences": (documents_of(2, 1200, (1, 8), (3, 40)), True, ["data.dupe_factor=5"]),
+    "documents of 1 to 8 sentences": (documents_of(2, 1200, (1, 8), (3, 40)), True, []),
     "text without sentence ends": (documents_of(3, 100, (1, 1), (300, 3000)), False, []),
     "sentences longer than a window": (documents_of(4, 150, (2, 20), (1, 100)), True, []),
     "one document outweighs all": (
@@ -115,7 +115,12 @@ def test_the_label_cannot_be_told_from_form(numbered, name: str) -> None:
     """A classifier on lengths and boundaries, taken from finished shards, is as good as a coin."""
     documents, is_lines, settings = FORMS[name]
     corpus = numbered(documents, is_lines=is_lines)
-    data = corpus.make("data.max_seq_length=64", "data.validation_fraction=0", "data.dupe_factor=6", *settings)
-    pairs = corpus.pairs(data, "train")[:12_000]
-    assert len(pairs) > 5000
-    assert label_from_form(corpus, pairs) < 0.52
+    scores = []
+    for seed in range(3):
+        data = corpus.make(
+            f"data.seed={seed}", "data.max_seq_length=64", "data.validation_fraction=0", *settings, name=str(seed)
+        )
+        pairs = corpus.pairs(data, "train")[:8_000]
+        assert len(pairs) > 4000
+        scores.append(label_from_form(corpus, pairs))
+    assert np.mean(scores) < 0.52

@@ -1,0 +1,127 @@
+"""What `make-data` would take, from a sample: rows, disk and hours, before anything is written.
+
+The beginnings of some inputs go through the very stages of the work, in a folder that is removed; the rest is
+proportion.
+"""
+
+import json
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+
+from bert_pretrain import documents
+from bert_pretrain.config import Config, DataConfig
+from bert_pretrain.documents import Part
+from bert_pretrain.errors import InputError
+from bert_pretrain.files import decompress, open_raw
+from bert_pretrain.make_data.build import ShardTask, build_shard, open_records
+from bert_pretrain.make_data.ingest import ingest
+from bert_pretrain.make_data.plan import plan_build
+from bert_pretrain.make_data.selection import InputShare
+from bert_pretrain.make_data.token_store import TokenStore, piece_folder
+from bert_pretrain.sources import READ_ERRORS, Source, damaged, resolve
+from bert_pretrain.tokenizer import Tokenizer
+
+SAMPLE_BYTES = 16 << 20
+MOST_SOURCES = 16
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """What a whole run would give and take."""
+
+    documents: float
+    tokens: float
+    rows: float
+    store_bytes: float
+    shard_bytes: float
+    core_seconds: float
+
+    def describe(self, workers: int) -> str:
+        """Return the figures as aligned lines for the terminal."""
+        minutes = self.core_seconds / workers / 60
+        duration = f"{minutes / 60:.1f} hours" if minutes >= 60 else f"{minutes:.1f} minutes"
+        return (
+            "estimated from a sample; nothing is written\n"
+            f"corpus     {self.documents:,.0f} documents, {self.tokens:,.0f} tokens\n"
+            f"training   {self.rows:,.0f} examples\n"
+            f"disk       {self.shard_bytes / 1e9:.3f} GB of shards, {self.store_bytes / 1e9:.3f} GB of token store\n"
+            f"time       {duration} on {workers} cores like this one ({self.core_seconds / 3600:.2f} core hours)"
+        )
+
+
+def estimate(config: Config, inputs: Sequence[str], vocab: Path) -> Estimate:
+    """Estimate a whole run of `make-data` from a sample.
+
+    Raises:
+        UserError: for a mistake in the inputs or the tokenizer.
+    """
+    tokenizer = Tokenizer.load(vocab)
+    sources = resolve(inputs, config.data)
+    chosen = [sources[place] for place in np.unique(np.linspace(0, len(sources) - 1, MOST_SOURCES).astype(int))]
+    # Inputs that are not looked at are taken to be like those that are.
+    others = sum(source.size or 0 for source in sources) / max(1, sum(source.size or 0 for source in chosen)) or 1.0
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        begin = time.process_time()
+        figures, scales = [], []
+        for number, source in enumerate(chosen):
+            sample, share = _sample(source, folder / f"{number}.txt", SAMPLE_BYTES // len(chosen), config.data)
+            figures.append(ingest(Part(sample), piece_folder(folder, number), tokenizer, config.data))
+            scales.append(others / share)
+        tokens = np.array([each["tokens"] for each in figures])
+        if not tokens.sum():
+            raise InputError("the inputs hold no text", where=str(inputs[0]), remedy="give files with text in them")
+        scale = float((tokens * scales).sum() / tokens.sum())
+        middle = time.process_time()
+        rows, shard_bytes = _build(folder, figures, tokenizer, config.data)
+        end = time.process_time()
+        store_bytes = sum(file.stat().st_size for file in folder.glob("part-*/*.npy"))
+    weights = np.array([0.0 if source.is_validation else source.weight for source in chosen])
+    copies = config.data.dupe_factor * float((tokens * scales * weights).sum() / (tokens * scales).sum())
+    return Estimate(
+        documents=sum(each["documents"] * by for each, by in zip(figures, scales, strict=True)),
+        tokens=scale * float(tokens.sum()),
+        rows=scale * copies * rows,
+        store_bytes=scale * store_bytes,
+        shard_bytes=scale * copies * shard_bytes,
+        core_seconds=scale * ((middle - begin) + copies * (end - middle)),
+    )
+
+
+def _sample(source: Source, path: Path, size: int, config: DataConfig) -> tuple[Source, float]:
+    """Write the beginning of an input to `path`; returns that as a source, and which share of the whole it is."""
+    if source.format in ("txt", "jsonl", "csv"):
+        try:
+            with open_raw(source.location) as raw, decompress(raw, source.location) as file:
+                content = file.read(size)
+                share = min(1.0, raw.tell() / source.size) if source.size and len(content) == size else 1.0
+        except READ_ERRORS as error:
+            raise damaged(source, error) from error
+        path.write_bytes(content[: content.rfind(b"\n") + 1] or content)
+        return replace(source, location=str(path), size=len(content)), share
+    num_documents = num_bytes = 0
+    with path.open("w", encoding="utf-8") as opened:
+        for passage in documents.read(Part(source), config, Counter()):
+            num_documents += passage.ends_document
+            num_bytes += opened.write(json.dumps({config.text_field: passage.text}) + "\n")
+            if num_bytes > size:
+                break
+    share = min(1.0, num_documents / max(1, documents.num_rows(source)))
+    return replace(source, location=str(path), format="jsonl", size=num_bytes), share
+
+
+def _build(folder: Path, figures: list[dict[str, int]], tokenizer: Tokenizer, config: DataConfig) -> tuple[int, int]:
+    """Build the shards of one copy of the sample; returns their rows and bytes."""
+    once = config.model_copy(update={"dupe_factor": 1, "validation_fraction": 0.0})
+    shares = [InputShare(each["documents"], each["tokens"], 1.0, False) for each in figures]
+    plan, _ = plan_build(TokenStore(folder, len(figures)), shares, tokenizer, folder / "data", once)
+    open_records(plan)
+    (split,) = plan.splits
+    records = [build_shard(ShardTask(plan, split, number))["record"] for number in range(split.num_shards)]
+    return sum(record["rows"] for record in records), sum(record["bytes"] for record in records)

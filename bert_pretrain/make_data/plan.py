@@ -1,0 +1,218 @@
+"""The plan of a build: which documents go to which split, how many shards there are, and what each is dealt.
+
+Documents are dealt by keyed permutations, without a table of them; long ones in pieces that keep their identity.
+"""
+
+import secrets
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from bert_pretrain.config import DataConfig
+from bert_pretrain.make_data.pairs import NUM_SPECIAL
+from bert_pretrain.make_data.selection import InputShare, Selection, select
+from bert_pretrain.make_data.token_store import TokenStore
+from bert_pretrain.rng import Permutation
+from bert_pretrain.tokenizer import Tokenizer
+
+MAX_PIECE_TOKENS = 1 << 15
+PIECES_PER_SHARD = 16
+
+Spans = tuple[np.ndarray, np.ndarray, np.ndarray]
+"""Spans of documents: the document's number, which part of it, and of how many parts; each (spans,) int64."""
+
+
+@dataclass(frozen=True)
+class Split:
+    """The documents of `train` or `validation` and how they are dealt to shards, afresh for every copy.
+
+    A document is a place, from `first` on, in a permutation of the document numbers `ordered`; one longer than a piece
+    is dealt in several parts, the later ones listed in `extra_documents` (their numbers) and `extra_parts`. A shard
+    holds those of its documents that the selection takes.
+    """
+
+    name: str
+    ordered: range
+    first: int
+    num_documents: int
+    extra_documents: np.ndarray
+    extra_parts: np.ndarray
+    shards_per_copy: tuple[int, ...]
+
+    @property
+    def num_spans(self) -> int:
+        return self.num_documents + len(self.extra_documents)
+
+    @property
+    def num_shards(self) -> int:
+        return sum(self.shards_per_copy)
+
+
+@dataclass(frozen=True)
+class BuildPlan:
+    """All that the shards of a data folder are built from."""
+
+    store: Path
+    num_pieces: int
+    tokenizer: Path
+    tokenizer_hash: str
+    output: Path
+    config: DataConfig
+    long_documents: np.ndarray
+    """Numbers of the documents dealt in parts, ascending."""
+    long_parts: np.ndarray
+    """Into how many each is dealt."""
+    selection: Selection
+    splits: tuple[Split, ...]
+    run: str
+    """A name for this run alone, lest a process that lives on uses what it has mapped for an earlier one."""
+
+    @property
+    def claim(self) -> str:
+        """What tells the shards of this plan from those of another."""
+        return f"{self.store.name} {self.tokenizer_hash} {self.config.model_dump_json()}"
+
+    @property
+    def max_tokens(self) -> int:
+        """Tokens of A and B together at most."""
+        return self.config.max_seq_length - NUM_SPECIAL
+
+
+def plan_build(
+    store: TokenStore, shares: Sequence[InputShare], tokenizer: Tokenizer, output: Path, config: DataConfig
+) -> tuple[BuildPlan, Counter[str]]:
+    """Leave out duplicates, set documents aside for validation, and settle how many shards the copies fill.
+
+    Args:
+        store: the token store, complete, of enough documents for the objective.
+        shares: what is there of each input, in the order of the store.
+        tokenizer: the one that made the store, opened from a folder.
+        output: the data folder.
+        config: the section `data`.
+
+    Returns:
+        the plan, and how many documents are left out, by reason.
+    """
+    assert tokenizer.folder is not None
+    max_tokens = config.max_seq_length - NUM_SPECIAL
+    selection, left_out = select(store, shares, config)
+    # Small enough that a shard holds pieces of many documents, large enough that few windows meet a piece's end.
+    piece_tokens = config.examples_per_shard * max_tokens // PIECES_PER_SHARD
+    piece_tokens = min(MAX_PIECE_TOKENS, max(8 * max_tokens, piece_tokens))
+    long_documents, long_lengths = store.documents_longer_than(piece_tokens)
+    long_parts = -(-long_lengths // piece_tokens)
+    training = range(sum(share.documents for share in shares if not share.is_validation))
+    if any(share.is_validation for share in shares):
+        held_out, ordered = store.num_documents - len(training), range(len(training), store.num_documents)
+        validation, train_first = np.array(ordered, dtype=np.int64), 0
+    else:
+        held_out, ordered = num_held_out(store, selection, config), training
+        validation, train_first = np.sort(split_order(training, config)(np.arange(held_out))), held_out
+    tokens = selection.tokens_of_inputs(store, shares)
+    validation_tokens = selection.tokens_of(store, validation)
+    is_held_out = np.isin(long_documents, validation)
+    splits = []
+    for name, numbers, first, count, own, copies in (
+        ("train", training, train_first, len(training) - train_first, ~is_held_out, tokens - validation_tokens),
+        ("validation", ordered, 0, held_out, is_held_out, validation_tokens),
+    ):
+        if count:
+            of_copies = selection.tokens_of_copies(copies) if name == "train" else [copies.sum()]
+            splits.append(
+                Split(
+                    name,
+                    numbers,
+                    first,
+                    count,
+                    np.repeat(long_documents[own], long_parts[own] - 1),
+                    np.concatenate([np.zeros(0, np.int64), *(np.arange(1, parts) for parts in long_parts[own])]),
+                    tuple(max(1, round(each / max_tokens / config.examples_per_shard)) for each in of_copies),
+                )
+            )
+    plan = BuildPlan(
+        store.folder,
+        store.num_pieces,
+        tokenizer.folder.absolute(),
+        tokenizer.hash,
+        output,
+        config,
+        long_documents,
+        long_parts,
+        selection,
+        tuple(splits),
+        secrets.token_hex(8),
+    )
+    return plan, left_out
+
+
+def documents_needed(config: DataConfig) -> int:
+    """Return how many documents a split needs: a random B comes from another document than A."""
+    return 2 if config.next_sentence == "nsp" else 1
+
+
+def num_held_out(store: TokenStore, selection: Selection, config: DataConfig) -> int:
+    """Return how many documents go to validation: the fraction, but at least two, as many as the objective needs.
+
+    A single document is not divided; it is for training.
+    """
+    least = documents_needed(config)
+    most = store.num_documents - least
+    if not config.validation_fraction or most < least:
+        return 0
+    count = min(max(2, round(config.validation_fraction * store.num_documents)), most)
+    order = split_order(range(store.num_documents), config)
+    max_tokens = config.max_seq_length - NUM_SPECIAL
+    usable = 0
+    for first in range(0, most, 1024):
+        numbers = order(np.arange(first, min(first + 1024, most)))
+        places = np.argsort(numbers)
+        sentences, tokens = store.sizes_of(numbers[places])
+        is_usable = np.ones(len(numbers), dtype=bool)
+        if config.next_sentence != "none":
+            is_usable[places] = (sentences > 1) | (tokens > max_tokens // 2)
+        found = np.flatnonzero(is_usable & ~selection.is_left_out(numbers))
+        if usable + len(found) >= least:
+            return max(count, first + int(found[least - 1 - usable]) + 1)
+        usable += len(found)
+    return count
+
+
+def split_order(numbers: range, config: DataConfig) -> Permutation:
+    """Return the order of documents whose beginning is the validation split, as places in `numbers`."""
+    return Permutation(len(numbers), config.seed, "split")
+
+
+def shard_spans(plan: BuildPlan, split: Split, number: int) -> Spans:
+    """Return the spans dealt to a shard; there may be none, where most of its documents are left out."""
+    ends = np.cumsum(split.shards_per_copy)
+    copy = int(np.searchsorted(ends, number, side="right"))
+    num_shards = split.shards_per_copy[copy]
+    place = number - int(ends[copy]) + num_shards
+    deal = Permutation(split.num_spans, plan.config.seed, "deal", split=split.name, copy=copy)
+    bounds = [(place + side) * split.num_spans // num_shards for side in (0, 1)]
+    numbers, parts, of_parts = locate_spans(plan, split, deal(np.arange(*bounds)))
+    is_in = ~plan.selection.is_left_out(numbers)
+    if split.name == "train":
+        is_in &= plan.selection.is_in_copy(numbers, copy)
+    return numbers[is_in], parts[is_in], of_parts[is_in]
+
+
+def locate_spans(plan: BuildPlan, split: Split, spans: np.ndarray) -> Spans:
+    """Return the spans of a split by their places among its `num_spans`."""
+    is_extra = spans >= split.num_documents
+    numbers = np.empty(len(spans), dtype=np.int64)
+    order = split_order(split.ordered, plan.config)
+    numbers[~is_extra] = split.ordered.start + order(split.first + spans[~is_extra])
+    numbers[is_extra] = split.extra_documents[spans[is_extra] - split.num_documents]
+    parts = np.zeros(len(spans), dtype=np.int64)
+    parts[is_extra] = split.extra_parts[spans[is_extra] - split.num_documents]
+    of_parts = np.ones(len(spans), dtype=np.int64)
+    if len(plan.long_documents):
+        rows = np.searchsorted(plan.long_documents, numbers)
+        rows = np.minimum(rows, len(plan.long_documents) - 1)
+        is_long = plan.long_documents[rows] == numbers
+        of_parts[is_long] = plan.long_parts[rows[is_long]]
+    return numbers, parts, of_parts

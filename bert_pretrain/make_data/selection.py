@@ -1,0 +1,146 @@
+"""Which documents take part: exact duplicates are left out, and weighted inputs come in more or fewer of the copies.
+
+Documents are known by their numbers in the token store. The list of those left out is a file that shards map into
+memory; it is found bucket by bucket, so that memory is bounded whatever the number of documents.
+"""
+
+import itertools
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+
+import numpy as np
+
+from bert_pretrain import rng
+from bert_pretrain.config import DataConfig
+from bert_pretrain.files import atomic_path
+from bert_pretrain.make_data.token_store import TokenStore
+
+BUCKET_DOCUMENTS = 1 << 22
+
+
+@dataclass(frozen=True)
+class InputShare:
+    """What the token store holds of one input."""
+
+    documents: int
+    tokens: int
+    weight: float
+    is_validation: bool
+
+
+@dataclass(frozen=True)
+class Selection:
+    """Says of every document in which copies it takes part."""
+
+    left_out_file: Path | None
+    """An `.npy` file of the numbers of documents that take part nowhere, ascending; None if all take part."""
+    first_documents: tuple[int, ...]
+    """The number of the first document of each input, with the total at the end."""
+    copies: tuple[float, ...]
+    """In how many copies the documents of each input take part; of a fraction, that share of them."""
+    seed: int
+
+    @property
+    def left_out(self) -> np.ndarray:
+        if self.left_out_file is None:
+            return np.zeros(0, dtype=np.int64)
+        return _load(self.left_out_file, self.left_out_file.stat().st_mtime_ns)
+
+    def is_left_out(self, numbers: np.ndarray) -> np.ndarray:
+        """Return which documents take part nowhere, (numbers,) bool."""
+        left_out = self.left_out
+        if len(left_out) == 0:
+            return np.zeros(len(numbers), dtype=bool)
+        places = np.minimum(np.searchsorted(left_out, numbers), len(left_out) - 1)
+        return left_out[places] == numbers
+
+    def is_in_copy(self, numbers: np.ndarray, copy: int) -> np.ndarray:
+        """Return which documents take part in a copy of the training documents, if in any, (numbers,) bool."""
+        left = np.array(self.copies)[self._inputs_of(numbers)] - copy
+        return left > rng.uniform(self.seed, "part of a copy", numbers)
+
+    def tokens_of(self, store: TokenStore, numbers: np.ndarray) -> np.ndarray:
+        """Return how many tokens of each input documents have, left out ones apart; numbers ascending; (inputs,)."""
+        numbers = numbers[~self.is_left_out(numbers)]
+        tokens = np.zeros(len(self.copies), dtype=np.int64)
+        np.add.at(tokens, self._inputs_of(numbers), store.sizes_of(numbers)[1])
+        return tokens
+
+    def tokens_of_inputs(self, store: TokenStore, shares: Sequence[InputShare]) -> np.ndarray:
+        """Return the tokens of each input in documents that are not left out, (inputs,)."""
+        tokens = np.array([share.tokens for share in shares], dtype=np.int64)
+        np.subtract.at(tokens, self._inputs_of(self.left_out), store.sizes_of(self.left_out)[1])
+        return tokens
+
+    def tokens_of_copies(self, tokens: np.ndarray) -> list[float]:
+        """Return how many of the inputs' tokens, (inputs,), take part in each copy."""
+        copies = np.array(self.copies)
+        return [float((tokens * np.clip(copies - copy, 0, 1)).sum()) for copy in range(int(np.ceil(copies.max())))]
+
+    def _inputs_of(self, numbers: np.ndarray) -> np.ndarray:
+        return np.searchsorted(self.first_documents, numbers, side="right") - 1
+
+
+def select(store: TokenStore, shares: Sequence[InputShare], config: DataConfig) -> tuple[Selection, Counter[str]]:
+    """Settle which documents take part; returns that, and how many are left out, by reason.
+
+    The list of duplicates is kept in the store, to which it belongs.
+    """
+    num_training = sum(share.documents for share in shares if not share.is_validation)
+    file, counts = None, Counter[str]()
+    if config.drop_duplicates:
+        numbers, counts = find_duplicates(store, num_training)
+        file = store.folder / f"duplicates-{num_training}.npy" if len(numbers) else None
+        if file is not None:
+            with atomic_path(file) as temporary, temporary.open("wb") as opened:
+                np.save(opened, numbers)
+    ends = np.cumsum([share.documents for share in shares])
+    copies = (0.0 if share.is_validation else config.dupe_factor * share.weight for share in shares)
+    return Selection(file, (0, *ends.tolist()), tuple(copies), config.seed), counts
+
+
+def find_duplicates(store: TokenStore, num_training: int) -> tuple[np.ndarray, Counter[str]]:
+    """Return the numbers of documents that equal another one, ascending, and how many there are, by reason.
+
+    Of equal documents the first one stays; where some of them are for validation (from `num_training` on), the first of
+    those.
+    """
+    num_buckets = -(-store.num_documents // BUCKET_DOCUMENTS)
+    found = [np.zeros(0, dtype=np.int64)]
+    counts: Counter[str] = Counter()
+    for bucket in range(num_buckets):
+        numbers, hashes, lengths = _bucket(store, bucket, num_buckets)
+        rank = np.where(numbers >= num_training, numbers - store.num_documents, numbers)
+        order = np.lexsort((rank, lengths, hashes))
+        numbers, hashes, lengths = numbers[order], hashes[order], lengths[order]
+        is_first = np.ones(len(numbers), dtype=bool)
+        is_first[1:] = (hashes[1:] != hashes[:-1]) | (lengths[1:] != lengths[:-1])
+        duplicates = numbers[~is_first]
+        stay = numbers[is_first][np.cumsum(is_first) - 1][~is_first]
+        num_leaks = int(((stay >= num_training) & (duplicates < num_training)).sum())
+        counts["documents_also_in_validation"] += num_leaks
+        counts["duplicate_documents"] += len(duplicates) - num_leaks
+        found.append(duplicates)
+    return np.sort(np.concatenate(found)), +counts
+
+
+def _bucket(store: TokenStore, bucket: int, num_buckets: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return number, hash and tokens of the documents whose hash falls in a bucket."""
+    numbers, hashes, lengths = [], [], []
+    for piece, (first, last) in zip(store.pieces, itertools.pairwise(store.first_documents), strict=True):
+        if first == last:
+            continue
+        own = np.flatnonzero(piece.document_hashes % np.uint64(num_buckets) == bucket)
+        numbers.append(own + first)
+        hashes.append(piece.document_hashes[own])
+        lengths.append(piece.sentence_offsets[piece.document_offsets[own + 1]])
+        lengths[-1] = lengths[-1] - piece.sentence_offsets[piece.document_offsets[own]]
+    return np.concatenate(numbers), np.concatenate(hashes), np.concatenate(lengths)
+
+
+@lru_cache(maxsize=2)
+def _load(file: Path, _modified: int) -> np.ndarray:
+    return np.load(file, mmap_mode="r")

@@ -1,0 +1,60 @@
+"""A dry run tells what the real one gives, from a sample, and writes nothing."""
+
+import gzip
+import json
+import random
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from bert_pretrain.config import load_config
+from bert_pretrain.make_data import estimate as module
+from bert_pretrain.make_data.estimate import estimate
+from bert_pretrain.make_data.run import make_data
+from bert_pretrain.shards import DataFolder
+
+
+def corpus(number: int) -> list[str]:
+    draw = random.Random(5)
+    words = ["file", "list", "return", "string", "object", "value", "module", "class"]
+    return [
+        "\n".join(" ".join(draw.choices(words, k=draw.randint(4, 14))) + "." for _ in range(draw.randint(4, 20)))
+        for _ in range(number)
+    ]
+
+
+# A decompressor reads some kilobytes ahead of what it gives, which is too much for a small sample of a small file.
+@pytest.mark.parametrize(
+    ("ending", "sample_bytes"),
+    [*((ending, 1 << 24) for ending in (".txt", ".txt.gz", ".jsonl")), *((e, 40_000) for e in (".txt", ".parquet"))],
+)
+def test_an_estimate_is_near_what_comes_out(
+    tmp_path: Path, vocab_folder: Path, monkeypatch: pytest.MonkeyPatch, ending: str, sample_bytes: int
+) -> None:
+    monkeypatch.setattr(module, "SAMPLE_BYTES", sample_bytes)
+    texts = corpus(400)
+    path = tmp_path / f"a{ending}"
+    if ending == ".parquet":
+        pq.write_table(pa.table({"text": texts}), path)
+    elif ending == ".jsonl":
+        path.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    else:
+        content = "\n\n".join(texts).encode()
+        path.write_bytes(gzip.compress(content) if ending.endswith(".gz") else content)
+    weights = f"data.input_weights={{{path}: 1.5}}"
+    config = load_config(settings=[weights, "data.max_seq_length=64", "data.validation_fraction=0"])
+    before = sorted(tmp_path.rglob("*"))
+    found = estimate(config, [str(path)], vocab_folder)
+    assert sorted(tmp_path.rglob("*")) == before
+    data = DataFolder.open(make_data(config, [str(path)], vocab_folder, tmp_path / "data", workers=1))
+    store = sum(file.stat().st_size for file in (tmp_path / ".token-store").rglob("*.npy"))
+    exact = 0.02 if sample_bytes > 100_000 else 0.25
+    assert found.documents == pytest.approx(data.manifest["corpus"]["documents"], rel=exact)
+    assert found.tokens == pytest.approx(data.manifest["corpus"]["tokens"], rel=exact)
+    assert found.rows == pytest.approx(data.rows("train"), rel=exact + 0.03)
+    assert found.shard_bytes == pytest.approx(sum(each.bytes for each in data.shards("train")), rel=exact + 0.1)
+    assert found.store_bytes == pytest.approx(store, rel=exact)
+    assert found.core_seconds > 0
+    assert f"{found.rows:,.0f} examples" in found.describe(workers=2)
