@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any, BinaryIO
 
 from bert_pretrain.config import DataConfig
@@ -38,6 +39,8 @@ class Part:
     source: Source
     start: int = 0
     stop: int | None = None
+    unpacked: Path | None = None
+    """Where the bytes lie, if not at the source."""
 
     @property
     def name(self) -> str:
@@ -48,22 +51,27 @@ class Part:
         """How much there is to read, for progress bars; 1 where the size is not known beforehand."""
         return (self.stop or self.source.size or 1) - self.start
 
+    @property
+    def location(self) -> str:
+        return self.source.location if self.unpacked is None else str(self.unpacked)
 
-def cut(source: Source) -> list[Part]:
-    """Cut a large plain local file into parts at document boundaries; anything else is one part."""
-    if not source.is_plain_local or source.boundary == "file" or (source.size or 0) <= 2 * PART_BYTES:
-        return [Part(source)]
-    assert source.size is not None
+
+def cut(source: Source, unpacked: Path | None = None) -> list[Part]:
+    """Cut a large local file, plain or unpacked, into parts at document boundaries; anything else is one part."""
+    is_seekable = unpacked is not None or source.is_plain_local
+    size = unpacked.stat().st_size if unpacked is not None else source.size
+    if not is_seekable or source.boundary == "file" or (size or 0) <= 2 * PART_BYTES:
+        return [Part(source, unpacked=unpacked)]
+    assert size is not None
     cuts = [0]
-    with open(source.location, "rb") as file:
-        while cuts[-1] + 2 * PART_BYTES < source.size:
+    with open(unpacked or source.location, "rb") as file:
+        while cuts[-1] + 2 * PART_BYTES < size:
             file.seek(cuts[-1] + PART_BYTES)
             position = _next_boundary(file, source)
             if position is None:
                 break
             cuts.append(position)
-    cuts.append(source.size)
-    return [Part(source, start, stop) for start, stop in itertools.pairwise(cuts)]
+    return [Part(source, start, stop, unpacked) for start, stop in itertools.pairwise([*cuts, size])]
 
 
 def _next_boundary(file: BinaryIO, source: Source) -> int | None:
@@ -125,7 +133,7 @@ def _blocks(part: Part, *, whole_lines: bool) -> Iterator[tuple[int, bytes]]:
 
     A line that is longer than a block is cut after a blank or a character, unless lines must be whole.
     """
-    with open_input(part.source.location) as file:
+    with open_input(part.location) as file:
         try:
             if part.start:
                 file.seek(part.start)
@@ -178,17 +186,17 @@ def _read_jsonl(part: Part, config: DataConfig, counts: Counter[str]) -> Iterato
     for position, block in _blocks(part, whole_lines=True):
         for index, line in enumerate(_decode(block, position, part, config, counts).split("\n")):
             if line and not line.isspace():
-                yield _text_of_json(line, config.text_field, partial(_line_at, part.source, position, index), counts)
+                yield _text_of_json(line, config.text_field, partial(_line_at, part, position, index), counts)
 
 
-def _line_at(source: Source, position: int, index: int = 0) -> str:
+def _line_at(part: Part, position: int, index: int = 0) -> str:
     """Name the line `index` lines after a byte; only a mistake is worth the reading that finds its number."""
     lines = 1 + index
-    with open_input(source.location) as file:
+    with open_input(part.location) as file:
         while position > 0 and (block := file.read(min(BLOCK_BYTES, position))):
             lines += block.count(b"\n")
             position -= len(block)
-    return f"{source.location}: line {lines}"
+    return f"{part.source.location}: line {lines}"
 
 
 def _text_of_json(line: str, field: str, where: Callable[[], str], counts: Counter[str]) -> str:
@@ -331,7 +339,7 @@ def _decode(block: bytes, position: int, part: Part, config: DataConfig, counts:
         return block.decode("utf-8")
     except UnicodeDecodeError as error:
         if config.strict:
-            raise _not_utf8(_line_at(part.source, position, block[: error.start].count(b"\n")), error) from error
+            raise _not_utf8(_line_at(part, position, block[: error.start].count(b"\n")), error) from error
         text = block.decode("utf-8", errors="replace")
         counts["invalid_utf8_characters"] += text.count("\ufffd") - block.count("\ufffd".encode())
         return text

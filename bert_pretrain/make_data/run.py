@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bert_pretrain import documents, manifest
+from bert_pretrain import manifest
 from bert_pretrain.config import Config, DataConfig
 from bert_pretrain.documents import Part
 from bert_pretrain.errors import InputError
@@ -22,6 +22,7 @@ from bert_pretrain.make_data import build, repair, summary, token_store
 from bert_pretrain.make_data.build import ShardTask
 from bert_pretrain.make_data.dataset_card import write_dataset_card
 from bert_pretrain.make_data.ingest import ingest as ingest_part
+from bert_pretrain.make_data.parts import cut_inputs, ensure_unpacked, remove_unpacked
 from bert_pretrain.make_data.plan import BuildPlan, documents_needed, plan_build
 from bert_pretrain.make_data.selection import InputShare
 from bert_pretrain.make_data.token_store import TokenStore
@@ -149,6 +150,8 @@ def _ingest_task(task: _IngestTask) -> tuple[dict[str, Any], str | None]:
     damage = damage_of_folder(task.folder) if is_there else None
     if damage:
         shutil.rmtree(task.folder)
+    if not task.folder.exists():
+        ensure_unpacked(task.part)
     summary = ingest_part(task.part, task.folder, Tokenizer.load(task.tokenizer), task.config)
     try:
         if damage or not is_there:
@@ -172,7 +175,7 @@ def ingest(
     folder.mkdir(parents=True, exist_ok=True)
     with exclusive(folder):
         remove_temporaries(folder)
-        parts = [part for source in sources for part in documents.cut(source.absolute)]
+        parts = cut_inputs([source.absolute for source in sources], folder, pool)
         tasks = [
             _IngestTask(part, token_store.piece_folder(folder, number), tokenizer.folder.absolute(), config)
             for number, part in enumerate(parts)
@@ -180,6 +183,7 @@ def ingest(
         weights = [float(part.num_bytes) for part in parts]
         results = run_all(_ingest_task, tasks, workers=pool, description="tokenise", unit="B", weights=weights)
         remove_temporaries(folder)  # of workers that were killed while we were not
+        remove_unpacked(parts)
     try:
         for source in sources:
             if not is_url(source.location):  # which were looked at when they had been read

@@ -271,9 +271,12 @@ def test_odd_documents_take_little_memory_and_none_is_lost(
         run.finish()
     manifest = DataFolder.open(tmp_path / "data").manifest
     assert manifest["corpus"]["documents"] == documents
-    # What gives no pair is counted.
+    # What is left out, and what gives no pair, is counted.
     drops = [split["statistics"]["drops"]["single_sentence_spans"] for split in manifest["splits"].values()]
-    assert sum(drops) == words
+    ordinary = english_text.read_text().strip().split("\n\n")
+    duplicates = words - 977 + len(ordinary) - len(set(ordinary))
+    assert manifest["corpus"]["left_out"] == {"duplicate_documents": duplicates}
+    assert sum(drops) == 977
     assert json.loads((tmp_path / "vocab" / "manifest.json").read_text())["figures"]["documents"] == documents
 
 

@@ -1,0 +1,79 @@
+"""The parts that the inputs are read in: large files are cut at document boundaries, so that all cores have work.
+
+A few large archives would keep as few cores busy: they are unpacked into the token store first and removed when all of
+it is tokenised. How the inputs were cut is kept in the store, for it must not change from one run to the next.
+"""
+
+import shutil
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from bert_pretrain import documents
+from bert_pretrain.documents import Part
+from bert_pretrain.executor import Pool, run_all
+from bert_pretrain.files import atomic_path, open_input, read_json, write_json
+from bert_pretrain.sources import READ_ERRORS, Source, damaged, is_compressed
+
+FEW_ARCHIVES = 16
+LARGE_ARCHIVE_BYTES = 4 << 20
+_CUTS = "parts.json"
+
+
+@dataclass(frozen=True)
+class _Archive:
+    source: Source
+    file: Path
+
+
+def cut_inputs(sources: Sequence[Source], store: Path, pool: Pool) -> list[Part]:
+    """Return the parts of all inputs, in order, the same in every run with this store."""
+    archives = [source for source in sources if _is_archive(source)]
+    large = [source for source in archives if (source.size or 0) >= LARGE_ARCHIVE_BYTES]
+    unpacked = {source.location: store / f"unpacked-{place}" for place, source in enumerate(large)}
+    if len(archives) > FEW_ARCHIVES:
+        unpacked = {}
+    cuts = read_json(store / _CUTS) if (store / _CUTS).exists() else None
+    if cuts is None:
+        tasks = [_Archive(source, unpacked[source.location]) for source in large if unpacked]
+        weights = [float(task.source.size or 1) for task in tasks]
+        run_all(_unpack, tasks, workers=pool, description="unpack", unit="B", weights=weights)
+        parts = [documents.cut(source, unpacked.get(source.location)) for source in sources]
+        cuts = [[(part.start, part.stop) for part in of_source] for of_source in parts]
+        write_json(store / _CUTS, cuts)
+    return [
+        Part(source, start, stop, unpacked.get(source.location))
+        for source, bounds in zip(sources, cuts, strict=True)
+        for start, stop in bounds
+    ]
+
+
+def ensure_unpacked(part: Part) -> None:
+    """Unpack the archive of a part again, if it is needed and no longer there."""
+    if part.unpacked is not None and not part.unpacked.exists():
+        _unpack(_Archive(part.source, part.unpacked))
+
+
+def remove_unpacked(parts: Sequence[Part]) -> None:
+    """Remove what was unpacked for parts that are all tokenised."""
+    for file in {part.unpacked for part in parts if part.unpacked is not None}:
+        file.unlink(missing_ok=True)
+
+
+def _is_archive(source: Source) -> bool:
+    is_text = source.format in ("txt", "jsonl") and source.boundary != "file"
+    return is_text and source.is_local and is_compressed(source.location)
+
+
+def _unpack(archive: _Archive) -> None:
+    if archive.file.exists():
+        return
+    with (
+        open_input(archive.source.location) as packed,
+        atomic_path(archive.file) as temporary,
+        temporary.open("wb") as file,
+    ):
+        try:
+            shutil.copyfileobj(packed, file, 1 << 20)
+        except READ_ERRORS as error:
+            raise damaged(archive.source, error) from error
