@@ -160,7 +160,8 @@ def _fill(
         position = int(first)
         while position < stop:
             if position + 1 == stop:  # a last unit left alone goes with the sentence before, or as much of it as fits
-                sentence = max(int(first), whole[max(0, bisect.bisect_left(whole, position) - 1)])
+                index = bisect.bisect_left(whole, position)
+                sentence = max(int(first), whole[index - 1]) if index else int(first)
                 position = max(sentence, bisect.bisect_left(starts, starts[stop] - max_tokens, sentence, position - 1))
             target, place = next(draw)
             end = _window_end(starts, whole, position, int(stop), target, max_tokens)

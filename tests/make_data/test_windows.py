@@ -1,7 +1,7 @@
 """Windows for sentence order: whole sentences where that can be, all text, and no side that is known by its form."""
 
 import numpy as np
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from bert_pretrain.make_data.pairs import deal_orders
@@ -19,6 +19,7 @@ def cut(documents: list[list[int]], max_tokens: int, short: float = 0.0, seed: i
 
 
 @given(DOCUMENTS, LENGTHS, SHORT, st.integers(0, 99))
+@example([[5, 5], [30]], 13, 0.0, 0)  # an odd number of units of one sentence, cut from the end of the text
 def test_windows_of_whole_sentences_cover_every_token_and_never_leave_their_document(
     documents: list[list[int]], max_tokens: int, short: float, seed: int
 ) -> None:
