@@ -287,11 +287,14 @@ def report(
     print(f"curves: {picture}\npage:   {page}")
 
 
+_WITHOUT_PANDAS = ("bert_pretrain.vocab", "bert_pretrain.make_data")
+
+
 def _load(module: str, name: str) -> Any:
     """Import what a command needs, with signals held back: inside a half-made import one would be lost, or break it."""
     held = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
     try:
-        if importlib.util.find_spec("pandas"):
+        if not module.startswith(_WITHOUT_PANDAS) and importlib.util.find_spec("pandas"):
             importlib.import_module("pandas")  # pyarrow loads it at its first use, whenever that is
         return getattr(importlib.import_module(module), name)
     finally:

@@ -199,18 +199,18 @@ def _to_table(examples: Examples) -> pa.Table:
     """Return the columns as Parquet holds them; what an objective does without is absent."""
     columns = {
         "input_ids": _list_array(examples.input_ids, examples.offsets),
-        "segment_b_start": pa.array(examples.segment_b_start, type=pa.uint16()),
+        "segment_b_start": _array(examples.segment_b_start.astype(np.uint16)),
     }
     if examples.masks is not None:
         columns["masked_lm_positions"] = _list_array(examples.masks.positions, examples.masks.offsets)
         columns["masked_lm_ids"] = _list_array(examples.masks.original_ids, examples.masks.offsets)
     if examples.next_sentence_label is not None:
-        columns["next_sentence_label"] = pa.array(examples.next_sentence_label, type=pa.uint8())
+        columns["next_sentence_label"] = _array(examples.next_sentence_label.astype(np.uint8))
     if examples.starts_word is not None:
         positions = ragged.positions_within(examples.offsets)[examples.starts_word]
         before = np.concatenate([[0], np.cumsum(examples.starts_word, dtype=np.int64)])  # words before each token
         columns["word_starts"] = _list_array(positions.astype(np.uint16), before[examples.offsets])
-    return pa.table(columns)
+    return pa.Table.from_arrays(list(columns.values()), names=list(columns))
 
 
 def _from_table(table: pa.Table) -> Examples:
@@ -237,7 +237,15 @@ def _from_table(table: pa.Table) -> Examples:
 
 
 def _list_array(values: np.ndarray, offsets: np.ndarray) -> pa.Array:
-    return pa.ListArray.from_arrays(pa.array(offsets.astype(np.int32)), pa.array(values))
+    flat = _array(values)
+    begins = pa.py_buffer(offsets.astype(np.int32))
+    return pa.Array.from_buffers(pa.list_(flat.type), len(offsets) - 1, [None, begins], children=[flat])
+
+
+def _array(values: np.ndarray) -> pa.Array:
+    """Return an array as Arrow's; `pa.array` would import pandas, which takes longer than many a shard."""
+    buffer = pa.py_buffer(np.ascontiguousarray(values))
+    return pa.Array.from_buffers(pa.from_numpy_dtype(values.dtype), len(values), [None, buffer])
 
 
 def _flat(column: Any) -> tuple[np.ndarray, np.ndarray]:
