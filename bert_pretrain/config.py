@@ -54,6 +54,9 @@ Probability = Annotated[float, Field(ge=0.0, le=1.0)]
 class _Section(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
+    def __hash__(self) -> int:
+        return hash(self.model_dump_json())
+
 
 class VocabConfig(_Section):
     """Stage 1: the WordPiece vocabulary."""

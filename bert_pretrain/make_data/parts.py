@@ -37,7 +37,8 @@ def cut_inputs(sources: Sequence[Source], store: Path, pool: Pool) -> list[Part]
     if cuts is None:
         tasks = [_Archive(source, unpacked[source.location]) for source in large if unpacked]
         weights = [float(task.source.size or 1) for task in tasks]
-        run_all(_unpack, tasks, workers=pool, description="unpack", unit="B", weights=weights)
+        if tasks:
+            run_all(_unpack, tasks, workers=pool, description="unpack", unit="B", weights=weights)
         parts = [documents.cut(source, unpacked.get(source.location)) for source in sources]
         cuts = [[(part.start, part.stop) for part in of_source] for of_source in parts]
         write_json(store / _CUTS, cuts)
