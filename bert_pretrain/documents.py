@@ -146,12 +146,11 @@ def _blocks(part: Part, *, whole_lines: bool) -> Iterator[tuple[int, bytes]]:
                 end = block.rfind(b"\n") + 1
                 if not end and not whole_lines:
                     end = block.rfind(b" ") + 1 or _last_character(block)
+                held.append(block[:end] if end else block)
                 if end:
-                    whole = b"".join([*held, block[:end]])
-                    yield position, whole
-                    position, held = position + len(whole), [block[end:]]
-                else:
-                    held.append(block)
+                    ready, held = [b"".join(held)], [block[end:]]
+                    begin, position = position, position + len(ready[0])
+                    yield begin, ready.pop()
             if rest := b"".join(held):
                 yield position, rest
         except READ_ERRORS as error:
@@ -184,9 +183,17 @@ def _read_txt(part: Part, config: DataConfig, counts: Counter[str]) -> Iterator[
 
 def _read_jsonl(part: Part, config: DataConfig, counts: Counter[str]) -> Iterator[str]:
     for position, block in _blocks(part, whole_lines=True):
-        for index, line in enumerate(_decode(block, position, part, config, counts).split("\n")):
-            if line and not line.isspace():
-                yield _text_of_json(line, config.text_field, partial(_line_at, part, position, index), counts)
+        lines = _decode(block, position, part, config, counts).split("\n")
+        del block  # what is needed no more is let go at once: a record can have hundreds of megabytes
+        if not lines[-1]:
+            lines.pop()  # behind the last line end
+        lines.reverse()
+        for index in range(len(lines)):
+            if lines[-1].isspace() or not lines[-1]:
+                counts["blank_lines"] += 1
+                lines.pop()
+            else:
+                yield _text_of_json(lines.pop(), config.text_field, partial(_line_at, part, position, index), counts)
 
 
 def _line_at(part: Part, position: int, index: int = 0) -> str:
@@ -226,10 +233,12 @@ def _text_of_value(value: Any, where: Callable[[], str], counts: Counter[str]) -
             f"the text is {type(value).__name__}, not a string", where=where(), remedy="choose another data.text_field"
         )
     # JSON can spell half of a surrogate pair, which no UTF-8 can hold.
-    cleaned = value.encode("utf-8", "replace").decode() if not value.isascii() else value
-    if cleaned != value:
+    try:
+        value.isascii() or value.encode()
+        return value
+    except UnicodeEncodeError:
         counts["documents_with_lone_surrogates"] += 1
-    return cleaned
+        return value.encode("utf-8", "replace").decode()
 
 
 def _row_at(location: str, row: int) -> str:

@@ -15,9 +15,12 @@ import shutil
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, BinaryIO, cast
+from typing import TYPE_CHECKING, Any, BinaryIO, cast
 
 from bert_pretrain.errors import DataError, InputError, OutputError
+
+if TYPE_CHECKING:
+    import numpy as np
 
 LOCK = ".lock"
 CHECKSUMS = "checksums.json"
@@ -190,6 +193,14 @@ def remove_temporaries(folder: Path) -> None:
             shutil.rmtree(leftover, ignore_errors=True)
         else:
             leftover.unlink(missing_ok=True)
+
+
+def save_array(path: Path, values: "np.ndarray") -> None:
+    """Write an `.npy` file atomically."""
+    import numpy as np
+
+    with atomic_path(path) as temporary, temporary.open("wb") as file:
+        np.save(file, values)
 
 
 def write_text(path: Path, text: str) -> None:

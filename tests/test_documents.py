@@ -294,6 +294,11 @@ def test_a_mistake_in_the_middle_of_a_cut_file_names_its_line(tmp_path: Path, mo
     assert refusal(path).where == f"{path}: line 201"
 
 
+def test_blank_lines_of_jsonl_are_counted(tmp_path: Path) -> None:
+    content = b"\n" + as_jsonl(TEXTS[:2]) + b" \n\r\n" + as_jsonl(TEXTS[2:])
+    assert read_all(write(tmp_path / "a.jsonl", content)) == (TEXTS, Counter(blank_lines=3))
+
+
 def test_odd_json_values(tmp_path: Path) -> None:
     lines = ['{"text": null}', '{"text": ""}', '{"text": " \\n"}', '{"text": "half \\ud83d a pair"}', '{"text": "ok"}']
     found, counts = read_all(write(tmp_path / "a.jsonl", "\n".join(lines)))

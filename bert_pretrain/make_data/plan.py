@@ -6,12 +6,15 @@ Documents are dealt by keyed permutations, without a table of them; long ones in
 import secrets
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
 
+from bert_pretrain import ragged
 from bert_pretrain.config import DataConfig
+from bert_pretrain.files import save_array
 from bert_pretrain.make_data.pairs import NUM_SPECIAL
 from bert_pretrain.make_data.selection import InputShare, Selection, select
 from bert_pretrain.make_data.token_store import TokenStore
@@ -29,22 +32,21 @@ Spans = tuple[np.ndarray, np.ndarray, np.ndarray]
 class Split:
     """The documents of `train` or `validation` and how they are dealt to shards, afresh for every copy.
 
-    A document is a place, from `first` on, in a permutation of the document numbers `ordered`; one longer than a piece
-    is dealt in several parts, the later ones listed in `extra_documents` (their numbers) and `extra_parts`. A shard
-    holds those of its documents that the selection takes.
+    A document is a place, from `first` on, in a permutation of the document numbers `ordered`. One longer than a piece
+    is dealt in several parts; the later ones are `num_extra` further spans. A shard holds those of its documents that
+    the selection takes.
     """
 
     name: str
     ordered: range
     first: int
     num_documents: int
-    extra_documents: np.ndarray
-    extra_parts: np.ndarray
+    num_extra: int
     shards_per_copy: tuple[int, ...]
 
     @property
     def num_spans(self) -> int:
-        return self.num_documents + len(self.extra_documents)
+        return self.num_documents + self.num_extra
 
     @property
     def num_shards(self) -> int:
@@ -53,7 +55,7 @@ class Split:
 
 @dataclass(frozen=True)
 class BuildPlan:
-    """All that the shards of a data folder are built from."""
+    """All that the shards of a data folder are built from; small, since it goes with every task."""
 
     store: Path
     num_pieces: int
@@ -61,10 +63,8 @@ class BuildPlan:
     tokenizer_hash: str
     output: Path
     config: DataConfig
-    long_documents: np.ndarray
-    """Numbers of the documents dealt in parts, ascending."""
-    long_parts: np.ndarray
-    """Into how many each is dealt."""
+    long_file: Path
+    """An `.npy` file (2, documents): the numbers of those dealt in parts, ascending, and into how many."""
     selection: Selection
     splits: tuple[Split, ...]
     run: str
@@ -103,35 +103,17 @@ def plan_build(
     piece_tokens = config.examples_per_shard * max_tokens // PIECES_PER_SHARD
     piece_tokens = min(MAX_PIECE_TOKENS, max(8 * max_tokens, piece_tokens))
     long_documents, long_lengths = store.documents_longer_than(piece_tokens)
-    long_parts = -(-long_lengths // piece_tokens)
+    long_file = store.folder / f"longer-than-{piece_tokens}.npy"
+    save_array(long_file, np.stack([long_documents, -(-long_lengths // piece_tokens)]))
     training = range(sum(share.documents for share in shares if not share.is_validation))
     if any(share.is_validation for share in shares):
         held_out, ordered = store.num_documents - len(training), range(len(training), store.num_documents)
         validation, train_first = np.array(ordered, dtype=np.int64), 0
     else:
         held_out, ordered = num_held_out(store, selection, config), training
-        validation, train_first = np.sort(split_order(training, config)(np.arange(held_out))), held_out
+        validation, train_first = _first_of_order(training, held_out, config), held_out
     tokens = selection.tokens_of_inputs(store, shares)
     validation_tokens = selection.tokens_of(store, validation)
-    is_held_out = np.isin(long_documents, validation)
-    splits = []
-    for name, numbers, first, count, own, copies in (
-        ("train", training, train_first, len(training) - train_first, ~is_held_out, tokens - validation_tokens),
-        ("validation", ordered, 0, held_out, is_held_out, validation_tokens),
-    ):
-        if count:
-            of_copies = selection.tokens_of_copies(copies) if name == "train" else [copies.sum()]
-            splits.append(
-                Split(
-                    name,
-                    numbers,
-                    first,
-                    count,
-                    np.repeat(long_documents[own], long_parts[own] - 1),
-                    np.concatenate([np.zeros(0, np.int64), *(np.arange(1, parts) for parts in long_parts[own])]),
-                    tuple(max(1, round(each / max_tokens / config.examples_per_shard)) for each in of_copies),
-                )
-            )
     plan = BuildPlan(
         store.folder,
         store.num_pieces,
@@ -139,13 +121,22 @@ def plan_build(
         tokenizer.hash,
         output,
         config,
-        long_documents,
-        long_parts,
+        long_file,
         selection,
-        tuple(splits),
+        (),
         secrets.token_hex(8),
     )
-    return plan, left_out
+    splits = []
+    for name, numbers, first, count, copies in (
+        ("train", training, train_first, len(training) - train_first, tokens - validation_tokens),
+        ("validation", ordered, 0, held_out, validation_tokens),
+    ):
+        if count:
+            of_copies = selection.tokens_of_copies(copies) if name == "train" else [copies.sum()]
+            num_shards = tuple(max(1, round(each / max_tokens / config.examples_per_shard)) for each in of_copies)
+            split = Split(name, numbers, first, count, 0, num_shards)
+            splits.append(replace(split, num_extra=len(_extra_spans(plan, split)[0])))
+    return replace(plan, splits=tuple(splits)), left_out
 
 
 def documents_needed(config: DataConfig) -> int:
@@ -185,6 +176,10 @@ def split_order(numbers: range, config: DataConfig) -> Permutation:
     return Permutation(len(numbers), config.seed, "split")
 
 
+def _first_of_order(numbers: range, count: int, config: DataConfig) -> np.ndarray:
+    return np.sort(split_order(numbers, config)(np.arange(count)))
+
+
 def shard_spans(plan: BuildPlan, split: Split, number: int) -> Spans:
     """Return the spans dealt to a shard; there may be none, where most of its documents are left out."""
     ends = np.cumsum(split.shards_per_copy)
@@ -206,13 +201,32 @@ def locate_spans(plan: BuildPlan, split: Split, spans: np.ndarray) -> Spans:
     numbers = np.empty(len(spans), dtype=np.int64)
     order = split_order(split.ordered, plan.config)
     numbers[~is_extra] = split.ordered.start + order(split.first + spans[~is_extra])
-    numbers[is_extra] = split.extra_documents[spans[is_extra] - split.num_documents]
     parts = np.zeros(len(spans), dtype=np.int64)
-    parts[is_extra] = split.extra_parts[spans[is_extra] - split.num_documents]
+    extra_documents, extra_parts = _extra_spans(plan, split)
+    numbers[is_extra] = extra_documents[spans[is_extra] - split.num_documents]
+    parts[is_extra] = extra_parts[spans[is_extra] - split.num_documents]
+    long_documents, long_parts = _load(plan.long_file, plan.run)
     of_parts = np.ones(len(spans), dtype=np.int64)
-    if len(plan.long_documents):
-        rows = np.searchsorted(plan.long_documents, numbers)
-        rows = np.minimum(rows, len(plan.long_documents) - 1)
-        is_long = plan.long_documents[rows] == numbers
-        of_parts[is_long] = plan.long_parts[rows[is_long]]
+    if len(long_documents):
+        rows = np.minimum(np.searchsorted(long_documents, numbers), len(long_documents) - 1)
+        is_long = long_documents[rows] == numbers
+        of_parts[is_long] = long_parts[rows[is_long]]
     return numbers, parts, of_parts
+
+
+@lru_cache(maxsize=2)
+def _extra_spans(plan: BuildPlan, split: Split) -> tuple[np.ndarray, np.ndarray]:
+    """Return the parts of long documents of a split but for the first ones: the document's number, and which part."""
+    documents, num_parts = _load(plan.long_file, plan.run)
+    is_own = (documents >= split.ordered.start) & (documents < split.ordered.stop)
+    if split.num_documents < len(split.ordered):
+        held_out = _first_of_order(split.ordered, split.first or split.num_documents, plan.config)
+        is_own &= np.isin(documents, held_out) == (split.first == 0)
+    extra = num_parts[is_own] - 1
+    within = ragged.positions_within(ragged.offsets_of(extra))
+    return np.repeat(documents[is_own], extra), within + 1
+
+
+@lru_cache(maxsize=2)
+def _load(file: Path, run: str) -> np.ndarray:
+    return np.load(file)

@@ -15,7 +15,7 @@ import numpy as np
 
 from bert_pretrain import rng
 from bert_pretrain.config import DataConfig
-from bert_pretrain.files import atomic_path
+from bert_pretrain.files import save_array
 from bert_pretrain.make_data.token_store import TokenStore
 
 BUCKET_DOCUMENTS = 1 << 22
@@ -95,8 +95,7 @@ def select(store: TokenStore, shares: Sequence[InputShare], config: DataConfig) 
         numbers, counts = find_duplicates(store, num_training)
         file = store.folder / f"duplicates-{num_training}.npy" if len(numbers) else None
         if file is not None:
-            with atomic_path(file) as temporary, temporary.open("wb") as opened:
-                np.save(opened, numbers)
+            save_array(file, numbers)
     ends = np.cumsum([share.documents for share in shares])
     copies = (0.0 if share.is_validation else config.dupe_factor * share.weight for share in shares)
     return Selection(file, (0, *ends.tolist()), tuple(copies), config.seed), counts
