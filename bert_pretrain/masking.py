@@ -53,7 +53,9 @@ def mask_examples(examples: Examples, rule: MaskingRule, rng: np.random.Generato
     Words begin where `examples.starts_word` says so or, where it is None, at every piece that continues none.
     """
     input_ids, offsets = examples.input_ids, examples.offsets
-    maskable = ~np.isin(input_ids, np.array(rule.special_ids, dtype=input_ids.dtype))
+    maskable = np.ones(len(input_ids), dtype=bool)
+    for special_id in rule.special_ids:
+        maskable &= input_ids != special_id
     starts_word = ~rule.is_subword[input_ids] if examples.starts_word is None else examples.starts_word
     choose = _choose_words if rule.whole_word else _choose_tokens
     chosen_positions, chosen_counts = [], []
@@ -86,17 +88,22 @@ def _replacements(originals: np.ndarray, rule: MaskingRule, rng: np.random.Gener
     return np.select([fate < 0.8, fate < 0.9], [rule.mask_id, random_ids], originals).astype(originals.dtype)
 
 
-def _random_keys(is_candidate: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """Return unique random sort keys, the largest value where there is no candidate; (rows, columns) uint64.
+def _random_keys(is_candidate: np.ndarray, rng: np.random.Generator) -> tuple[np.ndarray, int]:
+    """Return unique random sort keys, the largest value where there is no candidate, (rows, columns).
 
-    The column fills the low 16 bits: ties would otherwise be broken differently from one processor to another.
+    The column fills the lowest bits, whose mask is the second value: ties would otherwise be broken differently from
+    one processor to another. Where columns are few, 32 bits leave room for randomness, and sort twice as fast.
     """
     rows, columns = is_candidate.shape
-    keys = rng.integers(0, 2**64, (rows, columns), dtype=np.uint64)
-    keys &= np.uint64(2**63 - 2**16)
-    keys |= np.arange(columns, dtype=np.uint64)
-    keys[~is_candidate] = 2**64 - 1
-    return keys
+    column_bits = max(1, (columns - 1).bit_length())
+    bits = 32 if column_bits <= 9 else 64
+    dtype = np.dtype(f"uint{bits}")
+    mask = (1 << column_bits) - 1
+    keys = rng.integers(0, 1 << bits, (rows, columns), dtype=dtype)
+    keys &= dtype.type((1 << (bits - 1)) - 1 - mask)
+    keys |= np.arange(columns).astype(dtype)
+    keys[~is_candidate] = (1 << bits) - 1
+    return keys, mask
 
 
 def _as_matrix(values: np.ndarray, offsets: np.ndarray) -> np.ndarray:
@@ -114,12 +121,12 @@ def _choose_tokens(
     candidates = _as_matrix(maskable, offsets)
     counts = num_to_mask(candidates.sum(axis=1), rule)
     most = int(counts.max())
-    keys = _random_keys(candidates, rng)
+    keys, column_mask = _random_keys(candidates, rng)
     if most < keys.shape[1]:
         keys = np.partition(keys, most, axis=1)[:, :most]
     keys.sort(axis=1)
     taken = np.arange(most) < counts[:, None]
-    positions = np.where(taken, keys & np.uint64(0xFFFF), np.uint64(0xFFFF))
+    positions = np.where(taken, keys & keys.dtype.type(column_mask), keys.dtype.type(2**32 - 1))
     positions.sort(axis=1)
     return positions[taken].astype(np.int64), counts
 
@@ -140,9 +147,10 @@ def _choose_words(
     rows, num_words = len(begins), int(begins.sum(axis=1).max())
     row_of = np.nonzero(candidates)[0]
     lengths = np.bincount(row_of * num_words + word[candidates], minlength=rows * num_words).reshape(rows, num_words)
-    order = _random_keys(lengths > 0, rng)
-    order.sort(axis=1)
-    order = (order & np.uint64(0xFFFF)).astype(np.int64)
+    keys, column_mask = _random_keys(lengths > 0, rng)
+    keys.sort(axis=1)
+    is_word = np.arange(num_words) < (lengths > 0).sum(axis=1)[:, None]
+    order = np.where(is_word, keys & keys.dtype.type(column_mask), num_words).astype(np.int64)
     chosen = np.zeros((rows, num_words), dtype=bool)
     used = np.zeros(rows, dtype=np.int64)
     unfilled = np.arange(rows)
@@ -159,7 +167,7 @@ def _choose_words(
     selected = candidates & np.take_along_axis(chosen, np.maximum(word, 0), axis=1)
     empty = np.flatnonzero(used == 0)
     if len(empty):
-        first = np.argmin(_random_keys(candidates[empty], rng), axis=1)
+        first = np.argmin(_random_keys(candidates[empty], rng)[0], axis=1)
         selected[empty, first] = True
     positions = np.nonzero(selected)[1]
     return positions, selected.sum(axis=1)

@@ -49,13 +49,16 @@ def assemble(layout: Layout, text: Text, tokenizer: Tokenizer) -> Examples:
     segment_offsets = ragged.offsets_of(layout.lengths + 1)
     offsets = segment_offsets[layout.offsets] + rows
     begins = segment_offsets[:-1] + np.repeat(rows[1:], np.diff(layout.offsets))
-    sources, places = (ragged.spans(first, layout.lengths) for first in (layout.starts, begins))
+    is_text = np.ones(offsets[-1], dtype=bool)
+    is_text[offsets[:-1]] = False
+    is_text[begins + layout.lengths] = False
+    sources = ragged.spans(layout.starts, layout.lengths)
     input_ids = np.full(offsets[-1], tokenizer.sep_id, dtype=text.ids.dtype)
     input_ids[offsets[:-1]] = tokenizer.cls_id
-    input_ids[places] = text.ids[sources]
+    input_ids[is_text] = text.ids[sources]
     starts_word = None
     if text.continues_word is not None:
         starts_word = np.zeros(len(input_ids), dtype=bool)
-        starts_word[places] = ~(tokenizer.is_subword[text.ids[sources]] | text.continues_word[sources])
+        starts_word[is_text] = ~(tokenizer.is_subword[text.ids[sources]] | text.continues_word[sources])
         starts_word[begins] = True  # a segment may begin inside a word
     return Examples(input_ids, offsets, layout.segment_b_start, None, layout.labels, starts_word)

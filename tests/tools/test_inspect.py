@@ -156,6 +156,15 @@ def column(name: str, row: int, value: int) -> Change:
     return change
 
 
+def without_b(examples: Examples, tokenizer: Tokenizer) -> Examples:
+    """Let B begin at once in an example whose loss leaves labels even, and where no mask lies on the new [SEP]."""
+    labels = examples.next_sentence_label
+    assert labels is not None
+    begins_masked = np.isin(examples.offsets[:-1] + 1, places(examples))
+    row = np.flatnonzero((labels == np.bincount(labels).argmax()) & ~begins_masked)[0]
+    return column("segment_b_start", int(row), 2)(examples, tokenizer)
+
+
 def longer_than_allowed(examples: Examples, _tokenizer: Tokenizer) -> Examples:
     """Repeat the last token of text of the first example until it has 65."""
     end = int(examples.offsets[1]) - 1
@@ -204,7 +213,7 @@ DAMAGES: dict[str, tuple[Change, str]] = {
     "labels uneven": (without_labels_of_one_kind, "is-next"),
     "label out of range": (column("next_sentence_label", 3, 2), "label"),
     "too long": (longer_than_allowed, "length"),
-    "no B": (column("segment_b_start", 4, 2), "segments"),
+    "no B": (without_b, "segments"),
     "B behind the end": (column("segment_b_start", 4, 60000), "segments"),
     "unknown id": (column("input_ids", 40, 60000), "token ids"),
     "unknown original": (mask_column("original_ids", 2, 60000), "token ids"),
