@@ -84,8 +84,10 @@ def num_to_mask(maskable: np.ndarray, rule: MaskingRule) -> np.ndarray:
 
 def _replacements(originals: np.ndarray, rule: MaskingRule, rng: np.random.Generator) -> np.ndarray:
     fate = rng.random(len(originals))
-    random_ids = rule.replacement_ids[rng.integers(0, len(rule.replacement_ids), len(originals))]
-    return np.select([fate < 0.8, fate < 0.9], [rule.mask_id, random_ids], originals).astype(originals.dtype)
+    shown = np.where(fate < 0.8, originals.dtype.type(rule.mask_id), originals)
+    is_random = np.flatnonzero((fate >= 0.8) & (fate < 0.9))
+    shown[is_random] = rule.replacement_ids[rng.integers(0, len(rule.replacement_ids), len(is_random))]
+    return shown
 
 
 def _random_keys(is_candidate: np.ndarray, rng: np.random.Generator) -> tuple[np.ndarray, int]:
