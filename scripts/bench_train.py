@@ -1,16 +1,20 @@
 """Our training step against `BertForPreTraining` of transformers: same shapes, same real examples, same precision.
 
 The peer gets its examples padded to the longest length the data allows, as its users pad them, and computes the logits
-of every position. Both run forward, backward, clipping and AdamW. Pairs of steps are timed in turn; the table shows
-medians, and the spread of the ratio between its quartiles.
+of every position; on CUDA it runs eager and compiled. Both run forward, backward, clipping and AdamW. Steps are timed
+in turn; the table shows medians, and the spread of the ratio between its quartiles. MFU counts the operations of real
+tokens and divides them by what a large matrix product reaches here in the same minute.
 
     python scripts/bench_train.py DATA_FOLDER [--sizes 2x128 4x256 12x768] [--examples 64] [--pairs 5] [--device cpu]
 """
 
 import argparse
+import json
+import subprocess
+import sys
 import time
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,15 +27,68 @@ from bert_pretrain.config import ModelConfig, TrainConfig
 from bert_pretrain.model.attention import choose_attention
 from bert_pretrain.model.bert import BertForPreTraining
 from bert_pretrain.shards import DataFolder
-from bert_pretrain.train.batches import Batch, GlobalBatch, TrainingData
-from bert_pretrain.train.hardware import choose_device, choose_micro_batch_tokens, choose_precision
+from bert_pretrain.train import hardware
+from bert_pretrain.train.batches import Batch, GlobalBatch, Prefetcher, TrainingData
+from bert_pretrain.train.flops import batch_flops
 from bert_pretrain.train.loss import PretrainingLoss
 from bert_pretrain.train.optimizer import make_optimizers
 from bert_pretrain.train.state import StepSums
 from bert_pretrain.train.step import train_step
 
+FAR_STEP = 10**6
+DATA_STEPS = 20
+
+
+@dataclass(frozen=True)
+class Bench:
+    """What one table compares."""
+
+    folder: DataFolder
+    device: torch.device
+    precision: hardware.Precision
+    vocab_size: int
+    examples: int
+    dropout: float
+
+    def model_config(self, size: str) -> ModelConfig:
+        """Return the model of a size such as `12x768`."""
+        layers, hidden = (int(number) for number in size.split("x"))
+        return ModelConfig(
+            hidden_size=hidden,
+            num_hidden_layers=layers,
+            num_attention_heads=hidden // 64,
+            intermediate_size=4 * hidden,
+            hidden_dropout_prob=self.dropout,
+            attention_probs_dropout_prob=self.dropout,
+            max_position_embeddings=max(512, self.folder.max_seq_length),
+        )
+
 
 def main() -> None:
+    arguments = parse_arguments()
+    device = hardware.choose_device(arguments.device)
+    folder = DataFolder.open(arguments.data)
+    vocab_size = max(arguments.vocab_size, folder.tokenizer().vocab_size)
+    precision = hardware.choose_precision(arguments.precision, device)
+    bench = Bench(folder, device, precision, vocab_size, arguments.examples, arguments.dropout)
+    if arguments.memory_of:
+        print(json.dumps(peak_memory_on_cpu(bench, arguments.sizes[0], arguments.memory_of)))
+        return
+    lengths = f"{sum(r.tokens for r in folder.shards('train')) / folder.rows('train'):.0f} real tokens of at most"
+    print(
+        f"{device_name(device)}, {torch.get_num_threads()} threads, {precision.name}, torch {torch.__version__}, "
+        f"transformers {transformers.__version__}, {arguments.examples} examples of {lengths} {folder.max_seq_length}, "
+        f"{vocab_size} tokens\nlargest matrix product: {product_ceiling(device, precision.dtype) / 1e12:.3g} "
+        "TFLOP/s\n\n"
+        "| size | step | examples/s | real tokens/s | MFU of the product | peak memory | ours over it (quartiles) |\n"
+        "|---|---|---|---|---|---|---|"
+    )
+    for size in arguments.sizes:
+        compare(bench, size, arguments)
+    report_reading(bench)
+
+
+def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser()
     parser.add_argument("data", type=Path)
     parser.add_argument("--sizes", nargs="+", default=["2x128", "4x256"], help="layers x hidden size")
@@ -39,74 +96,90 @@ def main() -> None:
     parser.add_argument("--pairs", type=int, default=5)
     parser.add_argument("--device", default="auto")
     parser.add_argument("--precision", default="auto")
-    parser.add_argument("--dropout", type=float, default=0.1)
-    arguments = parser.parse_args()
-    device = choose_device(arguments.device)
-    precision = choose_precision(arguments.precision, device)
-    folder = DataFolder.open(arguments.data)
-    vocab_size = folder.tokenizer().vocab_size
-    print(
-        f"{device}, {torch.get_num_threads()} threads, {precision.name}, torch {torch.__version__}, transformers "
-        f"{transformers.__version__}, {arguments.examples} examples of at most {folder.max_seq_length} tokens\n\n"
-        "| size | peer examples/s | ours examples/s | ours over peer (quartiles) |\n|---|---|---|---|"
-    )
-    for size in arguments.sizes:
-        layers, hidden = (int(number) for number in size.split("x"))
-        model = ModelConfig(
-            hidden_size=hidden,
-            num_hidden_layers=layers,
-            num_attention_heads=hidden // 64,
-            intermediate_size=4 * hidden,
-            hidden_dropout_prob=arguments.dropout,
-            attention_probs_dropout_prob=arguments.dropout,
-            max_position_embeddings=max(512, folder.max_seq_length),
+    parser.add_argument("--dropout", type=float, default=0.1, help="0 lets our step use flash attention")
+    parser.add_argument("--vocab-size", type=int, default=0, help="rows of the embedding, if more than the data's")
+    parser.add_argument("--peers", nargs="+", default=None, choices=["eager", "compiled"])
+    parser.add_argument("--no-memory", action="store_true", help="on CPU, do not start the processes that measure it")
+    parser.add_argument("--memory-of", choices=["ours", "eager"], help=argparse.SUPPRESS)
+    return parser.parse_args()
+
+
+def compare(bench: Bench, size: str, arguments: argparse.Namespace) -> None:
+    """Time one size and print its lines."""
+    peers = arguments.peers or (["eager", "compiled"] if bench.device.type == "cuda" else ["eager"])
+    batch = training_data(bench, hardware.CPU_MICRO_BATCH_TOKENS).global_batch(0)
+    steps: dict[str, Callable[[], None]] = {}
+    memory: dict[str, int] = {}
+    for name in ("ours", *peers):
+        before = torch.cuda.memory_allocated() if bench.device.type == "cuda" else 0
+        steps[name] = ours(bench, size) if name == "ours" else peer(bench, size, batch, name == "compiled")
+        for _ in range(3):  # kernels are chosen or compiled here
+            timed(steps[name], bench.device)
+        memory[name] = peak_memory(bench, size, name, arguments, before)
+    times = {name: np.zeros(arguments.pairs) for name in steps}
+    ceiling = np.zeros(arguments.pairs)
+    for pair in range(arguments.pairs):
+        ceiling[pair] = product_ceiling(bench.device, bench.precision.dtype)
+        for name, step in steps.items():
+            times[name][pair] = timed(step, bench.device)
+    flops = batch_flops(batch, bench.model_config(size), bench.vocab_size)
+    for name in steps:
+        seconds = float(np.median(times[name]))
+        low, middle, high = np.quantile(times[name] / times["ours"], [0.25, 0.5, 0.75])
+        ratio = "" if name == "ours" else f"{middle:.2f} × ({low:.2f}–{high:.2f})"
+        shown = f"{memory[name] / 2**30:.2f} GiB" if memory[name] else "–"
+        print(
+            f"| L{size.replace('x', '-H')} | {name} | {batch.num_sequences / seconds:.1f} | "
+            f"{batch.num_tokens / seconds:,.0f} | {flops / seconds / np.median(ceiling):.1%} | {shown} | {ratio} |",
+            flush=True,
         )
-        our_step, batch = ours(folder, model, vocab_size, device, precision.dtype, arguments.examples)
-        peer_step = peer(batch, folder.max_seq_length, model, vocab_size, device, precision.dtype)
-        times = np.array([[timed(peer_step, device), timed(our_step, device)] for _ in range(arguments.pairs + 1)])[1:]
-        peer_seconds, our_seconds = np.median(times, axis=0)
-        low, middle, high = np.quantile(times[:, 0] / times[:, 1], [0.25, 0.5, 0.75])
-        rates = f"{arguments.examples / peer_seconds:.1f} | {arguments.examples / our_seconds:.1f}"
-        print(f"| L{layers}-H{hidden} | {rates} | {middle:.1f} × ({low:.1f}–{high:.1f}) |", flush=True)
 
 
-def ours(
-    folder: DataFolder, config: ModelConfig, vocab_size: int, device: torch.device, dtype: torch.dtype, examples: int
-) -> tuple[Callable[[], None], GlobalBatch]:
-    """Return one optimizer step of ours, and the batch it runs on."""
-    train = TrainConfig(global_batch_size=examples)
+def ours(bench: Bench, size: str) -> Callable[[], None]:
+    """Return one optimizer step of ours."""
+    config, device, dtype = bench.model_config(size), bench.device, bench.precision.dtype
+    train = TrainConfig(global_batch_size=bench.examples)
     attention, _ = choose_attention("auto", device, dtype, config.attention_probs_dropout_prob)
-    model = BertForPreTraining(config, vocab_size, attention=attention).to(device).train()
+    compiled, _ = hardware.choose_compile("auto", device, attention)
+    model = BertForPreTraining(config, bench.vocab_size, attention=attention).to(device).train()
     model.initialize(1)
-    tokens = choose_micro_batch_tokens(train, model, folder.max_seq_length, device)
-    data = TrainingData(folder, seed=1, global_batch_size=examples, micro_batch_tokens=tokens)
-    batch = data.global_batch(0)
-    batch = replace(batch, micro_batches=[micro.to(device) for micro in batch.micro_batches])
-    network, optimizers, sums = PretrainingLoss(model), make_optimizers(model, train), StepSums.zeros(device)
+    if compiled:
+        hardware.compile_layers(model)
+    tokens = hardware.choose_micro_batch_tokens(train, model, bench.folder.max_seq_length, device)
+    batch = on_device(training_data(bench, tokens, compiled).global_batch(0), device)
+    network, optimizers = PretrainingLoss(model, compiled=compiled), make_optimizers(model, train)
+    sums = StepSums.zeros(device)
 
     def step() -> None:
-        train_step(
-            network, optimizers, batch, sums, seed=1, step=0, learning_rate=1e-4, max_grad_norm=1.0, dtype=dtype
-        )  # fmt: skip
+        train_step(network, optimizers, batch, sums, seed=1, step=0, learning_rate=1e-4, max_grad_norm=1.0, dtype=dtype)
 
-    return step, batch
+    return step
 
 
-def peer(
-    batch: GlobalBatch, length: int, config: ModelConfig, vocab_size: int, device: torch.device, dtype: torch.dtype
-) -> Callable[[], None]:
+def training_data(bench: Bench, tokens: int, compiled: bool = False) -> TrainingData:
+    return TrainingData(
+        bench.folder, seed=1, global_batch_size=bench.examples, micro_batch_tokens=tokens, static_shapes=compiled
+    )
+
+
+def on_device(batch: GlobalBatch, device: torch.device) -> GlobalBatch:
+    return replace(batch, micro_batches=[micro.to(device) for micro in batch.micro_batches])
+
+
+def peer(bench: Bench, size: str, batch: GlobalBatch, compiled: bool) -> Callable[[], None]:
     """Return one optimizer step of `BertForPreTraining` on the same examples, padded."""
-    names = config.model_dump()
-    model: Any = transformers.BertForPreTraining(transformers.BertConfig(vocab_size=vocab_size, **names))
+    device, dtype, names = bench.device, bench.precision.dtype, bench.model_config(size).model_dump()
+    model: Any = transformers.BertForPreTraining(transformers.BertConfig(vocab_size=bench.vocab_size, **names))
     model = model.to(device).train()
+    network = torch.compile(model) if compiled else model
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, weight_decay=0.01, fused=True)
-    padded = [pad(micro, length) for micro in batch.micro_batches]
+    padded = [pad(micro, bench.folder.max_seq_length) for micro in batch.micro_batches]
     inputs = {name: torch.cat([one[name] for one in padded]).to(device) for name in padded[0]}
 
     def step() -> None:
         optimizer.zero_grad(set_to_none=True)
         with torch.autocast(device.type, dtype, enabled=dtype != torch.float32):
-            loss = model(**inputs).loss
+            loss = network(**inputs).loss
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
@@ -115,19 +188,19 @@ def peer(
 
 
 def pad(micro: Batch, length: int) -> dict[str, Tensor]:
-    """Return a packed batch as the padded tensors that transformers takes."""
-    lengths = np.diff(micro.cu_seqlens.cpu().numpy())
+    """Return a packed batch of sentence pairs as the padded tensors that transformers takes."""
+    assert micro.next_sentence_labels is not None
+    lengths = np.diff(micro.cu_seqlens.cpu().numpy())[: micro.num_sequences]
     rows = torch.from_numpy(np.repeat(np.arange(len(lengths)), lengths))
-    columns = micro.position_ids.cpu()
+    columns = micro.position_ids.cpu()[: micro.num_tokens]
     shape = (len(lengths), length)
     input_ids, token_types, mask = (torch.zeros(shape, dtype=torch.int64) for _ in range(3))
     labels = torch.full(shape, -100, dtype=torch.int64)
-    input_ids[rows, columns] = micro.input_ids.cpu()
-    token_types[rows, columns] = micro.token_type_ids.cpu()
+    input_ids[rows, columns] = micro.input_ids.cpu()[: micro.num_tokens]
+    token_types[rows, columns] = micro.token_type_ids.cpu()[: micro.num_tokens]
     mask[rows, columns] = 1
-    masked = micro.masked_positions.cpu()
+    masked = micro.masked_positions.cpu()[: micro.num_predictions]
     labels[rows[masked], columns[masked]] = micro.masked_labels.cpu()
-    assert micro.next_sentence_labels is not None  # the peer has both losses
     return {
         "input_ids": input_ids,
         "token_type_ids": token_types,
@@ -137,7 +210,79 @@ def pad(micro: Batch, length: int) -> dict[str, Tensor]:
     }
 
 
-def timed(step: Callable[[], None], device: torch.device) -> float:
+def product_ceiling(device: torch.device, dtype: torch.dtype) -> float:
+    """Return the operations a second of a large matrix product, the best of a few."""
+    size, best = (8192, 0.0) if device.type == "cuda" else (1024, 0.0)
+    left, right = (torch.randn(size, size, device=device, dtype=dtype) for _ in range(2))
+    for _ in range(6):
+        best = max(best, 2.0 * size**3 / timed(lambda: torch.mm(left, right), device))
+    return best
+
+
+def peak_memory(bench: Bench, size: str, name: str, arguments: argparse.Namespace, before: int) -> int:
+    """Return the most bytes that steps have held: on CUDA above what was there before, on CPU in a process of its own.
+
+    0 where that is not known.
+    """
+    if bench.device.type == "cuda":
+        peak = torch.cuda.max_memory_allocated() - before
+        torch.cuda.reset_peak_memory_stats()
+        return peak
+    if arguments.no_memory or name == "compiled":
+        return 0
+    command = [sys.executable, __file__, str(arguments.data), "--sizes", size, "--memory-of", name]
+    command += ["--examples", str(bench.examples), "--dropout", str(bench.dropout), "--device", str(bench.device)]
+    command += ["--precision", bench.precision.name, "--vocab-size", str(bench.vocab_size)]
+    done = subprocess.run(command, check=True, capture_output=True, text=True)
+    return int(json.loads(done.stdout.splitlines()[-1]))
+
+
+def peak_memory_on_cpu(bench: Bench, size: str, name: str) -> int:
+    """Return how much resident memory three steps take at most, above what was there before the model."""
+    batch = training_data(bench, hardware.CPU_MICRO_BATCH_TOKENS).global_batch(0)
+    before = resident("VmRSS")
+    Path("/proc/self/clear_refs").write_text(
+        "5"
+    )  # the peak begins anew; the counter of getrusage comes from the parent
+    step = ours(bench, size) if name == "ours" else peer(bench, size, batch, False)
+    for _ in range(3):
+        step()
+    return resident("VmHWM") - before
+
+
+def resident(name: str) -> int:
+    """Return one of Linux's figures of this process's memory, in bytes."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return 1024 * int(next(line.split()[1] for line in lines if line.startswith(f"{name}:")))
+
+
+def report_reading(bench: Bench) -> None:
+    """Print how long a resumed run takes to its first batch, and how fast batches come where nothing else is done."""
+    seconds = []
+    for step in (0, FAR_STEP):
+        begin = time.perf_counter()
+        folder = DataFolder.open(bench.folder.path)
+        data = training_data(replace(bench, folder=folder), hardware.CPU_MICRO_BATCH_TOKENS)
+        data.global_batch(step)
+        seconds.append(time.perf_counter() - begin)
+    print(
+        f"\nfrom opening the data to the first batch: {seconds[0]:.2f} s at step 0, {seconds[1]:.2f} s at step "
+        f"{FAR_STEP:,}, {bench.folder.rows('train'):,} examples"
+    )
+    begin = time.perf_counter()
+    reader = Prefetcher(data, 0, DATA_STEPS, bench.device)
+    for _ in range(DATA_STEPS):
+        reader.next()
+    rate = DATA_STEPS * bench.examples / (time.perf_counter() - begin)
+    reader.close()
+    print(f"batches alone: {rate:,.0f} examples/s; a step that takes longer does not wait for them")
+
+
+def device_name(device: torch.device) -> str:
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU"
+
+
+def timed(step: Callable[[], object], device: torch.device) -> float:
     """Return the seconds of one step."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)

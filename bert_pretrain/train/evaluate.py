@@ -1,9 +1,11 @@
 """Held-out losses and accuracies over a whole split, with the masks that are stored in it: equal for equal weights."""
 
+import contextlib
 import itertools
 import math
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
@@ -87,7 +89,8 @@ def evaluate_batches(
     losses.eval()
     totals = torch.zeros(4, dtype=torch.float64, device=device)
     counts = torch.zeros(3, dtype=torch.int64)
-    with torch.autocast(device.type, dtype, enabled=dtype != torch.float32):
+    autocast = torch.autocast(device.type, dtype, enabled=dtype != torch.float32)
+    with autocast, _without_compiling(losses):
         for batch, is_own in _shared(batches, team):
             sums = LossSums(*losses(batch.to(device)))
             if is_own:
@@ -107,6 +110,11 @@ def evaluate_batches(
         "examples": examples,
         "predictions": predictions,
     }
+
+
+def _without_compiling(losses: nn.Module) -> contextlib.AbstractContextManager[Any]:
+    """Return a context in which layers run as they are: batches of an evaluation have shapes of all kinds."""
+    return torch.compiler.set_stance("force_eager") if getattr(losses, "compiled", False) else contextlib.nullcontext()
 
 
 def _shared(batches: Iterable[Batch], team: Team) -> Iterator[tuple[Batch, bool]]:

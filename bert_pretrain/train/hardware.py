@@ -71,15 +71,17 @@ def choose_compile(setting: bool | str, device: torch.device, attention: str) ->
     return True, "shapes are nearly the same in every batch"
 
 
-def compile_layers(model: BertForPreTraining, backend: str = "inductor") -> None:
+def compile_layers(model: BertForPreTraining, backend: str = "inductor", *, strict: bool = False) -> None:
     """Let the compiler make each layer's forward and backward pass, at its first call.
 
-    Layers are alike, so that one is compiled for all; a new shape costs another compilation.
+    Layers are alike, so that one is compiled for all; a new shape costs another compilation. With `strict`, what it
+    cannot take whole is an error, and so is one shape too many.
     """
-    # A handful of shapes come up; by default the compiler gives up after eight.
+    # A dozen shapes come up in small batches; by default the compiler gives up after eight. What is beyond runs as is.
     torch._dynamo.config.recompile_limit = 64
     for module in (model.embeddings, *model.encoder.layers, model.mlm_head):
-        module.compile(backend=backend, dynamic=False, fullgraph=True)
+        # The forward pass alone: what FSDP does before and after it is not for the compiler.
+        module.forward = torch.compile(module.forward, backend=backend, dynamic=False, fullgraph=strict)
 
 
 def cpu_bf16_feature(cpuinfo: Path = Path("/proc/cpuinfo")) -> str | None:

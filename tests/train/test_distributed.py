@@ -205,3 +205,15 @@ def test_twenty_runs_of_two_ranks_leave_cleanly(tiny: Tiny, data_folder: Path, t
     for number in range(20):
         out = finish(launch(tiny(max_steps=2), data_folder, tmp_path / str(number)))
         assert "terminate called" not in out
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
+def test_compiled_layers_on_two_ranks_have_the_losses_of_plain_ones_on_one(
+    tiny: Tiny, data_folder: Path, tmp_path: Path, parallel: str
+) -> None:
+    settings = {"model": NO_DROPOUT, "max_steps": 4, "save_every": 2, "eval_every": 2, "log_every": 1}
+    process = launch(tiny(**settings, compile=True, parallel=parallel), data_folder, tmp_path / "two")
+    train(tiny(**settings), data_folder, tmp_path / "one")
+    assert "compiled   yes" in finish(process)
+    assert_same_losses(tmp_path / "one", tmp_path / "two", 1e-4)

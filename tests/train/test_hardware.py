@@ -83,17 +83,20 @@ def test_a_compiled_model_has_no_graph_breaks_and_the_same_gradients(
     results = []
     for compiled in (False, True):
         torch._dynamo.reset()
+        torch._dynamo.utils.counters.clear()
         model = BertForPreTraining(tiny(model=no_dropout).model, 152)
         model.initialize(1)
         if compiled:
             # Traced as for a GPU, but without the code that would be generated, which takes a minute on a slow core.
-            hardware.compile_layers(model, backend="aot_eager")
+            hardware.compile_layers(model, backend="aot_eager", strict=True)
         for checkpointing in (False, True):
             model.encoder.activation_checkpointing = checkpointing
             model.zero_grad()
             loss = pretraining_loss(model.train(), batch).mean(100, 30)
             loss.backward()
             results.append((loss.detach(), [p.grad.clone() for p in model.parameters() if p.grad is not None]))
+    # One graph for all layers, one for the embeddings, one for the head.
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 3
     for result in results[1:]:
         torch.testing.assert_close(result, results[0], atol=1e-6, rtol=1e-5)
     names = {name for name, _ in model.named_parameters()}
