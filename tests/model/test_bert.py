@@ -20,7 +20,8 @@ def as_train_batch(batch: Any) -> Batch:
         *(batch.input_ids, batch.token_type_ids, batch.position_ids, batch.cu_seqlens),
         *(batch.masked_positions, batch.masked_labels, batch.next_sentence_labels),
         max_seqlen=batch.max_seqlen,
-        sum_squared_lengths=0,
+        num_tokens=len(batch.input_ids),
+        num_sequences=len(batch.cu_seqlens) - 1,
     )
 
 
