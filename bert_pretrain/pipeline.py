@@ -1,6 +1,7 @@
 """`run`: all stages and phases from one YAML, each into its own folder; what is complete is not done again."""
 
 import math
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -35,6 +36,12 @@ def run_pipeline(
     """
     from bert_pretrain.train.run import train  # torch takes a second to import
 
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        raise ConfigError(
+            "torchrun starts several processes, and the stages before training are for one",
+            where="run",
+            remedy="make vocabulary and data first, then 'torchrun … -m bert_pretrain train …', a phase at a time",
+        )
     if not config.inputs:
         raise ConfigError(
             "no inputs are given", where="the key 'inputs'", remedy="add for example inputs: [corpus/*.txt]"

@@ -198,3 +198,15 @@ def test_an_output_that_cannot_be_written_is_one_message(
     assert done.returncode == 2
     assert "Traceback" not in done.stderr
     assert "to do:" in done.stderr
+
+
+def test_all_stages_at_once_are_refused_under_torchrun(
+    english_text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    result = CliRunner().invoke(
+        app, ["run", "tiny", "--output", str(tmp_path / "o"), "--set", f"inputs=[{english_text}]"]
+    )
+    assert result.exit_code == 2
+    assert "torchrun" in result.stderr
+    assert not (tmp_path / "o").exists()

@@ -35,7 +35,7 @@ def choose_device(setting: str, local_rank: int = 0) -> torch.device:
     """
     if setting == "auto":
         setting = "cuda" if torch.cuda.is_available() else "cpu"
-    device = torch.device(f"cuda:{local_rank}" if setting == "cuda" and local_rank else setting)
+    device = torch.device(f"cuda:{local_rank}" if setting == "cuda" else setting)
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
         raise ConfigError(
             f"the device is '{setting}', this machine has {torch.cuda.device_count()} CUDA devices",

@@ -72,7 +72,9 @@ def console_line(line: dict[str, Any], steps: int | None) -> str:
     """Return a line of `metrics.jsonl` for people: aligned, with units; `steps` is None where time ends the run."""
     head = f"step {line['step']:>7}" if steps is None else f"step {line['step']:>{len(str(steps))}}/{steps}"
     if "validation_mlm_loss" in line:
-        return f"{head}  validation  {_losses(line, 'validation_')}"
+        loss = line["validation_mlm_loss"]
+        perplexity = f"  perplexity {math.exp(min(loss, 700.0)):,.1f}" if loss is not None else ""
+        return f"{head}  validation  {_losses(line, 'validation_')}{perplexity}"
     if line["loss"] is None:
         return f"{head}  all {line['skipped_steps']} steps skipped: gradients were not finite"
     text = (
@@ -96,11 +98,9 @@ def bar_text(line: dict[str, Any]) -> str:
     """Return the figures beside the progress bar."""
     loss = "–" if line["loss"] is None else f"{line['loss']:.3f}"
     mfu = "" if line["mfu"] is None else f", MFU {line['mfu']:.1%}"
-    rate = (
-        ""
-        if line["tokens_per_second"] is None
-        else (f", {line['examples_per_second']:,.0f} examples/s, {line['tokens_per_second']:,.0f} tokens/s")
-    )
+    rate = ""
+    if line["tokens_per_second"] is not None:
+        rate = f", {line['examples_per_second']:,.0f} examples/s, {line['tokens_per_second']:,.0f} tokens/s"
     return f"loss {loss}, lr {line['learning_rate']:.1e}{rate}{mfu}"
 
 

@@ -80,6 +80,8 @@ def train(
         if init_from is not None:
             check_same_vocabulary(init_from, tokenizer, "--init-from")
         setting = choose_setting(config, folder, team)
+        if setting.device.type == "cuda":
+            torch.cuda.set_device(setting.device)
         origin = open_origin(config, init_from, carry_optimizer, setting)
         run = _Run(config, folder, tokenizer, setting, output)
         if dry_run:
@@ -121,7 +123,12 @@ class _Run:
             trackers = self._open_trackers(state) if self.team.is_first else []
             reporter = open_files.enter_context(reporting(self.setting.length, log, trackers, state.progress))
             hooks, data = self._hooks(state, micro_batch_tokens), self._training_data(state, micro_batch_tokens)
-            fit(state, data, self._plan(), reporter, hooks, evaluate_first=latest is None)
+            try:
+                fit(state, data, self._plan(), reporter, hooks, evaluate_first=latest is None)
+            except Exception:  # whatever it was, the checkpoint under way shall not be lost
+                with contextlib.suppress(Exception):
+                    hooks.finish_saving()
+                raise
         self._finish(state, log, identity)
 
     def rehearse(self, origin: Origin | None) -> None:

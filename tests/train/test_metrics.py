@@ -11,7 +11,7 @@ import torch
 from bert_pretrain.config import ModelConfig
 from bert_pretrain.train.batches import cut
 from bert_pretrain.train.flops import batch_flops, peak_flops
-from bert_pretrain.train.metrics import MetricsFile, console_line
+from bert_pretrain.train.metrics import MetricsFile, bar_text, console_line
 
 
 def test_flops_are_those_of_real_tokens(examples: Callable[..., Any]) -> None:
@@ -67,3 +67,13 @@ def test_metrics_are_cut_back_to_a_step_and_a_torn_line_goes(tmp_path: Path) -> 
 def test_an_interval_of_skipped_steps_has_no_losses_and_a_line_all_the_same() -> None:
     line = {"step": 5, "loss": None, "skipped_steps": 5}
     assert "all 5 steps skipped" in console_line(line, 100)
+
+
+def test_a_line_of_an_evaluation_shows_the_perplexity() -> None:
+    line = {"step": 5, "validation_mlm_loss": 2.0, "validation_mlm_accuracy": 0.5, "validation_nsp_loss": None}
+    assert console_line(line, None).endswith("mlm  2.0000 nats 50.00%  perplexity 7.4")
+
+
+def test_rates_are_left_out_where_only_the_first_step_was_done() -> None:
+    line = {"loss": 1.0, "learning_rate": 1e-3, "tokens_per_second": None, "examples_per_second": None, "mfu": None}
+    assert bar_text(line) == "loss 1.000, lr 1.0e-03"
