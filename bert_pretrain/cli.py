@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 import typer
 
 from bert_pretrain import __version__
-from bert_pretrain.errors import Interrupted, UserError
+from bert_pretrain.errors import ConfigError, Interrupted, UserError
 
 if TYPE_CHECKING:
     from bert_pretrain.config import Config
@@ -105,6 +105,15 @@ def vocab(
     )
 
 
+def _weight_of_input(setting: str) -> tuple[str, str]:
+    name, _, weight = setting.rpartition("=")
+    if not name:
+        raise ConfigError(
+            f"'{setting}' names no input and weight", where="--weight", remedy="write INPUT=N, such as a.txt=3"
+        )
+    return name, weight
+
+
 @app.command()
 @reports_mistakes
 def make_data(
@@ -139,7 +148,7 @@ def make_data(
     flags = {
         "data.strict": ("--strict", strict or None),
         "data.validation": ("--validation", validation or None),
-        "data.input_weights": ("--weight", dict(item.rpartition("=")[::2] for item in weight) if weight else None),
+        "data.input_weights": ("--weight", dict(map(_weight_of_input, weight)) if weight else None),
     }
     loaded = _load_config(config, settings, flags)
     if dry_run:

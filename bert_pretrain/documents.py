@@ -145,7 +145,7 @@ def _blocks(part: Part, *, whole_lines: bool) -> Iterator[tuple[int, bytes]]:
                     break
                 end = block.rfind(b"\n") + 1
                 if not end and not whole_lines:
-                    end = block.rfind(b" ") + 1 or _last_character(block)
+                    end = block.rfind(b" ") + 1 or last_character(block)
                 held.append(block[:end] if end else block)
                 if end:
                     ready, held = [b"".join(held)], [block[end:]]
@@ -157,7 +157,7 @@ def _blocks(part: Part, *, whole_lines: bool) -> Iterator[tuple[int, bytes]]:
             raise damaged(part.source, error) from error
 
 
-def _last_character(block: bytes) -> int:
+def last_character(block: bytes) -> int:
     """Return where the last character of UTF-8 begins, which may be cut off."""
     begin = len(block) - 1
     while begin > 0 and begin > len(block) - 4 and block[begin] & 0xC0 == 0x80:
@@ -270,19 +270,33 @@ def _read_csv(part: Part, config: DataConfig, counts: Counter[str]) -> Iterator[
     import csv
 
     csv.field_size_limit(1 << 30)
-    with open_input(part.source.location) as file:
-        reader = csv.DictReader(_csv_lines(file, part, config, counts))
+    with open_input(part.location) as file:
+        # Strict: otherwise a quote that is never closed would make one text of all lines that follow.
+        reader = csv.reader(_csv_lines(file, part, config, counts), strict=True)
+        line = 1
         try:
-            if config.text_field not in (reader.fieldnames or []):
-                raise _no_column(part.source.location, config.text_field, reader.fieldnames or [])
+            names = next(reader, [])
+            if config.text_field not in names:
+                raise _no_column(part.source.location, config.text_field, names)
+            place, line = names.index(config.text_field), reader.line_num + 1
             for row in reader:
-                yield row[config.text_field] or ""
+                if len(row) > len(names):  # a comma in a text without quotes would cut the text
+                    raise _not_csv(part, line, f"the row has {len(row)} fields, the header {len(names)}")
+                if row:
+                    yield row[place] if place < len(row) else ""
+                else:
+                    counts["blank_lines"] += 1
+                line = reader.line_num + 1
         except csv.Error as error:
-            raise InputError(
-                f"the file is not CSV: {error}",
-                where=f"{part.source.location}: line {reader.line_num}",
-                remedy="mend it",
-            ) from error
+            raise _not_csv(part, line, str(error)) from error
+
+
+def _not_csv(part: Part, line: int, what: str) -> InputError:
+    return InputError(
+        f"the record is not CSV: {what}",
+        where=f"{part.source.location}: line {line}",
+        remedy='mend it; a text with commas, quotes or line ends stands in "quotes", quotes within it twice',
+    )
 
 
 def _csv_lines(file: BinaryIO, part: Part, config: DataConfig, counts: Counter[str]) -> Iterator[str]:

@@ -75,6 +75,7 @@ MISTAKES = {
     "output is a file": ("vocab a.txt --output a.txt", "--output"),
     "no vocabulary": ("make-data a.txt --vocab nosuch --output d", "--vocab"),
     "not a vocabulary": ("make-data a.txt --vocab mine --output d", "--vocab"),
+    "weight of nothing": ("make-data a.txt --vocab vocab --output d --weight a.txt", "--weight"),
     "too few documents": ("make-data a.txt --vocab vocab --output d", "a.txt"),
 }
 

@@ -331,8 +331,17 @@ def test_odd_parquet_columns(tmp_path: Path) -> None:
 
 
 def test_odd_csv(tmp_path: Path) -> None:
-    path = write(tmp_path / "a.csv", b'\xef\xbb\xbftext,n\r\n"a\r\n""b""",1\r\n\r\nshort\r\nlong,2,3\r\n,4\r\n')
-    assert read_all(path) == (['a\r\n"b"', "short", "long"], Counter(empty_documents=1))
+    path = write(tmp_path / "a.csv", b'\xef\xbb\xbftext,n\r\n"a\r\n""b""",1\r\n\r\nshort\r\n,4\r\n')
+    assert read_all(path) == (['a\r\n"b"', "short"], Counter(empty_documents=1, blank_lines=1))
+
+
+@pytest.mark.parametrize(
+    ("record", "what"), [(b"long, text", "3 fields"), (b'"never closed\nx', "unexpected end"), (b'"a"b', "expected")]
+)
+def test_csv_in_which_text_would_be_lost_or_joined_is_refused_by_line(tmp_path: Path, record: bytes, what: str) -> None:
+    error = refusal(write(tmp_path / "a.csv", b'n,text\n1,"two\nlines"\n2,' + record + b"\n3,more\n"))
+    assert what in error.what
+    assert error.where.endswith("a.csv: line 4")
 
 
 def layouts(sentences: list[list[str]], joiner: str) -> dict[str, str]:

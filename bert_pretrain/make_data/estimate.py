@@ -11,12 +11,13 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import BinaryIO
 
 import numpy as np
 
 from bert_pretrain import documents
 from bert_pretrain.config import Config, DataConfig
-from bert_pretrain.documents import Part
+from bert_pretrain.documents import Part, last_character
 from bert_pretrain.errors import InputError
 from bert_pretrain.files import decompress, open_raw
 from bert_pretrain.make_data.build import ShardTask, build_shard, open_records
@@ -44,15 +45,23 @@ class Estimate:
 
     def describe(self, workers: int) -> str:
         """Return the figures as aligned lines for the terminal."""
-        minutes = self.core_seconds / workers / 60
-        duration = f"{minutes / 60:.1f} hours" if minutes >= 60 else f"{minutes:.1f} minutes"
+        seconds = self.core_seconds / workers
+        duration = next(
+            f"{seconds / unit:.1f} {name}"
+            for unit, name in ((3600, "hours"), (60, "minutes"), (1, "seconds"))
+            if seconds >= unit or unit == 1
+        )
         return (
             "estimated from a sample; nothing is written\n"
             f"corpus     {self.documents:,.0f} documents, {self.tokens:,.0f} tokens\n"
             f"training   {self.rows:,.0f} examples\n"
-            f"disk       {self.shard_bytes / 1e9:.3f} GB of shards, {self.store_bytes / 1e9:.3f} GB of token store\n"
+            f"disk       {_bytes(self.shard_bytes)} of shards, {_bytes(self.store_bytes)} of token store\n"
             f"time       {duration} on {workers} cores like this one ({self.core_seconds / 3600:.2f} core hours)"
         )
+
+
+def _bytes(number: float) -> str:
+    return f"{number / 1e9:.1f} GB" if number >= 1e9 else f"{number / 1e6:.1f} MB"
 
 
 def estimate(config: Config, inputs: Sequence[str], vocab: Path) -> Estimate:
@@ -72,14 +81,18 @@ def estimate(config: Config, inputs: Sequence[str], vocab: Path) -> Estimate:
         figures, scales = [], []
         for number, source in enumerate(chosen):
             sample, share = _sample(source, folder / f"{number}.txt", SAMPLE_BYTES // len(chosen), config.data)
-            figures.append(ingest(Part(sample), piece_folder(folder, number), tokenizer, config.data))
+            figures.append(ingest(sample, piece_folder(folder, number), tokenizer, config.data))
             scales.append(others / share)
         tokens = np.array([each["tokens"] for each in figures])
         if not tokens.sum():
             raise InputError("the inputs hold no text", where=str(inputs[0]), remedy="give files with text in them")
         scale = float((tokens * scales).sum() / tokens.sum())
         middle = time.process_time()
-        rows, shard_bytes = _build(folder, figures, tokenizer, config.data)
+        data = config.data
+        if scale > 1 and data.next_sentence == "nsp" and sum(each["documents"] for each in figures) < 2:
+            # The sample has no other document to take a B from, the corpus may; pairs by order are nearly as many.
+            data = data.model_copy(update={"next_sentence": "sop"})
+        rows, shard_bytes = _build(folder, figures, tokenizer, data)
         end = time.process_time()
         store_bytes = sum(file.stat().st_size for file in folder.glob("part-*/*.npy"))
     weights = np.array([0.0 if source.is_validation else source.weight for source in chosen])
@@ -94,17 +107,22 @@ def estimate(config: Config, inputs: Sequence[str], vocab: Path) -> Estimate:
     )
 
 
-def _sample(source: Source, path: Path, size: int, config: DataConfig) -> tuple[Source, float]:
-    """Write the beginning of an input to `path`; returns that as a source, and which share of the whole it is."""
+def _sample(source: Source, path: Path, size: int, config: DataConfig) -> tuple[Part, float]:
+    """Write the beginning of an input to `path`; returns that, to be read there, and which share of the whole it is."""
     if source.format in ("txt", "jsonl", "csv"):
         try:
             with open_raw(source.location) as raw, decompress(raw, source.location) as file:
                 content = file.read(size)
-                share = min(1.0, raw.tell() / source.size) if source.size and len(content) == size else 1.0
+                if source.format != "txt":
+                    content += _rest_of_record(file, content, source.format)
+                is_cut = bool(file.read(1))
+                share = min(1.0, raw.tell() / source.size) if source.size and is_cut else 1.0
         except READ_ERRORS as error:
             raise damaged(source, error) from error
-        path.write_bytes(content[: content.rfind(b"\n") + 1] or content)
-        return replace(source, location=str(path), size=len(content)), share
+        if is_cut and source.format == "txt":
+            content = content[: content.rfind(b"\n") + 1 or content.rfind(b" ") + 1 or last_character(content)]
+        path.write_bytes(content)
+        return Part(source, unpacked=path), share
     num_documents = num_bytes = 0
     with path.open("w", encoding="utf-8") as opened:
         for passage in documents.read(Part(source), config, Counter()):
@@ -113,7 +131,18 @@ def _sample(source: Source, path: Path, size: int, config: DataConfig) -> tuple[
             if num_bytes > size:
                 break
     share = min(1.0, num_documents / max(1, documents.num_rows(source)))
-    return replace(source, location=str(path), format="jsonl", size=num_bytes), share
+    return Part(replace(source, format="jsonl"), unpacked=path), share
+
+
+def _rest_of_record(file: BinaryIO, content: bytes, format_: str) -> bytes:
+    """Read on from where `content` ends to the end of a record."""
+    rest = [file.readline()]
+    if format_ == "csv":  # where a record may go on over lines, within quotes
+        quotes = content.count(b'"') + rest[0].count(b'"')
+        while quotes % 2 and (line := file.readline()):
+            rest.append(line)
+            quotes += line.count(b'"')
+    return b"".join(rest)
 
 
 def _build(folder: Path, figures: list[dict[str, int]], tokenizer: Tokenizer, config: DataConfig) -> tuple[int, int]:

@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from bert_pretrain import manifest
 from bert_pretrain.config import Config, DataConfig
 from bert_pretrain.documents import Part
@@ -84,6 +86,7 @@ def make_data(
             corpus, text = ingest(sources, tokenizer, config.data, stores, pool)
             check_corpus(corpus, config.data, sources)
             plan, left_out = plan_build(text, _shares(sources, corpus), tokenizer, output.absolute(), config.data)
+            check_left_out(plan, left_out)
             corpus["left_out"] = left_out
             if is_complete:
                 repair.rebuild(plan, tokenizer, damaged, pool)
@@ -249,6 +252,26 @@ def check_corpus(corpus: dict[str, Any], config: DataConfig, sources: list[Sourc
         remedy="put a blank line between documents and set data.document_boundary=blank_line, give each document a "
         "file of its own, or choose data.next_sentence=sop or none",
     )
+
+
+def check_left_out(plan: BuildPlan, left_out: dict[str, int]) -> None:
+    """Refuse a corpus of which too little is left without duplicates.
+
+    Raises:
+        InputError: with how many are left out, by reason.
+    """
+    for documents in {split.ordered for split in plan.splits}:
+        names = [split.name for split in plan.splits if split.ordered == documents]
+        needed = documents_needed(plan.config) * len(names)
+        gone = np.diff(np.searchsorted(plan.selection.left_out, (documents.start, documents.stop))).item()
+        if gone and len(documents) - gone < needed:
+            reasons = ", ".join(f"{count:,} {reason.replace('_', ' ')}" for reason, count in sorted(left_out.items()))
+            raise InputError(
+                f"without duplicates {len(documents) - gone} of {len(documents):,} documents are left for "
+                f"{' and '.join(names)}, which need at least {needed}",
+                where=reasons,
+                remedy="give other text, or keep duplicates with data.drop_duplicates=no",
+            )
 
 
 def check_splits(splits: dict[str, Any], corpus: dict[str, Any], plan: BuildPlan) -> None:

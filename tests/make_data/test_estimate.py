@@ -10,6 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from bert_pretrain.config import load_config
+from bert_pretrain.errors import InputError
 from bert_pretrain.make_data import estimate as module
 from bert_pretrain.make_data.estimate import estimate
 from bert_pretrain.make_data.run import make_data
@@ -58,3 +59,50 @@ def test_an_estimate_is_near_what_comes_out(
     assert found.store_bytes == pytest.approx(store, rel=exact)
     assert found.core_seconds > 0
     assert f"{found.rows:,.0f} examples" in found.describe(workers=2)
+
+
+LONG = " ".join(f"Sentence number {number} of one long text." for number in range(400))
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("a.jsonl", "".join(json.dumps({"text": f"{LONG} {number}"}) + "\n" for number in range(8))),
+        ("a.csv", "text\n" + "".join('"' + LONG.replace(". ", ".\n") + f' {number}"\n' for number in range(8))),
+        ("a.txt", "\u4e2d\u6587\u3002" * 3000),
+    ],
+)
+def test_a_sample_ends_where_a_record_or_character_does(
+    tmp_path: Path, vocab_folder: Path, monkeypatch: pytest.MonkeyPatch, name: str, content: str
+) -> None:
+    (tmp_path / name).write_text(content)
+    config = load_config(settings=["data.next_sentence=none", "data.strict=yes"])
+    whole = estimate(config, [str(tmp_path / name)], vocab_folder)
+    monkeypatch.setattr(module, "SAMPLE_BYTES", 4001)
+    sample = estimate(config, [str(tmp_path / name)], vocab_folder)
+    assert sample.tokens == pytest.approx(whole.tokens, rel=0.05)
+
+
+def test_a_sample_of_one_document_stands_for_a_corpus_of_several(
+    tmp_path: Path, vocab_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_text("".join(json.dumps({"text": f"{LONG} {number}"}) + "\n" for number in range(8)))
+    config = load_config(settings=["data.max_seq_length=64", "data.validation_fraction=0"])
+    whole = estimate(config, [str(path)], vocab_folder)
+    monkeypatch.setattr(module, "SAMPLE_BYTES", 10)
+    assert estimate(config, [str(path)], vocab_folder).rows == pytest.approx(whole.rows, rel=0.15)
+    path.write_text(json.dumps({"text": LONG}) + "\n")
+    with pytest.raises(InputError, match="only one document"):
+        estimate(config, [str(path)], vocab_folder)
+
+
+def test_a_mistake_is_named_by_input_and_the_last_record_needs_no_line_end(tmp_path: Path, vocab_folder: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_text('{"text": "One. Two."}\n{"text": "Three. Four."}')
+    config = load_config(settings=["data.next_sentence=none"])
+    assert estimate(config, [str(path)], vocab_folder).documents == 2
+    path.write_text('{"text": "One. Two."}\n{"content": "Three. Four."}')
+    with pytest.raises(InputError) as caught:
+        estimate(config, [str(path)], vocab_folder)
+    assert caught.value.where == f"{path}: line 2"

@@ -1,6 +1,7 @@
 """Who takes part: duplicates once, weighted inputs as often as asked, an own validation split held out whole."""
 
 import random
+import re
 from collections import Counter
 from pathlib import Path
 
@@ -99,3 +100,25 @@ def test_mistakes_are_named(tmp_path: Path, vocab_folder: Path) -> None:
         build(tmp_path, vocab_folder, [tmp_path / "a.txt"], "data.input_weights={b.txt: 2}")
     with pytest.raises(InputError, match="twice"):
         build(tmp_path, vocab_folder, [tmp_path / "a.txt"], f"data.validation=[{tmp_path}/*.txt]")
+
+
+@pytest.mark.parametrize(
+    ("settings", "names", "needed"),
+    [
+        (["data.next_sentence=nsp"], "train and validation", 4),
+        (["data.next_sentence=sop"], "train and validation", 2),
+        (["data.validation=[{other}]"], "train", 1),
+    ],
+)
+def test_a_corpus_that_duplicates_leave_too_small_is_refused_as_such(
+    tmp_path: Path, vocab_folder: Path, settings: list[str], names: str, needed: int
+) -> None:
+    (text,) = write(tmp_path / "other.txt", 1, 1)
+    (tmp_path / "a.txt").write_text("\n\n".join([text] * 5) + "\n")
+    settings = [each.format(other=tmp_path / "other.txt") for each in settings]
+    with pytest.raises(InputError) as caught:
+        build(tmp_path, vocab_folder, [tmp_path / "a.txt"], *settings)
+    assert re.match(f"without duplicates [01] of 5 documents .* {names}, .* at least {needed}$", caught.value.what)
+    assert re.search("4 duplicate documents|5 documents also in validation", caught.value.where)
+    if names != "train":
+        build(tmp_path, vocab_folder, [tmp_path / "a.txt"], *settings, "data.drop_duplicates=no")
