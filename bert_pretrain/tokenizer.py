@@ -7,7 +7,7 @@ corpora by `encoder.py`.
 import hashlib
 import json
 from collections.abc import Sequence
-from functools import cached_property
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -137,6 +137,19 @@ class Tokenizer:
         # Another class would open in transformers too, but drop the token_type_ids without a word.
         config = {"tokenizer_class": "BertTokenizer", **self.settings, "model_max_length": model_max_length, **names}
         write_json(folder / "tokenizer_config.json", config)
+
+
+@lru_cache(maxsize=1)
+def load_once(folder: Path, tokenizer_hash: str) -> Tokenizer:
+    """Open a tokenizer folder, once in the life of a process.
+
+    Raises:
+        DataError: when it is broken, or no longer the one of that hash.
+    """
+    tokenizer = Tokenizer.load(folder)
+    if tokenizer.hash != tokenizer_hash:
+        raise DataError("the tokenizer changed while it was used", where=str(folder), remedy="run the command again")
+    return tokenizer
 
 
 def is_reserved(token: str) -> bool:

@@ -23,7 +23,7 @@ from bert_pretrain.make_data.windows import cut_whole_windows, cut_windows, span
 from bert_pretrain.masking import mask_examples, masking_rule
 from bert_pretrain.rng import stream
 from bert_pretrain.shards import ShardRecord, damage_of, write_shard
-from bert_pretrain.tokenizer import Tokenizer
+from bert_pretrain.tokenizer import load_once
 
 RECORDS = ".records"
 """The folder of notes about finished shards, in an output that is not complete."""
@@ -79,7 +79,7 @@ def _build(task: ShardTask) -> dict[str, Any]:
     plan, config = task.plan, task.plan.config
     rng = stream(config.seed, "pairs", **task.coordinates)
     text, layout, drops = _OBJECTIVES[config.next_sentence](task, rng)
-    tokenizer = _tokenizer(plan.tokenizer, plan.tokenizer_hash)
+    tokenizer = load_once(plan.tokenizer, plan.tokenizer_hash)
     examples = assemble(layout.take(rng.permutation(len(layout))), text, tokenizer)
     if config.masking == "static" or task.split.name == "validation":
         rng = stream(config.seed, "mask", **task.coordinates)
@@ -159,11 +159,3 @@ def _read_text(task: ShardTask, num_lenders: int) -> tuple[Text, np.ndarray, int
 @lru_cache(maxsize=1)
 def _store(folder: Path, num_pieces: int, run: str) -> TokenStore:
     return TokenStore(folder, num_pieces)
-
-
-@lru_cache(maxsize=1)
-def _tokenizer(folder: Path, tokenizer_hash: str) -> Tokenizer:
-    tokenizer = Tokenizer.load(folder)
-    if tokenizer.hash != tokenizer_hash:
-        raise DataError("the tokenizer changed while it was used", where=str(folder), remedy="run the command again")
-    return tokenizer

@@ -6,6 +6,7 @@ Memory is bounded by a block, whatever the size of the part or of a document; wh
 import contextlib
 import hashlib
 from collections import Counter
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, Self
 
@@ -64,7 +65,7 @@ class _PieceWriter:
         def column(name: str, dtype: Any) -> GrowingArray:
             return stack.enter_context(GrowingArray(folder / f"{name}.npy", dtype))
 
-        self._encoder = Encoder(tokenizer)
+        self._encoder = _encoder(tokenizer)
         self._unk_id = tokenizer.unk_id
         self._counts = counts
         self._ids = column("ids", tokenizer.id_dtype)
@@ -144,6 +145,12 @@ class _PieceWriter:
             "unk_tokens": self._unk_tokens,
             "sentences_a_document": sorted(self._sentences_a_document.items()),
         }
+
+
+@lru_cache(maxsize=1)
+def _encoder(tokenizer: Tokenizer) -> Encoder:
+    """Return the encoder of a process, which knows the words of the parts before."""
+    return Encoder(tokenizer)
 
 
 class GrowingArray:

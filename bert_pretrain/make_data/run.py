@@ -30,7 +30,7 @@ from bert_pretrain.make_data.selection import InputShare
 from bert_pretrain.make_data.token_store import TokenStore
 from bert_pretrain.manifest import Progress
 from bert_pretrain.sources import Source, resolve
-from bert_pretrain.tokenizer import Tokenizer
+from bert_pretrain.tokenizer import Tokenizer, load_once
 
 
 def make_data(
@@ -144,6 +144,7 @@ class _IngestTask:
     part: Part
     folder: Path
     tokenizer: Path
+    tokenizer_hash: str
     config: DataConfig
 
 
@@ -155,7 +156,7 @@ def _ingest_task(task: _IngestTask) -> tuple[dict[str, Any], str | None]:
         shutil.rmtree(task.folder)
     if not task.folder.exists():
         ensure_unpacked(task.part)
-    summary = ingest_part(task.part, task.folder, Tokenizer.load(task.tokenizer), task.config)
+    summary = ingest_part(task.part, task.folder, load_once(task.tokenizer, task.tokenizer_hash), task.config)
     try:
         if damage or not is_there:
             task.part.source.check_unchanged()
@@ -180,7 +181,9 @@ def ingest(
         remove_temporaries(folder)
         parts = cut_inputs([source.absolute for source in sources], folder, pool)
         tasks = [
-            _IngestTask(part, token_store.piece_folder(folder, number), tokenizer.folder.absolute(), config)
+            _IngestTask(
+                part, token_store.piece_folder(folder, number), tokenizer.folder.absolute(), tokenizer.hash, config
+            )
             for number, part in enumerate(parts)
         ]
         weights = [float(part.num_bytes) for part in parts]
