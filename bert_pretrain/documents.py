@@ -10,7 +10,7 @@ import itertools
 import json
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -23,7 +23,8 @@ from bert_pretrain.sources import READ_ERRORS, Source, damaged, is_compressed
 
 BLOCK_BYTES = 4 << 20
 PASSAGE_CHARACTERS = 4 << 20
-PART_BYTES = 32 << 20
+PART_BYTES = 8 << 20
+MOST_PARTS = 4096  # about; a part is a folder of the token store, whose files are all mapped at once
 _BLANK = b" \t\r\n"  # what a blank line may hold; not the form feed, which ends pages rather than documents
 _BLANK_LINE = re.compile(r"\n[ \t\r]*\n")
 _FOREIGN_MARKS = {codecs.BOM_UTF32_LE: "UTF-32", codecs.BOM_UTF32_BE: "UTF-32"} | {
@@ -56,22 +57,51 @@ class Part:
         return self.source.location if self.unpacked is None else str(self.unpacked)
 
 
-def cut(source: Source, unpacked: Path | None = None) -> list[Part]:
+def part_bytes_of(sources: Sequence[Source]) -> int:
+    """Return how large a part of these inputs should be: large corpora are read in larger parts."""
+    return max(PART_BYTES, sum(source.size or 0 for source in sources) // MOST_PARTS)
+
+
+def cut(source: Source, part_bytes: int, unpacked: Path | None = None) -> list[Part]:
     """Cut a large local file, plain or unpacked, into parts at document boundaries; anything else is one part."""
     is_seekable = unpacked is not None or source.is_plain_local
     size = unpacked.stat().st_size if unpacked is not None else source.size
-    if not is_seekable or source.boundary == "file" or (size or 0) <= 2 * PART_BYTES:
+    if not is_seekable or source.boundary == "file" or (size or 0) <= 2 * part_bytes:
         return [Part(source, unpacked=unpacked)]
     assert size is not None
     cuts = [0]
     with open(unpacked or source.location, "rb") as file:
-        while cuts[-1] + 2 * PART_BYTES < size:
-            file.seek(cuts[-1] + PART_BYTES)
+        while cuts[-1] + 2 * part_bytes < size:
+            file.seek(cuts[-1] + part_bytes)
             position = _next_boundary(file, source)
             if position is None:
                 break
             cuts.append(position)
     return [Part(source, start, stop, unpacked) for start, stop in itertools.pairwise([*cuts, size])]
+
+
+def group(parts: Iterable[Part], part_bytes: int) -> list[tuple[Part, ...]]:
+    """Put small parts together, in order, so that a folder of many small files is not as many tasks."""
+    groups: list[list[Part]] = []
+    filled = part_bytes
+    for part in parts:
+        size = part.num_bytes if part.source.size is not None else part_bytes
+        if filled + size > part_bytes:
+            groups.append([])
+            filled = 0
+        groups[-1].append(part)
+        filled += size
+    return [tuple(parts) for parts in groups]
+
+
+def check_unchanged(parts: Iterable[Part]) -> None:
+    """Make sure that the sources of parts still are what they were when they were resolved.
+
+    Raises:
+        InputError: when one is not.
+    """
+    for source in dict.fromkeys(part.source for part in parts):
+        source.check_unchanged()
 
 
 def _next_boundary(file: BinaryIO, source: Source) -> int | None:

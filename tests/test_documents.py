@@ -82,7 +82,9 @@ def write(path: Path, content: bytes | str) -> Path:
 def read_all(*inputs: object, config: DataConfig = BY_BLANK_LINES) -> tuple[list[str], Counter[str]]:
     """Return the documents of some inputs, and what was counted."""
     counts: Counter[str] = Counter()
-    parts = [part for source in resolve([str(item) for item in inputs], config) for part in cut(source)]
+    parts = [
+        part for source in resolve([str(item) for item in inputs], config) for part in cut(source, documents.PART_BYTES)
+    ]
     texts, held = [], ""
     for passage in (passage for part in parts for passage in read(part, config, counts)):
         held += passage.text
@@ -406,12 +408,12 @@ def test_cutting_a_file_changes_none_of_its_documents(
     content = text.encode() if kind == ".txt" else as_jsonl(text.split("\n"))
     path = write(tmp_path / f"a{kind}", content)
     (source,) = resolve([str(path)], BY_BLANK_LINES)
-    assert len(cut(source)) == 1
+    assert len(cut(source, documents.PART_BYTES)) == 1
     whole = read_all(path)
     for part_bytes, block_bytes in [(300, 1 << 20), (1000, 64), (77, 100)]:
         monkeypatch.setattr(documents, "PART_BYTES", part_bytes)
         monkeypatch.setattr(documents, "BLOCK_BYTES", block_bytes)
-        parts = cut(source)
+        parts = cut(source, documents.PART_BYTES)
         assert len(parts) > 5
         assert [part.start for part in parts] == [0, *(part.stop for part in parts[:-1])]
         assert parts[-1].stop == len(content)
@@ -432,7 +434,7 @@ def test_what_cannot_be_sought_in_is_one_part(tmp_path: Path, monkeypatch: pytes
     monkeypatch.setattr(documents, "PART_BYTES", 10)
     content = as_csv(TEXTS * 9) if name.endswith(".csv") else gzip.compress(as_txt(TEXTS * 9))
     (source,) = resolve([str(write(tmp_path / name, content))], BY_BLANK_LINES)
-    assert len(cut(source)) == 1
+    assert len(cut(source, documents.PART_BYTES)) == 1
 
 
 def test_the_identity_of_an_input_follows_its_content_not_its_place(tmp_path: Path) -> None:

@@ -81,7 +81,8 @@ def estimate(config: Config, inputs: Sequence[str], vocab: Path) -> Estimate:
         figures, scales = [], []
         for number, source in enumerate(chosen):
             sample, share = _sample(source, folder / f"{number}.txt", SAMPLE_BYTES // len(chosen), config.data)
-            figures.append(ingest(sample, piece_folder(folder, number), tokenizer, config.data))
+            piece = ingest([sample], piece_folder(folder, number), tokenizer, config.data)
+            figures += piece["parts"]
             scales.append(others / share)
         tokens = np.array([each["tokens"] for each in figures])
         if not tokens.sum():

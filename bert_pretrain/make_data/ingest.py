@@ -1,11 +1,15 @@
-"""One part of the text to a piece of the token store: read, split into sentences, tokenise, write, block by block.
+"""Parts of the text to a piece of the token store: read, split into sentences, tokenise, write, block by block.
 
-Memory is bounded by a block, whatever the size of the part or of a document; what is dropped is counted by reason.
+Memory is bounded by a block, whatever the size of a part or of a document; what is dropped is counted by reason.
 """
 
+import bisect
 import contextlib
 import hashlib
+import itertools
 from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, Self
@@ -26,34 +30,52 @@ MAX_SENTENCE_TOKENS = 256
 _BLOCK_CHARACTERS = 4 << 20
 
 
-def ingest(part: Part, folder: Path, tokenizer: Tokenizer, config: DataConfig) -> dict[str, Any]:
-    """Tokenise one part into a piece of the store, unless it is there; returns the piece's summary."""
+def ingest(parts: Sequence[Part], folder: Path, tokenizer: Tokenizer, config: DataConfig) -> dict[str, Any]:
+    """Tokenise parts into a piece of the store, unless it is there; returns the piece's summary."""
     if not (folder / "summary.json").exists():
         with atomic_folder(folder) as temporary:
-            _write_piece(part, temporary, tokenizer, config)
+            _write_piece(parts, temporary, tokenizer, config)
             seal_folder(temporary)
     summary: dict[str, Any] = read_json(folder / "summary.json")
     return summary
 
 
-def _write_piece(part: Part, folder: Path, tokenizer: Tokenizer, config: DataConfig) -> None:
+@dataclass
+class _Block:
+    """Sentences that are tokenised at once."""
+
+    sentences: list[str] = field(default_factory=list)
+    document_ends: list[int] = field(default_factory=list)  # how many of the sentences are there where a document ends
+    part_ends: list[int] = field(default_factory=list)  # how many documents have ended where a part does
+    num_characters: int = 0
+
+
+def _write_piece(parts: Sequence[Part], folder: Path, tokenizer: Tokenizer, config: DataConfig) -> None:
     counts: Counter[str] = Counter()
-    splitter = SentenceSplitter(part.source.splitter, config.language)
     with contextlib.ExitStack() as stack:
         writer = _PieceWriter(folder, tokenizer, config, counts, stack)
-        sentences: list[str] = []
-        document_ends: list[int] = []  # how many of `sentences` are there where a document ends
-        num_characters = 0
-        for passage in documents.read(part, config, counts):
-            sentences += splitter.split(passage.text, ends_document=passage.ends_document)
-            num_characters += len(passage.text)
-            if passage.ends_document:
-                document_ends.append(len(sentences))
-            if num_characters >= _BLOCK_CHARACTERS:
-                writer.append(sentences, document_ends)
-                sentences, document_ends, num_characters = [], [], 0
-        writer.append(sentences, document_ends)
-    write_json(folder / "summary.json", {"part": part.name, **writer.summary(), "repairs_and_drops": +counts})
+        block = _Block()
+        for part in parts:
+            splitter = SentenceSplitter(part.source.splitter, config.language)
+            for passage in documents.read(part, config, counts):
+                block.sentences += splitter.split(passage.text, ends_document=passage.ends_document)
+                block.num_characters += len(passage.text)
+                if passage.ends_document:
+                    block.document_ends.append(len(block.sentences))
+                if block.num_characters >= _BLOCK_CHARACTERS:
+                    writer.append(block)
+                    block = _Block()
+            block.part_ends.append(len(block.document_ends))
+        writer.append(block)
+    figures = zip((part.name for part in parts), writer.figures_of_parts(), strict=True)
+    write_json(
+        folder / "summary.json",
+        {
+            "parts": [{"name": name, **each} for name, each in figures],
+            "sentences_a_document": writer.sentences_a_document,
+            "repairs_and_drops": +counts,
+        },
+    )
 
 
 class _PieceWriter:
@@ -78,14 +100,15 @@ class _PieceWriter:
         self._document_offsets.append(np.zeros(1))
         self._num_sentences = 0
         self._unk_tokens = 0
+        self._at_part_ends: list[dict[str, int]] = []
         self._document_end = 0  # sentences (of the store) before the document that is not at its end
         self._document_hash = hashlib.blake2b(digest_size=8)
         self._sentences_a_document: Counter[int] = Counter()
         self._sentences_before = 0  # sentences (of the text) before that document
 
-    def append(self, sentences: list[str], document_ends: list[int]) -> None:
-        """Write sentences, and the documents that end among them (how many of the sentences are before each end)."""
-        ids, lengths = self._encode(sentences)
+    def append(self, block: _Block) -> None:
+        """Write sentences, and the documents and parts that end among them."""
+        ids, lengths = self._encode(block.sentences)
         # A sentence of control characters alone has no token; a document of such sentences is empty.
         kept_before = ragged.offsets_of(lengths > 0)
         self._counts["sentences_without_tokens"] += len(lengths) - int(kept_before[-1])
@@ -96,11 +119,21 @@ class _PieceWriter:
         self._ids.append(ids)
         self._sentence_offsets.append(offsets[1:] + num_tokens)
         self._is_continuation.append(is_continuation)
-        self._unk_tokens += int((ids == self._unk_id).sum())
-        ends = kept_before[document_ends]
-        self._end_documents(
-            ids, offsets[first_pieces[ends]], ends + self._num_sentences, first_pieces[ends] + num_pieces
-        )
+        ends = kept_before[block.document_ends]
+        tokens, sentences = offsets[first_pieces[ends]], ends + self._num_sentences
+        kept = self._end_documents(ids, tokens, sentences, first_pieces[ends] + num_pieces)
+        is_unk = ids == self._unk_id
+        for end in block.part_ends:
+            # A part ends where its last document does, or where it began if it has none in this block.
+            last_token = int(tokens[end - 1]) if end else 0
+            figures = {
+                "documents": self._document_hashes.size - len(kept) + bisect.bisect_left(kept, end),
+                "sentences": int(sentences[end - 1]) if end else self._num_sentences,
+                "tokens": num_tokens + last_token,
+                "unk_tokens": self._unk_tokens + int(is_unk[:last_token].sum()),
+            }
+            self._at_part_ends.append(figures)
+        self._unk_tokens += int(is_unk.sum())
         self._num_sentences += int(kept_before[-1])
 
     def _encode(self, sentences: list[str]) -> tuple[np.ndarray, np.ndarray]:
@@ -115,8 +148,14 @@ class _PieceWriter:
             self._continues_word.append(continues)
         return ids, lengths
 
-    def _end_documents(self, ids: np.ndarray, tokens: np.ndarray, sentences: np.ndarray, pieces: np.ndarray) -> None:
-        """Close documents, by the tokens of this block and the sentences and pieces of all before each end."""
+    def _end_documents(
+        self, ids: np.ndarray, tokens: np.ndarray, sentences: np.ndarray, pieces: np.ndarray
+    ) -> list[int]:
+        """Close documents, by the tokens of this block and the sentences and pieces of all before each end.
+
+        Returns:
+            which of them are kept, because they hold anything.
+        """
         begin = 0
         hashes, kept = [], []
         for place, (end, piece) in enumerate(zip(tokens.tolist(), pieces.tolist(), strict=True)):
@@ -135,16 +174,20 @@ class _PieceWriter:
         counts = np.diff(sentences[kept], prepend=self._sentences_before)
         self._sentences_a_document.update(counts.tolist())
         self._sentences_before = int(sentences[kept[-1]]) if kept else self._sentences_before
+        return kept
 
-    def summary(self) -> dict[str, Any]:
-        """Return the figures of the piece, complete once its files are closed."""
-        return {
-            "documents": self._document_hashes.size,
-            "sentences": self._num_sentences,
-            "tokens": self._ids.size,
-            "unk_tokens": self._unk_tokens,
-            "sentences_a_document": sorted(self._sentences_a_document.items()),
-        }
+    @property
+    def sentences_a_document(self) -> list[tuple[int, int]]:
+        """How many documents there are of each number of sentences."""
+        return sorted(self._sentences_a_document.items())
+
+    def figures_of_parts(self) -> list[dict[str, int]]:
+        """Return what is there of each part."""
+        nothing = dict.fromkeys(self._at_part_ends[0], 0)
+        return [
+            {name: after[name] - before[name] for name in after}
+            for before, after in itertools.pairwise([nothing, *self._at_part_ends])
+        ]
 
 
 @lru_cache(maxsize=1)

@@ -1,11 +1,12 @@
-"""The parts that the inputs are read in: large files are cut at document boundaries, so that all cores have work.
+"""The parts that the inputs are read in: large files are cut at document boundaries, so that all cores have work, and
+small ones are put together.
 
 A few large archives would keep as few cores busy: they are unpacked into the token store first and removed when all of
 it is tokenised. How the inputs were cut is kept in the store, for it must not change from one run to the next.
 """
 
 import shutil
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -26,8 +27,9 @@ class _Archive:
     file: Path
 
 
-def cut_inputs(sources: Sequence[Source], store: Path, pool: Pool) -> list[Part]:
-    """Return the parts of all inputs, in order, the same in every run with this store."""
+def cut_inputs(sources: Sequence[Source], store: Path, pool: Pool) -> list[tuple[Part, ...]]:
+    """Return the parts of all inputs, in order and in groups, the same in every run with this store."""
+    part_bytes = documents.part_bytes_of(sources)
     archives = [source for source in sources if _is_archive(source)]
     large = [source for source in archives if (source.size or 0) >= LARGE_ARCHIVE_BYTES]
     unpacked = {source.location: store / f"unpacked-{place}" for place, source in enumerate(large)}
@@ -39,14 +41,16 @@ def cut_inputs(sources: Sequence[Source], store: Path, pool: Pool) -> list[Part]
         weights = [float(task.source.size or 1) for task in tasks]
         if tasks:
             run_all(_unpack, tasks, workers=pool, description="unpack", unit="B", weights=weights)
-        parts = [documents.cut(source, unpacked.get(source.location)) for source in sources]
-        cuts = [[(part.start, part.stop) for part in of_source] for of_source in parts]
+        parts = [documents.cut(source, part_bytes, unpacked.get(source.location)) for source in sources]
+        bounds = [[(part.start, part.stop) for part in of_source] for of_source in parts]
+        cuts = {"part_bytes": part_bytes, "parts": bounds}
         write_json(store / _CUTS, cuts)
-    return [
+    parts_of_all = (
         Part(source, start, stop, unpacked.get(source.location))
-        for source, bounds in zip(sources, cuts, strict=True)
+        for source, bounds in zip(sources, cuts["parts"], strict=True)
         for start, stop in bounds
-    ]
+    )
+    return documents.group(parts_of_all, cuts["part_bytes"])
 
 
 def ensure_unpacked(part: Part) -> None:
@@ -55,7 +59,7 @@ def ensure_unpacked(part: Part) -> None:
         _unpack(_Archive(part.source, part.unpacked))
 
 
-def remove_unpacked(parts: Sequence[Part]) -> None:
+def remove_unpacked(parts: Iterable[Part]) -> None:
     """Remove what was unpacked for parts that are all tokenised."""
     for file in {part.unpacked for part in parts if part.unpacked is not None}:
         file.unlink(missing_ok=True)

@@ -14,16 +14,16 @@ from typing import Any
 
 import numpy as np
 
-from bert_pretrain import manifest
+from bert_pretrain import documents, manifest
 from bert_pretrain.config import Config, DataConfig
 from bert_pretrain.documents import Part
 from bert_pretrain.errors import InputError
 from bert_pretrain.executor import Pool, open_pool, run_all
-from bert_pretrain.files import damage_of_folder, exclusive, is_url, remove_temporaries
+from bert_pretrain.files import damage_of_folder, exclusive, is_url, read_json, remove_temporaries
 from bert_pretrain.make_data import build, repair, summary, token_store
 from bert_pretrain.make_data.build import ShardTask
 from bert_pretrain.make_data.dataset_card import write_dataset_card
-from bert_pretrain.make_data.ingest import ingest as ingest_part
+from bert_pretrain.make_data.ingest import ingest as ingest_parts
 from bert_pretrain.make_data.parts import cut_inputs, ensure_unpacked, remove_unpacked
 from bert_pretrain.make_data.plan import BuildPlan, documents_needed, plan_build
 from bert_pretrain.make_data.selection import InputShare
@@ -141,7 +141,7 @@ def _body(
 
 @dataclass(frozen=True)
 class _IngestTask:
-    part: Part
+    parts: tuple[Part, ...]
     folder: Path
     tokenizer: Path
     tokenizer_hash: str
@@ -152,14 +152,14 @@ def _ingest_task(task: _IngestTask) -> tuple[dict[str, Any], str | None]:
     """Fill one piece of the store unless it is there undamaged; returns its summary, and the damage found."""
     is_there = task.folder.exists()
     damage = damage_of_folder(task.folder) if is_there else None
-    if damage:
-        shutil.rmtree(task.folder)
-    if not task.folder.exists():
-        ensure_unpacked(task.part)
-    summary = ingest_part(task.part, task.folder, load_once(task.tokenizer, task.tokenizer_hash), task.config)
+    if is_there and not damage:
+        return read_json(task.folder / "summary.json"), None
+    shutil.rmtree(task.folder, ignore_errors=True)
+    for part in task.parts:
+        ensure_unpacked(part)
+    summary = ingest_parts(task.parts, task.folder, load_once(task.tokenizer, task.tokenizer_hash), task.config)
     try:
-        if damage or not is_there:
-            task.part.source.check_unchanged()
+        documents.check_unchanged(task.parts)
     except InputError:
         shutil.rmtree(task.folder)
         raise
@@ -179,17 +179,17 @@ def ingest(
     folder.mkdir(parents=True, exist_ok=True)
     with exclusive(folder):
         remove_temporaries(folder)
-        parts = cut_inputs([source.absolute for source in sources], folder, pool)
+        groups = cut_inputs([source.absolute for source in sources], folder, pool)
         tasks = [
             _IngestTask(
-                part, token_store.piece_folder(folder, number), tokenizer.folder.absolute(), tokenizer.hash, config
+                parts, token_store.piece_folder(folder, number), tokenizer.folder.absolute(), tokenizer.hash, config
             )
-            for number, part in enumerate(parts)
+            for number, parts in enumerate(groups)
         ]
-        weights = [float(part.num_bytes) for part in parts]
+        weights = [float(sum(part.num_bytes for part in parts)) for parts in groups]
         results = run_all(_ingest_task, tasks, workers=pool, description="tokenise", unit="B", weights=weights)
         remove_temporaries(folder)  # of workers that were killed while we were not
-        remove_unpacked(parts)
+        remove_unpacked(itertools.chain.from_iterable(groups))
     try:
         for source in sources:
             if not is_url(source.location):  # which were looked at when they had been read
@@ -199,10 +199,13 @@ def ingest(
         raise
     for task, (_, damage) in zip(tasks, results, strict=True):
         if damage:
-            print(f"the token store was damaged, {task.folder}: {damage}; tokenised anew: {task.part.name}")
-    pieces = zip(parts, (piece for piece, _ in results), strict=True)
-    of_sources = itertools.groupby(pieces, key=lambda pair: pair[0].source)
-    corpus = summary.join_corpus([[piece for _, piece in group] for _, group in of_sources])
+            print(f"the token store was damaged, {task.folder}: {damage}; tokenised anew from {task.parts[0].name} on")
+    figures = (figures for piece, _ in results for figures in piece["parts"])
+    of_parts = zip(itertools.chain.from_iterable(groups), figures, strict=True)
+    of_sources = itertools.groupby(of_parts, key=lambda pair: pair[0].source)
+    corpus = summary.join_corpus(
+        [[each for _, each in group] for _, group in of_sources], [piece for piece, _ in results]
+    )
     size = sum(file.stat().st_size for file in folder.rglob("*.npy"))
     layouts = sorted({f"documents end at {source.boundary}, sentences by {source.splitter}" for source in sources})
     print(
@@ -210,7 +213,7 @@ def ingest(
         f"(median {corpus['median_sentences_per_document']:g} a document), {corpus['tokens']:,} tokens, "
         f"[UNK] {corpus['unk_share']:.3%}\n{'; '.join(layouts)}\ntoken store: {folder} ({size / 1e6:.1f} MB)"
     )
-    return corpus, TokenStore(folder, len(parts))
+    return corpus, TokenStore(folder, len(groups))
 
 
 def build_shards(plan: BuildPlan, pool: Pool) -> dict[str, Any]:

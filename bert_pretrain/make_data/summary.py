@@ -3,7 +3,6 @@
 The figures are counted in the finished examples, not taken from the configuration, so they can be held against it.
 """
 
-import itertools
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -84,14 +83,16 @@ def join_split(results: Iterable[dict[str, Any]], config: DataConfig) -> dict[st
     }
 
 
-def join_corpus(inputs: Sequence[Sequence[dict[str, Any]]]) -> dict[str, Any]:
-    """Join the summaries of the token store's pieces, those of each input, to the manifest's entry on the corpus."""
+def join_corpus(
+    parts_of_inputs: Sequence[Sequence[dict[str, Any]]], pieces: Sequence[dict[str, Any]]
+) -> dict[str, Any]:
+    """Join the figures of the parts of each input, and the summaries of the store's pieces, to those of the corpus."""
     names = ("documents", "sentences", "tokens", "unk_tokens")
-    of_inputs = [{name: sum(piece[name] for piece in pieces) for name in names} for pieces in inputs]
+    of_inputs = [{name: sum(part[name] for part in parts) for name in names} for parts in parts_of_inputs]
     sums = {name: sum(figures[name] for figures in of_inputs) for name in names}
     sentences: Counter[int] = Counter()
     reasons: Counter[str] = Counter()
-    for piece in itertools.chain.from_iterable(inputs):
+    for piece in pieces:
         sentences.update({int(number): documents for number, documents in piece["sentences_a_document"]})
         reasons.update(piece["repairs_and_drops"])
     return {

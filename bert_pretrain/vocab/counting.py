@@ -4,8 +4,9 @@ Distinct chunks of bytes are counted as the text streams by; only these are then
 Memory is bounded: where the distinct chunks become too many, the rarest are dropped, and how many is told.
 """
 
+import itertools
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -91,15 +92,16 @@ class _Counter:
         self._clear()
 
 
-def count_part(part: Part, number: int, config: Config) -> Counts:
-    """Count the chunks of one part of the inputs; about one document in a hundred is held out."""
+def count_parts(parts: Sequence[Part], number: int, config: Config) -> Counts:
+    """Count the chunks of some parts of the inputs; about one document in a hundred is held out."""
     counts = Counts()
     counter = _Counter(config.vocab.handle_chinese_chars)
-    rng = stream(config.vocab.seed, "held out", part=number)
+    rng = stream(config.vocab.seed, "held out", group=number)
     blocks: dict[bool, list[bytes]] = {False: [], True: []}
     sizes = {False: 0, True: 0}
     is_held_out = bool(rng.random() < HELD_OUT_SHARE)
-    for passage in documents.read(part, config.data, counts.repairs_and_drops):
+    passages = (documents.read(part, config.data, counts.repairs_and_drops) for part in parts)
+    for passage in itertools.chain.from_iterable(passages):
         content = passage.text.encode()
         blocks[is_held_out].append(content)
         sizes[is_held_out] += len(content)

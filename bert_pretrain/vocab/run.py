@@ -20,7 +20,7 @@ from bert_pretrain.manifest import Progress
 from bert_pretrain.sources import resolve
 from bert_pretrain.tokenizer import FILES, Tokenizer
 from bert_pretrain.vocab.alphabet import Alphabet, choose_alphabet
-from bert_pretrain.vocab.counting import Counts, count_part, count_words
+from bert_pretrain.vocab.counting import Counts, count_parts, count_words
 from bert_pretrain.vocab.wordpiece import special_tokens, train_wordpiece
 
 
@@ -61,10 +61,10 @@ def make_vocab(
             print(f"a file of {output} is missing or damaged; the vocabulary is made anew")
             manifest.reopen(output)
         remove_temporaries(output)
-        tasks = [
-            _CountTask(part, number, config)
-            for number, part in enumerate(part for source in sources for part in documents.cut(source.absolute))
-        ]
+        part_bytes = documents.part_bytes_of(sources)
+        parts = (part for source in sources for part in documents.cut(source.absolute, part_bytes))
+        groups = documents.group(parts, part_bytes)
+        tasks = [_CountTask(parts, number, config) for number, parts in enumerate(groups)]
         files = [Path(source.location) for source in sources if source.is_local]
         with open_pool(workers, scheduler, folders=[], files=files) as pool:
             counts = _count(tasks, pool)
@@ -113,19 +113,19 @@ def _is_intact(output: Path) -> bool:
 
 @dataclass(frozen=True)
 class _CountTask:
-    part: Part
+    parts: tuple[Part, ...]
     number: int
     config: Config
 
 
 def _count_task(task: _CountTask) -> Counts:
-    counts = count_part(task.part, task.number, task.config)
-    task.part.source.check_unchanged()
+    counts = count_parts(task.parts, task.number, task.config)
+    documents.check_unchanged(task.parts)
     return counts
 
 
 def _count(tasks: list[_CountTask], pool: Pool) -> Counts:
-    weights = [float(task.part.num_bytes) for task in tasks]
+    weights = [float(sum(part.num_bytes for part in task.parts)) for task in tasks]
     counts = Counts()
     for result in run_each(_count_task, tasks, workers=pool, description="count", unit="B", weights=weights):
         counts.add(result)

@@ -49,6 +49,26 @@ def test_an_archive_gives_the_shards_of_the_plain_file_from_many_parts(
     assert not list(store.glob("unpacked-*"))
 
 
+def test_many_small_files_are_few_pieces_and_keep_their_figures(
+    tmp_path: Path, vocab_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(documents, "PART_BYTES", 2000)
+    (tmp_path / "texts").mkdir()
+    for number in range(120):
+        sentences = [f"File {number} says sentence {place}." for place in range(number % 5)]
+        (tmp_path / "texts" / f"{number:03}.txt").write_text(" ".join(sentences) + "\n")
+    config = load_config(settings=["data.document_boundary=file", "data.dupe_factor=1", "data.next_sentence=none"])
+    data = make_data(config, [str(tmp_path / "texts")], vocab_folder, tmp_path / "data", workers=1)
+    (store,) = (tmp_path / ".token-store").iterdir()
+    pieces = sorted(store.glob("part-*"))
+    assert 3 < len(pieces) < 12
+    corpus = DataFolder.open(data).manifest["corpus"]
+    assert [figures["documents"] for figures in corpus["inputs"]] == [int(number % 5 > 0) for number in range(120)]
+    assert [figures["sentences"] for figures in corpus["inputs"]] == [number % 5 for number in range(120)]
+    assert corpus["tokens"] == sum(figures["tokens"] for figures in corpus["inputs"])
+    assert corpus["repairs_and_drops"] == {"empty_documents": 24}
+
+
 def test_many_archives_are_read_as_they_are(
     tmp_path: Path, english_text: Path, vocab_folder: Path, small_parts: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -60,4 +80,4 @@ def test_many_archives_are_read_as_they_are(
         (tmp_path / "texts" / f"{name}.txt.gz").write_bytes(gzip.compress(half))
     assert shards(build(tmp_path / "texts", vocab_folder, tmp_path / "data"))
     (store,) = (tmp_path / ".token-store").iterdir()
-    assert len(list(store.glob("part-*"))) == 2
+    assert not list(store.glob("unpacked-*"))

@@ -19,9 +19,9 @@ LINES = DataConfig(document_boundary="blank_line", sentence_splitter="lines")
 
 def fill(text: Path, vocab: Path, folder: Path, config: DataConfig = LINES) -> tuple[TokenStore, list[dict]]:
     (source,) = sources.resolve([str(text)], config)
-    parts = documents.cut(source)
+    parts = documents.cut(source, documents.PART_BYTES)
     tokenizer = Tokenizer.load(vocab)
-    summaries = [ingest(part, piece_folder(folder, number), tokenizer, config) for number, part in enumerate(parts)]
+    summaries = [ingest([part], piece_folder(folder, number), tokenizer, config) for number, part in enumerate(parts)]
     return TokenStore(folder, len(parts)), summaries
 
 
@@ -46,10 +46,11 @@ def test_the_store_holds_what_the_tokenizer_says(
     ]
     short = [i for i, document in enumerate(expected) if max(map(len, document)) <= MAX_SENTENCE_TOKENS]
     assert [found[i] for i in short] == [expected[i] for i in short]
-    assert summary["documents"] == len(expected)
-    assert summary["sentences"] == sum(map(len, expected))
-    assert sum(number * documents for number, documents in summary["sentences_a_document"]) == summary["sentences"]
-    assert summary["tokens"] == sum(len(sentence) for document in expected for sentence in document)
+    (part,) = summary["parts"]
+    assert part["documents"] == len(expected)
+    assert part["sentences"] == sum(map(len, expected))
+    assert sum(number * documents for number, documents in summary["sentences_a_document"]) == part["sentences"]
+    assert part["tokens"] == sum(len(sentence) for document in expected for sentence in document)
     sentences, tokens = store.sizes_of(np.arange(len(found)))
     assert sentences.tolist() == [len(document) for document in found]
     assert tokens.tolist() == [sum(map(len, document)) for document in found]

@@ -11,7 +11,7 @@ from bert_pretrain.config import load_config
 from bert_pretrain.documents import Part
 from bert_pretrain.sources import resolve
 from bert_pretrain.vocab import counting
-from bert_pretrain.vocab.counting import Counts, count_part
+from bert_pretrain.vocab.counting import Counts, count_parts
 
 WORDS = st.lists(st.integers(0, 60).map(lambda number: f"w{number}".encode()), max_size=80)
 
@@ -34,7 +34,7 @@ def test_no_count_is_off_by_more_than_is_told(batches: list[list[bytes]]) -> Non
 def counted(path: Path) -> Counts:
     config = load_config()
     (source,) = resolve([str(path)], config.data)
-    return count_part(Part(source), 0, config)
+    return count_parts([Part(source)], 0, config)
 
 
 def test_a_table_that_is_emptied_on_the_way_counts_the_same(
