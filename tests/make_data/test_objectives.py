@@ -264,7 +264,7 @@ def segmented(numbered):
     (source,) = resolve([str(corpus.text)], config)
     piece = piece_folder(corpus.folder / ".token-store" / store_key([source], tokenizer, config), 0)
     (part,) = documents.cut(source, documents.PART_BYTES)
-    ingest(part, piece, tokenizer, config)
+    ingest([part], piece, tokenizer, config)
     np.save(piece / "continues_word.npy", np.load(piece / "ids.npy") % 2 == 1)
     return corpus
 
