@@ -92,6 +92,18 @@ def reopen(folder: Path) -> None:
     (folder / MANIFEST).unlink()
 
 
+def is_output(folder: Path) -> bool:
+    """Return whether a stage has written, or is writing, a folder."""
+    for name in (MANIFEST, PARTIAL):
+        try:
+            found = read_json(folder / name)
+        except DataError:
+            continue
+        if isinstance(found, dict) and found.get("kind") in FORMAT_VERSIONS and "identity" in found:
+            return True
+    return False
+
+
 def read_manifest(folder: Path, kind: str, flag: str) -> dict[str, Any]:
     """Return the manifest of a finished output.
 

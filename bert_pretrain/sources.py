@@ -19,6 +19,7 @@ from typing import Any
 from bert_pretrain.config import DataConfig
 from bert_pretrain.errors import ConfigError, InputError
 from bert_pretrain.files import COMPRESSIONS, is_url, open_input
+from bert_pretrain.manifest import is_output
 
 FORMATS = {".txt": "txt", ".jsonl": "jsonl", ".json": "jsonl", ".ndjson": "jsonl", ".parquet": "parquet", ".csv": "csv"}
 DATASET = "dataset:"
@@ -147,6 +148,11 @@ def _resolve_one(item: str) -> list[Source]:
         files = [file for file in sorted(path.rglob("*")) if file.is_file() and _format_of(file.name)]
         # Hidden files and folders are somebody's own business, our token store among them.
         files = [file for file in files if not any(name.startswith(".") for name in file.relative_to(path).parts)]
+        # What the stages write is no text, were it only vocab.txt; its folder may lie among the inputs.
+        outputs = {folder: _output_around(folder, path) for folder in {file.parent for file in files}}
+        if left_out := sorted({str(output) for output in outputs.values() if output}):
+            print(f"no inputs, since bert-pretrain wrote them: {', '.join(left_out)}")
+        files = [file for file in files if not outputs[file.parent]]
         if not files:
             raise InputError("the folder holds no readable file", where=item, remedy=f"supported: {SUPPORTED}")
         return [_file_source(file) for file in files]
@@ -156,6 +162,12 @@ def _resolve_one(item: str) -> list[Source]:
     if not matches:
         raise InputError("there is no such file or folder", where=item, remedy="check the path; no file matches it")
     return [_file_source(Path(match)) for match in matches]
+
+
+def _output_around(folder: Path, within: Path) -> Path | None:
+    """Return the output of a stage, below `within`, that a folder is or belongs to."""
+    depth = len(folder.relative_to(within).parts)
+    return next((each for each in [folder, *folder.parents][:depth] if is_output(each)), None)
 
 
 def _file_source(path: Path) -> Source:

@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from bert_pretrain import documents
+from bert_pretrain import documents, manifest
 from bert_pretrain.config import DataConfig
 from bert_pretrain.documents import cut, read
 from bert_pretrain.errors import InputError
@@ -171,6 +171,18 @@ def test_folders_globs_and_urls_find_files_in_a_fixed_order(tmp_path: Path) -> N
     assert read_all(f"{tmp_path}/*.txt")[0] == ["number 0"]
     assert read_all(f"{tmp_path}/**/*.txt*")[0] == ["number 0", "number 2", "number 3"]
     assert read_all(f"file://{tmp_path}/*.txt", f"file://{tmp_path}/a.jsonl")[0] == ["number 0", "number 1"]
+
+
+def test_outputs_below_an_input_folder_are_no_inputs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write(tmp_path / "a.txt", as_txt(TEXTS))
+    for name, kind in (("vocab", "vocab"), ("deep/data", "data")):
+        manifest.claim(tmp_path / name, kind, {"seed": 1})
+        write(tmp_path / name / "train" / "vocab.txt", b"[PAD]\n")
+    manifest.complete(tmp_path / "vocab", "vocab", {"seed": 1}, {})
+    write(tmp_path / "sub" / "manifest.json", b'{"text": "a manifest of others"}')
+    assert read_all(tmp_path)[0] == [*TEXTS, "a manifest of others"]
+    assert f"wrote them: {tmp_path / 'deep' / 'data'}, {tmp_path / 'vocab'}\n" in capsys.readouterr().out
+    assert read_all(tmp_path / "vocab" / "train")[0] == ["[PAD]"]  # if named, it is meant
 
 
 @pytest.mark.parametrize(
