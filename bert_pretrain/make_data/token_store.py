@@ -20,7 +20,7 @@ from bert_pretrain.config import DataConfig
 from bert_pretrain.sources import Source
 from bert_pretrain.tokenizer import Tokenizer
 
-STORE_VERSION = 3
+STORE_VERSION = 4
 MAX_SENTENCE_TOKENS = 256
 
 
