@@ -152,7 +152,7 @@ def _resolve_one(item: str) -> list[Source]:
         outputs = {folder: _output_around(folder, path) for folder in {file.parent for file in files}}
         if left_out := sorted({str(output) for output in outputs.values() if output}):
             print(f"no inputs, since bert-pretrain wrote them: {', '.join(left_out)}")
-        files = [file for file in files if not outputs[file.parent]]
+        files = _not_empty([file for file in files if not outputs[file.parent]])
         if not files:
             raise InputError("the folder holds no readable file", where=item, remedy=f"supported: {SUPPORTED}")
         return [_file_source(file) for file in files]
@@ -161,7 +161,17 @@ def _resolve_one(item: str) -> list[Source]:
     matches = [match for match in sorted(glob.glob(str(path), recursive=True)) if Path(match).is_file()]
     if not matches:
         raise InputError("there is no such file or folder", where=item, remedy="check the path; no file matches it")
-    return [_file_source(Path(match)) for match in matches]
+    return [_file_source(file) for file in _not_empty([Path(match) for match in matches])]
+
+
+def _not_empty(files: list[Path]) -> list[Path]:
+    """Leave out files of no size among many, and say so; a single one is a mistake."""
+    kept = [file for file in files if file.stat().st_size]
+    if kept and len(kept) < len(files):
+        empty = next(file for file in files if not file.stat().st_size)
+        print(f"left out, since they are empty: {len(files) - len(kept)} files, {empty} the first")
+        return kept
+    return files
 
 
 def _output_around(folder: Path, within: Path) -> Path | None:

@@ -213,6 +213,14 @@ def test_a_url_that_leads_nowhere_is_named(url: str) -> None:
     assert refusal(url).where == url
 
 
+def test_an_empty_file_among_others_is_left_out_and_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write(tmp_path / "texts" / "a.txt", as_txt(TEXTS))
+    write(tmp_path / "texts" / "b.txt", "")
+    for item in (tmp_path / "texts", tmp_path / "texts" / "*.txt"):
+        assert read_all(item)[0] == TEXTS
+        assert f"1 files, {tmp_path / 'texts' / 'b.txt'} the first" in capsys.readouterr().out
+
+
 def test_no_input_at_all_is_a_mistake() -> None:
     assert refusal().where == "INPUT"
 

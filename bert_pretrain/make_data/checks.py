@@ -10,6 +10,9 @@ from bert_pretrain.make_data import build
 from bert_pretrain.make_data.plan import BuildPlan, documents_needed
 from bert_pretrain.sources import Source
 
+MOST_UNK = 0.05
+"""The share of [UNK] among an input's tokens above which something is likely wrong."""
+
 
 def check_corpus(corpus: dict[str, Any], config: DataConfig, sources: list[Source]) -> None:
     """Refuse a corpus without text, or one from which no honest next-sentence pairs can be made.
@@ -20,16 +23,32 @@ def check_corpus(corpus: dict[str, Any], config: DataConfig, sources: list[Sourc
     where = ", ".join(source.location for source in sources[:3]) + (" …" if len(sources) > 3 else "")
     if corpus["tokens"] == 0:
         raise InputError("the inputs hold no text", where=where, remedy="give files with text in them")
-    per_split = documents_needed(config)
-    needed = 2 * per_split if config.validation_fraction else per_split
-    if corpus["documents"] >= needed:
+    for source, figures in zip(sources, corpus["inputs"], strict=True):
+        if figures["unk_tokens"] > MOST_UNK * figures["tokens"]:
+            share = figures["unk_tokens"] / figures["tokens"]
+            print(
+                f"warning: {share:.0%} of the tokens of {source.location} are [UNK]; is the vocabulary made for this "
+                "language and casing?"
+            )
+    needed = documents_needed(config)
+    documents = [figures["documents"] for figures in corpus["inputs"]]
+    held_out = sum(number for number, source in zip(documents, sources, strict=True) if source.is_validation)
+    if config.validation and held_out < needed:
+        raise _too_few(held_out, "inputs held out for validation", needed, where)
+    if config.validation_fraction and not config.validation:
+        needed *= 2
+    if sum(documents) - held_out >= needed:
         return
     if config.next_sentence != "nsp":
         print("the inputs hold a single document, so nothing is held out for validation")
         return
-    raise InputError(
-        f"the inputs hold {corpus['documents']} document(s); next-sentence prediction takes a random B from "
-        f"another document and needs at least {needed}",
+    raise _too_few(sum(documents) - held_out, "inputs", needed, where)
+
+
+def _too_few(number: int, of: str, needed: int, where: str) -> InputError:
+    return InputError(
+        f"the {of} hold {number} document(s); next-sentence prediction takes a random B from another document and "
+        f"needs at least {needed}",
         where=where,
         remedy="put a blank line between documents and set data.document_boundary=blank_line, give each document a "
         "file of its own, or choose data.next_sentence=sop or none",

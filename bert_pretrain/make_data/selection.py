@@ -4,10 +4,11 @@ Documents are known by their numbers in the token store. The list of those left 
 memory; it is found bucket by bucket, so that memory is bounded whatever the number of documents.
 """
 
+import hashlib
 import itertools
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 
@@ -59,20 +60,20 @@ class Selection:
 
     def is_in_copy(self, numbers: np.ndarray, copy: int) -> np.ndarray:
         """Return which documents take part in a copy of the training documents, if in any, (numbers,) bool."""
-        left = np.array(self.copies)[self._inputs_of(numbers)] - copy
+        left = np.array(self.copies)[self.inputs_of(numbers)] - copy
         return left > rng.uniform(self.seed, "part of a copy", numbers)
 
     def tokens_of(self, store: TokenStore, numbers: np.ndarray) -> np.ndarray:
         """Return how many tokens of each input documents have, left out ones apart; numbers ascending; (inputs,)."""
         numbers = numbers[~self.is_left_out(numbers)]
         tokens = np.zeros(len(self.copies), dtype=np.int64)
-        np.add.at(tokens, self._inputs_of(numbers), store.sizes_of(numbers)[1])
+        np.add.at(tokens, self.inputs_of(numbers), store.sizes_of(numbers)[1])
         return tokens
 
     def tokens_of_inputs(self, store: TokenStore, shares: Sequence[InputShare]) -> np.ndarray:
         """Return the tokens of each input in documents that are not left out, (inputs,)."""
         tokens = np.array([share.tokens for share in shares], dtype=np.int64)
-        np.subtract.at(tokens, self._inputs_of(self.left_out), store.sizes_of(self.left_out)[1])
+        np.subtract.at(tokens, self.inputs_of(self.left_out), store.sizes_of(self.left_out)[1])
         return tokens
 
     def tokens_of_copies(self, tokens: np.ndarray) -> list[float]:
@@ -80,7 +81,8 @@ class Selection:
         copies = np.array(self.copies)
         return [float((tokens * np.clip(copies - copy, 0, 1)).sum()) for copy in range(int(np.ceil(copies.max())))]
 
-    def _inputs_of(self, numbers: np.ndarray) -> np.ndarray:
+    def inputs_of(self, numbers: np.ndarray) -> np.ndarray:
+        """Return the input that each document comes from, (numbers,)."""
         return np.searchsorted(self.first_documents, numbers, side="right") - 1
 
 
@@ -89,40 +91,47 @@ def select(store: TokenStore, shares: Sequence[InputShare], config: DataConfig) 
 
     The list of duplicates is kept in the store, to which it belongs.
     """
-    num_training = sum(share.documents for share in shares if not share.is_validation)
-    file, counts = None, Counter[str]()
-    if config.drop_duplicates:
-        numbers, counts = find_duplicates(store, num_training)
-        file = store.folder / f"duplicates-{num_training}.npy" if len(numbers) else None
-        if file is not None:
-            save_array(file, numbers)
+    copies = tuple(0.0 if share.is_validation else config.dupe_factor * share.weight for share in shares)
     ends = np.cumsum([share.documents for share in shares])
-    copies = (0.0 if share.is_validation else config.dupe_factor * share.weight for share in shares)
-    return Selection(file, (0, *ends.tolist()), tuple(copies), config.seed), counts
+    selection = Selection(None, (0, *ends.tolist()), copies, config.seed)
+    if not config.drop_duplicates:
+        return selection, Counter()
+    standings = np.array([np.inf if share.is_validation else share.weight for share in shares])
+    numbers, counts = find_duplicates(store, lambda documents: standings[selection.inputs_of(documents)])
+    if len(numbers) == 0:
+        return selection, counts
+    digest = hashlib.sha256(np.concatenate([ends, standings]).tobytes()).hexdigest()[:16]
+    file = store.folder / f"duplicates-{digest}.npy"
+    save_array(file, numbers)
+    return replace(selection, left_out_file=file), counts
 
 
-def find_duplicates(store: TokenStore, num_training: int) -> tuple[np.ndarray, Counter[str]]:
+def find_duplicates(
+    store: TokenStore, standing_of: Callable[[np.ndarray], np.ndarray]
+) -> tuple[np.ndarray, Counter[str]]:
     """Return the numbers of documents that equal another one, ascending, and how many there are, by reason.
 
-    Of equal documents the first one stays; where some of them are for validation (from `num_training` on), the first of
-    those.
+    Of equal documents one of the highest standing stays, the first of them.
+
+    Args:
+        store: the documents.
+        standing_of: gives the weight of documents, infinity for validation; (numbers,) to (numbers,).
     """
     num_buckets = -(-store.num_documents // BUCKET_DOCUMENTS)
     found = [np.zeros(0, dtype=np.int64)]
     counts: Counter[str] = Counter()
     for bucket in range(num_buckets):
         numbers, hashes, lengths = _bucket(store, bucket, num_buckets)
-        rank = np.where(numbers >= num_training, numbers - store.num_documents, numbers)
-        order = np.lexsort((rank, lengths, hashes))
-        numbers, hashes, lengths = numbers[order], hashes[order], lengths[order]
+        standings = standing_of(numbers)
+        order = np.lexsort((numbers, -standings, lengths, hashes))
+        numbers, hashes, lengths, standings = numbers[order], hashes[order], lengths[order], standings[order]
         is_first = np.ones(len(numbers), dtype=bool)
         is_first[1:] = (hashes[1:] != hashes[:-1]) | (lengths[1:] != lengths[:-1])
-        duplicates = numbers[~is_first]
-        stay = numbers[is_first][np.cumsum(is_first) - 1][~is_first]
-        num_leaks = int(((stay >= num_training) & (duplicates < num_training)).sum())
+        stays = standings[is_first][np.cumsum(is_first) - 1]  # for each document, the standing of the one that stays
+        num_leaks = int((np.isinf(stays) & ~np.isinf(standings)).sum())
         counts["documents_also_in_validation"] += num_leaks
-        counts["duplicate_documents"] += len(duplicates) - num_leaks
-        found.append(duplicates)
+        counts["duplicate_documents"] += int((~is_first).sum()) - num_leaks
+        found.append(numbers[~is_first])
     return np.sort(np.concatenate(found)), +counts
 
 

@@ -122,3 +122,33 @@ def test_a_corpus_that_duplicates_leave_too_small_is_refused_as_such(
     assert re.search("4 duplicate documents|5 documents also in validation", caught.value.where)
     if names != "train":
         build(tmp_path, vocab_folder, [tmp_path / "a.txt"], *settings, "data.drop_duplicates=no")
+
+
+@pytest.mark.parametrize("order", [("light", "heavy"), ("heavy", "light")])
+def test_of_equal_documents_the_heaviest_stays(tmp_path: Path, vocab_folder: Path, order: tuple[str, str]) -> None:
+    for name in order:
+        write(tmp_path / f"{name}.txt", 1, 30)
+    inputs = [tmp_path / f"{name}.txt" for name in order]
+    weight = f"data.input_weights={{{tmp_path / 'heavy.txt'}: 3}}"
+    data = build(tmp_path, vocab_folder, inputs, weight, "data.validation_fraction=0")
+    alone = build(tmp_path, vocab_folder, inputs[:1], "data.validation_fraction=0", name="alone")
+    assert data.manifest["corpus"]["left_out"] == {"duplicate_documents": 30}
+    assert sum(tokens(data, "train").values()) == pytest.approx(3 * sum(tokens(alone, "train").values()), rel=0.01)
+
+
+def test_a_validation_set_of_one_document_is_too_few_for_random_pairs(tmp_path: Path, vocab_folder: Path) -> None:
+    write(tmp_path / "train.txt", 1, 9)
+    write(tmp_path / "held-out.txt", 2, 1)
+    settings = [f"data.validation=[{tmp_path / 'held-out.txt'}]", "data.next_sentence=nsp"]
+    with pytest.raises(InputError, match=r"held out for validation hold 1 document\(s\).* at least 2"):
+        build(tmp_path, vocab_folder, [tmp_path / "train.txt"], *settings)
+
+
+def test_an_input_that_the_vocabulary_does_not_fit_is_named(
+    tmp_path: Path, vocab_folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write(tmp_path / "a.txt", 1, 9)
+    (tmp_path / "b.txt").write_text("ἐν ἀρχῇ ἦν.\nὁ λόγος ἦν.\n\nκαὶ θεὸς.\nἦν ὁ λόγος.\n")
+    build(tmp_path, vocab_folder, [tmp_path / "a.txt", tmp_path / "b.txt"])
+    (warning,) = (line for line in capsys.readouterr().out.split("\n") if "warning" in line and "[UNK]" in line)
+    assert str(tmp_path / "b.txt") in warning
