@@ -18,7 +18,7 @@ from bert_pretrain.documents import Part
 from bert_pretrain.errors import InputError
 from bert_pretrain.executor import Pool, open_pool, run_all
 from bert_pretrain.files import damage_of_folder, exclusive, is_url, read_json, remove_temporaries
-from bert_pretrain.make_data import build, checks, repair, summary, token_store
+from bert_pretrain.make_data import build, checks, repair, segmenter, summary, token_store
 from bert_pretrain.make_data.build import ShardTask
 from bert_pretrain.make_data.dataset_card import write_dataset_card
 from bert_pretrain.make_data.ingest import ingest as ingest_parts
@@ -155,13 +155,13 @@ def _ingest_task(task: _IngestTask) -> tuple[dict[str, Any], str | None]:
     shutil.rmtree(task.folder, ignore_errors=True)
     for part in task.parts:
         ensure_unpacked(part)
-    summary = ingest_parts(task.parts, task.folder, load_once(task.tokenizer, task.tokenizer_hash), task.config)
+    piece = ingest_parts(task.parts, task.folder, load_once(task.tokenizer, task.tokenizer_hash), task.config)
     try:
         documents.check_unchanged(task.parts)
     except InputError:
         shutil.rmtree(task.folder)
         raise
-    return summary, damage
+    return piece, damage
 
 
 def ingest(
@@ -171,8 +171,11 @@ def ingest(
 
     Raises:
         InputError: when an input changes meanwhile.
+        ConfigError: when the segmenter asked for is not installed.
     """
     assert tokenizer.folder is not None
+    if config.word_segmenter is not None:
+        segmenter.check_installed()  # before its version is asked for
     folder = stores.absolute() / token_store.store_key(sources, tokenizer, config)
     folder.mkdir(parents=True, exist_ok=True)
     with exclusive(folder):

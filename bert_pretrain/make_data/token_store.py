@@ -21,7 +21,6 @@ from bert_pretrain.sources import Source
 from bert_pretrain.tokenizer import Tokenizer
 
 STORE_VERSION = 4
-MAX_SENTENCE_TOKENS = 256
 
 
 def store_key(sources: list[Source], tokenizer: Tokenizer, config: DataConfig) -> str:

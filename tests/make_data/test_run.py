@@ -5,6 +5,7 @@ import itertools
 import json
 import os
 import random
+import sys
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -13,7 +14,7 @@ import numpy as np
 import pytest
 
 from bert_pretrain.config import load_config
-from bert_pretrain.errors import DataError, InputError, OutputError
+from bert_pretrain.errors import ConfigError, DataError, InputError, OutputError
 from bert_pretrain.make_data import run as run_module
 from bert_pretrain.make_data.run import make_data
 from bert_pretrain.shards import DataFolder, read_shard
@@ -334,3 +335,13 @@ def test_real_english_reads_as_text_after_unmasking(data_folder: Path, english_d
             assert any(f",{','.join(map(str, segment))}," in document for document in encoded)
         seen[label] += 1
     assert min(seen[0], seen[1]) > 50
+
+
+def test_a_segmenter_that_is_not_installed_is_told_before_any_work(numbered, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "rjieba", None)  # as if it were not there
+    corpus = numbered([[5, 5, 5]] * 9)
+    with pytest.raises(ConfigError, match="not installed") as caught:
+        corpus.make("data.whole_word_mask=true", "data.word_segmenter=jieba")
+    assert "[chinese]" in caught.value.remedy
+    stores = corpus.folder / ".token-store"
+    assert not stores.exists() or not list(stores.iterdir())
