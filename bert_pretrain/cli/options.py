@@ -1,0 +1,23 @@
+"""Options that several commands share, each with its help."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+Inputs = Annotated[list[str], typer.Argument(help="Files, globs, folders, URLs, or dataset:NAME[:config][@split].")]
+Output = Annotated[Path, typer.Option("--output", help="The folder to write.")]
+ConfigSource = Annotated[
+    str | None, typer.Option("--config", help="A YAML file, or a shipped preset such as base or tiny.")
+]
+Settings = Annotated[
+    list[str] | None, typer.Option("--set", metavar="SECTION.KEY=VALUE", help="Set one key of the configuration.")
+]
+Overwrite = Annotated[bool, typer.Option("--overwrite", help="Move another output aside instead of refusing it.")]
+Workers = Annotated[int | None, typer.Option("--workers", min=1, help="Processes; all cores by default.")]
+Scheduler = Annotated[
+    str | None,
+    typer.Option("--scheduler", metavar="tcp://HOST:PORT", help="Work on the Dask cluster of this scheduler instead."),
+]
+Strict = Annotated[bool, typer.Option("--strict", help="Refuse text that is not UTF-8 instead of repairing it.")]
+Device = Annotated[str, typer.Option("--device", help="auto, cpu, cuda or cuda:N.")]

@@ -1,0 +1,148 @@
+"""Commands of the three stages, and `run`, which is all of them from one YAML.
+
+They translate flags to a configuration and call the stage.
+"""
+
+import os
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from bert_pretrain.cli.loading import load, load_config
+from bert_pretrain.cli.options import ConfigSource, Inputs, Output, Overwrite, Scheduler, Settings, Strict, Workers
+from bert_pretrain.errors import ConfigError
+
+
+def vocab(
+    inputs: Inputs,
+    output: Output,
+    config: ConfigSource = None,
+    settings: Settings = None,
+    vocab_size: Annotated[int | None, typer.Option("--vocab-size", help="Tokens, special ones included.")] = None,
+    workers: Workers = None,
+    scheduler: Scheduler = None,
+    strict: Strict = False,
+    overwrite: Overwrite = False,
+) -> None:
+    """Build a WordPiece vocabulary.
+
+    Example: bert-pretrain vocab corpus/*.txt.gz --output vocab --vocab-size 30522
+    """
+    make_vocab = load("bert_pretrain.vocab.run", "make_vocab")
+    flags = {"vocab.size": ("--vocab-size", vocab_size), "data.strict": ("--strict", strict or None)}
+    make_vocab(
+        load_config(config, settings, flags), inputs, output, workers=workers, scheduler=scheduler, overwrite=overwrite
+    )
+
+
+def _weight_of_input(setting: str) -> tuple[str, str]:
+    name, _, weight = setting.rpartition("=")
+    if not name:
+        raise ConfigError(
+            f"'{setting}' names no input and weight", where="--weight", remedy="write INPUT=N, such as a.txt=3"
+        )
+    return name, weight
+
+
+def make_data(
+    inputs: Inputs,
+    vocab: Annotated[Path, typer.Option("--vocab", help="The tokenizer folder.")],
+    output: Output,
+    config: ConfigSource = None,
+    settings: Settings = None,
+    workers: Workers = None,
+    scheduler: Scheduler = None,
+    store: Annotated[Path | None, typer.Option("--store", help="Where tokenised text is kept for other runs.")] = None,
+    validation: Annotated[
+        list[str] | None, typer.Option("--validation", metavar="INPUT", help="Hold this input out, not a fraction.")
+    ] = None,
+    weight: Annotated[
+        list[str] | None, typer.Option("--weight", metavar="INPUT=N", help="See an input N times as often as others.")
+    ] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Estimate rows, disk and time from a sample, and write nothing.")
+    ] = False,
+    strict: Strict = False,
+    overwrite: Overwrite = False,
+    verify: Annotated[
+        bool, typer.Option("--verify", help="Check every byte of a finished output, not only sizes and footers.")
+    ] = False,
+) -> None:
+    """Make examples for training, in shards.
+
+    Example: bert-pretrain make-data corpus/*.txt.gz --vocab vocab --output data --set data.max_seq_length=128
+    """
+    run_make_data = load("bert_pretrain.make_data.run", "make_data")
+    flags = {
+        "data.strict": ("--strict", strict or None),
+        "data.validation": ("--validation", validation or None),
+        "data.input_weights": ("--weight", dict(map(_weight_of_input, weight)) if weight else None),
+    }
+    loaded = load_config(config, settings, flags)
+    if dry_run:
+        estimate = load("bert_pretrain.make_data.estimate", "estimate")
+        print(estimate(loaded, inputs, vocab).describe(workers or os.cpu_count() or 1))
+        return
+    run_make_data(
+        loaded,
+        inputs,
+        vocab,
+        output,
+        workers=workers,
+        scheduler=scheduler,
+        store=store,
+        overwrite=overwrite,
+        verify=verify,
+    )
+
+
+def train(
+    data: Annotated[Path, typer.Option("--data", help="The data folder.")],
+    output: Output,
+    config: ConfigSource = None,
+    settings: Settings = None,
+    init_from: Annotated[
+        Path | None, typer.Option("--init-from", help="Start from the weights of a BERT folder.")
+    ] = None,
+    carry_optimizer: Annotated[
+        bool, typer.Option("--carry-optimizer", help="Take optimizer state and step from --init-from as well.")
+    ] = False,
+    resume: Annotated[bool, typer.Option("--resume/--no-resume", help="Go on from the newest checkpoint.")] = True,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what the run would do, need and take.")] = False,
+    overwrite: Overwrite = False,
+) -> None:
+    """Train BERT on a data folder.
+
+    Example: bert-pretrain train --data data --output run --config base
+    """
+    run_train = load("bert_pretrain.train.run", "train")
+    loaded = load_config(config, settings)
+    if loaded.phases:
+        print("the phases of the configuration are for 'bert-pretrain run'; this trains by the section train alone")
+    run_train(
+        loaded,
+        data,
+        output,
+        init_from=init_from,
+        carry_optimizer=carry_optimizer,
+        resume=resume,
+        overwrite=overwrite,
+        dry_run=dry_run,
+    )
+
+
+def run(
+    config: Annotated[str, typer.Argument(help="A YAML file with inputs and all sections, or a preset.")],
+    output: Output,
+    settings: Settings = None,
+    workers: Workers = None,
+    scheduler: Scheduler = None,
+    overwrite: Overwrite = False,
+) -> None:
+    """Run all stages and phases from one YAML: OUTPUT/vocab, OUTPUT/data, OUTPUT/train.
+
+    Example: bert-pretrain run my-corpus.yaml --output runs/my-corpus
+    """
+    run_pipeline = load("bert_pretrain.pipeline", "run_pipeline")
+    run_pipeline(load_config(config, settings), output, workers=workers, scheduler=scheduler, overwrite=overwrite)
