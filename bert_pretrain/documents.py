@@ -27,6 +27,7 @@ PART_BYTES = 8 << 20
 MOST_PARTS = 4096  # about; a part is a folder of the token store, whose files are all mapped at once
 _BLANK = b" \t\r\n"  # what a blank line may hold; not the form feed, which ends pages rather than documents
 _BLANK_LINE = re.compile(r"\n[ \t\r]*\n")
+_NAME_THE_FIELD = "name what holds the text: --set data.text_field=NAME (embed and evaluate: --text-field NAME)"
 _FOREIGN_MARKS = {codecs.BOM_UTF32_LE: "UTF-32", codecs.BOM_UTF32_BE: "UTF-32"} | {
     codecs.BOM_UTF16_LE: "UTF-16",
     codecs.BOM_UTF16_BE: "UTF-16",
@@ -128,13 +129,10 @@ def read(part: Part, config: DataConfig, counts: Counter[str]) -> Iterator[Passa
     Raises:
         InputError: naming file and line, when a record cannot be parsed or, with `strict`, text is not UTF-8.
     """
-    readers = {"jsonl": _read_jsonl, "parquet": _read_parquet, "csv": _read_csv, "dataset": _read_dataset}
     if part.source.format == "txt":
         passages = _read_txt(part, config, counts)
     else:
-        passages = (
-            passage for text in readers[part.source.format](part, config, counts) for passage in _cut_long(text)
-        )
+        passages = (passage for text in _read_records(part, config, counts) for passage in _cut_long(text))
     counts_empty = part.source.boundary != "blank_line"  # there, several blank lines on end are one boundary
     blanks, is_begun = "", False
     for passage in passages:
@@ -146,6 +144,26 @@ def read(part: Part, config: DataConfig, counts: Counter[str]) -> Iterator[Passa
             if passage.ends_document:
                 counts["empty_documents"] += counts_empty or bool(blanks.strip(" \t\r\n"))
                 blanks = ""
+
+
+def read_rows(source: Source, config: DataConfig, counts: Counter[str]) -> Iterator[str]:
+    """Yield the text of every row of a source, empty ones too: each line of `.txt`, else the field of each record.
+
+    Raises:
+        InputError: as `read` does.
+    """
+    part = Part(source)
+    if source.format != "txt":
+        yield from _read_records(part, config, counts)
+        return
+    for position, block in _blocks(part, whole_lines=True):
+        lines = _decode(block, position, part, config, counts).split("\n")
+        yield from (line.removesuffix("\r") for line in lines[: len(lines) - (not lines[-1])])
+
+
+def _read_records(part: Part, config: DataConfig, counts: Counter[str]) -> Iterator[str]:
+    readers = {"jsonl": _read_jsonl, "parquet": _read_parquet, "csv": _read_csv, "dataset": _read_dataset}
+    return readers[part.source.format](part, config, counts)
 
 
 def _cut_long(text: str) -> Iterator[Passage]:
@@ -250,7 +268,7 @@ def _text_of_json(line: str, field: str, where: Callable[[], str], counts: Count
         raise InputError(
             f"the record has no field '{field}' (it has: {keys})",
             where=where(),
-            remedy="name the field that holds the text with --set data.text_field=NAME",
+            remedy=_NAME_THE_FIELD,
         )
     return _text_of_value(record[field], where, counts)
 
@@ -410,5 +428,5 @@ def _no_column(location: str, field: str, columns: Sequence[str]) -> InputError:
     return InputError(
         f"there is no column '{field}' (there are: {', '.join(list(columns)[:8])})",
         where=location,
-        remedy="name the column that holds the text with --set data.text_field=NAME",
+        remedy=_NAME_THE_FIELD,
     )

@@ -5,6 +5,8 @@ begins. So nothing is computed for padding, and the masked-language-model head r
 mathematics is that of Hugging Face's `BertForPreTraining`; its names on disk are in `huggingface.py`.
 """
 
+from collections import deque
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -160,6 +162,24 @@ class BertForPreTraining(nn.Module):
         """Return the last hidden state of every token, (tokens, hidden)."""
         layout = layout_of(cu_seqlens, max_seqlen, input_ids.shape[0], self.attention_backend)
         return self.encoder(self.embeddings(input_ids, token_type_ids, position_ids), layout)
+
+    def encode_last_layers(
+        self,
+        input_ids: Tensor,
+        token_type_ids: Tensor,
+        position_ids: Tensor,
+        cu_seqlens: Tensor,
+        max_seqlen: int,
+        num_layers: int,
+    ) -> list[Tensor]:
+        """Return what each of the last `num_layers` layers puts out, the last one last, each (tokens, hidden)."""
+        layout = layout_of(cu_seqlens, max_seqlen, input_ids.shape[0], self.attention_backend)
+        hidden = self.embeddings(input_ids, token_type_ids, position_ids)
+        outputs: deque[Tensor] = deque(maxlen=num_layers)
+        for layer in self.encoder.layers:
+            hidden = layer(hidden, layout)
+            outputs.append(hidden)
+        return list(outputs)
 
     def forward(
         self,

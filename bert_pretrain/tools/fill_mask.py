@@ -1,46 +1,51 @@
 """`fill-mask`: the most likely words for each [MASK] of a text, by any BERT folder with its tokenizer."""
 
+import json
 from pathlib import Path
 
+import numpy as np
 import torch
 
-from bert_pretrain.errors import DataError, InputError
-from bert_pretrain.model.bert import BertForPreTraining
-from bert_pretrain.model.huggingface import load_model
+from bert_pretrain.config import TrainConfig
+from bert_pretrain.errors import InputError
 from bert_pretrain.tokenizer import Tokenizer
-from bert_pretrain.train.hardware import choose_device
+from bert_pretrain.tools.inference import open_bert
+from bert_pretrain.tools.view import width_of
 
 MASK = "[MASK]"
 
+Answers = list[list[tuple[str, float]]]
+"""For each [MASK], tokens with their probabilities, likeliest first."""
 
-def fill_mask(model: Path, text: str, *, top_k: int = 5, device: str = "auto") -> list[list[tuple[str, float]]]:
-    """Return, for each [MASK] in the text, the `top_k` likeliest tokens with their probabilities, likeliest first.
+
+def fill_mask(model: Path, text: str, *, config: TrainConfig, top_k: int = 5) -> Answers:
+    """Return the `top_k` likeliest tokens for each [MASK] in the text.
 
     Several masks are filled independently of one another, as BERT predicts them.
+
+    Args:
+        model: any BERT folder with a masked-language-model head and its tokenizer.
+        text: with at least one [MASK].
+        config: device, precision and attention.
+        top_k: at most so many as the vocabulary has.
 
     Raises:
         InputError: when the text has no [MASK], or is longer than the model's positions.
         DataError: when the folder holds no BERT, or its tokenizer does not fit.
     """
-    tokenizer = Tokenizer.load(model, "MODEL")
-    required = ("bert.embeddings", "bert.encoder", "cls.predictions")
-    network = load_model(model, device=choose_device(device), required=required).model
-    if tokenizer.vocab_size != network.vocab_size:
-        raise DataError(
-            f"the tokenizer has {tokenizer.vocab_size} tokens, the model {network.vocab_size}",
-            where=str(model),
-            remedy="put the model's own vocab.txt there",
-        )
+    bert = open_bert(model, config, ("cls.predictions",))
+    tokenizer = bert.tokenizer
     input_ids = encode_with_masks(text, tokenizer)
-    longest = network.config.max_position_embeddings
-    if len(input_ids) > longest:
+    if len(input_ids) > bert.max_length:
         raise InputError(
-            f"the text has {len(input_ids)} tokens, the model has {longest} positions",
+            f"the text has {len(input_ids)} tokens, the model has {bert.max_length} positions",
             where="TEXT",
             remedy="shorten it",
         )
-    masks = [position for position, token in enumerate(input_ids) if token == tokenizer.mask_id]
-    probabilities = _probabilities(network, input_ids, masks)  # (masks, vocabulary)
+    masks = np.flatnonzero(input_ids == tokenizer.mask_id)
+    with bert.running():
+        features, _ = bert.network(*bert.pack([input_ids]), torch.from_numpy(masks).to(bert.device))
+        probabilities = bert.network.decode(features).float().softmax(dim=1).cpu()  # (masks, vocabulary)
     best = probabilities.topk(min(top_k, tokenizer.vocab_size), dim=1)
     return [
         [(tokenizer.tokens[token], share) for token, share in zip(tokens, shares, strict=True)]
@@ -48,7 +53,33 @@ def fill_mask(model: Path, text: str, *, top_k: int = 5, device: str = "auto") -
     ]
 
 
-def encode_with_masks(text: str, tokenizer: Tokenizer) -> list[int]:
+def filled(text: str, answers: Answers) -> str:
+    """Return the text with the likeliest token in every [MASK]; a `##…` is glued to what stands before it."""
+    head, *pieces = text.split(MASK)
+    for found, piece in zip(answers, pieces, strict=True):
+        best, _ = found[0]
+        head = (head.rstrip() + best.removeprefix("##") if best.startswith("##") else head + best) + piece
+    return head
+
+
+def as_table(text: str, answers: Answers) -> str:
+    """Return the answers for people: a line each with mask, token and probability, and the filled text."""
+    width = max(len("token"), *(width_of(token) for found in answers for token, _ in found))
+    lines = [f"mask  {'token':<{width}}  probability"]
+    for number, found in enumerate(answers, start=1):
+        for rank, (token, share) in enumerate(found):
+            label = "" if rank else str(number)
+            lines.append(f"{label:<6}{token}{' ' * (width - width_of(token))}  {share:>11.2%}")
+    return "\n".join([*lines, "", filled(text, answers)])
+
+
+def as_json(text: str, answers: Answers) -> str:
+    """Return the answers for programs: the text, the filled text, and for each mask its tokens."""
+    masks = [[{"token": token, "probability": share} for token, share in found] for found in answers]
+    return json.dumps({"text": text, "filled": filled(text, answers), "masks": masks}, ensure_ascii=False)
+
+
+def encode_with_masks(text: str, tokenizer: Tokenizer) -> np.ndarray:
     """Return the ids of `[CLS] text [SEP]`, where each literal [MASK] is the special token.
 
     Raises:
@@ -65,20 +96,4 @@ def encode_with_masks(text: str, tokenizer: Tokenizer) -> list[int]:
     for number, piece in enumerate(pieces):
         ids += [tokenizer.mask_id] if number else []
         ids += tokenizer.encode_text(piece)
-    return [*ids, tokenizer.sep_id]
-
-
-@torch.inference_mode()
-def _probabilities(model: BertForPreTraining, input_ids: list[int], masks: list[int]) -> torch.Tensor:
-    """Return the distribution at each masked position, (masks, vocabulary) fp32 on the CPU."""
-    device = next(model.parameters()).device
-    ids = torch.tensor(input_ids, device=device)
-    features, _ = model(
-        ids,
-        torch.zeros_like(ids),
-        torch.arange(len(input_ids), device=device),
-        torch.tensor([0, len(input_ids)], dtype=torch.int32, device=device),
-        len(input_ids),
-        torch.tensor(masks, device=device),
-    )
-    return model.decode(features).float().softmax(dim=1).cpu()
+    return np.array([*ids, tokenizer.sep_id])

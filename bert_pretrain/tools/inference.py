@@ -1,0 +1,107 @@
+"""Running a finished model over many texts: opening a BERT folder, packing sequences, batches under a token budget.
+
+Input are lists of ids, output what the network returns for the packed batch. Sequences of like length stand together,
+so that attention that pads wastes little; the caller puts results back in order.
+"""
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from bert_pretrain import ragged
+from bert_pretrain.config import TrainConfig
+from bert_pretrain.errors import DataError
+from bert_pretrain.model.bert import BertForPreTraining
+from bert_pretrain.model.huggingface import load_model
+from bert_pretrain.tokenizer import Tokenizer
+from bert_pretrain.train.hardware import CPU_MICRO_BATCH_TOKENS, choose_device, choose_precision
+
+CUDA_BATCH_TOKENS = 32768
+"""For BERT-Large in fp32 about 2 GB of activations, in BERT-Base 1.5 GB: there is no backward pass to keep them for."""
+
+Packed = tuple[Tensor, Tensor, Tensor, Tensor, int]
+"""input_ids, token_type_ids and position_ids (tokens,), cu_seqlens (sequences + 1,), max_seqlen."""
+
+
+@dataclass(frozen=True)
+class Bert:
+    """A model folder opened for inference: the network in evaluation mode, with a tokenizer that fits it."""
+
+    network: BertForPreTraining
+    tokenizer: Tokenizer
+    device: torch.device
+    dtype: torch.dtype
+
+    @property
+    def max_length(self) -> int:
+        """The most tokens of a sequence, [CLS] and [SEP] included."""
+        return self.network.config.max_position_embeddings
+
+    @property
+    def batch_tokens(self) -> int:
+        """Tokens of a batch where the user names no number."""
+        return CPU_MICRO_BATCH_TOKENS if self.device.type == "cpu" else CUDA_BATCH_TOKENS
+
+    @contextlib.contextmanager
+    def running(self) -> Iterator[None]:
+        """Compute without gradients, matrix products in the chosen precision."""
+        with torch.inference_mode(), torch.autocast(self.device.type, self.dtype, enabled=self.dtype != torch.float32):
+            yield
+
+    def pack(self, sequences: Sequence[np.ndarray]) -> Packed:
+        """Lay single texts, each with its [CLS] and [SEP], end to end on the model's device."""
+        lengths = np.array([len(sequence) for sequence in sequences], dtype=np.int64)
+        offsets = ragged.offsets_of(lengths)
+        ids = torch.from_numpy(np.concatenate(sequences).astype(np.int64)).to(self.device)
+        positions = torch.from_numpy(ragged.positions_within(offsets)).to(self.device)
+        bounds = torch.from_numpy(offsets.astype(np.int32)).to(self.device)
+        return ids, torch.zeros_like(ids), positions, bounds, int(lengths.max())
+
+    def surround(self, ids: np.ndarray) -> np.ndarray:
+        """Return `[CLS] ids [SEP]`."""
+        return np.concatenate(([self.tokenizer.cls_id], ids, [self.tokenizer.sep_id])).astype(np.int64)
+
+
+def open_bert(folder: Path, config: TrainConfig, required: tuple[str, ...] = ()) -> Bert:
+    """Open any BERT folder with its tokenizer.
+
+    Args:
+        folder: the model.
+        config: device, precision and attention.
+        required: as `load_model` has it, besides embeddings and encoder.
+
+    Raises:
+        DataError: when the folder holds no BERT, lacks what is required, or its tokenizer does not fit.
+    """
+    device = choose_device(config.device)
+    dtype = choose_precision(config.precision, device).dtype
+    needed = ("bert.embeddings", "bert.encoder", *required)
+    network = load_model(folder, attention=config.attention, device=device, dtype=dtype, required=needed).model
+    tokenizer = Tokenizer.load(folder, "MODEL")
+    if tokenizer.vocab_size != network.vocab_size:
+        raise DataError(
+            f"the tokenizer has {tokenizer.vocab_size} tokens, the model {network.vocab_size}",
+            where=f"MODEL {folder}",
+            remedy="put the model's own vocab.txt there",
+        )
+    return Bert(network, tokenizer, device, dtype)
+
+
+def batches_by_length(lengths: np.ndarray, batch_tokens: int) -> Iterator[np.ndarray]:
+    """Yield which sequences go together, the longest first, each batch at most `batch_tokens` with its padding.
+
+    Args:
+        lengths: (sequences,).
+        batch_tokens: a sequence longer than that is a batch of its own.
+    """
+    order = np.argsort(-lengths, kind="stable")
+    begin = 0
+    while begin < len(order):
+        size = max(1, batch_tokens // int(lengths[order[begin]]))
+        yield order[begin : begin + size]
+        begin += size

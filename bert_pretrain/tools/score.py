@@ -1,0 +1,272 @@
+"""Pseudo-log-likelihoods of texts, and accuracy on minimal pairs (Salazar et al., 2020).
+
+The pseudo-log-likelihood (PLL) of a text is the sum over its tokens of the log-probability that the model gives each
+one where it stands masked, in nats. A text of n tokens is n sequences, which run packed with those of other texts, and
+only the masked positions are decoded. `word-l2r` also masks what follows in the same word, so that a word cut into many
+pieces is not guessed from its own end (Kauf and Ivanova, 2023).
+"""
+
+import contextlib
+import json
+import math
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from bert_pretrain.config import TrainConfig
+from bert_pretrain.errors import ConfigError, InputError
+from bert_pretrain.files import atomic_path
+from bert_pretrain.model.bert import BertForPreTraining
+from bert_pretrain.progress import progress_bar
+from bert_pretrain.ragged import offsets_of, positions_within
+from bert_pretrain.tools.inference import Bert, batches_by_length, open_bert
+from bert_pretrain.tools.pairs import Pair, read_pairs
+from bert_pretrain.tools.texts import Text, Texts, encoded_groups
+
+METRICS = ("original", "word-l2r")
+DECODED_ROWS = 256
+"""Masked positions whose logits exist at once: 31 MB in fp32 for 30,522 tokens."""
+
+
+@dataclass(frozen=True)
+class Scoring:
+    """A model and how it scores."""
+
+    bert: Bert
+    metric: str
+    batch_tokens: int
+
+
+@dataclass(frozen=True)
+class Scored:
+    """The score of one text."""
+
+    text: Text
+    num_tokens: int
+    pll: float
+
+
+def score_texts(
+    model: Path,
+    inputs: Sequence[str],
+    *,
+    config: TrainConfig,
+    metric: str = "original",
+    batch_tokens: int | None = None,
+    text_field: str = "text",
+    skip_empty: bool = False,
+    output: Path | None = None,
+) -> dict[str, float]:
+    """Score every text of some inputs by a model.
+
+    Args:
+        model: any BERT folder with a masked-language-model head and its tokenizer.
+        inputs: as the stages take them; each line of `.txt` is a text.
+        config: device, precision and attention.
+        metric: one of `METRICS`.
+        batch_tokens: tokens that run at once, padding included.
+        text_field: where records have their text.
+        skip_empty: leave empty texts out.
+        output: a file for the score of each text, a line of JSON each.
+
+    Returns:
+        `pll` (nats, of all), `pll_per_token`, `pseudo_perplexity` (of a token, over the whole corpus), and the numbers
+        of `texts` and `tokens` behind them, without [CLS] and [SEP].
+
+    Raises:
+        InputError: when an input cannot be read, or a text is empty or longer than the model's positions.
+        DataError: when the folder holds no BERT that fits.
+    """
+    scoring = _open(model, config, metric, batch_tokens)
+    texts = Texts.open(inputs, text_field, skip_empty=skip_empty)
+    total, num_tokens = 0.0, 0
+    with progress_bar(total=texts.number, unit=" texts", unit_scale=True, desc="score") as bar, _lines(output) as write:
+        for scored in _scored(scoring, texts, bar.update):
+            total += scored.pll
+            num_tokens += scored.num_tokens
+            write(_text_record(scored))
+    if texts.num_skipped:
+        print(f"left out   {texts.num_skipped:,} empty texts")
+    return {
+        "pll": total,
+        "pll_per_token": total / num_tokens,
+        "pseudo_perplexity": math.exp(min(-total / num_tokens, 700.0)),
+        "texts": texts.number,
+        "tokens": num_tokens,
+    }
+
+
+def score_pairs(
+    model: Path,
+    inputs: Sequence[str],
+    *,
+    config: TrainConfig,
+    metric: str = "original",
+    batch_tokens: int | None = None,
+    by: str | None = None,
+    output: Path | None = None,
+) -> tuple[dict[str, float], dict[str, dict[str, float]]]:
+    """Measure on how many minimal pairs a model gives the good sentence the higher pseudo-log-likelihood.
+
+    Args:
+        model: any BERT folder with a masked-language-model head and its tokenizer.
+        inputs: `.jsonl` with `sentence_good` and `sentence_bad`, as BLiMP's.
+        config: device, precision and attention.
+        metric: one of `METRICS`.
+        batch_tokens: tokens that run at once, padding included.
+        by: a field by whose values accuracy is given as well; `UID` where records have it.
+        output: a file for the scores of each pair, a line of JSON each.
+
+    Returns:
+        `accuracy` (equal scores count as wrong) and the number of `pairs`, of all, and for every value of the field.
+
+    Raises:
+        InputError: when a file cannot be read, a record lacks a field, or a sentence is empty or too long.
+        DataError: when the folder holds no BERT that fits.
+    """
+    scoring = _open(model, config, metric, batch_tokens)
+    pairs = read_pairs(inputs, by)
+    correct: dict[str | None, list[bool]] = defaultdict(list)
+    texts = (text for pair in pairs for text in (pair.good, pair.bad))
+    with progress_bar(total=len(pairs), unit=" pairs", unit_scale=True, desc="score") as bar, _lines(output) as write:
+        scores = _scored(scoring, texts, lambda number: bar.update(number / 2))
+        for pair, good, bad in zip(pairs, scores, scores, strict=True):
+            is_correct = good.pll > bad.pll
+            correct[pair.group].append(is_correct)
+            write(_pair_record(pair, good, bad, is_correct))
+    every = [each for found in correct.values() for each in found]
+    groups = {name: _accuracy(correct[name]) for name in sorted(name for name in correct if name is not None)}
+    return _accuracy(every), groups
+
+
+def _accuracy(correct: Sequence[bool]) -> dict[str, float]:
+    return {"accuracy": sum(correct) / len(correct), "pairs": len(correct)}
+
+
+def _text_record(scored: Scored) -> dict[str, Any]:
+    return {
+        "source": scored.text.location,
+        "row": scored.text.row,
+        "text": scored.text.text,
+        "tokens": scored.num_tokens,
+        "pll": scored.pll,
+        "pll_per_token": scored.pll / scored.num_tokens,
+    }
+
+
+def _pair_record(pair: Pair, good: Scored, bad: Scored, is_correct: bool) -> dict[str, Any]:
+    return {
+        "source": good.text.location,
+        "row": good.text.row,
+        **({} if pair.group is None else {pair.field: pair.group}),
+        "sentence_good": good.text.text,
+        "sentence_bad": bad.text.text,
+        "pll_good": good.pll,
+        "pll_bad": bad.pll,
+        "correct": is_correct,
+    }
+
+
+def _open(model: Path, config: TrainConfig, metric: str, batch_tokens: int | None) -> Scoring:
+    if metric not in METRICS:
+        raise ConfigError(f"the metric is '{metric}'", where="--metric", remedy=f"choose {' or '.join(METRICS)}")
+    bert = open_bert(model, config, ("cls.predictions",))
+    return Scoring(bert, metric, batch_tokens or bert.batch_tokens)
+
+
+@contextlib.contextmanager
+def _lines(output: Path | None) -> Iterator[Callable[[dict[str, Any]], object]]:
+    """Yield what writes a record to a file of JSON lines, which appears whole or not at all; None writes nothing."""
+    if output is None:
+        yield lambda record: None
+        return
+    with atomic_path(output) as temporary, temporary.open("w", encoding="utf-8") as file:
+        yield lambda record: file.write(json.dumps(record, ensure_ascii=False) + "\n")
+
+
+def _scored(scoring: Scoring, texts: Iterable[Text], done: Callable[[float], object]) -> Iterator[Scored]:
+    """Yield the scores of texts in their order.
+
+    Raises:
+        InputError: when a text is longer than the model's positions.
+    """
+    longest = scoring.bert.max_length
+    for group in encoded_groups(texts, scoring.bert.tokenizer):
+        for text, ids in zip(group.texts, group.ids, strict=True):
+            if len(ids) + 2 > longest:
+                raise InputError(
+                    f"the text has {len(ids) + 2} tokens, the model {longest} positions: {text.text[:60]!r}",
+                    where=text.where,
+                    remedy="cut it into sentences; a score of a part would be no score of the text",
+                )
+        scores = pseudo_log_likelihoods(scoring, group.ids, done)
+        for text, ids, pll in zip(group.texts, group.ids, scores.tolist(), strict=True):
+            yield Scored(text, len(ids), pll)
+
+
+def pseudo_log_likelihoods(
+    scoring: Scoring, texts: Sequence[np.ndarray], done: Callable[[float], object] = lambda _: None
+) -> np.ndarray:
+    """Return the PLL of texts in nats, (texts,) float64.
+
+    Args:
+        scoring: the model and the metric.
+        texts: ids without [CLS] and [SEP].
+        done: is told the number of texts after every batch, as a fraction.
+    """
+    bert = scoring.bert
+    sequences = [bert.surround(ids) for ids in texts]
+    ends = [_mask_ends(sequence, scoring) for sequence in sequences]
+    num_tokens = np.array([len(ids) for ids in texts])
+    text_of = np.repeat(np.arange(len(texts)), num_tokens)  # (masked,): each token of each text is masked in turn
+    place_of = 1 + positions_within(offsets_of(num_tokens))  # behind [CLS]
+    scores = np.zeros(len(texts))
+    with bert.running():
+        for batch in batches_by_length(num_tokens[text_of] + 2, scoring.batch_tokens):
+            masked = [(int(text), int(place)) for text, place in zip(text_of[batch], place_of[batch], strict=True)]
+            copies = [_masked(sequences[text], place, ends[text][place], bert) for text, place in masked]
+            labels = np.array([sequences[text][place] for text, place in masked])
+            found = _log_probabilities(bert, copies, place_of[batch], labels)
+            scores += np.bincount(text_of[batch], weights=found, minlength=len(texts))
+            done(float((1 / num_tokens[text_of[batch]]).sum()))
+    return scores
+
+
+def _mask_ends(sequence: np.ndarray, scoring: Scoring) -> np.ndarray:
+    """Return, for every token of `[CLS] … [SEP]`, where the run ends that is masked with it."""
+    follows = np.arange(1, len(sequence) + 1)
+    if scoring.metric == "original":
+        return follows
+    word_begins = np.append(~scoring.bert.tokenizer.is_subword[sequence], True)
+    begins = np.flatnonzero(word_begins)
+    return begins[np.searchsorted(begins, follows)]
+
+
+def _masked(sequence: np.ndarray, begin: int, end: int, bert: Bert) -> np.ndarray:
+    copy = sequence.copy()
+    copy[begin:end] = bert.tokenizer.mask_id
+    return copy
+
+
+def _log_probabilities(
+    bert: Bert, sequences: Sequence[np.ndarray], places: np.ndarray, labels: np.ndarray
+) -> np.ndarray:
+    """Return the log-probability of one label in each sequence, at its place, (sequences,) float64."""
+    packed = bert.pack(sequences)
+    positions = packed[3][:-1].long() + torch.from_numpy(places).to(bert.device)
+    features, _ = bert.network(*packed, positions)  # (sequences, hidden)
+    wanted = torch.from_numpy(labels).to(bert.device)
+    blocks = [slice(begin, begin + DECODED_ROWS) for begin in range(0, len(labels), DECODED_ROWS)]
+    found = [_chosen(bert.network, features[block], wanted[block]) for block in blocks]
+    return torch.cat(found).double().cpu().numpy()
+
+
+def _chosen(network: BertForPreTraining, features: Tensor, labels: Tensor) -> Tensor:
+    logits = network.decode(features).float()  # (rows, vocabulary)
+    return logits.gather(1, labels[:, None]).squeeze(1) - logits.logsumexp(dim=1)

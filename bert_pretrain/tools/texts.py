@@ -1,0 +1,141 @@
+"""Single texts for a model, from the same inputs as the stages take: a line of `.txt`, a record of anything else.
+
+Inputs are read twice. The first pass counts the texts and finds what is wrong with them, so that neither a progress bar
+nor a user learns it hours later; the second gives them in groups with their ids, so that memory is bounded.
+"""
+
+import itertools
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from bert_pretrain.config import DataConfig
+from bert_pretrain.documents import read_rows
+from bert_pretrain.encoder import Encoder
+from bert_pretrain.errors import InputError
+from bert_pretrain.progress import progress_bar
+from bert_pretrain.ragged import offsets_of
+from bert_pretrain.sources import Source, resolve
+from bert_pretrain.tokenizer import Tokenizer
+
+GROUP_TEXTS = 8192
+GROUP_CHARACTERS = 1 << 21
+"""What is read, tokenised and sorted by length at once; a single text may be longer."""
+
+
+@dataclass(frozen=True)
+class Text:
+    """A text and where it stands."""
+
+    text: str
+    location: str
+    row: int
+    """In its source, from 1: a line of `.txt`, otherwise a record."""
+    is_line: bool
+
+    @property
+    def where(self) -> str:
+        return f"{self.location}: {'line' if self.is_line else 'record'} {self.row}"
+
+
+@dataclass(frozen=True)
+class Texts:
+    """All texts of some inputs, found readable and counted."""
+
+    sources: list[Source]
+    config: DataConfig
+    skip_empty: bool
+    number: int
+    num_skipped: int
+
+    @staticmethod
+    def open(inputs: Sequence[str], text_field: str, *, skip_empty: bool = False) -> "Texts":
+        """Resolve inputs and read through them once, saying what counts as a text.
+
+        Raises:
+            InputError: when one cannot be read, there is no text at all, or one is empty and is not to be left out.
+        """
+        config = DataConfig(text_field=text_field, sentence_splitter="lines", document_boundary="blank_line")
+        sources = resolve(inputs, config)
+        if any(source.format == "txt" for source in sources):
+            print("texts      each line of .txt is one")
+        number = num_skipped = 0
+        with progress_bar(unit=" texts", desc="reading", leave=False) as bar:
+            for text in _all_texts(sources, config):
+                if _is_empty(text):
+                    if not skip_empty:
+                        raise _empty(text)
+                    num_skipped += 1
+                else:
+                    number += 1
+                bar.update()
+        if not number:
+            raise InputError("the inputs hold no text", where=", ".join(inputs), remedy="name inputs with text in them")
+        return Texts(sources, config, skip_empty, number, num_skipped)
+
+    def __iter__(self) -> Iterator[Text]:
+        """Read the texts, in the order of the inputs, without those that are left out."""
+        return (text for text in _all_texts(self.sources, self.config) if not _is_empty(text))
+
+
+@dataclass(frozen=True)
+class Group:
+    """Some consecutive texts with their ids, without [CLS] and [SEP]."""
+
+    texts: list[Text]
+    ids: list[np.ndarray]
+
+    def __len__(self) -> int:
+        return len(self.texts)
+
+
+def encoded_groups(texts: Iterable[Text], tokenizer: Tokenizer) -> Iterator[Group]:
+    """Tokenise texts group by group, in order.
+
+    Raises:
+        InputError: when nothing of a text is left for the model, such as control characters alone.
+    """
+    encoder = Encoder(tokenizer)
+    for group in _grouped(texts):
+        encoded = [text.text.encode() for text in group]
+        starts = offsets_of(np.array([len(one) for one in encoded]))[:-1]
+        ids, offsets = encoder.encode(np.frombuffer(b"".join(encoded), dtype=np.uint8), starts)
+        if (np.diff(offsets) == 0).any():
+            raise _empty(group[int(np.diff(offsets).argmin())])
+        yield Group(group, [ids[begin:end] for begin, end in itertools.pairwise(offsets)])
+
+
+def _grouped(texts: Iterable[Text]) -> Iterator[list[Text]]:
+    group: list[Text] = []
+    characters = 0
+    for text in texts:
+        group.append(text)
+        characters += len(text.text)
+        if len(group) == GROUP_TEXTS or characters >= GROUP_CHARACTERS:
+            yield group
+            group, characters = [], 0
+    if group:
+        yield group
+
+
+def _all_texts(sources: Sequence[Source], config: DataConfig) -> Iterator[Text]:
+    counts: Counter[str] = Counter()
+    for source in sources:
+        is_line = source.format == "txt"
+        for row, text in enumerate(read_rows(source, config, counts), start=1):
+            yield Text(text, source.location, row, is_line)
+
+
+def _is_empty(text: Text) -> bool:
+    return not text.text or text.text.isspace()
+
+
+def _empty(text: Text) -> InputError:
+    return InputError(
+        f"the text is empty: {text.text[:60]!r}",
+        where=text.where,
+        remedy="give it some words, or take it out (texts a row each: --skip-empty leaves all such out)",
+    )
