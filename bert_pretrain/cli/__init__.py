@@ -14,7 +14,7 @@ import typer
 
 from bert_pretrain import __version__
 from bert_pretrain.cli.exits import Terminated, reports_mistakes, terminate
-from bert_pretrain.cli.models import evaluate, fill_mask, inspect, report
+from bert_pretrain.cli.models import embed, evaluate, fill_mask, inspect, report
 from bert_pretrain.cli.stages import make_data, run, train, vocab
 
 app = typer.Typer(
@@ -24,7 +24,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
-for _command in (vocab, make_data, train, run, inspect, evaluate, fill_mask, report):
+for _command in (vocab, make_data, train, run, inspect, evaluate, fill_mask, embed, report):
     app.command()(reports_mistakes(_command))
 
 

@@ -1,16 +1,18 @@
 """`fill-mask` gives what `transformers` gives from the same folder."""
 
+import json
 from pathlib import Path
 
 import pytest
 
-from bert_pretrain.config import ModelConfig
+from bert_pretrain.config import ModelConfig, TrainConfig
 from bert_pretrain.errors import DataError, InputError
 from bert_pretrain.model.bert import BertForPreTraining
 from bert_pretrain.model.huggingface import save_model
 from bert_pretrain.tokenizer import Tokenizer
-from bert_pretrain.tools.fill_mask import encode_with_masks, fill_mask
+from bert_pretrain.tools.fill_mask import as_json, as_table, encode_with_masks, fill_mask, filled
 
+CPU = TrainConfig(device="cpu", precision="fp32")
 WORDS = ["the", "river", "was", "old", ".", "river", "##s", "中", "国", "[", "]", "sep", "mask"]
 
 
@@ -39,7 +41,7 @@ def test_words_and_probabilities_equal_those_of_transformers(folder: Path, text:
 
     theirs = pipeline("fill-mask", model=str(folder), top_k=4)(text)
     theirs = theirs if isinstance(theirs[0], list) else [theirs]
-    ours = fill_mask(folder, text, top_k=4, device="cpu")
+    ours = fill_mask(folder, text, top_k=4, config=CPU)
     assert len(ours) == len(theirs)
     for mine, other in zip(ours, theirs, strict=True):
         assert [token for token, _ in mine] == [answer["token_str"].replace(" ", "") for answer in other]
@@ -53,14 +55,26 @@ def test_other_special_tokens_in_the_text_stay_text(folder: Path) -> None:
 
 
 def test_more_words_than_there_are_gives_all(folder: Path) -> None:
-    (words,) = fill_mask(folder, "[MASK]", top_k=1000, device="cpu")
+    (words,) = fill_mask(folder, "[MASK]", top_k=1000, config=CPU)
     assert sum(share for _, share in words) == pytest.approx(1.0, abs=1e-5)
 
 
 def test_what_cannot_be_filled_is_refused(folder: Path, tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"no \[MASK\]"):
-        fill_mask(folder, "the river", device="cpu")
+        fill_mask(folder, "the river", config=CPU)
     with pytest.raises(InputError, match="22 tokens, the model has 12 positions"):
-        fill_mask(folder, "[MASK] " * 20, device="cpu")
+        fill_mask(folder, "[MASK] " * 20, config=CPU)
     with pytest.raises(DataError):
-        fill_mask(tmp_path, "[MASK]", device="cpu")
+        fill_mask(tmp_path, "[MASK]", config=CPU)
+
+
+def test_the_filled_text_has_the_likeliest_tokens_and_no_hashes() -> None:
+    answers = [[("river", 0.5), ("old", 0.25)], [("##s", 0.75), ("中", 0.25)]]
+    assert filled("the [MASK] [MASK] was.", answers) == "the rivers was."
+    table = as_table("the [MASK] [MASK] was.", answers).splitlines()
+    assert table[1].split() == ["1", "river", "50.00%"]
+    assert table[4].split() == ["中", "25.00%"]
+    assert table[-1] == "the rivers was."
+    # A Chinese character takes two columns.
+    assert len({len(line) + line.count("中") for line in table[:5]}) == 1
+    assert json.loads(as_json("[MASK] [MASK]", answers))["masks"][1][0] == {"token": "##s", "probability": 0.75}

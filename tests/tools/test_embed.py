@@ -1,0 +1,230 @@
+"""`embed` gives what `transformers` gives from the same folder, in the order of the input, from every kind of input."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from bert_pretrain.config import TrainConfig
+from bert_pretrain.errors import ConfigError, DataError, InputError, OutputError, UserError
+from bert_pretrain.tools import texts as texts_module
+from bert_pretrain.tools import vectors as vectors_module
+from bert_pretrain.tools.embed import POOLINGS, embed
+from bert_pretrain.tools.texts import Texts
+
+CPU = TrainConfig(device="cpu", precision="fp32")
+LONGEST = 40
+
+
+@pytest.fixture(scope="module")
+def text_file(tmp_path_factory: pytest.TempPathFactory, sentences: list[str]) -> Path:
+    path = tmp_path_factory.mktemp("texts") / "sentences.txt"
+    path.write_text("\n".join(sentences) + "\n", encoding="utf-8")
+    return path
+
+
+@pytest.fixture(scope="module")
+def theirs(bert_folder: Path, sentences: list[str]) -> list[Any]:
+    """What `AutoModel` gives for each sentence alone."""
+    from transformers import AutoModel, AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(str(bert_folder))
+    model = AutoModel.from_pretrained(str(bert_folder), attn_implementation="eager").eval()
+    outputs = []
+    for sentence in sentences:
+        encoded = tokenizer(sentence, truncation=True, max_length=LONGEST, return_tensors="pt")
+        with torch.no_grad():
+            output = model(**encoded, output_hidden_states=True)
+        outputs.append((output, tokenizer.convert_ids_to_tokens(encoded["input_ids"][0])))
+    return outputs
+
+
+def features_of_theirs(output: Any, pooling: str) -> torch.Tensor:
+    """Return the vectors of one sentence's tokens, (tokens, size), or its pooled output, (1, size)."""
+    last_four = output.hidden_states[-4:]
+    if pooling == "pooler":
+        return output.pooler_output
+    if pooling == "last4-mean":
+        return torch.stack(last_four).mean(dim=0)[0]
+    return torch.cat(last_four, dim=-1)[0] if pooling == "last4-concat" else output.last_hidden_state[0]
+
+
+def read(path: Path) -> dict[str, list[Any]]:
+    return pq.read_table(path).to_pydict()
+
+
+@pytest.mark.parametrize("pooling", POOLINGS["sentence"])
+def test_a_sentence_has_the_vector_of_transformers(
+    bert_folder: Path, text_file: Path, sentences: list[str], theirs: list[Any], tmp_path: Path, pooling: str
+) -> None:
+    output = tmp_path / "v.parquet"
+    embed(bert_folder, [str(text_file)], output, config=CPU, pooling=pooling, batch_tokens=128)
+    ours = read(output)
+    assert ours["text"] == sentences
+    assert ours["row"] == list(range(1, len(sentences) + 1))
+    for vector, (found, _) in zip(ours["embedding"], theirs, strict=True):
+        features = features_of_theirs(found, pooling)
+        expected = features[0] if pooling in ("cls", "pooler") else features.mean(dim=0)
+        np.testing.assert_allclose(vector, expected.numpy(), atol=1e-5)
+
+
+@pytest.mark.parametrize("pooling", POOLINGS["token"])
+def test_every_token_has_the_vector_of_transformers(
+    bert_folder: Path, text_file: Path, theirs: list[Any], tmp_path: Path, pooling: str
+) -> None:
+    output = tmp_path / "v.parquet"
+    embed(bert_folder, [str(text_file)], output, config=CPU, level="token", pooling=pooling, batch_tokens=128)
+    ours = read(output)
+    for tokens, vectors, (found, their_tokens) in zip(ours["tokens"], ours["embeddings"], theirs, strict=True):
+        assert tokens == their_tokens
+        np.testing.assert_allclose(vectors, features_of_theirs(found, pooling).numpy(), atol=1e-5)
+
+
+def test_vectors_do_not_depend_on_batches_and_groups(
+    bert_folder: Path, text_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for level in POOLINGS:
+        embed(bert_folder, [str(text_file)], tmp_path / "a.parquet", config=CPU, level=level)
+        with monkeypatch.context() as patched:
+            patched.setattr(texts_module, "GROUP_TEXTS", 7)
+            patched.setattr("bert_pretrain.tools.embed.BLOCK_BYTES", 8000)
+            embed(bert_folder, [str(text_file)], tmp_path / "b.parquet", config=CPU, level=level, batch_tokens=50)
+        groups = [pq.ParquetFile(tmp_path / f"{name}.parquet").num_row_groups for name in "ab"]
+        assert groups[0] < groups[1]
+        a, b = read(tmp_path / "a.parquet"), read(tmp_path / "b.parquet")
+        name = "embedding" if level == "sentence" else "embeddings"
+        for one, other in zip(a.pop(name), b.pop(name), strict=True):
+            np.testing.assert_allclose(one, other, atol=1e-5)
+        assert a == b
+
+
+def test_all_formats_hold_the_same_vectors(bert_folder: Path, text_file: Path, tmp_path: Path) -> None:
+    for ending in ("parquet", "npy", "jsonl"):
+        embed(bert_folder, [str(text_file)], tmp_path / f"v.{ending}", config=CPU)
+    expected = np.array(read(tmp_path / "v.parquet")["embedding"], dtype=np.float32)
+    matrix = np.load(tmp_path / "v.npy", mmap_mode="r")
+    assert matrix.dtype == np.float32
+    assert np.array_equal(matrix, expected)
+    records = [json.loads(line) for line in (tmp_path / "v.jsonl").read_text().splitlines()]
+    assert np.array_equal(np.array([record["embedding"] for record in records], dtype=np.float32), expected)
+    embed(bert_folder, [str(text_file)], tmp_path / "t.parquet", config=CPU, level="token")
+    embed(bert_folder, [str(text_file)], tmp_path / "t.jsonl", config=CPU, level="token")
+    table = read(tmp_path / "t.parquet")
+    records = [json.loads(line) for line in (tmp_path / "t.jsonl").read_text().splitlines()]
+    assert [record["tokens"] for record in records] == table["tokens"]
+    for record, vectors in zip(records, table["embeddings"], strict=True):
+        assert np.array_equal(np.float32(record["embeddings"]), np.float32(vectors))
+
+
+def test_texts_come_from_every_kind_of_input(tmp_path: Path) -> None:
+    from datasets import Dataset
+
+    (tmp_path / "a.txt").write_text("one\r\ntwo \n\nthree")
+    (tmp_path / "b.jsonl").write_text('{"body": "four"}\n\n{"body": ""}\n{"body": "five\\nlines"}\n')
+    (tmp_path / "c.csv").write_text('id,body\n1,six\n2,"seven\neight"\n')
+    pq.write_table(pa.table({"body": ["nine", None]}), tmp_path / "d.parquet")
+    Dataset.from_dict({"body": ["ten"]}).save_to_disk(tmp_path / "e")
+    inputs = [str(tmp_path / name) for name in ("a.txt", "b.jsonl", "c.csv", "d.parquet", "e")]
+    texts = Texts.open(inputs, "body", skip_empty=True)
+    found = list(texts)
+    words = ["one", "two ", "three", "four", "five\nlines", "six", "seven\neight", "nine", "ten"]
+    assert [text.text for text in found] == words
+    assert (texts.number, texts.num_skipped) == (len(words), 3)
+    assert found[2].where == f"{tmp_path}/a.txt: line 4"
+    assert found[4].where == f"{tmp_path}/b.jsonl: record 3"
+
+
+def test_longer_texts_are_truncated_and_counted(
+    bert_folder: Path, text_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    embed(bert_folder, [str(text_file)], tmp_path / "v.parquet", config=CPU, level="token", max_length=5)
+    tokens = read(tmp_path / "v.parquet")["tokens"]
+    assert max(map(len, tokens)) == 5
+    assert all(found[-1] == "[SEP]" for found in tokens)
+    embed(bert_folder, [str(text_file)], tmp_path / "w.parquet", config=CPU, level="token")
+    longer = sum(len(found) > 5 for found in read(tmp_path / "w.parquet")["tokens"])
+    assert f"{longer:,} texts longer than 5 tokens" in capsys.readouterr().out
+
+
+def test_empty_texts_are_refused_by_row_or_left_out(
+    bert_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "a.txt"
+    path.write_text("the first\n \nthe third\n")
+    with pytest.raises(InputError, match="empty") as refused:
+        embed(bert_folder, [str(path)], tmp_path / "v.parquet", config=CPU)
+    assert refused.value.where == f"{path}: line 2"
+    embed(bert_folder, [str(path)], tmp_path / "v.parquet", config=CPU, skip_empty=True)
+    assert read(tmp_path / "v.parquet")["row"] == [1, 3]
+    assert "1 empty texts" in capsys.readouterr().out
+
+
+def test_a_failure_leaves_the_file_of_before(bert_folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "v.npy").write_bytes(b"before")
+    (tmp_path / "a.txt").write_text("the first\n\x01\n")  # of which nothing is left for a model
+    with pytest.raises(InputError, match="empty") as refused:
+        embed(bert_folder, [str(tmp_path / "a.txt")], tmp_path / "v.npy", config=CPU)
+    assert refused.value.where == f"{tmp_path}/a.txt: line 2"
+    assert (tmp_path / "v.npy").read_bytes() == b"before"
+    assert {path.name for path in tmp_path.iterdir()} == {"v.npy", "a.txt"}
+
+
+CHOICES: dict[str, tuple[dict[str, Any], type[UserError], str]] = {
+    "unknown ending": ({"output": "v.txt"}, ConfigError, "--output"),
+    "tokens as a matrix": ({"output": "v.npy", "level": "token"}, ConfigError, "--output"),
+    "level": ({"level": "word"}, ConfigError, "--level"),
+    "pooled tokens": ({"level": "token", "pooling": "cls"}, ConfigError, "--pooling"),
+    "unknown pooling": ({"pooling": "max"}, ConfigError, "--pooling"),
+    "too long": ({"max_length": 41}, ConfigError, "--max-length"),
+    "no room": ({"max_length": 2}, ConfigError, "--max-length"),
+    "input as output": ({"output": "in.jsonl"}, OutputError, "--output"),
+    "other field": ({"text_field": "body"}, InputError, "in.jsonl: line 1"),
+}
+
+
+@pytest.mark.parametrize(("choice", "kind", "where"), CHOICES.values(), ids=CHOICES)
+def test_choices_that_do_not_fit_are_refused(
+    bert_folder: Path, tmp_path: Path, choice: dict[str, Any], kind: type[UserError], where: str
+) -> None:
+    (tmp_path / "in.jsonl").write_text('{"text": "the"}\n')
+    output = tmp_path / choice.get("output", "v.parquet")
+    options = {name: value for name, value in choice.items() if name != "output"}
+    with pytest.raises(kind) as refused:
+        embed(bert_folder, [str(tmp_path / "in.jsonl")], output, config=CPU, **options)
+    assert where in refused.value.where
+    assert [path.name for path in tmp_path.iterdir()] == ["in.jsonl"]
+
+
+def test_models_that_do_not_fit_are_refused(
+    bert_folder: Path, make_bert: Callable[..., Path], text_file: Path, vocab_folder: Path, tmp_path: Path
+) -> None:
+    def attempt(model: Path, pooling: str = "mean") -> None:
+        embed(model, [str(text_file)], tmp_path / "v.npy", config=CPU, pooling=pooling)
+
+    with pytest.raises(DataError, match=r"no config\.json"):
+        attempt(vocab_folder)
+    with pytest.raises(ConfigError, match="the model has 3"):
+        attempt(make_bert(num_hidden_layers=3), "last4-mean")
+    bare = make_bert()
+    tensors = load_file(bare / "model.safetensors")
+    kept = {name: tensor for name, tensor in tensors.items() if ".pooler." not in name and not name.startswith("cls.")}
+    save_file(kept, bare / "model.safetensors")
+    attempt(bare)
+    with pytest.raises(DataError, match="pooler"):
+        attempt(bare, "pooler")
+    vocabulary = (bare / "vocab.txt").read_text().splitlines()
+    (bare / "vocab.txt").write_text("\n".join(vocabulary[:-1]) + "\n")
+    with pytest.raises(DataError, match=f"{len(vocabulary) - 1} tokens, the model {len(vocabulary)}"):
+        attempt(bare)
+
+
+def test_floats_in_json_come_back_to_the_last_bit() -> None:
+    values = np.random.default_rng(0).standard_normal(2000).astype(np.float32) ** 9
+    assert np.array_equal(np.array(json.loads(vectors_module._written(values)), dtype=np.float32), values)

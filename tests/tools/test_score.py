@@ -1,0 +1,144 @@
+"""Pseudo-log-likelihoods equal those of a plain loop over `transformers`' model, one masked copy after the other."""
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from bert_pretrain.config import TrainConfig
+from bert_pretrain.errors import ConfigError, DataError, InputError
+from bert_pretrain.tools import score as score_module
+from bert_pretrain.tools.score import METRICS, score_pairs, score_texts
+
+CPU = TrainConfig(device="cpu", precision="fp32")
+
+
+@pytest.fixture(scope="module")
+def short(sentences: list[str], bert_folder: Path) -> list[str]:
+    from bert_pretrain.tokenizer import Tokenizer
+
+    tokenizer = Tokenizer.load(bert_folder)
+    found = [sentence for sentence in sentences if len(tokenizer.encode_text(sentence)) <= 30][:9]
+    assert any(tokenizer.is_subword[tokenizer.encode_text(sentence)].any() for sentence in found)
+    return [*found, "antidisestablishmentarianism", "the"]
+
+
+@pytest.fixture(scope="module")
+def theirs(bert_folder: Path) -> Any:
+    """Score a text as the papers describe it: `theirs(text, metric)`."""
+    from transformers import AutoTokenizer, BertForMaskedLM
+
+    tokenizer = AutoTokenizer.from_pretrained(str(bert_folder))
+    model = BertForMaskedLM.from_pretrained(str(bert_folder), attn_implementation="eager").eval()
+
+    def score(text: str, metric: str) -> float:
+        encoded = tokenizer(text, return_tensors="pt")
+        ids = encoded["input_ids"][0]
+        tokens = tokenizer.convert_ids_to_tokens(ids)
+        total = 0.0
+        for place in range(1, len(ids) - 1):
+            masked = ids.clone()
+            masked[place] = tokenizer.mask_token_id
+            after = place + 1
+            while metric == "word-l2r" and tokens[after].startswith("##"):
+                masked[after] = tokenizer.mask_token_id
+                after += 1
+            with torch.no_grad():
+                logits = model(**{**encoded, "input_ids": masked[None]}).logits[0, place]
+            total += float(logits.log_softmax(dim=-1)[ids[place]])
+        return total
+
+    return score
+
+
+@pytest.mark.parametrize("metric", METRICS)
+def test_scores_of_texts_equal_those_of_a_plain_loop(
+    bert_folder: Path, short: list[str], theirs: Any, tmp_path: Path, metric: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(score_module, "DECODED_ROWS", 3)
+    (tmp_path / "a.txt").write_text("\n".join(short) + "\n", encoding="utf-8")
+    output = tmp_path / "scores.jsonl"
+    figures = score_texts(
+        bert_folder, [str(tmp_path / "a.txt")], config=CPU, metric=metric, batch_tokens=100, output=output
+    )
+    records = [json.loads(line) for line in output.read_text(encoding="utf-8").splitlines()]
+    assert [record["text"] for record in records] == short
+    expected = [theirs(text, metric) for text in short]
+    assert [record["pll"] for record in records] == pytest.approx(expected, abs=1e-4)
+    assert figures["pll"] == pytest.approx(sum(expected), abs=1e-3)
+    tokens = sum(record["tokens"] for record in records)
+    assert (figures["texts"], figures["tokens"]) == (len(short), tokens)
+    assert figures["pseudo_perplexity"] == pytest.approx(math.exp(-sum(expected) / tokens), rel=1e-4)
+
+
+def test_the_two_metrics_differ_where_words_have_several_pieces(bert_folder: Path, theirs: Any) -> None:
+    word = "antidisestablishmentarianism"
+    assert abs(theirs(word, "original") - theirs(word, "word-l2r")) > 0.1
+    assert theirs("the", "original") == theirs("the", "word-l2r")
+
+
+def test_pairs_are_judged_by_their_scores(bert_folder: Path, short: list[str], theirs: Any, tmp_path: Path) -> None:
+    pairs = list(zip(short, reversed(short), strict=True))  # among them a sentence with itself, which is no success
+    lines = [
+        json.dumps({"sentence_good": good, "sentence_bad": bad, "UID": f"set{index % 2}", "kind": "x"})
+        for index, (good, bad) in enumerate(pairs)
+    ]
+    (tmp_path / "pairs.jsonl").write_text("\n".join(lines) + "\n")
+    output = tmp_path / "scores.jsonl"
+    figures, groups = score_pairs(bert_folder, [str(tmp_path / "pairs.jsonl")], config=CPU, output=output)
+    expected = [theirs(good, "original") > theirs(bad, "original") + 1e-3 for good, bad in pairs]
+    assert 0 < sum(expected) < len(expected)
+    assert figures == {"accuracy": sum(expected) / len(pairs), "pairs": len(pairs)}
+    assert {name: group["accuracy"] for name, group in groups.items()} == {
+        f"set{number}": sum(expected[number::2]) / len(expected[number::2]) for number in range(2)
+    }
+    records = [json.loads(line) for line in output.read_text().splitlines()]
+    assert [record["correct"] for record in records] == expected
+    assert [record["UID"] for record in records] == [f"set{index % 2}" for index in range(len(pairs))]
+    _, by_kind = score_pairs(bert_folder, [str(tmp_path / "pairs.jsonl")], config=CPU, by="kind")
+    assert by_kind == {"x": figures}
+
+
+GOOD = '{"sentence_good": "the one", "sentence_bad": "one the"}'
+MISTAKES = {
+    "field missing": (f'{GOOD}\n{{"sentence_good": "the"}}\n', "no text in 'sentence_bad'", "line 2"),
+    "empty sentence": ('\n{"sentence_good": " ", "sentence_bad": "the"}\n', "is empty", "line 2"),
+    "control characters": ('{"sentence_good": "\\u0001", "sentence_bad": "the"}\n', "is empty", "line 1"),
+    "not JSON": (f"{GOOD}\n{GOOD}\nthe\n", "not JSON", "line 3"),
+    "no object": ("[1]\n", "no object", "line 1"),
+    "too long": (f'{GOOD}\n{{"sentence_good": "the", "sentence_bad": "{"the " * 50}"}}', "52 tokens", "line 2"),
+    "blank lines alone": ("\n\n", "no pair", "pairs.jsonl"),
+}
+
+
+@pytest.mark.parametrize(("content", "what", "where"), MISTAKES.values(), ids=MISTAKES)
+def test_broken_pairs_are_named_by_file_and_line(
+    bert_folder: Path, tmp_path: Path, content: str, what: str, where: str
+) -> None:
+    path = tmp_path / "pairs.jsonl"
+    path.write_text(content)
+    with pytest.raises(InputError, match=what) as refused:
+        score_pairs(bert_folder, [str(path)], config=CPU, output=tmp_path / "scores.jsonl")
+    assert str(path) in refused.value.where
+    assert refused.value.where.endswith(where)
+    assert [found.name for found in tmp_path.iterdir()] == ["pairs.jsonl"]
+
+
+def test_what_cannot_be_scored_is_refused(bert_folder: Path, vocab_folder: Path, tmp_path: Path) -> None:
+    path = tmp_path / "a.txt"
+    path.write_text("the one\n" + "the " * 39 + "\n")
+    with pytest.raises(InputError, match="41 tokens, the model 40 positions") as refused:
+        score_texts(bert_folder, [str(path)], config=CPU)
+    assert refused.value.where == f"{path}: line 2"
+    with pytest.raises(ConfigError, match="metric"):
+        score_texts(bert_folder, [str(path)], config=CPU, metric="word")
+    with pytest.raises(DataError, match=r"no config\.json"):
+        score_texts(vocab_folder, [str(path)], config=CPU)
+    with pytest.raises(InputError, match="jsonl"):
+        score_pairs(bert_folder, [str(path)], config=CPU)
+    (tmp_path / "pairs.jsonl").write_text(GOOD)
+    with pytest.raises(InputError, match="'UID'"):
+        score_pairs(bert_folder, [str(tmp_path / "pairs.jsonl")], config=CPU, by="UID")
