@@ -8,6 +8,7 @@ word counts and for the network with random weights say how much of it the pretr
 """
 
 import argparse
+import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -24,7 +25,7 @@ from bert_pretrain.tools.texts import Texts
 
 
 def main() -> None:
-    arguments = _arguments()
+    arguments = _arguments(sys.argv[1:])
     sources = [Path(name).name.partition(".")[0] for name in arguments.sources]
     texts, labels = _sample(arguments.sources, arguments.texts)
     with tempfile.TemporaryDirectory() as scratch:
@@ -32,7 +33,7 @@ def main() -> None:
         _random_network(Path(arguments.model), folder / "random")
         (folder / "texts.txt").write_text("\n".join(texts) + "\n", encoding="utf-8")
         vectors = {
-            name: _embedded(model, folder / "texts.txt", arguments.pooling)
+            name: _embedded(model, folder, arguments.pooling)
             for name, model in (("this model", Path(arguments.model)), ("random weights", folder / "random"))
         }
     vectors["word counts"] = _word_counts(texts)
@@ -46,7 +47,7 @@ def main() -> None:
     print(f"picture: {arguments.output}")
 
 
-def _arguments() -> argparse.Namespace:
+def _arguments(words: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", help="a model folder")
     parser.add_argument("sources", nargs="+", help="a file of texts for each source, one a line or record")
@@ -54,7 +55,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--texts", type=int, default=400, help="of each source at most, drawn at random")
     parser.add_argument("--pooling", choices=POOLINGS["sentence"], default="mean")
     parser.add_argument("--projection", choices=("pca", "tsne"), default="tsne")
-    return parser.parse_args()
+    return parser.parse_args(words)
 
 
 def _sample(names: Sequence[str], most: int) -> tuple[list[str], np.ndarray]:
@@ -78,10 +79,10 @@ def _random_network(model: Path, folder: Path) -> None:
     save_model(network, folder, Tokenizer.load(model))
 
 
-def _embedded(model: Path, texts: Path, pooling: str) -> np.ndarray:
-    output = model.with_name("vectors.npy") if model.name == "random" else texts.with_name("model.npy")
-    embed(model, [str(texts)], output, config=TrainConfig(precision="fp32"), pooling=pooling)
-    return _unit(np.load(output))
+def _embedded(model: Path, folder: Path, pooling: str) -> np.ndarray:
+    """Return the vectors of `texts.txt` in a scratch folder."""
+    embed(model, [str(folder / "texts.txt")], folder / "v.npy", config=TrainConfig(precision="fp32"), pooling=pooling)
+    return _unit(np.load(folder / "v.npy"))
 
 
 def _word_counts(texts: Sequence[str]) -> np.ndarray:
@@ -116,7 +117,9 @@ def _draw(vectors: np.ndarray, labels: np.ndarray, sources: Sequence[str], outpu
     from sklearn.decomposition import PCA
     from sklearn.manifold import TSNE
 
-    projector = PCA(2) if projection == "pca" else TSNE(2, metric="cosine", init="pca", random_state=0)
+    perplexity = min(30, (len(labels) - 1) / 3)
+    tsne = TSNE(2, metric="cosine", init="pca", perplexity=perplexity, random_state=0)
+    projector = PCA(2) if projection == "pca" else tsne
     points = projector.fit_transform(vectors)
     figure, axes = pyplot.subplots(figsize=(8, 6.5), layout="constrained")
     for number, name in enumerate(sources):

@@ -155,8 +155,8 @@ def _text_record(scored: Scored) -> dict[str, Any]:
         "row": scored.text.row,
         "text": scored.text.text,
         "tokens": scored.num_tokens,
-        "pll": scored.pll,
-        "pll_per_token": scored.pll / scored.num_tokens,
+        "pll": round(scored.pll, 6),
+        "pll_per_token": round(scored.pll / scored.num_tokens, 6),
     }
 
 
@@ -167,8 +167,8 @@ def _pair_record(pair: Pair, good: Scored, bad: Scored, is_correct: bool) -> dic
         **({} if pair.group is None else {pair.field: pair.group}),
         "sentence_good": good.text.text,
         "sentence_bad": bad.text.text,
-        "pll_good": good.pll,
-        "pll_bad": bad.pll,
+        "pll_good": round(good.pll, 6),
+        "pll_bad": round(bad.pll, 6),
         "correct": is_correct,
     }
 
