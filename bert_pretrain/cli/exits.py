@@ -12,11 +12,15 @@ import typer
 from bert_pretrain.errors import Interrupted, UserError
 
 _HOW_TO_GO_ON = "the same command, without --overwrite, goes on where it stopped"
+_HOW_TO_BEGIN_AGAIN = "its output was not written; the same command begins again"
+_BEGINS_AGAIN = ("inspect", "evaluate", "fill_mask", "embed", "report")
 _DENIED = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG, errno.ELOOP)
 
 
 def reports_mistakes(command: Callable[..., None]) -> Callable[..., None]:
     """Turn a user's mistake and an interruption of `command` into a message and an exit code."""
+
+    how_to_go_on = _HOW_TO_BEGIN_AGAIN if command.__name__ in _BEGINS_AGAIN else _HOW_TO_GO_ON
 
     @functools.wraps(command)
     def wrapped(*args: Any, **kwargs: Any) -> None:
@@ -27,12 +31,12 @@ def reports_mistakes(command: Callable[..., None]) -> Callable[..., None]:
         except Interrupted as interruption:
             _leave(interruption.message, interruption.exit_code)
         except KeyboardInterrupt:
-            _leave(f"interrupted; {_HOW_TO_GO_ON}", 130)
+            _leave(f"interrupted; {how_to_go_on}", 130)
         except Terminated:
-            _leave(f"terminated; {_HOW_TO_GO_ON}", 143)
+            _leave(f"terminated; {how_to_go_on}", 143)
         except OSError as error:
             if error.errno in (errno.ENOSPC, errno.EDQUOT):
-                what, remedy = "the disk is full", f"free some space; {_HOW_TO_GO_ON}"
+                what, remedy = "the disk is full", f"free some space; {how_to_go_on}"
             elif error.errno in _DENIED and error.filename is not None:
                 what, remedy = f"cannot use that path: {error.strerror}", "check the path and its permissions"
             else:

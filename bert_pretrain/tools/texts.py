@@ -62,8 +62,9 @@ class Texts:
         if any(source.format == "txt" for source in sources):
             print("texts      each line of .txt is one")
         number = num_skipped = 0
+        counts: Counter[str] = Counter()
         with progress_bar(unit=" texts", desc="reading", leave=False) as bar:
-            for text in _all_texts(sources, config):
+            for text in _all_texts(sources, config, counts):
                 if _is_empty(text):
                     if not skip_empty:
                         raise _empty(text)
@@ -71,13 +72,16 @@ class Texts:
                 else:
                     number += 1
                 bar.update()
+        if counts:
+            found = (f"{count:,} {name.replace('_', ' ')}" for name, count in sorted(counts.items()))
+            print(f"found      {', '.join(found)}")
         if not number:
             raise InputError("the inputs hold no text", where=", ".join(inputs), remedy="name inputs with text in them")
         return Texts(sources, config, skip_empty, number, num_skipped)
 
     def __iter__(self) -> Iterator[Text]:
         """Read the texts, in the order of the inputs, without those that are left out."""
-        return (text for text in _all_texts(self.sources, self.config) if not _is_empty(text))
+        return (text for text in _all_texts(self.sources, self.config, Counter()) if not _is_empty(text))
 
 
 @dataclass(frozen=True)
@@ -120,8 +124,7 @@ def _grouped(texts: Iterable[Text]) -> Iterator[list[Text]]:
         yield group
 
 
-def _all_texts(sources: Sequence[Source], config: DataConfig) -> Iterator[Text]:
-    counts: Counter[str] = Counter()
+def _all_texts(sources: Sequence[Source], config: DataConfig, counts: Counter[str]) -> Iterator[Text]:
     for source in sources:
         is_line = source.format == "txt"
         for row, text in enumerate(read_rows(source, config, counts), start=1):

@@ -123,10 +123,10 @@ def test_all_formats_hold_the_same_vectors(bert_folder: Path, text_file: Path, t
         assert np.array_equal(np.float32(record["embeddings"]), np.float32(vectors))
 
 
-def test_texts_come_from_every_kind_of_input(tmp_path: Path) -> None:
+def test_texts_come_from_every_kind_of_input(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     from datasets import Dataset
 
-    (tmp_path / "a.txt").write_text("one\r\ntwo \n\nthree")
+    (tmp_path / "a.txt").write_bytes(b"one\r\ntwo \n\nthr\xe9e")
     (tmp_path / "b.jsonl").write_text('{"body": "four"}\n\n{"body": ""}\n{"body": "five\\nlines"}\n')
     (tmp_path / "c.csv").write_text('id,body\n1,six\n2,"seven\neight"\n')
     pq.write_table(pa.table({"body": ["nine", None]}), tmp_path / "d.parquet")
@@ -134,9 +134,10 @@ def test_texts_come_from_every_kind_of_input(tmp_path: Path) -> None:
     inputs = [str(tmp_path / name) for name in ("a.txt", "b.jsonl", "c.csv", "d.parquet", "e")]
     texts = Texts.open(inputs, "body", skip_empty=True)
     found = list(texts)
-    words = ["one", "two ", "three", "four", "five\nlines", "six", "seven\neight", "nine", "ten"]
+    words = ["one", "two ", "thr\ufffde", "four", "five\nlines", "six", "seven\neight", "nine", "ten"]
     assert [text.text for text in found] == words
     assert (texts.number, texts.num_skipped) == (len(words), 3)
+    assert "1 blank lines, 1 invalid utf8 characters" in capsys.readouterr().out
     assert found[2].where == f"{tmp_path}/a.txt: line 4"
     assert found[4].where == f"{tmp_path}/b.jsonl: record 3"
 
