@@ -15,7 +15,7 @@ from bert_pretrain import __version__
 from bert_pretrain.errors import DataError, OutputError
 from bert_pretrain.files import is_bookkeeping, move_aside, read_json, write_json
 
-FORMAT_VERSIONS = {"vocab": 1, "data": 1, "run": 1}
+FORMAT_VERSIONS = {"vocab": 1, "data": 1, "run": 1, "finetune": 1}
 MANIFEST = "manifest.json"
 PARTIAL = "manifest.partial.json"
 

@@ -1,7 +1,7 @@
 """The command line: one command a stage, and what one does with data and models.
 
-The commands are in `stages.py` and `models.py`; here they are put in order, and a mistake becomes an exit code. Heavy
-libraries are imported only by the command that needs them, so that `--help` answers at once.
+The commands are in `stages.py`, `models.py` and `tuning.py`; here they are put in order, and a mistake becomes an exit
+code. Heavy libraries are imported only by the command that needs them, so that `--help` answers at once.
 """
 
 import os
@@ -16,6 +16,7 @@ from bert_pretrain import __version__
 from bert_pretrain.cli.exits import Terminated, reports_mistakes, terminate
 from bert_pretrain.cli.models import embed, evaluate, fill_mask, inspect, report
 from bert_pretrain.cli.stages import make_data, run, train, vocab
+from bert_pretrain.cli.tuning import finetune
 
 app = typer.Typer(
     name="bert-pretrain",
@@ -24,7 +25,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
-for _command in (vocab, make_data, train, run, inspect, evaluate, fill_mask, embed, report):
+for _command in (vocab, make_data, train, run, inspect, evaluate, fill_mask, embed, finetune, report):
     app.command()(reports_mistakes(_command))
 
 
