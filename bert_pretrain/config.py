@@ -72,6 +72,8 @@ class VocabConfig(_Section):
     """Characters kept; null keeps the most frequent ones up to a coverage of 99.99 %."""
     unused_tokens: Annotated[Int, Field(ge=0)] = 99
     """Free slots between [PAD] and [UNK]; 99 gives BERT's own special ids."""
+    add_tokens: PositiveInt | None = None
+    """With `vocab --extend`: tokens to add, into unused slots first, then at the end; null means as many as slots."""
     seed: Int = 12345
     """Chooses the documents held out to measure the vocabulary."""
 

@@ -7,6 +7,7 @@ corpora by `encoder.py`.
 import hashlib
 import json
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
@@ -16,10 +17,17 @@ from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
 
 from bert_pretrain.errors import DataError
-from bert_pretrain.files import read_json, write_json, write_text
+from bert_pretrain.files import write_json, write_text
+from bert_pretrain.tokenizer_folder import (
+    FILES,
+    MAX_WORD_CHARACTERS,
+    REMEDY,
+    SPECIAL_TOKENS,
+    is_unused,
+    read_tokenizer_folder,
+)
 
-SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
-FILES = ("vocab.txt", "tokenizer.json", "tokenizer_config.json")
+__all__ = ["FILES", "SPECIAL_TOKENS", "Tokenizer", "bert_normalizer", "is_reserved", "load_once"]
 
 
 class Tokenizer:
@@ -58,41 +66,51 @@ class Tokenizer:
         self.backend.encode_special_tokens = True
 
     @staticmethod
-    def load(folder: Path, flag: str = "--vocab") -> "Tokenizer":
-        """Open a tokenizer folder: `vocab.txt` with `tokenizer_config.json`.
+    def load(folder: Path, flag: str = "--vocab", *, lowercase: bool | None = None) -> "Tokenizer":
+        """Open a tokenizer folder: `vocab.txt` or `tokenizer.json`, with `tokenizer_config.json`.
+
+        Args:
+            folder: written here or by Hugging Face's tools.
+            flag: that named it, for messages.
+            lowercase: the casing, for a folder that does not state it.
 
         Raises:
-            DataError: when a file is missing or broken, or the casing is not stated.
+            DataError: when a file is missing or broken, the tokenizer is not BERT's, or its casing is not known.
         """
-        remedy = "name a folder that 'bert-pretrain vocab' has written, or one of a BERT with vocab.txt"
-        vocabulary = folder / "vocab.txt"
-        if not vocabulary.is_file():
-            raise DataError(f"{folder} has no vocab.txt", where=flag, remedy=remedy)
-        config = read_json(folder / "tokenizer_config.json")
-        if not isinstance(config, dict) or not isinstance(config.get("do_lower_case"), bool):
+        found = read_tokenizer_folder(folder, flag)
+        if found.lowercase is None and lowercase is None:
             raise DataError(
                 "the casing of this vocabulary is not stated",
                 where=str(folder / "tokenizer_config.json"),
-                remedy='add "do_lower_case": true or false there',
+                remedy='write {"do_lower_case": true} or {"do_lower_case": false} there, or add --lowercase or '
+                "--no-lowercase to vocab --extend or make-data",
             )
-        for name, default in (("strip_accents", None), ("tokenize_chinese_chars", True)):
-            if config.setdefault(name, default) not in (True, False, default):
-                raise DataError(
-                    f"{name} is {config[name]!r}",
-                    where=str(folder / "tokenizer_config.json"),
-                    remedy="give true or false there",
-                )
+        if None not in (found.lowercase, lowercase) and found.lowercase != lowercase:
+            raise DataError(
+                f"{folder} states do_lower_case {str(found.lowercase).lower()}",
+                where="--lowercase" if lowercase else "--no-lowercase",
+                remedy="leave the flag out, or mend the folder's tokenizer_config.json",
+            )
         try:
-            text = vocabulary.read_text(encoding="utf-8")
             return Tokenizer(
-                text.removesuffix("\n").split("\n"),
-                lowercase=config["do_lower_case"],
-                strip_accents=config["strip_accents"],
-                handle_chinese_chars=config["tokenize_chinese_chars"],
+                found.tokens,
+                lowercase=bool(lowercase if found.lowercase is None else found.lowercase),
+                strip_accents=found.strip_accents,
+                handle_chinese_chars=found.handle_chinese_chars,
                 folder=folder,
             )
         except ValueError as error:
-            raise DataError(f"vocab.txt is broken: {error}", where=str(vocabulary), remedy=remedy) from error
+            name = "vocab.txt" if (folder / "vocab.txt").is_file() else "tokenizer.json"
+            raise DataError(f"{name} is broken: {error}", where=str(folder / name), remedy=REMEDY) from error
+
+    def with_tokens(self, tokens: Sequence[str]) -> "Tokenizer":
+        """Return a tokenizer with another vocabulary that treats text as this one does."""
+        return Tokenizer(
+            tokens,
+            lowercase=bool(self.settings["do_lower_case"]),
+            strip_accents=self.settings["strip_accents"],
+            handle_chinese_chars=bool(self.settings["tokenize_chinese_chars"]),
+        )
 
     @property
     def vocab_size(self) -> int:
@@ -103,6 +121,12 @@ class Tokenizer:
         """A SHA-256 of all that decides the ids of a text."""
         content = json.dumps([self.tokens, self.settings], ensure_ascii=False, sort_keys=True)
         return hashlib.sha256(content.encode()).hexdigest()
+
+    @property
+    def reference(self) -> "TokenizerReference":
+        """What a worker needs to open this tokenizer, which came from a folder."""
+        assert self.folder is not None
+        return TokenizerReference(self.folder.absolute(), bool(self.settings["do_lower_case"]), self.hash)
 
     @property
     def id_dtype(self) -> Any:
@@ -139,22 +163,33 @@ class Tokenizer:
         write_json(folder / "tokenizer_config.json", config)
 
 
+@dataclass(frozen=True)
+class TokenizerReference:
+    """How another process opens the same tokenizer."""
+
+    folder: Path
+    lowercase: bool
+    hash: str
+
+
 @lru_cache(maxsize=1)
-def load_once(folder: Path, tokenizer_hash: str) -> Tokenizer:
+def load_once(reference: TokenizerReference) -> Tokenizer:
     """Open a tokenizer folder, once in the life of a process.
 
     Raises:
-        DataError: when it is broken, or no longer the one of that hash.
+        DataError: when it is broken, or no longer the one that was meant.
     """
-    tokenizer = Tokenizer.load(folder)
-    if tokenizer.hash != tokenizer_hash:
-        raise DataError("the tokenizer changed while it was used", where=str(folder), remedy="run the command again")
+    tokenizer = Tokenizer.load(reference.folder, lowercase=reference.lowercase)
+    if tokenizer.hash != reference.hash:
+        raise DataError(
+            "the tokenizer changed while it was used", where=str(reference.folder), remedy="run the command again"
+        )
     return tokenizer
 
 
 def is_reserved(token: str) -> bool:
     """Whether a token is special or an unused slot, so never a piece of text."""
-    return token in SPECIAL_TOKENS or (token.startswith("[unused") and token.endswith("]"))
+    return token in SPECIAL_TOKENS or is_unused(token)
 
 
 def bert_normalizer(*, lowercase: bool, strip_accents: bool | None, handle_chinese_chars: bool) -> Any:
@@ -168,7 +203,7 @@ def bert_normalizer(*, lowercase: bool, strip_accents: bool | None, handle_chine
 
 
 def _backend(ids: dict[str, int], settings: dict[str, Any]) -> Backend:
-    backend = Backend(models.WordPiece(ids, unk_token="[UNK]", max_input_chars_per_word=100))
+    backend = Backend(models.WordPiece(ids, unk_token="[UNK]", max_input_chars_per_word=MAX_WORD_CHARACTERS))
     backend.normalizer = bert_normalizer(
         lowercase=settings["do_lower_case"],
         strip_accents=settings["strip_accents"],

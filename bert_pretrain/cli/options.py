@@ -20,4 +20,8 @@ Scheduler = Annotated[
     typer.Option("--scheduler", metavar="tcp://HOST:PORT", help="Work on the Dask cluster of this scheduler instead."),
 ]
 Strict = Annotated[bool, typer.Option("--strict", help="Refuse text that is not UTF-8 instead of repairing it.")]
+Lowercase = Annotated[
+    bool | None,
+    typer.Option("--lowercase/--no-lowercase", help="The casing of a vocabulary; that of a folder which states none."),
+]
 Device = Annotated[str, typer.Option("--device", help="auto, cpu, cuda or cuda:N.")]

@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from bert_pretrain.cli.loading import load, load_config
-from bert_pretrain.cli.options import ConfigSource, Inputs, Output, Overwrite, Scheduler, Settings, Strict, Workers
+from bert_pretrain.cli.options import ConfigSource, Inputs, Lowercase, Output, Overwrite, Scheduler, Settings, Strict, Workers
 from bert_pretrain.errors import ConfigError
 
 
@@ -20,19 +20,45 @@ def vocab(
     config: ConfigSource = None,
     settings: Settings = None,
     vocab_size: Annotated[int | None, typer.Option("--vocab-size", help="Tokens, special ones included.")] = None,
+    extend: Annotated[
+        Path | None, typer.Option("--extend", metavar="FOLDER", help="Add words to the vocabulary of this BERT's folder.")
+    ] = None,
+    add_tokens: Annotated[
+        int | None, typer.Option("--add-tokens", help="With --extend: how many; as many as unused slots by default.")
+    ] = None,
+    lowercase: Lowercase = None,
     workers: Workers = None,
     scheduler: Scheduler = None,
     strict: Strict = False,
     overwrite: Overwrite = False,
 ) -> None:
-    """Build a WordPiece vocabulary.
+    """Build a WordPiece vocabulary, or with --extend add the words of a domain to an existing one.
 
     Example: bert-pretrain vocab corpus/*.txt.gz --output vocab --vocab-size 30522
     """
     make_vocab = load("bert_pretrain.vocab.run", "make_vocab")
-    flags = {"vocab.size": ("--vocab-size", vocab_size), "data.strict": ("--strict", strict or None)}
+    misplaced = ("--vocab-size", vocab_size) if extend else ("--add-tokens", add_tokens)
+    if misplaced[1] is not None:
+        raise ConfigError(
+            f"{misplaced[0]} has no meaning {'with' if extend else 'without'} --extend",
+            where=f"{misplaced[0]} {misplaced[1]}",
+            remedy="say --add-tokens N instead" if extend else "add --extend FOLDER, or leave it out",
+        )
+    flags = {
+        "vocab.size": ("--vocab-size", vocab_size),
+        "vocab.add_tokens": ("--add-tokens", add_tokens),
+        "vocab.lowercase": ("--lowercase", None if extend else lowercase),
+        "data.strict": ("--strict", strict or None),
+    }
     make_vocab(
-        load_config(config, settings, flags), inputs, output, workers=workers, scheduler=scheduler, overwrite=overwrite
+        load_config(config, settings, flags),
+        inputs,
+        output,
+        extend=extend,
+        lowercase=lowercase,
+        workers=workers,
+        scheduler=scheduler,
+        overwrite=overwrite,
     )
 
 
@@ -64,6 +90,7 @@ def make_data(
         bool, typer.Option("--dry-run", help="Estimate rows, disk and time from a sample, and write nothing.")
     ] = False,
     strict: Strict = False,
+    lowercase: Lowercase = None,
     overwrite: Overwrite = False,
     verify: Annotated[
         bool, typer.Option("--verify", help="Check every byte of a finished output, not only sizes and footers.")
@@ -82,7 +109,7 @@ def make_data(
     loaded = load_config(config, settings, flags)
     if dry_run:
         estimate = load("bert_pretrain.make_data.estimate", "estimate")
-        print(estimate(loaded, inputs, vocab).describe(workers or os.cpu_count() or 1))
+        print(estimate(loaded, inputs, vocab, lowercase=lowercase).describe(workers or os.cpu_count() or 1))
         return
     run_make_data(
         loaded,
@@ -94,6 +121,7 @@ def make_data(
         store=store,
         overwrite=overwrite,
         verify=verify,
+        lowercase=lowercase,
     )
 
 

@@ -79,7 +79,7 @@ def _build(task: ShardTask) -> dict[str, Any]:
     plan, config = task.plan, task.plan.config
     rng = stream(config.seed, "pairs", **task.coordinates)
     text, layout, drops = _OBJECTIVES[config.next_sentence](task, rng)
-    tokenizer = load_once(plan.tokenizer, plan.tokenizer_hash)
+    tokenizer = load_once(plan.tokenizer)
     examples = assemble(layout.take(rng.permutation(len(layout))), text, tokenizer)
     if config.masking == "static" or task.split.name == "validation":
         rng = stream(config.seed, "mask", **task.coordinates)

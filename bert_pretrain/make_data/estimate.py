@@ -64,13 +64,13 @@ def _bytes(number: float) -> str:
     return f"{number / 1e9:.1f} GB" if number >= 1e9 else f"{number / 1e6:.1f} MB"
 
 
-def estimate(config: Config, inputs: Sequence[str], vocab: Path) -> Estimate:
+def estimate(config: Config, inputs: Sequence[str], vocab: Path, *, lowercase: bool | None = None) -> Estimate:
     """Estimate a whole run of `make-data` from a sample.
 
     Raises:
         UserError: for a mistake in the inputs or the tokenizer.
     """
-    tokenizer = Tokenizer.load(vocab)
+    tokenizer = Tokenizer.load(vocab, lowercase=lowercase)
     sources = resolve(inputs, config.data)
     chosen = [sources[place] for place in np.unique(np.linspace(0, len(sources) - 1, MOST_SOURCES).astype(int))]
     # Inputs that are not looked at are taken to be like those that are.

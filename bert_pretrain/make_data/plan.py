@@ -19,7 +19,7 @@ from bert_pretrain.make_data.pairs import NUM_SPECIAL
 from bert_pretrain.make_data.selection import InputShare, Selection, select
 from bert_pretrain.make_data.token_store import TokenStore
 from bert_pretrain.rng import Permutation
-from bert_pretrain.tokenizer import Tokenizer
+from bert_pretrain.tokenizer import Tokenizer, TokenizerReference
 
 MAX_PIECE_TOKENS = 1 << 15
 PIECES_PER_SHARD = 16
@@ -59,8 +59,7 @@ class BuildPlan:
 
     store: Path
     num_pieces: int
-    tokenizer: Path
-    tokenizer_hash: str
+    tokenizer: TokenizerReference
     output: Path
     config: DataConfig
     long_file: Path
@@ -73,7 +72,7 @@ class BuildPlan:
     @property
     def claim(self) -> str:
         """What tells the shards of this plan from those of another."""
-        return f"{self.store.name} {self.tokenizer_hash} {self.config.model_dump_json()}"
+        return f"{self.store.name} {self.tokenizer.hash} {self.config.model_dump_json()}"
 
     @property
     def max_tokens(self) -> int:
@@ -96,7 +95,6 @@ def plan_build(
     Returns:
         the plan, and how many documents are left out, by reason.
     """
-    assert tokenizer.folder is not None
     max_tokens = config.max_seq_length - NUM_SPECIAL
     selection, left_out = select(store, shares, config)
     # Small enough that a shard holds pieces of many documents, large enough that few windows meet a piece's end.
@@ -117,8 +115,7 @@ def plan_build(
     plan = BuildPlan(
         store.folder,
         store.num_pieces,
-        tokenizer.folder.absolute(),
-        tokenizer.hash,
+        tokenizer.reference,
         output,
         config,
         long_file,

@@ -28,7 +28,7 @@ from bert_pretrain.make_data.selection import InputShare
 from bert_pretrain.make_data.token_store import TokenStore
 from bert_pretrain.manifest import Progress
 from bert_pretrain.sources import Source, resolve
-from bert_pretrain.tokenizer import Tokenizer, load_once
+from bert_pretrain.tokenizer import Tokenizer, TokenizerReference, load_once
 
 
 def make_data(
@@ -42,6 +42,7 @@ def make_data(
     store: Path | None = None,
     overwrite: bool = False,
     verify: bool = False,
+    lowercase: bool | None = None,
 ) -> Path:
     """Write a data folder and return its path.
 
@@ -55,11 +56,12 @@ def make_data(
         store: where the token store lies; `.token-store` beside `output` when None.
         overwrite: move another output aside instead of refusing it.
         verify: of a finished folder, compare the SHA-256 of all shards, not only their sizes and footers.
+        lowercase: the casing, for a tokenizer folder that does not state it.
 
     Raises:
         UserError: for a mistake in the inputs, the tokenizer or the folders.
     """
-    tokenizer = Tokenizer.load(vocab)
+    tokenizer = Tokenizer.load(vocab, lowercase=lowercase)
     sources = resolve(inputs, config.data)
     identity = {
         "inputs": [{**source.identity, "weight": source.weight} for source in sources if not source.is_validation],
@@ -141,8 +143,7 @@ def _body(
 class _IngestTask:
     parts: tuple[Part, ...]
     folder: Path
-    tokenizer: Path
-    tokenizer_hash: str
+    tokenizer: TokenizerReference
     config: DataConfig
 
 
@@ -155,7 +156,7 @@ def _ingest_task(task: _IngestTask) -> tuple[dict[str, Any], str | None]:
     shutil.rmtree(task.folder, ignore_errors=True)
     for part in task.parts:
         ensure_unpacked(part)
-    piece = ingest_parts(task.parts, task.folder, load_once(task.tokenizer, task.tokenizer_hash), task.config)
+    piece = ingest_parts(task.parts, task.folder, load_once(task.tokenizer), task.config)
     try:
         documents.check_unchanged(task.parts)
     except InputError:
@@ -173,7 +174,6 @@ def ingest(
         InputError: when an input changes meanwhile.
         ConfigError: when the segmenter asked for is not installed.
     """
-    assert tokenizer.folder is not None
     if config.word_segmenter is not None:
         segmenter.check_installed()  # before its version is asked for
     folder = stores.absolute() / token_store.store_key(sources, tokenizer, config)
@@ -182,9 +182,7 @@ def ingest(
         remove_temporaries(folder)
         groups = cut_inputs([source.absolute for source in sources], folder, pool)
         tasks = [
-            _IngestTask(
-                parts, token_store.piece_folder(folder, number), tokenizer.folder.absolute(), tokenizer.hash, config
-            )
+            _IngestTask(parts, token_store.piece_folder(folder, number), tokenizer.reference, config)
             for number, parts in enumerate(groups)
         ]
         weights = [float(sum(part.num_bytes for part in parts)) for parts in groups]

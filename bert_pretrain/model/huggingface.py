@@ -4,30 +4,29 @@ On disk a model is `config.json`, `model.safetensors` and the tokenizer's files;
 matrix and the names are ours. Tied weights are stored once. A pickle is read only if it holds nothing but tensors.
 """
 
-import pickle
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import safetensors
 import torch
 from pydantic import ValidationError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from torch import Tensor
 
 from bert_pretrain.config import ModelConfig
 from bert_pretrain.errors import DataError
+from bert_pretrain.extension import Extension
 from bert_pretrain.files import read_json, write_json
 from bert_pretrain.model.attention import choose_attention
 from bert_pretrain.model.bert import BertForPreTraining
+from bert_pretrain.model.weights import REMEDY, WEIGHTS, read_weights
 from bert_pretrain.tokenizer import Tokenizer
 
 CONFIG = "config.json"
-WEIGHTS = "model.safetensors"
-PICKLED_WEIGHTS = "pytorch_model.bin"
-_REMEDY = "name a folder that holds a BERT: config.json with model.safetensors or pytorch_model.bin"
+_WORD_EMBEDDINGS = "bert.embeddings.word_embeddings.weight"
+_ROWS_OF_TOKENS = (_WORD_EMBEDDINGS, "cls.predictions.bias")
 
 # Ours -> Hugging Face's, as a prefix of the parameter's name; {} stands for the layer's number.
 _NAMES = {
@@ -157,16 +156,16 @@ def read_config(folder: Path, flag: str) -> tuple[ModelConfig, int]:
     """
     if not (folder / CONFIG).is_file():
         missing = f"{folder} has no {CONFIG}" if folder.is_dir() else f"there is no folder '{folder}'"
-        raise DataError(missing, where=flag, remedy=_REMEDY)
+        raise DataError(missing, where=flag, remedy=REMEDY)
     found = read_json(folder / CONFIG)
     where = str(folder / CONFIG)
     if not isinstance(found, dict) or not isinstance(found.get("vocab_size"), int):
-        raise DataError("it states no vocab_size", where=where, remedy=_REMEDY)
+        raise DataError("it states no vocab_size", where=where, remedy=REMEDY)
     demands = {"model_type": "bert", "hidden_act": "gelu", "position_embedding_type": "absolute", "is_decoder": False}
     for key, demand in demands.items():
         if found.get(key, demand) != demand:
             raise DataError(
-                f"{key} is {found[key]!r}; this is the mathematics of BERT with {demand!r}", where=where, remedy=_REMEDY
+                f"{key} is {found[key]!r}; this is the mathematics of BERT with {demand!r}", where=where, remedy=REMEDY
             )
     try:
         config = ModelConfig(**{key: found[key] for key in ModelConfig.model_fields if key in found})
@@ -178,8 +177,17 @@ def read_config(folder: Path, flag: str) -> tuple[ModelConfig, int]:
 
 
 @torch.no_grad()
-def load_weights(model: BertForPreTraining, folder: Path, *, flag: str, seed: int) -> tuple[list[str], list[str]]:
+def load_weights(
+    model: BertForPreTraining, folder: Path, *, flag: str, seed: int, extension: Extension | None = None
+) -> tuple[list[str], list[str]]:
     """Fill a model with the weights of a BERT folder and draw what the folder lacks.
+
+    Args:
+        model: to be filled.
+        folder: of any BERT.
+        flag: that named the folder, for messages.
+        seed: of what is drawn.
+        extension: how the model's vocabulary extends the folder's; None where every row is to be taken as it is.
 
     Returns:
         Hugging Face's names of the tensors drawn anew, and the names in the folder that found no place.
@@ -187,9 +195,12 @@ def load_weights(model: BertForPreTraining, folder: Path, *, flag: str, seed: in
     Raises:
         DataError: when a tensor has another shape than the model's, or the file is broken or no plain tensors.
     """
-    tensors = _normalised(_read_tensors(weights_path(folder, flag)))
-    if "bert.embeddings.word_embeddings.weight" not in tensors:
-        raise DataError(f"{folder} holds no word embeddings of a BERT", where=flag, remedy=_REMEDY)
+    tensors = _normalised(read_weights(folder, flag))
+    if _WORD_EMBEDDINGS not in tensors:
+        raise DataError(f"{folder} holds no word embeddings of a BERT", where=flag, remedy=REMEDY)
+    if extension is not None:
+        for name in tensors.keys() & set(_ROWS_OF_TOKENS):
+            tensors[name] = _extended(name, tensors[name], extension, folder, flag)
     fresh, drawn, used = [], set(), set()
     for name, parameter in model.named_parameters():
         parts = _huggingface_names(name)
@@ -207,22 +218,22 @@ def load_weights(model: BertForPreTraining, folder: Path, *, flag: str, seed: in
     return fresh, sorted(set(tensors) - used)
 
 
-def check_same_vocabulary(folder: Path, tokenizer: Tokenizer, flag: str) -> None:
-    """Refuse a model folder whose own vocabulary, if it has one, is not the tokenizer's.
+def _extended(name: str, rows: Tensor, extension: Extension, folder: Path, flag: str) -> Tensor:
+    """Return the rows of an extended vocabulary: old ones as they are, each new one the mean of its old pieces'.
 
-    Raises:
-        DataError: when the two differ; equal sizes alone would let ids mean other words.
+    Rows beyond the old vocabulary, which some models have to fill up to a round number, belong to no token and go.
     """
-    vocabulary = folder / "vocab.txt"
-    if (
-        vocabulary.is_file()
-        and vocabulary.read_text(encoding="utf-8").removesuffix("\n").split("\n") != tokenizer.tokens
-    ):
+    if rows.shape[0] < extension.num_old_tokens:
         raise DataError(
-            f"the vocabulary of {folder} is not that of the data",
-            where=f"{flag} {vocabulary}",
-            remedy="make the data with this model's folder as --vocab, or take a model trained on such data",
+            f"the vocabulary has {extension.num_old_tokens} tokens, the tensor {name} only {rows.shape[0]} rows",
+            where=f"{flag} {folder}",
+            remedy="put the model's own vocabulary there",
         )
+    extended = rows.new_empty((extension.num_tokens, *rows.shape[1:]), dtype=torch.float32)
+    extended[: extension.num_old_tokens] = rows[: extension.num_old_tokens]
+    for index, pieces in extension.pieces.items():
+        extended[index] = rows[pieces].float().mean(dim=0)
+    return extended
 
 
 def _check_shape(name: str, tensor: Tensor, shape: tuple[int, ...], folder: Path, flag: str) -> None:
@@ -232,43 +243,6 @@ def _check_shape(name: str, tensor: Tensor, shape: tuple[int, ...], folder: Path
             where=f"{flag} {folder}",
             remedy="give the model section the sizes of that folder's config.json, and data made with its tokenizer",
         )
-
-
-def weights_path(folder: Path, flag: str) -> Path:
-    """Return the file that holds a folder's weights; safetensors before a pickle.
-
-    Raises:
-        DataError: when there is neither.
-    """
-    for name in (WEIGHTS, PICKLED_WEIGHTS):
-        if (folder / name).is_file():
-            return folder / name
-    raise DataError(f"{folder} has neither {WEIGHTS} nor {PICKLED_WEIGHTS}", where=flag, remedy=_REMEDY)
-
-
-def _read_tensors(path: Path) -> dict[str, Tensor]:
-    """Return the tensors of a file of weights under the names they have there, on the CPU."""
-    if path.name == PICKLED_WEIGHTS:
-        return _read_pickle(path)
-    try:
-        return load_file(path)
-    except (safetensors.SafetensorError, OSError, ValueError) as error:
-        raise DataError(f"{path.name} is broken: {error}", where=str(path), remedy="copy it again") from error
-
-
-def _read_pickle(path: Path) -> dict[str, Tensor]:
-    """Read a pickle of plain tensors; any other pickle could run code and is refused unread."""
-    try:
-        found = torch.load(path, map_location="cpu", weights_only=True)
-    except (pickle.UnpicklingError, RuntimeError, OSError, EOFError, ValueError, KeyError) as error:
-        raise DataError(
-            f"{path.name} is broken or holds more than tensors, and was not unpickled",
-            where=str(path),
-            remedy="convert it to model.safetensors where you trust it",
-        ) from error
-    if not isinstance(found, dict) or not all(isinstance(value, Tensor) for value in found.values()):
-        raise DataError(f"{path.name} holds more than named tensors", where=str(path), remedy=_REMEDY)
-    return found
 
 
 def _normalised(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -284,7 +258,7 @@ def _normalised(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
         renamed[name] = tensor
     # The decoder is tied to the embeddings; some versions store its two tensors all the same.
     decoder = renamed.pop("cls.predictions.decoder.weight", None)
-    embeddings = renamed.get("bert.embeddings.word_embeddings.weight")
+    embeddings = renamed.get(_WORD_EMBEDDINGS)
     if decoder is not None and embeddings is not None and not torch.equal(decoder, embeddings):
         raise DataError(
             "its output matrix is not its word embeddings (tie_word_embeddings is false); BERT ties the two",

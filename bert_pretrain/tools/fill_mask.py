@@ -46,7 +46,8 @@ def fill_mask(model: Path, text: str, *, config: TrainConfig, top_k: int = 5) ->
     with bert.running():
         features, _ = bert.network(*bert.pack([input_ids]), torch.from_numpy(masks).to(bert.device))
         probabilities = bert.network.decode(features).float().softmax(dim=1).cpu()  # (masks, vocabulary)
-    best = probabilities.topk(min(top_k, tokenizer.vocab_size), dim=1)
+    # Rows beyond the vocabulary take part in the softmax, but have no name to be shown.
+    best = probabilities[:, : tokenizer.vocab_size].topk(min(top_k, tokenizer.vocab_size), dim=1)
     return [
         [(tokenizer.tokens[token], share) for token, share in zip(tokens, shares, strict=True)]
         for tokens, shares in zip(best.indices.tolist(), best.values.tolist(), strict=True)

@@ -18,6 +18,7 @@ from bert_pretrain.config import TrainConfig
 from bert_pretrain.errors import DataError
 from bert_pretrain.model.bert import BertForPreTraining
 from bert_pretrain.model.huggingface import load_model
+from bert_pretrain.model.vocabulary import check_rows
 from bert_pretrain.tokenizer import Tokenizer
 from bert_pretrain.train.hardware import CPU_MICRO_BATCH_TOKENS, choose_device, choose_precision
 
@@ -83,12 +84,7 @@ def open_bert(folder: Path, config: TrainConfig, required: tuple[str, ...] = ())
     needed = ("bert.embeddings", "bert.encoder", *required)
     network = load_model(folder, attention=config.attention, device=device, dtype=dtype, required=needed).model
     tokenizer = Tokenizer.load(folder, "MODEL")
-    if tokenizer.vocab_size != network.vocab_size:
-        raise DataError(
-            f"the tokenizer has {tokenizer.vocab_size} tokens, the model {network.vocab_size}",
-            where=f"MODEL {folder}",
-            remedy="put the model's own vocab.txt there",
-        )
+    check_rows(folder, network.vocab_size, tokenizer, "MODEL")
     return Bert(network, tokenizer, device, dtype)
 
 

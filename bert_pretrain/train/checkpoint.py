@@ -23,7 +23,8 @@ from torch import Tensor
 from bert_pretrain.errors import DataError, OutputError
 from bert_pretrain.files import atomic_folder, read_json, remove_temporaries, write_json
 from bert_pretrain.model.bert import BertForPreTraining
-from bert_pretrain.model.huggingface import WEIGHTS, save_tensors, to_huggingface
+from bert_pretrain.model.huggingface import save_tensors, to_huggingface
+from bert_pretrain.model.weights import WEIGHTS
 from bert_pretrain.tokenizer import Tokenizer
 from bert_pretrain.train.state import IntervalCounts, Progress, TrainState
 

@@ -12,7 +12,8 @@ from torch import nn
 
 from bert_pretrain.config import TrainConfig
 from bert_pretrain.errors import DataError
-from bert_pretrain.model.huggingface import check_same_vocabulary, load_model
+from bert_pretrain.model.huggingface import load_model
+from bert_pretrain.model.vocabulary import check_rows, check_same_vocabulary
 from bert_pretrain.shards import DataFolder
 from bert_pretrain.train import hardware
 from bert_pretrain.train.batches import Batch, evaluation_batches
@@ -48,15 +49,11 @@ def evaluate(model: Path, data: Path, *, config: TrainConfig, split: str = "vali
         )
     device = hardware.choose_device(config.device)
     dtype = hardware.choose_precision(config.precision, device).dtype
-    network = load_model(
-        model, attention=config.attention, device=device, dtype=dtype, required=("bert.", "cls.")
-    ).model
-    if network.vocab_size != tokenizer.vocab_size:
-        raise DataError(
-            f"the model has {network.vocab_size} tokens, the data's vocabulary {tokenizer.vocab_size}",
-            where=f"{model} and {data}",
-            remedy="evaluate on data made with the model's own tokenizer folder",
-        )
+    # A model of masked words alone has no pooler and no next-sentence head, and needs none on data without pairs.
+    of_words = ("bert.embeddings", "bert.encoder", "cls.predictions")
+    required = of_words if folder.config.next_sentence == "none" else ("bert.", "cls.")
+    network = load_model(model, attention=config.attention, device=device, dtype=dtype, required=required).model
+    check_rows(model, network.vocab_size, tokenizer, "MODEL")
     if network.config.max_position_embeddings < folder.max_seq_length:
         raise DataError(
             f"the model has {network.config.max_position_embeddings} positions, the data up to {folder.max_seq_length}",

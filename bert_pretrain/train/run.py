@@ -15,7 +15,7 @@ from bert_pretrain import manifest
 from bert_pretrain.config import Config, dump_yaml
 from bert_pretrain.files import atomic_folder, exclusive, write_text
 from bert_pretrain.model.bert import BertForPreTraining
-from bert_pretrain.model.huggingface import check_same_vocabulary, load_weights, save_tensors, to_huggingface
+from bert_pretrain.model.huggingface import load_weights, save_tensors, to_huggingface
 from bert_pretrain.shards import DataFolder
 from bert_pretrain.tokenizer import Tokenizer
 from bert_pretrain.train import distributed, flops, hardware, replay
@@ -37,6 +37,7 @@ from bert_pretrain.train.setting import (
     describe,
     identity_of,
     open_origin,
+    with_model_of,
 )
 from bert_pretrain.train.state import TrainState
 from bert_pretrain.train.step import LossScale
@@ -76,13 +77,12 @@ def train(
     with team.only_first_prints(), contextlib.ExitStack() as held:
         folder = DataFolder.open(data)
         tokenizer = folder.tokenizer()
+        config = config if init_from is None else with_model_of(config, init_from)
         check_sizes(config, folder, team)
-        if init_from is not None:
-            check_same_vocabulary(init_from, tokenizer, "--init-from")
         setting = choose_setting(config, folder, team)
         if setting.device.type == "cuda":
             torch.cuda.set_device(setting.device)
-        origin = open_origin(config, init_from, carry_optimizer, setting)
+        origin = open_origin(config, init_from, carry_optimizer, setting, tokenizer)
         run = _Run(config, folder, tokenizer, setting, output)
         if dry_run:
             run.rehearse(origin)
@@ -156,8 +156,10 @@ class _Run:
         if latest is not None:
             load_weights(model, latest.path, flag="checkpoint", seed=seed)
         elif origin is not None:
-            fresh, unused = load_weights(model, origin.folder, flag="--init-from", seed=seed)
-            print(f"weights from {origin.folder}")
+            fresh, unused = load_weights(
+                model, origin.folder, flag="--init-from", seed=seed, extension=origin.extension
+            )
+            print(origin.describe())
             for names, what in ((fresh, "not there, drawn anew"), (unused, "there, but without a place here")):
                 if names:
                     print(f"  {what}: {', '.join(names)}")

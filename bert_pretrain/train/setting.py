@@ -8,10 +8,12 @@ import torch
 
 from bert_pretrain.config import Config
 from bert_pretrain.errors import ConfigError, DataError
-from bert_pretrain.files import sha256_file
+from bert_pretrain.extension import Extension
 from bert_pretrain.model.attention import choose_attention
 from bert_pretrain.model.bert import BertForPreTraining
-from bert_pretrain.model.huggingface import weights_path
+from bert_pretrain.model.huggingface import read_config
+from bert_pretrain.model.vocabulary import match_vocabulary
+from bert_pretrain.model.weights import weights_sha256
 from bert_pretrain.shards import DataFolder
 from bert_pretrain.tokenizer import Tokenizer
 from bert_pretrain.train import hardware, schedule
@@ -55,6 +57,48 @@ class Origin:
     weights_sha256: str
     checkpoint: Checkpoint | None
     """Given if the optimizer's state and the step are carried over."""
+    extension: Extension | None
+    """How the data's vocabulary extends that folder's; None where the folder has none."""
+
+    def describe(self) -> str:
+        """Return, for people, where the weights come from and what happens to the rows of the vocabulary."""
+        lines = [f"weights from {self.folder}"]
+        if self.extension is not None and self.extension.pieces:
+            new, in_slots = len(self.extension.pieces), self.extension.num_in_slots
+            lines.append(
+                f"the data's vocabulary extends that model's by {new:,} tokens, {in_slots:,} in unused slots and "
+                f"{new - in_slots:,} at the end; their rows begin as the mean of their old pieces'"
+            )
+        return "\n".join(lines)
+
+
+# What an origin need not share with the run: the network computes the same without dropout.
+_FREE_OF_MODEL = ("hidden_dropout_prob", "attention_probs_dropout_prob", "initializer_range")
+
+
+def with_model_of(config: Config, init_from: Path) -> Config:
+    """Take from a model folder what the section `model` leaves open.
+
+    Raises:
+        UserError: when a key that is given contradicts the folder, or the folder holds no BERT.
+    """
+    found, _ = read_config(init_from, "--init-from")
+    given = config.model.model_dump(exclude_unset=True)
+    for key, value in given.items():
+        if key not in _FREE_OF_MODEL and value != getattr(found, key):
+            raise ConfigError(
+                f"{key} is {value}, that of the weights in {init_from} is {getattr(found, key)}",
+                where=f"model.{key}",
+                remedy="leave the key out; what the section model does not give is taken from that folder",
+            )
+    model = found.model_copy(update=given)
+    if len(given) < len(type(found).model_fields):
+        print(
+            f"model section from {init_from}: {model.num_hidden_layers} layers of {model.hidden_size}, "
+            f"{model.num_attention_heads} heads, dropout {model.hidden_dropout_prob:g} and "
+            f"{model.attention_probs_dropout_prob:g} (attention)"
+        )
+    return config.model_copy(update={"model": model})
 
 
 def check_sizes(config: Config, folder: DataFolder, team: Team) -> None:
@@ -87,11 +131,14 @@ def choose_setting(config: Config, folder: DataFolder, team: Team) -> Setting:
     return Setting(length, device, precision, attention, reason, compiled, why, team)
 
 
-def open_origin(config: Config, init_from: Path | None, carry_optimizer: bool, setting: Setting) -> Origin | None:
+def open_origin(
+    config: Config, init_from: Path | None, carry_optimizer: bool, setting: Setting, tokenizer: Tokenizer
+) -> Origin | None:
     """Open what `--init-from` names.
 
     Raises:
-        UserError: when its optimizer's state is asked for and not there, or does not fit this run.
+        UserError: when its vocabulary is another one, or its optimizer's state is asked for and not there, or does not
+            fit this run.
     """
     if init_from is None:
         if carry_optimizer:
@@ -115,7 +162,14 @@ def open_origin(config: Config, init_from: Path | None, carry_optimizer: bool, s
             where="train.optimizer",
             remedy=f"set it to {optimizer}, or leave out --carry-optimizer",
         )
-    return Origin(init_from, sha256_file(weights_path(init_from, "--init-from")), checkpoint)
+    extension = match_vocabulary(init_from, tokenizer, "--init-from")
+    if checkpoint is not None and extension is not None and extension.pieces:
+        raise ConfigError(
+            f"the data's vocabulary has {len(extension.pieces)} new tokens, which the optimizer's state lacks",
+            where="--carry-optimizer",
+            remedy="leave it out: the optimizer begins anew",
+        )
+    return Origin(init_from, weights_sha256(init_from, "--init-from"), checkpoint, extension)
 
 
 def identity_of(

@@ -1,7 +1,7 @@
 """Stage 1, `vocab`: raw text to a tokenizer folder that opens in `transformers`.
 
-Chunks are counted in one pass over the text, on all cores; the vocabulary is trained from the counts, and measured on
-documents it has not seen.
+Chunks are counted in one pass over the text, on all cores; from the counts a vocabulary is trained, or an existing one
+extended, and measured on documents it has not seen.
 """
 
 from collections import Counter
@@ -11,16 +11,17 @@ from pathlib import Path
 from typing import Any
 
 from bert_pretrain import documents, manifest
-from bert_pretrain.config import Config
+from bert_pretrain.config import Config, VocabConfig
 from bert_pretrain.documents import Part
 from bert_pretrain.errors import ConfigError, DataError, InputError
-from bert_pretrain.executor import Pool, open_pool, run_each
+from bert_pretrain.executor import open_pool, run_each
 from bert_pretrain.files import exclusive, remove_temporaries
 from bert_pretrain.manifest import Progress
-from bert_pretrain.sources import resolve
+from bert_pretrain.sources import Source, resolve
 from bert_pretrain.tokenizer import FILES, Tokenizer
 from bert_pretrain.vocab.alphabet import Alphabet, choose_alphabet
 from bert_pretrain.vocab.counting import Counts, count_parts, count_words
+from bert_pretrain.vocab.extending import extend_vocabulary
 from bert_pretrain.vocab.wordpiece import special_tokens, train_wordpiece
 
 
@@ -29,16 +30,20 @@ def make_vocab(
     inputs: Sequence[str],
     output: Path,
     *,
+    extend: Path | None = None,
+    lowercase: bool | None = None,
     workers: int | None = None,
     scheduler: str | None = None,
     overwrite: bool = False,
 ) -> Path:
-    """Write a tokenizer folder and return its path.
+    """Write a tokenizer folder, with a vocabulary of its own or an extended one, and return its path.
 
     Args:
         config: its sections `vocab` and `data` are used.
         inputs: files, globs, folders, URLs or `dataset:` names.
         output: the tokenizer folder to write.
+        extend: the tokenizer or model folder of any BERT whose vocabulary to extend; its text processing is kept.
+        lowercase: the casing, for a folder to extend that does not state it.
         workers: processes; all cores when None.
         scheduler: the address of a Dask scheduler whose workers count instead.
         overwrite: move another output aside instead of refusing it.
@@ -46,11 +51,13 @@ def make_vocab(
     Raises:
         UserError: for a mistake in the inputs, the configuration or the folder.
     """
-    vocab = config.vocab
+    old = None if extend is None else Tokenizer.load(extend, "--extend", lowercase=lowercase)
+    if old is not None:
+        config = config.model_copy(update={"vocab": _treating_text_as(old, config.vocab)})
     sources = [source for source in resolve(inputs, config.data) if not source.is_validation]
     identity = {
         "inputs": [source.identity for source in sources],
-        "vocab": vocab.model_dump(mode="json"),
+        **_choices(config.vocab, old),
         "reading": {"text_field": config.data.text_field, "strict": config.data.strict},
     }
     with exclusive(output):
@@ -61,45 +68,40 @@ def make_vocab(
             print(f"a file of {output} is missing or damaged; the vocabulary is made anew")
             manifest.reopen(output)
         remove_temporaries(output)
-        part_bytes = documents.part_bytes_of(sources)
-        parts = (part for source in sources for part in documents.cut(source.absolute, part_bytes))
-        groups = documents.group(parts, part_bytes)
-        tasks = [_CountTask(parts, number, config) for number, parts in enumerate(groups)]
-        files = [Path(source.location) for source in sources if source.is_local]
-        with open_pool(workers, scheduler, folders=[], files=files) as pool:
-            counts = _count(tasks, pool)
-        words = count_words(counts.learned, vocab)
+        counts = _count(sources, config, workers, scheduler)
+        words = count_words(counts.learned, config.vocab)
         if not words:
             raise InputError("the inputs hold no text", where=str(inputs[0]), remedy="give files with text in them")
-        alphabet = choose_alphabet(words, vocab.limit_alphabet, _room_for_alphabet(config))
-        tokenizer = Tokenizer(
-            train_wordpiece(words, alphabet, vocab),
-            lowercase=vocab.lowercase,
-            strip_accents=vocab.strip_accents,
-            handle_chinese_chars=vocab.handle_chinese_chars,
-        )
+        tokenizer, made = _train(words, config) if old is None else _extend(words, old, config.vocab)
         tokenizer.save(output)
-        held_out = count_words(counts.held_out, vocab)
-        figures = {
-            "documents": counts.documents,
-            "words": words.total(),
-            "distinct_words": len(words),
-            "dropped_rare_chunks": {"occurrences": counts.dropped_occurrences, "at_most_of_one": counts.undercount},
-            "repairs_and_drops": {reason: count for reason, count in sorted(counts.repairs_and_drops.items()) if count},
-            "alphabet": _describe_alphabet(alphabet),
-            "measured_on": "held-out documents" if held_out else "the training text: too few documents to hold one out",
-            **measure(tokenizer, held_out or words),
-        }
-        body = {
-            "config": {"vocab": vocab.model_dump(mode="json")},
+        figures = _figures(tokenizer, old, counts, words, config.vocab)
+        body: dict[str, Any] = {
+            "config": {"vocab": config.vocab.model_dump(mode="json")},
             "tokenizer": {"hash": tokenizer.hash, "vocab_size": tokenizer.vocab_size},
             "inputs": [{"location": source.location, **source.identity} for source in sources],
-            "figures": figures,
+            "figures": {**figures, **made},
         }
         manifest.complete(output, "vocab", identity, body)
-    _report(tokenizer, figures, config)
+    _report(tokenizer, body["figures"], config)
     print(f"tokenizer folder: {output}")
     return output
+
+
+def _treating_text_as(old: Tokenizer, config: VocabConfig) -> VocabConfig:
+    names = {
+        "lowercase": "do_lower_case",
+        "strip_accents": "strip_accents",
+        "handle_chinese_chars": "tokenize_chinese_chars",
+    }
+    return config.model_copy(update={key: old.settings[name] for key, name in names.items()})
+
+
+def _choices(config: VocabConfig, old: Tokenizer | None) -> dict[str, Any]:
+    """Return what of the configuration, and which old vocabulary, decides the new one."""
+    if old is None:
+        return {"vocab": config.model_dump(mode="json", exclude={"add_tokens"})}
+    chosen = config.model_dump(mode="json", include={"add_tokens", "min_frequency", "seed"})
+    return {"extends": old.hash, "vocab": chosen}
 
 
 def _is_intact(output: Path) -> bool:
@@ -124,12 +126,62 @@ def _count_task(task: _CountTask) -> Counts:
     return counts
 
 
-def _count(tasks: list[_CountTask], pool: Pool) -> Counts:
+def _count(sources: list[Source], config: Config, workers: int | None, scheduler: str | None) -> Counts:
+    part_bytes = documents.part_bytes_of(sources)
+    parts = (part for source in sources for part in documents.cut(source.absolute, part_bytes))
+    groups = documents.group(parts, part_bytes)
+    tasks = [_CountTask(parts, number, config) for number, parts in enumerate(groups)]
     weights = [float(sum(part.num_bytes for part in task.parts)) for task in tasks]
+    files = [Path(source.location) for source in sources if source.is_local]
     counts = Counts()
-    for result in run_each(_count_task, tasks, workers=pool, description="count", unit="B", weights=weights):
-        counts.add(result)
+    with open_pool(workers, scheduler, folders=[], files=files) as pool:
+        for result in run_each(_count_task, tasks, workers=pool, description="count", unit="B", weights=weights):
+            counts.add(result)
     return counts
+
+
+def _train(words: Counter[str], config: Config) -> tuple[Tokenizer, dict[str, Any]]:
+    """Return a vocabulary of its own, and what the manifest says of its alphabet."""
+    vocab = config.vocab
+    alphabet = choose_alphabet(words, vocab.limit_alphabet, _room_for_alphabet(config))
+    tokenizer = Tokenizer(
+        train_wordpiece(words, alphabet, vocab),
+        lowercase=vocab.lowercase,
+        strip_accents=vocab.strip_accents,
+        handle_chinese_chars=vocab.handle_chinese_chars,
+    )
+    return tokenizer, {"alphabet": _describe_alphabet(alphabet)}
+
+
+def _extend(words: Counter[str], old: Tokenizer, config: VocabConfig) -> tuple[Tokenizer, dict[str, Any]]:
+    """Return the extended vocabulary, and what the manifest says of each new token."""
+    tokenizer, added = extend_vocabulary(words, old, add_tokens=config.add_tokens, min_frequency=config.min_frequency)
+    if not added:
+        raise InputError(
+            "the vocabulary already holds every frequent word of the inputs",
+            where="--extend",
+            remedy=f"use {old.folder} as it is, give more text, or lower vocab.min_frequency ({config.min_frequency})",
+        )
+    extends = {"folder": str(old.folder), "hash": old.hash, "vocab_size": old.vocab_size}
+    return tokenizer, {"extends": extends, "added": [token.as_json() for token in added]}
+
+
+def _figures(
+    tokenizer: Tokenizer, old: Tokenizer | None, counts: Counts, words: Counter[str], config: VocabConfig
+) -> dict[str, Any]:
+    """Return what the manifest says of the text, and of the vocabulary on text held out."""
+    held_out = count_words(counts.held_out, config)
+    measured = held_out or words
+    return {
+        "documents": counts.documents,
+        "words": words.total(),
+        "distinct_words": len(words),
+        "dropped_rare_chunks": {"occurrences": counts.dropped_occurrences, "at_most_of_one": counts.undercount},
+        "repairs_and_drops": {reason: count for reason, count in sorted(counts.repairs_and_drops.items()) if count},
+        "measured_on": "held-out documents" if held_out else "the training text: too few documents to hold one out",
+        **measure(tokenizer, measured),
+        **({} if old is None else {"before": measure(old, measured)}),
+    }
 
 
 def _room_for_alphabet(config: Config) -> int:
@@ -170,14 +222,11 @@ def _describe_alphabet(alphabet: Alphabet) -> dict[str, Any]:
 
 
 def _report(tokenizer: Tokenizer, figures: dict[str, Any], config: Config) -> None:
-    alphabet = figures["alphabet"]
-    examples = " ".join(alphabet["most_frequent_left_out"][:10])
     print(
         f"{tokenizer.vocab_size:,} tokens from {figures['words']:,} words in {figures['documents']:,} documents\n"
-        f"alphabet: {alphabet['characters']:,} characters cover {alphabet['coverage']:.4%}, "
-        f"{alphabet['left_out']:,} rarer ones left out{': ' + examples if examples else ''}\n"
-        f"on {figures['measured_on']}: [UNK] {figures['unk_share_of_words']:.4%} of words, "
-        f"{figures['pieces_per_word']:.3f} pieces a word"
+        + (_new_tokens_line(figures) if "added" in figures else _alphabet_line(figures["alphabet"]))
+        + f"\non {figures['measured_on']}: {_measured(figures)}"
+        + (f" (before: {_measured(figures['before'])})" if "before" in figures else "")
     )
     if dropped := figures["dropped_rare_chunks"]["occurrences"]:
         print(
@@ -186,8 +235,27 @@ def _report(tokenizer: Tokenizer, figures: dict[str, Any], config: Config) -> No
         )
     for reason, count in figures["repairs_and_drops"].items():
         print(f"corpus: {count:,} {reason.replace('_', ' ')}")
-    if tokenizer.vocab_size < config.vocab.size:
+    if "alphabet" in figures and tokenizer.vocab_size < config.vocab.size:
         print(
             f"warning: the corpus is too small for vocab.size {config.vocab.size:,}; "
             f"the vocabulary has {tokenizer.vocab_size:,} tokens"
         )
+
+
+def _measured(figures: dict[str, Any]) -> str:
+    return f"[UNK] {figures['unk_share_of_words']:.4%} of words, {figures['pieces_per_word']:.3f} pieces a word"
+
+
+def _alphabet_line(alphabet: dict[str, Any]) -> str:
+    examples = " ".join(alphabet["most_frequent_left_out"][:10])
+    return (
+        f"alphabet: {alphabet['characters']:,} characters cover {alphabet['coverage']:.4%}, "
+        f"{alphabet['left_out']:,} rarer ones left out{': ' + examples if examples else ''}"
+    )
+
+
+def _new_tokens_line(figures: dict[str, Any]) -> str:
+    added, old_size = figures["added"], figures["extends"]["vocab_size"]
+    in_slots = sum(token["id"] < old_size for token in added)
+    examples = ", ".join(f"{token['token']} ({' '.join(token['pieces'])})" for token in added[:5])
+    return f"{len(added):,} new: {in_slots:,} in unused slots, {len(added) - in_slots:,} at the end: {examples}, …"

@@ -11,11 +11,10 @@ from tokenizers import Tokenizer as Backend
 from tokenizers import models, pre_tokenizers, trainers
 
 from bert_pretrain.config import VocabConfig
-from bert_pretrain.tokenizer import SPECIAL_TOKENS
+from bert_pretrain.tokenizer_folder import MAX_WORD_CHARACTERS, SPECIAL_TOKENS
 from bert_pretrain.vocab.alphabet import Alphabet
 
 MAX_REPLAYED_WORDS = 5_000_000
-MAX_WORD_CHARACTERS = 100  # longer words are [UNK] to WordPiece, whatever the vocabulary
 _WORDS_A_LINE = 1000
 
 

@@ -1,0 +1,81 @@
+"""Whether a model folder and a tokenizer fit each other: the same words under the same ids, or an extension of them."""
+
+from pathlib import Path
+
+from bert_pretrain.errors import DataError
+from bert_pretrain.extension import Extension, find_extension
+from bert_pretrain.tokenizer import Tokenizer
+from bert_pretrain.tokenizer_folder import has_vocabulary, read_tokenizer_folder
+
+
+def match_vocabulary(folder: Path, tokenizer: Tokenizer, flag: str) -> Extension | None:
+    """Return how a tokenizer extends a model folder's own vocabulary; None where the folder has none.
+
+    Args:
+        folder: of the model.
+        tokenizer: that made the data.
+        flag: that named the folder, for messages.
+
+    Raises:
+        DataError: when the two differ otherwise; equal sizes alone would let ids mean other words.
+    """
+    if not has_vocabulary(folder):
+        return None
+    found = read_tokenizer_folder(folder, flag)
+    extension = find_extension(found.tokens, tokenizer.tokens)
+    if extension is None:
+        raise DataError(
+            f"the vocabulary of {folder} is not that of the data",
+            where=flag,
+            remedy="make the data with this model's folder as --vocab, or with one that 'vocab --extend' made from it; "
+            "or take a model trained on such data",
+        )
+    if found.lowercase is not None:
+        theirs = (found.lowercase, found.strip_accents, found.handle_chinese_chars)
+        ours = tuple(tokenizer.settings.values())
+        if _in_effect(theirs) != _in_effect(ours):
+            names = dict(zip(tokenizer.settings, zip(theirs, ours, strict=True), strict=True))
+            differences = ", ".join(f"{name} {old} and {new}" for name, (old, new) in names.items() if old != new)
+            raise DataError(
+                f"the tokenizer of {folder} treats text otherwise than that of the data: {differences}",
+                where=flag,
+                remedy="make the data with this model's folder as --vocab",
+            )
+    return extension
+
+
+def _in_effect(settings: tuple[bool | None, ...]) -> tuple[bool | None, ...]:
+    lowercase, strip_accents, handle_chinese_chars = settings
+    return lowercase, lowercase if strip_accents is None else strip_accents, handle_chinese_chars
+
+
+def check_rows(folder: Path, num_rows: int, tokenizer: Tokenizer, flag: str) -> None:
+    """Refuse a model whose word embedding cannot be that of a vocabulary.
+
+    A model with its own vocabulary may have some rows more, as those that fill it up to a round number do. They stay
+    in the softmax, so that its figures are those of `transformers`.
+
+    Raises:
+        DataError: when there are rows too few, or too many and no vocabulary in the folder says that none is missing.
+    """
+    if num_rows < tokenizer.vocab_size or (num_rows > tokenizer.vocab_size and not has_vocabulary(folder)):
+        raise DataError(
+            f"the model has {num_rows} tokens, the vocabulary {tokenizer.vocab_size}",
+            where=f"{flag} {folder}",
+            remedy="put the model's own vocab.txt there, or take data made with the model's own tokenizer folder",
+        )
+
+
+def check_same_vocabulary(folder: Path, tokenizer: Tokenizer, flag: str) -> None:
+    """Refuse a model folder whose own vocabulary, if it has one, is not the tokenizer's.
+
+    Raises:
+        DataError: when the two differ.
+    """
+    extension = match_vocabulary(folder, tokenizer, flag)
+    if extension is not None and extension.pieces:
+        raise DataError(
+            f"the vocabulary of {folder} is not that of the data, which extends it by {len(extension.pieces)} tokens",
+            where=flag,
+            remedy="make data with this model's folder as --vocab, or take a model trained on such data",
+        )

@@ -1,0 +1,94 @@
+"""The files of weights in a model folder: one or several, safetensors or pickles that hold nothing but tensors.
+
+Looked for in the order in which `transformers` does; an index names the parts of weights in several files.
+"""
+
+import hashlib
+import pickle
+from pathlib import Path
+
+import safetensors
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+
+from bert_pretrain.errors import DataError
+from bert_pretrain.files import read_json, sha256_file
+
+WEIGHTS = "model.safetensors"
+PICKLED_WEIGHTS = "pytorch_model.bin"
+_INDEX = ".index.json"
+REMEDY = f"name a folder that holds a BERT: config.json with {WEIGHTS} or {PICKLED_WEIGHTS}, whole or in parts"
+
+
+def weights_sha256(folder: Path, flag: str) -> str:
+    """Return the SHA-256 of a folder's weights; of several files, that of their SHA-256s in order.
+
+    Raises:
+        DataError: when there are none.
+    """
+    sums = [sha256_file(path) for path in _weight_files(folder, flag)]
+    return sums[0] if len(sums) == 1 else hashlib.sha256("".join(sums).encode()).hexdigest()
+
+
+def read_weights(folder: Path, flag: str) -> dict[str, Tensor]:
+    """Return the tensors of a folder under the names they have there, on the CPU.
+
+    Raises:
+        DataError: when there are none, or a file is missing, broken or holds more than tensors.
+    """
+    tensors: dict[str, Tensor] = {}
+    for path in _weight_files(folder, flag):
+        tensors.update(_read_file(path))
+    return tensors
+
+
+def _weight_files(folder: Path, flag: str) -> list[Path]:
+    """Return the files that hold a folder's weights; safetensors before a pickle."""
+    for name in (WEIGHTS, PICKLED_WEIGHTS):
+        if (folder / name).is_file():
+            return [folder / name]
+        if (folder / f"{name}{_INDEX}").is_file():
+            return _parts(folder / f"{name}{_INDEX}")
+    raise DataError(f"{folder} has neither {WEIGHTS} nor {PICKLED_WEIGHTS}", where=flag, remedy=REMEDY)
+
+
+def _parts(index: Path) -> list[Path]:
+    """Return the files that an index names, which must lie beside it."""
+    found = read_json(index)
+    places = found.get("weight_map") if isinstance(found, dict) else None
+    names = set(places.values()) if isinstance(places, dict) else set()
+    if not names or not all(isinstance(name, str) and Path(name).name == name for name in names):
+        raise DataError(f"{index.name} names no files beside it", where=str(index), remedy="copy the folder again")
+    missing = sorted(name for name in names if not (index.parent / name).is_file())
+    if missing:
+        raise DataError(
+            f"{len(missing)} of {len(names)} files of weights are missing: {', '.join(missing[:3])}",
+            where=str(index),
+            remedy="copy the folder again",
+        )
+    return sorted(index.parent / name for name in names)
+
+
+def _read_file(path: Path) -> dict[str, Tensor]:
+    if path.suffix != ".safetensors":
+        return _read_pickle(path)
+    try:
+        return load_file(path)
+    except (safetensors.SafetensorError, OSError, ValueError) as error:
+        raise DataError(f"{path.name} is broken: {error}", where=str(path), remedy="copy it again") from error
+
+
+def _read_pickle(path: Path) -> dict[str, Tensor]:
+    """Read a pickle of plain tensors; any other pickle could run code and is refused unread."""
+    try:
+        found = torch.load(path, map_location="cpu", weights_only=True)
+    except (pickle.UnpicklingError, RuntimeError, OSError, EOFError, ValueError, KeyError) as error:
+        raise DataError(
+            f"{path.name} is broken or holds more than tensors, and was not unpickled",
+            where=str(path),
+            remedy="convert it to model.safetensors where you trust it",
+        ) from error
+    if not isinstance(found, dict) or not all(isinstance(value, Tensor) for value in found.values()):
+        raise DataError(f"{path.name} holds more than named tensors", where=str(path), remedy=REMEDY)
+    return found

@@ -1,0 +1,121 @@
+"""Words of a domain into an existing vocabulary: into its unused slots first, then at its end.
+
+Characters that the vocabulary lacks come first, as any word with one is [UNK] and lost; then the whole words that save
+most pieces. Savings are counted once, with the old pieces: a chosen word may also change how longer words are cut.
+"""
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from bert_pretrain.errors import ConfigError
+from bert_pretrain.extension import old_pieces
+from bert_pretrain.tokenizer import Tokenizer
+from bert_pretrain.tokenizer_folder import MAX_WORD_CHARACTERS, is_unused
+from bert_pretrain.vocab.alphabet import COVERAGE
+
+
+@dataclass(frozen=True)
+class NewToken:
+    """A token that was added, and why."""
+
+    token: str
+    id: int
+    pieces: list[str]
+    """What the old vocabulary makes of it."""
+    count: int
+    """How often it occurs: a word as such, a character where its lack makes a word [UNK]."""
+
+    def as_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def extend_vocabulary(
+    words: Mapping[str, int], old: Tokenizer, *, add_tokens: int | None, min_frequency: int
+) -> tuple[Tokenizer, list[NewToken]]:
+    """Return the extended vocabulary, and what is new in it by id.
+
+    Args:
+        words: of the domain, normalised as the old tokenizer does, and their counts.
+        old: the vocabulary to extend.
+        add_tokens: at most so many; None for as many as there are unused slots.
+        min_frequency: rarer words and characters are not added.
+
+    Raises:
+        ConfigError: when there is no unused slot and no number of tokens to add at the end.
+    """
+    slots = [index for index, token in enumerate(old.tokens) if is_unused(token)]
+    room = len(slots) if add_tokens is None else add_tokens
+    if not room:
+        raise ConfigError(
+            f"the vocabulary of {old.folder} has no unused slots",
+            where="vocab.add_tokens",
+            remedy="say how many tokens to add at its end, for example --add-tokens 1000",
+        )
+    characters = lost_characters(words, old, min_frequency)[:room]
+    chosen: dict[str, int] = dict(characters)
+    for word, count in _words_in_pieces(words, old.with_tokens([*old.tokens, *chosen]), min_frequency):
+        if len(chosen) >= room:
+            break
+        chosen[word] = count
+    tokens = list(old.tokens)
+    places = [*slots[: len(chosen)], *range(len(tokens), len(tokens) + max(0, len(chosen) - len(slots)))]
+    tokens += [""] * (len(places) - min(len(slots), len(places)))
+    ids = {token: index for index, token in enumerate(old.tokens)}
+    added = []
+    for index, (token, count) in zip(places, chosen.items(), strict=True):
+        tokens[index] = token
+        added.append(NewToken(token, index, [old.tokens[piece] for piece in old_pieces(token, ids)], count))
+    return old.with_tokens(tokens), added
+
+
+def lost_characters(words: Mapping[str, int], old: Tokenizer, min_frequency: int) -> list[tuple[str, int]]:
+    """Return the characters, `c` or `##c` as the text has them, for lack of which words are [UNK], most frequent first.
+
+    Only as many as a new vocabulary would keep: up to 99.99 % of the running characters.
+    """
+    known = set(old.tokens)
+    begins = {token for token in known if len(token) == 1}
+    inside = {token[2:] for token in known if len(token) == 3 and token.startswith("##")}
+    doubtful = [
+        word
+        for word in words
+        if len(word) <= MAX_WORD_CHARACTERS and not (word[0] in begins and inside.issuperset(word[1:]))
+    ]
+    lacking: Counter[str] = Counter()
+    for word, ids in zip(doubtful, _encode(doubtful, old), strict=True):
+        if ids == [old.unk_id]:
+            forms = [word[0], *(f"##{character}" for character in word[1:])]
+            for form in forms:
+                if form not in known:
+                    lacking[form] += words[word]
+    total = sum(len(word) * count for word, count in words.items())
+    missing = lacking.total()
+    kept = []
+    for form in sorted(lacking, key=lambda form: (-lacking[form], form)):
+        if missing <= (1 - COVERAGE) * total or lacking[form] < min_frequency:
+            break
+        kept.append((form, lacking[form]))
+        missing -= lacking[form]
+    return kept
+
+
+def _words_in_pieces(words: Mapping[str, int], tokenizer: Tokenizer, min_frequency: int) -> Iterator[tuple[str, int]]:
+    """Yield the words that a vocabulary cuts, with their counts; those first that would save most pieces."""
+    frequent = [word for word, count in words.items() if count >= min_frequency and len(word) <= MAX_WORD_CHARACTERS]
+    saved = {
+        word: words[word] * (len(ids) - 1)
+        for word, ids in zip(frequent, _encode(frequent, tokenizer), strict=True)
+        if len(ids) > 1
+    }
+    backend = tokenizer.backend
+    for word in sorted(saved, key=lambda word: (-saved[word], word)):
+        # A word that would not be found again as it stands, by some oddity of Unicode, would be wasted.
+        normalised = backend.normalizer.normalize_str(word)
+        if [piece for piece, _ in backend.pre_tokenizer.pre_tokenize_str(normalised)] == [word]:
+            yield word, words[word]
+
+
+def _encode(words: Sequence[str], tokenizer: Tokenizer) -> list[list[int]]:
+    return [list(found.ids) for found in tokenizer.backend.encode_batch_fast(list(words), add_special_tokens=False)]
