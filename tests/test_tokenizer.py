@@ -56,10 +56,10 @@ def test_all_that_decides_ids_is_in_the_hash() -> None:
 def broken_folders() -> Iterator[tuple[str, dict[str, str], str]]:
     config = json.dumps({"do_lower_case": True})
     vocabulary = "\n".join([*special_tokens(0), "a"]) + "\n"
-    yield "no vocabulary", {"tokenizer_config.json": config}, "no vocab.txt"
+    yield "no vocabulary", {"tokenizer_config.json": config}, "neither vocab.txt nor"
     yield "no configuration", {"vocab.txt": vocabulary}, "tokenizer_config.json"
     yield "no casing", {"vocab.txt": vocabulary, "tokenizer_config.json": "{}"}, "casing"
-    yield "a list", {"vocab.txt": vocabulary, "tokenizer_config.json": "[]"}, "casing"
+    yield "a list", {"vocab.txt": vocabulary, "tokenizer_config.json": "[]"}, "holds no settings"
     yield "not JSON", {"vocab.txt": vocabulary, "tokenizer_config.json": "{"}, "tokenizer_config.json"
     yield "a token twice", {"vocab.txt": vocabulary + "a\n", "tokenizer_config.json": config}, "'a' stands twice"
     yield "no [MASK]", {"vocab.txt": vocabulary.replace("[MASK]\n", ""), "tokenizer_config.json": config}, "[MASK]"

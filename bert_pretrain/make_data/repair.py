@@ -17,7 +17,7 @@ from bert_pretrain.make_data import build
 from bert_pretrain.make_data.build import ShardTask
 from bert_pretrain.make_data.plan import BuildPlan
 from bert_pretrain.shards import DataFolder, ShardRecord, damage_of
-from bert_pretrain.tokenizer import Tokenizer
+from bert_pretrain.tokenizer import FILES, Tokenizer
 
 TOKENIZER = "tokenizer"
 
@@ -50,8 +50,11 @@ def find_damage(output: Path, *, verify: bool, workers: int) -> dict[str, str]:
     else:
         damages = [_check(check) for check in checks]
     found = {record.path: damage for record, damage in zip(records, damages, strict=True) if damage}
+    absent = [name for name in FILES if not (output / TOKENIZER / name).is_file()]
     try:
-        if Tokenizer.load(output / TOKENIZER).hash != folder.manifest["tokenizer"]["hash"]:
+        if absent:
+            found[TOKENIZER] = f"has no {', '.join(absent)}"
+        elif Tokenizer.load(output / TOKENIZER).hash != folder.manifest["tokenizer"]["hash"]:
             found[TOKENIZER] = "is not the one that made the data"
     except DataError as error:
         found[TOKENIZER] = f"cannot be read: {error.what}"

@@ -289,6 +289,7 @@ def test_a_vocabulary_made_anew_in_its_place_is_noticed(tmp_path: Path, numbered
     first = corpus.make("data.validation_fraction=0", name="first")
     vocabulary = (corpus.vocab / "vocab.txt").read_text().replace("w0\n", "w0x\n")
     (corpus.vocab / "vocab.txt").write_text(vocabulary)
+    (corpus.vocab / "tokenizer.json").unlink()  # which holds the vocabulary too
     second = corpus.make("data.validation_fraction=0", name="second")
     manifests = [DataFolder.open(data).manifest for data in (first, second)]
     assert manifests[0]["tokenizer"]["hash"] != manifests[1]["tokenizer"]["hash"]

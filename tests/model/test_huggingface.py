@@ -45,19 +45,6 @@ def set_config(folder: Path, **values: Any) -> None:
     (folder / "config.json").write_text(json.dumps({**config, **values}))
 
 
-@pytest.mark.parametrize(
-    "name", ["AutoModelForPreTraining", "AutoModelForMaskedLM", "AutoModelForNextSentencePrediction", "AutoModel"]
-)
-def test_a_folder_opens_in_transformers_with_nothing_missing(model_folder: Path, name: str) -> None:
-    import transformers
-
-    _, info = getattr(transformers, name).from_pretrained(model_folder, output_loading_info=True)
-    assert not info["missing_keys"]
-    assert not info["mismatched_keys"]
-    if name == "AutoModelForPreTraining":
-        assert not info["unexpected_keys"]
-
-
 def test_the_configuration_survives_transformers(model_folder: Path, make_model: Any) -> None:
     from transformers import AutoConfig
 
@@ -123,12 +110,6 @@ def test_old_names_buffers_and_untied_copies_are_understood(model_folder: Path, 
     assert_same(loaded.model, make_model(dropout=0.1))
 
 
-def test_a_pickle_of_plain_tensors_is_read(model_folder: Path, make_model: Any) -> None:
-    torch.save(load_file(model_folder / "model.safetensors"), model_folder / "pytorch_model.bin")
-    (model_folder / "model.safetensors").unlink()
-    assert_same(load_model(model_folder).model, make_model(dropout=0.1))
-
-
 class Trap:
     """Runs code when it is unpickled."""
 
@@ -152,6 +133,22 @@ def test_a_pickle_that_could_run_code_is_refused_unread(model_folder: Path, tmp_
     with pytest.raises(DataError, match="was not unpickled"):
         load_model(model_folder)
     assert not (tmp_path / "sprung").exists()
+
+
+@pytest.mark.parametrize(
+    ("index", "message"),
+    [
+        ({"weight_map": {"a": "model-1.safetensors"}}, "1 of 1 files of weights are missing: model-1"),
+        ({"weight_map": {"a": "../model.safetensors"}}, "names no files beside it"),
+        ({"weight_map": {}}, "names no files beside it"),
+        ([], "names no files beside it"),
+    ],
+)
+def test_an_index_without_its_files_is_refused(model_folder: Path, index: Any, message: str) -> None:
+    (model_folder / "model.safetensors").rename(model_folder.parent / "model.safetensors")
+    (model_folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    with pytest.raises(DataError, match=message):
+        load_model(model_folder)
 
 
 @pytest.mark.parametrize(

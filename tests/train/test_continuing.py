@@ -259,7 +259,7 @@ def test_init_from_takes_weights_and_carry_optimizer_takes_the_state_and_step_to
         train(tiny(max_steps=8), data_folder, tmp_path / "d", init_from=checkpoint, carry_optimizer=True)
     with pytest.raises(ConfigError, match="no optimizer state"):
         train(tiny(), data_folder, tmp_path / "e", carry_optimizer=True)
-    with pytest.raises(DataError, match="has the shape"):
+    with pytest.raises(ConfigError, match="hidden_size is 48, that of the weights"):
         train(tiny(model={"hidden_size": 48}), data_folder, tmp_path / "f", init_from=finished / "model")
 
 

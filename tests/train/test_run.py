@@ -124,6 +124,7 @@ def test_what_does_not_fit_is_refused_before_the_first_step(
     other = new_data_folder("smaller vocabulary")
     vocabulary = other / "tokenizer" / "vocab.txt"
     vocabulary.write_text("\n".join(vocabulary.read_text().splitlines()[:-1]) + "\n")
+    vocabulary.with_name("tokenizer.json").unlink()
     with pytest.raises(DataError, match="is not the one that made the data"):
         train(tiny(), other, tmp_path / "run")
     assert not (tmp_path / "run").exists()
@@ -179,10 +180,12 @@ def test_a_vocabulary_of_equal_size_but_other_words_is_refused(
     vocabulary = other / "tokenizer" / "vocab.txt"
     words = vocabulary.read_text().splitlines()
     vocabulary.write_text("\n".join([*words[:-2], words[-1], words[-2]]) + "\n")
+    vocabulary.with_name("tokenizer.json").unlink()  # which holds the vocabulary too
     with pytest.raises(DataError, match="is not the one that made the data"):
         train(tiny(), other, tmp_path / "run")
     model = shutil.copytree(finished / "model", tmp_path / "model")
     shutil.copy(vocabulary, model / "vocab.txt")
+    (model / "tokenizer.json").unlink()
     with pytest.raises(DataError, match="is not that of the data"):
         train(tiny(), data_folder, tmp_path / "run", init_from=model)
     with pytest.raises(DataError, match="is not that of the data"):

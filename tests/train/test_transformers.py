@@ -1,0 +1,158 @@
+"""Folders go both ways: ours open in `transformers` with the same numbers, and so do theirs here, in every layout.
+
+The same checks run under the version installed and, marked slow, under transformers 4.57 in an environment of its own.
+"""
+
+import json
+import os
+import site
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+import transformers
+from safetensors.torch import load_file, save_file
+
+from bert_pretrain.model.huggingface import load_model
+from bert_pretrain.tokenizer import Tokenizer
+from bert_pretrain.tools.fill_mask import fill_mask
+from tests.train import transformers_side
+
+SIDE = Path(transformers_side.__file__)
+PINNED = (
+    *("transformers==4.57.6", "huggingface_hub==0.36.0", "tokenizers==0.22.2"),
+    *("requests==2.32.5", "urllib3==2.5.0", "charset_normalizer==3.4.4", "idna==3.11", "certifi==2025.10.5"),
+)
+TEXTS = ("wa wb wc [MASK] we", "xa xb [MASK] xd xe xf")
+
+
+@torch.no_grad()
+def compute(folder: Path, inputs: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Return what our model of a folder computes for padded inputs: of real tokens, and of sequences."""
+    model = load_model(folder).model
+    real = inputs["attention_mask"].bool()
+    lengths = real.sum(1).tolist()
+    bounds = torch.tensor([0, *lengths]).cumsum(0).int()
+    positions = torch.cat([torch.arange(length) for length in lengths])
+    hidden = model.encode(inputs["input_ids"][real], inputs["token_type_ids"][real], positions, bounds, max(lengths))
+    pooled = model.pooler(hidden, bounds)
+    words = model.decode(model.mlm_head(hidden))
+    return {"hidden": hidden, "pooled": pooled, "words": words, "pairs": model.nsp_head(pooled)}
+
+
+def expect(folder: Path, expected: Path) -> None:
+    """Write down what we compute from a folder."""
+    tokenizer = Tokenizer.load(folder)
+    mask = torch.arange(10)[None] < torch.tensor([10, 4, 7])[:, None]
+    generator = torch.Generator().manual_seed(1)
+    inputs = {
+        "input_ids": torch.randint(104, tokenizer.vocab_size, (3, 10), generator=generator) * mask,
+        "token_type_ids": (torch.arange(10)[None] >= 2).long() * mask,
+        "attention_mask": mask.long(),
+    }
+    save_file({**inputs, **compute(folder, inputs)}, expected.with_suffix(".safetensors"))
+    texts = ("wa wb, Xc!", "ya unknown za")
+    ids = {text: [tokenizer.cls_id, *tokenizer.encode_text(text), tokenizer.sep_id] for text in texts}
+    known = {token: index for index, token in enumerate(tokenizer.tokens)}
+    answers = {
+        text: [(known[token], share) for token, share in fill_mask(folder, text, top_k=3, device="cpu")[0]]
+        for text in TEXTS
+    }
+    expected.with_suffix(".json").write_text(json.dumps({"ids": ids, "answers": answers}))
+
+
+@pytest.fixture(scope="module", params=["model", "checkpoints/step-00000008"])
+def ours(request: pytest.FixtureRequest, finished: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """Each model folder of the run, and what we compute from it."""
+    expected = tmp_path_factory.mktemp("expected") / "expected"
+    expect(finished / request.param, expected)
+    return finished / request.param, expected
+
+
+@pytest.mark.parametrize("name", transformers_side.CLASSES)
+def test_every_class_opens_every_model_folder(ours: tuple[Path, Path], name: str) -> None:
+    folder, expected = ours
+    transformers_side.check_class(folder, name, load_file(expected.with_suffix(".safetensors")))
+
+
+def test_tokenizer_and_pipeline_open_every_model_folder(ours: tuple[Path, Path]) -> None:
+    folder, expected = ours
+    transformers_side.check_tokenizer_and_pipeline(folder, json.loads(expected.with_suffix(".json").read_text()))
+
+
+FRESH = {
+    "pretraining": (),
+    "masked": ("bert.pooler.", "cls.seq_relationship."),
+    "pairs": ("cls.predictions.",),
+    "bare": ("cls.",),
+    "unpooled": ("bert.pooler.", "cls."),
+    "classifier": ("cls.",),
+}
+STORAGES = ("whole", "parts", "pickle", "pickles")
+
+
+def check_layout(target: Path, layout: str, storage: str) -> None:
+    """Open a folder of theirs: what it lacks is drawn anew and named, all else computes the same."""
+    folder, expected = target / f"{layout} {storage}", load_file(target / f"{layout}.safetensors")
+    loaded = load_model(folder)
+    assert all(any(name.startswith(part) for name in loaded.fresh) for part in FRESH[layout])
+    assert all(name.startswith(FRESH[layout] or ("nothing",)) for name in loaded.fresh)
+    assert loaded.unused == (["classifier.bias", "classifier.weight"] if layout == "classifier" else [])
+    found = compute(folder, expected)
+    for name in expected.keys() & found.keys():
+        transformers_side.close(found[name], expected[name])
+    if storage in ("parts", "pickles"):
+        assert not (folder / "model.safetensors").exists()
+        assert len(list(folder.glob("*-of-*"))) > 1
+
+
+@pytest.fixture(scope="module")
+def theirs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("theirs")
+    transformers_side.save_layouts(folder)
+    return folder
+
+
+@pytest.mark.parametrize("storage", STORAGES)
+@pytest.mark.parametrize("layout", FRESH)
+def test_every_layout_of_theirs_computes_the_same_here(theirs: Path, layout: str, storage: str) -> None:
+    check_layout(theirs, layout, storage)
+
+
+@pytest.fixture(scope="module")
+def python_4_57(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The Python of an environment with transformers 4.57; all but what it pins comes from this one's packages."""
+    folder = tmp_path_factory.mktemp("env") / "env"
+    subprocess.run([sys.executable, "-m", "venv", str(folder)], check=True)
+    python = folder / "bin" / "python"
+    done = subprocess.run(
+        [python, "-m", "pip", "install", "-q", "--no-deps", *PINNED], capture_output=True, text=True, check=False
+    )
+    if done.returncode:
+        pytest.skip(f"pip cannot install {PINNED[0]}: {done.stderr.strip()[-200:]}")
+    (packages,) = (folder / "lib").glob("python*/site-packages")
+    # After its own packages in the order of search, so that the pinned ones win.
+    (packages / "all_else.pth").write_text("\n".join(site.getsitepackages()) + "\n")
+    return python
+
+
+@pytest.mark.slow
+def test_both_ways_with_transformers_4_57(python_4_57: Path, finished: Path, tmp_path: Path) -> None:
+    def side(*arguments: object) -> str:
+        environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+        command = [str(python_4_57), str(SIDE), *map(str, arguments)]
+        done = subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stdout + done.stderr
+        assert "transformers 4.57." in done.stdout
+        assert not transformers.__version__.startswith("4.57")
+        return done.stdout
+
+    for name in ("model", "checkpoints/step-00000008"):
+        expect(finished / name, tmp_path / "expected")
+        assert "the same numbers" in side("open", finished / name, tmp_path / "expected")
+    side("save", tmp_path / "theirs")
+    for layout in FRESH:
+        for storage in STORAGES:
+            check_layout(tmp_path / "theirs", layout, storage)

@@ -1,0 +1,173 @@
+"""`vocab --extend`: the words that save most, slots first, the rest of the file as it was."""
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from bert_pretrain import manifest
+from bert_pretrain.cli import app
+from bert_pretrain.config import load_config
+from bert_pretrain.errors import ConfigError, DataError, InputError, OutputError
+from bert_pretrain.manifest import read_manifest
+from bert_pretrain.tokenizer import Tokenizer
+from bert_pretrain.vocab.extending import extend_vocabulary, lost_characters
+from bert_pretrain.vocab.run import make_vocab
+from bert_pretrain.vocab.wordpiece import special_tokens
+
+LETTERS = "abcdefghijklmnopqrstuvwxyz"
+PIECES = [*LETTERS, *(f"##{letter}" for letter in LETTERS), ".", ",", "the", "river", "##ing"]
+
+
+def old_tokenizer(slots: int = 3) -> Tokenizer:
+    tokens = [*special_tokens(slots), *PIECES]
+    return Tokenizer(tokens, lowercase=True, strip_accents=None, handle_chinese_chars=True)
+
+
+def extended(words: dict[str, int], add_tokens: int | None = None, slots: int = 3) -> list[tuple[str, int]]:
+    tokenizer, added = extend_vocabulary(words, old_tokenizer(slots), add_tokens=add_tokens, min_frequency=2)
+    assert [tokenizer.tokens[token.id] for token in added] == [token.token for token in added]
+    return [(token.token, token.id) for token in added]
+
+
+def test_words_that_save_most_pieces_come_first_and_ties_are_in_order_of_the_alphabet() -> None:
+    words = {"the": 900, "riving": 6, "ox": 10, "ax": 10, "abc": 6, "rare": 1}
+    # riving: r ##i ##v ##ing saves 3 x 6; abc 2 x 6; ax and ox 10 each; "rare" is too rare, "the" is one piece.
+    assert extended(words) == [("riving", 1), ("abc", 2), ("ax", 3)]
+    assert extended(words, add_tokens=2) == [("riving", 1), ("abc", 2)]
+    end = len(old_tokenizer().tokens)
+    assert extended(words, add_tokens=99) == [("riving", 1), ("abc", 2), ("ax", 3), ("ox", end)]
+    assert extended(dict(reversed(words.items())), add_tokens=99) == extended(words, add_tokens=99)
+
+
+def test_lines_that_are_not_slots_stay_and_pieces_are_recorded() -> None:
+    old = old_tokenizer(2)
+    tokenizer, added = extend_vocabulary({"riving": 5, "ox": 4, "yx": 3}, old, add_tokens=3, min_frequency=2)
+    assert tokenizer.tokens[3:-1] == old.tokens[3:]
+    assert tokenizer.tokens[0] == "[PAD]"
+    assert tokenizer.settings == old.settings
+    assert added[0].pieces == ["r", "##i", "##v", "##ing"]
+    assert [token.count for token in added] == [5, 4, 3]
+    assert tokenizer.encode_text("Riving ox yx.") == [1, 2, tokenizer.vocab_size - 1, tokenizer.tokens.index(".")]
+
+
+def test_characters_without_which_words_are_lost_come_before_words() -> None:
+    words = {"ß": 5, "maß": 30, "œber": 20, "ox": 500, "rare中": 1}
+    # Inside a word "ß" is lost 30 times, alone 5 times; "œ" begins a word 20 times.
+    assert lost_characters(words, old_tokenizer(), 2) == [("##ß", 30), ("œ", 20), ("ß", 5)]
+    tokenizer, added = extend_vocabulary(words, old_tokenizer(4), add_tokens=None, min_frequency=2)
+    assert [token.token for token in added] == ["##ß", "œ", "ß", "ox"]
+    assert added[0].pieces == ["[UNK]"]
+    assert tokenizer.unk_id not in tokenizer.encode_text("ß maß")
+
+
+def test_rare_characters_leave_the_slots_to_words() -> None:
+    assert lost_characters({"the": 10**6, "ß": 20}, old_tokenizer(), 2) == []
+    assert lost_characters({"the": 10**6, "ß": 2000}, old_tokenizer(), 2) == [("ß", 2000)]
+
+
+def test_without_slots_the_number_must_be_given() -> None:
+    with pytest.raises(ConfigError, match="no unused slots") as caught:
+        extended({"ox": 9}, slots=0)
+    assert "--add-tokens" in caught.value.remedy
+    assert extended({"ox": 9}, add_tokens=1, slots=0) == [("ox", old_tokenizer(0).vocab_size)]
+
+
+@pytest.fixture
+def old_folder(tmp_path: Path) -> Path:
+    old_tokenizer(5).save(tmp_path / "old")
+    return tmp_path / "old"
+
+
+@pytest.fixture
+def text(tmp_path: Path) -> Path:
+    path = tmp_path / "domain.txt"
+    path.write_text("The River flooding, OX and riving. Zebra flooding.\n\n" * 300, encoding="utf-8")
+    return path
+
+
+def test_the_folder_opens_in_transformers_and_says_what_is_new(old_folder: Path, text: Path, tmp_path: Path) -> None:
+    from transformers import AutoTokenizer
+
+    out = make_vocab(load_config(), [str(text)], tmp_path / "new", extend=old_folder, workers=1)
+    ours, theirs = Tokenizer.load(out), AutoTokenizer.from_pretrained(out)
+    for line in ("Flooding OX", "the riving zebra, unseen."):
+        assert theirs(line, add_special_tokens=False)["input_ids"] == ours.encode_text(line)
+    assert ours.tokens[1] == "flooding"
+    found = read_manifest(out, "vocab", "")["figures"]
+    assert found["extends"] == {"folder": str(old_folder), "hash": Tokenizer.load(old_folder).hash, "vocab_size": 67}
+    assert found["added"][0] == {
+        "token": "flooding",
+        "id": 1,
+        "pieces": ["f", "##l", "##o", "##o", "##d", "##ing"],
+        "count": found["added"][0]["count"],
+    }
+    assert found["pieces_per_word"] == 1.0 < found["before"]["pieces_per_word"]
+
+
+def test_the_old_treatment_of_text_is_kept(text: Path, tmp_path: Path) -> None:
+    tokens = [*special_tokens(4), *PIECES, *LETTERS.upper(), *(f"##{letter}" for letter in LETTERS.upper())]
+    cased = Tokenizer(tokens, lowercase=False, strip_accents=None, handle_chinese_chars=True)
+    cased.save(tmp_path / "cased")
+    out = make_vocab(load_config("tiny"), [str(text)], tmp_path / "new", extend=tmp_path / "cased", workers=1)
+    new = Tokenizer.load(out)
+    assert new.settings == cased.settings
+    assert {"River", "Zebra"} <= set(new.tokens)
+    (tmp_path / "cased" / "tokenizer_config.json").unlink()
+    (tmp_path / "cased" / "tokenizer.json").unlink()
+    with pytest.raises(DataError, match="casing"):
+        make_vocab(load_config(), [str(text)], tmp_path / "bare", extend=tmp_path / "cased", workers=1)
+    make_vocab(load_config(), [str(text)], tmp_path / "bare", extend=tmp_path / "cased", lowercase=False, workers=1)
+    assert Tokenizer.load(tmp_path / "bare").tokens == new.tokens
+
+
+def test_the_same_command_again_and_one_that_was_killed(
+    old_folder: Path, text: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def command(*settings: str) -> Path:
+        config = load_config(settings=settings)
+        return make_vocab(config, [str(text)], tmp_path / "new", extend=old_folder, workers=1)
+
+    class Killed(BaseException):
+        pass
+
+    def die(*_: object) -> None:
+        raise Killed
+
+    with monkeypatch.context() as patch:
+        patch.setattr(manifest, "complete", die)  # the last moment, when all files lie there
+        with pytest.raises(Killed):
+            command()
+    with pytest.raises(DataError, match="unfinished"):
+        Tokenizer.load(tmp_path / "new")
+    command()
+    before = {path.name: path.read_bytes() for path in (tmp_path / "new").iterdir()}
+    capsys.readouterr()
+    command()
+    command("vocab.size=9000")  # decides nothing here
+    assert capsys.readouterr().out.count("up to date") == 2
+    with pytest.raises(OutputError, match="add_tokens: None -> 2"):
+        command("vocab.add_tokens=2")
+    assert before == {path.name: path.read_bytes() for path in (tmp_path / "new").iterdir()}
+    old_tokenizer(7).save(old_folder)
+    with pytest.raises(OutputError, match="extends"):
+        command()
+
+
+def test_nothing_to_add_and_flags_that_do_not_belong_together_are_refused(
+    old_folder: Path, text: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "known.txt").write_text("the river\n" * 50)
+    with pytest.raises(InputError, match="already holds every frequent word"):
+        make_vocab(load_config(), [str(tmp_path / "known.txt")], tmp_path / "a", extend=old_folder, workers=1)
+    for flags in (["--extend", str(old_folder), "--vocab-size", "900"], ["--add-tokens", "7"]):
+        done = CliRunner().invoke(app, ["vocab", str(text), "--output", str(tmp_path / "b"), *flags])
+        assert done.exit_code == 2
+        assert flags[-2] in done.stderr
+    done = CliRunner().invoke(
+        app,
+        ["vocab", str(text), "--output", str(tmp_path / "c"), "--extend", str(old_folder), "--add-tokens", "2"],
+    )
+    assert done.exit_code == 0
+    assert len(json.loads((tmp_path / "c" / "manifest.json").read_text())["figures"]["added"]) == 2
