@@ -10,7 +10,17 @@ from typing import Annotated
 import typer
 
 from bert_pretrain.cli.loading import load, load_config
-from bert_pretrain.cli.options import ConfigSource, Inputs, Lowercase, Output, Overwrite, Scheduler, Settings, Strict, Workers
+from bert_pretrain.cli.options import (
+    ConfigSource,
+    Inputs,
+    Lowercase,
+    Output,
+    Overwrite,
+    Scheduler,
+    Settings,
+    Strict,
+    Workers,
+)
 from bert_pretrain.errors import ConfigError
 
 
@@ -21,7 +31,8 @@ def vocab(
     settings: Settings = None,
     vocab_size: Annotated[int | None, typer.Option("--vocab-size", help="Tokens, special ones included.")] = None,
     extend: Annotated[
-        Path | None, typer.Option("--extend", metavar="FOLDER", help="Add words to the vocabulary of this BERT's folder.")
+        Path | None,
+        typer.Option("--extend", metavar="FOLDER", help="Add words to the vocabulary of this BERT's folder."),
     ] = None,
     add_tokens: Annotated[
         int | None, typer.Option("--add-tokens", help="With --extend: how many; as many as unused slots by default.")

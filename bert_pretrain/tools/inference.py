@@ -15,7 +15,6 @@ from torch import Tensor
 
 from bert_pretrain import ragged
 from bert_pretrain.config import TrainConfig
-from bert_pretrain.errors import DataError
 from bert_pretrain.model.bert import BertForPreTraining
 from bert_pretrain.model.huggingface import load_model
 from bert_pretrain.model.vocabulary import check_rows

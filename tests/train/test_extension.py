@@ -141,10 +141,10 @@ def test_rows_that_only_fill_up_stay_for_inference_and_go_in_training(
     padded = shutil.copytree(finished / "model", tmp_path / "padded")
     pad_rows(padded, 6)
     theirs = pipeline("fill-mask", model=str(padded), top_k=3)("wa wb [MASK]")
-    (ours,) = fill_mask(padded, "wa wb [MASK]", top_k=3, device="cpu")
+    (ours,) = fill_mask(padded, "wa wb [MASK]", top_k=3, config=tiny().train)
     assert [token for token, _ in ours] == [answer["token_str"] for answer in theirs]
     assert [share for _, share in ours] == pytest.approx([answer["score"] for answer in theirs], abs=1e-5)
-    assert len(fill_mask(padded, "wa [MASK]", top_k=1000, device="cpu")[0]) == 152
+    assert len(fill_mask(padded, "wa [MASK]", top_k=1000, config=tiny().train)[0]) == 152
     more = evaluate(padded, data_folder, config=tiny().train)["mlm_loss"]
     assert more > evaluate(finished / "model", data_folder, config=tiny().train)["mlm_loss"]  # in the softmax too
     train(tiny(max_steps=1, peak_lr=1e-30), data_folder, tmp_path / "run", init_from=padded)

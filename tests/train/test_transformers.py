@@ -15,6 +15,7 @@ import torch
 import transformers
 from safetensors.torch import load_file, save_file
 
+from bert_pretrain.config import TrainConfig
 from bert_pretrain.model.huggingface import load_model
 from bert_pretrain.tokenizer import Tokenizer
 from bert_pretrain.tools.fill_mask import fill_mask
@@ -25,6 +26,7 @@ PINNED = (
     *("transformers==4.57.6", "huggingface_hub==0.36.0", "tokenizers==0.22.2"),
     *("requests==2.32.5", "urllib3==2.5.0", "charset_normalizer==3.4.4", "idna==3.11", "certifi==2025.10.5"),
 )
+CPU = TrainConfig(device="cpu", precision="fp32")
 TEXTS = ("wa wb wc [MASK] we", "xa xb [MASK] xd xe xf")
 
 
@@ -57,7 +59,7 @@ def expect(folder: Path, expected: Path) -> None:
     ids = {text: [tokenizer.cls_id, *tokenizer.encode_text(text), tokenizer.sep_id] for text in texts}
     known = {token: index for index, token in enumerate(tokenizer.tokens)}
     answers = {
-        text: [(known[token], share) for token, share in fill_mask(folder, text, top_k=3, device="cpu")[0]]
+        text: [(known[token], share) for token, share in fill_mask(folder, text, top_k=3, config=CPU)[0]]
         for text in TEXTS
     }
     expected.with_suffix(".json").write_text(json.dumps({"ids": ids, "answers": answers}))
