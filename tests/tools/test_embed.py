@@ -223,7 +223,9 @@ def test_models_that_do_not_fit_are_refused(
     vocabulary = (bare / "vocab.txt").read_text().splitlines()
     (bare / "vocab.txt").write_text("\n".join([*vocabulary, "onemore"]) + "\n")
     (bare / "tokenizer.json").unlink()
-    with pytest.raises(DataError, match=f"the model has {len(vocabulary)} tokens, the vocabulary {len(vocabulary) + 1}"):
+    with pytest.raises(
+        DataError, match=f"the model has {len(vocabulary)} tokens, the vocabulary {len(vocabulary) + 1}"
+    ):
         attempt(bare)
 
 

@@ -24,7 +24,8 @@ from bert_pretrain import manifest, rng
 from bert_pretrain.config import TrainConfig
 from bert_pretrain.errors import ConfigError, InputError
 from bert_pretrain.files import atomic_folder, exclusive, is_bookkeeping, move_aside, sha256_file, write_json
-from bert_pretrain.model.huggingface import CONFIG, weights_path
+from bert_pretrain.model.huggingface import CONFIG
+from bert_pretrain.model.weights import weights_sha256
 from bert_pretrain.tokenizer import Tokenizer
 from bert_pretrain.tools.finetune.answer import Answer
 from bert_pretrain.tools.finetune.classify import Classify
@@ -165,7 +166,7 @@ def _identity(task: str, head: Task, model: Path, examples: dict[str, list[Any]]
         for example in each:
             digest.update(json.dumps(head.content(example), ensure_ascii=False).encode("utf-8", "surrogatepass"))
         rows[split] = {"rows": len(each), "sha256": digest.hexdigest()}
-    weights = {"config": sha256_file(model / CONFIG), "weights": sha256_file(weights_path(model, "MODEL"))}
+    weights = {"config": sha256_file(model / CONFIG), "weights": weights_sha256(model, "MODEL")}
     return {
         "task": task,
         "model": weights | {"tokenizer": head.tokenizer.hash},
