@@ -1,15 +1,15 @@
 """Our training step against `BertForPreTraining` of transformers: same shapes, same real examples, same precision.
 
 The peer gets its examples padded to the longest length the data allows, as its users pad them, and computes the logits
-of every position; on CUDA it runs eager and compiled. Both run forward, backward, clipping and AdamW. Steps are timed
-in turn; the table shows medians, and the spread of the ratio between its quartiles. MFU counts the operations of real
-tokens and divides them by what a large matrix product reaches here in the same minute.
+of every position; on CUDA it runs eager and compiled. Both run forward, backward, clipping and AdamW. Each has a
+process of its own; steps are timed in turn. The table shows medians, and the spread of the ratio between its quartiles.
+MFU counts the operations of real tokens, over what a large matrix product reaches here in the same minute.
 
     python scripts/bench_train.py DATA_FOLDER [--sizes 2x128 4x256 12x768] [--examples 64] [--pairs 5] [--device cpu]
 """
 
 import argparse
-import json
+import contextlib
 import subprocess
 import sys
 import time
@@ -37,6 +37,7 @@ from bert_pretrain.train.step import train_step
 
 FAR_STEP = 10**6
 DATA_STEPS = 20
+WARM_UP_STEPS = 3
 
 
 @dataclass(frozen=True)
@@ -71,8 +72,8 @@ def main() -> None:
     vocab_size = max(arguments.vocab_size, folder.tokenizer().vocab_size)
     precision = hardware.choose_precision(arguments.precision, device)
     bench = Bench(folder, device, precision, vocab_size, arguments.examples, arguments.dropout)
-    if arguments.memory_of:
-        print(json.dumps(peak_memory_on_cpu(bench, arguments.sizes[0], arguments.memory_of)))
+    if arguments.contestant:
+        contend(bench, arguments.sizes[0], arguments.contestant)
         return
     lengths = f"{sum(r.tokens for r in folder.shards('train')) / folder.rows('train'):.0f} real tokens of at most"
     print(
@@ -99,8 +100,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--dropout", type=float, default=0.1, help="0 lets our step use flash attention")
     parser.add_argument("--vocab-size", type=int, default=0, help="rows of the embedding, if more than the data's")
     parser.add_argument("--peers", nargs="+", default=None, choices=["eager", "compiled"])
-    parser.add_argument("--no-memory", action="store_true", help="on CPU, do not start the processes that measure it")
-    parser.add_argument("--memory-of", choices=["ours", "eager"], help=argparse.SUPPRESS)
+    parser.add_argument("--contestant", choices=["ours", "eager", "compiled"], help=argparse.SUPPRESS)
     return parser.parse_args()
 
 
@@ -108,26 +108,22 @@ def compare(bench: Bench, size: str, arguments: argparse.Namespace) -> None:
     """Time one size and print its lines."""
     peers = arguments.peers or (["eager", "compiled"] if bench.device.type == "cuda" else ["eager"])
     batch = training_data(bench, hardware.CPU_MICRO_BATCH_TOKENS).global_batch(0)
-    steps: dict[str, Callable[[], None]] = {}
-    memory: dict[str, int] = {}
-    for name in ("ours", *peers):
-        before = torch.cuda.memory_allocated() if bench.device.type == "cuda" else 0
-        steps[name] = ours(bench, size) if name == "ours" else peer(bench, size, batch, name == "compiled")
-        for _ in range(3):  # kernels are chosen or compiled here
-            timed(steps[name], bench.device)
-        memory[name] = peak_memory(bench, size, name, arguments, before)
-    times = {name: np.zeros(arguments.pairs) for name in steps}
-    ceiling = np.zeros(arguments.pairs)
-    for pair in range(arguments.pairs):
-        ceiling[pair] = product_ceiling(bench.device, bench.precision.dtype)
-        for name, step in steps.items():
-            times[name][pair] = timed(step, bench.device)
+    with contextlib.ExitStack() as stack:
+        contestants = {name: stack.enter_context(Contestant(name, size, arguments)) for name in ("ours", *peers)}
+        times = {name: np.zeros(arguments.pairs) for name in contestants}
+        ceiling = np.zeros(arguments.pairs)
+        for pair in range(arguments.pairs):
+            ceiling[pair] = product_ceiling(bench.device, bench.precision.dtype)
+            for name, contestant in contestants.items():
+                times[name][pair] = contestant.ask("step")
+        memory = {name: contestant.ask("peak") for name, contestant in contestants.items()}
     flops = batch_flops(batch, bench.model_config(size), bench.vocab_size)
-    for name in steps:
+    for name in contestants:
         seconds = float(np.median(times[name]))
         low, middle, high = np.quantile(times[name] / times["ours"], [0.25, 0.5, 0.75])
         ratio = "" if name == "ours" else f"{middle:.2f} × ({low:.2f}–{high:.2f})"
-        shown = f"{memory[name] / 2**30:.2f} GiB" if memory[name] else "–"
+        share = "" if name == "ours" else f" (ours {memory['ours'] / memory[name]:.2f} of it)"
+        shown = f"{memory[name] / 2**30:.2f} GiB{share}"
         print(
             f"| L{size.replace('x', '-H')} | {name} | {batch.num_sequences / seconds:.1f} | "
             f"{batch.num_tokens / seconds:,.0f} | {flops / seconds / np.median(ceiling):.1%} | {shown} | {ratio} |",
@@ -135,17 +131,60 @@ def compare(bench: Bench, size: str, arguments: argparse.Namespace) -> None:
         )
 
 
+class Contestant:
+    """One side of the comparison in a process of its own, so that neither's memory and settings touch the other's."""
+
+    def __init__(self, name: str, size: str, arguments: argparse.Namespace) -> None:
+        command = [sys.executable, __file__, str(arguments.data), "--contestant", name, "--sizes", size]
+        for option in ("examples", "device", "precision", "dropout", "vocab_size"):
+            command += [f"--{option.replace('_', '-')}", str(getattr(arguments, option))]
+        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        for _ in range(WARM_UP_STEPS):  # kernels are chosen or compiled here
+            self.ask("step")
+
+    def ask(self, question: str) -> float:
+        """Let it take a `step` and return the seconds, or return its `peak` memory in bytes."""
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        print(question, file=self._process.stdin, flush=True)
+        answer = self._process.stdout.readline()
+        if not answer:
+            raise SystemExit(f"a contestant left with exit code {self._process.wait()}")
+        return float(answer)
+
+    def __enter__(self) -> "Contestant":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._process.communicate("")
+
+
+def contend(bench: Bench, size: str, name: str) -> None:
+    """Be a contestant: answer the questions that come in, one a line."""
+    start_of_memory = watch_memory(bench.device)
+    if name == "ours":
+        step = ours(bench, size)
+    else:
+        step = peer(bench, size, training_data(bench, hardware.CPU_MICRO_BATCH_TOKENS).global_batch(0), name)
+    for question in sys.stdin:
+        is_step = question.strip() == "step"
+        print(timed(step, bench.device) if is_step else peak_memory(bench.device) - start_of_memory, flush=True)
+
+
 def ours(bench: Bench, size: str) -> Callable[[], None]:
     """Return one optimizer step of ours."""
     config, device, dtype = bench.model_config(size), bench.device, bench.precision.dtype
+    hardware.keep_freed_memory(device)
     train = TrainConfig(global_batch_size=bench.examples)
-    attention, _ = choose_attention("auto", device, dtype, config.attention_probs_dropout_prob)
+    attention, _ = choose_attention(
+        "auto", device, dtype, head_size=64, dropout_rate=config.attention_probs_dropout_prob
+    )
     compiled, _ = hardware.choose_compile("auto", device, attention)
     model = BertForPreTraining(config, bench.vocab_size, attention=attention).to(device).train()
     model.initialize(1)
     if compiled:
         hardware.compile_layers(model)
-    tokens = hardware.choose_micro_batch_tokens(train, model, bench.folder.max_seq_length, device)
+    tokens = hardware.choose_micro_batch_tokens(train, model, bench.folder.max_seq_length, device, dtype)
     batch = on_device(training_data(bench, tokens, compiled).global_batch(0), device)
     network, optimizers = PretrainingLoss(model, compiled=compiled), make_optimizers(model, train)
     sums = StepSums.zeros(device)
@@ -166,12 +205,12 @@ def on_device(batch: GlobalBatch, device: torch.device) -> GlobalBatch:
     return replace(batch, micro_batches=[micro.to(device) for micro in batch.micro_batches])
 
 
-def peer(bench: Bench, size: str, batch: GlobalBatch, compiled: bool) -> Callable[[], None]:
+def peer(bench: Bench, size: str, batch: GlobalBatch, name: str) -> Callable[[], None]:
     """Return one optimizer step of `BertForPreTraining` on the same examples, padded."""
     device, dtype, names = bench.device, bench.precision.dtype, bench.model_config(size).model_dump()
     model: Any = transformers.BertForPreTraining(transformers.BertConfig(vocab_size=bench.vocab_size, **names))
     model = model.to(device).train()
-    network = torch.compile(model) if compiled else model
+    network = torch.compile(model) if name == "compiled" else model
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, weight_decay=0.01, fused=True)
     padded = [pad(micro, bench.folder.max_seq_length) for micro in batch.micro_batches]
     inputs = {name: torch.cat([one[name] for one in padded]).to(device) for name in padded[0]}
@@ -219,35 +258,17 @@ def product_ceiling(device: torch.device, dtype: torch.dtype) -> float:
     return best
 
 
-def peak_memory(bench: Bench, size: str, name: str, arguments: argparse.Namespace, before: int) -> int:
-    """Return the most bytes that steps have held: on CUDA above what was there before, on CPU in a process of its own.
-
-    0 where that is not known.
-    """
-    if bench.device.type == "cuda":
-        peak = torch.cuda.max_memory_allocated() - before
-        torch.cuda.reset_peak_memory_stats()
-        return peak
-    if arguments.no_memory or name == "compiled":
-        return 0
-    command = [sys.executable, __file__, str(arguments.data), "--sizes", size, "--memory-of", name]
-    command += ["--examples", str(bench.examples), "--dropout", str(bench.dropout), "--device", str(bench.device)]
-    command += ["--precision", bench.precision.name, "--vocab-size", str(bench.vocab_size)]
-    done = subprocess.run(command, check=True, capture_output=True, text=True)
-    return int(json.loads(done.stdout.splitlines()[-1]))
+def watch_memory(device: torch.device) -> int:
+    """Return the memory in use, and begin to watch its peak anew."""
+    if device.type == "cuda":
+        return torch.cuda.memory_allocated()
+    Path("/proc/self/clear_refs").write_text("5")  # else the peak is that of importing
+    return resident("VmRSS")
 
 
-def peak_memory_on_cpu(bench: Bench, size: str, name: str) -> int:
-    """Return how much resident memory three steps take at most, above what was there before the model."""
-    batch = training_data(bench, hardware.CPU_MICRO_BATCH_TOKENS).global_batch(0)
-    before = resident("VmRSS")
-    Path("/proc/self/clear_refs").write_text(
-        "5"
-    )  # the peak begins anew; the counter of getrusage comes from the parent
-    step = ours(bench, size) if name == "ours" else peer(bench, size, batch, False)
-    for _ in range(3):
-        step()
-    return resident("VmHWM") - before
+def peak_memory(device: torch.device) -> int:
+    """Return the most bytes that were in use at once since watching began; on CPU they are resident memory."""
+    return torch.cuda.max_memory_allocated() if device.type == "cuda" else resident("VmHWM")
 
 
 def resident(name: str) -> int:

@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from bert_pretrain.errors import ConfigError
+from bert_pretrain.model.dropout import dropout
 
 
 @dataclass(frozen=True)
@@ -47,21 +48,21 @@ def layout_of(cu_seqlens: Tensor, max_seqlen: int, num_tokens: int, backend: str
     return Layout(cu_seqlens, max_seqlen, slots, mask[:, None, None, :])
 
 
-def attend(query_key_value: Tensor, layout: Layout, backend: str, dropout: float) -> Tensor:
+def attend(query_key_value: Tensor, layout: Layout, backend: str, dropout_rate: float) -> Tensor:
     """Attend within each sequence.
 
     Args:
         query_key_value: (tokens, 3, heads, head size).
         layout: of this batch and backend.
         backend: `varlen` or `padded`.
-        dropout: on the attention probabilities; 0 for evaluation, and always for `varlen`.
+        dropout_rate: of the attention probabilities; 0 for evaluation, and always for `varlen`.
 
     Returns:
         The context, (tokens, heads * head size).
     """
     if backend == "varlen":
         return _attend_varlen(query_key_value, layout)
-    return _attend_padded(query_key_value, layout, dropout)
+    return _attend_padded(query_key_value, layout, dropout_rate)
 
 
 def _attend_varlen(query_key_value: Tensor, layout: Layout) -> Tensor:
@@ -74,18 +75,30 @@ def _attend_varlen(query_key_value: Tensor, layout: Layout) -> Tensor:
     return context.flatten(1)  # (tokens, hidden)
 
 
-def _attend_padded(query_key_value: Tensor, layout: Layout, dropout: float) -> Tensor:
+def _attend_padded(query_key_value: Tensor, layout: Layout, dropout_rate: float) -> Tensor:
     num_tokens, _, heads, head_size = query_key_value.shape
     padded = query_key_value.flatten(1)  # (tokens, 3 * hidden)
     if layout.slots is not None:
         padded = _scatter(padded, layout.slots, layout.num_sequences * layout.max_seqlen)
     padded = padded.view(layout.num_sequences, layout.max_seqlen, 3, heads, head_size)
     query, key, value = padded.permute(2, 0, 3, 1, 4)  # 3 × (sequences, heads, max_seqlen, head size)
-    context = F.scaled_dot_product_attention(query, key, value, attn_mask=layout.mask, dropout_p=dropout)
+    context = _weigh(query, key, value, layout.mask, dropout_rate)
     context = context.transpose(1, 2).reshape(-1, heads * head_size)  # (sequences * max_seqlen, hidden)
     if layout.slots is not None:
         context = _gather(context, layout.slots)
     return context.view(num_tokens, -1)
+
+
+def _weigh(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, dropout_rate: float) -> Tensor:
+    """Return softmax(query key^T / sqrt(head size)) value of (sequences, heads, max_seqlen, head size)."""
+    if dropout_rate == 0.0 or query.device.type != "cpu":
+        return F.scaled_dot_product_attention(query, key, value, attn_mask=mask, dropout_p=dropout_rate)
+    # On CPU the library's own has no fused kernel with dropout either, and draws its masks slowly.
+    with torch.autocast("cpu", enabled=False):
+        scores = (query * query.shape[-1] ** -0.5) @ key.transpose(-2, -1)  # (sequences, heads, max_seqlen, max_seqlen)
+        if mask is not None:
+            scores += torch.zeros_like(mask, dtype=scores.dtype).masked_fill_(~mask, -torch.inf)
+        return dropout(scores.softmax(dim=-1), dropout_rate) @ value
 
 
 class _Scatter(torch.autograd.Function):
@@ -121,21 +134,24 @@ _scatter: Callable[[Tensor, Tensor, int], Tensor] = _Scatter.apply
 _gather: Callable[[Tensor, Tensor], Tensor] = _Gather.apply
 
 
-def choose_attention(setting: str, device: torch.device, dtype: torch.dtype, dropout: float) -> tuple[str, str]:
+def choose_attention(
+    setting: str, device: torch.device, dtype: torch.dtype, *, head_size: int, dropout_rate: float
+) -> tuple[str, str]:
     """Return the backend and the reason for it, in words.
 
     Args:
         setting: `auto`, `varlen` or `padded`.
         device: where the model runs.
         dtype: in which the matrix products run.
-        dropout: `attention_probs_dropout_prob`.
+        head_size: the hidden size over the number of heads.
+        dropout_rate: `attention_probs_dropout_prob`; 0 for inference.
 
     Raises:
         ConfigError: when `varlen` is asked for where it cannot run.
     """
     if setting == "padded":
         return "padded", "as configured"
-    obstacle = _varlen_obstacle(device, dtype, dropout)
+    obstacle = _varlen_obstacle(device, dtype, head_size, dropout_rate)
     if obstacle is None:
         return "varlen", "as configured" if setting == "varlen" else "flash attention without padding fits here"
     if setting == "varlen":
@@ -145,13 +161,15 @@ def choose_attention(setting: str, device: torch.device, dtype: torch.dtype, dro
     return "padded", obstacle
 
 
-def _varlen_obstacle(device: torch.device, dtype: torch.dtype, dropout: float) -> str | None:
+def _varlen_obstacle(device: torch.device, dtype: torch.dtype, head_size: int, dropout_rate: float) -> str | None:
     if device.type != "cuda":
         return f"flash attention over packed sequences needs CUDA, the device is {device.type}"
     if dtype not in (torch.bfloat16, torch.float16):
         return f"flash attention needs bf16 or fp16, the precision is {str(dtype).removeprefix('torch.')}"
-    if dropout > 0:
-        return f"it has no dropout, attention_probs_dropout_prob is {dropout:g}"
+    if dropout_rate > 0:
+        return f"it has no dropout, attention_probs_dropout_prob is {dropout_rate:g}"
+    if head_size % 8 or head_size > 256:
+        return f"flash attention takes heads of a multiple of 8, up to 256 wide; here they are {head_size} wide"
     major, minor = torch.cuda.get_device_capability(device)
     if major < 8:
         return f"flash attention needs compute capability 8.0, this card has {major}.{minor}"

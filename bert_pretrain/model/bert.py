@@ -15,6 +15,7 @@ from torch.utils.checkpoint import checkpoint
 from bert_pretrain import rng
 from bert_pretrain.config import ModelConfig
 from bert_pretrain.model.attention import Layout, attend, layout_of
+from bert_pretrain.model.dropout import Dropout
 
 
 class Embeddings(nn.Module):
@@ -26,7 +27,7 @@ class Embeddings(nn.Module):
         self.position_embeddings = nn.Embedding(config.max_position_embeddings, config.hidden_size)
         self.token_type_embeddings = nn.Embedding(config.type_vocab_size, config.hidden_size)
         self.layer_norm = nn.LayerNorm(config.hidden_size, config.layer_norm_eps)
-        self.dropout = nn.Dropout(config.hidden_dropout_prob)
+        self.dropout = Dropout(config.hidden_dropout_prob)
 
     def forward(self, input_ids: Tensor, token_type_ids: Tensor, position_ids: Tensor) -> Tensor:
         hidden = self.word_embeddings(input_ids)  # (tokens, hidden)
@@ -62,7 +63,7 @@ class Layer(nn.Module):
         self.intermediate = nn.Linear(config.hidden_size, config.intermediate_size)
         self.output = nn.Linear(config.intermediate_size, config.hidden_size)
         self.output_norm = nn.LayerNorm(config.hidden_size, config.layer_norm_eps)
-        self.dropout = nn.Dropout(config.hidden_dropout_prob)
+        self.dropout = Dropout(config.hidden_dropout_prob)
 
     def forward(self, hidden: Tensor, layout: Layout) -> Tensor:
         hidden = self.attention_norm(hidden + self.dropout(self.attention(hidden, layout)))

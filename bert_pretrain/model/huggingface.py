@@ -135,7 +135,8 @@ def load_model(
     """
     config, vocab_size = read_config(folder, flag)
     device = torch.device(device)
-    backend, _ = choose_attention(attention, device, dtype, dropout=0.0)
+    head_size = config.hidden_size // config.num_attention_heads
+    backend, _ = choose_attention(attention, device, dtype, head_size=head_size, dropout_rate=0.0)
     model = BertForPreTraining(config, vocab_size, attention=backend)
     fresh, unused = load_weights(model, folder, flag=flag, seed=0)
     lacking = [name for name in fresh if name.startswith(required)] if required else []

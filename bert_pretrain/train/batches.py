@@ -5,6 +5,7 @@ hold its examples are read. Each epoch visits the shards in a new order and the 
 Masks that no shard holds are drawn for a whole shard when an epoch opens it, so no step has a say in them.
 """
 
+import functools
 import itertools
 import queue
 import threading
@@ -125,22 +126,25 @@ class TrainingData:
         global_batch_size: int,
         micro_batch_tokens: int,
         first_step: int = 0,
+        first_example: int = 0,
         rank: int = 0,
         num_ranks: int = 1,
         static_shapes: bool = False,
     ) -> None:
-        """Begin the first epoch at `first_step`, which is not 0 where steps were carried over from other data.
+        """Begin with `first_example`, counted over all epochs, at `first_step`.
 
         Every rank reads the whole global batch, which is the same for any number of them, and keeps its own share.
         """
         self._rank, self._num_ranks = rank, num_ranks
         self._static_length = data.max_seq_length if static_shapes else None
-        self.first_step = first_step
+        self._mean_tokens = sum(record.tokens for record in data.shards("train")) / max(data.rows("train"), 1)
+        self._first_step, self._first_example = first_step, first_example
         self.num_rows = data.rows("train")
         self.global_batch_size = global_batch_size
         self.micro_batch_tokens = micro_batch_tokens
         self._seed = seed
         self._shards = ShardCache(data, seed)
+        self._row_order = functools.lru_cache(OPEN_SHARDS)(self._order_of_rows)
         self._shard_rows = np.array([record.rows for record in self._shards.records], dtype=np.int64)
 
     def global_batch(self, step: int) -> GlobalBatch:
@@ -149,7 +153,7 @@ class TrainingData:
         Raises:
             DataError: when a shard that it needs is damaged.
         """
-        first, remaining = (step - self.first_step) * self.global_batch_size, self.global_batch_size
+        first, remaining = self._examples_before(step), self.global_batch_size
         parts = []
         while remaining:
             epoch, position = divmod(first, self.num_rows)
@@ -159,11 +163,19 @@ class TrainingData:
         examples = concatenate(parts)
         if self._static_length is None:
             return cut(examples, self.micro_batch_tokens, self._rank, self._num_ranks)
-        return cut_alike(examples, self.micro_batch_tokens, self._static_length, self._rank, self._num_ranks)
+        return cut_alike(
+            examples, self.micro_batch_tokens, self._static_length, self._mean_tokens, self._rank, self._num_ranks
+        )
 
     def epoch(self, step: int) -> float:
         """Return how often the training split has been seen after so many steps."""
-        return (step - self.first_step) * self.global_batch_size / self.num_rows
+        return self._examples_before(step) / self.num_rows
+
+    def _examples_before(self, step: int) -> int:
+        return self._first_example + (step - self._first_step) * self.global_batch_size
+
+    def _order_of_rows(self, epoch: int, shard: int) -> np.ndarray:
+        return rng.stream(self._seed, "row order", epoch=epoch, shard=shard).permutation(self._shard_rows[shard])
 
     def _rows(self, epoch: int, position: int, count: int) -> Iterator[tuple[int, np.ndarray]]:
         """Yield (shard, its rows) for the examples [position, position + count) of an epoch."""
@@ -172,9 +184,8 @@ class TrainingData:
         place = int(np.searchsorted(starts, position, side="right")) - 1
         while count:
             shard = int(shard_order[place])
-            row_order = rng.stream(self._seed, "row order", epoch=epoch, shard=shard)
             begin = position - int(starts[place])
-            rows = row_order.permutation(self._shard_rows[shard])[begin : begin + count]
+            rows = self._row_order(epoch, shard)[begin : begin + count]
             if len(rows):
                 yield shard, rows
             position, count, place = position + len(rows), count - len(rows), place + 1
@@ -203,12 +214,18 @@ def cut(examples: Examples, micro_batch_tokens: int, rank: int = 0, num_ranks: i
 
 
 def cut_alike(
-    examples: Examples, micro_batch_tokens: int, max_seq_length: int, rank: int = 0, num_ranks: int = 1
+    examples: Examples,
+    micro_batch_tokens: int,
+    max_seq_length: int,
+    mean_tokens: float,
+    rank: int = 0,
+    num_ranks: int = 1,
 ) -> GlobalBatch:
     """Return one rank's micro-batches of a global batch, all of nearly the same shape, for a compiler.
 
     Examples of all lengths are dealt to every micro-batch alike, so that they hold about equally many tokens, and the
-    rest is filled up by a tail of dummy sequences: at most 2 % of the tokens, besides one for each missing sequence.
+    rest is filled up by a tail of dummy sequences: at most 2 % of the tokens that a micro-batch has on average, besides
+    one for each missing sequence. That average comes from `mean_tokens`, of all the data, so that steps agree.
     """
     total, number = len(examples.input_ids), 0
     while True:
@@ -219,9 +236,8 @@ def cut_alike(
             break
     number = min(number, len(examples) // num_ranks)
     shares = _dealt(examples.lengths, num_ranks * number)
-    # Powers of two, so that steps agree on them though their numbers of tokens differ a little.
-    unit = _power_of_two(MAX_DUMMY_SHARE * total / len(shares))
-    masks_unit = _power_of_two(0.1 * total / len(shares))
+    usual = mean_tokens * len(examples) / len(shares)
+    unit, masks_unit = _power_of_two(MAX_DUMMY_SHARE * usual), _power_of_two(0.1 * usual)
     num_sequences = -(-len(examples) // len(shares)) + -(-unit // max_seq_length) + 1
     micro_batches = [pack(examples.take(shares[place])) for place in range(rank, len(shares), num_ranks)]
     return _global_batch(

@@ -10,8 +10,9 @@ import re
 import shutil
 import sys
 import threading
+import time
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,7 @@ from bert_pretrain.train.state import IntervalCounts, Progress, TrainState
 
 STATE_TENSORS = "training_state.safetensors"
 STATE_JSON = "training_state.json"
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 
 
 @dataclass(frozen=True)
@@ -116,6 +117,11 @@ class CheckpointWriter:
         self._folder, self._tokenizer, self._keep = folder, tokenizer, keep
         self._thread: threading.Thread | None = None
         self._error: Exception | None = None
+        self._seconds = 0.0
+
+    def seconds(self) -> float:
+        """Return how long the last one took to be written."""
+        return self._seconds
 
     def write(self, snapshot: Snapshot) -> Path:
         """Begin to write a snapshot, after the one before is on disk; returns where it will lie.
@@ -147,10 +153,12 @@ class CheckpointWriter:
             raise error
 
     def _write(self, snapshot: Snapshot) -> None:
+        begin = time.perf_counter()
         try:
             write_checkpoint(self._folder, snapshot, self._tokenizer)
             for path in _paths(self._folder)[: -self._keep]:
                 shutil.rmtree(path)
+            self._seconds = time.perf_counter() - begin
         except Exception as error:  # handed to the training thread, which raises it
             self._error = error
 
@@ -228,9 +236,11 @@ def carry_over(state: TrainState, checkpoint: Checkpoint, data: str) -> None:
     Equal data (by the folder's content hash) goes on where that run stood; other data begins with its first epoch.
     """
     state.load_optimizers(load_file(checkpoint.path / STATE_TENSORS))
-    state.progress = Progress(**{**checkpoint.record["progress"], "elapsed_seconds": 0.0, "wall_seconds": 0.0})
+    state.progress = replace(
+        Progress(**checkpoint.record["progress"]), elapsed_seconds=0.0, wall_seconds=0.0, longest_seconds={}
+    )
     if checkpoint.record["data"] != data:
-        state.progress.first_step = checkpoint.step
+        state.progress.examples_before = state.progress.examples
 
 
 def _paths(folder: Path) -> list[Path]:

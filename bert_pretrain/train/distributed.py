@@ -119,7 +119,9 @@ def _fresh_store(team: Team) -> Any:
         return stores.PrefixStore(prefix, store)
     missing = set(range(1, team.size))
     deadline = time.monotonic() + TIMEOUT.total_seconds()
-    while missing and time.monotonic() < deadline:
+    while missing:
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"ranks {sorted(missing)} have not come within {TIMEOUT}")
         for rank in missing:
             if store.check([f"greeting/{rank}"]):
                 store.set(f"answer/{store.get(f'greeting/{rank}').decode()}", own)

@@ -48,6 +48,7 @@ def evaluate(model: Path, data: Path, *, config: TrainConfig, split: str = "vali
             remedy="evaluate on the validation split",
         )
     device = hardware.choose_device(config.device)
+    hardware.keep_freed_memory(device)
     dtype = hardware.choose_precision(config.precision, device).dtype
     # A model of masked words alone has no pooler and no next-sentence head, and needs none on data without pairs.
     of_words = ("bert.embeddings", "bert.encoder", "cls.predictions")
@@ -60,7 +61,7 @@ def evaluate(model: Path, data: Path, *, config: TrainConfig, split: str = "vali
             where=f"{model} and {data}",
             remedy="evaluate on shorter data",
         )
-    micro_batch_tokens = hardware.choose_micro_batch_tokens(config, network, folder.max_seq_length, device)
+    micro_batch_tokens = hardware.choose_micro_batch_tokens(config, network, folder.max_seq_length, device, dtype)
     batches = evaluation_batches(folder, split, micro_batch_tokens)
     return evaluate_batches(PretrainingLoss(network), batches, device, dtype)
 

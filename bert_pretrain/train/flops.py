@@ -14,11 +14,15 @@ from bert_pretrain.train.batches import GlobalBatch
 
 PEAK_BF16_FLOPS = {
     # Dense tensor-core peaks without sparsity, from NVIDIA's data sheets of each card; the longest name that fits wins.
+    "B200": 2250e12,
+    "GH200": 989e12,
     "H200": 989e12,
     "H100 PCIe": 756e12,
     "H100 NVL": 835e12,
     "H100": 989e12,
+    "H20": 148e12,
     "A100": 312e12,
+    "A30": 165e12,
     "A40": 149.7e12,
     "A10G": 70e12,
     "A10": 125e12,
@@ -26,6 +30,8 @@ PEAK_BF16_FLOPS = {
     "L40": 181e12,
     "L4": 121e12,
     "A6000": 154.8e12,
+    "RTX 6000 Ada": 364e12,
+    "RTX 5090": 209.5e12,
     "RTX 4090": 165.2e12,
     "RTX 3090": 71e12,
     "V100": 125e12,

@@ -1,5 +1,7 @@
 """What the machine offers: the device, the precision of the matrix products, and how many tokens fit at once."""
 
+import ctypes
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,6 +14,9 @@ from bert_pretrain.train.memory import activation_bytes_per_token, estimate_memo
 
 CPU_MICRO_BATCH_TOKENS = 4096
 """On two cores 4,096 to 16,384 were equally fast for a hidden size of 128; the smallest takes the least memory."""
+CPU_ACTIVATION_BYTES = 3 * 2**29
+"""What a micro-batch on CPU may leave until its backward pass; smaller ones add up gradients more often."""
+_M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_MAX = -1, -2, -4  # <malloc.h>
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 
 
@@ -45,6 +50,19 @@ def choose_device(setting: str, local_rank: int = 0) -> torch.device:
     return device
 
 
+def keep_freed_memory(device: torch.device) -> None:
+    """On CPU, keep the memory of freed tensors for the next ones, as PyTorch does on CUDA.
+
+    By default glibc gives every large tensor fresh pages and takes them back, which was a third of a step of BERT-Base.
+    Elsewhere (another C library, another allocator put before it) this does nothing.
+    """
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
+    if device.type == "cpu" and mallopt is not None:
+        mallopt(_M_MMAP_MAX, 0)
+        mallopt(_M_TRIM_THRESHOLD, -1)  # never
+        mallopt(_M_TOP_PAD, 64 * 2**20)
+
+
 def choose_precision(setting: str, device: torch.device) -> Precision:
     """Return the precision of a setting, and the reason for it in words."""
     if setting != "auto":
@@ -74,14 +92,14 @@ def choose_compile(setting: bool | str, device: torch.device, attention: str) ->
 def compile_layers(model: BertForPreTraining, backend: str = "inductor", *, strict: bool = False) -> None:
     """Let the compiler make each layer's forward and backward pass, at its first call.
 
-    Layers are alike, so that one is compiled for all; a new shape costs another compilation. With `strict`, what it
-    cannot take whole is an error, and so is one shape too many.
+    Layers are alike, so that one is compiled for all. The first other shape costs another compilation, for any number
+    of tokens. With `strict`, what it cannot take whole is an error, and so is one compilation too many.
     """
-    # A dozen shapes come up in small batches; by default the compiler gives up after eight. What is beyond runs as is.
-    torch._dynamo.config.recompile_limit = 64
+    torch._dynamo.config.recompile_limit = 64  # by default the compiler gives up after eight; what is beyond runs as is
+    torch._dynamo.config.optimize_ddp = False  # a layer is far smaller than DDP's buckets, for which it would be split
     for module in (model.embeddings, *model.encoder.layers, model.mlm_head):
         # The forward pass alone: what FSDP does before and after it is not for the compiler.
-        module.forward = torch.compile(module.forward, backend=backend, dynamic=False, fullgraph=strict)
+        module.forward = torch.compile(module.forward, backend=backend, fullgraph=strict)
 
 
 def cpu_bf16_feature(cpuinfo: Path = Path("/proc/cpuinfo")) -> str | None:
@@ -95,18 +113,35 @@ def cpu_bf16_feature(cpuinfo: Path = Path("/proc/cpuinfo")) -> str | None:
 
 
 def choose_micro_batch_tokens(
-    config: TrainConfig, model: BertForPreTraining, max_seq_length: int, device: torch.device, num_ranks: int = 1
+    config: TrainConfig,
+    model: BertForPreTraining,
+    max_seq_length: int,
+    device: torch.device,
+    dtype: torch.dtype,
+    num_ranks: int = 1,
+    num_shards: int = 1,
 ) -> int:
-    """Return the tokens that a micro-batch may hold, from the configuration or from what fits."""
+    """Return the tokens that a micro-batch may hold, from the configuration or from what fits.
+
+    Args:
+        config: its batch, optimizer, and the setting.
+        model: on the device, whole.
+        max_seq_length: of the data.
+        device: that the model is on.
+        dtype: of the matrix products.
+        num_ranks: that share a batch.
+        num_shards: ranks to which FSDP will deal the state out.
+    """
     if config.micro_batch_tokens != "auto":
         return config.micro_batch_tokens
     whole_batch = -(-config.global_batch_size // num_ranks) * max_seq_length
+    per_token = activation_bytes_per_token(model, max_seq_length, dtype, config.activation_checkpointing)
     if device.type != "cuda":
-        return min(CPU_MICRO_BATCH_TOKENS, whole_batch)
+        fitting = min(CPU_MICRO_BATCH_TOKENS, CPU_ACTIVATION_BYTES // per_token)
+        return max(max_seq_length, min(fitting, whole_batch))
     free, _ = torch.cuda.mem_get_info(device)
-    rest = estimate_memory(config, model, max_seq_length, 0, has_copies=True)
+    rest = estimate_memory(config, model, max_seq_length, 0, dtype=dtype, num_shards=num_shards)
     # The weights lie there already.
     reserved = rest.total - sum(4 * parameter.numel() for parameter in model.parameters())
-    per_token = activation_bytes_per_token(model, max_seq_length, config.activation_checkpointing)
     fitting = int(0.8 * (free - reserved)) // per_token
     return max(max_seq_length, min(fitting, whole_batch))

@@ -55,6 +55,8 @@ class Hooks:
     """Raises what went wrong while writing one."""
     finish_saving: Callable[[], None]
     """Waits until checkpoints are on disk."""
+    writing_seconds: Callable[[], float]
+    """Returns how long the last one took to be written, while training went on."""
     give_up: Callable[[GlobalBatch], None]
     """Raises if too many steps in a row were skipped, after putting the batch on disk."""
 
@@ -120,6 +122,8 @@ def fit(
             if save_due or now.signal_number:
                 with clock.reserving("save"):
                     checkpoint = hooks.save()
+                # At the end training waits for it, and for the final model, which is smaller.
+                clock.reserve_for("write", 1.5 * hooks.writing_seconds())
                 if now.signal_number and not is_last:
                     hooks.finish_saving()
                     raise _interrupted(now.signal_number, checkpoint)
@@ -134,12 +138,16 @@ class _Clock:
         self.is_first_step = True
         self._progress = progress
         self._start = time.perf_counter() - progress.wall_seconds
-        self._longest: dict[str, float] = {}
 
     @property
     def reserve(self) -> float:
         """The seconds that one more step, the last evaluation and the last checkpoint will take at most."""
-        return sum(self._longest.values())
+        return sum(self._progress.longest_seconds.values())
+
+    def reserve_for(self, what: str, seconds: float) -> None:
+        """Keep back the seconds that something will take once more at the end."""
+        longest = self._progress.longest_seconds
+        longest[what] = max(longest.get(what, 0.0), seconds)
 
     def read(self) -> float:
         """Return the seconds that the run has taken, and note them in its progress."""
@@ -152,7 +160,7 @@ class _Clock:
         if not self.is_first_step:
             state.count_time(batch, seconds, waited_seconds)
             # Steps differ: what one took lately is the better guess for the last one than the longest of days.
-            self._longest["step"] = max(seconds, 0.9 * self._longest.get("step", 0.0))
+            self._progress.longest_seconds["step"] = max(seconds, 0.9 * self._progress.longest_seconds.get("step", 0.0))
         self.is_first_step = False
 
     @contextlib.contextmanager
@@ -160,7 +168,7 @@ class _Clock:
         """Time something that will be done once more at the end."""
         begin = time.perf_counter()
         yield
-        self._longest[what] = max(self._longest.get(what, 0.0), time.perf_counter() - begin)
+        self.reserve_for(what, time.perf_counter() - begin)
 
 
 def _interrupted(signal_number: int, checkpoint: Path) -> Interrupted:

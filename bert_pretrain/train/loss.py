@@ -121,18 +121,22 @@ class _DecoderLoss(torch.autograd.Function):
         softmax_in_place = _compiled_softmax() if compiled else _softmax_in_place
         # Room for one block, used again by every block: fresh memory this large costs as much as the products.
         room = rows.new_empty(min(BLOCK_ROWS, len(labels)), len(bias))
+        num_softmax_rows = SOFTMAX_ROWS.get(features.device.type, BLOCK_ROWS)
         for start in range(0, len(labels), BLOCK_ROWS):
             block = slice(start, min(start + BLOCK_ROWS, len(labels)))
             logits = room[: block.stop - start]
             torch.mm(rows[block], decoder.t(), out=logits)  # (block, vocabulary), the bias still to be added
-            block_loss, block_correct = softmax_in_place(logits, bias, labels[block], factor, d_bias)
-            loss += block_loss
-            correct += block_correct
+            for part, targets in zip(
+                torch.split(logits, num_softmax_rows), torch.split(labels[block], num_softmax_rows), strict=True
+            ):
+                part_loss, part_correct = softmax_in_place(part, bias, targets, factor, d_bias)
+                loss += part_loss
+                correct += part_correct
             if with_gradient:
                 # `logits` now holds the gradient with respect to the logits.
                 d_features[block] = torch.mm(logits, decoder)
-                block_d_weight = torch.mm(logits.t(), rows[block])
-                d_weight = block_d_weight.float() if d_weight is None else d_weight.add_(block_d_weight)
+                block_d_weight = _product_in_fp32(logits.t(), rows[block])
+                d_weight = block_d_weight if d_weight is None else d_weight.add_(block_d_weight)
         if with_gradient:
             d_weight = torch.zeros_like(weight, dtype=torch.float32) if d_weight is None else d_weight
             ctx.save_for_backward(d_features, d_weight, d_bias)
@@ -161,7 +165,7 @@ _decoder_loss: Callable[..., tuple[Tensor, Tensor]] = _DecoderLoss.apply
 def _softmax_in_place(
     logits: Tensor, bias: Tensor, labels: Tensor, factor: float, d_bias: Tensor | None
 ) -> tuple[Tensor, Tensor]:
-    """Return loss and correct counts of a block, and turn its logits into `factor` times their gradient.
+    """Return loss and correct counts of some rows, and turn their logits into `factor` times their gradient.
 
     Args:
         logits: (rows, vocabulary), without bias; overwritten if `d_bias` is given.
@@ -170,25 +174,29 @@ def _softmax_in_place(
         factor: of the gradient.
         d_bias: (vocabulary,), to which the gradient's sum over rows is added; None where none is wanted.
     """
-    loss = torch.zeros((), dtype=torch.float32, device=logits.device)
-    correct = labels.new_zeros(())
-    num_rows = SOFTMAX_ROWS.get(logits.device.type, BLOCK_ROWS)
-    room = logits.new_empty(2, min(num_rows, len(labels)), logits.shape[1], dtype=torch.float32)
-    for start in range(0, len(labels), num_rows):
-        part, targets = logits[start : start + num_rows], labels[start : start + num_rows, None]
-        wide, probabilities = room[:, : len(part)]
-        wide.copy_(part).add_(bias)  # (rows, vocabulary): the softmax is taken in fp32
-        target_logits, largest = wide.gather(1, targets), wide.amax(dim=1, keepdim=True)
-        correct += (_argmax(wide) == targets).sum()
-        torch.softmax(wide, dim=1, out=probabilities)
-        # The largest probability is 1 / sum(exp(logit - largest)), which is never near 0.
-        loss += (largest - probabilities.amax(dim=1, keepdim=True).log() - target_logits).sum()
-        if d_bias is not None:
-            probabilities.scatter_add_(1, targets, torch.full_like(largest, -1.0))
-            gradient = probabilities.mul_(factor) if factor != 1.0 else probabilities
-            d_bias += gradient.sum(dim=0)
-            part.copy_(gradient)
+    targets = labels[:, None]
+    wide = logits.float().add_(bias)  # (rows, vocabulary): the softmax is taken in fp32
+    target_logits, largest = wide.gather(1, targets), wide.amax(dim=1, keepdim=True)
+    correct = (_argmax(wide) == targets).sum()
+    probabilities = wide.softmax(dim=1)
+    # The largest probability is 1 / sum(exp(logit - largest)), which is never near 0.
+    loss = (largest - probabilities.amax(dim=1, keepdim=True).log() - target_logits).sum()
+    if d_bias is not None:
+        probabilities.scatter_add_(1, targets, torch.full_like(largest, -1.0))
+        gradient = probabilities.mul_(factor) if factor != 1.0 else probabilities
+        d_bias += gradient.sum(dim=0)
+        logits.copy_(gradient)
     return loss, correct
+
+
+def _product_in_fp32(left: Tensor, right: Tensor) -> Tensor:
+    """Return the product of two matrices in fp32, whatever they are in: fp16 overflows where many rows add up."""
+    if left.dtype == torch.float32:
+        return torch.mm(left, right)
+    if left.device.type == "cuda":
+        return torch.mm(left, right, out_dtype=torch.float32)
+    # On CPU no product of 16 bits gives 32; bf16 at least has their range.
+    return torch.mm(left, right).float() if left.dtype == torch.bfloat16 else torch.mm(left.float(), right.float())
 
 
 def _argmax(values: Tensor) -> Tensor:

@@ -38,7 +38,7 @@ def training_line(state: TrainState, *, rate: float, epoch: float, peak: float |
         peak: FLOPs a second that all devices together can do, or None.
     """
     progress, interval = state.progress, state.interval
-    sums = StepSums(*state.sums.tolist())
+    sums = StepSums.read(state.sums)
     updates, seconds = interval.steps - sums.skipped, interval.timed_seconds
     flops_per_second = _ratio(interval.timed_flops, seconds)
     return {

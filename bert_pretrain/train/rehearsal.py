@@ -41,7 +41,7 @@ def rehearse(
     flops = batch_flops(batch, state.model.config, state.model.vocab_size)
     memory = estimate_memory(
         config.train, state.model, folder.max_seq_length, data.micro_batch_tokens,
-        has_copies=setting.precision.name != "fp32", num_shards=num_shards,
+        dtype=setting.precision.dtype, num_shards=num_shards,
     )  # fmt: skip
     peak = peak_flops(setting.device, setting.precision.dtype)
     rate = flops / seconds

@@ -142,11 +142,12 @@ class _Run:
     def _prepare(self, origin: Origin | None, latest: Checkpoint | None) -> tuple[TrainState, int, str]:
         """Return the state to begin with, the size of a micro-batch, and how ranks share the model; describe them."""
         model = self._make_model(origin, latest)
-        micro_batch_tokens = self._micro_batch_tokens(model, latest)
         parallel = distributed.choose_parallel(
             self.config.train.parallel, model.num_parameters, self.setting.device, self.team
         )
-        print(describe(self.config, self.folder, self.setting, model, micro_batch_tokens, parallel))
+        micro_batch_tokens = self._micro_batch_tokens(model, parallel[0], latest)
+        carried = origin.checkpoint.step if origin is not None and origin.checkpoint is not None else 0
+        print(describe(self.config, self.folder, self.setting, model, micro_batch_tokens, parallel, carried))
         return self._make_state(model, parallel[0], origin, latest), micro_batch_tokens, parallel[0]
 
     def _make_model(self, origin: Origin | None, latest: Checkpoint | None) -> BertForPreTraining:
@@ -187,15 +188,21 @@ class _Run:
             carry_over(state, origin.checkpoint, self.folder.content_hash)
         return state
 
-    def _micro_batch_tokens(self, model: BertForPreTraining, latest: Checkpoint | None) -> int:
+    def _micro_batch_tokens(self, model: BertForPreTraining, parallel: str, latest: Checkpoint | None) -> int:
         """Return the size of a micro-batch; one found automatically stays as it was: it decides the last bits."""
-        train = self.config.train
-        if latest is not None and train.micro_batch_tokens == "auto":
-            return int(latest.record["micro_batch_tokens"])
+        train, setting = self.config.train, self.setting
+        shards = self.team.size if parallel == "fsdp" else 1
         own = hardware.choose_micro_batch_tokens(
-            train, model, self.folder.max_seq_length, self.setting.device, self.team.size
+            train, model, self.folder.max_seq_length, setting.device, setting.precision.dtype, self.team.size, shards
         )
-        return self.team.on_first(lambda: own)
+        fitting = self.team.on_first(lambda: own)
+        if latest is None or train.micro_batch_tokens != "auto":
+            return fitting
+        before = int(latest.record["micro_batch_tokens"])
+        if setting.device.type == "cuda" and fitting < 0.9 * before:  # free memory varies a little
+            print(f"micro-batches of {before:,} tokens, as before, do not fit here: now {fitting:,}")
+            return fitting
+        return before
 
     def _open_log(self, latest: Checkpoint | None) -> MetricsFile:
         write_text(self.output / "config.yaml", dump_yaml(self.config))
@@ -211,7 +218,8 @@ class _Run:
             seed=self.config.train.seed,
             global_batch_size=self.config.train.global_batch_size,
             micro_batch_tokens=micro_batch_tokens,
-            first_step=state.progress.first_step,
+            first_step=state.progress.step,
+            first_example=state.progress.examples - state.progress.examples_before,
             rank=self.team.rank,
             num_ranks=self.team.size,
             static_shapes=self.setting.compiled,
@@ -245,7 +253,9 @@ class _Run:
                 writer.wait()
                 raise replay.diverged(state, where)
 
-        return Hooks(evaluate if folder.rows("validation") else None, save, writer.check, writer.wait, give_up)
+        return Hooks(
+            evaluate if folder.rows("validation") else None, save, writer.check, writer.wait, writer.seconds, give_up
+        )
 
     def _finish(self, state: TrainState, log: MetricsFile | None, identity: dict[str, Any]) -> None:
         """Write the final model and, last of all, the manifest with the final figures."""

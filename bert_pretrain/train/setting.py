@@ -123,9 +123,13 @@ def check_sizes(config: Config, folder: DataFolder, team: Team) -> None:
 def choose_setting(config: Config, folder: DataFolder, team: Team) -> Setting:
     """Decide what the configuration leaves open."""
     device = hardware.choose_device(config.train.device, team.local_rank)
+    hardware.keep_freed_memory(device)
     precision = hardware.choose_precision(config.train.precision, device)
-    dropout = config.model.attention_probs_dropout_prob
-    attention, reason = choose_attention(config.train.attention, device, precision.dtype, dropout)
+    attention, reason = choose_attention(
+        config.train.attention, device, precision.dtype,
+        head_size=config.model.hidden_size // config.model.num_attention_heads,
+        dropout_rate=config.model.attention_probs_dropout_prob,
+    )  # fmt: skip
     length = schedule.run_length(config.train, folder.rows("train"))
     compiled, why = hardware.choose_compile(config.train.compile, device, attention)
     return Setting(length, device, precision, attention, reason, compiled, why, team)
@@ -194,6 +198,7 @@ def describe(
     model: BertForPreTraining,
     micro_batch_tokens: int,
     parallel: tuple[str, str],
+    carried_steps: int,
 ) -> str:
     """Return, for people, what will be done, and every value that was derived."""
     rows, tokens = folder.rows("train"), sum(record.tokens for record in folder.shards("train"))
@@ -209,7 +214,7 @@ def describe(
         f"attention  {setting.attention} ({setting.attention_reason})",
         f"compiled   {'yes' if setting.compiled else 'no'} ({setting.compiled_reason})",
         f"optimizer  {config.train.optimizer}, peak learning rate {config.train.peak_lr:g}",
-        f"length     {_describe_length(config, setting.length, rows)}",
+        f"length     {_describe_length(config, setting.length, rows, carried_steps)}",
         f"batch      {batch} examples, about {batch * tokens / rows:,.0f} tokens, "
         f"in micro-batches of at most {micro_batch_tokens:,} tokens",
     ]
@@ -220,14 +225,15 @@ def describe(
     return "\n".join(lines)
 
 
-def _describe_length(config: Config, length: schedule.Length, rows: int) -> str:
+def _describe_length(config: Config, length: schedule.Length, rows: int, carried_steps: int) -> str:
     train = config.train
     if length.steps is None:
         warmup = f"{train.warmup_steps:,} steps" if train.warmup_steps is not None else f"{train.warmup_ratio:.1%}"
         return f"{length}, {warmup} of warm-up, schedule {train.schedule} by the clock"
     spanned = schedule.spanned_steps(train, length.steps)
     return (
-        f"{length}, {length.steps * train.global_batch_size / rows:.2f} epochs, "
+        f"{length}{f', {carried_steps:,} of them done before' if carried_steps else ''}, "
+        f"{(length.steps - carried_steps) * train.global_batch_size / rows:.2f} epochs, "
         f"{schedule.warmup_steps(train, spanned):,} steps of warm-up, schedule {train.schedule}"
         + (f" over {spanned:,} steps" if spanned > length.steps else "")
     )

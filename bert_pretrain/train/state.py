@@ -1,6 +1,6 @@
 """The state of a run, whole: what a checkpoint saves and a resumed run continues from."""
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 
 import torch
 from torch import Tensor, nn
@@ -18,14 +18,16 @@ class Progress:
     """How far a run is."""
 
     step: int = 0
-    first_step: int = 0
-    """Where this data begins: 0, or the step that was carried over from another run."""
     examples: int = 0
+    examples_before: int = 0
+    """Of these, examples of other data, which a run carried over was trained on."""
     tokens: int = 0
     elapsed_seconds: float = 0.0
     """In training steps, without evaluations and checkpoints."""
     wall_seconds: float = 0.0
     """From start to end of the training loop, everything included; what a time budget counts."""
+    longest_seconds: dict[str, float] = field(default_factory=dict)
+    """Of what comes once more at the end of a run: a step, an evaluation, saving. A time budget keeps it back."""
 
 
 @dataclass

@@ -74,22 +74,27 @@ def test_both_backends_agree_forward_and_backward_on_the_gpu(dtype: torch.dtype)
 
 
 def test_auto_pads_on_the_cpu_and_says_why() -> None:
-    assert choose_attention("auto", CPU, torch.bfloat16, 0.0) == (
+    assert choose_attention("auto", CPU, torch.bfloat16, head_size=64, dropout_rate=0.0) == (
         "padded",
         "flash attention over packed sequences needs CUDA, the device is cpu",
     )
-    assert choose_attention("padded", CPU, torch.bfloat16, 0.0)[0] == "padded"
+    assert choose_attention("padded", CPU, torch.bfloat16, head_size=64, dropout_rate=0.0)[0] == "padded"
 
 
 @pytest.mark.parametrize(
-    ("device", "dtype", "dropout", "reason"),
+    ("device", "dtype", "head_size", "dropout_rate", "reason"),
     [
-        ("cpu", torch.bfloat16, 0.0, "needs CUDA"),
-        ("cuda", torch.float32, 0.0, "needs bf16 or fp16, the precision is float32"),
-        ("cuda", torch.bfloat16, 0.1, "has no dropout, attention_probs_dropout_prob is 0.1"),
+        ("cpu", torch.bfloat16, 64, 0.0, "needs CUDA"),
+        ("cuda", torch.float32, 64, 0.0, "needs bf16 or fp16, the precision is float32"),
+        ("cuda", torch.bfloat16, 64, 0.1, "has no dropout, attention_probs_dropout_prob is 0.1"),
+        ("cuda", torch.bfloat16, 26, 0.0, "here they are 26 wide"),
+        ("cuda", torch.bfloat16, 512, 0.0, "here they are 512 wide"),
     ],
 )
-def test_varlen_is_refused_where_it_cannot_run(device: str, dtype: torch.dtype, dropout: float, reason: str) -> None:
+def test_varlen_is_refused_where_it_cannot_run(
+    device: str, dtype: torch.dtype, head_size: int, dropout_rate: float, reason: str
+) -> None:
+    place = torch.device(device)
     with pytest.raises(ConfigError, match=reason):
-        choose_attention("varlen", torch.device(device), dtype, dropout)
-    assert choose_attention("auto", torch.device(device), dtype, dropout)[0] == "padded"
+        choose_attention("varlen", place, dtype, head_size=head_size, dropout_rate=dropout_rate)
+    assert choose_attention("auto", place, dtype, head_size=head_size, dropout_rate=dropout_rate)[0] == "padded"

@@ -105,6 +105,19 @@ def test_any_step_is_reached_at_once_and_the_order_depends_on_the_seed(data_fold
     assert sequences(other) != sequences(steps[0].micro_batches[0])
 
 
+def test_a_batch_of_another_size_goes_on_where_the_last_one_ended(data_folder: Path) -> None:
+    before = open_data(data_folder, batch=40)
+    after = TrainingData(
+        DataFolder.open(data_folder), seed=1, global_batch_size=80, micro_batch_tokens=700, first_step=3,
+        first_example=120,
+    )  # fmt: skip
+    batches = [*(before.global_batch(step) for step in range(3)), *(after.global_batch(step) for step in (3, 4, 5))]
+    seen = [row for batch in batches for micro in batch.micro_batches for row in sequences(micro)]
+    whole = open_data(data_folder, batch=360).global_batch(0).micro_batches
+    assert sorted(seen) == sorted(row for micro in whole for row in sequences(micro))
+    assert after.epoch(6) == 1.0
+
+
 def test_only_the_shards_of_a_batch_are_read(new_data_folder: Callable[..., Path]) -> None:
     folder = new_data_folder(shard_rows=(40, 40, 40))
     order = np.array([int(sequence_shard) for sequence_shard in _shard_order(folder)])
@@ -169,7 +182,7 @@ def test_micro_batches_for_a_compiler_have_few_shapes_and_hardly_a_tail(
     shapes = set()
     for seed in range(6):
         table = examples(rows, seed)
-        shares = [cut_alike(table, budget, 32, rank, ranks) for rank in range(ranks)]
+        shares = [cut_alike(table, budget, 32, 16.5, rank, ranks) for rank in range(ranks)]
         micros = [micro for share in shares for micro in share.micro_batches]
         assert len({len(share.micro_batches) for share in shares}) == 1
         assert sum(micro.num_tokens for micro in micros) == len(table.input_ids)
@@ -198,7 +211,7 @@ def test_one_tail_for_all_or_none_the_losses_are_the_same(
     model.initialize(1)
     table = examples(40)
     found = []
-    for batch in (cut(table, 300), cut_alike(table, 300, 32)):
+    for batch in (cut(table, 300), cut_alike(table, 300, 32, 16.5)):
         model.zero_grad()
         parts = [pretraining_loss(model, micro) for micro in batch.micro_batches]
         total = sum((part.mean(batch.num_predictions, batch.num_pairs) for part in parts), torch.zeros(()))

@@ -341,3 +341,19 @@ def test_a_run_killed_five_times_ends_with_the_same_bits(
     tiny: Tiny, data_folder: Path, tmp_path: Path, seed: int
 ) -> None:
     assert_continues_through_kills(tiny, data_folder, tmp_path, 5, seed)
+
+
+def test_steps_carried_over_to_another_batch_go_on_with_the_examples_that_come_next(
+    finished: Path, tiny: Tiny, data_folder: Path, tmp_path: Path
+) -> None:
+    checkpoint = finished / "checkpoints" / "step-00000008"
+    run = tmp_path / "run"
+    before = next(line for line in reversed(metrics(finished)) if line["step"] <= 8 and "epoch" in line)
+    config = tiny(max_steps=9, log_every=1)
+    larger = config.model_copy(
+        update={"train": config.train.model_copy(update={"global_batch_size": 2 * config.train.global_batch_size})}
+    )
+    train(larger, data_folder, run, init_from=checkpoint, carry_optimizer=True)
+    line = next(line for line in metrics(run) if "epoch" in line)
+    share = before["epoch"] / before["step"]
+    assert line["epoch"] == pytest.approx(8 * share + 2 * share)

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from torch._dynamo.testing import CompileCounter
 
 from bert_pretrain.config import Config
 from bert_pretrain.model.bert import BertForPreTraining
@@ -47,6 +48,33 @@ def test_under_autocast_the_loss_is_close_and_the_gradients_keep_their_types(dty
     theirs = torch.autograd.grad(expected, (features, weight, bias))
     assert [gradient.dtype for gradient in ours] == [dtype, torch.float32, torch.float32]
     torch.testing.assert_close([g.float() for g in ours], [g.float() for g in theirs], atol=0.1, rtol=0.05)
+
+
+def test_the_softmax_is_compiled_once_for_all_numbers_of_rows() -> None:
+    counter = CompileCounter()
+    torch._dynamo.reset()
+    softmax = torch.compile(loss._softmax_in_place, backend=counter, dynamic=True, fullgraph=True)
+    _, _, bias, _ = (tensor.detach() for tensor in inputs(1))
+    for rows in (48, 31, 17, 48, 5, 40):
+        logits, labels = torch.randn(rows, 90), torch.randint(0, 90, (rows,))
+        expected = F.cross_entropy(logits + bias, labels, reduction="sum")
+        found, _ = softmax(logits, bias, labels, 1.0, torch.zeros(90))
+        torch.testing.assert_close(found, expected)
+    assert counter.frame_count <= 2
+
+
+def test_many_rows_of_one_word_do_not_overflow_fp16() -> None:
+    features, weight, bias, labels = inputs(1000)
+    large = (8.0 + features.detach()).requires_grad_()
+    labels[:200] = 7
+    gradients = []
+    for dtype in (torch.float32, torch.float16):
+        with torch.autocast("cpu", dtype, enabled=dtype != torch.float32):
+            total, _ = masked_lm_loss(large, weight, bias, labels)
+        gradients.append(torch.autograd.grad(total, [large, weight, bias]))
+    for exact, half in zip(*gradients, strict=True):
+        assert half.isfinite().all()
+        torch.testing.assert_close(half, exact, atol=0.01 * float(exact.abs().max()), rtol=0)
 
 
 def test_no_predictions_and_no_gradient_are_fine() -> None:

@@ -52,7 +52,7 @@ def test_activations_are_estimated_near_what_autograd_keeps(examples: Callable[.
             pretraining_loss(model.train(), batch)
         kept[checkpointing] = sum(seen.values())
     assert kept[True] < 0.6 * kept[False]
-    estimate = activation_bytes_per_token(model, 32) * batch.num_tokens
+    estimate = activation_bytes_per_token(model, 32, torch.bfloat16) * batch.num_tokens
     assert 0.5 * kept[False] < estimate < 2.0 * kept[False]
 
 
@@ -62,9 +62,9 @@ def test_large_trains_on_a_card_of_12_gb() -> None:
         model = BertForPreTraining(config.model, 30522, attention="varlen")
     tokens = config.train.micro_batch_tokens
     assert isinstance(tokens, int)
-    memory = estimate_memory(config.train, model, 512, tokens, has_copies=True)
+    memory = estimate_memory(config.train, model, 512, tokens, dtype=torch.bfloat16)
     assert memory.total < 10.5 * 2**30
-    assert estimate_memory(TrainConfig(), model, 512, tokens, has_copies=True).activations > 2 * memory.activations
+    assert estimate_memory(TrainConfig(), model, 512, tokens, dtype=torch.bfloat16).activations > 2 * memory.activations
 
 
 def test_checkpointed_activations_give_the_same_gradients_with_dropout(
