@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from bert_pretrain.config import Config
+from bert_pretrain.curves import draw_curves, read_metrics
 from bert_pretrain.errors import ConfigError, UserError
 from bert_pretrain.make_data.run import make_data
 from bert_pretrain.shards import DataFolder
-from bert_pretrain.tools.report import draw_curves, read_metrics
 from bert_pretrain.vocab.run import make_vocab
 
 

@@ -24,6 +24,7 @@ from bert_pretrain.model.bert import BertForPreTraining
 from bert_pretrain.model.weights import REMEDY, WEIGHTS, read_weights
 from bert_pretrain.tokenizer import Tokenizer
 
+CARD = "README.md"
 CONFIG = "config.json"
 _WORD_EMBEDDINGS = "bert.embeddings.word_embeddings.weight"
 _ROWS_OF_TOKENS = (_WORD_EMBEDDINGS, "cls.predictions.bias")

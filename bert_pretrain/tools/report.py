@@ -6,31 +6,12 @@ expect, and which figures of these runs are not.
 
 import base64
 import html
-import io
-import json
 import math
 import statistics
 from pathlib import Path
-from typing import Any
 
-from bert_pretrain.errors import ConfigError, DataError, OutputError
+from bert_pretrain.curves import MORE_PANELS, PANELS, Table, as_png, draw_curves, read_metrics, write_file
 
-Panel = tuple[str, str, str, str]  # title, unit, training's name, validation's name
-Panels = tuple[Panel, ...]
-Table = list[dict[str, Any]]  # the lines of a run's metrics
-
-PANELS = (
-    ("masked words: loss", "nats a word", "mlm_loss", "validation_mlm_loss"),
-    ("masked words: accuracy", "share", "mlm_accuracy", "validation_mlm_accuracy"),
-    ("next sentence: loss", "nats a pair", "nsp_loss", "validation_nsp_loss"),
-    ("next sentence: accuracy", "share", "nsp_accuracy", "validation_nsp_accuracy"),
-)
-MORE_PANELS = (
-    ("learning rate", "", "learning_rate", ""),
-    ("gradient norm", "before shortening", "grad_norm", ""),
-    ("speed", "real tokens a second", "tokens_per_second", ""),
-    ("waiting for data", "share of the time", "data_wait_share", ""),
-)
 EXPECTATIONS = (
     ("The first loss", "about the logarithm of the vocabulary's size: 10.3 nats for 30,522 tokens, 8.3 for 4,096."),
     (
@@ -71,57 +52,9 @@ def write_report(runs: list[Path], output: Path) -> tuple[Path, Path]:
         output = output.with_suffix(".png")
     draw_curves(runs, output)
     tables = [read_metrics(run) for run in runs]
-    curves = [_as_png(runs, tables, PANELS), _as_png(runs, tables, MORE_PANELS)]
-    _write(page, _page(runs, tables, curves).encode())
+    curves = [as_png(runs, tables, PANELS), as_png(runs, tables, MORE_PANELS)]
+    write_file(page, _page(runs, tables, curves).encode())
     return output, page
-
-
-def draw_curves(runs: list[Path], output: Path) -> Path:
-    """Draw losses and accuracies, in training and held out, of run folders into one picture and return its path.
-
-    Args:
-        runs: run folders, finished or not.
-        output: the picture; its ending decides the format.
-
-    Raises:
-        ConfigError: when matplotlib is not installed or does not know the ending.
-        DataError: when a run has no readable metrics.
-    """
-    tables = [read_metrics(run) for run in runs]
-    figure = _figure(runs, tables, PANELS)
-    ending = output.suffix.lstrip(".").lower()
-    if ending not in figure.canvas.get_supported_filetypes():
-        raise ConfigError(
-            f"'{output.name}' has no ending of a picture", where="--output", remedy="name it .png, .svg or .pdf"
-        )
-    picture = io.BytesIO()
-    figure.savefig(picture, dpi=120, format=ending)
-    _write(output, picture.getvalue())
-    return output
-
-
-def read_metrics(run: Path) -> Table:
-    """Return the lines of a run's `metrics.jsonl`.
-
-    Raises:
-        DataError: when it is missing, empty or broken.
-    """
-    path = run / "metrics.jsonl"
-    remedy = "name a folder that 'bert-pretrain train' has written"
-    if not path.is_file():
-        raise DataError(f"{run} has no metrics.jsonl", where="RUN_DIR", remedy=remedy)
-    lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
-    if lines and not lines[-1].endswith("\n"):
-        lines.pop()  # a run is just writing it, or was killed while it did
-    if not lines:
-        raise DataError("there are no figures yet", where=str(path), remedy="wait for the first line")
-    records = []
-    for number, line in enumerate(lines, start=1):
-        try:
-            records.append(json.loads(line))
-        except ValueError as error:
-            raise DataError(f"not JSON: {error}", where=f"{path}:{number}", remedy=remedy) from error
-    return records
 
 
 def oddities(table: Table) -> list[str]:
@@ -204,58 +137,3 @@ def _row(name: str, table: Table) -> str:
 
 def _cell(value: float | None, form: str) -> str:
     return f"<td>{'–' if value is None else format(value, form)}</td>"
-
-
-def _as_png(runs: list[Path], tables: list[Table], panels: Panels) -> bytes:
-    picture = io.BytesIO()
-    _figure(runs, tables, panels).savefig(picture, dpi=110, format="png")
-    return picture.getvalue()
-
-
-def _figure(runs: list[Path], tables: list[Table], panels: Panels) -> Any:
-    figure = _matplotlib_figure()(figsize=(11, 7), layout="constrained")
-    for axes, panel in zip(figure.subplots(2, 2).flat, panels, strict=True):
-        _draw_panel(axes, panel, runs, tables)
-    return figure
-
-
-def _draw_panel(axes: Any, panel: Panel, runs: list[Path], tables: list[Table]) -> None:
-    title, unit, training, validation = panel
-    for number, (run, table) in enumerate(zip(runs, tables, strict=True)):
-        prefix = f"{run.resolve().name}: " if len(runs) > 1 else ""
-        for name, label, style in ((training, "training", "-"), (validation, "held out", "o--")):
-            points = [(line["step"], line[name]) for line in table if line.get(name) is not None]
-            if points:
-                width = 1.0 if name == training else 1.6
-                colour = f"C{number}" if len(runs) > 1 else ("C0" if name == training else "C1")
-                steps, values = zip(*points, strict=True)
-                axes.plot(steps, values, style, label=prefix + label, color=colour, linewidth=width, markersize=4)
-    if not axes.has_data():  # without pairs there is no next sentence
-        axes.set_axis_off()
-        return
-    axes.set(title=title, xlabel="step", ylabel=unit)
-    axes.grid(alpha=0.3)
-    axes.legend()
-
-
-def _write(path: Path, content: bytes) -> None:
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(content)
-    except OSError as error:
-        raise OutputError(
-            f"cannot write there: {error.strerror}", where=str(path), remedy="name a file that you may write"
-        ) from error
-
-
-def _matplotlib_figure() -> Any:
-    """Return matplotlib's figure class; used without pyplot, it needs no display and leaves no global state."""
-    try:
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise ConfigError(
-            "matplotlib is not installed, and pictures need it",
-            where="the extra 'plot'",
-            remedy="pip install 'bert-pretrain[plot]'",
-        ) from error
-    return Figure

@@ -22,9 +22,9 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from bert_pretrain.errors import DataError, OutputError
-from bert_pretrain.files import atomic_folder, read_json, remove_temporaries, write_json
+from bert_pretrain.files import atomic_folder, read_json, remove_temporaries, write_json, write_text
 from bert_pretrain.model.bert import BertForPreTraining
-from bert_pretrain.model.huggingface import save_tensors, to_huggingface
+from bert_pretrain.model.huggingface import CARD, save_tensors, to_huggingface
 from bert_pretrain.model.weights import WEIGHTS
 from bert_pretrain.tokenizer import Tokenizer
 from bert_pretrain.train.state import IntervalCounts, Progress, TrainState
@@ -81,7 +81,7 @@ def take_snapshot(state: TrainState, about: Mapping[str, Any]) -> Snapshot:
     return Snapshot(state.model, to_huggingface(state.weights()), state.tensors(), record)
 
 
-def write_checkpoint(folder: Path, snapshot: Snapshot, tokenizer: Tokenizer) -> Path:
+def write_checkpoint(folder: Path, snapshot: Snapshot, tokenizer: Tokenizer, card: str) -> Path:
     """Write the checkpoint of a snapshot's step into a run's folder of checkpoints, and return its path.
 
     Raises:
@@ -93,6 +93,7 @@ def write_checkpoint(folder: Path, snapshot: Snapshot, tokenizer: Tokenizer) -> 
     try:
         with atomic_folder(path) as temporary:
             save_tensors(snapshot.weights, snapshot.model, temporary, tokenizer)
+            write_text(temporary / CARD, card)
             save_file(snapshot.tensors, temporary / STATE_TENSORS)
             write_json(temporary / STATE_JSON, {**snapshot.record, "tensors_sha256": digest})
             if _hash_tensors(_on_disk(temporary)) != digest:
@@ -123,14 +124,14 @@ class CheckpointWriter:
         """Return how long the last one took to be written."""
         return self._seconds
 
-    def write(self, snapshot: Snapshot) -> Path:
-        """Begin to write a snapshot, after the one before is on disk; returns where it will lie.
+    def write(self, snapshot: Snapshot, card: str) -> Path:
+        """Begin to write a snapshot with its card, after the one before is on disk; returns where it will lie.
 
         Raises:
             UserError: when the one before could not be written.
         """
         self.wait()
-        self._thread = threading.Thread(target=self._write, args=(snapshot,), name="checkpoint", daemon=True)
+        self._thread = threading.Thread(target=self._write, args=(snapshot, card), name="checkpoint", daemon=True)
         self._thread.start()
         return self._folder / f"step-{snapshot.step:08d}"
 
@@ -152,10 +153,10 @@ class CheckpointWriter:
             error, self._error = self._error, None
             raise error
 
-    def _write(self, snapshot: Snapshot) -> None:
+    def _write(self, snapshot: Snapshot, card: str) -> None:
         begin = time.perf_counter()
         try:
-            write_checkpoint(self._folder, snapshot, self._tokenizer)
+            write_checkpoint(self._folder, snapshot, self._tokenizer, card)
             for path in _paths(self._folder)[: -self._keep]:
                 shutil.rmtree(path)
             self._seconds = time.perf_counter() - begin

@@ -2,7 +2,6 @@
 
 import contextlib
 import itertools
-import math
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -19,6 +18,7 @@ from bert_pretrain.train import hardware
 from bert_pretrain.train.batches import Batch, evaluation_batches
 from bert_pretrain.train.distributed import ALONE, Team, give_back_gathered
 from bert_pretrain.train.loss import LossSums, PretrainingLoss
+from bert_pretrain.train.metrics import perplexity
 
 
 def evaluate(model: Path, data: Path, *, config: TrainConfig, split: str = "validation") -> dict[str, float]:
@@ -103,7 +103,7 @@ def evaluate_batches(
     return {
         "mlm_loss": mlm_loss / predictions,
         "mlm_accuracy": mlm_correct / predictions,
-        "mlm_perplexity": math.exp(min(mlm_loss / predictions, 700.0)),
+        "mlm_perplexity": perplexity(mlm_loss / predictions),
         **({"nsp_loss": nsp_loss / pairs, "nsp_accuracy": nsp_correct / pairs} if pairs else {}),
         "examples": examples,
         "predictions": predictions,

@@ -68,13 +68,18 @@ def _ratio(total: float, number: float) -> float | None:
     return total / number if number else None
 
 
+def perplexity(loss: float) -> float:
+    """Return e to the power of a loss in nats; finite whatever the loss."""
+    return math.exp(min(loss, 700.0))
+
+
 def console_line(line: dict[str, Any], steps: int | None) -> str:
     """Return a line of `metrics.jsonl` for people: aligned, with units; `steps` is None where time ends the run."""
     head = f"step {line['step']:>7}" if steps is None else f"step {line['step']:>{len(str(steps))}}/{steps}"
     if "validation_mlm_loss" in line:
         loss = line["validation_mlm_loss"]
-        perplexity = f"  perplexity {math.exp(min(loss, 700.0)):,.1f}" if loss is not None else ""
-        return f"{head}  validation  {_losses(line, 'validation_')}{perplexity}"
+        suffix = f"  perplexity {perplexity(loss):,.1f}" if loss is not None else ""
+        return f"{head}  validation  {_losses(line, 'validation_')}{suffix}"
     if line["loss"] is None:
         return f"{head}  all {line['skipped_steps']} steps skipped: gradients were not finite"
     text = (

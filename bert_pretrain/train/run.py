@@ -15,11 +15,12 @@ from bert_pretrain import manifest
 from bert_pretrain.config import Config, dump_yaml
 from bert_pretrain.files import atomic_folder, exclusive, write_text
 from bert_pretrain.model.bert import BertForPreTraining
-from bert_pretrain.model.huggingface import load_weights, save_tensors, to_huggingface
+from bert_pretrain.model.huggingface import CARD, load_weights, save_tensors, to_huggingface
 from bert_pretrain.shards import DataFolder
 from bert_pretrain.tokenizer import Tokenizer
 from bert_pretrain.train import distributed, flops, hardware, replay
 from bert_pretrain.train.batches import GlobalBatch, TrainingData, evaluation_batches
+from bert_pretrain.train.card import About, draw_beside_card, model_card
 from bert_pretrain.train.checkpoint import Checkpoint, CheckpointWriter, carry_over, restore, take_snapshot
 from bert_pretrain.train.continuing import checkpoint_to_continue, describe_continuation, is_up_to_date, record_of
 from bert_pretrain.train.evaluate import evaluate_batches
@@ -122,14 +123,16 @@ class _Run:
                 open_files.enter_context(contextlib.closing(log))
             trackers = self._open_trackers(state) if self.team.is_first else []
             reporter = open_files.enter_context(reporting(self.setting.length, log, trackers, state.progress))
-            hooks, data = self._hooks(state, micro_batch_tokens), self._training_data(state, micro_batch_tokens)
+            about = self._about(state, origin)
+            hooks = self._hooks(state, log, about, micro_batch_tokens)
+            data = self._training_data(state, micro_batch_tokens)
             try:
                 fit(state, data, self._plan(), reporter, hooks, evaluate_first=latest is None)
             except Exception:  # whatever it was, the checkpoint under way shall not be lost
                 with contextlib.suppress(Exception):
                     hooks.finish_saving()
                 raise
-        self._finish(state, log, identity)
+        self._finish(state, log, about, identity)
 
     def rehearse(self, origin: Origin | None) -> None:
         """Say what the run would do, need and take."""
@@ -231,20 +234,27 @@ class _Run:
         all_peaks = None if peak is None else peak * self.team.size
         return Plan(self.config.train, self.setting.length, device, dtype, all_peaks, self.team)
 
-    def _hooks(self, state: TrainState, micro_batch_tokens: int) -> Hooks:
+    def _about(self, state: TrainState, origin: Origin | None) -> About:
+        name = self.output.resolve().name
+        begun = None if origin is None else origin.folder.resolve().name
+        return About(name, self.config, self.folder, self.tokenizer, self.setting, state.model.num_parameters, begun)
+
+    def _hooks(self, state: TrainState, log: MetricsFile | None, about: About, micro_batch_tokens: int) -> Hooks:
         """Return evaluating, saving and giving up, bound to this run."""
         setting, folder = self.setting, self.folder
         checkpoints = self.output / "checkpoints"
         writer = CheckpointWriter(checkpoints, self.tokenizer, self.config.train.keep_checkpoints)
-        about = record_of(setting, micro_batch_tokens, self.config.train.optimizer, folder.content_hash)
+        record = record_of(setting, micro_batch_tokens, self.config.train.optimizer, folder.content_hash)
 
         def evaluate() -> dict[str, float]:
             batches = evaluation_batches(folder, "validation", micro_batch_tokens)
             return evaluate_batches(state.losses, batches, setting.device, setting.precision.dtype, self.team)
 
         def save() -> Path:
-            snapshot = take_snapshot(state, about)
-            return writer.write(snapshot) if self.team.is_first else checkpoints / f"step-{snapshot.step:08d}"
+            snapshot = take_snapshot(state, record)
+            if log is None:
+                return checkpoints / f"step-{snapshot.step:08d}"
+            return writer.write(snapshot, model_card(about, state.progress, log.last_validation, is_final=False))
 
         def give_up(batch: GlobalBatch) -> None:
             if replay.is_stuck(state):
@@ -257,13 +267,16 @@ class _Run:
             evaluate if folder.rows("validation") else None, save, writer.check, writer.wait, writer.seconds, give_up
         )
 
-    def _finish(self, state: TrainState, log: MetricsFile | None, identity: dict[str, Any]) -> None:
+    def _finish(self, state: TrainState, log: MetricsFile | None, about: About, identity: dict[str, Any]) -> None:
         """Write the final model and, last of all, the manifest with the final figures."""
         weights = to_huggingface(state.weights())
         if log is None:
             return
         with atomic_folder(self.output / "model") as temporary:
             save_tensors(weights, state.model, temporary, self.tokenizer)
+            drawn = draw_beside_card(self.output, temporary)
+            card = model_card(about, state.progress, log.last_validation, is_final=True, has_curves=drawn)
+            write_text(temporary / CARD, card)
         body = {
             "length": asdict(self.setting.length),
             "progress": asdict(state.progress),

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from bert_pretrain.curves import draw_curves, read_metrics
 from bert_pretrain.errors import ConfigError, DataError
-from bert_pretrain.tools.report import draw_curves, oddities, read_metrics, write_report
+from bert_pretrain.tools.report import oddities, write_report
 
 PNG = b"\x89PNG\r\n\x1a\n"
 
