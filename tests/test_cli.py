@@ -1,6 +1,8 @@
 """The command line: answers at once, speaks in three parts of every mistake, and survives being stopped or killed."""
 
 import hashlib
+import os
+import re
 import signal
 import subprocess
 import sys
@@ -37,6 +39,46 @@ print([name for name in {HEAVY!r} if name in sys.modules], time.process_time())
     assert loaded == "[]"
     assert float(seconds) < 1
     assert "bert-pretrain" in result.stdout
+
+
+COMPLETE = {
+    "": set(COMMANDS),
+    "tr": {"train"},
+    "train --con": {"--config"},
+    "train --config ba": {"base", "base-chinese"},
+    "run ti": {"tiny"},
+}
+
+
+@pytest.mark.parametrize("words", COMPLETE)
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_a_shell_completes_commands_flags_and_presets_without_heavy_libraries(shell: str, words: str) -> None:
+    line = f"bert-pretrain {words}"
+    asked = {
+        "bash": {"COMP_WORDS": line, "COMP_CWORD": str(len(line.split(" ")) - 1)},
+        "zsh": {"_TYPER_COMPLETE_ARGS": line},
+        "fish": {"_TYPER_COMPLETE_ARGS": line, "_TYPER_COMPLETE_FISH_ACTION": "get-args"},
+    }[shell]
+    code = f"""
+import sys
+from bert_pretrain.cli import main
+try:
+    main()
+finally:
+    print([name for name in {HEAVY!r} if name in sys.modules], file=sys.stderr)
+"""
+    environment = {**os.environ, **asked, "_BERT_PRETRAIN_COMPLETE": f"complete_{shell}"}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True)
+    offered = done.stdout.removeprefix("_arguments '*: :((")
+    assert {re.match(r"[\w-]+", line.lstrip('"'))[0] for line in offered.splitlines() if line} == COMPLETE[words]
+    assert done.stderr.strip().splitlines()[-1] == "[]"
+
+
+def test_completion_is_written_for_the_program_whoever_starts_it(command_line) -> None:
+    for shell in ("bash", "zsh", "fish"):
+        script = command_line("--show-completion", shell).stdout
+        assert "_BERT_PRETRAIN_COMPLETE" in script
+        assert "-m" not in script.split()
 
 
 def test_no_command_shows_the_help(command_line) -> None:

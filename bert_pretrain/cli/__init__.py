@@ -18,8 +18,10 @@ from bert_pretrain.cli.models import embed, evaluate, fill_mask, inspect, report
 from bert_pretrain.cli.stages import make_data, run, train, vocab
 from bert_pretrain.cli.tuning import finetune
 
+_NAME = "bert-pretrain"
+
 app = typer.Typer(
-    name="bert-pretrain",
+    name=_NAME,
     help="Pretrain a BERT: raw text to a vocabulary, to examples, to a model that opens in transformers.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
@@ -49,7 +51,7 @@ def main() -> None:
     signal.signal(signal.SIGTERM, terminate)
     code: Any = 0
     try:
-        app()
+        app(prog_name=_NAME)  # by any other name, `python -m` too, completion would be written for that
     except Terminated:  # before a command began
         code = 143
     except SystemExit as leaving:

@@ -7,8 +7,18 @@ import typer
 
 Inputs = Annotated[list[str], typer.Argument(help="Files, globs, folders, URLs, or dataset:NAME[:config][@split].")]
 Output = Annotated[Path, typer.Option("--output", help="The folder to write.")]
+
+
+def presets(incomplete: str) -> list[str]:
+    """Return the names of shipped presets that begin so, for a shell to complete."""
+    from bert_pretrain.config import preset_paths
+
+    return [name for name in preset_paths() if name.startswith(incomplete)]
+
+
 ConfigSource = Annotated[
-    str | None, typer.Option("--config", help="A YAML file, or a shipped preset such as base or tiny.")
+    str | None,
+    typer.Option("--config", help="A YAML file, or a shipped preset such as base or tiny.", autocompletion=presets),
 ]
 Settings = Annotated[
     list[str] | None, typer.Option("--set", metavar="SECTION.KEY=VALUE", help="Set one key of the configuration.")

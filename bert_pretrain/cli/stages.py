@@ -20,6 +20,7 @@ from bert_pretrain.cli.options import (
     Settings,
     Strict,
     Workers,
+    presets,
 )
 from bert_pretrain.errors import ConfigError
 
@@ -172,7 +173,9 @@ def train(
 
 
 def run(
-    config: Annotated[str, typer.Argument(help="A YAML file with inputs and all sections, or a preset.")],
+    config: Annotated[
+        str, typer.Argument(help="A YAML file with inputs and all sections, or a preset.", autocompletion=presets)
+    ],
     output: Output,
     settings: Settings = None,
     workers: Workers = None,
