@@ -1,4 +1,8 @@
-"""Files: reading any compression from any file system, and writing so that an output appears whole or not at all."""
+"""Files: reading any compression from any file system, and writing so that an output appears whole or not at all.
+
+Where the two kinds of places (see `places.py`) differ, they differ here: a local file is written beside its place and
+renamed, a remote one is written to a local file and put.
+"""
 
 import bz2
 import contextlib
@@ -12,12 +16,14 @@ import lzma
 import os
 import secrets
 import shutil
+import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, cast
 
 from bert_pretrain.errors import DataError, InputError, OutputError
+from bert_pretrain.places import Place, RemotePath, is_url
 
 if TYPE_CHECKING:
     import numpy as np
@@ -26,11 +32,6 @@ LOCK = ".lock"
 CHECKSUMS = "checksums.json"
 _REMOTE_BUFFER_BYTES = 1 << 20
 COMPRESSIONS = (".gz", ".bz2", ".xz", ".zst")
-
-
-def is_url(location: str) -> bool:
-    """Whether a location is for fsspec rather than the local file system."""
-    return "://" in location
 
 
 def open_input(location: str) -> BinaryIO:
@@ -135,8 +136,13 @@ class _Readable(io.RawIOBase):
 
 
 @contextlib.contextmanager
-def atomic_path(path: Path) -> Iterator[Path]:
-    """Yield a temporary path beside `path`; on success it is flushed to disk and renamed, otherwise removed."""
+def atomic_path(path: Place) -> Iterator[Path]:
+    """Yield a temporary local path; on success its content appears at `path` whole, otherwise nothing does."""
+    if isinstance(path, RemotePath):
+        with tempfile.TemporaryDirectory(prefix="bert-pretrain-") as folder:
+            yield Path(folder) / path.name
+            path.put(Path(folder) / path.name)
+        return
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = _temporary_beside(path)
     try:
@@ -181,18 +187,28 @@ def _replace_folder(new: Path, path: Path) -> None:
                 raise
 
 
-def is_bookkeeping(path: Path) -> bool:
+def is_bookkeeping(path: Place) -> bool:
     """Whether a file or folder is a lock of ours, or left by a killed writer."""
     return path.name == LOCK or (path.name.startswith(".") and path.name.endswith(".tmp"))
 
 
-def remove_temporaries(folder: Path) -> None:
-    """Remove what killed writers of `atomic_path` and `atomic_folder` left in `folder`."""
+def remove_temporaries(folder: Place) -> None:
+    """Remove what killed writers of `atomic_path` and `atomic_folder` left in `folder`; a put leaves nothing."""
+    if isinstance(folder, RemotePath):
+        return
     for leftover in folder.glob(".*.tmp"):
         if leftover.is_dir():
             shutil.rmtree(leftover, ignore_errors=True)
         else:
             leftover.unlink(missing_ok=True)
+
+
+def remove_tree(folder: Place) -> None:
+    """Remove a folder and all that is in it, if it is there."""
+    if isinstance(folder, RemotePath):
+        folder.remove_tree()
+    else:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def save_array(path: Path, values: "np.ndarray") -> None:
@@ -203,18 +219,18 @@ def save_array(path: Path, values: "np.ndarray") -> None:
         np.save(file, values)
 
 
-def write_text(path: Path, text: str) -> None:
+def write_text(path: Place, text: str) -> None:
     """Write a text file atomically."""
     with atomic_path(path) as temporary:
         temporary.write_text(text, encoding="utf-8")
 
 
-def write_json(path: Path, value: object) -> None:
+def write_json(path: Place, value: object) -> None:
     """Write a JSON file atomically, readable by people."""
     write_text(path, json.dumps(value, indent=2, ensure_ascii=False) + "\n")
 
 
-def read_json(path: Path) -> Any:
+def read_json(path: Place) -> Any:
     """Read a JSON file of ours.
 
     Raises:
@@ -230,7 +246,7 @@ def read_json(path: Path) -> Any:
         ) from error
 
 
-def sha256_file(path: Path) -> str:
+def sha256_file(path: Place) -> str:
     """Return the SHA-256 of a file's bytes in hexadecimal."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
@@ -259,11 +275,13 @@ def damage_of_folder(folder: Path) -> str | None:
     return None
 
 
-def move_aside(folder: Path) -> Path:
+def move_aside(folder: Place) -> Place:
     """Move what a folder holds to a new folder beside it and return that; the folder itself keeps its lock.
 
     Manifests go first, so that what is left after an interruption is not taken for a finished output.
     """
+    if isinstance(folder, RemotePath):
+        return folder.move_aside()
     folder = folder.resolve()  # `.` has no name of its own
     stem = f"{folder.name}.old-{time.strftime('%Y%m%d-%H%M%S')}"
     aside = folder.with_name(stem)
@@ -279,8 +297,14 @@ def move_aside(folder: Path) -> Path:
 
 
 @contextlib.contextmanager
-def exclusive(folder: Path) -> Iterator[None]:
-    """Hold a folder against a second process of ours; the lock dies with the process, whatever kills it."""
+def exclusive(folder: Place) -> Iterator[None]:
+    """Hold a folder against a second process of ours; the lock dies with the process, whatever kills it.
+
+    An object store has no locks. There, two equal commands write equal objects, and of two others the later claim wins.
+    """
+    if isinstance(folder, RemotePath):
+        yield
+        return
     if folder.exists() and not folder.is_dir():
         raise OutputError(f"'{folder}' is a file", where="--output", remedy="name a folder")
     lock = folder / LOCK

@@ -8,12 +8,12 @@ the same command again finds its work complete, or goes on with it, and another 
 import importlib.metadata
 from collections.abc import Mapping
 from enum import Enum
-from pathlib import Path
 from typing import Any
 
 from bert_pretrain import __version__
 from bert_pretrain.errors import DataError, OutputError
 from bert_pretrain.files import is_bookkeeping, move_aside, read_json, write_json
+from bert_pretrain.places import Place
 
 FORMAT_VERSIONS = {"vocab": 1, "data": 1, "run": 1, "finetune": 1}
 MANIFEST = "manifest.json"
@@ -34,7 +34,7 @@ def library_versions() -> dict[str, str]:
     return {"bert-pretrain": __version__, **{name: importlib.metadata.version(name) for name in names}}
 
 
-def claim(folder: Path, kind: str, identity: Mapping[str, Any], *, overwrite: bool = False) -> Progress:
+def claim(folder: Place, kind: str, identity: Mapping[str, Any], *, overwrite: bool = False) -> Progress:
     """Take `folder` for a stage's output, or say how far the same command already came there.
 
     The caller holds the folder with `exclusive` meanwhile.
@@ -78,21 +78,21 @@ def claim(folder: Path, kind: str, identity: Mapping[str, Any], *, overwrite: bo
     )
 
 
-def complete(folder: Path, kind: str, identity: Mapping[str, Any], body: Mapping[str, Any]) -> None:
+def complete(folder: Place, kind: str, identity: Mapping[str, Any], body: Mapping[str, Any]) -> None:
     """Write `manifest.json`, the last file of a finished output, and drop the partial one."""
     record = {"kind": kind, "format_version": FORMAT_VERSIONS[kind], "versions": library_versions()}
     write_json(folder / MANIFEST, {**record, **body, "identity": dict(identity)})
     (folder / PARTIAL).unlink(missing_ok=True)
 
 
-def reopen(folder: Path) -> None:
+def reopen(folder: Place) -> None:
     """Mark a complete output as incomplete again, for a run that is extended."""
     found = read_json(folder / MANIFEST)
     write_json(folder / PARTIAL, {key: found[key] for key in ("kind", "format_version", "identity")})
     (folder / MANIFEST).unlink()
 
 
-def is_output(folder: Path) -> bool:
+def is_output(folder: Place) -> bool:
     """Return whether a stage has written, or is writing, a folder."""
     for name in (MANIFEST, PARTIAL):
         try:
@@ -104,7 +104,7 @@ def is_output(folder: Path) -> bool:
     return False
 
 
-def read_manifest(folder: Path, kind: str, flag: str) -> dict[str, Any]:
+def read_manifest(folder: Place, kind: str, flag: str) -> dict[str, Any]:
     """Return the manifest of a finished output.
 
     Args:

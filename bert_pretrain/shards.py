@@ -6,7 +6,6 @@ Zstd with dictionary encoding, because 16-bit ids would otherwise cost four byte
 import hashlib
 from dataclasses import asdict, dataclass
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,6 +19,7 @@ from bert_pretrain.errors import DataError
 from bert_pretrain.examples import Examples, Masks
 from bert_pretrain.files import atomic_path, sha256_file
 from bert_pretrain.manifest import MANIFEST, read_manifest
+from bert_pretrain.places import Place
 from bert_pretrain.tokenizer import Tokenizer
 
 ROW_GROUP_ROWS = 4096
@@ -50,11 +50,11 @@ class ShardRecord:
 class DataFolder:
     """A finished data folder: its manifest, checked, and where things lie in it."""
 
-    path: Path
+    path: Place
     manifest: dict[str, Any]
 
     @staticmethod
-    def open(path: Path, flag: str = "--data") -> "DataFolder":
+    def open(path: Place, flag: str = "--data") -> "DataFolder":
         """Read and check the manifest, and every shard's size and footer against it.
 
         Raises:
@@ -119,7 +119,7 @@ class DataFolder:
         return hashlib.sha256("".join(hashes).encode()).hexdigest()
 
 
-def write_shard(folder: Path, name: str, examples: Examples) -> ShardRecord:
+def write_shard(folder: Place, name: str, examples: Examples) -> ShardRecord:
     """Write one shard to `folder / name`, whole or not at all, and return its record."""
     path = folder / name
     with atomic_path(path) as temporary:
@@ -135,17 +135,18 @@ def write_shard(folder: Path, name: str, examples: Examples) -> ShardRecord:
     return ShardRecord(name, len(examples), len(examples.input_ids), size, digest, content_hash(examples))
 
 
-def read_shard(folder: Path, record: ShardRecord) -> Examples:
+def read_shard(folder: Place, record: ShardRecord) -> Examples:
     """Check a shard's SHA-256 and return its examples.
 
     Raises:
         DataError: when the file is missing, or its bytes are not those the manifest names.
     """
     _refuse_damage(folder, record, damage_of(folder, record, whole=True))
-    return _from_table(pq.read_table(folder / record.path, use_threads=False))
+    with (folder / record.path).open("rb") as file:
+        return _from_table(pq.read_table(file, use_threads=False))
 
 
-def check_footer(folder: Path, record: ShardRecord) -> None:
+def check_footer(folder: Place, record: ShardRecord) -> None:
     """Compare a shard's size and row count with the manifest, without reading its rows.
 
     Raises:
@@ -154,7 +155,7 @@ def check_footer(folder: Path, record: ShardRecord) -> None:
     _refuse_damage(folder, record, damage_of(folder, record, whole=False))
 
 
-def damage_of(folder: Path, record: ShardRecord, *, whole: bool) -> str | None:
+def damage_of(folder: Place, record: ShardRecord, *, whole: bool) -> str | None:
     """Return how a shard's file differs from its record, None if it does not.
 
     Args:
@@ -170,7 +171,8 @@ def damage_of(folder: Path, record: ShardRecord, *, whole: bool) -> str | None:
         if whole:
             same = sha256_file(path) == record.sha256
             return None if same else "is damaged: its SHA-256 is not the one in the manifest"
-        rows = pq.ParquetFile(path).metadata.num_rows
+        with path.open("rb") as file:
+            rows = pq.read_metadata(file).num_rows
     except FileNotFoundError:
         return "is missing"
     except (pa.ArrowInvalid, OSError) as error:
@@ -178,7 +180,7 @@ def damage_of(folder: Path, record: ShardRecord, *, whole: bool) -> str | None:
     return None if rows == record.rows else f"has {rows:,} rows, the manifest says {record.rows:,}"
 
 
-def _refuse_damage(folder: Path, record: ShardRecord, damage: str | None) -> None:
+def _refuse_damage(folder: Place, record: ShardRecord, damage: str | None) -> None:
     if damage:
         raise DataError(f"the shard {record.path} {damage}", where=str(folder / record.path), remedy=REMAKE)
 

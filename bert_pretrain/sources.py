@@ -18,8 +18,9 @@ from typing import Any
 
 from bert_pretrain.config import DataConfig
 from bert_pretrain.errors import ConfigError, InputError
-from bert_pretrain.files import COMPRESSIONS, is_url, open_input
+from bert_pretrain.files import COMPRESSIONS, open_input
 from bert_pretrain.manifest import is_output
+from bert_pretrain.places import is_url
 
 FORMATS = {".txt": "txt", ".jsonl": "jsonl", ".json": "jsonl", ".ndjson": "jsonl", ".parquet": "parquet", ".csv": "csv"}
 DATASET = "dataset:"

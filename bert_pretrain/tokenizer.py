@@ -9,7 +9,6 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,6 +17,7 @@ from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
 
 from bert_pretrain.errors import DataError
 from bert_pretrain.files import write_json, write_text
+from bert_pretrain.places import Place
 from bert_pretrain.tokenizer_folder import (
     FILES,
     MAX_WORD_CHARACTERS,
@@ -40,7 +40,7 @@ class Tokenizer:
         lowercase: bool,
         strip_accents: bool | None,
         handle_chinese_chars: bool,
-        folder: Path | None = None,
+        folder: Place | None = None,
     ) -> None:
         """Build from the tokens in the order of their ids.
 
@@ -66,7 +66,7 @@ class Tokenizer:
         self.backend.encode_special_tokens = True
 
     @staticmethod
-    def load(folder: Path, flag: str = "--vocab", *, lowercase: bool | None = None) -> "Tokenizer":
+    def load(folder: Place, flag: str = "--vocab", *, lowercase: bool | None = None) -> "Tokenizer":
         """Open a tokenizer folder: `vocab.txt` or `tokenizer.json`, with `tokenizer_config.json`.
 
         Args:
@@ -147,7 +147,7 @@ class Tokenizer:
         """Return the ids of one text, without [CLS] and [SEP]; for many texts use `Encoder`."""
         return list(self.backend.encode(text, add_special_tokens=False).ids)
 
-    def save(self, folder: Path, model_max_length: int = 512) -> None:
+    def save(self, folder: Place, model_max_length: int = 512) -> None:
         """Write `vocab.txt`, `tokenizer.json` and `tokenizer_config.json` into a folder, made if needed.
 
         All three are made from the vocabulary, also where it came from elsewhere, so that they agree.
@@ -167,7 +167,7 @@ class Tokenizer:
 class TokenizerReference:
     """How another process opens the same tokenizer."""
 
-    folder: Path
+    folder: Place
     lowercase: bool
     hash: str
 

@@ -1,12 +1,12 @@
 """Options that several commands share, each with its help."""
 
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
 Inputs = Annotated[list[str], typer.Argument(help="Files, globs, folders, URLs, or dataset:NAME[:config][@split].")]
-Output = Annotated[Path, typer.Option("--output", help="The folder to write.")]
+Output = Annotated[str, typer.Option("--output", metavar="FOLDER", help="The folder to write.")]
+RemoteOutput = Annotated[str, typer.Option("--output", metavar="FOLDER|URL", help="The folder to write.")]
 
 
 def presets(incomplete: str) -> list[str]:

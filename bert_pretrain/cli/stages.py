@@ -16,6 +16,7 @@ from bert_pretrain.cli.options import (
     Lowercase,
     Output,
     Overwrite,
+    RemoteOutput,
     Scheduler,
     Settings,
     Strict,
@@ -23,11 +24,15 @@ from bert_pretrain.cli.options import (
     presets,
 )
 from bert_pretrain.errors import ConfigError
+from bert_pretrain.places import local_place, place
+
+_TRAINS_LOCALLY = "name a local folder: checkpoints are renamed into place; copy run/model when it is done"
+_COPY_FIRST = "copy it first, for example with 'aws s3 cp --recursive' or the lines of docs/data.md"
 
 
 def vocab(
     inputs: Inputs,
-    output: Output,
+    output: RemoteOutput,
     config: ConfigSource = None,
     settings: Settings = None,
     vocab_size: Annotated[int | None, typer.Option("--vocab-size", help="Tokens, special ones included.")] = None,
@@ -65,7 +70,7 @@ def vocab(
     make_vocab(
         load_config(config, settings, flags),
         inputs,
-        output,
+        place(output),
         extend=extend,
         lowercase=lowercase,
         workers=workers,
@@ -85,8 +90,8 @@ def _weight_of_input(setting: str) -> tuple[str, str]:
 
 def make_data(
     inputs: Inputs,
-    vocab: Annotated[Path, typer.Option("--vocab", help="The tokenizer folder.")],
-    output: Output,
+    vocab: Annotated[str, typer.Option("--vocab", metavar="FOLDER|URL", help="The tokenizer folder.")],
+    output: RemoteOutput,
     config: ConfigSource = None,
     settings: Settings = None,
     workers: Workers = None,
@@ -121,13 +126,13 @@ def make_data(
     loaded = load_config(config, settings, flags)
     if dry_run:
         estimate = load("bert_pretrain.make_data.estimate", "estimate")
-        print(estimate(loaded, inputs, vocab, lowercase=lowercase).describe(workers or os.cpu_count() or 1))
+        print(estimate(loaded, inputs, place(vocab), lowercase=lowercase).describe(workers or os.cpu_count() or 1))
         return
     run_make_data(
         loaded,
         inputs,
-        vocab,
-        output,
+        place(vocab),
+        place(output),
         workers=workers,
         scheduler=scheduler,
         store=store,
@@ -138,7 +143,7 @@ def make_data(
 
 
 def train(
-    data: Annotated[Path, typer.Option("--data", help="The data folder.")],
+    data: Annotated[str, typer.Option("--data", metavar="FOLDER", help="The data folder.")],
     output: Output,
     config: ConfigSource = None,
     settings: Settings = None,
@@ -162,8 +167,8 @@ def train(
         print("the phases of the configuration are for 'bert-pretrain run'; this trains by the section train alone")
     run_train(
         loaded,
-        data,
-        output,
+        local_place(data, "--data", remedy=_COPY_FIRST),
+        local_place(output, "--output", remedy=_TRAINS_LOCALLY),
         init_from=init_from,
         carry_optimizer=carry_optimizer,
         resume=resume,
@@ -187,4 +192,5 @@ def run(
     Example: bert-pretrain run my-corpus.yaml --output runs/my-corpus
     """
     run_pipeline = load("bert_pretrain.pipeline", "run_pipeline")
-    run_pipeline(load_config(config, settings), output, workers=workers, scheduler=scheduler, overwrite=overwrite)
+    folder = local_place(output, "--output", remedy=_TRAINS_LOCALLY)
+    run_pipeline(load_config(config, settings), folder, workers=workers, scheduler=scheduler, overwrite=overwrite)

@@ -4,19 +4,18 @@ Masks drawn in training are in no training shard, while validation keeps its own
 for all splits; given the union, it fills in null where a split has none.
 """
 
-from pathlib import Path
-
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from bert_pretrain.files import write_text
+from bert_pretrain.places import Place
 
 CARD = "README.md"
 
 
-def write_dataset_card(folder: Path, splits: list[str]) -> None:
+def write_dataset_card(folder: Place, splits: list[str]) -> None:
     """Write the card from the columns of each split's first shard, or nothing where they are all the same."""
-    schemas = [pq.read_schema(folder / split / "00000.parquet") for split in splits]
+    schemas = [_schema(folder / split / "00000.parquet") for split in splits]
     if len({tuple(schema.names) for schema in schemas}) == 1:
         return
     features: dict[str, str] = {}
@@ -30,3 +29,8 @@ def write_dataset_card(folder: Path, splits: list[str]) -> None:
         "of `validation` are stored. A column that a split does without is null in `datasets`.\n"
     )
     write_text(folder / CARD, f"---\ndataset_info:\n  features:\n{columns}---\n\n{about}")
+
+
+def _schema(shard: Place) -> pa.Schema:
+    with shard.open("rb") as file:
+        return pq.read_schema(file)

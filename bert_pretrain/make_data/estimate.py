@@ -25,6 +25,7 @@ from bert_pretrain.make_data.ingest import ingest
 from bert_pretrain.make_data.plan import plan_build
 from bert_pretrain.make_data.selection import InputShare
 from bert_pretrain.make_data.token_store import TokenStore, piece_folder
+from bert_pretrain.places import Place
 from bert_pretrain.sources import READ_ERRORS, Source, damaged, resolve
 from bert_pretrain.tokenizer import Tokenizer
 
@@ -64,7 +65,7 @@ def _bytes(number: float) -> str:
     return f"{number / 1e9:.1f} GB" if number >= 1e9 else f"{number / 1e6:.1f} MB"
 
 
-def estimate(config: Config, inputs: Sequence[str], vocab: Path, *, lowercase: bool | None = None) -> Estimate:
+def estimate(config: Config, inputs: Sequence[str], vocab: Place, *, lowercase: bool | None = None) -> Estimate:
     """Estimate a whole run of `make-data` from a sample.
 
     Raises:

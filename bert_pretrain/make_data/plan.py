@@ -18,6 +18,7 @@ from bert_pretrain.files import save_array
 from bert_pretrain.make_data.pairs import NUM_SPECIAL
 from bert_pretrain.make_data.selection import InputShare, Selection, select
 from bert_pretrain.make_data.token_store import TokenStore
+from bert_pretrain.places import Place
 from bert_pretrain.rng import Permutation
 from bert_pretrain.tokenizer import Tokenizer, TokenizerReference
 
@@ -60,7 +61,7 @@ class BuildPlan:
     store: Path
     num_pieces: int
     tokenizer: TokenizerReference
-    output: Path
+    output: Place
     config: DataConfig
     long_file: Path
     """An `.npy` file (2, documents): the numbers of those dealt in parts, ascending, and into how many."""
@@ -81,7 +82,7 @@ class BuildPlan:
 
 
 def plan_build(
-    store: TokenStore, shares: Sequence[InputShare], tokenizer: Tokenizer, output: Path, config: DataConfig
+    store: TokenStore, shares: Sequence[InputShare], tokenizer: Tokenizer, output: Place, config: DataConfig
 ) -> tuple[BuildPlan, Counter[str]]:
     """Leave out duplicates, set documents aside for validation, and settle how many shards the copies fill.
 

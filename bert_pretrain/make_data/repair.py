@@ -4,18 +4,17 @@ A shard is a pure function of what the manifest records, so one built again is t
 library versions lay the same examples out in other bytes, the manifest follows; other examples are refused.
 """
 
-import shutil
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from bert_pretrain import manifest
 from bert_pretrain.errors import DataError
 from bert_pretrain.executor import Pool, run_all
-from bert_pretrain.files import remove_temporaries, write_json
+from bert_pretrain.files import remove_temporaries, remove_tree, write_json
 from bert_pretrain.make_data import build
 from bert_pretrain.make_data.build import ShardTask
 from bert_pretrain.make_data.plan import BuildPlan
+from bert_pretrain.places import Place
 from bert_pretrain.shards import DataFolder, ShardRecord, damage_of
 from bert_pretrain.tokenizer import FILES, Tokenizer
 
@@ -24,7 +23,7 @@ TOKENIZER = "tokenizer"
 
 @dataclass(frozen=True)
 class _Check:
-    folder: Path
+    folder: Place
     record: ShardRecord
     whole: bool
 
@@ -33,7 +32,7 @@ def _check(check: _Check) -> str | None:
     return damage_of(check.folder, check.record, whole=check.whole)
 
 
-def find_damage(output: Path, *, verify: bool, workers: int) -> dict[str, str]:
+def find_damage(output: Place, *, verify: bool, workers: int) -> dict[str, str]:
     """Return what is wrong with which shard, or with the tokenizer, of a finished folder; empty when nothing is.
 
     Args:
@@ -78,16 +77,16 @@ def rebuild(plan: BuildPlan, tokenizer: Tokenizer, damaged: dict[str, str], pool
         for number in range(split.num_shards)
         if (task := ShardTask(plan, split, number)).name in damaged
     ]
-    shutil.rmtree(output / build.RECORDS, ignore_errors=True)  # notes of a repair that was interrupted
+    remove_tree(output / build.RECORDS)  # notes of a repair that was interrupted
     build.open_records(plan)
     results = run_all(build.build_shard, tasks, workers=pool, description="rebuild", unit="shard")
     _update_manifest(output, {task.name: result["record"] for task, result in zip(tasks, results, strict=True)})
-    shutil.rmtree(output / build.RECORDS)
+    remove_tree(output / build.RECORDS)
     for split in plan.splits:
         remove_temporaries(output / split.name)
 
 
-def _update_manifest(output: Path, rebuilt: dict[str, dict[str, Any]]) -> None:
+def _update_manifest(output: Place, rebuilt: dict[str, dict[str, Any]]) -> None:
     body = manifest.read_manifest(output, "data", "--output")
     versions = manifest.library_versions()
     is_changed = False

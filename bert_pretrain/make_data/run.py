@@ -15,9 +15,9 @@ from typing import Any
 from bert_pretrain import documents, manifest
 from bert_pretrain.config import Config, DataConfig
 from bert_pretrain.documents import Part
-from bert_pretrain.errors import InputError
+from bert_pretrain.errors import ConfigError, InputError
 from bert_pretrain.executor import Pool, open_pool, run_all
-from bert_pretrain.files import damage_of_folder, exclusive, is_url, read_json, remove_temporaries
+from bert_pretrain.files import damage_of_folder, exclusive, read_json, remove_temporaries, remove_tree
 from bert_pretrain.make_data import build, checks, repair, segmenter, summary, token_store
 from bert_pretrain.make_data.build import ShardTask
 from bert_pretrain.make_data.dataset_card import write_dataset_card
@@ -27,6 +27,7 @@ from bert_pretrain.make_data.plan import BuildPlan, plan_build
 from bert_pretrain.make_data.selection import InputShare
 from bert_pretrain.make_data.token_store import TokenStore
 from bert_pretrain.manifest import Progress
+from bert_pretrain.places import AnyPlace, Place, RemotePath, is_url
 from bert_pretrain.sources import Source, resolve
 from bert_pretrain.tokenizer import Tokenizer, TokenizerReference, load_once
 
@@ -34,8 +35,8 @@ from bert_pretrain.tokenizer import Tokenizer, TokenizerReference, load_once
 def make_data(
     config: Config,
     inputs: Sequence[str],
-    vocab: Path,
-    output: Path,
+    vocab: Place,
+    output: AnyPlace,
     *,
     workers: int | None = None,
     scheduler: str | None = None,
@@ -43,17 +44,17 @@ def make_data(
     overwrite: bool = False,
     verify: bool = False,
     lowercase: bool | None = None,
-) -> Path:
+) -> AnyPlace:
     """Write a data folder and return its path.
 
     Args:
         config: its sections `data` is used.
         inputs: files, globs, folders, URLs or `dataset:` names.
-        vocab: the tokenizer folder.
-        output: the data folder to write.
+        vocab: the tokenizer folder, by path or URL.
+        output: the data folder to write, by path or URL.
         workers: processes; all cores when None.
         scheduler: the address of a Dask scheduler whose workers do the work instead.
-        store: where the token store lies; `.token-store` beside `output` when None.
+        store: where the token store lies; `.token-store` beside a local `output` when None.
         overwrite: move another output aside instead of refusing it.
         verify: of a finished folder, compare the SHA-256 of all shards, not only their sizes and footers.
         lowercase: the casing, for a tokenizer folder that does not state it.
@@ -61,6 +62,7 @@ def make_data(
     Raises:
         UserError: for a mistake in the inputs, the tokenizer or the folders.
     """
+    stores = _place_of_store(store, output)
     tokenizer = Tokenizer.load(vocab, lowercase=lowercase)
     sources = resolve(inputs, config.data)
     identity = {
@@ -74,15 +76,17 @@ def make_data(
         damaged: dict[str, str] = {}
         remove_temporaries(output)
         if is_complete:
-            shutil.rmtree(output / build.RECORDS, ignore_errors=True)  # of a command killed at its very end
+            remove_tree(output / build.RECORDS)  # of a command killed at its very end
             damaged = repair.find_damage(output, verify=verify, workers=workers or os.cpu_count() or 1)
             if not damaged:
                 print(f"up to date{', every shard as it was written' if verify else ''}: {output}")
                 return output
-        stores = store or output.parent / ".token-store"
         stores.mkdir(parents=True, exist_ok=True)
-        files = [vocab, *(Path(source.location) for source in sources if source.is_local)]
-        with open_pool(workers, scheduler, folders=[output, stores], files=files) as pool:
+        # Whether workers see the same, a cluster asks of what lies in files; URLs mean the same to all.
+        folders = [folder for folder in (output, stores) if isinstance(folder, Path)]
+        files = [Path(source.location) for source in sources if source.is_local]
+        files += [vocab] if isinstance(vocab, Path) else []
+        with open_pool(workers, scheduler, folders=folders, files=files) as pool:
             corpus, text = ingest(sources, tokenizer, config.data, stores, pool)
             checks.check_corpus(corpus, config.data, sources)
             plan, left_out = plan_build(text, _shares(sources, corpus), tokenizer, output.absolute(), config.data)
@@ -97,17 +101,34 @@ def make_data(
             except InputError:
                 # So that the mended command finds the folder free.
                 for leftover in (*(split.name for split in plan.splits), build.RECORDS):
-                    shutil.rmtree(output / leftover, ignore_errors=True)
+                    remove_tree(output / leftover)
                 raise
         remove_temporaries(output / "tokenizer")
         tokenizer.save(output / "tokenizer")
         write_dataset_card(output, list(splits))
         body = _body(config, tokenizer, sources, corpus, splits)
         manifest.complete(output, "data", identity, body)
-        shutil.rmtree(output / build.RECORDS, ignore_errors=True)
+        remove_tree(output / build.RECORDS)
     print(summary.describe(body))
     print(f"data folder: {output}")
     return output
+
+
+def _place_of_store(store: Path | None, output: Place) -> Path:
+    """Return where the token store lies: memory is mapped from it, so it must be local.
+
+    Raises:
+        ConfigError: when the output is remote and nobody said where.
+    """
+    if store is not None:
+        return store
+    if isinstance(output, RemotePath):
+        raise ConfigError(
+            f"the token store cannot lie beside {output}: it is read at random, from a local folder",
+            where="--store",
+            remedy="name one with --store, on a disk with about half the size of the text",
+        )
+    return output.parent / ".token-store"
 
 
 def _shares(sources: list[Source], corpus: dict[str, Any]) -> list[InputShare]:

@@ -20,6 +20,7 @@ from bert_pretrain.examples import Examples, Masks
 from bert_pretrain.executor import run_each
 from bert_pretrain.make_data import summary
 from bert_pretrain.masking import MaskingRule, masking_rule, num_to_mask
+from bert_pretrain.places import Place
 from bert_pretrain.shards import DataFolder, ShardRecord, read_shard
 from bert_pretrain.tokenizer import Tokenizer, is_reserved
 
@@ -114,7 +115,7 @@ class Survey:
 
 @dataclass(frozen=True)
 class _Task:
-    folder: Path
+    folder: Place
     split: str
     record: ShardRecord
     first_row: int

@@ -17,6 +17,7 @@ from bert_pretrain.errors import ConfigError, DataError, InputError
 from bert_pretrain.executor import open_pool, run_each
 from bert_pretrain.files import exclusive, remove_temporaries
 from bert_pretrain.manifest import Progress
+from bert_pretrain.places import AnyPlace, Place
 from bert_pretrain.sources import Source, resolve
 from bert_pretrain.tokenizer import FILES, Tokenizer
 from bert_pretrain.vocab.alphabet import Alphabet, choose_alphabet
@@ -28,20 +29,20 @@ from bert_pretrain.vocab.wordpiece import special_tokens, train_wordpiece
 def make_vocab(
     config: Config,
     inputs: Sequence[str],
-    output: Path,
+    output: AnyPlace,
     *,
     extend: Path | None = None,
     lowercase: bool | None = None,
     workers: int | None = None,
     scheduler: str | None = None,
     overwrite: bool = False,
-) -> Path:
+) -> AnyPlace:
     """Write a tokenizer folder, with a vocabulary of its own or an extended one, and return its path.
 
     Args:
         config: its sections `vocab` and `data` are used.
         inputs: files, globs, folders, URLs or `dataset:` names.
-        output: the tokenizer folder to write.
+        output: the tokenizer folder to write, by path or URL.
         extend: the tokenizer or model folder of any BERT whose vocabulary to extend; its text processing is kept.
         lowercase: the casing, for a folder to extend that does not state it.
         workers: processes; all cores when None.
@@ -104,7 +105,7 @@ def _choices(config: VocabConfig, old: Tokenizer | None) -> dict[str, Any]:
     return {"extends": old.hash, "vocab": chosen}
 
 
-def _is_intact(output: Path) -> bool:
+def _is_intact(output: Place) -> bool:
     try:
         found = Tokenizer.load(output)
     except DataError:
