@@ -1,3 +1,18 @@
 """Pretrain BERT from raw text to a model that opens in every tool of the Hugging Face ecosystem."""
 
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from bert_pretrain.api import load_data, load_model, load_tokenizer, pretrain
+
 __version__ = "0.1.0"
+__all__ = ["__version__", "load_data", "load_model", "load_tokenizer", "pretrain"]
+
+
+def __getattr__(name: str) -> Any:
+    """Import the calls of `api.py` when one is first used, so that importing the package costs nothing."""
+    if name not in __all__:
+        raise AttributeError(f"module 'bert_pretrain' has no attribute {name!r}")
+    from bert_pretrain import api
+
+    return getattr(api, name)

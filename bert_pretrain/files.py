@@ -300,7 +300,7 @@ def move_aside(folder: Place) -> Place:
 def exclusive(folder: Place) -> Iterator[None]:
     """Hold a folder against a second process of ours; the lock dies with the process, whatever kills it.
 
-    An object store has no locks. There, two equal commands write equal objects, and of two others the later claim wins.
+    An object store has no locks. There, two equal commands write equal objects, and another is refused by its manifest.
     """
     if isinstance(folder, RemotePath):
         yield

@@ -73,6 +73,12 @@ class DataFolder:
         """Return the number of examples of a split."""
         return sum(record.rows for record in self.shards(split))
 
+    def dataset(self) -> Any:
+        """Return all examples as a `datasets.DatasetDict` of the splits."""
+        import datasets
+
+        return datasets.load_dataset(str(self.path))
+
     def tokenizer(self) -> Tokenizer:
         """Open the tokenizer that made these examples, from its copy here.
 

@@ -147,6 +147,10 @@ class Tokenizer:
         """Return the ids of one text, without [CLS] and [SEP]; for many texts use `Encoder`."""
         return list(self.backend.encode(text, add_special_tokens=False).ids)
 
+    def decode(self, ids: Sequence[int]) -> str:
+        """Return the text of ids, special tokens among them, as far as the vocabulary has kept it."""
+        return str(self.backend.decode(list(ids), skip_special_tokens=False))
+
     def save(self, folder: Place, model_max_length: int = 512) -> None:
         """Write `vocab.txt`, `tokenizer.json` and `tokenizer_config.json` into a folder, made if needed.
 

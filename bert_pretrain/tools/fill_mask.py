@@ -86,15 +86,19 @@ def encode_with_masks(text: str, tokenizer: Tokenizer) -> np.ndarray:
     Raises:
         InputError: when there is none.
     """
-    pieces = text.split(MASK)
-    if len(pieces) == 1:
+    if MASK not in text:
         raise InputError(
             f"the text has no {MASK}: {text[:60]!r}",
             where="TEXT",
             remedy=f"put {MASK} where a word is to be found, for example 'The capital of France is {MASK}.'",
         )
+    return encode_text_and_masks(text, tokenizer)
+
+
+def encode_text_and_masks(text: str, tokenizer: Tokenizer) -> np.ndarray:
+    """Return the ids of `[CLS] text [SEP]`, where each literal [MASK], if there is one, is the special token."""
     ids = [tokenizer.cls_id]
-    for number, piece in enumerate(pieces):
+    for number, piece in enumerate(text.split(MASK)):
         ids += [tokenizer.mask_id] if number else []
         ids += tokenizer.encode_text(piece)
     return np.array([*ids, tokenizer.sep_id])

@@ -19,7 +19,7 @@ from bert_pretrain.curves import draw_curves
 from bert_pretrain.shards import DataFolder
 from bert_pretrain.tokenizer import Tokenizer
 from bert_pretrain.train.metrics import perplexity
-from bert_pretrain.train.schedule import duration
+from bert_pretrain.train.schedule import duration, spanned_steps, warmup_steps
 from bert_pretrain.train.setting import MASKING, OBJECTIVES, Setting
 from bert_pretrain.train.state import Progress
 
@@ -181,7 +181,11 @@ def _training(about: About, progress: Progress) -> str:
     train, setting = about.config.train, about.setting
     device = setting.device
     machine = torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU"
-    warmup = f"{train.warmup_steps:,} steps" if train.warmup_steps is not None else f"{train.warmup_ratio:.1%}"
+    if setting.length.steps is None and train.warmup_steps is None:
+        warmup = f"{train.warmup_ratio:.1%} of the time"
+    else:
+        spanned = spanned_steps(train, setting.length.steps or progress.step)
+        warmup = f"{warmup_steps(train, spanned):,} steps"
     rows = [
         ("steps", f"{progress.step:,}"),
         ("examples and tokens seen", f"{progress.examples:,} and {progress.tokens:,}"),
