@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from bert_pretrain.errors import InputError
-from bert_pretrain.files import COMPRESSIONS, is_url, open_input
+from bert_pretrain.files import COMPRESSIONS, open_input
+from bert_pretrain.places import is_url
 from bert_pretrain.sources import DATASET, READ_ERRORS
 
 ENDINGS = (".csv", ".tsv", ".txt", ".conll", ".json", ".jsonl", ".ndjson", ".parquet")
