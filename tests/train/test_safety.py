@@ -8,6 +8,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
+import matplotlib.figure  # noqa: F401  (a second that is not training's, where the time of a run is measured)
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
