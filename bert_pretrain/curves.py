@@ -88,7 +88,9 @@ def as_png(runs: list[Path], tables: list[Table], panels: Panels) -> bytes:
 
 
 def _figure(runs: list[Path], tables: list[Table], panels: Panels) -> Any:
-    figure = _matplotlib_figure()(figsize=(11, 7), layout="constrained")
+    figure = _matplotlib_figure()(figsize=(10, 6))
+    # Fixed margins: a layout by matplotlib would take as long as the drawing, at the end of every run.
+    figure.subplots_adjust(left=0.1, right=0.98, bottom=0.09, top=0.94, wspace=0.3, hspace=0.35)
     for axes, panel in zip(figure.subplots(2, 2).flat, panels, strict=True):
         _draw_panel(axes, panel, runs, tables)
     return figure
