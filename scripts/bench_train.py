@@ -3,7 +3,8 @@
 The peer gets its examples padded to the longest length the data allows, as its users pad them, and computes the logits
 of every position; on CUDA it runs eager and compiled. Both run forward, backward, clipping and AdamW. Each has a
 process of its own; steps are timed in turn. The table shows medians, and the spread of the ratio between its quartiles.
-MFU counts the operations of real tokens, over what a large matrix product reaches here in the same minute.
+MFU counts the operations of real tokens, over what a large matrix product reaches here in the same minute, and over the
+data sheet's peak of a known card.
 
     python scripts/bench_train.py DATA_FOLDER [--sizes 2x128 4x256 12x768] [--examples 64] [--pairs 5] [--device cpu]
 """
@@ -29,7 +30,7 @@ from bert_pretrain.model.bert import BertForPreTraining
 from bert_pretrain.shards import DataFolder
 from bert_pretrain.train import hardware
 from bert_pretrain.train.batches import Batch, GlobalBatch, Prefetcher, TrainingData
-from bert_pretrain.train.flops import batch_flops
+from bert_pretrain.train.flops import batch_flops, peak_flops
 from bert_pretrain.train.loss import PretrainingLoss
 from bert_pretrain.train.optimizer import make_optimizers
 from bert_pretrain.train.state import StepSums
@@ -81,8 +82,8 @@ def main() -> None:
         f"transformers {transformers.__version__}, {arguments.examples} examples of {lengths} {folder.max_seq_length}, "
         f"{vocab_size} tokens\nlargest matrix product: {product_ceiling(device, precision.dtype) / 1e12:.3g} "
         "TFLOP/s\n\n"
-        "| size | step | examples/s | real tokens/s | MFU of the product | peak memory | ours over it (quartiles) |\n"
-        "|---|---|---|---|---|---|---|"
+        "| size | step | examples/s | real tokens/s | MFU of the product | of the data sheet | peak memory | ours over"
+        " it (quartiles) |\n|---|---|---|---|---|---|---|---|"
     )
     for size in arguments.sizes:
         compare(bench, size, arguments)
@@ -118,6 +119,7 @@ def compare(bench: Bench, size: str, arguments: argparse.Namespace) -> None:
                 times[name][pair] = contestant.ask("step")
         memory = {name: contestant.ask("peak") for name, contestant in contestants.items()}
     flops = batch_flops(batch, bench.model_config(size), bench.vocab_size)
+    peak = peak_flops(bench.device, bench.precision.dtype)
     for name in contestants:
         seconds = float(np.median(times[name]))
         low, middle, high = np.quantile(times[name] / times["ours"], [0.25, 0.5, 0.75])
@@ -126,7 +128,8 @@ def compare(bench: Bench, size: str, arguments: argparse.Namespace) -> None:
         shown = f"{memory[name] / 2**30:.2f} GiB{share}"
         print(
             f"| L{size.replace('x', '-H')} | {name} | {batch.num_sequences / seconds:.1f} | "
-            f"{batch.num_tokens / seconds:,.0f} | {flops / seconds / np.median(ceiling):.1%} | {shown} | {ratio} |",
+            f"{batch.num_tokens / seconds:,.0f} | {flops / seconds / np.median(ceiling):.1%} | "
+            f"{f'{flops / seconds / peak:.1%}' if peak else '–'} | {shown} | {ratio} |",
             flush=True,
         )
 

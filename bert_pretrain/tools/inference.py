@@ -19,7 +19,7 @@ from bert_pretrain.model.bert import BertForPreTraining
 from bert_pretrain.model.huggingface import load_model
 from bert_pretrain.model.vocabulary import check_rows
 from bert_pretrain.tokenizer import Tokenizer
-from bert_pretrain.train.hardware import CPU_MICRO_BATCH_TOKENS, choose_device, choose_precision
+from bert_pretrain.train.hardware import CPU_MICRO_BATCH_TOKENS, choose_device, choose_precision, keep_freed_memory
 
 CUDA_BATCH_TOKENS = 32768
 """For BERT-Large in fp32 about 2 GB of activations, in BERT-Base 1.5 GB: there is no backward pass to keep them for."""
@@ -79,6 +79,7 @@ def open_bert(folder: Path, config: TrainConfig, required: tuple[str, ...] = ())
         DataError: when the folder holds no BERT, lacks what is required, or its tokenizer does not fit.
     """
     device = choose_device(config.device)
+    keep_freed_memory(device)
     dtype = choose_precision(config.precision, device).dtype
     needed = ("bert.embeddings", "bert.encoder", *required)
     network = load_model(folder, attention=config.attention, device=device, dtype=dtype, required=needed).model
