@@ -7,6 +7,7 @@ import typer
 
 from bert_pretrain.cli.loading import load
 from bert_pretrain.cli.options import Output, Overwrite
+from bert_pretrain.places import local_place
 
 
 def finetune(
@@ -54,7 +55,7 @@ def finetune(
         task,
         model,
         train=train,
-        output=output,
+        output=local_place(output, "--output", remedy="fine-tune into a local folder, and copy that"),
         validation=validation,
         test=test,
         settings=settings(**{name: given[name] for name in settings.__dataclass_fields__}),

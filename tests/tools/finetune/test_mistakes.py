@@ -80,6 +80,17 @@ def assert_told(model: Path, place: Path, call: str, what: str, where: str) -> N
     assert not (place / "o.partial").exists()
 
 
+def test_the_command_fine_tunes_into_a_folder_and_refuses_a_url(toy_model: Path, tmp_path: Path) -> None:
+    (tmp_path / "x.jsonl").write_text(GOOD * 4)
+    arguments = ["finetune", "classify", toy_model, "--train", tmp_path / "x.jsonl", "--epochs", "1", "--device", "cpu"]
+    refused = CliRunner().invoke(app, list(map(str, [*arguments, "--output", "memory://tuned"])))
+    assert refused.exit_code == 2
+    assert "memory://tuned is a URL" in refused.stderr
+    done = CliRunner().invoke(app, list(map(str, [*arguments, "--output", tmp_path / "tuned"])))
+    assert done.exit_code == 0, done.output
+    assert (tmp_path / "tuned" / "metrics.json").exists()
+
+
 def test_labels_that_training_does_not_know_are_told(toy_model: Path, tmp_path: Path) -> None:
     (tmp_path / "x.jsonl").write_text(GOOD)
     (tmp_path / "v.jsonl").write_text(GOOD + '{"text": "fine", "label": "c"}\n')
