@@ -113,6 +113,32 @@ def following(document: Document, draw: np.random.Generator) -> Iterator[Row]:
         yield {"text": document[number][:400], "second": document[second][:400], "label": label}
 
 
+def make_exchanged(language: str) -> Callable[[Document, np.random.Generator], Iterator[Row]]:
+    """Return the maker of sentences as they are, or with two neighbouring words (Chinese: characters) exchanged.
+
+    A probe of what is known of a language's word order: "bigram shift" of Conneau et al., 2018.
+    """
+
+    def exchanged(document: Document, draw: np.random.Generator) -> Iterator[Row]:
+        for sentence in document:
+            units = list(sentence) if language == "zh" else sentence.lower().split(" ")
+            is_intact = bool(draw.integers(2))
+            places = [place for place in range(len(units) - 1) if _can_change(units[place], units[place + 1])]
+            if not 6 <= len(units) <= 40 or not places:
+                continue
+            place = int(draw.choice(places))
+            if not is_intact:
+                units[place], units[place + 1] = units[place + 1], units[place]
+            text = ("" if language == "zh" else " ").join(units)
+            yield {"text": text, "label": "intact" if is_intact else "exchanged"}
+
+    return exchanged
+
+
+def _can_change(first: str, second: str) -> bool:
+    return first.isalpha() and second.isalpha() and first != second
+
+
 def make_names(documents: list[Document]) -> Callable[[Document, np.random.Generator], Iterator[Row]]:
     """Return the maker of rows with names tagged: words with a capital, inside a sentence, that rarely lack one."""
     capital, small = _capitals(documents)
@@ -180,15 +206,22 @@ def recipes(language: str, documents: list[Document]) -> dict[str, Recipe]:
     pair = Recipe(
         "classify", "accuracy", "the commoner class", following, {"pair_field": "second", "max_length": 128}, True
     )
+    order = Recipe("classify", "accuracy", "the commoner class", make_exchanged(language), {"max_length": 64}, True)
     if language == "zh":
         single = Recipe("classify", "accuracy", "the commoner class", question, {"max_length": 64}, True)
         tags = Recipe("tag", "f1", "each character a word", words_of_chinese, {"max_length": 64})
-        return {"question or statement": single, "sentence that follows": pair, "words (jieba's)": tags}
+        return {
+            "question or statement": single,
+            "two characters exchanged": order,
+            "sentence that follows": pair,
+            "words (jieba's)": tags,
+        }
     single = Recipe("classify", "accuracy", "the commoner class", direct_speech, {"max_length": 64}, True)
     tags = Recipe("tag", "f1", "no name", make_names(documents), {"max_length": 64})
     answer = Recipe("answer", "exact_match", "the last name of the context", cloze, {"max_length": 192})
     return {
         "direct speech or narration": single,
+        "two words exchanged": order,
         "sentence that follows": pair,
         "names, lower-cased": tags,
         "name left out (cloze)": answer,

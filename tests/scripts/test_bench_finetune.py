@@ -50,6 +50,17 @@ def test_the_final_mark_tells_the_label_and_is_gone() -> None:
     ]
 
 
+@pytest.mark.parametrize(("language", "sentence"), [("en", "we went home by the road ."), ("zh", "他昨天回家去了。")])
+def test_two_neighbours_change_places_or_nothing_does(language: str, sentence: str) -> None:
+    rows = list(tasks.make_exchanged(language)([sentence] * 50, DRAW))
+    changes = {row["text"]: row["label"] for row in rows}
+    assert changes.pop(sentence) == "intact"
+    assert set(changes.values()) == {"exchanged"}
+    for text in changes:
+        assert sorted(text) == sorted(sentence)
+        assert text[-1] == sentence[-1]
+
+
 def test_a_sentence_follows_or_stands_elsewhere() -> None:
     document = [f"Sentence number {number}." for number in range(60)]
     rows = list(tasks.following(document, DRAW))
