@@ -57,13 +57,17 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=3000, help="for training; a sixth validates, half tests")
     parser.add_argument("--learning-rates", type=float, nargs="+", default=[1e-4, 3e-4])
     parser.add_argument("--epochs", type=int, default=3)
+    parser.add_argument(
+        "--only", nargs="+", default=[""], metavar="WORD", help="tasks with one of these in the title"
+    )
     options = parser.parse_args()
     model, data = pretrained(options)
     documents = read_documents(options.corpus)
     held_out = held_out_documents(documents, data)
     tasks = recipes(options.language, documents)
     lines = []
-    for title, recipe in tasks.items():
+    chosen = {title: recipe for title, recipe in tasks.items() if any(word in title for word in options.only)}
+    for title, recipe in chosen.items():
         folder = options.output / "tasks" / title.replace(" ", "-").replace("(", "").replace(")", "").replace("'", "")
         splits = write_rows(recipe, documents, held_out, folder, options.rows)
         figures = {
