@@ -1,4 +1,4 @@
-"""What a newcomer meets first: the README's commands and paths, and the wheel."""
+"""What a newcomer meets first: the README's three commands, and the wheel."""
 
 import gzip
 import re
@@ -6,16 +6,13 @@ import shlex
 import subprocess
 import sys
 import zipfile
-from collections.abc import Callable
 from pathlib import Path
 
-import pytest
 import transformers
 
 from bert_pretrain.config import preset_paths
 
 ROOT = Path(__file__).parent.parent
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 SMALL = [
     f"--set=model.{key}={value}"
     for key, value in {
@@ -29,7 +26,7 @@ SMALL = [
 
 def readme_commands() -> list[list[str]]:
     """Return the first block of `bert-pretrain` commands of the README, in order."""
-    blocks = re.findall(r"```bash\n(.*?)```", PAGES[0].read_text(), flags=re.DOTALL)
+    blocks = re.findall(r"```bash\n(.*?)```", (ROOT / "README.md").read_text(), flags=re.DOTALL)
     block = next(block for block in blocks if "bert-pretrain vocab" in block)
     return [shlex.split(line) for line in block.splitlines() if line.startswith("bert-pretrain")]
 
@@ -50,28 +47,6 @@ def test_the_three_commands_of_the_readme_make_a_model_that_opens(english_text: 
     assert not info["missing_keys"]
     assert not info["unexpected_keys"]
     assert model.config.hidden_size == 32
-
-
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_every_path_that_a_page_links_to_exists(page: Path) -> None:
-    links = re.findall(r"\]\((?!https?:)([^)#]+)", page.read_text())
-    assert [link for link in links if not (page.parent / link).exists()] == []
-
-
-def test_every_command_that_the_pages_show_exists_and_knows_its_flags(
-    command_line: Callable[..., subprocess.CompletedProcess[str]],
-) -> None:
-    shown: dict[str, set[str]] = {}
-    for page in PAGES:
-        for block in re.findall(r"```bash\n(.*?)```", page.read_text(), flags=re.DOTALL):
-            for line in block.replace("\\\n", " ").splitlines():
-                if line.startswith("bert-pretrain "):
-                    words = shlex.split(line)
-                    shown.setdefault(words[1], set()).update(word for word in words if word.startswith("--"))
-    assert {"vocab", "make-data", "train", "run"} <= set(shown)
-    for command, flags in shown.items():
-        text = command_line(command, "--help").stdout
-        assert [flag for flag in flags if flag not in text] == []
 
 
 def test_the_wheel_holds_the_presets_and_runs(tmp_path: Path) -> None:

@@ -1,0 +1,252 @@
+"""The documentation is true: its commands run as they stand; its flags, keys, paths and links exist.
+
+Each page is run in order, block by block, in a folder prepared for it, by processes of its own. A block that cannot run
+here has the reason in a comment before it, `<!-- not run: needs Slurm -->`; its commands must still parse.
+"""
+
+import csv
+import gzip
+import itertools
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import typer
+import yaml
+
+from bert_pretrain.cli import app
+from bert_pretrain.config import load_config
+from tests.conftest import one_sentence_a_line
+from tests.pages import PAGES, PYTHON, ROOT, SHELL, Block, anchor, blocks, headings, links, prose, words
+
+GROUP = typer.main.get_command(app)
+ALL_BLOCKS = [block for page in PAGES for block in blocks(page)]
+# What a page takes for granted: names of folders that earlier stages have made.
+BEFOREHAND: dict[str, tuple[str, ...]] = {
+    "README.md": ("runs/demo",),
+    "data.md": ("data",),
+    "training.md": ("run-a", "run-b"),
+    "using.md": ("runs/demo",),
+    "finetuning.md": ("run",),
+    "python.md": ("data",),
+}
+QUICK = {"data.md"}
+MODEL = {
+    "hidden_size": 32,
+    "num_hidden_layers": 4,  # as many as --pooling last4-mean needs
+    "num_attention_heads": 2,
+    "intermediate_size": 64,
+    "max_position_embeddings": 64,
+}
+
+
+def is_run(block: Block) -> bool:
+    return block.language in (SHELL, PYTHON) and not block.not_run
+
+
+def pages_to_run() -> list[object]:
+    """Return every page with something to run; the READMEs have the same blocks, so one of them is enough."""
+    pages = [page for page in PAGES if any(map(is_run, blocks(page))) and page.name != "README.zh-CN.md"]
+    return [
+        pytest.param(page, id=page.name, marks=() if page.name in QUICK else pytest.mark.slow(reason="many processes"))
+        for page in pages
+    ]
+
+
+@pytest.mark.parametrize("page", pages_to_run())
+def test_the_blocks_of_a_page_run_as_they_stand(page: Path, workplace: Path, environment: dict[str, str]) -> None:
+    for language, together in itertools.groupby(filter(is_run, blocks(page)), key=lambda block: block.language):
+        program = ["bash", "-euo", "pipefail"] if language == SHELL else [sys.executable]
+        # Blocks of Python that follow one another are one program, as in a notebook.
+        text = "\n".join(block.text for block in together)
+        done = subprocess.run(
+            [*program, "-c", text], cwd=workplace, env=environment, capture_output=True, text=True, timeout=1800
+        )
+        assert done.returncode == 0, f"{page.name}\n{text}\n{done.stdout[-1500:]}\n{done.stderr[-3000:]}"
+
+
+@pytest.fixture
+def workplace(
+    page: Path,
+    tmp_path: Path,
+    english_documents: list[list[str]],
+    chinese_text: Path,
+    request: pytest.FixtureRequest,
+) -> Path:
+    """A folder with small inputs of every kind that pages name, and what the page has beforehand."""
+    folder = tmp_path / "work"
+    (folder / "corpus").mkdir(parents=True)
+    (folder / "scripts").symlink_to(ROOT / "scripts")
+    for name, part in (("a", english_documents[0::2]), ("b", english_documents[1::2])):
+        (folder / "corpus" / f"{name}.txt.gz").write_bytes(gzip.compress(one_sentence_a_line(part).encode()))
+    (folder / "corpus.zh.txt").write_bytes(chinese_text.read_bytes())
+    write_labelled_rows(folder)
+    for name in BEFOREHAND.get(page.name, ()):
+        (folder / name).parent.mkdir(exist_ok=True)
+        source = "data_folder" if name == "data" else "trained"
+        made: Path = request.getfixturevalue(source)
+        (folder / name).symlink_to(made if source == "data_folder" or name == "runs/demo" else made / "train")
+    return folder
+
+
+@pytest.fixture
+def environment(tmp_path: Path) -> dict[str, str]:
+    """Where `bert-pretrain` and `python` are this checkout and this interpreter."""
+    programs = tmp_path / "bin"
+    programs.mkdir()
+    for name, call in (("bert-pretrain", f"{sys.executable} -m bert_pretrain"), ("python", sys.executable)):
+        (programs / name).write_text(f'#!/bin/sh\nexec {call} "$@"\n')
+        (programs / name).chmod(0o755)
+    return {
+        **os.environ,
+        "PATH": f"{programs}{os.pathsep}{os.environ['PATH']}",
+        "PYTHONPATH": str(ROOT),
+        "HF_HUB_OFFLINE": "1",
+        "OMP_NUM_THREADS": "1",
+    }
+
+
+@pytest.fixture(scope="session")
+def trained(
+    tmp_path_factory: pytest.TempPathFactory,
+    data_folder: Path,
+    command_line: Callable[..., subprocess.CompletedProcess[str]],
+) -> Path:
+    """A folder laid out as `run` does, `data` and `train`, with a very small model after three steps."""
+    folder = tmp_path_factory.mktemp("trained")
+    (folder / "data").symlink_to(data_folder)
+    settings = [f"--set=model.{key}={value}" for key, value in MODEL.items()]
+    settings += ["--set=train.max_steps=3", "--set=train.global_batch_size=8"]
+    done = command_line("train", "--data", data_folder, "--output", folder / "train", *settings)
+    assert done.returncode == 0, done.stderr
+    return folder
+
+
+def write_labelled_rows(folder: Path) -> None:
+    """Write the few rows of each task that the page on fine-tuning names."""
+    for name, count in (("reviews.csv", 40), ("unseen.csv", 8)):
+        with (folder / name).open("w", encoding="utf-8", newline="") as file:
+            rows = csv.writer(file)
+            rows.writerow(["text", "label"])
+            rows.writerows([f"the {'good' if i % 2 else 'bad'} function number {i}", i % 2] for i in range(count))
+    sentence = "Anna\tB-PER\nsings\tO\nin\tO\nNew\tB-LOC\nYork\tI-LOC\n"
+    (folder / "names.conll").write_text("\n".join([sentence] * 24), encoding="utf-8")
+    (folder / "dev.conll").write_text("\n".join([sentence] * 6), encoding="utf-8")
+    for name, count in (("train-v2.0.json", 24), ("dev-v2.0.json", 6)):
+        paragraphs = [
+            {
+                "context": f"The value of item {i} is stored in the list.",
+                "qas": [
+                    {
+                        "id": f"{i}a",
+                        "question": "Where is it stored?",
+                        "answers": [{"text": "the list", "answer_start": len(f"The value of item {i} is stored in ")}],
+                    },
+                    {"id": f"{i}b", "question": "Who sang?", "answers": [], "is_impossible": True},
+                ],
+            }
+            for i in range(count)
+        ]
+        squad = {"version": "v2.0", "data": [{"title": "items", "paragraphs": paragraphs}]}
+        (folder / name).write_text(json.dumps(squad), encoding="utf-8")
+
+
+def check_command(command: list[str]) -> None:
+    """Parse a command as the program would, its configuration too, without running it."""
+    name, *rest = command
+    if name.startswith("-"):
+        assert name in {"--help", *(spelling for option in GROUP.params for spelling in option.opts)}
+        return
+    assert name in GROUP.commands, f"there is no command '{name}'"
+    given = GROUP.commands[name].make_context(name, rest).params
+    source = given.get("config")
+    # A file is the reader's own.
+    load_config(None if str(source).endswith(".yaml") else source, given.get("settings") or [])
+
+
+@pytest.mark.parametrize("block", [block for block in ALL_BLOCKS if block.commands], ids=str)
+def test_every_command_in_a_block_parses_with_its_configuration(block: Block) -> None:
+    for command in block.commands:
+        check_command(command)
+
+
+@pytest.mark.parametrize("name", list(GROUP.commands))
+def test_the_help_of_every_command_has_an_example_that_parses(name: str) -> None:
+    paragraphs = [" ".join(part.split()) for part in (GROUP.commands[name].help or "").split("\n\n")]
+    examples = [part.removeprefix("Example: bert-pretrain ") for part in paragraphs if part.startswith("Example:")]
+    assert examples
+    for example in examples:
+        assert example.startswith(name)
+        check_command(words(example))
+
+
+@pytest.mark.parametrize(
+    ("command", "complaint"),
+    [
+        ("vocabulary a.txt", "no command 'vocabulary'"),
+        ("train --data d --output o --cofig base", "--cofig"),
+        ("train --data d", "--output"),
+        ("train --data d --output o --set train.peak_learning=1", "unknown key"),
+        ("train --data d --output o --config bse", "no preset 'bse'"),
+    ],
+)
+def test_what_is_misspelt_would_be_found(command: str, complaint: str) -> None:
+    with pytest.raises(Exception, match=complaint):
+        check_command(command.split())
+
+
+def test_what_a_reader_types_is_marked_as_shell() -> None:
+    typed = re.compile(r"^(bert-pretrain|torchrun|python|make|pip) ", re.MULTILINE)
+    assert [str(block) for block in ALL_BLOCKS if not block.language and typed.search(block.text)] == []
+
+
+@pytest.mark.parametrize(
+    "block", [block for block in ALL_BLOCKS if block.language == "yaml" and not block.not_run], ids=str
+)
+def test_every_configuration_shown_is_one(block: Block, tmp_path: Path) -> None:
+    assert isinstance(yaml.safe_load(block.text), dict)
+    path = tmp_path / "shown.yaml"
+    path.write_text(block.text, encoding="utf-8")
+    load_config(path)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_every_path_and_heading_that_a_page_names_exists(page: Path) -> None:
+    missing = []
+    for link in links(page):
+        if link.startswith(("http://", "https://")):
+            continue
+        path, _, heading = link.partition("#")
+        target = (page.parent / path).resolve() if path else page
+        if not target.exists() or (heading and heading not in map(anchor, headings(target))):
+            missing.append(link)
+    named = re.findall(r"`((?:scripts|docs|tests|configs|bert_pretrain)/[\w./-]+)`", prose(page))
+    missing += [path for path in named if not (ROOT / path).exists()]
+    assert missing == []
+
+
+def test_the_readme_leads_to_every_page() -> None:
+    linked = {(ROOT / link.partition("#")[0]).resolve() for link in links(ROOT / "README.md")}
+    assert [page.name for page in PAGES[1:] if page not in linked] == []
+
+
+def test_the_chinese_readme_keeps_step_with_the_english_one() -> None:
+    english, chinese = ROOT / "README.md", ROOT / "README.zh-CN.md"
+
+    def shown(page: Path) -> list[tuple[str, str, str | None]]:
+        return [(block.language, block.text, block.not_run) for block in blocks(page)]
+
+    def without_the_other(page: Path) -> list[str]:
+        return [link for link in links(page) if link not in (english.name, chinese.name)]
+
+    def levels(page: Path) -> list[int]:
+        return [len(heading) - len(heading.lstrip("#")) for heading in headings(page)]
+
+    assert shown(chinese) == shown(english)
+    assert without_the_other(chinese) == without_the_other(english)
+    assert levels(chinese) == levels(english)
