@@ -190,7 +190,7 @@ def test_the_help_of_every_command_has_an_example_that_parses(name: str) -> None
     [
         ("vocabulary a.txt", "no command 'vocabulary'"),
         ("train --data d --output o --cofig base", "--cofig"),
-        ("train --data d", "--output"),
+        ("train --data d", "output"),
         ("train --data d --output o --set train.peak_learning=1", "unknown key"),
         ("train --data d --output o --config bse", "no preset 'bse'"),
     ],
