@@ -57,9 +57,7 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=3000, help="for training; a sixth validates, half tests")
     parser.add_argument("--learning-rates", type=float, nargs="+", default=[1e-4, 3e-4])
     parser.add_argument("--epochs", type=int, default=3)
-    parser.add_argument(
-        "--only", nargs="+", default=[""], metavar="WORD", help="tasks with one of these in the title"
-    )
+    parser.add_argument("--only", nargs="+", default=[""], metavar="WORD", help="tasks with one of these in the title")
     options = parser.parse_args()
     model, data = pretrained(options)
     documents = read_documents(options.corpus)
