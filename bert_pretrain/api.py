@@ -98,7 +98,8 @@ def pretrain(
     }
     remedy = "copy it, or name a local folder"
     places = (local_place(str(folder), name, remedy=remedy) for folder, name in ((data, "data"), (output, "output")))
-    return run(load_config(config, flags=flags), *places, **options)
+    loaded = load_config(config, flags=flags, with_phases=False).model_copy(update={"phases": ()})
+    return run(loaded, *places, **options)
 
 
 @dataclass(frozen=True)

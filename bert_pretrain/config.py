@@ -233,6 +233,8 @@ def load_config(
     source: str | Path | None = None,
     settings: Sequence[str] = (),
     flags: Mapping[str, tuple[str, object]] | None = None,
+    *,
+    with_phases: bool = True,
 ) -> Config:
     """Build the configuration from defaults, a preset or file, `--set` pairs and flags, later ones winning.
 
@@ -240,6 +242,7 @@ def load_config(
         source: a path to a YAML file, or the name of a shipped preset.
         settings: `section.key=value` texts.
         flags: dotted key -> (the flag's name for messages, its value); a value of None counts as not given.
+        with_phases: whether phases will be run; else they may contradict the rest, for example in the run's length.
 
     Raises:
         ConfigError: for an unknown preset, unknown keys, wrong values, or texts that are not YAML.
@@ -267,7 +270,7 @@ def load_config(
     for key, (flag, given) in (flags or {}).items():
         if given is not None:
             _assign(tree, places, key, given, flag)
-    return _validated(tree, places)
+    return _validated(tree, places, with_phases)
 
 
 def find_config(source: str | Path) -> Path:
@@ -379,7 +382,7 @@ def _assign(tree: dict[str, Any], places: dict[KeyPath, str], dotted: str, value
         places.setdefault(path[:depth], where)
 
 
-def _validated(tree: dict[str, Any], places: dict[KeyPath, str]) -> Config:
+def _validated(tree: dict[str, Any], places: dict[KeyPath, str], with_phases: bool) -> Config:
     # A section left empty (`train:`) means its defaults.
     tree = {key: value for key, value in tree.items() if value is not None}
     try:
@@ -393,7 +396,7 @@ def _validated(tree: dict[str, Any], places: dict[KeyPath, str]) -> Config:
             where=places.get(("phases",), "phases"),
             remedy="give each phase a name of its own",
         )
-    for index, phase in enumerate(config.phases):
+    for index, phase in enumerate(config.phases if with_phases else ()):
         try:
             config.for_phase(phase)
         except ValidationError as error:

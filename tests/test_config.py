@@ -256,3 +256,10 @@ def test_the_shipped_schema_is_that_of_the_code() -> None:
 
 if __name__ == "__main__":
     SCHEMA.write_text(json.dumps(Config.model_json_schema(), indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+def test_where_phases_are_not_run_they_may_contradict_the_rest() -> None:
+    config = load_config("base", ["train.time_budget=24h"], with_phases=False)
+    assert config.train.time_budget is not None
+    with pytest.raises(ConfigError, match="are all lengths of the run"):
+        load_config("base", ["train.time_budget=24h"])

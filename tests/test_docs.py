@@ -166,7 +166,8 @@ def check_command(command: list[str]) -> None:
     given = GROUP.commands[name].make_context(name, rest).params
     source = given.get("config")
     # A file is the reader's own.
-    load_config(None if str(source).endswith(".yaml") else source, given.get("settings") or [])
+    preset = None if str(source).endswith(".yaml") else source
+    load_config(preset, given.get("settings") or [], with_phases=name == "run")
 
 
 @pytest.mark.parametrize("block", [block for block in ALL_BLOCKS if block.commands], ids=str)

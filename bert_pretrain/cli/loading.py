@@ -24,9 +24,13 @@ def load(module: str, name: str) -> Any:
 
 
 def load_config(
-    source: str | None, settings: list[str] | None, flags: Mapping[str, tuple[str, object]] | None = None
+    source: str | None,
+    settings: list[str] | None,
+    flags: Mapping[str, tuple[str, object]] | None = None,
+    *,
+    with_phases: bool = True,
 ) -> "Config":
     """Read the configuration that the flags of a command describe."""
     from bert_pretrain.config import load_config as read_config
 
-    return read_config(source, settings or (), flags)
+    return read_config(source, settings or (), flags, with_phases=with_phases)

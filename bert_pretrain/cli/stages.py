@@ -162,9 +162,10 @@ def train(
     Example: bert-pretrain train --data data --output run --config base
     """
     run_train = load("bert_pretrain.train.run", "train")
-    loaded = load_config(config, settings)
+    loaded = load_config(config, settings, with_phases=False)
     if loaded.phases:
         print("the phases of the configuration are for 'bert-pretrain run'; this trains by the section train alone")
+        loaded = loaded.model_copy(update={"phases": ()})
     run_train(
         loaded,
         local_place(data, "--data", remedy=_COPY_FIRST),
