@@ -17,6 +17,8 @@ CPU_MICRO_BATCH_TOKENS = 4096
 CPU_ACTIVATION_BYTES = 3 * 2**29
 """What a micro-batch on CPU may leave until its backward pass; smaller ones add up gradients more often."""
 _M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_MAX = -1, -2, -4  # <malloc.h>
+_PADDED_COMPILES_FROM = "2.13"
+"""On CPU torch 2.11 gave gradients that were off by a percent; 2.12 has not been tried."""
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 
 
@@ -79,7 +81,17 @@ def choose_precision(setting: str, device: torch.device) -> Precision:
 
 
 def choose_compile(setting: bool | str, device: torch.device, attention: str) -> tuple[bool, str]:
-    """Return whether layers are compiled, and the reason in words."""
+    """Return whether layers are compiled, and the reason in words.
+
+    Raises:
+        ConfigError: when it is asked for where this torch compiles wrongly.
+    """
+    if setting is True and attention == "padded" and torch.__version__ < _PADDED_COMPILES_FROM:
+        raise ConfigError(
+            f"torch {torch.__version__} compiles attention that pads to wrong gradients",
+            where="train.compile",
+            remedy=f"set it to auto or false, or install torch {_PADDED_COMPILES_FROM}",
+        )
     if isinstance(setting, bool):
         return setting, "as configured"
     if device.type != "cuda":

@@ -1,5 +1,6 @@
 """What `auto` comes to."""
 
+import contextlib
 import subprocess
 import sys
 from collections.abc import Callable
@@ -8,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.torch_version import TorchVersion
 
 from bert_pretrain.config import Config, ModelConfig, TrainConfig, load_config
 from bert_pretrain.errors import ConfigError
@@ -114,9 +116,17 @@ def test_layers_are_compiled_on_cuda_where_nothing_pads() -> None:
     assert hardware.choose_compile("auto", cuda, "varlen")[0]
     assert not hardware.choose_compile("auto", cuda, "padded")[0]
     assert not hardware.choose_compile("auto", CPU, "padded")[0]
-    assert hardware.choose_compile(True, CPU, "padded") == (True, "as configured")
+    assert hardware.choose_compile(True, CPU, "varlen") == (True, "as configured")
 
 
+def test_a_torch_that_compiles_wrongly_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    for version, is_refused in (("2.11.0+cu130", True), ("2.13.0+cpu", False), ("2.14.1", False)):
+        monkeypatch.setattr(torch, "__version__", TorchVersion(version))
+        with pytest.raises(ConfigError, match="wrong gradients") if is_refused else contextlib.nullcontext():
+            assert hardware.choose_compile(True, CPU, "padded") == (True, "as configured")
+
+
+@pytest.mark.skipif(torch.__version__ < "2.13", reason="it is refused there")
 def test_a_compiled_model_has_no_graph_breaks_and_the_same_gradients(
     tiny: Callable[..., Config], examples: Callable[..., Any]
 ) -> None:
