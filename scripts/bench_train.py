@@ -188,7 +188,7 @@ def ours(bench: Bench, size: str) -> Callable[[], None]:
     if compiled:
         hardware.compile_layers(model)
     tokens = hardware.choose_micro_batch_tokens(train, model, bench.folder.max_seq_length, device, dtype)
-    batch = on_device(training_data(bench, tokens, compiled).global_batch(0), device)
+    batch = training_data(bench, tokens, compiled).global_batch(0).to(device)
     network, optimizers = PretrainingLoss(model, compiled=compiled), make_optimizers(model, train)
     sums = StepSums.zeros(device)
 
@@ -202,10 +202,6 @@ def training_data(bench: Bench, tokens: int, compiled: bool = False) -> Training
     return TrainingData(
         bench.folder, seed=1, global_batch_size=bench.examples, micro_batch_tokens=tokens, static_shapes=compiled
     )
-
-
-def on_device(batch: GlobalBatch, device: torch.device) -> GlobalBatch:
-    return replace(batch, micro_batches=[micro.to(device) for micro in batch.micro_batches])
 
 
 def peer(bench: Bench, size: str, batch: GlobalBatch, name: str) -> Callable[[], None]:

@@ -84,6 +84,10 @@ class GlobalBatch:
     num_tokens: int
     sum_squared_lengths: int
 
+    def to(self, device: torch.device) -> "GlobalBatch":
+        """Return this batch with its micro-batches on a device, as `Batch.to` brings them there."""
+        return replace(self, micro_batches=[batch.to(device) for batch in self.micro_batches])
+
 
 class ShardCache:
     """The shards of the training split with their masks, read and checked when first needed, a few of them kept."""
@@ -356,7 +360,7 @@ class Prefetcher:
         self.last_wait_seconds = time.perf_counter() - begin
         if isinstance(ready, Exception):
             raise ready
-        return replace(ready, micro_batches=[batch.to(self._device) for batch in ready.micro_batches])
+        return ready.to(self._device)
 
     def close(self) -> None:
         """Stop the thread and wait for it."""

@@ -69,7 +69,7 @@ def rehearse(
 
 def _time_steps(config: Config, setting: Setting, state: TrainState, data: TrainingData) -> tuple[float, float]:
     """Return the median seconds of a step, and the share of a step that was computed to know it."""
-    first = _on_device(data.global_batch(state.progress.step), setting.device)
+    first = data.global_batch(state.progress.step).to(setting.device)
     begin = time.perf_counter()
     probe = replace(first, micro_batches=first.micro_batches[:1])
     _step(config, setting, state, probe, 0)  # kernels are chosen or compiled here
@@ -81,7 +81,7 @@ def _time_steps(config: Config, setting: Setting, state: TrainState, data: Train
         return (time.perf_counter() - begin) * len(first.micro_batches), 1 / len(first.micro_batches)
     times = []
     for number in range(TIMED_STEPS):
-        batch = _on_device(data.global_batch(state.progress.step + number), setting.device)
+        batch = data.global_batch(state.progress.step + number).to(setting.device)
         begin = time.perf_counter()
         _step(config, setting, state, batch, number)
         times.append(time.perf_counter() - begin)
@@ -98,7 +98,3 @@ def _step(config: Config, setting: Setting, state: TrainState, batch: GlobalBatc
     )  # fmt: skip
     if setting.device.type == "cuda":
         torch.cuda.synchronize(setting.device)
-
-
-def _on_device(batch: GlobalBatch, device: torch.device) -> GlobalBatch:
-    return replace(batch, micro_batches=[micro.to(device) for micro in batch.micro_batches])

@@ -40,10 +40,6 @@ def make_state(config: Config, *, attention: str = "varlen", compiled: bool = Fa
     )
 
 
-def on_cuda(batch: GlobalBatch) -> GlobalBatch:
-    return GlobalBatch(**{**vars(batch), "micro_batches": [micro.to(CUDA) for micro in batch.micro_batches]})
-
-
 def run_steps(state: TrainState, batches: list[GlobalBatch], dtype: torch.dtype) -> list[float]:
     losses = []
     for number, batch in enumerate(batches):
@@ -60,7 +56,7 @@ def run_steps(state: TrainState, batches: list[GlobalBatch], dtype: torch.dtype)
 @pytest.mark.parametrize("compiled", [False, True])
 def test_no_step_waits_for_the_device(tiny: Tiny, examples: Callable[..., Any], optimizer: str, compiled: bool) -> None:
     state = make_state(tiny(model=NO_DROPOUT, optimizer=optimizer), compiled=compiled)
-    batch = on_cuda(cut_alike(examples(32), 400, 32, 16.5))
+    batch = cut_alike(examples(32), 400, 32, 16.5).to(CUDA)
     run_steps(state, [batch] * 2, torch.bfloat16)
     torch.cuda.set_sync_debug_mode("error")
     try:
@@ -76,8 +72,8 @@ def test_no_step_waits_for_the_device(tiny: Tiny, examples: Callable[..., Any], 
 def test_flash_attention_and_compiled_layers_train_as_padding_does(
     tiny: Tiny, examples: Callable[..., Any], dtype: torch.dtype
 ) -> None:
-    batches = [on_cuda(cut(examples(32, seed), 400)) for seed in range(10)]
-    alike = [on_cuda(cut_alike(examples(32, seed), 400, 32, 16.5)) for seed in range(10)]
+    batches = [cut(examples(32, seed), 400).to(CUDA) for seed in range(10)]
+    alike = [cut_alike(examples(32, seed), 400, 32, 16.5).to(CUDA) for seed in range(10)]
     config, fp16 = tiny(model=NO_DROPOUT), dtype == torch.float16
     padded = run_steps(make_state(config, attention="padded", fp16=fp16), batches, dtype)
     flash = run_steps(make_state(config, fp16=fp16), batches, dtype)
@@ -119,7 +115,7 @@ def test_the_automatic_micro_batch_fits_and_the_estimate_is_near(
     model.encoder.activation_checkpointing = checkpointing
     tokens = min(hardware.choose_micro_batch_tokens(settings, model, 32, CUDA, torch.bfloat16), 200_000)
     table = examples(tokens // 16)
-    batch = on_cuda(cut(table, tokens))
+    batch = cut(table, tokens).to(CUDA)
     network, optimizers, sums = PretrainingLoss(model), make_optimizers(model, settings), StepSums.zeros(CUDA)
     torch.cuda.reset_peak_memory_stats()
     for number in range(2):
