@@ -98,8 +98,7 @@ def pretrain(
     }
     remedy = "copy it, or name a local folder"
     places = (local_place(str(folder), name, remedy=remedy) for folder, name in ((data, "data"), (output, "output")))
-    loaded = load_config(config, flags=flags, with_phases=False).model_copy(update={"phases": ()})
-    return run(loaded, *places, **options)
+    return run(load_config(config, flags=flags, with_phases=False), *places, **options)
 
 
 @dataclass(frozen=True)

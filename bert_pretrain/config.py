@@ -16,8 +16,7 @@ import yaml
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
 from bert_pretrain.errors import ConfigError
-
-KeyPath = tuple[str, ...]  # a key's place in the tree, for example ("train", "peak_lr")
+from bert_pretrain.yaml_text import KeyPath, parse_value, parse_yaml
 
 
 def _whole_number(value: object) -> object:
@@ -257,7 +256,7 @@ def load_config(
             raise ConfigError(
                 f"cannot read the configuration: {error}", where=str(path), remedy="give a readable YAML file"
             ) from error
-        tree, places = _parse_yaml(text, str(path))
+        tree, places = parse_yaml(text, str(path))
     for setting in settings:
         key, equals, value = setting.partition("=")
         if not equals or not key:
@@ -266,7 +265,7 @@ def load_config(
                 where="--set",
                 remedy="write for example --set train.peak_lr=2e-4",
             )
-        _assign(tree, places, key, _parse_value(value, f"--set {key}"), f"--set {key}")
+        _assign(tree, places, key, parse_value(value, f"--set {key}"), f"--set {key}")
     for key, (flag, given) in (flags or {}).items():
         if given is not None:
             _assign(tree, places, key, given, flag)
@@ -304,62 +303,6 @@ def preset_paths() -> dict[str, Path]:
 def dump_yaml(config: Config) -> str:
     """Return the resolved configuration as YAML that `load_config` reads back to the same values."""
     return yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
-
-
-def _parse_yaml(text: str, name: str) -> tuple[dict[str, Any], dict[KeyPath, str]]:
-    """Parse YAML into plain dicts, lists, strings and None, and remember where each key stands."""
-    places: dict[KeyPath, str] = {}
-    try:
-        node = yaml.compose(text, Loader=yaml.SafeLoader)
-        tree: Any = {} if node is None else _construct(node, (), name, places)
-    except RecursionError as error:
-        raise ConfigError(
-            "a value contains itself, or lies too deep",
-            where=name,
-            remedy="remove the alias (*) that leads in a circle",
-        ) from error
-    except yaml.YAMLError as error:
-        mark = getattr(error, "problem_mark", None)
-        where = f"{name}:{mark.line + 1}" if mark else name
-        raise ConfigError(
-            f"not valid YAML: {getattr(error, 'problem', None) or error}",
-            where=where,
-            remedy="mend the syntax there",
-        ) from error
-    if not isinstance(tree, dict):
-        raise ConfigError(
-            "the configuration is not a mapping of sections",
-            where=name,
-            remedy="start with sections such as 'train:'",
-        )
-    return tree, places
-
-
-def _parse_value(text: str, where: str) -> Any:
-    """Parse the value of a `--set`, which may be a scalar, `[a, b]` or `{key: value}`."""
-    return _parse_yaml(f"value: {text}", where)[0].get("value") if text.strip() else ""
-
-
-def _construct(node: yaml.Node, path: KeyPath, name: str, places: dict[KeyPath, str]) -> Any:
-    places[path] = f"{name}:{node.start_mark.line + 1}"
-    if isinstance(node, yaml.MappingNode):
-        mapping: dict[str, Any] = {}
-        for key_node, value_node in node.value:
-            key = str(key_node.value)
-            if key in mapping:
-                raise ConfigError(
-                    f"the key '{key}' stands there twice",
-                    where=f"{name}:{key_node.start_mark.line + 1}",
-                    remedy="keep one of the two",
-                )
-            mapping[key] = _construct(value_node, (*path, key), name, places)
-            places[(*path, key)] = f"{name}:{key_node.start_mark.line + 1}"
-        return mapping
-    if isinstance(node, yaml.SequenceNode):
-        return [_construct(item, (*path, str(index)), name, places) for index, item in enumerate(node.value)]
-    if isinstance(node, yaml.ScalarNode) and node.style is None and node.value in ("", "~", "null", "Null", "NULL"):
-        return None
-    return node.value
 
 
 def _assign(tree: dict[str, Any], places: dict[KeyPath, str], dotted: str, value: object, where: str) -> None:

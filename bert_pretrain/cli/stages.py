@@ -162,12 +162,8 @@ def train(
     Example: bert-pretrain train --data data --output run --config base
     """
     run_train = load("bert_pretrain.train.run", "train")
-    loaded = load_config(config, settings, with_phases=False)
-    if loaded.phases:
-        print("the phases of the configuration are for 'bert-pretrain run'; this trains by the section train alone")
-        loaded = loaded.model_copy(update={"phases": ()})
     run_train(
-        loaded,
+        load_config(config, settings, with_phases=False),
         local_place(data, "--data", remedy=_COPY_FIRST),
         local_place(output, "--output", remedy=_TRAINS_LOCALLY),
         init_from=init_from,

@@ -12,7 +12,6 @@ from typing import Any
 
 import torch
 from pydantic import ValidationError
-from safetensors.torch import save_file
 from torch import Tensor
 
 from bert_pretrain.config import ModelConfig
@@ -21,7 +20,7 @@ from bert_pretrain.extension import Extension
 from bert_pretrain.files import read_json, write_json
 from bert_pretrain.model.attention import choose_attention
 from bert_pretrain.model.bert import BertForPreTraining
-from bert_pretrain.model.weights import REMEDY, WEIGHTS, read_weights
+from bert_pretrain.model.weights import REMEDY, WEIGHTS, read_weights, write_tensors
 from bert_pretrain.tokenizer import Tokenizer
 
 CARD = "README.md"
@@ -69,7 +68,7 @@ def save_model(model: BertForPreTraining, folder: Path, tokenizer: Tokenizer) ->
 def save_tensors(tensors: Mapping[str, Tensor], model: BertForPreTraining, folder: Path, tokenizer: Tokenizer) -> None:
     """Write a model folder as `save_model` does, from weights by Hugging Face's names; the model's own are not read."""
     write_json(folder / CONFIG, huggingface_config(model, tokenizer))
-    save_file(dict(tensors), folder / WEIGHTS, metadata={"format": "pt"})
+    write_tensors(tensors, folder / WEIGHTS)
     tokenizer.save(folder, model.config.max_position_embeddings)
 
 

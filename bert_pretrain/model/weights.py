@@ -5,11 +5,12 @@ Looked for in the order in which `transformers` does; an index names the parts o
 
 import hashlib
 import pickle
+from collections.abc import Mapping
 from pathlib import Path
 
 import safetensors
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from bert_pretrain.errors import DataError
@@ -41,6 +42,17 @@ def read_weights(folder: Path, flag: str) -> dict[str, Tensor]:
     for path in _weight_files(folder, flag):
         tensors.update(_read_file(path))
     return tensors
+
+
+def write_tensors(tensors: Mapping[str, Tensor], path: Path) -> None:
+    """Write one safetensors file that whoever may read other new files may read.
+
+    Safetensors writes through a temporary file of its own, which is private, and so would the model stay.
+    """
+    path.touch()
+    mode = path.stat().st_mode
+    save_file(dict(tensors), path, metadata={"format": "pt"})
+    path.chmod(mode)
 
 
 def _weight_files(folder: Path, flag: str) -> list[Path]:

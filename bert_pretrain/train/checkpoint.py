@@ -18,14 +18,14 @@ from typing import Any
 
 import safetensors
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import Tensor
 
 from bert_pretrain.errors import DataError, OutputError
 from bert_pretrain.files import atomic_folder, read_json, remove_temporaries, write_json, write_text
 from bert_pretrain.model.bert import BertForPreTraining
 from bert_pretrain.model.huggingface import CARD, save_tensors, to_huggingface
-from bert_pretrain.model.weights import WEIGHTS
+from bert_pretrain.model.weights import WEIGHTS, write_tensors
 from bert_pretrain.tokenizer import Tokenizer
 from bert_pretrain.train.state import IntervalCounts, Progress, TrainState
 
@@ -94,7 +94,7 @@ def write_checkpoint(folder: Path, snapshot: Snapshot, tokenizer: Tokenizer, car
         with atomic_folder(path) as temporary:
             save_tensors(snapshot.weights, snapshot.model, temporary, tokenizer)
             write_text(temporary / CARD, card)
-            save_file(snapshot.tensors, temporary / STATE_TENSORS)
+            write_tensors(snapshot.tensors, temporary / STATE_TENSORS)
             write_json(temporary / STATE_JSON, {**snapshot.record, "tensors_sha256": digest})
             if _hash_tensors(_on_disk(temporary)) != digest:
                 raise DataError(

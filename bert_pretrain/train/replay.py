@@ -8,11 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import Tensor
 
 from bert_pretrain.errors import UserError
 from bert_pretrain.files import atomic_path, write_json
+from bert_pretrain.model.weights import write_tensors
 from bert_pretrain.train.batches import Batch, GlobalBatch
 from bert_pretrain.train.distributed import Team
 from bert_pretrain.train.state import TrainState
@@ -43,7 +44,7 @@ def save_replay(run: Path, state: TrainState, batch: GlobalBatch, team: Team, ch
             elif isinstance(value, int):
                 tensors[f"{number}/{field.name}"] = torch.tensor(value)
     with atomic_path(folder / f"rank-{team.rank}.safetensors") as temporary:
-        save_file(tensors, temporary)
+        write_tensors(tensors, temporary)
     if team.is_first:
         write_json(
             folder / "replay.json",

@@ -61,7 +61,7 @@ def train(
     Started by `torchrun`, this is one of several processes that train together.
 
     Args:
-        config: the whole configuration; the sections `model` and `train` matter here.
+        config: the whole configuration; the sections `model` and `train` matter here, its phases do not.
         data: a data folder of stage 2.
         output: the run folder; need not exist.
         init_from: any BERT folder whose weights to begin with.
@@ -76,6 +76,9 @@ def train(
     """
     team = distributed.join(config.train.device)
     with team.only_first_prints(), contextlib.ExitStack() as held:
+        if config.phases:
+            print("the phases of the configuration are for 'bert-pretrain run'; this trains by the section train alone")
+            config = config.model_copy(update={"phases": ()})
         folder = DataFolder.open(data)
         tokenizer = folder.tokenizer()
         config = config if init_from is None else with_model_of(config, init_from)

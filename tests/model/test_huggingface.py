@@ -61,6 +61,11 @@ def test_our_own_folder_comes_back_bit_for_bit(model_folder: Path, make_model: A
     assert_same(loaded.model, make_model(dropout=0.1))
 
 
+def test_whoever_may_read_new_files_may_read_a_model(model_folder: Path) -> None:
+    modes = {path.name: oct(path.stat().st_mode & 0o777) for path in model_folder.iterdir()}
+    assert len(set(modes.values())) == 1, modes
+
+
 def test_what_transformers_saves_comes_back(model_folder: Path, make_model: Any, tmp_path: Path) -> None:
     from transformers import AutoModelForPreTraining
 

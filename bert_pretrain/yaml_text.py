@@ -1,0 +1,68 @@
+"""YAML as plain dicts, lists and strings, with the file and line of every key, for messages that name the place.
+
+Scalars stay texts (the sections of the configuration say what they mean), and nothing but plain values is ever built.
+"""
+
+from typing import Any
+
+import yaml
+
+from bert_pretrain.errors import ConfigError
+
+KeyPath = tuple[str, ...]  # a key's place in the tree, for example ("train", "peak_lr")
+
+
+def parse_yaml(text: str, name: str) -> tuple[dict[str, Any], dict[KeyPath, str]]:
+    """Parse YAML into plain dicts, lists, strings and None, and remember where each key stands."""
+    places: dict[KeyPath, str] = {}
+    try:
+        node = yaml.compose(text, Loader=yaml.SafeLoader)
+        tree: Any = {} if node is None else _construct(node, (), name, places)
+    except RecursionError as error:
+        raise ConfigError(
+            "a value contains itself, or lies too deep",
+            where=name,
+            remedy="remove the alias (*) that leads in a circle",
+        ) from error
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        where = f"{name}:{mark.line + 1}" if mark else name
+        raise ConfigError(
+            f"not valid YAML: {getattr(error, 'problem', None) or error}",
+            where=where,
+            remedy="mend the syntax there",
+        ) from error
+    if not isinstance(tree, dict):
+        raise ConfigError(
+            "the configuration is not a mapping of sections",
+            where=name,
+            remedy="start with sections such as 'train:'",
+        )
+    return tree, places
+
+
+def parse_value(text: str, where: str) -> Any:
+    """Parse the value of a `--set`, which may be a scalar, `[a, b]` or `{key: value}`."""
+    return parse_yaml(f"value: {text}", where)[0].get("value") if text.strip() else ""
+
+
+def _construct(node: yaml.Node, path: KeyPath, name: str, places: dict[KeyPath, str]) -> Any:
+    places[path] = f"{name}:{node.start_mark.line + 1}"
+    if isinstance(node, yaml.MappingNode):
+        mapping: dict[str, Any] = {}
+        for key_node, value_node in node.value:
+            key = str(key_node.value)
+            if key in mapping:
+                raise ConfigError(
+                    f"the key '{key}' stands there twice",
+                    where=f"{name}:{key_node.start_mark.line + 1}",
+                    remedy="keep one of the two",
+                )
+            mapping[key] = _construct(value_node, (*path, key), name, places)
+            places[(*path, key)] = f"{name}:{key_node.start_mark.line + 1}"
+        return mapping
+    if isinstance(node, yaml.SequenceNode):
+        return [_construct(item, (*path, str(index)), name, places) for index, item in enumerate(node.value)]
+    if isinstance(node, yaml.ScalarNode) and node.style is None and node.value in ("", "~", "null", "Null", "NULL"):
+        return None
+    return node.value
