@@ -46,7 +46,7 @@ def choose_device(setting: str, local_rank: int = 0) -> torch.device:
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
         raise ConfigError(
             f"the device is '{setting}', this machine has {torch.cuda.device_count()} CUDA devices",
-            where="train.device",
+            where="train.device, or --device",
             remedy="set it to auto, or run where there is one",
         )
     return device
