@@ -96,6 +96,8 @@ def pretrain(
         for section, values in (("model", model), ("train", train))
         for key, value in (values or {}).items()
     }
+    if options.get("init_from") is not None:
+        options["init_from"] = Path(options["init_from"])
     remedy = "copy it, or name a local folder"
     places = (local_place(str(folder), name, remedy=remedy) for folder, name in ((data, "data"), (output, "output")))
     return run(load_config(config, flags=flags, with_phases=False), *places, **options)

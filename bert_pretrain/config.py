@@ -66,7 +66,9 @@ class VocabConfig(_Section):
     strip_accents: bool | None = None
     """null follows `lowercase`, as BERT does."""
     handle_chinese_chars: bool = True
+    """Make every CJK character a word of its own."""
     min_frequency: PositiveInt = 2
+    """Occurrences that a token needs."""
     limit_alphabet: PositiveInt | None = None
     """Characters kept; null keeps the most frequent ones up to a coverage of 99.99 %."""
     unused_tokens: Annotated[Int, Field(ge=0)] = 99
@@ -97,9 +99,13 @@ class DataConfig(_Section):
     masking: Literal["static", "dynamic"] = "static"
     """Masks stored in the shards, or drawn anew in every epoch of training."""
     sentence_splitter: Literal["auto", "lines", "sentencex"] = "auto"
+    """One sentence a line, or running text that `sentencex` cuts; auto looks at the text of each input."""
     language: Annotated[str, Field(min_length=2)] = "en"
+    """An ISO 639 code, for splitting sentences and for the model card."""
     document_boundary: Literal["auto", "blank_line", "file"] = "auto"
+    """What ends a document of a text file; auto: blank lines where it has one sentence a line, else its end."""
     text_field: Annotated[str, Field(min_length=1)] = "text"
+    """The field of a JSONL record, or the column of a table, that holds the text."""
     strict: bool = False
     """Refuse text that is not valid UTF-8 instead of replacing and counting it."""
     validation_fraction: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.01
@@ -111,6 +117,7 @@ class DataConfig(_Section):
     """Leave out documents that equal another one token by token; those for validation stay."""
     examples_per_shard: Annotated[Int, Field(ge=64)] = 16384
     seed: Int = 12345
+    """Of pairs, masks, order and the choice of what is held out."""
 
     @model_validator(mode="after")
     def _segments_for_masking(self) -> "DataConfig":
@@ -149,6 +156,7 @@ class TrainConfig(_Section):
     global_batch_size: PositiveInt = 256
     """Examples an optimizer step, over all micro-batches."""
     micro_batch_tokens: PositiveInt | Literal["auto"] = "auto"
+    """Real tokens computed at once; changes speed and memory, not the result."""
     max_steps: PositiveInt | None = None
     """null means 100,000, unless `max_epochs` or `time_budget` is given."""
     max_epochs: Annotated[float, Field(gt=0.0)] | None = None
@@ -182,12 +190,18 @@ class TrainConfig(_Section):
     parallel: Literal["auto", "ddp", "fsdp"] = "auto"
     """How several processes share the model: a copy each, or its rows dealt out where it does not fit."""
     device: Annotated[str, Field(pattern=r"^(auto|cpu|cuda(:\d+)?)$")] = "auto"
+    """auto: CUDA where there is some; `cuda` without a number: that of the process."""
     log_every: PositiveInt = 10
+    """Steps between lines of the log and of `metrics.jsonl`."""
     eval_every: PositiveInt = 1000
+    """Steps between evaluations on what is held out."""
     save_every: PositiveInt = 1000
+    """Steps between checkpoints: what a power cut can cost."""
     keep_checkpoints: PositiveInt = 3
+    """The newest so many stay."""
     trackers: tuple[Literal["tensorboard", "wandb"], ...] = ()
     seed: Int = 12345
+    """Of first weights, dropout and the order of examples."""
 
     @model_validator(mode="after")
     def _one_length(self) -> "TrainConfig":
@@ -339,12 +353,26 @@ def _validated(tree: dict[str, Any], places: dict[KeyPath, str], with_phases: bo
             where=places.get(("phases",), "phases"),
             remedy="give each phase a name of its own",
         )
-    for index, phase in enumerate(config.phases if with_phases else ()):
-        try:
-            config.for_phase(phase)
-        except ValidationError as error:
-            raise _explain(error, ("phases", str(index)), places) from error
+    if with_phases and config.phases:
+        for index, phase in enumerate(config.phases):
+            try:
+                config.for_phase(phase)
+            except ValidationError as error:
+                raise _explain(error, ("phases", str(index)), places) from error
+        _refuse_overruled(config.phases, places)
     return config
+
+
+def _refuse_overruled(phases: Sequence[PhaseConfig], places: Mapping[KeyPath, str]) -> None:
+    """Refuse a key of the command line that every phase sets otherwise, since it would change nothing."""
+    for section in ("data", "train"):
+        for key in set.intersection(*(set(getattr(phase, section)) for phase in phases)):
+            if places.get((section, key), "").startswith("--"):
+                raise ConfigError(
+                    f"every phase sets {section}.{key} itself, so that this changes nothing",
+                    where=places[section, key],
+                    remedy="add --set 'phases=[]' to do without phases, or give phases of your own in a YAML file",
+                )
 
 
 def _explain(error: ValidationError, prefix: KeyPath, places: dict[KeyPath, str]) -> ConfigError:

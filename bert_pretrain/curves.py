@@ -5,6 +5,7 @@ Drawn for `report`, for `run`, and for the card of a finished model. Matplotlib 
 
 import io
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -96,10 +97,18 @@ def _figure(runs: list[Path], tables: list[Table], panels: Panels) -> Any:
     return figure
 
 
+def run_names(runs: Sequence[Path]) -> list[str]:
+    """Return as much of the ends of paths as tells them apart."""
+    parts = [run.resolve().parts for run in runs]
+    depths = range(1, max(map(len, parts)) + 1)
+    tries = (["/".join(each[-depth:]) for each in parts] for depth in depths)
+    return next((names for names in tries if len(set(names)) == len(set(parts))), [str(run) for run in runs])
+
+
 def _draw_panel(axes: Any, panel: Panel, runs: list[Path], tables: list[Table]) -> None:
     title, unit, training, validation = panel
-    for number, (run, table) in enumerate(zip(runs, tables, strict=True)):
-        prefix = f"{run.resolve().name}: " if len(runs) > 1 else ""
+    for number, (name_of_run, table) in enumerate(zip(run_names(runs), tables, strict=True)):
+        prefix = f"{name_of_run}: " if len(runs) > 1 else ""
         for name, label, style in ((training, "training", "-"), (validation, "held out", "o--")):
             points = [(line["step"], line[name]) for line in table if line.get(name) is not None]
             if points:

@@ -43,6 +43,12 @@ def test_training_from_python_is_the_command(model_folder: Path, data_folder: Pa
     assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
 
 
+def test_names_of_folders_may_be_texts(model_folder: Path, data_folder: Path, tmp_path: Path) -> None:
+    again = tmp_path / "again"
+    options = {"model": SIZES, "train": TRAIN, "init_from": str(model_folder)}
+    assert bert_pretrain.pretrain(str(data_folder), str(again), **options) == again / "model"
+
+
 def test_a_data_folder_gives_its_examples(data_folder: Path) -> None:
     data = bert_pretrain.load_data(data_folder)
     splits = data.dataset()

@@ -258,6 +258,15 @@ if __name__ == "__main__":
     SCHEMA.write_text(json.dumps(Config.model_json_schema(), indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
+def test_what_every_phase_overrules_cannot_be_set_beside_them() -> None:
+    with pytest.raises(ConfigError, match=r"every phase sets train\.max_steps itself") as caught:
+        load_config("base", ["train.max_steps=1000"])
+    assert caught.value.where == "--set train.max_steps"
+    assert load_config("base", ["train.max_steps=1000", "phases=[]"]).train.max_steps == 1000
+    one_of_two = ["phases=[{name: a}, {name: b, train: {peak_lr: 1}}]", "train.peak_lr=2"]
+    assert load_config(None, one_of_two).train.peak_lr == 2
+
+
 def test_where_phases_are_not_run_they_may_contradict_the_rest() -> None:
     config = load_config("base", ["train.time_budget=24h"], with_phases=False)
     assert config.train.time_budget is not None

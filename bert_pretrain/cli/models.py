@@ -7,6 +7,7 @@ import typer
 
 from bert_pretrain.cli.loading import load, load_config
 from bert_pretrain.cli.options import Device, Workers
+from bert_pretrain.places import local_place
 
 if TYPE_CHECKING:
     from bert_pretrain.config import Config
@@ -24,7 +25,9 @@ def inspect(
     row: Annotated[list[int] | None, typer.Option("--row", help="Show this row; may be repeated.")] = None,
     seed: Annotated[int, typer.Option("--seed", help="Draws the rows.")] = 0,
     stats: Annotated[bool, typer.Option("--stats", help="Read all shards: figures, histograms, checks.")] = False,
-    html: Annotated[Path | None, typer.Option("--html", help="Write all of it as one page to this file.")] = None,
+    html: Annotated[
+        str | None, typer.Option("--html", metavar="FILE", help="Write all of it as one page to this file.")
+    ] = None,
     workers: Workers = None,
 ) -> None:
     """Look at a data folder; exit code 1 if it breaks what its configuration promises.
@@ -33,7 +36,14 @@ def inspect(
     """
     run_inspect = load("bert_pretrain.tools.inspect", "inspect")
     is_sound = run_inspect(
-        data, split=split, rows=rows, chosen=row or (), seed=seed, stats=stats, html=html, workers=workers
+        data,
+        split=split,
+        rows=rows,
+        chosen=row or (),
+        seed=seed,
+        stats=stats,
+        html=_file(html, "--html"),
+        workers=workers,
     )
     if not is_sound:
         raise typer.Exit(1)
@@ -49,9 +59,12 @@ def evaluate(
         list[str] | None, typer.Option("--pairs", metavar="INPUT", help="Minimal pairs in .jsonl: accuracy.")
     ] = None,
     output: Annotated[
-        Path | None, typer.Option("--output", help="Write the score of each text or pair to this .jsonl.")
+        str | None,
+        typer.Option("--output", metavar="FILE", help="Write the score of each text or pair to this .jsonl."),
     ] = None,
-    json: Annotated[Path | None, typer.Option("--json", help="Write the figures to this file as well.")] = None,
+    json: Annotated[
+        str | None, typer.Option("--json", metavar="FILE", help="Write the figures to this file as well.")
+    ] = None,
     metric: Annotated[
         str | None, typer.Option("--metric", help="Of texts and pairs: original (default) or word-l2r.")
     ] = None,
@@ -82,8 +95,8 @@ def evaluate(
         data=data,
         texts=text or (),
         pairs=pairs or (),
-        scores=scores(metric, batch_tokens, output, skip_empty, by),
-        json=json,
+        scores=scores(metric, batch_tokens, _file(output, "--output"), skip_empty, by),
+        json=_file(json, "--json"),
     )
 
 
@@ -109,7 +122,9 @@ def embed(
     inputs: Annotated[
         list[str], typer.Argument(help="Files, globs, folders, URLs, or dataset:NAME; each line of .txt is a text.")
     ],
-    output: Annotated[Path, typer.Option("--output", help="The file to write: .parquet, .npy or .jsonl.")],
+    output: Annotated[
+        str, typer.Option("--output", metavar="FILE", help="The file to write: .parquet, .npy or .jsonl.")
+    ],
     level: Annotated[str, typer.Option("--level", help="A vector for each sentence or token.")] = "sentence",
     pooling: Annotated[
         str | None,
@@ -137,7 +152,7 @@ def embed(
     run_embed(
         model,
         inputs,
-        output,
+        _file(output, "--output"),
         config=loaded.train,
         level=level,
         pooling=pooling,
@@ -150,15 +165,21 @@ def embed(
 
 def report(
     runs: Annotated[list[Path], typer.Argument(help="Run folders.")],
-    output: Annotated[Path, typer.Option("--output", help="The PNG file to write; the page lies beside it.")],
+    output: Annotated[
+        str, typer.Option("--output", metavar="FILE", help="The PNG file to write; the page lies beside it.")
+    ],
 ) -> None:
     """Draw the curves of one or several runs, and write a page that says what is normal to expect.
 
     Example: bert-pretrain report runs/a/train runs/b/train --output curves.png
     """
     write_report = load("bert_pretrain.tools.report", "write_report")
-    picture, page = write_report(runs, output)
+    picture, page = write_report(runs, _file(output, "--output"))
     print(f"curves: {picture}\npage:   {page}")
+
+
+def _file(location: str | None, flag: str) -> Path | None:
+    return None if location is None else local_place(location, flag, remedy="write a local file, and copy it there")
 
 
 def _inference_config(device: str, precision: str, text_field: str | None) -> "Config":

@@ -13,12 +13,12 @@ import torch
 from torch import Tensor
 
 from bert_pretrain.config import TrainConfig
-from bert_pretrain.errors import ConfigError, InputError, OutputError
+from bert_pretrain.errors import ConfigError, InputError
 from bert_pretrain.model.bert import BertForPreTraining
 from bert_pretrain.progress import progress_bar
 from bert_pretrain.ragged import offsets_of, spans
 from bert_pretrain.tools.inference import Bert, Packed, batches_by_length, open_bert
-from bert_pretrain.tools.texts import Texts, encoded_groups
+from bert_pretrain.tools.texts import Texts, encoded_groups, refuse_input_as_output
 from bert_pretrain.tools.vectors import Block, Shape, check_output, write_vectors
 
 POOLINGS = {
@@ -97,8 +97,7 @@ def embed(
             remedy=f"choose another: {', '.join(name for name in POOLINGS[level] if 'last4' not in name)}",
         )
     texts = Texts.open(inputs, text_field, skip_empty=skip_empty)
-    if output.resolve() in {Path(source.location).resolve() for source in texts.sources if source.is_local}:
-        raise OutputError(f"{output} is an input", where="--output", remedy="name another file")
+    refuse_input_as_output(output, (source.location for source in texts.sources))
     shape = Shape(texts.number, features.size(bert), features.has_tokens)
     print(f"features   {shape.size} numbers a {level}, {pooling}, of {texts.number:,} texts")
     counted = _Counted()

@@ -27,7 +27,7 @@ from bert_pretrain.progress import progress_bar
 from bert_pretrain.ragged import offsets_of, positions_within
 from bert_pretrain.tools.inference import Bert, batches_by_length, open_bert
 from bert_pretrain.tools.pairs import Pair, read_pairs
-from bert_pretrain.tools.texts import Text, Texts, encoded_groups
+from bert_pretrain.tools.texts import Text, Texts, encoded_groups, refuse_input_as_output
 
 METRICS = ("original", "word-l2r")
 DECODED_ROWS = 256
@@ -85,6 +85,8 @@ def score_texts(
     """
     scoring = _open(model, config, metric, batch_tokens)
     texts = Texts.open(inputs, text_field, skip_empty=skip_empty)
+    refuse_input_as_output(output, (source.location for source in texts.sources))
+    _check_lengths(scoring, texts)
     total, num_tokens = 0.0, 0
     with progress_bar(total=texts.number, unit=" texts", unit_scale=True, desc="score") as bar, _lines(output) as write:
         for scored in _scored(scoring, texts, bar.update):
@@ -133,7 +135,9 @@ def score_pairs(
     scoring = _open(model, config, metric, batch_tokens)
     pairs = read_pairs(inputs, by)
     correct: dict[str | None, list[bool]] = defaultdict(list)
-    texts = (text for pair in pairs for text in (pair.good, pair.bad))
+    refuse_input_as_output(output, (pair.good.location for pair in pairs))
+    texts = [text for pair in pairs for text in (pair.good, pair.bad)]
+    _check_lengths(scoring, texts)
     with progress_bar(total=len(pairs), unit=" pairs", unit_scale=True, desc="score") as bar, _lines(output) as write:
         scores = _scored(scoring, texts, lambda number: bar.update(number / 2))
         for pair, good, bad in zip(pairs, scores, scores, strict=True):
@@ -190,11 +194,11 @@ def _lines(output: Path | None) -> Iterator[Callable[[dict[str, Any]], object]]:
         yield lambda record: file.write(json.dumps(record, ensure_ascii=False) + "\n")
 
 
-def _scored(scoring: Scoring, texts: Iterable[Text], done: Callable[[float], object]) -> Iterator[Scored]:
-    """Yield the scores of texts in their order.
+def _check_lengths(scoring: Scoring, texts: Iterable[Text]) -> None:
+    """Tokenise all texts, which takes little of the time that scoring them does.
 
     Raises:
-        InputError: when a text is longer than the model's positions.
+        InputError: when one is longer than the model's positions.
     """
     longest = scoring.bert.max_length
     for group in encoded_groups(texts, scoring.bert.tokenizer):
@@ -205,6 +209,11 @@ def _scored(scoring: Scoring, texts: Iterable[Text], done: Callable[[float], obj
                     where=text.where,
                     remedy="cut it into sentences; a score of a part would be no score of the text",
                 )
+
+
+def _scored(scoring: Scoring, texts: Iterable[Text], done: Callable[[float], object]) -> Iterator[Scored]:
+    """Yield the scores of texts in their order."""
+    for group in encoded_groups(texts, scoring.bert.tokenizer):
         scores = pseudo_log_likelihoods(scoring, group.ids, done)
         for text, ids, pll in zip(group.texts, group.ids, scores.tolist(), strict=True):
             yield Scored(text, len(ids), pll)

@@ -5,16 +5,18 @@ nor a user learns it hours later; the second gives them in groups with their ids
 """
 
 import itertools
+import unicodedata
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 
 from bert_pretrain.config import DataConfig
 from bert_pretrain.documents import read_rows
 from bert_pretrain.encoder import Encoder
-from bert_pretrain.errors import InputError
+from bert_pretrain.errors import InputError, OutputError
 from bert_pretrain.progress import progress_bar
 from bert_pretrain.ragged import offsets_of
 from bert_pretrain.sources import Source, resolve
@@ -84,6 +86,16 @@ class Texts:
         return (text for text in _all_texts(self.sources, self.config, Counter()) if not _is_empty(text))
 
 
+def refuse_input_as_output(output: Path | None, locations: Iterable[str]) -> None:
+    """Refuse to replace what is read.
+
+    Raises:
+        OutputError: when the output is one of the inputs.
+    """
+    if output is not None and output.resolve() in {Path(location).resolve() for location in locations}:
+        raise OutputError(f"{output} is an input", where="--output", remedy="name another file")
+
+
 @dataclass(frozen=True)
 class Group:
     """Some consecutive texts with their ids, without [CLS] and [SEP]."""
@@ -132,7 +144,11 @@ def _all_texts(sources: Sequence[Source], config: DataConfig, counts: Counter[st
 
 
 def _is_empty(text: Text) -> bool:
-    return not text.text or text.text.isspace()
+    """Whether nothing is left for the model: blanks, and what BERT's clean-up takes out, make no text."""
+    return all(
+        character.isspace() or character == "\ufffd" or unicodedata.category(character).startswith("C")
+        for character in text.text
+    )
 
 
 def _empty(text: Text) -> InputError:

@@ -86,7 +86,7 @@ def draw_beside_card(run: Path, folder: Path) -> bool:
     try:
         draw_curves([run], folder / CURVES)
     except Exception as error:
-        print(f"no curves in the model's card: {str(error).splitlines()[0]}")
+        print(f"no curves in the model's card: {(str(error) or type(error).__name__).splitlines()[0]}")
         return False
     return True
 

@@ -102,12 +102,15 @@ def lost_characters(words: Mapping[str, int], old: Tokenizer, min_frequency: int
 
 
 def _words_in_pieces(words: Mapping[str, int], tokenizer: Tokenizer, min_frequency: int) -> Iterator[tuple[str, int]]:
-    """Yield the words that a vocabulary cuts, with their counts; those first that would save most pieces."""
+    """Yield the words that a vocabulary cuts, with their counts; those first that would save most pieces.
+
+    A word that is [UNK] still, for a rare character in it, counts as if it were cut in two.
+    """
     frequent = [word for word, count in words.items() if count >= min_frequency and len(word) <= MAX_WORD_CHARACTERS]
     saved = {
-        word: words[word] * (len(ids) - 1)
+        word: words[word] * max(1, len(ids) - 1)
         for word, ids in zip(frequent, _encode(frequent, tokenizer), strict=True)
-        if len(ids) > 1
+        if len(ids) > 1 or ids == [tokenizer.unk_id]
     }
     backend = tokenizer.backend
     for word in sorted(saved, key=lambda word: (-saved[word], word)):

@@ -158,7 +158,7 @@ def test_empty_texts_are_refused_by_row_or_left_out(
     bert_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "a.txt"
-    path.write_text("the first\n \nthe third\n")
+    path.write_text("the first\n \u200b\ufeff\nthe third\n")  # of invisible characters nothing is left either
     with pytest.raises(InputError, match="empty") as refused:
         embed(bert_folder, [str(path)], tmp_path / "v.parquet", config=CPU)
     assert refused.value.where == f"{path}: line 2"

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from bert_pretrain.curves import draw_curves, read_metrics
+from bert_pretrain.curves import draw_curves, read_metrics, run_names
 from bert_pretrain.errors import ConfigError, DataError
 from bert_pretrain.tools.report import oddities, write_report
 
@@ -32,6 +32,12 @@ def test_one_and_several_runs_become_a_picture(run: Path, tmp_path: Path) -> Non
     assert "<svg" in draw_curves([run, run], tmp_path / "curves.svg").read_text()
     with pytest.raises(ConfigError, match="no ending of a picture"):
         draw_curves([run], tmp_path / "curves.txt")
+
+
+def test_runs_are_told_apart_by_as_much_of_their_paths_as_it_takes(tmp_path: Path) -> None:
+    assert run_names([tmp_path / "a", tmp_path / "b"]) == ["a", "b"]
+    assert run_names([tmp_path / "a" / "train", tmp_path / "b" / "train"]) == ["a/train", "b/train"]
+    assert run_names([tmp_path / "a"] * 2) == ["a", "a"]
 
 
 def test_a_run_without_pairs_has_no_panels_of_them(run: Path, tmp_path: Path) -> None:

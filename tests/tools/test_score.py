@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from bert_pretrain.config import TrainConfig
-from bert_pretrain.errors import ConfigError, DataError, InputError
+from bert_pretrain.errors import ConfigError, DataError, InputError, OutputError
 from bert_pretrain.tools import score as score_module
 from bert_pretrain.tools.score import METRICS, score_pairs, score_texts
 
@@ -133,6 +133,10 @@ def test_what_cannot_be_scored_is_refused(bert_folder: Path, vocab_folder: Path,
     with pytest.raises(InputError, match="41 tokens, the model 40 positions") as refused:
         score_texts(bert_folder, [str(path)], config=CPU)
     assert refused.value.where == f"{path}: line 2"
+    for score, name in ((score_texts, "a.txt"), (score_pairs, "own.jsonl")):
+        (tmp_path / name).write_text("the one\n" if name == "a.txt" else GOOD)
+        with pytest.raises(OutputError, match="is an input"):
+            score(bert_folder, [str(tmp_path / name)], config=CPU, output=tmp_path / name)
     with pytest.raises(ConfigError, match="metric"):
         score_texts(bert_folder, [str(path)], config=CPU, metric="word")
     with pytest.raises(DataError, match=r"no config\.json"):

@@ -67,6 +67,12 @@ def test_rare_characters_leave_the_slots_to_words() -> None:
     assert lost_characters({"the": 10**6, "ß": 2000}, old_tokenizer(), 2) == [("ß", 2000)]
 
 
+def test_a_word_lost_for_a_rare_character_competes_as_if_cut_in_two() -> None:
+    # 4 of a million characters are no reason to add ℓ, but the word itself is worth as much as "ax" as often.
+    words = {"the": 333_000, "aℓ": 4, "ax": 5, "ox": 3}
+    assert extended(words) == [("ax", 1), ("aℓ", 2), ("ox", 3)]
+
+
 def test_without_slots_the_number_must_be_given() -> None:
     with pytest.raises(ConfigError, match="no unused slots") as caught:
         extended({"ox": 9}, slots=0)

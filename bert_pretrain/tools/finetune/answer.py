@@ -9,13 +9,12 @@ from typing import Any
 
 import numpy as np
 from tokenizers import Encoding
-from tokenizers import Tokenizer as Backend
 
 from bert_pretrain.errors import InputError
 from bert_pretrain.tokenizer import Tokenizer
 from bert_pretrain.tools.finetune.questions import Question, read_questions, squad_scores
 from bert_pretrain.tools.finetune.settings import Settings
-from bert_pretrain.tools.finetune.windows import Window, say_cut
+from bert_pretrain.tools.finetune.windows import Window, encodings, say_cut
 
 MAX_QUESTION_TOKENS = 64
 N_BEST = 20
@@ -84,14 +83,12 @@ class Answer:
         assert max_length is not None
         assert stride is not None
         questions = self._shortened([example.question for example in examples], split)
-        backend = Backend.from_str(self.tokenizer.backend.to_str())
-        backend.encode_special_tokens = True
-        backend.enable_truncation(max_length, stride=stride, strategy="only_second")
-        contexts = [example.context for example in examples]
+        pairs = list(zip(questions, (example.context for example in examples), strict=True))
+        cut = {"max_length": max_length, "stride": stride, "strategy": "only_second"}
         has_labels = self.has_labels(examples)
         windows: list[Window] = []
         divided = 0
-        for number, encoding in enumerate(backend.encode_batch(list(zip(questions, contexts, strict=True)))):
+        for number, encoding in enumerate(encodings(self.tokenizer, pairs, **cut)):
             divided += bool(encoding.overflowing)
             for part in (encoding, *encoding.overflowing):
                 places = _places(part)
@@ -99,7 +96,9 @@ class Answer:
                 if has_labels:
                     first, last = _positions(places, examples[number].answers or [])
                     labels = {"start_positions": first, "end_positions": last}
-                windows.append(Window(number, part.ids, part.type_ids, labels, places))
+                # Spans are read off what is predicted; of the training rows there may be millions.
+                noted = places if split != "train" else ()
+                windows.append(Window(number, part.ids, part.type_ids, labels, noted))
         say_cut(divided, len(examples), max_length, split, "seen in overlapping windows")
         self._say_lost(examples, windows, split)
         return windows
@@ -107,14 +106,12 @@ class Answer:
     def _shortened(self, questions: list[str], split: str) -> list[str]:
         assert self.settings.max_length is not None
         most = min(MAX_QUESTION_TOKENS, self.settings.max_length // 3)
-        encodings = self.tokenizer.backend.encode_batch(questions, add_special_tokens=False)
-        too_long = sum(len(encoding.ids) > most for encoding in encodings)
+        found = zip(questions, encodings(self.tokenizer, questions), strict=True)
+        kept = [text[: encoding.offsets[most - 1][1]] if len(encoding) > most else text for text, encoding in found]
+        too_long = sum(short != question for short, question in zip(kept, questions, strict=True))
         if too_long:
             print(f"{split}: {too_long:,} questions are longer than {most} tokens and were cut at the end")
-        return [
-            question[: encoding.offsets[most - 1][1]] if len(encoding.ids) > most else question
-            for question, encoding in zip(questions, encodings, strict=True)
-        ]
+        return kept
 
     def _say_lost(self, examples: list[Question], windows: list[Window], split: str) -> None:
         taught = {window.example for window in windows if window.labels.get("start_positions")}

@@ -3,16 +3,16 @@
 import math
 from collections import Counter
 from dataclasses import dataclass
+from itertools import repeat
 from typing import Any
 
 import numpy as np
-from tokenizers import Tokenizer as Backend
 
 from bert_pretrain.errors import InputError
 from bert_pretrain.tokenizer import Tokenizer
 from bert_pretrain.tools.finetune.settings import Settings
-from bert_pretrain.tools.finetune.tables import Row, read_rows
-from bert_pretrain.tools.finetune.windows import Window, say_cut, softmax
+from bert_pretrain.tools.finetune.tables import ClassName, Row, read_rows
+from bert_pretrain.tools.finetune.windows import Window, encodings, say_cut, softmax
 
 
 @dataclass(frozen=True)
@@ -69,6 +69,8 @@ class Classify:
             raise InputError(
                 f"the label {label!r} is no number", where=row.where, remedy="mend it, or leave --regression out"
             )
+        if isinstance(label, ClassName):
+            return label
         if isinstance(label, (str, int)):  # a truth value is an int too, and named as Python names it
             return str(label)
         if isinstance(label, float) and label.is_integer():
@@ -86,7 +88,7 @@ class Classify:
                 raise _one_class(train, "every label is the same number")
             return
         counts = Counter(example.label for example in train)
-        self.classes = sorted(counts, key=_natural)
+        self.classes = sorted(counts, key=_order)
         if len(counts) == 1:
             raise _one_class(train, "there is one class only")
         if all(_is_number(name) for name in counts) and not all(_is_whole(name) for name in counts):
@@ -127,29 +129,26 @@ class Classify:
 
     def encode(self, examples: list[Example], split: str) -> list[Window]:
         assert self.settings.max_length is not None
-        backend = Backend.from_str(self.tokenizer.backend.to_str())
-        backend.encode_special_tokens = True
-        backend.enable_truncation(self.settings.max_length, strategy="longest_first")
-        texts = [example.text if example.pair is None else (example.text, example.pair) for example in examples]
-        encodings = backend.encode_batch(texts)
-        say_cut(
-            sum(bool(encoding.overflowing) for encoding in encodings),
-            len(examples),
-            self.settings.max_length,
-            split,
-            "cut at the end",
-        )
-        has_labels = self.has_labels(examples)
-        ids = {name: number for number, name in enumerate(self.classes)}
-        return [
-            Window(
-                number,
-                encoding.ids,
-                encoding.type_ids,
-                {"labels": ids.get(example.label, example.label)} if has_labels else {},
-            )
-            for number, (example, encoding) in enumerate(zip(examples, encodings, strict=True))
-        ]
+        has_labels, has_pairs = self.has_labels(examples), examples[0].pair is not None
+        numbers = {name: number for number, name in enumerate(self.classes)}
+        room = self.settings.max_length - (3 if has_pairs else 2)
+        firsts = encodings(self.tokenizer, [example.text for example in examples])
+        seconds = encodings(self.tokenizer, [example.pair for example in examples]) if has_pairs else repeat(None)
+        begin, end = self.tokenizer.cls_id, self.tokenizer.sep_id
+        windows = []
+        divided = 0
+        for number, (example, first, second) in enumerate(zip(examples, firsts, seconds, strict=has_pairs)):
+            kept_first, kept_second = longest_first_cut(len(first), len(second or ()), room)
+            divided += kept_first < len(first) or kept_second < len(second or ())
+            ids = [begin, *first.ids[:kept_first], end]
+            types = [0] * len(ids)
+            if second is not None:
+                ids += [*second.ids[:kept_second], end]
+                types += [1] * (len(ids) - len(types))
+            labels = {"labels": numbers.get(example.label, example.label)} if has_labels else {}
+            windows.append(Window(number, ids, types, labels))
+        say_cut(divided, len(examples), self.settings.max_length, split, "cut at the end")
+        return windows
 
     def decode(self, examples: list[Example], windows: list[Window], logits: Any) -> list[Any]:
         """Return a number for each example, or (classes,) probabilities."""
@@ -181,6 +180,19 @@ class Classify:
         return {"row": example.row, **texts, **label, "prediction": found, "probabilities": shares}
 
 
+def longest_first_cut(first: int, second: int, room: int) -> tuple[int, int]:
+    """Return how many tokens of two texts are kept where `room` is for both: the longer one loses its end first.
+
+    As `longest_first` of `tokenizers` has it.
+    """
+    if first + second <= room:
+        return first, second
+    half = room // 2
+    if min(first, second) <= half:
+        return (first, room - first) if first <= second else (room - second, second)
+    return (half, room - half) if first <= second else (room - half, half)
+
+
 def regression_scores(truth: np.ndarray, found: np.ndarray) -> dict[str, float]:
     """Return Pearson's and Spearman's correlation (0 where one side is constant and none is defined) and the MSE."""
     from scipy import stats
@@ -209,8 +221,11 @@ def _one_class(train: list[Example], what: str) -> InputError:
     )
 
 
-def _natural(name: str) -> tuple[int, float, str]:
-    return (0, float(name), name) if _is_number(name) else (1, 0.0, name)
+def _order(name: str) -> tuple[int, float, str]:
+    """Classes of `datasets` keep their order, numbers come in theirs, words in the alphabet's."""
+    if isinstance(name, ClassName):
+        return (0, float(name.number), name)
+    return (1, float(name), name) if _is_number(name) else (2, 0.0, name)
 
 
 def _is_number(name: str) -> bool:

@@ -23,11 +23,20 @@ import torch
 from bert_pretrain import manifest, rng
 from bert_pretrain.config import TrainConfig
 from bert_pretrain.errors import ConfigError, InputError
-from bert_pretrain.files import atomic_folder, exclusive, is_bookkeeping, move_aside, sha256_file, write_json
-from bert_pretrain.model.huggingface import CONFIG
+from bert_pretrain.files import (
+    atomic_folder,
+    exclusive,
+    is_bookkeeping,
+    move_aside,
+    sha256_file,
+    write_json,
+    write_text,
+)
+from bert_pretrain.model.huggingface import CARD, CONFIG
 from bert_pretrain.model.weights import weights_sha256
 from bert_pretrain.tokenizer import Tokenizer
 from bert_pretrain.tools.finetune.answer import Answer
+from bert_pretrain.tools.finetune.card import finetuned_card
 from bert_pretrain.tools.finetune.classify import Classify
 from bert_pretrain.tools.finetune.settings import Settings
 from bert_pretrain.tools.finetune.tag import Tag
@@ -87,6 +96,7 @@ def finetune(
     """
     chosen = settings or Settings()
     chosen.check(task)
+    output = output if output.name not in ("", "..") else output.resolve()
     _check_surroundings(device)
     opened = open_bert(model, TrainConfig(device="cpu"))  # only for the checks it makes
     tokenizer = opened.tokenizer
@@ -259,6 +269,11 @@ def _write_findings(
     rows = {split: len(examples) for split, examples in setting.examples.items()}
     head = {"task": setting.identity["task"], "main_metric": setting.task.main_metric}
     write_json(result / "metrics.json", {**head, **scores, **report, "rows": rows})
+    folder = setting.model.resolve()
+    base = folder.parent.name if folder.name == "model" else folder.name  # RUN/model is known by its run
+    task, settings = setting.task, asdict(setting.settings)
+    card = finetuned_card(head["task"], task.model_class, base, rows, scores, settings, report["best_epoch"])
+    write_text(result / CARD, card)
     with (result / "predictions.jsonl").open("w", encoding="utf-8") as file:
         for example, prediction in zip(setting.examples[predicted], found[predicted], strict=True):
             file.write(json.dumps(setting.task.record(example, prediction), ensure_ascii=False) + "\n")

@@ -46,6 +46,17 @@ class Row:
         )
 
 
+class ClassName(str):
+    """The name of a class, with its number where `datasets` has given it one."""
+
+    number: int
+
+    def __new__(cls, name: str, number: int) -> "ClassName":
+        made = super().__new__(cls, name)
+        made.number = number
+        return made
+
+
 def ending_of(location: str) -> str:
     """Return the ending that tells the format, that of a compression left off."""
     name = location.removesuffix(next((each for each in COMPRESSIONS if location.endswith(each)), ""))
@@ -168,15 +179,24 @@ def _read_json(location: str) -> Iterator[Row]:
 
 
 def parse_json(text: str, where: str) -> Any:
-    """Parse JSON.
+    """Parse JSON; half of a surrogate pair, which no UTF-8 can hold, becomes a question mark.
 
     Raises:
         InputError: when it is none.
     """
     try:
-        return json.loads(text)
-    except ValueError as error:
+        value = json.loads(text)
+    except (ValueError, RecursionError) as error:
         raise InputError(f"it is not JSON: {error}", where=where, remedy="mend it") from error
+    return _repaired(value) if "\\ud" in text.lower() else value
+
+
+def _repaired(value: Any) -> Any:
+    if isinstance(value, str):
+        return value.encode("utf-8", "replace").decode()
+    if isinstance(value, list):
+        return [_repaired(each) for each in value]
+    return {_repaired(key): _repaired(each) for key, each in value.items()} if isinstance(value, dict) else value
 
 
 def _record(record: Any, where: str) -> Row:
@@ -213,7 +233,9 @@ def _read_dataset(location: str, flag: str) -> Iterator[Row]:
     except Exception as error:  # `datasets` raises whatever its readers raise
         raise InputError(f"datasets cannot open it: {error}", where=f"{flag} {location}", remedy="check it") from error
     if isinstance(data, dict):
-        chosen = next((each for each in _SPLITS[flag] if each in data), next(iter(data)) if len(data) == 1 else None)
+        chosen = next((each for each in _SPLITS[flag] if each in data), None)
+        if chosen is None and len(data) == 1 and not any(each in data for names in _SPLITS.values() for each in names):
+            chosen = next(iter(data))
         if chosen is None:
             raise InputError(
                 f"it has the splits {', '.join(data)}", where=f"{flag} {location}", remedy="choose one: NAME@SPLIT"
@@ -230,7 +252,7 @@ def _namer(feature: Any) -> Callable[[Any], Any]:
 
     inner = getattr(feature, "feature", None)
     if isinstance(feature, datasets.ClassLabel):
-        return lambda value: None if value is None or value < 0 else feature.int2str(value)
+        return lambda value: None if value is None or value < 0 else ClassName(feature.int2str(value), value)
     if isinstance(inner, datasets.ClassLabel):
         return lambda values: None if values is None else [inner.int2str(value) for value in values]
     return lambda value: value

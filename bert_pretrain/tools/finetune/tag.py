@@ -15,7 +15,7 @@ from bert_pretrain.errors import InputError
 from bert_pretrain.tokenizer import Tokenizer
 from bert_pretrain.tools.finetune.settings import Settings
 from bert_pretrain.tools.finetune.tables import ending_of, read_rows, read_text
-from bert_pretrain.tools.finetune.windows import IGNORED, Window, say_cut
+from bert_pretrain.tools.finetune.windows import IGNORED, Window, encodings, say_cut
 
 OUTSIDE = "O"
 _WORDS_A_LINE = (".tsv", ".txt", ".conll")
@@ -135,8 +135,7 @@ class Tag:
     def _pieces(self, words: set[str]) -> dict[str, list[int]]:
         """Return the ids of words; one of which the normaliser leaves nothing is unknown, so that it has a place."""
         ordered = sorted(words)
-        encodings = self.tokenizer.backend.encode_batch(ordered, add_special_tokens=False)
-        found = zip(ordered, encodings, strict=True)
+        found = zip(ordered, encodings(self.tokenizer, ordered), strict=True)
         return {word: encoding.ids or [self.tokenizer.unk_id] for word, encoding in found}
 
     def decode(self, examples: list[Example], windows: list[Window], logits: Any) -> list[list[str]]:
@@ -220,13 +219,15 @@ def _read_words_a_line(location: str) -> Iterator[tuple[str, list[str], list[str
     words: list[str] = []
     tags: list[str] = []
     begin = 1
-    for number, line in enumerate([*read_text(location).splitlines(), ""], start=1):
+    for number, line in enumerate([*read_text(location).split("\n"), ""], start=1):
         if not line.strip() or line.startswith("-DOCSTART-"):
             if words:
                 yield f"{location}: line {begin}", words, tags
             words, tags, begin = [], [], number + 1
             continue
-        fields = [field for field in (line.split("\t") if "\t" in line else line.split()) if field.strip()]
+        # No other blank divides: one that does not break stands inside a number such as 10 000.
+        line = line.strip(" \t\r")
+        fields = [field for field in (line.split("\t") if "\t" in line else line.split(" ")) if field.strip()]
         if len(fields) < 2:
             raise InputError(
                 f"the word {line.strip()!r} has no tag",

@@ -20,6 +20,7 @@ from transformers import Trainer, TrainerCallback, TrainingArguments
 from transformers.utils import logging as _logging
 
 from bert_pretrain.errors import ConfigError, DataError
+from bert_pretrain.files import write_json
 from bert_pretrain.progress import progress_bar
 from bert_pretrain.tokenizer import Tokenizer
 from bert_pretrain.tools.finetune.settings import Settings
@@ -50,9 +51,15 @@ def open_network(folder: Path, task: Task, settings: Settings) -> Any:
         raise DataError(
             f"transformers cannot open {folder}: {error}", where="MODEL", remedy="name a folder that holds a BERT"
         ) from error
-    mismatched = [str(entry[0]) for entry in info["mismatched_keys"]]
-    if fresh := sorted({*info["missing_keys"], *mismatched}):
-        print(f"new, drawn with seed {settings.seed}: {', '.join(fresh)}")
+    fresh = {*info["missing_keys"], *(str(entry[0]) for entry in info["mismatched_keys"])}
+    labels = changes.get("id2label")
+    if labels and not fresh and labels != transformers.AutoConfig.from_pretrained(folder).id2label:
+        # As many labels, but others, or in another order.
+        network.classifier.weight.data.normal_(std=network.config.initializer_range)
+        network.classifier.bias.data.zero_()
+        fresh = {"classifier.weight", "classifier.bias"}
+    if fresh:
+        print(f"new, drawn with seed {settings.seed}: {', '.join(sorted(fresh))}")
     return network
 
 
@@ -121,14 +128,16 @@ def fit(trainer: Any, folder: Path) -> dict[str, Any]:
     newest = newest_checkpoint(folder)
     if newest is not None:
         print(f"continues from {newest.name}")
+        _point_to_best(newest)
     try:
         trainer.train(resume_from_checkpoint=None if newest is None else str(newest))
     except torch.OutOfMemoryError as error:
         raise ConfigError(
             "the card's memory does not suffice",
             where="--batch-size and --max-length",
-            remedy="make one of them smaller, or take --device cpu",
+            remedy="make one of them smaller, or take --device cpu; with --overwrite, since it is another fine-tuning",
         ) from error
+    assert trainer.state.best_model_checkpoint is not None  # or the last weights would pass for the best
     epochs: dict[int, dict[str, float]] = {}
     for line in trainer.state.log_history:
         if "loss" in line or "eval_loss" in line:
@@ -179,6 +188,14 @@ def newest_checkpoint(folder: Path) -> Path | None:
         except (OSError, ValueError, KeyError):
             shutil.rmtree(path)
     return whole[max(whole)] if whole else None
+
+
+def _point_to_best(checkpoint: Path) -> None:
+    """Name the best checkpoint where it lies now, or one that was moved would silently not be taken in the end."""
+    state = json.loads((checkpoint / _STATE).read_text())
+    if state.get("best_model_checkpoint"):
+        state["best_model_checkpoint"] = str(checkpoint.with_name(Path(state["best_model_checkpoint"]).name))
+        write_json(checkpoint / _STATE, state)
 
 
 @contextlib.contextmanager

@@ -1,15 +1,18 @@
 """What the model sees at once: a window of token ids with what its loss needs, and their padding to a batch."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import numpy as np
 import torch
+from tokenizers import Encoding
+from tokenizers import Tokenizer as Backend
 from torch import Tensor
 
 from bert_pretrain.tokenizer import Tokenizer
 
+_TEXTS_AT_ONCE = 1000
 IGNORED = -100
 """The label of a position that has none; the loss of `transformers` passes over it."""
 
@@ -72,6 +75,23 @@ class Task(Protocol):
 
     def record(self, example: Any, prediction: Any) -> dict[str, Any]:
         """Return a line of `predictions.jsonl`."""
+
+
+def encodings(tokenizer: Tokenizer, texts: Sequence[Any], **truncation: Any) -> Iterator[Encoding]:
+    """Yield the encodings of texts, or of pairs of them, in which `[MASK]` and the like are text; few are held at once.
+
+    Args:
+        tokenizer: of the model.
+        texts: texts, which get no special tokens, or pairs, which get `[CLS] A [SEP] B [SEP]`.
+        truncation: what the library's `enable_truncation` takes; without it nothing is cut.
+    """
+    backend = Backend.from_str(tokenizer.backend.to_str())
+    backend.encode_special_tokens = True
+    if truncation:
+        backend.enable_truncation(**truncation)
+    for begin in range(0, len(texts), _TEXTS_AT_ONCE):
+        some = texts[begin : begin + _TEXTS_AT_ONCE]
+        yield from backend.encode_batch(some, add_special_tokens=isinstance(some[0], tuple))
 
 
 def longest_first(windows: list[Window]) -> list[Window]:

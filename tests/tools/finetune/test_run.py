@@ -12,14 +12,18 @@ import numpy as np
 import pytest
 import torch
 import transformers
+import yaml
 from safetensors.torch import load_file
 from scipy import stats
 from seqeval.metrics import f1_score
 from sklearn import metrics as sklearn_metrics
 
 from bert_pretrain.errors import ConfigError, OutputError
+from bert_pretrain.tokenizer import Tokenizer
+from bert_pretrain.tools.finetune.classify import Classify
 from bert_pretrain.tools.finetune.run import finetune
 from bert_pretrain.tools.finetune.settings import Settings
+from bert_pretrain.tools.finetune.training import open_network
 
 FAST = {"learning_rate": 3e-3, "batch_size": 16}
 
@@ -77,6 +81,28 @@ def test_classes_are_what_transformers_gives_from_the_folder(classifier: dict[st
         peer = {answer["label"]: answer["score"] for answer in ask([line["text"]])[0]}
         assert peer == pytest.approx(line["probabilities"], abs=2e-6)
         assert max(peer, key=peer.__getitem__) == line["prediction"]
+
+
+def test_the_card_says_what_it_is_and_gives_its_figures(classifier: dict[str, Any]) -> None:
+    report, _ = results(classifier["output"])
+    head, _, body = (classifier["output"] / "README.md").read_text().removeprefix("---\n").partition("\n---\n")
+    assert yaml.safe_load(head)["pipeline_tag"] == "text-classification"
+    figures = (report[split]["accuracy"] for split in ("validation", "test"))
+    assert f"| accuracy | {' | '.join(f'{figure:.4f}' for figure in figures)} |" in body
+    assert f"weights of epoch {report['best_epoch']}, the best of 5" in body
+
+
+def test_a_head_for_other_labels_is_drawn_anew_and_one_for_the_same_is_kept(
+    classifier: dict[str, Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    tokenizer = Tokenizer.load(classifier["output"])
+    saved = load_file(classifier["output"] / "model.safetensors")["classifier.weight"]
+    for classes, is_kept in ((["neg", "pos"], True), (["pos", "neg"], False)):
+        task = Classify(Settings(), tokenizer)
+        task.classes = classes
+        network = open_network(classifier["output"], task, Settings())
+        assert torch.equal(network.classifier.weight.detach(), saved) == is_kept
+        assert ("classifier.weight" in capsys.readouterr().out) == (not is_kept)
 
 
 def test_the_same_command_is_up_to_date_and_another_is_refused(
@@ -193,12 +219,16 @@ def test_a_killed_run_continues_to_the_same_weights(toy_model: Path, tmp_path: P
     process.send_signal(signal.SIGKILL)
     process.wait()
     assert not (tmp_path / "killed").exists()
-    torn = tmp_path / "killed.partial" / "checkpoints" / "checkpoint-9999"
+    # Where it lies is no part of what it is: moved, it ends with the best epoch all the same.
+    (tmp_path / "moved").mkdir()
+    (tmp_path / "killed.partial").rename(tmp_path / "moved" / "killed.partial")
+    torn = tmp_path / "moved" / "killed.partial" / "checkpoints" / "checkpoint-9999"
     torn.mkdir()
     (torn / "model.safetensors").write_bytes(b"half")
-    done = subprocess.run([*command, str(tmp_path / "killed")], check=True, capture_output=True, text=True)
+    killed = tmp_path / "moved" / "killed"
+    done = subprocess.run([*command, str(killed)], check=True, capture_output=True, text=True)
     assert "continues from checkpoint-" in done.stdout
-    whole, killed = (load_file(tmp_path / name / "model.safetensors") for name in ("whole", "killed"))
-    assert all(torch.equal(whole[name], killed[name]) for name in whole)
-    assert results(tmp_path / "whole")[1] == results(tmp_path / "killed")[1]
-    assert not (tmp_path / "killed.partial").exists()
+    ours, theirs = (load_file(folder / "model.safetensors") for folder in (tmp_path / "whole", killed))
+    assert all(torch.equal(ours[name], theirs[name]) for name in ours)
+    assert results(tmp_path / "whole")[1] == results(killed)[1]
+    assert not (tmp_path / "moved" / "killed.partial").exists()

@@ -44,6 +44,21 @@ def test_a_dataset_gives_the_split_of_the_flag_and_the_names_of_its_classes(tmp_
     assert row.values["label"] == "pos"
 
 
+def test_the_only_split_serves_for_its_own_flag_or_under_a_name_that_belongs_to_none(tmp_path: Path) -> None:
+    for name in ("train", "all"):
+        datasets.DatasetDict({name: datasets.Dataset.from_list([{"label": name}])}).save_to_disk(tmp_path / name)
+    assert read_rows(str(tmp_path / "train"), "--train")[0].values == {"label": "train"}
+    assert read_rows(str(tmp_path / "all"), "--test")[0].values == {"label": "all"}
+    with pytest.raises(InputError, match="has the splits train"):
+        read_rows(str(tmp_path / "train"), "--test")
+
+
+def test_half_of_a_surrogate_pair_becomes_a_question_mark(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_text('{"text": "half \\ud83d", "more": [{"\\uDE00": "whole \\ud83d\\ude00"}]}\n')
+    (row,) = read_rows(str(tmp_path / "a.jsonl"), "--train")
+    assert row.values == {"text": "half ?", "more": [{"?": "whole \U0001f600"}]}
+
+
 @pytest.mark.parametrize(
     ("name", "content", "what", "where"),
     [

@@ -49,6 +49,9 @@ def test_words_a_line_and_lists_are_the_same(task: Tag, tmp_path: Path) -> None:
     contents = {name: [task.content(example) for example in examples] for name, examples in found.items()}
     assert contents["a.tsv"] == contents["a.conll"] == contents["a.jsonl"]
     assert [example.where.rpartition(" ")[2] for example in found["a.tsv"]] == ["3", "7"]
+    (tmp_path / "c.conll").write_text("10\u00a0000 CD B-NUM\r\na\u2028b NN O\r\n", newline="")
+    (example,) = task.read(str(tmp_path / "c.conll"), "--train")
+    assert (example.words, example.tags) == (["10\u00a0000", "a\u2028b"], ["B-NUM", "O"])
     (tmp_path / "b.tsv").write_text("anna\tO\nlonely\n")
     with pytest.raises(InputError, match="'lonely' has no tag"):
         task.read(str(tmp_path / "b.tsv"), "--train")
