@@ -120,6 +120,11 @@ MISTAKES = {
     "no vocabulary": ("make-data a.txt --vocab nosuch --output d", "--vocab"),
     "not a vocabulary": ("make-data a.txt --vocab mine --output d", "--vocab"),
     "weight of nothing": ("make-data a.txt --vocab vocab --output d --weight a.txt", "--weight"),
+    "vectors by URL": ("embed mine a.txt --output memory://v.npy", "--output"),
+    "figures by URL": ("evaluate mine --text a.txt --json memory://f.json", "--json"),
+    "a page by URL": ("inspect mine --html memory://p.html", "--html"),
+    "curves by URL": ("report mine --output memory://c.png", "--output"),
+    "overruled by phases": ("run base --output r --set train.max_steps=5", "--set train.max_steps"),
     "too few documents": ("make-data a.txt --vocab vocab --output d", "a.txt"),
 }
 
