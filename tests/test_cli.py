@@ -190,7 +190,7 @@ def start(english_text: Path, vocab_folder: Path, output: Path, workers: int) ->
 
 
 def wait_for(condition: Callable[[], bool], process: "subprocess.Popen[str]") -> None:
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 180
     while not condition() and process.poll() is None:
         assert time.monotonic() < deadline
         time.sleep(0.005)
@@ -214,13 +214,13 @@ def test_a_stopped_run_says_how_to_go_on_and_goes_on(
     process = start(english_text, vocab_folder, output, workers)
     wait_for(lambda: len(list(output.glob("train/[0-9]*.parquet"))) >= 3, process)
     process.send_signal(number)
-    _, stderr = process.communicate(timeout=60)
+    _, stderr = process.communicate(timeout=180)
     assert process.returncode == code, stderr
     assert word in stderr
     assert "Traceback" not in stderr
     assert not (output / "manifest.json").exists()
     again = start(english_text, vocab_folder, output, workers)
-    _, stderr = again.communicate(timeout=60)
+    _, stderr = again.communicate(timeout=180)
     assert again.returncode == 0, stderr
     assert digests(output) == reference
 
@@ -232,8 +232,8 @@ def test_two_processes_do_not_write_one_folder(
     first = start(english_text, vocab_folder, output, 1)
     wait_for(lambda: (output / ".lock").exists(), first)
     second = start(english_text, vocab_folder, output, 1)
-    _, stderr = second.communicate(timeout=60)
-    first.communicate(timeout=60)
+    _, stderr = second.communicate(timeout=180)
+    first.communicate(timeout=180)
     assert first.returncode == 0
     assert second.returncode in (0, 2)  # 0 where the first was done before the second looked
     assert second.returncode == 0 or "another process" in stderr

@@ -104,7 +104,7 @@ def test_a_cluster_that_loses_a_worker_makes_the_bytes_of_one_process(
     wait_for(lambda: shards(output) >= 5 or process.poll() is not None)
     doomed.send_signal(signal.SIGKILL)
     assert not (output / "manifest.json").exists()
-    _, stderr = process.communicate(timeout=60)
+    _, stderr = process.communicate(timeout=180)
     assert process.returncode == 0, stderr
     config = load_config(settings=SETTINGS)
     here = make_data(config, [str(english_text)], vocab_folder, tmp_path / "here" / "data", workers=1)
@@ -144,14 +144,14 @@ def test_an_interrupted_command_leaves_the_cluster_idle_and_goes_on(
     process = start(english_text, vocab_folder, output, loopback.address)
     wait_for(lambda: shards(output) >= 5)
     process.send_signal(signal.SIGINT)
-    _, stderr = process.communicate(timeout=60)
+    _, stderr = process.communicate(timeout=180)
     assert process.returncode == 130, stderr
     time.sleep(2)  # at most the shard begun
     count = shards(output)
     time.sleep(2)
     assert shards(output) == count
     again = start(english_text, vocab_folder, output, loopback.address)
-    _, stderr = again.communicate(timeout=120)
+    _, stderr = again.communicate(timeout=180)
     assert again.returncode == 0, stderr
     assert shards(output) > count
 
@@ -165,7 +165,7 @@ def test_a_scheduler_that_dies_is_one_message(
     process = start(english_text, vocab_folder, output, loopback.address)
     wait_for(lambda: shards(output) >= 5)
     loopback.processes[0].kill()
-    _, stderr = process.communicate(timeout=60)
+    _, stderr = process.communicate(timeout=180)
     assert process.returncode == 2
     assert "the scheduler is gone" in stderr
     assert "Traceback" not in stderr
@@ -184,7 +184,7 @@ def test_a_cluster_without_workers_waits_for_them(
     first.wait()
     time.sleep(1)
     loopback.add_worker()
-    stdout, stderr = process.communicate(timeout=120)
+    stdout, stderr = process.communicate(timeout=180)
     assert process.returncode == 0, stderr
     assert "waiting for workers" in stdout
 

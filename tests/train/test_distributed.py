@@ -159,7 +159,7 @@ def newest_step(run: Path) -> int:
 
 
 def wait_for_step(run: Path, step: int, process: "subprocess.Popen[str]") -> None:
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + 180
     while newest_step(run) < step:
         assert process.poll() is None, process.communicate()
         assert time.monotonic() < deadline
@@ -191,7 +191,7 @@ def test_a_signal_to_one_rank_stops_all_of_them_at_one_step(tiny: Tiny, data_fol
     process = launch(config, data_folder, run)
     wait_for_step(run, 10, process)
     os.kill(ranks_of(process)[-1], signal.SIGTERM)
-    _, err = process.communicate(timeout=120)
+    _, err = process.communicate(timeout=180)
     assert "the same command continues" in err
     assert 'Traceback (most recent call last):\n  File "/' not in err.split("torch.distributed")[0]
     step = newest_step(run)
