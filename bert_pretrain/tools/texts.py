@@ -92,7 +92,7 @@ def refuse_input_as_output(output: Path | None, locations: Iterable[str]) -> Non
     Raises:
         OutputError: when the output is one of the inputs.
     """
-    if output is not None and output.resolve() in {Path(location).resolve() for location in locations}:
+    if output is not None and output.resolve() in {Path(location).resolve() for location in set(locations)}:
         raise OutputError(f"{output} is an input", where="--output", remedy="name another file")
 
 
