@@ -1,4 +1,4 @@
-"""Pretrain BERT from raw text to a model that opens in every tool of the Hugging Face ecosystem."""
+"""Pretrain BERT from raw text; the result is a Hugging Face model folder."""
 
 from typing import TYPE_CHECKING, Any
 

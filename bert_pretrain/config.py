@@ -1,22 +1,12 @@
-"""The configuration: one YAML with a section a stage, checked once, here; everything inside trusts it.
-
-Input: a preset's name or a path, `--set section.key=value` pairs and flags. Output: a frozen `Config`. YAML scalars are
-taken as text and given their meaning by the field they belong to, so `1e-4` is a number where a number is expected,
-`no` is false where a truth value is and Norwegian where a language is.
-"""
+"""The configuration: one YAML with a section for each stage, checked once, here; everything inside trusts it."""
 
 import contextlib
-import difflib
 import re
-from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
 from typing import Annotated, Any, Literal
 
-import yaml
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 from bert_pretrain.errors import ConfigError
-from bert_pretrain.yaml_text import KeyPath, parse_value, parse_yaml
 
 
 def _whole_number(value: object) -> object:
@@ -43,6 +33,8 @@ def _seconds(value: object) -> object:
                 return sum(float(part) * size for part, size in zip(found.groups(), sizes, strict=True) if part)
     return value
 
+
+DEFAULT_MAX_STEPS = 100_000
 
 Int = Annotated[int, BeforeValidator(_whole_number)]
 PositiveInt = Annotated[Int, Field(gt=0)]
@@ -110,7 +102,7 @@ class DataConfig(_Section):
     """Refuse text that is not valid UTF-8 instead of replacing and counting it."""
     validation_fraction: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.01
     validation: tuple[str, ...] = ()
-    """Inputs of an own validation split, instead of `validation_fraction`."""
+    """Inputs of your own validation split, instead of `validation_fraction`."""
     input_weights: dict[str, Annotated[float, Field(gt=0.0)]] = {}
     """INPUT -> how many times as often as others it is seen, 1 where not named."""
     drop_duplicates: bool = True
@@ -169,7 +161,7 @@ class TrainConfig(_Section):
     peak_lr: Annotated[float, Field(gt=0.0)] = 1e-4
     warmup_ratio: Probability = 0.01
     warmup_steps: Annotated[Int, Field(ge=0)] | None = None
-    """Overrides `warmup_ratio`; clipped to the number of steps."""
+    """Overrides `warmup_ratio`; no more than the run has. A run by `time_budget` takes the ratio only."""
     schedule: Literal["linear", "cosine", "wsd"] = "linear"
     schedule_steps: PositiveInt | None = None
     """Steps that the schedule spans where phases share one; null means the run's own."""
@@ -188,9 +180,10 @@ class TrainConfig(_Section):
     """Compute a layer's activations again in its backward pass instead of keeping them: a third more work, far less
     memory."""
     parallel: Literal["auto", "ddp", "fsdp"] = "auto"
-    """How several processes share the model: a copy each, or its rows dealt out where it does not fit."""
-    device: Annotated[str, Field(pattern=r"^(auto|cpu|cuda(:\d+)?)$")] = "auto"
-    """auto: CUDA where there is some; `cuda` without a number: that of the process."""
+    """How several processes share the model: a copy each, or its rows sharded where it does not fit."""
+    device: Annotated[str, Field(pattern=r"^(auto|cpu|cuda(:\d+)?|mps)$")] = "auto"
+    """auto: CUDA where there is some, else the CPU; `cuda` without a number: that of the process; `mps`: Apple's GPU,
+    untested."""
     log_every: PositiveInt = 10
     """Steps between lines of the log and of `metrics.jsonl`."""
     eval_every: PositiveInt = 1000
@@ -210,6 +203,44 @@ class TrainConfig(_Section):
         if len(given) > 1:
             raise ValueError(f"{' and '.join(given)} are all lengths of the run; keep one")
         return self
+
+    @property
+    def planned_steps(self) -> int | None:
+        """Steps of the run, where they do not depend on the data or the clock."""
+        if self.max_epochs is not None or self.time_budget is not None:
+            return None
+        return self.max_steps or DEFAULT_MAX_STEPS
+
+    def check_warmup(self, spanned_steps: int | None, where: str = "train.warmup_steps") -> None:
+        """Refuse `warmup_steps` that do not fit.
+
+        As many as there are fit: the rate then only rises, as with a `warmup_ratio` of 1.
+
+        Args:
+            spanned_steps: of the schedule; None where they are not known yet.
+            where: what an error names.
+
+        Raises:
+            ConfigError: when there are more of them than the schedule spans, or the clock ends the run.
+        """
+        if self.warmup_steps is None:
+            return
+        ratio = (
+            f"set train.warmup_steps=null and train.warmup_ratio (now {self.warmup_ratio:g}), which is a share of the"
+        )
+        if self.time_budget is not None:
+            raise ConfigError(
+                f"warmup_steps {self.warmup_steps:,} cannot be combined with time_budget {self.time_budget:g}: "
+                "the number of steps is not known beforehand",
+                where=where,
+                remedy=f"{ratio} time",
+            )
+        if spanned_steps is not None and self.warmup_steps > spanned_steps:
+            raise ConfigError(
+                f"warmup_steps {self.warmup_steps:,} is longer than the run of {spanned_steps:,} steps",
+                where=where,
+                remedy=f"{ratio} run, or train for more steps",
+            )
 
 
 # A section of overrides left empty in YAML (`data:`) is null there.
@@ -240,201 +271,3 @@ class Config(_Section):
         for section in ("data", "train"):
             tree[section] = {**tree.get(section, {}), **getattr(phase, section)}
         return Config.model_validate(tree)
-
-
-def load_config(
-    source: str | Path | None = None,
-    settings: Sequence[str] = (),
-    flags: Mapping[str, tuple[str, object]] | None = None,
-    *,
-    with_phases: bool = True,
-) -> Config:
-    """Build the configuration from defaults, a preset or file, `--set` pairs and flags, later ones winning.
-
-    Args:
-        source: a path to a YAML file, or the name of a shipped preset.
-        settings: `section.key=value` texts.
-        flags: dotted key -> (the flag's name for messages, its value); a value of None counts as not given.
-        with_phases: whether phases will be run; else they may contradict the rest, for example in the run's length.
-
-    Raises:
-        ConfigError: for an unknown preset, unknown keys, wrong values, or texts that are not YAML.
-    """
-    tree: dict[str, Any] = {}
-    places: dict[KeyPath, str] = {}
-    if source is not None:
-        path = find_config(source)
-        try:
-            text = path.read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            raise ConfigError(
-                f"cannot read the configuration: {error}", where=str(path), remedy="give a readable YAML file"
-            ) from error
-        tree, places = parse_yaml(text, str(path))
-    for setting in settings:
-        key, equals, value = setting.partition("=")
-        if not equals or not key:
-            raise ConfigError(
-                f"'{setting}' is not of the form section.key=value",
-                where="--set",
-                remedy="write for example --set train.peak_lr=2e-4",
-            )
-        _assign(tree, places, key, parse_value(value, f"--set {key}"), f"--set {key}")
-    for key, (flag, given) in (flags or {}).items():
-        if given is not None:
-            _assign(tree, places, key, given, flag)
-    return _validated(tree, places, with_phases)
-
-
-def find_config(source: str | Path) -> Path:
-    """Return the file behind a path or a preset's name."""
-    path = Path(source)
-    if path.suffix in (".yaml", ".yml") or path.parent != Path("."):
-        if not path.is_file():
-            raise ConfigError(
-                f"there is no configuration file '{path}'",
-                where="--config",
-                remedy="check the path, or name a preset: " + ", ".join(sorted(preset_paths())),
-            )
-        return path
-    presets = preset_paths()
-    if str(source) not in presets:
-        raise ConfigError(
-            f"there is no preset '{source}'{_nearest(str(source), presets)}",
-            where="--config",
-            remedy="name one of " + ", ".join(sorted(presets)) + ", or give the path of a .yaml file",
-        )
-    return presets[str(source)]
-
-
-def preset_paths() -> dict[str, Path]:
-    """Return the shipped presets: name -> file. In a checkout they lie in `configs/`, in a wheel beside this module."""
-    here = Path(__file__).resolve().parent
-    folder = next((path for path in (here / "configs", here.parent / "configs") if path.is_dir()), None)
-    return {path.stem: path for path in sorted(folder.glob("*.yaml"))} if folder else {}
-
-
-def dump_yaml(config: Config) -> str:
-    """Return the resolved configuration as YAML that `load_config` reads back to the same values."""
-    return yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
-
-
-def _assign(tree: dict[str, Any], places: dict[KeyPath, str], dotted: str, value: object, where: str) -> None:
-    """Put `value` at a dotted key, which replaces what an earlier source said there."""
-    *parents, last = path = tuple(dotted.split("."))
-    for depth, parent in enumerate(parents):
-        if tree.get(parent) is None:  # a section left empty counts as one without keys
-            tree[parent] = {}
-        if not isinstance(tree[parent], dict):
-            raise ConfigError(
-                f"'{'.'.join(path[: depth + 1])}' holds no keys",
-                where=where,
-                remedy="name a key of a section, for example train.peak_lr",
-            )
-        tree = tree[parent]
-    tree[last] = value
-    for replaced in [place for place in places if place[: len(path)] == path]:
-        del places[replaced]
-    for depth in range(1, len(path) + 1):
-        places.setdefault(path[:depth], where)
-
-
-def _validated(tree: dict[str, Any], places: dict[KeyPath, str], with_phases: bool) -> Config:
-    # A section left empty (`train:`) means its defaults.
-    tree = {key: value for key, value in tree.items() if value is not None}
-    try:
-        config = Config.model_validate(tree)
-    except ValidationError as error:
-        raise _explain(error, (), places) from error
-    names = [phase.name for phase in config.phases]
-    if len(set(names)) < len(names):
-        raise ConfigError(
-            f"two phases share a name: {', '.join(names)}",
-            where=places.get(("phases",), "phases"),
-            remedy="give each phase a name of its own",
-        )
-    if with_phases and config.phases:
-        for index, phase in enumerate(config.phases):
-            try:
-                config.for_phase(phase)
-            except ValidationError as error:
-                raise _explain(error, ("phases", str(index)), places) from error
-        _refuse_overruled(config.phases, places)
-    return config
-
-
-def _refuse_overruled(phases: Sequence[PhaseConfig], places: Mapping[KeyPath, str]) -> None:
-    """Refuse a key of the command line that every phase sets otherwise, since it would change nothing."""
-    for section in ("data", "train"):
-        for key in set.intersection(*(set(getattr(phase, section)) for phase in phases)):
-            if places.get((section, key), "").startswith("--"):
-                raise ConfigError(
-                    f"every phase sets {section}.{key} itself, so that this changes nothing",
-                    where=places[section, key],
-                    remedy="add --set 'phases=[]' to do without phases, or give phases of your own in a YAML file",
-                )
-
-
-def _explain(error: ValidationError, prefix: KeyPath, places: dict[KeyPath, str]) -> ConfigError:
-    """Turn pydantic's first complaint into our three parts."""
-    problem = error.errors()[0]
-    # Pydantic adds the member of a union to the place; only what is in the configuration's own tree counts.
-    location = tuple(str(part) for part in problem["loc"])
-    path: KeyPath = prefix
-    for part in location:
-        if (*path, part) in places or problem["type"] == "extra_forbidden" or _is_key(path[len(prefix) :], part):
-            path = (*path, part)
-    dotted = ".".join(path)
-    where = next((places[path[:end]] for end in range(len(path), 0, -1) if path[:end] in places), "the configuration")
-    if problem["type"] == "extra_forbidden":
-        section = _section_at(path[len(prefix) : -1])
-        keys = list(section.model_fields) if section else []
-        return ConfigError(
-            f"unknown key '{dotted}'{_nearest(path[-1], keys)}",
-            where=where,
-            remedy="the keys there are " + ", ".join(keys) if keys else "remove it",
-        )
-    message = problem["msg"].removeprefix("Value error, ")
-    message = message[0].lower() + message[1:]
-    if problem["type"] == "value_error":
-        named = [places[key] for key in places if key[:-1] == path and key[-1] in message]
-        where = " and ".join(dict.fromkeys(named)) or where
-        return ConfigError(f"{dotted}: {message}", where=where, remedy="change one of the two")
-    if problem["type"] == "missing":
-        return ConfigError(f"'{dotted}' is missing", where=where, remedy="add it")
-    is_union = len(path) - len(prefix) < len(location)
-    remedy = _expectations(error, problem["loc"], is_union) if len(error.errors()) > 1 else message
-    return ConfigError(f"{dotted} is {problem['input']!r}", where=where, remedy=f"give another value: {remedy}")
-
-
-def _expectations(error: ValidationError, location: tuple[int | str, ...], is_union: bool) -> str:
-    """Join what the members of a union expected at the same place."""
-    parents = location[:-1]
-    alike = [item for item in error.errors() if item["loc"][: len(parents)] == parents]
-    # What a union's members expected stands below the key; beside it stand complaints about other keys.
-    messages = [item["msg"] for item in alike if is_union or item["loc"] == location]
-    return "; or ".join(dict.fromkeys(message[0].lower() + message[1:] for message in messages))
-
-
-def _section_at(path: KeyPath) -> type[BaseModel] | None:
-    section: Any = Config
-    for part in path:
-        if part.isdigit():
-            continue
-        field = section.model_fields.get(part)
-        if field is None:
-            return None
-        section = PhaseConfig if part == "phases" else field.annotation
-        if not (isinstance(section, type) and issubclass(section, BaseModel)):
-            return None
-    return section if isinstance(section, type) and issubclass(section, BaseModel) else None
-
-
-def _is_key(path: KeyPath, part: str) -> bool:
-    section = _section_at(path)
-    return section is not None and part in section.model_fields
-
-
-def _nearest(word: str, candidates: Iterable[str]) -> str:
-    matches = difflib.get_close_matches(word, list(candidates), n=1, cutoff=0.6)
-    return f"; did you mean '{matches[0]}'?" if matches else ""

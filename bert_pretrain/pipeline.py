@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from bert_pretrain.config import Config
-from bert_pretrain.curves import draw_curves, read_metrics
 from bert_pretrain.errors import ConfigError, UserError
+from bert_pretrain.examples.shards import DataFolder
 from bert_pretrain.make_data.run import make_data
-from bert_pretrain.shards import DataFolder
+from bert_pretrain.report.curves import draw_curves, read_metrics
 from bert_pretrain.vocab.run import make_vocab
 
 
@@ -69,11 +69,15 @@ def run_pipeline(
 
 
 def with_one_schedule(stages: Sequence[Config], folders: Sequence[Path]) -> list[Config]:
-    """Let phases count their steps on from one another, under one learning-rate schedule over all of them."""
-    from bert_pretrain.train.schedule import run_length
+    """Let phases count their steps on from one another, under one learning-rate schedule over all of them.
+
+    Raises:
+        ConfigError: when a phase has a time budget, or a warm-up longer than all phases together.
+    """
+    from bert_pretrain.train.optim.schedule import own_length
 
     lengths = [
-        run_length(stage.train, DataFolder.open(folder).rows("train"))
+        own_length(stage.train, DataFolder.open(folder).rows("train"))
         for stage, folder in zip(stages, folders, strict=True)
     ]
     own = [length.steps for length in lengths if length.steps is not None]
@@ -85,16 +89,15 @@ def with_one_schedule(stages: Sequence[Config], folders: Sequence[Path]) -> list
             where="train.time_budget",
             remedy="give every phase max_steps or max_epochs, or train without phases",
         )
-    return [
-        stage.model_copy(
-            update={
-                "train": stage.train.model_copy(
-                    update={"max_steps": sum(own[: index + 1]), "max_epochs": None, "schedule_steps": sum(own)}
-                )
-            }
+    shared = [
+        stage.train.model_copy(
+            update={"max_steps": sum(own[: index + 1]), "max_epochs": None, "schedule_steps": sum(own)}
         )
         for index, stage in enumerate(stages)
     ]
+    for train in shared:  # before the first phase begins, not when a later one does
+        train.check_warmup(sum(own))
+    return [stage.model_copy(update={"train": train}) for stage, train in zip(stages, shared, strict=True)]
 
 
 def _show_results(runs: Sequence[Path], model: Path, output: Path) -> None:

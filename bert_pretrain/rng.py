@@ -29,7 +29,7 @@ class Permutation:
     """A keyed pseudo-random permutation of `range(size)`, evaluated anywhere without a table.
 
     A balanced Feistel network of four rounds over the next power of four, walked until the value falls inside the
-    range. It lets any shard look up which documents are its own out of billions.
+    range. It lets any shard look up its documents out of billions.
     """
 
     ROUNDS = 4

@@ -20,8 +20,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from bert_pretrain.files import open_input, write_json
-from bert_pretrain.manifest import library_versions
+from bert_pretrain.storage.files import open_input, write_json
+from bert_pretrain.storage.manifest import library_versions
 
 ROOT = Path(__file__).resolve().parents[1]
 ROWS = ("ids-english", "ids-chinese", "make-data", "second-length", "workers", "vocab", "memory")

@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from bert_pretrain.encoder import Encoder
-from bert_pretrain.tokenizer import Tokenizer
+from bert_pretrain.text.encoder import Encoder
+from bert_pretrain.text.tokenizer import Tokenizer
 
 BLOCK_BYTES = 4 << 20  # as the token store feeds its encoder
 PEER_SENTENCES = 10_000  # in one call of encode_batch_fast

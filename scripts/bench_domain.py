@@ -19,16 +19,17 @@ from typing import Any
 import numpy as np
 import torch
 
-from bert_pretrain import documents
-from bert_pretrain.config import Config, load_config
-from bert_pretrain.files import write_json, write_text
+from bert_pretrain.config import Config
+from bert_pretrain.config_file import load_config
 from bert_pretrain.make_data.run import make_data
-from bert_pretrain.manifest import read_manifest
 from bert_pretrain.rng import stream
-from bert_pretrain.sources import resolve
-from bert_pretrain.tokenizer import Tokenizer
+from bert_pretrain.storage.files import write_json, write_text
+from bert_pretrain.storage.manifest import read_manifest
+from bert_pretrain.text import documents, text_files
+from bert_pretrain.text.sources import resolve
+from bert_pretrain.text.tokenizer import Tokenizer
 from bert_pretrain.tools.inference import open_bert
-from bert_pretrain.train.evaluate import evaluate
+from bert_pretrain.train.evaluation import evaluate
 from bert_pretrain.train.run import train
 from bert_pretrain.vocab.run import make_vocab
 
@@ -107,7 +108,7 @@ def _texts(path: Path, config: Config) -> Iterator[str]:
     """Yield the documents of an input."""
     (source,) = resolve([str(path)], config.data)
     lines: list[str] = []
-    for passage in documents.read(documents.Part(source), config.data, Counter()):
+    for passage in documents.read(text_files.Part(source), config.data, Counter()):
         lines.append(passage.text)
         if passage.ends_document:
             yield "\n".join(lines)
@@ -165,7 +166,7 @@ def _measure(model: Path, passages: list[Passage], new_words: set[str], config: 
     for passage in passages:
         pieces = [tokenizer.encode_text(word) for word in passage.words]
         offsets = np.cumsum([1, *map(len, pieces)])  # [CLS] stands first
-        ids = bert.surround(np.array([piece for word in pieces for piece in word]))
+        ids = bert.add_special_tokens(np.array([piece for word in pieces for piece in word]))
         places = [np.arange(offsets[word], offsets[word + 1]) for word in passage.masked]
         flat = np.concatenate(places)
         labels = torch.from_numpy(ids[flat]).to(bert.device)

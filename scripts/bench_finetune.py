@@ -19,15 +19,15 @@ from typing import Any
 import numpy as np
 from bench_finetune_tasks import Recipe, Row, held_out_documents, make_rows, read_documents, recipes
 
-from bert_pretrain.config import load_config
+from bert_pretrain.config_file import load_config
+from bert_pretrain.finetune.questions import squad_scores
+from bert_pretrain.finetune.run import finetune
+from bert_pretrain.finetune.settings import Settings
+from bert_pretrain.finetune.tag import entity_scores
 from bert_pretrain.model.bert import BertForPreTraining
 from bert_pretrain.model.huggingface import read_config, save_model
 from bert_pretrain.pipeline import run_pipeline
-from bert_pretrain.tokenizer import Tokenizer
-from bert_pretrain.tools.finetune.questions import squad_scores
-from bert_pretrain.tools.finetune.run import finetune
-from bert_pretrain.tools.finetune.settings import Settings
-from bert_pretrain.tools.finetune.tag import entity_scores
+from bert_pretrain.text.tokenizer import Tokenizer
 
 PRETRAINING = """
 inputs: [{corpus}]

@@ -16,9 +16,9 @@ import pyarrow.parquet as pq
 
 from bert_pretrain import rng
 from bert_pretrain.config import DataConfig
+from bert_pretrain.examples.shards import DataFolder
 from bert_pretrain.make_data.plan import split_order
-from bert_pretrain.shards import DataFolder
-from bert_pretrain.tokenizer import Tokenizer
+from bert_pretrain.text.tokenizer import Tokenizer
 
 Document = list[str]
 Row = dict[str, Any]

@@ -7,10 +7,15 @@ MFU counts the operations of real tokens, over what a large matrix product reach
 data sheet's peak of a known card.
 
     python scripts/bench_train.py DATA_FOLDER [--sizes 2x128 4x256 12x768] [--examples 64] [--pairs 5] [--device cpu]
+
+`--json FILE` appends each row as a line of JSON as well.
 """
 
 import argparse
 import contextlib
+import importlib.metadata
+import importlib.util
+import json
 import subprocess
 import sys
 import time
@@ -21,20 +26,19 @@ from typing import Any
 
 import numpy as np
 import torch
-import transformers
 from torch import Tensor
 
 from bert_pretrain.config import ModelConfig, TrainConfig
+from bert_pretrain.examples.shards import DataFolder
 from bert_pretrain.model.attention import choose_attention
 from bert_pretrain.model.bert import BertForPreTraining
-from bert_pretrain.shards import DataFolder
-from bert_pretrain.train import hardware
-from bert_pretrain.train.batches import Batch, GlobalBatch, Prefetcher, TrainingData
-from bert_pretrain.train.flops import batch_flops, peak_flops
+from bert_pretrain.train.batches import Batch, GlobalBatch
+from bert_pretrain.train.device import hardware
+from bert_pretrain.train.device.flops import batch_flops, peak_flops
+from bert_pretrain.train.loader import Prefetcher, TrainingData
 from bert_pretrain.train.loss import PretrainingLoss
-from bert_pretrain.train.optimizer import make_optimizers
-from bert_pretrain.train.state import StepSums
-from bert_pretrain.train.step import train_step
+from bert_pretrain.train.optim.optimizer import make_optimizers
+from bert_pretrain.train.step import StepSums, train_step
 
 FAR_STEP = 10**6
 DATA_STEPS = 20
@@ -79,7 +83,7 @@ def main() -> None:
     lengths = f"{sum(r.tokens for r in folder.shards('train')) / folder.rows('train'):.0f} real tokens of at most"
     print(
         f"{device_name(device)}, {torch.get_num_threads()} threads, {precision.name}, torch {torch.__version__}, "
-        f"transformers {transformers.__version__}, {arguments.examples} examples of {lengths} {folder.max_seq_length}, "
+        f"transformers {transformers_version()}, {arguments.examples} examples of {lengths} {folder.max_seq_length}, "
         f"{vocab_size} tokens\nlargest matrix product: {product_ceiling(device, precision.dtype) / 1e12:.3g} "
         "TFLOP/s\n\n"
         "| size | step | examples/s | real tokens/s | MFU of the product | of the data sheet | peak memory | ours over"
@@ -101,6 +105,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--dropout", type=float, default=0.1, help="0 lets our step use flash attention")
     parser.add_argument("--vocab-size", type=int, default=0, help="rows of the embedding, if more than the data's")
     parser.add_argument("--peers", nargs="+", default=None, choices=["eager", "compiled"])
+    parser.add_argument("--json", type=Path, default=None, metavar="FILE", help="append the rows as lines of JSON")
     parser.add_argument("--contestant", choices=["ours", "eager", "compiled"], help=argparse.SUPPRESS)
     return parser.parse_args()
 
@@ -108,9 +113,15 @@ def parse_arguments() -> argparse.Namespace:
 def compare(bench: Bench, size: str, arguments: argparse.Namespace) -> None:
     """Time one size and print its lines."""
     peers = arguments.peers or (["eager", "compiled"] if bench.device.type == "cuda" else ["eager"])
+    if transformers_version() is None:
+        print("transformers is not installed: there is no peer")
+        peers = []
     batch = training_data(bench, hardware.CPU_MICRO_BATCH_TOKENS).global_batch(0)
     with contextlib.ExitStack() as stack:
+        # All start before the first one is asked, so that their imports take no time in turn.
         contestants = {name: stack.enter_context(Contestant(name, size, arguments)) for name in ("ours", *peers)}
+        for contestant in contestants.values():
+            contestant.warm_up()
         times = {name: np.zeros(arguments.pairs) for name in contestants}
         ceiling = np.zeros(arguments.pairs)
         for pair in range(arguments.pairs):
@@ -118,20 +129,63 @@ def compare(bench: Bench, size: str, arguments: argparse.Namespace) -> None:
             for name, contestant in contestants.items():
                 times[name][pair] = contestant.ask("step")
         memory = {name: contestant.ask("peak") for name, contestant in contestants.items()}
-    flops = batch_flops(batch, bench.model_config(size), bench.vocab_size)
-    peak = peak_flops(bench.device, bench.precision.dtype)
     for name in contestants:
-        seconds = float(np.median(times[name]))
-        low, middle, high = np.quantile(times[name] / times["ours"], [0.25, 0.5, 0.75])
-        ratio = "" if name == "ours" else f"{middle:.2f} × ({low:.2f}–{high:.2f})"
-        share = "" if name == "ours" else f" (ours {memory['ours'] / memory[name]:.2f} of it)"
-        shown = f"{memory[name] / 2**30:.2f} GiB{share}"
-        print(
-            f"| L{size.replace('x', '-H')} | {name} | {batch.num_sequences / seconds:.1f} | "
-            f"{batch.num_tokens / seconds:,.0f} | {flops / seconds / np.median(ceiling):.1%} | "
-            f"{f'{flops / seconds / peak:.1%}' if peak else '–'} | {shown} | {ratio} |",
-            flush=True,
-        )
+        row = result_row(bench, size, name, batch, times, float(np.median(ceiling)), memory)
+        print(table_line(row), flush=True)
+        if arguments.json is not None:
+            with arguments.json.open("a", encoding="utf-8") as file:
+                file.write(json.dumps(row) + "\n")
+
+
+def result_row(
+    bench: Bench,
+    size: str,
+    name: str,
+    batch: GlobalBatch,
+    times: dict[str, np.ndarray],
+    ceiling: float,
+    memory: dict[str, float],
+) -> dict[str, Any]:
+    """Return one contestant's figures as JSON values, from seconds, FLOP/s of a large product and bytes of memory."""
+    seconds = float(np.median(times[name]))
+    low, middle, high = (float(value) for value in np.quantile(times[name] / times["ours"], [0.25, 0.5, 0.75]))
+    rate = batch_flops(batch, bench.model_config(size), bench.vocab_size) / seconds
+    peak = peak_flops(bench.device, bench.precision.dtype)
+    return {
+        "size": f"L{size.replace('x', '-H')}",
+        "max_seq_length": bench.folder.max_seq_length,
+        "step": name,
+        "examples": batch.num_sequences,
+        "tokens": batch.num_tokens,
+        "step_seconds": seconds,
+        "examples_per_second": batch.num_sequences / seconds,
+        "tokens_per_second": batch.num_tokens / seconds,
+        "product_flops": ceiling,
+        "mfu_of_product": rate / ceiling,
+        "mfu": rate / peak if peak else None,
+        "peak_memory_bytes": int(memory[name]),
+        "memory_over_it": None if name == "ours" else memory["ours"] / memory[name],
+        "ours_over_it": None if name == "ours" else middle,
+        "ours_over_it_quartiles": None if name == "ours" else [low, high],
+        "device": device_name(bench.device),
+        "precision": bench.precision.name,
+        "torch": torch.__version__,
+        "transformers": transformers_version(),
+    }
+
+
+def table_line(row: dict[str, Any]) -> str:
+    """Return a row as a line of the Markdown table."""
+    ratio, memory = "", f"{row['peak_memory_bytes'] / 2**30:.2f} GiB"
+    mfu = "–" if row["mfu"] is None else f"{row['mfu']:.1%}"
+    if row["ours_over_it"] is not None:
+        low, high = row["ours_over_it_quartiles"]
+        ratio = f"{row['ours_over_it']:.2f} × ({low:.2f}–{high:.2f})"
+        memory += f" (ours {row['memory_over_it']:.2f} of it)"
+    return (
+        f"| {row['size']} | {row['step']} | {row['examples_per_second']:.1f} | {row['tokens_per_second']:,.0f} | "
+        f"{row['mfu_of_product']:.1%} | {mfu} | {memory} | {ratio} |"
+    )
 
 
 class Contestant:
@@ -142,7 +196,10 @@ class Contestant:
         for option in ("examples", "device", "precision", "dropout", "vocab_size"):
             command += [f"--{option.replace('_', '-')}", str(getattr(arguments, option))]
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-        for _ in range(WARM_UP_STEPS):  # kernels are chosen or compiled here
+
+    def warm_up(self) -> None:
+        """Let it take a few steps, in which kernels are chosen or compiled."""
+        for _ in range(WARM_UP_STEPS):
             self.ask("step")
 
     def ask(self, question: str) -> float:
@@ -164,6 +221,8 @@ class Contestant:
 
 def contend(bench: Bench, size: str, name: str) -> None:
     """Be a contestant: answer the questions that come in, one a line."""
+    if name != "ours":
+        import transformers  # noqa: F401  (before memory is watched: importing it is no part of a step)
     start_of_memory = watch_memory(bench.device)
     if name == "ours":
         step = ours(bench, size)
@@ -206,6 +265,8 @@ def training_data(bench: Bench, tokens: int, compiled: bool = False) -> Training
 
 def peer(bench: Bench, size: str, batch: GlobalBatch, name: str) -> Callable[[], None]:
     """Return one optimizer step of `BertForPreTraining` on the same examples, padded."""
+    import transformers
+
     device, dtype, names = bench.device, bench.precision.dtype, bench.model_config(size).model_dump()
     model: Any = transformers.BertForPreTraining(transformers.BertConfig(vocab_size=bench.vocab_size, **names))
     model = model.to(device).train()
@@ -300,6 +361,11 @@ def report_reading(bench: Bench) -> None:
 
 def device_name(device: torch.device) -> str:
     return torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU"
+
+
+def transformers_version() -> str | None:
+    """Return the version of transformers, or None where it is not installed; nothing is imported."""
+    return importlib.metadata.version("transformers") if importlib.util.find_spec("transformers") else None
 
 
 def timed(step: Callable[[], object], device: torch.device) -> float:

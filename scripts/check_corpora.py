@@ -18,15 +18,16 @@ from sklearn.ensemble import HistGradientBoostingClassifier
 from sklearn.model_selection import cross_val_score
 from transformers import AutoTokenizer
 
-from bert_pretrain import documents
-from bert_pretrain.config import Config, load_config
-from bert_pretrain.encoder import Encoder
-from bert_pretrain.files import read_json
+from bert_pretrain.config import Config
+from bert_pretrain.config_file import load_config
+from bert_pretrain.examples.shards import DataFolder, read_shard
 from bert_pretrain.make_data.run import make_data
 from bert_pretrain.make_data.sentences import SentenceSplitter
-from bert_pretrain.shards import DataFolder, read_shard
-from bert_pretrain.sources import resolve
-from bert_pretrain.tokenizer import Tokenizer
+from bert_pretrain.storage.files import read_json
+from bert_pretrain.text import documents, text_files
+from bert_pretrain.text.encoder import Encoder
+from bert_pretrain.text.sources import resolve
+from bert_pretrain.text.tokenizer import Tokenizer
 from bert_pretrain.vocab.run import make_vocab
 
 SENTENCE_ENDS = ".!?。！？…;；:：\"'”’」』)）"
@@ -89,7 +90,7 @@ def compare_ids(path: str, vocab: Path, config: Config) -> tuple[int, int]:
     compared = different = 0
     for source in resolve([path], config.data):
         splitter = SentenceSplitter(source.splitter, config.data.language)
-        for passage in documents.read(documents.Part(source), config.data, Counter()):
+        for passage in documents.read(text_files.Part(source), config.data, Counter()):
             found = splitter.split(passage.text, ends_document=passage.ends_document)
             if not found:
                 continue

@@ -15,13 +15,15 @@ from pathlib import Path
 import hypothesis
 import pytest
 
-from bert_pretrain.config import load_config
+from bert_pretrain.config_file import load_config
 from bert_pretrain.make_data.run import make_data
 from bert_pretrain.vocab.run import make_vocab
 
 # The same cases in every run; look for new ones with --hypothesis-profile=default.
 hypothesis.settings.register_profile("suite", derandomize=True, deadline=None, max_examples=60, database=None)
 hypothesis.settings.load_profile("suite")
+
+pytest_plugins = ["tests.small_bert"]
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 CHINESE_WORDS = re.findall(

@@ -10,8 +10,8 @@ import torch
 from safetensors.torch import load_file
 
 import bert_pretrain
-from bert_pretrain.config import load_config
-from bert_pretrain.errors import ConfigError, InputError
+from bert_pretrain.config_file import load_config
+from bert_pretrain.errors import ConfigError
 from bert_pretrain.train.run import train
 
 PAGE = Path(__file__).parent.parent / "docs" / "python.md"
@@ -65,9 +65,15 @@ def test_hidden_states_and_logits_are_those_of_transformers(model_folder: Path) 
     texts = ["A module.", "The value of an [MASK] is [MASK] value, or [SEP] not.", ""]
     model = bert_pretrain.load_model(model_folder, device="cpu")
     theirs, tokenizer = (x.from_pretrained(model_folder) for x in (AutoModelForPreTraining, AutoTokenizer))
-    for text, hidden, logits in zip(texts, model.hidden_states(texts), model.logits(texts), strict=True):
-        # Raw text is never a special token here, but for the mask.
-        batch = tokenizer(text.replace("[SEP]", "[ SEP ]"), return_tensors="pt")
+    sequences = [model.add_special_tokens(model.tokenizer.encode_text(text)) for text in texts]
+    with model.running():
+        together = model.network.encode(*model.pack(sequences))
+        logits_together = model.network.decode(model.network.mlm_head(together))
+    assert not together.requires_grad
+    lengths = [len(sequence) for sequence in sequences]
+    for text, hidden, logits in zip(texts, together.split(lengths), logits_together.split(lengths), strict=True):
+        # Raw text is never a special token here.
+        batch = tokenizer(text.replace("[SEP]", "[ SEP ]").replace("[MASK]", "[ MASK ]"), return_tensors="pt")
         with torch.inference_mode():
             expected = theirs(**batch, output_hidden_states=True)
         torch.testing.assert_close(hidden, expected.hidden_states[-1][0], atol=1e-5, rtol=1e-5)
@@ -80,11 +86,9 @@ def test_mistakes_name_what_was_given(model_folder: Path, data_folder: Path, tmp
     assert caught.value.where == "train['max_stepz']"
     with pytest.raises(ConfigError, match="must be a local folder"):
         bert_pretrain.pretrain("s3://bucket/data", tmp_path / "run")
-    model = bert_pretrain.load_model(model_folder, device="cpu")
-    with pytest.raises(InputError, match="text 1 has"):
-        model.logits(["short", "long " * 600])
-    with pytest.raises(InputError, match="a single text"):
-        model.logits("not a list")
+    with pytest.raises(ConfigError) as caught:
+        bert_pretrain.load_model(model_folder, device="gpu")
+    assert caught.value.where == "device"
 
 
 def test_the_page_does_what_it_says(

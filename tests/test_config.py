@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bert_pretrain.config import Config, PhaseConfig, dump_yaml, load_config, preset_paths
+from bert_pretrain.config import Config, PhaseConfig
+from bert_pretrain.config_file import dump_yaml, load_config, preset_paths
 from bert_pretrain.errors import ConfigError
 
 SCHEMA = Path(__file__).resolve().parents[1] / "configs" / "schema.json"
@@ -142,6 +143,27 @@ MISTAKES = [
     ),
     ("train:\n  max_steps: 5\n  max_epochs: 2\n", ["max_steps 5", "max_epochs 2", "keep one", ":2 and", ":3"]),
     ("train:\n  max_steps: 5\n  time_budget: 2h\n", ["max_steps 5", "time_budget 7200", "keep one", ":2 and", ":3"]),
+    (
+        "train:\n  warmup_steps: 10\n  max_steps: 9\n",
+        ["warmup_steps 10 is longer than the run of 9 steps", "train.warmup_ratio", ":2 and", ":3"],
+    ),
+    ("train:\n  warmup_steps: 100_001\n", ["warmup_steps 100,001", "the run of 100,000 steps", ":2"]),
+    (
+        "train:\n  warmup_steps: 10\n  max_steps: 3\n  schedule_steps: 9\n",
+        ["warmup_steps 10", "9 steps", ":2 and", ":4"],
+    ),
+    (
+        "train:\n  warmup_steps: 0\n  time_budget: 2h\n",
+        ["warmup_steps 0 cannot be combined with time_budget 7200", "train.warmup_ratio", ":2 and", ":3"],
+    ),
+    (
+        "train: {max_steps: 5}\nphases:\n  - {name: a}\n  - {name: b, train: {max_steps: 4, warmup_steps: 10}}\n",
+        ["warmup_steps 10", "9 steps", ":4"],
+    ),
+    (
+        "train: {max_steps: 4}\nphases:\n  - name: a\n  - name: b\n    train:\n      warmup_steps: 9\n",
+        ["warmup_steps 9", "8 steps", ":6 and", ":1"],
+    ),
     ("train:\n  time_budget: soon\n", ["train.time_budget", "'soon'", ":2"]),
     ("train:\n  micro_batch_tokens: many\n", ["train.micro_batch_tokens", "'many'", "auto", "integer", ":2"]),
     ("train:\n  betas: [0.9]\n", ["train.betas", ":2"]),
@@ -272,3 +294,38 @@ def test_where_phases_are_not_run_they_may_contradict_the_rest() -> None:
     assert config.train.time_budget is not None
     with pytest.raises(ConfigError, match="are all lengths of the run"):
         load_config("base", ["train.time_budget=24h"])
+
+
+PHASES_OF_40_AND_60_STEPS = "phases=[{name: a, train: {max_steps: 40}}, {name: b, train: {max_steps: 60}}]"
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        ["train.warmup_steps=9", "train.max_steps=9"],
+        ["train.warmup_steps=9", "train.max_steps=5", "train.schedule_steps=9"],
+        ["train.warmup_steps=9", "train.max_epochs=1"],  # how many steps that is, the data will tell
+        ["train.warmup_steps=100", PHASES_OF_40_AND_60_STEPS],
+        ["train.warmup_ratio=1", "train.time_budget=60"],
+    ],
+)
+def test_a_warm_up_that_fits_is_taken(settings: list[str]) -> None:
+    assert load_config(None, settings)
+
+
+def test_a_warm_up_longer_than_a_run_without_its_phases_is_refused() -> None:
+    settings = ["train.warmup_steps=100", PHASES_OF_40_AND_60_STEPS]
+    assert load_config(None, settings).train.warmup_steps == 100
+    with pytest.raises(ConfigError, match="longer than the run of 40 steps") as caught:
+        load_config(None, settings, {"train.max_steps": ("--max-steps", 40)}, with_phases=False)
+    assert caught.value.where == "--set train.warmup_steps and --max-steps"
+
+
+@pytest.mark.parametrize("name", [name for name in preset_paths() if name != "demo"])
+def test_presets_warm_up_for_a_hundredth_of_any_run(name: str) -> None:
+    whole = load_config(name)
+    steps = sum(whole.for_phase(phase).train.max_steps or 0 for phase in whole.phases)
+    assert steps * whole.train.warmup_ratio == 10_000  # as in the paper
+    for length in ("train.time_budget=3m", "train.max_steps=1000"):
+        config = load_config(name, [length], with_phases=False)
+        assert (config.train.warmup_steps, config.train.warmup_ratio) == (None, 0.01)

@@ -20,7 +20,7 @@ import typer
 import yaml
 
 from bert_pretrain.cli import app
-from bert_pretrain.config import load_config
+from bert_pretrain.config_file import load_config
 from tests.conftest import one_sentence_a_line
 from tests.pages import PAGES, PYTHON, ROOT, SHELL, Block, anchor, blocks, headings, links, prose, words
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import transformers
 
-from bert_pretrain.config import preset_paths
+from bert_pretrain.config_file import preset_paths
 
 ROOT = Path(__file__).parent.parent
 SMALL = [
@@ -71,8 +71,9 @@ def test_the_wheel_holds_the_presets_and_runs(tmp_path: Path) -> None:
     installed = {path.stem for path in (tmp_path / "installed" / "bert_pretrain" / "configs").glob("*.yaml")}
     assert installed == set(preset_paths())
     script = (
-        "import sys; sys.path.insert(0, sys.argv.pop(1)); from bert_pretrain import config, cli; "
-        "assert 'installed' in config.__file__ and config.load_config('large').model.hidden_size == 1024; cli.main()"
+        "import sys; sys.path.insert(0, sys.argv.pop(1)); from bert_pretrain import config_file, cli; "
+        "assert 'installed' in config_file.__file__; "
+        "assert config_file.load_config('large').model.hidden_size == 1024; cli.main()"
     )
     done = subprocess.run(
         [sys.executable, "-c", script, str(tmp_path / "installed"), "--help"],

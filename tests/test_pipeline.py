@@ -6,7 +6,9 @@ from pathlib import Path
 import pytest
 
 from bert_pretrain.config import Config
-from bert_pretrain.pipeline import run_pipeline
+from bert_pretrain.errors import ConfigError
+from bert_pretrain.examples.shards import DataFolder
+from bert_pretrain.pipeline import run_pipeline, with_one_schedule
 
 
 def test_phases_of_unlike_objectives_follow_one_another(
@@ -41,3 +43,14 @@ def test_phases_of_unlike_objectives_follow_one_another(
     lines = [json.loads(line) for line in (model.parent / "metrics.jsonl").read_text().splitlines()]
     assert lines[-2]["step"] == 6
     assert lines[-2]["nsp_loss"] > 0
+
+
+def test_a_warm_up_may_span_phases_but_no_more_than_all_of_them(data_folder: Path) -> None:
+    rows = DataFolder.open(data_folder).rows("train")
+    first = Config.model_validate({"train": {"max_epochs": 1, "global_batch_size": rows}})
+    last = Config.model_validate({"train": {"max_epochs": 2, "global_batch_size": rows, "warmup_steps": 3}})
+    shared = [stage.train for stage in with_one_schedule([first, last], [data_folder, data_folder])]
+    assert [(train.max_steps, train.schedule_steps) for train in shared] == [(1, 3), (3, 3)]
+    longer = last.model_copy(update={"train": last.train.model_copy(update={"warmup_steps": 4})})
+    with pytest.raises(ConfigError, match="warmup_steps 4 is longer than the run of 3 steps"):
+        with_one_schedule([first, longer], [data_folder, data_folder])

@@ -1,7 +1,7 @@
-"""The command line: one command a stage, and what one does with data and models.
+"""The command line: a command for each stage, and others for data folders and models.
 
-The commands are in `stages.py`, `models.py` and `tuning.py`; here they are put in order, and a mistake becomes an exit
-code. Heavy libraries are imported only by the command that needs them, so that `--help` answers at once.
+The commands are in `stages.py`, `models.py` and `tuning.py`; they are registered here, and errors become exit codes.
+Heavy libraries are imported only by the command that needs them, so that `--help` is instant.
 """
 
 import os
@@ -13,7 +13,7 @@ from typing import Annotated, Any
 import typer
 
 from bert_pretrain import __version__
-from bert_pretrain.cli.exits import Terminated, reports_mistakes, terminate
+from bert_pretrain.cli.exits import Terminated, reports_errors, terminate
 from bert_pretrain.cli.models import embed, evaluate, fill_mask, inspect, report
 from bert_pretrain.cli.stages import make_data, run, train, vocab
 from bert_pretrain.cli.tuning import finetune
@@ -28,7 +28,7 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 for _command in (vocab, make_data, train, run, inspect, evaluate, fill_mask, embed, finetune, report):
-    app.command()(reports_mistakes(_command))
+    app.command()(reports_errors(_command))
 
 
 def _version(wanted: bool) -> None:
@@ -40,7 +40,7 @@ def _version(wanted: bool) -> None:
 @app.callback()
 def _options(
     version: Annotated[
-        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version and leave.")
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version and exit.")
     ] = False,
 ) -> None:
     pass
@@ -49,9 +49,12 @@ def _options(
 def main() -> None:
     """Run the command line."""
     signal.signal(signal.SIGTERM, terminate)
+    # OpenMP's threads should sleep at a barrier, not spin: with one other busy process, spinning slowed training to a
+    # third and less; without one, sleeping costs little. OpenMP reads it when torch is loaded; a user's own value wins.
+    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     code: Any = 0
     try:
-        app(prog_name=_NAME)  # by any other name, `python -m` too, completion would be written for that
+        app(prog_name=_NAME)  # otherwise completion under `python -m` would be for that name
     except Terminated:  # before a command began
         code = 143
     except SystemExit as leaving:
@@ -63,5 +66,5 @@ def main() -> None:
         code = 1
     distributed = sys.modules.get("bert_pretrain.train.distributed")
     if distributed is not None:
-        distributed.leave(code if isinstance(code, int) else int(code is not None))
+        distributed.shut_down(code if isinstance(code, int) else int(code is not None))
     sys.exit(code)

@@ -1,24 +1,30 @@
-"""What commands import at their call, not before, so that `--help` answers at once."""
+"""What commands share: imports at the call, so that `--help` is instant, and the configuration from their flags."""
 
-import importlib
-import importlib.util
+import contextlib
 import signal
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from bert_pretrain.storage.paths import local_place
 
 if TYPE_CHECKING:
     from bert_pretrain.config import Config
 
-_WITHOUT_PANDAS = ("bert_pretrain.vocab", "bert_pretrain.make_data")
 
+@contextlib.contextmanager
+def importing(*, with_pandas: bool = True) -> Iterator[None]:
+    """Hold signals back while a command imports what it needs: one that interrupts an import may be lost or break it.
 
-def load(module: str, name: str) -> Any:
-    """Import what a command needs, with signals held back: inside a half-made import one would be lost, or break it."""
+    Args:
+        with_pandas: import pandas too, which pyarrow otherwise imports at its first use, whenever that is.
+    """
     held = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
     try:
-        if not module.startswith(_WITHOUT_PANDAS) and importlib.util.find_spec("pandas"):
-            importlib.import_module("pandas")  # pyarrow loads it at its first use, whenever that is
-        return getattr(importlib.import_module(module), name)
+        if with_pandas:
+            with contextlib.suppress(ImportError):
+                import pandas  # type: ignore[import-untyped]  # noqa: F401
+        yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, held)
 
@@ -31,6 +37,11 @@ def load_config(
     with_phases: bool = True,
 ) -> "Config":
     """Read the configuration that the flags of a command describe."""
-    from bert_pretrain.config import load_config as read_config
+    from bert_pretrain.config_file import load_config as read_config
 
     return read_config(source, settings or (), flags, with_phases=with_phases)
+
+
+def local_file(location: str, flag: str) -> Path:
+    """Return the path of an output file, which must be local."""
+    return local_place(location, flag, remedy="write a local file, then copy it there")

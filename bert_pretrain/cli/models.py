@@ -1,40 +1,40 @@
-"""Commands on what the stages have written: data folders, models and runs."""
+"""Commands for the outputs of the stages: data folders, models and runs."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from bert_pretrain.cli.loading import load, load_config
+from bert_pretrain.cli.loading import importing, load_config, local_file
 from bert_pretrain.cli.options import Device, Workers
-from bert_pretrain.places import local_place
 
 if TYPE_CHECKING:
     from bert_pretrain.config import Config
 
 Model = Annotated[Path, typer.Argument(help="A model folder.")]
 BatchTokens = Annotated[int | None, typer.Option("--batch-tokens", min=1, help="Tokens that run at once.")]
-TextField = Annotated[str | None, typer.Option("--text-field", help="Where records have their text; text by default.")]
-SkipEmpty = Annotated[bool, typer.Option("--skip-empty", help="Leave empty texts out instead of refusing them.")]
+TextField = Annotated[str | None, typer.Option("--text-field", help="Field of the text in records; text by default.")]
+SkipEmpty = Annotated[bool, typer.Option("--skip-empty", help="Skip empty texts instead of refusing them.")]
 
 
 def inspect(
     data: Annotated[Path, typer.Argument(metavar="DATA_DIR", help="A folder that make-data has written.")],
-    split: Annotated[str, typer.Option("--split", help="Where the examples come from: train or validation.")] = "train",
+    split: Annotated[str, typer.Option("--split", help="The split of the examples: train or validation.")] = "train",
     rows: Annotated[int | None, typer.Option("--rows", min=0, help="How many examples to show.")] = None,
     row: Annotated[list[int] | None, typer.Option("--row", help="Show this row; may be repeated.")] = None,
-    seed: Annotated[int, typer.Option("--seed", help="Draws the rows.")] = 0,
-    stats: Annotated[bool, typer.Option("--stats", help="Read all shards: figures, histograms, checks.")] = False,
+    seed: Annotated[int, typer.Option("--seed", help="Seed for drawing rows.")] = 0,
+    stats: Annotated[bool, typer.Option("--stats", help="Read all shards: statistics, histograms, checks.")] = False,
     html: Annotated[
-        str | None, typer.Option("--html", metavar="FILE", help="Write all of it as one page to this file.")
+        str | None, typer.Option("--html", metavar="FILE", help="Write everything to this HTML file.")
     ] = None,
     workers: Workers = None,
 ) -> None:
-    """Look at a data folder; exit code 1 if it breaks what its configuration promises.
+    """Show a data folder; exit code 1 if it does not match its configuration.
 
     Example: bert-pretrain inspect data --stats --html data.html
     """
-    run_inspect = load("bert_pretrain.tools.inspect", "inspect")
+    with importing():
+        from bert_pretrain.inspect.inspect import inspect as run_inspect
     is_sound = run_inspect(
         data,
         split=split,
@@ -42,7 +42,7 @@ def inspect(
         chosen=row or (),
         seed=seed,
         stats=stats,
-        html=_file(html, "--html"),
+        html=None if html is None else local_file(html, "--html"),
         workers=workers,
     )
     if not is_sound:
@@ -63,23 +63,23 @@ def evaluate(
         typer.Option("--output", metavar="FILE", help="Write the score of each text or pair to this .jsonl."),
     ] = None,
     json: Annotated[
-        str | None, typer.Option("--json", metavar="FILE", help="Write the figures to this file as well.")
+        str | None, typer.Option("--json", metavar="FILE", help="Also write the metrics to this file.")
     ] = None,
     metric: Annotated[
         str | None, typer.Option("--metric", help="Of texts and pairs: original (default) or word-l2r.")
     ] = None,
     by: Annotated[
-        str | None, typer.Option("--by", metavar="FIELD", help="Accuracy on pairs by this field; UID where there.")
+        str | None, typer.Option("--by", metavar="FIELD", help="Report accuracy by this field; UID if present.")
     ] = None,
     batch_tokens: BatchTokens = None,
     text_field: TextField = None,
     skip_empty: SkipEmpty = False,
     device: Device = "auto",
     precision: Annotated[
-        str | None, typer.Option("--precision", help="fp32, bf16, fp16 or auto; for a data folder auto, else fp32.")
+        str | None, typer.Option("--precision", help="fp32, bf16, fp16 or auto; default auto with --data, else fp32.")
     ] = None,
 ) -> None:
-    """Measure a model on a data folder, on texts, or on minimal pairs.
+    """Evaluate a model on a data folder, on texts, or on minimal pairs.
 
     Example: bert-pretrain evaluate run/model --data data
 
@@ -87,34 +87,35 @@ def evaluate(
 
     Example: bert-pretrain evaluate run/model --pairs blimp/
     """
-    run_evaluate = load("bert_pretrain.tools.evaluate", "evaluate")
-    scores = load("bert_pretrain.tools.evaluate", "Scores")
+    with importing():
+        from bert_pretrain.tools.evaluate import Scores
+        from bert_pretrain.tools.evaluate import evaluate as run_evaluate
     run_evaluate(
         model,
         config=_inference_config(device, precision or ("auto" if data else "fp32"), text_field),
         data=data,
         texts=text or (),
         pairs=pairs or (),
-        scores=scores(metric, batch_tokens, _file(output, "--output"), skip_empty, by),
-        json=_file(json, "--json"),
+        scores=Scores(metric, batch_tokens, None if output is None else local_file(output, "--output"), skip_empty, by),
+        json=None if json is None else local_file(json, "--json"),
     )
 
 
 def fill_mask(
     model: Model,
-    text: Annotated[str, typer.Argument(help="Text with one or several [MASK].")],
-    top_k: Annotated[int, typer.Option("--top-k", min=1, help="How many answers for each blank.")] = 5,
+    text: Annotated[str, typer.Argument(help="Text with one or more [MASK].")],
+    top_k: Annotated[int, typer.Option("--top-k", min=1, help="Number of answers for each [MASK].")] = 5,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
     device: Device = "auto",
 ) -> None:
-    """Fill the blanks of a text.
+    """Predict the masked tokens of a text.
 
     Example: bert-pretrain fill-mask run/model "The capital of France is [MASK]."
     """
-    run_fill_mask = load("bert_pretrain.tools.fill_mask", "fill_mask")
-    describe = load("bert_pretrain.tools.fill_mask", "as_json" if as_json else "as_table")
-    config = _inference_config(device, "fp32", None).train
-    print(describe(text, run_fill_mask(model, text, top_k=top_k, config=config)))
+    with importing():
+        from bert_pretrain.tools import fill_mask
+    answers = fill_mask.fill_mask(model, text, top_k=top_k, config=_inference_config(device, "fp32", None).train)
+    print(fill_mask.as_json(text, answers) if as_json else fill_mask.as_table(text, answers))
 
 
 def embed(
@@ -122,10 +123,8 @@ def embed(
     inputs: Annotated[
         list[str], typer.Argument(help="Files, globs, folders, URLs, or dataset:NAME; each line of .txt is a text.")
     ],
-    output: Annotated[
-        str, typer.Option("--output", metavar="FILE", help="The file to write: .parquet, .npy or .jsonl.")
-    ],
-    level: Annotated[str, typer.Option("--level", help="A vector for each sentence or token.")] = "sentence",
+    output: Annotated[str, typer.Option("--output", metavar="FILE", help="The file to write: .parquet or .npy.")],
+    level: Annotated[str, typer.Option("--level", help="A vector per sentence or per token.")] = "sentence",
     pooling: Annotated[
         str | None,
         typer.Option(
@@ -133,7 +132,8 @@ def embed(
         ),
     ] = None,
     max_length: Annotated[
-        int | None, typer.Option("--max-length", help="Truncate texts to so many tokens; the model's positions.")
+        int | None,
+        typer.Option("--max-length", help="Truncate texts to this length; the model's positions by default."),
     ] = None,
     batch_tokens: BatchTokens = None,
     text_field: TextField = None,
@@ -143,16 +143,17 @@ def embed(
         str, typer.Option("--precision", help="Of the matrix products: fp32, bf16, fp16 or auto.")
     ] = "fp32",
 ) -> None:
-    """Turn texts into vectors, one a sentence or a token.
+    """Turn texts into vectors, one per sentence or per token.
 
     Example: bert-pretrain embed run/model sentences.txt --output vectors.parquet --pooling mean
     """
-    run_embed = load("bert_pretrain.tools.embed", "embed")
+    with importing():
+        from bert_pretrain.tools.embed import embed as run_embed
     loaded = _inference_config(device, precision, text_field)
     run_embed(
         model,
         inputs,
-        _file(output, "--output"),
+        local_file(output, "--output"),
         config=loaded.train,
         level=level,
         pooling=pooling,
@@ -166,20 +167,17 @@ def embed(
 def report(
     runs: Annotated[list[Path], typer.Argument(help="Run folders.")],
     output: Annotated[
-        str, typer.Option("--output", metavar="FILE", help="The PNG file to write; the page lies beside it.")
+        str, typer.Option("--output", metavar="FILE", help="The PNG file to write; the page is next to it.")
     ],
 ) -> None:
-    """Draw the curves of one or several runs, and write a page that says what is normal to expect.
+    """Plot the curves of one or more runs, and write a page that says which values are normal.
 
     Example: bert-pretrain report runs/a/train runs/b/train --output curves.png
     """
-    write_report = load("bert_pretrain.tools.report", "write_report")
-    picture, page = write_report(runs, _file(output, "--output"))
+    with importing():
+        from bert_pretrain.report.report import write_report
+    picture, page = write_report(runs, local_file(output, "--output"))
     print(f"curves: {picture}\npage:   {page}")
-
-
-def _file(location: str | None, flag: str) -> Path | None:
-    return None if location is None else local_place(location, flag, remedy="write a local file, and copy it there")
 
 
 def _inference_config(device: str, precision: str, text_field: str | None) -> "Config":

@@ -10,8 +10,8 @@ RemoteOutput = Annotated[str, typer.Option("--output", metavar="FOLDER|URL", hel
 
 
 def presets(incomplete: str) -> list[str]:
-    """Return the names of shipped presets that begin so, for a shell to complete."""
-    from bert_pretrain.config import preset_paths
+    """Return the shipped presets whose names begin with a prefix, for shell completion."""
+    from bert_pretrain.config_file import preset_paths
 
     return [name for name in preset_paths() if name.startswith(incomplete)]
 
@@ -27,11 +27,11 @@ Overwrite = Annotated[bool, typer.Option("--overwrite", help="Move another outpu
 Workers = Annotated[int | None, typer.Option("--workers", min=1, help="Processes; all cores by default.")]
 Scheduler = Annotated[
     str | None,
-    typer.Option("--scheduler", metavar="tcp://HOST:PORT", help="Work on the Dask cluster of this scheduler instead."),
+    typer.Option("--scheduler", metavar="tcp://HOST:PORT", help="Use the Dask cluster of this scheduler."),
 ]
 Strict = Annotated[bool, typer.Option("--strict", help="Refuse text that is not UTF-8 instead of repairing it.")]
 Lowercase = Annotated[
     bool | None,
-    typer.Option("--lowercase/--no-lowercase", help="The casing of a vocabulary; that of a folder which states none."),
+    typer.Option("--lowercase/--no-lowercase", help="Whether the vocabulary is lowercase, if its folder does not say."),
 ]
 Device = Annotated[str, typer.Option("--device", help="auto, cpu, cuda or cuda:N.")]

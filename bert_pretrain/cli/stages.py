@@ -1,6 +1,6 @@
-"""Commands of the three stages, and `run`, which is all of them from one YAML.
+"""Commands of the three stages, and `run`, which runs all of them from one YAML file.
 
-They translate flags to a configuration and call the stage.
+They translate flags into a configuration and call the stage.
 """
 
 import os
@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from bert_pretrain.cli.loading import load, load_config
+from bert_pretrain.cli.loading import importing, load_config
 from bert_pretrain.cli.options import (
     ConfigSource,
     Inputs,
@@ -24,7 +24,7 @@ from bert_pretrain.cli.options import (
     presets,
 )
 from bert_pretrain.errors import ConfigError
-from bert_pretrain.places import local_place, place
+from bert_pretrain.storage.paths import local_place, place
 
 _TRAINS_LOCALLY = "name a local folder: checkpoints are renamed into place; copy run/model when it is done"
 _COPY_FIRST = "copy it first, for example with 'aws s3 cp --recursive' or the lines of docs/data.md"
@@ -41,7 +41,7 @@ def vocab(
         typer.Option("--extend", metavar="FOLDER", help="Add words to the vocabulary of this BERT's folder."),
     ] = None,
     add_tokens: Annotated[
-        int | None, typer.Option("--add-tokens", help="With --extend: how many; as many as unused slots by default.")
+        int | None, typer.Option("--add-tokens", help="With --extend: how many; by default the number of unused slots.")
     ] = None,
     lowercase: Lowercase = None,
     workers: Workers = None,
@@ -53,13 +53,14 @@ def vocab(
 
     Example: bert-pretrain vocab corpus/*.txt.gz --output vocab --vocab-size 30522
     """
-    make_vocab = load("bert_pretrain.vocab.run", "make_vocab")
+    with importing(with_pandas=False):
+        from bert_pretrain.vocab.run import make_vocab
     misplaced = ("--vocab-size", vocab_size) if extend else ("--add-tokens", add_tokens)
     if misplaced[1] is not None:
         raise ConfigError(
             f"{misplaced[0]} has no meaning {'with' if extend else 'without'} --extend",
             where=f"{misplaced[0]} {misplaced[1]}",
-            remedy="say --add-tokens N instead" if extend else "add --extend FOLDER, or leave it out",
+            remedy="use --add-tokens N instead" if extend else "add --extend FOLDER, or leave it out",
         )
     flags = {
         "vocab.size": ("--vocab-size", vocab_size),
@@ -83,7 +84,7 @@ def _weight_of_input(setting: str) -> tuple[str, str]:
     name, _, weight = setting.rpartition("=")
     if not name:
         raise ConfigError(
-            f"'{setting}' names no input and weight", where="--weight", remedy="write INPUT=N, such as a.txt=3"
+            f"'{setting}' is not an input and a weight", where="--weight", remedy="write INPUT=N, such as a.txt=3"
         )
     return name, weight
 
@@ -96,12 +97,13 @@ def make_data(
     settings: Settings = None,
     workers: Workers = None,
     scheduler: Scheduler = None,
-    store: Annotated[Path | None, typer.Option("--store", help="Where tokenised text is kept for other runs.")] = None,
+    store: Annotated[Path | None, typer.Option("--store", help="Folder of tokenized text, for other runs.")] = None,
     validation: Annotated[
-        list[str] | None, typer.Option("--validation", metavar="INPUT", help="Hold this input out, not a fraction.")
+        list[str] | None,
+        typer.Option("--validation", metavar="INPUT", help="Hold out this input, not a fraction."),
     ] = None,
     weight: Annotated[
-        list[str] | None, typer.Option("--weight", metavar="INPUT=N", help="See an input N times as often as others.")
+        list[str] | None, typer.Option("--weight", metavar="INPUT=N", help="Use an input N times as often as others.")
     ] = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Estimate rows, disk and time from a sample, and write nothing.")
@@ -113,11 +115,13 @@ def make_data(
         bool, typer.Option("--verify", help="Check every byte of a finished output, not only sizes and footers.")
     ] = False,
 ) -> None:
-    """Make examples for training, in shards.
+    """Make training examples, in shards.
 
     Example: bert-pretrain make-data corpus/*.txt.gz --vocab vocab --output data --set data.max_seq_length=128
     """
-    run_make_data = load("bert_pretrain.make_data.run", "make_data")
+    with importing(with_pandas=False):
+        from bert_pretrain.make_data.estimate import estimate
+        from bert_pretrain.make_data.run import make_data as run_make_data
     flags = {
         "data.strict": ("--strict", strict or None),
         "data.validation": ("--validation", validation or None),
@@ -125,7 +129,6 @@ def make_data(
     }
     loaded = load_config(config, settings, flags)
     if dry_run:
-        estimate = load("bert_pretrain.make_data.estimate", "estimate")
         print(estimate(loaded, inputs, place(vocab), lowercase=lowercase).describe(workers or os.cpu_count() or 1))
         return
     run_make_data(
@@ -151,17 +154,18 @@ def train(
         Path | None, typer.Option("--init-from", help="Start from the weights of a BERT folder.")
     ] = None,
     carry_optimizer: Annotated[
-        bool, typer.Option("--carry-optimizer", help="Take optimizer state and step from --init-from as well.")
+        bool, typer.Option("--carry-optimizer", help="Also take the optimizer state and step from --init-from.")
     ] = False,
-    resume: Annotated[bool, typer.Option("--resume/--no-resume", help="Go on from the newest checkpoint.")] = True,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what the run would do, need and take.")] = False,
+    resume: Annotated[bool, typer.Option("--resume/--no-resume", help="Continue from the newest checkpoint.")] = True,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only print plan, memory and time of the run.")] = False,
     overwrite: Overwrite = False,
 ) -> None:
     """Train BERT on a data folder.
 
     Example: bert-pretrain train --data data --output run --config base
     """
-    run_train = load("bert_pretrain.train.run", "train")
+    with importing():
+        from bert_pretrain.train.run import train as run_train
     run_train(
         load_config(config, settings, with_phases=False),
         local_place(data, "--data", remedy=_COPY_FIRST),
@@ -184,10 +188,11 @@ def run(
     scheduler: Scheduler = None,
     overwrite: Overwrite = False,
 ) -> None:
-    """Run all stages and phases from one YAML: OUTPUT/vocab, OUTPUT/data, OUTPUT/train.
+    """Run all stages and phases from one YAML file: OUTPUT/vocab, OUTPUT/data, OUTPUT/train.
 
     Example: bert-pretrain run my-corpus.yaml --output runs/my-corpus
     """
-    run_pipeline = load("bert_pretrain.pipeline", "run_pipeline")
+    with importing():
+        from bert_pretrain.pipeline import run_pipeline
     folder = local_place(output, "--output", remedy=_TRAINS_LOCALLY)
     run_pipeline(load_config(config, settings), folder, workers=workers, scheduler=scheduler, overwrite=overwrite)

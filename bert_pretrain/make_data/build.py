@@ -1,35 +1,35 @@
-"""Building a shard: its examples, from the documents that the plan deals to it.
+"""Building a shard: cut its text, pair the windows, assemble examples, mask them, write them.
 
 A shard is a pure function of (store, configuration, seed, shard number), so it may be built anywhere, in any order and
 again.
 """
 
-from collections import Counter
 from dataclasses import dataclass
-from functools import lru_cache
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from bert_pretrain.errors import DataError, InputError
-from bert_pretrain.files import read_json, remove_temporaries, write_json, write_text
-from bert_pretrain.make_data import pairs, summary
+from bert_pretrain.examples.masking import mask_examples, masking_rule
+from bert_pretrain.examples.shards import ShardRecord, damage_of, write_shard
+from bert_pretrain.make_data import summary
+from bert_pretrain.make_data.cutting import cut_at_sentences, cut_full_windows, slices_with_windows
 from bert_pretrain.make_data.full_sentences import pack_sentences
-from bert_pretrain.make_data.layout import Layout, assemble, layout_of_pairs
-from bert_pretrain.make_data.plan import BuildPlan, Split, locate_spans, shard_spans
-from bert_pretrain.make_data.token_store import Text, TokenStore
-from bert_pretrain.make_data.windows import cut_whole_windows, cut_windows, spans_with_windows
-from bert_pretrain.masking import mask_examples, masking_rule
+from bert_pretrain.make_data.pairing import exchange_bs, swap_halves
+from bert_pretrain.make_data.plan import BuildPlan, SplitPlan, locate_slices, shard_slices
+from bert_pretrain.make_data.segments import Segments, assemble
+from bert_pretrain.make_data.summary import ShardResult
+from bert_pretrain.make_data.token_store import DocumentSlices, ShardText
 from bert_pretrain.rng import stream
-from bert_pretrain.shards import ShardRecord, damage_of, write_shard
-from bert_pretrain.tokenizer import load_once
+from bert_pretrain.storage.files import read_json, remove_temporaries, write_json, write_text
+from bert_pretrain.text.tokenizer import load_once
 
 RECORDS = ".records"
-"""The folder of notes about finished shards, in an output that is not complete."""
+"""The folder of what is known about finished shards, in an output that is not complete."""
 CLAIM = "claim"
+DONORS = (0, 64, 4096)
+"""How many slices of other shards are read, one after the other, where a shard's text is of a single document."""
 SINGLE_SENTENCES_REMEDY = (
-    "if blank lines stand between sentences rather than documents, set data.document_boundary=file; "
+    "if blank lines separate sentences rather than documents, set data.document_boundary=file; "
     "if a line is a document, join related lines, or set data.next_sentence=none"
 )
 
@@ -39,55 +39,67 @@ class ShardTask:
     """One shard to build."""
 
     plan: BuildPlan
-    split: Split
+    split: SplitPlan
     number: int
 
     @property
     def name(self) -> str:
         return f"{self.split.name}/{self.number:05d}.parquet"
 
-    @property
-    def coordinates(self) -> dict[str, int | str]:
-        """What sets its random streams apart from those of other shards."""
-        return {"split": self.split.name, "shard": self.number}
+    def stream(self, purpose: str) -> np.random.Generator:
+        """Return random numbers of this shard."""
+        return stream(self.plan.config.seed, purpose, split=self.split.name, shard=self.number)
 
 
 def open_records(plan: BuildPlan) -> None:
-    """Prepare an output for its shards: folders, without what killed writers left, and the claim of this plan."""
+    """Prepare an output for its shards: folders, without leftovers of killed writers, and the claim of this plan."""
     for folder in (*(plan.output / split.name for split in plan.splits), plan.output / RECORDS):
         folder.mkdir(parents=True, exist_ok=True)
         remove_temporaries(folder)
     write_text(plan.output / RECORDS / CLAIM, plan.claim)
 
 
-def build_shard(task: ShardTask) -> dict[str, Any]:
-    """Build and write one shard, unless it is there undamaged; returns its record, statistics and the damage found."""
-    plan = task.plan
-    note = plan.output / RECORDS / f"{task.split.name}-{task.number:05d}.json"
+def build_shard(task: ShardTask) -> tuple[ShardResult, str | None]:
+    """Build and write one shard, unless it is there undamaged; returns what is known of it, and any damage found."""
+    file = task.plan.output / RECORDS / f"{task.split.name}-{task.number:05d}.json"
     damage = None
-    if note.exists():
-        found: dict[str, Any] = read_json(note)
-        damage = damage_of(plan.output, ShardRecord(**found["record"]), whole=True)
+    if file.exists():
+        known: ShardResult = read_json(file)
+        damage = damage_of(task.plan.output, ShardRecord(**known["record"]), whole=True)
         if damage is None:
-            return {**found, "damage": None}
+            return known, None
     result = _build(task)
-    write_json(note, result)
-    return {**result, "damage": damage}
+    write_json(file, result)
+    return result, damage
 
 
-def _build(task: ShardTask) -> dict[str, Any]:
+def _build(task: ShardTask) -> ShardResult:
     plan, config = task.plan, task.plan.config
-    rng = stream(config.seed, "pairs", **task.coordinates)
-    text, layout, drops = _OBJECTIVES[config.next_sentence](task, rng)
-    tokenizer = load_once(plan.tokenizer)
-    examples = assemble(layout.take(rng.permutation(len(layout))), text, tokenizer)
+    tokenizer, rng = load_once(plan.tokenizer), task.stream("pairs")
+    text = _read_text(task)
+    segments = _make_segments(task, text, rng)
+    examples = assemble(segments.take(rng.permutation(len(segments))), text, tokenizer)
     if config.masking == "static" or task.split.name == "validation":
-        rng = stream(config.seed, "mask", **task.coordinates)
-        examples = mask_examples(examples, masking_rule(tokenizer, config), rng)
+        examples = mask_examples(examples, masking_rule(tokenizer, config), task.stream("mask"))
     _check_claim(plan)
     record = write_shard(plan.output, task.name, examples)
+    drops = {} if config.next_sentence == "none" else {"single_sentence_spans": _num_without_windows(text, plan)}
     statistics = summary.measure(examples, tokenizer, config.max_seq_length)
-    return {"record": record.as_json(), "statistics": statistics, "drops": dict(drops)}
+    return {"record": record.as_json(), "statistics": statistics, "drops": drops}
+
+
+def _make_segments(task: ShardTask, text: ShardText, rng: np.random.Generator) -> Segments:
+    """Cut text into segments and pair them as the objective says."""
+    config, max_tokens = task.plan.config, task.plan.max_tokens
+    if config.next_sentence == "none":
+        return pack_sentences(text, config.max_seq_length)
+    if config.next_sentence == "sop":
+        return swap_halves(cut_at_sentences(text, max_tokens, config.short_seq_prob, rng), rng)
+    return exchange_bs(cut_full_windows(text, max_tokens, config.short_seq_prob, rng), text, max_tokens, rng)
+
+
+def _num_without_windows(text: ShardText, plan: BuildPlan) -> int:
+    return int(((text.slice_own_sentences > 0) & ~slices_with_windows(text, plan.max_tokens)).sum())
 
 
 def _check_claim(plan: BuildPlan) -> None:
@@ -99,63 +111,32 @@ def _check_claim(plan: BuildPlan) -> None:
         raise DataError("the output was claimed by another command", where=str(plan.output), remedy="let that one work")
 
 
-def _next_sentence_pairs(task: ShardTask, rng: np.random.Generator) -> tuple[Text, Layout, Counter[str]]:
-    """Half of the windows keep their B, half get one of another document (BERT)."""
-    plan, config = task.plan, task.plan.config
-    for num_lenders in (0, 64, 4096):
-        text, documents, num_own_spans = _read_text(task, num_lenders)
-        if len(np.unique(documents[spans_with_windows(text, plan.max_tokens)])) != 1:
-            break
-    else:
-        raise InputError(
-            f"only one document of the {task.split.name} split has two sentences, so there is no other to take a "
-            "random B from",
-            where=f"{task.split.num_documents:,} documents",
-            remedy=SINGLE_SENTENCES_REMEDY,
-        )
-    windows, single = cut_windows(text, documents, plan.max_tokens, config.short_seq_prob, rng)
-    num_own = int((windows.a_start < text.sentence_starts[text.span_sentences[num_own_spans]]).sum())
-    dealt = pairs.deal_pairs(windows, plan.max_tokens, num_own, rng)
-    return text, layout_of_pairs(dealt), Counter({"single_sentence_spans": single})
-
-
-def _sentence_orders(task: ShardTask, rng: np.random.Generator) -> tuple[Text, Layout, Counter[str]]:
-    """Half of the windows are swapped (ALBERT)."""
-    plan = task.plan
-    text, documents, _ = _read_text(task, num_lenders=0)
-    windows, single = cut_whole_windows(text, documents, plan.max_tokens, plan.config.short_seq_prob, rng)
-    return text, layout_of_pairs(pairs.deal_orders(windows, rng)), Counter({"single_sentence_spans": single})
-
-
-def _full_sentences(task: ShardTask, rng: np.random.Generator) -> tuple[Text, Layout, Counter[str]]:
-    """No pairs: text in order, over the ends of documents (RoBERTa)."""
-    text, _, _ = _read_text(task, num_lenders=0)
-    return text, pack_sentences(text, task.plan.config.max_seq_length), Counter()
-
-
-_OBJECTIVES = {"nsp": _next_sentence_pairs, "sop": _sentence_orders, "none": _full_sentences}
-
-
-def _read_text(task: ShardTask, num_lenders: int) -> tuple[Text, np.ndarray, int]:
-    """Read a shard's text, with spans of other documents that lend their Bs where all its own pairs are of one."""
+def _read_text(task: ShardTask) -> ShardText:
+    """Read a shard's text; for next-sentence pairs with donors, where all windows would come from one document."""
     plan, split = task.plan, task.split
-    numbers, parts, of_parts = shard_spans(plan, split, task.number)
-    num_own = len(numbers)
-    if num_lenders:
-        rng = stream(plan.config.seed, "lenders", split=split.name, shard=task.number)
-        few = split.num_documents <= num_lenders
-        picks = np.arange(split.num_documents) if few else rng.integers(0, split.num_documents, num_lenders)
-        lenders = locate_spans(plan, split, picks)
-        others = ~np.isin(lenders[0], numbers) & ~plan.selection.is_left_out(lenders[0])
-        numbers, parts, of_parts = (
-            np.concatenate([own, lent[others]]) for own, lent in zip((numbers, parts, of_parts), lenders, strict=True)
-        )
-    text = _store(plan.store, plan.num_pieces, plan.run).read(
-        numbers, parts, of_parts, plan.max_tokens + plan.max_tokens // 2
+    own = shard_slices(plan, split, task.number)
+    for num_donors in DONORS:
+        donors = _donors(task, own, num_donors)
+        slices = DocumentSlices._make(np.concatenate(columns) for columns in zip(own, donors, strict=True))
+        look_ahead_tokens = plan.max_tokens + plan.max_tokens // 2
+        text = plan.store.read(slices, look_ahead_tokens, len(donors.documents))
+        of_windows = slices.documents[slices_with_windows(text, plan.max_tokens)]
+        if plan.config.next_sentence != "nsp" or len(np.unique(of_windows)) != 1:
+            return text
+    raise InputError(
+        f"only one document of the {split.name} split has two sentences, so there is no other to take a random B from",
+        where=f"{split.num_documents:,} documents",
+        remedy=SINGLE_SENTENCES_REMEDY,
     )
-    return text, numbers, num_own
 
 
-@lru_cache(maxsize=1)
-def _store(folder: Path, num_pieces: int, run: str) -> TokenStore:
-    return TokenStore(folder, num_pieces)
+def _donors(task: ShardTask, own: DocumentSlices, number: int) -> DocumentSlices:
+    """Return slices of documents that are not the shard's own, of `number` that are drawn at most."""
+    num_documents = task.split.num_documents
+    if number and num_documents <= number:
+        positions = np.arange(num_documents)
+    else:
+        positions = task.stream("lenders").integers(0, num_documents, number)
+    donors = locate_slices(task.plan, task.split, positions)
+    is_other = ~np.isin(donors.documents, own.documents) & ~task.plan.selection.is_left_out(donors.documents)
+    return donors.take(is_other)

@@ -1,16 +1,21 @@
-"""The `README.md` of a data folder whose splits differ in their columns: `datasets` opens it by what stands there.
+"""The `README.md` of a data folder whose splits differ in their columns: it tells `datasets` which columns there are.
 
-Masks drawn in training are in no training shard, while validation keeps its own. `datasets` wants one set of columns
-for all splits; given the union, it fills in null where a split has none.
+With `masking: dynamic` the training shards hold no masks, while those of validation do. `datasets` wants one set of
+columns for all splits; given the union, it fills in null where a split lacks one.
 """
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from bert_pretrain.files import write_text
-from bert_pretrain.places import Place
+from bert_pretrain.report.markdown import card
+from bert_pretrain.storage.files import write_text
+from bert_pretrain.storage.paths import Place
 
 CARD = "README.md"
+_TEXT = (
+    "Examples for BERT, written by `bert-pretrain make-data`. The masks of `train` are drawn when it trains; those "
+    "of `validation` are stored. A column that a split does without is null in `datasets`.\n"
+)
 
 
 def write_dataset_card(folder: Place, splits: list[str]) -> None:
@@ -18,17 +23,13 @@ def write_dataset_card(folder: Place, splits: list[str]) -> None:
     schemas = [_schema(folder / split / "00000.parquet") for split in splits]
     if len({tuple(schema.names) for schema in schemas}) == 1:
         return
-    features: dict[str, str] = {}
-    for schema in schemas:
-        for field in schema:
-            is_list = pa.types.is_list(field.type)
-            features[field.name] = f"list: {field.type.value_type}" if is_list else f"dtype: {field.type}"
-    columns = "".join(f"  - name: {name}\n    {kind}\n" for name, kind in features.items())
-    about = (
-        "Examples for BERT, written by `bert-pretrain make-data`. The masks of `train` are drawn when it trains; those "
-        "of `validation` are stored. A column that a split does without is null in `datasets`.\n"
-    )
-    write_text(folder / CARD, f"---\ndataset_info:\n  features:\n{columns}---\n\n{about}")
+    columns = {field.name: field.type for schema in schemas for field in schema}
+    features = [{"name": name, **_feature(kind)} for name, kind in columns.items()]
+    write_text(folder / CARD, card({"dataset_info": {"features": features}}, _TEXT))
+
+
+def _feature(kind: pa.DataType) -> dict[str, str]:
+    return {"list": str(kind.value_type)} if pa.types.is_list(kind) else {"dtype": str(kind)}
 
 
 def _schema(shard: Place) -> pa.Schema:

@@ -1,7 +1,6 @@
-"""What `make-data` would take, from a sample: rows, disk and hours, before anything is written.
+"""The dry run of `make-data`: rows, disk and hours, estimated from a sample before anything is written.
 
-The beginnings of some inputs go through the very stages of the work, in a folder that is removed; the rest is
-proportion.
+The beginnings of some inputs go through the same steps as in a real run, in a temporary folder; the result is scaled.
 """
 
 import json
@@ -15,27 +14,28 @@ from typing import BinaryIO
 
 import numpy as np
 
-from bert_pretrain import documents
 from bert_pretrain.config import Config, DataConfig
-from bert_pretrain.documents import Part, last_character
 from bert_pretrain.errors import InputError
-from bert_pretrain.files import decompress, open_raw
 from bert_pretrain.make_data.build import ShardTask, build_shard, open_records
-from bert_pretrain.make_data.ingest import ingest
 from bert_pretrain.make_data.plan import plan_build
 from bert_pretrain.make_data.selection import InputShare
-from bert_pretrain.make_data.token_store import TokenStore, piece_folder
-from bert_pretrain.places import Place
-from bert_pretrain.sources import READ_ERRORS, Source, damaged, resolve
-from bert_pretrain.tokenizer import Tokenizer
+from bert_pretrain.make_data.store_writer import write_store_shard
+from bert_pretrain.make_data.summary import TextCounts
+from bert_pretrain.make_data.token_store import TokenStore, store_shard_folder
+from bert_pretrain.storage.files import decompress, open_raw
+from bert_pretrain.storage.paths import Place
+from bert_pretrain.text import documents, records
+from bert_pretrain.text.sources import READ_ERRORS, Source, damaged, resolve
+from bert_pretrain.text.text_files import Part, last_character
+from bert_pretrain.text.tokenizer import Tokenizer
 
 SAMPLE_BYTES = 16 << 20
-MOST_SOURCES = 16
+MAX_SOURCES = 16
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """What a whole run would give and take."""
+    """What a whole run would produce and need."""
 
     documents: float
     tokens: float
@@ -45,7 +45,7 @@ class Estimate:
     core_seconds: float
 
     def describe(self, workers: int) -> str:
-        """Return the figures as aligned lines for the terminal."""
+        """Return the estimate as aligned lines for the terminal."""
         seconds = self.core_seconds / workers
         duration = next(
             f"{seconds / unit:.1f} {name}"
@@ -73,34 +73,35 @@ def estimate(config: Config, inputs: Sequence[str], vocab: Place, *, lowercase: 
     """
     tokenizer = Tokenizer.load(vocab, lowercase=lowercase)
     sources = resolve(inputs, config.data)
-    chosen = [sources[place] for place in np.unique(np.linspace(0, len(sources) - 1, MOST_SOURCES).astype(int))]
-    # Inputs that are not looked at are taken to be like those that are.
+    chosen = [sources[index] for index in np.unique(np.linspace(0, len(sources) - 1, MAX_SOURCES).astype(int))]
+    # Inputs that are not sampled are assumed to be like those that are.
     others = sum(source.size or 0 for source in sources) / max(1, sum(source.size or 0 for source in chosen)) or 1.0
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         begin = time.process_time()
-        figures, scales = [], []
+        counts: list[TextCounts] = []
+        scales = []
         for number, source in enumerate(chosen):
             sample, share = _sample(source, folder / f"{number}.txt", SAMPLE_BYTES // len(chosen), config.data)
-            piece = ingest([sample], piece_folder(folder, number), tokenizer, config.data)
-            figures += piece["parts"]
+            shard = write_store_shard([sample], store_shard_folder(folder, number), tokenizer, config.data)
+            counts += shard["parts"]
             scales.append(others / share)
-        tokens = np.array([each["tokens"] for each in figures])
+        tokens = np.array([each["tokens"] for each in counts])
         if not tokens.sum():
             raise InputError("the inputs hold no text", where=str(inputs[0]), remedy="give files with text in them")
         scale = float((tokens * scales).sum() / tokens.sum())
         middle = time.process_time()
         data = config.data
-        if scale > 1 and data.next_sentence == "nsp" and sum(each["documents"] for each in figures) < 2:
-            # The sample has no other document to take a B from, the corpus may; pairs by order are nearly as many.
+        if scale > 1 and data.next_sentence == "nsp" and sum(each["documents"] for each in counts) < 2:
+            # The sample has no other document to take a B from, the corpus may; `sop` gives nearly as many pairs.
             data = data.model_copy(update={"next_sentence": "sop"})
-        rows, shard_bytes = _build(folder, figures, tokenizer, data)
+        rows, shard_bytes = _build(folder, counts, tokenizer, data)
         end = time.process_time()
         store_bytes = sum(file.stat().st_size for file in folder.glob("part-*/*.npy"))
     weights = np.array([0.0 if source.is_validation else source.weight for source in chosen])
     copies = config.data.dupe_factor * float((tokens * scales * weights).sum() / (tokens * scales).sum())
     return Estimate(
-        documents=sum(each["documents"] * by for each, by in zip(figures, scales, strict=True)),
+        documents=sum(each["documents"] * by for each, by in zip(counts, scales, strict=True)),
         tokens=scale * float(tokens.sum()),
         rows=scale * copies * rows,
         store_bytes=scale * store_bytes,
@@ -127,19 +128,19 @@ def _sample(source: Source, path: Path, size: int, config: DataConfig) -> tuple[
         return Part(source, unpacked=path), share
     num_documents = num_bytes = 0
     with path.open("w", encoding="utf-8") as opened:
-        for passage in documents.read(Part(source), config, Counter()):
-            num_documents += passage.ends_document
-            num_bytes += opened.write(json.dumps({config.text_field: passage.text}) + "\n")
+        for document in documents.read(Part(source), config, Counter()):
+            num_documents += document.ends_document
+            num_bytes += opened.write(json.dumps({config.text_field: document.text}) + "\n")
             if num_bytes > size:
                 break
-    share = min(1.0, num_documents / max(1, documents.num_rows(source)))
+    share = min(1.0, num_documents / max(1, records.num_rows(source)))
     return Part(replace(source, format="jsonl"), unpacked=path), share
 
 
 def _rest_of_record(file: BinaryIO, content: bytes, format_: str) -> bytes:
     """Read on from where `content` ends to the end of a record."""
     rest = [file.readline()]
-    if format_ == "csv":  # where a record may go on over lines, within quotes
+    if format_ == "csv":  # where a quoted field may contain line ends
         quotes = content.count(b'"') + rest[0].count(b'"')
         while quotes % 2 and (line := file.readline()):
             rest.append(line)
@@ -147,12 +148,12 @@ def _rest_of_record(file: BinaryIO, content: bytes, format_: str) -> bytes:
     return b"".join(rest)
 
 
-def _build(folder: Path, figures: list[dict[str, int]], tokenizer: Tokenizer, config: DataConfig) -> tuple[int, int]:
+def _build(folder: Path, counts: list[TextCounts], tokenizer: Tokenizer, config: DataConfig) -> tuple[int, int]:
     """Build the shards of one copy of the sample; returns their rows and bytes."""
     once = config.model_copy(update={"dupe_factor": 1, "validation_fraction": 0.0})
-    shares = [InputShare(each["documents"], each["tokens"], 1.0, False) for each in figures]
-    plan, _ = plan_build(TokenStore(folder, len(figures)), shares, tokenizer, folder / "data", once)
+    shares = [InputShare(each["documents"], each["tokens"], 1.0, False) for each in counts]
+    plan, _ = plan_build(TokenStore(folder, len(counts)), shares, tokenizer, folder / "data", once)
     open_records(plan)
     (split,) = plan.splits
-    records = [build_shard(ShardTask(plan, split, number))["record"] for number in range(split.num_shards)]
+    records = [build_shard(ShardTask(plan, split, number))[0]["record"] for number in range(split.num_shards)]
     return sum(record["rows"] for record in records), sum(record["bytes"] for record in records)

@@ -1,8 +1,7 @@
-"""The parts that the inputs are read in: large files are cut at document boundaries, so that all cores have work, and
-small ones are put together.
+"""The byte ranges (`Part`) that inputs are read in: large files are cut at document boundaries, small ones are grouped.
 
-A few large archives would keep as few cores busy: they are unpacked into the token store first and removed when all of
-it is tokenised. How the inputs were cut is kept in the store, for it must not change from one run to the next.
+A few large archives would keep only as many cores busy: they are unpacked into the token store first and removed when
+all of it is tokenised. Where the inputs were cut is recorded in the store, for it must not change between runs.
 """
 
 import shutil
@@ -10,13 +9,13 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from bert_pretrain import documents
-from bert_pretrain.documents import Part
-from bert_pretrain.executor import Pool, run_all
-from bert_pretrain.files import atomic_path, open_input, read_json, write_json
-from bert_pretrain.sources import READ_ERRORS, Source, damaged, is_compressed
+from bert_pretrain.parallel.executor import Pool, run_all
+from bert_pretrain.storage.files import atomic_path, open_input, read_json, write_json
+from bert_pretrain.text import documents
+from bert_pretrain.text.sources import READ_ERRORS, Source, damaged, is_compressed
+from bert_pretrain.text.text_files import Part
 
-FEW_ARCHIVES = 16
+MAX_UNPACKED_ARCHIVES = 16
 LARGE_ARCHIVE_BYTES = 4 << 20
 _CUTS = "parts.json"
 
@@ -28,12 +27,12 @@ class _Archive:
 
 
 def cut_inputs(sources: Sequence[Source], store: Path, pool: Pool) -> list[tuple[Part, ...]]:
-    """Return the parts of all inputs, in order and in groups, the same in every run with this store."""
+    """Return the byte ranges of all inputs, in order and in groups, the same in every run with this store."""
     part_bytes = documents.part_bytes_of(sources)
     archives = [source for source in sources if _is_archive(source)]
     large = [source for source in archives if (source.size or 0) >= LARGE_ARCHIVE_BYTES]
-    unpacked = {source.location: store / f"unpacked-{place}" for place, source in enumerate(large)}
-    if len(archives) > FEW_ARCHIVES:
+    unpacked = {source.location: store / f"unpacked-{number}" for number, source in enumerate(large)}
+    if len(archives) > MAX_UNPACKED_ARCHIVES:
         unpacked = {}
     cuts = read_json(store / _CUTS) if (store / _CUTS).exists() else None
     if cuts is None:
@@ -54,13 +53,13 @@ def cut_inputs(sources: Sequence[Source], store: Path, pool: Pool) -> list[tuple
 
 
 def ensure_unpacked(part: Part) -> None:
-    """Unpack the archive of a part again, if it is needed and no longer there."""
+    """Unpack the archive of a byte range again, if it is needed and no longer there."""
     if part.unpacked is not None and not part.unpacked.exists():
         _unpack(_Archive(part.source, part.unpacked))
 
 
 def remove_unpacked(parts: Iterable[Part]) -> None:
-    """Remove what was unpacked for parts that are all tokenised."""
+    """Remove what was unpacked for byte ranges that are all tokenised."""
     for file in {part.unpacked for part in parts if part.unpacked is not None}:
         file.unlink(missing_ok=True)
 

@@ -1,18 +1,18 @@
-"""Chinese words, for whole-word masking: which CJK characters continue the word of the character before.
+"""Chinese words, for whole-word masking: which CJK characters continue the word of the previous character.
 
-WordPiece takes CJK text character by character, so its pieces cannot tell; a segmenter looks at the text itself.
+WordPiece takes CJK text character by character, so its tokens do not show words; a segmenter looks at the text itself.
 """
 
 from typing import Any
 
 import numpy as np
 
-from bert_pretrain.chunks import cjk_leads
 from bert_pretrain.errors import ConfigError
+from bert_pretrain.text.chunks import cjk_leads
 
 
 def continues_word(text: np.ndarray, places: np.ndarray) -> np.ndarray:
-    """Tell which chunks are CJK characters inside a word.
+    """Return which chunks are CJK characters inside a word.
 
     Args:
         text: valid UTF-8 (bytes,) uint8.

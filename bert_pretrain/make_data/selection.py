@@ -9,15 +9,14 @@ import itertools
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
 
 from bert_pretrain import rng
 from bert_pretrain.config import DataConfig
-from bert_pretrain.files import save_array
 from bert_pretrain.make_data.token_store import TokenStore
+from bert_pretrain.storage.files import save_array
 
 BUCKET_DOCUMENTS = 1 << 22
 
@@ -41,39 +40,40 @@ class Selection:
     first_documents: tuple[int, ...]
     """The number of the first document of each input, with the total at the end."""
     copies: tuple[float, ...]
-    """In how many copies the documents of each input take part; of a fraction, that share of them."""
+    """In how many copies the documents of each input take part; a fraction is the share of them in one more copy."""
     seed: int
 
     @property
     def left_out(self) -> np.ndarray:
         if self.left_out_file is None:
             return np.zeros(0, dtype=np.int64)
-        return _load(self.left_out_file, self.left_out_file.stat().st_mtime_ns)
+        return np.asarray(np.load(self.left_out_file, mmap_mode="r"))
 
     def is_left_out(self, numbers: np.ndarray) -> np.ndarray:
         """Return which documents take part nowhere, (numbers,) bool."""
         left_out = self.left_out
         if len(left_out) == 0:
             return np.zeros(len(numbers), dtype=bool)
-        places = np.minimum(np.searchsorted(left_out, numbers), len(left_out) - 1)
-        return left_out[places] == numbers
+        rows = np.minimum(np.searchsorted(left_out, numbers), len(left_out) - 1)
+        return left_out[rows] == numbers
 
     def is_in_copy(self, numbers: np.ndarray, copy: int) -> np.ndarray:
-        """Return which documents take part in a copy of the training documents, if in any, (numbers,) bool."""
+        """Return which documents take part in a copy of the training documents, unless left out, (numbers,) bool."""
         left = np.array(self.copies)[self.inputs_of(numbers)] - copy
         return left > rng.uniform(self.seed, "part of a copy", numbers)
 
     def tokens_of(self, store: TokenStore, numbers: np.ndarray) -> np.ndarray:
-        """Return how many tokens of each input documents have, left out ones apart; numbers ascending; (inputs,)."""
-        numbers = numbers[~self.is_left_out(numbers)]
-        tokens = np.zeros(len(self.copies), dtype=np.int64)
-        np.add.at(tokens, self.inputs_of(numbers), store.sizes_of(numbers)[1])
-        return tokens
+        """Return the tokens of documents, ascending, that are not left out, by input; (inputs,)."""
+        return self._by_input(store, numbers[~self.is_left_out(numbers)])
 
     def tokens_of_inputs(self, store: TokenStore, shares: Sequence[InputShare]) -> np.ndarray:
-        """Return the tokens of each input in documents that are not left out, (inputs,)."""
+        """Return the tokens of all documents that are not left out, by input; (inputs,)."""
         tokens = np.array([share.tokens for share in shares], dtype=np.int64)
-        np.subtract.at(tokens, self.inputs_of(self.left_out), store.sizes_of(self.left_out)[1])
+        return tokens - self._by_input(store, self.left_out)
+
+    def _by_input(self, store: TokenStore, numbers: np.ndarray) -> np.ndarray:
+        tokens = np.zeros(len(self.copies), dtype=np.int64)
+        np.add.at(tokens, self.inputs_of(numbers), store.sizes_of(numbers)[1])
         return tokens
 
     def tokens_of_copies(self, tokens: np.ndarray) -> list[float]:
@@ -87,7 +87,7 @@ class Selection:
 
 
 def select(store: TokenStore, shares: Sequence[InputShare], config: DataConfig) -> tuple[Selection, Counter[str]]:
-    """Settle which documents take part; returns that, and how many are left out, by reason.
+    """Decide which documents take part; returns that, and how many are left out, by reason.
 
     The list of duplicates is kept in the store, to which it belongs.
     """
@@ -96,39 +96,39 @@ def select(store: TokenStore, shares: Sequence[InputShare], config: DataConfig) 
     selection = Selection(None, (0, *ends.tolist()), copies, config.seed)
     if not config.drop_duplicates:
         return selection, Counter()
-    standings = np.array([np.inf if share.is_validation else share.weight for share in shares])
-    numbers, counts = find_duplicates(store, lambda documents: standings[selection.inputs_of(documents)])
+    priorities = np.array([np.inf if share.is_validation else share.weight for share in shares])
+    numbers, counts = find_duplicates(store, lambda documents: priorities[selection.inputs_of(documents)])
     if len(numbers) == 0:
         return selection, counts
-    digest = hashlib.sha256(np.concatenate([ends, standings]).tobytes()).hexdigest()[:16]
+    digest = hashlib.sha256(np.concatenate([ends, priorities]).tobytes()).hexdigest()[:16]
     file = store.folder / f"duplicates-{digest}.npy"
     save_array(file, numbers)
     return replace(selection, left_out_file=file), counts
 
 
 def find_duplicates(
-    store: TokenStore, standing_of: Callable[[np.ndarray], np.ndarray]
+    store: TokenStore, priority_of: Callable[[np.ndarray], np.ndarray]
 ) -> tuple[np.ndarray, Counter[str]]:
     """Return the numbers of documents that equal another one, ascending, and how many there are, by reason.
 
-    Of equal documents one of the highest standing stays, the first of them.
+    Of equal documents one of the highest priority is kept, the first of them.
 
     Args:
         store: the documents.
-        standing_of: gives the weight of documents, infinity for validation; (numbers,) to (numbers,).
+        priority_of: gives the weight of documents, infinity for validation; (numbers,) to (numbers,).
     """
     num_buckets = -(-store.num_documents // BUCKET_DOCUMENTS)
     found = [np.zeros(0, dtype=np.int64)]
     counts: Counter[str] = Counter()
     for bucket in range(num_buckets):
         numbers, hashes, lengths = _bucket(store, bucket, num_buckets)
-        standings = standing_of(numbers)
-        order = np.lexsort((numbers, -standings, lengths, hashes))
-        numbers, hashes, lengths, standings = numbers[order], hashes[order], lengths[order], standings[order]
+        priorities = priority_of(numbers)
+        order = np.lexsort((numbers, -priorities, lengths, hashes))
+        numbers, hashes, lengths, priorities = numbers[order], hashes[order], lengths[order], priorities[order]
         is_first = np.ones(len(numbers), dtype=bool)
         is_first[1:] = (hashes[1:] != hashes[:-1]) | (lengths[1:] != lengths[:-1])
-        stays = standings[is_first][np.cumsum(is_first) - 1]  # for each document, the standing of the one that stays
-        num_leaks = int((np.isinf(stays) & ~np.isinf(standings)).sum())
+        kept = priorities[is_first][np.cumsum(is_first) - 1]  # for each document, the priority of the one that is kept
+        num_leaks = int((np.isinf(kept) & ~np.isinf(priorities)).sum())
         counts["documents_also_in_validation"] += num_leaks
         counts["duplicate_documents"] += int((~is_first).sum()) - num_leaks
         found.append(numbers[~is_first])
@@ -138,17 +138,12 @@ def find_duplicates(
 def _bucket(store: TokenStore, bucket: int, num_buckets: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Return number, hash and tokens of the documents whose hash falls in a bucket."""
     numbers, hashes, lengths = [], [], []
-    for piece, (first, last) in zip(store.pieces, itertools.pairwise(store.first_documents), strict=True):
+    for index, (first, last) in enumerate(itertools.pairwise(store.first_documents)):
         if first == last:
             continue
-        own = np.flatnonzero(piece.document_hashes % np.uint64(num_buckets) == bucket)
+        document_hashes = store.map(index, "document_hashes")
+        own = np.flatnonzero(document_hashes % np.uint64(num_buckets) == bucket)
         numbers.append(own + first)
-        hashes.append(piece.document_hashes[own])
-        lengths.append(piece.sentence_offsets[piece.document_offsets[own + 1]])
-        lengths[-1] = lengths[-1] - piece.sentence_offsets[piece.document_offsets[own]]
+        hashes.append(document_hashes[own])
+        lengths.append(store.document_sizes(index, own)[1])
     return np.concatenate(numbers), np.concatenate(hashes), np.concatenate(lengths)
-
-
-@lru_cache(maxsize=2)
-def _load(file: Path, _modified: int) -> np.ndarray:
-    return np.load(file, mmap_mode="r")

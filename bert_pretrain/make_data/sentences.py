@@ -1,8 +1,8 @@
-"""Documents to sentences: lines where a file holds one sentence a line, otherwise the rules of `sentencex`.
+"""Documents to sentences: lines where a file has one sentence per line, otherwise the rules of `sentencex`.
 
-`sentencex` knows over 200 languages, but its time is quadratic in the length of a paragraph, and an odd quotation mark
-makes it take all that follows for one quoted sentence. So long text is fed in small windows, and the unfinished
-sentence at a window's end is carried over.
+`sentencex` knows over 200 languages, but its time is quadratic in the length of a paragraph, and an unmatched
+quotation mark makes it treat all that follows as one quoted sentence. So long text is fed in small windows, and the
+unfinished sentence at a window's end is carried over.
 """
 
 import sentencex
@@ -11,12 +11,12 @@ WINDOW_CHARACTERS = 1 << 12
 
 
 def split_lines(text: str) -> list[str]:
-    """Return the lines of a text that hold anything, stripped."""
+    """Return the lines of a text that are not blank, stripped."""
     return [line for line in map(str.strip, text.split("\n")) if line]
 
 
 class SentenceSplitter:
-    """Splits documents that come in one or several passages, one document after the other."""
+    """Splits documents that come in one or several blocks of text, one document after the other."""
 
     def __init__(self, splitter: str, language: str) -> None:
         """Split by `splitter`, `lines` or `sentencex` (which needs the language)."""
@@ -25,7 +25,7 @@ class SentenceSplitter:
         self._held = ""
 
     def split(self, text: str, *, ends_document: bool = True) -> list[str]:
-        """Return the sentences that the next passage completes, stripped; none holds a line end."""
+        """Return the sentences that the next block completes, stripped; none contains a line end."""
         if self._by_lines:
             return split_lines(text)
         sentences: list[str] = []

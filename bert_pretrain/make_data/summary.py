@@ -1,27 +1,94 @@
-"""What a data folder holds, measured: each shard reports sums, the manifest joins them into shares.
+"""Statistics of the text and of the examples: each shard reports sums, the manifest joins them into shares.
 
-The figures are counted in the finished examples, not taken from the configuration, so they can be held against it.
+They are counted in the finished examples, not taken from the configuration, so they can be compared with it. All are
+dictionaries as JSON has them: store shards, records and the manifest hold them as they are.
 """
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, NotRequired, TypedDict
 
 import numpy as np
 
 from bert_pretrain.config import DataConfig
-from bert_pretrain.examples import Examples
-from bert_pretrain.tokenizer import Tokenizer
+from bert_pretrain.examples.examples import Examples
+from bert_pretrain.text.tokenizer import Tokenizer
 
 HISTOGRAM_BINS = 16
 LABEL_SHARES = {"nsp": "is_next_share", "sop": "in_order_share"}
 """What the share of the label 0 is called under each objective that has labels."""
 
 
-def measure(examples: Examples, tokenizer: Tokenizer, max_seq_length: int) -> dict[str, Any]:
-    """Return sums over a shard's examples, which add up over shards; those of what it does without are absent."""
+class TextCounts(TypedDict):
+    """What there is of an input, or of a byte range of one."""
+
+    documents: int
+    sentences: int
+    tokens: int
+    unk_tokens: int
+    name: NotRequired[str]  # of a byte range
+
+
+class StoreShardSummary(TypedDict):
+    """What a store shard holds."""
+
+    parts: list[TextCounts]
+    """Of each byte range, in order."""
+    sentences_a_document: list[tuple[int, int]]
+    """How many documents there are of each number of sentences."""
+    repairs_and_drops: dict[str, int]
+
+
+class CorpusStatistics(TypedDict):
+    """What all inputs hold: the manifest's entry `corpus`."""
+
+    documents: int
+    sentences: int
+    tokens: int
+    unk_share: float
+    median_sentences_per_document: float
+    repairs_and_drops: dict[str, int]
+    inputs: list[TextCounts]
+    left_out: dict[str, int]
+    """Documents that take part nowhere, by reason."""
+
+
+class ShardStatistics(TypedDict):
+    """Sums over a shard's examples; those of what it does without are absent."""
+
+    examples: int
+    tokens: int
+    unk_tokens: int
+    length_histogram: list[int]
+    label_0: NotRequired[int]
+    maskable_tokens: NotRequired[int]
+    masked_tokens: NotRequired[int]
+    shown_as_mask: NotRequired[int]
+    shown_as_original: NotRequired[int]
+    shown_as_random: NotRequired[int]
+
+
+class ShardResult(TypedDict):
+    """What is known of a finished shard."""
+
+    record: dict[str, Any]  # a `ShardRecord` as JSON
+    statistics: ShardStatistics
+    drops: dict[str, int]
+
+
+class SplitStatistics(TypedDict):
+    """What a split holds: its entry in the manifest."""
+
+    rows: int
+    tokens: int
+    shards: list[dict[str, Any]]  # each a `ShardRecord` as JSON
+    statistics: dict[str, Any]  # shares by name, the histogram of lengths, and drops by reason
+
+
+def measure(examples: Examples, tokenizer: Tokenizer, max_seq_length: int) -> ShardStatistics:
+    """Return the statistics of a shard, which add up over shards."""
     bins, _ = np.histogram(examples.lengths, bins=HISTOGRAM_BINS, range=(0, max_seq_length))
-    sums: dict[str, Any] = {
+    sums: ShardStatistics = {
         "examples": len(examples),
         "tokens": len(examples.input_ids),
         "unk_tokens": int((examples.input_ids == tokenizer.unk_id).sum()),
@@ -29,34 +96,29 @@ def measure(examples: Examples, tokenizer: Tokenizer, max_seq_length: int) -> di
     }
     if examples.next_sentence_label is not None:
         sums["label_0"] = int((examples.next_sentence_label == 0).sum())
-    masks = examples.masks
-    if masks is not None:
-        shown = examples.input_ids[masks.positions + np.repeat(examples.offsets[:-1], np.diff(masks.offsets))]
-        is_mask = shown == tokenizer.mask_id
-        is_kept = shown == masks.original_ids
+    if examples.masks is not None:
+        originals, shown = examples.masks.original_ids, examples.input_ids[examples.masked_indices]
+        is_mask, is_kept = shown == tokenizer.mask_id, shown == originals
         special = (examples.input_ids == tokenizer.cls_id).sum() + (examples.input_ids == tokenizer.sep_id).sum()
         sums["maskable_tokens"] = len(examples.input_ids) - int(special)
         sums["masked_tokens"] = len(shown)
         sums["shown_as_mask"] = int(is_mask.sum())
         sums["shown_as_original"] = int((is_kept & ~is_mask).sum())
         sums["shown_as_random"] = int((~is_kept & ~is_mask).sum())
-        # What stands there now is a mask or a word piece; what stood there counts.
-        sums["unk_tokens"] += int((masks.original_ids == tokenizer.unk_id).sum()) - int(
-            (shown == tokenizer.unk_id).sum()
-        )
+        # [UNK] is counted in the text, before masking.
+        sums["unk_tokens"] += int((originals == tokenizer.unk_id).sum()) - int((shown == tokenizer.unk_id).sum())
     return sums
 
 
-def join_split(results: Iterable[dict[str, Any]], config: DataConfig) -> dict[str, Any]:
-    """Join what the shards of one split report to its entry in the manifest."""
+def join_split(results: Iterable[ShardResult], config: DataConfig) -> SplitStatistics:
+    """Join the results of the shards of one split to its entry in the manifest."""
     results = list(results)
     sums: Counter[str] = Counter()
     histogram = np.zeros(HISTOGRAM_BINS, dtype=np.int64)
     drops: Counter[str] = Counter()
     for result in results:
-        statistics = dict(result["statistics"])
-        histogram += np.array(statistics.pop("length_histogram"))
-        sums.update(statistics)
+        histogram += np.array(result["statistics"]["length_histogram"])
+        sums.update({name: value for name, value in result["statistics"].items() if isinstance(value, int)})
         drops.update(result["drops"])
     examples, tokens = sums["examples"], sums["tokens"]
     shares = {
@@ -70,6 +132,7 @@ def join_split(results: Iterable[dict[str, Any]], config: DataConfig) -> dict[st
         shares["masked_share"] = _share(masked, sums["maskable_tokens"])
         for shown in ("mask", "random", "original"):
             shares[f"masked_shown_as_{shown}_share"] = _share(sums[f"shown_as_{shown}"], masked)
+    bin_edges = np.linspace(0, config.max_seq_length, HISTOGRAM_BINS + 1).tolist()
     return {
         "rows": examples,
         "tokens": tokens,
@@ -77,33 +140,51 @@ def join_split(results: Iterable[dict[str, Any]], config: DataConfig) -> dict[st
         "statistics": {
             **shares,
             "unk_share": _share(sums["unk_tokens"], tokens),
-            "length_histogram": {"bin_edges": _edges(config.max_seq_length), "examples": histogram.tolist()},
-            "drops": {reason: count for reason, count in sorted(drops.items()) if count},
+            "length_histogram": {"bin_edges": bin_edges, "examples": histogram.tolist()},
+            "drops": _positive(drops),
         },
     }
 
 
 def join_corpus(
-    parts_of_inputs: Sequence[Sequence[dict[str, Any]]], pieces: Sequence[dict[str, Any]]
-) -> dict[str, Any]:
-    """Join the figures of the parts of each input, and the summaries of the store's pieces, to those of the corpus."""
-    names = ("documents", "sentences", "tokens", "unk_tokens")
-    of_inputs = [{name: sum(part[name] for part in parts) for name in names} for parts in parts_of_inputs]
-    sums = {name: sum(figures[name] for figures in of_inputs) for name in names}
+    parts_of_inputs: Sequence[Sequence[TextCounts]], store_shards: Sequence[StoreShardSummary]
+) -> CorpusStatistics:
+    """Join the counts of the byte ranges of each input, and the summaries of the store shards."""
+    inputs = [add_counts(parts) for parts in parts_of_inputs]
+    sums = add_counts(inputs)
     sentences: Counter[int] = Counter()
     reasons: Counter[str] = Counter()
-    for piece in pieces:
-        sentences.update({int(number): documents for number, documents in piece["sentences_a_document"]})
-        reasons.update(piece["repairs_and_drops"])
+    for summary in store_shards:
+        sentences.update(dict(summary["sentences_a_document"]))
+        reasons.update(summary["repairs_and_drops"])
     return {
         "documents": sums["documents"],
         "sentences": sums["sentences"],
         "tokens": sums["tokens"],
         "unk_share": _share(sums["unk_tokens"], sums["tokens"]),
         "median_sentences_per_document": _median(sentences),
-        "repairs_and_drops": {reason: count for reason, count in sorted(reasons.items()) if count},
-        "inputs": of_inputs,
+        "repairs_and_drops": _positive(reasons),
+        "inputs": inputs,
+        "left_out": {},
     }
+
+
+def add_counts(counts: Sequence[TextCounts]) -> TextCounts:
+    """Return the sums of counts."""
+    return {
+        "documents": sum(each["documents"] for each in counts),
+        "sentences": sum(each["sentences"] for each in counts),
+        "tokens": sum(each["tokens"] for each in counts),
+        "unk_tokens": sum(each["unk_tokens"] for each in counts),
+    }
+
+
+def _positive(counts: Counter[str]) -> dict[str, int]:
+    return dict(sorted((+counts).items()))
+
+
+def _share(part: float, whole: float) -> float:
+    return part / whole if whole else 0.0
 
 
 def _median(counts: Counter[int]) -> float:
@@ -117,7 +198,7 @@ def _median(counts: Counter[int]) -> float:
 
 
 def describe(manifest: dict[str, Any]) -> str:
-    """Return the figures of a manifest as aligned lines for the terminal."""
+    """Return the statistics of a manifest as aligned lines for the terminal."""
     lines = []
     for name, split in manifest["splits"].items():
         figures = split["statistics"]
@@ -128,7 +209,7 @@ def describe(manifest: dict[str, Any]) -> str:
         ]
         lines += [
             f"{name:<11}{split['rows']:>12,} examples in {len(split['shards'])} shards, {split['tokens']:,} tokens, "
-            f"{figures['mean_length_tokens']:.1f} an example",
+            f"{figures['mean_length_tokens']:.1f} per example",
             f"{'':<11}"
             + " · ".join(
                 [
@@ -156,11 +237,3 @@ def _describe_masks(figures: dict[str, Any]) -> str:
         f"masked {figures['masked_share']:.2%} (shown as [MASK] {figures['masked_shown_as_mask_share']:.1%}, random "
         f"{figures['masked_shown_as_random_share']:.1%}, original {figures['masked_shown_as_original_share']:.1%})"
     )
-
-
-def _share(part: float, whole: float) -> float:
-    return part / whole if whole else 0.0
-
-
-def _edges(max_seq_length: int) -> list[float]:
-    return np.linspace(0, max_seq_length, HISTOGRAM_BINS + 1).tolist()

@@ -1,30 +1,33 @@
-"""The token store: text as ids, tokenised once, whatever is made from it later; `ingest.py` fills it.
+"""The token store: text as ids, tokenised once, whatever is made from it later; `store_writer.py` writes it.
 
-A store is a folder of pieces, one for each part of the inputs: flat ids, sentence offsets and document offsets as
-memory-mapped `.npy` files. It is a cache: its key holds all that decides the ids, and it may be deleted at any time.
+A store is a folder of store shards, one for each group of byte ranges of the inputs: flat ids, sentence offsets and
+document offsets as `.npy` files. It is a cache: its key covers all that decides the ids, and it may be deleted.
 """
 
 import hashlib
 import importlib.metadata
 import itertools
 import json
+import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 
-from bert_pretrain import ragged
 from bert_pretrain.config import DataConfig
-from bert_pretrain.sources import Source
-from bert_pretrain.tokenizer import Tokenizer
+from bert_pretrain.errors import DataError
+from bert_pretrain.examples import ragged
+from bert_pretrain.text.sources import Source
+from bert_pretrain.text.tokenizer import Tokenizer
 
 STORE_VERSION = 4
 
 
 def store_key(sources: list[Source], tokenizer: Tokenizer, config: DataConfig) -> str:
-    """Return the name of the store that holds these inputs as ids: all that decides them, hashed."""
+    """Return the name of the store that holds these inputs as ids: a hash of all that decides them."""
     libraries = ["tokenizers", "sentencex", *(["rjieba"] if config.word_segmenter else [])]
     content = [
         STORE_VERSION,
@@ -36,146 +39,230 @@ def store_key(sources: list[Source], tokenizer: Tokenizer, config: DataConfig) -
     return hashlib.sha256(json.dumps(content).encode()).hexdigest()[:16]
 
 
+def store_shard_folder(store: Path, number: int) -> Path:
+    """Return the folder of a store shard."""
+    return store / f"part-{number:05d}"
+
+
 def split_long(offsets: np.ndarray, limit: int) -> tuple[np.ndarray, np.ndarray]:
-    """Split lists longer than `limit` into nearly equal pieces.
+    """Split lists longer than `limit` into nearly equal units.
 
     Returns:
-        the offsets of the pieces, and for each list the number of its first piece (with the total at the end).
+        the offsets of the units, and for each list the number of its first unit (with the total at the end).
     """
     lengths = np.diff(offsets)
-    pieces = np.maximum(1, -(-lengths // limit))
-    first_pieces = ragged.offsets_of(pieces)
-    if first_pieces[-1] == len(lengths):
-        return offsets, first_pieces
-    within = ragged.positions_within(first_pieces)
-    begins = np.repeat(offsets[:-1], pieces) + within * np.repeat(lengths, pieces) // np.repeat(pieces, pieces)
-    return np.append(begins, offsets[-1]), first_pieces
+    units = np.maximum(1, -(-lengths // limit))
+    first_units = ragged.offsets_of(units)
+    if first_units[-1] == len(lengths):
+        return offsets, first_units
+    within = ragged.positions_within(first_units)
+    begins = np.repeat(offsets[:-1], units) + within * np.repeat(lengths, units) // np.repeat(units, units)
+    return np.append(begins, offsets[-1]), first_units
 
 
-def _join(arrays: list[np.ndarray], dtype: Any) -> np.ndarray:
-    return np.concatenate(arrays).astype(dtype, copy=False) if arrays else np.zeros(0, dtype=dtype)
+class DocumentSlices(NamedTuple):
+    """What to read: of each document the slice `which`, out of `of` nearly equal ones; most often the only one."""
 
+    documents: np.ndarray  # (slices,) int64: the number of the document in the store
+    which: np.ndarray  # (slices,) int64
+    of: np.ndarray  # (slices,) int64
 
-@dataclass(frozen=True)
-class Piece:
-    """One memory-mapped piece of the store. Offsets of documents count sentences, offsets of sentences tokens."""
-
-    ids: np.ndarray
-    sentence_offsets: np.ndarray
-    is_continuation: np.ndarray
-    document_offsets: np.ndarray
-    document_hashes: np.ndarray
-    continues_word: np.ndarray | None
+    def take(self, rows: np.ndarray) -> "DocumentSlices":
+        """Return the chosen slices, by number or mask."""
+        return DocumentSlices(self.documents[rows], self.which[rows], self.of[rows])
 
 
 @dataclass(frozen=True)
-class Text:
-    """Spans of documents taken out of the store into memory, each with its look-ahead."""
+class ShardText:
+    """The text that a shard is made from: slices of documents, each with its look-ahead."""
 
     ids: np.ndarray  # (tokens,)
-    sentence_starts: np.ndarray  # (sentences + 1,) int64, into ids
-    is_continuation: np.ndarray  # (sentences,) bool: begins inside a sentence that was too long
-    span_sentences: np.ndarray  # (spans + 1,) int64: the sentences of each span
-    span_own_sentences: np.ndarray  # (spans,) int64: how many of them belong to the span; the rest is look-ahead
+    sentence_starts: np.ndarray  # (sentences + 1,) int64, in ids
+    is_continuation: np.ndarray  # (sentences,) bool: begins inside a sentence that was too long for the store
+    slice_offsets: np.ndarray  # (slices + 1,) int64: the sentences of each slice
+    slice_own_sentences: np.ndarray  # (slices,) int64: how many of them belong to the slice; the rest is look-ahead
+    documents: np.ndarray  # (slices,) int64: the number of the document
+    num_own_slices: int  # those after them are donors: other shards' text that offers random Bs
     continues_word: np.ndarray | None = None  # (tokens,) bool: continues the word before, by a segmenter; None without
+
+    @cached_property
+    def slice_ends(self) -> np.ndarray:
+        """Where each slice ends, look-ahead included, (slices,) int64 in ids."""
+        return self.sentence_starts[self.slice_offsets[1:]]
+
+    def slices_of(self, places: np.ndarray) -> np.ndarray:
+        """Return the slice of each place in ids, (places,)."""
+        return np.searchsorted(self.slice_ends, places, side="right")
+
+    def begins_sentence(self, places: np.ndarray) -> np.ndarray:
+        """Return at which places in ids a sentence begins, (places,) bool."""
+        sentences = np.searchsorted(self.sentence_starts, places, side="right") - 1
+        return (self.sentence_starts[sentences] == places) & ~self.is_continuation[sentences]
 
 
 class TokenStore:
-    """Reads the documents of a store by their numbers, which run through all pieces."""
+    """Reads the documents of a store by their numbers, which run through all store shards.
 
-    def __init__(self, folder: Path, num_pieces: int) -> None:
+    Store shards are opened one after another, each for as long as it is read: there may be thousands, and every open
+    file and every map of one takes a descriptor, of which a process has 1,024 on most systems.
+    """
+
+    def __init__(self, folder: Path, num_shards: int) -> None:
         self.folder = folder
-        self.num_pieces = num_pieces
-
-    @cached_property
-    def pieces(self) -> list[Piece]:
-        names = ("ids", "sentence_offsets", "is_continuation", "document_offsets", "document_hashes")
-        folders = [piece_folder(self.folder, number) for number in range(self.num_pieces)]
-        words = [folder / "continues_word.npy" for folder in folders]
-        return [
-            Piece(
-                **{name: _map(folder / f"{name}.npy") for name in names},
-                continues_word=_map(file) if file.exists() else None,
-            )
-            for folder, file in zip(folders, words, strict=True)
-        ]
-
-    @cached_property
-    def first_documents(self) -> np.ndarray:
-        """The number of each piece's first document, with the total at the end, (pieces + 1,)."""
-        return ragged.offsets_of(np.array([len(piece.document_offsets) - 1 for piece in self.pieces], dtype=np.int64))
+        self.num_shards = num_shards
+        counts = [len(self.map(index, "document_offsets")) - 1 for index in range(num_shards)]
+        self.first_documents = ragged.offsets_of(np.array(counts, dtype=np.int64))
+        """The number of each store shard's first document, with the total at the end, (shards + 1,)."""
+        arrays = {file.stem: np.load(file, mmap_mode="r") for file in store_shard_folder(folder, 0).glob("*.npy")}
+        self._formats: _Formats = {name: (array.dtype, array.offset) for name, array in arrays.items()}
 
     @property
     def num_documents(self) -> int:
         return int(self.first_documents[-1])
 
+    def map(self, index: int, name: str) -> np.ndarray:
+        """Return an array of a store shard, mapped for as long as it is in use; see `_StoreShard` for the names."""
+        return np.asarray(np.load(store_shard_folder(self.folder, index) / f"{name}.npy", mmap_mode="r"))
+
+    def document_sizes(self, index: int, documents: np.ndarray | slice) -> tuple[np.ndarray, np.ndarray]:
+        """Return the sentences and the tokens of documents of a store shard, by their numbers in it."""
+        offsets, sentence_offsets = self.map(index, "document_offsets"), self.map(index, "sentence_offsets")
+        begins, ends = offsets[:-1][documents], offsets[1:][documents]
+        return ends - begins, sentence_offsets[ends] - sentence_offsets[begins]
+
     def sizes_of(self, numbers: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return the sentences and the tokens of the given documents, both (numbers,) int64; numbers ascending."""
-        counts, lengths = [], []
-        for piece, (first, last) in zip(self.pieces, itertools.pairwise(self.first_documents), strict=True):
-            local = numbers[(numbers >= first) & (numbers < last)] - first
-            begins, ends = piece.document_offsets[local], piece.document_offsets[local + 1]
-            counts.append(ends - begins)
-            lengths.append(piece.sentence_offsets[ends] - piece.sentence_offsets[begins])
-        return _join(counts, np.int64), _join(lengths, np.int64)
+        sentences, tokens = np.zeros_like(numbers), np.zeros_like(numbers)
+        bounds = np.searchsorted(numbers, self.first_documents)
+        for index in np.flatnonzero(np.diff(bounds)).tolist():
+            rows = slice(bounds[index], bounds[index + 1])
+            local = numbers[rows] - self.first_documents[index]
+            sentences[rows], tokens[rows] = self.document_sizes(index, local)
+        return sentences, tokens
 
     def documents_longer_than(self, limit_tokens: int) -> tuple[np.ndarray, np.ndarray]:
         """Return the numbers and tokens of all documents longer than a limit, ascending by number."""
-        numbers, tokens = [], []
-        for piece, first in zip(self.pieces, self.first_documents, strict=False):
-            lengths = np.diff(piece.sentence_offsets[piece.document_offsets])
+        numbers, tokens = [np.zeros(0, dtype=np.int64)], [np.zeros(0, dtype=np.int64)]
+        for index in range(self.num_shards):
+            _, lengths = self.document_sizes(index, slice(None))
             long = np.flatnonzero(lengths > limit_tokens)
-            numbers.append(long + first)
+            numbers.append(long + self.first_documents[index])
             tokens.append(lengths[long])
-        return _join(numbers, np.int64), _join(tokens, np.int64)
+        return np.concatenate(numbers), np.concatenate(tokens)
 
-    def read(self, numbers: np.ndarray, parts: np.ndarray, of_parts: np.ndarray, look_ahead_tokens: int) -> Text:
-        """Take spans out of documents: part `parts[i]` of `of_parts[i]` nearly equal ones of document `numbers[i]`.
+    def read(self, slices: DocumentSlices, look_ahead_tokens: int, num_donors: int = 0) -> ShardText:
+        """Read slices of documents, each with at least `look_ahead_tokens` of what follows in its document, if any.
 
-        Each span goes on for at least `look_ahead_tokens` into its document, if that is so long.
+        Args:
+            slices: what to read.
+            look_ahead_tokens: how far beyond each slice.
+            num_donors: how many of the slices, the last ones, are donors.
+
+        Raises:
+            DataError: when a file of the store is too short.
         """
-        found = [
-            self._locate(int(number), int(part), int(of), look_ahead_tokens)
-            for number, part, of in zip(numbers, parts, of_parts, strict=True)
-        ]
-        ids, lengths, continuations, continued_words = [], [], [], []
-        for piece, first, _, last in found:
-            offsets = piece.sentence_offsets[first : last + 1]
-            ids.append(piece.ids[offsets[0] : offsets[-1]])
-            lengths.append(np.diff(offsets))
-            continuations.append(piece.is_continuation[first:last])
-            if piece.continues_word is not None:
-                continued_words.append(piece.continues_word[offsets[0] : offsets[-1]])
-        return Text(
-            ids=_join(ids, self.pieces[0].ids.dtype),
-            sentence_starts=ragged.offsets_of(_join(lengths, np.int64)),
-            is_continuation=_join(continuations, bool),
-            span_sentences=ragged.offsets_of(np.array([last - first for _, first, _, last in found], dtype=np.int64)),
-            span_own_sentences=np.array([own - first for _, first, own, _ in found], dtype=np.int64),
-            continues_word=np.concatenate(continued_words) if continued_words else None,
+        shards = np.searchsorted(self.first_documents, slices.documents, side="right") - 1
+        wanted = np.stack([slices.documents - self.first_documents[shards], slices.which, slices.of], axis=1).tolist()
+        in_order = np.argsort(slices.documents, kind="stable").tolist()  # so that each store shard is opened once
+        found: list[Any] = [None] * len(wanted)
+        for index, rows in itertools.groupby(in_order, key=shards.tolist().__getitem__):
+            with _StoreShard(store_shard_folder(self.folder, index), self._formats) as shard:
+                for row in rows:
+                    document, which, of = wanted[row]
+                    found[row] = shard.read(document, which, of, look_ahead_tokens)
+        columns: Sequence[tuple[Any, ...]] = list(zip(*found, strict=True)) or [()] * 5
+        ids, lengths, is_continuation, num_own, continues_word = columns
+        lengths_of_all = np.concatenate([np.zeros(0, dtype=np.int64), *lengths])
+        return ShardText(
+            ids=np.frombuffer(b"".join(ids), self._formats["ids"][0]),
+            sentence_starts=ragged.offsets_of(lengths_of_all),
+            is_continuation=np.frombuffer(b"".join(is_continuation), bool),
+            slice_offsets=ragged.offsets_of(np.array([len(each) for each in lengths], dtype=np.int64)),
+            slice_own_sentences=np.array(num_own, dtype=np.int64),
+            documents=slices.documents,
+            num_own_slices=len(wanted) - num_donors,
+            continues_word=np.frombuffer(b"".join(continues_word), bool) if "continues_word" in self._formats else None,
         )
 
-    def _locate(self, number: int, part: int, of: int, look_ahead_tokens: int) -> tuple[Piece, int, int, int]:
-        """Return the piece, and the span's first sentence, the end of its own and the end of its look-ahead."""
-        index = int(np.searchsorted(self.first_documents, number, side="right")) - 1
-        piece = self.pieces[index]
-        local = number - int(self.first_documents[index])
-        begin, end = (int(value) for value in piece.document_offsets[local : local + 2])
-        if of == 1:
-            return piece, begin, end, end
-        offsets = piece.sentence_offsets[begin : end + 1]
-        cuts = offsets[0] + np.array([part, part + 1]) * int(offsets[-1] - offsets[0]) // of
+
+_Formats = dict[str, tuple[np.dtype[Any], int]]
+"""The type of each array of a store shard and the byte where its values begin; all store shards have the same."""
+
+
+class _StoreShard:
+    """A store shard while it is open: documents are read from its files by position, not mapped.
+
+    Its arrays are `ids`, `sentence_offsets` (into ids), `is_continuation` (of each sentence), `document_offsets` (into
+    sentences), `document_hashes` and, with a segmenter, `continues_word` (of each id).
+    """
+
+    def __init__(self, folder: Path, formats: _Formats) -> None:
+        self._folder = str(folder)
+        self._formats = formats
+        self._descriptors: dict[str, int] = {}
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for descriptor in self._descriptors.values():
+            os.close(descriptor)
+
+    def read(
+        self, document: int, which: int, of: int, look_ahead_tokens: int
+    ) -> tuple[bytes, np.ndarray, bytes, int, bytes]:
+        """Read a slice of a document, given by its number in the store shard.
+
+        Returns:
+            ids, lengths (sentences,), `is_continuation`, how many sentences are the slice's own, and `continues_word`
+            if there is a segmenter; arrays that are only concatenated are still bytes.
+        """
+        first, last = self._offsets("document_offsets", document, document + 2).tolist()
+        own = last
+        if of > 1:
+            first, own, last = self._slice(first, last, which, of, look_ahead_tokens)
+        offsets = self._offsets("sentence_offsets", first, last + 1)
+        tokens = int(offsets[0]), int(offsets[-1])
+        return (
+            self._bytes("ids", *tokens),
+            offsets[1:] - offsets[:-1],
+            self._bytes("is_continuation", first, last),
+            own - first,
+            self._bytes("continues_word", *tokens) if "continues_word" in self._formats else b"",
+        )
+
+    def _slice(self, begin: int, end: int, which: int, of: int, look_ahead: int) -> tuple[int, int, int]:
+        """Return the first sentence of a slice of sentences [begin, end), the end of its own and of its look-ahead."""
+        offsets = self._mapped_offsets[begin : end + 1]
+        cuts = offsets[0] + np.array([which, which + 1]) * int(offsets[-1] - offsets[0]) // of
         first, own = (begin + int(value) for value in np.searchsorted(offsets, cuts))
-        ahead = piece.sentence_offsets[own] + look_ahead_tokens
+        ahead = self._mapped_offsets[own] + look_ahead
         last = min(end, begin + int(np.searchsorted(offsets, ahead)) + 1)
-        return piece, first, own, max(last, own)
+        return first, own, max(last, own)
 
+    @cached_property
+    def _mapped_offsets(self) -> np.ndarray:
+        # A long document has many sentences, and its slices are found by bisection, which touches few of them.
+        return np.asarray(np.load(f"{self._folder}/sentence_offsets.npy", mmap_mode="r"))
 
-def _map(path: Path) -> np.ndarray:
-    """Return an array on disk as a plain one, which numpy slices faster than a memmap."""
-    return np.asarray(np.load(path, mmap_mode="r"))
+    def _offsets(self, name: str, first: int, last: int) -> np.ndarray:
+        return np.frombuffer(self._bytes(name, first, last), np.int64)
 
+    def _bytes(self, name: str, first: int, last: int) -> bytes:
+        """Read the values [first, last) of an array.
 
-def piece_folder(store: Path, number: int) -> Path:
-    """Return where a piece of the store lies."""
-    return store / f"part-{number:05d}"
+        Raises:
+            DataError: when the file ends before.
+        """
+        dtype, start = self._formats[name]
+        if name not in self._descriptors:
+            self._descriptors[name] = os.open(f"{self._folder}/{name}.npy", os.O_RDONLY)
+        size = (last - first) * dtype.itemsize
+        values = os.pread(self._descriptors[name], size, start + first * dtype.itemsize)
+        if len(values) < size:
+            raise DataError(
+                f"the token store ends too early: {name}.npy has no value {last - 1:,}",
+                where=self._folder,
+                remedy="run the same command again: a damaged store shard is tokenised again",
+            )
+        return values

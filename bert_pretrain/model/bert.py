@@ -1,11 +1,12 @@
-"""BERT, whole, in reading order: embeddings, encoder, pooler and the two pretraining heads (Devlin et al., 2018).
+"""The whole of BERT in reading order: embeddings, encoder, pooler and the two pretraining heads (Devlin et al., 2018).
 
-Sequences are packed: all tokens of a batch stand in one row, (tokens,), with `cu_seqlens` marking where each sequence
-begins. So nothing is computed for padding, and the masked-language-model head runs on masked positions only. The
-mathematics is that of Hugging Face's `BertForPreTraining`; its names on disk are in `huggingface.py`.
+Sequences are packed: all tokens of a batch are in one row, (tokens,), and `cu_seqlens` says where each sequence begins.
+Nothing is computed for padding, and the masked-language-model head runs on masked positions only. The mathematics is
+that of Hugging Face's `BertForPreTraining`; its names on disk are in `huggingface.py`.
 """
 
 from collections import deque
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -72,25 +73,27 @@ class Layer(nn.Module):
 
 
 class Encoder(nn.Module):
-    """The stack of layers."""
+    """The stack of layers; returns the outputs of the last `num_last`, concatenated: (tokens, num_last * hidden)."""
 
     def __init__(self, config: ModelConfig, backend: str) -> None:
         super().__init__()
         self.layers = nn.ModuleList(Layer(config, backend) for _ in range(config.num_hidden_layers))
         self.activation_checkpointing = False
 
-    def forward(self, hidden: Tensor, layout: Layout) -> Tensor:
+    def forward(self, hidden: Tensor, layout: Layout, num_last: int = 1) -> Tensor:
+        outputs: deque[Tensor] = deque(maxlen=num_last)
         for layer in self.layers:
             if self.activation_checkpointing and self.training:
-                # Keeps the layer's input only, and the state of the generators from which dropout draws.
+                # Keeps only the layer's input, and the state of the generators that dropout draws from.
                 hidden = checkpoint(layer, hidden, layout, use_reentrant=False)
             else:
                 hidden = layer(hidden, layout)
-        return hidden
+            outputs.append(hidden)
+        return hidden if num_last == 1 else torch.cat(list(outputs), dim=1)
 
 
 class Pooler(nn.Module):
-    """A sequence as one vector: its first token, [CLS], through a dense layer and tanh."""
+    """One vector per sequence: the hidden state of its first token, [CLS], through a dense layer and tanh."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
@@ -102,7 +105,7 @@ class Pooler(nn.Module):
 
 
 class MaskedLanguageModelHead(nn.Module):
-    """Logits over the vocabulary; the decoder's matrix is the word embedding, its bias is its own (section 3.1)."""
+    """The transform before the decoder, whose matrix is the word embedding; its bias is kept here (section 3.1)."""
 
     def __init__(self, config: ModelConfig, vocab_size: int) -> None:
         super().__init__()
@@ -111,11 +114,11 @@ class MaskedLanguageModelHead(nn.Module):
         self.bias = nn.Parameter(torch.zeros(vocab_size))
 
     def forward(self, hidden: Tensor) -> Tensor:
-        return self.layer_norm(F.gelu(self.dense(hidden)))  # (masked, hidden): what the decoder reads
+        return self.layer_norm(F.gelu(self.dense(hidden)))  # (masked, hidden)
 
 
 class NextSentenceHead(nn.Module):
-    """Two logits a sequence pair: 0 means that B follows A, 1 that it does not."""
+    """Two logits per sequence pair: class 0 means that B follows A, class 1 that it does not."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
@@ -123,6 +126,13 @@ class NextSentenceHead(nn.Module):
 
     def forward(self, pooled: Tensor) -> Tensor:
         return self.dense(pooled)  # (sequences, 2)
+
+
+class PretrainingOutput(NamedTuple):
+    """What both pretraining losses need."""
+
+    mlm_features: Tensor  # (masked, hidden): the decoder's input at each masked position; `decode` gives the logits
+    nsp_logits: Tensor  # (sequences, 2)
 
 
 class BertForPreTraining(nn.Module):
@@ -133,7 +143,7 @@ class BertForPreTraining(nn.Module):
         vocab_size: tokens in the vocabulary.
         attention: the backend, `padded` or `varlen`, from `choose_attention`.
 
-    The weights are left as PyTorch makes them; call `initialize`, or load some.
+    The weights are PyTorch's defaults; call `initialize`, or load some.
     """
 
     def __init__(self, config: ModelConfig, vocab_size: int, *, attention: str = "padded") -> None:
@@ -149,38 +159,24 @@ class BertForPreTraining(nn.Module):
 
     @property
     def num_parameters(self) -> int:
-        """Weights and biases, the tied matrix counted once."""
+        """Weights and biases; the tied matrix counts once."""
         return sum(parameter.numel() for parameter in self.parameters())
 
     def encode(
         self,
         input_ids: Tensor,  # (tokens,) int
         token_type_ids: Tensor,  # (tokens,) int
-        position_ids: Tensor,  # (tokens,) int: begin at 0 in every sequence
+        position_ids: Tensor,  # (tokens,) int: 0, 1, 2, … in every sequence
         cu_seqlens: Tensor,  # (sequences + 1,) int32
         max_seqlen: int,
+        num_layers: int = 1,
     ) -> Tensor:
-        """Return the last hidden state of every token, (tokens, hidden)."""
-        layout = layout_of(cu_seqlens, max_seqlen, input_ids.shape[0], self.attention_backend)
-        return self.encoder(self.embeddings(input_ids, token_type_ids, position_ids), layout)
+        """Return the last hidden state of every token, (tokens, hidden).
 
-    def encode_last_layers(
-        self,
-        input_ids: Tensor,
-        token_type_ids: Tensor,
-        position_ids: Tensor,
-        cu_seqlens: Tensor,
-        max_seqlen: int,
-        num_layers: int,
-    ) -> list[Tensor]:
-        """Return what each of the last `num_layers` layers puts out, the last one last, each (tokens, hidden)."""
+        With `num_layers`, the outputs of that many last layers, concatenated in order: (tokens, num_layers * hidden).
+        """
         layout = layout_of(cu_seqlens, max_seqlen, input_ids.shape[0], self.attention_backend)
-        hidden = self.embeddings(input_ids, token_type_ids, position_ids)
-        outputs: deque[Tensor] = deque(maxlen=num_layers)
-        for layer in self.encoder.layers:
-            hidden = layer(hidden, layout)
-            outputs.append(hidden)
-        return list(outputs)
+        return self.encoder(self.embeddings(input_ids, token_type_ids, position_ids), layout, num_layers)
 
     def forward(
         self,
@@ -190,26 +186,26 @@ class BertForPreTraining(nn.Module):
         cu_seqlens: Tensor,
         max_seqlen: int,
         masked_positions: Tensor,  # (masked,) int: indices into the packed tokens
-    ) -> tuple[Tensor, Tensor]:
-        """Return what the decoder reads at each masked position, (masked, hidden), and the NSP logits (sequences, 2).
+    ) -> PretrainingOutput:
+        """Return the decoder's input at each masked position, and the next-sentence logits of each sequence.
 
-        `decode` turns the former into logits; the training loss does so piece by piece, since for a vocabulary of
-        30,000 the logits are by far the largest tensor of a step.
+        Not the masked-language-model logits: with a vocabulary of 30,000 they are by far the largest tensor of a step,
+        so the training loss computes them in blocks; `decode` computes all of them.
         """
         hidden = self.encode(input_ids, token_type_ids, position_ids, cu_seqlens, max_seqlen)
-        features = self.mlm_head(hidden.index_select(0, masked_positions))
-        return features, self.nsp_head(self.pooler(hidden, cu_seqlens))
+        mlm_features = self.mlm_head(hidden.index_select(0, masked_positions))
+        return PretrainingOutput(mlm_features, self.nsp_head(self.pooler(hidden, cu_seqlens)))
 
-    def decode(self, features: Tensor) -> Tensor:
-        """Return the masked-language-model logits (masked, vocabulary) of features (masked, hidden)."""
-        return F.linear(features, self.embeddings.word_embeddings.weight, self.mlm_head.bias)
+    def decode(self, mlm_features: Tensor) -> Tensor:
+        """Return the masked-language-model logits, (masked, vocabulary), of `mlm_features`."""
+        return F.linear(mlm_features, self.embeddings.word_embeddings.weight, self.mlm_head.bias)
 
     @torch.no_grad()
     def initialize(self, seed: int, names: set[str] | None = None) -> None:
-        """Draw fresh weights: every parameter from a stream of its own, so that none depends on the others.
+        """Draw initial weights, each parameter from its own random stream, so that none depends on the others.
 
-        Matrices are normal with standard deviation `initializer_range`, cut off at two of them, as the paper's own
-        code draws them (Hugging Face does not cut); biases are 0, the gains of layer normalisation 1.
+        Matrices are normal with standard deviation `initializer_range`, truncated at two of them, as in the paper's own
+        code (Hugging Face does not truncate); biases are 0, the gains of layer normalisation 1.
 
         Args:
             seed: of the streams.

@@ -1,7 +1,7 @@
-"""Dropout; on CPU by masks of our own, since PyTorch's draws one number after the other on a single core.
+"""Dropout; on CPU with our own masks, because PyTorch draws its numbers one after another on a single core.
 
-There 16 random bits an element, of numpy's fastest generator, decide: at a tenth of the time, and the mask that is kept
-for the backward pass has one byte an element. The rate is exact to 2^-16.
+Ours takes 16 random bits per element from numpy's fastest generator, in a tenth of the time; the mask kept for the
+backward pass has one byte per element. The rate is exact to 2^-16.
 """
 
 from collections.abc import Callable
@@ -17,7 +17,7 @@ _INTEGERS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 class Dropout(nn.Module):
-    """Zero elements at a rate while training, and scale the rest so that the mean stays (Srivastava et al., 2014)."""
+    """In training, zero elements at a rate and scale the others to keep the mean (Srivastava et al., 2014)."""
 
     def __init__(self, rate: float) -> None:
         super().__init__()
@@ -30,7 +30,7 @@ class Dropout(nn.Module):
 def dropout(values: Tensor, rate: float) -> Tensor:
     """Return `values` with each element zeroed at `rate`, the rest divided by `1 - rate`.
 
-    It draws from the device's default generator, so that seeding it, and restoring it, fixes the mask.
+    It draws from the device's default generator, whose state therefore determines the mask.
     """
     if rate == 0.0:
         return values
@@ -58,7 +58,7 @@ _dropout_on_cpu: Callable[[Tensor, float], Tensor] = _DropoutOnCpu.apply
 
 
 def _random_words(number: int) -> np.ndarray:
-    """Return so many random uint16; the seed is torch's next number."""
+    """Return `number` random uint16, seeded with torch's next random number."""
     seed = int(torch.randint(1 << 62, ()))
     generator = np.random.Generator(np.random.SFC64(seed))
     return generator.integers(0, 1 << 64, -(-number // 4), dtype=np.uint64).view(np.uint16)[:number]
@@ -67,7 +67,7 @@ def _random_words(number: int) -> np.ndarray:
 def _masked(values: Tensor, mask: Tensor, scale: float) -> Tensor:
     """Return `scale * values` where the mask, int8, is 1, and 0 where it is 0."""
     scaled = values * scale
-    # A number is zeroed by clearing its bits: on CPU far faster than any operation of booleans and floats.
+    # Zeroing numbers by clearing their bits is far faster on CPU than operations with booleans and floats.
     bits = scaled.view(_INTEGERS[scaled.element_size()])
     bits &= mask.to(bits.dtype).neg_()
     return scaled

@@ -1,7 +1,7 @@
-"""Model folders by Hugging Face's names: ours are written so, and any BERT's are read.
+"""Model folders in Hugging Face's format: written for our models, and read for any BERT.
 
-On disk a model is `config.json`, `model.safetensors` and the tokenizer's files; in memory query, key and value are one
-matrix and the names are ours. Tied weights are stored once. A pickle is read only if it holds nothing but tensors.
+On disk a model is `config.json`, `model.safetensors` and the tokenizer's files; in memory, query, key and value are one
+matrix and the names are ours. Tied weights are stored once. A pickle is read only if it contains nothing but tensors.
 """
 
 import re
@@ -16,19 +16,19 @@ from torch import Tensor
 
 from bert_pretrain.config import ModelConfig
 from bert_pretrain.errors import DataError
-from bert_pretrain.extension import Extension
-from bert_pretrain.files import read_json, write_json
 from bert_pretrain.model.attention import choose_attention
 from bert_pretrain.model.bert import BertForPreTraining
 from bert_pretrain.model.weights import REMEDY, WEIGHTS, read_weights, write_tensors
-from bert_pretrain.tokenizer import Tokenizer
+from bert_pretrain.storage.files import read_json, write_json
+from bert_pretrain.text.extension import Extension
+from bert_pretrain.text.tokenizer import Tokenizer
 
 CARD = "README.md"
 CONFIG = "config.json"
 _WORD_EMBEDDINGS = "bert.embeddings.word_embeddings.weight"
 _ROWS_OF_TOKENS = (_WORD_EMBEDDINGS, "cls.predictions.bias")
 
-# Ours -> Hugging Face's, as a prefix of the parameter's name; {} stands for the layer's number.
+# Ours -> Hugging Face's, as a prefix of the parameter's name; {} is the number of the layer.
 _NAMES = {
     "embeddings.word_embeddings": "bert.embeddings.word_embeddings",
     "embeddings.position_embeddings": "bert.embeddings.position_embeddings",
@@ -51,13 +51,13 @@ _FUSED_PARTS = tuple(f"bert.encoder.layer.{{}}.attention.self.{part}" for part i
 
 @dataclass(frozen=True)
 class Loaded:
-    """A model that was read from a folder, and what did not come from there."""
+    """A model read from a folder, and the tensors that only one of the two has."""
 
     model: BertForPreTraining
     fresh: list[str]
-    """Hugging Face's names of tensors that the folder lacks; drawn anew."""
+    """Hugging Face's names of tensors that the folder lacks, which were initialized."""
     unused: list[str]
-    """Names in the folder that a BERT for pretraining has no place for, such as another task's head."""
+    """Names in the folder that a BERT for pretraining does not have, such as another task's head."""
 
 
 def save_model(model: BertForPreTraining, folder: Path, tokenizer: Tokenizer) -> None:
@@ -66,7 +66,7 @@ def save_model(model: BertForPreTraining, folder: Path, tokenizer: Tokenizer) ->
 
 
 def save_tensors(tensors: Mapping[str, Tensor], model: BertForPreTraining, folder: Path, tokenizer: Tokenizer) -> None:
-    """Write a model folder as `save_model` does, from weights by Hugging Face's names; the model's own are not read."""
+    """Write a model folder as `save_model`, but with given weights under Hugging Face's names, not the model's own."""
     write_json(folder / CONFIG, huggingface_config(model, tokenizer))
     write_tensors(tensors, folder / WEIGHTS)
     tokenizer.save(folder, model.config.max_position_embeddings)
@@ -87,12 +87,12 @@ def huggingface_config(model: BertForPreTraining, tokenizer: Tokenizer) -> dict[
 
 
 def huggingface_tensors(model: BertForPreTraining) -> dict[str, Tensor]:
-    """Return the weights by Hugging Face's names, in fp32 on the CPU; each fused matrix becomes three."""
+    """Return the weights under Hugging Face's names, in fp32 on the CPU; each fused matrix becomes three."""
     return to_huggingface({name: parameter.detach() for name, parameter in model.named_parameters()})
 
 
 def to_huggingface(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Rename tensors that are shaped and named as our parameters (weights or gradients), in fp32 on the CPU."""
+    """Rename tensors with the names and shapes of our parameters (weights or gradients), in fp32 on the CPU."""
     renamed = {}
     for name, tensor in tensors.items():
         parts = _huggingface_names(name)
@@ -123,15 +123,15 @@ def load_model(
     """Read any BERT folder for inference: the model is in evaluation mode, its weights in fp32.
 
     Args:
-        folder: written here or by Hugging Face's tools.
+        folder: written by this package or by Hugging Face's tools.
         attention: as in the configuration.
-        device: where the model goes.
-        dtype: in which its matrix products will run.
+        device: of the model.
+        dtype: of its matrix products.
         flag: that named the folder, for messages.
-        required: beginnings of Hugging Face's names of tensors that must come from the folder, such as `cls.`.
+        required: prefixes of Hugging Face's names of tensors that the folder must have, such as `cls.`.
 
     Raises:
-        DataError: when it holds no BERT that fits this mathematics, lacks what is required, or a file is broken.
+        DataError: when it holds no BERT of this architecture, lacks what is required, or a file is broken.
     """
     config, vocab_size = read_config(folder, flag)
     device = torch.device(device)
@@ -144,16 +144,16 @@ def load_model(
         raise DataError(
             f"{folder} lacks weights that this needs: {', '.join(lacking[:4])}{' …' if len(lacking) > 4 else ''}",
             where=flag,
-            remedy="give a model with its pretraining heads, such as one that 'bert-pretrain train' has written",
+            remedy="give a model with its pretraining heads, such as one written by 'bert-pretrain train'",
         )
     return Loaded(model.to(device).eval(), fresh, unused)
 
 
 def read_config(folder: Path, flag: str) -> tuple[ModelConfig, int]:
-    """Return the sizes and the vocabulary's size from a folder's `config.json`.
+    """Return the model configuration and the size of the vocabulary from a folder's `config.json`.
 
     Raises:
-        DataError: when it describes no BERT that fits this mathematics.
+        DataError: when it does not describe a BERT of this architecture.
     """
     if not (folder / CONFIG).is_file():
         missing = f"{folder} has no {CONFIG}" if folder.is_dir() else f"there is no folder '{folder}'"
@@ -162,18 +162,17 @@ def read_config(folder: Path, flag: str) -> tuple[ModelConfig, int]:
     where = str(folder / CONFIG)
     if not isinstance(found, dict) or not isinstance(found.get("vocab_size"), int):
         raise DataError("it states no vocab_size", where=where, remedy=REMEDY)
-    demands = {"model_type": "bert", "hidden_act": "gelu", "position_embedding_type": "absolute", "is_decoder": False}
-    for key, demand in demands.items():
-        if found.get(key, demand) != demand:
-            raise DataError(
-                f"{key} is {found[key]!r}; this is the mathematics of BERT with {demand!r}", where=where, remedy=REMEDY
-            )
+    required = {"model_type": "bert", "hidden_act": "gelu", "position_embedding_type": "absolute", "is_decoder": False}
+    for key, value in required.items():
+        if found.get(key, value) != value:
+            what = f"{key} is {found[key]!r}; only BERT with {value!r} is supported"
+            raise DataError(what, where=where, remedy=REMEDY)
     try:
         config = ModelConfig(**{key: found[key] for key in ModelConfig.model_fields if key in found})
     except ValidationError as error:
         problem = error.errors()[0]
         key = ".".join(str(part) for part in problem["loc"])
-        raise DataError(f"{key}: {problem['msg']}", where=where, remedy="mend it, or name another folder") from error
+        raise DataError(f"{key}: {problem['msg']}", where=where, remedy="correct it, or name another folder") from error
     return config, found["vocab_size"]
 
 
@@ -181,20 +180,20 @@ def read_config(folder: Path, flag: str) -> tuple[ModelConfig, int]:
 def load_weights(
     model: BertForPreTraining, folder: Path, *, flag: str, seed: int, extension: Extension | None = None
 ) -> tuple[list[str], list[str]]:
-    """Fill a model with the weights of a BERT folder and draw what the folder lacks.
+    """Load the weights of a BERT folder into a model and initialize what the folder lacks.
 
     Args:
-        model: to be filled.
+        model: the target.
         folder: of any BERT.
         flag: that named the folder, for messages.
-        seed: of what is drawn.
-        extension: how the model's vocabulary extends the folder's; None where every row is to be taken as it is.
+        seed: of the initialization.
+        extension: how the model's vocabulary extends the folder's; None if rows are copied as they are.
 
     Returns:
-        Hugging Face's names of the tensors drawn anew, and the names in the folder that found no place.
+        Hugging Face's names of the tensors initialized, and the names in the folder that were not used.
 
     Raises:
-        DataError: when a tensor has another shape than the model's, or the file is broken or no plain tensors.
+        DataError: when a tensor does not have the model's shape, or a file is broken or holds more than tensors.
     """
     tensors = _normalised(read_weights(folder, flag))
     if _WORD_EMBEDDINGS not in tensors:
@@ -220,9 +219,10 @@ def load_weights(
 
 
 def _extended(name: str, rows: Tensor, extension: Extension, folder: Path, flag: str) -> Tensor:
-    """Return the rows of an extended vocabulary: old ones as they are, each new one the mean of its old pieces'.
+    """Return the rows of an extended vocabulary: old ones unchanged, each new one the mean of its old pieces' rows.
 
-    Rows beyond the old vocabulary, which some models have to fill up to a round number, belong to no token and go.
+    Rows beyond the old vocabulary, with which some models are padded to a round number, belong to no token and are
+    dropped.
     """
     if rows.shape[0] < extension.num_old_tokens:
         raise DataError(
@@ -242,12 +242,12 @@ def _check_shape(name: str, tensor: Tensor, shape: tuple[int, ...], folder: Path
         raise DataError(
             f"the tensor {name} has the shape {tuple(tensor.shape)}, the model needs {shape}",
             where=f"{flag} {folder}",
-            remedy="give the model section the sizes of that folder's config.json, and data made with its tokenizer",
+            remedy="set the sizes of that folder's config.json in the model section, and use data of its tokenizer",
         )
 
 
 def _normalised(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Bring the names of all kinds of BERT folders to those of today's `BertForPreTraining`."""
+    """Convert the names in BERT folders of all kinds to those of the current `BertForPreTraining`."""
     renamed = {}
     for name, tensor in tensors.items():
         if name.endswith("position_ids"):
@@ -257,7 +257,7 @@ def _normalised(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
         if re.match(r"(embeddings|encoder|pooler)\.", name):
             name = f"bert.{name}"  # saved from a bare BertModel
         renamed[name] = tensor
-    # The decoder is tied to the embeddings; some versions store its two tensors all the same.
+    # The decoder is tied to the embeddings; some versions store its two tensors nevertheless.
     decoder = renamed.pop("cls.predictions.decoder.weight", None)
     embeddings = renamed.get(_WORD_EMBEDDINGS)
     if decoder is not None and embeddings is not None and not torch.equal(decoder, embeddings):

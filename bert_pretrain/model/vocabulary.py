@@ -1,15 +1,15 @@
-"""Whether a model folder and a tokenizer fit each other: the same words under the same ids, or an extension of them."""
+"""Whether a model folder and a tokenizer match: the same tokens with the same ids, or an extension of them."""
 
 from pathlib import Path
 
 from bert_pretrain.errors import DataError
-from bert_pretrain.extension import Extension, find_extension
-from bert_pretrain.tokenizer import Tokenizer
-from bert_pretrain.tokenizer_folder import has_vocabulary, read_tokenizer_folder
+from bert_pretrain.text.extension import Extension, find_extension
+from bert_pretrain.text.tokenizer import Tokenizer
+from bert_pretrain.text.tokenizer_folder import has_vocabulary, read_tokenizer_folder
 
 
 def match_vocabulary(folder: Path, tokenizer: Tokenizer, flag: str) -> Extension | None:
-    """Return how a tokenizer extends a model folder's own vocabulary; None where the folder has none.
+    """Return how a tokenizer extends a model folder's own vocabulary; None if the folder has none.
 
     Args:
         folder: of the model.
@@ -17,7 +17,7 @@ def match_vocabulary(folder: Path, tokenizer: Tokenizer, flag: str) -> Extension
         flag: that named the folder, for messages.
 
     Raises:
-        DataError: when the two differ otherwise; equal sizes alone would let ids mean other words.
+        DataError: when the two differ otherwise; with equal sizes alone, ids could mean other tokens.
     """
     if not has_vocabulary(folder):
         return None
@@ -37,7 +37,7 @@ def match_vocabulary(folder: Path, tokenizer: Tokenizer, flag: str) -> Extension
             names = dict(zip(tokenizer.settings, zip(theirs, ours, strict=True), strict=True))
             differences = ", ".join(f"{name} {old} and {new}" for name, (old, new) in names.items() if old != new)
             raise DataError(
-                f"the tokenizer of {folder} treats text otherwise than that of the data: {differences}",
+                f"the tokenizer of {folder} treats text differently from that of the data: {differences}",
                 where=flag,
                 remedy="make the data with this model's folder as --vocab",
             )
@@ -50,13 +50,13 @@ def _in_effect(settings: tuple[bool | None, ...]) -> tuple[bool | None, ...]:
 
 
 def check_rows(folder: Path, num_rows: int, tokenizer: Tokenizer, flag: str) -> None:
-    """Refuse a model whose word embedding cannot be that of a vocabulary.
+    """Refuse a model whose word embedding does not match the size of a vocabulary.
 
-    A model with its own vocabulary may have some rows more, as those that fill it up to a round number do. They stay
-    in the softmax, so that its figures are those of `transformers`.
+    A model with its own vocabulary may have extra rows, which pad it to a round number. They stay in the softmax, so
+    that results are those of `transformers`.
 
     Raises:
-        DataError: when there are rows too few, or too many and no vocabulary in the folder says that none is missing.
+        DataError: when there are too few rows, or extra rows and no vocabulary in the folder.
     """
     if num_rows < tokenizer.vocab_size or (num_rows > tokenizer.vocab_size and not has_vocabulary(folder)):
         raise DataError(
@@ -67,7 +67,7 @@ def check_rows(folder: Path, num_rows: int, tokenizer: Tokenizer, flag: str) -> 
 
 
 def check_same_vocabulary(folder: Path, tokenizer: Tokenizer, flag: str) -> None:
-    """Refuse a model folder whose own vocabulary, if it has one, is not the tokenizer's.
+    """Refuse a model folder whose own vocabulary, if it has one, is not that of the tokenizer.
 
     Raises:
         DataError: when the two differ.

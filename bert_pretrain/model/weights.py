@@ -1,6 +1,6 @@
-"""The files of weights in a model folder: one or several, safetensors or pickles that hold nothing but tensors.
+"""The weight files of a model folder: one or more, safetensors or pickles that contain nothing but tensors.
 
-Looked for in the order in which `transformers` does; an index names the parts of weights in several files.
+They are looked for in the same order as by `transformers`; of several files, an index names them all.
 """
 
 import hashlib
@@ -14,16 +14,16 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from bert_pretrain.errors import DataError
-from bert_pretrain.files import read_json, sha256_file
+from bert_pretrain.storage.files import read_json, sha256_file
 
 WEIGHTS = "model.safetensors"
 PICKLED_WEIGHTS = "pytorch_model.bin"
 _INDEX = ".index.json"
-REMEDY = f"name a folder that holds a BERT: config.json with {WEIGHTS} or {PICKLED_WEIGHTS}, whole or in parts"
+REMEDY = f"name a folder that holds a BERT: config.json with {WEIGHTS} or {PICKLED_WEIGHTS}, in one file or several"
 
 
 def weights_sha256(folder: Path, flag: str) -> str:
-    """Return the SHA-256 of a folder's weights; of several files, that of their SHA-256s in order.
+    """Return the SHA-256 of a folder's weights; for several files, that of their SHA-256s in order.
 
     Raises:
         DataError: when there are none.
@@ -33,7 +33,7 @@ def weights_sha256(folder: Path, flag: str) -> str:
 
 
 def read_weights(folder: Path, flag: str) -> dict[str, Tensor]:
-    """Return the tensors of a folder under the names they have there, on the CPU.
+    """Return the tensors of a folder under their names there, on the CPU.
 
     Raises:
         DataError: when there are none, or a file is missing, broken or holds more than tensors.
@@ -45,9 +45,9 @@ def read_weights(folder: Path, flag: str) -> dict[str, Tensor]:
 
 
 def write_tensors(tensors: Mapping[str, Tensor], path: Path) -> None:
-    """Write one safetensors file that whoever may read other new files may read.
+    """Write one safetensors file with the permissions of any new file.
 
-    Safetensors writes through a temporary file of its own, which is private, and so would the model stay.
+    Safetensors itself writes to a private temporary file, whose permissions the model would keep.
     """
     path.touch()
     mode = path.stat().st_mode
@@ -66,12 +66,12 @@ def _weight_files(folder: Path, flag: str) -> list[Path]:
 
 
 def _parts(index: Path) -> list[Path]:
-    """Return the files that an index names, which must lie beside it."""
+    """Return the files that an index names, which must be in its folder."""
     found = read_json(index)
-    places = found.get("weight_map") if isinstance(found, dict) else None
-    names = set(places.values()) if isinstance(places, dict) else set()
+    weight_map = found.get("weight_map") if isinstance(found, dict) else None
+    names = set(weight_map.values()) if isinstance(weight_map, dict) else set()
     if not names or not all(isinstance(name, str) and Path(name).name == name for name in names):
-        raise DataError(f"{index.name} names no files beside it", where=str(index), remedy="copy the folder again")
+        raise DataError(f"{index.name} names no files in its folder", where=str(index), remedy="copy the folder again")
     missing = sorted(name for name in names if not (index.parent / name).is_file())
     if missing:
         raise DataError(
@@ -92,14 +92,14 @@ def _read_file(path: Path) -> dict[str, Tensor]:
 
 
 def _read_pickle(path: Path) -> dict[str, Tensor]:
-    """Read a pickle of plain tensors; any other pickle could run code and is refused unread."""
+    """Read a pickle of plain tensors; any other pickle could run code and is refused."""
     try:
         found = torch.load(path, map_location="cpu", weights_only=True)
     except (pickle.UnpicklingError, RuntimeError, OSError, EOFError, ValueError, KeyError) as error:
         raise DataError(
             f"{path.name} is broken or holds more than tensors, and was not unpickled",
             where=str(path),
-            remedy="convert it to model.safetensors where you trust it",
+            remedy="convert it to model.safetensors if you trust it",
         ) from error
     if not isinstance(found, dict) or not all(isinstance(value, Tensor) for value in found.values()):
         raise DataError(f"{path.name} holds more than named tensors", where=str(path), remedy=REMEDY)

@@ -1,1 +1,1 @@
-"""What one does with data folders and models: evaluate, fill blanks, draw curves."""
+"""What people do with models: evaluate, score, fill masks, embed."""

@@ -1,4 +1,4 @@
-"""`evaluate`: a model on a data folder, on texts, or on minimal pairs; the figures as a table and as JSON."""
+"""`evaluate`: metrics of a model on a data folder, on texts, or on minimal pairs, as a table and as JSON."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -7,12 +7,12 @@ from typing import Any
 
 from bert_pretrain.config import Config
 from bert_pretrain.errors import ConfigError
-from bert_pretrain.files import write_json
+from bert_pretrain.storage.files import write_json
 
 
 @dataclass(frozen=True)
 class Scores:
-    """Flags that concern the scoring of texts and pairs; None where not given."""
+    """Flags for scoring texts and pairs; None where not given."""
 
     metric: str | None
     batch_tokens: int | None
@@ -31,15 +31,15 @@ def evaluate(
     scores: Scores,
     json: Path | None,
 ) -> None:
-    """Measure a model on what is given, print the figures, and write them to `json` if wanted.
+    """Evaluate a model on one of data, texts and pairs, print the metrics, and write them to `json` if given.
 
     Raises:
-        ConfigError: when not exactly one of data, texts and pairs is given, or a flag does not belong to it.
-        UserError: what the measurement itself raises.
+        ConfigError: when not exactly one of the three is given, or with a flag of another.
+        UserError: as raised by the evaluation itself.
     """
     _check_flags(data, texts, pairs, scores)
     if data is not None:
-        from bert_pretrain.train.evaluate import evaluate as evaluate_data
+        from bert_pretrain.train.evaluation import evaluate as evaluate_data
 
         _report(evaluate_data(model, data, config=config.train), {}, json)
         return
@@ -76,11 +76,10 @@ def _check_flags(data: Path | None, texts: Sequence[str], pairs: Sequence[str], 
         "--skip-empty": (scores.skip_empty, ("--text",)),
         "--by": (scores.by, ("--pairs",)),
     }
-    for flag, (value, places) in belong.items():
-        if value and given[0] not in places:
-            raise ConfigError(
-                f"{flag} has no meaning with {given[0]}", where=flag, remedy=f"leave it out; it is for {places[0]}"
-            )
+    for flag, (value, modes) in belong.items():
+        if value and given[0] not in modes:
+            what = f"{flag} has no meaning with {given[0]}"
+            raise ConfigError(what, where=flag, remedy=f"leave it out; it is for {modes[0]}")
 
 
 def _report(figures: Mapping[str, float], groups: Mapping[str, Mapping[str, float]], json: Path | None) -> None:

@@ -1,25 +1,25 @@
-"""`fill-mask`: the most likely words for each [MASK] of a text, by any BERT folder with its tokenizer."""
+"""`fill-mask`: the most likely tokens for each [MASK] of a text, by any BERT folder with its tokenizer."""
 
 import json
 from pathlib import Path
 
 import numpy as np
 import torch
+from rich.cells import cell_len
 
 from bert_pretrain.config import TrainConfig
 from bert_pretrain.errors import InputError
-from bert_pretrain.tokenizer import Tokenizer
+from bert_pretrain.text.tokenizer import Tokenizer
 from bert_pretrain.tools.inference import open_bert
-from bert_pretrain.tools.view import width_of
 
 MASK = "[MASK]"
 
 Answers = list[list[tuple[str, float]]]
-"""For each [MASK], tokens with their probabilities, likeliest first."""
+"""For each [MASK], tokens with their probabilities, the most likely first."""
 
 
 def fill_mask(model: Path, text: str, *, config: TrainConfig, top_k: int = 5) -> Answers:
-    """Return the `top_k` likeliest tokens for each [MASK] in the text.
+    """Return the `top_k` most likely tokens for each [MASK] in the text.
 
     Several masks are filled independently of one another, as BERT predicts them.
 
@@ -27,11 +27,11 @@ def fill_mask(model: Path, text: str, *, config: TrainConfig, top_k: int = 5) ->
         model: any BERT folder with a masked-language-model head and its tokenizer.
         text: with at least one [MASK].
         config: device, precision and attention.
-        top_k: at most so many as the vocabulary has.
+        top_k: at most the size of the vocabulary.
 
     Raises:
         InputError: when the text has no [MASK], or is longer than the model's positions.
-        DataError: when the folder holds no BERT, or its tokenizer does not fit.
+        DataError: when the folder holds no BERT, or its tokenizer does not match.
     """
     bert = open_bert(model, config, ("cls.predictions",))
     tokenizer = bert.tokenizer
@@ -44,9 +44,9 @@ def fill_mask(model: Path, text: str, *, config: TrainConfig, top_k: int = 5) ->
         )
     masks = np.flatnonzero(input_ids == tokenizer.mask_id)
     with bert.running():
-        features, _ = bert.network(*bert.pack([input_ids]), torch.from_numpy(masks).to(bert.device))
-        probabilities = bert.network.decode(features).float().softmax(dim=1).cpu()  # (masks, vocabulary)
-    # Rows beyond the vocabulary take part in the softmax, but have no name to be shown.
+        output = bert.network(*bert.pack([input_ids]), torch.from_numpy(masks).to(bert.device))
+        probabilities = bert.network.decode(output.mlm_features).float().softmax(dim=1).cpu()  # (masks, vocabulary)
+    # Rows beyond the vocabulary are part of the softmax, but have no token to show.
     best = probabilities[:, : tokenizer.vocab_size].topk(min(top_k, tokenizer.vocab_size), dim=1)
     return [
         [(tokenizer.tokens[token], share) for token, share in zip(tokens, shares, strict=True)]
@@ -55,7 +55,7 @@ def fill_mask(model: Path, text: str, *, config: TrainConfig, top_k: int = 5) ->
 
 
 def filled(text: str, answers: Answers) -> str:
-    """Return the text with the likeliest token in every [MASK]; a `##…` is glued to what stands before it."""
+    """Return the text with the most likely token in every [MASK]; a `##…` is joined to the text before it."""
     head, *pieces = text.split(MASK)
     for found, piece in zip(answers, pieces, strict=True):
         best, _ = found[0]
@@ -64,18 +64,18 @@ def filled(text: str, answers: Answers) -> str:
 
 
 def as_table(text: str, answers: Answers) -> str:
-    """Return the answers for people: a line each with mask, token and probability, and the filled text."""
-    width = max(len("token"), *(width_of(token) for found in answers for token, _ in found))
+    """Return the answers as a table, a line per token with its mask and probability, and the filled text."""
+    width = max(len("token"), *(cell_len(token) for found in answers for token, _ in found))
     lines = [f"mask  {'token':<{width}}  probability"]
     for number, found in enumerate(answers, start=1):
         for rank, (token, share) in enumerate(found):
             label = "" if rank else str(number)
-            lines.append(f"{label:<6}{token}{' ' * (width - width_of(token))}  {share:>11.2%}")
+            lines.append(f"{label:<6}{token}{' ' * (width - cell_len(token))}  {share:>11.2%}")
     return "\n".join([*lines, "", filled(text, answers)])
 
 
 def as_json(text: str, answers: Answers) -> str:
-    """Return the answers for programs: the text, the filled text, and for each mask its tokens."""
+    """Return the answers as JSON: the text, the filled text, and for each mask its tokens."""
     masks = [[{"token": token, "probability": share} for token, share in found] for found in answers]
     return json.dumps({"text": text, "filled": filled(text, answers), "masks": masks}, ensure_ascii=False)
 
@@ -90,13 +90,8 @@ def encode_with_masks(text: str, tokenizer: Tokenizer) -> np.ndarray:
         raise InputError(
             f"the text has no {MASK}: {text[:60]!r}",
             where="TEXT",
-            remedy=f"put {MASK} where a word is to be found, for example 'The capital of France is {MASK}.'",
+            remedy=f"put {MASK} where a word is missing, for example 'The capital of France is {MASK}.'",
         )
-    return encode_text_and_masks(text, tokenizer)
-
-
-def encode_text_and_masks(text: str, tokenizer: Tokenizer) -> np.ndarray:
-    """Return the ids of `[CLS] text [SEP]`, where each literal [MASK], if there is one, is the special token."""
     ids = [tokenizer.cls_id]
     for number, piece in enumerate(text.split(MASK)):
         ids += [tokenizer.mask_id] if number else []

@@ -1,7 +1,7 @@
-"""Running a finished model over many texts: opening a BERT folder, packing sequences, batches under a token budget.
+"""A finished model applied to many texts: opening a BERT folder, packing sequences, batches under a token budget.
 
-Input are lists of ids, output what the network returns for the packed batch. Sequences of like length stand together,
-so that attention that pads wastes little; the caller puts results back in order.
+Inputs are lists of ids, outputs what the network returns for the packed batch. Sequences of similar length go into one
+batch, so that attention with padding wastes little; the caller restores the order.
 """
 
 import contextlib
@@ -13,16 +13,21 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from bert_pretrain import ragged
 from bert_pretrain.config import TrainConfig
+from bert_pretrain.examples import ragged
 from bert_pretrain.model.bert import BertForPreTraining
 from bert_pretrain.model.huggingface import load_model
 from bert_pretrain.model.vocabulary import check_rows
-from bert_pretrain.tokenizer import Tokenizer
-from bert_pretrain.train.hardware import CPU_MICRO_BATCH_TOKENS, choose_device, choose_precision, keep_freed_memory
+from bert_pretrain.text.tokenizer import Tokenizer
+from bert_pretrain.train.device.hardware import (
+    CPU_MICRO_BATCH_TOKENS,
+    choose_device,
+    choose_precision,
+    keep_freed_memory,
+)
 
 CUDA_BATCH_TOKENS = 32768
-"""For BERT-Large in fp32 about 2 GB of activations, in BERT-Base 1.5 GB: there is no backward pass to keep them for."""
+"""About 2 GB of activations for BERT-Large in fp32, 1.5 GB for BERT-Base: none are kept for a backward pass."""
 
 Packed = tuple[Tensor, Tensor, Tensor, Tensor, int]
 """input_ids, token_type_ids and position_ids (tokens,), cu_seqlens (sequences + 1,), max_seqlen."""
@@ -30,7 +35,7 @@ Packed = tuple[Tensor, Tensor, Tensor, Tensor, int]
 
 @dataclass(frozen=True)
 class Bert:
-    """A model folder opened for inference: the network in evaluation mode, with a tokenizer that fits it."""
+    """A model folder opened for inference: the network in evaluation mode, and its tokenizer."""
 
     network: BertForPreTraining
     tokenizer: Tokenizer
@@ -39,22 +44,22 @@ class Bert:
 
     @property
     def max_length(self) -> int:
-        """The most tokens of a sequence, [CLS] and [SEP] included."""
+        """The maximum number of tokens of a sequence, [CLS] and [SEP] included."""
         return self.network.config.max_position_embeddings
 
     @property
     def batch_tokens(self) -> int:
-        """Tokens of a batch where the user names no number."""
+        """The default number of tokens of a batch."""
         return CPU_MICRO_BATCH_TOKENS if self.device.type == "cpu" else CUDA_BATCH_TOKENS
 
     @contextlib.contextmanager
     def running(self) -> Iterator[None]:
-        """Compute without gradients, matrix products in the chosen precision."""
+        """Compute without gradients, with matrix products in the chosen precision."""
         with torch.inference_mode(), torch.autocast(self.device.type, self.dtype, enabled=self.dtype != torch.float32):
             yield
 
     def pack(self, sequences: Sequence[np.ndarray]) -> Packed:
-        """Lay single texts, each with its [CLS] and [SEP], end to end on the model's device."""
+        """Concatenate sequences, each with its [CLS] and [SEP], on the model's device."""
         lengths = np.array([len(sequence) for sequence in sequences], dtype=np.int64)
         offsets = ragged.offsets_of(lengths)
         ids = torch.from_numpy(np.concatenate(sequences).astype(np.int64)).to(self.device)
@@ -62,7 +67,7 @@ class Bert:
         bounds = torch.from_numpy(offsets.astype(np.int32)).to(self.device)
         return ids, torch.zeros_like(ids), positions, bounds, int(lengths.max())
 
-    def surround(self, ids: np.ndarray) -> np.ndarray:
+    def add_special_tokens(self, ids: Sequence[int] | np.ndarray) -> np.ndarray:
         """Return `[CLS] ids [SEP]`."""
         return np.concatenate(([self.tokenizer.cls_id], ids, [self.tokenizer.sep_id])).astype(np.int64)
 
@@ -73,10 +78,10 @@ def open_bert(folder: Path, config: TrainConfig, required: tuple[str, ...] = ())
     Args:
         folder: the model.
         config: device, precision and attention.
-        required: as `load_model` has it, besides embeddings and encoder.
+        required: as in `load_model`, besides embeddings and encoder.
 
     Raises:
-        DataError: when the folder holds no BERT, lacks what is required, or its tokenizer does not fit.
+        DataError: when the folder holds no BERT, lacks what is required, or its tokenizer does not match.
     """
     device = choose_device(config.device)
     keep_freed_memory(device)
@@ -89,7 +94,7 @@ def open_bert(folder: Path, config: TrainConfig, required: tuple[str, ...] = ())
 
 
 def batches_by_length(lengths: np.ndarray, batch_tokens: int) -> Iterator[np.ndarray]:
-    """Yield which sequences go together, the longest first, each batch at most `batch_tokens` with its padding.
+    """Yield the indices of the sequences of each batch, longest first, at most `batch_tokens` including padding.
 
     Args:
         lengths: (sequences,).

@@ -1,14 +1,13 @@
 """Pseudo-log-likelihoods of texts, and accuracy on minimal pairs (Salazar et al., 2020).
 
 The pseudo-log-likelihood (PLL) of a text is the sum over its tokens of the log-probability that the model gives each
-one where it stands masked, in nats. A text of n tokens is n sequences, which run packed with those of other texts, and
-only the masked positions are decoded. `word-l2r` also masks what follows in the same word, so that a word cut into many
-pieces is not guessed from its own end (Kauf and Ivanova, 2023).
+one where it is masked, in nats. A text of n tokens is n sequences, which run packed with those of other texts, and only
+the masked positions are decoded. `word-l2r` also masks the rest of the same word, so that a word of several pieces is
+not predicted from its own end (Kauf and Ivanova, 2023).
 """
 
 import contextlib
 import json
-import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -17,16 +16,15 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from bert_pretrain.config import TrainConfig
 from bert_pretrain.errors import ConfigError, InputError
-from bert_pretrain.files import atomic_path
-from bert_pretrain.model.bert import BertForPreTraining
-from bert_pretrain.progress import progress_bar
-from bert_pretrain.ragged import offsets_of, positions_within
+from bert_pretrain.examples.ragged import offsets_of, positions_within
+from bert_pretrain.parallel.progress import progress_bar
+from bert_pretrain.report.curves import perplexity
+from bert_pretrain.storage.files import atomic_path
 from bert_pretrain.tools.inference import Bert, batches_by_length, open_bert
-from bert_pretrain.tools.pairs import Pair, read_pairs
+from bert_pretrain.tools.minimal_pairs import Pair, read_pairs
 from bert_pretrain.tools.texts import Text, Texts, encoded_groups, refuse_input_as_output
 
 METRICS = ("original", "word-l2r")
@@ -36,7 +34,7 @@ DECODED_ROWS = 256
 
 @dataclass(frozen=True)
 class Scoring:
-    """A model and how it scores."""
+    """A model and its scoring metric."""
 
     bert: Bert
     metric: str
@@ -67,21 +65,21 @@ def score_texts(
 
     Args:
         model: any BERT folder with a masked-language-model head and its tokenizer.
-        inputs: as the stages take them; each line of `.txt` is a text.
+        inputs: as for the stages; each line of `.txt` is a text.
         config: device, precision and attention.
         metric: one of `METRICS`.
         batch_tokens: tokens that run at once, padding included.
-        text_field: where records have their text.
-        skip_empty: leave empty texts out.
-        output: a file for the score of each text, a line of JSON each.
+        text_field: the field of the text in records.
+        skip_empty: skip empty texts.
+        output: a file of JSON lines with the score of each text.
 
     Returns:
-        `pll` (nats, of all), `pll_per_token`, `pseudo_perplexity` (of a token, over the whole corpus), and the numbers
-        of `texts` and `tokens` behind them, without [CLS] and [SEP].
+        `pll` (nats, of all texts), `pll_per_token`, `pseudo_perplexity` (per token, over the whole corpus), and the
+        numbers of `texts` and `tokens`, without [CLS] and [SEP].
 
     Raises:
         InputError: when an input cannot be read, or a text is empty or longer than the model's positions.
-        DataError: when the folder holds no BERT that fits.
+        DataError: when the folder holds no BERT with a matching tokenizer.
     """
     scoring = _open(model, config, metric, batch_tokens)
     texts = Texts.open(inputs, text_field, skip_empty=skip_empty)
@@ -94,11 +92,11 @@ def score_texts(
             num_tokens += scored.num_tokens
             write(_text_record(scored))
     if texts.num_skipped:
-        print(f"left out   {texts.num_skipped:,} empty texts")
+        print(f"skipped    {texts.num_skipped:,} empty texts")
     return {
         "pll": total,
         "pll_per_token": total / num_tokens,
-        "pseudo_perplexity": math.exp(min(-total / num_tokens, 700.0)),
+        "pseudo_perplexity": perplexity(-total / num_tokens),
         "texts": texts.number,
         "tokens": num_tokens,
     }
@@ -114,7 +112,7 @@ def score_pairs(
     by: str | None = None,
     output: Path | None = None,
 ) -> tuple[dict[str, float], dict[str, dict[str, float]]]:
-    """Measure on how many minimal pairs a model gives the good sentence the higher pseudo-log-likelihood.
+    """Measure for how many minimal pairs a model gives the good sentence the higher pseudo-log-likelihood.
 
     Args:
         model: any BERT folder with a masked-language-model head and its tokenizer.
@@ -122,15 +120,15 @@ def score_pairs(
         config: device, precision and attention.
         metric: one of `METRICS`.
         batch_tokens: tokens that run at once, padding included.
-        by: a field by whose values accuracy is given as well; `UID` where records have it.
-        output: a file for the scores of each pair, a line of JSON each.
+        by: a field for whose values accuracy is reported too; by default `UID` where records have it.
+        output: a file of JSON lines with the scores of each pair.
 
     Returns:
-        `accuracy` (equal scores count as wrong) and the number of `pairs`, of all, and for every value of the field.
+        `accuracy` (equal scores count as wrong) and the number of `pairs`, in total and for every value of the field.
 
     Raises:
         InputError: when a file cannot be read, a record lacks a field, or a sentence is empty or too long.
-        DataError: when the folder holds no BERT that fits.
+        DataError: when the folder holds no BERT with a matching tokenizer.
     """
     scoring = _open(model, config, metric, batch_tokens)
     pairs = read_pairs(inputs, by)
@@ -186,7 +184,7 @@ def _open(model: Path, config: TrainConfig, metric: str, batch_tokens: int | Non
 
 @contextlib.contextmanager
 def _lines(output: Path | None) -> Iterator[Callable[[dict[str, Any]], object]]:
-    """Yield what writes a record to a file of JSON lines, which appears whole or not at all; None writes nothing."""
+    """Yield a function that writes a record to a file of JSON lines, written whole or not at all; None: no file."""
     if output is None:
         yield lambda record: None
         return
@@ -195,7 +193,7 @@ def _lines(output: Path | None) -> Iterator[Callable[[dict[str, Any]], object]]:
 
 
 def _check_lengths(scoring: Scoring, texts: Iterable[Text]) -> None:
-    """Tokenise all texts, which takes little of the time that scoring them does.
+    """Tokenize all texts, which takes little time compared with scoring them.
 
     Raises:
         InputError: when one is longer than the model's positions.
@@ -207,7 +205,7 @@ def _check_lengths(scoring: Scoring, texts: Iterable[Text]) -> None:
                 raise InputError(
                     f"the text has {len(ids) + 2} tokens, the model {longest} positions: {text.text[:60]!r}",
                     where=text.where,
-                    remedy="cut it into sentences; a score of a part would be no score of the text",
+                    remedy="split it into sentences; the score of a truncated text is not comparable",
                 )
 
 
@@ -227,28 +225,28 @@ def pseudo_log_likelihoods(
     Args:
         scoring: the model and the metric.
         texts: ids without [CLS] and [SEP].
-        done: is told the number of texts after every batch, as a fraction.
+        done: called with the number of texts after every batch, as a fraction.
     """
     bert = scoring.bert
-    sequences = [bert.surround(ids) for ids in texts]
+    sequences = [bert.add_special_tokens(ids) for ids in texts]
     ends = [_mask_ends(sequence, scoring) for sequence in sequences]
     num_tokens = np.array([len(ids) for ids in texts])
     text_of = np.repeat(np.arange(len(texts)), num_tokens)  # (masked,): each token of each text is masked in turn
-    place_of = 1 + positions_within(offsets_of(num_tokens))  # behind [CLS]
+    position_of = 1 + positions_within(offsets_of(num_tokens))  # after [CLS]
     scores = np.zeros(len(texts))
     with bert.running():
         for batch in batches_by_length(num_tokens[text_of] + 2, scoring.batch_tokens):
-            masked = [(int(text), int(place)) for text, place in zip(text_of[batch], place_of[batch], strict=True)]
-            copies = [_masked(sequences[text], place, ends[text][place], bert) for text, place in masked]
-            labels = np.array([sequences[text][place] for text, place in masked])
-            found = _log_probabilities(bert, copies, place_of[batch], labels)
+            masked = list(zip(text_of[batch].tolist(), position_of[batch].tolist(), strict=True))
+            copies = [_masked(sequences[text], position, ends[text][position], bert) for text, position in masked]
+            labels = np.array([sequences[text][position] for text, position in masked])
+            found = _log_probabilities(bert, copies, position_of[batch], labels)
             scores += np.bincount(text_of[batch], weights=found, minlength=len(texts))
             done(float((1 / num_tokens[text_of[batch]]).sum()))
     return scores
 
 
 def _mask_ends(sequence: np.ndarray, scoring: Scoring) -> np.ndarray:
-    """Return, for every token of `[CLS] … [SEP]`, where the run ends that is masked with it."""
+    """Return for every token of `[CLS] … [SEP]` the end of the tokens that are masked together with it."""
     follows = np.arange(1, len(sequence) + 1)
     if scoring.metric == "original":
         return follows
@@ -264,18 +262,16 @@ def _masked(sequence: np.ndarray, begin: int, end: int, bert: Bert) -> np.ndarra
 
 
 def _log_probabilities(
-    bert: Bert, sequences: Sequence[np.ndarray], places: np.ndarray, labels: np.ndarray
+    bert: Bert, sequences: Sequence[np.ndarray], positions: np.ndarray, labels: np.ndarray
 ) -> np.ndarray:
-    """Return the log-probability of one label in each sequence, at its place, (sequences,) float64."""
+    """Return the log-probability of one label per sequence, at the given position, (sequences,) float64."""
     packed = bert.pack(sequences)
-    positions = packed[3][:-1].long() + torch.from_numpy(places).to(bert.device)
-    features, _ = bert.network(*packed, positions)  # (sequences, hidden)
-    wanted = torch.from_numpy(labels).to(bert.device)
-    blocks = [slice(begin, begin + DECODED_ROWS) for begin in range(0, len(labels), DECODED_ROWS)]
-    found = [_chosen(bert.network, features[block], wanted[block]) for block in blocks]
-    return torch.cat(found).double().cpu().numpy()
-
-
-def _chosen(network: BertForPreTraining, features: Tensor, labels: Tensor) -> Tensor:
-    logits = network.decode(features).float()  # (rows, vocabulary)
-    return logits.gather(1, labels[:, None]).squeeze(1) - logits.logsumexp(dim=1)
+    masked = packed[3][:-1].long() + torch.from_numpy(positions).to(bert.device)
+    features = bert.network(*packed, masked).mlm_features  # (sequences, hidden)
+    wanted = torch.from_numpy(labels).to(bert.device)[:, None]
+    found = []
+    for begin in range(0, len(labels), DECODED_ROWS):
+        block = slice(begin, begin + DECODED_ROWS)
+        logits = bert.network.decode(features[block]).float()  # (rows, vocabulary)
+        found.append(logits.gather(1, wanted[block]).squeeze(1) - logits.logsumexp(dim=1))
+    return torch.cat(found).cpu().double().numpy()

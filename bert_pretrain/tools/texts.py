@@ -1,7 +1,7 @@
-"""Single texts for a model, from the same inputs as the stages take: a line of `.txt`, a record of anything else.
+"""Single texts for a model, from the same inputs as the stages: a line of `.txt`, a record of any other format.
 
-Inputs are read twice. The first pass counts the texts and finds what is wrong with them, so that neither a progress bar
-nor a user learns it hours later; the second gives them in groups with their ids, so that memory is bounded.
+Inputs are read twice. The first pass counts the texts and checks them, so that a progress bar has a total and an error
+is reported at once; the second yields them tokenized in groups, so that memory is bounded.
 """
 
 import itertools
@@ -14,37 +14,39 @@ from pathlib import Path
 import numpy as np
 
 from bert_pretrain.config import DataConfig
-from bert_pretrain.documents import read_rows
-from bert_pretrain.encoder import Encoder
 from bert_pretrain.errors import InputError, OutputError
-from bert_pretrain.progress import progress_bar
-from bert_pretrain.ragged import offsets_of
-from bert_pretrain.sources import Source, resolve
-from bert_pretrain.tokenizer import Tokenizer
+from bert_pretrain.examples.ragged import offsets_of
+from bert_pretrain.parallel.progress import progress_bar
+from bert_pretrain.text.encoder import Encoder
+from bert_pretrain.text.records import read_texts
+from bert_pretrain.text.sources import Source, resolve
+from bert_pretrain.text.text_files import Part
+from bert_pretrain.text.tokenizer import Tokenizer
 
 GROUP_TEXTS = 8192
 GROUP_CHARACTERS = 1 << 21
-"""What is read, tokenised and sorted by length at once; a single text may be longer."""
+"""Read, tokenized and sorted by length at once; a single text may be longer."""
 
 
 @dataclass(frozen=True)
 class Text:
-    """A text and where it stands."""
+    """A text and its position."""
 
     text: str
     location: str
     row: int
-    """In its source, from 1: a line of `.txt`, otherwise a record."""
-    is_line: bool
+    """In its source, from 1."""
+    unit: str
+    """What a row is: a line or a record."""
 
     @property
     def where(self) -> str:
-        return f"{self.location}: {'line' if self.is_line else 'record'} {self.row}"
+        return f"{self.location}: {self.unit} {self.row}"
 
 
 @dataclass(frozen=True)
 class Texts:
-    """All texts of some inputs, found readable and counted."""
+    """All texts of some inputs, checked and counted."""
 
     sources: list[Source]
     config: DataConfig
@@ -54,10 +56,10 @@ class Texts:
 
     @staticmethod
     def open(inputs: Sequence[str], text_field: str, *, skip_empty: bool = False) -> "Texts":
-        """Resolve inputs and read through them once, saying what counts as a text.
+        """Resolve inputs and read through them once.
 
         Raises:
-            InputError: when one cannot be read, there is no text at all, or one is empty and is not to be left out.
+            InputError: when one cannot be read, there is no text, or one is empty and empty texts are not skipped.
         """
         config = DataConfig(text_field=text_field, sentence_splitter="lines", document_boundary="blank_line")
         sources = resolve(inputs, config)
@@ -67,12 +69,12 @@ class Texts:
         counts: Counter[str] = Counter()
         with progress_bar(unit=" texts", desc="reading", leave=False) as bar:
             for text in _all_texts(sources, config, counts):
-                if _is_empty(text):
-                    if not skip_empty:
-                        raise _empty(text)
+                if not _is_empty(text):
+                    number += 1
+                elif skip_empty:
                     num_skipped += 1
                 else:
-                    number += 1
+                    raise _empty(text)
                 bar.update()
         if counts:
             found = (f"{count:,} {name.replace('_', ' ')}" for name, count in sorted(counts.items()))
@@ -82,12 +84,12 @@ class Texts:
         return Texts(sources, config, skip_empty, number, num_skipped)
 
     def __iter__(self) -> Iterator[Text]:
-        """Read the texts, in the order of the inputs, without those that are left out."""
+        """Read the texts that are not empty, in the order of the inputs."""
         return (text for text in _all_texts(self.sources, self.config, Counter()) if not _is_empty(text))
 
 
 def refuse_input_as_output(output: Path | None, locations: Iterable[str]) -> None:
-    """Refuse to replace what is read.
+    """Refuse to overwrite an input.
 
     Raises:
         OutputError: when the output is one of the inputs.
@@ -103,15 +105,12 @@ class Group:
     texts: list[Text]
     ids: list[np.ndarray]
 
-    def __len__(self) -> int:
-        return len(self.texts)
-
 
 def encoded_groups(texts: Iterable[Text], tokenizer: Tokenizer) -> Iterator[Group]:
-    """Tokenise texts group by group, in order.
+    """Tokenize texts group by group, in order.
 
     Raises:
-        InputError: when nothing of a text is left for the model, such as control characters alone.
+        InputError: when a text has no token, such as one of control characters only.
     """
     encoder = Encoder(tokenizer)
     for group in _grouped(texts):
@@ -138,13 +137,13 @@ def _grouped(texts: Iterable[Text]) -> Iterator[list[Text]]:
 
 def _all_texts(sources: Sequence[Source], config: DataConfig, counts: Counter[str]) -> Iterator[Text]:
     for source in sources:
-        is_line = source.format == "txt"
-        for row, text in enumerate(read_rows(source, config, counts), start=1):
-            yield Text(text, source.location, row, is_line)
+        unit = "line" if source.format == "txt" else "record"
+        for row, text in enumerate(read_texts(Part(source), config, counts), start=1):
+            yield Text(text, source.location, row, unit)
 
 
 def _is_empty(text: Text) -> bool:
-    """Whether nothing is left for the model: blanks, and what BERT's clean-up takes out, make no text."""
+    """Whether a text has no token: it holds nothing but blanks and what BERT's clean-up removes."""
     return all(
         character.isspace() or character == "\ufffd" or unicodedata.category(character).startswith("C")
         for character in text.text
@@ -155,5 +154,5 @@ def _empty(text: Text) -> InputError:
     return InputError(
         f"the text is empty: {text.text[:60]!r}",
         where=text.where,
-        remedy="give it some words, or take it out (texts a row each: --skip-empty leaves all such out)",
+        remedy="fill it or remove it; for one text per row, --skip-empty skips all empty ones",
     )

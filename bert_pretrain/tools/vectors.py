@@ -1,9 +1,8 @@
-"""Files of vectors, written block by block and whole or not at all: Parquet, `.npy` or JSONL by the file's ending.
+"""Files of vectors, Parquet or `.npy` by the file's ending, written block by block, whole or not at all.
 
-A plain stream of writes, not a memory map: on a full disk the one is a message, the other a crash.
+Written as a stream, not through a memory map: on a full disk the first is an error message, the second a crash.
 """
 
-import json
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,19 +12,19 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from bert_pretrain.errors import ConfigError
-from bert_pretrain.files import atomic_path
-from bert_pretrain.ragged import offsets_of
+from bert_pretrain.examples.ragged import offsets_of
+from bert_pretrain.storage.files import atomic_path
 from bert_pretrain.tools.texts import Text
 
 
 @dataclass(frozen=True)
 class Block:
-    """The features of some consecutive texts."""
+    """The vectors of some consecutive texts."""
 
     texts: list[Text]
-    vectors: np.ndarray  # (texts, size) float32; with tokens (tokens of all texts, size)
+    vectors: np.ndarray  # (texts, size) float32, or with tokens (tokens of all texts, size)
     tokens: list[list[str]] | None = None
-    """Of each text, where every token has a vector."""
+    """Of each text, if every token has a vector."""
 
 
 @dataclass(frozen=True)
@@ -38,27 +37,27 @@ class Shape:
 
 
 def check_output(output: Path, *, has_tokens: bool) -> None:
-    """Refuse a file name whose ending says no format, or one that cannot hold such vectors.
+    """Refuse a file name with an unknown ending, or one of a format that cannot hold such vectors.
 
     Raises:
-        ConfigError: naming the formats there are.
+        ConfigError: naming the formats.
     """
     if output.suffix not in _WRITERS:
         raise ConfigError(
-            f"the ending of '{output.name}' is no format for vectors",
+            f"the ending of '{output.name}' is not a format for vectors",
             where="--output",
             remedy=f"end it in one of {', '.join(_WRITERS)}",
         )
     if has_tokens and output.suffix == ".npy":
         raise ConfigError(
-            "an .npy file is one matrix, and texts have unequal numbers of tokens",
+            "an .npy file is one matrix, and texts have different numbers of tokens",
             where="--output",
-            remedy="write token features to .parquet or .jsonl",
+            remedy="write token vectors to .parquet",
         )
 
 
 def write_vectors(output: Path, blocks: Iterable[Block], shape: Shape) -> None:
-    """Write all blocks to a file whose name `check_output` has passed; one that is there is replaced at the end."""
+    """Write all blocks to a file whose name `check_output` accepts; an existing file is replaced at the end."""
     with atomic_path(output) as temporary:
         _WRITERS[output.suffix](temporary, blocks, shape)
 
@@ -92,27 +91,4 @@ def _write_npy(path: Path, blocks: Iterable[Block], shape: Shape) -> None:
             file.write(np.ascontiguousarray(block.vectors, dtype="<f4").data)
 
 
-def _write_jsonl(path: Path, blocks: Iterable[Block], shape: Shape) -> None:
-    with path.open("w", encoding="utf-8") as file:
-        for block in blocks:
-            written = (_written(vector) for vector in block.vectors)
-            for index, text in enumerate(block.texts):
-                record = {"source": text.location, "row": text.row, "text": text.text}
-                if block.tokens is None:
-                    features = f'"embedding": {next(written)}'
-                else:
-                    record["tokens"] = block.tokens[index]
-                    features = f'"embeddings": [{", ".join(next(written) for _ in block.tokens[index])}]'
-                file.write(f"{json.dumps(record, ensure_ascii=False)[:-1]}, {features}}}\n")
-
-
-def _written(vector: np.ndarray) -> str:
-    """Return a vector as JSON, in as many digits as bring back each float32."""
-    return "[" + ", ".join(["%.9g" % value for value in vector.tolist()]) + "]"  # noqa: UP031, far faster than format
-
-
-_WRITERS: dict[str, Callable[[Path, Iterable[Block], Shape], None]] = {
-    ".parquet": _write_parquet,
-    ".npy": _write_npy,
-    ".jsonl": _write_jsonl,
-}
+_WRITERS: dict[str, Callable[[Path, Iterable[Block], Shape], None]] = {".parquet": _write_parquet, ".npy": _write_npy}

@@ -1,16 +1,11 @@
-"""From shards to packed batches: which examples make which step, how they are cut, and reading them ahead.
+"""From examples to packed batches: which examples share a micro-batch, and how they are laid out.
 
-A global batch is a pure function of (data folder, seed, step), so a run resumes by naming a step: only the shards that
-hold its examples are read. Each epoch visits the shards in a new order and the rows of each shard in a new order.
-Masks that no shard holds are drawn for a whole shard when an epoch opens it, so no step has a say in them.
+A micro-batch is packed: sequences end to end, without padding, perhaps with a dummy tail that gives it a common shape.
+How a global batch is cut into micro-batches changes speed and memory, never the gradient.
 """
 
-import functools
 import itertools
-import queue
-import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
@@ -18,22 +13,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from bert_pretrain import ragged, rng
-from bert_pretrain.examples import Examples, concatenate
-from bert_pretrain.masking import mask_examples, masking_rule
-from bert_pretrain.shards import DataFolder, read_shard
+from bert_pretrain.examples import ragged
+from bert_pretrain.examples.examples import Examples, concatenate
 
 MAX_DUMMY_SHARE = 0.02
-"""Of a micro-batch's tokens, where all are given a common shape."""
-OPEN_SHARDS = 4
-"""Shards kept in memory: a batch may straddle two, and the reader runs ahead."""
-READ_AHEAD = 2
-"""Global batches prepared before they are asked for."""
+"""Of a micro-batch's tokens: how many a dummy tail may add so that few distinct shapes occur."""
 
 
 @dataclass(frozen=True)
 class Batch:
-    """One packed micro-batch, perhaps with a tail of dummy sequences that give it a common shape.
+    """One packed micro-batch, perhaps with a tail of dummy sequences that gives it a common shape.
 
     Labels have no tail; what the model returns for one is dropped.
     """
@@ -56,8 +45,9 @@ class Batch:
         return self.masked_labels.shape[0]
 
     def to(self, device: torch.device) -> "Batch":
-        """Return this batch on a device; from pinned memory the copy does not block."""
-        return self._with_tensors(lambda tensor: tensor.to(device, non_blocking=True))
+        """Return this batch on a device; from pinned memory the copy to CUDA does not block."""
+        # Elsewhere (mps) a copy that does not block may read memory that is reused meanwhile.
+        return self._with_tensors(lambda tensor: tensor.to(device, non_blocking=device.type == "cuda"))
 
     def pin_memory(self) -> "Batch":
         """Return this batch in page-locked memory, from which CUDA copies in the background."""
@@ -89,132 +79,28 @@ class GlobalBatch:
         return replace(self, micro_batches=[batch.to(device) for batch in self.micro_batches])
 
 
-class ShardCache:
-    """The shards of the training split with their masks, read and checked when first needed, a few of them kept."""
+@dataclass(frozen=True)
+class ShapeMultiples:
+    """What the sizes of a micro-batch are rounded up to, so that few distinct shapes occur in a run.
 
-    def __init__(self, data: DataFolder, seed: int) -> None:
-        self.records = data.shards("train")
-        self._folder = data.path
-        self._seed = seed
-        self._rule = masking_rule(data.tokenizer(), data.config) if data.config.masking == "dynamic" else None
-        self._open: dict[tuple[int, int], Examples] = {}
+    A compiler makes code for a shape, and so does oneDNN on CPU for every product in 16 bits, half a megabyte each.
+    """
 
-    def get(self, epoch: int, index: int) -> Examples:
-        """Return a shard's examples, with the masks of an epoch where none are stored.
+    tokens: int
+    masked: int
+    sequences: int
+    max_seqlen: int
 
-        Raises:
-            DataError: when its bytes are not those the manifest names.
-        """
-        key = (0 if self._rule is None else epoch, index)
-        if key in self._open:
-            self._open[key] = self._open.pop(key)  # the last one used goes to the end
-        else:
-            examples = read_shard(self._folder, self.records[index])
-            if self._rule is not None:
-                generator = rng.stream(self._seed, "mask", epoch=epoch, shard=index)
-                examples = mask_examples(examples, self._rule, generator)
-            while len(self._open) >= OPEN_SHARDS:
-                del self._open[next(iter(self._open))]
-            self._open[key] = examples
-        return self._open[key]
-
-
-class TrainingData:
-    """The endless sequence of global batches that a seed makes of a data folder's training split."""
-
-    def __init__(
-        self,
-        data: DataFolder,
-        *,
-        seed: int,
-        global_batch_size: int,
-        micro_batch_tokens: int,
-        first_step: int = 0,
-        first_example: int = 0,
-        rank: int = 0,
-        num_ranks: int = 1,
-        static_shapes: bool = False,
-    ) -> None:
-        """Begin with `first_example`, counted over all epochs, at `first_step`.
-
-        Every rank reads the whole global batch, which is the same for any number of them, and keeps its own share.
-        """
-        self._rank, self._num_ranks = rank, num_ranks
-        self._static_length = data.max_seq_length if static_shapes else None
-        self._mean_tokens = sum(record.tokens for record in data.shards("train")) / max(data.rows("train"), 1)
-        self._first_step, self._first_example = first_step, first_example
-        self.num_rows = data.rows("train")
-        self.global_batch_size = global_batch_size
-        self.micro_batch_tokens = micro_batch_tokens
-        self._seed = seed
-        self._shards = ShardCache(data, seed)
-        self._row_order = functools.lru_cache(OPEN_SHARDS)(self._order_of_rows)
-        self._shard_rows = np.array([record.rows for record in self._shards.records], dtype=np.int64)
-
-    def global_batch(self, step: int) -> GlobalBatch:
-        """Return the batch of the optimizer step that follows `step` finished ones.
-
-        Raises:
-            DataError: when a shard that it needs is damaged.
-        """
-        first, remaining = self._examples_before(step), self.global_batch_size
-        parts = []
-        while remaining:
-            epoch, position = divmod(first, self.num_rows)
-            count = min(remaining, self.num_rows - position)
-            parts += [self._shards.get(epoch, shard).take(rows) for shard, rows in self._rows(epoch, position, count)]
-            first, remaining = first + count, remaining - count
-        examples = concatenate(parts)
-        if self._static_length is None:
-            return cut(examples, self.micro_batch_tokens, self._rank, self._num_ranks)
-        return cut_alike(
-            examples, self.micro_batch_tokens, self._static_length, self._mean_tokens, self._rank, self._num_ranks
-        )
-
-    def epoch(self, step: int) -> float:
-        """Return how often the training split has been seen after so many steps."""
-        return self._examples_before(step) / self.num_rows
-
-    def _examples_before(self, step: int) -> int:
-        return self._first_example + (step - self._first_step) * self.global_batch_size
-
-    def _order_of_rows(self, epoch: int, shard: int) -> np.ndarray:
-        return rng.stream(self._seed, "row order", epoch=epoch, shard=shard).permutation(self._shard_rows[shard])
-
-    def _rows(self, epoch: int, position: int, count: int) -> Iterator[tuple[int, np.ndarray]]:
-        """Yield (shard, its rows) for the examples [position, position + count) of an epoch."""
-        shard_order = rng.stream(self._seed, "shard order", epoch=epoch).permutation(len(self._shard_rows))
-        starts = ragged.offsets_of(self._shard_rows[shard_order])
-        place = int(np.searchsorted(starts, position, side="right")) - 1
-        while count:
-            shard = int(shard_order[place])
-            begin = position - int(starts[place])
-            rows = self._row_order(epoch, shard)[begin : begin + count]
-            if len(rows):
-                yield shard, rows
-            position, count, place = position + len(rows), count - len(rows), place + 1
-
-
-def evaluation_batches(data: DataFolder, split: str, micro_batch_tokens: int) -> Iterator[Batch]:
-    """Yield a whole split in micro-batches, with its stored masks."""
-    for record in data.shards(split):
-        yield from cut(read_shard(data.path, record), micro_batch_tokens).micro_batches
+    @staticmethod
+    def for_padded_attention(micro_batch_tokens: int) -> "ShapeMultiples":
+        """Return the multiples for micro-batches of sequences of about equal length, the longest of which varies."""
+        return ShapeMultiples(_power_of_two(MAX_DUMMY_SHARE * micro_batch_tokens), 32, 2, 8)
 
 
 def cut(examples: Examples, micro_batch_tokens: int, rank: int = 0, num_ranks: int = 1) -> GlobalBatch:
-    """Return one rank's micro-batches of a global batch, each of at most so many tokens and at least one example.
-
-    Sorted by length, examples are dealt to and fro, so that all ranks hold about equally many tokens. They all get the
-    same number of micro-batches, for under FSDP they gather weights together; where that leaves a rank with fewer
-    examples than micro-batches, all have one micro-batch less, and some hold an example above the budget.
-    """
-    # The losses are sums, so order means nothing, and attention that pads then pads little.
-    shares = _dealt(examples.lengths, num_ranks)
-    bounds = [_cut_points(examples.lengths[share], micro_batch_tokens) for share in shares]
-    wanted = min(max(len(found) - 1 for found in bounds), min(len(share) for share in shares))
-    own = examples.take(shares[rank])
-    cuts = _with_number(bounds[rank], wanted)
-    return _global_batch(examples, [pack(own.take(np.arange(begin, end))) for begin, end in itertools.pairwise(cuts)])
+    """Return one rank's micro-batches of a global batch, as `assign_by_length` assigns them, without tails."""
+    assigned = assign_by_length(examples.lengths, micro_batch_tokens, rank, num_ranks)
+    return global_batch_of([(examples, np.arange(len(examples)))], assigned)
 
 
 def cut_alike(
@@ -225,35 +111,62 @@ def cut_alike(
     rank: int = 0,
     num_ranks: int = 1,
 ) -> GlobalBatch:
-    """Return one rank's micro-batches of a global batch, all of nearly the same shape, for a compiler.
+    """Return one rank's micro-batches of a global batch, all of nearly the same shape, for a compiler."""
+    assigned = assign_evenly(examples.lengths, micro_batch_tokens, rank, num_ranks)
+    multiples = multiples_of_equal_shares(len(examples), len(assigned) * num_ranks, max_seq_length, mean_tokens)
+    return global_batch_of([(examples, np.arange(len(examples)))], assigned, multiples)
 
-    Examples of all lengths are dealt to every micro-batch alike, so that they hold about equally many tokens, and the
-    rest is filled up by a tail of dummy sequences: at most 2 % of the tokens that a micro-batch has on average, besides
-    one for each missing sequence. That average comes from `mean_tokens`, of all the data, so that steps agree.
+
+def assign_by_length(lengths: np.ndarray, micro_batch_tokens: int, rank: int, num_ranks: int) -> list[np.ndarray]:
+    """Return the rows of each micro-batch of a rank, each of at most so many tokens and at least one example.
+
+    Sorted by length, examples are assigned to ranks in snake order, so that all ranks hold about equally many tokens,
+    and attention that pads then pads little. All ranks get the same number of micro-batches, for under FSDP they gather
+    weights together; where that leaves a rank with fewer examples than micro-batches, all have one micro-batch less,
+    and some hold an example above the budget.
     """
-    total, number = len(examples.input_ids), 0
-    while True:
-        number = number + 1 if number else max(1, -(-total // (num_ranks * micro_batch_tokens)))
-        shares = _dealt(examples.lengths, num_ranks * number)
-        largest = max(int(examples.lengths[share].sum()) for share in shares)
-        if largest <= micro_batch_tokens or number * num_ranks >= len(examples):
+    shares = _snake_order(lengths, num_ranks)
+    bounds = [_cut_points(lengths[share], micro_batch_tokens) for share in shares]
+    wanted = min(max(len(found) - 1 for found in bounds), min(len(share) for share in shares))
+    cuts = _with_number(bounds[rank], wanted)
+    return [shares[rank][begin:end] for begin, end in itertools.pairwise(cuts)]
+
+
+def assign_evenly(lengths: np.ndarray, micro_batch_tokens: int, rank: int, num_ranks: int) -> list[np.ndarray]:
+    """Return the rows of each micro-batch of a rank, such that all hold about equally many tokens and examples.
+
+    Examples of all lengths are assigned to every micro-batch alike, so that a compiler sees nearly one shape.
+    """
+    number = max(1, -(-int(lengths.sum()) // (num_ranks * micro_batch_tokens)))
+    while number * num_ranks < len(lengths):
+        largest = max(int(lengths[share].sum()) for share in _snake_order(lengths, num_ranks * number))
+        if largest <= micro_batch_tokens:
             break
-    number = min(number, len(examples) // num_ranks)
-    shares = _dealt(examples.lengths, num_ranks * number)
-    usual = mean_tokens * len(examples) / len(shares)
-    unit, masks_unit = _power_of_two(MAX_DUMMY_SHARE * usual), _power_of_two(0.1 * usual)
-    num_sequences = -(-len(examples) // len(shares)) + -(-unit // max_seq_length) + 1
-    micro_batches = [pack(examples.take(shares[place])) for place in range(rank, len(shares), num_ranks)]
-    return _global_batch(
-        examples, [_with_tail(micro, unit, masks_unit, num_sequences, max_seq_length) for micro in micro_batches]
-    )
+        number += 1
+    number = min(number, len(lengths) // num_ranks)
+    return _snake_order(lengths, num_ranks * number)[rank::num_ranks]
 
 
-def _with_tail(batch: Batch, unit: int, masks_unit: int, num_sequences: int, max_seq_length: int) -> Batch:
-    """Add dummy sequences up to a number of them, and to a multiple of `unit` tokens."""
-    missing = num_sequences - batch.num_sequences
-    padded_tokens = -(-(batch.num_tokens + missing) // unit) * unit
-    tail_tokens, tail_masks = padded_tokens - batch.num_tokens, -batch.num_predictions % masks_unit
+def multiples_of_equal_shares(
+    num_examples: int, num_shares: int, max_seq_length: int, mean_tokens: float
+) -> ShapeMultiples:
+    """Return the multiples for micro-batches of `assign_evenly`: one number of sequences, one longest sequence.
+
+    The usual number of tokens comes from `mean_tokens`, of all the data, so that steps agree.
+    """
+    usual = mean_tokens * num_examples / num_shares
+    unit = _power_of_two(MAX_DUMMY_SHARE * usual)
+    num_sequences = -(-num_examples // num_shares) + _tail_sequences(unit, max_seq_length)
+    return ShapeMultiples(unit, _power_of_two(0.1 * usual), num_sequences, max_seq_length)
+
+
+def with_tail(batch: Batch, multiples: ShapeMultiples) -> Batch:
+    """Return a micro-batch with a tail of dummy sequences that rounds its sizes up to the multiples."""
+    max_seqlen = _round_up(batch.max_seqlen, multiples.max_seqlen)
+    at_least = batch.num_sequences + _tail_sequences(multiples.tokens, max_seqlen)
+    missing = _round_up(at_least, multiples.sequences) - batch.num_sequences
+    tail_tokens = _round_up(batch.num_tokens + missing, multiples.tokens) - batch.num_tokens
+    tail_masks = -batch.num_predictions % multiples.masked
     lengths = np.full(missing, tail_tokens // missing) + (np.arange(missing) < tail_tokens % missing)
     bounds = torch.from_numpy((batch.num_tokens + np.cumsum(lengths)).astype(np.int32))
     dummy = torch.zeros(tail_tokens, dtype=torch.int64)
@@ -264,8 +177,17 @@ def _with_tail(batch: Batch, unit: int, masks_unit: int, num_sequences: int, max
         position_ids=torch.cat([batch.position_ids, dummy]),
         cu_seqlens=torch.cat([batch.cu_seqlens, bounds]),
         masked_positions=torch.cat([batch.masked_positions, torch.zeros(tail_masks, dtype=torch.int64)]),
-        max_seqlen=max(max_seq_length, int(lengths.max())),
+        max_seqlen=max_seqlen,
     )
+
+
+def _tail_sequences(unit_tokens: int, max_seqlen: int) -> int:
+    """Return how many sequences a tail needs at least: of one token each, and of less than a unit more in all."""
+    return 1 + (unit_tokens - 1) // max(max_seqlen - 1, 1)
+
+
+def _round_up(number: int, multiple: int) -> int:
+    return -(-number // multiple) * multiple
 
 
 def _power_of_two(number: float) -> int:
@@ -273,23 +195,54 @@ def _power_of_two(number: float) -> int:
     return 1 << max(0, int(number).bit_length() - 1)
 
 
-def _dealt(lengths: np.ndarray, number: int) -> list[np.ndarray]:
-    """Deal examples, sorted by length, to and fro to so many hands; returns the rows of each."""
+def _snake_order(lengths: np.ndarray, number: int) -> list[np.ndarray]:
+    """Assign examples, sorted by length, to so many shares: first to last, then last to first; returns their rows."""
     order = np.argsort(lengths, kind="stable")
     turns = np.arange(len(order)) % (2 * number)
     owner = np.minimum(turns, 2 * number - 1 - turns)
     return [order[owner == one] for one in range(number)]
 
 
-def _global_batch(examples: Examples, micro_batches: list[Batch]) -> GlobalBatch:
+def lengths_of(parts: Sequence[tuple[Examples, np.ndarray]]) -> np.ndarray:
+    """Return the length of each example of a global batch, given by its rows shard by shard."""
+    return np.concatenate([shard.lengths[rows] for shard, rows in parts])
+
+
+def global_batch_of(
+    parts: Sequence[tuple[Examples, np.ndarray]], assigned: list[np.ndarray], multiples: ShapeMultiples | None = None
+) -> GlobalBatch:
+    """Pack one rank's micro-batches, with the numbers of the whole global batch.
+
+    Args:
+        parts: the rows of the global batch, shard by shard.
+        assigned: which of them each micro-batch of this rank holds; only their tokens are taken.
+        multiples: for tails; None for none.
+    """
+    own = np.sort(np.concatenate(assigned))
+    examples = _take(parts, own)
+    packed = [pack(examples.take(np.searchsorted(own, rows))) for rows in assigned]
+    lengths = lengths_of(parts).astype(np.int64)
+    has_pairs = parts[0][0].next_sentence_label is not None
+    predictions = [int(np.diff(shard.masks.offsets)[rows].sum()) for shard, rows in parts if shard.masks is not None]
     return GlobalBatch(
-        micro_batches,
-        len(examples),
-        0 if examples.next_sentence_label is None else len(examples),
-        0 if examples.masks is None else len(examples.masks.original_ids),
-        len(examples.input_ids),
-        int((examples.lengths.astype(np.int64) ** 2).sum()),
+        packed if multiples is None else [with_tail(micro_batch, multiples) for micro_batch in packed],
+        num_sequences=len(lengths),
+        num_pairs=len(lengths) if has_pairs else 0,
+        num_predictions=sum(predictions),
+        num_tokens=int(lengths.sum()),
+        sum_squared_lengths=int((lengths**2).sum()),
     )
+
+
+def _take(parts: Sequence[tuple[Examples, np.ndarray]], wanted: np.ndarray) -> Examples:
+    """Return some rows of a global batch, `wanted` in ascending order, from its rows shard by shard."""
+    bounds = np.searchsorted(wanted, ragged.offsets_of(np.array([len(rows) for _, rows in parts])))
+    first, taken = 0, []
+    for (shard, rows), (begin, end) in zip(parts, itertools.pairwise(bounds), strict=True):
+        if begin < end:
+            taken.append(shard.take(rows[wanted[begin:end] - first]))
+        first += len(rows)
+    return concatenate(taken)
 
 
 def _cut_points(lengths: np.ndarray, micro_batch_tokens: int) -> list[int]:
@@ -319,13 +272,12 @@ def pack(examples: Examples) -> Batch:
     lengths, masks, labels = examples.lengths, examples.masks, examples.next_sentence_label
     position_ids = ragged.positions_within(examples.offsets)
     segment_b_start = np.repeat(examples.segment_b_start, lengths)
-    masked_starts = np.repeat(examples.offsets[:-1], np.diff(masks.offsets))
     return Batch(
         input_ids=_int64(examples.input_ids),
         token_type_ids=_int64(position_ids >= segment_b_start),
         position_ids=_int64(position_ids),
         cu_seqlens=torch.from_numpy(examples.offsets.astype(np.int32)),
-        masked_positions=_int64(masked_starts + masks.positions),
+        masked_positions=_int64(examples.masked_indices),
         masked_labels=_int64(masks.original_ids),
         next_sentence_labels=None if labels is None else _int64(labels),
         max_seqlen=int(lengths.max()),
@@ -336,49 +288,3 @@ def pack(examples: Examples) -> Batch:
 
 def _int64(values: np.ndarray) -> Tensor:
     return torch.from_numpy(values.astype(np.int64))
-
-
-class Prefetcher:
-    """Global batches from `first_step` on, read ahead by a thread."""
-
-    def __init__(self, data: TrainingData, first_step: int, last_step: int | None, device: torch.device) -> None:
-        """Read until `last_step`, or until closed where that is None."""
-        self.last_wait_seconds = 0.0
-        """How long the last batch asked for was not there yet."""
-        self._data = data
-        self._device = device
-        self._steps = itertools.count(first_step) if last_step is None else range(first_step, last_step)
-        self._ready: queue.Queue[GlobalBatch | Exception] = queue.Queue(maxsize=READ_AHEAD)
-        self._stopped = threading.Event()
-        self._thread = threading.Thread(target=self._read, name="batches", daemon=True)
-        self._thread.start()
-
-    def next(self) -> GlobalBatch:
-        """Return the next global batch on the device; raises what reading it raised."""
-        begin = time.perf_counter()
-        ready = self._ready.get()
-        self.last_wait_seconds = time.perf_counter() - begin
-        if isinstance(ready, Exception):
-            raise ready
-        return ready.to(self._device)
-
-    def close(self) -> None:
-        """Stop the thread and wait for it."""
-        self._stopped.set()
-        while self._thread.is_alive():
-            try:
-                self._ready.get(timeout=0.05)
-            except queue.Empty:
-                self._thread.join(timeout=0.05)
-
-    def _read(self) -> None:
-        try:
-            for step in self._steps:
-                batch = self._data.global_batch(step)
-                if self._device.type == "cuda":
-                    batch = replace(batch, micro_batches=[micro.pin_memory() for micro in batch.micro_batches])
-                self._ready.put(batch)
-                if self._stopped.is_set():
-                    return
-        except Exception as error:  # handed to the training thread, which raises it
-            self._ready.put(error)

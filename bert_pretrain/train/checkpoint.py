@@ -1,8 +1,8 @@
 """Checkpoints: a model folder as Hugging Face's tools read it, plus the state that continues the run bit for bit.
 
 `checkpoints/step-00001000/` appears whole or not at all, is read back after writing, and holds no pickle. Tensors go to
-`training_state.safetensors`, everything else to `training_state.json`, with a hash over all tensors. Training waits
-only while the state is copied to memory of its own; a thread writes it.
+`training_state.safetensors`, everything else to `training_state.json`, with a hash over all tensors. The state is
+copied to host memory (`host_memory.py`), from which a thread writes it while training continues.
 """
 
 import hashlib
@@ -22,16 +22,20 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from bert_pretrain.errors import DataError, OutputError
-from bert_pretrain.files import atomic_folder, read_json, remove_temporaries, write_json, write_text
 from bert_pretrain.model.bert import BertForPreTraining
 from bert_pretrain.model.huggingface import CARD, save_tensors, to_huggingface
 from bert_pretrain.model.weights import WEIGHTS, write_tensors
-from bert_pretrain.tokenizer import Tokenizer
+from bert_pretrain.storage.files import atomic_folder, read_json, remove_temporaries, write_json, write_text
+from bert_pretrain.text.tokenizer import Tokenizer
+from bert_pretrain.train.device.host_memory import HostCopy
+from bert_pretrain.train.distributed import is_writer
 from bert_pretrain.train.state import IntervalCounts, Progress, TrainState
 
 STATE_TENSORS = "training_state.safetensors"
 STATE_JSON = "training_state.json"
 FORMAT_VERSION = 2
+WEIGHT_PREFIX = "model/"
+"""Of the weights' names among all tensors of a state."""
 
 
 @dataclass(frozen=True)
@@ -49,14 +53,16 @@ class Checkpoint:
 
 @dataclass(frozen=True)
 class Snapshot:
-    """A copy of a state, in memory that training does not touch."""
+    """A copy of a state, in memory that training does not touch; of ranks that do not write only the record."""
 
     model: BertForPreTraining
     """For its sizes only."""
     weights: dict[str, Tensor]
-    """By Hugging Face's names."""
+    """By our own names."""
     tensors: dict[str, Tensor]
     """The rest of the state."""
+    copy: HostCopy
+    """Of all of them; to be waited for before the first look at one."""
     record: dict[str, Any]
     """The content of `training_state.json`, without the hash."""
 
@@ -66,7 +72,7 @@ class Snapshot:
 
 
 def take_snapshot(state: TrainState, about: Mapping[str, Any]) -> Snapshot:
-    """Copy a state; under FSDP all ranks must call this.
+    """Begin to copy a state, after the snapshot before has been written; under FSDP all ranks must call this.
 
     Args:
         state: to be saved whole.
@@ -78,7 +84,11 @@ def take_snapshot(state: TrainState, about: Mapping[str, Any]) -> Snapshot:
         "interval": asdict(state.interval),
         **about,
     }
-    return Snapshot(state.model, to_huggingface(state.weights()), state.tensors(), record)
+    weights = {WEIGHT_PREFIX + name: parameter for name, parameter in state.model.named_parameters()}
+    copy = state.host_memory.copy({**weights, **state.tensors()}, keep=is_writer())
+    copied = {name.removeprefix(WEIGHT_PREFIX): tensor for name, tensor in copy.tensors.items() if name in weights}
+    rest = {name: tensor for name, tensor in copy.tensors.items() if name not in weights}
+    return Snapshot(state.model, copied, rest, copy, record)
 
 
 def write_checkpoint(folder: Path, snapshot: Snapshot, tokenizer: Tokenizer, card: str) -> Path:
@@ -89,10 +99,12 @@ def write_checkpoint(folder: Path, snapshot: Snapshot, tokenizer: Tokenizer, car
         DataError: when what was written does not read back as it was.
     """
     path = folder / f"step-{snapshot.step:08d}"
-    digest = _hash_tensors({**_as_stored(snapshot.weights), **snapshot.tensors})
+    snapshot.copy.wait()
+    weights = to_huggingface(snapshot.weights)
+    digest = _hash_tensors({**_as_stored(weights), **snapshot.tensors})
     try:
         with atomic_folder(path) as temporary:
-            save_tensors(snapshot.weights, snapshot.model, temporary, tokenizer)
+            save_tensors(weights, snapshot.model, temporary, tokenizer)
             write_text(temporary / CARD, card)
             write_tensors(snapshot.tensors, temporary / STATE_TENSORS)
             write_json(temporary / STATE_JSON, {**snapshot.record, "tensors_sha256": digest})
@@ -132,6 +144,7 @@ class CheckpointWriter:
         """
         self.wait()
         self._thread = threading.Thread(target=self._write, args=(snapshot, card), name="checkpoint", daemon=True)
+        snapshot.copy.reader = self._thread
         self._thread.start()
         return self._folder / f"step-{snapshot.step:08d}"
 
@@ -167,7 +180,7 @@ class CheckpointWriter:
 def newest_checkpoint(folder: Path) -> Checkpoint | None:
     """Return the newest checkpoint that is whole; None if there is none.
 
-    One that is broken is told of loudly and renamed, so that it no longer counts as the newest.
+    A broken one is reported on stderr and renamed, so that it no longer counts as the newest.
     """
     if folder.is_dir():
         remove_temporaries(folder)
@@ -234,7 +247,7 @@ def restore(state: TrainState, checkpoint: Checkpoint) -> None:
 def carry_over(state: TrainState, checkpoint: Checkpoint, data: str) -> None:
     """Take the optimizer's state, the step and the counts from another run's checkpoint, but not its clock.
 
-    Equal data (by the folder's content hash) goes on where that run stood; other data begins with its first epoch.
+    Equal data (by the folder's content hash) continues where that run ended; other data starts at its first epoch.
     """
     state.load_optimizers(load_file(checkpoint.path / STATE_TENSORS))
     state.progress = replace(
@@ -249,7 +262,7 @@ def _paths(folder: Path) -> list[Path]:
 
 
 def _as_stored(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    return {f"model/{name}": tensor for name, tensor in weights.items()}
+    return {WEIGHT_PREFIX + name: tensor for name, tensor in weights.items()}
 
 
 def _on_disk(folder: Path) -> dict[str, Tensor]:

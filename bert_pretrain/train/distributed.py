@@ -1,7 +1,7 @@
 """Processes that train together, one a device: `torchrun --nproc-per-node N -m bert_pretrain train …`.
 
-DDP copies the model to every rank and averages gradients; FSDP2 deals the rows of weights, gradients and optimizer
-state out, for models that do not fit. The first rank writes; what it finds on disk it tells the others. On CPU
+DDP copies the model to every rank and averages gradients; FSDP2 shards the rows of weights, gradients and
+optimizer state, for models that do not fit. The first rank writes, and broadcasts what it finds on disk. On CPU
 everything goes through gloo; on CUDA tensors go through NCCL, and what hosts say to one another still through gloo, so
 that agreeing on something never waits for a device.
 """
@@ -22,19 +22,19 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
-from bert_pretrain.errors import UserError
+from bert_pretrain.errors import ConfigError, UserError
 from bert_pretrain.model.bert import BertForPreTraining
 
 Answer = TypeVar("Answer")
 TIMEOUT = timedelta(minutes=30)
 """The first rank may verify a large checkpoint while the others wait."""
 FSDP_SHARE = 0.6
-"""Of a card's memory: where weights, gradients and moments alone take more, `auto` deals them out."""
+"""Of a card's memory: where weights, gradients and moments alone take more, `auto` shards them."""
 
 
 @dataclass(frozen=True)
-class Team:
-    """This process among those that train together."""
+class DistContext:
+    """This process among those that train together: its rank, and what ranks do together."""
 
     rank: int = 0
     size: int = 1
@@ -42,11 +42,11 @@ class Team:
     """Among those on this machine; the number of its device."""
 
     @property
-    def is_first(self) -> bool:
+    def is_main(self) -> bool:
         """Whether this is the process that writes."""
         return self.rank == 0
 
-    def on_first(self, function: Callable[[], Answer]) -> Answer:
+    def run_on_main(self, function: Callable[[], Answer]) -> Answer:
         """Run a function on the first rank and return its answer on all.
 
         What the first rank finds wrong it says itself; the others leave without a word.
@@ -54,70 +54,91 @@ class Team:
         if self.size == 1:
             return function()
         outcome: list[Any] = [None, None]
-        if self.is_first:
+        if self.is_main:
             try:
                 outcome[0] = function()
             except UserError as error:
                 outcome[1] = error
         dist.broadcast_object_list(outcome, src=0, device=torch.device("cpu"))
         if outcome[1] is not None:
-            raise outcome[1] if self.is_first else SystemExit(2)
+            raise outcome[1] if self.is_main else SystemExit(2)
         return cast(Answer, outcome[0])
 
-    def add_up(self, tensor: Tensor) -> Tensor:
+    def all_reduce_sum(self, tensor: Tensor) -> Tensor:
         """Return the sum of a tensor over all ranks, computed in place."""
         if self.size > 1:
             dist.all_reduce(tensor)
         return tensor
 
     @contextlib.contextmanager
-    def only_first_prints(self) -> Iterator[None]:
+    def only_main_prints(self) -> Iterator[None]:
         """Silence the standard output of all ranks but the first."""
-        if self.is_first:
+        if self.is_main:
             yield
             return
         with open(os.devnull, "w") as nowhere, contextlib.redirect_stdout(nowhere):
             yield
 
 
-ALONE = Team()
+SINGLE_PROCESS = DistContext()
 
 
-def join(device: str) -> Team:
-    """Return the team that `torchrun` has started this process in, after meeting the others; else one of one.
+def init_distributed(device: str) -> DistContext:
+    """Return the dist_context that `torchrun` has started this process in, after meeting the others; else one of one.
 
     Args:
-        device: the setting: `auto`, `cpu`, `cuda`.
+        device: `train.device`: `auto`, `cpu`, `cuda`, `mps`.
+
+    Raises:
+        ConfigError: when several processes would share Apple's GPU, for which torch has no collectives.
     """
     if int(os.environ.get("WORLD_SIZE", "1")) < 2:
-        return ALONE
-    team = Team(*(int(os.environ[name]) for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK")))
+        return SINGLE_PROCESS
+    dist_context = DistContext(*(int(os.environ[name]) for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK")))
+    if device == "mps":
+        _refuse_mps(dist_context)
     if not dist.is_initialized():
         with_cuda = device != "cpu" and torch.cuda.is_available()
         backend = "cpu:gloo,cuda:nccl" if with_cuda else "gloo"
-        store = _fresh_store(team)
-        dist.init_process_group(backend, store=store, rank=team.rank, world_size=team.size, timeout=TIMEOUT)
-    return team
+        store = _fresh_store(dist_context)
+        dist.init_process_group(
+            backend, store=store, rank=dist_context.rank, world_size=dist_context.size, timeout=TIMEOUT
+        )
+    return dist_context
 
 
-def _fresh_store(team: Team) -> Any:
+def _refuse_mps(dist_context: DistContext) -> NoReturn:
+    if not dist_context.is_main:
+        raise SystemExit(2)  # the first rank says why
+    raise ConfigError(
+        f"the device is 'mps', and {dist_context.size} processes were started",
+        where="train.device",
+        remedy="train in one process, without torchrun, or set the device to cpu",
+    )
+
+
+def is_writer() -> bool:
+    """Whether this process writes: the first of those it has joined, or a process alone."""
+    return not dist.is_initialized() or dist.get_rank() == 0
+
+
+def _fresh_store(dist_context: DistContext) -> Any:
     """Return the store through which the ranks find one another, without what ranks before a restart left there.
 
     torchrun keeps one store over all restarts (torch 2.13), so a rank may find the address of one that is dead. Each
-    greets the first rank under a name of its own, which answers with the prefix for this round; greetings of the dead
-    get answers that nobody reads.
+    sends the first rank a fresh name, and gets the prefix of this round in reply; replies to dead ranks are never read.
     """
     address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
-    hosts = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True" and team.is_first
+    hosts = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True" and dist_context.is_main
     stores: Any = dist  # it does not list the stores among what it exports
-    store = stores.TCPStore(address, port, team.size, is_master=hosts, timeout=TIMEOUT)
+    store = stores.TCPStore(address, port, dist_context.size, is_master=hosts, timeout=TIMEOUT)
     own = uuid.uuid4().hex
-    if not team.is_first:
-        store.set(f"greeting/{team.rank}", own)
+    if not dist_context.is_main:
+        store.set(f"greeting/{dist_context.rank}", own)
         prefix = store.get(f"answer/{own}").decode()
-        store.set(f"{prefix}/{team.rank}", "here")
+        store.set(f"{prefix}/{dist_context.rank}", "here")
         return stores.PrefixStore(prefix, store)
-    missing = set(range(1, team.size))
+    missing = set(range(1, dist_context.size))
     deadline = time.monotonic() + TIMEOUT.total_seconds()
     while missing:
         if time.monotonic() > deadline:
@@ -130,8 +151,8 @@ def _fresh_store(team: Team) -> Any:
     return stores.PrefixStore(own, store)
 
 
-def leave(exit_code: int) -> None:
-    """End a process that has joined a team; one that has not goes on.
+def shut_down(exit_code: int) -> None:
+    """End a process that has joined a process group; otherwise do nothing.
 
     With gloo, going through the interpreter's own end aborts now and then, even after the group is destroyed.
     """
@@ -148,9 +169,11 @@ def _exit_now(exit_code: int) -> NoReturn:
     os._exit(exit_code)
 
 
-def choose_parallel(setting: str, num_parameters: int, device: torch.device, team: Team) -> tuple[str, str]:
+def choose_parallel(
+    setting: str, num_parameters: int, device: torch.device, dist_context: DistContext
+) -> tuple[str, str]:
     """Return `ddp`, `fsdp`, or `none` for a single process, and the reason in words."""
-    if team.size == 1:
+    if dist_context.size == 1:
         return "none", "one process"
     if setting != "auto":
         return setting, "as configured"
@@ -160,7 +183,7 @@ def choose_parallel(setting: str, num_parameters: int, device: torch.device, tea
     return "ddp", "weights and optimizer state fit on every rank"
 
 
-def spread(losses: nn.Module, model: BertForPreTraining, parallel: str, dtype: torch.dtype) -> nn.Module:
+def parallelize(losses: nn.Module, model: BertForPreTraining, parallel: str, dtype: torch.dtype) -> nn.Module:
     """Return a module whose backward pass averages gradients over ranks.
 
     Args:
@@ -172,9 +195,7 @@ def spread(losses: nn.Module, model: BertForPreTraining, parallel: str, dtype: t
     device = next(model.parameters()).device
     if parallel == "ddp":
         ids = [device.index] if device.type == "cuda" else None
-        return nn.parallel.DistributedDataParallel(
-            losses, device_ids=ids, broadcast_buffers=False, gradient_as_bucket_view=True
-        )
+        return nn.parallel.DistributedDataParallel(losses, device_ids=ids, gradient_as_bucket_view=True)
     if parallel == "fsdp":
         mesh = init_device_mesh(device.type, (dist.get_world_size(),))
         lower = None if dtype == torch.float32 else dtype
@@ -186,7 +207,7 @@ def spread(losses: nn.Module, model: BertForPreTraining, parallel: str, dtype: t
 
 
 @contextlib.contextmanager
-def gradients_of(network: nn.Module, *, is_last: bool) -> Iterator[None]:
+def gradient_sync(network: nn.Module, *, is_last: bool) -> Iterator[None]:
     """Let a backward pass accumulate gradients on this rank only, unless it is the last of a step."""
     if isinstance(network, nn.parallel.DistributedDataParallel) and not is_last:
         with network.no_sync():
@@ -197,7 +218,7 @@ def gradients_of(network: nn.Module, *, is_last: bool) -> Iterator[None]:
     yield
 
 
-def give_back_gathered(network: nn.Module) -> None:
+def reshard_all(network: nn.Module) -> None:
     """Give back what FSDP gathered for a forward pass that no backward pass followed, such as an evaluation.
 
     Until then parameters are copies, possibly in lower precision, that the optimizer does not know.
@@ -205,42 +226,3 @@ def give_back_gathered(network: nn.Module) -> None:
     for module in network.modules():
         if isinstance(module, FSDPModule):
             module.reshard()
-
-
-@dataclass(frozen=True)
-class Boundary:
-    """What all ranks hold true between two steps."""
-
-    signal_number: int
-    """Of the signal that asked to stop, or 0."""
-    seconds: float
-    """That the run has taken."""
-    reserve: float
-    """Seconds that what follows the last step will take."""
-
-
-class Agreement:
-    """Makes the ranks agree on stop signals and on the clock, without anyone waiting.
-
-    Beyond the first, each boundary returns what was said at the one before, which has arrived meanwhile.
-    """
-
-    def __init__(self, team: Team) -> None:
-        self._team = team
-        self._said: tuple[Any, Tensor] | None = None
-
-    def at_boundary(self, signal_number: int, seconds: float, reserve: float) -> Boundary:
-        """Say what this rank knows, and return what all of them knew: the largest of each."""
-        if self._team.size == 1:
-            return Boundary(signal_number, seconds, reserve)
-        values = torch.tensor([signal_number, seconds, reserve], dtype=torch.float64)
-        now = dist.all_reduce(values, dist.ReduceOp.MAX, async_op=True), values
-        work, agreed = self._said or now
-        work.wait()
-        self._said = now
-        return Boundary(int(agreed[0]), float(agreed[1]), float(agreed[2]))
-
-    def close(self) -> None:
-        """Wait for what is still under way."""
-        if self._said is not None:
-            self._said[0].wait()

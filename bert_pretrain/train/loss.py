@@ -8,8 +8,7 @@ far the largest tensor of a step, and on CPU the time goes into moving them.
 
 import functools
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -22,13 +21,18 @@ BLOCK_ROWS = 1024
 """Masked rows whose logits exist at once in the precision of the matrix product."""
 SOFTMAX_ROWS = {"cpu": 32, "cuda": BLOCK_ROWS}
 """Of these, rows whose logits exist in fp32: on CPU few, so that they stay in the cache."""
+ROW_MULTIPLE = 32
+"""Masked rows are padded to a multiple of this: on CPU oneDNN keeps code for every shape of a 16-bit product, and is a
+fifth slower where the number of rows is odd."""
+COLUMN_MULTIPLE = 8
+"""The vocabulary is padded to a multiple of this in the working copies, never in the checkpoint: rows of 16-bit logits
+are then multiples of 16 bytes long, without which the tensor cores' fast kernels (TMA, vector loads) cannot be used."""
 ARGMAX_GROUP = 128
 FP16_FACTOR = 128.0
 """fp16 has no numbers below 6e-8; the gradient of an unlikely token's logit, its probability, needs some room."""
 
 
-@dataclass(frozen=True)
-class LossSums:
+class LossSums(NamedTuple):
     """Sums over a micro-batch, each a scalar on the model's device."""
 
     mlm_loss: Tensor  # over predicted tokens, nats
@@ -49,10 +53,9 @@ class PretrainingLoss(nn.Module):
         self.model = model
         self.compiled = compiled
 
-    def forward(self, batch: Batch) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Return the fields of `LossSums` of one micro-batch, in order: wrappers know tuples."""
-        sums = pretraining_loss(self.model, batch, compiled=self.compiled)
-        return sums.mlm_loss, sums.nsp_loss, sums.mlm_correct, sums.nsp_correct
+    def forward(self, batch: Batch) -> LossSums:
+        """Return the sums of one micro-batch."""
+        return pretraining_loss(self.model, batch, compiled=self.compiled)
 
 
 def pretraining_loss(model: BertForPreTraining, batch: Batch, *, compiled: bool = False) -> LossSums:
@@ -110,26 +113,36 @@ class _DecoderLoss(torch.autograd.Function):
         with_gradient: bool,
         compiled: bool,
     ) -> tuple[Tensor, Tensor]:
-        rows, decoder = features.to(dtype), weight.to(dtype)
+        num_rows, num_tokens = len(labels), len(bias)
+        # The padding is zero, and so are its logits and their gradients: it adds nothing to any product.
+        rows = _padded(features, ROW_MULTIPLE, dtype)
+        decoder = _padded(weight, COLUMN_MULTIPLE, dtype)
+        # exp(-inf) is 0: the columns of the padding have no probability, and hence no gradient.
+        bias_row = F.pad(bias.float(), (0, len(decoder) - num_tokens), value=-torch.inf)
         factor = FP16_FACTOR if dtype == torch.float16 else 1.0
         loss = features.new_zeros((), dtype=torch.float32)
         correct = labels.new_zeros(())
-        d_features = torch.zeros_like(features)
+        d_features = torch.zeros(rows.shape, dtype=features.dtype, device=features.device)
         # In fp32 whatever the weights are in: under FSDP they may be 16-bit copies, too coarse to add up in.
-        d_bias = torch.zeros_like(bias, dtype=torch.float32) if with_gradient else None
+        d_bias = torch.zeros_like(bias_row)
         d_weight: Tensor | None = None
         softmax_in_place = _compiled_softmax() if compiled else _softmax_in_place
         # Room for one block, used again by every block: fresh memory this large costs as much as the products.
-        room = rows.new_empty(min(BLOCK_ROWS, len(labels)), len(bias))
+        room = rows.new_empty(min(BLOCK_ROWS, len(rows)), len(decoder))
         num_softmax_rows = SOFTMAX_ROWS.get(features.device.type, BLOCK_ROWS)
-        for start in range(0, len(labels), BLOCK_ROWS):
-            block = slice(start, min(start + BLOCK_ROWS, len(labels)))
+        for start in range(0, num_rows, BLOCK_ROWS):
+            block = slice(start, min(start + BLOCK_ROWS, len(rows)))
             logits = room[: block.stop - start]
-            torch.mm(rows[block], decoder.t(), out=logits)  # (block, vocabulary), the bias still to be added
-            for part, targets in zip(
-                torch.split(logits, num_softmax_rows), torch.split(labels[block], num_softmax_rows), strict=True
+            torch.mm(rows[block], decoder.t(), out=logits)  # (block, columns), the bias still to be added
+            targets = labels[block]  # of the real rows
+            for part, part_labels in zip(
+                torch.split(logits[: len(targets)], num_softmax_rows),
+                torch.split(targets, num_softmax_rows),
+                strict=True,
             ):
-                part_loss, part_correct = softmax_in_place(part, bias, targets, factor, d_bias)
+                part_loss, part_correct = softmax_in_place(
+                    part, bias_row, part_labels, factor, d_bias if with_gradient else None
+                )
                 loss += part_loss
                 correct += part_correct
             if with_gradient:
@@ -138,8 +151,8 @@ class _DecoderLoss(torch.autograd.Function):
                 block_d_weight = _product_in_fp32(logits.t(), rows[block])
                 d_weight = block_d_weight if d_weight is None else d_weight.add_(block_d_weight)
         if with_gradient:
-            d_weight = torch.zeros_like(weight, dtype=torch.float32) if d_weight is None else d_weight
-            ctx.save_for_backward(d_features, d_weight, d_bias)
+            d_weight = weight.new_zeros(decoder.shape, dtype=torch.float32) if d_weight is None else d_weight
+            ctx.save_for_backward(d_features[:num_rows], d_weight[:num_tokens], d_bias[:num_tokens])
             ctx.factor, ctx.weight_dtype, ctx.bias_dtype = factor, weight.dtype, bias.dtype
         ctx.mark_non_differentiable(correct)
         return loss, correct
@@ -152,10 +165,29 @@ class _DecoderLoss(torch.autograd.Function):
         return d_features * scale, d_weight, d_bias, None, None, None, None
 
 
+def _padded(matrix: Tensor, multiple: int, dtype: torch.dtype) -> Tensor:
+    """Return a matrix in another type, with rows of zeros up to a multiple of some number of rows."""
+    missing = -len(matrix) % multiple
+    if not missing:
+        return matrix.to(dtype)
+    padded = matrix.new_empty(len(matrix) + missing, matrix.shape[1], dtype=dtype)
+    padded[: len(matrix)] = matrix
+    padded[len(matrix) :] = 0.0
+    return padded
+
+
 @functools.cache
-def _compiled_softmax() -> Callable[..., tuple[Tensor, Tensor]]:
-    """Return `_softmax_in_place` as the compiler makes it, for any number of rows."""
-    compiled: Callable[..., tuple[Tensor, Tensor]] = torch.compile(_softmax_in_place, dynamic=True)
+def _compiled_softmax(backend: str | Callable[..., Any] = "inductor") -> Callable[..., tuple[Tensor, Tensor]]:
+    """Return `_softmax_in_place` compiled once for any number of rows; the vocabulary is a constant of the kernel."""
+    softmax = torch.compile(_softmax_in_place, backend=backend, fullgraph=True)
+
+    def compiled(
+        logits: Tensor, bias: Tensor, labels: Tensor, factor: float, d_bias: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        for tensor in (logits, labels):
+            torch._dynamo.maybe_mark_dynamic(tensor, 0)
+        return softmax(logits, bias, labels, factor, d_bias)
+
     return compiled
 
 
@@ -168,14 +200,14 @@ def _softmax_in_place(
     """Return loss and correct counts of some rows, and turn their logits into `factor` times their gradient.
 
     Args:
-        logits: (rows, vocabulary), without bias; overwritten if `d_bias` is given.
-        bias: (vocabulary,) fp32.
+        logits: (rows, columns), without bias; overwritten if `d_bias` is given.
+        bias: (columns,) fp32; -inf in the columns that pad the vocabulary.
         labels: (rows,) int64.
         factor: of the gradient.
-        d_bias: (vocabulary,), to which the gradient's sum over rows is added; None where none is wanted.
+        d_bias: (columns,), to which the gradient's sum over rows is added; None where none is wanted.
     """
     targets = labels[:, None]
-    wide = logits.float().add_(bias)  # (rows, vocabulary): the softmax is taken in fp32
+    wide = logits.float().add_(bias)  # (rows, columns): the softmax is taken in fp32
     target_logits, largest = wide.gather(1, targets), wide.amax(dim=1, keepdim=True)
     correct = (_argmax(wide) == targets).sum()
     probabilities = wide.softmax(dim=1)

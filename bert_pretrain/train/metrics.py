@@ -1,4 +1,4 @@
-"""What a run reports: one line of figures an interval, for `metrics.jsonl` and for people.
+"""What a run reports: one line of figures an interval, for `metrics.jsonl` and for the console.
 
 Time is that of training steps, waiting for data included; evaluations and checkpoints are not in it. Rates leave out
 the first step after a start, in which kernels are chosen or compiled.
@@ -13,8 +13,10 @@ from typing import Any
 
 import torch
 
-from bert_pretrain.files import write_text
-from bert_pretrain.train.state import StepSums, TrainState
+from bert_pretrain.report.curves import perplexity
+from bert_pretrain.storage.files import write_text
+from bert_pretrain.train.state import TrainState
+from bert_pretrain.train.step import StepSums
 
 
 def peak_memory_bytes(device: torch.device) -> int:
@@ -68,13 +70,8 @@ def _ratio(total: float, number: float) -> float | None:
     return total / number if number else None
 
 
-def perplexity(loss: float) -> float:
-    """Return e to the power of a loss in nats; finite whatever the loss."""
-    return math.exp(min(loss, 700.0))
-
-
 def console_line(line: dict[str, Any], steps: int | None) -> str:
-    """Return a line of `metrics.jsonl` for people: aligned, with units; `steps` is None where time ends the run."""
+    """Return a line of `metrics.jsonl` for the console, with units; `steps` is None where time ends the run."""
     head = f"step {line['step']:>7}" if steps is None else f"step {line['step']:>{len(str(steps))}}/{steps}"
     if "validation_mlm_loss" in line:
         loss = line["validation_mlm_loss"]

@@ -1,16 +1,17 @@
 """The state of a run, whole: what a checkpoint saves and a resumed run continues from."""
 
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 
-import torch
 from torch import Tensor, nn
 
 from bert_pretrain.model.bert import BertForPreTraining
 from bert_pretrain.train.batches import GlobalBatch
-from bert_pretrain.train.flops import batch_flops
-from bert_pretrain.train.matrices import like, own_rows, whole
-from bert_pretrain.train.optimizer import Optimizers
-from bert_pretrain.train.step import LossScale
+from bert_pretrain.train.device.flops import batch_flops
+from bert_pretrain.train.device.host_memory import HostMemory
+from bert_pretrain.train.distributed import is_writer
+from bert_pretrain.train.optim.matrices import like, own_rows
+from bert_pretrain.train.optim.optimizer import Optimizers
+from bert_pretrain.train.step import LossScale, StepSums
 
 
 @dataclass
@@ -49,46 +50,21 @@ class IntervalCounts:
     waited_seconds: float = 0.0
 
 
-@dataclass(frozen=True)
-class StepSums:
-    """Sums over the steps since the last log line, as they lie in one tensor on the device."""
-
-    mlm_loss: float
-    nsp_loss: float
-    mlm_correct: float
-    nsp_correct: float
-    predictions: float
-    pairs: float
-    skipped: float
-    loss: float
-    grad_norm: float
-    skipped_in_a_row: float
-    """Up to now, whatever the interval."""
-
-    @staticmethod
-    def zeros(device: torch.device) -> Tensor:
-        """Return the empty sums, (10,) float64: exact for counts, and the same in every order of reading."""
-        return torch.zeros(len(fields(StepSums)), dtype=torch.float64, device=device)
-
-    @staticmethod
-    def read(sums: Tensor) -> "StepSums":
-        """Read the sums, which waits for the device."""
-        return StepSums(*sums.tolist())
-
-
 @dataclass
 class TrainState:
-    """Everything that changes while a run goes on."""
+    """Everything that changes during a run."""
 
     model: BertForPreTraining
     network: nn.Module
-    """The model and its losses as `distributed.spread` made them: what a step runs."""
+    """The model and its losses as `distributed.parallelize` made them: what a step runs."""
     optimizers: Optimizers
     loss_scale: LossScale | None
     """None unless the precision is fp16."""
-    sums: Tensor  # (10,) float64: `StepSums` since the last log line
+    sums: Tensor  # (10,): `StepSums` since the last log line
     progress: Progress
     interval: IntervalCounts
+    host_memory: HostMemory = field(default_factory=HostMemory)
+    """For the copies that checkpoints are written from."""
 
     @staticmethod
     def start(
@@ -96,7 +72,10 @@ class TrainState:
     ) -> "TrainState":
         """Return the state of a run before its first step."""
         device = next(model.parameters()).device
-        return TrainState(model, network, optimizers, loss_scale, StepSums.zeros(device), Progress(), IntervalCounts())
+        return TrainState(
+            model, network, optimizers, loss_scale, StepSums.zeros(device), Progress(), IntervalCounts(),
+            HostMemory.of(device),
+        )  # fmt: skip
 
     @property
     def losses(self) -> nn.Module:
@@ -125,14 +104,11 @@ class TrainState:
 
     def start_interval(self) -> None:
         """Begin the interval after a log line."""
-        self.sums[:-1].zero_()  # how many steps in a row were skipped goes on
+        self.sums[:-1].zero_()  # the count of steps skipped in a row is kept
         self.interval = IntervalCounts()
 
     def tensors(self) -> dict[str, Tensor]:
-        """Return copies on the CPU of all tensors but the weights, by names that know no order of parameters.
-
-        Under FSDP all ranks must call this: rows are gathered.
-        """
+        """Return all tensors but the weights, where they are, by names that know no order of parameters."""
         tensors = {"interval/sums": self.sums}
         for name, parameter in self.model.named_parameters():
             for optimizer in self.optimizers:
@@ -141,14 +117,17 @@ class TrainState:
         if self.loss_scale is not None:
             tensors["loss_scale/scale"] = self.loss_scale.scale
             tensors["loss_scale/good_steps"] = self.loss_scale.good_steps
-        return {name: copy_on_cpu(tensor) for name, tensor in tensors.items()}
+        return tensors
 
     def weights(self) -> dict[str, Tensor]:
-        """Return copies of all weights on the CPU by our own names; under FSDP all ranks must call this."""
-        return {name: copy_on_cpu(parameter) for name, parameter in self.model.named_parameters()}
+        """Return copies of all weights on the CPU by our own names, or nothing on a rank that does not write.
+
+        Under FSDP all ranks must call this.
+        """
+        return HostMemory().copy(dict(self.model.named_parameters()), keep=is_writer()).tensors
 
     def load_tensors(self, tensors: dict[str, Tensor]) -> None:
-        """Take back what `tensors` gave."""
+        """Take back what `tensors` gave, from copies on the CPU."""
         self.load_optimizers(tensors)
         self.sums.copy_(tensors["interval/sums"])
         if self.loss_scale is not None:
@@ -178,8 +157,3 @@ class TrainState:
                     owners[parameter].state[parameter][key] = like(parameter, rows)
                 else:
                     owners[parameter].state[parameter][key] = tensor.to(parameter.device, copy=True)
-
-
-def copy_on_cpu(tensor: Tensor) -> Tensor:
-    """Return a tensor's whole content in memory of its own on the CPU."""
-    return whole(tensor.detach()).to("cpu", copy=True).contiguous()

@@ -5,16 +5,18 @@ there, and all figures are added to a tensor there, read when a log line is due.
 """
 
 from dataclasses import dataclass
+from typing import Generic, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from bert_pretrain import rng
 from bert_pretrain.train.batches import GlobalBatch
-from bert_pretrain.train.distributed import ALONE, Team, gradients_of
+from bert_pretrain.train.device import hardware
+from bert_pretrain.train.distributed import SINGLE_PROCESS, DistContext, gradient_sync
 from bert_pretrain.train.loss import LossSums
-from bert_pretrain.train.matrices import local, whole
-from bert_pretrain.train.optimizer import Optimizers, update
+from bert_pretrain.train.optim.matrices import local, total_norm
+from bert_pretrain.train.optim.optimizer import Optimizers, update
 
 LOSS_SCALE_START = 2.0**16
 LOSS_SCALE_GROWTH_STEPS = 2000
@@ -42,6 +44,35 @@ class LossScale:
         self.good_steps.copy_(torch.where(grows, 0, good_steps))
 
 
+Value = TypeVar("Value", Tensor, float)
+
+
+class StepSums(NamedTuple, Generic[Value]):
+    """The figures of one step, or their sums since the last log line: on the device one tensor, (10,)."""
+
+    mlm_loss: Value
+    nsp_loss: Value
+    mlm_correct: Value
+    nsp_correct: Value
+    predictions: Value
+    pairs: Value
+    skipped: Value
+    loss: Value
+    grad_norm: Value
+    skipped_in_a_row: Value
+    """Up to now, whatever the interval."""
+
+    @staticmethod
+    def zeros(device: torch.device) -> Tensor:
+        """Return the empty sums, (10,); in float64, but on mps, counts are exact."""
+        return torch.zeros(len(StepSums._fields), dtype=hardware.figures_dtype(device), device=device)
+
+    @staticmethod
+    def read(sums: Tensor) -> "StepSums[float]":
+        """Read the sums, which waits for the device."""
+        return StepSums(*sums.tolist())
+
+
 def train_step(
     network: nn.Module,
     optimizers: Optimizers,
@@ -54,41 +85,41 @@ def train_step(
     max_grad_norm: float,
     dtype: torch.dtype,
     loss_scale: LossScale | None = None,
-    team: Team = ALONE,
+    dist_context: DistContext = SINGLE_PROCESS,
 ) -> None:
-    """Update the weights by one global batch, and add its figures to `sums` (see `state.StepSums`).
+    """Update the weights by one global batch, and add its figures to `sums` (see `StepSums`).
 
     Args:
-        network: a `PretrainingLoss` in training mode, or what `distributed.spread` made of it.
+        network: a `PretrainingLoss` in training mode, or what `distributed.parallelize` made of it.
         optimizers: of all its parameters.
         batch: on the model's device; this rank's share of it.
-        sums: (10,) float64; a skipped step adds nothing but itself. The same on all ranks.
+        sums: (10,) float64, by `StepSums`; a skipped step adds nothing but itself. The same on all ranks.
         seed: with `step` and the number of the micro-batch among those of all ranks, fixes every dropout mask.
         step: finished steps before this one.
         learning_rate: for this step.
-        max_grad_norm: the gradient is shortened to this 2-norm.
+        max_grad_norm: the gradient is clipped to this 2-norm.
         dtype: of the matrix products; fp32 means no autocast.
         loss_scale: needed for fp16 only.
-        team: the ranks that share the batch.
+        dist_context: the ranks that share the batch.
     """
     for optimizer in optimizers:
         optimizer.zero_grad(set_to_none=True)
     # Wrappers take the mean of the ranks' gradients; each rank's loss is a share of a sum.
-    scale = (loss_scale.scale if loss_scale is not None else 1.0) * team.size
+    scale = (loss_scale.scale if loss_scale is not None else 1.0) * dist_context.size
     parts, last = [], len(batch.micro_batches) - 1
     device = sums.device
-    # One autocast region for the whole step, so that each weight is cast once and not in every micro-batch.
+    # One autocast region for the whole step: each weight is cast once, where layers are compiled once per micro-batch.
     with torch.autocast(device.type, dtype, enabled=dtype != torch.float32):
         for number, micro_batch in enumerate(batch.micro_batches):
-            place = number * team.size + team.rank
+            place = number * dist_context.size + dist_context.rank
             torch.manual_seed(rng.torch_seed(seed, "dropout", step=step, micro_batch=place))
-            with gradients_of(network, is_last=number == last):
-                part = LossSums(*network(micro_batch))
+            with gradient_sync(network, is_last=number == last):
+                part: LossSums = network(micro_batch)
                 loss = part.mean(batch.num_predictions, batch.num_pairs) * scale
                 loss.backward()  # type: ignore[no-untyped-call]
             parts.append(part)
     gradients = [parameter.grad for parameter in network.parameters() if parameter.grad is not None]
-    norm = whole(torch.nn.utils.get_total_norm(gradients))
+    norm = total_norm(gradients)
     if loss_scale is not None:
         norm = norm / loss_scale.scale
     # Weights of the same step for the same seed, whatever the scale was; a norm of 0 must not divide.
@@ -96,32 +127,46 @@ def train_step(
     if loss_scale is not None:
         shrink = shrink / loss_scale.scale
     torch._foreach_mul_([local(gradient) for gradient in gradients], shrink)
-    figures = _figures(parts, batch, norm, team)
-    finite = figures.isfinite().all()
+    figures = _figures(parts, batch, norm, dist_context, sums.dtype)
+    finite = torch.stack(figures).isfinite().all()
     update(optimizers, learning_rate, ~finite)
     if loss_scale is not None:
         loss_scale.update(~finite)
     _add(sums, figures, finite)
 
 
-def _figures(parts: list[LossSums], batch: GlobalBatch, norm: Tensor, team: Team) -> Tensor:
-    """Return one step's figures, (9,): those of `state.StepSums` but the last."""
-    with torch.no_grad():
-        measured = torch.stack(
-            [
-                torch.stack([getattr(part, name).double() for part in parts]).sum()
-                for name in ("mlm_loss", "nsp_loss", "mlm_correct", "nsp_correct")
-            ]
-        )
-        mlm_loss, nsp_loss, *_ = team.add_up(measured).unbind()
-        loss = mlm_loss / max(batch.num_predictions, 1) + nsp_loss / max(batch.num_pairs, 1)
-        counts = torch.tensor([batch.num_predictions, batch.num_pairs, 0.0], dtype=torch.float64)
-        return torch.cat([measured, counts.to(norm.device, non_blocking=True), torch.stack([loss, norm.double()])])
+@torch.no_grad()
+def _figures(
+    parts: list[LossSums], batch: GlobalBatch, norm: Tensor, dist_context: DistContext, dtype: torch.dtype
+) -> StepSums[Tensor]:
+    """Return the figures of a step that is not skipped."""
+    names = ("mlm_loss", "nsp_loss", "mlm_correct", "nsp_correct")
+    measured = torch.stack([getattr(part, name).to(dtype) for part in parts for name in names])
+    measured = measured.view(len(parts), len(names)).sum(dim=0)
+    mlm_loss, nsp_loss, mlm_correct, nsp_correct = dist_context.all_reduce_sum(measured).unbind()
+
+    # `full` fills in on the device; `torch.tensor` would copy there, and wait.
+    def number(value: float) -> Tensor:
+        return torch.full((), value, dtype=dtype, device=norm.device)
+
+    return StepSums(
+        mlm_loss,
+        nsp_loss,
+        mlm_correct,
+        nsp_correct,
+        predictions=number(batch.num_predictions),
+        pairs=number(batch.num_pairs),
+        skipped=number(0.0),
+        loss=mlm_loss / max(batch.num_predictions, 1) + nsp_loss / max(batch.num_pairs, 1),
+        grad_norm=norm.to(dtype),
+        skipped_in_a_row=number(0.0),
+    )
 
 
-def _add(sums: Tensor, figures: Tensor, finite: Tensor) -> None:
+@torch.no_grad()
+def _add(sums: Tensor, figures: StepSums[Tensor], finite: Tensor) -> None:
     """Add a step's figures to the sums, or only note that it was skipped."""
-    skipped = torch.zeros_like(figures)
-    skipped[6] = 1.0
-    sums[:9] += torch.where(finite, figures, skipped)
-    sums[9] = torch.where(finite, 0.0, sums[9] + 1.0)
+    zero, one = torch.zeros_like(figures.skipped), torch.ones_like(figures.skipped)
+    if_skipped = StepSums(*(zero for _ in figures))._replace(skipped=one, skipped_in_a_row=one)
+    sums += torch.where(finite, torch.stack(figures), torch.stack(if_skipped))
+    StepSums(*sums.unbind()).skipped_in_a_row.mul_(~finite)

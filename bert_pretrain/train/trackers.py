@@ -19,7 +19,7 @@ class Tracker(Protocol):
 
 
 def open_trackers(names: Sequence[str], run: Path, config: dict[str, Any], step: int) -> list[Tracker]:
-    """Open the named trackers for a run that goes on after `step`.
+    """Open the named trackers for a run that continues after `step`.
 
     Raises:
         ConfigError: when one is not installed.

@@ -1,7 +1,6 @@
 """The alphabet of a vocabulary: which characters are tokens of their own, so that no word of them is ever [UNK].
 
-A character that is left out makes every word with it [UNK]; so the share of running characters covered is the figure
-that matters, and it is reported.
+A character that is left out makes every word with it [UNK], so the share of running characters covered is reported.
 """
 
 from collections import Counter
@@ -11,7 +10,7 @@ from dataclasses import dataclass
 from bert_pretrain.errors import ConfigError
 
 COVERAGE = 0.9999
-LEAST_COVERAGE = 0.99
+MIN_COVERAGE = 0.99
 
 
 @dataclass(frozen=True)
@@ -55,7 +54,7 @@ def choose_alphabet(words: Mapping[str, int], limit: int | None, room: int) -> A
     for character in ranked:
         if limit is not None and len(kept) >= limit:
             break
-        # ASCII is always kept: a corpus of novels hardly knows "@", the text to come will.
+        # ASCII is always kept: a corpus of novels hardly has "@", other text will.
         if limit is None and covered >= COVERAGE * total and not character.isascii():
             continue
         cost += 2 if character in inside else 1
@@ -64,7 +63,7 @@ def choose_alphabet(words: Mapping[str, int], limit: int | None, room: int) -> A
         kept.append(character)
         covered += counts[character]
     coverage = covered / total if total else 0.0
-    if coverage < LEAST_COVERAGE:
+    if coverage < MIN_COVERAGE:
         raise ConfigError(
             f"an alphabet of {len(kept):,} characters covers only {coverage:.2%} of the text; every word with another "
             f"one would be [UNK] (the text has {len(ranked):,} different characters)",

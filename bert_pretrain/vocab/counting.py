@@ -1,7 +1,7 @@
-"""Raw text to counts of normalised words: all that a vocabulary needs to know of a corpus.
+"""Raw text to counts of normalised words: all that training a vocabulary needs.
 
-Distinct chunks of bytes are counted as the text streams by; only these are then normalised and split as BERT does.
-Memory is bounded: where the distinct chunks become too many, the rarest are dropped, and how many is told.
+Distinct chunks of bytes are counted as the text is read; only these are then normalised and split as BERT does.
+Memory is bounded: where there are too many distinct chunks, the rarest are dropped and counted.
 """
 
 import itertools
@@ -12,11 +12,11 @@ from dataclasses import dataclass, field
 import numpy as np
 from tokenizers import pre_tokenizers
 
-from bert_pretrain import chunks, documents
 from bert_pretrain.config import Config, VocabConfig
-from bert_pretrain.documents import Part
 from bert_pretrain.rng import stream
-from bert_pretrain.tokenizer import bert_normalizer
+from bert_pretrain.text import chunks, documents
+from bert_pretrain.text.text_files import Part
+from bert_pretrain.text.tokenizer import bert_normalizer
 
 HELD_OUT_SHARE = 0.01
 MAX_DISTINCT = 1 << 21
@@ -26,7 +26,7 @@ _BLOCK_BYTES = 4 << 20
 
 @dataclass
 class Counts:
-    """Chunks of bytes and how often they occur, apart for the text to learn from and the text held out."""
+    """Chunks of bytes and how often they occur, separately for the training text and the text held out."""
 
     learned: Counter[bytes] = field(default_factory=Counter)
     held_out: Counter[bytes] = field(default_factory=Counter)
@@ -71,7 +71,7 @@ class _Counter:
         self._counts = np.zeros((2, chunks.FIRST_WORD_NUMBER), dtype=np.int64)
 
     def count(self, block: list[bytes], is_held_out: bool, counts: Counts) -> None:
-        """Count documents; whenever the table is full, and with `flush`, the figures move to `counts`."""
+        """Count documents; whenever the table is full, and with `flush`, the counts move to `counts`."""
         if not any(block):  # a document that ends where a block of its file does ends with an empty passage
             return
         text = np.frombuffer(b"\n".join(block), dtype=np.uint8)
@@ -86,14 +86,14 @@ class _Counter:
         names = [character.encode() for character in chunks.characters()] + self._table.words
         found = Counts()
         for counter, numbers in zip((found.learned, found.held_out), self._counts, strict=True):
-            for place in np.flatnonzero(numbers).tolist():
-                counter[names[place]] = int(numbers[place])
+            for number in np.flatnonzero(numbers).tolist():
+                counter[names[number]] = int(numbers[number])
         counts.add(found)
         self._clear()
 
 
 def count_parts(parts: Sequence[Part], number: int, config: Config) -> Counts:
-    """Count the chunks of some parts of the inputs; about one document in a hundred is held out."""
+    """Count the chunks of some byte ranges of the inputs; about one document in a hundred is held out."""
     counts = Counts()
     counter = _Counter(config.vocab.handle_chinese_chars)
     rng = stream(config.vocab.seed, "held out", group=number)
@@ -117,8 +117,8 @@ def count_parts(parts: Sequence[Part], number: int, config: Config) -> Counts:
     return counts
 
 
-def count_words(pieces: Mapping[bytes, int], config: VocabConfig) -> Counter[str]:
-    """Normalise pieces and split them into words as BERT does, keeping the counts."""
+def count_words(chunk_counts: Mapping[bytes, int], config: VocabConfig) -> Counter[str]:
+    """Normalise chunks and split them into words as BERT does, keeping the counts."""
     normalizer = bert_normalizer(
         lowercase=config.lowercase,
         strip_accents=config.strip_accents,
@@ -126,10 +126,10 @@ def count_words(pieces: Mapping[bytes, int], config: VocabConfig) -> Counter[str
     )
     pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     words: Counter[str] = Counter()
-    for piece, count in pieces.items():
-        if piece.isalnum():  # ASCII letters and digits alone: one word, nothing to clean
-            words[(piece.lower() if config.lowercase else piece).decode()] += count
+    for chunk, count in chunk_counts.items():
+        if chunk.isalnum():  # ASCII letters and digits alone: one word, nothing to clean
+            words[(chunk.lower() if config.lowercase else chunk).decode()] += count
             continue
-        for word, _ in pre_tokenizer.pre_tokenize_str(normalizer.normalize_str(piece.decode())):
+        for word, _ in pre_tokenizer.pre_tokenize_str(normalizer.normalize_str(chunk.decode())):
             words[word] += count
     return words

@@ -10,9 +10,9 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from bert_pretrain.errors import ConfigError
-from bert_pretrain.extension import old_pieces
-from bert_pretrain.tokenizer import Tokenizer
-from bert_pretrain.tokenizer_folder import MAX_WORD_CHARACTERS, is_unused
+from bert_pretrain.text.extension import old_pieces
+from bert_pretrain.text.tokenizer import Tokenizer
+from bert_pretrain.text.tokenizer_folder import MAX_WORD_CHARACTERS, is_unused
 from bert_pretrain.vocab.alphabet import COVERAGE
 
 
@@ -25,7 +25,7 @@ class NewToken:
     pieces: list[str]
     """What the old vocabulary makes of it."""
     count: int
-    """How often it occurs: a word as such, a character where its lack makes a word [UNK]."""
+    """How often it occurs: a word as such, a character where its absence makes a word [UNK]."""
 
     def as_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -114,7 +114,7 @@ def _words_in_pieces(words: Mapping[str, int], tokenizer: Tokenizer, min_frequen
     }
     backend = tokenizer.backend
     for word in sorted(saved, key=lambda word: (-saved[word], word)):
-        # A word that would not be found again as it stands, by some oddity of Unicode, would be wasted.
+        # A word that normalisation or pre-tokenisation changes would never be matched.
         normalised = backend.normalizer.normalize_str(word)
         if [piece for piece, _ in backend.pre_tokenizer.pre_tokenize_str(normalised)] == [word]:
             yield word, words[word]

@@ -10,16 +10,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bert_pretrain import documents, manifest
 from bert_pretrain.config import Config, VocabConfig
-from bert_pretrain.documents import Part
 from bert_pretrain.errors import ConfigError, DataError, InputError
-from bert_pretrain.executor import open_pool, run_each
-from bert_pretrain.files import exclusive, remove_temporaries
-from bert_pretrain.manifest import Progress
-from bert_pretrain.places import AnyPlace, Place
-from bert_pretrain.sources import Source, resolve
-from bert_pretrain.tokenizer import FILES, Tokenizer
+from bert_pretrain.parallel.executor import open_pool, run_each
+from bert_pretrain.storage import manifest
+from bert_pretrain.storage.files import exclusive, remove_temporaries
+from bert_pretrain.storage.manifest import Progress
+from bert_pretrain.storage.paths import AnyPlace, Place
+from bert_pretrain.text import documents
+from bert_pretrain.text.sources import Source, resolve
+from bert_pretrain.text.text_files import Part
+from bert_pretrain.text.tokenizer import FILES, Tokenizer
 from bert_pretrain.vocab.alphabet import Alphabet, choose_alphabet
 from bert_pretrain.vocab.counting import Counts, count_parts, count_words
 from bert_pretrain.vocab.extending import extend_vocabulary
@@ -66,26 +67,35 @@ def make_vocab(
             if _is_intact(output):
                 print(f"up to date: {output}")
                 return output
-            print(f"a file of {output} is missing or damaged; the vocabulary is made anew")
+            print(f"a file of {output} is missing or damaged; the vocabulary is built again")
             manifest.reopen(output)
         remove_temporaries(output)
         counts = _count(sources, config, workers, scheduler)
-        words = count_words(counts.learned, config.vocab)
-        if not words:
-            raise InputError("the inputs hold no text", where=str(inputs[0]), remedy="give files with text in them")
-        tokenizer, made = _train(words, config) if old is None else _extend(words, old, config.vocab)
+        tokenizer, figures = _make(counts, old, config, inputs[0])
         tokenizer.save(output)
-        figures = _figures(tokenizer, old, counts, words, config.vocab)
-        body: dict[str, Any] = {
-            "config": {"vocab": config.vocab.model_dump(mode="json")},
-            "tokenizer": {"hash": tokenizer.hash, "vocab_size": tokenizer.vocab_size},
-            "inputs": [{"location": source.location, **source.identity} for source in sources],
-            "figures": {**figures, **made},
-        }
-        manifest.complete(output, "vocab", identity, body)
-    _report(tokenizer, body["figures"], config)
+        manifest.complete(output, "vocab", identity, _body(config, tokenizer, sources, figures))
+    _report(tokenizer, figures, config)
     print(f"tokenizer folder: {output}")
     return output
+
+
+def _make(counts: Counts, old: Tokenizer | None, config: Config, where: str) -> tuple[Tokenizer, dict[str, Any]]:
+    """Train or extend a vocabulary; returns its tokenizer, and what the manifest says of it and of the text."""
+    words = count_words(counts.learned, config.vocab)
+    if not words:
+        raise InputError("the inputs hold no text", where=where, remedy="give files with text in them")
+    tokenizer, made = _train(words, config) if old is None else _extend(words, old, config.vocab)
+    return tokenizer, {**_figures(tokenizer, old, counts, words, config.vocab), **made}
+
+
+def _body(config: Config, tokenizer: Tokenizer, sources: list[Source], figures: dict[str, Any]) -> dict[str, Any]:
+    """Return what the manifest says of the finished folder."""
+    return {
+        "config": {"vocab": config.vocab.model_dump(mode="json")},
+        "tokenizer": {"hash": tokenizer.hash, "vocab_size": tokenizer.vocab_size},
+        "inputs": [{"location": source.location, **source.identity} for source in sources],
+        "figures": figures,
+    }
 
 
 def _treating_text_as(old: Tokenizer, config: VocabConfig) -> VocabConfig:
@@ -197,7 +207,7 @@ def _room_for_alphabet(config: Config) -> int:
 
 
 def measure(tokenizer: Tokenizer, words: Counter[str]) -> dict[str, Any]:
-    """Return the share of words that are [UNK], of tokens that are, and the pieces a word takes."""
+    """Return the share of words that are [UNK], of tokens that are, and the pieces per word."""
     texts = list(words)
     pieces = unk_words = 0
     for word, encoding in zip(texts, tokenizer.backend.encode_batch_fast(texts, add_special_tokens=False), strict=True):
@@ -244,7 +254,7 @@ def _report(tokenizer: Tokenizer, figures: dict[str, Any], config: Config) -> No
 
 
 def _measured(figures: dict[str, Any]) -> str:
-    return f"[UNK] {figures['unk_share_of_words']:.4%} of words, {figures['pieces_per_word']:.3f} pieces a word"
+    return f"[UNK] {figures['unk_share_of_words']:.4%} of words, {figures['pieces_per_word']:.3f} pieces per word"
 
 
 def _alphabet_line(alphabet: dict[str, Any]) -> str:

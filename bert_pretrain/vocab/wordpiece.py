@@ -1,7 +1,7 @@
 """Words and their counts to a WordPiece vocabulary, the same in every run and on every machine.
 
-The merges are those of `tokenizers`; what it leaves to chance, the order in which it meets the alphabet, is fixed by
-registering the alphabet first. It has no training from counts, so words are replayed as often as they occur, scaled
+The merges are those of `tokenizers`; what it leaves to chance, the order of the alphabet, is fixed by registering the
+alphabet first. It has no training from counts, so words are replayed as often as they occur, scaled
 down where there are very many (which also keeps its 32-bit pair counts from overflowing).
 """
 
@@ -11,11 +11,11 @@ from tokenizers import Tokenizer as Backend
 from tokenizers import models, pre_tokenizers, trainers
 
 from bert_pretrain.config import VocabConfig
-from bert_pretrain.tokenizer_folder import MAX_WORD_CHARACTERS, SPECIAL_TOKENS
+from bert_pretrain.text.tokenizer_folder import MAX_WORD_CHARACTERS, SPECIAL_TOKENS
 from bert_pretrain.vocab.alphabet import Alphabet
 
 MAX_REPLAYED_WORDS = 5_000_000
-_WORDS_A_LINE = 1000
+_WORDS_PER_LINE = 1000
 
 
 def special_tokens(unused_tokens: int) -> list[str]:
@@ -62,8 +62,8 @@ def trainable(words: Mapping[str, int], alphabet: Alphabet) -> dict[str, int]:
 
 def _replay(words: Mapping[str, int]) -> Iterator[str]:
     for word in sorted(words):
-        full, rest = divmod(words[word], _WORDS_A_LINE)
+        full, rest = divmod(words[word], _WORDS_PER_LINE)
         line = f"{word} "
         for _ in range(full):
-            yield line * _WORDS_A_LINE
+            yield line * _WORDS_PER_LINE
         yield line * rest

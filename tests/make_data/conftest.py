@@ -7,11 +7,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bert_pretrain.config import Config, load_config
-from bert_pretrain.examples import Examples
+from bert_pretrain.config import Config
+from bert_pretrain.config_file import load_config
+from bert_pretrain.examples.examples import Examples
+from bert_pretrain.examples.shards import DataFolder, read_shard
 from bert_pretrain.make_data.run import make_data
-from bert_pretrain.shards import DataFolder, read_shard
-from bert_pretrain.tokenizer import Tokenizer
+from bert_pretrain.text.tokenizer import Tokenizer
 from bert_pretrain.vocab.wordpiece import special_tokens
 
 NUM_RESERVED = len(special_tokens(9))
@@ -77,7 +78,7 @@ def unmasked(examples: Examples) -> Iterator[Pair]:
         yield Pair(example[1 : b_start - 1], example[b_start:-1], int(examples.next_sentence_label[row]))
 
 
-def label_from_form(corpus: Numbered, pairs: list[Pair]) -> float:
+def label_from_shape(corpus: Numbered, pairs: list[Pair]) -> float:
     """Return the balanced accuracy of a classifier on lengths and on which segments begin and end with a sentence."""
     from sklearn.ensemble import HistGradientBoostingClassifier
     from sklearn.model_selection import GroupKFold, cross_val_score

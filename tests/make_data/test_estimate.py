@@ -9,12 +9,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from bert_pretrain.config import load_config
+from bert_pretrain.config_file import load_config
 from bert_pretrain.errors import InputError
+from bert_pretrain.examples.shards import DataFolder
 from bert_pretrain.make_data import estimate as module
 from bert_pretrain.make_data.estimate import estimate
 from bert_pretrain.make_data.run import make_data
-from bert_pretrain.shards import DataFolder
 
 
 def corpus(number: int) -> list[str]:

@@ -1,28 +1,37 @@
 """Full sentences: every token once and in order, sentences whole, one [SEP] more where a document ends."""
 
 import itertools
+from dataclasses import replace
 
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
 from bert_pretrain.make_data.full_sentences import pack_sentences
-from bert_pretrain.make_data.token_store import Text
+from bert_pretrain.make_data.segments import assemble
+from bert_pretrain.make_data.token_store import ShardText
+from bert_pretrain.text.tokenizer import Tokenizer
+from bert_pretrain.vocab.wordpiece import special_tokens
 
-from .test_pairs import DOCUMENTS, text_of
+from .test_pairing import DOCUMENTS, text_of
 
 LENGTHS = st.sampled_from([8, 16, 64])
 
 
-def rows_of(documents: list[list[int]], max_seq_length: int, text: Text | None = None) -> list[list[range]]:
+TOKENIZER = Tokenizer(special_tokens(0), lowercase=True, strip_accents=None, handle_chinese_chars=True)
+
+
+def rows_of(documents: list[list[int]], max_seq_length: int, text: ShardText | None = None) -> list[list[range]]:
     """The segments of each example, as ranges of tokens."""
-    layout = pack_sentences(text or text_of(documents), max_seq_length)
-    segments = [range(start, start + length) for start, length in zip(layout.starts, layout.lengths, strict=True)]
-    assert layout.labels is None
+    text = text or text_of(documents)
+    packed = pack_sentences(text, max_seq_length)
+    segments = [range(start, start + length) for start, length in zip(packed.starts, packed.lengths, strict=True)]
+    assert packed.labels is None
     assert [len(segment) > 0 for segment in segments] == [True] * len(segments)
-    rows = [segments[begin:end] for begin, end in itertools.pairwise(layout.offsets)]
-    # No B: its start is the length.
-    assert layout.segment_b_start.tolist() == [1 + sum(len(segment) + 1 for segment in row) for row in rows]
+    rows = [segments[begin:end] for begin, end in itertools.pairwise(packed.offsets)]
+    examples = assemble(packed, text, TOKENIZER)
+    assert examples.lengths.tolist() == [1 + sum(len(segment) + 1 for segment in row) for row in rows]
+    assert np.array_equal(examples.segment_b_start, examples.lengths)  # no B: its start is the length
     return rows
 
 
@@ -68,12 +77,11 @@ def test_a_sentence_cut_by_the_store_is_one_sentence_and_look_ahead_is_left_out(
     text = text_of([[6, 6, 6, 6], [5]])
     divided = np.array([False, True, False, False, False])
     own = np.array([3, 1])
-    text = Text(text.ids, text.sentence_starts, divided, text.span_sentences, own)
+    text = replace(text, is_continuation=divided, slice_own_sentences=own)
     rows = rows_of([], 16, text)
     assert rows == [[range(0, 12)], [range(12, 18), range(24, 29)]]
 
 
 def test_no_text_gives_no_examples() -> None:
-    text = text_of([[5]])
-    empty = Text(text.ids, text.sentence_starts, text.is_continuation, text.span_sentences, np.array([0]))
+    empty = replace(text_of([[5]]), slice_own_sentences=np.array([0]))
     assert rows_of([], 16, empty) == []

@@ -9,19 +9,19 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bert_pretrain import documents
-from bert_pretrain.config import load_config
+from bert_pretrain.config_file import load_config
 from bert_pretrain.errors import InputError
-from bert_pretrain.examples import Examples
-from bert_pretrain.make_data.ingest import ingest
+from bert_pretrain.examples.examples import Examples
+from bert_pretrain.examples.shards import DataFolder, read_shard
+from bert_pretrain.make_data.ingest import ensure_store_shard
 from bert_pretrain.make_data.run import make_data
-from bert_pretrain.make_data.token_store import piece_folder, store_key
-from bert_pretrain.shards import DataFolder, read_shard
-from bert_pretrain.sources import resolve
-from bert_pretrain.tokenizer import Tokenizer
+from bert_pretrain.make_data.token_store import store_key, store_shard_folder
+from bert_pretrain.text import documents
+from bert_pretrain.text.sources import resolve
+from bert_pretrain.text.tokenizer import Tokenizer
 from bert_pretrain.vocab.run import make_vocab
 
-from .conftest import NUM_RESERVED, Numbered, label_from_form, originals
+from .conftest import NUM_RESERVED, Numbered, label_from_shape, originals
 from .test_run import CORPORA, SMALL, digests, lengths
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "content_hashes.json"
@@ -128,7 +128,7 @@ def test_full_sentences_are_packed_over_the_ends_of_documents(numbered) -> None:
             assert all(left != right for left, right in itertools.pairwise(owners))
 
 
-FORMS = {
+SHAPES = {
     "long documents": (lengths(1, 60, (30, 120), (4, 30)), []),
     "documents of 1 to 8 sentences": (lengths(2, 1200, (1, 8), (3, 30)), ["data.dupe_factor=5"]),
     "shorter windows": (lengths(3, 60, (30, 120), (2, 30)), ["data.short_seq_prob=0.5"]),
@@ -136,10 +136,10 @@ FORMS = {
 }
 
 
-@pytest.mark.parametrize("name", FORMS, ids=lambda name: name.replace(" ", "-"))
-def test_the_order_cannot_be_told_from_form(numbered, name: str) -> None:
+@pytest.mark.parametrize("name", SHAPES, ids=lambda name: name.replace(" ", "-"))
+def test_lengths_and_boundaries_give_no_hint_of_the_order(numbered, name: str) -> None:
     """As for next sentences; no sentence here is longer than half a window."""
-    documents, settings = FORMS[name]
+    documents, settings = SHAPES[name]
     corpus = numbered(documents)
     data = corpus.make(
         "data.next_sentence=sop",
@@ -152,7 +152,7 @@ def test_the_order_cannot_be_told_from_form(numbered, name: str) -> None:
     assert len(pairs) > 5000
     assert all(corpus.begins[[pair.a[0], pair.b[0]]].all() for pair in pairs)
     assert all(corpus.ends[[pair.a[-1], pair.b[-1]]].all() for pair in pairs)
-    assert label_from_form(corpus, pairs) < 0.52
+    assert label_from_shape(corpus, pairs) < 0.52
 
 
 def test_single_sentences_give_no_orders_and_say_what_does(numbered) -> None:
@@ -227,7 +227,7 @@ def test_bytes_of_no_objective_depend_on_workers(small, tmp_path: Path) -> None:
 
 
 def test_the_contents_are_the_stored_ones(numbered) -> None:
-    """A change of examples is meant. Then write them anew, and say why:
+    """A change of examples is meant. Then regenerate them, and say why:
 
     REGENERATE_GOLDEN=1 python -m pytest tests/make_data/test_objectives.py
     """
@@ -262,10 +262,10 @@ def segmented(numbered):
     corpus = numbered(lengths(60, 60, (2, 20), (3, 15)))
     config, tokenizer = corpus.config().data, Tokenizer.load(corpus.vocab)
     (source,) = resolve([str(corpus.text)], config)
-    piece = piece_folder(corpus.folder / ".token-store" / store_key([source], tokenizer, config), 0)
+    shard = store_shard_folder(corpus.folder / ".token-store" / store_key([source], tokenizer, config), 0)
     (part,) = documents.cut(source, documents.PART_BYTES)
-    ingest([part], piece, tokenizer, config)
-    np.save(piece / "continues_word.npy", np.load(piece / "ids.npy") % 2 == 1)
+    ensure_store_shard([part], shard, tokenizer, config)
+    np.save(shard / "continues_word.npy", np.load(shard / "ids.npy") % 2 == 1)
     return corpus
 
 
@@ -284,7 +284,7 @@ def test_segmented_words_are_masked_whole_or_told_to_training(segmented, variant
                 continue
             assert table.starts_word is None
             is_masked = np.zeros(len(ids), dtype=bool)
-            is_masked[np.repeat(table.offsets[:-1], np.diff(table.masks.offsets)) + table.masks.positions] = True
+            is_masked[table.masked_indices] = True
             continues = (ids >= NUM_RESERVED) & ~starts_word
             halves = is_masked[continues].astype(int) + np.roll(is_masked, 1)[continues]
             whole, divided = whole + (halves == 2).sum(), divided + (halves == 1).sum()

@@ -1,4 +1,4 @@
-"""Inputs cut in parts: a few large archives are unpacked for all cores, and the cuts stay what they are."""
+"""Inputs in byte ranges: a few large archives are unpacked for all cores, and the cuts stay what they are."""
 
 import gzip
 import shutil
@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from bert_pretrain import documents
-from bert_pretrain.config import load_config
+from bert_pretrain.config_file import load_config
+from bert_pretrain.examples.shards import DataFolder
 from bert_pretrain.make_data import parts
 from bert_pretrain.make_data.run import make_data
-from bert_pretrain.shards import DataFolder
+from bert_pretrain.text import documents
 
 
 @pytest.fixture
@@ -38,18 +38,18 @@ def test_an_archive_gives_the_shards_of_the_plain_file_from_many_parts(
     packed = build(archive, vocab_folder, tmp_path / "packed" / "data")
     assert shards(packed) == plain
     (store,) = (tmp_path / "packed" / ".token-store").iterdir()
-    pieces = sorted(store.glob("part-*"))
-    assert len(pieces) > 3
+    store_shards = sorted(store.glob("part-*"))
+    assert len(store_shards) > 3
     assert not list(store.glob("unpacked-*"))
-    # A piece that is gone is made anew from the archive alone, cut as before whatever the sizes are now.
-    shutil.rmtree(pieces[1])
+    # A store shard that is gone is rebuilt from the archive alone, cut as before whatever the sizes are now.
+    shutil.rmtree(store_shards[1])
     shutil.rmtree(packed)
     monkeypatch.setattr(documents, "PART_BYTES", 1 << 25)
     assert shards(build(archive, vocab_folder, packed)) == plain
     assert not list(store.glob("unpacked-*"))
 
 
-def test_many_small_files_are_few_pieces_and_keep_their_figures(
+def test_many_small_files_are_few_store_shards_and_keep_their_figures(
     tmp_path: Path, vocab_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(documents, "PART_BYTES", 2000)
@@ -60,8 +60,8 @@ def test_many_small_files_are_few_pieces_and_keep_their_figures(
     config = load_config(settings=["data.document_boundary=file", "data.dupe_factor=1", "data.next_sentence=none"])
     data = make_data(config, [str(tmp_path / "texts")], vocab_folder, tmp_path / "data", workers=1)
     (store,) = (tmp_path / ".token-store").iterdir()
-    pieces = sorted(store.glob("part-*"))
-    assert 3 < len(pieces) < 12
+    store_shards = sorted(store.glob("part-*"))
+    assert 3 < len(store_shards) < 12
     corpus = DataFolder.open(data).manifest["corpus"]
     assert [figures["documents"] for figures in corpus["inputs"]] == [int(number % 5 > 0) for number in range(120)]
     assert [figures["sentences"] for figures in corpus["inputs"]] == [number % 5 for number in range(120)]
@@ -72,7 +72,7 @@ def test_many_small_files_are_few_pieces_and_keep_their_figures(
 def test_many_archives_are_read_as_they_are(
     tmp_path: Path, english_text: Path, vocab_folder: Path, small_parts: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(parts, "FEW_ARCHIVES", 1)
+    monkeypatch.setattr(parts, "MAX_UNPACKED_ARCHIVES", 1)
     content = english_text.read_bytes()
     middle = content.index(b"\n\n", len(content) // 2) + 2
     for name, half in (("a", content[:middle]), ("b", content[middle:])):

@@ -13,11 +13,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bert_pretrain.config import load_config
+from bert_pretrain.config_file import load_config
 from bert_pretrain.errors import ConfigError, DataError, InputError, OutputError
-from bert_pretrain.make_data import run as run_module
+from bert_pretrain.examples.shards import DataFolder, read_shard
+from bert_pretrain.make_data import ingest as ingest_module
 from bert_pretrain.make_data.run import make_data
-from bert_pretrain.shards import DataFolder, read_shard
 
 Corpus = Callable[..., "object"]
 
@@ -267,7 +267,7 @@ def test_a_missing_shard_is_rebuilt_to_the_same_bytes(small) -> None:
 
 def test_an_input_that_changes_meanwhile_is_refused(numbered, monkeypatch: pytest.MonkeyPatch) -> None:
     corpus = numbered([[5, 5, 5]] * 8)
-    real_run_all = run_module.run_all
+    real_run_all = ingest_module.run_all
     changes = iter([lambda: os.utime(corpus.text, ns=(5, 5)), corpus.text.unlink])
 
     def run_all_and_change(*args, **kwargs):
@@ -276,14 +276,14 @@ def test_an_input_that_changes_meanwhile_is_refused(numbered, monkeypatch: pytes
         return results
 
     with monkeypatch.context() as patch:
-        patch.setattr(run_module, "run_all", run_all_and_change)
+        patch.setattr(ingest_module, "run_all", run_all_and_change)
         for _ in range(2):
             with pytest.raises(InputError, match="changed while it was read"):
                 corpus.make()
     assert not [path for path in (corpus.folder / ".token-store").iterdir() if path.is_dir()]
 
 
-def test_a_vocabulary_made_anew_in_its_place_is_noticed(tmp_path: Path, numbered) -> None:
+def test_a_vocabulary_that_replaces_another_is_noticed(tmp_path: Path, numbered) -> None:
     """Tables cached in the process must not survive the folder they came from."""
     corpus = numbered(lengths(31, 12, (3, 9), (3, 9)))
     first = corpus.make("data.validation_fraction=0", name="first")
@@ -313,7 +313,7 @@ def test_datasets_opens_the_folder_with_both_splits(data_folder: Path, tmp_path:
 
 def test_real_english_reads_as_text_after_unmasking(data_folder: Path, english_documents: list[list[str]]) -> None:
     """[CLS] A [SEP] B [SEP] decoded is found in the corpus: A and B each in one document, together when label 0."""
-    from bert_pretrain.tokenizer import Tokenizer
+    from bert_pretrain.text.tokenizer import Tokenizer
 
     from .conftest import originals
 

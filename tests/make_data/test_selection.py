@@ -8,11 +8,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bert_pretrain.config import load_config
+from bert_pretrain.config_file import load_config
 from bert_pretrain.errors import ConfigError, InputError
+from bert_pretrain.examples.shards import DataFolder, read_shard
 from bert_pretrain.make_data import selection
 from bert_pretrain.make_data.run import make_data
-from bert_pretrain.shards import DataFolder, read_shard
 
 from .conftest import originals
 

@@ -1,18 +1,21 @@
-"""The token store: what the tokenizer says of every sentence, however the input is cut, and parts that add up."""
+"""The token store: what the tokenizer says of every sentence, however the input is cut, and slices that add up."""
 
 import itertools
+import os
 import shutil
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from bert_pretrain import documents, sources
 from bert_pretrain.config import DataConfig
-from bert_pretrain.make_data import ingest as ingest_module
-from bert_pretrain.make_data.ingest import MAX_SENTENCE_TOKENS, GrowingArray, ingest
-from bert_pretrain.make_data.token_store import TokenStore, piece_folder, store_key
-from bert_pretrain.tokenizer import Tokenizer
+from bert_pretrain.errors import DataError
+from bert_pretrain.make_data import store_writer
+from bert_pretrain.make_data.ingest import ensure_store_shard
+from bert_pretrain.make_data.store_writer import MAX_SENTENCE_TOKENS, GrowingArray
+from bert_pretrain.make_data.token_store import DocumentSlices, TokenStore, store_key, store_shard_folder
+from bert_pretrain.text import documents, sources, text_files
+from bert_pretrain.text.tokenizer import Tokenizer
 
 LINES = DataConfig(document_boundary="blank_line", sentence_splitter="lines")
 
@@ -21,16 +24,20 @@ def fill(text: Path, vocab: Path, folder: Path, config: DataConfig = LINES) -> t
     (source,) = sources.resolve([str(text)], config)
     parts = documents.cut(source, documents.PART_BYTES)
     tokenizer = Tokenizer.load(vocab)
-    summaries = [ingest([part], piece_folder(folder, number), tokenizer, config) for number, part in enumerate(parts)]
+    summaries = []
+    for number, part in enumerate(parts):
+        summary, damage = ensure_store_shard([part], store_shard_folder(folder, number), tokenizer, config)
+        assert damage is None
+        summaries.append(summary)
     return TokenStore(folder, len(parts)), summaries
 
 
 def sentences_of(store: TokenStore) -> list[list[list[int]]]:
     """All documents as lists of sentences as lists of ids."""
     numbers = np.arange(store.num_documents)
-    text = store.read(numbers, np.zeros_like(numbers), np.ones_like(numbers), 0)
+    text = store.read(DocumentSlices(numbers, np.zeros_like(numbers), np.ones_like(numbers)), 0)
     found = [text.ids[a:b].tolist() for a, b in zip(text.sentence_starts[:-1], text.sentence_starts[1:], strict=True)]
-    bounds = text.span_sentences
+    bounds = text.slice_offsets
     return [found[first:last] for first, last in itertools.pairwise(bounds)]
 
 
@@ -70,7 +77,7 @@ def test_parts_of_the_input_change_no_document(
 
 
 @pytest.mark.parametrize("look_ahead", [0, 50])
-def test_the_parts_of_a_document_add_up(
+def test_the_slices_of_a_document_add_up(
     english_text: Path, vocab_folder: Path, tmp_path: Path, look_ahead: int
 ) -> None:
     store, _ = fill(english_text, vocab_folder, tmp_path)
@@ -80,11 +87,11 @@ def test_the_parts_of_a_document_add_up(
     assert (numbers.tolist(), lengths.tolist()) == ([longest], [int(tokens[longest])])
     whole = list(itertools.chain.from_iterable(sentences_of(store)[longest]))
     for of in (2, 7, 50):
-        text = store.read(np.full(of, longest), np.arange(of), np.full(of, of), look_ahead)
+        text = store.read(DocumentSlices(np.full(of, longest), np.arange(of), np.full(of, of)), look_ahead)
         joined: list[int] = []
-        for part in range(of):
-            first, last = text.span_sentences[part : part + 2]
-            own = first + text.span_own_sentences[part]
+        for which in range(of):
+            first, last = text.slice_offsets[which : which + 2]
+            own = first + text.slice_own_sentences[which]
             starts = text.sentence_starts
             joined += text.ids[starts[first] : starts[own]].tolist()
             begin = len(joined) - int(starts[own] - starts[first])
@@ -102,7 +109,7 @@ def test_sentences_and_documents_without_tokens_are_dropped_and_counted(vocab_fo
     assert list(map(len, sentences_of(store))) == [2, 2]
 
 
-def test_a_piece_is_made_once_and_never_half(
+def test_a_store_shard_is_written_once_and_never_half(
     english_text: Path, vocab_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fill(english_text, vocab_folder, tmp_path)
@@ -136,24 +143,24 @@ def test_the_key_holds_all_that_decides_the_ids(english_text: Path, chinese_text
 
 
 @pytest.mark.parametrize("settings", [{"document_boundary": "file"}, {"sentence_splitter": "lines"}])
-def test_a_part_read_in_small_blocks_gives_the_same_piece(
+def test_a_byte_range_read_in_small_blocks_gives_the_same_store_shard(
     monkeypatch: pytest.MonkeyPatch, english_text: Path, vocab_folder: Path, tmp_path: Path, settings: dict[str, str]
 ) -> None:
     config = LINES.model_copy(update=settings)
     _, whole = fill(english_text, vocab_folder, tmp_path / "whole", config)
-    monkeypatch.setattr(ingest_module, "_BLOCK_CHARACTERS", 1000)
-    monkeypatch.setattr(documents, "BLOCK_BYTES", 3000)
-    _, pieces = fill(english_text, vocab_folder, tmp_path / "pieces", config)
-    assert pieces == whole
+    monkeypatch.setattr(store_writer, "_BLOCK_CHARACTERS", 1000)
+    monkeypatch.setattr(text_files, "BLOCK_BYTES", 3000)
+    _, in_blocks = fill(english_text, vocab_folder, tmp_path / "blocks", config)
+    assert in_blocks == whole
     for path in (tmp_path / "whole").rglob("*.npy"):
-        assert (tmp_path / "pieces" / path.relative_to(tmp_path / "whole")).read_bytes() == path.read_bytes()
+        assert (tmp_path / "blocks" / path.relative_to(tmp_path / "whole")).read_bytes() == path.read_bytes()
 
 
 def test_equal_documents_have_equal_hashes(vocab_folder: Path, tmp_path: Path) -> None:
     text = tmp_path / "a.txt"
     text.write_text("One here.\nTwo.\n\nOne here. Two.\n\nOne here.\n\nOne here.\n\nTWO.\n")
     fill(text, vocab_folder, tmp_path / "store")
-    hashes = np.load(piece_folder(tmp_path / "store", 0) / "document_hashes.npy").tolist()
+    hashes = np.load(store_shard_folder(tmp_path / "store", 0) / "document_hashes.npy").tolist()
     assert hashes[0] == hashes[1]  # the same tokens
     assert hashes[2] == hashes[3]
     assert len({*hashes}) == 3
@@ -185,8 +192,20 @@ def test_a_segmenter_tells_which_characters_continue_a_word(vocab_folder: Path, 
     for word in expected:
         is_chinese = len(word) == len(tokenizer.encode_text(word)) > 1 and not word.isascii()
         continues += [is_chinese and place > 0 for place in range(len(tokenizer.encode_text(word)))]
-    found = np.load(piece_folder(tmp_path / "store", 0) / "continues_word.npy")
+    found = np.load(store_shard_folder(tmp_path / "store", 0) / "continues_word.npy")
     assert found.tolist() == continues
+
+
+@pytest.mark.parametrize("name", ["ids", "sentence_offsets", "is_continuation"])
+def test_a_store_shard_that_is_cut_off_while_it_is_in_use_is_an_error(
+    english_text: Path, vocab_folder: Path, tmp_path: Path, name: str
+) -> None:
+    store, _ = fill(english_text, vocab_folder, tmp_path)
+    sentences_of(store)
+    file = store_shard_folder(tmp_path, 0) / f"{name}.npy"
+    os.truncate(file, file.stat().st_size - 1)
+    with pytest.raises(DataError, match=f"the token store ends too early: {name}.npy"):
+        sentences_of(store)
 
 
 @pytest.mark.parametrize("dtype", [np.uint16, np.int64, bool])

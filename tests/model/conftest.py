@@ -10,7 +10,7 @@ import torch
 
 from bert_pretrain.config import ModelConfig
 from bert_pretrain.model.bert import BertForPreTraining
-from bert_pretrain.tokenizer import Tokenizer
+from bert_pretrain.text.tokenizer import Tokenizer
 
 VOCAB_SIZE = 150
 SIZES = {

@@ -60,6 +60,7 @@ def test_varlen_hands_flash_attention_bounds_and_three_matrices(monkeypatch: pyt
 
 
 @pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_both_backends_agree_forward_and_backward_on_the_gpu(dtype: torch.dtype) -> None:
     lengths = [128, 17, 64, 1]

@@ -16,7 +16,7 @@ from safetensors.torch import load_file, save_file
 from bert_pretrain.errors import DataError
 from bert_pretrain.model.bert import BertForPreTraining
 from bert_pretrain.model.huggingface import load_model, save_model
-from bert_pretrain.tokenizer import Tokenizer
+from bert_pretrain.text.tokenizer import Tokenizer
 
 
 @pytest.fixture
@@ -144,9 +144,9 @@ def test_a_pickle_that_could_run_code_is_refused_unread(model_folder: Path, tmp_
     ("index", "message"),
     [
         ({"weight_map": {"a": "model-1.safetensors"}}, "1 of 1 files of weights are missing: model-1"),
-        ({"weight_map": {"a": "../model.safetensors"}}, "names no files beside it"),
-        ({"weight_map": {}}, "names no files beside it"),
-        ([], "names no files beside it"),
+        ({"weight_map": {"a": "../model.safetensors"}}, "names no files in its folder"),
+        ({"weight_map": {}}, "names no files in its folder"),
+        ([], "names no files in its folder"),
     ],
 )
 def test_an_index_without_its_files_is_refused(model_folder: Path, index: Any, message: str) -> None:

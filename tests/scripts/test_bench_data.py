@@ -11,7 +11,7 @@ from types import ModuleType
 
 import pytest
 
-from bert_pretrain.tokenizer import Tokenizer
+from bert_pretrain.text.tokenizer import Tokenizer
 
 SCRIPTS = Path(__file__).parents[2] / "scripts"
 

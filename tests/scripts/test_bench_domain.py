@@ -8,10 +8,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from bert_pretrain.config import ModelConfig, load_config
+from bert_pretrain.config import ModelConfig
+from bert_pretrain.config_file import load_config
 from bert_pretrain.model.bert import BertForPreTraining
 from bert_pretrain.model.huggingface import save_model
-from bert_pretrain.tokenizer import Tokenizer
+from bert_pretrain.text.tokenizer import Tokenizer
 from scripts import bench_domain
 
 

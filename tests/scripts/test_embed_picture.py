@@ -21,7 +21,7 @@ def test_sources_of_unlike_words_are_told_apart(
     from bert_pretrain.config import ModelConfig
     from bert_pretrain.model.bert import BertForPreTraining
     from bert_pretrain.model.huggingface import save_model
-    from bert_pretrain.tokenizer import Tokenizer
+    from bert_pretrain.text.tokenizer import Tokenizer
 
     tokenizer = Tokenizer.load(vocab_folder)
     sizes = ModelConfig(hidden_size=32, num_hidden_layers=1, num_attention_heads=2, intermediate_size=32)

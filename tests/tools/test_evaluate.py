@@ -7,8 +7,8 @@ import pytest
 from typer.testing import CliRunner
 
 from bert_pretrain.cli import app
-from bert_pretrain.config import load_config
-from bert_pretrain.train.evaluate import evaluate as evaluate_data
+from bert_pretrain.config_file import load_config
+from bert_pretrain.train.evaluation import evaluate as evaluate_data
 
 
 def run(*arguments: object) -> tuple[int, str]:

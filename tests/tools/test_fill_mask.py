@@ -9,7 +9,7 @@ from bert_pretrain.config import ModelConfig, TrainConfig
 from bert_pretrain.errors import DataError, InputError
 from bert_pretrain.model.bert import BertForPreTraining
 from bert_pretrain.model.huggingface import save_model
-from bert_pretrain.tokenizer import Tokenizer
+from bert_pretrain.text.tokenizer import Tokenizer
 from bert_pretrain.tools.fill_mask import as_json, as_table, encode_with_masks, fill_mask, filled
 
 CPU = TrainConfig(device="cpu", precision="fp32")

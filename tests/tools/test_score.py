@@ -18,7 +18,7 @@ CPU = TrainConfig(device="cpu", precision="fp32")
 
 @pytest.fixture(scope="module")
 def short(sentences: list[str], bert_folder: Path) -> list[str]:
-    from bert_pretrain.tokenizer import Tokenizer
+    from bert_pretrain.text.tokenizer import Tokenizer
 
     tokenizer = Tokenizer.load(bert_folder)
     found = [sentence for sentence in sentences if len(tokenizer.encode_text(sentence)) <= 30][:9]
@@ -108,7 +108,7 @@ MISTAKES = {
     "empty sentence": ('\n{"sentence_good": " ", "sentence_bad": "the"}\n', "is empty", "line 2"),
     "control characters": ('{"sentence_good": "\\u0001", "sentence_bad": "the"}\n', "is empty", "line 1"),
     "not JSON": (f"{GOOD}\n{GOOD}\nthe\n", "not JSON", "line 3"),
-    "no object": ("[1]\n", "no object", "line 1"),
+    "no object": ("[1]\n", "not an object", "line 1"),
     "too long": (f'{GOOD}\n{{"sentence_good": "the", "sentence_bad": "{"the " * 50}"}}', "52 tokens", "line 2"),
     "blank lines alone": ("\n\n", "no pair", "pairs.jsonl"),
 }

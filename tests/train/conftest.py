@@ -12,11 +12,12 @@ import numpy as np
 import pytest
 import torch
 
-from bert_pretrain import manifest, ragged
 from bert_pretrain.config import Config
-from bert_pretrain.examples import Examples, Masks
-from bert_pretrain.shards import write_shard
-from bert_pretrain.tokenizer import Tokenizer
+from bert_pretrain.examples import ragged
+from bert_pretrain.examples.examples import Examples, Masks
+from bert_pretrain.examples.shards import write_shard
+from bert_pretrain.storage import manifest
+from bert_pretrain.text.tokenizer import Tokenizer
 from bert_pretrain.train.run import train
 
 NUM_TOPICS, WORDS_PER_TOPIC = 4, 12

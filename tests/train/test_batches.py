@@ -13,9 +13,10 @@ import pytest
 import torch
 
 from bert_pretrain.errors import DataError
+from bert_pretrain.examples.shards import DataFolder, read_shard
 from bert_pretrain.model.bert import BertForPreTraining
-from bert_pretrain.shards import DataFolder, read_shard
-from bert_pretrain.train.batches import Batch, Prefetcher, TrainingData, cut, cut_alike, evaluation_batches, pack
+from bert_pretrain.train.batches import Batch, cut, cut_alike, pack
+from bert_pretrain.train.loader import Prefetcher, TrainingData, evaluation_batches
 from bert_pretrain.train.loss import pretraining_loss
 
 CPU = torch.device("cpu")
@@ -26,7 +27,8 @@ def open_data(folder: Path, *, batch: int = 16, seed: int = 1, tokens: int = 256
 
 
 def sequences(batch: Batch) -> list[tuple[int, ...]]:
-    bounds = batch.cu_seqlens.tolist()
+    """The real sequences of a batch; a dummy tail is left out."""
+    bounds = batch.cu_seqlens[: batch.num_sequences + 1].tolist()
     return [tuple(batch.input_ids[a:b].tolist()) for a, b in itertools.pairwise(bounds)]
 
 
@@ -186,9 +188,7 @@ def test_micro_batches_for_a_compiler_have_few_shapes_and_hardly_a_tail(
         micros = [micro for share in shares for micro in share.micro_batches]
         assert len({len(share.micro_batches) for share in shares}) == 1
         assert sum(micro.num_tokens for micro in micros) == len(table.input_ids)
-        assert sorted(row for micro in micros for row in sequences(micro)[: micro.num_sequences]) == sorted(
-            sequences(pack(table))
-        )
+        assert sorted(row for micro in micros for row in sequences(micro)) == sorted(sequences(pack(table)))
         assert len({micro.cu_seqlens.shape for micro in micros}) == 1
         for micro in micros:
             tokens, bounds = micro.input_ids.shape[0], micro.cu_seqlens
@@ -202,6 +202,44 @@ def test_micro_batches_for_a_compiler_have_few_shapes_and_hardly_a_tail(
     assert len({(count, longest) for _, count, longest in shapes}) == 1
     if rows == 256:
         assert len({tokens for tokens, _, _ in shapes}) <= 25
+
+
+def test_a_run_has_few_shapes_and_short_tails(data_folder: Path) -> None:
+    data = open_data(data_folder, batch=64, tokens=512)
+    micros = [micro for step in range(60) for micro in data.global_batch(step).micro_batches]
+    for micro in micros:
+        tokens, sequences_of_tail = len(micro.input_ids), len(micro.cu_seqlens) - 1 - micro.num_sequences
+        assert tokens == micro.cu_seqlens[-1] == len(micro.token_type_ids) == len(micro.position_ids)
+        assert tokens - micro.num_tokens <= 0.02 * 512 + sequences_of_tail
+        assert 1 <= sequences_of_tail <= 2
+        assert micro.cu_seqlens.diff().min() >= 1
+        assert micro.cu_seqlens.diff().max() <= micro.max_seqlen
+        assert 0 <= len(micro.masked_positions) - micro.num_predictions < 32
+    exact = {(m.num_tokens, m.num_predictions, m.num_sequences) for m in micros}
+    assert len({len(micro.input_ids) for micro in micros}) <= 512 // 8
+    assert len({len(micro.masked_positions) for micro in micros}) <= 5
+    assert len({(len(m.cu_seqlens), m.max_seqlen) for m in micros}) <= 40
+    assert len(exact) > 150  # without tails nearly every micro-batch had another shape
+
+
+@pytest.mark.parametrize("static_shapes", [False, True])
+def test_ranks_share_a_global_batch_and_agree_on_its_numbers(data_folder: Path, static_shapes: bool) -> None:
+    def of_rank(rank: int, ranks: int) -> Any:
+        return TrainingData(
+            DataFolder.open(data_folder), seed=1, global_batch_size=50, micro_batch_tokens=200, rank=rank,
+            num_ranks=ranks, static_shapes=static_shapes,
+        ).global_batch(7)  # fmt: skip
+
+    whole = of_rank(0, 1)
+    shares = [of_rank(rank, 3) for rank in range(3)]
+    rows = [sorted(row for micro in share.micro_batches for row in sequences(micro)) for share in shares]
+    assert sorted(row for share in rows for row in share) == sorted(
+        row for micro in whole.micro_batches for row in sequences(micro)
+    )
+    assert len({len(share.micro_batches) for share in shares}) == 1
+    for name in ("num_sequences", "num_pairs", "num_predictions", "num_tokens", "sum_squared_lengths"):
+        assert {getattr(share, name) for share in shares} == {getattr(whole, name)}
+    assert whole.num_predictions == sum(m.num_predictions for share in shares for m in share.micro_batches)
 
 
 def test_one_tail_for_all_or_none_the_losses_are_the_same(

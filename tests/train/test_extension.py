@@ -12,11 +12,11 @@ from safetensors.torch import load_file, save_file
 
 from bert_pretrain.config import Config
 from bert_pretrain.errors import ConfigError, DataError
-from bert_pretrain.manifest import read_manifest
 from bert_pretrain.model.huggingface import load_model
-from bert_pretrain.tokenizer import Tokenizer
+from bert_pretrain.storage.manifest import read_manifest
+from bert_pretrain.text.tokenizer import Tokenizer
 from bert_pretrain.tools.fill_mask import fill_mask
-from bert_pretrain.train.evaluate import evaluate
+from bert_pretrain.train.evaluation import evaluate
 from bert_pretrain.train.run import train
 
 Tiny = Callable[..., Config]
@@ -118,7 +118,7 @@ def test_what_an_extended_vocabulary_does_not_allow_is_refused(
     shutil.copytree(finished / "model", cased)
     record = json.loads((cased / "tokenizer_config.json").read_text())
     (cased / "tokenizer_config.json").write_text(json.dumps({**record, "do_lower_case": False}))
-    with pytest.raises(DataError, match="treats text otherwise than that of the data: do_lower_case False and True"):
+    with pytest.raises(DataError, match="treats text differently from that of the data: do_lower_case False and True"):
         train(tiny(), extended_data, tmp_path / "b", init_from=cased)
 
 

@@ -1,54 +1,9 @@
-"""Figures: FLOPs by the formula, cards by their names, lines cut back to a step."""
+"""Lines of figures: cut back to a step, and as they are shown."""
 
 import json
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
-import pytest
-import torch
-
-from bert_pretrain.config import ModelConfig
-from bert_pretrain.train.batches import cut
-from bert_pretrain.train.flops import batch_flops, peak_flops
 from bert_pretrain.train.metrics import MetricsFile, bar_text, console_line
-
-
-def test_flops_are_those_of_real_tokens(examples: Callable[..., Any]) -> None:
-    table = examples(9)
-    config = ModelConfig(hidden_size=8, num_hidden_layers=3, num_attention_heads=2, intermediate_size=20)
-    weights = 3 * (4 * 8 * 8 + 2 * 8 * 20)
-    expected = (
-        6 * weights * len(table.input_ids)
-        + 12 * 3 * 8 * (table.lengths**2).sum()
-        + 6 * (8 * 8 + 8 * 150) * len(table.masks.positions)
-        + 6 * (8 * 8 + 16) * 9
-    )
-    for budget in (10_000, 60):
-        assert batch_flops(cut(table, budget), config, 150) == expected
-
-
-@pytest.mark.parametrize(
-    ("name", "peak"),
-    [
-        ("NVIDIA H100 80GB HBM3", 989e12),
-        ("NVIDIA H100 PCIe", 756e12),
-        ("NVIDIA H200", 989e12),
-        ("NVIDIA A100-SXM4-80GB", 312e12),
-        ("NVIDIA L40S", 362e12),
-        ("NVIDIA RTX A6000", 154.8e12),
-        ("NVIDIA RTX A4000", None),
-        ("Tesla T4", 65e12),
-        ("A card of the future", None),
-    ],
-)
-def test_the_peak_of_a_card_is_known_by_its_name(
-    monkeypatch: pytest.MonkeyPatch, name: str, peak: float | None
-) -> None:
-    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: name)
-    assert peak_flops(torch.device("cuda"), torch.float16) == peak
-    assert peak_flops(torch.device("cuda"), torch.float32) is None
-    assert peak_flops(torch.device("cpu"), torch.bfloat16) is None
 
 
 def test_metrics_are_cut_back_to_a_step_and_a_torn_line_goes(tmp_path: Path) -> None:

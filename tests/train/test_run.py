@@ -12,8 +12,8 @@ import pytest
 
 from bert_pretrain.config import Config
 from bert_pretrain.errors import ConfigError, DataError, OutputError
-from bert_pretrain.shards import DataFolder, read_shard
-from bert_pretrain.train.evaluate import evaluate
+from bert_pretrain.examples.shards import DataFolder, read_shard
+from bert_pretrain.train.evaluation import evaluate
 from bert_pretrain.train.run import train
 
 Tiny = Callable[..., Config]

@@ -10,9 +10,9 @@ from bert_pretrain.config import Config
 from bert_pretrain.model.bert import BertForPreTraining
 from bert_pretrain.train.batches import cut
 from bert_pretrain.train.loss import PretrainingLoss
-from bert_pretrain.train.optimizer import has_decay, make_optimizers
-from bert_pretrain.train.state import StepSums, TrainState
-from bert_pretrain.train.step import LOSS_SCALE_GROWTH_STEPS, LossScale, train_step
+from bert_pretrain.train.optim.optimizer import has_decay, make_optimizers
+from bert_pretrain.train.state import TrainState
+from bert_pretrain.train.step import LOSS_SCALE_GROWTH_STEPS, LossScale, StepSums, train_step
 
 
 def make_state(config: Config, loss_scale: LossScale | None = None) -> TrainState:

@@ -17,7 +17,7 @@ from safetensors.torch import load_file, save_file
 
 from bert_pretrain.config import TrainConfig
 from bert_pretrain.model.huggingface import load_model
-from bert_pretrain.tokenizer import Tokenizer
+from bert_pretrain.text.tokenizer import Tokenizer
 from bert_pretrain.tools.fill_mask import fill_mask
 from tests.train import transformers_side
 

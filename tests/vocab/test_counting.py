@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bert_pretrain.config import load_config
-from bert_pretrain.documents import Part
-from bert_pretrain.sources import resolve
+from bert_pretrain.config_file import load_config
+from bert_pretrain.text.sources import resolve
+from bert_pretrain.text.text_files import Part
 from bert_pretrain.vocab import counting
 from bert_pretrain.vocab.counting import Counts, count_parts
 

@@ -6,12 +6,12 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from bert_pretrain import manifest
 from bert_pretrain.cli import app
-from bert_pretrain.config import load_config
+from bert_pretrain.config_file import load_config
 from bert_pretrain.errors import ConfigError, DataError, InputError, OutputError
-from bert_pretrain.manifest import read_manifest
-from bert_pretrain.tokenizer import Tokenizer
+from bert_pretrain.storage import manifest
+from bert_pretrain.storage.manifest import read_manifest
+from bert_pretrain.text.tokenizer import Tokenizer
 from bert_pretrain.vocab.extending import extend_vocabulary, lost_characters
 from bert_pretrain.vocab.run import make_vocab
 from bert_pretrain.vocab.wordpiece import special_tokens

@@ -11,11 +11,11 @@ import pytest
 from tokenizers import Tokenizer as Backend
 from tokenizers import models, normalizers, pre_tokenizers, trainers
 
-from bert_pretrain import documents
-from bert_pretrain.config import load_config
+from bert_pretrain.config_file import load_config
 from bert_pretrain.errors import ConfigError, InputError, OutputError
-from bert_pretrain.manifest import read_manifest
-from bert_pretrain.tokenizer import FILES, Tokenizer
+from bert_pretrain.storage.manifest import read_manifest
+from bert_pretrain.text import documents
+from bert_pretrain.text.tokenizer import FILES, Tokenizer
 from bert_pretrain.vocab import wordpiece
 from bert_pretrain.vocab.run import make_vocab
 from bert_pretrain.vocab.wordpiece import special_tokens, trainable

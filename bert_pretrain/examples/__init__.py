@@ -1,0 +1,1 @@
+"""Examples, the record between making data and training: arrays, masks, Parquet shards."""

@@ -1,0 +1,265 @@
+"""Parquet shards of examples: written atomically, read as columns, checked against the manifest.
+
+Zstd with dictionary encoding, because 16-bit ids would otherwise cost four bytes each in Parquet.
+"""
+
+import hashlib
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from pydantic import ValidationError
+
+from bert_pretrain.config import DataConfig
+from bert_pretrain.errors import DataError
+from bert_pretrain.examples import ragged
+from bert_pretrain.examples.examples import Examples, Masks
+from bert_pretrain.storage.files import atomic_path, sha256_file
+from bert_pretrain.storage.manifest import MANIFEST, read_manifest
+from bert_pretrain.storage.paths import Place
+from bert_pretrain.text.tokenizer import Tokenizer
+
+ROW_GROUP_ROWS = 4096
+MASKING_KEYS = {"max_seq_length", "masked_lm_prob", "max_predictions_per_seq", "whole_word_mask"}
+"""What decides, together with the tokenizer, which masks are drawn for given examples."""
+REBUILD = "run the make-data command that wrote it again, with --verify: it rebuilds damaged and missing shards alone"
+
+
+@dataclass(frozen=True)
+class ShardRecord:
+    """What the manifest says of one shard."""
+
+    path: str
+    """Relative to the data folder, for example `train/00003.parquet`."""
+    rows: int
+    tokens: int
+    bytes: int
+    sha256: str
+    """Of the file; equal for equal versions of pyarrow."""
+    content_hash: str
+    """Of the columns' values; equal across versions and machines."""
+
+    def as_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+@dataclass(frozen=True)
+class DataFolder:
+    """A finished data folder: its manifest, checked, and access to its shards."""
+
+    path: Place
+    manifest: dict[str, Any]
+
+    @staticmethod
+    def open(path: Place, flag: str = "--data") -> "DataFolder":
+        """Read and check the manifest, and every shard's size and footer against it.
+
+        Raises:
+            DataError: when the folder is unfinished, of another format version, or does not match its manifest.
+        """
+        folder = DataFolder(path, read_manifest(path, "data", flag))
+        for record in (*folder.shards("train"), *folder.shards("validation")):
+            check_footer(path, record)
+        return folder
+
+    def shards(self, split: str) -> list[ShardRecord]:
+        """Return the records of the shards of `train` or `validation`, in order; empty if there is no such split."""
+        return [ShardRecord(**record) for record in self.manifest["splits"].get(split, {}).get("shards", [])]
+
+    def rows(self, split: str) -> int:
+        """Return the number of examples of a split."""
+        return sum(record.rows for record in self.shards(split))
+
+    def mean_tokens(self, split: str) -> float:
+        """Return the average number of tokens of an example of a split; 0 where it is empty."""
+        return sum(record.tokens for record in self.shards(split)) / max(self.rows(split), 1)
+
+    def dataset(self) -> Any:
+        """Return all examples as a `datasets.DatasetDict` of the splits."""
+        import datasets
+
+        return datasets.load_dataset(str(self.path))
+
+    def tokenizer(self) -> Tokenizer:
+        """Open the tokenizer that made these examples, from its copy here.
+
+        Raises:
+            DataError: when it is no longer the one that the manifest names.
+        """
+        tokenizer = Tokenizer.load(self.path / "tokenizer", "--data")
+        if tokenizer.hash != self.manifest["tokenizer"]["hash"]:
+            raise DataError(
+                "the tokenizer in the data folder is not the one that made the data",
+                where=str(self.path / "tokenizer"),
+                remedy="run the make-data command that wrote it again: it restores that folder",
+            )
+        return tokenizer
+
+    @cached_property
+    def config(self) -> DataConfig:
+        """The section `data` of the configuration that made this folder.
+
+        Raises:
+            DataError: when it is not one of this version.
+        """
+        try:
+            return DataConfig.model_validate(self.manifest["config"]["data"])
+        except ValidationError as error:
+            problem = error.errors()[0]
+            raise DataError(
+                f"the data was made with a configuration unknown here: {problem['loc'][-1]}: {problem['msg']}",
+                where=str(self.path / MANIFEST),
+                remedy="use the version of bert-pretrain that made it, or make it again with this one",
+            ) from error
+
+    @property
+    def max_seq_length(self) -> int:
+        """The longest an example can be, [CLS] and [SEP] included."""
+        return self.config.max_seq_length
+
+    @property
+    def content_hash(self) -> str:
+        """A hash of all examples in order, and of the masking rule if masks are drawn in training."""
+        hashes = [record.content_hash for split in ("train", "validation") for record in self.shards(split)]
+        if self.config.masking == "dynamic":
+            hashes.append(self.config.model_dump_json(include=MASKING_KEYS))
+        return hashlib.sha256("".join(hashes).encode()).hexdigest()
+
+
+def write_shard(folder: Place, name: str, examples: Examples) -> ShardRecord:
+    """Write one shard to `folder / name`, whole or not at all, and return its record."""
+    path = folder / name
+    with atomic_path(path) as temporary:
+        pq.write_table(
+            _to_table(examples),
+            temporary,
+            compression="zstd",
+            use_dictionary=True,
+            row_group_size=ROW_GROUP_ROWS,
+            store_schema=True,
+        )
+        digest, size = sha256_file(temporary), temporary.stat().st_size
+    return ShardRecord(name, len(examples), len(examples.input_ids), size, digest, content_hash(examples))
+
+
+def read_shard(folder: Place, record: ShardRecord) -> Examples:
+    """Check a shard's SHA-256 and return its examples.
+
+    Raises:
+        DataError: when the file is missing, or its bytes are not those the manifest names.
+    """
+    _refuse_damage(folder, record, damage_of(folder, record, whole=True))
+    with (folder / record.path).open("rb") as file:
+        return _from_table(pq.read_table(file, use_threads=False))
+
+
+def check_footer(folder: Place, record: ShardRecord) -> None:
+    """Compare a shard's size and row count with the manifest, without reading its rows.
+
+    Raises:
+        DataError: when they differ or the file is missing.
+    """
+    _refuse_damage(folder, record, damage_of(folder, record, whole=False))
+
+
+def damage_of(folder: Place, record: ShardRecord, *, whole: bool) -> str | None:
+    """Return how a shard's file differs from its record, None if it does not.
+
+    Args:
+        folder: the data folder.
+        record: what the file should be.
+        whole: compare the SHA-256 of all bytes, not only size and number of rows.
+    """
+    path = folder / record.path
+    try:
+        size = path.stat().st_size
+        if size != record.bytes:
+            return f"has {size:,} bytes, the manifest says {record.bytes:,}"
+        if whole:
+            same = sha256_file(path) == record.sha256
+            return None if same else "is damaged: its SHA-256 is not the one in the manifest"
+        with path.open("rb") as file:
+            rows = pq.read_metadata(file).num_rows
+    except FileNotFoundError:
+        return "is missing"
+    except (pa.ArrowInvalid, OSError) as error:
+        return f"is not Parquet: {error}"
+    return None if rows == record.rows else f"has {rows:,} rows, the manifest says {record.rows:,}"
+
+
+def _refuse_damage(folder: Place, record: ShardRecord, damage: str | None) -> None:
+    if damage:
+        raise DataError(f"the shard {record.path} {damage}", where=str(folder / record.path), remedy=REBUILD)
+
+
+def content_hash(examples: Examples) -> str:
+    """Return a SHA-256 over the columns' values, independent of how a file encodes them."""
+    digest = hashlib.sha256()
+    for name, column in examples.columns().items():
+        # Offsets are hashed as lengths, which are as short as ids on most machines; all little-endian.
+        values = np.diff(column) if name.endswith("offsets") else column
+        is_wide = values.dtype.itemsize > 2
+        digest.update(f"{name}:{len(values)};".encode())
+        digest.update(np.ascontiguousarray(values, dtype="<u4" if is_wide else "<u2").data)
+    return digest.hexdigest()
+
+
+def _to_table(examples: Examples) -> pa.Table:
+    """Return the columns as in Parquet; those that an objective does not need are absent."""
+    columns = {
+        "input_ids": _list_array(examples.input_ids, examples.offsets),
+        "segment_b_start": _array(examples.segment_b_start.astype(np.uint16)),
+    }
+    if examples.masks is not None:
+        columns["masked_lm_positions"] = _list_array(examples.masks.positions, examples.masks.offsets)
+        columns["masked_lm_ids"] = _list_array(examples.masks.original_ids, examples.masks.offsets)
+    if examples.next_sentence_label is not None:
+        columns["next_sentence_label"] = _array(examples.next_sentence_label.astype(np.uint8))
+    if examples.starts_word is not None:
+        positions = ragged.positions_within(examples.offsets)[examples.starts_word]
+        before = np.concatenate([[0], np.cumsum(examples.starts_word, dtype=np.int64)])  # words before each token
+        columns["word_starts"] = _list_array(positions.astype(np.uint16), before[examples.offsets])
+    return pa.Table.from_arrays(list(columns.values()), names=list(columns))
+
+
+def _from_table(table: pa.Table) -> Examples:
+    columns = {name: table.column(name).combine_chunks() for name in table.column_names}
+    input_ids, offsets = _flat(columns["input_ids"])
+    masks = starts_word = None
+    if "masked_lm_positions" in columns:
+        positions, masked_offsets = _flat(columns["masked_lm_positions"])
+        original_ids, _ = _flat(columns["masked_lm_ids"])
+        masks = Masks(positions, original_ids, masked_offsets)
+    if "word_starts" in columns:
+        word_starts, word_offsets = _flat(columns["word_starts"])
+        starts_word = np.zeros(len(input_ids), dtype=bool)
+        starts_word[np.repeat(offsets[:-1], np.diff(word_offsets)) + word_starts] = True
+    labels = columns.get("next_sentence_label")
+    return Examples(
+        input_ids=input_ids,
+        offsets=offsets,
+        segment_b_start=columns["segment_b_start"].to_numpy(),
+        masks=masks,
+        next_sentence_label=None if labels is None else labels.to_numpy(),
+        starts_word=starts_word,
+    )
+
+
+def _list_array(values: np.ndarray, offsets: np.ndarray) -> pa.Array:
+    flat = _array(values)
+    begins = pa.py_buffer(offsets.astype(np.int32))
+    return pa.Array.from_buffers(pa.list_(flat.type), len(offsets) - 1, [None, begins], children=[flat])
+
+
+def _array(values: np.ndarray) -> pa.Array:
+    """Return an array as Arrow's; `pa.array` would import pandas, which takes longer than many a shard."""
+    buffer = pa.py_buffer(np.ascontiguousarray(values))
+    return pa.Array.from_buffers(pa.from_numpy_dtype(values.dtype), len(values), [None, buffer])
+
+
+def _flat(column: Any) -> tuple[np.ndarray, np.ndarray]:
+    values = column.flatten().to_numpy()
+    return values, ragged.offsets_of(np.diff(column.offsets.to_numpy()))

@@ -1,0 +1,1 @@
+"""Fine-tuning: classification, tagging and extractive question answering."""

@@ -1,0 +1,233 @@
+"""`classify`: a class, or with `--regression` a number, for a text or a pair of texts, from the [CLS] token."""
+
+import math
+from collections import Counter
+from dataclasses import dataclass
+from itertools import repeat
+from typing import Any
+
+import numpy as np
+
+from bert_pretrain.errors import InputError
+from bert_pretrain.finetune.settings import Settings
+from bert_pretrain.finetune.tables import Row, read_rows
+from bert_pretrain.finetune.task import Window, encodings, report_long, softmax
+from bert_pretrain.text.records import ClassName
+from bert_pretrain.text.tokenizer import Tokenizer
+
+_USE_REGRESSION = "add --regression to predict numbers, or write classes as words or whole numbers"
+
+
+@dataclass(frozen=True)
+class Example:
+    """A text or a pair, with its label if it has one."""
+
+    row: int
+    where: str
+    text: str
+    pair: str | None
+    label: Any
+
+
+class Classify:
+    """Labels, windows and metrics of the task."""
+
+    model_class = "AutoModelForSequenceClassification"
+    label_names: tuple[str, ...] = ("labels",)
+
+    def __init__(self, settings: Settings, tokenizer: Tokenizer) -> None:
+        self.settings = settings
+        self.tokenizer = tokenizer
+        self.classes: list[str] = []
+        self.main_metric = "spearman" if settings.regression else "accuracy"
+
+    def read(self, location: str, flag: str) -> list[Example]:
+        rows, field = read_rows(location, flag), self.settings.label_field
+        has_labels = flag != "--test" or field in rows[0].values
+        return [
+            self._example(number, row, row.get(field) if has_labels else None, flag) for number, row in enumerate(rows)
+        ]
+
+    def _example(self, number: int, row: Row, label: Any, flag: str) -> Example:
+        text = _text_of(row, self.settings.text_field)
+        pair = _text_of(row, self.settings.pair_field) if self.settings.pair_field else None
+        is_missing = label is None or label == "" or (isinstance(label, float) and math.isnan(label))
+        if is_missing and flag != "--test":
+            what = f"'{self.settings.label_field}' holds no label"
+            raise InputError(what, where=row.where, remedy="label the row, or remove it")
+        return Example(number, row.where, text, pair, None if is_missing else self._label_of(label, row))
+
+    def _label_of(self, label: Any, row: Row) -> str | float:
+        if self.settings.regression:
+            try:
+                value = float(label)
+            except (TypeError, ValueError):
+                value = math.nan
+            if math.isfinite(value):
+                return value
+            what = f"the label {label!r} is not a number"
+            raise InputError(what, where=row.where, remedy="correct it, or leave out --regression")
+        if isinstance(label, ClassName):
+            return label
+        if isinstance(label, (str, int)):  # a boolean is an int too: "True" or "False"
+            return str(label)
+        if isinstance(label, float) and label.is_integer():
+            return str(int(label))
+        what = "a fraction" if isinstance(label, float) else f"not a word or number but {type(label).__name__}"
+        raise InputError(f"the label {label!r} is {what}", where=row.where, remedy=_USE_REGRESSION)
+
+    def set_labels(self, train: list[Example], validation: list[Example], test: list[Example]) -> None:
+        if self.settings.regression:
+            if len({example.label for example in train}) == 1:
+                raise _one_class(train, "every label is the same number")
+            return
+        counts = Counter(example.label for example in train)
+        self.classes = sorted(counts, key=_order)
+        if len(counts) == 1:
+            raise _one_class(train, "there is only one class")
+        if all(_is_number(name) for name in counts) and not all(_is_whole(name) for name in counts):
+            name = next(name for name in self.classes if not _is_whole(name))
+            raise InputError(
+                f"the labels are numbers with fractions, such as {name}",
+                where=next(example.where for example in train if example.label == name),
+                remedy=_USE_REGRESSION,
+            )
+        for example in [*validation, *test]:
+            if example.label is not None and example.label not in counts:
+                shown = ", ".join(self.classes[:10]) + (" …" if len(self.classes) > 10 else "")
+                raise InputError(
+                    f"the label {example.label!r} does not occur in the training rows",
+                    where=example.where,
+                    remedy=f"correct it (known: {shown}), or add training rows with it",
+                )
+        print(f"classes: {', '.join(f'{name} {counts[name]:,}' for name in self.classes[:20])}")
+
+    def group(self, example: Example) -> str:
+        return str(example.row)
+
+    def content(self, example: Example) -> object:
+        return [example.text, example.pair, example.label]
+
+    def has_labels(self, examples: list[Example]) -> bool:
+        return all(example.label is not None for example in examples)
+
+    def model_config(self) -> dict[str, Any]:
+        if self.settings.regression:
+            return {"num_labels": 1, "problem_type": "regression"}
+        names = dict(enumerate(self.classes))
+        return {
+            "id2label": names,
+            "label2id": {name: number for number, name in names.items()},
+            "problem_type": "single_label_classification",
+        }
+
+    def encode(self, examples: list[Example], split: str) -> list[Window]:
+        assert self.settings.max_length is not None
+        has_labels, has_pairs = self.has_labels(examples), examples[0].pair is not None
+        numbers = {name: number for number, name in enumerate(self.classes)}
+        room = self.settings.max_length - (3 if has_pairs else 2)
+        firsts = encodings(self.tokenizer, [example.text for example in examples])
+        seconds = encodings(self.tokenizer, [example.pair for example in examples]) if has_pairs else repeat(None)
+        cls_id, sep_id = self.tokenizer.cls_id, self.tokenizer.sep_id
+        windows = []
+        truncated = 0
+        for number, (example, first, second) in enumerate(zip(examples, firsts, seconds, strict=has_pairs)):
+            kept_first, kept_second = longest_first_lengths(len(first), len(second or ()), room)
+            truncated += kept_first < len(first) or kept_second < len(second or ())
+            ids = [cls_id, *first.ids[:kept_first], sep_id]
+            types = [0] * len(ids)
+            if second is not None:
+                ids += [*second.ids[:kept_second], sep_id]
+                types += [1] * (len(ids) - len(types))
+            labels = {"labels": numbers.get(example.label, example.label)} if has_labels else {}
+            windows.append(Window(number, ids, types, labels))
+        report_long(truncated, len(examples), self.settings.max_length, split, "truncated")
+        return windows
+
+    def decode(self, examples: list[Example], windows: list[Window], logits: Any) -> list[Any]:
+        """Return a number for each example, or (classes,) probabilities."""
+        rows = np.asarray(logits, dtype=np.float64)
+        ordered = np.empty_like(rows)
+        ordered[[window.example for window in windows]] = rows
+        return list(ordered[:, 0] if self.settings.regression else softmax(ordered))
+
+    def score(self, examples: list[Example], predictions: list[Any]) -> dict[str, float]:
+        from sklearn import metrics
+
+        if self.settings.regression:
+            return regression_scores(np.array([example.label for example in examples]), np.array(predictions))
+        found = [self.classes[int(np.argmax(prediction))] for prediction in predictions]
+        truth = [example.label for example in examples]
+        return {
+            "accuracy": float(metrics.accuracy_score(truth, found)),
+            "macro_f1": float(metrics.f1_score(truth, found, average="macro", zero_division=0)),
+            "mcc": float(metrics.matthews_corrcoef(truth, found)),
+        }
+
+    def record(self, example: Example, prediction: Any) -> dict[str, Any]:
+        texts = {"text": example.text} | ({} if example.pair is None else {"pair": example.pair})
+        label = {} if example.label is None else {"label": example.label}
+        if self.settings.regression:
+            return {"row": example.row, **texts, **label, "prediction": float(prediction)}
+        shares = {name: round(float(share), 6) for name, share in zip(self.classes, prediction, strict=True)}
+        found = self.classes[int(np.argmax(prediction))]
+        return {"row": example.row, **texts, **label, "prediction": found, "probabilities": shares}
+
+
+def longest_first_lengths(first: int, second: int, room: int) -> tuple[int, int]:
+    """Return how many tokens of two texts to keep if `room` fit in all: the longer text is truncated first.
+
+    As `longest_first` of `tokenizers` does.
+    """
+    if first + second <= room:
+        return first, second
+    half = room // 2
+    if min(first, second) <= half:
+        return (first, room - first) if first <= second else (room - second, second)
+    return (half, room - half) if first <= second else (room - half, half)
+
+
+def regression_scores(truth: np.ndarray, found: np.ndarray) -> dict[str, float]:
+    """Return Pearson's and Spearman's correlation, 0 where a constant side leaves them undefined, and the MSE."""
+    from scipy import stats
+
+    is_defined = np.ptp(truth) > 0 and np.ptp(found) > 0
+    return {
+        "spearman": float(stats.spearmanr(truth, found).statistic) if is_defined else 0.0,
+        "pearson": float(stats.pearsonr(truth, found).statistic) if is_defined else 0.0,
+        "mse": float(np.mean((truth - found) ** 2)),
+    }
+
+
+def _text_of(row: Row, column: str) -> str:
+    text = row.get(column)
+    if isinstance(text, str) and text.strip():
+        return text
+    what = "is empty" if text is None or isinstance(text, str) else f"is not a text but {type(text).__name__}"
+    raise InputError(f"'{column}' {what}", where=row.where, remedy="fill it, or remove the row")
+
+
+def _one_class(train: list[Example], what: str) -> InputError:
+    return InputError(
+        f"{what}: {train[0].label!r}",
+        where=f"{train[0].where} and all others",
+        remedy="give training rows of at least two; there is nothing to learn from one",
+    )
+
+
+def _order(name: str) -> tuple[int, float, str]:
+    """Sort classes of `datasets` by their number, then numbers by value, then words alphabetically."""
+    if isinstance(name, ClassName):
+        return (0, float(name.number), name)
+    return (1, float(name), name) if _is_number(name) else (2, 0.0, name)
+
+
+def _is_number(name: str) -> bool:
+    try:
+        return math.isfinite(float(name))
+    except ValueError:
+        return False
+
+
+def _is_whole(name: str) -> bool:
+    return name.strip().lstrip("+-").isdigit()

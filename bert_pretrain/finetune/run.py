@@ -1,0 +1,248 @@
+"""`finetune`: read and check, train and keep the best epoch, predict, and write a Hugging Face folder.
+
+The work is done in `OUTPUT.partial`; `OUTPUT` appears when all is finished, with `metrics.json` and `predictions.jsonl`
+next to the model. The same command again continues, or finds it complete.
+"""
+
+import contextlib
+import glob
+import hashlib
+import importlib.util
+import json
+import os
+import shutil
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from bert_pretrain import rng
+from bert_pretrain.config import TrainConfig
+from bert_pretrain.errors import ConfigError, InputError
+from bert_pretrain.finetune.answer import Answer
+from bert_pretrain.finetune.classify import Classify
+from bert_pretrain.finetune.finetuned_card import finetuned_card
+from bert_pretrain.finetune.settings import Settings
+from bert_pretrain.finetune.tag import Tag
+from bert_pretrain.finetune.task import Job, Task, Window, longest_first
+from bert_pretrain.model.huggingface import CARD, CONFIG
+from bert_pretrain.model.weights import weights_sha256
+from bert_pretrain.storage import manifest
+from bert_pretrain.storage.files import (
+    atomic_folder,
+    exclusive,
+    is_bookkeeping,
+    move_aside,
+    sha256_file,
+    write_json,
+    write_text,
+)
+from bert_pretrain.tools.inference import open_bert
+from bert_pretrain.train.device.hardware import choose_device, choose_precision
+
+KIND = "finetune"
+_PACKAGES = ("transformers", "accelerate", "sklearn", "seqeval")
+_TASKS: dict[str, type[Classify] | type[Tag] | type[Answer]] = {"classify": Classify, "tag": Tag, "answer": Answer}
+
+
+@dataclass(frozen=True)
+class Split:
+    """The examples of one input, and their windows."""
+
+    examples: list[Any]
+    windows: list[Window]
+
+    def decode(self, task: Task, logits: Any) -> list[Any]:
+        return task.decode(self.examples, self.windows, logits)
+
+
+def finetune(
+    task: str,
+    model: Path,
+    *,
+    train: str,
+    output: Path,
+    validation: str | None = None,
+    test: str | None = None,
+    settings: Settings | None = None,
+    device: str = "auto",
+    overwrite: bool = False,
+) -> Path:
+    """Fine-tune a BERT folder on a task and return the folder written.
+
+    Args:
+        task: `classify`, `tag` or `answer`.
+        model: any BERT folder with its tokenizer.
+        train: a table of labelled rows as described in docs/finetuning.md; `validation` and `test` likewise.
+        output: the Hugging Face folder to write.
+        validation: selects the best epoch; a tenth of the training rows by default.
+        test: predicted by the best epoch, and scored if labelled.
+        settings: all else.
+        device: `auto`, `cpu` or `cuda`.
+        overwrite: move another output aside instead of refusing it.
+
+    Raises:
+        UserError: for everything that the user can correct.
+    """
+    settings = settings or Settings()
+    settings.check(task)
+    output = output if output.name not in ("", "..") else output.resolve()
+    _check_environment(device)
+    opened = open_bert(model, TrainConfig(device="cpu"))  # only for its checks
+    settings = settings.resolve(task, opened.max_length)
+    head: Task = _TASKS[task](settings, opened.tokenizer)
+    examples = _read(head, {"train": train, "validation": validation, "test": test}, settings.seed)
+    identity = _identity(task, head, model, examples, settings)
+    work = output.with_name(f"{output.name}.partial")
+    with _working_folder(work):
+        if _is_complete(output, work, identity, overwrite):
+            print(f"up to date: {output}")
+        else:
+            for leftover in output.parent.glob(f".{glob.escape(output.name)}.*.tmp"):  # of a run killed while writing
+                shutil.rmtree(leftover)
+            _train(Job(head, model, head.tokenizer, examples, settings, identity, choose_device(device)), work, output)
+        shutil.rmtree(work)
+    return output
+
+
+@contextlib.contextmanager
+def _working_folder(work: Path) -> Iterator[None]:
+    """Lock the working folder, and remove it if it is empty at the end."""
+    try:
+        with exclusive(work):
+            yield
+    finally:
+        with contextlib.suppress(OSError):
+            work.rmdir()
+
+
+def _check_environment(device: str) -> None:
+    missing = [name for name in _PACKAGES if importlib.util.find_spec(name) is None]
+    if missing:
+        what, remedy = f"fine-tuning needs {', '.join(missing)}", 'pip install "bert-pretrain[finetune]"'
+        raise ConfigError(what, where="finetune", remedy=remedy)
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        raise ConfigError("torchrun starts several processes", where="finetune", remedy="start one, without torchrun")
+    if device not in ("auto", "cpu", "cuda"):
+        raise ConfigError(
+            f"the device is '{device}'",
+            where="--device",
+            remedy="give auto, cpu or cuda; select one of several GPUs with CUDA_VISIBLE_DEVICES=N",
+        )
+
+
+def _read(task: Task, inputs: dict[str, str | None], seed: int) -> dict[str, list[Any]]:
+    """Return the examples of each split; without an input for validation, a tenth of the training rows is held out."""
+    examples = {split: task.read(source, f"--{split}") for split, source in inputs.items() if source is not None}
+    task.set_labels(examples["train"], examples.get("validation", []), examples.get("test", []))
+    if "validation" not in examples:
+        train = examples["train"]
+        groups = list(dict.fromkeys(task.group(example) for example in train))
+        if len(groups) < 2:
+            what = "there are too few rows to hold any out for validation"
+            raise InputError(what, where="--train", remedy="give more, or --validation INPUT")
+        order = rng.stream(seed, "hold out").permutation(len(groups))
+        held = {groups[number] for number in order[: max(1, round(len(groups) / 10))]}
+        examples["validation"] = [example for example in train if task.group(example) in held]
+        examples["train"] = [example for example in train if task.group(example) not in held]
+        num_held = len(examples["validation"])
+        print(f"held out for validation: {num_held:,} of {len(train):,} rows, drawn with seed {seed}")
+    print("rows: " + ", ".join(f"{split} {len(rows):,}" for split, rows in examples.items()))
+    return examples
+
+
+def _identity(task: str, head: Task, model: Path, examples: dict[str, list[Any]], settings: Settings) -> dict[str, Any]:
+    """Return everything that changes the result; inputs by their content, so that they may be moved."""
+    rows = {}
+    for split, each in examples.items():
+        digest = hashlib.sha256()
+        for example in each:
+            digest.update(json.dumps(head.content(example), ensure_ascii=False).encode("utf-8", "surrogatepass"))
+        rows[split] = {"rows": len(each), "sha256": digest.hexdigest()}
+    weights = {"config": sha256_file(model / CONFIG), "weights": weights_sha256(model, "MODEL")}
+    return {
+        "task": task,
+        "model": weights | {"tokenizer": head.tokenizer.hash},
+        "data": rows,
+        "settings": asdict(settings),
+    }
+
+
+def _is_complete(output: Path, work: Path, identity: dict[str, Any], overwrite: bool) -> bool:
+    """Claim the output and the working folder; return whether the same command has finished before."""
+    exists = output.exists() and any(not is_bookkeeping(path) for path in output.iterdir())
+    if exists and overwrite:
+        print(f"moved the old content to {move_aside(output)}")
+    elif exists:
+        return manifest.claim(output, KIND, identity) is manifest.Progress.COMPLETE
+    manifest.claim(work, KIND, identity, overwrite=overwrite)
+    return False
+
+
+def _train(job: Job, work: Path, output: Path) -> None:
+    """Train in `work` and write the result to `output`."""
+    from bert_pretrain.finetune import training
+
+    began = time.monotonic()
+    task = job.task
+    splits = {split: Split(rows, task.encode(rows, split)) for split, rows in job.examples.items()}
+    train = splits.pop("train")
+    splits = {split: Split(held.examples, longest_first(held.windows)) for split, held in splits.items()}
+    validation = splits["validation"]
+    precision = choose_precision("auto", job.device)
+    print(f"{job.device.type}, {precision.name} ({precision.reason}), {torch.get_num_threads()} threads")
+    with training.quiet():
+        network = training.open_network(job.model, task, job.settings)
+
+        def score(logits: Any) -> dict[str, float]:
+            return task.score(validation.examples, validation.decode(task, logits))
+
+        trainer = training.make_trainer(
+            network, job, train.windows, validation.windows, score, work / "checkpoints", precision
+        )
+        report = training.fit(trainer, work / "checkpoints")
+        with atomic_folder(output) as result:
+            network.save_pretrained(result)
+            job.tokenizer.save(result, network.config.max_position_embeddings)
+            found = {
+                split: held.decode(task, training.predict(result, job, held.windows, split))
+                for split, held in splits.items()
+            }
+            scores = _scores(task, splits, found)
+            _write_results(job, scores, {**report, "seconds": round(time.monotonic() - began, 1)}, found, result)
+    for split, figures in scores.items():
+        print(f"{split}: " + "  ".join(f"{name} {value:.4f}" for name, value in figures.items()))
+    print(f"best epoch {report['best_epoch']} of {job.settings.epochs}; model, metrics and predictions: {output}")
+
+
+def _scores(task: Task, splits: dict[str, Split], found: dict[str, list[Any]]) -> dict[str, dict[str, float]]:
+    """Return the metrics of the splits that have labels."""
+    scores = {}
+    for split, predictions in found.items():
+        if task.has_labels(splits[split].examples):
+            scores[split] = task.score(splits[split].examples, predictions)
+        else:
+            print(f"not all rows of --{split} have a label, so they are predicted but not scored")
+    return scores
+
+
+def _write_results(
+    job: Job, scores: dict[str, Any], report: dict[str, Any], found: dict[str, list[Any]], result: Path
+) -> None:
+    """Write metrics, the card, the predictions of the last split, and finally the manifest."""
+    predicted = "test" if "test" in found else "validation"
+    rows = {split: len(examples) for split, examples in job.examples.items()}
+    head = {"task": job.identity["task"], "main_metric": job.task.main_metric}
+    write_json(result / "metrics.json", {**head, **scores, **report, "rows": rows})
+    folder = job.model.resolve()
+    base = folder.parent.name if folder.name == "model" else folder.name  # RUN/model is named by its run
+    settings = asdict(job.settings)
+    card = finetuned_card(head["task"], job.task.model_class, base, rows, scores, settings, report["best_epoch"])
+    write_text(result / CARD, card)
+    with (result / "predictions.jsonl").open("w", encoding="utf-8") as file:
+        for example, prediction in zip(job.examples[predicted], found[predicted], strict=True):
+            file.write(json.dumps(job.task.record(example, prediction), ensure_ascii=False) + "\n")
+    manifest.complete(result, KIND, job.identity, {"rows": rows, "predictions": predicted})

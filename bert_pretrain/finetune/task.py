@@ -1,0 +1,145 @@
+"""A task of fine-tuning, and what a model sees of it at once: windows of token ids with labels, padded to batches."""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from tokenizers import Encoding
+from tokenizers import Tokenizer as Backend
+from torch import Tensor
+
+from bert_pretrain.finetune.settings import Settings
+from bert_pretrain.text.tokenizer import Tokenizer
+
+_TEXTS_AT_ONCE = 1000
+IGNORED = -100
+"""The label of a position without one, which the loss of `transformers` ignores."""
+
+
+@dataclass(frozen=True)
+class Window:
+    """`[CLS] A [SEP]` or `[CLS] A [SEP] B [SEP]`: all of an example or a part of it."""
+
+    example: int
+    """The index of the example."""
+    input_ids: list[int]
+    token_type_ids: list[int]
+    labels: dict[str, Any]
+    """By their names in the model's `forward`; empty for examples without labels."""
+    positions: Sequence[Any] = field(default=())
+    """The task's own record of what each position holds."""
+
+    @property
+    def inputs(self) -> dict[str, Any]:
+        return {"input_ids": self.input_ids, "token_type_ids": self.token_type_ids, **self.labels}
+
+
+class Task(Protocol):
+    """The differences between tasks; `run.py` does the rest."""
+
+    tokenizer: Tokenizer
+    model_class: str
+    """The class of `transformers` with the task's head."""
+    main_metric: str
+    """It selects the best checkpoint; larger is better."""
+    label_names: tuple[str, ...]
+    """The keys of `Window.labels`."""
+
+    def read(self, location: str, flag: str) -> list[Any]:
+        """Return the checked examples of an input; raises `InputError`."""
+
+    def set_labels(self, train: list[Any], validation: list[Any], test: list[Any]) -> None:
+        """Take the labels from the training examples and check the others; raises `InputError`."""
+
+    def group(self, example: Any) -> str:
+        """Return a key; examples with the same key are held out together."""
+
+    def content(self, example: Any) -> object:
+        """Return all of an example that affects training."""
+
+    def has_labels(self, examples: list[Any]) -> bool:
+        """Return whether examples can be scored."""
+
+    def model_config(self) -> dict[str, Any]:
+        """Return the keys of `config.json` that the task sets."""
+
+    def encode(self, examples: list[Any], split: str) -> list[Window]:
+        """Return the windows of examples; reports what was truncated or divided."""
+
+    def decode(self, examples: list[Any], windows: list[Window], logits: Any) -> list[Any]:
+        """Return a prediction for each example."""
+
+    def score(self, examples: list[Any], predictions: list[Any]) -> dict[str, float]:
+        """Return the metrics of predictions."""
+
+    def record(self, example: Any, prediction: Any) -> dict[str, Any]:
+        """Return a line of `predictions.jsonl`."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """Everything that training needs, read and checked."""
+
+    task: Task
+    model: Path
+    tokenizer: Tokenizer
+    examples: dict[str, list[Any]]
+    """By split."""
+    settings: Settings
+    identity: dict[str, Any]
+    """Everything that changes the result."""
+    device: torch.device
+
+
+def encodings(tokenizer: Tokenizer, texts: Sequence[Any], **truncation: Any) -> Iterator[Encoding]:
+    """Yield the encodings of texts or pairs, in which `[MASK]` and the like are plain text; few are held at once.
+
+    Args:
+        tokenizer: of the model.
+        texts: texts, which get no special tokens, or pairs, which get `[CLS] A [SEP] B [SEP]`.
+        truncation: arguments of the library's `enable_truncation`; without them nothing is truncated.
+    """
+    backend = Backend.from_str(tokenizer.backend.to_str())
+    backend.encode_special_tokens = True
+    if truncation:
+        backend.enable_truncation(**truncation)
+    for begin in range(0, len(texts), _TEXTS_AT_ONCE):
+        some = texts[begin : begin + _TEXTS_AT_ONCE]
+        yield from backend.encode_batch(some, add_special_tokens=isinstance(some[0], tuple))
+
+
+def longest_first(windows: list[Window]) -> list[Window]:
+    """Sort windows for evaluation, so that batches have little padding."""
+    return sorted(windows, key=lambda window: -len(window.input_ids))
+
+
+def collator(pad_id: int) -> Callable[[list[dict[str, Any]]], dict[str, Tensor]]:
+    """Return a function that pads the inputs of some windows to the longest of them."""
+
+    def collate(items: list[dict[str, Any]]) -> dict[str, Tensor]:
+        lengths = [len(item["input_ids"]) for item in items]
+        padding = {"input_ids": pad_id, "token_type_ids": 0, "labels": IGNORED}
+        batch = {"attention_mask": (torch.arange(max(lengths)) < torch.tensor(lengths)[:, None]).long()}
+        for name in items[0]:
+            values = [item[name] for item in items]
+            if isinstance(values[0], list):
+                values = [value + [padding[name]] * (max(lengths) - len(value)) for value in values]
+            batch[name] = torch.tensor(values)
+        return batch
+
+    return collate
+
+
+def softmax(logits: np.ndarray) -> np.ndarray:
+    """Return the probabilities of logits (..., classes)."""
+    powers = np.exp(logits - logits.max(axis=-1, keepdims=True))
+    return powers / powers.sum(axis=-1, keepdims=True)
+
+
+def report_long(count: int, total: int, max_length: int, split: str, what: str) -> None:
+    """Print how many examples are longer than a window, and what was done with them."""
+    if count:
+        print(f"{split}: {count:,} of {total:,} are longer than {max_length} tokens and were {what}")

@@ -1,0 +1,242 @@
+"""Training by `transformers`' Trainer: checkpoints, the best of them, and one progress bar instead of logs.
+
+Loss, optimizer, schedule and mixed precision are the Trainer's own; here are its arguments, and what lets a killed run
+continue: incomplete checkpoints are removed first.
+"""
+
+import contextlib
+import json
+import math
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import safetensors
+import torch
+import transformers
+from transformers import Trainer, TrainerCallback, TrainingArguments
+from transformers.utils import logging as _logging
+
+from bert_pretrain.errors import ConfigError, DataError
+from bert_pretrain.finetune.settings import Settings
+from bert_pretrain.finetune.task import Job, Task, Window, collator
+from bert_pretrain.parallel.progress import progress_bar
+from bert_pretrain.storage.files import read_json, write_json
+from bert_pretrain.train.device.hardware import Precision
+
+logging: Any = _logging
+_STATE = "trainer_state.json"
+
+
+def open_network(folder: Path, task: Task, settings: Settings) -> Any:
+    """Return the model of a folder with the task's head, initialized from the seed if the folder has none.
+
+    Raises:
+        DataError: when `transformers` cannot open it.
+    """
+    transformers.set_seed(settings.seed)
+    changes = task.model_config()
+    if settings.dropout is not None:
+        changes |= {"hidden_dropout_prob": settings.dropout, "attention_probs_dropout_prob": settings.dropout}
+    model_class = getattr(transformers, task.model_class)
+    try:
+        # A head for another number of classes is initialized again.
+        network, info = model_class.from_pretrained(
+            folder, output_loading_info=True, ignore_mismatched_sizes=True, dtype=torch.float32, **changes
+        )
+    except (OSError, ValueError, RuntimeError, safetensors.SafetensorError) as error:
+        what, remedy = f"transformers cannot open {folder}: {error}", "name a folder that holds a BERT"
+        raise DataError(what, where="MODEL", remedy=remedy) from error
+    new = {*info["missing_keys"], *(str(entry[0]) for entry in info["mismatched_keys"])}
+    labels = changes.get("id2label")
+    if labels and not new and labels != transformers.AutoConfig.from_pretrained(folder).id2label:
+        # The same number of labels, but others, or in another order.
+        network.classifier.weight.data.normal_(std=network.config.initializer_range)
+        network.classifier.bias.data.zero_()
+        new = {"classifier.weight", "classifier.bias"}
+    if new:
+        print(f"initialized with seed {settings.seed}: {', '.join(sorted(new))}")
+    return network
+
+
+def make_trainer(
+    network: Any,
+    job: Job,
+    train: list[Window],
+    validation: list[Window],
+    score: Callable[[Any], dict[str, float]],
+    folder: Path,
+    precision: Precision,
+) -> Any:
+    """Return a Trainer that keeps its checkpoints in `folder`; `score` turns logits into metrics."""
+    arguments = _arguments(job, folder, len(train), precision)
+    arguments._n_gpu = min(1, arguments.n_gpu)  # otherwise the Trainer splits batches over all visible GPUs
+    trainer = Trainer(
+        model=network,
+        args=arguments,
+        data_collator=collator(job.tokenizer.pad_id),
+        train_dataset=[window.inputs for window in train],
+        eval_dataset=[window.inputs for window in validation],
+        compute_metrics=lambda evaluated: score(evaluated.predictions),
+    )
+    trainer.remove_callback(transformers.PrinterCallback)
+    trainer.add_callback(_Bar())
+    return trainer
+
+
+def _arguments(job: Job, folder: Path, num_windows: int, precision: Precision) -> Any:
+    settings = job.settings
+    steps = math.ceil(num_windows / settings.batch_size) * settings.epochs
+    return TrainingArguments(
+        output_dir=str(folder),
+        learning_rate=settings.learning_rate,
+        num_train_epochs=settings.epochs,
+        per_device_train_batch_size=settings.batch_size,
+        per_device_eval_batch_size=settings.batch_size,
+        warmup_steps=round(settings.warmup_ratio * steps),  # the argument for a ratio differs between 4.57 and 5
+        weight_decay=settings.weight_decay,
+        seed=settings.seed,
+        eval_strategy="epoch",
+        save_strategy="epoch",
+        logging_strategy="epoch",
+        save_total_limit=2,  # the newest and the best
+        load_best_model_at_end=True,
+        metric_for_best_model=f"eval_{job.task.main_metric}",
+        greater_is_better=True,
+        label_names=list(job.task.label_names),
+        remove_unused_columns=False,
+        report_to="none",
+        disable_tqdm=True,
+        dataloader_pin_memory=job.device.type == "cuda",
+        use_cpu=job.device.type == "cpu",
+        bf16=precision.name == "bf16",
+        fp16=precision.name == "fp16",
+    )
+
+
+def fit(trainer: Any, folder: Path) -> dict[str, Any]:
+    """Train to the end, from the newest complete checkpoint if there is one, and load the best weights.
+
+    Returns:
+        The best epoch, and loss and metrics of every epoch.
+
+    Raises:
+        ConfigError: when the GPU runs out of memory.
+    """
+    newest = newest_checkpoint(folder)
+    if newest is not None:
+        print(f"continues from {newest.name}")
+        _point_to_best(newest)
+    try:
+        trainer.train(resume_from_checkpoint=None if newest is None else str(newest))
+    except torch.OutOfMemoryError as error:
+        raise ConfigError(
+            "the GPU is out of memory",
+            where="--batch-size and --max-length",
+            remedy="reduce one of them, or use --device cpu; with --overwrite, since it is another fine-tuning",
+        ) from error
+    assert trainer.state.best_model_checkpoint is not None  # otherwise these would be the last weights
+    epochs: dict[int, dict[str, float]] = {}
+    for line in trainer.state.log_history:
+        if "loss" in line or "eval_loss" in line:
+            kept = {name: value for name, value in line.items() if _is_figure(name)}
+            epochs.setdefault(round(line["epoch"]), {}).update(kept)
+    steps = {line["step"]: round(line["epoch"]) for line in trainer.state.log_history if "eval_loss" in line}
+    return {
+        "best_epoch": steps[trainer.state.best_global_step],
+        "epochs": [{"epoch": epoch, **figures} for epoch, figures in sorted(epochs.items())],
+    }
+
+
+def predict(folder: Path, job: Job, windows: list[Window], name: str) -> Any:
+    """Return the logits of a finished folder, in fp32: for each window, in one list for each output of the model.
+
+    Raises:
+        ConfigError: when they are not finite.
+    """
+    network = getattr(transformers, job.task.model_class).from_pretrained(folder, dtype=torch.float32)
+    network = network.to(job.device).eval()
+    collate = collator(network.config.pad_token_id)
+    found: list[list[np.ndarray]] = []
+    with progress_bar(desc=name, total=len(windows), unit="window") as bar, torch.inference_mode():
+        for begin in range(0, len(windows), job.settings.batch_size):
+            batch = collate([window.inputs for window in windows[begin : begin + job.settings.batch_size]])
+            inputs = {key: value.to(job.device) for key, value in batch.items() if key not in job.task.label_names}
+            outputs = network(**inputs).to_tuple()
+            found = found or [[] for _ in outputs]
+            for rows, logits in zip(found, outputs, strict=True):
+                rows.extend(logits.cpu().numpy())
+            bar.update(len(batch["input_ids"]))
+    if not all(np.isfinite(row).all() for rows in found for row in rows):
+        raise ConfigError(
+            "the outputs of the network are not finite: training has diverged",
+            where="--learning-rate",
+            remedy="give a smaller one, with --overwrite",
+        )
+    return found if len(found) > 1 else found[0]
+
+
+def newest_checkpoint(folder: Path) -> Path | None:
+    """Return the newest complete checkpoint, and remove incomplete ones."""
+    complete: dict[int, Path] = {}
+    for path in folder.glob("checkpoint-*"):
+        try:
+            complete[json.loads((path / _STATE).read_text())["global_step"]] = path  # the last file of a checkpoint
+        except (OSError, ValueError, KeyError):
+            shutil.rmtree(path)
+    return complete[max(complete)] if complete else None
+
+
+def _point_to_best(checkpoint: Path) -> None:
+    """Correct the path of the best checkpoint; after a move of the folder it would silently not be loaded."""
+    state = read_json(checkpoint / _STATE)
+    if state.get("best_model_checkpoint"):
+        state["best_model_checkpoint"] = str(checkpoint.with_name(Path(state["best_model_checkpoint"]).name))
+        write_json(checkpoint / _STATE, state)
+
+
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    """Turn off the log and the bars of `transformers`; we report what matters."""
+    verbosity, had_bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(verbosity)
+        if had_bars:
+            logging.enable_progress_bar()
+
+
+def _is_figure(name: str) -> bool:
+    return name == "loss" or (name.startswith("eval_") and not name.endswith(("_runtime", "_second")))
+
+
+class _Bar(TrainerCallback):
+    """A progress bar of the steps, and a line for every epoch."""
+
+    bar: Any = None
+    loss = math.nan
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        self.bar = progress_bar(desc="finetune", total=state.max_steps, initial=state.global_step, unit="step")
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        self.bar.update(state.global_step - self.bar.n)
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **_: Any) -> None:
+        self.loss = (logs or {}).get("loss", self.loss)
+
+    def on_evaluate(self, args: Any, state: Any, control: Any, metrics: Any = None, **_: Any) -> None:
+        if self.bar is None:
+            return
+        figures = {name.removeprefix("eval_"): value for name, value in metrics.items() if _is_figure(name)}
+        head = f"epoch {round(state.epoch)}/{args.num_train_epochs:g}  loss {self.loss:.4f}  validation: "
+        self.bar.write(head + "  ".join(f"{name} {value:.4f}" for name, value in list(figures.items())[:4]))
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        self.bar.close()
+        self.bar = None

@@ -1,0 +1,100 @@
+"""Checks whether a corpus allows its objective, before or instead of writing a useless data folder."""
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from bert_pretrain.config import DataConfig
+from bert_pretrain.errors import InputError
+from bert_pretrain.make_data import build
+from bert_pretrain.make_data.plan import BuildPlan, documents_needed
+from bert_pretrain.make_data.summary import CorpusStatistics, SplitStatistics
+from bert_pretrain.text.sources import Source
+
+MAX_UNK_SHARE = 0.05
+"""The share of [UNK] among an input's tokens above which something is likely wrong."""
+
+
+def check_corpus(corpus: CorpusStatistics, config: DataConfig, sources: list[Source]) -> None:
+    """Refuse a corpus without text, or with too few documents for random Bs from other documents.
+
+    Raises:
+        InputError: with the remedy.
+    """
+    where = ", ".join(source.location for source in sources[:3]) + (" …" if len(sources) > 3 else "")
+    if corpus["tokens"] == 0:
+        raise InputError("the inputs hold no text", where=where, remedy="give files with text in them")
+    for source, counts in zip(sources, corpus["inputs"], strict=True):
+        if counts["unk_tokens"] > MAX_UNK_SHARE * counts["tokens"]:
+            share = counts["unk_tokens"] / counts["tokens"]
+            print(
+                f"warning: {share:.0%} of the tokens of {source.location} are [UNK]; is the vocabulary made for this "
+                "language and casing?"
+            )
+    needed = documents_needed(config)
+    documents = [counts["documents"] for counts in corpus["inputs"]]
+    held_out = sum(number for number, source in zip(documents, sources, strict=True) if source.is_validation)
+    if config.validation and held_out < needed:
+        raise _too_few(held_out, "inputs held out for validation", needed, where)
+    if config.validation_fraction and not config.validation:
+        needed *= 2
+    if sum(documents) - held_out >= needed:
+        return
+    if config.next_sentence != "nsp":
+        print("the inputs hold a single document, so nothing is held out for validation")
+        return
+    raise _too_few(sum(documents) - held_out, "inputs", needed, where)
+
+
+def _too_few(number: int, of: str, needed: int, where: str) -> InputError:
+    return InputError(
+        f"the {of} hold {number} document(s); next-sentence prediction takes a random B from another document and "
+        f"needs at least {needed}",
+        where=where,
+        remedy="put a blank line between documents and set data.document_boundary=blank_line, give each document a "
+        "file of its own, or choose data.next_sentence=sop or none",
+    )
+
+
+def check_left_out(plan: BuildPlan, left_out: dict[str, int]) -> None:
+    """Refuse a corpus of which too little is left without duplicates.
+
+    Raises:
+        InputError: with how many are left out, by reason.
+    """
+    for numbers in {split.numbers for split in plan.splits}:
+        names = [split.name for split in plan.splits if split.numbers == numbers]
+        needed = documents_needed(plan.config) * len(names)
+        gone = np.diff(np.searchsorted(plan.selection.left_out, (numbers.start, numbers.stop))).item()
+        if gone and len(numbers) - gone < needed:
+            reasons = ", ".join(f"{count:,} {reason.replace('_', ' ')}" for reason, count in sorted(left_out.items()))
+            raise InputError(
+                f"without duplicates {len(numbers) - gone} of {len(numbers):,} documents are left for "
+                f"{' and '.join(names)}, which need at least {needed}",
+                where=reasons,
+                remedy="give other text, or keep duplicates with data.drop_duplicates=no",
+            )
+
+
+def check_splits(splits: Mapping[str, SplitStatistics], corpus: CorpusStatistics, plan: BuildPlan) -> None:
+    """Refuse splits without examples, and warn when much of the text cannot be paired.
+
+    Raises:
+        InputError: when a split holds no example because its documents are single sentences.
+    """
+    for name, split in splits.items():
+        if split["rows"] == 0:
+            raise InputError(
+                f"the {name} split has no document of two sentences, so no pair can be made",
+                where=f"{corpus['documents']:,} documents, {corpus['sentences']:,} sentences",
+                remedy=build.SINGLE_SENTENCES_REMEDY,
+            )
+    if plan.config.next_sentence == "none":
+        return
+    single = splits["train"]["statistics"]["drops"].get("single_sentence_spans", 0)
+    share = single / (corpus["documents"] * plan.config.dupe_factor)
+    if corpus["median_sentences_per_document"] < 2 or share > 0.2:
+        print(
+            f"warning: many documents are a single sentence (median {corpus['median_sentences_per_document']:g} "
+            f"sentences per document) and give no pairs; {build.SINGLE_SENTENCES_REMEDY}"
+        )

@@ -1,0 +1,279 @@
+"""Several machines: the pool of `parallel/executor.py` on an existing Dask cluster whose workers share our file system.
+
+Before any work, every worker is checked to have the same versions and see the same files as this process. The scheduler
+is trusted: we send and receive by pickle, which can run any code.
+"""
+
+import asyncio
+import concurrent.futures
+import contextlib
+import hashlib
+import logging
+import os
+import platform
+import re
+import secrets
+import time
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from bert_pretrain.errors import ConfigError, DataError, UserError
+from bert_pretrain.storage.manifest import library_versions
+
+CONNECT_SECONDS = 5.0
+WORKERS_SECONDS = 60.0
+_COUNT_SECONDS = 5.0
+_MAX_CHECKED_FILES = 16
+"""Enough to tell whether the file system is shared; they are sent with every task."""
+_RUN_AGAIN = "run the same command again; it continues where it stopped"
+
+
+@dataclass(frozen=True)
+class Expectation:
+    """What every worker must have in common with the process that sends it work."""
+
+    versions: tuple[tuple[str, str], ...]
+    folders: tuple[str, ...]
+    """Absolute paths of folders that all write to."""
+    files: tuple[tuple[str, int], ...]
+    """Absolute paths of inputs and folders that all read, and their sizes in bytes, -1 for a folder."""
+
+
+class Cluster:
+    """A pool (see `executor.Pool`) of the workers of a Dask cluster."""
+
+    def __init__(self, client: Any, expectation: Expectation) -> None:
+        self._client = client
+        self._expectation = expectation
+        self._handles: weakref.WeakSet[Any] = weakref.WeakSet()
+        self._num_workers = 0
+        self._counted = -_COUNT_SECONDS
+
+    @property
+    def num_workers(self) -> int:
+        """How many tasks the cluster runs at once; workers may come and go."""
+        if time.monotonic() - self._counted > _COUNT_SECONDS:
+            self._num_workers = sum(self._client.nthreads().values())
+            self._counted = time.monotonic()
+        return max(1, self._num_workers)
+
+    def submit(self, function: Callable[[Any], Any], task: Any, description: str) -> Any:
+        # Not `Client.get_executor`: its futures may return garbage when a worker dies while it holds a result. The key
+        # is random, because Dask takes equal keys, even of another client, for the same result.
+        key = f"{description}-{secrets.token_hex(8)}"
+        handle = self._client.submit(_run_task, function, task, self._expectation, key=key, pure=False)
+        self._handles.add(handle)
+        return handle
+
+    def explain(self, error: BaseException, description: str) -> UserError | None:
+        from distributed import KilledWorker
+
+        if isinstance(error, KilledWorker):
+            return DataError(
+                f"several workers died during the same task, the last one {error.last_worker.address}",
+                where=description,
+                remedy=f"give the workers more memory (1 GiB each, and --memory-limit 0), then {_RUN_AGAIN}",
+            )
+        # An error between client and scheduler has no number; one of a file has.
+        is_connection = isinstance(error, OSError) and error.errno is None
+        if is_connection or isinstance(error, asyncio.CancelledError | concurrent.futures.CancelledError):
+            return DataError("the scheduler is gone, or dropped the work", where=description, remedy=_RUN_AGAIN)
+        return None
+
+    def look(self) -> None:
+        if not self._client.nthreads():
+            print("the cluster has no workers left; waiting for new ones")
+
+    def stop(self) -> None:
+        with contextlib.suppress(OSError):  # the scheduler may be what failed
+            self._client.cancel(list(self._handles))
+
+
+@contextlib.contextmanager
+def connect(address: str, *, folders: Sequence[Path], files: Sequence[Path]) -> Iterator[Cluster]:
+    """Yield the cluster of a scheduler, after checking that all its workers have the same files and versions.
+
+    Args:
+        address: of the scheduler, `tcp://HOST:PORT`.
+        folders: existing folders that this process and the workers write to.
+        files: inputs and folders that they read.
+
+    Raises:
+        UserError: when the scheduler cannot be reached, no worker comes, or one differs.
+    """
+    try:
+        import distributed
+    except ImportError as error:
+        raise ConfigError(
+            "the library for clusters is not installed",
+            where="--scheduler",
+            remedy="pip install 'bert-pretrain[cluster]'",
+        ) from error
+    for name in ("distributed", "distributed.client"):  # we report what matters, once
+        logging.getLogger(name).setLevel(logging.CRITICAL)
+    _check_scheduler(address)
+    client = distributed.Client(address, timeout=CONNECT_SECONDS, set_as_default=False)
+    expectation = Expectation(
+        tuple(_versions().items()),
+        tuple(str(folder.absolute()) for folder in folders),
+        tuple(
+            (str(file.absolute()), file.stat().st_size if file.is_file() else -1) for file in files[:_MAX_CHECKED_FILES]
+        ),
+    )
+    try:
+        _wait_for_a_worker(client, address)
+        _check_workers(client, expectation)
+        cluster = Cluster(client, expectation)
+        print(f"cluster: {cluster.num_workers} worker threads at {address}")
+        _warn_of_memory_limits(client)
+        yield cluster
+    finally:
+        client.close(timeout=CONNECT_SECONDS)
+
+
+def _check_scheduler(address: str) -> None:
+    """Check that a scheduler answers; a client would keep trying.
+
+    Raises:
+        ConfigError: when the address is invalid, nothing answers, or something else does.
+    """
+    from distributed.core import rpc
+    from distributed.security import Security
+
+    async def ask() -> str:
+        connection = Security().get_connection_args("client")
+        async with rpc(address, timeout=CONNECT_SECONDS, connection_args=connection) as peer:
+            return str((await asyncio.wait_for(peer.identity(), CONNECT_SECONDS))["type"])
+
+    remedy = "start 'dask scheduler' there, or correct the address; it prints one like tcp://10.0.0.1:8786"
+    if not re.fullmatch(r"(tcp|tls)://.+:\d+", address):
+        raise ConfigError(f"'{address}' is not the address of a scheduler", where="--scheduler", remedy=remedy)
+    try:
+        kind = asyncio.run(ask())
+    except Exception as error:  # what answers may break the protocol in any way
+        what = f"cannot reach a scheduler at {address}: {str(error) or type(error).__name__}"
+        raise ConfigError(what, where="--scheduler", remedy=remedy) from error
+    if kind != "Scheduler":
+        raise ConfigError(f"{address} is a {kind.lower()}, not a scheduler", where="--scheduler", remedy=remedy)
+
+
+def _wait_for_a_worker(client: Any, address: str) -> None:
+    if not client.nthreads():
+        print(f"waiting for workers at {address}")
+    try:
+        client.wait_for_workers(1, timeout=WORKERS_SECONDS)
+    except TimeoutError as error:
+        raise ConfigError(
+            f"no worker came within {WORKERS_SECONDS:.0f} s",
+            where=f"--scheduler {address}",
+            remedy=f"start some: dask worker {address} --nthreads 1 --nworkers N --memory-limit 0",
+        ) from error
+
+
+def _warn_of_memory_limits(client: Any) -> None:
+    """Warn if Dask may pause workers because of mapped pages of the token store, which need no memory of theirs."""
+    workers = client.scheduler_info(n_workers=-1)["workers"].values()
+    limits = [worker["memory_limit"] for worker in workers if worker["memory_limit"]]
+    if limits:
+        print(
+            f"warning: workers have a memory limit of {min(limits) / 1e9:.1f} GB; Dask counts the mapped pages of the "
+            "token store towards it and may pause them; start them with --memory-limit 0"
+        )
+
+
+def _check_workers(client: Any, expectation: Expectation) -> None:
+    """Let every worker read a random file in each folder, and compare versions and files.
+
+    Raises:
+        UserError: naming the first worker that differs, and how.
+    """
+    secret = secrets.token_hex(16)
+    probes = [Path(folder) / f".cluster-{secret}.tmp" for folder in expectation.folders]
+    try:
+        for probe in probes:
+            probe.write_text(secret)
+        found = client.run(_examine, expectation, secret, on_error="return")
+    finally:
+        for probe in probes:
+            probe.unlink(missing_ok=True)
+    for worker, difference in sorted(found.items()):
+        if isinstance(difference, Exception):
+            raise _mismatch(worker, f"cannot run our code: {difference}")
+        if difference:
+            raise _mismatch(worker, difference)
+
+
+def _mismatch(worker: str, difference: str) -> DataError:
+    return DataError(
+        f"the worker {worker} {difference}",
+        where="--scheduler",
+        remedy="workers must run the same installation and see the output, the token store, the tokenizer and the "
+        "inputs under the same absolute paths (docs/scaling.md)",
+    )
+
+
+def _versions() -> dict[str, str]:
+    """Return everything that determines the bytes of an output: versions, and a hash of this package's source."""
+    digest = hashlib.sha256()
+    for file in sorted(Path(__file__).parents[1].rglob("*.py")):
+        digest.update(file.read_bytes())
+    return {**library_versions(), "source of bert-pretrain": digest.hexdigest()[:12]}
+
+
+def _examine(expectation: Expectation, secret: str) -> str | None:
+    """On a worker: return how it differs, None if it does not."""
+    return next(
+        filter(None, (_compare(expectation), *(_check_folder(folder, secret) for folder in expectation.folders))), None
+    )
+
+
+def _compare(expectation: Expectation) -> str | None:
+    here, own = f"({platform.node()})", _versions()
+    for name, version in expectation.versions:
+        if own.get(name) != version:
+            return f"{here} has {name} {own.get(name)}, this process {version}"
+    for folder in expectation.folders:
+        if not Path(folder).is_dir():
+            return f"{here} sees no folder {folder}"
+    for path, size in expectation.files:
+        file = Path(path)
+        if not file.exists():
+            return f"{here} does not see {path}"
+        if size >= 0 and file.stat().st_size != size:
+            return f"{here} sees another {path}: {file.stat().st_size:,} bytes instead of {size:,}"
+    return None
+
+
+def _check_folder(folder: str, secret: str) -> str | None:
+    here = f"({platform.node()})"
+    try:
+        if (Path(folder) / f".cluster-{secret}.tmp").read_text() != secret:
+            return f"{here} sees another folder under {folder}"
+        own = Path(folder) / f".cluster-{secret}-{platform.node()}-{os.getpid()}.tmp"
+        own.write_text(secret)
+        own.unlink()
+    except FileNotFoundError:
+        return f"{here} has a folder {folder}, but it is not this one: the file system is not shared"
+    except OSError as error:
+        return f"{here} cannot write in {folder}: {error.strerror}"
+    return None
+
+
+def _run_task(function: Callable[[Any], Any], task: Any, expectation: Expectation) -> Any:
+    """On a worker: run one task, after checking the worker, which may have come after the others were checked."""
+    _check_own_process(expectation)
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"  # the workers are the parallelism
+    return function(task)
+
+
+@lru_cache(maxsize=4)  # a process cannot change its versions, and reading them takes longer than a small task
+def _check_own_process(expectation: Expectation) -> None:
+    difference = _compare(expectation)
+    if difference:
+        from distributed import get_worker
+
+        raise _mismatch(get_worker().address, difference)

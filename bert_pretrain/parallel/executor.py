@@ -1,0 +1,223 @@
+"""Tasks in parallel, on this machine or a cluster: results are yielded in the order of the tasks, with a progress bar.
+
+Tasks are pure and write their own outputs, so it does not matter where, when or how often they run. The number of tasks
+submitted ahead of the consumer is bounded, so that results waiting for it cannot fill the memory.
+"""
+
+import concurrent.futures
+import contextlib
+import multiprocessing
+import multiprocessing.connection
+import os
+import queue
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any, Protocol, TypeVar
+
+from bert_pretrain.errors import UserError
+from bert_pretrain.parallel.progress import progress_bar
+
+Task = TypeVar("Task")
+Result = TypeVar("Result")
+
+_TASKS_AHEAD_PER_WORKER = 2
+"""Submitted behind the first unfinished task; a slow one delays the others only after that many."""
+_SILENCE_SECONDS = 60.0
+
+
+class Handle(Protocol):
+    """A submitted task: the part of a `concurrent.futures.Future` that is used here."""
+
+    def add_done_callback(self, call: Callable[[Any], object], /) -> Any:
+        """Register `call` to be called, on any thread, when the task has ended."""
+
+    def result(self) -> Any:
+        """Return what the task returned, or raise what it raised."""
+
+
+class Pool(Protocol):
+    """Where tasks run: processes of this machine, or a cluster."""
+
+    @property
+    def num_workers(self) -> int:
+        """How many tasks run at once; may change during the work."""
+
+    def submit(self, function: Callable[[Any], Any], task: Any, description: str) -> Handle:
+        """Submit one task."""
+
+    def explain(self, error: BaseException, description: str) -> UserError | None:
+        """Return the user error behind an error of the pool itself, None for a task's own."""
+
+    def look(self) -> None:
+        """Report what is wrong, if anything, when no task has finished for a while."""
+
+    def stop(self) -> None:
+        """Cancel all submitted tasks at once; the pool is not used again."""
+
+
+def run_each(
+    function: Callable[[Task], Result],
+    tasks: Sequence[Task],
+    *,
+    workers: int | Pool,
+    description: str,
+    unit: str,
+    weights: Sequence[float] | None = None,
+) -> Iterator[Result]:
+    """Call `function` on every task and yield the results lazily, in the order of the tasks.
+
+    Args:
+        function: importable by name, since worker processes are spawned.
+        tasks: sent to the workers by pickle.
+        workers: a pool, or a number of processes for this call only; 1 runs everything in this process. A caller that
+            may be interrupted while it holds a result opens a pool itself, which then stops at once.
+        description: of the progress bar.
+        unit: of the progress bar; `B` is scaled to megabytes.
+        weights: how much each task counts in the bar; 1 each by default.
+
+    Raises:
+        UserError: when workers were killed from outside, usually for memory, or the cluster is gone.
+    """
+    weights = [1.0] * len(tasks) if weights is None else weights
+    is_own = isinstance(workers, int)
+    pool = LocalPool(workers) if isinstance(workers, int) else workers
+    with contextlib.ExitStack() as stack:
+        bar = stack.enter_context(progress_bar(total=sum(weights), desc=description, unit=unit, unit_scale=unit == "B"))
+        if isinstance(pool, LocalPool) and (pool.num_workers == 1 or len(tasks) < 2):
+            for task, weight in zip(tasks, weights, strict=True):
+                result = function(task)
+                bar.update(weight)
+                yield result
+            return
+        if is_own and isinstance(pool, LocalPool):
+            stack.enter_context(pool)
+        try:
+            yield from _run_on(pool, function, tasks, description, lambda index: bar.update(weights[index]))
+        except BaseException as error:
+            # Tasks are pure and their outputs atomic, so an error or interruption need not wait for the rest.
+            pool.stop()
+            explanation = pool.explain(error, description)
+            if explanation is not None:
+                raise explanation from error
+            raise
+
+
+def run_all(
+    function: Callable[[Task], Result],
+    tasks: Sequence[Task],
+    *,
+    workers: int | Pool,
+    description: str,
+    unit: str,
+    weights: Sequence[float] | None = None,
+) -> list[Result]:
+    """Call `function` on every task and return all results in the order of the tasks; see `run_each`."""
+    return list(run_each(function, tasks, workers=workers, description=description, unit=unit, weights=weights))
+
+
+def _run_on(
+    pool: Pool,
+    function: Callable[[Task], Result],
+    tasks: Sequence[Task],
+    description: str,
+    advance: Callable[[int], object],
+) -> Iterator[Result]:
+    done: queue.SimpleQueue[int] = queue.SimpleQueue()
+    handles: dict[int, Handle] = {}
+    results: dict[int, Result] = {}
+    first = submitted = 0
+    while first < len(tasks):
+        window = _TASKS_AHEAD_PER_WORKER * pool.num_workers
+        for index in range(submitted, min(first + window, len(tasks))):
+            handles[index] = pool.submit(function, tasks[index], description)
+            handles[index].add_done_callback(lambda _, index=index: done.put(index))  # type: ignore[misc]
+            submitted = index + 1
+        while first not in results:
+            try:
+                index = done.get(timeout=_SILENCE_SECONDS)
+            except queue.Empty:
+                pool.look()
+                continue
+            results[index] = handles.pop(index).result()  # an error ends everything, whichever task it comes from
+            advance(index)
+        yield results.pop(first)
+        first += 1
+
+
+def open_pool(
+    workers: int | None, scheduler: str | None, *, folders: Sequence[Path], files: Sequence[Path]
+) -> AbstractContextManager[Pool]:
+    """Return the pool for a command's flags, to be opened with `with`.
+
+    Args:
+        workers: processes of this machine; all cores when None.
+        scheduler: the address of a Dask scheduler; None for this machine.
+        folders: existing folders that all workers write to.
+        files: inputs and folders that they read.
+
+    Raises:
+        UserError: when the scheduler cannot be reached or a worker's environment differs.
+    """
+    if scheduler is None:
+        return LocalPool(workers or os.cpu_count() or 1)
+    from bert_pretrain.parallel import cluster
+
+    return cluster.connect(scheduler, folders=folders, files=files)
+
+
+class LocalPool:
+    """Processes of this machine, started when first needed and kept for further calls."""
+
+    def __init__(self, num_workers: int) -> None:
+        self.num_workers = num_workers
+        self._executor: ProcessPoolExecutor | None = None
+
+    def __enter__(self) -> "LocalPool":
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is not None:
+            self.stop()
+        if self._executor is not None:
+            self._executor.shutdown(wait=True, cancel_futures=True)
+
+    def submit(self, function: Callable[[Any], Any], task: Any, description: str) -> Handle:
+        if self._executor is None:
+            context = multiprocessing.get_context("spawn")
+            self._executor = ProcessPoolExecutor(self.num_workers, mp_context=context, initializer=_start_worker)
+        return self._executor.submit(function, task)
+
+    def explain(self, error: BaseException, description: str) -> UserError | None:
+        if not isinstance(error, concurrent.futures.process.BrokenProcessPool):
+            return None
+        return UserError(
+            "a worker process was killed from outside, usually by the system for lack of memory",
+            where=description,
+            remedy="run the same command again with fewer --workers; it continues where it stopped",
+        )
+
+    def look(self) -> None:
+        pass  # the end of a worker is noticed at once
+
+    def stop(self) -> None:
+        for worker in multiprocessing.active_children():
+            worker.kill()
+
+
+def _start_worker() -> None:
+    """Make a worker use one core, ignore Ctrl-C (the parent reports it), and end with its parent."""
+    import signal
+
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        threading.Thread(target=_exit_with, args=(parent.sentinel,), daemon=True).start()
+
+
+def _exit_with(sentinel: int) -> None:
+    multiprocessing.connection.wait([sentinel])
+    os._exit(1)

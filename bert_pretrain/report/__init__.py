@@ -1,0 +1,1 @@
+"""Pages, pictures and cards: curves of runs, templates, Markdown."""

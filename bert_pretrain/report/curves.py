@@ -1,0 +1,160 @@
+"""The curves of runs, from their `metrics.jsonl`: losses and accuracies as one picture of four panels.
+
+Drawn for `report`, for `run`, and for the card of a finished model. Matplotlib is an extra, imported only here.
+"""
+
+import io
+import json
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from bert_pretrain.errors import ConfigError, DataError, OutputError
+from bert_pretrain.storage.files import atomic_path
+
+Panel = tuple[str, str, str, str]  # title, unit, training's name, validation's name
+Panels = tuple[Panel, ...]
+Metrics = list[dict[str, Any]]  # the lines of a run's metrics.jsonl
+
+PANELS = (
+    ("masked tokens: loss", "nats per token", "mlm_loss", "validation_mlm_loss"),
+    ("masked tokens: accuracy", "share", "mlm_accuracy", "validation_mlm_accuracy"),
+    ("next sentence: loss", "nats per pair", "nsp_loss", "validation_nsp_loss"),
+    ("next sentence: accuracy", "share", "nsp_accuracy", "validation_nsp_accuracy"),
+)
+MORE_PANELS = (
+    ("learning rate", "", "learning_rate", ""),
+    ("gradient norm", "before clipping", "grad_norm", ""),
+    ("speed", "tokens/s, without padding", "tokens_per_second", ""),
+    ("waiting for data", "share of the time", "data_wait_share", ""),
+)
+
+
+def draw_curves(runs: list[Path], output: Path) -> Path:
+    """Draw losses and accuracies, in training and held out, of run folders into one picture and return its path.
+
+    Args:
+        runs: run folders, finished or not.
+        output: the picture; its ending decides the format.
+
+    Raises:
+        ConfigError: when matplotlib is not installed or does not know the ending.
+        DataError: when a run has no readable metrics.
+    """
+    figure = _figure(runs, [read_metrics(run) for run in runs], PANELS)
+    ending = output.suffix.lstrip(".").lower()
+    if ending not in figure.canvas.get_supported_filetypes():
+        raise ConfigError(
+            f"'{output.name}' does not end like a picture", where="--output", remedy="name it .png, .svg or .pdf"
+        )
+    write_file(output, _encode(figure, ending, dpi=120))
+    return output
+
+
+def read_metrics(run: Path) -> Metrics:
+    """Return the lines of a run's `metrics.jsonl`.
+
+    Raises:
+        DataError: when it is missing, empty or broken.
+    """
+    path = run / "metrics.jsonl"
+    remedy = "name a folder that 'bert-pretrain train' has written"
+    if not path.is_file():
+        raise DataError(f"{run} has no metrics.jsonl", where="RUN_DIR", remedy=remedy)
+    lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
+    if lines and not lines[-1].endswith("\n"):
+        lines.pop()  # a run is writing it, or was killed while it did
+    if not lines:
+        raise DataError("there are no figures yet", where=str(path), remedy="wait for the first line")
+    records = []
+    for number, line in enumerate(lines, start=1):
+        try:
+            records.append(json.loads(line))
+        except ValueError as error:
+            raise DataError(f"not JSON: {error}", where=f"{path}:{number}", remedy=remedy) from error
+    return records
+
+
+def as_png(runs: list[Path], metrics: list[Metrics], panels: Panels) -> bytes:
+    """Return panels of run folders, whose metrics have been read, as a picture.
+
+    Raises:
+        ConfigError: when matplotlib is not installed.
+    """
+    return _encode(_figure(runs, metrics, panels), "png", dpi=110)
+
+
+def _encode(figure: Any, form: str, *, dpi: int) -> bytes:
+    picture = io.BytesIO()
+    figure.savefig(picture, dpi=dpi, format=form)
+    return picture.getvalue()
+
+
+def _figure(runs: list[Path], metrics: list[Metrics], panels: Panels) -> Any:
+    figure = _matplotlib_figure()(figsize=(10, 6))
+    # Fixed margins: a layout by matplotlib would take as long as the drawing, at the end of every run.
+    figure.subplots_adjust(left=0.1, right=0.98, bottom=0.09, top=0.94, wspace=0.3, hspace=0.35)
+    for axes, panel in zip(figure.subplots(2, 2).flat, panels, strict=True):
+        _draw_panel(axes, panel, run_names(runs), metrics)
+    return figure
+
+
+def perplexity(loss: float) -> float:
+    """Return e to the power of a loss in nats; finite whatever the loss."""
+    return math.exp(min(loss, 700.0))
+
+
+def run_names(runs: Sequence[Path]) -> list[str]:
+    """Return the shortest ends of the paths that differ from each other."""
+    parts = [run.resolve().parts for run in runs]
+    depths = range(1, max(map(len, parts)) + 1)
+    tries = (["/".join(each[-depth:]) for each in parts] for depth in depths)
+    return next((names for names in tries if len(set(names)) == len(set(parts))), [str(run) for run in runs])
+
+
+def _draw_panel(axes: Any, panel: Panel, names: list[str], metrics: list[Metrics]) -> None:
+    title, unit, training, validation = panel
+    for number, (run, lines) in enumerate(zip(names, metrics, strict=True)):
+        prefix = f"{run}: " if len(names) > 1 else ""
+        for name, label, style in ((training, "training", "-"), (validation, "held out", "o--")):
+            points = [(line["step"], line[name]) for line in lines if line.get(name) is not None]
+            if points:
+                width = 1.0 if name == training else 1.6
+                colour = f"C{number}" if len(names) > 1 else ("C0" if name == training else "C1")
+                steps, values = zip(*points, strict=True)
+                axes.plot(steps, values, style, label=prefix + label, color=colour, linewidth=width, markersize=4)
+    if not axes.has_data():  # without pairs there is no next sentence
+        axes.set_axis_off()
+        return
+    axes.set(title=title, xlabel="step", ylabel=unit)
+    axes.grid(alpha=0.3)
+    axes.legend()
+
+
+def write_file(path: Path, content: bytes) -> None:
+    """Write a file that the user has asked for, atomically.
+
+    Raises:
+        OutputError: when that cannot be done.
+    """
+    try:
+        with atomic_path(path) as temporary:
+            temporary.write_bytes(content)
+    except OSError as error:
+        raise OutputError(
+            f"cannot write there: {error.strerror}", where=str(path), remedy="name a file that you may write"
+        ) from error
+
+
+def _matplotlib_figure() -> Any:
+    """Return matplotlib's figure class; used without pyplot, it needs no display and leaves no global state."""
+    try:
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise ConfigError(
+            "matplotlib is not installed, and pictures need it",
+            where="the extra 'plot'",
+            remedy="pip install 'bert-pretrain[plot]'",
+        ) from error
+    return Figure

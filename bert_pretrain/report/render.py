@@ -1,0 +1,38 @@
+"""Render the templates in `templates/`: HTML pages and Markdown cards.
+
+Every value in `{{ }}` is escaped, by Jinja2 for `.html` and by `escaped` for `.md`. Templates get two more filters:
+`number` formats as `format` does, and `table` turns rows into a Markdown table.
+"""
+
+from pathlib import Path
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markupsafe import Markup
+
+from bert_pretrain.report.markdown import escaped, table
+
+
+def render(template: str, /, **values: object) -> str:
+    """Return a template filled with values; a value that the template names must be given.
+
+    Args:
+        template: the file in `templates/`; its ending decides how values are escaped.
+        values: what the template names.
+    """
+    is_html = template.endswith(".html")
+    environment = Environment(
+        loader=FileSystemLoader(Path(__file__).with_name("templates")),
+        autoescape=is_html,
+        finalize=None if is_html else _escape_markdown,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+    )
+    environment.filters["number"] = lambda value, form=",": format(value, form)
+    environment.filters["table"] = lambda rows, *header: Markup(table(header, rows))
+    return environment.get_template(template).render(values)
+
+
+def _escape_markdown(value: object) -> object:
+    return value if isinstance(value, Markup) else escaped(value)

@@ -1,0 +1,104 @@
+"""`report`: the curves of one or several runs as a picture and as a page, from their `metrics.jsonl`.
+
+The page is one file that loads nothing: the pictures are inside. It also says which values are normal, and which
+figures of these runs are not.
+"""
+
+import base64
+import statistics
+from dataclasses import dataclass
+from pathlib import Path
+
+from bert_pretrain.report.curves import (
+    MORE_PANELS,
+    PANELS,
+    Metrics,
+    as_png,
+    draw_curves,
+    perplexity,
+    read_metrics,
+    write_file,
+)
+from bert_pretrain.report.render import render
+
+COLUMNS = ("run", "step", "examples", "MLM loss", "perplexity", "MLM accuracy", "NSP accuracy", "tokens/s", "MFU")
+
+
+@dataclass(frozen=True)
+class RunSummary:
+    """A run on the page."""
+
+    name: str
+    cells: list[str]
+    """Its last held-out figures and its median speed, in the order of `COLUMNS`."""
+    unusual: list[str]
+
+
+def write_report(runs: list[Path], output: Path) -> tuple[Path, Path]:
+    """Draw the curves of run folders, and write a page about them next to the picture; returns both paths.
+
+    Args:
+        runs: run folders, finished or not.
+        output: the picture; the page has its name with the ending `.html`.
+
+    Raises:
+        ConfigError: when matplotlib is not installed or does not know the ending.
+        DataError: when a run has no readable metrics.
+        OutputError: when the files cannot be written.
+    """
+    page = output.with_suffix(".html")
+    if page == output:
+        output = output.with_suffix(".png")
+    draw_curves(runs, output)
+    metrics = [read_metrics(run) for run in runs]
+    pictures = [base64.b64encode(as_png(runs, metrics, panels)).decode() for panels in (PANELS, MORE_PANELS)]
+    summaries = [
+        RunSummary(str(run), _cells(lines), unusual_figures(lines)) for run, lines in zip(runs, metrics, strict=True)
+    ]
+    text = render("report.html", runs=summaries, columns=COLUMNS, pictures=pictures)
+    write_file(page, text.encode())
+    return output, page
+
+
+def unusual_figures(metrics: Metrics) -> list[str]:
+    """Return, in words, which of a run's figures are not as they normally are."""
+    training = [line for line in metrics if "skipped_steps" in line]
+    validation = [line for line in metrics if line.get("validation_mlm_loss") is not None]
+    found = []
+    skipped = sum(line["skipped_steps"] for line in training)
+    if skipped:
+        found.append(f"{skipped} steps were skipped because their gradients were not finite")
+    waiting = _median(training, "data_wait_share")
+    if waiting is not None and waiting > 0.02:
+        found.append(f"{waiting:.1%} of the time was spent waiting for data")
+    losses = [line["validation_mlm_loss"] for line in validation]
+    if len(losses) > 2 and losses[-1] > min(losses) + 0.1:
+        found.append(f"the held-out loss rose again: from {min(losses):.2f} to {losses[-1]:.2f} nats")
+    accuracy = validation[-1].get("validation_nsp_accuracy") if validation else None
+    last = training[-1]["step"] if training else 0
+    if accuracy is not None and last >= 10_000 and accuracy < 0.55:
+        found.append(f"next sentence is still at {accuracy:.1%} after {last:,} steps")
+    return found
+
+
+def _cells(metrics: Metrics) -> list[str]:
+    training = [line for line in metrics if "skipped_steps" in line]
+    validation = next((line for line in reversed(metrics) if "validation_mlm_loss" in line), {})
+    last = training[-1] if training else {}
+    loss = validation.get("validation_mlm_loss")
+    values = (
+        (last.get("step", validation.get("step")), ",.0f"),
+        (last.get("examples"), ",.0f"),
+        (loss, ".3f"),
+        (None if loss is None else perplexity(loss), ",.1f"),
+        (validation.get("validation_mlm_accuracy"), ".1%"),
+        (validation.get("validation_nsp_accuracy"), ".1%"),
+        (_median(training, "tokens_per_second"), ",.0f"),
+        (_median(training, "mfu"), ".1%"),
+    )
+    return ["–" if value is None else format(value, form) for value, form in values]
+
+
+def _median(lines: Metrics, name: str) -> float | None:
+    values = [line[name] for line in lines if line.get(name) is not None]
+    return statistics.median(values) if values else None

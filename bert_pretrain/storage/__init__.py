@@ -1,0 +1,1 @@
+"""Files and paths, local or remote: atomic writes, compression, manifests."""

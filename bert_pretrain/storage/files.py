@@ -1,0 +1,324 @@
+"""Files: reading any compression from any file system, and writing outputs whole or not at all.
+
+Local and remote paths (see `storage/paths.py`) differ here: a local file is written to a temporary name and renamed, a
+remote one is written to a local file and uploaded.
+"""
+
+import bz2
+import contextlib
+import errno
+import fcntl
+import gzip
+import hashlib
+import io
+import json
+import lzma
+import os
+import secrets
+import shutil
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, BinaryIO, cast
+
+from bert_pretrain.errors import DataError, InputError, OutputError
+from bert_pretrain.storage.paths import Place, RemotePath, is_url
+
+if TYPE_CHECKING:
+    import numpy as np
+
+LOCK = ".lock"
+CHECKSUMS = "checksums.json"
+_REMOTE_BUFFER_BYTES = 1 << 20
+COMPRESSIONS = (".gz", ".bz2", ".xz", ".zst")
+
+
+def open_input(location: str) -> BinaryIO:
+    """Open a local path or fsspec URL for reading bytes, decompressed as its ending says.
+
+    Raises:
+        InputError: when it cannot be opened.
+    """
+    try:
+        return decompress(open_raw(location), location)
+    except (OSError, ValueError, ImportError) as error:
+        raise InputError(
+            f"cannot open the input: {error}", where=location, remedy="check that it exists and may be read"
+        ) from error
+
+
+def open_raw(location: str) -> BinaryIO:
+    """Open a local path or fsspec URL for reading its bytes as they are."""
+    if not is_url(location):
+        return open(location, "rb")
+    import fsspec
+
+    try:
+        stream = fsspec.open(location, "rb").open()
+    except OSError:
+        raise
+    except Exception as error:  # each file system has errors of its own
+        raise OSError(f"{type(error).__name__}: {error}") from error
+    try:  # the stream of a server that cannot send a part of a file says it is seekable, and is not
+        stream.seek(1)
+        stream.seek(0)
+        is_seekable = True
+    except (ValueError, OSError):
+        is_seekable = False
+    return cast(BinaryIO, io.BufferedReader(_Stream(stream, is_seekable=is_seekable), _REMOTE_BUFFER_BYTES))
+
+
+def decompress(raw: BinaryIO, location: str) -> BinaryIO:
+    """Return the content of an open file, decompressed as the ending of its location says."""
+    if location.endswith(".gz"):
+        return cast(BinaryIO, gzip.GzipFile(fileobj=raw))
+    if location.endswith(".bz2"):
+        return cast(BinaryIO, bz2.BZ2File(raw))
+    if location.endswith(".xz"):
+        return cast(BinaryIO, lzma.LZMAFile(raw))
+    if location.endswith(".zst"):
+        import pyarrow as pa
+
+        return cast(BinaryIO, io.BufferedReader(_Stream(pa.CompressedInputStream(raw, "zstd"), is_seekable=False)))
+    return raw
+
+
+class _Stream(io.RawIOBase):
+    """A stream of fsspec or pyarrow with the interface of `io`, and `OSError` as its only error."""
+
+    def __init__(self, stream: Any, *, is_seekable: bool) -> None:
+        self._stream = stream
+        self._is_seekable = is_seekable
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return self._is_seekable
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        return int(self._stream.seek(offset, whence))
+
+    def tell(self) -> int:
+        return int(self._stream.tell())
+
+    def readinto(self, buffer: Any) -> int:
+        try:
+            data = self._stream.read(len(buffer))
+        except OSError:
+            raise
+        except Exception as error:  # each file system has errors of its own
+            raise OSError(f"{type(error).__name__}: {error}") from error
+        buffer[: len(data)] = data
+        return len(data)
+
+    def close(self) -> None:
+        self._stream.close()
+        super().close()
+
+
+@contextlib.contextmanager
+def atomic_path(path: Place) -> Iterator[Path]:
+    """Yield a temporary local path, which is moved to `path` on success and removed otherwise."""
+    if isinstance(path, RemotePath):
+        with tempfile.TemporaryDirectory(prefix="bert-pretrain-") as folder:
+            yield Path(folder) / path.name
+            path.put(Path(folder) / path.name)
+        return
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = _temporary_name(path)
+    try:
+        yield temporary
+        _flush_to_disk(temporary)
+        os.replace(temporary, path)
+        _flush_to_disk(path.parent)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def atomic_folder(path: Path) -> Iterator[Path]:
+    """Yield a temporary folder, which is flushed to disk and replaces `path` on success, and is removed otherwise."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = _temporary_name(path)
+    temporary.mkdir()
+    try:
+        yield temporary
+        for file in temporary.rglob("*"):
+            _flush_to_disk(file)
+        _replace_folder(temporary, path)
+        _flush_to_disk(path.parent)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
+def _temporary_name(path: Path) -> Path:
+    # Random, because on a cluster two processes with the same number may write the same file.
+    return path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")
+
+
+def _replace_folder(new: Path, path: Path) -> None:
+    for attempts_left in reversed(range(5)):
+        shutil.rmtree(path, ignore_errors=True)
+        try:
+            os.replace(new, path)
+            return
+        except OSError as error:
+            # Another machine may have written the same folder in the meantime.
+            if error.errno not in (errno.ENOTEMPTY, errno.EEXIST) or not attempts_left:
+                raise
+
+
+def is_bookkeeping(path: Place) -> bool:
+    """Whether a file or folder is our lock, or was left by a killed writer."""
+    return path.name == LOCK or (path.name.startswith(".") and path.name.endswith(".tmp"))
+
+
+def remove_temporaries(folder: Place) -> None:
+    """Remove what killed writers of `atomic_path` and `atomic_folder` left in `folder`; an upload leaves nothing."""
+    if isinstance(folder, RemotePath):
+        return
+    for leftover in folder.glob(".*.tmp"):
+        if leftover.is_dir():
+            shutil.rmtree(leftover, ignore_errors=True)
+        else:
+            leftover.unlink(missing_ok=True)
+
+
+def remove_tree(folder: Place) -> None:
+    """Remove a folder with its content, if it exists."""
+    if isinstance(folder, RemotePath):
+        folder.remove_tree()
+    else:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def save_array(path: Path, values: "np.ndarray") -> None:
+    """Write an `.npy` file atomically."""
+    import numpy as np
+
+    with atomic_path(path) as temporary, temporary.open("wb") as file:
+        np.save(file, values)
+
+
+def write_text(path: Place, text: str) -> None:
+    """Write a text file atomically."""
+    with atomic_path(path) as temporary:
+        temporary.write_text(text, encoding="utf-8")
+
+
+def write_json(path: Place, value: object) -> None:
+    """Write an indented JSON file atomically."""
+    write_text(path, json.dumps(value, indent=2, ensure_ascii=False) + "\n")
+
+
+def read_json(path: Place) -> Any:
+    """Read a JSON file that a stage has written.
+
+    Raises:
+        DataError: when it is missing or not JSON.
+    """
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise DataError(
+            f"cannot read {path.name}: {error}",
+            where=str(path),
+            remedy="give a folder that a finished stage has written",
+        ) from error
+
+
+def sha256_file(path: Place) -> str:
+    """Return the SHA-256 of a file's bytes in hexadecimal."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def seal_folder(folder: Path) -> None:
+    """Record the size and SHA-256 of every file in a folder, so that damage can be detected later."""
+    files = sorted(path for path in folder.iterdir() if path.is_file())
+    sums = {path.name: {"bytes": path.stat().st_size, "sha256": sha256_file(path)} for path in files}
+    write_json(folder / CHECKSUMS, sums)
+
+
+def damage_of_folder(folder: Path) -> str | None:
+    """Return how a sealed folder was damaged, None if it was not; reads all of it."""
+    try:
+        for name, sums in read_json(folder / CHECKSUMS).items():
+            size = (folder / name).stat().st_size
+            if size != sums["bytes"]:
+                return f"{name} has {size:,} bytes instead of {sums['bytes']:,}"
+            if sha256_file(folder / name) != sums["sha256"]:
+                return f"the SHA-256 of {name} has changed"
+    except FileNotFoundError as error:
+        return f"{Path(error.filename).name} is missing"
+    except (DataError, OSError, AttributeError, TypeError, KeyError) as error:
+        return str(error).partition("\n")[0]
+    return None
+
+
+def move_aside(folder: Place) -> Place:
+    """Move the content of a folder to a new folder next to it and return that; a local folder keeps its lock.
+
+    Manifests are moved first, so that what an interruption leaves does not look like a finished output.
+    """
+    folder = folder.resolve()  # `.` has no name of its own
+    aside = stem = folder.with_name(f"{folder.name}.old-{time.strftime('%Y%m%d-%H%M%S')}")
+    number = 1
+    while aside.exists():
+        number += 1
+        aside = stem.with_name(f"{stem.name}-{number}")
+    if isinstance(folder, RemotePath):
+        folder.move_objects(str(aside))
+        return aside
+    aside.mkdir()
+    for path in sorted(folder.iterdir(), key=lambda path: (not path.name.startswith("manifest"), path.name)):
+        if path.name != LOCK:
+            path.rename(str(aside / path.name))
+    return aside
+
+
+@contextlib.contextmanager
+def exclusive(folder: Place) -> Iterator[None]:
+    """Lock a folder against a second process; the lock ends with the process, however it ends.
+
+    An object store has no locks. There, two equal commands write equal objects, and another one is refused by its
+    manifest.
+    """
+    if isinstance(folder, RemotePath):
+        yield
+        return
+    if folder.exists() and not folder.is_dir():
+        raise OutputError(f"'{folder}' is a file", where="--output", remedy="name a folder")
+    lock = folder / LOCK
+    busy = OutputError("another process is writing this folder", where=str(folder), remedy="wait for it, or stop it")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        file = lock.open("a")
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        raise OutputError(
+            f"cannot write there: {error.strerror}", where=str(folder), remedy="name a folder that you may write to"
+        ) from error
+    with file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            is_current = os.fstat(file.fileno()).st_ino == lock.stat().st_ino
+        except (BlockingIOError, FileNotFoundError) as error:
+            raise busy from error
+        if not is_current:  # the previous process removed its lock between our opening and locking it
+            raise busy
+        try:
+            yield
+        finally:
+            lock.unlink(missing_ok=True)
+
+
+def _flush_to_disk(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,153 @@
+"""The manifest of an output folder, and whether a command may write there.
+
+A stage claims its folder with an identity: everything that changes the bytes it will write. During the work, the
+identity is in `manifest.partial.json`; `manifest.json` is written last and replaces it. So the same command again finds
+its work complete, or continues it, and another command is refused with the difference.
+"""
+
+import importlib.metadata
+from collections.abc import Mapping
+from enum import Enum
+from typing import Any
+
+from bert_pretrain import __version__
+from bert_pretrain.errors import DataError, OutputError
+from bert_pretrain.storage.files import is_bookkeeping, move_aside, read_json, write_json
+from bert_pretrain.storage.paths import Place
+
+FORMAT_VERSIONS = {"vocab": 1, "data": 1, "run": 1, "finetune": 1}
+MANIFEST = "manifest.json"
+PARTIAL = "manifest.partial.json"
+
+
+class Progress(Enum):
+    """How far a claimed output folder is."""
+
+    NEW = "new"
+    INCOMPLETE = "incomplete"
+    COMPLETE = "complete"
+
+
+def library_versions() -> dict[str, str]:
+    """Return the versions of all libraries that can change the bytes of an output."""
+    names = ("pyarrow", "numpy", "tokenizers", "sentencex")
+    return {"bert-pretrain": __version__, **{name: importlib.metadata.version(name) for name in names}}
+
+
+def claim(folder: Place, kind: str, identity: Mapping[str, Any], *, overwrite: bool = False) -> Progress:
+    """Claim `folder` for a stage's output, and return how far the same command has already come there.
+
+    The caller must hold the folder with `exclusive`.
+
+    Args:
+        folder: the output folder, which may be missing.
+        kind: a key of `FORMAT_VERSIONS`.
+        identity: JSON values that, if different, mean different output.
+        overwrite: move the old content aside, manifest first, and start again.
+
+    Raises:
+        OutputError: when the folder holds something else.
+    """
+    record = {"kind": kind, "format_version": FORMAT_VERSIONS[kind], "identity": dict(identity)}
+    present = sorted(path.name for path in folder.iterdir() if not is_bookkeeping(path)) if folder.exists() else []
+    if overwrite and present:
+        print(f"moved the old content to {move_aside(folder)}")
+        present = []
+    if present in ([], [PARTIAL]) and (not present or read_json(folder / PARTIAL) != record):
+        # Empty, or only claimed by a command that failed before its first output.
+        folder.mkdir(parents=True, exist_ok=True)
+        write_json(folder / PARTIAL, record)
+        return Progress.NEW
+    for name, progress in ((MANIFEST, Progress.COMPLETE), (PARTIAL, Progress.INCOMPLETE)):
+        if name in present:
+            found = read_json(folder / name)
+            changes = _differences({key: found.get(key) for key in record} if isinstance(found, dict) else {}, record)
+            if changes:
+                raise OutputError(
+                    f"{folder} was written by another command or configuration:\n    " + "\n    ".join(changes),
+                    where=str(folder / name),
+                    remedy="name another --output, undo the change, or add --overwrite (the old folder is moved aside)",
+                )
+            if progress is Progress.COMPLETE:
+                (folder / PARTIAL).unlink(missing_ok=True)  # left by a command killed at its very end
+            return progress
+    raise OutputError(
+        f"{folder} holds something else: {', '.join(present[:5])}{' …' if len(present) > 5 else ''}",
+        where="--output",
+        remedy="name another folder, or add --overwrite (the old folder is moved aside)",
+    )
+
+
+def complete(folder: Place, kind: str, identity: Mapping[str, Any], body: Mapping[str, Any]) -> None:
+    """Write `manifest.json`, the last file of a finished output, and remove the partial one."""
+    record = {"kind": kind, "format_version": FORMAT_VERSIONS[kind], "versions": library_versions()}
+    write_json(folder / MANIFEST, {**record, **body, "identity": dict(identity)})
+    (folder / PARTIAL).unlink(missing_ok=True)
+
+
+def reopen(folder: Place) -> None:
+    """Mark a complete output as incomplete again, for a run that is extended."""
+    found = read_json(folder / MANIFEST)
+    write_json(folder / PARTIAL, {key: found[key] for key in ("kind", "format_version", "identity")})
+    (folder / MANIFEST).unlink()
+
+
+def is_output(folder: Place) -> bool:
+    """Return whether a stage has written, or is writing, a folder."""
+    for name in (MANIFEST, PARTIAL):
+        try:
+            found = read_json(folder / name)
+        except DataError:
+            continue
+        if isinstance(found, dict) and found.get("kind") in FORMAT_VERSIONS and "identity" in found:
+            return True
+    return False
+
+
+def read_manifest(folder: Place, kind: str, flag: str) -> dict[str, Any]:
+    """Return the manifest of a finished output.
+
+    Args:
+        folder: the output.
+        kind: a key of `FORMAT_VERSIONS`, which it must be.
+        flag: the flag that named it, for messages.
+
+    Raises:
+        DataError: when the folder is missing, unfinished, of another kind or of another format version.
+    """
+    stage = {"vocab": "bert-pretrain vocab", "data": "bert-pretrain make-data", "run": "bert-pretrain train"}[kind]
+    name_another = f"name a folder that '{stage}' has written"
+    if not folder.is_dir():
+        raise DataError(f"there is no folder '{folder}'", where=flag, remedy=name_another)
+    if not (folder / MANIFEST).exists():
+        if (folder / PARTIAL).exists():
+            remedy = "run the command that writes it again; it continues"
+            raise DataError(f"{folder} is unfinished", where=flag, remedy=remedy)
+        raise DataError(f"{folder} has no {MANIFEST}", where=flag, remedy=name_another)
+    found = read_json(folder / MANIFEST)
+    if not isinstance(found, dict) or found.get("kind") != kind:
+        seen = found.get("kind") if isinstance(found, dict) else type(found).__name__
+        raise DataError(f"{folder} holds {seen!r}, not {kind!r}", where=flag, remedy=name_another)
+    if found.get("format_version") != FORMAT_VERSIONS[kind]:
+        raise DataError(
+            f"{folder} has format version {found.get('format_version')}, "
+            f"bert-pretrain {__version__} reads version {FORMAT_VERSIONS[kind]}",
+            where=str(folder / MANIFEST),
+            remedy=f"make it again with '{stage}' of this version",
+        )
+    return found
+
+
+def _differences(old: Any, new: Any, path: str = "") -> list[str]:
+    """List the differences of two JSON values, one line per leaf: `data.seed: 1 -> 2`."""
+    if isinstance(old, list) and isinstance(new, list):
+        old, new = dict(enumerate(old)), dict(enumerate(new))
+    if isinstance(old, dict) and isinstance(new, dict):
+        paths = {key: f"{path}.{key}" if path else str(key) for key in (*old, *new)}
+        return [line for key, at in paths.items() for line in _differences(old.get(key), new.get(key), at)]
+    return [] if old == new else [f"{path.removeprefix('identity.')}: {_short(old)} -> {_short(new)}"]
+
+
+def _short(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 100 else text[:97] + "..."

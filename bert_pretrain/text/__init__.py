@@ -1,0 +1,1 @@
+"""Any input to documents, and documents to the ids of BERT's tokenizer."""

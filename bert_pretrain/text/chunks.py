@@ -1,0 +1,239 @@
+"""Cutting UTF-8 where BERT's text processing always cuts, and numbering the distinct chunks that come out.
+
+Its normaliser and pre-tokeniser never look across a blank, an ASCII punctuation mark or a CJK character, so a chunk
+has the same tokens everywhere: the encoder tokenises each distinct chunk once, the vocabulary counts them. All of
+it is arithmetic on bytes: a chunk of up to 32 bytes is its own key in a hash table made of arrays.
+"""
+
+import numpy as np
+
+from bert_pretrain.examples import ragged
+
+# The bytes that BERT's clean-up turns into blanks, and the ASCII punctuation it splits at.
+BLANKS = b" \t\n\r"
+PUNCTUATION = b"!\"#$%&'()*+,-./:;<=>?@[\\]^_`{|}~"
+_IN_WORD, _BLANK, _PUNCTUATION = range(3)
+_CLASSES = bytes(_BLANK if byte in BLANKS else _PUNCTUATION if byte in PUNCTUATION else _IN_WORD for byte in range(256))
+
+# The unified ideographs U+4E00–U+9FFF: nearly all CJK text. BERT sets blanks around further blocks too; their rare
+# characters stay inside words, which the library tokenises.
+CJK_FIRST, CJK_LAST = 0x4E00, 0x9FFF
+
+# Numbers below are single characters: an ASCII punctuation mark is its byte, a CJK character follows them.
+FIRST_CJK_NUMBER = 128
+FIRST_WORD_NUMBER = FIRST_CJK_NUMBER + CJK_LAST - CJK_FIRST + 1
+
+KEY_BYTES = 8
+MAX_KEY_BYTES = 32
+_WORDS_AT_ONCE = 1 << 17  # so that keys stay in the processor's cache
+
+
+class ChunkTable:
+    """Numbers the distinct chunks of all texts: equal chunks have equal numbers."""
+
+    def __init__(self, *, around_cjk: bool) -> None:
+        self.words: list[bytes] = []
+        """The chunks that are not single characters; number `FIRST_WORD_NUMBER + i` is `words[i]`."""
+        self._around_cjk = around_cjk
+        self._short = KeyTable(1)
+        self._medium = KeyTable(MAX_KEY_BYTES // KEY_BYTES)
+        self._long: dict[bytes, int] = {}
+
+    def number(self, text: np.ndarray, starts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Cut valid UTF-8 (bytes,) uint8 at blanks, around punctuation and CJK characters, and at `starts`.
+
+        Returns:
+            where each chunk begins (chunks,) int64, ascending, and its number (chunks,) int32. Blanks are in no chunk.
+        """
+        is_word = np.frombuffer(text.tobytes().translate(_CLASSES), dtype=np.uint8)
+        is_alone = is_word == _PUNCTUATION
+        is_word = is_word == _IN_WORD
+        leads = cjk_leads(text) if self._around_cjk else None
+        if leads is not None:
+            is_alone |= leads
+            for distance in range(3):
+                is_word[distance:] &= ~leads[: len(leads) - distance]
+        begins = is_word.copy()
+        np.greater(is_word[1:], is_word[:-1], out=begins[1:])
+        begins[starts] = is_word[starts]
+        is_last = is_word.copy()
+        is_last[:-1] &= begins[1:] | ~is_word[1:]
+        word_ends = np.flatnonzero(is_last) + 1
+        begins |= is_alone
+        places = np.flatnonzero(begins)
+        is_character = is_alone[places]
+        numbers = np.empty(len(places), dtype=np.int32)
+        numbers[is_character] = _numbers_of_characters(text, places[is_character])
+        in_word = np.flatnonzero(~is_character)
+        padded = np.concatenate([text, np.zeros(MAX_KEY_BYTES, dtype=np.uint8)])
+        for first in range(0, len(in_word), _WORDS_AT_ONCE):
+            some = slice(first, first + _WORDS_AT_ONCE)
+            numbers[in_word[some]] = self._number_words(padded, places[in_word[some]], word_ends[some])
+        return places, numbers
+
+    def _number_words(self, text: np.ndarray, starts: np.ndarray, ends: np.ndarray) -> np.ndarray:
+        """Return the numbers of words; `text` continues for `MAX_KEY_BYTES` after the last."""
+        lengths = ends - starts
+        is_short = lengths <= KEY_BYTES
+        if is_short.all():
+            return self._number_keys(self._short, text, starts, lengths)
+        numbers = np.empty(len(starts), dtype=np.int32)
+        numbers[is_short] = self._number_keys(self._short, text, starts[is_short], lengths[is_short])
+        longer = np.flatnonzero(~is_short)
+        is_medium = lengths[longer] <= MAX_KEY_BYTES
+        medium = longer[is_medium]
+        numbers[medium] = self._number_keys(self._medium, text, starts[medium], lengths[medium])
+        for place in longer[~is_medium]:
+            word = text[starts[place] : ends[place]].tobytes()
+            numbers[place] = self._long.setdefault(word, FIRST_WORD_NUMBER + len(self.words))
+            if numbers[place] == FIRST_WORD_NUMBER + len(self.words):
+                self.words.append(word)
+        return numbers
+
+    def _number_keys(self, table: "KeyTable", text: np.ndarray, starts: np.ndarray, lengths: np.ndarray) -> np.ndarray:
+        keys = word_keys(text, starts, lengths, table.columns)
+        numbers = table.find(keys)
+        absent = np.flatnonzero(numbers < 0)
+        if len(absent):
+            numbers[absent], new = table.insert([key[absent] for key in keys], FIRST_WORD_NUMBER + len(self.words))
+            begins, ends = starts[absent[new]], starts[absent[new]] + lengths[absent[new]]
+            self.words += [text[begin:end].tobytes() for begin, end in zip(begins, ends, strict=True)]
+        return numbers
+
+
+class KeyTable:
+    """A hash table from keys of one or several 64-bit words to numbers, for whole arrays of keys at once.
+
+    Open addressing with linear probing. Where several new keys want a slot, the one written last wins it and the others
+    move on, as in any insertion one by one.
+    """
+
+    def __init__(self, columns: int) -> None:
+        self.columns = columns
+        self._size = 0
+        self._allocate(1 << 16)
+
+    def _allocate(self, capacity: int) -> None:
+        self._shift = np.uint64(64 - capacity.bit_length() + 1)
+        self._keys = [np.zeros(capacity, dtype=np.uint64) for _ in range(self.columns)]
+        self._numbers = np.full(capacity, -1, dtype=np.int32)
+
+    def find(self, keys: list[np.ndarray]) -> np.ndarray:
+        """Return the number of each key (keys,) int32, -1 where it is not there.
+
+        Args:
+            keys: the columns, each (keys,) uint64.
+        """
+        slots = self._slots(keys)
+        numbers = self._numbers.take(slots)
+        pending = np.flatnonzero(~self._holds(slots, keys) & (numbers >= 0))
+        slots = slots[pending]
+        while len(pending):
+            slots = (slots + 1) & (len(self._numbers) - 1)
+            found = self._numbers[slots]
+            numbers[pending] = found
+            elsewhere = np.flatnonzero(~self._holds(slots, [key[pending] for key in keys]) & (found >= 0))
+            pending, slots = pending[elsewhere], slots[elsewhere]
+        return numbers
+
+    def insert(self, keys: list[np.ndarray], next_number: int) -> tuple[np.ndarray, np.ndarray]:
+        """Put in keys that are not there yet, some perhaps equal to one another, numbered from `next_number` on.
+
+        Returns:
+            the number of each key (keys,) int32, and the places of the keys that took each new number, in order.
+        """
+        if 2 * (self._size + len(keys[0])) > len(self._numbers):
+            self._grow(2 * (self._size + len(keys[0])))
+        slots, new = self._occupy(keys)
+        self._numbers[slots[new]] = np.arange(next_number, next_number + len(new))
+        self._size += len(new)
+        return self._numbers[slots], new
+
+    def _occupy(self, keys: list[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
+        """Give each key a slot; returns the slots, and the places of the keys that were first to take theirs."""
+        slots = self._slots(keys)
+        taken = np.empty_like(slots)
+        pending = np.arange(len(slots))
+        first = [pending[:0]]
+        while len(pending):
+            empty = np.flatnonzero(self._numbers[slots] < 0)
+            self._numbers[slots[empty]] = empty  # a claim; the last write wins
+            winners = empty[self._numbers[slots[empty]] == empty]
+            first.append(pending[winners])
+            for column, key in zip(self._keys, keys, strict=True):
+                column[slots[winners]] = key[pending[winners]]
+            is_here = self._holds(slots, [key[pending] for key in keys])
+            taken[pending[is_here]] = slots[is_here]
+            pending, slots = pending[~is_here], (slots[~is_here] + 1) & (len(self._numbers) - 1)
+        return taken, np.concatenate(first)
+
+    def _holds(self, slots: np.ndarray, keys: list[np.ndarray]) -> np.ndarray:
+        is_equal = self._keys[0].take(slots) == keys[0]
+        for column, key in zip(self._keys[1:], keys[1:], strict=True):
+            is_equal &= column.take(slots) == key
+        return is_equal
+
+    def _slots(self, keys: list[np.ndarray]) -> np.ndarray:
+        mixed = keys[0] * np.uint64(0x9E3779B97F4A7C15)
+        for key in keys[1:]:
+            mixed ^= mixed >> np.uint64(32)
+            mixed += key
+            mixed *= np.uint64(0x94D049BB133111EB)
+        mixed >>= self._shift
+        return mixed.view(np.int64)
+
+    def _grow(self, wanted: int) -> None:
+        used = np.flatnonzero(self._numbers >= 0)
+        keys, numbers = [column[used] for column in self._keys], self._numbers[used]
+        self._allocate(1 << (wanted - 1).bit_length())
+        slots, _ = self._occupy(keys)
+        self._numbers[slots] = numbers
+
+
+def word_keys(text: np.ndarray, starts: np.ndarray, lengths: np.ndarray, columns: int) -> list[np.ndarray]:
+    """Return the bytes of words as 64-bit integers, filled up with zeros: `columns` arrays of (words,) uint64.
+
+    A word that ends in NUL has the key of the word without; BERT's clean-up drops that byte.
+    """
+    loads = np.ndarray((len(text) - KEY_BYTES + 1,), dtype="<u8", buffer=text, strides=(1,))
+    keys = []
+    for column in range(columns):
+        left = np.clip(lengths - column * KEY_BYTES, 0, KEY_BYTES)
+        keys.append(loads[starts + column * KEY_BYTES] & _FIRST_BYTES[left])
+    return keys
+
+
+_FIRST_BYTES = np.array([(1 << (8 * count)) - 1 for count in range(KEY_BYTES + 1)], dtype=np.uint64)
+
+
+def cjk_leads(text: np.ndarray) -> np.ndarray | None:
+    """Mark the first byte of every character in U+4E00–U+9FFF (bytes E4 B8 80 to E9 BF BF); None if there is none."""
+    leads = (text >= 0xE4) & (text <= 0xE9)
+    if not leads.any():
+        return None
+    leads[:-1] &= (text[:-1] != 0xE4) | (text[1:] >= 0xB8)
+    return leads if leads.any() else None
+
+
+def _numbers_of_characters(text: np.ndarray, places: np.ndarray) -> np.ndarray:
+    """Return the numbers of the punctuation marks and CJK characters that begin at `places`."""
+    numbers = text[places].astype(np.int32)
+    is_cjk = np.flatnonzero(numbers >= 0x80)
+    if len(is_cjk):
+        begins = places[is_cjk]
+        points = (numbers[is_cjk] & 0x0F) << 12
+        points |= (text[begins + 1] & 0x3F).astype(np.int32) << 6
+        points |= text[begins + 2] & 0x3F
+        numbers[is_cjk] = points + (FIRST_CJK_NUMBER - CJK_FIRST)
+    return numbers
+
+
+def characters() -> list[str]:
+    """Return the characters of the numbers below `FIRST_WORD_NUMBER`."""
+    return [chr(point) for point in (*range(FIRST_CJK_NUMBER), *range(CJK_FIRST, CJK_LAST + 1))]
+
+
+def join(words: list[bytes]) -> tuple[np.ndarray, np.ndarray]:
+    """Return words as one text with `MAX_KEY_BYTES` zeros after it, and where each begins."""
+    text = np.frombuffer(b"".join(words) + bytes(MAX_KEY_BYTES), dtype=np.uint8)
+    return text, ragged.offsets_of(np.array([len(word) for word in words], dtype=np.int64))[:-1]

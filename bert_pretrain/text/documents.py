@@ -1,0 +1,138 @@
+"""Sources to documents: the documents of every supported format and compression.
+
+`cut` divides large plain files into parts at document boundaries; `read` streams the documents of a part, long ones in
+several pieces, so that memory is bounded for documents of any length. Every drop and repair is counted by reason.
+"""
+
+import itertools
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO
+
+from bert_pretrain.config import DataConfig
+from bert_pretrain.text.records import read_texts
+from bert_pretrain.text.sources import Source
+from bert_pretrain.text.text_files import Part, text_blocks
+
+MAX_CHARACTERS = 4 << 20
+"""Of a `Document`; a longer one comes in several."""
+PART_BYTES = 8 << 20
+MAX_PARTS = 4096  # about; each part is a folder of the token store and a task
+_BLANK = b" \t\r\n"  # what a blank line may hold; not the form feed, which ends pages rather than documents
+_BLANK_LINE = re.compile(r"\n[ \t\r]*\n")
+
+
+def part_bytes_of(sources: Sequence[Source]) -> int:
+    """Return the size of a part for these inputs: large corpora are read in larger parts."""
+    return max(PART_BYTES, sum(source.size or 0 for source in sources) // MAX_PARTS)
+
+
+def cut(source: Source, part_bytes: int, unpacked: Path | None = None) -> list[Part]:
+    """Cut a large local file, plain or unpacked, into parts at document boundaries; anything else is one part."""
+    is_seekable = unpacked is not None or source.is_plain_local
+    size = unpacked.stat().st_size if unpacked is not None else source.size
+    if not is_seekable or source.boundary == "file" or (size or 0) <= 2 * part_bytes:
+        return [Part(source, unpacked=unpacked)]
+    assert size is not None
+    cuts = [0]
+    with open(unpacked or source.location, "rb") as file:
+        while cuts[-1] + 2 * part_bytes < size:
+            file.seek(cuts[-1] + part_bytes)
+            position = _next_boundary(file, source)
+            if position is None:
+                break
+            cuts.append(position)
+    return [Part(source, start, stop, unpacked) for start, stop in itertools.pairwise([*cuts, size])]
+
+
+def group(parts: Iterable[Part], part_bytes: int) -> list[tuple[Part, ...]]:
+    """Group small parts, in order, so that a folder of many small files does not become as many tasks."""
+    groups: list[list[Part]] = []
+    filled = part_bytes
+    for part in parts:
+        size = part.num_bytes if part.source.size is not None else part_bytes
+        if filled + size > part_bytes:
+            groups.append([])
+            filled = 0
+        groups[-1].append(part)
+        filled += size
+    return [tuple(parts) for parts in groups]
+
+
+def check_unchanged(parts: Iterable[Part]) -> None:
+    """Check that the sources of parts have not changed since they were resolved.
+
+    Raises:
+        InputError: when one has.
+    """
+    for source in dict.fromkeys(part.source for part in parts):
+        source.check_unchanged()
+
+
+def _next_boundary(file: BinaryIO, source: Source) -> int | None:
+    """Return the next byte at which a document begins, None at the end of the file."""
+    file.readline()
+    if source.format == "txt":
+        while (line := file.readline()) and line.strip(_BLANK):
+            pass
+    position = file.tell()
+    return position if file.read(1) else None
+
+
+@dataclass(frozen=True)
+class Document:
+    """A document's text, or one of several pieces of a long one, cut where a line or word ends."""
+
+    text: str
+    ends_document: bool
+
+
+def read(part: Part, config: DataConfig, counts: Counter[str]) -> Iterator[Document]:
+    """Yield the documents of a part, long ones in pieces; repairs and drops are counted by reason.
+
+    Raises:
+        InputError: naming file and line, when a record cannot be parsed or, with `strict`, text is not UTF-8.
+    """
+    if part.source.format == "txt":
+        pieces = _read_txt(part, config, counts)
+    else:
+        pieces = (piece for text in read_texts(part, config, counts) for piece in _split_long(text))
+    counts_empty = part.source.boundary != "blank_line"  # there, consecutive blank lines are one boundary
+    blanks, is_begun = "", False
+    for piece in pieces:
+        if is_begun or (not piece.text.isspace() and piece.text):
+            yield Document(blanks + piece.text, piece.ends_document)
+            blanks, is_begun = "", not piece.ends_document
+        else:
+            blanks += piece.text
+            if piece.ends_document:
+                counts["empty_documents"] += counts_empty or bool(blanks.strip(" \t\r\n"))
+                blanks = ""
+
+
+def _split_long(text: str) -> Iterator[Document]:
+    begin = 0
+    while len(text) - begin > MAX_CHARACTERS:
+        end = begin + MAX_CHARACTERS
+        cut_at = text.rfind("\n", begin, end) + 1 or text.rfind(" ", begin, end) + 1 or end
+        yield Document(text[begin:cut_at], ends_document=False)
+        begin = cut_at
+    yield Document(text[begin:], ends_document=True)
+
+
+def _read_txt(part: Part, config: DataConfig, counts: Counter[str]) -> Iterator[Document]:
+    line_end = ""
+    for _, text in text_blocks(part, counts, whole_lines=False, strict=config.strict):
+        if part.source.boundary == "file":
+            yield Document(text, ends_document=False)
+            continue
+        *documents, rest = _BLANK_LINE.split(line_end + text)
+        for document in documents:
+            yield Document(document, ends_document=True)
+        # A blank line may begin with the line end that closes this block, which is therefore read with the next block.
+        line_end = "\n" if text.endswith("\n") else ""
+        yield Document(rest.removesuffix("\n"), ends_document=False)
+    yield Document("", ends_document=True)

@@ -1,0 +1,271 @@
+"""The one reader of records: JSON lines, CSV, TSV, Parquet and `datasets`, local or remote, compressed or not.
+
+`read_records` yields each record with its position, which is formatted only for an error message. `read_texts` yields
+one text per record, or per line of `.txt`. Memory is bounded by a block of a file; every repair is counted by reason.
+"""
+
+import csv
+import io
+import itertools
+import json
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from bert_pretrain.config import DataConfig
+from bert_pretrain.errors import InputError
+from bert_pretrain.storage.files import open_input
+from bert_pretrain.text.sources import DATASET, READ_ERRORS, Source, damaged, is_compressed
+from bert_pretrain.text.text_files import Part, Position, read_lines, text_blocks
+
+_PARQUET_ROWS = 64
+"""Rows that are decoded at once."""
+# In CSV, strict: otherwise an unclosed quote would join all following lines into one text. In TSV, as registered at
+# IANA and used by GLUE, a tab always separates and a quote is an ordinary character.
+_DIALECTS: dict[str, dict[str, Any]] = {
+    "csv": {"strict": True},
+    "tsv": {"delimiter": "\t", "quoting": csv.QUOTE_NONE},
+}
+_NAME_THE_FIELD = "name the field of the text: --set data.text_field=NAME (embed and evaluate: --text-field NAME)"
+
+
+Record = tuple[dict[str, Any], Position]
+
+
+def read_records(
+    part: Part, counts: Counter[str], *, columns: Sequence[str] = (), strict: bool = True
+) -> Iterator[Record]:
+    """Yield each record of a source that is not `.txt`, with its position.
+
+    Args:
+        part: what to read; anything but JSON lines is one part.
+        counts: blank lines and repaired characters are added to it.
+        columns: those needed, which a table must have; of Parquet and `datasets` only these are read. All if empty.
+        strict: whether text that is not UTF-8 is an error instead of being repaired.
+
+    Raises:
+        InputError: naming file and position, when the source cannot be read or parsed.
+    """
+    if part.source.format == "jsonl":
+        return _read_jsonl(part, counts, strict)
+    if part.source.format in _DIALECTS:
+        return _read_csv(part, counts, columns, strict)
+    if part.source.format == "parquet":
+        return _read_parquet(part, columns)
+    return dataset_records(part, open_dataset(part.source.location).values(), columns)
+
+
+def read_texts(part: Part, config: DataConfig, counts: Counter[str]) -> Iterator[str]:
+    """Yield each line of `.txt`, or the text field of each record; empty ones too.
+
+    Raises:
+        InputError: as `read_records`, or when a record has no text.
+    """
+    if part.source.format == "txt":
+        for line, _ in read_lines(part, counts, strict=config.strict):
+            yield line.removesuffix("\r")
+        return
+    field = config.text_field
+    for record, position in read_records(part, counts, columns=(field,), strict=config.strict):
+        yield text_of(record, field, position, counts)
+
+
+def text_of(record: dict[str, Any], field: str, position: Position, counts: Counter[str]) -> str:
+    """Return the text in a field of a record, "" for null; repairs are counted.
+
+    Raises:
+        InputError: when there is no such field or it holds no text.
+    """
+    if field not in record:
+        raise _no_field(f"the record has no field '{field}'", list(record), str(position))
+    value = record[field]
+    if value is None:
+        return ""
+    if not isinstance(value, str):
+        what = f"the text is {type(value).__name__}, not a string"
+        raise InputError(what, where=str(position), remedy="choose another data.text_field")
+    text: str = repair_surrogates(value)
+    if text is not value:
+        counts["documents_with_lone_surrogates"] += 1
+    return text
+
+
+def repair_surrogates(value: Any) -> Any:
+    """Replace half surrogate pairs, which JSON can spell but UTF-8 cannot hold, by question marks in a JSON value."""
+    if isinstance(value, str):
+        try:
+            value.isascii() or value.encode()
+            return value
+        except UnicodeEncodeError:
+            return value.encode("utf-8", "replace").decode()
+    if isinstance(value, list):
+        return [repair_surrogates(item) for item in value]
+    if isinstance(value, dict):
+        return {repair_surrogates(key): repair_surrogates(item) for key, item in value.items()}
+    return value
+
+
+def _read_jsonl(part: Part, counts: Counter[str], strict: bool) -> Iterator[Record]:
+    for line, position in read_lines(part, counts, strict=strict):
+        if not line or line.isspace():
+            counts["blank_lines"] += 1
+            continue
+        value = parse_json(line, position)
+        del line
+        yield as_record(value, position), position
+
+
+def parse_json(text: str, where: object) -> Any:
+    """Parse JSON.
+
+    Raises:
+        InputError: when it is not JSON.
+    """
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:
+        remedy = "fix it; .jsonl holds one object per line"
+        raise InputError(f"it is not JSON: {error}", where=str(where), remedy=remedy) from error
+
+
+def as_record(value: Any, position: Position) -> dict[str, Any]:
+    """Return a JSON value, which must be an object.
+
+    Raises:
+        InputError: when it is not.
+    """
+    if not isinstance(value, dict):
+        what = f"the record is not an object but {type(value).__name__}"
+        raise InputError(what, where=str(position), remedy="write {...} with a field for the text")
+    return value
+
+
+def _read_csv(part: Part, counts: Counter[str], columns: Sequence[str], strict: bool) -> Iterator[Record]:
+    """Yield the rows of CSV or TSV; the fields that a short row lacks are None."""
+    csv.field_size_limit(1 << 30)
+    blocks = text_blocks(part, counts, whole_lines=True, strict=strict)
+    lines = (line for _, text in blocks for line in io.StringIO(text, newline=""))
+    reader = csv.reader(lines, **_DIALECTS[part.source.format])
+    position = Position(part, "line", 1)
+    try:
+        names = next(reader, [])
+        _check_columns(part, columns, names)
+        position = Position(part, "line", reader.line_num + 1)
+        for row in reader:
+            if len(row) > len(names):  # a comma in an unquoted text would cut the text
+                raise _not_csv(f"the row has {len(row)} fields, the header {len(names)}", position)
+            if row:
+                yield dict(itertools.zip_longest(names, row)), position
+            else:
+                counts["blank_lines"] += 1
+            position = Position(part, "line", reader.line_num + 1)
+    except csv.Error as error:
+        raise _not_csv(str(error), position) from error
+
+
+def _not_csv(what: str, position: Position) -> InputError:
+    return InputError(
+        f"the record is not {position.part.source.format.upper()}: {what}",
+        where=str(position),
+        remedy='fix it; in CSV, put text with commas, quotes or line ends in "quotes", and double the quotes within it',
+    )
+
+
+def _read_parquet(part: Part, columns: Sequence[str]) -> Iterator[Record]:
+    import pyarrow as pa
+
+    with open_input(part.source.location) as file:
+        try:
+            table = _open_parquet(file, part.source.location)
+            _check_columns(part, columns, table.schema_arrow.names)
+            index = 0
+            for batch in table.iter_batches(_PARQUET_ROWS, columns=list(columns) or None):
+                for record in batch.to_pylist():
+                    index += 1
+                    yield record, Position(part, "row", index)
+        except (pa.ArrowException, *READ_ERRORS) as error:
+            raise damaged(part.source, error) from error
+
+
+def _open_parquet(file: BinaryIO, location: str) -> Any:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    # A stream without random access, compressed or sent by a simple server, is read whole.
+    is_whole = is_compressed(location) or not file.seekable()
+    return pq.ParquetFile(pa.BufferReader(file.read()) if is_whole else file)
+
+
+def num_rows(source: Source) -> int:
+    """Return the number of records of a Parquet file or dataset."""
+    if source.format == "dataset":
+        return sum(len(rows) for rows in open_dataset(source.location).values())
+    with open_input(source.location) as file:
+        return int(_open_parquet(file, source.location).metadata.num_rows)
+
+
+def open_dataset(location: str) -> dict[str, Any]:
+    """Return the splits of `dataset:NAME[:config][@split]` or a folder of `save_to_disk`, in order; one chosen is "".
+
+    Raises:
+        InputError: when `datasets` cannot open it.
+    """
+    import datasets
+
+    name, _, split = location.removeprefix(DATASET).partition("@")
+    is_saved = any((Path(name) / file).exists() for file in ("dataset_info.json", "dataset_dict.json"))
+    try:
+        if location.startswith(DATASET) and not is_saved:
+            path, _, subset = name.partition(":")
+            data: Any = datasets.load_dataset(path, subset or None, split=split or None)
+        else:
+            data = datasets.load_from_disk(name if is_saved else location)
+            data = data[split] if is_saved and split else data
+    except Exception as error:  # `datasets` raises whatever its readers raise
+        raise InputError(f"datasets cannot open it: {error}", where=location, remedy="check the name") from error
+    return dict(data) if isinstance(data, dict) else {"": data}
+
+
+def dataset_records(part: Part, splits: Iterable[Any], columns: Sequence[str] = ()) -> Iterator[Record]:
+    """Yield the rows of splits of a dataset; the numbers of a `ClassLabel` become their names."""
+    for rows in splits:
+        _check_columns(part, columns, rows.column_names)
+        selected = rows.select_columns(list(columns)) if columns else rows
+        namers = {name: namer for name, feature in selected.features.items() if (namer := _namer(feature))}
+        for index, record in enumerate(selected, start=1):
+            named = {name: namer(record[name]) for name, namer in namers.items()}
+            yield record | named, Position(part, "row", index)
+
+
+class ClassName(str):
+    """The name of a class, with the number `datasets` has given it."""
+
+    number: int
+
+    def __new__(cls, name: str, number: int) -> "ClassName":
+        made = super().__new__(cls, name)
+        made.number = number
+        return made
+
+
+def _namer(feature: Any) -> Callable[[Any], Any] | None:
+    """Return what replaces the numbers of a `ClassLabel`, alone or in a list, by names; -1 means no label."""
+    import datasets
+
+    inner = getattr(feature, "feature", None)
+    if isinstance(feature, datasets.ClassLabel):
+        return lambda value: None if value is None or value < 0 else ClassName(feature.int2str(value), value)
+    if isinstance(inner, datasets.ClassLabel):
+        return lambda values: None if values is None else [inner.int2str(value) for value in values]
+    return None
+
+
+def _check_columns(part: Part, columns: Sequence[str], found: Sequence[str]) -> None:
+    for name in columns:
+        if name not in found:
+            raise _no_field(f"there is no column '{name}'", found, part.source.location)
+
+
+def _no_field(what: str, names: Sequence[str], where: str) -> InputError:
+    return InputError(f"{what} (it has: {', '.join(list(names)[:8])})", where=where, remedy=_NAME_THE_FIELD)

@@ -1,0 +1,146 @@
+"""Text files in blocks and lines: decompressed, decoded from UTF-8, each with its position for messages.
+
+Memory is bounded by a block, or by a line where lines must be whole. Repaired characters are counted, never silent.
+"""
+
+import codecs
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+from bert_pretrain.errors import InputError
+from bert_pretrain.storage.files import open_input
+from bert_pretrain.text.sources import READ_ERRORS, Source, damaged
+
+BLOCK_BYTES = 4 << 20
+_FOREIGN_MARKS = {codecs.BOM_UTF32_LE: "UTF-32", codecs.BOM_UTF32_BE: "UTF-32"} | {
+    codecs.BOM_UTF16_LE: "UTF-16",
+    codecs.BOM_UTF16_BE: "UTF-16",
+}
+
+
+@dataclass(frozen=True)
+class Part:
+    """The bytes [start, stop) of a source, which are whole documents; all of it when `stop` is None."""
+
+    source: Source
+    start: int = 0
+    stop: int | None = None
+    unpacked: Path | None = None
+    """The file to read, if not the source itself."""
+
+    @property
+    def name(self) -> str:
+        return self.source.location if self.stop is None else f"{self.source.location}[{self.start}:{self.stop}]"
+
+    @property
+    def num_bytes(self) -> int:
+        """The bytes to read, for progress bars; 1 if the size is not known."""
+        return (self.stop or self.source.size or 1) - self.start
+
+    @property
+    def location(self) -> str:
+        return self.source.location if self.unpacked is None else str(self.unpacked)
+
+
+class Position(NamedTuple):
+    """The position of a record: a line of a text file, otherwise a record or a row."""
+
+    part: Part
+    unit: str
+    in_part: int
+    """In the part, from 1."""
+
+    @property
+    def number(self) -> int:
+        """In the source, from 1; for a part that is not the first, the lines before it are counted now."""
+        number, remaining = self.in_part, self.part.start
+        if remaining:
+            with open_input(self.part.location) as file:
+                while block := file.read(min(BLOCK_BYTES, remaining)):
+                    number += block.count(b"\n")
+                    remaining -= len(block)
+        return number
+
+    def __str__(self) -> str:
+        return f"{self.part.source.location}: {self.unit} {self.number}"
+
+
+def text_blocks(
+    part: Part, counts: Counter[str], *, whole_lines: bool, strict: bool = True
+) -> Iterator[tuple[int, str]]:
+    """Yield the text of a part in blocks that end with a line, each with the number of lines before it in the part.
+
+    A line longer than a block is cut after a blank or a character, unless lines must be whole.
+    """
+    lines_before = 0
+    with open_input(part.location) as file:
+        try:
+            if part.start:
+                file.seek(part.start)
+            is_first, num_read, held = part.start == 0, 0, [b""]
+            while True:
+                remaining = BLOCK_BYTES if part.stop is None else part.stop - part.start - num_read
+                block = file.read(min(BLOCK_BYTES, remaining))
+                num_read += len(block)
+                end = block.rfind(b"\n") + 1
+                if block and not end and not whole_lines:
+                    end = block.rfind(b" ") + 1 or last_character(block)
+                held.append(block[:end] if end else block)
+                if end or not block:
+                    ready, held = [b"".join(held)], [block[end:]]
+                    num_lines = ready[0].count(b"\n")
+                    if ready[0]:  # popped, so that this frame does not keep a large block alive
+                        position = Position(part, "line", 1 + lines_before)
+                        yield lines_before, _decoded(ready.pop(), position, counts, is_first=is_first, strict=strict)
+                        lines_before, is_first = lines_before + num_lines, False
+                if not block:
+                    return
+        except READ_ERRORS as error:
+            raise damaged(part.source, error) from error
+
+
+def last_character(block: bytes) -> int:
+    """Return where the last character of UTF-8 begins, which may be incomplete."""
+    begin = len(block) - 1
+    while begin > 0 and begin > len(block) - 4 and block[begin] & 0xC0 == 0x80:
+        begin -= 1
+    return begin
+
+
+def _decoded(block: bytes, position: Position, counts: Counter[str], *, is_first: bool, strict: bool) -> str:
+    if is_first:
+        for mark, encoding in _FOREIGN_MARKS.items():
+            if block.startswith(mark):
+                raise InputError(
+                    f"the file is {encoding}, not UTF-8",
+                    where=position.part.source.location,
+                    remedy=f"convert it: iconv -f {encoding} -t UTF-8",
+                )
+        block = block.removeprefix(codecs.BOM_UTF8)
+    try:
+        return block.decode("utf-8")
+    except UnicodeDecodeError as error:
+        if strict:
+            raise InputError(
+                f"the text is not UTF-8: {error.reason}, byte 0x{block[error.start]:02x}",
+                where=str(position._replace(in_part=position.in_part + block.count(b"\n", 0, error.start))),
+                remedy="convert it to UTF-8 (iconv); vocab and make-data without --strict replace and count such bytes",
+            ) from error
+        text = block.decode("utf-8", errors="replace")
+        counts["invalid_utf8_characters"] += text.count("\ufffd") - block.count("\ufffd".encode())
+        return text
+
+
+def read_lines(part: Part, counts: Counter[str], *, strict: bool = True) -> Iterator[tuple[str, Position]]:
+    """Yield the lines of a text file without their `\\n`, each with its position."""
+    for lines_before, text in text_blocks(part, counts, whole_lines=True, strict=strict):
+        lines = text.split("\n")
+        del text  # a single line can have hundreds of megabytes
+        if not lines[-1]:
+            lines.pop()  # after the last line end
+        lines.reverse()
+        for index in range(1, len(lines) + 1):
+            yield lines.pop(), Position(part, "line", lines_before + index)

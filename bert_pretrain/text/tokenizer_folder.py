@@ -1,0 +1,182 @@
+"""What the tokenizer folder of any BERT says: its tokens in the order of their ids, and how text is treated.
+
+Read are `vocab.txt`, `tokenizer.json` (either will do) and `tokenizer_config.json`. What is not BERT's WordPiece with
+BERT's text processing is refused rather than read as if it were, and casing that no file states is never guessed.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from bert_pretrain.errors import DataError
+from bert_pretrain.storage.files import read_json
+from bert_pretrain.storage.manifest import MANIFEST, PARTIAL
+from bert_pretrain.storage.paths import Place
+
+PAD, UNKNOWN, CLS, SEP, MASK = SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
+MAX_WORD_CHARACTERS = 100  # longer words are [UNK] to WordPiece, whatever the vocabulary
+VOCABULARY, TOKENIZER, CONFIG = FILES = ("vocab.txt", "tokenizer.json", "tokenizer_config.json")
+REMEDY = "name a folder that 'bert-pretrain vocab' has written, or one of a BERT with vocab.txt or tokenizer.json"
+# Others with a vocab.txt cut text by rules of their own, such as BertJapaneseTokenizer.
+_CLASSES = ("BertTokenizer", "DistilBertTokenizer", "ElectraTokenizer", "PreTrainedTokenizer", "TokenizersBackend")
+# tokenizer_config.json's name of a setting -> that of the normalizer in tokenizer.json.
+_NORMALIZER_NAMES = {
+    "do_lower_case": "lowercase",
+    "strip_accents": "strip_accents",
+    "tokenize_chinese_chars": "handle_chinese_chars",
+}
+
+
+@dataclass(frozen=True)
+class TokenizerFolder:
+    """What was read."""
+
+    tokens: list[str]
+    lowercase: bool | None
+    """None where no file states it."""
+    strip_accents: bool | None
+    """None follows `lowercase`, as BERT does."""
+    handle_chinese_chars: bool
+
+
+def is_unused(token: str) -> bool:
+    """Whether a token is an unused slot of the vocabulary, such as `[unused7]`."""
+    return token.startswith("[unused") and token.endswith("]")
+
+
+def has_vocabulary(folder: Place) -> bool:
+    """Whether a folder holds a vocabulary at all."""
+    return (folder / VOCABULARY).is_file() or (folder / TOKENIZER).is_file()
+
+
+def read_tokenizer_folder(folder: Place, flag: str) -> TokenizerFolder:
+    """Read a tokenizer folder, written here or by Hugging Face's tools.
+
+    Args:
+        folder: the tokenizer folder.
+        flag: that named it, for messages.
+
+    Raises:
+        DataError: when a file is missing or broken, or the tokenizer is another one than BERT's.
+    """
+    if not has_vocabulary(folder):
+        what = f"{folder} has neither {VOCABULARY} nor {TOKENIZER}" if folder.is_dir() else f"no folder '{folder}'"
+        raise DataError(what, where=flag, remedy=REMEDY)
+    if (folder / PARTIAL).exists() and not (folder / MANIFEST).exists():
+        raise DataError(f"{folder} is unfinished", where=flag, remedy="run the command that writes it again")
+    backend = _read_object(folder / TOKENIZER)
+    config = _read_object(folder / CONFIG)
+    settings = {**_settings_of_backend(backend, folder / TOKENIZER), **_settings_of_config(config, folder / CONFIG)}
+    tokens = _read_vocabulary(folder, backend)
+    _check_added_tokens(folder, tokens, backend, config)
+    return TokenizerFolder(
+        tokens,
+        settings.get("do_lower_case"),
+        settings.get("strip_accents"),
+        settings.get("tokenize_chinese_chars", True),
+    )
+
+
+def _read_object(path: Place) -> dict[str, Any]:
+    """Return the content of a JSON file, nothing where there is none."""
+    found = read_json(path) if path.is_file() else {}
+    if not isinstance(found, dict):
+        raise DataError(f"{path.name} holds no settings by name", where=str(path), remedy=REMEDY)
+    return found
+
+
+def _read_vocabulary(folder: Place, backend: Mapping[str, Any]) -> list[str]:
+    path = folder / VOCABULARY
+    from_backend = _tokens_of_backend(backend, folder / TOKENIZER) if backend else None
+    if not path.is_file():
+        assert from_backend is not None
+        return from_backend
+    try:
+        tokens = path.read_text(encoding="utf-8").removesuffix("\n").split("\n")
+    except ValueError as error:
+        raise DataError(f"{path.name} is broken: {error}", where=str(path), remedy=REMEDY) from error
+    if from_backend is not None and from_backend != tokens:
+        raise DataError(
+            f"{VOCABULARY} and {TOKENIZER} hold different vocabularies",
+            where=str(folder),
+            remedy="remove the one that is not this model's",
+        )
+    return tokens
+
+
+def _tokens_of_backend(backend: Mapping[str, Any], path: Place) -> list[str]:
+    ids = dict(backend["model"]["vocab"])
+    ids.update({content: index for content, index in _added_by_backend(backend) if content in SPECIAL_TOKENS})
+    tokens = sorted(ids, key=lambda token: ids[token])
+    if [ids[token] for token in tokens] != list(range(len(tokens))):
+        raise DataError("the ids of its tokens are not 0, 1, 2, …", where=str(path), remedy=REMEDY)
+    return tokens
+
+
+def _added_by_backend(backend: Mapping[str, Any]) -> list[tuple[str, int]]:
+    return [(str(added["content"]), int(added["id"])) for added in backend.get("added_tokens") or ()]
+
+
+def _check_added_tokens(
+    folder: Place, tokens: list[str], backend: Mapping[str, Any], config: Mapping[str, Any]
+) -> None:
+    """Refuse tokens beyond the vocabulary: `transformers` finds them in raw text, which WordPiece does not."""
+    added = [content for content, _ in _added_by_backend(backend)]
+    added += [str(entry["content"]) for entry in (config.get("added_tokens_decoder") or {}).values()]
+    added += _read_object(folder / "added_tokens.json")
+    beyond = sorted(set(added) - set(tokens))
+    if beyond:
+        raise DataError(
+            f"the tokenizer has {len(beyond)} added tokens outside its WordPiece vocabulary, such as {beyond[0]!r}",
+            where=str(folder),
+            remedy="give the folder from before they were added, or write them at the end of its vocab.txt and remove "
+            "tokenizer.json, added_tokens.json and added_tokens_decoder",
+        )
+
+
+def _settings_of_backend(backend: Mapping[str, Any], path: Place) -> dict[str, Any]:
+    """Return what the normalizer of a `tokenizer.json` states; refuse any but BERT's WordPiece."""
+    if not backend:
+        return {}
+    model = backend.get("model")
+    if not isinstance(model, dict) or not isinstance(backend.get("normalizer") or {}, dict):
+        raise DataError("it describes no tokenizer", where=str(path), remedy=REMEDY)
+    kind = model.get("type", "WordPiece" if "continuing_subword_prefix" in model else None)  # old files state none
+    normalizer = backend.get("normalizer") or {}
+    seen = {
+        "the model": (kind, "WordPiece"),
+        "the continuing prefix": (model.get("continuing_subword_prefix"), "##"),
+        "the unknown token": (model.get("unk_token"), "[UNK]"),
+        "the longest word": (model.get("max_input_chars_per_word", MAX_WORD_CHARACTERS), MAX_WORD_CHARACTERS),
+        "the normalizer": (normalizer.get("type"), "BertNormalizer"),
+        "clean_text of the normalizer": (normalizer.get("clean_text", True), True),
+        "the pre-tokenizer": ((backend.get("pre_tokenizer") or {}).get("type"), "BertPreTokenizer"),
+    }
+    for what, (found, demand) in seen.items():
+        if found != demand:
+            raise DataError(f"{what} is {found!r}, BERT's is {demand!r}", where=str(path), remedy=REMEDY)
+    if not isinstance(model.get("vocab"), dict):
+        raise DataError("it holds no vocabulary", where=str(path), remedy=REMEDY)
+    return _checked({name: normalizer[key] for name, key in _NORMALIZER_NAMES.items() if key in normalizer}, path)
+
+
+def _settings_of_config(config: Mapping[str, Any], path: Place) -> dict[str, Any]:
+    """Return what a `tokenizer_config.json` states; as in `transformers` it outweighs the `tokenizer.json`."""
+    kind = str(config.get("tokenizer_class") or "BertTokenizer").removesuffix("Fast")
+    if kind not in _CLASSES:
+        raise DataError(f"the tokenizer is a {kind}, not BERT's WordPiece", where=str(path), remedy=REMEDY)
+    if config.get("do_basic_tokenize") is False:
+        raise DataError(
+            "do_basic_tokenize is false: the text must be split into words before, which is not supported",
+            where=str(path),
+            remedy=REMEDY,
+        )
+    return _checked({name: config[name] for name in _NORMALIZER_NAMES if name in config}, path)
+
+
+def _checked(settings: dict[str, Any], path: Place) -> dict[str, Any]:
+    for name, value in settings.items():
+        allowed = (True, False, None) if name == "strip_accents" else (True, False)
+        if not any(value is choice for choice in allowed):
+            raise DataError(f"{name} is {value!r}", where=str(path), remedy="give true or false there")
+    return settings

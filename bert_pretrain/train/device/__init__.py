@@ -1,0 +1,1 @@
+"""What the machine offers: device, precision, memory, peak rates, hints."""

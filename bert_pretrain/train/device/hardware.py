@@ -1,0 +1,210 @@
+"""What the machine offers: the device, the precision of the matrix products, and how many tokens fit at once."""
+
+import ctypes
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from bert_pretrain.config import TrainConfig
+from bert_pretrain.errors import ConfigError
+from bert_pretrain.model.attention import Layout
+from bert_pretrain.model.bert import BertForPreTraining
+from bert_pretrain.train.device.memory import activation_bytes_per_token, estimate_memory
+
+CPU_MICRO_BATCH_TOKENS = 4096
+"""On two cores 4,096 to 16,384 were equally fast for a hidden size of 128; the smallest takes the least memory."""
+CPU_ACTIVATION_BYTES = 3 * 2**29
+"""What a micro-batch on CPU may leave until its backward pass; smaller ones add up gradients more often."""
+_M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_MAX = -1, -2, -4  # <malloc.h>
+_PADDED_COMPILES_FROM = "2.13"
+"""On CPU torch 2.11 gave gradients that were off by a percent; 2.12 has not been tried."""
+DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
+
+
+@dataclass(frozen=True)
+class Precision:
+    """How matrix products run, and why."""
+
+    name: str
+    reason: str
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return DTYPES[self.name]
+
+
+def choose_device(setting: str, local_rank: int = 0) -> torch.device:
+    """Return the device of a setting such as `auto`, `cpu`, `cuda`, `cuda:1`, `mps`; without a number, the rank's.
+
+    Raises:
+        ConfigError: when a device is asked for that is not there.
+    """
+    if setting == "auto":
+        setting = "cuda" if torch.cuda.is_available() else "cpu"
+    device = torch.device(f"cuda:{local_rank}" if setting == "cuda" else setting)
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise ConfigError(
+            f"the device is '{setting}', this machine has {torch.cuda.device_count()} CUDA devices",
+            where="train.device, or --device",
+            remedy="set it to auto, or run where there is one",
+        )
+    if device.type == "mps" and not torch.backends.mps.is_available():
+        raise ConfigError(
+            f"the device is 'mps', but torch {torch.__version__} finds no Apple GPU",
+            where="train.device, or --device",
+            remedy="set it to auto, or run on macOS on Apple silicon",
+        )
+    return device
+
+
+def describe_device(device: torch.device) -> str:
+    """Return a device in words, with what a reader should know of it."""
+    if device.type == "cpu":
+        return f"cpu, {torch.get_num_threads()} threads"
+    return f"{device} (untested)" if device.type == "mps" else str(device)
+
+
+def figures_dtype(device: torch.device) -> torch.dtype:
+    """Return the type in which losses and counts are added up on a device: float64, which Apple's GPUs lack."""
+    return torch.float32 if device.type == "mps" else torch.float64
+
+
+def keep_freed_memory(device: torch.device) -> None:
+    """On CPU, keep the memory of freed tensors for the next ones, as PyTorch does on CUDA.
+
+    By default glibc gives every large tensor fresh pages and takes them back, which was a third of a step of BERT-Base.
+    Elsewhere (another C library, another allocator put before it) this does nothing.
+    """
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
+    if device.type == "cpu" and mallopt is not None:
+        mallopt(_M_MMAP_MAX, 0)
+        mallopt(_M_TRIM_THRESHOLD, -1)  # never
+        mallopt(_M_TOP_PAD, 64 * 2**20)
+
+
+def choose_precision(setting: str, device: torch.device) -> Precision:
+    """Return the precision of a setting, and the reason for it in words."""
+    if setting != "auto":
+        return Precision(setting, "as configured")
+    if device.type == "cuda":
+        # Older cards emulate bf16 without tensor cores, slower than fp32.
+        if torch.cuda.is_bf16_supported(including_emulation=False):
+            return Precision("bf16", "the card has it")
+        return Precision("fp16", "the card has no bf16")
+    if device.type == "mps":
+        return Precision("fp32", "16 bits are untested on mps")
+    found = cpu_bf16_feature()
+    if found:
+        return Precision("bf16", f"the CPU has {found}")
+    return Precision("fp32", "the CPU has neither avx512_bf16 nor AMX, without which bf16 is slower")
+
+
+def choose_compile(setting: bool | str, device: torch.device, attention: str) -> tuple[bool, str]:
+    """Return whether layers are compiled, and the reason in words.
+
+    Raises:
+        ConfigError: when it is asked for where this torch compiles wrongly, or on mps.
+    """
+    if setting is True and device.type == "mps":
+        raise ConfigError(
+            "compile is true, but layers are not compiled for mps",
+            where="train.compile",
+            remedy="set it to auto or false",
+        )
+    if setting is True and attention == "padded" and torch.__version__ < _PADDED_COMPILES_FROM:
+        raise ConfigError(
+            f"torch {torch.__version__} compiles attention that pads to wrong gradients",
+            where="train.compile",
+            remedy=f"set it to auto or false, or install torch {_PADDED_COMPILES_FROM}",
+        )
+    if isinstance(setting, bool):
+        return setting, "as configured"
+    if device.type != "cuda":
+        return False, "of use on CUDA"
+    if attention != "varlen":
+        return False, "attention pads to the longest sequence, so shapes differ from batch to batch"
+    return True, "shapes are nearly the same in every batch"
+
+
+def compile_layers(
+    model: BertForPreTraining, backend: str | Callable[..., Any] = "inductor", *, strict: bool = False
+) -> None:
+    """Let the compiler make each layer's forward and backward pass, at its first call.
+
+    Layers are alike, so that one is compiled for all, and for any number of tokens and sequences, so that nothing is
+    compiled again later in a run. (Inductor compiles a second time where the tokens of a micro-batch cross a bound,
+    some 5 million over the hidden size, below which it fuses less.) With `strict`, what cannot be compiled whole is an
+    error.
+    """
+    torch._dynamo.config.recompile_limit = 64  # by default the compiler gives up after eight; what is beyond runs as is
+    torch._dynamo.config.optimize_ddp = False  # a layer is far smaller than DDP's buckets, for which it would be split
+    for module in (model.embeddings, *model.encoder.layers, model.mlm_head):
+        # The forward pass alone: what FSDP does before and after it is not for the compiler.
+        module.forward = _of_any_length(torch.compile(module.forward, backend=backend, fullgraph=strict))
+
+
+def _of_any_length(forward: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """Return a compiled function that tells the compiler which dimension varies: the first of every input.
+
+    Left to itself the compiler makes code for one length first, and for all others at the second; told that every
+    dimension may vary, it knows no width of a matrix.
+    """
+
+    def marked(*inputs: Tensor | Layout) -> Tensor:
+        for given in inputs:
+            for tensor in (given,) if isinstance(given, Tensor) else (given.cu_seqlens, given.slots, given.mask):
+                if tensor is not None:
+                    torch._dynamo.maybe_mark_dynamic(tensor, 0)
+        return forward(*inputs)
+
+    return marked
+
+
+def cpu_bf16_feature(cpuinfo: Path = Path("/proc/cpuinfo")) -> str | None:
+    """Return which instructions for bf16 products the CPU has, or None; unknown outside Linux on x86."""
+    try:
+        lines = cpuinfo.read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return None
+    flags = next((set(line.partition(":")[2].split()) for line in lines if line.startswith("flags")), set())
+    return next((feature for feature in ("amx_bf16", "avx512_bf16") if feature in flags), None)
+
+
+def choose_micro_batch_tokens(
+    config: TrainConfig,
+    model: BertForPreTraining,
+    max_seq_length: int,
+    device: torch.device,
+    dtype: torch.dtype,
+    num_ranks: int = 1,
+    num_shards: int = 1,
+) -> int:
+    """Return the tokens that a micro-batch may hold, from the configuration or from what fits.
+
+    Args:
+        config: its batch, optimizer, and the setting.
+        model: on the device, whole.
+        max_seq_length: of the data.
+        device: that the model is on.
+        dtype: of the matrix products.
+        num_ranks: that share a batch.
+        num_shards: ranks to which FSDP will shard the state.
+    """
+    if config.micro_batch_tokens != "auto":
+        return config.micro_batch_tokens
+    whole_batch = -(-config.global_batch_size // num_ranks) * max_seq_length
+    per_token = activation_bytes_per_token(model, max_seq_length, dtype, config.activation_checkpointing)
+    if device.type != "cuda":
+        fitting = min(CPU_MICRO_BATCH_TOKENS, CPU_ACTIVATION_BYTES // per_token)
+        return max(max_seq_length, min(fitting, whole_batch))
+    free, _ = torch.cuda.mem_get_info(device)
+    rest = estimate_memory(config, model, max_seq_length, 0, dtype=dtype, num_shards=num_shards)
+    # The weights lie there already.
+    reserved = rest.total - sum(4 * parameter.numel() for parameter in model.parameters())
+    fitting = int(0.8 * (free - reserved)) // per_token
+    return max(max_seq_length, min(fitting, whole_batch))

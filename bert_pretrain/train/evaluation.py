@@ -1,0 +1,145 @@
+"""Held-out losses and accuracies over a whole split, with the masks that are stored in it: equal for equal weights."""
+
+import contextlib
+import itertools
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from bert_pretrain.config import TrainConfig
+from bert_pretrain.errors import DataError
+from bert_pretrain.examples.shards import DataFolder
+from bert_pretrain.model.huggingface import load_model
+from bert_pretrain.model.vocabulary import check_rows, check_same_vocabulary
+from bert_pretrain.report.curves import perplexity
+from bert_pretrain.train.batches import Batch
+from bert_pretrain.train.device import hardware
+from bert_pretrain.train.distributed import SINGLE_PROCESS, DistContext, reshard_all
+from bert_pretrain.train.loader import evaluation_batches
+from bert_pretrain.train.loss import LossSums, PretrainingLoss
+from bert_pretrain.train.resolved import ResolvedRun
+from bert_pretrain.train.state import TrainState
+
+
+def evaluate(model: Path, data: Path, *, config: TrainConfig, split: str = "validation") -> dict[str, float]:
+    """Measure a model folder on a data folder.
+
+    Returns:
+        `mlm_loss` (nats a predicted token), `mlm_accuracy`, `mlm_perplexity`, `nsp_loss` (nats a pair) and
+        `nsp_accuracy` (both of the sentence order where that is what the data asks; absent where examples are no
+        pairs), and the numbers of `examples` and `predictions` behind them.
+
+    Raises:
+        DataError: when the model and the data do not fit each other, or the split is empty.
+    """
+    folder = DataFolder.open(data)
+    tokenizer = folder.tokenizer()
+    check_same_vocabulary(model, tokenizer, "MODEL")
+    if not folder.rows(split):
+        raise DataError(
+            f"{data} has no examples in its split '{split}'",
+            where="--data",
+            remedy="make the data with a validation_fraction above 0",
+        )
+    if split == "train" and folder.config.masking == "dynamic":
+        raise DataError(
+            "the training examples hold no masks; they are drawn in training",
+            where=f"--data {data}",
+            remedy="evaluate on the validation split",
+        )
+    device = hardware.choose_device(config.device)
+    hardware.keep_freed_memory(device)
+    dtype = hardware.choose_precision(config.precision, device).dtype
+    # A model of masked words alone has no pooler and no next-sentence head, and needs none on data without pairs.
+    of_words = ("bert.embeddings", "bert.encoder", "cls.predictions")
+    required = of_words if folder.config.next_sentence == "none" else ("bert.", "cls.")
+    network = load_model(model, attention=config.attention, device=device, dtype=dtype, required=required).model
+    check_rows(model, network.vocab_size, tokenizer, "MODEL")
+    if network.config.max_position_embeddings < folder.max_seq_length:
+        raise DataError(
+            f"the model has {network.config.max_position_embeddings} positions, the data up to {folder.max_seq_length}",
+            where=f"{model} and {data}",
+            remedy="evaluate on shorter data",
+        )
+    micro_batch_tokens = hardware.choose_micro_batch_tokens(config, network, folder.max_seq_length, device, dtype)
+    batches = evaluation_batches(folder, split, micro_batch_tokens)
+    return evaluate_batches(PretrainingLoss(network), batches, device, dtype)
+
+
+class Evaluator:
+    """Measures the held-out split of a run while it trains; under FSDP all ranks must call it."""
+
+    def __init__(self, run: ResolvedRun, state: TrainState, micro_batch_tokens: int) -> None:
+        self._run, self._state, self._micro_batch_tokens = run, state, micro_batch_tokens
+
+    def evaluate(self) -> dict[str, float] | None:
+        """Return the figures of `evaluate` for the present weights, or None where nothing is held out."""
+        run = self._run
+        if not run.data.rows("validation"):
+            return None
+        batches = evaluation_batches(run.data, "validation", self._micro_batch_tokens)
+        return evaluate_batches(self._state.losses, batches, run.device, run.precision.dtype, run.dist_context)
+
+
+@torch.no_grad()
+def evaluate_batches(
+    losses: nn.Module,
+    batches: Iterable[Batch],
+    device: torch.device,
+    dtype: torch.dtype,
+    dist_context: DistContext = SINGLE_PROCESS,
+) -> dict[str, float]:
+    """Return the figures of `evaluate` for a model in memory; its mode (training or not) is left as it was.
+
+    Args:
+        losses: a `PretrainingLoss`.
+        batches: the whole split, the same on all ranks, which share the work.
+        device: where the model is.
+        dtype: of the matrix products.
+        dist_context: the ranks.
+    """
+    was_training = losses.training
+    losses.eval()
+    totals = torch.zeros(4, dtype=hardware.figures_dtype(device), device=device)
+    counts = torch.zeros(3, dtype=torch.int64)
+    autocast = torch.autocast(device.type, dtype, enabled=dtype != torch.float32)
+    with autocast, _without_compiling(losses):
+        for batch, is_own in _shared(batches, dist_context):
+            # From pinned memory the next batch is on its way while this one is computed.
+            source = batch.pin_memory() if device.type == "cuda" else batch
+            sums: LossSums = losses(source.to(device))
+            if is_own:
+                figures = (sums.mlm_loss, sums.mlm_correct, sums.nsp_loss, sums.nsp_correct)
+                totals += torch.stack([figure.to(totals.dtype) for figure in figures])
+                num_pairs = 0 if batch.next_sentence_labels is None else batch.num_sequences
+                counts += torch.tensor([batch.num_sequences, num_pairs, batch.num_predictions])
+    reshard_all(losses)
+    losses.train(was_training)
+    mlm_loss, mlm_correct, nsp_loss, nsp_correct = dist_context.all_reduce_sum(totals).tolist()
+    examples, pairs, predictions = dist_context.all_reduce_sum(counts).tolist()
+    return {
+        "mlm_loss": mlm_loss / predictions,
+        "mlm_accuracy": mlm_correct / predictions,
+        "mlm_perplexity": perplexity(mlm_loss / predictions),
+        **({"nsp_loss": nsp_loss / pairs, "nsp_accuracy": nsp_correct / pairs} if pairs else {}),
+        "examples": examples,
+        "predictions": predictions,
+    }
+
+
+def _without_compiling(losses: nn.Module) -> contextlib.AbstractContextManager[Any]:
+    """Return a context in which layers run as they are: batches of an evaluation have shapes of all kinds."""
+    return torch.compiler.set_stance("force_eager") if getattr(losses, "compiled", False) else contextlib.nullcontext()
+
+
+def _shared(batches: Iterable[Batch], dist_context: DistContext) -> Iterator[tuple[Batch, bool]]:
+    """Yield a rank's batches, and whether they are its own.
+
+    All ranks get the same number, since under FSDP they gather weights together: at the end some repeat another's.
+    """
+    remaining = iter(batches)
+    while group := list(itertools.islice(remaining, dist_context.size)):
+        yield group[min(dist_context.rank, len(group) - 1)], dist_context.rank < len(group)

@@ -1,0 +1,208 @@
+"""The `README.md` of a model folder: what the model is, its data and training, its figures, how to load it.
+
+In: what a run knows of itself. Out: Markdown with the metadata that the Hugging Face Hub reads. Names given by users
+are escaped, and shown without the folders that they are in.
+"""
+
+import re
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+
+from bert_pretrain import __version__
+from bert_pretrain.report.curves import draw_curves, perplexity
+from bert_pretrain.report.markdown import card
+from bert_pretrain.report.render import render
+from bert_pretrain.train.optim.schedule import duration, spanned_steps, warmup_steps
+from bert_pretrain.train.resolved import MASKING, OBJECTIVES, ResolvedRun
+from bert_pretrain.train.state import Progress
+
+CURVES = "curves.png"
+_MAX_INPUTS = 20
+
+
+class _Figure(NamedTuple):
+    title: str
+    name: str
+    """In a line of metrics."""
+    metric: str
+    """What the Hub calls such a figure."""
+    form: str
+
+
+_MASKED_FIGURES = (
+    _Figure("MLM loss (nats per masked token)", "validation_mlm_loss", "loss", ".4f"),
+    _Figure("MLM perplexity", "validation_mlm_perplexity", "perplexity", ",.2f"),
+    _Figure("MLM accuracy", "validation_mlm_accuracy", "accuracy", ".2%"),
+)
+_PAIR_FIGURES = (
+    _Figure("NSP loss (nats per pair)", "validation_nsp_loss", "loss", ".4f"),
+    _Figure("NSP accuracy", "validation_nsp_accuracy", "accuracy", ".2%"),
+)
+_PAIR_TASKS = {"nsp": "next sentence prediction", "sop": "sentence order prediction", "none": ""}
+
+
+def model_card(
+    run: ResolvedRun,
+    progress: Progress,
+    validation: Mapping[str, Any] | None,
+    *,
+    num_parameters: int,
+    is_final: bool,
+    has_curves: bool = False,
+) -> str:
+    """Return the card of a model.
+
+    Args:
+        run: the run.
+        progress: how far it is.
+        validation: the newest line of `metrics.jsonl` with held-out figures, if there is one.
+        num_parameters: of the model.
+        is_final: whether the run ends here.
+        has_curves: whether the picture of its curves is next to the card.
+    """
+    values = _with_perplexity(validation)
+    data, manifest = run.data.config, run.data.manifest
+    inputs = [_public_name(one["name"]) for one in manifest.get("inputs", ()) if one.get("split") != "validation"]
+    body = render(
+        "model_card.md",
+        name=run.name,
+        model=run.config.model,
+        num_parameters=num_parameters,
+        origin=run.init.folder.resolve().name if run.init else None,
+        version=__version__,
+        objective=OBJECTIVES[data.next_sentence],
+        is_final=is_final,
+        has_curves=has_curves,
+        progress=progress,
+        figures=[(one.title, format(values[one.name], one.form)) for one in _figures(run, values)],
+        evaluated_step=values.get("step"),
+        held_out=run.data.rows("validation"),
+        data=_data_rows(run),
+        inputs=inputs[:_MAX_INPUTS],
+        more_inputs=max(0, len(inputs) - _MAX_INPUTS),
+        training=_training_rows(run, progress),
+        max_seq_length=run.data.max_seq_length,
+        has_pairs=data.next_sentence != "none",
+        is_lower_case=run.tokenizer.settings["do_lower_case"],
+    )
+    return card(_metadata(run, values), body)
+
+
+def draw_beside_card(run: Path, folder: Path) -> bool:
+    """Draw the curves of a run into its model folder; return whether there is a picture now.
+
+    A missing picture must not cost the model: whatever prevents it is printed only.
+    """
+    try:
+        draw_curves([run], folder / CURVES)
+    except Exception as error:
+        print(f"no curves in the model's card: {(str(error) or type(error).__name__).splitlines()[0]}")
+        return False
+    return True
+
+
+def _figures(run: ResolvedRun, values: Mapping[str, Any]) -> list[_Figure]:
+    """Return the figures that have values; NSP is called SOP where sentence order was trained."""
+    name = "SOP" if run.data.config.next_sentence == "sop" else "NSP"
+    return [
+        one._replace(title=one.title.replace("NSP", name))
+        for one in (*_MASKED_FIGURES, *_PAIR_FIGURES)
+        if values.get(one.name) is not None
+    ]
+
+
+def _data_rows(run: ResolvedRun) -> list[tuple[str, str]]:
+    manifest, config = run.data.manifest, run.data.config
+    casing = "lower case" if run.tokenizer.settings["do_lower_case"] else "cased"
+    rows = [("vocabulary", f"{run.tokenizer.vocab_size:,} WordPiece tokens, {casing}")]
+    corpus = manifest.get("corpus")
+    if corpus:
+        rows += [(name, f"{corpus[name]:,}") for name in ("documents", "sentences", "tokens")]
+        rows.append(("[UNK] among the tokens", f"{corpus['unk_share']:.3%}"))
+    for split, what in (("train", "training examples"), ("validation", "held-out examples")):
+        if run.data.rows(split):
+            rows.append((what, f"{run.data.rows(split):,}"))
+    statistics = manifest["splits"]["train"].get("statistics", {})
+    if "mean_length_tokens" in statistics:
+        rows.append(("mean tokens per example", f"{statistics['mean_length_tokens']:.1f}"))
+    whole = f", whole words{f' by {config.word_segmenter}' if config.word_segmenter else ''}" * config.whole_word_mask
+    return [
+        *rows,
+        ("maximum tokens per example", f"{config.max_seq_length:,}"),
+        ("copies of the corpus", f"{config.dupe_factor}"),
+        ("masked", f"{config.masked_lm_prob:.0%} of the tokens{whole}, masks {MASKING[config.masking]}"),
+        ("language of the sentence rules", config.language),
+    ]
+
+
+def _training_rows(run: ResolvedRun, progress: Progress) -> list[tuple[str, str]]:
+    model, train = run.config.model, run.config.train
+    machine = torch.cuda.get_device_name(run.device) if run.device.type == "cuda" else "CPU"
+    if run.length.steps is None:
+        warmup = f"{train.warmup_ratio:.1%} of the time"
+    else:
+        warmup = f"{warmup_steps(train, spanned_steps(train, run.length.steps)):,} steps"
+    return [
+        ("steps", f"{progress.step:,}"),
+        ("examples and tokens seen", f"{progress.examples:,} and {progress.tokens:,}"),
+        ("global batch", f"{train.global_batch_size:,} examples"),
+        ("optimizer", f"{train.optimizer}, betas {train.betas[0]:g} and {train.betas[1]:g}, epsilon {train.eps:g}"),
+        ("peak learning rate", f"{train.peak_lr:g}"),
+        ("schedule", f"{train.schedule}, warm-up {warmup}"),
+        ("weight decay", f"{train.weight_decay:g}"),
+        ("maximum gradient norm", f"{train.max_grad_norm:g}"),
+        ("dropout", f"{model.hidden_dropout_prob:g}"),
+        ("attention dropout", f"{model.attention_probs_dropout_prob:g}"),
+        ("precision", f"{run.precision.name} products, fp32 weights"),
+        ("seed", f"{train.seed}"),
+        ("hardware", f"{run.dist_context.size} × {machine}"),
+        ("time in training steps", duration(progress.elapsed_seconds)),
+        ("torch", torch.__version__),
+    ]
+
+
+def _metadata(run: ResolvedRun, values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what the Hub reads; a licence is for the owner of the text to name, so there is none."""
+    language = run.data.config.language
+    results = list(_results(run, values))
+    return {
+        **({"language": language} if re.fullmatch(r"[a-z]{2,3}", language) else {}),
+        "library_name": "transformers",
+        "pipeline_tag": "fill-mask",
+        "tags": ["bert", "fill-mask", "pretraining", "bert-pretrain"],
+        **({"model-index": [{"name": run.name, "results": results}]} if results else {}),
+    }
+
+
+def _results(run: ResolvedRun, values: Mapping[str, Any]) -> Iterable[dict[str, Any]]:
+    """Yield the figures of each task in the form of the Hub's `model-index`."""
+    for kind, task, group in (
+        ("fill-mask", "masked language modelling", _MASKED_FIGURES),
+        ("text-classification", _PAIR_TASKS[run.data.config.next_sentence], _PAIR_FIGURES),
+    ):
+        names = {one.name for one in group}
+        metrics = [
+            {"type": one.metric, "name": one.title, "value": values[one.name]}
+            for one in _figures(run, values)
+            if one.name in names
+        ]
+        if metrics:
+            dataset = {"type": "held-out", "name": "held-out documents of the training corpus", "split": "validation"}
+            yield {"task": {"type": kind, "name": task}, "dataset": dataset, "metrics": metrics}
+
+
+def _with_perplexity(validation: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Return held-out figures and their perplexity; nothing where there are none."""
+    if validation is None or validation.get("validation_mlm_loss") is None:
+        return {}
+    return {**validation, "validation_mlm_perplexity": perplexity(validation["validation_mlm_loss"])}
+
+
+def _public_name(name: str) -> str:
+    """Return the name of an input without the folders of a machine; `user/name` on the Hub stays whole."""
+    bare = name.removeprefix("dataset:")
+    is_path = bare.startswith(("/", ".", "~")) or bare.count("/") > 1
+    return bare.rstrip("/").rsplit("/", 1)[-1] if is_path else bare

@@ -1,0 +1,1 @@
+"""Optimizers, schedules, and what they need of distributed matrices."""

@@ -1,0 +1,94 @@
+"""Muon for the matrices inside the encoder: momentum, made orthogonal before it is applied (Jordan et al., 2024).
+
+Every singular value of an update becomes about 1, so that rare directions move as far as common ones. The mathematics
+is `torch.optim.Muon`'s with `match_rms_adamw` (Liu et al., 2025), so AdamW's learning rate and decay fit. Ours can
+skip a step on the device, and takes matrices of equal shape together. Ranks share the matrices (`sharing.py`).
+"""
+
+import math
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from bert_pretrain.train.optim.matrices import local
+from bert_pretrain.train.optim.sharing import Bucket, Wait, buckets_of, collect, give_back, process_group_of
+
+COEFFICIENTS = (3.4445, -4.7750, 2.0315)
+"""Of the quintic, from Jordan's post: steep at 0; singular values end between 0.5 and 1.5 rather than at 1."""
+ITERATIONS = 5
+Begun = tuple[Bucket, Wait]
+"""A bucket, and a function that waits for the message that was begun for it."""
+
+
+class Muon(torch.optim.Optimizer):
+    """Muon over groups of matrices; `matrices` is the number of equal ones one below the other in each parameter."""
+
+    def __init__(
+        self, groups: Iterable[dict[str, Any]], *, lr: float, weight_decay: float, momentum: float = 0.95
+    ) -> None:
+        defaults = {"lr": lr, "weight_decay": weight_decay, "momentum": momentum, "matrices": 1}
+        super().__init__(list(groups), defaults)
+        self.found_inf: Tensor | None = None
+
+    @torch.no_grad()
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
+        """Update every parameter that has a gradient, or none of them where `found_inf` is 1."""
+        first = self.param_groups[0]["params"][0]
+        found_inf = self.found_inf if self.found_inf is not None else torch.zeros((), device=first.device)
+        skip = found_inf > 0
+        group, size = process_group_of(first)
+        buckets = buckets_of(self.param_groups, group, size)
+        # Several ranks begin all messages before they wait for the first; one process takes bucket after bucket.
+        begin_all: Callable[[Iterator[Begun]], Iterable[Begun]] = list if size > 1 else iter
+        collected = begin_all((bucket, collect(bucket, self._look_ahead(bucket, skip))) for bucket in buckets)
+        updates = begin_all((bucket, give_back(bucket, orthogonalised(wait()))) for bucket, wait in collected)
+        for bucket, wait in updates:
+            _apply(bucket, wait(), skip)
+
+    def _look_ahead(self, bucket: Bucket, skip: Tensor) -> Tensor:
+        """Take the gradients into the momentum and return what Nesterov makes of both: (parameters, rows, width)."""
+        momentum = bucket.settings["momentum"]
+        buffers = []
+        for parameter in bucket.parameters:
+            state = self.state[parameter]
+            if not state:
+                state["momentum_buffer"] = torch.zeros_like(parameter)
+            buffers.append(local(state["momentum_buffer"]))
+        # Where the step is skipped the gradients count as 0 and the decay as 1: the momentum stays as it is.
+        ahead = torch.stack([local(parameter.grad) for parameter in bucket.parameters])  # type: ignore[arg-type]
+        ahead.masked_fill_(skip, 0.0)
+        torch._foreach_mul_(buffers, torch.where(skip, 1.0, momentum))
+        torch._foreach_add_(buffers, ahead.unbind(), alpha=1.0 - momentum)
+        torch._foreach_lerp_(ahead.unbind(), buffers, momentum)
+        return ahead
+
+
+def _apply(bucket: Bucket, updates: Tensor, skip: Tensor) -> None:
+    """Let the weights decay and add the updates, (parameters, rows, width), to them."""
+    settings = bucket.settings
+    weights = [local(parameter) for parameter in bucket.parameters]
+    # As long as AdamW's update is on average (Liu et al., 2025, section 2.2).
+    scale = settings["lr"] * 0.2 * math.sqrt(max(bucket.shape))
+    torch._foreach_mul_(weights, torch.where(skip, 1.0, 1.0 - settings["lr"] * settings["weight_decay"]))
+    steps = updates.to(weights[0].dtype).mul_(torch.where(skip, 0.0, -scale))
+    torch._foreach_add_(weights, steps.unbind())
+
+
+def orthogonalised(matrices: Tensor) -> Tensor:
+    """Return nearly the nearest matrices with orthonormal rows or columns, (number, height, width), in bf16.
+
+    Five Newton–Schulz iterations; products only, so it runs at the speed of the tensor cores.
+    """
+    a, b, c = COEFFICIENTS
+    current = matrices.bfloat16()
+    is_tall = current.shape[1] > current.shape[2]
+    if is_tall:
+        current = current.mT
+    current = current / torch.linalg.matrix_norm(current, keepdim=True).clamp(min=1e-7)
+    for _ in range(ITERATIONS):
+        gram = current @ current.mT
+        polynomial = torch.baddbmm(gram, gram, gram, beta=b, alpha=c)
+        current = torch.baddbmm(current, polynomial, current, beta=a)
+    return current.mT if is_tall else current

@@ -1,0 +1,274 @@
+"""What a configuration comes to on this machine and for this data, and which part of it makes a run another run."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from bert_pretrain.config import Config
+from bert_pretrain.errors import ConfigError, DataError
+from bert_pretrain.examples.shards import DataFolder
+from bert_pretrain.model.attention import choose_attention
+from bert_pretrain.model.huggingface import read_config
+from bert_pretrain.model.vocabulary import match_vocabulary
+from bert_pretrain.model.weights import weights_sha256
+from bert_pretrain.text.extension import Extension
+from bert_pretrain.text.tokenizer import Tokenizer
+from bert_pretrain.train.checkpoint import Checkpoint, open_checkpoint
+from bert_pretrain.train.clock import Boundary
+from bert_pretrain.train.device import flops, hardware
+from bert_pretrain.train.distributed import DistContext
+from bert_pretrain.train.optim import schedule
+
+# What may change between two commands for the same run; everything else of the section is compared.
+FREE_SETTINGS = {
+    "micro_batch_tokens", "max_steps", "max_epochs", "time_budget", "schedule_steps", "attention", "device", "parallel",
+    "compile", "activation_checkpointing", "log_every", "eval_every", "save_every", "keep_checkpoints", "trackers",
+}  # fmt: skip
+
+
+OBJECTIVES = {
+    "nsp": "masked tokens and next sentence",
+    "sop": "masked tokens and sentence order (in the figures by the names of next sentence)",
+    "none": "masked tokens alone; pooler and next-sentence head stay untrained",
+}
+MASKING = {"static": "stored in the data", "dynamic": "drawn anew in every epoch"}
+
+
+@dataclass(frozen=True)
+class InitialCheckpoint:
+    """The model folder that `--init-from` names."""
+
+    folder: Path
+    weights_sha256: str
+    carried: Checkpoint | None
+    """Given if the optimizer's state and the step are carried over."""
+    extension: Extension | None
+    """How the data's vocabulary extends that folder's; None where the folder has none."""
+
+    def describe(self) -> str:
+        """Return, for users, where the weights come from and what happens to the rows of the vocabulary."""
+        lines = [f"weights from {self.folder}"]
+        if self.extension is not None and self.extension.pieces:
+            new, in_slots = len(self.extension.pieces), self.extension.num_in_slots
+            lines.append(
+                f"the data's vocabulary extends that model's by {new:,} tokens, {in_slots:,} in unused slots and "
+                f"{new - in_slots:,} at the end; their rows begin as the mean of their old pieces'"
+            )
+        return "\n".join(lines)
+
+
+@dataclass(frozen=True)
+class ResolvedRun:
+    """A run with every choice made: what its configuration comes to on this machine and for this data."""
+
+    config: Config
+    data: DataFolder
+    tokenizer: Tokenizer
+    output: Path
+    init: InitialCheckpoint | None
+    length: schedule.Length
+    device: torch.device
+    precision: hardware.Precision
+    attention: str
+    attention_reason: str
+    compiled: bool
+    compiled_reason: str
+    dist_context: DistContext
+
+    @property
+    def name(self) -> str:
+        """The name of the output folder."""
+        return self.output.resolve().name
+
+    @property
+    def carried_steps(self) -> int:
+        """Steps that another run has done before, whose optimizer state is carried over."""
+        return self.init.carried.step if self.init is not None and self.init.carried is not None else 0
+
+    @property
+    def peak_flops(self) -> float | None:
+        """Of all devices in this precision; None where unknown."""
+        one = flops.peak_flops(self.device, self.precision.dtype)
+        return None if one is None else one * self.dist_context.size
+
+    def learning_rate(self, step: int, now: Boundary) -> float:
+        """Return the learning rate of the update that follows `step` finished ones."""
+        if self.length.steps is not None:
+            return schedule.learning_rate(self.config.train, step, self.length.steps)
+        end = (self.length.seconds or 0.0) - now.reserve
+        return schedule.learning_rate_by_clock(self.config.train, step, now.seconds, end)
+
+
+def resolve_run(
+    config: Config,
+    data: DataFolder,
+    output: Path,
+    dist_context: DistContext,
+    *,
+    init_from: Path | None = None,
+    carry_optimizer: bool = False,
+) -> ResolvedRun:
+    """Make the choices that the configuration leaves open, and refuse what does not fit together.
+
+    Raises:
+        UserError: with the key or flag to change.
+    """
+    tokenizer = data.tokenizer()
+    config = config if init_from is None else with_model_of(config, init_from)
+    check_sizes(config, data, dist_context)
+    device = hardware.choose_device(config.train.device, dist_context.local_rank)
+    hardware.keep_freed_memory(device)
+    precision = hardware.choose_precision(config.train.precision, device)
+    attention, reason = choose_attention(
+        config.train.attention, device, precision.dtype,
+        head_size=config.model.hidden_size // config.model.num_attention_heads,
+        dropout_rate=config.model.attention_probs_dropout_prob,
+    )  # fmt: skip
+    length = schedule.run_length(config.train, data.rows("train"))
+    compiled, why = hardware.choose_compile(config.train.compile, device, attention)
+    init = open_initial_checkpoint(config, init_from, carry_optimizer, length, tokenizer)
+    return ResolvedRun(
+        config, data, tokenizer, output, init, length, device, precision, attention, reason, compiled, why, dist_context
+    )
+
+
+# What an initial checkpoint need not share with the run: the network computes the same without dropout.
+_FREE_OF_MODEL = ("hidden_dropout_prob", "attention_probs_dropout_prob", "initializer_range")
+
+
+def with_model_of(config: Config, init_from: Path) -> Config:
+    """Take from a model folder what the section `model` leaves open.
+
+    Raises:
+        UserError: when a key that is given contradicts the folder, or the folder holds no BERT.
+    """
+    found, _ = read_config(init_from, "--init-from")
+    given = config.model.model_dump(exclude_unset=True)
+    for key, value in given.items():
+        if key not in _FREE_OF_MODEL and value != getattr(found, key):
+            raise ConfigError(
+                f"{key} is {value}, that of the weights in {init_from} is {getattr(found, key)}",
+                where=f"model.{key}",
+                remedy="leave the key out; what the section model does not give is taken from that folder",
+            )
+    model = found.model_copy(update=given)
+    if len(given) < len(type(found).model_fields):
+        print(
+            f"model section from {init_from}: {model.num_hidden_layers} layers of {model.hidden_size}, "
+            f"{model.num_attention_heads} heads, dropout {model.hidden_dropout_prob:g} and "
+            f"{model.attention_probs_dropout_prob:g} (attention)"
+        )
+    return config.model_copy(update={"model": model})
+
+
+def check_sizes(config: Config, folder: DataFolder, dist_context: DistContext) -> None:
+    """Refuse, before the first step, data that does not fit the model, the ranks or itself."""
+    if folder.max_seq_length > config.model.max_position_embeddings:
+        raise ConfigError(
+            f"the data holds examples of up to {folder.max_seq_length} tokens, "
+            f"the model has {config.model.max_position_embeddings} positions",
+            where="model.max_position_embeddings",
+            remedy=f"set it to {folder.max_seq_length} or more, or make data with a smaller data.max_seq_length",
+        )
+    if not folder.rows("train"):
+        raise DataError("the data has no training examples", where=str(folder.path), remedy="make it from more text")
+    if config.train.global_batch_size < dist_context.size:
+        raise ConfigError(
+            f"a global batch of {config.train.global_batch_size} examples cannot be shared by {dist_context.size} "
+            "processes",
+            where="train.global_batch_size",
+            remedy=f"set it to {dist_context.size} or more, or start fewer processes",
+        )
+
+
+def open_initial_checkpoint(
+    config: Config, init_from: Path | None, carry_optimizer: bool, length: schedule.Length, tokenizer: Tokenizer
+) -> InitialCheckpoint | None:
+    """Open what `--init-from` names.
+
+    Raises:
+        UserError: when its vocabulary is another one, or its optimizer's state is asked for and not there, or does not
+            fit this run.
+    """
+    if init_from is None:
+        if carry_optimizer:
+            raise ConfigError(
+                "there is no optimizer state to carry over",
+                where="--carry-optimizer",
+                remedy="add --init-from RUN/checkpoints/step-…",
+            )
+        return None
+    checkpoint = open_checkpoint(init_from, "--init-from") if carry_optimizer else None
+    if checkpoint is not None and length.is_over(checkpoint.step, 0.0):
+        raise ConfigError(
+            f"the run would end at step {length.steps}, the checkpoint is at step {checkpoint.step}",
+            where="train.max_steps",
+            remedy="count the steps of all phases together, or leave out --carry-optimizer",
+        )
+    optimizer = checkpoint.record["optimizer"] if checkpoint is not None else config.train.optimizer
+    if optimizer != config.train.optimizer:
+        raise ConfigError(
+            f"the optimizer of that run was {optimizer}, this run's is {config.train.optimizer}",
+            where="train.optimizer",
+            remedy=f"set it to {optimizer}, or leave out --carry-optimizer",
+        )
+    extension = match_vocabulary(init_from, tokenizer, "--init-from")
+    if checkpoint is not None and extension is not None and extension.pieces:
+        raise ConfigError(
+            f"the data's vocabulary has {len(extension.pieces)} new tokens, which the optimizer's state lacks",
+            where="--carry-optimizer",
+            remedy="leave it out: the optimizer then starts fresh",
+        )
+    return InitialCheckpoint(init_from, weights_sha256(init_from, "--init-from"), checkpoint, extension)
+
+
+def identity_of(run: ResolvedRun) -> dict[str, Any]:
+    """Return everything that changes the weights this run will write, as JSON values."""
+    settings = run.config.train.model_dump(mode="json", exclude=FREE_SETTINGS)
+    return {
+        "model": run.config.model.model_dump(mode="json"),
+        "train": {**settings, "precision": run.precision.name},
+        "data": run.data.content_hash,
+        "tokenizer": run.tokenizer.hash,
+        "init_from": run.init.weights_sha256 if run.init else None,
+        "carry_optimizer": run.init is not None and run.init.carried is not None,
+    }
+
+
+def describe(run: ResolvedRun, num_parameters: int, micro_batch_tokens: int, parallel: tuple[str, str]) -> str:
+    """Return, for users, what will be done, and every value that was derived."""
+    config, data = run.config, run.data
+    mean_tokens, batch, held_out = data.mean_tokens("train"), config.train.global_batch_size, data.rows("validation")
+    lines = [
+        f"data       {data.rows('train'):,} examples of {mean_tokens:.1f} tokens on average, {held_out:,} held out",
+        f"objective  {OBJECTIVES[data.config.next_sentence]}, masks {MASKING[data.config.masking]}",
+        f"model      {num_parameters:,} parameters",
+        f"device     {hardware.describe_device(run.device)}",
+        f"precision  {run.precision.name} ({run.precision.reason})",
+        f"attention  {run.attention} ({run.attention_reason})",
+        f"compiled   {'yes' if run.compiled else 'no'} ({run.compiled_reason})",
+        f"optimizer  {config.train.optimizer}, peak learning rate {config.train.peak_lr:g}",
+        f"length     {_describe_length(run)}",
+        f"batch      {batch} examples, about {batch * mean_tokens:,.0f} tokens, "
+        f"in micro-batches of at most {micro_batch_tokens:,} tokens",
+    ]
+    if run.dist_context.size > 1:
+        lines.insert(4, f"processes  {run.dist_context.size}, {parallel[0]} ({parallel[1]})")
+    if not held_out:
+        lines.append("there is no validation split, so nothing is evaluated")
+    return "\n".join(lines)
+
+
+def _describe_length(run: ResolvedRun) -> str:
+    train, length, rows, carried = run.config.train, run.length, run.data.rows("train"), run.carried_steps
+    if length.steps is None:
+        return f"{length}, {train.warmup_ratio:.1%} of warm-up, schedule {train.schedule} by the clock"
+    spanned = schedule.spanned_steps(train, length.steps)
+    return (
+        f"{length}{f', {carried:,} of them done before' if carried else ''}, "
+        f"{(length.steps - carried) * train.global_batch_size / rows:.2f} epochs, "
+        f"{schedule.warmup_steps(train, spanned):,} steps of warm-up, schedule {train.schedule}"
+        + (f" over {spanned:,} steps" if spanned > length.steps else "")
+    )

@@ -1,0 +1,90 @@
+"""Whether a run folder is finished, resumed or extended, and from which checkpoint; only the first rank looks."""
+
+import torch
+
+from bert_pretrain.errors import ConfigError, OutputError
+from bert_pretrain.storage import manifest
+from bert_pretrain.storage.files import read_json, remove_temporaries
+from bert_pretrain.train.checkpoint import Checkpoint, has_checkpoints, newest_checkpoint
+from bert_pretrain.train.optim.schedule import Length, duration
+from bert_pretrain.train.resolved import ResolvedRun
+
+
+def is_up_to_date(run: ResolvedRun) -> bool:
+    """Say whether a finished run is as long as asked; a longer one is opened again.
+
+    Raises:
+        UserError: when it is already longer than asked, or cannot be extended.
+    """
+    found, wanted = read_json(run.output / manifest.MANIFEST), run.length
+    step, seconds = int(found["progress"]["step"]), float(found["progress"]["wall_seconds"])
+    was = Length(**found["length"])
+    if was == wanted or (wanted.steps is not None and wanted.steps == step):
+        if (run.output / "model").is_dir():
+            print(f"up to date: {run.output} was trained to step {step}; the model is {run.output / 'model'}")
+            return True
+        print("the final model is missing; it is written again from the newest checkpoint")
+        manifest.reopen(run.output)
+        return False
+    if wanted.is_over(step, seconds):
+        raise _too_short(wanted, step, seconds)
+    if not has_checkpoints(run.output / "checkpoints"):
+        raise OutputError(
+            f"the finished run has no checkpoint from which it could be extended to {wanted}",
+            where=str(run.output / "checkpoints"),
+            remedy="name another --output, with --init-from for the weights",
+        )
+    print(f"the run is extended from {was} to {wanted}")
+    manifest.reopen(run.output)
+    return False
+
+
+def checkpoint_to_resume(run: ResolvedRun, resume: bool) -> Checkpoint | None:
+    """Return the newest whole checkpoint of this run, or None to begin at the beginning.
+
+    Raises:
+        UserError: when the run is already longer than asked, or must not be continued.
+    """
+    remove_temporaries(run.output)
+    folder = run.output / "checkpoints"
+    if not resume and has_checkpoints(folder):
+        raise OutputError(
+            f"{folder} holds checkpoints, and --no-resume starts over",
+            where="--no-resume",
+            remedy="add --overwrite (the old folder is moved aside), or leave out --no-resume",
+        )
+    latest = newest_checkpoint(folder)
+    wanted = run.length.steps
+    if latest is not None and wanted is not None and latest.step > wanted:
+        raise _too_short(run.length, latest.step, 0.0)
+    return latest
+
+
+def describe_resume(latest: Checkpoint, run: ResolvedRun) -> str:
+    """Return, for users, where a run resumes and what has changed."""
+    lines = [f"continues from step {latest.step}, {latest.path}"]
+    was, threads = Length(**latest.record["length"]), torch.get_num_threads()
+    if was != run.length:
+        lines.append(f"the schedule is recomputed: {was} -> {run.length}")
+    if run.device.type == "cpu" and latest.record["threads"] != threads:
+        lines.append(f"threads {latest.record['threads']} -> {threads}: the result may differ in the last bits")
+    if latest.record["ranks"] != run.dist_context.size:
+        lines.append(
+            f"processes {latest.record['ranks']} -> {run.dist_context.size}: the same global batches, but rounding and "
+            "dropout masks differ"
+        )
+    return "\n".join(lines)
+
+
+def _too_short(wanted: Length, step: int, seconds: float) -> ConfigError:
+    if wanted.steps is None:
+        return ConfigError(
+            f"the time budget is {wanted}, but the run has taken {duration(seconds)} already",
+            where="train.time_budget",
+            remedy="ask for more, or name another --output",
+        )
+    return ConfigError(
+        f"the run would end at step {wanted.steps}, but it is at step {step} already",
+        where="train.max_steps",
+        remedy=f"ask for {step} steps or more, or name another --output",
+    )

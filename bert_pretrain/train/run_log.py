@@ -1,0 +1,70 @@
+"""What users see of a run: lines on the console, the progress bar, `metrics.jsonl`, trackers; on the first rank."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from tqdm import tqdm
+
+from bert_pretrain.parallel.progress import progress_bar
+from bert_pretrain.train import metrics
+from bert_pretrain.train.metrics import MetricsFile
+from bert_pretrain.train.optim.schedule import Length
+from bert_pretrain.train.state import Progress
+from bert_pretrain.train.trackers import Tracker, grouped
+
+
+class RunLog:
+    """The log of one run; on ranks that do not write it shows and keeps nothing."""
+
+    def __init__(self, length: Length, file: MetricsFile | None, trackers: Sequence[Tracker], start: Progress) -> None:
+        """Show a run of a length from its start on; without a file, on ranks that do not write, show nothing."""
+        self._length, self._file, self._trackers = length, file, trackers
+        # A bar of steps, or of seconds where time ends the run: either way it shows the time left.
+        unit, total = ("step", length.steps) if length.steps is not None else ("s", round(length.seconds or 0.0))
+        begin = self._position(start)
+        self._bar = progress_bar(total=total, initial=begin, desc="train", unit=unit, disable=file is None)
+
+    def _position(self, progress: Progress) -> int:
+        if self._length.steps is not None:
+            return progress.step
+        return min(round(progress.wall_seconds), round(self._length.seconds or 0.0))
+
+    def advance(self, progress: Progress) -> None:
+        """Show that a step is done."""
+        self._bar.update(self._position(progress) - self._bar.n)
+
+    def training(self, line: dict[str, Any]) -> None:
+        """Pass on the line of an interval."""
+        self._bar.set_postfix_str(metrics.bar_text(line), refresh=False)
+        self._pass_on(line)
+
+    def validation(self, step: int, figures: dict[str, float] | None) -> None:
+        """Pass on the figures of an evaluation, if there was one."""
+        if figures is not None:
+            names = ("mlm_loss", "mlm_accuracy", "nsp_loss", "nsp_accuracy")
+            self._pass_on({"step": step, **{f"validation_{name}": figures.get(name) for name in names}})
+
+    @property
+    def last_training(self) -> dict[str, Any] | None:
+        """The newest line of an interval of training."""
+        return self._file.last_training if self._file is not None else None
+
+    @property
+    def last_validation(self) -> dict[str, Any] | None:
+        """The newest line of an evaluation."""
+        return self._file.last_validation if self._file is not None else None
+
+    def _pass_on(self, line: dict[str, Any]) -> None:
+        if self._file is not None:
+            self._file.write(line)
+            for tracker in self._trackers:
+                tracker.log(grouped(line), line["step"])
+            tqdm.write(metrics.console_line(line, self._length.steps))
+
+    def close(self) -> None:
+        """Take the bar down, and let trackers write what is left."""
+        self._bar.close()
+        for tracker in self._trackers:
+            tracker.close()
+        if self._file is not None:
+            self._file.close()

@@ -1,0 +1,294 @@
+"""The parts of `gpu_check.py`: for each its command, its limits, and how its results are read."""
+
+import json
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from gpu_results import Row, read_rows
+
+Found = tuple[list[Row], str]
+"""Rows, and a remark on the outcome or nothing."""
+
+REPOSITORY = Path(__file__).resolve().parents[1]
+PART_NAMES = ("tests", "examples", "bench", "profile", "variants", "demo", "pretraining")
+ROWS_OF_BERT = 30522
+PYDOC_VOCABULARY = 8192
+PRETRAINING_SECONDS, AROUND_TRAINING_SECONDS = 480, 60
+"""How long the pretraining takes where there is time, and what its process needs before and after."""
+LEAST_PRETRAINING_SECONDS = 120
+LONG_FACTOR = 4.0
+"""What limits are multiplied by with `--all`."""
+DRAW = """
+import sys
+from pathlib import Path
+from bert_pretrain.report.curves import draw_curves
+draw_curves([Path(sys.argv[1])], Path(sys.argv[2]))
+"""
+
+
+@dataclass(frozen=True)
+class Options:
+    """What the command line asks for."""
+
+    output: Path
+    work: Path
+    corpus: Path | None = None
+    device: str = "cuda"
+    is_small: bool = False
+    """Tiny sizes, to try all of it on a CPU."""
+    is_long: bool = False
+    variants: Sequence[str] | None = None
+    settings: Sequence[str] = ()
+    """Of the pretraining, as `--set` takes them."""
+
+    def rows(self, name: str) -> Path:
+        """Return the file to which a part appends its rows."""
+        return self.work / "rows" / f"{name}.jsonl"
+
+    def data(self, length: int) -> Path:
+        """Return the data folder of a length."""
+        return self.work / f"data-{length}"
+
+
+@dataclass(frozen=True)
+class Part:
+    """One thing that is run and measured."""
+
+    name: str
+    title: str
+    script: Callable[[float], str]
+    """Returns lines for bash, given the seconds that they may take."""
+    limit: float
+    least: float
+    """Seconds that must be left to start it."""
+    read: Callable[[], Found]
+    """Returns what it has found, however it ended."""
+    needs: Path | None = None
+    """A file without which it cannot run."""
+
+
+def make_parts(options: Options) -> list[list[Part]]:
+    """Return the parts in their order, the most valuable first; those of one group run side by side."""
+    groups = [
+        [_tests(options), _examples(options)],  # one needs the card, the other the cores
+        [_bench(options, "bench-base", "12x768", 128, 256)],
+        [_bench(options, "bench-large", "24x1024", 512, 32)],
+        [_profile(options)],
+        [_variants(options)],
+        [_demo(options)],
+        [_pretraining(options)],
+    ]
+    if options.is_long:
+        groups.insert(3, [_bench(options, "bench-base-512", "12x768", 512, 64)])
+    return groups
+
+
+def _limits(options: Options, limit: float, least: float) -> tuple[float, float]:
+    """Return limit and least time of a part for this kind of check."""
+    return limit * (LONG_FACTOR if options.is_long else 1.0), 5.0 if options.is_small else least
+
+
+def _python(*arguments: object) -> str:
+    return shlex.join([sys.executable, *map(str, arguments)])
+
+
+def _package(*arguments: object) -> str:
+    return _python("-m", "bert_pretrain", *arguments)
+
+
+def _pydoc(options: Options) -> tuple[Path, list[str]]:
+    """Return the corpus of Python's documentation, and the lines that make it."""
+    corpus = options.work / "pydoc.jsonl"
+    lines = [_python(REPOSITORY / "scripts" / "pydoc_corpus.py", corpus)]
+    if options.is_small:
+        lines.append(f"sed -i 120q {shlex.quote(str(corpus))}")
+    return corpus, [f"[ -s {shlex.quote(str(corpus))} ] || {{ {'; '.join(lines)}; }}"]
+
+
+# ── tests and examples ──
+
+
+def _tests(options: Options) -> Part:
+    marked = [
+        path.relative_to(REPOSITORY)
+        for path in sorted((REPOSITORY / "tests").rglob("test_*.py"))
+        if re.search(
+            r"^pytestmark\b.*\n?.*pytest\.mark\.gpu|^@pytest\.mark\.gpu", path.read_text("utf-8"), re.MULTILINE
+        )
+    ]  # only these: other tests import what a machine with a card may lack
+    command = _python(
+        "-m", "pytest", "-m", "gpu", "-v", "--tb=short", "--durations=5", "-p", "no:cacheprovider", *marked
+    )
+    log = options.work / "logs" / "tests.txt"
+    return Part("tests", "tests marked gpu", lambda _: command, *_limits(options, 150, 30), lambda: _read_tests(log))
+
+
+def _read_tests(log: Path) -> Found:
+    """Return no rows, and how many tests passed and which did not."""
+    found: dict[str, list[str]] = {}
+    for name, outcome in re.findall(
+        r"^(\S+::.+?) (PASSED|FAILED|SKIPPED|ERROR)\b", log.read_text("utf-8"), re.MULTILINE
+    ):
+        found.setdefault(outcome.lower(), []).append(name.rpartition("::")[2])
+    counts = [f"{len(names)} {outcome}" for outcome, names in sorted(found.items())]
+    wrong = [*found.get("failed", []), *found.get("error", [])]
+    return [], ", ".join(counts) + (f" ({', '.join(wrong)})" if wrong else "")
+
+
+def _examples(options: Options) -> Part:
+    corpus, lines = _pydoc(options)
+    size = 1000 if options.is_small else PYDOC_VOCABULARY
+    if options.corpus is not None:
+        corpus, lines, size = options.corpus, [], 1000 if options.is_small else ROWS_OF_BERT
+    vocab = options.work / "vocab"
+    lines.append(_package("vocab", corpus, "--output", vocab, "--vocab-size", size))
+    for length in (128, 512):
+        keys = (f"data.max_seq_length={length}", f"data.dupe_factor={1 if options.is_small else 5}")
+        settings = [part for key in keys for part in ("--set", key)]
+        lines.append(_package("make-data", corpus, "--vocab", vocab, "--output", options.data(length), *settings))
+    source = "the documentation of Python" if options.corpus is None else corpus.name
+    title = f"examples of 128 and 512 tokens from {source}"
+    return Part(
+        "examples", title, lambda _: "\n".join(lines), *_limits(options, 150, 20), lambda: _read_examples(options)
+    )
+
+
+def _read_examples(options: Options) -> Found:
+    rows = []
+    for length in (128, 512):
+        splits = json.loads((options.data(length) / "manifest.json").read_text("utf-8"))["splits"]
+        shards = splits["train"]["shards"]
+        counts = {name: sum(shard[name] for shard in shards) for name in ("rows", "tokens")}
+        rows.append({"max_seq_length": length, **counts})
+    return rows, ", ".join(f"{row['rows']:,} of {row['max_seq_length']}" for row in rows)
+
+
+# ── speed ──
+
+
+def _shape(options: Options, size: str, examples: int) -> list[object]:
+    """Return the arguments that say what is measured, by the scripts' common names."""
+    if options.is_small:
+        return ["--examples", 8, "--device", options.device]
+    return ["--examples", examples, "--device", options.device, "--vocab-size", ROWS_OF_BERT]
+
+
+def _bench(options: Options, name: str, size: str, length: int, examples: int) -> Part:
+    shown = "1x64" if options.is_small else size
+    pairs = 2 if options.is_small else 15 if options.is_long else 7
+    command = _python(
+        REPOSITORY / "scripts" / "bench_train.py", options.data(length), "--sizes", shown, "--pairs", pairs,
+        "--dropout", 0, "--json", options.rows(name), *_shape(options, size, examples),
+    )  # fmt: skip
+    title = f"L{shown.replace('x', '-H')} at {length} against transformers"
+    needs = options.data(length) / "manifest.json"
+    return Part(name, title, lambda _: command, *_limits(options, 140, 40), lambda: _read_rows(options, name), needs)
+
+
+def _read_rows(options: Options, name: str) -> Found:
+    return read_rows(options.rows(name)), ""
+
+
+def _profile(options: Options) -> Part:
+    size = "1x64" if options.is_small else "12x768"
+    command = _python(
+        REPOSITORY / "scripts" / "gpu_profile.py", options.data(128), "--output", options.output, "--size", size,
+        "--json", options.rows("profile"), *_shape(options, size, 256),
+    )  # fmt: skip
+    title = f"profile of L{size.replace('x', '-H')} at 128"
+    needs = options.data(128) / "manifest.json"
+    return Part(
+        "profile", title, lambda _: command, *_limits(options, 80, 30), lambda: _read_rows(options, "profile"), needs
+    )
+
+
+def _variants(options: Options) -> Part:
+    sizes = ["--size", "1x64", "--small-size", "1x64"] if options.is_small else []
+    steps = ["--loss-steps", 3, "--timed-steps", 2, "--least", 1] if options.is_small else []
+    chosen = ["--variants", *options.variants] if options.variants else []
+
+    def script(seconds: float) -> str:
+        return _python(
+            REPOSITORY / "scripts" / "gpu_variants.py", options.data(128), "--json", options.rows("variants"),
+            "--limit", f"{max(seconds - 15, 1):.0f}", *_shape(options, "", 256), *sizes, *steps, *chosen,
+        )  # fmt: skip
+
+    needs = options.data(128) / "manifest.json"
+    title = "variants of the step at 128"
+    limits = _limits(options, 500, 60)
+    return Part("variants", title, script, *limits, lambda: _read_rows(options, "variants"), needs)
+
+
+# ── runs ──
+
+
+def _demo(options: Options) -> Part:
+    corpus, lines = _pydoc(options)
+    output = options.work / "demo"
+    keys = [f"inputs=[{corpus}]", f"train.device={options.device}"]
+    if options.is_small:
+        keys += ["vocab.size=1000", "data.dupe_factor=1", "train.max_steps=6", "train.eval_every=3"]
+    lines.append(shlex.join(["rm", "-rf", str(output)]))  # else a run of before is found done
+    lines.append(_package("run", "demo", "--output", output, *(part for key in keys for part in ("--set", key))))
+    limits = _limits(options, 120, 60)
+    return Part("demo", "the demo", lambda _: "\n".join(lines), *limits, lambda: _read_run("demo", output / "train"))
+
+
+def _pretraining(options: Options) -> Part:
+    run = options.work / "pretraining"
+    preset, around = ("tiny", 1.0) if options.is_small else ("base", float(AROUND_TRAINING_SECONDS))
+    wanted = 8.0 if options.is_small else float(PRETRAINING_SECONDS)
+
+    def script(seconds: float) -> str:
+        budget = min(wanted, seconds - around)
+        keys = [
+            f"train.time_budget={budget:.0f}s", "train.warmup_ratio=0.1",
+            "train.peak_lr=2e-4", "train.log_every=50", "train.eval_every=500", "train.save_every=1000000",
+            "train.keep_checkpoints=1", f"train.device={options.device}", *options.settings,
+        ]  # fmt: skip
+        if options.is_small:
+            keys += ["model.num_attention_heads=1", "model.hidden_size=64", "train.global_batch_size=8"]
+        settings = [part for key in keys for part in ("--set", key)]
+        command = _package("train", "--data", options.data(128), "--output", run, "--config", preset, *settings)
+        return f"{shlex.join(['rm', '-rf', str(run)])}\n{command}"
+
+    def read() -> Found:
+        metrics = run / "metrics.jsonl"
+        shutil.copyfile(metrics, options.output / "pretraining-metrics.jsonl")
+        drawn = subprocess.run(
+            [sys.executable, "-c", DRAW, run, options.output / "pretraining-curves.png"],
+            capture_output=True, text=True, timeout=60,
+        )  # fmt: skip
+        rows, remark = _read_run(f"{preset} at 128", run)
+        return rows, remark if drawn.returncode == 0 else f"no curves drawn: {drawn.stderr.strip().splitlines()[-1]}"
+
+    least = around + (3.0 if options.is_small else LEAST_PRETRAINING_SECONDS)
+    limit = wanted + 1.5 * around + (60.0 if options.is_small else 0.0)
+    needs = options.data(128) / "manifest.json"
+    return Part("pretraining", f"pretraining of {preset} at 128", script, limit, least, read, needs)
+
+
+def _read_run(name: str, run: Path) -> Found:
+    """Return one row of a run's figures, before and after; of a run that was stopped, those so far."""
+    lines = read_rows(run / "metrics.jsonl")
+    evaluations = [line for line in lines if "validation_mlm_loss" in line]
+    steps = [line for line in lines if "loss" in line]
+    row: Row = {"run": name}
+    if evaluations:
+        for key in ("mlm_loss", "mlm_accuracy", "nsp_loss", "nsp_accuracy"):
+            row[f"{key}_before"] = evaluations[0][f"validation_{key}"]
+            row[f"{key}_after"] = evaluations[-1][f"validation_{key}"]
+    if steps:
+        last = steps[-1]
+        row |= {key: last[key] for key in ("epoch", "examples", "examples_per_second", "mfu", "data_wait_share")}
+        row |= {"steps": last["step"], "elapsed_seconds": last["elapsed_seconds"]}
+    manifest = run / "manifest.json"
+    if manifest.is_file():
+        row["wall_seconds"] = json.loads(manifest.read_text("utf-8"))["progress"]["wall_seconds"]
+    return [row], ""

@@ -1,0 +1,116 @@
+"""The peak of a training step's memory on the pretended device, beside the project's estimate of it."""
+
+import contextlib
+import itertools
+import weakref
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_iter
+
+from bert_pretrain.config import Config
+from bert_pretrain.config_file import load_config
+from bert_pretrain.train.batches import Batch, GlobalBatch
+from bert_pretrain.train.device.hardware import DTYPES
+from bert_pretrain.train.device.memory import estimate_memory
+from tests.cuda.h200 import inductor_for_h200
+from tests.cuda.pretended import fake_global_batch, make_state, pin, pretended_cuda
+from tests.cuda.steps import run_step
+
+VOCAB_SIZE = 30522
+MASKED_SHARE = 0.15
+ALLOCATION_UNIT = 512
+"""Bytes to which PyTorch rounds what it allocates on CUDA."""
+
+
+class MemoryTracker(TorchDispatchMode):
+    """Follows the memory of all tensors on the device that operators return, from their first to their last use.
+
+    What a kernel takes for itself is not seen: cuBLAS's workspace, and the sums of flash attention's backward pass.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.live_bytes = self.peak_bytes = 0
+        self._known: set[int] = set()
+
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        """Look away while something is compiled, not while what was compiled runs."""
+        return True
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        result = func(*args, **(kwargs or {}))
+        for leaf in tree_iter(result) if func is not torch.ops.prim.device.default else ():
+            if isinstance(leaf, Tensor) and leaf.device.type == "cuda":
+                self._note(leaf.untyped_storage())
+        return result
+
+    def _note(self, storage: Any) -> None:
+        key = storage._cdata
+        if key not in self._known:
+            size = -(-storage.nbytes() // ALLOCATION_UNIT) * ALLOCATION_UNIT
+            self._known.add(key)
+            self.live_bytes += size
+            self.peak_bytes = max(self.peak_bytes, self.live_bytes)
+            weakref.finalize(storage, self._forget, key, size)
+
+    def _forget(self, key: int, size: int) -> None:
+        self._known.discard(key)
+        self.live_bytes -= size
+
+
+def full_batch(tokens: int, length: int) -> GlobalBatch:
+    """Return two micro-batches, each of so many tokens in sequences of full length."""
+    rows, masked = tokens // length, int(MASKED_SHARE * tokens)
+    ids, masks = torch.zeros(tokens, dtype=torch.int64), torch.zeros(masked, dtype=torch.int64)
+    cu_seqlens, labels = torch.arange(rows + 1, dtype=torch.int32) * length, torch.zeros(rows, dtype=torch.int64)
+    micro = Batch(ids, ids, ids, cu_seqlens, masks, masks, labels, length, tokens, rows)
+    return GlobalBatch([micro, micro], 2 * rows, 2 * rows, 2 * masked, 2 * tokens, 2 * rows * length**2)
+
+
+def peaks(num_layers: str, tokens: str, cache: str = "") -> list[dict[str, Any]]:
+    """Return peak and estimate, in bytes, of BERT-Base at 128 and BERT-Large at 512 tokens.
+
+    Args:
+        num_layers: of both; "all" leaves them as they are.
+        tokens: of a micro-batch.
+        cache: a folder; if given, Inductor compiles the layers.
+    """
+    found = []
+    for (name, length), optimizer, checkpointing in itertools.product(
+        (("base", 128), ("large", 512)), ("adamw", "muon"), (False, True)
+    ):
+        model: dict[str, Any] = {"attention_probs_dropout_prob": 0.0}
+        if num_layers != "all":
+            model["num_hidden_layers"] = int(num_layers)
+        train = {"optimizer": optimizer, "activation_checkpointing": checkpointing, "precision": "bf16"}
+        config = change(load_config(name), model, train)
+        with inductor_for_h200(cache) if cache else contextlib.nullcontext():
+            torch._dynamo.reset()
+            peak, estimate = _measure(config, length, int(tokens), "inductor" if cache else None)
+        label = f"{name} at {length}, {optimizer}{', checkpointing' if checkpointing else ''}"
+        found.append({"name": label, "peak": peak, "estimate": estimate})
+    return found
+
+
+def change(config: Config, model: dict[str, Any], train: dict[str, Any]) -> Config:
+    """Return a configuration with other values in two of its sections."""
+    sections = {"model": config.model.model_copy(update=model), "train": config.train.model_copy(update=train)}
+    return config.model_copy(update=sections)
+
+
+def _measure(config: Config, length: int, tokens: int, backend: str | None) -> tuple[int, int]:
+    with pretended_cuda() as mode, MemoryTracker() as tracker:
+        state = make_state(config, VOCAB_SIZE, attention="varlen", backend=backend)
+        batch = pin(fake_global_batch(mode, full_batch(tokens, length)))
+        for step in range(2):  # the optimizer's state is there from the first on
+            tracker.peak_bytes = 0
+            run_step(state, config, batch, step)
+        dtype = DTYPES[config.train.precision]
+        estimate = estimate_memory(config.train, state.model, length, tokens, dtype=dtype)
+    return tracker.peak_bytes, estimate.total

@@ -1,0 +1,97 @@
+"""A CUDA device that does not exist: fake tensors in a CPU build of PyTorch take it for one (an H200).
+
+Every operator runs its rules of shapes, types and devices, and nothing is computed. The library made from `hooks.cpp`
+must be loaded before `torch` is imported, so this works in a process of its own only; `conftest.py` starts one.
+"""
+
+import contextlib
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+from unittest import mock
+
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+
+from bert_pretrain.config import Config
+from bert_pretrain.model.bert import BertForPreTraining
+from bert_pretrain.train.batches import Batch, GlobalBatch
+from bert_pretrain.train.device import hardware
+from bert_pretrain.train.loss import PretrainingLoss
+from bert_pretrain.train.optim.optimizer import make_optimizers
+from bert_pretrain.train.state import TrainState
+from bert_pretrain.train.step import LossScale
+
+CUDA = torch.device("cuda", 0)
+
+
+@contextlib.contextmanager
+def pretended_cuda() -> Iterator[FakeTensorMode]:
+    """Return a context in which tensors are fake, and those on CUDA too."""
+    answers = {
+        "torch.cuda.amp.common.amp_definitely_not_available": False,
+        "torch.cuda.is_bf16_supported": True,
+        "torch.cuda.get_rng_state": torch.get_rng_state(),
+        "torch.cuda.set_rng_state": None,
+        "torch.cuda.max_memory_allocated": 0,
+    }
+    with contextlib.ExitStack() as stack:
+        for target, answer in answers.items():
+            stack.enter_context(mock.patch(target, lambda *_, answer=answer, **__: answer))
+        stack.enter_context(mock.patch.object(Tensor, "pin_memory", _pin_memory))
+        stack.enter_context(mock.patch.object(FakeTensor, "tolist", _tolist))
+        yield stack.enter_context(FakeTensorMode())
+
+
+def _pin_memory(tensor: Tensor) -> Tensor:
+    """Return the tensor itself, noted as page-locked: a thread may ask for it, and fake modes take one at a time."""
+    tensor.pretended_pinned = True  # type: ignore[attr-defined]
+    return tensor
+
+
+def is_pinned(tensor: Tensor) -> bool:
+    """Whether a tensor on the CPU lies in page-locked memory."""
+    return getattr(tensor, "pretended_pinned", False)
+
+
+def _tolist(tensor: Tensor) -> list[float]:
+    """Return ones for the values, which a fake tensor lacks; as for real they are copied to the CPU all at once."""
+    return [1.0] * tensor.cpu().numel()
+
+
+def make_state(
+    config: Config,
+    vocab_size: int,
+    *,
+    attention: str,
+    pairs: bool = True,
+    backend: str | Callable[..., Any] | None = None,
+) -> TrainState:
+    """Build a run's state on the pretended device, as `train.run` does; with a backend, layers are compiled by it."""
+    with CUDA:  # fake parameters cannot be moved
+        model = BertForPreTraining(config.model, vocab_size, attention=attention)
+    if not pairs:
+        model.pooler.requires_grad_(False)
+        model.nsp_head.requires_grad_(False)
+    model.encoder.activation_checkpointing = config.train.activation_checkpointing
+    if backend is not None:
+        hardware.compile_layers(model, backend, strict=True)
+    scale = LossScale.start(CUDA) if config.train.precision == "fp16" else None
+    network = PretrainingLoss(model, compiled=backend is not None)
+    return TrainState.start(model, network, make_optimizers(model, config.train), scale)
+
+
+def fake_batch(mode: FakeTensorMode, batch: Batch) -> Batch:
+    """Return a real micro-batch with fake tensors, still on the CPU."""
+    return batch._with_tensors(mode.from_tensor)
+
+
+def fake_global_batch(mode: FakeTensorMode, batch: GlobalBatch) -> GlobalBatch:
+    """Return a real batch with fake tensors, still on the CPU."""
+    return replace(batch, micro_batches=[fake_batch(mode, micro) for micro in batch.micro_batches])
+
+
+def pin(batch: GlobalBatch) -> GlobalBatch:
+    """Return a batch in page-locked memory, as it is when a step gets it."""
+    return replace(batch, micro_batches=[micro.pin_memory() for micro in batch.micro_batches])

@@ -1,0 +1,162 @@
+"""Masks: how many, which, and what is shown instead; held against the figures of the paper and exact counts."""
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bert_pretrain.examples import ragged
+from bert_pretrain.examples.examples import Examples, Masks
+from bert_pretrain.examples.masking import MaskingRule, mask_examples
+
+PAD, CLS, SEP, MASK, UNUSED, UNK = range(6)
+FIRST_PIECE, NUM_IDS = 6, 1006
+SUBWORDS = np.zeros(NUM_IDS, dtype=bool)
+SUBWORDS[500:] = True
+
+
+def rule(probability: float = 0.15, most: int = 10_000, whole_word: bool = False) -> MaskingRule:
+    replacements = np.arange(FIRST_PIECE, NUM_IDS)
+    return MaskingRule(probability, most, whole_word, MASK, (CLS, SEP, PAD), replacements, SUBWORDS)
+
+
+def table(lengths: list[int], seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
+    """Random examples `[CLS] A [SEP] B [SEP]` with the given number of maskable tokens each."""
+    rng = np.random.default_rng(seed)
+    rows = []
+    for length in lengths:
+        pieces = rng.integers(FIRST_PIECE, NUM_IDS, length)
+        split = int(rng.integers(0, length + 1))
+        rows.append(np.concatenate([[CLS], pieces[:split], [SEP], pieces[split:], [SEP]]))
+    return np.concatenate(rows).astype(np.uint16), ragged.offsets_of(np.array([len(row) for row in rows]))
+
+
+def mask(
+    input_ids: np.ndarray, offsets: np.ndarray, rule: MaskingRule, seed: int, starts_word: np.ndarray | None = None
+) -> tuple[np.ndarray, Masks]:
+    """The ids with masks in place, and the masks."""
+    examples = Examples(input_ids, offsets, np.zeros(len(offsets) - 1, np.uint16), starts_word=starts_word)
+    masked = mask_examples(examples, rule, np.random.default_rng(seed))
+    assert masked.masks is not None
+    assert masked.starts_word is None
+    return masked.input_ids, masked.masks
+
+
+def places_of(masks: Masks, offsets: np.ndarray) -> np.ndarray:
+    return np.repeat(offsets[:-1], np.diff(masks.offsets)) + masks.positions
+
+
+def words_of(example: np.ndarray) -> list[list[int]]:
+    """The positions of each word; pieces right after [CLS] or [SEP] form a word even if they continue one."""
+    words: list[list[int]] = []
+    for position, token in enumerate(example.tolist()):
+        if token in (CLS, SEP):
+            continue
+        if SUBWORDS[token] and example[position - 1] not in (CLS, SEP):
+            words[-1].append(position)
+        else:
+            words.append([position])
+    return words
+
+
+LENGTHS = st.lists(st.integers(1, 60), min_size=1, max_size=30)
+
+
+@given(LENGTHS, st.integers(0, 1000), st.sampled_from([0.15, 0.01, 0.5, 0.99]), st.integers(1, 30), st.booleans())
+def test_masks_are_in_order_reversible_and_never_on_special_tokens(
+    lengths: list[int], seed: int, probability: float, most: int, whole_word: bool
+) -> None:
+    input_ids, offsets = table(lengths, seed)
+    before = input_ids.copy()
+    shown_ids, masks = mask(input_ids, offsets, rule(probability, most, whole_word), seed)
+    assert np.array_equal(input_ids, before)
+    places = places_of(masks, offsets)
+    assert len(set(places.tolist())) == len(places)
+    assert not np.isin(before[places], (CLS, SEP, PAD)).any()
+    assert np.array_equal(before[places], masks.original_ids)
+    restored = shown_ids.copy()
+    restored[places] = masks.original_ids
+    assert np.array_equal(restored, before)
+    counts = np.diff(masks.offsets)
+    wanted = [min(most, max(1, round(probability * length))) for length in lengths]
+    if whole_word:
+        assert all(1 <= count <= limit for count, limit in zip(counts, wanted, strict=True))
+    else:
+        assert counts.tolist() == wanted
+    for row in range(len(lengths)):
+        assert (np.diff(masks.positions[masks.offsets[row] : masks.offsets[row + 1]].astype(int)) > 0).all()
+
+
+def within(successes: int, trials: int, share: float) -> bool:
+    """Whether a binomial count lies within five standard deviations."""
+    return abs(successes - share * trials) < 5 * math.sqrt(trials * share * (1 - share))
+
+
+@pytest.mark.parametrize("whole_word", [False, True])
+def test_eighty_ten_ten_and_replacements_are_real_pieces(whole_word: bool) -> None:
+    input_ids, offsets = table([100] * 4000)
+    shown_ids, masks = mask(input_ids, offsets, rule(whole_word=whole_word), 1)
+    shown = shown_ids[places_of(masks, offsets)]
+    is_mask = shown == MASK
+    is_same = shown == masks.original_ids
+    trials = len(shown)
+    assert trials > 40_000
+    assert within(int(is_mask.sum()), trials, 0.8)
+    assert within(int(is_same.sum()), trials, 0.1 + 0.1 / 1000)
+    randoms = shown[~is_mask & ~is_same]
+    assert not np.isin(randoms, (PAD, CLS, SEP, MASK, UNUSED, UNK)).any()
+    assert len(np.unique(randoms)) > 950
+    assert randoms.mean() == pytest.approx((FIRST_PIECE + NUM_IDS - 1) / 2, rel=0.03)
+
+
+def test_every_place_is_masked_equally_often() -> None:
+    input_ids, offsets = table([20] * 20_000)
+    _, masks = mask(input_ids, offsets, rule(), 2)
+    rows = np.repeat(np.arange(20_000), np.diff(masks.offsets))
+    # The number of the masked token among the maskable ones of its example.
+    maskable = ~np.isin(input_ids, (CLS, SEP))
+    order = np.cumsum(maskable) - 1 - 20 * rows.repeat(1)[0]
+    ranks = order[places_of(masks, offsets)] - 20 * rows
+    hits = np.bincount(ranks, minlength=20)
+    assert len(hits) == 20
+    assert all(within(int(count), 20_000, 3 / 20) for count in hits)
+
+
+@given(LENGTHS, st.integers(0, 1000))
+def test_whole_word_masking_masks_whole_words(lengths: list[int], seed: int) -> None:
+    input_ids, offsets = table(lengths, seed)
+    _, masks = mask(input_ids, offsets, rule(whole_word=True), seed)
+    for row, length in enumerate(lengths):
+        example = input_ids[offsets[row] : offsets[row + 1]]
+        chosen = set(masks.positions[masks.offsets[row] : masks.offsets[row + 1]].tolist())
+        words = words_of(example)
+        limit = max(1, round(0.15 * length))
+        if min(map(len, words)) > limit:
+            assert len(chosen) == 1  # not even the shortest word fits: one token of some word
+            continue
+        assert all(chosen.issuperset(word) or chosen.isdisjoint(word) for word in words)
+        # No further word would have fitted.
+        left = [len(word) for word in words if chosen.isdisjoint(word)]
+        assert not left or len(chosen) + min(left) > limit
+
+
+def test_whole_words_come_near_to_the_share_asked() -> None:
+    input_ids, offsets = table([100] * 2000)
+    _, masks = mask(input_ids, offsets, rule(whole_word=True), 3)
+    assert 0.145 < len(masks.positions) / (100 * 2000) <= 0.15
+
+
+def test_many_examples_are_masked_as_few_are() -> None:
+    """Work is done in batches of rows; no example falls between them."""
+    lengths = [int(value) for value in np.random.default_rng(4).integers(1, 30, 5000)]
+    input_ids, offsets = table(lengths)
+    counts = np.diff(mask(input_ids, offsets, rule(), 5)[1].offsets)
+    assert counts.tolist() == [max(1, round(0.15 * length)) for length in lengths]
+
+
+def test_no_examples_have_no_masks() -> None:
+    shown_ids, masks = mask(np.zeros(0, np.uint16), np.zeros(1, np.int64), rule(), 0)
+    assert len(masks.positions) == len(shown_ids) == 0
+    assert masks.offsets.tolist() == [0]

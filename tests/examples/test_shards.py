@@ -1,0 +1,188 @@
+"""Shards come back as they were written, and what is not as the manifest says is refused before its rows are used."""
+
+import itertools
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bert_pretrain.errors import DataError
+from bert_pretrain.examples import ragged
+from bert_pretrain.examples.examples import Examples, Masks, concatenate
+from bert_pretrain.examples.shards import DataFolder, ShardRecord, content_hash, read_shard, write_shard
+
+
+def table(
+    rows: int,
+    seed: int = 0,
+    dtype: type = np.uint16,
+    *,
+    is_masked: bool = True,
+    has_labels: bool = True,
+    has_words: bool = False,
+) -> Examples:
+    rng = np.random.default_rng(seed)
+    offsets = ragged.offsets_of(rng.integers(5, 40, rows))
+    masked_offsets = ragged.offsets_of(rng.integers(1, 5, rows))
+    masks = Masks(
+        rng.integers(0, 5, masked_offsets[-1]).astype(np.uint16),
+        rng.integers(0, np.iinfo(dtype).max, masked_offsets[-1]).astype(dtype),
+        masked_offsets,
+    )
+    return Examples(
+        input_ids=rng.integers(0, np.iinfo(dtype).max, offsets[-1]).astype(dtype),
+        offsets=offsets,
+        segment_b_start=rng.integers(2, 5, rows).astype(np.uint16),
+        masks=masks if is_masked else None,
+        next_sentence_label=rng.integers(0, 2, rows).astype(np.uint8) if has_labels else None,
+        starts_word=rng.random(offsets[-1]) < 0.7 if has_words else None,
+    )
+
+
+# What each objective keeps.
+KINDS = {
+    "pairs": {},
+    "full sentences": {"has_labels": False},
+    "masks drawn later": {"is_masked": False},
+    "masks drawn later over segmented words": {"is_masked": False, "has_words": True, "has_labels": False},
+}
+
+
+def assert_equal(first: Examples, second: Examples) -> None:
+    ours, theirs = first.columns(), second.columns()
+    assert list(ours) == list(theirs)
+    for name, column in ours.items():
+        assert np.array_equal(column, theirs[name]), name
+        assert column.dtype == theirs[name].dtype, name
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("dtype", [np.uint16, np.uint32])
+@pytest.mark.parametrize("rows", [0, 1, 5000])
+def test_a_shard_comes_back_as_it_was_written(tmp_path: Path, rows: int, dtype: type, kind: str) -> None:
+    examples = table(rows, dtype=dtype, **KINDS[kind])
+    record = write_shard(tmp_path, "train/00000.parquet", examples)
+    assert (record.rows, record.tokens) == (rows, len(examples.input_ids))
+    assert record.bytes == (tmp_path / record.path).stat().st_size
+    found = read_shard(tmp_path, record)
+    assert_equal(found, examples)
+    assert content_hash(found) == record.content_hash
+    assert write_shard(tmp_path, "train/00001.parquet", examples).sha256 == record.sha256
+
+
+def test_the_columns_are_those_of_the_design(tmp_path: Path) -> None:
+    write_shard(tmp_path, "a.parquet", table(3))
+    schema = pq.read_schema(tmp_path / "a.parquet")
+    assert {field.name: str(field.type) for field in schema} == {
+        "input_ids": "list<element: uint16>",
+        "segment_b_start": "uint16",
+        "masked_lm_positions": "list<element: uint16>",
+        "masked_lm_ids": "list<element: uint16>",
+        "next_sentence_label": "uint8",
+    }
+    column = pq.ParquetFile(tmp_path / "a.parquet").metadata.row_group(0).column(0)
+    assert column.compression == "ZSTD"
+    assert column.has_dictionary_page
+
+
+def tampered(data_folder: Path, tmp_path: Path) -> tuple[Path, ShardRecord]:
+    """A copy of a data folder that may be spoilt, and the record of its first shard."""
+    copy = tmp_path / "data"
+    shutil.copytree(data_folder, copy)
+    return copy, DataFolder.open(copy).shards("train")[0]
+
+
+def test_a_changed_byte_is_detected(data_folder: Path, tmp_path: Path) -> None:
+    folder, record = tampered(data_folder, tmp_path)
+    content = bytearray((folder / record.path).read_bytes())
+    content[len(content) // 2] ^= 1
+    (folder / record.path).write_bytes(content)
+    DataFolder.open(folder)  # size and footer are as they were
+    with pytest.raises(DataError, match="SHA-256"):
+        read_shard(folder, record)
+
+
+@pytest.mark.parametrize("damage", ["missing", "shorter", "not Parquet", "another shard"])
+def test_a_damaged_folder_is_refused_when_it_is_opened(data_folder: Path, tmp_path: Path, damage: str) -> None:
+    folder, record = tampered(data_folder, tmp_path)
+    path = folder / record.path
+    content = path.read_bytes()
+    if damage == "missing":
+        path.unlink()
+    elif damage == "another shard":
+        write_shard(folder, record.path, table(3))
+    else:
+        path.write_bytes(content[:-10] if damage == "shorter" else b"x" * len(content))
+    with pytest.raises(DataError) as caught:
+        DataFolder.open(folder)
+    assert record.path in caught.value.what
+
+
+def test_another_format_version_is_refused(data_folder: Path, tmp_path: Path) -> None:
+    folder, _ = tampered(data_folder, tmp_path)
+    manifest = json.loads((folder / "manifest.json").read_text())
+    (folder / "manifest.json").write_text(json.dumps({**manifest, "format_version": 99}))
+    with pytest.raises(DataError, match="version 99"):
+        DataFolder.open(folder)
+
+
+def test_what_an_objective_does_without_is_absent_on_disk(tmp_path: Path) -> None:
+    for kind, columns in (
+        ("full sentences", {"input_ids", "segment_b_start", "masked_lm_positions", "masked_lm_ids"}),
+        ("masks drawn later", {"input_ids", "segment_b_start", "next_sentence_label"}),
+        ("masks drawn later over segmented words", {"input_ids", "segment_b_start", "word_starts"}),
+    ):
+        write_shard(tmp_path, "a.parquet", table(3, **KINDS[kind]))
+        schema = pq.read_schema(tmp_path / "a.parquet")
+        assert set(schema.names) == columns
+        assert "word_starts" not in columns or str(schema.field("word_starts").type) == "list<element: uint16>"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_content_hash_sees_every_column(kind: str) -> None:
+    columns = table(9, **KINDS[kind]).columns()
+    hashes = {content_hash(table(9, **KINDS[kind]))}
+    for name in columns:
+        examples = table(9, **KINDS[kind])
+        examples.columns()[name][-1] ^= True
+        hashes.add(content_hash(examples))
+    assert len(hashes) == 1 + len(columns)
+
+
+@given(st.lists(st.integers(0, 19), max_size=30), st.integers(0, 9), st.sampled_from(list(KINDS.values())))
+def test_chosen_examples_are_those_chosen(rows: list[int], seed: int, kind: dict[str, bool]) -> None:
+    examples = table(20, seed, **kind)
+    taken = examples.take(np.array(rows, dtype=np.int64))
+    assert len(taken) == len(rows)
+    for place, row in enumerate(rows):
+        assert_equal(taken.take(np.array([place])), examples.take(np.array([row])))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_joined_tables_hold_all_rows_in_order(kind: str) -> None:
+    tables = [table(rows, seed, **KINDS[kind]) for seed, rows in enumerate((3, 0, 5))]
+    joined = concatenate(tables)
+    assert len(joined) == 8
+    assert_equal(joined.take(np.arange(3)), tables[0])
+    assert_equal(joined.take(np.arange(3, 8)), tables[2])
+
+
+LENGTHS = st.lists(st.integers(0, 9), max_size=20)
+
+
+@given(LENGTHS)
+def test_ragged_arrays(lengths: list[int]) -> None:
+    offsets = ragged.offsets_of(np.array(lengths, dtype=np.int64))
+    values = np.arange(offsets[-1])
+    lists = [values[begin:end].tolist() for begin, end in itertools.pairwise(offsets)]
+    assert list(map(len, lists)) == lengths
+    assert ragged.positions_within(offsets).tolist() == [place for length in lengths for place in range(length)]
+    order = np.arange(len(lengths))[::-1]
+    taken, taken_offsets = ragged.take(values, offsets, order)
+    assert taken.tolist() == [value for row in order for value in lists[row]]
+    assert np.diff(taken_offsets).tolist() == lengths[::-1]

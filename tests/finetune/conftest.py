@@ -1,0 +1,113 @@
+"""A BERT of two layers with a vocabulary of toys, and rows that it can learn in seconds."""
+
+import json
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bert_pretrain.config import ModelConfig
+from bert_pretrain.model.bert import BertForPreTraining
+from bert_pretrain.model.huggingface import save_model
+from bert_pretrain.text.tokenizer import Tokenizer
+
+POSITIONS = 32
+FILLERS = ["film", "book", "day", "the", "was", "is", "very"]
+WORDS = [
+    *FILLERS,
+    "good",
+    "fine",
+    "bad",
+    "poor",
+    "anna",
+    "berlin",
+    "paris",
+    "who",
+    "where",
+    "?",
+    ".",
+    "##s",
+    "天",
+    "气",
+]
+
+
+@pytest.fixture(scope="session")
+def toy_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model folder with random weights."""
+    tokens = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *WORDS]
+    tokenizer = Tokenizer(tokens, lowercase=True, strip_accents=None, handle_chinese_chars=True)
+    sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64}
+    # Wide weights learn toys in fewer steps; dropout would cost some.
+    quiet = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0, "initializer_range": 0.1}
+    config = ModelConfig(**sizes, **quiet, max_position_embeddings=POSITIONS)
+    model = BertForPreTraining(config, tokenizer.vocab_size)
+    model.initialize(1)
+    folder = tmp_path_factory.mktemp("toy") / "model"
+    folder.mkdir()
+    save_model(model, folder, tokenizer)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def reviews() -> Callable[[int, int], list[dict[str, Any]]]:
+    """Make rows whose last word tells the label: `reviews(count, seed)`."""
+
+    def make(count: int, seed: int) -> list[dict[str, Any]]:
+        draw = random.Random(seed)
+        rows = []
+        for _ in range(count):
+            label = draw.choice(["pos", "neg"])
+            cue = draw.choice(["good", "fine"] if label == "pos" else ["bad", "poor"])
+            rows.append({"text": " ".join([*draw.choices(FILLERS, k=draw.randint(1, 6)), cue]), "label": label})
+        return rows
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def sentences() -> Callable[[int, int], list[dict[str, Any]]]:
+    """Make tagged sentences, some longer than the positions: `sentences(count, seed)`."""
+
+    def make(count: int, seed: int) -> list[dict[str, Any]]:
+        draw = random.Random(seed)
+        tags = {"anna": "B-PER", "berlin": "B-LOC", "paris": "B-LOC"}
+        words = [draw.choices([*FILLERS, *tags], k=draw.randint(2, 50)) for _ in range(count)]
+        return [{"tokens": each, "tags": [tags.get(word, "O") for word in each]} for each in words]
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def questions() -> Callable[[int, int], list[dict[str, Any]]]:
+    """Make questions, some without an answer, some on contexts longer than the positions: `questions(count, seed)`."""
+
+    def make(count: int, seed: int) -> list[dict[str, Any]]:
+        draw = random.Random(seed)
+        rows = []
+        for number in range(count):
+            asked, name = draw.choice([("who ?", "anna"), ("where ?", "berlin")])
+            words = draw.choices(FILLERS, k=draw.randint(3, 40))
+            has_answer = draw.random() < 0.8
+            if has_answer:
+                words.insert(draw.randint(0, len(words)), name)
+            context = " ".join(words)
+            answers = {"text": [name], "answer_start": [context.index(name)]} if has_answer else {}
+            answers = answers or {"text": [], "answer_start": []}
+            rows.append({"id": f"{seed}-{number}", "question": asked, "context": context, "answers": answers})
+        return rows
+
+    return make
+
+
+def write_jsonl(path: Path, rows: list[dict[str, Any]]) -> str:
+    path.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows), encoding="utf-8")
+    return str(path)
+
+
+@pytest.fixture(scope="session")
+def as_jsonl() -> Callable[[Path, list[dict[str, Any]]], str]:
+    """Write rows as JSONL and return the path."""
+    return write_jsonl

@@ -1,0 +1,60 @@
+"""`classify`: what a text and a pair become, and in which order classes stand."""
+
+from pathlib import Path
+
+import datasets
+import pytest
+from tokenizers import Tokenizer as Backend
+
+from bert_pretrain.finetune.classify import Classify, longest_first_lengths
+from bert_pretrain.finetune.settings import Settings
+from bert_pretrain.text.tokenizer import Tokenizer
+
+
+@pytest.fixture
+def tokenizer(toy_model: Path) -> Tokenizer:
+    return Tokenizer.load(toy_model)
+
+
+def test_a_pair_is_cut_as_the_library_cuts_it(tokenizer: Tokenizer) -> None:
+    backend = Backend.from_str(tokenizer.backend.to_str())
+    for room in (6, 7):
+        backend.enable_truncation(room + 3, strategy="longest_first")
+        for first in range(1, 12):
+            for second in range(1, 12):
+                parts = backend.encode("good " * first, "bad " * second).sequence_ids
+                assert longest_first_lengths(first, second, room) == (parts.count(0), parts.count(1))
+
+
+def test_texts_and_pairs_are_what_the_library_makes_of_them(
+    tokenizer: Tokenizer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    backend = Backend.from_str(tokenizer.backend.to_str())
+    backend.encode_special_tokens = True
+    backend.enable_truncation(16, strategy="longest_first")
+    texts = ["good film", "bad [MASK] book", "very " * 40, "天气 is fine"]
+    for pair_field in (None, "pair"):
+        task = Classify(Settings(max_length=16, pair_field=pair_field), tokenizer)
+        rows = [f'{{"text": "{text}", "pair": "{text} ?", "label": {number}}}' for number, text in enumerate(texts)]
+        (tmp_path / "a.jsonl").write_text("\n".join(rows), encoding="utf-8")
+        examples = task.read(str(tmp_path / "a.jsonl"), "--train")
+        task.set_labels(examples, [], [])
+        windows = task.encode(examples, "train")
+        peers = backend.encode_batch([(text, f"{text} ?") if pair_field else text for text in texts])
+        assert [window.input_ids for window in windows] == [peer.ids for peer in peers]
+        assert [window.token_type_ids for window in windows] == [peer.type_ids for peer in peers]
+        assert [window.labels["labels"] for window in windows] == [0, 1, 2, 3]
+        assert "1 of 4 are longer than 16 tokens" in capsys.readouterr().out
+
+
+def test_classes_of_a_dataset_keep_their_order_and_numbers_have_theirs(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    features = datasets.Features(
+        {"text": datasets.Value("string"), "label": datasets.ClassLabel(names=["b", "c", "a"])}
+    )
+    rows = [{"text": "film", "label": number} for number in (2, 0, 1)]
+    datasets.DatasetDict(train=datasets.Dataset.from_list(rows, features=features)).save_to_disk(tmp_path / "saved")
+    (tmp_path / "numbers.csv").write_text("text,label\nfilm,10\nbook,9\nday,x\n")
+    for source, classes in (("saved", ["b", "c", "a"]), ("numbers.csv", ["9", "10", "x"])):
+        task = Classify(Settings(), tokenizer)
+        task.set_labels(task.read(str(tmp_path / source), "--train"), [], [])
+        assert task.classes == classes

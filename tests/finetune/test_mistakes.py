@@ -1,0 +1,117 @@
+"""What cannot be fine-tuned is one message of three parts, names the place, and leaves nothing behind."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from bert_pretrain.cli import app
+
+GOOD = '{"text": "good", "label": "a"}\n{"text": "bad", "label": "b"}\n'
+TAGGED = '{"tokens": ["anna", "is"], "tags": ["B-PER", "O"]}\n'
+ASKED = {"id": "1", "question": "who ?", "context": "the anna", "answers": {"text": ["anna"], "answer_start": [4]}}
+
+
+def asked(**changes: object) -> str:
+    return json.dumps({**ASKED, **changes}) + "\n"
+
+
+# What stands in the file, the task and its flags, what the message says, where it points.
+MISTAKES = {
+    "no such column": ('{"txt": "a", "label": "b"}\n', "classify", "did you mean 'txt'", "x.jsonl: line 1"),
+    "empty text": (GOOD + '{"text": " ", "label": "a"}\n', "classify", "'text' is empty", "x.jsonl: line 3"),
+    "missing label": (GOOD + '{"text": "good", "label": null}\n', "classify", "no label", "x.jsonl: line 3"),
+    "one class": ('{"text": "good", "label": "a"}\n' * 3, "classify", "only one class", "x.jsonl: line 1"),
+    "fractions": (GOOD + '{"text": "good", "label": 0.5}\n', "classify", "is a fraction", "x.jsonl: line 3"),
+    "words in a regression": (GOOD, "classify --regression", "'a' is not a number", "x.jsonl: line 1"),
+    "not JSON": (GOOD + "{broken\n", "classify", "not JSON", "x.jsonl: line 3"),
+    "empty file": ("\n", "classify", "no row", "x.jsonl"),
+    "nothing to hold out": (TAGGED, "tag", "hold any out", "--train"),
+    "unequal length": ('{"tokens": ["a", "b"], "tags": ["O"]}\n', "tag", "2 words and 1 tags", "x.jsonl: line 1"),
+    "not BIO": ('{"tokens": ["a"], "tags": ["NOUN"]}\n', "tag", "'NOUN' is not BIO", "x.jsonl: line 1"),
+    "inside of nothing": ('{"tokens": ["a"], "tags": ["I-PER"]}\n', "tag", "did not begin", "x.jsonl: line 1"),
+    "nothing to find": ('{"tokens": ["a"], "tags": ["O"]}\n', "tag", "every tag is O", "x.jsonl: line 1"),
+    "text for words": ('{"tokens": "a", "tags": ["O"]}\n', "tag", "not a list of words", "x.jsonl: line 1"),
+    "no words": ('{"tokens": [], "tags": []}\n', "tag", "no words", "x.jsonl: line 1"),
+    "answer elsewhere": (
+        asked(answers={"text": ["anna"], "answer_start": [0]}),
+        "answer",
+        "not in the context at answer_start 0; it is at 4",
+        "x.jsonl: line 1",
+    ),
+    "answer of other spelling": (
+        asked(answers={"text": ["Anna"], "answer_start": [4]}),
+        "answer",
+        "does not contain it",
+        "x.jsonl: line 1",
+    ),
+    "no answers at all": (asked(answers={"text": [], "answer_start": []}), "answer", "no question has", "x.jsonl"),
+    "empty question": (asked(question=""), "answer", "question is empty", "x.jsonl: line 1"),
+    "an id twice": (asked() * 2, "answer", "'1' occurs twice", "x.jsonl: line 2"),
+    "answers of another layout": (asked(answers={"text": ["anna"]}), "answer", "SQuAD's format", "x.jsonl: line 1"),
+    "more than the positions": (GOOD, "classify --max-length 64", "32 positions", "--max-length"),
+    "flag of another task": (GOOD, "classify --tags-field t", "is for the task 'tag'", "--tags-field"),
+    "no such task": (GOOD, "translate", "no task 'translate'", "TASK"),
+    "impossible rate": (GOOD, "classify --learning-rate -1", "it is -1.0", "--learning-rate"),
+    "one card of several": (GOOD, "classify --device cuda:3", "'cuda:3'", "--device"),
+}
+
+
+@pytest.mark.parametrize(("text", "call", "what", "where"), MISTAKES.values(), ids=MISTAKES)
+def test_bad_rows_and_flags_are_told(
+    toy_model: Path, tmp_path: Path, text: str, call: str, what: str, where: str
+) -> None:
+    (tmp_path / "x.jsonl").write_text(text)
+    assert_told(toy_model, tmp_path, call, what, where)
+
+
+def assert_told(model: Path, place: Path, call: str, what: str, where: str) -> None:
+    task, *flags = call.split()
+    arguments = ["finetune", task, model, "--train", place / "x.jsonl", "--output", place / "o", *flags]
+    result = CliRunner().invoke(app, list(map(str, arguments)))
+    assert result.exit_code == 2, result.output
+    message = result.stderr[result.stderr.index("error: ") :]
+    head, _, rest = message.partition("\n  where: ")
+    assert what in head
+    assert where in rest.split("\n  to do: ")[0]
+    assert not (place / "o").exists()
+    assert not (place / "o.partial").exists()
+
+
+def test_the_command_fine_tunes_into_a_folder_and_refuses_a_url(toy_model: Path, tmp_path: Path) -> None:
+    (tmp_path / "x.jsonl").write_text(GOOD * 4)
+    arguments = ["finetune", "classify", toy_model, "--train", tmp_path / "x.jsonl", "--epochs", "1", "--device", "cpu"]
+    refused = CliRunner().invoke(app, list(map(str, [*arguments, "--output", "memory://tuned"])))
+    assert refused.exit_code == 2
+    assert "memory://tuned is a URL" in refused.stderr
+    done = CliRunner().invoke(app, list(map(str, [*arguments, "--output", tmp_path / "tuned"])))
+    assert done.exit_code == 0, done.output
+    assert (tmp_path / "tuned" / "metrics.json").exists()
+
+
+def test_labels_that_training_does_not_know_are_told(toy_model: Path, tmp_path: Path) -> None:
+    (tmp_path / "x.jsonl").write_text(GOOD)
+    (tmp_path / "v.jsonl").write_text(GOOD + '{"text": "fine", "label": "c"}\n')
+    call = f"classify --validation {tmp_path}/v.jsonl"
+    assert_told(toy_model, tmp_path, call, "'c' does not occur", "v.jsonl: line 3")
+    (tmp_path / "x.jsonl").write_text(TAGGED * 2)
+    (tmp_path / "v.jsonl").write_text('{"tokens": ["paris"], "tags": ["B-LOC"]}\n')
+    call = f"tag --validation {tmp_path}/v.jsonl"
+    assert_told(toy_model, tmp_path, call, "'B-LOC' is of a kind", "v.jsonl: line 1")
+
+
+def test_folders_that_hold_no_fitting_bert_are_told(toy_model: Path, tmp_path: Path) -> None:
+    (tmp_path / "x.jsonl").write_text(GOOD)
+    assert_told(tmp_path, tmp_path, "classify", "has no config.json", "MODEL")
+    other = tmp_path / "other"
+    shutil.copytree(toy_model, other)
+    config = json.loads((other / "config.json").read_text())
+    (other / "config.json").write_text(json.dumps({**config, "model_type": "gpt2"}))
+    assert_told(other, tmp_path, "classify", "model_type is 'gpt2'", "config.json")
+    (other / "config.json").write_text(json.dumps(config))
+    with (other / "vocab.txt").open("a") as file:
+        file.write("stranger\n")
+    (other / "tokenizer.json").unlink()  # which holds the vocabulary too
+    assert_told(other, tmp_path, "classify", "tokens, the vocabulary", "other")

@@ -1,0 +1,234 @@
+"""Fine-tuning learns what can be learned, measures as others do, and writes folders that `transformers` reads alike."""
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import transformers
+import yaml
+from safetensors.torch import load_file
+from scipy import stats
+from seqeval.metrics import f1_score
+from sklearn import metrics as sklearn_metrics
+
+from bert_pretrain.errors import ConfigError, OutputError
+from bert_pretrain.finetune.classify import Classify
+from bert_pretrain.finetune.run import finetune
+from bert_pretrain.finetune.settings import Settings
+from bert_pretrain.finetune.training import open_network
+from bert_pretrain.text.tokenizer import Tokenizer
+
+FAST = {"learning_rate": 3e-3, "batch_size": 16}
+
+
+def results(folder: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    lines = (folder / "predictions.jsonl").read_text(encoding="utf-8").splitlines()
+    return json.loads((folder / "metrics.json").read_text()), [json.loads(line) for line in lines]
+
+
+def peer_of(folder: Path, kind: str) -> tuple[Any, Any]:
+    model, info = getattr(transformers, f"AutoModelFor{kind}").from_pretrained(folder, output_loading_info=True)
+    assert not info["missing_keys"]
+    assert not info["unexpected_keys"]
+    return model.eval(), transformers.AutoTokenizer.from_pretrained(folder)
+
+
+@pytest.fixture(scope="module")
+def classifier(tmp_path_factory: pytest.TempPathFactory, toy_model: Path, reviews, as_jsonl) -> dict[str, Any]:
+    """A finished classification, and the call that made it."""
+    place = tmp_path_factory.mktemp("classifier")
+    call = {
+        "train": as_jsonl(place / "train.jsonl", reviews(200, 1)),
+        "test": as_jsonl(place / "test.jsonl", reviews(60, 2)),
+        "output": place / "out",
+        "settings": Settings(**FAST, epochs=5),
+        "device": "cpu",
+    }
+    finetune("classify", toy_model, **call)
+    return call
+
+
+def test_a_separable_task_is_learned_and_scored_as_scikit_learn_scores(classifier: dict[str, Any]) -> None:
+    report, predictions = results(classifier["output"])
+    assert report["rows"] == {"train": 180, "validation": 20, "test": 60}
+    assert report["test"]["accuracy"] > 0.95
+    truth, found = ([line[key] for line in predictions] for key in ("label", "prediction"))
+    assert report["test"] == pytest.approx(
+        {
+            "accuracy": sklearn_metrics.accuracy_score(truth, found),
+            "macro_f1": sklearn_metrics.f1_score(truth, found, average="macro"),
+            "mcc": sklearn_metrics.matthews_corrcoef(truth, found),
+        }
+    )
+    best = max(report["epochs"], key=lambda epoch: epoch["eval_accuracy"])
+    assert report["best_epoch"] == best["epoch"]
+    assert [epoch["epoch"] for epoch in report["epochs"]] == [1, 2, 3, 4, 5]
+
+
+def test_classes_are_what_transformers_gives_from_the_folder(classifier: dict[str, Any]) -> None:
+    _, predictions = results(classifier["output"])
+    model, tokenizer = peer_of(classifier["output"], "SequenceClassification")
+    assert model.config.id2label == {0: "neg", 1: "pos"}
+    ask = transformers.pipeline("text-classification", model=model, tokenizer=tokenizer, top_k=None, device="cpu")
+    for line in predictions[:20]:
+        peer = {answer["label"]: answer["score"] for answer in ask([line["text"]])[0]}
+        assert peer == pytest.approx(line["probabilities"], abs=2e-6)
+        assert max(peer, key=peer.__getitem__) == line["prediction"]
+
+
+def test_the_card_says_what_it_is_and_gives_its_figures(classifier: dict[str, Any]) -> None:
+    report, _ = results(classifier["output"])
+    head, _, body = (classifier["output"] / "README.md").read_text().removeprefix("---\n").partition("\n---\n")
+    assert yaml.safe_load(head)["pipeline_tag"] == "text-classification"
+    figures = (report[split]["accuracy"] for split in ("validation", "test"))
+    assert f"| accuracy | {' | '.join(f'{figure:.4f}' for figure in figures)} |" in body
+    assert f"weights of epoch {report['best_epoch']}, the best of 5" in body
+
+
+def test_a_head_for_other_labels_is_drawn_anew_and_one_for_the_same_is_kept(
+    classifier: dict[str, Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    tokenizer = Tokenizer.load(classifier["output"])
+    saved = load_file(classifier["output"] / "model.safetensors")["classifier.weight"]
+    for classes, is_kept in ((["neg", "pos"], True), (["pos", "neg"], False)):
+        task = Classify(Settings(), tokenizer)
+        task.classes = classes
+        network = open_network(classifier["output"], task, Settings())
+        assert torch.equal(network.classifier.weight.detach(), saved) == is_kept
+        assert ("classifier.weight" in capsys.readouterr().out) == (not is_kept)
+
+
+def test_the_same_command_is_up_to_date_and_another_is_refused(
+    classifier: dict[str, Any], toy_model: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = (classifier["output"] / "model.safetensors").stat().st_mtime_ns
+    finetune("classify", toy_model, **classifier)
+    assert "up to date" in capsys.readouterr().out
+    other = {**classifier, "settings": Settings(**FAST, epochs=5, weight_decay=0.1)}
+    with pytest.raises(OutputError, match=r"settings.weight_decay: 0.01 -> 0.1"):
+        finetune("classify", toy_model, **other)
+    assert (classifier["output"] / "model.safetensors").stat().st_mtime_ns == before
+    assert not list(classifier["output"].parent.glob("*.partial"))
+
+
+def test_pairs_give_numbers_with_the_correlations_of_scipy(toy_model: Path, tmp_path: Path, as_jsonl) -> None:
+    words = ["bad", "poor", "book", "fine", "good"]
+    rows = [
+        {"a": f"the {words[i % 5]}", "b": f"is {words[i // 5 % 5]}", "score": float(i % 5 - i // 5 % 5)}
+        for i in range(100)
+    ]
+    settings = Settings(**FAST, epochs=6, text_field="a", pair_field="b", label_field="score", regression=True)
+    source = as_jsonl(tmp_path / "pairs.jsonl", rows)
+    output = finetune("classify", toy_model, train=source, test=source, output=tmp_path / "o", settings=settings)
+    report, predictions = results(output)
+    truth, found = ([line[key] for line in predictions] for key in ("label", "prediction"))
+    assert report["test"]["spearman"] == pytest.approx(stats.spearmanr(truth, found).statistic)
+    assert report["test"]["pearson"] == pytest.approx(stats.pearsonr(truth, found).statistic)
+    assert report["test"]["mse"] == pytest.approx(sklearn_metrics.mean_squared_error(truth, found))
+    assert report["test"]["spearman"] > 0.8
+    model, tokenizer = peer_of(output, "SequenceClassification")
+    with torch.no_grad():
+        peer = model(**tokenizer(rows[7]["a"], rows[7]["b"], return_tensors="pt")).logits.item()
+    assert peer == pytest.approx(found[7], abs=1e-5)
+
+
+def test_tags_are_learned_also_beyond_the_positions(toy_model: Path, tmp_path: Path, sentences, as_jsonl) -> None:
+    train = as_jsonl(tmp_path / "train.jsonl", sentences(150, 1))
+    validation = as_jsonl(tmp_path / "validation.jsonl", sentences(40, 2))
+    settings = Settings(**FAST)
+    output = finetune(
+        "tag", toy_model, train=train, validation=validation, output=tmp_path / "o", settings=settings, device="cpu"
+    )
+    report, predictions = results(output)
+    truth, found = ([line[key] for line in predictions] for key in ("tags", "prediction"))
+    assert [len(tags) for tags in found] == [len(tags) for tags in truth]
+    assert max(map(len, truth)) > 32
+    assert report["validation"]["f1"] == pytest.approx(f1_score(truth, found))
+    assert report["validation"]["f1"] > 0.95
+    model, tokenizer = peer_of(output, "TokenClassification")
+    line = next(line for line in predictions if 5 < len(line["tokens"]) < 20)
+    encoding = tokenizer(line["tokens"], is_split_into_words=True, return_tensors="pt")
+    with torch.no_grad():
+        likeliest = model(**encoding).logits[0].argmax(dim=-1).tolist()
+    word_ids = encoding.word_ids()
+    firsts = [word_ids.index(word) for word in range(len(line["tokens"]))]
+    assert [model.config.id2label[likeliest[position]] for position in firsts] == line["prediction"]
+
+
+def test_answers_are_found_in_long_contexts_and_none_where_none_is(
+    toy_model: Path, tmp_path: Path, questions, as_jsonl, capsys: pytest.CaptureFixture[str]
+) -> None:
+    train = as_jsonl(tmp_path / "train.jsonl", questions(250, 1))
+    test = as_jsonl(tmp_path / "test.jsonl", questions(60, 2))
+    settings = Settings(**FAST, epochs=4)
+    output = finetune(
+        "answer", toy_model, train=train, test=test, output=tmp_path / "o", settings=settings, device="cpu"
+    )
+    assert "divided into overlapping windows" in capsys.readouterr().out
+    report, predictions = results(output)
+    assert report["test"]["f1"] > 0.9
+    assert report["test"]["no_answer_f1"] > 0.8
+    exact = np.mean([line["prediction"] in (line["answers"] or [""]) for line in predictions])
+    assert report["test"]["exact_match"] == pytest.approx(exact)
+    model, tokenizer = peer_of(output, "QuestionAnswering")
+    contexts = [json.loads(line)["context"] for line in Path(test).read_text().splitlines()]
+    for line, context in list(zip(predictions, contexts, strict=True))[:20]:
+        encoding = tokenizer(line["question"], context, return_tensors="pt", return_offsets_mapping=True)
+        offsets = encoding.pop("offset_mapping")[0].tolist()
+        if len(offsets) > 32:
+            continue
+        with torch.no_grad():
+            outputs = model(**encoding)
+        scores = outputs.start_logits[0][:, None] + outputs.end_logits[0][None, :]
+        assert line["null_score"] == pytest.approx(scores[0, 0].item(), abs=1e-3)
+        first = encoding["token_type_ids"][0].tolist().index(1)
+        inside = scores[first:-1, first:-1]
+        where = inside.masked_fill(torch.ones_like(inside).tril(-1).bool(), -torch.inf).argmax().item()
+        begin, end = where // len(inside) + first, where % len(inside) + first
+        assert line["best"][0]["text"] == context[offsets[begin][0] : offsets[end][1]]
+
+
+def test_without_the_extra_one_message_says_what_to_install(
+    toy_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "seqeval", None)
+    with pytest.raises(ConfigError, match=r"needs seqeval") as caught:
+        finetune("tag", toy_model, train="t.tsv", output=tmp_path / "o")
+    assert caught.value.remedy == 'pip install "bert-pretrain[finetune]"'
+
+
+@pytest.mark.slow
+def test_a_killed_run_continues_to_the_same_weights(toy_model: Path, tmp_path: Path, reviews, as_jsonl) -> None:
+    train = as_jsonl(tmp_path / "train.jsonl", reviews(1000, 1))
+    command = [sys.executable, "-m", "bert_pretrain", "finetune", "classify", str(toy_model), "--train", train]
+    command += ["--epochs", "6", "--dropout", "0.1", "--device", "cpu", "--output"]
+    subprocess.run([*command, str(tmp_path / "whole")], check=True)
+    process = subprocess.Popen([*command, str(tmp_path / "killed")])
+    deadline = time.monotonic() + 120
+    while not list((tmp_path / "killed.partial" / "checkpoints").glob("*/trainer_state.json")):
+        assert process.poll() is None
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    assert not (tmp_path / "killed").exists()
+    # Where it lies is no part of what it is: moved, it ends with the best epoch all the same.
+    (tmp_path / "moved").mkdir()
+    (tmp_path / "killed.partial").rename(tmp_path / "moved" / "killed.partial")
+    torn = tmp_path / "moved" / "killed.partial" / "checkpoints" / "checkpoint-9999"
+    torn.mkdir()
+    (torn / "model.safetensors").write_bytes(b"half")
+    killed = tmp_path / "moved" / "killed"
+    done = subprocess.run([*command, str(killed)], check=True, capture_output=True, text=True)
+    assert "continues from checkpoint-" in done.stdout
+    ours, theirs = (load_file(folder / "model.safetensors") for folder in (tmp_path / "whole", killed))
+    assert all(torch.equal(ours[name], theirs[name]) for name in ours)
+    assert results(tmp_path / "whole")[1] == results(killed)[1]
+    assert not (tmp_path / "moved" / "killed.partial").exists()

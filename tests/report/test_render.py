@@ -1,0 +1,67 @@
+"""Templates escape every value, for HTML and for Markdown, and refuse to render without one."""
+
+from pathlib import Path
+
+import jinja2
+import pytest
+
+import bert_pretrain
+from bert_pretrain.report.markdown import card, escaped, table
+from bert_pretrain.report.render import render
+
+EVIL = "<b>|`*_[x](y)\n# &amp;"
+FINETUNED = {
+    "task": "tag",
+    "kind": "token classification",
+    "model_class": "BertForTokenClassification",
+    "base": EVIL,
+    "rows": {"train": 1000, "validation": 50},
+    "splits": ["validation"],
+    "scores": [("f1", "0.9000")],
+    "settings": {"epochs": 3, "dropout": 0.0, "stride": None, "regression": False, "text_field": EVIL},
+    "best_epoch": 2,
+}
+
+
+def test_values_in_markdown_are_escaped_on_one_line() -> None:
+    text = render("finetuned_card.md", **FINETUNED)
+    assert text.startswith(f"# {escaped(EVIL)}, fine-tuned for token classification\n")
+    assert f"* `text_field`: {escaped(EVIL)}\n" in text
+    assert EVIL not in text
+    assert "<b>" not in text.replace(r"\<b\>", "")
+    assert "Rows: train 1,000, validation 50." in text
+    assert "| metric | validation |\n| --- | --- |\n| f1 | 0.9000 |" in text
+
+
+def test_settings_that_are_zero_are_shown_and_those_not_given_are_not() -> None:
+    text = render("finetuned_card.md", **FINETUNED)
+    assert "* `dropout`: 0.0\n" in text
+    assert "stride" not in text
+    assert "regression" not in text
+
+
+def test_values_in_html_are_escaped() -> None:
+    run = {"name": EVIL, "cells": [EVIL], "unusual": [EVIL]}
+    text = render("report.html", runs=[run], columns=[EVIL], pictures=[])
+    assert "<b>" not in text
+    assert text.count("&lt;b&gt;") == 6  # title, column, name and cell, name and note
+
+
+def test_a_missing_value_is_an_error() -> None:
+    with pytest.raises(jinja2.UndefinedError, match="base"):
+        render("finetuned_card.md", **{name: value for name, value in FINETUNED.items() if name != "base"})
+
+
+def test_every_cell_of_a_table_is_escaped() -> None:
+    assert table(("a|b", "c"), [("d|e", 1)]) == "| a\\|b | c |\n| --- | --- |\n| d\\|e | 1 |"
+
+
+def test_metadata_cannot_end_early() -> None:
+    assert card({"name": "---\n# x"}, "body").count("\n---\n") == 1
+
+
+def test_every_template_is_in_the_package() -> None:
+    folder = Path(bert_pretrain.__file__).parent.rglob("templates/*")
+    assert {path.name for path in folder} == {
+        "base.html", "page.css", "inspect.html", "report.html", "model_card.md", "finetuned_card.md",
+    }  # fmt: skip

@@ -1,0 +1,114 @@
+"""`report` draws what the metrics hold."""
+
+import json
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+
+from bert_pretrain.errors import ConfigError, DataError
+from bert_pretrain.report.curves import draw_curves, read_metrics, run_names
+from bert_pretrain.report.report import unusual_figures, write_report
+
+PNG = b"\x89PNG\r\n\x1a\n"
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    folder = tmp_path / "run"
+    folder.mkdir()
+    names = ("mlm_loss", "mlm_accuracy", "nsp_loss", "nsp_accuracy")
+    lines = [{"step": step, **dict.fromkeys(names, 1.0 / (step + 1))} for step in range(10, 50, 10)]
+    lines += [{"step": step, **{f"validation_{name}": 0.5 for name in names}} for step in (0, 40)]
+    lines.append({"step": 50, **dict.fromkeys(names)})  # every step of the interval was skipped
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines) + '{"step": 60, "ml')
+    return folder
+
+
+def test_one_and_several_runs_become_a_picture(run: Path, tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    assert draw_curves([run], tmp_path / "new" / "curves.png").read_bytes().startswith(PNG)
+    assert "<svg" in draw_curves([run, run], tmp_path / "curves.svg").read_text()
+    with pytest.raises(ConfigError, match="does not end like a picture"):
+        draw_curves([run], tmp_path / "curves.txt")
+
+
+def test_runs_are_named_by_the_shortest_ends_of_their_paths_that_differ(tmp_path: Path) -> None:
+    assert run_names([tmp_path / "a", tmp_path / "b"]) == ["a", "b"]
+    assert run_names([tmp_path / "a" / "train", tmp_path / "b" / "train"]) == ["a/train", "b/train"]
+    assert run_names([tmp_path / "a"] * 2) == ["a", "a"]
+
+
+def test_a_run_without_pairs_has_no_panels_of_them(run: Path, tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    assert "next sentence" in draw_curves([run], tmp_path / "pairs.svg").read_text()
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()[:-1]]
+    lines = [{name: None if "nsp" in name else value for name, value in line.items()} for line in lines]
+    (run / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    drawn = draw_curves([run], tmp_path / "none.svg").read_text()
+    assert "masked tokens" in drawn
+    assert "next sentence" not in drawn
+
+
+def test_a_line_that_is_being_written_is_left_out(run: Path) -> None:
+    assert read_metrics(run)[-1]["step"] == 50
+
+
+def test_runs_without_figures_are_refused(run: Path, tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"no metrics\.jsonl"):
+        draw_curves([tmp_path], tmp_path / "curves.png")
+    (run / "metrics.jsonl").write_text("")
+    with pytest.raises(DataError, match="no figures yet"):
+        draw_curves([run], tmp_path / "curves.png")
+    (run / "metrics.jsonl").write_text('{"step": 1}\nnothing\n')
+    with pytest.raises(DataError) as caught:
+        draw_curves([run], tmp_path / "curves.png")
+    assert caught.value.where.endswith("metrics.jsonl:2")
+
+
+def test_without_matplotlib_the_message_says_what_to_install(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in [name for name in sys.modules if name.split(".")[0] == "matplotlib"]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    with pytest.raises(ConfigError, match="matplotlib is not installed"):
+        draw_curves([run], tmp_path / "curves.png")
+
+
+def test_the_page_holds_everything_in_one_file_and_names_unusual_figures(run: Path, tmp_path: Path) -> None:
+    lines = [{"step": 40, "skipped_steps": 3, "data_wait_share": 0.1, "tokens_per_second": 1000.0, "examples": 1280}]
+    with (run / "metrics.jsonl").open("a") as file:
+        file.write("\n" + json.dumps(lines[0]) + "\n")
+    (run / "metrics.jsonl").write_text((run / "metrics.jsonl").read_text().replace('{"step": 60, "ml\n', ""))
+    odd = tmp_path / "a<b"
+    shutil.copytree(run, odd)
+    picture, page = write_report([run, odd], tmp_path / "curves.png")
+    assert picture.read_bytes().startswith(PNG)
+    assert page == tmp_path / "curves.html"
+    text = page.read_text()
+    assert text.count("data:image/png;base64,") == 2
+    assert "http" not in text.replace("http-equiv", "")
+    assert "default-src 'none'" in text
+    assert "src=" not in text.replace('src="data:', "")
+    assert "a&lt;b" in text
+    assert "a<b" not in text
+    assert "What to expect" in text
+    assert "3 steps were skipped" in text
+    assert "10.0% of the time was spent waiting for data" in text
+    assert "<td>1,280</td>" in text
+    assert "50.0%" in text
+
+
+def test_an_ordinary_run_has_no_unusual_figures_and_a_bad_one_has_them() -> None:
+    def table(losses: list[float], accuracy: float, steps: int) -> list[dict[str, float]]:
+        validation = [
+            {"step": n, "validation_mlm_loss": x, "validation_nsp_accuracy": accuracy} for n, x in enumerate(losses)
+        ]
+        return [*validation, {"step": steps, "skipped_steps": 0, "data_wait_share": 0.001}]
+
+    assert unusual_figures(table([10.0, 7.0, 6.0], 0.5, 500)) == []
+    assert unusual_figures(table([10.0, 7.0, 6.0], 0.9, 50_000)) == []
+    assert "rose again" in unusual_figures(table([10.0, 5.0, 6.0], 0.9, 50_000))[0]
+    assert "still at 50.0%" in unusual_figures(table([10.0, 5.0, 4.0], 0.5, 50_000))[0]

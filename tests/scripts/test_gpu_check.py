@@ -1,0 +1,310 @@
+"""The check of a GPU: its tables and its scheduler, and in small sizes on a CPU all of it but what needs CUDA."""
+
+import importlib
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+FILES = {
+    *("results.jsonl", "results.md", "log.txt", "profile.txt", "profile-trace.json.gz"),
+    *("pretraining-metrics.jsonl", "pretraining-curves.png"),
+}
+
+
+def script(name: str) -> ModuleType:
+    if str(REPOSITORY / "scripts") not in sys.path:
+        sys.path.append(str(REPOSITORY / "scripts"))
+    return importlib.import_module(name)
+
+
+check, parts, tables = (script(name) for name in ("gpu_check", "gpu_parts", "gpu_results"))
+
+
+@pytest.fixture
+def results(tmp_path: Path) -> Any:
+    for name in ("out", "work/logs", "work/rows"):
+        (tmp_path / name).mkdir(parents=True)
+    return tables.Results(tmp_path / "out", tmp_path / "work")
+
+
+def part(name: str, lines: str, **changes: Any) -> Any:
+    values = {"title": f"part {name}", "limit": 60.0, "least": 1.0, "read": lambda: ([], "")}
+    return parts.Part(name=name, script=lambda seconds: lines, **{**values, **changes})
+
+
+def run(results: Any, *group: Any, seconds: float = 60.0) -> dict[str, int]:
+    statuses: dict[str, int] = {}
+    check.run_group(list(group), time.monotonic() + seconds, results, statuses)
+    return statuses
+
+
+def outcomes(results: Any) -> dict[str, str]:
+    return {row["part"]: row["outcome"] for row in results.rows if row["kind"] == "part"}
+
+
+def bench_row(**changes: Any) -> dict[str, Any]:
+    row = {
+        "size": "L12-H768", "max_seq_length": 128, "step": "compiled", "examples": 256, "step_seconds": 0.05,
+        "examples_per_second": 5120.0, "tokens_per_second": 640_000.4, "mfu": 0.507, "mfu_of_product": 0.613,
+        "peak_memory_bytes": 3 * 2**30, "memory_over_it": 0.25, "ours_over_it": 1.5,
+        "ours_over_it_quartiles": [1.4, 1.6],
+    }  # fmt: skip
+    return {**row, **changes}
+
+
+# ── tables ──
+
+
+def test_rows_become_json_lines_and_tables(results: Any) -> None:
+    results.add("machine", "machine", {"device": "NVIDIA H200", "torch": "2.11.0", "command": "scripts/gpu_check.sh"})
+    results.add("bench-base", "part", {"title": "Base at 128", "outcome": "done", "seconds": 71.4})
+    results.add("bench-base", "result", bench_row())
+    results.add("bench-base", "result", bench_row(step="ours", memory_over_it=None, ours_over_it=None, mfu=None))
+    text = (results.folder / "results.md").read_text()
+    assert text.startswith("NVIDIA H200, torch 2.11.0, no transformers; `scripts/gpu_check.sh`\n\n| part | outcome |")
+    assert "| Base at 128 | done | 71 s |" in text
+    compiled = "| L12-H768, 128 | compiled | 256 | 50.00 | 5,120 | 640,000 | 50.7% | 61.3% "
+    assert compiled + "| 3.00 GiB (ours 0.25 of it) | 1.50 × (1.40–1.60) |" in text
+    ours = "| L12-H768, 128 | ours | 256 | 50.00 | 5,120 | 640,000 | – | 61.3% | 3.00 GiB | – |"
+    assert ours in text
+    lines = [json.loads(line) for line in (results.folder / "results.jsonl").read_text().splitlines()]
+    assert [line["kind"] for line in lines] == ["machine", "part", "result", "result"]
+    assert lines[2]["examples_per_second"] == 5120.0
+
+
+def test_a_variant_says_what_it_computed_or_why_not(results: Any) -> None:
+    done = {
+        "outcome": "done", "says": "a change", "step_seconds": 0.02, "step_seconds_quartiles": [0.019, 0.021],
+        "examples_per_second": 100.0, "peak_memory_bytes": 2**30, "time_over_base": 0.9, "losses": [10.0, 9.5],
+    }  # fmt: skip
+    results.add("variants", "result", {"variant": "a", **done, "largest_loss_difference": 0.00123})
+    results.add("variants", "result", {"variant": "b", **done})
+    results.add(
+        "variants", "result", {"variant": "c", **done, "losses": [10.0, float("nan")], "largest_loss_difference": None}
+    )
+    results.add("variants", "result", {"variant": "d", "says": "FP8", "outcome": "not possible here: no torchao"})
+    rows = [
+        line for line in (results.folder / "results.md").read_text().splitlines() if " change " in line or "FP8" in line
+    ]
+    assert rows == [
+        "| a | a change | 20.00 (19.00–21.00) | 0.900 | 100 | 1.00 GiB | 9.5000 | 1.2e-03 |",
+        "| b | a change | 20.00 (19.00–21.00) | 0.900 | 100 | 1.00 GiB | 9.5000 | other batches |",
+        "| c | a change | 20.00 (19.00–21.00) | 0.900 | 100 | 1.00 GiB | – | a loss is not finite |",
+        "| d | FP8 | not possible here: no torchao | – | – | – | – | – |",
+    ]
+    assert "NaN" not in (results.folder / "results.jsonl").read_text()
+
+
+def test_a_row_that_cannot_be_shown_costs_no_other(results: Any) -> None:
+    results.add("bench-base", "result", bench_row(mfu="much", ours_over_it_quartiles=None))
+    results.add("bench-base", "result", bench_row())
+    text = (results.folder / "results.md").read_text()
+    assert text.count("L12-H768, 128") == 2
+    assert "| ? | 61.3% |" in text
+
+
+def test_lines_torn_by_a_kill_are_left_out(tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.write_text('{"a": 1}\n{"a": 2}\n{"a": ')
+    assert tables.read_rows(path) == [{"a": 1}, {"a": 2}]
+    assert tables.read_rows(tmp_path / "none.jsonl") == []
+
+
+# ── the scheduler ──
+
+
+def test_parts_of_a_group_run_side_by_side_and_what_fails_stops_nothing(results: Any) -> None:
+    waits = part("a", f"touch {results.work}/a; while [ ! -e {results.work}/b ]; do sleep 0.02; done; echo met")
+    meets = part(
+        "b", f"touch {results.work}/b; while [ ! -e {results.work}/a ]; do sleep 0.02; done; echo on the way; exit 3"
+    )
+    assert run(results, waits, meets) == {"a": 0, "b": 3}
+    assert outcomes(results) == {"a": "done", "b": "failed with exit code 3"}
+    log = (results.folder / "log.txt").read_text()
+    assert "met" in log
+    assert "on the way" in log
+
+
+def test_what_was_found_is_kept_however_a_part_ended(results: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    def unreadable() -> Any:
+        raise FileNotFoundError("metrics.jsonl")
+
+    run(results, part("tests", "echo words of the error; exit 1", read=lambda: ([{"found": 7}], "3 passed, 1 failed")))
+    run(results, part("demo", "true", read=unreadable))
+    assert outcomes(results)["tests"] == "failed with exit code 1; 3 passed, 1 failed"
+    assert outcomes(results)["demo"] == "done; its results cannot be read: FileNotFoundError: metrics.jsonl"
+    assert [row["found"] for row in results.rows if row["kind"] == "result"] == [7]
+    assert "   | words of the error" in capsys.readouterr().out
+
+
+def test_a_part_is_stopped_at_its_limit_with_all_its_processes(results: Any) -> None:
+    begin = time.monotonic()
+    deep = part("a", f"bash -c 'echo $$ >{results.work}/pid; sleep 100; true' & wait", limit=1.0)
+    assert run(results, deep) == {"a": 124}
+    assert outcomes(results) == {"a": "stopped at its limit of 1 s"}
+    assert time.monotonic() - begin < 8
+    pid = int((results.work / "pid").read_text())
+    for _ in range(100):
+        state = Path(f"/proc/{pid}/stat")
+        if not state.exists() or state.read_text().rpartition(")")[2].split()[0] == "Z":
+            break
+        time.sleep(0.05)
+    else:
+        pytest.fail("a process outlived its part")
+
+
+def test_a_part_that_does_not_heed_the_signal_is_killed(results: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(check, "GRACE_SECONDS", 0.3)
+    begin = time.monotonic()
+    stubborn = "trap 'echo not yet' TERM; while true; do sleep 0.05; done"
+    assert run(results, part("a", stubborn, limit=1.0)) == {"a": 124}
+    assert time.monotonic() - begin < 8
+    assert "not yet" in (results.folder / "log.txt").read_text()
+
+
+def test_what_does_not_fit_or_lacks_its_data_says_so(results: Any) -> None:
+    missing = results.work / "data" / "manifest.json"
+    late, lacking = part("a", "true", least=100.0), part("b", "true", needs=missing)
+    assert run(results, late, lacking, part("c", "true")) == {"c": 0}
+    assert outcomes(results) == {"a": "not run: no time left", "b": "not run: there are no examples", "c": "done"}
+    assert "| part a | not run: no time left | – |" in (results.folder / "results.md").read_text()
+
+
+def test_a_part_gets_the_seconds_it_may_take(results: Any) -> None:
+    told = parts.Part("a", "a", lambda seconds: f"echo {seconds:.0f} seconds", 60.0, 1.0, lambda: ([], ""))
+    run(results, told, seconds=20.4)
+    assert "20 seconds" in (results.folder / "log.txt").read_text()
+
+
+# ── what the parts read ──
+
+
+def test_tests_are_counted_and_those_that_failed_named(tmp_path: Path) -> None:
+    log = tmp_path / "tests.txt"
+    log.write_text(
+        "collected 4 items\n"
+        "tests/train/test_gpu.py::test_a[False-adamw] PASSED [ 25%]\n"
+        "tests/train/test_gpu.py::test_a[True-a b] FAILED    [ 50%]\n"
+        "tests/train/test_gpu.py::test_c SKIPPED (no bf16)   [ 75%]\n"
+        "FAILED tests/train/test_gpu.py::test_a[True-a b] - AssertionError\n"
+        "tests/train/test_gpu.py::test_d \n"
+    )
+    assert parts._read_tests(log) == ([], "1 failed, 1 passed, 1 skipped (test_a[True-a b])")
+
+
+def test_the_figures_of_a_run_that_was_stopped_are_read(tmp_path: Path) -> None:
+    names = ("mlm_loss", "mlm_accuracy", "nsp_loss", "nsp_accuracy")
+    rates = ("epoch", "examples", "examples_per_second", "mfu", "data_wait_share", "elapsed_seconds")
+    lines = [
+        {"step": step, **{f"validation_{name}": value for name in names}} for step, value in ((0, 9.0), (500, 4.0))
+    ]
+    lines.insert(1, {"step": 450, "loss": 5.0, **dict.fromkeys(rates, 2.0)})
+    (tmp_path / "metrics.jsonl").write_text("\n".join(map(json.dumps, lines)) + '\n{"step": 550, "lo')
+    (row,), remark = parts._read_run("base at 128", tmp_path)
+    assert remark == ""
+    assert (row["mlm_loss_before"], row["mlm_loss_after"], row["steps"]) == (9.0, 4.0, 450)
+    assert "wall_seconds" not in row
+
+
+@pytest.mark.parametrize("is_long", [False, True])
+def test_the_most_valuable_parts_come_first_and_fit_the_limit(tmp_path: Path, is_long: bool) -> None:
+    options = parts.Options(tmp_path, tmp_path, is_long=is_long)
+    groups = parts.make_parts(options)
+    names = [one.name for group in groups for one in group]
+    assert names[:3] == ["tests", "examples", "bench-base"]
+    assert names[-1] == "pretraining"
+    assert {name.partition("-")[0] for name in names} == set(parts.PART_NAMES)
+    assert all(one.least < one.limit for group in groups for one in group)
+    first = sum(max(one.limit for one in group) for group in groups[:4])
+    assert is_long or first < check.DEFAULT_LIMIT
+
+
+def test_the_pretraining_takes_the_time_there_is(tmp_path: Path) -> None:
+    *_, (pretraining,) = parts.make_parts(parts.Options(tmp_path, tmp_path, settings=["train.peak_lr=1e-3"]))
+    assert "train.time_budget=140s" in pretraining.script(200.0)
+    assert "train.time_budget=480s" in pretraining.script(1000.0)
+    # What is given comes last, and wins.
+    lines = pretraining.script(200.0)
+    assert lines.index("train.peak_lr=2e-4") < lines.index("train.peak_lr=1e-3")
+
+
+def test_only_files_with_tests_marked_gpu_are_run(tmp_path: Path) -> None:
+    command = parts.make_parts(parts.Options(tmp_path, tmp_path))[0][0].script(100.0)
+    assert "tests/train/test_gpu.py" in command
+    assert "tests/test_cli.py" not in command
+
+
+# ── all of it ──
+
+
+def gpu_check(output: Path, work: Path, *arguments: object) -> list[str]:
+    command = [
+        REPOSITORY / "scripts" / "gpu_check.sh",
+        output,
+        "--work",
+        work,
+        "--device",
+        "cpu",
+        "--small",
+        *arguments,
+    ]
+    return list(map(str, command))
+
+
+def environment() -> dict[str, str]:
+    return {**os.environ, "PYTHON": sys.executable, "OMP_NUM_THREADS": "1"}
+
+
+@pytest.mark.slow
+def test_all_of_it_runs_on_a_cpu_in_small(tmp_path: Path) -> None:
+    command = gpu_check(tmp_path / "out", tmp_path / "work", "--limit", "900")
+    done = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=1000)
+    rows = [json.loads(line) for line in (tmp_path / "out" / "results.jsonl").read_text().splitlines()]
+    ended = {row["part"]: row["outcome"] for row in rows if row["kind"] == "part"}
+    tests = ended.pop("tests")
+    assert done.returncode == (0 if tests.startswith("done") else 1), done.stdout
+    assert "skipped" in tests
+    assert all(outcome.startswith("done") for outcome in ended.values()), done.stdout
+    assert {path.name for path in (tmp_path / "out").iterdir()} == FILES
+    variants = {row["variant"]: row["outcome"] for row in rows if row["part"] == "variants" and row["kind"] == "result"}
+    assert all(outcome == "done" or outcome.startswith("not possible here") for outcome in variants.values()), variants
+    assert variants["CUDA graphs"] == "not possible here: it needs CUDA"
+    assert {row["step"] for row in rows if row["part"] == "bench-base" and row["kind"] == "result"} == {"ours", "eager"}
+    table = (tmp_path / "out" / "results.md").read_text()
+    assert table in done.stdout
+    assert "| ? |" not in table
+
+
+@pytest.mark.slow
+def test_it_stops_cleanly_when_told_to_and_prints_what_it_has(tmp_path: Path) -> None:
+    command = gpu_check(tmp_path / "out", tmp_path / "work", "--parts", "pretraining", "variants")
+    process = subprocess.Popen(command, env=environment(), stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    seen = ""
+    while "== variants" not in seen:
+        seen = process.stdout.readline()
+        assert seen, "it ended before"
+    time.sleep(3)
+    process.terminate()
+    rest, _ = process.communicate(timeout=60)
+    assert process.returncode == 143
+    assert "| variants of the step at 128 | stopped from outside |" in rest
+    assert "| examples of 128 and 512 tokens from the documentation of Python | done; " in rest
+
+
+def test_without_a_card_nothing_is_checked(tmp_path: Path) -> None:
+    if torch.cuda.is_available():
+        pytest.skip("there is a card")
+    command = [str(REPOSITORY / "scripts" / "gpu_check.sh"), str(tmp_path / "out"), "--work", str(tmp_path / "work")]
+    done = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=180)
+    assert done.returncode == 2
+    assert "there is no CUDA device here" in done.stderr

@@ -1,0 +1,204 @@
+"""What the check of a GPU measures: the profile's tables, the benchmark's rows, variants of the step."""
+
+import importlib
+import json
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from bert_pretrain.examples.shards import DataFolder
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+
+
+def script(name: str) -> ModuleType:
+    if str(REPOSITORY / "scripts") not in sys.path:
+        sys.path.append(str(REPOSITORY / "scripts"))
+    return importlib.import_module(name)
+
+
+# ── the profile ──
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        ("nvjet_tst_256x128_64x4_1x2_h_bz_coopA_TNN", "matrix products"),
+        ("sm90_xmma_gemm_bf16f32_bf16f32_f32_tn_n_tilesize128x128x64_warpgroupsize1x1x1_execute", "matrix products"),
+        ("void cublasLt::splitKreduce_kernel<32, 16, int, float, __nv_bfloat16>(...)", "matrix products"),
+        ("triton_tem_fused_addmm_3", "matrix products"),
+        ("void pytorch_flash::flash_fwd_kernel<Flash_fwd_kernel_traits<64, 128, cutlass::bfloat16_t>>", "attention"),
+        ("void pytorch_flash::flash_bwd_dq_dk_dv_loop_seqk_parallel_kernel<...>", "attention"),
+        (
+            "void at::native::(anonymous namespace)::multi_tensor_apply_kernel<FusedAdamMathFunctor>",
+            "optimizer and clipping",
+        ),
+        ("triton_poi_fused__to_copy_7", "casts"),
+        ("triton_poi_fused__to_copy_t_12", "casts"),
+        ("triton_poi_fused__to_copy_gelu_view_5", "pointwise"),
+        ("triton_poi_fused_addmm_gelu_2", "pointwise"),
+        ("triton_red_fused__to_copy_add_embedding_native_layer_norm_2", "norms, softmax, sums"),
+        ("void at::native::unrolled_elementwise_kernel<at::native::direct_copy_kernel_cuda(...)>", "casts"),
+        ("void at::native::elementwise_kernel<128, 4, gpu_kernel_impl<bfloat16_copy_kernel_cuda>>", "casts"),
+        ("void at::native::vectorized_elementwise_kernel<4, at::native::FillFunctor<float>>", "pointwise"),
+        (
+            "void at::native::indexSelectLargeIndex<float, long, unsigned int, 2, 2, -2, true>",
+            "embeddings and indexing",
+        ),
+        ("Memcpy HtoD (Pinned -> Device)", "copies and fills of memory"),
+        ("Memset (Device)", "copies and fills of memory"),
+        ("a_kernel_of_the_future", "other"),
+        ("aten::addmm", "matrix products"),
+        ("aten::_scaled_dot_product_flash_attention_for_cpu", "attention"),
+    ],
+)
+def test_kernels_are_sorted_by_their_names(name: str, kind: str) -> None:
+    assert script("gpu_profile").kind_of(name) == kind
+
+
+def test_a_profile_adds_up_kernels_gaps_and_launches() -> None:
+    profile = script("gpu_profile")
+    events = [
+        {"ph": "X", "cat": "kernel", "name": name, "ts": begin, "dur": duration, "tid": 7}
+        for name, begin, duration in [("nvjet_a", 0, 40), ("flash_fwd", 20, 40), ("nvjet_a", 80, 20), ("Memset", 90, 5)]
+    ]
+    host = {"ph": "X", "cat": "cpu_op", "name": "aten::mm", "ts": -50, "dur": 500, "tid": 1}
+    summary = profile.summarize(profile.events_of({"traceEvents": [host, *events, {"ph": "M"}]}), steps=2)
+    assert summary.seconds == pytest.approx(50e-6)
+    assert summary.gap_share == pytest.approx(0.2)  # nothing runs from 60 to 80 of 100
+    assert summary.launches == 2
+    assert summary.kinds == pytest.approx(
+        {"matrix products": 30e-6, "attention": 20e-6, "copies and fills of memory": 2.5e-6}
+    )
+    assert summary.kernels[0] == ("nvjet_a", pytest.approx(30e-6), 1.0)
+    text = profile.as_text(summary, "title")
+    assert "gaps 20.0% of it, 2 launches a step" in text
+    assert [row.get("kind_of_kernel") for row in profile.as_rows(summary, 1e-3)][1:4] == list(summary.kinds)
+
+
+def test_without_a_card_operators_count_with_their_own_times() -> None:
+    profile = script("gpu_profile")
+    spans = [
+        ("outer", 1, 0, 100),
+        ("inner", 1, 10, 50),
+        ("innermost", 1, 20, 10),
+        ("later", 1, 70, 10),
+        ("other", 2, 5, 7),
+    ]
+    events = [
+        {"ph": "X", "cat": "cpu_op", "name": name, "tid": thread, "ts": start, "dur": duration}
+        for name, thread, start, duration in spans
+    ]
+    found = {event.name: event.duration for event in profile.events_of({"traceEvents": events})}
+    expected = {"outer": 40e-6, "inner": 40e-6, "innermost": 10e-6, "later": 10e-6, "other": 7e-6}
+    assert found == pytest.approx(expected)
+
+
+# ── the benchmark ──
+
+
+def test_a_contestant_is_held_against_ours(data_folder: Path) -> None:
+    bench = script("bench_train")
+    folder, device = DataFolder.open(data_folder), torch.device("cpu")
+    setup = bench.Bench(folder, device, bench.hardware.choose_precision("fp32", device), 3000, 8, 0.0)
+    batch = bench.training_data(setup, 4096).global_batch(0)
+    times = {"ours": np.array([0.5, 0.5, 0.5]), "eager": np.array([1.0, 1.5, 2.0])}
+    memory = {"ours": 2.0**30, "eager": 2.0**32}
+    row = bench.result_row(setup, "1x64", "eager", batch, times, 1e12, memory)
+    assert (row["examples"], row["examples_per_second"], row["ours_over_it"]) == (8, 8 / 1.5, 3.0)
+    assert row["ours_over_it_quartiles"] == [2.5, 3.5]
+    assert row["memory_over_it"] == 0.25
+    assert row["mfu"] is None
+    assert json.loads(json.dumps(row)) == row
+    assert bench.table_line(row).endswith("| – | 4.00 GiB (ours 0.25 of it) | 3.00 × (2.50–3.50) |")
+    assert bench.table_line({**row, "mfu": 0.5}).count("50.0%") == 1
+    ours = bench.table_line(bench.result_row(setup, "1x64", "ours", batch, times, 1e12, memory))
+    assert ours.startswith("| L1-H64 | ours | 16.0 | ")
+    assert ours.endswith("| – | 1.00 GiB |  |")
+
+
+# ── variants ──
+
+
+def test_variants_come_with_the_base_of_their_size() -> None:
+    variants = script("gpu_variants")
+    assert [one.label for one in variants.choose(["CUDA graphs, small", "muon"])] == [
+        "base", "base, small", "CUDA graphs, small", "muon",
+    ]  # fmt: skip
+    assert len({one.label for one in variants.VARIANTS}) == len(variants.VARIANTS)
+    with pytest.raises(SystemExit, match="unknown variants: float9"):
+        variants.choose(["float9"])
+
+
+def test_a_variant_whose_constant_is_gone_says_so() -> None:
+    variants = script("gpu_variants")
+    with pytest.raises(variants.NotHere, match=r"train/loss\.py has no NO_SUCH_CONSTANT"):
+        variants._constants(NO_SUCH_CONSTANT=1)(None)
+    with pytest.raises(variants.NotHere, match=r"has no torch\._inductor\.config\.no_such_option"):
+        variants._inductor(no_such_option=True)(None)
+
+
+def test_losses_and_times_are_held_against_the_base() -> None:
+    compared = script("gpu_variants").compared
+    base = {"outcome": "done", "examples": 8, "examples_per_second": 100.0, "losses": [3.0, 2.0]}
+    assert compared({**base, "examples_per_second": 125.0, "losses": [3.0, 2.25]}, base) == {
+        "time_over_base": 0.8,
+        "largest_loss_difference": 0.25,
+    }
+    assert compared({**base, "losses": [3.0, float("nan")]}, base)["largest_loss_difference"] is None
+    assert "largest_loss_difference" not in compared({**base, "examples": 32}, base)
+    assert compared({"outcome": "failed: x"}, base) == {}
+
+
+@pytest.fixture
+def measure(data_folder: Path) -> Callable[..., dict[str, Any]]:
+    """Measure a change of a tiny step on the CPU, in a process of its own."""
+    variants, recipe = script("gpu_variants"), script("gpu_recipe")
+    folder = DataFolder.open(data_folder)
+    scope = recipe.Scope(folder, "cpu", "bf16", 3000, loss_steps=3, timed_steps=1)
+
+    def run(change: Callable[[Any], Any], limit: float = 60.0) -> dict[str, Any]:
+        def on_one_thread(recipe: Any) -> None:
+            torch.set_num_threads(1)  # a fork has none of the threads that tests before it may have started
+            change(recipe)
+
+        variant = variants.Variant("a", "", on_one_thread)
+        return variants.in_a_process(scope, variant, "1x64", 8, limit)
+
+    return run
+
+
+def test_variants_that_change_no_arithmetic_have_the_base_losses(measure: Callable[..., dict[str, Any]]) -> None:
+    variants = script("gpu_variants")
+    base = measure(variants._nothing)
+    assert base["outcome"] == "done"
+    assert len(base["losses"]) == 3
+    by_name = {variant.name: variant for variant in variants.VARIANTS}
+    for name in ("fused cast", "columns as they are", "large decoder blocks"):
+        row = measure(by_name[name].change)
+        assert row["outcome"] == "done", row
+        assert row["losses"] == pytest.approx(base["losses"], abs=1e-6)
+    half = measure(by_name["16-bit residual"].change)
+    assert 1e-6 < variants.compared(half, base)["largest_loss_difference"] < 1e-2
+    assert measure(by_name["batch times four, cut"].change)["micro_batches"] == 4
+    assert measure(by_name["batch times four"].change)["micro_batches"] == 1
+
+
+def test_a_variant_that_fails_dies_or_hangs_stops_no_other(measure: Callable[..., dict[str, Any]]) -> None:
+    def fails(recipe: Any) -> None:
+        raise RuntimeError("out of memory\nand more")
+
+    assert measure(fails)["outcome"] == "failed: RuntimeError: out of memory"
+    assert measure(lambda recipe: os.kill(os.getpid(), signal.SIGKILL))["outcome"] == "failed: its process died"
+    begin = time.monotonic()
+    assert measure(lambda recipe: time.sleep(60), limit=0.5)["outcome"].startswith("stopped at its limit")
+    assert time.monotonic() - begin < 10

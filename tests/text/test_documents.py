@@ -1,0 +1,483 @@
+"""Any input to documents: every format and compression, both layouts, and each way in which a file can be wrong."""
+
+import bz2
+import csv
+import gzip
+import io
+import json
+import lzma
+import os
+import random
+from collections import Counter
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from bert_pretrain.config import DataConfig
+from bert_pretrain.errors import InputError
+from bert_pretrain.storage import manifest
+from bert_pretrain.text import documents, text_files
+from bert_pretrain.text.documents import cut, read
+from bert_pretrain.text.sources import has_one_sentence_a_line, resolve
+
+TEXTS = ["The first one.\nIt has two lines.", 'Zwei: "Größe", 3.', "第三个文档。\n它也有两行。", "Last 🙂."]
+
+
+def zstd(data: bytes) -> bytes:
+    sink = pa.BufferOutputStream()
+    with pa.CompressedOutputStream(sink, "zstd") as stream:
+        stream.write(data)
+    return bytes(sink.getvalue())
+
+
+COMPRESS: dict[str, Callable[[bytes], bytes]] = {
+    "": bytes,
+    ".gz": gzip.compress,
+    ".bz2": bz2.compress,
+    ".xz": lzma.compress,
+    ".zst": zstd,
+}
+
+
+def as_txt(texts: Sequence[str]) -> bytes:
+    return "\n\n".join(texts).encode() + b"\n"
+
+
+def as_jsonl(texts: Sequence[str]) -> bytes:
+    return b"".join(json.dumps({"id": 1, "text": text}).encode() + b"\n" for text in texts)
+
+
+def as_csv(texts: Sequence[str]) -> bytes:
+    file = io.StringIO(newline="")
+    writer = csv.writer(file)
+    writer.writerows([["id", "text"], *([1, text] for text in texts)])
+    return file.getvalue().encode()
+
+
+def as_parquet(texts: Sequence[str]) -> bytes:
+    sink = pa.BufferOutputStream()
+    pq.write_table(pa.table({"text": texts}), sink)
+    return bytes(sink.getvalue())
+
+
+FORMATS: dict[str, Callable[[Sequence[str]], bytes]] = {
+    ".txt": as_txt,
+    ".jsonl": as_jsonl,
+    ".json": as_jsonl,
+    ".ndjson": as_jsonl,
+    ".csv": as_csv,
+    ".parquet": as_parquet,
+}
+BY_BLANK_LINES = DataConfig(document_boundary="blank_line")
+
+
+def write(path: Path, content: bytes | str) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(content.encode() if isinstance(content, str) else content)
+    return path
+
+
+def read_all(*inputs: object, config: DataConfig = BY_BLANK_LINES) -> tuple[list[str], Counter[str]]:
+    """Return the documents of some inputs, and what was counted."""
+    counts: Counter[str] = Counter()
+    parts = [
+        part for source in resolve([str(item) for item in inputs], config) for part in cut(source, documents.PART_BYTES)
+    ]
+    texts, held = [], ""
+    for passage in (passage for part in parts for passage in read(part, config, counts)):
+        held += passage.text
+        if passage.ends_document:
+            # Blanks at the ends of a document mean nothing; a file as a whole keeps them.
+            texts.append(held if config.document_boundary == "file" else held.strip(" \t\r\n"))
+            held = ""
+    assert not held
+    return texts, +counts
+
+
+def refusal(*inputs: object, config: DataConfig = BY_BLANK_LINES) -> InputError:
+    with pytest.raises(InputError) as caught:
+        read_all(*inputs, config=config)
+    assert caught.value.remedy
+    return caught.value
+
+
+@pytest.mark.parametrize("compression", COMPRESS)
+@pytest.mark.parametrize("ending", FORMATS)
+def test_every_format_and_compression_gives_the_same_documents(tmp_path: Path, ending: str, compression: str) -> None:
+    path = write(tmp_path / f"a{ending}{compression}", COMPRESS[compression](FORMATS[ending](TEXTS)))
+    assert read_all(path) == (TEXTS, Counter())
+
+
+@pytest.mark.parametrize("compression", [".gz", ".bz2", ".xz", ".zst"])
+def test_compressed_files_made_by_concatenation_are_read_to_the_end(tmp_path: Path, compression: str) -> None:
+    halves = [COMPRESS[compression](as_jsonl(half)) for half in (TEXTS[:2], TEXTS[2:])]
+    assert read_all(write(tmp_path / f"a.jsonl{compression}", b"".join(halves)))[0] == TEXTS
+
+
+DAMAGES = [(ending, damage) for ending in (".gz", ".bz2", ".xz", ".zst") for damage in ("truncated", "not compressed")]
+DAMAGES += [(ending, "overwritten") for ending in (".gz", ".bz2", ".xz")]  # zstd's checksum is optional
+
+
+@pytest.mark.parametrize(("compression", "damage"), DAMAGES)
+@pytest.mark.parametrize("ending", [".txt", ".jsonl", ".csv", ".parquet"])
+def test_a_damaged_compressed_file_is_named(tmp_path: Path, ending: str, compression: str, damage: str) -> None:
+    draw = random.Random(1)
+    texts = ["".join(draw.choices("abcdefgh ", k=40)) for _ in range(2000)]
+    whole = COMPRESS[compression](FORMATS[ending](texts))
+    half = len(whole) // 2
+    overwritten = whole[:half] + bytes(byte ^ 0xFF for byte in whole[half : half + 64]) + whole[half + 64 :]
+    content = {"truncated": whole[:half], "overwritten": overwritten, "not compressed": as_txt(texts)}[damage]
+    error = refusal(write(tmp_path / f"a{ending}{compression}", content))
+    assert str(tmp_path / f"a{ending}{compression}") in error.where
+
+
+@pytest.mark.parametrize("as_dict", [False, True])
+def test_folders_saved_by_datasets_are_read(tmp_path: Path, as_dict: bool) -> None:
+    import datasets
+
+    rows = datasets.Dataset.from_dict({"text": TEXTS})
+    saved = datasets.DatasetDict({"a": rows, "b": rows}) if as_dict else rows
+    saved.save_to_disk(str(tmp_path / "saved"))
+    assert read_all(tmp_path / "saved")[0] == TEXTS * (2 if as_dict else 1)
+
+
+def test_a_dataset_is_opened_by_name_and_split(tmp_path: Path) -> None:
+    write(tmp_path / "set" / "train.jsonl", as_jsonl(TEXTS[:3]))
+    write(tmp_path / "set" / "test.jsonl", as_jsonl(TEXTS[3:]))
+    assert read_all(f"dataset:{tmp_path}/set")[0] == TEXTS
+    assert read_all(f"dataset:{tmp_path}/set@test")[0] == TEXTS[3:]
+    assert "nosuch" in str(refusal(f"dataset:{tmp_path}/set@nosuch"))
+    assert "nosuch" in refusal(f"dataset:{tmp_path}/nosuch").where
+
+
+def test_a_saved_dataset_that_changes_is_another_input(tmp_path: Path) -> None:
+    import datasets
+
+    identities = []
+    for texts in (TEXTS, TEXTS[:2]):
+        datasets.Dataset.from_dict({"text": texts}).save_to_disk(str(tmp_path / "saved"))
+        identities.append(resolve([str(tmp_path / "saved")], BY_BLANK_LINES)[0].identity)
+    assert identities[0] != identities[1]
+
+
+def test_folders_globs_and_urls_find_files_in_a_fixed_order(tmp_path: Path) -> None:
+    for number, name in enumerate(["b.txt", "a.jsonl", "sub/c.txt", "sub/deep/d.txt.gz", "README.md", ".x/._e.txt"]):
+        ending = ".jsonl" if name == "a.jsonl" else ".txt"
+        content = FORMATS[ending]([f"number {number}"])
+        write(tmp_path / name, gzip.compress(content) if name.endswith(".gz") else content)
+    assert read_all(tmp_path)[0] == ["number 1", "number 0", "number 2", "number 3"]
+    assert read_all(f"{tmp_path}/*.txt")[0] == ["number 0"]
+    assert read_all(f"{tmp_path}/**/*.txt*")[0] == ["number 0", "number 2", "number 3"]
+    assert read_all(f"file://{tmp_path}/*.txt", f"file://{tmp_path}/a.jsonl")[0] == ["number 0", "number 1"]
+
+
+def test_outputs_below_an_input_folder_are_no_inputs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write(tmp_path / "a.txt", as_txt(TEXTS))
+    for name, kind in (("vocab", "vocab"), ("deep/data", "data")):
+        manifest.claim(tmp_path / name, kind, {"seed": 1})
+        write(tmp_path / name / "train" / "vocab.txt", b"[PAD]\n")
+    manifest.complete(tmp_path / "vocab", "vocab", {"seed": 1}, {})
+    write(tmp_path / "sub" / "manifest.json", b'{"text": "a manifest of others"}')
+    assert read_all(tmp_path)[0] == [*TEXTS, "a manifest of others"]
+    assert f"wrote them: {tmp_path / 'deep' / 'data'}, {tmp_path / 'vocab'}\n" in capsys.readouterr().out
+    assert read_all(tmp_path / "vocab" / "train")[0] == ["[PAD]"]  # if named, it is meant
+
+
+@pytest.mark.parametrize(
+    ("item", "part"),
+    [
+        ("missing.txt", "no such file"),
+        ("no*.txt", "no such file"),
+        ("sub*", "no such file"),
+        ("a.pdf", "unknown"),
+        ("a", "unknown"),
+        ("a.txt.gz.gz", "unknown"),
+        ("empty.txt", "empty"),
+        ("sub", "no readable file"),
+    ],
+)
+def test_an_input_that_cannot_be_used_is_named(tmp_path: Path, item: str, part: str) -> None:
+    (tmp_path / "sub").mkdir()
+    for name in ("a.pdf", "a", "a.txt.gz.gz"):
+        write(tmp_path / name, "text")
+    write(tmp_path / "empty.txt", "")
+    error = refusal(tmp_path / item)
+    assert part in error.what
+    assert str(tmp_path / item) == error.where
+
+
+@pytest.mark.parametrize("url", ["file:///nowhere/a.txt", "file:///nowhere/*.txt", "nosuch://a/b.txt"])
+def test_a_url_that_leads_nowhere_is_named(url: str) -> None:
+    assert refusal(url).where == url
+
+
+def test_an_empty_file_among_others_is_left_out_and_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write(tmp_path / "texts" / "a.txt", as_txt(TEXTS))
+    write(tmp_path / "texts" / "b.txt", "")
+    for item in (tmp_path / "texts", tmp_path / "texts" / "*.txt"):
+        assert read_all(item)[0] == TEXTS
+        assert f"1 files, {tmp_path / 'texts' / 'b.txt'} the first" in capsys.readouterr().out
+
+
+def test_no_input_at_all_is_a_mistake() -> None:
+    assert refusal().where == "INPUT"
+
+
+@pytest.mark.parametrize("second", ["a.txt", "./a.txt", "sub/../a.txt", "link.txt", "*.txt"])
+def test_an_input_given_twice_is_refused(tmp_path: Path, second: str) -> None:
+    write(tmp_path / "a.txt", as_txt(TEXTS))
+    (tmp_path / "sub").mkdir()
+    (tmp_path / "link.txt").symlink_to(tmp_path / "a.txt")
+    assert "twice" in refusal(tmp_path / "a.txt", os.path.join(tmp_path, second)).what
+
+
+HOSTILE_TXT = [
+    ("line ends of Windows", b"a b.\r\nc.\r\n\r\nd.\r\n", ["a b.\r\nc.", "d."]),
+    ("blank lines with blanks", b"a.\n \t \nb.\n\r\nc.", ["a.", "b.", "c."]),
+    ("many blank lines", b"\n\n\na.\n\n \n\n\n\nb.\n\n\n", ["a.", "b."]),
+    ("a byte order mark", b"\xef\xbb\xbfa.\n\nb.", ["a.", "b."]),
+    ("a form feed ends no document", b"a.\n\x0c\nb.\n\nc.", ["a.\n\x0c\nb.", "c."]),
+    ("NUL and other controls", b"a\x00b\x1bc.\n\nd.", ["a\x00b\x1bc.", "d."]),
+    ("no line end at the end", "ä".encode(), ["ä"]),
+]
+
+
+@pytest.mark.parametrize(("reason", "content", "texts"), HOSTILE_TXT)
+def test_txt_oddities(tmp_path: Path, reason: str, content: bytes, texts: list[str]) -> None:
+    assert read_all(write(tmp_path / "a.txt", content)) == (texts, Counter())
+
+
+def test_a_file_is_one_document_where_the_configuration_says_so(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.txt", "a.\n\nb.\n")
+    assert read_all(path, config=DataConfig(document_boundary="file"))[0] == ["a.\n\nb.\n"]
+
+
+@pytest.mark.parametrize(("encoding", "name"), [("utf-16", "UTF-16"), ("utf-32", "UTF-32"), ("utf-16-be", "UTF-16")])
+@pytest.mark.parametrize("ending", [".txt", ".jsonl", ".csv"])
+def test_foreign_encodings_are_named(tmp_path: Path, encoding: str, name: str, ending: str) -> None:
+    text = "\ufeff" * encoding.endswith("-be") + FORMATS[ending](TEXTS).decode()
+    error = refusal(write(tmp_path / f"a{ending}", text.encode(encoding)))
+    assert f"is {name}," in error.what
+    assert "iconv" in error.remedy
+
+
+@pytest.mark.parametrize("compression", ["", ".gz"])
+@pytest.mark.parametrize("ending", [".txt", ".jsonl", ".csv"])
+def test_invalid_utf8_is_replaced_and_counted_or_refused_by_line(
+    tmp_path: Path, ending: str, compression: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(text_files, "BLOCK_BYTES", 1000)
+    texts = [f"text number {number}" for number in range(500)]
+    texts[7] = "a real \ufffd"
+    content = FORMATS[ending](texts).replace(b"number 400", b"number \xff\xfe00").replace(b"number 30\n", b"\xc3(\n")
+    path = write(tmp_path / f"a{ending}{compression}", COMPRESS[compression](content))
+    line = content[: content.index(b"\xff\xfe")].count(b"\n") + 1
+    found, counts = read_all(path)
+    assert len(found) == 500
+    assert found[400] == "text number \ufffd\ufffd00"
+    assert found[7] == texts[7]
+    assert counts["invalid_utf8_characters"] == content.count(b"\xff\xfe") * 2 + content.count(b"\xc3(")
+    error = refusal(path, config=DataConfig(document_boundary="blank_line", strict=True))
+    if content.count(b"\xc3("):
+        line = content[: content.index(b"\xc3(")].count(b"\n") + 1
+    assert error.where == f"{path}: line {line}"
+
+
+JSON_MISTAKES = [
+    ("{broken", "not JSON"),
+    ("'text'", "not JSON"),
+    ('{"text": "a"} {"text": "b"}', "not JSON"),
+    ("[" * 100_000, "not JSON"),
+    ('{"body": "a", "id": 1}', "no field 'text' (it has: body, id)"),
+    ('["text"]', "not an object but list"),
+    ("5", "not an object but int"),
+    ('{"text": 5}', "int, not a string"),
+    ('{"text": ["a"]}', "list, not a string"),
+]
+
+
+@pytest.mark.parametrize(("line", "part"), JSON_MISTAKES, ids=[str(number) for number in range(len(JSON_MISTAKES))])
+def test_a_mistake_in_jsonl_names_file_and_line(
+    tmp_path: Path, line: str, part: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(text_files, "BLOCK_BYTES", 128)
+    good = as_jsonl(["a"] * 50).decode()
+    path = write(tmp_path / "a.jsonl", f"\n{good}\r\n{line}\n{good}")
+    error = refusal(path)
+    assert part in error.what
+    assert error.where == f"{path}: line 53"
+
+
+def test_a_mistake_in_the_middle_of_a_cut_file_names_its_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(documents, "PART_BYTES", 500)
+    path = write(tmp_path / "a.jsonl", as_jsonl(["a"] * 200) + b"{\n" + as_jsonl(["b"] * 50))
+    assert refusal(path).where == f"{path}: line 201"
+
+
+def test_blank_lines_of_jsonl_are_counted(tmp_path: Path) -> None:
+    content = b"\n" + as_jsonl(TEXTS[:2]) + b" \n\r\n" + as_jsonl(TEXTS[2:])
+    assert read_all(write(tmp_path / "a.jsonl", content)) == (TEXTS, Counter(blank_lines=3))
+
+
+def test_odd_json_values(tmp_path: Path) -> None:
+    lines = ['{"text": null}', '{"text": ""}', '{"text": " \\n"}', '{"text": "half \\ud83d a pair"}', '{"text": "ok"}']
+    found, counts = read_all(write(tmp_path / "a.jsonl", "\n".join(lines)))
+    assert found == ["half ? a pair", "ok"]
+    assert counts == {"empty_documents": 3, "documents_with_lone_surrogates": 1}
+
+
+@pytest.mark.parametrize("ending", [".jsonl", ".csv", ".parquet"])
+def test_the_text_field_can_be_named(tmp_path: Path, ending: str) -> None:
+    path = write(tmp_path / f"a{ending}", FORMATS[ending](TEXTS))
+    error = refusal(path, config=DataConfig(text_field="body"))
+    assert "'body'" in error.what
+    assert "text" in error.what
+    assert "data.text_field" in error.remedy
+    other = write(tmp_path / "b.csv", as_csv(TEXTS).replace(b"id,text", b"id,body"))
+    assert read_all(other, config=DataConfig(text_field="body"))[0] == TEXTS
+
+
+def test_odd_parquet_columns(tmp_path: Path) -> None:
+    for name, column in {
+        "large": pa.array(TEXTS, pa.large_string()),
+        "dictionary": pa.array(TEXTS).dictionary_encode(),
+        "nulls": pa.array([None, *TEXTS, None, "  "]),
+    }.items():
+        pq.write_table(pa.table({"text": column}), tmp_path / f"{name}.parquet", row_group_size=2)
+        assert read_all(tmp_path / f"{name}.parquet")[0] == TEXTS
+    pq.write_table(pa.table({"text": ["a"] * 5 + ["b"], "n": range(6)}), tmp_path / "n.parquet")
+    assert "int, not a string" in refusal(tmp_path / "n.parquet", config=DataConfig(text_field="n")).what
+    assert "damaged" in refusal(write(tmp_path / "bad.parquet", b"PAR1 no more")).remedy
+
+
+def test_odd_csv(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.csv", b'\xef\xbb\xbftext,n\r\n"a\r\n""b""",1\r\n\r\nshort\r\n,4\r\n')
+    assert read_all(path) == (['a\r\n"b"', "short"], Counter(empty_documents=1, blank_lines=1))
+
+
+@pytest.mark.parametrize(
+    ("record", "what"), [(b"long, text", "3 fields"), (b'"never closed\nx', "unexpected end"), (b'"a"b', "expected")]
+)
+def test_csv_in_which_text_would_be_lost_or_joined_is_refused_by_line(tmp_path: Path, record: bytes, what: str) -> None:
+    error = refusal(write(tmp_path / "a.csv", b'n,text\n1,"two\nlines"\n2,' + record + b"\n3,more\n"))
+    assert what in error.what
+    assert error.where.endswith("a.csv: line 4")
+
+
+def layouts(sentences: list[list[str]], joiner: str) -> dict[str, str]:
+    import textwrap
+
+    paragraphs = [joiner.join(document) for document in sentences]
+    wrapped = [textwrap.fill(paragraph, 72) if joiner else paragraph for paragraph in paragraphs]
+    if not joiner:  # Chinese has no blanks to break at
+        wrapped = ["\n".join(text[begin : begin + 35] for begin in range(0, len(text), 35)) for text in paragraphs]
+    return {
+        "lines": "\n\n".join("\n".join(document) for document in sentences) + "\n",
+        "paragraphs": "\n\n".join(paragraphs) + "\n",
+        "wrapped": "\n\n".join(wrapped) + "\n",
+    }
+
+
+@pytest.mark.parametrize(("layout", "one_a_line"), [("lines", True), ("paragraphs", False), ("wrapped", False)])
+@pytest.mark.parametrize("language", ["en", "zh"])
+def test_the_layout_is_recognised(
+    tmp_path: Path,
+    english_documents: list[list[str]],
+    chinese_documents: list[list[str]],
+    language: str,
+    layout: str,
+    one_a_line: bool,
+) -> None:
+    sentences, joiner = (english_documents, " ") if language == "en" else (chinese_documents, "")
+    path = write(tmp_path / "a.txt", layouts(sentences, joiner)[layout])
+    (source,) = resolve([str(path)], DataConfig(language=language))
+    assert source.boundary == ("blank_line" if one_a_line else "file")
+    assert source.splitter == ("lines" if one_a_line else "sentencex")
+
+
+@pytest.mark.parametrize("sample", ["", "\n\n", "One line only.", "A.\nB.", "no ends here\n" * 50])
+def test_too_little_or_shapeless_text_counts_as_running_paragraphs(sample: str) -> None:
+    assert not has_one_sentence_a_line(sample, "en")
+
+
+def test_what_the_configuration_says_is_not_guessed(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.txt", "One here.\nTwo here.\nThree here.\n\n" * 5)
+    config = DataConfig(document_boundary="file", sentence_splitter="sentencex")
+    (source,) = resolve([str(path)], config)
+    assert (source.boundary, source.splitter) == ("file", "sentencex")
+
+
+def random_txt(draw: random.Random) -> str:
+    ends = (
+        ["\n"] * 5
+        + ["\n\n"] * 3
+        + ["\r\n", "\n \t\n", "\n\n\n", "\n\r\n", "\n\x0c\n", "\n\u3000\n", "\x0b\n", "\n" * 9]
+    )
+    return "".join(draw.choice("字a é") * draw.randint(0, 40) + draw.choice(ends) for _ in range(400))
+
+
+@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("kind", [".txt", ".jsonl"])
+def test_cutting_a_file_changes_none_of_its_documents(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int, kind: str
+) -> None:
+    draw = random.Random(seed)
+    text = random_txt(draw)
+    content = text.encode() if kind == ".txt" else as_jsonl(text.split("\n"))
+    path = write(tmp_path / f"a{kind}", content)
+    (source,) = resolve([str(path)], BY_BLANK_LINES)
+    assert len(cut(source, documents.PART_BYTES)) == 1
+    whole = read_all(path)
+    for part_bytes, block_bytes in [(300, 1 << 20), (1000, 64), (77, 100)]:
+        monkeypatch.setattr(documents, "PART_BYTES", part_bytes)
+        monkeypatch.setattr(text_files, "BLOCK_BYTES", block_bytes)
+        parts = cut(source, documents.PART_BYTES)
+        assert len(parts) > 5
+        assert [part.start for part in parts] == [0, *(part.stop for part in parts[:-1])]
+        assert parts[-1].stop == len(content)
+        assert read_all(path) == whole
+
+
+def test_blocks_and_parts_never_split_a_character(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = "\n\n".join("文🙂" * 50 for _ in range(40))
+    path = write(tmp_path / "a.txt", text)
+    for block_bytes in (1, 7, 64):
+        monkeypatch.setattr(text_files, "BLOCK_BYTES", block_bytes)
+        monkeypatch.setattr(documents, "PART_BYTES", 501)
+        assert read_all(path) == (text.split("\n\n"), Counter())
+
+
+@pytest.mark.parametrize("name", ["a.txt.gz", "a.csv"])
+def test_what_cannot_be_sought_in_is_one_part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    monkeypatch.setattr(documents, "PART_BYTES", 10)
+    content = as_csv(TEXTS * 9) if name.endswith(".csv") else gzip.compress(as_txt(TEXTS * 9))
+    (source,) = resolve([str(write(tmp_path / name, content))], BY_BLANK_LINES)
+    assert len(cut(source, documents.PART_BYTES)) == 1
+
+
+def test_the_identity_of_an_input_follows_its_content_not_its_place(tmp_path: Path) -> None:
+    path = write(tmp_path / "here" / "a.txt", as_txt(TEXTS))
+    (before,) = resolve([str(path)], BY_BLANK_LINES)
+    moved = tmp_path / "there"
+    path.parent.rename(moved)
+    (after,) = resolve([str(moved / "a.txt")], BY_BLANK_LINES)
+    assert after.identity == before.identity
+    write(moved / "a.txt", as_txt(TEXTS[::-1]))
+    os.utime(moved / "a.txt", ns=(1, 1))
+    assert resolve([str(moved / "a.txt")], BY_BLANK_LINES)[0].identity != before.identity
+
+
+def test_an_input_can_be_named_from_elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(tmp_path / "a.txt", as_txt(TEXTS))
+    (tmp_path / "data").mkdir()
+    monkeypatch.chdir(tmp_path)
+    (file,) = resolve(["a.txt"], BY_BLANK_LINES)
+    (folder,) = resolve(["dataset:./data:part@train"], BY_BLANK_LINES)
+    (name,) = resolve(["dataset:org/name@train"], BY_BLANK_LINES)
+    assert file.absolute.location == str(tmp_path / "a.txt")
+    assert file.absolute.identity == file.identity
+    assert folder.absolute.location == f"dataset:{tmp_path / 'data'}:part@train"
+    assert name.absolute == name

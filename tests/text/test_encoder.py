@@ -1,0 +1,217 @@
+"""Ids are BERT's to the last one: equal to those of `transformers` on anything that a Unicode string can hold."""
+
+import itertools
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bert_pretrain.text import chunks
+from bert_pretrain.text import encoder as encoder_module
+from bert_pretrain.text.chunks import ChunkTable, KeyTable
+from bert_pretrain.text.encoder import Encoder
+from bert_pretrain.text.tokenizer import Tokenizer
+from bert_pretrain.vocab.wordpiece import special_tokens
+
+PIECES = list(
+    "abcdefghijklmnopqrstuvwxyzABCDEMSK0123456789.,;:!?'\"()[]{}<>/\\@#$%&*+-=_~`^|äéñßøœćşıİΣσςжאבتم中文字学国豈𠀀𪛖か한"
+)
+PIECES += ["##" + piece for piece in PIECES if piece.isalnum()] + [
+    "the",
+    "##ing",
+    "mask",
+    "##sk",
+    "un",
+    "word",
+    "\u0301",
+]
+VARIANTS = [
+    dict(zip(("lowercase", "strip_accents", "handle_chinese_chars"), values, strict=True))
+    for values in itertools.product((True, False), (None, True, False), (True, False))
+]
+HOSTILE = [
+    "",
+    " \t\r\n ",
+    "control\x00chars\x1f\x7f\x85\x9b here\ufffd",
+    "zero\u200bwidth\u200c\u200djoin\ufeff and\u00adsoft\u2060hyphen",
+    "emoji 👩🏽‍🚀👨‍👩‍👧‍👦🇩🇪 ☺️ #️⃣",
+    "e\u0301 a\u0308\u0323 Z͑ͫ̓ͪ̂ͫ̽͏̴̙̤̞͉͚̯̞̠͍A\u0315",
+    "right to left שלום (abc) مرحبا\u202e reversed \u202c ١٢٣",
+    "astral CJK 𠀀𪛖𫝀𫠠 and 𰀀 compat 豈更 丽 radicals ⺀⼀ kana かな カナ hangul 한글 각",
+    "中\u0301文 国,学.字!a中b ，。、「」",
+    "\u9fa5\u9fa6\u9fd5\u9fef\u9ff0\u9ffc\u9fff\u4dff\u4e00\ua000",
+    "x" * 99 + " " + "x" * 100 + " " + "x" * 101 + " " + "é" * 101 + " " + "中" * 150 + " " + "a-" * 120,
+    "[CLS] [MASK] [SEP] [PAD] [UNK] [unused5] [MASK][MASK]x[MASK] ##ing [ MASK ] [mask]",
+    "İstanbul ıI ß ẞ ﬁ ŉ ǰ Σίσυφος ΣΑΣ ﷺ K Å",
+    "dots… dashes–—― quotes“”‘’ spaces\u00a0\u1680\u2003\u2028\u2029\u202f\u205f\u3000end \x0b\x0c\x1c",
+    "math $x_1^2+√2≠π$ €£¥ ° § © ½ ² ℵ ∑",
+    "private \ue000\uf8ff\U000f0000\U0010ffff unassigned \u0378\U000e0080 nonchars \ufdd0\ufffe\uffff",
+    "http://a.b/c?d=e&f#g user@host.org C++ a_b-c/d\\e 3.14 1,000",
+]
+
+
+def build(**variant: Any) -> Tokenizer:
+    return Tokenizer([*special_tokens(9), *PIECES], **variant)
+
+
+def encode(encoder: Encoder, sentences: list[str]) -> list[list[int]]:
+    """Encode sentences together: their ids, one list a sentence."""
+    encoded = [sentence.encode() for sentence in sentences]
+    starts = np.cumsum([0, *(len(sentence) for sentence in encoded[:-1])])
+    ids, offsets = encoder.encode(np.frombuffer(b"".join(encoded), dtype=np.uint8), starts)
+    return [ids[first:last].tolist() for first, last in itertools.pairwise(offsets)]
+
+
+class Both:
+    """Our encoder, and `transformers`' tokenizer on the folder that ours saved."""
+
+    def __init__(self, variant: dict[str, Any], folder: Path) -> None:
+        from transformers import AutoTokenizer
+
+        self.ours = build(**variant)
+        self.ours.save(folder)
+        self.theirs = AutoTokenizer.from_pretrained(folder, split_special_tokens=True)
+        self.encoder = Encoder(self.ours)
+
+    def expected(self, text: str) -> list[int]:
+        ids: list[int] = self.theirs(text, add_special_tokens=False)["input_ids"]
+        return ids
+
+    def check(self, text: str) -> None:
+        assert self.ours.encode_text(text) == self.expected(text)
+        if text:
+            assert encode(self.encoder, [text]) == [self.expected(text)]
+
+
+@pytest.fixture(scope="module", params=VARIANTS, ids=lambda variant: "-".join(map(str, variant.values())))
+def both(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Both:
+    return Both(request.param, tmp_path_factory.mktemp("tokenizer"))
+
+
+@pytest.mark.parametrize("text", HOSTILE, ids=range(len(HOSTILE)))
+def test_hostile_texts_get_the_ids_of_transformers(both: Both, text: str) -> None:
+    both.check(text)
+
+
+COMMON = [*"abcMASK[]#.,-_' \t\n中文字é\u0301\u200d", "[MASK]", "##"]
+PLAIN = st.lists(st.sampled_from(COMMON), max_size=60).map("".join)
+ANYTHING = st.text(st.characters(exclude_categories=["Cs"]), max_size=40)
+MIXED = st.lists(st.one_of(ANYTHING, PLAIN, st.sampled_from(HOSTILE)), max_size=6).map("".join)
+
+
+@given(text=st.one_of(ANYTHING, PLAIN, MIXED))
+def test_any_text_gets_the_ids_of_transformers(both: Both, text: str) -> None:
+    both.check(text)
+
+
+def test_every_character_gets_the_ids_of_transformers(both: Both) -> None:
+    """Each code point alone, between letters and beside CJK: the cuts at CJK and punctuation are exact."""
+    points = [chr(point) for point in [*range(0x3000), *range(0x4DF0, 0x4E10), *range(0x9F00, 0xA010)]]
+    points += [chr(point) for point in [*range(0xF800, 0xFB10), *range(0xFE00, 0x10000), *range(0x2A6D0, 0x2A710)]]
+    texts = [f"a{point}b 中{point}文 .{point}\u0301" for point in points]
+    assert encode(both.encoder, texts) == both.theirs(texts, add_special_tokens=False)["input_ids"]
+
+
+@given(sentences=st.lists(st.one_of(ANYTHING, PLAIN).filter(bool), min_size=1, max_size=8))
+def test_sentences_encoded_together_equal_sentences_encoded_alone(sentences: list[str]) -> None:
+    ours = build(lowercase=True, strip_accents=None, handle_chinese_chars=True)
+    assert encode(Encoder(ours), sentences) == [ours.encode_text(sentence) for sentence in sentences]
+
+
+@given(data=st.data())
+def test_a_cache_that_overflows_changes_nothing(data: st.DataObject) -> None:
+    words = st.lists(st.sampled_from(["the", "words", "中", "a-b", "MASK", "é", "x.y"]), min_size=1, max_size=9)
+    batches = data.draw(st.lists(st.lists(words.map(" ".join), min_size=1, max_size=4), min_size=1, max_size=6))
+    ours = build(lowercase=True, strip_accents=None, handle_chinese_chars=True)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(encoder_module, "_MAX_CACHED_WORDS", data.draw(st.integers(0, 4)))
+        encoder = Encoder(ours)
+        found = [encode(encoder, batch) for batch in batches]
+    assert found == [[ours.encode_text(sentence) for sentence in batch] for batch in batches]
+
+
+def test_nothing_to_encode_gives_nothing() -> None:
+    encoder = Encoder(build(lowercase=True, strip_accents=None, handle_chinese_chars=True))
+    ids, offsets = encoder.encode(np.zeros(0, np.uint8), np.zeros(0, np.int64))
+    assert len(ids) == 0
+    assert offsets.tolist() == [0]
+
+
+def test_real_text_gets_the_ids_of_transformers(vocab_folder: Path, english_text: Path, chinese_text: Path) -> None:
+    from transformers import AutoTokenizer
+
+    theirs = AutoTokenizer.from_pretrained(vocab_folder, split_special_tokens=True)
+    for path in (english_text, chinese_text):
+        lines = [line for line in path.read_text(encoding="utf-8").split("\n") if line]
+        found = encode(Encoder(Tokenizer.load(vocab_folder)), lines)
+        assert found == theirs(lines, add_special_tokens=False)["input_ids"]
+
+
+def test_ids_above_65536_need_four_bytes() -> None:
+    variant = {"lowercase": True, "strip_accents": None, "handle_chinese_chars": True}
+    small = Tokenizer([*special_tokens(0), *(f"w{number}" for number in range(65531))], **variant)
+    large = Tokenizer([*small.tokens, "last"], **variant)
+    assert (small.id_dtype, large.id_dtype) == (np.uint16, np.uint32)
+    assert encode(Encoder(small), ["w65530"]) == [[65535]]
+    assert encode(Encoder(large), ["w1 last"]) == [[6, 65536]]
+
+
+LETTERS = st.text(st.sampled_from("abcxyzABC019"), min_size=1, max_size=40)
+
+
+@given(words=st.lists(LETTERS, min_size=1, max_size=20), pieces=st.lists(LETTERS, max_size=20), lowercase=st.booleans())
+def test_longest_match_is_that_of_the_library(words: list[str], pieces: list[str], lowercase: bool) -> None:
+    """Any vocabulary, also one that lacks letters; words around the 8 and 32 bytes that keys are made for."""
+    tokens = dict.fromkeys([*special_tokens(0), *"abcx01", *pieces, *(f"##{piece}" for piece in ["a", "b", *pieces])])
+    ours = Tokenizer(list(tokens), lowercase=lowercase, strip_accents=None, handle_chinese_chars=True)
+    assert encode(Encoder(ours), words) == [ours.encode_text(word) for word in words]
+
+
+@given(batches=st.lists(st.lists(st.integers(0, 40), max_size=30), max_size=6), columns=st.sampled_from([1, 4]))
+def test_a_key_table_numbers_keys_as_a_dictionary_would(batches: list[list[int]], columns: int) -> None:
+    table = KeyTable(columns)
+    known: dict[int, int] = {}
+    for batch in batches:
+        # Multiples of 2**57 share their slots in a small table; the last column tells others apart.
+        keys = [np.array(batch, dtype=np.uint64) << np.uint64(57 if column == 0 else 3) for column in range(columns)]
+        found = table.find(keys)
+        assert found.tolist() == [known.get(key, -1) for key in batch]
+        absent = np.flatnonzero(found < 0)
+        numbers, new = table.insert([key[absent] for key in keys], len(known))
+        known |= {batch[absent[place]]: len(known) + index for index, place in enumerate(new)}
+        assert numbers.tolist() == [known[batch[place]] for place in absent]
+
+
+def test_a_key_table_grows_and_forgets_nothing() -> None:
+    table = KeyTable(1)
+    keys = np.random.default_rng(0).permutation(300_000).astype(np.uint64)
+    numbers = [table.insert([some], 1000 * index)[0] for index, some in enumerate(keys.reshape(300, 1000))]
+    assert np.array_equal(table.find([keys]), np.concatenate(numbers))
+    assert sorted(np.concatenate(numbers).tolist()) == list(range(300_000))
+    assert (table.find([keys + np.uint64(300_000)]) == -1).all()
+
+
+@given(
+    text=st.lists(st.sampled_from([*"ab1 ,\n\té中文", "x" * 9, "y" * 33, "é" * 16, "ж" * 5]), max_size=30).map("".join)
+)
+def test_chunks_leave_out_blanks_alone_and_are_numbered_alike(text: str) -> None:
+    content = np.frombuffer(text.encode(), dtype=np.uint8)
+    table = ChunkTable(around_cjk=True)
+    places, numbers = table.number(content, np.zeros(min(1, len(text)), dtype=np.int64))
+    again, same_numbers = table.number(content, np.zeros(min(1, len(text)), dtype=np.int64))
+    assert (places.tolist(), numbers.tolist()) == (again.tolist(), same_numbers.tolist())
+    characters = chunks.characters()
+    spelled = [
+        characters[number]
+        if number < chunks.FIRST_WORD_NUMBER
+        else table.words[number - chunks.FIRST_WORD_NUMBER].decode()
+        for number in numbers
+    ]
+    assert "".join(spelled) == "".join(text.split())
+    assert all(
+        content[place:].tobytes().startswith(chunk.encode()) for place, chunk in zip(places, spelled, strict=True)
+    )
+    assert len(set(table.words)) == len(table.words)

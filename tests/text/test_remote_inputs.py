@@ -1,0 +1,172 @@
+"""Inputs by URL, from a real server on loopback: every format and compression, simple servers, and failures."""
+
+import http.server
+import socket
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from bert_pretrain.config_file import load_config
+from bert_pretrain.errors import InputError, OutputError
+from bert_pretrain.examples.shards import DataFolder
+from bert_pretrain.make_data.run import make_data
+from bert_pretrain.text.sources import resolve
+from bert_pretrain.vocab.run import make_vocab
+
+from .test_documents import BY_BLANK_LINES, COMPRESS, FORMATS, TEXTS, as_jsonl, read_all, refusal
+
+
+@dataclass
+class Server:
+    """A web server with files in memory, and what it is capable of."""
+
+    files: dict[str, bytes] = field(default_factory=dict)
+    sends_parts: bool = True
+    version: Callable[[str], dict[str, str]] = lambda name: {"ETag": f'"{name}-1"'}
+    missing_bytes: int = 0
+    status: int = 200
+    requests: Counter[str] = field(default_factory=Counter)
+    url: str = ""
+
+    def answer(self, request: http.server.BaseHTTPRequestHandler) -> None:
+        name = request.path.removeprefix("/")
+        self.requests[request.command] += 1
+        if name not in self.files or self.status != 200:
+            request.send_error(404 if self.status == 200 else self.status)
+            return
+        content, status, headers = self.files[name], 200, self.version(name)
+        if self.sends_parts:
+            headers["Accept-Ranges"] = "bytes"
+            if asked := request.headers.get("Range"):
+                first, last = asked.removeprefix("bytes=").split("-")
+                end = min(int(last or len(content)), len(content) - 1)
+                headers["Content-Range"] = f"bytes {first}-{end}/{len(content)}"
+                content, status = content[int(first) : end + 1], 206
+        request.send_response(status)
+        for key, value in {**headers, "Content-Length": str(len(content))}.items():
+            request.send_header(key, value)
+        request.end_headers()
+        if request.command == "GET":
+            request.wfile.write(content[: len(content) - self.missing_bytes])
+
+
+@pytest.fixture
+def server() -> Iterator[Server]:
+    files = Server()
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            files.answer(self)
+
+        do_HEAD = do_GET
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as running:
+        files.url = f"http://127.0.0.1:{running.server_port}"
+        thread = threading.Thread(target=running.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        yield files
+        running.shutdown()
+        thread.join()
+
+
+@pytest.mark.parametrize("sends_parts", [True, False], ids=["parts of files", "whole files only"])
+def test_every_format_and_compression_is_read_from_a_server(server: Server, sends_parts: bool) -> None:
+    server.sends_parts = sends_parts
+    for ending, write in FORMATS.items():
+        for compression, compress in COMPRESS.items():
+            name = f"a{ending}{compression}"
+            server.files[name] = compress(write(TEXTS))
+            assert read_all(f"{server.url}/{name}") == (TEXTS, Counter()), name
+
+
+def test_a_large_file_is_read_in_pieces(server: Server) -> None:
+    texts = [f"Document {number}. " + "x" * 5000 for number in range(4000)]
+    server.files["a.jsonl"] = as_jsonl(texts)
+    assert read_all(f"{server.url}/a.jsonl")[0] == texts
+    assert server.requests["GET"] > 2
+
+
+@pytest.mark.parametrize(
+    ("headers", "expected"),
+    [
+        ({"ETag": '"1"', "Last-Modified": "now"}, 'ETag:"1"'),
+        ({"Last-Modified": "Sat, 21 Nov 2026 00:00:00 GMT"}, "Last-Modified:Sat, 21 Nov 2026 00:00:00 GMT"),
+        ({}, ""),
+    ],
+)
+def test_the_version_is_what_the_server_tells_and_its_absence_is_said(
+    server: Server, capsys: pytest.CaptureFixture[str], headers: dict[str, str], expected: str
+) -> None:
+    server.version = lambda _: dict(headers)
+    server.files["a.txt"] = FORMATS[".txt"](TEXTS)
+    (source,) = resolve([f"{server.url}/a.txt"], BY_BLANK_LINES)
+    assert source.version == expected
+    assert source.size == len(server.files["a.txt"])
+    said = capsys.readouterr().out
+    assert ("no version is known for http://127.0.0.1" in said) == (not expected)
+
+
+def test_a_name_on_the_hub_has_no_version_and_that_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+    resolve(["dataset:some/corpus@train"], BY_BLANK_LINES)
+    assert "no version is known for dataset:some/corpus@train" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("ending", [".txt", ".jsonl", ".csv", ".parquet", ".txt.gz", ".jsonl.zst"])
+@pytest.mark.parametrize("sends_parts", [True, False])
+def test_a_connection_that_breaks_is_named(server: Server, ending: str, sends_parts: bool) -> None:
+    server.sends_parts, server.missing_bytes = sends_parts, 7
+    kind, _, compression = ending[1:].partition(".")
+    server.files[f"a{ending}"] = COMPRESS[f".{compression}" if compression else ""](FORMATS[f".{kind}"](TEXTS))
+    assert f"{server.url}/a{ending}" in refusal(f"{server.url}/a{ending}").where
+
+
+@pytest.mark.parametrize("status", [200, 403, 500])
+def test_a_server_that_refuses_is_named(server: Server, status: int) -> None:
+    server.status = status  # 200: it lives, but has no such file
+    assert refusal(f"{server.url}/a.txt").where == f"{server.url}/a.txt"
+
+
+def test_a_server_that_is_not_there_is_named() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as gone:
+        url = f"http://127.0.0.1:{gone.getsockname()[1]}/a.txt"
+    assert refusal(url).where == url
+
+
+SETTINGS = ["data.max_seq_length=32", "data.dupe_factor=1", "data.document_boundary=blank_line"]
+
+
+def test_a_url_gives_the_shards_of_the_file_and_a_change_is_noticed(
+    server: Server, tmp_path: Path, english_text: Path, vocab_folder: Path
+) -> None:
+    config = load_config(settings=SETTINGS)
+    server.files["english.txt"] = english_text.read_bytes()
+    url = f"{server.url}/english.txt"
+    here = make_data(config, [str(english_text)], vocab_folder, tmp_path / "here", workers=1)
+    there = make_data(config, [url], vocab_folder, tmp_path / "there", workers=1)
+    assert DataFolder.open(there).shards("train") == DataFolder.open(here).shards("train")
+    server.version = lambda name: {"ETag": f'"{name}-2"'}
+    with pytest.raises(OutputError, match="version: 'ETag:"):
+        make_data(config, [url], vocab_folder, tmp_path / "there", workers=1)
+
+
+@pytest.mark.parametrize("stage", ["vocab", "make-data"])
+def test_a_file_that_changes_on_the_server_while_it_is_read_is_refused(
+    server: Server, tmp_path: Path, english_text: Path, vocab_folder: Path, stage: str
+) -> None:
+    server.files["english.txt"] = english_text.read_bytes()
+    server.version = lambda _: {"ETag": f'"{server.requests["GET"] > 1}"'}
+    config, inputs = load_config(settings=SETTINGS), [f"{server.url}/english.txt"]
+    run = {
+        "vocab": lambda: make_vocab(config, inputs, tmp_path / "vocab", workers=1),
+        "make-data": lambda: make_data(config, inputs, vocab_folder, tmp_path / "data", workers=1),
+    }
+    with pytest.raises(InputError, match="changed while it was read"):
+        run[stage]()
+    assert not list((tmp_path / ".token-store").glob("*/part-*"))

@@ -1,0 +1,86 @@
+"""A tokenizer folder opens in `transformers`, loads back the same, and is named when it is broken."""
+
+import itertools
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bert_pretrain.errors import DataError
+from bert_pretrain.text.tokenizer import FILES, Tokenizer
+from bert_pretrain.vocab.wordpiece import special_tokens
+
+PIECES = list("abcxyzABC019.,中文é")
+VARIANTS = [
+    dict(zip(("lowercase", "strip_accents", "handle_chinese_chars"), values, strict=True))
+    for values in itertools.product((True, False), (None, True, False), (True, False))
+]
+
+
+def build(**variant: Any) -> Tokenizer:
+    return Tokenizer([*special_tokens(9), *PIECES], **variant)
+
+
+def test_transformers_opens_the_folder_with_segments_and_special_tokens(vocab_folder: Path) -> None:
+    from transformers import AutoTokenizer
+
+    theirs = AutoTokenizer.from_pretrained(vocab_folder)
+    pair = theirs("the first one", "the second")
+    first, second = (len(theirs(text)["input_ids"]) for text in ("the first one", "the second"))
+    assert pair["token_type_ids"] == [0] * first + [1] * (second - 1)
+    assert (theirs.pad_token_id, theirs.unk_token_id, theirs.cls_token_id) == (0, 100, 101)
+    assert (theirs.sep_token_id, theirs.mask_token_id, theirs.model_max_length) == (102, 103, 512)
+    assert theirs("[MASK]")["input_ids"] == [101, 103, 102]
+    assert theirs.decode(theirs("Functions, loops.")["input_ids"], skip_special_tokens=True) == "functions, loops."
+
+
+@pytest.mark.parametrize("variant", VARIANTS[::5])
+def test_a_saved_tokenizer_loads_back_the_same(tmp_path: Path, variant: dict[str, Any]) -> None:
+    ours = build(**variant)
+    ours.save(tmp_path)
+    loaded = Tokenizer.load(tmp_path)
+    assert (loaded.tokens, loaded.settings, loaded.hash) == (ours.tokens, ours.settings, ours.hash)
+    loaded.save(tmp_path / "deep" / "copy")
+    for name in FILES:
+        assert (tmp_path / "deep" / "copy" / name).read_bytes() == (tmp_path / name).read_bytes()
+
+
+def test_all_that_decides_ids_is_in_the_hash() -> None:
+    hashes = [build(**variant).hash for variant in VARIANTS]
+    hashes += [Tokenizer([*special_tokens(9), *reversed(PIECES)], **VARIANTS[0]).hash]
+    assert len(set(hashes)) == len(hashes)
+
+
+def broken_folders() -> Iterator[tuple[str, dict[str, str], str]]:
+    config = json.dumps({"do_lower_case": True})
+    vocabulary = "\n".join([*special_tokens(0), "a"]) + "\n"
+    yield "no vocabulary", {"tokenizer_config.json": config}, "neither vocab.txt nor"
+    yield "no configuration", {"vocab.txt": vocabulary}, "tokenizer_config.json"
+    yield "no casing", {"vocab.txt": vocabulary, "tokenizer_config.json": "{}"}, "casing"
+    yield "a list", {"vocab.txt": vocabulary, "tokenizer_config.json": "[]"}, "holds no settings"
+    yield "not JSON", {"vocab.txt": vocabulary, "tokenizer_config.json": "{"}, "tokenizer_config.json"
+    yield "a token twice", {"vocab.txt": vocabulary + "a\n", "tokenizer_config.json": config}, "'a' occurs twice"
+    yield "no [MASK]", {"vocab.txt": vocabulary.replace("[MASK]\n", ""), "tokenizer_config.json": config}, "[MASK]"
+    yield "empty", {"vocab.txt": "", "tokenizer_config.json": config}, "lacks"
+    wrong = json.dumps({"do_lower_case": True, "strip_accents": "perhaps"})
+    yield "a wrong setting", {"vocab.txt": vocabulary, "tokenizer_config.json": wrong}, "strip_accents"
+
+
+@pytest.mark.parametrize(("reason", "files", "part"), list(broken_folders()))
+def test_a_broken_tokenizer_folder_is_named(tmp_path: Path, reason: str, files: dict[str, str], part: str) -> None:
+    for name, content in files.items():
+        (tmp_path / name).write_text(content)
+    with pytest.raises(DataError) as caught:
+        Tokenizer.load(tmp_path)
+    assert part in str(caught.value)
+    assert str(tmp_path) in str(caught.value)
+
+
+def test_a_vocabulary_with_line_ends_of_windows_loads(tmp_path: Path) -> None:
+    ours = build(lowercase=True, strip_accents=None, handle_chinese_chars=True)
+    ours.save(tmp_path)
+    content = (tmp_path / "vocab.txt").read_bytes()
+    (tmp_path / "vocab.txt").write_bytes(content.replace(b"\n", b"\r\n"))
+    assert Tokenizer.load(tmp_path).tokens == ours.tokens

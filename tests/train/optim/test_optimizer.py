@@ -1,0 +1,173 @@
+"""Optimizers: each is the algorithm of its paper, skips on the device, and continues bit for bit."""
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from bert_pretrain.config import Config, TrainConfig
+from bert_pretrain.model.bert import BertForPreTraining
+from bert_pretrain.train.optim.lamb import Lamb
+from bert_pretrain.train.optim.muon import Muon, orthogonalised
+from bert_pretrain.train.optim.optimizer import LONG_AGO, has_decay, is_hidden_matrix, make_optimizers, update
+
+KINDS = ("adamw", "lamb", "muon")
+
+
+def parameter_and_gradients(*shape: int, steps: int = 3) -> tuple[nn.Parameter, list[Tensor]]:
+    generator = torch.Generator().manual_seed(math.prod(shape))
+    draw = [torch.randn(shape, generator=generator) for _ in range(steps + 1)]
+    return nn.Parameter(draw[0]), draw[1:]
+
+
+@pytest.mark.parametrize("bias_correction", [True, False])
+def test_lamb_is_algorithm_2_for_each_of_query_key_and_value(bias_correction: bool) -> None:
+    weight, gradients = parameter_and_gradients(6, 4)
+    optimizer = Lamb(
+        [{"params": [weight], "weight_decay": 0.1, "matrices": 3}],
+        lr=0.01, betas=(0.9, 0.99), eps=1e-6, bias_correction=bias_correction,
+    )  # fmt: skip
+    expected = [part.clone() for part in weight.detach().double().chunk(3)]
+    moments = [(torch.zeros(2, 4).double(), torch.zeros(2, 4).double()) for _ in range(3)]
+    for step, gradient in enumerate(gradients, start=1):
+        weight.grad = gradient
+        optimizer.step()
+        for part, (x, g) in enumerate(zip(expected, gradient.double().chunk(3), strict=True)):
+            m, v = moments[part]
+            m, v = 0.9 * m + 0.1 * g, 0.99 * v + 0.01 * g * g
+            moments[part] = (m, v)
+            c1, c2 = (1 - 0.9**step, 1 - 0.99**step) if bias_correction else (1.0, 1.0)
+            r = (m / c1) / ((v / c2).sqrt() + 1e-6) + 0.1 * x
+            expected[part] = x - 0.01 * (x.norm() / r.norm()) * r
+    torch.testing.assert_close(weight.detach().double(), torch.cat(expected), atol=1e-6, rtol=1e-5)
+
+
+def test_lamb_without_adaptation_is_adamw() -> None:
+    ours, gradients = parameter_and_gradients(7)
+    theirs = nn.Parameter(ours.detach().clone())
+    lamb = Lamb(
+        [{"params": [ours], "adapts": False, "weight_decay": 0.0}],
+        lr=0.01, betas=(0.9, 0.99), eps=1e-6, bias_correction=True,
+    )  # fmt: skip
+    adamw = torch.optim.AdamW([theirs], lr=0.01, betas=(0.9, 0.99), eps=1e-6, weight_decay=0.0)
+    for gradient in gradients:
+        ours.grad, theirs.grad = gradient, gradient
+        lamb.step()
+        adamw.step()
+    torch.testing.assert_close(ours, theirs, atol=1e-6, rtol=1e-5)
+
+
+@pytest.mark.parametrize("betas", [(0.9, 0.999), (0.0, 0.999), (0.9, 0.0)])
+def test_lambs_first_step_has_the_bias_of_its_moments_corrected(betas: tuple[float, float]) -> None:
+    weight, (gradient, *_) = parameter_and_gradients(5)
+    before = weight.detach().clone()
+    weight.grad = gradient.clone()
+    groups = [{"params": [weight], "adapts": False}]
+    Lamb(groups, lr=0.01, betas=betas, eps=0.0, bias_correction=True).step()
+    # The corrected moments of a single gradient are the gradient and its square.
+    torch.testing.assert_close(weight.detach(), before - 0.01 * gradient.sign(), atol=0.0, rtol=1e-6)
+
+
+@pytest.mark.parametrize("shape", [(8, 8), (12, 5), (5, 12)])
+def test_muon_is_that_of_torch(shape: tuple[int, int]) -> None:
+    ours, gradients = parameter_and_gradients(*shape)
+    theirs = nn.Parameter(ours.detach().clone())
+    muon = Muon([{"params": [ours]}], lr=0.02, weight_decay=0.1)
+    reference = torch.optim.Muon([theirs], lr=0.02, weight_decay=0.1, adjust_lr_fn="match_rms_adamw")
+    for gradient in gradients:
+        ours.grad, theirs.grad = gradient, gradient
+        muon.step()
+        reference.step()
+    torch.testing.assert_close(ours, theirs, atol=5e-3, rtol=0.0)  # its products are in bf16
+
+
+def test_muon_takes_query_key_and_value_as_three_matrices() -> None:
+    fused, gradients = parameter_and_gradients(12, 4)
+    parts = [nn.Parameter(part.clone()) for part in fused.detach().chunk(3)]
+    together = Muon([{"params": [fused], "matrices": 3}], lr=0.02, weight_decay=0.1)
+    apart = Muon([{"params": parts}], lr=0.02, weight_decay=0.1)
+    for gradient in gradients:
+        fused.grad = gradient
+        for part, piece in zip(parts, gradient.chunk(3), strict=True):
+            part.grad = piece
+        together.step()
+        apart.step()
+    torch.testing.assert_close(fused.detach(), torch.cat([part.detach() for part in parts]))
+
+
+def test_orthogonalised_matrices_have_singular_values_near_one() -> None:
+    matrices = torch.randn(3, 10, 6, generator=torch.Generator().manual_seed(1))
+    values = torch.linalg.svdvals(orthogonalised(matrices).float())
+    assert values.min() > 0.5
+    assert values.max() < 1.5
+
+
+def test_without_bias_correction_adamw_is_the_papers(tiny: Callable[..., Config]) -> None:
+    config = TrainConfig(bias_correction=False, peak_lr=0.01, weight_decay=0.1)
+    layer = nn.Linear(3, 2)
+    expected = {name: parameter.detach().clone() for name, parameter in layer.named_parameters()}
+    moments = {name: (torch.zeros_like(p), torch.zeros_like(p)) for name, p in expected.items()}
+    optimizers = make_optimizers(layer, config)
+    generator = torch.Generator().manual_seed(3)
+    for _ in range(3):
+        for name, parameter in layer.named_parameters():
+            parameter.grad = gradient = torch.randn(parameter.shape, generator=generator)
+            m, v = moments[name]
+            m, v = 0.9 * m + 0.1 * gradient, 0.999 * v + 0.001 * gradient * gradient
+            moments[name] = (m, v)
+            decay = 0.1 if has_decay(name) else 0.0
+            expected[name] -= 0.01 * (m / (v.sqrt() + 1e-6) + decay * expected[name])
+        update(optimizers, 0.01, torch.tensor(False))
+    for name, parameter in layer.named_parameters():
+        torch.testing.assert_close(parameter.detach(), expected[name], atol=1e-6, rtol=1e-5)
+        assert optimizers[0].state[parameter]["step"] == LONG_AGO
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_parameter_has_one_optimizer_and_only_matrices_decay(tiny: Callable[..., Config], kind: str) -> None:
+    config = tiny(optimizer=kind)
+    model = BertForPreTraining(config.model, 152)
+    names = {parameter: name for name, parameter in model.named_parameters()}
+    owned: list[str] = []
+    for optimizer in make_optimizers(model, config.train):
+        for group in optimizer.param_groups:
+            owned += [names[parameter] for parameter in group["params"]]
+            for parameter in group["params"]:
+                assert (group["weight_decay"] > 0) == has_decay(names[parameter])
+                if isinstance(optimizer, Muon | Lamb):
+                    assert group["matrices"] == (3 if names[parameter].endswith("query_key_value.weight") else 1)
+                if isinstance(optimizer, Lamb):
+                    assert group["adapts"] == has_decay(names[parameter])
+                assert isinstance(optimizer, Muon) == (kind == "muon" and is_hidden_matrix(names[parameter]))
+    assert sorted(owned) == sorted(names.values())
+
+
+def test_the_hidden_matrices_are_those_of_the_layers(tiny: Callable[..., Config]) -> None:
+    model = BertForPreTraining(tiny().model, 152)
+    hidden = [name for name, _ in model.named_parameters() if is_hidden_matrix(name)]
+    assert len(hidden) == 4 * 2
+    assert all(dict(model.named_parameters())[name].dim() == 2 for name in hidden)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("bias_correction", [True, False])
+def test_a_skipped_step_leaves_weights_and_state_as_they_are(kind: str, bias_correction: bool) -> None:
+    model: Any = nn.ModuleDict({"encoder": nn.ModuleDict({"layers": nn.ModuleList([nn.Linear(4, 4)])})})
+    config = TrainConfig.model_validate({"optimizer": kind, "bias_correction": bias_correction})
+    optimizers = make_optimizers(model, config)
+
+    def snapshot() -> list[Tensor]:
+        states = [value for o in optimizers for state in o.state.values() for value in state.values()]
+        return [tensor.detach().clone() for tensor in (*model.parameters(), *states)]
+
+    for poison in (0.0, float("nan")):
+        for parameter in model.parameters():
+            parameter.grad = torch.full_like(parameter, poison) + 1.0
+        before = snapshot()
+        update(optimizers, 0.1, torch.tensor(math.isnan(poison)))
+        after = snapshot()
+        same = len(before) == len(after) and all(torch.equal(*pair) for pair in zip(before, after, strict=True))
+        assert same == math.isnan(poison)

@@ -1,0 +1,85 @@
+"""`--dry-run` says what a run would take, and leaves no trace; the estimate of memory is one."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from bert_pretrain.config import Config, ModelConfig, TrainConfig
+from bert_pretrain.config_file import load_config
+from bert_pretrain.model.bert import BertForPreTraining
+from bert_pretrain.train.batches import cut
+from bert_pretrain.train.device.memory import activation_bytes_per_token, estimate_memory
+from bert_pretrain.train.loss import pretraining_loss
+from bert_pretrain.train.run import train
+
+Tiny = Callable[..., Config]
+
+
+@pytest.mark.parametrize("length", [{"max_steps": 100}, {"max_steps": None, "time_budget": "24h"}])
+def test_a_dry_run_says_what_it_would_take_and_writes_nothing(
+    tiny: Tiny, data_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], length: dict[str, Any]
+) -> None:
+    train(tiny(**length), data_folder, tmp_path / "run", dry_run=True)
+    out = capsys.readouterr().out
+    for words in ("25,498 parameters", "16 examples", "TFLOP", "memory     about", "tokens/s", "nothing was written"):
+        assert words in out
+    assert ("for 100 steps" if length.get("max_steps") else "epochs") in out.split("time ")[-1]
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_activations_are_estimated_near_what_autograd_keeps(examples: Callable[..., Any]) -> None:
+    config = ModelConfig(
+        hidden_size=64, num_hidden_layers=4, num_attention_heads=4, intermediate_size=256, max_position_embeddings=32
+    )
+    model = BertForPreTraining(config, 152)
+    model.initialize(0)
+    batch = cut(examples(64), 10**6).micro_batches[0]
+    kept = {False: 0, True: 0}
+    for checkpointing in kept:
+        model.encoder.activation_checkpointing = checkpointing
+        seen: dict[int, int] = {}
+
+        def keep(tensor: torch.Tensor, seen: dict[int, int] = seen) -> torch.Tensor:
+            seen[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
+            return tensor
+
+        with (
+            torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor),
+            torch.autocast("cpu", torch.bfloat16),
+        ):
+            pretraining_loss(model.train(), batch)
+        kept[checkpointing] = sum(seen.values())
+    assert kept[True] < 0.6 * kept[False]
+    estimate = activation_bytes_per_token(model, 32, torch.bfloat16) * batch.num_tokens
+    assert 0.5 * kept[False] < estimate < 2.0 * kept[False]
+
+
+def test_large_trains_on_a_card_of_12_gb() -> None:
+    config = load_config("large-12gb")
+    with torch.device("meta"):
+        model = BertForPreTraining(config.model, 30522, attention="varlen")
+    tokens = config.train.micro_batch_tokens
+    assert isinstance(tokens, int)
+    memory = estimate_memory(config.train, model, 512, tokens, dtype=torch.bfloat16)
+    assert memory.total < 10.5 * 2**30
+    assert estimate_memory(TrainConfig(), model, 512, tokens, dtype=torch.bfloat16).activations > 2 * memory.activations
+
+
+def test_checkpointed_activations_give_the_same_gradients_with_dropout(
+    tiny: Tiny, examples: Callable[..., Any]
+) -> None:
+    model = BertForPreTraining(tiny().model, 152)
+    model.initialize(1)
+    batch = cut(examples(20), 10**6).micro_batches[0]
+    gradients = []
+    for checkpointing in (False, True):
+        model.encoder.activation_checkpointing = checkpointing
+        model.zero_grad()
+        with torch.random.fork_rng():
+            torch.manual_seed(5)
+            pretraining_loss(model.train(), batch).mean(100, 20).backward()
+        gradients.append([parameter.grad.clone() for parameter in model.parameters() if parameter.grad is not None])
+    assert all(torch.equal(one, other) for one, other in zip(*gradients, strict=True))

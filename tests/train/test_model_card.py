@@ -1,0 +1,123 @@
+"""The card of a model folder: the Hub can read it, its figures are the run's, and nothing in it can become markup."""
+
+import json
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from huggingface_hub import ModelCard
+
+from bert_pretrain.config import Config
+from bert_pretrain.examples.shards import DataFolder
+from bert_pretrain.train.distributed import SINGLE_PROCESS
+from bert_pretrain.train.model_card import model_card
+from bert_pretrain.train.resolved import InitialCheckpoint, ResolvedRun, resolve_run
+from bert_pretrain.train.run import train
+from bert_pretrain.train.state import Progress
+
+Tiny = Callable[..., Config]
+PROGRESS = Progress(step=12, examples=192, tokens=4000, elapsed_seconds=75.0)
+VALIDATION = {
+    "step": 12,
+    "validation_mlm_loss": 2.0,
+    "validation_mlm_accuracy": 0.5,
+    "validation_nsp_loss": None,
+    "validation_nsp_accuracy": None,
+}
+
+
+@pytest.fixture
+def resolved(tiny: Tiny, data_folder: Path, tmp_path: Path) -> ResolvedRun:
+    return resolve_run(tiny(), DataFolder.open(data_folder), tmp_path / "run", SINGLE_PROCESS)
+
+
+def card_of(run: ResolvedRun, validation: dict[str, Any] | None) -> str:
+    return model_card(run, PROGRESS, validation, num_parameters=1234, is_final=True)
+
+
+def test_the_hub_reads_the_card_of_the_final_model(finished: Path) -> None:
+    card = ModelCard.load(finished / "model" / "README.md", ignore_metadata_errors=False)
+    data = card.data
+    assert (data.library_name, data.pipeline_tag, data.language) == ("transformers", "fill-mask", "en")
+    assert data.license is None
+    manifest = json.loads((finished / "manifest.json").read_text())
+    found = {(result.task_type, result.metric_type): result.metric_value for result in data.eval_results}
+    assert found["fill-mask", "loss"] == manifest["validation"]["validation_mlm_loss"]
+    assert found["text-classification", "accuracy"] == manifest["validation"]["validation_nsp_accuracy"]
+    assert f"{manifest['parameters']:,} parameters" in card.text
+    assert f"| {manifest['validation']['validation_mlm_accuracy']:.2%} |" in card.text
+    assert "](curves.png)" in card.text
+    assert (finished / "model" / "curves.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_checkpoint_tells_its_step_and_the_newest_figures_before_it(finished: Path) -> None:
+    cards = {
+        step: ModelCard.load(finished / "checkpoints" / f"step-{step:08d}" / "README.md", ignore_metadata_errors=False)
+        for step in (4, 8)
+    }
+    lines = [json.loads(line) for line in (finished / "metrics.jsonl").read_text().splitlines()]
+    for step, evaluated in ((4, 0), (8, 6)):
+        (figures,) = (line for line in lines if "validation_mlm_loss" in line and line["step"] == evaluated)
+        assert f"checkpoint of step {step}." in cards[step].text
+        assert f"after step {evaluated}:" in cards[step].text
+        assert cards[step].data.eval_results[0].metric_value == figures["validation_mlm_loss"]
+
+
+def test_without_matplotlib_the_card_says_how_to_draw(
+    tiny: Tiny, data_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in [name for name in sys.modules if name.partition(".")[0] == "matplotlib"]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    model = train(tiny(max_steps=1, save_every=1), data_folder, tmp_path / "run")
+    assert "matplotlib is not installed" in capsys.readouterr().out
+    assert not (model / "curves.png").exists()
+    assert "bert-pretrain report" in (model / "README.md").read_text()
+
+
+def test_names_are_shown_as_they_are_and_never_as_markup(resolved: ResolvedRun) -> None:
+    manifest = {
+        **resolved.data.manifest,
+        "inputs": [
+            {"name": "a|b<script>.txt\n# head", "split": "train"},
+            {"name": "dataset:/home/me/secret/books", "split": "train"},
+            {"name": "dataset:user/corpus@train", "split": "train"},
+            {"name": "held.txt", "split": "validation"},
+        ],
+    }
+    run = replace(
+        resolved,
+        output=resolved.output.with_name("x: [y]\n---"),
+        init=InitialCheckpoint(Path("<b>"), "", None, None),
+        data=replace(resolved.data, manifest=manifest),
+    )
+    text = card_of(run, VALIDATION)
+    body = ModelCard(text, ignore_metadata_errors=False).text
+    assert r"Inputs: a\|b\<script\>.txt \# head, books, user/corpus@train." in body
+    assert "secret" not in text
+    assert "held.txt" not in text
+    assert yaml.safe_load(text.split("---\n")[1])["model-index"][0]["name"] == "x: [y]\n---"
+    assert r"weights of \<b\>" in body
+
+
+def test_what_was_not_measured_or_trained_is_not_claimed(
+    resolved: ResolvedRun, tiny: Tiny, new_data_folder: Callable[..., Path]
+) -> None:
+    text = card_of(resolved, VALIDATION)
+    assert "NSP" not in text
+    assert "7.39" in text  # e to the 2
+    assert "has not trained the positions" not in text
+    folder = DataFolder.open(new_data_folder(validation_rows=0, next_sentence="none"))
+    long = resolved.config.model_copy(
+        update={"model": resolved.config.model.model_copy(update={"max_position_embeddings": 64})}
+    )
+    text = card_of(replace(resolved, data=folder, config=long), None)
+    assert "there are no figures" in text
+    assert "model-index" not in text
+    assert "Pooler and next-sentence head are untrained" in text
+    assert "has not trained the positions from 32 to 63" in text
+    assert ModelCard(text, ignore_metadata_errors=False).data.eval_results is None
