@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bert_pretrain.storage.paths import local_place, place
+from bert_pretrain.storage.paths import parse_local_path, parse_path
 
 if TYPE_CHECKING:
     from bert_pretrain.examples.shards import DataFolder
@@ -26,7 +26,7 @@ def load_data(folder: str | Path) -> "DataFolder":
     """
     from bert_pretrain.examples.shards import DataFolder
 
-    return DataFolder.open(local_place(str(folder), "load_data", remedy="copy it first"), "load_data")
+    return DataFolder.open(parse_local_path(str(folder), "load_data", remedy="copy it first"), "load_data")
 
 
 def load_tokenizer(folder: str | Path) -> "Tokenizer":
@@ -37,7 +37,7 @@ def load_tokenizer(folder: str | Path) -> "Tokenizer":
     """
     from bert_pretrain.text.tokenizer import Tokenizer
 
-    return Tokenizer.load(place(str(folder)), "load_tokenizer")
+    return Tokenizer.load(parse_path(str(folder)), "load_tokenizer")
 
 
 def load_model(folder: str | Path, *, device: str = "auto", precision: str = "fp32") -> "Bert":
@@ -98,5 +98,6 @@ def pretrain(
     if options.get("init_from") is not None:
         options["init_from"] = Path(options["init_from"])
     remedy = "copy it, or name a local folder"
-    places = (local_place(str(folder), name, remedy=remedy) for folder, name in ((data, "data"), (output, "output")))
-    return run(load_config(config, flags=flags, with_phases=False), *places, **options)
+    folders = {"data": data, "output": output}
+    paths = (parse_local_path(str(folder), name, remedy=remedy) for name, folder in folders.items())
+    return run(load_config(config, flags=flags, with_phases=False), *paths, **options)

@@ -108,7 +108,7 @@ def _texts(path: Path, config: Config) -> Iterator[str]:
     """Yield the documents of an input."""
     (source,) = resolve([str(path)], config.data)
     lines: list[str] = []
-    for passage in documents.read(text_files.Part(source), config.data, Counter()):
+    for passage in documents.read(text_files.ByteRange(source), config.data, Counter()):
         lines.append(passage.text)
         if passage.ends_document:
             yield "\n".join(lines)

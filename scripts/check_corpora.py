@@ -90,7 +90,7 @@ def compare_ids(path: str, vocab: Path, config: Config) -> tuple[int, int]:
     compared = different = 0
     for source in resolve([path], config.data):
         splitter = SentenceSplitter(source.splitter, config.data.language)
-        for passage in documents.read(text_files.Part(source), config.data, Counter()):
+        for passage in documents.read(text_files.ByteRange(source), config.data, Counter()):
             found = splitter.split(passage.text, ends_document=passage.ends_document)
             if not found:
                 continue

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from bert_pretrain.storage.paths import local_place
+from bert_pretrain.storage.paths import parse_local_path
 
 if TYPE_CHECKING:
     from bert_pretrain.config import Config
@@ -44,4 +44,4 @@ def load_config(
 
 def local_file(location: str, flag: str) -> Path:
     """Return the path of an output file, which must be local."""
-    return local_place(location, flag, remedy="write a local file, then copy it there")
+    return parse_local_path(location, flag, remedy="write a local file, then copy it there")

@@ -24,7 +24,7 @@ from bert_pretrain.cli.options import (
     presets,
 )
 from bert_pretrain.errors import ConfigError
-from bert_pretrain.storage.paths import local_place, place
+from bert_pretrain.storage.paths import parse_local_path, parse_path
 
 _TRAINS_LOCALLY = "name a local folder: checkpoints are renamed into place; copy run/model when it is done"
 _COPY_FIRST = "copy it first, for example with 'aws s3 cp --recursive' or the lines of docs/data.md"
@@ -71,7 +71,7 @@ def vocab(
     make_vocab(
         load_config(config, settings, flags),
         inputs,
-        place(output),
+        parse_path(output),
         extend=extend,
         lowercase=lowercase,
         workers=workers,
@@ -129,13 +129,13 @@ def make_data(
     }
     loaded = load_config(config, settings, flags)
     if dry_run:
-        print(estimate(loaded, inputs, place(vocab), lowercase=lowercase).describe(workers or os.cpu_count() or 1))
+        print(estimate(loaded, inputs, parse_path(vocab), lowercase=lowercase).describe(workers or os.cpu_count() or 1))
         return
     run_make_data(
         loaded,
         inputs,
-        place(vocab),
-        place(output),
+        parse_path(vocab),
+        parse_path(output),
         workers=workers,
         scheduler=scheduler,
         store=store,
@@ -168,8 +168,8 @@ def train(
         from bert_pretrain.train.run import train as run_train
     run_train(
         load_config(config, settings, with_phases=False),
-        local_place(data, "--data", remedy=_COPY_FIRST),
-        local_place(output, "--output", remedy=_TRAINS_LOCALLY),
+        parse_local_path(data, "--data", remedy=_COPY_FIRST),
+        parse_local_path(output, "--output", remedy=_TRAINS_LOCALLY),
         init_from=init_from,
         carry_optimizer=carry_optimizer,
         resume=resume,
@@ -194,5 +194,5 @@ def run(
     """
     with importing():
         from bert_pretrain.pipeline import run_pipeline
-    folder = local_place(output, "--output", remedy=_TRAINS_LOCALLY)
+    folder = parse_local_path(output, "--output", remedy=_TRAINS_LOCALLY)
     run_pipeline(load_config(config, settings), folder, workers=workers, scheduler=scheduler, overwrite=overwrite)

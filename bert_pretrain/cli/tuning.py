@@ -9,7 +9,7 @@ import typer
 from bert_pretrain.cli.loading import importing
 from bert_pretrain.cli.options import Output, Overwrite
 from bert_pretrain.finetune.settings import Settings
-from bert_pretrain.storage.paths import local_place
+from bert_pretrain.storage.paths import parse_local_path
 
 _DEFAULTS = Settings()
 
@@ -75,7 +75,7 @@ def finetune(
         task,
         model,
         train=train,
-        output=local_place(output, "--output", remedy="fine-tune into a local folder, then copy it"),
+        output=parse_local_path(output, "--output", remedy="fine-tune into a local folder, then copy it"),
         validation=validation,
         test=test,
         settings=Settings(**{field.name: given[field.name] for field in dataclasses.fields(Settings)}),

@@ -19,7 +19,7 @@ from bert_pretrain.examples import ragged
 from bert_pretrain.examples.examples import Examples, Masks
 from bert_pretrain.storage.files import atomic_path, sha256_file
 from bert_pretrain.storage.manifest import MANIFEST, read_manifest
-from bert_pretrain.storage.paths import Place
+from bert_pretrain.storage.paths import AnyPath
 from bert_pretrain.text.tokenizer import Tokenizer
 
 ROW_GROUP_ROWS = 4096
@@ -50,11 +50,11 @@ class ShardRecord:
 class DataFolder:
     """A finished data folder: its manifest, checked, and access to its shards."""
 
-    path: Place
+    path: AnyPath
     manifest: dict[str, Any]
 
     @staticmethod
-    def open(path: Place, flag: str = "--data") -> "DataFolder":
+    def open(path: AnyPath, flag: str = "--data") -> "DataFolder":
         """Read and check the manifest, and every shard's size and footer against it.
 
         Raises:
@@ -129,7 +129,7 @@ class DataFolder:
         return hashlib.sha256("".join(hashes).encode()).hexdigest()
 
 
-def write_shard(folder: Place, name: str, examples: Examples) -> ShardRecord:
+def write_shard(folder: AnyPath, name: str, examples: Examples) -> ShardRecord:
     """Write one shard to `folder / name`, whole or not at all, and return its record."""
     path = folder / name
     with atomic_path(path) as temporary:
@@ -145,7 +145,7 @@ def write_shard(folder: Place, name: str, examples: Examples) -> ShardRecord:
     return ShardRecord(name, len(examples), len(examples.input_ids), size, digest, content_hash(examples))
 
 
-def read_shard(folder: Place, record: ShardRecord) -> Examples:
+def read_shard(folder: AnyPath, record: ShardRecord) -> Examples:
     """Check a shard's SHA-256 and return its examples.
 
     Raises:
@@ -156,7 +156,7 @@ def read_shard(folder: Place, record: ShardRecord) -> Examples:
         return _from_table(pq.read_table(file, use_threads=False))
 
 
-def check_footer(folder: Place, record: ShardRecord) -> None:
+def check_footer(folder: AnyPath, record: ShardRecord) -> None:
     """Compare a shard's size and row count with the manifest, without reading its rows.
 
     Raises:
@@ -165,7 +165,7 @@ def check_footer(folder: Place, record: ShardRecord) -> None:
     _refuse_damage(folder, record, damage_of(folder, record, whole=False))
 
 
-def damage_of(folder: Place, record: ShardRecord, *, whole: bool) -> str | None:
+def damage_of(folder: AnyPath, record: ShardRecord, *, whole: bool) -> str | None:
     """Return how a shard's file differs from its record, None if it does not.
 
     Args:
@@ -190,7 +190,7 @@ def damage_of(folder: Place, record: ShardRecord, *, whole: bool) -> str | None:
     return None if rows == record.rows else f"has {rows:,} rows, the manifest says {record.rows:,}"
 
 
-def _refuse_damage(folder: Place, record: ShardRecord, damage: str | None) -> None:
+def _refuse_damage(folder: AnyPath, record: ShardRecord, damage: str | None) -> None:
     if damage:
         raise DataError(f"the shard {record.path} {damage}", where=str(folder / record.path), remedy=REBUILD)
 

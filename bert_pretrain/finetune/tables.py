@@ -24,7 +24,7 @@ from bert_pretrain.text.records import (
     repair_surrogates,
 )
 from bert_pretrain.text.sources import DATASET, FORMATS, READ_ERRORS, Source, damaged
-from bert_pretrain.text.text_files import Part, Position, text_blocks
+from bert_pretrain.text.text_files import ByteRange, Position, text_blocks
 
 ENDINGS = (".csv", ".tsv", ".txt", ".conll", ".json", ".jsonl", ".ndjson", ".parquet")
 _FORMATS = {**FORMATS, ".tsv": "tsv"}
@@ -79,7 +79,7 @@ def read_rows(location: str, flag: str) -> list[Row]:
 
 def _records(location: str, flag: str) -> Iterable[Record]:
     if location.startswith(DATASET) or Path(location).is_dir():
-        part = Part(Source(location, "dataset", None, ""))
+        part = ByteRange(Source(location, "dataset", None, ""))
         return dataset_records(part, [_split_of(open_dataset(location), location, flag)])
     format_ = _FORMATS.get(ending_of(location))
     if format_ is None or format_ == "txt":
@@ -92,7 +92,7 @@ def _records(location: str, flag: str) -> Iterable[Record]:
     source = _source(location, format_)
     if format_ == "jsonl" and _begins_array(source):
         return _array_records(source)
-    records = read_records(Part(source), Counter())
+    records = read_records(ByteRange(source), Counter())
     return _whole_rows(records) if format_ in ("csv", "tsv") else records
 
 
@@ -102,7 +102,7 @@ def read_text(location: str) -> str:
     Raises:
         InputError: when it cannot be opened, or is not UTF-8.
     """
-    blocks = text_blocks(Part(_source(location, "txt")), Counter(), whole_lines=True)
+    blocks = text_blocks(ByteRange(_source(location, "txt")), Counter(), whole_lines=True)
     return "".join(text for _, text in blocks)
 
 
@@ -123,7 +123,7 @@ def _begins_array(source: Source) -> bool:
 
 def _array_records(source: Source) -> Iterator[Record]:
     for number, value in enumerate(parse_json(read_text(source.location), source.location), start=1):
-        position = Position(Part(source), "record", number)
+        position = Position(ByteRange(source), "record", number)
         yield as_record(value, position), position
 
 

@@ -21,7 +21,7 @@ from bert_pretrain.examples.shards import DataFolder, ShardRecord, read_shard
 from bert_pretrain.inspect.rules import Content, Spec, check_content, check_layout, make_spec, read_content
 from bert_pretrain.make_data import summary
 from bert_pretrain.parallel.executor import run_each
-from bert_pretrain.storage.paths import Place
+from bert_pretrain.storage.paths import AnyPath
 from bert_pretrain.text.tokenizer import Tokenizer
 
 NUM_SLICES = 10  # of an example, to see whether its masks are spread evenly
@@ -80,7 +80,7 @@ class Scan:
 
 @dataclass(frozen=True)
 class _Task:
-    folder: Place
+    folder: AnyPath
     split: str
     record: ShardRecord
     first_row: int

@@ -9,7 +9,7 @@ import pyarrow.parquet as pq
 
 from bert_pretrain.report.markdown import card
 from bert_pretrain.storage.files import write_text
-from bert_pretrain.storage.paths import Place
+from bert_pretrain.storage.paths import AnyPath
 
 CARD = "README.md"
 _TEXT = (
@@ -18,7 +18,7 @@ _TEXT = (
 )
 
 
-def write_dataset_card(folder: Place, splits: list[str]) -> None:
+def write_dataset_card(folder: AnyPath, splits: list[str]) -> None:
     """Write the card from the columns of each split's first shard, or nothing where they are all the same."""
     schemas = [_schema(folder / split / "00000.parquet") for split in splits]
     if len({tuple(schema.names) for schema in schemas}) == 1:
@@ -32,6 +32,6 @@ def _feature(kind: pa.DataType) -> dict[str, str]:
     return {"list": str(kind.value_type)} if pa.types.is_list(kind) else {"dtype": str(kind)}
 
 
-def _schema(shard: Place) -> pa.Schema:
+def _schema(shard: AnyPath) -> pa.Schema:
     with shard.open("rb") as file:
         return pq.read_schema(file)

@@ -23,10 +23,10 @@ from bert_pretrain.make_data.store_writer import write_store_shard
 from bert_pretrain.make_data.summary import TextCounts
 from bert_pretrain.make_data.token_store import TokenStore, store_shard_folder
 from bert_pretrain.storage.files import decompress, open_raw
-from bert_pretrain.storage.paths import Place
+from bert_pretrain.storage.paths import AnyPath
 from bert_pretrain.text import documents, records
 from bert_pretrain.text.sources import READ_ERRORS, Source, damaged, resolve
-from bert_pretrain.text.text_files import Part, last_character
+from bert_pretrain.text.text_files import ByteRange, last_character
 from bert_pretrain.text.tokenizer import Tokenizer
 
 SAMPLE_BYTES = 16 << 20
@@ -65,7 +65,7 @@ def _bytes(number: float) -> str:
     return f"{number / 1e9:.1f} GB" if number >= 1e9 else f"{number / 1e6:.1f} MB"
 
 
-def estimate(config: Config, inputs: Sequence[str], vocab: Place, *, lowercase: bool | None = None) -> Estimate:
+def estimate(config: Config, inputs: Sequence[str], vocab: AnyPath, *, lowercase: bool | None = None) -> Estimate:
     """Estimate a whole run of `make-data` from a sample.
 
     Raises:
@@ -110,7 +110,7 @@ def estimate(config: Config, inputs: Sequence[str], vocab: Place, *, lowercase: 
     )
 
 
-def _sample(source: Source, path: Path, size: int, config: DataConfig) -> tuple[Part, float]:
+def _sample(source: Source, path: Path, size: int, config: DataConfig) -> tuple[ByteRange, float]:
     """Write the beginning of an input to `path`; returns that, to be read there, and which share of the whole it is."""
     if source.format in ("txt", "jsonl", "csv"):
         try:
@@ -125,16 +125,16 @@ def _sample(source: Source, path: Path, size: int, config: DataConfig) -> tuple[
         if is_cut and source.format == "txt":
             content = content[: content.rfind(b"\n") + 1 or content.rfind(b" ") + 1 or last_character(content)]
         path.write_bytes(content)
-        return Part(source, unpacked=path), share
+        return ByteRange(source, unpacked=path), share
     num_documents = num_bytes = 0
     with path.open("w", encoding="utf-8") as opened:
-        for document in documents.read(Part(source), config, Counter()):
+        for document in documents.read(ByteRange(source), config, Counter()):
             num_documents += document.ends_document
             num_bytes += opened.write(json.dumps({config.text_field: document.text}) + "\n")
             if num_bytes > size:
                 break
     share = min(1.0, num_documents / max(1, records.num_rows(source)))
-    return Part(replace(source, format="jsonl"), unpacked=path), share
+    return ByteRange(replace(source, format="jsonl"), unpacked=path), share
 
 
 def _rest_of_record(file: BinaryIO, content: bytes, format_: str) -> bytes:

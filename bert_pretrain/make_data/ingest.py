@@ -18,7 +18,7 @@ from bert_pretrain.storage.files import damage_of_folder, exclusive, read_json, 
 from bert_pretrain.storage.paths import is_url
 from bert_pretrain.text import documents
 from bert_pretrain.text.sources import Source
-from bert_pretrain.text.text_files import Part
+from bert_pretrain.text.text_files import ByteRange
 from bert_pretrain.text.tokenizer import Tokenizer, TokenizerReference, load_once
 
 
@@ -26,7 +26,7 @@ from bert_pretrain.text.tokenizer import Tokenizer, TokenizerReference, load_onc
 class _Task:
     """One store shard to write."""
 
-    parts: tuple[Part, ...]
+    parts: tuple[ByteRange, ...]
     folder: Path
     tokenizer: TokenizerReference
     config: DataConfig
@@ -76,7 +76,7 @@ def _run(task: _Task) -> tuple[StoreShardSummary, str | None]:
 
 
 def ensure_store_shard(
-    parts: Sequence[Part], folder: Path, tokenizer: Tokenizer, config: DataConfig
+    parts: Sequence[ByteRange], folder: Path, tokenizer: Tokenizer, config: DataConfig
 ) -> tuple[StoreShardSummary, str | None]:
     """Write a store shard unless it is there undamaged; returns its summary, and any damage found."""
     damage = None
@@ -96,7 +96,7 @@ def ensure_store_shard(
     return found, damage
 
 
-def _join(groups: Sequence[Sequence[Part]], summaries: Sequence[StoreShardSummary]) -> CorpusStatistics:
+def _join(groups: Sequence[Sequence[ByteRange]], summaries: Sequence[StoreShardSummary]) -> CorpusStatistics:
     counts = (counts for found in summaries for counts in found["parts"])
     of_parts = zip(itertools.chain.from_iterable(groups), counts, strict=True)
     of_sources = itertools.groupby(of_parts, key=lambda pair: pair[0].source)

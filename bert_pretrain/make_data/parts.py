@@ -1,4 +1,4 @@
-"""The byte ranges (`Part`) that inputs are read in: large files are cut at document boundaries, small ones are grouped.
+"""Inputs are read as byte ranges (`ByteRange`): large files are cut at document boundaries, small ones are grouped.
 
 A few large archives would keep only as many cores busy: they are unpacked into the token store first and removed when
 all of it is tokenised. Where the inputs were cut is recorded in the store, for it must not change between runs.
@@ -13,7 +13,7 @@ from bert_pretrain.parallel.executor import Pool, run_all
 from bert_pretrain.storage.files import atomic_path, open_input, read_json, write_json
 from bert_pretrain.text import documents
 from bert_pretrain.text.sources import READ_ERRORS, Source, damaged, is_compressed
-from bert_pretrain.text.text_files import Part
+from bert_pretrain.text.text_files import ByteRange
 
 MAX_UNPACKED_ARCHIVES = 16
 LARGE_ARCHIVE_BYTES = 4 << 20
@@ -26,7 +26,7 @@ class _Archive:
     file: Path
 
 
-def cut_inputs(sources: Sequence[Source], store: Path, pool: Pool) -> list[tuple[Part, ...]]:
+def cut_inputs(sources: Sequence[Source], store: Path, pool: Pool) -> list[tuple[ByteRange, ...]]:
     """Return the byte ranges of all inputs, in order and in groups, the same in every run with this store."""
     part_bytes = documents.part_bytes_of(sources)
     archives = [source for source in sources if _is_archive(source)]
@@ -45,20 +45,20 @@ def cut_inputs(sources: Sequence[Source], store: Path, pool: Pool) -> list[tuple
         cuts = {"part_bytes": part_bytes, "parts": bounds}
         write_json(store / _CUTS, cuts)
     parts_of_all = (
-        Part(source, start, stop, unpacked.get(source.location))
+        ByteRange(source, start, stop, unpacked.get(source.location))
         for source, bounds in zip(sources, cuts["parts"], strict=True)
         for start, stop in bounds
     )
     return documents.group(parts_of_all, cuts["part_bytes"])
 
 
-def ensure_unpacked(part: Part) -> None:
+def ensure_unpacked(part: ByteRange) -> None:
     """Unpack the archive of a byte range again, if it is needed and no longer there."""
     if part.unpacked is not None and not part.unpacked.exists():
         _unpack(_Archive(part.source, part.unpacked))
 
 
-def remove_unpacked(parts: Iterable[Part]) -> None:
+def remove_unpacked(parts: Iterable[ByteRange]) -> None:
     """Remove what was unpacked for byte ranges that are all tokenised."""
     for file in {part.unpacked for part in parts if part.unpacked is not None}:
         file.unlink(missing_ok=True)

@@ -18,7 +18,7 @@ from bert_pretrain.make_data.selection import InputShare, Selection, select
 from bert_pretrain.make_data.token_store import DocumentSlices, TokenStore
 from bert_pretrain.rng import Permutation
 from bert_pretrain.storage.files import save_array
-from bert_pretrain.storage.paths import Place
+from bert_pretrain.storage.paths import AnyPath
 from bert_pretrain.text.tokenizer import Tokenizer, TokenizerReference
 
 MAX_SLICE_TOKENS = 1 << 15
@@ -57,7 +57,7 @@ class BuildPlan:
 
     store: TokenStore
     tokenizer: TokenizerReference
-    output: Place
+    output: AnyPath
     config: DataConfig
     selection: Selection
     splits: tuple[SplitPlan, ...]
@@ -74,7 +74,7 @@ class BuildPlan:
 
 
 def plan_build(
-    store: TokenStore, shares: Sequence[InputShare], tokenizer: Tokenizer, output: Place, config: DataConfig
+    store: TokenStore, shares: Sequence[InputShare], tokenizer: Tokenizer, output: AnyPath, config: DataConfig
 ) -> tuple[BuildPlan, Counter[str]]:
     """Leave out duplicates, hold documents out for validation, and decide how many shards the copies fill.
 

@@ -15,17 +15,17 @@ from bert_pretrain.make_data.plan import BuildPlan
 from bert_pretrain.parallel.executor import Pool, run_all
 from bert_pretrain.storage import manifest
 from bert_pretrain.storage.files import remove_temporaries, remove_tree, write_json
-from bert_pretrain.storage.paths import Place
+from bert_pretrain.storage.paths import AnyPath
 from bert_pretrain.text.tokenizer import FILES, Tokenizer
 
 TOKENIZER = "tokenizer"
 
 
-def _damage_of(shard: tuple[Place, ShardRecord]) -> str | None:
+def _damage_of(shard: tuple[AnyPath, ShardRecord]) -> str | None:
     return damage_of(*shard, whole=True)
 
 
-def find_damage(output: Place, *, verify: bool, workers: int | None) -> dict[str, str]:
+def find_damage(output: AnyPath, *, verify: bool, workers: int | None) -> dict[str, str]:
     """Return what is wrong with which shard, or with the tokenizer, of a finished folder; empty when nothing is.
 
     Args:
@@ -82,7 +82,7 @@ def rebuild(plan: BuildPlan, tokenizer: Tokenizer, damaged: dict[str, str], pool
         remove_temporaries(output / split.name)
 
 
-def _update_manifest(output: Place, rebuilt: dict[str, dict[str, Any]]) -> None:
+def _update_manifest(output: AnyPath, rebuilt: dict[str, dict[str, Any]]) -> None:
     body = manifest.read_manifest(output, "data", "--output")
     versions = manifest.library_versions()
     is_changed = False

@@ -22,7 +22,7 @@ from bert_pretrain.parallel.executor import Pool, open_pool, run_all
 from bert_pretrain.storage import manifest
 from bert_pretrain.storage.files import exclusive, remove_temporaries, remove_tree
 from bert_pretrain.storage.manifest import Progress
-from bert_pretrain.storage.paths import AnyPlace, Place, RemotePath
+from bert_pretrain.storage.paths import AnyPath, PathT, RemotePath
 from bert_pretrain.text.sources import Source, resolve
 from bert_pretrain.text.tokenizer import Tokenizer
 
@@ -30,8 +30,8 @@ from bert_pretrain.text.tokenizer import Tokenizer
 def make_data(
     config: Config,
     inputs: Sequence[str],
-    vocab: Place,
-    output: AnyPlace,
+    vocab: AnyPath,
+    output: PathT,
     *,
     workers: int | None = None,
     scheduler: str | None = None,
@@ -39,7 +39,7 @@ def make_data(
     overwrite: bool = False,
     verify: bool = False,
     lowercase: bool | None = None,
-) -> AnyPlace:
+) -> PathT:
     """Write a data folder and return its path.
 
     Args:
@@ -87,7 +87,7 @@ def _identity(config: Config, sources: list[Source], tokenizer: Tokenizer) -> di
     }
 
 
-def _store_folder(store: Path | None, output: Place) -> Path:
+def _store_folder(store: Path | None, output: AnyPath) -> Path:
     """Return the folder of token stores: they are read at random, so it must be local.
 
     Raises:
@@ -105,7 +105,7 @@ def _store_folder(store: Path | None, output: Place) -> Path:
 
 
 def _open_pool(
-    workers: int | None, scheduler: str | None, sources: list[Source], vocab: Place, output: Place, stores: Path
+    workers: int | None, scheduler: str | None, sources: list[Source], vocab: AnyPath, output: AnyPath, stores: Path
 ) -> AbstractContextManager[Pool]:
     stores.mkdir(parents=True, exist_ok=True)
     # A cluster checks that its workers see the same files; URLs mean the same to all.
@@ -116,7 +116,7 @@ def _open_pool(
 
 
 def _ingest(
-    config: Config, sources: list[Source], tokenizer: Tokenizer, output: Place, stores: Path, pool: Pool
+    config: Config, sources: list[Source], tokenizer: Tokenizer, output: AnyPath, stores: Path, pool: Pool
 ) -> tuple[CorpusStatistics, BuildPlan]:
     """Tokenise all text, check that it suffices, and plan the shards."""
     corpus, text = ingest(sources, tokenizer, config.data, stores, pool)
@@ -183,7 +183,7 @@ def _body(
     }
 
 
-def _finish(output: AnyPlace, tokenizer: Tokenizer, identity: dict[str, Any], body: dict[str, Any]) -> AnyPlace:
+def _finish(output: PathT, tokenizer: Tokenizer, identity: dict[str, Any], body: dict[str, Any]) -> PathT:
     """Write what a data folder has besides its shards, the manifest last."""
     remove_temporaries(output / repair.TOKENIZER)
     tokenizer.save(output / repair.TOKENIZER)

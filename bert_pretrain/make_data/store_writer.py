@@ -24,7 +24,7 @@ from bert_pretrain.make_data.token_store import split_long
 from bert_pretrain.storage.files import atomic_folder, seal_folder, write_json
 from bert_pretrain.text import documents
 from bert_pretrain.text.encoder import Encoder
-from bert_pretrain.text.text_files import Part
+from bert_pretrain.text.text_files import ByteRange
 from bert_pretrain.text.tokenizer import Tokenizer
 
 MAX_SENTENCE_TOKENS = 256
@@ -43,7 +43,7 @@ class _Block:
 
 
 def write_store_shard(
-    parts: Sequence[Part], folder: Path, tokenizer: Tokenizer, config: DataConfig
+    parts: Sequence[ByteRange], folder: Path, tokenizer: Tokenizer, config: DataConfig
 ) -> StoreShardSummary:
     """Tokenise byte ranges of inputs into a store shard, which appears whole or not at all; returns its summary."""
     counts: Counter[str] = Counter()

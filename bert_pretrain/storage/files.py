@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, cast
 
 from bert_pretrain.errors import DataError, InputError, OutputError
-from bert_pretrain.storage.paths import Place, RemotePath, is_url
+from bert_pretrain.storage.paths import AnyPath, RemotePath, is_url
 
 if TYPE_CHECKING:
     import numpy as np
@@ -119,7 +119,7 @@ class _Stream(io.RawIOBase):
 
 
 @contextlib.contextmanager
-def atomic_path(path: Place) -> Iterator[Path]:
+def atomic_path(path: AnyPath) -> Iterator[Path]:
     """Yield a temporary local path, which is moved to `path` on success and removed otherwise."""
     if isinstance(path, RemotePath):
         with tempfile.TemporaryDirectory(prefix="bert-pretrain-") as folder:
@@ -170,12 +170,12 @@ def _replace_folder(new: Path, path: Path) -> None:
                 raise
 
 
-def is_bookkeeping(path: Place) -> bool:
+def is_bookkeeping(path: AnyPath) -> bool:
     """Whether a file or folder is our lock, or was left by a killed writer."""
     return path.name == LOCK or (path.name.startswith(".") and path.name.endswith(".tmp"))
 
 
-def remove_temporaries(folder: Place) -> None:
+def remove_temporaries(folder: AnyPath) -> None:
     """Remove what killed writers of `atomic_path` and `atomic_folder` left in `folder`; an upload leaves nothing."""
     if isinstance(folder, RemotePath):
         return
@@ -186,7 +186,7 @@ def remove_temporaries(folder: Place) -> None:
             leftover.unlink(missing_ok=True)
 
 
-def remove_tree(folder: Place) -> None:
+def remove_tree(folder: AnyPath) -> None:
     """Remove a folder with its content, if it exists."""
     if isinstance(folder, RemotePath):
         folder.remove_tree()
@@ -202,18 +202,18 @@ def save_array(path: Path, values: "np.ndarray") -> None:
         np.save(file, values)
 
 
-def write_text(path: Place, text: str) -> None:
+def write_text(path: AnyPath, text: str) -> None:
     """Write a text file atomically."""
     with atomic_path(path) as temporary:
         temporary.write_text(text, encoding="utf-8")
 
 
-def write_json(path: Place, value: object) -> None:
+def write_json(path: AnyPath, value: object) -> None:
     """Write an indented JSON file atomically."""
     write_text(path, json.dumps(value, indent=2, ensure_ascii=False) + "\n")
 
 
-def read_json(path: Place) -> Any:
+def read_json(path: AnyPath) -> Any:
     """Read a JSON file that a stage has written.
 
     Raises:
@@ -229,7 +229,7 @@ def read_json(path: Place) -> Any:
         ) from error
 
 
-def sha256_file(path: Place) -> str:
+def sha256_file(path: AnyPath) -> str:
     """Return the SHA-256 of a file's bytes in hexadecimal."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
@@ -258,7 +258,7 @@ def damage_of_folder(folder: Path) -> str | None:
     return None
 
 
-def move_aside(folder: Place) -> Place:
+def move_aside(folder: AnyPath) -> AnyPath:
     """Move the content of a folder to a new folder next to it and return that; a local folder keeps its lock.
 
     Manifests are moved first, so that what an interruption leaves does not look like a finished output.
@@ -280,7 +280,7 @@ def move_aside(folder: Place) -> Place:
 
 
 @contextlib.contextmanager
-def exclusive(folder: Place) -> Iterator[None]:
+def exclusive(folder: AnyPath) -> Iterator[None]:
     """Lock a folder against a second process; the lock ends with the process, however it ends.
 
     An object store has no locks. There, two equal commands write equal objects, and another one is refused by its

@@ -13,7 +13,7 @@ from typing import Any
 from bert_pretrain import __version__
 from bert_pretrain.errors import DataError, OutputError
 from bert_pretrain.storage.files import is_bookkeeping, move_aside, read_json, write_json
-from bert_pretrain.storage.paths import Place
+from bert_pretrain.storage.paths import AnyPath
 
 FORMAT_VERSIONS = {"vocab": 1, "data": 1, "run": 1, "finetune": 1}
 MANIFEST = "manifest.json"
@@ -34,7 +34,7 @@ def library_versions() -> dict[str, str]:
     return {"bert-pretrain": __version__, **{name: importlib.metadata.version(name) for name in names}}
 
 
-def claim(folder: Place, kind: str, identity: Mapping[str, Any], *, overwrite: bool = False) -> Progress:
+def claim(folder: AnyPath, kind: str, identity: Mapping[str, Any], *, overwrite: bool = False) -> Progress:
     """Claim `folder` for a stage's output, and return how far the same command has already come there.
 
     The caller must hold the folder with `exclusive`.
@@ -78,21 +78,21 @@ def claim(folder: Place, kind: str, identity: Mapping[str, Any], *, overwrite: b
     )
 
 
-def complete(folder: Place, kind: str, identity: Mapping[str, Any], body: Mapping[str, Any]) -> None:
+def complete(folder: AnyPath, kind: str, identity: Mapping[str, Any], body: Mapping[str, Any]) -> None:
     """Write `manifest.json`, the last file of a finished output, and remove the partial one."""
     record = {"kind": kind, "format_version": FORMAT_VERSIONS[kind], "versions": library_versions()}
     write_json(folder / MANIFEST, {**record, **body, "identity": dict(identity)})
     (folder / PARTIAL).unlink(missing_ok=True)
 
 
-def reopen(folder: Place) -> None:
+def reopen(folder: AnyPath) -> None:
     """Mark a complete output as incomplete again, for a run that is extended."""
     found = read_json(folder / MANIFEST)
     write_json(folder / PARTIAL, {key: found[key] for key in ("kind", "format_version", "identity")})
     (folder / MANIFEST).unlink()
 
 
-def is_output(folder: Place) -> bool:
+def is_output(folder: AnyPath) -> bool:
     """Return whether a stage has written, or is writing, a folder."""
     for name in (MANIFEST, PARTIAL):
         try:
@@ -104,7 +104,7 @@ def is_output(folder: Place) -> bool:
     return False
 
 
-def read_manifest(folder: Place, kind: str, flag: str) -> dict[str, Any]:
+def read_manifest(folder: AnyPath, kind: str, flag: str) -> dict[str, Any]:
     """Return the manifest of a finished output.
 
     Args:

@@ -133,8 +133,8 @@ class RemotePath:
             raise OutputError(what, where=self.url, remedy=remedy) from error
 
 
-Place = Path | RemotePath
-AnyPlace = TypeVar("AnyPlace", bound=Place)
+AnyPath = Path | RemotePath
+PathT = TypeVar("PathT", bound=AnyPath)
 """One of the two, the same throughout a signature."""
 
 
@@ -143,20 +143,20 @@ def is_url(location: str) -> bool:
     return "://" in location
 
 
-def place(location: str) -> Place:
+def parse_path(location: str) -> AnyPath:
     """Return the path that a user's path or URL means; `file://` is a local path."""
     if location.startswith("file://"):
         return Path(location.removeprefix("file://"))
     return RemotePath(location.rstrip("/")) if is_url(location) else Path(location)
 
 
-def local_place(location: str, flag: str, *, remedy: str) -> Path:
+def parse_local_path(location: str, flag: str, *, remedy: str) -> Path:
     """Return the path that a user's path means, where it must be local.
 
     Raises:
         ConfigError: for a URL.
     """
-    found = place(location)
+    found = parse_path(location)
     if isinstance(found, RemotePath):
         raise ConfigError(f"{location} is a URL, and this must be a local folder", where=flag, remedy=remedy)
     return found

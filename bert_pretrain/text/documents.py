@@ -15,7 +15,7 @@ from typing import BinaryIO
 from bert_pretrain.config import DataConfig
 from bert_pretrain.text.records import read_texts
 from bert_pretrain.text.sources import Source
-from bert_pretrain.text.text_files import Part, text_blocks
+from bert_pretrain.text.text_files import ByteRange, text_blocks
 
 MAX_CHARACTERS = 4 << 20
 """Of a `Document`; a longer one comes in several."""
@@ -30,12 +30,12 @@ def part_bytes_of(sources: Sequence[Source]) -> int:
     return max(PART_BYTES, sum(source.size or 0 for source in sources) // MAX_PARTS)
 
 
-def cut(source: Source, part_bytes: int, unpacked: Path | None = None) -> list[Part]:
+def cut(source: Source, part_bytes: int, unpacked: Path | None = None) -> list[ByteRange]:
     """Cut a large local file, plain or unpacked, into parts at document boundaries; anything else is one part."""
     is_seekable = unpacked is not None or source.is_plain_local
     size = unpacked.stat().st_size if unpacked is not None else source.size
     if not is_seekable or source.boundary == "file" or (size or 0) <= 2 * part_bytes:
-        return [Part(source, unpacked=unpacked)]
+        return [ByteRange(source, unpacked=unpacked)]
     assert size is not None
     cuts = [0]
     with open(unpacked or source.location, "rb") as file:
@@ -45,12 +45,12 @@ def cut(source: Source, part_bytes: int, unpacked: Path | None = None) -> list[P
             if position is None:
                 break
             cuts.append(position)
-    return [Part(source, start, stop, unpacked) for start, stop in itertools.pairwise([*cuts, size])]
+    return [ByteRange(source, start, stop, unpacked) for start, stop in itertools.pairwise([*cuts, size])]
 
 
-def group(parts: Iterable[Part], part_bytes: int) -> list[tuple[Part, ...]]:
+def group(parts: Iterable[ByteRange], part_bytes: int) -> list[tuple[ByteRange, ...]]:
     """Group small parts, in order, so that a folder of many small files does not become as many tasks."""
-    groups: list[list[Part]] = []
+    groups: list[list[ByteRange]] = []
     filled = part_bytes
     for part in parts:
         size = part.num_bytes if part.source.size is not None else part_bytes
@@ -62,7 +62,7 @@ def group(parts: Iterable[Part], part_bytes: int) -> list[tuple[Part, ...]]:
     return [tuple(parts) for parts in groups]
 
 
-def check_unchanged(parts: Iterable[Part]) -> None:
+def check_unchanged(parts: Iterable[ByteRange]) -> None:
     """Check that the sources of parts have not changed since they were resolved.
 
     Raises:
@@ -90,7 +90,7 @@ class Document:
     ends_document: bool
 
 
-def read(part: Part, config: DataConfig, counts: Counter[str]) -> Iterator[Document]:
+def read(part: ByteRange, config: DataConfig, counts: Counter[str]) -> Iterator[Document]:
     """Yield the documents of a part, long ones in pieces; repairs and drops are counted by reason.
 
     Raises:
@@ -123,7 +123,7 @@ def _split_long(text: str) -> Iterator[Document]:
     yield Document(text[begin:], ends_document=True)
 
 
-def _read_txt(part: Part, config: DataConfig, counts: Counter[str]) -> Iterator[Document]:
+def _read_txt(part: ByteRange, config: DataConfig, counts: Counter[str]) -> Iterator[Document]:
     line_end = ""
     for _, text in text_blocks(part, counts, whole_lines=False, strict=config.strict):
         if part.source.boundary == "file":

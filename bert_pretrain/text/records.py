@@ -17,7 +17,7 @@ from bert_pretrain.config import DataConfig
 from bert_pretrain.errors import InputError
 from bert_pretrain.storage.files import open_input
 from bert_pretrain.text.sources import DATASET, READ_ERRORS, Source, damaged, is_compressed
-from bert_pretrain.text.text_files import Part, Position, read_lines, text_blocks
+from bert_pretrain.text.text_files import ByteRange, Position, read_lines, text_blocks
 
 _PARQUET_ROWS = 64
 """Rows that are decoded at once."""
@@ -34,7 +34,7 @@ Record = tuple[dict[str, Any], Position]
 
 
 def read_records(
-    part: Part, counts: Counter[str], *, columns: Sequence[str] = (), strict: bool = True
+    part: ByteRange, counts: Counter[str], *, columns: Sequence[str] = (), strict: bool = True
 ) -> Iterator[Record]:
     """Yield each record of a source that is not `.txt`, with its position.
 
@@ -56,7 +56,7 @@ def read_records(
     return dataset_records(part, open_dataset(part.source.location).values(), columns)
 
 
-def read_texts(part: Part, config: DataConfig, counts: Counter[str]) -> Iterator[str]:
+def read_texts(part: ByteRange, config: DataConfig, counts: Counter[str]) -> Iterator[str]:
     """Yield each line of `.txt`, or the text field of each record; empty ones too.
 
     Raises:
@@ -106,7 +106,7 @@ def repair_surrogates(value: Any) -> Any:
     return value
 
 
-def _read_jsonl(part: Part, counts: Counter[str], strict: bool) -> Iterator[Record]:
+def _read_jsonl(part: ByteRange, counts: Counter[str], strict: bool) -> Iterator[Record]:
     for line, position in read_lines(part, counts, strict=strict):
         if not line or line.isspace():
             counts["blank_lines"] += 1
@@ -141,7 +141,7 @@ def as_record(value: Any, position: Position) -> dict[str, Any]:
     return value
 
 
-def _read_csv(part: Part, counts: Counter[str], columns: Sequence[str], strict: bool) -> Iterator[Record]:
+def _read_csv(part: ByteRange, counts: Counter[str], columns: Sequence[str], strict: bool) -> Iterator[Record]:
     """Yield the rows of CSV or TSV; the fields that a short row lacks are None."""
     csv.field_size_limit(1 << 30)
     blocks = text_blocks(part, counts, whole_lines=True, strict=strict)
@@ -172,7 +172,7 @@ def _not_csv(what: str, position: Position) -> InputError:
     )
 
 
-def _read_parquet(part: Part, columns: Sequence[str]) -> Iterator[Record]:
+def _read_parquet(part: ByteRange, columns: Sequence[str]) -> Iterator[Record]:
     import pyarrow as pa
 
     with open_input(part.source.location) as file:
@@ -227,7 +227,7 @@ def open_dataset(location: str) -> dict[str, Any]:
     return dict(data) if isinstance(data, dict) else {"": data}
 
 
-def dataset_records(part: Part, splits: Iterable[Any], columns: Sequence[str] = ()) -> Iterator[Record]:
+def dataset_records(part: ByteRange, splits: Iterable[Any], columns: Sequence[str] = ()) -> Iterator[Record]:
     """Yield the rows of splits of a dataset; the numbers of a `ClassLabel` become their names."""
     for rows in splits:
         _check_columns(part, columns, rows.column_names)
@@ -261,7 +261,7 @@ def _namer(feature: Any) -> Callable[[Any], Any] | None:
     return None
 
 
-def _check_columns(part: Part, columns: Sequence[str], found: Sequence[str]) -> None:
+def _check_columns(part: ByteRange, columns: Sequence[str], found: Sequence[str]) -> None:
     for name in columns:
         if name not in found:
             raise _no_field(f"there is no column '{name}'", found, part.source.location)

@@ -22,7 +22,7 @@ _FOREIGN_MARKS = {codecs.BOM_UTF32_LE: "UTF-32", codecs.BOM_UTF32_BE: "UTF-32"} 
 
 
 @dataclass(frozen=True)
-class Part:
+class ByteRange:
     """The bytes [start, stop) of a source, which are whole documents; all of it when `stop` is None."""
 
     source: Source
@@ -48,7 +48,7 @@ class Part:
 class Position(NamedTuple):
     """The position of a record: a line of a text file, otherwise a record or a row."""
 
-    part: Part
+    part: ByteRange
     unit: str
     in_part: int
     """In the part, from 1."""
@@ -69,7 +69,7 @@ class Position(NamedTuple):
 
 
 def text_blocks(
-    part: Part, counts: Counter[str], *, whole_lines: bool, strict: bool = True
+    part: ByteRange, counts: Counter[str], *, whole_lines: bool, strict: bool = True
 ) -> Iterator[tuple[int, str]]:
     """Yield the text of a part in blocks that end with a line, each with the number of lines before it in the part.
 
@@ -134,7 +134,7 @@ def _decoded(block: bytes, position: Position, counts: Counter[str], *, is_first
         return text
 
 
-def read_lines(part: Part, counts: Counter[str], *, strict: bool = True) -> Iterator[tuple[str, Position]]:
+def read_lines(part: ByteRange, counts: Counter[str], *, strict: bool = True) -> Iterator[tuple[str, Position]]:
     """Yield the lines of a text file without their `\\n`, each with its position."""
     for lines_before, text in text_blocks(part, counts, whole_lines=True, strict=strict):
         lines = text.split("\n")

@@ -17,7 +17,7 @@ from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
 
 from bert_pretrain.errors import DataError
 from bert_pretrain.storage.files import write_json, write_text
-from bert_pretrain.storage.paths import Place
+from bert_pretrain.storage.paths import AnyPath
 from bert_pretrain.text.tokenizer_folder import (
     FILES,
     MAX_WORD_CHARACTERS,
@@ -40,7 +40,7 @@ class Tokenizer:
         lowercase: bool,
         strip_accents: bool | None,
         handle_chinese_chars: bool,
-        folder: Place | None = None,
+        folder: AnyPath | None = None,
     ) -> None:
         """Build from the tokens in the order of their ids.
 
@@ -66,7 +66,7 @@ class Tokenizer:
         self.backend.encode_special_tokens = True
 
     @staticmethod
-    def load(folder: Place, flag: str = "--vocab", *, lowercase: bool | None = None) -> "Tokenizer":
+    def load(folder: AnyPath, flag: str = "--vocab", *, lowercase: bool | None = None) -> "Tokenizer":
         """Open a tokenizer folder: `vocab.txt` or `tokenizer.json`, with `tokenizer_config.json`.
 
         Args:
@@ -151,7 +151,7 @@ class Tokenizer:
         """Return the text of ids, special tokens among them, as far as the vocabulary has kept it."""
         return str(self.backend.decode(list(ids), skip_special_tokens=False))
 
-    def save(self, folder: Place, model_max_length: int = 512) -> None:
+    def save(self, folder: AnyPath, model_max_length: int = 512) -> None:
         """Write `vocab.txt`, `tokenizer.json` and `tokenizer_config.json` into a folder, made if needed.
 
         All three are made from the vocabulary, also where it came from elsewhere, so that they agree.
@@ -171,7 +171,7 @@ class Tokenizer:
 class TokenizerReference:
     """How another process opens the same tokenizer."""
 
-    folder: Place
+    folder: AnyPath
     lowercase: bool
     hash: str
 

@@ -11,7 +11,7 @@ from typing import Any
 from bert_pretrain.errors import DataError
 from bert_pretrain.storage.files import read_json
 from bert_pretrain.storage.manifest import MANIFEST, PARTIAL
-from bert_pretrain.storage.paths import Place
+from bert_pretrain.storage.paths import AnyPath
 
 PAD, UNKNOWN, CLS, SEP, MASK = SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 MAX_WORD_CHARACTERS = 100  # longer words are [UNK] to WordPiece, whatever the vocabulary
@@ -44,12 +44,12 @@ def is_unused(token: str) -> bool:
     return token.startswith("[unused") and token.endswith("]")
 
 
-def has_vocabulary(folder: Place) -> bool:
+def has_vocabulary(folder: AnyPath) -> bool:
     """Whether a folder holds a vocabulary at all."""
     return (folder / VOCABULARY).is_file() or (folder / TOKENIZER).is_file()
 
 
-def read_tokenizer_folder(folder: Place, flag: str) -> TokenizerFolder:
+def read_tokenizer_folder(folder: AnyPath, flag: str) -> TokenizerFolder:
     """Read a tokenizer folder, written here or by Hugging Face's tools.
 
     Args:
@@ -77,7 +77,7 @@ def read_tokenizer_folder(folder: Place, flag: str) -> TokenizerFolder:
     )
 
 
-def _read_object(path: Place) -> dict[str, Any]:
+def _read_object(path: AnyPath) -> dict[str, Any]:
     """Return the content of a JSON file, nothing where there is none."""
     found = read_json(path) if path.is_file() else {}
     if not isinstance(found, dict):
@@ -85,7 +85,7 @@ def _read_object(path: Place) -> dict[str, Any]:
     return found
 
 
-def _read_vocabulary(folder: Place, backend: Mapping[str, Any]) -> list[str]:
+def _read_vocabulary(folder: AnyPath, backend: Mapping[str, Any]) -> list[str]:
     path = folder / VOCABULARY
     from_backend = _tokens_of_backend(backend, folder / TOKENIZER) if backend else None
     if not path.is_file():
@@ -104,7 +104,7 @@ def _read_vocabulary(folder: Place, backend: Mapping[str, Any]) -> list[str]:
     return tokens
 
 
-def _tokens_of_backend(backend: Mapping[str, Any], path: Place) -> list[str]:
+def _tokens_of_backend(backend: Mapping[str, Any], path: AnyPath) -> list[str]:
     ids = dict(backend["model"]["vocab"])
     ids.update({content: index for content, index in _added_by_backend(backend) if content in SPECIAL_TOKENS})
     tokens = sorted(ids, key=lambda token: ids[token])
@@ -118,7 +118,7 @@ def _added_by_backend(backend: Mapping[str, Any]) -> list[tuple[str, int]]:
 
 
 def _check_added_tokens(
-    folder: Place, tokens: list[str], backend: Mapping[str, Any], config: Mapping[str, Any]
+    folder: AnyPath, tokens: list[str], backend: Mapping[str, Any], config: Mapping[str, Any]
 ) -> None:
     """Refuse tokens beyond the vocabulary: `transformers` finds them in raw text, which WordPiece does not."""
     added = [content for content, _ in _added_by_backend(backend)]
@@ -134,7 +134,7 @@ def _check_added_tokens(
         )
 
 
-def _settings_of_backend(backend: Mapping[str, Any], path: Place) -> dict[str, Any]:
+def _settings_of_backend(backend: Mapping[str, Any], path: AnyPath) -> dict[str, Any]:
     """Return what the normalizer of a `tokenizer.json` states; refuse any but BERT's WordPiece."""
     if not backend:
         return {}
@@ -160,7 +160,7 @@ def _settings_of_backend(backend: Mapping[str, Any], path: Place) -> dict[str, A
     return _checked({name: normalizer[key] for name, key in _NORMALIZER_NAMES.items() if key in normalizer}, path)
 
 
-def _settings_of_config(config: Mapping[str, Any], path: Place) -> dict[str, Any]:
+def _settings_of_config(config: Mapping[str, Any], path: AnyPath) -> dict[str, Any]:
     """Return what a `tokenizer_config.json` states; as in `transformers` it outweighs the `tokenizer.json`."""
     kind = str(config.get("tokenizer_class") or "BertTokenizer").removesuffix("Fast")
     if kind not in _CLASSES:
@@ -174,7 +174,7 @@ def _settings_of_config(config: Mapping[str, Any], path: Place) -> dict[str, Any
     return _checked({name: config[name] for name in _NORMALIZER_NAMES if name in config}, path)
 
 
-def _checked(settings: dict[str, Any], path: Place) -> dict[str, Any]:
+def _checked(settings: dict[str, Any], path: AnyPath) -> dict[str, Any]:
     for name, value in settings.items():
         allowed = (True, False, None) if name == "strip_accents" else (True, False)
         if not any(value is choice for choice in allowed):

@@ -9,7 +9,7 @@ from bert_pretrain.config import DataConfig
 from bert_pretrain.errors import InputError
 from bert_pretrain.text.records import read_records, repair_surrogates
 from bert_pretrain.text.sources import resolve
-from bert_pretrain.text.text_files import Part, Position
+from bert_pretrain.text.text_files import ByteRange, Position
 from bert_pretrain.tools.texts import Text
 
 GOOD, BAD = "sentence_good", "sentence_bad"
@@ -42,7 +42,7 @@ def read_pairs(inputs: Sequence[str], by: str | None) -> list[Pair]:
     for source in sources:
         if source.format != "jsonl":
             raise InputError("pairs are read from .jsonl", where=source.location, remedy=f"give {GOOD} and {BAD} there")
-    pairs = [_pair(*found, by) for source in sources for found in read_records(Part(source), Counter())]
+    pairs = [_pair(*found, by) for source in sources for found in read_records(ByteRange(source), Counter())]
     if not pairs:
         raise InputError("there is no pair", where=", ".join(inputs), remedy=f"give records with {GOOD} and {BAD}")
     return pairs

@@ -20,7 +20,7 @@ from bert_pretrain.parallel.progress import progress_bar
 from bert_pretrain.text.encoder import Encoder
 from bert_pretrain.text.records import read_texts
 from bert_pretrain.text.sources import Source, resolve
-from bert_pretrain.text.text_files import Part
+from bert_pretrain.text.text_files import ByteRange
 from bert_pretrain.text.tokenizer import Tokenizer
 
 GROUP_TEXTS = 8192
@@ -138,7 +138,7 @@ def _grouped(texts: Iterable[Text]) -> Iterator[list[Text]]:
 def _all_texts(sources: Sequence[Source], config: DataConfig, counts: Counter[str]) -> Iterator[Text]:
     for source in sources:
         unit = "line" if source.format == "txt" else "record"
-        for row, text in enumerate(read_texts(Part(source), config, counts), start=1):
+        for row, text in enumerate(read_texts(ByteRange(source), config, counts), start=1):
             yield Text(text, source.location, row, unit)
 
 

@@ -15,7 +15,7 @@ from tokenizers import pre_tokenizers
 from bert_pretrain.config import Config, VocabConfig
 from bert_pretrain.rng import stream
 from bert_pretrain.text import chunks, documents
-from bert_pretrain.text.text_files import Part
+from bert_pretrain.text.text_files import ByteRange
 from bert_pretrain.text.tokenizer import bert_normalizer
 
 HELD_OUT_SHARE = 0.01
@@ -92,7 +92,7 @@ class _Counter:
         self._clear()
 
 
-def count_parts(parts: Sequence[Part], number: int, config: Config) -> Counts:
+def count_parts(parts: Sequence[ByteRange], number: int, config: Config) -> Counts:
     """Count the chunks of some byte ranges of the inputs; about one document in a hundred is held out."""
     counts = Counts()
     counter = _Counter(config.vocab.handle_chinese_chars)

@@ -16,10 +16,10 @@ from bert_pretrain.parallel.executor import open_pool, run_each
 from bert_pretrain.storage import manifest
 from bert_pretrain.storage.files import exclusive, remove_temporaries
 from bert_pretrain.storage.manifest import Progress
-from bert_pretrain.storage.paths import AnyPlace, Place
+from bert_pretrain.storage.paths import AnyPath, PathT
 from bert_pretrain.text import documents
 from bert_pretrain.text.sources import Source, resolve
-from bert_pretrain.text.text_files import Part
+from bert_pretrain.text.text_files import ByteRange
 from bert_pretrain.text.tokenizer import FILES, Tokenizer
 from bert_pretrain.vocab.alphabet import Alphabet, choose_alphabet
 from bert_pretrain.vocab.counting import Counts, count_parts, count_words
@@ -30,14 +30,14 @@ from bert_pretrain.vocab.wordpiece import special_tokens, train_wordpiece
 def make_vocab(
     config: Config,
     inputs: Sequence[str],
-    output: AnyPlace,
+    output: PathT,
     *,
     extend: Path | None = None,
     lowercase: bool | None = None,
     workers: int | None = None,
     scheduler: str | None = None,
     overwrite: bool = False,
-) -> AnyPlace:
+) -> PathT:
     """Write a tokenizer folder, with a vocabulary of its own or an extended one, and return its path.
 
     Args:
@@ -115,7 +115,7 @@ def _choices(config: VocabConfig, old: Tokenizer | None) -> dict[str, Any]:
     return {"extends": old.hash, "vocab": chosen}
 
 
-def _is_intact(output: Place) -> bool:
+def _is_intact(output: AnyPath) -> bool:
     try:
         found = Tokenizer.load(output)
     except DataError:
@@ -126,7 +126,7 @@ def _is_intact(output: Place) -> bool:
 
 @dataclass(frozen=True)
 class _CountTask:
-    parts: tuple[Part, ...]
+    parts: tuple[ByteRange, ...]
     number: int
     config: Config
 

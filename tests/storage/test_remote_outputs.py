@@ -22,7 +22,7 @@ from bert_pretrain.config_file import load_config
 from bert_pretrain.errors import OutputError
 from bert_pretrain.examples.shards import DataFolder
 from bert_pretrain.make_data.run import make_data
-from bert_pretrain.storage.paths import RemotePath, place
+from bert_pretrain.storage.paths import RemotePath, parse_path
 from bert_pretrain.text.tokenizer import Tokenizer
 from bert_pretrain.vocab.run import make_vocab
 
@@ -204,8 +204,8 @@ def test_a_store_that_refuses_is_one_message_and_the_same_command_goes_on(bucket
 def test_memory_is_a_place_within_one_process_and_a_file_url_is_a_path(
     tmp_path: Path, english_text: Path, vocab_folder: Path, local: Path
 ) -> None:
-    assert place(f"file://{tmp_path}/x") == tmp_path / "x"
-    output = place("memory://folder/data/")
+    assert parse_path(f"file://{tmp_path}/x") == tmp_path / "x"
+    output = parse_path("memory://folder/data/")
     make: Callable[[], object] = lambda: make_data(  # noqa: E731
         load_config(settings=SETTINGS), [str(english_text)], vocab_folder, output, workers=1, store=tmp_path / "store"
     )

@@ -12,7 +12,7 @@ import pytest
 from bert_pretrain.errors import InputError
 from bert_pretrain.text.records import read_records
 from bert_pretrain.text.sources import Source
-from bert_pretrain.text.text_files import Part
+from bert_pretrain.text.text_files import ByteRange
 
 ROWS = [{"text": "one", "kind": "a"}, {"text": 'two "quoted"', "kind": ""}, {"text": "三", "kind": "c"}]
 LINES = [json.dumps(row) + "\n" for row in ROWS]
@@ -42,7 +42,7 @@ def test_every_format_gives_the_same_records_with_their_positions(
     folder: Path, format_: str, positions: list[str]
 ) -> None:
     location = f"{folder}/a.{format_}"
-    part, counts = Part(Source(location, format_, None, "")), Counter[str]()
+    part, counts = ByteRange(Source(location, format_, None, "")), Counter[str]()
     found = list(read_records(part, counts))
     assert [record for record, _ in found] == ROWS
     assert [str(position) for _, position in found] == [f"{location}: {position}" for position in positions]
@@ -57,7 +57,7 @@ def test_every_format_gives_the_same_records_with_their_positions(
 def test_a_record_of_a_later_part_has_its_line_of_the_whole_file(folder: Path) -> None:
     location = f"{folder}/a.jsonl"
     start = len(LINES[0]) + 1
-    part = Part(Source(location, "jsonl", None, ""), start, start + len(LINES[1]))
+    part = ByteRange(Source(location, "jsonl", None, ""), start, start + len(LINES[1]))
     ((record, position),) = read_records(part, Counter())
     assert record == ROWS[1]
     assert (position.number, str(position)) == (3, f"{location}: line 3")
@@ -65,5 +65,5 @@ def test_a_record_of_a_later_part_has_its_line_of_the_whole_file(folder: Path) -
 
 def test_a_short_row_has_nothing_for_the_fields_it_lacks(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_text("text,kind,n\none\n,b\n")
-    found = [record for record, _ in read_records(Part(Source(f"{tmp_path}/a.csv", "csv", None, "")), Counter())]
+    found = [record for record, _ in read_records(ByteRange(Source(f"{tmp_path}/a.csv", "csv", None, "")), Counter())]
     assert found == [{"text": "one", "kind": None, "n": None}, {"text": "", "kind": "b", "n": None}]
