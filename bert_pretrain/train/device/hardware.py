@@ -4,7 +4,6 @@ import ctypes
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -14,6 +13,7 @@ from bert_pretrain.config import TrainConfig
 from bert_pretrain.errors import ConfigError
 from bert_pretrain.model.attention import Layout
 from bert_pretrain.model.bert import BertForPreTraining
+from bert_pretrain.train.device.cpu import cpu_bf16_feature
 from bert_pretrain.train.device.memory import activation_bytes_per_token, estimate_memory
 
 CPU_MICRO_BATCH_TOKENS = 4096
@@ -163,16 +163,6 @@ def _of_any_length(forward: Callable[..., Tensor]) -> Callable[..., Tensor]:
         return forward(*inputs)
 
     return marked
-
-
-def cpu_bf16_feature(cpuinfo: Path = Path("/proc/cpuinfo")) -> str | None:
-    """Return which instructions for bf16 products the CPU has, or None; unknown outside Linux on x86."""
-    try:
-        lines = cpuinfo.read_text(encoding="utf-8", errors="replace").splitlines()
-    except OSError:
-        return None
-    flags = next((set(line.partition(":")[2].split()) for line in lines if line.startswith("flags")), set())
-    return next((feature for feature in ("amx_bf16", "avx512_bf16") if feature in flags), None)
 
 
 def choose_micro_batch_tokens(

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from bert_pretrain.train.device import cpu
 from bert_pretrain.train.optim.matrices import local
 from bert_pretrain.train.optim.sharing import Bucket, Wait, buckets_of, collect, give_back, process_group_of
 
@@ -79,10 +80,12 @@ def _apply(bucket: Bucket, updates: Tensor, skip: Tensor) -> None:
 def orthogonalised(matrices: Tensor) -> Tensor:
     """Return nearly the nearest matrices with orthonormal rows or columns, (number, height, width), in bf16.
 
-    Five Newton–Schulz iterations; products only, so it runs at the speed of the tensor cores.
+    Five Newton–Schulz iterations; products only, so it runs at the speed of the tensor cores. A CPU without
+    instructions for bf16 takes the products in fp32: emulated, they would take most of the step.
     """
     a, b, c = COEFFICIENTS
-    current = matrices.bfloat16()
+    is_emulated = matrices.device.type == "cpu" and not cpu.cpu_bf16_feature()
+    current = matrices.bfloat16().to(torch.float32 if is_emulated else torch.bfloat16)
     is_tall = current.shape[1] > current.shape[2]
     if is_tall:
         current = current.mT
@@ -91,4 +94,4 @@ def orthogonalised(matrices: Tensor) -> Tensor:
         gram = current @ current.mT
         polynomial = torch.baddbmm(gram, gram, gram, beta=b, alpha=c)
         current = torch.baddbmm(current, polynomial, current, beta=a)
-    return current.mT if is_tall else current
+    return (current.mT if is_tall else current).bfloat16()

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from bert_pretrain.config import Config, TrainConfig
 from bert_pretrain.model.bert import BertForPreTraining
+from bert_pretrain.train.device import cpu
 from bert_pretrain.train.optim.lamb import Lamb
 from bert_pretrain.train.optim.muon import Muon, orthogonalised
 from bert_pretrain.train.optim.optimizer import LONG_AGO, has_decay, is_hidden_matrix, make_optimizers, update
@@ -171,3 +172,20 @@ def test_a_skipped_step_leaves_weights_and_state_as_they_are(kind: str, bias_cor
         after = snapshot()
         same = len(before) == len(after) and all(torch.equal(*pair) for pair in zip(before, after, strict=True))
         assert same == math.isnan(poison)
+
+
+@pytest.mark.parametrize("feature", ["avx512_bf16", None])
+def test_a_cpu_without_bf16_gets_the_same_directions_from_fp32(
+    feature: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    matrices = torch.randn(2, 24, 40, generator=torch.Generator().manual_seed(0))
+    monkeypatch.setattr(cpu, "cpu_bf16_feature", lambda: feature)
+    products: list[torch.dtype] = []
+    baddbmm = torch.baddbmm
+    monkeypatch.setattr(torch, "baddbmm", lambda *a, **k: (products.append(a[0].dtype), baddbmm(*a, **k))[1])
+    found = orthogonalised(matrices)
+    assert set(products) == {torch.bfloat16 if feature else torch.float32}
+    assert found.dtype == torch.bfloat16  # what ranks send to one another
+    left, _, right = torch.linalg.svd(matrices, full_matrices=False)
+    cosine = torch.nn.functional.cosine_similarity(found.float().flatten(1), (left @ right).flatten(1))
+    assert cosine.min() > 0.97
