@@ -35,6 +35,8 @@ def _seconds(value: object) -> object:
 
 
 DEFAULT_MAX_STEPS = 100_000
+LENGTHS = ("max_steps", "max_epochs", "time_budget")
+"""Keys of the section `train` that give the length of a run; it has one."""
 
 Int = Annotated[int, BeforeValidator(_whole_number)]
 PositiveInt = Annotated[Int, Field(gt=0)]
@@ -44,9 +46,6 @@ Probability = Annotated[float, Field(ge=0.0, le=1.0)]
 
 class _Section(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
-
-    def __hash__(self) -> int:
-        return hash(self.model_dump_json())
 
 
 class VocabConfig(_Section):
@@ -198,8 +197,7 @@ class TrainConfig(_Section):
 
     @model_validator(mode="after")
     def _one_length(self) -> "TrainConfig":
-        lengths = {"max_steps": self.max_steps, "max_epochs": self.max_epochs, "time_budget": self.time_budget}
-        given = [f"{name} {value:g}" for name, value in lengths.items() if value is not None]
+        given = [f"{name} {value:g}" for name in LENGTHS if (value := getattr(self, name)) is not None]
         if len(given) > 1:
             raise ValueError(f"{' and '.join(given)} are all lengths of the run; keep one")
         return self
@@ -255,8 +253,19 @@ class PhaseConfig(_Section):
     train: Overrides = {}
 
 
+def _describe_extends(schema: dict[str, Any]) -> None:
+    """Add the key of YAML files that `config_file` resolves before a configuration is built."""
+    name = {"type": "string"}
+    schema["properties"]["extends"] = {
+        "anyOf": [name, {"type": "array", "items": name}],
+        "description": "Presets or YAML files that this file is put over.",
+    }
+
+
 class Config(_Section):
     """The whole configuration of `bert-pretrain`."""
+
+    model_config = ConfigDict(json_schema_extra=_describe_extends)
 
     inputs: tuple[str, ...] = ()
     vocab: VocabConfig = VocabConfig()

@@ -12,7 +12,8 @@ from bert_pretrain.errors import ConfigError
 from bert_pretrain.examples.shards import DataFolder
 from bert_pretrain.inspect.checks import Check, check_manifest, check_split
 from bert_pretrain.inspect.rendering import RenderedExample, locate_rows, render_rows
-from bert_pretrain.inspect.scan import Scan, load_spec, scan_split
+from bert_pretrain.inspect.rules import make_spec
+from bert_pretrain.inspect.scan import Scan, scan_split
 
 _SHARDS_PER_PROCESS = 16  # fewer are read before a second process has started
 
@@ -53,13 +54,13 @@ def inspect_rows(
         DataError: when the tokenizer or the manifest cannot be used.
     """
     config, tokenizer = folder.config, folder.tokenizer()
-    spec = load_spec(folder.path, config)
+    spec = make_spec(tokenizer, config)
     shards, _ = locate_rows(folder, split, rows)
     scans, checks = {}, []
     for name in folder.manifest["splits"] if everything else [split]:
         chosen = range(len(folder.shards(name))) if everything else np.unique(shards).tolist()
         processes = workers or min(os.cpu_count() or 1, 1 + len(chosen) // _SHARDS_PER_PROCESS)
-        scans[name] = scan_split(folder, name, config, shards=chosen, workers=processes)
+        scans[name] = scan_split(folder, name, spec, shards=chosen, workers=processes)
         checks += check_split(name, scans[name], spec)
         if everything and not scans[name].damaged:
             checks.append(check_manifest(name, scans[name], folder.manifest["splits"][name]))

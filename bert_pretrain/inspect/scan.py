@@ -7,8 +7,6 @@ read is recorded as damaged, and the others are still counted.
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -22,7 +20,7 @@ from bert_pretrain.inspect.rules import Content, Spec, check_content, check_layo
 from bert_pretrain.make_data import summary
 from bert_pretrain.parallel.executor import run_each
 from bert_pretrain.storage.paths import AnyPath
-from bert_pretrain.text.tokenizer import Tokenizer
+from bert_pretrain.text.tokenizer import TokenizerReference, load_once
 
 NUM_SLICES = 10  # of an example, to see whether its masks are spread evenly
 
@@ -84,14 +82,15 @@ class _Task:
     split: str
     record: ShardRecord
     first_row: int
+    tokenizer: TokenizerReference
     config: DataConfig
 
 
-def scan_split(folder: DataFolder, split: str, config: DataConfig, *, shards: Sequence[int], workers: int = 1) -> Scan:
+def scan_split(folder: DataFolder, split: str, spec: Spec, *, shards: Sequence[int], workers: int = 1) -> Scan:
     """Read chosen shards of a split, check their SHA-256, and count what they hold."""
-    records = folder.shards(split)
+    records, config, tokenizer = folder.shards(split), spec.config, spec.tokenizer.reference
     first_rows = np.cumsum([0, *(record.rows for record in records)]).tolist()
-    tasks = [_Task(folder.path, split, records[number], first_rows[number], config) for number in shards]
+    tasks = [_Task(folder.path, split, records[number], first_rows[number], tokenizer, config) for number in shards]
     if len(tasks) == 1:
         return _join([_scan_shard(tasks[0])], config)  # not worth a progress bar
     return _join(list(run_each(_scan_shard, tasks, workers=workers, description=f"read {split}", unit="shard")), config)
@@ -127,15 +126,9 @@ def _scan_shard(task: _Task) -> Scan:
         return Scan(damaged={path: f"{error.what} ({error.remedy})"})
     except (KeyError, TypeError, pa.ArrowException) as error:
         return Scan(damaged={path: f"the shard {path} does not hold examples: {error}"})
-    scan = scan_examples(examples, load_spec(task.folder, task.config), task.split, task.first_row)
+    scan = scan_examples(examples, make_spec(load_once(task.tokenizer), task.config), task.split, task.first_row)
     scan.results[0]["record"] = task.record.as_json()
     return scan
-
-
-@lru_cache(maxsize=1)
-def load_spec(folder: Path, config: DataConfig) -> Spec:
-    """Return what holds for the examples of a data folder; each process loads its tokenizer once."""
-    return make_spec(Tokenizer.load(folder / "tokenizer", "DATA_DIR"), config)
 
 
 def scan_examples(examples: Examples, spec: Spec, split: str, first_row: int) -> Scan:
