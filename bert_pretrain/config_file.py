@@ -1,18 +1,19 @@
-"""Reading a configuration: a preset or file, `--set` pairs and flags, later ones winning; and explaining what is wrong.
+"""Reading a configuration: presets and files, `--set` pairs, flags, later ones winning; and explaining what is wrong.
 
+YAML files are layers: `small,paper` puts the second over the first, `extends: short` puts a file over another one.
 YAML scalars are taken as text and given their meaning by the field they belong to, so `1e-4` is a number where a number
 is expected, `no` is false where a truth value is and Norwegian where a language is.
 """
 
 import difflib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import yaml
 from pydantic import BaseModel, ValidationError
 
-from bert_pretrain.config import Config, PhaseConfig, TrainConfig
+from bert_pretrain.config import LENGTHS, Config, PhaseConfig, TrainConfig
 from bert_pretrain.errors import ConfigError
 from bert_pretrain.yaml_text import KeyPath, parse_value, parse_yaml
 
@@ -24,10 +25,10 @@ def load_config(
     *,
     with_phases: bool = True,
 ) -> Config:
-    """Build the configuration from defaults, a preset or file, `--set` pairs and flags, later ones winning.
+    """Build the configuration from defaults, presets and files, `--set` pairs and flags, later ones winning.
 
     Args:
-        source: a path to a YAML file, or the name of a shipped preset.
+        source: the path of a YAML file or the name of a shipped preset; in a string, several joined by commas.
         settings: `section.key=value` texts.
         flags: dotted key -> (the flag's name for messages, its value); a value of None counts as not given.
         with_phases: whether phases will be run; else they may contradict the rest, for example in the run's length.
@@ -37,15 +38,10 @@ def load_config(
     """
     tree: dict[str, Any] = {}
     places: dict[KeyPath, str] = {}
-    if source is not None:
-        path = find_config(source)
-        try:
-            text = path.read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            raise ConfigError(
-                f"cannot read the configuration: {error}", where=str(path), remedy="give a readable YAML file"
-            ) from error
-        tree, places = parse_yaml(text, str(path))
+    sources = [] if source is None else source.split(",") if isinstance(source, str) else [source]
+    layers = [layer for each in sources for layer in _layers_of(each, "--config")]
+    for layer in layers:
+        _put_over(tree, places, layer)
     for setting in settings:
         key, equals, value = setting.partition("=")
         if not equals or not key:
@@ -58,17 +54,105 @@ def load_config(
     for key, (flag, given) in (flags or {}).items():
         if given is not None:
             _assign(tree, places, key, given, flag)
-    return _validated(tree, places, with_phases)
+    order = {layer.file: number for number, layer in enumerate(layers)}
+
+    def age(place: str) -> int:
+        """Return the number of the layer that a place is in; the command line is the last one."""
+        return order.get(place.rpartition(":")[0], len(layers))
+
+    _drop_replaced_lengths(tree, places, age)
+    return _validated(tree, places, age, with_phases)
 
 
-def find_config(source: str | Path) -> Path:
-    """Return the file behind a path or a preset's name."""
+class _Layer(NamedTuple):
+    """What one file says."""
+
+    file: str
+    tree: dict[str, Any]
+    places: dict[KeyPath, str]
+
+
+def _layers_of(source: str | Path, where: str, inside: tuple[Path, ...] = ()) -> Iterator[_Layer]:
+    """Yield a file as a layer, after those that it extends.
+
+    Args:
+        source: a path, or the name of a preset.
+        where: what names the source, for messages.
+        inside: the files that extend this one.
+    """
+    path = find_config(source, where)
+    if path.resolve() in inside:
+        raise ConfigError(f"'{source}' extends itself", where=where, remedy="remove it from 'extends'")
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(
+            f"cannot read the configuration: {error}", where=str(path), remedy="give a readable YAML file"
+        ) from error
+    tree, places = parse_yaml(text, str(path))
+    extended = tree.pop("extends", None) or []
+    names = extended.split(",") if isinstance(extended, str) else extended
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        raise ConfigError(
+            f"extends is {extended!r}",
+            where=places["extends",],
+            remedy="give the name of a preset or the path of a YAML file, or a list of them",
+        )
+    for name in names:
+        below = path.parent / name if _is_path(name) else name
+        yield from _layers_of(below, places["extends",], (*inside, path.resolve()))
+    yield _Layer(str(path), tree, places)
+
+
+def _put_over(tree: dict[str, Any], places: dict[KeyPath, str], layer: _Layer) -> None:
+    """Put a layer over those before it: keys of a section one by one, everything else whole.
+
+    A section left empty says nothing.
+    """
+    empty = {section for section, value in layer.tree.items() if value is None and section in tree}
+    for section, value in layer.tree.items():
+        below = tree.get(section)
+        if section in empty:
+            continue
+        replaced: list[KeyPath] = [(section,)]
+        if isinstance(value, dict) and isinstance(below, dict):
+            value, replaced = {**below, **value}, [(section, key) for key in value]
+        tree[section] = value
+        for path in replaced:
+            _forget(places, path)
+    places.update({path: place for path, place in layer.places.items() if empty.isdisjoint(path[:1])})
+
+
+def _drop_replaced_lengths(tree: dict[str, Any], places: Mapping[KeyPath, str], age: Callable[[str], int]) -> None:
+    """Drop a length of the run where a later layer gives it by another key: a run has one length."""
+    train, phases = tree.get("train"), tree.get("phases")
+    if not isinstance(train, dict):
+        return
+    ages = {key: age(places.get(("train", key), places["train",])) for key in LENGTHS if train.get(key) is not None}
+    latest = max(ages.values(), default=0)
+    if isinstance(phases, list) and any(isinstance(phase, dict) and _gives_length(phase) for phase in phases):
+        latest = max(latest, age(places["phases",]))
+    tree["train"] = {key: value for key, value in train.items() if ages.get(key, latest) == latest}
+
+
+def _gives_length(phase: dict[str, Any]) -> bool:
+    own = phase.get("train")
+    return isinstance(own, dict) and not own.keys().isdisjoint(LENGTHS)
+
+
+def _is_path(source: str | Path) -> bool:
     path = Path(source)
-    if path.suffix in (".yaml", ".yml") or path.parent != Path("."):
+    return path.suffix in (".yaml", ".yml") or path.parent != Path(".")
+
+
+def find_config(source: str | Path, where: str = "--config") -> Path:
+    """Return the file behind a path or a preset's name; `where` is what names it."""
+    if _is_path(source):
+        path = Path(source)
         if not path.is_file():
             raise ConfigError(
                 f"there is no configuration file '{path}'",
-                where="--config",
+                where=where,
                 remedy="check the path, or name a preset: " + ", ".join(sorted(preset_paths())),
             )
         return path
@@ -76,7 +160,7 @@ def find_config(source: str | Path) -> Path:
     if str(source) not in presets:
         raise ConfigError(
             f"there is no preset '{source}'{_nearest(str(source), presets)}",
-            where="--config",
+            where=where,
             remedy="name one of " + ", ".join(sorted(presets)) + ", or give the path of a .yaml file",
         )
     return presets[str(source)]
@@ -108,13 +192,20 @@ def _assign(tree: dict[str, Any], places: dict[KeyPath, str], dotted: str, value
             )
         tree = tree[parent]
     tree[last] = value
-    for replaced in [place for place in places if place[: len(path)] == path]:
-        del places[replaced]
+    _forget(places, path)
     for depth in range(1, len(path) + 1):
         places.setdefault(path[:depth], where)
 
 
-def _validated(tree: dict[str, Any], places: dict[KeyPath, str], with_phases: bool) -> Config:
+def _forget(places: dict[KeyPath, str], path: KeyPath) -> None:
+    """Forget where a key and all below it stood."""
+    for replaced in [place for place in places if place[: len(path)] == path]:
+        del places[replaced]
+
+
+def _validated(
+    tree: dict[str, Any], places: dict[KeyPath, str], age: Callable[[str], int], with_phases: bool
+) -> Config:
     # A section left empty (`train:`) means its defaults.
     tree = {key: value for key, value in tree.items() if value is not None}
     try:
@@ -136,7 +227,7 @@ def _validated(tree: dict[str, Any], places: dict[KeyPath, str], with_phases: bo
                 stages.append((("phases", str(index), "train"), config.for_phase(phase).train))
             except ValidationError as error:
                 raise _explain(error, ("phases", str(index)), places) from error
-        _refuse_overruled(config.phases, places)
+        _refuse_overruled(config.phases, places, age)
     _check_warmup(stages, places)
     return config
 
@@ -152,14 +243,15 @@ def _check_warmup(stages: Sequence[tuple[KeyPath, TrainConfig]], places: Mapping
         train.check_warmup(spanned, " and ".join(dict.fromkeys(filter(None, of_keys))) or "train.warmup_steps")
 
 
-def _refuse_overruled(phases: Sequence[PhaseConfig], places: Mapping[KeyPath, str]) -> None:
-    """Refuse a key of the command line that every phase sets otherwise, since it would change nothing."""
+def _refuse_overruled(phases: Sequence[PhaseConfig], places: Mapping[KeyPath, str], age: Callable[[str], int]) -> None:
+    """Refuse a key of the command line, or of a layer over the phases', that every phase sets: it changes nothing."""
     for section in ("data", "train"):
         for key in set.intersection(*(set(getattr(phase, section)) for phase in phases)):
-            if places.get((section, key), "").startswith("--"):
+            place = places.get((section, key))
+            if place is not None and (place.startswith("--") or age(place) > age(places["phases",])):
                 raise ConfigError(
                     f"every phase sets {section}.{key} itself, so that this changes nothing",
-                    where=places[section, key],
+                    where=place,
                     remedy="add --set 'phases=[]' to do without phases, or give phases of your own in a YAML file",
                 )
 
@@ -178,6 +270,7 @@ def _explain(error: ValidationError, prefix: KeyPath, places: dict[KeyPath, str]
     if problem["type"] == "extra_forbidden":
         section = _section_at(path[len(prefix) : -1])
         keys = list(section.model_fields) if section else []
+        keys += ["extends"] if section is Config and not where.startswith("--") else []
         return ConfigError(
             f"unknown key '{dotted}'{_nearest(path[-1], keys)}",
             where=where,

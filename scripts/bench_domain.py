@@ -131,7 +131,7 @@ def _split(domain: Path, work: Path, config: Config) -> tuple[Path, Path]:
 
 
 def _make_base(general: Path, folder: Path, config: Config, options: argparse.Namespace) -> Path:
-    tiny = load_config("tiny")
+    tiny = load_config("tiny,paper")
     vocab = make_vocab(load_config(settings=["vocab.size=8192"]), [str(general)], folder / "vocab")
     data = make_data(config, [str(general)], vocab, folder / "data")
     longer = config.train.model_copy(update={"max_steps": options.base_steps})

@@ -1,17 +1,21 @@
 """The configuration: what people write, in YAML, `--set` and flags, means what they mean; mistakes name their place."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bert_pretrain.config import Config, PhaseConfig
+from bert_pretrain.config import LENGTHS, Config, PhaseConfig
 from bert_pretrain.config_file import dump_yaml, load_config, preset_paths
 from bert_pretrain.errors import ConfigError
+from bert_pretrain.model.bert import BertForPreTraining
 
 SCHEMA = Path(__file__).resolve().parents[1] / "configs" / "schema.json"
+PAPER_PRESETS = json.loads((Path(__file__).parent / "golden" / "paper_presets.json").read_text(encoding="utf-8"))
 
 
 def from_yaml(folder: Path, text: str, **options: object) -> Config:
@@ -321,11 +325,153 @@ def test_a_warm_up_longer_than_a_run_without_its_phases_is_refused() -> None:
     assert caught.value.where == "--set train.warmup_steps and --max-steps"
 
 
-@pytest.mark.parametrize("name", [name for name in preset_paths() if name != "demo"])
-def test_presets_warm_up_for_a_hundredth_of_any_run(name: str) -> None:
-    whole = load_config(name)
+@pytest.mark.parametrize("names", PAPER_PRESETS)
+def test_presets_warm_up_for_a_hundredth_of_any_run(names: str) -> None:
+    whole = load_config(names)
     steps = sum(whole.for_phase(phase).train.max_steps or 0 for phase in whole.phases)
     assert steps * whole.train.warmup_ratio == 10_000  # as in the paper
     for length in ("train.time_budget=3m", "train.max_steps=1000"):
-        config = load_config(name, [length], with_phases=False)
+        config = load_config(names, [length], with_phases=False)
         assert (config.train.warmup_steps, config.train.warmup_ratio) == (None, 0.01)
+
+
+@pytest.mark.parametrize("names", PAPER_PRESETS)
+def test_the_recipe_of_the_paper_stays_as_it_is(names: str) -> None:
+    """The file holds what differed from the defaults when each preset still had a recipe of its own."""
+    assert load_config(names).model_dump(mode="json", exclude_defaults=True) == PAPER_PRESETS[names]
+
+
+@pytest.mark.parametrize(("name", "peak_lr"), [("tiny", 2e-3), ("mini", 2e-3), ("small", 1.5e-3), ("medium", 1e-3)])
+def test_small_sizes_have_the_recipe_for_short_runs(name: str, peak_lr: float) -> None:
+    config = load_config(name)
+    train, data = config.train, config.data
+    assert (config.phases, data.max_seq_length, data.dupe_factor, data.masking) == ((), 128, 5, "static")
+    assert (train.optimizer, train.peak_lr, train.warmup_ratio, train.schedule) == ("muon", peak_lr, 0.05, "linear")
+    assert (train.global_batch_size, train.max_epochs, train.max_steps) == (64, 5.0, None)
+    assert (config.model.hidden_dropout_prob, config.model.attention_probs_dropout_prob) == (0.0, 0.0)
+    assert config.model == load_config(f"{name},paper,short").model
+    assert (load_config("base,short").phases, load_config("base,short").train) == ((), load_config("medium").train)
+
+
+SIZES = {  # millions of weights with the pooler, without the heads
+    "tiny": 4.4, "mini": 11.2, "small": 28.8, "medium": 41.4, "base": 109.5, "classic": 109.5, "base-chinese": 102.3,
+    "large": 335.1, "large-12gb": 335.1,
+}  # fmt: skip
+
+
+def test_presets_have_the_sizes_that_they_are_named_for() -> None:
+    assert preset_paths().keys() - SIZES.keys() == {"demo", "paper", "short"}
+    for name, millions in SIZES.items():
+        config = load_config(name)
+        with torch.device("meta"):
+            model = BertForPreTraining(config.model, config.vocab.size)
+        heads = sum(p.numel() for part in (model.mlm_head, model.nsp_head) for p in part.parameters())
+        assert round((model.num_parameters - heads) / 1e6, 1) == millions, name
+
+
+LAYERS = {
+    "under.yaml": """inputs: [a.txt]
+data: {seed: 1, dupe_factor: 2}
+train:
+  peak_lr: 1e-3
+  max_epochs: 3
+phases:
+  - {name: only, train: {seed: 5}}
+""",
+    "over.yaml": """extends: under.yaml
+data: {seed: 2}
+train:
+  max_steps: 7
+""",
+}
+
+
+@pytest.fixture
+def layers(tmp_path: Path) -> Callable[..., str]:
+    """Write files of YAML, and return their paths joined by commas."""
+
+    def write(**texts: str) -> str:
+        for name, text in {**LAYERS, **{f"{name}.yaml": text for name, text in texts.items()}}.items():
+            (tmp_path / name).write_text(text, encoding="utf-8")
+        return ",".join(str(tmp_path / f"{name}.yaml") for name in texts)
+
+    return write
+
+
+def test_later_layers_win_key_by_key_and_phases_are_replaced_whole(layers: Callable[..., str]) -> None:
+    source = layers(under=LAYERS["under.yaml"], last="data: {dupe_factor: 9}\ntrain:\nphases: [{name: new}]\n")
+    config = load_config(source)
+    assert (config.inputs, config.data.seed, config.data.dupe_factor, config.train.peak_lr) == (("a.txt",), 1, 9, 1e-3)
+    assert config.phases == (PhaseConfig(name="new"),)
+    assert load_config(source, ["data.dupe_factor=4"]).data.dupe_factor == 4
+
+
+def test_a_file_may_extend_presets_and_other_files(layers: Callable[..., str]) -> None:
+    config = load_config(layers(top="extends: [small, over.yaml]\ntrain: {peak_lr: 5e-3}\n"))
+    assert (config.model.hidden_size, config.data.seed, config.data.dupe_factor) == (512, 2, 2)
+    assert (config.train.peak_lr, config.train.max_steps, config.train.max_epochs) == (5e-3, 7, None)
+    assert load_config(layers(top="extends: small,paper\n")) == load_config("small,paper")
+
+
+@pytest.mark.parametrize(
+    ("settings", "length"),
+    [
+        ([], ("max_steps", 7)),
+        (["train.time_budget=1h"], ("time_budget", 3600.0)),
+        (["train.max_epochs=2"], ("max_epochs", 2.0)),
+        (["train={max_steps: 5}"], ("max_steps", 5)),
+    ],
+)
+def test_the_length_of_a_later_layer_replaces_one_by_another_key(
+    layers: Callable[..., str], settings: list[str], length: tuple[str, float]
+) -> None:
+    train = load_config(layers(over=LAYERS["over.yaml"]), settings).train
+    assert {key: getattr(train, key) for key in LENGTHS if getattr(train, key) is not None} == dict([length])
+
+
+def test_phases_of_a_later_layer_bring_their_own_length(layers: Callable[..., str]) -> None:
+    source = layers(top="extends: tiny\nphases: [{name: a, train: {max_steps: 8}}, {name: b, train: {max_steps: 2}}]\n")
+    config = load_config(source)
+    assert [config.for_phase(phase).train.max_steps for phase in config.phases] == [8, 2]
+
+
+@pytest.mark.parametrize(
+    ("texts", "where", "parts"),
+    [
+        ({"a": "train:\n  seed: 1\n", "b": "train:\n\n  seed: x\n"}, "b.yaml:3", ["train.seed is 'x'"]),
+        ({"a": "train:\n\n  seed: x\n", "b": "train:\n  peak_lr: 1\n"}, "a.yaml:3", ["train.seed is 'x'"]),
+        ({"a": "extends: over.yaml\ntrain:\n  sed: 1\n"}, "a.yaml:3", ["unknown key 'train.sed'"]),
+        ({"a": "\nextend: base\n"}, "a.yaml:2", ["did you mean 'extends'"]),
+        ({"a": "\nextends: bse\n"}, "a.yaml:2", ["no preset 'bse'", "did you mean 'base'"]),
+        ({"a": "extends: [base, sub/no.yaml]\n"}, "a.yaml:1", ["no configuration file", "sub/no.yaml"]),
+        ({"a": "extends: {a: b}\n"}, "a.yaml:1", ["extends is {'a': 'b'}"]),
+        ({"a": "extends: b.yaml\n", "b": "data:\nextends: a.yaml\n"}, "b.yaml:2", ["a.yaml' extends itself"]),
+        (
+            {"a": "model: {hidden_size: 100}\n", "b": "model:\n  num_attention_heads: 3\n"},
+            "a.yaml:1 and {}/b.yaml:2",
+            ["hidden_size 100 is not a multiple of num_attention_heads 3"],
+        ),
+        (
+            {"a": "extends: base\ntrain:\n  max_steps: 1000\n"},
+            "a.yaml:3",
+            ["every phase sets train.max_steps itself", "phases=[]"],
+        ),
+        ({"a": "train: {max_steps: 5, max_epochs: 2}\n"}, "a.yaml:1", ["are all lengths of the run"]),
+    ],
+)
+def test_a_mistake_in_layers_names_the_file_and_line(
+    layers: Callable[..., str], tmp_path: Path, texts: dict[str, str], where: str, parts: list[str]
+) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load_config(layers(**texts))
+    assert caught.value.where == f"{tmp_path}/{where.format(tmp_path)}"
+    for part in parts:
+        assert part in str(caught.value)
+
+
+def test_extends_belongs_to_files() -> None:
+    with pytest.raises(ConfigError, match="unknown key 'extends'") as caught:
+        load_config(None, ["extends=tiny"])
+    assert "extends" not in caught.value.remedy
+    with pytest.raises(ConfigError, match="there is no preset ''"):
+        load_config("small,")
