@@ -32,6 +32,7 @@ FIGURES = (
     Figure("  shown as a random token", "masked_shown_as_random_share", ".2%"),
     Figure("  shown unchanged", "masked_shown_as_original_share", ".2%"),
     Figure("[UNK]", "unk_share", ".3%"),
+    Figure("entropy of a token, nats", "unigram_entropy", ".3f"),
 )
 
 

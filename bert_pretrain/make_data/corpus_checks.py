@@ -13,6 +13,9 @@ from bert_pretrain.text.sources import Source
 
 MAX_UNK_SHARE = 0.05
 """The share of [UNK] among an input's tokens above which something is likely wrong."""
+MAX_REPEATED_SHARE = 0.05
+"""The share of tokens in repeated sentences above which the text is likely not cleaned; books and articles have less
+than 0.1 %."""
 
 
 def check_corpus(corpus: CorpusStatistics, config: DataConfig, sources: list[Source]) -> None:
@@ -31,6 +34,11 @@ def check_corpus(corpus: CorpusStatistics, config: DataConfig, sources: list[Sou
                 f"warning: {share:.0%} of the tokens of {source.location} are [UNK]; is the vocabulary made for this "
                 "language and casing?"
             )
+    if corpus["repeated_share"] > MAX_REPEATED_SHARE:
+        print(
+            f"warning: {corpus['repeated_share']:.0%} of the tokens are in sentences that recur, such as navigation "
+            "and licences; remove them from the text"
+        )
     needed = documents_needed(config)
     documents = [counts["documents"] for counts in corpus["inputs"]]
     held_out = sum(number for number, source in zip(documents, sources, strict=True) if source.is_validation)

@@ -18,6 +18,7 @@ import numpy as np
 from bert_pretrain.config import DataConfig
 from bert_pretrain.examples import ragged
 from bert_pretrain.make_data import segmenter
+from bert_pretrain.make_data.repeats import RepeatCounter
 from bert_pretrain.make_data.sentences import SentenceSplitter
 from bert_pretrain.make_data.summary import StoreShardSummary
 from bert_pretrain.make_data.token_store import split_long
@@ -97,6 +98,7 @@ class _Writer:
         self._sentences_before = 0
         self._document_hash = hashlib.blake2b(digest_size=8)
         self._documents_by_sentences: Counter[int] = Counter()
+        self._repeats = RepeatCounter(tokenizer.vocab_size)
 
     def append(self, block: _Block) -> None:
         """Write sentences, and the documents and byte ranges that end among them."""
@@ -104,7 +106,9 @@ class _Writer:
         # A sentence of control characters alone has no token; a document of such sentences is empty.
         kept_before = ragged.offsets_of(lengths > 0)
         self._counts["sentences_without_tokens"] += len(lengths) - int(kept_before[-1])
-        offsets, first_stored = split_long(ragged.offsets_of(lengths[lengths > 0]), MAX_SENTENCE_TOKENS)
+        read_offsets = ragged.offsets_of(lengths[lengths > 0])
+        self._repeats.add(ids, read_offsets)
+        offsets, first_stored = split_long(read_offsets, MAX_SENTENCE_TOKENS)
         is_continuation = np.ones(len(offsets) - 1, dtype=bool)
         is_continuation[first_stored[:-1]] = False
         num_stored, num_tokens = self._is_continuation.size, self._ids.size
@@ -174,6 +178,7 @@ class _Writer:
                 for name, (documents, sentences, tokens, unk) in zip(names, counts, strict=True)
             ],
             "sentences_a_document": sorted(self._documents_by_sentences.items()),
+            "repeats": self._repeats.repeats(),
             "repairs_and_drops": +self._counts,
         }
 

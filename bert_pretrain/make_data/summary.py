@@ -4,6 +4,7 @@ They are counted in the finished examples, not taken from the configuration, so 
 dictionaries as JSON has them: store shards, records and the manifest hold them as they are.
 """
 
+import itertools
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any, NotRequired, TypedDict
@@ -12,6 +13,7 @@ import numpy as np
 
 from bert_pretrain.config import DataConfig
 from bert_pretrain.examples.examples import Examples
+from bert_pretrain.make_data.repeats import Repeat, repeated_tokens
 from bert_pretrain.text.tokenizer import Tokenizer
 
 HISTOGRAM_BINS = 16
@@ -36,6 +38,7 @@ class StoreShardSummary(TypedDict):
     """Of each byte range, in order."""
     sentences_a_document: list[tuple[int, int]]
     """How many documents there are of each number of sentences."""
+    repeats: list[Repeat]
     repairs_and_drops: dict[str, int]
 
 
@@ -46,6 +49,8 @@ class CorpusStatistics(TypedDict):
     sentences: int
     tokens: int
     unk_share: float
+    repeated_share: float
+    """Of tokens: in sentences that occurred before, at least, counted by `repeats.py`."""
     median_sentences_per_document: float
     repairs_and_drops: dict[str, int]
     inputs: list[TextCounts]
@@ -60,6 +65,8 @@ class ShardStatistics(TypedDict):
     tokens: int
     unk_tokens: int
     length_histogram: list[int]
+    unigram_entropy: float
+    """Of the text's tokens, nats: the loss of a model that knows only how frequent each token is."""
     label_0: NotRequired[int]
     maskable_tokens: NotRequired[int]
     masked_tokens: NotRequired[int]
@@ -93,6 +100,7 @@ def measure(examples: Examples, tokenizer: Tokenizer, max_seq_length: int) -> Sh
         "tokens": len(examples.input_ids),
         "unk_tokens": int((examples.input_ids == tokenizer.unk_id).sum()),
         "length_histogram": bins.tolist(),
+        "unigram_entropy": _unigram_entropy(examples, tokenizer),
     }
     if examples.next_sentence_label is not None:
         sums["label_0"] = int((examples.next_sentence_label == 0).sum())
@@ -110,6 +118,19 @@ def measure(examples: Examples, tokenizer: Tokenizer, max_seq_length: int) -> Sh
     return sums
 
 
+def _unigram_entropy(examples: Examples, tokenizer: Tokenizer) -> float:
+    """Return the entropy of the text's tokens before masking, with Miller and Madow's correction (Miller, 1955)."""
+    ids = examples.input_ids.copy()
+    if examples.masks is not None:
+        ids[examples.masked_indices] = examples.masks.original_ids
+    counts = np.bincount(ids, minlength=tokenizer.vocab_size)
+    counts[[tokenizer.cls_id, tokenizer.sep_id]] = 0
+    counts = counts[counts > 0]
+    total = max(int(counts.sum()), 1)
+    entropy = float((counts * np.log(total / counts)).sum()) / total
+    return round(entropy + (len(counts) - 1) / (2 * total), 6)
+
+
 def join_split(results: Iterable[ShardResult], config: DataConfig) -> SplitStatistics:
     """Join the results of the shards of one split to its entry in the manifest."""
     results = list(results)
@@ -121,6 +142,8 @@ def join_split(results: Iterable[ShardResult], config: DataConfig) -> SplitStati
         sums.update({name: value for name, value in result["statistics"].items() if isinstance(value, int)})
         drops.update(result["drops"])
     examples, tokens = sums["examples"], sums["tokens"]
+    # Text is shuffled over shards, so that the entropy of each is about that of the split.
+    entropy = sum(each["statistics"]["unigram_entropy"] * each["statistics"]["tokens"] for each in results)
     shares = {
         "mean_length_tokens": _share(tokens, examples),
         "padding_share_at_max_seq_length": 1 - _share(tokens, examples * config.max_seq_length),
@@ -140,6 +163,7 @@ def join_split(results: Iterable[ShardResult], config: DataConfig) -> SplitStati
         "statistics": {
             **shares,
             "unk_share": _share(sums["unk_tokens"], tokens),
+            "unigram_entropy": _share(entropy, tokens),
             "length_histogram": {"bin_edges": bin_edges, "examples": histogram.tolist()},
             "drops": _positive(drops),
         },
@@ -157,11 +181,13 @@ def join_corpus(
     for summary in store_shards:
         sentences.update(dict(summary["sentences_a_document"]))
         reasons.update(summary["repairs_and_drops"])
+    repeated = repeated_tokens(itertools.chain.from_iterable(summary["repeats"] for summary in store_shards))
     return {
         "documents": sums["documents"],
         "sentences": sums["sentences"],
         "tokens": sums["tokens"],
         "unk_share": _share(sums["unk_tokens"], sums["tokens"]),
+        "repeated_share": _share(repeated, sums["tokens"]),
         "median_sentences_per_document": _median(sentences),
         "repairs_and_drops": _positive(reasons),
         "inputs": inputs,
