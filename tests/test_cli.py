@@ -68,6 +68,7 @@ COMPLETE = {
     "train --con": {"--config"},
     "train --config ba": {"base", "base-chinese"},
     "run ti": {"tiny"},
+    "run tiny,pa": {"tiny,paper"},
 }
 
 
@@ -91,7 +92,7 @@ finally:
     environment = {**os.environ, **asked, "_BERT_PRETRAIN_COMPLETE": f"complete_{shell}"}
     done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True)
     offered = done.stdout.removeprefix("_arguments '*: :((")
-    assert {re.match(r"[\w-]+", line.lstrip('"'))[0] for line in offered.splitlines() if line} == COMPLETE[words]
+    assert {re.match(r"[\w,-]+", line.lstrip('"'))[0] for line in offered.splitlines() if line} == COMPLETE[words]
     assert done.stderr.strip().splitlines()[-1] == "[]"
 
 
@@ -146,6 +147,15 @@ MISTAKES = {
     "a page by URL": ("inspect mine --html memory://p.html", "--html"),
     "curves by URL": ("report mine --output memory://c.png", "--output"),
     "overruled by phases": ("run base --output r --set train.max_steps=5", "--set train.max_steps"),
+    "flag overruled by phases": ("run base a.txt --output r --steps 5", "--steps"),
+    "inputs given twice": ("run tiny a.txt --output r --set inputs=[b.txt]", "a.txt and --set inputs"),
+    "no inputs": ("run tiny --output r", "inputs"),
+    "missing input of a run": ("run tiny missing.txt --output r", "missing.txt"),
+    "steps that are none": ("train --data mine --output r --steps many", "--steps"),
+    "two lengths": ("train --data mine --output r --steps 5 --time 1h", "--steps and --time"),
+    "no rate": ("train --data mine --output r --config tiny --learning-rate 0", "--learning-rate"),
+    "no batch": ("run tiny a.txt --output r --batch-size 0", "--batch-size"),
+    "no such device": ("run tiny a.txt --output r --device tpu", "--device"),
     "too few documents": ("make-data a.txt --vocab vocab --output d", "a.txt"),
 }
 
@@ -159,8 +169,8 @@ def test_a_mistake_is_one_message_of_three_parts_and_exit_code_2(
     assert result.exit_code == 2, result.output
     assert isinstance(result.exception, SystemExit)
     message = result.stderr[result.stderr.index("error: ") :].rstrip()
-    assert message.count("\n  where: ") == message.count("\n  to do: ") == 1
-    assert where in message.split("\n  where: ")[1].split("\n  to do: ")[0]
+    assert message.count("\n  where: ") == message.count("\n  hint: ") == 1
+    assert where in message.split("\n  where: ")[1].split("\n  hint: ")[0]
     assert (place / "mine" / "thesis.txt").read_text() == "years of work"
     assert {path.name for path in (place / "mine").iterdir()} == {"thesis.txt"}
 
@@ -272,16 +282,14 @@ def test_an_output_that_cannot_be_written_is_one_message(
     done = command_line("vocab", english_text, "--output", output)
     assert done.returncode == 2
     assert "Traceback" not in done.stderr
-    assert "to do:" in done.stderr
+    assert "hint:" in done.stderr
 
 
 def test_all_stages_at_once_are_refused_under_torchrun(
     english_text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("WORLD_SIZE", "2")
-    result = CliRunner().invoke(
-        app, ["run", "tiny", "--output", str(tmp_path / "o"), "--set", f"inputs=[{english_text}]"]
-    )
+    result = CliRunner().invoke(app, ["run", "tiny", str(english_text), "--output", str(tmp_path / "o")])
     assert result.exit_code == 2
     assert "torchrun" in result.stderr
     assert not (tmp_path / "o").exists()

@@ -4,8 +4,11 @@ import json
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
+from bert_pretrain.cli import app
 from bert_pretrain.config import Config
+from bert_pretrain.config_file import load_config
 from bert_pretrain.errors import ConfigError
 from bert_pretrain.examples.shards import DataFolder
 from bert_pretrain.pipeline import run_pipeline, with_one_schedule
@@ -54,3 +57,23 @@ def test_a_warm_up_may_span_phases_but_no_more_than_all_of_them(data_folder: Pat
     longer = last.model_copy(update={"train": last.train.model_copy(update={"warmup_steps": 4})})
     with pytest.raises(ConfigError, match="warmup_steps 4 is longer than the run of 3 steps"):
         with_one_schedule([first, longer], [data_folder, data_folder])
+
+
+def test_inputs_as_arguments_replace_those_of_the_file(
+    english_text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "first.txt").write_bytes(english_text.read_bytes())
+    (tmp_path / "second.txt").write_text("One sentence.\nAnother one.\n\nA second document.\nIts end.\n")
+    (tmp_path / "mine.yaml").write_text(
+        "extends: tiny\ninputs: [nosuch.txt]\nvocab: {size: 1000}\ndata: {max_seq_length: 32, dupe_factor: 1}\n"
+        "model: {hidden_size: 16, num_attention_heads: 2, intermediate_size: 32}\ntrain: {precision: fp32}\n"
+    )
+    flags = "--output out --workers 1 --steps 2 --learning-rate 3e-3 --batch-size 8 --device cpu"
+    done = CliRunner().invoke(app, ["run", "mine.yaml", "first.txt", "second.txt", *flags.split()])
+    assert done.exit_code == 0, done.output
+    manifest = json.loads((tmp_path / "out" / "data" / "manifest.json").read_text())
+    assert [one["location"] for one in manifest["inputs"]] == ["first.txt", "second.txt"]
+    trained = load_config(tmp_path / "out" / "train" / "config.yaml").train
+    assert (trained.max_steps, trained.max_epochs, trained.peak_lr) == (2, None, 3e-3)
+    assert (trained.global_batch_size, trained.device, trained.optimizer) == (8, "cpu", "muon")

@@ -10,15 +10,16 @@ RemoteOutput = Annotated[str, typer.Option("--output", metavar="FOLDER|URL", hel
 
 
 def presets(incomplete: str) -> list[str]:
-    """Return the shipped presets whose names begin with a prefix, for shell completion."""
+    """Return the shipped presets that complete a prefix, the last of several joined by commas."""
     from bert_pretrain.config_file import preset_paths
 
-    return [name for name in preset_paths() if name.startswith(incomplete)]
+    before, comma, last = incomplete.rpartition(",")
+    return [before + comma + name for name in preset_paths() if name.startswith(last)]
 
 
 ConfigSource = Annotated[
     str | None,
-    typer.Option("--config", help="A YAML file, or a shipped preset such as base or tiny.", autocompletion=presets),
+    typer.Option("--config", help="YAML files or presets such as base, joined by commas.", autocompletion=presets),
 ]
 Settings = Annotated[
     list[str] | None, typer.Option("--set", metavar="SECTION.KEY=VALUE", help="Set one key of the configuration.")
@@ -34,4 +35,25 @@ Lowercase = Annotated[
     bool | None,
     typer.Option("--lowercase/--no-lowercase", help="Whether the vocabulary is lowercase, if its folder does not say."),
 ]
-Device = Annotated[str, typer.Option("--device", help="auto, cpu, cuda or cuda:N.")]
+Device = Annotated[str, typer.Option("--device", help="auto, cpu, cuda, cuda:N or mps.")]
+# As texts: the configuration says what they mean, `1e5` and `24h` too.
+Steps = Annotated[str | None, typer.Option("--steps", metavar="N", help="Length of the run in steps.")]
+Time = Annotated[str | None, typer.Option("--time", metavar="TIME", help="Length of the run, such as 24h or 1h30m.")]
+LearningRate = Annotated[str | None, typer.Option("--learning-rate", metavar="RATE", help="At the end of the warm-up.")]
+BatchSize = Annotated[str | None, typer.Option("--batch-size", metavar="N", help="Examples per step.")]
+TrainingDevice = Annotated[
+    str | None, typer.Option("--device", metavar="DEVICE", help="auto (default), cpu, cuda, cuda:N or mps.")
+]
+
+
+def training_flags(
+    steps: str | None, learning_rate: str | None, batch_size: str | None, device: str | None, time: str | None = None
+) -> dict[str, tuple[str, str | None]]:
+    """Return the keys that these flags set, as `load_config` takes them."""
+    return {
+        "train.max_steps": ("--steps", steps),
+        "train.time_budget": ("--time", time),
+        "train.peak_lr": ("--learning-rate", learning_rate),
+        "train.global_batch_size": ("--batch-size", batch_size),
+        "train.device": ("--device", device),
+    }

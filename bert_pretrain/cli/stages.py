@@ -1,6 +1,6 @@
 """Commands of the three stages, and `run`, which runs all of them from one YAML file.
 
-They translate flags into a configuration and call the stage.
+They translate flags into a configuration and call the stage. A signature is the list of flags, however long.
 """
 
 import os
@@ -11,17 +11,23 @@ import typer
 
 from bert_pretrain.cli.loading import importing, load_config
 from bert_pretrain.cli.options import (
+    BatchSize,
     ConfigSource,
     Inputs,
+    LearningRate,
     Lowercase,
     Output,
     Overwrite,
     RemoteOutput,
     Scheduler,
     Settings,
+    Steps,
     Strict,
+    Time,
+    TrainingDevice,
     Workers,
     presets,
+    training_flags,
 )
 from bert_pretrain.errors import ConfigError
 from bert_pretrain.storage.paths import parse_local_path, parse_path
@@ -150,6 +156,11 @@ def train(
     output: Output,
     config: ConfigSource = None,
     settings: Settings = None,
+    steps: Steps = None,
+    time: Time = None,
+    learning_rate: LearningRate = None,
+    batch_size: BatchSize = None,
+    device: TrainingDevice = None,
     init_from: Annotated[
         Path | None, typer.Option("--init-from", help="Start from the weights of a BERT folder.")
     ] = None,
@@ -166,8 +177,9 @@ def train(
     """
     with importing():
         from bert_pretrain.train.run import train as run_train
+    flags = training_flags(steps, learning_rate, batch_size, device, time)
     run_train(
-        load_config(config, settings, with_phases=False),
+        load_config(config, settings, flags, with_phases=False),
         parse_local_path(data, "--data", remedy=_COPY_FIRST),
         parse_local_path(output, "--output", remedy=_TRAINS_LOCALLY),
         init_from=init_from,
@@ -180,19 +192,39 @@ def train(
 
 def run(
     config: Annotated[
-        str, typer.Argument(help="A YAML file with inputs and all sections, or a preset.", autocompletion=presets)
+        str,
+        typer.Argument(help="YAML files or presets such as base, joined by commas.", autocompletion=presets),
     ],
     output: Output,
+    inputs: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="INPUT", help="As for vocab; they replace the key inputs of CONFIG."),
+    ] = None,
     settings: Settings = None,
+    steps: Steps = None,
+    learning_rate: LearningRate = None,
+    batch_size: BatchSize = None,
+    device: TrainingDevice = None,
     workers: Workers = None,
     scheduler: Scheduler = None,
     overwrite: Overwrite = False,
 ) -> None:
-    """Run all stages and phases from one YAML file: OUTPUT/vocab, OUTPUT/data, OUTPUT/train.
+    """Run all stages and phases from one configuration: OUTPUT/vocab, OUTPUT/data, OUTPUT/train.
+
+    Example: bert-pretrain run tiny corpus/*.txt.gz --output runs/tiny
 
     Example: bert-pretrain run my-corpus.yaml --output runs/my-corpus
     """
     with importing():
         from bert_pretrain.pipeline import run_pipeline
     folder = parse_local_path(output, "--output", remedy=_TRAINS_LOCALLY)
-    run_pipeline(load_config(config, settings), folder, workers=workers, scheduler=scheduler, overwrite=overwrite)
+    if inputs and any(setting.partition("=")[0] == "inputs" for setting in settings or ()):
+        raise ConfigError(
+            "inputs are given as arguments and by --set",
+            where=f"{inputs[0]} and --set inputs",
+            remedy="keep one of the two",
+        )
+    flags = {"inputs": ("INPUT", inputs or None), **training_flags(steps, learning_rate, batch_size, device)}
+    run_pipeline(
+        load_config(config, settings, flags), folder, workers=workers, scheduler=scheduler, overwrite=overwrite
+    )
