@@ -44,7 +44,7 @@ def run_pipeline(
         )
     if not config.inputs:
         raise ConfigError(
-            "no inputs are given", where="the key 'inputs'", remedy="add for example inputs: [corpus/*.txt]"
+            "no inputs are given", where="the key 'inputs'", remedy="name them after CONFIG, for example corpus/*.txt"
         )
     print(f"── vocabulary ── {output / 'vocab'}")
     place: dict[str, Any] = {"workers": workers, "scheduler": scheduler, "overwrite": overwrite}
