@@ -45,6 +45,7 @@ class Answer:
     model_class = "AutoModelForQuestionAnswering"
     main_metric = "f1"
     label_names: tuple[str, ...] = ("start_positions", "end_positions")
+    group_field = "context"
 
     def __init__(self, settings: Settings, tokenizer: Tokenizer) -> None:
         self.settings = settings
@@ -65,14 +66,8 @@ class Answer:
         elif any(question.answers == [] for question in [*validation, *test]):
             print("every training question has an answer, so one is always given, even to questions without one")
 
-    def group(self, example: Question) -> str:
-        return example.context  # all questions on one context are on the same side
-
     def content(self, example: Question) -> object:
         return [example.id, example.question, example.context, example.answers]
-
-    def has_labels(self, examples: list[Question]) -> bool:
-        return all(example.answers is not None for example in examples)
 
     def model_config(self) -> dict[str, Any]:
         return {}
@@ -84,7 +79,7 @@ class Answer:
         questions = self._truncated([example.question for example in examples], split)
         pairs = list(zip(questions, (example.context for example in examples), strict=True))
         truncation = {"max_length": max_length, "stride": stride, "strategy": "only_second"}
-        has_labels = self.has_labels(examples)
+        has_labels = all(question.answers is not None for question in examples)
         windows: list[Window] = []
         divided = 0
         for number, encoding in enumerate(encodings(self.tokenizer, pairs, **truncation)):

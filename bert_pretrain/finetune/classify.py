@@ -34,6 +34,7 @@ class Classify:
 
     model_class = "AutoModelForSequenceClassification"
     label_names: tuple[str, ...] = ("labels",)
+    group_field = "row"
 
     def __init__(self, settings: Settings, tokenizer: Tokenizer) -> None:
         self.settings = settings
@@ -102,14 +103,8 @@ class Classify:
                 )
         print(f"classes: {', '.join(f'{name} {counts[name]:,}' for name in self.classes[:20])}")
 
-    def group(self, example: Example) -> str:
-        return str(example.row)
-
     def content(self, example: Example) -> object:
         return [example.text, example.pair, example.label]
-
-    def has_labels(self, examples: list[Example]) -> bool:
-        return all(example.label is not None for example in examples)
 
     def model_config(self) -> dict[str, Any]:
         if self.settings.regression:
@@ -123,7 +118,8 @@ class Classify:
 
     def encode(self, examples: list[Example], split: str) -> list[Window]:
         assert self.settings.max_length is not None
-        has_labels, has_pairs = self.has_labels(examples), examples[0].pair is not None
+        has_labels = all(example.label is not None for example in examples)
+        has_pairs = examples[0].pair is not None
         numbers = {name: number for number, name in enumerate(self.classes)}
         room = self.settings.max_length - (3 if has_pairs else 2)
         firsts = encodings(self.tokenizer, [example.text for example in examples])

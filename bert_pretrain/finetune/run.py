@@ -14,6 +14,7 @@ import shutil
 import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -139,15 +140,15 @@ def _read(task: Task, inputs: dict[str, str | None], seed: int) -> dict[str, lis
     examples = {split: task.read(source, f"--{split}") for split, source in inputs.items() if source is not None}
     task.set_labels(examples["train"], examples.get("validation", []), examples.get("test", []))
     if "validation" not in examples:
-        train = examples["train"]
-        groups = list(dict.fromkeys(task.group(example) for example in train))
+        train, group_of = examples["train"], attrgetter(task.group_field)
+        groups = list(dict.fromkeys(map(group_of, train)))
         if len(groups) < 2:
             what = "there are too few rows to hold any out for validation"
             raise InputError(what, where="--train", remedy="give more, or --validation INPUT")
         order = rng.stream(seed, "hold out").permutation(len(groups))
         held = {groups[number] for number in order[: max(1, round(len(groups) / 10))]}
-        examples["validation"] = [example for example in train if task.group(example) in held]
-        examples["train"] = [example for example in train if task.group(example) not in held]
+        examples["validation"] = [example for example in train if group_of(example) in held]
+        examples["train"] = [example for example in train if group_of(example) not in held]
         num_held = len(examples["validation"])
         print(f"held out for validation: {num_held:,} of {len(train):,} rows, drawn with seed {seed}")
     print("rows: " + ", ".join(f"{split} {len(rows):,}" for split, rows in examples.items()))
@@ -222,7 +223,7 @@ def _scores(task: Task, splits: dict[str, Split], found: dict[str, list[Any]]) -
     """Return the metrics of the splits that have labels."""
     scores = {}
     for split, predictions in found.items():
-        if task.has_labels(splits[split].examples):
+        if all(window.labels for window in splits[split].windows):
             scores[split] = task.score(splits[split].examples, predictions)
         else:
             print(f"not all rows of --{split} have a label, so they are predicted but not scored")

@@ -37,6 +37,7 @@ class Tag:
     model_class = "AutoModelForTokenClassification"
     main_metric = "f1"
     label_names: tuple[str, ...] = ("labels",)
+    group_field = "row"
 
     def __init__(self, settings: Settings, tokenizer: Tokenizer) -> None:
         self.settings = settings
@@ -91,14 +92,8 @@ class Tag:
                 )
         print(f"kinds of entities: {', '.join(kinds[:20])}")
 
-    def group(self, example: Example) -> str:
-        return str(example.row)
-
     def content(self, example: Example) -> object:
         return [example.words, example.tags]
-
-    def has_labels(self, examples: list[Example]) -> bool:
-        return all(example.tags is not None for example in examples)
 
     def model_config(self) -> dict[str, Any]:
         names = dict(enumerate(self.tags))
@@ -109,7 +104,7 @@ class Tag:
         room = self.settings.max_length - 2
         ids = {name: number for number, name in enumerate(self.tags)}
         pieces_of = self._pieces({word for example in examples for word in example.words})
-        has_labels = self.has_labels(examples)
+        has_labels = all(example.tags is not None for example in examples)
         windows = []
         for number, example in enumerate(examples):
             pieces = [pieces_of[word][:room] for word in example.words]

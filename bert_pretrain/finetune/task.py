@@ -28,7 +28,7 @@ class Window:
     input_ids: list[int]
     token_type_ids: list[int]
     labels: dict[str, Any]
-    """By their names in the model's `forward`; empty for examples without labels."""
+    """By their names in the model's `forward`; empty unless all examples of the split have labels."""
     positions: Sequence[Any] = field(default=())
     """The task's own record of what each position holds."""
 
@@ -47,6 +47,8 @@ class Task(Protocol):
     """It selects the best checkpoint; larger is better."""
     label_names: tuple[str, ...]
     """The keys of `Window.labels`."""
+    group_field: str
+    """Examples with the same value of this field are held out together."""
 
     def read(self, location: str, flag: str) -> list[Any]:
         """Return the checked examples of an input; raises `InputError`."""
@@ -54,14 +56,8 @@ class Task(Protocol):
     def set_labels(self, train: list[Any], validation: list[Any], test: list[Any]) -> None:
         """Take the labels from the training examples and check the others; raises `InputError`."""
 
-    def group(self, example: Any) -> str:
-        """Return a key; examples with the same key are held out together."""
-
     def content(self, example: Any) -> object:
         """Return all of an example that affects training."""
-
-    def has_labels(self, examples: list[Any]) -> bool:
-        """Return whether examples can be scored."""
 
     def model_config(self) -> dict[str, Any]:
         """Return the keys of `config.json` that the task sets."""

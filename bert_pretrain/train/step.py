@@ -111,28 +111,34 @@ def train_step(
     # One autocast region for the whole step: each weight is cast once, where layers are compiled once per micro-batch.
     with torch.autocast(device.type, dtype, enabled=dtype != torch.float32):
         for number, micro_batch in enumerate(batch.micro_batches):
-            place = number * dist_context.size + dist_context.rank
-            torch.manual_seed(rng.torch_seed(seed, "dropout", step=step, micro_batch=place))
+            index = number * dist_context.size + dist_context.rank
+            torch.manual_seed(rng.torch_seed(seed, "dropout", step=step, micro_batch=index))
             with gradient_sync(network, is_last=number == last):
                 part: LossSums = network(micro_batch)
                 loss = part.mean(batch.num_predictions, batch.num_pairs) * scale
                 loss.backward()  # type: ignore[no-untyped-call]
             parts.append(part)
-    gradients = [parameter.grad for parameter in network.parameters() if parameter.grad is not None]
-    norm = total_norm(gradients)
-    if loss_scale is not None:
-        norm = norm / loss_scale.scale
-    # Weights of the same step for the same seed, whatever the scale was; a norm of 0 must not divide.
-    shrink = (max_grad_norm / (norm + 1e-6)).clamp(max=1.0)
-    if loss_scale is not None:
-        shrink = shrink / loss_scale.scale
-    torch._foreach_mul_([local(gradient) for gradient in gradients], shrink)
+    norm = _clip(network, max_grad_norm, loss_scale)
     figures = _figures(parts, batch, norm, dist_context, sums.dtype)
     finite = torch.stack(figures).isfinite().all()
     update(optimizers, learning_rate, ~finite)
     if loss_scale is not None:
         loss_scale.update(~finite)
     _add(sums, figures, finite)
+
+
+def _clip(network: nn.Module, max_grad_norm: float, loss_scale: LossScale | None) -> Tensor:
+    """Divide the gradients by the scale of the loss and clip them; returns their 2-norm before clipping."""
+    gradients = [parameter.grad for parameter in network.parameters() if parameter.grad is not None]
+    norm = total_norm(gradients)
+    if loss_scale is not None:
+        norm = norm / loss_scale.scale
+    # Weights of the same step for the same seed, whatever the scale was; a norm of 0 must not divide.
+    factor = (max_grad_norm / (norm + 1e-6)).clamp(max=1.0)
+    if loss_scale is not None:
+        factor = factor / loss_scale.scale
+    torch._foreach_mul_([local(gradient) for gradient in gradients], factor)
+    return norm
 
 
 @torch.no_grad()
