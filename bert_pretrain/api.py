@@ -48,7 +48,7 @@ def load_model(folder: str | Path, *, device: str = "auto", precision: str = "fp
 
     Args:
         folder: written by this package or by Hugging Face's tools.
-        device: auto, cpu, cuda or cuda:N.
+        device: auto, cpu, cuda, cuda:N or mps.
         precision: of the matrix products: fp32, bf16, fp16 or auto.
 
     Raises:

@@ -1,12 +1,12 @@
 """Errors a user can cause, each in three parts: what is wrong, where it came from, what to do.
 
-The command line prints them without a traceback and leaves with exit code 2. Anything else that is raised is a bug
-of ours and keeps its traceback.
+The command line prints them without a traceback and exits with code 2. Any other exception is a bug and keeps its
+traceback.
 """
 
 
 class UserError(Exception):
-    """A mistake that the person at the keyboard can mend.
+    """A mistake that the user can correct.
 
     Args:
         what: what is wrong, with the value seen.
@@ -21,10 +21,10 @@ class UserError(Exception):
         self.remedy = remedy
 
     def __str__(self) -> str:
-        return f"{self.what}\n  where: {self.where}\n  to do: {self.remedy}"
+        return f"{self.what}\n  where: {self.where}\n  hint: {self.remedy}"
 
     def __reduce__(self) -> tuple[object, ...]:
-        # Exceptions cross process borders by pickle, which knows nothing of keyword-only arguments.
+        # Exceptions are pickled between processes, and pickle does not support keyword-only arguments.
         return (_rebuild, (type(self), self.what, self.where, self.remedy))
 
 
@@ -37,15 +37,15 @@ class InputError(UserError):
 
 
 class OutputError(UserError):
-    """An output folder that holds something else than this command would write."""
+    """An output folder with something other than this command would write."""
 
 
 class DataError(UserError):
-    """A tokenizer, data, model or run folder that is broken or does not fit its neighbour."""
+    """A tokenizer, data, model or run folder that is broken or does not match the others."""
 
 
 class Interrupted(Exception):
-    """The work was asked to stop and has put everything on disk; carries the exit code and how to go on."""
+    """The work was asked to stop and has saved everything; has the exit code, and a message on how to continue."""
 
     def __init__(self, exit_code: int, message: str) -> None:
         super().__init__(exit_code, message)

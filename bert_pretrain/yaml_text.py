@@ -1,6 +1,6 @@
-"""YAML as plain dicts, lists and strings, with the file and line of every key, for messages that name the place.
+"""YAML as plain dicts, lists and strings, with the file and line of every key for error messages.
 
-Scalars stay texts (the sections of the configuration say what they mean), and nothing but plain values is ever built.
+Scalars stay strings: the sections of the configuration give them types. Only plain values are built.
 """
 
 from typing import Any
@@ -9,18 +9,18 @@ import yaml
 
 from bert_pretrain.errors import ConfigError
 
-KeyPath = tuple[str, ...]  # a key's place in the tree, for example ("train", "peak_lr")
+KeyPath = tuple[str, ...]  # the path of a key in the tree, for example ("train", "peak_lr")
 
 
 def parse_yaml(text: str, name: str) -> tuple[dict[str, Any], dict[KeyPath, str]]:
-    """Parse YAML into plain dicts, lists, strings and None, and remember where each key stands."""
+    """Parse YAML into plain dicts, lists, strings and None, and record the file and line of each key."""
     places: dict[KeyPath, str] = {}
     try:
         node = yaml.compose(text, Loader=yaml.SafeLoader)
         tree: Any = {} if node is None else _construct(node, (), name, places)
     except RecursionError as error:
         raise ConfigError(
-            "a value contains itself, or lies too deep",
+            "a value contains itself, or is nested too deeply",
             where=name,
             remedy="remove the alias (*) that leads in a circle",
         ) from error
@@ -30,7 +30,7 @@ def parse_yaml(text: str, name: str) -> tuple[dict[str, Any], dict[KeyPath, str]
         raise ConfigError(
             f"not valid YAML: {getattr(error, 'problem', None) or error}",
             where=where,
-            remedy="mend the syntax there",
+            remedy="correct the syntax there",
         ) from error
     if not isinstance(tree, dict):
         raise ConfigError(
@@ -54,7 +54,7 @@ def _construct(node: yaml.Node, path: KeyPath, name: str, places: dict[KeyPath, 
             key = str(key_node.value)
             if key in mapping:
                 raise ConfigError(
-                    f"the key '{key}' stands there twice",
+                    f"the key '{key}' occurs twice",
                     where=f"{name}:{key_node.start_mark.line + 1}",
                     remedy="keep one of the two",
                 )

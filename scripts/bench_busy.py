@@ -1,8 +1,8 @@
-"""Training beside another busy process, over training alone: what a machine costs that does other things too.
+"""The speed of training next to another busy process, relative to training alone.
 
-Starts `bert-pretrain train` on all cores: alone, next to one single-threaded process at nice 10, and next to one at the
-same priority, in turn. OpenMP's threads wait as the command line sets them (asleep) or as OpenMP does by default
-(spinning). The table shows the median of each run's logged tokens per second, over the rounds.
+Runs `bert-pretrain train` on all cores: alone, next to one single-threaded process at nice 10, and next to one at the
+same priority, in turn. OpenMP threads wait passively, as the command line sets them, or by OpenMP's default. The table
+shows the median over rounds of the median tokens per second that each run logged.
 
     python scripts/bench_busy.py DATA_FOLDER [--rounds 3] [--steps 60]
 """
@@ -19,7 +19,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 MODEL = ("hidden_size=128", "num_hidden_layers=2", "num_attention_heads=2", "intermediate_size=512")
-POLICIES = {"asleep, as bert-pretrain sets it": None, "OpenMP's default": ""}
+POLICIES = {"passive, as bert-pretrain sets it": None, "OpenMP's default": ""}
 NEIGHBOURS = {"alone": None, "one process at nice 10": 10, "one process at nice 0": 0}
 SKIPPED_LINES = 2
 """Log lines at the start, in which kernels are chosen."""
@@ -38,7 +38,7 @@ def main() -> None:
                 with busy_process(nice) if nice is not None else contextlib.nullcontext():
                     speeds.setdefault((name, neighbour), []).append(speed(arguments.data, arguments.steps, policy))
     print(f"{os.cpu_count()} cores, {arguments.rounds} rounds of {arguments.steps} steps, L2-H128\n")
-    print("| threads wait | neighbour | tokens/s | over alone (least–most) |\n|---|---|---|---|")
+    print("| OpenMP threads wait | other process | tokens/s | relative to alone (min–max) |\n|---|---|---|---|")
     for name, neighbour in speeds:
         found = speeds[name, neighbour]
         ratios = sorted(own / alone for own, alone in zip(found, speeds[name, "alone"], strict=True))

@@ -1,8 +1,8 @@
-"""Continue a BERT on a domain, with its own vocabulary and with an extended one, and measure what was gained.
+"""Continue a BERT on a domain, with its own vocabulary and with an extended one, and compare losses.
 
-Every twentieth document of the domain is held out before anything is counted. Losses of a masked token are those of
-`evaluate`; they are not comparable between vocabularies, whose tokens are different ones. So the same words of the same
-held-out passages are also masked whole, and what a word costs (the sum over its pieces) is given per word and per byte.
+Every twentieth document of the domain is held out before anything is counted. Losses per masked token are those of
+`evaluate`. They are not comparable between vocabularies, since the tokens differ. So the same words in the same windows
+of held-out text are also masked whole; the loss of a word, the sum over its tokens, is reported per word and per byte.
 
     python scripts/bench_domain.py --base run/model --domain data/pydoc.jsonl --work runs/domain
     python scripts/bench_domain.py --general general.txt --domain data/pydoc.jsonl --work runs/domain
@@ -35,13 +35,13 @@ from bert_pretrain.vocab.run import make_vocab
 
 HELD_OUT_EVERY = 20
 MASKED_SHARE = 0.15
-MOST_PASSAGES = 2000
-_ROOM = 8  # an extended vocabulary may, rarely, cut a word into more pieces than before
+MAX_WINDOWS = 2000
+_ROOM = 8  # an extended vocabulary may, rarely, split a word into more tokens than before
 
 
 @dataclass(frozen=True)
-class Passage:
-    """A run of held-out words, and which of them are masked."""
+class Window:
+    """Consecutive held-out words, and the indices of the masked ones."""
 
     words: list[str]
     masked: list[int]
@@ -63,14 +63,14 @@ def main() -> None:
     for name, vocab in (("own", base), ("extended", extended)):
         data[name] = make_data(config.model_copy(update=held_out_data), [str(domain)], vocab, work / f"data-{name}")
         models[name] = train(config, data[name], work / f"run-{name}", init_from=base)
-    passages = list(_passages(held_out, old, Tokenizer.load(extended), options.length))
+    windows = list(_cut_windows(held_out, old, Tokenizer.load(extended), options.length))
     new_words = {token["token"] for token in read_manifest(extended, "vocab", "--work")["figures"]["added"]}
-    rows = {name: _measure(path, passages, new_words, config) for name, path in models.items()}
+    rows = {name: _measure(path, windows, new_words, config) for name, path in models.items()}
     for name, path in models.items():
         on = data["own" if name == "before" else name]
         rows[name]["nats_per_masked_token"] = evaluate(path, on, config=config.train)["mlm_loss"]
     write_json(work / "domain.json", {"base": str(base), "steps": options.steps, "rows": rows})
-    print(_table(rows, len(passages), options))
+    print(_table(rows, len(windows), options))
 
 
 def _options() -> argparse.Namespace:
@@ -79,13 +79,15 @@ def _options() -> argparse.Namespace:
     start.add_argument("--base", type=Path, help="the BERT folder to continue")
     start.add_argument("--general", type=Path, help="text to pretrain a tiny BERT on first")
     parser.add_argument("--domain", type=Path, required=True, help="the domain's text, any input of make-data")
-    parser.add_argument("--work", type=Path, required=True, help="where everything is written; the same again goes on")
-    parser.add_argument("--steps", type=int, default=600, help="of continuing, each time")
-    parser.add_argument("--base-steps", type=int, default=2000, help="of pretraining, with --general")
-    parser.add_argument("--length", type=int, default=64, help="tokens of an example at most")
-    parser.add_argument("--batch", type=int, default=64, help="examples a step")
+    parser.add_argument(
+        "--work", type=Path, required=True, help="where everything is written; the same command continues"
+    )
+    parser.add_argument("--steps", type=int, default=600, help="steps of each continued training")
+    parser.add_argument("--base-steps", type=int, default=2000, help="steps of pretraining, with --general")
+    parser.add_argument("--length", type=int, default=64, help="maximum tokens per example")
+    parser.add_argument("--batch", type=int, default=64, help="examples per step")
     parser.add_argument("--peak-lr", type=float, default=1e-3)
-    parser.add_argument("--add-tokens", type=int, help="as many as unused slots by default")
+    parser.add_argument("--add-tokens", type=int, help="default: the number of unused slots")
     return parser.parse_args()
 
 
@@ -108,9 +110,9 @@ def _texts(path: Path, config: Config) -> Iterator[str]:
     """Yield the documents of an input."""
     (source,) = resolve([str(path)], config.data)
     lines: list[str] = []
-    for passage in documents.read(text_files.ByteRange(source), config.data, Counter()):
-        lines.append(passage.text)
-        if passage.ends_document:
+    for document in documents.read(text_files.ByteRange(source), config.data, Counter()):
+        lines.append(document.text)
+        if document.ends_document:
             yield "\n".join(lines)
             lines = []
     if lines:
@@ -118,14 +120,16 @@ def _texts(path: Path, config: Config) -> Iterator[str]:
 
 
 def _split(domain: Path, work: Path, config: Config) -> tuple[Path, Path]:
-    """Write the documents to learn from and those held out as JSON lines, and return both files."""
+    """Write training and held-out documents as JSON lines, and return both files."""
     kept: dict[bool, list[str]] = {False: [], True: []}
     for number, text in enumerate(_texts(domain, config)):
         kept[number % HELD_OUT_EVERY == 0].append(json.dumps({"text": text}, ensure_ascii=False))
     paths = (work / "domain.jsonl", work / "held-out.jsonl")
     for path, is_held_out in zip(paths, (False, True), strict=True):
         content = "\n".join(kept[is_held_out]) + "\n"
-        if not path.exists() or path.read_text(encoding="utf-8") != content:  # its date is part of what is compared
+        if (
+            not path.exists() or path.read_text(encoding="utf-8") != content
+        ):  # `make-data` compares the modification time
             write_text(path, content)
     return paths
 
@@ -138,8 +142,8 @@ def _make_base(general: Path, folder: Path, config: Config, options: argparse.Na
     return train(tiny.model_copy(update={"train": longer}), data, folder / "run")
 
 
-def _passages(held_out: Path, old: Tokenizer, new: Tokenizer, length: int) -> Iterator[Passage]:
-    """Cut held-out documents into passages of words that fit, and choose the words to mask, none of them [UNK]."""
+def _cut_windows(held_out: Path, old: Tokenizer, new: Tokenizer, length: int) -> Iterator[Window]:
+    """Cut held-out documents into windows of words that fit, and choose the words to mask, none of them [UNK]."""
     rng = stream(0, "masked words")
     number = 0
     for line in held_out.read_text(encoding="utf-8").splitlines():
@@ -147,38 +151,38 @@ def _passages(held_out: Path, old: Tokenizer, new: Tokenizer, length: int) -> It
         words = [word for word, _ in old.backend.pre_tokenizer.pre_tokenize_str(normalised)]
         sizes = [max(len(old.encode_text(word)), len(new.encode_text(word))) for word in words]
         begin = 0
-        while begin < len(words) and number < MOST_PASSAGES:
+        while begin < len(words) and number < MAX_WINDOWS:
             end = begin + max(1, int(np.searchsorted(np.cumsum(sizes[begin:]), length - 2 - _ROOM, side="right")))
-            passage = words[begin:end]
-            known = [place for place, word in enumerate(passage) if old.unk_id not in old.encode_text(word)]
-            wanted = round(MASKED_SHARE * len(passage))
+            window = words[begin:end]
+            known = [index for index, word in enumerate(window) if old.unk_id not in old.encode_text(word)]
+            wanted = round(MASKED_SHARE * len(window))
             if 0 < wanted <= len(known):
-                yield Passage(passage, sorted(rng.choice(known, wanted, replace=False).tolist()))
+                yield Window(window, sorted(rng.choice(known, wanted, replace=False).tolist()))
                 number += 1
             begin = end
 
 
-def _measure(model: Path, passages: list[Passage], new_words: set[str], config: Config) -> dict[str, Any]:
-    """Return what masked words cost: all of them, and those that the extended vocabulary has as one new token."""
+def _measure(model: Path, windows: list[Window], new_words: set[str], config: Config) -> dict[str, Any]:
+    """Return the mean losses of masked words: of all, and of those that are one new token of the extended vocabulary."""
     bert = open_bert(model, config.train, ("cls.predictions",))
     tokenizer = bert.tokenizer
     costs: list[tuple[str, float]] = []
-    for passage in passages:
-        pieces = [tokenizer.encode_text(word) for word in passage.words]
-        offsets = np.cumsum([1, *map(len, pieces)])  # [CLS] stands first
+    for window in windows:
+        pieces = [tokenizer.encode_text(word) for word in window.words]
+        offsets = np.cumsum([1, *map(len, pieces)])  # [CLS] is first
         ids = bert.add_special_tokens(np.array([piece for word in pieces for piece in word]))
-        places = [np.arange(offsets[word], offsets[word + 1]) for word in passage.masked]
-        flat = np.concatenate(places)
+        positions = [np.arange(offsets[word], offsets[word + 1]) for word in window.masked]
+        flat = np.concatenate(positions)
         labels = torch.from_numpy(ids[flat]).to(bert.device)
         ids[flat] = tokenizer.mask_id
         with bert.running():
             features, _ = bert.network(*bert.pack([ids]), torch.from_numpy(flat).to(bert.device))
             shares = bert.network.decode(features).float().log_softmax(dim=1)
             losses = -shares.gather(1, labels[:, None])[:, 0].double().cpu().numpy()
-        bounds = np.cumsum([0, *map(len, places)])
+        bounds = np.cumsum([0, *map(len, positions)])
         costs += [
-            (passage.words[word], float(losses[bounds[rank] : bounds[rank + 1]].sum()))
-            for rank, word in enumerate(passage.masked)
+            (window.words[word], float(losses[bounds[rank] : bounds[rank + 1]].sum()))
+            for rank, word in enumerate(window.masked)
         ]
     return {
         **_means("word", costs),
@@ -195,7 +199,7 @@ def _means(name: str, costs: list[tuple[str, float]]) -> dict[str, float | None]
     }
 
 
-def _table(rows: dict[str, dict[str, Any]], num_passages: int, options: argparse.Namespace) -> str:
+def _table(rows: dict[str, dict[str, Any]], num_windows: int, options: argparse.Namespace) -> str:
     names = {
         "before": "before",
         "own": f"after {options.steps} steps, own vocabulary",
@@ -203,7 +207,7 @@ def _table(rows: dict[str, dict[str, Any]], num_passages: int, options: argparse
     }
     keys = ("nats_per_masked_token", "nats_per_word", "nats_per_byte_of_word", "nats_per_new_word")
     lines = [
-        "| | a masked token* | a masked word | a byte of one | a word that became a token |",
+        "| | per masked token* | per masked word | per byte of a masked word | per word that became a token |",
         "|---|---|---|---|---|",
     ]
     for name, row in rows.items():
@@ -212,9 +216,9 @@ def _table(rows: dict[str, dict[str, Any]], num_passages: int, options: argparse
     words, new = rows["before"]["words"], rows["before"]["new_words"]
     return "\n".join(
         [
-            f"\nheld out: {num_passages:,} passages, {words:,} masked words, {new:,} of them new tokens; nats of",
+            f"\nheld out: {num_windows:,} windows of text, {words:,} masked words, {new:,} of them new tokens; losses in nats",
             *lines,
-            "* of its own vocabulary: not comparable with the other's",
+            "* of its own vocabulary; not comparable between vocabularies",
         ]
     )
 

@@ -90,8 +90,8 @@ def compare_ids(path: str, vocab: Path, config: Config) -> tuple[int, int]:
     compared = different = 0
     for source in resolve([path], config.data):
         splitter = SentenceSplitter(source.splitter, config.data.language)
-        for passage in documents.read(text_files.ByteRange(source), config.data, Counter()):
-            found = splitter.split(passage.text, ends_document=passage.ends_document)
+        for document in documents.read(text_files.ByteRange(source), config.data, Counter()):
+            found = splitter.split(document.text, ends_document=document.ends_document)
             if not found:
                 continue
             content = "\n".join(found).encode()

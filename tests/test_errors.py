@@ -9,10 +9,10 @@ from bert_pretrain.errors import ConfigError, DataError, InputError, Interrupted
 
 @pytest.mark.parametrize("kind", [UserError, ConfigError, InputError, OutputError, DataError])
 def test_a_mistake_crosses_process_borders_whole(kind: type[UserError]) -> None:
-    error = pickle.loads(pickle.dumps(kind("what", where="a.yaml:3", remedy="mend it")))
+    error = pickle.loads(pickle.dumps(kind("what", where="a.yaml:3", remedy="correct it")))
     assert type(error) is kind
-    assert (error.what, error.where, error.remedy) == ("what", "a.yaml:3", "mend it")
-    assert str(error) == "what\n  where: a.yaml:3\n  to do: mend it"
+    assert (error.what, error.where, error.remedy) == ("what", "a.yaml:3", "correct it")
+    assert str(error) == "what\n  where: a.yaml:3\n  hint: correct it"
 
 
 def test_an_interruption_crosses_process_borders_whole() -> None:

@@ -1,7 +1,7 @@
-"""What a run reports: one line of figures an interval, for `metrics.jsonl` and for the console.
+"""What a run reports: one line of figures per logging interval, for `metrics.jsonl` and for the console.
 
-Time is that of training steps, waiting for data included; evaluations and checkpoints are not in it. Rates leave out
-the first step after a start, in which kernels are chosen or compiled.
+Times are those of training steps, including the wait for data but neither evaluations nor checkpoints. Rates leave
+out the first step after a start, in which kernels are chosen or compiled.
 """
 
 import json
@@ -30,14 +30,14 @@ def peak_memory_bytes(device: torch.device) -> int:
 def training_line(state: TrainState, *, rate: float, epoch: float, peak: float | None) -> dict[str, Any]:
     """Return the line of `metrics.jsonl` for the interval that ends here, which waits for the device.
 
-    Losses, accuracies, the gradient's norm and the rates are means over the interval. Skipped steps have none; the
-    next-sentence figures (for sentence order too) are None where examples are no pairs.
+    Losses, accuracies, the gradient norm and the rates are means over the interval, without skipped steps. The `nsp_`
+    figures, which are also those of sentence order, are None if examples are not pairs.
 
     Args:
         state: after the interval's last step.
         rate: the learning rate of that step.
         epoch: passes over the training split so far.
-        peak: FLOPs a second that all devices together can do, or None.
+        peak: FLOPs per second that all devices can do together, or None.
     """
     progress, interval = state.progress, state.interval
     sums = StepSums.read(state.sums)
@@ -97,7 +97,7 @@ def _losses(line: dict[str, Any], prefix: str = "") -> str:
 
 
 def bar_text(line: dict[str, Any]) -> str:
-    """Return the figures beside the progress bar."""
+    """Return the figures shown next to the progress bar."""
     loss = "–" if line["loss"] is None else f"{line['loss']:.3f}"
     mfu = "" if line["mfu"] is None else f", MFU {line['mfu']:.1%}"
     rate = ""
@@ -107,10 +107,10 @@ def bar_text(line: dict[str, Any]) -> str:
 
 
 class MetricsFile:
-    """`metrics.jsonl`, one JSON object a line, appended as the run goes."""
+    """`metrics.jsonl`, one JSON object per line, appended during the run."""
 
     def __init__(self, path: Path, *, keep_until_step: int | None) -> None:
-        """Open the file, first cut back to what was true at a step; None empties it."""
+        """Open the file, and first remove the lines of later steps, or all lines for None."""
         lines = path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
         kept = [] if keep_until_step is None else [line for line in lines if _step_of(line) <= keep_until_step]
         write_text(path, "".join(line + "\n" for line in kept))
@@ -130,7 +130,7 @@ class MetricsFile:
         return self._latest.get("validation")
 
     def write(self, line: dict[str, Any]) -> None:
-        """Append one line, at once on disk as far as this process is concerned; what is not finite becomes null."""
+        """Append one line and flush it; numbers that are not finite become null."""
         line = {
             name: None if isinstance(value, float) and not math.isfinite(value) else value
             for name, value in line.items()
@@ -147,7 +147,7 @@ class MetricsFile:
 
 
 def _step_of(line: str) -> float:
-    """Return the step of a line; one torn by a kill belongs to no step that was kept."""
+    """Return the step of a line; infinity for one that a kill left incomplete."""
     try:
         return float(json.loads(line)["step"])
     except (ValueError, KeyError, TypeError):

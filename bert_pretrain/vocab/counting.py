@@ -72,7 +72,7 @@ class _Counter:
 
     def count(self, block: list[bytes], is_held_out: bool, counts: Counts) -> None:
         """Count documents; whenever the table is full, and with `flush`, the counts move to `counts`."""
-        if not any(block):  # a document that ends where a block of its file does ends with an empty passage
+        if not any(block):  # a document that ends where a block of its file does ends with an empty piece
             return
         text = np.frombuffer(b"\n".join(block), dtype=np.uint8)
         _, numbers = self._table.number(text, np.zeros(1, dtype=np.int64))
@@ -100,15 +100,15 @@ def count_parts(parts: Sequence[ByteRange], number: int, config: Config) -> Coun
     blocks: dict[bool, list[bytes]] = {False: [], True: []}
     sizes = {False: 0, True: 0}
     is_held_out = bool(rng.random() < HELD_OUT_SHARE)
-    passages = (documents.read(part, config.data, counts.repairs_and_drops) for part in parts)
-    for passage in itertools.chain.from_iterable(passages):
-        content = passage.text.encode()
+    pieces = (documents.read(part, config.data, counts.repairs_and_drops) for part in parts)
+    for piece in itertools.chain.from_iterable(pieces):
+        content = piece.text.encode()
         blocks[is_held_out].append(content)
         sizes[is_held_out] += len(content)
         if sizes[is_held_out] >= _BLOCK_BYTES:
             counter.count(blocks[is_held_out], is_held_out, counts)
             blocks[is_held_out], sizes[is_held_out] = [], 0
-        if passage.ends_document:
+        if piece.ends_document:
             counts.documents += 1
             is_held_out = bool(rng.random() < HELD_OUT_SHARE)
     for is_held_out, block in blocks.items():

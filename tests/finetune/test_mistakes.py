@@ -75,7 +75,7 @@ def assert_told(model: Path, place: Path, call: str, what: str, where: str) -> N
     message = result.stderr[result.stderr.index("error: ") :]
     head, _, rest = message.partition("\n  where: ")
     assert what in head
-    assert where in rest.split("\n  to do: ")[0]
+    assert where in rest.split("\n  hint: ")[0]
     assert not (place / "o").exists()
     assert not (place / "o.partial").exists()
 

@@ -558,4 +558,4 @@ MISTAKES = {
 def test_a_user_error_ends_with_exit_code_2(data_folder: Path, arguments: list[str], where: str) -> None:
     result = CliRunner().invoke(app, ["inspect", *(word.format(data=data_folder) for word in arguments)])
     assert result.exit_code == 2, result.output
-    assert where in result.stderr.split("\n  where: ")[1].split("\n  to do: ")[0]
+    assert where in result.stderr.split("\n  where: ")[1].split("\n  hint: ")[0]

@@ -35,37 +35,37 @@ def test_a_masked_word_costs_what_transformers_makes_of_its_pieces(model: Path) 
     tokenizer = AutoTokenizer.from_pretrained(model)
     pieces = [tokenizer.encode(word, add_special_tokens=False) for word in words]
     assert len(pieces[2]) > 2
-    shown = [[tokenizer.mask_token_id] * len(ids) if place in masked else ids for place, ids in enumerate(pieces)]
+    shown = [[tokenizer.mask_token_id] * len(ids) if index in masked else ids for index, ids in enumerate(pieces)]
     ids = [tokenizer.cls_token_id, *(piece for word in shown for piece in word), tokenizer.sep_token_id]
     with torch.no_grad():
         shares = AutoModelForMaskedLM.from_pretrained(model)(torch.tensor([ids])).logits[0].log_softmax(-1)
     costs = []
-    for place in masked:
-        begin = 1 + sum(map(len, pieces[:place]))
-        costs.append(-sum(float(shares[begin + offset, piece]) for offset, piece in enumerate(pieces[place])))
+    for index in masked:
+        begin = 1 + sum(map(len, pieces[:index]))
+        costs.append(-sum(float(shares[begin + offset, piece]) for offset, piece in enumerate(pieces[index])))
     config = load_config(settings=["train.device=cpu", "train.precision=fp32"])
-    found = bench_domain._measure(model, [bench_domain.Passage(words, masked)], {"xylophonist"}, config)
+    found = bench_domain._measure(model, [bench_domain.Window(words, masked)], {"xylophonist"}, config)
     assert found["words"] == 2
     assert found["nats_per_word"] == pytest.approx(sum(costs) / 2, abs=1e-4)
     assert found["nats_per_byte_of_word"] == pytest.approx(sum(costs) / len("thexylophonist"), abs=1e-4)
     assert found["nats_per_new_word"] == pytest.approx(costs[1], abs=1e-4)
 
 
-def test_passages_fit_both_vocabularies_and_mask_known_words_alone(vocab_folder: Path, tmp_path: Path) -> None:
+def test_windows_fit_both_vocabularies_and_mask_known_words_alone(vocab_folder: Path, tmp_path: Path) -> None:
     old = Tokenizer.load(vocab_folder)
     tokens = list(old.tokens)
     tokens[1:3] = ["xylophonist", "☃"]
     held_out = tmp_path / "held-out.jsonl"
     text = "The Xylophonist ☃ returns, and the interpreter raises an error. " * 30
     held_out.write_text(json.dumps({"text": text}) + "\n")
-    passages = list(bench_domain._passages(held_out, old, old.with_tokens(tokens), 32))
-    words = [word for passage in passages for word in passage.words]
+    windows = list(bench_domain._cut_windows(held_out, old, old.with_tokens(tokens), 32))
+    words = [word for window in windows for word in window.words]
     assert words == old.backend.normalizer.normalize_str(text).replace(",", " ,").replace(".", " .").split()
-    for passage in passages:
+    for window in windows:
         for tokenizer in (old, old.with_tokens(tokens)):
-            assert len(tokenizer.encode_text(" ".join(passage.words))) <= 30
-        assert len(passage.masked) == round(0.15 * len(passage.words))
-        assert "☃" not in [passage.words[place] for place in passage.masked]
+            assert len(tokenizer.encode_text(" ".join(window.words))) <= 30
+        assert len(window.masked) == round(0.15 * len(window.words))
+        assert "☃" not in [window.words[index] for index in window.masked]
 
 
 @pytest.mark.slow

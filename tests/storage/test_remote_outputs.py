@@ -187,7 +187,7 @@ def test_what_cannot_be_remote_is_refused_in_three_parts(
     result = CliRunner().invoke(app, words)
     assert result.exit_code == 2, result.output
     message = result.stderr[result.stderr.index("error: ") :]
-    assert where in message.split("\n  where: ")[1].split("\n  to do: ")[0]
+    assert where in message.split("\n  where: ")[1].split("\n  hint: ")[0]
     assert not objects_below(bucket, "b")
 
 

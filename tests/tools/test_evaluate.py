@@ -59,4 +59,4 @@ def test_flags_that_do_not_go_together_are_refused(
     monkeypatch.chdir(place)
     code, shown = run(bert_folder, *arguments)
     assert code == 2
-    assert shown.count("\n  where: ") == shown.count("\n  to do: ") == 1
+    assert shown.count("\n  where: ") == shown.count("\n  hint: ") == 1
