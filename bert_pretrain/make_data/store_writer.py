@@ -20,7 +20,7 @@ from bert_pretrain.examples import ragged
 from bert_pretrain.make_data import segmenter
 from bert_pretrain.make_data.repeats import RepeatCounter
 from bert_pretrain.make_data.sentences import SentenceSplitter
-from bert_pretrain.make_data.summary import StoreShardSummary
+from bert_pretrain.make_data.summary import StoreShardSummary, count_words
 from bert_pretrain.make_data.token_store import split_long
 from bert_pretrain.storage.files import atomic_folder, seal_folder, write_json
 from bert_pretrain.text import documents
@@ -92,6 +92,7 @@ class _Writer:
         self._document_offsets.append(np.zeros(1))
         self._totals_at_part_ends: list[tuple[int, int, int, int]] = []  # documents, sentences, tokens, [UNK]
         self._num_sentences = 0
+        self._num_words = 0
         self._unk_tokens = 0
         # Of the document that has begun and not ended: where it begins, in stored and in read sentences, and its hash.
         self._document_begin = 0
@@ -132,6 +133,7 @@ class _Writer:
     def _encode(self, sentences: list[str]) -> tuple[np.ndarray, np.ndarray]:
         """Return the ids of sentences, and ids per sentence; with a segmenter, write which of them continue a word."""
         text = np.frombuffer("\n".join(sentences).encode(), dtype=np.uint8)
+        self._num_words += count_words(text)
         starts = np.concatenate([[0], np.flatnonzero(text == ord("\n")) + 1])[: len(sentences)]
         ids, places, offsets = self._encoder.encode_chunks(text, starts)
         lengths = np.diff(offsets[np.append(np.searchsorted(places, starts), len(places))])
@@ -178,6 +180,7 @@ class _Writer:
                 for name, (documents, sentences, tokens, unk) in zip(names, counts, strict=True)
             ],
             "sentences_a_document": sorted(self._documents_by_sentences.items()),
+            "words": self._num_words,
             "repeats": self._repeats.repeats(),
             "repairs_and_drops": +self._counts,
         }

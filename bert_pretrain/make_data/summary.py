@@ -38,6 +38,7 @@ class StoreShardSummary(TypedDict):
     """Of each byte range, in order."""
     sentences_a_document: list[tuple[int, int]]
     """How many documents there are of each number of sentences."""
+    words: int
     repeats: list[Repeat]
     repairs_and_drops: dict[str, int]
 
@@ -47,6 +48,8 @@ class CorpusStatistics(TypedDict):
 
     documents: int
     sentences: int
+    words: int
+    """Separated by white space."""
     tokens: int
     unk_share: float
     repeated_share: float
@@ -90,6 +93,12 @@ class SplitStatistics(TypedDict):
     tokens: int
     shards: list[dict[str, Any]]  # each a `ShardRecord` as JSON
     statistics: dict[str, Any]  # shares by name, the histogram of lengths, and drops by reason
+
+
+def count_words(text: np.ndarray) -> int:
+    """Return the number of words of UTF-8 bytes, (bytes,): runs without spaces and control characters of ASCII."""
+    is_inside = np.concatenate([[False], text > ord(" ")])
+    return int(np.count_nonzero(is_inside[1:] > is_inside[:-1]))
 
 
 def measure(examples: Examples, tokenizer: Tokenizer, max_seq_length: int) -> ShardStatistics:
@@ -185,6 +194,7 @@ def join_corpus(
     return {
         "documents": sums["documents"],
         "sentences": sums["sentences"],
+        "words": sum(summary["words"] for summary in store_shards),
         "tokens": sums["tokens"],
         "unk_share": _share(sums["unk_tokens"], sums["tokens"]),
         "repeated_share": _share(repeated, sums["tokens"]),

@@ -348,7 +348,7 @@ def test_a_segmenter_that_is_not_installed_is_told_before_any_work(numbered, mon
     assert not stores.exists() or not list(stores.iterdir())
 
 
-def test_repeated_lines_and_the_entropy_of_tokens_are_in_the_manifest(
+def test_words_repeated_lines_and_the_entropy_of_tokens_are_in_the_manifest(
     tmp_path: Path, vocab_folder: Path, english_documents: list[list[str]], capsys: pytest.CaptureFixture[str]
 ) -> None:
     footer = [f"The text of page {number} is available under a licence; additional terms apply." for number in range(9)]
@@ -362,6 +362,8 @@ def test_repeated_lines_and_the_entropy_of_tokens_are_in_the_manifest(
         assert ("recur" in capsys.readouterr().out) == (name == "site")
     assert manifests["plain"]["corpus"]["repeated_share"] < 0.02
     assert manifests["site"]["corpus"]["repeated_share"] > 0.05
+    for name, manifest in manifests.items():
+        assert manifest["corpus"]["words"] == len((tmp_path / f"{name}.txt").read_text().split())
     train = read_shard(tmp_path / "plain", DataFolder.open(tmp_path / "plain").shards("train")[0])
     assert train.masks is not None
     ids = train.input_ids.copy()
