@@ -1,6 +1,7 @@
 """The configuration: one YAML with a section for each stage, checked once, here; everything inside trusts it."""
 
 import contextlib
+import math
 import re
 from typing import Annotated, Any, Literal
 
@@ -34,6 +35,16 @@ def _seconds(value: object) -> object:
     return value
 
 
+def _count(value: object) -> object:
+    """Accept `500k`, `1.5M`, `2G` and plain whole numbers where a count is expected."""
+    if isinstance(value, str) and value.strip()[-1:] in UNITS:
+        with contextlib.suppress(ValueError):
+            number = float(value.strip()[:-1]) * UNITS[value.strip()[-1]]
+            return round(number) if math.isclose(number, round(number), rel_tol=1e-12) else value
+    return _whole_number(value)
+
+
+UNITS = {"k": 10**3, "M": 10**6, "G": 10**9}
 DEFAULT_MAX_STEPS = 100_000
 LENGTHS = ("max_steps", "max_epochs", "time_budget")
 """Keys of the section `train` that give the length of a run; it has one."""
@@ -41,6 +52,7 @@ LENGTHS = ("max_steps", "max_epochs", "time_budget")
 Int = Annotated[int, BeforeValidator(_whole_number)]
 PositiveInt = Annotated[Int, Field(gt=0)]
 Seconds = Annotated[float, Field(gt=0.0), BeforeValidator(_seconds)]
+Count = Annotated[int, Field(gt=0), BeforeValidator(_count)]
 Probability = Annotated[float, Field(ge=0.0, le=1.0)]
 
 
@@ -191,6 +203,8 @@ class TrainConfig(_Section):
     """Steps between checkpoints: what a power cut can cost."""
     keep_checkpoints: PositiveInt = 3
     """The newest so many stay."""
+    milestones: tuple[Count, ...] = ()
+    """Words of training text, repetitions counted, after each of which the model is kept, such as [1M, 10M, 100M]."""
     trackers: tuple[Literal["tensorboard", "wandb"], ...] = ()
     seed: Int = 12345
     """Of first weights, dropout and the order of examples."""

@@ -60,7 +60,7 @@ class Snapshot:
     weights: dict[str, Tensor]
     """By our own names."""
     tensors: dict[str, Tensor]
-    """The rest of the state."""
+    """The rest of the state; empty where only the weights were copied."""
     copy: HostCopy
     """Of all of them; to be waited for before the first look at one."""
     record: dict[str, Any]
@@ -71,12 +71,13 @@ class Snapshot:
         return int(self.record["progress"]["step"])
 
 
-def take_snapshot(state: TrainState, about: Mapping[str, Any]) -> Snapshot:
+def take_snapshot(state: TrainState, about: Mapping[str, Any], *, weights_only: bool = False) -> Snapshot:
     """Begin to copy a state, after the snapshot before has been written; under FSDP all ranks must call this.
 
     Args:
-        state: to be saved whole.
+        state: to be saved.
         about: JSON values to keep with it: thread count, micro-batch size, data.
+        weights_only: for a model folder; else the state is copied whole.
     """
     record = {
         "format_version": FORMAT_VERSION,
@@ -85,20 +86,20 @@ def take_snapshot(state: TrainState, about: Mapping[str, Any]) -> Snapshot:
         **about,
     }
     weights = {WEIGHT_PREFIX + name: parameter for name, parameter in state.model.named_parameters()}
-    copy = state.host_memory.copy({**weights, **state.tensors()}, keep=is_writer())
+    tensors = {} if weights_only else state.tensors()
+    copy = state.host_memory.copy({**weights, **tensors}, keep=is_writer())
     copied = {name.removeprefix(WEIGHT_PREFIX): tensor for name, tensor in copy.tensors.items() if name in weights}
     rest = {name: tensor for name, tensor in copy.tensors.items() if name not in weights}
     return Snapshot(state.model, copied, rest, copy, record)
 
 
-def write_checkpoint(folder: Path, snapshot: Snapshot, tokenizer: Tokenizer, card: str) -> Path:
-    """Write the checkpoint of a snapshot's step into a run's folder of checkpoints, and return its path.
+def write_checkpoint(path: Path, snapshot: Snapshot, tokenizer: Tokenizer, card: str) -> None:
+    """Write the checkpoint of a snapshot, or a model folder where it has weights only.
 
     Raises:
         OutputError: when it cannot be written, for example because the disk is full.
         DataError: when what was written does not read back as it was.
     """
-    path = folder / f"step-{snapshot.step:08d}"
     snapshot.copy.wait()
     weights = to_huggingface(snapshot.weights)
     digest = _hash_tensors({**_as_stored(weights), **snapshot.tensors})
@@ -106,8 +107,9 @@ def write_checkpoint(folder: Path, snapshot: Snapshot, tokenizer: Tokenizer, car
         with atomic_folder(path) as temporary:
             save_tensors(weights, snapshot.model, temporary, tokenizer)
             write_text(temporary / CARD, card)
-            write_tensors(snapshot.tensors, temporary / STATE_TENSORS)
-            write_json(temporary / STATE_JSON, {**snapshot.record, "tensors_sha256": digest})
+            if snapshot.tensors:
+                write_tensors(snapshot.tensors, temporary / STATE_TENSORS)
+                write_json(temporary / STATE_JSON, {**snapshot.record, "tensors_sha256": digest})
             if _hash_tensors(_on_disk(temporary)) != digest:
                 raise DataError(
                     "a checkpoint does not read back as it was written",
@@ -120,7 +122,6 @@ def write_checkpoint(folder: Path, snapshot: Snapshot, tokenizer: Tokenizer, car
             where=str(path),
             remedy="make room on the disk and run the same command again; it continues from the checkpoint before",
         ) from error
-    return path
 
 
 class CheckpointWriter:
@@ -136,17 +137,23 @@ class CheckpointWriter:
         """Return how long the last one took to be written."""
         return self._seconds
 
-    def write(self, snapshot: Snapshot, card: str) -> Path:
+    def write(self, snapshot: Snapshot, card: str, path: Path | None = None) -> Path:
         """Begin to write a snapshot with its card, after the one before is on disk; returns where it will lie.
+
+        Args:
+            snapshot: to be written.
+            card: its `README.md`.
+            path: where to; by default by its step among the checkpoints.
 
         Raises:
             UserError: when the one before could not be written.
         """
         self.wait()
-        self._thread = threading.Thread(target=self._write, args=(snapshot, card), name="checkpoint", daemon=True)
+        path = path or self._folder / f"step-{snapshot.step:08d}"
+        self._thread = threading.Thread(target=self._write, args=(path, snapshot, card), name="checkpoint", daemon=True)
         snapshot.copy.reader = self._thread
         self._thread.start()
-        return self._folder / f"step-{snapshot.step:08d}"
+        return path
 
     def check(self) -> None:
         """Raise what went wrong in the background since the last call, without waiting."""
@@ -166,12 +173,12 @@ class CheckpointWriter:
             error, self._error = self._error, None
             raise error
 
-    def _write(self, snapshot: Snapshot, card: str) -> None:
+    def _write(self, path: Path, snapshot: Snapshot, card: str) -> None:
         begin = time.perf_counter()
         try:
-            write_checkpoint(self._folder, snapshot, self._tokenizer, card)
-            for path in _paths(self._folder)[: -self._keep]:
-                shutil.rmtree(path)
+            write_checkpoint(path, snapshot, self._tokenizer, card)
+            for old in _paths(self._folder)[: -self._keep]:
+                shutil.rmtree(old)
             self._seconds = time.perf_counter() - begin
         except Exception as error:  # handed to the training thread, which raises it
             self._error = error
@@ -266,7 +273,8 @@ def _as_stored(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def _on_disk(folder: Path) -> dict[str, Tensor]:
-    return {**_as_stored(load_file(folder / WEIGHTS)), **load_file(folder / STATE_TENSORS)}
+    state = folder / STATE_TENSORS
+    return {**_as_stored(load_file(folder / WEIGHTS)), **(load_file(state) if state.exists() else {})}
 
 
 def _hash_tensors(tensors: Mapping[str, Tensor]) -> str:

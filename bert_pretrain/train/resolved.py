@@ -15,6 +15,7 @@ from bert_pretrain.model.vocabulary import match_vocabulary
 from bert_pretrain.model.weights import weights_sha256
 from bert_pretrain.text.extension import Extension
 from bert_pretrain.text.tokenizer import Tokenizer
+from bert_pretrain.train import milestones
 from bert_pretrain.train.checkpoint import Checkpoint, open_checkpoint
 from bert_pretrain.train.clock import Boundary
 from bert_pretrain.train.device import flops, hardware
@@ -24,7 +25,8 @@ from bert_pretrain.train.optim import schedule
 # What may change between two commands for the same run; everything else of the section is compared.
 FREE_SETTINGS = {
     "micro_batch_tokens", "max_steps", "max_epochs", "time_budget", "schedule_steps", "attention", "device", "parallel",
-    "compile", "activation_checkpointing", "log_every", "eval_every", "save_every", "keep_checkpoints", "trackers",
+    "compile", "activation_checkpointing", "log_every", "eval_every", "save_every", "keep_checkpoints",
+    "milestones", "trackers",
 }  # fmt: skip
 
 
@@ -174,6 +176,8 @@ def check_sizes(config: Config, folder: DataFolder, dist_context: DistContext) -
         )
     if not folder.rows("train"):
         raise DataError("the data has no training examples", where=str(folder.path), remedy="make it from more text")
+    if config.train.milestones:
+        milestones.words_seen(folder, 0, 0)  # counted at all
     if config.train.global_batch_size < dist_context.size:
         raise ConfigError(
             f"a global batch of {config.train.global_batch_size} examples cannot be shared by {dist_context.size} "
@@ -256,6 +260,8 @@ def describe(run: ResolvedRun, num_parameters: int, micro_batch_tokens: int, par
     ]
     if run.dist_context.size > 1:
         lines.insert(4, f"processes  {run.dist_context.size}, {parallel[0]} ({parallel[1]})")
+    if config.train.milestones:
+        lines.append(f"milestones {_describe_milestones(run)}")
     if not held_out:
         lines.append("there is no validation split, so nothing is evaluated")
     return "\n".join(lines)
@@ -272,3 +278,13 @@ def _describe_length(run: ResolvedRun) -> str:
         f"{schedule.warmup_steps(train, spanned):,} steps of warm-up, schedule {train.schedule}"
         + (f" over {spanned:,} steps" if spanned > length.steps else "")
     )
+
+
+def _describe_milestones(run: ResolvedRun) -> str:
+    train, data = run.config.train, run.data
+    text = f"{', '.join(map(milestones.name_of, sorted(train.milestones)))} words"
+    if run.length.steps is None:
+        return text
+    examples = run.length.steps * train.global_batch_size
+    words = milestones.words_seen(data, examples, examples * data.mean_tokens("train"))
+    return f"{text}; the run ends after about {words:,.0f}"
