@@ -19,7 +19,10 @@ from bert_pretrain.report.curves import (
     read_metrics,
     write_file,
 )
+from bert_pretrain.report.data_hints import Hint
+from bert_pretrain.report.diagnosis import diagnose
 from bert_pretrain.report.render import render
+from bert_pretrain.storage import manifest
 
 COLUMNS = ("run", "step", "examples", "MLM loss", "perplexity", "MLM accuracy", "NSP accuracy", "tokens/s", "MFU")
 
@@ -32,6 +35,7 @@ class RunSummary:
     cells: list[str]
     """Its last held-out figures and its median speed, in the order of `COLUMNS`."""
     unusual: list[str]
+    hints: list[Hint]
 
 
 def write_report(runs: list[Path], output: Path) -> tuple[Path, Path]:
@@ -53,8 +57,12 @@ def write_report(runs: list[Path], output: Path) -> tuple[Path, Path]:
     metrics = [read_metrics(run) for run in runs]
     pictures = [base64.b64encode(as_png(runs, metrics, panels)).decode() for panels in (PANELS, MORE_PANELS)]
     summaries = [
-        RunSummary(str(run), _cells(lines), unusual_figures(lines)) for run, lines in zip(runs, metrics, strict=True)
+        RunSummary(str(run), _cells(lines), unusual_figures(lines), diagnose(manifest.read_record(run), lines))
+        for run, lines in zip(runs, metrics, strict=True)
     ]
+    for summary in summaries:
+        for hint in summary.hints:
+            print(hint if len(runs) == 1 else f"{summary.name}: {hint}")
     text = render("report.html", runs=summaries, columns=COLUMNS, pictures=pictures)
     write_file(page, text.encode())
     return output, page
@@ -63,7 +71,6 @@ def write_report(runs: list[Path], output: Path) -> tuple[Path, Path]:
 def unusual_figures(metrics: Metrics) -> list[str]:
     """Return, in words, which of a run's figures are not as they normally are."""
     training = [line for line in metrics if "skipped_steps" in line]
-    validation = [line for line in metrics if line.get("validation_mlm_loss") is not None]
     found = []
     skipped = sum(line["skipped_steps"] for line in training)
     if skipped:
@@ -71,13 +78,6 @@ def unusual_figures(metrics: Metrics) -> list[str]:
     waiting = _median(training, "data_wait_share")
     if waiting is not None and waiting > 0.02:
         found.append(f"{waiting:.1%} of the time was spent waiting for data")
-    losses = [line["validation_mlm_loss"] for line in validation]
-    if len(losses) > 2 and losses[-1] > min(losses) + 0.1:
-        found.append(f"the held-out loss rose again: from {min(losses):.2f} to {losses[-1]:.2f} nats")
-    accuracy = validation[-1].get("validation_nsp_accuracy") if validation else None
-    last = training[-1]["step"] if training else 0
-    if accuracy is not None and last >= 10_000 and accuracy < 0.55:
-        found.append(f"next sentence is still at {accuracy:.1%} after {last:,} steps")
     return found
 
 

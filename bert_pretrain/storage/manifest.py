@@ -78,6 +78,20 @@ def claim(folder: AnyPath, kind: str, identity: Mapping[str, Any], *, overwrite:
     )
 
 
+def note(folder: AnyPath, body: Mapping[str, Any]) -> None:
+    """Add to a partial manifest what is known before the output is finished; the identity stays."""
+    write_json(folder / PARTIAL, {**body, **read_json(folder / PARTIAL)})
+
+
+def read_record(folder: AnyPath) -> dict[str, Any]:
+    """Return the manifest of an output, the partial one of one that is not finished, or nothing where there is none."""
+    for name in (MANIFEST, PARTIAL):
+        if (folder / name).exists():
+            found = read_json(folder / name)
+            return found if isinstance(found, dict) else {}
+    return {}
+
+
 def complete(folder: AnyPath, kind: str, identity: Mapping[str, Any], body: Mapping[str, Any]) -> None:
     """Write `manifest.json`, the last file of a finished output, and remove the partial one."""
     record = {"kind": kind, "format_version": FORMAT_VERSIONS[kind], "versions": library_versions()}

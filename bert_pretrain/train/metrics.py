@@ -14,6 +14,8 @@ from typing import Any
 import torch
 
 from bert_pretrain.report.curves import perplexity
+from bert_pretrain.report.data_hints import Hint
+from bert_pretrain.report.diagnosis import Diagnosis
 from bert_pretrain.storage.files import write_text
 from bert_pretrain.train.state import TrainState
 from bert_pretrain.train.step import StepSums
@@ -109,13 +111,17 @@ def bar_text(line: dict[str, Any]) -> str:
 class MetricsFile:
     """`metrics.jsonl`, one JSON object per line, appended during the run."""
 
-    def __init__(self, path: Path, *, keep_until_step: int | None) -> None:
-        """Open the file, and first remove the lines of later steps, or all lines for None."""
+    def __init__(self, path: Path, *, keep_until_step: int | None, diagnosis: Diagnosis | None = None) -> None:
+        """Open the file, and first remove the lines of later steps, or all lines for None.
+
+        The diagnosis gets the lines that are kept, too; their hints were given when they were written.
+        """
         lines = path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
         kept = [] if keep_until_step is None else [line for line in lines if _step_of(line) <= keep_until_step]
         write_text(path, "".join(line + "\n" for line in kept))
         self._file = path.open("a", encoding="utf-8")
         self._latest: dict[str, dict[str, Any]] = {}
+        self._diagnosis = Diagnosis({}) if diagnosis is None else diagnosis
         for line in kept:
             self._note(json.loads(line))
 
@@ -129,18 +135,19 @@ class MetricsFile:
         """The newest line of an evaluation."""
         return self._latest.get("validation")
 
-    def write(self, line: dict[str, Any]) -> None:
-        """Append one line and flush it; numbers that are not finite become null."""
+    def write(self, line: dict[str, Any]) -> list[Hint]:
+        """Append one line, flush it, and return its hints; numbers that are not finite become null."""
         line = {
             name: None if isinstance(value, float) and not math.isfinite(value) else value
             for name, value in line.items()
         }
         self._file.write(json.dumps(line, allow_nan=False) + "\n")
         self._file.flush()
-        self._note(line)
+        return self._note(line)
 
-    def _note(self, line: dict[str, Any]) -> None:
+    def _note(self, line: dict[str, Any]) -> list[Hint]:
         self._latest["validation" if "validation_mlm_loss" in line else "training"] = line
+        return self._diagnosis.add(line)
 
     def close(self) -> None:
         self._file.close()

@@ -16,6 +16,8 @@ from bert_pretrain.config_file import dump_yaml
 from bert_pretrain.examples.shards import DataFolder
 from bert_pretrain.model.bert import BertForPreTraining
 from bert_pretrain.model.huggingface import CARD, load_weights, save_tensors, to_huggingface
+from bert_pretrain.report.data_hints import data_statistics
+from bert_pretrain.report.diagnosis import Diagnosis
 from bert_pretrain.storage import manifest
 from bert_pretrain.storage.files import atomic_folder, exclusive, write_text
 from bert_pretrain.train import distributed
@@ -197,9 +199,26 @@ def _open_log(run: ResolvedRun, state: TrainState, latest: Checkpoint | None) ->
     if not run.dist_context.is_main:
         return RunLog(run.length, None, (), state.progress)
     write_text(run.output / "config.yaml", dump_yaml(run.config))
-    file = MetricsFile(run.output / "metrics.jsonl", keep_until_step=latest.step if latest else None)
-    names, config = run.config.train.trackers, run.config.model_dump(mode="json")
-    return RunLog(run.length, file, open_trackers(names, run.output, config, state.progress.step), state.progress)
+    record = _record(run)
+    manifest.note(run.output, record)
+    diagnosis, keep_until_step = Diagnosis(record), latest.step if latest else None
+    file = MetricsFile(run.output / "metrics.jsonl", keep_until_step=keep_until_step, diagnosis=diagnosis)
+    trackers = open_trackers(run.config.train.trackers, run.output, record["config"], state.progress.step)
+    return RunLog(run.length, file, trackers, state.progress)
+
+
+def _record(run: ResolvedRun) -> dict[str, Any]:
+    """Return what the manifest of a run says from its beginning on: all that hints need besides the metrics."""
+    data = run.data
+    return {
+        "length": asdict(run.length),
+        "data": {
+            "path": str(data.path),
+            "content_hash": data.content_hash,
+            "statistics": data_statistics(data.manifest),
+        },
+        "config": run.config.model_dump(mode="json"),
+    }
 
 
 def _training_data(run: ResolvedRun, state: TrainState, micro_batch_tokens: int) -> TrainingData:
@@ -230,15 +249,13 @@ def _finish(run: ResolvedRun, state: TrainState, log: RunLog, identity: dict[str
         )  # fmt: skip
         write_text(temporary / CARD, card)
     body = {
-        "length": asdict(run.length),
+        **_record(run),
         "progress": asdict(state.progress),
         "training": log.last_training,
         "validation": log.last_validation,
         "parameters": state.model.num_parameters,
         "device": str(run.device),
         "torch": torch.__version__,
-        "data": {"path": str(run.data.path), "content_hash": run.data.content_hash},
-        "config": run.config.model_dump(mode="json"),
     }
     manifest.complete(run.output, "run", identity, body)
     print(f"the model is {run.output / 'model'}")

@@ -56,10 +56,11 @@ class RunLog:
 
     def _pass_on(self, line: dict[str, Any]) -> None:
         if self._file is not None:
-            self._file.write(line)
+            hints = self._file.write(line)
             for tracker in self._trackers:
                 tracker.log(grouped(line), line["step"])
-            tqdm.write(metrics.console_line(line, self._length.steps))
+            for text in (metrics.console_line(line, self._length.steps), *map(str, hints)):
+                tqdm.write(text)
 
     def close(self) -> None:
         """Take the bar down, and let trackers write what is left."""

@@ -41,7 +41,12 @@ def test_settings_that_are_zero_are_shown_and_those_not_given_are_not() -> None:
 
 
 def test_values_in_html_are_escaped() -> None:
-    run = {"name": EVIL, "cells": [EVIL], "unusual": [EVIL]}
+    run = {
+        "name": EVIL,
+        "cells": [EVIL],
+        "unusual": [EVIL],
+        "hints": [{"cause": EVIL, "observed": EVIL, "remedy": EVIL}],
+    }
     text = render("report.html", runs=[run], columns=[EVIL], pictures=[])
     assert "<b>" not in text
     assert text.count("&lt;b&gt;") == 6  # title, column, name and cell, name and note
