@@ -103,20 +103,6 @@ def cut(examples: Examples, micro_batch_tokens: int, rank: int = 0, num_ranks: i
     return global_batch_of([(examples, np.arange(len(examples)))], assigned)
 
 
-def cut_alike(
-    examples: Examples,
-    micro_batch_tokens: int,
-    max_seq_length: int,
-    mean_tokens: float,
-    rank: int = 0,
-    num_ranks: int = 1,
-) -> GlobalBatch:
-    """Return one rank's micro-batches of a global batch, all of nearly the same shape, for a compiler."""
-    assigned = assign_evenly(examples.lengths, micro_batch_tokens, rank, num_ranks)
-    multiples = multiples_of_equal_shares(len(examples), len(assigned) * num_ranks, max_seq_length, mean_tokens)
-    return global_batch_of([(examples, np.arange(len(examples)))], assigned, multiples)
-
-
 def assign_by_length(lengths: np.ndarray, micro_batch_tokens: int, rank: int, num_ranks: int) -> list[np.ndarray]:
     """Return the rows of each micro-batch of a rank, each of at most so many tokens and at least one example.
 

@@ -15,9 +15,10 @@ import torch
 from bert_pretrain.errors import DataError
 from bert_pretrain.examples.shards import DataFolder, read_shard
 from bert_pretrain.model.bert import BertForPreTraining
-from bert_pretrain.train.batches import Batch, cut, cut_alike, pack
+from bert_pretrain.train.batches import Batch, cut, pack
 from bert_pretrain.train.loader import Prefetcher, TrainingData, evaluation_batches
 from bert_pretrain.train.loss import pretraining_loss
+from tests.train.static_batches import cut_alike
 
 CPU = torch.device("cpu")
 

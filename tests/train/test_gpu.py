@@ -17,7 +17,7 @@ import torch
 
 from bert_pretrain.config import Config, ModelConfig, TrainConfig
 from bert_pretrain.model.bert import BertForPreTraining
-from bert_pretrain.train.batches import GlobalBatch, cut, cut_alike
+from bert_pretrain.train.batches import GlobalBatch, cut
 from bert_pretrain.train.checkpoint import take_snapshot
 from bert_pretrain.train.device import hardware
 from bert_pretrain.train.device.memory import estimate_memory
@@ -26,6 +26,7 @@ from bert_pretrain.train.optim.optimizer import make_optimizers
 from bert_pretrain.train.run import train
 from bert_pretrain.train.state import TrainState
 from bert_pretrain.train.step import LossScale, StepSums, train_step
+from tests.train.static_batches import cut_alike
 from tests.train.test_resume import final_tensors, interrupted_copy, metrics
 
 pytestmark = [

@@ -16,10 +16,10 @@ from bert_pretrain.config import Config, ModelConfig, TrainConfig
 from bert_pretrain.config_file import load_config
 from bert_pretrain.errors import ConfigError
 from bert_pretrain.model.bert import BertForPreTraining
-from bert_pretrain.train.batches import cut_alike
 from bert_pretrain.train.device import hardware
 from bert_pretrain.train.device.memory import activation_bytes_per_token
 from bert_pretrain.train.loss import pretraining_loss
+from tests.train.static_batches import cut_alike
 
 CPU, FP32 = torch.device("cpu"), torch.float32
 
