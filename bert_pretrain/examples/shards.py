@@ -168,10 +168,7 @@ def check_footer(folder: AnyPath, record: ShardRecord) -> None:
 def damage_of(folder: AnyPath, record: ShardRecord, *, whole: bool) -> str | None:
     """Return how a shard's file differs from its record, None if it does not.
 
-    Args:
-        folder: the data folder.
-        record: what the file should be.
-        whole: compare the SHA-256 of all bytes, not only size and number of rows.
+    Compares size and number of rows, and with `whole` the SHA-256 of all bytes.
     """
     path = folder / record.path
     try:

@@ -19,17 +19,7 @@ def finetuned_card(
     settings: Mapping[str, Any],
     best_epoch: int,
 ) -> str:
-    """Return the card.
-
-    Args:
-        task: of `finetune`.
-        model_class: of `transformers`, with the task's head.
-        base: the name of the folder that was fine-tuned.
-        rows: of each split.
-        scores: of each split that has labels, by the name of the metric.
-        settings: of the fine-tuning.
-        best_epoch: the one whose weights these are.
-    """
+    """Return the card; `base` is the name of the folder that was fine-tuned, `rows` and `scores` are by split."""
     pipeline = PIPELINES[task]
     metrics = dict.fromkeys(name for figures in scores.values() for name in figures)
     body = render(

@@ -172,15 +172,10 @@ class Span:
 
 
 def spans(lengths: list[int], room: int) -> list[Span]:
-    """Divide a sentence into windows.
+    """Divide a sentence into windows of at most `room` pieces, by the number of pieces of each word.
 
-    Args:
-        lengths: the number of pieces of each word, at most `room`.
-        room: the number of pieces that fit in a window.
-
-    Returns:
-        Spans whose labelled parts are consecutive. Neighbours share about a third of the room, and the middle of the
-        shared words separates their labelled parts.
+    The labelled parts of the spans are consecutive. Neighbours share about a third of the room, and the middle of the
+    shared words separates their labelled parts.
     """
     shown = []
     begin = 0

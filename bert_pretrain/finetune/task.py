@@ -93,10 +93,8 @@ class Job:
 def encodings(tokenizer: Tokenizer, texts: Sequence[Any], **truncation: Any) -> Iterator[Encoding]:
     """Yield the encodings of texts or pairs, in which `[MASK]` and the like are plain text; few are held at once.
 
-    Args:
-        tokenizer: of the model.
-        texts: texts, which get no special tokens, or pairs, which get `[CLS] A [SEP] B [SEP]`.
-        truncation: arguments of the library's `enable_truncation`; without them nothing is truncated.
+    Texts get no special tokens, pairs are `[CLS] A [SEP] B [SEP]`. `truncation` are arguments of the library's
+    `enable_truncation`; without them nothing is truncated.
     """
     backend = Backend.from_str(tokenizer.backend.to_str())
     backend.encode_special_tokens = True

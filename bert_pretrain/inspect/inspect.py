@@ -29,15 +29,7 @@ def inspect(
 ) -> bool:
     """Print examples or figures of a data folder, and write the page if asked; returns whether all checks pass.
 
-    Args:
-        data: a finished data folder.
-        split: where the examples come from.
-        rows: how many to show, drawn by `seed`; a few when None, none with `stats`.
-        chosen: rows to show instead.
-        seed: draws the rows.
-        stats: print the figures.
-        html: the page to write.
-        workers: processes that read the shards; all cores, where there are many shards, when None.
+    Of `split`, the rows `chosen` are shown, or `rows` of them drawn by `seed`: a few when None, none with `stats`.
 
     Raises:
         UserError: when there is no such folder, split or row, or the page cannot be written.

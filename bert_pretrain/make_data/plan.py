@@ -79,7 +79,7 @@ def plan_build(
     """Leave out duplicates, hold documents out for validation, and decide how many shards the copies fill.
 
     Args:
-        store: the token store, complete, of enough documents for the objective.
+        store: complete, of enough documents for the objective.
         shares: what the store holds of each input, in the order of the inputs.
         tokenizer: the one that made the store, opened from a folder.
         output: the data folder.

@@ -28,10 +28,7 @@ def _damage_of(shard: tuple[AnyPath, ShardRecord]) -> str | None:
 def find_damage(output: AnyPath, *, verify: bool, workers: int | None) -> dict[str, str]:
     """Return what is wrong with which shard, or with the tokenizer, of a finished folder; empty when nothing is.
 
-    Args:
-        output: the data folder.
-        verify: compare the SHA-256 of all shards, not only their sizes and footers.
-        workers: processes that read; all cores when None.
+    With `verify` the SHA-256 of all shards is compared, not only their sizes and footers.
     """
     remove_tree(output / build.RECORDS)  # of a command killed at its very end
     folder = DataFolder(output, manifest.read_manifest(output, "data", "--output"))

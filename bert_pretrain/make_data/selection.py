@@ -111,11 +111,8 @@ def find_duplicates(
 ) -> tuple[np.ndarray, Counter[str]]:
     """Return the numbers of documents that equal another one, ascending, and how many there are, by reason.
 
-    Of equal documents one of the highest priority is kept, the first of them.
-
-    Args:
-        store: the documents.
-        priority_of: gives the weight of documents, infinity for validation; (numbers,) to (numbers,).
+    Of equal documents one of the highest priority is kept, the first of them. `priority_of` gives the weight of
+    documents, infinity for validation; (numbers,) to (numbers,).
     """
     num_buckets = -(-store.num_documents // BUCKET_DOCUMENTS)
     found = [np.zeros(0, dtype=np.int64)]

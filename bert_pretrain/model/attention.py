@@ -137,14 +137,7 @@ _gather: Callable[[Tensor, Tensor], Tensor] = _Gather.apply
 def choose_attention(
     setting: str, device: torch.device, dtype: torch.dtype, *, head_size: int, dropout_rate: float
 ) -> tuple[str, str]:
-    """Return the backend and the reason for it.
-
-    Args:
-        setting: `auto`, `varlen` or `padded`.
-        device: where the model runs.
-        dtype: of the matrix products.
-        head_size: the hidden size divided by the number of heads.
-        dropout_rate: `attention_probs_dropout_prob`; 0 for inference.
+    """Return the backend for `auto`, `varlen` or `padded`, and the reason for it.
 
     Raises:
         ConfigError: when `varlen` is configured but cannot run.

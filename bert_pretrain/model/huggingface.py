@@ -182,12 +182,7 @@ def load_weights(
 ) -> tuple[list[str], list[str]]:
     """Load the weights of a BERT folder into a model and initialize what the folder lacks.
 
-    Args:
-        model: the target.
-        folder: of any BERT.
-        flag: that named the folder, for messages.
-        seed: of the initialization.
-        extension: how the model's vocabulary extends the folder's; None if rows are copied as they are.
+    `extension` says how the model's vocabulary extends the folder's; None if rows are copied as they are.
 
     Returns:
         Hugging Face's names of the tensors initialized, and the names in the folder that were not used.

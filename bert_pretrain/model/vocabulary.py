@@ -11,11 +11,6 @@ from bert_pretrain.text.tokenizer_folder import has_vocabulary, read_tokenizer_f
 def match_vocabulary(folder: Path, tokenizer: Tokenizer, flag: str) -> Extension | None:
     """Return how a tokenizer extends a model folder's own vocabulary; None if the folder has none.
 
-    Args:
-        folder: of the model.
-        tokenizer: that made the data.
-        flag: that named the folder, for messages.
-
     Raises:
         DataError: when the two differ otherwise; with equal sizes alone, ids could mean other tokens.
     """

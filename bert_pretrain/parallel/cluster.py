@@ -97,10 +97,7 @@ class Cluster:
 def connect(address: str, *, folders: Sequence[Path], files: Sequence[Path]) -> Iterator[Cluster]:
     """Yield the cluster of a scheduler, after checking that all its workers have the same files and versions.
 
-    Args:
-        address: of the scheduler, `tcp://HOST:PORT`.
-        folders: existing folders that this process and the workers write to.
-        files: inputs and folders that they read.
+    This process and the workers write to `folders`, and read `files`, which may be folders.
 
     Raises:
         UserError: when the scheduler cannot be reached, no worker comes, or one differs.

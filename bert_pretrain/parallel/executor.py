@@ -150,13 +150,9 @@ def _run_on(
 def open_pool(
     workers: int | None, scheduler: str | None, *, folders: Sequence[Path], files: Sequence[Path]
 ) -> AbstractContextManager[Pool]:
-    """Return the pool for a command's flags, to be opened with `with`.
+    """Return the pool for a command's flags, to be opened with `with`: processes, or the workers of a Dask scheduler.
 
-    Args:
-        workers: processes of this machine; all cores when None.
-        scheduler: the address of a Dask scheduler; None for this machine.
-        folders: existing folders that all workers write to.
-        files: inputs and folders that they read.
+    All of them write to `folders`, which exist, and read `files`, which may be folders.
 
     Raises:
         UserError: when the scheduler cannot be reached or a worker's environment differs.

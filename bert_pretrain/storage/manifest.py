@@ -37,13 +37,8 @@ def library_versions() -> dict[str, str]:
 def claim(folder: AnyPath, kind: str, identity: Mapping[str, Any], *, overwrite: bool = False) -> Progress:
     """Claim `folder` for a stage's output, and return how far the same command has already come there.
 
-    The caller must hold the folder with `exclusive`.
-
-    Args:
-        folder: the output folder, which may be missing.
-        kind: a key of `FORMAT_VERSIONS`.
-        identity: JSON values that, if different, mean different output.
-        overwrite: move the old content aside, manifest first, and start again.
+    The caller must hold the folder with `exclusive`. `identity` holds JSON values that, if different, mean different
+    output. With `overwrite` the old content is moved aside, manifest first.
 
     Raises:
         OutputError: when the folder holds something else.
@@ -119,12 +114,7 @@ def is_output(folder: AnyPath) -> bool:
 
 
 def read_manifest(folder: AnyPath, kind: str, flag: str) -> dict[str, Any]:
-    """Return the manifest of a finished output.
-
-    Args:
-        folder: the output.
-        kind: a key of `FORMAT_VERSIONS`, which it must be.
-        flag: the flag that named it, for messages.
+    """Return the manifest of a finished output of a kind (see `FORMAT_VERSIONS`); `flag` named it, for messages.
 
     Raises:
         DataError: when the folder is missing, unfinished, of another kind or of another format version.

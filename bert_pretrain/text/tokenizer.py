@@ -69,10 +69,7 @@ class Tokenizer:
     def load(folder: AnyPath, flag: str = "--vocab", *, lowercase: bool | None = None) -> "Tokenizer":
         """Open a tokenizer folder: `vocab.txt` or `tokenizer.json`, with `tokenizer_config.json`.
 
-        Args:
-            folder: written here or by Hugging Face's tools.
-            flag: that named it, for messages.
-            lowercase: the casing, for a folder that does not state it.
+        `flag` named it, for messages; `lowercase` is the casing, for a folder that does not state it.
 
         Raises:
             DataError: when a file is missing or broken, the tokenizer is not BERT's, or its casing is not known.

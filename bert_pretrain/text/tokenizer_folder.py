@@ -50,11 +50,7 @@ def has_vocabulary(folder: AnyPath) -> bool:
 
 
 def read_tokenizer_folder(folder: AnyPath, flag: str) -> TokenizerFolder:
-    """Read a tokenizer folder, written here or by Hugging Face's tools.
-
-    Args:
-        folder: the tokenizer folder.
-        flag: that named it, for messages.
+    """Read a tokenizer folder, written here or by Hugging Face's tools; `flag` named it, for messages.
 
     Raises:
         DataError: when a file is missing or broken, or the tokenizer is another one than BERT's.

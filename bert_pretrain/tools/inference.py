@@ -73,12 +73,9 @@ class Bert:
 
 
 def open_bert(folder: Path, config: TrainConfig, required: tuple[str, ...] = ()) -> Bert:
-    """Open any BERT folder with its tokenizer.
+    """Open any BERT folder with its tokenizer; `config` gives device, precision and attention.
 
-    Args:
-        folder: the model.
-        config: device, precision and attention.
-        required: as in `load_model`, besides embeddings and encoder.
+    `required` is as in `load_model`, in addition to embeddings and encoder.
 
     Raises:
         DataError: when the folder holds no BERT, lacks what is required, or its tokenizer does not match.

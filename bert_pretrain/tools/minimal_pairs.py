@@ -29,11 +29,9 @@ class Pair:
 
 
 def read_pairs(inputs: Sequence[str], by: str | None) -> list[Pair]:
-    """Read all pairs of some files.
+    """Read all pairs of `.jsonl` inputs.
 
-    Args:
-        inputs: files, globs, folders or URLs of `.jsonl`.
-        by: the field that groups pairs, required in every record; if None, `UID` where a record has it.
+    `by` is the field that groups pairs, required in every record; if None, `UID` where a record has it.
 
     Raises:
         InputError: naming file and line, when a record lacks a field or a sentence is empty.

@@ -115,11 +115,8 @@ def score_pairs(
     """Measure for how many minimal pairs a model gives the good sentence the higher pseudo-log-likelihood.
 
     Args:
-        model: any BERT folder with a masked-language-model head and its tokenizer.
+        model: as in `score_texts`, like `config`, `metric` and `batch_tokens`.
         inputs: `.jsonl` with `sentence_good` and `sentence_bad`, as BLiMP's.
-        config: device, precision and attention.
-        metric: one of `METRICS`.
-        batch_tokens: tokens that run at once, padding included.
         by: a field for whose values accuracy is reported too; by default `UID` where records have it.
         output: a file of JSON lines with the scores of each pair.
 
@@ -220,12 +217,9 @@ def _scored(scoring: Scoring, texts: Iterable[Text], done: Callable[[float], obj
 def pseudo_log_likelihoods(
     scoring: Scoring, texts: Sequence[np.ndarray], done: Callable[[float], object] = lambda _: None
 ) -> np.ndarray:
-    """Return the PLL of texts in nats, (texts,) float64.
+    """Return the PLL of texts in nats, (texts,) float64; texts are ids without [CLS] and [SEP].
 
-    Args:
-        scoring: the model and the metric.
-        texts: ids without [CLS] and [SEP].
-        done: called with the number of texts after every batch, as a fraction.
+    After every batch, `done` is called with the number of texts in it, as a fraction.
     """
     bert = scoring.bert
     sequences = [bert.add_special_tokens(ids) for ids in texts]

@@ -199,10 +199,8 @@ def global_batch_of(
 ) -> GlobalBatch:
     """Pack one rank's micro-batches, with the numbers of the whole global batch.
 
-    Args:
-        parts: the rows of the global batch, shard by shard.
-        assigned: which of them each micro-batch of this rank holds; only their tokens are taken.
-        multiples: for tails; None for none.
+    `parts` are the rows of the global batch, shard by shard; of the rows `assigned` to each micro-batch only the tokens
+    are taken. `multiples` are for tails; None for none.
     """
     own = np.sort(np.concatenate(assigned))
     examples = _take(parts, own)

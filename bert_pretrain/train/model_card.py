@@ -55,13 +55,8 @@ def model_card(
 ) -> str:
     """Return the card of a model.
 
-    Args:
-        run: the run.
-        progress: how far it is.
-        validation: the newest line of `metrics.jsonl` with held-out figures, if there is one.
-        num_parameters: of the model.
-        is_final: whether the run ends here.
-        has_curves: whether the picture of its curves is next to the card.
+    `validation` is the newest line of `metrics.jsonl` with held-out figures. `is_final` says whether the run ends here,
+    `has_curves` whether the picture of its curves is next to the card.
     """
     values = _with_perplexity(validation)
     data, manifest = run.data.config, run.data.manifest

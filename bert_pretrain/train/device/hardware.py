@@ -178,11 +178,11 @@ def choose_micro_batch_tokens(
 
     Args:
         config: its batch, optimizer, and the setting.
-        model: on the device, whole.
+        model: on the device, not yet sharded.
         max_seq_length: of the data.
         device: that the model is on.
         dtype: of the matrix products.
-        num_ranks: that share a batch.
+        num_ranks: ranks that share a batch.
         num_shards: ranks to which FSDP will shard the state.
     """
     if config.micro_batch_tokens != "auto":

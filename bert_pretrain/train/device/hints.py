@@ -32,13 +32,7 @@ def this_machine(device: torch.device) -> Machine:
 
 
 def speed_hints(run: ResolvedRun, machine: Machine, micro_batch_tokens: int) -> list[str]:
-    """Return what the user can change to make the run faster, each with the key or variable to set.
-
-    Args:
-        run: with every choice made.
-        machine: the facts of the machine.
-        micro_batch_tokens: at most, as resolved.
-    """
+    """Return what the user can change to make the run faster, each with the key or variable to set."""
     train, found = run.config.train, []
     slow = {"fp32": 0, "fp16": 1, "bf16": 1}
     if slow[machine.best_precision] > slow[run.precision.name]:

@@ -35,15 +35,9 @@ def estimate_memory(
     dtype: torch.dtype,
     num_shards: int = 1,
 ) -> Memory:
-    """Estimate the memory of a run.
+    """Estimate the memory of a run, from a model that is not yet sharded.
 
-    Args:
-        config: its optimizer and whether activations are kept.
-        model: not yet sharded.
-        max_seq_length: of the data.
-        micro_batch_tokens: at once.
-        dtype: of the matrix products; in 16 bits they run on copies of the weights.
-        num_shards: ranks to which FSDP shards the state.
+    In 16 bits, matrix products run on copies of the weights. FSDP shards the state to `num_shards` ranks.
     """
     moments = 0
     for name, parameter in model.named_parameters():

@@ -107,12 +107,8 @@ def cost(height: int, width: int) -> int:
 def collect(bucket: Bucket, rows: Tensor) -> Wait:
     """Begin to collect the matrices of a bucket that this rank computes.
 
-    Args:
-        bucket: of parameters.
-        rows: (parameters, rows, width): this rank's local shards of something shaped as the parameters.
-
-    Returns:
-        A function that waits and returns (matrices, height, width) in bf16.
+    `rows`, (parameters, rows, width), are this rank's local shards of something shaped as the parameters. The function
+    returned waits and returns (matrices, height, width) in bf16.
     """
     height, width = bucket.shape
     if bucket.process_group is None:
@@ -128,14 +124,9 @@ def collect(bucket: Bucket, rows: Tensor) -> Wait:
 
 
 def give_back(bucket: Bucket, updates: Tensor) -> Wait:
-    """Begin to give all ranks what each has computed.
+    """Begin to give all ranks what each has computed: `updates`, (matrices, height, width) in bf16.
 
-    Args:
-        bucket: of parameters.
-        updates: (matrices, height, width) in bf16, of the matrices that this rank computes.
-
-    Returns:
-        A function that waits and returns (parameters, rows, width) in bf16: this rank's local shards of all updates.
+    The function returned waits and returns (parameters, rows, width) in bf16: this rank's local shards of all updates.
     """
     (height, width), num_parameters, group = bucket.shape, len(bucket.parameters), bucket.process_group
     if group is None:
