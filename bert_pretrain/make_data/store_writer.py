@@ -41,6 +41,7 @@ class _Block:
     document_ends: list[int] = field(default_factory=list)  # the number of sentences at the end of each document
     part_ends: list[int] = field(default_factory=list)  # the number of document ends at the end of each byte range
     num_characters: int = 0
+    num_words: int = 0
 
 
 def write_store_shard(
@@ -57,6 +58,7 @@ def write_store_shard(
                 for document in documents.read(part, config, counts):
                     block.sentences += splitter.split(document.text, ends_document=document.ends_document)
                     block.num_characters += len(document.text)
+                    block.num_words += count_words(document.text)
                     if document.ends_document:
                         block.document_ends.append(len(block.sentences))
                     if block.num_characters >= _BLOCK_CHARACTERS:
@@ -104,6 +106,7 @@ class _Writer:
     def append(self, block: _Block) -> None:
         """Write sentences, and the documents and byte ranges that end among them."""
         ids, lengths = self._encode(block.sentences)
+        self._num_words += block.num_words
         # A sentence of control characters alone has no token; a document of such sentences is empty.
         kept_before = ragged.offsets_of(lengths > 0)
         self._counts["sentences_without_tokens"] += len(lengths) - int(kept_before[-1])
@@ -133,7 +136,6 @@ class _Writer:
     def _encode(self, sentences: list[str]) -> tuple[np.ndarray, np.ndarray]:
         """Return the ids of sentences, and ids per sentence; with a segmenter, write which of them continue a word."""
         text = np.frombuffer("\n".join(sentences).encode(), dtype=np.uint8)
-        self._num_words += count_words(text)
         starts = np.concatenate([[0], np.flatnonzero(text == ord("\n")) + 1])[: len(sentences)]
         ids, places, offsets = self._encoder.encode_chunks(text, starts)
         lengths = np.diff(offsets[np.append(np.searchsorted(places, starts), len(places))])

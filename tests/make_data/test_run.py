@@ -338,6 +338,15 @@ def test_real_english_reads_as_text_after_unmasking(data_folder: Path, english_d
     assert min(seen[0], seen[1]) > 50
 
 
+def test_words_of_running_text_are_separated_by_white_space(tmp_path: Path, vocab_folder: Path) -> None:
+    document = "It ends.Another (without a space!)begins  here.\nThen\ta tab, and the end.\n\n"
+    (tmp_path / "a.txt").write_text(document * 40)
+    settings = ["data.sentence_splitter=sentencex", "data.document_boundary=blank_line", "data.drop_duplicates=false"]
+    config = load_config(settings=[*settings, "data.max_seq_length=16", "data.validation_fraction=0"])
+    folder = make_data(config, [str(tmp_path / "a.txt")], vocab_folder, tmp_path / "data", workers=1)
+    assert DataFolder.open(folder).manifest["corpus"]["words"] == 40 * len(document.split())
+
+
 def test_a_segmenter_that_is_not_installed_is_told_before_any_work(numbered, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "rjieba", None)  # as if it were not there
     corpus = numbered([[5, 5, 5]] * 9)
