@@ -78,7 +78,7 @@ def pretrain(
     Args:
         data: a data folder.
         output: the run folder.
-        config: a shipped preset such as "tiny", or the path of a YAML file.
+        config: a shipped preset such as "tiny", or the path of a YAML file; several are joined by commas.
         model: keys of the section `model` to set, such as `{"num_hidden_layers": 4}`.
         train: keys of the section `train`, such as `{"max_steps": 1000}`.
         options: `init_from`, `carry_optimizer`, `resume`, `overwrite` and `dry_run`, as for the command.
