@@ -173,6 +173,9 @@ class TrainConfig(_Section):
     warmup_ratio: Probability = 0.01
     warmup_steps: Annotated[Int, Field(ge=0)] | None = None
     """Overrides `warmup_ratio`; no more than the run has. A run by `time_budget` takes the ratio only."""
+    mlm_bias: Literal["zeros", "unigram"] = "zeros"
+    """First values of the output bias: 0, or the logarithm of how often each token occurs, so that training need not
+    learn the frequencies first (Meister et al., 2023)."""
     schedule: Literal["linear", "cosine", "wsd"] = "linear"
     schedule_steps: PositiveInt | None = None
     """Steps that the schedule spans where phases share one; null means the run's own."""
@@ -205,6 +208,9 @@ class TrainConfig(_Section):
     """The newest so many stay."""
     milestones: tuple[Count, ...] = ()
     """Words of training text, repetitions counted, after each of which the model is kept, such as [1M, 10M, 100M]."""
+    probe: Annotated[str, Field(min_length=1)] | None = None
+    """A small table with `text` and `label`, such as `finetune classify` reads; each evaluation says how well a linear
+    classifier on the hidden states labels part of it."""
     trackers: tuple[Literal["tensorboard", "wandb"], ...] = ()
     seed: Int = 12345
     """Of first weights, dropout and the order of examples."""
@@ -282,6 +288,9 @@ class Config(_Section):
     model_config = ConfigDict(json_schema_extra=_describe_extends)
 
     inputs: tuple[str, ...] = ()
+    time: Seconds | None = None
+    """Wall-clock time of `run`, all stages included, such as 1h or 1h30m; training takes what is left of it, whatever
+    length the section `train` gives."""
     vocab: VocabConfig = VocabConfig()
     data: DataConfig = DataConfig()
     model: ModelConfig = ModelConfig()

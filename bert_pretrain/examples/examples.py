@@ -52,6 +52,15 @@ class Examples:
         return np.diff(self.offsets)
 
     @property
+    def original_ids(self) -> np.ndarray:
+        """The ids before masking, (tokens,)."""
+        if self.masks is None:
+            return self.input_ids
+        ids = self.input_ids.copy()
+        ids[self.masked_indices] = self.masks.original_ids
+        return ids
+
+    @property
     def masked_indices(self) -> np.ndarray:
         """The places of the masked tokens in `input_ids`, (masked,); none where masks are drawn in training."""
         if self.masks is None:

@@ -129,10 +129,7 @@ def measure(examples: Examples, tokenizer: Tokenizer, max_seq_length: int) -> Sh
 
 def _unigram_entropy(examples: Examples, tokenizer: Tokenizer) -> float:
     """Return the entropy of the text's tokens before masking, with Miller and Madow's correction (Miller, 1955)."""
-    ids = examples.input_ids.copy()
-    if examples.masks is not None:
-        ids[examples.masked_indices] = examples.masks.original_ids
-    counts = np.bincount(ids, minlength=tokenizer.vocab_size)
+    counts = np.bincount(examples.original_ids, minlength=tokenizer.vocab_size)
     counts[[tokenizer.cls_id, tokenizer.sep_id]] = 0
     counts = counts[counts > 0]
     total = max(int(counts.sum()), 1)

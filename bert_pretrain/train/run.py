@@ -33,6 +33,8 @@ from bert_pretrain.train.loss import PretrainingLoss
 from bert_pretrain.train.metrics import MetricsFile
 from bert_pretrain.train.model_card import draw_beside_card, model_card
 from bert_pretrain.train.optim.optimizer import make_optimizers
+from bert_pretrain.train.output_bias import unigram_bias
+from bert_pretrain.train.probe import Probe
 from bert_pretrain.train.resolved import ResolvedRun, describe, identity_of, resolve_run
 from bert_pretrain.train.resume import checkpoint_to_resume, describe_resume, is_up_to_date
 from bert_pretrain.train.run_log import RunLog
@@ -105,7 +107,8 @@ def _train(run: ResolvedRun, latest: Checkpoint | None, identity: dict[str, Any]
         print(describe_resume(latest, run))
     data = _training_data(run, state, micro_batch_tokens)
     with contextlib.closing(_open_log(run, state, latest)) as log:
-        evaluator = Evaluator(run, state, micro_batch_tokens)
+        probe = Probe(run, state, micro_batch_tokens).accuracy if run.config.train.probe is not None else None
+        evaluator = Evaluator(run, state, micro_batch_tokens, probe)
         checkpoints = CheckpointManager(run, state, log, micro_batch_tokens)
         try:
             fit(run, state, data, log, evaluator, checkpoints, evaluate_first=latest is None)
@@ -152,6 +155,8 @@ def _make_model(run: ResolvedRun, latest: Checkpoint | None) -> BertForPreTraini
                 print(f"  {what}: {', '.join(names)}")
     else:
         model.initialize(seed)
+        if run.config.train.mlm_bias == "unigram":
+            model.mlm_head.bias.data.copy_(unigram_bias(run.data, run.tokenizer))
     if run.data.config.next_sentence == "none":  # no loss reaches these two; they stay as they are
         model.pooler.requires_grad_(False)
         model.nsp_head.requires_grad_(False)
