@@ -1,9 +1,10 @@
-"""The curves of runs, from their `metrics.jsonl`: losses and accuracies as one picture of four panels.
+"""The curves of runs, from their `metrics.jsonl`: losses and accuracies as one picture of panels.
 
 Drawn for `report`, for `run`, and for the card of a finished model. Matplotlib is an extra, imported only here.
 """
 
 import io
+import itertools
 import json
 import math
 from collections.abc import Sequence
@@ -28,6 +29,7 @@ MORE_PANELS = (
     ("gradient norm", "before clipping", "grad_norm", ""),
     ("speed", "tokens/s, without padding", "tokens_per_second", ""),
     ("waiting for data", "share of the time", "data_wait_share", ""),
+    ("probe: accuracy", "share", "", "probe_accuracy"),
 )
 
 
@@ -92,11 +94,17 @@ def _encode(figure: Any, form: str, *, dpi: int) -> bytes:
 
 
 def _figure(runs: list[Path], metrics: list[Metrics], panels: Panels) -> Any:
-    figure = _matplotlib_figure()(figsize=(10, 6))
+    names = {name for lines in metrics for line in lines for name in line}
+    drawn = [panel for panel in panels if names & set(panel[2:])]  # few runs have a probe
+    num_rows = max(1, math.ceil(len(drawn) / 2))
+    figure = _matplotlib_figure()(figsize=(10, 3 * num_rows))
     # Fixed margins: a layout by matplotlib would take as long as the drawing, at the end of every run.
     figure.subplots_adjust(left=0.1, right=0.98, bottom=0.09, top=0.94, wspace=0.3, hspace=0.35)
-    for axes, panel in zip(figure.subplots(2, 2).flat, panels, strict=True):
-        _draw_panel(axes, panel, run_names(runs), metrics)
+    for axes, panel in itertools.zip_longest(figure.subplots(num_rows, 2).flat, drawn):
+        if panel is None:
+            axes.set_axis_off()
+        else:
+            _draw_panel(axes, panel, run_names(runs), metrics)
     return figure
 
 

@@ -20,7 +20,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
 
 from bert_pretrain.errors import ConfigError, UserError
 from bert_pretrain.model.bert import BertForPreTraining
@@ -203,6 +203,7 @@ def parallelize(losses: nn.Module, model: BertForPreTraining, parallel: str, dty
         for layer in model.encoder.layers:
             fully_shard(layer, mesh=mesh, mp_policy=policy)
         fully_shard(losses, mesh=mesh, mp_policy=policy)
+        register_fsdp_forward_method(losses, "encode")
     return losses
 
 

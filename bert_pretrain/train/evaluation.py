@@ -2,7 +2,7 @@
 
 import contextlib
 import itertools
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -72,16 +72,23 @@ def evaluate(model: Path, data: Path, *, config: TrainConfig, split: str = "vali
 class Evaluator:
     """Measures the held-out split of a run while it trains; under FSDP all ranks must call it."""
 
-    def __init__(self, run: ResolvedRun, state: TrainState, micro_batch_tokens: int) -> None:
-        self._run, self._state, self._micro_batch_tokens = run, state, micro_batch_tokens
+    def __init__(
+        self, run: ResolvedRun, state: TrainState, micro_batch_tokens: int, probe: Callable[[], float] | None = None
+    ) -> None:
+        """Prepare to measure; `probe` returns the accuracy of `train.probe`."""
+        self._run, self._state, self._micro_batch_tokens, self._probe = run, state, micro_batch_tokens, probe
 
     def evaluate(self) -> dict[str, float] | None:
-        """Return the figures of `evaluate` for the present weights, or None where nothing is held out."""
+        """Return the figures of `evaluate` for the present weights, or None where nothing is held out.
+
+        With a probe, `probe_accuracy` is among them.
+        """
         run = self._run
         if not run.data.rows("validation"):
             return None
         batches = evaluation_batches(run.data, "validation", self._micro_batch_tokens)
-        return evaluate_batches(self._state.losses, batches, run.device, run.precision.dtype, run.dist_context)
+        figures = evaluate_batches(self._state.losses, batches, run.device, run.precision.dtype, run.dist_context)
+        return figures if self._probe is None else {**figures, "probe_accuracy": self._probe()}
 
 
 @torch.no_grad()
@@ -106,7 +113,7 @@ def evaluate_batches(
     totals = torch.zeros(4, dtype=hardware.figures_dtype(device), device=device)
     counts = torch.zeros(3, dtype=torch.int64)
     autocast = torch.autocast(device.type, dtype, enabled=dtype != torch.float32)
-    with autocast, _without_compiling(losses):
+    with autocast, without_compiling(losses):
         for batch, is_own in _shared(batches, dist_context):
             # From pinned memory the next batch is on its way while this one is computed.
             source = batch.pin_memory() if device.type == "cuda" else batch
@@ -130,7 +137,7 @@ def evaluate_batches(
     }
 
 
-def _without_compiling(losses: nn.Module) -> contextlib.AbstractContextManager[Any]:
+def without_compiling(losses: nn.Module) -> contextlib.AbstractContextManager[Any]:
     """Return a context in which layers run as they are: batches of an evaluation have shapes of all kinds."""
     return torch.compiler.set_stance("force_eager") if getattr(losses, "compiled", False) else contextlib.nullcontext()
 

@@ -57,6 +57,12 @@ class PretrainingLoss(nn.Module):
         """Return the sums of one micro-batch."""
         return pretraining_loss(self.model, batch, compiled=self.compiled)
 
+    def encode(
+        self, input_ids: Tensor, token_type_ids: Tensor, position_ids: Tensor, cu_seqlens: Tensor, max_seqlen: int
+    ) -> Tensor:
+        """Return the last hidden state of every token, (tokens, hidden), as the model's `encode` does."""
+        return self.model.encode(input_ids, token_type_ids, position_ids, cu_seqlens, max_seqlen)
+
 
 def pretraining_loss(model: BertForPreTraining, batch: Batch, *, compiled: bool = False) -> LossSums:
     """Run the model on one micro-batch and return the sums of both losses, or of the one there is without pairs."""

@@ -26,7 +26,7 @@ from bert_pretrain.train.optim import schedule
 FREE_SETTINGS = {
     "micro_batch_tokens", "max_steps", "max_epochs", "time_budget", "schedule_steps", "attention", "device", "parallel",
     "compile", "activation_checkpointing", "log_every", "eval_every", "save_every", "keep_checkpoints",
-    "milestones", "trackers",
+    "milestones", "trackers", "probe",
 }  # fmt: skip
 
 

@@ -49,7 +49,7 @@ def test_values_in_html_are_escaped() -> None:
     }
     text = render("report.html", runs=[run], columns=[EVIL], pictures=[])
     assert "<b>" not in text
-    assert text.count("&lt;b&gt;") == 6  # title, column, name and cell, name and note
+    assert text.count("&lt;b&gt;") == 10  # title, column, name and cell, name and hint, name and note
 
 
 def test_a_missing_value_is_an_error() -> None:
