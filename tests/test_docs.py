@@ -20,6 +20,7 @@ import typer
 import yaml
 
 from bert_pretrain.cli import app
+from bert_pretrain.cli.options import training_flags
 from bert_pretrain.config_file import load_config
 from tests.conftest import one_sentence_a_line
 from tests.pages import PAGES, PYTHON, ROOT, SHELL, Block, anchor, blocks, headings, links, prose, words
@@ -167,7 +168,9 @@ def check_command(command: list[str]) -> None:
     source = given.get("config")
     # A file is the reader's own.
     preset = None if str(source).endswith(".yaml") else source
-    load_config(preset, given.get("settings") or [], with_phases=name == "run")
+    names = ("steps", "learning_rate", "batch_size", "device", "time")
+    flags = training_flags(*(given.get(flag) if name in ("train", "run") else None for flag in names))
+    load_config(preset, given.get("settings") or [], flags, with_phases=name == "run")
 
 
 @pytest.mark.parametrize("block", [block for block in ALL_BLOCKS if block.commands], ids=str)
@@ -194,6 +197,8 @@ def test_the_help_of_every_command_has_an_example_that_parses(name: str) -> None
         ("train --data d", "output"),
         ("train --data d --output o --set train.peak_learning=1", "unknown key"),
         ("train --data d --output o --config bse", "no preset 'bse'"),
+        ("train --data d --output o --steps 1.5", "max_steps is '1.5'"),
+        ("run base --output o --steps 100", "every phase sets"),
     ],
 )
 def test_what_is_misspelt_would_be_found(command: str, complaint: str) -> None:
