@@ -1,5 +1,6 @@
 """`run`: all stages and phases from one YAML, each into its own folder; what is complete is not done again."""
 
+import contextlib
 import math
 import os
 from collections.abc import Sequence
@@ -10,8 +11,17 @@ from bert_pretrain.config import Config
 from bert_pretrain.errors import ConfigError, UserError
 from bert_pretrain.examples.shards import DataFolder
 from bert_pretrain.make_data.run import make_data
+from bert_pretrain.plan.time_limit import TimeLimit
 from bert_pretrain.report.curves import draw_curves, read_metrics
+from bert_pretrain.storage.manifest import MANIFEST, read_manifest
 from bert_pretrain.vocab.run import make_vocab
+
+TIME = "time.json"
+SECONDS_AFTER_TRAINING = 3.0
+SHARE_AFTER_TRAINING = 0.005
+"""Of `config.time`; both are kept back for the final model, the curves and the end of the process."""
+MIN_TRAINING_SHARE = 0.1
+"""Of `config.time`: with less left for training, the run is refused."""
 
 
 def run_pipeline(
@@ -21,6 +31,7 @@ def run_pipeline(
     workers: int | None = None,
     scheduler: str | None = None,
     overwrite: bool = False,
+    seconds_before: float = 0.0,
 ) -> Path:
     """Build vocabulary, data and model under `output`; returns the final model folder.
 
@@ -30,12 +41,58 @@ def run_pipeline(
         workers: processes for the data stages; all cores when None.
         scheduler: the address of a Dask scheduler whose workers do the data stages instead.
         overwrite: move other outputs aside instead of refusing them.
+        seconds_before: that the command has run already, of the time that `config.time` gives.
 
     Raises:
         UserError: for a mistake in the configuration, the inputs or the folders.
     """
+    from bert_pretrain.train.optim.schedule import duration
     from bert_pretrain.train.run import train  # torch takes a second to import
 
+    _check(config)
+    place: dict[str, Any] = {"workers": workers, "scheduler": scheduler, "overwrite": overwrite}
+    with contextlib.ExitStack() as held:
+        limit = None
+        if config.time is not None:
+            limit = held.enter_context(TimeLimit(config.time, output / TIME, used_before_open=seconds_before))
+        print(f"── vocabulary ── {output / 'vocab'}")
+        vocab = make_vocab(config, config.inputs, output / "vocab", **place)
+        stages = [(phase.name, config.for_phase(phase)) for phase in config.phases] or [("", config)]
+        folders = []
+        for name, stage in stages:
+            folders.append(output / "data" / name)
+            print(f"── data ── {folders[-1]}")
+            make_data(stage, config.inputs, vocab, folders[-1], **place, store=output / ".token-store")
+        runs = [output / "train" / name for name, _ in stages]
+        if limit is not None:
+            scheduled = [_in_time_left(config, limit, runs[0])]
+        else:
+            scheduled = with_one_schedule([stage for _, stage in stages], folders)
+        previous: Path | None = None
+        model = output
+        for stage, data, run in zip(scheduled, folders, runs, strict=True):
+            print(f"── training ── {run}")
+            carry = previous is not None
+            model = train(stage, data, run, init_from=previous, carry_optimizer=carry, overwrite=overwrite)
+            previous = max((run / "checkpoints").glob("step-*"))
+        _show_results(runs, model, output)
+        if limit is not None:
+            print(f"time:   {duration(limit.used)} of {duration(limit.seconds)}")
+    return model
+
+
+def _check(config: Config) -> None:
+    """Refuse what cannot be run.
+
+    Raises:
+        ConfigError: with the remedy.
+    """
+    if config.time is not None and config.phases:
+        raise ConfigError(
+            "phases share one schedule, which is counted in steps, and 'time' ends a run by the clock",
+            where="the key 'time'",
+            remedy="leave out the time or the phases: phases=[]",
+        )
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         raise ConfigError(
             "torchrun starts several processes, and the stages before training are for one",
@@ -46,26 +103,33 @@ def run_pipeline(
         raise ConfigError(
             "no inputs are given", where="the key 'inputs'", remedy="name them after CONFIG, for example corpus/*.txt"
         )
-    print(f"── vocabulary ── {output / 'vocab'}")
-    place: dict[str, Any] = {"workers": workers, "scheduler": scheduler, "overwrite": overwrite}
-    vocab = make_vocab(config, config.inputs, output / "vocab", **place)
-    stages = [(phase.name, config.for_phase(phase)) for phase in config.phases] or [("", config)]
-    folders = []
-    for name, stage in stages:
-        folders.append(output / "data" / name)
-        print(f"── data ── {folders[-1]}")
-        store = output / ".token-store"
-        make_data(stage, config.inputs, vocab, folders[-1], **place, store=store)
-    runs = [output / "train" / name for name, _ in stages]
-    previous: Path | None = None
-    model = output
-    for stage, data, run in zip(with_one_schedule([stage for _, stage in stages], folders), folders, runs, strict=True):
-        print(f"── training ── {run}")
-        carry = previous is not None
-        model = train(stage, data, run, init_from=previous, carry_optimizer=carry, overwrite=overwrite)
-        previous = max((run / "checkpoints").glob("step-*"))
-    _show_results(runs, model, output)
-    return model
+
+
+def _in_time_left(config: Config, limit: TimeLimit, run: Path) -> Config:
+    """Give the training what is left of the time, on top of what it had before an interruption.
+
+    Raises:
+        ConfigError: when too little is left to train.
+    """
+    from bert_pretrain.train.checkpoint import newest_checkpoint
+    from bert_pretrain.train.optim.schedule import duration
+
+    latest = newest_checkpoint(run / "checkpoints")
+    if (run / MANIFEST).exists():  # finished: it stays as long as it is
+        budget = read_manifest(run, "run", "--output")["config"]["train"]["time_budget"]
+    else:
+        left = limit.left - SECONDS_AFTER_TRAINING - SHARE_AFTER_TRAINING * limit.seconds
+        if left < MIN_TRAINING_SHARE * limit.seconds and latest is None:
+            raise ConfigError(
+                f"vocabulary and data took {duration(limit.used)} of {duration(limit.seconds)}; "
+                f"{duration(max(left, 0.0))} are left, too little to train",
+                where="the key 'time'",
+                remedy="allow more time, or give less text (data.fraction)",
+            )
+        trained = latest.record["progress"]["wall_seconds"] if latest is not None else 0.0
+        budget = trained + max(left, 0.1)
+    train = config.train.model_copy(update={"time_budget": budget, "max_steps": None, "max_epochs": None})
+    return config.model_copy(update={"train": train})
 
 
 def with_one_schedule(stages: Sequence[Config], folders: Sequence[Path]) -> list[Config]:

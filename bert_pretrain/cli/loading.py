@@ -2,6 +2,7 @@
 
 import contextlib
 import signal
+import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -10,6 +11,13 @@ from bert_pretrain.storage.paths import parse_local_path
 
 if TYPE_CHECKING:
     from bert_pretrain.config import Config
+
+_STARTED = time.monotonic()
+
+
+def seconds_since_start() -> float:
+    """Return how long this command has run, the start of the interpreter left out."""
+    return time.monotonic() - _STARTED
 
 
 @contextlib.contextmanager

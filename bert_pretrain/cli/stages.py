@@ -4,12 +4,13 @@ They translate flags into a configuration and call the stage. A signature is the
 """
 
 import os
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from bert_pretrain.cli.loading import importing, load_config
+from bert_pretrain.cli.loading import importing, load_config, seconds_since_start
 from bert_pretrain.cli.options import (
     BatchSize,
     ConfigSource,
@@ -32,7 +33,11 @@ from bert_pretrain.cli.options import (
 from bert_pretrain.errors import ConfigError
 from bert_pretrain.storage.paths import parse_local_path, parse_path
 
+if TYPE_CHECKING:
+    from bert_pretrain.config import Config
+
 _TRAINS_LOCALLY = "name a local folder: checkpoints are renamed into place; copy run/model when it is done"
+AUTO = "auto"
 _COPY_FIRST = "copy it first, for example with 'aws s3 cp --recursive' or the lines of docs/data.md"
 
 
@@ -201,15 +206,21 @@ def run(
         typer.Argument(metavar="INPUT", help="As for vocab; they replace the key inputs of CONFIG."),
     ] = None,
     settings: Settings = None,
+    time: Annotated[
+        str | None, typer.Option("--time", metavar="1h30m", help="Time for all stages; auto plans for it.")
+    ] = None,
     steps: Steps = None,
     learning_rate: LearningRate = None,
     batch_size: BatchSize = None,
     device: TrainingDevice = None,
     workers: Workers = None,
     scheduler: Scheduler = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="With auto: only print the plan.")] = False,
     overwrite: Overwrite = False,
 ) -> None:
     """Run all stages and phases from one configuration: OUTPUT/vocab, OUTPUT/data, OUTPUT/train.
+
+    Example: bert-pretrain run auto corpus/*.txt.gz --time 1h --output runs/mine
 
     Example: bert-pretrain run tiny corpus/*.txt.gz --output runs/tiny
 
@@ -224,7 +235,52 @@ def run(
             where=f"{inputs[0]} and --set inputs",
             remedy="keep one of the two",
         )
-    flags = {"inputs": ("INPUT", inputs or None), **training_flags(steps, learning_rate, batch_size, device)}
+    flags = {
+        "inputs": ("INPUT", inputs or None),
+        "time": ("--time", time),
+        **training_flags(steps, learning_rate, batch_size, device),
+    }
+    if config == AUTO:
+        loaded = _planned(inputs or [], folder, settings, flags, overwrite=overwrite, dry_run=dry_run)
+        if loaded is None:
+            return
+    else:
+        if dry_run:
+            raise ConfigError(
+                "--dry-run is for 'run auto'", where="--dry-run", remedy="make-data and train have a dry run, too"
+            )
+        loaded = load_config(config, settings, flags)
     run_pipeline(
-        load_config(config, settings, flags), folder, workers=workers, scheduler=scheduler, overwrite=overwrite
+        loaded,
+        folder,
+        workers=workers,
+        scheduler=scheduler,
+        overwrite=overwrite,
+        seconds_before=seconds_since_start(),
     )
+
+
+def _planned(
+    inputs: list[str],
+    output: Path,
+    settings: list[str] | None,
+    flags: Mapping[str, tuple[str, object]],
+    *,
+    overwrite: bool,
+    dry_run: bool,
+) -> "Config | None":
+    """Return the configuration that `run auto` plans, or None where it shall only be shown."""
+    from bert_pretrain.plan import auto
+
+    own = load_config(None, settings, flags)
+    if not inputs or own.time is None:
+        raise ConfigError(
+            "auto needs the text and the time",
+            where="run auto",
+            remedy="write for example: run auto corpus/*.txt.gz --time 1h --output runs/mine",
+        )
+    if dry_run:
+        print(auto.describe(auto.make(inputs, own.time, own)), end="")
+        return None
+    rest = {key: given for key, given in flags.items() if key not in ("inputs", "time")}
+    return auto.planned_config(inputs, own.time, output, settings=settings or (), flags=rest, overwrite=overwrite)

@@ -82,7 +82,7 @@ def estimate(config: Config, inputs: Sequence[str], vocab: AnyPath, *, lowercase
         counts: list[TextCounts] = []
         scales = []
         for number, source in enumerate(chosen):
-            sample, share = _sample(source, folder / f"{number}.txt", SAMPLE_BYTES // len(chosen), config.data)
+            sample, share = sample_source(source, folder / f"{number}.txt", SAMPLE_BYTES // len(chosen), config.data)
             shard = write_store_shard([sample], store_shard_folder(folder, number), tokenizer, config.data)
             counts += shard["parts"]
             scales.append(others / share)
@@ -110,7 +110,7 @@ def estimate(config: Config, inputs: Sequence[str], vocab: AnyPath, *, lowercase
     )
 
 
-def _sample(source: Source, path: Path, size: int, config: DataConfig) -> tuple[ByteRange, float]:
+def sample_source(source: Source, path: Path, size: int, config: DataConfig) -> tuple[ByteRange, float]:
     """Write the beginning of an input to `path`; returns that, to be read there, and which share of the whole it is."""
     if source.format in ("txt", "jsonl", "csv"):
         try:

@@ -1,0 +1,104 @@
+"""`run auto`: facts of the text and of the machine, the plan, and its YAML in the output folder."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import yaml
+
+from bert_pretrain.config import Config
+from bert_pretrain.config_file import load_config
+from bert_pretrain.errors import ConfigError
+from bert_pretrain.plan.planner import Plan, make_plan
+from bert_pretrain.storage.files import write_text
+
+PLAN = "plan.yaml"
+CALIBRATION_SHARE = 0.05
+"""Of the time, at most, for timing networks on this machine."""
+MAX_CALIBRATION_SECONDS = 60.0
+
+
+def planned_config(
+    inputs: Sequence[str],
+    seconds: float,
+    output: Path,
+    *,
+    settings: Sequence[str] = (),
+    flags: Mapping[str, tuple[str, object]] | None = None,
+    overwrite: bool = False,
+) -> Config:
+    """Return the configuration of the plan in `output`, which is made first where there is none.
+
+    Args:
+        inputs: of all stages.
+        seconds: for everything.
+        output: the run folder, for `plan.yaml`.
+        settings: `--set` texts, which win over the plan.
+        flags: as for `load_config`; they win over the plan too.
+        overwrite: make another plan even where there is one.
+
+    Raises:
+        UserError: when the time is too short, or the plan that is there is for other inputs.
+    """
+    path = output / PLAN
+    if path.exists() and not overwrite:
+        planned = load_config(path)
+        if planned.inputs != tuple(inputs):
+            raise ConfigError(
+                f"the plan is for the inputs {', '.join(planned.inputs)}, not for {', '.join(inputs)}",
+                where=str(path),
+                remedy="name the same inputs, another --output, or add --overwrite",
+            )
+        print(f"the plan is {path}, made before")
+    else:
+        print(text := describe(make(inputs, seconds, load_config(None, settings, flags))))
+        write_text(path, text)
+    return load_config(path, settings, {**(flags or {}), "time": ("--time", seconds)})
+
+
+def make(inputs: Sequence[str], seconds: float, config: Config) -> Plan:
+    """Look at the text, time a few networks, and plan.
+
+    Raises:
+        UserError: when the time is too short, or the inputs cannot be read.
+    """
+    from bert_pretrain.plan.machine_facts import measure_machine  # torch takes a second to import
+    from bert_pretrain.plan.text_facts import measure_text
+
+    text = measure_text(inputs, config.data)
+    machine = measure_machine(min(MAX_CALIBRATION_SECONDS, CALIBRATION_SHARE * seconds), config.train.device)
+    return make_plan(tuple(inputs), text, machine, seconds)
+
+
+def describe(plan: Plan) -> str:
+    """Return the plan as YAML, with what to expect and the reasons as comments."""
+    from bert_pretrain.train.optim.schedule import duration
+
+    forecast = plan.forecast
+    low, high = forecast.mlm_loss
+    lines = [
+        f"# The plan of 'bert-pretrain run auto' for {duration(plan.seconds)}; 'bert-pretrain run {PLAN}' repeats it.",
+        f"# Expected on held-out text: MLM loss {low:.2f} to {high:.2f} nats{_pairs(plan)}.",
+    ]
+    if forecast.beyond:
+        lines.append(f"# Beyond what was measured: {forecast.beyond}.")
+    lines += [f"inputs: {_value(list(plan.inputs))}", f"time: {plan.seconds:g}"]
+    section = ""
+    for choice in plan.choices:
+        name, _, key = choice.key.partition(".")
+        if name != section:
+            lines.append(f"{name}:")
+            section = name
+        lines.append(f"  {key}: {_value(choice.value)}  # {choice.reason}")
+    return "\n".join(lines) + "\n"
+
+
+def _pairs(plan: Plan) -> str:
+    if plan.config.data.next_sentence == "none":
+        return ""
+    low, high = plan.forecast.nsp_accuracy
+    return f", NSP accuracy {low:.0%} to {high:.0%}"
+
+
+def _value(value: object) -> str:
+    """Return a value as YAML on one line."""
+    return yaml.safe_dump(value, default_flow_style=True, width=10**6, allow_unicode=True).split("\n...")[0].strip()

@@ -1,0 +1,141 @@
+"""What the machine can do: the speed of a training step for a few sizes of the network, timed on random tokens."""
+
+import os
+import time
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+from bert_pretrain.config import ModelConfig, TrainConfig
+from bert_pretrain.examples.examples import Examples, Masks
+from bert_pretrain.model.attention import choose_attention
+from bert_pretrain.model.bert import BertForPreTraining
+from bert_pretrain.train.batches import GlobalBatch, cut
+from bert_pretrain.train.device import hardware
+from bert_pretrain.train.loss import PretrainingLoss
+from bert_pretrain.train.optim.optimizer import make_optimizers
+from bert_pretrain.train.step import StepSums, train_step
+
+MASKED_SHARE = 0.15
+VOCAB_SIZE, LENGTH, BATCH = 8192, 64, 32
+"""Of the timed steps; other vocabularies and lengths are computed from these by their operations."""
+TIMED_STEPS = 3
+
+
+class Size(NamedTuple):
+    """Layers and width of a network; heads are 64 wide, the feed-forward layer four times as wide as the rest."""
+
+    layers: int
+    hidden: int
+
+    @property
+    def weights(self) -> int:
+        """Weights of the matrices inside the encoder."""
+        return 12 * self.layers * self.hidden**2
+
+    def model_config(self, length: int) -> ModelConfig:
+        """Return the network of this size, without dropout."""
+        return ModelConfig(
+            hidden_size=self.hidden,
+            num_hidden_layers=self.layers,
+            num_attention_heads=max(1, self.hidden // 64),
+            intermediate_size=4 * self.hidden,
+            max_position_embeddings=length,
+            hidden_dropout_prob=0.0,
+            attention_probs_dropout_prob=0.0,
+        )
+
+    def flops_per_token(self, vocab_size: int, length: int) -> float:
+        """Return the floating-point operations of a token of training, forward and backward."""
+        head = MASKED_SHARE * (self.hidden**2 + self.hidden * vocab_size)
+        return 6.0 * (self.weights + head) + 12.0 * self.layers * self.hidden * length
+
+
+SIZES = tuple(
+    Size(layers, hidden) for layers, hidden in ((2, 128), (2, 256), (4, 256), (4, 512), (8, 512), (12, 768), (24, 1024))
+)
+"""From BERT-Tiny to BERT-Large, and one between the smallest two of Turc et al. (2019)."""
+
+
+@dataclass(frozen=True)
+class MachineFacts:
+    """The device, and how many floating-point operations a second training reaches at each size."""
+
+    device: str
+    precision: str
+    cores: int
+    flops_per_second: dict[Size, float]
+    timed: frozenset[Size]
+    """Sizes that were timed; others are taken to reach what the nearest timed one does."""
+
+    def tokens_per_second(self, size: Size, vocab_size: int, length: int) -> float:
+        """Return the speed of training, without evaluations and checkpoints."""
+        return self.flops_per_second[size] / size.flops_per_token(vocab_size, length)
+
+
+def measure_machine(seconds: float, device_setting: str = "auto") -> MachineFacts:
+    """Time steps of the sizes, the smallest first, for at most about so many seconds."""
+    device = hardware.choose_device(device_setting)
+    precision = hardware.choose_precision("auto", device)
+    begin = time.perf_counter()
+    found: dict[Size, float] = {}
+    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+        for size in SIZES:
+            left = seconds - (time.perf_counter() - begin)
+            flops = size.flops_per_token(VOCAB_SIZE, LENGTH) * BATCH * LENGTH
+            if found and (2 + TIMED_STEPS) * flops / list(found.values())[-1] > left:
+                break
+            found[size] = flops / _seconds_per_step(size, device, precision.dtype)
+    last = list(found.values())[-1]
+    return MachineFacts(
+        hardware.describe_device(device),
+        precision.name,
+        os.cpu_count() or 1,
+        {size: found.get(size, last) for size in SIZES},
+        frozenset(found),
+    )
+
+
+def _seconds_per_step(size: Size, device: torch.device, dtype: torch.dtype) -> float:
+    """Return the median time of a step; the first one, in which kernels are chosen, does not count."""
+    config = TrainConfig(optimizer="muon", global_batch_size=BATCH)
+    head_size = size.hidden // max(1, size.hidden // 64)
+    attention, _ = choose_attention("auto", device, dtype, head_size=head_size, dropout_rate=0.0)
+    model = BertForPreTraining(size.model_config(LENGTH), VOCAB_SIZE, attention=attention)
+    model.initialize(0)
+    model.to(device).train()
+    network, optimizers = PretrainingLoss(model), make_optimizers(model, config)
+    sums = StepSums.zeros(device)
+    batch = _random_batch().to(device)
+    times = []
+    for number in range(1 + TIMED_STEPS):
+        begin = time.perf_counter()
+        train_step(
+            network, optimizers, batch, sums, seed=0, step=number, learning_rate=1e-4, max_grad_norm=1.0, dtype=dtype
+        )
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        times.append(time.perf_counter() - begin)
+    return sorted(times[1:])[TIMED_STEPS // 2]
+
+
+def _random_batch() -> GlobalBatch:
+    """Return a batch of full examples with random tokens, pairs and masks."""
+    rng = np.random.default_rng(0)
+    num_masked = round(MASKED_SHARE * LENGTH)
+    offsets = np.arange(BATCH + 1, dtype=np.int64) * LENGTH
+    positions = np.sort(rng.permuted(np.tile(np.arange(1, LENGTH - 1), (BATCH, 1)), axis=1)[:, :num_masked], axis=1)
+    examples = Examples(
+        rng.integers(0, VOCAB_SIZE, BATCH * LENGTH).astype(np.uint16),
+        offsets,
+        np.full(BATCH, LENGTH // 2, dtype=np.uint16),
+        Masks(
+            positions.astype(np.uint16).ravel(),
+            rng.integers(0, VOCAB_SIZE, BATCH * num_masked).astype(np.uint16),
+            np.arange(BATCH + 1, dtype=np.int64) * num_masked,
+        ),
+        rng.integers(0, 2, BATCH).astype(np.uint8),
+    )
+    return cut(examples, max(LENGTH, hardware.CPU_MICRO_BATCH_TOKENS))

@@ -1,0 +1,226 @@
+"""From facts to a plan: what to train on this text, with this machine, in this time. A pure function.
+
+Each choice comes with a reason, which the plan's YAML gives as a comment. What the choices rest on is measured
+(`law.py`); where a plan goes beyond that, its reason says so.
+"""
+
+import math
+from dataclasses import dataclass
+
+from bert_pretrain.config import Config
+from bert_pretrain.config_file import load_config
+from bert_pretrain.errors import ConfigError
+from bert_pretrain.plan import law
+from bert_pretrain.plan.law import Forecast
+from bert_pretrain.plan.machine_facts import MachineFacts, Size
+from bert_pretrain.plan.text_facts import TextFacts
+
+MIN_SECONDS = 120.0
+DATA_BYTES_PER_CORE_SECOND = 2.5e6
+"""What `vocab` and `make-data` together read, with one copy, on a slow core; with their start it is what they take."""
+START_SECONDS = 8.0
+"""Of the stages: imports, processes, opening the data."""
+MAX_DATA_SHARE = 0.4
+"""Of the time; with more for vocabulary and data, too little would be left for training."""
+EVALUATIONS = 8
+EVALUATION_SHARE = 0.04
+"""Of the time, for all evaluations together."""
+FORWARD_SPEED = 2.5
+"""How much faster an evaluation is than training, per token."""
+TOKENS_PER_BYTE = {False: 0.24, True: 0.30}
+"""By whether the text is Chinese; of the corpora of RESULTS.md."""
+CHINESE_FROM = 0.3
+"""Share of Chinese characters among the letters from which a text counts as Chinese."""
+MAX_SINGLE_SENTENCES = 0.5
+
+
+@dataclass(frozen=True)
+class Choice:
+    """One key of the plan, and why it has its value."""
+
+    key: str
+    value: object
+    reason: str
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A configuration with reasons, and what to expect of it."""
+
+    inputs: tuple[str, ...]
+    seconds: float
+    choices: tuple[Choice, ...]
+    size: Size
+    tokens: float
+    """That training will see."""
+    epochs: float
+    forecast: Forecast
+
+    @property
+    def config(self) -> Config:
+        """The plan as a configuration."""
+        flags: dict[str, tuple[str, object]] = {choice.key: ("plan", choice.value) for choice in self.choices}
+        return load_config(None, (), {"inputs": ("plan", self.inputs), "time": ("plan", self.seconds), **flags})
+
+
+@dataclass(frozen=True)
+class _Option:
+    """A network and vocabulary that might be trained."""
+
+    size: Size
+    vocab_size: int
+    length: int
+    tokens: float
+    forecast: Forecast
+
+
+def make_plan(inputs: tuple[str, ...], text: TextFacts, machine: MachineFacts, seconds: float) -> Plan:
+    """Choose what to train.
+
+    Args:
+        inputs: as the user named them.
+        text: the corpus.
+        machine: where it is trained.
+        seconds: from the start of the command to the finished model.
+
+    Raises:
+        ConfigError: when the time is too short for this text.
+    """
+    if seconds < MIN_SECONDS:
+        raise ConfigError(
+            f"{seconds:g} seconds are too short for vocabulary, data and training",
+            where="--time",
+            remedy="allow at least 2m",
+        )
+    is_chinese = text.cjk_share > CHINESE_FROM
+    corpus_tokens = text.num_bytes * TOKENS_PER_BYTE[is_chinese]
+    data_seconds = START_SECONDS + text.num_bytes / (DATA_BYTES_PER_CORE_SECOND * machine.cores)
+    if data_seconds > MAX_DATA_SHARE * seconds:
+        raise ConfigError(
+            f"vocabulary and data of {text.num_bytes / 1e6:,.0f} MB would take about {data_seconds:,.0f} of "
+            f"{seconds:,.0f} seconds",
+            where="--time",
+            remedy=f"allow {math.ceil(data_seconds / MAX_DATA_SHARE / 60)} minutes or more, or name fewer files",
+        )
+    train_seconds = (1.0 - EVALUATION_SHARE) * (seconds - data_seconds)
+    options = [
+        _option(size, vocab_size, machine, train_seconds, corpus_tokens, is_chinese)
+        for size in machine.flops_per_second
+        for vocab_size in _vocab_sizes(text, is_chinese)
+    ]
+    best = min(options, key=lambda option: option.forecast.nats_per_byte)
+    epochs = best.tokens / corpus_tokens
+    choices = (
+        *_text_choices(text, is_chinese, best, options),
+        *_data_choices(text, epochs, best, corpus_tokens),
+        *_model_choices(best, options, machine),
+        *_train_choices(best),
+    )
+    return Plan(inputs, seconds, choices, best.size, best.tokens, epochs, best.forecast)
+
+
+def _option(
+    size: Size, vocab_size: int, machine: MachineFacts, train_seconds: float, corpus_tokens: float, is_chinese: bool
+) -> _Option:
+    length = 64
+    tokens = train_seconds * machine.tokens_per_second(size, vocab_size, length)
+    if tokens > law.SHORT_UP_TO_TOKENS:
+        length = 128
+        tokens = train_seconds * machine.tokens_per_second(size, vocab_size, length)
+    expected = law.forecast(size, vocab_size, tokens, tokens / corpus_tokens, is_chinese=is_chinese)
+    return _Option(size, vocab_size, length, tokens, expected)
+
+
+def _vocab_sizes(text: TextFacts, is_chinese: bool) -> tuple[int, ...]:
+    """Return the vocabularies that a corpus of this size can fill with frequent tokens."""
+    if is_chinese:
+        return (8192,) if text.num_bytes < 1e9 else (8192, 21128)
+    if text.num_bytes < 3e6:
+        return (4096,)
+    return (8192,) if text.num_bytes < 1e9 else (8192, 30522)
+
+
+def _text_choices(text: TextFacts, is_chinese: bool, best: _Option, options: list[_Option]) -> list[Choice]:
+    others = len({option.vocab_size for option in options}) > 1
+    why = "the lowest loss expected of several" if others else "small: every token is seen often, and the head is cheap"
+    found = [Choice("vocab.size", best.vocab_size, f"for {text.num_bytes / 1e6:,.0f} MB of text: {why}")]
+    if is_chinese:
+        share = f"{text.cjk_share:.0%} of the letters are Chinese characters"
+        found.append(Choice("data.language", "zh", share))
+    return found
+
+
+def _data_choices(text: TextFacts, epochs: float, best: _Option, corpus_tokens: float) -> list[Choice]:
+    copies = 1 if epochs < 1.5 else min(5, math.ceil(epochs / 2))
+    pairs, why = _pairs(text)
+    held_out = EVALUATION_SHARE * best.tokens * FORWARD_SPEED / EVALUATIONS
+    fraction = min(0.01, max(held_out / corpus_tokens, 2.5 / max(text.documents, 1.0), 1e-6))
+    if text.documents < 500:
+        fraction = min(0.5, max(fraction, 2.5 / max(text.documents, 1.0)))
+    return [
+        Choice(
+            "data.max_seq_length",
+            best.length,
+            "short examples: more pairs and steps in the time" if best.length == 64 else "the paper's first length",
+        ),
+        Choice("data.masking", "dynamic", "other masks in every epoch, without more copies on disk"),
+        Choice(
+            "data.dupe_factor",
+            copies,
+            f"training sees about {best.tokens / 1e6:,.1f} million tokens, {epochs:.2g} times the text"
+            + ("; copies have other pairs" if copies > 1 else ""),
+        ),
+        Choice("data.next_sentence", pairs, why),
+        Choice("data.validation_fraction", float(f"{fraction:.2g}"), "evaluations take at most 4 % of the time"),
+    ]
+
+
+def _pairs(text: TextFacts) -> tuple[str, str]:
+    """Return the objective beside masked tokens, and why."""
+    if text.single_sentence_share > MAX_SINGLE_SENTENCES:
+        return "none", f"{text.single_sentence_share:.0%} of the documents are one sentence, of which no pair is made"
+    if text.documents < 8:
+        return "sop", "there are too few documents to take a random B from; the order of A and B needs only one"
+    return "nsp", f"about {text.documents:,.0f} documents of {text.sentences_per_document:g} sentences (median)"
+
+
+def _model_choices(best: _Option, options: list[_Option], machine: MachineFacts) -> list[Choice]:
+    size = best.size
+    near = sorted(
+        (option for option in options if option.vocab_size == best.vocab_size and option.size != size),
+        key=lambda option: option.forecast.nats_per_byte,
+    )[:2]
+    others = ", ".join(f"L{o.size.layers}-H{o.size.hidden} {o.forecast.nats_per_byte:.2f}" for o in near)
+    timed = "" if size in machine.timed else "; its speed is extrapolated from smaller networks"
+    config = size.model_config(best.length)
+    return [
+        Choice(
+            "model.num_hidden_layers",
+            size.layers,
+            f"lowest loss expected: {best.forecast.nats_per_byte:.2f} nats per byte ({others}){timed}",
+        ),
+        Choice("model.hidden_size", size.hidden, "as above"),
+        Choice("model.num_attention_heads", config.num_attention_heads, "64 wide each, as in the paper"),
+        Choice("model.intermediate_size", config.intermediate_size, "four times the width, as in the paper"),
+        Choice("model.max_position_embeddings", best.length, "those that are trained"),
+        Choice("model.hidden_dropout_prob", 0.0, "in a short training dropout only slows the network down"),
+        Choice("model.attention_probs_dropout_prob", 0.0, "the same; the fastest attention has none"),
+    ]
+
+
+def _train_choices(best: _Option) -> list[Choice]:
+    recipe = law.recipe(best.size, best.tokens)
+    steps = max(1.0, best.tokens / (recipe.batch * law.FILLED_SHARE * best.length))
+    every = max(10, int(steps / EVALUATIONS))
+    return [
+        Choice("train.optimizer", "muon", "lower loss than AdamW in the same time"),
+        Choice("train.mlm_bias", "unigram", "training need not learn the frequencies of tokens first"),
+        Choice("train.peak_lr", recipe.peak_lr, f"for a width of {best.size.hidden}"),
+        Choice("train.global_batch_size", recipe.batch, f"about {steps:,.0f} steps"),
+        Choice("train.warmup_ratio", recipe.warmup_ratio, "of the time"),
+        Choice("train.schedule", "linear", "to zero at the end of the time"),
+        Choice("train.weight_decay", recipe.weight_decay, "as in the paper"),
+        Choice("train.log_every", max(1, every // 10), "about ten lines between evaluations"),
+        Choice("train.eval_every", every, f"about {EVALUATIONS} evaluations"),
+        Choice("train.save_every", every, "a kill costs at most what was done since the last one"),
+    ]

@@ -1,0 +1,113 @@
+"""What a corpus is like, from a bounded sample: its size, script, documents, sentences and repetition."""
+
+import statistics
+import tempfile
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from bert_pretrain.config import DataConfig
+from bert_pretrain.errors import InputError
+from bert_pretrain.make_data.estimate import MAX_SOURCES, sample_source
+from bert_pretrain.make_data.sentences import SentenceSplitter
+from bert_pretrain.text import documents
+from bert_pretrain.text.sources import Source, resolve
+
+SAMPLE_BYTES = 4 << 20
+CJK_BLOCKS = (("\u3400", "\u4dbf"), ("\u4e00", "\u9fff"))
+
+
+@dataclass(frozen=True)
+class TextFacts:
+    """A corpus; what the sample does not tell exactly is estimated from it."""
+
+    num_bytes: float
+    """Of the text, uncompressed."""
+    documents: float
+    sentences_per_document: float
+    """Median over the documents of the sample."""
+    single_sentence_share: float
+    """Share of the documents that are one sentence, of which no pair can be made."""
+    cjk_share: float
+    """Of the letters; CJK means Chinese characters here, in whatever language."""
+    repeated_share: float
+    """Share of the sample's characters in sentences that occurred before, counted from 20 characters on."""
+    is_whole: bool
+    """Whether the sample is the whole corpus."""
+
+
+def measure_text(inputs: Sequence[str], config: DataConfig) -> TextFacts:
+    """Read a sample of a corpus.
+
+    Raises:
+        InputError: when the inputs cannot be read, or hold no text.
+    """
+    sources = [source for source in resolve(inputs, config) if not source.is_validation]
+    chosen = [sources[index] for index in np.unique(np.linspace(0, len(sources) - 1, MAX_SOURCES).astype(int))]
+    others = sum(source.size or 0 for source in sources) / max(1, sum(source.size or 0 for source in chosen)) or 1.0
+    sample = _Sample()
+    num_bytes = num_documents = 0.0
+    is_whole = len(chosen) == len(sources)
+    with tempfile.TemporaryDirectory() as name:
+        for number, source in enumerate(chosen):
+            path = Path(name) / f"{number}.txt"
+            part, share = sample_source(source, path, SAMPLE_BYTES // len(chosen), config)
+            before = len(sample.sentences)
+            sample.add(documents.read(part, config, Counter()), source, config)
+            num_bytes += path.stat().st_size / share
+            num_documents += (len(sample.sentences) - before) / share
+            is_whole &= share == 1.0
+    if not sample.characters:
+        raise InputError("the inputs hold no text", where=str(inputs[0]), remedy="give files with text in them")
+    return TextFacts(
+        num_bytes=num_bytes * others,
+        documents=num_documents * others,
+        sentences_per_document=statistics.median(sample.sentences),
+        single_sentence_share=sum(number == 1 for number in sample.sentences) / len(sample.sentences),
+        cjk_share=sample.cjk / max(1, sample.letters),
+        repeated_share=sample.repeated / sample.characters,
+        is_whole=is_whole,
+    )
+
+
+class _Sample:
+    """Counts over the documents of a sample."""
+
+    MIN_REPEATED = 20
+    """Characters below which a repeated sentence ("Yes.") tells nothing."""
+
+    def __init__(self) -> None:
+        self.characters = self.letters = self.cjk = self.repeated = 0
+        self.sentences: list[int] = []
+        self._seen: set[int] = set()
+
+    def add(self, found: Iterable[documents.Document], source: Source, config: DataConfig) -> None:
+        """Count the documents of one source."""
+        splitter = SentenceSplitter(source.splitter, config.language)
+        in_document = 0
+        for document in found:
+            self._count_letters(document.text)
+            for sentence in splitter.split(document.text, ends_document=document.ends_document):
+                in_document += 1
+                if len(sentence) >= self.MIN_REPEATED:
+                    key = hash(sentence)
+                    self.repeated += len(sentence) if key in self._seen else 0
+                    self._seen.add(key)
+            if document.ends_document and in_document:
+                self.sentences.append(in_document)
+                in_document = 0
+        if in_document:
+            self.sentences.append(in_document)
+
+    def _count_letters(self, text: str) -> None:
+        codes = np.frombuffer(text.encode("utf-32-le", "replace"), dtype=np.uint32)
+        cjk = sum(int(((codes >= ord(first)) & (codes <= ord(last))).sum()) for first, last in CJK_BLOCKS)
+        self.characters += len(codes)
+        self.cjk += cjk
+        # Letters of other scripts: beyond ASCII all but punctuation and symbols of the general blocks.
+        is_ascii_letter = ((codes | 32) >= ord("a")) & ((codes | 32) <= ord("z"))
+        is_other_letter = (codes >= 0xC0) & ((codes < 0x2000) | (codes > 0x303F)) & (codes < 0xFF00)
+        self.letters += int((is_ascii_letter | is_other_letter).sum())

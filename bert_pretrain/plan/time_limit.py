@@ -1,0 +1,86 @@
+"""The wall-clock time of a whole `run`: counted from the start of the command, and on over interruptions."""
+
+import threading
+import time
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from bert_pretrain.errors import DataError
+from bert_pretrain.storage.files import read_json, write_json
+
+SECONDS_BETWEEN_WRITES = 1.0
+"""What a kill can hide of the time that was used."""
+
+
+class TimeLimit:
+    """Counts the time that a run has used, in a file, so that the same command knows it after a kill.
+
+    Time in which no command runs does not count.
+    """
+
+    def __init__(self, seconds: float, file: Path, *, used_before_open: float = 0.0) -> None:
+        """Count on from what the file says.
+
+        Args:
+            seconds: that the run may take.
+            file: keeps the time that was used; need not exist.
+            used_before_open: seconds that this command has run already.
+
+        Raises:
+            DataError: when the file does not hold a number of seconds.
+        """
+        self.seconds = seconds
+        self._file = file
+        self._start = time.monotonic() - used_before_open - _used_before(file)
+        self._closed = threading.Event()
+        self._thread = threading.Thread(target=self._keep_writing, name="time limit", daemon=True)
+
+    @property
+    def used(self) -> float:
+        """Seconds used so far."""
+        return time.monotonic() - self._start
+
+    @property
+    def left(self) -> float:
+        """Seconds left; negative once the time is over."""
+        return self.seconds - self.used
+
+    def __enter__(self) -> Self:
+        self._file.parent.mkdir(parents=True, exist_ok=True)
+        self._write()
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._closed.set()
+        self._thread.join()
+        self._write()
+
+    def _keep_writing(self) -> None:
+        while not self._closed.wait(SECONDS_BETWEEN_WRITES):
+            try:
+                self._write()
+            except OSError:  # the stages say what is wrong with the disk
+                continue
+
+    def _write(self) -> None:
+        write_json(self._file, {"used_seconds": round(self.used, 3)})
+
+
+def _used_before(file: Path) -> float:
+    if not file.exists():
+        return 0.0
+    try:
+        used = float(read_json(file)["used_seconds"])
+    except (KeyError, TypeError, ValueError) as error:
+        raise DataError(
+            "the file does not say how much time the run has used",
+            where=str(file),
+            remedy="remove it to count from zero again",
+        ) from error
+    if not 0.0 <= used < float("inf"):
+        raise DataError(f"used_seconds is {used}", where=str(file), remedy="remove it to count from zero again")
+    return used

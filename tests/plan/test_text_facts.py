@@ -1,0 +1,52 @@
+"""What a sample tells of a corpus."""
+
+import gzip
+from pathlib import Path
+
+import pytest
+
+from bert_pretrain.config import DataConfig
+from bert_pretrain.errors import InputError
+from bert_pretrain.plan.text_facts import SAMPLE_BYTES, measure_text
+
+
+def test_a_small_corpus_is_known_exactly(tmp_path: Path) -> None:
+    documents = [[f"Sentence {number} of document {place}." for number in range(place + 1)] for place in range(1, 6)]
+    text = "\n\n".join("\n".join(lines) for lines in documents) + "\n"
+    (tmp_path / "a.txt").write_text(text)
+    facts = measure_text([str(tmp_path / "a.txt")], DataConfig())
+    assert facts.is_whole
+    assert facts.num_bytes == len(text)
+    assert facts.documents == 5
+    assert facts.sentences_per_document == 4
+    assert facts.single_sentence_share == facts.cjk_share == facts.repeated_share == 0.0
+
+
+def test_script_repetition_and_single_sentences_are_seen(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text(
+        "国家图书馆在北京。\n\nabcd.\n\n" + "这是一个很长的句子,它在每一页的下面都出现一次。\n\n" * 8
+    )
+    facts = measure_text([str(tmp_path / "a.txt")], DataConfig())
+    assert facts.single_sentence_share == 1.0
+    assert 0.9 < facts.cjk_share < 1.0
+    assert facts.repeated_share > 0.7
+
+
+def test_a_large_archive_is_sampled_and_scaled(tmp_path: Path) -> None:
+    document = "A sentence like many others.\n" * 40 + "\n"
+    number = 3 * SAMPLE_BYTES // len(document)
+    with gzip.open(tmp_path / "a.txt.gz", "wt", compresslevel=1) as file:
+        for place in range(number):
+            file.write(f"Number {place} {place * 7919 % 10007}.\n{document}")
+    facts = measure_text([str(tmp_path / "a.txt.gz")], DataConfig())
+    assert not facts.is_whole
+    assert facts.documents == pytest.approx(number, rel=0.2)
+    assert facts.num_bytes == pytest.approx(3 * SAMPLE_BYTES, rel=0.2)
+    assert facts.sentences_per_document == 41
+    assert facts.repeated_share > 0.9
+
+
+def test_inputs_without_text_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("\n\n\n")
+    with pytest.raises(InputError, match="no text"):
+        measure_text([str(tmp_path / "a.txt")], DataConfig())
