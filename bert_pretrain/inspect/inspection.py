@@ -46,7 +46,7 @@ class Inspection:
 
 
 def inspect_rows(
-    folder: DataFolder, split: str, rows: Sequence[int], *, everything: bool, workers: int | None = None
+    folder: DataFolder, split: str, rows: Sequence[int], *, everything: bool, workers: int | None
 ) -> Inspection:
     """Render rows, and scan and check all shards, or those that hold the rows.
 

@@ -86,7 +86,7 @@ class _Task:
     config: DataConfig
 
 
-def scan_split(folder: DataFolder, split: str, spec: Spec, *, shards: Sequence[int], workers: int = 1) -> Scan:
+def scan_split(folder: DataFolder, split: str, spec: Spec, *, shards: Sequence[int], workers: int) -> Scan:
     """Read chosen shards of a split, check their SHA-256, and count what they hold."""
     records, config, tokenizer = folder.shards(split), spec.config, spec.tokenizer.reference
     first_rows = np.cumsum([0, *(record.rows for record in records)]).tolist()

@@ -117,22 +117,17 @@ def load_model(
     attention: str = "auto",
     device: torch.device | str = "cpu",
     dtype: torch.dtype = torch.float32,
-    flag: str = "MODEL",
     required: tuple[str, ...] = (),
 ) -> Loaded:
     """Read any BERT folder for inference: the model is in evaluation mode, its weights in fp32.
 
-    Args:
-        folder: written by this package or by Hugging Face's tools.
-        attention: as in the configuration.
-        device: of the model.
-        dtype: of its matrix products.
-        flag: that named the folder, for messages.
-        required: prefixes of Hugging Face's names of tensors that the folder must have, such as `cls.`.
+    `required` are prefixes of Hugging Face's names of tensors that the folder must have, such as `cls.`. Matrix
+    products are in `dtype`.
 
     Raises:
         DataError: when it holds no BERT of this architecture, lacks what is required, or a file is broken.
     """
+    flag = "MODEL"
     config, vocab_size = read_config(folder, flag)
     device = torch.device(device)
     head_size = config.hidden_size // config.num_attention_heads

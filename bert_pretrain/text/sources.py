@@ -27,6 +27,7 @@ DATASET = "dataset:"
 _VERSIONS = ("ETag", "etag", "blob_id", "Content-MD5", "mtime", "LastModified", "Last-Modified", "updated", "modified")
 """File systems' names for what changes with a file, the best first."""
 SUPPORTED = f"{', '.join(FORMATS)}, each also {', '.join(COMPRESSIONS)}, or a folder saved by datasets"
+_SAMPLE_BYTES = 1 << 18
 READ_ERRORS = (OSError, EOFError, ValueError, zlib.error, lzma.LZMAError)
 """Raised for damaged files; not all decompressors raise OSError."""
 
@@ -277,10 +278,10 @@ def _with_layout(source: Source, config: DataConfig) -> Source:
     return replace(source, boundary=boundary, splitter=splitter)
 
 
-def _sample(source: Source, size: int = 1 << 18) -> str:
+def _sample(source: Source) -> str:
     with open_input(source.location) as file:
         try:
-            return file.read(size).decode("utf-8", errors="ignore")
+            return file.read(_SAMPLE_BYTES).decode("utf-8", errors="ignore")
         except READ_ERRORS as error:
             raise damaged(source, error) from error
 

@@ -134,7 +134,7 @@ def _decoded(block: bytes, position: Position, counts: Counter[str], *, is_first
         return text
 
 
-def read_lines(part: ByteRange, counts: Counter[str], *, strict: bool = True) -> Iterator[tuple[str, Position]]:
+def read_lines(part: ByteRange, counts: Counter[str], *, strict: bool) -> Iterator[tuple[str, Position]]:
     """Yield the lines of a text file without their `\\n`, each with its position."""
     for lines_before, text in text_blocks(part, counts, whole_lines=True, strict=strict):
         lines = text.split("\n")

@@ -215,7 +215,7 @@ def _scored(scoring: Scoring, texts: Iterable[Text], done: Callable[[float], obj
 
 
 def pseudo_log_likelihoods(
-    scoring: Scoring, texts: Sequence[np.ndarray], done: Callable[[float], object] = lambda _: None
+    scoring: Scoring, texts: Sequence[np.ndarray], done: Callable[[float], object]
 ) -> np.ndarray:
     """Return the PLL of texts in nats, (texts,) float64; texts are ids without [CLS] and [SEP].
 
