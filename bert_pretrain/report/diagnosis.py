@@ -24,10 +24,12 @@ SHORT, LONG = 0.05, 0.1
 
 PLATEAU_STEPS, PLATEAU_SHARES = 20_000, (0.1, 0.4)
 """After the warm-up, by when healthy runs have left the loss of token frequencies: steps, within shares of the run."""
-PLATEAU_NATS, STEADY_NATS = 0.1, 0.05
+PLATEAU_NATS, STEADY_NATS = 0.1, 0.03
 """Distance from the loss of token frequencies that is no progress yet; and the fall in a tenth that is some."""
 FAR_NATS = 0.5
 """Distance from a loss that is not noise."""
+ABOVE_START_NATS, ABOVE_PLATEAU_NATS = 0.3, 0.2
+"""Where no healthy loss is after the warm-up: above the first one, or for long above that of token frequencies."""
 NSP_NATS, NSP_CHANCE = 1.0, 0.53
 """How far masked tokens are learnt before next sentences must be, and the accuracy that is chance."""
 NORM_FACTOR = 10.0
@@ -81,6 +83,7 @@ class Diagnosis:
             self._warmup = min(1.0, (of_schedule if warmup_steps is None else warmup_steps) / self._steps)
         self._max_grad_norm = train.get("max_grad_norm") or 1.0
         self._first_step: int | None = None
+        self._start: float | None = None  # the first loss
         self._num_lines, self._num_steps, self._elapsed, self._share = 0, 0, 0.0, 0.0
         self._points: list[_Point] = []
         self._evaluations: list[_Evaluation] = []
@@ -89,6 +92,8 @@ class Diagnosis:
         """Take a line of metrics, of training or of an evaluation, and return the hints that it gives rise to."""
         found = data_hints(self._data) if self._first_step is None else []
         self._first_step = line["step"] if self._first_step is None else self._first_step
+        if self._start is None:
+            self._start = _number(line, "validation_mlm_loss") or _number(line, "mlm_loss")
         rules: list[Callable[[], Hint | None]] = []
         if "validation_mlm_loss" in line:
             loss = _number(line, "validation_mlm_loss")
@@ -133,9 +138,12 @@ class Diagnosis:
         """Return how many points a share of the run has."""
         return max(at_least, round(share * len(self._points) / max(self._share, 1 / NUM_POINTS)))
 
-    def _values(self, name: str, until: float = math.inf) -> list[float]:
-        """Return a figure of every point that has it, up to a share of the run."""
-        return [point.means[name] for point in self._points if name in point.means and point.share <= until]
+    def _has(self, *causes: str) -> bool:
+        return any(hint.cause in causes for hint in self.hints)
+
+    def _values(self, name: str, since: float = 0.0, until: float = math.inf) -> list[float]:
+        """Return a figure of every point that has it, between two shares of the run."""
+        return [point.means[name] for point in self._points if name in point.means and since <= point.share <= until]
 
     def _losses(self, share: float) -> tuple[float, float] | None:
         """Return the loss of masked tokens over the last share of the run, and over the share before it."""
@@ -153,6 +161,10 @@ class Diagnosis:
         number, losses, norms = self._number_of_points(0.02, 3), self._values("mlm_loss"), self._values("grad_norm")
         if self._share < self._warmup or len(losses) < 2 * number:
             return None
+        held_out = [each.loss for each in self._evaluations if each.share >= self._warmup]
+        peak = max([*self._values("mlm_loss", since=self._warmup), *held_out], default=0.0)
+        if self._start is not None and peak > self._start + ABOVE_START_NATS:
+            return _too_high(f"the loss of masked tokens rose from {self._start:.2f} to {peak:.2f} nats")
         best = min(_mean(losses[end - number : end]) for end in range(number, len(losses) + 1))
         now = _mean(losses[-number:])
         if now > best + FAR_NATS:
@@ -165,23 +177,24 @@ class Diagnosis:
     def _rate_unfit(self) -> Hint | None:
         """After the warm-up, the loss will not even come near to that of token frequencies."""
         entropy, losses = self._entropy(), self._losses(SHORT)
-        if entropy is None or losses is None or self._share < max(0.1, self._warmup) + SHORT:
+        if entropy is None or losses is None or self._has("learning rate too high"):
+            return None
+        if self._share < max(0.1, self._warmup) + SHORT:
             return None
         now, before = losses
         # The learning rate falls, too: half of what is left at the present speed.
         possible = (before - now) * (1 - self._share) / SHORT / 2
-        if now < entropy + FAR_NATS or now - possible < entropy:
+        if now < entropy + FAR_NATS or now - possible < entropy or now > before + STEADY_NATS:
             return None
         where = f"the loss of masked tokens is {now:.2f} nats, that of token frequencies alone {entropy:.2f}"
-        is_stuck = before - now < STEADY_NATS / 2 and self._values("mlm_loss")[0] > now + FAR_NATS
-        if is_stuck:
-            return _too_high(where)
+        if before - now < STEADY_NATS / 2 and self._values("mlm_loss")[0] > now + FAR_NATS:
+            return _too_high(where)  # it has fallen, and is stuck
         return Hint("learning rate too low", where, f"raise train.peak_lr ({self._share:.0%} of the run is done)")
 
     def _plateau(self) -> Hint | None:
         """The loss stays that of token frequencies."""
         entropy, losses = self._entropy(), self._losses(LONG)
-        if entropy is None or losses is None:
+        if entropy is None or losses is None or self._has("learning rate too high", "learning rate too low"):
             return None
         least, most = PLATEAU_SHARES
         expected = min(most, max(least, PLATEAU_STEPS * self._share / max(self._num_steps, 1)))
@@ -190,10 +203,13 @@ class Diagnosis:
         now, before = losses
         if not entropy - PLATEAU_NATS < now < entropy + FAR_NATS or before - now > STEADY_NATS:
             return None
+        observed = f"after {self._share:.0%} of the run the loss of masked tokens is {now:.2f} nats, that of token "
+        observed += f"frequencies {entropy:.2f}"
+        if now > entropy + ABOVE_PLATEAU_NATS:
+            return _too_high(observed)
         return Hint(
             "plateau",
-            f"after {self._share:.0%} of the run the loss of masked tokens is still that of token frequencies, "
-            f"{now:.2f} nats",
+            observed,
             "train for more steps, use train.optimizer=muon, or change train.peak_lr (tiny models need more, deep ones "
             "less and a longer warm-up)",
         )
