@@ -46,5 +46,5 @@ def test_a_kill_hides_little_of_the_time_that_was_used(tmp_path: Path) -> None:
 def test_a_file_that_says_nothing_is_refused(content: str, tmp_path: Path) -> None:
     file = tmp_path / "time.json"
     file.write_text(content)
-    with pytest.raises(DataError, match="used_seconds|how much time|cannot read"):
+    with pytest.raises(DataError, match=r"used_seconds|how much time|cannot read"):
         TimeLimit(100.0, file)

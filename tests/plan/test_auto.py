@@ -1,0 +1,147 @@
+"""`run auto` and `run --time`: a plan that can be repeated, and a run that ends in time, killed or not."""
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from bert_pretrain.cli import app
+from bert_pretrain.config_file import load_config
+from bert_pretrain.errors import ConfigError
+from bert_pretrain.pipeline import SECONDS_AFTER_TRAINING, run_pipeline
+from bert_pretrain.plan import auto, machine_facts
+from bert_pretrain.plan.machine_facts import SIZES, MachineFacts, Size
+
+TINY = [
+    "vocab.size=1500", "data.max_seq_length=32", "data.dupe_factor=1", "data.validation_fraction=0.05",
+    "model.hidden_size=16", "model.num_hidden_layers=1", "model.num_attention_heads=1", "model.intermediate_size=32",
+    "model.max_position_embeddings=32", "train.global_batch_size=16", "train.eval_every=50", "train.save_every=20",
+    "train.device=cpu", "train.precision=fp32",
+]  # fmt: skip
+
+
+@pytest.fixture
+def fast_machine(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """A machine of known speed; returns the seconds that its calibrations were allowed to take."""
+    allowed: list[float] = []
+
+    def measured(seconds: float, _device: str = "auto") -> MachineFacts:
+        allowed.append(seconds)
+        return MachineFacts("cpu", "fp32", 2, dict.fromkeys(SIZES, 100000000000.0), frozenset({Size(2, 128)}))
+
+    monkeypatch.setattr(machine_facts, "measure_machine", measured)
+    return allowed
+
+
+def test_a_plan_is_yaml_that_says_why_and_is_made_once(
+    english_text: Path, tmp_path: Path, fast_machine: list[float], capsys: pytest.CaptureFixture[str]
+) -> None:
+    inputs = [str(english_text)]
+    config = auto.planned_config(inputs, 600.0, tmp_path, settings=["train.seed=7"])
+    assert fast_machine == [pytest.approx(30.0)]
+    text = (tmp_path / "plan.yaml").read_text()
+    assert text in capsys.readouterr().out
+    assert config.inputs == (str(english_text),)
+    assert (config.time, config.train.seed) == (600.0, 7)
+    repeated = load_config(tmp_path / "plan.yaml")
+    assert repeated.model_copy(update={"train": repeated.train.model_copy(update={"seed": 7})}) == config
+    keys = [line for line in text.splitlines() if line.startswith("  ")]
+    assert keys
+    assert all("  # " in line for line in keys)
+    again = auto.planned_config(inputs, 600.0, tmp_path, settings=["train.seed=7"])
+    assert again == config
+    assert len(fast_machine) == 1
+    with pytest.raises(ConfigError, match="the plan is for the inputs"):
+        auto.planned_config(["other.txt"], 600.0, tmp_path)
+
+
+def test_a_dry_run_prints_the_plan_and_writes_nothing(
+    english_text: Path, tmp_path: Path, fast_machine: list[float]
+) -> None:
+    output = tmp_path / "out"
+    arguments = ["run", "auto", str(english_text), "--time", "10m", "--output", str(output), "--dry-run"]
+    result = CliRunner().invoke(app, arguments)
+    assert result.exit_code == 0, result.output
+    assert "# Expected on held-out text: MLM loss" in result.output
+    assert not output.exists()
+    assert len(fast_machine) == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["auto", "--time", "10m"], "auto needs the text and the time"),
+        (["auto", "TEXT"], "auto needs the text and the time"),
+        (["auto", "TEXT", "--time", "90s"], "too short"),
+        (["tiny", "TEXT", "--dry-run"], "--dry-run is for 'run auto'"),
+        (["paper", "TEXT", "--time", "10m"], "leave out the time or the phases"),
+        (["auto", "TEXT", "--time", "soon"], "--time"),
+    ],
+)
+def test_mistakes_get_one_message(
+    arguments: list[str], message: str, english_text: Path, tmp_path: Path, fast_machine: list[float]
+) -> None:
+    given = [str(english_text) if word == "TEXT" else word for word in arguments]
+    result = CliRunner().invoke(app, ["run", *given, "--output", str(tmp_path / "out")])
+    assert result.exit_code == 2
+    assert message in result.output
+    assert not (tmp_path / "out" / "vocab").exists()
+
+
+def command(text: Path, output: Path, seconds: int) -> list[str]:
+    settings = [word for setting in TINY for word in ("--set", setting)]
+    program = [sys.executable, "-m", "bert_pretrain", "run", "tiny", str(text), "--time", f"{seconds}s"]
+    return [*program, "--output", str(output), "--workers", "1", *settings]
+
+
+def test_training_gets_what_is_left_of_the_time(english_text: Path, tmp_path: Path) -> None:
+    output, seconds = tmp_path / "out", 40.0
+    settings = [*TINY, "train.max_epochs=7", "train.save_every=100000", "train.eval_every=100000"]
+    config = load_config("tiny", settings, {"inputs": ("", [str(english_text)]), "time": ("", seconds)})
+    run_pipeline(config, output, workers=1, seconds_before=12.0)
+    body = json.loads((output / "train" / "manifest.json").read_text())
+    budget = body["config"]["train"]["time_budget"]
+    assert body["config"]["train"]["max_epochs"] is None
+    assert 0.1 < budget < seconds - 12.0 - SECONDS_AFTER_TRAINING
+    used = json.loads((output / "time.json").read_text())["used_seconds"]
+    assert used > 12.0 + budget
+    run_pipeline(config, output, workers=1)  # finished: it is not trained again, though time has passed
+    assert json.loads((output / "train" / "manifest.json").read_text()) == body
+
+
+def test_too_little_time_after_the_data_is_an_error(english_text: Path, tmp_path: Path) -> None:
+    config = load_config("tiny", TINY, {"inputs": ("", [str(english_text)]), "time": ("", 30.0)})
+    with pytest.raises(ConfigError, match="too little to train"):
+        run_pipeline(config, tmp_path / "out", workers=1, seconds_before=29.0)
+
+
+@pytest.mark.slow
+def test_a_run_takes_its_time_and_no_more_even_if_it_is_killed(english_text: Path, tmp_path: Path) -> None:
+    seconds, output = 60, tmp_path / "out"
+    process = subprocess.Popen(command(english_text, output, seconds), stdout=subprocess.DEVNULL)
+    checkpoints = output / "train" / "checkpoints"
+    begin = time.monotonic()
+    while not list(checkpoints.glob("step-*")) and time.monotonic() < begin + 0.8 * seconds:
+        time.sleep(0.05)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    first = time.monotonic() - begin
+    assert list(checkpoints.glob("step-*"))
+    begin = time.monotonic()
+    done = subprocess.run(command(english_text, output, seconds), stdout=subprocess.PIPE, text=True, check=True)
+    second = time.monotonic() - begin
+    assert "up to date" in done.stdout  # vocabulary and data
+    assert (
+        0.8 * seconds < first + second < 1.15 * seconds
+    )  # starts of the interpreter and a second of the kill included
+    used = json.loads((output / "time.json").read_text())["used_seconds"]
+    assert 0.8 * seconds < used <= 1.08 * seconds
+    evaluations = [json.loads(line) for line in (output / "train" / "metrics.jsonl").read_text().splitlines()]
+    assert evaluations[-1]["validation_mlm_loss"] > 0
+    again = subprocess.run(command(english_text, output, seconds), stdout=subprocess.PIPE, text=True, check=True)
+    assert again.stdout.count("up to date") == 3
