@@ -1,0 +1,174 @@
+"""`run auto` against the usual way: who learns more from the same text, and in what share of the time?
+
+The usual way is what a practitioner runs: `BertForPreTraining` of `transformers` from scratch, padded batches of 64
+examples of 128 tokens, a vocabulary of 30,522, AdamW 5e-4, weight decay 0.01, warm-up 6 %, linear decay, dropout 0.1,
+four layers of 256. Its vocabulary and data come from this package and do not count in its time. `run auto` gets a share
+of the time, for everything. Both are scored on the documents of the test split that `bench_learning.py` holds out.
+
+    python scripts/bench_auto.py CORPUS --work OUT --minutes 20 --share 0.1 [--seeds 1 2 3] [--language en]
+"""
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from bench_learning import call, score_of, split_corpus
+from transformers import AutoTokenizer, BertConfig, BertForPreTraining
+
+from bert_pretrain.examples.shards import DataFolder, read_shard
+from bert_pretrain.rng import stream
+from bert_pretrain.train.device import hardware
+
+BATCH, LENGTH, VOCAB_SIZE = 64, 128, 30522
+PEAK_LR, WEIGHT_DECAY, WARMUP_SHARE = 5e-4, 0.01, 0.06
+LAYERS, HIDDEN = 4, 256
+NOT_PREDICTED = -100
+
+
+def main() -> None:
+    options = parse_arguments()
+    folder = options.work / options.corpus.name.split(".")[0]
+    texts = split_corpus(options.corpus, folder)
+    data = usual_data(folder, texts["train"], options)
+    if options.usual_only is not None:
+        train_usual(data, options.usual_only, 60 * options.minutes, options.seed, options.device)
+        return
+    rows = []
+    for seed in options.seeds:
+        for name, train in (("usual", usual), ("auto", auto)):
+            model = options.work / f"{name}-{options.corpus.name.split('.')[0]}-{options.minutes:g}m-s{seed}"
+            seconds = train(model, texts["train"], seed, options)
+            found = model / "train" / "model" if name == "auto" else model
+            rows.append(
+                {"way": name, "seed": seed, "seconds": seconds, "score": score_of(found, texts["test"], options)}
+            )
+            print(json.dumps(rows[-1]), flush=True)
+    scores = {name: [row["score"] for row in rows if row["way"] == name] for name in ("usual", "auto")}
+    for name, values in scores.items():
+        print(f"{name}: {np.mean(values):.4f} ({min(values):.4f}–{max(values):.4f}) nats per byte of masked words")
+
+
+def parse_arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("corpus", type=Path, help="sentence lines, plain or .xz")
+    parser.add_argument("--work", type=Path, required=True)
+    parser.add_argument("--language", default="en")
+    parser.add_argument("--minutes", type=float, default=20.0, help="of training in the usual way")
+    parser.add_argument("--share", type=float, default=0.1, help="of that time, for run auto, all stages included")
+    parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
+    parser.add_argument("--contexts", type=int, default=2000)
+    parser.add_argument("--threads", type=int, default=os.cpu_count() or 1)
+    parser.add_argument("--device", default="auto")
+    parser.add_argument("--usual-only", type=Path, help=argparse.SUPPRESS)
+    parser.add_argument("--seed", type=int, default=1, help=argparse.SUPPRESS)
+    return parser.parse_args()
+
+
+def usual_data(folder: Path, text: Path, options: argparse.Namespace) -> Path:
+    """Make vocabulary and data of the usual way, once."""
+    vocab, data, log = folder / f"vocab-{VOCAB_SIZE}", folder / f"usual-{LENGTH}", folder / "usual.log"
+    shared = {"data.language": options.language}
+    if not (vocab / "manifest.json").exists():
+        call(["vocab", str(text), "--output", str(vocab)], {**shared, "vocab.size": str(VOCAB_SIZE)}, log)
+    if not (data / "manifest.json").exists():
+        settings = {**shared, "data.max_seq_length": str(LENGTH), "data.dupe_factor": "1"}
+        call(["make-data", str(text), "--vocab", str(vocab), "--output", str(data)], settings, log)
+    return data
+
+
+def usual(model: Path, _text: Path, seed: int, options: argparse.Namespace) -> float:
+    """Train in the usual way in a process of its own; returns its seconds."""
+    if (model / "seconds.json").exists():
+        return float(json.loads((model / "seconds.json").read_text()))
+    command = [sys.executable, __file__, str(options.corpus), "--work", str(options.work), "--usual-only", str(model)]
+    command += ["--minutes", str(options.minutes), "--seed", str(seed), "--device", options.device]
+    subprocess.run([*command, "--language", options.language], check=True)
+    return float(json.loads((model / "seconds.json").read_text()))
+
+
+def auto(model: Path, text: Path, seed: int, options: argparse.Namespace) -> float:
+    """Train by `run auto`; returns its seconds, those of the whole command."""
+    begin = time.perf_counter()
+    seconds = 60 * options.minutes * options.share
+    arguments = ["run", "auto", str(text), "--time", f"{seconds:g}s", "--output", str(model)]
+    settings = {"train.seed": str(seed), "train.device": options.device}
+    call(arguments, settings, model.with_name(f"{model.name}.log"))
+    return time.perf_counter() - begin
+
+
+def train_usual(data: Path, output: Path, seconds: float, seed: int, device_setting: str) -> None:
+    """Train `BertForPreTraining` for so many seconds, and save it."""
+    torch.manual_seed(seed)
+    device = hardware.choose_device(device_setting)
+    dtype = hardware.choose_precision("auto", device).dtype
+    config = BertConfig(
+        vocab_size=VOCAB_SIZE, hidden_size=HIDDEN, num_hidden_layers=LAYERS, num_attention_heads=HIDDEN // 64,
+        intermediate_size=4 * HIDDEN, max_position_embeddings=LENGTH,
+    )  # fmt: skip
+    model: Any = BertForPreTraining(config).train()
+    model.to(device)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=PEAK_LR, weight_decay=WEIGHT_DECAY)
+    begin = time.perf_counter()
+    for step, batch in enumerate(batches(data, seed), 1):
+        passed = (time.perf_counter() - begin) / seconds
+        if passed >= 1.0:
+            break
+        rate = PEAK_LR * min((passed + 1e-3) / WARMUP_SHARE, (1.0 - passed) / (1.0 - WARMUP_SHARE))
+        for group in optimizer.param_groups:
+            group["lr"] = rate
+        with torch.autocast(device.type, dtype, enabled=dtype != torch.float32):
+            loss = model(**{name: torch.from_numpy(values).to(device) for name, values in batch.items()}).loss
+        optimizer.zero_grad(set_to_none=True)
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        if step % 20 == 0:
+            print(f"usual way: step {step}, loss {loss.item():.3f}, {passed:.0%} of the time", flush=True)
+    model.save_pretrained(output)
+    AutoTokenizer.from_pretrained(data / "tokenizer").save_pretrained(output)
+    (output / "seconds.json").write_text(json.dumps(time.perf_counter() - begin))
+
+
+def batches(data: Path, seed: int) -> Iterator[dict[str, Any]]:
+    """Yield padded batches without end, shards and rows in random order."""
+    folder = DataFolder.open(data)
+    rng = stream(seed, "usual way")
+    while True:
+        for number in rng.permutation(len(folder.shards("train"))):
+            examples = read_shard(data, folder.shards("train")[number])
+            order = rng.permutation(len(examples))
+            for first in range(0, len(order) - BATCH + 1, BATCH):
+                yield padded(examples.take(order[first : first + BATCH]))
+
+
+def padded(examples: Any) -> dict[str, Any]:
+    """Return examples as the arguments of `BertForPreTraining`, padded to the length of the data."""
+    shape = (len(examples), LENGTH)
+    ids, mask, types = (np.zeros(shape, dtype=np.int64) for _ in range(3))
+    labels = np.full(shape, NOT_PREDICTED, dtype=np.int64)
+    for row in range(len(examples)):
+        begin, end = examples.offsets[row], examples.offsets[row + 1]
+        ids[row, : end - begin] = examples.input_ids[begin:end]
+        mask[row, : end - begin] = 1
+        types[row, examples.segment_b_start[row] : end - begin] = 1
+        masked = slice(examples.masks.offsets[row], examples.masks.offsets[row + 1])
+        labels[row, examples.masks.positions[masked]] = examples.masks.original_ids[masked]
+    return {
+        "input_ids": ids,
+        "attention_mask": mask,
+        "token_type_ids": types,
+        "labels": labels,
+        "next_sentence_label": examples.next_sentence_label.astype(np.int64),
+    }
+
+
+if __name__ == "__main__":
+    main()
