@@ -1,0 +1,121 @@
+"""The planner: a pure function from facts to a configuration with reasons."""
+
+from dataclasses import replace
+
+import pytest
+
+from bert_pretrain.config import Config
+from bert_pretrain.errors import ConfigError
+from bert_pretrain.plan import law
+from bert_pretrain.plan.machine_facts import SIZES, MachineFacts, Size
+from bert_pretrain.plan.planner import Plan, make_plan
+from bert_pretrain.plan.text_facts import TextFacts
+
+ENGLISH = TextFacts(
+    num_bytes=100e6, documents=7000, sentences_per_document=100, single_sentence_share=0.0, cjk_share=0.0,
+    repeated_share=0.0, is_whole=False,
+)  # fmt: skip
+
+
+def machine(flops: float = 1e11, cores: int = 2) -> MachineFacts:
+    return MachineFacts("cpu", "fp32", cores, dict.fromkeys(SIZES, flops), frozenset(SIZES[:2]))
+
+
+def plan(text: TextFacts = ENGLISH, seconds: float = 600.0, flops: float = 1e11) -> Plan:
+    return make_plan(("corpus.txt",), text, machine(flops), seconds)
+
+
+def reason(made: Plan, key: str) -> str:
+    return next(choice.reason for choice in made.choices if choice.key == key)
+
+
+def test_the_same_facts_give_the_same_plan_and_every_choice_has_a_reason() -> None:
+    made = plan()
+    assert made == plan()
+    assert all(choice.reason for choice in made.choices)
+    assert len({choice.key for choice in made.choices}) == len(made.choices)
+    assert made.config.inputs == ("corpus.txt",)
+    assert made.config.time == 600.0
+    assert made.config.phases == ()
+
+
+def test_more_time_or_a_faster_machine_gives_a_network_that_is_no_smaller_and_expects_less_loss() -> None:
+    plans = [plan(seconds=seconds) for seconds in (120, 600, 3600, 36_000, 360_000)]
+    weights = [made.size.weights for made in plans]
+    losses = [made.forecast.nats_per_byte for made in plans]
+    assert weights == sorted(weights)
+    assert losses == sorted(losses, reverse=True)
+    assert weights[-1] > weights[0]
+    assert plan(flops=1e14).size.weights > plan(flops=1e11).size.weights
+
+
+def test_the_chosen_network_has_the_lowest_loss_expected() -> None:
+    made = plan(seconds=3600)
+    assert made.tokens > 0
+    for size in SIZES:
+        tokens = made.tokens * made.size.flops_per_token(8192, 64) / size.flops_per_token(8192, 64)
+        other = law.forecast(size, made.config.vocab.size, tokens, tokens / 24e6, is_chinese=False)
+        assert made.forecast.nats_per_byte <= other.nats_per_byte * 1.001
+
+
+def test_what_the_text_is_decides_pairs_language_and_held_out_share() -> None:
+    assert plan().config.data.next_sentence == "nsp"
+    lines = plan(replace(ENGLISH, single_sentence_share=0.9, sentences_per_document=1))
+    assert lines.config.data.next_sentence == "none"
+    assert "90%" in reason(lines, "data.next_sentence")
+    assert plan(replace(ENGLISH, documents=2.0)).config.data.next_sentence == "sop"
+    chinese = plan(replace(ENGLISH, cjk_share=0.9)).config
+    assert chinese.data.language == "zh"
+    few = plan(replace(ENGLISH, num_bytes=2e6, documents=10)).config
+    assert few.data.validation_fraction * 10 >= 2
+    assert plan().config.data.validation_fraction * ENGLISH.num_bytes * 0.24 >= 256 * 60
+
+
+def test_small_corpora_are_seen_several_times_in_copies_with_other_pairs() -> None:
+    small = plan(replace(ENGLISH, num_bytes=3e6, documents=300), seconds=3600)
+    assert small.epochs > 5
+    assert small.config.data.dupe_factor > 1
+    assert plan(seconds=120).config.data.dupe_factor == 1
+
+
+def test_what_lies_beyond_the_measured_runs_is_said() -> None:
+    assert plan(seconds=120).forecast.beyond == ""
+    days = plan(seconds=10 * 86400, flops=1e14)
+    assert "million tokens" in days.forecast.beyond
+    near, far = plan(seconds=120).forecast.mlm_loss, days.forecast.mlm_loss
+    assert far[1] / far[0] > near[1] / near[0]
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds", "message"),
+    [(ENGLISH, 60.0, "too short"), (replace(ENGLISH, num_bytes=20e9), 600.0, "vocabulary and data of 20,000 MB")],
+)
+def test_too_little_time_is_one_message(text: TextFacts, seconds: float, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        plan(text, seconds)
+
+
+def test_a_learning_rate_falls_with_the_width_and_the_batch_grows_with_the_tokens() -> None:
+    rates = [law.recipe(size, 1e6).peak_lr for size in (Size(2, 128), Size(4, 512), Size(12, 768))]
+    assert rates == sorted(rates, reverse=True)
+    batches = [law.recipe(Size(2, 128), tokens).batch for tokens in (1e6, 5e7, 1e9)]
+    assert batches == sorted(batches)
+
+
+def test_repeated_text_is_worth_less_than_new_text() -> None:
+    new = law.forecast(Size(2, 128), 8192, 10e6, 1.0, is_chinese=False)
+    seen = law.forecast(Size(2, 128), 8192, 10e6, 20.0, is_chinese=False)
+    assert seen.nats_per_byte > new.nats_per_byte
+
+
+@pytest.mark.parametrize("num_bytes", [1e5, 3e6, 1e8, 5e8])
+@pytest.mark.parametrize("seconds", [700.0, 3600.0, 86400.0])
+@pytest.mark.parametrize("cjk_share", [0.0, 0.95])
+def test_plans_are_valid_configurations_for_any_text_and_time(
+    num_bytes: float, seconds: float, cjk_share: float
+) -> None:
+    text = replace(ENGLISH, num_bytes=num_bytes, documents=max(2.0, num_bytes / 1e4), cjk_share=cjk_share)
+    config = plan(text, seconds).config
+    assert isinstance(config, Config)
+    assert config.vocab.size >= 4096
+    assert config.model.max_position_embeddings == config.data.max_seq_length
