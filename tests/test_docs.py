@@ -21,6 +21,7 @@ import yaml
 
 from bert_pretrain.cli import app
 from bert_pretrain.cli.options import training_flags
+from bert_pretrain.cli.stages import AUTO
 from bert_pretrain.config_file import load_config
 from tests.conftest import one_sentence_a_line
 from tests.pages import PAGES, PYTHON, ROOT, SHELL, Block, anchor, blocks, headings, links, prose, words
@@ -166,10 +167,12 @@ def check_command(command: list[str]) -> None:
     assert name in GROUP.commands, f"there is no command '{name}'"
     given = GROUP.commands[name].make_context(name, rest).params
     source = given.get("config")
-    # A file is the reader's own.
-    preset = None if str(source).endswith(".yaml") else source
+    # A file is the reader's own, and `auto` makes its own.
+    preset = None if str(source).endswith(".yaml") or (name, source) == ("run", AUTO) else source
     names = ("steps", "learning_rate", "batch_size", "device", "time")
-    flags = training_flags(*(given.get(flag) if name in ("train", "run") else None for flag in names))
+    values = {flag: given.get(flag) if name in ("train", "run") else None for flag in names}
+    of_all_stages = values.pop("time") if name == "run" else None
+    flags = {**training_flags(**values), "time": ("--time", of_all_stages)}
     load_config(preset, given.get("settings") or [], flags, with_phases=name == "run")
 
 

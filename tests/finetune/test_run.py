@@ -1,5 +1,6 @@
 """Fine-tuning learns what can be learned, measures as others do, and writes folders that `transformers` reads alike."""
 
+import contextlib
 import json
 import signal
 import subprocess
@@ -205,6 +206,14 @@ def test_without_the_extra_one_message_says_what_to_install(
 
 
 @pytest.mark.slow
+def is_json(path: Path) -> bool:
+    """Whether a file is written to its end."""
+    with contextlib.suppress(ValueError):
+        json.loads(path.read_text(encoding="utf-8"))
+        return True
+    return False
+
+
 def test_a_killed_run_continues_to_the_same_weights(toy_model: Path, tmp_path: Path, reviews, as_jsonl) -> None:
     train = as_jsonl(tmp_path / "train.jsonl", reviews(1000, 1))
     command = [sys.executable, "-m", "bert_pretrain", "finetune", "classify", str(toy_model), "--train", train]
@@ -212,7 +221,7 @@ def test_a_killed_run_continues_to_the_same_weights(toy_model: Path, tmp_path: P
     subprocess.run([*command, str(tmp_path / "whole")], check=True)
     process = subprocess.Popen([*command, str(tmp_path / "killed")])
     deadline = time.monotonic() + 120
-    while not list((tmp_path / "killed.partial" / "checkpoints").glob("*/trainer_state.json")):
+    while not any(map(is_json, (tmp_path / "killed.partial" / "checkpoints").glob("*/trainer_state.json"))):
         assert process.poll() is None
         assert time.monotonic() < deadline
         time.sleep(0.01)
