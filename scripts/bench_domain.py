@@ -163,7 +163,7 @@ def _cut_windows(held_out: Path, old: Tokenizer, new: Tokenizer, length: int) ->
 
 
 def _measure(model: Path, windows: list[Window], new_words: set[str], config: Config) -> dict[str, Any]:
-    """Return the mean losses of masked words: of all, and of those that are one new token of the extended vocabulary."""
+    """Return mean losses of masked words: of all, and of those that are one new token of the extended vocabulary."""
     bert = open_bert(model, config.train, ("cls.predictions",))
     tokenizer = bert.tokenizer
     costs: list[tuple[str, float]] = []
@@ -216,7 +216,7 @@ def _table(rows: dict[str, dict[str, Any]], num_windows: int, options: argparse.
     words, new = rows["before"]["words"], rows["before"]["new_words"]
     return "\n".join(
         [
-            f"\nheld out: {num_windows:,} windows of text, {words:,} masked words, {new:,} of them new tokens; losses in nats",
+            f"\nheld out: {num_windows:,} windows of text, {words:,} masked words, {new:,} of them new tokens; nats",
             *lines,
             "* of its own vocabulary; not comparable between vocabularies",
         ]

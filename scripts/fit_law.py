@@ -8,17 +8,19 @@
 import argparse
 import json
 from collections.abc import Sequence
+from dataclasses import astuple
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from scipy.optimize import least_squares
 
-from bert_pretrain.plan.law import Loss
+from bert_pretrain.plan.law import Curve
 from bert_pretrain.plan.machine_facts import Size
 
 RUNS = Path(__file__).with_name("learning_runs.jsonl")
-FIGURES = ("nats_per_byte", "mlm_loss")
+START = Curve(6.3, 10.0, 0.3, 1.0, 0.0)
+LANGUAGES = {"en": "English", "zh": "Chinese"}
 
 
 def size_of(row: dict[str, Any]) -> Size:
@@ -26,41 +28,36 @@ def size_of(row: dict[str, Any]) -> Size:
     return Size(layers, hidden)
 
 
-def fit(rows: Sequence[dict[str, Any]], figure: str, like: Loss | None = None) -> Loss:
-    """Fit the form to runs; with `like`, only factors, the powers being those of another fit (few runs)."""
-    weights = np.array([size_of(row).weights for row in rows]) / 1e6
-    tokens = np.array([row["tokens"] for row in rows]) / 1e6
-    values = np.array([row[figure] for row in rows])
+def fits(rows: Sequence[dict[str, Any]]) -> dict[str, Curve]:
+    """Return the curve of each language; that of Chinese, with fewer runs, shares the powers of the English one."""
+    english = fit(_of(rows, "en"), START, ("plateau", "middle", "size_power", "power"))
+    return {"en": english, "zh": fit(_of(rows, "zh"), english, ("plateau", "middle"))}
 
-    def predicted(parameters: np.ndarray) -> np.ndarray:
-        floor, a, alpha, b, beta = full(parameters)
-        return floor + a * weights**-alpha + b * tokens**-beta
 
-    def full(parameters: np.ndarray) -> np.ndarray:
-        if like is None:
-            return np.exp(parameters)
-        scale = np.exp(parameters[0])
-        return np.array(
-            [scale * like.floor, scale * like.size_factor, like.size_power, scale * like.token_factor, like.token_power]
+def fit(rows: Sequence[dict[str, Any]], start: Curve, names: tuple[str, ...]) -> Curve:
+    """Fit the named constants, beginning with those of another curve; the others stay."""
+
+    def curve(parameters: np.ndarray, spread: float = 0.0) -> Curve:
+        fitted = {name: round(float(value), 4) for name, value in zip(names, np.exp(parameters), strict=True)}
+        return Curve(
+            **{**dict(zip(Curve.__dataclass_fields__, astuple(start), strict=True)), **fitted, "spread": spread}
         )
 
-    start = np.log([values.min() / 2, 0.2, 0.3, values.max() / 2, 0.3]) if like is None else np.zeros(1)
-    found = least_squares(lambda p: np.log(predicted(p) / values), start, loss="soft_l1", f_scale=0.02)
-    floor, a, alpha, b, beta = full(found.x)
-    spread = float(np.abs(predicted(found.x) / values - 1.0).max())
-    return Loss(*(round(float(value), 4) for value in (floor, a, alpha, b, beta, spread)))
+    def ratios(parameters: np.ndarray) -> np.ndarray:
+        found = curve(parameters)
+        losses = [found.loss(size_of(row).weights / 1e6, row["tokens"] / 1e6) for row in rows]
+        return np.log(np.array(losses) / np.array([row["mlm_loss"] for row in rows]))
+
+    first = np.log([getattr(start, name) for name in names])
+    found = least_squares(ratios, first, diff_step=1e-3).x
+    return curve(found, spread=round(float(np.abs(np.expm1(ratios(found))).max()), 4))
 
 
-def fits(rows: Sequence[dict[str, Any]]) -> dict[str, dict[str, Loss]]:
-    """Return the fit of each figure for each language."""
-    english = [row for row in rows if row["corpus"].startswith("en")]
-    chinese = [row for row in rows if row["corpus"].startswith("zh")]
-    found = {"en": {figure: fit(english, figure) for figure in FIGURES}}
-    found["zh"] = {figure: fit(chinese, figure, like=found["en"][figure]) for figure in FIGURES}
-    return found
+def _of(rows: Sequence[dict[str, Any]], language: str) -> list[dict[str, Any]]:
+    return [row for row in rows if row["corpus"].startswith(language)]
 
 
-def read(path: Path) -> list[dict[str, Any]]:
+def read(path: Path = RUNS) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
 
 
@@ -70,37 +67,33 @@ def main() -> None:
     parser.add_argument("--picture", type=Path)
     options = parser.parse_args()
     rows = read(options.runs)
-    found = fits(rows)
-    for language, losses in found.items():
-        for figure, loss in losses.items():
-            print(f"{language} {figure:<14}{loss}")
+    curves = fits(rows)
+    for language, curve in curves.items():
+        print(f'"{language}": {curve}')
     if options.picture:
-        draw(rows, found, options.picture)
+        draw(rows, curves, options.picture)
 
 
-def draw(rows: Sequence[dict[str, Any]], found: dict[str, dict[str, Loss]], path: Path) -> None:
+def draw(rows: Sequence[dict[str, Any]], curves: dict[str, Curve], path: Path) -> None:
     """Draw measured runs and fitted curves, a colour for each size."""
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(9, 4), layout="constrained")
-    for axes, (language, title) in zip(figure.subplots(1, 2), (("en", "English"), ("zh", "Chinese")), strict=True):
-        own = [row for row in rows if row["corpus"].startswith(language)]
-        for number, size in enumerate(sorted({size_of(row) for row in own})):
-            of_size = [row for row in own if size_of(row) == size]
-            tokens = np.geomspace(min(row["tokens"] for row in own), max(row["tokens"] for row in own), 50)
-            colour = f"C{number}"
-            loss = found[language]["nats_per_byte"]
-            axes.plot(tokens, [loss.at(size.weights, each) for each in tokens], color=colour, linewidth=1)
-            axes.scatter(
-                [row["tokens"] for row in of_size],
-                [row["nats_per_byte"] for row in of_size],
-                color=colour,
-                label=f"L{size.layers}-H{size.hidden}",
-            )
-        axes.set(xscale="log", xlabel="tokens seen", ylabel="nats per byte of masked words", title=title)
+    figure = Figure(figsize=(10, 4), layout="constrained")
+    colours = {size: f"C{number}" for number, size in enumerate(sorted({size_of(row) for row in rows}))}
+    for axes, (language, title) in zip(figure.subplots(1, 2, sharey=True), LANGUAGES.items(), strict=True):
+        own = _of(rows, language)
+        tokens = np.geomspace(min(row["tokens"] for row in rows), 100e6, 80)
+        for size in sorted({size_of(row) for row in own}):
+            losses = [curves[language].loss(size.weights / 1e6, each / 1e6) for each in tokens]
+            label = f"L{size.layers}-H{size.hidden}"
+            axes.plot(tokens, losses, color=colours[size], linewidth=1, label=f"{label}, fitted")
+            measured = [(row["tokens"], row["mlm_loss"]) for row in own if size_of(row) == size]
+            axes.scatter(*zip(*measured, strict=True), color=colours[size], label=f"{label}, measured")
+        axes.set(xscale="log", xlabel="tokens seen", title=title)
         axes.grid(alpha=0.3)
         axes.legend()
-    figure.savefig(path, dpi=120)
+    figure.axes[0].set_ylabel("held-out loss, nats per masked token")
+    figure.savefig(path, dpi=110)
     print(f"picture: {path}")
 
 

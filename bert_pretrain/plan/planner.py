@@ -54,7 +54,7 @@ class Plan:
     choices: tuple[Choice, ...]
     size: Size
     tokens: float
-    """That training will see."""
+    """That training will see, millions."""
     epochs: float
     forecast: Forecast
 
@@ -73,6 +73,7 @@ class _Option:
     vocab_size: int
     length: int
     tokens: float
+    """Millions."""
     forecast: Forecast
 
 
@@ -110,8 +111,8 @@ def make_plan(inputs: tuple[str, ...], text: TextFacts, machine: MachineFacts, s
         for size in machine.flops_per_second
         for vocab_size in _vocab_sizes(text, is_chinese)
     ]
-    best = min(options, key=lambda option: option.forecast.nats_per_byte)
-    epochs = best.tokens / corpus_tokens
+    best = min(options, key=lambda option: option.forecast.loss)
+    epochs = 1e6 * best.tokens / corpus_tokens
     choices = (
         *_text_choices(text, is_chinese, best, options),
         *_data_choices(text, epochs, best, corpus_tokens),
@@ -125,11 +126,11 @@ def _option(
     size: Size, vocab_size: int, machine: MachineFacts, train_seconds: float, corpus_tokens: float, is_chinese: bool
 ) -> _Option:
     length = 64
-    tokens = train_seconds * machine.tokens_per_second(size, vocab_size, length)
+    tokens = 1e-6 * train_seconds * machine.tokens_per_second(size, vocab_size, length)
     if tokens > law.SHORT_UP_TO_TOKENS:
         length = 128
-        tokens = train_seconds * machine.tokens_per_second(size, vocab_size, length)
-    expected = law.forecast(size, vocab_size, tokens, tokens / corpus_tokens, is_chinese=is_chinese)
+        tokens = 1e-6 * train_seconds * machine.tokens_per_second(size, vocab_size, length)
+    expected = law.forecast(size, vocab_size, tokens, 1e6 * tokens / corpus_tokens, is_chinese=is_chinese)
     return _Option(size, vocab_size, length, tokens, expected)
 
 
@@ -155,7 +156,7 @@ def _text_choices(text: TextFacts, is_chinese: bool, best: _Option, options: lis
 def _data_choices(text: TextFacts, epochs: float, best: _Option, corpus_tokens: float) -> list[Choice]:
     copies = 1 if epochs < 1.5 else min(5, math.ceil(epochs / 2))
     pairs, why = _pairs(text)
-    affordable = EVALUATION_SHARE * best.tokens * FORWARD_SPEED / EVALUATIONS
+    affordable = EVALUATION_SHARE * 1e6 * best.tokens * FORWARD_SPEED / EVALUATIONS
     held_out = max(min(affordable, 0.01 * corpus_tokens), MIN_HELD_OUT_EXAMPLES * best.length)
     fraction = min(0.5, max(held_out / corpus_tokens, 2.5 / text.documents))
     return [
@@ -168,7 +169,7 @@ def _data_choices(text: TextFacts, epochs: float, best: _Option, corpus_tokens: 
         Choice(
             "data.dupe_factor",
             copies,
-            f"training sees about {best.tokens / 1e6:,.1f} million tokens, {epochs:.2g} times the text"
+            f"training sees about {best.tokens:,.1f} million tokens, {epochs:.2g} times the text"
             + ("; copies have other pairs" if copies > 1 else ""),
         ),
         Choice("data.next_sentence", pairs, why),
@@ -189,16 +190,16 @@ def _model_choices(best: _Option, options: list[_Option], machine: MachineFacts)
     size = best.size
     near = sorted(
         (option for option in options if option.vocab_size == best.vocab_size and option.size != size),
-        key=lambda option: option.forecast.nats_per_byte,
+        key=lambda option: option.forecast.loss,
     )[:2]
-    others = ", ".join(f"L{o.size.layers}-H{o.size.hidden} {o.forecast.nats_per_byte:.2f}" for o in near)
+    others = ", ".join(f"L{o.size.layers}-H{o.size.hidden} {o.forecast.loss:.2f}" for o in near)
     timed = "" if size in machine.timed else "; its speed is extrapolated from smaller networks"
     config = size.model_config(best.length)
     return [
         Choice(
             "model.num_hidden_layers",
             size.layers,
-            f"lowest loss expected: {best.forecast.nats_per_byte:.2f} nats per byte ({others}){timed}",
+            f"lowest loss expected: {best.forecast.loss:.2f} nats ({others}){timed}",
         ),
         Choice("model.hidden_size", size.hidden, "as above"),
         Choice("model.num_attention_heads", config.num_attention_heads, "64 wide each, as in the paper"),
@@ -211,7 +212,7 @@ def _model_choices(best: _Option, options: list[_Option], machine: MachineFacts)
 
 def _train_choices(best: _Option) -> list[Choice]:
     recipe = law.recipe(best.size, best.tokens)
-    steps = max(1.0, best.tokens / (recipe.batch * law.FILLED_SHARE * best.length))
+    steps = max(1.0, 1e6 * best.tokens / (recipe.batch * law.FILLED_SHARE * best.length))
     every = max(20, int(steps / EVALUATIONS))
     return [
         Choice("train.optimizer", "muon", "lower loss than AdamW in the same time"),

@@ -42,7 +42,7 @@ def test_the_same_facts_give_the_same_plan_and_every_choice_has_a_reason() -> No
 def test_more_time_or_a_faster_machine_gives_a_network_that_is_no_smaller_and_expects_less_loss() -> None:
     plans = [plan(seconds=seconds) for seconds in (120, 600, 3600, 36_000, 360_000)]
     weights = [made.size.weights for made in plans]
-    losses = [made.forecast.nats_per_byte for made in plans]
+    losses = [made.forecast.loss for made in plans]
     assert weights == sorted(weights)
     assert losses == sorted(losses, reverse=True)
     assert weights[-1] > weights[0]
@@ -54,8 +54,8 @@ def test_the_chosen_network_has_the_lowest_loss_expected() -> None:
     assert made.tokens > 0
     for size in SIZES:
         tokens = made.tokens * made.size.flops_per_token(8192, 64) / size.flops_per_token(8192, 64)
-        other = law.forecast(size, made.config.vocab.size, tokens, tokens / 24e6, is_chinese=False)
-        assert made.forecast.nats_per_byte <= other.nats_per_byte * 1.001
+        other = law.forecast(size, made.config.vocab.size, tokens, tokens / 24, is_chinese=False)
+        assert made.forecast.loss <= other.loss * 1.001
 
 
 def test_what_the_text_is_decides_pairs_language_and_held_out_share() -> None:
@@ -96,16 +96,16 @@ def test_too_little_time_is_one_message(text: TextFacts, seconds: float, message
 
 
 def test_a_learning_rate_falls_with_the_width_and_the_batch_grows_with_the_tokens() -> None:
-    rates = [law.recipe(size, 1e6).peak_lr for size in (Size(2, 128), Size(4, 512), Size(12, 768))]
+    rates = [law.recipe(size, 1.0).peak_lr for size in (Size(2, 128), Size(4, 512), Size(12, 768))]
     assert rates == sorted(rates, reverse=True)
-    batches = [law.recipe(Size(2, 128), tokens).batch for tokens in (1e6, 5e7, 1e9)]
+    batches = [law.recipe(Size(2, 128), tokens).batch for tokens in (1.0, 50.0, 1000.0)]
     assert batches == sorted(batches)
 
 
 def test_repeated_text_is_worth_less_than_new_text() -> None:
-    new = law.forecast(Size(2, 128), 8192, 10e6, 1.0, is_chinese=False)
-    seen = law.forecast(Size(2, 128), 8192, 10e6, 20.0, is_chinese=False)
-    assert seen.nats_per_byte > new.nats_per_byte
+    new = law.forecast(Size(2, 128), 8192, 10.0, 1.0, is_chinese=False)
+    seen = law.forecast(Size(2, 128), 8192, 10.0, 20.0, is_chinese=False)
+    assert seen.loss > new.loss
 
 
 @pytest.mark.parametrize("num_bytes", [1e5, 3e6, 1e8, 5e8])
