@@ -19,7 +19,7 @@ from bert_pretrain.plan.law import Curve
 from bert_pretrain.plan.machine_facts import Size
 
 RUNS = Path(__file__).with_name("learning_runs.jsonl")
-START = Curve(6.3, 10.0, 0.3, 1.0, 0.0)
+START = Curve(6.3, 10.0, 0.3, 1.3, 0.0)
 LANGUAGES = {"en": "English", "zh": "Chinese"}
 
 

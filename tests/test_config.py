@@ -341,7 +341,7 @@ def test_the_recipe_of_the_paper_stays_as_it_is(names: str) -> None:
     assert load_config(names).model_dump(mode="json", exclude_defaults=True) == PAPER_PRESETS[names]
 
 
-@pytest.mark.parametrize(("name", "peak_lr"), [("tiny", 2e-3), ("mini", 2e-3), ("small", 1.5e-3), ("medium", 1e-3)])
+@pytest.mark.parametrize(("name", "peak_lr"), [("tiny", 4e-3), ("mini", 4e-3), ("small", 3e-3), ("medium", 2e-3)])
 def test_small_sizes_have_the_recipe_for_short_runs(name: str, peak_lr: float) -> None:
     config = load_config(name)
     train, data = config.train, config.data
