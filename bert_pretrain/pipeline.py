@@ -124,7 +124,7 @@ def _in_time_left(config: Config, limit: TimeLimit, run: Path) -> Config:
                 f"vocabulary and data took {duration(limit.used)} of {duration(limit.seconds)}; "
                 f"{duration(max(left, 0.0))} are left, too little to train",
                 where="the key 'time'",
-                remedy="allow more time, or give less text (data.fraction)",
+                remedy="allow more time, or name fewer inputs",
             )
         trained = latest.record["progress"]["wall_seconds"] if latest is not None else 0.0
         budget = trained + max(left, 0.1)
