@@ -15,28 +15,33 @@ from typing import Any, NamedTuple
 
 from bert_pretrain.report.data_hints import Hint, data_hints
 
-NUM_POINTS = 1000
+NUM_POINTS = 400
 """Points that the lines of a run are summed up to, at most."""
 MIN_LINES = 10
 """Lines of training before which nothing is said of how it goes."""
 SHORT, LONG = 0.05, 0.1
 """Shares of the run over which figures are averaged."""
 
-PLATEAU_STEPS, PLATEAU_SHARES = 20_000, (0.1, 0.4)
-"""After the warm-up, by when healthy runs have left the loss of token frequencies: steps, within shares of the run."""
+PATIENCE_STEPS, PATIENCE_SHARES = 20_000, (0.1, 0.5)
+"""Steps, within shares of the run: healthy runs have left the loss of token frequencies so long after the warm-up, and
+chance at next sentences so long after masked tokens are learnt."""
 PLATEAU_NATS, STEADY_NATS = 0.1, 0.03
 """Distance from the loss of token frequencies that is no progress yet; and the fall in a tenth that is some."""
 FAR_NATS = 0.5
 """Distance from a loss that is not noise."""
 ABOVE_START_NATS, ABOVE_PLATEAU_NATS = 0.3, 0.2
 """Where no healthy loss is after the warm-up: above the first one, or for long above that of token frequencies."""
+STUCK_SHARE = 0.05
+"""Of what a loss has fallen so far: it no longer falls."""
+ABOUT_LOSS = ("learning rate too high", "learning rate too low", "plateau")
+"""After one of these causes no other is given for a loss that does not fall."""
 NSP_NATS, NSP_CHANCE = 1.0, 0.53
 """How far masked tokens are learnt before next sentences must be, and the accuracy that is chance."""
 NORM_FACTOR = 10.0
 OVERFIT_NATS, OVERFIT_EVALUATIONS = 0.1, 3
 SLOW_FACTOR, SLOW_SECONDS = 7.0, 5.0
 """An interval so many times slower than the median, and so long that it matters. Busy machines reach a factor of 6."""
-MEMORY_SHARE, MEMORY_BYTES, MEMORY_POINTS = 0.1, 64 << 20, 12
+MEMORY_SHARE, MEMORY_BYTES, MEMORY_POINTS = 0.1, 64 << 20, 10
 """Growth within a tenth of the run."""
 
 
@@ -165,7 +170,8 @@ class Diagnosis:
         peak = max([*self._values("mlm_loss", since=self._warmup), *held_out], default=0.0)
         if self._start is not None and peak > self._start + ABOVE_START_NATS:
             return _too_high(f"the loss of masked tokens rose from {self._start:.2f} to {peak:.2f} nats")
-        best = min(_mean(losses[end - number : end]) for end in range(number, len(losses) + 1))
+        sums = [0.0, *itertools.accumulate(losses)]
+        best = min(after - before for before, after in zip(sums, sums[number:], strict=False)) / number
         now = _mean(losses[-number:])
         if now > best + FAR_NATS:
             return _too_high(f"the loss of masked tokens rose from {best:.2f} to {now:.2f} nats")
@@ -177,7 +183,7 @@ class Diagnosis:
     def _rate_unfit(self) -> Hint | None:
         """After the warm-up, the loss will not even come near to that of token frequencies."""
         entropy, losses = self._entropy(), self._losses(SHORT)
-        if entropy is None or losses is None or self._has("learning rate too high"):
+        if entropy is None or losses is None or self._has(*ABOUT_LOSS):
             return None
         if self._share < max(0.1, self._warmup) + SHORT:
             return None
@@ -187,18 +193,22 @@ class Diagnosis:
         if now < entropy + FAR_NATS or now - possible < entropy or now > before + STEADY_NATS:
             return None
         where = f"the loss of masked tokens is {now:.2f} nats, that of token frequencies alone {entropy:.2f}"
-        if before - now < STEADY_NATS / 2 and self._values("mlm_loss")[0] > now + FAR_NATS:
-            return _too_high(where)  # it has fallen, and is stuck
+        fallen = (self._start or now) - now
+        if fallen > FAR_NATS and before - now < STUCK_SHARE * fallen:
+            return _too_high(where)
         return Hint("learning rate too low", where, f"raise train.peak_lr ({self._share:.0%} of the run is done)")
+
+    def _expected_share(self) -> float:
+        """Return the share of the run that a model needs for its first steps away from chance."""
+        least, most = PATIENCE_SHARES
+        return min(most, max(least, PATIENCE_STEPS * self._share / max(self._num_steps, 1)))
 
     def _plateau(self) -> Hint | None:
         """The loss stays that of token frequencies."""
         entropy, losses = self._entropy(), self._losses(LONG)
-        if entropy is None or losses is None or self._has("learning rate too high", "learning rate too low"):
+        if entropy is None or losses is None or self._has(*ABOUT_LOSS):
             return None
-        least, most = PLATEAU_SHARES
-        expected = min(most, max(least, PLATEAU_STEPS * self._share / max(self._num_steps, 1)))
-        if self._share < self._warmup + expected:
+        if self._share < self._warmup + self._expected_share():
             return None
         now, before = losses
         if not entropy - PLATEAU_NATS < now < entropy + FAR_NATS or before - now > STEADY_NATS:
@@ -216,11 +226,11 @@ class Diagnosis:
 
     def _no_next_sentence(self) -> Hint | None:
         """Masked tokens are learnt, next sentences are not."""
-        entropy, number = self._entropy(), self._number_of_points(LONG, 3)
+        entropy, number = self._entropy(), self._number_of_points(self._expected_share(), 3)
         accuracies, losses = self._values("nsp_accuracy"), self._values("mlm_loss")
         if entropy is None or len(accuracies) < number or self._data.get("next_sentence") != "nsp":
             return None
-        accuracy = _mean(accuracies[-number:])
+        accuracy = max(_mean(accuracies[-number:]), _mean(accuracies[-self._number_of_points(LONG, 3) :]))
         if max(losses[-number:]) > entropy - NSP_NATS or accuracy > NSP_CHANCE:
             return None
         return Hint(
