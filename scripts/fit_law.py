@@ -19,7 +19,9 @@ from bert_pretrain.plan.law import Curve
 from bert_pretrain.plan.machine_facts import Size
 
 RUNS = Path(__file__).with_name("learning_runs.jsonl")
-START = Curve(6.3, 10.0, 0.3, 1.3, 0.0)
+START = Curve(3.5, 6.3, 7.0, 0.3, 1.8, 0.0)
+MOST = {"floor": 10.0, "plateau": 10.0, "middle": 100.0, "size_power": 0.4, "power": 2.5}
+"""Bounds of the constants: with few runs, a fit without them describes these runs only."""
 LANGUAGES = {"en": "English", "zh": "Chinese"}
 
 
@@ -30,8 +32,8 @@ def size_of(row: dict[str, Any]) -> Size:
 
 def fits(rows: Sequence[dict[str, Any]]) -> dict[str, Curve]:
     """Return the curve of each language; that of Chinese, with fewer runs, shares the powers of the English one."""
-    english = fit(_of(rows, "en"), START, ("plateau", "middle", "size_power", "power"))
-    return {"en": english, "zh": fit(_of(rows, "zh"), english, ("plateau", "middle"))}
+    english = fit(_of(rows, "en"), START, ("floor", "plateau", "middle", "size_power", "power"))
+    return {"en": english, "zh": fit(_of(rows, "zh"), english, ("floor", "middle"))}
 
 
 def fit(rows: Sequence[dict[str, Any]], start: Curve, names: tuple[str, ...]) -> Curve:
@@ -49,7 +51,8 @@ def fit(rows: Sequence[dict[str, Any]], start: Curve, names: tuple[str, ...]) ->
         return np.log(np.array(losses) / np.array([row["mlm_loss"] for row in rows]))
 
     first = np.log([getattr(start, name) for name in names])
-    found = least_squares(ratios, first, diff_step=1e-3).x
+    most = np.log([MOST[name] for name in names])
+    found = least_squares(ratios, np.minimum(first, most - 1e-3), diff_step=1e-3, bounds=(-5.0, most)).x
     return curve(found, spread=round(float(np.abs(np.expm1(ratios(found))).max()), 4))
 
 

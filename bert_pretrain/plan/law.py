@@ -5,8 +5,8 @@ towards what a network of its size can reach. So the loss is a logistic curve ov
 
     loss = floor + (plateau - floor) / (1 + (tokens / middle) ^ power)
 
-The floor is that of Devlin et al. (2018, table 6: held-out perplexities of five networks after the whole pretraining);
-plateau, middle and power are fitted to measured runs by `scripts/fit_law.py`. Weights are those of the matrices inside
+The floor falls with the weights as the losses of five networks after the whole pretraining in Devlin et al. (2018, table 6);
+all else is fitted to measured runs by `scripts/fit_law.py`. Weights are those of the matrices inside
 the encoder; they and tokens are in millions. Losses are in nats per masked token of a vocabulary of 8,192.
 Tokens that are seen again count less, as in Muennighoff et al. (2023, section 3.1).
 """
@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 from bert_pretrain.plan.machine_facts import Size
 
-FLOOR_FACTOR, FLOOR_POWER = 2.74, 0.153
+FLOOR_POWER = 0.153
 """Of the table: perplexities 5.84, 4.68, 3.99, 3.54, 3.23 for 21, 42, 85, 151 and 302 million weights, within 3 %."""
 
 
@@ -24,6 +24,8 @@ FLOOR_FACTOR, FLOOR_POWER = 2.74, 0.153
 class Curve:
     """The fit of one language."""
 
+    floor: float
+    """Of a network of a million weights, in trainings as long as those measured."""
     plateau: float
     middle: float
     """Million tokens at which a network of a million weights is half way to its floor."""
@@ -35,19 +37,23 @@ class Curve:
 
     def loss(self, weights: float, tokens: float) -> float:
         """Return the held-out loss of a network of so many million weights after so many million tokens."""
-        floor = FLOOR_FACTOR * weights**-FLOOR_POWER
-        middle = self.middle * weights**-self.size_power
+        floor = self.floor * weights**-FLOOR_POWER
+        middle = self.middle * min(weights, MOST_WEIGHTS) ** -self.size_power
         return floor + (self.plateau - floor) / (1.0 + (tokens / middle) ** self.power)
 
 
 VOCAB_SIZE = 8192
 """Of the measured runs."""
 MEASURED_SIZES = {Size(2, 128), Size(2, 256)}
-MOST_TOKENS = 25.0
+MOST_WEIGHTS = 1.6
+"""Of the measured sizes, millions; larger ones are taken to leave the plateau no sooner."""
+MIN_TOKENS_PER_WEIGHT = 2.0
+"""With fewer, a network is not considered: those measured were still on the plateau."""
+MOST_TOKENS = 25.4
 MOST_EPOCHS = 2.0
 CURVES = {
-    "en": Curve(6.3821, 11.8516, 0.0005, 1.1638, 0.0137),
-    "zh": Curve(5.8746, 11.3192, 0.0005, 1.1638, 0.0),
+    "en": Curve(3.7772, 6.2965, 4.288, 0.0074, 2.5, 0.0607),
+    "zh": Curve(3.7241, 6.2965, 2.9878, 0.0074, 2.5, 0.0),
 }
 """By the language of the text: English, for all that is written with letters, and Chinese."""
 BYTES_POWER = 0.08
@@ -56,8 +62,9 @@ MARGIN = 0.05
 """Added to the spread of the fit: another corpus, another machine."""
 REPETITION_HALF_LIFE = 15.0
 """Epochs, about, after which another pass over the same text is worth little (Muennighoff et al., 2023)."""
-NSP_MIDDLE, NSP_SIZE_POWER, NSP_POWER, NSP_MOST, NSP_SPREAD = 3.0, 0.3, 3.0, 0.8, 0.07
-"""Next-sentence accuracy, a logistic curve of the same form from 50 % up to the most that was measured."""
+NSP_MIDDLE = {"en": 3.0, "zh": 0.7}
+NSP_SIZE_POWER, NSP_POWER, NSP_MOST, NSP_SPREAD = 0.3, 3.0, 0.8, 0.07
+"""Next-sentence accuracy, a logistic curve of the same form from 50 % up to the most that was measured; by hand."""
 PEAK_LR, REFERENCE_WIDTH, LR_POWER = 4e-3, 256, 0.5
 """Peak learning rate up to a width; beyond, it falls with that power of the width, which is not measured."""
 BATCHES, LARGEST_BATCH = ((16.0, 32), (64.0, 64), (256.0, 128)), 256
@@ -86,17 +93,21 @@ def forecast(size: Size, vocab_size: int, tokens: float, epochs: float, *, is_ch
     """Return what to expect of a network after so many million tokens, in so many epochs."""
     counted = tokens if epochs <= 1.0 else tokens / epochs * _worth(epochs)
     weights = size.weights / 1e6
-    curve = CURVES["zh" if is_chinese else "en"]
+    language = "zh" if is_chinese else "en"
+    curve = CURVES[language]
     loss = curve.loss(weights, counted)
     mlm_loss = loss * (vocab_size / VOCAB_SIZE) ** BYTES_POWER
     beyond = _beyond(size, vocab_size, tokens, epochs)
     spread = curve.spread + MARGIN * (2.0 if beyond else 1.0)
-    return Forecast(loss, (mlm_loss * (1.0 - spread), mlm_loss * (1.0 + spread)), nsp_range(weights, counted), beyond)
+    return Forecast(
+        loss, (mlm_loss * (1.0 - spread), mlm_loss * (1.0 + spread)), nsp_range(weights, counted, language), beyond
+    )
 
 
-def nsp_range(weights: float, tokens: float) -> tuple[float, float]:
+def nsp_range(weights: float, tokens: float, language: str) -> tuple[float, float]:
     """Return the range of next-sentence accuracy to expect."""
-    learnt = 1.0 - 1.0 / (1.0 + (tokens / (NSP_MIDDLE * weights**-NSP_SIZE_POWER)) ** NSP_POWER)
+    middle = NSP_MIDDLE[language] * min(weights, MOST_WEIGHTS) ** -NSP_SIZE_POWER
+    learnt = 1.0 - 1.0 / (1.0 + (tokens / middle) ** NSP_POWER)
     expected = 0.5 + (NSP_MOST - 0.5) * learnt
     return max(0.47, expected - NSP_SPREAD), min(1.0, expected + NSP_SPREAD)
 

@@ -111,7 +111,8 @@ def make_plan(inputs: tuple[str, ...], text: TextFacts, machine: MachineFacts, s
         for size in machine.flops_per_second
         for vocab_size in _vocab_sizes(text, is_chinese)
     ]
-    best = min(options, key=lambda option: option.forecast.loss)
+    enough = [option for option in options if 1e6 * option.tokens >= law.MIN_TOKENS_PER_WEIGHT * option.size.weights]
+    best = min(enough or options[:1], key=lambda option: option.forecast.loss)
     epochs = 1e6 * best.tokens / corpus_tokens
     choices = (
         *_text_choices(text, is_chinese, best, options),
