@@ -5,9 +5,9 @@ towards what a network of its size can reach. So the loss is a logistic curve ov
 
     loss = floor + (plateau - floor) / (1 + (tokens / middle) ^ power)
 
-The floor falls with the weights as the losses of five networks after the whole pretraining in Devlin et al. (2018, table 6);
-all else is fitted to measured runs by `scripts/fit_law.py`. Weights are those of the matrices inside
-the encoder; they and tokens are in millions. Losses are in nats per masked token of a vocabulary of 8,192.
+The floor falls with the weights as the losses of five networks after the whole pretraining do in Devlin et al. (2018,
+table 6); all else is fitted to measured runs by `scripts/fit_law.py`. Weights are those of the matrices inside the
+encoder; they and tokens are in millions. Losses are in nats per masked token of a vocabulary of 8,192.
 Tokens that are seen again count less, as in Muennighoff et al. (2023, section 3.1).
 """
 
