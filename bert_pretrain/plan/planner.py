@@ -146,7 +146,9 @@ def _vocab_sizes(text: TextFacts, is_chinese: bool) -> tuple[int, ...]:
 
 def _text_choices(text: TextFacts, is_chinese: bool, best: _Option, options: list[_Option]) -> list[Choice]:
     others = len({option.vocab_size for option in options}) > 1
-    why = "the lowest loss expected of several" if others else "its tokens are seen often, and the output layer is cheap"
+    why = (
+        "the lowest loss expected of several" if others else "its tokens are seen often, and the output layer is cheap"
+    )
     found = [Choice("vocab.size", best.vocab_size, f"for {text.num_bytes / 1e6:,.0f} MB of text: {why}")]
     if is_chinese:
         share = f"{text.cjk_share:.0%} of the letters are Chinese characters"
