@@ -12,10 +12,11 @@ import numpy as np
 import pytest
 import torch
 
-from bert_pretrain.config import Config
+from bert_pretrain.config import Config, DataConfig
 from bert_pretrain.examples import ragged
 from bert_pretrain.examples.examples import Examples, Masks
 from bert_pretrain.examples.shards import write_shard
+from bert_pretrain.make_data import summary
 from bert_pretrain.storage import manifest
 from bert_pretrain.text.tokenizer import Tokenizer
 from bert_pretrain.train.run import train
@@ -88,9 +89,10 @@ def make_data_folder(
     (folder / "tokenizer").mkdir(parents=True)
     tokenizer = make_tokenizer()
     tokenizer.save(folder / "tokenizer")
+    config = DataConfig.model_validate({"max_seq_length": 32, **settings})
     splits: dict[str, Any] = {}
     for split, rows_of in (("train", shard_rows), ("validation", (validation_rows,) if validation_rows else ())):
-        shards = []
+        shards: list[summary.ShardResult] = []
         for number, rows in enumerate(rows_of):
             examples = make_examples(rows, generator)
             if settings.get("next_sentence") == "none":
@@ -100,8 +102,10 @@ def make_data_folder(
                 examples = unmasked(examples)
                 if starts_word is not None:
                     examples = replace(examples, starts_word=starts_word(examples.input_ids))
-            shards.append(write_shard(folder, f"{split}/{number:05d}.parquet", examples).as_json())
-        splits[split] = {"shards": shards}
+            record = write_shard(folder, f"{split}/{number:05d}.parquet", examples).as_json()
+            statistics = summary.measure(examples, tokenizer, config.max_seq_length)
+            shards.append({"record": record, "statistics": statistics, "drops": {}})
+        splits[split] = summary.join_split(shards, config)
     body = {
         "config": {"data": {"max_seq_length": 32, **settings}},
         "tokenizer": {"vocab_size": tokenizer.vocab_size, "hash": tokenizer.hash},
