@@ -1,8 +1,8 @@
-"""Score BERT folders by one yardstick that no vocabulary can bend: nats per byte of masked words.
+"""Score BERT folders by a metric that compares across vocabularies: nats per byte of masked words.
 
-The words are chosen from plain text, before any tokenizer sees it, so all models are asked for the same words in the
-same contexts. All pieces of a chosen word are masked, and the word costs the sum over its pieces. `transformers` opens
-the folders. What a vocabulary cannot write ([UNK]) costs the entropy of uniform bytes.
+The words are chosen from plain text, before it is tokenized, so all models predict the same words in the same contexts.
+All pieces of a chosen word are masked, and the word costs the sum over its pieces. `transformers` opens the folders. A
+word that becomes [UNK] costs the entropy of uniform bytes.
 
     python scripts/word_scores.py TEXT MODEL [MODEL ...]
 """

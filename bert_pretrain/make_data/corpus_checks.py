@@ -9,13 +9,8 @@ from bert_pretrain.errors import InputError
 from bert_pretrain.make_data import build
 from bert_pretrain.make_data.plan import BuildPlan, documents_needed
 from bert_pretrain.make_data.summary import CorpusStatistics, SplitStatistics
+from bert_pretrain.report.data_hints import MAX_REPEATED_SHARE, MAX_UNK_SHARE
 from bert_pretrain.text.sources import Source
-
-MAX_UNK_SHARE = 0.05
-"""The share of [UNK] among an input's tokens above which something is likely wrong."""
-MAX_REPEATED_SHARE = 0.05
-"""The share of tokens in repeated sentences above which the text is likely not cleaned; books and articles have less
-than 0.1 %."""
 
 
 def check_corpus(corpus: CorpusStatistics, config: DataConfig, sources: list[Source]) -> None:

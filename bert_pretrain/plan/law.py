@@ -45,8 +45,8 @@ class Curve:
 VOCAB_SIZE = 8192
 """Of the measured runs."""
 MEASURED_SIZES = {Size(2, 128), Size(2, 256)}
-MOST_WEIGHTS = 1.6
-"""Of the measured sizes, millions; larger ones are taken to leave the plateau no sooner."""
+MOST_WEIGHTS = max(size.weights for size in MEASURED_SIZES) / 1e6
+"""Millions; larger networks are taken to leave the plateau no sooner."""
 MIN_TOKENS_PER_WEIGHT = 2.0
 """With fewer, a network is not considered: those measured were still on the plateau."""
 MOST_TOKENS = 25.4

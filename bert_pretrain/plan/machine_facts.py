@@ -14,6 +14,7 @@ from bert_pretrain.model.attention import choose_attention
 from bert_pretrain.model.bert import BertForPreTraining
 from bert_pretrain.train.batches import GlobalBatch, cut
 from bert_pretrain.train.device import hardware
+from bert_pretrain.train.device.flops import training_flops
 from bert_pretrain.train.loss import PretrainingLoss
 from bert_pretrain.train.optim.optimizer import make_optimizers
 from bert_pretrain.train.step import StepSums, train_step
@@ -49,8 +50,7 @@ class Size(NamedTuple):
 
     def flops_per_token(self, vocab_size: int, length: int) -> float:
         """Return the floating-point operations of a token of training, forward and backward."""
-        head = MASKED_SHARE * (self.hidden**2 + self.hidden * vocab_size)
-        return 6.0 * (self.weights + head) + 12.0 * self.layers * self.hidden * length
+        return training_flops(self.model_config(length), vocab_size, 1.0, length, MASKED_SHARE)
 
 
 SIZES = tuple(
@@ -101,9 +101,10 @@ def measure_machine(seconds: float, device_setting: str = "auto") -> MachineFact
 def _seconds_per_step(size: Size, device: torch.device, dtype: torch.dtype) -> float:
     """Return the median time of a step; the first one, in which kernels are chosen, does not count."""
     config = TrainConfig(optimizer="muon", global_batch_size=BATCH)
-    head_size = size.hidden // max(1, size.hidden // 64)
+    network_config = size.model_config(LENGTH)
+    head_size = network_config.hidden_size // network_config.num_attention_heads
     attention, _ = choose_attention("auto", device, dtype, head_size=head_size, dropout_rate=0.0)
-    model = BertForPreTraining(size.model_config(LENGTH), VOCAB_SIZE, attention=attention)
+    model = BertForPreTraining(network_config, VOCAB_SIZE, attention=attention)
     model.initialize(0)
     model.to(device).train()
     network, optimizers = PretrainingLoss(model), make_optimizers(model, config)

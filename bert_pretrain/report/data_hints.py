@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 MAX_UNK_SHARE = 0.05
+"""Of tokens, above which something is likely wrong."""
 MAX_REPEATED_SHARE = 0.05
 """Of tokens; books and articles have less than 0.1 %."""
 SENTENCE_TOKENS = (4.0, 120.0)

@@ -54,13 +54,36 @@ OTHER_CARDS = ("Laptop", "Max-Q", "MIG", "RTX 5090 D", "RTX 4090 D", "RTX 3090 T
 
 def batch_flops(batch: GlobalBatch, model: ModelConfig, vocab_size: int) -> float:
     """Return the floating-point operations of one step over real tokens, forward and backward."""
+    return training_flops(
+        model, vocab_size, batch.num_tokens, batch.sum_squared_lengths, batch.num_predictions, batch.num_pairs
+    )
+
+
+def training_flops(
+    model: ModelConfig,
+    vocab_size: int,
+    tokens: float,
+    squared_lengths: float,
+    predictions: float,
+    pairs: float = 0.0,
+) -> float:
+    """Return the floating-point operations of training on so many tokens, forward and backward.
+
+    Args:
+        model: the sizes.
+        vocab_size: tokens in the vocabulary.
+        tokens: real ones.
+        squared_lengths: sum of the squares of the lengths of the sequences.
+        predictions: predicted tokens.
+        pairs: sequences with a next-sentence label.
+    """
     hidden, layers = model.hidden_size, model.num_hidden_layers
     layer_weights = 4 * hidden * hidden + 2 * hidden * model.intermediate_size
     return float(
-        6 * layers * layer_weights * batch.num_tokens
-        + 12 * layers * hidden * batch.sum_squared_lengths
-        + 6 * (hidden * hidden + hidden * vocab_size) * batch.num_predictions
-        + 6 * (hidden * hidden + 2 * hidden) * batch.num_pairs
+        6 * layers * layer_weights * tokens
+        + 12 * layers * hidden * squared_lengths
+        + 6 * (hidden * hidden + hidden * vocab_size) * predictions
+        + 6 * (hidden * hidden + 2 * hidden) * pairs
     )
 
 
