@@ -20,7 +20,7 @@ from bert_pretrain.make_data.segments import Segments, assemble
 from bert_pretrain.make_data.summary import ShardResult
 from bert_pretrain.make_data.token_store import DocumentSlices, ShardText
 from bert_pretrain.rng import stream
-from bert_pretrain.storage.files import read_json, remove_temporaries, write_json, write_text
+from bert_pretrain.storage.files import read_json, remove_temporaries, write_checked_json, write_text
 from bert_pretrain.text.tokenizer import load_once
 
 RECORDS = ".records"
@@ -64,12 +64,15 @@ def build_shard(task: ShardTask) -> tuple[ShardResult, str | None]:
     file = task.plan.output / RECORDS / f"{task.split.name}-{task.number:05d}.json"
     damage = None
     if file.exists():
-        known: ShardResult = read_json(file)
-        damage = damage_of(task.plan.output, ShardRecord(**known["record"]), whole=True)
-        if damage is None:
-            return known, None
+        try:
+            known: ShardResult = read_json(file)
+            damage = damage_of(task.plan.output, ShardRecord(**known["record"]), whole=True)
+            if damage is None:
+                return known, None
+        except DataError:
+            damage = "has a damaged record"
     result = _build(task)
-    write_json(file, result)
+    write_checked_json(file, result)
     return result, damage
 
 

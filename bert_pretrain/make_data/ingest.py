@@ -14,7 +14,8 @@ from bert_pretrain.make_data.store_writer import SUMMARY, write_store_shard
 from bert_pretrain.make_data.summary import CorpusStatistics, StoreShardSummary
 from bert_pretrain.make_data.token_store import TokenStore, store_key, store_shard_folder
 from bert_pretrain.parallel.executor import Pool, run_all
-from bert_pretrain.storage.files import damage_of_folder, exclusive, read_json, remove_temporaries
+from bert_pretrain.storage.checksums import damage_of_folder
+from bert_pretrain.storage.files import exclusive, read_json, remove_temporaries
 from bert_pretrain.storage.paths import is_url
 from bert_pretrain.text import documents
 from bert_pretrain.text.sources import Source

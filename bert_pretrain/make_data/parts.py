@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bert_pretrain.parallel.executor import Pool, run_all
-from bert_pretrain.storage.files import atomic_path, open_input, read_json, write_json
+from bert_pretrain.storage.files import atomic_path, open_input, read_json, write_checked_json
 from bert_pretrain.text import documents
 from bert_pretrain.text.sources import READ_ERRORS, Source, damaged, is_compressed
 from bert_pretrain.text.text_files import ByteRange
@@ -34,7 +34,8 @@ def cut_inputs(sources: Sequence[Source], store: Path, pool: Pool) -> list[tuple
     unpacked = {source.location: store / f"unpacked-{number}" for number, source in enumerate(large)}
     if len(archives) > MAX_UNPACKED_ARCHIVES:
         unpacked = {}
-    cuts = read_json(store / _CUTS) if (store / _CUTS).exists() else None
+    remedy = f"remove the folder {store}: it is a cache, and is made again"
+    cuts = read_json(store / _CUTS, remedy) if (store / _CUTS).exists() else None
     if cuts is None:
         tasks = [_Archive(source, unpacked[source.location]) for source in large if unpacked]
         weights = [float(task.source.size or 1) for task in tasks]
@@ -43,7 +44,7 @@ def cut_inputs(sources: Sequence[Source], store: Path, pool: Pool) -> list[tuple
         parts = [documents.cut(source, part_bytes, unpacked.get(source.location)) for source in sources]
         bounds = [[(part.start, part.stop) for part in of_source] for of_source in parts]
         cuts = {"part_bytes": part_bytes, "parts": bounds}
-        write_json(store / _CUTS, cuts)
+        write_checked_json(store / _CUTS, cuts)
     parts_of_all = (
         ByteRange(source, start, stop, unpacked.get(source.location))
         for source, bounds in zip(sources, cuts["parts"], strict=True)

@@ -14,7 +14,7 @@ from bert_pretrain.make_data.build import ShardTask
 from bert_pretrain.make_data.plan import BuildPlan
 from bert_pretrain.parallel.executor import Pool, run_all
 from bert_pretrain.storage import manifest
-from bert_pretrain.storage.files import remove_temporaries, remove_tree, write_json
+from bert_pretrain.storage.files import remove_temporaries, remove_tree, write_checked_json
 from bert_pretrain.storage.paths import AnyPath
 from bert_pretrain.text.tokenizer import FILES, Tokenizer
 
@@ -98,4 +98,4 @@ def _update_manifest(output: AnyPath, rebuilt: dict[str, dict[str, Any]]) -> Non
         print(
             f"the same examples in other bytes, because of other versions: {versions}; the manifest names the new ones"
         )
-        write_json(output / manifest.MANIFEST, body)
+        write_checked_json(output / manifest.MANIFEST, body)

@@ -22,7 +22,8 @@ from bert_pretrain.make_data.repeats import RepeatCounter
 from bert_pretrain.make_data.sentences import SentenceSplitter
 from bert_pretrain.make_data.summary import StoreShardSummary, count_words
 from bert_pretrain.make_data.token_store import split_long
-from bert_pretrain.storage.files import atomic_folder, seal_folder, write_json
+from bert_pretrain.storage.checksums import seal_folder
+from bert_pretrain.storage.files import atomic_folder, write_json
 from bert_pretrain.text import documents
 from bert_pretrain.text.encoder import Encoder
 from bert_pretrain.text.text_files import ByteRange

@@ -7,7 +7,7 @@ from types import TracebackType
 from typing import Self
 
 from bert_pretrain.errors import DataError
-from bert_pretrain.storage.files import read_json, write_json
+from bert_pretrain.storage.files import read_json, write_checked_json
 
 SECONDS_BETWEEN_WRITES = 1.0
 """What a kill can hide of the time that was used."""
@@ -67,14 +67,14 @@ class TimeLimit:
                 continue
 
     def _write(self) -> None:
-        write_json(self._file, {"used_seconds": round(self.used, 3)})
+        write_checked_json(self._file, {"used_seconds": round(self.used, 3)})
 
 
 def _used_before(file: Path) -> float:
     if not file.exists():
         return 0.0
     try:
-        used = float(read_json(file)["used_seconds"])
+        used = float(read_json(file, "remove it to count from zero again")["used_seconds"])
     except (KeyError, TypeError, ValueError) as error:
         raise DataError(
             "the file does not say how much time the run has used",

@@ -18,7 +18,7 @@ import secrets
 import shutil
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, cast
 
@@ -29,9 +29,11 @@ if TYPE_CHECKING:
     import numpy as np
 
 LOCK = ".lock"
-CHECKSUMS = "checksums.json"
 _REMOTE_BUFFER_BYTES = 1 << 20
 COMPRESSIONS = (".gz", ".bz2", ".xz", ".zst")
+MAX_JSON_BYTES = 256 << 20
+MAX_JSON_DEPTH = 100
+_DIGEST = "content_sha256"
 
 
 def open_input(location: str) -> BinaryIO:
@@ -213,49 +215,73 @@ def write_json(path: AnyPath, value: object) -> None:
     write_text(path, json.dumps(value, indent=2, ensure_ascii=False) + "\n")
 
 
-def read_json(path: AnyPath) -> Any:
-    """Read a JSON file that a stage has written.
+def write_checked_json(path: AnyPath, value: Mapping[str, Any]) -> None:
+    """Write a JSON file with a SHA-256 of its own content, which `read_json` checks and leaves out."""
+    write_json(path, {**value, _DIGEST: _digest_of(value)})
+
+
+def read_json(path: AnyPath, remedy: str = "restore the file from a copy, or write its folder again") -> Any:
+    """Read a JSON file, written here or elsewhere.
 
     Raises:
-        DataError: when it is missing or not JSON.
+        DataError: when it is missing, too large, not JSON, nested too deeply, or not what was written.
     """
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
+        with path.open("rb") as file:
+            content = file.read(MAX_JSON_BYTES + 1)
+        if len(content) > MAX_JSON_BYTES:
+            raise ValueError(f"it is larger than {MAX_JSON_BYTES >> 20} MiB")
+        found = parse_json(content.decode())
+        if isinstance(found, dict) and _DIGEST in found and found.pop(_DIGEST) != _digest_of(found):
+            raise ValueError("it is damaged: its content is not what was written")
     except (OSError, ValueError) as error:
-        raise DataError(
-            f"cannot read {path.name}: {error}",
-            where=str(path),
-            remedy="give a folder that a finished stage has written",
-        ) from error
+        raise DataError(f"cannot read {path.name}: {error}", where=str(path), remedy=remedy) from error
+    return found
+
+
+def parse_json(text: str) -> Any:
+    """Return the value of JSON text; whole numbers of thousands of digits become infinite.
+
+    Raises:
+        ValueError: when it is not JSON, or nested too deeply.
+    """
+    try:
+        found = _DECODER.decode(text)
+    except RecursionError:
+        raise ValueError(f"it is nested deeper than {MAX_JSON_DEPTH} levels") from None
+    if text.count("[") + text.count("{") <= MAX_JSON_DEPTH:
+        return found
+    level = [found]
+    for _ in range(MAX_JSON_DEPTH):
+        level = [
+            child
+            for each in level
+            if isinstance(each, dict | list)
+            for child in (each.values() if isinstance(each, dict) else each)
+        ]
+        if not level:
+            return found
+    raise ValueError(f"it is nested deeper than {MAX_JSON_DEPTH} levels")
+
+
+def _parse_int(digits: str) -> float:
+    try:
+        return int(digits)
+    except ValueError:  # Python limits the digits of a whole number
+        return float(digits)
+
+
+_DECODER = json.JSONDecoder(parse_int=_parse_int)
+
+
+def _digest_of(value: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(value).encode()).hexdigest()
 
 
 def sha256_file(path: AnyPath) -> str:
     """Return the SHA-256 of a file's bytes in hexadecimal."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def seal_folder(folder: Path) -> None:
-    """Record the size and SHA-256 of every file in a folder, so that damage can be detected later."""
-    files = sorted(path for path in folder.iterdir() if path.is_file())
-    sums = {path.name: {"bytes": path.stat().st_size, "sha256": sha256_file(path)} for path in files}
-    write_json(folder / CHECKSUMS, sums)
-
-
-def damage_of_folder(folder: Path) -> str | None:
-    """Return how a sealed folder was damaged, None if it was not; reads all of it."""
-    try:
-        for name, sums in read_json(folder / CHECKSUMS).items():
-            size = (folder / name).stat().st_size
-            if size != sums["bytes"]:
-                return f"{name} has {size:,} bytes instead of {sums['bytes']:,}"
-            if sha256_file(folder / name) != sums["sha256"]:
-                return f"the SHA-256 of {name} has changed"
-    except FileNotFoundError as error:
-        return f"{Path(error.filename).name} is missing"
-    except (DataError, OSError, AttributeError, TypeError, KeyError) as error:
-        return str(error).partition("\n")[0]
-    return None
 
 
 def move_aside(folder: AnyPath) -> AnyPath:

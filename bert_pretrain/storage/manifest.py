@@ -12,7 +12,7 @@ from typing import Any
 
 from bert_pretrain import __version__
 from bert_pretrain.errors import DataError, OutputError
-from bert_pretrain.storage.files import is_bookkeeping, move_aside, read_json, write_json
+from bert_pretrain.storage.files import is_bookkeeping, move_aside, read_json, write_checked_json
 from bert_pretrain.storage.paths import AnyPath
 
 FORMAT_VERSIONS = {"vocab": 1, "data": 1, "run": 1, "finetune": 1}
@@ -51,7 +51,7 @@ def claim(folder: AnyPath, kind: str, identity: Mapping[str, Any], *, overwrite:
     if present in ([], [PARTIAL]) and (not present or read_json(folder / PARTIAL) != record):
         # Empty, or only claimed by a command that failed before its first output.
         folder.mkdir(parents=True, exist_ok=True)
-        write_json(folder / PARTIAL, record)
+        write_checked_json(folder / PARTIAL, record)
         return Progress.NEW
     for name, progress in ((MANIFEST, Progress.COMPLETE), (PARTIAL, Progress.INCOMPLETE)):
         if name in present:
@@ -75,7 +75,7 @@ def claim(folder: AnyPath, kind: str, identity: Mapping[str, Any], *, overwrite:
 
 def note(folder: AnyPath, body: Mapping[str, Any]) -> None:
     """Add to a partial manifest what is known before the output is finished; the identity stays."""
-    write_json(folder / PARTIAL, {**body, **read_json(folder / PARTIAL)})
+    write_checked_json(folder / PARTIAL, {**body, **read_json(folder / PARTIAL)})
 
 
 def read_record(folder: AnyPath) -> dict[str, Any]:
@@ -90,14 +90,14 @@ def read_record(folder: AnyPath) -> dict[str, Any]:
 def complete(folder: AnyPath, kind: str, identity: Mapping[str, Any], body: Mapping[str, Any]) -> None:
     """Write `manifest.json`, the last file of a finished output, and remove the partial one."""
     record = {"kind": kind, "format_version": FORMAT_VERSIONS[kind], "versions": library_versions()}
-    write_json(folder / MANIFEST, {**record, **body, "identity": dict(identity)})
+    write_checked_json(folder / MANIFEST, {**record, **body, "identity": dict(identity)})
     (folder / PARTIAL).unlink(missing_ok=True)
 
 
 def reopen(folder: AnyPath) -> None:
     """Mark a complete output as incomplete again, for a run that is extended."""
     found = read_json(folder / MANIFEST)
-    write_json(folder / PARTIAL, {key: found[key] for key in ("kind", "format_version", "identity")})
+    write_checked_json(folder / PARTIAL, {key: found[key] for key in ("kind", "format_version", "identity")})
     (folder / MANIFEST).unlink()
 
 

@@ -1,7 +1,6 @@
 """Shards come back as they were written, and what is not as the manifest says is refused before its rows are used."""
 
 import itertools
-import json
 import shutil
 from pathlib import Path
 
@@ -15,6 +14,7 @@ from bert_pretrain.errors import DataError
 from bert_pretrain.examples import ragged
 from bert_pretrain.examples.examples import Examples, Masks, concatenate
 from bert_pretrain.examples.shards import DataFolder, ShardRecord, content_hash, read_shard, write_shard
+from bert_pretrain.storage.files import read_json, write_checked_json
 
 
 def table(
@@ -125,8 +125,7 @@ def test_a_damaged_folder_is_refused_when_it_is_opened(data_folder: Path, tmp_pa
 
 def test_another_format_version_is_refused(data_folder: Path, tmp_path: Path) -> None:
     folder, _ = tampered(data_folder, tmp_path)
-    manifest = json.loads((folder / "manifest.json").read_text())
-    (folder / "manifest.json").write_text(json.dumps({**manifest, "format_version": 99}))
+    write_checked_json(folder / "manifest.json", {**read_json(folder / "manifest.json"), "format_version": 99})
     with pytest.raises(DataError, match="version 99"):
         DataFolder.open(folder)
 

@@ -19,6 +19,7 @@ from bert_pretrain.config_file import load_config
 from bert_pretrain.errors import DataError, InputError, OutputError
 from bert_pretrain.examples.shards import DataFolder, read_shard
 from bert_pretrain.make_data.run import make_data
+from bert_pretrain.storage.files import read_json, write_checked_json
 
 from ..conftest import REPOSITORY
 from .conftest import Numbered
@@ -380,9 +381,9 @@ def test_only_damaged_or_missing_shards_are_named_and_rebuilt(
 
 def test_a_shard_that_cannot_be_made_again_is_refused(small: Numbered) -> None:
     data = small.make(*SMALL)
-    manifest = json.loads((data / "manifest.json").read_text())
+    manifest = read_json(data / "manifest.json")
     manifest["splits"]["train"]["shards"][0]["content_hash"] = "0" * 64
-    (data / "manifest.json").write_text(json.dumps(manifest))
+    write_checked_json(data / "manifest.json", manifest)
     shards(data)[0].unlink()
     with pytest.raises(DataError, match="holds other examples"):
         small.make(*SMALL)

@@ -1,13 +1,12 @@
 """Output folders: the same command goes on, another one is refused with the difference, nothing is lost."""
 
-import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from bert_pretrain.errors import DataError, OutputError
-from bert_pretrain.storage.files import exclusive
+from bert_pretrain.storage.files import exclusive, read_json, write_checked_json
 from bert_pretrain.storage.manifest import (
     MANIFEST,
     PARTIAL,
@@ -145,8 +144,7 @@ def test_overwrite_of_a_new_folder_moves_nothing(folder: Path) -> None:
 
 
 def change(folder: Path, **fields: object) -> None:
-    manifest = json.loads((folder / MANIFEST).read_text())
-    (folder / MANIFEST).write_text(json.dumps({**manifest, **fields}))
+    write_checked_json(folder / MANIFEST, {**read_json(folder / MANIFEST), **fields})
 
 
 def test_another_format_version_is_refused_naming_both(folder: Path) -> None:

@@ -13,6 +13,7 @@ from safetensors.torch import load_file, save_file
 from bert_pretrain.config import Config
 from bert_pretrain.errors import ConfigError, DataError
 from bert_pretrain.model.huggingface import load_model
+from bert_pretrain.storage.files import read_json, write_checked_json
 from bert_pretrain.storage.manifest import read_manifest
 from bert_pretrain.text.tokenizer import Tokenizer
 from bert_pretrain.tools.fill_mask import fill_mask
@@ -27,9 +28,9 @@ def replace_tokenizer(data: Path, tokenizer: Tokenizer) -> Path:
     """Let a data folder be one that was made with another vocabulary, whose ids it holds all the same."""
     shutil.rmtree(data / "tokenizer")
     tokenizer.save(data / "tokenizer")
-    record = json.loads((data / "manifest.json").read_text())
+    record = read_json(data / "manifest.json")
     record["tokenizer"] = {"vocab_size": tokenizer.vocab_size, "hash": tokenizer.hash}
-    (data / "manifest.json").write_text(json.dumps(record))
+    write_checked_json(data / "manifest.json", record)
     return data
 
 

@@ -1,7 +1,6 @@
 """Training under each objective: what the data folder says is done, and masks that no step has a say in."""
 
 import itertools
-import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -17,6 +16,7 @@ from bert_pretrain.examples.masking import mask_examples, masking_rule
 from bert_pretrain.examples.shards import DataFolder, read_shard
 from bert_pretrain.model.huggingface import load_model
 from bert_pretrain.rng import stream
+from bert_pretrain.storage.files import read_json, write_checked_json
 from bert_pretrain.train.evaluation import evaluate
 from bert_pretrain.train.loader import TrainingData
 from bert_pretrain.train.run import train
@@ -200,8 +200,8 @@ def test_objectives_follow_one_another_with_one_optimizer(
 
 def test_data_made_with_keys_unknown_here_is_refused(new_data_folder: NewData, tiny: Tiny, tmp_path: Path) -> None:
     data = new_data_folder()
-    manifest = json.loads((data / "manifest.json").read_text())
+    manifest = read_json(data / "manifest.json")
     manifest["config"]["data"]["next_sentence"] = "next_paragraph"
-    (data / "manifest.json").write_text(json.dumps(manifest))
+    write_checked_json(data / "manifest.json", manifest)
     with pytest.raises(DataError, match="next_sentence"):
         train(tiny(), data, tmp_path / "run")
