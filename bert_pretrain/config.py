@@ -44,6 +44,8 @@ def _count(value: object) -> object:
     return _whole_number(value)
 
 
+MIN_RECORD_BYTES, MAX_RECORD_BYTES = 4 << 20, 256 << 20
+"""The lowest limit of a record, which is a block of text as it is read, and the default."""
 UNITS = {"k": 10**3, "M": 10**6, "G": 10**9}
 DEFAULT_MAX_STEPS = 100_000
 LENGTHS = ("max_steps", "max_epochs", "time_budget")
@@ -111,6 +113,8 @@ class DataConfig(_Section):
     """The field of a JSONL record, or the column of a table, that holds the text."""
     strict: bool = False
     """Refuse text that is not valid UTF-8 instead of replacing and counting it."""
+    max_record_bytes: Annotated[int, Field(ge=MIN_RECORD_BYTES), BeforeValidator(_count)] = MAX_RECORD_BYTES
+    """A record is held in memory, so a larger one is refused: a line of JSONL, a row of CSV or Parquet."""
     validation_fraction: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.01
     validation: tuple[str, ...] = ()
     """Inputs of your own validation split, instead of `validation_fraction`."""

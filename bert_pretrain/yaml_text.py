@@ -3,6 +3,7 @@
 Scalars stay strings: the sections of the configuration give them types. Only plain values are built.
 """
 
+import json
 from typing import Any
 
 import yaml
@@ -10,6 +11,9 @@ import yaml
 from bert_pretrain.errors import ConfigError
 
 KeyPath = tuple[str, ...]  # the path of a key in the tree, for example ("train", "peak_lr")
+MAX_DEPTH = 32
+MAX_VALUES = 100_000
+"""Of a file, with every alias (`*`) replaced by what it stands for: a few lines of aliases can stand for billions."""
 
 
 def parse_yaml(text: str, name: str) -> tuple[dict[str, Any], dict[KeyPath, str]]:
@@ -18,13 +22,10 @@ def parse_yaml(text: str, name: str) -> tuple[dict[str, Any], dict[KeyPath, str]
     try:
         node = yaml.compose(text, Loader=yaml.SafeLoader)
         tree: Any = {} if node is None else _construct(node, (), name, places)
+        json.dumps(tree, ensure_ascii=False).encode()  # half a surrogate pair is not text
     except RecursionError as error:
-        raise ConfigError(
-            "a value contains itself, or is nested too deeply",
-            where=name,
-            remedy="remove the alias (*) that leads in a circle",
-        ) from error
-    except yaml.YAMLError as error:
+        raise _too_deep(name) from error
+    except (yaml.YAMLError, ValueError, OverflowError) as error:
         mark = getattr(error, "problem_mark", None)
         where = f"{name}:{mark.line + 1}" if mark else name
         raise ConfigError(
@@ -48,6 +49,11 @@ def parse_value(text: str, where: str) -> Any:
 
 def _construct(node: yaml.Node, path: KeyPath, name: str, places: dict[KeyPath, str]) -> Any:
     places[path] = f"{name}:{node.start_mark.line + 1}"
+    if len(path) > MAX_DEPTH:
+        raise _too_deep(places[path])
+    if len(places) > MAX_VALUES:
+        what = f"the configuration has more than {MAX_VALUES:,} values"
+        raise ConfigError(what, where=places[path], remedy="remove aliases (*) of aliases, or name a folder or a glob")
     if isinstance(node, yaml.MappingNode):
         mapping: dict[str, Any] = {}
         for key_node, value_node in node.value:
@@ -66,3 +72,8 @@ def _construct(node: yaml.Node, path: KeyPath, name: str, places: dict[KeyPath, 
     if isinstance(node, yaml.ScalarNode) and node.style is None and node.value in ("", "~", "null", "Null", "NULL"):
         return None
     return node.value
+
+
+def _too_deep(where: str) -> ConfigError:
+    what = f"a value contains itself, or is nested more than {MAX_DEPTH} deep"
+    return ConfigError(what, where=where, remedy="remove the alias (*) that leads in a circle, or some levels")

@@ -56,6 +56,7 @@ MEANINGS = [
     ("train.micro_batch_tokens", "auto", "auto"),
     ("train.micro_batch_tokens", "8192", 8192),
     ("train.device", "cuda:1", "cuda:1"),
+    ("data.max_record_bytes", "1G", 10**9),
 ]
 
 
@@ -123,6 +124,7 @@ phases:
     assert not long.phases
 
 
+ALIAS_BOMB = "a0: &a0 [x]\n" + "".join(f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 10)}]\n" for n in range(1, 10))
 MISTAKES = [
     ("train:\n  peak_lrr: 1\n", ["'train.peak_lrr'", "'peak_lr'", ":2"]),
     ("data:\n  seed: 1\n\n  max_seq_lenght: 5\n", ["'max_seq_length'", ":4"]),
@@ -176,6 +178,13 @@ MISTAKES = [
     ("- a\n- b\n", ["not a mapping", "train:"]),
     ("train: [\n", ["YAML", ":2"]),
     ("a: &a [*a]\n", ["contains itself"]),
+    ("data: {seed: 1}\ntrain: " + "[" * 33 + "]" * 33, ["nested more than 32 deep", ":2"]),
+    ("[" * 400 + "]" * 400, ["nested more than 32 deep"]),
+    ("".join(" " * depth + "a:\n" for depth in range(500)), ["nested more than 32 deep"]),
+    (ALIAS_BOMB, ["more than 100,000 values", "aliases"]),
+    ('data: {language: "\\ud800"}', ["YAML", "surrogates"]),
+    ('data: {language: "\\UFFFFFFFF"}', ["YAML"]),
+    ("data: {max_record_bytes: 1M}", ["max_record_bytes", "4194304", ":1"]),
     ("phases:\n  - name: a\n    train: {peek_lr: 1}\n", ["phases.0.train.peek_lr", "'peak_lr'", ":3"]),
     ("phases:\n  - name: a\n    train:\n      peak_lr: x\n", ["phases.0.train.peak_lr", "'x'", ":4"]),
     ("phases:\n  - name: a\n  - name: a\n", ["share a name", ":1"]),

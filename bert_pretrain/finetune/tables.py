@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from bert_pretrain.config import MAX_RECORD_BYTES
 from bert_pretrain.errors import InputError
 from bert_pretrain.storage.files import COMPRESSIONS, open_input
 from bert_pretrain.storage.paths import is_url
@@ -24,7 +25,7 @@ from bert_pretrain.text.records import (
     repair_surrogates,
 )
 from bert_pretrain.text.sources import DATASET, FORMATS, READ_ERRORS, Source, damaged
-from bert_pretrain.text.text_files import ByteRange, Position, text_blocks
+from bert_pretrain.text.text_files import ByteRange, Position, check_record_size, text_blocks
 
 ENDINGS = (".csv", ".tsv", ".txt", ".conll", ".json", ".jsonl", ".ndjson", ".parquet")
 _FORMATS = {**FORMATS, ".tsv": "tsv"}
@@ -100,10 +101,13 @@ def read_text(location: str) -> str:
     """Return a whole text file, decompressed, without a byte order mark.
 
     Raises:
-        InputError: when it cannot be opened, or is not UTF-8.
+        InputError: when it cannot be opened, is larger than a record may be, or is not UTF-8.
     """
-    blocks = text_blocks(ByteRange(_source(location, "txt")), Counter(), whole_lines=True)
-    return "".join(text for _, text in blocks)
+    texts: list[str] = []
+    for _, text in text_blocks(ByteRange(_source(location, "txt")), Counter(), whole_lines=True):
+        texts.append(text)
+        check_record_size(sum(map(len, texts)), MAX_RECORD_BYTES, location)
+    return "".join(texts)
 
 
 def _source(location: str, format_: str) -> Source:

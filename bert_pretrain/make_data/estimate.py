@@ -117,7 +117,7 @@ def sample_source(source: Source, path: Path, size: int, config: DataConfig) -> 
             with open_raw(source.location) as raw, decompress(raw, source.location) as file:
                 content = file.read(size)
                 if source.format != "txt":
-                    content += _rest_of_record(file, content, source.format)
+                    content += _rest_of_record(file, content, source.format, config.max_record_bytes)
                 is_cut = bool(file.read(1))
                 share = min(1.0, raw.tell() / source.size) if source.size and is_cut else 1.0
         except READ_ERRORS as error:
@@ -137,13 +137,15 @@ def sample_source(source: Source, path: Path, size: int, config: DataConfig) -> 
     return ByteRange(replace(source, format="jsonl"), unpacked=path), share
 
 
-def _rest_of_record(file: BinaryIO, content: bytes, format_: str) -> bytes:
-    """Read on from where `content` ends to the end of a record."""
-    rest = [file.readline()]
+def _rest_of_record(file: BinaryIO, content: bytes, format_: str, max_bytes: int) -> bytes:
+    """Read on from where `content` ends to the end of a record, or until the record is larger than allowed."""
+    rest = [file.readline(max_bytes + 1)]
+    num_bytes = len(rest[0])
     if format_ == "csv":  # where a quoted field may contain line ends
         quotes = content.count(b'"') + rest[0].count(b'"')
-        while quotes % 2 and (line := file.readline()):
+        while quotes % 2 and num_bytes <= max_bytes and (line := file.readline(max_bytes + 1)):
             rest.append(line)
+            num_bytes += len(line)
             quotes += line.count(b'"')
     return b"".join(rest)
 

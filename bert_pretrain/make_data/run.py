@@ -20,7 +20,8 @@ from bert_pretrain.make_data.selection import InputShare
 from bert_pretrain.make_data.summary import CorpusStatistics, SplitStatistics
 from bert_pretrain.parallel.executor import Pool, open_pool, run_all
 from bert_pretrain.storage import manifest
-from bert_pretrain.storage.files import exclusive, remove_temporaries, remove_tree
+from bert_pretrain.storage.files import remove_temporaries, remove_tree
+from bert_pretrain.storage.locking import exclusive
 from bert_pretrain.storage.manifest import Progress
 from bert_pretrain.storage.paths import AnyPath, PathT, RemotePath
 from bert_pretrain.text.sources import Source, resolve
@@ -83,7 +84,7 @@ def _identity(config: Config, sources: list[Source], tokenizer: Tokenizer) -> di
         "inputs": [{**source.identity, "weight": source.weight} for source in sources if not source.is_validation],
         "validation": [source.identity for source in sources if source.is_validation],
         "tokenizer": tokenizer.hash,
-        "data": config.data.model_dump(mode="json", exclude={"validation", "input_weights"}),
+        "data": config.data.model_dump(mode="json", exclude={"validation", "input_weights", "max_record_bytes"}),
     }
 
 

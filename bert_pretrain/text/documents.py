@@ -74,12 +74,22 @@ def check_unchanged(parts: Iterable[ByteRange]) -> None:
 
 def _next_boundary(file: BinaryIO, source: Source) -> int | None:
     """Return the next byte at which a document begins, None at the end of the file."""
-    file.readline()
+    _skip_line(file)
     if source.format == "txt":
-        while (line := file.readline()) and line.strip(_BLANK):
+        while not _skip_line(file):
             pass
     position = file.tell()
     return position if file.read(1) else None
+
+
+def _skip_line(file: BinaryIO) -> bool:
+    """Skip a line, which may be longer than memory; returns whether it is blank, as the end of the file is."""
+    is_blank = True
+    while True:
+        piece = file.readline(1 << 20)
+        is_blank = is_blank and not piece.strip(_BLANK)
+        if not piece or piece.endswith(b"\n"):
+            return is_blank
 
 
 @dataclass(frozen=True)

@@ -1,26 +1,30 @@
 """The one reader of records: JSON lines, CSV, TSV, Parquet and `datasets`, local or remote, compressed or not.
 
 `read_records` yields each record with its position, which is formatted only for an error message. `read_texts` yields
-one text per record, or per line of `.txt`. Memory is bounded by a block of a file; every repair is counted by reason.
+one text per record, or per line of `.txt`. Memory is bounded by a block of a file and the limit of a record; every
+repair is counted by reason.
 """
 
+import contextlib
 import csv
 import io
 import itertools
-import json
+import shutil
+import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
-from bert_pretrain.config import DataConfig
+from bert_pretrain.config import MAX_RECORD_BYTES, DataConfig
 from bert_pretrain.errors import InputError
+from bert_pretrain.storage import files
 from bert_pretrain.storage.files import open_input
 from bert_pretrain.text.sources import DATASET, READ_ERRORS, Source, damaged, is_compressed
-from bert_pretrain.text.text_files import ByteRange, Position, read_lines, text_blocks
+from bert_pretrain.text.text_files import ByteRange, Position, check_record_size, read_lines, text_blocks
 
 _PARQUET_ROWS = 64
-"""Rows that are decoded at once."""
+"""Rows that are decoded at once, unless they are large."""
 # In CSV, strict: otherwise an unclosed quote would join all following lines into one text. In TSV, as registered at
 # IANA and used by GLUE, a tab always separates and a quote is an ordinary character.
 _DIALECTS: dict[str, dict[str, Any]] = {
@@ -34,7 +38,12 @@ Record = tuple[dict[str, Any], Position]
 
 
 def read_records(
-    part: ByteRange, counts: Counter[str], *, columns: Sequence[str] = (), strict: bool = True
+    part: ByteRange,
+    counts: Counter[str],
+    *,
+    columns: Sequence[str] = (),
+    strict: bool = True,
+    max_bytes: int = MAX_RECORD_BYTES,
 ) -> Iterator[Record]:
     """Yield each record of a source that is not `.txt`, with its position.
 
@@ -43,16 +52,17 @@ def read_records(
         counts: blank lines and repaired characters are added to it.
         columns: those needed, which a table must have; of Parquet and `datasets` only these are read. All if empty.
         strict: whether text that is not UTF-8 is an error instead of being repaired.
+        max_bytes: of a record; those of `datasets` may be larger.
 
     Raises:
-        InputError: naming file and position, when the source cannot be read or parsed.
+        InputError: naming file and position, when the source cannot be read or parsed, or a record is too large.
     """
     if part.source.format == "jsonl":
-        return _read_jsonl(part, counts, strict)
+        return _read_jsonl(part, counts, strict, max_bytes)
     if part.source.format in _DIALECTS:
-        return _read_csv(part, counts, columns, strict)
+        return _read_csv(part, counts, columns, strict, max_bytes)
     if part.source.format == "parquet":
-        return _read_parquet(part, columns)
+        return _read_parquet(part, columns, max_bytes)
     return dataset_records(part, open_dataset(part.source.location).values(), columns)
 
 
@@ -62,12 +72,13 @@ def read_texts(part: ByteRange, config: DataConfig, counts: Counter[str]) -> Ite
     Raises:
         InputError: as `read_records`, or when a record has no text.
     """
+    limit = config.max_record_bytes
     if part.source.format == "txt":
-        for line, _ in read_lines(part, counts, strict=config.strict):
+        for line, _ in read_lines(part, counts, strict=config.strict, max_line_bytes=limit):
             yield line.removesuffix("\r")
         return
     field = config.text_field
-    for record, position in read_records(part, counts, columns=(field,), strict=config.strict):
+    for record, position in read_records(part, counts, columns=(field,), strict=config.strict, max_bytes=limit):
         yield text_of(record, field, position, counts)
 
 
@@ -106,8 +117,8 @@ def repair_surrogates(value: Any) -> Any:
     return value
 
 
-def _read_jsonl(part: ByteRange, counts: Counter[str], strict: bool) -> Iterator[Record]:
-    for line, position in read_lines(part, counts, strict=strict):
+def _read_jsonl(part: ByteRange, counts: Counter[str], strict: bool, max_bytes: int) -> Iterator[Record]:
+    for line, position in read_lines(part, counts, strict=strict, max_line_bytes=max_bytes):
         if not line or line.isspace():
             counts["blank_lines"] += 1
             continue
@@ -120,11 +131,11 @@ def parse_json(text: str, where: object) -> Any:
     """Parse JSON.
 
     Raises:
-        InputError: when it is not JSON.
+        InputError: when it is not JSON, or nested too deeply.
     """
     try:
-        return json.loads(text)
-    except (ValueError, RecursionError) as error:
+        return files.parse_json(text)
+    except ValueError as error:
         remedy = "fix it; .jsonl holds one object per line"
         raise InputError(f"it is not JSON: {error}", where=str(where), remedy=remedy) from error
 
@@ -141,17 +152,26 @@ def as_record(value: Any, position: Position) -> dict[str, Any]:
     return value
 
 
-def _read_csv(part: ByteRange, counts: Counter[str], columns: Sequence[str], strict: bool) -> Iterator[Record]:
+def _read_csv(
+    part: ByteRange, counts: Counter[str], columns: Sequence[str], strict: bool, max_bytes: int
+) -> Iterator[Record]:
     """Yield the rows of CSV or TSV; the fields that a short row lacks are None."""
-    csv.field_size_limit(1 << 30)
-    blocks = text_blocks(part, counts, whole_lines=True, strict=strict)
-    lines = (line for _, text in blocks for line in io.StringIO(text, newline=""))
-    reader = csv.reader(lines, **_DIALECTS[part.source.format])
-    position = Position(part, "line", 1)
+    csv.field_size_limit(max_bytes)
+    position, num_bytes = Position(part, "line", 1), 0
+
+    def lines() -> Iterator[str]:
+        nonlocal num_bytes
+        for _, text in text_blocks(part, counts, whole_lines=True, strict=strict, max_line_bytes=max_bytes):
+            for line in io.StringIO(text, newline=""):
+                num_bytes += len(line) if line.isascii() else len(line.encode())
+                check_record_size(num_bytes, max_bytes, position)
+                yield line
+
+    reader = csv.reader(lines(), **_DIALECTS[part.source.format])
     try:
         names = next(reader, [])
         _check_columns(part, columns, names)
-        position = Position(part, "line", reader.line_num + 1)
+        position, num_bytes = Position(part, "line", reader.line_num + 1), 0
         for row in reader:
             if len(row) > len(names):  # a comma in an unquoted text would cut the text
                 raise _not_csv(f"the row has {len(row)} fields, the header {len(names)}", position)
@@ -159,7 +179,7 @@ def _read_csv(part: ByteRange, counts: Counter[str], columns: Sequence[str], str
                 yield dict(itertools.zip_longest(names, row)), position
             else:
                 counts["blank_lines"] += 1
-            position = Position(part, "line", reader.line_num + 1)
+            position, num_bytes = Position(part, "line", reader.line_num + 1), 0
     except csv.Error as error:
         raise _not_csv(str(error), position) from error
 
@@ -172,37 +192,65 @@ def _not_csv(what: str, position: Position) -> InputError:
     )
 
 
-def _read_parquet(part: ByteRange, columns: Sequence[str]) -> Iterator[Record]:
+def _read_parquet(part: ByteRange, columns: Sequence[str], max_bytes: int) -> Iterator[Record]:
     import pyarrow as pa
 
-    with open_input(part.source.location) as file:
-        try:
-            table = _open_parquet(file, part.source.location)
+    try:
+        with _open_parquet(part.source.location) as table:
             _check_columns(part, columns, table.schema_arrow.names)
-            index = 0
-            for batch in table.iter_batches(_PARQUET_ROWS, columns=list(columns) or None):
-                for record in batch.to_pylist():
-                    index += 1
-                    yield record, Position(part, "row", index)
-        except (pa.ArrowException, *READ_ERRORS) as error:
-            raise damaged(part.source, error) from error
+            next_row = Position(part, "row", 1)
+            for group in range(table.num_row_groups):
+                rows = _rows_at_once(table.metadata.row_group(group), columns, max_bytes, next_row)
+                for batch in table.iter_batches(rows, row_groups=[group], columns=list(columns) or None):
+                    for record in _records_of(batch, max_bytes, next_row):
+                        yield record, next_row
+                        next_row = next_row._replace(in_part=next_row.in_part + 1)
+    except (pa.ArrowException, *READ_ERRORS) as error:
+        raise damaged(part.source, error) from error
 
 
-def _open_parquet(file: BinaryIO, location: str) -> Any:
-    import pyarrow as pa
+@contextlib.contextmanager
+def _open_parquet(location: str) -> Iterator[Any]:
     import pyarrow.parquet as pq
 
-    # A stream without random access, compressed or sent by a simple server, is read whole.
-    is_whole = is_compressed(location) or not file.seekable()
-    return pq.ParquetFile(pa.BufferReader(file.read()) if is_whole else file)
+    with open_input(location) as file, tempfile.TemporaryFile() as copy:
+        if is_compressed(location) or not file.seekable():  # or sent by a simple server
+            shutil.copyfileobj(file, copy, 1 << 20)
+            yield pq.ParquetFile(copy)
+        else:
+            yield pq.ParquetFile(file)
+
+
+def _rows_at_once(group: Any, columns: Sequence[str], max_bytes: int, position: Position) -> int:
+    """Return how many rows of a row group to decode at once, by its own figures.
+
+    Raises:
+        InputError: when even the mean row is too large.
+    """
+    chunks = (group.column(index) for index in range(group.num_columns))
+    sizes = (chunk.total_uncompressed_size for chunk in chunks if not columns or chunk.path_in_schema in columns)
+    mean = sum(sizes) // max(1, group.num_rows)
+    check_record_size(mean, max_bytes, position)
+    return min(_PARQUET_ROWS, max(1, max_bytes // max(1, mean)))
+
+
+def _records_of(batch: Any, max_bytes: int, first: Position) -> Iterator[dict[str, Any]]:
+    """Yield the rows of an Arrow batch, one by one where they are large, so that one too large is refused before."""
+    if batch.nbytes <= max_bytes:
+        yield from batch.to_pylist()
+        return
+    for index in range(batch.num_rows):
+        row = batch.slice(index, 1)
+        check_record_size(row.nbytes, max_bytes, first._replace(in_part=first.in_part + index))
+        yield from row.to_pylist()
 
 
 def num_rows(source: Source) -> int:
     """Return the number of records of a Parquet file or dataset."""
     if source.format == "dataset":
         return sum(len(rows) for rows in open_dataset(source.location).values())
-    with open_input(source.location) as file:
-        return int(_open_parquet(file, source.location).metadata.num_rows)
+    with _open_parquet(source.location) as table:
+        return int(table.metadata.num_rows)
 
 
 def open_dataset(location: str) -> dict[str, Any]:

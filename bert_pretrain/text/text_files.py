@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
+from bert_pretrain.config import MAX_RECORD_BYTES
 from bert_pretrain.errors import InputError
 from bert_pretrain.storage.files import open_input
 from bert_pretrain.text.sources import READ_ERRORS, Source, damaged
@@ -68,19 +69,41 @@ class Position(NamedTuple):
         return f"{self.part.source.location}: {self.unit} {self.number}"
 
 
+def check_record_size(num_bytes: int, max_bytes: int, position: object) -> None:
+    """Refuse a record larger than a limit, as it is held in memory.
+
+    Raises:
+        InputError: when it is.
+    """
+    if num_bytes > max_bytes:
+        raise InputError(
+            f"the record has more than {max_bytes:,} bytes",
+            where=str(position),
+            remedy="split it, and close every quote in CSV; vocab and make-data: or set data.max_record_bytes higher",
+        )
+
+
 def text_blocks(
-    part: ByteRange, counts: Counter[str], *, whole_lines: bool, strict: bool = True
+    part: ByteRange,
+    counts: Counter[str],
+    *,
+    whole_lines: bool,
+    strict: bool = True,
+    max_line_bytes: int = MAX_RECORD_BYTES,
 ) -> Iterator[tuple[int, str]]:
     """Yield the text of a part in blocks that end with a line, each with the number of lines before it in the part.
 
     A line longer than a block is cut after a blank or a character, unless lines must be whole.
+
+    Raises:
+        InputError: when the part cannot be read, or a line that must be whole is longer than `max_line_bytes`.
     """
     lines_before = 0
     with open_input(part.location) as file:
         try:
             if part.start:
                 file.seek(part.start)
-            is_first, num_read, held = part.start == 0, 0, [b""]
+            is_first, num_read, held, num_held = part.start == 0, 0, [b""], 0
             while True:
                 remaining = BLOCK_BYTES if part.stop is None else part.stop - part.start - num_read
                 block = file.read(min(BLOCK_BYTES, remaining))
@@ -88,9 +111,13 @@ def text_blocks(
                 end = block.rfind(b"\n") + 1
                 if block and not end and not whole_lines:
                     end = block.rfind(b" ") + 1 or last_character(block)
+                if whole_lines and num_held + len(block) > max_line_bytes:
+                    first_line = num_held + (block.find(b"\n") if end else len(block))
+                    check_record_size(first_line, max_line_bytes, Position(part, "line", 1 + lines_before))
                 held.append(block[:end] if end else block)
+                num_held += len(block)
                 if end or not block:
-                    ready, held = [b"".join(held)], [block[end:]]
+                    ready, held, num_held = [b"".join(held)], [block[end:]], len(block) - end
                     num_lines = ready[0].count(b"\n")
                     if ready[0]:  # popped, so that this frame does not keep a large block alive
                         position = Position(part, "line", 1 + lines_before)
@@ -134,9 +161,11 @@ def _decoded(block: bytes, position: Position, counts: Counter[str], *, is_first
         return text
 
 
-def read_lines(part: ByteRange, counts: Counter[str], *, strict: bool) -> Iterator[tuple[str, Position]]:
+def read_lines(
+    part: ByteRange, counts: Counter[str], *, strict: bool, max_line_bytes: int = MAX_RECORD_BYTES
+) -> Iterator[tuple[str, Position]]:
     """Yield the lines of a text file without their `\\n`, each with its position."""
-    for lines_before, text in text_blocks(part, counts, whole_lines=True, strict=strict):
+    for lines_before, text in text_blocks(part, counts, whole_lines=True, strict=strict, max_line_bytes=max_line_bytes):
         lines = text.split("\n")
         del text  # a single line can have hundreds of megabytes
         if not lines[-1]:

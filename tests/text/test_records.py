@@ -1,6 +1,8 @@
 """Records of every format: the same values, each with its position in the source."""
 
+import gzip
 import json
+import tracemalloc
 from collections import Counter
 from pathlib import Path
 
@@ -9,8 +11,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from bert_pretrain.config import MIN_RECORD_BYTES, DataConfig
 from bert_pretrain.errors import InputError
-from bert_pretrain.text.records import read_records
+from bert_pretrain.text.records import read_records, read_texts
 from bert_pretrain.text.sources import Source
 from bert_pretrain.text.text_files import ByteRange
 
@@ -67,3 +70,78 @@ def test_a_short_row_has_nothing_for_the_fields_it_lacks(tmp_path: Path) -> None
     (tmp_path / "a.csv").write_text("text,kind,n\none\n,b\n")
     found = [record for record, _ in read_records(ByteRange(Source(f"{tmp_path}/a.csv", "csv", None, "")), Counter())]
     assert found == [{"text": "one", "kind": None, "n": None}, {"text": "", "kind": "b", "n": None}]
+
+
+def read(path: Path, **options: int) -> list[object]:
+    return list(read_records(ByteRange(Source(str(path), path.name.split(".")[1], None, "")), Counter(), **options))
+
+
+CONFIG = DataConfig(max_record_bytes=MIN_RECORD_BYTES)
+LONG = "a" * MIN_RECORD_BYTES
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "where"),
+    [
+        ("a.jsonl", f'{{"text": "b"}}\n{{"text": "{LONG}"}}\n', "line 2"),
+        ("a.jsonl.gz", f'{{"text": "b"}}\n\n{{"text": "{LONG}', "line 3"),
+        ("a.csv", f"text\nb\n{LONG}a\n", "line 3"),
+        ("a.csv", 'text\nb\n"' + "unclosed\n" * (MIN_RECORD_BYTES // 8), "line 3"),
+        ("a.csv.gz", 'text\nb\n"' + "开\n" * (MIN_RECORD_BYTES // 4 + 1), "line 3"),
+        ("a.tsv", f"text\tn\nb\t1\n{LONG}\t2\n", "line 3"),
+    ],
+)
+def test_a_record_over_the_limit_is_one_message(tmp_path: Path, name: str, content: str, where: str) -> None:
+    path = tmp_path / name
+    path.write_bytes(gzip.compress(content.encode(), 1) if name.endswith(".gz") else content.encode())
+    with pytest.raises(InputError, match=rf"more than {MIN_RECORD_BYTES:,} bytes") as caught:
+        read(path, max_bytes=MIN_RECORD_BYTES)
+    assert caught.value.where == f"{path}: {where}"
+    assert "data.max_record_bytes" in caught.value.remedy
+
+
+@pytest.mark.parametrize(
+    ("format_", "content"),
+    [("jsonl", b"0" * (80 << 20)), ("csv", b'text\n"' + (b"0" * 65535 + b"\n") * 1280)],
+    ids=["line", "unclosed quote"],
+)
+def test_a_small_archive_of_a_huge_record_takes_bounded_memory(tmp_path: Path, format_: str, content: bytes) -> None:
+    path = tmp_path / f"a.{format_}.gz"
+    path.write_bytes(gzip.compress(content, 1))
+    tracemalloc.start()
+    with pytest.raises(InputError, match="the record has more than"):
+        list(read_texts(ByteRange(Source(str(path), format_, None, "")), CONFIG, Counter()))
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 64 << 20
+
+
+def test_records_up_to_the_limit_are_read(tmp_path: Path) -> None:
+    text = LONG[: -len('{"text": ""}')]
+    (tmp_path / "a.jsonl").write_text(f'{{"text": "{text}"}}\n' * 3)
+    (tmp_path / "a.csv").write_text(f'text\n"{text}\n"\n' * 2)
+    for name in ("a.jsonl", "a.csv"):
+        assert len(read(tmp_path / name, max_bytes=MIN_RECORD_BYTES)) == 3
+
+
+@pytest.mark.parametrize("rows", [[LONG + "a"], ["b"] * 70 + [LONG + "a"] + ["b"] * 70])
+def test_a_row_of_parquet_over_the_limit_is_one_message(tmp_path: Path, rows: list[str]) -> None:
+    pq.write_table(pa.table({"text": rows}), tmp_path / "a.parquet", compression="zstd")
+    with pytest.raises(InputError, match="the record has more than") as caught:
+        read(tmp_path / "a.parquet", max_bytes=MIN_RECORD_BYTES)
+    assert caught.value.where == f"{tmp_path}/a.parquet: row {1 + rows.index(LONG + 'a')}"
+    assert len(read(tmp_path / "a.parquet")) == len(rows)
+
+
+def test_a_number_of_thousands_of_digits_does_not_refuse_a_record(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_text(f'{{"text": "one", "n": {"7" * 5000}, "m": -{"7" * 5000}, "label": 3}}\n')
+    ((record, _),) = read(tmp_path / "a.jsonl")  # type: ignore[misc]
+    assert record == {"text": "one", "n": float("inf"), "m": float("-inf"), "label": 3}  # type: ignore[has-type]
+
+
+@pytest.mark.parametrize("depth", [101, 900, 100_000])
+def test_a_record_nested_deeply_is_one_message(tmp_path: Path, depth: int) -> None:
+    (tmp_path / "a.jsonl").write_text(f'{{"text": "one", "n": {"7" * 5000}, "x": {"[" * depth}{"]" * depth}}}\n')
+    with pytest.raises(InputError, match="nested deeper than 100 levels") as caught:
+        read(tmp_path / "a.jsonl")
+    assert caught.value.where == f"{tmp_path}/a.jsonl: line 1"
