@@ -4,6 +4,7 @@ Read are `vocab.txt`, `tokenizer.json` (either will do) and `tokenizer_config.js
 BERT's text processing is refused rather than read as if it were, and casing that no file states is never guessed.
 """
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -15,6 +16,9 @@ from bert_pretrain.storage.paths import AnyPath
 
 PAD, UNKNOWN, CLS, SEP, MASK = SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 MAX_WORD_CHARACTERS = 100  # longer words are [UNK] to WordPiece, whatever the vocabulary
+MAX_TOKEN_CHARACTERS = 1000
+MAX_VOCABULARY_BYTES = 64 << 20
+_CONTROL = re.compile("[\0-\x1f\x7f]")
 VOCABULARY, TOKENIZER, CONFIG = FILES = ("vocab.txt", "tokenizer.json", "tokenizer_config.json")
 REMEDY = "name a folder that 'bert-pretrain vocab' has written, or one of a BERT with vocab.txt or tokenizer.json"
 # Others with a vocab.txt cut text by rules of their own, such as BertJapaneseTokenizer.
@@ -46,7 +50,7 @@ def is_unused(token: str) -> bool:
 
 def has_vocabulary(folder: AnyPath) -> bool:
     """Whether a folder holds a vocabulary at all."""
-    return (folder / VOCABULARY).is_file() or (folder / TOKENIZER).is_file()
+    return (folder / VOCABULARY).exists() or (folder / TOKENIZER).is_file()
 
 
 def read_tokenizer_folder(folder: AnyPath, flag: str) -> TokenizerFolder:
@@ -84,19 +88,33 @@ def _read_object(path: AnyPath) -> dict[str, Any]:
 def _read_vocabulary(folder: AnyPath, backend: Mapping[str, Any]) -> list[str]:
     path = folder / VOCABULARY
     from_backend = _tokens_of_backend(backend, folder / TOKENIZER) if backend else None
-    if not path.is_file():
+    if not path.exists():
         assert from_backend is not None
         return from_backend
-    try:
-        tokens = path.read_text(encoding="utf-8").removesuffix("\n").split("\n")
-    except ValueError as error:
-        raise DataError(f"{path.name} is broken: {error}", where=str(path), remedy=REMEDY) from error
+    tokens = _read_tokens(path)
     if from_backend is not None and from_backend != tokens:
         raise DataError(
             f"{VOCABULARY} and {TOKENIZER} hold different vocabularies",
             where=str(folder),
             remedy="remove the one that is not this model's",
         )
+    return tokens
+
+
+def _read_tokens(path: AnyPath) -> list[str]:
+    """Return the lines of a `vocab.txt`. A token may be a line separator (U+2028): Google's Chinese BERT has it."""
+    try:
+        with path.open("rb") as file:
+            content = file.read(MAX_VOCABULARY_BYTES + 1)
+        if len(content) > MAX_VOCABULARY_BYTES:
+            raise ValueError(f"it is larger than {MAX_VOCABULARY_BYTES >> 20} MiB")
+        tokens = content.decode().replace("\r\n", "\n").removesuffix("\n").split("\n")
+    except (OSError, ValueError) as error:
+        raise DataError(f"{path.name} is broken: {error}", where=str(path), remedy=REMEDY) from error
+    for number, token in enumerate(tokens, start=1):
+        if not token or len(token) > MAX_TOKEN_CHARACTERS or _CONTROL.search(token):
+            what = "is empty" if not token else f"has {len(token):,} characters, or control characters: {token[:20]!r}"
+            raise DataError(f"a token {what}", where=f"{path}: line {number}", remedy="write one token per line")
     return tokens
 
 

@@ -63,7 +63,7 @@ def broken_folders() -> Iterator[tuple[str, dict[str, str], str]]:
     yield "not JSON", {"vocab.txt": vocabulary, "tokenizer_config.json": "{"}, "tokenizer_config.json"
     yield "a token twice", {"vocab.txt": vocabulary + "a\n", "tokenizer_config.json": config}, "'a' occurs twice"
     yield "no [MASK]", {"vocab.txt": vocabulary.replace("[MASK]\n", ""), "tokenizer_config.json": config}, "[MASK]"
-    yield "empty", {"vocab.txt": "", "tokenizer_config.json": config}, "lacks"
+    yield "empty", {"vocab.txt": "", "tokenizer_config.json": config}, "a token is empty"
     wrong = json.dumps({"do_lower_case": True, "strip_accents": "perhaps"})
     yield "a wrong setting", {"vocab.txt": vocabulary, "tokenizer_config.json": wrong}, "strip_accents"
 

@@ -124,6 +124,37 @@ def test_what_would_give_other_ids_is_refused(tmp_path: Path, name: str, values:
         Tokenizer.load(tmp_path)
 
 
+@pytest.mark.parametrize(
+    ("token", "said"),
+    [("", "a token is empty"), ("a\0b", r"control characters: 'a\\x00b'"), ("x" * (10 << 20), "10,485,760 characters")],
+    ids=["empty", "NUL", "long"],
+)
+def test_a_token_that_cannot_be_one_is_named_by_its_line(tmp_path: Path, token: str, said: str) -> None:
+    write_vocabulary(tmp_path, [*TOKENS, token, "more"])
+    with pytest.raises(DataError, match=said) as caught:
+        Tokenizer.load(tmp_path, lowercase=True)
+    assert caught.value.where == f"{tmp_path}/vocab.txt: line {len(TOKENS) + 1}"
+    assert len(str(caught.value)) < 500
+
+
+@pytest.mark.parametrize("with_backend", [False, True])
+def test_a_folder_called_vocab_txt_is_no_vocabulary(tmp_path: Path, with_backend: bool) -> None:
+    Tokenizer(TOKENS, lowercase=True, strip_accents=None, handle_chinese_chars=True).save(tmp_path)
+    (tmp_path / "vocab.txt").unlink()
+    (tmp_path / "vocab.txt").mkdir()
+    if not with_backend:
+        (tmp_path / "tokenizer.json").unlink()
+    with pytest.raises(DataError, match=r"vocab\.txt is broken: .*directory"):
+        Tokenizer.load(tmp_path)
+
+
+def test_the_line_separator_in_the_vocabulary_of_googles_chinese_bert_is_a_token(tmp_path: Path) -> None:
+    write_vocabulary(tmp_path, [*TOKENS, "\u2028", "more"])
+    loaded = Tokenizer.load(tmp_path, lowercase=True)
+    assert loaded.tokens[-2:] == ["\u2028", "more"]
+    assert loaded.encode_text("more") == [len(TOKENS) + 1]
+
+
 def test_added_tokens_of_transformers_are_noticed(tmp_path: Path) -> None:
     from transformers import BertTokenizer
 
