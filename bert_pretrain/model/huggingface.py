@@ -18,15 +18,17 @@ from bert_pretrain.config import ModelConfig
 from bert_pretrain.errors import DataError
 from bert_pretrain.model.attention import choose_attention
 from bert_pretrain.model.bert import BertForPreTraining
-from bert_pretrain.model.weights import REMEDY, WEIGHTS, read_weights, write_tensors
+from bert_pretrain.model.weights import REMEDY, WEIGHTS, read_shapes, read_weights, write_tensors
+from bert_pretrain.storage.checksums import CHECKSUMS, damage_of_folder, is_sealed, seal_folder
 from bert_pretrain.storage.files import read_json, write_json
 from bert_pretrain.text.extension import Extension
-from bert_pretrain.text.tokenizer import Tokenizer
+from bert_pretrain.text.tokenizer import FILES, Tokenizer
 
 CARD = "README.md"
 CONFIG = "config.json"
 _WORD_EMBEDDINGS = "bert.embeddings.word_embeddings.weight"
 _ROWS_OF_TOKENS = (_WORD_EMBEDDINGS, "cls.predictions.bias")
+_DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 
 # Ours -> Hugging Face's, as a prefix of the parameter's name; {} is the number of the layer.
 _NAMES = {
@@ -66,10 +68,35 @@ def save_model(model: BertForPreTraining, folder: Path, tokenizer: Tokenizer) ->
 
 
 def save_tensors(tensors: Mapping[str, Tensor], model: BertForPreTraining, folder: Path, tokenizer: Tokenizer) -> None:
-    """Write a model folder as `save_model`, but with given weights under Hugging Face's names, not the model's own."""
+    """Write a model folder as `save_model`, but with given weights under Hugging Face's names, not the model's own.
+
+    The checksums cover what the folder holds then; a card that is written later may be edited.
+    """
     write_json(folder / CONFIG, huggingface_config(model, tokenizer))
     write_tensors(tensors, folder / WEIGHTS)
     tokenizer.save(folder, model.config.max_position_embeddings)
+    seal_folder(folder)
+
+
+def damage_of_model(folder: Path) -> str | None:
+    """Return how the model in a folder was damaged; None if it was not, or the folder was written by others."""
+    return damage_of_folder(folder, {CONFIG, WEIGHTS, *FILES}) if is_sealed(folder) else None
+
+
+def check_model(folder: Path, flag: str) -> None:
+    """Compare the bytes of a model folder with its checksums, if it has any.
+
+    Raises:
+        DataError: when they differ.
+    """
+    damage = damage_of_model(folder)
+    if damage:
+        raise DataError(
+            f"{folder} is damaged: {damage}",
+            where=flag,
+            remedy="copy it again, or run the command that wrote it again; after a change of your own, remove its "
+            f"{CHECKSUMS}",
+        )
 
 
 def huggingface_config(model: BertForPreTraining, tokenizer: Tokenizer) -> dict[str, Any]:
@@ -128,6 +155,7 @@ def load_model(
         DataError: when it holds no BERT of this architecture, lacks what is required, or a file is broken.
     """
     flag = "MODEL"
+    check_model(folder, flag)
     config, vocab_size = read_config(folder, flag)
     device = torch.device(device)
     head_size = config.hidden_size // config.num_attention_heads
@@ -148,27 +176,54 @@ def read_config(folder: Path, flag: str) -> tuple[ModelConfig, int]:
     """Return the model configuration and the size of the vocabulary from a folder's `config.json`.
 
     Raises:
-        DataError: when it does not describe a BERT of this architecture.
+        DataError: when it does not describe a BERT of this architecture, or the weights next to it have other sizes.
     """
     if not (folder / CONFIG).is_file():
         missing = f"{folder} has no {CONFIG}" if folder.is_dir() else f"there is no folder '{folder}'"
         raise DataError(missing, where=flag, remedy=REMEDY)
     found = read_json(folder / CONFIG)
     where = str(folder / CONFIG)
-    if not isinstance(found, dict) or not isinstance(found.get("vocab_size"), int):
+    vocab_size = found.get("vocab_size") if isinstance(found, dict) else None
+    if type(vocab_size) is not int or vocab_size < 1:
         raise DataError("it states no vocab_size", where=where, remedy=REMEDY)
     required = {"model_type": "bert", "hidden_act": "gelu", "position_embedding_type": "absolute", "is_decoder": False}
     for key, value in required.items():
         if found.get(key, value) != value:
-            what = f"{key} is {found[key]!r}; only BERT with {value!r} is supported"
+            what = f"{key} is {str(found[key])[:80]!r}; only BERT with {value!r} is supported"
             raise DataError(what, where=where, remedy=REMEDY)
     try:
-        config = ModelConfig(**{key: found[key] for key in ModelConfig.model_fields if key in found})
+        given = {key: found[key] for key in ModelConfig.model_fields if key in found}
+        config = ModelConfig.model_validate(given, strict=True)
     except ValidationError as error:
         problem = error.errors()[0]
         key = ".".join(str(part) for part in problem["loc"])
         raise DataError(f"{key}: {problem['msg']}", where=where, remedy="correct it, or name another folder") from error
-    return config, found["vocab_size"]
+    _check_sizes(config, vocab_size, folder, flag)
+    return config, vocab_size
+
+
+def _check_sizes(config: ModelConfig, vocab_size: int, folder: Path, flag: str) -> None:
+    """Compare sizes with the weights before anything is built: a model as large as its file fits where the file does.
+
+    Raises:
+        DataError: when embeddings or layers have another size, or there are fewer layers.
+    """
+    shapes = {_current_name(name): shape for name, shape in read_shapes(folder, flag).items()}
+    hidden = config.hidden_size
+    demanded = {
+        _WORD_EMBEDDINGS: (vocab_size, hidden),
+        "bert.embeddings.position_embeddings.weight": (config.max_position_embeddings, hidden),
+        "bert.embeddings.token_type_embeddings.weight": (config.type_vocab_size, hidden),
+    }
+    for number in range(min(config.num_hidden_layers, len(shapes))):
+        layer = f"bert.encoder.layer.{number}"
+        demanded[f"{layer}.attention.self.query.weight"] = (hidden, hidden)
+        demanded[f"{layer}.intermediate.dense.weight"] = (config.intermediate_size, hidden)
+    for name, shape in demanded.items():
+        if name not in shapes:
+            what = f"{folder} holds no {name}, which a BERT of the sizes in its {CONFIG} has"
+            raise DataError(what, where=flag, remedy=REMEDY)
+        _check_shape(name, shapes[name], shape, folder, flag)
 
 
 @torch.no_grad()
@@ -186,8 +241,6 @@ def load_weights(
         DataError: when a tensor does not have the model's shape, or a file is broken or holds more than tensors.
     """
     tensors = _normalised(read_weights(folder, flag))
-    if _WORD_EMBEDDINGS not in tensors:
-        raise DataError(f"{folder} holds no word embeddings of a BERT", where=flag, remedy=REMEDY)
     if extension is not None:
         for name in tensors.keys() & set(_ROWS_OF_TOKENS):
             tensors[name] = _extended(name, tensors[name], extension, folder, flag)
@@ -201,7 +254,7 @@ def load_weights(
             continue
         shape = (parameter.shape[0] // len(parts), *parameter.shape[1:])
         for part, target in zip(parts, parameter.chunk(len(parts)), strict=True):
-            _check_shape(part, tensors[part], shape, folder, flag)
+            _check_shape(part, tuple(tensors[part].shape), shape, folder, flag)
             target.copy_(tensors[part])
         used.update(parts)
     model.initialize(seed, drawn)
@@ -227,30 +280,34 @@ def _extended(name: str, rows: Tensor, extension: Extension, folder: Path, flag:
     return extended
 
 
-def _check_shape(name: str, tensor: Tensor, shape: tuple[int, ...], folder: Path, flag: str) -> None:
-    if tuple(tensor.shape) != shape:
+def _check_shape(name: str, found: tuple[int, ...], needed: tuple[int, ...], folder: Path, flag: str) -> None:
+    if found != needed:
         raise DataError(
-            f"the tensor {name} has the shape {tuple(tensor.shape)}, the model needs {shape}",
+            f"the tensor {name} has the shape {str(found)[:80]}, the model needs {str(needed)[:80]}",
             where=f"{flag} {folder}",
-            remedy="set the sizes of that folder's config.json in the model section, and use data of its tokenizer",
+            remedy=f"correct the sizes in that folder's {CONFIG}, and use data of its tokenizer",
         )
 
 
 def _normalised(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Convert the names in BERT folders of all kinds to those of the current `BertForPreTraining`."""
+    """Convert the names in BERT folders of all kinds to those of the current `BertForPreTraining`.
+
+    Raises:
+        DataError: when the output matrix is not tied to the embeddings, or the numbers are not floating-point.
+    """
     renamed = {}
-    for name, tensor in tensors.items():
-        if name.endswith("position_ids"):
+    for old_name, tensor in tensors.items():
+        if old_name.endswith("position_ids"):
             continue  # a buffer of older versions, always 0, 1, 2, …
-        name = re.sub(r"\bLayerNorm\.gamma$", "LayerNorm.weight", name)
-        name = re.sub(r"\bLayerNorm\.beta$", "LayerNorm.bias", name)
-        if re.match(r"(embeddings|encoder|pooler)\.", name):
-            name = f"bert.{name}"  # saved from a bare BertModel
+        name = _current_name(old_name)
+        if name.startswith(("bert.", "cls.")) and (tensor.dtype not in _DTYPES or tensor.layout != torch.strided):
+            what = f"its numbers are {tensor.dtype}, {tensor.layout}, which is not supported"
+            raise DataError(what, where=old_name, remedy="convert the model to fp32, bf16 or fp16")
         renamed[name] = tensor
     # The decoder is tied to the embeddings; some versions store its two tensors nevertheless.
     decoder = renamed.pop("cls.predictions.decoder.weight", None)
     embeddings = renamed.get(_WORD_EMBEDDINGS)
-    if decoder is not None and embeddings is not None and not torch.equal(decoder, embeddings):
+    if decoder is not None and embeddings is not None and not torch.equal(decoder.to(embeddings.dtype), embeddings):
         raise DataError(
             "its output matrix is not its word embeddings (tie_word_embeddings is false); BERT ties the two",
             where="cls.predictions.decoder.weight",
@@ -260,3 +317,10 @@ def _normalised(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     if decoder_bias is not None:
         renamed.setdefault("cls.predictions.bias", decoder_bias)
     return renamed
+
+
+def _current_name(name: str) -> str:
+    name = re.sub(r"\bLayerNorm\.gamma$", "LayerNorm.weight", name)
+    name = re.sub(r"\bLayerNorm\.beta$", "LayerNorm.bias", name)
+    # A bare BertModel is saved without the prefix.
+    return f"bert.{name}" if re.match(r"(embeddings|encoder|pooler)\.", name) else name

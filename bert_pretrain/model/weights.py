@@ -4,12 +4,12 @@ They are looked for in the same order as by `transformers`; of several files, an
 """
 
 import hashlib
-import pickle
 from collections.abc import Mapping
 from pathlib import Path
 
 import safetensors
 import torch
+from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
@@ -44,6 +44,25 @@ def read_weights(folder: Path, flag: str) -> dict[str, Tensor]:
     return tensors
 
 
+def read_shapes(folder: Path, flag: str) -> dict[str, tuple[int, ...]]:
+    """Return the shapes of a folder's tensors under their names there; of safetensors only the header is read.
+
+    Raises:
+        DataError: as `read_weights`.
+    """
+    shapes: dict[str, tuple[int, ...]] = {}
+    for path in _weight_files(folder, flag):
+        if path.suffix != ".safetensors":
+            shapes |= {name: tuple(tensor.shape) for name, tensor in _read_pickle(path).items()}
+            continue
+        try:
+            with safe_open(path, "pt") as file:
+                shapes |= {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
+        except (safetensors.SafetensorError, OSError, ValueError) as error:
+            raise _broken(path, error) from error
+    return shapes
+
+
 def write_tensors(tensors: Mapping[str, Tensor], path: Path) -> None:
     """Write one safetensors file with the permissions of any new file.
 
@@ -69,17 +88,18 @@ def _parts(index: Path) -> list[Path]:
     """Return the files that an index names, which must be in its folder."""
     found = read_json(index)
     weight_map = found.get("weight_map") if isinstance(found, dict) else None
-    names = set(weight_map.values()) if isinstance(weight_map, dict) else set()
+    names = list(weight_map.values()) if isinstance(weight_map, dict) else []
     if not names or not all(isinstance(name, str) and Path(name).name == name for name in names):
         raise DataError(f"{index.name} names no files in its folder", where=str(index), remedy="copy the folder again")
-    missing = sorted(name for name in names if not (index.parent / name).is_file())
+    files = sorted({index.parent / name for name in names})
+    missing = [path.name for path in files if not path.is_file()]
     if missing:
         raise DataError(
-            f"{len(missing)} of {len(names)} files of weights are missing: {', '.join(missing[:3])}",
+            f"{len(missing)} of {len(files)} files of weights are missing: {', '.join(missing[:3])}",
             where=str(index),
             remedy="copy the folder again",
         )
-    return sorted(index.parent / name for name in names)
+    return files
 
 
 def _read_file(path: Path) -> dict[str, Tensor]:
@@ -88,19 +108,25 @@ def _read_file(path: Path) -> dict[str, Tensor]:
     try:
         return load_file(path)
     except (safetensors.SafetensorError, OSError, ValueError) as error:
-        raise DataError(f"{path.name} is broken: {error}", where=str(path), remedy="copy it again") from error
+        raise _broken(path, error) from error
+
+
+def _broken(path: Path, error: Exception) -> DataError:
+    return DataError(f"{path.name} is broken: {error}", where=str(path), remedy="copy it again")
 
 
 def _read_pickle(path: Path) -> dict[str, Tensor]:
     """Read a pickle of plain tensors; any other pickle could run code and is refused."""
     try:
         found = torch.load(path, map_location="cpu", weights_only=True)
-    except (pickle.UnpicklingError, RuntimeError, OSError, EOFError, ValueError, KeyError) as error:
+    except Exception as error:  # the bytes of a broken pickle may do anything but run code
         raise DataError(
             f"{path.name} is broken or holds more than tensors, and was not unpickled",
             where=str(path),
             remedy="convert it to model.safetensors if you trust it",
         ) from error
-    if not isinstance(found, dict) or not all(isinstance(value, Tensor) for value in found.values()):
+    if not isinstance(found, dict) or not all(
+        isinstance(name, str) and isinstance(value, Tensor) for name, value in found.items()
+    ):
         raise DataError(f"{path.name} holds more than named tensors", where=str(path), remedy=REMEDY)
     return found

@@ -24,6 +24,7 @@ def model_folder(make_model: Any, tokenizer: Tokenizer, tmp_path: Path) -> Path:
     folder = tmp_path / "model"
     folder.mkdir()
     save_model(make_model(dropout=0.1), folder, tokenizer)
+    (folder / "checksums.json").unlink()  # as others write it
     return folder
 
 
@@ -147,6 +148,14 @@ def test_a_pickle_that_could_run_code_is_refused_unread(model_folder: Path, tmp_
         ({"weight_map": {"a": "../model.safetensors"}}, "names no files in its folder"),
         ({"weight_map": {}}, "names no files in its folder"),
         ([], "names no files in its folder"),
+        (7, "names no files in its folder"),
+        ({"weight_map": ["model-1.safetensors"]}, "names no files in its folder"),
+        ({"weight_map": {"a": ["model-1.safetensors"]}}, "names no files in its folder"),
+        ({"weight_map": {"a": "model-1.safetensors", "b": 7}}, "names no files in its folder"),
+        ({"weight_map": {"a": "/etc/hostname"}}, "names no files in its folder"),
+        ({"weight_map": {"a": ".."}}, "files of weights are missing"),
+        ({"weight_map": {"a": "\0"}}, "files of weights are missing"),
+        ({"weight_map": {"a": "config.json"}}, "was not unpickled"),
     ],
 )
 def test_an_index_without_its_files_is_refused(model_folder: Path, index: Any, message: str) -> None:
@@ -165,7 +174,23 @@ def test_an_index_without_its_files_is_refused(model_folder: Path, index: Any, m
         ({"hidden_size": 64}, r"has the shape \(150, 32\), the model needs \(150, 64\)"),
         ({"vocab_size": 151}, r"has the shape \(150, 32\), the model needs \(151, 32\)"),
         ({"num_attention_heads": 5}, "not a multiple"),
+        ({"num_attention_heads": 10**9}, "not a multiple"),
         ({"vocab_size": None}, "states no vocab_size"),
+        ({"vocab_size": True}, "states no vocab_size"),
+        ({"vocab_size": -150}, "states no vocab_size"),
+        ({"vocab_size": 10**12}, "has the shape"),
+        ({"num_hidden_layers": 10**9}, r"holds no bert\.encoder\.layer\.2\."),
+        ({"num_hidden_layers": -1}, "num_hidden_layers: Input should be greater than 0"),
+        ({"num_hidden_layers": "two"}, "num_hidden_layers: Input should be a valid integer"),
+        ({"hidden_size": True}, "hidden_size: Input should be a valid integer"),
+        ({"hidden_size": 10**15}, "has the shape"),
+        ({"hidden_size": float("nan")}, "hidden_size: Input should be a valid integer"),
+        ({"intermediate_size": 10**4000}, "has the shape"),
+        ({"max_position_embeddings": 2**40}, "has the shape"),
+        ({"type_vocab_size": 2**62}, "has the shape"),
+        ({"layer_norm_eps": float("inf")}, "layer_norm_eps"),
+        ({"hidden_dropout_prob": [0.1]}, "hidden_dropout_prob"),
+        ({"model_type": ["bert"]}, "model_type is"),
     ],
 )
 def test_what_is_no_fitting_bert_is_refused(model_folder: Path, change: dict[str, Any], message: str) -> None:
@@ -191,7 +216,7 @@ def test_broken_and_missing_files_are_refused(model_folder: Path, tmp_path: Path
 
 def test_weights_without_embeddings_are_refused(model_folder: Path) -> None:
     rewrite(model_folder, lambda tensors: {"something.weight": torch.zeros(2)})
-    with pytest.raises(DataError, match="no word embeddings"):
+    with pytest.raises(DataError, match=r"holds no bert\.embeddings\.word_embeddings"):
         load_model(model_folder)
 
 
@@ -235,3 +260,58 @@ def test_a_model_without_its_heads_or_with_untied_ones_is_refused(tmp_path: Path
     transformers.BertForPreTraining(config).save_pretrained(tmp_path / "untied")
     with pytest.raises(DataError, match="not its word embeddings"):
         load_model(tmp_path / "untied")
+
+
+def header(**changes: Any) -> dict[str, Any]:
+    return {"a": {"dtype": "F32", "shape": [4, 4], "data_offsets": [0, 64], **changes}}
+
+
+@pytest.mark.parametrize(
+    ("content", "length"),
+    [
+        (header(data_offsets=[64, 0]), None),
+        (header(data_offsets=[0, 2**40]), None),
+        (header(shape=[2**40, 2**40]), None),
+        (header(shape=[-4, 4]), None),
+        (header(shape="44"), None),
+        (header(dtype="F31"), None),
+        ({**header(), "b": header()["a"]}, None),
+        (header(), 2**63),
+        (header(), 10**8),
+        ([1], None),
+    ],
+)
+def test_a_header_that_lies_is_refused(model_folder: Path, content: Any, length: int | None) -> None:
+    text = json.dumps(content).encode()
+    size = len(text) if length is None else length
+    (model_folder / "model.safetensors").write_bytes(size.to_bytes(8, "little") + text + bytes(64))
+    with pytest.raises(DataError, match=r"model\.safetensors is broken"):
+        load_model(model_folder)
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.bool, torch.complex64])
+def test_weights_that_are_no_floating_point_numbers_are_refused(model_folder: Path, dtype: torch.dtype) -> None:
+    rewrite(model_folder, lambda tensors: {name: tensor.to(dtype) for name, tensor in tensors.items()})
+    with pytest.raises(DataError, match="which is not supported"):
+        load_model(model_folder)
+
+
+def test_json_nested_without_end_is_refused(model_folder: Path) -> None:
+    (model_folder / "config.json").write_text('{"a":' * 100_000 + "1" + "}" * 100_000)
+    with pytest.raises(DataError, match=r"cannot read config\.json: it is nested deeper"):
+        load_model(model_folder)
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "config.json", "vocab.txt", "checksums.json"])
+def test_a_flipped_bit_or_a_lost_end_of_a_model_written_here_is_refused(
+    make_model: Any, tokenizer: Tokenizer, tmp_path: Path, name: str
+) -> None:
+    save_model(make_model(), tmp_path, tokenizer)
+    (tmp_path / "README.md").write_text("A card may be edited.")
+    assert load_model(tmp_path).fresh == []
+    content = (tmp_path / name).read_bytes()
+    middle = content.index(b'"sha256": "') + 20 if name == "checksums.json" else len(content) - 5
+    for damaged in (content[:-10], content[:middle] + bytes([content[middle] ^ 1]) + content[middle + 1 :]):
+        (tmp_path / name).write_bytes(damaged)
+        with pytest.raises(DataError, match="is damaged"):
+            load_model(tmp_path)
