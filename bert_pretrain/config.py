@@ -118,6 +118,8 @@ class DataConfig(_Section):
     validation_fraction: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.01
     validation: tuple[str, ...] = ()
     """Inputs of your own validation split, instead of `validation_fraction`."""
+    fraction: Annotated[float, Field(gt=0.0, le=1.0)] = 1.0
+    """Share of the text that is read: of more than 16 inputs that share of them, of fewer pieces of 8 MiB of each."""
     input_weights: dict[str, Annotated[float, Field(gt=0.0)]] = {}
     """INPUT -> how many times as often as others it is seen, 1 where not named."""
     drop_duplicates: bool = True

@@ -85,7 +85,7 @@ def estimate(config: Config, inputs: Sequence[str], vocab: AnyPath, *, lowercase
             sample, share = sample_source(source, folder / f"{number}.txt", SAMPLE_BYTES // len(chosen), config.data)
             shard = write_store_shard([sample], store_shard_folder(folder, number), tokenizer, config.data)
             counts += shard["parts"]
-            scales.append(others / share)
+            scales.append(others * source.fraction / share)
         tokens = np.array([each["tokens"] for each in counts])
         if not tokens.sum():
             raise InputError("the inputs hold no text", where=str(inputs[0]), remedy="give files with text in them")

@@ -12,10 +12,9 @@ from pathlib import Path
 from bert_pretrain.parallel.executor import Pool, run_all
 from bert_pretrain.storage.files import atomic_path, open_input, read_json, write_checked_json
 from bert_pretrain.text import documents
-from bert_pretrain.text.sources import READ_ERRORS, Source, damaged, is_compressed
+from bert_pretrain.text.sources import FEW_SOURCES, READ_ERRORS, Source, damaged, is_compressed
 from bert_pretrain.text.text_files import ByteRange
 
-MAX_UNPACKED_ARCHIVES = 16
 LARGE_ARCHIVE_BYTES = 4 << 20
 _CUTS = "parts.json"
 
@@ -32,7 +31,7 @@ def cut_inputs(sources: Sequence[Source], store: Path, pool: Pool) -> list[tuple
     archives = [source for source in sources if _is_archive(source)]
     large = [source for source in archives if (source.size or 0) >= LARGE_ARCHIVE_BYTES]
     unpacked = {source.location: store / f"unpacked-{number}" for number, source in enumerate(large)}
-    if len(archives) > MAX_UNPACKED_ARCHIVES:
+    if len(archives) > FEW_SOURCES:
         unpacked = {}
     remedy = f"remove the folder {store}: it is a cache, and is made again"
     cuts = read_json(store / _CUTS, remedy) if (store / _CUTS).exists() else None

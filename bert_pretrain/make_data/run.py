@@ -84,7 +84,9 @@ def _identity(config: Config, sources: list[Source], tokenizer: Tokenizer) -> di
         "inputs": [{**source.identity, "weight": source.weight} for source in sources if not source.is_validation],
         "validation": [source.identity for source in sources if source.is_validation],
         "tokenizer": tokenizer.hash,
-        "data": config.data.model_dump(mode="json", exclude={"validation", "input_weights", "max_record_bytes"}),
+        "data": config.data.model_dump(
+            mode="json", exclude={"validation", "fraction", "input_weights", "max_record_bytes"}
+        ),
     }
 
 

@@ -14,7 +14,7 @@ from typing import BinaryIO
 
 from bert_pretrain.config import DataConfig
 from bert_pretrain.text.records import read_texts
-from bert_pretrain.text.sources import Source
+from bert_pretrain.text.sources import Source, evenly_spaced
 from bert_pretrain.text.text_files import ByteRange, text_blocks
 
 MAX_CHARACTERS = 4 << 20
@@ -31,7 +31,15 @@ def part_bytes_of(sources: Sequence[Source]) -> int:
 
 
 def cut(source: Source, part_bytes: int, unpacked: Path | None = None) -> list[ByteRange]:
-    """Cut a large local file, plain or unpacked, into parts at document boundaries; anything else is one part."""
+    """Cut a large local file, plain or unpacked, into parts at document boundaries; anything else is one part.
+
+    Of a source that is not to be read whole, some of the parts, at least one.
+    """
+    parts = _cut(source, part_bytes, unpacked)
+    return evenly_spaced(parts, max(1, round(source.fraction * len(parts))))
+
+
+def _cut(source: Source, part_bytes: int, unpacked: Path | None) -> list[ByteRange]:
     is_seekable = unpacked is not None or source.is_plain_local
     size = unpacked.stat().st_size if unpacked is not None else source.size
     if not is_seekable or source.boundary == "file" or (size or 0) <= 2 * part_bytes:

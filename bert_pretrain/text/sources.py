@@ -8,13 +8,14 @@ import glob
 import hashlib
 import json
 import lzma
+import math
 import os
 import re
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from bert_pretrain.config import DataConfig
 from bert_pretrain.errors import ConfigError, InputError
@@ -28,6 +29,9 @@ _VERSIONS = ("ETag", "etag", "blob_id", "Content-MD5", "mtime", "LastModified", 
 """File systems' names for what changes with a file, the best first."""
 SUPPORTED = f"{', '.join(FORMATS)}, each also {', '.join(COMPRESSIONS)}, or a folder saved by datasets"
 _SAMPLE_BYTES = 1 << 18
+FEW_SOURCES = 16
+"""Up to which `data.fraction` is a share of each source; of more, it is a share of the sources."""
+T = TypeVar("T")
 READ_ERRORS = (OSError, EOFError, ValueError, zlib.error, lzma.LZMAError)
 """Raised for damaged files; not all decompressors raise OSError."""
 
@@ -50,13 +54,16 @@ class Source:
     """How often its documents are used in training, relative to others."""
     is_validation: bool = False
     """Whether all of it is held out."""
+    fraction: float = 1.0
+    """Share of its parts that are read."""
 
     @property
     def identity(self) -> dict[str, Any]:
         """What identifies the content without reading it: a file may be moved, but not changed."""
         name = self.location if self.format == "dataset" else self.location.rsplit("/", 1)[-1]
         layout = {"boundary": self.boundary, "splitter": self.splitter}
-        return {"name": name, "size": self.size, "version": self.version, **layout}
+        fraction = {"fraction": self.fraction} if self.fraction < 1.0 else {}
+        return {"name": name, "size": self.size, "version": self.version, **layout, **fraction}
 
     @property
     def is_local(self) -> bool:
@@ -106,7 +113,8 @@ def resolve(inputs: Sequence[str], config: DataConfig) -> list[Source]:
 
     Args:
         inputs: as the user has typed them.
-        config: weights of inputs, the layout of text, and further inputs to hold out (`validation`).
+        config: weights of inputs, the layout of text, the share of it to read, and further inputs to hold out
+            (`validation`).
 
     Raises:
         InputError: when nothing is given or found, an ending is unknown, or a file is empty.
@@ -123,6 +131,8 @@ def resolve(inputs: Sequence[str], config: DataConfig) -> list[Source]:
     sources = [
         replace(source, weight=config.input_weights.get(item, 1.0)) for item in inputs for source in _resolve_one(item)
     ]
+    if config.fraction < 1.0:
+        sources = _some_of(sources, config.fraction)
     sources += [replace(source, is_validation=True) for item in config.validation for source in _resolve_one(item)]
     seen: set[str] = set()
     for source in sources:
@@ -260,6 +270,20 @@ def _format_of(name: str) -> str | None:
 
 def is_compressed(location: str) -> bool:
     return location.endswith(COMPRESSIONS)
+
+
+def _some_of(sources: list[Source], fraction: float) -> list[Source]:
+    """Return a share of many sources, evenly spaced, or all of a few, of each of which that share is read."""
+    if len(sources) <= FEW_SOURCES:
+        return [replace(source, fraction=fraction) for source in sources]
+    number = math.ceil(fraction * len(sources))
+    rest = fraction * len(sources) / number
+    return [replace(source, fraction=rest) for source in evenly_spaced(sources, number)]
+
+
+def evenly_spaced(items: Sequence[T], number: int) -> list[T]:
+    """Return so many of the items, at equal distances from one another."""
+    return [items[int((place + 0.5) * len(items) / number)] for place in range(number)]
 
 
 def _with_layout(source: Source, config: DataConfig) -> Source:

@@ -11,6 +11,7 @@ from bert_pretrain.examples.shards import DataFolder
 from bert_pretrain.make_data import parts
 from bert_pretrain.make_data.run import make_data
 from bert_pretrain.text import documents
+from bert_pretrain.text.sources import resolve
 
 
 @pytest.fixture
@@ -72,7 +73,7 @@ def test_many_small_files_are_few_store_shards_and_keep_their_figures(
 def test_many_archives_are_read_as_they_are(
     tmp_path: Path, english_text: Path, vocab_folder: Path, small_parts: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(parts, "MAX_UNPACKED_ARCHIVES", 1)
+    monkeypatch.setattr(parts, "FEW_SOURCES", 1)
     content = english_text.read_bytes()
     middle = content.index(b"\n\n", len(content) // 2) + 2
     for name, half in (("a", content[:middle]), ("b", content[middle:])):
@@ -81,3 +82,26 @@ def test_many_archives_are_read_as_they_are(
     assert shards(build(tmp_path / "texts", vocab_folder, tmp_path / "data"))
     (store,) = (tmp_path / ".token-store").iterdir()
     assert not list(store.glob("unpacked-*"))
+
+
+def test_a_fraction_of_a_large_file_and_of_its_archive_is_read(
+    tmp_path: Path, english_text: Path, vocab_folder: Path, small_parts: None
+) -> None:
+    config = load_config(settings=["data.dupe_factor=1", "data.next_sentence=none", "data.fraction=0.25"])
+    archive = tmp_path / "text.txt.gz"
+    archive.write_bytes(gzip.compress(english_text.read_bytes()))
+    whole = build(english_text, vocab_folder, tmp_path / "whole")
+    tokens = DataFolder.open(whole).manifest["corpus"]["tokens"]
+    for source in (english_text, archive):
+        data = make_data(config, [str(source)], vocab_folder, tmp_path / f"some-{source.suffix[1:]}", workers=1)
+        assert 0.1 < DataFolder.open(data).manifest["corpus"]["tokens"] / tokens < 0.4
+
+
+def test_a_fraction_of_many_files_is_that_share_of_the_files(tmp_path: Path) -> None:
+    for number in range(40):
+        (tmp_path / f"{number:02}.txt").write_text("One sentence.\nAnother sentence.\n")
+    config = load_config(settings=["data.fraction=0.21"]).data
+    chosen = resolve([str(tmp_path)], config)
+    assert [Path(source.location).stem for source in chosen] == ["02", "06", "11", "15", "20", "24", "28", "33", "37"]
+    assert sum(source.fraction for source in chosen) == pytest.approx(0.21 * 40)
+    assert len(resolve([str(tmp_path)], load_config().data)) == 40
