@@ -1,6 +1,24 @@
-"""`python -m bert_pretrain` is the same program as `bert-pretrain`; `torchrun -m` needs this form."""
+"""The program: `bert-pretrain` and `python -m bert_pretrain` are the same; `torchrun -m` needs the second form."""
 
-from bert_pretrain.cli import main
+import os
+import signal
+from typing import NoReturn
+
+
+def main() -> None:
+    """Run the command line; Ctrl-C while its libraries are imported ends the process at once."""
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, _leave)
+    from bert_pretrain.cli import main as run
+
+    run()
+
+
+def _leave(_signal: int, _frame: object) -> NoReturn:
+    # An exception could be lost in an import, and nothing is open yet.
+    os.write(2, b"interrupted; nothing was begun\n")
+    os._exit(130)
+
 
 if __name__ == "__main__":
     main()

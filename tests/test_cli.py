@@ -45,6 +45,25 @@ print([name for name in {HEAVY!r} if name in sys.modules], time.process_time())
     assert "bert-pretrain" in result.stdout
 
 
+@pytest.mark.parametrize("module", ["typer", "bert_pretrain.vocab.run"])
+def test_ctrl_c_while_the_program_is_imported_is_one_line(tmp_path: Path, module: str) -> None:
+    """Ctrl-C comes with the import of a library, or of our own module by the command."""
+    code = f"""
+import builtins, os, runpy, signal, sys
+ordinary, sys.argv = builtins.__import__, ["bert-pretrain", "vocab", "t", "--output", "o"]
+def interrupt(name, *rest, **options):
+    if name == {module!r}:
+        os.kill(os.getpid(), signal.SIGINT)
+    return ordinary(name, *rest, **options)
+builtins.__import__ = interrupt
+runpy.run_module("bert_pretrain", run_name="__main__")
+"""
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 130
+    assert re.fullmatch(r"interrupted; .*\n", done.stderr)
+    assert not list(tmp_path.iterdir())
+
+
 def test_a_signal_during_an_import_takes_effect_after_it() -> None:
     finished = []
 

@@ -49,6 +49,8 @@ def _options(
 def main() -> None:
     """Run the command line."""
     signal.signal(signal.SIGTERM, terminate)
+    if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # from here on a command can be told of it
     # OpenMP's threads should sleep at a barrier, not spin: with one other busy process, spinning slowed training to a
     # third and less; without one, sleeping costs little. OpenMP reads it when torch is loaded; a user's own value wins.
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")

@@ -10,6 +10,7 @@ import multiprocessing
 import multiprocessing.connection
 import os
 import queue
+import signal
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -184,7 +185,12 @@ class LocalPool:
         if self._executor is None:
             context = multiprocessing.get_context("spawn")
             self._executor = ProcessPoolExecutor(self.num_workers, mp_context=context, initializer=_start_worker)
-        return self._executor.submit(function, task)
+        # Workers start here and inherit what is blocked: Ctrl-C is for the parent, also while they import.
+        blocked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        try:
+            return self._executor.submit(function, task)
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
 
     def explain(self, error: BaseException, description: str) -> UserError | None:
         if not isinstance(error, concurrent.futures.process.BrokenProcessPool):
@@ -204,10 +210,7 @@ class LocalPool:
 
 
 def _start_worker() -> None:
-    """Make a worker use one core, ignore Ctrl-C (the parent reports it), and end with its parent."""
-    import signal
-
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    """Make a worker use one core, and end with its parent."""
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     parent = multiprocessing.parent_process()
     if parent is not None:

@@ -32,6 +32,10 @@ def die(number: int) -> int:
     return number
 
 
+def blocked_signals(_: int) -> set[int]:
+    return signal.pthread_sigmask(signal.SIG_BLOCK, set())
+
+
 def leave_note(path: Path) -> int:
     path.touch()
     return os.getpid()
@@ -76,6 +80,13 @@ def test_an_error_of_one_task_ends_the_others_at_once() -> None:
 def test_a_worker_killed_from_outside_is_one_message() -> None:
     with pytest.raises(UserError, match="killed from outside"):
         run_all(die, range(4), workers=2, description="test", unit="task")
+
+
+def test_ctrl_c_never_reaches_a_worker() -> None:
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, set())
+    found = run_all(blocked_signals, range(2), workers=2, description="test", unit="task")
+    assert found == [{signal.SIGINT}] * 2
+    assert signal.pthread_sigmask(signal.SIG_BLOCK, set()) == before
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
