@@ -179,6 +179,8 @@ class TrainConfig(_Section):
     warmup_ratio: Probability = 0.01
     warmup_steps: Annotated[Int, Field(ge=0)] | None = None
     """Overrides `warmup_ratio`; no more than the run has. A run by `time_budget` takes the ratio only."""
+    init: Literal["normal", "positional_heads"] = "normal"
+    """First weights: BERT's, or some with which the first layer begins by attending to neighbouring tokens."""
     mlm_bias: Literal["zeros", "unigram"] = "zeros"
     """First values of the output bias: 0, or the logarithm of how often each token occurs, so that training need not
     learn the frequencies first (Meister et al., 2023)."""

@@ -34,6 +34,7 @@ from bert_pretrain.train.metrics import MetricsFile
 from bert_pretrain.train.model_card import draw_beside_card, model_card
 from bert_pretrain.train.optim.optimizer import make_optimizers
 from bert_pretrain.train.output_bias import unigram_bias
+from bert_pretrain.train.positional_heads import start_positional_heads
 from bert_pretrain.train.probe import Probe
 from bert_pretrain.train.resolved import ResolvedRun, describe, identity_of, resolve_run
 from bert_pretrain.train.resume import checkpoint_to_resume, describe_resume, is_up_to_date
@@ -155,6 +156,8 @@ def _make_model(run: ResolvedRun, latest: Checkpoint | None) -> BertForPreTraini
                 print(f"  {what}: {', '.join(names)}")
     else:
         model.initialize(seed)
+        if run.config.train.init == "positional_heads":
+            start_positional_heads(model, seed)
         if run.config.train.mlm_bias == "unigram":
             model.mlm_head.bias.data.copy_(unigram_bias(run.data, run.tokenizer))
     if run.data.config.next_sentence == "none":  # no loss reaches these two; they stay as they are
