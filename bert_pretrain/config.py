@@ -38,7 +38,7 @@ def _seconds(value: object) -> object:
 def _count(value: object) -> object:
     """Accept `500k`, `1.5M`, `2G` and plain whole numbers where a count is expected."""
     if isinstance(value, str) and value.strip()[-1:] in UNITS:
-        with contextlib.suppress(ValueError):
+        with contextlib.suppress(ValueError, OverflowError):  # 1e999M is infinite
             number = float(value.strip()[:-1]) * UNITS[value.strip()[-1]]
             return round(number) if math.isclose(number, round(number), rel_tol=1e-12) else value
     return _whole_number(value)
