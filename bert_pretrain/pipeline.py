@@ -114,10 +114,10 @@ def _in_time_left(config: Config, limit: TimeLimit, run: Path) -> Config:
     from bert_pretrain.train.checkpoint import newest_checkpoint
     from bert_pretrain.train.optim.schedule import duration
 
-    latest = newest_checkpoint(run / "checkpoints")
     if (run / MANIFEST).exists():  # finished: it stays as long as it is
         budget = read_manifest(run, "run", "--output")["config"]["train"]["time_budget"]
     else:
+        latest = newest_checkpoint(run / "checkpoints")
         left = limit.left - SECONDS_AFTER_TRAINING - SHARE_AFTER_TRAINING * limit.seconds
         if left < MIN_TRAINING_SHARE * limit.seconds and latest is None:
             raise ConfigError(

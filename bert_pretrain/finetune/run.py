@@ -22,7 +22,7 @@ import torch
 
 from bert_pretrain import rng
 from bert_pretrain.config import TrainConfig
-from bert_pretrain.errors import ConfigError, InputError
+from bert_pretrain.errors import ConfigError, DataError, InputError
 from bert_pretrain.finetune.answer import Answer
 from bert_pretrain.finetune.classify import Classify
 from bert_pretrain.finetune.finetuned_card import finetuned_card
@@ -32,19 +32,21 @@ from bert_pretrain.finetune.task import Job, Task, Window, longest_first
 from bert_pretrain.model.huggingface import CARD, CONFIG
 from bert_pretrain.model.weights import weights_sha256
 from bert_pretrain.storage import manifest
+from bert_pretrain.storage.checksums import damage_of_folder, is_sealed, seal_folder
 from bert_pretrain.storage.files import (
     atomic_folder,
-    exclusive,
     is_bookkeeping,
     move_aside,
     sha256_file,
     write_json,
     write_text,
 )
+from bert_pretrain.storage.locking import exclusive
 from bert_pretrain.tools.inference import open_bert
 from bert_pretrain.train.device.hardware import choose_device, choose_precision
 
 KIND = "finetune"
+_CHECKPOINTS = "checkpoints"
 _PACKAGES = ("transformers", "accelerate", "sklearn", "seqeval")
 _TASKS: dict[str, type[Classify] | type[Tag] | type[Answer]] = {"classify": Classify, "tag": Tag, "answer": Answer}
 
@@ -105,16 +107,17 @@ def finetune(
             for leftover in output.parent.glob(f".{glob.escape(output.name)}.*.tmp"):  # of a run killed while writing
                 shutil.rmtree(leftover)
             _train(Job(head, model, head.tokenizer, examples, settings, identity, choose_device(device)), work, output)
-        shutil.rmtree(work)
     return output
 
 
 @contextlib.contextmanager
 def _working_folder(work: Path) -> Iterator[None]:
-    """Lock the working folder, and remove it if it is empty at the end."""
+    """Lock the working folder; remove what is in it on success, and the folder if it is empty at the end."""
     try:
         with exclusive(work):
             yield
+            shutil.rmtree(work / _CHECKPOINTS, ignore_errors=True)
+            (work / manifest.PARTIAL).unlink(missing_ok=True)
     finally:
         with contextlib.suppress(OSError):
             work.rmdir()
@@ -178,7 +181,15 @@ def _is_complete(output: Path, work: Path, identity: dict[str, Any], overwrite: 
     if exists and overwrite:
         print(f"moved the old content to {move_aside(output)}")
     elif exists:
-        return manifest.claim(output, KIND, identity) is manifest.Progress.COMPLETE
+        is_complete = manifest.claim(output, KIND, identity) is manifest.Progress.COMPLETE
+        damage = damage_of_folder(output) if is_complete and is_sealed(output) else None
+        if damage:
+            raise DataError(
+                f"{output} is damaged: {damage}",
+                where="--output",
+                remedy="restore it from a copy, or fine-tune again with --overwrite (the old folder is moved aside)",
+            )
+        return is_complete
     manifest.claim(work, KIND, identity, overwrite=overwrite)
     return False
 
@@ -202,9 +213,9 @@ def _train(job: Job, work: Path, output: Path) -> None:
             return task.score(validation.examples, validation.decode(task, logits))
 
         trainer = training.make_trainer(
-            network, job, train.windows, validation.windows, score, work / "checkpoints", precision
+            network, job, train.windows, validation.windows, score, work / _CHECKPOINTS, precision
         )
-        report = training.fit(trainer, work / "checkpoints")
+        report = training.fit(trainer, work / _CHECKPOINTS)
         with atomic_folder(output) as result:
             network.save_pretrained(result)
             job.tokenizer.save(result, network.config.max_position_embeddings)
@@ -233,17 +244,18 @@ def _scores(task: Task, splits: dict[str, Split], found: dict[str, list[Any]]) -
 def _write_results(
     job: Job, scores: dict[str, Any], report: dict[str, Any], found: dict[str, list[Any]], result: Path
 ) -> None:
-    """Write metrics, the card, the predictions of the last split, and finally the manifest."""
+    """Write metrics, the predictions of the last split, checksums of all so far, the card, and finally the manifest."""
     predicted = "test" if "test" in found else "validation"
     rows = {split: len(examples) for split, examples in job.examples.items()}
     head = {"task": job.identity["task"], "main_metric": job.task.main_metric}
     write_json(result / "metrics.json", {**head, **scores, **report, "rows": rows})
+    with (result / "predictions.jsonl").open("w", encoding="utf-8") as file:
+        for example, prediction in zip(job.examples[predicted], found[predicted], strict=True):
+            file.write(json.dumps(job.task.record(example, prediction), ensure_ascii=False) + "\n")
+    seal_folder(result)
     folder = job.model.resolve()
     base = folder.parent.name if folder.name == "model" else folder.name  # RUN/model is named by its run
     settings = asdict(job.settings)
     card = finetuned_card(head["task"], job.task.model_class, base, rows, scores, settings, report["best_epoch"])
     write_text(result / CARD, card)
-    with (result / "predictions.jsonl").open("w", encoding="utf-8") as file:
-        for example, prediction in zip(job.examples[predicted], found[predicted], strict=True):
-            file.write(json.dumps(job.task.record(example, prediction), ensure_ascii=False) + "\n")
     manifest.complete(result, KIND, job.identity, {"rows": rows, "predictions": predicted})

@@ -1,19 +1,18 @@
 """Training by `transformers`' Trainer: checkpoints, the best of them, and one progress bar instead of logs.
 
 Loss, optimizer, schedule and mixed precision are the Trainer's own; here are its arguments, and what lets a killed run
-continue: incomplete checkpoints are removed first.
+continue: its checkpoints get checksums, and those that are incomplete or damaged are removed first.
 """
 
 import contextlib
-import json
 import math
 import shutil
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import safetensors
 import torch
 import transformers
 from transformers import Trainer, TrainerCallback, TrainingArguments
@@ -23,6 +22,7 @@ from bert_pretrain.errors import ConfigError, DataError
 from bert_pretrain.finetune.settings import Settings
 from bert_pretrain.finetune.task import Job, Task, Window, collator
 from bert_pretrain.parallel.progress import progress_bar
+from bert_pretrain.storage.checksums import CHECKSUMS, damage_of_folder, is_sealed, seal_folder
 from bert_pretrain.storage.files import read_json, write_json
 from bert_pretrain.train.device.hardware import Precision
 
@@ -46,7 +46,7 @@ def open_network(folder: Path, task: Task, settings: Settings) -> Any:
         network, info = model_class.from_pretrained(
             folder, output_loading_info=True, ignore_mismatched_sizes=True, dtype=torch.float32, **changes
         )
-    except (OSError, ValueError, RuntimeError, safetensors.SafetensorError) as error:
+    except Exception as error:  # transformers reads keys of config.json that we do not, and takes what it finds
         what, remedy = f"transformers cannot open {folder}: {error}", "name a folder that holds a BERT"
         raise DataError(what, where="MODEL", remedy=remedy) from error
     new = {*info["missing_keys"], *(str(entry[0]) for entry in info["mismatched_keys"])}
@@ -83,6 +83,7 @@ def make_trainer(
     )
     trainer.remove_callback(transformers.PrinterCallback)
     trainer.add_callback(_Bar())
+    trainer.add_callback(_Seal())
     return trainer
 
 
@@ -179,22 +180,38 @@ def predict(folder: Path, job: Job, windows: list[Window], name: str) -> Any:
 
 
 def newest_checkpoint(folder: Path) -> Path | None:
-    """Return the newest complete checkpoint, and remove incomplete ones."""
-    complete: dict[int, Path] = {}
+    """Return the newest checkpoint that is whole, and so is the best one before it; incomplete and damaged ones go."""
+    whole: dict[int, Path] = {}
     for path in folder.glob("checkpoint-*"):
-        try:
-            complete[json.loads((path / _STATE).read_text())["global_step"]] = path  # the last file of a checkpoint
-        except (OSError, ValueError, KeyError):
-            shutil.rmtree(path)
-    return complete[max(complete)] if complete else None
+        damage = damage_of_folder(path) if is_sealed(path) else None
+        if is_sealed(path) and damage is None:
+            whole[int(read_json(path / _STATE)["global_step"])] = path
+            continue
+        if damage:
+            print(f"WARNING: {path} is damaged and was removed: {damage}", file=sys.stderr)
+        shutil.rmtree(path)
+    for _, path in sorted(whole.items(), reverse=True):
+        best = _best_of(path)
+        if best is None or best.is_dir():
+            return path
+        print(f"WARNING: {path} was removed, since the best one before it, {best.name}, is not whole", file=sys.stderr)
+        shutil.rmtree(path)
+    return None
+
+
+def _best_of(checkpoint: Path) -> Path | None:
+    best = read_json(checkpoint / _STATE).get("best_model_checkpoint")
+    return checkpoint.with_name(Path(best).name) if best else None
 
 
 def _point_to_best(checkpoint: Path) -> None:
     """Correct the path of the best checkpoint; after a move of the folder it would silently not be loaded."""
-    state = read_json(checkpoint / _STATE)
-    if state.get("best_model_checkpoint"):
-        state["best_model_checkpoint"] = str(checkpoint.with_name(Path(state["best_model_checkpoint"]).name))
+    state, best = read_json(checkpoint / _STATE), _best_of(checkpoint)
+    if best is not None and state["best_model_checkpoint"] != str(best):
+        state["best_model_checkpoint"] = str(best)
+        (checkpoint / CHECKSUMS).unlink()
         write_json(checkpoint / _STATE, state)
+        seal_folder(checkpoint)
 
 
 @contextlib.contextmanager
@@ -213,6 +230,13 @@ def quiet() -> Iterator[None]:
 
 def _is_figure(name: str) -> bool:
     return name == "loss" or (name.startswith("eval_") and not name.endswith(("_runtime", "_second")))
+
+
+class _Seal(TrainerCallback):
+    """Adds checksums to a checkpoint when all of it is written."""
+
+    def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        seal_folder(Path(args.output_dir) / f"checkpoint-{state.global_step}")
 
 
 class _Bar(TrainerCallback):

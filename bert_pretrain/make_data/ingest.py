@@ -15,7 +15,8 @@ from bert_pretrain.make_data.summary import CorpusStatistics, StoreShardSummary
 from bert_pretrain.make_data.token_store import TokenStore, store_key, store_shard_folder
 from bert_pretrain.parallel.executor import Pool, run_all
 from bert_pretrain.storage.checksums import damage_of_folder
-from bert_pretrain.storage.files import exclusive, read_json, remove_temporaries
+from bert_pretrain.storage.files import read_json, remove_temporaries
+from bert_pretrain.storage.locking import exclusive
 from bert_pretrain.storage.paths import is_url
 from bert_pretrain.text import documents
 from bert_pretrain.text.sources import Source
@@ -46,7 +47,7 @@ def ingest(
         segmenter.check_installed()  # before its version is asked for
     folder = stores.absolute() / store_key(sources, tokenizer, config)
     folder.mkdir(parents=True, exist_ok=True)
-    with exclusive(folder):
+    with exclusive(folder, waits=True):  # for another command with these inputs, whose store serves this one too
         remove_temporaries(folder)
         groups = cut_inputs([source.absolute for source in sources], folder, pool)
         tasks = [

@@ -7,7 +7,6 @@ remote one is written to a local file and uploaded.
 import bz2
 import contextlib
 import errno
-import fcntl
 import gzip
 import hashlib
 import io
@@ -22,7 +21,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, cast
 
-from bert_pretrain.errors import DataError, InputError, OutputError
+from bert_pretrain.errors import DataError, InputError
 from bert_pretrain.storage.paths import AnyPath, RemotePath, is_url
 
 if TYPE_CHECKING:
@@ -303,43 +302,6 @@ def move_aside(folder: AnyPath) -> AnyPath:
         if path.name != LOCK:
             path.rename(str(aside / path.name))
     return aside
-
-
-@contextlib.contextmanager
-def exclusive(folder: AnyPath) -> Iterator[None]:
-    """Lock a folder against a second process; the lock ends with the process, however it ends.
-
-    An object store has no locks. There, two equal commands write equal objects, and another one is refused by its
-    manifest.
-    """
-    if isinstance(folder, RemotePath):
-        yield
-        return
-    if folder.exists() and not folder.is_dir():
-        raise OutputError(f"'{folder}' is a file", where="--output", remedy="name a folder")
-    lock = folder / LOCK
-    busy = OutputError("another process is writing this folder", where=str(folder), remedy="wait for it, or stop it")
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        file = lock.open("a")
-    except OSError as error:
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            raise
-        raise OutputError(
-            f"cannot write there: {error.strerror}", where=str(folder), remedy="name a folder that you may write to"
-        ) from error
-    with file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            is_current = os.fstat(file.fileno()).st_ino == lock.stat().st_ino
-        except (BlockingIOError, FileNotFoundError) as error:
-            raise busy from error
-        if not is_current:  # the previous process removed its lock between our opening and locking it
-            raise busy
-        try:
-            yield
-        finally:
-            lock.unlink(missing_ok=True)
 
 
 def _flush_to_disk(path: Path) -> None:

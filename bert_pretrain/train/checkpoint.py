@@ -1,11 +1,10 @@
 """Checkpoints: a model folder as Hugging Face's tools read it, plus the state that continues the run bit for bit.
 
 `checkpoints/step-00001000/` appears whole or not at all, is read back after writing, and holds no pickle. Tensors go to
-`training_state.safetensors`, everything else to `training_state.json`, with a hash over all tensors. The state is
-copied to host memory (`host_memory.py`), from which a thread writes it while training continues.
+`training_state.safetensors`, everything else to `training_state.json`; `checksums.json` covers all files but the card.
+The state is copied to host memory (`host_memory.py`), from which a thread writes it while training continues.
 """
 
-import hashlib
 import re
 import shutil
 import sys
@@ -25,6 +24,7 @@ from bert_pretrain.errors import DataError, OutputError
 from bert_pretrain.model.bert import BertForPreTraining
 from bert_pretrain.model.huggingface import CARD, save_tensors, to_huggingface
 from bert_pretrain.model.weights import WEIGHTS, write_tensors
+from bert_pretrain.storage.checksums import damage_of_folder, is_sealed
 from bert_pretrain.storage.files import atomic_folder, read_json, remove_temporaries, write_json, write_text
 from bert_pretrain.text.tokenizer import Tokenizer
 from bert_pretrain.train.device.host_memory import HostCopy
@@ -33,7 +33,7 @@ from bert_pretrain.train.state import IntervalCounts, Progress, TrainState
 
 STATE_TENSORS = "training_state.safetensors"
 STATE_JSON = "training_state.json"
-FORMAT_VERSION = 2
+FORMAT_VERSION = 3
 WEIGHT_PREFIX = "model/"
 """Of the weights' names among all tensors of a state."""
 
@@ -64,7 +64,7 @@ class Snapshot:
     copy: HostCopy
     """Of all of them; to be waited for before the first look at one."""
     record: dict[str, Any]
-    """The content of `training_state.json`, without the hash."""
+    """The content of `training_state.json`."""
 
     @property
     def step(self) -> int:
@@ -102,15 +102,15 @@ def write_checkpoint(path: Path, snapshot: Snapshot, tokenizer: Tokenizer, card:
     """
     snapshot.copy.wait()
     weights = to_huggingface(snapshot.weights)
-    digest = _hash_tensors({**_as_stored(weights), **snapshot.tensors})
     try:
         with atomic_folder(path) as temporary:
-            save_tensors(weights, snapshot.model, temporary, tokenizer)
-            write_text(temporary / CARD, card)
             if snapshot.tensors:
                 write_tensors(snapshot.tensors, temporary / STATE_TENSORS)
-                write_json(temporary / STATE_JSON, {**snapshot.record, "tensors_sha256": digest})
-            if _hash_tensors(_on_disk(temporary)) != digest:
+                write_json(temporary / STATE_JSON, snapshot.record)
+            save_tensors(weights, snapshot.model, temporary, tokenizer)
+            write_text(temporary / CARD, card)
+            written = {WEIGHTS: weights, **({STATE_TENSORS: snapshot.tensors} if snapshot.tensors else {})}
+            if not all(_are_equal(tensors, load_file(temporary / name)) for name, tensors in written.items()):
                 raise DataError(
                     "a checkpoint does not read back as it was written",
                     where=str(path),
@@ -185,23 +185,39 @@ class CheckpointWriter:
 
 
 def newest_checkpoint(folder: Path) -> Checkpoint | None:
-    """Return the newest checkpoint that is whole; None if there is none.
+    """Return the newest checkpoint that is whole; None if there is none at all.
 
-    A broken one is reported on stderr and renamed, so that it no longer counts as the newest.
+    Broken ones that are newer are reported on stderr and renamed, so that they no longer count.
+
+    Raises:
+        DataError: when there are some, and none is whole.
+        OutputError: when the newest is of another version.
     """
     if folder.is_dir():
         remove_temporaries(folder)
+    damages: dict[Path, DataError] = {}
     for path in reversed(_paths(folder)):
         try:
-            return open_checkpoint(path)
+            found = open_checkpoint(path)
         except DataError as error:
-            broken = path.with_name(f"broken-{path.name}")
+            damages[path] = error
+            continue
+        for newer, damage in damages.items():
+            broken = newer.with_name(f"broken-{newer.name}")
             shutil.rmtree(broken, ignore_errors=True)
-            path.rename(broken)
+            newer.rename(broken)
             print(
-                f"WARNING: {path} is broken; it is now {broken.name}, and the checkpoint before it is used.\n{error}",
+                f"WARNING: {newer} is broken; it is now {broken.name}, and {path.name} is used.\n{damage}",
                 file=sys.stderr,
             )
+        return found
+    if damages:
+        newest, damage = next(iter(damages.items()))
+        raise DataError(
+            f"none of the run's checkpoints is whole; of the newest, {newest.name}, {damage.what}",
+            where=str(folder),
+            remedy="restore one from a copy, or start over with --overwrite (the old folder is moved aside)",
+        )
     return None
 
 
@@ -211,36 +227,26 @@ def has_checkpoints(folder: Path) -> bool:
 
 
 def open_checkpoint(path: Path, flag: str = "checkpoint") -> Checkpoint:
-    """Read a checkpoint's record and verify its tensors against it.
+    """Read a checkpoint's record, after comparing all its files with their checksums.
 
     Raises:
         DataError: when a file is missing, broken, or not what was written.
+        OutputError: when it was written by a version with another format.
     """
-    remedy = "name a folder checkpoints/step-… of a run"
     if not (path / STATE_JSON).is_file():
+        remedy = "name a folder checkpoints/step-… of a run"
         raise DataError(f"{path} has no {STATE_JSON}", where=flag, remedy=remedy)
-    record = read_json(path / STATE_JSON)
-    if not isinstance(record, dict) or record.get("format_version") != FORMAT_VERSION:
-        raise DataError("it is no checkpoint of this version", where=str(path / STATE_JSON), remedy=remedy)
-    expected = {
-        "tensors_sha256",
-        "progress",
-        "interval",
-        "length",
-        "optimizer",
-        "micro_batch_tokens",
-        "threads",
-        "data",
-    }
-    if not expected.issubset(record):
-        lacking = ", ".join(sorted(expected - set(record)))
-        raise DataError(f"its record lacks {lacking}", where=str(path / STATE_JSON), remedy=remedy)
-    try:
-        digest = _hash_tensors(_on_disk(path))
-    except (safetensors.SafetensorError, OSError, ValueError) as error:
-        raise DataError(f"its tensors cannot be read: {error}", where=str(path), remedy=remedy) from error
-    if digest != record["tensors_sha256"]:
-        raise DataError("its tensors are not those that were written", where=str(path), remedy=remedy)
+    damage, remedy = damage_of_folder(path), "use the checkpoint before it, or restore it from a copy"
+    record = read_json(path / STATE_JSON, remedy)
+    version = record.get("format_version") if isinstance(record, dict) else None
+    if version in range(1, FORMAT_VERSION) and not is_sealed(path):
+        raise OutputError(
+            f"{path} has format version {version}, this bert-pretrain reads version {FORMAT_VERSION}",
+            where=flag,
+            remedy="continue with the version that wrote it, or begin another run with --init-from for the weights",
+        )
+    if damage:
+        raise DataError(f"{path.name} is damaged: {damage}", where=str(path), remedy=remedy)
     return Checkpoint(path, record)
 
 
@@ -268,20 +274,14 @@ def _paths(folder: Path) -> list[Path]:
     return sorted(path for path in folder.glob("step-*") if re.fullmatch(r"step-\d{8,}", path.name) and path.is_dir())
 
 
-def _as_stored(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    return {WEIGHT_PREFIX + name: tensor for name, tensor in weights.items()}
+def _are_equal(left: Mapping[str, Tensor], right: Mapping[str, Tensor]) -> bool:
+    """Whether names, types, shapes and bits are the same."""
 
+    def bits(tensor: Tensor) -> Tensor:
+        return tensor.detach().cpu().reshape(-1).view(torch.uint8)
 
-def _on_disk(folder: Path) -> dict[str, Tensor]:
-    state = folder / STATE_TENSORS
-    return {**_as_stored(load_file(folder / WEIGHTS)), **(load_file(state) if state.exists() else {})}
-
-
-def _hash_tensors(tensors: Mapping[str, Tensor]) -> str:
-    """Return a SHA-256 over names, types, shapes and bytes."""
-    digest = hashlib.sha256()
-    for name in sorted(tensors):
-        tensor = tensors[name].detach().cpu().contiguous()
-        digest.update(f"{name}:{tensor.dtype}:{tuple(tensor.shape)};".encode())
-        digest.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
-    return digest.hexdigest()
+    return left.keys() == right.keys() and all(
+        (tensor.dtype, tensor.shape) == (right[name].dtype, right[name].shape)
+        and torch.equal(bits(tensor), bits(right[name]))
+        for name, tensor in left.items()
+    )

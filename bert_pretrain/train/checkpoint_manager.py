@@ -40,7 +40,7 @@ class CheckpointManager:
         Raises:
             UserError: when the one before could not be written.
         """
-        snapshot = take_snapshot(self._state, self._record)
+        snapshot = take_snapshot(self._state, {**self._record, "metrics": self._log.position})
         if not self._run.dist_context.is_main:
             return self._folder / f"step-{snapshot.step:08d}"
         return self._writer.write(snapshot, self._card())

@@ -4,19 +4,24 @@ Times are those of training steps, including the wait for data but neither evalu
 out the first step after a start, in which kernels are chosen or compiled.
 """
 
+import hashlib
 import json
 import math
+import os
 import resource
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from bert_pretrain.errors import DataError
 from bert_pretrain.report.curves import perplexity
 from bert_pretrain.report.data_hints import Hint
 from bert_pretrain.report.diagnosis import Diagnosis
-from bert_pretrain.storage.files import write_text
+from bert_pretrain.storage.files import parse_json, write_text
+from bert_pretrain.storage.locking import is_in_place, moved_while_writing
 from bert_pretrain.train.state import TrainState
 from bert_pretrain.train.step import StepSums
 
@@ -112,19 +117,29 @@ def bar_text(line: dict[str, Any]) -> str:
 class MetricsFile:
     """`metrics.jsonl`, one JSON object per line, appended during the run."""
 
-    def __init__(self, path: Path, *, keep_until_step: int | None, diagnosis: Diagnosis | None = None) -> None:
-        """Open the file, and first remove the lines of later steps, or all lines for None.
+    def __init__(self, path: Path, *, kept: Mapping[str, Any] | None, diagnosis: Diagnosis | None = None) -> None:
+        """Open the file and remove what is beyond a `position`, or all lines for None.
 
         The diagnosis gets the lines that are kept, too; their hints were given when they were written.
+
+        Raises:
+            DataError: when the lines up to the position are not those that were written.
         """
-        lines = path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
-        kept = [] if keep_until_step is None else [line for line in lines if _step_of(line) <= keep_until_step]
-        write_text(path, "".join(line + "\n" for line in kept))
+        self._path = path
+        content = _read_until(path, kept) if kept is not None else b""
+        write_text(path, content.decode())
         self._file = path.open("a", encoding="utf-8")
+        self._digest, self._bytes = hashlib.sha256(content), len(content)
         self._latest: dict[str, dict[str, Any]] = {}
         self._diagnosis = Diagnosis({}) if diagnosis is None else diagnosis
-        for line in kept:
-            self._note(json.loads(line))
+        for line in content.decode().splitlines():
+            self._note(parse_json(line))
+
+    @property
+    def position(self) -> dict[str, Any]:
+        """Its bytes so far, which are on disk now, and their SHA-256."""
+        os.fsync(self._file.fileno())
+        return {"bytes": self._bytes, "sha256": self._digest.hexdigest()}
 
     @property
     def last_training(self) -> dict[str, Any] | None:
@@ -137,13 +152,22 @@ class MetricsFile:
         return self._latest.get("validation")
 
     def write(self, line: dict[str, Any]) -> list[Hint]:
-        """Append one line, flush it, and return its hints; numbers that are not finite become null."""
+        """Append one line, flush it, and return its hints; numbers that are not finite become null.
+
+        Raises:
+            OutputError: when the file is no longer in its folder.
+        """
+        if not is_in_place(self._file, self._path):
+            raise moved_while_writing(self._path.parent)
         line = {
             name: None if isinstance(value, float) and not math.isfinite(value) else value
             for name, value in line.items()
         }
-        self._file.write(json.dumps(line, allow_nan=False) + "\n")
+        text = json.dumps(line, allow_nan=False) + "\n"
+        self._file.write(text)
         self._file.flush()
+        self._digest.update(text.encode())
+        self._bytes += len(text.encode())
         return self._note(line)
 
     def _note(self, line: dict[str, Any]) -> list[Hint]:
@@ -154,9 +178,16 @@ class MetricsFile:
         self._file.close()
 
 
-def _step_of(line: str) -> float:
-    """Return the step of a line; infinity for one that a kill left incomplete."""
-    try:
-        return float(json.loads(line)["step"])
-    except (ValueError, KeyError, TypeError):
-        return float("inf")
+def _read_until(path: Path, position: Mapping[str, Any]) -> bytes:
+    """Return what was in the file at a position, nothing where there is no file."""
+    if not path.is_file():
+        print(f"{path} is missing; the figures before this step are lost")
+        return b""
+    content = path.read_bytes()[: position["bytes"]]
+    if hashlib.sha256(content).hexdigest() != position["sha256"]:
+        raise DataError(
+            f"{path.name} is damaged: up to the checkpoint it does not hold what was written",
+            where=str(path),
+            remedy="restore it from a copy, or remove it: the run then continues without the figures so far",
+        )
+    return content

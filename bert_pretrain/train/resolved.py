@@ -10,7 +10,7 @@ from bert_pretrain.config import Config
 from bert_pretrain.errors import ConfigError, DataError
 from bert_pretrain.examples.shards import DataFolder
 from bert_pretrain.model.attention import choose_attention
-from bert_pretrain.model.huggingface import read_config
+from bert_pretrain.model.huggingface import check_model, read_config
 from bert_pretrain.model.vocabulary import match_vocabulary
 from bert_pretrain.model.weights import weights_sha256
 from bert_pretrain.text.extension import Extension
@@ -146,6 +146,7 @@ def with_model_of(config: Config, init_from: Path) -> Config:
     Raises:
         UserError: when a key that is given contradicts the folder, or the folder holds no BERT.
     """
+    check_model(init_from, "--init-from")
     found, _ = read_config(init_from, "--init-from")
     given = config.model.model_dump(exclude_unset=True)
     for key, value in given.items():

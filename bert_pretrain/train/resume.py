@@ -3,6 +3,7 @@
 import torch
 
 from bert_pretrain.errors import ConfigError, OutputError
+from bert_pretrain.model.huggingface import damage_of_model
 from bert_pretrain.storage import manifest
 from bert_pretrain.storage.files import read_json, remove_temporaries
 from bert_pretrain.train import milestones
@@ -21,21 +22,24 @@ def is_up_to_date(run: ResolvedRun) -> bool:
     step, seconds = int(found["progress"]["step"]), float(found["progress"]["wall_seconds"])
     was = Length(**found["length"])
     if was == wanted or (wanted.steps is not None and wanted.steps == step):
-        if (run.output / "model").is_dir():
-            print(f"up to date: {run.output} was trained to step {step}; the model is {run.output / 'model'}")
+        model = run.output / "model"
+        damage = damage_of_model(model) if model.is_dir() else f"there is no {model}"
+        if damage is None:
+            print(f"up to date: {run.output} was trained to step {step}; the model is {model}")
             return True
-        print("the final model is missing; it is written again from the newest checkpoint")
-        manifest.reopen(run.output)
-        return False
-    if wanted.is_over(step, seconds):
+        purpose = "its final model could be written again"
+        message = f"the final model is missing or damaged ({damage}); it is written again from the newest checkpoint"
+    elif wanted.is_over(step, seconds):
         raise _too_short(wanted, step, seconds)
-    if not has_checkpoints(run.output / "checkpoints"):
+    else:
+        purpose, message = f"it could be extended to {wanted}", f"the run is extended from {was} to {wanted}"
+    if newest_checkpoint(run.output / "checkpoints") is None:
         raise OutputError(
-            f"the finished run has no checkpoint from which it could be extended to {wanted}",
+            f"the finished run has no checkpoint from which {purpose}",
             where=str(run.output / "checkpoints"),
-            remedy="name another --output, with --init-from for the weights",
+            remedy="restore one from a copy, or name another --output, with --init-from for the weights",
         )
-    print(f"the run is extended from {was} to {wanted}")
+    print(message)
     manifest.reopen(run.output)
     return False
 
@@ -78,9 +82,9 @@ def describe_resume(latest: Checkpoint, run: ResolvedRun) -> str:
         progress, folder = latest.record["progress"], run.output / milestones.FOLDER
         words = milestones.words_seen(run.data, progress["examples"], progress["tokens"])
         passed = [milestones.name_of(each) for each in sorted(run.config.train.milestones) if each <= words]
-        missing = [name for name in passed if not (folder / name).is_dir()]
+        missing = [name for name in passed if not (folder / name).is_dir() or damage_of_model(folder / name)]
         if missing:
-            lines.append(f"milestones that are passed already and not in {folder}: {', '.join(missing)}")
+            lines.append(f"milestones that are passed already, missing or damaged in {folder}: {', '.join(missing)}")
     return "\n".join(lines)
 
 

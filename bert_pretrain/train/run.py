@@ -19,7 +19,8 @@ from bert_pretrain.model.huggingface import CARD, load_weights, save_tensors, to
 from bert_pretrain.report.data_hints import data_statistics
 from bert_pretrain.report.diagnosis import Diagnosis
 from bert_pretrain.storage import manifest
-from bert_pretrain.storage.files import atomic_folder, exclusive, write_text
+from bert_pretrain.storage.files import atomic_folder, write_text
+from bert_pretrain.storage.locking import exclusive
 from bert_pretrain.train import distributed
 from bert_pretrain.train.checkpoint import Checkpoint, carry_over, restore
 from bert_pretrain.train.checkpoint_manager import CheckpointManager
@@ -209,8 +210,8 @@ def _open_log(run: ResolvedRun, state: TrainState, latest: Checkpoint | None) ->
     write_text(run.output / "config.yaml", dump_yaml(run.config))
     record = _record(run)
     manifest.note(run.output, record)
-    diagnosis, keep_until_step = Diagnosis(record), latest.step if latest else None
-    file = MetricsFile(run.output / "metrics.jsonl", keep_until_step=keep_until_step, diagnosis=diagnosis)
+    kept = latest.record["metrics"] if latest is not None else None
+    file = MetricsFile(run.output / "metrics.jsonl", kept=kept, diagnosis=Diagnosis(record))
     trackers = open_trackers(run.config.train.trackers, run.output, record["config"], state.progress.step)
     return RunLog(run.length, file, trackers, state.progress)
 

@@ -55,6 +55,11 @@ class RunLog:
         """The newest line of an evaluation."""
         return self._file.last_validation if self._file is not None else None
 
+    @property
+    def position(self) -> dict[str, Any] | None:
+        """Where `metrics.jsonl` ends now, for a checkpoint."""
+        return self._file.position if self._file is not None else None
+
     def _pass_on(self, line: dict[str, Any]) -> None:
         if self._file is not None:
             hints = self._file.write(line)

@@ -14,7 +14,8 @@ from bert_pretrain.config import Config, VocabConfig
 from bert_pretrain.errors import ConfigError, DataError, InputError
 from bert_pretrain.parallel.executor import open_pool, run_each
 from bert_pretrain.storage import manifest
-from bert_pretrain.storage.files import exclusive, remove_temporaries
+from bert_pretrain.storage.files import remove_temporaries
+from bert_pretrain.storage.locking import exclusive
 from bert_pretrain.storage.manifest import Progress
 from bert_pretrain.storage.paths import AnyPath, PathT
 from bert_pretrain.text import documents

@@ -188,12 +188,13 @@ def test_a_resumed_run_does_not_repeat_its_hints(tmp_path: Path) -> None:
     lines = run(mlm_loss=rises)
     middle = next(number for number, line in enumerate(lines) if line["step"] > 0.6 * STEPS)
     path = tmp_path / "metrics.jsonl"
-    file = MetricsFile(path, keep_until_step=None, diagnosis=Diagnosis(record()))
+    file = MetricsFile(path, kept=None, diagnosis=Diagnosis(record()))
     first = [hint for line in lines[:middle] for hint in file.write(line)]
+    position = file.position
     file.close()
     assert [hint.cause for hint in first] == ["learning rate too high"]
     assert str(first[0]).startswith("hint: learning rate too high (")
-    file = MetricsFile(path, keep_until_step=STEPS, diagnosis=Diagnosis(record()))
+    file = MetricsFile(path, kept=position, diagnosis=Diagnosis(record()))
     assert [hint for line in lines[middle:] for hint in file.write(line)] == []
     file.close()
     assert diagnose(record(), map(json.loads, path.read_text().splitlines())) == first

@@ -13,7 +13,6 @@ from bert_pretrain.errors import DataError, InputError, OutputError
 from bert_pretrain.storage.files import (
     atomic_folder,
     atomic_path,
-    exclusive,
     is_bookkeeping,
     move_aside,
     open_input,
@@ -22,6 +21,7 @@ from bert_pretrain.storage.files import (
     write_json,
     write_text,
 )
+from bert_pretrain.storage.locking import exclusive
 
 
 def names(folder: Path) -> set[str]:
@@ -114,7 +114,7 @@ def test_a_lock_refuses_a_second_process_and_dies_with_a_killed_one(tmp_path: Pa
     folder = tmp_path / "output"
     process = in_another_process(f"""
 import pathlib, time
-from bert_pretrain.storage.files import exclusive
+from bert_pretrain.storage.locking import exclusive
 with exclusive(pathlib.Path({str(folder)!r})):
     print("ready", flush=True)
     time.sleep(60)

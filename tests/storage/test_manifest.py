@@ -6,7 +6,8 @@ from typing import Any
 import pytest
 
 from bert_pretrain.errors import DataError, OutputError
-from bert_pretrain.storage.files import exclusive, read_json, write_checked_json
+from bert_pretrain.storage.files import read_json, write_checked_json
+from bert_pretrain.storage.locking import exclusive
 from bert_pretrain.storage.manifest import (
     MANIFEST,
     PARTIAL,

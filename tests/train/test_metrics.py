@@ -1,22 +1,70 @@
-"""Lines of figures: cut back to a step, and as they are shown."""
+"""Lines of figures: cut back to a checkpoint, and as they are shown."""
 
 import json
+import shutil
 from pathlib import Path
 
+import pytest
+
+from bert_pretrain.errors import DataError, OutputError
 from bert_pretrain.train.metrics import MetricsFile, bar_text, console_line
 
 
-def test_metrics_are_cut_back_to_a_step_and_a_torn_line_goes(tmp_path: Path) -> None:
+def test_metrics_are_cut_back_to_a_checkpoint_and_a_torn_line_goes(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
-    path.write_text("".join(json.dumps({"step": step, "loss": 1.0}) + "\n" for step in (5, 10, 15)) + '{"step": 7, "l')
-    log = MetricsFile(path, keep_until_step=10)
+    first = MetricsFile(path, kept=None)
+    for step in (5, 10):
+        first.write({"step": step, "loss": 1.0})
+    position = first.position
+    first.write({"step": 15, "loss": 1.0})
+    first.close()
+    path.write_text(path.read_text() + '{"step": 7, "l')
+    log = MetricsFile(path, kept=position)
+    assert log.position == position
     assert log.last_training == {"step": 10, "loss": 1.0}
     assert log.last_validation is None
     log.write({"step": 12, "validation_mlm_loss": 2.0})
     log.close()
     assert [json.loads(line)["step"] for line in path.read_text().splitlines()] == [5, 10, 12]
-    MetricsFile(path, keep_until_step=None).close()
+    MetricsFile(path, kept=None).close()
     assert path.read_text() == ""
+
+
+@pytest.mark.parametrize("damage", ["another figure", "a lost line"])
+def test_metrics_that_were_damaged_are_refused_and_may_be_given_up(
+    tmp_path: Path, damage: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "metrics.jsonl"
+    log = MetricsFile(path, kept=None)
+    log.write({"step": 5, "loss": 1.5})
+    position = log.position
+    log.close()
+    path.write_text(path.read_text().replace("1.5", "1.7") if damage == "another figure" else "")
+    before = path.read_bytes()
+    with pytest.raises(DataError, match=r"metrics\.jsonl is damaged"):
+        MetricsFile(path, kept=position)
+    assert path.read_bytes() == before
+    path.unlink()
+    MetricsFile(path, kept=position).close()
+    assert "is missing" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("what", ["moved", "removed", "replaced"])
+def test_a_folder_that_goes_away_ends_the_run(tmp_path: Path, what: str) -> None:
+    folder = tmp_path / "run"
+    folder.mkdir()
+    log = MetricsFile(folder / "metrics.jsonl", kept=None)
+    log.write({"step": 5, "loss": 1.5})
+    if what == "moved":
+        folder.rename(tmp_path / "elsewhere")
+    else:
+        shutil.rmtree(folder)
+        if what == "replaced":
+            folder.mkdir()
+            (folder / "metrics.jsonl").write_text("")
+    with pytest.raises(OutputError, match="was moved or removed"):
+        log.write({"step": 10, "loss": 1.5})
+    log.close()
 
 
 def test_an_interval_of_skipped_steps_has_no_losses_and_a_line_all_the_same() -> None:

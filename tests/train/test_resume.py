@@ -165,6 +165,12 @@ def interrupted_copy(finished: Path, run: Path) -> Path:
     return run
 
 
+def change(path: Path, old: str, new: str) -> None:
+    text = path.read_text()
+    assert text.count(old) == 1
+    path.write_text(text.replace(old, new))
+
+
 @pytest.mark.parametrize(
     "settings", [{"optimizer": "lamb"}, {"optimizer": "muon"}, {"bias_correction": False}], ids=str
 )
@@ -191,7 +197,9 @@ def test_another_optimizers_state_is_not_carried_over(
         train(tiny(optimizer="muon"), data_folder, tmp_path / "run", init_from=checkpoint, carry_optimizer=True)
 
 
-@pytest.mark.parametrize("damage", ["truncated weights", "other bits", "no state", "unreadable record"])
+@pytest.mark.parametrize(
+    "damage", ["truncated weights", "other bits", "no state", "unreadable record", "another count", "no checksums"]
+)
 def test_a_broken_newest_checkpoint_falls_back_loudly(
     finished: Path, tiny: Tiny, data_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], damage: str
 ) -> None:
@@ -205,6 +213,10 @@ def test_a_broken_newest_checkpoint_falls_back_loudly(
         save_file(tensors, newest / "training_state.safetensors")
     elif damage == "no state":
         (newest / "training_state.safetensors").unlink()
+    elif damage == "another count":
+        change(newest / "training_state.json", '"examples": 192', '"examples": 193')
+    elif damage == "no checksums":
+        (newest / "checksums.json").unlink()
     else:
         (newest / "training_state.json").write_text("{")
     train(tiny(), data_folder, run)

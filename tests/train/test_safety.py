@@ -17,6 +17,7 @@ from bert_pretrain.errors import ConfigError, DataError
 from bert_pretrain.examples.shards import DataFolder
 from bert_pretrain.model.bert import BertForPreTraining
 from bert_pretrain.model.huggingface import load_weights
+from bert_pretrain.storage.checksums import seal_folder
 from bert_pretrain.train import checkpoint, clock, loop
 from bert_pretrain.train.checkpoint import open_checkpoint
 from bert_pretrain.train.divergence import DivergedError
@@ -93,6 +94,7 @@ def poisoned(tiny: Tiny, data_folder: Path, tmp_path: Path) -> Callable[[str, in
         tensors = load_file(path)
         tensors[name][row] = float("nan")
         save_file(tensors, path, metadata={"format": "pt"})
+        seal_folder(path.parent)
         return path.parent
 
     return make

@@ -1,0 +1,89 @@
+"""What a run reads again was damaged, or its folder goes away: one message, never another model."""
+
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bert_pretrain.config import Config
+from bert_pretrain.errors import DataError, OutputError
+from bert_pretrain.train import loop
+from bert_pretrain.train.run import train
+from tests.train.test_resume import assert_same_run, change, interrupted_copy
+
+Tiny = Callable[..., Config]
+
+
+def test_without_a_whole_checkpoint_the_run_does_not_begin_again_unasked(
+    finished: Path, tiny: Tiny, data_folder: Path, tmp_path: Path
+) -> None:
+    run = interrupted_copy(finished, tmp_path / "run")
+    for path in (run / "checkpoints").iterdir():
+        change(path / "config.json", '"layer_norm_eps": 1e-12', '"layer_norm_eps": 1e-02')
+    before = {path: path.read_bytes() for path in sorted(run.rglob("*")) if path.is_file()}
+    for _ in range(2):
+        with pytest.raises(DataError, match=r"none of the run's checkpoints is whole.*config\.json has changed"):
+            train(tiny(), data_folder, run)
+    assert {path: path.read_bytes() for path in sorted(run.rglob("*")) if path.is_file()} == before
+
+
+def test_a_checkpoint_of_an_older_version_is_refused_and_kept(
+    finished: Path, tiny: Tiny, data_folder: Path, tmp_path: Path
+) -> None:
+    run = interrupted_copy(finished, tmp_path / "run")
+    newest = run / "checkpoints" / "step-00000012"
+    change(newest / "training_state.json", '"format_version": 3', '"format_version": 2')
+    (newest / "checksums.json").unlink()
+    with pytest.raises(OutputError, match="has format version 2"):
+        train(tiny(), data_folder, run)
+    assert newest.is_dir()
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "config.json", "tokenizer.json"])
+def test_a_damaged_final_model_is_written_again(
+    finished: Path, tiny: Tiny, data_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str
+) -> None:
+    run = shutil.copytree(finished, tmp_path / "run")
+    os.truncate(run / "model" / name, 100)
+    with pytest.raises(DataError, match=f"{name} has 100 bytes"):
+        train(tiny(), data_folder, tmp_path / "other", init_from=run / "model")
+    train(tiny(), data_folder, run)
+    assert f"missing or damaged ({name} has 100 bytes" in capsys.readouterr().out
+    assert (run / "model" / name).read_bytes() == (finished / "model" / name).read_bytes()
+    os.truncate(run / "model" / name, 100)
+    shutil.rmtree(run / "checkpoints")
+    with pytest.raises(OutputError, match="no checkpoint from which its final model"):
+        train(tiny(), data_folder, run)
+    assert (run / "manifest.json").exists()
+
+
+def test_damaged_figures_are_one_message(finished: Path, tiny: Tiny, data_folder: Path, tmp_path: Path) -> None:
+    run = interrupted_copy(finished, tmp_path / "run")
+    lines = (run / "metrics.jsonl").read_text()
+    (run / "metrics.jsonl").write_text(lines.replace('"loss": 4', '"loss": 5', 1))
+    with pytest.raises(DataError, match=r"metrics\.jsonl is damaged"):
+        train(tiny(), data_folder, run)
+    (run / "metrics.jsonl").write_text(lines)
+    train(tiny(), data_folder, run)
+    assert_same_run(finished, run)
+
+
+@pytest.mark.parametrize("last_step", [2, 11])
+def test_a_run_whose_folder_goes_away_does_not_end_well(
+    tiny: Tiny, data_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, last_step: int
+) -> None:
+    run, train_step = tmp_path / "run", loop.train_step
+
+    def and_remove(*arguments: Any, step: int, **options: Any) -> None:
+        train_step(*arguments, step=step, **options)
+        if step == last_step:
+            shutil.rmtree(run)
+
+    monkeypatch.setattr(loop, "train_step", and_remove)
+    with pytest.raises(OutputError, match="was moved or removed"):
+        train(tiny(), data_folder, run)
+    monkeypatch.undo()
+    train(tiny(max_steps=2), data_folder, run)  # in its place a new run may begin
