@@ -73,10 +73,12 @@ def describe(plan: Plan) -> str:
     """Return the plan as YAML, with what to expect and the reasons as comments."""
     from bert_pretrain.train.optim.schedule import duration
 
-    forecast = plan.forecast
+    forecast, text = plan.forecast, plan.text
     low, high = forecast.mlm_loss
     lines = [
         f"# The plan of 'bert-pretrain run auto' for {duration(plan.seconds)}; 'bert-pretrain run {PLAN}' repeats it.",
+        f"# The text: {text.num_bytes / 1e6:,.0f} MB, about {text.documents:,.0f} documents of "
+        f"{text.sentences_per_document:g} sentences (median); {text.repeated_share:.1%} are repeated sentences.",
         f"# Expected on held-out text: MLM loss {low:.2f} to {high:.2f} nats{_pairs(plan)}.",
     ]
     if forecast.beyond:

@@ -5,7 +5,7 @@ Each choice comes with a reason, which the plan's YAML gives as a comment. What 
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from bert_pretrain.config import Config
 from bert_pretrain.config_file import load_config
@@ -22,6 +22,8 @@ START_SECONDS = 8.0
 """Of the stages: imports, processes, opening the data."""
 MAX_DATA_SHARE = 0.4
 """Of the time; with more for vocabulary and data, too little would be left for training."""
+SPARE_TOKENS, MIN_TEXT_BYTES = 2.0, 10e6
+"""So many times the text that training is expected to see is read, and at least what a vocabulary is learnt from."""
 EVALUATIONS = 8
 EVALUATION_SHARE = 0.04
 """Of the time, for all evaluations together."""
@@ -50,6 +52,7 @@ class Plan:
     """A configuration with reasons, and what to expect of it."""
 
     inputs: tuple[str, ...]
+    text: TextFacts
     seconds: float
     choices: tuple[Choice, ...]
     size: Size
@@ -74,6 +77,7 @@ class _Option:
     length: int
     tokens: float
     """Millions."""
+    epochs: float
     forecast: Forecast
 
 
@@ -95,74 +99,115 @@ def make_plan(inputs: tuple[str, ...], text: TextFacts, machine: MachineFacts, s
             where="--time",
             remedy="allow at least 2m",
         )
-    is_chinese = text.cjk_share > CHINESE_FROM
-    corpus_tokens = text.num_bytes * TOKENS_PER_BYTE[is_chinese]
-    data_seconds = START_SECONDS + text.num_bytes / (DATA_BYTES_PER_CORE_SECOND * machine.cores)
-    if data_seconds > MAX_DATA_SHARE * seconds:
-        raise ConfigError(
-            f"vocabulary and data of {text.num_bytes / 1e6:,.0f} MB would take about {data_seconds:,.0f} of "
-            f"{seconds:,.0f} seconds",
-            where="--time",
-            remedy=f"allow {math.ceil(data_seconds / MAX_DATA_SHARE / 60)} minutes or more, or name fewer files",
-        )
-    train_seconds = (1.0 - EVALUATION_SHARE) * (seconds - data_seconds)
-    options = [
-        _option(size, vocab_size, machine, train_seconds, corpus_tokens, is_chinese)
-        for size in machine.flops_per_second
-        for vocab_size in _vocab_sizes(text, is_chinese)
-    ]
-    enough = [option for option in options if 1e6 * option.tokens >= law.MIN_TOKENS_PER_WEIGHT * option.size.weights]
-    best = min(enough or options[:1], key=lambda option: option.forecast.loss)
-    epochs = 1e6 * best.tokens / corpus_tokens
+    fraction = _affordable_fraction(text, machine, seconds)
+    best, _ = _best_option(text, machine, seconds, fraction)
+    fraction = float(f"{min(fraction, _useful_fraction(text, best.tokens)):.2g}")
+    best, options = _best_option(text, machine, seconds, fraction)
+    read = replace(text, num_bytes=fraction * text.num_bytes, documents=fraction * text.documents)
     choices = (
-        *_text_choices(text, is_chinese, best, options),
-        *_data_choices(text, epochs, best, corpus_tokens),
+        *_text_choices(read, best, options),
+        *_data_choices(read, fraction, best),
         *_model_choices(best, options, machine),
         *_train_choices(best),
     )
-    return Plan(inputs, seconds, choices, best.size, best.tokens, epochs, best.forecast)
+    return Plan(inputs, text, seconds, choices, best.size, best.tokens, best.epochs, best.forecast)
+
+
+def _affordable_fraction(text: TextFacts, machine: MachineFacts, seconds: float) -> float:
+    """Return the largest share of the text for which vocabulary and data leave enough time to train."""
+    needed = _data_seconds(text, machine, 1.0)
+    if needed <= MAX_DATA_SHARE * seconds:
+        return 1.0
+    if not text.is_divisible:
+        raise ConfigError(
+            f"vocabulary and data of {text.num_bytes / 1e6:,.0f} MB would take about {needed:,.0f} of "
+            f"{seconds:,.0f} seconds, and these inputs are read whole",
+            where="--time",
+            remedy=f"allow {math.ceil(needed / MAX_DATA_SHARE / 60)} minutes or more, or name fewer files",
+        )
+    return (MAX_DATA_SHARE * seconds - START_SECONDS) / (needed - START_SECONDS)
+
+
+def _useful_fraction(text: TextFacts, tokens: float) -> float:
+    """Return the share of the text that so many million tokens of training see, and a vocabulary needs."""
+    if not text.is_divisible:
+        return 1.0
+    wanted = max(SPARE_TOKENS * 1e6 * tokens / _tokens_of(text), MIN_TEXT_BYTES / text.num_bytes)
+    return wanted if wanted < 0.8 else 1.0
+
+
+def _best_option(
+    text: TextFacts, machine: MachineFacts, seconds: float, fraction: float
+) -> tuple[_Option, list[_Option]]:
+    """Return what to train on a share of the text, and all that was considered."""
+    train_seconds = (1.0 - EVALUATION_SHARE) * (seconds - _data_seconds(text, machine, fraction))
+    options = [
+        _option(size, vocab_size, machine, train_seconds, fraction, text)
+        for size in machine.flops_per_second
+        for vocab_size in _vocab_sizes(text)
+    ]
+    enough = [option for option in options if 1e6 * option.tokens >= law.MIN_TOKENS_PER_WEIGHT * option.size.weights]
+    return min(enough or options[:1], key=lambda option: option.forecast.loss), options
+
+
+def _data_seconds(text: TextFacts, machine: MachineFacts, fraction: float) -> float:
+    """Return what `vocab` and `make-data` take for a share of the text, with the start of all stages."""
+    return START_SECONDS + fraction * text.num_bytes / (DATA_BYTES_PER_CORE_SECOND * machine.cores)
+
+
+def _tokens_of(text: TextFacts) -> float:
+    return text.num_bytes * TOKENS_PER_BYTE[_is_chinese(text)]
+
+
+def _is_chinese(text: TextFacts) -> bool:
+    return text.cjk_share > CHINESE_FROM
 
 
 def _option(
-    size: Size, vocab_size: int, machine: MachineFacts, train_seconds: float, corpus_tokens: float, is_chinese: bool
+    size: Size, vocab_size: int, machine: MachineFacts, train_seconds: float, fraction: float, text: TextFacts
 ) -> _Option:
     length = 64
     tokens = 1e-6 * train_seconds * machine.tokens_per_second(size, vocab_size, length)
     if tokens > law.SHORT_UP_TO_TOKENS:
         length = 128
         tokens = 1e-6 * train_seconds * machine.tokens_per_second(size, vocab_size, length)
-    expected = law.forecast(size, vocab_size, tokens, 1e6 * tokens / corpus_tokens, is_chinese=is_chinese)
-    return _Option(size, vocab_size, length, tokens, expected)
+    epochs = 1e6 * tokens / (fraction * _tokens_of(text))
+    expected = law.forecast(size, vocab_size, tokens, epochs, is_chinese=_is_chinese(text))
+    return _Option(size, vocab_size, length, tokens, epochs, expected)
 
 
-def _vocab_sizes(text: TextFacts, is_chinese: bool) -> tuple[int, ...]:
+def _vocab_sizes(text: TextFacts) -> tuple[int, ...]:
     """Return the vocabularies that a corpus of this size can fill with frequent tokens."""
-    if is_chinese:
+    if _is_chinese(text):
         return (8192,) if text.num_bytes < 1e9 else (8192, 21128)
     if text.num_bytes < 3e6:
         return (4096,)
     return (8192,) if text.num_bytes < 1e9 else (8192, 30522)
 
 
-def _text_choices(text: TextFacts, is_chinese: bool, best: _Option, options: list[_Option]) -> list[Choice]:
+def _text_choices(text: TextFacts, best: _Option, options: list[_Option]) -> list[Choice]:
     others = len({option.vocab_size for option in options}) > 1
     why = (
         "the lowest loss expected of several" if others else "its tokens are seen often, and the output layer is cheap"
     )
     found = [Choice("vocab.size", best.vocab_size, f"for {text.num_bytes / 1e6:,.0f} MB of text: {why}")]
-    if is_chinese:
+    if _is_chinese(text):
         share = f"{text.cjk_share:.0%} of the letters are Chinese characters"
         found.append(Choice("data.language", "zh", share))
     return found
 
 
-def _data_choices(text: TextFacts, epochs: float, best: _Option, corpus_tokens: float) -> list[Choice]:
-    copies = 1 if epochs < 1.5 else min(5, math.ceil(epochs / 2))
+def _data_choices(text: TextFacts, fraction: float, best: _Option) -> list[Choice]:
+    """Return the choices of stage 2; `text` is the share that is read."""
+    copies = 1 if best.epochs < 1.5 else min(5, math.ceil(best.epochs / 2))
+    corpus_tokens = _tokens_of(text)
     pairs, why = _pairs(text)
     affordable = EVALUATION_SHARE * 1e6 * best.tokens * FORWARD_SPEED / EVALUATIONS
     held_out = max(min(affordable, 0.01 * corpus_tokens), MIN_HELD_OUT_EXAMPLES * best.length)
-    fraction = min(0.5, max(held_out / corpus_tokens, 2.5 / text.documents))
+    validation = min(0.5, max(held_out / corpus_tokens, 2.5 / text.documents))
+    share = [Choice("data.fraction", fraction, "more of the text would not be seen in this time")]
     return [
+        *(share if fraction < 1.0 else ()),
         Choice(
             "data.max_seq_length",
             best.length,
@@ -172,11 +217,11 @@ def _data_choices(text: TextFacts, epochs: float, best: _Option, corpus_tokens: 
         Choice(
             "data.dupe_factor",
             copies,
-            f"training sees about {best.tokens:,.1f} million tokens, {epochs:.2g} times the text"
+            f"training sees about {best.tokens:,.1f} million tokens, {best.epochs:.2g} times the text"
             + ("; copies have other pairs" if copies > 1 else ""),
         ),
         Choice("data.next_sentence", pairs, why),
-        Choice("data.validation_fraction", float(f"{fraction:.2g}"), "evaluations take about 4 % of the time"),
+        Choice("data.validation_fraction", float(f"{validation:.2g}"), "evaluations take about 4 % of the time"),
     ]
 
 

@@ -14,7 +14,7 @@ from bert_pretrain.errors import InputError
 from bert_pretrain.make_data.estimate import MAX_SOURCES, sample_source
 from bert_pretrain.make_data.sentences import SentenceSplitter
 from bert_pretrain.text import documents
-from bert_pretrain.text.sources import Source, resolve
+from bert_pretrain.text.sources import FEW_SOURCES, Source, resolve
 
 SAMPLE_BYTES = 4 << 20
 CJK_BLOCKS = (("\u3400", "\u4dbf"), ("\u4e00", "\u9fff"))
@@ -35,8 +35,8 @@ class TextFacts:
     """Of the letters; CJK means Chinese characters here, in whatever language."""
     repeated_share: float
     """Share of the sample's characters in sentences that occurred before, counted from 20 characters on."""
-    is_whole: bool
-    """Whether the sample is the whole corpus."""
+    is_divisible: bool
+    """Whether a fraction of it can be read: many files, or a few that are plain or compressed text."""
 
 
 def measure_text(inputs: Sequence[str], config: DataConfig) -> TextFacts:
@@ -50,7 +50,6 @@ def measure_text(inputs: Sequence[str], config: DataConfig) -> TextFacts:
     others = sum(source.size or 0 for source in sources) / max(1, sum(source.size or 0 for source in chosen)) or 1.0
     sample = _Sample()
     num_bytes = num_documents = 0.0
-    is_whole = len(chosen) == len(sources)
     with tempfile.TemporaryDirectory() as name:
         for number, source in enumerate(chosen):
             path = Path(name) / f"{number}.txt"
@@ -59,7 +58,6 @@ def measure_text(inputs: Sequence[str], config: DataConfig) -> TextFacts:
             sample.add(documents.read(part, config, Counter()), source, config)
             num_bytes += path.stat().st_size / share
             num_documents += (len(sample.sentences) - before) / share
-            is_whole &= share == 1.0
     if not sample.characters:
         raise InputError("the inputs hold no text", where=str(inputs[0]), remedy="give files with text in them")
     return TextFacts(
@@ -69,7 +67,7 @@ def measure_text(inputs: Sequence[str], config: DataConfig) -> TextFacts:
         single_sentence_share=sum(number == 1 for number in sample.sentences) / len(sample.sentences),
         cjk_share=sample.cjk / max(1, sample.letters),
         repeated_share=sample.repeated / sample.characters,
-        is_whole=is_whole,
+        is_divisible=len(sources) > FEW_SOURCES or all(source.format in ("txt", "jsonl") for source in sources),
     )
 
 

@@ -13,7 +13,7 @@ from bert_pretrain.plan.text_facts import TextFacts
 
 ENGLISH = TextFacts(
     num_bytes=100e6, documents=7000, sentences_per_document=100, single_sentence_share=0.0, cjk_share=0.0,
-    repeated_share=0.0, is_whole=False,
+    repeated_share=0.0, is_divisible=True,
 )  # fmt: skip
 
 
@@ -88,11 +88,25 @@ def test_what_lies_beyond_the_measured_runs_is_said() -> None:
 
 @pytest.mark.parametrize(
     ("text", "seconds", "message"),
-    [(ENGLISH, 60.0, "too short"), (replace(ENGLISH, num_bytes=20e9), 600.0, "vocabulary and data of 20,000 MB")],
+    [
+        (ENGLISH, 60.0, "too short"),
+        (replace(ENGLISH, num_bytes=20e9, is_divisible=False), 600.0, "vocabulary and data of 20,000 MB"),
+    ],
 )
 def test_too_little_time_is_one_message(text: TextFacts, seconds: float, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         plan(text, seconds)
+
+
+def test_of_a_large_corpus_a_fraction_is_read() -> None:
+    for num_bytes in (1e9, 1e12):
+        made = plan(replace(ENGLISH, num_bytes=num_bytes, documents=num_bytes / 1e4), 600.0)
+        read = made.config.data.fraction * num_bytes
+        assert 10e6 <= read < 0.4 * 600 * 2 * 2.5e6
+        assert made.epochs < 1.0
+    assert plan(seconds=36_000).config.data.fraction == 1.0
+    whole = plan(replace(ENGLISH, is_divisible=False))
+    assert whole.config.data.fraction == 1.0
 
 
 def test_a_learning_rate_falls_with_the_width_and_the_batch_grows_with_the_tokens() -> None:

@@ -15,7 +15,7 @@ def test_a_small_corpus_is_known_exactly(tmp_path: Path) -> None:
     text = "\n\n".join("\n".join(lines) for lines in documents) + "\n"
     (tmp_path / "a.txt").write_text(text)
     facts = measure_text([str(tmp_path / "a.txt")], DataConfig())
-    assert facts.is_whole
+    assert facts.is_divisible
     assert facts.num_bytes == len(text)
     assert facts.documents == 5
     assert facts.sentences_per_document == 4
@@ -39,7 +39,6 @@ def test_a_large_archive_is_sampled_and_scaled(tmp_path: Path) -> None:
         for place in range(number):
             file.write(f"Number {place} {place * 7919 % 10007}.\n{document}")
     facts = measure_text([str(tmp_path / "a.txt.gz")], DataConfig())
-    assert not facts.is_whole
     assert facts.documents == pytest.approx(number, rel=0.2)
     assert facts.num_bytes == pytest.approx(3 * SAMPLE_BYTES, rel=0.2)
     assert facts.sentences_per_document == 41
