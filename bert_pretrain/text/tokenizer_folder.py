@@ -18,7 +18,7 @@ PAD, UNKNOWN, CLS, SEP, MASK = SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SE
 MAX_WORD_CHARACTERS = 100  # longer words are [UNK] to WordPiece, whatever the vocabulary
 MAX_TOKEN_CHARACTERS = 1000
 MAX_VOCABULARY_BYTES = 64 << 20
-_CONTROL = re.compile("[\0-\x1f\x7f]")
+_CONTROL = re.compile("[\0-\x1f\x7f\ud800-\udfff]")
 VOCABULARY, TOKENIZER, CONFIG = FILES = ("vocab.txt", "tokenizer.json", "tokenizer_config.json")
 REMEDY = "name a folder that 'bert-pretrain vocab' has written, or one of a BERT with vocab.txt or tokenizer.json"
 # Others with a vocab.txt cut text by rules of their own, such as BertJapaneseTokenizer.
@@ -112,33 +112,48 @@ def _read_tokens(path: AnyPath) -> list[str]:
     except (OSError, ValueError) as error:
         raise DataError(f"{path.name} is broken: {error}", where=str(path), remedy=REMEDY) from error
     for number, token in enumerate(tokens, start=1):
-        if not token or len(token) > MAX_TOKEN_CHARACTERS or _CONTROL.search(token):
-            what = "is empty" if not token else f"has {len(token):,} characters, or control characters: {token[:20]!r}"
-            raise DataError(f"a token {what}", where=f"{path}: line {number}", remedy="write one token per line")
+        _check_token(token, f"{path}: line {number}")
     return tokens
+
+
+def _check_token(token: str, where: str) -> None:
+    if not token or len(token) > MAX_TOKEN_CHARACTERS or _CONTROL.search(token):
+        what = "is empty" if not token else f"has {len(token):,} characters, or control characters: {token[:20]!r}"
+        raise DataError(f"a token {what}", where=where, remedy="write one token per line")
 
 
 def _tokens_of_backend(backend: Mapping[str, Any], path: AnyPath) -> list[str]:
-    ids = dict(backend["model"]["vocab"])
-    ids.update({content: index for content, index in _added_by_backend(backend) if content in SPECIAL_TOKENS})
-    tokens = sorted(ids, key=lambda token: ids[token])
-    if [ids[token] for token in tokens] != list(range(len(tokens))):
+    added = _added_tokens(backend.get("added_tokens") or [], path)
+    ids = {**backend["model"]["vocab"], **{token: index for token, index in added.items() if token in SPECIAL_TOKENS}}
+    are_numbers = all(type(index) is int for index in ids.values())
+    if not are_numbers or sorted(ids.values()) != list(range(len(ids))):
         raise DataError("the ids of its tokens are not 0, 1, 2, …", where=str(path), remedy=REMEDY)
-    return tokens
+    for token, index in ids.items():
+        _check_token(token, f"{path}: id {index}")
+    return sorted(ids, key=ids.__getitem__)
 
 
-def _added_by_backend(backend: Mapping[str, Any]) -> list[tuple[str, int]]:
-    return [(str(added["content"]), int(added["id"])) for added in backend.get("added_tokens") or ()]
+def _added_tokens(entries: object, path: AnyPath) -> dict[str, Any]:
+    """Return the ids of added tokens by content."""
+    if not isinstance(entries, list) or not all(
+        isinstance(entry, dict) and isinstance(entry.get("content"), str) for entry in entries
+    ):
+        raise DataError("its added tokens are no list of tokens with their content", where=str(path), remedy=REMEDY)
+    return {entry["content"]: entry.get("id") for entry in entries}
 
 
 def _check_added_tokens(
     folder: AnyPath, tokens: list[str], backend: Mapping[str, Any], config: Mapping[str, Any]
 ) -> None:
     """Refuse tokens beyond the vocabulary: `transformers` finds them in raw text, which WordPiece does not."""
-    added = [content for content, _ in _added_by_backend(backend)]
-    added += [str(entry["content"]) for entry in (config.get("added_tokens_decoder") or {}).values()]
-    added += _read_object(folder / "added_tokens.json")
-    beyond = sorted(set(added) - set(tokens))
+    decoder = config.get("added_tokens_decoder") or {}
+    entries = list(decoder.values()) if isinstance(decoder, dict) else decoder
+    added = {
+        *_added_tokens(backend.get("added_tokens") or [], folder / TOKENIZER),
+        *_added_tokens(entries, folder / CONFIG),
+        *_read_object(folder / "added_tokens.json"),
+    }
+    beyond = sorted(added - set(tokens))
     if beyond:
         raise DataError(
             f"the tokenizer has {len(beyond)} added tokens outside its WordPiece vocabulary, such as {beyond[0]!r}",
@@ -152,8 +167,8 @@ def _settings_of_backend(backend: Mapping[str, Any], path: AnyPath) -> dict[str,
     """Return what the normalizer of a `tokenizer.json` states; refuse any but BERT's WordPiece."""
     if not backend:
         return {}
-    model = backend.get("model")
-    if not isinstance(model, dict) or not isinstance(backend.get("normalizer") or {}, dict):
+    model, pre_tokenizer = backend.get("model", {}), backend.get("pre_tokenizer") or {}
+    if not all(isinstance(each, dict) for each in (model, backend.get("normalizer") or {}, pre_tokenizer)):
         raise DataError("it describes no tokenizer", where=str(path), remedy=REMEDY)
     kind = model.get("type", "WordPiece" if "continuing_subword_prefix" in model else None)  # old files state none
     normalizer = backend.get("normalizer") or {}
@@ -164,11 +179,11 @@ def _settings_of_backend(backend: Mapping[str, Any], path: AnyPath) -> dict[str,
         "the longest word": (model.get("max_input_chars_per_word", MAX_WORD_CHARACTERS), MAX_WORD_CHARACTERS),
         "the normalizer": (normalizer.get("type"), "BertNormalizer"),
         "clean_text of the normalizer": (normalizer.get("clean_text", True), True),
-        "the pre-tokenizer": ((backend.get("pre_tokenizer") or {}).get("type"), "BertPreTokenizer"),
+        "the pre-tokenizer": (pre_tokenizer.get("type"), "BertPreTokenizer"),
     }
     for what, (found, demand) in seen.items():
         if found != demand:
-            raise DataError(f"{what} is {found!r}, BERT's is {demand!r}", where=str(path), remedy=REMEDY)
+            raise DataError(f"{what} is {_short(found)}, BERT's is {demand!r}", where=str(path), remedy=REMEDY)
     if not isinstance(model.get("vocab"), dict):
         raise DataError("it holds no vocabulary", where=str(path), remedy=REMEDY)
     return _checked({name: normalizer[key] for name, key in _NORMALIZER_NAMES.items() if key in normalizer}, path)
@@ -178,7 +193,7 @@ def _settings_of_config(config: Mapping[str, Any], path: AnyPath) -> dict[str, A
     """Return what a `tokenizer_config.json` states; as in `transformers` it outweighs the `tokenizer.json`."""
     kind = str(config.get("tokenizer_class") or "BertTokenizer").removesuffix("Fast")
     if kind not in _CLASSES:
-        raise DataError(f"the tokenizer is a {kind}, not BERT's WordPiece", where=str(path), remedy=REMEDY)
+        raise DataError(f"the tokenizer is a {kind[:80]}, not BERT's WordPiece", where=str(path), remedy=REMEDY)
     if config.get("do_basic_tokenize") is False:
         raise DataError(
             "do_basic_tokenize is false: the text must be split into words before, which is not supported",
@@ -192,5 +207,9 @@ def _checked(settings: dict[str, Any], path: AnyPath) -> dict[str, Any]:
     for name, value in settings.items():
         allowed = (True, False, None) if name == "strip_accents" else (True, False)
         if not any(value is choice for choice in allowed):
-            raise DataError(f"{name} is {value!r}", where=str(path), remedy="give true or false there")
+            raise DataError(f"{name} is {_short(value)}", where=str(path), remedy="give true or false there")
     return settings
+
+
+def _short(value: object) -> str:
+    return repr(value)[:80]

@@ -113,6 +113,17 @@ def test_other_kinds_of_tokenizer_are_refused_by_name(tmp_path: Path, model: Any
         ("tokenizer_config.json", {"added_tokens_decoder": {"24": {"content": "[E1]"}}}, r"such as '\[E1\]'"),
         ("added_tokens.json", {"[E2]": 24}, r"1 added tokens outside its WordPiece vocabulary, such as '\[E2\]'"),
         ("tokenizer.json", {"pre_tokenizer": {"type": "Whitespace"}}, "the pre-tokenizer is 'Whitespace'"),
+        ("tokenizer.json", {"pre_tokenizer": "BertPreTokenizer"}, "describes no tokenizer"),
+        ("tokenizer.json", {"normalizer": 7}, "describes no tokenizer"),
+        ("tokenizer.json", {"model": "WordPiece"}, "describes no tokenizer"),
+        ("tokenizer.json", {"added_tokens": 7}, "its added tokens are no list"),
+        ("tokenizer.json", {"added_tokens": [7]}, "its added tokens are no list"),
+        ("tokenizer.json", {"added_tokens": [{"content": "[PAD]", "id": "0"}]}, "are not 0, 1, 2"),
+        ("tokenizer.json", {"added_tokens": [{"content": "[PAD]"}]}, "are not 0, 1, 2"),
+        ("tokenizer_config.json", {"added_tokens_decoder": 7}, "its added tokens are no list"),
+        ("tokenizer_config.json", {"added_tokens_decoder": {"0": "[PAD]"}}, "its added tokens are no list"),
+        ("tokenizer_config.json", {"tokenizer_class": {"a": 1}}, "the tokenizer is a {'a': 1}"),
+        ("tokenizer_config.json", {"strip_accents": 10**300}, "strip_accents is 10000"),
         ("manifest.partial.json", {}, "is unfinished"),
     ],
 )
@@ -186,3 +197,33 @@ def test_data_is_made_with_a_bare_vocabulary_and_a_flag(
     capsys.readouterr()
     make_data(config, [str(english_text)], vocab_folder, tmp_path / "data", workers=1)
     assert "up to date" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("ids", "said"),
+    [
+        ({"the": "105"}, "are not 0, 1, 2"),
+        ({"the": True}, "are not 0, 1, 2"),
+        ({"the": [105]}, "are not 0, 1, 2"),
+        ({"the": 10**30}, "are not 0, 1, 2"),
+        ({"": len(TOKENS)}, "a token is empty"),
+        ({"a\nb": len(TOKENS)}, "control characters"),
+        ({"\ud800": len(TOKENS)}, "control characters"),
+    ],
+)
+def test_a_backend_with_odd_tokens_is_refused(tmp_path: Path, ids: dict[str, Any], said: str) -> None:
+    Tokenizer(TOKENS, lowercase=True, strip_accents=None, handle_chinese_chars=True).save(tmp_path)
+    (tmp_path / "vocab.txt").unlink()
+    found = json.loads((tmp_path / "tokenizer.json").read_text())
+    found["model"]["vocab"].update(ids)
+    (tmp_path / "tokenizer.json").write_text(json.dumps(found))
+    with pytest.raises(DataError, match=said):
+        Tokenizer.load(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["tokenizer.json", "tokenizer_config.json", "added_tokens.json"])
+def test_json_nested_without_end_is_refused(tmp_path: Path, name: str) -> None:
+    write_vocabulary(tmp_path)
+    (tmp_path / name).write_text("[" * 100_000)
+    with pytest.raises(DataError, match="nested deeper than"):
+        Tokenizer.load(tmp_path, lowercase=True)
