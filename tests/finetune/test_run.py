@@ -221,7 +221,7 @@ def test_a_killed_run_continues_to_the_same_weights(toy_model: Path, tmp_path: P
     subprocess.run([*command, str(tmp_path / "whole")], check=True)
     process = subprocess.Popen([*command, str(tmp_path / "killed")])
     deadline = time.monotonic() + 120
-    while not any(map(is_json, (tmp_path / "killed.partial" / "checkpoints").glob("*/trainer_state.json"))):
+    while not any(map(is_json, (tmp_path / "killed.partial" / "checkpoints").glob("*/checksums.json"))):
         assert process.poll() is None
         assert time.monotonic() < deadline
         time.sleep(0.01)
