@@ -8,7 +8,7 @@ trained, and the architecture is BERT's.
 Position embeddings begin as sinusoids (Vaswani et al., 2017) in a random subspace. Keys read the subspace as it is,
 queries turned by an offset, so that their product, the sum of cos(frequency * (key's position - query's position -
 offset)), has its peak at the offset. Projections of values, and the heads' own, begin as random matrices that keep
-vectors as long as they are at any width, which `initializer_range` 0.02 does for a width of about 2,000.
+lengths at any width, which `initializer_range` 0.02 does for one of about 1,200.
 """
 
 import math
