@@ -1,7 +1,8 @@
 """Several machines: the pool of `parallel/executor.py` on an existing Dask cluster whose workers share our file system.
 
-Before any work, every worker is checked to have the same versions and see the same files as this process. The scheduler
-is trusted: we send and receive by pickle, which can run any code.
+Before any work, every worker is checked to have the same versions and see the same files as this process. Scheduler,
+workers and all who can reach them are trusted: tasks and results are pickles, which can run any code. With a `tls://`
+address only those can reach them who have a certificate; Dask's configuration names it.
 """
 
 import asyncio
@@ -147,6 +148,8 @@ def _check_scheduler(address: str) -> None:
             return str((await asyncio.wait_for(peer.identity(), CONNECT_SECONDS))["type"])
 
     remedy = "start 'dask scheduler' there, or correct the address; it prints one like tcp://10.0.0.1:8786"
+    if address.startswith("tls://"):
+        remedy += "; certificates are those that Dask's configuration names, distributed.comm.tls (docs/scaling.md)"
     if not re.fullmatch(r"(tcp|tls)://.+:\d+", address):
         raise ConfigError(f"'{address}' is not the address of a scheduler", where="--scheduler", remedy=remedy)
     try:

@@ -27,11 +27,13 @@ SETTINGS = ["data.max_seq_length=32", "data.dupe_factor=6", "data.examples_per_s
 class LoopbackCluster:
     """A scheduler and its workers, each a process of its own."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *, protocol: str = "tcp", **environment: str) -> None:
         self.folder = folder
+        self.environment = {**os.environ, **environment}
         self.processes: list[subprocess.Popen[bytes]] = []
         note = folder / "scheduler.json"
-        self._start("dask_scheduler", "--host", "127.0.0.1", "--port", "0", "--scheduler-file", str(note))
+        place = ["--host", "127.0.0.1", "--port", "0", "--protocol", protocol]
+        self._start("dask_scheduler", *place, "--scheduler-file", str(note))
         wait_for(lambda: note.exists() and note.read_text().endswith("}"))
         self.address = str(json.loads(note.read_text())["address"])
 
@@ -43,7 +45,7 @@ class LoopbackCluster:
         command = [sys.executable, "-m", f"distributed.cli.{module}", *arguments, "--no-dashboard"]
         with (self.folder / f"{module}{len(self.processes)}.log").open("w") as log:
             process: subprocess.Popen[bytes] = subprocess.Popen(
-                command, stdout=log, stderr=log, **{"cwd": REPOSITORY, **options}
+                command, stdout=log, stderr=log, **{"cwd": REPOSITORY, "env": self.environment, **options}
             )  # type: ignore[call-overload]
         self.processes.append(process)
         return process
@@ -222,3 +224,50 @@ def test_a_worker_tells_what_it_does_not_see(tmp_path: Path) -> None:
     assert "4 bytes instead of 5" in str(examine(files=((str(tmp_path / "a.txt"), 5),)))
     assert "numpy" in str(examine(versions=(("numpy", "0.1"),)))
     assert not list(tmp_path.glob("*-*-*.tmp"))
+
+
+def make_certificate(folder: Path, name: str) -> str:
+    """Make a self-signed certificate with its key in one file, and return its path."""
+    key, certificate = folder / f"{name}.key", folder / f"{name}.pem"
+    command = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"]
+    command += ["-days", "2", "-subj", f"/CN={name}", "-keyout", str(key), "-out", str(certificate)]
+    subprocess.run(command, check=True, capture_output=True)
+    certificate.write_text(certificate.read_text() + key.read_text())
+    return str(certificate)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="makes a certificate with openssl")
+def test_tls_takes_its_certificates_from_the_configuration_of_dask_and_refuses_others(tmp_path: Path) -> None:
+    import dask
+
+    own, foreign = (make_certificate(tmp_path, name) for name in ("own", "foreign"))
+    keys = ("CA_FILE", "SCHEDULER__CERT", "WORKER__CERT", "CLIENT__CERT")
+    running = LoopbackCluster(tmp_path, protocol="tls", **{f"DASK_DISTRIBUTED__COMM__TLS__{key}": own for key in keys})
+    try:
+        assert running.address.startswith("tls://")
+        running.add_worker()
+        for certificate in (own, foreign):
+            tls = {"distributed.comm.tls.ca-file": certificate, "distributed.comm.tls.client.cert": certificate}
+            with dask.config.set(tls):
+                if certificate == own:
+                    with cluster.connect(running.address, folders=[tmp_path], files=[]) as pool:
+                        assert pool.submit(abs, -7, "task").result(timeout=60) == 7
+                else:
+                    with pytest.raises(ConfigError, match="cannot reach a scheduler"):
+                        cluster._check_scheduler(running.address)
+    finally:
+        running.close()
+
+
+def test_tls_without_certificates_and_tcp_where_encryption_is_required_are_one_message() -> None:
+    import dask
+
+    with pytest.raises(ConfigError, match="cannot reach a scheduler at tls://") as caught:
+        cluster._check_scheduler("tls://127.0.0.1:1")
+    assert "distributed.comm.tls" in caught.value.remedy
+    with (
+        dask.config.set({"distributed.comm.require-encryption": True}),
+        pytest.raises(ConfigError, match="encryption required by Dask configuration"),
+    ):
+        cluster._check_scheduler("tcp://127.0.0.1:1")
