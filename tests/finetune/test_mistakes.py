@@ -107,6 +107,7 @@ def test_folders_that_hold_no_fitting_bert_are_told(toy_model: Path, tmp_path: P
     assert_told(tmp_path, tmp_path, "classify", "has no config.json", "MODEL")
     other = tmp_path / "other"
     shutil.copytree(toy_model, other)
+    (other / "checksums.json").unlink()
     config = json.loads((other / "config.json").read_text())
     (other / "config.json").write_text(json.dumps({**config, "model_type": "gpt2"}))
     assert_told(other, tmp_path, "classify", "model_type is 'gpt2'", "config.json")

@@ -45,6 +45,7 @@ def extended_data(tokenizer: Tokenizer, new_data_folder: Callable[..., Path]) ->
 def copy_with_pieces(finished: Path, folder: Path, tokenizer: Tokenizer) -> Path:
     """A model whose vocabulary has `##wa` and `##wb` in its last two places, and a bias that tells rows apart."""
     shutil.copytree(finished / "model", folder)
+    (folder / "checksums.json").unlink()
     tokens = [*tokenizer.tokens[:-2], "##wa", "##wb"]
     tokenizer.with_tokens(tokens).save(folder)
     tensors = load_file(folder / "model.safetensors")
@@ -117,6 +118,7 @@ def test_what_an_extended_vocabulary_does_not_allow_is_refused(
         evaluate(finished / "model", extended_data, config=tiny().train)
     cased = tmp_path / "cased"
     shutil.copytree(finished / "model", cased)
+    (cased / "checksums.json").unlink()
     record = json.loads((cased / "tokenizer_config.json").read_text())
     (cased / "tokenizer_config.json").write_text(json.dumps({**record, "do_lower_case": False}))
     with pytest.raises(DataError, match="treats text differently from that of the data: do_lower_case False and True"):
@@ -140,6 +142,7 @@ def test_rows_that_only_fill_up_stay_for_inference_and_go_in_training(
     from transformers import pipeline
 
     padded = shutil.copytree(finished / "model", tmp_path / "padded")
+    (padded / "checksums.json").unlink()
     pad_rows(padded, 6)
     theirs = pipeline("fill-mask", model=str(padded), top_k=3)("wa wb [MASK]")
     (ours,) = fill_mask(padded, "wa wb [MASK]", top_k=3, config=tiny().train)
@@ -162,6 +165,9 @@ def test_an_embedding_too_small_for_its_vocabulary_is_refused(
     finished: Path, tiny: Tiny, data_folder: Path, tmp_path: Path
 ) -> None:
     short = shutil.copytree(finished / "model", tmp_path / "short")
+    (short / "checksums.json").unlink()
+    config = json.loads((short / "config.json").read_text())
+    (short / "config.json").write_text(json.dumps({**config, "vocab_size": 150}))
     tensors = load_file(short / "model.safetensors")
     tensors = {name: tensor[:150] if name in (EMBEDDINGS, BIAS) else tensor for name, tensor in tensors.items()}
     save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, short / "model.safetensors")

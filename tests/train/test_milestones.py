@@ -15,6 +15,7 @@ from bert_pretrain.config_file import load_config
 from bert_pretrain.errors import ConfigError, DataError
 from bert_pretrain.examples.shards import DataFolder
 from bert_pretrain.make_data.summary import CorpusStatistics
+from bert_pretrain.storage.files import read_json, write_checked_json
 from bert_pretrain.storage.manifest import MANIFEST
 from bert_pretrain.train.milestones import name_of, words_seen
 from bert_pretrain.train.run import train
@@ -28,12 +29,12 @@ MILESTONES = ["0.4k", "1k", "1100", "50k"]
 def counted(new_data_folder: Callable[..., Path]) -> Path:
     """A data folder whose manifest says that two tokens make a word."""
     folder = new_data_folder()
-    manifest = json.loads((folder / MANIFEST).read_text())
+    manifest = read_json(folder / MANIFEST)
     corpus: CorpusStatistics = {
         "documents": 9, "sentences": 50, "words": 500, "tokens": 1000, "unk_share": 0.0, "repeated_share": 0.0,
         "median_sentences_per_document": 5.0, "repairs_and_drops": {}, "inputs": [], "left_out": {},
     }  # fmt: skip
-    (folder / MANIFEST).write_text(json.dumps({**manifest, "corpus": corpus}))
+    write_checked_json(folder / MANIFEST, {**manifest, "corpus": corpus})
     return folder
 
 
