@@ -40,7 +40,7 @@ class CheckpointManager:
         Raises:
             UserError: when the one before could not be written.
         """
-        snapshot = take_snapshot(self._state, {**self._record, "metrics": self._log.position})
+        snapshot = take_snapshot(self._state, self._about())
         if not self._run.dist_context.is_main:
             return self._folder / f"step-{snapshot.step:08d}"
         return self._writer.write(snapshot, self._card())
@@ -54,10 +54,14 @@ class CheckpointManager:
             UserError: when what was written before could not be.
         """
         for words in self._next_milestones() if self._milestones else ():
-            snapshot = take_snapshot(self._state, self._record, weights_only=True)
+            snapshot = take_snapshot(self._state, self._about(), weights_only=True)
             if self._run.dist_context.is_main:
                 path = self._run.output / milestones.FOLDER / milestones.name_of(words)
                 self._writer.write(snapshot, self._card(), path)
+
+    def _about(self) -> dict[str, Any]:
+        """Return the record of a checkpoint besides the state; refuses an output folder that has gone away."""
+        return {**self._record, "metrics": self._log.position}
 
     def _next_milestones(self) -> list[int]:
         """Take those that are reached from those to come, and return them."""

@@ -137,7 +137,12 @@ class MetricsFile:
 
     @property
     def position(self) -> dict[str, Any]:
-        """Its bytes so far, which are on disk now, and their SHA-256."""
+        """Its bytes so far, which are on disk now, and their SHA-256.
+
+        Raises:
+            OutputError: when the file is no longer in its folder.
+        """
+        self._check_in_place()
         os.fsync(self._file.fileno())
         return {"bytes": self._bytes, "sha256": self._digest.hexdigest()}
 
@@ -157,8 +162,7 @@ class MetricsFile:
         Raises:
             OutputError: when the file is no longer in its folder.
         """
-        if not is_in_place(self._file, self._path):
-            raise moved_while_writing(self._path.parent)
+        self._check_in_place()
         line = {
             name: None if isinstance(value, float) and not math.isfinite(value) else value
             for name, value in line.items()
@@ -173,6 +177,10 @@ class MetricsFile:
     def _note(self, line: dict[str, Any]) -> list[Hint]:
         self._latest["validation" if "validation_mlm_loss" in line else "training"] = line
         return self._diagnosis.add(line)
+
+    def _check_in_place(self) -> None:
+        if not is_in_place(self._file, self._path):
+            raise moved_while_writing(self._path.parent)
 
     def close(self) -> None:
         self._file.close()

@@ -64,6 +64,8 @@ def test_a_folder_that_goes_away_ends_the_run(tmp_path: Path, what: str) -> None
             (folder / "metrics.jsonl").write_text("")
     with pytest.raises(OutputError, match="was moved or removed"):
         log.write({"step": 10, "loss": 1.5})
+    with pytest.raises(OutputError, match="was moved or removed"):
+        log.position  # noqa: B018  (before a checkpoint, which would make the folder again)
     log.close()
 
 
