@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from bert_pretrain.cli.loading import importing
-from bert_pretrain.cli.options import Output, Overwrite
+from bert_pretrain.cli.options import Device, Output, Overwrite
 from bert_pretrain.finetune.settings import Settings
 from bert_pretrain.storage.paths import parse_local_path
 
@@ -61,7 +61,7 @@ def finetune(
     max_answer_length: Annotated[
         int, typer.Option("--max-answer-length", help="answer: maximum number of tokens.")
     ] = _DEFAULTS.max_answer_length,
-    device: Annotated[str, typer.Option("--device", help="auto, cpu or cuda.")] = "auto",
+    device: Device = "auto",
     overwrite: Overwrite = False,
 ) -> None:
     """Fine-tune a model to classify texts or pairs, tag words, or answer questions from a context.

@@ -55,6 +55,7 @@ class ChunkTable:
                 is_word[distance:] &= ~leads[: len(leads) - distance]
         begins = is_word.copy()
         np.greater(is_word[1:], is_word[:-1], out=begins[1:])
+        starts = starts[starts < len(text)]  # empty sentences at the end
         begins[starts] = is_word[starts]
         is_last = is_word.copy()
         is_last[:-1] &= begins[1:] | ~is_word[1:]
