@@ -265,6 +265,7 @@ def _train_choices(best: _Option) -> list[Choice]:
     return [
         Choice("train.optimizer", "muon", "lower loss than AdamW in the same time"),
         Choice("train.mlm_bias", "unigram", "training need not learn the frequencies of tokens first"),
+        Choice("train.init", "positional_heads", "nor to attend to neighbouring tokens: there is no plateau"),
         Choice("train.peak_lr", recipe.peak_lr, f"for a width of {best.size.hidden}"),
         Choice("train.global_batch_size", recipe.batch, f"about {steps:,.0f} steps"),
         Choice("train.warmup_ratio", recipe.warmup_ratio, "of the time"),
