@@ -63,7 +63,7 @@ def test_a_damaged_final_model_is_written_again(
 def test_damaged_figures_are_one_message(finished: Path, tiny: Tiny, data_folder: Path, tmp_path: Path) -> None:
     run = interrupted_copy(finished, tmp_path / "run")
     lines = (run / "metrics.jsonl").read_text()
-    (run / "metrics.jsonl").write_text(lines.replace('"loss": 4', '"loss": 5', 1))
+    (run / "metrics.jsonl").write_text(lines.replace('"loss": 5', '"loss": 4', 1))
     with pytest.raises(DataError, match=r"metrics\.jsonl is damaged"):
         train(tiny(), data_folder, run)
     (run / "metrics.jsonl").write_text(lines)
