@@ -5,9 +5,11 @@ import re
 import shlex
 import subprocess
 import sys
+import tarfile
 import zipfile
 from pathlib import Path
 
+import pytest
 import transformers
 
 from bert_pretrain.config_file import preset_paths
@@ -49,23 +51,37 @@ def test_the_three_commands_of_the_readme_make_a_model_that_opens(english_text: 
     assert model.config.hidden_size == 32
 
 
-def test_the_wheel_holds_the_presets_and_runs(tmp_path: Path) -> None:
-    subprocess.run(
-        [
-            sys.executable,
-            "-m",
-            "pip",
-            "wheel",
-            "-q",
-            "--no-deps",
-            "--no-build-isolation",
-            "-w",
-            str(tmp_path),
-            str(ROOT),
-        ],
-        check=True,
-    )
-    (wheel,) = tmp_path.glob("*.whl")
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the wheel and the source distribution."""
+    folder = tmp_path_factory.mktemp("built")
+    subprocess.run([sys.executable, "-m", "hatchling", "build", "-d", str(folder)], cwd=ROOT, check=True)
+    return folder
+
+
+def tracked(*folders: str) -> set[str]:
+    """Return the files of folders of the repository, those that git ignores left out."""
+    paths = (path for folder in folders for path in (ROOT / folder).rglob("*") if path.is_file())
+    return {str(path.relative_to(ROOT)) for path in paths if "__pycache__" not in path.parts}
+
+
+def test_the_wheel_holds_the_package_and_the_presets_alone(built: Path) -> None:
+    (wheel,) = built.glob("*.whl")
+    with zipfile.ZipFile(wheel) as archive:
+        names = {name for name in archive.namelist() if ".dist-info/" not in name}
+    assert names == tracked("bert_pretrain") | {f"bert_pretrain/{name}" for name in tracked("configs")}
+
+
+def test_the_source_distribution_holds_what_the_wheel_is_built_and_tested_from(built: Path) -> None:
+    (source,) = built.glob("*.tar.gz")
+    with tarfile.open(source) as archive:
+        names = {name.partition("/")[2] for name in archive.getnames()}
+    single = "pyproject.toml README.md LICENSE .gitignore PKG-INFO Makefile constraints.txt CHANGELOG.md SECURITY.md"
+    assert names == tracked("bert_pretrain", "configs", "scripts", "tests", "docs") | set(single.split())
+
+
+def test_the_wheel_holds_the_presets_and_runs(built: Path, tmp_path: Path) -> None:
+    (wheel,) = built.glob("*.whl")
     with zipfile.ZipFile(wheel) as archive:
         archive.extractall(tmp_path / "installed")
     installed = {path.stem for path in (tmp_path / "installed" / "bert_pretrain" / "configs").glob("*.yaml")}

@@ -6,12 +6,12 @@ Zstd with dictionary encoding, because 16-bit ids would otherwise cost four byte
 import hashlib
 from dataclasses import asdict, dataclass
 from functools import cached_property
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-from pydantic import ValidationError
+from pydantic import BaseModel, Field, ValidationError
 
 from bert_pretrain.config import DataConfig
 from bert_pretrain.errors import DataError
@@ -25,18 +25,35 @@ from bert_pretrain.text.tokenizer import Tokenizer
 ROW_GROUP_ROWS = 4096
 MASKING_KEYS = {"max_seq_length", "masked_lm_prob", "max_predictions_per_seq", "whole_word_mask"}
 """What decides, together with the tokenizer, which masks are drawn for given examples."""
+UNREADABLE = (pa.ArrowException, OSError, ValueError)
+"""What pyarrow raises on files that are not Parquet; a name in a footer may not be UTF-8."""
 REBUILD = "run the make-data command that wrote it again, with --verify: it rebuilds damaged and missing shards alone"
+
+
+_IDS = (pa.list_(pa.uint16()), pa.list_(pa.uint32()))
+_TYPES: dict[str, tuple[pa.DataType, ...]] = {
+    "input_ids": _IDS,
+    "segment_b_start": (pa.uint16(),),
+    "masked_lm_positions": (pa.list_(pa.uint16()),),
+    "masked_lm_ids": _IDS,
+    "next_sentence_label": (pa.uint8(),),
+    "word_starts": (pa.list_(pa.uint16()),),
+}
+"""Of the columns in Parquet."""
+
+
+_Number = Annotated[int, Field(ge=0, strict=True)]
 
 
 @dataclass(frozen=True)
 class ShardRecord:
     """What the manifest says of one shard."""
 
-    path: str
+    path: Annotated[str, Field(pattern=r"^([\w-]+/)?[\w-]+\.parquet$")]
     """Relative to the data folder, for example `train/00003.parquet`."""
-    rows: int
-    tokens: int
-    bytes: int
+    rows: _Number
+    tokens: _Number
+    bytes: _Number
     sha256: str
     """Of the file; equal for equal versions of pyarrow."""
     content_hash: str
@@ -44,6 +61,27 @@ class ShardRecord:
 
     def as_json(self) -> dict[str, Any]:
         return asdict(self)
+
+
+class _Split(BaseModel):
+    shards: list[ShardRecord] = []
+    statistics: dict[str, Any] = {}
+
+
+class _Vocabulary(BaseModel):
+    hash: str
+
+
+class _Sections(BaseModel):
+    data: dict[str, Any]
+
+
+class _Contents(BaseModel):
+    """What the manifest of a data folder must say, so that it can be opened."""
+
+    splits: dict[str, _Split]
+    tokenizer: _Vocabulary
+    config: _Sections
 
 
 @dataclass(frozen=True)
@@ -58,9 +96,19 @@ class DataFolder:
         """Read and check the manifest, and every shard's size and footer against it.
 
         Raises:
-            DataError: when the folder is unfinished, of another format version, or does not match its manifest.
+            DataError: when the folder is unfinished or of another format version, does not match its manifest, or that
+                is broken.
         """
         folder = DataFolder(path, read_manifest(path, "data", flag))
+        try:
+            _Contents.model_validate(folder.manifest)
+        except ValidationError as error:
+            problem = error.errors()[0]
+            raise DataError(
+                f"{'.'.join(map(str, problem['loc']))}: {problem['msg']}",
+                where=str(path / MANIFEST),
+                remedy="restore the file from a copy, or make the data again",
+            ) from error
         for record in (*folder.shards("train"), *folder.shards("validation")):
             check_footer(path, record)
         return folder
@@ -149,11 +197,15 @@ def read_shard(folder: AnyPath, record: ShardRecord) -> Examples:
     """Check a shard's SHA-256 and return its examples.
 
     Raises:
-        DataError: when the file is missing, or its bytes are not those the manifest names.
+        DataError: when the file is missing, its bytes are not those the manifest names, or they are no examples.
     """
     _refuse_damage(folder, record, damage_of(folder, record, whole=True))
-    with (folder / record.path).open("rb") as file:
-        return _from_table(pq.read_table(file, use_threads=False))
+    try:
+        with (folder / record.path).open("rb") as file:
+            return _from_table(pq.read_table(file, use_threads=False))
+    except UNREADABLE as error:
+        damage = f"holds no examples: {str(error) or type(error).__name__}"
+        raise DataError(f"the shard {record.path} {damage}", where=str(folder / record.path), remedy=REBUILD) from error
 
 
 def check_footer(folder: AnyPath, record: ShardRecord) -> None:
@@ -182,7 +234,7 @@ def damage_of(folder: AnyPath, record: ShardRecord, *, whole: bool) -> str | Non
             rows = pq.read_metadata(file).num_rows
     except FileNotFoundError:
         return "is missing"
-    except (pa.ArrowInvalid, OSError) as error:
+    except UNREADABLE as error:
         return f"is not Parquet: {error}"
     return None if rows == record.rows else f"has {rows:,} rows, the manifest says {record.rows:,}"
 
@@ -223,15 +275,25 @@ def _to_table(examples: Examples) -> pa.Table:
 
 
 def _from_table(table: pa.Table) -> Examples:
+    """Return the examples of a table.
+
+    Raises:
+        ValueError: when columns are missing, of other types, or disagree in the lengths of examples.
+    """
+    _check_schema(table)
     columns = {name: table.column(name).combine_chunks() for name in table.column_names}
     input_ids, offsets = _flat(columns["input_ids"])
     masks = starts_word = None
     if "masked_lm_positions" in columns:
         positions, masked_offsets = _flat(columns["masked_lm_positions"])
-        original_ids, _ = _flat(columns["masked_lm_ids"])
+        original_ids, original_offsets = _flat(columns["masked_lm_ids"])
+        if not np.array_equal(masked_offsets, original_offsets):
+            raise ValueError("masked_lm_positions and masked_lm_ids have different lengths")
+        _check_within(positions, masked_offsets, offsets)
         masks = Masks(positions, original_ids, masked_offsets)
     if "word_starts" in columns:
         word_starts, word_offsets = _flat(columns["word_starts"])
+        _check_within(word_starts, word_offsets, offsets)
         starts_word = np.zeros(len(input_ids), dtype=bool)
         starts_word[np.repeat(offsets[:-1], np.diff(word_offsets)) + word_starts] = True
     labels = columns.get("next_sentence_label")
@@ -243,6 +305,24 @@ def _from_table(table: pa.Table) -> Examples:
         next_sentence_label=None if labels is None else labels.to_numpy(),
         starts_word=starts_word,
     )
+
+
+def _check_schema(table: pa.Table) -> None:
+    found = {field.name: field.type for field in table.schema}
+    if missing := {"input_ids", "segment_b_start"} - set(found):
+        raise ValueError(f"there is no column {min(missing)}")
+    if ("masked_lm_positions" in found) != ("masked_lm_ids" in found):
+        raise ValueError("masked_lm_positions and masked_lm_ids belong together")
+    for name, types in _TYPES.items():
+        if name in found and (found[name] not in types or table.column(name).null_count):
+            raise ValueError(f"the column {name} is {found[name]}, or has nulls")
+        if name in found and pa.types.is_list(found[name]) and table.column(name).combine_chunks().flatten().null_count:
+            raise ValueError(f"the column {name} has nulls")
+
+
+def _check_within(positions: np.ndarray, offsets: np.ndarray, of_examples: np.ndarray) -> None:
+    if (positions >= np.repeat(np.diff(of_examples), np.diff(offsets))).any():
+        raise ValueError("a position is beyond its example")
 
 
 def _list_array(values: np.ndarray, offsets: np.ndarray) -> pa.Array:

@@ -5,18 +5,22 @@ Drawn for `report`, for `run`, and for the card of a finished model. Matplotlib 
 
 import io
 import itertools
-import json
 import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from bert_pretrain.errors import ConfigError, DataError, OutputError
-from bert_pretrain.storage.files import atomic_path
+from bert_pretrain.report.measured import describe, nearest_run, points
+from bert_pretrain.storage import manifest
+from bert_pretrain.storage.files import atomic_path, parse_json
 
 Panel = tuple[str, str, str, str]  # title, unit, training's name, validation's name
 Panels = tuple[Panel, ...]
 Metrics = list[dict[str, Any]]  # the lines of a run's metrics.jsonl
+
+MAX_FIGURE = 1e300
+"""Larger figures of a line are none that a run has written, and overflow in a mean."""
 
 PANELS = (
     ("masked tokens: loss", "nats per token", "mlm_loss", "validation_mlm_loss"),
@@ -64,18 +68,28 @@ def read_metrics(run: Path) -> Metrics:
     remedy = "name a folder that 'bert-pretrain train' has written"
     if not path.is_file():
         raise DataError(f"{run} has no metrics.jsonl", where="RUN_DIR", remedy=remedy)
-    lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
-    if lines and not lines[-1].endswith("\n"):
+    lines = path.read_bytes().splitlines(keepends=True)
+    if lines and not lines[-1].endswith(b"\n"):
         lines.pop()  # a run is writing it, or was killed while it did
     if not lines:
         raise DataError("there are no figures yet", where=str(path), remedy="wait for the first line")
     records = []
     for number, line in enumerate(lines, start=1):
         try:
-            records.append(json.loads(line))
+            records.append(_figures(parse_json(line.decode())))
         except ValueError as error:
-            raise DataError(f"not JSON: {error}", where=f"{path}:{number}", remedy=remedy) from error
+            raise DataError(f"not a line of figures: {error}", where=f"{path}:{number}", remedy=remedy) from error
     return records
+
+
+def _figures(line: Any) -> dict[str, Any]:
+    """Return a line of metrics, which has a step and otherwise numbers or null."""
+    if not isinstance(line, dict) or type(line.get("step")) is not int:
+        raise ValueError("it has no step")
+    for name, value in line.items():
+        if not (value is None or (isinstance(value, int | float) and abs(value) < MAX_FIGURE)):
+            raise ValueError(f"{name} is {str(value)[:40]}")
+    return line
 
 
 def as_png(runs: list[Path], metrics: list[Metrics], panels: Panels) -> bytes:
@@ -105,7 +119,18 @@ def _figure(runs: list[Path], metrics: list[Metrics], panels: Panels) -> Any:
             axes.set_axis_off()
         else:
             _draw_panel(axes, panel, run_names(runs), metrics)
+            if len(runs) == 1 and axes.has_data():
+                _draw_measured(axes, panel[3], runs[0], metrics[0])
     return figure
+
+
+def _draw_measured(axes: Any, metric: str, run: Path, metrics: Metrics) -> None:
+    """Draw the measured run that is nearest to a run, where there is one."""
+    nearest = nearest_run(manifest.read_record(run), metrics)
+    if nearest is not None and (found := points(nearest, metric, metrics)):
+        steps, values = zip(*found, strict=True)
+        axes.plot(steps, values, ":", label=describe(nearest), color="grey")
+        axes.legend()
 
 
 def perplexity(loss: float) -> float:
@@ -147,6 +172,7 @@ def write_file(path: Path, content: bytes) -> None:
         OutputError: when that cannot be done.
     """
     try:
+        path.parent.mkdir(parents=True, exist_ok=True)
         with atomic_path(path) as temporary:
             temporary.write_bytes(content)
     except OSError as error:

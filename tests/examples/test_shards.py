@@ -2,9 +2,11 @@
 
 import itertools
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
@@ -13,8 +15,15 @@ from hypothesis import strategies as st
 from bert_pretrain.errors import DataError
 from bert_pretrain.examples import ragged
 from bert_pretrain.examples.examples import Examples, Masks, concatenate
-from bert_pretrain.examples.shards import DataFolder, ShardRecord, content_hash, read_shard, write_shard
-from bert_pretrain.storage.files import read_json, write_checked_json
+from bert_pretrain.examples.shards import (
+    DataFolder,
+    ShardRecord,
+    check_footer,
+    content_hash,
+    read_shard,
+    write_shard,
+)
+from bert_pretrain.storage.files import read_json, sha256_file, write_checked_json
 
 
 def table(
@@ -66,6 +75,7 @@ def assert_equal(first: Examples, second: Examples) -> None:
 @pytest.mark.parametrize("rows", [0, 1, 5000])
 def test_a_shard_comes_back_as_it_was_written(tmp_path: Path, rows: int, dtype: type, kind: str) -> None:
     examples = table(rows, dtype=dtype, **KINDS[kind])
+    (tmp_path / "train").mkdir(exist_ok=True)
     record = write_shard(tmp_path, "train/00000.parquet", examples)
     assert (record.rows, record.tokens) == (rows, len(examples.input_ids))
     assert record.bytes == (tmp_path / record.path).stat().st_size
@@ -185,3 +195,79 @@ def test_ragged_arrays(lengths: list[int]) -> None:
     taken, taken_offsets = ragged.take(values, offsets, order)
     assert taken.tolist() == [value for row in order for value in lists[row]]
     assert np.diff(taken_offsets).tolist() == lengths[::-1]
+
+
+def _with(name: str, column: pa.Array) -> Callable[[pa.Table], pa.Table]:
+    return lambda table: table.set_column(table.column_names.index(name), name, column)
+
+
+# What a file holds that is Parquet and whole, and that no `make-data` has written.
+FOREIGN: dict[str, tuple[Callable[[pa.Table], pa.Table], str]] = {
+    "other columns": (lambda table: table.rename_columns([name.upper() for name in table.column_names]), "input_ids"),
+    "a column less": (lambda table: table.drop_columns(["segment_b_start"]), "segment_b_start"),
+    "masks without ids": (lambda table: table.drop_columns(["masked_lm_ids"]), "belong together"),
+    "a column twice": (lambda table: table.append_column("input_ids", table.column("input_ids")), "Multiple matches"),
+    "texts": (_with("input_ids", pa.array([["a"]] * 3)), "list<"),
+    "numbers for lists": (_with("input_ids", pa.array([1, 2, 3], pa.uint16())), "uint16"),
+    "nulls": (_with("segment_b_start", pa.array([1, None, 2], pa.uint16())), "nulls"),
+    "nulls in lists": (_with("input_ids", pa.array([[1], [None], [2]], pa.list_(pa.uint16()))), "nulls"),
+    "other lengths": (_with("masked_lm_ids", pa.array([[1] * 9] * 3, pa.list_(pa.uint16()))), "different lengths"),
+    "positions beyond the end": (
+        lambda table: _with("masked_lm_ids", pa.array([[1]] * 3, pa.list_(pa.uint16())))(
+            _with("masked_lm_positions", pa.array([[60_000]] * 3, pa.list_(pa.uint16())))(table)
+        ),
+        "beyond its example",
+    ),
+}
+
+
+@pytest.mark.parametrize(("change", "what"), FOREIGN.values(), ids=FOREIGN)
+def test_whole_parquet_without_examples_is_refused(
+    tmp_path: Path, change: Callable[[pa.Table], pa.Table], what: str
+) -> None:
+    write_shard(tmp_path, "a.parquet", table(3))
+    path = tmp_path / "a.parquet"
+    pq.write_table(change(pq.read_table(path)), path)
+    record = ShardRecord("a.parquet", 3, 1, path.stat().st_size, sha256_file(path), "")
+    with pytest.raises(DataError, match=what) as error:
+        read_shard(tmp_path, record)
+    assert error.value.where == str(path)
+
+
+def test_a_footer_that_is_not_utf8_is_refused(tmp_path: Path) -> None:
+    record = write_shard(tmp_path, "a.parquet", table(3))
+    path = tmp_path / "a.parquet"
+    path.write_bytes(path.read_bytes().replace(b"input_ids", b"input_\xa9ds"))
+    with pytest.raises(DataError, match="is not Parquet"):
+        check_footer(tmp_path, record)
+
+
+@pytest.mark.parametrize(
+    ("keys", "value"),
+    [
+        (("splits",), []),
+        (("splits", "train", "shards"), 7),
+        (("splits", "train", "shards", 0, "path"), "../../elsewhere.parquet"),
+        (("splits", "train", "shards", 0, "path"), "/etc/passwd"),
+        (("splits", "train", "shards", 0, "rows"), "31"),
+        (("splits", "train", "shards", 0, "bytes"), -1),
+        (("tokenizer",), None),
+        (("config", "data"), "short"),
+    ],
+)
+def test_a_manifest_that_says_something_else_is_refused(
+    data_folder: Path, tmp_path: Path, keys: tuple[str | int, ...], value: object
+) -> None:
+    folder = tmp_path / "data"
+    shutil.copytree(data_folder, folder)
+    content = read_json(folder / "manifest.json")
+    *above, last = keys
+    inner = content
+    for key in above:
+        inner = inner[key]
+    inner[last] = value
+    write_checked_json(folder / "manifest.json", content)
+    with pytest.raises(DataError) as error:
+        DataFolder.open(folder)
+    assert error.value.where == str(folder / "manifest.json")
+    assert ".".join(map(str, keys)) in error.value.what

@@ -105,3 +105,23 @@ def test_an_ordinary_run_has_no_unusual_figures_and_a_bad_one_has_them() -> None
     assert unusual_figures([{"step": 500, "skipped_steps": 0, "data_wait_share": 0.001}]) == []
     assert "2 steps were skipped" in unusual_figures([{"step": 500, "skipped_steps": 2, "data_wait_share": 0.001}])[0]
     assert "3.0% of the time" in unusual_figures([{"step": 500, "skipped_steps": 0, "data_wait_share": 0.03}])[0]
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        b"\xff",
+        b"[]",
+        b"7",
+        b'{"loss": 1.0}',
+        b'{"step": "1"}',
+        b'{"step": 1, "loss": "a"}',
+        b'{"step": 1, "loss": 1e999}',
+    ]
+    + [b'{"step": 1, "loss": [1]}', b'{"step": 1, "mlm_loss": NaN}', b"[" * 100_000],
+)
+def test_a_line_without_figures_is_named(tmp_path: Path, line: bytes) -> None:
+    (tmp_path / "metrics.jsonl").write_bytes(b'{"step": 0, "loss": null}\n' + line + b"\n")
+    with pytest.raises(DataError, match="not a line of figures") as error:
+        read_metrics(tmp_path)
+    assert error.value.where == f"{tmp_path / 'metrics.jsonl'}:2"
