@@ -62,8 +62,8 @@ def make_data(
     tokenizer = Tokenizer.load(vocab, lowercase=lowercase)
     sources = resolve(inputs, config.data)
     identity = _identity(config, sources, tokenizer)
-    with exclusive(output):
-        is_complete = manifest.claim(output, "data", identity, overwrite=overwrite) is Progress.COMPLETE
+    with exclusive(output), manifest.claimed(output, "data", identity, overwrite=overwrite) as progress:
+        is_complete = progress is Progress.COMPLETE
         remove_temporaries(output)
         damaged = repair.find_damage(output, verify=verify, workers=workers) if is_complete else {}
         if is_complete and not damaged:

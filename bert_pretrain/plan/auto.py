@@ -51,6 +51,7 @@ def planned_config(
         print(f"the plan is {path}, made before")
     else:
         print(text := describe(make(inputs, seconds, load_config(None, settings, flags))))
+        path.parent.mkdir(parents=True, exist_ok=True)
         write_text(path, text)
     return load_config(path, settings, {**(flags or {}), "time": ("--time", seconds)})
 

@@ -10,6 +10,7 @@ import errno
 import gzip
 import hashlib
 import io
+import itertools
 import json
 import lzma
 import os
@@ -18,6 +19,7 @@ import shutil
 import tempfile
 import time
 from collections.abc import Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, cast
 
@@ -121,13 +123,15 @@ class _Stream(io.RawIOBase):
 
 @contextlib.contextmanager
 def atomic_path(path: AnyPath) -> Iterator[Path]:
-    """Yield a temporary local path, which is moved to `path` on success and removed otherwise."""
+    """Yield a temporary local path, which is moved to `path` on success and removed otherwise.
+
+    Its folder must exist: one that is removed while a command works is not made again.
+    """
     if isinstance(path, RemotePath):
         with tempfile.TemporaryDirectory(prefix="bert-pretrain-") as folder:
             yield Path(folder) / path.name
             path.put(Path(folder) / path.name)
         return
-    path.parent.mkdir(parents=True, exist_ok=True)
     temporary = _temporary_name(path)
     try:
         yield temporary
@@ -227,7 +231,9 @@ def read_json(path: AnyPath, remedy: str = "restore the file from a copy, or wri
     """
     try:
         with path.open("rb") as file:
-            content = file.read(MAX_JSON_BYTES + 1)
+            # In blocks, because reading up to a limit takes that much memory, however small the file.
+            blocks = itertools.islice(iter(partial(file.read, 1 << 20), b""), (MAX_JSON_BYTES >> 20) + 1)
+            content = b"".join(blocks)
         if len(content) > MAX_JSON_BYTES:
             raise ValueError(f"it is larger than {MAX_JSON_BYTES >> 20} MiB")
         found = parse_json(content.decode())

@@ -5,8 +5,9 @@ identity is in `manifest.partial.json`; `manifest.json` is written last and repl
 its work complete, or continues it, and another command is refused with the difference.
 """
 
+import contextlib
 import importlib.metadata
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from enum import Enum
 from typing import Any
 
@@ -18,6 +19,11 @@ from bert_pretrain.storage.paths import AnyPath
 FORMAT_VERSIONS = {"vocab": 1, "data": 1, "run": 1, "finetune": 1}
 MANIFEST = "manifest.json"
 PARTIAL = "manifest.partial.json"
+_CONTENT = {
+    "vocab": {"vocab.txt", "tokenizer.json", "tokenizer_config.json"},
+    "data": {"train", "validation", "tokenizer", ".records", "README.md"},
+}
+"""What an output holds besides manifests."""
 
 
 class Progress(Enum):
@@ -43,8 +49,8 @@ def claim(folder: AnyPath, kind: str, identity: Mapping[str, Any], *, overwrite:
     Raises:
         OutputError: when the folder holds something else.
     """
-    record = {"kind": kind, "format_version": FORMAT_VERSIONS[kind], "identity": dict(identity)}
-    present = sorted(path.name for path in folder.iterdir() if not is_bookkeeping(path)) if folder.exists() else []
+    record = _record(kind, identity)
+    present = _content(folder)
     if overwrite and present:
         print(f"moved the old content to {move_aside(folder)}")
         present = []
@@ -71,6 +77,30 @@ def claim(folder: AnyPath, kind: str, identity: Mapping[str, Any], *, overwrite:
         where="--output",
         remedy="name another folder, or add --overwrite (the old folder is moved aside)",
     )
+
+
+@contextlib.contextmanager
+def claimed(folder: AnyPath, kind: str, identity: Mapping[str, Any], *, overwrite: bool = False) -> Iterator[Progress]:
+    """Claim a folder, as `claim` does, for the time of a command.
+
+    If it is removed meanwhile, workers may write a few more files, in a new folder of that name. These are claimed
+    again, so that the same command continues.
+    """
+    progress = claim(folder, kind, identity, overwrite=overwrite)
+    try:
+        yield progress
+    finally:
+        left = _content(folder)
+        if left and _CONTENT[kind].issuperset(left):
+            write_checked_json(folder / PARTIAL, _record(kind, identity))
+
+
+def _record(kind: str, identity: Mapping[str, Any]) -> dict[str, Any]:
+    return {"kind": kind, "format_version": FORMAT_VERSIONS[kind], "identity": dict(identity)}
+
+
+def _content(folder: AnyPath) -> list[str]:
+    return sorted(path.name for path in folder.iterdir() if not is_bookkeeping(path)) if folder.exists() else []
 
 
 def note(folder: AnyPath, body: Mapping[str, Any]) -> None:

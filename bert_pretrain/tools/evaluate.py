@@ -88,4 +88,5 @@ def _report(figures: Mapping[str, float], groups: Mapping[str, Mapping[str, floa
     for name, value in figures.items():
         print(f"{name:<24}{value:>16,.4f}" if isinstance(value, float) else f"{name:<24}{value:>16,}")
     if json is not None:
+        json.parent.mkdir(parents=True, exist_ok=True)
         write_json(json, {**figures, **({"groups": groups} if groups else {})})

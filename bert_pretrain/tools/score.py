@@ -185,6 +185,7 @@ def _lines(output: Path | None) -> Iterator[Callable[[dict[str, Any]], object]]:
     if output is None:
         yield lambda record: None
         return
+    output.parent.mkdir(parents=True, exist_ok=True)
     with atomic_path(output) as temporary, temporary.open("w", encoding="utf-8") as file:
         yield lambda record: file.write(json.dumps(record, ensure_ascii=False) + "\n")
 

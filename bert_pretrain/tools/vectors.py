@@ -58,6 +58,7 @@ def check_output(output: Path, *, has_tokens: bool) -> None:
 
 def write_vectors(output: Path, blocks: Iterable[Block], shape: Shape) -> None:
     """Write all blocks to a file whose name `check_output` accepts; an existing file is replaced at the end."""
+    output.parent.mkdir(parents=True, exist_ok=True)
     with atomic_path(output) as temporary:
         _WRITERS[output.suffix](temporary, blocks, shape)
 

@@ -63,8 +63,8 @@ def make_vocab(
         **_choices(config.vocab, old),
         "reading": {"text_field": config.data.text_field, "strict": config.data.strict},
     }
-    with exclusive(output):
-        if manifest.claim(output, "vocab", identity, overwrite=overwrite) is Progress.COMPLETE:
+    with exclusive(output), manifest.claimed(output, "vocab", identity, overwrite=overwrite) as progress:
+        if progress is Progress.COMPLETE:
             if _is_intact(output):
                 print(f"up to date: {output}")
                 return output
