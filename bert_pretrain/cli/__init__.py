@@ -13,7 +13,7 @@ from typing import Annotated, Any
 import typer
 
 from bert_pretrain import __version__
-from bert_pretrain.cli.exits import Terminated, reports_errors, terminate
+from bert_pretrain.cli.exits import Terminated, flush_output, reports_errors, terminate
 from bert_pretrain.cli.models import embed, evaluate, fill_mask, inspect, report
 from bert_pretrain.cli.stages import make_data, run, train, vocab
 from bert_pretrain.cli.tuning import finetune
@@ -57,8 +57,8 @@ def main() -> None:
     code: Any = 0
     try:
         app(prog_name=_NAME)  # otherwise completion under `python -m` would be for that name
-    except Terminated:  # before a command began
-        code = 143
+    except (Terminated, KeyboardInterrupt) as interruption:  # before a command began, or after its end
+        code = 143 if isinstance(interruption, Terminated) else 130
     except SystemExit as leaving:
         code = leaving.code
     except BaseException:
@@ -66,6 +66,11 @@ def main() -> None:
             raise
         traceback.print_exc()
         code = 1
+    for number in (signal.SIGINT, signal.SIGTERM):
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            signal.signal(number, signal.SIG_DFL)  # an exception in what is left to do would be a traceback
+    if not flush_output():
+        code = code or 1  # as for any write to a pipe without a reader
     distributed = sys.modules.get("bert_pretrain.train.distributed")
     if distributed is not None:
         distributed.shut_down(code if isinstance(code, int) else int(code is not None))

@@ -14,6 +14,17 @@ from bert_pretrain.errors import Interrupted, UserError
 _CONTINUES = "the same command, without --overwrite, continues where it stopped"
 _STARTS_AGAIN = "its output was not written; the same command starts again"
 _WITHOUT_RESUME = ("inspect", "evaluate", "fill_mask", "embed", "report")
+_CANNOT_ALLOCATE = "can't allocate memory"
+"""In the RuntimeError with which torch's CPU allocator reports it."""
+_SPENT = {
+    errno.ENOSPC: ("the disk is full", "free some space"),
+    errno.EDQUOT: ("the quota of the disk is used up", "free some space"),
+    errno.EFBIG: ("a file would be larger than allowed", "raise the limit of file sizes (ulimit -f)"),
+    errno.EMFILE: ("too many files are open", "raise the limit of open files (ulimit -n)"),
+    errno.ENFILE: ("the system has too many open files", "close other programs"),
+    errno.ENOMEM: ("memory is exhausted", "make room, or take smaller batches or fewer workers"),
+}
+"""What a process or a machine may run out of, and the remedy."""
 _DENIED = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG, errno.ELOOP)
 
 
@@ -34,16 +45,30 @@ def reports_errors(command: Callable[..., None]) -> Callable[..., None]:
             _exit(f"interrupted; {next_step}", 130)
         except Terminated:
             _exit(f"terminated; {next_step}", 143)
-        except OSError as error:
-            if error.errno in (errno.ENOSPC, errno.EDQUOT):
-                what, remedy = "the disk is full", f"free some space; {next_step}"
-            elif error.errno in _DENIED and error.filename is not None:
-                what, remedy = f"cannot use that path: {error.strerror}", "check the path and its permissions"
-            else:
+        except (OSError, MemoryError, RuntimeError) as error:
+            explained = _explain(error, next_step)
+            if explained is None:
                 raise
-            _exit(f"error: {UserError(what, where=str(error.filename or 'the output'), remedy=remedy)}", 2)
+            _exit(f"error: {explained}", 2)
 
     return wrapped
+
+
+def _explain(error: Exception, next_step: str) -> UserError | None:
+    """Return what the system refuses as an error of the user's, None for a bug."""
+    number, path = getattr(error, "errno", None), getattr(error, "filename", None)
+    if isinstance(error, MemoryError) or _CANNOT_ALLOCATE in str(error):
+        number = errno.ENOMEM
+    if number in _SPENT:
+        what, remedy = _SPENT[number]
+        return UserError(what, where=str(path or "this process"), remedy=f"{remedy}; {next_step}")
+    if number == errno.ENOENT and path is not None:
+        what = "a file or folder is gone, which was there when the command began"
+        return UserError(what, where=str(path), remedy=next_step)
+    if number in _DENIED and path is not None:
+        what = f"cannot use that path: {os.strerror(number)}"
+        return UserError(what, where=str(path), remedy="check the path and its permissions")
+    return None
 
 
 class Terminated(BaseException):
@@ -56,7 +81,24 @@ def terminate(_signal: int, _frame: object) -> NoReturn:
 
 
 def _exit(message: str, code: int) -> NoReturn:
-    sys.stdout.flush()
+    flush_output()
     rank = os.environ.get("RANK", "0")
     print(message if rank == "0" else f"[rank {rank}] {message}", file=sys.stderr)
     raise typer.Exit(code)
+
+
+def flush_output() -> bool:
+    """Write what standard output still holds; return whether it could be written.
+
+    What cannot be is dropped, for the interpreter would try again at its end, and report that it failed.
+    """
+    try:
+        if sys.stdout is not None:  # there is none if the descriptor was closed at the start
+            sys.stdout.flush()
+    except OSError as error:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        if error.errno != errno.EPIPE:  # a reader that has left, like `head`, has what it wants
+            what = f"cannot write to the standard output: {error.strerror}"
+            print(f"error: {UserError(what, where='>', remedy='write it elsewhere')}", file=sys.stderr)
+        return False
+    return True
