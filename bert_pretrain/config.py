@@ -279,6 +279,8 @@ class PhaseConfig(_Section):
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
     data: Overrides = {}
     train: Overrides = {}
+    time_share: Annotated[float, Field(gt=0.0)] = 1.0
+    """With `time`: what the phase gets of the time for training, relative to the other phases."""
 
 
 def _describe_extends(schema: dict[str, Any]) -> None:

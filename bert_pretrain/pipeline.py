@@ -19,7 +19,8 @@ from bert_pretrain.vocab.run import make_vocab
 TIME = "time.json"
 SECONDS_AFTER_TRAINING = 3.0
 SHARE_AFTER_TRAINING = 0.005
-"""Of `config.time`; both are kept back for the final model, the curves and the end of the process."""
+"""Of `config.time`; both are kept back for the final model, the curves and the end of the process. The seconds are kept
+back for each training."""
 MIN_TRAINING_SHARE = 0.1
 """Of `config.time`: with less left for training, the run is refused."""
 
@@ -64,17 +65,20 @@ def run_pipeline(
             print(f"── data ── {folders[-1]}")
             make_data(stage, config.inputs, vocab, folders[-1], **place, store=output / ".token-store")
         runs = [output / "train" / name for name, _ in stages]
-        if limit is not None:
-            scheduled = [_in_time_left(config, limit, runs[0])]
-        else:
-            scheduled = with_one_schedule([stage for _, stage in stages], folders)
+        scheduled = [stage for _, stage in stages]
+        if limit is None:
+            scheduled = with_one_schedule(scheduled, folders)
+        shares = [phase.time_share for phase in config.phases] or [1.0]
         previous: Path | None = None
         model = output
-        for stage, data, run in zip(scheduled, folders, runs, strict=True):
+        for number, (stage, data, run) in enumerate(zip(scheduled, folders, runs, strict=True)):
             print(f"── training ── {run}")
-            carry = previous is not None
+            if limit is not None:
+                stage = _in_time_left(stage, limit, run, shares[number:], may_refuse=number == 0)
+            # By steps, phases share one schedule and go on with the optimizer's state; by the clock, each has its own.
+            carry = previous is not None and limit is None
             model = train(stage, data, run, init_from=previous, carry_optimizer=carry, overwrite=overwrite)
-            previous = max((run / "checkpoints").glob("step-*"))
+            previous = max((run / "checkpoints").glob("step-*")) if limit is None else model
         _show_results(runs, model, output)
         if limit is not None:
             print(f"time:   {duration(limit.used)} of {duration(limit.seconds)}")
@@ -87,12 +91,6 @@ def _check(config: Config) -> None:
     Raises:
         ConfigError: with the remedy.
     """
-    if config.time is not None and config.phases:
-        raise ConfigError(
-            "phases share one schedule, which is counted in steps, and 'time' ends a run by the clock",
-            where="the key 'time'",
-            remedy="leave out the time or the phases: phases=[]",
-        )
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         raise ConfigError(
             "torchrun starts several processes, and the stages before training are for one",
@@ -105,8 +103,15 @@ def _check(config: Config) -> None:
         )
 
 
-def _in_time_left(config: Config, limit: TimeLimit, run: Path) -> Config:
-    """Give the training what is left of the time, on top of what it had before an interruption.
+def _in_time_left(config: Config, limit: TimeLimit, run: Path, shares: Sequence[float], *, may_refuse: bool) -> Config:
+    """Give a training its share of the time that it and those after it have, on top of what it has had already.
+
+    Args:
+        config: of the training.
+        limit: of all stages.
+        run: the folder of the training, which may have begun before an interruption.
+        shares: of this training and of those after it, relative to one another.
+        may_refuse: whether too little time is an error; once something is trained, the rest is as short as it must be.
 
     Raises:
         ConfigError: when too little is left to train.
@@ -118,8 +123,8 @@ def _in_time_left(config: Config, limit: TimeLimit, run: Path) -> Config:
         budget = read_manifest(run, "run", "--output")["config"]["train"]["time_budget"]
     else:
         latest = newest_checkpoint(run / "checkpoints")
-        left = limit.left - SECONDS_AFTER_TRAINING - SHARE_AFTER_TRAINING * limit.seconds
-        if left < MIN_TRAINING_SHARE * limit.seconds and latest is None:
+        left = limit.left - len(shares) * SECONDS_AFTER_TRAINING - SHARE_AFTER_TRAINING * limit.seconds
+        if left < MIN_TRAINING_SHARE * limit.seconds and latest is None and may_refuse:
             raise ConfigError(
                 f"vocabulary and data took {duration(limit.used)} of {duration(limit.seconds)}; "
                 f"{duration(max(left, 0.0))} are left, too little to train",
@@ -127,7 +132,7 @@ def _in_time_left(config: Config, limit: TimeLimit, run: Path) -> Config:
                 remedy="allow more time, or name fewer inputs",
             )
         trained = latest.record["progress"]["wall_seconds"] if latest is not None else 0.0
-        budget = trained + max(left, 0.1)
+        budget = max(shares[0] / sum(shares) * (trained + left), trained + 0.1)
     train = config.train.model_copy(update={"time_budget": budget, "max_steps": None, "max_epochs": None})
     return config.model_copy(update={"train": train})
 

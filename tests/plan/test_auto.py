@@ -79,7 +79,6 @@ def test_a_dry_run_prints_the_plan_and_writes_nothing(
         (["auto", "TEXT"], "auto needs the text and the time"),
         (["auto", "TEXT", "--time", "90s"], "too short"),
         (["tiny", "TEXT", "--dry-run"], "--dry-run is for 'run auto'"),
-        (["paper", "TEXT", "--time", "10m"], "leave out the time or the phases"),
         (["auto", "TEXT", "--time", "soon"], "--time"),
     ],
 )
@@ -99,19 +98,24 @@ def command(text: Path, output: Path, seconds: int) -> list[str]:
     return [*program, "--output", str(output), "--workers", "1", *settings]
 
 
-def test_training_gets_what_is_left_of_the_time(english_text: Path, tmp_path: Path) -> None:
-    output, seconds = tmp_path / "out", 40.0
-    settings = [*TINY, "train.max_epochs=7", "train.save_every=100000", "train.eval_every=100000"]
+def test_phases_share_what_is_left_of_the_time(english_text: Path, tmp_path: Path) -> None:
+    output, seconds, before = tmp_path / "out", 60.0, 40.0
+    phases = [
+        {"name": "short", "data": {"max_seq_length": 16}, "train": {"max_steps": 9}, "time_share": 3.0},
+        {"name": "long", "train": {"max_epochs": 7}},
+    ]
+    settings = [*TINY, f"phases={json.dumps(phases)}", "train.save_every=100000", "train.eval_every=100000"]
     config = load_config("tiny", settings, {"inputs": ("", [str(english_text)]), "time": ("", seconds)})
-    run_pipeline(config, output, workers=1, seconds_before=24.0)
-    body = json.loads((output / "train" / "manifest.json").read_text())
-    budget = body["config"]["train"]["time_budget"]
-    assert body["config"]["train"]["max_epochs"] is None
-    assert 0.1 < budget < seconds - 24.0 - SECONDS_AFTER_TRAINING
+    run_pipeline(config, output, workers=1, seconds_before=before)
+    bodies = [json.loads((output / "train" / name / "manifest.json").read_text()) for name in ("short", "long")]
+    short, long = (body["config"]["train"]["time_budget"] for body in bodies)
+    assert short > long  # which also gives the time between them
+    assert short + long < seconds - before - SECONDS_AFTER_TRAINING
+    assert all(body["config"]["train"][length] is None for body in bodies for length in ("max_epochs", "max_steps"))
     used = json.loads((output / "time.json").read_text())["used_seconds"]
-    assert used > 24.0 + budget
+    assert before + short + long < used < 1.1 * seconds
     run_pipeline(config, output, workers=1)  # finished: it is not trained again, though time has passed
-    assert json.loads((output / "train" / "manifest.json").read_text()) == body
+    assert [json.loads((output / "train" / name / "manifest.json").read_text()) for name in ("short", "long")] == bodies
 
 
 def test_too_little_time_after_the_data_is_an_error(english_text: Path, tmp_path: Path) -> None:
