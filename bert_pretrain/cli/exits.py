@@ -3,6 +3,7 @@
 import errno
 import functools
 import os
+import re
 import sys
 from collections.abc import Callable
 from typing import Any, NoReturn
@@ -16,6 +17,10 @@ _STARTS_AGAIN = "its output was not written; the same command starts again"
 _WITHOUT_RESUME = ("inspect", "evaluate", "fill_mask", "embed", "report")
 _CANNOT_ALLOCATE = "can't allocate memory"
 """In the RuntimeError with which torch's CPU allocator reports it."""
+_CANNOT_WRITE = "inline_container"
+"""In the RuntimeError of `torch.save`, which does not say why."""
+_OS_ERROR = re.compile(r"\(os error (\d+)\)")
+"""In the exceptions of safetensors and tokenizers."""
 _SPENT = {
     errno.ENOSPC: ("the disk is full", "free some space"),
     errno.EDQUOT: ("the quota of the disk is used up", "free some space"),
@@ -45,7 +50,7 @@ def reports_errors(command: Callable[..., None]) -> Callable[..., None]:
             _exit(f"interrupted; {next_step}", 130)
         except Terminated:
             _exit(f"terminated; {next_step}", 143)
-        except (OSError, MemoryError, RuntimeError) as error:
+        except Exception as error:
             explained = _explain(error, next_step)
             if explained is None:
                 raise
@@ -59,6 +64,11 @@ def _explain(error: Exception, next_step: str) -> UserError | None:
     number, path = getattr(error, "errno", None), getattr(error, "filename", None)
     if isinstance(error, MemoryError) or _CANNOT_ALLOCATE in str(error):
         number = errno.ENOMEM
+    elif number is None and (found := _OS_ERROR.search(str(error))):
+        number = int(found[1])
+    elif _CANNOT_WRITE in str(error):
+        what = "a file could not be written to its end"
+        return UserError(what, where="the output", remedy=f"check that the disk is not full; {next_step}")
     if number in _SPENT:
         what, remedy = _SPENT[number]
         return UserError(what, where=str(path or "this process"), remedy=f"{remedy}; {next_step}")
