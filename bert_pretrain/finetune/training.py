@@ -142,7 +142,8 @@ def fit(trainer: Any, folder: Path) -> dict[str, Any]:
     epochs: dict[int, dict[str, float]] = {}
     for line in trainer.state.log_history:
         if "loss" in line or "eval_loss" in line:
-            kept = {name: value for name, value in line.items() if _is_figure(name)}
+            # Sorted, as they are in the state of a run that was continued.
+            kept = {name: value for name, value in sorted(line.items()) if _is_figure(name)}
             epochs.setdefault(round(line["epoch"]), {}).update(kept)
     steps = {line["step"]: round(line["epoch"]) for line in trainer.state.log_history if "eval_loss" in line}
     return {

@@ -205,7 +205,6 @@ def test_without_the_extra_one_message_says_what_to_install(
     assert caught.value.remedy == 'pip install "bert-pretrain[finetune]"'
 
 
-@pytest.mark.slow
 def is_json(path: Path) -> bool:
     """Whether a file is written to its end."""
     with contextlib.suppress(ValueError):
@@ -214,6 +213,7 @@ def is_json(path: Path) -> bool:
     return False
 
 
+@pytest.mark.slow
 def test_a_killed_run_continues_to_the_same_weights(toy_model: Path, tmp_path: Path, reviews, as_jsonl) -> None:
     train = as_jsonl(tmp_path / "train.jsonl", reviews(1000, 1))
     command = [sys.executable, "-m", "bert_pretrain", "finetune", "classify", str(toy_model), "--train", train]
@@ -240,4 +240,7 @@ def test_a_killed_run_continues_to_the_same_weights(toy_model: Path, tmp_path: P
     ours, theirs = (load_file(folder / "model.safetensors") for folder in (tmp_path / "whole", killed))
     assert all(torch.equal(ours[name], theirs[name]) for name in ours)
     assert results(tmp_path / "whole")[1] == results(killed)[1]
+    texts = [(folder / "metrics.json").read_text().splitlines() for folder in (tmp_path / "whole", killed)]
+    first, second = ([line for line in text if "seconds" not in line] for text in texts)
+    assert first == second
     assert not (tmp_path / "moved" / "killed.partial").exists()
