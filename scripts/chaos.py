@@ -5,7 +5,7 @@ made first, and every command runs once undisturbed. The verdict of a fault is
 
     same       the repeated command wrote the bytes of the undisturbed run
     message    it was refused with one message, and nothing was lost: with the fault undone, the same command succeeds
-    unchecked  a damaged file of the user's own, without a checksum, was read as it is
+    unchecked  a damaged file of the user without a checksum was read as it is, or one that the command does not read
     lost, silent, traceback, hang: defects. Damage accepted with exit code 0 is `silent`.
 
     python scripts/chaos.py --faults 1000 --seed 1 [--seconds 1800] [--only 17] [--commands train fill-mask]
@@ -30,7 +30,7 @@ from typing import Any
 
 from chaos_commands import COMMANDS, Command
 from chaos_faults import FAULTS, applicable
-from chaos_process import import_everything
+from chaos_process import import_packages
 from chaos_trial import DEFECTS, VERDICTS, Bench, Defect, Trial
 
 _SHARED_MEMORY = Path("/dev/shm")
@@ -54,21 +54,24 @@ class Outcome:
 def main() -> int:
     arguments = parse_arguments()
     names = arguments.commands or [command.name for command in COMMANDS]
-    import_everything()
+    if set(names) <= {"vocab", "make-data"}:  # without torch
+        import_packages(("bert_pretrain.cli", "bert_pretrain.vocab", "bert_pretrain.make_data"), ())
+    else:
+        import_packages()
     with _work_folder(arguments.folder) as folder:
         began = time.monotonic()
         bench = Bench(folder)
         bench.prepare(names)
         print(f"prepared in {time.monotonic() - began:.0f} s; faults from seed {arguments.seed}", flush=True)
-        numbers = [arguments.only] if arguments.only is not None else range(arguments.faults)
+        numbers = arguments.only or range(arguments.faults)
         outcomes = []
         with arguments.output.open("w", encoding="utf-8") as file:
             for outcome in campaign(bench, names, numbers, arguments.seed, arguments.seconds):
                 outcomes.append(outcome)
                 file.write(json.dumps(asdict(outcome), ensure_ascii=False) + "\n")
                 file.flush()
-                if outcome.verdict in DEFECTS or arguments.only is not None:
-                    _print(outcome, whole=arguments.only is not None)
+                if outcome.verdict in DEFECTS or arguments.only:
+                    _print(outcome, whole=bool(arguments.only))
     print("\n".join(table(outcomes)))
     num_defects = sum(outcome.verdict in DEFECTS for outcome in outcomes)
     print(f"\n{len(outcomes):,} faults in {time.monotonic() - began:,.0f} s, {num_defects} defects: {arguments.output}")
@@ -80,7 +83,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--faults", type=int, default=1000, help="how many")
     parser.add_argument("--seed", type=int, default=0, help="of all random choices")
     parser.add_argument("--seconds", type=float, default=float("inf"), help="stop after this time")
-    parser.add_argument("--only", type=int, help="the number of one fault, to repeat it")
+    parser.add_argument("--only", type=int, nargs="+", metavar="N", help="the numbers of single faults, to repeat them")
     parser.add_argument("--commands", nargs="+", choices=[command.name for command in COMMANDS], help="all by default")
     parser.add_argument("--folder", type=Path, help="a new folder to work in, which is kept; else a temporary one")
     parser.add_argument("--output", type=Path, default=Path("chaos.jsonl"), help="a line per fault")
@@ -113,12 +116,17 @@ def campaign(
         yield try_fault(bench, commands, number, seed)
 
 
-def try_fault(bench: Bench, commands: Sequence[Command], number: int, seed: int) -> Outcome:
-    """Draw a command and a fault, try them, and return the outcome."""
+def choose(commands: Sequence[Command], number: int, seed: int) -> tuple[Command, str, random.Random]:
+    """Return the command and the fault of a number, and what all further choices are drawn from."""
     draw = random.Random(f"{seed} {number}")
     command = draw.choices(commands, [command.share for command in commands])[0]
     weights = applicable(command.name, command.ranks)
-    fault = draw.choices(list(weights), list(weights.values()))[0]
+    return command, draw.choices(list(weights), list(weights.values()))[0], draw
+
+
+def try_fault(bench: Bench, commands: Sequence[Command], number: int, seed: int) -> Outcome:
+    """Try the fault of a number, and return its outcome."""
+    command, fault, draw = choose(commands, number, seed)
     trial = Trial(bench, command, draw)
     began = time.monotonic()
     try:

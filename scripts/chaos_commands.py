@@ -44,6 +44,8 @@ class Command:
     outputs: tuple[str, ...]
     prints_result: bool = False
     """Whether its standard output is compared, too."""
+    checks: tuple[str, ...] = ()
+    """Flags with which a finished output is checked whole."""
     ranks: int = 1
     """Processes that train together."""
     share: float = 1.0
@@ -69,6 +71,7 @@ COMMANDS: tuple[Command, ...] = (
         _words("make-data text --vocab vocab --output data --config tiny.yaml --workers 1"),
         ("text", "vocab", "tiny.yaml"),
         ("data",),
+        checks=("--verify",),
     ),
     Command("train", _words("train --data data --output run --config tiny.yaml"), ("data", "tiny.yaml"), ("run",)),
     Command(

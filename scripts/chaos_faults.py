@@ -5,17 +5,15 @@ import shutil
 import signal
 import time
 from collections.abc import Callable, Sequence
-from pathlib import Path
 
+from chaos_commands import files_of
+from chaos_damage import damage_finished, damage_input, damage_unfinished
 from chaos_process import Action, Child, at_file_event, closed_pipe, jumping_clock, limits
 from chaos_trial import (
     LOST,
     MESSAGE,
-    NOT_READ_BACK,
     SAME,
     SILENT,
-    UNCHECKED,
-    UNCHECKED_INPUTS,
     Defect,
     Trial,
     may_mount,
@@ -93,90 +91,6 @@ def two_signals(trial: Trial) -> str:
     return trial.repeat()
 
 
-def damage_input(trial: Trial) -> str:
-    """A damaged file among the inputs."""
-    trial.reset()
-    files = [file for name in trial.command.needs for file in _files(trial.now / name)]
-    return _damaged(trial, trial.draw.choice(files))
-
-
-def damage_unfinished(trial: Trial) -> str:
-    """A killed command, and a damaged file among those it has left."""
-    trial.reset()
-    event = trial.event()
-    children = trial.start(at_file_event(trial.now, event, lambda: os.kill(os.getpid(), signal.SIGKILL)))
-    trial.wait(children)
-    written = trial.written()
-    return _damaged(trial, trial.draw.choice(written)) if written else trial.repeat()
-
-
-def damage_finished(trial: Trial) -> str:
-    """A damaged file in a finished output, and the same command again."""
-    trial.reset(finished=True)
-    written = trial.written()
-    return _damaged(trial, trial.draw.choice(written)) if written else trial.repeat()
-
-
-def _files(path: Path) -> list[Path]:
-    return [path] if path.is_file() else sorted(file for file in path.rglob("*") if file.is_file())
-
-
-def damage(path: Path, trial: Trial) -> str:
-    """Damage a file, and return how."""
-    content, draw = path.read_bytes(), trial.draw
-    how = draw.choice(("bit", "bit", "bit", "cut", "cut", "zeros", "empty", "deleted", "longer"))
-    place = draw.randrange(max(1, len(content)))
-    if how == "deleted":
-        path.unlink()
-    elif how in ("empty", "cut"):
-        path.write_bytes(b"" if how == "empty" else content[:place])
-    elif how == "longer":
-        path.write_bytes(content + draw.randbytes(draw.randint(1, 64)))
-    elif content:
-        changed = bytearray(content)
-        if how == "bit":
-            changed[place] ^= 1 << draw.randrange(8)
-        else:
-            end = min(len(content), place + 4096)
-            changed[place:end] = bytes(end - place)
-        path.write_bytes(changed)
-    return f"{how} {path.relative_to(trial.now)}"
-
-
-def _damaged(trial: Trial, file: Path) -> str:
-    name = file.relative_to(trial.now)
-    original, status = file.read_bytes(), file.stat()
-    how = damage(file, trial)
-    trial.log.append({"damage": how})
-    damaged = file.read_bytes() if file.exists() else None
-    child = trial.run((0, 1, 2))
-    if child.code:
-        return _mended(trial, file, original, (status.st_atime_ns, status.st_mtime_ns), how)
-    is_of_user = name.parts[0] in UNCHECKED_INPUTS
-    differences = trial.differences(child)
-    if differences:
-        if is_of_user:
-            return UNCHECKED
-        raise Defect(SILENT, f"{how}: accepted, other bytes: {', '.join(differences[:4])}")
-    is_output = name.parts[0] in trial.command.outputs
-    found = file.read_bytes() if file.exists() else None
-    if is_output and damaged != original and found == damaged and file.suffix not in NOT_READ_BACK:
-        raise Defect(SILENT, f"{how}: left as it is, exit 0")
-    return SAME
-
-
-def _mended(trial: Trial, file: Path, original: bytes, times: tuple[int, int], how: str) -> str:
-    """After a message: with the file as it was, the command must succeed."""
-    if file.parent.is_dir():
-        file.write_bytes(original)
-        os.utime(file, ns=times)  # part of the identity of an input
-    try:
-        trial.repeat()
-    except Defect as defect:
-        raise Defect(defect.verdict, f"{how}; after it is mended: {defect}") from None
-    return MESSAGE
-
-
 def underneath(trial: Trial) -> str:
     """Outputs deleted or changed while the command runs."""
     event, what = trial.event(), trial.draw.choice(("folder", "file", "change"))
@@ -184,7 +98,7 @@ def underneath(trial: Trial) -> str:
     outputs = [*trial.command.outputs, ".token-store", FINETUNE_WORK]
 
     def act() -> None:
-        files = [file for output in outputs for file in _files(trial.now / output)]
+        files = [file for output in outputs for file in files_of(trial.now / output)]
         if not files:
             return
         file = files[int(seed * len(files))]
@@ -203,11 +117,13 @@ def underneath(trial: Trial) -> str:
     missing = [name for name in differences if name != "standard output" and not (trial.now / name).exists()]
     if child.code == 0 and missing and what == "folder":
         raise Defect(SILENT, f"its output was deleted, exit 0: without {', '.join(missing[:3])}")
-    return trial.repeat() if child.code == 0 else _after_message(trial)
+    if child.code == 0 or what == "folder":
+        return trial.repeat()
+    return _after_message(trial)
 
 
 def _after_message(trial: Trial) -> str:
-    """The command said what is wrong; it may succeed now, or must be refused until the output is removed."""
+    """The command said what is wrong; it may succeed now, or is refused until the output is removed."""
     child = trial.run((0, 1, 2))
     if child.code:
         trial.log.append({"then": "outputs removed"})
@@ -240,7 +156,7 @@ def two_at_once(trial: Trial) -> str:
 def pipe(trial: Trial) -> str:
     """The reader of the standard output leaves, or there is none."""
     after = trial.draw.choice((-1, 0, 0, trial.draw.randint(1, 400)))
-    return _survives(trial, closed_pipe(after), (0, 1, 2, 120, 141, -signal.SIGPIPE))
+    return _survives(trial, closed_pipe(after), (0, 1, 2, 141, -signal.SIGPIPE))
 
 
 def clock(trial: Trial) -> str:
@@ -261,8 +177,8 @@ def little_memory(trial: Trial) -> str:
 
 
 def small_files(trial: Trial) -> str:
-    """A limit of the size of a file: writes are cut short."""
-    return _survives(trial, limits(RLIMIT_FSIZE=int(2 ** trial.draw.uniform(4, 17))))
+    """A limit of the size of files, which cuts writes short; what the process says is a file, too, and must fit."""
+    return _survives(trial, limits(RLIMIT_FSIZE=int(2 ** trial.draw.uniform(13.5, 17))))
 
 
 def _survives(trial: Trial, plant: Action, codes: Sequence[int] = (0, 1, 2)) -> str:

@@ -34,17 +34,17 @@ LIBRARIES = (
 )
 EVENTS = ("open", "os.rename", "os.remove", "os.mkdir", "os.rmdir", "os.truncate", "os.link")
 KILL_GRACE_SECONDS = 5.0
+_HANDLED = (signal.SIGINT, signal.SIGTERM)
 
 
-def import_everything() -> None:
-    """Import the package and its libraries; raises when that has started a thread."""
+def import_packages(names: Sequence[str] = ("bert_pretrain",), libraries: Sequence[str] = LIBRARIES) -> None:
+    """Import packages, with all their modules, and libraries; raises when that has started a thread."""
     os.environ |= {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
     os.environ |= {"ARROW_DEFAULT_MEMORY_POOL": "system", "HF_HUB_OFFLINE": "1"}
-    import bert_pretrain
-
-    for module in pkgutil.walk_packages(bert_pretrain.__path__, "bert_pretrain."):
-        importlib.import_module(module.name)
-    for name in LIBRARIES:
+    for name in names:
+        for module in pkgutil.walk_packages(importlib.import_module(name).__path__, f"{name}."):
+            importlib.import_module(module.name)
+    for name in libraries:
         with contextlib.suppress(ImportError):
             importlib.import_module(name)
     threads = [Path(f"/proc/self/task/{task}/comm").read_text().strip() for task in os.listdir("/proc/self/task")]
@@ -122,8 +122,11 @@ class Launcher:
     ) -> Child:
         """Call a function in a fork, after `plant` has planted a fault there."""
         child = self._child(name)
+        signal.pthread_sigmask(signal.SIG_BLOCK, _HANDLED)  # until the handlers are those of a new process
         child.pid = os.fork()
-        if child.pid == 0:
+        if child.pid:
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, _HANDLED)
+        else:
             code = 70
             try:
                 os.setsid()
@@ -178,10 +181,9 @@ class Launcher:
 
 
 def _redirect(child: Child) -> None:
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGPIPE):
-        signal.signal(number, signal.SIG_DFL)
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-    signal.signal(signal.SIGPIPE, signal.SIG_IGN)  # as Python does at its start
+    for number in _HANDLED:
+        signal.signal(number, signal.SIG_DFL)  # the command line installs its own
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, _HANDLED)
     for descriptor, path in ((0, Path(os.devnull)), (1, child.output), (2, child.errors)):
         opened = os.open(path, os.O_RDONLY if descriptor == 0 else os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
         os.dup2(opened, descriptor)
@@ -207,9 +209,10 @@ def _call(function: Action) -> int:
     threading._shutdown()  # type: ignore[attr-defined]
     atexit._run_exitfuncs()
     try:
-        sys.stdout.flush()
-    except OSError:
-        traceback.print_exc()
+        if sys.stdout is not None:
+            sys.stdout.flush()
+    except OSError as error:  # as the interpreter says it
+        print(f"Exception ignored in: {sys.stdout}\n{type(error).__name__}: {error}", file=sys.stderr)
         return 120
     return code if isinstance(code, int) else int(code is not None)
 
@@ -289,6 +292,7 @@ def closed_pipe(after_bytes: int) -> Action:
     def plant() -> None:
         if after_bytes < 0:
             os.close(1)
+            sys.stdout = None  # type: ignore[assignment]  # as the interpreter leaves it
             return
         reading, writing = os.pipe()
         if os.fork() == 0:

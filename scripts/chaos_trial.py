@@ -4,9 +4,11 @@ import contextlib
 import ctypes
 import os
 import random
+import re
 import shutil
 import signal
 import socket
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,9 +22,12 @@ LOST, SILENT, TRACEBACK, HANG = "lost", "silent", "traceback", "hang"
 VERDICTS = (SAME, MESSAGE, UNCHECKED, LOST, SILENT, TRACEBACK, HANG)
 DEFECTS = (LOST, SILENT, TRACEBACK, HANG)
 HANG_SECONDS = 150.0
+RANKS_SECONDS = 20.0
+"""Other ranks get this long to end after a SIGTERM; torchrun kills them then, too."""
 UNCHECKED_INPUTS = ("text", "tiny.yaml", "lines.txt", "pairs.jsonl", "rows.jsonl", "tags.jsonl", "squad.json")
 """Files of the user, without a checksum: what is damaged there, but can be read, cannot be told from what was meant."""
-NOT_READ_BACK = (".png", ".md", ".html", ".log")
+NOT_READ_BACK = re.compile(r"\.(png|md|html|log|yaml)$|(^|/)\.")
+"""For readers, and caches; the same command does not read the checkpoints of a finished run either, who does checks them."""
 _MS_RDONLY, _MS_REMOUNT, _MNT_DETACH = 1, 32, 2
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -122,6 +127,12 @@ class Trial:
     draw: random.Random
     log: list[dict[str, Any]] = field(default_factory=list)
     seconds: float = 0.0
+    checks: bool = False
+    """Whether the command is to check a finished output whole."""
+
+    @property
+    def arguments(self) -> tuple[str, ...]:
+        return self.command.arguments + (self.command.checks if self.checks else ())
 
     @property
     def now(self) -> Path:
@@ -153,11 +164,11 @@ class Trial:
         """Start the command, or its ranks, of which one gets the fault."""
         name = f"{len(self.log)}"
         if execute:
-            return [self.bench.launcher.execute(self.command.arguments, name)]
+            return [self.bench.launcher.execute(self.arguments, name)]
         port = str(_free_port())
         return [
             self.bench.launcher.command(
-                self.command.arguments,
+                self.arguments,
                 f"{name}-{number}",
                 plant=plant if number == rank else None,
                 environment=_environment(number, self.command.ranks, port),
@@ -167,16 +178,19 @@ class Trial:
 
     def wait(self, children: Sequence[Child]) -> None:
         """Wait for all processes; when one of several ranks fails, end the others as torchrun does."""
-        left = HANG_SECONDS
-        running = list(children)
-        while running and left > 0:
-            if running[0].wait(0.2 if len(running) > 1 else left):
-                failed = running.pop(0).code
-                if failed and self.command.ranks > 1:
-                    _stop(running)
-                continue
-            left -= 0.2 if len(running) > 1 else left
-            running.append(running.pop(0))
+        end = time.monotonic() + HANG_SECONDS
+        running, is_stopping = list(children), False
+        while running and time.monotonic() < end:
+            one = running.pop(0)
+            if not one.wait(0.1 if running else end - time.monotonic()):
+                running.append(one)
+            elif one.code and self.command.ranks > 1 and not is_stopping:
+                is_stopping, end = True, time.monotonic() + RANKS_SECONDS
+                for other in running:
+                    other.send(signal.SIGTERM)
+        if is_stopping:
+            for child in running:
+                child.end()
         self.seconds = max(child.age() for child in children)
         for child in children:
             is_hanging = child.code is None
@@ -188,7 +202,8 @@ class Trial:
     def judge(self, child: Child, codes: Sequence[int]) -> None:
         """Check how a process has ended: with one of the exit codes, and with one message if it is 1 or 2."""
         errors, code = child.stderr(), child.code
-        if "Traceback (most recent call last)" in errors + child.stdout():
+        said = errors + child.stdout()
+        if "Traceback (most recent call last)" in said or "Exception ignored" in said:
             raise Defect(TRACEBACK, _last_line(errors))
         if code not in codes:
             raise Defect(TRACEBACK if code and code not in (1, 2) else LOST, f"exit {code}: {_last_line(errors)}")
@@ -222,12 +237,6 @@ class Trial:
         if differences := self.differences(child):
             raise Defect(SILENT, f"other bytes after the repeat: {', '.join(differences[:4])}")
         return SAME
-
-
-def _stop(children: Sequence[Child]) -> None:
-    for child in children:
-        with contextlib.suppress(ProcessLookupError):
-            child.send(signal.SIGTERM)
 
 
 def _environment(rank: int, size: int, port: str) -> Mapping[str, str]:
