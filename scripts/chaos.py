@@ -19,6 +19,7 @@ import contextlib
 import json
 import random
 import shutil
+import signal
 import sys
 import tempfile
 import time
@@ -54,6 +55,7 @@ class Outcome:
 def main() -> int:
     arguments = parse_arguments()
     names = arguments.commands or [command.name for command in COMMANDS]
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background would let commands ignore it
     if set(names) <= {"vocab", "make-data"}:  # without torch
         import_packages(("bert_pretrain.cli", "bert_pretrain.vocab", "bert_pretrain.make_data"), ())
     else:

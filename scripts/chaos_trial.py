@@ -27,7 +27,7 @@ RANKS_SECONDS = 20.0
 UNCHECKED_INPUTS = ("text", "tiny.yaml", "lines.txt", "pairs.jsonl", "rows.jsonl", "tags.jsonl", "squad.json")
 """Files of the user, without a checksum: what is damaged there, but can be read, cannot be told from what was meant."""
 NOT_READ_BACK = re.compile(r"\.(png|md|html|log|yaml)$|(^|/)\.")
-"""For readers, and caches; the same command does not read the checkpoints of a finished run either, who does checks them."""
+"""For readers, and caches; of a finished run, the same command does not read the checkpoints either."""
 _MS_RDONLY, _MS_REMOUNT, _MNT_DETACH = 1, 32, 2
 _libc = ctypes.CDLL(None, use_errno=True)
 
