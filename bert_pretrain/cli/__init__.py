@@ -56,7 +56,10 @@ def main() -> None:
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     code: Any = 0
     try:
-        app(prog_name=_NAME)  # otherwise completion under `python -m` would be for that name
+        try:
+            app(prog_name=_NAME)  # otherwise completion under `python -m` would be for that name
+        finally:
+            _end_at_signals()
     except (Terminated, KeyboardInterrupt) as interruption:  # before a command began, or after its end
         code = 143 if isinstance(interruption, Terminated) else 130
     except SystemExit as leaving:
@@ -66,12 +69,16 @@ def main() -> None:
             raise
         traceback.print_exc()
         code = 1
-    for number in (signal.SIGINT, signal.SIGTERM):
-        if signal.getsignal(number) is not signal.SIG_IGN:
-            signal.signal(number, signal.SIG_DFL)  # an exception in what is left to do would be a traceback
     if not flush_output():
         code = code or 1  # as for any write to a pipe without a reader
     distributed = sys.modules.get("bert_pretrain.train.distributed")
     if distributed is not None:
         distributed.shut_down(code if isinstance(code, int) else int(code is not None))
     sys.exit(code)
+
+
+def _end_at_signals() -> None:
+    """Let signals end the process at once: their exceptions, in what is left to do, would be tracebacks."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            signal.signal(number, signal.SIG_DFL)
