@@ -207,7 +207,7 @@ class Trial:
             raise Defect(TRACEBACK, _last_line(errors))
         if code not in codes:
             raise Defect(TRACEBACK if code and code not in (1, 2) else LOST, f"exit {code}: {_last_line(errors)}")
-        num_messages = sum(line.startswith(("error:", "[rank")) for line in errors.splitlines())
+        num_messages = len(re.findall(r"(?:^|\]\s*)error: ", errors, re.MULTILINE))  # perhaps behind a progress bar
         if code == 2 and num_messages != 1:
             raise Defect(TRACEBACK, f"{num_messages} messages: {_last_line(errors)}")
 
