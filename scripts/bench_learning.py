@@ -30,8 +30,12 @@ from typing import Any
 
 from learning_variants import BASE, VARIANTS
 
+from bert_pretrain.report.measured import METRICS
+
 SPLITS = {"dev": 0.01, "test": 0.02, "validation": 0.003}
 SHARED_SETTINGS = ("data.", "vocab.")
+POINTS = 10
+"""Of the curve of a run."""
 
 
 @dataclass(frozen=True)
@@ -174,7 +178,8 @@ def train(run: Run, data: Path, options: argparse.Namespace, texts: Mapping[str,
     """Train and score; returns the row of the results."""
     folder = options.work / "runs" / key_of(run)
     settings = {key: value for key, value in run.settings.items() if not key.startswith(SHARED_SETTINGS)}
-    settings |= {"train.eval_every": str(run.steps), "train.save_every": str(run.steps), "train.log_every": "50"}
+    settings |= {"train.eval_every": str(max(1, run.steps // POINTS)), "train.save_every": str(run.steps)}
+    settings["train.log_every"] = "50"
     settings["train.device"] = options.device
     begin = time.perf_counter()
     program = [sys.executable, str(Path(__file__).with_name("learning_variants.py")), run.variant]
@@ -184,12 +189,14 @@ def train(run: Run, data: Path, options: argparse.Namespace, texts: Mapping[str,
     seconds = time.perf_counter() - begin
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     trained = [line for line in lines if "validation_mlm_loss" not in line]
-    validation = next(line for line in reversed(lines) if "validation_mlm_loss" in line)
+    evaluations = [line for line in lines if "validation_mlm_loss" in line]
+    validation, tokens_per_step = evaluations[-1], trained[-1]["tokens"] / trained[-1]["step"]
     score = score_of(folder / "model", texts["dev"], options)
     if not options.keep:
         shutil.rmtree(folder)
     return {
         **asdict(run),
+        "language": options.language,
         "nats_per_byte": score,
         "mlm_loss": validation["validation_mlm_loss"],
         "mlm_accuracy": validation["validation_mlm_accuracy"],
@@ -199,6 +206,10 @@ def train(run: Run, data: Path, options: argparse.Namespace, texts: Mapping[str,
         "epochs": trained[-1]["epoch"],
         "seconds": trained[-1]["elapsed_seconds"],
         "wall_seconds": seconds,
+        "curve": {
+            "tokens": [round(line["step"] * tokens_per_step) for line in evaluations],
+            **{name: [line[name] for line in evaluations] for name in METRICS},
+        },
     }
 
 

@@ -168,6 +168,11 @@ def _sets(**settings: object) -> dict[str, str]:
 
 VARIANTS: dict[str, Variant] = {
     "base": Variant("Muon 3e-3, 32 examples, 15 %, 80/10/10, no dropout, warm-up 5 %, linear to zero"),
+    "auto": Variant(
+        "as `run auto`: Muon 4e-3, output bias at log unigram frequencies, heads that begin at neighbouring tokens",
+        _sets(train__peak_lr=4e-3, train__mlm_bias="unigram", train__init="positional_heads"),
+    ),
+    "positional-heads": Variant("heads begin at neighbouring tokens", _sets(train__init="positional_heads")),
     "unigram-bias": Variant("output bias starts at log unigram frequencies", _sets(train__mlm_bias="unigram")),
     "mask-20": Variant("masking rate 20 %", _sets(data__masked_lm_prob=0.2)),
     "mask-30": Variant("masking rate 30 %", _sets(data__masked_lm_prob=0.3)),

@@ -31,6 +31,7 @@ def data_statistics(manifest: Mapping[str, Any]) -> dict[str, Any]:
     corpus = manifest.get("corpus", {})
     return {
         "next_sentence": manifest["config"]["data"].get("next_sentence", "nsp"),
+        "language": manifest["config"]["data"].get("language", "en"),
         "corpus": {name: corpus[name] for name in names if name in corpus},
         "unigram_entropy": {
             name: split.get("statistics", {}).get("unigram_entropy") for name, split in manifest["splits"].items()
