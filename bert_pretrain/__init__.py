@@ -1,15 +1,16 @@
 """Pretrain BERT from raw text; the result is a Hugging Face model folder."""
 
-from typing import TYPE_CHECKING, Any
-
+TYPE_CHECKING = False  # importing typing would take milliseconds in which Ctrl-C is a traceback
 if TYPE_CHECKING:
+    from typing import Any
+
     from bert_pretrain.api import load_data, load_model, load_tokenizer, pretrain
 
 __version__ = "0.1.0"
 __all__ = ["__version__", "load_data", "load_model", "load_tokenizer", "pretrain"]
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> "Any":
     """Import the calls of `api.py` when one is first used, so that importing the package costs nothing."""
     if name not in __all__:
         raise AttributeError(f"module 'bert_pretrain' has no attribute {name!r}")

@@ -2,7 +2,10 @@
 
 import os
 import signal
-from typing import NoReturn
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import NoReturn
 
 
 def main() -> None:
@@ -14,7 +17,7 @@ def main() -> None:
     run()
 
 
-def _leave(_signal: int, _frame: object) -> NoReturn:
+def _leave(_signal: int, _frame: object) -> "NoReturn":
     # An exception could be lost in an import, and nothing is open yet.
     os.write(2, b"interrupted; nothing was begun\n")
     os._exit(130)
