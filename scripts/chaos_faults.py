@@ -36,6 +36,14 @@ def _codes(number: int) -> tuple[int, ...]:
     return (0, -number, 128 + number)
 
 
+def _judge_struck(trial: Trial, child: Child, number: int) -> None:
+    """Check how a process has ended that got a signal; a rank may have got SIGTERM after the end of another, too."""
+    if trial.command.ranks == 1:
+        trial.judge(child, _codes(number))
+    elif number != signal.SIGKILL:
+        trial.judge(child, (*_codes(number), *_codes(signal.SIGTERM)))
+
+
 def signal_at_event(trial: Trial) -> str:
     """A signal at the n-th file event of the process itself."""
     number, event = trial.draw.choice(SIGNALS), trial.event()
@@ -44,8 +52,7 @@ def signal_at_event(trial: Trial) -> str:
     plant = at_file_event(trial.now, event, lambda: os.kill(os.getpid(), number))
     children = trial.start(plant, rank=rank)
     trial.wait(children)
-    if trial.command.ranks == 1 or number != signal.SIGKILL:
-        trial.judge(children[rank], _codes(number))
+    _judge_struck(trial, children[rank], number)
     return trial.repeat()
 
 
@@ -59,8 +66,7 @@ def signal_at_time(trial: Trial) -> str:
     children[rank].wait(delay)
     children[rank].send(number)
     trial.wait(children)
-    if trial.command.ranks == 1 or number != signal.SIGKILL:
-        trial.judge(children[rank], _codes(number))
+    _judge_struck(trial, children[rank], number)
     return trial.repeat()
 
 
@@ -172,8 +178,8 @@ def few_descriptors(trial: Trial) -> str:
 
 
 def little_memory(trial: Trial) -> str:
-    """A low limit of memory."""
-    return _survives(trial, limits(RLIMIT_AS=int(2 ** trial.draw.uniform(20, 28))))
+    """A low limit of memory; where C++ or Rust cannot allocate, the library ends the process."""
+    return _survives(trial, limits(RLIMIT_AS=int(2 ** trial.draw.uniform(20, 28))), (0, 1, 2, -signal.SIGABRT))
 
 
 def small_files(trial: Trial) -> str:
