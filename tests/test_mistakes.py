@@ -1,0 +1,304 @@
+"""The mistakes of users, enumerated: each ends with exit code 2 and one message of three parts, and changes no file."""
+
+import codecs
+import gzip
+import json
+import re
+import shlex
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from bert_pretrain.cli import app
+from bert_pretrain.storage.checksums import CHECKSUMS
+
+TEXT = "One two.\nThree four.\nFive six.\n\nSeven.\nEight.\nNine.\n"
+SPECIAL = "[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\n"
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory, vocab_folder: Path, data_folder: Path, bert_folder: Path) -> Path:
+    """A folder with one of each thing that a mistake needs."""
+    place = tmp_path_factory.mktemp("place")
+    for name, folder in (("vocab", vocab_folder), ("data", data_folder), ("bert", bert_folder)):
+        (place / name).symlink_to(folder)
+    (place / "empty").mkdir()
+    for name, content in FILES.items():
+        (place / name).parent.mkdir(exist_ok=True)
+        (place / name).write_bytes(content if isinstance(content, bytes) else content.encode())
+    (place / "vocab-folder" / "vocab.txt").mkdir(parents=True)
+    for name, change in CHANGED.items():
+        origin = place / name.partition("-")[0]
+        shutil.copytree(origin, place / name)
+        change(place / name)
+        if name != "bert-sealed":  # else every change would be the same mistake
+            (place / name / CHECKSUMS).unlink(missing_ok=True)
+    return place
+
+
+FILES: dict[str, str | bytes] = {
+    "a.txt": TEXT,
+    "empty.txt": "",
+    "a.pdf": "x",
+    "latin.txt": b"caf\xe9.\nOne.\nTwo.\n",
+    "utf16.txt": codecs.BOM_UTF16_LE + TEXT.encode("utf-16-le"),
+    "damaged.txt.gz": gzip.compress(TEXT.encode())[:-12],
+    "a.jsonl": '{"text": "a"}\n{broken\n',
+    "deep.jsonl": "[" * 100_000 + "\n",
+    "fields.jsonl": '{"content": "a"}\n',
+    "list.jsonl": '["a"]\n',
+    "number.jsonl": '{"text": 5}\n',
+    "unclosed.csv": 'text\n"one\ntwo\n',
+    "comma.csv": "text\none, two\n",
+    "column.csv": "content\none\n",
+    "broken.parquet": "PAR1 no PAR1",
+    "mine/thesis.txt": "years of work",
+    "key.yaml": "data:\n  max_seq_lenght: 5\n",
+    "tab.yaml": "data:\n\tseed: 5\n",
+    "twice.yaml": "data: {seed: 1}\ndata: {seed: 2}\n",
+    "list.yaml": "- data\n",
+    "latin.yaml": b"data: {language: caf\xe9}\n",
+    "circle.yaml": "data: &a {seed: *a}\n",
+    "bomb.yaml": "a: &a [1,1,1,1,1,1,1,1,1]\n"
+    + "".join(
+        f"{new}: &{new} [{','.join(9 * [f'*{old}'])}]\n" for old, new in zip("abcdefgh", "bcdefghi", strict=True)
+    ),
+    "deep.yaml": "data: " + "[" * 10_000,
+    "itself.yaml": "extends: itself.yaml\n",
+    "extends.yaml": "extends: nosuch\n",
+    "phases.yaml": "phases: [{name: a}, {name: a}]\n",
+    "warmup.yaml": "train: {max_steps: 5, warmup_steps: 10}\n",
+    "vocab-twice/vocab.txt": f"{SPECIAL}a\na\n",
+    "vocab-special/vocab.txt": "a\nb\n",
+    "vocab-casing/vocab.txt": f"{SPECIAL}a\nb\n",
+    "vocab-nul/vocab.txt": f"{SPECIAL}a\n\0\n",
+    "vocab-deep/tokenizer.json": "[" * 100_000,
+    "vocab-bpe/tokenizer.json": '{"model": {"type": "BPE", "vocab": {}}}',
+    "run/metrics.jsonl": "{broken\n",
+    "bad.jsonl": '{"sentence_good": "a"}\n',
+    "rows.jsonl": '{"text": "good", "label": "a"}\n{"text": "bad", "label": "b"}\n',
+    "blank.txt": "one\n\ntwo\n",
+}
+
+
+def _json(name: str, **values: object) -> Callable[[Path], object]:
+    """Return what changes some values of a JSON file."""
+    return lambda folder: (folder / name).write_text(json.dumps({**json.loads((folder / name).read_text()), **values}))
+
+
+def _shortened(name: str) -> Callable[[Path], object]:
+    return lambda folder: (folder / name).write_bytes((folder / name).read_bytes()[:-100])
+
+
+def _string_ids(folder: Path) -> None:
+    path = folder / "tokenizer.json"
+    found = json.loads(path.read_text())
+    found["model"]["vocab"]["the"] = "7"
+    path.write_text(json.dumps(found))
+
+
+# Folders with one fault, each a copy of the one before the hyphen.
+CHANGED: dict[str, Callable[[Path], object]] = {
+    "vocab-ids": _string_ids,
+    "vocab-added": _json("tokenizer.json", added_tokens=7),
+    "vocab-lower": _json("tokenizer_config.json", do_lower_case="maybe"),
+    "data-unfinished": lambda folder: (folder / "manifest.json").rename(folder / "manifest.partial.json"),
+    "data-missing": lambda folder: (folder / "train" / "00000.parquet").unlink(),
+    "data-short": _shortened("train/00000.parquet"),
+    "data-old": _json("manifest.json", format_version=0),
+    "data-kind": _json("manifest.json", kind="run"),
+    "data-list": lambda folder: (folder / "manifest.json").write_text("[]"),
+    "bert-none": lambda folder: (folder / "config.json").unlink(),
+    "bert-huge": _json("config.json", num_hidden_layers=10**9),
+    "bert-negative": _json("config.json", hidden_size=-16),
+    "bert-true": _json("config.json", vocab_size=True),
+    "bert-gpt": _json("config.json", model_type="gpt2"),
+    "bert-deep": lambda folder: (folder / "config.json").write_text("[" * 100_000),
+    "bert-weights": lambda folder: (folder / "model.safetensors").unlink(),
+    "bert-short": _shortened("model.safetensors"),
+    "bert-sealed": _shortened("model.safetensors"),
+    "bert-index": lambda folder: (folder / "model.safetensors").rename(folder / "model.safetensors.index.json"),
+}
+
+NEW = ("v", "d", "r", "o", ".token-store")
+"""Names of outputs, which may have been begun."""
+
+# The call, and what the message names as the place.
+MISTAKES = {
+    # inputs
+    "missing input": ("vocab missing.txt --output v", "missing.txt"),
+    "a pattern that nothing matches": ("vocab *.zst --output v", "*.zst"),
+    "folder without text": ("vocab empty --output v", "empty"),
+    "empty input": ("vocab empty.txt --output v", "empty.txt"),
+    "input twice": ("vocab a.txt ./a.txt --output v", "a.txt"),
+    "unknown ending": ("vocab a.pdf --output v", "a.pdf"),
+    "unknown protocol": ("vocab nosuch://a.txt --output v", "nosuch://a.txt"),
+    "no such saved dataset": ("vocab dataset:./empty --output v", "empty"),
+    "invalid utf-8, strict": ("vocab latin.txt --output v --strict", "latin.txt: line 1"),
+    "another encoding": ("vocab utf16.txt --output v", "utf16.txt"),
+    "cut archive": ("vocab damaged.txt.gz --output v", "damaged.txt.gz"),
+    "broken jsonl": ("vocab a.jsonl --output v", "a.jsonl: line 2"),
+    "broken jsonl, two workers": ("vocab a.jsonl a.txt --output v --workers 2", "a.jsonl: line 2"),
+    "jsonl nested too deeply": ("vocab deep.jsonl --output v", "deep.jsonl: line 1"),
+    "no such field": ("vocab fields.jsonl --output v", "fields.jsonl: line 1"),
+    "record that is a list": ("vocab list.jsonl --output v", "list.jsonl: line 1"),
+    "text that is a number": ("vocab number.jsonl --output v", "number.jsonl: line 1"),
+    "unclosed quote": ("vocab unclosed.csv --output v", "unclosed.csv: line 2"),
+    "comma outside of quotes": ("vocab comma.csv --output v", "comma.csv: line 2"),
+    "no such column": ("vocab column.csv --output v", "column.csv"),
+    "not parquet": ("vocab broken.parquet --output v", "broken.parquet"),
+    # configuration
+    "unknown key": ("vocab a.txt --output v --config key.yaml", "key.yaml:2"),
+    "unknown preset": ("vocab a.txt --output v --config nosuch", "--config"),
+    "missing file": ("vocab a.txt --output v --config nosuch.yaml", "--config"),
+    "tab in YAML": ("vocab a.txt --output v --config tab.yaml", "tab.yaml:2"),
+    "section twice": ("vocab a.txt --output v --config twice.yaml", "twice.yaml:2"),
+    "YAML that is a list": ("vocab a.txt --output v --config list.yaml", "list.yaml"),
+    "YAML in another encoding": ("vocab a.txt --output v --config latin.yaml", "latin.yaml"),
+    "YAML that contains itself": ("vocab a.txt --output v --config circle.yaml", "circle.yaml"),
+    "YAML of many aliases": ("vocab a.txt --output v --config bomb.yaml", "bomb.yaml"),
+    "YAML nested too deeply": ("vocab a.txt --output v --config deep.yaml", "deep.yaml"),
+    "file that extends itself": ("vocab a.txt --output v --config itself.yaml", "itself.yaml:1"),
+    "file that extends nothing": ("vocab a.txt --output v --config extends.yaml", "extends.yaml:1"),
+    "two phases of one name": ("run phases.yaml a.txt --output r", "phases.yaml:1"),
+    "warm-up longer than the run": ("train --data data --output r --config warmup.yaml", "warmup.yaml:1"),
+    "setting without value": ("vocab a.txt --output v --set vocab.size", "--set"),
+    "unknown key in a setting": ("vocab a.txt --output v --set train.lr=1", "--set train.lr"),
+    "unknown section": ("vocab a.txt --output v --set trian.seed=1", "--set trian.seed"),
+    "key in brackets": ("vocab a.txt --output v --set train['steps']=5", "--set train[steps]"),
+    "key of a value": ("vocab a.txt --output v --set train.seed=1 --set train.seed.a=1", "--set train.seed.a"),
+    "wrong type": ("vocab a.txt --output v --set train.max_steps=many", "--set train.max_steps"),
+    "negative number": ("vocab a.txt --output v --set train.max_steps=-1", "--set train.max_steps"),
+    "infinity": ("vocab a.txt --output v --set train.peak_lr=.inf", "--set train.peak_lr"),
+    "number too large": ("vocab a.txt --output v --set train.milestones=[1e999M]", "--set train.milestones"),
+    "one beta": ("vocab a.txt --output v --set train.betas=[0.9]", "--set train.betas"),
+    "unclosed list": ("vocab a.txt --output v --set train.betas=[0.9", "--set train.betas"),
+    "unknown choice": ("vocab a.txt --output v --set data.masking=none", "--set data.masking"),
+    "duration in words": ("vocab a.txt --output v --set 'train.time_budget=2 hours'", "--set train.time_budget"),
+    "no such kind of device": ("vocab a.txt --output v --set train.device=gpu", "--set train.device"),
+    "heads that do not divide": ("vocab a.txt --output v --set model.hidden_size=100", "--set model.hidden_size"),
+    "two lengths": ("train --data mine --output r --steps 5 --time 1h", "--steps and --time"),
+    "steps that are none": ("train --data mine --output r --steps many", "--steps"),
+    "no rate": ("train --data mine --output r --config tiny --learning-rate 0", "--learning-rate"),
+    "no batch": ("run tiny a.txt --output r --batch-size 0", "--batch-size"),
+    "no such device": ("run tiny a.txt --output r --device tpu", "--device"),
+    "overruled by phases": ("run base --output r --set train.max_steps=5", "--set train.max_steps"),
+    "flag overruled by phases": ("run base a.txt --output r --steps 5", "--steps"),
+    "inputs given twice": ("run tiny a.txt --output r --set inputs=[b.txt]", "a.txt and --set inputs"),
+    "no inputs": ("run tiny --output r", "inputs"),
+    "missing input of a run": ("run tiny missing.txt --output r", "missing.txt"),
+    "auto without time": ("run auto a.txt --output r", "run auto"),
+    "dry run of a preset": ("run tiny a.txt --output r --dry-run", "--dry-run"),
+    # outputs
+    "foreign output": ("vocab a.txt --output mine", "--output"),
+    "output is a file": ("vocab a.txt --output a.txt", "--output"),
+    "output inside a file": ("vocab a.txt --output a.txt/v", "a.txt"),
+    "training by URL": ("train --data data --output memory://r", "--output"),
+    "data by URL": ("train --data memory://d --output r", "--data"),
+    "vectors by URL": ("embed mine a.txt --output memory://v.npy", "--output"),
+    "figures by URL": ("evaluate mine --text a.txt --json memory://f.json", "--json"),
+    "a page by URL": ("inspect mine --html memory://p.html", "--html"),
+    "curves by URL": ("report mine --output memory://c.png", "--output"),
+    # vocabularies
+    "value out of range": ("vocab a.txt --output v --vocab-size 3", "--vocab-size"),
+    "size too small": ("vocab a.txt --output v --vocab-size 50", "vocab.size"),
+    "extension of nothing": ("vocab a.txt --output v --extend mine", "--extend"),
+    "no vocabulary": ("make-data a.txt --vocab nosuch --output d", "--vocab"),
+    "not a vocabulary": ("make-data a.txt --vocab mine --output d", "--vocab"),
+    "vocab.txt is a folder": ("make-data a.txt --vocab vocab-folder --output d", "vocab-folder"),
+    "token twice": ("make-data a.txt --vocab vocab-twice --output d --lowercase", "vocab.txt"),
+    "no special token": ("make-data a.txt --vocab vocab-special --output d --lowercase", "vocab.txt"),
+    "casing not stated": ("make-data a.txt --vocab vocab-casing --output d", "tokenizer_config.json"),
+    "casing contradicted": ("make-data a.txt --vocab vocab --output d --no-lowercase", "--no-lowercase"),
+    "NUL in vocab.txt": ("make-data a.txt --vocab vocab-nul --output d --lowercase", "vocab.txt"),
+    "tokenizer.json nested too deeply": ("make-data a.txt --vocab vocab-deep --output d", "tokenizer.json"),
+    "tokenizer of another kind": ("make-data a.txt --vocab vocab-bpe --output d", "tokenizer.json"),
+    "ids that are strings": ("make-data a.txt --vocab vocab-ids --output d", "tokenizer.json"),
+    "added tokens that are a number": ("make-data a.txt --vocab vocab-added --output d", "tokenizer.json"),
+    "casing that is neither": ("make-data a.txt --vocab vocab-lower --output d", "tokenizer_config.json"),
+    # data
+    "too few documents": ("make-data a.txt --vocab vocab --output d", "a.txt"),
+    "weight of nothing": ("make-data a.txt --vocab vocab --output d --weight a.txt", "--weight"),
+    "weight that is none": ("make-data a.txt --vocab vocab --output d --weight a.txt=x", "--weight"),
+    "weight of another input": ("make-data a.txt --vocab vocab --output d --weight b.txt=2", "data.input_weights"),
+    "missing validation": ("make-data a.txt --vocab vocab --output d --validation b.txt", "b.txt"),
+    "dry run of nothing": ("make-data missing.txt --vocab vocab --output d --dry-run", "missing.txt"),
+    "no data": ("train --data nosuch --output r", "--data"),
+    "vocabulary for data": ("train --data vocab --output r", "--data"),
+    "unfinished data": ("train --data data-unfinished --output r", "--data"),
+    "data without a shard": ("train --data data-missing --output r", "00000.parquet"),
+    "data with a short shard": ("train --data data-short --output r", "00000.parquet"),
+    "data of another version": ("inspect data-old", "manifest.json"),
+    "data of another kind": ("inspect data-kind", "manifest.json"),
+    "manifest that is a list": ("inspect data-list", "DATA_DIR"),
+    "no such split": ("inspect data --split nosuch", "--split"),
+    "no such row": ("inspect data --row 10000000", "--row"),
+    # training
+    "optimizer of nothing": ("train --data data --output r --carry-optimizer", "--carry-optimizer"),
+    "first weights of nothing": ("train --data data --output r --init-from mine", "--init-from"),
+    "too few positions": (
+        "train --data data --output r --config tiny --set model.max_position_embeddings=16",
+        "model.max_position_embeddings",
+    ),
+    # models
+    "no model": ("fill-mask nosuch [MASK]", "MODEL"),
+    "no [MASK]": ("fill-mask bert word", "TEXT"),
+    "no config.json": ("fill-mask bert-none [MASK]", "MODEL"),
+    "too many layers": ("fill-mask bert-huge [MASK]", "config.json"),
+    "negative size": ("fill-mask bert-negative [MASK]", "config.json"),
+    "size that is a truth value": ("fill-mask bert-true [MASK]", "config.json"),
+    "another architecture": ("fill-mask bert-gpt [MASK]", "config.json"),
+    "config.json nested too deeply": ("fill-mask bert-deep [MASK]", "config.json"),
+    "no weights": ("fill-mask bert-weights [MASK]", "MODEL"),
+    "cut weights": ("fill-mask bert-short [MASK]", "model.safetensors"),
+    "cut weights of our own": ("fill-mask bert-sealed [MASK]", "MODEL"),
+    "index that is none": ("fill-mask bert-index [MASK]", "model.safetensors.index.json"),
+    "nothing to evaluate": ("evaluate bert", "MODEL"),
+    "unknown metric": ("evaluate bert --text a.txt --metric nosuch", "--metric"),
+    "group of texts": ("evaluate bert --text a.txt --by UID", "--by"),
+    "pairs in a text file": ("evaluate bert --pairs a.txt", "a.txt"),
+    "half a pair": ("evaluate bert --pairs bad.jsonl", "bad.jsonl: line 1"),
+    "empty text": ("evaluate bert --text blank.txt", "blank.txt: line 2"),
+    "unknown pooling": ("embed bert a.txt --output v.npy --pooling max", "--pooling"),
+    "unknown level": ("embed bert a.txt --output v.npy --level word", "--level"),
+    "unknown kind of vectors": ("embed bert a.txt --output v.txt", "--output"),
+    "length beyond the positions": ("embed bert a.txt --output v.npy --max-length 1000", "--max-length"),
+    "vectors over an input": ("embed bert fields.jsonl --output fields.jsonl --text-field content", "--output"),
+    "run without metrics": ("report mine --output c.png", "RUN_DIR"),
+    "broken metrics": ("report run --output c.png", "metrics.jsonl:1"),
+    # fine-tuning
+    "no such task": ("finetune translate bert --train rows.jsonl --output o", "TASK"),
+    "missing rows": ("finetune classify bert --train missing.csv --output o", "missing.csv"),
+    "rows of unknown ending": ("finetune classify bert --train a.pdf --output o", "a.pdf"),
+    "no such column of rows": ("finetune classify bert --train fields.jsonl --output o", "fields.jsonl: line 1"),
+    "no label column": ("finetune classify bert --train rows.jsonl --output o --label-field l", "rows.jsonl: line 1"),
+    "rate below zero": ("finetune classify bert --train rows.jsonl --output o --learning-rate -1", "--learning-rate"),
+    "flag of another task": ("finetune classify bert --train rows.jsonl --output o --stride 4", "--stride"),
+    "model by URL": ("finetune classify bert --train rows.jsonl --output memory://o", "--output"),
+}
+
+
+@pytest.mark.parametrize(("call", "where"), MISTAKES.values(), ids=MISTAKES)
+def test_a_mistake_is_one_message_of_three_parts_and_exit_code_2(
+    place: Path, call: str, where: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(place)
+    before = _content(place)
+    result = CliRunner().invoke(app, shlex.split(call))
+    assert result.exit_code == 2, result.output
+    assert isinstance(result.exception, SystemExit)
+    message = result.stderr[result.stderr.index("error: ") :].rstrip()
+    assert message.count("\n  where: ") == message.count("\n  hint: ") == 1
+    assert where in message.split("\n  where: ")[1].split("\n  hint: ")[0]
+    assert not re.search(r"Traceback|Error\(|site-packages", message)
+    assert len(message) < 2000
+    assert _content(place) == before
+
+
+def _content(place: Path) -> dict[Path, bytes]:
+    """Return every file with its bytes, links and outputs that were begun left out."""
+    files = (path for path in place.rglob("*") if path.is_file() and path.relative_to(place).parts[0] not in NEW)
+    return {path: path.read_bytes() for path in files}
