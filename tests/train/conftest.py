@@ -102,6 +102,7 @@ def make_data_folder(
                 examples = unmasked(examples)
                 if starts_word is not None:
                     examples = replace(examples, starts_word=starts_word(examples.input_ids))
+            (folder / split).mkdir(parents=True, exist_ok=True)
             record = write_shard(folder, f"{split}/{number:05d}.parquet", examples).as_json()
             statistics = summary.measure(examples, tokenizer, config.max_seq_length)
             shards.append({"record": record, "statistics": statistics, "drops": {}})
