@@ -2,6 +2,7 @@
 
 import contextlib
 import ctypes
+import functools
 import os
 import random
 import re
@@ -276,6 +277,7 @@ def empty(folder: Path) -> None:
             path.unlink()
 
 
+@functools.cache
 def may_mount() -> bool:
     """Whether this process may mount file systems."""
     return os.geteuid() == 0 and shutil.which("mount") is not None and _mount_works()

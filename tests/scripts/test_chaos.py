@@ -50,7 +50,7 @@ def campaign(tmp_path: Path) -> Campaign:
         program += "import chaos\nsys.exit(chaos.main())\n"
         environment = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
         found = subprocess.run(
-            [sys.executable, "-c", program], capture_output=True, text=True, timeout=120, env=environment
+            [sys.executable, "-c", program], capture_output=True, text=True, timeout=300, env=environment
         )
         lines = output.read_text().splitlines() if output.exists() else []
         return found.returncode, [json.loads(line) for line in lines], found.stdout + found.stderr
@@ -59,8 +59,8 @@ def campaign(tmp_path: Path) -> Campaign:
 
 
 def test_faults_of_vocab_lose_nothing(campaign: Campaign) -> None:
-    code, outcomes, said = campaign("--faults", 16, "--seed", SEED)
-    assert len(outcomes) == 16, said
+    code, outcomes, said = campaign("--faults", 12, "--seed", SEED)
+    assert len(outcomes) == 12, said
     assert [outcome for outcome in outcomes if outcome["verdict"] not in ("same", "message", "unchecked")] == []
     assert code == 0
     assert len({outcome["fault"] for outcome in outcomes}) > 5
@@ -74,16 +74,10 @@ def damage_finished(chaos: Any, count: int) -> list[int]:
     return [number for number, fault in chosen if fault == "damaged, finished"][:count]
 
 
-@pytest.mark.parametrize(
-    ("defect", "verdict"),
-    [
-        ("import bert_pretrain.vocab.run as run; run._is_intact = lambda output: True", "silent"),
-        ("import bert_pretrain.vocab.run as run; run._is_intact = lambda output: 1 / 0", "traceback"),
-    ],
-)
-def test_a_planted_defect_is_found(chaos: Any, campaign: Campaign, defect: str, verdict: str) -> None:
-    code, outcomes, said = campaign("--seed", SEED, "--only", *damage_finished(chaos, 4), before=defect)
-    assert verdict in {outcome["verdict"] for outcome in outcomes}, said
+def test_a_planted_defect_is_found(chaos: Any, campaign: Campaign) -> None:
+    defect = "import bert_pretrain.vocab.run as run; run._is_intact = lambda output: True"
+    code, outcomes, said = campaign("--seed", SEED, "--only", *damage_finished(chaos, 3), before=defect)
+    assert "silent" in {outcome["verdict"] for outcome in outcomes}, said
     assert code == 1
 
 
