@@ -123,7 +123,7 @@ def underneath(trial: Trial) -> str:
     missing = [name for name in differences if name != "standard output" and not (trial.now / name).exists()]
     if child.code == 0 and missing and what == "folder":
         raise Defect(SILENT, f"its output was deleted, exit 0: without {', '.join(missing[:3])}")
-    if child.code == 0 or what == "folder":
+    if what == "folder" or (child.code == 0 and what == "file"):
         return trial.repeat()
     return _after_message(trial)
 

@@ -260,7 +260,7 @@ def limits(**values: int) -> Action:
             if name == "RLIMIT_AS":
                 value += int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
             kind = getattr(resource, name)
-            resource.setrlimit(kind, (value, resource.getrlimit(kind)[1]))
+            resource.setrlimit(kind, (value, value))  # the hard one too, which a command might raise its own to
 
     return plant
 
