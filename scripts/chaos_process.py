@@ -292,7 +292,7 @@ def closed_pipe(after_bytes: int) -> Action:
     def plant() -> None:
         if after_bytes < 0:
             os.close(1)
-            sys.stdout = None  # type: ignore[assignment]  # as the interpreter leaves it
+            sys.stdout = None  # as the interpreter leaves it
             return
         reading, writing = os.pipe()
         if os.fork() == 0:

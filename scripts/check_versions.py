@@ -47,7 +47,7 @@ def constraints(pyproject: str) -> list[str]:
     """Return a pin to its lower bound for each direct dependency that has one, extras included."""
     project = tomllib.loads(pyproject)["project"]
     texts = [*project["dependencies"], *(text for extra in project["optional-dependencies"].values() for text in extra)]
-    pins = set()
+    pins: set[str] = set()
     for requirement in map(Requirement, texts):
         lowest = [each.version for each in requirement.specifier if each.operator == ">="]
         pins.update(f"{requirement.name}=={version}" for version in lowest)

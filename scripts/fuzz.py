@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from multiprocessing.context import ForkProcess
 
-    from scripts.fuzz_targets import Target
+    from fuzz_targets import Target
 
 SLOW_SECONDS = 5.0
 """Of processor time."""
@@ -84,7 +84,7 @@ def prepare(output: Path) -> list[str]:
     """Import the package, make the outputs that targets damage, and return the names of all targets."""
     with _silence(), scratch() as folder:
         with _instrumented() if has_atheris() else contextlib.nullcontext():
-            from scripts.fuzz_targets import Outputs, targets
+            from fuzz_targets import Outputs, targets
         if not (output / OUTPUTS).exists():
             Outputs.make(folder / "outputs")
             shutil.copytree(folder / "outputs", output / OUTPUTS)
@@ -133,7 +133,7 @@ def _reason_of_end(process: "ForkProcess", shared: mmap.mmap) -> str | None:
 
 def work(name: str, seconds: float, seed: int, folder: Path, output: Path, shared: mmap.mmap) -> None:
     """Fuzz a target in this process."""
-    from scripts.fuzz_targets import Outputs, targets
+    from fuzz_targets import Outputs, targets
 
     with (output / LOG).open("ab") as log:  # libFuzzer writes there, and what kills a process
         os.dup2(log.fileno(), 1)
@@ -185,8 +185,7 @@ class Trial:
 def guided(try_one: Trial, target: "Target", seconds: float, seed: int) -> None:
     """Let atheris choose the inputs; ends the process."""
     import atheris
-
-    from scripts.fuzz_mutations import mutated
+    from fuzz_mutations import mutated
 
     def mutate(data: bytes, max_size: int, number: int) -> bytes:
         draw = random.Random(number)
@@ -203,7 +202,7 @@ def guided(try_one: Trial, target: "Target", seconds: float, seed: int) -> None:
 
 def at_random(try_one: Trial, target: "Target", seconds: float, seed: int) -> None:
     """Change the seeds at random."""
-    from scripts.fuzz_mutations import mutated
+    from fuzz_mutations import mutated
 
     draw, end = random.Random(seed), time.monotonic() + seconds
     while time.monotonic() < end:

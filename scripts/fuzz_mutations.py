@@ -51,7 +51,7 @@ def _with_other_value(data: bytes, draw: random.Random) -> bytes | None:
         tree = [json.loads(data if whole else lines[number])]
     except (ValueError, RecursionError):
         return None
-    places = [(tree, 0)]
+    places: list[tuple[Any, Any]] = [(tree, 0)]  # of values: what holds each, and its key there
     for holder, key in places:  # grows
         value = holder[key]
         if isinstance(value, dict | list) and len(places) < 2000:

@@ -117,8 +117,10 @@ def test_an_ordinary_run_has_no_unusual_figures_and_a_bad_one_has_them() -> None
         b'{"step": "1"}',
         b'{"step": 1, "loss": "a"}',
         b'{"step": 1, "loss": 1e999}',
-    ]
-    + [b'{"step": 1, "loss": [1]}', b'{"step": 1, "mlm_loss": NaN}', b"[" * 100_000],
+        b'{"step": 1, "loss": [1]}',
+        b'{"step": 1, "mlm_loss": NaN}',
+        b"[" * 100_000,
+    ],
 )
 def test_a_line_without_figures_is_named(tmp_path: Path, line: bytes) -> None:
     (tmp_path / "metrics.jsonl").write_bytes(b'{"step": 0, "loss": null}\n' + line + b"\n")

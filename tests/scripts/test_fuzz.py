@@ -9,14 +9,14 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import fuzz
 import pytest
+from fuzz_mutations import mutated
+from fuzz_targets import Outputs, Target, targets
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bert_pretrain.errors import InputError, UserError
-from scripts import fuzz
-from scripts.fuzz_mutations import mutated
-from scripts.fuzz_targets import Outputs, Target, targets
 
 NAMES = (
     *(f"corpus.{ending}" for ending in ("txt", "jsonl", "csv", "parquet")),
