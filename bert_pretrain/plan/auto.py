@@ -88,6 +88,9 @@ def describe(plan: Plan) -> str:
     section = ""
     for choice in plan.choices:
         name, _, key = choice.key.partition(".")
+        if not key:
+            lines.append(f"{name}: {_value(choice.value)}  # {choice.reason}")
+            continue
         if name != section:
             lines.append(f"{name}:")
             section = name

@@ -1,14 +1,14 @@
 """What a training learns: held-out loss and next-sentence accuracy by size, tokens and epochs.
 
-A short training stays on a plateau, where it knows how often tokens occur and little of their context, and then falls
-towards what a network of its size can reach. So the loss is a logistic curve over the logarithm of the tokens:
+The loss falls from that of a network which knows how often tokens occur, and nothing of their context, to a floor that
+depends on the size of the network, as a power of the tokens:
 
-    loss = floor + (plateau - floor) / (1 + (tokens / middle) ^ power)
+    loss = floor + (6.3 - floor) * (1 + tokens / first) ^ -power
 
 The floor falls with the weights as the losses of five networks after the whole pretraining do in Devlin et al. (2018,
-table 6); all else is fitted to measured runs by `scripts/fit_law.py`. Weights are those of the matrices inside the
-encoder; they and tokens are in millions. Losses are in nats per masked token of a vocabulary of 8,192.
-Tokens that are seen again count less, as in Muennighoff et al. (2023, section 3.1).
+table 6); the rest is fitted by `scripts/fit_law.py` to runs with the recipe that `run auto` uses. Weights are those of
+the matrices inside the encoder; they and tokens are in millions. Losses are in nats per masked token of a vocabulary
+of 8,192. Tokens that are seen again count less, as in Muennighoff et al. (2023, section 3.1).
 """
 
 import math
@@ -20,17 +20,18 @@ FLOOR_POWER = 0.153
 """Of the table: perplexities 5.84, 4.68, 3.99, 3.54, 3.23 for 21, 42, 85, 151 and 302 million weights, within 3 %."""
 
 
+PLATEAU = 6.3
+"""Loss of a network that knows how often tokens occur, and nothing of their context."""
+
+
 @dataclass(frozen=True)
 class Curve:
     """The fit of one language."""
 
     floor: float
-    """Of a network of a million weights, in trainings as long as those measured."""
-    plateau: float
-    middle: float
-    """Million tokens at which a network of a million weights is half way to its floor."""
-    size_power: float
-    """By which the middle falls with the weights."""
+    """Of a network of a million weights."""
+    first: float
+    """Million tokens from which on the loss falls as a power of them."""
     power: float
     spread: float
     """Largest ratio, less one, between a measured run and the fit."""
@@ -38,22 +39,19 @@ class Curve:
     def loss(self, weights: float, tokens: float) -> float:
         """Return the held-out loss of a network of so many million weights after so many million tokens."""
         floor = self.floor * weights**-FLOOR_POWER
-        middle = self.middle * min(weights, MOST_WEIGHTS) ** -self.size_power
-        return floor + (self.plateau - floor) / (1.0 + (tokens / middle) ** self.power)
+        return floor + (PLATEAU - floor) * (1.0 + tokens / self.first) ** -self.power
 
 
 VOCAB_SIZE = 8192
 """Of the measured runs."""
-MEASURED_SIZES = {Size(2, 128), Size(2, 256)}
-MOST_WEIGHTS = max(size.weights for size in MEASURED_SIZES) / 1e6
-"""Millions; larger networks are taken to leave the plateau no sooner."""
+MEASURED_SIZES = {Size(2, 128), Size(4, 128), Size(2, 256)}
 MIN_TOKENS_PER_WEIGHT = 2.0
-"""With fewer, a network is not considered: those measured were still on the plateau."""
+"""With fewer, a network is not considered: none was measured with so few."""
 MOST_TOKENS = 25.4
 MOST_EPOCHS = 2.0
 CURVES = {
-    "en": Curve(3.7772, 6.2965, 4.288, 0.0074, 2.5, 0.0607),
-    "zh": Curve(3.7241, 6.2965, 2.9878, 0.0074, 2.5, 0.0),
+    "en": Curve(2.0, 0.3044, 0.2099, 0.0329),
+    "zh": Curve(2.0, 0.1425, 0.2099, 0.0372),
 }
 """By the language of the text: English, for all that is written with letters, and Chinese."""
 BYTES_POWER = 0.08
@@ -62,15 +60,17 @@ MARGIN = 0.05
 """Added to the spread of the fit: another corpus, another machine."""
 REPETITION_HALF_LIFE = 15.0
 """Epochs, about, after which another pass over the same text is worth little (Muennighoff et al., 2023)."""
-NSP_MIDDLE = {"en": 3.0, "zh": 0.7}
-NSP_SIZE_POWER, NSP_POWER, NSP_MOST, NSP_SPREAD = 0.3, 3.0, 0.8, 0.07
-"""Next-sentence accuracy, a logistic curve of the same form from 50 % up to the most that was measured; by hand."""
+NSP_MIDDLE = {"en": 6.2, "zh": 0.4}
+NSP_POWER, NSP_MOST, NSP_SPREAD = 1.05, 0.8, 0.07
+"""Next-sentence accuracy: a logistic curve over the logarithm of the tokens, from 50 % up to the most that was
+measured; by hand. It did not depend on the size."""
 PEAK_LR, REFERENCE_WIDTH, LR_POWER = 4e-3, 256, 0.5
 """Peak learning rate up to a width; beyond, it falls with that power of the width, which is not measured."""
-BATCHES, LARGEST_BATCH = ((16.0, 32), (64.0, 64), (256.0, 128)), 256
-"""Million tokens of a training up to which a batch size is used."""
-SHORT_UP_TO_TOKENS = 64.0
-"""Million tokens of a training up to which examples have 64 tokens, else 128."""
+BATCH_TOKENS, LARGEST_BATCH = ((16.0, 2048), (64.0, 4096), (256.0, 16_384)), 32_768
+"""Million tokens of a training up to which a batch has so many tokens; only the first is measured."""
+SHORT_UP_TO_TOKENS, LONG_FROM_TOKENS = 4.0, 200.0
+"""Million tokens of a training up to which examples have 64 tokens, and from which a phase of 512 ends it; in between
+they have 128."""
 FILLED_SHARE = 0.97
 """Of the length of an example, on average."""
 
@@ -99,15 +99,12 @@ def forecast(size: Size, vocab_size: int, tokens: float, epochs: float, *, is_ch
     mlm_loss = loss * (vocab_size / VOCAB_SIZE) ** BYTES_POWER
     beyond = _beyond(size, vocab_size, tokens, epochs)
     spread = curve.spread + MARGIN * (2.0 if beyond else 1.0)
-    return Forecast(
-        loss, (mlm_loss * (1.0 - spread), mlm_loss * (1.0 + spread)), nsp_range(weights, counted, language), beyond
-    )
+    return Forecast(loss, (mlm_loss * (1.0 - spread), mlm_loss * (1.0 + spread)), nsp_range(counted, language), beyond)
 
 
-def nsp_range(weights: float, tokens: float, language: str) -> tuple[float, float]:
-    """Return the range of next-sentence accuracy to expect."""
-    middle = NSP_MIDDLE[language] * min(weights, MOST_WEIGHTS) ** -NSP_SIZE_POWER
-    learnt = 1.0 - 1.0 / (1.0 + (tokens / middle) ** NSP_POWER)
+def nsp_range(tokens: float, language: str) -> tuple[float, float]:
+    """Return the range of next-sentence accuracy to expect after so many million tokens."""
+    learnt = 1.0 - 1.0 / (1.0 + (tokens / NSP_MIDDLE[language]) ** NSP_POWER)
     expected = 0.5 + (NSP_MOST - 0.5) * learnt
     return max(0.47, expected - NSP_SPREAD), min(1.0, expected + NSP_SPREAD)
 
@@ -140,8 +137,8 @@ class Recipe:
     weight_decay: float
 
 
-def recipe(size: Size, tokens: float) -> Recipe:
-    """Return the recipe for a network and so many million tokens."""
-    batch = next((batch for most, batch in BATCHES if tokens <= most), LARGEST_BATCH)
+def recipe(size: Size, tokens: float, length: int) -> Recipe:
+    """Return the recipe for a network and so many million tokens in examples of a length."""
+    batch = next((batch for most, batch in BATCH_TOKENS if tokens <= most), LARGEST_BATCH)
     peak_lr = PEAK_LR * min(1.0, REFERENCE_WIDTH / size.hidden) ** LR_POWER
-    return Recipe(float(f"{peak_lr:.1g}"), batch, warmup_ratio=0.05, weight_decay=0.01)
+    return Recipe(float(f"{peak_lr:.1g}"), batch // length, warmup_ratio=0.05, weight_decay=0.01)

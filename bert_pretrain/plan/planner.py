@@ -33,6 +33,9 @@ FORWARD_SPEED = 2.5
 """How much faster an evaluation is than training, per token."""
 TOKENS_PER_BYTE = {False: 0.24, True: 0.30}
 """By whether the text is Chinese; of the corpora of RESULTS.md."""
+LONG_LENGTH, LONG_TIME_SHARE, LONG_LR_SHARE = 512, 0.3, 0.3
+"""Of the second phase: its examples' length, its share of the time and of the peak learning rate, about as in the paper
+(appendix A.2), where it has a tenth of the steps and the end of the schedule."""
 CHINESE_FROM = 0.3
 """Share of Chinese characters among the letters from which a text counts as Chinese."""
 MAX_SINGLE_SENTENCES = 0.5
@@ -80,6 +83,11 @@ class _Option:
     epochs: float
     forecast: Forecast
 
+    @property
+    def positions(self) -> int:
+        """Of the network: the length of the longest examples."""
+        return LONG_LENGTH if self.tokens > law.LONG_FROM_TOKENS else self.length
+
 
 def make_plan(inputs: tuple[str, ...], text: TextFacts, machine: MachineFacts, seconds: float) -> Plan:
     """Choose what to train.
@@ -109,6 +117,7 @@ def make_plan(inputs: tuple[str, ...], text: TextFacts, machine: MachineFacts, s
         *_data_choices(read, fraction, best),
         *_model_choices(best, options, machine),
         *_train_choices(best),
+        *_phases(best),
     )
     return Plan(inputs, text, seconds, choices, best.size, best.tokens, best.epochs, best.forecast)
 
@@ -211,7 +220,7 @@ def _data_choices(text: TextFacts, fraction: float, best: _Option) -> list[Choic
         Choice(
             "data.max_seq_length",
             best.length,
-            "short examples: more pairs and steps in the time" if best.length == 64 else "the paper's first length",
+            "short examples: more pairs and steps in the time" if best.length == 64 else "the paper's length",
         ),
         Choice("data.masking", "dynamic", "other masks in every epoch, without more copies on disk"),
         Choice(
@@ -242,7 +251,7 @@ def _model_choices(best: _Option, options: list[_Option], machine: MachineFacts)
     )[:2]
     others = ", ".join(f"L{o.size.layers}-H{o.size.hidden} {o.forecast.loss:.2f}" for o in near)
     timed = "" if size in machine.timed else "; its speed is extrapolated from smaller networks"
-    config = size.model_config(best.length)
+    config = size.model_config(best.positions)
     return [
         Choice(
             "model.num_hidden_layers",
@@ -252,14 +261,14 @@ def _model_choices(best: _Option, options: list[_Option], machine: MachineFacts)
         Choice("model.hidden_size", size.hidden, "as above"),
         Choice("model.num_attention_heads", config.num_attention_heads, "64 wide each, as in the paper"),
         Choice("model.intermediate_size", config.intermediate_size, "four times the width, as in the paper"),
-        Choice("model.max_position_embeddings", best.length, "those that are trained"),
+        Choice("model.max_position_embeddings", best.positions, "those that are trained"),
         Choice("model.hidden_dropout_prob", 0.0, "in a short training dropout only slows the network down"),
         Choice("model.attention_probs_dropout_prob", 0.0, "the same; the fastest attention has none"),
     ]
 
 
 def _train_choices(best: _Option) -> list[Choice]:
-    recipe = law.recipe(best.size, best.tokens)
+    recipe = law.recipe(best.size, best.tokens, best.length)
     steps = max(1.0, 1e6 * best.tokens / (recipe.batch * law.FILLED_SHARE * best.length))
     every = max(20, int(steps / EVALUATIONS))
     return [
@@ -275,3 +284,19 @@ def _train_choices(best: _Option) -> list[Choice]:
         Choice("train.eval_every", every, f"about {EVALUATIONS} evaluations"),
         Choice("train.save_every", every, "a kill costs at most what was done since the last one"),
     ]
+
+
+def _phases(best: _Option) -> list[Choice]:
+    """Return a second phase of long examples, for trainings that are long enough."""
+    if best.positions == best.length:
+        return []
+    recipe = law.recipe(best.size, best.tokens, best.positions)
+    long = {
+        "data": {"max_seq_length": best.positions},
+        "train": {"global_batch_size": recipe.batch, "peak_lr": float(f"{LONG_LR_SHARE * recipe.peak_lr:.1g}")},
+    }
+    phases = [
+        {"name": str(best.length), "time_share": 1.0 - LONG_TIME_SHARE},
+        {"name": str(best.positions), "time_share": LONG_TIME_SHARE, **long},
+    ]
+    return [Choice("phases", phases, "most steps on short examples, the rest on long ones, as in the paper")]

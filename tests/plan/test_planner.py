@@ -98,6 +98,14 @@ def test_too_little_time_is_one_message(text: TextFacts, seconds: float, message
         plan(text, seconds)
 
 
+def test_long_trainings_end_with_long_examples() -> None:
+    assert plan().config.phases == ()
+    short, long = (made.for_phase(phase) for made in [plan(seconds=100_000).config] for phase in made.phases)
+    assert (short.data.max_seq_length, long.data.max_seq_length) == (128, 512)
+    assert long.train.global_batch_size * 4 == short.train.global_batch_size
+    assert long.train.peak_lr < short.train.peak_lr
+
+
 def test_of_a_large_corpus_a_fraction_is_read() -> None:
     for num_bytes in (1e9, 1e12):
         made = plan(replace(ENGLISH, num_bytes=num_bytes, documents=num_bytes / 1e4), 600.0)
@@ -110,9 +118,9 @@ def test_of_a_large_corpus_a_fraction_is_read() -> None:
 
 
 def test_a_learning_rate_falls_with_the_width_and_the_batch_grows_with_the_tokens() -> None:
-    rates = [law.recipe(size, 1.0).peak_lr for size in (Size(2, 128), Size(4, 512), Size(12, 768))]
+    rates = [law.recipe(size, 1.0, 64).peak_lr for size in (Size(2, 128), Size(4, 512), Size(12, 768))]
     assert rates == sorted(rates, reverse=True)
-    batches = [law.recipe(Size(2, 128), tokens).batch for tokens in (1.0, 50.0, 1000.0)]
+    batches = [law.recipe(Size(2, 128), tokens, 128).batch for tokens in (1.0, 50.0, 1000.0)]
     assert batches == sorted(batches)
 
 
@@ -132,4 +140,5 @@ def test_plans_are_valid_configurations_for_any_text_and_time(
     config = plan(text, seconds).config
     assert isinstance(config, Config)
     assert config.vocab.size >= 4096
-    assert config.model.max_position_embeddings == config.data.max_seq_length
+    lengths = [config.for_phase(phase).data.max_seq_length for phase in config.phases] or [config.data.max_seq_length]
+    assert config.model.max_position_embeddings == max(lengths)
