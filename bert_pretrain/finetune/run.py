@@ -32,7 +32,7 @@ from bert_pretrain.finetune.task import Job, Task, Window, longest_first
 from bert_pretrain.model.huggingface import CARD, CONFIG
 from bert_pretrain.model.weights import weights_sha256
 from bert_pretrain.storage import manifest
-from bert_pretrain.storage.checksums import damage_of_folder, is_sealed, seal_folder
+from bert_pretrain.storage.checksums import damage_of_folder, seal_folder
 from bert_pretrain.storage.files import (
     atomic_folder,
     is_bookkeeping,
@@ -182,7 +182,7 @@ def _is_complete(output: Path, work: Path, identity: dict[str, Any], overwrite: 
         print(f"moved the old content to {move_aside(output)}")
     elif exists:
         is_complete = manifest.claim(output, KIND, identity) is manifest.Progress.COMPLETE
-        damage = damage_of_folder(output) if is_complete and is_sealed(output) else None
+        damage = damage_of_folder(output) if is_complete else None
         if damage:
             raise DataError(
                 f"{output} is damaged: {damage}",

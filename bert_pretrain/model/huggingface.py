@@ -79,8 +79,8 @@ def save_tensors(tensors: Mapping[str, Tensor], model: BertForPreTraining, folde
 
 
 def damage_of_model(folder: Path) -> str | None:
-    """Return how the model in a folder was damaged; None if it was not, or the folder was written by others."""
-    return damage_of_folder(folder, {CONFIG, WEIGHTS, *FILES}) if is_sealed(folder) else None
+    """Return how a model that `save_tensors` has written was damaged; None if it was not."""
+    return damage_of_folder(folder, {CONFIG, WEIGHTS, *FILES})
 
 
 def check_model(folder: Path, flag: str) -> None:
@@ -89,7 +89,7 @@ def check_model(folder: Path, flag: str) -> None:
     Raises:
         DataError: when they differ.
     """
-    damage = damage_of_model(folder)
+    damage = damage_of_model(folder) if is_sealed(folder) else None
     if damage:
         raise DataError(
             f"{folder} is damaged: {damage}",

@@ -23,6 +23,8 @@ def is_sealed(folder: Path) -> bool:
 
 def damage_of_folder(folder: Path, names: Collection[str] | None = None) -> str | None:
     """Return how a sealed folder was damaged, None if it was not; reads all of it, or only the files named."""
+    if not is_sealed(folder):
+        return f"{CHECKSUMS} is missing"
     try:
         for name, sums in read_json(folder / CHECKSUMS).items():
             if names is not None and name not in names:

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import torch
 
 from bert_pretrain import __version__
-from bert_pretrain.report.curves import draw_curves, perplexity
+from bert_pretrain.report.curves import PANELS, as_png, perplexity, read_metrics
 from bert_pretrain.report.markdown import card
 from bert_pretrain.report.render import render
 from bert_pretrain.train.optim.schedule import duration, spanned_steps, warmup_steps
@@ -89,13 +89,17 @@ def model_card(
 def draw_beside_card(run: Path, folder: Path) -> bool:
     """Draw the curves of a run into its model folder; return whether there is a picture now.
 
-    A missing picture must not cost the model: whatever prevents it is printed only.
+    A missing picture must not cost the model: what prevents drawing is printed only. Where memory or the disk does not
+    suffice, the error is raised, so that the same command draws it later.
     """
     try:
-        draw_curves([run], folder / CURVES)
+        picture = as_png([run], [read_metrics(run)], PANELS)
+    except MemoryError:
+        raise
     except Exception as error:
         print(f"no curves in the model's card: {(str(error) or type(error).__name__).splitlines()[0]}")
         return False
+    (folder / CURVES).write_bytes(picture)
     return True
 
 

@@ -27,7 +27,7 @@ def is_up_to_date(run: ResolvedRun) -> bool:
         if damage is None:
             print(f"up to date: {run.output} was trained to step {step}; the model is {model}")
             return True
-        purpose = "its final model could be written again"
+        purpose = f"its final model could be written again ({damage})"
         message = f"the final model is missing or damaged ({damage}); it is written again from the newest checkpoint"
     elif wanted.is_over(step, seconds):
         raise _too_short(wanted, step, seconds)

@@ -10,7 +10,8 @@ import pytest
 
 from bert_pretrain.config import Config
 from bert_pretrain.errors import DataError, OutputError
-from bert_pretrain.train import loop
+from bert_pretrain.storage.checksums import damage_of_folder
+from bert_pretrain.train import loop, model_card
 from bert_pretrain.train.run import train
 from tests.train.test_resume import assert_same_run, change, interrupted_copy
 
@@ -40,6 +41,28 @@ def test_a_checkpoint_of_an_older_version_is_refused_and_kept(
     with pytest.raises(OutputError, match="has format version 2"):
         train(tiny(), data_folder, run)
     assert newest.is_dir()
+
+
+def test_a_final_model_without_checksums_is_written_again(
+    finished: Path, tiny: Tiny, data_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = shutil.copytree(finished, tmp_path / "run")
+    (run / "model" / "checksums.json").unlink()
+    train(tiny(), data_folder, run)
+    assert "missing or damaged (checksums.json is missing)" in capsys.readouterr().out
+    assert damage_of_folder(run / "model") is None
+
+
+def test_a_picture_that_finds_the_disk_full_is_drawn_by_the_same_command(
+    finished: Path, tiny: Tiny, data_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = interrupted_copy(finished, tmp_path / "run")
+    with monkeypatch.context() as patched:
+        patched.setattr(model_card, "CURVES", "/dev/full")
+        with pytest.raises(OSError, match="No space left on device"):
+            train(tiny(), data_folder, run)
+    train(tiny(), data_folder, run)
+    assert (run / "model" / "curves.png").is_file()
 
 
 @pytest.mark.parametrize("name", ["model.safetensors", "config.json", "tokenizer.json"])
