@@ -66,7 +66,7 @@ NSP_POWER, NSP_MOST, NSP_SPREAD = 1.05, 0.8, 0.07
 measured; by hand. It did not depend on the size."""
 PEAK_LR, REFERENCE_WIDTH, LR_POWER = 4e-3, 256, 0.5
 """Peak learning rate up to a width; beyond, it falls with that power of the width, which is not measured."""
-BATCH_TOKENS, LARGEST_BATCH = ((16.0, 2048), (64.0, 4096), (256.0, 16_384)), 32_768
+BATCH_TOKENS, LARGEST_BATCH = ((16.0, 2048), (128.0, 4096), (1000.0, 16_384)), 32_768
 """Million tokens of a training up to which a batch has so many tokens; only the first is measured."""
 SHORT_UP_TO_TOKENS, LONG_FROM_TOKENS = 4.0, 200.0
 """Million tokens of a training up to which examples have 64 tokens, and from which a phase of 512 ends it; in between

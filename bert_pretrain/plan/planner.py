@@ -24,6 +24,8 @@ MAX_DATA_SHARE = 0.4
 """Of the time; with more for vocabulary and data, too little would be left for training."""
 SPARE_TOKENS, MIN_TEXT_BYTES = 2.0, 10e6
 """So many times the text that training is expected to see is read, and at least what a vocabulary is learnt from."""
+SAVE_SECONDS = 600.0
+"""About, between checkpoints of long trainings."""
 EVALUATIONS = 8
 EVALUATION_SHARE = 0.04
 """Of the time, for all evaluations together."""
@@ -116,7 +118,7 @@ def make_plan(inputs: tuple[str, ...], text: TextFacts, machine: MachineFacts, s
         *_text_choices(read, best, options),
         *_data_choices(read, fraction, best),
         *_model_choices(best, options, machine),
-        *_train_choices(best),
+        *_train_choices(best, seconds),
         *_phases(best),
     )
     return Plan(inputs, text, seconds, choices, best.size, best.tokens, best.epochs, best.forecast)
@@ -267,10 +269,11 @@ def _model_choices(best: _Option, options: list[_Option], machine: MachineFacts)
     ]
 
 
-def _train_choices(best: _Option) -> list[Choice]:
+def _train_choices(best: _Option, seconds: float) -> list[Choice]:
     recipe = law.recipe(best.size, best.tokens, best.length)
     steps = max(1.0, 1e6 * best.tokens / (recipe.batch * law.FILLED_SHARE * best.length))
     every = max(20, int(steps / EVALUATIONS))
+    save_every = max(20, min(every, int(steps * SAVE_SECONDS / seconds)))
     return [
         Choice("train.optimizer", "muon", "lower loss than AdamW in the same time"),
         Choice("train.mlm_bias", "unigram", "training need not learn the frequencies of tokens first"),
@@ -282,7 +285,7 @@ def _train_choices(best: _Option) -> list[Choice]:
         Choice("train.weight_decay", recipe.weight_decay, "as in the paper"),
         Choice("train.log_every", max(10, every // 10), "about ten lines between evaluations"),
         Choice("train.eval_every", every, f"about {EVALUATIONS} evaluations"),
-        Choice("train.save_every", every, "a kill costs at most what was done since the last one"),
+        Choice("train.save_every", save_every, "a kill costs at most what was done since the last one"),
     ]
 
 
