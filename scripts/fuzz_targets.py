@@ -36,7 +36,9 @@ from bert_pretrain.model.huggingface import load_model
 from bert_pretrain.plan.time_limit import TimeLimit
 from bert_pretrain.report.curves import read_metrics
 from bert_pretrain.report.diagnosis import diagnose
+from bert_pretrain.report.measured import nearest_run
 from bert_pretrain.report.report import unusual_figures
+from bert_pretrain.report.run_record import read_run_record
 from bert_pretrain.storage import manifest
 from bert_pretrain.storage.checksums import CHECKSUMS, damage_of_folder, seal_folder
 from bert_pretrain.storage.files import sha256_file
@@ -108,6 +110,7 @@ class Outputs:
     @staticmethod
     def make(folder: Path) -> "Outputs":
         """Run the three stages on a few sentences."""
+        folder.mkdir(parents=True, exist_ok=True)
         text = folder / "text.txt"
         text.write_text("\n\n".join("\n".join(SENTENCES[number:] + SENTENCES[:number]) for number in range(20)) + "\n")
         config = load_config(settings=SETTINGS)
@@ -245,7 +248,9 @@ def _read_vocab(folder: Path) -> None:
 def _read_run(folder: Path) -> None:
     lines = read_metrics(folder)
     unusual_figures(lines)
-    diagnose(manifest.read_record(folder), lines)
+    record = read_run_record(folder)
+    diagnose(record, lines)
+    nearest_run(record, lines)
 
 
 def _read_data(folder: Path) -> None:
@@ -334,9 +339,16 @@ def _tables(folder: Path, outputs: Outputs) -> dict[str, Target]:
 
 
 def _file(path: Path, read: Callable[[], object]) -> Callable[[bytes], object]:
+    before = path.read_bytes() if path.exists() else None
+
     def write_and_read(data: bytes) -> None:
         path.write_bytes(data)
-        read()
+        try:
+            read()
+        finally:  # other targets may read the same folder
+            path.unlink()
+            if before is not None:
+                path.write_bytes(before)
 
     return write_and_read
 

@@ -247,7 +247,7 @@ MISTAKES = {
     "no model": ("fill-mask nosuch [MASK]", "MODEL"),
     "no [MASK]": ("fill-mask bert word", "TEXT"),
     "no config.json": ("fill-mask bert-none [MASK]", "MODEL"),
-    "too many layers": ("fill-mask bert-huge [MASK]", "config.json"),
+    "too many layers": ("fill-mask bert-huge [MASK]", "MODEL"),
     "negative size": ("fill-mask bert-negative [MASK]", "config.json"),
     "size that is a truth value": ("fill-mask bert-true [MASK]", "config.json"),
     "another architecture": ("fill-mask bert-gpt [MASK]", "config.json"),

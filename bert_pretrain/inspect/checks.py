@@ -37,7 +37,14 @@ def check_split(split: str, scan: Scan, spec: Spec) -> list[Check]:
     intact = f"{scan.shards - len(scan.damaged)} of {scan.shards} shards are intact"
     damages = "".join(f"; {what}" for what in scan.damaged.values())
     checks = [
-        Check(split, "SHA-256", intact + damages, "the bytes that the manifest names", NO_TOLERANCE, not scan.damaged)
+        Check(
+            split,
+            "SHA-256",
+            intact + damages,
+            "the bytes that the manifest names, and examples in them",
+            NO_TOLERANCE,
+            not scan.damaged,
+        )
     ]
     checks += [_rule_check(split, name, scan, spec) for name in RULES if name in scan.violations]
     if "label" in scan.violations:

@@ -12,15 +12,15 @@ from typing import Any
 
 from bert_pretrain.errors import ConfigError, DataError, OutputError
 from bert_pretrain.report.measured import describe, nearest_run, points
-from bert_pretrain.storage import manifest
+from bert_pretrain.report.run_record import read_run_record
 from bert_pretrain.storage.files import atomic_path, parse_json
 
 Panel = tuple[str, str, str, str]  # title, unit, training's name, validation's name
 Panels = tuple[Panel, ...]
 Metrics = list[dict[str, Any]]  # the lines of a run's metrics.jsonl
 
-MAX_FIGURE = 1e300
-"""Larger figures of a line are none that a run has written, and overflow in a mean."""
+MAX_FIGURE = 1e100
+"""Larger figures of a line are none that a run has written, and could overflow in what is computed from them."""
 
 PANELS = (
     ("masked tokens: loss", "nats per token", "mlm_loss", "validation_mlm_loss"),
@@ -126,7 +126,7 @@ def _figure(runs: list[Path], metrics: list[Metrics], panels: Panels) -> Any:
 
 def _draw_measured(axes: Any, metric: str, run: Path, metrics: Metrics) -> None:
     """Draw the measured run that is nearest to a run, where there is one."""
-    nearest = nearest_run(manifest.read_record(run), metrics)
+    nearest = nearest_run(read_run_record(run), metrics)
     if nearest is not None and (found := points(nearest, metric, metrics)):
         steps, values = zip(*found, strict=True)
         axes.plot(steps, values, ":", label=describe(nearest), color="grey")

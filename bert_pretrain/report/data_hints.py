@@ -50,13 +50,14 @@ def data_hints(statistics: Mapping[str, Any]) -> list[Hint]:
     if (share := corpus.get("repeated_share", 0.0)) > MAX_REPEATED_SHARE:
         observed = f"{share:.0%} of the tokens are in sentences that recur"
         found.append(Hint("repeated lines", observed, "remove navigation, licences and the like from the text"))
-    sentences, documents = corpus.get("sentences", 0), corpus.get("documents", 0)
-    if sentences and not SENTENCE_TOKENS[0] <= corpus["tokens"] / sentences <= SENTENCE_TOKENS[1]:
-        observed = f"a sentence has {corpus['tokens'] / sentences:.1f} tokens on average"
+    documents, sentences, tokens = (corpus.get(name, 0) for name in ("documents", "sentences", "tokens"))
+    if sentences and tokens and not SENTENCE_TOKENS[0] <= tokens / sentences <= SENTENCE_TOKENS[1]:
+        observed = f"a sentence has {tokens / sentences:.1f} tokens on average"
         remedy = "set data.sentence_splitter and data.language as the text needs"
         found.append(Hint("wrong sentence boundaries", observed, remedy))
-    if documents and statistics.get("next_sentence") == "nsp":
-        found += _next_sentence_hints(sentences / documents, corpus["median_sentences_per_document"])
+    median = corpus.get("median_sentences_per_document")
+    if documents and median is not None and statistics.get("next_sentence") == "nsp":
+        found += _next_sentence_hints(sentences / documents, median)
     return found
 
 

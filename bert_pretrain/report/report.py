@@ -22,7 +22,7 @@ from bert_pretrain.report.curves import (
 from bert_pretrain.report.data_hints import Hint
 from bert_pretrain.report.diagnosis import diagnose
 from bert_pretrain.report.render import render
-from bert_pretrain.storage import manifest
+from bert_pretrain.report.run_record import read_run_record
 
 COLUMNS = ("run", "step", "examples", "MLM loss", "perplexity", "MLM accuracy", "NSP accuracy", "tokens/s", "MFU")
 
@@ -57,7 +57,7 @@ def write_report(runs: list[Path], output: Path) -> tuple[Path, Path]:
     metrics = [read_metrics(run) for run in runs]
     pictures = [base64.b64encode(as_png(runs, metrics, panels)).decode() for panels in (PANELS, MORE_PANELS)]
     summaries = [
-        RunSummary(str(run), _cells(lines), unusual_figures(lines), diagnose(manifest.read_record(run), lines))
+        RunSummary(str(run), _cells(lines), unusual_figures(lines), diagnose(read_run_record(run), lines))
         for run, lines in zip(runs, metrics, strict=True)
     ]
     for summary in summaries:

@@ -148,6 +148,12 @@ def mask_column(name: str, number: int, value: int) -> Change:
     return change
 
 
+def on_the_last_token(examples: Examples, tokenizer: Tokenizer) -> Examples:
+    return mask_column("positions", int(masks_of(examples).offsets[1]) - 1, int(examples.lengths[0]) - 1)(
+        examples, tokenizer
+    )
+
+
 def column(name: str, row: int, value: int) -> Change:
     def change(examples: Examples, _tokenizer: Tokenizer) -> Examples:
         values = getattr(examples, name).copy()
@@ -219,7 +225,7 @@ DAMAGES: dict[str, tuple[Change, str]] = {
     "unknown id": (column("input_ids", 40, 60000), "token ids"),
     "unknown original": (mask_column("original_ids", 2, 60000), "token ids"),
     "position on [CLS]": (mask_column("positions", 0, 0), "masked positions"),
-    "position behind the end": (mask_column("positions", 0, 63), "masked positions"),
+    "position on the last [SEP]": (on_the_last_token, "masked positions"),
     "position twice": (
         lambda examples, _: mask_column("positions", 1, masks_of(examples).positions[0])(examples, _),
         "masked positions",
@@ -259,6 +265,13 @@ def test_a_failed_check_is_named(data_folder: Path, tmp_path: Path, change: Chan
         assert check.measured
         assert check.expected
         assert check.tolerance
+
+
+def test_a_shard_that_holds_no_examples_is_named_with_the_reason(data_folder: Path, tmp_path: Path) -> None:
+    found = inspected(rewritten(data_folder, tmp_path / "data", mask_column("positions", 0, 63)))
+    (check,) = found.failed
+    assert (check.split, check.name) == ("train", "SHA-256")
+    assert "train/00000.parquet holds no examples: a position is beyond its example" in check.measured
 
 
 def test_the_first_row_at_fault_is_named_by_its_number_in_the_split(data_folder: Path, tmp_path: Path) -> None:
@@ -518,7 +531,7 @@ def test_the_page_needs_nothing_and_lets_no_text_become_code(
     shutil.copytree(data_folder, folder)
     tokenizer = Tokenizer.load(folder / "tokenizer")
     tokens = list(tokenizer.tokens)
-    tokens[tokens.index("the")], tokens[tokens.index("of")] = EVIL, "\x1b[2J\u202e"
+    tokens[tokens.index("the")], tokens[tokens.index("of")] = EVIL, "\u009b2J\u202e"
     evil = Tokenizer(tokens, lowercase=True, strip_accents=None, handle_chinese_chars=True)
     evil.save(folder / "tokenizer")
     manifest = read_json(folder / "manifest.json")
@@ -529,7 +542,7 @@ def test_the_page_needs_nothing_and_lets_no_text_become_code(
     page = tmp_path / "page.html"
     result = CliRunner().invoke(app, ["inspect", str(folder), "--html", str(page), "--rows", "12"])
     assert result.exit_code == 0, result.output
-    assert "\x1b" not in result.stdout
+    assert "\u009b" not in result.stdout
     assert "\u202e" not in result.stdout
     content = page.read_text(encoding="utf-8")
     parser = _Tags()
@@ -543,7 +556,7 @@ def test_the_page_needs_nothing_and_lets_no_text_become_code(
     assert "url(" not in content
     assert "@import" not in content
     assert "".join(parser.text).count(EVIL) >= 3
-    assert "\x1b" not in content
+    assert "\u009b" not in content
 
 
 def test_the_page_shows_what_is_broken(data_folder: Path, tmp_path: Path) -> None:

