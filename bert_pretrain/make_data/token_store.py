@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple, Self, cast
 
 import numpy as np
 
@@ -100,6 +100,23 @@ class ShardText:
         return (self.sentence_starts[sentences] == places) & ~self.is_continuation[sentences]
 
 
+def _map(file: Path) -> np.memmap:
+    """Map an array of a store shard.
+
+    Raises:
+        DataError: when the file ends too early.
+    """
+    try:
+        return cast(np.memmap, np.load(file, mmap_mode="r"))
+    except (ValueError, EOFError) as error:
+        raise _too_short(f"{file.name}: {error}", str(file.parent)) from error
+
+
+def _too_short(what: str, folder: str) -> DataError:
+    remedy = "run the same command again: a damaged store shard is tokenised again"
+    return DataError(f"the token store ends too early: {what}", where=folder, remedy=remedy)
+
+
 class TokenStore:
     """Reads the documents of a store by their numbers, which run through all store shards.
 
@@ -113,7 +130,7 @@ class TokenStore:
         counts = [len(self.map(index, "document_offsets")) - 1 for index in range(num_shards)]
         self.first_documents = ragged.offsets_of(np.array(counts, dtype=np.int64))
         """The number of each store shard's first document, with the total at the end, (shards + 1,)."""
-        arrays = {file.stem: np.load(file, mmap_mode="r") for file in store_shard_folder(folder, 0).glob("*.npy")}
+        arrays = {file.stem: _map(file) for file in store_shard_folder(folder, 0).glob("*.npy")}
         self._formats: _Formats = {name: (array.dtype, array.offset) for name, array in arrays.items()}
 
     @property
@@ -122,7 +139,7 @@ class TokenStore:
 
     def map(self, index: int, name: str) -> np.ndarray:
         """Return an array of a store shard, mapped for as long as it is in use; see `_StoreShard` for the names."""
-        return np.asarray(np.load(store_shard_folder(self.folder, index) / f"{name}.npy", mmap_mode="r"))
+        return np.asarray(_map(store_shard_folder(self.folder, index) / f"{name}.npy"))
 
     def document_sizes(self, index: int, documents: np.ndarray | slice) -> tuple[np.ndarray, np.ndarray]:
         """Return the sentences and the tokens of documents of a store shard, by their numbers in it."""
@@ -243,7 +260,7 @@ class _StoreShard:
     @cached_property
     def _mapped_offsets(self) -> np.ndarray:
         # A long document has many sentences, and its slices are found by bisection, which touches few of them.
-        return np.asarray(np.load(f"{self._folder}/sentence_offsets.npy", mmap_mode="r"))
+        return np.asarray(_map(Path(self._folder) / "sentence_offsets.npy"))
 
     def _offsets(self, name: str, first: int, last: int) -> np.ndarray:
         return np.frombuffer(self._bytes(name, first, last), np.int64)
@@ -260,9 +277,5 @@ class _StoreShard:
         size = (last - first) * dtype.itemsize
         values = os.pread(self._descriptors[name], size, start + first * dtype.itemsize)
         if len(values) < size:
-            raise DataError(
-                f"the token store ends too early: {name}.npy has no value {last - 1:,}",
-                where=self._folder,
-                remedy="run the same command again: a damaged store shard is tokenised again",
-            )
+            raise _too_short(f"{name}.npy has no value {last - 1:,}", self._folder)
         return values

@@ -208,6 +208,16 @@ def test_a_store_shard_that_is_cut_off_while_it_is_in_use_is_an_error(
         sentences_of(store)
 
 
+@pytest.mark.parametrize("size", [0, 4, 200])
+def test_a_store_shard_that_is_cut_off_before_it_is_opened_is_an_error(
+    english_text: Path, vocab_folder: Path, tmp_path: Path, size: int
+) -> None:
+    fill(english_text, vocab_folder, tmp_path)
+    os.truncate(store_shard_folder(tmp_path, 0) / "document_offsets.npy", size)
+    with pytest.raises(DataError, match=r"the token store ends too early: document_offsets\.npy"):
+        TokenStore(tmp_path, 1)
+
+
 @pytest.mark.parametrize("dtype", [np.uint16, np.int64, bool])
 def test_an_array_that_grew_is_read_by_numpy(tmp_path: Path, dtype: type) -> None:
     blocks = [np.arange(size) % 2 for size in (0, 3, 100_000, 1)]
