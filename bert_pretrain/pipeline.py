@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from bert_pretrain.config import Config
-from bert_pretrain.errors import ConfigError, UserError
+from bert_pretrain.errors import ConfigError
 from bert_pretrain.examples.shards import DataFolder
 from bert_pretrain.make_data.run import make_data
 from bert_pretrain.plan.time_limit import TimeLimit
@@ -186,7 +186,7 @@ def _show_results(runs: Sequence[Path], model: Path, output: Path) -> None:
             print(f"{label:<18}{loss:>8.3f} nats{masked:>12.1%}{nsp:>15}")
     try:
         print(f"\ncurves: {draw_curves(list(runs), output / 'curves.png')}")
-    except UserError as error:  # matplotlib is an extra
+    except ConfigError as error:  # matplotlib is an extra
         print(f"\nno curves drawn: {error}")
     print(
         f"model:  {model}\n\n"

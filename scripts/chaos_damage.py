@@ -6,7 +6,7 @@ from pathlib import Path
 
 from chaos_commands import files_of
 from chaos_process import at_file_event
-from chaos_trial import MESSAGE, NOT_READ_BACK, SAME, SILENT, UNCHECKED, UNCHECKED_INPUTS, Defect, Trial
+from chaos_trial import HANG, MESSAGE, NOT_READ_BACK, SAME, SILENT, UNCHECKED, UNCHECKED_INPUTS, Defect, Trial
 
 
 def damage_input(trial: Trial) -> str:
@@ -62,7 +62,12 @@ def _damaged(trial: Trial, file: Path) -> str:
     how = damage(file, trial)
     trial.log.append({"damage": how})
     damaged = file.read_bytes() if file.exists() else None
-    child = trial.run((0, 1, 2))
+    try:
+        child = trial.run((0, 1, 2))
+    except Defect as defect:
+        if defect.verdict == HANG and name.suffix == ".yaml" and any(trial.now.rglob("metrics.jsonl")):
+            return UNCHECKED  # another configuration was read, and its longer training has begun
+        raise
     if child.code:
         return _mended(trial, file, original, (status.st_atime_ns, status.st_mtime_ns), how)
     differences = trial.differences(child)

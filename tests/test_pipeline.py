@@ -9,9 +9,9 @@ from typer.testing import CliRunner
 from bert_pretrain.cli import app
 from bert_pretrain.config import Config
 from bert_pretrain.config_file import load_config
-from bert_pretrain.errors import ConfigError
+from bert_pretrain.errors import ConfigError, OutputError
 from bert_pretrain.examples.shards import DataFolder
-from bert_pretrain.pipeline import run_pipeline, with_one_schedule
+from bert_pretrain.pipeline import _show_results, run_pipeline, with_one_schedule
 
 
 def test_phases_of_unlike_objectives_follow_one_another(
@@ -46,6 +46,13 @@ def test_phases_of_unlike_objectives_follow_one_another(
     lines = [json.loads(line) for line in (model.parent / "metrics.jsonl").read_text().splitlines()]
     assert lines[-2]["step"] == 6
     assert lines[-2]["nsp_loss"] > 0
+
+
+def test_curves_that_cannot_be_written_are_an_error(tmp_path: Path) -> None:
+    (tmp_path / "metrics.jsonl").write_text('{"step": 1, "mlm_loss": 6.0}\n')
+    (tmp_path / "file").touch()
+    with pytest.raises(OutputError, match="cannot write there"):
+        _show_results([tmp_path], tmp_path / "model", tmp_path / "file")
 
 
 def test_a_warm_up_may_span_phases_but_no_more_than_all_of_them(data_folder: Path) -> None:
