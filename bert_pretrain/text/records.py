@@ -221,15 +221,17 @@ def _open_parquet(location: str) -> Iterator[Any]:
             yield pq.ParquetFile(file)
 
 
-def _rows_at_once(group: Any, columns: Sequence[str], max_bytes: int, position: Position) -> int:
+def _rows_at_once(group: Any, columns: Sequence[str], max_bytes: int, position: object) -> int:
     """Return how many rows of a row group to decode at once, by its own figures.
 
     Raises:
         InputError: when even the mean row is too large.
     """
-    chunks = (group.column(index) for index in range(group.num_columns))
-    sizes = (chunk.total_uncompressed_size for chunk in chunks if not columns or chunk.path_in_schema in columns)
-    mean = sum(sizes) // max(1, group.num_rows)
+    size = group.total_byte_size
+    if size > max_bytes and columns:  # only then, because pyarrow ends the process where a chunk's metadata are damaged
+        chunks = (group.column(index) for index in range(group.num_columns))
+        size = sum(chunk.total_uncompressed_size for chunk in chunks if chunk.path_in_schema in columns)
+    mean = size // max(1, group.num_rows)
     check_record_size(mean, max_bytes, position)
     return min(_PARQUET_ROWS, max(1, max_bytes // max(1, mean)))
 
