@@ -141,6 +141,7 @@ class MetricsFile:
 
         Raises:
             OutputError: when the file is no longer in its folder.
+            DataError: when another program has made it shorter or longer.
         """
         self._check_in_place()
         os.fsync(self._file.fileno())
@@ -161,6 +162,7 @@ class MetricsFile:
 
         Raises:
             OutputError: when the file is no longer in its folder.
+            DataError: when another program has made it shorter or longer.
         """
         self._check_in_place()
         line = {
@@ -181,6 +183,8 @@ class MetricsFile:
     def _check_in_place(self) -> None:
         if not is_in_place(self._file, self._path):
             raise moved_while_writing(self._path.parent)
+        if os.fstat(self._file.fileno()).st_size != self._bytes:
+            raise _damaged(self._path, "another program has changed it during the run")
 
     def close(self) -> None:
         self._file.close()
@@ -193,9 +197,10 @@ def _read_until(path: Path, position: Mapping[str, Any]) -> bytes:
         return b""
     content = path.read_bytes()[: position["bytes"]]
     if hashlib.sha256(content).hexdigest() != position["sha256"]:
-        raise DataError(
-            f"{path.name} is damaged: up to the checkpoint it does not hold what was written",
-            where=str(path),
-            remedy="restore it from a copy, or remove it: the run then continues without the figures so far",
-        )
+        raise _damaged(path, "up to the checkpoint it does not hold what was written")
     return content
+
+
+def _damaged(path: Path, what: str) -> DataError:
+    remedy = "restore it from a copy, or remove it: the run then continues without the figures so far"
+    return DataError(f"{path.name} is damaged: {what}", where=str(path), remedy=remedy)

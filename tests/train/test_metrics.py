@@ -69,6 +69,19 @@ def test_a_folder_that_goes_away_ends_the_run(tmp_path: Path, what: str) -> None
     log.close()
 
 
+@pytest.mark.parametrize("change", [b"", b"a", b"a line more\n"])
+def test_metrics_that_are_changed_during_the_run_end_it(tmp_path: Path, change: bytes) -> None:
+    path = tmp_path / "metrics.jsonl"
+    log = MetricsFile(path, kept=None)
+    log.write({"step": 5, "loss": 1.5})
+    path.write_bytes(path.read_bytes() + change if len(change) > 1 else change)
+    with pytest.raises(DataError, match=r"metrics\.jsonl is damaged: another program has changed it"):
+        log.write({"step": 10, "loss": 1.5})
+    with pytest.raises(DataError, match="another program"):
+        log.position  # noqa: B018
+    log.close()
+
+
 def test_an_interval_of_skipped_steps_has_no_losses_and_a_line_all_the_same() -> None:
     line = {"step": 5, "loss": None, "skipped_steps": 5}
     assert "all 5 steps skipped" in console_line(line, 100)
