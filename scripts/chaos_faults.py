@@ -12,8 +12,10 @@ from chaos_process import Action, Child, at_file_event, closed_pipe, jumping_clo
 from chaos_trial import (
     LOST,
     MESSAGE,
+    NOT_READ_BACK,
     SAME,
     SILENT,
+    UNCHECKED,
     Defect,
     Trial,
     may_mount,
@@ -123,6 +125,8 @@ def underneath(trial: Trial) -> str:
     missing = [name for name in differences if name != "standard output" and not (trial.now / name).exists()]
     if child.code == 0 and missing and what == "folder":
         raise Defect(SILENT, f"its output was deleted, exit 0: without {', '.join(missing[:3])}")
+    if child.code == 0 and what == "file" and missing and all(map(NOT_READ_BACK.search, differences)):
+        return UNCHECKED  # as in a finished output
     if what == "folder" or (child.code == 0 and what == "file"):
         return trial.repeat()
     return _after_message(trial)

@@ -17,7 +17,7 @@ _STARTS_AGAIN = "its output was not written; the same command starts again"
 _WITHOUT_RESUME = ("inspect", "evaluate", "fill_mask", "embed", "report")
 _CANNOT_ALLOCATE = "can't allocate memory"
 """In the RuntimeError with which torch's CPU allocator reports it."""
-_CANNOT_WRITE = "inline_container"
+_CANNOT_WRITE = re.compile("inline_container|iostream error")
 """In the RuntimeError of `torch.save`, which does not say why."""
 _OS_ERROR = re.compile(r"\(os error (\d+)\)")
 """In the exceptions of safetensors and tokenizers."""
@@ -66,7 +66,7 @@ def _explain(error: Exception, next_step: str) -> UserError | None:
         number = errno.ENOMEM
     elif number is None and (found := _OS_ERROR.search(str(error))):
         number = int(found[1])
-    elif _CANNOT_WRITE in str(error):
+    elif _CANNOT_WRITE.search(str(error)):
         what = "a file could not be written to its end"
         return UserError(what, where="the output", remedy=f"check that the disk is not full; {next_step}")
     if number in _SPENT:
