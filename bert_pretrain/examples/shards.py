@@ -15,8 +15,8 @@ from pydantic import BaseModel, Field, ValidationError
 
 from bert_pretrain.config import DataConfig
 from bert_pretrain.errors import DataError
-from bert_pretrain.examples import ragged
-from bert_pretrain.examples.examples import Examples, Masks
+from bert_pretrain.examples.examples import Examples
+from bert_pretrain.examples.tables import from_table, to_table
 from bert_pretrain.storage.files import atomic_path, sha256_file
 from bert_pretrain.storage.manifest import MANIFEST, read_manifest
 from bert_pretrain.storage.paths import AnyPath
@@ -28,18 +28,6 @@ MASKING_KEYS = {"max_seq_length", "masked_lm_prob", "max_predictions_per_seq", "
 UNREADABLE = (pa.ArrowException, OSError, ValueError)
 """What pyarrow raises on files that are not Parquet; a name in a footer may not be UTF-8."""
 REBUILD = "run the make-data command that wrote it again, with --verify: it rebuilds damaged and missing shards alone"
-
-
-_IDS = (pa.list_(pa.uint16()), pa.list_(pa.uint32()))
-_TYPES: dict[str, tuple[pa.DataType, ...]] = {
-    "input_ids": _IDS,
-    "segment_b_start": (pa.uint16(),),
-    "masked_lm_positions": (pa.list_(pa.uint16()),),
-    "masked_lm_ids": _IDS,
-    "next_sentence_label": (pa.uint8(),),
-    "word_starts": (pa.list_(pa.uint16()),),
-}
-"""Of the columns in Parquet."""
 
 
 _Number = Annotated[int, Field(ge=0, strict=True)]
@@ -63,22 +51,45 @@ class ShardRecord:
         return asdict(self)
 
 
+class _Statistics(BaseModel, extra="allow"):
+    __pydantic_extra__: dict[str, Annotated[float, Field(strict=True, allow_inf_nan=False)] | None]
+    length_histogram: dict[str, Any] = {}
+    drops: dict[str, _Number] = {}
+
+
 class _Split(BaseModel):
+    rows: _Number
+    tokens: _Number
     shards: list[ShardRecord] = []
-    statistics: dict[str, Any] = {}
+    statistics: _Statistics
 
 
 class _Vocabulary(BaseModel):
     hash: str
+    vocab_size: _Number = 0
 
 
 class _Sections(BaseModel):
     data: dict[str, Any]
 
 
+class _Input(BaseModel):
+    location: str
+
+
+class _Corpus(BaseModel):
+    documents: _Number = 0
+    sentences: _Number = 0
+    tokens: _Number = 0
+    repairs_and_drops: dict[str, _Number] = {}
+
+
 class _Contents(BaseModel):
     """What the manifest of a data folder must say, so that it can be opened."""
 
+    versions: dict[str, str] = {}
+    inputs: list[_Input] = []
+    corpus: _Corpus = _Corpus()
     splits: dict[str, _Split]
     tokenizer: _Vocabulary
     config: _Sections
@@ -86,10 +97,25 @@ class _Contents(BaseModel):
 
 @dataclass(frozen=True)
 class DataFolder:
-    """A finished data folder: its manifest, checked, and access to its shards."""
+    """A finished data folder: its manifest, checked, and access to its shards.
+
+    Raises:
+        DataError: when the manifest is broken.
+    """
 
     path: AnyPath
     manifest: dict[str, Any]
+
+    def __post_init__(self) -> None:
+        try:
+            _Contents.model_validate(self.manifest)
+        except ValidationError as error:
+            problem = error.errors()[0]
+            raise DataError(
+                f"{'.'.join(map(str, problem['loc']))}: {problem['msg']}",
+                where=str(self.path / MANIFEST),
+                remedy="restore the file from a copy, or make the data again",
+            ) from error
 
     @staticmethod
     def open(path: AnyPath, flag: str = "--data") -> "DataFolder":
@@ -100,15 +126,6 @@ class DataFolder:
                 is broken.
         """
         folder = DataFolder(path, read_manifest(path, "data", flag))
-        try:
-            _Contents.model_validate(folder.manifest)
-        except ValidationError as error:
-            problem = error.errors()[0]
-            raise DataError(
-                f"{'.'.join(map(str, problem['loc']))}: {problem['msg']}",
-                where=str(path / MANIFEST),
-                remedy="restore the file from a copy, or make the data again",
-            ) from error
         for record in (*folder.shards("train"), *folder.shards("validation")):
             check_footer(path, record)
         return folder
@@ -157,8 +174,9 @@ class DataFolder:
             return DataConfig.model_validate(self.manifest["config"]["data"])
         except ValidationError as error:
             problem = error.errors()[0]
+            key = ".".join(map(str, problem["loc"]))
             raise DataError(
-                f"the data was made with a configuration unknown here: {problem['loc'][-1]}: {problem['msg']}",
+                f"the data was made with a configuration unknown here: {key}: {problem['msg']}",
                 where=str(self.path / MANIFEST),
                 remedy="use the version of bert-pretrain that made it, or make it again with this one",
             ) from error
@@ -182,7 +200,7 @@ def write_shard(folder: AnyPath, name: str, examples: Examples) -> ShardRecord:
     path = folder / name
     with atomic_path(path) as temporary:
         pq.write_table(
-            _to_table(examples),
+            to_table(examples),
             temporary,
             compression="zstd",
             use_dictionary=True,
@@ -202,7 +220,7 @@ def read_shard(folder: AnyPath, record: ShardRecord) -> Examples:
     _refuse_damage(folder, record, damage_of(folder, record, whole=True))
     try:
         with (folder / record.path).open("rb") as file:
-            return _from_table(pq.read_table(file, use_threads=False))
+            return from_table(pq.read_table(file, use_threads=False))
     except UNREADABLE as error:
         damage = f"holds no examples: {str(error) or type(error).__name__}"
         raise DataError(f"the shard {record.path} {damage}", where=str(folder / record.path), remedy=REBUILD) from error
@@ -254,89 +272,3 @@ def content_hash(examples: Examples) -> str:
         digest.update(f"{name}:{len(values)};".encode())
         digest.update(np.ascontiguousarray(values, dtype="<u4" if is_wide else "<u2").data)
     return digest.hexdigest()
-
-
-def _to_table(examples: Examples) -> pa.Table:
-    """Return the columns as in Parquet; those that an objective does not need are absent."""
-    columns = {
-        "input_ids": _list_array(examples.input_ids, examples.offsets),
-        "segment_b_start": _array(examples.segment_b_start.astype(np.uint16)),
-    }
-    if examples.masks is not None:
-        columns["masked_lm_positions"] = _list_array(examples.masks.positions, examples.masks.offsets)
-        columns["masked_lm_ids"] = _list_array(examples.masks.original_ids, examples.masks.offsets)
-    if examples.next_sentence_label is not None:
-        columns["next_sentence_label"] = _array(examples.next_sentence_label.astype(np.uint8))
-    if examples.starts_word is not None:
-        positions = ragged.positions_within(examples.offsets)[examples.starts_word]
-        before = np.concatenate([[0], np.cumsum(examples.starts_word, dtype=np.int64)])  # words before each token
-        columns["word_starts"] = _list_array(positions.astype(np.uint16), before[examples.offsets])
-    return pa.Table.from_arrays(list(columns.values()), names=list(columns))
-
-
-def _from_table(table: pa.Table) -> Examples:
-    """Return the examples of a table.
-
-    Raises:
-        ValueError: when columns are missing, of other types, or disagree in the lengths of examples.
-    """
-    _check_schema(table)
-    columns = {name: table.column(name).combine_chunks() for name in table.column_names}
-    input_ids, offsets = _flat(columns["input_ids"])
-    masks = starts_word = None
-    if "masked_lm_positions" in columns:
-        positions, masked_offsets = _flat(columns["masked_lm_positions"])
-        original_ids, original_offsets = _flat(columns["masked_lm_ids"])
-        if not np.array_equal(masked_offsets, original_offsets):
-            raise ValueError("masked_lm_positions and masked_lm_ids have different lengths")
-        _check_within(positions, masked_offsets, offsets)
-        masks = Masks(positions, original_ids, masked_offsets)
-    if "word_starts" in columns:
-        word_starts, word_offsets = _flat(columns["word_starts"])
-        _check_within(word_starts, word_offsets, offsets)
-        starts_word = np.zeros(len(input_ids), dtype=bool)
-        starts_word[np.repeat(offsets[:-1], np.diff(word_offsets)) + word_starts] = True
-    labels = columns.get("next_sentence_label")
-    return Examples(
-        input_ids=input_ids,
-        offsets=offsets,
-        segment_b_start=columns["segment_b_start"].to_numpy(),
-        masks=masks,
-        next_sentence_label=None if labels is None else labels.to_numpy(),
-        starts_word=starts_word,
-    )
-
-
-def _check_schema(table: pa.Table) -> None:
-    found = {field.name: field.type for field in table.schema}
-    if missing := {"input_ids", "segment_b_start"} - set(found):
-        raise ValueError(f"there is no column {min(missing)}")
-    if ("masked_lm_positions" in found) != ("masked_lm_ids" in found):
-        raise ValueError("masked_lm_positions and masked_lm_ids belong together")
-    for name, types in _TYPES.items():
-        if name in found and (found[name] not in types or table.column(name).null_count):
-            raise ValueError(f"the column {name} is {found[name]}, or has nulls")
-        if name in found and pa.types.is_list(found[name]) and table.column(name).combine_chunks().flatten().null_count:
-            raise ValueError(f"the column {name} has nulls")
-
-
-def _check_within(positions: np.ndarray, offsets: np.ndarray, of_examples: np.ndarray) -> None:
-    if (positions >= np.repeat(np.diff(of_examples), np.diff(offsets))).any():
-        raise ValueError("a position is beyond its example")
-
-
-def _list_array(values: np.ndarray, offsets: np.ndarray) -> pa.Array:
-    flat = _array(values)
-    begins = pa.py_buffer(offsets.astype(np.int32))
-    return pa.Array.from_buffers(pa.list_(flat.type), len(offsets) - 1, [None, begins], children=[flat])
-
-
-def _array(values: np.ndarray) -> pa.Array:
-    """Return an array as Arrow's; `pa.array` would import pandas, which takes longer than many a shard."""
-    buffer = pa.py_buffer(np.ascontiguousarray(values))
-    return pa.Array.from_buffers(pa.from_numpy_dtype(values.dtype), len(values), [None, buffer])
-
-
-def _flat(column: Any) -> tuple[np.ndarray, np.ndarray]:
-    values = column.flatten().to_numpy()
-    return values, ragged.offsets_of(np.diff(column.offsets.to_numpy()))

@@ -100,20 +100,20 @@ def histograms(inspection: Inspection) -> list[Histogram]:
 def origin(inspection: Inspection) -> list[tuple[str, str]]:
     """Return what the folder was made from, and with what."""
     manifest, config = inspection.folder.manifest, inspection.config
-    corpus, inputs = manifest["corpus"], manifest["inputs"]
+    corpus, inputs = manifest.get("corpus", {}), manifest.get("inputs", [])
     names = ", ".join(str(one["location"]) for one in inputs[:3]) + (f" and {len(inputs) - 3} more" * (len(inputs) > 3))
-    counts = ", ".join(f"{corpus[name]:,} {name}" for name in ("documents", "sentences", "tokens"))
+    counts = ", ".join(f"{corpus.get(name, 0):,} {name}" for name in ("documents", "sentences", "tokens"))
     rows = [
         ("inputs", names),
         ("corpus", counts),
-        ("vocabulary", f"{manifest['tokenizer']['vocab_size']:,} tokens"),
+        ("vocabulary", f"{manifest['tokenizer'].get('vocab_size', 0):,} tokens"),
         ("examples", f"at most {config.max_seq_length} tokens, {config.dupe_factor} copies, seed {config.seed}"),
         ("objective", f"next_sentence {config.next_sentence}, masking {config.masking}" + _words(config)),
-        ("made by", ", ".join(f"{name} {version}" for name, version in manifest["versions"].items())),
+        ("made by", ", ".join(f"{name} {version}" for name, version in manifest.get("versions", {}).items())),
     ]
-    drops = dict(corpus["repairs_and_drops"])
+    drops = dict(corpus.get("repairs_and_drops", {}))
     for split in manifest["splits"].values():
-        for reason, count in split["statistics"]["drops"].items():
+        for reason, count in split["statistics"].get("drops", {}).items():
             drops[reason] = drops.get(reason, 0) + count
     return rows + [("repaired or dropped", f"{count:,} {reason.replace('_', ' ')}") for reason, count in drops.items()]
 

@@ -69,7 +69,7 @@ def render_rows(folder: DataFolder, split: str, rows: Sequence[int], tokenizer: 
     Raises:
         DataError: when a shard is damaged.
     """
-    objective = folder.manifest["config"]["data"]["next_sentence"]
+    objective = folder.config.next_sentence
     shards, places = locate_rows(folder, split, rows)
     rendered: dict[int, RenderedExample] = {}
     for shard in np.unique(shards).tolist():

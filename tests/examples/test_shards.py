@@ -23,6 +23,7 @@ from bert_pretrain.examples.shards import (
     read_shard,
     write_shard,
 )
+from bert_pretrain.inspect.inspect import inspect
 from bert_pretrain.storage.files import read_json, sha256_file, write_checked_json
 
 
@@ -253,6 +254,9 @@ def test_a_footer_that_is_not_utf8_is_refused(tmp_path: Path) -> None:
         (("splits", "train", "shards", 0, "bytes"), -1),
         (("tokenizer",), None),
         (("config", "data"), "short"),
+        (("splits", "train", "statistics", "unk_share"), "0.1"),
+        (("inputs",), {}),
+        (("corpus", "tokens"), 1.5),
     ],
 )
 def test_a_manifest_that_says_something_else_is_refused(
@@ -268,6 +272,8 @@ def test_a_manifest_that_says_something_else_is_refused(
     inner[last] = value
     write_checked_json(folder / "manifest.json", content)
     with pytest.raises(DataError) as error:
-        DataFolder.open(folder)
+        inspect(folder)
     assert error.value.where == str(folder / "manifest.json")
     assert ".".join(map(str, keys)) in error.value.what
+    with pytest.raises(DataError):
+        DataFolder.open(folder)
