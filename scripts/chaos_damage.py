@@ -85,7 +85,7 @@ def _damaged(trial: Trial, file: Path) -> str:
 
 
 def _is_older_checkpoint(trial: Trial, file: Path) -> bool:
-    """Whether a file is in a checkpoint that the same command does not read: any of a finished run, else not the last."""
+    """Whether a file is in a checkpoint that is not read: of a finished run any, else not the last."""
     checkpoint = next((path for path in file.parents if path.parent.name == "checkpoints"), None)
     return checkpoint is not None and (trial.checks or checkpoint != max(checkpoint.parent.glob("step-*")))
 
