@@ -83,10 +83,10 @@ def test_names_are_shown_as_they_are_and_never_as_markup(resolved: ResolvedRun) 
     manifest = {
         **resolved.data.manifest,
         "inputs": [
-            {"name": "a|b<script>.txt\n# head", "split": "train"},
-            {"name": "dataset:/home/me/secret/books", "split": "train"},
-            {"name": "dataset:user/corpus@train", "split": "train"},
-            {"name": "held.txt", "split": "validation"},
+            {"name": "a|b<script>.txt\n# head", "location": "a|b<script>.txt\n# head", "split": "train"},
+            {"name": "dataset:/home/me/secret/books", "location": "dataset:/home/me/secret/books", "split": "train"},
+            {"name": "dataset:user/corpus@train", "location": "dataset:user/corpus@train", "split": "train"},
+            {"name": "held.txt", "location": "held.txt", "split": "validation"},
         ],
     }
     run = replace(
