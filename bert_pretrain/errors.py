@@ -4,6 +4,11 @@ The command line prints them without a traceback and exits with code 2. Any othe
 traceback.
 """
 
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pydantic import ValidationError
+
 
 class UserError(Exception):
     """A mistake that the user can correct.
@@ -51,6 +56,12 @@ class Interrupted(Exception):
         super().__init__(exit_code, message)
         self.exit_code = exit_code
         self.message = message
+
+
+def first_problem(error: "ValidationError") -> str:
+    """Return the first of pydantic's complaints as `key.of.the.value: message`."""
+    problem = error.errors()[0]
+    return f"{'.'.join(map(str, problem['loc']))}: {problem['msg']}"
 
 
 def _rebuild(kind: type[UserError], what: str, where: str, remedy: str) -> UserError:

@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 from pydantic import BaseModel, Field, ValidationError
 
 from bert_pretrain.config import DataConfig
-from bert_pretrain.errors import DataError
+from bert_pretrain.errors import DataError, first_problem
 from bert_pretrain.examples.examples import Examples
 from bert_pretrain.examples.tables import from_table, to_table
 from bert_pretrain.storage.files import atomic_path, sha256_file
@@ -110,9 +110,8 @@ class DataFolder:
         try:
             _Contents.model_validate(self.manifest)
         except ValidationError as error:
-            problem = error.errors()[0]
             raise DataError(
-                f"{'.'.join(map(str, problem['loc']))}: {problem['msg']}",
+                first_problem(error),
                 where=str(self.path / MANIFEST),
                 remedy="restore the file from a copy, or make the data again",
             ) from error
@@ -173,10 +172,8 @@ class DataFolder:
         try:
             return DataConfig.model_validate(self.manifest["config"]["data"])
         except ValidationError as error:
-            problem = error.errors()[0]
-            key = ".".join(map(str, problem["loc"]))
             raise DataError(
-                f"the data was made with a configuration unknown here: {key}: {problem['msg']}",
+                f"the data was made with a configuration unknown here: {first_problem(error)}",
                 where=str(self.path / MANIFEST),
                 remedy="use the version of bert-pretrain that made it, or make it again with this one",
             ) from error

@@ -15,7 +15,7 @@ from pydantic import ValidationError
 from torch import Tensor
 
 from bert_pretrain.config import ModelConfig
-from bert_pretrain.errors import DataError
+from bert_pretrain.errors import DataError, first_problem
 from bert_pretrain.model.attention import choose_attention
 from bert_pretrain.model.bert import BertForPreTraining
 from bert_pretrain.model.weights import REMEDY, WEIGHTS, read_shapes, read_weights, write_tensors
@@ -195,9 +195,7 @@ def read_config(folder: Path, flag: str) -> tuple[ModelConfig, int]:
         given = {key: found[key] for key in ModelConfig.model_fields if key in found}
         config = ModelConfig.model_validate(given, strict=True)
     except ValidationError as error:
-        problem = error.errors()[0]
-        key = ".".join(str(part) for part in problem["loc"])
-        raise DataError(f"{key}: {problem['msg']}", where=where, remedy="correct it, or name another folder") from error
+        raise DataError(first_problem(error), where=where, remedy="correct it, or name another folder") from error
     _check_sizes(config, vocab_size, folder, flag)
     return config, vocab_size
 

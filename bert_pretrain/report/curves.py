@@ -6,7 +6,7 @@ Drawn for `report`, for `run`, and for the card of a finished model. Matplotlib 
 import io
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -114,20 +114,20 @@ def _figure(runs: list[Path], metrics: list[Metrics], panels: Panels) -> Any:
     figure = _matplotlib_figure()(figsize=(10, 3 * num_rows))
     # Fixed margins: a layout by matplotlib would take as long as the drawing, at the end of every run.
     figure.subplots_adjust(left=0.1, right=0.98, bottom=0.09, top=0.94, wspace=0.3, hspace=0.35)
+    nearest = nearest_run(read_run_record(runs[0]), metrics[0]) if len(runs) == 1 else None
     for axes, panel in itertools.zip_longest(figure.subplots(num_rows, 2).flat, drawn):
         if panel is None:
             axes.set_axis_off()
         else:
             _draw_panel(axes, panel, run_names(runs), metrics)
-            if len(runs) == 1 and axes.has_data():
-                _draw_measured(axes, panel[3], runs[0], metrics[0])
+            if nearest is not None and axes.has_data():
+                _draw_measured(axes, nearest, panel[3], metrics[0])
     return figure
 
 
-def _draw_measured(axes: Any, metric: str, run: Path, metrics: Metrics) -> None:
-    """Draw the measured run that is nearest to a run, where there is one."""
-    nearest = nearest_run(read_run_record(run), metrics)
-    if nearest is not None and (found := points(nearest, metric, metrics)):
+def _draw_measured(axes: Any, nearest: Mapping[str, Any], metric: str, metrics: Metrics) -> None:
+    """Draw the measured run that is nearest to a run."""
+    if found := points(nearest, metric, metrics):
         steps, values = zip(*found, strict=True)
         axes.plot(steps, values, ":", label=describe(nearest), color="grey")
         axes.legend()

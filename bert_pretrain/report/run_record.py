@@ -5,7 +5,7 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, Field, ValidationError
 
-from bert_pretrain.errors import DataError
+from bert_pretrain.errors import DataError, first_problem
 from bert_pretrain.storage import manifest
 
 _Count = Annotated[int, Field(ge=0, le=10**15, strict=True)]
@@ -73,9 +73,8 @@ def read_run_record(run: Path) -> dict[str, Any]:
     try:
         _Record.model_validate(record)
     except ValidationError as error:
-        problem = error.errors()[0]
         raise DataError(
-            f"the manifest is broken: {'.'.join(map(str, problem['loc']))}: {problem['msg']}",
+            f"the manifest is broken: {first_problem(error)}",
             where=str(run),
             remedy="restore the file from a copy",
         ) from error

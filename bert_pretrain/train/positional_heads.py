@@ -32,7 +32,7 @@ def start_positional_heads(model: BertForPreTraining, seed: int) -> None:
     config = model.config
     head_size = config.hidden_size // config.num_attention_heads
     # One frequency in each of equal intervals, so that no two positions of a long sequence look alike.
-    number = head_size // 2
+    number = max(1, head_size // 2)
     frequencies = math.pi * (torch.arange(number) + torch.rand(number, generator=generator)) / number
     subspace = nn.init.orthogonal_(torch.empty(2 * number, config.hidden_size), generator=generator)
     positions = model.embeddings.position_embeddings.weight
@@ -54,14 +54,15 @@ def _turn_heads(attention: SelfAttention, frequencies: Tensor, subspace: Tensor,
     hidden = subspace.shape[1]
     query_key_value = attention.query_key_value.weight.view(3, attention.num_heads, -1, hidden)
     # After the layer normalisation the position's part has the squared length hidden / 2.
-    scale = math.sqrt(2 * peak * math.sqrt(query_key_value.shape[2]) / hidden)
+    head_size = query_key_value.shape[2]
+    scale = math.sqrt(2 * peak * math.sqrt(head_size) / hidden)
     cosines, sines = subspace.chunk(2)  # (frequencies, hidden) each
     for head in range(attention.num_heads):
         offset = (head // 2 + 1) * (1 if head % 2 else -1)
         turn = offset * frequencies[:, None]
         query = torch.cat([turn.cos() * cosines - turn.sin() * sines, turn.sin() * cosines + turn.cos() * sines])
-        query_key_value[0, head].add_(scale * query)
-        query_key_value[1, head].add_(scale * subspace)
+        query_key_value[0, head, : len(query)].add_(scale * query[:head_size])
+        query_key_value[1, head, : len(query)].add_(scale * subspace[:head_size])
 
 
 def _keep_lengths(weight: Tensor, generator: torch.Generator) -> None:

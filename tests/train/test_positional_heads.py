@@ -31,7 +31,7 @@ def attention(model: BertForPreTraining) -> torch.Tensor:
     return logits.softmax(-1)
 
 
-@pytest.mark.parametrize(("hidden", "heads", "positions"), [(128, 2, 64), (100, 5, 40), (768, 12, 512)])
+@pytest.mark.parametrize(("hidden", "heads", "positions"), [(128, 2, 64), (100, 5, 40), (99, 3, 40), (768, 12, 512)])
 def test_heads_of_the_first_layer_attend_to_their_neighbours(hidden: int, heads: int, positions: int) -> None:
     model = started(hidden, heads, positions).eval()
     found = attention(model)
@@ -52,3 +52,8 @@ def test_projections_keep_lengths_at_any_width() -> None:
         inputs = torch.randn(100, hidden, generator=torch.Generator().manual_seed(2))
         ratio = (inputs @ weight.detach().T).norm() / inputs.norm()
         assert ratio.item() == pytest.approx(0.7, rel=0.05)
+
+
+def test_any_width_of_a_head_is_taken() -> None:
+    for hidden, heads in ((8, 8), (9, 3), (33, 1)):
+        assert all(weight.isfinite().all() for weight in started(hidden, heads, 16).parameters())
