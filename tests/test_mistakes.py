@@ -3,9 +3,11 @@
 import codecs
 import gzip
 import json
+import lzma
 import re
 import shlex
 import shutil
+import zlib
 from collections.abc import Callable
 from pathlib import Path
 
@@ -39,6 +41,15 @@ def place(tmp_path_factory: pytest.TempPathFactory, vocab_folder: Path, data_fol
     return place
 
 
+def _xz_of_a_huge_dictionary() -> bytes:
+    """An `.xz` file whose header asks for 4 GiB of memory; the content is a few bytes."""
+    packed = bytearray(lzma.compress(TEXT.encode()))
+    block = packed[12 : 12 + 4 * (packed[12] + 1) - 4]  # the block header, without its checksum
+    block[block.index(b"\x21\x01") + 2] = 40
+    packed[12 : 12 + len(block) + 4] = block + zlib.crc32(block).to_bytes(4, "little")
+    return bytes(packed)
+
+
 FILES: dict[str, str | bytes] = {
     "a.txt": TEXT,
     "empty.txt": "",
@@ -46,6 +57,7 @@ FILES: dict[str, str | bytes] = {
     "latin.txt": b"caf\xe9.\nOne.\nTwo.\n",
     "utf16.txt": codecs.BOM_UTF16_LE + TEXT.encode("utf-16-le"),
     "damaged.txt.gz": gzip.compress(TEXT.encode())[:-12],
+    "huge.txt.xz": _xz_of_a_huge_dictionary(),
     "a.jsonl": '{"text": "a"}\n{broken\n',
     "deep.jsonl": "[" * 100_000 + "\n",
     "fields.jsonl": '{"content": "a"}\n',
@@ -140,6 +152,7 @@ MISTAKES = {
     "invalid utf-8, strict": ("vocab latin.txt --output v --strict", "latin.txt: line 1"),
     "another encoding": ("vocab utf16.txt --output v", "utf16.txt"),
     "cut archive": ("vocab damaged.txt.gz --output v", "damaged.txt.gz"),
+    "archive that needs gigabytes": ("vocab huge.txt.xz --output v", "huge.txt.xz"),
     "broken jsonl": ("vocab a.jsonl --output v", "a.jsonl: line 2"),
     "broken jsonl, two workers": ("vocab a.jsonl a.txt --output v --workers 2", "a.jsonl: line 2"),
     "jsonl nested too deeply": ("vocab deep.jsonl --output v", "deep.jsonl: line 1"),

@@ -35,6 +35,8 @@ COMPRESSIONS = (".gz", ".bz2", ".xz", ".zst")
 MAX_JSON_BYTES = 256 << 20
 MAX_JSON_DEPTH = 100
 _DIGEST = "content_sha256"
+_XZ_BLOCK_BYTES = 1 << 16
+_XZ_MEMORY_BYTES = 256 << 20  # `xz -9` needs 65 MiB; the header of a file can ask for gigabytes
 
 
 def open_input(location: str) -> BinaryIO:
@@ -79,12 +81,65 @@ def decompress(raw: BinaryIO, location: str) -> BinaryIO:
     if location.endswith(".bz2"):
         return cast(BinaryIO, bz2.BZ2File(raw))
     if location.endswith(".xz"):
-        return cast(BinaryIO, lzma.LZMAFile(raw))
+        return cast(BinaryIO, io.BufferedReader(_XzReader(raw, location), _XZ_BLOCK_BYTES))
     if location.endswith(".zst"):
         import pyarrow as pa
 
         return cast(BinaryIO, io.BufferedReader(_Stream(pa.CompressedInputStream(raw, "zstd"), is_seekable=False)))
     return raw
+
+
+class _XzReader(io.RawIOBase):
+    """The content of an `.xz` file, in bounded memory: `lzma.LZMAFile` takes no limit."""
+
+    def __init__(self, raw: BinaryIO, location: str) -> None:
+        self._raw = raw
+        self._location = location
+        self._decompressor = lzma.LZMADecompressor(memlimit=_XZ_MEMORY_BYTES)
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        packed = b""
+        while True:
+            if self._decompressor.eof:
+                packed = self._next_stream()
+                if not packed:
+                    return 0
+            elif self._decompressor.needs_input:
+                packed = self._raw.read(_XZ_BLOCK_BYTES)
+                if not packed:
+                    raise EOFError("the compressed file ends too early")
+            if data := self._decompress(packed, len(buffer)):
+                buffer[: len(data)] = data
+                return len(data)
+            packed = b""
+
+    def _next_stream(self) -> bytes:
+        """Return the beginning of the stream after the one that has ended, and zeros that fill it up; b"" if none."""
+        packed = self._decompressor.unused_data.lstrip(b"\0")
+        while not packed and (block := self._raw.read(_XZ_BLOCK_BYTES)):
+            packed = block.lstrip(b"\0")
+        if packed:
+            self._decompressor = lzma.LZMADecompressor(memlimit=_XZ_MEMORY_BYTES)
+        return packed
+
+    def _decompress(self, packed: bytes, max_bytes: int) -> bytes:
+        try:
+            return self._decompressor.decompress(packed, max_bytes)
+        except lzma.LZMAError as error:
+            if "Memory usage limit" not in str(error):
+                raise
+            raise InputError(
+                f"decompressing needs more than {_XZ_MEMORY_BYTES >> 20} MiB of memory",
+                where=self._location,
+                remedy="compress it again with a smaller dictionary, such as that of xz -9",
+            ) from error
+
+    def close(self) -> None:
+        self._raw.close()
+        super().close()
 
 
 class _Stream(io.RawIOBase):
