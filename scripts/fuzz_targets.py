@@ -28,6 +28,7 @@ from bert_pretrain.config import DataConfig
 from bert_pretrain.config_file import dump_yaml, load_config, preset_paths
 from bert_pretrain.examples.shards import DataFolder, ShardRecord, damage_of, read_shard
 from bert_pretrain.finetune.classify import Classify
+from bert_pretrain.finetune.inputs import LabelledInput
 from bert_pretrain.finetune.questions import read_questions
 from bert_pretrain.finetune.settings import Settings
 from bert_pretrain.finetune.tag import Tag
@@ -319,7 +320,7 @@ def _tables(folder: Path, outputs: Outputs) -> dict[str, Target]:
     paragraph = {"context": question["context"], "qas": [{**question, "answers": squad_answers}]}
     tagged = [{"tokens": ["Anna", "sings"], "tags": ["B-PER", "O"]}]
     tables = pa.Table.from_pylist(ROWS)
-    readers: dict[str, tuple[Callable[[str, str], object], list[bytes]]] = {
+    readers: dict[str, tuple[Callable[[LabelledInput], object], list[bytes]]] = {
         "classify.csv": (Classify(Settings(), tokenizer).read, [_bytes_of(partial(pyarrow.csv.write_csv, tables))]),
         "classify.jsonl": (Classify(Settings(regression=True), tokenizer).read, _json(*ROWS)),
         "classify.json": (Classify(Settings(), tokenizer).read, _json(ROWS)),
@@ -331,9 +332,9 @@ def _tables(folder: Path, outputs: Outputs) -> dict[str, Target]:
         "tag.conll": (Tag(Settings(), tokenizer).read, [b"Anna B-PER\nsings O\n\nOslo\tB-LOC\n"]),
     }
 
-    def target(name: str, read: Callable[[str, str], object], seeds: list[bytes]) -> Target:
+    def target(name: str, read: Callable[[LabelledInput], object], seeds: list[bytes]) -> Target:
         path = folder / name
-        return Target(_file(path, lambda: read(str(path), "--train")), seeds, ".json" in name)
+        return Target(_file(path, lambda: read(LabelledInput(str(path), "--train"))), seeds, ".json" in name)
 
     return {f"finetune/{name}": target(name, *rest) for name, rest in readers.items()}
 

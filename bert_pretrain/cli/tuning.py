@@ -8,7 +8,7 @@ import typer
 
 from bert_pretrain.cli.loading import importing
 from bert_pretrain.cli.options import Device, Output, Overwrite
-from bert_pretrain.finetune.settings import Settings
+from bert_pretrain.finetune.settings import FORMATS, Settings
 from bert_pretrain.storage.paths import parse_local_path
 
 _DEFAULTS = Settings()
@@ -61,6 +61,13 @@ def finetune(
     max_answer_length: Annotated[
         int, typer.Option("--max-answer-length", help="answer: maximum number of tokens.")
     ] = _DEFAULTS.max_answer_length,
+    file_format: Annotated[
+        str | None, typer.Option("--format", metavar="FORMAT", help=f"{', '.join(FORMATS)}; by default by the ending.")
+    ] = None,
+    columns: Annotated[
+        str | None, typer.Option("--columns", metavar="NAME,...", help="Of CSV or TSV without a header.")
+    ] = None,
+    strict: Annotated[bool, typer.Option("--strict", help="Refuse rows that would be repaired or left out.")] = False,
     device: Device = "auto",
     overwrite: Overwrite = False,
 ) -> None:
@@ -79,6 +86,9 @@ def finetune(
         validation=validation,
         test=test,
         settings=Settings(**{field.name: given[field.name] for field in dataclasses.fields(Settings)}),
+        format=file_format,
+        columns=columns.split(",") if columns else (),
+        strict=strict,
         device=device,
         overwrite=overwrite,
     )

@@ -11,7 +11,8 @@ import numpy as np
 from tokenizers import Encoding
 
 from bert_pretrain.errors import InputError
-from bert_pretrain.finetune.questions import Question, read_questions, squad_scores
+from bert_pretrain.finetune.inputs import LabelledInput
+from bert_pretrain.finetune.questions import NOT_FOUND, Question, read_questions, squad_scores
 from bert_pretrain.finetune.settings import Settings
 from bert_pretrain.finetune.task import Window, encodings, report_long
 from bert_pretrain.text.tokenizer import Tokenizer
@@ -52,8 +53,8 @@ class Answer:
         self.tokenizer = tokenizer
         self.may_be_none = False
 
-    def read(self, location: str, flag: str) -> list[Question]:
-        return read_questions(location, flag)
+    def read(self, source: LabelledInput) -> list[Question]:
+        return read_questions(source)
 
     def set_labels(self, train: list[Question], validation: list[Question], test: list[Question]) -> None:
         unanswered = sum(not question.answers for question in train)
@@ -94,7 +95,8 @@ class Answer:
                 windows.append(Window(number, part.ids, part.type_ids, labels, positions if split != "train" else ()))
         report_long(divided, len(examples), max_length, split, "divided into overlapping windows")
         learned = {window.example for window in windows if window.labels.get("start_positions")}
-        lost = sum(bool(example.answers) and number not in learned for number, example in enumerate(examples))
+        has_place = [any(start != NOT_FOUND for _, start in example.answers or ()) for example in examples]
+        lost = sum(each and number not in learned for number, each in enumerate(has_place))
         if lost:
             print(f"{split}: {lost:,} answers are longer than any window and are not learned")
         return windows
@@ -168,9 +170,9 @@ def _characters(encoding: Encoding) -> list[tuple[int, int] | None]:
 
 def _label(positions: list[tuple[int, int] | None], answers: list[tuple[str, int]]) -> tuple[int, int]:
     """Return the first and the last position of the first answer, or those of [CLS] if the window lacks it."""
-    if not answers:
+    text, begin = next((answer for answer in answers if answer[1] != NOT_FOUND), ("", NOT_FOUND))
+    if begin == NOT_FOUND:
         return 0, 0
-    text, begin = answers[0]
     end = begin + len(text.rstrip())
     begin += len(text) - len(text.lstrip())
     shown = [(at, *characters) for at, characters in enumerate(positions) if characters is not None]

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from bert_pretrain.errors import InputError
+from bert_pretrain.finetune.inputs import LabelledInput, UnusableRow
 from bert_pretrain.finetune.settings import Settings
 from bert_pretrain.finetune.tables import Row, read_rows
 from bert_pretrain.finetune.task import Window, encodings, report_long, softmax
@@ -42,21 +43,22 @@ class Classify:
         self.classes: list[str] = []
         self.main_metric = "spearman" if settings.regression else "accuracy"
 
-    def read(self, location: str, flag: str) -> list[Example]:
-        rows, field = read_rows(location, flag), self.settings.label_field
-        has_labels = flag != "--test" or field in rows[0].values
-        return [
-            self._example(number, row, row.get(field) if has_labels else None, flag) for number, row in enumerate(rows)
-        ]
+    def read(self, source: LabelledInput) -> list[Example]:
+        rows, field = read_rows(source), self.settings.label_field
+        is_test = source.flag == "--test"
+        has_labels = not is_test or field in rows[0].values
 
-    def _example(self, number: int, row: Row, label: Any, flag: str) -> Example:
-        text = _text_of(row, self.settings.text_field)
-        pair = _text_of(row, self.settings.pair_field) if self.settings.pair_field else None
-        is_missing = label is None or label == "" or (isinstance(label, float) and math.isnan(label))
-        if is_missing and flag != "--test":
-            what = f"'{self.settings.label_field}' holds no label"
-            raise InputError(what, where=row.where, remedy="label the row, or remove it")
-        return Example(number, row.where, text, pair, None if is_missing else self._label_of(label, row))
+        def make(number: int, row: Row) -> Example:
+            text = _text_of(row, self.settings.text_field, "--text-field")
+            pair_field = self.settings.pair_field
+            pair = _text_of(row, pair_field, "--pair-field") if pair_field else None
+            label = row.get(field, "--label-field") if has_labels else None
+            is_missing = label is None or label == "" or (isinstance(label, float) and math.isnan(label))
+            if is_missing and not is_test:
+                raise UnusableRow(f"'{field}' holds no label", where=row.where, remedy="label the row, or remove it")
+            return Example(number, row.where, text, pair, None if is_missing else self._label_of(label, row))
+
+        return source.usable(rows, make)
 
     def _label_of(self, label: Any, row: Row) -> str | float:
         if self.settings.regression:
@@ -195,12 +197,12 @@ def regression_scores(truth: np.ndarray, found: np.ndarray) -> dict[str, float]:
     }
 
 
-def _text_of(row: Row, column: str) -> str:
-    text = row.get(column)
+def _text_of(row: Row, column: str, flag: str) -> str:
+    text = row.get(column, flag)
     if isinstance(text, str) and text.strip():
         return text
     what = "is empty" if text is None or isinstance(text, str) else f"is not a text but {type(text).__name__}"
-    raise InputError(f"'{column}' {what}", where=row.where, remedy="fill it, or remove the row")
+    raise UnusableRow(f"'{column}' {what}", where=row.where, remedy="fill it, or remove the row")
 
 
 def _one_class(train: list[Example], what: str) -> InputError:

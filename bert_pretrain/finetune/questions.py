@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from bert_pretrain.errors import InputError
-from bert_pretrain.finetune.tables import Row, ending_of, read_rows, read_text
+from bert_pretrain.finetune.inputs import LabelledInput, UnusableRow
+from bert_pretrain.finetune.tables import Row, no_rows, read_rows, read_text
 from bert_pretrain.text.records import parse_json, repair_surrogates
 
 
@@ -23,52 +24,70 @@ class Question:
     question: str
     context: str
     answers: list[tuple[str, int]] | None
-    """Text, and the character of the context at which it begins."""
+    """Text, and the character of the context at which it begins; NOT_FOUND if the context does not contain it."""
 
 
-def read_questions(location: str, flag: str) -> list[Question]:
-    """Return the checked questions of an input.
+NOT_FOUND = -1
+_OWN_NAMES = {"context_text": "context", "query_text": "question", "query_id": "id"}
+"""SQuAD's names for those of CMRC 2018."""
+
+
+def read_questions(source: LabelledInput) -> list[Question]:
+    """Return the questions of an input: SQuAD's JSON, that of CMRC 2018, or flat rows.
 
     Raises:
-        InputError: when it cannot be read, a text is empty, an id occurs twice or an answer is not at its position.
+        InputError: when it cannot be read, most rows cannot be used, or an id occurs twice.
     """
-    text = read_text(location) if ending_of(location) == ".json" else ""
-    head = text.lstrip()[:1]
-    is_squad = head == "{" and '"paragraphs"' in text
-    found = list(_read_squad(text, location) if is_squad else _read_flat(location, flag))
-    if not found:
-        raise InputError("it holds no question", where=f"{flag} {location}", remedy="give questions with answers")
-    questions, seen = [], set()
-    for number, (where, name, question, context, answers) in enumerate(found):
-        if answers is None and flag != "--test":
-            raise InputError("the question has no 'answers'", where=where, remedy="give them, or an empty list")
-        name = str(number) if name is None else str(name)
-        if name in seen:
-            raise InputError(f"the id {name!r} occurs twice", where=where, remedy="give each question its own")
-        seen.add(name)
-        for kind, value in (("question", question), ("context", context)):
+    rows = question_rows(source)
+    is_test = source.flag == "--test"
+    has_answers = not is_test or "answers" in rows[0].values
+    seen: set[str] = set()
+
+    def make(number: int, row: Row) -> Question:
+        texts = {name: row.get(name) for name in ("question", "context")}
+        for name, value in texts.items():
             if not isinstance(value, str) or not value.strip():
-                raise InputError(f"its {kind} is empty", where=where, remedy="fill it, or leave the row out")
-        pairs = None if answers is None else [_checked(answer, context, where) for answer in answers]
-        questions.append(Question(number, where, name, question, context, pairs))
-    return questions
+                raise UnusableRow(f"its {name} is empty", where=row.where, remedy="fill it, or leave the row out")
+        name = str(number) if row.values.get("id") is None else str(row.values["id"])
+        if name in seen:
+            raise InputError(f"the id {name!r} occurs twice", where=row.where, remedy="give each question its own")
+        seen.add(name)
+        answers = _answers_of(row, source) if has_answers else None
+        if answers is None:
+            if not is_test:
+                raise UnusableRow("it has no 'answers'", where=row.where, remedy="give them, or an empty list")
+            return Question(number, row.where, name, **texts, answers=None)
+        placed = [_placed(answer, texts["context"], row.where, source) for answer in answers]
+        if placed and source.flag == "--train" and all(start == NOT_FOUND for _, start in placed):
+            raise UnusableRow("its answer is not in its context", where=row.where, remedy="correct or remove it")
+        return Question(number, row.where, name, **texts, answers=placed)
+
+    return source.usable(rows, make)
 
 
-_Found = Iterator[tuple[str, Any, Any, Any, list[tuple[Any, Any]] | None]]
+def question_rows(source: LabelledInput) -> list[Row]:
+    """Return a row with `question`, `context`, and if there are `id` and `answers`, for each question.
+
+    Raises:
+        InputError: when the input cannot be read, or holds no question.
+    """
+    text = read_text(source.location) if source.kind == "json" else ""
+    if '"qas"' not in text:
+        return read_rows(source)
+    rows = list(_flatten(repair_surrogates(parse_json(text, source.location)), source.location))
+    if not rows:
+        raise no_rows(source)
+    return rows
 
 
-def _read_squad(text: str, location: str) -> _Found:
-    content = repair_surrogates(parse_json(text, location))
+def _flatten(content: Any, location: str) -> Iterator[Row]:
+    """Yield the questions of SQuAD's JSON, in paragraphs of articles, or of CMRC's, in a list of paragraphs."""
     try:
-        for article in content["data"]:
-            for paragraph in article["paragraphs"]:
-                for asked in paragraph["qas"]:
-                    answers = asked.get("answers")
-                    pairs = None if answers is None else [(each["text"], each["answer_start"]) for each in answers]
-                    if asked.get("is_impossible"):
-                        pairs = []
-                    where = f"{location}: question {asked.get('id')}"
-                    yield where, asked.get("id"), asked["question"], paragraph["context"], pairs
+        for article in content if isinstance(content, list) else content["data"]:
+            for paragraph in map(_renamed, article.get("paragraphs", [article])):
+                for asked in map(_renamed, paragraph["qas"]):
+                    values = {"context": paragraph["context"], **asked}
+                    yield Row(values, f"{location}: question {asked.get('id')}")
     except (KeyError, TypeError, AttributeError) as error:
         raise InputError(
             f"it does not have SQuAD's format: {type(error).__name__} {error}",
@@ -77,43 +96,52 @@ def _read_squad(text: str, location: str) -> _Found:
         ) from error
 
 
-def _read_flat(location: str, flag: str) -> _Found:
-    rows = read_rows(location, flag)
-    for row in rows:
-        is_labelled = flag != "--test" or "answers" in row.values
-        answers = _pairs(row) if is_labelled else None
-        yield row.where, row.values.get("id"), row.get("question"), row.get("context"), answers
+def _renamed(values: dict[str, Any]) -> dict[str, Any]:
+    return {_OWN_NAMES.get(name, name): value for name, value in values.items()}
 
 
-def _pairs(row: Row) -> list[tuple[Any, Any]] | None:
+def _answers_of(row: Row, source: LabelledInput) -> list[tuple[str, int]] | None:
+    """Return the answers of a row with the positions it gives, empty if there is none, None if that is not known."""
+    if row.values.get("is_impossible"):
+        return []
     answers = row.get("answers")
+    if answers is None:
+        return None
     try:
         if isinstance(answers, dict):
-            return list(zip(answers["text"], answers["answer_start"], strict=True))
-        return None if answers is None else [(each["text"], each["answer_start"]) for each in answers]
-    except (KeyError, TypeError, ValueError) as error:
+            texts = answers["text"]
+            given = list(zip(texts, answers.get("answer_start", [NOT_FOUND] * len(texts)), strict=True))
+        else:
+            found = [{"text": each} if isinstance(each, str) else each for each in answers]
+            given = [(each["text"], each.get("answer_start", NOT_FOUND)) for each in found]
+        pairs = [(text, start if isinstance(start, int) else NOT_FOUND) for text, start in given if text.strip()]
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise InputError(
             "its 'answers' do not have SQuAD's format",
             where=row.where,
             remedy='write {"text": ["…"], "answer_start": [0]}, both lists empty where there is no answer',
         ) from error
+    if len(pairs) < len(given):
+        problem = InputError("an answer is empty", where=row.where, remedy="leave it out, or leave out --strict")
+        source.repair("empty answers read as no answer", problem)
+    return pairs
 
 
-def _checked(answer: tuple[Any, Any], context: str, where: str) -> tuple[str, int]:
+def _placed(answer: tuple[str, int], context: str, where: str, source: LabelledInput) -> tuple[str, int]:
+    """Return an answer at its position, or else at the nearest one at which the context contains it, or NOT_FOUND."""
     text, start = answer
-    if not isinstance(text, str) or not text.strip() or not isinstance(start, int):
-        raise InputError(
-            f"the answer {text!r} at {start!r} is not a text at a whole number", where=where, remedy="correct it"
-        )
-    if start < 0 or context[start : start + len(text)] != text:
-        at = context.find(text)
-        found = f"it is at {at}" if at >= 0 else "the context does not contain it"
-        raise InputError(
-            f"the answer {text[:60]!r} is not in the context at answer_start {start}; {found}",
-            where=where,
-            remedy="count answer_start in characters from 0, and spell the answer as the context does",
-        )
-    return text, start
+    if start >= 0 and context.startswith(text, start):
+        return answer
+    places = [match.start() for match in re.finditer(re.escape(text.strip()), context)]
+    place = min(places, key=lambda each: abs(each - start), default=NOT_FOUND)
+    error = InputError(
+        f"the answer {text[:60]!r} is not in the context at answer_start {start}; "
+        + (f"it is at {place}" if places else "the context does not contain it"),
+        where=where,
+        remedy="count answer_start in characters from 0, and spell the answer as the context does",
+    )
+    source.repair("answers moved to where the context contains them" if places else "answers not in the context", error)
+    return (text.strip() if places else text), place
 
 
 def squad_scores(truth: list[list[str]], found: list[str]) -> dict[str, float]:

@@ -12,7 +12,7 @@ import json
 import os
 import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from operator import attrgetter
 from pathlib import Path
@@ -26,6 +26,7 @@ from bert_pretrain.errors import ConfigError, DataError, InputError
 from bert_pretrain.finetune.answer import Answer
 from bert_pretrain.finetune.classify import Classify
 from bert_pretrain.finetune.finetuned_card import finetuned_card
+from bert_pretrain.finetune.inputs import LabelledInput
 from bert_pretrain.finetune.settings import Settings
 from bert_pretrain.finetune.tag import Tag
 from bert_pretrain.finetune.task import Job, Task, Window, longest_first
@@ -71,6 +72,9 @@ def finetune(
     validation: str | None = None,
     test: str | None = None,
     settings: Settings | None = None,
+    format: str | None = None,
+    columns: Sequence[str] = (),
+    strict: bool = False,
     device: str = "auto",
     overwrite: bool = False,
 ) -> Path:
@@ -84,6 +88,9 @@ def finetune(
         validation: selects the best epoch; a tenth of the training rows by default.
         test: predicted by the best epoch, and scored if labelled.
         settings: all else.
+        format: of the inputs, one of `settings.FORMATS`, where their endings do not tell it.
+        columns: names of the columns, for CSV and TSV without a header.
+        strict: refuse rows that would be repaired or left out.
         device: `auto`, `cpu` or `cuda`.
         overwrite: move another output aside instead of refusing it.
 
@@ -92,12 +99,20 @@ def finetune(
     """
     settings = settings or Settings()
     settings.check(task)
+    if columns and task == "tag":
+        what, remedy = "--columns is for the tasks 'classify' and 'answer', this is 'tag'", "leave it out"
+        raise ConfigError(what, where="--columns", remedy=remedy)
+    inputs = {
+        split: LabelledInput(location, f"--{split}", format, tuple(columns), strict)
+        for split, location in (("train", train), ("validation", validation), ("test", test))
+        if location is not None
+    }
     output = output if output.name not in ("", "..") else output.resolve()
     _check_environment(device)
     opened = open_bert(model, TrainConfig(device="cpu"))  # only for its checks
     settings = settings.resolve(task, opened.max_length)
     head: Task = _TASKS[task](settings, opened.tokenizer)
-    examples = _read(head, {"train": train, "validation": validation, "test": test}, settings.seed)
+    examples = _read(head, inputs, settings.seed)
     identity = _identity(task, head, model, examples, settings)
     work = output.with_name(f"{output.name}.partial")
     with _working_folder(work):
@@ -138,9 +153,13 @@ def _check_environment(device: str) -> None:
         )
 
 
-def _read(task: Task, inputs: dict[str, str | None], seed: int) -> dict[str, list[Any]]:
+def _read(task: Task, inputs: dict[str, LabelledInput], seed: int) -> dict[str, list[Any]]:
     """Return the examples of each split; without an input for validation, a tenth of the training rows is held out."""
-    examples = {split: task.read(source, f"--{split}") for split, source in inputs.items() if source is not None}
+    examples = {}
+    for split, source in inputs.items():
+        examples[split] = task.read(source)
+        if found := source.summary():
+            print(found)
     task.set_labels(examples["train"], examples.get("validation", []), examples.get("test", []))
     if "validation" not in examples:
         train, group_of = examples["train"], attrgetter(task.group_field)

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from bert_pretrain.errors import ConfigError
 
 TASKS = ("classify", "tag", "answer")
+FORMATS = ("csv", "tsv", "json", "jsonl", "parquet", "conll")
+"""Of labelled rows in files; the last is a word and its tag per line."""
 MAX_LENGTH = {"classify": 128, "tag": 128, "answer": 384}
 _OWNERS = {
     "text_field": "classify",

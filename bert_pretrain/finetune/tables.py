@@ -13,9 +13,12 @@ from typing import Any
 
 from bert_pretrain.config import MAX_RECORD_BYTES
 from bert_pretrain.errors import InputError
-from bert_pretrain.storage.files import COMPRESSIONS, open_input
+from bert_pretrain.finetune.inputs import LabelledInput, UnusableRow
+from bert_pretrain.finetune.settings import FORMATS
+from bert_pretrain.storage.files import open_input
 from bert_pretrain.storage.paths import is_url
 from bert_pretrain.text.records import (
+    SURPLUS,
     Record,
     as_record,
     dataset_records,
@@ -24,11 +27,9 @@ from bert_pretrain.text.records import (
     read_records,
     repair_surrogates,
 )
-from bert_pretrain.text.sources import DATASET, FORMATS, READ_ERRORS, Source, damaged
+from bert_pretrain.text.sources import READ_ERRORS, Source, damaged
 from bert_pretrain.text.text_files import ByteRange, Position, check_record_size, text_blocks
 
-ENDINGS = (".csv", ".tsv", ".txt", ".conll", ".json", ".jsonl", ".ndjson", ".parquet")
-_FORMATS = {**FORMATS, ".tsv": "tsv"}
 _SPLITS = {"--train": ("train",), "--validation": ("validation", "dev"), "--test": ("test",)}
 
 
@@ -38,63 +39,84 @@ class Row:
 
     values: dict[str, Any]
     where: str
+    flaw: UnusableRow | None = None
+    """Why its values cannot be used, such as a wrong number of fields."""
 
-    def get(self, column: str) -> Any:
-        """Return a value.
+    def get(self, column: str, flag: str = "") -> Any:
+        """Return a value; `flag` names the column, if there is such a flag.
 
         Raises:
+            UnusableRow: the flaw of the row.
             InputError: when there is no such column, naming the nearest.
         """
+        if self.flaw:
+            raise self.flaw
         if column in self.values:
             return self.values[column]
         names = ", ".join(map(str, self.values)) or "none"
         near = difflib.get_close_matches(column, [str(name) for name in self.values], n=1)
+        how = f"name one of them by {flag}" if flag else f"rename one of them to '{column}'"
         raise InputError(
             f"there is no column '{column}'{f'; did you mean {near[0]!r}?' if near else ''}",
             where=self.where,
-            remedy=f"name one of its columns ({names}) by the flags that end in -field",
+            remedy=f"its columns are {names}: {how}; a table without a header needs --columns NAME,NAME,...",
         )
 
 
-def ending_of(location: str) -> str:
-    """Return the ending that tells the format, without that of a compression."""
-    name = location.removesuffix(next((each for each in COMPRESSIONS if location.endswith(each)), ""))
-    return Path(name).suffix.lower()
-
-
-def read_rows(location: str, flag: str) -> list[Row]:
+def read_rows(source: LabelledInput) -> list[Row]:
     """Return the rows of a table.
-
-    Args:
-        location: a file, a URL, a folder saved by `datasets`, or `dataset:NAME[:config][@split]`.
-        flag: that named it; it chooses the split of a dataset with several.
 
     Raises:
         InputError: when it cannot be read or holds no row.
     """
-    rows = [Row(repair_surrogates(record), str(position)) for record, position in _records(location, flag)]
+    rows = list(_rows(source))
     if not rows:
-        raise InputError("it holds no row", where=f"{flag} {location}", remedy="give a table with rows")
+        raise no_rows(source)
     return rows
 
 
-def _records(location: str, flag: str) -> Iterable[Record]:
-    if location.startswith(DATASET) or Path(location).is_dir():
-        part = ByteRange(Source(location, "dataset", None, ""))
-        return dataset_records(part, [_split_of(open_dataset(location), location, flag)])
-    format_ = _FORMATS.get(ending_of(location))
-    if format_ is None or format_ == "txt":
+def no_rows(source: LabelledInput) -> InputError:
+    where = f"{source.flag} {source.location}"
+    return InputError("it holds no row", where=where, remedy="give a table with rows")
+
+
+def _rows(source: LabelledInput) -> Iterator[Row]:
+    is_delimited = source.kind in ("csv", "tsv")
+    if source.columns and not is_delimited:
         raise InputError(
-            f"the ending of '{location}' is unknown here",
-            where=f"{flag} {location}",
-            remedy=f"supported: {', '.join(ENDINGS)} (each also {', '.join(COMPRESSIONS)}), {DATASET}NAME, depending "
-            "on the task; see docs/finetuning.md",
+            "only CSV and TSV have columns without names",
+            where=f"{source.flag} {source.location}",
+            remedy="leave out --columns, or say by --format csv or tsv that it is such a table",
         )
-    source = _source(location, format_)
-    if format_ == "jsonl" and _begins_array(source):
-        return _array_records(source)
-    records = read_records(ByteRange(source), Counter())
-    return _whole_rows(records) if format_ in ("csv", "tsv") else records
+    for number, (record, position) in enumerate(_records(source)):
+        if number == 0 and any(name == record[name] for name in source.columns):
+            what, remedy = "the first line is a header", "leave out --columns, or remove the line"
+            raise InputError(what, where=str(position), remedy=remedy)
+        surplus = record.pop(SURPLUS, [])
+        missing = [name for name, value in record.items() if value is None] if is_delimited else []
+        flaw = _wrong_width(len(record) - len(missing) + len(surplus), len(record), position)
+        yield Row(repair_surrogates(record), str(position), flaw if surplus or missing else None)
+
+
+def _wrong_width(fields: int, columns: int, position: Position) -> UnusableRow:
+    what = f"the row has {fields} fields, the header {columns}"
+    remedy = 'fix it; in CSV, put text with commas, quotes or line ends in "quotes"'
+    return UnusableRow(what, where=str(position), remedy=remedy)
+
+
+def _records(source: LabelledInput) -> Iterable[Record]:
+    location, kind = source.location, source.kind
+    if kind == "dataset":
+        part = ByteRange(Source(location, "dataset", None, ""))
+        return dataset_records(part, [_split_of(open_dataset(location), location, source.flag)])
+    if kind in ("", "conll"):
+        what = "a tag per word is for the task tag" if kind else f"the ending of '{location}' does not tell its format"
+        remedy = f"name the format by --format ({', '.join(FORMATS)}); see docs/finetuning.md"
+        raise InputError(what, where=f"{source.flag} {location}", remedy=remedy)
+    file = _source(location, "jsonl" if kind == "json" else kind)
+    if file.format == "jsonl" and _begins_array(file):
+        return _array_records(file)
+    return read_records(ByteRange(file), Counter(), header=source.columns, any_width=True)
 
 
 def read_text(location: str) -> str:
@@ -129,18 +151,6 @@ def _array_records(source: Source) -> Iterator[Record]:
     for number, value in enumerate(parse_json(read_text(source.location), source.location), start=1):
         position = Position(ByteRange(source), "record", number)
         yield as_record(value, position), position
-
-
-def _whole_rows(records: Iterable[Record]) -> Iterator[Record]:
-    """Refuse rows of CSV or TSV that lack fields."""
-    for record, position in records:
-        if missing := sum(value is None for value in record.values()):
-            raise InputError(
-                f"the row has {len(record) - missing} fields, the header {len(record)}",
-                where=str(position),
-                remedy='fix it; in CSV, put text with commas, quotes or line ends in "quotes"',
-            )
-        yield record, position
 
 
 def _split_of(splits: dict[str, Any], location: str, flag: str) -> Any:

@@ -4,7 +4,6 @@ Every word is labelled in exactly one window, one in which it has context on bot
 """
 
 from collections import Counter
-from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -12,13 +11,15 @@ from typing import Any
 import numpy as np
 
 from bert_pretrain.errors import InputError
+from bert_pretrain.finetune.inputs import LabelledInput, UnusableRow
 from bert_pretrain.finetune.settings import Settings
-from bert_pretrain.finetune.tables import ending_of, read_rows, read_text
+from bert_pretrain.finetune.tables import Row, no_rows, read_rows, read_text
 from bert_pretrain.finetune.task import IGNORED, Window, encodings, report_long
 from bert_pretrain.text.tokenizer import Tokenizer
 
 OUTSIDE = "O"
-_WORD_PER_LINE = (".tsv", ".txt", ".conll")
+_BEGIN, _INSIDE, _LAST = "BSUW", "IMEL", "SUWEL"
+"""Prefixes of all schemes: of an entity's first word, of its other words, and of its last or only word."""
 
 
 @dataclass(frozen=True)
@@ -44,37 +45,27 @@ class Tag:
         self.tokenizer = tokenizer
         self.tags: list[str] = []
 
-    def read(self, location: str, flag: str) -> list[Example]:
-        if ending_of(location) in _WORD_PER_LINE:
-            sentences = list(_read_word_per_line(location))
-        else:
-            sentences = list(self._read_lists(location, flag))
-        if not sentences:
-            raise InputError("it holds no sentence", where=f"{flag} {location}", remedy="give sentences with tags")
-        examples = []
-        for number, (where, words, tags) in enumerate(sentences):
-            if tags is None and flag != "--test":
-                remedy = "tag every word; O is the tag of words outside of entities"
-                raise InputError("the sentence has no tags", where=where, remedy=remedy)
-            _check(where, words, tags)
-            examples.append(Example(number, where, words, tags))
-        return examples
+    def read(self, source: LabelledInput) -> list[Example]:
+        tokens, column = self.settings.tokens_field, self.settings.tags_field
+        # A file of words and tags often has an ending of its own, such as .train.
+        is_word_per_line = source.kind in ("conll", "tsv", "")
+        rows = read_word_per_line(source, tokens, column) if is_word_per_line else read_rows(source)
+        has_tags = source.flag != "--test" or column in rows[0].values
 
-    def _read_lists(self, location: str, flag: str) -> Iterator[tuple[str, list[str], list[str] | None]]:
-        rows = read_rows(location, flag)
-        column = self.settings.tags_field
-        has_tags = flag != "--test" or column in rows[0].values
-        for row in rows:
-            words, tags = row.get(self.settings.tokens_field), row.get(column) if has_tags else None
-            for name, values in ((self.settings.tokens_field, words), (column, tags)):
-                is_list = isinstance(values, list) and all(isinstance(value, str) for value in values)
-                if not is_list and (values is not None or name != column):
-                    raise InputError(
-                        f"'{name}' is not a list of words",
-                        where=row.where,
-                        remedy='write lists of equal length: "tokens": ["Anna", "sings"], "tags": ["B-PER", "O"]',
-                    )
-            yield row.where, words, tags
+        def make(number: int, row: Row) -> Example:
+            words = _words_of(row, tokens, "--tokens-field")
+            tags = _words_of(row, column, "--tags-field") if has_tags else None
+            if tags is None and source.flag != "--test":
+                remedy = "tag every word; O is the tag of words outside of entities"
+                raise UnusableRow("the sentence has no tags", where=row.where, remedy=remedy)
+            if not words:
+                raise UnusableRow("there are no words", where=row.where, remedy="remove the row")
+            if tags is not None and len(words) != len(tags):
+                what = f"'{tokens}' and '{column}' differ in length"
+                raise UnusableRow(what, where=row.where, remedy="give each word one tag")
+            return Example(number, row.where, words, None if tags is None else as_bio(tags, row.where, source))
+
+        return source.usable(rows, make)
 
     def set_labels(self, train: list[Example], validation: list[Example], test: list[Example]) -> None:
         kinds = sorted({tag[2:] for example in train for tag in example.tags or () if tag != OUTSIDE})
@@ -200,46 +191,78 @@ def spans(lengths: list[int], room: int) -> list[Span]:
     return [Span(*bounds, *own) for bounds, own in zip(shown, pairwise(borders), strict=True)]
 
 
-def _read_word_per_line(location: str) -> Iterator[tuple[str, list[str], list[str] | None]]:
-    """Read CoNLL's format: first on a line the word, last the tag; an empty line ends a sentence."""
+def read_word_per_line(source: LabelledInput, tokens_field: str, tags_field: str) -> list[Row]:
+    """Read CoNLL's format: first on a line the word, last the tag; an empty line ends a sentence.
+
+    Raises:
+        InputError: when it cannot be read, or holds no sentence.
+    """
+    rows: list[Row] = []
     words: list[str] = []
     tags: list[str] = []
     begin = 1
-    for number, line in enumerate([*read_text(location).split("\n"), ""], start=1):
+    flaw: UnusableRow | None = None
+    for number, line in enumerate([*read_text(source.location).split("\n"), ""], start=1):
         if not line.strip() or line.startswith("-DOCSTART-"):
             if words:
-                yield f"{location}: line {begin}", words, tags
-            words, tags, begin = [], [], number + 1
+                rows.append(Row({tokens_field: words, tags_field: tags}, f"{source.location}: line {begin}", flaw))
+            words, tags, begin, flaw = [], [], number + 1, None
             continue
         # Other blanks do not separate: a no-break space may be inside a number such as 10 000.
-        line = line.strip(" \t\r")
-        fields = [field for field in (line.split("\t") if "\t" in line else line.split(" ")) if field.strip()]
-        if len(fields) < 2:
-            raise InputError(
-                f"the word {line.strip()!r} has no tag",
-                where=f"{location}: line {number}",
-                remedy="write word TAB tag; for words without tags give JSONL with 'tokens'",
-            )
-        words.append(fields[0])
+        text = line.strip(" \t\r")
+        fields = [field for field in (text.split("\t") if "\t" in text else text.split(" ")) if field.strip()]
+        is_blank_word = len(fields) == 1 and line[0].isspace()
+        if len(fields) == 1 and not is_blank_word:
+            flaw = _untagged(f"{source.location}: line {number}")
+        words.append("" if is_blank_word else fields[0])
         tags.append(fields[-1])
+    if not rows:
+        raise no_rows(source)
+    return rows
 
 
-def _check(where: str, words: list[str], tags: list[str] | None) -> None:
-    if not words or not all(word.strip() for word in words):
-        what = "there is an empty word" if words else "there are no words"
-        raise InputError(what, where=where, remedy="remove or correct it")
-    if tags is None:
-        return
-    if len(words) != len(tags):
-        what = f"there are {len(words)} words and {len(tags)} tags"
-        raise InputError(what, where=where, remedy="give each word one tag")
-    for before, tag in pairwise([OUTSIDE, *tags]):
-        if tag != OUTSIDE and not (tag[:2] in ("B-", "I-") and len(tag) > 2):
+def _untagged(where: str) -> UnusableRow:
+    remedy = "write word TAB tag; for words without tags give JSONL with 'tokens'"
+    return UnusableRow("a word has no tag", where=where, remedy=remedy)
+
+
+def as_bio(tags: list[str], where: str, source: LabelledInput) -> list[str]:
+    """Return the tags of a sentence as BIO, from BIO with stray `I-`, IOB1, IOBES (BIOES, BMES) or BILOU.
+
+    Raises:
+        UnusableRow: for a tag of another scheme.
+        InputError: with `source.strict`, for all but BIO.
+    """
+    found = []
+    open_kind = ""  # of the entity that the next tag may continue
+    for tag in tags:
+        prefix, _, kind = tag.partition("-")
+        if tag == OUTSIDE:
+            open_kind = ""
+            found.append(tag)
+            continue
+        if not kind or prefix not in _BEGIN + _INSIDE:
             remedy = "write O, B-KIND for the first word of an entity and I-KIND for its other words"
-            raise InputError(f"the tag {tag!r} is not BIO", where=where, remedy=remedy)
-        if tag.startswith("I-") and before[2:] != tag[2:]:
-            raise InputError(
-                f"the tag {tag!r} continues an entity that {before!r} before it did not begin",
-                where=where,
-                remedy=f"write B-{tag[2:]} for its first word; files of the IOB1 kind must be converted",
-            )
+            raise UnusableRow(f"the tag {tag!r} is not BIO", where=where, remedy=remedy)
+        if prefix not in "BI":
+            error = InputError(f"the tag {tag!r} is not BIO", where=where, remedy="convert it, or leave out --strict")
+            source.repair("tags of IOBES or BILOU read as BIO", error)
+        if prefix in _INSIDE and kind != open_kind:
+            what = f"the tag {tag!r} continues an entity that no tag before it began"
+            remedy = f"write B-{kind} for its first word, or leave out --strict"
+            source.repair("I- tags that begin an entity read as B-", InputError(what, where=where, remedy=remedy))
+        found.append(f"{'I' if prefix in _INSIDE and kind == open_kind else 'B'}-{kind}")
+        open_kind = "" if prefix in _LAST else kind
+    return found
+
+
+def _words_of(row: Row, column: str, flag: str) -> list[str] | None:
+    """Return the words or tags in a column; None if there are none."""
+    values = row.get(column, flag)
+    if values is None or (isinstance(values, list) and all(isinstance(value, str) for value in values)):
+        return values
+    raise InputError(
+        f"'{column}' is not a list of words",
+        where=row.where,
+        remedy='write lists of equal length: "tokens": ["Anna", "sings"], "tags": ["B-PER", "O"]',
+    )

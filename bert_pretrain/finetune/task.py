@@ -11,6 +11,7 @@ from tokenizers import Encoding
 from tokenizers import Tokenizer as Backend
 from torch import Tensor
 
+from bert_pretrain.finetune.inputs import LabelledInput
 from bert_pretrain.finetune.settings import Settings
 from bert_pretrain.text.tokenizer import Tokenizer
 
@@ -50,8 +51,8 @@ class Task(Protocol):
     group_field: str
     """Examples with the same value of this field are held out together."""
 
-    def read(self, location: str, flag: str) -> list[Any]:
-        """Return the checked examples of an input; raises `InputError`."""
+    def read(self, source: LabelledInput) -> list[Any]:
+        """Return the checked examples of an input, to which it adds what was repaired; raises `InputError`."""
 
     def set_labels(self, train: list[Any], validation: list[Any], test: list[Any]) -> None:
         """Take the labels from the training examples and check the others; raises `InputError`."""

@@ -31,6 +31,8 @@ _DIALECTS: dict[str, dict[str, Any]] = {
     "csv": {"strict": True},
     "tsv": {"delimiter": "\t", "quoting": csv.QUOTE_NONE},
 }
+SURPLUS: Any = None
+"""The key of a list of the fields that a row has beyond the header's, as in `csv.DictReader`."""
 _NAME_THE_FIELD = "name the field of the text: --set data.text_field=NAME (embed and evaluate: --text-field NAME)"
 
 
@@ -44,6 +46,8 @@ def read_records(
     columns: Sequence[str] = (),
     strict: bool = True,
     max_bytes: int = MAX_RECORD_BYTES,
+    header: Sequence[str] = (),
+    any_width: bool = False,
 ) -> Iterator[Record]:
     """Yield each record of a source that is not `.txt`, with its position.
 
@@ -53,6 +57,8 @@ def read_records(
         columns: those needed, which a table must have; of Parquet and `datasets` only these are read. All if empty.
         strict: whether text that is not UTF-8 is an error instead of being repaired.
         max_bytes: of a record; those of `datasets` may be larger.
+        header: the names of the columns, if CSV or TSV has no header.
+        any_width: whether to yield rows of CSV or TSV with more fields than the header, instead of refusing them.
 
     Raises:
         InputError: naming file and position, when the source cannot be read or parsed, or a record is too large.
@@ -60,7 +66,7 @@ def read_records(
     if part.source.format == "jsonl":
         return _read_jsonl(part, counts, strict, max_bytes)
     if part.source.format in _DIALECTS:
-        return _read_csv(part, counts, columns, strict, max_bytes)
+        return _read_csv(part, counts, columns, strict, max_bytes, header, any_width)
     if part.source.format == "parquet":
         return _read_parquet(part, columns, max_bytes)
     return dataset_records(part, open_dataset(part.source.location).values(), columns)
@@ -153,7 +159,13 @@ def as_record(value: Any, position: Position) -> dict[str, Any]:
 
 
 def _read_csv(
-    part: ByteRange, counts: Counter[str], columns: Sequence[str], strict: bool, max_bytes: int
+    part: ByteRange,
+    counts: Counter[str],
+    columns: Sequence[str],
+    strict: bool,
+    max_bytes: int,
+    header: Sequence[str],
+    any_width: bool,
 ) -> Iterator[Record]:
     """Yield the rows of CSV or TSV; the fields that a short row lacks are None."""
     csv.field_size_limit(max_bytes)
@@ -169,14 +181,16 @@ def _read_csv(
 
     reader = csv.reader(lines(), **_DIALECTS[part.source.format])
     try:
-        names = next(reader, [])
+        names = list(header) or next(reader, [])
         _check_columns(part, columns, names)
         position, num_bytes = Position(part, "line", reader.line_num + 1), 0
         for row in reader:
-            if len(row) > len(names):  # a comma in an unquoted text would cut the text
+            surplus = row[len(names) :]
+            if surplus and not any_width:  # a comma in an unquoted text would cut the text
                 raise _not_csv(f"the row has {len(row)} fields, the header {len(names)}", position)
             if row:
-                yield dict(itertools.zip_longest(names, row)), position
+                record = dict(itertools.zip_longest(names, row[: len(names)]))
+                yield record | ({SURPLUS: surplus} if surplus else {}), position
             else:
                 counts["blank_lines"] += 1
             position, num_bytes = Position(part, "line", reader.line_num + 1), 0

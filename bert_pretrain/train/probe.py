@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from bert_pretrain.errors import ConfigError
 from bert_pretrain.finetune.classify import Classify
+from bert_pretrain.finetune.inputs import LabelledInput
 from bert_pretrain.finetune.settings import Settings
 from bert_pretrain.rng import Permutation
 from bert_pretrain.text.tokenizer import Tokenizer
@@ -92,7 +93,7 @@ def _read(location: str, tokenizer: Tokenizer) -> tuple[list[Text], Tensor]:
     """Return the texts of a table, and the number of the class of each, (texts,) int64."""
     if not Path(location).is_file():
         raise ConfigError(f"there is no file '{location}'", where=KEY, remedy="name a table with 'text' and 'label'")
-    examples = Classify(Settings(), tokenizer).read(location, KEY)
+    examples = Classify(Settings(), tokenizer).read(LabelledInput(location, KEY, strict=True))
     names, labels = np.unique([str(example.label) for example in examples], return_inverse=True)
     if len(names) < 2 or not MIN_ROWS <= len(examples) <= MAX_ROWS:
         raise ConfigError(

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from bert_pretrain.finetune.answer import Answer
+from bert_pretrain.finetune.inputs import LabelledInput
 from bert_pretrain.finetune.questions import read_questions, squad_scores, word_f1, words_of
 from bert_pretrain.finetune.settings import Settings
 from bert_pretrain.text.tokenizer import Tokenizer
@@ -24,7 +25,7 @@ def squad(tmp_path: Path) -> Path:
 
 
 def test_squad_and_flat_rows_are_the_same_questions(tmp_path: Path) -> None:
-    nested = read_questions(str(squad(tmp_path)), "--train")
+    nested = read_questions(LabelledInput(str(squad(tmp_path)), "--train"))
     rows = [
         {
             "id": question.id,
@@ -36,7 +37,7 @@ def test_squad_and_flat_rows_are_the_same_questions(tmp_path: Path) -> None:
         for question in nested
     ]
     (tmp_path / "flat.json").write_text(json.dumps(rows))
-    flat = read_questions(str(tmp_path / "flat.json"), "--train")
+    flat = read_questions(LabelledInput(str(tmp_path / "flat.json"), "--train"))
     contents = [[(each.id, each.question, each.context, each.answers) for each in some] for some in (nested, flat)]
     assert contents[0] == contents[1]
     assert nested[1].answers == []
@@ -47,7 +48,7 @@ def test_labels_mark_the_pieces_of_the_raw_answer_in_every_window_that_holds_it(
     tokens += [f"##{token}" for token in "abcdefghijklmnopqrstuvwxyz0123456789"]
     tokenizer = Tokenizer(tokens, lowercase=True, strip_accents=None, handle_chinese_chars=True)
     task = Answer(Settings(max_length=24, stride=8).resolve("answer", 64), tokenizer)
-    examples = read_questions(str(squad(tmp_path)), "--train")
+    examples = read_questions(LabelledInput(str(squad(tmp_path)), "--train"))
     windows = task.encode(examples, "validation")
     assert not any(window.positions for window in task.encode(examples, "train"))
     own = [window for window in windows if window.example == 0]

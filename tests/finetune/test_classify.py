@@ -7,6 +7,7 @@ import pytest
 from tokenizers import Tokenizer as Backend
 
 from bert_pretrain.finetune.classify import Classify, longest_first_lengths
+from bert_pretrain.finetune.inputs import LabelledInput
 from bert_pretrain.finetune.settings import Settings
 from bert_pretrain.text.tokenizer import Tokenizer
 
@@ -37,7 +38,7 @@ def test_texts_and_pairs_are_what_the_library_makes_of_them(
         task = Classify(Settings(max_length=16, pair_field=pair_field), tokenizer)
         rows = [f'{{"text": "{text}", "pair": "{text} ?", "label": {number}}}' for number, text in enumerate(texts)]
         (tmp_path / "a.jsonl").write_text("\n".join(rows), encoding="utf-8")
-        examples = task.read(str(tmp_path / "a.jsonl"), "--train")
+        examples = task.read(LabelledInput(str(tmp_path / "a.jsonl"), "--train"))
         task.set_labels(examples, [], [])
         windows = task.encode(examples, "train")
         peers = backend.encode_batch([(text, f"{text} ?") if pair_field else text for text in texts])
@@ -56,5 +57,5 @@ def test_classes_of_a_dataset_keep_their_order_and_numbers_have_theirs(tokenizer
     (tmp_path / "numbers.csv").write_text("text,label\nfilm,10\nbook,9\nday,x\n")
     for source, classes in (("saved", ["b", "c", "a"]), ("numbers.csv", ["9", "10", "x"])):
         task = Classify(Settings(), tokenizer)
-        task.set_labels(task.read(str(tmp_path / source), "--train"), [], [])
+        task.set_labels(task.read(LabelledInput(str(tmp_path / source), "--train")), [], [])
         assert task.classes == classes

@@ -10,6 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from bert_pretrain.errors import InputError
+from bert_pretrain.finetune.inputs import LabelledInput
 from bert_pretrain.finetune.tables import read_rows
 
 ROWS = [{"text": 'NA, "quoted"', "label": "007"}, {"text": "null", "label": "None"}, {"text": "天气", "label": "1.0"}]
@@ -25,8 +26,8 @@ def test_every_format_gives_the_same_rows(tmp_path: Path) -> None:
     (tmp_path / "a.json").write_text(json.dumps(ROWS, indent=1))
     datasets.Dataset.from_list(ROWS).save_to_disk(tmp_path / "saved")
     for location in ("a.csv", "a.csv.gz", "a.tsv", "a.parquet", "a.jsonl", "a.json", "saved"):
-        assert [row.values for row in read_rows(str(tmp_path / location), "--train")] == ROWS, location
-    assert [row.values for row in read_rows(f"dataset:{tmp_path}/saved", "--train")] == ROWS
+        assert [row.values for row in read_rows(LabelledInput(str(tmp_path / location), "--train"))] == ROWS, location
+    assert [row.values for row in read_rows(LabelledInput(f"dataset:{tmp_path}/saved", "--train"))] == ROWS
 
 
 def test_a_dataset_gives_the_split_of_the_flag_and_the_names_of_its_classes(tmp_path: Path) -> None:
@@ -38,31 +39,30 @@ def test_a_dataset_gives_the_split_of_the_flag_and_the_names_of_its_classes(tmp_
 
     datasets.DatasetDict(train=split(0), validation=split(1), test=split(-1)).save_to_disk(tmp_path / "saved")
     for flag, name in (("--train", "neg"), ("--validation", "pos"), ("--test", None)):
-        (row,) = read_rows(str(tmp_path / "saved"), flag)
+        (row,) = read_rows(LabelledInput(str(tmp_path / "saved"), flag))
         assert row.values == {"label": name, "tags": ["neg", "pos"]}
-    (row,) = read_rows(f"dataset:{tmp_path}/saved@validation", "--train")
+    (row,) = read_rows(LabelledInput(f"dataset:{tmp_path}/saved@validation", "--train"))
     assert row.values["label"] == "pos"
 
 
 def test_the_only_split_serves_for_its_own_flag_or_under_a_name_that_belongs_to_none(tmp_path: Path) -> None:
     for name in ("train", "all"):
         datasets.DatasetDict({name: datasets.Dataset.from_list([{"label": name}])}).save_to_disk(tmp_path / name)
-    assert read_rows(str(tmp_path / "train"), "--train")[0].values == {"label": "train"}
-    assert read_rows(str(tmp_path / "all"), "--test")[0].values == {"label": "all"}
+    assert read_rows(LabelledInput(str(tmp_path / "train"), "--train"))[0].values == {"label": "train"}
+    assert read_rows(LabelledInput(str(tmp_path / "all"), "--test"))[0].values == {"label": "all"}
     with pytest.raises(InputError, match="has the splits train"):
-        read_rows(str(tmp_path / "train"), "--test")
+        read_rows(LabelledInput(str(tmp_path / "train"), "--test"))
 
 
 def test_half_of_a_surrogate_pair_becomes_a_question_mark(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_text('{"text": "half \\ud83d", "more": [{"\\uDE00": "whole \\ud83d\\ude00"}]}\n')
-    (row,) = read_rows(str(tmp_path / "a.jsonl"), "--train")
+    (row,) = read_rows(LabelledInput(str(tmp_path / "a.jsonl"), "--train"))
     assert row.values == {"text": "half ?", "more": [{"?": "whole \U0001f600"}]}
 
 
 @pytest.mark.parametrize(
     ("name", "content", "what", "where"),
     [
-        ("a.csv", b"text,label\na,b\nc\n", "1 fields, the header 2", "a.csv: line 3"),
         ("a.csv", b'text,label\n"a,b\n', "not CSV: unexpected end", "a.csv: line 2"),
         ("a.tsv", b"text\tlabel\na\xff\tb\n", "not UTF-8: invalid start byte, byte 0xff", "a.tsv: line 2"),
         ("a.jsonl", b"[1]\n", "not an object but int", "a.jsonl: record 1"),
@@ -73,12 +73,12 @@ def test_half_of_a_surrogate_pair_becomes_a_question_mark(tmp_path: Path) -> Non
 def test_what_is_damaged_is_named_by_its_line(tmp_path: Path, name: str, content: bytes, what: str, where: str) -> None:
     (tmp_path / name).write_bytes(content)
     with pytest.raises(InputError, match=what) as caught:
-        read_rows(str(tmp_path / name), "--train")
+        read_rows(LabelledInput(str(tmp_path / name), "--train"))
     assert where in caught.value.where
 
 
 def test_what_is_not_there_is_told(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="no such file"):
-        read_rows(str(tmp_path / "a.csv"), "--train")
+        read_rows(LabelledInput(str(tmp_path / "a.csv"), "--train"))
     with pytest.raises(InputError, match="datasets cannot open"):
-        read_rows("dataset:surely/nowhere", "--train")
+        read_rows(LabelledInput("dataset:surely/nowhere", "--train"))

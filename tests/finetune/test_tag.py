@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bert_pretrain.errors import InputError
+from bert_pretrain.finetune.inputs import LabelledInput
 from bert_pretrain.finetune.settings import Settings
 from bert_pretrain.finetune.tag import Tag, entity_scores, spans
 from bert_pretrain.text.tokenizer import Tokenizer
@@ -45,22 +46,24 @@ def test_words_a_line_and_lists_are_the_same(task: Tag, tmp_path: Path) -> None:
         '{"tokens": ["anna", "sings"], "tags": ["B-PER", "O"]}\n'
         '{"tokens": ["in", "berlin", "."], "tags": ["O", "B-LOC", "O"]}\n'
     )
-    found = {name: task.read(str(tmp_path / name), "--train") for name in ("a.tsv", "a.conll", "a.jsonl")}
+    found = {
+        name: task.read(LabelledInput(str(tmp_path / name), "--train")) for name in ("a.tsv", "a.conll", "a.jsonl")
+    }
     contents = {name: [task.content(example) for example in examples] for name, examples in found.items()}
     assert contents["a.tsv"] == contents["a.conll"] == contents["a.jsonl"]
     assert [example.where.rpartition(" ")[2] for example in found["a.tsv"]] == ["3", "7"]
     (tmp_path / "c.conll").write_text("10\u00a0000 CD B-NUM\r\na\u2028b NN O\r\n", newline="")
-    (example,) = task.read(str(tmp_path / "c.conll"), "--train")
+    (example,) = task.read(LabelledInput(str(tmp_path / "c.conll"), "--train"))
     assert (example.words, example.tags) == (["10\u00a0000", "a\u2028b"], ["B-NUM", "O"])
     (tmp_path / "b.tsv").write_text("anna\tO\nlonely\n")
-    with pytest.raises(InputError, match="'lonely' has no tag"):
-        task.read(str(tmp_path / "b.tsv"), "--train")
+    with pytest.raises(InputError, match="a word has no tag"):
+        task.read(LabelledInput(str(tmp_path / "b.tsv"), "--train"))
 
 
 def test_the_first_piece_of_a_word_carries_its_tag(task: Tag, tmp_path: Path) -> None:
     # Of a control character the normaliser leaves nothing; the word keeps a place all the same.
     (tmp_path / "a.jsonl").write_text('{"tokens": ["sings", "\\u0007", "berlin"], "tags": ["O", "O", "B-LOC"]}\n')
-    examples = task.read(str(tmp_path / "a.jsonl"), "--train")
+    examples = task.read(LabelledInput(str(tmp_path / "a.jsonl"), "--train"))
     task.set_labels(examples, [], [])
     (window,) = task.encode(examples, "train")
     assert [TOKENS[token] for token in window.input_ids] == ["[CLS]", "sing", "##s", "[UNK]", "ber", "##lin", "[SEP]"]

@@ -1,0 +1,94 @@
+"""An input of labelled rows, and what was repaired in it or left out.
+
+Files as benchmarks distribute them have flaws: empty rows, stray tags, answers that are not where they should be. What
+has one meaning is repaired, other rows are left out, and both are counted by reason for one message.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TypeVar
+
+from bert_pretrain.errors import ConfigError, InputError
+from bert_pretrain.finetune.settings import FORMATS
+from bert_pretrain.storage.files import COMPRESSIONS
+from bert_pretrain.text.sources import DATASET
+
+_BY_ENDING = {f".{name}": name for name in FORMATS} | {".ndjson": "jsonl", ".txt": ""}
+R = TypeVar("R")
+E = TypeVar("E")
+
+
+class UnusableRow(InputError):
+    """A row that cannot be used: it is left out and counted, or refused with `--strict`."""
+
+
+@dataclass
+class LabelledInput:
+    """What to read and how; collects what was repaired or left out."""
+
+    location: str
+    """A file, a URL, a folder saved by `datasets`, or `dataset:NAME[:config][@split]`."""
+    flag: str
+    """It named the input. It chooses the split of a dataset with several, and rows of `--test` may have no label."""
+    format: str | None = None
+    """One of `FORMATS`; None: as the ending says."""
+    columns: tuple[str, ...] = ()
+    """The columns of CSV or TSV without a header."""
+    strict: bool = False
+    """Refuse instead of repairing and leaving out."""
+    repairs: Counter[str] = field(default_factory=Counter)
+    left_out: Counter[str] = field(default_factory=Counter)
+    first: dict[str, str] = field(default_factory=dict)
+    """The position of the first row that was left out for a reason."""
+
+    def __post_init__(self) -> None:
+        if self.format is not None and self.format not in FORMATS:
+            what, remedy = f"there is no format '{self.format}'", f"choose one of {', '.join(FORMATS)}"
+            raise ConfigError(what, where="--format", remedy=remedy)
+
+    @property
+    def kind(self) -> str:
+        """The format: "dataset", that given, or that of the ending; "" if the ending tells none."""
+        if self.location.startswith(DATASET) or Path(self.location).is_dir():
+            return "dataset"
+        compression = next((ending for ending in COMPRESSIONS if self.location.endswith(ending)), "")
+        ending = Path(self.location.removesuffix(compression)).suffix.lower()
+        return _BY_ENDING.get(ending, "") if self.format is None else self.format
+
+    def repair(self, what: str, error: InputError) -> None:
+        """Count a repair, said in the plural; with `strict` raise the error instead."""
+        if self.strict:
+            raise error
+        self.repairs[what] += 1
+
+    def usable(self, rows: Iterable[R], make: Callable[[int, R], E]) -> list[E]:
+        """Return what `make(number, row)` makes of each row; those for which it raises `UnusableRow` are left out.
+
+        Raises:
+            InputError: for the first unusable row with `strict`, or if more than half of the rows are unusable.
+        """
+        made: list[E] = []
+        first: UnusableRow | None = None
+        for number, row in enumerate(rows):
+            try:
+                made.append(make(number, row))
+            except UnusableRow as error:
+                if self.strict:
+                    raise
+                first = first or error
+                self.left_out[error.what] += 1
+                self.first.setdefault(error.what, error.where)
+        unusable = self.left_out.total()
+        if first and unusable > len(made):
+            what = f"{first.what}; {unusable:,} of {unusable + len(made):,} rows cannot be used"
+            raise InputError(what, where=first.where, remedy=first.remedy)
+        return made
+
+    def summary(self) -> str:
+        """Return one message with all counts, "" if nothing was repaired or left out."""
+        found = [f"{what}: {count:,}" for what, count in self.repairs.items()]
+        for what, count in self.left_out.items():
+            found.append(f"left out, since {what}: {count:,} ({self.first[what].removeprefix(f'{self.location}: ')})")
+        return f"{self.flag} {self.location}: {'; '.join(found)} (--strict refuses this)" if found else ""

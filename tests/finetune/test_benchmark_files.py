@@ -1,0 +1,242 @@
+"""Files as benchmarks distribute them are read; what is repaired or left out is counted by reason, or refused."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bert_pretrain.errors import ConfigError, InputError
+from bert_pretrain.finetune.answer import Answer
+from bert_pretrain.finetune.classify import Classify
+from bert_pretrain.finetune.inputs import LabelledInput
+from bert_pretrain.finetune.settings import Settings
+from bert_pretrain.finetune.tag import Tag, as_bio
+from bert_pretrain.text.tokenizer import Tokenizer
+
+Read = Callable[..., tuple[list[Any], str]]
+COLA = "own1\t1\t\tthe day was fine .\nown1\t0\t*\tday the fine was .\nown2\t1\t\tthe film is good .\n"
+LCQMC = "天气 怎样\t今天 天气\t1\n天气 怎样\t你 是 谁\t0\n"
+CONLL_2003 = """-DOCSTART- -X- O O
+
+Paris NNP I-NP I-LOC
+Berlin NNP B-NP B-LOC
+wins VBZ I-VP O
+
+Anna NNP I-NP I-PER
+Lee NNP I-NP I-PER
+"""
+
+
+@pytest.fixture
+def read(toy_model: Path, tmp_path: Path) -> Read:
+    """Write a file and read it: `read("tag", "eng.train", text, flag=..., settings={...}, format=...)`."""
+    tasks = {"classify": Classify, "tag": Tag, "answer": Answer}
+
+    def read_one(
+        task: str, name: str, content: str, flag: str = "--train", settings: Any = None, **how: Any
+    ) -> tuple[list[Any], str]:
+        (tmp_path / name).write_text(content, encoding="utf-8", newline="")
+        source = LabelledInput(str(tmp_path / name), flag, **how)
+        head = tasks[task](Settings(**settings or {}), Tokenizer.load(toy_model))
+        return head.read(source), source.summary().removeprefix(f"{flag} {tmp_path}/{name}: ")
+
+    return read_one
+
+
+def test_conll_2003_is_read_with_its_ending_and_its_iob1(read: Read) -> None:
+    for name, how in (("eng.train", {}), ("train.csv", {"format": "conll"})):
+        first, second = read("tag", name, CONLL_2003, **how)[0]
+        assert (first.words, first.tags) == (["Paris", "Berlin", "wins"], ["B-LOC", "B-LOC", "O"])
+        assert (second.words, second.tags) == (["Anna", "Lee"], ["B-PER", "I-PER"])
+    summary = read("tag", "eng.train", CONLL_2003)[1]
+    assert summary == "I- tags that begin an entity read as B-: 2 (--strict refuses this)"
+    with pytest.raises(InputError, match="'I-LOC' continues an entity that no tag before it began") as caught:
+        read("tag", "eng.train", CONLL_2003, strict=True)
+    assert caught.value.where.endswith("eng.train: line 3")
+
+
+def test_one_stray_tag_does_not_refuse_a_file(read: Read) -> None:
+    text = "人 B-PER\n民 I-PER\n\n" * 50 + "日 O\n报 I-ORG\n"
+    examples, summary = read("tag", "example.train", text)
+    assert examples[-1].tags == ["O", "B-ORG"]
+    assert summary.startswith("I- tags that begin an entity read as B-: 1 ")
+
+
+KINDS = st.sampled_from(["PER", "LOC"])
+ENTITIES = st.lists(st.one_of(st.none(), st.tuples(KINDS, st.integers(1, 4))), min_size=1, max_size=8)
+SCHEMES = {"IOBES": "BIES", "BMES": "BMES", "BILOU": "BILU", "BMEWO": "BMEW"}
+
+
+@given(ENTITIES, st.sampled_from(sorted(SCHEMES)))
+def test_every_scheme_tells_the_same_entities(entities: list[tuple[str, int] | None], scheme: str) -> None:
+    first, inner, last, single = SCHEMES[scheme]
+    ours, theirs = [], []
+    for entity in entities:
+        if entity is None:
+            ours.append("O")
+            theirs.append("O")
+            continue
+        kind, length = entity
+        ours += [f"B-{kind}", *[f"I-{kind}"] * (length - 1)]
+        prefixes = [single] if length == 1 else [first, *[inner] * (length - 2), last]
+        theirs += [f"{prefix}-{kind}" for prefix in prefixes]
+    source = LabelledInput("a", "--train")
+    assert as_bio(theirs, "", source) == ours
+    assert source.repairs.total() == sum(tag[0] not in "OBI" for tag in theirs)
+    # IOB1 writes B- only between two entities of one kind.
+    iob1 = [
+        f"I-{tag[2:]}" if tag[0] == "B" and (before == "O" or before[2:] != tag[2:]) else tag
+        for before, tag in zip(["O", *ours], ours, strict=False)
+    ]
+    assert as_bio(iob1, "", LabelledInput("a", "--train")) == ours
+    assert as_bio(ours, "", LabelledInput("a", "--train", strict=True)) == ours
+
+
+def test_a_blank_word_keeps_its_place_and_a_sentence_with_an_untagged_word_is_left_out(read: Read) -> None:
+    text = "人 O\n\u3000 O\n  B-LOC\n\n民 O\nlonely\n\n日 O\n"
+    examples, summary = read("tag", "a.conll", text)
+    assert [example.words for example in examples] == [["人", "", ""], ["日"]]
+    assert examples[0].tags == ["O", "O", "B-LOC"]
+    assert [example.row for example in examples] == [0, 2]
+    assert summary == "left out, since a word has no tag: 1 (line 6) (--strict refuses this)"
+
+
+def test_tables_without_a_header_get_the_names_of_their_columns(read: Read) -> None:
+    examples, summary = read("classify", "in_domain_train.tsv", COLA, columns=("source", "label", "star", "text"))
+    assert [(each.text, each.label) for each in examples[:2]] == [
+        ("the day was fine .", "1"),
+        ("day the fine was .", "0"),
+    ]
+    assert len(examples) == 3
+    assert not summary
+    settings = {"pair_field": "pair"}
+    (first, _), _ = read(
+        "classify", "train.txt", LCQMC, settings=settings, format="tsv", columns=("text", "pair", "label")
+    )
+    assert (first.text, first.pair, first.label) == ("天气 怎样", "今天 天气", "1")
+    with pytest.raises(InputError, match="no column 'text'") as caught:
+        read("classify", "in_domain_train.tsv", COLA)
+    assert "--columns NAME,NAME,..." in caught.value.remedy
+    with pytest.raises(InputError, match="the row has 4 fields, the header 2"):
+        read("classify", "in_domain_train.tsv", COLA, columns=("text", "label"))
+    with pytest.raises(InputError, match="first line is a header"):
+        read("classify", "a.csv", "text,label\na,b\n", columns=("text", "label"))
+    with pytest.raises(InputError, match="only CSV and TSV"):
+        read("classify", "a.jsonl", "{}", columns=("text", "label"))
+
+
+def test_rows_that_cannot_be_used_are_left_out_and_counted(read: Read) -> None:
+    lines = ["good\ta", "bad\tb", "\ta", " \tb", "fine\t", "poor", "book\tb\tmore", "", "film\ta"]
+    text = "\n".join(["text\tlabel", *lines, *["day\ta"] * 10])
+    examples, summary = read("classify", "a.tsv", text)
+    assert [example.row for example in examples[:3]] == [0, 1, 7]
+    assert summary == (
+        "left out, since 'text' is empty: 2 (line 4); left out, since 'label' holds no label: 1 (line 6); "
+        "left out, since the row has 1 fields, the header 2: 1 (line 7); "
+        "left out, since the row has 3 fields, the header 2: 1 (line 8) (--strict refuses this)"
+    )
+    with pytest.raises(InputError, match="'text' is empty"):
+        read("classify", "a.tsv", text, strict=True)
+    # Rows without a label may be predicted.
+    assert len(read("classify", "a.tsv", "text\tlabel\nfine\t\ngood\ta\n", flag="--test")[0]) == 2
+
+
+def test_a_file_of_which_most_rows_cannot_be_used_is_refused(read: Read) -> None:
+    with pytest.raises(InputError, match="'text' is empty; 2 of 3 rows cannot be used") as caught:
+        read("classify", "a.csv", "text,label\n,a\n,b\nfine,a\n")
+    assert caught.value.where.endswith("line 2")
+
+
+CONTEXT = "北京 是 首都 。 北京 大学 在 北京 。"
+
+
+def squad(answers: list[Any], context: str = CONTEXT, **more: Any) -> str:
+    asked = [{"id": str(number), "question": "谁 ？", "answers": each, **more} for number, each in enumerate(answers)]
+    return json.dumps({"version": "own", "data": [{"title": "t", "paragraphs": [{"context": context, "qas": asked}]}]})
+
+
+def test_answers_at_wrong_places_are_moved_and_those_in_no_context_left_out(read: Read) -> None:
+    text = squad(
+        [
+            [{"text": "首都", "answer_start": CONTEXT.index("首都")}],
+            [{"text": "首都", "answer_start": -1}],
+            [{"text": "北京", "answer_start": len(CONTEXT) - 3}],  # nearest to the third
+            [{"text": " 大学", "answer_start": 3}],
+            [{"text": "上海", "answer_start": -1}],
+            [{"text": "上海", "answer_start": -1}, {"text": "首都", "answer_start": 5}],
+            [{"text": "", "answer_start": -1}],
+        ]
+    )
+    train, summary = read("answer", "cmrc2018_train.json", text)
+    found = [[CONTEXT[start : start + len(answer)] for answer, start in each.answers if start >= 0] for each in train]
+    assert found == [["首都"], ["首都"], ["北京"], ["大学"], ["首都"], []]
+    assert train[2].answers[0][1] == CONTEXT.rindex("北京")
+    assert [each.row for each in train] == [0, 1, 2, 3, 5, 6]
+    assert summary == (
+        "answers moved to where the context contains them: 3; answers not in the context: 2; "
+        "empty answers read as no answer: 1; left out, since its answer is not in its context: 1 (question 4) "
+        "(--strict refuses this)"
+    )
+    # What is only scored needs no place: the metric is that of the whole file.
+    validation, _ = read("answer", "cmrc2018_dev.json", text, flag="--validation")
+    assert len(validation) == 7
+    assert validation[4].answers == [("上海", -1)]
+    with pytest.raises(InputError, match="not in the context at answer_start -1; it is at 5"):
+        read("answer", "cmrc2018_train.json", text, strict=True)
+
+
+def test_a_question_whose_answer_has_no_place_is_scored_but_not_learned(read: Read, toy_model: Path) -> None:
+    text = squad([[{"text": "who", "answer_start": -1}, {"text": "anna", "answer_start": 4}], []], "the anna")
+    examples, _ = read("answer", "a.json", text, flag="--validation")
+    task = Answer(Settings().resolve("answer", 32), Tokenizer.load(toy_model))
+    windows = task.encode(examples, "validation")
+    assert [window.labels["start_positions"] > 0 for window in windows] == [True, False]
+    first, last = windows[0].labels["start_positions"], windows[0].labels["end_positions"]
+    assert "the anna"[windows[0].positions[first][0] : windows[0].positions[last][1]] == "anna"
+
+
+def test_the_own_form_of_cmrc_2018_is_read(read: Read) -> None:
+    asked = {"query_text": "首都 ？", "query_id": "DEV_0_QUERY_0", "answers": ["北京", "首都"]}
+    own = [{"context_id": "DEV_0", "context_text": CONTEXT, "title": "t", "qas": [asked]}]
+    (question,), summary = read("answer", "cmrc2018_dev.json", json.dumps(own))
+    assert (question.id, question.question, question.context) == ("DEV_0_QUERY_0", "首都 ？", CONTEXT)
+    assert question.answers == [("北京", 0), ("首都", CONTEXT.index("首都"))]
+    assert summary.startswith("answers moved to where the context contains them: 2 ")
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [
+        [{"question": "who ?", "context": "the anna", "answers": {"text": ["anna"]}}],
+        [{"question": "who ?", "context": "the anna", "answers": ["anna"]}],
+        [{"question": "who ?", "context": "the anna", "answers": [{"text": "anna", "answer_start": 4.0}]}],
+    ],
+)
+def test_flat_rows_whose_answers_have_no_positions_are_read(read: Read, rows: list[dict[str, Any]]) -> None:
+    for name, text in (("a.json", json.dumps(rows)), ("a.jsonl", json.dumps(rows[0]))):
+        (question,), _ = read("answer", name, text)
+        assert question.answers == [("anna", 4)]
+
+
+def test_remedies_name_only_flags_that_the_task_has(read: Read) -> None:
+    with pytest.raises(InputError, match="no column 'question'") as caught:
+        read("answer", "a.jsonl", '{"ask": "who ?", "context": "anna", "answers": []}')
+    assert "rename one of them to 'question'" in caught.value.remedy
+    assert "-field" not in caught.value.remedy
+    with pytest.raises(InputError, match="no column 'tags'") as caught:
+        read("tag", "a.jsonl", '{"tokens": ["a"], "labels": ["O"]}')
+    assert "--tags-field" in caught.value.remedy
+
+
+def test_a_format_that_does_not_exist_or_is_not_the_tasks_is_refused(read: Read) -> None:
+    with pytest.raises(ConfigError, match="no format 'xml'"):
+        read("classify", "a.csv", "", format="xml")
+    with pytest.raises(InputError, match="does not tell its format") as caught:
+        read("classify", "train.txt", LCQMC)
+    assert "--format (csv, tsv, json" in caught.value.remedy
+    with pytest.raises(InputError, match="is for the task tag"):
+        read("classify", "a.csv", "", format="conll")
