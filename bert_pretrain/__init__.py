@@ -17,3 +17,8 @@ def __getattr__(name: str) -> "Any":
     from bert_pretrain import api
 
     return getattr(api, name)
+
+
+def __dir__() -> list[str]:
+    """Return the public names."""
+    return sorted(__all__)

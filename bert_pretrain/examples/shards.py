@@ -6,7 +6,7 @@ Zstd with dictionary encoding, because 16-bit ids would otherwise cost four byte
 import hashlib
 from dataclasses import asdict, dataclass
 from functools import cached_property
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
 import pyarrow as pa
@@ -21,6 +21,9 @@ from bert_pretrain.storage.files import atomic_path, sha256_file
 from bert_pretrain.storage.manifest import MANIFEST, read_manifest
 from bert_pretrain.storage.paths import AnyPath
 from bert_pretrain.text.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from bert_pretrain.examples.padded import PaddedBatches
 
 ROW_GROUP_ROWS = 4096
 MASKING_KEYS = {"max_seq_length", "masked_lm_prob", "max_predictions_per_seq", "whole_word_mask"}
@@ -116,6 +119,10 @@ class DataFolder:
                 remedy="restore the file from a copy, or make the data again",
             ) from error
 
+    def __repr__(self) -> str:
+        rows = " and ".join(f"{self.rows(split):,} {split}" for split in self.manifest["splits"])
+        return f"<data folder {self.path}: {rows} examples of at most {self.max_seq_length:,} tokens>"
+
     @staticmethod
     def open(path: AnyPath, flag: str = "--data") -> "DataFolder":
         """Read and check the manifest, and every shard's size and footer against it.
@@ -146,6 +153,35 @@ class DataFolder:
         import datasets
 
         return datasets.load_dataset(str(self.path))
+
+    def loader(
+        self,
+        split: str = "train",
+        *,
+        batch_size: int = 32,
+        epoch: int = 0,
+        seed: int = 12345,
+        padding: str = "longest",
+    ) -> "PaddedBatches":
+        """Return one epoch of a split as padded batches for `transformers.BertForPreTraining`.
+
+        Batches are dictionaries of int64 tensors: `input_ids`, `attention_mask`, `token_type_ids` and `labels`, each
+        (batch, length), and, where examples are pairs, `next_sentence_label`, (batch,).
+
+        Args:
+            split: `train`, in the order and with the masks that `train` gives it, or `validation`, as it is stored.
+            batch_size: examples of a batch; the last one may have fewer.
+            epoch: decides the order of the training examples, and their masks where these are dynamic.
+            seed: like `train.seed`.
+            padding: `longest`, to the longest example of the batch, or `max_length`, to that of the data.
+
+        Raises:
+            ConfigError: for an argument out of range.
+            DataError: when the tokenizer in the folder is not the one that made the data.
+        """
+        from bert_pretrain.examples.padded import PaddedBatches
+
+        return PaddedBatches(self, split, batch_size=batch_size, epoch=epoch, seed=seed, padding=padding)
 
     def tokenizer(self) -> Tokenizer:
         """Open the tokenizer that made these examples, from its copy here.

@@ -65,6 +65,10 @@ class Tokenizer:
         self.backend = _backend(ids, self.settings)
         self.backend.encode_special_tokens = True
 
+    def __repr__(self) -> str:
+        casing = "lower case" if self.settings["do_lower_case"] else "cased"
+        return f"<WordPiece tokenizer of {self.vocab_size:,} tokens, {casing}>"
+
     @staticmethod
     def load(folder: AnyPath, flag: str = "--vocab", *, lowercase: bool | None = None) -> "Tokenizer":
         """Open a tokenizer folder: `vocab.txt` or `tokenizer.json`, with `tokenizer_config.json`.

@@ -42,6 +42,11 @@ class Bert:
     device: torch.device
     dtype: torch.dtype
 
+    def __repr__(self) -> str:
+        config, number = self.network.config, self.network.num_parameters
+        sizes = f"{config.num_hidden_layers} layers of {config.hidden_size:,}, {number:,} parameters"
+        return f"<BERT of {sizes}, on {self.device}>"
+
     @property
     def max_length(self) -> int:
         """The maximum number of tokens of a sequence, [CLS] and [SEP] included."""

@@ -1,11 +1,8 @@
-"""Reading ahead: which examples make which step, the shards that hold them, and their batches in the background.
+"""Reading ahead: which examples make which step, and their batches in the background.
 
-A global batch is a pure function of (data folder, seed, step), so a run resumes by naming a step: only the shards that
-hold its examples are read. Each epoch visits the shards in a new order and the rows of each shard in a new order.
-Masks that no shard holds are drawn for a whole shard when an epoch opens it, so no step has a say in them.
+A global batch is a pure function of (data folder, seed, step), so a run resumes by naming a step.
 """
 
-import functools
 import itertools
 import queue
 import threading
@@ -13,14 +10,10 @@ import time
 from collections.abc import Iterator
 from dataclasses import replace
 
-import numpy as np
 import torch
 
-from bert_pretrain import rng
-from bert_pretrain.examples import ragged
-from bert_pretrain.examples.examples import Examples
-from bert_pretrain.examples.masking import mask_examples, masking_rule
 from bert_pretrain.examples.shards import DataFolder, read_shard
+from bert_pretrain.examples.shuffling import ShuffledExamples
 from bert_pretrain.train.batches import (
     Batch,
     GlobalBatch,
@@ -34,40 +27,8 @@ from bert_pretrain.train.batches import (
     with_tail,
 )
 
-OPEN_SHARDS = 4
-"""Shards kept in memory: a batch may straddle two, and the reader runs ahead."""
 READ_AHEAD = 2
 """Global batches prepared before they are asked for."""
-
-
-class ShardCache:
-    """The shards of the training split with their masks, read and checked when first needed, a few of them kept."""
-
-    def __init__(self, data: DataFolder, seed: int) -> None:
-        self.records = data.shards("train")
-        self._folder = data.path
-        self._seed = seed
-        self._rule = masking_rule(data.tokenizer(), data.config) if data.config.masking == "dynamic" else None
-        self._open: dict[tuple[int, int], Examples] = {}
-
-    def get(self, epoch: int, index: int) -> Examples:
-        """Return a shard's examples, with the masks of an epoch where none are stored.
-
-        Raises:
-            DataError: when its bytes are not those the manifest names.
-        """
-        key = (0 if self._rule is None else epoch, index)
-        if key in self._open:
-            self._open[key] = self._open.pop(key)  # the last one used goes to the end
-        else:
-            examples = read_shard(self._folder, self.records[index])
-            if self._rule is not None:
-                generator = rng.stream(self._seed, "mask", epoch=epoch, shard=index)
-                examples = mask_examples(examples, self._rule, generator)
-            while len(self._open) >= OPEN_SHARDS:
-                del self._open[next(iter(self._open))]
-            self._open[key] = examples
-        return self._open[key]
 
 
 class TrainingData:
@@ -95,13 +56,9 @@ class TrainingData:
         self._static_shapes, self._max_seq_length = static_shapes, data.max_seq_length
         self._mean_tokens = data.mean_tokens("train")
         self._first_step, self._first_example = first_step, first_example
-        self.num_rows = data.rows("train")
         self.global_batch_size = global_batch_size
         self.micro_batch_tokens = micro_batch_tokens
-        self._seed = seed
-        self._shards = ShardCache(data, seed)
-        self._row_order = functools.lru_cache(OPEN_SHARDS)(self._order_of_rows)
-        self._shard_rows = np.array([record.rows for record in self._shards.records], dtype=np.int64)
+        self._examples = ShuffledExamples(data, seed)
 
     def global_batch(self, step: int) -> GlobalBatch:
         """Return the batch of the optimizer step that follows `step` finished ones.
@@ -109,13 +66,7 @@ class TrainingData:
         Raises:
             DataError: when a shard that it needs is damaged.
         """
-        first, remaining = self._examples_before(step), self.global_batch_size
-        parts = []
-        while remaining:
-            epoch, position = divmod(first, self.num_rows)
-            count = min(remaining, self.num_rows - position)
-            parts += [(self._shards.get(epoch, shard), rows) for shard, rows in self._rows(epoch, position, count)]
-            first, remaining = first + count, remaining - count
+        parts = self._examples.take(self._examples_before(step), self.global_batch_size)
         lengths = lengths_of(parts)
         assign = assign_evenly if self._static_shapes else assign_by_length
         assigned = assign(lengths, self.micro_batch_tokens, self._rank, self._num_ranks)
@@ -128,26 +79,10 @@ class TrainingData:
 
     def epoch(self, step: int) -> float:
         """Return how often the training split has been seen after so many steps."""
-        return self._examples_before(step) / self.num_rows
+        return self._examples_before(step) / self._examples.num_rows
 
     def _examples_before(self, step: int) -> int:
         return self._first_example + (step - self._first_step) * self.global_batch_size
-
-    def _order_of_rows(self, epoch: int, shard: int) -> np.ndarray:
-        return rng.stream(self._seed, "row order", epoch=epoch, shard=shard).permutation(self._shard_rows[shard])
-
-    def _rows(self, epoch: int, position: int, count: int) -> Iterator[tuple[int, np.ndarray]]:
-        """Yield (shard, its rows) for the examples [position, position + count) of an epoch."""
-        shard_order = rng.stream(self._seed, "shard order", epoch=epoch).permutation(len(self._shard_rows))
-        starts = ragged.offsets_of(self._shard_rows[shard_order])
-        place = int(np.searchsorted(starts, position, side="right")) - 1
-        while count:
-            shard = int(shard_order[place])
-            begin = position - int(starts[place])
-            rows = self._row_order(epoch, shard)[begin : begin + count]
-            if len(rows):
-                yield shard, rows
-            position, count, place = position + len(rows), count - len(rows), place + 1
 
 
 def evaluation_batches(data: DataFolder, split: str, micro_batch_tokens: int) -> Iterator[Batch]:
