@@ -4,10 +4,10 @@ TYPE_CHECKING = False  # importing typing would take milliseconds in which Ctrl-
 if TYPE_CHECKING:
     from typing import Any
 
-    from bert_pretrain.api import load_data, load_model, load_tokenizer, pretrain
+    from bert_pretrain.api import build_data, build_vocab, load_data, load_model, load_tokenizer, pretrain
 
 __version__ = "0.1.0"
-__all__ = ["__version__", "load_data", "load_model", "load_tokenizer", "pretrain"]
+__all__ = ["__version__", "build_data", "build_vocab", "load_data", "load_model", "load_tokenizer", "pretrain"]
 
 
 def __getattr__(name: str) -> "Any":

@@ -1,34 +1,157 @@
-"""The Python API for notebooks: open a data folder, a tokenizer or a model, and train.
+"""The Python API for notebooks: make vocabulary and data, open folders, and train.
 
-The functions take what the commands take, and raise `UserError` where a command would exit with code 2. Each imports
-the heavy libraries it needs.
+The functions take what the commands take, and raise `UserError` where a command would exit with code 2; its message
+names arguments instead of flags. Each imports the heavy libraries it needs.
 """
 
-from collections.abc import Mapping
+import functools
+import re
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
+from bert_pretrain.errors import UserError
 from bert_pretrain.storage.paths import parse_local_path, parse_path
 
 if TYPE_CHECKING:
+    from bert_pretrain.config import Config
     from bert_pretrain.examples.shards import DataFolder
     from bert_pretrain.text.tokenizer import Tokenizer
     from bert_pretrain.tools.inference import Bert
 
+Arguments = ParamSpec("Arguments")
+Result = TypeVar("Result")
+Keys = Mapping[str, Any]
+"""Keys of a section of the configuration, with their values."""
 
+_FLAG = re.compile(r"(?<!\w)'[^']*'|\b(?P<word>MODEL|INPUT)\b|(?P<add>add )?--(?P<no>no-)?(?P<name>[a-z]+(?:-[a-z]+)*)")
+"""A flag, or the name of a positional argument; in quotation marks, whatever it is, for commands stay as they are."""
+_SWITCHES = ("overwrite", "carry-optimizer", "resume", "lowercase", "verify")
+
+
+def _names_arguments(function: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
+    """Make the user errors of a function name its arguments instead of the flags of the command."""
+
+    @functools.wraps(function)
+    def wrapped(*args: Arguments.args, **kwargs: Arguments.kwargs) -> Result:
+        try:
+            return function(*args, **kwargs)
+        except UserError as error:
+            error.what, error.where, error.remedy = (
+                _FLAG.sub(_argument, text) for text in (error.what, error.where, error.remedy)
+            )
+            raise
+
+    return wrapped
+
+
+def _argument(flag: re.Match[str]) -> str:
+    """Return a flag as an argument: `--init-from` as `init_from`, `add --overwrite` as `add overwrite=True`."""
+    if flag["name"] is None:
+        return {"MODEL": "folder", "INPUT": "inputs"}.get(flag["word"], flag[0])
+    is_switch = flag["name"] in _SWITCHES and (flag["add"] or flag["no"])
+    value = f"={not flag['no']}" if is_switch else ""
+    return f"{flag['add'] or ''}{flag['name'].replace('-', '_')}{value}"
+
+
+def _config(source: str | Path | None, **sections: Keys | None) -> "Config":
+    """Return the configuration of presets or files, and keys put over them."""
+    from bert_pretrain.config_file import load_config
+
+    flags = {
+        f"{section}.{key}": (f"{section}['{key}']", value)
+        for section, values in sections.items()
+        for key, value in (values or {}).items()
+    }
+    return load_config(source, flags=flags, with_phases=False)
+
+
+@_names_arguments
+def build_vocab(
+    inputs: str | Path | Sequence[str | Path],
+    output: str | Path,
+    config: str | Path | None = None,
+    *,
+    vocab: Keys | None = None,
+    data: Keys | None = None,
+    **options: Any,
+) -> Path:
+    """Make a WordPiece vocabulary as `bert-pretrain vocab` does, and return the path of the tokenizer folder.
+
+    Args:
+        inputs: a file, glob, folder, URL or `dataset:` name, or several.
+        output: the tokenizer folder, local.
+        config: a shipped preset such as "tiny", or the path of a YAML file; several are joined by commas.
+        vocab: keys of the section `vocab` to set, such as `{"size": 8192}`.
+        data: keys of the section `data`, which say how text is read.
+        options: `extend`, `lowercase`, `workers`, `scheduler` and `overwrite`, as for the command.
+
+    Raises:
+        UserError: when inputs, settings or the folder are not as they must be.
+    """
+    from bert_pretrain.vocab.run import make_vocab
+
+    if options.get("extend") is not None:
+        options["extend"] = Path(options["extend"])
+    loaded = _config(config, vocab=vocab, data=data)
+    return make_vocab(loaded, _inputs(inputs), _local("output", output), **options)
+
+
+@_names_arguments
+def build_data(
+    inputs: str | Path | Sequence[str | Path],
+    vocab: str | Path,
+    output: str | Path,
+    config: str | Path | None = None,
+    *,
+    data: Keys | None = None,
+    **options: Any,
+) -> Path:
+    """Make training examples as `bert-pretrain make-data` does, and return the path of the data folder.
+
+    Args:
+        inputs: a file, glob, folder, URL or `dataset:` name, or several.
+        vocab: the tokenizer folder.
+        output: the data folder, local.
+        config: as for `build_vocab`.
+        data: keys of the section `data` to set, such as `{"max_seq_length": 128}`.
+        options: `workers`, `scheduler`, `store`, `overwrite`, `verify` and `lowercase`, as for the command.
+
+    Raises:
+        UserError: when inputs, settings or folders are not as they must be.
+    """
+    from bert_pretrain.make_data.run import make_data
+
+    if options.get("store") is not None:
+        options["store"] = Path(options["store"])
+    loaded = _config(config, data=data)
+    return make_data(loaded, _inputs(inputs), parse_path(str(vocab)), _local("output", output), **options)
+
+
+def _inputs(inputs: str | Path | Sequence[str | Path]) -> list[str]:
+    return [str(one) for one in ([inputs] if isinstance(inputs, str | Path) else inputs)]
+
+
+def _local(name: str, folder: str | Path) -> Path:
+    return parse_local_path(str(folder), name, remedy="copy it, or name a local folder")
+
+
+@_names_arguments
 def load_data(folder: str | Path) -> "DataFolder":
     """Open a data folder and check its shards against its manifest.
 
-    The result has `manifest`, `config`, `rows(split)`, `tokenizer()`, and `dataset()`, the examples in `datasets`.
+    The result has `manifest`, `config`, `rows(split)`, `tokenizer()`, `loader(split)`, padded batches for a training
+    loop, and `dataset()`, the examples in `datasets`.
 
     Raises:
         DataError: when the folder is unfinished or does not match its manifest.
     """
     from bert_pretrain.examples.shards import DataFolder
 
-    return DataFolder.open(parse_local_path(str(folder), "load_data", remedy="copy it first"), "load_data")
+    return DataFolder.open(_local("folder", folder), "folder")
 
 
+@_names_arguments
 def load_tokenizer(folder: str | Path) -> "Tokenizer":
     """Open a tokenizer or model folder; `encode_text` gives the ids of a text, `decode` the text of ids.
 
@@ -37,9 +160,10 @@ def load_tokenizer(folder: str | Path) -> "Tokenizer":
     """
     from bert_pretrain.text.tokenizer import Tokenizer
 
-    return Tokenizer.load(parse_path(str(folder)), "load_tokenizer")
+    return Tokenizer.load(parse_path(str(folder)), "folder")
 
 
+@_names_arguments
 def load_model(folder: str | Path, *, device: str = "auto", precision: str = "fp32") -> "Bert":
     """Open any BERT folder with its tokenizer.
 
@@ -61,13 +185,14 @@ def load_model(folder: str | Path, *, device: str = "auto", precision: str = "fp
     return open_bert(Path(folder), load_config(flags=flags).train, ("cls.predictions",))
 
 
+@_names_arguments
 def pretrain(
     data: str | Path,
     output: str | Path,
     config: str | Path | None = None,
     *,
-    model: Mapping[str, Any] | None = None,
-    train: Mapping[str, Any] | None = None,
+    model: Keys | None = None,
+    train: Keys | None = None,
     **options: Any,
 ) -> Path:
     """Train a BERT as `bert-pretrain train` does, and return the path of the final model folder.
@@ -87,17 +212,8 @@ def pretrain(
         UserError: when folders or settings do not match.
         Interrupted: after an interruption, when the checkpoint is saved.
     """
-    from bert_pretrain.config_file import load_config
     from bert_pretrain.train.run import train as run
 
-    flags = {
-        f"{section}.{key}": (f"{section}['{key}']", value)
-        for section, values in (("model", model), ("train", train))
-        for key, value in (values or {}).items()
-    }
     if options.get("init_from") is not None:
         options["init_from"] = Path(options["init_from"])
-    remedy = "copy it, or name a local folder"
-    folders = {"data": data, "output": output}
-    paths = (parse_local_path(str(folder), name, remedy=remedy) for name, folder in folders.items())
-    return run(load_config(config, flags=flags, with_phases=False), *paths, **options)
+    return run(_config(config, model=model, train=train), _local("data", data), _local("output", output), **options)

@@ -11,6 +11,7 @@ the number of threads. `run auto` always counts wall-clock time.
 """
 
 import argparse
+import itertools
 import json
 import os
 import subprocess
@@ -23,16 +24,15 @@ from typing import Any
 import numpy as np
 import torch
 from bench_learning import call, score_of, split_corpus
+from torch import Tensor
 from transformers import AutoTokenizer, BertConfig, BertForPreTraining
 
-from bert_pretrain.examples.shards import DataFolder, read_shard
-from bert_pretrain.rng import stream
+from bert_pretrain import load_data
 from bert_pretrain.train.device import hardware
 
 BATCH, LENGTH, VOCAB_SIZE = 64, 128, 30522
 PEAK_LR, WEIGHT_DECAY, WARMUP_SHARE = 5e-4, 0.01, 0.06
 LAYERS, HIDDEN = 4, 256
-NOT_PREDICTED = -100
 
 
 def main() -> None:
@@ -135,7 +135,7 @@ def train_usual(data: Path, output: Path, options: argparse.Namespace) -> None:
         for group in optimizer.param_groups:
             group["lr"] = rate
         with torch.autocast(device.type, dtype, enabled=dtype != torch.float32):
-            loss = model(**{name: torch.from_numpy(values).to(device) for name, values in batch.items()}).loss
+            loss = model(**{name: values.to(device) for name, values in batch.items()}).loss
         optimizer.zero_grad(set_to_none=True)
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
@@ -147,37 +147,11 @@ def train_usual(data: Path, output: Path, options: argparse.Namespace) -> None:
     (output / "seconds.json").write_text(json.dumps(time.perf_counter() - wall_begin))
 
 
-def batches(data: Path, seed: int) -> Iterator[dict[str, Any]]:
-    """Yield padded batches without end, shards and rows in random order."""
-    folder = DataFolder.open(data)
-    rng = stream(seed, "usual way")
-    while True:
-        for number in rng.permutation(len(folder.shards("train"))):
-            examples = read_shard(data, folder.shards("train")[number])
-            order = rng.permutation(len(examples))
-            for first in range(0, len(order) - BATCH + 1, BATCH):
-                yield padded(examples.take(order[first : first + BATCH]))
-
-
-def padded(examples: Any) -> dict[str, Any]:
-    """Return examples as the arguments of `BertForPreTraining`, padded to the length of the data."""
-    shape = (len(examples), LENGTH)
-    ids, mask, types = (np.zeros(shape, dtype=np.int64) for _ in range(3))
-    labels = np.full(shape, NOT_PREDICTED, dtype=np.int64)
-    for row in range(len(examples)):
-        begin, end = examples.offsets[row], examples.offsets[row + 1]
-        ids[row, : end - begin] = examples.input_ids[begin:end]
-        mask[row, : end - begin] = 1
-        types[row, examples.segment_b_start[row] : end - begin] = 1
-        masked = slice(examples.masks.offsets[row], examples.masks.offsets[row + 1])
-        labels[row, examples.masks.positions[masked]] = examples.masks.original_ids[masked]
-    return {
-        "input_ids": ids,
-        "attention_mask": mask,
-        "token_type_ids": types,
-        "labels": labels,
-        "next_sentence_label": examples.next_sentence_label.astype(np.int64),
-    }
+def batches(data: Path, seed: int) -> Iterator[dict[str, Tensor]]:
+    """Yield padded batches without end, in a new order every epoch."""
+    folder = load_data(data)
+    for epoch in itertools.count():
+        yield from folder.loader("train", batch_size=BATCH, epoch=epoch, seed=seed, padding="max_length")
 
 
 if __name__ == "__main__":

@@ -1,8 +1,10 @@
 """The calls for notebooks: cheap to import, equal to `transformers` from the same folder, and as their page shows."""
 
+import pickle
 import re
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -11,7 +13,7 @@ from safetensors.torch import load_file
 
 import bert_pretrain
 from bert_pretrain.config_file import load_config
-from bert_pretrain.errors import ConfigError
+from bert_pretrain.errors import ConfigError, UserError
 from bert_pretrain.train.run import train
 
 PAGE = Path(__file__).parent.parent / "docs" / "python.md"
@@ -78,6 +80,65 @@ def test_hidden_states_and_logits_are_those_of_transformers(model_folder: Path) 
             expected = theirs(**batch, output_hidden_states=True)
         torch.testing.assert_close(hidden, expected.hidden_states[-1][0], atol=1e-5, rtol=1e-5)
         torch.testing.assert_close(logits, expected.prediction_logits[0], atol=1e-5, rtol=1e-5)
+
+
+def test_vocabulary_and_data_from_python_are_those_of_the_commands(
+    english_text: Path, vocab_folder: Path, data_folder: Path, tmp_path: Path
+) -> None:
+    keys = {"max_seq_length": 64, "dupe_factor": 2, "examples_per_shard": 1024, "validation_fraction": 0.1}
+    vocab = bert_pretrain.build_vocab(english_text, tmp_path / "vocab", vocab={"size": 3000}, workers=1)
+    data = bert_pretrain.build_data([str(english_text)], str(vocab), tmp_path / "data", data=keys, workers=1)
+    assert bert_pretrain.load_tokenizer(vocab).hash == bert_pretrain.load_tokenizer(vocab_folder).hash
+    assert bert_pretrain.load_data(data).content_hash == bert_pretrain.load_data(data_folder).content_hash
+
+
+def test_names_and_objects_are_shown_in_a_line(model_folder: Path, data_folder: Path) -> None:
+    public = ["__version__", "build_data", "build_vocab", "load_data", "load_model", "load_tokenizer", "pretrain"]
+    assert dir(bert_pretrain) == public
+    assert all(hasattr(bert_pretrain, name) for name in public)
+    data = bert_pretrain.load_data(data_folder)
+    rows = f"{data.rows('train'):,} train and {data.rows('validation'):,} validation"
+    assert repr(data) == f"<data folder {data_folder}: {rows} examples of at most 64 tokens>"
+    assert repr(data.tokenizer()) == "<WordPiece tokenizer of 3,000 tokens, lower case>"
+    model = bert_pretrain.load_model(model_folder, device="cpu")
+    assert repr(model) == f"<BERT of 2 layers of 32, {model.network.num_parameters:,} parameters, on cpu>"
+
+
+MISTAKES: dict[str, tuple[Callable[[Path, Path], object], str, str]] = {
+    "no data": (lambda _, new: bert_pretrain.load_data("nosuch"), "folder", "'bert-pretrain make-data'"),
+    "no tokenizer": (lambda _, new: bert_pretrain.load_tokenizer("nosuch"), "folder", "name a folder"),
+    "no model": (lambda _, new: bert_pretrain.load_model("nosuch"), "folder", "name a folder"),
+    "no text": (lambda _, new: bert_pretrain.build_vocab("nosuch.txt", new), "nosuch.txt", "check the path"),
+    "size": (lambda _, new: bert_pretrain.build_vocab("a", new, vocab={"size": 3}), "vocab['size']", "another value"),
+    "foreign folder": (
+        lambda data, _: bert_pretrain.pretrain(data, data, "tiny"),
+        "",
+        "add overwrite=True",
+    ),
+    "no vocabulary": (lambda _, new: bert_pretrain.build_data("a.txt", "nosuch", new), "vocab", "name a folder"),
+    "no data to train on": (lambda _, new: bert_pretrain.pretrain("nosuch", new), "data", "name a folder"),
+    "no first weights": (
+        lambda data, new: bert_pretrain.pretrain(data, new, "tiny", init_from="nosuch"), "init_from", "name a folder"
+    ),
+    "no optimizer": (
+        lambda data, new: bert_pretrain.pretrain(data, new, "tiny", carry_optimizer=True),
+        "carry_optimizer",
+        "add init_from",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("call", "where", "remedy"), MISTAKES.values(), ids=MISTAKES)
+def test_mistakes_speak_of_arguments(
+    call: Callable[[Path, Path], object], where: str, remedy: str, data_folder: Path, tmp_path: Path
+) -> None:
+    with pytest.raises(UserError) as caught:
+        call(data_folder, tmp_path / "new")
+    error = caught.value
+    assert error.where == (where or error.where)
+    assert remedy in error.remedy
+    assert "--" not in str(error).replace("'bert-pretrain vocab --extend'", "")
+    assert str(pickle.loads(pickle.dumps(error))) == str(error)
 
 
 def test_mistakes_name_what_was_given(model_folder: Path, data_folder: Path, tmp_path: Path) -> None:

@@ -1,0 +1,136 @@
+"""`DataFolder.loader`: padded batches that `transformers` takes, of the examples and masks that `train` sees."""
+
+import itertools
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader
+
+from bert_pretrain.config import Config
+from bert_pretrain.errors import ConfigError
+from bert_pretrain.examples.padded import NOT_PREDICTED, pad
+from bert_pretrain.examples.shards import DataFolder
+from bert_pretrain.model.bert import BertForPreTraining
+from bert_pretrain.model.huggingface import save_model
+from bert_pretrain.train.batches import pack
+from bert_pretrain.train.evaluation import evaluate_batches
+from bert_pretrain.train.loader import TrainingData, evaluation_batches
+from bert_pretrain.train.loss import PretrainingLoss, pretraining_loss
+
+NewData = Callable[..., Path]
+Row = tuple[tuple[int, ...], ...]
+CPU = torch.device("cpu")
+
+
+def rows_of(batch: dict[str, Tensor]) -> list[Row]:
+    """Return ids, token types and labels of the real tokens of each example."""
+    columns = ("input_ids", "token_type_ids", "labels")
+    lengths = batch["attention_mask"].sum(dim=1).tolist()
+    return [tuple(tuple(batch[name][row, :length].tolist()) for name in columns) for row, length in enumerate(lengths)]
+
+
+def rows_of_train(data: DataFolder, step: int, batch_size: int) -> list[Row]:
+    """Return the same of a global batch of `train`."""
+    reader = TrainingData(data, seed=12345, global_batch_size=batch_size, micro_batch_tokens=512)
+    found = []
+    for micro in reader.global_batch(step).micro_batches:
+        labels = torch.full_like(micro.input_ids, NOT_PREDICTED)
+        labels[micro.masked_positions[: micro.num_predictions]] = micro.masked_labels
+        for begin, end in itertools.pairwise(micro.cu_seqlens[: micro.num_sequences + 1].tolist()):
+            columns = (micro.input_ids, micro.token_type_ids, labels)
+            found.append(tuple(tuple(column[begin:end].tolist()) for column in columns))
+    return found
+
+
+@pytest.mark.parametrize("masking", ["static", "dynamic"])
+def test_an_epoch_has_the_examples_and_masks_of_train(new_data_folder: NewData, masking: str) -> None:
+    """360 examples: an epoch is six batches of 60."""
+    data = DataFolder.open(new_data_folder(masking=masking))
+    for epoch in (1, 0):
+        batches = [rows_of(batch) for batch in data.loader("train", batch_size=60, epoch=epoch)]
+        assert len(batches) == len(data.loader("train", batch_size=60)) == 6
+        for step, batch in enumerate(batches):
+            assert sorted(batch) == sorted(rows_of_train(data, 6 * epoch + step, 60))
+    assert rows_of(next(iter(data.loader(batch_size=60, seed=1)))) != batches[0]
+
+
+def test_padding_is_the_models_own_and_labels_are_of_masked_tokens_alone(data_folder: Path) -> None:
+    data = DataFolder.open(data_folder)
+    for padding, width in (("longest", None), ("max_length", 32)):
+        batch = next(iter(data.loader(batch_size=5, padding=padding)))
+        lengths = batch["attention_mask"].sum(dim=1)
+        assert {values.dtype for values in batch.values()} == {torch.int64}
+        assert batch["input_ids"].shape == batch["labels"].shape == (5, width or int(lengths.max()))
+        is_pad = torch.arange(batch["input_ids"].shape[1]) >= lengths[:, None]
+        assert (batch["input_ids"][is_pad] == data.tokenizer().pad_id).all()
+        assert (batch["labels"][is_pad] == NOT_PREDICTED).all()
+        assert not batch["token_type_ids"][is_pad].any()
+        assert torch.equal(is_pad, batch["attention_mask"] == 0)
+        assert batch["next_sentence_label"].shape == (5,)
+
+
+def test_the_loss_of_transformers_is_ours(
+    tiny: Callable[..., Config], examples: Callable[..., Any], tmp_path: Path, data_folder: Path
+) -> None:
+    from transformers import BertForPreTraining as Theirs
+
+    data = DataFolder.open(data_folder)
+    model = BertForPreTraining(tiny().model, data.tokenizer().vocab_size).eval()
+    model.initialize(3)
+    save_model(model, tmp_path, data.tokenizer())
+    theirs = Theirs.from_pretrained(tmp_path, dtype=torch.float32).eval()
+    table = examples(9, seed=4)
+    with torch.no_grad():
+        ours = pretraining_loss(model, pack(table)).mean(len(table.masks.positions), len(table))
+        torch.testing.assert_close(theirs(**pad(table, 0, 32)).loss, ours)
+        held_out = list(data.loader("validation", batch_size=60))
+        figures = evaluate_batches(
+            PretrainingLoss(model), evaluation_batches(data, "validation", 512), CPU, torch.float32
+        )
+        torch.testing.assert_close(theirs(**held_out[0]).loss.item(), figures["mlm_loss"] + figures["nsp_loss"])
+
+
+def test_held_out_examples_keep_their_order_across_shards_and_the_last_batch_is_smaller(
+    new_data_folder: NewData,
+) -> None:
+    data = DataFolder.open(new_data_folder(shard_rows=(5, 3, 4), validation_rows=11))
+    whole = rows_of(next(iter(data.loader("validation", batch_size=100))))
+    batches = [rows_of(batch) for batch in data.loader("validation", batch_size=4, epoch=3)]
+    assert [len(batch) for batch in batches] == [4, 4, 3]
+    assert [row for batch in batches for row in batch] == whole
+    assert sorted(len(batch["labels"]) for batch in data.loader("train", batch_size=5)) == [2, 5, 5]
+
+
+def test_workers_share_the_batches(data_folder: Path) -> None:
+    batches = DataFolder.open(data_folder).loader("validation", batch_size=7)
+    loaded = [rows_of(batch) for batch in DataLoader(batches, batch_size=None, num_workers=2)]
+    assert sorted(loaded) == sorted(rows_of(batch) for batch in batches)
+
+
+def test_trainer_begins_each_epoch_by_set_epoch(data_folder: Path) -> None:
+    data = DataFolder.open(data_folder)
+    batches = data.loader(batch_size=60)
+    batches.set_epoch(2)
+    assert repr(batches) == "<6 batches of 60 train examples, epoch 2>"
+    later = data.loader(batch_size=60, epoch=2)
+    assert [rows_of(batch) for batch in batches] == [rows_of(batch) for batch in later]
+
+
+def test_without_pairs_there_is_no_label_of_pairs(new_data_folder: NewData) -> None:
+    data = DataFolder.open(new_data_folder(next_sentence="none"))
+    batch = next(iter(data.loader(batch_size=4)))
+    assert "next_sentence_label" not in batch
+    assert not batch["token_type_ids"].any()
+
+
+@pytest.mark.parametrize(
+    "argument", [{"split": "test"}, {"batch_size": 0}, {"batch_size": 2.5}, {"epoch": -1}, {"padding": "shortest"}]
+)
+def test_a_mistake_names_the_argument(data_folder: Path, argument: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError) as caught:
+        DataFolder.open(data_folder).loader(**argument)
+    assert caught.value.where in argument
