@@ -127,8 +127,13 @@ class Answer:
         return predictions
 
     def score(self, examples: list[Question], predictions: list[Prediction]) -> dict[str, float]:
-        truth = [[text for text, _ in example.answers or []] for example in examples]
-        return squad_scores(truth, [prediction.text for prediction in predictions])
+        return squad_scores(_texts(examples), [prediction.text for prediction in predictions])
+
+    def no_better_than(self, examples: list[Question], predictions: list[Prediction]) -> str:
+        nothing = squad_scores(_texts(examples), [""] * len(examples))["f1"]
+        return (
+            "" if self.score(examples, predictions)["f1"] > nothing else f"no answer to any question (f1 {nothing:.4f})"
+        )
 
     def record(self, example: Question, prediction: Prediction) -> dict[str, Any]:
         answers = {} if example.answers is None else {"answers": [text for text, _ in example.answers]}
@@ -139,6 +144,10 @@ class Answer:
         null = {"null_score": round(prediction.null_score, 4)} if self.may_be_none else {}
         asked = {"row": example.row, "id": example.id, "question": example.question}
         return {**asked, **answers, "prediction": prediction.text, **null, "best": shown}
+
+
+def _texts(examples: list[Question]) -> list[list[str]]:
+    return [[text for text, _ in example.answers or []] for example in examples]
 
 
 def best_spans(positions: Any, starts: np.ndarray, ends: np.ndarray, max_tokens: int) -> list[AnswerSpan]:

@@ -16,6 +16,8 @@ from bert_pretrain.finetune.task import Window, encodings, report_long, softmax
 from bert_pretrain.text.records import ClassName
 from bert_pretrain.text.tokenizer import Tokenizer
 
+CHANCE = 0.05
+"""The level of the tests whether a model is better than a constant."""
 _USE_REGRESSION = "add --regression to predict numbers, or write classes as words or whole numbers"
 
 
@@ -161,6 +163,22 @@ class Classify:
             "macro_f1": float(metrics.f1_score(truth, found, average="macro", zero_division=0)),
             "mcc": float(metrics.matthews_corrcoef(truth, found)),
         }
+
+    def no_better_than(self, examples: list[Example], predictions: list[Any]) -> str:
+        from scipy import stats
+
+        truth = [example.label for example in examples]
+        if self.settings.regression:
+            is_defined = np.ptp(truth) > 0 and np.ptp(predictions) > 0
+            is_better = is_defined and stats.spearmanr(truth, predictions, alternative="greater").pvalue < CHANCE
+            return "" if is_better else "one number for all (spearman 0)"
+        name, count = Counter(truth).most_common(1)[0]
+        found = [self.classes[int(np.argmax(prediction))] for prediction in predictions]
+        # A sign test of the rows that only one of both has right.
+        wins = sum(one == label != name for one, label in zip(found, truth, strict=True))
+        losses = sum(one != label == name for one, label in zip(found, truth, strict=True))
+        is_better = wins > losses and stats.binomtest(wins, wins + losses, alternative="greater").pvalue < CHANCE
+        return "" if is_better else f"always '{name}' (accuracy {count / len(truth):.4f})"
 
     def record(self, example: Example, prediction: Any) -> dict[str, Any]:
         texts = {"text": example.text} | ({} if example.pair is None else {"pair": example.pair})

@@ -17,9 +17,19 @@ def finetuned_card(
     rows: Mapping[str, int],
     scores: Mapping[str, Mapping[str, float]],
     settings: Mapping[str, Any],
-    best_epoch: int,
+    report: Mapping[str, Any],
 ) -> str:
-    """Return the card; `base` is the name of the folder that was fine-tuned, `rows` and `scores` are by split."""
+    """Return the card.
+
+    Args:
+        task: of fine-tuning.
+        model_class: the class of `transformers` that opens the folder.
+        base: the name of the folder that was fine-tuned.
+        rows: their number, by split.
+        scores: the metrics, by split.
+        settings: of fine-tuning.
+        report: `best_epoch`, and `warning` if the model shows no sign of learning.
+    """
     pipeline = PIPELINES[task]
     metrics = dict.fromkeys(name for figures in scores.values() for name in figures)
     body = render(
@@ -35,7 +45,8 @@ def finetuned_card(
             for name in metrics
         ],
         settings=settings,
-        best_epoch=best_epoch,
+        best_epoch=report["best_epoch"],
+        warning=report["warning"],
     )
     return card(
         {"library_name": "transformers", "pipeline_tag": pipeline, "tags": ["bert", pipeline, "bert-pretrain"]}, body

@@ -38,6 +38,7 @@ from bert_pretrain.storage.files import (
     atomic_folder,
     is_bookkeeping,
     move_aside,
+    read_json,
     sha256_file,
     write_json,
     write_text,
@@ -47,6 +48,7 @@ from bert_pretrain.tools.inference import open_bert
 from bert_pretrain.train.device.hardware import choose_device, choose_precision
 
 KIND = "finetune"
+METRICS = "metrics.json"
 _CHECKPOINTS = "checkpoints"
 _PACKAGES = ("transformers", "accelerate", "sklearn", "seqeval")
 _TASKS: dict[str, type[Classify] | type[Tag] | type[Answer]] = {"classify": Classify, "tag": Tag, "answer": Answer}
@@ -118,6 +120,8 @@ def finetune(
     with _working_folder(work):
         if _is_complete(output, work, identity, overwrite):
             print(f"up to date: {output}")
+            if warning := read_json(output / METRICS).get("warning"):
+                print(f"WARNING: {warning}")
         else:
             for leftover in output.parent.glob(f".{glob.escape(output.name)}.*.tmp"):  # of a run killed while writing
                 shutil.rmtree(leftover)
@@ -243,10 +247,15 @@ def _train(job: Job, work: Path, output: Path) -> None:
                 for split, held in splits.items()
             }
             scores = _scores(task, splits, found)
-            _write_results(job, scores, {**report, "seconds": round(time.monotonic() - began, 1)}, found, result)
+            split = "test" if "test" in scores else "validation"
+            warning = _warning(task, split, splits[split].examples, found[split], scores[split])
+            report |= {"warning": warning, "seconds": round(time.monotonic() - began, 1)}
+            _write_results(job, scores, report, found, result)
     for split, figures in scores.items():
         print(f"{split}: " + "  ".join(f"{name} {value:.4f}" for name, value in figures.items()))
     print(f"best epoch {report['best_epoch']} of {job.settings.epochs}; model, metrics and predictions: {output}")
+    if warning:
+        print(f"WARNING: {warning}")
 
 
 def _scores(task: Task, splits: dict[str, Split], found: dict[str, list[Any]]) -> dict[str, dict[str, float]]:
@@ -260,6 +269,16 @@ def _scores(task: Task, splits: dict[str, Split], found: dict[str, list[Any]]) -
     return scores
 
 
+def _warning(task: Task, split: str, examples: list[Any], predictions: list[Any], scores: dict[str, float]) -> str:
+    """Return a warning if the model is no better than a constant prediction, otherwise ""."""
+    constant = task.no_better_than(examples, predictions)
+    figure = f"{task.main_metric} {scores[task.main_metric]:.4f} on the {len(examples):,} {split} rows"
+    return constant and (
+        f"no sign of learning: {figure} is no better, beyond chance, than {constant}. "
+        "Check the labels; try a larger --learning-rate, more --epochs or rows"
+    )
+
+
 def _write_results(
     job: Job, scores: dict[str, Any], report: dict[str, Any], found: dict[str, list[Any]], result: Path
 ) -> None:
@@ -267,7 +286,7 @@ def _write_results(
     predicted = "test" if "test" in found else "validation"
     rows = {split: len(examples) for split, examples in job.examples.items()}
     head = {"task": job.identity["task"], "main_metric": job.task.main_metric}
-    write_json(result / "metrics.json", {**head, **scores, **report, "rows": rows})
+    write_json(result / METRICS, {**head, **scores, **report, "rows": rows})
     with (result / "predictions.jsonl").open("w", encoding="utf-8") as file:
         for example, prediction in zip(job.examples[predicted], found[predicted], strict=True):
             file.write(json.dumps(job.task.record(example, prediction), ensure_ascii=False) + "\n")
@@ -275,6 +294,6 @@ def _write_results(
     folder = job.model.resolve()
     base = folder.parent.name if folder.name == "model" else folder.name  # RUN/model is named by its run
     settings = asdict(job.settings)
-    card = finetuned_card(head["task"], job.task.model_class, base, rows, scores, settings, report["best_epoch"])
+    card = finetuned_card(head["task"], job.task.model_class, base, rows, scores, settings, report)
     write_text(result / CARD, card)
     manifest.complete(result, KIND, job.identity, {"rows": rows, "predictions": predicted})

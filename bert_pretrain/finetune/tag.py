@@ -131,6 +131,9 @@ class Tag:
     def score(self, examples: list[Example], predictions: list[list[str]]) -> dict[str, float]:
         return entity_scores([example.tags or [] for example in examples], predictions)
 
+    def no_better_than(self, examples: list[Example], predictions: list[list[str]]) -> str:
+        return "" if self.score(examples, predictions)["f1"] > 0 else "O for every word (f1 0)"
+
     def record(self, example: Example, prediction: list[str]) -> dict[str, Any]:
         tags = {} if example.tags is None else {"tags": example.tags}
         return {"row": example.row, "tokens": example.words, **tags, "prediction": prediction}

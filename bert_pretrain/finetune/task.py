@@ -72,6 +72,9 @@ class Task(Protocol):
     def score(self, examples: list[Any], predictions: list[Any]) -> dict[str, float]:
         """Return the metrics of predictions."""
 
+    def no_better_than(self, examples: list[Any], predictions: list[Any]) -> str:
+        """Return the constant prediction that is as good as these, beyond chance, with its score; "" if none is."""
+
     def record(self, example: Any, prediction: Any) -> dict[str, Any]:
         """Return a line of `predictions.jsonl`."""
 
