@@ -1,14 +1,17 @@
 """Files as benchmarks distribute them are read; what is repaired or left out is counted by reason, or refused."""
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+import typer
 from hypothesis import given
 from hypothesis import strategies as st
 
+from bert_pretrain.cli import app
 from bert_pretrain.errors import ConfigError, InputError
 from bert_pretrain.finetune.answer import Answer
 from bert_pretrain.finetune.classify import Classify
@@ -16,6 +19,7 @@ from bert_pretrain.finetune.inputs import LabelledInput
 from bert_pretrain.finetune.settings import Settings
 from bert_pretrain.finetune.tag import Tag, as_bio
 from bert_pretrain.text.tokenizer import Tokenizer
+from tests.pages import ROOT
 
 Read = Callable[..., tuple[list[Any], str]]
 COLA = "own1\t1\t\tthe day was fine .\nown1\t0\t*\tday the fine was .\nown2\t1\t\tthe film is good .\n"
@@ -149,6 +153,34 @@ def test_a_file_of_which_most_rows_cannot_be_used_is_refused(read: Read) -> None
     with pytest.raises(InputError, match="'text' is empty; 2 of 3 rows cannot be used") as caught:
         read("classify", "a.csv", "text,label\n,a\n,b\nfine,a\n")
     assert caught.value.where.endswith("line 2")
+
+
+FORMS = {
+    "eng.train": (CONLL_2003, 2),
+    "example.train": ("人 B-PER\n民 E-PER\n日 I-ORG\n\n报 O\n", 2),
+    "in_domain_train.tsv": (COLA, 3),
+    "lcqmc.txt": (LCQMC, 2),
+    "train.tsv": ("id\tquestion1\tquestion2\tis_duplicate\n0\twho ?\twhere ?\t0\n1\twho\n2\tgood\tfine\t1\n", 2),
+    "cmrc2018_train.json": (
+        json.dumps([{"context_text": "天 气", "qas": [{"query_text": "？", "answers": ["气"]}]}]),
+        1,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_the_commands_of_the_documentation_read_their_files(read: Read, name: str) -> None:
+    commands = re.findall(r"^\| .* \| `(finetune .*)` \|$", (ROOT / "docs" / "finetuning.md").read_text(), re.MULTILINE)
+    assert len(commands) == len(FORMS)
+    (command,) = (each.split() for each in commands if f"--train {name} " in each)
+    given = typer.main.get_command(app).commands["finetune"].make_context(*command[:1], command[1:]).params
+    fields = {field: given[field] for field in ("text_field", "pair_field", "label_field")}
+    how = {
+        "format": given["file_format"],
+        "columns": tuple((given["columns"] or "").split(",")) * bool(given["columns"]),
+    }
+    content, number = FORMS[name]
+    assert len(read(given["task"], name, content, settings=fields, **how)[0]) == number
 
 
 CONTEXT = "北京 是 首都 。 北京 大学 在 北京 。"
