@@ -13,6 +13,8 @@ from bert_pretrain.examples.shards import DataFolder
 from bert_pretrain.make_data.run import make_data
 from bert_pretrain.plan.time_limit import TimeLimit
 from bert_pretrain.report.curves import draw_curves, read_metrics
+from bert_pretrain.report.diagnosis import nothing_learnt
+from bert_pretrain.report.run_record import read_run_record
 from bert_pretrain.storage.manifest import MANIFEST, read_manifest
 from bert_pretrain.vocab.run import make_vocab
 
@@ -193,3 +195,5 @@ def _show_results(runs: Sequence[Path], model: Path, output: Path) -> None:
         "    from transformers import AutoModelForPreTraining, AutoTokenizer\n"
         f'    model, tokenizer = (x.from_pretrained("{model}") for x in (AutoModelForPreTraining, AutoTokenizer))\n'
     )
+    if warning := nothing_learnt(read_run_record(runs[-1]), read_metrics(runs[-1])):
+        print(warning)

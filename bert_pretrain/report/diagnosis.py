@@ -41,6 +41,8 @@ NORM_FACTOR = 10.0
 OVERFIT_NATS, OVERFIT_EVALUATIONS = 0.1, 3
 SLOW_FACTOR, SLOW_SECONDS = 7.0, 5.0
 """An interval so many times slower than the median, and so long that it matters. Busy machines reach a factor of 6."""
+_LOSSES = {"validation_mlm_loss": ("validation", "held-out"), "mlm_loss": ("train", "training")}
+"""The figures that tell whether a model has learnt anything, the better one first."""
 MEMORY_SHARE, MEMORY_BYTES, MEMORY_POINTS = 0.1, 64 << 20, 10
 """Growth within a tenth of the run."""
 
@@ -298,10 +300,35 @@ def diagnose(record: Mapping[str, Any], lines: Iterable[Mapping[str, Any]]) -> l
         record: as for `Diagnosis`.
         lines: of its `metrics.jsonl`.
     """
-    diagnosis = Diagnosis(record)
+    diagnosis, lines = Diagnosis(record), list(lines)
     for line in lines:
         diagnosis.add(line)
-    return diagnosis.hints
+    final = nothing_learnt(record, lines) if "progress" in record else None  # else the run is not finished
+    return diagnosis.hints + ([final] if final else [])
+
+
+def nothing_learnt(record: Mapping[str, Any], lines: Iterable[Mapping[str, Any]]) -> Hint | None:
+    """Return a hint if a model is no better than the frequencies of the tokens, which need no network.
+
+    It compares the last held-out loss, or that of training where nothing is held out, with the entropy of the split.
+
+    Args:
+        record: as for `Diagnosis`.
+        lines: of its `metrics.jsonl`, at least the last ones.
+    """
+    entropies = ((record.get("data") or {}).get("statistics") or {}).get("unigram_entropy") or {}
+    last = {name: value for line in lines for name in _LOSSES if (value := _number(line, name)) is not None}
+    for name, (split, what) in _LOSSES.items():
+        if name in last and entropies.get(split) is not None:
+            if last[name] < entropies[split] - PLATEAU_NATS:
+                return None
+            return Hint(
+                "nothing learnt",
+                f"the {what} loss of masked tokens ended at {last[name]:.2f} nats; the frequencies of the tokens alone "
+                f"give {entropies[split]:.2f}",
+                "train for more steps or with another train.peak_lr; check the data with 'bert-pretrain inspect'",
+            )
+    return None
 
 
 def _too_high(observed: str) -> Hint:

@@ -13,6 +13,7 @@ import torch
 
 from bert_pretrain import __version__
 from bert_pretrain.report.curves import PANELS, as_png, perplexity, read_metrics
+from bert_pretrain.report.data_hints import Hint
 from bert_pretrain.report.markdown import card
 from bert_pretrain.report.render import render
 from bert_pretrain.train.optim.schedule import duration, spanned_steps, warmup_steps
@@ -52,11 +53,12 @@ def model_card(
     num_parameters: int,
     is_final: bool,
     has_curves: bool = False,
+    warning: Hint | None = None,
 ) -> str:
     """Return the card of a model.
 
     `validation` is the newest line of `metrics.jsonl` with held-out figures. `is_final` says whether the run ends here,
-    `has_curves` whether the picture of its curves is next to the card.
+    `has_curves` whether the picture of its curves is next to the card; `warning` is that nothing was learnt.
     """
     values = _with_perplexity(validation)
     data, manifest = run.data.config, run.data.manifest
@@ -71,6 +73,7 @@ def model_card(
         objective=OBJECTIVES[data.next_sentence],
         is_final=is_final,
         has_curves=has_curves,
+        warning=warning,
         progress=progress,
         figures=[(one.title, format(values[one.name], one.form)) for one in _figures(run, values)],
         evaluated_step=values.get("step"),

@@ -17,7 +17,7 @@ from bert_pretrain.examples.shards import DataFolder
 from bert_pretrain.model.bert import BertForPreTraining
 from bert_pretrain.model.huggingface import CARD, load_weights, save_tensors, to_huggingface
 from bert_pretrain.report.data_hints import data_statistics
-from bert_pretrain.report.diagnosis import Diagnosis
+from bert_pretrain.report.diagnosis import Diagnosis, nothing_learnt
 from bert_pretrain.storage import manifest
 from bert_pretrain.storage.files import atomic_folder, write_text
 from bert_pretrain.storage.locking import exclusive
@@ -249,12 +249,14 @@ def _finish(run: ResolvedRun, state: TrainState, log: RunLog, identity: dict[str
     weights = to_huggingface(state.weights())
     if not run.dist_context.is_main:
         return
+    lines = [line for line in (log.last_training, log.last_validation) if line is not None]
+    warning = nothing_learnt(_record(run), lines)
     with atomic_folder(run.output / "model") as temporary:
         save_tensors(weights, state.model, temporary, run.tokenizer)
         drawn = draw_beside_card(run.output, temporary)
         card = model_card(
             run, state.progress, log.last_validation,
-            num_parameters=state.model.num_parameters, is_final=True, has_curves=drawn,
+            num_parameters=state.model.num_parameters, is_final=True, has_curves=drawn, warning=warning,
         )  # fmt: skip
         write_text(temporary / CARD, card)
     body = {
@@ -268,3 +270,5 @@ def _finish(run: ResolvedRun, state: TrainState, log: RunLog, identity: dict[str
     }
     manifest.complete(run.output, "run", identity, body)
     print(f"the model is {run.output / 'model'}")
+    if warning is not None:
+        print(warning)

@@ -14,7 +14,7 @@ import pytest
 
 from bert_pretrain.errors import DataError
 from bert_pretrain.report.data_hints import data_hints, data_statistics
-from bert_pretrain.report.diagnosis import Diagnosis, diagnose
+from bert_pretrain.report.diagnosis import Diagnosis, diagnose, nothing_learnt
 from bert_pretrain.report.run_record import read_run_record
 from bert_pretrain.train.metrics import MetricsFile
 from tests.report.record_runs import VARIANTS, lines_of, train_variant
@@ -224,3 +224,24 @@ def test_a_manifest_whose_values_are_of_other_types_is_refused(changes: dict[str
 
 def test_a_folder_of_an_older_version_has_fewer_figures_and_fewer_hints() -> None:
     assert data_hints({"next_sentence": "nsp", "corpus": {"documents": 9, "sentences": 9}}) == []
+
+
+@pytest.mark.parametrize(("loss", "cause"), [(10.3, True), (7.1, True), (6.95, True), (6.85, False), (2.0, False)])
+def test_a_finished_model_no_better_than_token_frequencies_has_learnt_nothing(loss: float, cause: bool) -> None:
+    lines = [{"step": 0, "validation_mlm_loss": 10.3}, {"step": 9, "mlm_loss": 2.0}]
+    lines += [{"step": 9, "validation_mlm_loss": loss}]
+    found = nothing_learnt(record(), lines)
+    assert (found is not None) == cause
+    finished = {**record(), "progress": {"step": 9}}
+    assert ("nothing learnt" in {hint.cause for hint in diagnose(finished, lines)}) == cause
+    assert "nothing learnt" not in {hint.cause for hint in diagnose(record(), lines)}
+
+
+def test_what_was_learnt_is_told_from_training_where_nothing_is_held_out() -> None:
+    found = nothing_learnt(record(), [{"step": 9, "mlm_loss": 7.05}])
+    assert found is not None
+    assert "training loss of masked tokens ended at 7.05 nats; the frequencies of the tokens alone give 7.00" in str(
+        found
+    )
+    assert nothing_learnt(record(), [{"step": 9, "mlm_loss": 5.0}]) is None
+    assert nothing_learnt({}, [{"step": 9, "validation_mlm_loss": 10.0}]) is None  # a folder of an older version

@@ -42,14 +42,18 @@ def test_a_run_prints_each_hint_once_and_report_finds_them_again(
     config = tiny(max_steps=60, peak_lr=3.0, warmup_ratio=0.1, log_every=2, eval_every=20, save_every=30)
     train(config, data, run)
     printed = hints(capsys.readouterr().out)
-    assert [hint.split(" (")[0] for hint in printed] == ["hint: repeated lines", "hint: learning rate too high"]
+    assert [hint.split(" (")[0] for hint in printed] == [
+        "hint: repeated lines",
+        "hint: learning rate too high",
+        "hint: nothing learnt",
+    ]
     write_report([run], tmp_path / "curves.png")
     assert hints(capsys.readouterr().out) == printed
     assert "learning rate too high" in (tmp_path / "curves.html").read_text()
-    # At its end it says nothing anew; and of two runs the hints are named.
+    # At its end it says only what the end is; and of two runs the hints are named.
     reopen(run)
     train(config, data, run)
-    assert hints(capsys.readouterr().out) == []
+    assert hints(capsys.readouterr().out) == printed[-1:]
     write_report([run, run], tmp_path / "both.png")
     assert capsys.readouterr().out.splitlines() == [f"{run}: {hint}" for hint in printed] * 2
 
@@ -63,3 +67,14 @@ def test_a_run_notes_at_its_start_what_hints_need(tiny: Tiny, data_folder: Path,
     assert known["identity"]["data"] == known["data"]["content_hash"]
     train(tiny(), data_folder, tmp_path / "run")
     assert not (tmp_path / "run" / PARTIAL).exists()
+
+
+def test_a_model_that_has_learnt_nothing_is_not_finished_without_a_word(
+    tiny: Tiny, data_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = train(tiny(max_steps=2, peak_lr=1e-30), data_folder, tmp_path / "run")
+    last = capsys.readouterr().out.splitlines()[-1]
+    assert last.startswith("hint: nothing learnt (the held-out loss of masked tokens ended at 5.0")
+    card = (model / "README.md").read_text()
+    assert f"**This model has learnt nothing**: {last.partition('(')[2].partition(')')[0]}." in card
+    assert "nothing learnt" not in (model.parent / "checkpoints" / "step-00000002" / "README.md").read_text()
