@@ -22,7 +22,19 @@ from bert_pretrain.config_file import load_config
 from bert_pretrain.make_data.run import make_data
 
 HEAVY = ("torch", "datasets", "transformers", "pyarrow", "numpy", "tokenizers")
-COMMANDS = ("vocab", "make-data", "train", "run", "inspect", "evaluate", "fill-mask", "embed", "report", "finetune")
+COMMANDS = (
+    "vocab",
+    "make-data",
+    "train",
+    "run",
+    "inspect",
+    "evaluate",
+    "fill-mask",
+    "embed",
+    "report",
+    "finetune",
+    "predict",
+)
 
 
 @pytest.mark.parametrize("arguments", [["--help"], ["--version"], *([command, "--help"] for command in COMMANDS)])

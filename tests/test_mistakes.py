@@ -293,6 +293,10 @@ MISTAKES = {
     "no label column": ("finetune classify bert --train rows.jsonl --output o --label-field l", "rows.jsonl: line 1"),
     "rate below zero": ("finetune classify bert --train rows.jsonl --output o --learning-rate -1", "--learning-rate"),
     "flag of another task": ("finetune classify bert --train rows.jsonl --output o --stride 4", "--stride"),
+    "predictions of a model without a head": ("predict bert rows.jsonl --output o.jsonl", "MODEL"),
+    "predictions over another file": ("predict bert rows.jsonl --output a.txt", "--output"),
+    "predictions of no format": ("predict bert rows.jsonl --output o.xlsx", "--output"),
+    "predictions by URL": ("predict bert rows.jsonl --output memory://o.jsonl", "--output"),
     "model by URL": ("finetune classify bert --train rows.jsonl --output memory://o", "--output"),
 }
 

@@ -16,7 +16,7 @@ from bert_pretrain import __version__
 from bert_pretrain.cli.exits import Terminated, flush_output, reports_errors, terminate
 from bert_pretrain.cli.models import embed, evaluate, fill_mask, inspect, report
 from bert_pretrain.cli.stages import make_data, run, train, vocab
-from bert_pretrain.cli.tuning import finetune
+from bert_pretrain.cli.tuning import finetune, predict
 
 _NAME = "bert-pretrain"
 
@@ -27,7 +27,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
-for _command in (vocab, make_data, train, run, inspect, evaluate, fill_mask, embed, finetune, report):
+for _command in (vocab, make_data, train, run, inspect, evaluate, fill_mask, embed, finetune, predict, report):
     app.command()(reports_errors(_command))
 
 

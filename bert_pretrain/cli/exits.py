@@ -14,7 +14,7 @@ from bert_pretrain.errors import Interrupted, UserError
 
 _CONTINUES = "the same command, without --overwrite, continues where it stopped"
 _STARTS_AGAIN = "its output was not written; the same command starts again"
-_WITHOUT_RESUME = ("inspect", "evaluate", "fill_mask", "embed", "report")
+_WITHOUT_RESUME = ("inspect", "evaluate", "fill_mask", "embed", "predict", "report")
 _CANNOT_ALLOCATE = "can't allocate memory"
 """In the RuntimeError with which torch's CPU allocator reports it."""
 _CANNOT_WRITE = re.compile("inline_container|iostream error")

@@ -53,3 +53,13 @@ def load_config(
 def local_file(location: str, flag: str) -> Path:
     """Return the path of an output file, which must be local."""
     return parse_local_path(location, flag, remedy="write a local file, then copy it there")
+
+
+def inference_config(device: str, precision: str, text_field: str | None = None) -> "Config":
+    """Return the configuration of a command that uses a model."""
+    flags = {
+        "train.device": ("--device", device),
+        "train.precision": ("--precision", precision),
+        "data.text_field": ("--text-field", text_field),
+    }
+    return load_config(None, None, flags)

@@ -1,20 +1,12 @@
 """Commands for the outputs of the stages: data folders, models and runs."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
-from bert_pretrain.cli.loading import importing, load_config, local_file
-from bert_pretrain.cli.options import Device, Workers
-
-if TYPE_CHECKING:
-    from bert_pretrain.config import Config
-
-Model = Annotated[Path, typer.Argument(help="A model folder.")]
-BatchTokens = Annotated[int | None, typer.Option("--batch-tokens", min=1, help="Tokens that run at once.")]
-TextField = Annotated[str | None, typer.Option("--text-field", help="Field of the text in records; text by default.")]
-SkipEmpty = Annotated[bool, typer.Option("--skip-empty", help="Skip empty texts instead of refusing them.")]
+from bert_pretrain.cli.loading import importing, inference_config, local_file
+from bert_pretrain.cli.options import BatchTokens, Device, Model, Precision, SkipEmpty, TextField, Workers
 
 
 def inspect(
@@ -92,7 +84,7 @@ def evaluate(
         from bert_pretrain.tools.evaluate import evaluate as run_evaluate
     run_evaluate(
         model,
-        config=_inference_config(device, precision or ("auto" if data else "fp32"), text_field),
+        config=inference_config(device, precision or ("auto" if data else "fp32"), text_field),
         data=data,
         texts=text or (),
         pairs=pairs or (),
@@ -114,7 +106,7 @@ def fill_mask(
     """
     with importing():
         from bert_pretrain.tools import fill_mask
-    answers = fill_mask.fill_mask(model, text, top_k=top_k, config=_inference_config(device, "fp32", None).train)
+    answers = fill_mask.fill_mask(model, text, top_k=top_k, config=inference_config(device, "fp32").train)
     print(fill_mask.as_json(text, answers) if as_json else fill_mask.as_table(text, answers))
 
 
@@ -139,9 +131,7 @@ def embed(
     text_field: TextField = None,
     skip_empty: SkipEmpty = False,
     device: Device = "auto",
-    precision: Annotated[
-        str, typer.Option("--precision", help="Of the matrix products: fp32, bf16, fp16 or auto.")
-    ] = "fp32",
+    precision: Precision = "fp32",
 ) -> None:
     """Turn texts into vectors, one per sentence or per token.
 
@@ -149,7 +139,7 @@ def embed(
     """
     with importing():
         from bert_pretrain.tools.embed import embed as run_embed
-    loaded = _inference_config(device, precision, text_field)
+    loaded = inference_config(device, precision, text_field)
     run_embed(
         model,
         inputs,
@@ -178,12 +168,3 @@ def report(
         from bert_pretrain.report.report import write_report
     picture, page = write_report(runs, local_file(output, "--output"))
     print(f"curves: {picture}\npage:   {page}")
-
-
-def _inference_config(device: str, precision: str, text_field: str | None) -> "Config":
-    flags = {
-        "train.device": ("--device", device),
-        "train.precision": ("--precision", precision),
-        "data.text_field": ("--text-field", text_field),
-    }
-    return load_config(None, None, flags)

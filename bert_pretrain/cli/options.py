@@ -1,5 +1,6 @@
 """Options that several commands share, each with its help."""
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -35,6 +36,11 @@ Lowercase = Annotated[
     bool | None,
     typer.Option("--lowercase/--no-lowercase", help="Whether the vocabulary is lowercase, if its folder does not say."),
 ]
+Model = Annotated[Path, typer.Argument(help="A model folder.")]
+BatchTokens = Annotated[int | None, typer.Option("--batch-tokens", min=1, help="Tokens that run at once.")]
+TextField = Annotated[str | None, typer.Option("--text-field", help="Field of the text in records; text by default.")]
+SkipEmpty = Annotated[bool, typer.Option("--skip-empty", help="Skip empty texts instead of refusing them.")]
+Precision = Annotated[str, typer.Option("--precision", help="Of the matrix products: fp32, bf16, fp16 or auto.")]
 Device = Annotated[str, typer.Option("--device", help="auto, cpu, cuda, cuda:N or mps.")]
 # As texts: the configuration says what they mean, `1e5` and `24h` too.
 Steps = Annotated[str | None, typer.Option("--steps", metavar="N", help="Length of the run in steps.")]

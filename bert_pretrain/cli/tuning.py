@@ -1,4 +1,4 @@
-"""The command that fine-tunes; its flags are the fields of the tool's `Settings`."""
+"""The commands that fine-tune and predict; their flags are the fields of the tool's `Settings` and `Options`."""
 
 import dataclasses
 from pathlib import Path
@@ -6,12 +6,18 @@ from typing import Annotated
 
 import typer
 
-from bert_pretrain.cli.loading import importing
-from bert_pretrain.cli.options import Device, Output, Overwrite
+from bert_pretrain.cli.loading import importing, inference_config, local_file
+from bert_pretrain.cli.options import BatchTokens, Device, Model, Output, Overwrite, Precision, SkipEmpty
 from bert_pretrain.finetune.settings import FORMATS, Settings
 from bert_pretrain.storage.paths import parse_local_path
 
 _DEFAULTS = Settings()
+FileFormat = Annotated[
+    str | None, typer.Option("--format", metavar="FORMAT", help=f"{', '.join(FORMATS)}; by default by the ending.")
+]
+ColumnNames = Annotated[
+    str | None, typer.Option("--columns", metavar="NAME,...", help="Of CSV or TSV without a header.")
+]
 
 
 def finetune(
@@ -61,12 +67,8 @@ def finetune(
     max_answer_length: Annotated[
         int, typer.Option("--max-answer-length", help="answer: maximum number of tokens.")
     ] = _DEFAULTS.max_answer_length,
-    file_format: Annotated[
-        str | None, typer.Option("--format", metavar="FORMAT", help=f"{', '.join(FORMATS)}; by default by the ending.")
-    ] = None,
-    columns: Annotated[
-        str | None, typer.Option("--columns", metavar="NAME,...", help="Of CSV or TSV without a header.")
-    ] = None,
+    file_format: FileFormat = None,
+    columns: ColumnNames = None,
     strict: Annotated[bool, typer.Option("--strict", help="Refuse rows that would be repaired or left out.")] = False,
     device: Device = "auto",
     overwrite: Overwrite = False,
@@ -91,4 +93,46 @@ def finetune(
         strict=strict,
         device=device,
         overwrite=overwrite,
+    )
+
+
+def predict(
+    model: Model,
+    input: Annotated[str, typer.Argument(metavar="INPUT", help="Rows without labels: a file, or dataset:NAME.")],
+    output: Annotated[
+        str, typer.Option("--output", metavar="FILE", help="The file to write: .jsonl, .csv or .parquet.")
+    ],
+    text_field: Annotated[str | None, typer.Option("--text-field", help="Column of the text.")] = None,
+    pair_field: Annotated[str | None, typer.Option("--pair-field", help="Column of a second text.")] = None,
+    tokens_field: Annotated[str | None, typer.Option("--tokens-field", help="Taggers: column of the words.")] = None,
+    max_length: Annotated[int | None, typer.Option("--max-length", help="Tokens per window.")] = None,
+    allow_no_answer: Annotated[
+        bool | None,
+        typer.Option("--allow-no-answer/--always-answer", help="Whether a question may have no answer."),
+    ] = None,
+    skip_empty: SkipEmpty = False,
+    file_format: FileFormat = None,
+    columns: ColumnNames = None,
+    batch_tokens: BatchTokens = None,
+    device: Device = "auto",
+    precision: Precision = "fp32",
+) -> None:
+    """Predict the labels, tags or answers of new rows by a fine-tuned model.
+
+    Columns, lengths and the like are those of the fine-tuning, unless flags say otherwise.
+
+    Example: bert-pretrain predict classifier unseen.csv --output predicted.jsonl
+    """
+    given = dict(locals())
+    with importing():
+        from bert_pretrain.finetune.predict import Options
+        from bert_pretrain.finetune.predict import predict as run_predict
+    run_predict(
+        model,
+        input,
+        local_file(output, "--output"),
+        config=inference_config(device, precision).train,
+        format=file_format,
+        columns=columns.split(",") if columns else (),
+        options=Options(**{field.name: given[field.name] for field in dataclasses.fields(Options)}),
     )

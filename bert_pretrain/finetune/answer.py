@@ -4,6 +4,8 @@ As in BERT's SQuAD code: every position has a start and an end score, the [CLS] 
 span over all windows of a context is the answer. Spans are cut from the raw text by the offsets of their pieces.
 """
 
+from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,9 +14,17 @@ from tokenizers import Encoding
 
 from bert_pretrain.errors import InputError
 from bert_pretrain.finetune.inputs import LabelledInput
-from bert_pretrain.finetune.questions import NOT_FOUND, Question, read_questions, squad_scores
+from bert_pretrain.finetune.questions import (
+    NOT_FOUND,
+    Question,
+    iterate_questions,
+    read_questions,
+    squad_scores,
+    texts_of,
+)
 from bert_pretrain.finetune.settings import Settings
-from bert_pretrain.finetune.task import Window, encodings, report_long
+from bert_pretrain.finetune.tables import Row
+from bert_pretrain.finetune.task import DIVIDED, Window, encodings
 from bert_pretrain.text.tokenizer import Tokenizer
 
 MAX_QUESTION_TOKENS = 64
@@ -73,18 +83,17 @@ class Answer:
     def model_config(self) -> dict[str, Any]:
         return {}
 
-    def encode(self, examples: list[Question], split: str) -> list[Window]:
+    def encode(self, examples: list[Question], split: str, counts: Counter[str]) -> list[Window]:
         max_length, stride = self.settings.max_length, self.settings.stride
         assert max_length is not None
         assert stride is not None
-        questions = self._truncated([example.question for example in examples], split)
+        questions = self._truncated([example.question for example in examples], counts)
         pairs = list(zip(questions, (example.context for example in examples), strict=True))
         truncation = {"max_length": max_length, "stride": stride, "strategy": "only_second"}
         has_labels = all(question.answers is not None for question in examples)
         windows: list[Window] = []
-        divided = 0
         for number, encoding in enumerate(encodings(self.tokenizer, pairs, **truncation)):
-            divided += bool(encoding.overflowing)
+            counts[DIVIDED.format(max_length)] += bool(encoding.overflowing)
             for part in (encoding, *encoding.overflowing):
                 positions = _characters(part)
                 labels = {}
@@ -93,22 +102,19 @@ class Answer:
                     labels = {"start_positions": first, "end_positions": last}
                 # Only predictions need the characters, and there may be millions of training windows.
                 windows.append(Window(number, part.ids, part.type_ids, labels, positions if split != "train" else ()))
-        report_long(divided, len(examples), max_length, split, "divided into overlapping windows")
         learned = {window.example for window in windows if window.labels.get("start_positions")}
         has_place = [any(start != NOT_FOUND for _, start in example.answers or ()) for example in examples]
         lost = sum(each and number not in learned for number, each in enumerate(has_place))
-        if lost:
-            print(f"{split}: {lost:,} answers are longer than any window and are not learned")
+        counts["have an answer longer than any window, which is not learned"] += lost if has_labels else 0
         return windows
 
-    def _truncated(self, questions: list[str], split: str) -> list[str]:
+    def _truncated(self, questions: list[str], counts: Counter[str]) -> list[str]:
         assert self.settings.max_length is not None
         limit = min(MAX_QUESTION_TOKENS, self.settings.max_length // 3)
         found = zip(questions, encodings(self.tokenizer, questions), strict=True)
         kept = [text[: encoding.offsets[limit - 1][1]] if len(encoding) > limit else text for text, encoding in found]
         too_long = sum(short != question for short, question in zip(kept, questions, strict=True))
-        if too_long:
-            print(f"{split}: {too_long:,} questions are longer than {limit} tokens and were truncated")
+        counts[f"have a question longer than {limit} tokens, which was truncated"] += too_long
         return kept
 
     def decode(self, examples: list[Question], windows: list[Window], logits: Any) -> list[Prediction]:
@@ -134,6 +140,19 @@ class Answer:
         return (
             "" if self.score(examples, predictions)["f1"] > nothing else f"no answer to any question (f1 {nothing:.4f})"
         )
+
+    def use(self, labels: list[str], may_be_none: bool) -> None:
+        self.may_be_none = may_be_none
+
+    def rows(self, source: LabelledInput) -> Iterator[Row]:
+        return iterate_questions(source)
+
+    def unlabelled(self, row: Row) -> Question:
+        return Question(0, row.where, "", *texts_of(row), answers=None)
+
+    def columns(self, example: Question, prediction: Prediction) -> dict[str, Any]:
+        score = prediction.spans[0].score if prediction.text else prediction.null_score
+        return {"answer": prediction.text, "score": round(score, 4)}
 
     def record(self, example: Question, prediction: Prediction) -> dict[str, Any]:
         answers = {} if example.answers is None else {"answers": [text for text, _ in example.answers]}

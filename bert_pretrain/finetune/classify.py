@@ -2,6 +2,7 @@
 
 import math
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import repeat
 from typing import Any
@@ -11,8 +12,8 @@ import numpy as np
 from bert_pretrain.errors import InputError
 from bert_pretrain.finetune.inputs import LabelledInput, UnusableRow
 from bert_pretrain.finetune.settings import Settings
-from bert_pretrain.finetune.tables import Row, read_rows
-from bert_pretrain.finetune.task import Window, encodings, report_long, softmax
+from bert_pretrain.finetune.tables import Row, iterate_rows, read_rows
+from bert_pretrain.finetune.task import Window, encodings, softmax
 from bert_pretrain.text.records import ClassName
 from bert_pretrain.text.tokenizer import Tokenizer
 
@@ -38,6 +39,7 @@ class Classify:
     model_class = "AutoModelForSequenceClassification"
     label_names: tuple[str, ...] = ("labels",)
     group_field = "row"
+    may_be_none = False
 
     def __init__(self, settings: Settings, tokenizer: Tokenizer) -> None:
         self.settings = settings
@@ -51,9 +53,7 @@ class Classify:
         has_labels = not is_test or field in rows[0].values
 
         def make(number: int, row: Row) -> Example:
-            text = _text_of(row, self.settings.text_field, "--text-field")
-            pair_field = self.settings.pair_field
-            pair = _text_of(row, pair_field, "--pair-field") if pair_field else None
+            text, pair = self._texts_of(row)
             label = row.get(field, "--label-field") if has_labels else None
             is_missing = label is None or label == "" or (isinstance(label, float) and math.isnan(label))
             if is_missing and not is_test:
@@ -61,6 +61,11 @@ class Classify:
             return Example(number, row.where, text, pair, None if is_missing else self._label_of(label, row))
 
         return source.usable(rows, make)
+
+    def _texts_of(self, row: Row) -> tuple[str, str | None]:
+        pair_field = self.settings.pair_field
+        text = _text_of(row, self.settings.text_field, "--text-field")
+        return text, _text_of(row, pair_field, "--pair-field") if pair_field else None
 
     def _label_of(self, label: Any, row: Row) -> str | float:
         if self.settings.regression:
@@ -120,7 +125,7 @@ class Classify:
             "problem_type": "single_label_classification",
         }
 
-    def encode(self, examples: list[Example], split: str) -> list[Window]:
+    def encode(self, examples: list[Example], split: str, counts: Counter[str]) -> list[Window]:
         assert self.settings.max_length is not None
         has_labels = all(example.label is not None for example in examples)
         has_pairs = examples[0].pair is not None
@@ -130,10 +135,10 @@ class Classify:
         seconds = encodings(self.tokenizer, [example.pair for example in examples]) if has_pairs else repeat(None)
         cls_id, sep_id = self.tokenizer.cls_id, self.tokenizer.sep_id
         windows = []
-        truncated = 0
         for number, (example, first, second) in enumerate(zip(examples, firsts, seconds, strict=has_pairs)):
             kept_first, kept_second = longest_first_lengths(len(first), len(second or ()), room)
-            truncated += kept_first < len(first) or kept_second < len(second or ())
+            is_truncated = kept_first < len(first) or kept_second < len(second or ())
+            counts[f"are longer than {self.settings.max_length} tokens and were truncated"] += is_truncated
             ids = [cls_id, *first.ids[:kept_first], sep_id]
             types = [0] * len(ids)
             if second is not None:
@@ -141,7 +146,6 @@ class Classify:
                 types += [1] * (len(ids) - len(types))
             labels = {"labels": numbers.get(example.label, example.label)} if has_labels else {}
             windows.append(Window(number, ids, types, labels))
-        report_long(truncated, len(examples), self.settings.max_length, split, "truncated")
         return windows
 
     def decode(self, examples: list[Example], windows: list[Window], logits: Any) -> list[Any]:
@@ -179,6 +183,21 @@ class Classify:
         losses = sum(one != label == name for one, label in zip(found, truth, strict=True))
         is_better = wins > losses and stats.binomtest(wins, wins + losses, alternative="greater").pvalue < CHANCE
         return "" if is_better else f"always '{name}' (accuracy {count / len(truth):.4f})"
+
+    def use(self, labels: list[str], may_be_none: bool) -> None:
+        self.classes = labels
+
+    def rows(self, source: LabelledInput) -> Iterator[Row]:
+        return iterate_rows(source, line_field=self.settings.text_field)
+
+    def unlabelled(self, row: Row) -> Example:
+        return Example(0, row.where, *self._texts_of(row), label=None)
+
+    def columns(self, example: Example, prediction: Any) -> dict[str, Any]:
+        if self.settings.regression:
+            return {"label": float(prediction)}
+        best = int(np.argmax(prediction))
+        return {"label": self.classes[best], "score": round(float(prediction[best]), 6)}
 
     def record(self, example: Example, prediction: Any) -> dict[str, Any]:
         texts = {"text": example.text} | ({} if example.pair is None else {"pair": example.pair})

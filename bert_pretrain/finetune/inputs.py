@@ -49,13 +49,17 @@ class LabelledInput:
             raise ConfigError(what, where="--format", remedy=remedy)
 
     @property
+    def ending(self) -> str:
+        """The ending of the file, without that of a compression."""
+        compression = next((ending for ending in COMPRESSIONS if self.location.endswith(ending)), "")
+        return Path(self.location.removesuffix(compression)).suffix.lower()
+
+    @property
     def kind(self) -> str:
         """The format: "dataset", that given, or that of the ending; "" if the ending tells none."""
         if self.location.startswith(DATASET) or Path(self.location).is_dir():
             return "dataset"
-        compression = next((ending for ending in COMPRESSIONS if self.location.endswith(ending)), "")
-        ending = Path(self.location.removesuffix(compression)).suffix.lower()
-        return _BY_ENDING.get(ending, "") if self.format is None else self.format
+        return _BY_ENDING.get(self.ending, "") if self.format is None else self.format
 
     def repair(self, what: str, error: InputError) -> None:
         """Count a repair, said in the plural; with `strict` raise the error instead."""

@@ -10,7 +10,7 @@ from typing import Any
 
 from bert_pretrain.errors import InputError
 from bert_pretrain.finetune.inputs import LabelledInput, UnusableRow
-from bert_pretrain.finetune.tables import Row, no_rows, read_rows, read_text
+from bert_pretrain.finetune.tables import Row, iterate_rows, no_rows, read_text
 from bert_pretrain.text.records import parse_json, repair_surrogates
 
 
@@ -38,16 +38,15 @@ def read_questions(source: LabelledInput) -> list[Question]:
     Raises:
         InputError: when it cannot be read, most rows cannot be used, or an id occurs twice.
     """
-    rows = question_rows(source)
+    rows = list(iterate_questions(source))
+    if not rows:
+        raise no_rows(source)
     is_test = source.flag == "--test"
     has_answers = not is_test or "answers" in rows[0].values
     seen: set[str] = set()
 
     def make(number: int, row: Row) -> Question:
-        texts = {name: row.get(name) for name in ("question", "context")}
-        for name, value in texts.items():
-            if not isinstance(value, str) or not value.strip():
-                raise UnusableRow(f"its {name} is empty", where=row.where, remedy="fill it, or leave the row out")
+        question, context = texts_of(row)
         name = str(number) if row.values.get("id") is None else str(row.values["id"])
         if name in seen:
             raise InputError(f"the id {name!r} occurs twice", where=row.where, remedy="give each question its own")
@@ -56,28 +55,38 @@ def read_questions(source: LabelledInput) -> list[Question]:
         if answers is None:
             if not is_test:
                 raise UnusableRow("it has no 'answers'", where=row.where, remedy="give them, or an empty list")
-            return Question(number, row.where, name, **texts, answers=None)
-        placed = [_placed(answer, texts["context"], row.where, source) for answer in answers]
+            return Question(number, row.where, name, question, context, answers=None)
+        placed = [_placed(answer, context, row.where, source) for answer in answers]
         if placed and source.flag == "--train" and all(start == NOT_FOUND for _, start in placed):
             raise UnusableRow("its answer is not in its context", where=row.where, remedy="correct or remove it")
-        return Question(number, row.where, name, **texts, answers=placed)
+        return Question(number, row.where, name, question, context, answers=placed)
 
     return source.usable(rows, make)
 
 
-def question_rows(source: LabelledInput) -> list[Row]:
-    """Return a row with `question`, `context`, and if there are `id` and `answers`, for each question.
+def texts_of(row: Row) -> tuple[str, str]:
+    """Return the question of a row and its context.
 
     Raises:
-        InputError: when the input cannot be read, or holds no question.
+        UnusableRow: when one is empty.
+    """
+    question, context = (row.get(name) for name in ("question", "context"))
+    for name, value in (("question", question), ("context", context)):
+        if not isinstance(value, str) or not value.strip():
+            raise UnusableRow(f"its {name} is empty", where=row.where, remedy="fill it, or leave the row out")
+    return question, context
+
+
+def iterate_questions(source: LabelledInput) -> Iterator[Row]:
+    """Yield a row with `question`, `context`, and if there are `id` and `answers`, for each question.
+
+    Raises:
+        InputError: when the input cannot be read.
     """
     text = read_text(source.location) if source.kind == "json" else ""
     if '"qas"' not in text:
-        return read_rows(source)
-    rows = list(_flatten(repair_surrogates(parse_json(text, source.location)), source.location))
-    if not rows:
-        raise no_rows(source)
-    return rows
+        return iterate_rows(source)
+    return _flatten(repair_surrogates(parse_json(text, source.location)), source.location)
 
 
 def _flatten(content: Any, location: str) -> Iterator[Row]:

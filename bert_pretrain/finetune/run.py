@@ -12,6 +12,7 @@ import json
 import os
 import shutil
 import time
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from operator import attrgetter
@@ -29,7 +30,7 @@ from bert_pretrain.finetune.finetuned_card import finetuned_card
 from bert_pretrain.finetune.inputs import LabelledInput
 from bert_pretrain.finetune.settings import Settings
 from bert_pretrain.finetune.tag import Tag
-from bert_pretrain.finetune.task import Job, Task, Window, longest_first
+from bert_pretrain.finetune.task import Job, Task, Window, longest_first, report_counts
 from bert_pretrain.model.huggingface import CARD, CONFIG
 from bert_pretrain.model.weights import weights_sha256
 from bert_pretrain.storage import manifest
@@ -51,7 +52,7 @@ KIND = "finetune"
 METRICS = "metrics.json"
 _CHECKPOINTS = "checkpoints"
 _PACKAGES = ("transformers", "accelerate", "sklearn", "seqeval")
-_TASKS: dict[str, type[Classify] | type[Tag] | type[Answer]] = {"classify": Classify, "tag": Tag, "answer": Answer}
+TASKS: dict[str, type[Classify] | type[Tag] | type[Answer]] = {"classify": Classify, "tag": Tag, "answer": Answer}
 
 
 @dataclass(frozen=True)
@@ -113,7 +114,7 @@ def finetune(
     _check_environment(device)
     opened = open_bert(model, TrainConfig(device="cpu"))  # only for its checks
     settings = settings.resolve(task, opened.max_length)
-    head: Task = _TASKS[task](settings, opened.tokenizer)
+    head: Task = TASKS[task](settings, opened.tokenizer)
     examples = _read(head, inputs, settings.seed)
     identity = _identity(task, head, model, examples, settings)
     work = output.with_name(f"{output.name}.partial")
@@ -223,7 +224,11 @@ def _train(job: Job, work: Path, output: Path) -> None:
 
     began = time.monotonic()
     task = job.task
-    splits = {split: Split(rows, task.encode(rows, split)) for split, rows in job.examples.items()}
+    splits = {}
+    for split, rows in job.examples.items():
+        counts: Counter[str] = Counter()
+        splits[split] = Split(rows, task.encode(rows, split, counts))
+        report_counts(counts, len(rows), split)
     train = splits.pop("train")
     splits = {split: Split(held.examples, longest_first(held.windows)) for split, held in splits.items()}
     validation = splits["validation"]
@@ -296,4 +301,5 @@ def _write_results(
     settings = asdict(job.settings)
     card = finetuned_card(head["task"], job.task.model_class, base, rows, scores, settings, report)
     write_text(result / CARD, card)
-    manifest.complete(result, KIND, job.identity, {"rows": rows, "predictions": predicted})
+    body = {"rows": rows, "predictions": predicted, "may_be_none": job.task.may_be_none}
+    manifest.complete(result, KIND, job.identity, body)

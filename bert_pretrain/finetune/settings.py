@@ -61,6 +61,14 @@ class Settings:
                     where=flag_of(name),
                     remedy="leave it out",
                 )
+        self.check_ranges()
+
+    def check_ranges(self) -> None:
+        """Refuse values out of range.
+
+        Raises:
+            ConfigError: naming the flag.
+        """
         minimum = {"learning_rate": 0.0, "warmup_ratio": 0.0, "weight_decay": 0.0, "dropout": 0.0}
         minimum |= {"epochs": 1, "batch_size": 1, "max_length": 16, "stride": 0, "max_answer_length": 1, "seed": 0}
         maximum = {"warmup_ratio": 1.0, "dropout": 0.9, "seed": 2**32 - 1}

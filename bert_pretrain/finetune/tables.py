@@ -28,9 +28,9 @@ from bert_pretrain.text.records import (
     repair_surrogates,
 )
 from bert_pretrain.text.sources import READ_ERRORS, Source, damaged
-from bert_pretrain.text.text_files import ByteRange, Position, check_record_size, text_blocks
+from bert_pretrain.text.text_files import ByteRange, Position, check_record_size, read_lines, text_blocks
 
-_SPLITS = {"--train": ("train",), "--validation": ("validation", "dev"), "--test": ("test",)}
+_SPLITS = {"--train": ("train",), "--validation": ("validation", "dev"), "--test": ("test",), "INPUT": ("test",)}
 
 
 @dataclass(frozen=True)
@@ -61,6 +61,18 @@ class Row:
             where=self.where,
             remedy=f"its columns are {names}: {how}; a table without a header needs --columns NAME,NAME,...",
         )
+
+
+def iterate_rows(source: LabelledInput, *, line_field: str | None = None) -> Iterator[Row]:
+    """Yield the rows of a table, or with `line_field` the lines of a `.txt`, each as a row of that column.
+
+    Raises:
+        InputError: when it cannot be read.
+    """
+    if line_field is None or source.kind or source.ending != ".txt":
+        return _rows(source)
+    lines = read_lines(ByteRange(_source(source.location, "txt")), Counter(), strict=True)
+    return (Row({line_field: line.removesuffix("\r")}, str(position)) for line, position in lines)
 
 
 def read_rows(source: LabelledInput) -> list[Row]:

@@ -3,19 +3,22 @@
 Every word is labelled in exactly one window, one in which it has context on both sides.
 """
 
+import re
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
 import numpy as np
+from tokenizers.pre_tokenizers import BertPreTokenizer
 
 from bert_pretrain.errors import InputError
 from bert_pretrain.finetune.inputs import LabelledInput, UnusableRow
 from bert_pretrain.finetune.settings import Settings
-from bert_pretrain.finetune.tables import Row, no_rows, read_rows, read_text
-from bert_pretrain.finetune.task import IGNORED, Window, encodings, report_long
-from bert_pretrain.text.tokenizer import Tokenizer
+from bert_pretrain.finetune.tables import Row, iterate_rows, no_rows, read_rows, read_text
+from bert_pretrain.finetune.task import DIVIDED, IGNORED, Window, encodings
+from bert_pretrain.text.tokenizer import Tokenizer, bert_normalizer
 
 OUTSIDE = "O"
 _BEGIN, _INSIDE, _LAST = "BSUW", "IMEL", "SUWEL"
@@ -39,6 +42,7 @@ class Tag:
     main_metric = "f1"
     label_names: tuple[str, ...] = ("labels",)
     group_field = "row"
+    may_be_none = False
 
     def __init__(self, settings: Settings, tokenizer: Tokenizer) -> None:
         self.settings = settings
@@ -53,13 +57,11 @@ class Tag:
         has_tags = source.flag != "--test" or column in rows[0].values
 
         def make(number: int, row: Row) -> Example:
-            words = _words_of(row, tokens, "--tokens-field")
+            words = self.unlabelled(row).words
             tags = _words_of(row, column, "--tags-field") if has_tags else None
             if tags is None and source.flag != "--test":
                 remedy = "tag every word; O is the tag of words outside of entities"
                 raise UnusableRow("the sentence has no tags", where=row.where, remedy=remedy)
-            if not words:
-                raise UnusableRow("there are no words", where=row.where, remedy="remove the row")
             if tags is not None and len(words) != len(tags):
                 what = f"'{tokens}' and '{column}' differ in length"
                 raise UnusableRow(what, where=row.where, remedy="give each word one tag")
@@ -90,7 +92,7 @@ class Tag:
         names = dict(enumerate(self.tags))
         return {"id2label": names, "label2id": {name: number for number, name in names.items()}}
 
-    def encode(self, examples: list[Example], split: str) -> list[Window]:
+    def encode(self, examples: list[Example], split: str, counts: Counter[str]) -> list[Window]:
         assert self.settings.max_length is not None
         room = self.settings.max_length - 2
         ids = {name: number for number, name in enumerate(self.tags)}
@@ -111,7 +113,7 @@ class Tag:
                 own_labels = {"labels": [*labels, IGNORED]} if has_labels else {}
                 windows.append(Window(number, input_ids, [0] * len(input_ids), own_labels, positions))
         divided = sum(count > 1 for count in Counter(window.example for window in windows).values())
-        report_long(divided, len(examples), self.settings.max_length, split, "divided into overlapping windows")
+        counts[DIVIDED.format(self.settings.max_length)] += divided
         return windows
 
     def _pieces(self, words: set[str]) -> dict[str, list[int]]:
@@ -133,6 +135,37 @@ class Tag:
 
     def no_better_than(self, examples: list[Example], predictions: list[list[str]]) -> str:
         return "" if self.score(examples, predictions)["f1"] > 0 else "O for every word (f1 0)"
+
+    def use(self, labels: list[str], may_be_none: bool) -> None:
+        self.tags = labels
+
+    def rows(self, source: LabelledInput) -> Iterator[Row]:
+        tokens, tags = self.settings.tokens_field, self.settings.tags_field
+        if source.kind in ("conll", "tsv") or (not source.kind and (source.ending != ".txt" or _has_tags(source))):
+            for row in read_word_per_line(source, tokens, tags):
+                yield Row({tokens: row.values[tokens]}, row.where) if row.flaw else row
+            return
+        for row in iterate_rows(source, line_field=self.settings.text_field):
+            text = row.values.get(self.settings.text_field)
+            if isinstance(text, str) and tokens not in row.values:
+                yield Row({**row.values, tokens: self._split(text)}, row.where, row.flaw)
+            else:
+                yield row
+
+    def unlabelled(self, row: Row) -> Example:
+        words = _words_of(row, self.settings.tokens_field, "--tokens-field")
+        if not words:
+            raise UnusableRow("there are no words", where=row.where, remedy="remove the row")
+        return Example(0, row.where, words, None)
+
+    def _split(self, text: str) -> list[str]:
+        """Split a text as BERT does, at blanks, punctuation and ideographs."""
+        splits_ideographs = bool(self.tokenizer.settings["tokenize_chinese_chars"])
+        normalizer = bert_normalizer(lowercase=False, strip_accents=False, handle_chinese_chars=splits_ideographs)
+        return [word for word, _ in BertPreTokenizer().pre_tokenize_str(normalizer.normalize_str(text))]
+
+    def columns(self, example: Example, prediction: list[str]) -> dict[str, Any]:
+        return {"tags": prediction}
 
     def record(self, example: Example, prediction: list[str]) -> dict[str, Any]:
         tags = {} if example.tags is None else {"tags": example.tags}
@@ -222,6 +255,13 @@ def read_word_per_line(source: LabelledInput, tokens_field: str, tags_field: str
     if not rows:
         raise no_rows(source)
     return rows
+
+
+def _has_tags(source: LabelledInput) -> bool:
+    """Whether the first line of a text file that is not empty is a word and its tag, rather than a text."""
+    rows = iterate_rows(source, line_field="line")
+    first = next((row.values["line"] for row in rows if row.values["line"].strip()), "")
+    return first.startswith("-DOCSTART-") or bool(re.fullmatch(r"\S+[ \t](.*[ \t])?(O|[BI]-\S+)\s*", first))
 
 
 def _untagged(where: str) -> UnusableRow:

@@ -1,5 +1,6 @@
 """A task of fine-tuning, and what a model sees of it at once: windows of token ids with labels, padded to batches."""
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,11 +14,13 @@ from torch import Tensor
 
 from bert_pretrain.finetune.inputs import LabelledInput
 from bert_pretrain.finetune.settings import Settings
+from bert_pretrain.finetune.tables import Row
 from bert_pretrain.text.tokenizer import Tokenizer
 
 _TEXTS_AT_ONCE = 1000
 IGNORED = -100
 """The label of a position without one, which the loss of `transformers` ignores."""
+DIVIDED = "are longer than {} tokens and were divided into overlapping windows"
 
 
 @dataclass(frozen=True)
@@ -48,6 +51,8 @@ class Task(Protocol):
     """It selects the best checkpoint; larger is better."""
     label_names: tuple[str, ...]
     """The keys of `Window.labels`."""
+    may_be_none: bool
+    """Whether a question may have no answer."""
     group_field: str
     """Examples with the same value of this field are held out together."""
 
@@ -63,8 +68,8 @@ class Task(Protocol):
     def model_config(self) -> dict[str, Any]:
         """Return the keys of `config.json` that the task sets."""
 
-    def encode(self, examples: list[Any], split: str) -> list[Window]:
-        """Return the windows of examples; reports what was truncated or divided."""
+    def encode(self, examples: list[Any], split: str, counts: Counter[str]) -> list[Window]:
+        """Return the windows of examples; counts those that were truncated or divided, by what was done."""
 
     def decode(self, examples: list[Any], windows: list[Window], logits: Any) -> list[Any]:
         """Return a prediction for each example."""
@@ -77,6 +82,18 @@ class Task(Protocol):
 
     def record(self, example: Any, prediction: Any) -> dict[str, Any]:
         """Return a line of `predictions.jsonl`."""
+
+    def use(self, labels: list[str], may_be_none: bool) -> None:
+        """Take the labels of a fine-tuned model, for `predict`, and whether a question may have no answer."""
+
+    def rows(self, source: LabelledInput) -> Iterator[Row]:
+        """Yield the rows to predict, which need no labels; raises `InputError`."""
+
+    def unlabelled(self, row: Row) -> Any:
+        """Return the example of a row, without its label; raises `InputError`."""
+
+    def columns(self, example: Any, prediction: Any) -> dict[str, Any]:
+        """Return what `predict` adds to a row, by the names of the columns."""
 
 
 @dataclass(frozen=True)
@@ -137,7 +154,8 @@ def softmax(logits: np.ndarray) -> np.ndarray:
     return powers / powers.sum(axis=-1, keepdims=True)
 
 
-def report_long(count: int, total: int, max_length: int, split: str, what: str) -> None:
-    """Print how many examples are longer than a window, and what was done with them."""
-    if count:
-        print(f"{split}: {count:,} of {total:,} are longer than {max_length} tokens and were {what}")
+def report_counts(counts: Counter[str], total: int, split: str) -> None:
+    """Print what `Task.encode` has counted."""
+    for what, count in sorted(counts.items()):
+        if count:
+            print(f"{split}: {count:,} of {total:,} {what}")

@@ -12,13 +12,14 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 import transformers
 from transformers import Trainer, TrainerCallback, TrainingArguments
 from transformers.utils import logging as _logging
 
+from bert_pretrain.config import TrainConfig
 from bert_pretrain.errors import ConfigError, DataError
+from bert_pretrain.finetune.finetuned_bert import FinetunedBert, are_finite
 from bert_pretrain.finetune.settings import Settings
 from bert_pretrain.finetune.task import Job, Task, Window, collator
 from bert_pretrain.parallel.progress import progress_bar
@@ -153,31 +154,21 @@ def fit(trainer: Any, folder: Path) -> dict[str, Any]:
 
 
 def predict(folder: Path, job: Job, windows: list[Window], name: str) -> Any:
-    """Return the logits of a finished folder, in fp32: for each window, in one list for each output of the model.
+    """Return the logits of a finished folder, in fp32, as `FinetunedBert.logits` does.
 
     Raises:
         ConfigError: when they are not finite.
     """
-    network = getattr(transformers, job.task.model_class).from_pretrained(folder, dtype=torch.float32)
-    network = network.to(job.device).eval()
-    collate = collator(network.config.pad_token_id)
-    found: list[list[np.ndarray]] = []
-    with progress_bar(desc=name, total=len(windows), unit="window") as bar, torch.inference_mode():
-        for begin in range(0, len(windows), job.settings.batch_size):
-            batch = collate([window.inputs for window in windows[begin : begin + job.settings.batch_size]])
-            inputs = {key: value.to(job.device) for key, value in batch.items() if key not in job.task.label_names}
-            outputs = network(**inputs).to_tuple()
-            found = found or [[] for _ in outputs]
-            for rows, logits in zip(found, outputs, strict=True):
-                rows.extend(logits.cpu().numpy())
-            bar.update(len(batch["input_ids"]))
-    if not all(np.isfinite(row).all() for rows in found for row in rows):
+    finetuned = FinetunedBert.open(folder, TrainConfig(device=str(job.device), precision="fp32"))
+    with progress_bar(desc=name, total=len(windows), unit="window") as bar:
+        found = finetuned.logits(windows, finetuned.bert.batch_tokens, bar.update)
+    if not are_finite(found):
         raise ConfigError(
             "the outputs of the network are not finite: training has diverged",
             where="--learning-rate",
             remedy="give a smaller one, with --overwrite",
         )
-    return found if len(found) > 1 else found[0]
+    return found
 
 
 def newest_checkpoint(folder: Path) -> Path | None:

@@ -58,8 +58,8 @@ class Loaded:
     model: BertForPreTraining
     fresh: list[str]
     """Hugging Face's names of tensors that the folder lacks, which were initialized."""
-    unused: list[str]
-    """Names in the folder that a BERT for pretraining does not have, such as another task's head."""
+    unused: dict[str, Tensor]
+    """Tensors of the folder that a BERT for pretraining does not have, such as another task's head."""
 
 
 def save_model(model: BertForPreTraining, folder: Path, tokenizer: Tokenizer) -> None:
@@ -227,13 +227,13 @@ def _check_sizes(config: ModelConfig, vocab_size: int, folder: Path, flag: str) 
 @torch.no_grad()
 def load_weights(
     model: BertForPreTraining, folder: Path, *, flag: str, seed: int, extension: Extension | None = None
-) -> tuple[list[str], list[str]]:
+) -> tuple[list[str], dict[str, Tensor]]:
     """Load the weights of a BERT folder into a model and initialize what the folder lacks.
 
     `extension` says how the model's vocabulary extends the folder's; None if rows are copied as they are.
 
     Returns:
-        Hugging Face's names of the tensors initialized, and the names in the folder that were not used.
+        Hugging Face's names of the tensors initialized, and the tensors of the folder that were not used, by name.
 
     Raises:
         DataError: when a tensor does not have the model's shape, or a file is broken or holds more than tensors.
@@ -256,7 +256,7 @@ def load_weights(
             target.copy_(tensors[part])
         used.update(parts)
     model.initialize(seed, drawn)
-    return fresh, sorted(set(tensors) - used)
+    return fresh, {name: tensors[name] for name in sorted(set(tensors) - used)}
 
 
 def _extended(name: str, rows: Tensor, extension: Extension, folder: Path, flag: str) -> Tensor:

@@ -5,8 +5,8 @@ batch, so that attention with padding wastes little; the caller restores the ord
 """
 
 import contextlib
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -41,6 +41,8 @@ class Bert:
     tokenizer: Tokenizer
     device: torch.device
     dtype: torch.dtype
+    unused: Mapping[str, Tensor] = field(default_factory=dict)
+    """Tensors of the folder that the network does not have, such as the head of a task."""
 
     def __repr__(self) -> str:
         config, number = self.network.config, self.network.num_parameters
@@ -63,14 +65,17 @@ class Bert:
         with torch.inference_mode(), torch.autocast(self.device.type, self.dtype, enabled=self.dtype != torch.float32):
             yield
 
-    def pack(self, sequences: Sequence[np.ndarray]) -> Packed:
-        """Concatenate sequences, each with its [CLS] and [SEP], on the model's device."""
+    def pack(self, sequences: Sequence[np.ndarray], token_type_ids: Sequence[np.ndarray] | None = None) -> Packed:
+        """Concatenate sequences, each with its [CLS] and [SEP], on the model's device; all are of type 0 by default."""
         lengths = np.array([len(sequence) for sequence in sequences], dtype=np.int64)
         offsets = ragged.offsets_of(lengths)
         ids = torch.from_numpy(np.concatenate(sequences).astype(np.int64)).to(self.device)
+        types = torch.zeros_like(ids)
+        if token_type_ids is not None:
+            types = torch.from_numpy(np.concatenate(token_type_ids).astype(np.int64)).to(self.device)
         positions = torch.from_numpy(ragged.positions_within(offsets)).to(self.device)
         bounds = torch.from_numpy(offsets.astype(np.int32)).to(self.device)
-        return ids, torch.zeros_like(ids), positions, bounds, int(lengths.max())
+        return ids, types, positions, bounds, int(lengths.max())
 
     def add_special_tokens(self, ids: Sequence[int] | np.ndarray) -> np.ndarray:
         """Return `[CLS] ids [SEP]`."""
@@ -89,10 +94,10 @@ def open_bert(folder: Path, config: TrainConfig, required: tuple[str, ...] = ())
     keep_freed_memory(device)
     dtype = choose_precision(config.precision, device).dtype
     needed = ("bert.embeddings", "bert.encoder", *required)
-    network = load_model(folder, attention=config.attention, device=device, dtype=dtype, required=needed).model
+    loaded = load_model(folder, attention=config.attention, device=device, dtype=dtype, required=needed)
     tokenizer = Tokenizer.load(folder, "MODEL")
-    check_rows(folder, network.vocab_size, tokenizer, "MODEL")
-    return Bert(network, tokenizer, device, dtype)
+    check_rows(folder, loaded.model.vocab_size, tokenizer, "MODEL")
+    return Bert(loaded.model, tokenizer, device, dtype, loaded.unused)
 
 
 def batches_by_length(lengths: np.ndarray, batch_tokens: int) -> Iterator[np.ndarray]:

@@ -152,7 +152,10 @@ def _make_model(run: ResolvedRun, latest: Checkpoint | None) -> BertForPreTraini
     elif init is not None:
         fresh, unused = load_weights(model, init.folder, flag="--init-from", seed=seed, extension=init.extension)
         print(init.describe())
-        for names, what in ((fresh, "not there, initialised from the seed"), (unused, "there, but not used here")):
+        for names, what in (
+            (fresh, "not there, initialised from the seed"),
+            (list(unused), "there, but not used here"),
+        ):
             if names:
                 print(f"  {what}: {', '.join(names)}")
     else:

@@ -1,6 +1,7 @@
 """SQuAD's layout and scores, and spans that say exactly what stands in the context."""
 
 import json
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -49,8 +50,8 @@ def test_labels_mark_the_pieces_of_the_raw_answer_in_every_window_that_holds_it(
     tokenizer = Tokenizer(tokens, lowercase=True, strip_accents=None, handle_chinese_chars=True)
     task = Answer(Settings(max_length=24, stride=8).resolve("answer", 64), tokenizer)
     examples = read_questions(LabelledInput(str(squad(tmp_path)), "--train"))
-    windows = task.encode(examples, "validation")
-    assert not any(window.positions for window in task.encode(examples, "train"))
+    windows = task.encode(examples, "validation", Counter())
+    assert not any(window.positions for window in task.encode(examples, "train", Counter()))
     own = [window for window in windows if window.example == 0]
     assert len(own) > 1
     assert all(len(window.input_ids) <= 24 for window in windows)

@@ -2,6 +2,7 @@
 
 import json
 import re
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -225,7 +226,7 @@ def test_a_question_whose_answer_has_no_place_is_scored_but_not_learned(read: Re
     text = squad([[{"text": "who", "answer_start": -1}, {"text": "anna", "answer_start": 4}], []], "the anna")
     examples, _ = read("answer", "a.json", text, flag="--validation")
     task = Answer(Settings().resolve("answer", 32), Tokenizer.load(toy_model))
-    windows = task.encode(examples, "validation")
+    windows = task.encode(examples, "validation", Counter())
     assert [window.labels["start_positions"] > 0 for window in windows] == [True, False]
     first, last = windows[0].labels["start_positions"], windows[0].labels["end_positions"]
     assert "the anna"[windows[0].positions[first][0] : windows[0].positions[last][1]] == "anna"

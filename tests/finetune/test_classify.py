@@ -1,5 +1,6 @@
 """`classify`: what a text and a pair become, and in which order classes stand."""
 
+from collections import Counter
 from pathlib import Path
 
 import datasets
@@ -9,6 +10,7 @@ from tokenizers import Tokenizer as Backend
 from bert_pretrain.finetune.classify import Classify, longest_first_lengths
 from bert_pretrain.finetune.inputs import LabelledInput
 from bert_pretrain.finetune.settings import Settings
+from bert_pretrain.finetune.task import report_counts
 from bert_pretrain.text.tokenizer import Tokenizer
 
 
@@ -40,12 +42,14 @@ def test_texts_and_pairs_are_what_the_library_makes_of_them(
         (tmp_path / "a.jsonl").write_text("\n".join(rows), encoding="utf-8")
         examples = task.read(LabelledInput(str(tmp_path / "a.jsonl"), "--train"))
         task.set_labels(examples, [], [])
-        windows = task.encode(examples, "train")
+        counts: Counter[str] = Counter()
+        windows = task.encode(examples, "train", counts)
         peers = backend.encode_batch([(text, f"{text} ?") if pair_field else text for text in texts])
         assert [window.input_ids for window in windows] == [peer.ids for peer in peers]
         assert [window.token_type_ids for window in windows] == [peer.type_ids for peer in peers]
         assert [window.labels["labels"] for window in windows] == [0, 1, 2, 3]
-        assert "1 of 4 are longer than 16 tokens" in capsys.readouterr().out
+        report_counts(counts, len(examples), "train")
+        assert "train: 1 of 4 are longer than 16 tokens and were truncated\n" in capsys.readouterr().out
 
 
 def test_classes_of_a_dataset_keep_their_order_and_numbers_have_theirs(tokenizer: Tokenizer, tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """Every word is labelled in exactly one window, and words are read with their tags from both layouts."""
 
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -65,7 +66,7 @@ def test_the_first_piece_of_a_word_carries_its_tag(task: Tag, tmp_path: Path) ->
     (tmp_path / "a.jsonl").write_text('{"tokens": ["sings", "\\u0007", "berlin"], "tags": ["O", "O", "B-LOC"]}\n')
     examples = task.read(LabelledInput(str(tmp_path / "a.jsonl"), "--train"))
     task.set_labels(examples, [], [])
-    (window,) = task.encode(examples, "train")
+    (window,) = task.encode(examples, "train", Counter())
     assert [TOKENS[token] for token in window.input_ids] == ["[CLS]", "sing", "##s", "[UNK]", "ber", "##lin", "[SEP]"]
     assert window.labels["labels"] == [-100, 0, -100, 0, 1, -100, -100]
     assert task.tags == ["O", "B-LOC", "I-LOC"]

@@ -1,0 +1,319 @@
+"""`predict` gives what `transformers` gives from the same folder, with all columns of the input, in its order."""
+
+import csv
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+import transformers
+from typer.testing import CliRunner
+
+from bert_pretrain.cli import app
+from bert_pretrain.config import TrainConfig
+from bert_pretrain.errors import DataError, InputError
+from bert_pretrain.finetune.predict import Options, predict
+from bert_pretrain.finetune.run import finetune
+from bert_pretrain.finetune.settings import Settings
+from bert_pretrain.text.tokenizer import Tokenizer
+
+FILLERS = ("film", "book", "day", "the", "was", "is", "very")
+
+CPU = TrainConfig(device="cpu", precision="fp32")
+WORDS = ["the film was good", "bad book", "anna is in berlin .", "very " * 40 + "good", "天气 is fine"]
+
+
+@pytest.fixture(scope="module")
+def folder_of(toy_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
+    """Write a folder by `transformers`, with a random head: `folder_of("TokenClassification", num_labels=3)`."""
+
+    def make(kind: str, **settings: Any) -> Path:
+        transformers.set_seed(3)
+        folder = tmp_path_factory.mktemp("head")
+        network = getattr(transformers, f"BertFor{kind}").from_pretrained(toy_model, **settings)
+        for parameter in network.parameters():
+            if parameter.dim() == 2:
+                torch.nn.init.normal_(parameter, std=0.5)  # so wide that texts differ
+        network.save_pretrained(folder)
+        Tokenizer.load(toy_model).save(folder, 32)
+        return folder
+
+    return make
+
+
+def run(model: Path, source: Path, output: Path, **options: Any) -> list[dict[str, Any]]:
+    """Predict the rows of a file and return those written."""
+    predict(model, str(source), output, config=CPU, options=Options(**options))
+    if output.suffix == ".parquet":
+        return pq.read_table(output).to_pylist()
+    with output.open(encoding="utf-8", newline="") as file:
+        return list(csv.DictReader(file)) if output.suffix == ".csv" else [json.loads(line) for line in file]
+
+
+def write_rows(path: Path, rows: list[dict[str, Any]]) -> Path:
+    path.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows), encoding="utf-8")
+    return path
+
+
+def peer_of(folder: Path, kind: str) -> tuple[Any, Any]:
+    """Return model and tokenizer as `transformers` opens them."""
+    model = getattr(transformers, f"AutoModelFor{kind}").from_pretrained(folder).eval()
+    return model, transformers.AutoTokenizer.from_pretrained(folder)
+
+
+@pytest.mark.parametrize("is_pair", [False, True])
+def test_classes_and_their_probabilities_are_those_of_transformers(
+    folder_of: Callable[..., Path], tmp_path: Path, is_pair: bool
+) -> None:
+    folder = folder_of("SequenceClassification", num_labels=3)
+    rows = [{"number": number, "text": text, "other": text[::-1]} for number, text in enumerate(WORDS)]
+    pair_field = "other" if is_pair else None
+    source = write_rows(tmp_path / "a.jsonl", rows)
+    found = run(folder, source, tmp_path / "o.jsonl", pair_field=pair_field, batch_tokens=40)
+    model, tokenizer = peer_of(folder, "SequenceClassification")
+    for row, line in zip(rows, found, strict=True):
+        encoded = tokenizer(row["text"], row["other"] if is_pair else None, truncation=True, max_length=32)
+        with torch.no_grad():
+            shares = model(**encoded.convert_to_tensors("pt", prepend_batch_axis=True)).logits[0].softmax(dim=-1)
+        assert line == row | {
+            "label": f"LABEL_{shares.argmax()}",
+            "score": pytest.approx(shares.max().item(), abs=2e-6),
+        }
+    assert len({line["score"] for line in found}) == len(rows)
+
+
+def test_numbers_are_those_of_transformers(folder_of: Callable[..., Path], tmp_path: Path) -> None:
+    folder = folder_of("SequenceClassification", num_labels=1)
+    found = run(folder, write_rows(tmp_path / "a.jsonl", [{"text": text} for text in WORDS]), tmp_path / "o.jsonl")
+    model, tokenizer = peer_of(folder, "SequenceClassification")
+    for line in found:
+        with torch.no_grad():
+            encoded = tokenizer(line["text"], truncation=True, max_length=32, return_tensors="pt")
+            assert line["label"] == pytest.approx(model(**encoded).logits.item(), abs=1e-5)
+        assert set(line) == {"text", "label"}
+
+
+def test_words_and_texts_get_the_tags_of_transformers(folder_of: Callable[..., Path], tmp_path: Path) -> None:
+    names = dict(enumerate(["O", "B-PER", "I-PER"]))
+    folder = folder_of("TokenClassification", id2label=names, label2id={name: n for n, name in names.items()})
+    split = [["the", "film", "was", "good"], ["anna", "'", "s", "book", "."], ["天", "气", "is", "Fine"]]
+    sources = {
+        "words": write_rows(tmp_path / "a.jsonl", [{"tokens": words, "tags": ["O"] * len(words)} for words in split]),
+        "texts": tmp_path / "a.txt",
+        "word per line": tmp_path / "b.txt",
+        "words alone": tmp_path / "c.conll",
+    }
+    sources["texts"].write_text("the film was good\nanna's book.\n天气 is Fine\n", encoding="utf-8")
+    lines = "\n\n".join("\n".join(f"{word}\tO" for word in words) for words in split)
+    sources["word per line"].write_text(lines + "\n", encoding="utf-8")
+    sources["words alone"].write_text("\n\n".join("\n".join(words) for words in split), encoding="utf-8")
+    model, tokenizer = peer_of(folder, "TokenClassification")
+    expected = []
+    for words in split:
+        encoding = tokenizer(words, is_split_into_words=True, return_tensors="pt")
+        with torch.no_grad():
+            best = model(**encoding).logits[0].argmax(dim=-1).tolist()
+        expected.append([names[best[encoding.word_ids().index(word)]] for word in range(len(words))])
+    assert len({tag for tags in expected for tag in tags}) > 1
+    for kind, source in sources.items():
+        found = run(folder, source, tmp_path / f"{kind}.jsonl")
+        assert [line["tokens"] for line in found] == split
+        assert [line["tags" if kind in ("texts", "words alone") else "predicted_tags"] for line in found] == expected
+        assert kind != "texts" or [line["text"] for line in found] == source.read_text().splitlines()
+
+
+def test_answers_are_those_of_transformers(folder_of: Callable[..., Path], tmp_path: Path) -> None:
+    folder = folder_of("QuestionAnswering")
+    contexts = ["the film was good .", "anna is in Berlin , the book", "bad day " * 4]
+    rows = [{"question": "who ?", "context": context, "year": 1900} for context in contexts]
+    found = run(folder, write_rows(tmp_path / "a.jsonl", rows), tmp_path / "o.jsonl")
+    model, tokenizer = peer_of(folder, "QuestionAnswering")
+    for row, line in zip(rows, found, strict=True):
+        encoding = tokenizer(row["question"], row["context"], return_tensors="pt", return_offsets_mapping=True)
+        offsets = encoding.pop("offset_mapping")[0].tolist()
+        with torch.no_grad():
+            outputs = model(**encoding)
+        scores = outputs.start_logits[0][:, None] + outputs.end_logits[0][None, :]
+        first = encoding["token_type_ids"][0].tolist().index(1)
+        inside = scores[first:-1, first:-1]
+        inside = inside.masked_fill(torch.ones_like(inside).tril(-1).bool(), -torch.inf)
+        begin, end = divmod(inside.argmax().item(), len(inside))
+        answer = row["context"][offsets[first + begin][0] : offsets[first + end][1]]
+        assert line == row | {"answer": answer, "score": pytest.approx(inside.max().item(), abs=1e-3)}
+    squad = {"data": [{"paragraphs": [{"context": contexts[0], "qas": [{"id": "q", "question": "who ?"}]}]}]}
+    (tmp_path / "b.json").write_text(json.dumps(squad))
+    (line,) = run(folder, tmp_path / "b.json", tmp_path / "p.jsonl")
+    assert (line["id"], line["answer"]) == ("q", found[0]["answer"])
+
+
+def test_whether_there_may_be_no_answer_is_the_fine_tunings_or_the_users(
+    folder_of: Callable[..., Path], tmp_path: Path
+) -> None:
+    folder = folder_of("QuestionAnswering")
+    asked = [{"question": question, "context": word} for question in ("who ?", "where ?") for word in FILLERS]
+    source = write_rows(tmp_path / "a.jsonl", asked)
+    always = run(folder, source, tmp_path / "a1.jsonl")
+    allowed = run(folder, source, tmp_path / "a2.jsonl", allow_no_answer=True)
+    assert all(line["answer"] for line in always)
+    assert 0 < sum(not line["answer"] for line in allowed) < len(allowed)
+
+
+def test_rows_of_every_format_keep_their_columns_in_every_format(
+    folder_of: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = folder_of("SequenceClassification", num_labels=2)
+    monkeypatch.setattr("bert_pretrain.finetune.predict.GROUP_TEXTS", 2)
+    rows = [
+        {"text": text, "label": "x", "kinds": ["a", "b"], "note": f'{number},"\n'} for number, text in enumerate(WORDS)
+    ]
+    rows[3]["late"] = 1.5
+    (tmp_path / "a.csv").write_text('text,label\nthe film,"a\nb"\nbad,NA\n')
+    pq.write_table(pa.table({"text": ["good", "bad"], "day": pa.array([0, 1], pa.date32())}), tmp_path / "a.parquet")
+    (tmp_path / "a.txt").write_text("good film\r\nbad\r\n")
+    write_rows(tmp_path / "a.jsonl", rows)
+    for ending in ("jsonl", "csv", "parquet"):
+        written = {
+            kind: run(folder, tmp_path / f"a.{kind}", tmp_path / f"{kind}.{ending}")
+            for kind in ("jsonl", "csv", "parquet", "txt")
+        }
+        assert [row["text"] for row in written["jsonl"]] == WORDS
+        assert [row["note"] for row in written["jsonl"]] == [row["note"] for row in rows]
+        assert [float(row.get("late") or 0) for row in written["jsonl"]] == [0, 0, 0, 1.5, 0]
+        kinds = [row["kinds"] for row in written["jsonl"]]
+        assert kinds == [json.dumps(["a", "b"]) if ending == "csv" else ["a", "b"]] * len(rows)
+        assert {row["predicted_label"] for row in written["jsonl"]} <= {"LABEL_0", "LABEL_1"}
+        assert [(row["text"], row["label"]) for row in written["csv"]] == [("the film", "a\nb"), ("bad", "NA")]
+        assert [str(row["day"]) for row in written["parquet"]] == ["1970-01-01", "1970-01-02"]
+        assert [row["text"] for row in written["txt"]] == ["good film", "bad"]
+    numbers = [
+        {float(row["score"]) for row in run(folder, tmp_path / "a.jsonl", tmp_path / f"s.{ending}")}
+        for ending in ("jsonl", "csv")
+    ]
+    assert numbers[0] == numbers[1]
+
+
+def test_the_settings_are_those_of_the_fine_tuning(
+    toy_model: Path, tmp_path: Path, questions, reviews, as_jsonl
+) -> None:
+    rows = [{"body": row["text"], "label": row["label"]} for row in reviews(20, 1)]
+    source = as_jsonl(tmp_path / "a.jsonl", rows)
+    settings = Settings(epochs=1, text_field="body", max_length=16, learning_rate=1e-3)
+    folder = finetune("classify", toy_model, train=source, test=source, output=tmp_path / "c", settings=settings)
+    predicted = [json.loads(line) for line in (folder / "predictions.jsonl").read_text().splitlines()]
+    found = run(folder, Path(source), tmp_path / "o.jsonl")
+    assert [line["predicted_label"] for line in found] == [line["prediction"] for line in predicted]
+    for line, peer in zip(found, predicted, strict=True):
+        assert line["score"] == pytest.approx(max(peer["probabilities"].values()), abs=2e-6)
+    asked = as_jsonl(tmp_path / "q.jsonl", questions(30, 1))
+    reader = finetune("answer", toy_model, train=asked, test=asked, output=tmp_path / "r", settings=Settings(epochs=1))
+    predicted = [json.loads(line) for line in (reader / "predictions.jsonl").read_text().splitlines()]
+    found = run(reader, Path(asked), tmp_path / "p.jsonl")
+    assert [line["answer"] for line in found] == [line["prediction"] for line in predicted]
+
+
+def test_what_is_truncated_or_skipped_is_counted_once(
+    folder_of: Callable[..., Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = folder_of("SequenceClassification", num_labels=2)
+    source = write_rows(tmp_path / "a.jsonl", [{"text": "very " * 40}, {"text": " "}, {"text": "good"}])
+    found = run(folder, source, tmp_path / "o.jsonl", skip_empty=True)
+    assert [line["text"][:5] for line in found] == ["very ", "good"]
+    shown = capsys.readouterr().out
+    assert "predict    2 rows; adds label, score\n" in shown
+    assert "input: 1 of 2 are longer than 32 tokens and were truncated\n" in shown
+
+
+def test_an_input_that_changes_leaves_no_file(
+    folder_of: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = folder_of("SequenceClassification", num_labels=2)
+    source = write_rows(tmp_path / "a.jsonl", [{"text": "good"}, {"text": "bad"}])
+    from bert_pretrain.finetune import predict as module
+
+    scan = module._scan
+
+    def scan_and_change(*arguments: Any) -> Any:
+        scanned = scan(*arguments)
+        write_rows(source, [{"text": "good"}])
+        return scanned
+
+    monkeypatch.setattr(module, "_scan", scan_and_change)
+    with pytest.raises(InputError, match="had 2 rows at first and 1 now"):
+        run(folder, source, tmp_path / "o.jsonl")
+    assert [path.name for path in tmp_path.iterdir()] == ["a.jsonl"]
+
+
+# What is in the file, the flags, what the message says, where it points.
+MISTAKES = {
+    "no such column": ('{"txt": "a"}\n', "", "no column 'text'; did you mean 'txt'?", "x.jsonl: line 1"),
+    "empty text": ('{"text": "a"}\n{"text": ""}\n', "", "'text' is empty", "x.jsonl: line 2"),
+    "nothing": ("\n", "", "it holds no row", "x.jsonl"),
+    "only empty rows": ('{"text": ""}\n', "--skip-empty", "it holds no row", "x.jsonl"),
+    "not JSON": ('{"text": "a"}\n{broken\n', "", "not JSON", "x.jsonl: line 2"),
+    "unknown ending": ('{"text": "a"}\n', "--output o.txt", "not a format for rows", "--output"),
+    "an output that exists": ('{"text": "a"}\n', "--output x.jsonl", "x.jsonl exists", "--output"),
+    "several kinds": (
+        '{"text": "a", "n": 1}\n{"text": "a", "n": "b"}\n',
+        "--output o.parquet",
+        "several kinds",
+        "--output",
+    ),
+    "beyond the positions": ('{"text": "a"}\n', "--max-length 33", "the model has 32 positions", "--max-length"),
+    "too short": ('{"text": "a"}\n', "--max-length 2", "it is 2", "--max-length"),
+}
+
+
+@pytest.mark.parametrize(("text", "flags", "what", "where"), MISTAKES.values(), ids=MISTAKES)
+def test_a_mistake_is_one_message_and_leaves_no_file(
+    folder_of: Callable[..., Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    text: str,
+    flags: str,
+    what: str,
+    where: str,
+) -> None:
+    folder = folder_of("SequenceClassification", num_labels=2)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "x.jsonl").write_text(text)
+    result = CliRunner().invoke(app, ["predict", str(folder), "x.jsonl", "--output", "o.jsonl", *flags.split()])
+    assert result.exit_code == 2, result.output
+    head, _, rest = result.stderr[result.stderr.index("error: ") :].partition("\n  where: ")
+    assert what in head
+    assert where in rest.split("\n  hint: ")[0]
+    assert [path.name for path in tmp_path.iterdir()] == ["x.jsonl"]
+
+
+def test_folders_that_cannot_predict_are_refused(
+    folder_of: Callable[..., Path], toy_model: Path, tmp_path: Path
+) -> None:
+    source = write_rows(tmp_path / "a.jsonl", [{"text": "good"}])
+
+    def attempt(folder: Path, what: str) -> None:
+        with pytest.raises(DataError, match=what):
+            run(folder, source, tmp_path / "o.jsonl")
+
+    attempt(toy_model, "holds BertForPreTraining, which has no head for a task")
+    attempt(tmp_path / "nosuch", "there is no folder")
+    folder = folder_of("SequenceClassification", num_labels=3)
+    settings = json.loads((folder / "config.json").read_text())
+
+    def change(**values: Any) -> None:
+        (folder / "config.json").write_text(json.dumps({**settings, **values}))
+
+    for names in ({"0": "a"}, {"0": "a", "1": "b", "2": 7}, 7):
+        change(id2label=names)
+        attempt(folder, "does not name the 3 outputs")
+    change(problem_type="multi_label_classification")
+    attempt(folder, "several labels")
+    change(architectures=["BertForQuestionAnswering"])
+    attempt(folder, "no layer 'qa_outputs'")
+    change()
+    (folder / "manifest.json").write_text(
+        json.dumps({"kind": "finetune", "identity": {"settings": {"max_length": "x"}}})
+    )
+    attempt(folder, "max_length")
