@@ -63,8 +63,11 @@ class _Section(BaseModel):
 
 
 class VocabConfig(_Section):
-    """Stage 1: the WordPiece vocabulary."""
+    """Stage 1: the vocabulary."""
 
+    tokens: Literal["wordpiece", "words"] = "wordpiece"
+    """Pieces of words, or whole words of text that is tokenized already: split at white space, otherwise as it is, so
+    that `lowercase`, `strip_accents`, `handle_chinese_chars` and `limit_alphabet` are without effect."""
     size: Annotated[Int, Field(ge=6)] = 30522
     """Tokens in the vocabulary, special and unused ones included; never exceeded."""
     lowercase: bool = True
@@ -124,6 +127,11 @@ class DataConfig(_Section):
     """INPUT -> how many times as often as others it is seen, 1 where not named."""
     drop_duplicates: bool = True
     """Leave out documents that equal another one token by token; those for validation stay."""
+    near_duplicates: Annotated[float, Field(ge=0.5, le=1.0)] | None = None
+    """Also leave out documents of which so large a share of all 5-token shingles, estimated, is shared with an earlier
+    one (Jaccard similarity); needs the extra `near-duplicates`."""
+    drop_repeated_lines: Annotated[Int, Field(ge=2)] | None = None
+    """Leave out lines of 20 bytes or more that occur at least so often in the inputs, but for the first."""
     examples_per_shard: Annotated[Int, Field(ge=64)] = 16384
     seed: Int = 12345
     """Of pairs, masks, order and the choice of what is held out."""
@@ -132,6 +140,12 @@ class DataConfig(_Section):
     def _segments_for_masking(self) -> "DataConfig":
         if self.word_segmenter and not self.whole_word_mask:
             raise ValueError(f"word_segmenter {self.word_segmenter} needs whole_word_mask: true")
+        return self
+
+    @model_validator(mode="after")
+    def _duplicates_before_near_ones(self) -> "DataConfig":
+        if self.near_duplicates is not None and not self.drop_duplicates:
+            raise ValueError(f"near_duplicates {self.near_duplicates:g} needs drop_duplicates: true")
         return self
 
 

@@ -54,6 +54,9 @@ def vocab(
     add_tokens: Annotated[
         int | None, typer.Option("--add-tokens", help="With --extend: how many; by default the number of unused slots.")
     ] = None,
+    tokens: Annotated[
+        str | None, typer.Option("--tokens", metavar="wordpiece|words", help="Pieces of words, or whole words.")
+    ] = None,
     lowercase: Lowercase = None,
     workers: Workers = None,
     scheduler: Scheduler = None,
@@ -61,6 +64,8 @@ def vocab(
     overwrite: Overwrite = False,
 ) -> None:
     """Build a WordPiece vocabulary, or with --extend add the words of a domain to an existing one.
+
+    With --tokens words every word is a token: for text that is tokenized already, such as DNA k-mers.
 
     Example: bert-pretrain vocab corpus/*.txt.gz --output vocab --vocab-size 30522
     """
@@ -73,7 +78,14 @@ def vocab(
             where=f"{misplaced[0]} {misplaced[1]}",
             remedy="use --add-tokens N instead" if extend else "add --extend FOLDER, or leave it out",
         )
+    if tokens == "words" and lowercase is not None:
+        raise ConfigError(
+            "whole words are taken as they are",
+            where=f"--{'' if lowercase else 'no-'}lowercase --tokens words",
+            remedy="leave one of the two out",
+        )
     flags = {
+        "vocab.tokens": ("--tokens", tokens),
         "vocab.size": ("--vocab-size", vocab_size),
         "vocab.add_tokens": ("--add-tokens", add_tokens),
         "vocab.lowercase": ("--lowercase", None if extend else lowercase),

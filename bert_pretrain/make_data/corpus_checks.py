@@ -9,7 +9,8 @@ from bert_pretrain.errors import InputError
 from bert_pretrain.make_data import build
 from bert_pretrain.make_data.plan import BuildPlan, documents_needed
 from bert_pretrain.make_data.summary import CorpusStatistics, SplitStatistics
-from bert_pretrain.report.data_hints import MAX_REPEATED_SHARE, MAX_UNK_SHARE
+from bert_pretrain.report.data_hints import MAX_MARKUP_SHARE, MAX_REPEATED_SHARE, MAX_UNK_SHARE
+from bert_pretrain.text.markup import REMOVE_MARKUP, most_common
 from bert_pretrain.text.sources import Source
 
 
@@ -32,7 +33,13 @@ def check_corpus(corpus: CorpusStatistics, config: DataConfig, sources: list[Sou
     if corpus["repeated_share"] > MAX_REPEATED_SHARE:
         print(
             f"warning: {corpus['repeated_share']:.0%} of the tokens are in sentences that recur, such as navigation "
-            "and licences; remove them from the text"
+            "and licences; remove them from the text, or set data.drop_repeated_lines=10"
+        )
+    markup = sum(corpus["markup"].values())
+    if markup > MAX_MARKUP_SHARE * corpus["words"]:
+        print(
+            f"warning: the text holds {markup:,} HTML tags and entities, such as {most_common(corpus['markup'])}; "
+            f"{REMOVE_MARKUP}"
         )
     needed = documents_needed(config)
     documents = [counts["documents"] for counts in corpus["inputs"]]

@@ -72,7 +72,7 @@ def estimate(config: Config, inputs: Sequence[str], vocab: AnyPath, *, lowercase
         UserError: for a mistake in the inputs or the tokenizer.
     """
     tokenizer = Tokenizer.load(vocab, lowercase=lowercase)
-    sources = resolve(inputs, config.data)
+    sources = resolve(inputs, config.data, whole_words=tokenizer.whole_words)
     chosen = [sources[index] for index in np.unique(np.linspace(0, len(sources) - 1, MAX_SOURCES).astype(int))]
     # Inputs that are not sampled are assumed to be like those that are.
     others = sum(source.size or 0 for source in sources) / max(1, sum(source.size or 0 for source in chosen)) or 1.0
@@ -152,7 +152,7 @@ def _rest_of_record(file: BinaryIO, content: bytes, format_: str, max_bytes: int
 
 def _build(folder: Path, counts: list[TextCounts], tokenizer: Tokenizer, config: DataConfig) -> tuple[int, int]:
     """Build the shards of one copy of the sample; returns their rows and bytes."""
-    once = config.model_copy(update={"dupe_factor": 1, "validation_fraction": 0.0})
+    once = config.model_copy(update={"dupe_factor": 1, "validation_fraction": 0.0, "near_duplicates": None})
     shares = [InputShare(each["documents"], each["tokens"], 1.0, False) for each in counts]
     plan, _ = plan_build(TokenStore(folder, len(counts)), shares, tokenizer, folder / "data", once)
     open_records(plan)

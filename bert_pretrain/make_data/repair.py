@@ -16,7 +16,7 @@ from bert_pretrain.parallel.executor import Pool, run_all
 from bert_pretrain.storage import manifest
 from bert_pretrain.storage.files import remove_temporaries, remove_tree, write_checked_json
 from bert_pretrain.storage.paths import AnyPath
-from bert_pretrain.text.tokenizer import FILES, Tokenizer
+from bert_pretrain.text.tokenizer import Tokenizer
 
 TOKENIZER = "tokenizer"
 
@@ -42,11 +42,12 @@ def find_damage(output: AnyPath, *, verify: bool, workers: int | None) -> dict[s
     else:
         damages = [damage_of(output, record, whole=False) for record in records]
     found = {record.path: damage for record, damage in zip(records, damages, strict=True) if damage}
-    absent = [name for name in FILES if not (output / TOKENIZER / name).is_file()]
     try:
+        tokenizer = Tokenizer.load(output / TOKENIZER)
+        absent = [name for name in tokenizer.files if not (output / TOKENIZER / name).is_file()]
         if absent:
             found[TOKENIZER] = f"has no {', '.join(absent)}"
-        elif Tokenizer.load(output / TOKENIZER).hash != folder.manifest["tokenizer"]["hash"]:
+        elif tokenizer.hash != folder.manifest["tokenizer"]["hash"]:
             found[TOKENIZER] = "is not the one that made the data"
     except DataError as error:
         found[TOKENIZER] = f"cannot be read: {error.what}"

@@ -11,7 +11,7 @@ from typing import Any
 
 from bert_pretrain.config import Config
 from bert_pretrain.errors import ConfigError, InputError
-from bert_pretrain.make_data import build, corpus_checks, repair, summary
+from bert_pretrain.make_data import build, corpus_checks, near_duplicates, repair, summary
 from bert_pretrain.make_data.build import ShardTask
 from bert_pretrain.make_data.dataset_card import write_dataset_card
 from bert_pretrain.make_data.ingest import ingest
@@ -60,7 +60,7 @@ def make_data(
     """
     stores = _store_folder(store, output)
     tokenizer = Tokenizer.load(vocab, lowercase=lowercase)
-    sources = resolve(inputs, config.data)
+    sources = resolve(inputs, config.data, whole_words=tokenizer.whole_words)
     identity = _identity(config, sources, tokenizer)
     with exclusive(output), manifest.claimed(output, "data", identity, overwrite=overwrite) as progress:
         is_complete = progress is Progress.COMPLETE
@@ -122,8 +122,12 @@ def _ingest(
     config: Config, sources: list[Source], tokenizer: Tokenizer, output: AnyPath, stores: Path, pool: Pool
 ) -> tuple[CorpusStatistics, BuildPlan]:
     """Tokenise all text, check that it suffices, and plan the shards."""
+    if config.data.near_duplicates is not None:
+        near_duplicates.check_installed()
     corpus, text = ingest(sources, tokenizer, config.data, stores, pool)
     corpus_checks.check_corpus(corpus, config.data, sources)
+    if config.data.near_duplicates is not None:
+        near_duplicates.write_signatures(text, pool)
     shares = [
         InputShare(counts["documents"], counts["tokens"], source.weight, source.is_validation)
         for source, counts in zip(sources, corpus["inputs"], strict=True)

@@ -1,4 +1,4 @@
-"""Which documents take part: exact duplicates are left out, and weighted inputs come in more or fewer of the copies.
+"""Which documents take part: duplicates are left out, and weighted inputs come in more or fewer of the copies.
 
 Documents are known by their numbers in the token store. The list of those left out is a file that shards map into
 memory; it is found bucket by bucket, so that memory is bounded whatever the number of documents.
@@ -15,6 +15,7 @@ import numpy as np
 
 from bert_pretrain import rng
 from bert_pretrain.config import DataConfig
+from bert_pretrain.make_data.near_duplicates import find_near_duplicates
 from bert_pretrain.make_data.token_store import TokenStore
 from bert_pretrain.storage.files import save_array
 
@@ -89,7 +90,8 @@ class Selection:
 def select(store: TokenStore, shares: Sequence[InputShare], config: DataConfig) -> tuple[Selection, Counter[str]]:
     """Decide which documents take part; returns that, and how many are left out, by reason.
 
-    The list of duplicates is kept in the store, to which it belongs.
+    The list of duplicates is kept in the store, to which it belongs; where near duplicates are to be left out, it has
+    the signatures of its documents.
     """
     copies = tuple(0.0 if share.is_validation else config.dupe_factor * share.weight for share in shares)
     ends = np.cumsum([share.documents for share in shares])
@@ -97,10 +99,18 @@ def select(store: TokenStore, shares: Sequence[InputShare], config: DataConfig) 
     if not config.drop_duplicates:
         return selection, Counter()
     priorities = np.array([np.inf if share.is_validation else share.weight for share in shares])
-    numbers, counts = find_duplicates(store, lambda documents: priorities[selection.inputs_of(documents)])
+
+    def priority_of(documents: np.ndarray) -> np.ndarray:
+        return priorities[selection.inputs_of(documents)]
+
+    numbers, counts = find_duplicates(store, priority_of)
+    if config.near_duplicates is not None:
+        similar, of_similar = find_near_duplicates(store, config.near_duplicates, numbers, priority_of)
+        numbers, counts = np.sort(np.concatenate([numbers, similar])), counts + of_similar
     if len(numbers) == 0:
         return selection, counts
-    digest = hashlib.sha256(np.concatenate([ends, priorities]).tobytes()).hexdigest()[:16]
+    decisive = np.concatenate([ends, priorities, [config.near_duplicates or 0]])
+    digest = hashlib.sha256(decisive.tobytes()).hexdigest()[:16]
     file = store.folder / f"duplicates-{digest}.npy"
     save_array(file, numbers)
     return replace(selection, left_out_file=file), counts

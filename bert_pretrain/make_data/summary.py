@@ -39,6 +39,8 @@ class StoreShardSummary(TypedDict):
     sentences_a_document: list[tuple[int, int]]
     """How many documents there are of each number of sentences."""
     words: int
+    markup: dict[str, int]
+    """How often each HTML tag and entity occurs, by name."""
     repeats: list[Repeat]
     repairs_and_drops: dict[str, int]
 
@@ -51,6 +53,8 @@ class CorpusStatistics(TypedDict):
     words: int
     """Separated by white space."""
     tokens: int
+    markup: dict[str, int]
+    """HTML tags and entities by name, the most frequent first."""
     unk_share: float
     repeated_share: float
     """Of tokens: in sentences that occurred before, at least, counted by `repeats.py`."""
@@ -184,15 +188,18 @@ def join_corpus(
     sums = add_counts(inputs)
     sentences: Counter[int] = Counter()
     reasons: Counter[str] = Counter()
+    markup: Counter[str] = Counter()
     for summary in store_shards:
         sentences.update(dict(summary["sentences_a_document"]))
         reasons.update(summary["repairs_and_drops"])
+        markup.update(summary["markup"])
     repeated = repeated_tokens(itertools.chain.from_iterable(summary["repeats"] for summary in store_shards))
     return {
         "documents": sums["documents"],
         "sentences": sums["sentences"],
         "words": sum(summary["words"] for summary in store_shards),
         "tokens": sums["tokens"],
+        "markup": dict(markup.most_common()),
         "unk_share": _share(sums["unk_tokens"], sums["tokens"]),
         "repeated_share": _share(repeated, sums["tokens"]),
         "median_sentences_per_document": _median(sentences),

@@ -23,7 +23,7 @@ from bert_pretrain.examples import ragged
 from bert_pretrain.text.sources import Source
 from bert_pretrain.text.tokenizer import Tokenizer
 
-STORE_VERSION = 6
+STORE_VERSION = 7
 
 
 def store_key(sources: list[Source], tokenizer: Tokenizer, config: DataConfig) -> str:
@@ -35,6 +35,7 @@ def store_key(sources: list[Source], tokenizer: Tokenizer, config: DataConfig) -
         tokenizer.hash,
         [config.language, config.text_field, config.strict, config.word_segmenter],
         [importlib.metadata.version(name) for name in libraries],
+        *([] if config.drop_repeated_lines is None else [config.drop_repeated_lines]),
     ]
     return hashlib.sha256(json.dumps(content).encode()).hexdigest()[:16]
 

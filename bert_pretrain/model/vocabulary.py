@@ -25,6 +25,13 @@ def match_vocabulary(folder: Path, tokenizer: Tokenizer, flag: str) -> Extension
             remedy="make the data with this model's folder as --vocab, or with one that 'vocab --extend' made from it; "
             "or take a model trained on such data",
         )
+    if found.whole_words != tokenizer.whole_words:
+        raise DataError(
+            f"the tokens of {folder} are {_kind(found.whole_words)}, those of the data are "
+            f"{_kind(tokenizer.whole_words)}",
+            where=flag,
+            remedy="make the data with this model's folder as --vocab",
+        )
     if found.lowercase is not None:
         theirs = (found.lowercase, found.strip_accents, found.handle_chinese_chars)
         ours = tuple(tokenizer.settings.values())
@@ -37,6 +44,10 @@ def match_vocabulary(folder: Path, tokenizer: Tokenizer, flag: str) -> Extension
                 remedy="make the data with this model's folder as --vocab",
             )
     return extension
+
+
+def _kind(whole_words: bool) -> str:
+    return "whole words" if whole_words else "pieces of words"
 
 
 def _in_effect(settings: tuple[bool | None, ...]) -> tuple[bool | None, ...]:

@@ -7,6 +7,8 @@ MAX_UNK_SHARE = 0.05
 """Of tokens, above which something is likely wrong."""
 MAX_REPEATED_SHARE = 0.05
 """Of tokens; books and articles have less than 0.1 %."""
+MAX_MARKUP_SHARE = 0.001
+"""HTML tags and entities per word; plain text has none."""
 SENTENCE_TOKENS = (4.0, 120.0)
 """The mean length of a sentence; books and articles have 20 to 40 tokens."""
 MAX_SENTENCES_PER_DOCUMENT = 20_000
@@ -51,7 +53,8 @@ def data_hints(statistics: Mapping[str, Any]) -> list[Hint]:
         observed = f"{share:.0%} of the tokens are in sentences that recur"
         found.append(Hint("repeated lines", observed, "remove navigation, licences and the like from the text"))
     documents, sentences, tokens = (corpus.get(name, 0) for name in ("documents", "sentences", "tokens"))
-    if sentences and tokens and not SENTENCE_TOKENS[0] <= tokens / sentences <= SENTENCE_TOKENS[1]:
+    has_pairs = statistics.get("next_sentence") != "none"  # without them, sentences matter little
+    if has_pairs and sentences and tokens and not SENTENCE_TOKENS[0] <= tokens / sentences <= SENTENCE_TOKENS[1]:
         observed = f"a sentence has {tokens / sentences:.1f} tokens on average"
         remedy = "set data.sentence_splitter and data.language as the text needs"
         found.append(Hint("wrong sentence boundaries", observed, remedy))

@@ -1,8 +1,9 @@
 """Cutting UTF-8 where BERT's text processing always cuts, and numbering the distinct chunks that come out.
 
 Its normaliser and pre-tokeniser never look across a blank, an ASCII punctuation mark or a CJK character, so a chunk
-has the same tokens everywhere: the encoder tokenises each distinct chunk once, the vocabulary counts them. All of
-it is arithmetic on bytes: a chunk of up to 32 bytes is its own key in a hash table made of arrays.
+has the same tokens everywhere: the encoder tokenises each distinct chunk once, the vocabulary counts them. Text whose
+words are tokens is cut at blanks only. All of it is arithmetic on bytes: a chunk of up to 32 bytes is its own key in a
+hash table made of arrays.
 """
 
 import numpy as np
@@ -14,6 +15,7 @@ BLANKS = b" \t\n\r"
 PUNCTUATION = b"!\"#$%&'()*+,-./:;<=>?@[\\]^_`{|}~"
 _IN_WORD, _BLANK, _PUNCTUATION = range(3)
 _CLASSES = bytes(_BLANK if byte in BLANKS else _PUNCTUATION if byte in PUNCTUATION else _IN_WORD for byte in range(256))
+_BLANKS_ONLY = bytes(_BLANK if byte in BLANKS else _IN_WORD for byte in range(256))
 
 # The unified ideographs U+4E00–U+9FFF: nearly all CJK text. BERT sets blanks around further blocks too; their rare
 # characters stay inside words, which the library tokenises.
@@ -31,10 +33,12 @@ _WORDS_AT_ONCE = 1 << 17  # so that keys stay in the processor's cache
 class ChunkTable:
     """Numbers the distinct chunks of all texts: equal chunks have equal numbers."""
 
-    def __init__(self, *, around_cjk: bool) -> None:
+    def __init__(self, *, around_cjk: bool, whole_words: bool = False) -> None:
+        """Cut around CJK characters or not; with `whole_words`, at blanks only."""
         self.words: list[bytes] = []
         """The chunks that are not single characters; number `FIRST_WORD_NUMBER + i` is `words[i]`."""
-        self._around_cjk = around_cjk
+        self._around_cjk = around_cjk and not whole_words
+        self._classes = _BLANKS_ONLY if whole_words else _CLASSES
         self._short = KeyTable(1)
         self._medium = KeyTable(MAX_KEY_BYTES // KEY_BYTES)
         self._long: dict[bytes, int] = {}
@@ -45,7 +49,7 @@ class ChunkTable:
         Returns:
             where each chunk begins (chunks,) int64, ascending, and its number (chunks,) int32. Blanks are in no chunk.
         """
-        is_word = np.frombuffer(text.tobytes().translate(_CLASSES), dtype=np.uint8)
+        is_word = np.frombuffer(text.tobytes().translate(self._classes), dtype=np.uint8)
         is_alone = is_word == _PUNCTUATION
         is_word = is_word == _IN_WORD
         leads = cjk_leads(text) if self._around_cjk else None
@@ -192,19 +196,19 @@ class KeyTable:
 
 
 def word_keys(text: np.ndarray, starts: np.ndarray, lengths: np.ndarray, columns: int) -> list[np.ndarray]:
-    """Return the bytes of words as 64-bit integers, filled up with zeros: `columns` arrays of (words,) uint64.
+    """Return the bytes of words as 64-bit integers: `columns` arrays of (words,) uint64.
 
-    A word that ends in NUL has the key of the word without; BERT's clean-up drops that byte.
+    They are filled up with ones, a byte that UTF-8 does not have.
     """
     loads = np.ndarray((len(text) - KEY_BYTES + 1,), dtype="<u8", buffer=text, strides=(1,))
     keys = []
     for column in range(columns):
         left = np.clip(lengths - column * KEY_BYTES, 0, KEY_BYTES)
-        keys.append(loads[starts + column * KEY_BYTES] & _FIRST_BYTES[left])
+        keys.append(loads[starts + column * KEY_BYTES] | _AFTER_BYTES[left])
     return keys
 
 
-_FIRST_BYTES = np.array([(1 << (8 * count)) - 1 for count in range(KEY_BYTES + 1)], dtype=np.uint64)
+_AFTER_BYTES = ~np.array([(1 << (8 * count)) - 1 for count in range(KEY_BYTES + 1)], dtype=np.uint64)
 
 
 def cjk_leads(text: np.ndarray) -> np.ndarray | None:

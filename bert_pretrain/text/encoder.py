@@ -1,4 +1,4 @@
-"""Text to ids at memory speed, exactly BERT's to the last id.
+"""Text to ids at memory speed, exactly those of `tokenizers` to the last id.
 
 Text is cut where BERT cuts anyway, each distinct chunk is tokenised once, and the ids are gathered. Words of ASCII
 letters and digits are tokenised here, all new ones at once; all else goes to `tokenizers`. The price is a
@@ -19,7 +19,6 @@ class Encoder:
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
-        self._around_cjk = bool(tokenizer.settings["tokenize_chinese_chars"])
         self._characters = self._encode_characters()
         self._word_piece = WordPiece(tokenizer)
         self._clear()
@@ -55,7 +54,8 @@ class Encoder:
         return self._gather(numbers, lengths, offsets), places, offsets
 
     def _clear(self) -> None:
-        self._table = chunks.ChunkTable(around_cjk=self._around_cjk)
+        around_cjk = bool(self._tokenizer.settings["tokenize_chinese_chars"])
+        self._table = chunks.ChunkTable(around_cjk=around_cjk, whole_words=self._tokenizer.whole_words)
         self._ids = self._characters
         self._begins = np.arange(len(self._ids), dtype=np.int64)
         self._lengths = np.ones(len(self._ids), dtype=np.int32)
@@ -85,6 +85,7 @@ class Encoder:
         if not words:
             return
         is_plain = np.array([word.isalnum() and len(word) <= chunks.MAX_KEY_BYTES for word in words])
+        is_plain &= not self._tokenizer.whole_words
         plain, others = np.flatnonzero(is_plain), np.flatnonzero(~is_plain)
         plain_ids, plain_lengths = self._word_piece.encode([words[place] for place in plain])
         other_ids, other_lengths = self._encode_by_library([words[place] for place in others])
@@ -98,9 +99,7 @@ class Encoder:
         self._ids = np.concatenate([self._ids, plain_ids, other_ids])
 
     def _encode_by_library(self, words: list[bytes]) -> tuple[np.ndarray, np.ndarray]:
-        texts = [word.decode() for word in words]
-        encodings = self._tokenizer.backend.encode_batch_fast(texts, add_special_tokens=False)
-        encoded = [encoding.ids for encoding in encodings]
+        encoded = self._tokenizer.encode_texts([word.decode() for word in words])
         flat = np.array([token for ids in encoded for token in ids], dtype=self._tokenizer.id_dtype)
         return flat, np.array([len(ids) for ids in encoded], dtype=np.int64)
 

@@ -108,13 +108,15 @@ class Source:
         return self.is_local and self.format in ("txt", "jsonl") and not is_compressed(self.location)
 
 
-def resolve(inputs: Sequence[str], config: DataConfig) -> list[Source]:
+def resolve(inputs: Sequence[str], config: DataConfig, *, whole_words: bool = False) -> list[Source]:
     """Resolve files, globs, folders, URLs and `dataset:` names to sources, in a fixed order, those held out last.
 
     Args:
         inputs: as the user has typed them.
         config: weights of inputs, the layout of text, the share of it to read, and further inputs to hold out
             (`validation`).
+        whole_words: whether words are tokens already; `auto` then means a sentence per line and documents that end at
+            blank lines.
 
     Raises:
         InputError: when nothing is given or found, an ending is unknown, or a file is empty.
@@ -145,7 +147,7 @@ def resolve(inputs: Sequence[str], config: DataConfig) -> list[Source]:
             f"no version is known for {', '.join(unversioned[:3])}{' …' if len(unversioned) > 3 else ''}: a change of "
             "its content will not be detected, and the same command will be treated as complete"
         )
-    return [_with_layout(source, config) for source in sources]
+    return [_with_layout(source, config, whole_words) for source in sources]
 
 
 def _resolve_one(item: str) -> list[Source]:
@@ -286,18 +288,18 @@ def evenly_spaced(items: Sequence[T], number: int) -> list[T]:
     return [items[int((place + 0.5) * len(items) / number)] for place in range(number)]
 
 
-def _with_layout(source: Source, config: DataConfig) -> Source:
+def _with_layout(source: Source, config: DataConfig, whole_words: bool) -> Source:
     """Set how documents and sentences of a source end, from the configuration or from a sample."""
     boundary: str = config.document_boundary
     splitter: str = config.sentence_splitter
     if source.format == "txt" and "auto" in (boundary, splitter):
-        is_split = has_one_sentence_a_line(_sample(source), config.language)
+        is_split = whole_words or has_one_sentence_a_line(_sample(source), config.language)
         if boundary == "auto":
             boundary = "blank_line" if is_split else "file"
         if splitter == "auto":
             splitter = "lines" if is_split else "sentencex"
     elif splitter == "auto":
-        splitter = "sentencex"
+        splitter = "lines" if whole_words else "sentencex"
     boundary = boundary if source.format == "txt" else "record"
     return replace(source, boundary=boundary, splitter=splitter)
 

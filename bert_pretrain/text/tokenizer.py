@@ -1,4 +1,4 @@
-"""A tokenizer folder: a WordPiece vocabulary with BERT's text processing, written and read.
+"""A tokenizer folder: a WordPiece vocabulary with BERT's text processing, or one of whole words, written and read.
 
 It opens in `transformers`, and `vocab.txt` in whatever reads Google's. One text is encoded by `tokenizers`; whole
 corpora by `text/encoder.py`.
@@ -19,11 +19,14 @@ from bert_pretrain.errors import DataError
 from bert_pretrain.storage.files import write_json, write_text
 from bert_pretrain.storage.paths import AnyPath
 from bert_pretrain.text.tokenizer_folder import (
+    CONFIG,
     FILES,
     MAX_WORD_CHARACTERS,
     REMEDY,
     SPECIAL_TOKENS,
-    is_unused,
+    TOKENIZER,
+    VOCABULARY,
+    is_reserved,
     read_tokenizer_folder,
 )
 
@@ -31,7 +34,10 @@ __all__ = ["FILES", "SPECIAL_TOKENS", "Tokenizer", "bert_normalizer", "is_reserv
 
 
 class Tokenizer:
-    """A WordPiece vocabulary with BERT's text processing; text such as `[MASK]` is never a special token."""
+    """A WordPiece vocabulary with BERT's text processing; text such as `[MASK]` is never a special token.
+
+    With `whole_words` text is split at white space only, and each word is one token or [UNK].
+    """
 
     def __init__(
         self,
@@ -40,9 +46,10 @@ class Tokenizer:
         lowercase: bool,
         strip_accents: bool | None,
         handle_chinese_chars: bool,
+        whole_words: bool = False,
         folder: AnyPath | None = None,
     ) -> None:
-        """Build from the tokens in the order of their ids.
+        """Build from the tokens in the order of their ids; with `whole_words` the other settings are without effect.
 
         Raises:
             ValueError: when a special token is missing or a token occurs twice.
@@ -55,6 +62,7 @@ class Tokenizer:
         if missing:
             raise ValueError(f"the vocabulary lacks {', '.join(missing)}")
         self.tokens = list(tokens)
+        self.whole_words = whole_words
         self.folder = folder
         self.settings = {
             "do_lower_case": lowercase,
@@ -62,12 +70,18 @@ class Tokenizer:
             "tokenize_chinese_chars": handle_chinese_chars,
         }
         self.pad_id, self.unk_id, self.cls_id, self.sep_id, self.mask_id = (ids[token] for token in SPECIAL_TOKENS)
-        self.backend = _backend(ids, self.settings)
+        self.backend = _word_level(ids) if whole_words else _word_piece(ids, self.settings)
+        self._add_special_tokens()
         self.backend.encode_special_tokens = True
 
     def __repr__(self) -> str:
         casing = "lower case" if self.settings["do_lower_case"] else "cased"
         return f"<WordPiece tokenizer of {self.vocab_size:,} tokens, {casing}>"
+
+    @staticmethod
+    def of_words(tokens: Sequence[str]) -> "Tokenizer":
+        """Return a tokenizer of whole words, which leaves text as it is."""
+        return Tokenizer(tokens, lowercase=False, strip_accents=False, handle_chinese_chars=False, whole_words=True)
 
     @staticmethod
     def load(folder: AnyPath, flag: str = "--vocab", *, lowercase: bool | None = None) -> "Tokenizer":
@@ -98,10 +112,11 @@ class Tokenizer:
                 lowercase=bool(lowercase if found.lowercase is None else found.lowercase),
                 strip_accents=found.strip_accents,
                 handle_chinese_chars=found.handle_chinese_chars,
+                whole_words=found.whole_words,
                 folder=folder,
             )
         except ValueError as error:
-            name = "vocab.txt" if (folder / "vocab.txt").is_file() else "tokenizer.json"
+            name = VOCABULARY if (folder / VOCABULARY).is_file() else TOKENIZER
             raise DataError(f"{name} is broken: {error}", where=str(folder / name), remedy=REMEDY) from error
 
     def with_tokens(self, tokens: Sequence[str]) -> "Tokenizer":
@@ -111,7 +126,13 @@ class Tokenizer:
             lowercase=bool(self.settings["do_lower_case"]),
             strip_accents=self.settings["strip_accents"],
             handle_chinese_chars=bool(self.settings["tokenize_chinese_chars"]),
+            whole_words=self.whole_words,
         )
+
+    @property
+    def files(self) -> tuple[str, ...]:
+        """The files that `save` writes. Whole words have no `vocab.txt`, which other tools read as WordPiece."""
+        return (TOKENIZER, CONFIG) if self.whole_words else FILES
 
     @property
     def vocab_size(self) -> int:
@@ -120,7 +141,8 @@ class Tokenizer:
     @property
     def hash(self) -> str:
         """A SHA-256 of all that decides the ids of a text."""
-        content = json.dumps([self.tokens, self.settings], ensure_ascii=False, sort_keys=True)
+        decisive = [self.tokens, "whole words" if self.whole_words else self.settings]
+        content = json.dumps(decisive, ensure_ascii=False, sort_keys=True)
         return hashlib.sha256(content.encode()).hexdigest()
 
     @property
@@ -137,35 +159,56 @@ class Tokenizer:
     @cached_property
     def is_subword(self) -> np.ndarray:
         """Whether each token continues a word (`##…`), (vocab_size,) bool."""
-        return np.array([token.startswith("##") for token in self.tokens])
+        return np.array([token.startswith("##") and not self.whole_words for token in self.tokens])
 
     @cached_property
     def word_piece_ids(self) -> np.ndarray:
-        """The ids of real word pieces: neither special nor unused, ascending."""
+        """The ids of real tokens: neither special nor unused, ascending."""
         return np.flatnonzero([not is_reserved(token) for token in self.tokens])
+
+    @cached_property
+    def _reserved_ids(self) -> frozenset[int]:
+        return frozenset(range(self.vocab_size)) - frozenset(self.word_piece_ids.tolist())
 
     def encode_text(self, text: str) -> list[int]:
         """Return the ids of one text, without [CLS] and [SEP]; for many texts use `Encoder`."""
-        return list(self.backend.encode(text, add_special_tokens=False).ids)
+        return self.encode_texts([text])[0]
+
+    def encode_texts(self, texts: list[str]) -> list[list[int]]:
+        """Return the ids of some texts, without [CLS] and [SEP]."""
+        encoded = [each.ids for each in self.backend.encode_batch_fast(texts, add_special_tokens=False)]
+        if not self.whole_words:
+            return encoded
+        # A word of the text may be spelled like a special token, which the library would find in the vocabulary.
+        return [[self.unk_id if index in self._reserved_ids else index for index in ids] for ids in encoded]
 
     def decode(self, ids: Sequence[int]) -> str:
         """Return the text of ids, special tokens among them, as far as the vocabulary has kept it."""
         return str(self.backend.decode(list(ids), skip_special_tokens=False))
 
     def save(self, folder: AnyPath, model_max_length: int = 512) -> None:
-        """Write `vocab.txt`, `tokenizer.json` and `tokenizer_config.json` into a folder, made if needed.
+        """Write `files` into a folder, made if needed.
 
-        All three are made from the vocabulary, also where it came from elsewhere, so that they agree.
+        All are made from the vocabulary, also where it came from elsewhere, so that they agree.
         """
         folder.mkdir(parents=True, exist_ok=True)
-        write_text(folder / "vocab.txt", "\n".join(self.tokens) + "\n")
-        write_text(folder / "tokenizer.json", self.backend.to_str(pretty=True) + "\n")
+        if VOCABULARY in self.files:
+            write_text(folder / VOCABULARY, "\n".join(self.tokens) + "\n")
+        write_text(folder / TOKENIZER, self.backend.to_str(pretty=True) + "\n")
         names = dict(
             zip(("pad_token", "unk_token", "cls_token", "sep_token", "mask_token"), SPECIAL_TOKENS, strict=True)
         )
-        # Another class would open in transformers too, but drop the token_type_ids silently.
-        config = {"tokenizer_class": "BertTokenizer", **self.settings, "model_max_length": model_max_length, **names}
-        write_json(folder / "tokenizer_config.json", config)
+        # Other classes than BertTokenizer open in transformers too, but drop the token_type_ids silently unless told.
+        kind = _WORD_LEVEL_CONFIG if self.whole_words else {"tokenizer_class": "BertTokenizer", **self.settings}
+        write_json(folder / CONFIG, {**kind, "model_max_length": model_max_length, **names})
+
+    def _add_special_tokens(self) -> None:
+        self.backend.add_special_tokens(list(SPECIAL_TOKENS))
+        self.backend.post_processor = processors.TemplateProcessing(
+            single="[CLS]:0 $A:0 [SEP]:0",
+            pair="[CLS]:0 $A:0 [SEP]:0 $B:1 [SEP]:1",
+            special_tokens=[("[CLS]", self.cls_id), ("[SEP]", self.sep_id)],
+        )
 
 
 @dataclass(frozen=True)
@@ -192,11 +235,6 @@ def load_once(reference: TokenizerReference) -> Tokenizer:
     return tokenizer
 
 
-def is_reserved(token: str) -> bool:
-    """Whether a token is special or an unused slot, so never a piece of text."""
-    return token in SPECIAL_TOKENS or is_unused(token)
-
-
 def bert_normalizer(*, lowercase: bool, strip_accents: bool | None, handle_chinese_chars: bool) -> Any:
     """Return BERT's text clean-up as `tokenizers` has it."""
     return normalizers.BertNormalizer(
@@ -207,7 +245,20 @@ def bert_normalizer(*, lowercase: bool, strip_accents: bool | None, handle_chine
     )
 
 
-def _backend(ids: dict[str, int], settings: dict[str, Any]) -> Backend:
+_WORD_LEVEL_CONFIG = {
+    "tokenizer_class": "PreTrainedTokenizerFast",
+    "model_input_names": ["input_ids", "token_type_ids", "attention_mask"],
+    "clean_up_tokenization_spaces": False,
+}
+
+
+def _word_level(ids: dict[str, int]) -> Backend:
+    backend = Backend(models.WordLevel(ids, unk_token="[UNK]"))
+    backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    return backend
+
+
+def _word_piece(ids: dict[str, int], settings: dict[str, Any]) -> Backend:
     backend = Backend(models.WordPiece(ids, unk_token="[UNK]", max_input_chars_per_word=MAX_WORD_CHARACTERS))
     backend.normalizer = bert_normalizer(
         lowercase=settings["do_lower_case"],
@@ -216,10 +267,4 @@ def _backend(ids: dict[str, int], settings: dict[str, Any]) -> Backend:
     )
     backend.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     backend.decoder = decoders.WordPiece(prefix="##")
-    backend.add_special_tokens(list(SPECIAL_TOKENS))
-    backend.post_processor = processors.TemplateProcessing(
-        single="[CLS]:0 $A:0 [SEP]:0",
-        pair="[CLS]:0 $A:0 [SEP]:0 $B:1 [SEP]:1",
-        special_tokens=[("[CLS]", ids["[CLS]"]), ("[SEP]", ids["[SEP]"])],
-    )
     return backend

@@ -1,7 +1,8 @@
 """What the tokenizer folder of any BERT says: its tokens in the order of their ids, and how text is treated.
 
-Read are `vocab.txt`, `tokenizer.json` (either will do) and `tokenizer_config.json`. What is not BERT's WordPiece with
-BERT's text processing is refused rather than read as if it were, and casing that no file states is never guessed.
+Read are `vocab.txt`, `tokenizer.json` (either will do) and `tokenizer_config.json`. Casing that no file states is never
+guessed. What is neither BERT's WordPiece with BERT's text processing nor a vocabulary of whole words (WordLevel, split
+at white space) is refused rather than read as if it were.
 """
 
 import re
@@ -41,6 +42,17 @@ class TokenizerFolder:
     strip_accents: bool | None
     """None follows `lowercase`, as BERT does."""
     handle_chinese_chars: bool
+    whole_words: bool
+
+
+def is_reserved(token: str) -> bool:
+    """Whether a token is special or an unused slot, so never a piece of text."""
+    return token in SPECIAL_TOKENS or is_unused(token)
+
+
+def is_storable(token: str) -> bool:
+    """Whether a vocabulary may hold a token, which is a line of `vocab.txt`."""
+    return 0 < len(token) <= MAX_TOKEN_CHARACTERS and not _CONTROL.search(token)
 
 
 def is_unused(token: str) -> bool:
@@ -69,11 +81,14 @@ def read_tokenizer_folder(folder: AnyPath, flag: str) -> TokenizerFolder:
     settings = {**_settings_of_backend(backend, folder / TOKENIZER), **_settings_of_config(config, folder / CONFIG)}
     tokens = _read_vocabulary(folder, backend)
     _check_added_tokens(folder, tokens, backend, config)
+    if backend and backend["model"].get("type") == "WordLevel":
+        return TokenizerFolder(tokens, False, False, False, whole_words=True)
     return TokenizerFolder(
         tokens,
         settings.get("do_lower_case"),
         settings.get("strip_accents"),
         settings.get("tokenize_chinese_chars", True),
+        whole_words=False,
     )
 
 
@@ -117,7 +132,7 @@ def _read_tokens(path: AnyPath) -> list[str]:
 
 
 def _check_token(token: str, where: str) -> None:
-    if not token or len(token) > MAX_TOKEN_CHARACTERS or _CONTROL.search(token):
+    if not is_storable(token):
         what = "is empty" if not token else f"has {len(token):,} characters, or control characters: {token[:20]!r}"
         raise DataError(f"a token {what}", where=where, remedy="write one token per line")
 
@@ -164,7 +179,7 @@ def _check_added_tokens(
 
 
 def _settings_of_backend(backend: Mapping[str, Any], path: AnyPath) -> dict[str, Any]:
-    """Return what the normalizer of a `tokenizer.json` states; refuse any but BERT's WordPiece."""
+    """Return what the normalizer of a `tokenizer.json` states; refuse any but BERT's WordPiece and whole words."""
     if not backend:
         return {}
     model, pre_tokenizer = backend.get("model", {}), backend.get("pre_tokenizer") or {}
@@ -172,7 +187,7 @@ def _settings_of_backend(backend: Mapping[str, Any], path: AnyPath) -> dict[str,
         raise DataError("it describes no tokenizer", where=str(path), remedy=REMEDY)
     kind = model.get("type", "WordPiece" if "continuing_subword_prefix" in model else None)  # old files state none
     normalizer = backend.get("normalizer") or {}
-    seen = {
+    seen: dict[str, tuple[object, object]] = {
         "the model": (kind, "WordPiece"),
         "the continuing prefix": (model.get("continuing_subword_prefix"), "##"),
         "the unknown token": (model.get("unk_token"), "[UNK]"),
@@ -181,9 +196,16 @@ def _settings_of_backend(backend: Mapping[str, Any], path: AnyPath) -> dict[str,
         "clean_text of the normalizer": (normalizer.get("clean_text", True), True),
         "the pre-tokenizer": (pre_tokenizer.get("type"), "BertPreTokenizer"),
     }
+    if kind == "WordLevel":
+        seen = {
+            "the unknown token": (model.get("unk_token"), "[UNK]"),
+            "the normalizer": (normalizer.get("type"), None),
+            "the pre-tokenizer": (pre_tokenizer.get("type"), "WhitespaceSplit"),
+        }
+    whose = "that of whole words" if kind == "WordLevel" else "BERT's"
     for what, (found, demand) in seen.items():
         if found != demand:
-            raise DataError(f"{what} is {_short(found)}, BERT's is {demand!r}", where=str(path), remedy=REMEDY)
+            raise DataError(f"{what} is {_short(found)}, {whose} is {demand!r}", where=str(path), remedy=REMEDY)
     if not isinstance(model.get("vocab"), dict):
         raise DataError("it holds no vocabulary", where=str(path), remedy=REMEDY)
     return _checked({name: normalizer[key] for name, key in _NORMALIZER_NAMES.items() if key in normalizer}, path)

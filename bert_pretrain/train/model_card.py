@@ -119,7 +119,8 @@ def _figures(run: ResolvedRun, values: Mapping[str, Any]) -> list[_Figure]:
 def _data_rows(run: ResolvedRun) -> list[tuple[str, str]]:
     manifest, config = run.data.manifest, run.data.config
     casing = "lower case" if run.tokenizer.settings["do_lower_case"] else "cased"
-    rows = [("vocabulary", f"{run.tokenizer.vocab_size:,} WordPiece tokens, {casing}")]
+    kind = "whole words" if run.tokenizer.whole_words else f"WordPiece tokens, {casing}"
+    rows = [("vocabulary", f"{run.tokenizer.vocab_size:,} {kind}")]
     corpus = manifest.get("corpus")
     if corpus:
         rows += [(name, f"{corpus[name]:,}") for name in ("documents", "sentences", "tokens")]

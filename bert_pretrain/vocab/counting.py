@@ -15,6 +15,7 @@ from tokenizers import pre_tokenizers
 from bert_pretrain.config import Config, VocabConfig
 from bert_pretrain.rng import stream
 from bert_pretrain.text import chunks, documents
+from bert_pretrain.text.markup import count_markup
 from bert_pretrain.text.text_files import ByteRange
 from bert_pretrain.text.tokenizer import bert_normalizer
 
@@ -31,6 +32,7 @@ class Counts:
     learned: Counter[bytes] = field(default_factory=Counter)
     held_out: Counter[bytes] = field(default_factory=Counter)
     documents: int = 0
+    markup: Counter[str] = field(default_factory=Counter)
     repairs_and_drops: Counter[str] = field(default_factory=Counter)
     dropped_occurrences: int = 0
     """Of rare chunks that were dropped to bound memory."""
@@ -42,6 +44,7 @@ class Counts:
         self.learned.update(other.learned)
         self.held_out.update(other.held_out)
         self.documents += other.documents
+        self.markup.update(other.markup)
         self.repairs_and_drops.update(other.repairs_and_drops)
         self.dropped_occurrences += other.dropped_occurrences
         self.undercount += other.undercount
@@ -62,12 +65,13 @@ class Counts:
 class _Counter:
     """Counts the chunks of blocks of text, by their numbers in a table."""
 
-    def __init__(self, around_cjk: bool) -> None:
-        self._around_cjk = around_cjk
+    def __init__(self, config: VocabConfig) -> None:
+        self._config = config
         self._clear()
 
     def _clear(self) -> None:
-        self._table = chunks.ChunkTable(around_cjk=self._around_cjk)
+        whole_words = self._config.tokens == "words"
+        self._table = chunks.ChunkTable(around_cjk=self._config.handle_chinese_chars, whole_words=whole_words)
         self._counts = np.zeros((2, chunks.FIRST_WORD_NUMBER), dtype=np.int64)
 
     def count(self, block: list[bytes], is_held_out: bool, counts: Counts) -> None:
@@ -95,13 +99,14 @@ class _Counter:
 def count_parts(parts: Sequence[ByteRange], number: int, config: Config) -> Counts:
     """Count the chunks of some byte ranges of the inputs; about one document in a hundred is held out."""
     counts = Counts()
-    counter = _Counter(config.vocab.handle_chinese_chars)
+    counter = _Counter(config.vocab)
     rng = stream(config.vocab.seed, "held out", group=number)
     blocks: dict[bool, list[bytes]] = {False: [], True: []}
     sizes = {False: 0, True: 0}
     is_held_out = bool(rng.random() < HELD_OUT_SHARE)
     pieces = (documents.read(part, config.data, counts.repairs_and_drops) for part in parts)
     for piece in itertools.chain.from_iterable(pieces):
+        counts.markup.update(count_markup(piece.text))
         content = piece.text.encode()
         blocks[is_held_out].append(content)
         sizes[is_held_out] += len(content)
@@ -118,14 +123,20 @@ def count_parts(parts: Sequence[ByteRange], number: int, config: Config) -> Coun
 
 
 def count_words(chunk_counts: Mapping[bytes, int], config: VocabConfig) -> Counter[str]:
-    """Normalise chunks and split them into words as BERT does, keeping the counts."""
+    """Normalise chunks and split them into words as BERT does, keeping the counts; whole words stay as they are."""
+    words: Counter[str] = Counter()
+    if config.tokens == "words":
+        white_space = pre_tokenizers.WhitespaceSplit()
+        for chunk, count in chunk_counts.items():
+            for word, _ in white_space.pre_tokenize_str(chunk.decode()):
+                words[word] += count
+        return words
     normalizer = bert_normalizer(
         lowercase=config.lowercase,
         strip_accents=config.strip_accents,
         handle_chinese_chars=config.handle_chinese_chars,
     )
     pre_tokenizer = pre_tokenizers.BertPreTokenizer()
-    words: Counter[str] = Counter()
     for chunk, count in chunk_counts.items():
         if chunk.isalnum():  # ASCII letters and digits alone: one word, nothing to clean
             words[(chunk.lower() if config.lowercase else chunk).decode()] += count

@@ -5,7 +5,7 @@ most pieces. Savings are counted once, with the old pieces: a chosen word may al
 """
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -84,7 +84,7 @@ def lost_characters(words: Mapping[str, int], old: Tokenizer, min_frequency: int
         if len(word) <= MAX_WORD_CHARACTERS and not (word[0] in begins and inside.issuperset(word[1:]))
     ]
     lacking: Counter[str] = Counter()
-    for word, ids in zip(doubtful, _encode(doubtful, old), strict=True):
+    for word, ids in zip(doubtful, old.encode_texts(doubtful), strict=True):
         if ids == [old.unk_id]:
             forms = [word[0], *(f"##{character}" for character in word[1:])]
             for form in forms:
@@ -109,7 +109,7 @@ def _words_in_pieces(words: Mapping[str, int], tokenizer: Tokenizer, min_frequen
     frequent = [word for word, count in words.items() if count >= min_frequency and len(word) <= MAX_WORD_CHARACTERS]
     saved = {
         word: words[word] * max(1, len(ids) - 1)
-        for word, ids in zip(frequent, _encode(frequent, tokenizer), strict=True)
+        for word, ids in zip(frequent, tokenizer.encode_texts(frequent), strict=True)
         if len(ids) > 1 or ids == [tokenizer.unk_id]
     }
     backend = tokenizer.backend
@@ -118,7 +118,3 @@ def _words_in_pieces(words: Mapping[str, int], tokenizer: Tokenizer, min_frequen
         normalised = backend.normalizer.normalize_str(word)
         if [piece for piece, _ in backend.pre_tokenizer.pre_tokenize_str(normalised)] == [word]:
             yield word, words[word]
-
-
-def _encode(words: Sequence[str], tokenizer: Tokenizer) -> list[list[int]]:
-    return [list(found.ids) for found in tokenizer.backend.encode_batch_fast(list(words), add_special_tokens=False)]

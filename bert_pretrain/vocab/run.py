@@ -1,11 +1,11 @@
 """Stage 1, `vocab`: raw text to a tokenizer folder that opens in `transformers`.
 
-Chunks are counted in one pass over the text, on all cores; from the counts a vocabulary is trained, or an existing one
-extended, and measured on documents it has not seen.
+Chunks are counted in one pass over the text, on all cores; from the counts a vocabulary is trained, whole words are
+chosen, or an existing vocabulary is extended. It is measured on documents it has not seen.
 """
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,13 +19,15 @@ from bert_pretrain.storage.locking import exclusive
 from bert_pretrain.storage.manifest import Progress
 from bert_pretrain.storage.paths import AnyPath, PathT
 from bert_pretrain.text import documents
+from bert_pretrain.text.markup import REMOVE_MARKUP, most_common
 from bert_pretrain.text.sources import Source, resolve
 from bert_pretrain.text.text_files import ByteRange
-from bert_pretrain.text.tokenizer import FILES, Tokenizer
+from bert_pretrain.text.tokenizer import Tokenizer
 from bert_pretrain.vocab.alphabet import Alphabet, choose_alphabet
 from bert_pretrain.vocab.counting import Counts, count_parts, count_words
 from bert_pretrain.vocab.extending import extend_vocabulary
 from bert_pretrain.vocab.wordpiece import special_tokens, train_wordpiece
+from bert_pretrain.vocab.words import choose_words
 
 
 def make_vocab(
@@ -56,8 +58,11 @@ def make_vocab(
     """
     old = None if extend is None else Tokenizer.load(extend, "--extend", lowercase=lowercase)
     if old is not None:
+        _check_extendable(old, config.vocab)
         config = config.model_copy(update={"vocab": _treating_text_as(old, config.vocab)})
-    sources = [source for source in resolve(inputs, config.data) if not source.is_validation]
+    whole_words = config.vocab.tokens == "words"
+    sources = resolve(inputs, config.data, whole_words=whole_words)
+    sources = [source for source in sources if not source.is_validation]
     identity = {
         "inputs": [source.identity for source in sources],
         **_choices(config.vocab, old),
@@ -99,6 +104,15 @@ def _body(config: Config, tokenizer: Tokenizer, sources: list[Source], figures: 
     }
 
 
+def _check_extendable(old: Tokenizer, config: VocabConfig) -> None:
+    if old.whole_words or config.tokens == "words":
+        raise ConfigError(
+            "only a vocabulary of pieces of words can be extended",
+            where=f"--extend {old.folder}" if old.whole_words else "vocab.tokens words",
+            remedy="build a vocabulary of whole words from all the text, without --extend",
+        )
+
+
 def _treating_text_as(old: Tokenizer, config: VocabConfig) -> VocabConfig:
     names = {
         "lowercase": "do_lower_case",
@@ -111,7 +125,9 @@ def _treating_text_as(old: Tokenizer, config: VocabConfig) -> VocabConfig:
 def _choices(config: VocabConfig, old: Tokenizer | None) -> dict[str, Any]:
     """Return what of the configuration, and which old vocabulary, decides the new one."""
     if old is None:
-        return {"vocab": config.model_dump(mode="json", exclude={"add_tokens"})}
+        # Folders from before the key was there have no `tokens`.
+        without = {"add_tokens"} if config.tokens == "words" else {"add_tokens", "tokens"}
+        return {"vocab": config.model_dump(mode="json", exclude=without)}
     chosen = config.model_dump(mode="json", include={"add_tokens", "min_frequency", "seed"})
     return {"extends": old.hash, "vocab": chosen}
 
@@ -122,7 +138,7 @@ def _is_intact(output: AnyPath) -> bool:
     except DataError:
         return False
     is_same = found.hash == manifest.read_manifest(output, "vocab", "--output")["tokenizer"]["hash"]
-    return is_same and all((output / name).is_file() for name in FILES)
+    return is_same and all((output / name).is_file() for name in found.files)
 
 
 @dataclass(frozen=True)
@@ -153,9 +169,14 @@ def _count(sources: list[Source], config: Config, workers: int | None, scheduler
 
 
 def _train(words: Counter[str], config: Config) -> tuple[Tokenizer, dict[str, Any]]:
-    """Return a vocabulary of its own, and what the manifest says of its alphabet."""
+    """Return a vocabulary of its own, and what the manifest says of its alphabet, or of its words."""
     vocab = config.vocab
-    alphabet = choose_alphabet(words, vocab.limit_alphabet, _room_for_alphabet(config))
+    room = _room(config)
+    if vocab.tokens == "words":
+        tokenizer = Tokenizer.of_words(choose_words(words, vocab))
+        kept = sum(words[token] for token in tokenizer.tokens)
+        return tokenizer, {"whole_words": {"distinct": len(words), "coverage": kept / words.total()}}
+    alphabet = choose_alphabet(words, vocab.limit_alphabet, room)
     tokenizer = Tokenizer(
         train_wordpiece(words, alphabet, vocab),
         lowercase=vocab.lowercase,
@@ -189,6 +210,8 @@ def _figures(
         "words": words.total(),
         "distinct_words": len(words),
         "dropped_rare_chunks": {"occurrences": counts.dropped_occurrences, "at_most_of_one": counts.undercount},
+        "markup": dict(counts.markup.most_common()),
+        "tokens_of_markup": tokens_of_markup(tokenizer, counts.markup, words),
         "repairs_and_drops": {reason: count for reason, count in sorted(counts.repairs_and_drops.items()) if count},
         "measured_on": "held-out documents" if held_out else "the training text: too few documents to hold one out",
         **measure(tokenizer, measured),
@@ -196,7 +219,8 @@ def _figures(
     }
 
 
-def _room_for_alphabet(config: Config) -> int:
+def _room(config: Config) -> int:
+    """Return how many tokens a vocabulary may have besides special and unused ones."""
     reserved = len(special_tokens(config.vocab.unused_tokens))
     if config.vocab.size <= reserved:
         raise ConfigError(
@@ -211,9 +235,9 @@ def measure(tokenizer: Tokenizer, words: Counter[str]) -> dict[str, Any]:
     """Return the share of words that are [UNK], of tokens that are, and the pieces per word."""
     texts = list(words)
     pieces = unk_words = 0
-    for word, encoding in zip(texts, tokenizer.backend.encode_batch_fast(texts, add_special_tokens=False), strict=True):
-        pieces += len(encoding.ids) * words[word]
-        unk_words += words[word] if encoding.ids == [tokenizer.unk_id] else 0
+    for word, ids in zip(texts, tokenizer.encode_texts(texts), strict=True):
+        pieces += len(ids) * words[word]
+        unk_words += words[word] if ids == [tokenizer.unk_id] else 0
     total = words.total()
     return {
         "measured_words": total,
@@ -221,6 +245,14 @@ def measure(tokenizer: Tokenizer, words: Counter[str]) -> dict[str, Any]:
         "unk_share_of_tokens": unk_words / pieces,
         "pieces_per_word": pieces / total,
     }
+
+
+def tokens_of_markup(tokenizer: Tokenizer, markup: Mapping[str, int], words: Mapping[str, int]) -> list[str]:
+    """Return the tokens that are for the most part HTML tags or entities, such as `nbsp`, sorted."""
+    occurrences: Counter[str] = Counter()
+    for name, count in markup.items():
+        occurrences[name if tokenizer.whole_words else name.strip("</>&;").lower()] += count
+    return sorted(token for token in tokenizer.tokens if 2 * occurrences[token] > words.get(token, 0))
 
 
 def _describe_alphabet(alphabet: Alphabet) -> dict[str, Any]:
@@ -236,7 +268,7 @@ def _describe_alphabet(alphabet: Alphabet) -> dict[str, Any]:
 def _report(tokenizer: Tokenizer, figures: dict[str, Any], config: Config) -> None:
     print(
         f"{tokenizer.vocab_size:,} tokens from {figures['words']:,} words in {figures['documents']:,} documents\n"
-        + (_new_tokens_line(figures) if "added" in figures else _alphabet_line(figures["alphabet"]))
+        + _made_line(figures, tokenizer)
         + f"\non {figures['measured_on']}: {_measured(figures)}"
         + (f" (before: {_measured(figures['before'])})" if "before" in figures else "")
     )
@@ -244,6 +276,11 @@ def _report(tokenizer: Tokenizer, figures: dict[str, Any], config: Config) -> No
         print(
             f"the text has too many different words to keep: {dropped:,} occurrences of rare ones are not counted, "
             f"at most {figures['dropped_rare_chunks']['at_most_of_one']:,} of any one"
+        )
+    if figures["tokens_of_markup"]:
+        print(
+            f"warning: HTML in the text made tokens: {', '.join(figures['tokens_of_markup'])}; it holds "
+            f"{most_common(figures['markup'])}; {REMOVE_MARKUP}"
         )
     for reason, count in figures["repairs_and_drops"].items():
         print(f"corpus: {count:,} {reason.replace('_', ' ')}")
@@ -256,6 +293,15 @@ def _report(tokenizer: Tokenizer, figures: dict[str, Any], config: Config) -> No
 
 def _measured(figures: dict[str, Any]) -> str:
     return f"[UNK] {figures['unk_share_of_words']:.4%} of words, {figures['pieces_per_word']:.3f} pieces per word"
+
+
+def _made_line(figures: dict[str, Any], tokenizer: Tokenizer) -> str:
+    if "added" in figures:
+        return _new_tokens_line(figures)
+    if "whole_words" in figures:
+        kept, found = len(tokenizer.word_piece_ids), figures["whole_words"]
+        return f"{kept:,} of {found['distinct']:,} different words cover {found['coverage']:.4%} of the text"
+    return _alphabet_line(figures["alphabet"])
 
 
 def _alphabet_line(alphabet: dict[str, Any]) -> str:

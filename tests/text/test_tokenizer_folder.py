@@ -87,7 +87,7 @@ def other_kinds() -> Iterator[Any]:
     for model, train, said in (
         (models.BPE(unk_token="[UNK]"), trainers.BpeTrainer(**trainer), "BPE"),
         (models.Unigram(), trainers.UnigramTrainer(unk_token="[UNK]", **trainer), "Unigram"),
-        (models.WordLevel(unk_token="[UNK]"), trainers.WordLevelTrainer(**trainer), "WordLevel"),
+        (models.WordLevel(unk_token="[UNK]"), trainers.WordLevelTrainer(**trainer), "WhitespaceSplit"),
         (models.WordPiece(unk_token="[UNK]"), trainers.WordPieceTrainer(**trainer), "the normalizer is None"),
     ):
         yield pytest.param(model, train, said, id=said)

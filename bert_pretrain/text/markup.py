@@ -1,0 +1,44 @@
+"""HTML that was left in a text: its tags and entities, counted by name, so that a command can name them.
+
+Only names that HTML has are counted, so that `<int>` in a text on C++ or `a < b` is none. A tag that is cut by the end
+of a block of text is missed.
+"""
+
+import re
+from collections import Counter
+from html.entities import html5
+
+_TAGS = frozenset(
+    re.findall(
+        r"\w+",
+        "a abbr address area article aside audio b base big blockquote body br button caption center cite code col dd "
+        "del details dfn div dl dt em embed fieldset figcaption figure font footer form frame h1 h2 h3 h4 h5 h6 head "
+        "header hr html i iframe img input ins kbd label legend li link main map mark menu meta nav noscript object ol "
+        "option p param picture pre q s samp script section select small source span strike strong style sub summary "
+        "sup svg table tbody td textarea tfoot th thead time title tr tt u ul var video wbr",
+    )
+)
+_MARKUP = re.compile(r"</?([A-Za-z][A-Za-z0-9]*)(?:\s[^<>]*)?/?>|&(#[0-9]+|#[xX][0-9A-Fa-f]+|[A-Za-z][A-Za-z0-9]*);")
+NUMERIC = "&#…;"
+"""The name of all entities that are numbers."""
+REMOVE_MARKUP = "remove tags and resolve entities before (docs/cleaning.md)"
+
+
+def count_markup(text: str) -> Counter[str]:
+    """Return how often each tag and entity occurs; `<br>` is also `<BR/>` and `</br>`, `&#…;` any number."""
+    if "<" not in text and "&" not in text:
+        return Counter()
+    return Counter(name for tag, entity in _MARKUP.findall(text) if (name := _name_of(tag.lower(), entity)))
+
+
+def _name_of(tag: str, entity: str) -> str:
+    if tag in _TAGS:
+        return f"<{tag}>"
+    if entity.startswith("#"):
+        return NUMERIC
+    return f"&{entity};" if f"{entity};" in html5 else ""
+
+
+def most_common(markup: dict[str, int]) -> str:
+    """Return the most frequent names with their counts, for a message."""
+    return ", ".join(f"{name} ({count:,})" for name, count in Counter(markup).most_common(5))
