@@ -56,6 +56,8 @@ def main() -> None:
     options = _options()
     work: Path = options.work
     work.mkdir(parents=True, exist_ok=True)
+    for old in ("vocab", "stores"):
+        shutil.rmtree(work / old, ignore_errors=True)
     passages = read_passages(options.corpus, options.passages, options.words)
     planted = plant(passages, options.planted)
     file = work / "passages.jsonl"
@@ -187,9 +189,7 @@ def on_random_signatures(work: Path, number: int, threshold: float) -> dict[str,
     """Return time and memory of the comparison of many documents without near duplicates."""
     store = cast(TokenStore, Signatures(work, number))
     with atomic_folder(near_duplicates.signature_folder(store, 0)) as folder:
-        signatures = np.lib.format.open_memmap(  # type: ignore[no-untyped-call]
-            folder / "signatures.npy", "w+", np.uint32, (number, NUM_HASHES)
-        )
+        signatures = np.lib.format.open_memmap(folder / "signatures.npy", "w+", np.uint32, (number, NUM_HASHES))
         for begin in range(0, number, 1 << 14):
             rows = signatures[begin : begin + (1 << 14)]
             rows[:] = stream(begin, "random signatures").integers(0, 2**32, rows.shape, dtype=np.uint32)
