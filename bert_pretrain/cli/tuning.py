@@ -21,9 +21,14 @@ ColumnNames = Annotated[
 
 
 def finetune(
-    task: Annotated[str, typer.Argument(metavar="TASK", help="classify, tag or answer.")],
+    task: Annotated[str, typer.Argument(metavar="TASK", help="classify, tag, answer or similarity.")],
     model: Annotated[Path, typer.Argument(metavar="MODEL", help="A BERT folder with its tokenizer.")],
-    train: Annotated[str, typer.Option("--train", metavar="INPUT", help="Labelled rows: a file, or dataset:NAME.")],
+    train: Annotated[
+        str,
+        typer.Option(
+            "--train", metavar="INPUT", help="Labelled rows: a file, or dataset:NAME; similarity: also texts."
+        ),
+    ],
     output: Output,
     validation: Annotated[
         str | None, typer.Option("--validation", metavar="INPUT", help="Selects the epoch; by default 10 % of --train.")
@@ -35,7 +40,9 @@ def finetune(
         float, typer.Option("--learning-rate", help="At the end of the warm-up.")
     ] = _DEFAULTS.learning_rate,
     epochs: Annotated[int, typer.Option("--epochs", help="Passes over the rows.")] = _DEFAULTS.epochs,
-    batch_size: Annotated[int, typer.Option("--batch-size", help="Windows of text per step.")] = _DEFAULTS.batch_size,
+    batch_size: Annotated[
+        int, typer.Option("--batch-size", help="Windows of text, or pairs, per step.")
+    ] = _DEFAULTS.batch_size,
     warmup_ratio: Annotated[float, typer.Option("--warmup-ratio", help="Share of all steps.")] = _DEFAULTS.warmup_ratio,
     weight_decay: Annotated[float, typer.Option("--weight-decay", help="Of matrices.")] = _DEFAULTS.weight_decay,
     max_length: Annotated[
@@ -44,13 +51,13 @@ def finetune(
     dropout: Annotated[float | None, typer.Option("--dropout", help="The model's own by default.")] = _DEFAULTS.dropout,
     seed: Annotated[int, typer.Option("--seed", help="Of the head, the order and what is held out.")] = _DEFAULTS.seed,
     text_field: Annotated[
-        str, typer.Option("--text-field", help="classify: column of the text.")
+        str, typer.Option("--text-field", help="classify, similarity: column of the text.")
     ] = _DEFAULTS.text_field,
     pair_field: Annotated[
-        str | None, typer.Option("--pair-field", help="classify: column of a second text.")
+        str | None, typer.Option("--pair-field", help="classify, similarity: column of a second text.")
     ] = _DEFAULTS.pair_field,
     label_field: Annotated[
-        str, typer.Option("--label-field", help="classify: column of the label.")
+        str, typer.Option("--label-field", help="classify, similarity: column of the label or score.")
     ] = _DEFAULTS.label_field,
     regression: Annotated[
         bool, typer.Option("--regression", help="classify: predict numbers instead of classes.")
@@ -73,9 +80,11 @@ def finetune(
     device: Device = "auto",
     overwrite: Overwrite = False,
 ) -> None:
-    """Fine-tune a model to classify texts or pairs, tag words, or answer questions from a context.
+    """Fine-tune a model to classify texts or pairs, tag words, answer questions from a context, or compare texts.
 
     Example: bert-pretrain finetune classify run/model --train reviews.csv --output classifier
+
+    Example: bert-pretrain finetune similarity run/model --train sentences.txt --output vectors
     """
     given = dict(locals())
     with importing():

@@ -54,29 +54,19 @@ class Classify:
 
         def make(number: int, row: Row) -> Example:
             text, pair = self._texts_of(row)
-            label = row.get(field, "--label-field") if has_labels else None
-            is_missing = label is None or label == "" or (isinstance(label, float) and math.isnan(label))
-            if is_missing and not is_test:
-                raise UnusableRow(f"'{field}' holds no label", where=row.where, remedy="label the row, or remove it")
-            return Example(number, row.where, text, pair, None if is_missing else self._label_of(label, row))
+            label = label_in(row, field, is_test=is_test) if has_labels else None
+            return Example(number, row.where, text, pair, None if label is None else self._label_of(label, row))
 
         return source.usable(rows, make)
 
     def _texts_of(self, row: Row) -> tuple[str, str | None]:
         pair_field = self.settings.pair_field
-        text = _text_of(row, self.settings.text_field, "--text-field")
-        return text, _text_of(row, pair_field, "--pair-field") if pair_field else None
+        text = text_of(row, self.settings.text_field, "--text-field")
+        return text, text_of(row, pair_field, "--pair-field") if pair_field else None
 
     def _label_of(self, label: Any, row: Row) -> str | float:
         if self.settings.regression:
-            try:
-                value = float(label)
-            except (TypeError, ValueError):
-                value = math.nan
-            if math.isfinite(value):
-                return value
-            what = f"the label {label!r} is not a number"
-            raise InputError(what, where=row.where, remedy="correct it, or leave out --regression")
+            return number_of(label, row, "correct it, or leave out --regression")
         if isinstance(label, ClassName):
             return label
         if isinstance(label, (str, int)):  # a boolean is an int too: "True" or "False"
@@ -173,9 +163,7 @@ class Classify:
 
         truth = [example.label for example in examples]
         if self.settings.regression:
-            is_defined = np.ptp(truth) > 0 and np.ptp(predictions) > 0
-            is_better = is_defined and stats.spearmanr(truth, predictions, alternative="greater").pvalue < CHANCE
-            return "" if is_better else "one number for all (spearman 0)"
+            return no_better_number(np.array(truth), np.array(predictions))
         name, count = Counter(truth).most_common(1)[0]
         found = [self.classes[int(np.argmax(prediction))] for prediction in predictions]
         # A sign test of the rows that only one of both has right.
@@ -234,7 +222,50 @@ def regression_scores(truth: np.ndarray, found: np.ndarray) -> dict[str, float]:
     }
 
 
-def _text_of(row: Row, column: str, flag: str) -> str:
+def no_better_number(truth: np.ndarray, found: np.ndarray) -> str:
+    """Return what is as good as the numbers found, if they do not rise with the true ones beyond chance."""
+    from scipy import stats
+
+    is_defined = np.ptp(truth) > 0 and np.ptp(found) > 0
+    is_better = is_defined and stats.spearmanr(truth, found, alternative="greater").pvalue < CHANCE
+    return "" if is_better else "one number for all (spearman 0)"
+
+
+def label_in(row: Row, column: str, *, is_test: bool) -> Any:
+    """Return the label of a row, or None if it has none.
+
+    Raises:
+        UnusableRow: when it has none, and is no test row.
+    """
+    label = row.get(column, "--label-field")
+    if label is not None and label != "" and not (isinstance(label, float) and math.isnan(label)):
+        return label
+    if not is_test:
+        raise UnusableRow(f"'{column}' holds no label", where=row.where, remedy="label the row, or remove it")
+    return None
+
+
+def number_of(label: Any, row: Row, remedy: str) -> float:
+    """Return a label as a finite number.
+
+    Raises:
+        InputError: when it is none.
+    """
+    try:
+        value = float(label)
+    except (TypeError, ValueError):
+        value = math.nan
+    if not math.isfinite(value):
+        raise InputError(f"the label {label!r} is not a number", where=row.where, remedy=remedy)
+    return value
+
+
+def text_of(row: Row, column: str, flag: str) -> str:
+    """Return the text of a column, which `flag` names.
+
+    Raises:
+        UnusableRow: when it is no text, or has nothing but blanks.
+    """
     text = row.get(column, flag)
     if isinstance(text, str) and text.strip():
         return text

@@ -6,7 +6,12 @@ from typing import Any
 from bert_pretrain.report.markdown import card
 from bert_pretrain.report.render import render
 
-PIPELINES = {"classify": "text-classification", "tag": "token-classification", "answer": "question-answering"}
+PIPELINES = {
+    "classify": "text-classification",
+    "tag": "token-classification",
+    "answer": "question-answering",
+    "similarity": "sentence-similarity",
+}
 """The Hub's names of the tasks."""
 
 
@@ -48,6 +53,5 @@ def finetuned_card(
         best_epoch=report["best_epoch"],
         warning=report["warning"],
     )
-    return card(
-        {"library_name": "transformers", "pipeline_tag": pipeline, "tags": ["bert", pipeline, "bert-pretrain"]}, body
-    )
+    library = "sentence-transformers" if task == "similarity" else "transformers"
+    return card({"library_name": library, "pipeline_tag": pipeline, "tags": ["bert", pipeline, "bert-pretrain"]}, body)

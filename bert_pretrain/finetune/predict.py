@@ -19,10 +19,10 @@ from bert_pretrain.errors import DataError, InputError, first_problem
 from bert_pretrain.finetune.finetuned_bert import FinetunedBert, are_finite
 from bert_pretrain.finetune.inputs import LabelledInput, UnusableRow
 from bert_pretrain.finetune.row_files import Columns, check_output, row_writer
-from bert_pretrain.finetune.run import KIND, TASKS
+from bert_pretrain.finetune.run import HEADS, KIND
 from bert_pretrain.finetune.settings import Settings
 from bert_pretrain.finetune.tables import Row, no_rows
-from bert_pretrain.finetune.task import Task, report_counts
+from bert_pretrain.finetune.task import HeadTask, report_counts
 from bert_pretrain.parallel.progress import progress_bar
 from bert_pretrain.storage.manifest import MANIFEST, read_record
 from bert_pretrain.tools.texts import GROUP_CHARACTERS, GROUP_TEXTS
@@ -49,7 +49,7 @@ _Group = list[tuple[Row, Any]]
 class _Input:
     """The rows of an input."""
 
-    task: Task
+    task: HeadTask
     source: LabelledInput
     skip_empty: bool
 
@@ -88,7 +88,7 @@ class _Predictor:
     """A model with its task, and the names of the columns that it adds."""
 
     finetuned: FinetunedBert
-    task: Task
+    task: HeadTask
     batch_tokens: int
     counts: Counter[str]
 
@@ -188,7 +188,7 @@ def _free(name: str, taken: Sequence[str]) -> str:
     return next(free for count in itertools.count() if (free := count * "predicted_" + name) not in taken)
 
 
-def _open_task(model: Path, finetuned: FinetunedBert, options: Options) -> Task:
+def _open_task(model: Path, finetuned: FinetunedBert, options: Options) -> HeadTask:
     """Return the task of a model, with the settings of its fine-tuning where the folder has them.
 
     Raises:
@@ -213,7 +213,7 @@ def _open_task(model: Path, finetuned: FinetunedBert, options: Options) -> Task:
         settings = dataclasses.replace(settings, regression=not finetuned.labels)
     settings.check_ranges()
     settings = settings.resolve(finetuned.task, finetuned.bert.max_length)
-    task: Task = TASKS[finetuned.task](settings, finetuned.bert.tokenizer)
+    task: HeadTask = HEADS[finetuned.task](settings, finetuned.bert.tokenizer)
     task.use(finetuned.labels, may_be_none if options.allow_no_answer is None else options.allow_no_answer)
     return task
 

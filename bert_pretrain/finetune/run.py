@@ -12,12 +12,11 @@ import json
 import os
 import shutil
 import time
-from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from operator import attrgetter
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 
@@ -29,8 +28,9 @@ from bert_pretrain.finetune.classify import Classify
 from bert_pretrain.finetune.finetuned_card import finetuned_card
 from bert_pretrain.finetune.inputs import LabelledInput
 from bert_pretrain.finetune.settings import Settings
+from bert_pretrain.finetune.similarity import Similarity
 from bert_pretrain.finetune.tag import Tag
-from bert_pretrain.finetune.task import Job, Task, Window, longest_first, report_counts
+from bert_pretrain.finetune.task import HeadTask, Job, Learner, Task
 from bert_pretrain.model.huggingface import CARD, CONFIG
 from bert_pretrain.model.weights import weights_sha256
 from bert_pretrain.storage import manifest
@@ -52,18 +52,8 @@ KIND = "finetune"
 METRICS = "metrics.json"
 _CHECKPOINTS = "checkpoints"
 _PACKAGES = ("transformers", "accelerate", "sklearn", "seqeval")
-TASKS: dict[str, type[Classify] | type[Tag] | type[Answer]] = {"classify": Classify, "tag": Tag, "answer": Answer}
-
-
-@dataclass(frozen=True)
-class Split:
-    """The examples of one input, and their windows."""
-
-    examples: list[Any]
-    windows: list[Window]
-
-    def decode(self, task: Task, logits: Any) -> list[Any]:
-        return task.decode(self.examples, self.windows, logits)
+_SENTENCES = "sentence_transformers"
+HEADS: dict[str, type[Classify] | type[Tag] | type[Answer]] = {"classify": Classify, "tag": Tag, "answer": Answer}
 
 
 def finetune(
@@ -84,11 +74,12 @@ def finetune(
     """Fine-tune a BERT folder on a task and return the folder written.
 
     Args:
-        task: `classify`, `tag` or `answer`.
+        task: `classify`, `tag`, `answer` or `similarity`.
         model: any BERT folder with its tokenizer.
-        train: a table of labelled rows as described in docs/finetuning.md; `validation` and `test` likewise.
+        train: a table of labelled rows as described in docs/finetuning.md, for `similarity` also texts; `validation`
+            and `test` are tables too.
         output: the Hugging Face folder to write.
-        validation: selects the best epoch; a tenth of the training rows by default.
+        validation: selects the best epoch; a tenth of the training rows by default, nothing if they are texts.
         test: predicted by the best epoch, and scored if labelled.
         settings: all else.
         format: of the inputs, one of `settings.FORMATS`, where their endings do not tell it.
@@ -103,7 +94,7 @@ def finetune(
     settings = settings or Settings()
     settings.check(task)
     if columns and task == "tag":
-        what, remedy = "--columns is for the tasks 'classify' and 'answer', this is 'tag'", "leave it out"
+        what, remedy = "--columns is for the tasks 'classify', 'answer' and 'similarity', this is 'tag'", "leave it out"
         raise ConfigError(what, where="--columns", remedy=remedy)
     inputs = {
         split: LabelledInput(location, f"--{split}", format, tuple(columns), strict)
@@ -111,12 +102,12 @@ def finetune(
         if location is not None
     }
     output = output if output.name not in ("", "..") else output.resolve()
-    _check_environment(device)
+    _check_environment(task, device)
     opened = open_bert(model, TrainConfig(device="cpu"))  # only for its checks
     settings = settings.resolve(task, opened.max_length)
-    head: Task = TASKS[task](settings, opened.tokenizer)
-    examples = _read(head, inputs, settings.seed)
-    identity = _identity(task, head, model, examples, settings)
+    chosen: Task = (Similarity if task == "similarity" else HEADS[task])(settings, opened.tokenizer)
+    examples = _read(chosen, inputs, settings.seed)
+    identity = _identity(task, chosen, model, examples, settings)
     work = output.with_name(f"{output.name}.partial")
     with _working_folder(work):
         if _is_complete(output, work, identity, overwrite):
@@ -126,7 +117,9 @@ def finetune(
         else:
             for leftover in output.parent.glob(f".{glob.escape(output.name)}.*.tmp"):  # of a run killed while writing
                 shutil.rmtree(leftover)
-            _train(Job(head, model, head.tokenizer, examples, settings, identity, choose_device(device)), work, output)
+            _train(
+                Job(chosen, model, chosen.tokenizer, examples, settings, identity, choose_device(device)), work, output
+            )
     return output
 
 
@@ -143,10 +136,12 @@ def _working_folder(work: Path) -> Iterator[None]:
             work.rmdir()
 
 
-def _check_environment(device: str) -> None:
-    missing = [name for name in _PACKAGES if importlib.util.find_spec(name) is None]
+def _check_environment(task: str, device: str) -> None:
+    needed, extra = (*_PACKAGES, _SENTENCES) if task == "similarity" else _PACKAGES, "finetune"
+    missing = [name for name in needed if importlib.util.find_spec(name) is None]
     if missing:
-        what, remedy = f"fine-tuning needs {', '.join(missing)}", 'pip install "bert-pretrain[finetune]"'
+        extra = "sentences" if _SENTENCES in missing else "finetune"
+        what, remedy = f"fine-tuning needs {', '.join(missing)}", f'pip install "bert-pretrain[{extra}]"'
         raise ConfigError(what, where="finetune", remedy=remedy)
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         raise ConfigError("torchrun starts several processes", where="finetune", remedy="start one, without torchrun")
@@ -159,14 +154,17 @@ def _check_environment(device: str) -> None:
 
 
 def _read(task: Task, inputs: dict[str, LabelledInput], seed: int) -> dict[str, list[Any]]:
-    """Return the examples of each split; without an input for validation, a tenth of the training rows is held out."""
+    """Return the examples of each split; without an input for validation, a tenth of the training rows is held out.
+
+    Nothing is held out if the task has no metric for the rows.
+    """
     examples = {}
     for split, source in inputs.items():
         examples[split] = task.read(source)
         if found := source.summary():
             print(found)
     task.set_labels(examples["train"], examples.get("validation", []), examples.get("test", []))
-    if "validation" not in examples:
+    if "validation" not in examples and task.main_metric is not None:
         train, group_of = examples["train"], attrgetter(task.group_field)
         groups = list(dict.fromkeys(map(group_of, train)))
         if len(groups) < 2:
@@ -223,61 +221,57 @@ def _train(job: Job, work: Path, output: Path) -> None:
     from bert_pretrain.finetune import training
 
     began = time.monotonic()
-    task = job.task
-    splits = {}
-    for split, rows in job.examples.items():
-        counts: Counter[str] = Counter()
-        splits[split] = Split(rows, task.encode(rows, split, counts))
-        report_counts(counts, len(rows), split)
-    train = splits.pop("train")
-    splits = {split: Split(held.examples, longest_first(held.windows)) for split, held in splits.items()}
-    validation = splits["validation"]
+    learner = _learner(job)
     precision = choose_precision("auto", job.device)
     print(f"{job.device.type}, {precision.name} ({precision.reason}), {torch.get_num_threads()} threads")
     with training.quiet():
-        network = training.open_network(job.model, task, job.settings)
-
-        def score(logits: Any) -> dict[str, float]:
-            return task.score(validation.examples, validation.decode(task, logits))
-
-        trainer = training.make_trainer(
-            network, job, train.windows, validation.windows, score, work / _CHECKPOINTS, precision
-        )
+        trainer = learner.make_trainer(work / _CHECKPOINTS, precision)
         report = training.fit(trainer, work / _CHECKPOINTS)
         with atomic_folder(output) as result:
-            network.save_pretrained(result)
-            job.tokenizer.save(result, network.config.max_position_embeddings)
-            found = {
-                split: held.decode(task, training.predict(result, job, held.windows, split))
-                for split, held in splits.items()
-            }
-            scores = _scores(task, splits, found)
-            split = "test" if "test" in scores else "validation"
-            warning = _warning(task, split, splits[split].examples, found[split], scores[split])
+            learner.save(result)
+            found = learner.predict(result)
+            scores = _scores(job, learner, found)
+            warning = _warning(job, found, scores)
             report |= {"warning": warning, "seconds": round(time.monotonic() - began, 1)}
             _write_results(job, scores, report, found, result)
     for split, figures in scores.items():
         print(f"{split}: " + "  ".join(f"{name} {value:.4f}" for name, value in figures.items()))
-    print(f"best epoch {report['best_epoch']} of {job.settings.epochs}; model, metrics and predictions: {output}")
+    kept = "best" if job.task.main_metric else "last"
+    print(f"{kept} epoch {report['best_epoch']} of {job.settings.epochs}; model, metrics and predictions: {output}")
     if warning:
         print(f"WARNING: {warning}")
 
 
-def _scores(task: Task, splits: dict[str, Split], found: dict[str, list[Any]]) -> dict[str, dict[str, float]]:
+def _learner(job: Job) -> Learner:
+    if isinstance(job.task, Similarity):
+        from bert_pretrain.finetune.sentence_training import SentenceLearner
+
+        return SentenceLearner(job, job.task)
+    from bert_pretrain.finetune.head_training import HeadLearner
+
+    return HeadLearner(job, cast(HeadTask, job.task))
+
+
+def _scores(job: Job, learner: Learner, found: dict[str, list[Any]]) -> dict[str, dict[str, float]]:
     """Return the metrics of the splits that have labels."""
     scores = {}
     for split, predictions in found.items():
-        if all(window.labels for window in splits[split].windows):
-            scores[split] = task.score(splits[split].examples, predictions)
+        if learner.is_scored(split):
+            scores[split] = job.task.score(job.examples[split], predictions)
         else:
             print(f"not all rows of --{split} have a label, so they are predicted but not scored")
     return scores
 
 
-def _warning(task: Task, split: str, examples: list[Any], predictions: list[Any], scores: dict[str, float]) -> str:
+def _warning(job: Job, found: dict[str, list[Any]], scores: dict[str, dict[str, float]]) -> str:
     """Return a warning if the model is no better than a constant prediction, otherwise ""."""
-    constant = task.no_better_than(examples, predictions)
-    figure = f"{task.main_metric} {scores[task.main_metric]:.4f} on the {len(examples):,} {split} rows"
+    split = next((split for split in ("test", "validation") if split in scores), None)
+    if split is None:
+        return ""
+    examples = job.examples[split]
+    constant = job.task.no_better_than(examples, found[split])
+    metric = next(iter(scores[split]))  # the main one
+    figure = f"{metric} {scores[split][metric]:.4f} on the {len(examples):,} {split} rows"
     return constant and (
         f"no sign of learning: {figure} is no better, beyond chance, than {constant}. "
         "Check the labels; try a larger --learning-rate, more --epochs or rows"
@@ -288,13 +282,14 @@ def _write_results(
     job: Job, scores: dict[str, Any], report: dict[str, Any], found: dict[str, list[Any]], result: Path
 ) -> None:
     """Write metrics, the predictions of the last split, checksums of all so far, the card, and finally the manifest."""
-    predicted = "test" if "test" in found else "validation"
+    predicted = next((split for split in ("test", "validation") if split in found), None)
     rows = {split: len(examples) for split, examples in job.examples.items()}
     head = {"task": job.identity["task"], "main_metric": job.task.main_metric}
     write_json(result / METRICS, {**head, **scores, **report, "rows": rows})
-    with (result / "predictions.jsonl").open("w", encoding="utf-8") as file:
-        for example, prediction in zip(job.examples[predicted], found[predicted], strict=True):
-            file.write(json.dumps(job.task.record(example, prediction), ensure_ascii=False) + "\n")
+    if predicted:
+        with (result / "predictions.jsonl").open("w", encoding="utf-8") as file:
+            for example, prediction in zip(job.examples[predicted], found[predicted], strict=True):
+                file.write(json.dumps(job.task.record(example, prediction), ensure_ascii=False) + "\n")
     seal_folder(result)
     folder = job.model.resolve()
     base = folder.parent.name if folder.name == "model" else folder.name  # RUN/model is named by its run

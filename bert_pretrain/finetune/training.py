@@ -21,7 +21,7 @@ from bert_pretrain.config import TrainConfig
 from bert_pretrain.errors import ConfigError, DataError
 from bert_pretrain.finetune.finetuned_bert import FinetunedBert, are_finite
 from bert_pretrain.finetune.settings import Settings
-from bert_pretrain.finetune.task import Job, Task, Window, collator
+from bert_pretrain.finetune.task import HeadTask, Job, Window, collator
 from bert_pretrain.parallel.progress import progress_bar
 from bert_pretrain.storage.checksums import CHECKSUMS, damage_of_folder, is_sealed, seal_folder
 from bert_pretrain.storage.files import read_json, write_json
@@ -31,7 +31,7 @@ logging: Any = _logging
 _STATE = "trainer_state.json"
 
 
-def open_network(folder: Path, task: Task, settings: Settings) -> Any:
+def open_network(folder: Path, task: HeadTask, settings: Settings) -> Any:
     """Return the model of a folder with the task's head, initialized from the seed if the folder has none.
 
     Raises:
@@ -65,6 +65,7 @@ def open_network(folder: Path, task: Task, settings: Settings) -> Any:
 def make_trainer(
     network: Any,
     job: Job,
+    task: HeadTask,
     train: list[Window],
     validation: list[Window],
     score: Callable[[Any], dict[str, float]],
@@ -72,8 +73,15 @@ def make_trainer(
     precision: Precision,
 ) -> Any:
     """Return a Trainer that keeps its checkpoints in `folder`; `score` turns logits into metrics."""
-    arguments = _arguments(job, folder, len(train), precision)
-    arguments._n_gpu = min(1, arguments.n_gpu)  # otherwise the Trainer splits batches over all visible GPUs
+    arguments = training_arguments(
+        TrainingArguments,
+        job,
+        folder,
+        len(train),
+        precision,
+        label_names=list(task.label_names),
+        remove_unused_columns=False,
+    )
     trainer = Trainer(
         model=network,
         args=arguments,
@@ -82,16 +90,29 @@ def make_trainer(
         eval_dataset=[window.inputs for window in validation],
         compute_metrics=lambda evaluated: score(evaluated.predictions),
     )
+    return with_callbacks(trainer)
+
+
+def with_callbacks(trainer: Any) -> Any:
+    """Return a Trainer that shows a bar instead of logs, and adds checksums to its checkpoints."""
     trainer.remove_callback(transformers.PrinterCallback)
     trainer.add_callback(_Bar())
     trainer.add_callback(_Seal())
     return trainer
 
 
-def _arguments(job: Job, folder: Path, num_windows: int, precision: Precision) -> Any:
-    settings = job.settings
-    steps = math.ceil(num_windows / settings.batch_size) * settings.epochs
-    return TrainingArguments(
+def training_arguments(
+    kind: type[TrainingArguments], job: Job, folder: Path, num_rows: int, precision: Precision, **others: Any
+) -> Any:
+    """Return the Trainer's arguments, of class `kind`; `num_rows` are those of training."""
+    settings, metric = job.settings, job.task.main_metric
+    steps = math.ceil(num_rows / settings.batch_size) * settings.epochs
+    validated: dict[str, Any] = {
+        "eval_strategy": "epoch",
+        "load_best_model_at_end": True,
+        "metric_for_best_model": f"eval_{metric}",
+    }
+    arguments = kind(
         output_dir=str(folder),
         learning_rate=settings.learning_rate,
         num_train_epochs=settings.epochs,
@@ -100,29 +121,28 @@ def _arguments(job: Job, folder: Path, num_windows: int, precision: Precision) -
         warmup_steps=round(settings.warmup_ratio * steps),  # the argument for a ratio differs between 4.57 and 5
         weight_decay=settings.weight_decay,
         seed=settings.seed,
-        eval_strategy="epoch",
         save_strategy="epoch",
         logging_strategy="epoch",
         save_total_limit=2,  # the newest and the best
-        load_best_model_at_end=True,
-        metric_for_best_model=f"eval_{job.task.main_metric}",
         greater_is_better=True,
-        label_names=list(job.task.label_names),
-        remove_unused_columns=False,
         report_to="none",
         disable_tqdm=True,
         dataloader_pin_memory=job.device.type == "cuda",
         use_cpu=job.device.type == "cpu",
         bf16=precision.name == "bf16",
         fp16=precision.name == "fp16",
+        **(validated if metric is not None else {}),
+        **others,
     )
+    arguments._n_gpu = min(1, arguments.n_gpu)  # otherwise the Trainer splits batches over all visible GPUs
+    return arguments
 
 
 def fit(trainer: Any, folder: Path) -> dict[str, Any]:
     """Train to the end, from the newest complete checkpoint if there is one, and load the best weights.
 
     Returns:
-        The best epoch, and loss and metrics of every epoch.
+        The best epoch, which is the last one without validation, and loss and metrics of every epoch.
 
     Raises:
         ConfigError: when the GPU runs out of memory.
@@ -139,16 +159,18 @@ def fit(trainer: Any, folder: Path) -> dict[str, Any]:
             where="--batch-size and --max-length",
             remedy="reduce one of them, or use --device cpu; with --overwrite, since it is another fine-tuning",
         ) from error
-    assert trainer.state.best_model_checkpoint is not None  # otherwise these would be the last weights
+    is_validated = trainer.args.load_best_model_at_end
+    # Otherwise these would be the last weights.
+    assert (trainer.state.best_model_checkpoint is not None) == is_validated
     epochs: dict[int, dict[str, float]] = {}
     for line in trainer.state.log_history:
-        if "loss" in line or "eval_loss" in line:
+        if "loss" in line or _is_evaluation(line):
             # Sorted, as they are in the state of a run that was continued.
             kept = {name: value for name, value in sorted(line.items()) if _is_figure(name)}
             epochs.setdefault(round(line["epoch"]), {}).update(kept)
-    steps = {line["step"]: round(line["epoch"]) for line in trainer.state.log_history if "eval_loss" in line}
+    steps = {line["step"]: round(line["epoch"]) for line in trainer.state.log_history if _is_evaluation(line)}
     return {
-        "best_epoch": steps[trainer.state.best_global_step],
+        "best_epoch": steps[trainer.state.best_global_step] if is_validated else round(trainer.state.epoch),
         "epochs": [{"epoch": epoch, **figures} for epoch, figures in sorted(epochs.items())],
     }
 
@@ -163,12 +185,17 @@ def predict(folder: Path, job: Job, windows: list[Window], name: str) -> Any:
     with progress_bar(desc=name, total=len(windows), unit="window") as bar:
         found = finetuned.logits(windows, finetuned.bert.batch_tokens, bar.update)
     if not are_finite(found):
-        raise ConfigError(
-            "the outputs of the network are not finite: training has diverged",
-            where="--learning-rate",
-            remedy="give a smaller one, with --overwrite",
-        )
+        raise diverged()
     return found
+
+
+def diverged() -> ConfigError:
+    """Return the error for outputs that are not finite."""
+    return ConfigError(
+        "the outputs of the network are not finite: training has diverged",
+        where="--learning-rate",
+        remedy="give a smaller one, with --overwrite",
+    )
 
 
 def newest_checkpoint(folder: Path) -> Path | None:
@@ -218,6 +245,10 @@ def quiet() -> Iterator[None]:
         logging.set_verbosity(verbosity)
         if had_bars:
             logging.enable_progress_bar()
+
+
+def _is_evaluation(line: dict[str, Any]) -> bool:
+    return any(name.startswith("eval_") for name in line)
 
 
 def _is_figure(name: str) -> bool:
