@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from bert_pretrain.errors import ConfigError
+from bert_pretrain.errors import ConfigError, InputError
 from bert_pretrain.finetune.classify import Classify
 from bert_pretrain.finetune.inputs import LabelledInput
 from bert_pretrain.finetune.settings import Settings
@@ -93,7 +93,11 @@ def _read(location: str, tokenizer: Tokenizer) -> tuple[list[Text], Tensor]:
     """Return the texts of a table, and the number of the class of each, (texts,) int64."""
     if not Path(location).is_file():
         raise ConfigError(f"there is no file '{location}'", where=KEY, remedy="name a table with 'text' and 'label'")
-    examples = Classify(Settings(), tokenizer).read(LabelledInput(location, KEY, strict=True))
+    try:
+        examples = Classify(Settings(), tokenizer).read(LabelledInput(location, KEY, strict=True))
+    except InputError as error:  # its remedies name flags of fine-tuning
+        remedy = f"correct it; {KEY} takes a table with the columns 'text' and 'label'"
+        raise InputError(error.what, where=error.where, remedy=remedy) from error
     names, labels = np.unique([str(example.label) for example in examples], return_inverse=True)
     if len(names) < 2 or not MIN_ROWS <= len(examples) <= MAX_ROWS:
         raise ConfigError(

@@ -104,8 +104,9 @@ def test_a_table_that_makes_no_task_is_refused_before_the_first_step(
     text: str, problem: str, tiny: Tiny, data_folder: Path, tmp_path: Path
 ) -> None:
     (tmp_path / "table.csv").write_text(text)
-    with pytest.raises((ConfigError, InputError), match=problem):
+    with pytest.raises((ConfigError, InputError), match=problem) as caught:
         train(tiny(probe=str(tmp_path / "table.csv")), data_folder, tmp_path / "run")
+    assert "--" not in caught.value.remedy
 
 
 def test_a_probe_without_file_or_without_evaluations_is_refused(
