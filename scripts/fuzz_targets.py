@@ -318,6 +318,8 @@ def _tables(folder: Path, outputs: Outputs) -> dict[str, Target]:
     question = {"id": "1", "question": "Who?", "context": "The cat sat.", "answers": answers}
     squad_answers = [{"text": "cat", "answer_start": 4}]
     paragraph = {"context": question["context"], "qas": [{**question, "answers": squad_answers}]}
+    asked = {"query_id": "1", "query_text": "Who?", "answers": ["cat", "dog"]}
+    cmrc = [{"context_id": "1", "context_text": question["context"], "qas": [asked]}]
     tagged = [{"tokens": ["Anna", "sings"], "tags": ["B-PER", "O"]}]
     tables = pa.Table.from_pylist(ROWS)
     readers: dict[str, tuple[Callable[[LabelledInput], object], list[bytes]]] = {
@@ -326,10 +328,10 @@ def _tables(folder: Path, outputs: Outputs) -> dict[str, Target]:
         "classify.json": (Classify(Settings(), tokenizer).read, _json(ROWS)),
         "classify.tsv": (Classify(Settings(), tokenizer).read, [b"text\tlabel\na\tx\nb\ty\n"]),
         "classify.parquet": (Classify(Settings(), tokenizer).read, [_bytes_of(partial(pq.write_table, tables))]),
-        "answer.json": (read_questions, _json({"data": [{"paragraphs": [paragraph]}]}, [question])),
+        "answer.json": (read_questions, _json({"data": [{"paragraphs": [paragraph]}]}, [question], cmrc)),
         "answer.jsonl": (read_questions, _json(question)),
         "tag.jsonl": (Tag(Settings(), tokenizer).read, _json(*tagged)),
-        "tag.conll": (Tag(Settings(), tokenizer).read, [b"Anna B-PER\nsings O\n\nOslo\tB-LOC\n"]),
+        "tag.conll": (Tag(Settings(), tokenizer).read, [b"Anna B-PER\nsings O\n\nOslo\tS-LOC\nBonn I-LOC\n"]),
     }
 
     def target(name: str, read: Callable[[LabelledInput], object], seeds: list[bytes]) -> Target:

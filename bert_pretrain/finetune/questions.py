@@ -116,6 +116,8 @@ def _answers_of(row: Row, source: LabelledInput) -> list[tuple[str, int]] | None
     answers = row.get("answers")
     if answers is None:
         return None
+    if isinstance(answers, str) or (isinstance(answers, dict) and isinstance(answers.get("text"), str)):
+        answers = [answers]
     try:
         if isinstance(answers, dict):
             texts = answers["text"]
@@ -132,7 +134,7 @@ def _answers_of(row: Row, source: LabelledInput) -> list[tuple[str, int]] | None
         ) from error
     if len(pairs) < len(given):
         problem = InputError("an answer is empty", where=row.where, remedy="leave it out, or leave out --strict")
-        source.repair("empty answers read as no answer", problem)
+        source.repair("empty answers ignored", problem)
     return pairs
 
 

@@ -211,7 +211,7 @@ def test_answers_at_wrong_places_are_moved_and_those_in_no_context_left_out(read
     assert [each.row for each in train] == [0, 1, 2, 3, 5, 6]
     assert summary == (
         "answers moved to where the context contains them: 3; answers not in the context: 2; "
-        "empty answers read as no answer: 1; left out, since its answer is not in its context: 1 (question 4) "
+        "empty answers ignored: 1; left out, since its answer is not in its context: 1 (question 4) "
         "(--strict refuses this)"
     )
     # What is only scored needs no place: the metric is that of the whole file.
@@ -246,10 +246,12 @@ def test_the_own_form_of_cmrc_2018_is_read(read: Read) -> None:
     [
         [{"question": "who ?", "context": "the anna", "answers": {"text": ["anna"]}}],
         [{"question": "who ?", "context": "the anna", "answers": ["anna"]}],
+        [{"question": "who ?", "context": "the anna", "answers": "anna"}],
+        [{"question": "who ?", "context": "the anna", "answers": {"text": "anna", "answer_start": 4}}],
         [{"question": "who ?", "context": "the anna", "answers": [{"text": "anna", "answer_start": 4.0}]}],
     ],
 )
-def test_flat_rows_whose_answers_have_no_positions_are_read(read: Read, rows: list[dict[str, Any]]) -> None:
+def test_flat_rows_with_other_forms_of_answers_are_read(read: Read, rows: list[dict[str, Any]]) -> None:
     for name, text in (("a.json", json.dumps(rows)), ("a.jsonl", json.dumps(rows[0]))):
         (question,), _ = read("answer", name, text)
         assert question.answers == [("anna", 4)]
