@@ -1,65 +1,37 @@
 """The configuration: one YAML with a section for each stage, checked once, here; everything inside trusts it."""
 
-import contextlib
-import math
-import re
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
+from bert_pretrain.config_values import (
+    AnyCount,
+    Count,
+    Device,
+    Expects,
+    Float,
+    Int,
+    Name,
+    NonEmpty,
+    PositiveInt,
+    Probability,
+    Seconds,
+    Share,
+)
 from bert_pretrain.errors import ConfigError
-
-
-def _whole_number(value: object) -> object:
-    """Accept `1e5` and `30_522` where a whole number is expected."""
-    if isinstance(value, str):
-        with contextlib.suppress(ValueError):
-            return int(value)  # before float, which rounds above 2**53
-        try:
-            number = float(value)
-        except ValueError:
-            return value
-        if number.is_integer():
-            return int(number)
-    return value
-
-
-def _seconds(value: object) -> object:
-    """Accept `24h`, `1h30m`, `45s` where a duration is expected; a bare number is seconds."""
-    if isinstance(value, str):
-        found = re.fullmatch(r"\s*" + r"".join(rf"(?:([\d.]+)\s*{unit}\s*)?" for unit in "dhms"), value)
-        if found and any(found.groups()):
-            with contextlib.suppress(ValueError):
-                sizes = (86400, 3600, 60, 1)
-                return sum(float(part) * size for part, size in zip(found.groups(), sizes, strict=True) if part)
-    return value
-
-
-def _count(value: object) -> object:
-    """Accept `500k`, `1.5M`, `2G` and plain whole numbers where a count is expected."""
-    if isinstance(value, str) and value.strip()[-1:] in UNITS:
-        with contextlib.suppress(ValueError, OverflowError):  # 1e999M is infinite
-            number = float(value.strip()[:-1]) * UNITS[value.strip()[-1]]
-            return round(number) if math.isclose(number, round(number), rel_tol=1e-12) else value
-    return _whole_number(value)
-
 
 MIN_RECORD_BYTES, MAX_RECORD_BYTES = 4 << 20, 256 << 20
 """The lowest limit of a record, which is a block of text as it is read, and the default."""
-UNITS = {"k": 10**3, "M": 10**6, "G": 10**9}
 DEFAULT_MAX_STEPS = 100_000
 LENGTHS = ("max_steps", "max_epochs", "time_budget")
 """Keys of the section `train` that give the length of a run; it has one."""
 
-Int = Annotated[int, BeforeValidator(_whole_number)]
-PositiveInt = Annotated[Int, Field(gt=0)]
-Seconds = Annotated[float, Field(gt=0.0), BeforeValidator(_seconds)]
-Count = Annotated[int, Field(gt=0), BeforeValidator(_count)]
-Probability = Annotated[float, Field(ge=0.0, le=1.0)]
+Inputs = Annotated[tuple[str, ...], Expects("a list in brackets, such as [a.txt, corpus/*.gz]")]
 
 
 class _Section(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+    # The texts below the keys are their descriptions: for `bert-pretrain config`, docs/keys.md and configs/schema.json.
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True)
 
 
 class VocabConfig(_Section):
@@ -71,60 +43,67 @@ class VocabConfig(_Section):
     size: Annotated[Int, Field(ge=6)] = 30522
     """Tokens in the vocabulary, special and unused ones included; never exceeded."""
     lowercase: bool = True
+    """Lowercase the text before it is split."""
     strip_accents: bool | None = None
-    """null follows `lowercase`, as BERT does."""
+    """Remove accents; null follows `lowercase`, as BERT does."""
     handle_chinese_chars: bool = True
     """Make every CJK character a word of its own."""
     min_frequency: PositiveInt = 2
-    """Occurrences that a token needs."""
+    """Least number of occurrences of a token."""
     limit_alphabet: PositiveInt | None = None
     """Characters kept; null keeps the most frequent ones up to a coverage of 99.99 %."""
     unused_tokens: Annotated[Int, Field(ge=0)] = 99
-    """Free slots between [PAD] and [UNK]; 99 gives BERT's own special ids."""
+    """Unused slots between [PAD] and [UNK]; 99 gives BERT's own special ids."""
     add_tokens: PositiveInt | None = None
     """With `vocab --extend`: tokens to add, into unused slots first, then at the end; null means as many as slots."""
     seed: Int = 12345
-    """Chooses the documents held out to measure the vocabulary."""
+    """Random seed of the choice of documents held out to measure the vocabulary."""
 
 
 class DataConfig(_Section):
     """How raw text is read, and stage 2: sentence pairs (Devlin et al., 2018, section 3.1 and appendix A.1)."""
 
     max_seq_length: Annotated[Int, Field(ge=8, le=65535)] = 128
+    """Tokens of an example at most, [CLS] and [SEP] included."""
     dupe_factor: PositiveInt = 5
     """Copies of the corpus, each with its own pairs and masks."""
     short_seq_prob: Probability = 0.1
-    """The share of shorter pairs; without pairs (`next_sentence: none`) it has no meaning."""
+    """Share of examples that are shorter on purpose; without pairs (`next_sentence: none`) it has no meaning."""
     masked_lm_prob: Annotated[float, Field(gt=0.0, lt=1.0)] = 0.15
+    """Share of the tokens that are predicted."""
     max_predictions_per_seq: PositiveInt | None = None
-    """null means masked_lm_prob * max_seq_length, rounded up."""
+    """Most predicted tokens of an example; null means `masked_lm_prob` * `max_seq_length`, rounded up."""
     whole_word_mask: bool = False
+    """Mask all pieces of a word together."""
     word_segmenter: Literal["jieba"] | None = None
-    """Tells which CJK characters form a word; null masks them one by one."""
+    """What tells which CJK characters form a word; null masks them one by one."""
     next_sentence: Literal["nsp", "sop", "none"] = "nsp"
-    """B from another document or not (BERT), A and B in order or swapped (ALBERT), or full sentences and no pairs
-    (RoBERTa)."""
+    """Task of pairs: nsp, B from another document or not (BERT); sop, A and B in order or swapped (ALBERT); none, full
+    sentences and no pairs (RoBERTa)."""
     masking: Literal["static", "dynamic"] = "static"
-    """Masks stored in the shards, or drawn anew in every epoch of training."""
+    """Masks are stored in the shards (static), or drawn anew in every epoch of training (dynamic)."""
     sentence_splitter: Literal["auto", "lines", "sentencex"] = "auto"
-    """One sentence a line, or running text that `sentencex` cuts; auto looks at the text of each input."""
-    language: Annotated[str, Field(min_length=2)] = "en"
+    """One sentence per line, or running text that `sentencex` cuts; auto looks at the text of each input."""
+    language: Annotated[str, Field(min_length=2), Expects("a language code such as en or zh")] = "en"
     """An ISO 639 code, for splitting sentences and for the model card."""
     document_boundary: Literal["auto", "blank_line", "file"] = "auto"
-    """What ends a document of a text file; auto: blank lines where it has one sentence a line, else its end."""
-    text_field: Annotated[str, Field(min_length=1)] = "text"
+    """What ends a document of a text file; auto: blank lines where it has one sentence per line, else its end."""
+    text_field: NonEmpty = "text"
     """The field of a JSONL record, or the column of a table, that holds the text."""
     strict: bool = False
     """Refuse text that is not valid UTF-8 instead of replacing and counting it."""
-    max_record_bytes: Annotated[int, Field(ge=MIN_RECORD_BYTES), BeforeValidator(_count)] = MAX_RECORD_BYTES
-    """A record is held in memory, so a larger one is refused: a line of JSONL, a row of CSV or Parquet."""
-    validation_fraction: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.01
-    validation: tuple[str, ...] = ()
+    max_record_bytes: Annotated[
+        AnyCount, Field(ge=MIN_RECORD_BYTES), Expects(f"a count such as 64M, at least {MIN_RECORD_BYTES:,}")
+    ] = MAX_RECORD_BYTES
+    """Largest record that is read: a line of JSONL, a row of CSV or Parquet, which is held in memory."""
+    validation_fraction: Share = 0.01
+    """Share of the documents held out for validation."""
+    validation: Inputs = ()
     """Inputs of your own validation split, instead of `validation_fraction`."""
     fraction: Annotated[float, Field(gt=0.0, le=1.0)] = 1.0
     """Share of the text that is read: of more than 16 inputs that share of them, of fewer pieces of 8 MiB of each."""
-    input_weights: dict[str, Annotated[float, Field(gt=0.0)]] = {}
-    """INPUT -> how many times as often as others it is seen, 1 where not named."""
+    input_weights: Annotated[dict[str, Float], Expects("numbers greater than 0 by input, such as {a.txt: 3}")] = {}
+    """How many times as often as others an input is seen; 1 for inputs that are not named."""
     drop_duplicates: bool = True
     """Leave out documents that equal another one token by token; those for validation stay."""
     near_duplicates: Annotated[float, Field(ge=0.5, le=1.0)] | None = None
@@ -133,8 +112,9 @@ class DataConfig(_Section):
     drop_repeated_lines: Annotated[Int, Field(ge=2)] | None = None
     """Leave out lines of 20 bytes or more that occur at least so often in the inputs, but for the first."""
     examples_per_shard: Annotated[Int, Field(ge=64)] = 16384
+    """Examples in each Parquet file."""
     seed: Int = 12345
-    """Of pairs, masks, order and the choice of what is held out."""
+    """Random seed of pairs, masks, order and the choice of what is held out."""
 
     @model_validator(mode="after")
     def _segments_for_masking(self) -> "DataConfig":
@@ -153,16 +133,27 @@ class ModelConfig(_Section):
     """The network, by the names of Hugging Face's `BertConfig`; `vocab_size` comes from the tokenizer."""
 
     hidden_size: PositiveInt = 768
+    """Width of the hidden states."""
     num_hidden_layers: PositiveInt = 12
+    """Number of layers."""
     num_attention_heads: PositiveInt = 12
+    """Attention heads of each layer; divides `hidden_size`."""
     intermediate_size: PositiveInt = 3072
+    """Width of the feed-forward block."""
     hidden_act: Literal["gelu"] = "gelu"
-    hidden_dropout_prob: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.1
-    attention_probs_dropout_prob: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.1
+    """Activation function, the exact GELU."""
+    hidden_dropout_prob: Share = 0.1
+    """Dropout of embeddings and of each block's output."""
+    attention_probs_dropout_prob: Share = 0.1
+    """Dropout of attention probabilities."""
     max_position_embeddings: PositiveInt = 512
+    """Longest sequence that the model takes, in tokens."""
     type_vocab_size: Annotated[Int, Field(ge=2)] = 2
-    initializer_range: Annotated[float, Field(gt=0.0)] = 0.02
-    layer_norm_eps: Annotated[float, Field(gt=0.0)] = 1e-12
+    """Number of segments: A and B."""
+    initializer_range: Float = 0.02
+    """Standard deviation of the first weights."""
+    layer_norm_eps: Float = 1e-12
+    """Added to the variance in layer normalisation."""
 
     @model_validator(mode="after")
     def _heads_divide_hidden(self) -> "ModelConfig":
@@ -177,49 +168,59 @@ class TrainConfig(_Section):
     """Stage 3: the optimisation (Devlin et al., 2018, appendix A.2)."""
 
     global_batch_size: PositiveInt = 256
-    """Examples an optimizer step, over all micro-batches."""
+    """Examples per optimizer step, over all micro-batches and processes."""
     micro_batch_tokens: PositiveInt | Literal["auto"] = "auto"
-    """Real tokens computed at once; changes speed and memory, not the result."""
+    """Real tokens computed at once; changes speed and memory, not the result; auto: as many as fit."""
     max_steps: PositiveInt | None = None
-    """null means 100,000, unless `max_epochs` or `time_budget` is given."""
-    max_epochs: Annotated[float, Field(gt=0.0)] | None = None
+    """Length of the run in steps; null means 100,000, unless `max_epochs` or `time_budget` is given."""
+    max_epochs: Float | None = None
+    """Passes over the training examples; fractions are allowed."""
     time_budget: Seconds | None = None
     """Wall-clock time of training, evaluations and checkpoints included, such as 24h or 1h30m."""
     optimizer: Literal["adamw", "lamb", "muon"] = "adamw"
     """`muon` is for the matrices of the encoder's layers; the rest keeps AdamW."""
     bias_correction: bool = True
-    """Of the moments in AdamW and LAMB; the paper's own code has none."""
-    peak_lr: Annotated[float, Field(gt=0.0)] = 1e-4
+    """Correct the bias of the moments in AdamW and LAMB; the paper's own code does not."""
+    peak_lr: Float = 1e-4
+    """Learning rate at the end of the warm-up."""
     warmup_ratio: Probability = 0.01
+    """Share of the run in which the learning rate rises from 0 to `peak_lr`."""
     warmup_steps: Annotated[Int, Field(ge=0)] | None = None
-    """Overrides `warmup_ratio`; no more than the run has. A run by `time_budget` takes the ratio only."""
+    """Steps of warm-up, in place of `warmup_ratio`; not with `time_budget`, and no more than the run has."""
     init: Literal["normal", "positional_heads"] = "normal"
     """First weights: BERT's, or some with which the first layer begins by attending to neighbouring tokens."""
     mlm_bias: Literal["zeros", "unigram"] = "zeros"
     """First values of the output bias: 0, or the logarithm of how often each token occurs, so that training need not
     learn the frequencies first (Meister et al., 2023)."""
     schedule: Literal["linear", "cosine", "wsd"] = "linear"
+    """Fall of the learning rate after the warm-up; wsd stays at `peak_lr` and falls in the last tenth."""
     schedule_steps: PositiveInt | None = None
     """Steps that the schedule spans where phases share one; null means the run's own."""
     weight_decay: Annotated[float, Field(ge=0.0)] = 0.01
-    betas: tuple[Annotated[float, Field(ge=0.0, lt=1.0)], Annotated[float, Field(ge=0.0, lt=1.0)]] = (
+    """Decoupled weight decay, of matrices only."""
+    betas: tuple[Share, Share] = (
         0.9,
         0.999,
     )
-    eps: Annotated[float, Field(gt=0.0)] = 1e-6
-    max_grad_norm: Annotated[float, Field(gt=0.0)] = 1.0
+    """Decay of the first and the second moment in AdamW and LAMB."""
+    eps: Float = 1e-6
+    """Added to the denominator of AdamW and LAMB."""
+    max_grad_norm: Float = 1.0
+    """Gradients with a larger norm are clipped to it."""
     precision: Literal["auto", "bf16", "fp16", "fp32"] = "auto"
+    """Of matrix products; auto: bf16 where the device has it, else fp16 on CUDA and fp32 on the CPU."""
     attention: Literal["auto", "varlen", "padded"] = "auto"
+    """Sequences packed without padding (varlen) or padded; auto: varlen where the device supports it."""
     compile: bool | Literal["auto"] = "auto"
-    """By torch.compile; auto: on CUDA, where attention is varlen."""
+    """Use torch.compile; auto: on CUDA, where attention is varlen."""
     activation_checkpointing: bool = False
     """Compute a layer's activations again in its backward pass instead of keeping them: a third more work, far less
     memory."""
     parallel: Literal["auto", "ddp", "fsdp"] = "auto"
     """How several processes share the model: a copy each, or its rows sharded where it does not fit."""
-    device: Annotated[str, Field(pattern=r"^(auto|cpu|cuda(:\d+)?|mps)$")] = "auto"
-    """auto: CUDA where there is some, else the CPU; `cuda` without a number: that of the process; `mps`: Apple's GPU,
-    untested."""
+    device: Device = "auto"
+    """Device that computes; auto: CUDA where there is some, else the CPU; `cuda` without a number: that of the process;
+    `mps`: Apple's GPU, untested."""
     log_every: PositiveInt = 10
     """Steps between lines of the log and of `metrics.jsonl`."""
     eval_every: PositiveInt = 1000
@@ -227,15 +228,16 @@ class TrainConfig(_Section):
     save_every: PositiveInt = 1000
     """Steps between checkpoints: what a power cut can cost."""
     keep_checkpoints: PositiveInt = 3
-    """The newest so many stay."""
+    """How many of the newest checkpoints are kept."""
     milestones: tuple[Count, ...] = ()
     """Words of training text, repetitions counted, after each of which the model is kept, such as [1M, 10M, 100M]."""
-    probe: Annotated[str, Field(min_length=1)] | None = None
+    probe: NonEmpty | None = None
     """A small table with `text` and `label`, such as `finetune classify` reads; each evaluation says how well a linear
     classifier on the hidden states labels part of it."""
     trackers: tuple[Literal["tensorboard", "wandb"], ...] = ()
+    """Where metrics go besides `metrics.jsonl`."""
     seed: Int = 12345
-    """Of first weights, dropout and the order of examples."""
+    """Random seed of first weights, dropout and the order of examples."""
 
     @model_validator(mode="after")
     def _one_length(self) -> "TrainConfig":
@@ -290,10 +292,13 @@ Overrides = Annotated[dict[str, Any], BeforeValidator(lambda value: {} if value 
 class PhaseConfig(_Section):
     """One phase of training: what it changes in the sections `data` and `train`."""
 
-    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
+    name: Name
+    """Name of the folders of this phase."""
     data: Overrides = {}
+    """Keys of the section `data` that differ in this phase."""
     train: Overrides = {}
-    time_share: Annotated[float, Field(gt=0.0)] = 1.0
+    """Keys of the section `train` that differ in this phase."""
+    time_share: Float = 1.0
     """With `time`: what the phase gets of the time for training, relative to the other phases."""
 
 
@@ -311,15 +316,23 @@ class Config(_Section):
 
     model_config = ConfigDict(json_schema_extra=_describe_extends)
 
-    inputs: tuple[str, ...] = ()
+    inputs: Inputs = ()
+    """Raw text: files, globs, folders, URLs, or dataset:NAME[:config][@split]."""
     time: Seconds | None = None
     """Wall-clock time of `run`, all stages included, such as 1h or 1h30m; training takes what is left of it, whatever
     length the section `train` gives."""
     vocab: VocabConfig = VocabConfig()
+    """Stage 1: the WordPiece vocabulary."""
     data: DataConfig = DataConfig()
+    """How raw text is read, and stage 2: sentence pairs."""
     model: ModelConfig = ModelConfig()
+    """The network, by the names of Hugging Face's `BertConfig`; `vocab_size` comes from the tokenizer."""
     train: TrainConfig = TrainConfig()
-    phases: tuple[PhaseConfig, ...] = ()
+    """Stage 3: the optimisation."""
+    phases: Annotated[
+        tuple[PhaseConfig, ...], Expects("a list in brackets, such as [{name: first, train: {max_steps: 900}}]")
+    ] = ()
+    """Phases of training, run in order; each may change keys of `data` and `train`."""
 
     def for_phase(self, phase: PhaseConfig) -> "Config":
         """Return this configuration with the phase's overrides applied and no phases."""

@@ -6,14 +6,20 @@ is expected, `no` is false where a truth value is and Norwegian where a language
 """
 
 import difflib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+import os
+import re
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import yaml
-from pydantic import BaseModel, ValidationError
+from pydantic import ValidationError
+from pydantic.fields import FieldInfo
 
 from bert_pretrain.config import LENGTHS, Config, PhaseConfig, TrainConfig
+from bert_pretrain.config_keys import DURATIONS, as_values, suggest_key
+from bert_pretrain.config_values import duration_text, expected
 from bert_pretrain.errors import ConfigError
 from bert_pretrain.yaml_text import KeyPath, parse_value, parse_yaml
 
@@ -158,8 +164,9 @@ def find_config(source: str | Path, where: str = "--config") -> Path:
         return path
     presets = preset_paths()
     if str(source) not in presets:
+        near = next(iter(difflib.get_close_matches(str(source), presets, n=1)), None)
         raise ConfigError(
-            f"there is no preset '{source}'{_nearest(str(source), presets)}",
+            f"there is no preset '{source}'{_did_you_mean(near)}",
             where=where,
             remedy="name one of " + ", ".join(sorted(presets)) + ", or give the path of a .yaml file",
         )
@@ -175,7 +182,7 @@ def preset_paths() -> dict[str, Path]:
 
 def dump_yaml(config: Config) -> str:
     """Return the resolved configuration as YAML that `load_config` reads back to the same values."""
-    return yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
+    return yaml.safe_dump(as_values(config), sort_keys=False, allow_unicode=True)
 
 
 def _assign(tree: dict[str, Any], places: dict[KeyPath, str], dotted: str, value: object, where: str) -> None:
@@ -229,7 +236,20 @@ def _validated(
                 raise _explain(error, ("phases", str(index)), places) from error
         _refuse_overruled(config.phases, places, age)
     _check_warmup(stages, places)
+    _explain_bare_durations(config, tree)
     return config
+
+
+def _explain_bare_durations(config: Config, tree: Mapping[str, Any]) -> None:
+    """Say that a number without a unit was read as seconds, for minutes or hours may have been meant."""
+    for *sections, name in DURATIONS:
+        given, read = tree, config
+        for section in sections:
+            given, read = given.get(section) or {}, getattr(read, section)
+        text = given.get(name)
+        if isinstance(text, str) and text.replace(".", "").isdecimal() and os.environ.get("RANK", "0") == "0":
+            seconds = duration_text(getattr(read, name))
+            print(f"note: {name} {text} is {seconds}; with a unit it is plain, such as {text}m", file=sys.stderr)
 
 
 def _check_warmup(stages: Sequence[tuple[KeyPath, TrainConfig]], places: Mapping[KeyPath, str]) -> None:
@@ -262,61 +282,53 @@ def _explain(error: ValidationError, prefix: KeyPath, places: dict[KeyPath, str]
     # Pydantic adds the member of a union to the place; only what is in the configuration's own tree counts.
     location = tuple(str(part) for part in problem["loc"])
     path: KeyPath = prefix
+
+    def is_key(inner: KeyPath) -> bool:
+        return _field_at(inner[len(prefix) :]) is not _field_at(inner[len(prefix) : -1])
+
     for part in location:
-        if (*path, part) in places or problem["type"] == "extra_forbidden" or _is_key(path[len(prefix) :], part):
+        if (*path, part) in places or problem["type"] == "extra_forbidden" or is_key((*path, part)):
             path = (*path, part)
     dotted = ".".join(path)
     where = next((places[path[:end]] for end in range(len(path), 0, -1) if path[:end] in places), "the configuration")
+    field = _field_at(path[len(prefix) :])
     if problem["type"] == "extra_forbidden":
-        section = _section_at(path[len(prefix) : -1])
-        keys = list(section.model_fields) if section else []
-        keys += ["extends"] if section is Config and not where.startswith("--") else []
-        return ConfigError(
-            f"unknown key '{dotted}'{_nearest(path[-1], keys)}",
-            where=where,
-            remedy="the keys there are " + ", ".join(keys) if keys else "remove it",
-        )
-    message = problem["msg"].removeprefix("Value error, ")
-    message = message[0].lower() + message[1:]
+        return _unknown_key(dotted, where, of_file=len(path) == 1 and not where.startswith("--"))
     if problem["type"] == "value_error":
+        message = problem["msg"].removeprefix("Value error, ")
         named = [places[key] for key in places if key[:-1] == path and key[-1] in message]
         where = " and ".join(dict.fromkeys(named)) or where
         return ConfigError(f"{dotted}: {message}", where=where, remedy="change one of the two")
-    if problem["type"] == "missing":
+    if problem["type"] == "missing" and path[-1] == location[-1]:  # else of a list that is too short
         return ConfigError(f"'{dotted}' is missing", where=where, remedy="add it")
-    is_union = len(path) - len(prefix) < len(location)
-    remedy = _expectations(error, problem["loc"], is_union) if len(error.errors()) > 1 else message
-    return ConfigError(f"{dotted} is {problem['input']!r}", where=where, remedy=f"give another value: {remedy}")
+    given = "empty" if problem["input"] is None else repr(problem["input"])
+    is_item = isinstance(problem["loc"][-1], int) and path[-1] != location[-1] and problem["type"] != "missing"
+    remedy = f"give {expected(field.annotation, tuple(field.metadata))}" if field else "remove it"
+    if problem["type"] == "finite_number":
+        remedy = remedy.replace("a number", "a finite number")
+    return ConfigError(f"{dotted} {'contains' if is_item else 'is'} {given}", where=where, remedy=remedy)
 
 
-def _expectations(error: ValidationError, location: tuple[int | str, ...], is_union: bool) -> str:
-    """Join what the members of a union expected at the same place."""
-    parents = location[:-1]
-    alike = [item for item in error.errors() if item["loc"][: len(parents)] == parents]
-    # What a union's members expected stands below the key; beside it stand complaints about other keys.
-    messages = [item["msg"] for item in alike if is_union or item["loc"] == location]
-    return "; or ".join(dict.fromkeys(message[0].lower() + message[1:] for message in messages))
+def _unknown_key(dotted: str, where: str, *, of_file: bool) -> ConfigError:
+    """Refuse a key, and name the one that was probably meant; `of_file` says that `extends` would be a key there."""
+    head, name = re.fullmatch(r"(phases\.\d+\.)?(.*)", dotted, re.DOTALL).groups("")  # type: ignore[union-attr]
+    meant = "extends" if of_file and difflib.get_close_matches(name, ["extends"]) else suggest_key(name)
+    remedy = "'bert-pretrain config' shows every key with its meaning"
+    if head and (meant is None or not meant.startswith(("data.", "train."))):
+        meant, remedy = None, "a phase has the keys " + ", ".join(PhaseConfig.model_fields)
+    return ConfigError(f"unknown key '{dotted}'{_did_you_mean(meant and head + meant)}", where=where, remedy=remedy)
 
 
-def _section_at(path: KeyPath) -> type[BaseModel] | None:
+def _did_you_mean(word: str | None) -> str:
+    return f"; did you mean '{word}'?" if word else ""
+
+
+def _field_at(path: KeyPath) -> FieldInfo | None:
+    """Return the key that a path of the configuration leads to, or the one that it leads into."""
     section: Any = Config
+    field = None
     for part in path:
-        if part.isdigit():
-            continue
-        field = section.model_fields.get(part)
-        if field is None:
-            return None
-        section = PhaseConfig if part == "phases" else field.annotation
-        if not (isinstance(section, type) and issubclass(section, BaseModel)):
-            return None
-    return section if isinstance(section, type) and issubclass(section, BaseModel) else None
-
-
-def _is_key(path: KeyPath, part: str) -> bool:
-    section = _section_at(path)
-    return section is not None and part in section.model_fields
-
-
-def _nearest(word: str, candidates: Iterable[str]) -> str:
-    matches = difflib.get_close_matches(word, list(candidates), n=1, cutoff=0.6)
-    return f"; did you mean '{matches[0]}'?" if matches else ""
+        inner = getattr(section, "model_fields", {}).get(part)
+        if inner is not None:
+            field, section = inner, PhaseConfig if part == "phases" else inner.annotation
+    return field

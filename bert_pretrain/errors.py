@@ -59,9 +59,11 @@ class Interrupted(Exception):
 
 
 def first_problem(error: "ValidationError") -> str:
-    """Return the first of pydantic's complaints as `key.of.the.value: message`."""
+    """Return the first of pydantic's complaints, for example `hidden_size is -16; it should be greater than 0`."""
     problem = error.errors()[0]
-    return f"{'.'.join(map(str, problem['loc']))}: {problem['msg']}"
+    key, message = ".".join(map(str, problem["loc"])), problem["msg"].removeprefix("Value error, ")
+    expected = message.removeprefix("Input ")
+    return f"{key}: {message}" if expected == message else f"{key} is {repr(problem['input'])[:80]}; it {expected}"
 
 
 def _rebuild(kind: type[UserError], what: str, where: str, remedy: str) -> UserError:

@@ -47,6 +47,11 @@ def parse_value(text: str, where: str) -> Any:
     return parse_yaml(f"value: {text}", where)[0].get("value") if text.strip() else ""
 
 
+def inline_yaml(value: object) -> str:
+    """Return a value as YAML on one line."""
+    return yaml.safe_dump([value], default_flow_style=True, allow_unicode=True, width=10**6, sort_keys=False)[1:-2]
+
+
 def _construct(node: yaml.Node, path: KeyPath, name: str, places: dict[KeyPath, str]) -> Any:
     places[path] = f"{name}:{node.start_mark.line + 1}"
     if len(path) > MAX_DEPTH:

@@ -109,7 +109,7 @@ MISTAKES: dict[str, tuple[Callable[[Path, Path], object], str, str]] = {
     "no tokenizer": (lambda _, new: bert_pretrain.load_tokenizer("nosuch"), "folder", "name a folder"),
     "no model": (lambda _, new: bert_pretrain.load_model("nosuch"), "folder", "name a folder"),
     "no text": (lambda _, new: bert_pretrain.build_vocab("nosuch.txt", new), "nosuch.txt", "check the path"),
-    "size": (lambda _, new: bert_pretrain.build_vocab("a", new, vocab={"size": 3}), "vocab['size']", "another value"),
+    "size": (lambda _, new: bert_pretrain.build_vocab("a", new, vocab={"size": 3}), "vocab['size']", "whole number"),
     "foreign folder": (
         lambda data, _: bert_pretrain.pretrain(data, data, "tiny"),
         "",
@@ -148,7 +148,7 @@ def test_mistakes_name_what_was_given(model_folder: Path, data_folder: Path, tmp
     with pytest.raises(ConfigError, match="must be a local folder"):
         bert_pretrain.pretrain("s3://bucket/data", tmp_path / "run")
     with pytest.raises(ConfigError) as caught:
-        bert_pretrain.load_model(model_folder, device="gpu")
+        bert_pretrain.load_model(model_folder, device="tpu")
     assert caught.value.where == "device"
 
 

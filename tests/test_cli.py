@@ -13,12 +13,15 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import typer
 from typer.testing import CliRunner
 
 from bert_pretrain.cli import app
 from bert_pretrain.cli.exits import Terminated, terminate
 from bert_pretrain.cli.loading import importing
+from bert_pretrain.cli.options import KEYS_OF_FLAGS
 from bert_pretrain.config_file import load_config
+from bert_pretrain.config_keys import keys_of
 from bert_pretrain.make_data.run import make_data
 
 HEAVY = ("torch", "datasets", "transformers", "pyarrow", "numpy", "tokenizers")
@@ -27,6 +30,7 @@ COMMANDS = (
     "make-data",
     "train",
     "run",
+    "config",
     "inspect",
     "evaluate",
     "fill-mask",
@@ -55,6 +59,62 @@ print([name for name in {HEAVY!r} if name in sys.modules], time.process_time())
     assert loaded == "[]"
     assert float(seconds) < 1
     assert "bert-pretrain" in result.stdout
+
+
+@pytest.mark.parametrize("name", [None, *COMMANDS])
+def test_help_is_whole_in_80_columns(name: str | None) -> None:
+    group = typer.main.get_command(app)
+    shown = CliRunner().invoke(app, [name, "--help"] if name else ["--help"], terminal_width=78).stdout
+    command = group.commands[name] if name else group
+    texts = [command.help, *(parameter.help for parameter in command.params)]
+    texts += [] if name else [each.help.partition("\n")[0] for each in group.commands.values()]
+    missing = [text for text in texts if text and "".join(text.split()) not in "".join(shown.split())]
+    assert missing == []
+    lines = shown.splitlines()
+    assert max(map(len, lines)) <= 80
+    assert not [line for line in lines if re.search(r"--[\w-]*-$", line)]  # a flag cut at its hyphen
+    examples = re.findall(r"(Example: (?:.+\n)+)", shown)
+    assert [example for example in examples if example.count("\n") > 1] == []
+    assert bool(examples) == bool(name)
+
+
+WRONG_FLAGS = {
+    "train --max-steps 5": "--steps",
+    "train --train.max_steps=5": "--steps",
+    "train --lr 5": "--learning-rate",
+    "train --bs 5": "--batch-size",
+    "train --epochs 2": "--set train.max_epochs=VALUE",
+    "train --outptu x": "--output",
+    "run tiny --max-seq-length 8": "--set data.max_seq_length=VALUE",
+    "vocab --size 8": "--vocab-size",
+    "finetune classify m --lr 1": "--learning-rate",
+    "fill-mask m x --topk 3": "--top-k",
+}
+
+
+@pytest.mark.parametrize("call", WRONG_FLAGS)
+def test_an_unknown_flag_is_answered_with_the_one_that_was_meant(call: str) -> None:
+    result = CliRunner().invoke(app, call.split())
+    assert result.exit_code == 2
+    assert result.stderr.rstrip().endswith(f"; did you mean {WRONG_FLAGS[call]}?")
+
+
+def test_an_unknown_flag_like_no_other_is_only_named() -> None:
+    result = CliRunner().invoke(app, ["train", "--zzz"])
+    assert result.stderr.rstrip().endswith("No such option: --zzz")
+
+
+def test_every_key_that_a_flag_stands_for_is_one() -> None:
+    assert set(KEYS_OF_FLAGS.values()) <= {key.dotted for key in keys_of()}
+
+
+def test_config_prints_a_file_that_gives_the_same_configuration(tmp_path: Path) -> None:
+    result = CliRunner().invoke(app, ["config", "base"])
+    (tmp_path / "mine.yaml").write_text(result.stdout, encoding="utf-8")
+    mine, base = load_config(tmp_path / "mine.yaml"), load_config("base")
+    assert list(map(mine.for_phase, mine.phases)) == list(map(base.for_phase, base.phases))
+    assert "  # Learning rate at the end of the warm-up." in result.stdout
+    assert CliRunner().invoke(app, ["config"]).stdout.startswith("# The defaults")
 
 
 @pytest.mark.parametrize("module", ["typer", "bert_pretrain.vocab.run"])

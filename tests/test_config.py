@@ -1,20 +1,24 @@
 """The configuration: what people write, in YAML, `--set` and flags, means what they mean; mistakes name their place."""
 
+import functools
 import json
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 import torch
+import write_reference
+import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
 from bert_pretrain.config import LENGTHS, Config, PhaseConfig
 from bert_pretrain.config_file import dump_yaml, load_config, preset_paths
+from bert_pretrain.config_keys import OTHER_NAMES, as_commented_yaml, keys_of, suggest_key
 from bert_pretrain.errors import ConfigError
 from bert_pretrain.model.bert import BertForPreTraining
 
-SCHEMA = Path(__file__).resolve().parents[1] / "configs" / "schema.json"
 PAPER_PRESETS = json.loads((Path(__file__).parent / "golden" / "paper_presets.json").read_text(encoding="utf-8"))
 
 
@@ -39,6 +43,10 @@ MEANINGS = [
     ("train.time_budget", "1d 2h", 93600.0),
     ("train.time_budget", "1h30m", 5400.0),
     ("train.time_budget", "90", 90.0),
+    ("train.time_budget", "2 hours", 7200.0),
+    ("train.time_budget", "90 min", 5400.0),
+    ("train.time_budget", "1 Day 30 secs", 86430.0),
+    ("train.time_budget", "2.5e-1s", 0.25),
     ("train.time_budget", "2.5s", 2.5),
     ("train.max_steps", "~", None),
     ("data.language", "no", "no"),
@@ -56,6 +64,8 @@ MEANINGS = [
     ("train.micro_batch_tokens", "auto", "auto"),
     ("train.micro_batch_tokens", "8192", 8192),
     ("train.device", "cuda:1", "cuda:1"),
+    ("train.device", "gpu", "cuda"),
+    ("train.device", "CPU", "cpu"),
     ("data.max_record_bytes", "1G", 10**9),
 ]
 
@@ -126,8 +136,8 @@ phases:
 
 ALIAS_BOMB = "a0: &a0 [x]\n" + "".join(f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 10)}]\n" for n in range(1, 10))
 MISTAKES = [
-    ("train:\n  peak_lrr: 1\n", ["'train.peak_lrr'", "'peak_lr'", ":2"]),
-    ("data:\n  seed: 1\n\n  max_seq_lenght: 5\n", ["'max_seq_length'", ":4"]),
+    ("train:\n  peak_lrr: 1\n", ["'train.peak_lrr'", "'train.peak_lr'", ":2"]),
+    ("data:\n  seed: 1\n\n  max_seq_lenght: 5\n", ["'data.max_seq_length'", ":4"]),
     ("trian:\n  seed: 1\n", ["'trian'", "'train'", ":1"]),
     ("train:\n  seed: 1\n  seed: 2\n", ["'seed'", "twice", ":3"]),
     ("train: {seed: 1}\ntrain: {seed: 2}\n", ["'train'", "twice", ":2"]),
@@ -135,13 +145,13 @@ MISTAKES = [
     ("train:\n  seed: 1.5\n", ["train.seed", "'1.5'", ":2"]),
     ("train:\n  peak_lr: .nan\n", ["train.peak_lr", ":2"]),
     ("train:\n  peak_lr: inf\n", ["train.peak_lr", "'inf'", "finite", ":2"]),
-    ("train:\n  peak_lr:\n", ["train.peak_lr", "None", ":2"]),
+    ("train:\n  peak_lr:\n", ["train.peak_lr is empty", ":2"]),
     ("train:\n  max_steps: 0\n", ["train.max_steps", "greater than 0", ":2"]),
     ("train:\n  max_steps: 1e400\n", ["train.max_steps", "'1e400'", ":2"]),
     ("data:\n  masked_lm_prob: 1.5\n", ["data.masked_lm_prob", "less than 1", ":2"]),
-    ("data:\n  max_seq_length: 70000\n", ["data.max_seq_length", "65535", ":2"]),
+    ("data:\n  max_seq_length: 70000\n", ["data.max_seq_length", "at least 8 and at most 65,535", ":2"]),
     ("data:\n  whole_word_mask: maybe\n", ["data.whole_word_mask", "'maybe'", ":2"]),
-    ("data:\n  next_sentence: roberta\n", ["data.next_sentence", "'nsp'", ":2"]),
+    ("data:\n  next_sentence: roberta\n", ["data.next_sentence", "give nsp, sop or none", ":2"]),
     ("data:\n  word_segmenter: jieba\n", ["word_segmenter jieba needs whole_word_mask: true", ":2"]),
     (
         "model:\n  hidden_size: 100\n  num_attention_heads: 3\n",
@@ -170,10 +180,13 @@ MISTAKES = [
         "train: {max_steps: 4}\nphases:\n  - name: a\n  - name: b\n    train:\n      warmup_steps: 9\n",
         ["warmup_steps 9", "8 steps", ":6 and", ":1"],
     ),
-    ("train:\n  time_budget: soon\n", ["train.time_budget", "'soon'", ":2"]),
-    ("train:\n  micro_batch_tokens: many\n", ["train.micro_batch_tokens", "'many'", "auto", "integer", ":2"]),
-    ("train:\n  betas: [0.9]\n", ["train.betas", ":2"]),
-    ("train:\n  device: tpu\n", ["train.device", "'tpu'", ":2"]),
+    ("train:\n  time_budget: soon\n", ["train.time_budget", "'soon'", "such as 90s, 30m", ":2"]),
+    (
+        "train:\n  micro_batch_tokens: many\n",
+        ["train.micro_batch_tokens", "'many'", "a whole number greater than 0, or auto", ":2"],
+    ),
+    ("train:\n  betas: [0.9]\n", ["train.betas", "a list of 2 values in brackets", ":2"]),
+    ("train:\n  device: tpu\n", ["train.device", "'tpu'", "auto, cpu, cuda, cuda:N", ":2"]),
     ("train: 5\n", ["train", "'5'", ":1"]),
     ("- a\n- b\n", ["not a mapping", "train:"]),
     ("train: [\n", ["YAML", ":2"]),
@@ -184,13 +197,13 @@ MISTAKES = [
     (ALIAS_BOMB, ["more than 100,000 values", "aliases"]),
     ('data: {language: "\\ud800"}', ["YAML", "surrogates"]),
     ('data: {language: "\\UFFFFFFFF"}', ["YAML"]),
-    ("data: {max_record_bytes: 1M}", ["max_record_bytes", "4194304", ":1"]),
-    ("phases:\n  - name: a\n    train: {peek_lr: 1}\n", ["phases.0.train.peek_lr", "'peak_lr'", ":3"]),
+    ("data: {max_record_bytes: 1M}", ["max_record_bytes", "4,194,304", ":1"]),
+    ("phases:\n  - name: a\n    train: {peek_lr: 1}\n", ["phases.0.train.peek_lr", "'phases.0.train.peak_lr'", ":3"]),
     ("phases:\n  - name: a\n    train:\n      peak_lr: x\n", ["phases.0.train.peak_lr", "'x'", ":4"]),
     ("phases:\n  - name: a\n  - name: a\n", ["share a name", ":1"]),
     ("phases:\n  - train: {seed: 1}\n", ["'phases.0.name' is missing", ":2"]),
-    ("phases:\n  - {name: ../x}\n", ["phases.0.name", ":2"]),
-    ("phases:\n  - {name: a, model: {hidden_size: 5}}\n", ["phases.0.model", ":2"]),
+    ("phases:\n  - {name: ../x}\n", ["phases.0.name", "letters, digits", ":2"]),
+    ("phases:\n  - {name: a, model: {hidden_size: 5}}\n", ["phases.0.model", "name, data, train, time_share", ":2"]),
 ]
 
 
@@ -217,11 +230,17 @@ def test_two_mistakes_in_one_section_are_not_mixed_up(tmp_path: Path) -> None:
     [
         ("train.peak_lr", ["section.key=value", "--set"]),
         ("=3", ["section.key=value", "--set"]),
-        ("train.peek_lr=3", ["'peak_lr'", "--set train.peek_lr"]),
+        ("train.peek_lr=3", ["'train.peak_lr'", "--set train.peek_lr"]),
         ("train.peak_lr=x", ["'x'", "--set train.peak_lr"]),
         ("train.peak_lr.deep=3", ["train.peak_lr", "--set train.peak_lr.deep"]),
         ("train.betas=[0.9", ["YAML", "--set train.betas"]),
         ("inputs=*.txt", ["YAML", "--set inputs"]),
+        ("inputs=a.txt", ["inputs is 'a.txt'", "such as [a.txt, corpus/*.gz]"]),
+        ("train.trackers=wandb", ["give a list in brackets, each tensorboard or wandb"]),
+        ("train.milestones=[1X]", ["train.milestones contains '1X'", "a count such as 500k or 10M"]),
+        ("data.input_weights={a.txt: 0}", ["data.input_weights is '0'", "such as {a.txt: 3}"]),
+        ("data.text_field=", ["data.text_field is ''", "a text that is not empty"]),
+        ("phases=7", ["phases is '7'", "such as [{name: first"]),
         ("train.seed=", ["train.seed", "--set train.seed"]),
     ],
 )
@@ -284,13 +303,76 @@ def test_a_dumped_configuration_loads_back_the_same(tmp_path_factory: pytest.Tem
     assert loaded.for_phase(loaded.phases[0]) == config.for_phase(config.phases[0])
 
 
-def test_the_shipped_schema_is_that_of_the_code() -> None:
-    """Regenerate it with: python -m tests.test_config (from the repository's root)."""
-    assert json.loads(SCHEMA.read_text(encoding="utf-8")) == Config.model_json_schema()
+@pytest.mark.parametrize("names", [None, *preset_paths(), "small,paper"])
+def test_the_commented_configuration_loads_back_and_explains_every_key(names: str | None, tmp_path: Path) -> None:
+    config = load_config(names)
+    text = as_commented_yaml(config)
+    again = from_yaml(tmp_path, text)
+    assert again.model_dump(exclude={"phases"}) == config.model_dump(exclude={"phases"})
+    assert list(map(again.for_phase, again.phases)) == list(map(config.for_phase, config.phases))
+    assert max(map(len, text.splitlines())) < 80
+    assert text.count("Default:") == sum(value != default for value, default in leaves(config))
 
 
-if __name__ == "__main__":
-    SCHEMA.write_text(json.dumps(Config.model_json_schema(), indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+def leaves(config: Config) -> Iterator[tuple[object, object]]:
+    """Yield the value and the default of every key."""
+    for key in keys_of():
+        if not key.is_section:
+            yield tuple(functools.reduce(getattr, key.path, each) for each in (config, Config()))
+
+
+def test_every_key_has_a_meaning_and_values_in_words() -> None:
+    keys = [*keys_of(), *keys_of(PhaseConfig)]
+    assert [key.dotted for key in keys if not re.fullmatch(r"[A-Z`].*\.", key.meaning)] == []
+    assert [key.dotted for key in keys if re.search(r"[\\^$<>]|str|int|float", key.values)] == []
+
+
+@pytest.mark.parametrize(("seconds", "text"), [(7200.0, "2h"), (5400.0, "1h30m"), (90061.0, "25h1m1s"), (2.5, "2.5s")])
+def test_a_duration_is_written_with_units_and_reads_back(seconds: float, text: str, tmp_path: Path) -> None:
+    config = load_config(settings=[f"train.time_budget={seconds}", f"time={seconds}"])
+    written = yaml.safe_load(dump_yaml(config))
+    assert (written["time"], written["train"]["time_budget"]) == (text, text)
+    assert from_yaml(tmp_path, dump_yaml(config)) == config
+
+
+def test_a_number_without_a_unit_is_said_to_be_seconds(capsys: pytest.CaptureFixture[str]) -> None:
+    load_config(settings=["train.time_budget=2", "time=30m"])
+    assert capsys.readouterr().err == "note: time_budget 2 is 2s; with a unit it is plain, such as 2m\n"
+
+
+SUGGESTIONS = {
+    "train.lr": "train.peak_lr",
+    "lr": "train.peak_lr",
+    "train[steps]": "train.max_steps",
+    "train['max_steps']": "train.max_steps",
+    "train.hidden_size": "model.hidden_size",
+    "time_budget": "train.time_budget",
+    "dtaa.seed": "data.seed",
+    "trian": "train",
+    "model.layers": "model.num_hidden_layers",
+    "model.hidden_sise": "model.hidden_size",
+    "train.nonsense": None,
+    "": None,
+}
+
+
+@pytest.mark.parametrize("written", SUGGESTIONS)
+def test_the_key_that_was_meant_is_named(written: str) -> None:
+    assert suggest_key(written) == SUGGESTIONS[written]
+
+
+def test_other_names_lead_to_keys_and_are_none_themselves() -> None:
+    keys = {key.dotted for key in keys_of()}
+    assert OTHER_NAMES.keys() <= keys
+    names = [name for names in OTHER_NAMES.values() for name in names.split()]
+    assert len(set(names)) == len(names)
+    assert not set(names) & {key.rpartition(".")[2] for key in keys}
+
+
+@pytest.mark.parametrize("path", write_reference.FILES, ids=lambda path: path.name)
+def test_generated_files_are_those_of_the_code(path: Path) -> None:
+    """Write them again with: python scripts/write_reference.py."""
+    assert path.read_text(encoding="utf-8") == write_reference.FILES[path]()
 
 
 def test_what_every_phase_overrules_cannot_be_set_beside_them() -> None:

@@ -207,8 +207,15 @@ MISTAKES = {
     "one beta": ("vocab a.txt --output v --set train.betas=[0.9]", "--set train.betas"),
     "unclosed list": ("vocab a.txt --output v --set train.betas=[0.9", "--set train.betas"),
     "unknown choice": ("vocab a.txt --output v --set data.masking=none", "--set data.masking"),
-    "duration in words": ("vocab a.txt --output v --set 'train.time_budget=2 hours'", "--set train.time_budget"),
-    "no such kind of device": ("vocab a.txt --output v --set train.device=gpu", "--set train.device"),
+    "no duration": ("vocab a.txt --output v --set train.time_budget=soon", "--set train.time_budget"),
+    "no time for all stages": ("run tiny a.txt --output r --time 2fortnights", "--time"),
+    "no such kind of device": ("vocab a.txt --output v --set train.device=tpu", "--set train.device"),
+    "text in place of a list": ("vocab a.txt --output v --set inputs=a.txt", "--set inputs"),
+    "value in place of a section": ("vocab a.txt --output v --set train=5", "--set train"),
+    "no number in a list": ("vocab a.txt --output v --set train.betas=[0.9,high]", "--set train.betas"),
+    "weights that are a list": ("vocab a.txt --output v --set data.input_weights=[a.txt]", "--set data.input_weights"),
+    "name of a phase with a slash": ("run tiny a.txt --output r --set 'phases=[{name: a/b}]'", "--set phases"),
+    "preset of config": ("config nosuch", "--config"),
     "heads that do not divide": ("vocab a.txt --output v --set model.hidden_size=100", "--set model.hidden_size"),
     "two lengths": ("train --data mine --output r --steps 5 --time 1h", "--steps and --time"),
     "steps that are none": ("train --data mine --output r --steps many", "--steps"),
@@ -334,6 +341,7 @@ def test_a_mistake_is_one_message_of_three_parts_and_exit_code_2(
     assert message.count("\n  where: ") == message.count("\n  hint: ") == 1
     assert where in message.split("\n  where: ")[1].split("\n  hint: ")[0]
     assert not re.search(r"Traceback|Error\(|site-packages", message)
+    assert not re.search(r"(?i)input should|pattern '|\\d|\[A-Z", message)
     assert len(message) < 2000
     assert _content(place) == before
 

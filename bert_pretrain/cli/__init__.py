@@ -1,7 +1,7 @@
 """The command line: a command for each stage, and others for data folders and models.
 
-The commands are in `stages.py`, `models.py` and `tuning.py`; they are registered here, and errors become exit codes.
-Heavy libraries are imported only by the command that needs them, so that `--help` is instant.
+The commands are in `stages.py`, `configuration.py`, `models.py` and `tuning.py`; they are registered here, and errors
+become exit codes. Heavy libraries are imported only by the command that needs them, so that `--help` is instant.
 """
 
 import os
@@ -13,9 +13,11 @@ from typing import Annotated, Any
 import typer
 
 from bert_pretrain import __version__
+from bert_pretrain.cli.configuration import config
 from bert_pretrain.cli.exits import Terminated, flush_output, reports_errors, terminate
 from bert_pretrain.cli.models import embed, evaluate, fill_mask, inspect, report
 from bert_pretrain.cli.stages import make_data, run, train, vocab
+from bert_pretrain.cli.suggestions import SuggestingCommand
 from bert_pretrain.cli.tuning import finetune, predict
 
 _NAME = "bert-pretrain"
@@ -27,8 +29,8 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
-for _command in (vocab, make_data, train, run, inspect, evaluate, fill_mask, embed, finetune, predict, report):
-    app.command()(reports_errors(_command))
+for _command in (vocab, make_data, train, run, config, inspect, evaluate, fill_mask, embed, finetune, predict, report):
+    app.command(cls=SuggestingCommand)(reports_errors(_command))
 
 
 def _version(wanted: bool) -> None:

@@ -21,7 +21,9 @@ def inspect(
     ] = None,
     workers: Workers = None,
 ) -> None:
-    """Show a data folder; exit code 1 if it does not match its configuration.
+    """Show and check a data folder.
+
+    The exit code is 1 if it does not match its configuration.
 
     Example: bert-pretrain inspect data --stats --html data.html
     """
@@ -71,11 +73,11 @@ def evaluate(
         str | None, typer.Option("--precision", help="fp32, bf16, fp16 or auto; default auto with --data, else fp32.")
     ] = None,
 ) -> None:
-    """Evaluate a model on a data folder, on texts, or on minimal pairs.
+    """Evaluate a model on a data folder, texts or minimal pairs.
 
     Example: bert-pretrain evaluate run/model --data data
 
-    Example: bert-pretrain evaluate run/model --text sentences.txt --output scores.jsonl
+    Example: bert-pretrain evaluate run/model --text a.txt --output scores.jsonl
 
     Example: bert-pretrain evaluate run/model --pairs blimp/
     """
@@ -95,14 +97,14 @@ def evaluate(
 
 def fill_mask(
     model: Model,
-    text: Annotated[str, typer.Argument(help="Text with one or more [MASK].")],
+    text: Annotated[str, typer.Argument(metavar="TEXT", help="Text with one or more [MASK].")],
     top_k: Annotated[int, typer.Option("--top-k", min=1, help="Number of answers for each [MASK].")] = 5,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
     device: Device = "auto",
 ) -> None:
     """Predict the masked tokens of a text.
 
-    Example: bert-pretrain fill-mask run/model "The capital of France is [MASK]."
+    Example: bert-pretrain fill-mask run/model "Paris is in [MASK]."
     """
     with importing():
         from bert_pretrain.tools import fill_mask
@@ -113,14 +115,18 @@ def fill_mask(
 def embed(
     model: Model,
     inputs: Annotated[
-        list[str], typer.Argument(help="Files, globs, folders, URLs, or dataset:NAME; each line of .txt is a text.")
+        list[str],
+        typer.Argument(
+            metavar="INPUT", help="Files, globs, folders, URLs, or dataset:NAME; each line of .txt is a text."
+        ),
     ],
     output: Annotated[str, typer.Option("--output", metavar="FILE", help="The file to write: .parquet or .npy.")],
     level: Annotated[str, typer.Option("--level", help="A vector per sentence or per token.")] = "sentence",
     pooling: Annotated[
         str | None,
         typer.Option(
-            "--pooling", help="mean (default), cls, pooler, last4-mean or last4-concat; tokens: last, last4-…."
+            "--pooling",
+            help="mean (default), cls, pooler, last4-mean or last4-concat; tokens: last, last4-mean or -concat.",
         ),
     ] = None,
     max_length: Annotated[
@@ -135,7 +141,7 @@ def embed(
 ) -> None:
     """Turn texts into vectors, one per sentence or per token.
 
-    Example: bert-pretrain embed run/model sentences.txt --output vectors.parquet --pooling mean
+    Example: bert-pretrain embed run/model texts.txt --output vectors.parquet
     """
     with importing():
         from bert_pretrain.tools.embed import embed as run_embed
@@ -155,12 +161,12 @@ def embed(
 
 
 def report(
-    runs: Annotated[list[Path], typer.Argument(help="Run folders.")],
+    runs: Annotated[list[Path], typer.Argument(metavar="RUN", help="Run folders.")],
     output: Annotated[
         str, typer.Option("--output", metavar="FILE", help="The PNG file to write; the page is next to it.")
     ],
 ) -> None:
-    """Plot the curves of one or more runs, and write a page that says which values are normal.
+    """Plot the curves of runs, next to values that are normal.
 
     Example: bert-pretrain report runs/a/train runs/b/train --output curves.png
     """

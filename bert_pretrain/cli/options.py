@@ -5,7 +5,10 @@ from typing import Annotated
 
 import typer
 
-Inputs = Annotated[list[str], typer.Argument(help="Files, globs, folders, URLs, or dataset:NAME[:config][@split].")]
+Inputs = Annotated[
+    list[str],
+    typer.Argument(metavar="INPUT", help="Files, globs, folders, URLs, or dataset:NAME[:config][@split]."),
+]
 Output = Annotated[str, typer.Option("--output", metavar="FOLDER", help="The folder to write.")]
 RemoteOutput = Annotated[str, typer.Option("--output", metavar="FOLDER|URL", help="The folder to write.")]
 
@@ -20,13 +23,18 @@ def presets(incomplete: str) -> list[str]:
 
 ConfigSource = Annotated[
     str | None,
-    typer.Option("--config", help="YAML files or presets such as base, joined by commas.", autocompletion=presets),
+    typer.Option(
+        "--config",
+        metavar="PRESET|FILE",
+        help="YAML files or presets such as base, joined by commas.",
+        autocompletion=presets,
+    ),
 ]
 Settings = Annotated[
     list[str] | None, typer.Option("--set", metavar="SECTION.KEY=VALUE", help="Set one key of the configuration.")
 ]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Move another output aside instead of refusing it.")]
-Workers = Annotated[int | None, typer.Option("--workers", min=1, help="Processes; all cores by default.")]
+Workers = Annotated[int | None, typer.Option("--workers", metavar="N", min=1, help="Processes; all cores by default.")]
 Scheduler = Annotated[
     str | None,
     typer.Option("--scheduler", metavar="tcp://HOST:PORT", help="Use the Dask cluster of this scheduler."),
@@ -36,12 +44,12 @@ Lowercase = Annotated[
     bool | None,
     typer.Option("--lowercase/--no-lowercase", help="Whether the vocabulary is lowercase, if its folder does not say."),
 ]
-Model = Annotated[Path, typer.Argument(help="A model folder.")]
+Model = Annotated[Path, typer.Argument(metavar="MODEL", help="A model folder.")]
 BatchTokens = Annotated[int | None, typer.Option("--batch-tokens", min=1, help="Tokens that run at once.")]
 TextField = Annotated[str | None, typer.Option("--text-field", help="Field of the text in records; text by default.")]
 SkipEmpty = Annotated[bool, typer.Option("--skip-empty", help="Skip empty texts instead of refusing them.")]
 Precision = Annotated[str, typer.Option("--precision", help="Of the matrix products: fp32, bf16, fp16 or auto.")]
-Device = Annotated[str, typer.Option("--device", help="auto, cpu, cuda, cuda:N or mps.")]
+Device = Annotated[str, typer.Option("--device", metavar="DEVICE", help="auto, cpu, cuda, cuda:N or mps.")]
 # As texts: the configuration says what they mean, `1e5` and `24h` too.
 Steps = Annotated[str | None, typer.Option("--steps", metavar="N", help="Length of the run in steps.")]
 Time = Annotated[str | None, typer.Option("--time", metavar="TIME", help="Length of the run, such as 24h or 1h30m.")]
@@ -52,14 +60,26 @@ TrainingDevice = Annotated[
 ]
 
 
+KEYS_OF_FLAGS = {
+    "--steps": "train.max_steps",
+    "--time": "train.time_budget",
+    "--learning-rate": "train.peak_lr",
+    "--batch-size": "train.global_batch_size",
+    "--device": "train.device",
+    "--vocab-size": "vocab.size",
+}
+"""Common keys of the configuration that have a flag."""
+
+
 def training_flags(
     steps: str | None, learning_rate: str | None, batch_size: str | None, device: str | None, time: str | None = None
 ) -> dict[str, tuple[str, str | None]]:
     """Return the keys that these flags set, as `load_config` takes them."""
-    return {
-        "train.max_steps": ("--steps", steps),
-        "train.time_budget": ("--time", time),
-        "train.peak_lr": ("--learning-rate", learning_rate),
-        "train.global_batch_size": ("--batch-size", batch_size),
-        "train.device": ("--device", device),
+    values = {
+        "--steps": steps,
+        "--time": time,
+        "--learning-rate": learning_rate,
+        "--batch-size": batch_size,
+        "--device": device,
     }
+    return {KEYS_OF_FLAGS[flag]: (flag, value) for flag, value in values.items()}

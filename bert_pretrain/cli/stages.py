@@ -46,13 +46,16 @@ def vocab(
     output: RemoteOutput,
     config: ConfigSource = None,
     settings: Settings = None,
-    vocab_size: Annotated[int | None, typer.Option("--vocab-size", help="Tokens, special ones included.")] = None,
+    vocab_size: Annotated[
+        int | None, typer.Option("--vocab-size", metavar="N", help="Tokens, special ones included.")
+    ] = None,
     extend: Annotated[
         Path | None,
         typer.Option("--extend", metavar="FOLDER", help="Add words to the vocabulary of this BERT's folder."),
     ] = None,
     add_tokens: Annotated[
-        int | None, typer.Option("--add-tokens", help="With --extend: how many; by default the number of unused slots.")
+        int | None,
+        typer.Option("--add-tokens", metavar="N", help="With --extend: how many; default: all unused slots."),
     ] = None,
     tokens: Annotated[
         str | None, typer.Option("--tokens", metavar="wordpiece|words", help="Pieces of words, or whole words.")
@@ -63,11 +66,11 @@ def vocab(
     strict: Strict = False,
     overwrite: Overwrite = False,
 ) -> None:
-    """Build a WordPiece vocabulary, or with --extend add the words of a domain to an existing one.
+    """Build a WordPiece vocabulary, or extend an existing one.
 
     With --tokens words every word is a token: for text that is tokenized already, such as DNA k-mers.
 
-    Example: bert-pretrain vocab corpus/*.txt.gz --output vocab --vocab-size 30522
+    Example: bert-pretrain vocab corpus/*.txt.gz --output vocab
     """
     with importing(with_pandas=False):
         from bert_pretrain.vocab.run import make_vocab
@@ -120,7 +123,9 @@ def make_data(
     settings: Settings = None,
     workers: Workers = None,
     scheduler: Scheduler = None,
-    store: Annotated[Path | None, typer.Option("--store", help="Folder of tokenized text, for other runs.")] = None,
+    store: Annotated[
+        Path | None, typer.Option("--store", metavar="FOLDER", help="Folder of tokenized text, for other runs.")
+    ] = None,
     validation: Annotated[
         list[str] | None,
         typer.Option("--validation", metavar="INPUT", help="Hold out this input, not a fraction."),
@@ -140,7 +145,7 @@ def make_data(
 ) -> None:
     """Make training examples, in shards.
 
-    Example: bert-pretrain make-data corpus/*.txt.gz --vocab vocab --output data --set data.max_seq_length=128
+    Example: bert-pretrain make-data corpus/*.txt.gz --vocab vocab --output data
     """
     with importing(with_pandas=False):
         from bert_pretrain.make_data.estimate import estimate
@@ -179,10 +184,10 @@ def train(
     batch_size: BatchSize = None,
     device: TrainingDevice = None,
     init_from: Annotated[
-        Path | None, typer.Option("--init-from", help="Start from the weights of a BERT folder.")
+        Path | None, typer.Option("--init-from", metavar="FOLDER", help="Start from the weights of a BERT folder.")
     ] = None,
     carry_optimizer: Annotated[
-        bool, typer.Option("--carry-optimizer", help="Also take the optimizer state and step from --init-from.")
+        bool, typer.Option("--carry-optimizer", help="Take optimizer state and step along, too.")
     ] = False,
     resume: Annotated[bool, typer.Option("--resume/--no-resume", help="Continue from the newest checkpoint.")] = True,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only print plan, memory and time of the run.")] = False,
@@ -210,7 +215,11 @@ def train(
 def run(
     config: Annotated[
         str,
-        typer.Argument(help="YAML files or presets such as base, joined by commas.", autocompletion=presets),
+        typer.Argument(
+            metavar="CONFIG",
+            help="YAML files or presets such as base, joined by commas; auto plans.",
+            autocompletion=presets,
+        ),
     ],
     output: Output,
     inputs: Annotated[
@@ -230,7 +239,9 @@ def run(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="With auto: only print the plan.")] = False,
     overwrite: Overwrite = False,
 ) -> None:
-    """Run all stages and phases from one configuration: OUTPUT/vocab, OUTPUT/data, OUTPUT/train.
+    """Run all stages and phases from one configuration.
+
+    The stages write OUTPUT/vocab, OUTPUT/data and OUTPUT/train.
 
     Example: bert-pretrain run auto corpus/*.txt.gz --time 1h --output runs/mine
 

@@ -80,11 +80,13 @@ def finetune(
     device: Device = "auto",
     overwrite: Overwrite = False,
 ) -> None:
-    """Fine-tune a model to classify texts or pairs, tag words, answer questions from a context, or compare texts.
+    """Fine-tune a model to classify, tag, answer or compare.
 
-    Example: bert-pretrain finetune classify run/model --train reviews.csv --output classifier
+    It classifies texts or pairs of texts, tags words, answers questions from a context, or compares texts.
 
-    Example: bert-pretrain finetune similarity run/model --train sentences.txt --output vectors
+    Example: bert-pretrain finetune classify run/model --train a.csv --output o
+
+    Example: bert-pretrain finetune similarity model --train a.txt --output o
     """
     given = dict(locals())
     with importing():
@@ -126,11 +128,11 @@ def predict(
     device: Device = "auto",
     precision: Precision = "fp32",
 ) -> None:
-    """Predict the labels, tags or answers of new rows by a fine-tuned model.
+    """Predict labels, tags or answers by a fine-tuned model.
 
     Columns, lengths and the like are those of the fine-tuning, unless flags say otherwise.
 
-    Example: bert-pretrain predict classifier unseen.csv --output predicted.jsonl
+    Example: bert-pretrain predict classifier unseen.csv --output new.jsonl
     """
     given = dict(locals())
     with importing():

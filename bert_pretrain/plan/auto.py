@@ -3,13 +3,13 @@
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-import yaml
-
 from bert_pretrain.config import Config
 from bert_pretrain.config_file import load_config
+from bert_pretrain.config_values import duration_text
 from bert_pretrain.errors import ConfigError
 from bert_pretrain.plan.planner import Plan, make_plan
 from bert_pretrain.storage.files import write_text
+from bert_pretrain.yaml_text import inline_yaml
 
 PLAN = "plan.yaml"
 CALIBRATION_SHARE = 0.05
@@ -84,17 +84,17 @@ def describe(plan: Plan) -> str:
     ]
     if forecast.beyond:
         lines.append(f"# Beyond what was measured: {forecast.beyond}.")
-    lines += [f"inputs: {_value(list(plan.inputs))}", f"time: {plan.seconds:g}"]
+    lines += [f"inputs: {inline_yaml(list(plan.inputs))}", f"time: {duration_text(plan.seconds)}"]
     section = ""
     for choice in plan.choices:
         name, _, key = choice.key.partition(".")
         if not key:
-            lines.append(f"{name}: {_value(choice.value)}  # {choice.reason}")
+            lines.append(f"{name}: {inline_yaml(choice.value)}  # {choice.reason}")
             continue
         if name != section:
             lines.append(f"{name}:")
             section = name
-        lines.append(f"  {key}: {_value(choice.value)}  # {choice.reason}")
+        lines.append(f"  {key}: {inline_yaml(choice.value)}  # {choice.reason}")
     return "\n".join(lines) + "\n"
 
 
@@ -103,8 +103,3 @@ def _pairs(plan: Plan) -> str:
         return ""
     low, high = plan.forecast.nsp_accuracy
     return f", NSP accuracy {low:.0%} to {high:.0%}"
-
-
-def _value(value: object) -> str:
-    """Return a value as YAML on one line."""
-    return yaml.safe_dump(value, default_flow_style=True, width=10**6, allow_unicode=True).split("\n...")[0].strip()

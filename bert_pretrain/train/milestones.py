@@ -4,7 +4,7 @@ A word is what white space separates in the raw text. Examples consist of tokens
 per token of the corpus, which `make-data` has counted.
 """
 
-from bert_pretrain.config import UNITS
+from bert_pretrain.config_values import UNITS
 from bert_pretrain.errors import DataError
 from bert_pretrain.examples.shards import DataFolder
 from bert_pretrain.storage.manifest import MANIFEST

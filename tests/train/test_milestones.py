@@ -62,7 +62,7 @@ def test_counts_have_units_and_names(text: str, words: int, name: str) -> None:
 
 @pytest.mark.parametrize("text", ["0", "-1M", "1.5", "1.0005k", "M", "1X", "nank", "1 000"])
 def test_what_is_no_count_is_refused(text: str) -> None:
-    with pytest.raises(ConfigError, match=r"train\.milestones is") as caught:
+    with pytest.raises(ConfigError, match=r"train\.milestones contains") as caught:
         load_config(None, [f"train.milestones=['{text}']"])
     assert caught.value.where == "--set train.milestones"
 

@@ -1,0 +1,38 @@
+"""An unknown flag is answered with the flag, or the key of the configuration, that was probably meant."""
+
+from difflib import get_close_matches
+from typing import Any
+
+from typer.core import TyperCommand
+
+from bert_pretrain.cli.options import KEYS_OF_FLAGS
+
+
+class SuggestingCommand(TyperCommand):
+    """A command that knows what other programs call its flags."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Parse the arguments; the error of an unknown option says which one was probably meant."""
+        try:
+            return super().parse_args(ctx, args)
+        except Exception as error:
+            if hasattr(error, "possibilities"):  # NoSuchOption, which typer takes from click or from its own copy of it
+                flags = [flag for parameter in self.params for flag in parameter.opts]
+                if meant := _meant(error.option_name, flags):  # type: ignore[attr-defined]
+                    error.message += f"; did you mean {meant}?"  # type: ignore[attr-defined]
+                error.possibilities = None
+            raise
+
+
+def _meant(unknown: str, flags: list[str]) -> str | None:
+    """Return the flag, or the `--set`, that stands for an unknown option."""
+    from bert_pretrain.config_keys import suggest_key
+
+    key = suggest_key(unknown.lstrip("-").replace("-", "_")) or ""
+    candidates = [
+        *get_close_matches(unknown, flags, n=1, cutoff=0.8),
+        *(flag for flag, meant in KEYS_OF_FLAGS.items() if meant == key and flag in flags),
+        *([f"--set {key}=VALUE"] if "." in key and "--set" in flags else []),
+        *get_close_matches(unknown, flags, n=1),
+    ]
+    return candidates[0] if candidates else None
