@@ -115,7 +115,7 @@ def build_data(
         output: the data folder, local.
         config: as for `build_vocab`.
         data: keys of the section `data` to set, such as `{"max_seq_length": 128}`.
-        options: `workers`, `scheduler`, `store`, `overwrite`, `verify` and `lowercase`, as for the command.
+        options: `workers`, `scheduler`, `store`, `overwrite`, `verify`, `lowercase` and `dry_run`, as for the command.
 
     Raises:
         UserError: when inputs, settings or folders are not as they must be.

@@ -233,6 +233,11 @@ MISTAKES = {
     "foreign output": ("vocab a.txt --output mine", "--output"),
     "output is a file": ("vocab a.txt --output a.txt", "--output"),
     "output inside a file": ("vocab a.txt --output a.txt/v", "a.txt"),
+    "foreign output of data": ("make-data a.txt --vocab vocab --output mine", "--output"),
+    "foreign output of a training": ("train --data data --output mine --config tiny", "--output"),
+    "training into a file": ("train --data data --output a.txt --config tiny", "--output"),
+    "training inside a file": ("train --data data --output a.txt/r --config tiny", "a.txt"),
+    "plan into a file": ("run auto a.txt --time 1m --output a.txt", "--output"),
     "training by URL": ("train --data data --output memory://r", "--output"),
     "data by URL": ("train --data memory://d --output r", "--data"),
     "vectors by URL": ("embed mine a.txt --output memory://v.npy", "--output"),
@@ -280,6 +285,7 @@ MISTAKES = {
         "train --data data --output r --config tiny --set model.max_position_embeddings=16",
         "model.max_position_embeddings",
     ),
+    "probe of nothing": ("train --data data --output r --config tiny --set train.probe=nosuch.csv", "train.probe"),
     # models
     "no model": ("fill-mask nosuch [MASK]", "MODEL"),
     "no [MASK]": ("fill-mask bert word", "TEXT"),
@@ -344,6 +350,25 @@ def test_a_mistake_is_one_message_of_three_parts_and_exit_code_2(
     assert not re.search(r"(?i)input should|pattern '|\\d|\[A-Z", message)
     assert len(message) < 2000
     assert _content(place) == before
+
+
+DRY = {
+    name: mistake
+    for name, mistake in MISTAKES.items()
+    if re.match("(make-data|train|run auto) ", mistake[0]) and "--dry-run" not in mistake[0]
+}
+
+
+@pytest.mark.parametrize(("call", "where"), DRY.values(), ids=DRY)
+def test_a_dry_run_refuses_what_a_run_refuses_and_leaves_no_trace(
+    place: Path, call: str, where: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(place)
+    before = {path: path.stat().st_mtime_ns for path in place.rglob("*")}
+    result = CliRunner().invoke(app, [*shlex.split(call), "--dry-run"])
+    assert result.exit_code == 2, result.output
+    assert where in result.stderr.split("\n  where: ")[1].split("\n  hint: ")[0]
+    assert {path: path.stat().st_mtime_ns for path in place.rglob("*")} == before
 
 
 def _content(place: Path) -> dict[Path, bytes]:

@@ -3,7 +3,6 @@
 They translate flags into a configuration and call the stage. A signature is the list of flags, however long.
 """
 
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -148,19 +147,14 @@ def make_data(
     Example: bert-pretrain make-data corpus/*.txt.gz --vocab vocab --output data
     """
     with importing(with_pandas=False):
-        from bert_pretrain.make_data.estimate import estimate
         from bert_pretrain.make_data.run import make_data as run_make_data
     flags = {
         "data.strict": ("--strict", strict or None),
         "data.validation": ("--validation", validation or None),
         "data.input_weights": ("--weight", dict(map(_weight_of_input, weight)) if weight else None),
     }
-    loaded = load_config(config, settings, flags)
-    if dry_run:
-        print(estimate(loaded, inputs, parse_path(vocab), lowercase=lowercase).describe(workers or os.cpu_count() or 1))
-        return
     run_make_data(
-        loaded,
+        load_config(config, settings, flags),
         inputs,
         parse_path(vocab),
         parse_path(output),
@@ -170,6 +164,7 @@ def make_data(
         overwrite=overwrite,
         verify=verify,
         lowercase=lowercase,
+        dry_run=dry_run,
     )
 
 
@@ -302,8 +297,8 @@ def _planned(
             where="run auto",
             remedy="write for example: run auto corpus/*.txt.gz --time 1h --output runs/mine",
         )
-    if dry_run:
-        print(auto.describe(auto.make(inputs, own.time, own)), end="")
-        return None
     rest = {key: given for key, given in flags.items() if key not in ("inputs", "time")}
-    return auto.planned_config(inputs, own.time, output, settings=settings or (), flags=rest, overwrite=overwrite)
+    planned = auto.planned_config(
+        inputs, own.time, output, settings=settings or (), flags=rest, overwrite=overwrite, dry_run=dry_run
+    )
+    return None if dry_run else planned

@@ -1,6 +1,6 @@
 """Checks whether a corpus allows its objective, before or instead of writing a useless data folder."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
@@ -20,9 +20,8 @@ def check_corpus(corpus: CorpusStatistics, config: DataConfig, sources: list[Sou
     Raises:
         InputError: with the remedy.
     """
-    where = ", ".join(source.location for source in sources[:3]) + (" …" if len(sources) > 3 else "")
     if corpus["tokens"] == 0:
-        raise InputError("the inputs hold no text", where=where, remedy="give files with text in them")
+        raise InputError("the inputs hold no text", where=_names(sources), remedy="give files with text in them")
     for source, counts in zip(sources, corpus["inputs"], strict=True):
         if counts["unk_tokens"] > MAX_UNK_SHARE * counts["tokens"]:
             share = counts["unk_tokens"] / counts["tokens"]
@@ -41,8 +40,16 @@ def check_corpus(corpus: CorpusStatistics, config: DataConfig, sources: list[Sou
             f"warning: the text holds {markup:,} HTML tags and entities, such as {most_common(corpus['markup'])}; "
             f"{REMOVE_MARKUP}"
         )
-    needed = documents_needed(config)
-    documents = [counts["documents"] for counts in corpus["inputs"]]
+    check_documents([counts["documents"] for counts in corpus["inputs"]], config, sources)
+
+
+def check_documents(documents: Sequence[int], config: DataConfig, sources: Sequence[Source]) -> None:
+    """Refuse inputs with too few documents, given the number of each.
+
+    Raises:
+        InputError: with the remedy.
+    """
+    where, needed = _names(sources), documents_needed(config)
     held_out = sum(number for number, source in zip(documents, sources, strict=True) if source.is_validation)
     if config.validation and held_out < needed:
         raise _too_few(held_out, "inputs held out for validation", needed, where)
@@ -54,6 +61,10 @@ def check_corpus(corpus: CorpusStatistics, config: DataConfig, sources: list[Sou
         print("the inputs hold a single document, so nothing is held out for validation")
         return
     raise _too_few(sum(documents) - held_out, "inputs", needed, where)
+
+
+def _names(sources: Sequence[Source]) -> str:
+    return ", ".join(source.location for source in sources[:3]) + (" …" if len(sources) > 3 else "")
 
 
 def _too_few(number: int, of: str, needed: int, where: str) -> InputError:

@@ -17,15 +17,16 @@ import numpy as np
 from bert_pretrain.config import Config, DataConfig
 from bert_pretrain.errors import InputError
 from bert_pretrain.make_data.build import ShardTask, build_shard, open_records
+from bert_pretrain.make_data.corpus_checks import check_documents
 from bert_pretrain.make_data.plan import plan_build
 from bert_pretrain.make_data.selection import InputShare
 from bert_pretrain.make_data.store_writer import write_store_shard
 from bert_pretrain.make_data.summary import TextCounts
 from bert_pretrain.make_data.token_store import TokenStore, store_shard_folder
+from bert_pretrain.parallel.progress import progress_bar
 from bert_pretrain.storage.files import decompress, open_raw
-from bert_pretrain.storage.paths import AnyPath
 from bert_pretrain.text import documents, records
-from bert_pretrain.text.sources import READ_ERRORS, Source, damaged, resolve
+from bert_pretrain.text.sources import READ_ERRORS, Source, damaged
 from bert_pretrain.text.text_files import ByteRange, last_character
 from bert_pretrain.text.tokenizer import Tokenizer
 
@@ -65,14 +66,12 @@ def _bytes(number: float) -> str:
     return f"{number / 1e9:.1f} GB" if number >= 1e9 else f"{number / 1e6:.1f} MB"
 
 
-def estimate(config: Config, inputs: Sequence[str], vocab: AnyPath, *, lowercase: bool | None = None) -> Estimate:
+def estimate(config: Config, sources: Sequence[Source], tokenizer: Tokenizer) -> Estimate:
     """Estimate a whole run of `make-data` from a sample.
 
     Raises:
-        UserError: for a mistake in the inputs or the tokenizer.
+        InputError: for a mistake in the sample, and where the inputs are too few documents.
     """
-    tokenizer = Tokenizer.load(vocab, lowercase=lowercase)
-    sources = resolve(inputs, config.data, whole_words=tokenizer.whole_words)
     chosen = [sources[index] for index in np.unique(np.linspace(0, len(sources) - 1, MAX_SOURCES).astype(int))]
     # Inputs that are not sampled are assumed to be like those that are.
     others = sum(source.size or 0 for source in sources) / max(1, sum(source.size or 0 for source in chosen)) or 1.0
@@ -81,14 +80,18 @@ def estimate(config: Config, inputs: Sequence[str], vocab: AnyPath, *, lowercase
         begin = time.process_time()
         counts: list[TextCounts] = []
         scales = []
-        for number, source in enumerate(chosen):
+        for number, source in enumerate(progress_bar(chosen, desc="sample", unit="input")):
             sample, share = sample_source(source, folder / f"{number}.txt", SAMPLE_BYTES // len(chosen), config.data)
             shard = write_store_shard([sample], store_shard_folder(folder, number), tokenizer, config.data)
             counts += shard["parts"]
             scales.append(others * source.fraction / share)
         tokens = np.array([each["tokens"] for each in counts])
         if not tokens.sum():
-            raise InputError("the inputs hold no text", where=str(inputs[0]), remedy="give files with text in them")
+            raise InputError(
+                "the inputs hold no text", where=sources[0].location, remedy="give files with text in them"
+            )
+        if len(chosen) == len(sources) and all(each == 1.0 for each in scales):  # nothing is left to be estimated
+            check_documents([each["documents"] for each in counts], config.data, sources)
         scale = float((tokens * scales).sum() / tokens.sum())
         middle = time.process_time()
         data = config.data

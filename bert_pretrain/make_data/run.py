@@ -4,6 +4,7 @@ Text is tokenised once into the token store; shards are built from it; the manif
 kept, so the same command resumes after any interruption.
 """
 
+import os
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -14,6 +15,7 @@ from bert_pretrain.errors import ConfigError, InputError
 from bert_pretrain.make_data import build, corpus_checks, near_duplicates, repair, summary
 from bert_pretrain.make_data.build import ShardTask
 from bert_pretrain.make_data.dataset_card import write_dataset_card
+from bert_pretrain.make_data.estimate import estimate
 from bert_pretrain.make_data.ingest import ingest
 from bert_pretrain.make_data.plan import BuildPlan, plan_build
 from bert_pretrain.make_data.selection import InputShare
@@ -40,6 +42,7 @@ def make_data(
     overwrite: bool = False,
     verify: bool = False,
     lowercase: bool | None = None,
+    dry_run: bool = False,
 ) -> PathT:
     """Write a data folder and return its path.
 
@@ -54,6 +57,7 @@ def make_data(
         overwrite: move another output aside instead of refusing it.
         verify: of a finished folder, compare the SHA-256 of all shards, not only their sizes and footers.
         lowercase: the casing, for a tokenizer folder that does not state it.
+        dry_run: only estimate rows, disk and time from a sample, refuse what a run would refuse, and write nothing.
 
     Raises:
         UserError: for a mistake in the inputs, the tokenizer or the folders.
@@ -62,6 +66,10 @@ def make_data(
     tokenizer = Tokenizer.load(vocab, lowercase=lowercase)
     sources = resolve(inputs, config.data, whole_words=tokenizer.whole_words)
     identity = _identity(config, sources, tokenizer)
+    if dry_run:
+        manifest.would_claim(output, "data", identity, overwrite=overwrite)
+        print(estimate(config, sources, tokenizer).describe(workers or os.cpu_count() or 1))
+        return output
     with exclusive(output), manifest.claimed(output, "data", identity, overwrite=overwrite) as progress:
         is_complete = progress is Progress.COMPLETE
         remove_temporaries(output)

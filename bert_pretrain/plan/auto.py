@@ -1,5 +1,7 @@
 """`run auto`: facts of the text and of the machine, the plan, and its YAML in the output folder."""
 
+import contextlib
+import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -9,6 +11,7 @@ from bert_pretrain.config_values import duration_text
 from bert_pretrain.errors import ConfigError
 from bert_pretrain.plan.planner import Plan, make_plan
 from bert_pretrain.storage.files import write_text
+from bert_pretrain.storage.locking import check_writable
 from bert_pretrain.yaml_text import inline_yaml
 
 PLAN = "plan.yaml"
@@ -25,8 +28,9 @@ def planned_config(
     settings: Sequence[str] = (),
     flags: Mapping[str, tuple[str, object]] | None = None,
     overwrite: bool = False,
+    dry_run: bool = False,
 ) -> Config:
-    """Return the configuration of the plan in `output`, which is made first where there is none.
+    """Return the configuration of the plan in `output`, which is made first where there is none, and printed.
 
     Args:
         inputs: of all stages.
@@ -35,11 +39,13 @@ def planned_config(
         settings: `--set` texts, which win over the plan.
         flags: as for `load_config`; they win over the plan too.
         overwrite: make another plan even where there is one.
+        dry_run: write nothing; a plan that is there is printed.
 
     Raises:
         UserError: when the time is too short, or the plan that is there is for other inputs.
     """
-    path = output / PLAN
+    check_writable(output)
+    path, over = output / PLAN, {**(flags or {}), "time": ("--time", seconds)}
     if path.exists() and not overwrite:
         planned = load_config(path)
         if planned.inputs != tuple(inputs):
@@ -48,12 +54,15 @@ def planned_config(
                 where=str(path),
                 remedy="name the same inputs, another --output, or add --overwrite",
             )
-        print(f"the plan is {path}, made before")
-    else:
-        print(text := describe(make(inputs, seconds, load_config(None, settings, flags))))
+        print(path.read_text(encoding="utf-8") if dry_run else f"the plan is {path}, made before")
+        return load_config(path, settings, over)
+    print(text := describe(make(inputs, seconds, load_config(None, settings, flags))))
+    with contextlib.ExitStack() as stack:
+        if dry_run:  # what is put over the plan is checked all the same
+            path = Path(stack.enter_context(tempfile.TemporaryDirectory())) / PLAN
         path.parent.mkdir(parents=True, exist_ok=True)
         write_text(path, text)
-    return load_config(path, settings, {**(flags or {}), "time": ("--time", seconds)})
+        return load_config(path, settings, over)
 
 
 def make(inputs: Sequence[str], seconds: float, config: Config) -> Plan:

@@ -12,6 +12,7 @@ from bert_pretrain.config import ModelConfig, TrainConfig
 from bert_pretrain.examples.examples import Examples, Masks
 from bert_pretrain.model.attention import choose_attention
 from bert_pretrain.model.bert import BertForPreTraining
+from bert_pretrain.parallel.progress import progress_bar
 from bert_pretrain.train.batches import GlobalBatch, cut
 from bert_pretrain.train.device import hardware
 from bert_pretrain.train.device.flops import training_flops
@@ -82,7 +83,7 @@ def measure_machine(seconds: float, device_setting: str = "auto") -> MachineFact
     begin = time.perf_counter()
     found: dict[Size, float] = {}
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
-        for size in SIZES:
+        for size in progress_bar(SIZES, desc="time", unit="network"):
             left = seconds - (time.perf_counter() - begin)
             flops = size.flops_per_token(VOCAB_SIZE, LENGTH) * BATCH * LENGTH
             if found and (2 + TIMED_STEPS) * flops / list(found.values())[-1] > left:

@@ -40,18 +40,36 @@ def exclusive(folder: AnyPath, *, waits: bool = False) -> Iterator[None]:
                 yield from _holding(file, folder)
 
 
-def _open_lock(folder: Path) -> IO[str]:
+def check_writable(folder: AnyPath) -> None:
+    """Refuse a folder in which `exclusive` could not make its lock; nothing is made, and URLs are not checked.
+
+    Raises:
+        OutputError: when it, or what it would be made in, is a file or may not be written.
+    """
+    if isinstance(folder, RemotePath):
+        return
     if folder.exists() and not folder.is_dir():
         raise OutputError(f"'{folder}' is a file", where="--output", remedy="name a folder")
+    nearest = next(path for path in (folder, *folder.absolute().parents) if path.exists())
+    number = errno.ENOTDIR if not nearest.is_dir() else 0 if os.access(nearest, os.W_OK) else errno.EACCES
+    if number:
+        raise _not_writable(folder, number)
+
+
+def _not_writable(folder: Path, number: int | None) -> OutputError:
+    what = f"cannot write there: {os.strerror(number or errno.EIO)}"
+    return OutputError(what, where=str(folder), remedy="name a folder that you may write to")
+
+
+def _open_lock(folder: Path) -> IO[str]:
+    check_writable(folder)
     try:
         folder.mkdir(parents=True, exist_ok=True)
         return (folder / LOCK).open("a+")
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             raise
-        raise OutputError(
-            f"cannot write there: {error.strerror}", where=str(folder), remedy="name a folder that you may write to"
-        ) from error
+        raise _not_writable(folder, error.errno) from error
 
 
 def _lock(file: IO[str], folder: Path, waits: bool) -> None:

@@ -14,6 +14,7 @@ from typing import Any
 from bert_pretrain import __version__
 from bert_pretrain.errors import DataError, OutputError
 from bert_pretrain.storage.files import is_bookkeeping, move_aside, read_json, write_checked_json
+from bert_pretrain.storage.locking import check_writable
 from bert_pretrain.storage.paths import AnyPath
 
 FORMAT_VERSIONS = {"vocab": 1, "data": 1, "run": 1, "finetune": 1}
@@ -49,16 +50,31 @@ def claim(folder: AnyPath, kind: str, identity: Mapping[str, Any], *, overwrite:
     Raises:
         OutputError: when the folder holds something else.
     """
-    record = _record(kind, identity)
-    present = _content(folder)
-    if overwrite and present:
+    if overwrite and _content(folder):
         print(f"moved the old content to {move_aside(folder)}")
-        present = []
-    if present in ([], [PARTIAL]) and (not present or read_json(folder / PARTIAL) != record):
-        # Empty, or only claimed by a command that failed before its first output.
+    progress = _progress(folder, kind, identity)
+    if progress is Progress.NEW:
         folder.mkdir(parents=True, exist_ok=True)
-        write_checked_json(folder / PARTIAL, record)
-        return Progress.NEW
+        write_checked_json(folder / PARTIAL, _record(kind, identity))
+    elif progress is Progress.COMPLETE:
+        (folder / PARTIAL).unlink(missing_ok=True)  # left by a command killed at its very end
+    return progress
+
+
+def would_claim(folder: AnyPath, kind: str, identity: Mapping[str, Any], *, overwrite: bool = False) -> Progress:
+    """Return what `claim` would return, for a dry run: nothing is locked or written.
+
+    Raises:
+        OutputError: where `exclusive` or `claim` would raise it, other processes left out.
+    """
+    check_writable(folder)
+    return Progress.NEW if overwrite else _progress(folder, kind, identity)
+
+
+def _progress(folder: AnyPath, kind: str, identity: Mapping[str, Any]) -> Progress:
+    record, present = _record(kind, identity), _content(folder)
+    if not present or (present == [PARTIAL] and read_json(folder / PARTIAL) != record):
+        return Progress.NEW  # empty, or only claimed by a command that failed before its first output
     for name, progress in ((MANIFEST, Progress.COMPLETE), (PARTIAL, Progress.INCOMPLETE)):
         if name in present:
             found = read_json(folder / name)
@@ -69,8 +85,6 @@ def claim(folder: AnyPath, kind: str, identity: Mapping[str, Any], *, overwrite:
                     where=str(folder / name),
                     remedy="name another --output, undo the change, or add --overwrite (the old folder is moved aside)",
                 )
-            if progress is Progress.COMPLETE:
-                (folder / PARTIAL).unlink(missing_ok=True)  # left by a command killed at its very end
             return progress
     raise OutputError(
         f"{folder} holds something else: {', '.join(present[:5])}{' …' if len(present) > 5 else ''}",

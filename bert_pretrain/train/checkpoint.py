@@ -184,16 +184,17 @@ class CheckpointWriter:
             self._error = error
 
 
-def newest_checkpoint(folder: Path) -> Checkpoint | None:
+def newest_checkpoint(folder: Path, *, changes: bool = True) -> Checkpoint | None:
     """Return the newest checkpoint that is whole; None if there is none at all.
 
-    Broken ones that are newer are reported on stderr and renamed, so that they no longer count.
+    Broken ones that are newer are reported on stderr and renamed, so that they no longer count; without `changes`, they
+    are only passed over.
 
     Raises:
         DataError: when there are some, and none is whole.
         OutputError: when the newest is of another version.
     """
-    if folder.is_dir():
+    if changes and folder.is_dir():
         remove_temporaries(folder)
     damages: dict[Path, DataError] = {}
     for path in reversed(_paths(folder)):
@@ -202,7 +203,7 @@ def newest_checkpoint(folder: Path) -> Checkpoint | None:
         except DataError as error:
             damages[path] = error
             continue
-        for newer, damage in damages.items():
+        for newer, damage in damages.items() if changes else ():
             broken = newer.with_name(f"broken-{newer.name}")
             shutil.rmtree(broken, ignore_errors=True)
             newer.rename(broken)

@@ -9,6 +9,7 @@ from dataclasses import replace
 
 import torch
 
+from bert_pretrain.parallel.progress import progress_bar
 from bert_pretrain.train.batches import GlobalBatch
 from bert_pretrain.train.device.flops import batch_flops, peak_flops
 from bert_pretrain.train.device.memory import estimate_memory
@@ -70,14 +71,14 @@ def _time_steps(run: ResolvedRun, state: TrainState, data: TrainingData) -> tupl
         begin = time.perf_counter()
         _step(run, state, probe, 0)
         return (time.perf_counter() - begin) * len(first.micro_batches), 1 / len(first.micro_batches)
-    times = []
-    for number in range(TIMED_STEPS):
-        batch = data.global_batch(state.progress.step + number).to(run.device)
-        begin = time.perf_counter()
-        _step(run, state, batch, number)
-        times.append(time.perf_counter() - begin)
-        if run.dist_context.size == 1 and sum(times) > PATIENCE_SECONDS:
-            break
+    times: list[float] = []
+    with progress_bar(total=TIMED_STEPS, desc="time", unit="step", disable=not run.dist_context.is_main) as bar:
+        while len(times) < TIMED_STEPS and (run.dist_context.size > 1 or sum(times) <= PATIENCE_SECONDS):
+            batch = data.global_batch(state.progress.step + len(times)).to(run.device)
+            begin = time.perf_counter()
+            _step(run, state, batch, len(times))
+            times.append(time.perf_counter() - begin)
+            bar.update()
     return sorted(times)[len(times) // 2], 1.0
 
 

@@ -1,4 +1,7 @@
-"""Whether a run folder is finished, resumed or extended, and from which checkpoint; only the first rank looks."""
+"""Whether a run folder is finished, resumed or extended, and from which checkpoint; only the first rank looks.
+
+A dry run asks the same, and changes nothing.
+"""
 
 import torch
 
@@ -12,12 +15,33 @@ from bert_pretrain.train.optim.schedule import Length, duration
 from bert_pretrain.train.resolved import ResolvedRun
 
 
-def is_up_to_date(run: ResolvedRun) -> bool:
-    """Say whether a finished run is as long as asked; a longer one is opened again.
+def progress_of(
+    run: ResolvedRun, progress: manifest.Progress, *, resume: bool, changes: bool
+) -> tuple[bool, Checkpoint | None]:
+    """Return whether a run has nothing left to do and, if it has, the checkpoint from which to continue.
+
+    Args:
+        run: to be done.
+        progress: of its folder.
+        resume: whether checkpoints may be continued from.
+        changes: whether to prepare the folder for that, too: leftovers are removed, and a finished run is opened again.
 
     Raises:
-        UserError: when it is already longer than asked, or cannot be extended.
+        UserError: when the run is already longer than asked, or cannot be continued.
     """
+    is_complete = progress is manifest.Progress.COMPLETE
+    if is_complete and _is_up_to_date(run, changes):
+        return True, None
+    if changes:
+        remove_temporaries(run.output)
+    latest = _checkpoint_to_resume(run, resume, changes)
+    if is_complete and changes:
+        manifest.reopen(run.output)
+    return False, latest
+
+
+def _is_up_to_date(run: ResolvedRun, changes: bool) -> bool:
+    """Say whether a finished run is as long as asked."""
     found, wanted = read_json(run.output / manifest.MANIFEST), run.length
     step, seconds = int(found["progress"]["step"]), float(found["progress"]["wall_seconds"])
     was = Length(**found["length"])
@@ -33,24 +57,18 @@ def is_up_to_date(run: ResolvedRun) -> bool:
         raise _too_short(wanted, step, seconds)
     else:
         purpose, message = f"it could be extended to {wanted}", f"the run is extended from {was} to {wanted}"
-    if newest_checkpoint(run.output / "checkpoints") is None:
+    if newest_checkpoint(run.output / "checkpoints", changes=changes) is None:
         raise OutputError(
             f"the finished run has no checkpoint from which {purpose}",
             where=str(run.output / "checkpoints"),
             remedy="restore one from a copy, or name another --output, with --init-from for the weights",
         )
     print(message)
-    manifest.reopen(run.output)
     return False
 
 
-def checkpoint_to_resume(run: ResolvedRun, resume: bool) -> Checkpoint | None:
-    """Return the newest whole checkpoint of this run, or None to begin at the beginning.
-
-    Raises:
-        UserError: when the run is already longer than asked, or must not be continued.
-    """
-    remove_temporaries(run.output)
+def _checkpoint_to_resume(run: ResolvedRun, resume: bool, changes: bool) -> Checkpoint | None:
+    """Return the newest whole checkpoint of this run, or None to begin at the beginning."""
     folder = run.output / "checkpoints"
     if not resume and has_checkpoints(folder):
         raise OutputError(
@@ -58,7 +76,7 @@ def checkpoint_to_resume(run: ResolvedRun, resume: bool) -> Checkpoint | None:
             where="--no-resume",
             remedy="add --overwrite (the old folder is moved aside), or leave out --no-resume",
         )
-    latest = newest_checkpoint(folder)
+    latest = newest_checkpoint(folder, changes=changes)
     wanted = run.length.steps
     if latest is not None and wanted is not None and latest.step > wanted:
         raise _too_short(run.length, latest.step, 0.0)

@@ -38,11 +38,11 @@ from bert_pretrain.train.output_bias import unigram_bias
 from bert_pretrain.train.positional_heads import start_positional_heads
 from bert_pretrain.train.probe import Probe
 from bert_pretrain.train.resolved import ResolvedRun, describe, identity_of, resolve_run
-from bert_pretrain.train.resume import checkpoint_to_resume, describe_resume, is_up_to_date
+from bert_pretrain.train.resume import describe_resume, progress_of
 from bert_pretrain.train.run_log import RunLog
 from bert_pretrain.train.state import TrainState
 from bert_pretrain.train.step import LossScale
-from bert_pretrain.train.trackers import open_trackers
+from bert_pretrain.train.trackers import check_trackers, open_trackers
 
 
 def train(
@@ -68,7 +68,7 @@ def train(
         carry_optimizer: take optimizer state and step from there too; it must be a checkpoint of ours.
         resume: continue from the newest checkpoint in `output`.
         overwrite: move what is in `output` aside and start over.
-        dry_run: only say what the run would do, need and take; nothing is written.
+        dry_run: only say what the run would do, need and take, and refuse what it would refuse; nothing is written.
 
     Raises:
         UserError: when folders or settings do not fit each other.
@@ -84,20 +84,20 @@ def train(
         )
         if run.device.type == "cuda":
             torch.cuda.set_device(run.device)
-        if dry_run:
-            _dry_run(run)
-            return output / "model"
         identity = identity_of(run)
 
         def claim() -> tuple[bool, Checkpoint | None]:
+            if dry_run:
+                progress = manifest.would_claim(output, "run", identity, overwrite=overwrite)
+                return (False, None) if overwrite else progress_of(run, progress, resume=resume, changes=False)
             held.enter_context(exclusive(output))
-            claimed = manifest.claim(output, "run", identity, overwrite=overwrite)
-            if claimed is manifest.Progress.COMPLETE and is_up_to_date(run):
-                return True, None
-            return False, checkpoint_to_resume(run, resume)
+            progress = manifest.claim(output, "run", identity, overwrite=overwrite)
+            return progress_of(run, progress, resume=resume, changes=True)
 
         is_done, latest = dist_context.run_on_main(claim)
-        if not is_done:
+        if not is_done and dry_run:
+            _dry_run(run, latest)
+        elif not is_done:
             _train(run, latest, identity)
     return output / "model"
 
@@ -109,8 +109,8 @@ def _train(run: ResolvedRun, latest: Checkpoint | None, identity: dict[str, Any]
         print(describe_resume(latest, run))
     data = _training_data(run, state, micro_batch_tokens)
     with contextlib.closing(_open_log(run, state, latest)) as log:
-        probe = Probe(run, state, micro_batch_tokens).accuracy if run.config.train.probe is not None else None
-        evaluator = Evaluator(run, state, micro_batch_tokens, probe)
+        probe = _open_probe(run, state, micro_batch_tokens)
+        evaluator = Evaluator(run, state, micro_batch_tokens, probe and probe.accuracy)
         checkpoints = CheckpointManager(run, state, log, micro_batch_tokens)
         try:
             fit(run, state, data, log, evaluator, checkpoints, evaluate_first=latest is None)
@@ -121,9 +121,17 @@ def _train(run: ResolvedRun, latest: Checkpoint | None, identity: dict[str, Any]
         _finish(run, state, log, identity)
 
 
-def _dry_run(run: ResolvedRun) -> None:
-    """Say what the run would do, need and take."""
-    state, micro_batch_tokens, parallel = _prepare(run, None)
+def _open_probe(run: ResolvedRun, state: TrainState, micro_batch_tokens: int) -> Probe | None:
+    return Probe(run, state, micro_batch_tokens) if run.config.train.probe is not None else None
+
+
+def _dry_run(run: ResolvedRun, latest: Checkpoint | None) -> None:
+    """Say what the run would do, need and take; refuse what it would refuse before its first step."""
+    state, micro_batch_tokens, parallel = _prepare(run, latest)
+    if latest is not None:
+        print(describe_resume(latest, run))
+    _open_probe(run, state, micro_batch_tokens)
+    check_trackers(run.config.train.trackers)
     data = _training_data(run, state, micro_batch_tokens)
     with torch.random.fork_rng(devices=[]):
         print(dry_run_report(run, state, data, num_shards=_num_shards(run, parallel)))

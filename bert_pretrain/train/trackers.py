@@ -1,11 +1,14 @@
 """Trackers: the lines of `metrics.jsonl` once more, for TensorBoard or Weights & Biases, by thin adapters."""
 
 import hashlib
+import importlib
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
 from bert_pretrain.errors import ConfigError
+
+_MODULES = {"tensorboard": "torch.utils.tensorboard", "wandb": "wandb"}
 
 
 class Tracker(Protocol):
@@ -24,19 +27,27 @@ def open_trackers(names: Sequence[str], run: Path, config: dict[str, Any], step:
     Raises:
         ConfigError: when one is not installed.
     """
+    check_trackers(names)
     adapters: dict[str, Callable[[Path, dict[str, Any], int], Tracker]]
     adapters = {"tensorboard": _TensorBoard, "wandb": _WeightsAndBiases}
-    trackers: list[Tracker] = []
+    return [adapters[name](run, config, step) for name in names]
+
+
+def check_trackers(names: Sequence[str]) -> None:
+    """Refuse trackers that are not installed.
+
+    Raises:
+        ConfigError: naming the extra to install.
+    """
     for name in names:
         try:
-            trackers.append(adapters[name](run, config, step))
+            importlib.import_module(_MODULES[name])
         except ImportError as error:
             raise ConfigError(
                 f"the tracker '{name}' is not installed: {error}",
                 where="train.trackers",
                 remedy=f"pip install 'bert-pretrain[{name}]', or take it out of the list",
             ) from error
-    return trackers
 
 
 def grouped(line: dict[str, Any]) -> dict[str, float]:

@@ -9,12 +9,19 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from bert_pretrain.config import Config
 from bert_pretrain.config_file import load_config
 from bert_pretrain.errors import InputError
 from bert_pretrain.examples.shards import DataFolder
 from bert_pretrain.make_data import estimate as module
-from bert_pretrain.make_data.estimate import estimate
+from bert_pretrain.make_data.estimate import Estimate, estimate
 from bert_pretrain.make_data.run import make_data
+from bert_pretrain.text.sources import resolve
+from bert_pretrain.text.tokenizer import Tokenizer
+
+
+def estimated(config: Config, inputs: list[str], vocab: Path) -> Estimate:
+    return estimate(config, resolve(inputs, config.data), Tokenizer.load(vocab))
 
 
 def corpus(number: int) -> list[str]:
@@ -47,7 +54,7 @@ def test_an_estimate_is_near_what_comes_out(
     weights = f"data.input_weights={{{path}: 1.5}}"
     config = load_config(settings=[weights, "data.max_seq_length=64", "data.validation_fraction=0"])
     before = sorted(tmp_path.rglob("*"))
-    found = estimate(config, [str(path)], vocab_folder)
+    found = estimated(config, [str(path)], vocab_folder)
     assert sorted(tmp_path.rglob("*")) == before
     data = DataFolder.open(make_data(config, [str(path)], vocab_folder, tmp_path / "data", workers=1))
     store = sum(file.stat().st_size for file in (tmp_path / ".token-store").rglob("*.npy"))
@@ -77,9 +84,9 @@ def test_a_sample_ends_where_a_record_or_character_does(
 ) -> None:
     (tmp_path / name).write_text(content)
     config = load_config(settings=["data.next_sentence=none", "data.strict=yes"])
-    whole = estimate(config, [str(tmp_path / name)], vocab_folder)
+    whole = estimated(config, [str(tmp_path / name)], vocab_folder)
     monkeypatch.setattr(module, "SAMPLE_BYTES", 4001)
-    sample = estimate(config, [str(tmp_path / name)], vocab_folder)
+    sample = estimated(config, [str(tmp_path / name)], vocab_folder)
     assert sample.tokens == pytest.approx(whole.tokens, rel=0.05)
 
 
@@ -89,20 +96,33 @@ def test_a_sample_of_one_document_stands_for_a_corpus_of_several(
     path = tmp_path / "a.jsonl"
     path.write_text("".join(json.dumps({"text": f"{LONG} {number}"}) + "\n" for number in range(8)))
     config = load_config(settings=["data.max_seq_length=64", "data.validation_fraction=0"])
-    whole = estimate(config, [str(path)], vocab_folder)
+    whole = estimated(config, [str(path)], vocab_folder)
     monkeypatch.setattr(module, "SAMPLE_BYTES", 10)
-    assert estimate(config, [str(path)], vocab_folder).rows == pytest.approx(whole.rows, rel=0.15)
+    assert estimated(config, [str(path)], vocab_folder).rows == pytest.approx(whole.rows, rel=0.15)
     path.write_text(json.dumps({"text": LONG}) + "\n")
-    with pytest.raises(InputError, match="only one document"):
-        estimate(config, [str(path)], vocab_folder)
+    with pytest.raises(InputError, match="hold 1 document"):
+        estimated(config, [str(path)], vocab_folder)
 
 
 def test_a_mistake_is_named_by_input_and_the_last_record_needs_no_line_end(tmp_path: Path, vocab_folder: Path) -> None:
     path = tmp_path / "a.jsonl"
     path.write_text('{"text": "One. Two."}\n{"text": "Three. Four."}')
     config = load_config(settings=["data.next_sentence=none"])
-    assert estimate(config, [str(path)], vocab_folder).documents == 2
+    assert estimated(config, [str(path)], vocab_folder).documents == 2
     path.write_text('{"text": "One. Two."}\n{"content": "Three. Four."}')
     with pytest.raises(InputError) as caught:
-        estimate(config, [str(path)], vocab_folder)
+        estimated(config, [str(path)], vocab_folder)
     assert caught.value.where == f"{path}: line 2"
+
+
+def test_a_dry_run_writes_nothing_and_shows_that_it_works(
+    tmp_path: Path, vocab_folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "a.txt"
+    path.write_text("\n\n".join(corpus(40)))
+    config = load_config(settings=["data.document_boundary=blank_line", "data.max_seq_length=64"])
+    make_data(config, [str(path)], vocab_folder, tmp_path / "data", workers=1, dry_run=True)
+    printed = capsys.readouterr()
+    assert "nothing is written" in printed.out
+    assert "sample: 100%" in printed.err
+    assert list(tmp_path.iterdir()) == [path]

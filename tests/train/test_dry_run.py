@@ -1,5 +1,6 @@
 """`--dry-run` says what a run would take, and leaves no trace; the estimate of memory is one."""
 
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ import torch
 
 from bert_pretrain.config import Config, ModelConfig, TrainConfig
 from bert_pretrain.config_file import load_config
+from bert_pretrain.errors import ConfigError, OutputError
 from bert_pretrain.model.bert import BertForPreTraining
 from bert_pretrain.train.batches import cut
 from bert_pretrain.train.device.memory import activation_bytes_per_token, estimate_memory
@@ -28,6 +30,31 @@ def test_a_dry_run_says_what_it_would_take_and_writes_nothing(
         assert words in out
     assert ("for 100 steps" if length.get("max_steps") else "epochs") in out.split("time ")[-1]
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_dry_run_meets_the_folder_as_a_run_would_and_leaves_it_as_it_is(
+    tiny: Tiny, data_folder: Path, finished: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = shutil.copytree(finished, tmp_path / "run")
+    before = {path: path.stat().st_mtime_ns for path in run.rglob("*")}
+
+    def dry(config: Config, **options: bool) -> str:
+        train(config, data_folder, run, dry_run=True, **options)
+        return capsys.readouterr().out
+
+    assert "up to date" in dry(tiny())
+    longer = dry(tiny(max_steps=20))
+    assert "the run is extended from 12 steps to 20 steps" in longer
+    assert "continues from step 12" in longer
+    assert "for 8 steps" in longer
+    with pytest.raises(OutputError, match="written by another"):
+        dry(tiny(peak_lr=2e-3))
+    assert "for 12 steps" in dry(tiny(peak_lr=2e-3), overwrite=True)
+    with pytest.raises(ConfigError, match="is at step 12 already"):
+        dry(tiny(max_steps=8))
+    with pytest.raises(OutputError, match="starts over"):
+        dry(tiny(max_steps=20), resume=False)
+    assert {path: path.stat().st_mtime_ns for path in run.rglob("*")} == before
 
 
 def test_activations_are_estimated_near_what_autograd_keeps(examples: Callable[..., Any]) -> None:
