@@ -289,11 +289,11 @@ def as_bio(tags: list[str], where: str, source: LabelledInput) -> list[str]:
             raise UnusableRow(f"the tag {tag!r} is not BIO", where=where, remedy=remedy)
         if prefix not in "BI":
             error = InputError(f"the tag {tag!r} is not BIO", where=where, remedy="convert it, or leave out --strict")
-            source.repair("tags of IOBES or BILOU read as BIO", error)
+            source.repair("tags of IOBES or BILOU, read as BIO", error)
         if prefix in _INSIDE and kind != open_kind:
             what = f"the tag {tag!r} continues an entity that no tag before it began"
             remedy = f"write B-{kind} for its first word, or leave out --strict"
-            source.repair("I- tags that begin an entity read as B-", InputError(what, where=where, remedy=remedy))
+            source.repair("I- tags that begin an entity, read as B-", InputError(what, where=where, remedy=remedy))
         found.append(f"{'I' if prefix in _INSIDE and kind == open_kind else 'B'}-{kind}")
         open_kind = "" if prefix in _LAST else kind
     return found

@@ -58,7 +58,7 @@ def test_conll_2003_is_read_with_its_ending_and_its_iob1(read: Read) -> None:
         assert (first.words, first.tags) == (["Paris", "Berlin", "wins"], ["B-LOC", "B-LOC", "O"])
         assert (second.words, second.tags) == (["Anna", "Lee"], ["B-PER", "I-PER"])
     summary = read("tag", "eng.train", CONLL_2003)[1]
-    assert summary == "I- tags that begin an entity read as B-: 2 (--strict refuses this)"
+    assert summary == "I- tags that begin an entity, read as B-: 2 (--strict refuses this)"
     with pytest.raises(InputError, match="'I-LOC' continues an entity that no tag before it began") as caught:
         read("tag", "eng.train", CONLL_2003, strict=True)
     assert caught.value.where.endswith("eng.train: line 3")
@@ -68,7 +68,7 @@ def test_one_stray_tag_does_not_refuse_a_file(read: Read) -> None:
     text = "人 B-PER\n民 I-PER\n\n" * 50 + "日 O\n报 I-ORG\n"
     examples, summary = read("tag", "example.train", text)
     assert examples[-1].tags == ["O", "B-ORG"]
-    assert summary.startswith("I- tags that begin an entity read as B-: 1 ")
+    assert summary.startswith("I- tags that begin an entity, read as B-: 1 ")
 
 
 KINDS = st.sampled_from(["PER", "LOC"])
