@@ -8,32 +8,50 @@ import itertools
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from bert_pretrain.errors import ConfigError, DataError, OutputError
 from bert_pretrain.report.measured import describe, nearest_run, points
 from bert_pretrain.report.run_record import read_run_record
 from bert_pretrain.storage.files import atomic_path, parse_json
 
-Panel = tuple[str, str, str, str]  # title, unit, training's name, validation's name
-Panels = tuple[Panel, ...]
 Metrics = list[dict[str, Any]]  # the lines of a run's metrics.jsonl
 
 MAX_FIGURE = 1e100
 """Larger figures of a line are none that a run has written, and could overflow in what is computed from them."""
 
+
+class Panel(NamedTuple):
+    """One diagram: a figure of training and of evaluations, by step."""
+
+    title: str
+    unit: str
+    training: str
+    """Name in a line of training; empty for none."""
+    validation: str = ""
+    """Name in a line of an evaluation."""
+    axis: tuple[float, ...] = (0.0,)
+    """Values that the axis reaches at least, so that noise does not fill it."""
+    chance: float | None = None
+    """What guessing gives."""
+    is_share: bool = False
+
+
+Panels = tuple[Panel, ...]
+
+_MLM_LOSS = "mlm_loss"
 PANELS = (
-    ("masked tokens: loss", "nats per token", "mlm_loss", "validation_mlm_loss"),
-    ("masked tokens: accuracy", "share", "mlm_accuracy", "validation_mlm_accuracy"),
-    ("next sentence: loss", "nats per pair", "nsp_loss", "validation_nsp_loss"),
-    ("next sentence: accuracy", "share", "nsp_accuracy", "validation_nsp_accuracy"),
+    Panel("masked tokens: loss", "nats per token", _MLM_LOSS, "validation_mlm_loss", axis=()),
+    Panel("masked tokens: accuracy", "", "mlm_accuracy", "validation_mlm_accuracy", (0.0, 0.2), is_share=True),
+    Panel("next sentence: loss", "nats per pair", "nsp_loss", "validation_nsp_loss", (0.0, 0.75), math.log(2)),
+    Panel("next sentence: accuracy", "", "nsp_accuracy", "validation_nsp_accuracy", (0.4, 1.0), 0.5, is_share=True),
 )
 MORE_PANELS = (
-    ("learning rate", "", "learning_rate", ""),
-    ("gradient norm", "before clipping", "grad_norm", ""),
-    ("speed", "tokens/s, without padding", "tokens_per_second", ""),
-    ("waiting for data", "share of the time", "data_wait_share", ""),
-    ("probe: accuracy", "share", "", "probe_accuracy"),
+    Panel("learning rate", "", "learning_rate"),
+    Panel("gradient norm", "before clipping", "grad_norm"),
+    Panel("speed", "tokens/s, without padding", "tokens_per_second"),
+    Panel("waiting for data", "of the time", "data_wait_share", axis=(0.0, 0.05), is_share=True),
+    Panel("probe: accuracy", "", "", "probe_accuracy", (0.0, 1.0), is_share=True),
 )
 
 
@@ -109,28 +127,46 @@ def _encode(figure: Any, form: str, *, dpi: int) -> bytes:
 
 def _figure(runs: list[Path], metrics: list[Metrics], panels: Panels) -> Any:
     names = {name for lines in metrics for line in lines for name in line}
-    drawn = [panel for panel in panels if names & set(panel[2:])]  # few runs have a probe
+    drawn = [panel for panel in panels if names & {panel.training, panel.validation}]  # few runs have a probe
     num_rows = max(1, math.ceil(len(drawn) / 2))
     figure = _matplotlib_figure()(figsize=(10, 3 * num_rows))
     # Fixed margins: a layout by matplotlib would take as long as the drawing, at the end of every run.
     figure.subplots_adjust(left=0.1, right=0.98, bottom=0.09, top=0.94, wspace=0.3, hspace=0.35)
-    nearest = nearest_run(read_run_record(runs[0]), metrics[0]) if len(runs) == 1 else None
+    records = [read_run_record(run) for run in runs]
+    nearest = nearest_run(records[0], metrics[0]) if len(runs) == 1 else None
     for axes, panel in itertools.zip_longest(figure.subplots(num_rows, 2).flat, drawn):
         if panel is None:
             axes.set_axis_off()
-        else:
-            _draw_panel(axes, panel, run_names(runs), metrics)
-            if nearest is not None and axes.has_data():
-                _draw_measured(axes, nearest, panel[3], metrics[0])
+            continue
+        _draw_panel(axes, panel, run_names(runs), metrics)
+        if axes.has_data():
+            if nearest is not None:
+                _draw_measured(axes, nearest, panel.validation, metrics[0])
+            _draw_references(axes, panel, records)
     return figure
+
+
+def _draw_references(axes: Any, panel: Panel, records: Sequence[Mapping[str, Any]]) -> None:
+    """Draw what a model would reach without learning: by chance, or by the frequencies of the tokens."""
+    lines = [("chance", panel.chance)]
+    if panel.training == _MLM_LOSS:
+        statistics = [(record.get("data") or {}).get("statistics") or {} for record in records]
+        sizes = {each.get("vocab_size") for each in statistics}
+        entropies = {(each.get("unigram_entropy") or {}).get("validation") for each in statistics}
+        # Of runs on different data there is no common line.
+        size, entropy = (values.pop() if len(values) == 1 else None for values in (sizes, entropies))
+        lines = [("all tokens equally likely", math.log(size) if size else None), ("token frequencies", entropy)]
+    for (label, value), style in zip(lines, ("--", ":"), strict=False):
+        if value is not None:
+            axes.axhline(value, linestyle=style, color="black", linewidth=0.9, alpha=0.6, label=label)
+    axes.legend(fontsize="small")
 
 
 def _draw_measured(axes: Any, nearest: Mapping[str, Any], metric: str, metrics: Metrics) -> None:
     """Draw the measured run that is nearest to a run."""
     if found := points(nearest, metric, metrics):
         steps, values = zip(*found, strict=True)
-        axes.plot(steps, values, ":", label=describe(nearest), color="grey")
-        axes.legend()
+        axes.plot(steps, values, label=describe(nearest), color="grey", alpha=0.7)
 
 
 def perplexity(loss: float) -> float:
@@ -147,22 +183,24 @@ def run_names(runs: Sequence[Path]) -> list[str]:
 
 
 def _draw_panel(axes: Any, panel: Panel, names: list[str], metrics: list[Metrics]) -> None:
-    title, unit, training, validation = panel
     for number, (run, lines) in enumerate(zip(names, metrics, strict=True)):
         prefix = f"{run}: " if len(names) > 1 else ""
-        for name, label, style in ((training, "training", "-"), (validation, "held out", "o--")):
+        for name, label, style in ((panel.training, "training", "-"), (panel.validation, "held out", "o--")):
             points = [(line["step"], line[name]) for line in lines if line.get(name) is not None]
             if points:
-                width = 1.0 if name == training else 1.6
-                colour = f"C{number}" if len(names) > 1 else ("C0" if name == training else "C1")
+                width = 1.0 if name == panel.training else 1.6
+                colour = f"C{number}" if len(names) > 1 else ("C0" if name == panel.training else "C1")
                 steps, values = zip(*points, strict=True)
                 axes.plot(steps, values, style, label=prefix + label, color=colour, linewidth=width, markersize=4)
     if not axes.has_data():  # without pairs there is no next sentence
         axes.set_axis_off()
         return
-    axes.set(title=title, xlabel="step", ylabel=unit)
+    axes.set(title=panel.title, xlabel="step", ylabel=panel.unit)
+    axes.update_datalim([(axes.dataLim.x0, value) for value in panel.axis])
+    axes.autoscale_view()
+    if panel.is_share:
+        axes.yaxis.set_major_formatter(lambda value, _: f"{100 * value:.3g} %")
     axes.grid(alpha=0.3)
-    axes.legend()
 
 
 def write_file(path: Path, content: bytes) -> None:

@@ -34,6 +34,7 @@ def data_statistics(manifest: Mapping[str, Any]) -> dict[str, Any]:
     return {
         "next_sentence": manifest["config"]["data"].get("next_sentence", "nsp"),
         "language": manifest["config"]["data"].get("language", "en"),
+        "vocab_size": (manifest.get("tokenizer") or {}).get("vocab_size"),
         "corpus": {name: corpus[name] for name in names if name in corpus},
         "unigram_entropy": {
             name: split.get("statistics", {}).get("unigram_entropy") for name, split in manifest["splits"].items()

@@ -6,8 +6,11 @@ figures of these runs are not.
 
 import base64
 import statistics
+from collections.abc import Mapping
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 from bert_pretrain.report.curves import (
     MORE_PANELS,
@@ -17,6 +20,7 @@ from bert_pretrain.report.curves import (
     draw_curves,
     perplexity,
     read_metrics,
+    run_names,
     write_file,
 )
 from bert_pretrain.report.data_hints import Hint
@@ -24,7 +28,18 @@ from bert_pretrain.report.diagnosis import diagnose
 from bert_pretrain.report.render import render
 from bert_pretrain.report.run_record import read_run_record
 
-COLUMNS = ("run", "step", "examples", "MLM loss", "perplexity", "MLM accuracy", "NSP accuracy", "tokens/s", "MFU")
+COLUMNS = (
+    "run", "step", "examples", "held-out MLM loss", "held-out perplexity", "held-out MLM accuracy",
+    "held-out NSP accuracy", "tokens/s", "MFU",
+)  # fmt: skip
+SETTINGS = {
+    "model": ("num_hidden_layers", "hidden_size", "num_attention_heads", "hidden_dropout_prob"),
+    "train": (
+        "global_batch_size", "optimizer", "peak_lr", "schedule", "warmup_ratio", "weight_decay", "init", "mlm_bias",
+        "precision", "seed",
+    ),
+}  # fmt: skip
+"""Keys of the configuration that the page shows; `config.yaml` has all."""
 
 
 @dataclass(frozen=True)
@@ -32,8 +47,11 @@ class RunSummary:
     """A run on the page."""
 
     name: str
+    """As in the legends of the pictures."""
     cells: list[str]
     """Its last held-out figures and its median speed, in the order of `COLUMNS`."""
+    settings: dict[str, str]
+    """What it is, and how it was trained."""
     unusual: list[str]
     hints: list[Hint]
 
@@ -56,16 +74,42 @@ def write_report(runs: list[Path], output: Path) -> tuple[Path, Path]:
     draw_curves(runs, output)
     metrics = [read_metrics(run) for run in runs]
     pictures = [base64.b64encode(as_png(runs, metrics, panels)).decode() for panels in (PANELS, MORE_PANELS)]
-    summaries = [
-        RunSummary(str(run), _cells(lines), unusual_figures(lines), diagnose(read_run_record(run), lines))
-        for run, lines in zip(runs, metrics, strict=True)
-    ]
+    summaries = [_summary(name, run, lines) for name, run, lines in zip(run_names(runs), runs, metrics, strict=True)]
     for summary in summaries:
         for hint in summary.hints:
             print(hint if len(runs) == 1 else f"{summary.name}: {hint}")
-    text = render("report.html", runs=summaries, columns=COLUMNS, pictures=pictures)
+    now = f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC"
+    settings = list(dict.fromkeys(name for summary in summaries for name in summary.settings))
+    text = render("report.html", runs=summaries, columns=COLUMNS, pictures=pictures, settings=settings, date=now)
     write_file(page, text.encode())
     return output, page
+
+
+def _summary(name: str, run: Path, metrics: Metrics) -> RunSummary:
+    record = read_run_record(run)
+    hints = diagnose(record, metrics)
+    return RunSummary(name, _cells(metrics), _settings(run, record), unusual_figures(metrics), hints)
+
+
+def _settings(run: Path, record: Mapping[str, Any]) -> dict[str, str]:
+    """Return what the page says of a run besides its figures; a folder of an older version has less."""
+    config, written = record.get("config") or {}, datetime.fromtimestamp((run / "metrics.jsonl").stat().st_mtime, UTC)
+    found = {
+        "folder": str(run),
+        "state": "finished" if "progress" in record else "not finished",
+        "last figures": f"{written:%Y-%m-%d %H:%M} UTC",
+        "data": (record.get("data") or {}).get("path"),
+        "parameters": record.get("parameters"),
+        "device": record.get("device"),
+        "steps": (record.get("length") or {}).get("steps"),
+        "seconds": (record.get("length") or {}).get("seconds"),
+        **{key: (config.get(section) or {}).get(key) for section, keys in SETTINGS.items() for key in keys},
+    }
+    return {
+        name: f"{value:,}" if type(value) is int and name != "seed" else str(value)
+        for name, value in found.items()
+        if value is not None
+    }
 
 
 def unusual_figures(metrics: Metrics) -> list[str]:

@@ -47,6 +47,7 @@ class _Corpus(BaseModel):
 class _Statistics(BaseModel):
     next_sentence: str = ""
     language: str = ""
+    vocab_size: _Count | None = None
     corpus: _Corpus = _Corpus()
     unigram_entropy: dict[str, _Figure | None] = {}
 

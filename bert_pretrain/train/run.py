@@ -110,7 +110,7 @@ def _train(run: ResolvedRun, latest: Checkpoint | None, identity: dict[str, Any]
     data = _training_data(run, state, micro_batch_tokens)
     with contextlib.closing(_open_log(run, state, latest)) as log:
         probe = _open_probe(run, state, micro_batch_tokens)
-        evaluator = Evaluator(run, state, micro_batch_tokens, probe and probe.accuracy)
+        evaluator = Evaluator(run, state, micro_batch_tokens, None if probe is None else probe.accuracy)
         checkpoints = CheckpointManager(run, state, log, micro_batch_tokens)
         try:
             fit(run, state, data, log, evaluator, checkpoints, evaluate_first=latest is None)

@@ -45,12 +45,14 @@ def test_values_in_html_are_escaped() -> None:
     run = {
         "name": EVIL,
         "cells": [EVIL],
+        "settings": {EVIL: EVIL},
         "unusual": [EVIL],
         "hints": [{"cause": EVIL, "observed": EVIL, "remedy": EVIL}],
     }
-    text = render("report.html", runs=[run], columns=[EVIL], pictures=[])
+    text = render("report.html", runs=[run], columns=[EVIL], pictures=[], settings=[EVIL], date=EVIL)
     assert "<b>" not in text
-    assert text.count("&lt;b&gt;") == 10  # title, column, name and cell, name and hint, name and note
+    # Title, date, heading, name and hint, name and note, column, name and cell, name of the run and setting.
+    assert text.count("&lt;b&gt;") == 15
 
 
 def test_a_missing_value_is_an_error() -> None:

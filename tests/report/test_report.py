@@ -1,14 +1,16 @@
 """`report` draws what the metrics hold."""
 
 import json
+import math
 import shutil
 import sys
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
 
 from bert_pretrain.errors import ConfigError, DataError
-from bert_pretrain.report.curves import draw_curves, read_metrics, run_names
+from bert_pretrain.report.curves import PANELS, _figure, draw_curves, read_metrics, run_names
 from bert_pretrain.report.report import unusual_figures, write_report
 
 PNG = b"\x89PNG\r\n\x1a\n"
@@ -49,6 +51,43 @@ def test_a_run_without_pairs_has_no_panels_of_them(run: Path, tmp_path: Path) ->
     drawn = draw_curves([run], tmp_path / "none.svg").read_text()
     assert "masked tokens" in drawn
     assert "next sentence" not in drawn
+
+
+def test_panels_show_chance_and_axes_do_not_dramatise_noise(run: Path) -> None:
+    pytest.importorskip("matplotlib")
+    statistics = {"vocab_size": 4096, "unigram_entropy": {"train": 6.0, "validation": 5.5}}
+    (run / "manifest.json").write_text(json.dumps({"data": {"statistics": statistics}}))
+    figure = _figure([run], [read_metrics(run)], PANELS)
+    panels = {axes.get_title(): axes for axes in figure.axes}
+    for title, label, height in (
+        ("masked tokens: loss", "all tokens equally likely", math.log(4096)),
+        ("masked tokens: loss", "token frequencies", 5.5),
+        ("next sentence: loss", "chance", math.log(2)),
+        ("next sentence: accuracy", "chance", 0.5),
+    ):
+        (line,) = (line for line in panels[title].lines if line.get_label() == label)
+        assert set(line.get_ydata()) == {height}
+        low, high = panels[title].get_ylim()
+        assert low < height < high
+    low, high = panels["next sentence: accuracy"].get_ylim()
+    assert low <= 0.4
+    assert high >= 1.0
+    assert panels["masked tokens: accuracy"].get_ylim()[0] <= 0.0
+    shown = panels["next sentence: accuracy"].yaxis.get_major_formatter()
+    assert shown(0.5, None) == "50 %"
+
+
+def test_runs_on_different_data_have_no_line_of_token_frequencies(run: Path, tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    other = shutil.copytree(run, tmp_path / "other")
+    for folder, entropy in ((run, 5.5), (other, 6.5)):
+        statistics = {"vocab_size": 4096, "unigram_entropy": {"validation": entropy}}
+        (folder / "manifest.json").write_text(json.dumps({"data": {"statistics": statistics}}))
+    loss = _figure([run, other], [read_metrics(run)] * 2, PANELS).axes[0]
+    labels = [line.get_label() for line in loss.lines]
+    assert "all tokens equally likely" in labels
+    assert "token frequencies" not in labels
+    assert {"run: held out", "other: held out"} <= set(labels)
 
 
 def test_a_line_that_is_being_written_is_left_out(run: Path) -> None:
@@ -99,6 +138,10 @@ def test_the_page_holds_everything_in_one_file_and_names_unusual_figures(run: Pa
     assert "10.0% of the time was spent waiting for data" in text
     assert "<td>1,280</td>" in text
     assert "50.0%" in text
+    assert '<th scope="col">held-out MLM loss</th>' in text
+    assert f"{datetime.now(UTC):%Y-%m-%d}" in text
+    assert "<tr><td>state</td><td>not finished</td><td>not finished</td></tr>" in text
+    assert f"<tr><td>folder</td><td>{run}</td>" in text
 
 
 def test_an_ordinary_run_has_no_unusual_figures_and_a_bad_one_has_them() -> None:

@@ -55,7 +55,7 @@ def test_a_run_prints_each_hint_once_and_report_finds_them_again(
     train(config, data, run)
     assert hints(capsys.readouterr().out) == printed[-1:]
     write_report([run, run], tmp_path / "both.png")
-    assert capsys.readouterr().out.splitlines() == [f"{run}: {hint}" for hint in printed] * 2
+    assert capsys.readouterr().out.splitlines() == [f"run: {hint}" for hint in printed] * 2
 
 
 def test_a_run_notes_at_its_start_what_hints_need(tiny: Tiny, data_folder: Path, tmp_path: Path) -> None:
