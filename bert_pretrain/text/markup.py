@@ -18,7 +18,8 @@ _TAGS = frozenset(
         "sup svg table tbody td textarea tfoot th thead time title tr tt u ul var video wbr",
     )
 )
-_MARKUP = re.compile(r"</?([A-Za-z][A-Za-z0-9]*)(?:\s[^<>]*)?/?>|&(#[0-9]+|#[xX][0-9A-Fa-f]+|[A-Za-z][A-Za-z0-9]*);")
+_TAG = re.compile(r"</?([A-Za-z][A-Za-z0-9]*)(?:\s[^<>]*)?/?>")
+_ENTITY = re.compile(r"&(#[0-9]+|#[xX][0-9A-Fa-f]+|[A-Za-z][A-Za-z0-9]*);")  # of its own: one literal is found fastest
 NUMERIC = "&#…;"
 """The name of all entities that are numbers."""
 REMOVE_MARKUP = "remove tags and resolve entities before (docs/cleaning.md)"
@@ -26,17 +27,9 @@ REMOVE_MARKUP = "remove tags and resolve entities before (docs/cleaning.md)"
 
 def count_markup(text: str) -> Counter[str]:
     """Return how often each tag and entity occurs; `<br>` is also `<BR/>` and `</br>`, `&#…;` any number."""
-    if "<" not in text and "&" not in text:
-        return Counter()
-    return Counter(name for tag, entity in _MARKUP.findall(text) if (name := _name_of(tag.lower(), entity)))
-
-
-def _name_of(tag: str, entity: str) -> str:
-    if tag in _TAGS:
-        return f"<{tag}>"
-    if entity.startswith("#"):
-        return NUMERIC
-    return f"&{entity};" if f"{entity};" in html5 else ""
+    tags = (f"<{name}>" for tag in _TAG.findall(text) if (name := tag.lower()) in _TAGS)
+    entities = (NUMERIC if name[0] == "#" else f"&{name};" for name in _ENTITY.findall(text))
+    return Counter(tags) + Counter(name for name in entities if name == NUMERIC or name[1:] in html5)
 
 
 def most_common(markup: dict[str, int]) -> str:
