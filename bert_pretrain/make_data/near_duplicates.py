@@ -29,10 +29,13 @@ NUM_HASHES = 128
 """Values of a signature; the standard error of an estimate of 0.8 is 0.035."""
 MAX_MISSED = 1e-3
 """The largest chance that two documents of just the similarity asked for agree in no band."""
+MAX_LEADERS = 1000
+"""Of the documents that agree in a band, each is compared with so many others; pages of one template may be a million,
+alike without being near duplicates."""
 MAX_TOKENS = 1 << 22
 """Of a longer document the beginning is compared."""
 _TOKENS_AT_ONCE = 1 << 20
-_PAIRS_AT_ONCE = 1 << 15
+_DOCUMENTS_AT_ONCE = 1 << 15
 _ODD = np.uint64(0x9E3779B97F4A7C15)
 
 
@@ -129,7 +132,7 @@ def find_near_duplicates(
 
     The first document of a group is kept, in order of priority, then of number. Each one that is left out was similar
     to an earlier one, which may have been left out itself for a third; no two that stay agree in a band and have an
-    estimated similarity of `threshold` or more.
+    estimated similarity of `threshold` or more, unless more than `MAX_LEADERS` others agree in that band.
 
     Args:
         store: with the signatures of its documents.
@@ -149,9 +152,13 @@ def find_near_duplicates(
         keys = _band_keys(store, slice(begin, begin + num_rows))[numbers[kept]]
         order = np.argsort(keys, kind="stable")
         members, runs = kept[order], np.cumsum(np.diff(keys[order], prepend=keys[order[:1]]) != 0)
-        for leaders, followers, are_similar in _rounds(members, runs, store, numbers, threshold):
-            is_kept[followers[are_similar]] = False
-            num_leaks += int((is_validation[leaders] & ~is_validation[followers])[are_similar].sum())
+        is_shared = np.bincount(runs)[runs] > 1 if len(runs) else np.zeros(0, dtype=bool)
+        members, runs = members[is_shared], runs[is_shared]
+        for some in _whole_runs(runs):
+            read = _read(store, numbers[members[some]])
+            for leaders, followers in _similar_pairs(members[some], runs[some], read, threshold):
+                is_kept[followers] = False
+                num_leaks += int((is_validation[leaders] & ~is_validation[followers]).sum())
     gone = np.sort(numbers[~is_kept])
     counts = Counter(near_duplicate_documents=len(gone) - num_leaks, documents_similar_to_validation=num_leaks)
     return gone, +counts
@@ -163,26 +170,36 @@ def rows_per_band(threshold: float) -> int:
     return max(rows for rows, missed in chances if missed <= MAX_MISSED)
 
 
-def _rounds(
-    members: np.ndarray, runs: np.ndarray, store: TokenStore, numbers: np.ndarray, threshold: float
-) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
+def _whole_runs(runs: np.ndarray) -> Iterator[slice]:
+    """Yield slices of so many documents at most; only a run that is longer itself is cut."""
+    begin = 0
+    while begin < len(runs):
+        end = begin + _DOCUMENTS_AT_ONCE
+        if end < len(runs) and runs[end] != runs[begin]:
+            end = int(np.searchsorted(runs, runs[end]))
+        yield slice(begin, end)
+        begin = end
+
+
+def _similar_pairs(
+    members: np.ndarray, runs: np.ndarray, signatures: np.ndarray, threshold: float
+) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     """Compare the first of each run with the others, then the first of those that are left, and so on.
 
     Yields:
-        leaders and followers, both (pairs,) places in `numbers`, and which pairs are similar, (pairs,) bool.
+        those that are similar: leaders and followers, both (pairs,) of `members`.
     """
-    while True:
+    for _ in range(MAX_LEADERS):
         begins = np.flatnonzero(np.diff(runs, prepend=-1))
-        sizes = np.diff(begins, append=len(runs))
-        is_follower = np.ones(len(runs), dtype=bool)
-        is_follower[begins] = False
-        followers = members[is_follower]
+        followers = np.setdiff1d(np.arange(len(runs)), begins, assume_unique=True)
         if not len(followers):
             return
-        leaders = np.repeat(members[begins], sizes - 1)
-        are_similar = _similarities(store, numbers[leaders], numbers[followers]) >= threshold
-        yield leaders, followers, are_similar
-        members, runs = followers[~are_similar], runs[is_follower][~are_similar]
+        leaders = np.repeat(begins, np.diff(begins, append=len(runs)) - 1)
+        num_equal = np.count_nonzero(signatures[leaders] == signatures[followers], axis=1)
+        are_similar = num_equal >= threshold * NUM_HASHES
+        yield members[leaders[are_similar]], members[followers[are_similar]]
+        left = followers[~are_similar]
+        members, runs, signatures = members[left], runs[left], signatures[left]
 
 
 def _band_keys(store: TokenStore, band: slice) -> np.ndarray:
@@ -195,20 +212,15 @@ def _band_keys(store: TokenStore, band: slice) -> np.ndarray:
     return keys
 
 
-def _similarities(store: TokenStore, leaders: np.ndarray, followers: np.ndarray) -> np.ndarray:
-    """Return the share of equal values in the signatures of pairs of documents, (pairs,)."""
-    found = [np.zeros(0)]
-    for begin in range(0, len(leaders), _PAIRS_AT_ONCE):
-        some = slice(begin, begin + _PAIRS_AT_ONCE)
-        documents, rows = np.unique(np.stack([leaders[some], followers[some]]), return_inverse=True)
-        bounds = np.searchsorted(documents, store.first_documents)
-        read = [
-            _map(store, index)[documents[bounds[index] : bounds[index + 1]] - store.first_documents[index]]
-            for index in np.flatnonzero(np.diff(bounds)).tolist()
-        ]
-        one, other = np.concatenate(read)[rows.reshape(2, -1)]
-        found.append((one == other).mean(axis=1))
-    return np.concatenate(found)
+def _read(store: TokenStore, documents: np.ndarray) -> np.ndarray:
+    """Return the signatures of documents, (documents, NUM_HASHES) uint32."""
+    ascending, rows = np.unique(documents, return_inverse=True)
+    bounds = np.searchsorted(ascending, store.first_documents)
+    read = [
+        _map(store, index)[ascending[bounds[index] : bounds[index + 1]] - store.first_documents[index]]
+        for index in np.flatnonzero(np.diff(bounds)).tolist()
+    ]
+    return np.concatenate(read)[rows]
 
 
 def _map(store: TokenStore, index: int) -> np.ndarray:

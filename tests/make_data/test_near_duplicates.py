@@ -58,7 +58,7 @@ def store_of(signatures: np.ndarray, folder: Path, cuts: list[int]) -> Any:
 def test_every_document_left_out_has_an_earlier_similar_one_and_no_two_that_stay_are_similar(
     seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(near_duplicates, "_PAIRS_AT_ONCE", 37)
+    monkeypatch.setattr(near_duplicates, "_DOCUMENTS_AT_ONCE", 37)
     rng = np.random.default_rng(seed)
     first = rng.integers(0, 2**32, (30, NUM_HASHES), dtype=np.uint32)
     copies = first[rng.integers(0, 30, 200)]
@@ -82,6 +82,26 @@ def test_the_document_of_highest_priority_is_kept(tmp_path: Path) -> None:
     gone, counts = find_near_duplicates(store, 0.8, np.array([4]), lambda numbers: weights[numbers])
     assert gone.tolist() == [0, 1, 3]
     assert counts == {"documents_similar_to_validation": 3}
+
+
+def test_documents_that_are_alike_but_no_near_duplicates_take_bounded_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(near_duplicates, "MAX_LEADERS", 3)
+    signatures = np.random.default_rng(0).integers(0, 2**32, (60, NUM_HASHES), dtype=np.uint32)
+    signatures[40] = signatures[2]
+    signatures[50] = signatures[3]
+    pairs = list(near_duplicates._similar_pairs(np.arange(60), np.zeros(60, dtype=np.int64), signatures, 0.8))
+    assert [(leaders.tolist(), followers.tolist()) for leaders, followers in pairs] == [([], []), ([], []), ([2], [40])]
+
+
+@pytest.mark.parametrize("lengths", [[3, 4, 3, 2], [10, 1, 1, 25, 2], [5, 5, 5]])
+def test_runs_are_read_whole_unless_they_are_too_long(lengths: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(near_duplicates, "_DOCUMENTS_AT_ONCE", 10)
+    runs = np.repeat(np.arange(len(lengths)), lengths)
+    found = [runs[some].tolist() for some in near_duplicates._whole_runs(runs)]
+    assert list(itertools.chain.from_iterable(found)) == runs.tolist()
+    assert all(len(each) <= 10 for each in found)
+    for number, length in enumerate(lengths):
+        assert sum(number in each for each in found) <= max(1, -(-length // 10) + 1 if length > 10 else 1)
 
 
 @pytest.fixture
