@@ -89,10 +89,11 @@ def build_vocab(
     Raises:
         UserError: when inputs, settings or the folder are not as they must be.
     """
+    from bert_pretrain.model.hub import model_folder
     from bert_pretrain.vocab.run import make_vocab
 
     if options.get("extend") is not None:
-        options["extend"] = Path(options["extend"])
+        options["extend"] = model_folder(options["extend"], "--extend")
     loaded = _config(config, vocab=vocab, data=data)
     return make_vocab(loaded, _inputs(inputs), _local("output", output), **options)
 
@@ -171,7 +172,7 @@ def load_model(folder: str | Path, *, device: str = "auto", precision: str = "fp
     makes the network's inputs from lists of ids, and `running()`, a context without gradients in that precision.
 
     Args:
-        folder: written by this package or by Hugging Face's tools.
+        folder: written by this package or by Hugging Face's tools, or a name on the Hub.
         device: auto, cpu, cuda, cuda:N or mps.
         precision: of the matrix products: fp32, bf16, fp16 or auto.
 
@@ -179,10 +180,11 @@ def load_model(folder: str | Path, *, device: str = "auto", precision: str = "fp
         UserError: when the folder holds no BERT with a masked-language-model head, or there is no such device.
     """
     from bert_pretrain.config_file import load_config
+    from bert_pretrain.model.hub import model_folder
     from bert_pretrain.tools.inference import open_bert
 
     flags = {"train.device": ("device", device), "train.precision": ("precision", precision)}
-    return open_bert(Path(folder), load_config(flags=flags).train, ("cls.predictions",))
+    return open_bert(model_folder(folder, "MODEL"), load_config(flags=flags).train, ("cls.predictions",))
 
 
 @_names_arguments
@@ -212,8 +214,9 @@ def pretrain(
         UserError: when folders or settings do not match.
         Interrupted: after an interruption, when the checkpoint is saved.
     """
+    from bert_pretrain.model.hub import model_folder
     from bert_pretrain.train.run import train as run
 
     if options.get("init_from") is not None:
-        options["init_from"] = Path(options["init_from"])
+        options["init_from"] = model_folder(options["init_from"], "--init-from")
     return run(_config(config, model=model, train=train), _local("data", data), _local("output", output), **options)

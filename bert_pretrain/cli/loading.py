@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from bert_pretrain.storage.paths import parse_local_path
+from bert_pretrain.storage.paths import AnyPath, parse_local_path, parse_path
 
 if TYPE_CHECKING:
     from bert_pretrain.config import Config
@@ -53,6 +53,19 @@ def load_config(
 def local_file(location: str, flag: str) -> Path:
     """Return the path of an output file, which must be local."""
     return parse_local_path(location, flag, remedy="write a local file, then copy it there")
+
+
+def model_folder(model: Path, flag: str = "MODEL") -> Path:
+    """Return the folder of a model, which is fetched if it is a name on the Hub."""
+    from bert_pretrain.model.hub import model_folder as find_folder
+
+    return find_folder(model, flag)
+
+
+def tokenizer_folder(location: str) -> AnyPath:
+    """Return what `--vocab` means: a folder, a URL, or the folder of a model that is fetched from the Hub."""
+    found = parse_path(location)
+    return model_folder(found, "--vocab") if isinstance(found, Path) else found
 
 
 def inference_config(device: str, precision: str, text_field: str | None = None) -> "Config":

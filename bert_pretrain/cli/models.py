@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from bert_pretrain.cli.loading import importing, inference_config, local_file
+from bert_pretrain.cli.loading import importing, inference_config, local_file, model_folder
 from bert_pretrain.cli.options import BatchTokens, Device, Model, Precision, SkipEmpty, TextField, Workers
 
 
@@ -65,6 +65,11 @@ def evaluate(
     by: Annotated[
         str | None, typer.Option("--by", metavar="FIELD", help="Report accuracy by this field; UID if present.")
     ] = None,
+    prefix_field: Annotated[
+        str | None, typer.Option("--prefix-field", metavar="FIELD", help="Score given the text in this field before.")
+    ] = None,
+    per_token: Annotated[bool, typer.Option("--per-token", help="Also write the score of every token.")] = False,
+    bits: Annotated[bool, typer.Option("--bits", help="Scores in bits instead of nats.")] = False,
     batch_tokens: BatchTokens = None,
     text_field: TextField = None,
     skip_empty: SkipEmpty = False,
@@ -85,12 +90,21 @@ def evaluate(
         from bert_pretrain.tools.evaluate import Scores
         from bert_pretrain.tools.evaluate import evaluate as run_evaluate
     run_evaluate(
-        model,
+        model_folder(model),
         config=inference_config(device, precision or ("auto" if data else "fp32"), text_field),
         data=data,
         texts=text or (),
         pairs=pairs or (),
-        scores=Scores(metric, batch_tokens, None if output is None else local_file(output, "--output"), skip_empty, by),
+        scores=Scores(
+            metric,
+            batch_tokens,
+            None if output is None else local_file(output, "--output"),
+            skip_empty,
+            by,
+            prefix_field,
+            per_token,
+            bits,
+        ),
         json=None if json is None else local_file(json, "--json"),
     )
 
@@ -108,7 +122,7 @@ def fill_mask(
     """
     with importing():
         from bert_pretrain.tools import fill_mask
-    answers = fill_mask.fill_mask(model, text, top_k=top_k, config=inference_config(device, "fp32").train)
+    answers = fill_mask.fill_mask(model_folder(model), text, top_k=top_k, config=inference_config(device, "fp32").train)
     print(fill_mask.as_json(text, answers) if as_json else fill_mask.as_table(text, answers))
 
 
@@ -147,7 +161,7 @@ def embed(
         from bert_pretrain.tools.embed import embed as run_embed
     loaded = inference_config(device, precision, text_field)
     run_embed(
-        model,
+        model_folder(model),
         inputs,
         local_file(output, "--output"),
         config=loaded.train,

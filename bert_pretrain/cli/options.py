@@ -44,7 +44,7 @@ Lowercase = Annotated[
     bool | None,
     typer.Option("--lowercase/--no-lowercase", help="Whether the vocabulary is lowercase, if its folder does not say."),
 ]
-Model = Annotated[Path, typer.Argument(metavar="MODEL", help="A model folder.")]
+Model = Annotated[Path, typer.Argument(metavar="MODEL", help="A model folder, or org/name on the Hub.")]
 BatchTokens = Annotated[int | None, typer.Option("--batch-tokens", min=1, help="Tokens that run at once.")]
 TextField = Annotated[str | None, typer.Option("--text-field", help="Field of the text in records; text by default.")]
 SkipEmpty = Annotated[bool, typer.Option("--skip-empty", help="Skip empty texts instead of refusing them.")]

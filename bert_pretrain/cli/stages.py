@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from bert_pretrain.cli.loading import importing, load_config, seconds_since_start
+from bert_pretrain.cli.loading import importing, load_config, model_folder, seconds_since_start, tokenizer_folder
 from bert_pretrain.cli.options import (
     BatchSize,
     ConfigSource,
@@ -97,7 +97,7 @@ def vocab(
         load_config(config, settings, flags),
         inputs,
         parse_path(output),
-        extend=extend,
+        extend=None if extend is None else model_folder(extend, "--extend"),
         lowercase=lowercase,
         workers=workers,
         scheduler=scheduler,
@@ -156,7 +156,7 @@ def make_data(
     run_make_data(
         load_config(config, settings, flags),
         inputs,
-        parse_path(vocab),
+        tokenizer_folder(vocab),
         parse_path(output),
         workers=workers,
         scheduler=scheduler,
@@ -199,7 +199,7 @@ def train(
         load_config(config, settings, flags, with_phases=False),
         parse_local_path(data, "--data", remedy=_COPY_FIRST),
         parse_local_path(output, "--output", remedy=_TRAINS_LOCALLY),
-        init_from=init_from,
+        init_from=None if init_from is None else model_folder(init_from, "--init-from"),
         carry_optimizer=carry_optimizer,
         resume=resume,
         overwrite=overwrite,

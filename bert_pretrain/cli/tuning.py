@@ -1,12 +1,11 @@
 """The commands that fine-tune and predict; their flags are the fields of the tool's `Settings` and `Options`."""
 
 import dataclasses
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from bert_pretrain.cli.loading import importing, inference_config, local_file
+from bert_pretrain.cli.loading import importing, inference_config, local_file, model_folder
 from bert_pretrain.cli.options import BatchTokens, Device, Model, Output, Overwrite, Precision, SkipEmpty
 from bert_pretrain.finetune.settings import FORMATS, Settings
 from bert_pretrain.storage.paths import parse_local_path
@@ -22,7 +21,7 @@ ColumnNames = Annotated[
 
 def finetune(
     task: Annotated[str, typer.Argument(metavar="TASK", help="classify, tag, answer or similarity.")],
-    model: Annotated[Path, typer.Argument(metavar="MODEL", help="A BERT folder with its tokenizer.")],
+    model: Model,
     train: Annotated[
         str,
         typer.Option(
@@ -93,7 +92,7 @@ def finetune(
         from bert_pretrain.finetune.run import finetune as run_finetune
     run_finetune(
         task,
-        model,
+        model_folder(model),
         train=train,
         output=parse_local_path(output, "--output", remedy="fine-tune into a local folder, then copy it"),
         validation=validation,
@@ -139,7 +138,7 @@ def predict(
         from bert_pretrain.finetune.predict import Options
         from bert_pretrain.finetune.predict import predict as run_predict
     run_predict(
-        model,
+        model_folder(model),
         input,
         local_file(output, "--output"),
         config=inference_config(device, precision).train,

@@ -31,6 +31,7 @@ from bert_pretrain.finetune.settings import Settings
 from bert_pretrain.finetune.similarity import Similarity
 from bert_pretrain.finetune.tag import Tag
 from bert_pretrain.finetune.task import HeadTask, Job, Learner, Task
+from bert_pretrain.model.hub import name_of_folder
 from bert_pretrain.model.huggingface import CARD, CONFIG
 from bert_pretrain.model.weights import weights_sha256
 from bert_pretrain.storage import manifest
@@ -291,8 +292,7 @@ def _write_results(
             for example, prediction in zip(job.examples[predicted], found[predicted], strict=True):
                 file.write(json.dumps(job.task.record(example, prediction), ensure_ascii=False) + "\n")
     seal_folder(result)
-    folder = job.model.resolve()
-    base = folder.parent.name if folder.name == "model" else folder.name  # RUN/model is named by its run
+    base = name_of_folder(job.model)
     settings = asdict(job.settings)
     card = finetuned_card(head["task"], job.task.model_class, base, rows, scores, settings, report)
     write_text(result / CARD, card)

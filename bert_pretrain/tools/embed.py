@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from bert_pretrain.config import TrainConfig
@@ -17,6 +18,7 @@ from bert_pretrain.errors import ConfigError, InputError
 from bert_pretrain.examples.ragged import offsets_of, spans
 from bert_pretrain.parallel.progress import progress_bar
 from bert_pretrain.tools.inference import Bert, batches_by_length, open_bert
+from bert_pretrain.tools.sentence_model import MODULES, read_sentence_model
 from bert_pretrain.tools.texts import Texts, encoded_groups, refuse_input_as_output
 from bert_pretrain.tools.vectors import Block, Shape, check_output, write_vectors
 
@@ -47,6 +49,8 @@ class _Embedder:
     pooling: str
     max_length: int
     batch_tokens: int
+    is_normalized: bool
+    """Whether vectors are divided by their length."""
 
     @property
     def has_tokens(self) -> bool:
@@ -95,8 +99,9 @@ class _Embedder:
         vectors = np.empty((offsets[-1], self.size), dtype=np.float32)
         with self.bert.running():
             for batch in batches_by_length(lengths, self.batch_tokens):
-                found = self.pooled([sequences[index] for index in batch])
-                vectors[spans(offsets[batch], counts[batch])] = found.float().cpu().numpy()
+                found = self.pooled([sequences[index] for index in batch]).float()
+                found = F.normalize(found, dim=1) if self.is_normalized else found
+                vectors[spans(offsets[batch], counts[batch])] = found.cpu().numpy()
                 done(len(batch))
         return vectors
 
@@ -137,8 +142,10 @@ def embed(
         output: `.parquet`, or for sentences `.npy`.
         config: device, precision and attention.
         level: `sentence` or `token`.
-        pooling: one of the level's `POOLINGS`.
-        max_length: longer texts are truncated to that many tokens, [CLS] and [SEP] included; the model's positions.
+        pooling: one of the level's `POOLINGS`; by default the first, or what a folder of `sentence-transformers` says,
+            which may also normalize vectors.
+        max_length: longer texts are truncated to that many tokens, [CLS] and [SEP] included; by default the model's
+            positions, or what a folder of `sentence-transformers` says.
         batch_tokens: tokens that run at once, padding included.
         text_field: the field of the text in records.
         skip_empty: skip empty texts.
@@ -175,7 +182,8 @@ def _open(
     """Check the options and open the model."""
     if level not in POOLINGS:
         raise ConfigError(f"the level is '{level}'", where="--level", remedy=f"choose {' or '.join(POOLINGS)}")
-    pooling = pooling or POOLINGS[level][0]
+    sentence = read_sentence_model(model) if level == "sentence" and pooling is None else None
+    pooling = sentence.pooling if sentence else pooling or POOLINGS[level][0]
     if pooling not in POOLINGS[level]:
         what = f"'{pooling}' is not a pooling of a {level}"
         raise ConfigError(what, where="--pooling", remedy=f"choose {', '.join(POOLINGS[level])}")
@@ -187,7 +195,14 @@ def _open(
             where="--max-length",
             remedy=f"give 3 to {bert.max_length} tokens, [CLS] and [SEP] included",
         )
-    embedder = _Embedder(bert, level, pooling, max_length or bert.max_length, batch_tokens or bert.batch_tokens)
+    longest = bert.max_length
+    if sentence is not None:
+        longest = min(longest, sentence.max_length or longest)
+        normalized = ", normalized" if sentence.is_normalized else ""
+        print(f"pooling    {pooling}{normalized}, texts of at most {longest} tokens ({MODULES})")
+    is_normalized = sentence is not None and sentence.is_normalized
+    size = batch_tokens or bert.batch_tokens
+    embedder = _Embedder(bert, level, pooling, max_length or longest, size, is_normalized)
     if embedder.num_layers > bert.network.config.num_hidden_layers:
         raise ConfigError(
             f"{pooling} takes the last {NUM_LAST_LAYERS} layers, the model has {bert.network.config.num_hidden_layers}",

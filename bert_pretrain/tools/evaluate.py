@@ -19,6 +19,9 @@ class Scores:
     output: Path | None
     skip_empty: bool
     by: str | None
+    prefix_field: str | None = None
+    per_token: bool = False
+    bits: bool = False
 
 
 def evaluate(
@@ -43,19 +46,22 @@ def evaluate(
 
         _report(evaluate_data(model, data, config=config.train), {}, json)
         return
-    from bert_pretrain.tools.score import score_pairs, score_texts
+    from bert_pretrain.tools.score import BITS, NATS, score_pairs, score_texts
 
     options: dict[str, Any] = {
         "config": config.train,
         "metric": scores.metric or "original",
         "batch_tokens": scores.batch_tokens,
         "output": scores.output,
+        "prefix_field": scores.prefix_field,
+        "unit": BITS if scores.bits else NATS,
     }
     if pairs:
         figures, groups = score_pairs(model, pairs, by=scores.by, **options)
     else:
         field, skip_empty = config.data.text_field, scores.skip_empty
-        figures, groups = score_texts(model, texts, text_field=field, skip_empty=skip_empty, **options), {}
+        options |= {"text_field": field, "skip_empty": skip_empty, "per_token": scores.per_token}
+        figures, groups = score_texts(model, texts, **options), {}
     _report(figures, groups, json)
     if scores.output is not None:
         print(f"{'scores':<24}{scores.output}")
@@ -75,11 +81,17 @@ def _check_flags(data: Path | None, texts: Sequence[str], pairs: Sequence[str], 
         "--output": (scores.output, ("--text", "--pairs")),
         "--skip-empty": (scores.skip_empty, ("--text",)),
         "--by": (scores.by, ("--pairs",)),
+        "--prefix-field": (scores.prefix_field, ("--text", "--pairs")),
+        "--per-token": (scores.per_token, ("--text",)),
+        "--bits": (scores.bits, ("--text", "--pairs")),
     }
     for flag, (value, modes) in belong.items():
         if value and given[0] not in modes:
             what = f"{flag} has no meaning with {given[0]}"
             raise ConfigError(what, where=flag, remedy=f"leave it out; it is for {modes[0]}")
+    if scores.per_token and scores.output is None:
+        what, remedy = "the scores of tokens are written to a file", "add --output FILE.jsonl"
+        raise ConfigError(what, where="--per-token", remedy=remedy)
 
 
 def _report(figures: Mapping[str, float], groups: Mapping[str, Mapping[str, float]], json: Path | None) -> None:

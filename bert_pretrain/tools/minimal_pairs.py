@@ -28,10 +28,11 @@ class Pair:
     """The field's value, if the record has it."""
 
 
-def read_pairs(inputs: Sequence[str], by: str | None) -> list[Pair]:
+def read_pairs(inputs: Sequence[str], by: str | None, prefix_field: str | None = None) -> list[Pair]:
     """Read all pairs of `.jsonl` inputs.
 
     `by` is the field that groups pairs, required in every record; if None, `UID` where a record has it.
+    `prefix_field` is the field of text before both sentences, required if given.
 
     Raises:
         InputError: naming file and line, when a record lacks a field or a sentence is empty.
@@ -40,20 +41,24 @@ def read_pairs(inputs: Sequence[str], by: str | None) -> list[Pair]:
     for source in sources:
         if source.format != "jsonl":
             raise InputError("pairs are read from .jsonl", where=source.location, remedy=f"give {GOOD} and {BAD} there")
-    pairs = [_pair(*found, by) for source in sources for found in read_records(ByteRange(source), Counter())]
+    pairs = [
+        _pair(*found, by, prefix_field) for source in sources for found in read_records(ByteRange(source), Counter())
+    ]
     if not pairs:
         raise InputError("there is no pair", where=", ".join(inputs), remedy=f"give records with {GOOD} and {BAD}")
     return pairs
 
 
-def _pair(record: dict[str, Any], position: Position, by: str | None) -> Pair:
-    for field in (GOOD, BAD, *([by] if by else [])):
+def _pair(record: dict[str, Any], position: Position, by: str | None, prefix_field: str | None) -> Pair:
+    for field in (GOOD, BAD, *filter(None, (by, prefix_field))):
         if not isinstance(record.get(field), str | int if field == by else str):
             what = f"the record has no text in '{field}' (it has: {', '.join(list(record)[:8])})"
             raise InputError(what, where=str(position), remedy="add it")
-        if not str(record[field]).strip():
+        if not str(record[field]).strip() and field != prefix_field:
             raise InputError(f"'{field}' is empty", where=str(position), remedy="fill it, or remove the pair")
     location = position.part.source.location
-    good, bad = (Text(repair_surrogates(record[field]), location, position.number, "line") for field in (GOOD, BAD))
+    prefix = repair_surrogates(record[prefix_field]) if prefix_field else None
+    sentences = (repair_surrogates(record[field]) for field in (GOOD, BAD))
+    good, bad = (Text(sentence, location, position.number, "line", prefix) for sentence in sentences)
     group = record.get(by or DEFAULT_FIELD)
     return Pair(good, bad, by or DEFAULT_FIELD, None if group is None else str(group))

@@ -8,11 +8,12 @@ not predicted from its own end (Kauf and Ivanova, 2023).
 
 import contextlib
 import json
+import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -28,6 +29,21 @@ from bert_pretrain.tools.minimal_pairs import Pair, read_pairs
 from bert_pretrain.tools.texts import Text, Texts, encoded_groups, refuse_input_as_output
 
 METRICS = ("original", "word-l2r")
+
+
+class Unit(NamedTuple):
+    """A unit of log-probabilities."""
+
+    nats: float
+    suffix: str
+    """Of the names of figures in this unit."""
+
+    def figures(self, **nats: float) -> dict[str, float]:
+        """Return figures given in nats, in this unit and under its names."""
+        return {f"{name}{self.suffix}": value / self.nats for name, value in nats.items()}
+
+
+NATS, BITS = Unit(1.0, ""), Unit(math.log(2), "_bits")
 DECODED_ROWS = 256
 """Masked positions whose logits exist at once: 31 MB in fp32 for 30,522 tokens."""
 
@@ -46,8 +62,16 @@ class Scored:
     """The score of one text."""
 
     text: Text
-    num_tokens: int
-    pll: float
+    ids: np.ndarray  # (tokens,)
+    token_scores: np.ndarray  # (tokens,), in nats
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.ids)
+
+    @property
+    def pll(self) -> float:
+        return float(self.token_scores.sum())
 
 
 def score_texts(
@@ -59,6 +83,9 @@ def score_texts(
     batch_tokens: int | None = None,
     text_field: str = "text",
     skip_empty: bool = False,
+    prefix_field: str | None = None,
+    per_token: bool = False,
+    unit: Unit = NATS,
     output: Path | None = None,
 ) -> dict[str, float]:
     """Score every text of some inputs by a model.
@@ -71,18 +98,23 @@ def score_texts(
         batch_tokens: tokens that run at once, padding included.
         text_field: the field of the text in records.
         skip_empty: skip empty texts.
+        prefix_field: a field of records with text before each text: the network sees it, but it is neither masked nor
+            scored, so that scores are conditional on it.
+        per_token: write the score of every token, too.
+        unit: `NATS` or `BITS`.
         output: a file of JSON lines with the score of each text.
 
     Returns:
-        `pll` (nats, of all texts), `pll_per_token`, `pseudo_perplexity` (per token, over the whole corpus), and the
-        numbers of `texts` and `tokens`, without [CLS] and [SEP].
+        `pll` (of all texts), `pll_per_token`, in bits under the names `pll_bits` and `pll_per_token_bits`,
+        `pseudo_perplexity` (per token, over the whole corpus), and the numbers of `texts` and `tokens`, without [CLS],
+        [SEP] and prefixes.
 
     Raises:
         InputError: when an input cannot be read, or a text is empty or longer than the model's positions.
         DataError: when the folder holds no BERT with a matching tokenizer.
     """
     scoring = _open(model, config, metric, batch_tokens)
-    texts = Texts.open(inputs, text_field, skip_empty=skip_empty)
+    texts = Texts.open(inputs, text_field, skip_empty=skip_empty, prefix_field=prefix_field)
     refuse_input_as_output(output, (source.location for source in texts.sources))
     _check_lengths(scoring, texts)
     total, num_tokens = 0.0, 0
@@ -90,12 +122,11 @@ def score_texts(
         for scored in _scored(scoring, texts, bar.update):
             total += scored.pll
             num_tokens += scored.num_tokens
-            write(_text_record(scored))
+            write(_text_record(scored, unit, scoring.bert.tokenizer.tokens if per_token else None))
     if texts.num_skipped:
         print(f"skipped    {texts.num_skipped:,} empty texts")
     return {
-        "pll": total,
-        "pll_per_token": total / num_tokens,
+        **unit.figures(pll=total, pll_per_token=total / num_tokens),
         "pseudo_perplexity": perplexity(-total / num_tokens),
         "texts": texts.number,
         "tokens": num_tokens,
@@ -110,12 +141,14 @@ def score_pairs(
     metric: str = "original",
     batch_tokens: int | None = None,
     by: str | None = None,
+    prefix_field: str | None = None,
+    unit: Unit = NATS,
     output: Path | None = None,
 ) -> tuple[dict[str, float], dict[str, dict[str, float]]]:
     """Measure for how many minimal pairs a model gives the good sentence the higher pseudo-log-likelihood.
 
     Args:
-        model: as in `score_texts`, like `config`, `metric` and `batch_tokens`.
+        model: as in `score_texts`, like `config`, `metric`, `batch_tokens`, `prefix_field` and `unit`.
         inputs: `.jsonl` with `sentence_good` and `sentence_bad`, as BLiMP's.
         by: a field for whose values accuracy is reported too; by default `UID` where records have it.
         output: a file of JSON lines with the scores of each pair.
@@ -128,7 +161,7 @@ def score_pairs(
         DataError: when the folder holds no BERT with a matching tokenizer.
     """
     scoring = _open(model, config, metric, batch_tokens)
-    pairs = read_pairs(inputs, by)
+    pairs = read_pairs(inputs, by, prefix_field)
     correct: dict[str | None, list[bool]] = defaultdict(list)
     refuse_input_as_output(output, (pair.good.location for pair in pairs))
     texts = [text for pair in pairs for text in (pair.good, pair.bad)]
@@ -138,7 +171,7 @@ def score_pairs(
         for pair, good, bad in zip(pairs, scores, scores, strict=True):
             is_correct = good.pll > bad.pll
             correct[pair.group].append(is_correct)
-            write(_pair_record(pair, good, bad, is_correct))
+            write(_pair_record(pair, good, bad, is_correct, unit))
     every = [each for found in correct.values() for each in found]
     groups = {name: _accuracy(correct[name]) for name in sorted(name for name in correct if name is not None)}
     return _accuracy(every), groups
@@ -148,26 +181,36 @@ def _accuracy(correct: Sequence[bool]) -> dict[str, float]:
     return {"accuracy": sum(correct) / len(correct), "pairs": len(correct)}
 
 
-def _text_record(scored: Scored) -> dict[str, Any]:
-    return {
+def _text_record(scored: Scored, unit: Unit, tokens: Sequence[str] | None) -> dict[str, Any]:
+    """Return the record of a text, with the scores of its tokens if the vocabulary is given."""
+    figures = unit.figures(pll=scored.pll, pll_per_token=scored.pll / scored.num_tokens)
+    record = {
         "source": scored.text.location,
         "row": scored.text.row,
+        **_prefix(scored.text),
         "text": scored.text.text,
         "tokens": scored.num_tokens,
-        "pll": round(scored.pll, 6),
-        "pll_per_token": round(scored.pll / scored.num_tokens, 6),
+        **{name: round(value, 6) for name, value in figures.items()},
     }
+    if tokens is not None:
+        record["token_texts"] = [tokens[index] for index in scored.ids]
+        record[f"token_plls{unit.suffix}"] = [round(score / unit.nats, 6) for score in scored.token_scores.tolist()]
+    return record
 
 
-def _pair_record(pair: Pair, good: Scored, bad: Scored, is_correct: bool) -> dict[str, Any]:
+def _prefix(text: Text) -> dict[str, str]:
+    return {} if text.prefix is None else {"prefix": text.prefix}
+
+
+def _pair_record(pair: Pair, good: Scored, bad: Scored, is_correct: bool, unit: Unit) -> dict[str, Any]:
     return {
         "source": good.text.location,
         "row": good.text.row,
         **({} if pair.group is None else {pair.field: pair.group}),
+        **_prefix(good.text),
         "sentence_good": good.text.text,
         "sentence_bad": bad.text.text,
-        "pll_good": round(good.pll, 6),
-        "pll_bad": round(bad.pll, 6),
+        **{name: round(value, 6) for name, value in unit.figures(pll_good=good.pll, pll_bad=bad.pll).items()},
         "correct": is_correct,
     }
 
@@ -198,10 +241,11 @@ def _check_lengths(scoring: Scoring, texts: Iterable[Text]) -> None:
     """
     longest = scoring.bert.max_length
     for group in encoded_groups(texts, scoring.bert.tokenizer):
-        for text, ids in zip(group.texts, group.ids, strict=True):
-            if len(ids) + 2 > longest:
+        for text, ids, prefix in zip(group.texts, group.ids, group.prefixes, strict=True):
+            length = len(prefix) + len(ids) + 2
+            if length > longest:
                 raise InputError(
-                    f"the text has {len(ids) + 2} tokens, the model {longest} positions: {text.text[:60]!r}",
+                    f"the text has {length} tokens, the model {longest} positions: {text.text[:60]!r}",
                     where=text.where,
                     remedy="split it into sentences; the score of a truncated text is not comparable",
                 )
@@ -210,34 +254,39 @@ def _check_lengths(scoring: Scoring, texts: Iterable[Text]) -> None:
 def _scored(scoring: Scoring, texts: Iterable[Text], done: Callable[[float], object]) -> Iterator[Scored]:
     """Yield the scores of texts in their order."""
     for group in encoded_groups(texts, scoring.bert.tokenizer):
-        scores = pseudo_log_likelihoods(scoring, group.ids, done)
-        for text, ids, pll in zip(group.texts, group.ids, scores.tolist(), strict=True):
-            yield Scored(text, len(ids), pll)
+        scores = token_scores(scoring, group.ids, group.prefixes, done)
+        for text, ids, found in zip(group.texts, group.ids, scores, strict=True):
+            yield Scored(text, ids, found)
 
 
-def pseudo_log_likelihoods(
-    scoring: Scoring, texts: Sequence[np.ndarray], done: Callable[[float], object]
-) -> np.ndarray:
-    """Return the PLL of texts in nats, (texts,) float64; texts are ids without [CLS] and [SEP].
+def token_scores(
+    scoring: Scoring, texts: Sequence[np.ndarray], prefixes: Sequence[np.ndarray], done: Callable[[float], object]
+) -> list[np.ndarray]:
+    """Return the log-probability of every token of texts, in nats, given the rest of the text and its prefix.
 
-    After every batch, `done` is called with the number of texts in it, as a fraction.
+    Texts and prefixes are ids without [CLS] and [SEP]. After every batch, `done` is called with the number of texts in
+    it, as a fraction.
+
+    Returns:
+        (tokens,) float64 for each text.
     """
     bert = scoring.bert
-    sequences = [bert.add_special_tokens(ids) for ids in texts]
+    sequences = [bert.add_special_tokens(np.concatenate(pair)) for pair in zip(prefixes, texts, strict=True)]
     ends = [_mask_ends(sequence, scoring) for sequence in sequences]
     num_tokens = np.array([len(ids) for ids in texts])
     text_of = np.repeat(np.arange(len(texts)), num_tokens)  # (masked,): each token of each text is masked in turn
-    position_of = 1 + positions_within(offsets_of(num_tokens))  # after [CLS]
-    scores = np.zeros(len(texts))
+    first = np.array([1 + len(prefix) for prefix in prefixes])  # after [CLS]
+    position_of = first[text_of] + positions_within(offsets_of(num_tokens))
+    lengths = np.array([len(sequence) for sequence in sequences])
+    scores = np.zeros(len(text_of))
     with bert.running():
-        for batch in batches_by_length(num_tokens[text_of] + 2, scoring.batch_tokens):
+        for batch in batches_by_length(lengths[text_of], scoring.batch_tokens):
             masked = list(zip(text_of[batch].tolist(), position_of[batch].tolist(), strict=True))
             copies = [_masked(sequences[text], position, ends[text][position], bert) for text, position in masked]
             labels = np.array([sequences[text][position] for text, position in masked])
-            found = _log_probabilities(bert, copies, position_of[batch], labels)
-            scores += np.bincount(text_of[batch], weights=found, minlength=len(texts))
+            scores[batch] = _log_probabilities(bert, copies, position_of[batch], labels)
             done(float((1 / num_tokens[text_of[batch]]).sum()))
-    return scores
+    return np.split(scores, np.cumsum(num_tokens)[:-1])
 
 
 def _mask_ends(sequence: np.ndarray, scoring: Scoring) -> np.ndarray:

@@ -38,6 +38,8 @@ class Text:
     """In its source, from 1."""
     unit: str
     """What a row is: a line or a record."""
+    prefix: str | None = None
+    """Text before it that is not scored itself."""
 
     @property
     def where(self) -> str:
@@ -51,11 +53,14 @@ class Texts:
     sources: list[Source]
     config: DataConfig
     skip_empty: bool
+    prefix_field: str | None
     number: int
     num_skipped: int
 
     @staticmethod
-    def open(inputs: Sequence[str], text_field: str, *, skip_empty: bool = False) -> "Texts":
+    def open(
+        inputs: Sequence[str], text_field: str, *, skip_empty: bool = False, prefix_field: str | None = None
+    ) -> "Texts":
         """Resolve inputs and read through them once.
 
         Raises:
@@ -68,7 +73,7 @@ class Texts:
         number = num_skipped = 0
         counts: Counter[str] = Counter()
         with progress_bar(unit=" texts", desc="reading", leave=False) as bar:
-            for text in _all_texts(sources, config, counts):
+            for text in _all_texts(sources, config, counts, prefix_field):
                 if not _is_empty(text):
                     number += 1
                 elif skip_empty:
@@ -81,11 +86,12 @@ class Texts:
             print(f"found      {', '.join(found)}")
         if not number:
             raise InputError("the inputs hold no text", where=", ".join(inputs), remedy="name inputs with text in them")
-        return Texts(sources, config, skip_empty, number, num_skipped)
+        return Texts(sources, config, skip_empty, prefix_field, number, num_skipped)
 
     def __iter__(self) -> Iterator[Text]:
         """Read the texts that are not empty, in the order of the inputs."""
-        return (text for text in _all_texts(self.sources, self.config, Counter()) if not _is_empty(text))
+        texts = _all_texts(self.sources, self.config, Counter(), self.prefix_field)
+        return (text for text in texts if not _is_empty(text))
 
 
 def refuse_input_as_output(output: Path | None, locations: Iterable[str]) -> None:
@@ -104,6 +110,8 @@ class Group:
 
     texts: list[Text]
     ids: list[np.ndarray]
+    prefixes: list[np.ndarray]
+    """The ids of their prefixes."""
 
 
 def encoded_groups(texts: Iterable[Text], tokenizer: Tokenizer) -> Iterator[Group]:
@@ -114,12 +122,22 @@ def encoded_groups(texts: Iterable[Text], tokenizer: Tokenizer) -> Iterator[Grou
     """
     encoder = Encoder(tokenizer)
     for group in _grouped(texts):
-        encoded = [text.text.encode() for text in group]
-        starts = offsets_of(np.array([len(one) for one in encoded]))[:-1]
-        ids, offsets = encoder.encode(np.frombuffer(b"".join(encoded), dtype=np.uint8), starts)
-        if (np.diff(offsets) == 0).any():
-            raise _empty(group[int(np.diff(offsets).argmin())])
-        yield Group(group, [ids[begin:end] for begin, end in itertools.pairwise(offsets)])
+        ids = _encoded([text.text for text in group], encoder)
+        empty = next((text for text, own in zip(group, ids, strict=True) if not len(own)), None)
+        if empty is not None:
+            raise _empty(empty)
+        prefixes = [text.prefix or "" for text in group]
+        yield Group(group, ids, _encoded(prefixes, encoder) if any(prefixes) else [_NO_IDS] * len(group))
+
+
+_NO_IDS = np.empty(0, dtype=np.int64)
+
+
+def _encoded(texts: Sequence[str], encoder: Encoder) -> list[np.ndarray]:
+    encoded = [text.encode() for text in texts]
+    starts = offsets_of(np.array([len(one) for one in encoded]))[:-1]
+    ids, offsets = encoder.encode(np.frombuffer(b"".join(encoded), dtype=np.uint8), starts)
+    return [ids[begin:end] for begin, end in itertools.pairwise(offsets)]
 
 
 def _grouped(texts: Iterable[Text]) -> Iterator[list[Text]]:
@@ -127,7 +145,7 @@ def _grouped(texts: Iterable[Text]) -> Iterator[list[Text]]:
     characters = 0
     for text in texts:
         group.append(text)
-        characters += len(text.text)
+        characters += len(text.text) + len(text.prefix or "")
         if len(group) == GROUP_TEXTS or characters >= GROUP_CHARACTERS:
             yield group
             group, characters = [], 0
@@ -135,11 +153,24 @@ def _grouped(texts: Iterable[Text]) -> Iterator[list[Text]]:
         yield group
 
 
-def _all_texts(sources: Sequence[Source], config: DataConfig, counts: Counter[str]) -> Iterator[Text]:
+def _all_texts(
+    sources: Sequence[Source], config: DataConfig, counts: Counter[str], prefix_field: str | None
+) -> Iterator[Text]:
     for source in sources:
         unit = "line" if source.format == "txt" else "record"
-        for row, text in enumerate(read_texts(ByteRange(source), config, counts), start=1):
-            yield Text(text, source.location, row, unit)
+        texts, prefixes = read_texts(ByteRange(source), config, counts), _prefixes(source, config, prefix_field)
+        for row, (text, prefix) in enumerate(zip(texts, prefixes, strict=prefix_field is not None), start=1):
+            yield Text(text, source.location, row, unit, prefix)
+
+
+def _prefixes(source: Source, config: DataConfig, field: str | None) -> Iterator[str | None]:
+    """Yield the prefixes of the texts of a source, None for each text if no field holds them."""
+    if field is None:
+        return itertools.repeat(None)
+    if source.format == "txt":
+        what, remedy = "lines of .txt have no fields", "give records, such as .jsonl, or leave out --prefix-field"
+        raise InputError(what, where=source.location, remedy=remedy)
+    return read_texts(ByteRange(source), config.model_copy(update={"text_field": field}), Counter())
 
 
 def _is_empty(text: Text) -> bool:

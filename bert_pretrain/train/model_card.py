@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import torch
 
 from bert_pretrain import __version__
+from bert_pretrain.model.hub import name_of_folder
 from bert_pretrain.report.curves import PANELS, as_png, perplexity, read_metrics
 from bert_pretrain.report.data_hints import Hint
 from bert_pretrain.report.markdown import card
@@ -68,7 +69,7 @@ def model_card(
         name=run.name,
         model=run.config.model,
         num_parameters=num_parameters,
-        origin=run.init.folder.resolve().name if run.init else None,
+        origin=name_of_folder(run.init.folder) if run.init else None,
         version=__version__,
         objective=OBJECTIVES[data.next_sentence],
         is_final=is_final,

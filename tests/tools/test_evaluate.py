@@ -48,6 +48,10 @@ CALLS = {
     "a metric of data": ["--data", "d", "--metric", "original"],
     "a field of texts": ["--text", "a.txt", "--by", "UID"],
     "empty pairs": ["--pairs", "p.jsonl", "--skip-empty"],
+    "tokens without a file": ["--text", "a.txt", "--per-token"],
+    "tokens of pairs": ["--pairs", "p.jsonl", "--per-token", "--output", "o.jsonl"],
+    "bits of data": ["--data", "d", "--bits"],
+    "a prefix of data": ["--data", "d", "--prefix-field", "p"],
     "an unknown device": ["--text", "a.txt", "--precision", "fp8"],
 }
 

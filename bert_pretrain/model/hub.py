@@ -1,0 +1,81 @@
+"""Models by their name on the Hugging Face Hub, such as `org/name` or `org/name@revision`.
+
+Only data is fetched: configuration, safetensors and the tokenizer's files, never a pickle or code. They are kept in the
+cache that `transformers` uses too, so that a model fetched once opens without a network.
+"""
+
+import re
+import sys
+from pathlib import Path
+
+from bert_pretrain.errors import DataError
+from bert_pretrain.storage.checksums import CHECKSUMS
+from bert_pretrain.storage.manifest import MANIFEST
+from bert_pretrain.text.tokenizer import FILES
+
+SENTENCE_FILES = ("modules.json", "sentence_bert_config.json", "config_sentence_transformers.json")
+"""Of a folder of `sentence-transformers`; each of its modules after the first has a folder of its own."""
+_TOKENIZER = (*FILES, "added_tokens.json")
+_WEIGHTS = ("model.safetensors", "model-*.safetensors", "model.safetensors.index.json")
+_PATTERNS = ("config.json", CHECKSUMS, MANIFEST, *_TOKENIZER, *_WEIGHTS, *SENTENCE_FILES, "[0-9]_*/config.json")
+_NAME = re.compile(r"([A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(?:@([\w./-]+))?")
+
+
+def model_folder(model: str | Path, flag: str) -> Path:
+    """Return the folder of a model: the path given, or for a name on the Hub the folder into which it was fetched.
+
+    A name is looked up only if there is no such path, nor a folder that the path would be in.
+
+    Raises:
+        DataError: when the Hub does not have the model, cannot be reached, or has it only as a pickle.
+    """
+    path = Path(model)
+    found = _NAME.fullmatch(str(model))
+    if found is None or path.exists() or path.parent.is_dir():
+        return path
+    name, revision = found[1], found[2]
+    folder = _fetch(name, revision, flag)
+    if not any(folder.glob("*.safetensors")):
+        raise DataError(
+            f"{name} on the Hub has no safetensors, and pickles are not fetched",
+            where=flag,
+            remedy="open and save it by transformers, and give that folder",
+        )
+    print(f"model {model} of the Hub: {folder}", file=sys.stderr)
+    return folder
+
+
+def name_of_folder(folder: Path) -> str:
+    """Return the name of a model folder: that on the Hub, that of its run, or its own."""
+    folder = folder.resolve()
+    repository = folder.parent.parent.name
+    if folder.parent.name == "snapshots" and repository.startswith("models--"):
+        return repository.removeprefix("models--").replace("--", "/", 1)
+    return folder.parent.name if folder.name == "model" else folder.name
+
+
+def _fetch(name: str, revision: str | None, flag: str) -> Path:
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import GatedRepoError, HFValidationError, RepositoryNotFoundError, RevisionNotFoundError
+
+    try:
+        return Path(snapshot_download(name, revision=revision, allow_patterns=list(_PATTERNS)))
+    except GatedRepoError as error:
+        what, cause = "the Hub gives it only to users who have accepted its terms", error
+    except RevisionNotFoundError as error:
+        what, cause = f"on the Hub it has no revision '{revision}'", error
+    except (RepositoryNotFoundError, HFValidationError) as error:
+        what, cause = "the Hub has no public model of that name", error
+    except Exception as error:  # of the network, which has errors of its own
+        what, cause = f"the Hub cannot be reached ({_first_line(error)})", error
+    raise DataError(
+        f"there is no folder '{name}', and {what}",
+        where=flag,
+        remedy=f"check the path; or, where the Hub can be reached, run 'hf download {name} --local-dir FOLDER' and "
+        "give that FOLDER",
+    ) from cause
+
+
+def _first_line(error: BaseException) -> str:
+    cause = error.__cause__ or error
+    return f"{type(cause).__name__}: {cause}".partition("\n")[0][:200]

@@ -1,0 +1,180 @@
+"""A model is fetched by its name from a server with the Hub's routes: only data, never a pickle; failures are told."""
+
+import hashlib
+import json
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+from huggingface_hub import constants
+from safetensors.torch import load_file
+from typer.testing import CliRunner
+
+import bert_pretrain
+from bert_pretrain.cli import app
+from bert_pretrain.errors import DataError
+from bert_pretrain.model.hub import model_folder, name_of_folder
+
+COMMIT = "0123456789abcdef0123456789abcdef01234567"
+
+
+class Hub(ThreadingHTTPServer):
+    """The few routes of the Hub that a download needs, with the files of a folder for each repository."""
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), _Handler)
+        self.repositories: dict[str, Path] = {}
+        self.fetched: list[str] = []
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.server_port}"
+
+
+class _Handler(BaseHTTPRequestHandler):
+    server: Hub
+
+    def do_GET(self) -> None:
+        self._answer()
+
+    def do_HEAD(self) -> None:
+        self._answer()
+
+    def _answer(self) -> None:
+        parts = self.path.partition("?")[0].strip("/").split("/")
+        is_listing = parts[:2] == ["api", "models"]
+        name = "/".join(parts[2:4] if is_listing else parts[:2])
+        folder = self.server.repositories.get(name)
+        if folder is None:
+            self._send(b"{}", 404, {"X-Error-Code": "RepoNotFound"})
+            return
+        revision = parts[5] if is_listing else parts[3]
+        if revision not in ("main", COMMIT):
+            self._send(b"{}", 404, {"X-Error-Code": "RevisionNotFound"})
+            return
+        files = sorted(path for path in folder.rglob("*") if path.is_file())
+        if is_listing and parts[4] == "revision":
+            siblings = [{"rfilename": str(path.relative_to(folder))} for path in files]
+            self._send(json.dumps({"id": name, "sha": COMMIT, "siblings": siblings}).encode())
+        elif is_listing:
+            tree = [
+                {"type": "file", "path": str(path.relative_to(folder)), "size": path.stat().st_size, "oid": _oid(path)}
+                for path in files
+            ]
+            self._send(json.dumps(tree).encode())
+        else:
+            path = folder.joinpath(*parts[4:])
+            if self.command == "GET":
+                self.server.fetched.append("/".join(parts[4:]))
+            self._send(path.read_bytes(), 200, {"X-Repo-Commit": COMMIT, "ETag": f'"{_oid(path)}"'})
+
+    def _send(self, content: bytes, status: int = 200, headers: dict[str, str] | None = None) -> None:
+        self.send_response(status)
+        for key, value in {"Content-Length": str(len(content)), **(headers or {})}.items():
+            self.send_header(key, value)
+        self.end_headers()
+        if self.command == "GET":
+            self.wfile.write(content)
+
+    def log_message(self, format: str, *arguments: object) -> None:
+        pass
+
+
+def _oid(path: Path) -> str:
+    return hashlib.sha1(path.read_bytes()).hexdigest()
+
+
+@pytest.fixture
+def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Hub]:
+    """A server on loopback in place of the Hub, with an empty cache."""
+    server = Hub()
+    thread = threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True)
+    thread.start()
+    monkeypatch.setattr(constants, "ENDPOINT", server.url)
+    template = server.url + "/{repo_id}/resolve/{revision}/{filename}"
+    monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
+    monkeypatch.chdir(tmp_path)
+    yield server
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+@pytest.fixture
+def published(bert_folder: Path, hub: Hub, tmp_path: Path) -> Path:
+    """The folder of `org/name`: a model with a pickle, code and a large file that nothing needs."""
+    folder = tmp_path / "published"
+    folder.mkdir()
+    for path in bert_folder.iterdir():
+        (folder / path.name).write_bytes(path.read_bytes())
+    (folder / "1_Pooling").mkdir()
+    (folder / "1_Pooling" / "config.json").write_text("{}")
+    for name in ("pytorch_model.bin", "modeling.py", "tf_model.h5", "optimizer.pt"):
+        (folder / name).write_text("not to be fetched")
+    hub.repositories["org/name"] = folder
+    return folder
+
+
+def test_only_data_is_fetched_and_only_once(
+    published: Path, hub: Hub, bert_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("org/name", "org/name@main", f"org/name@{COMMIT}"):
+        folder = model_folder(name, "MODEL")
+        assert (folder / "model.safetensors").read_bytes() == (bert_folder / "model.safetensors").read_bytes()
+    own = {path.name for path in bert_folder.iterdir()} - {"README.md"}
+    assert {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()} == {
+        *own,
+        "1_Pooling/config.json",
+    }
+    assert sorted(hub.fetched) == sorted([*own, "1_Pooling/config.json"])
+    assert name_of_folder(folder) == "org/name"
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    assert model_folder("org/name", "MODEL") == folder  # from the cache
+
+
+def test_commands_and_functions_take_a_name(published: Path, hub: Hub, bert_folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("the one\n")
+    calls = [
+        "fill-mask {} [MASK]",
+        "embed {} a.txt --output {}.npy",
+        "evaluate {} --text a.txt --json {}.json",
+    ]
+    for call in calls:
+        results = []
+        for model, output in (("org/name", "hub"), (str(bert_folder), "local")):
+            result = CliRunner().invoke(app, [*call.format(model, output).split(), "--device", "cpu"])
+            assert result.exit_code == 0, result.output
+            results.append(result.stdout.replace("hub.", "local."))
+        assert results[0] == results[1]
+    opened = bert_pretrain.load_model("org/name", device="cpu")
+    name = "bert.embeddings.word_embeddings.weight"
+    weights = load_file(bert_folder / "model.safetensors")[name]
+    assert (opened.network.embeddings.word_embeddings.weight == weights).all()
+
+
+def test_what_the_hub_does_not_give_is_told(published: Path, hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+    def attempt(name: str, what: str, remedy: str = "hf download org/") -> None:
+        with pytest.raises(DataError, match=what) as refused:
+            model_folder(name, "--init-from")
+        assert refused.value.where == "--init-from"
+        assert remedy in refused.value.remedy
+
+    attempt("org/other", "there is no folder 'org/other', and the Hub has no public model of that name")
+    attempt("org/name@v9", "no revision 'v9'")
+    (published / "model.safetensors").unlink()
+    attempt("org/name", "has no safetensors, and pickles are not fetched", "open and save it")
+    monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
+    attempt("org/new", "the Hub cannot be reached .ConnectError")
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    attempt("org/new", "the Hub cannot be reached")
+
+
+def test_a_path_is_never_looked_up(hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "runs" / "a").mkdir(parents=True)
+    for path in ("runs/a", "runs/mistyped", "name", "a/b/c", "./a/b", "../a", "/a/b", str(tmp_path / "x")):
+        assert model_folder(path, "MODEL") == Path(path)
+    assert hub.fetched == []
