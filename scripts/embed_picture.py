@@ -30,7 +30,7 @@ def main() -> None:
     texts, labels = _sample(arguments.sources, arguments.texts)
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
-        _random_network(Path(arguments.model), folder / "random")
+        random_network(Path(arguments.model), folder / "random")
         (folder / "texts.txt").write_text("\n".join(texts) + "\n", encoding="utf-8")
         vectors = {
             name: _embedded(model, folder, arguments.pooling)
@@ -70,7 +70,7 @@ def _sample(names: Sequence[str], most: int) -> tuple[list[str], np.ndarray]:
     return chosen, np.array(labels)
 
 
-def _random_network(model: Path, folder: Path) -> None:
+def random_network(model: Path, folder: Path) -> None:
     """Write a model of the same sizes and vocabulary that has learnt nothing."""
     config, vocab_size = read_config(model, "MODEL")
     network = BertForPreTraining(config, vocab_size)
