@@ -17,6 +17,7 @@ import venv
 from pathlib import Path
 
 from packaging.requirements import Requirement
+from packaging.version import Version
 
 ROOT = Path(__file__).resolve().parent.parent
 QUICK = ("-m", "not slow and not gpu")
@@ -44,14 +45,18 @@ def main() -> int:
 
 
 def constraints(pyproject: str) -> list[str]:
-    """Return a pin to its lower bound for each direct dependency that has one, extras included."""
+    """Return a pin to its lower bound for each direct dependency that has one, extras included.
+
+    Of several lower bounds, it is the highest: all extras are installed together.
+    """
     project = tomllib.loads(pyproject)["project"]
     texts = [*project["dependencies"], *(text for extra in project["optional-dependencies"].values() for text in extra)]
-    pins: set[str] = set()
+    lowest: dict[str, str] = {}
     for requirement in map(Requirement, texts):
-        lowest = [each.version for each in requirement.specifier if each.operator == ">="]
-        pins.update(f"{requirement.name}=={version}" for version in lowest)
-    return sorted(pins)
+        bounds = [each.version for each in requirement.specifier if each.operator == ">="]
+        for version in bounds:
+            lowest[requirement.name] = max(version, lowest.get(requirement.name, version), key=Version)
+    return [f"{name}=={version}" for name, version in sorted(lowest.items())]
 
 
 def without(pins: list[str], names: list[str]) -> list[str]:
