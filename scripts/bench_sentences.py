@@ -1,8 +1,8 @@
-"""Sentence vectors of a pretrained model before and after `finetune similarity` on plain text, and word counts.
+"""Sentence vectors of a pretrained model before and after `finetune similarity`, and word counts.
 
-The task is retrieval on documents that training did not see: of two adjacent passages of a document, the second is to
-be found by the first among the second passages of all documents. Prints a Markdown table. The same command again
-continues where it stopped.
+It is trained on sentences, and on pairs of adjacent passages, both of plain text. The task is retrieval on documents that
+training did not see: of two adjacent passages of a document, the second is to be found by the first among the second
+passages of all documents. Prints a Markdown table. The same command again continues where it stopped.
 
     python scripts/bench_sentences.py CORPUS --model MODEL --work OUT --language en [--seeds 1 2 3]
 
@@ -11,6 +11,7 @@ CORPUS has a sentence per line and blank lines between documents. MODEL is to be
 """
 
 import argparse
+import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -40,7 +41,7 @@ def main() -> None:
     if options.split_only:
         return
     pairs = passage_pairs(texts[options.split], " " if options.language == "en" else "")
-    sentences = write_sentences(texts["train"], options)
+    rows = {"sentences": write_sentences(texts["train"], options), "pairs": write_pairs(texts["train"], options)}
     scores = {}
     random = options.work / "random"
     if not random.exists():
@@ -53,10 +54,9 @@ def main() -> None:
     }
     for name, make in ways.items():
         scores[name] = [retrieval(pairs, make(), options.model)]
-    tuned = [train(options, sentences, seed) for seed in options.seeds]
-    scores["after finetune similarity"] = [
-        retrieval(pairs, vectors_of(folder, pairs, options.work), options.model) for folder in tuned
-    ]
+    for kind, name in (("sentences", "trained on sentences"), ("pairs", "trained on adjacent passages")):
+        tuned = [train(options, rows[kind], seed) for seed in options.seeds]
+        scores[name] = [retrieval(pairs, vectors_of(folder, pairs, options.work), options.model) for folder in tuned]
     print("\n".join(table(scores, len(pairs))))
 
 
@@ -68,8 +68,8 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--language", choices=tuple(MIN_CHARACTERS), default="en")
     parser.add_argument("--split", choices=("dev", "test"), default="test", help="documents that are retrieved")
     parser.add_argument("--split-only", action="store_true", help="only write OUT/train.txt and the other splits")
-    parser.add_argument("--texts", type=int, default=4000, help="sentences to train on")
-    parser.add_argument("--learning-rate", type=float, default=3e-4)
+    parser.add_argument("--texts", type=int, default=2000, help="sentences, or pairs of passages, to train on")
+    parser.add_argument("--learning-rate", type=float, default=1e-3)
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
     options = parser.parse_args()
     if options.model is None and not options.split_only:
@@ -108,10 +108,22 @@ def write_sentences(documents: Path, options: argparse.Namespace) -> Path:
     return path
 
 
-def train(options: argparse.Namespace, sentences: Path, seed: int) -> Path:
-    settings = Settings(epochs=1, learning_rate=options.learning_rate, seed=seed)
-    folder = options.work / f"similarity-{options.texts}-{options.learning_rate:g}-s{seed}"
-    return finetune("similarity", options.model, train=str(sentences), output=folder, settings=settings)
+def write_pairs(documents: Path, options: argparse.Namespace) -> Path:
+    """Write some pairs of adjacent passages of the training documents, drawn at random."""
+    path: Path = options.work / f"pairs-{options.texts}.jsonl"
+    if not path.exists():
+        pairs = passage_pairs(documents, " " if options.language == "en" else "")
+        drawn = rng.stream(0, "pairs").permutation(len(pairs))[: options.texts]
+        rows = [{"text": pairs[index].text, "pair": pairs[index].pair} for index in drawn]
+        path.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows), encoding="utf-8")
+    return path
+
+
+def train(options: argparse.Namespace, rows: Path, seed: int) -> Path:
+    pair_field = "pair" if rows.suffix == ".jsonl" else None
+    settings = Settings(epochs=1, learning_rate=options.learning_rate, seed=seed, pair_field=pair_field)
+    folder: Path = options.work / f"{rows.stem}-{options.learning_rate:g}-s{seed}"
+    return finetune("similarity", options.model, train=str(rows), output=folder, settings=settings)
 
 
 def vectors_of(model: Path, pairs: list[Example], work: Path) -> np.ndarray:

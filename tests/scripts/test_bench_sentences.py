@@ -54,5 +54,5 @@ def test_the_whole_benchmark_runs_and_continues(
         tables.append(re.findall(r"^\| .* \|$", shown, flags=re.MULTILINE))
     assert "up to date" in shown
     assert tables[0] == tables[1]
-    assert len(tables[0]) == 6
-    assert len(list((tmp_path / "work").glob("similarity-40-*-s*"))) == 2
+    assert len(tables[0]) == 7
+    assert len(list((tmp_path / "work").glob("*-40-0.001-s*"))) == 4
