@@ -12,7 +12,7 @@ from typing import TypeVar
 
 from bert_pretrain.errors import ConfigError, InputError
 from bert_pretrain.finetune.settings import FORMATS
-from bert_pretrain.storage.files import COMPRESSIONS
+from bert_pretrain.storage.compression import COMPRESSIONS
 from bert_pretrain.text.sources import DATASET
 
 _BY_ENDING = {f".{name}": name for name in FORMATS} | {".ndjson": "jsonl", ".txt": ""}

@@ -24,7 +24,8 @@ from bert_pretrain.make_data.store_writer import write_store_shard
 from bert_pretrain.make_data.summary import TextCounts
 from bert_pretrain.make_data.token_store import TokenStore, store_shard_folder
 from bert_pretrain.parallel.progress import progress_bar
-from bert_pretrain.storage.files import decompress, open_raw
+from bert_pretrain.storage.compression import decompress
+from bert_pretrain.storage.files import open_raw
 from bert_pretrain.text import documents, records
 from bert_pretrain.text.sources import READ_ERRORS, Source, damaged
 from bert_pretrain.text.text_files import ByteRange, last_character

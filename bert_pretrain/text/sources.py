@@ -19,7 +19,8 @@ from typing import Any, TypeVar
 
 from bert_pretrain.config import DataConfig
 from bert_pretrain.errors import ConfigError, InputError
-from bert_pretrain.storage.files import COMPRESSIONS, open_input
+from bert_pretrain.storage.compression import COMPRESSIONS
+from bert_pretrain.storage.files import open_input
 from bert_pretrain.storage.manifest import is_output
 from bert_pretrain.storage.paths import is_url
 
