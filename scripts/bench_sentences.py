@@ -1,8 +1,8 @@
 """Sentence vectors of a pretrained model before and after `finetune similarity`, and word counts.
 
-It is trained on sentences, and on pairs of adjacent passages, both of plain text. The task is retrieval on documents that
-training did not see: of two adjacent passages of a document, the second is to be found by the first among the second
-passages of all documents. Prints a Markdown table. The same command again continues where it stopped.
+It is trained on sentences, and on pairs of adjacent passages, both of plain text. The task is retrieval on documents
+that training did not see: of two adjacent passages of a document, the second is to be found by the first among the
+second passages of all documents. Prints a Markdown table. The same command again continues where it stopped.
 
     python scripts/bench_sentences.py CORPUS --model MODEL --work OUT --language en [--seeds 1 2 3]
 
