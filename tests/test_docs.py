@@ -12,10 +12,12 @@ import os
 import re
 import subprocess
 import sys
+import types
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import site_pages
 import typer
 import yaml
 
@@ -264,6 +266,17 @@ def test_every_path_and_heading_that_a_page_names_exists(page: Path) -> None:
 def test_the_readme_leads_to_every_page() -> None:
     linked = {(ROOT / link.partition("#")[0]).resolve() for link in links(ROOT / "README.md")}
     assert [page.name for page in PAGES[1:] if page not in linked] == []
+
+
+def test_the_site_has_every_page_and_follows_links_to_the_root() -> None:
+    named = re.findall(r"[\w.]+\.md", (ROOT / "mkdocs.yml").read_text(encoding="utf-8").partition("nav:")[2])
+    pages = [page.name for page in (ROOT / "docs").glob("*.md")]
+    assert sorted(named) == sorted([*pages, *site_pages.PAGES.values()])
+
+    page = types.SimpleNamespace(file=types.SimpleNamespace(src_uri="using.md"))
+    text = "[a](../RESULTS.md#x) [b](data.md) [c](../bert_pretrain/rng.py) [d](#x)\n```\n[e](../RESULTS.md)\n```\n"
+    made = "[a](results.md#x) [b](data.md) c (`bert_pretrain/rng.py`) [d](#x)\n```\n[e](../RESULTS.md)\n```\n"
+    assert site_pages.on_page_markdown(text, page) == made
 
 
 def test_the_chinese_readme_keeps_step_with_the_english_one() -> None:

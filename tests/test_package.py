@@ -76,7 +76,11 @@ def test_the_source_distribution_holds_what_the_wheel_is_built_and_tested_from(b
     (source,) = built.glob("*.tar.gz")
     with tarfile.open(source) as archive:
         names = {name.partition("/")[2] for name in archive.getnames()}
-    single = "pyproject.toml README.md LICENSE .gitignore PKG-INFO Makefile constraints.txt CHANGELOG.md SECURITY.md"
+    single = (
+        "pyproject.toml README.md README.zh-CN.md RESULTS.md LICENSE .gitignore PKG-INFO Makefile Dockerfile mkdocs.yml"
+    )
+    single += " CITATION.cff .pre-commit-config.yaml constraints.txt requirements.lock"
+    single += " CHANGELOG.md CONTRIBUTING.md SECURITY.md"
     assert names == tracked("bert_pretrain", "configs", "scripts", "tests", "docs") | set(single.split())
 
 
