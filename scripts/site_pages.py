@@ -36,12 +36,13 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
     folder = ROOT if page.file.src_uri in sources else ROOT / "docs"
 
     def rewritten(found: re.Match[str]) -> str:
-        return found[0] if found[0].startswith("```") else _link(*found.groups(""), folder)
+        return found[0] if found[0].startswith("```") else _link(found, folder)
 
     return _BLOCK_OR_LINK.sub(rewritten, markdown)
 
 
-def _link(image: str, text: str, target: str, anchor: str, folder: Path) -> str:
+def _link(found: re.Match[str], folder: Path) -> str:
+    image, text, target, anchor = found.groups("")
     if not target or re.match(r"[a-z]+:", target):
         return f"{image}[{text}]({target}{anchor})"
     path = os.path.relpath(folder / target, ROOT)

@@ -59,6 +59,19 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+def test_the_lock_file_has_the_versions_of_the_constraints_with_hashes() -> None:
+    """Write it again with: scripts/lock.sh."""
+
+    def versions(name: str) -> dict[str, str]:
+        pins = re.findall(r"^([\w.-]+)==([^\s;]+)", (ROOT / name).read_text(encoding="utf-8"), re.MULTILINE)
+        return {re.sub(r"[-_.]+", "-", package).lower(): version for package, version in pins}
+
+    constraints, locked = versions("constraints.txt"), versions("requirements.lock")
+    assert {name: locked.get(name) for name in constraints} == {**constraints, "torch": None}
+    blocks = re.split(r"^(?=[a-z])", (ROOT / "requirements.lock").read_text(encoding="utf-8"), flags=re.MULTILINE)[1:]
+    assert [block for block in blocks if not re.search(r"--hash=sha256:[0-9a-f]{64}", block)] == []
+
+
 def tracked(*folders: str) -> set[str]:
     """Return the files of folders of the repository, those that git ignores left out."""
     paths = (path for folder in folders for path in (ROOT / folder).rglob("*") if path.is_file())
