@@ -8,6 +8,7 @@ from bert_pretrain.config_values import (
     AnyCount,
     Count,
     Device,
+    Encoding,
     Expects,
     Float,
     Int,
@@ -17,6 +18,7 @@ from bert_pretrain.config_values import (
     Probability,
     Seconds,
     Share,
+    TextField,
 )
 from bert_pretrain.errors import ConfigError
 
@@ -88,10 +90,12 @@ class DataConfig(_Section):
     """An ISO 639 code, for splitting sentences and for the model card."""
     document_boundary: Literal["auto", "blank_line", "file"] = "auto"
     """What ends a document of a text file; auto: blank lines where it has one sentence per line, else its end."""
-    text_field: NonEmpty = "text"
-    """The field of a JSONL record, or the column of a table, that holds the text."""
+    encoding: Encoding = "utf-8"
+    """Encoding of text files, such as gb18030, big5 or cp1252; `auto` tells that of each file from its beginning."""
+    text_field: TextField = "text"
+    """Field of a JSON record, or column of a table, that holds the text; the texts of several, [A, B], are joined."""
     strict: bool = False
-    """Refuse text that is not valid UTF-8 instead of replacing and counting it."""
+    """Refuse text that is not valid in its encoding instead of replacing and counting it."""
     max_record_bytes: Annotated[
         AnyCount, Field(ge=MIN_RECORD_BYTES), Expects(f"a count such as 64M, at least {MIN_RECORD_BYTES:,}")
     ] = MAX_RECORD_BYTES

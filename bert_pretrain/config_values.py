@@ -1,5 +1,6 @@
 """Types of configuration values: how people write them (`1e5`, `500k`, `2 hours`), and how to say what they may be."""
 
+import codecs
 import contextlib
 import math
 import re
@@ -8,7 +9,7 @@ from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 import annotated_types
-from pydantic import BaseModel, BeforeValidator, Field, StringConstraints, WithJsonSchema
+from pydantic import AfterValidator, BaseModel, BeforeValidator, Field, StringConstraints, WithJsonSchema
 from pydantic.fields import FieldInfo
 
 
@@ -71,6 +72,20 @@ def _device(value: object) -> object:
     return re.sub("^gpu", "cuda", value.strip().lower()) if isinstance(value, str) else value
 
 
+def check_encoding(name: str) -> str:
+    """Return the name of an encoding of text if Python knows it, or `auto`.
+
+    Raises:
+        ValueError: when it does not.
+    """
+    with contextlib.suppress(LookupError, ValueError):
+        if name != "auto":
+            "".encode(name)  # refuses encodings of bytes
+            codecs.getincrementaldecoder(name)("replace")
+        return name
+    raise ValueError(f"'{name}' is no encoding of text that is known")
+
+
 def _text_or(number: dict[str, Any]) -> WithJsonSchema:
     """Let editors accept a text such as `24h` beside a number."""
     return WithJsonSchema({"anyOf": [number, {"type": "string"}]})
@@ -105,6 +120,20 @@ Name = Annotated[
     StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$"),
     Expects("a name of letters, digits, '.', '_' and '-', which begins with a letter or digit"),
 ]
+
+
+Encoding = Annotated[
+    str, AfterValidator(check_encoding), Expects("auto, or an encoding such as gb18030, big5, cp1252 or shift_jis")
+]
+TextField = Annotated[
+    NonEmpty | Annotated[tuple[NonEmpty, ...], Field(min_length=1)],
+    Expects("a name, or several in brackets, such as [subject, body]"),
+]
+
+
+def names_of(field: TextField) -> tuple[str, ...]:
+    """Return the names of the fields whose texts are joined, in order."""
+    return (field,) if isinstance(field, str) else field
 
 
 def expected(kind: Any, metadata: tuple[Any, ...] = ()) -> str:

@@ -68,11 +68,14 @@ def tokenizer_folder(location: str) -> AnyPath:
     return model_folder(found, "--vocab") if isinstance(found, Path) else found
 
 
-def inference_config(device: str, precision: str, text_field: str | None = None) -> "Config":
+def inference_config(
+    device: str, precision: str, text_field: str | None = None, encoding: str | None = None
+) -> "Config":
     """Return the configuration of a command that uses a model."""
     flags = {
         "train.device": ("--device", device),
         "train.precision": ("--precision", precision),
         "data.text_field": ("--text-field", text_field),
+        "data.encoding": ("--encoding", encoding),
     }
     return load_config(None, None, flags)

@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from bert_pretrain.cli.loading import importing, inference_config, local_file, model_folder
-from bert_pretrain.cli.options import BatchTokens, Device, Model, Precision, SkipEmpty, TextField, Workers
+from bert_pretrain.cli.options import BatchTokens, Device, Encoding, Model, Precision, SkipEmpty, TextField, Workers
 
 
 def inspect(
@@ -72,6 +72,7 @@ def evaluate(
     bits: Annotated[bool, typer.Option("--bits", help="Scores in bits instead of nats.")] = False,
     batch_tokens: BatchTokens = None,
     text_field: TextField = None,
+    encoding: Encoding = None,
     skip_empty: SkipEmpty = False,
     device: Device = "auto",
     precision: Annotated[
@@ -91,7 +92,7 @@ def evaluate(
         from bert_pretrain.tools.evaluate import evaluate as run_evaluate
     run_evaluate(
         model_folder(model),
-        config=inference_config(device, precision or ("auto" if data else "fp32"), text_field),
+        config=inference_config(device, precision or ("auto" if data else "fp32"), text_field, encoding),
         data=data,
         texts=text or (),
         pairs=pairs or (),
@@ -149,6 +150,7 @@ def embed(
     ] = None,
     batch_tokens: BatchTokens = None,
     text_field: TextField = None,
+    encoding: Encoding = None,
     skip_empty: SkipEmpty = False,
     device: Device = "auto",
     precision: Precision = "fp32",
@@ -159,7 +161,7 @@ def embed(
     """
     with importing():
         from bert_pretrain.tools.embed import embed as run_embed
-    loaded = inference_config(device, precision, text_field)
+    loaded = inference_config(device, precision, text_field, encoding)
     run_embed(
         model_folder(model),
         inputs,
@@ -170,6 +172,7 @@ def embed(
         max_length=max_length,
         batch_tokens=batch_tokens,
         text_field=loaded.data.text_field,
+        encoding=loaded.data.encoding,
         skip_empty=skip_empty,
     )
 

@@ -40,6 +40,10 @@ Scheduler = Annotated[
     typer.Option("--scheduler", metavar="tcp://HOST:PORT", help="Use the Dask cluster of this scheduler."),
 ]
 Strict = Annotated[bool, typer.Option("--strict", help="Refuse text that is not UTF-8 instead of repairing it.")]
+Encoding = Annotated[
+    str | None,
+    typer.Option("--encoding", metavar="NAME", help="Of text files, if not UTF-8; auto: each file has its own."),
+]
 Lowercase = Annotated[
     bool | None,
     typer.Option("--lowercase/--no-lowercase", help="Whether the vocabulary is lowercase, if its folder does not say."),

@@ -13,6 +13,7 @@ from bert_pretrain.cli.loading import importing, load_config, model_folder, seco
 from bert_pretrain.cli.options import (
     BatchSize,
     ConfigSource,
+    Encoding,
     Inputs,
     LearningRate,
     Lowercase,
@@ -63,6 +64,7 @@ def vocab(
     workers: Workers = None,
     scheduler: Scheduler = None,
     strict: Strict = False,
+    encoding: Encoding = None,
     overwrite: Overwrite = False,
 ) -> None:
     """Build a WordPiece vocabulary, or extend an existing one.
@@ -92,6 +94,7 @@ def vocab(
         "vocab.add_tokens": ("--add-tokens", add_tokens),
         "vocab.lowercase": ("--lowercase", None if extend else lowercase),
         "data.strict": ("--strict", strict or None),
+        "data.encoding": ("--encoding", encoding),
     }
     make_vocab(
         load_config(config, settings, flags),
@@ -136,6 +139,7 @@ def make_data(
         bool, typer.Option("--dry-run", help="Estimate rows, disk and time from a sample, and write nothing.")
     ] = False,
     strict: Strict = False,
+    encoding: Encoding = None,
     lowercase: Lowercase = None,
     overwrite: Overwrite = False,
     verify: Annotated[
@@ -150,6 +154,7 @@ def make_data(
         from bert_pretrain.make_data.run import make_data as run_make_data
     flags = {
         "data.strict": ("--strict", strict or None),
+        "data.encoding": ("--encoding", encoding),
         "data.validation": ("--validation", validation or None),
         "data.input_weights": ("--weight", dict(map(_weight_of_input, weight)) if weight else None),
     }
@@ -229,6 +234,7 @@ def run(
     learning_rate: LearningRate = None,
     batch_size: BatchSize = None,
     device: TrainingDevice = None,
+    encoding: Encoding = None,
     workers: Workers = None,
     scheduler: Scheduler = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="With auto: only print the plan.")] = False,
@@ -256,6 +262,7 @@ def run(
     flags = {
         "inputs": ("INPUT", inputs or None),
         "time": ("--time", time),
+        "data.encoding": ("--encoding", encoding),
         **training_flags(steps, learning_rate, batch_size, device),
     }
     if config == AUTO:

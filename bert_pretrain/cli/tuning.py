@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from bert_pretrain.cli.loading import importing, inference_config, local_file, model_folder
-from bert_pretrain.cli.options import BatchTokens, Device, Model, Output, Overwrite, Precision, SkipEmpty
+from bert_pretrain.cli.options import BatchTokens, Device, Encoding, Model, Output, Overwrite, Precision, SkipEmpty
 from bert_pretrain.finetune.settings import FORMATS, Settings
 from bert_pretrain.storage.paths import parse_local_path
 
@@ -75,6 +75,7 @@ def finetune(
     ] = _DEFAULTS.max_answer_length,
     file_format: FileFormat = None,
     columns: ColumnNames = None,
+    encoding: Encoding = None,
     strict: Annotated[bool, typer.Option("--strict", help="Refuse rows that would be repaired or left out.")] = False,
     device: Device = "auto",
     overwrite: Overwrite = False,
@@ -100,6 +101,7 @@ def finetune(
         settings=Settings(**{field.name: given[field.name] for field in dataclasses.fields(Settings)}),
         format=file_format,
         columns=columns.split(",") if columns else (),
+        encoding=encoding or "utf-8",
         strict=strict,
         device=device,
         overwrite=overwrite,
@@ -123,6 +125,7 @@ def predict(
     skip_empty: SkipEmpty = False,
     file_format: FileFormat = None,
     columns: ColumnNames = None,
+    encoding: Encoding = None,
     batch_tokens: BatchTokens = None,
     device: Device = "auto",
     precision: Precision = "fp32",
@@ -144,5 +147,6 @@ def predict(
         config=inference_config(device, precision).train,
         format=file_format,
         columns=columns.split(",") if columns else (),
+        encoding=encoding or "utf-8",
         options=Options(**{field.name: given[field.name] for field in dataclasses.fields(Options)}),
     )

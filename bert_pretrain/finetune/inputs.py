@@ -10,10 +10,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
 
+from bert_pretrain.config_values import Encoding, check_encoding, expected
 from bert_pretrain.errors import ConfigError, InputError
 from bert_pretrain.finetune.settings import FORMATS
 from bert_pretrain.storage.compression import COMPRESSIONS
-from bert_pretrain.text.sources import DATASET
+from bert_pretrain.text.hub_datasets import is_dataset
 
 _BY_ENDING = {f".{name}": name for name in FORMATS} | {".ndjson": "jsonl", ".txt": ""}
 R = TypeVar("R")
@@ -36,6 +37,8 @@ class LabelledInput:
     """One of `FORMATS`; None: as the ending says."""
     columns: tuple[str, ...] = ()
     """The columns of CSV or TSV without a header."""
+    encoding: str = "utf-8"
+    """Of text, as `data.encoding`."""
     strict: bool = False
     """Refuse instead of repairing and leaving out."""
     repairs: Counter[str] = field(default_factory=Counter)
@@ -47,6 +50,11 @@ class LabelledInput:
         if self.format is not None and self.format not in FORMATS:
             what, remedy = f"there is no format '{self.format}'", f"choose one of {', '.join(FORMATS)}"
             raise ConfigError(what, where="--format", remedy=remedy)
+        try:
+            check_encoding(self.encoding)
+        except ValueError as error:
+            remedy = f"write {expected(Encoding)}"
+            raise ConfigError(str(error), where="--encoding", remedy=remedy) from error
 
     @property
     def ending(self) -> str:
@@ -57,7 +65,7 @@ class LabelledInput:
     @property
     def kind(self) -> str:
         """The format: "dataset", that given, or that of the ending; "" if the ending tells none."""
-        if self.location.startswith(DATASET) or Path(self.location).is_dir():
+        if is_dataset(self.location) or Path(self.location).is_dir():
             return "dataset"
         return _BY_ENDING.get(self.ending, "") if self.format is None else self.format
 

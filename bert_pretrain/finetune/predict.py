@@ -117,6 +117,7 @@ def predict(
     config: TrainConfig,
     format: str | None = None,
     columns: Sequence[str] = (),
+    encoding: str = "utf-8",
     options: Options | None = None,
 ) -> None:
     """Write the rows of an input with what a fine-tuned model predicts for them.
@@ -128,6 +129,7 @@ def predict(
         config: device, precision and attention.
         format: of the input, one of `settings.FORMATS`, where its ending does not tell it.
         columns: names of the columns, for CSV and TSV without a header.
+        encoding: of text files, or `auto`, as `data.encoding`.
         options: all else.
 
     Raises:
@@ -137,7 +139,7 @@ def predict(
     check_output(output)
     finetuned = FinetunedBert.open(model, config)
     task = _open_task(model, finetuned, options)
-    rows = _Input(task, LabelledInput(location, "INPUT", format, tuple(columns)), options.skip_empty)
+    rows = _Input(task, LabelledInput(location, "INPUT", format, tuple(columns), encoding), options.skip_empty)
     predictor = _Predictor(finetuned, task, options.batch_tokens or finetuned.bert.batch_tokens, Counter())
     table, names, total = _scan(rows, predictor, output)
     print(f"predict    {total:,} rows; adds {', '.join(names.values())}")

@@ -11,7 +11,7 @@ from typing import Any
 from bert_pretrain.errors import InputError
 from bert_pretrain.finetune.inputs import LabelledInput, UnusableRow
 from bert_pretrain.finetune.tables import Row, iterate_rows, no_rows, read_text
-from bert_pretrain.text.records import parse_json, repair_surrogates
+from bert_pretrain.text.json_records import parse_json, repair_surrogates
 
 
 @dataclass(frozen=True)
@@ -83,7 +83,7 @@ def iterate_questions(source: LabelledInput) -> Iterator[Row]:
     Raises:
         InputError: when the input cannot be read.
     """
-    text = read_text(source.location) if source.kind == "json" else ""
+    text = read_text(source) if source.kind == "json" else ""
     if '"qas"' not in text:
         return iterate_rows(source)
     return _flatten(repair_surrogates(parse_json(text, source.location)), source.location)

@@ -68,6 +68,7 @@ def finetune(
     settings: Settings | None = None,
     format: str | None = None,
     columns: Sequence[str] = (),
+    encoding: str = "utf-8",
     strict: bool = False,
     device: str = "auto",
     overwrite: bool = False,
@@ -85,6 +86,7 @@ def finetune(
         settings: all else.
         format: of the inputs, one of `settings.FORMATS`, where their endings do not tell it.
         columns: names of the columns, for CSV and TSV without a header.
+        encoding: of text files, or `auto`, as `data.encoding`.
         strict: refuse rows that would be repaired or left out.
         device: `auto`, `cpu` or `cuda`.
         overwrite: move another output aside instead of refusing it.
@@ -98,7 +100,7 @@ def finetune(
         what, remedy = "--columns is for the tasks 'classify', 'answer' and 'similarity', this is 'tag'", "leave it out"
         raise ConfigError(what, where="--columns", remedy=remedy)
     inputs = {
-        split: LabelledInput(location, f"--{split}", format, tuple(columns), strict)
+        split: LabelledInput(location, f"--{split}", format, tuple(columns), encoding, strict)
         for split, location in (("train", train), ("validation", validation), ("test", test))
         if location is not None
     }

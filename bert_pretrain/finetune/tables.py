@@ -3,7 +3,6 @@
 Values are read as they are written: "NA" stays a word, and digits stay digits. All rows are held in memory.
 """
 
-import codecs
 import difflib
 from collections import Counter
 from collections.abc import Iterable, Iterator
@@ -11,23 +10,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bert_pretrain.config import MAX_RECORD_BYTES
+from bert_pretrain.config import MAX_RECORD_BYTES, DataConfig
 from bert_pretrain.errors import InputError
 from bert_pretrain.finetune.inputs import LabelledInput, UnusableRow
 from bert_pretrain.finetune.settings import FORMATS
-from bert_pretrain.storage.files import open_input
 from bert_pretrain.storage.paths import is_url
-from bert_pretrain.text.records import (
-    SURPLUS,
-    Record,
-    as_record,
-    dataset_records,
-    open_dataset,
-    parse_json,
-    read_records,
-    repair_surrogates,
-)
-from bert_pretrain.text.sources import READ_ERRORS, Source, damaged
+from bert_pretrain.text.encodings import AUTO, UTF8
+from bert_pretrain.text.hub_datasets import open_dataset
+from bert_pretrain.text.json_records import Record, repair_surrogates
+from bert_pretrain.text.records import SURPLUS, dataset_records, read_records
+from bert_pretrain.text.sources import Source, examined
 from bert_pretrain.text.text_files import ByteRange, Position, check_record_size, read_lines, text_blocks
 
 _SPLITS = {"--train": ("train",), "--validation": ("validation", "dev"), "--test": ("test",), "INPUT": ("test",)}
@@ -71,7 +63,7 @@ def iterate_rows(source: LabelledInput, *, line_field: str | None = None) -> Ite
     """
     if line_field is None or source.kind or source.ending != ".txt":
         return _rows(source)
-    lines = read_lines(ByteRange(_source(source.location, "txt")), Counter(), strict=True)
+    lines = read_lines(ByteRange(_file(source, "txt")), Counter(), strict=True)
     return (Row({line_field: line.removesuffix("\r")}, str(position)) for line, position in lines)
 
 
@@ -125,44 +117,31 @@ def _records(source: LabelledInput) -> Iterable[Record]:
         what = "a tag per word is for the task tag" if kind else f"the ending of '{location}' does not tell its format"
         remedy = f"name the format by --format ({', '.join(FORMATS)}); see docs/finetuning.md"
         raise InputError(what, where=f"{source.flag} {location}", remedy=remedy)
-    file = _source(location, "jsonl" if kind == "json" else kind)
-    if file.format == "jsonl" and _begins_array(file):
-        return _array_records(file)
+    file = _file(source, "jsonl" if kind == "json" else kind)
     return read_records(ByteRange(file), Counter(), header=source.columns, any_width=True)
 
 
-def read_text(location: str) -> str:
+def read_text(source: LabelledInput) -> str:
     """Return a whole text file, decompressed, without a byte order mark.
 
     Raises:
-        InputError: when it cannot be opened, is larger than a record may be, or is not UTF-8.
+        InputError: when it cannot be opened, is larger than a record may be, or is in another encoding.
     """
     texts: list[str] = []
-    for _, text in text_blocks(ByteRange(_source(location, "txt")), Counter(), whole_lines=True):
+    for _, text in text_blocks(ByteRange(_file(source, "txt")), Counter(), whole_lines=True):
         texts.append(text)
-        check_record_size(sum(map(len, texts)), MAX_RECORD_BYTES, location)
+        check_record_size(sum(map(len, texts)), MAX_RECORD_BYTES, source.location)
     return "".join(texts)
 
 
-def _source(location: str, format_: str) -> Source:
-    if not is_url(location) and not Path(location).is_file():
-        raise InputError("there is no such file or folder", where=location, remedy="check the path")
-    return Source(location, format_, None, "")
-
-
-def _begins_array(source: Source) -> bool:
-    """Whether a JSON file is one array of objects, rather than one object per line."""
-    with open_input(source.location) as file:
-        try:
-            return file.read(4096).removeprefix(codecs.BOM_UTF8).lstrip().startswith(b"[")
-        except READ_ERRORS as error:
-            raise damaged(source, error) from error
-
-
-def _array_records(source: Source) -> Iterator[Record]:
-    for number, value in enumerate(parse_json(read_text(source.location), source.location), start=1):
-        position = Position(ByteRange(source), "record", number)
-        yield as_record(value, position), position
+def _file(source: LabelledInput, format_: str) -> Source:
+    if not is_url(source.location) and not Path(source.location).is_file():
+        raise InputError("there is no such file or folder", where=source.location, remedy="check the path")
+    reading = DataConfig(encoding=source.encoding, document_boundary="file", sentence_splitter="lines")
+    found = examined(Source(source.location, format_, None, ""), reading)
+    if source.encoding == AUTO and found.encoding != UTF8:
+        print(f"{source.flag} {source.location}: its encoding is {found.encoding}")
+    return found
 
 
 def _split_of(splits: dict[str, Any], location: str, flag: str) -> Any:

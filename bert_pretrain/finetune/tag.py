@@ -238,7 +238,7 @@ def read_word_per_line(source: LabelledInput, tokens_field: str, tags_field: str
     tags: list[str] = []
     begin = 1
     flaw: UnusableRow | None = None
-    for number, line in enumerate([*read_text(source.location).split("\n"), ""], start=1):
+    for number, line in enumerate([*read_text(source).split("\n"), ""], start=1):
         if not line.strip() or line.startswith("-DOCSTART-"):
             if words:
                 rows.append(Row({tokens_field: words, tags_field: tags}, f"{source.location}: line {begin}", flaw))

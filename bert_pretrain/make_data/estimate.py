@@ -3,18 +3,22 @@
 The beginnings of some inputs go through the same steps as in a real run, in a temporary folder; the result is scaled.
 """
 
+import codecs
 import json
+import re
 import tempfile
 import time
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import BinaryIO
 
 import numpy as np
 
 from bert_pretrain.config import Config, DataConfig
+from bert_pretrain.config_values import names_of
 from bert_pretrain.errors import InputError
 from bert_pretrain.make_data.build import ShardTask, build_shard, open_records
 from bert_pretrain.make_data.corpus_checks import check_documents
@@ -27,7 +31,9 @@ from bert_pretrain.parallel.progress import progress_bar
 from bert_pretrain.storage.compression import decompress
 from bert_pretrain.storage.files import open_raw
 from bert_pretrain.text import documents, records
-from bert_pretrain.text.sources import READ_ERRORS, Source, damaged
+from bert_pretrain.text.encodings import as_utf8
+from bert_pretrain.text.json_records import array_elements
+from bert_pretrain.text.sources import READ_ERRORS, TEXT_FORMATS, Source, damaged
 from bert_pretrain.text.text_files import ByteRange, last_character
 from bert_pretrain.text.tokenizer import Tokenizer
 
@@ -116,11 +122,16 @@ def estimate(config: Config, sources: Sequence[Source], tokenizer: Tokenizer) ->
 
 def sample_source(source: Source, path: Path, size: int, config: DataConfig) -> tuple[ByteRange, float]:
     """Write the beginning of an input to `path`; returns that, to be read there, and which share of the whole it is."""
-    if source.format in ("txt", "jsonl", "csv"):
+    if source.format in TEXT_FORMATS:
         try:
-            with open_raw(source.location) as raw, decompress(raw, source.location) as file:
-                content = file.read(size)
-                if source.format != "txt":
+            with (
+                open_raw(source.location) as raw,
+                as_utf8(decompress(raw, source.location), source.encoding) as file,
+            ):
+                if source.format == "json":
+                    content = _first_elements(file, source, size, config.max_record_bytes)
+                else:
+                    content = file.read(size)
                     content += _rest_of_record(file, content, source.format, config.max_record_bytes)
                 is_cut = bool(file.read(1))
                 share = min(1.0, raw.tell() / source.size) if source.size and is_cut else 1.0
@@ -129,20 +140,36 @@ def sample_source(source: Source, path: Path, size: int, config: DataConfig) -> 
         if is_cut and source.format == "txt":
             content = content[: content.rfind(b"\n") + 1 or content.rfind(b" ") + 1 or last_character(content)]
         path.write_bytes(content)
-        return ByteRange(source, unpacked=path), share
+        format_ = "jsonl" if source.format == "json" else source.format
+        return ByteRange(replace(source, format=format_), unpacked=path), share
     num_documents = num_bytes = 0
     with path.open("w", encoding="utf-8") as opened:
         for document in documents.read(ByteRange(source), config, Counter()):
             num_documents += document.ends_document
-            num_bytes += opened.write(json.dumps({config.text_field: document.text}) + "\n")
+            num_bytes += opened.write(json.dumps({names_of(config.text_field)[0]: document.text}) + "\n")
             if num_bytes > size:
                 break
     share = min(1.0, num_documents / max(1, records.num_rows(source)))
     return ByteRange(replace(source, format="jsonl"), unpacked=path), share
 
 
+def _first_elements(file: BinaryIO, source: Source, size: int, max_bytes: int) -> bytes:
+    """Return elements from the beginning of a JSON array, as JSON lines."""
+    blocks = codecs.iterdecode(iter(partial(file.read, 1 << 16), b""), "utf-8-sig", "replace")
+    lines: list[bytes] = []
+    num_bytes = 0
+    for element, _ in array_elements(blocks, ByteRange(source), max_bytes):
+        lines.append(re.sub(r"[\r\n]", " ", element).encode() + b"\n")
+        num_bytes += len(lines[-1])
+        if num_bytes > size:
+            break
+    return b"".join(lines)
+
+
 def _rest_of_record(file: BinaryIO, content: bytes, format_: str, max_bytes: int) -> bytes:
     """Read on from where `content` ends to the end of a record, or until the record is larger than allowed."""
+    if format_ == "txt":
+        return b""
     rest = [file.readline(max_bytes + 1)]
     num_bytes = len(rest[0])
     if format_ == "csv":  # where a quoted field may contain line ends

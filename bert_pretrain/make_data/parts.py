@@ -1,7 +1,8 @@
 """Inputs are read as byte ranges (`ByteRange`): large files are cut at document boundaries, small ones are grouped.
 
-A few large archives would keep only as many cores busy: they are unpacked into the token store first and removed when
-all of it is tokenised. Where the inputs were cut is recorded in the store, for it must not change between runs.
+A few large archives, or files that are not UTF-8, would keep only as many cores busy: they are first unpacked into the
+token store, as UTF-8, and removed when all of it is tokenised. Where the inputs were cut is recorded in the store, for
+it must not change between runs.
 """
 
 import shutil
@@ -10,9 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bert_pretrain.parallel.executor import Pool, run_all
-from bert_pretrain.storage.files import atomic_path, open_input, read_json, write_checked_json
+from bert_pretrain.storage.files import atomic_path, read_json, write_checked_json
 from bert_pretrain.text import documents
-from bert_pretrain.text.sources import FEW_SOURCES, READ_ERRORS, Source, damaged, is_compressed
+from bert_pretrain.text.sources import FEW_SOURCES, READ_ERRORS, Source, damaged
 from bert_pretrain.text.text_files import ByteRange
 
 LARGE_ARCHIVE_BYTES = 4 << 20
@@ -65,15 +66,14 @@ def remove_unpacked(parts: Iterable[ByteRange]) -> None:
 
 
 def _is_archive(source: Source) -> bool:
-    is_text = source.format in ("txt", "jsonl") and source.boundary != "file"
-    return is_text and source.is_local and is_compressed(source.location)
+    return source.is_local and source.has_documents_at_lines and source.needs_decoding
 
 
 def _unpack(archive: _Archive) -> None:
     if archive.file.exists():
         return
     with (
-        open_input(archive.source.location) as packed,
+        ByteRange(archive.source).open() as packed,
         atomic_path(archive.file) as temporary,
         temporary.open("wb") as file,
     ):

@@ -93,7 +93,7 @@ def _identity(config: Config, sources: list[Source], tokenizer: Tokenizer) -> di
         "validation": [source.identity for source in sources if source.is_validation],
         "tokenizer": tokenizer.hash,
         "data": config.data.model_dump(
-            mode="json", exclude={"validation", "fraction", "input_weights", "max_record_bytes"}
+            mode="json", exclude={"validation", "fraction", "input_weights", "max_record_bytes", "encoding"}
         ),
     }
 

@@ -40,9 +40,8 @@ def cut(source: Source, part_bytes: int, unpacked: Path | None = None) -> list[B
 
 
 def _cut(source: Source, part_bytes: int, unpacked: Path | None) -> list[ByteRange]:
-    is_seekable = unpacked is not None or source.is_plain_local
     size = unpacked.stat().st_size if unpacked is not None else source.size
-    if not is_seekable or source.boundary == "file" or (size or 0) <= 2 * part_bytes:
+    if not (unpacked or source.is_plain_local) or (size or 0) <= 2 * part_bytes:
         return [ByteRange(source, unpacked=unpacked)]
     assert size is not None
     cuts = [0]
@@ -117,7 +116,8 @@ def read(part: ByteRange, config: DataConfig, counts: Counter[str]) -> Iterator[
     if part.source.format == "txt":
         pieces = _read_txt(part, config, counts)
     else:
-        pieces = (piece for text in read_texts(part, config, counts) for piece in _split_long(text))
+        texts = read_texts(part, config, counts)
+        pieces = (piece for text in texts if text is not None for piece in _split_long(text))
     counts_empty = part.source.boundary != "blank_line"  # there, consecutive blank lines are one boundary
     blanks, is_begun = "", False
     for piece in pieces:

@@ -1,4 +1,4 @@
-"""The one reader of records: JSON lines, CSV, TSV, Parquet and `datasets`, local or remote, compressed or not.
+"""The one reader of records: JSON, CSV, TSV, Parquet and `datasets`, local or remote, compressed or not.
 
 `read_records` yields each record with its position, which is formatted only for an error message. `read_texts` yields
 one text per record, or per line of `.txt`. Memory is bounded by a block of a file and the limit of a record; every
@@ -13,30 +13,27 @@ import shutil
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 from bert_pretrain.config import MAX_RECORD_BYTES, DataConfig
+from bert_pretrain.config_values import names_of
 from bert_pretrain.errors import InputError
-from bert_pretrain.storage import files
 from bert_pretrain.storage.files import open_input
-from bert_pretrain.text.sources import DATASET, READ_ERRORS, Source, damaged, is_compressed
+from bert_pretrain.text.hub_datasets import open_dataset
+from bert_pretrain.text.json_records import Record, read_array, read_jsonl, repair_surrogates
+from bert_pretrain.text.sources import READ_ERRORS, Source, damaged, is_compressed
 from bert_pretrain.text.text_files import ByteRange, Position, check_record_size, read_lines, text_blocks
 
 _PARQUET_ROWS = 64
 """Rows that are decoded at once, unless they are large."""
-# In CSV, strict: otherwise an unclosed quote would join all following lines into one text. In TSV, as registered at
-# IANA and used by GLUE, a tab always separates and a quote is an ordinary character.
-_DIALECTS: dict[str, dict[str, Any]] = {
-    "csv": {"strict": True},
-    "tsv": {"delimiter": "\t", "quoting": csv.QUOTE_NONE},
-}
 SURPLUS: Any = None
 """The key of a list of the fields that a row has beyond the header's, as in `csv.DictReader`."""
+# CSV is read strictly: otherwise an unclosed quote would join all following lines into one text. In TSV, as registered
+# at IANA and used by GLUE, a tab always separates and a quote is an ordinary character.
+_TSV: dict[str, Any] = {"delimiter": "\t", "quoting": csv.QUOTE_NONE}
 _NAME_THE_FIELD = "name the field of the text: --set data.text_field=NAME (embed and evaluate: --text-field NAME)"
-
-
-Record = tuple[dict[str, Any], Position]
+_MAX_WITHOUT_FIELD = 1000
+"""Records at the beginning of a source after which a field that none of them has is taken for a mistake."""
 
 
 def read_records(
@@ -64,39 +61,58 @@ def read_records(
         InputError: naming file and position, when the source cannot be read or parsed, or a record is too large.
     """
     if part.source.format == "jsonl":
-        return _read_jsonl(part, counts, strict, max_bytes)
-    if part.source.format in _DIALECTS:
+        return read_jsonl(part, counts, strict, max_bytes)
+    if part.source.format == "json":
+        return read_array(part, counts, strict, max_bytes)
+    if part.source.format in ("csv", "tsv"):
         return _read_csv(part, counts, columns, strict, max_bytes, header, any_width)
     if part.source.format == "parquet":
         return _read_parquet(part, columns, max_bytes)
     return dataset_records(part, open_dataset(part.source.location).values(), columns)
 
 
-def read_texts(part: ByteRange, config: DataConfig, counts: Counter[str]) -> Iterator[str]:
-    """Yield each line of `.txt`, or the text field of each record; empty ones too.
+def read_texts(part: ByteRange, config: DataConfig, counts: Counter[str]) -> Iterator[str | None]:
+    """Yield each line of `.txt`, or the text of each record; empty ones too, None if a record has no field of text.
 
     Raises:
-        InputError: as `read_records`, or when a record has no text.
+        InputError: as `read_records`, or when a text is no text, or records from the beginning on have none.
     """
     limit = config.max_record_bytes
     if part.source.format == "txt":
         for line, _ in read_lines(part, counts, strict=config.strict, max_line_bytes=limit):
             yield line.removesuffix("\r")
         return
-    field = config.text_field
-    for record, position in read_records(part, counts, columns=(field,), strict=config.strict, max_bytes=limit):
-        yield text_of(record, field, position, counts)
+    fields, has_text = names_of(config.text_field), part.start > 0
+    num_without = 0
+    first: Record | None = None
+    for record, position in read_records(part, counts, columns=fields, strict=config.strict, max_bytes=limit):
+        texts = [_text_of(record[field], position, counts) for field in fields if field in record]
+        if texts:
+            if not has_text:
+                has_text = True
+                yield from [None] * num_without
+            yield "\n\n".join(filter(None, texts))
+            continue
+        counts["records_without_text_field"] += 1
+        if has_text:
+            yield None
+            continue
+        first = first or (record, position)
+        num_without += 1
+        if num_without == _MAX_WITHOUT_FIELD:
+            break
+    if first and not has_text:
+        names = " or ".join(f"'{field}'" for field in fields)
+        what = f"none of the first {num_without:,} records has a field {names}"
+        raise _no_field(what, list(first[0]), str(first[1]))
 
 
-def text_of(record: dict[str, Any], field: str, position: Position, counts: Counter[str]) -> str:
-    """Return the text in a field of a record, "" for null; repairs are counted.
+def _text_of(value: Any, position: Position, counts: Counter[str]) -> str:
+    """Return the text of a field, "" for null; repairs are counted.
 
     Raises:
-        InputError: when there is no such field or it holds no text.
+        InputError: when it is no text.
     """
-    if field not in record:
-        raise _no_field(f"the record has no field '{field}'", list(record), str(position))
-    value = record[field]
     if value is None:
         return ""
     if not isinstance(value, str):
@@ -106,56 +122,6 @@ def text_of(record: dict[str, Any], field: str, position: Position, counts: Coun
     if text is not value:
         counts["documents_with_lone_surrogates"] += 1
     return text
-
-
-def repair_surrogates(value: Any) -> Any:
-    """Replace half surrogate pairs, which JSON can spell but UTF-8 cannot hold, by question marks in a JSON value."""
-    if isinstance(value, str):
-        try:
-            value.isascii() or value.encode()
-            return value
-        except UnicodeEncodeError:
-            return value.encode("utf-8", "replace").decode()
-    if isinstance(value, list):
-        return [repair_surrogates(item) for item in value]
-    if isinstance(value, dict):
-        return {repair_surrogates(key): repair_surrogates(item) for key, item in value.items()}
-    return value
-
-
-def _read_jsonl(part: ByteRange, counts: Counter[str], strict: bool, max_bytes: int) -> Iterator[Record]:
-    for line, position in read_lines(part, counts, strict=strict, max_line_bytes=max_bytes):
-        if not line or line.isspace():
-            counts["blank_lines"] += 1
-            continue
-        value = parse_json(line, position)
-        del line
-        yield as_record(value, position), position
-
-
-def parse_json(text: str, where: object) -> Any:
-    """Parse JSON.
-
-    Raises:
-        InputError: when it is not JSON, or nested too deeply.
-    """
-    try:
-        return files.parse_json(text)
-    except ValueError as error:
-        remedy = "fix it; .jsonl holds one object per line"
-        raise InputError(f"it is not JSON: {error}", where=str(where), remedy=remedy) from error
-
-
-def as_record(value: Any, position: Position) -> dict[str, Any]:
-    """Return a JSON value, which must be an object.
-
-    Raises:
-        InputError: when it is not.
-    """
-    if not isinstance(value, dict):
-        what = f"the record is not an object but {type(value).__name__}"
-        raise InputError(what, where=str(position), remedy="write {...} with a field for the text")
-    return value
 
 
 def _read_csv(
@@ -179,14 +145,15 @@ def _read_csv(
                 check_record_size(num_bytes, max_bytes, position)
                 yield line
 
-    reader = csv.reader(lines(), **_DIALECTS[part.source.format])
+    dialect = _TSV if part.source.format == "tsv" else {"strict": True, "delimiter": part.source.delimiter}
+    reader = csv.reader(lines(), **dialect)
     try:
         names = list(header) or next(reader, [])
         _check_columns(part, columns, names)
         position, num_bytes = Position(part, "line", reader.line_num + 1), 0
         for row in reader:
             surplus = row[len(names) :]
-            if surplus and not any_width:  # a comma in an unquoted text would cut the text
+            if surplus and not any_width:  # a delimiter in an unquoted text would cut the text
                 raise _not_csv(f"the row has {len(row)} fields, the header {len(names)}", position)
             if row:
                 record = dict(itertools.zip_longest(names, row[: len(names)]))
@@ -267,28 +234,6 @@ def num_rows(source: Source) -> int:
         return sum(len(rows) for rows in open_dataset(source.location).values())
     with _open_parquet(source.location) as table:
         return int(table.metadata.num_rows)
-
-
-def open_dataset(location: str) -> dict[str, Any]:
-    """Return the splits of `dataset:NAME[:config][@split]` or a folder of `save_to_disk`, in order; one chosen is "".
-
-    Raises:
-        InputError: when `datasets` cannot open it.
-    """
-    import datasets
-
-    name, _, split = location.removeprefix(DATASET).partition("@")
-    is_saved = any((Path(name) / file).exists() for file in ("dataset_info.json", "dataset_dict.json"))
-    try:
-        if location.startswith(DATASET) and not is_saved:
-            path, _, subset = name.partition(":")
-            data: Any = datasets.load_dataset(path, subset or None, split=split or None)
-        else:
-            data = datasets.load_from_disk(name if is_saved else location)
-            data = data[split] if is_saved and split else data
-    except Exception as error:  # `datasets` raises whatever its readers raise
-        raise InputError(f"datasets cannot open it: {error}", where=location, remedy="check the name") from error
-    return dict(data) if isinstance(data, dict) else {"": data}
 
 
 def dataset_records(part: ByteRange, splits: Iterable[Any], columns: Sequence[str] = ()) -> Iterator[Record]:

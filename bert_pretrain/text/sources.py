@@ -1,17 +1,15 @@
 """The inputs of a command as sources: files, globs, folders, URLs and `datasets` names, in a fixed order.
 
-Each source has an identity of its content, and a rule for the ends of documents and sentences; for `.txt` the rule
-comes from the configuration or from a sample of the text.
+Each source has an identity of its content, an encoding, and a rule for the ends of documents and sentences. What the
+configuration does not say, the beginning of its text tells.
 """
 
 import glob
-import hashlib
-import json
 import lzma
 import math
 import os
-import re
 import zlib
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -23,11 +21,24 @@ from bert_pretrain.storage.compression import COMPRESSIONS
 from bert_pretrain.storage.files import open_input
 from bert_pretrain.storage.manifest import is_output
 from bert_pretrain.storage.paths import is_url
+from bert_pretrain.text import layout
+from bert_pretrain.text.encodings import AUTO, UTF8, decode, encoding_of
+from bert_pretrain.text.hub_datasets import (
+    DATASET,
+    VALIDATION,
+    folder_of,
+    is_dataset,
+    split_names,
+    training_splits,
+    version_of,
+)
+from bert_pretrain.text.urls import matching_urls, size_and_version
 
-FORMATS = {".txt": "txt", ".jsonl": "jsonl", ".json": "jsonl", ".ndjson": "jsonl", ".parquet": "parquet", ".csv": "csv"}
-DATASET = "dataset:"
-_VERSIONS = ("ETag", "etag", "blob_id", "Content-MD5", "mtime", "LastModified", "Last-Modified", "updated", "modified")
-"""File systems' names for what changes with a file, the best first."""
+FORMATS = {
+    **{".txt": "txt", ".jsonl": "jsonl", ".json": "jsonl", ".ndjson": "jsonl"},
+    **{".csv": "csv", ".tsv": "tsv", ".parquet": "parquet"},
+}
+TEXT_FORMATS = ("txt", "jsonl", "json", "csv", "tsv")
 SUPPORTED = f"{', '.join(FORMATS)}, each also {', '.join(COMPRESSIONS)}, or a folder saved by datasets"
 _SAMPLE_BYTES = 1 << 18
 FEW_SOURCES = 16
@@ -43,7 +54,7 @@ class Source:
 
     location: str
     format: str
-    """txt, jsonl, parquet, csv, or dataset."""
+    """txt, jsonl, json (one array), csv, tsv, parquet, or dataset."""
     size: int | None
     version: str
     """Changes when the content does: modification time, ETag or fingerprint."""
@@ -57,6 +68,12 @@ class Source:
     """Whether all of it is held out."""
     fraction: float = 1.0
     """Share of its parts that are read."""
+    encoding: str = UTF8
+    """Of its text, as Python names it."""
+    delimiter: str = ","
+    """Of the columns of CSV."""
+    split: str = ""
+    """Of a dataset with several splits."""
 
     @property
     def identity(self) -> dict[str, Any]:
@@ -64,7 +81,8 @@ class Source:
         name = self.location if self.format == "dataset" else self.location.rsplit("/", 1)[-1]
         layout = {"boundary": self.boundary, "splitter": self.splitter}
         fraction = {"fraction": self.fraction} if self.fraction < 1.0 else {}
-        return {"name": name, "size": self.size, "version": self.version, **layout, **fraction}
+        encoding = {"encoding": self.encoding} if self.encoding != UTF8 else {}
+        return {"name": name, "size": self.size, "version": self.version, **layout, **fraction, **encoding}
 
     @property
     def is_local(self) -> bool:
@@ -76,7 +94,7 @@ class Source:
         """The same input with an absolute path, for processes in other folders or on other machines."""
         if self.format != "dataset":
             return self if is_url(self.location) else replace(self, location=os.path.abspath(self.location))
-        folder = _dataset_folder(self.location)
+        folder = folder_of(self.location)
         begin = len(DATASET) if self.location.startswith(DATASET) else 0
         rest = self.location[begin + len(folder) :]
         return replace(self, location=self.location[:begin] + os.path.abspath(folder) + rest) if folder else self
@@ -89,7 +107,7 @@ class Source:
         """
         now: Source | None
         if is_url(self.location):
-            now = _url_source(self.location, *_open_url(self.location))
+            now = _url_source(self.location)
         else:
             try:
                 is_dataset = self.format == "dataset"
@@ -106,18 +124,32 @@ class Source:
     @property
     def is_plain_local(self) -> bool:
         """Whether it can be read from any byte position."""
-        return self.is_local and self.format in ("txt", "jsonl") and not is_compressed(self.location)
+        return self.is_local and self.has_documents_at_lines and not self.needs_decoding
+
+    @property
+    def has_documents_at_lines(self) -> bool:
+        """Whether its documents begin and end with lines of text, so that it can be cut into byte ranges."""
+        return self.format in ("txt", "jsonl") and self.boundary != "file"
+
+    @property
+    def needs_decoding(self) -> bool:
+        """Whether its bytes are not those of its text as UTF-8."""
+        return is_compressed(self.location) or self.encoding != UTF8
 
 
-def resolve(inputs: Sequence[str], config: DataConfig, *, whole_words: bool = False) -> list[Source]:
+def resolve(
+    inputs: Sequence[str], config: DataConfig, *, whole_words: bool = False, every_split: bool = False
+) -> list[Source]:
     """Resolve files, globs, folders, URLs and `dataset:` names to sources, in a fixed order, those held out last.
 
     Args:
         inputs: as the user has typed them.
-        config: weights of inputs, the layout of text, the share of it to read, and further inputs to hold out
-            (`validation`).
+        config: weights of inputs, encoding and layout of text, the share of it to read, and further inputs to hold
+            out (`validation`).
         whole_words: whether words are tokens already; `auto` then means a sentence per line and documents that end at
             blank lines.
+        every_split: read all splits of a dataset, none of them held out. Otherwise `train` is read, and `validation`
+            held out unless the configuration names what is.
 
     Raises:
         InputError: when nothing is given or found, an ending is unknown, or a file is empty.
@@ -131,12 +163,20 @@ def resolve(inputs: Sequence[str], config: DataConfig, *, whole_words: bool = Fa
             where="data.input_weights",
             remedy="spell it as the input: " + ", ".join(inputs),
         )
-    sources = [
-        replace(source, weight=config.input_weights.get(item, 1.0)) for item in inputs for source in _resolve_one(item)
-    ]
+    sources = []
+    for item in inputs:
+        found, weight = _resolve_one(item), config.input_weights.get(item, 1.0)
+        found = found if every_split else _for_training(item, found, holds_out=not config.validation)
+        sources += [replace(source, weight=weight) for source in found]
+    held_out = [source for source in sources if source.is_validation]
+    sources = [source for source in sources if not source.is_validation]
     if config.fraction < 1.0:
         sources = _some_of(sources, config.fraction)
-    sources += [replace(source, is_validation=True) for item in config.validation for source in _resolve_one(item)]
+    for item in config.validation:
+        found = _resolve_one(item)
+        found = [source for source in found if source.split in VALIDATION] or found
+        held_out += [replace(source, is_validation=True) for source in found]
+    sources += held_out
     seen: set[str] = set()
     for source in sources:
         name = os.path.realpath(source.location) if source.is_local else source.location
@@ -148,18 +188,32 @@ def resolve(inputs: Sequence[str], config: DataConfig, *, whole_words: bool = Fa
             f"no version is known for {', '.join(unversioned[:3])}{' …' if len(unversioned) > 3 else ''}: a change of "
             "its content will not be detected, and the same command will be treated as complete"
         )
-    return [_with_layout(source, config, whole_words) for source in sources]
+    sources = [examined(source, config, whole_words=whole_words) for source in sources]
+    if config.encoding == AUTO and (
+        others := Counter(source.encoding for source in sources if source.encoding != UTF8)
+    ):
+        print("; ".join(f"{number} of {len(sources)} inputs in {name}" for name, number in others.items()))
+    return sources
+
+
+def _for_training(item: str, sources: list[Source], *, holds_out: bool) -> list[Source]:
+    """Return those of a dataset's splits that are read for training, or held out; any other input as it is."""
+    splits = {source.split: source for source in sources}
+    if "" in splits:
+        return sources
+    train, held_out = training_splits(item, list(splits), holds_out=holds_out)
+    return [splits[train], *([replace(splits[held_out], is_validation=True)] if held_out else [])]
 
 
 def _resolve_one(item: str) -> list[Source]:
-    if item.startswith(DATASET):
-        return [_dataset_source(item)]
     if is_url(item):
-        return _resolve_url(item)
-    path = Path(item).expanduser()
+        return [_url_source(url) for url in matching_urls(item)]
+    item = item if item.startswith(DATASET) else os.path.expanduser(item)
+    if is_dataset(item):
+        names = split_names(item)
+        return [_dataset_source(item, split) for split in names] if len(names) > 1 else [_dataset_source(item)]
+    path = Path(item)
     if path.is_dir():
-        if (path / "dataset_info.json").exists() or (path / "dataset_dict.json").exists():
-            return [_dataset_source(str(path))]
         files = [file for file in sorted(path.rglob("*")) if file.is_file() and _format_of(file.name)]
         # Hidden files and folders are skipped, among them our token store.
         files = [file for file in files if not any(name.startswith(".") for name in file.relative_to(path).parts)]
@@ -205,65 +259,16 @@ def _file_source(path: Path) -> Source:
     return Source(str(path), kind, status.st_size, f"mtime:{status.st_mtime_ns}")
 
 
-def _resolve_url(url: str) -> list[Source]:
-    filesystem, path = _open_url(url)
-    try:
-        paths = sorted(filesystem.glob(path)) if any(character in url for character in "*?[") else [path]
-    except Exception as error:
-        raise _unreachable(url, error) from error
-    if not paths:
-        raise InputError("no file matches the URL", where=url, remedy="check the pattern")
-    return [_url_source(filesystem.unstrip_protocol(entry), filesystem, entry) for entry in paths]
-
-
-def _open_url(url: str) -> tuple[Any, str]:
-    import fsspec
-
-    try:
-        filesystem, path = fsspec.core.url_to_fs(url)
-    except ImportError as error:
-        remedy = "pip install 'bert-pretrain[http]'" if url.startswith("http") else "install the package it names"
-        raise InputError(f"cannot open such URLs: {error}", where=url, remedy=remedy) from error
-    except Exception as error:
-        raise _unreachable(url, error) from error
-    return filesystem, path
-
-
-def _url_source(location: str, filesystem: Any, path: str) -> Source:
-    kind = _format_of(location)
+def _url_source(url: str) -> Source:
+    kind = _format_of(url)
     if kind is None:
-        raise InputError("the ending of the URL is unknown", where=location, remedy=f"supported: {SUPPORTED}")
-    try:
-        info = filesystem.info(path)
-    except Exception as error:
-        raise _unreachable(location, error) from error
-    version = next((f"{key}:{info[key]}" for key in _VERSIONS if info.get(key)), "")
-    return Source(location, kind, info.get("size"), version)
+        raise InputError("the ending of the URL is unknown", where=url, remedy=f"supported: {SUPPORTED}")
+    return Source(url, kind, *size_and_version(url))
 
 
-def _unreachable(url: str, error: Exception) -> InputError:
-    # Each file system has errors of its own.
-    what = f"cannot reach the URL: {str(error) or type(error).__name__}"
-    return InputError(what, where=url, remedy="check the address and access")
-
-
-def _dataset_source(location: str) -> Source:
-    folder = _dataset_folder(location)
-    return Source(location, "dataset", None, _folder_version(Path(folder)) if folder else "")
-
-
-def _dataset_folder(location: str) -> str:
-    """Return the local folder of a `dataset:` name or a saved dataset, "" for a name on the hub."""
-    name = location.removeprefix(DATASET)
-    found = (name, name.partition("@")[0], re.split("[:@]", name, maxsplit=1)[0])
-    return next((folder for folder in found if folder and Path(folder).is_dir()), "")
-
-
-def _folder_version(folder: Path) -> str:
-    """Return a hash that changes when a file of the folder does."""
-    files = [(str(file.relative_to(folder)), file.stat()) for file in sorted(folder.rglob("*")) if file.is_file()]
-    content = [(name, status.st_size, status.st_mtime_ns) for name, status in files]
-    return "files:" + hashlib.sha256(json.dumps(content).encode()).hexdigest()[:16]
+def _dataset_source(location: str, split: str = "") -> Source:
+    name = f"{location}@{split}" if split else location
+    return Source(name, "dataset", None, version_of(location), split=split)
 
 
 def _format_of(name: str) -> str | None:
@@ -289,44 +294,43 @@ def evenly_spaced(items: Sequence[T], number: int) -> list[T]:
     return [items[int((place + 0.5) * len(items) / number)] for place in range(number)]
 
 
-def _with_layout(source: Source, config: DataConfig, whole_words: bool) -> Source:
-    """Set how documents and sentences of a source end, from the configuration or from a sample."""
-    boundary: str = config.document_boundary
+def examined(source: Source, config: DataConfig, *, whole_words: bool = False) -> Source:
+    """Return a source with what the beginning of its text tells: encoding, layout, and form of a table.
+
+    Raises:
+        InputError: when it cannot be read, or is not in the encoding of the configuration.
+    """
     splitter: str = config.sentence_splitter
-    if source.format == "txt" and "auto" in (boundary, splitter):
-        is_split = whole_words or has_one_sentence_a_line(_sample(source), config.language)
+    if splitter == "auto":
+        splitter = "lines" if whole_words else "sentencex"
+    if source.format not in TEXT_FORMATS:
+        return replace(source, boundary="record", splitter=splitter)
+    sample = _sample(source)
+    encoding = encoding_of(sample, config.encoding, source.location)
+    text = decode(sample, encoding)
+    source = replace(source, encoding=encoding, boundary="record", splitter=splitter)
+    if source.format == "jsonl" and layout.begins_array(text):
+        return replace(source, format="json")
+    if source.format == "csv":
+        return replace(source, delimiter=layout.delimiter_of(text))
+    if source.format != "txt":
+        return source
+    boundary: str = config.document_boundary
+    if "auto" in (boundary, config.sentence_splitter):
+        is_split = whole_words or layout.has_one_sentence_a_line(text, config.language)
         if boundary == "auto":
             boundary = "blank_line" if is_split else "file"
-        if splitter == "auto":
+        if config.sentence_splitter == "auto":
             splitter = "lines" if is_split else "sentencex"
-    elif splitter == "auto":
-        splitter = "lines" if whole_words else "sentencex"
-    boundary = boundary if source.format == "txt" else "record"
     return replace(source, boundary=boundary, splitter=splitter)
 
 
-def _sample(source: Source) -> str:
+def _sample(source: Source) -> bytes:
     with open_input(source.location) as file:
         try:
-            return file.read(_SAMPLE_BYTES).decode("utf-8", errors="ignore")
+            return file.read(_SAMPLE_BYTES)
         except READ_ERRORS as error:
             raise damaged(source, error) from error
-
-
-def has_one_sentence_a_line(sample: str, language: str) -> bool:
-    """Whether a sample has one sentence per line, rather than running paragraphs, hard-wrapped or not.
-
-    It has if most lines end as sentences do, and few contain more than one.
-    """
-    import sentencex
-
-    lines = [line.strip() for line in sample.split("\n")[:-1] or [sample]]
-    lines = [line for line in lines if line][:2000]
-    if len(lines) < 3:
-        return False
-    ended = sum(line[-1] in ".!?。！？…;；:：\"'”’」』）)]》" for line in lines)
-    several = sum(len(sentencex.segment(language, line[:2000])) > 1 for line in lines[:500])
-    return ended >= 0.5 * len(lines) and several <= 0.35 * len(lines[:500])
 
 
 def damaged(source: Source, error: Exception) -> InputError:

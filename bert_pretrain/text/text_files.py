@@ -1,4 +1,4 @@
-"""Text files in blocks and lines: decompressed, decoded from UTF-8, each with its position for messages.
+"""Text files in blocks and lines: decompressed and decoded, each with its position for messages.
 
 Memory is bounded by a block, or by a line where lines must be whole. Repaired characters are counted, never silent.
 """
@@ -8,18 +8,15 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import BinaryIO, NamedTuple
 
 from bert_pretrain.config import MAX_RECORD_BYTES
 from bert_pretrain.errors import InputError
 from bert_pretrain.storage.files import open_input
+from bert_pretrain.text.encodings import UTF8, as_utf8
 from bert_pretrain.text.sources import READ_ERRORS, Source, damaged
 
 BLOCK_BYTES = 4 << 20
-_FOREIGN_MARKS = {codecs.BOM_UTF32_LE: "UTF-32", codecs.BOM_UTF32_BE: "UTF-32"} | {
-    codecs.BOM_UTF16_LE: "UTF-16",
-    codecs.BOM_UTF16_BE: "UTF-16",
-}
 
 
 @dataclass(frozen=True)
@@ -30,7 +27,7 @@ class ByteRange:
     start: int = 0
     stop: int | None = None
     unpacked: Path | None = None
-    """The file to read, if not the source itself."""
+    """The file to read, decompressed and in UTF-8, if not the source itself."""
 
     @property
     def name(self) -> str:
@@ -44,6 +41,14 @@ class ByteRange:
     @property
     def location(self) -> str:
         return self.source.location if self.unpacked is None else str(self.unpacked)
+
+    def open(self) -> BinaryIO:
+        """Open the text, decompressed and in UTF-8.
+
+        Raises:
+            InputError: when it cannot be opened.
+        """
+        return as_utf8(open_input(self.location), UTF8 if self.unpacked else self.source.encoding)
 
 
 class Position(NamedTuple):
@@ -59,7 +64,7 @@ class Position(NamedTuple):
         """In the source, from 1; for a part that is not the first, the lines before it are counted now."""
         number, remaining = self.in_part, self.part.start
         if remaining:
-            with open_input(self.part.location) as file:
+            with self.part.open() as file:
                 while block := file.read(min(BLOCK_BYTES, remaining)):
                     number += block.count(b"\n")
                     remaining -= len(block)
@@ -99,7 +104,7 @@ def text_blocks(
         InputError: when the part cannot be read, or a line that must be whole is longer than `max_line_bytes`.
     """
     lines_before = 0
-    with open_input(part.location) as file:
+    with part.open() as file:
         try:
             if part.start:
                 file.seek(part.start)
@@ -139,25 +144,21 @@ def last_character(block: bytes) -> int:
 
 def _decoded(block: bytes, position: Position, counts: Counter[str], *, is_first: bool, strict: bool) -> str:
     if is_first:
-        for mark, encoding in _FOREIGN_MARKS.items():
-            if block.startswith(mark):
-                raise InputError(
-                    f"the file is {encoding}, not UTF-8",
-                    where=position.part.source.location,
-                    remedy=f"convert it: iconv -f {encoding} -t UTF-8",
-                )
         block = block.removeprefix(codecs.BOM_UTF8)
     try:
         return block.decode("utf-8")
     except UnicodeDecodeError as error:
+        encoding = position.part.source.encoding
         if strict:
+            byte = f": {error.reason}, byte 0x{block[error.start]:02x}" if encoding == UTF8 else ""
             raise InputError(
-                f"the text is not UTF-8: {error.reason}, byte 0x{block[error.start]:02x}",
+                f"the text is not {encoding.upper()}{byte}",
                 where=str(position._replace(in_part=position.in_part + block.count(b"\n", 0, error.start))),
                 remedy="convert it to UTF-8 (iconv); vocab and make-data without --strict replace and count such bytes",
             ) from error
         text = block.decode("utf-8", errors="replace")
-        counts["invalid_utf8_characters"] += text.count("\ufffd") - block.count("\ufffd".encode())
+        invalid = text.count("\ufffd") - block.count("\ufffd".encode())
+        counts[f"invalid_{encoding.replace('-', '')}_characters"] += invalid
         return text
 
 

@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from bert_pretrain.config import TrainConfig
+from bert_pretrain.config_values import TextField
 from bert_pretrain.errors import ConfigError, InputError
 from bert_pretrain.examples.ragged import offsets_of, spans
 from bert_pretrain.parallel.progress import progress_bar
@@ -131,7 +132,8 @@ def embed(
     pooling: str | None = None,
     max_length: int | None = None,
     batch_tokens: int | None = None,
-    text_field: str = "text",
+    text_field: TextField = "text",
+    encoding: str = "utf-8",
     skip_empty: bool = False,
 ) -> None:
     """Write the vectors of all texts of some inputs to a file.
@@ -147,7 +149,8 @@ def embed(
         max_length: longer texts are truncated to that many tokens, [CLS] and [SEP] included; by default the model's
             positions, or what a folder of `sentence-transformers` says.
         batch_tokens: tokens that run at once, padding included.
-        text_field: the field of the text in records.
+        text_field: the field of the text in records, or several.
+        encoding: of text files, or `auto`.
         skip_empty: skip empty texts.
 
     Raises:
@@ -156,7 +159,7 @@ def embed(
         DataError: when the folder holds no BERT, lacks a pooler that is needed, or its tokenizer does not match.
     """
     embedder = _open(model, output, config, level, pooling, max_length, batch_tokens)
-    texts = Texts.open(inputs, text_field, skip_empty=skip_empty)
+    texts = Texts.open(inputs, text_field, encoding=encoding, skip_empty=skip_empty)
     refuse_input_as_output(output, (source.location for source in texts.sources))
     shape = Shape(texts.number, embedder.size, embedder.has_tokens)
     print(f"features   {shape.size} numbers per {level}, {embedder.pooling}, of {texts.number:,} texts")

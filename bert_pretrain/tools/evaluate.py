@@ -55,6 +55,7 @@ def evaluate(
         "output": scores.output,
         "prefix_field": scores.prefix_field,
         "unit": BITS if scores.bits else NATS,
+        "encoding": config.data.encoding,
     }
     if pairs:
         figures, groups = score_pairs(model, pairs, by=scores.by, **options)

@@ -7,7 +7,8 @@ from typing import Any
 
 from bert_pretrain.config import DataConfig
 from bert_pretrain.errors import InputError
-from bert_pretrain.text.records import read_records, repair_surrogates
+from bert_pretrain.text.json_records import repair_surrogates
+from bert_pretrain.text.records import read_records
 from bert_pretrain.text.sources import resolve
 from bert_pretrain.text.text_files import ByteRange, Position
 from bert_pretrain.tools.texts import Text
@@ -28,7 +29,9 @@ class Pair:
     """The field's value, if the record has it."""
 
 
-def read_pairs(inputs: Sequence[str], by: str | None, prefix_field: str | None = None) -> list[Pair]:
+def read_pairs(
+    inputs: Sequence[str], by: str | None, prefix_field: str | None = None, *, encoding: str = "utf-8"
+) -> list[Pair]:
     """Read all pairs of `.jsonl` inputs.
 
     `by` is the field that groups pairs, required in every record; if None, `UID` where a record has it.
@@ -37,9 +40,9 @@ def read_pairs(inputs: Sequence[str], by: str | None, prefix_field: str | None =
     Raises:
         InputError: naming file and line, when a record lacks a field or a sentence is empty.
     """
-    sources = resolve(inputs, DataConfig())
+    sources = resolve(inputs, DataConfig(encoding=encoding))
     for source in sources:
-        if source.format != "jsonl":
+        if source.format not in ("json", "jsonl"):
             raise InputError("pairs are read from .jsonl", where=source.location, remedy=f"give {GOOD} and {BAD} there")
     pairs = [
         _pair(*found, by, prefix_field) for source in sources for found in read_records(ByteRange(source), Counter())

@@ -19,6 +19,7 @@ import numpy as np
 import torch
 
 from bert_pretrain.config import TrainConfig
+from bert_pretrain.config_values import TextField
 from bert_pretrain.errors import ConfigError, InputError
 from bert_pretrain.examples.ragged import offsets_of, positions_within
 from bert_pretrain.parallel.progress import progress_bar
@@ -81,7 +82,8 @@ def score_texts(
     config: TrainConfig,
     metric: str = "original",
     batch_tokens: int | None = None,
-    text_field: str = "text",
+    text_field: TextField = "text",
+    encoding: str = "utf-8",
     skip_empty: bool = False,
     prefix_field: str | None = None,
     per_token: bool = False,
@@ -96,7 +98,8 @@ def score_texts(
         config: device, precision and attention.
         metric: one of `METRICS`.
         batch_tokens: tokens that run at once, padding included.
-        text_field: the field of the text in records.
+        text_field: the field of the text in records, or several.
+        encoding: of text files, or `auto`.
         skip_empty: skip empty texts.
         prefix_field: a field of records with text before each text: the network sees it, but it is neither masked nor
             scored, so that scores are conditional on it.
@@ -114,7 +117,7 @@ def score_texts(
         DataError: when the folder holds no BERT with a matching tokenizer.
     """
     scoring = _open(model, config, metric, batch_tokens)
-    texts = Texts.open(inputs, text_field, skip_empty=skip_empty, prefix_field=prefix_field)
+    texts = Texts.open(inputs, text_field, encoding=encoding, skip_empty=skip_empty, prefix_field=prefix_field)
     refuse_input_as_output(output, (source.location for source in texts.sources))
     _check_lengths(scoring, texts)
     total, num_tokens = 0.0, 0
@@ -141,6 +144,7 @@ def score_pairs(
     metric: str = "original",
     batch_tokens: int | None = None,
     by: str | None = None,
+    encoding: str = "utf-8",
     prefix_field: str | None = None,
     unit: Unit = NATS,
     output: Path | None = None,
@@ -151,6 +155,7 @@ def score_pairs(
         model: as in `score_texts`, like `config`, `metric`, `batch_tokens`, `prefix_field` and `unit`.
         inputs: `.jsonl` with `sentence_good` and `sentence_bad`, as BLiMP's.
         by: a field for whose values accuracy is reported too; by default `UID` where records have it.
+        encoding: as in `score_texts`.
         output: a file of JSON lines with the scores of each pair.
 
     Returns:
@@ -161,7 +166,7 @@ def score_pairs(
         DataError: when the folder holds no BERT with a matching tokenizer.
     """
     scoring = _open(model, config, metric, batch_tokens)
-    pairs = read_pairs(inputs, by, prefix_field)
+    pairs = read_pairs(inputs, by, prefix_field, encoding=encoding)
     correct: dict[str | None, list[bool]] = defaultdict(list)
     refuse_input_as_output(output, (pair.good.location for pair in pairs))
     texts = [text for pair in pairs for text in (pair.good, pair.bad)]

@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from bert_pretrain.config import DataConfig
+from bert_pretrain.config_values import TextField
 from bert_pretrain.errors import InputError, OutputError
 from bert_pretrain.examples.ragged import offsets_of
 from bert_pretrain.parallel.progress import progress_bar
@@ -59,15 +60,22 @@ class Texts:
 
     @staticmethod
     def open(
-        inputs: Sequence[str], text_field: str, *, skip_empty: bool = False, prefix_field: str | None = None
+        inputs: Sequence[str],
+        text_field: TextField,
+        *,
+        encoding: str = "utf-8",
+        skip_empty: bool = False,
+        prefix_field: str | None = None,
     ) -> "Texts":
         """Resolve inputs and read through them once.
 
         Raises:
             InputError: when one cannot be read, there is no text, or one is empty and empty texts are not skipped.
         """
-        config = DataConfig(text_field=text_field, sentence_splitter="lines", document_boundary="blank_line")
-        sources = resolve(inputs, config)
+        config = DataConfig(
+            text_field=text_field, encoding=encoding, sentence_splitter="lines", document_boundary="blank_line"
+        )
+        sources = resolve(inputs, config, every_split=True)
         if any(source.format == "txt" for source in sources):
             print("texts      each line of .txt is one")
         number = num_skipped = 0
@@ -160,7 +168,7 @@ def _all_texts(
         unit = "line" if source.format == "txt" else "record"
         texts, prefixes = read_texts(ByteRange(source), config, counts), _prefixes(source, config, prefix_field)
         for row, (text, prefix) in enumerate(zip(texts, prefixes, strict=prefix_field is not None), start=1):
-            yield Text(text, source.location, row, unit, prefix)
+            yield Text(text or "", source.location, row, unit, prefix)
 
 
 def _prefixes(source: Source, config: DataConfig, field: str | None) -> Iterator[str | None]:

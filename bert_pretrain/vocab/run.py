@@ -66,7 +66,7 @@ def make_vocab(
     identity = {
         "inputs": [source.identity for source in sources],
         **_choices(config.vocab, old),
-        "reading": {"text_field": config.data.text_field, "strict": config.data.strict},
+        "reading": config.data.model_dump(mode="json", include={"text_field", "strict"}),
     }
     with exclusive(output), manifest.claimed(output, "vocab", identity, overwrite=overwrite) as progress:
         if progress is Progress.COMPLETE:

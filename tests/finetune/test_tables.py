@@ -64,7 +64,7 @@ def test_half_of_a_surrogate_pair_becomes_a_question_mark(tmp_path: Path) -> Non
     ("name", "content", "what", "where"),
     [
         ("a.csv", b'text,label\n"a,b\n', "not CSV: unexpected end", "a.csv: line 2"),
-        ("a.tsv", b"text\tlabel\na\xff\tb\n", "not UTF-8: invalid start byte, byte 0xff", "a.tsv: line 2"),
+        ("a.tsv", b"text\tlabel\na\xff\tb\n", "the text is not UTF-8", "a.tsv: line 2"),
         ("a.jsonl", b"[1]\n", "not an object but int", "a.jsonl: record 1"),
         ("a.parquet", b"PAR1", "cannot read on: Parquet file size", "a.parquet"),
         ("a.gz", b"", "the ending of", "--train"),

@@ -19,9 +19,10 @@ import pytest
 from bert_pretrain.config import DataConfig
 from bert_pretrain.errors import InputError
 from bert_pretrain.storage import manifest
-from bert_pretrain.text import documents, text_files
+from bert_pretrain.text import documents, records, text_files
 from bert_pretrain.text.documents import cut, read
-from bert_pretrain.text.sources import has_one_sentence_a_line, resolve
+from bert_pretrain.text.layout import has_one_sentence_a_line
+from bert_pretrain.text.sources import resolve
 
 TEXTS = ["The first one.\nIt has two lines.", 'Zwei: "Größe", 3.', "第三个文档。\n它也有两行。", "Last 🙂."]
 
@@ -134,23 +135,11 @@ def test_a_damaged_compressed_file_is_named(tmp_path: Path, ending: str, compres
     assert str(tmp_path / f"a{ending}{compression}") in error.where
 
 
-@pytest.mark.parametrize("as_dict", [False, True])
-def test_folders_saved_by_datasets_are_read(tmp_path: Path, as_dict: bool) -> None:
+def test_a_folder_saved_by_datasets_is_read(tmp_path: Path) -> None:
     import datasets
 
-    rows = datasets.Dataset.from_dict({"text": TEXTS})
-    saved = datasets.DatasetDict({"a": rows, "b": rows}) if as_dict else rows
-    saved.save_to_disk(str(tmp_path / "saved"))
-    assert read_all(tmp_path / "saved")[0] == TEXTS * (2 if as_dict else 1)
-
-
-def test_a_dataset_is_opened_by_name_and_split(tmp_path: Path) -> None:
-    write(tmp_path / "set" / "train.jsonl", as_jsonl(TEXTS[:3]))
-    write(tmp_path / "set" / "test.jsonl", as_jsonl(TEXTS[3:]))
-    assert read_all(f"dataset:{tmp_path}/set")[0] == TEXTS
-    assert read_all(f"dataset:{tmp_path}/set@test")[0] == TEXTS[3:]
-    assert "nosuch" in str(refusal(f"dataset:{tmp_path}/set@nosuch"))
-    assert "nosuch" in refusal(f"dataset:{tmp_path}/nosuch").where
+    datasets.Dataset.from_dict({"text": TEXTS}).save_to_disk(str(tmp_path / "saved"))
+    assert read_all(tmp_path / "saved")[0] == TEXTS
 
 
 def test_a_saved_dataset_that_changes_is_another_input(tmp_path: Path) -> None:
@@ -255,15 +244,6 @@ def test_a_file_is_one_document_where_the_configuration_says_so(tmp_path: Path) 
     assert read_all(path, config=DataConfig(document_boundary="file"))[0] == ["a.\n\nb.\n"]
 
 
-@pytest.mark.parametrize(("encoding", "name"), [("utf-16", "UTF-16"), ("utf-32", "UTF-32"), ("utf-16-be", "UTF-16")])
-@pytest.mark.parametrize("ending", [".txt", ".jsonl", ".csv"])
-def test_foreign_encodings_are_named(tmp_path: Path, encoding: str, name: str, ending: str) -> None:
-    text = "\ufeff" * encoding.endswith("-be") + FORMATS[ending](TEXTS).decode()
-    error = refusal(write(tmp_path / f"a{ending}", text.encode(encoding)))
-    assert f"is {name}," in error.what
-    assert "iconv" in error.remedy
-
-
 @pytest.mark.parametrize("compression", ["", ".gz"])
 @pytest.mark.parametrize("ending", [".txt", ".jsonl", ".csv"])
 def test_invalid_utf8_is_replaced_and_counted_or_refused_by_line(
@@ -291,7 +271,6 @@ JSON_MISTAKES = [
     ("'text'", "not JSON"),
     ('{"text": "a"} {"text": "b"}', "not JSON"),
     ("[" * 100_000, "not JSON"),
-    ('{"body": "a", "id": 1}', "no field 'text' (it has: body, id)"),
     ('["text"]', "not an object but list"),
     ("5", "not an object but int"),
     ('{"text": 5}', "int, not a string"),
@@ -334,10 +313,43 @@ def test_the_text_field_can_be_named(tmp_path: Path, ending: str) -> None:
     path = write(tmp_path / f"a{ending}", FORMATS[ending](TEXTS))
     error = refusal(path, config=DataConfig(text_field="body"))
     assert "'body'" in error.what
+    assert ending != ".jsonl" or error.what == "none of the first 4 records has a field 'body' (it has: id, text)"
     assert "text" in error.what
     assert "data.text_field" in error.remedy
     other = write(tmp_path / "b.csv", as_csv(TEXTS).replace(b"id,text", b"id,body"))
     assert read_all(other, config=DataConfig(text_field="body"))[0] == TEXTS
+
+
+def test_records_without_the_field_are_left_out_and_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(records, "_MAX_WITHOUT_FIELD", 20)
+    without = b'{"title": "a"}\n'
+    path = write(tmp_path / "a.jsonl", without * 19 + as_jsonl(TEXTS) + without * 500 + b'{"text": null}\n')
+    counted = Counter(records_without_text_field=519, empty_documents=1)
+    assert read_all(path) == (TEXTS, counted)
+    monkeypatch.setattr(documents, "PART_BYTES", 1000)  # in a later part, all records may be without
+    assert read_all(path) == (TEXTS, counted)
+    error = refusal(write(tmp_path / "b.jsonl", without * 20 + as_jsonl(TEXTS)))
+    assert error.what == "none of the first 20 records has a field 'text' (it has: title)"
+    assert error.where == f"{tmp_path}/b.jsonl: line 1"
+
+
+@pytest.mark.parametrize("ending", [".jsonl", ".json", ".csv", ".parquet"])
+def test_the_texts_of_several_fields_are_joined_by_blank_lines(tmp_path: Path, ending: str) -> None:
+    rows = [{"subject": "One", "n": "1", "body": "Two.\nThree."}, {"subject": None, "n": "2", "body": "Four."}]
+    if ending == ".parquet":
+        pq.write_table(pa.Table.from_pylist(rows), tmp_path / "a.parquet")
+    else:
+        lines = {
+            ".jsonl": "".join(json.dumps(row) + "\n" for row in rows),
+            ".json": json.dumps([rows[0], {"body": "Four."}]),
+            ".csv": 'subject,n,body\nOne,1,"Two.\nThree."\n,2,Four.\n',
+        }
+        write(tmp_path / f"a{ending}", lines[ending])
+    config = DataConfig(text_field=("subject", "body"))
+    assert read_all(tmp_path / f"a{ending}", config=config) == (["One\n\nTwo.\nThree.", "Four."], Counter())
+    assert read_all(tmp_path / f"a{ending}", config=DataConfig(text_field=("body",)))[0][1] == "Four."
+    error = refusal(tmp_path / f"a{ending}", config=DataConfig(text_field=("title", "summary")))
+    assert "'title'" in error.what
 
 
 def test_odd_parquet_columns(tmp_path: Path) -> None:

@@ -1,7 +1,9 @@
 """Records of every format: the same values, each with its position in the source."""
 
+import csv
 import gzip
 import json
+import re
 import tracemalloc
 from collections import Counter
 from pathlib import Path
@@ -11,11 +13,15 @@ import datasets
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from bert_pretrain.config import MIN_RECORD_BYTES, DataConfig
 from bert_pretrain.errors import InputError
+from bert_pretrain.text import text_files
+from bert_pretrain.text.json_records import array_elements
 from bert_pretrain.text.records import _rows_at_once, read_records, read_texts
-from bert_pretrain.text.sources import Source
+from bert_pretrain.text.sources import Source, resolve
 from bert_pretrain.text.text_files import ByteRange
 
 ROWS = [{"text": "one", "kind": "a"}, {"text": 'two "quoted"', "kind": ""}, {"text": "三", "kind": "c"}]
@@ -26,6 +32,7 @@ LINES = [json.dumps(row) + "\n" for row in ROWS]
 def folder(tmp_path: Path) -> Path:
     (tmp_path / "a.jsonl").write_text(LINES[0] + "\n" + "".join(LINES[1:]))
     (tmp_path / "a.csv").write_text('text,kind\none,a\n\n"two ""quoted""",\n三,c\n', encoding="utf-8-sig")
+    (tmp_path / "a.json").write_text(json.dumps(ROWS, indent=1))
     (tmp_path / "a.tsv").write_text('text\tkind\none\ta\n\ntwo "quoted"\t\n三\tc', encoding="utf-8")
     pq.write_table(pa.Table.from_pylist(ROWS), tmp_path / "a.parquet")
     datasets.Dataset.from_list(ROWS).save_to_disk(tmp_path / "a.dataset")
@@ -36,6 +43,7 @@ def folder(tmp_path: Path) -> Path:
     ("format_", "positions"),
     [
         ("jsonl", ["line 1", "line 3", "line 4"]),
+        ("json", ["record 1", "record 2", "record 3"]),
         ("csv", ["line 2", "line 4", "line 5"]),
         ("tsv", ["line 2", "line 4", "line 5"]),
         ("parquet", ["row 1", "row 2", "row 3"]),
@@ -50,10 +58,10 @@ def test_every_format_gives_the_same_records_with_their_positions(
     found = list(read_records(part, counts))
     assert [record for record, _ in found] == ROWS
     assert [str(position) for _, position in found] == [f"{location}: {position}" for position in positions]
-    assert counts == ({} if format_ in ("parquet", "dataset") else {"blank_lines": 1})
+    assert counts == ({} if format_ in ("json", "parquet", "dataset") else {"blank_lines": 1})
     some = [record["kind"] for record, _ in read_records(part, counts, columns=["kind"])]
     assert some == [row["kind"] for row in ROWS]
-    if format_ != "jsonl":  # whose records may differ from one to the next
+    if format_ not in ("json", "jsonl"):  # whose records may differ from one to the next
         with pytest.raises(InputError, match=r"no column 'body' \(it has: text, kind\)"):
             list(read_records(part, counts, columns=["body"]))
 
@@ -86,6 +94,8 @@ LONG = "a" * MIN_RECORD_BYTES
     [
         ("a.jsonl", f'{{"text": "b"}}\n{{"text": "{LONG}"}}\n', "line 2"),
         ("a.jsonl.gz", f'{{"text": "b"}}\n\n{{"text": "{LONG}', "line 3"),
+        ("a.json", f'[{{"text": "b"}}, {{"text": "{LONG}"}}]', "record 2"),
+        ("a.json.gz", f'[{{"text": "b"}}, {{"text": "{LONG}{LONG}', "record 2"),
         ("a.csv", f"text\nb\n{LONG}a\n", "line 3"),
         ("a.csv", 'text\nb\n"' + "unclosed\n" * (MIN_RECORD_BYTES // 8), "line 3"),
         ("a.csv.gz", 'text\nb\n"' + "开\n" * (MIN_RECORD_BYTES // 4 + 1), "line 3"),
@@ -103,8 +113,12 @@ def test_a_record_over_the_limit_is_one_message(tmp_path: Path, name: str, conte
 
 @pytest.mark.parametrize(
     ("format_", "content"),
-    [("jsonl", b"0" * (80 << 20)), ("csv", b'text\n"' + (b"0" * 65535 + b"\n") * 1280)],
-    ids=["line", "unclosed quote"],
+    [
+        ("jsonl", b"0" * (80 << 20)),
+        ("csv", b'text\n"' + (b"0" * 65535 + b"\n") * 1280),
+        ("json", b'["' + b"0" * (80 << 20)),
+    ],
+    ids=["line", "unclosed quote", "unclosed string"],
 )
 def test_a_small_archive_of_a_huge_record_takes_bounded_memory(tmp_path: Path, format_: str, content: bytes) -> None:
     path = tmp_path / f"a.{format_}.gz"
@@ -120,8 +134,9 @@ def test_a_small_archive_of_a_huge_record_takes_bounded_memory(tmp_path: Path, f
 def test_records_up_to_the_limit_are_read(tmp_path: Path) -> None:
     text = LONG[: -len('{"text": ""}')]
     (tmp_path / "a.jsonl").write_text(f'{{"text": "{text}"}}\n' * 3)
+    (tmp_path / "a.json").write_text("[" + ", ".join([f'{{"text": "{text}"}}'] * 3) + "]")
     (tmp_path / "a.csv").write_text(f'text\n"{text}\n"\n' * 2)
-    for name in ("a.jsonl", "a.csv"):
+    for name in ("a.jsonl", "a.json", "a.csv"):
         assert len(read(tmp_path / name, max_bytes=MIN_RECORD_BYTES)) == 3
 
 
@@ -159,3 +174,87 @@ def test_a_record_nested_deeply_is_one_message(tmp_path: Path, depth: int) -> No
     with pytest.raises(InputError, match="nested deeper than 100 levels") as caught:
         read(tmp_path / "a.jsonl")
     assert caught.value.where == f"{tmp_path}/a.jsonl: line 1"
+
+
+def elements(text: str, size: int) -> list[str]:
+    """Return the elements of an array that comes in blocks of so many characters."""
+    blocks = [text[begin : begin + size] for begin in range(0, len(text), size)]
+    part = ByteRange(Source("a.json", "json", None, ""))
+    return [element for element, _ in array_elements(blocks, part, MIN_RECORD_BYTES)]
+
+
+JSON_VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text('ab"\\[]{}, \n字🙂\x07'),
+    lambda values: st.lists(values, max_size=3) | st.dictionaries(st.text('k"\\]', max_size=3), values, max_size=3),
+    max_leaves=10,
+)
+
+
+@settings(max_examples=50)
+@given(
+    values=st.lists(JSON_VALUES, max_size=5),
+    size=st.integers(1, 40),
+    indent=st.sampled_from([None, 0, 2]),
+    data=st.data(),
+)
+def test_a_json_array_is_cut_into_its_elements_wherever_a_block_ends(
+    values: list[object], size: int, indent: int | None, data: st.DataObject
+) -> None:
+    text = json.dumps(values, indent=indent, ensure_ascii=data.draw(st.booleans()))
+    assert [json.loads(element) for element in elements(text + "\n", size)] == values
+
+
+@pytest.mark.parametrize(
+    ("content", "what"),
+    [
+        ('[{"text": "a"}, {"text": "b"', "it has no end"),
+        ('[{"text": "a"},', "it has no end"),
+        ('[{"text": "a"}] and more', "unexpected 'and more'"),
+        ('[{"text": "a"}], [{"text": "b"}]', "unexpected ','"),
+        ('[{}, {"text": "a"}}', "unexpected '}'"),
+        ('[{"text": "a"},]', "not JSON"),
+        ('[{"text": "a"}, {"text" "b"}]', "not JSON"),
+        ('[{"text": "a"}, 5]', "not an object but int"),
+    ],
+)
+def test_a_json_array_that_is_none_is_refused_by_record(tmp_path: Path, content: str, what: str) -> None:
+    (tmp_path / "a.json").write_text(content)
+    with pytest.raises(InputError, match=re.escape(what)) as caught:
+        read(tmp_path / "a.json")
+    assert caught.value.where == f"{tmp_path}/a.json: record 2"
+
+
+def test_a_long_json_array_takes_bounded_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(text_files, "BLOCK_BYTES", 1 << 16)
+    record = json.dumps({"text": "\\ 字" * 2000})
+    (tmp_path / "a.json").write_text(f"[{', '.join([record] * 300)}]")
+    part = ByteRange(Source(f"{tmp_path}/a.json", "json", None, ""))
+    tracemalloc.start()
+    assert sum(1 for _ in read_records(part, Counter())) == 300
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 1 << 20 < (tmp_path / "a.json").stat().st_size / 4
+
+
+@pytest.mark.parametrize("delimiter", [",", ";", "\t"])
+def test_csv_is_read_by_the_delimiter_of_its_header(tmp_path: Path, delimiter: str) -> None:
+    rows = [
+        ["id", "te,xt;", "kind"],
+        ["1", '<p class="a">One, two; three.</p>\nFour\t"five".', "a"],
+        ["2", "Six.", "b"],
+    ]
+    with (tmp_path / "a.csv").open("w", newline="", encoding="utf-8-sig") as file:
+        csv.writer(file, delimiter=delimiter).writerows(rows)
+    assert read_documents(tmp_path / "a.csv", "te,xt;") == [rows[1][1], rows[2][1]]
+
+
+def read_documents(path: Path, field: str) -> list[str | None]:
+    (source,) = resolve([str(path)], DataConfig())
+    return list(read_texts(ByteRange(source), DataConfig(text_field=field), Counter()))
+
+
+def test_a_table_of_one_column_has_no_delimiter(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text('text\n"One; two."\nThree\n')
+    assert read_documents(tmp_path / "a.csv", "text") == ["One; two.", "Three"]
+    (tmp_path / "b.tsv").write_text('n\ttext\n1\tOne, "two"; three.\n')
+    assert read_documents(tmp_path / "b.tsv", "text") == ['One, "two"; three.']

@@ -118,7 +118,7 @@ def test_a_matrix_holds_the_vectors_of_parquet(bert_folder: Path, text_file: Pat
 def test_texts_come_from_every_kind_of_input(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     from datasets import Dataset
 
-    (tmp_path / "a.txt").write_bytes(b"one\r\ntwo \n\nthr\xe9e")
+    (tmp_path / "a.txt").write_bytes(b"one\r\ntwo \n\nthr\xe9e " + "é".encode() * 20)
     (tmp_path / "b.jsonl").write_text('{"body": "four"}\n\n{"body": ""}\n{"body": "five\\nlines"}\n')
     (tmp_path / "c.csv").write_text('id,body\n1,six\n2,"seven\neight"\n')
     pq.write_table(pa.table({"body": ["nine", None]}), tmp_path / "d.parquet")
@@ -126,7 +126,7 @@ def test_texts_come_from_every_kind_of_input(tmp_path: Path, capsys: pytest.Capt
     inputs = [str(tmp_path / name) for name in ("a.txt", "b.jsonl", "c.csv", "d.parquet", "e")]
     texts = Texts.open(inputs, "body", skip_empty=True)
     found = list(texts)
-    words = ["one", "two ", "thr\ufffde", "four", "five\nlines", "six", "seven\neight", "nine", "ten"]
+    words = ["one", "two ", "thr\ufffde " + "é" * 20, "four", "five\nlines", "six", "seven\neight", "nine", "ten"]
     assert [text.text for text in found] == words
     assert (texts.number, texts.num_skipped) == (len(words), 3)
     assert "1 blank lines, 1 invalid utf8 characters" in capsys.readouterr().out

@@ -114,7 +114,7 @@ MISTAKES = {
     "empty sentence": ('\n{"sentence_good": " ", "sentence_bad": "the"}\n', "is empty", "line 2"),
     "control characters": ('{"sentence_good": "\\u0001", "sentence_bad": "the"}\n', "is empty", "line 1"),
     "not JSON": (f"{GOOD}\n{GOOD}\nthe\n", "not JSON", "line 3"),
-    "no object": ("[1]\n", "not an object", "line 1"),
+    "no object": ("[1]\n", "not an object", "record 1"),
     "too long": (f'{GOOD}\n{{"sentence_good": "the", "sentence_bad": "{"the " * 50}"}}', "52 tokens", "line 2"),
     "blank lines alone": ("\n\n", "no pair", "pairs.jsonl"),
 }

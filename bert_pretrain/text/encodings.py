@@ -1,0 +1,185 @@
+"""Encodings of text: what a file is written in, told from its beginning, and its content as UTF-8.
+
+UTF-8 is expected unless the configuration names another encoding or says `auto`. Text that is not what it is expected
+to be is refused with the likely encoding, never read as something else without a word.
+"""
+
+import codecs
+import io
+from typing import BinaryIO, cast
+
+from bert_pretrain.errors import InputError
+
+AUTO, UTF8 = "auto", "utf-8"
+_INVALID, _MARKING = "\udcff", "bert_pretrain.marking"
+"""What stands for a sequence of bytes that is invalid, and the name of the error handler that sets it: half a surrogate
+pair, which becomes 0xFF, a byte that UTF-8 never has."""
+codecs.register_error(_MARKING, lambda error: (_INVALID, cast(UnicodeDecodeError, error).end))
+_BLOCK_BYTES = 1 << 15
+_GUESS_BYTES, _PIECE_BYTES = 1 << 16, 1 << 13
+_MAX_INVALID, _MAX_INVALID_UTF8, _MAX_INVALID_OTHERS = 1e-3, 0.1, 0.01
+"""Of all characters, and of those beyond ASCII: above both shares, text is in another encoding rather than damaged.
+Other encodings read more of a foreign text than UTF-8 does: GB18030 is Shift-JIS by all but 2 %."""
+_MAX_NUL = 0.2
+"""Text has none, but in UTF-16 and UTF-32 each ASCII character holds some."""
+_MIN_UTF8_CHARACTERS = 10
+"""Of several bytes, from which on valid UTF-8 is no chance."""
+_MARKS = {
+    codecs.BOM_UTF8: UTF8,
+    codecs.BOM_UTF32_LE: "utf-32",  # before UTF-16, whose mark it begins with
+    codecs.BOM_UTF32_BE: "utf-32",
+    codecs.BOM_UTF16_LE: "utf-16",
+    codecs.BOM_UTF16_BE: "utf-16",
+}
+# Those looked for. Of several that read a sample alike, the first is meant: the common one, or one that has all others.
+_COMMON = (
+    *("gb18030", "cp950", "cp932", "euc_jp", "cp949", "koi8_r", "koi8_u", "cp1251", "cp866", "cp1252", "cp1250"),
+    *("iso8859_2", "cp1253", "cp1254", "cp1255", "cp1256", "cp1257", "cp874"),
+    *("utf_16_le", "utf_16_be", "utf_32_le", "utf_32_be"),
+)
+_CENTRAL, _TIE = ("cp1250", "iso8859_2", "cp1257"), 0.03
+"""Western European text fits these better than cp1252 at times, by so little; Czech or Polish text by more."""
+_KNOWN_AS = {
+    "gb18030": "GB18030 (GBK, GB2312)",
+    "cp950": "Big5 (cp950)",
+    "cp932": "Shift-JIS (cp932)",
+    "cp949": "EUC-KR (cp949)",
+    "utf-16-le": "UTF-16 without a byte order mark (utf-16-le)",
+    "utf-16-be": "UTF-16 without a byte order mark (utf-16-be)",
+}
+
+
+def encoding_of(sample: bytes, expected: str, location: str) -> str:
+    """Return the encoding of a file.
+
+    Args:
+        sample: its beginning, or all of it.
+        expected: the name of an encoding, or `auto` to tell it from the sample.
+        location: of the file, for messages.
+
+    Raises:
+        InputError: when the sample is not in the encoding expected, or no encoding fits.
+    """
+    if expected != AUTO:
+        expected = codecs.lookup(expected).name.removesuffix("-sig")
+        if not _is_foreign(sample, expected) and (expected == UTF8 or not _is_surely_utf8(sample, expected)):
+            return expected
+    likely = likely_encoding(sample)
+    if expected != AUTO or likely is None:
+        raise _foreign(sample, expected, likely, location)
+    return likely
+
+
+def likely_encoding(sample: bytes) -> str | None:
+    """Return the name of the encoding that a text is most likely in, None where none fits."""
+    for mark, encoding in _MARKS.items():
+        if sample.startswith(mark):
+            return encoding
+    if not _is_foreign(sample, UTF8):
+        return UTF8
+    # All at once, or piece by piece where damaged bytes fit no encoding.
+    for begin, size in ((0, _GUESS_BYTES), *((begin, _PIECE_BYTES) for begin in range(0, _GUESS_BYTES, _PIECE_BYTES))):
+        name = _guess(sample[begin : begin + size])
+        if name is not None and not _is_foreign(sample, name):
+            return name
+    return None
+
+
+def _guess(sample: bytes) -> str | None:
+    from charset_normalizer import from_bytes
+
+    if b"\0" not in sample:  # else UTF-16 or UTF-32; elsewhere, no character of several bytes holds one of these
+        sample = sample[: max(map(sample.rfind, (b"\n", b" ", b",", b".", b'"'))) + 1] or sample
+    found = from_bytes(sample, cp_isolation=list(_COMMON))
+    best = found.best()
+    alike = set(best.could_be_from_charset).intersection(_COMMON) if best else ()
+    if best is None or not alike:
+        return None
+    name = min(alike, key=_COMMON.index)
+    western = next((match for match in found if match.encoding == "cp1252"), None)
+    if western and name in _CENTRAL and western.chaos - western.coherence <= best.chaos - best.coherence + _TIE:
+        name = "cp1252"
+    return codecs.lookup(name).name
+
+
+def as_utf8(file: BinaryIO, encoding: str) -> BinaryIO:
+    """Return the content of a file as UTF-8; a sequence of bytes that is invalid becomes one that is invalid there."""
+    return file if encoding == UTF8 else cast(BinaryIO, io.BufferedReader(_Utf8Stream(file, encoding)))
+
+
+class _Utf8Stream(io.RawIOBase):
+    def __init__(self, file: BinaryIO, encoding: str) -> None:
+        self._file = file
+        self._decoder = codecs.getincrementaldecoder(encoding)(_MARKING)
+        self._ready = io.BytesIO()
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: "memoryview") -> int:  # type: ignore[override]
+        num_bytes, block = self._ready.readinto(buffer), b"more"
+        while not num_bytes and block:
+            block = self._file.read(_BLOCK_BYTES)
+            text = self._decoder.decode(block, final=not block)
+            self._ready = io.BytesIO(text.encode("utf-8", "surrogateescape"))
+            num_bytes = self._ready.readinto(buffer)
+        return num_bytes
+
+    def close(self) -> None:
+        self._file.close()
+        super().close()
+
+
+def decode(sample: bytes, encoding: str) -> str:
+    """Return the text of the beginning of a file, with U+FFFD for what is invalid, without a byte order mark."""
+    return _marked(sample, encoding).replace(_INVALID, "\ufffd")
+
+
+def _marked(sample: bytes, encoding: str) -> str:
+    try:  # a last character that is not complete is left out
+        return codecs.getincrementaldecoder(encoding)(_MARKING).decode(sample).removeprefix("\ufeff")
+    except UnicodeError:  # UTF-16 or UTF-32 without the mark that tells the order
+        return _INVALID
+
+
+def _is_foreign(sample: bytes, encoding: str) -> bool:
+    """Whether text is in another encoding."""
+    if encoding == UTF8 and sample.startswith(tuple(mark for mark, name in _MARKS.items() if name != UTF8)):
+        return True
+    text = _marked(sample, encoding)
+    if text.count("\0") > _MAX_NUL * len(text):
+        return True
+    invalid = text.count(_INVALID)
+    beyond_ascii = len(text) - len(text.encode("ascii", "ignore"))
+    share = _MAX_INVALID_UTF8 if encoding == UTF8 else _MAX_INVALID_OTHERS
+    return invalid > _MAX_INVALID * len(text) and invalid > share * beyond_ascii
+
+
+def _is_surely_utf8(sample: bytes, expected: str) -> bool:
+    """Whether text is UTF-8 although another encoding is expected, which may read it, as something else."""
+    try:
+        text = codecs.getincrementaldecoder(UTF8)().decode(sample)
+    except UnicodeError:
+        return False
+    if expected.startswith(("utf-16", "utf-32")):
+        return "\0" not in text
+    return len(text) - len(text.encode("ascii", "ignore")) >= _MIN_UTF8_CHARACTERS
+
+
+def _foreign(sample: bytes, expected: str, likely: str | None, location: str) -> InputError:
+    what = "no known encoding fits the text" if expected == AUTO else f"the text is not {_readable(expected)}"
+    before, invalid, _ = _marked(sample, UTF8 if expected == AUTO else expected).partition(_INVALID)
+    where = f"{location}: line {1 + before.count(chr(10))}" if invalid else location
+    if likely is None:
+        return InputError(what, where=where, remedy="convert it to UTF-8 (iconv), or leave it out if it is no text")
+    iconv = likely.upper().replace("_", "-").replace("-LE", "LE").replace("-BE", "BE")
+    convert = "" if likely == UTF8 else f", or convert it: iconv -f {iconv} -t UTF-8"
+    return InputError(
+        f"{what}, but probably {_readable(likely)}",
+        where=where,
+        remedy=f"name its encoding: --encoding {likely} (auto: each file has its own){convert}",
+    )
+
+
+def _readable(encoding: str) -> str:
+    return _KNOWN_AS.get(encoding, encoding.upper())

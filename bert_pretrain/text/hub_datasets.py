@@ -1,0 +1,110 @@
+"""Datasets of the library `datasets`: folders of `save_to_disk`, and names `dataset:NAME[:config][@split]`.
+
+Their splits are never mixed without a word: training reads `train`, and holds out `validation`.
+"""
+
+import hashlib
+import json
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from bert_pretrain.errors import InputError
+from bert_pretrain.storage.files import read_json
+
+DATASET = "dataset:"
+TRAIN, VALIDATION = "train", ("validation", "valid", "val", "dev")
+_SAVED = ("dataset_info.json", "dataset_dict.json")
+
+
+def folder_of(location: str) -> str:
+    """Return the local folder of a `dataset:` name or a saved dataset, "" for a name on the hub."""
+    name = location.removeprefix(DATASET)
+    found = (name, name.partition("@")[0], re.split("[:@]", name, maxsplit=1)[0])
+    return next((folder for folder in found if folder and Path(folder).is_dir()), "")
+
+
+def is_dataset(location: str) -> bool:
+    """Whether an input is a `dataset:` name, or a folder of `save_to_disk`, with or without `@split`."""
+    return location.startswith(DATASET) or _is_saved(folder_of(location))
+
+
+def _is_saved(folder: str) -> bool:
+    return bool(folder) and any((Path(folder) / name).is_file() for name in _SAVED)
+
+
+def version_of(location: str) -> str:
+    """Return a hash that changes when a file of a local dataset does, "" for a name on the hub."""
+    if not (folder := folder_of(location)):
+        return ""
+    files = [(str(file.relative_to(folder)), file.stat()) for file in sorted(Path(folder).rglob("*")) if file.is_file()]
+    content = [(name, status.st_size, status.st_mtime_ns) for name, status in files]
+    return "files:" + hashlib.sha256(json.dumps(content).encode()).hexdigest()[:16]
+
+
+def split_names(location: str) -> list[str]:
+    """Return the names of a dataset's splits, in order; none if one is chosen or it has no names.
+
+    Raises:
+        InputError: when the dataset cannot be opened.
+    """
+    folder, _, split = _parse(location)
+    if split:
+        return []
+    if _is_saved(folder):
+        is_dict = (Path(folder) / _SAVED[1]).is_file()
+        return [str(name) for name in read_json(Path(folder) / _SAVED[1])["splits"]] if is_dict else []
+    return [name for name in open_dataset(location) if name]
+
+
+def training_splits(location: str, names: Sequence[str], *, holds_out: bool) -> tuple[str, str | None]:
+    """Return which of a dataset's splits is trained on, and which is held out, and print both and what is not read.
+
+    Raises:
+        InputError: when none is named `train`.
+    """
+    if TRAIN not in names:
+        raise InputError(
+            f"it has the splits {', '.join(names)}, and none is '{TRAIN}'",
+            where=location,
+            remedy=f"choose one: {' or '.join(f'{location}@{name}' for name in names[:3])}",
+        )
+    held_out = next((name for name in VALIDATION if holds_out and name in names), None)
+    rest = [name for name in names if name not in (TRAIN, held_out)]
+    said = [f"'{TRAIN}' is trained on", *([f"'{held_out}' is held out"] if held_out else [])]
+    print(f"{location}: {', '.join([*said, *(f'{name!r} is not read' for name in rest)])}")
+    return TRAIN, held_out
+
+
+def open_dataset(location: str) -> dict[str, Any]:
+    """Return the splits of a dataset, in order; one that is chosen, or has no name, is "".
+
+    Raises:
+        InputError: when `datasets` cannot open it, or a saved one has no such split.
+    """
+    import datasets
+
+    folder, subset, split = _parse(location)
+    try:
+        if _is_saved(folder):
+            data: Any = datasets.load_from_disk(folder)
+        else:
+            name = location.removeprefix(DATASET).partition("@")[0].partition(":")[0]
+            data = datasets.load_dataset(name, subset or None, split=split or None)
+    except Exception as error:  # `datasets` raises whatever its readers raise
+        raise InputError(f"datasets cannot open it: {error}", where=location, remedy="check the name") from error
+    splits = dict(data) if isinstance(data, dict) else {"": data}
+    if not split or not _is_saved(folder):
+        return splits
+    if split not in splits:
+        found = f"it has: {', '.join(splits)}" if "" not in splits else "it has no splits"
+        raise InputError(f"there is no split '{split}' ({found})", where=location, remedy="choose another")
+    return {"": splits[split]}
+
+
+def _parse(location: str) -> tuple[str, str, str]:
+    """Return the local folder, the configuration and the split that a name gives, each "" if it gives none."""
+    folder = folder_of(location)
+    rest, _, split = location.removeprefix(DATASET).removeprefix(folder).partition("@")
+    return folder, rest.partition(":")[2], split

@@ -1,0 +1,161 @@
+"""Text in other encodings: recognised by its beginning, refused with the likely name, and read by name or by `auto`."""
+
+import codecs
+import gzip
+import io
+import json
+import random
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from bert_pretrain.config import DataConfig
+from bert_pretrain.text.encodings import as_utf8, likely_encoding
+from bert_pretrain.text.sources import resolve
+
+from .test_documents import COMPRESS, FORMATS, read_all, refusal, write
+
+TEXTS = {
+    "gb18030": "那人见他年纪虽大，却是甚有精神，便向前引路，绕过大庄，走到门外。\n大家都说：这地方不错了。\n",
+    "cp950": "話說天下大勢，分久必合，合久必分。\n眾人商議已定，各自回營，次日天明再行出發。\n",
+    "cp932": "わたしは毎朝、駅まで歩いて行きます。途中に小さな店があり、そこで新聞を買います。\n",
+    "euc_jp": "わたしは毎朝、駅まで歩いて行きます。途中に小さな店があり、そこで新聞を買います。\n",
+    "cp949": "나는 아침마다 역까지 걸어갑니다. 가는 길에 작은 가게가 있어서 신문을 삽니다.\n",
+    "koi8-r": "Каждое утро я хожу на станцию пешком. По дороге есть маленькая лавка, где я покупаю газету.\n",
+    "cp1251": "Каждое утро я хожу на станцию пешком. По дороге есть маленькая лавка, где я покупаю газету.\n",
+    "cp1252": "Le matin, je vais à la gare à pied. J’achète le journal près de l’école, où il fait très chaud l’été.\n",
+    "cp1250": "Každé ráno chodím na nádraží pěšky. Cestou je malý obchod, kde si kupuji čerstvé noviny a žluté růže.\n",
+    "utf-16": "那人见他年纪虽大，却是甚有精神。\nOne line in English, which has NULs.\n",
+    "utf-16-le": "Each line of this text is in English, and has no byte order mark before it.\n",
+    "utf-16-be": "那人见他年纪虽大，却是甚有精神，便向前引路。\n大家都说：这地方不错了。\n",
+}
+
+
+def with_encoding(name: str, **others: object) -> DataConfig:
+    return DataConfig(encoding=name, document_boundary="blank_line", **others)
+
+
+@pytest.mark.parametrize("name", TEXTS)
+def test_text_in_another_encoding_is_refused_with_its_name_and_read_by_it(tmp_path: Path, name: str) -> None:
+    texts = [(f"{number}. " + TEXTS[name] * 3).strip() for number in range(5)]
+    path = write(tmp_path / "a.txt", "\n\n".join(texts).encode(name))
+    error = refusal(path)
+    assert error.what.startswith("the text is not UTF-8, but probably ")
+    assert error.where.startswith(str(path))
+    assert f"--encoding {name} " in error.remedy
+    for encoding in (name, "auto"):
+        assert read_all(path, config=with_encoding(encoding)) == (texts, Counter())
+
+
+@pytest.mark.parametrize("compression", ["", ".gz"])
+@pytest.mark.parametrize("ending", [".jsonl", ".json", ".csv", ".tsv"])
+def test_tables_are_read_in_other_encodings(tmp_path: Path, ending: str, compression: str) -> None:
+    texts = [line for line in TEXTS["gb18030"].splitlines() for _ in range(3)]
+    content = {
+        ".jsonl": "".join(json.dumps({"text": text}, ensure_ascii=False) + "\n" for text in texts),
+        ".json": json.dumps([{"text": text} for text in texts], ensure_ascii=False),
+        ".csv": "text\n" + "\n".join(texts),
+        ".tsv": "id\ttext\n" + "\n".join(f"1\t{text}" for text in texts),
+    }[ending]
+    path = write(tmp_path / f"a{ending}{compression}", COMPRESS[compression](content.encode("gb18030")))
+    assert "--encoding gb18030" in refusal(path).remedy
+    assert read_all(path, config=with_encoding("auto"))[0] == texts
+    assert read_all(f"file://{path}", config=with_encoding("gbk"))[0] == texts
+
+
+def test_auto_tells_the_encoding_of_each_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for number, name in enumerate(["gb18030", "utf-16", "cp950", "utf-8"]):
+        write(tmp_path / f"{number}.txt", (TEXTS.get(name, "naïve") * 4).encode(name))
+    sources = resolve([str(tmp_path)], with_encoding("auto"))
+    assert [source.encoding for source in sources] == ["gb18030", "utf-16", "cp950", "utf-8"]
+    assert "1 of 4 inputs in gb18030; 1 of 4 inputs in utf-16; 1 of 4 inputs in cp950" in capsys.readouterr().out
+    assert [source.identity.get("encoding") for source in sources] == ["gb18030", "utf-16", "cp950", None]
+
+
+@pytest.mark.parametrize(
+    ("named", "encoding", "text"),
+    [
+        ("gb18030", "utf-8", TEXTS["gb18030"]),
+        ("cp1252", "utf-8", TEXTS["cp1252"]),
+        ("utf-16", "utf-8", "Plain English.\n"),
+        ("utf-16-le", "utf-8", "Plain English.\n"),
+        ("shift_jis", "gb18030", TEXTS["gb18030"]),
+        ("gb18030", "cp1252", TEXTS["cp1252"]),
+    ],
+)
+def test_a_file_in_another_encoding_than_the_one_named_is_refused(
+    tmp_path: Path, named: str, encoding: str, text: str
+) -> None:
+    error = refusal(write(tmp_path / "a.txt", (text * 20).encode(encoding)), config=with_encoding(named))
+    assert error.what.startswith("the text is not ")
+    assert named in error.what.lower()
+    assert f"--encoding {encoding} " in error.remedy
+
+
+def test_what_no_encoding_fits_is_refused(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.txt", random.Random(1).randbytes(5000))
+    assert refusal(path).what == "the text is not UTF-8"
+    assert "no known encoding" in refusal(path, config=with_encoding("auto")).what
+
+
+def test_damage_is_no_encoding(tmp_path: Path) -> None:
+    """A few bytes are replaced and counted; where most of what is not ASCII is invalid, the text is not UTF-8."""
+    draw, many = random.Random(1), TEXTS["gb18030"] * 200
+    content = bytearray(many.encode())
+    for _ in range(40):
+        content[draw.randrange(len(content))] = 0xFF
+    _, counts = read_all(write(tmp_path / "a.txt", bytes(content)))
+    assert 40 <= counts["invalid_utf8_characters"] < 200
+    english = "Some ordinary English words, again and again. " * 500
+    _, counts = read_all(write(tmp_path / "b.txt", english.encode() + b"caf\xe9"))
+    assert counts == {"invalid_utf8_characters": 1}
+    assert "cp1252" in refusal(write(tmp_path / "c.txt", (english[:500] + "café.\n").encode("cp1252"))).remedy
+    lost = ("Caf\ufffd " * 50).strip()  # by a conversion before
+    assert read_all(write(tmp_path / "d.txt", lost)) == ([lost], Counter())
+
+
+def test_damaged_text_in_another_encoding_is_recognised_and_counted(tmp_path: Path) -> None:
+    lines = (TEXTS["gb18030"] * 300).encode("gb18030").split(b"\n")
+    lines[5] += b"\xff"
+    lines[40] += b"\xff\xff"
+    path = write(tmp_path / "a.txt", b"\n".join(lines))
+    assert likely_encoding(path.read_bytes()) == "gb18030"
+    (text,), counts = read_all(path, config=with_encoding("auto"))
+    assert text.count("\ufffd") == counts["invalid_gb18030_characters"] == 3
+    error = refusal(path, config=with_encoding("gb18030", strict=True))
+    assert (error.what, error.where) == ("the text is not GB18030", f"{path}: line 6")
+
+
+@pytest.mark.parametrize("name", ["gb18030", "shift_jis", "utf-16", "utf-8-sig", "iso2022_jp"])
+def test_a_stream_is_the_text_as_utf8_however_it_is_read(name: str) -> None:
+    draw = random.Random(1)
+    text = "".join(draw.choices("ab\n 日本人。", k=100_000))
+    stream, found = as_utf8(io.BytesIO(text.encode(name)), codecs.lookup(name).name), []
+    while block := stream.read(draw.randint(1, 20_000)):
+        found.append(block)
+    assert b"".join(found).decode() == text
+
+
+def test_the_sample_may_end_within_a_character(tmp_path: Path) -> None:
+    text = json.dumps([{"text": TEXTS["gb18030"] * 20_000}], ensure_ascii=False)  # one line
+    for shift in range(3):
+        path = write(tmp_path / f"{shift}.json", (" " * shift + text).encode("gb18030"))
+        assert resolve([str(path)], with_encoding("auto"))[0].encoding == "gb18030"
+
+
+def test_encodings_do_not_change_what_is_read(tmp_path: Path) -> None:
+    for ending, form in FORMATS.items():
+        if ending == ".parquet":
+            continue
+        content = form(["Ordinary text.", "天气很好，我们去看海。" * 10])
+        write(tmp_path / f"a{ending}", content)
+        write(tmp_path / f"b{ending}.gz", gzip.compress(content.decode().encode("utf-16")))
+        assert read_all(tmp_path / f"a{ending}") == read_all(tmp_path / f"b{ending}.gz", config=with_encoding("utf-16"))
+
+
+def test_a_replacement_character_of_the_text_itself_is_not_invalid(tmp_path: Path) -> None:
+    for name in ("utf-8", "gb18030", "utf-16"):
+        path = write(tmp_path / f"{name}.txt", f"天气很好\ufffd，我们去看海。\n{'Some more. ' * 50}".encode(name))
+        (text,), counts = read_all(path, config=with_encoding(name))
+        assert (text.count("\ufffd"), counts) == (1, Counter())

@@ -1,0 +1,92 @@
+"""Datasets with splits: `train` is trained on, `validation` is held out, nothing is mixed without a word."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import datasets
+import pytest
+
+from bert_pretrain.config import DataConfig
+from bert_pretrain.config_file import load_config
+from bert_pretrain.examples.shards import DataFolder
+from bert_pretrain.make_data.run import make_data
+from bert_pretrain.text.sources import resolve
+from bert_pretrain.tools.texts import Texts
+
+from .test_documents import BY_BLANK_LINES, as_jsonl, read_all, refusal, write
+
+
+def save(folder: Path, *names: str, texts: Sequence[str] = ("One. Two.",)) -> str:
+    splits = {name: datasets.Dataset.from_dict({"text": [f"{text} {name}" for text in texts]}) for name in names}
+    datasets.DatasetDict(splits).save_to_disk(str(folder))
+    return str(folder)
+
+
+def described(*inputs: str, config: DataConfig = BY_BLANK_LINES) -> list[tuple[str, bool]]:
+    return [(Path(source.location).name, source.is_validation) for source in resolve(list(inputs), config)]
+
+
+@pytest.mark.parametrize("prefix", ["", "dataset:"])
+def test_validation_is_held_out_and_test_is_not_read(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], prefix: str
+) -> None:
+    saved = prefix + save(tmp_path / "saved", "train", "test", "validation")
+    assert described(saved) == [("saved@train", False), ("saved@validation", True)]
+    said = "'train' is trained on, 'validation' is held out, 'test' is not read"
+    assert capsys.readouterr().out == f"{saved}: {said}\n"
+    assert read_all(saved)[0] == ["One. Two. train", "One. Two. validation"]
+    assert read_all(f"{saved}@test")[0] == ["One. Two. test"]
+    assert resolve([saved], BY_BLANK_LINES)[0].absolute.location == saved + "@train"
+
+
+def test_without_validation_a_fraction_is_held_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert described(save(tmp_path / "a", "train", "test")) == [("a@train", False)]
+    assert "'train' is trained on, 'test' is not read" in capsys.readouterr().out
+    assert described(save(tmp_path / "b", "only")) == [("b", False)]
+    assert read_all(tmp_path / "b")[0] == ["One. Two. only"]
+
+
+def test_an_own_validation_set_replaces_that_of_the_dataset(tmp_path: Path) -> None:
+    first, second = save(tmp_path / "first", "train", "dev"), save(tmp_path / "second", "train", "val")
+    config = DataConfig(validation=(second,))
+    assert described(first, config=config) == [("first@train", False), ("second@val", True)]
+    assert described(first, second) == [
+        ("first@train", False), ("second@train", False), ("first@dev", True), ("second@val", True)
+    ]  # fmt: skip
+    config = DataConfig(validation=(f"{first}@dev",), input_weights={first: 3.0})
+    (train, _) = resolve([first], config)
+    assert (train.weight, train.split) == (3.0, "train")
+
+
+def test_a_split_that_is_missing_is_named_with_those_there_are(tmp_path: Path) -> None:
+    saved = save(tmp_path / "saved", "left", "right")
+    error = refusal(saved)
+    assert error.what == "it has the splits left, right, and none is 'train'"
+    assert f"{saved}@left" in error.remedy
+    assert "no split 'middle' (it has: left, right)" in refusal(f"{saved}@middle").what
+    datasets.Dataset.from_dict({"text": ["a"]}).save_to_disk(str(tmp_path / "plain"))
+    assert "no split 'text' (it has no splits)" in refusal(f"{tmp_path}/plain@text").what
+
+
+def test_a_dataset_by_name_keeps_its_splits_apart(tmp_path: Path) -> None:
+    for split in ("train", "test"):
+        write(tmp_path / "set" / f"{split}.jsonl", as_jsonl([f"One. {split}", f"Two. {split}"]))
+    assert read_all(f"dataset:{tmp_path}/set")[0] == ["One. train", "Two. train"]
+    assert read_all(f"dataset:{tmp_path}/set@test")[0] == ["One. test", "Two. test"]
+    assert read_all(f"dataset:{tmp_path}/set@train[:1]")[0] == ["One. train"]
+    assert "nosuch" in str(refusal(f"dataset:{tmp_path}/set@nosuch"))
+    assert "nosuch" in refusal(f"dataset:{tmp_path}/nosuch").where
+
+
+def test_texts_for_a_model_are_those_of_every_split(tmp_path: Path) -> None:
+    texts = Texts.open([save(tmp_path / "saved", "train", "other")], "text")
+    assert [text.text for text in texts] == ["One. Two. train", "One. Two. other"]
+
+
+def test_a_data_folder_holds_out_the_validation_of_the_dataset(tmp_path: Path, vocab_folder: Path) -> None:
+    saved = save(tmp_path / "saved", "train", "validation", "test", texts=[f"Number {n}. The end." for n in range(30)])
+    config = load_config(settings=["data.dupe_factor=1", "data.next_sentence=none"])
+    data = DataFolder.open(make_data(config, [saved], vocab_folder, tmp_path / "data", workers=1))
+    inputs = [(Path(found["location"]).name, found["split"]) for found in data.manifest["inputs"]]
+    assert inputs == [("saved@train", "train"), ("saved@validation", "validation")]
+    assert [found["documents"] for found in data.manifest["corpus"]["inputs"]] == [30, 30]
