@@ -9,7 +9,7 @@ from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 import annotated_types
-from pydantic import AfterValidator, BaseModel, BeforeValidator, Field, StringConstraints, WithJsonSchema
+from pydantic import BaseModel, BeforeValidator, Field, StringConstraints, WithJsonSchema
 from pydantic.fields import FieldInfo
 
 
@@ -72,18 +72,14 @@ def _device(value: object) -> object:
     return re.sub("^gpu", "cuda", value.strip().lower()) if isinstance(value, str) else value
 
 
-def check_encoding(name: str) -> str:
-    """Return the name of an encoding of text if Python knows it, or `auto`.
-
-    Raises:
-        ValueError: when it does not.
-    """
+def is_encoding(name: str) -> bool:
+    """Whether a name is that of an encoding of text that Python knows, or `auto`."""
     with contextlib.suppress(LookupError, ValueError):
         if name != "auto":
             "".encode(name)  # refuses encodings of bytes
             codecs.getincrementaldecoder(name)("replace")
-        return name
-    raise ValueError(f"'{name}' is no encoding of text that is known")
+        return True
+    return False
 
 
 def _text_or(number: dict[str, Any]) -> WithJsonSchema:
@@ -123,7 +119,9 @@ Name = Annotated[
 
 
 Encoding = Annotated[
-    str, AfterValidator(check_encoding), Expects("auto, or an encoding such as gb18030, big5, cp1252 or shift_jis")
+    str,
+    annotated_types.Predicate(is_encoding),
+    Expects("auto, or an encoding such as gb18030, big5, cp1252 or shift_jis"),
 ]
 TextField = Annotated[
     NonEmpty | Annotated[tuple[NonEmpty, ...], Field(min_length=1)],
@@ -154,15 +152,16 @@ def _alternatives(kind: Any, metadata: tuple[Any, ...] = ()) -> list[str]:
     if get_origin(kind) is Annotated:
         kind, *more = get_args(kind)
         return _alternatives(kind, (*more, *metadata))
+    flat = [part for item in metadata for part in (item.metadata if isinstance(item, FieldInfo) else [item])]
+    if own := [item.words for item in flat if isinstance(item, Expects)]:
+        return own[-1:]
     if get_origin(kind) in (Union, UnionType):
         return [word for member in get_args(kind) for word in _alternatives(member)]
     if get_origin(kind) is Literal:
         return [str(choice) for choice in get_args(kind)]
     if kind in (bool, NoneType):
         return ["true", "false"] if kind is bool else ["null"]
-    flat = [part for item in metadata for part in (item.metadata if isinstance(item, FieldInfo) else [item])]
-    own = [item.words for item in flat if isinstance(item, Expects)]
-    return own[-1:] or [" ".join([_plain(kind), *_limits(flat)])]
+    return [" ".join([_plain(kind), *_limits(flat)])]
 
 
 def _plain(kind: Any) -> str:
