@@ -196,6 +196,11 @@ class TrainConfig(_Section):
     mlm_bias: Literal["zeros", "unigram"] = "zeros"
     """First values of the output bias: 0, or the logarithm of how often each token occurs, so that training need not
     learn the frequencies first (Meister et al., 2023)."""
+    teacher: Annotated[str, Field(min_length=1)] | None = None
+    """A BERT folder with the vocabulary of the data, from which a smaller model also learns: first weights where shapes
+    allow, and the relations between tokens in its last attention (Wang et al., 2021)."""
+    relation_weight: Annotated[float, Field(ge=0.0)] = 1.0
+    """Of the relations' loss with a teacher; 0 takes only the first weights, and the teacher costs no time."""
     schedule: Literal["linear", "cosine", "wsd"] = "linear"
     """Fall of the learning rate after the warm-up; wsd stays at `peak_lr` and falls in the last tenth."""
     schedule_steps: PositiveInt | None = None

@@ -107,8 +107,8 @@ def _zero_head() -> None:
     """Start the encoder's output projections at zero, so that every layer begins as the identity."""
     make = train_run._make_model
 
-    def zeroed(run: Any, latest: Any) -> Any:
-        model = make(run, latest)
+    def zeroed(run: Any, latest: Any, teacher: Any) -> Any:
+        model = make(run, latest, teacher)
         if latest is None:
             for name, weight in model.encoder.named_parameters():
                 if name.endswith("output.weight"):

@@ -189,6 +189,9 @@ def train(
     carry_optimizer: Annotated[
         bool, typer.Option("--carry-optimizer", help="Take optimizer state and step along, too.")
     ] = False,
+    teacher: Annotated[
+        str | None, typer.Option("--teacher", metavar="MODEL", help="Also learn from a larger BERT's folder.")
+    ] = None,
     resume: Annotated[bool, typer.Option("--resume/--no-resume", help="Continue from the newest checkpoint.")] = True,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only print plan, memory and time of the run.")] = False,
     overwrite: Overwrite = False,
@@ -200,6 +203,7 @@ def train(
     with importing():
         from bert_pretrain.train.run import train as run_train
     flags = training_flags(steps, learning_rate, batch_size, device, time)
+    flags["train.teacher"] = ("--teacher", teacher)
     run_train(
         load_config(config, settings, flags, with_phases=False),
         parse_local_path(data, "--data", remedy=_COPY_FIRST),

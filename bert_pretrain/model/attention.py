@@ -48,6 +48,13 @@ def layout_of(cu_seqlens: Tensor, max_seqlen: int, num_tokens: int, backend: str
     return Layout(cu_seqlens, max_seqlen, slots, mask[:, None, None, :])
 
 
+def pad(rows: Tensor, layout: Layout) -> Tensor:
+    """Return packed rows, (tokens, width), in their slots, (sequences * max_seqlen, width), with zeros between."""
+    if layout.slots is None:
+        return rows
+    return _scatter(rows, layout.slots, layout.num_sequences * layout.max_seqlen)
+
+
 def attend(query_key_value: Tensor, layout: Layout, backend: str, dropout_rate: float) -> Tensor:
     """Attend within each sequence.
 
@@ -77,9 +84,7 @@ def _attend_varlen(query_key_value: Tensor, layout: Layout) -> Tensor:
 
 def _attend_padded(query_key_value: Tensor, layout: Layout, dropout_rate: float) -> Tensor:
     num_tokens, _, heads, head_size = query_key_value.shape
-    padded = query_key_value.flatten(1)  # (tokens, 3 * hidden)
-    if layout.slots is not None:
-        padded = _scatter(padded, layout.slots, layout.num_sequences * layout.max_seqlen)
+    padded = pad(query_key_value.flatten(1), layout)  # (sequences * max_seqlen, 3 * hidden)
     padded = padded.view(layout.num_sequences, layout.max_seqlen, 3, heads, head_size)
     query, key, value = padded.permute(2, 0, 3, 1, 4)  # 3 × (sequences, heads, max_seqlen, head size)
     context = _weigh(query, key, value, layout.mask, dropout_rate)

@@ -27,6 +27,7 @@ from bert_pretrain.text.tokenizer import FILES, Tokenizer
 CARD = "README.md"
 CONFIG = "config.json"
 _WORD_EMBEDDINGS = "bert.embeddings.word_embeddings.weight"
+_POSITIONS = "bert.embeddings.position_embeddings.weight"
 _ROWS_OF_TOKENS = (_WORD_EMBEDDINGS, "cls.predictions.bias")
 _DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 
@@ -145,16 +146,16 @@ def load_model(
     device: torch.device | str = "cpu",
     dtype: torch.dtype = torch.float32,
     required: tuple[str, ...] = (),
+    flag: str = "MODEL",
 ) -> Loaded:
     """Read any BERT folder for inference: the model is in evaluation mode, its weights in fp32.
 
     `required` are prefixes of Hugging Face's names of tensors that the folder must have, such as `cls.`. Matrix
-    products are in `dtype`.
+    products are in `dtype`. `flag` is what errors name.
 
     Raises:
         DataError: when it holds no BERT of this architecture, lacks what is required, or a file is broken.
     """
-    flag = "MODEL"
     check_model(folder, flag)
     config, vocab_size = read_config(folder, flag)
     device = torch.device(device)
@@ -210,7 +211,7 @@ def _check_sizes(config: ModelConfig, vocab_size: int, folder: Path, flag: str) 
     hidden = config.hidden_size
     demanded = {
         _WORD_EMBEDDINGS: (vocab_size, hidden),
-        "bert.embeddings.position_embeddings.weight": (config.max_position_embeddings, hidden),
+        _POSITIONS: (config.max_position_embeddings, hidden),
         "bert.embeddings.token_type_embeddings.weight": (config.type_vocab_size, hidden),
     }
     for number in range(min(config.num_hidden_layers, len(shapes))):
@@ -230,7 +231,8 @@ def load_weights(
 ) -> tuple[list[str], dict[str, Tensor]]:
     """Load the weights of a BERT folder into a model and initialize what the folder lacks.
 
-    `extension` says how the model's vocabulary extends the folder's; None if rows are copied as they are.
+    `extension` says how the model's vocabulary extends the folder's; None if rows are copied as they are. Where the
+    model has more positions, those of the folder are repeated.
 
     Returns:
         Hugging Face's names of the tensors initialized, and the tensors of the folder that were not used, by name.
@@ -242,6 +244,8 @@ def load_weights(
     if extension is not None:
         for name in tensors.keys() & set(_ROWS_OF_TOKENS):
             tensors[name] = _extended(name, tensors[name], extension, folder, flag)
+    if _POSITIONS in tensors:
+        tensors[_POSITIONS] = more_positions(tensors[_POSITIONS], model.config.max_position_embeddings)
     fresh, drawn, used = [], set(), set()
     for name, parameter in model.named_parameters():
         parts = _huggingface_names(name)
@@ -257,6 +261,14 @@ def load_weights(
         used.update(parts)
     model.initialize(seed, drawn)
     return fresh, {name: tensors[name] for name in sorted(set(tensors) - used)}
+
+
+def more_positions(rows: Tensor, number: int) -> Tensor:
+    """Return so many position embeddings, (number, hidden): those there are, (positions, hidden), again and again.
+
+    Neighbours then keep their distance, which attention has learnt, everywhere but at the seams. Fewer are not made.
+    """
+    return rows if number <= len(rows) else rows[torch.arange(number) % len(rows)]
 
 
 def _extended(name: str, rows: Tensor, extension: Extension, folder: Path, flag: str) -> Tensor:

@@ -44,6 +44,11 @@ class Batch:
     def num_predictions(self) -> int:
         return self.masked_labels.shape[0]
 
+    @property
+    def sequences(self) -> tuple[Tensor, Tensor, Tensor, Tensor, int]:
+        """What an encoder takes: ids, segments, positions, bounds, and the longest length."""
+        return self.input_ids, self.token_type_ids, self.position_ids, self.cu_seqlens, self.max_seqlen
+
     def to(self, device: torch.device) -> "Batch":
         """Return this batch on a device; from pinned memory the copy to CUDA does not block."""
         # Elsewhere (mps) a copy that does not block may read memory that is reused meanwhile.

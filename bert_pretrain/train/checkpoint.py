@@ -33,7 +33,7 @@ from bert_pretrain.train.state import IntervalCounts, Progress, TrainState
 
 STATE_TENSORS = "training_state.safetensors"
 STATE_JSON = "training_state.json"
-FORMAT_VERSION = 3
+FORMAT_VERSION = 4
 WEIGHT_PREFIX = "model/"
 """Of the weights' names among all tensors of a state."""
 
@@ -240,7 +240,7 @@ def open_checkpoint(path: Path, flag: str = "checkpoint") -> Checkpoint:
     damage, remedy = damage_of_folder(path), "use the checkpoint before it, or restore it from a copy"
     record = read_json(path / STATE_JSON, remedy)
     version = record.get("format_version") if isinstance(record, dict) else None
-    if version in range(1, FORMAT_VERSION) and not is_sealed(path):
+    if version in range(1, FORMAT_VERSION) and not (is_sealed(path) and damage):
         raise OutputError(
             f"{path} has format version {version}, this bert-pretrain reads version {FORMAT_VERSION}",
             where=flag,

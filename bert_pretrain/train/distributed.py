@@ -170,13 +170,15 @@ def _exit_now(exit_code: int) -> NoReturn:
 
 
 def choose_parallel(
-    setting: str, num_parameters: int, device: torch.device, dist_context: DistContext
+    setting: str, num_parameters: int, device: torch.device, dist_context: DistContext, *, may_shard: bool = True
 ) -> tuple[str, str]:
-    """Return `ddp`, `fsdp`, or `none` for a single process, and the reason in words."""
+    """Return `ddp`, `fsdp`, or `none` for a single process, and the reason in words; `may_shard` is for `auto`."""
     if dist_context.size == 1:
         return "none", "one process"
     if setting != "auto":
         return setting, "as configured"
+    if not may_shard:
+        return "ddp", "a student with a teacher is not sharded"
     needed = 16 * num_parameters  # weights, gradients and both moments in fp32
     if device.type == "cuda" and needed > FSDP_SHARE * torch.cuda.get_device_properties(device).total_memory:
         return "fsdp", "weights and optimizer state do not fit on one card"

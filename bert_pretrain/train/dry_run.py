@@ -30,7 +30,7 @@ def dry_run(run: ResolvedRun, state: TrainState, data: TrainingData, *, num_shar
     batch = data.global_batch(state.progress.step)
     parts = len(batch.micro_batches)
     seconds, share = _time_steps(run, state, data)
-    flops = batch_flops(batch, state.model.config, state.model.vocab_size)
+    flops = batch_flops(batch, state.model.config, state.model.vocab_size, state.teacher)
     memory = estimate_memory(
         run.config.train, state.model, run.data.max_seq_length, data.micro_batch_tokens,
         dtype=run.precision.dtype, num_shards=num_shards,

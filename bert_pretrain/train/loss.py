@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from bert_pretrain.model.bert import BertForPreTraining
 from bert_pretrain.train.batches import Batch
+from bert_pretrain.train.distillation import Teacher
 
 BLOCK_ROWS = 1024
 """Masked rows whose logits exist at once in the precision of the matrix product."""
@@ -39,23 +40,27 @@ class LossSums(NamedTuple):
     nsp_loss: Tensor  # over pairs, nats; 0 without pairs
     mlm_correct: Tensor
     nsp_correct: Tensor
+    relation_loss: Tensor | None = None  # over tokens, nats; None without a teacher
 
-    def mean(self, num_predictions: int, num_pairs: int) -> Tensor:
+    def mean(self, num_predictions: int, num_pairs: int, num_tokens: int = 0) -> Tensor:
         """Return the part of the loss that this micro-batch adds to a global batch of the given numbers."""
-        return self.mlm_loss / max(num_predictions, 1) + self.nsp_loss / max(num_pairs, 1)
+        mean = self.mlm_loss / max(num_predictions, 1) + self.nsp_loss / max(num_pairs, 1)
+        return mean if self.relation_loss is None else mean + self.relation_loss / max(num_tokens, 1)
 
 
 class PretrainingLoss(nn.Module):
     """A model and its losses as one module, for what wraps modules: DDP and FSDP."""
 
-    def __init__(self, model: BertForPreTraining, *, compiled: bool = False) -> None:
+    def __init__(self, model: BertForPreTraining, *, compiled: bool = False, teacher: Teacher | None = None) -> None:
         super().__init__()
         self.model = model
         self.compiled = compiled
+        self.teacher = teacher
 
     def forward(self, batch: Batch) -> LossSums:
-        """Return the sums of one micro-batch."""
-        return pretraining_loss(self.model, batch, compiled=self.compiled)
+        """Return the sums of one micro-batch; those of the teacher in training only."""
+        teacher = self.teacher if self.training else None
+        return pretraining_loss(self.model, batch, compiled=self.compiled, teacher=teacher)
 
     def encode(
         self, input_ids: Tensor, token_type_ids: Tensor, position_ids: Tensor, cu_seqlens: Tensor, max_seqlen: int
@@ -64,26 +69,27 @@ class PretrainingLoss(nn.Module):
         return self.model.encode(input_ids, token_type_ids, position_ids, cu_seqlens, max_seqlen)
 
 
-def pretraining_loss(model: BertForPreTraining, batch: Batch, *, compiled: bool = False) -> LossSums:
+def pretraining_loss(
+    model: BertForPreTraining, batch: Batch, *, compiled: bool = False, teacher: Teacher | None = None
+) -> LossSums:
     """Run the model on one micro-batch and return the sums of both losses, or of the one there is without pairs."""
-    features, nsp_logits = model(
-        batch.input_ids,
-        batch.token_type_ids,
-        batch.position_ids,
-        batch.cu_seqlens,
-        batch.max_seqlen,
-        batch.masked_positions,
-    )
+    relation_loss = None
+    if teacher is None:
+        features, nsp_logits = model(*batch.sequences, batch.masked_positions)
+    else:
+        (features, nsp_logits), query_key_value = model.forward_and_project(*batch.sequences, batch.masked_positions)
+        relation_loss = teacher.relation_loss(query_key_value, batch)
     # What follows the real ones belongs to a dummy tail.
     features, nsp_logits = features[: batch.num_predictions], nsp_logits[: batch.num_sequences]
     weight, bias = model.embeddings.word_embeddings.weight, model.mlm_head.bias
     mlm_loss, mlm_correct = masked_lm_loss(features, weight, bias, batch.masked_labels, compiled=compiled)
     if batch.next_sentence_labels is None:
-        return LossSums(mlm_loss, torch.zeros_like(mlm_loss), mlm_correct, torch.zeros_like(mlm_correct))
+        zero, none_correct = torch.zeros_like(mlm_loss), torch.zeros_like(mlm_correct)
+        return LossSums(mlm_loss, zero, mlm_correct, none_correct, relation_loss)
     nsp_logits = nsp_logits.float()
     nsp_loss = F.cross_entropy(nsp_logits, batch.next_sentence_labels, reduction="sum")
     nsp_correct = (nsp_logits.argmax(dim=1) == batch.next_sentence_labels).sum()
-    return LossSums(mlm_loss, nsp_loss, mlm_correct, nsp_correct)
+    return LossSums(mlm_loss, nsp_loss, mlm_correct, nsp_correct, relation_loss)
 
 
 def masked_lm_loss(

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from bert_pretrain.config import Config
+from bert_pretrain.config import Config, ModelConfig
 from bert_pretrain.errors import ConfigError, DataError
 from bert_pretrain.examples.shards import DataFolder
 from bert_pretrain.model.attention import choose_attention
@@ -21,12 +21,14 @@ from bert_pretrain.train.clock import Boundary
 from bert_pretrain.train.device import flops, hardware
 from bert_pretrain.train.distributed import DistContext
 from bert_pretrain.train.optim import schedule
+from bert_pretrain.train.teacher import TeacherFolder, open_teacher
 
 # What may change between two commands for the same run; everything else of the section is compared.
 FREE_SETTINGS = {
     "micro_batch_tokens", "max_steps", "max_epochs", "time_budget", "schedule_steps", "attention", "device", "parallel",
     "compile", "activation_checkpointing", "log_every", "eval_every", "save_every", "keep_checkpoints",
     "milestones", "trackers", "probe",
+    "teacher",  # its weights are compared, not its path
 }  # fmt: skip
 
 
@@ -70,6 +72,7 @@ class ResolvedRun:
     tokenizer: Tokenizer
     output: Path
     init: InitialCheckpoint | None
+    teacher: TeacherFolder | None
     length: schedule.Length
     device: torch.device
     precision: hardware.Precision
@@ -131,9 +134,11 @@ def resolve_run(
     length = schedule.run_length(config.train, data.rows("train"))
     compiled, why = hardware.choose_compile(config.train.compile, device, attention)
     init = open_initial_checkpoint(config, init_from, carry_optimizer, length, tokenizer)
+    teacher = open_teacher(config.train, data, tokenizer)
     return ResolvedRun(
-        config, data, tokenizer, output, init, length, device, precision, attention, reason, compiled, why, dist_context
-    )
+        config, data, tokenizer, output, init, teacher, length, device, precision, attention, reason, compiled, why,
+        dist_context,
+    )  # fmt: skip
 
 
 # What an initial checkpoint need not share with the run: the network computes the same without dropout.
@@ -150,7 +155,8 @@ def with_model_of(config: Config, init_from: Path) -> Config:
     found, _ = read_config(init_from, "--init-from")
     given = config.model.model_dump(exclude_unset=True)
     for key, value in given.items():
-        if key not in _FREE_OF_MODEL and value != getattr(found, key):
+        more_positions = key == "max_position_embeddings" and value > found.max_position_embeddings
+        if key not in _FREE_OF_MODEL and value != getattr(found, key) and not more_positions:
             raise ConfigError(
                 f"{key} is {value}, that of the weights in {init_from} is {getattr(found, key)}",
                 where=f"model.{key}",
@@ -159,10 +165,11 @@ def with_model_of(config: Config, init_from: Path) -> Config:
     model = found.model_copy(update=given)
     if len(given) < len(type(found).model_fields):
         print(
-            f"model section from {init_from}: {model.num_hidden_layers} layers of {model.hidden_size}, "
-            f"{model.num_attention_heads} heads, dropout {model.hidden_dropout_prob:g} and "
+            f"model section from {init_from}: {_describe_size(model)}, dropout {model.hidden_dropout_prob:g} and "
             f"{model.attention_probs_dropout_prob:g} (attention)"
         )
+    if model.max_position_embeddings > found.max_position_embeddings:
+        print(f"{model.max_position_embeddings} positions: the {found.max_position_embeddings} of that model, repeated")
     return config.model_copy(update={"model": model})
 
 
@@ -219,6 +226,13 @@ def open_initial_checkpoint(
             where="train.optimizer",
             remedy=f"set it to {optimizer}, or leave out --carry-optimizer",
         )
+    num_positions = read_config(init_from, "--init-from")[0].max_position_embeddings
+    if checkpoint is not None and num_positions != config.model.max_position_embeddings:
+        raise ConfigError(
+            f"the model has {config.model.max_position_embeddings} positions, the optimizer's state {num_positions}",
+            where="--carry-optimizer",
+            remedy="leave it out: the optimizer then starts fresh",
+        )
     extension = match_vocabulary(init_from, tokenizer, "--init-from")
     if checkpoint is not None and extension is not None and extension.pieces:
         raise ConfigError(
@@ -239,6 +253,7 @@ def identity_of(run: ResolvedRun) -> dict[str, Any]:
         "tokenizer": run.tokenizer.hash,
         "init_from": run.init.weights_sha256 if run.init else None,
         "carry_optimizer": run.init is not None and run.init.carried is not None,
+        **({"teacher": run.teacher.weights_sha256} if run.teacher else {}),
     }
 
 
@@ -261,11 +276,17 @@ def describe(run: ResolvedRun, num_parameters: int, micro_batch_tokens: int, par
     ]
     if run.dist_context.size > 1:
         lines.insert(4, f"processes  {run.dist_context.size}, {parallel[0]} ({parallel[1]})")
+    if run.teacher is not None:
+        lines.append(f"teacher    {run.teacher.folder}, {_describe_size(run.teacher.model)}")
     if config.train.milestones:
         lines.append(f"milestones {_describe_milestones(run)}")
     if not held_out:
         lines.append("there is no validation split, so nothing is evaluated")
     return "\n".join(lines)
+
+
+def _describe_size(model: ModelConfig) -> str:
+    return f"{model.num_hidden_layers} layers of {model.hidden_size}, {model.num_attention_heads} heads"
 
 
 def _describe_length(run: ResolvedRun) -> str:

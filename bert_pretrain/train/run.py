@@ -26,6 +26,7 @@ from bert_pretrain.train.checkpoint import Checkpoint, carry_over, restore
 from bert_pretrain.train.checkpoint_manager import CheckpointManager
 from bert_pretrain.train.device import hardware
 from bert_pretrain.train.device.hints import speed_hints, this_machine
+from bert_pretrain.train.distillation import Teacher
 from bert_pretrain.train.dry_run import dry_run as dry_run_report
 from bert_pretrain.train.evaluation import Evaluator
 from bert_pretrain.train.loader import TrainingData
@@ -42,6 +43,7 @@ from bert_pretrain.train.resume import describe_resume, progress_of
 from bert_pretrain.train.run_log import RunLog
 from bert_pretrain.train.state import TrainState
 from bert_pretrain.train.step import LossScale
+from bert_pretrain.train.student_weights import start_from_teacher
 from bert_pretrain.train.trackers import check_trackers, open_trackers
 
 
@@ -139,20 +141,21 @@ def _dry_run(run: ResolvedRun, latest: Checkpoint | None) -> None:
 
 def _prepare(run: ResolvedRun, latest: Checkpoint | None) -> tuple[TrainState, int, str]:
     """Return the state to begin with, the size of a micro-batch, and how ranks share the model; describe them."""
-    model = _make_model(run, latest)
+    teacher = _make_teacher(run)
+    model = _make_model(run, latest, teacher)
     parallel = distributed.choose_parallel(
-        run.config.train.parallel, model.num_parameters, run.device, run.dist_context
+        run.config.train.parallel, model.num_parameters, run.device, run.dist_context, may_shard=teacher is None
     )
     micro_batch_tokens = _micro_batch_tokens(run, model, parallel[0], latest)
     print(describe(run, model.num_parameters, micro_batch_tokens, parallel))
     hints = speed_hints(run, this_machine(run.device), micro_batch_tokens)
     if hints:
         print(f"faster     {'; '.join(hints)}")
-    return _make_state(run, model, parallel[0], latest), micro_batch_tokens, parallel[0]
+    return _make_state(run, model, parallel[0], latest, teacher), micro_batch_tokens, parallel[0]
 
 
-def _make_model(run: ResolvedRun, latest: Checkpoint | None) -> BertForPreTraining:
-    """Build the model with weights from the run's checkpoint, from `--init-from`, or drawn from the seed."""
+def _make_model(run: ResolvedRun, latest: Checkpoint | None, teacher: Teacher | None) -> BertForPreTraining:
+    """Build the model with weights from the run's checkpoint, `--init-from`, the teacher, or drawn from the seed."""
     seed, init = run.config.train.seed, run.init
     model = BertForPreTraining(run.config.model, run.tokenizer.vocab_size, attention=run.attention)
     if latest is not None:
@@ -172,6 +175,8 @@ def _make_model(run: ResolvedRun, latest: Checkpoint | None) -> BertForPreTraini
             start_positional_heads(model, seed)
         if run.config.train.mlm_bias == "unigram":
             model.mlm_head.bias.data.copy_(unigram_bias(run.data, run.tokenizer))
+        if teacher is not None:
+            print(f"first weights from the teacher: {start_from_teacher(model, teacher.network)}")
     if run.data.config.next_sentence == "none":  # no loss reaches these two; they stay as they are
         model.pooler.requires_grad_(False)
         model.nsp_head.requires_grad_(False)
@@ -179,9 +184,22 @@ def _make_model(run: ResolvedRun, latest: Checkpoint | None) -> BertForPreTraini
     return model.to(run.device)
 
 
-def _make_state(run: ResolvedRun, model: BertForPreTraining, parallel: str, latest: Checkpoint | None) -> TrainState:
+def _make_teacher(run: ResolvedRun) -> Teacher | None:
+    """Read the teacher, if there is one."""
+    if run.teacher is None:
+        return None
+    network = run.teacher.read(run.config.train.attention, run.device, run.precision.dtype)
+    if run.compiled:
+        hardware.compile_layers(network)
+    return Teacher(network, run.config.model.hidden_size, run.config.train.relation_weight)
+
+
+def _make_state(
+    run: ResolvedRun, model: BertForPreTraining, parallel: str, latest: Checkpoint | None, teacher: Teacher | None
+) -> TrainState:
     """Add the optimizer to the model, and bring both to the step from which the run continues."""
-    losses = PretrainingLoss(model, compiled=run.compiled)
+    teacher = teacher if run.config.train.relation_weight > 0 else None
+    losses = PretrainingLoss(model, compiled=run.compiled, teacher=teacher)
     if run.compiled:
         hardware.compile_layers(model)
     network = distributed.parallelize(losses, model, parallel, run.precision.dtype)

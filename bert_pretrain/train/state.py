@@ -1,14 +1,17 @@
 """The state of a run, whole: what a checkpoint saves and a resumed run continues from."""
 
 from dataclasses import dataclass, field
+from typing import cast
 
 from torch import Tensor, nn
 
+from bert_pretrain.config import ModelConfig
 from bert_pretrain.model.bert import BertForPreTraining
 from bert_pretrain.train.batches import GlobalBatch
 from bert_pretrain.train.device.flops import batch_flops
 from bert_pretrain.train.device.host_memory import HostMemory
 from bert_pretrain.train.distributed import is_writer
+from bert_pretrain.train.loss import PretrainingLoss
 from bert_pretrain.train.optim.matrices import like, own_rows
 from bert_pretrain.train.optim.optimizer import Optimizers
 from bert_pretrain.train.step import LossScale, StepSums
@@ -60,7 +63,7 @@ class TrainState:
     optimizers: Optimizers
     loss_scale: LossScale | None
     """None unless the precision is fp16."""
-    sums: Tensor  # (10,): `StepSums` since the last log line
+    sums: Tensor  # (11,): `StepSums` since the last log line
     progress: Progress
     interval: IntervalCounts
     host_memory: HostMemory = field(default_factory=HostMemory)
@@ -82,6 +85,12 @@ class TrainState:
         """The model and its losses without the part that talks to other ranks after a backward pass."""
         return self.network.module if isinstance(self.network, nn.parallel.DistributedDataParallel) else self.network
 
+    @property
+    def teacher(self) -> ModelConfig | None:
+        """The sizes of the teacher, if there is one."""
+        teacher = cast(PretrainingLoss, self.losses).teacher
+        return None if teacher is None else teacher.network.config
+
     def count(self, batch: GlobalBatch) -> None:
         """Note a step that has been computed."""
         self.progress.step += 1
@@ -98,7 +107,7 @@ class TrainState:
         """Note how long a step took, if its time is typical."""
         self.interval.timed_examples += batch.num_sequences
         self.interval.timed_tokens += batch.num_tokens
-        self.interval.timed_flops += batch_flops(batch, self.model.config, self.model.vocab_size)
+        self.interval.timed_flops += batch_flops(batch, self.model.config, self.model.vocab_size, self.teacher)
         self.interval.timed_seconds += seconds
         self.interval.waited_seconds += waited_seconds
 

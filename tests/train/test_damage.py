@@ -36,7 +36,7 @@ def test_a_checkpoint_of_an_older_version_is_refused_and_kept(
 ) -> None:
     run = interrupted_copy(finished, tmp_path / "run")
     newest = run / "checkpoints" / "step-00000012"
-    change(newest / "training_state.json", '"format_version": 3', '"format_version": 2')
+    change(newest / "training_state.json", '"format_version": 4', '"format_version": 2')
     (newest / "checksums.json").unlink()
     with pytest.raises(OutputError, match="has format version 2"):
         train(tiny(), data_folder, run)

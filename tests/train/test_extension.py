@@ -22,6 +22,7 @@ from bert_pretrain.train.run import train
 
 Tiny = Callable[..., Config]
 EMBEDDINGS, BIAS = "bert.embeddings.word_embeddings.weight", "cls.predictions.bias"
+POSITIONS = "bert.embeddings.position_embeddings.weight"
 
 
 def replace_tokenizer(data: Path, tokenizer: Tokenizer) -> Path:
@@ -187,6 +188,23 @@ def test_sizes_come_from_the_folder_and_a_contradiction_is_named(
     with pytest.raises(ConfigError, match="num_attention_heads is 4, that of the weights") as caught:
         train(tiny(model={"num_attention_heads": 4}), data_folder, tmp_path / "a", init_from=finished / "model")
     assert caught.value.where == "model.num_attention_heads"
+
+
+def test_a_model_with_more_positions_begins_with_those_there_are_repeated(
+    finished: Path, tiny: Tiny, data_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    longer = tiny(max_steps=1, peak_lr=1e-30, weight_decay=0.0, model={"max_position_embeddings": 80})
+    train(longer, data_folder, tmp_path / "run", init_from=finished / "model")
+    assert "80 positions: the 32 of that model, repeated" in capsys.readouterr().out
+    before, after = (load_file(run / "model" / "model.safetensors")[POSITIONS] for run in (finished, tmp_path / "run"))
+    assert torch.equal(after, torch.cat([before, before, before[:16]]))
+    shorter = tiny(model={"max_position_embeddings": 31})
+    with pytest.raises(ConfigError, match="max_position_embeddings is 31"):
+        train(shorter, data_folder, tmp_path / "short", init_from=finished / "model")
+    newest = finished / "checkpoints" / "step-00000012"
+    longer = tiny(max_steps=20, model={"max_position_embeddings": 80})
+    with pytest.raises(ConfigError, match="the model has 80 positions, the optimizer's state 32"):
+        train(longer, data_folder, tmp_path / "carried", init_from=newest, carry_optimizer=True)
 
 
 @pytest.mark.parametrize("tokenizer_file", ["vocab.txt", "tokenizer.json"])
