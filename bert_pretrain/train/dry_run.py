@@ -11,7 +11,7 @@ import torch
 
 from bert_pretrain.parallel.progress import progress_bar
 from bert_pretrain.train.batches import GlobalBatch
-from bert_pretrain.train.device.flops import batch_flops, peak_flops
+from bert_pretrain.train.device.flops import peak_flops
 from bert_pretrain.train.device.memory import estimate_memory
 from bert_pretrain.train.loader import TrainingData
 from bert_pretrain.train.metrics import peak_memory_bytes
@@ -30,10 +30,11 @@ def dry_run(run: ResolvedRun, state: TrainState, data: TrainingData, *, num_shar
     batch = data.global_batch(state.progress.step)
     parts = len(batch.micro_batches)
     seconds, share = _time_steps(run, state, data)
-    flops = batch_flops(batch, state.model.config, state.model.vocab_size, state.teacher)
+    flops = state.flops(batch)
     memory = estimate_memory(
         run.config.train, state.model, run.data.max_seq_length, data.micro_batch_tokens,
         dtype=run.precision.dtype, num_shards=num_shards,
+        teacher=state.teacher,
     )  # fmt: skip
     peak = peak_flops(run.device, run.precision.dtype)
     rate = flops / seconds

@@ -146,7 +146,7 @@ def _prepare(run: ResolvedRun, latest: Checkpoint | None) -> tuple[TrainState, i
     parallel = distributed.choose_parallel(
         run.config.train.parallel, model.num_parameters, run.device, run.dist_context, may_shard=teacher is None
     )
-    micro_batch_tokens = _micro_batch_tokens(run, model, parallel[0], latest)
+    micro_batch_tokens = _micro_batch_tokens(run, model, parallel[0], latest, teacher)
     print(describe(run, model.num_parameters, micro_batch_tokens, parallel))
     hints = speed_hints(run, this_machine(run.device), micro_batch_tokens)
     if hints:
@@ -212,11 +212,13 @@ def _make_state(
     return state
 
 
-def _micro_batch_tokens(run: ResolvedRun, model: BertForPreTraining, parallel: str, latest: Checkpoint | None) -> int:
+def _micro_batch_tokens(
+    run: ResolvedRun, model: BertForPreTraining, parallel: str, latest: Checkpoint | None, teacher: Teacher | None
+) -> int:
     """Return the size of a micro-batch; one found automatically stays as it was: it decides the last bits."""
     own = hardware.choose_micro_batch_tokens(
         run.config.train, model, run.data.max_seq_length, run.device, run.precision.dtype, run.dist_context.size,
-        _num_shards(run, parallel),
+        _num_shards(run, parallel), None if teacher is None else teacher.network,
     )  # fmt: skip
     fitting = run.dist_context.run_on_main(lambda: own)
     if latest is None or run.config.train.micro_batch_tokens != "auto":

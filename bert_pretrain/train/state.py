@@ -5,7 +5,6 @@ from typing import cast
 
 from torch import Tensor, nn
 
-from bert_pretrain.config import ModelConfig
 from bert_pretrain.model.bert import BertForPreTraining
 from bert_pretrain.train.batches import GlobalBatch
 from bert_pretrain.train.device.flops import batch_flops
@@ -86,10 +85,15 @@ class TrainState:
         return self.network.module if isinstance(self.network, nn.parallel.DistributedDataParallel) else self.network
 
     @property
-    def teacher(self) -> ModelConfig | None:
-        """The sizes of the teacher, if there is one."""
+    def teacher(self) -> BertForPreTraining | None:
+        """The teacher of a student."""
         teacher = cast(PretrainingLoss, self.losses).teacher
-        return None if teacher is None else teacher.network.config
+        return None if teacher is None else teacher.network
+
+    def flops(self, batch: GlobalBatch) -> float:
+        """Return the floating-point operations of a step, those of the teacher included."""
+        teacher = None if self.teacher is None else self.teacher.config
+        return batch_flops(batch, self.model.config, self.model.vocab_size, teacher)
 
     def count(self, batch: GlobalBatch) -> None:
         """Note a step that has been computed."""
@@ -107,7 +111,7 @@ class TrainState:
         """Note how long a step took, if its time is typical."""
         self.interval.timed_examples += batch.num_sequences
         self.interval.timed_tokens += batch.num_tokens
-        self.interval.timed_flops += batch_flops(batch, self.model.config, self.model.vocab_size, self.teacher)
+        self.interval.timed_flops += self.flops(batch)
         self.interval.timed_seconds += seconds
         self.interval.waited_seconds += waited_seconds
 

@@ -48,6 +48,12 @@ def open_teacher(train: TrainConfig, data: DataFolder, tokenizer: Tokenizer) -> 
     """
     if train.teacher is None:
         return None
+    if train.parallel == "fsdp":
+        raise ConfigError(
+            "a student with a teacher is not sharded",
+            where="train.parallel",
+            remedy="set it to ddp: each process then holds student and teacher",
+        )
     folder = Path(train.teacher)
     check_model(folder, KEY)
     model, vocab_size = read_config(folder, KEY)
@@ -58,11 +64,5 @@ def open_teacher(train: TrainConfig, data: DataFolder, tokenizer: Tokenizer) -> 
             f"the teacher has {model.max_position_embeddings} positions, the data up to {data.max_seq_length} tokens",
             where=f"{KEY} {folder}",
             remedy="make data with a smaller data.max_seq_length, or take another teacher",
-        )
-    if train.parallel == "fsdp":
-        raise ConfigError(
-            "a student with a teacher is not sharded",
-            where="train.parallel",
-            remedy="set it to ddp: each process then holds student and teacher",
         )
     return TeacherFolder(folder, weights_sha256(folder, KEY), model)

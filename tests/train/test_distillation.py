@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
-from bert_pretrain.config import Config, ModelConfig
+from bert_pretrain.config import Config, ModelConfig, TrainConfig
 from bert_pretrain.errors import ConfigError, DataError, OutputError
 from bert_pretrain.examples.shards import DataFolder
 from bert_pretrain.model.bert import BertForPreTraining
@@ -21,6 +21,7 @@ from bert_pretrain.text.tokenizer import Tokenizer
 from bert_pretrain.train import distillation
 from bert_pretrain.train.batches import Batch, ShapeMultiples, cut, with_tail
 from bert_pretrain.train.device.flops import batch_flops, teaching_flops
+from bert_pretrain.train.device.memory import estimate_memory
 from bert_pretrain.train.distillation import Teacher, num_relation_heads
 from bert_pretrain.train.distributed import DistContext, choose_parallel
 from bert_pretrain.train.loss import PretrainingLoss
@@ -283,6 +284,18 @@ def test_a_student_with_a_teacher_is_not_sharded(
     with pytest.raises(ConfigError, match="is not sharded"):
         open_teacher(config, DataFolder.open(data_folder), tokenizer)
     assert choose_parallel("auto", 10**9, torch.device("cpu"), DistContext(0, 2), may_shard=False)[0] == "ddp"
+
+
+def test_the_memory_of_a_teacher_is_estimated() -> None:
+    with torch.device("meta"):
+        sizes = {"hidden_size": 768, "num_hidden_layers": 12, "num_attention_heads": 12, "intermediate_size": 3072}
+        student, teacher = bert(1), BertForPreTraining(ModelConfig(**sizes), VOCAB_SIZE)  # type: ignore[arg-type]
+    alone, taught = (
+        estimate_memory(TrainConfig(), student, 128, 1000, dtype=torch.float32, teacher=each)
+        for each in (None, teacher)
+    )
+    assert taught.state - alone.state == 4 * teacher.num_parameters
+    assert taught.activations - alone.activations >= 1000 * 4 * (3 * 768 + 2 * 3072)
 
 
 def test_the_dry_run_counts_the_teacher(

@@ -11,6 +11,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from bert_pretrain.train.distributed import SINGLE_PROCESS
+from bert_pretrain.train.step import StepSums
 from tests.train.two_ranks import (
     OPTIMIZERS,
     as_it_is,
@@ -81,3 +82,9 @@ def test_steps_of_two_ranks_are_those_of_one(found: Found, parallel: str, optimi
     tolerance = 1e-2 if optimizer == "muon" else 1e-4
     for name, expected in trained("none", optimizer, SINGLE_PROCESS).items():
         torch.testing.assert_close(found[0][f"{parallel}/{name}"], expected, atol=tolerance, rtol=tolerance)
+
+
+def test_a_student_on_two_ranks_is_that_of_one(found: Found) -> None:
+    for name, expected in trained("none", "adamw", SINGLE_PROCESS, with_teacher=True).items():
+        torch.testing.assert_close(found[0][f"taught/{name}"], expected, atol=1e-4, rtol=1e-4)
+    assert StepSums(*found[0]["taught/adamw/sums"].tolist()).relation_loss > 0.01

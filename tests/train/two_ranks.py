@@ -19,6 +19,7 @@ from bert_pretrain.config import ModelConfig, TrainConfig
 from bert_pretrain.model.bert import BertForPreTraining
 from bert_pretrain.train.batches import cut
 from bert_pretrain.train.checkpoint import take_snapshot
+from bert_pretrain.train.distillation import Teacher
 from bert_pretrain.train.distributed import DistContext, parallelize, shut_down
 from bert_pretrain.train.loss import PretrainingLoss
 from bert_pretrain.train.optim.matrices import local, total_norm, whole
@@ -97,14 +98,19 @@ def muon_weights(place: Place) -> dict[str, Tensor]:
     return found
 
 
-def make_state(parallel: str, optimizer: str) -> TrainState:
+def make_state(parallel: str, optimizer: str, *, with_teacher: bool = False) -> TrainState:
     """Build the state of a tiny run; it is the same in every process."""
     sizes = {"hidden_size": 36, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 60}
     no_dropout = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
     train = TrainConfig.model_validate({"optimizer": optimizer})
     model = BertForPreTraining(ModelConfig(**sizes, **no_dropout, max_position_embeddings=32), 153)
     model.initialize(1)
-    losses = PretrainingLoss(model)
+    teacher = None
+    if with_teacher:
+        network = BertForPreTraining(ModelConfig(**(sizes | {"hidden_size": 48}), max_position_embeddings=32), 153)
+        network.initialize(2)
+        teacher = Teacher(network, sizes["hidden_size"])
+    losses = PretrainingLoss(model, teacher=teacher)
     network = parallelize(losses, model, parallel, torch.float32)
     return TrainState.start(model, network, make_optimizers(model, train), None)
 
@@ -122,9 +128,11 @@ def snapshot(parallel: str, place: Place) -> dict[str, Tensor]:
     return {f"snapshot/{name}": tensor for name, tensor in (taken.weights | taken.tensors).items()}
 
 
-def trained(parallel: str, optimizer: str, dist_context: DistContext) -> dict[str, Tensor]:
+def trained(
+    parallel: str, optimizer: str, dist_context: DistContext, *, with_teacher: bool = False
+) -> dict[str, Tensor]:
     """Return the weights and the figures after three steps on 30 examples."""
-    state = make_state(parallel, optimizer)
+    state = make_state(parallel, optimizer, with_teacher=with_teacher)
     for step in range(3):
         batch = cut(make_examples(30, np.random.default_rng(step)), 200, dist_context.rank, dist_context.size)
         train_step(
@@ -149,6 +157,8 @@ def main(folder: Path) -> None:
         for optimizer in OPTIMIZERS:
             of_both |= trained(parallel, optimizer, dist_context)
         found.update({f"{parallel}/{name}": tensor for name, tensor in of_both.items()})
+    taught = trained("ddp", "adamw", dist_context, with_teacher=True)
+    found.update({f"taught/{name}": tensor for name, tensor in taught.items()})
     save_file(found, folder / f"rank-{dist_context.rank}.safetensors")
     dist.barrier()
     shut_down(0)

@@ -173,6 +173,7 @@ def choose_micro_batch_tokens(
     dtype: torch.dtype,
     num_ranks: int = 1,
     num_shards: int = 1,
+    teacher: BertForPreTraining | None = None,
 ) -> int:
     """Return the tokens that a micro-batch may hold, from the configuration or from what fits.
 
@@ -184,11 +185,12 @@ def choose_micro_batch_tokens(
         dtype: of the matrix products.
         num_ranks: ranks that share a batch.
         num_shards: ranks to which FSDP will shard the state.
+        teacher: on the device, too.
     """
     if config.micro_batch_tokens != "auto":
         return config.micro_batch_tokens
     whole_batch = -(-config.global_batch_size // num_ranks) * max_seq_length
-    per_token = activation_bytes_per_token(model, max_seq_length, dtype, config.activation_checkpointing)
+    per_token = activation_bytes_per_token(model, max_seq_length, dtype, config.activation_checkpointing, teacher)
     if device.type != "cuda":
         fitting = min(CPU_MICRO_BATCH_TOKENS, CPU_ACTIVATION_BYTES // per_token)
         return max(max_seq_length, min(fitting, whole_batch))
