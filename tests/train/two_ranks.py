@@ -107,7 +107,7 @@ def make_state(parallel: str, optimizer: str, *, with_teacher: bool = False) -> 
     model.initialize(1)
     teacher = None
     if with_teacher:
-        network = BertForPreTraining(ModelConfig(**(sizes | {"hidden_size": 48}), max_position_embeddings=32), 153)
+        network = BertForPreTraining(ModelConfig(**sizes, initializer_range=0.3, max_position_embeddings=32), 153)
         network.initialize(2)
         teacher = Teacher(network, sizes["hidden_size"])
     losses = PretrainingLoss(model, teacher=teacher)
