@@ -12,8 +12,7 @@ import json
 import shutil
 import statistics
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -24,13 +23,12 @@ from bert_pretrain.config_file import load_config
 from bert_pretrain.train import clock
 from bert_pretrain.train import run as train_run
 from bert_pretrain.train.evaluation import Evaluator, evaluate
-from bert_pretrain.train.loss import PretrainingLoss
 
 VARIANTS = {
     "alone": "no teacher",
-    "weights": "first weights from the teacher, and no relations",
+    "weights": "first weights from the teacher, `relation_weight: 0`",
     "relations": "relations, and no first weights",
-    "teacher": "both: `train.teacher`",
+    "teacher": "first weights and relations, `relation_weight: 1`",
 }
 
 
@@ -84,7 +82,7 @@ def config_of(variant: str, seed: int, options: argparse.Namespace) -> Config:
         "train.log_every": 50,
     }
     if variant != "alone":
-        settings["train.teacher"] = options.teacher
+        settings |= {"train.teacher": options.teacher, "train.relation_weight": int(variant != "weights")}
     given = [f"{key}={value}" for key, value in settings.items()]
     return load_config("short", settings=[*given, *options.settings])
 
@@ -94,9 +92,14 @@ def train(variant: str, seed: int, options: argparse.Namespace) -> dict[str, Any
     folder = options.work / f"{variant}-{options.size}-{seed}"
     shutil.rmtree(folder, ignore_errors=True)
     config = config_of(variant, seed, options)
+    drawn_weights = mock.patch.object(train_run, "start_from_teacher", return_value="nothing")
     # The clock of a run, and nothing else of it, counts the seconds of the processor.
     by_processor = mock.patch.object(clock, "time", SimpleNamespace(perf_counter=time.process_time))
-    with changed(variant), by_processor, mock.patch.object(Evaluator, "evaluate", return_value=None):
+    with (
+        drawn_weights if variant == "relations" else nullcontext(),
+        by_processor,
+        mock.patch.object(Evaluator, "evaluate", return_value=None),
+    ):
         model = train_run.train(config, options.data, folder)
     figures = evaluate(model, options.data, config=config.train)
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
@@ -113,23 +116,6 @@ def train(variant: str, seed: int, options: argparse.Namespace) -> dict[str, Any
         "relation_loss": trained.get("relation_loss"),
         **{name: figures[name] for name in ("mlm_loss", "mlm_accuracy", "nsp_accuracy")},
     }
-
-
-@contextmanager
-def changed(variant: str) -> Iterator[None]:
-    """Leave out what a variant does without."""
-    if variant == "weights":
-
-        def without_teacher(*arguments: Any, teacher: Any = None, **others: Any) -> PretrainingLoss:
-            return PretrainingLoss(*arguments, **others)
-
-        with mock.patch.object(train_run, "PretrainingLoss", without_teacher):
-            yield
-    elif variant == "relations":
-        with mock.patch.object(train_run, "start_from_teacher", return_value="nothing"):
-            yield
-    else:
-        yield
 
 
 def table(rows: list[dict[str, Any]]) -> list[str]:

@@ -44,7 +44,8 @@ class Teacher:
     def relation_loss(self, query_key_value: Tensor, batch: Batch) -> Tensor:
         """Return the divergence from the teacher's relations to the student's, summed over the real tokens.
 
-        It is in nats, times the weight. For each token it is the mean over relation heads, and the sum over query, key and value.
+        It is in nats, times the weight. For each token it is the mean over relation heads, and the sum over query, key
+        and value.
 
         Args:
             query_key_value: (tokens, 3 * hidden), of the student's last layer.

@@ -28,8 +28,9 @@ FREE_SETTINGS = {
     "micro_batch_tokens", "max_steps", "max_epochs", "time_budget", "schedule_steps", "attention", "device", "parallel",
     "compile", "activation_checkpointing", "log_every", "eval_every", "save_every", "keep_checkpoints",
     "milestones", "trackers", "probe",
-    "teacher",  # its weights are compared, not its path
 }  # fmt: skip
+OF_TEACHER = {"teacher", "relation_weight"}
+"""Compared only where there is a teacher; of the teacher its weights, not its path."""
 
 
 OBJECTIVES = {
@@ -245,7 +246,7 @@ def open_initial_checkpoint(
 
 def identity_of(run: ResolvedRun) -> dict[str, Any]:
     """Return everything that changes the weights this run will write, as JSON values."""
-    settings = run.config.train.model_dump(mode="json", exclude=FREE_SETTINGS)
+    settings = run.config.train.model_dump(mode="json", exclude=FREE_SETTINGS | OF_TEACHER)
     return {
         "model": run.config.model.model_dump(mode="json"),
         "train": {**settings, "precision": run.precision.name},
@@ -253,7 +254,7 @@ def identity_of(run: ResolvedRun) -> dict[str, Any]:
         "tokenizer": run.tokenizer.hash,
         "init_from": run.init.weights_sha256 if run.init else None,
         "carry_optimizer": run.init is not None and run.init.carried is not None,
-        **({"teacher": run.teacher.weights_sha256} if run.teacher else {}),
+        **({"teacher": [run.teacher.weights_sha256, run.config.train.relation_weight]} if run.teacher else {}),
     }
 
 
@@ -277,7 +278,9 @@ def describe(run: ResolvedRun, num_parameters: int, micro_batch_tokens: int, par
     if run.dist_context.size > 1:
         lines.insert(4, f"processes  {run.dist_context.size}, {parallel[0]} ({parallel[1]})")
     if run.teacher is not None:
-        lines.append(f"teacher    {run.teacher.folder}, {_describe_size(run.teacher.model)}")
+        weight = config.train.relation_weight
+        what = f"relations with a weight of {weight:g}" if weight > 0 else "first weights only"
+        lines.append(f"teacher    {run.teacher.folder}, {_describe_size(run.teacher.model)}, {what}")
     if config.train.milestones:
         lines.append(f"milestones {_describe_milestones(run)}")
     if not held_out:

@@ -239,6 +239,30 @@ def test_a_run_learns_the_relations_and_continues_bit_for_bit(
         train(tiny(log_every=2, peak_lr=5e-3), data_folder, run)
 
 
+def test_a_weight_of_zero_takes_the_first_weights_only(
+    tiny: Tiny, data_folder: Path, teacher_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = tiny(teacher=str(teacher_folder), relation_weight=0, max_steps=5)
+    train(config, data_folder, tmp_path / "run")
+    out = capsys.readouterr().out
+    assert "2 heads, first weights only" in out
+    assert "first weights from the teacher" in out
+    assert "relation_loss" not in (tmp_path / "run" / "metrics.jsonl").read_text()
+    with pytest.raises(OutputError, match="another command or configuration"):
+        train(tiny(teacher=str(teacher_folder), max_steps=5), data_folder, tmp_path / "run")
+
+
+def test_the_weight_multiplies_the_loss(examples: Callable[..., Any]) -> None:
+    batch = cut(examples(5), 10**6).micro_batches[0]
+    once, thrice = (
+        PretrainingLoss(bert(1), teacher=Teacher(bert(2), 32, weight)).train()(batch) for weight in (1.0, 3.0)
+    )
+    assert thrice.relation_loss.item() == pytest.approx(3.0 * once.relation_loss.item(), rel=1e-6)
+    assert (thrice.mean(10, 5, 100) - once.mean(10, 5, 100)).item() == pytest.approx(
+        0.02 * once.relation_loss.item(), rel=1e-3
+    )
+
+
 def test_another_teacher_is_another_run(
     tiny: Tiny, data_folder: Path, teacher_folder: Path, tmp_path: Path, tokenizer: Tokenizer
 ) -> None:
@@ -303,5 +327,5 @@ def test_the_dry_run_counts_the_teacher(
 ) -> None:
     train(tiny(teacher=str(teacher_folder)), data_folder, tmp_path / "run", dry_run=True)
     out = capsys.readouterr().out
-    assert f"teacher    {teacher_folder}, 3 layers of 64, 2 heads" in out
+    assert f"teacher    {teacher_folder}, 3 layers of 64, 2 heads, relations with a weight of 1" in out
     assert not (tmp_path / "run").exists()
