@@ -149,7 +149,7 @@ def _training_rows(run: ResolvedRun, progress: Progress) -> list[tuple[str, str]
         warmup = f"{train.warmup_ratio:.1%} of the time"
     else:
         warmup = f"{warmup_steps(train, spanned_steps(train, run.length.steps)):,} steps"
-    teacher = [] if run.teacher is None else [("teacher", run.teacher.folder.resolve().name)]
+    teacher = [] if run.teacher is None else [("teacher", name_of_folder(run.teacher.folder))]
     return [
         *teacher,
         ("steps", f"{progress.step:,}"),

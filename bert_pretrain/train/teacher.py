@@ -9,6 +9,7 @@ from bert_pretrain.config import ModelConfig, TrainConfig
 from bert_pretrain.errors import ConfigError
 from bert_pretrain.examples.shards import DataFolder
 from bert_pretrain.model.bert import BertForPreTraining
+from bert_pretrain.model.hub import model_folder
 from bert_pretrain.model.huggingface import check_model, load_model, read_config
 from bert_pretrain.model.vocabulary import check_rows, check_same_vocabulary
 from bert_pretrain.model.weights import weights_sha256
@@ -54,7 +55,7 @@ def open_teacher(train: TrainConfig, data: DataFolder, tokenizer: Tokenizer) -> 
             where="train.parallel",
             remedy="set it to ddp: each process then holds student and teacher",
         )
-    folder = Path(train.teacher)
+    folder = model_folder(train.teacher, KEY)
     check_model(folder, KEY)
     model, vocab_size = read_config(folder, KEY)
     check_same_vocabulary(folder, tokenizer, KEY)
