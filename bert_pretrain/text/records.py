@@ -103,7 +103,8 @@ def read_texts(part: ByteRange, config: DataConfig, counts: Counter[str]) -> Ite
             break
     if first and not has_text:
         names = " or ".join(f"'{field}'" for field in fields)
-        what = f"none of the first {num_without:,} records has a field {names}"
+        many = f"none of the first {num_without:,} records has a field {names}"
+        what = many if num_without > 1 else f"the record has no field {names}"
         raise _no_field(what, list(first[0]), str(first[1]))
 
 
