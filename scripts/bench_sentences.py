@@ -79,7 +79,7 @@ def parse_arguments() -> argparse.Namespace:
 
 def passage_pairs(documents: Path, blank: str) -> list[Example]:
     """Return adjacent passages, evenly spread over each document."""
-    pairs = []
+    pairs: list[Example] = []
     for document in read_documents(documents):
         lines = document.split("\n")
         size = 2 * PASSAGE_SENTENCES
