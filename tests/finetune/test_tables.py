@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from bert_pretrain.errors import InputError
+from bert_pretrain.errors import ConfigError, InputError
 from bert_pretrain.finetune.inputs import LabelledInput
 from bert_pretrain.finetune.tables import read_rows
 
@@ -52,6 +52,26 @@ def test_the_only_split_serves_for_its_own_flag_or_under_a_name_that_belongs_to_
     assert read_rows(LabelledInput(str(tmp_path / "all"), "--test"))[0].values == {"label": "all"}
     with pytest.raises(InputError, match="has the splits train"):
         read_rows(LabelledInput(str(tmp_path / "train"), "--test"))
+
+
+def test_rows_are_read_in_other_encodings(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rows = [
+        {"text": "那人见他年纪虽大，却是甚有精神。", "label": "甲"},
+        {"text": "大家都说：这地方不错了。", "label": "乙"},
+    ] * 5
+    (tmp_path / "a.csv").write_text(
+        "text;label\n" + "".join(f"{row['text']};{row['label']}\n" for row in rows), "gb18030"
+    )
+    (tmp_path / "a.json").write_text(json.dumps(rows, ensure_ascii=False), "gb18030")
+    for name in ("a.csv", "a.json"):
+        for encoding in ("gb18030", "auto"):
+            source = LabelledInput(str(tmp_path / name), "--train", encoding=encoding)
+            assert [row.values for row in read_rows(source)] == rows
+        assert f"{name}: its encoding is gb18030" in capsys.readouterr().out
+        with pytest.raises(InputError, match="probably GB18030"):
+            read_rows(LabelledInput(str(tmp_path / name), "--train"))
+    with pytest.raises(ConfigError, match="no encoding 'gb18031'"):
+        LabelledInput("a.csv", "--train", encoding="gb18031")
 
 
 def test_half_of_a_surrogate_pair_becomes_a_question_mark(tmp_path: Path) -> None:

@@ -3,19 +3,21 @@
 import gzip
 import json
 import random
+from collections import Counter
 from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from bert_pretrain.config import Config
+from bert_pretrain.config import Config, DataConfig
 from bert_pretrain.config_file import load_config
 from bert_pretrain.errors import InputError
 from bert_pretrain.examples.shards import DataFolder
 from bert_pretrain.make_data import estimate as module
 from bert_pretrain.make_data.estimate import Estimate, estimate
 from bert_pretrain.make_data.run import make_data
+from bert_pretrain.text import documents
 from bert_pretrain.text.sources import resolve
 from bert_pretrain.text.tokenizer import Tokenizer
 
@@ -109,7 +111,7 @@ def test_a_mistake_is_named_by_input_and_the_last_record_needs_no_line_end(tmp_p
     path.write_text('{"text": "One. Two."}\n{"text": "Three. Four."}')
     config = load_config(settings=["data.next_sentence=none"])
     assert estimated(config, [str(path)], vocab_folder).documents == 2
-    path.write_text('{"text": "One. Two."}\n{"content": "Three. Four."}')
+    path.write_text('{"text": "One. Two."}\n{"text": 5}')
     with pytest.raises(InputError) as caught:
         estimated(config, [str(path)], vocab_folder)
     assert caught.value.where == f"{path}: line 2"
@@ -126,3 +128,16 @@ def test_a_dry_run_writes_nothing_and_shows_that_it_works(
     assert "nothing is written" in printed.out
     assert "sample: 100%" in printed.err
     assert list(tmp_path.iterdir()) == [path]
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-16"])
+def test_a_sample_of_a_json_array_is_its_first_elements(tmp_path: Path, encoding: str) -> None:
+    texts = [f"Text number {number}.\n" + "words " * 50 for number in range(3000)]
+    content = json.dumps([{"text": text, "n": [{}]} for text in texts], indent=1)
+    (tmp_path / "a.json").write_bytes(content.encode(encoding))
+    config = DataConfig(encoding=encoding)
+    (source,) = resolve([str(tmp_path / "a.json")], config)
+    part, share = module.sample_source(source, tmp_path / "sample", 300_000, config)
+    found = [document.text for document in documents.read(part, config, Counter())]
+    assert found == texts[: len(found)]
+    assert share == pytest.approx(len(found) / len(texts), rel=0.3)

@@ -50,6 +50,20 @@ def test_an_archive_gives_the_shards_of_the_plain_file_from_many_parts(
     assert not list(store.glob("unpacked-*"))
 
 
+@pytest.mark.parametrize(("encoding", "ending"), [("utf-16", ".txt"), ("utf-16-le", ".txt.gz")])
+def test_a_file_in_another_encoding_gives_the_shards_of_utf8_from_many_parts(
+    tmp_path: Path, english_text: Path, vocab_folder: Path, small_parts: None, encoding: str, ending: str
+) -> None:
+    other = tmp_path / f"a{ending}"
+    content = english_text.read_text(encoding="utf-8").encode(encoding)
+    other.write_bytes(gzip.compress(content) if ending.endswith(".gz") else content)
+    plain = shards(build(english_text, vocab_folder, tmp_path / "plain" / "data"))
+    settings = ["data.document_boundary=blank_line", "data.dupe_factor=1", "data.encoding=auto"]
+    data = make_data(load_config(settings=settings), [str(other)], vocab_folder, tmp_path / "other" / "data", workers=1)
+    assert shards(data) == plain
+    assert len(list((tmp_path / "other" / ".token-store").glob("*/part-*"))) > 3
+
+
 def test_many_small_files_are_few_store_shards_and_keep_their_figures(
     tmp_path: Path, vocab_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
