@@ -90,7 +90,8 @@ def torch_int8(network: Any) -> Any:
     """Return a copy whose linear layers have weights of 8 bits."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # it is deprecated in favour of another library
-        return torch.ao.quantization.quantize_dynamic(network, {torch.nn.Linear}, dtype=torch.qint8)
+        quantize_network: Any = torch.ao.quantization.quantize_dynamic
+        return quantize_network(network, {torch.nn.Linear}, dtype=torch.qint8)
 
 
 def torch_predict(network: Any) -> Predict:
