@@ -7,10 +7,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
+from safetensors.torch import load_file
 from scipy import stats
 from sentence_transformers import SentenceTransformer
 
 from bert_pretrain.config import TrainConfig
+from bert_pretrain.finetune import training
 from bert_pretrain.finetune.classify import Example
 from bert_pretrain.finetune.inputs import LabelledInput
 from bert_pretrain.finetune.run import finetune
@@ -166,3 +169,25 @@ def test_ranks_are_those_of_sorting_and_equal_vectors_find_nothing(toy_model: Pa
     assert task.score(rows, equal) == {"mrr": pytest.approx(1 / 7), "accuracy_at_1": 0.0}
     assert task.no_better_than(rows, equal) == "a random order (mrr 0.3704)"
     assert not task.no_better_than(rows, [Comparison(1.0, 1)] * 9)
+
+
+def test_a_stopped_training_continues_to_the_same_weights(
+    toy_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "texts.txt").write_text("\n".join(row["a"] for row in translations(60, 1)))
+    call = {"train": str(tmp_path / "texts.txt"), "settings": Settings(**FAST, epochs=2), "device": "cpu"}
+    save = training._Seal.on_save
+
+    def stop(*arguments: Any, **others: Any) -> None:
+        save(*arguments, **others)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(training._Seal, "on_save", stop)
+        with pytest.raises(KeyboardInterrupt):
+            finetune("similarity", toy_model, output=tmp_path / "stopped", **call)
+    for name in ("stopped", "whole"):
+        finetune("similarity", toy_model, output=tmp_path / name, **call)
+        assert ("continues from checkpoint-" in capsys.readouterr().out) == (name == "stopped")
+    stopped, whole = (load_file(tmp_path / name / "model.safetensors") for name in ("stopped", "whole"))
+    assert all(torch.equal(stopped[name], whole[name]) for name in whole)
