@@ -58,6 +58,7 @@ def _fetch(name: str, revision: str | None, flag: str) -> Path:
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import GatedRepoError, HFValidationError, RepositoryNotFoundError, RevisionNotFoundError
 
+    cause: Exception
     try:
         return Path(snapshot_download(name, revision=revision, allow_patterns=list(_PATTERNS)))
     except GatedRepoError as error:

@@ -75,6 +75,7 @@ def test_the_table_has_a_row_for_each_tenth_of_the_training() -> None:
 
 
 @LINUX
+@pytest.mark.slow
 def test_a_real_training_is_watched(
     data_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -342,10 +342,6 @@ def assert_continues_through_kills(tiny: Tiny, data: Path, folder: Path, kills: 
     assert_same_run(folder / "straight", folder / "killed")
 
 
-def test_a_run_killed_twice_ends_with_the_same_bits(tiny: Tiny, data_folder: Path, tmp_path: Path) -> None:
-    assert_continues_through_kills(tiny, data_folder, tmp_path, 2, 1)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(4))
 def test_a_run_killed_five_times_ends_with_the_same_bits(
