@@ -87,8 +87,8 @@ def _loop(mode: FakeTensorMode, state: TrainState, config: Config, folder: DataF
     data = FakeData(folder, seed=1, global_batch_size=24, micro_batch_tokens=MICRO_BATCH_TOKENS)
     data.prepare(mode)
     run = ResolvedRun(
-        config, folder, folder.tokenizer(), Path("run"), None, None, Length(STEPS), CUDA, Precision("bf16", ""), "varlen", "",
-        False, "", SINGLE_PROCESS,
+        config, folder, folder.tokenizer(), Path("run"), None, None, Length(STEPS), CUDA, Precision("bf16", ""),
+        "varlen", "", False, "", SINGLE_PROCESS,
     )  # fmt: skip
     waits: dict[int, list[str]] = {}
 
