@@ -142,6 +142,7 @@ def train_usual(data: Path, output: Path, options: argparse.Namespace) -> None:
         optimizer.step()
         if step % 20 == 0:
             print(f"usual way: step {step}, loss {loss.item():.3f}, {passed:.0%} of the time", flush=True)
+    print(f"usual way: {step:,} steps of {BATCH} examples", flush=True)
     model.save_pretrained(output)
     AutoTokenizer.from_pretrained(data / "tokenizer").save_pretrained(output)
     (output / "seconds.json").write_text(json.dumps(time.perf_counter() - wall_begin))
