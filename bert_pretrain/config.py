@@ -331,7 +331,7 @@ class Config(_Section):
     """Wall-clock time of `run`, all stages included, such as 1h or 1h30m; training takes what is left of it, whatever
     length the section `train` gives."""
     vocab: VocabConfig = VocabConfig()
-    """Stage 1: the WordPiece vocabulary."""
+    """Stage 1: the vocabulary."""
     data: DataConfig = DataConfig()
     """How raw text is read, and stage 2: sentence pairs."""
     model: ModelConfig = ModelConfig()

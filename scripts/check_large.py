@@ -19,9 +19,10 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+
+from bench_data import anonymous_bytes, tree_of
 
 MAX_MEMORY = 2**30
 SAMPLE_SECONDS = 0.25
@@ -116,27 +117,6 @@ def report(name: str, use: Use, size: int) -> None:
         f"{use.descriptors} open files in the largest process",
         flush=True,
     )
-
-
-def tree_of(root: int) -> Iterator[int]:
-    """Yield a process and all its descendants."""
-    yield root
-    for task in Path(f"/proc/{root}/task").glob("*/children"):
-        try:
-            children = task.read_text().split()
-        except OSError:  # it has ended meanwhile
-            continue
-        for child in children:
-            yield from tree_of(int(child))
-
-
-def anonymous_bytes(process: int) -> int:
-    """Return a process's anonymous memory that is in use; 0 when it has ended."""
-    try:
-        lines = Path(f"/proc/{process}/status").read_text().splitlines()
-    except OSError:
-        return 0
-    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("RssAnon:")), 0)
 
 
 def open_files(process: int) -> int:

@@ -1,7 +1,7 @@
 """The commands that fine-tune and predict; their flags are the fields of the tool's `Settings` and `Options`."""
 
 import dataclasses
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -99,9 +99,7 @@ def finetune(
         validation=validation,
         test=test,
         settings=Settings(**{field.name: given[field.name] for field in dataclasses.fields(Settings)}),
-        format=file_format,
-        columns=columns.split(",") if columns else (),
-        encoding=encoding or "utf-8",
+        **_reading(file_format, columns, encoding),
         strict=strict,
         device=device,
         overwrite=overwrite,
@@ -145,8 +143,15 @@ def predict(
         input,
         local_file(output, "--output"),
         config=inference_config(device, precision).train,
-        format=file_format,
-        columns=columns.split(",") if columns else (),
-        encoding=encoding or "utf-8",
+        **_reading(file_format, columns, encoding),
         options=Options(**{field.name: given[field.name] for field in dataclasses.fields(Options)}),
     )
+
+
+def _reading(file_format: str | None, columns: str | None, encoding: str | None) -> dict[str, Any]:
+    """Return how the inputs are read, as both tools take it."""
+    return {
+        "format": file_format,
+        "columns": columns.split(",") if columns else (),
+        "encoding": encoding or "utf-8",
+    }

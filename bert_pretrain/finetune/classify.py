@@ -53,16 +53,11 @@ class Classify:
         has_labels = not is_test or field in rows[0].values
 
         def make(number: int, row: Row) -> Example:
-            text, pair = self._texts_of(row)
+            text, pair = texts_of(row, self.settings)
             label = label_in(row, field, is_test=is_test) if has_labels else None
             return Example(number, row.where, text, pair, None if label is None else self._label_of(label, row))
 
         return source.usable(rows, make)
-
-    def _texts_of(self, row: Row) -> tuple[str, str | None]:
-        pair_field = self.settings.pair_field
-        text = text_of(row, self.settings.text_field, "--text-field")
-        return text, text_of(row, pair_field, "--pair-field") if pair_field else None
 
     def _label_of(self, label: Any, row: Row) -> str | float:
         if self.settings.regression:
@@ -179,7 +174,7 @@ class Classify:
         return iterate_rows(source, line_field=self.settings.text_field)
 
     def unlabelled(self, row: Row) -> Example:
-        return Example(0, row.where, *self._texts_of(row), label=None)
+        return Example(0, row.where, *texts_of(row, self.settings), label=None)
 
     def columns(self, example: Example, prediction: Any) -> dict[str, Any]:
         if self.settings.regression:
@@ -258,6 +253,16 @@ def number_of(label: Any, row: Row, remedy: str) -> float:
     if not math.isfinite(value):
         raise InputError(f"the label {label!r} is not a number", where=row.where, remedy=remedy)
     return value
+
+
+def texts_of(row: Row, settings: Settings) -> tuple[str, str | None]:
+    """Return the text of a row, and the second one where rows are pairs.
+
+    Raises:
+        UnusableRow: when one is no text, or has nothing but blanks.
+    """
+    text = text_of(row, settings.text_field, "--text-field")
+    return text, text_of(row, settings.pair_field, "--pair-field") if settings.pair_field else None
 
 
 def text_of(row: Row, column: str, flag: str) -> str:

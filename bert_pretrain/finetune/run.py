@@ -140,7 +140,7 @@ def _working_folder(work: Path) -> Iterator[None]:
 
 
 def _check_environment(task: str, device: str) -> None:
-    needed, extra = (*_PACKAGES, _SENTENCES) if task == "similarity" else _PACKAGES, "finetune"
+    needed = (*_PACKAGES, _SENTENCES) if task == "similarity" else _PACKAGES
     missing = [name for name in needed if importlib.util.find_spec(name) is None]
     if missing:
         extra = "sentences" if _SENTENCES in missing else "finetune"

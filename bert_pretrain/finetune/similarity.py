@@ -18,6 +18,7 @@ from bert_pretrain.finetune.classify import (
     number_of,
     regression_scores,
     text_of,
+    texts_of,
 )
 from bert_pretrain.finetune.inputs import LabelledInput
 from bert_pretrain.finetune.settings import Settings
@@ -55,16 +56,14 @@ class Similarity:
         field, is_test = self.settings.label_field, source.flag == "--test"
         if source.flag == "--train" and (self.settings.pair_field is None or not source.kind):
             return self._read_texts(source)
-        pair_field = self.settings.pair_field
-        if pair_field is None:
+        if self.settings.pair_field is None:
             what, remedy = f"{source.flag} needs pairs of texts", "give a table of pairs, and --pair-field"
             raise InputError(what, where=f"{source.flag} {source.location}", remedy=remedy)
         rows = read_rows(source)
         has_labels = field in rows[0].values
 
         def make(number: int, row: Row) -> Example:
-            text = text_of(row, self.settings.text_field, "--text-field")
-            pair = text_of(row, pair_field, "--pair-field")
+            text, pair = texts_of(row, self.settings)
             label = label_in(row, field, is_test=is_test) if has_labels else None
             return Example(number, row.where, text, pair, None if label is None else number_of(label, row, _NO_SCORE))
 

@@ -18,7 +18,7 @@ import numpy as np
 
 from bert_pretrain.errors import ConfigError
 from bert_pretrain.examples import ragged
-from bert_pretrain.make_data.token_store import TokenStore
+from bert_pretrain.make_data.token_store import TokenStore, map_array
 from bert_pretrain.parallel.executor import Pool, run_all
 from bert_pretrain.rng import stream
 from bert_pretrain.storage.checksums import damage_of_folder, seal_folder
@@ -224,4 +224,4 @@ def _read(store: TokenStore, documents: np.ndarray) -> np.ndarray:
 
 
 def _map(store: TokenStore, index: int) -> np.ndarray:
-    return np.asarray(np.load(signature_folder(store, index) / "signatures.npy", mmap_mode="r"))
+    return np.asarray(map_array(signature_folder(store, index) / "signatures.npy"))

@@ -101,7 +101,7 @@ class ShardText:
         return (self.sentence_starts[sentences] == places) & ~self.is_continuation[sentences]
 
 
-def _map(file: Path) -> np.memmap:
+def map_array(file: Path) -> np.memmap:
     """Map an array of a store shard.
 
     Raises:
@@ -131,7 +131,7 @@ class TokenStore:
         counts = [len(self.map(index, "document_offsets")) - 1 for index in range(num_shards)]
         self.first_documents = ragged.offsets_of(np.array(counts, dtype=np.int64))
         """The number of each store shard's first document, with the total at the end, (shards + 1,)."""
-        arrays = {file.stem: _map(file) for file in store_shard_folder(folder, 0).glob("*.npy")}
+        arrays = {file.stem: map_array(file) for file in store_shard_folder(folder, 0).glob("*.npy")}
         self._formats: _Formats = {name: (array.dtype, array.offset) for name, array in arrays.items()}
 
     @property
@@ -140,7 +140,7 @@ class TokenStore:
 
     def map(self, index: int, name: str) -> np.ndarray:
         """Return an array of a store shard, mapped for as long as it is in use; see `_StoreShard` for the names."""
-        return np.asarray(_map(store_shard_folder(self.folder, index) / f"{name}.npy"))
+        return np.asarray(map_array(store_shard_folder(self.folder, index) / f"{name}.npy"))
 
     def document_sizes(self, index: int, documents: np.ndarray | slice) -> tuple[np.ndarray, np.ndarray]:
         """Return the sentences and the tokens of documents of a store shard, by their numbers in it."""
@@ -261,7 +261,7 @@ class _StoreShard:
     @cached_property
     def _mapped_offsets(self) -> np.ndarray:
         # A long document has many sentences, and its slices are found by bisection, which touches few of them.
-        return np.asarray(_map(Path(self._folder) / "sentence_offsets.npy"))
+        return np.asarray(map_array(Path(self._folder) / "sentence_offsets.npy"))
 
     def _offsets(self, name: str, first: int, last: int) -> np.ndarray:
         return np.frombuffer(self._bytes(name, first, last), np.int64)

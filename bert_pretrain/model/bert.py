@@ -190,8 +190,8 @@ class BertForPreTraining(nn.Module):
 
         With `num_layers`, the outputs of that many last layers, concatenated in order: (tokens, num_layers * hidden).
         """
-        layout = layout_of(cu_seqlens, max_seqlen, input_ids.shape[0], self.attention_backend)
-        return self.encoder(self.embeddings(input_ids, token_type_ids, position_ids), layout, num_layers)
+        embedded, layout = self._embed(input_ids, token_type_ids, position_ids, cu_seqlens, max_seqlen)
+        return self.encoder(embedded, layout, num_layers)
 
     def forward(
         self,
@@ -214,8 +214,8 @@ class BertForPreTraining(nn.Module):
         self, input_ids: Tensor, token_type_ids: Tensor, position_ids: Tensor, cu_seqlens: Tensor, max_seqlen: int
     ) -> Tensor:
         """Return query, key and value of the last layer, (tokens, 3 * hidden), and compute nothing beyond them."""
-        layout = layout_of(cu_seqlens, max_seqlen, input_ids.shape[0], self.attention_backend)
-        return self.encoder.project_last(self.embeddings(input_ids, token_type_ids, position_ids), layout)[1]
+        embedded, layout = self._embed(input_ids, token_type_ids, position_ids, cu_seqlens, max_seqlen)
+        return self.encoder.project_last(embedded, layout)[1]
 
     def forward_and_project(
         self,
@@ -227,11 +227,17 @@ class BertForPreTraining(nn.Module):
         masked_positions: Tensor,
     ) -> tuple[PretrainingOutput, Tensor]:
         """Return what `forward` and what `project_last` return, with nothing computed twice."""
-        layout = layout_of(cu_seqlens, max_seqlen, input_ids.shape[0], self.attention_backend)
-        embedded = self.embeddings(input_ids, token_type_ids, position_ids)
+        embedded, layout = self._embed(input_ids, token_type_ids, position_ids, cu_seqlens, max_seqlen)
         hidden, query_key_value = self.encoder.project_last(embedded, layout)
         hidden = self.encoder.run_last(hidden, layout, query_key_value)
         return self._heads(hidden, cu_seqlens, masked_positions), query_key_value
+
+    def _embed(
+        self, input_ids: Tensor, token_type_ids: Tensor, position_ids: Tensor, cu_seqlens: Tensor, max_seqlen: int
+    ) -> tuple[Tensor, Layout]:
+        """Return the encoder's input, (tokens, hidden), and the layout of the sequences in it."""
+        layout = layout_of(cu_seqlens, max_seqlen, input_ids.shape[0], self.attention_backend)
+        return self.embeddings(input_ids, token_type_ids, position_ids), layout
 
     def _heads(self, hidden: Tensor, cu_seqlens: Tensor, masked_positions: Tensor) -> PretrainingOutput:
         mlm_features = self.mlm_head(hidden.index_select(0, masked_positions))

@@ -150,9 +150,8 @@ def _is_foreign(sample: bytes, encoding: str) -> bool:
     if text.count("\0") > _MAX_NUL * len(text):
         return True
     invalid = text.count(_INVALID)
-    beyond_ascii = len(text) - len(text.encode("ascii", "ignore"))
     share = _MAX_INVALID_UTF8 if encoding == UTF8 else _MAX_INVALID_OTHERS
-    return invalid > _MAX_INVALID * len(text) and invalid > share * beyond_ascii
+    return invalid > _MAX_INVALID * len(text) and invalid > share * _num_beyond_ascii(text)
 
 
 def _is_surely_utf8(sample: bytes, expected: str) -> bool:
@@ -163,7 +162,11 @@ def _is_surely_utf8(sample: bytes, expected: str) -> bool:
         return False
     if expected.startswith(("utf-16", "utf-32")):
         return "\0" not in text
-    return len(text) - len(text.encode("ascii", "ignore")) >= _MIN_UTF8_CHARACTERS
+    return _num_beyond_ascii(text) >= _MIN_UTF8_CHARACTERS
+
+
+def _num_beyond_ascii(text: str) -> int:
+    return len(text) - len(text.encode("ascii", "ignore"))
 
 
 def _foreign(sample: bytes, expected: str, likely: str | None, location: str) -> InputError:
