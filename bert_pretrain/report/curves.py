@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from bert_pretrain.errors import ConfigError, DataError, OutputError
 from bert_pretrain.report.measured import describe, nearest_run, points
-from bert_pretrain.report.run_record import read_run_record
+from bert_pretrain.report.run_record import data_statistics_of, read_run_record
 from bert_pretrain.storage.files import atomic_path, parse_json
 
 Metrics = list[dict[str, Any]]  # the lines of a run's metrics.jsonl
@@ -150,7 +150,7 @@ def _draw_references(axes: Any, panel: Panel, records: Sequence[Mapping[str, Any
     """Draw what a model would reach without learning: by chance, or by the frequencies of the tokens."""
     lines = [("chance", panel.chance)]
     if panel.training == _MLM_LOSS:
-        statistics = [(record.get("data") or {}).get("statistics") or {} for record in records]
+        statistics = [data_statistics_of(record) for record in records]
         sizes = {each.get("vocab_size") for each in statistics}
         entropies = {(each.get("unigram_entropy") or {}).get("validation") for each in statistics}
         # Of runs on different data there is no common line.

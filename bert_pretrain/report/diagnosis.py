@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from bert_pretrain.report.data_hints import Hint, data_hints
+from bert_pretrain.report.run_record import data_statistics_of
 
 NUM_POINTS = 400
 """Points that the lines of a run are summed up to, at most."""
@@ -81,7 +82,7 @@ class Diagnosis:
         """
         self.hints: list[Hint] = []
         length, train = record.get("length") or {}, (record.get("config") or {}).get("train", {})
-        data = (record.get("data") or {}).get("statistics") or {}
+        data = data_statistics_of(record)
         self._data, self._steps, self._seconds = data, length.get("steps"), length.get("seconds")
         self._warmup = train.get("warmup_ratio") or 0.0
         if self._steps:  # of which the schedule may span more, where phases share one
@@ -316,7 +317,7 @@ def nothing_learnt(record: Mapping[str, Any], lines: Iterable[Mapping[str, Any]]
         record: as for `Diagnosis`.
         lines: of its `metrics.jsonl`, at least the last ones.
     """
-    entropies = ((record.get("data") or {}).get("statistics") or {}).get("unigram_entropy") or {}
+    entropies = data_statistics_of(record).get("unigram_entropy") or {}
     last = {name: value for line in lines for name in _LOSSES if (value := _number(line, name)) is not None}
     for name, (split, what) in _LOSSES.items():
         if name in last and entropies.get(split) is not None:

@@ -1,5 +1,6 @@
 """What a run's manifest says of its length, configuration and data, checked before reports and hints read it."""
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -62,6 +63,11 @@ class _Record(BaseModel):
     length: _Length = _Length()
     config: _Config = _Config()
     data: _Data = _Data()
+
+
+def data_statistics_of(record: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what a run's manifest says of its data; nothing for folders of older versions."""
+    return (record.get("data") or {}).get("statistics") or {}
 
 
 def read_run_record(run: Path) -> dict[str, Any]:
