@@ -87,6 +87,13 @@ COMMANDS: tuple[Command, ...] = (
         ("data", "model", "tiny.yaml"),
         ("run",),
     ),
+    Command(
+        "train --teacher",
+        _words("train --data data --output run --config tiny.yaml --teacher model --set train.max_steps=8"),
+        ("data", "model", "tiny.yaml"),
+        ("run",),
+        share=0.5,
+    ),
     Command("run", _words("run tiny.yaml text --output all --workers 1"), ("text", "tiny.yaml"), ("all",), share=0.5),
     Command("inspect", _words("inspect data --stats --html page.html --workers 1"), ("data",), ("page.html",), True),
     Command(
@@ -131,6 +138,12 @@ COMMANDS: tuple[Command, ...] = (
         ("model", "squad.json"),
         ("tuned",),
         share=0.5,
+    ),
+    Command(
+        "predict",
+        _words("predict tuned rows.jsonl --output predictions.jsonl"),
+        ("tuned", "rows.jsonl"),
+        ("predictions.jsonl",),
     ),
     Command("report", _words("report run --output curves.png"), ("run",), ("curves.png", "curves.html")),
 )

@@ -103,7 +103,7 @@ class Bench:
 
 def _in_order(names: Sequence[str]) -> list[Command]:
     """Return commands and those that write what they need, so that each finds its inputs."""
-    writers = {"vocab": "vocab", "data": "make-data", "run": "train", "model": "train"}
+    writers = {"vocab": "vocab", "data": "make-data", "run": "train", "model": "train", "tuned": "finetune classify"}
     by_name = {command.name: command for command in COMMANDS}
     found: dict[str, Command] = {}
 
