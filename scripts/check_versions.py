@@ -3,21 +3,19 @@
     python scripts/check_versions.py --folder /tmp/oldest [--keep torch] oldest [tests/text -x]
 
 Makes a fresh environment in `--folder` with this Python, installs the package with its extra `test`, and runs pytest
-there: by default everything but slow and GPU tests. `oldest` pins each direct dependency to its lower bound; what those
-depend on is chosen by pip. `--keep NAME` takes the version of `constraints.txt` instead, for a package whose oldest
-version has no wheel for this machine.
+there: by default everything but slow and GPU tests. `oldest` takes the lowest version of each direct dependency that
+all of them together admit, as `uv pip compile --resolution lowest-direct` finds it (`pip install uv`). `--keep NAME`
+takes the version of `constraints.txt` instead, for a package whose oldest version has no wheel for this machine.
 """
 
 import argparse
 import os
+import re
 import subprocess
 import sys
-import tomllib
 import venv
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-
-from packaging.requirements import Requirement
-from packaging.version import Version
 
 ROOT = Path(__file__).resolve().parent.parent
 QUICK = ("-m", "not slow and not gpu")
@@ -30,11 +28,12 @@ def main() -> int:
     parser.add_argument("--keep", action="append", default=[], help="take this package's version of constraints.txt")
     parser.add_argument("tests", nargs="...", help="arguments of pytest, after all flags")
     arguments = parser.parse_args()
+    kept = pins((ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines(), only=arguments.keep)
+    found = pins(lowest_versions(kept)) if arguments.which == "oldest" else kept
     folder: Path = arguments.folder
     venv.create(folder, with_pip=True)
-    pins = constraints((ROOT / "pyproject.toml").read_text(encoding="utf-8")) if arguments.which == "oldest" else []
     file = folder / "constraints.txt"
-    file.write_text("\n".join([*without(pins, arguments.keep), *kept(arguments.keep)]) + "\n", encoding="utf-8")
+    file.write_text("".join(f"{pin}\n" for pin in found), encoding="utf-8")
     python = folder / "bin" / "python"
     subprocess.run([python, "-m", "pip", "install", "-q", "-c", file, "-e", f"{ROOT}[test]"], check=True)
     subprocess.run([python, "-m", "pip", "list"], check=True)
@@ -44,28 +43,19 @@ def main() -> int:
     ).returncode
 
 
-def constraints(pyproject: str) -> list[str]:
-    """Return a pin to its lower bound for each direct dependency that has one, extras included.
-
-    Of several lower bounds, it is the highest: all extras are installed together.
-    """
-    project = tomllib.loads(pyproject)["project"]
-    texts = [*project["dependencies"], *(text for extra in project["optional-dependencies"].values() for text in extra)]
-    lowest: dict[str, str] = {}
-    for requirement in map(Requirement, texts):
-        bounds = [each.version for each in requirement.specifier if each.operator == ">="]
-        for version in bounds:
-            lowest[requirement.name] = max(version, lowest.get(requirement.name, version), key=Version)
-    return [f"{name}=={version}" for name, version in sorted(lowest.items())]
+def lowest_versions(kept: Sequence[str]) -> list[str]:
+    """Return a pin of every package, the direct dependencies at their lowest versions, on this Python."""
+    version = f"{sys.version_info.major}.{sys.version_info.minor}"
+    command = ["uv", "pip", "compile", "-q", "--resolution", "lowest-direct", "--python-version", version]
+    command += ["--no-annotate", "--no-header", "--extra", "test", "-c", "-", "pyproject.toml"]
+    compiled = subprocess.run(command, cwd=ROOT, check=True, text=True, input="\n".join(kept), stdout=subprocess.PIPE)
+    return compiled.stdout.splitlines()
 
 
-def without(pins: list[str], names: list[str]) -> list[str]:
-    return [pin for pin in pins if pin.partition("==")[0] not in names]
-
-
-def kept(names: list[str]) -> list[str]:
-    lines = (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
-    return [line for line in lines if line.partition("==")[0] in names]
+def pins(lines: Iterable[str], only: Sequence[str] | None = None) -> list[str]:
+    """Return the lines `name==version`, of all packages or only of some."""
+    found = [line.strip() for line in lines if re.match(r"[\w.-]+==", line.strip())]
+    return found if only is None else [pin for pin in found if pin.partition("==")[0] in only]
 
 
 if __name__ == "__main__":
