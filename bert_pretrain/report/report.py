@@ -78,9 +78,8 @@ def write_report(runs: list[Path], output: Path) -> tuple[Path, Path]:
     for summary in summaries:
         for hint in summary.hints:
             print(hint if len(runs) == 1 else f"{summary.name}: {hint}")
-    now = f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC"
     settings = list(dict.fromkeys(name for summary in summaries for name in summary.settings))
-    text = render("report.html", runs=summaries, columns=COLUMNS, pictures=pictures, settings=settings, date=now)
+    text = render("report.html", runs=summaries, columns=COLUMNS, pictures=pictures, settings=settings)
     write_file(page, text.encode())
     return output, page
 
