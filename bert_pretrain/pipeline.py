@@ -14,7 +14,7 @@ from bert_pretrain.make_data.run import make_data
 from bert_pretrain.plan.time_limit import TimeLimit
 from bert_pretrain.report.curves import draw_curves, read_metrics
 from bert_pretrain.report.diagnosis import nothing_learnt
-from bert_pretrain.report.run_record import read_run_record
+from bert_pretrain.report.run_record import pair_accuracy, read_run_record
 from bert_pretrain.storage.manifest import MANIFEST, read_manifest
 from bert_pretrain.vocab.run import make_vocab
 
@@ -173,7 +173,8 @@ def with_one_schedule(stages: Sequence[Config], folders: Sequence[Path]) -> list
 
 def _show_results(runs: Sequence[Path], model: Path, output: Path) -> None:
     """Print held-out figures before and after, draw the curves, and say how to open the model."""
-    print("\nheld out            MLM loss   MLM accuracy   NSP accuracy")
+    pairs_title = pair_accuracy(read_run_record(run) for run in runs)
+    print(f"\nheld out            MLM loss   MLM accuracy   {pairs_title}")
     for run in runs:
         evaluations = [line for line in read_metrics(run) if "validation_mlm_loss" in line]
         for when, line in (
@@ -185,7 +186,7 @@ def _show_results(runs: Sequence[Path], model: Path, output: Path) -> None:
                 for name in ("mlm_loss", "mlm_accuracy", "nsp_accuracy")
             )
             nsp = "–" if math.isnan(pairs) else f"{pairs:.1%}"  # without pairs there is none
-            print(f"{label:<18}{loss:>8.3f} nats{masked:>12.1%}{nsp:>15}")
+            print(f"{label:<18}{loss:>8.3f} nats{masked:>12.1%}{nsp:>{len(pairs_title) + 3}}")
     try:
         print(f"\ncurves: {draw_curves(list(runs), output / 'curves.png')}")
     except ConfigError as error:  # matplotlib is an extra

@@ -279,7 +279,7 @@ def run(
                 "--dry-run is for 'run auto'", where="--dry-run", remedy="make-data and train have a dry run, too"
             )
         loaded = load_config(config, settings, flags)
-    run_pipeline(
+    model = run_pipeline(
         loaded,
         folder,
         workers=workers,
@@ -287,6 +287,8 @@ def run(
         overwrite=overwrite,
         seconds_before=seconds_since_start(),
     )
+    if config == AUTO:
+        _compare_with_forecast(folder, model.parent, settings or [], flags)
 
 
 def _planned(
@@ -313,3 +315,14 @@ def _planned(
         inputs, own.time, output, settings=settings or (), flags=rest, overwrite=overwrite, dry_run=dry_run
     )
     return None if dry_run else planned
+
+
+def _compare_with_forecast(
+    output: Path, run: Path, settings: list[str], flags: Mapping[str, tuple[str, object]]
+) -> None:
+    """Print what the plan expected and what came of it."""
+    from bert_pretrain.plan.outcome import compare
+
+    given = [key for key, (_, value) in flags.items() if value is not None and key not in ("inputs", "time")]
+    if line := compare(output, run, [*(setting.partition("=")[0] for setting in settings), *given]):
+        print(line)

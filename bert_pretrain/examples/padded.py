@@ -5,11 +5,13 @@ An epoch of the training split has the order, and the masks, that `train` gives 
 
 import itertools
 from collections.abc import Iterator
+from typing import NoReturn
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch.utils.data import IterableDataset, get_worker_info
+from torch.utils.data._utils.collate import default_collate_fn_map
 
 from bert_pretrain.errors import ConfigError
 from bert_pretrain.examples import ragged
@@ -21,10 +23,25 @@ NOT_PREDICTED = -100
 """The label that PyTorch's cross-entropy ignores."""
 
 
-class PaddedBatches(IterableDataset[dict[str, Tensor]]):
+class PaddedBatch(dict[str, Tensor]):
+    """A batch of examples by the names of the arguments of `transformers`; it is complete, and not to be batched."""
+
+
+def _refuse_to_batch(*_: object, **__: object) -> NoReturn:
+    raise ConfigError(
+        "the loader gives batches, and this DataLoader would put several into one",
+        where="DataLoader(data.loader(…), batch_size=…)",
+        remedy="give batch_size=None to DataLoader, and the size to data.loader",
+    )
+
+
+default_collate_fn_map[PaddedBatch] = _refuse_to_batch
+
+
+class PaddedBatches(IterableDataset[PaddedBatch]):
     """One epoch of a split in padded batches; see `DataFolder.loader`.
 
-    In a `torch.utils.data.DataLoader` with several workers, each makes its share of the batches.
+    In a `torch.utils.data.DataLoader` with `batch_size=None` and several workers, each makes its share of the batches.
     """
 
     def __init__(self, data: DataFolder, split: str, *, batch_size: int, epoch: int, seed: int, padding: str) -> None:
@@ -51,7 +68,7 @@ class PaddedBatches(IterableDataset[dict[str, Tensor]]):
     def __repr__(self) -> str:
         return f"<{len(self):,} batches of {self.batch_size:,} {self.split} examples, epoch {self.epoch}>"
 
-    def __iter__(self) -> Iterator[dict[str, Tensor]]:
+    def __iter__(self) -> Iterator[PaddedBatch]:
         """Yield the batches.
 
         Raises:
@@ -85,7 +102,7 @@ class PaddedBatches(IterableDataset[dict[str, Tensor]]):
             yield parts
 
 
-def pad(examples: Examples, pad_id: int, length: int) -> dict[str, Tensor]:
+def pad(examples: Examples, pad_id: int, length: int) -> PaddedBatch:
     """Return masked examples as the arguments of `transformers.BertForPreTraining`.
 
     Returns:
@@ -111,7 +128,7 @@ def pad(examples: Examples, pad_id: int, length: int) -> dict[str, Tensor]:
     }
     if examples.next_sentence_label is not None:
         batch["next_sentence_label"] = examples.next_sentence_label.astype(np.int64)
-    return {name: torch.from_numpy(values) for name, values in batch.items()}
+    return PaddedBatch({name: torch.from_numpy(values) for name, values in batch.items()})
 
 
 def _check_choice(name: str, value: object, choices: tuple[str, ...]) -> None:

@@ -11,13 +11,15 @@ from pathlib import Path
 from bert_pretrain.errors import DataError
 from bert_pretrain.storage.checksums import CHECKSUMS
 from bert_pretrain.storage.manifest import MANIFEST
+from bert_pretrain.storage.paths import did_you_mean
 from bert_pretrain.text.tokenizer import FILES
 
+CONFIG = "config.json"
 SENTENCE_FILES = ("modules.json", "sentence_bert_config.json", "config_sentence_transformers.json")
 """Of a folder of `sentence-transformers`; each of its modules after the first has a folder of its own."""
 _TOKENIZER = (*FILES, "added_tokens.json")
 _WEIGHTS = ("model.safetensors", "model-*.safetensors", "model.safetensors.index.json")
-_PATTERNS = ("config.json", CHECKSUMS, MANIFEST, *_TOKENIZER, *_WEIGHTS, *SENTENCE_FILES, "[0-9]_*/config.json")
+_PATTERNS = (CONFIG, CHECKSUMS, MANIFEST, *_TOKENIZER, *_WEIGHTS, *SENTENCE_FILES, "[0-9]_*/config.json")
 _NAME = re.compile(r"([A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(?:@([\w./-]+))?")
 
 
@@ -27,11 +29,16 @@ def model_folder(model: str | Path, flag: str) -> Path:
     A name is looked up only if there is no such path, nor a folder that the path would be in.
 
     Raises:
-        DataError: when the Hub does not have the model, cannot be reached, or has it only as a pickle.
+        DataError: when the path is a run with the model inside, or the Hub does not have the model, cannot be reached,
+            or has it only as a pickle.
     """
     path = Path(model)
     found = _NAME.fullmatch(str(model))
     if found is None or path.exists() or path.parent.is_dir():
+        remedy = None if any((path / name).exists() for name in (CONFIG, *FILES)) else _inside_a_run(path, flag)
+        if remedy is not None:
+            wanted = "a vocabulary" if flag == "--vocab" else "a model"
+            raise DataError(f"{path} is the folder of a run, not of {wanted}", where=flag, remedy=remedy)
         return path
     name, revision = found[1], found[2]
     folder = _fetch(name, revision, flag)
@@ -43,6 +50,15 @@ def model_folder(model: str | Path, flag: str) -> Path:
         )
     print(f"model {model} of the Hub: {folder}", file=sys.stderr)
     return folder
+
+
+def _inside_a_run(path: Path, flag: str) -> str | None:
+    """Return a remedy that names the model, or as long as there is none the newest checkpoint, of a run."""
+    if flag == "--vocab" and (found := did_you_mean(path, ("vocab",), FILES[0])):
+        return found
+    trainings = ("", "train/", "train/*/")
+    patterns = [each + name for name in ("model", "checkpoints/step-*") for each in trainings]
+    return did_you_mean(path, patterns, CONFIG)
 
 
 def name_of_folder(folder: Path) -> str:

@@ -9,6 +9,7 @@ from bert_pretrain.config import Config
 from bert_pretrain.config_file import load_config
 from bert_pretrain.config_values import duration_text
 from bert_pretrain.errors import ConfigError
+from bert_pretrain.plan.outcome import expected, write_forecast
 from bert_pretrain.plan.planner import Plan, make_plan
 from bert_pretrain.storage.files import write_text
 from bert_pretrain.storage.locking import check_writable
@@ -56,11 +57,13 @@ def planned_config(
             )
         print(path.read_text(encoding="utf-8") if dry_run else f"the plan is {path}, made before")
         return load_config(path, settings, over)
-    print(text := describe(make(inputs, seconds, load_config(None, settings, flags))))
+    plan = make(inputs, seconds, load_config(None, settings, flags))
+    print(text := describe(plan))
     with contextlib.ExitStack() as stack:
         if dry_run:  # what is put over the plan is checked all the same
             path = Path(stack.enter_context(tempfile.TemporaryDirectory())) / PLAN
         path.parent.mkdir(parents=True, exist_ok=True)
+        write_forecast(plan, path.parent)
         write_text(path, text)
         return load_config(path, settings, over)
 
@@ -84,7 +87,7 @@ def describe(plan: Plan) -> str:
     from bert_pretrain.train.optim.schedule import duration
 
     forecast, text = plan.forecast, plan.text
-    low, high = forecast.mlm_loss
+    low, high = expected(plan).mlm_loss
     lines = [
         f"# The plan of 'bert-pretrain run auto' for {duration(plan.seconds)}; 'bert-pretrain run {PLAN}' repeats it.",
         f"# The text: {text.num_bytes / 1e6:,.0f} MB, about {text.documents:,.0f} documents of "
@@ -108,7 +111,9 @@ def describe(plan: Plan) -> str:
 
 
 def _pairs(plan: Plan) -> str:
-    if plan.config.data.next_sentence == "none":
+    if (accuracy := expected(plan).pair_accuracy) is None:
         return ""
-    low, high = plan.forecast.nsp_accuracy
+    low, high = accuracy
+    if plan.config.data.next_sentence == "sop":
+        return f", sentence-order accuracy {low:.0%} to {high:.0%} (as measured for next sentences)"
     return f", NSP accuracy {low:.0%} to {high:.0%}"

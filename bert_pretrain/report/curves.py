@@ -12,8 +12,9 @@ from typing import Any, NamedTuple
 
 from bert_pretrain.errors import ConfigError, DataError, OutputError
 from bert_pretrain.report.measured import describe, nearest_run, points
-from bert_pretrain.report.run_record import data_statistics_of, read_run_record
+from bert_pretrain.report.run_record import data_statistics_of, pair_task, read_run_record
 from bert_pretrain.storage.files import atomic_path, parse_json
+from bert_pretrain.storage.paths import did_you_mean
 
 Metrics = list[dict[str, Any]]  # the lines of a run's metrics.jsonl
 
@@ -43,8 +44,8 @@ _MLM_LOSS = "mlm_loss"
 PANELS = (
     Panel("masked tokens: loss", "nats per token", _MLM_LOSS, "validation_mlm_loss", axis=()),
     Panel("masked tokens: accuracy", "", "mlm_accuracy", "validation_mlm_accuracy", (0.0, 0.2), is_share=True),
-    Panel("next sentence: loss", "nats per pair", "nsp_loss", "validation_nsp_loss", (0.0, 0.75), math.log(2)),
-    Panel("next sentence: accuracy", "", "nsp_accuracy", "validation_nsp_accuracy", (0.4, 1.0), 0.5, is_share=True),
+    Panel("{pairs}: loss", "nats per pair", "nsp_loss", "validation_nsp_loss", (0.0, 0.75), math.log(2)),
+    Panel("{pairs}: accuracy", "", "nsp_accuracy", "validation_nsp_accuracy", (0.4, 1.0), 0.5, is_share=True),
 )
 MORE_PANELS = (
     Panel("learning rate", "", "learning_rate"),
@@ -85,6 +86,7 @@ def read_metrics(run: Path) -> Metrics:
     path = run / "metrics.jsonl"
     remedy = "name a folder that 'bert-pretrain train' has written"
     if not path.is_file():
+        remedy = did_you_mean(run, ("train", "train/*"), path.name) or remedy
         raise DataError(f"{run} has no metrics.jsonl", where="RUN_DIR", remedy=remedy)
     lines = path.read_bytes().splitlines(keepends=True)
     if lines and not lines[-1].endswith(b"\n"):
@@ -133,14 +135,17 @@ def _figure(runs: list[Path], metrics: list[Metrics], panels: Panels) -> Any:
     # Fixed margins: a layout by matplotlib would take as long as the drawing, at the end of every run.
     figure.subplots_adjust(left=0.1, right=0.98, bottom=0.09, top=0.94, wspace=0.3, hspace=0.35)
     records = [read_run_record(run) for run in runs]
+    tasks = {"nsp": "next sentence", "sop": "sentence order"}
+    pairs = " or ".join(sorted({tasks[pair_task(record)] for record in records}))
     nearest = nearest_run(records[0], metrics[0]) if len(runs) == 1 else None
     for axes, panel in itertools.zip_longest(figure.subplots(num_rows, 2).flat, drawn):
         if panel is None:
             axes.set_axis_off()
             continue
+        panel = panel._replace(title=panel.title.format(pairs=pairs))
         _draw_panel(axes, panel, run_names(runs), metrics)
         if axes.has_data():
-            if nearest is not None:
+            if nearest is not None and panel.title.split(":")[0] != tasks["sop"]:  # which was not measured
                 _draw_measured(axes, nearest, panel.validation, metrics[0])
             _draw_references(axes, panel, records)
     return figure

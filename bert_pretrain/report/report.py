@@ -26,11 +26,11 @@ from bert_pretrain.report.curves import (
 from bert_pretrain.report.data_hints import Hint
 from bert_pretrain.report.diagnosis import diagnose
 from bert_pretrain.report.render import render
-from bert_pretrain.report.run_record import read_run_record
+from bert_pretrain.report.run_record import pair_accuracy, read_run_record
 
 COLUMNS = (
     "run", "step", "examples", "held-out MLM loss", "held-out perplexity", "held-out MLM accuracy",
-    "held-out NSP accuracy", "tokens/s", "MFU",
+    "held-out {pair_accuracy}", "tokens/s", "MFU",
 )  # fmt: skip
 SETTINGS = {
     "model": ("num_hidden_layers", "hidden_size", "num_attention_heads", "hidden_dropout_prob"),
@@ -79,7 +79,9 @@ def write_report(runs: list[Path], output: Path) -> tuple[Path, Path]:
         for hint in summary.hints:
             print(hint if len(runs) == 1 else f"{summary.name}: {hint}")
     settings = list(dict.fromkeys(name for summary in summaries for name in summary.settings))
-    text = render("report.html", runs=summaries, columns=COLUMNS, pictures=pictures, settings=settings)
+    accuracy = pair_accuracy(read_run_record(run) for run in runs)
+    columns = [title.format(pair_accuracy=accuracy) for title in COLUMNS]
+    text = render("report.html", runs=summaries, columns=columns, pictures=pictures, settings=settings)
     write_file(page, text.encode())
     return output, page
 

@@ -1,6 +1,6 @@
 """What a run's manifest says of its length, configuration and data, checked before reports and hints read it."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -68,6 +68,17 @@ class _Record(BaseModel):
 def data_statistics_of(record: Mapping[str, Any]) -> dict[str, Any]:
     """Return what a run's manifest says of its data; nothing for folders of older versions."""
     return (record.get("data") or {}).get("statistics") or {}
+
+
+def pair_task(record: Mapping[str, Any]) -> str:
+    """Return the task of a run's pairs, `nsp` or `sop`; `nsp` where its manifest does not say."""
+    return "sop" if data_statistics_of(record).get("next_sentence") == "sop" else "nsp"
+
+
+def pair_accuracy(records: Iterable[Mapping[str, Any]]) -> str:
+    """Return what the accuracy of these runs' pairs is called; figures of both tasks are kept by the names of `nsp`."""
+    names = {"nsp": "NSP accuracy", "sop": "sentence-order accuracy"}
+    return " or ".join(sorted({names[pair_task(record)] for record in records}))
 
 
 def read_run_record(run: Path) -> dict[str, Any]:

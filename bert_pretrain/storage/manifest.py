@@ -15,7 +15,7 @@ from bert_pretrain import __version__
 from bert_pretrain.errors import DataError, OutputError
 from bert_pretrain.storage.files import is_bookkeeping, move_aside, read_json, write_checked_json
 from bert_pretrain.storage.locking import check_writable
-from bert_pretrain.storage.paths import AnyPath
+from bert_pretrain.storage.paths import AnyPath, did_you_mean
 
 FORMAT_VERSIONS = {"vocab": 1, "data": 1, "run": 1, "finetune": 1}
 MANIFEST = "manifest.json"
@@ -25,6 +25,8 @@ _CONTENT = {
     "data": {"train", "validation", "tokenizer", ".records", "README.md"},
 }
 """What an output holds besides manifests."""
+_INSIDE_A_RUN = {"vocab": ("vocab",), "data": ("data", "data/*"), "run": ("train", "train/*")}
+"""Where `run` puts the output of each stage."""
 
 
 class Progress(Enum):
@@ -167,6 +169,7 @@ def read_manifest(folder: AnyPath, kind: str, flag: str) -> dict[str, Any]:
     name_another = f"name a folder that '{stage}' has written"
     if not folder.is_dir():
         raise DataError(f"there is no folder '{folder}'", where=flag, remedy=name_another)
+    name_another = did_you_mean(folder, _INSIDE_A_RUN[kind], MANIFEST) or name_another
     if not (folder / MANIFEST).exists():
         if (folder / PARTIAL).exists():
             remedy = "run the command that writes it again; it continues"

@@ -6,7 +6,7 @@ uploaded whole: there are no locks, no renames and no half-written files. The st
 
 import contextlib
 import io
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar, cast
@@ -160,3 +160,19 @@ def parse_local_path(location: str, flag: str, *, remedy: str) -> Path:
     if isinstance(found, RemotePath):
         raise ConfigError(f"{location} is a URL, and this must be a local folder", where=flag, remedy=remedy)
     return found
+
+
+def did_you_mean(folder: AnyPath, patterns: Sequence[str], file: str) -> str | None:
+    """Return a remedy that names the folder that was likely meant, None where there is none.
+
+    Args:
+        folder: what was given, such as the folder of a whole run.
+        patterns: globs of folders inside of it, the likeliest first; the newest match of the first one that has any.
+        file: what makes such a folder the right one.
+    """
+    if not isinstance(folder, Path):
+        return None
+    for pattern in patterns:
+        if found := [each for each in folder.glob(pattern) if (each / file).is_file()]:
+            return f"did you mean {max(found, key=lambda each: each.stat().st_mtime)}?"
+    return None

@@ -78,18 +78,24 @@ def _ratio(total: float, number: float) -> float | None:
     return total / number if number else None
 
 
-def console_line(line: dict[str, Any], steps: int | None) -> str:
-    """Return a line of `metrics.jsonl` for the console, with units; `steps` is None where time ends the run."""
+def console_line(line: dict[str, Any], steps: int | None, pairs: str = "nsp") -> str:
+    """Return a line of `metrics.jsonl` for the console, with units.
+
+    Args:
+        line: of `metrics.jsonl`.
+        steps: of the whole run; None where time ends it.
+        pairs: what the figures of pairs are called.
+    """
     head = f"step {line['step']:>7}" if steps is None else f"step {line['step']:>{len(str(steps))}}/{steps}"
     if "validation_mlm_loss" in line:
         loss = line["validation_mlm_loss"]
         suffix = f"  perplexity {perplexity(loss):,.1f}" if loss is not None else ""
         suffix += f"  probe {line['probe_accuracy']:6.2%}" if "probe_accuracy" in line else ""
-        return f"{head}  validation  {_losses(line, 'validation_')}{suffix}"
+        return f"{head}  validation  {_losses(line, 'validation_', pairs)}{suffix}"
     if line["loss"] is None:
         return f"{head}  all {line['skipped_steps']} steps skipped: gradients were not finite"
     text = (
-        f"{head}  loss {line['loss']:7.4f}  {_losses(line)}  lr {line['learning_rate']:.2e}"
+        f"{head}  loss {line['loss']:7.4f}  {_losses(line, '', pairs)}  lr {line['learning_rate']:.2e}"
         f"  norm {line['grad_norm']:6.3f}"
     )
     if line["tokens_per_second"] is not None:
@@ -98,11 +104,11 @@ def console_line(line: dict[str, Any], steps: int | None) -> str:
     return text + (f"  {line['skipped_steps']} skipped" if line["skipped_steps"] else "")
 
 
-def _losses(line: dict[str, Any], prefix: str = "") -> str:
+def _losses(line: dict[str, Any], prefix: str, pairs: str) -> str:
     text = f"mlm {line[f'{prefix}mlm_loss']:7.4f} nats {line[f'{prefix}mlm_accuracy']:6.2%}"
     if line[f"{prefix}nsp_loss"] is None:
         return text
-    return f"{text}  nsp {line[f'{prefix}nsp_loss']:6.4f} nats {line[f'{prefix}nsp_accuracy']:6.2%}"
+    return f"{text}  {pairs} {line[f'{prefix}nsp_loss']:6.4f} nats {line[f'{prefix}nsp_accuracy']:6.2%}"
 
 
 def bar_text(line: dict[str, Any]) -> str:

@@ -35,7 +35,7 @@ OF_TEACHER = {"teacher", "relation_weight"}
 
 OBJECTIVES = {
     "nsp": "masked tokens and next sentence",
-    "sop": "masked tokens and sentence order (in the figures by the names of next sentence)",
+    "sop": "masked tokens and sentence order (in metrics.jsonl by the names of next sentence)",
     "none": "masked tokens alone; pooler and next-sentence head stay untrained",
 }
 MASKING = {"static": "stored in the data", "dynamic": "drawn anew in every epoch"}

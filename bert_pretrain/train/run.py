@@ -244,7 +244,7 @@ def _open_log(run: ResolvedRun, state: TrainState, latest: Checkpoint | None) ->
     kept = latest.record["metrics"] if latest is not None else None
     file = MetricsFile(run.output / "metrics.jsonl", kept=kept, diagnosis=Diagnosis(record))
     trackers = open_trackers(run.config.train.trackers, run.output, record["config"], state.progress.step)
-    return RunLog(run.length, file, trackers, state.progress)
+    return RunLog(run.length, file, trackers, state.progress, run.data.config.next_sentence)
 
 
 def _record(run: ResolvedRun) -> dict[str, Any]:

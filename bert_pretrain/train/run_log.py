@@ -16,9 +16,14 @@ from bert_pretrain.train.trackers import Tracker, grouped
 class RunLog:
     """The log of one run; on ranks that do not write it shows and keeps nothing."""
 
-    def __init__(self, length: Length, file: MetricsFile | None, trackers: Sequence[Tracker], start: Progress) -> None:
-        """Show a run of a length from its start on; without a file, on ranks that do not write, show nothing."""
-        self._length, self._file, self._trackers = length, file, trackers
+    def __init__(
+        self, length: Length, file: MetricsFile | None, trackers: Sequence[Tracker], start: Progress, pairs: str = "nsp"
+    ) -> None:
+        """Show a run of a length from its start on; without a file, on ranks that do not write, show nothing.
+
+        `pairs` is the task of the pairs: what their figures are called on the console.
+        """
+        self._length, self._file, self._trackers, self._pairs = length, file, trackers, pairs
         # A bar of steps, or of seconds where time ends the run: either way it shows the time left.
         unit, total = ("step", length.steps) if length.steps is not None else ("s", round(length.seconds or 0.0))
         begin = self._position(start)
@@ -65,7 +70,7 @@ class RunLog:
             hints = self._file.write(line)
             for tracker in self._trackers:
                 tracker.log(grouped(line), line["step"])
-            for text in (metrics.console_line(line, self._length.steps), *map(str, hints)):
+            for text in (metrics.console_line(line, self._length.steps, self._pairs), *map(str, hints)):
                 tqdm.write(text)
 
     def close(self) -> None:

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import os
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -178,3 +179,42 @@ def test_a_path_is_never_looked_up(hub: Hub, tmp_path: Path, monkeypatch: pytest
     for path in ("runs/a", "runs/mistyped", "name", "a/b/c", "./a/b", "../a", "/a/b", str(tmp_path / "x")):
         assert model_folder(path, "MODEL") == Path(path)
     assert hub.fetched == []
+
+
+@pytest.mark.parametrize(
+    ("inside", "expected"),
+    [
+        (("model", "checkpoints/step-10"), "model"),
+        (("train/model",), "train/model"),
+        (("train/128/model", "train/512/model"), "train/512/model"),
+        (("checkpoints/step-10", "checkpoints/step-20"), "checkpoints/step-20"),
+    ],
+)
+def test_a_run_folder_is_answered_with_the_model_in_it(tmp_path: Path, inside: tuple[str, ...], expected: str) -> None:
+    for number, name in enumerate(inside):
+        (tmp_path / name).mkdir(parents=True)
+        (tmp_path / name / "config.json").write_text("{}")
+        os.utime(tmp_path / name, (number, number))
+    result = CliRunner().invoke(app, ["fill-mask", str(tmp_path), "a [MASK]"])
+    assert result.exit_code == 2
+    assert f"did you mean {tmp_path / expected}?" in " ".join(result.output.split())
+    assert "is the folder of a run" in result.output
+    assert model_folder(tmp_path / expected, "MODEL") == tmp_path / expected
+
+
+def test_a_run_folder_is_answered_with_the_vocabulary_data_or_figures_in_it(tmp_path: Path, data_folder: Path) -> None:
+    (tmp_path / "vocab").mkdir()
+    (tmp_path / "vocab" / "vocab.txt").write_text("[PAD]\n")
+    (tmp_path / "data").symlink_to(data_folder)
+    (tmp_path / "train").mkdir()
+    (tmp_path / "train" / "metrics.jsonl").write_text('{"step": 1}\n')
+    run, output = str(tmp_path), str(tmp_path / "new" / "page.png")
+    for arguments, expected in (
+        (["make-data", "a.txt", "--vocab", run, "--output", output], "vocab"),
+        (["train", "--data", run, "--output", output], "data"),
+        (["inspect", run], "data"),
+        (["report", run, "--output", output], "train"),
+    ):
+        result = CliRunner().invoke(app, arguments)
+        assert result.exit_code == 2
+        assert f"did you mean {tmp_path / expected}?" in " ".join(result.output.split())

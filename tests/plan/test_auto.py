@@ -45,6 +45,8 @@ def test_a_plan_is_yaml_that_says_why_and_is_made_once(
     config = auto.planned_config(inputs, 600.0, tmp_path, settings=["train.seed=7"])
     assert fast_machine == [pytest.approx(30.0)]
     text = (tmp_path / "plan.yaml").read_text()
+    low, high = json.loads((tmp_path / "forecast.json").read_text())["mlm_loss"]
+    assert f"MLM loss {low:.2f} to {high:.2f} nats" in text
     assert text in capsys.readouterr().out
     assert config.inputs == (str(english_text),)
     assert (config.time, config.train.seed) == (600.0, 7)

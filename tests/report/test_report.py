@@ -77,6 +77,16 @@ def test_panels_show_chance_and_axes_do_not_dramatise_noise(run: Path) -> None:
     assert shown(0.5, None) == "50 %"
 
 
+def test_pairs_of_sentence_order_are_called_that(run: Path, tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    (run / "manifest.json").write_text(json.dumps({"data": {"statistics": {"next_sentence": "sop"}}}))
+    titles = {axes.get_title() for axes in _figure([run], [read_metrics(run)], PANELS).axes}
+    assert {"sentence order: loss", "sentence order: accuracy"} < titles
+    _, page = write_report([run], tmp_path / "curves.png")
+    assert "held-out sentence-order accuracy" in page.read_text()
+    assert "NSP accuracy" not in page.read_text()
+
+
 def test_runs_on_different_data_have_no_line_of_token_frequencies(run: Path, tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     other = shutil.copytree(run, tmp_path / "other")

@@ -111,6 +111,16 @@ def test_workers_share_the_batches(data_folder: Path) -> None:
     assert sorted(loaded) == sorted(rows_of(batch) for batch in batches)
 
 
+def test_a_dataloader_does_not_batch_batches(new_data_folder: NewData) -> None:
+    batches = DataFolder.open(new_data_folder()).loader("train", batch_size=4, padding="max_length")
+    for size in (1, 16):
+        with pytest.raises(ConfigError, match="give batch_size=None to DataLoader"):
+            next(iter(DataLoader(batches, batch_size=size)))
+    whole = next(iter(DataLoader(batches, batch_size=None)))
+    assert whole["input_ids"].shape[0] == 4
+    assert rows_of(whole) == rows_of(next(iter(batches)))
+
+
 def test_trainer_begins_each_epoch_by_set_epoch(data_folder: Path) -> None:
     data = DataFolder.open(data_folder)
     batches = data.loader(batch_size=60)
