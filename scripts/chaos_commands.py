@@ -27,7 +27,8 @@ VOLATILE_FILES = ("time.json", "checksums.json", "manifest.partial.json", ".lock
 VOLATILE_KEYS = re.compile(
     r"second|_time|time_|runtime|per_s$|tokens_per|mfu|flops_per|memory|wait_share|host|pid|date|sha256|^bytes$"
 )
-VOLATILE_TEXT = re.compile(r"\d[\d,.]*( ?(h|min|ms|s|seconds?|minutes?|tokens/s|MB|GB|GFLOPS|TFLOPS|it/s|/s|%))\b")
+_QUANTITY = r"\d[\d,.]*( ?(d|h|min|ms|s|seconds?|minutes?|tokens/s|MB|GB|GFLOPS|TFLOPS|it/s|/s|%))\b"
+VOLATILE_TEXT = re.compile(rf"{_QUANTITY}( {_QUANTITY})*")
 CHECKPOINT = re.compile(r"checkpoints/step-\d+/")
 KEPT_ASIDE = re.compile(r"(^|/)broken-|\.old-\d|(^|/)\.token-store(/|$)")
 """Damaged checkpoints and old outputs, which commands move aside; the token store is a cache."""

@@ -28,6 +28,7 @@ SIGNALS = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT)
 START_SECONDS = 1.2
 """Within which a real start of the interpreter is struck; the import of torch is a part of it."""
 FINETUNE_WORK = "tuned.partial"
+METRICS, FIGURES_LOST = "run/metrics.jsonl", "the figures before this step are lost"
 
 
 def _codes(number: int) -> tuple[int, ...]:
@@ -135,7 +136,8 @@ def underneath(trial: Trial) -> str:
     missing = [name for name in differences if name != "standard output" and not (trial.now / name).exists()]
     if child.code == 0 and missing and what == "folder":
         raise Defect(SILENT, f"its output was deleted, exit 0: without {', '.join(missing[:3])}")
-    if child.code == 0 and differences == struck and NOT_READ_BACK.search(struck[0]):
+    is_unread = NOT_READ_BACK.search(struck[0]) or trial.is_unread_checkpoint(struck[0])
+    if child.code == 0 and differences == struck and is_unread:
         return UNCHECKED  # as in a finished output
     if what == "folder" or (child.code == 0 and what == "file"):
         return trial.repeat()
@@ -152,7 +154,10 @@ def _after_message(trial: Trial) -> str:
             shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink(missing_ok=True)
         trial.repeat()
         return MESSAGE
-    if differences := trial.differences(child):
+    differences = trial.differences(child)
+    if differences == [METRICS] and FIGURES_LOST in child.stdout():
+        return MESSAGE  # the run's folder was removed, all but a checkpoint that was being written
+    if differences:
         raise Defect(SILENT, f"other bytes: {', '.join(differences[:4])}")
     return SAME
 

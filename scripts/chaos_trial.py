@@ -227,6 +227,10 @@ class Trial:
             names.append("standard output")
         return names
 
+    def is_unread_checkpoint(self, name: str) -> bool:
+        """Whether a file of a finished run is in a checkpoint: what reads it later checks it then."""
+        return "/checkpoints/" in name and (self.now / name).parents[2].joinpath("manifest.json").exists()
+
     def repeat(self) -> str:
         """Run the command undisturbed; its outputs must be those of the undisturbed run."""
         children = self.start()

@@ -15,8 +15,8 @@ from bert_pretrain.errors import Interrupted, UserError
 _CONTINUES = "the same command, without --overwrite, continues where it stopped"
 _STARTS_AGAIN = "its output was not written; the same command starts again"
 _WITHOUT_RESUME = ("inspect", "evaluate", "fill_mask", "embed", "predict", "report")
-_CANNOT_ALLOCATE = "can't allocate memory"
-"""In the RuntimeError with which torch's CPU allocator reports it."""
+_CANNOT_ALLOCATE = re.compile("can't allocate memory|could not create a (primitive|memory)")
+"""In the RuntimeError with which torch's CPU allocator reports it, and oneDNN, which does not say why."""
 _CANNOT_WRITE = re.compile("inline_container|iostream error")
 """In the RuntimeError of `torch.save`, which does not say why."""
 _OS_ERROR = re.compile(r"\(os error (\d+)\)")
@@ -62,7 +62,7 @@ def reports_errors(command: Callable[..., None]) -> Callable[..., None]:
 def _explain(error: Exception, next_step: str) -> UserError | None:
     """Return what the system refuses as an error of the user's, None for a bug."""
     number, path = getattr(error, "errno", None), getattr(error, "filename", None)
-    if isinstance(error, MemoryError) or _CANNOT_ALLOCATE in str(error):
+    if isinstance(error, MemoryError) or _CANNOT_ALLOCATE.search(str(error)):
         number = errno.ENOMEM
     elif number is None and (found := _OS_ERROR.search(str(error))):
         number = int(found[1])

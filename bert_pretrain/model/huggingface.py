@@ -76,7 +76,7 @@ def save_tensors(tensors: Mapping[str, Tensor], model: BertForPreTraining, folde
     write_json(folder / CONFIG, huggingface_config(model, tokenizer))
     write_tensors(tensors, folder / WEIGHTS)
     tokenizer.save(folder, model.config.max_position_embeddings)
-    seal_folder(folder)
+    seal_folder(folder, {CONFIG, WEIGHTS, *tokenizer.files})
 
 
 def damage_of_model(folder: Path) -> str | None:

@@ -67,7 +67,7 @@ def draw_curves(runs: list[Path], output: Path) -> Path:
         ConfigError: when matplotlib is not installed or does not know the ending.
         DataError: when a run has no readable metrics.
     """
-    figure = _figure(runs, [read_metrics(run) for run in runs], PANELS)
+    figure = _figure(runs, [read_run_record(run) for run in runs], [read_metrics(run) for run in runs], PANELS)
     ending = output.suffix.lstrip(".").lower()
     if ending not in figure.canvas.get_supported_filetypes():
         raise ConfigError(
@@ -112,13 +112,13 @@ def _figures(line: Any) -> dict[str, Any]:
     return line
 
 
-def as_png(runs: list[Path], metrics: list[Metrics], panels: Panels) -> bytes:
-    """Return panels of run folders, whose metrics have been read, as a picture.
+def as_png(runs: list[Path], records: Sequence[Mapping[str, Any]], metrics: list[Metrics], panels: Panels) -> bytes:
+    """Return panels of run folders, whose manifests and metrics have been read, as a picture.
 
     Raises:
         ConfigError: when matplotlib is not installed.
     """
-    return _encode(_figure(runs, metrics, panels), "png", dpi=110)
+    return _encode(_figure(runs, records, metrics, panels), "png", dpi=110)
 
 
 def _encode(figure: Any, form: str, *, dpi: int) -> bytes:
@@ -127,14 +127,13 @@ def _encode(figure: Any, form: str, *, dpi: int) -> bytes:
     return picture.getvalue()
 
 
-def _figure(runs: list[Path], metrics: list[Metrics], panels: Panels) -> Any:
+def _figure(runs: list[Path], records: Sequence[Mapping[str, Any]], metrics: list[Metrics], panels: Panels) -> Any:
     names = {name for lines in metrics for line in lines for name in line}
     drawn = [panel for panel in panels if names & {panel.training, panel.validation}]  # few runs have a probe
     num_rows = max(1, math.ceil(len(drawn) / 2))
     figure = _matplotlib_figure()(figsize=(10, 3 * num_rows))
     # Fixed margins: a layout by matplotlib would take as long as the drawing, at the end of every run.
     figure.subplots_adjust(left=0.1, right=0.98, bottom=0.09, top=0.94, wspace=0.3, hspace=0.35)
-    records = [read_run_record(run) for run in runs]
     tasks = {"nsp": "next sentence", "sop": "sentence order"}
     pairs = " or ".join(sorted({tasks[pair_task(record)] for record in records}))
     nearest = nearest_run(records[0], metrics[0]) if len(runs) == 1 else None

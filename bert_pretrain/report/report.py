@@ -72,9 +72,9 @@ def write_report(runs: list[Path], output: Path) -> tuple[Path, Path]:
     if page == output:
         output = output.with_suffix(".png")
     draw_curves(runs, output)
-    metrics = [read_metrics(run) for run in runs]
-    pictures = [base64.b64encode(as_png(runs, metrics, panels)).decode() for panels in (PANELS, MORE_PANELS)]
-    summaries = [_summary(name, run, lines) for name, run, lines in zip(run_names(runs), runs, metrics, strict=True)]
+    records, metrics = [read_run_record(run) for run in runs], [read_metrics(run) for run in runs]
+    pictures = [base64.b64encode(as_png(runs, records, metrics, panels)).decode() for panels in (PANELS, MORE_PANELS)]
+    summaries = [_summary(*each) for each in zip(run_names(runs), runs, records, metrics, strict=True)]
     for summary in summaries:
         for hint in summary.hints:
             print(hint if len(runs) == 1 else f"{summary.name}: {hint}")
@@ -86,8 +86,7 @@ def write_report(runs: list[Path], output: Path) -> tuple[Path, Path]:
     return output, page
 
 
-def _summary(name: str, run: Path, metrics: Metrics) -> RunSummary:
-    record = read_run_record(run)
+def _summary(name: str, run: Path, record: Mapping[str, Any], metrics: Metrics) -> RunSummary:
     hints = diagnose(record, metrics)
     return RunSummary(name, _cells(metrics), _settings(run, record), unusual_figures(metrics), hints)
 

@@ -9,8 +9,14 @@ from bert_pretrain.storage.files import read_json, sha256_file, write_json
 CHECKSUMS = "checksums.json"
 
 
-def seal_folder(folder: Path) -> None:
-    """Record the size and SHA-256 of every file that a folder holds now."""
+def seal_folder(folder: Path, written: Collection[str] = ()) -> None:
+    """Record the size and SHA-256 of every file that a folder holds now.
+
+    Raises:
+        FileNotFoundError: when one of the files `written` is no longer there.
+    """
+    for name in written:
+        (folder / name).stat()
     files = sorted(path for path in folder.iterdir() if path.is_file() and path.name != CHECKSUMS)
     sums = {path.name: {"bytes": path.stat().st_size, "sha256": sha256_file(path)} for path in files}
     write_json(folder / CHECKSUMS, sums)

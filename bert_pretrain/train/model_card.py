@@ -90,14 +90,14 @@ def model_card(
     return card(_metadata(run, values), body)
 
 
-def draw_beside_card(run: Path, folder: Path) -> bool:
-    """Draw the curves of a run into its model folder; return whether there is a picture now.
+def draw_beside_card(run: Path, record: Mapping[str, Any], folder: Path) -> bool:
+    """Draw the curves of a run, whose manifest says `record`, into its model folder; return whether there is a picture.
 
     A missing picture must not cost the model: what prevents drawing is printed only. Where memory or the disk does not
     suffice, the error is raised, so that the same command draws it later.
     """
     try:
-        picture = as_png([run], [read_metrics(run)], PANELS)
+        picture = as_png([run], [record], [read_metrics(run)], PANELS)
     except MemoryError:
         raise
     except Exception as error:

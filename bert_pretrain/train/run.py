@@ -281,17 +281,18 @@ def _finish(run: ResolvedRun, state: TrainState, log: RunLog, identity: dict[str
     if not run.dist_context.is_main:
         return
     lines = [line for line in (log.last_training, log.last_validation) if line is not None]
-    warning = nothing_learnt(_record(run), lines)
+    record = _record(run)
+    warning = nothing_learnt(record, lines)
     with atomic_folder(run.output / "model") as temporary:
         save_tensors(weights, state.model, temporary, run.tokenizer)
-        drawn = draw_beside_card(run.output, temporary)
+        drawn = draw_beside_card(run.output, record, temporary)
         card = model_card(
             run, state.progress, log.last_validation,
             num_parameters=state.model.num_parameters, is_final=True, has_curves=drawn, warning=warning,
         )  # fmt: skip
         write_text(temporary / CARD, card)
     body = {
-        **_record(run),
+        **record,
         "progress": asdict(state.progress),
         "training": log.last_training,
         "validation": log.last_validation,

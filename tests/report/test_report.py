@@ -12,6 +12,7 @@ import pytest
 from bert_pretrain.errors import ConfigError, DataError
 from bert_pretrain.report.curves import PANELS, _figure, draw_curves, read_metrics, run_names
 from bert_pretrain.report.report import unusual_figures, write_report
+from bert_pretrain.report.run_record import read_run_record
 
 PNG = b"\x89PNG\r\n\x1a\n"
 
@@ -57,7 +58,7 @@ def test_panels_show_chance_and_axes_do_not_dramatise_noise(run: Path) -> None:
     pytest.importorskip("matplotlib")
     statistics = {"vocab_size": 4096, "unigram_entropy": {"train": 6.0, "validation": 5.5}}
     (run / "manifest.json").write_text(json.dumps({"data": {"statistics": statistics}}))
-    figure = _figure([run], [read_metrics(run)], PANELS)
+    figure = _figure([run], [read_run_record(run)], [read_metrics(run)], PANELS)
     panels = {axes.get_title(): axes for axes in figure.axes}
     for title, label, height in (
         ("masked tokens: loss", "all tokens equally likely", math.log(4096)),
@@ -80,7 +81,7 @@ def test_panels_show_chance_and_axes_do_not_dramatise_noise(run: Path) -> None:
 def test_pairs_of_sentence_order_are_called_that(run: Path, tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     (run / "manifest.json").write_text(json.dumps({"data": {"statistics": {"next_sentence": "sop"}}}))
-    titles = {axes.get_title() for axes in _figure([run], [read_metrics(run)], PANELS).axes}
+    titles = {axes.get_title() for axes in _figure([run], [read_run_record(run)], [read_metrics(run)], PANELS).axes}
     assert {"sentence order: loss", "sentence order: accuracy"} < titles
     _, page = write_report([run], tmp_path / "curves.png")
     assert "held-out sentence-order accuracy" in page.read_text()
@@ -93,7 +94,9 @@ def test_runs_on_different_data_have_no_line_of_token_frequencies(run: Path, tmp
     for folder, entropy in ((run, 5.5), (other, 6.5)):
         statistics = {"vocab_size": 4096, "unigram_entropy": {"validation": entropy}}
         (folder / "manifest.json").write_text(json.dumps({"data": {"statistics": statistics}}))
-    loss = _figure([run, other], [read_metrics(run)] * 2, PANELS).axes[0]
+    loss = _figure(
+        [run, other], [read_run_record(each) for each in (run, other)], [read_metrics(run)] * 2, PANELS
+    ).axes[0]
     labels = [line.get_label() for line in loss.lines]
     assert "all tokens equally likely" in labels
     assert "token frequencies" not in labels

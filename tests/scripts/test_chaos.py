@@ -151,3 +151,8 @@ def test_times_are_not_compared_and_all_else_is(chaos: Any, tmp_path: Path) -> N
     first = digest({"loss": 6.0, "elapsed_seconds": 1.0})
     assert digest({"loss": 6.0, "elapsed_seconds": 2.0}) == first
     assert digest({"loss": 6.1, "elapsed_seconds": 1.0}) != first
+
+
+@pytest.mark.parametrize("time", ["3 s", "1 h 4 min", "2 d 3 h"])
+def test_a_text_without_its_times_is_the_same(chaos: Any, time: str) -> None:
+    assert chaos.commands.without_times(f"| time in training steps | {time} |") == "| time in training steps |  |"

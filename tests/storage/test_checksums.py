@@ -101,3 +101,10 @@ def test_damage_to_the_checksums_themselves_never_hides_that_of_a_file(tmp_path:
         (tmp_path / CHECKSUMS).write_bytes(broken)
         if damage_of_folder(tmp_path) is None:
             assert json.loads(broken) == json.loads(content)
+
+
+def test_a_file_that_is_gone_before_the_sums_are_taken_is_not_overlooked(tmp_path: Path) -> None:
+    (tmp_path / "a").write_text("a")
+    with pytest.raises(FileNotFoundError, match="b"):
+        seal_folder(tmp_path, ("a", "b"))
+    assert not is_sealed(tmp_path)

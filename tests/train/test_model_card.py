@@ -1,6 +1,7 @@
 """The card of a model folder: the Hub can read it, its figures are the run's, and nothing in it can become markup."""
 
 import json
+import shutil
 import sys
 from collections.abc import Callable
 from dataclasses import replace
@@ -14,7 +15,7 @@ from huggingface_hub import ModelCard
 from bert_pretrain.config import Config
 from bert_pretrain.examples.shards import DataFolder
 from bert_pretrain.train.distributed import SINGLE_PROCESS
-from bert_pretrain.train.model_card import model_card
+from bert_pretrain.train.model_card import draw_beside_card, model_card
 from bert_pretrain.train.resolved import InitialCheckpoint, ResolvedRun, resolve_run
 from bert_pretrain.train.run import train
 from bert_pretrain.train.state import Progress
@@ -52,6 +53,12 @@ def test_the_hub_reads_the_card_of_the_final_model(finished: Path) -> None:
     assert f"| {manifest['validation']['validation_mlm_accuracy']:.2%} |" in card.text
     assert "](curves.png)" in card.text
     assert (finished / "model" / "curves.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_manifest_that_was_damaged_meanwhile_does_not_cost_the_curves(finished: Path, tmp_path: Path) -> None:
+    shutil.copy(finished / "metrics.jsonl", tmp_path)
+    (tmp_path / "manifest.partial.json").write_text("{broken")
+    assert draw_beside_card(tmp_path, {}, tmp_path)
 
 
 def test_a_checkpoint_tells_its_step_and_the_newest_figures_before_it(finished: Path) -> None:
