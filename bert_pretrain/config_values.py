@@ -72,6 +72,13 @@ def _device(value: object) -> object:
     return re.sub("^gpu", "cuda", value.strip().lower()) if isinstance(value, str) else value
 
 
+def _fields(value: object) -> object:
+    """Accept `subject,body` for a list; a name with a comma is a list of one."""
+    if not isinstance(value, str) or "," not in value:
+        return value
+    return [name.strip() for name in value.strip().removeprefix("[").removesuffix("]").split(",")]
+
+
 def is_encoding(name: str) -> bool:
     """Whether a name is that of an encoding of text that Python knows, or `auto`."""
     with contextlib.suppress(LookupError, ValueError):
@@ -125,7 +132,8 @@ Encoding = Annotated[
 ]
 TextField = Annotated[
     NonEmpty | Annotated[tuple[NonEmpty, ...], Field(min_length=1)],
-    Expects("a name, or several in brackets, such as [subject, body]"),
+    BeforeValidator(_fields),
+    Expects("a name, or several such as subject,body"),
 ]
 
 

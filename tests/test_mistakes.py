@@ -342,7 +342,7 @@ MISTAKES = {
     "texts without dropout": ("finetune similarity bert --train a.txt --dropout 0 --output o", "--dropout"),
     "one row a batch": ("finetune similarity bert --train a.txt --batch-size 1 --output o", "--batch-size"),
     "predictions of a model without a head": ("predict bert rows.jsonl --output o.jsonl", "MODEL"),
-    "predictions over another file": ("predict bert rows.jsonl --output a.txt", "--output"),
+    "predictions over the rows": ("predict bert rows.jsonl --output rows.jsonl", "--output"),
     "predictions of no format": ("predict bert rows.jsonl --output o.xlsx", "--output"),
     "predictions by URL": ("predict bert rows.jsonl --output memory://o.jsonl", "--output"),
     "model by URL": ("finetune classify bert --train rows.jsonl --output memory://o", "--output"),

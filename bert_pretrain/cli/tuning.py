@@ -50,8 +50,9 @@ def finetune(
     dropout: Annotated[float | None, typer.Option("--dropout", help="The model's own by default.")] = _DEFAULTS.dropout,
     seed: Annotated[int, typer.Option("--seed", help="Of the head, the order and what is held out.")] = _DEFAULTS.seed,
     text_field: Annotated[
-        str, typer.Option("--text-field", help="classify, similarity: column of the text.")
-    ] = _DEFAULTS.text_field,
+        str,
+        typer.Option("--text-field", metavar="NAME,...", help="classify, similarity: column of the text, or several."),
+    ] = "text",
     pair_field: Annotated[
         str | None, typer.Option("--pair-field", help="classify, similarity: column of a second text.")
     ] = _DEFAULTS.pair_field,
@@ -77,7 +78,7 @@ def finetune(
     columns: ColumnNames = None,
     encoding: Encoding = None,
     strict: Annotated[bool, typer.Option("--strict", help="Refuse rows that would be repaired or left out.")] = False,
-    device: Device = "auto",
+    device: Annotated[str, typer.Option("--device", metavar="DEVICE", help="auto, cpu or cuda.")] = "auto",
     overwrite: Overwrite = False,
 ) -> None:
     """Fine-tune a model to classify, tag, answer or compare.
@@ -89,6 +90,7 @@ def finetune(
     Example: bert-pretrain finetune similarity model --train a.txt --output o
     """
     given = dict(locals())
+    given["text_field"] = inference_config("auto", "auto", text_field).data.text_field
     with importing():
         from bert_pretrain.finetune.run import finetune as run_finetune
     run_finetune(
@@ -101,7 +103,7 @@ def finetune(
         settings=Settings(**{field.name: given[field.name] for field in dataclasses.fields(Settings)}),
         **_reading(file_format, columns, encoding),
         strict=strict,
-        device=device,
+        device="cuda" if device == "gpu" else device,
         overwrite=overwrite,
     )
 
@@ -110,9 +112,11 @@ def predict(
     model: Model,
     input: Annotated[str, typer.Argument(metavar="INPUT", help="Rows without labels: a file, or dataset:NAME.")],
     output: Annotated[
-        str, typer.Option("--output", metavar="FILE", help="The file to write: .jsonl, .csv or .parquet.")
+        str, typer.Option("--output", metavar="FILE", help="The file to write: .jsonl, .csv, .tsv or .parquet.")
     ],
-    text_field: Annotated[str | None, typer.Option("--text-field", help="Column of the text.")] = None,
+    text_field: Annotated[
+        str | None, typer.Option("--text-field", metavar="NAME,...", help="Column of the text, or several.")
+    ] = None,
     pair_field: Annotated[str | None, typer.Option("--pair-field", help="Column of a second text.")] = None,
     tokens_field: Annotated[str | None, typer.Option("--tokens-field", help="Taggers: column of the words.")] = None,
     max_length: Annotated[int | None, typer.Option("--max-length", help="Tokens per window.")] = None,
@@ -135,6 +139,8 @@ def predict(
     Example: bert-pretrain predict classifier unseen.csv --output new.jsonl
     """
     given = dict(locals())
+    config = inference_config(device, precision, text_field)
+    given["text_field"] = text_field and config.data.text_field
     with importing():
         from bert_pretrain.finetune.predict import Options
         from bert_pretrain.finetune.predict import predict as run_predict
@@ -142,7 +148,7 @@ def predict(
         model_folder(model),
         input,
         local_file(output, "--output"),
-        config=inference_config(device, precision).train,
+        config=config.train,
         **_reading(file_format, columns, encoding),
         options=Options(**{field.name: given[field.name] for field in dataclasses.fields(Options)}),
     )

@@ -77,6 +77,9 @@ class Answer:
         elif any(question.answers == [] for question in [*validation, *test]):
             print("every training question has an answer, so one is always given, even to questions without one")
 
+    def texts(self, example: Question) -> list[str]:
+        return [example.question, example.context]
+
     def content(self, example: Question) -> object:
         return [example.id, example.question, example.context, example.answers]
 
@@ -147,7 +150,7 @@ class Answer:
     def rows(self, source: LabelledInput) -> Iterator[Row]:
         return iterate_questions(source)
 
-    def unlabelled(self, row: Row) -> Question:
+    def unlabelled(self, row: Row, source: LabelledInput) -> Question:
         return Question(0, row.where, "", *texts_of(row), answers=None)
 
     def columns(self, example: Question, prediction: Prediction) -> dict[str, Any]:

@@ -9,12 +9,13 @@ from typing import Any
 
 import numpy as np
 
+from bert_pretrain.config_values import TextField, names_of
 from bert_pretrain.errors import InputError
 from bert_pretrain.finetune.inputs import LabelledInput, UnusableRow
 from bert_pretrain.finetune.settings import Settings
 from bert_pretrain.finetune.tables import Row, iterate_rows, read_rows
 from bert_pretrain.finetune.task import Window, encodings, softmax
-from bert_pretrain.text.records import ClassName
+from bert_pretrain.text.records import ClassName, join_fields
 from bert_pretrain.text.tokenizer import Tokenizer
 
 CHANCE = 0.05
@@ -48,12 +49,12 @@ class Classify:
         self.main_metric = "spearman" if settings.regression else "accuracy"
 
     def read(self, source: LabelledInput) -> list[Example]:
-        rows, field = read_rows(source), self.settings.label_field
+        rows, field = read_rows(source, self.settings.text_field), self.settings.label_field
         is_test = source.flag == "--test"
         has_labels = not is_test or field in rows[0].values
 
         def make(number: int, row: Row) -> Example:
-            text, pair = texts_of(row, self.settings)
+            text, pair = self._texts_of(row, source)
             label = label_in(row, field, is_test=is_test) if has_labels else None
             return Example(number, row.where, text, pair, None if label is None else self._label_of(label, row))
 
@@ -97,6 +98,9 @@ class Classify:
                 )
         print(f"classes: {', '.join(f'{name} {counts[name]:,}' for name in self.classes[:20])}")
 
+    def texts(self, example: Example) -> list[str]:
+        return [example.text, example.pair or ""]
+
     def content(self, example: Example) -> object:
         return [example.text, example.pair, example.label]
 
@@ -115,18 +119,19 @@ class Classify:
         has_labels = all(example.label is not None for example in examples)
         has_pairs = examples[0].pair is not None
         numbers = {name: number for number, name in enumerate(self.classes)}
-        room = self.settings.max_length - (3 if has_pairs else 2)
         firsts = encodings(self.tokenizer, [example.text for example in examples])
         seconds = encodings(self.tokenizer, [example.pair for example in examples]) if has_pairs else repeat(None)
         cls_id, sep_id = self.tokenizer.cls_id, self.tokenizer.sep_id
         windows = []
         for number, (example, first, second) in enumerate(zip(examples, firsts, seconds, strict=has_pairs)):
+            # As in BERT's code, a pair whose second text is empty is a single text.
+            room = self.settings.max_length - (3 if second else 2)
             kept_first, kept_second = longest_first_lengths(len(first), len(second or ()), room)
             is_truncated = kept_first < len(first) or kept_second < len(second or ())
             counts[f"are longer than {self.settings.max_length} tokens and were truncated"] += is_truncated
             ids = [cls_id, *first.ids[:kept_first], sep_id]
             types = [0] * len(ids)
-            if second is not None:
+            if second:
                 ids += [*second.ids[:kept_second], sep_id]
                 types += [1] * (len(ids) - len(types))
             labels = {"labels": numbers.get(example.label, example.label)} if has_labels else {}
@@ -171,10 +176,20 @@ class Classify:
         self.classes = labels
 
     def rows(self, source: LabelledInput) -> Iterator[Row]:
-        return iterate_rows(source, line_field=self.settings.text_field)
+        return iterate_rows(source, text_field=self.settings.text_field)
 
-    def unlabelled(self, row: Row) -> Example:
-        return Example(0, row.where, *texts_of(row, self.settings), label=None)
+    def unlabelled(self, row: Row, source: LabelledInput) -> Example:
+        return Example(0, row.where, *self._texts_of(row, source), label=None)
+
+    def _texts_of(self, row: Row, source: LabelledInput) -> tuple[str, str | None]:
+        """Return the texts of a row; the second of a pair may be empty, which is counted."""
+        column = self.settings.pair_field
+        if column is None or not is_empty(row.get(column, "--pair-field")):
+            return texts_of(row, self.settings)
+        text = text_of(row, self.settings.text_field, "--text-field")
+        error = UnusableRow(f"'{column}' is empty", where=row.where, remedy="fill it, or leave out --strict")
+        source.repair(f"rows kept whose second text, '{column}', is empty", error)
+        return text, ""
 
     def columns(self, example: Example, prediction: Any) -> dict[str, Any]:
         if self.settings.regression:
@@ -265,17 +280,29 @@ def texts_of(row: Row, settings: Settings) -> tuple[str, str | None]:
     return text, text_of(row, settings.pair_field, "--pair-field") if settings.pair_field else None
 
 
-def text_of(row: Row, column: str, flag: str) -> str:
-    """Return the text of a column, which `flag` names.
+def text_of(row: Row, field: TextField, flag: str) -> str:
+    """Return the text of a column, or of several that are joined as in pretraining; `flag` names them.
 
     Raises:
         UnusableRow: when it is no text, or has nothing but blanks.
     """
-    text = row.get(column, flag)
-    if isinstance(text, str) and text.strip():
-        return text
-    what = "is empty" if text is None or isinstance(text, str) else f"is not a text but {type(text).__name__}"
-    raise UnusableRow(f"'{column}' {what}", where=row.where, remedy="fill it, or remove the row")
+    names = names_of(field)
+    names = tuple(name for name in names if name in row.values) or names[:1]
+    values = [row.get(name, flag) for name in names]
+    for name, value in zip(names, values, strict=True):
+        if value is not None and not isinstance(value, str):
+            what = f"'{name}' is not a text but {type(value).__name__}"
+            raise UnusableRow(what, where=row.where, remedy="correct it, or remove the row")
+    text = join_fields(values)
+    if is_empty(text):
+        what = " and ".join(f"'{name}'" for name in names) + (" is empty" if len(names) == 1 else " are empty")
+        raise UnusableRow(what, where=row.where, remedy="fill it, or remove the row")
+    return text
+
+
+def is_empty(text: Any) -> bool:
+    """Whether a value is a text of nothing but blanks, or null."""
+    return text is None or (isinstance(text, str) and not text.strip())
 
 
 def _one_class(train: list[Example], what: str) -> InputError:

@@ -15,6 +15,7 @@ from bert_pretrain.errors import ConfigError, InputError
 from bert_pretrain.finetune.settings import FORMATS
 from bert_pretrain.storage.compression import COMPRESSIONS
 from bert_pretrain.text.hub_datasets import is_dataset
+from bert_pretrain.text.markup import count_markup, markup_warning
 
 _BY_ENDING = {f".{name}": name for name in FORMATS} | {".ndjson": "jsonl", ".txt": ""}
 R = TypeVar("R")
@@ -45,6 +46,9 @@ class LabelledInput:
     left_out: Counter[str] = field(default_factory=Counter)
     first: dict[str, str] = field(default_factory=dict)
     """The position of the first row that was left out for a reason."""
+    markup: Counter[str] = field(default_factory=Counter)
+    num_words: int = 0
+    said: set[str] = field(default_factory=set)
 
     def __post_init__(self) -> None:
         if self.format is not None and self.format not in FORMATS:
@@ -67,6 +71,23 @@ class LabelledInput:
             return "dataset"
         return _BY_ENDING.get(self.ending, "") if self.format is None else self.format
 
+    def say(self, what: str) -> None:
+        """Print a line about the input, once, although it may be read twice."""
+        if what not in self.said:
+            self.said.add(what)
+            print(f"{self.flag} {self.location}: {what}")
+
+    def leave_out(self, error: UnusableRow) -> None:
+        """Count a row that is left out, by reason."""
+        self.left_out[error.what] += 1
+        self.first.setdefault(error.what, error.where)
+
+    def look_for_markup(self, texts: Iterable[str]) -> None:
+        """Count the HTML in the texts of a row."""
+        for text in texts:
+            self.markup.update(count_markup(text))
+            self.num_words += len(text.split())
+
     def repair(self, what: str, error: InputError) -> None:
         """Count a repair, said in the plural; with `strict` raise the error instead."""
         if self.strict:
@@ -88,17 +109,21 @@ class LabelledInput:
                 if self.strict:
                     raise
                 first = first or error
-                self.left_out[error.what] += 1
-                self.first.setdefault(error.what, error.where)
+                self.leave_out(error)
         unusable = self.left_out.total()
         if first and unusable > len(made):
             what = f"{first.what}; {unusable:,} of {unusable + len(made):,} rows cannot be used"
             raise InputError(what, where=first.where, remedy=first.remedy)
         return made
 
-    def summary(self) -> str:
+    def summary(self, remark: str = " (--strict refuses this)") -> str:
         """Return one message with all counts, "" if nothing was repaired or left out."""
         found = [f"{what}: {count:,}" for what, count in self.repairs.items()]
         for what, count in self.left_out.items():
             found.append(f"left out, since {what}: {count:,} ({self.first[what].removeprefix(f'{self.location}: ')})")
-        return f"{self.flag} {self.location}: {'; '.join(found)} (--strict refuses this)" if found else ""
+        return f"{self.flag} {self.location}: {'; '.join(found)}{remark}" if found else ""
+
+    def warn_of_markup(self) -> None:
+        """Print a warning if the texts hold much HTML."""
+        if warning := markup_warning(self.markup, self.num_words):
+            print(f"warning: {self.flag} {self.location}: {warning}")

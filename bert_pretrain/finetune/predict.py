@@ -15,24 +15,25 @@ from typing import Any
 from pydantic import TypeAdapter, ValidationError
 
 from bert_pretrain.config import TrainConfig
+from bert_pretrain.config_values import TextField
 from bert_pretrain.errors import DataError, InputError, first_problem
 from bert_pretrain.finetune.finetuned_bert import FinetunedBert, are_finite
 from bert_pretrain.finetune.inputs import LabelledInput, UnusableRow
-from bert_pretrain.finetune.row_files import Columns, check_output, row_writer
+from bert_pretrain.finetune.row_files import FORMATS, Columns, check_output, row_writer
 from bert_pretrain.finetune.run import HEADS, KIND
 from bert_pretrain.finetune.settings import Settings
 from bert_pretrain.finetune.tables import Row, no_rows
 from bert_pretrain.finetune.task import HeadTask, report_counts
 from bert_pretrain.parallel.progress import progress_bar
 from bert_pretrain.storage.manifest import MANIFEST, read_record
-from bert_pretrain.tools.texts import GROUP_CHARACTERS, GROUP_TEXTS
+from bert_pretrain.tools.texts import GROUP_CHARACTERS, GROUP_TEXTS, refuse_input_as_output
 
 
 @dataclass(frozen=True)
 class Options:
     """What the user may set; None means as in fine-tuning."""
 
-    text_field: str | None = None
+    text_field: TextField | None = None
     pair_field: str | None = None
     tokens_field: str | None = None
     max_length: int | None = None
@@ -46,7 +47,7 @@ _Group = list[tuple[Row, Any]]
 
 
 @dataclass(frozen=True)
-class _Input:
+class Input:
     """The rows of an input."""
 
     task: HeadTask
@@ -61,9 +62,10 @@ class _Input:
         """
         for row in self.task.rows(self.source):
             try:
-                example = self.task.unlabelled(row)
+                example = self.task.unlabelled(row, self.source)
             except UnusableRow as error:
                 if self.skip_empty:
+                    self.source.leave_out(error)
                     continue
                 remedy = f"{error.remedy}; --skip-empty leaves out all rows that cannot be predicted"
                 raise InputError(error.what, where=error.where, remedy=remedy) from error
@@ -125,7 +127,7 @@ def predict(
     Args:
         model: a folder that `finetune` has written, or one of `transformers` with the same head.
         location: a table as for fine-tuning; labels are not needed. Each line of `.txt` is a text.
-        output: `.jsonl`, `.csv` or `.parquet`; it must not exist.
+        output: `.jsonl`, `.csv`, `.tsv` or `.parquet`; one that exists is replaced at the end.
         config: device, precision and attention.
         format: of the input, one of `settings.FORMATS`, where its ending does not tell it.
         columns: names of the columns, for CSV and TSV without a header.
@@ -137,11 +139,15 @@ def predict(
     """
     options = options or Options()
     check_output(output)
+    refuse_input_as_output(output, [location])
     finetuned = FinetunedBert.open(model, config)
     task = _open_task(model, finetuned, options)
-    rows = _Input(task, LabelledInput(location, "INPUT", format, tuple(columns), encoding), options.skip_empty)
+    rows = Input(task, LabelledInput(location, "INPUT", format, tuple(columns), encoding), options.skip_empty)
     predictor = _Predictor(finetuned, task, options.batch_tokens or finetuned.bert.batch_tokens, Counter())
     table, names, total = _scan(rows, predictor, output)
+    if found := rows.source.summary(remark=""):
+        print(found)
+    rows.source.warn_of_markup()
     print(f"predict    {total:,} rows; adds {', '.join(names.values())}")
     predictor.counts.clear()  # of the first row
     with (
@@ -158,10 +164,10 @@ def predict(
             what = f"the input had {total:,} rows at first and {num_written:,} now"
             raise InputError(what, where=location, remedy="run the command again once it no longer changes")
     report_counts(predictor.counts, total, "input")
-    print(f"written    {output}: {total:,} rows")
+    print(f"written    {output}: {total:,} rows ({FORMATS[output.suffix]})")
 
 
-def _scan(rows: _Input, predictor: _Predictor, output: Path) -> tuple[Columns, dict[str, str], int]:
+def _scan(rows: Input, predictor: _Predictor, output: Path) -> tuple[Columns, dict[str, str], int]:
     """Read all rows, and predict the first.
 
     Returns:
@@ -175,6 +181,8 @@ def _scan(rows: _Input, predictor: _Predictor, output: Path) -> tuple[Columns, d
     with progress_bar(unit=" rows", desc="reading", leave=False) as bar:
         for group in rows.groups():
             sample = sample or predictor.columns(group[:1], lambda number: None)[0]
+            for _, example in group:
+                rows.source.look_for_markup(rows.task.texts(example))
             table.add([row.values for row, _ in group])
             total += len(group)
             bar.update(len(group))

@@ -1,5 +1,6 @@
 """Questions with their contexts and answers, as SQuAD's JSON or flat rows, and SQuAD's two metrics."""
 
+import itertools
 import re
 import string
 import unicodedata
@@ -36,7 +37,7 @@ def read_questions(source: LabelledInput) -> list[Question]:
     """Return the questions of an input: SQuAD's JSON, that of CMRC 2018, or flat rows.
 
     Raises:
-        InputError: when it cannot be read, most rows cannot be used, or an id occurs twice.
+        InputError: when it cannot be read, or most rows cannot be used.
     """
     rows = list(iterate_questions(source))
     if not rows:
@@ -49,7 +50,10 @@ def read_questions(source: LabelledInput) -> list[Question]:
         question, context = texts_of(row)
         name = str(number) if row.values.get("id") is None else str(row.values["id"])
         if name in seen:
-            raise InputError(f"the id {name!r} occurs twice", where=row.where, remedy="give each question its own")
+            remedy = "give each question its own, or leave out --strict"
+            error = InputError(f"the id {name!r} occurs twice", where=row.where, remedy=remedy)
+            source.repair("repeated ids, made unique by a number", error)
+            name = next(free for count in itertools.count(2) if (free := f"{name}-{count}") not in seen)
         seen.add(name)
         answers = _answers_of(row, source) if has_answers else None
         if answers is None:

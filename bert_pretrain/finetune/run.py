@@ -164,15 +164,21 @@ def _read(task: Task, inputs: dict[str, LabelledInput], seed: int) -> dict[str, 
     examples = {}
     for split, source in inputs.items():
         examples[split] = task.read(source)
+        for example in examples[split]:
+            source.look_for_markup(task.texts(example))
         if found := source.summary():
             print(found)
+        source.warn_of_markup()
     task.set_labels(examples["train"], examples.get("validation", []), examples.get("test", []))
     if "validation" not in examples and task.main_metric is not None:
         train, group_of = examples["train"], attrgetter(task.group_field)
         groups = list(dict.fromkeys(map(group_of, train)))
         if len(groups) < 2:
-            what = "there are too few rows to hold any out for validation"
-            raise InputError(what, where="--train", remedy="give more, or --validation INPUT")
+            unit = "row" if task.group_field == "row" else task.group_field
+            what = f"there is only one {unit}, so none can be held out for validation"
+            if unit != "row":
+                what += f"; the {len(train):,} rows on it stay together"
+            raise InputError(what, where="--train", remedy=f"give more {unit}s, or --validation INPUT")
         order = rng.stream(seed, "hold out").permutation(len(groups))
         held = {groups[number] for number in order[: max(1, round(len(groups) / 10))]}
         examples["validation"] = [example for example in train if group_of(example) in held]
@@ -196,7 +202,7 @@ def _identity(task: str, head: Task, model: Path, examples: dict[str, list[Any]]
         "task": task,
         "model": weights | {"tokenizer": head.tokenizer.hash},
         "data": rows,
-        "settings": asdict(settings),
+        "settings": json.loads(json.dumps(asdict(settings))),  # as the manifest will hold them
     }
 
 

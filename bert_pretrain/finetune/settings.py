@@ -4,6 +4,7 @@ import dataclasses
 import math
 from dataclasses import dataclass
 
+from bert_pretrain.config_values import TextField
 from bert_pretrain.errors import ConfigError
 
 TASKS = ("classify", "tag", "answer", "similarity")
@@ -36,7 +37,7 @@ class Settings:
     dropout: float | None = None
     """None: that of the model."""
     seed: int = 42
-    text_field: str = "text"
+    text_field: TextField = "text"
     pair_field: str | None = None
     label_field: str = "label"
     regression: bool = False

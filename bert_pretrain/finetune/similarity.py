@@ -59,7 +59,7 @@ class Similarity:
         if self.settings.pair_field is None:
             what, remedy = f"{source.flag} needs pairs of texts", "give a table of pairs, and --pair-field"
             raise InputError(what, where=f"{source.flag} {source.location}", remedy=remedy)
-        rows = read_rows(source)
+        rows = read_rows(source, self.settings.text_field)
         has_labels = field in rows[0].values
 
         def make(number: int, row: Row) -> Example:
@@ -75,11 +75,11 @@ class Similarity:
         texts: dict[str, str] = {}
         if source.kind:
             for text, where in source.usable(
-                read_rows(source), lambda _, row: (text_of(row, field, "--text-field"), row.where)
+                read_rows(source, field), lambda _, row: (text_of(row, field, "--text-field"), row.where)
             ):
                 texts.setdefault(text, where)
         else:  # a line each
-            for line in Texts.open([source.location], field, skip_empty=True):
+            for line in Texts.open([source.location], field, encoding=source.encoding, skip_empty=True):
                 texts.setdefault(line.text, line.where)
         return [Example(number, where, text, None, None) for number, (text, where) in enumerate(texts.items())]
 
@@ -98,6 +98,9 @@ class Similarity:
             raise InputError(what, where=validation[0].where, remedy="give the scores of the pairs")
         if validation or self.kind != "texts":
             self.main_metric = "spearman" if self.has_labels(validation or train) else "mrr"
+
+    def texts(self, example: Example) -> list[str]:
+        return [example.text, example.pair or ""]
 
     def content(self, example: Example) -> object:
         return [example.text, example.pair, example.label]

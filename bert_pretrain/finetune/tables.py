@@ -3,6 +3,7 @@
 Values are read as they are written: "NA" stays a word, and digits stay digits. All rows are held in memory.
 """
 
+import dataclasses
 import difflib
 from collections import Counter
 from collections.abc import Iterable, Iterator
@@ -11,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from bert_pretrain.config import MAX_RECORD_BYTES, DataConfig
+from bert_pretrain.config_values import TextField, names_of
 from bert_pretrain.errors import InputError
 from bert_pretrain.finetune.inputs import LabelledInput, UnusableRow
 from bert_pretrain.finetune.settings import FORMATS
@@ -33,6 +35,8 @@ class Row:
     where: str
     flaw: UnusableRow | None = None
     """Why its values cannot be used, such as a wrong number of fields."""
+    table: str = ""
+    """The table that gives all its rows the same columns; "" where each record has its own."""
 
     def get(self, column: str, flag: str = "") -> Any:
         """Return a value; `flag` names the column, if there is such a flag.
@@ -45,35 +49,40 @@ class Row:
             raise self.flaw
         if column in self.values:
             return self.values[column]
+        raise self.no_column(column, flag)
+
+    def no_column(self, column: str, flag: str = "") -> InputError:
+        """Return the error for a column that is not there."""
         names = ", ".join(map(str, self.values)) or "none"
         near = difflib.get_close_matches(column, [str(name) for name in self.values], n=1)
         how = f"name one of them by {flag}" if flag else f"rename one of them to '{column}'"
-        raise InputError(
+        return InputError(
             f"there is no column '{column}'{f'; did you mean {near[0]!r}?' if near else ''}",
-            where=self.where,
+            where=self.table or self.where,
             remedy=f"its columns are {names}: {how}; a table without a header needs --columns NAME,NAME,...",
         )
 
 
-def iterate_rows(source: LabelledInput, *, line_field: str | None = None) -> Iterator[Row]:
-    """Yield the rows of a table, or with `line_field` the lines of a `.txt`, each as a row of that column.
+def iterate_rows(source: LabelledInput, *, text_field: TextField | None = None) -> Iterator[Row]:
+    """Yield the rows of a table, or with `text_field` the lines of a `.txt`, each as a row of that column.
 
     Raises:
-        InputError: when it cannot be read.
+        InputError: when it cannot be read, or no row has one of several columns of the text.
     """
-    if line_field is None or source.kind or source.ending != ".txt":
-        return _rows(source)
+    if text_field is None or source.kind or source.ending != ".txt":
+        return _rows(source, text_field)
+    column = names_of(text_field)[0]
     lines = read_lines(ByteRange(_file(source, "txt")), Counter(), strict=True)
-    return (Row({line_field: line.removesuffix("\r")}, str(position)) for line, position in lines)
+    return (Row({column: line.removesuffix("\r")}, str(position)) for line, position in lines)
 
 
-def read_rows(source: LabelledInput) -> list[Row]:
+def read_rows(source: LabelledInput, text_field: TextField | None = None) -> list[Row]:
     """Return the rows of a table.
 
     Raises:
-        InputError: when it cannot be read or holds no row.
+        InputError: when it cannot be read or holds no row, or no row has one of several columns of the text.
     """
-    rows = list(_rows(source))
+    rows = list(_rows(source, text_field))
     if not rows:
         raise no_rows(source)
     return rows
@@ -84,7 +93,10 @@ def no_rows(source: LabelledInput) -> InputError:
     return InputError("it holds no row", where=where, remedy="give a table with rows")
 
 
-def _rows(source: LabelledInput) -> Iterator[Row]:
+def _rows(source: LabelledInput, text_field: TextField | None) -> Iterator[Row]:
+    names = () if text_field is None else names_of(text_field)
+    missing = set(names) if len(names) > 1 else set()
+    row: Row | None = None
     is_delimited = source.kind in ("csv", "tsv")
     if source.columns and not is_delimited:
         raise InputError(
@@ -97,9 +109,14 @@ def _rows(source: LabelledInput) -> Iterator[Row]:
             what, remedy = "the first line is a header", "leave out --columns, or remove the line"
             raise InputError(what, where=str(position), remedy=remedy)
         surplus = record.pop(SURPLUS, [])
-        missing = [name for name, value in record.items() if value is None] if is_delimited else []
-        flaw = _wrong_width(len(record) - len(missing) + len(surplus), len(record), position)
-        yield Row(repair_surrogates(record), str(position), flaw if surplus or missing else None)
+        empty = [name for name, value in record.items() if value is None] if is_delimited else []
+        flaw = _wrong_width(len(record) - len(empty) + len(surplus), len(record), position)
+        table = "" if source.kind in ("json", "jsonl") else source.location
+        row = Row(repair_surrogates(record), str(position), flaw if surplus or empty else None, table)
+        missing.difference_update(row.values)
+        yield row
+    if row and missing:
+        raise dataclasses.replace(row, table=source.location).no_column(min(missing, key=names.index), "--text-field")
 
 
 def _wrong_width(fields: int, columns: int, position: Position) -> UnusableRow:
@@ -140,7 +157,7 @@ def _file(source: LabelledInput, format_: str) -> Source:
     reading = DataConfig(encoding=source.encoding, document_boundary="file", sentence_splitter="lines")
     found = examined(Source(source.location, format_, None, ""), reading)
     if source.encoding == AUTO and found.encoding != UTF8:
-        print(f"{source.flag} {source.location}: its encoding is {found.encoding}")
+        source.say(f"its encoding is {found.encoding}")
     return found
 
 

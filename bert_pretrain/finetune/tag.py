@@ -3,6 +3,7 @@
 Every word is labelled in exactly one window, one in which it has context on both sides.
 """
 
+import dataclasses
 import re
 from collections import Counter
 from collections.abc import Iterator
@@ -13,11 +14,13 @@ from typing import Any
 import numpy as np
 from tokenizers.pre_tokenizers import BertPreTokenizer
 
+from bert_pretrain.config_values import names_of
 from bert_pretrain.errors import InputError
 from bert_pretrain.finetune.inputs import LabelledInput, UnusableRow
 from bert_pretrain.finetune.settings import Settings
 from bert_pretrain.finetune.tables import Row, iterate_rows, no_rows, read_rows, read_text
 from bert_pretrain.finetune.task import DIVIDED, IGNORED, Window, encodings
+from bert_pretrain.text.records import join_fields
 from bert_pretrain.text.tokenizer import Tokenizer, bert_normalizer
 
 OUTSIDE = "O"
@@ -57,7 +60,7 @@ class Tag:
         has_tags = source.flag != "--test" or column in rows[0].values
 
         def make(number: int, row: Row) -> Example:
-            words = self.unlabelled(row).words
+            words = self.unlabelled(row, source).words
             tags = _words_of(row, column, "--tags-field") if has_tags else None
             if tags is None and source.flag != "--test":
                 remedy = "tag every word; O is the tag of words outside of entities"
@@ -84,6 +87,9 @@ class Tag:
                     remedy=f"correct it (known kinds: {', '.join(kinds[:20])}), or add training rows with it",
                 )
         print(f"kinds of entities: {', '.join(kinds[:20])}")
+
+    def texts(self, example: Example) -> list[str]:
+        return [" ".join(example.words)]
 
     def content(self, example: Example) -> object:
         return [example.words, example.tags]
@@ -140,19 +146,19 @@ class Tag:
         self.tags = labels
 
     def rows(self, source: LabelledInput) -> Iterator[Row]:
-        tokens, tags = self.settings.tokens_field, self.settings.tags_field
+        tokens, tags, fields = self.settings.tokens_field, self.settings.tags_field, self.settings.text_field
         if source.kind in ("conll", "tsv") or (not source.kind and (source.ending != ".txt" or _has_tags(source))):
             for row in read_word_per_line(source, tokens, tags):
                 yield Row({tokens: row.values[tokens]}, row.where) if row.flaw else row
             return
-        for row in iterate_rows(source, line_field=self.settings.text_field):
-            text = row.values.get(self.settings.text_field)
-            if isinstance(text, str) and tokens not in row.values:
-                yield Row({**row.values, tokens: self._split(text)}, row.where, row.flaw)
-            else:
+        for row in iterate_rows(source, text_field=fields):
+            texts = [row.values[field] for field in names_of(fields) if field in row.values]
+            if tokens in row.values or not texts or not all(text is None or isinstance(text, str) for text in texts):
                 yield row
+            else:
+                yield dataclasses.replace(row, values={**row.values, tokens: self._split(join_fields(texts))})
 
-    def unlabelled(self, row: Row) -> Example:
+    def unlabelled(self, row: Row, source: LabelledInput) -> Example:
         words = _words_of(row, self.settings.tokens_field, "--tokens-field")
         if not words:
             raise UnusableRow("there are no words", where=row.where, remedy="remove the row")
@@ -259,7 +265,7 @@ def read_word_per_line(source: LabelledInput, tokens_field: str, tags_field: str
 
 def _has_tags(source: LabelledInput) -> bool:
     """Whether the first line of a text file that is not empty is a word and its tag, rather than a text."""
-    rows = iterate_rows(source, line_field="line")
+    rows = iterate_rows(source, text_field="line")
     first = next((row.values["line"] for row in rows if row.values["line"].strip()), "")
     return first.startswith("-DOCSTART-") or bool(re.fullmatch(r"\S+[ \t](.*[ \t])?(O|[BI]-\S+)\s*", first))
 

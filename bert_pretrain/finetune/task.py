@@ -63,6 +63,9 @@ class Task(Protocol):
     def set_labels(self, train: list[Any], validation: list[Any], test: list[Any]) -> None:
         """Take the labels from the training examples and check the others; raises `InputError`."""
 
+    def texts(self, example: Any) -> list[str]:
+        """Return what the model reads of an example, without its label."""
+
     def content(self, example: Any) -> object:
         """Return all of an example that affects training."""
 
@@ -97,8 +100,8 @@ class HeadTask(Task, Protocol):
     def rows(self, source: LabelledInput) -> Iterator[Row]:
         """Yield the rows to predict, which need no labels; raises `InputError`."""
 
-    def unlabelled(self, row: Row) -> Any:
-        """Return the example of a row, without its label; raises `InputError`."""
+    def unlabelled(self, row: Row, source: LabelledInput) -> Any:
+        """Return the example of a row of an input, without its label; raises `InputError`."""
 
     def columns(self, example: Any, prediction: Any) -> dict[str, Any]:
         """Return what `predict` adds to a row, by the names of the columns."""

@@ -9,8 +9,8 @@ from bert_pretrain.errors import InputError
 from bert_pretrain.make_data import build
 from bert_pretrain.make_data.plan import BuildPlan, documents_needed
 from bert_pretrain.make_data.summary import CorpusStatistics, SplitStatistics
-from bert_pretrain.report.data_hints import MAX_MARKUP_SHARE, MAX_REPEATED_SHARE, MAX_UNK_SHARE
-from bert_pretrain.text.markup import REMOVE_MARKUP, most_common
+from bert_pretrain.report.data_hints import MAX_REPEATED_SHARE, MAX_UNK_SHARE
+from bert_pretrain.text.markup import markup_warning
 from bert_pretrain.text.sources import Source
 
 
@@ -34,12 +34,8 @@ def check_corpus(corpus: CorpusStatistics, config: DataConfig, sources: list[Sou
             f"warning: {corpus['repeated_share']:.0%} of the tokens are in sentences that recur, such as navigation "
             "and licences; remove them from the text, or set data.drop_repeated_lines=10"
         )
-    markup = sum(corpus["markup"].values())
-    if markup > MAX_MARKUP_SHARE * corpus["words"]:
-        print(
-            f"warning: the text holds {markup:,} HTML tags and entities, such as {most_common(corpus['markup'])}; "
-            f"{REMOVE_MARKUP}"
-        )
+    if warning := markup_warning(corpus["markup"], corpus["words"]):
+        print(f"warning: {warning}")
     check_documents([counts["documents"] for counts in corpus["inputs"]], config, sources)
 
 

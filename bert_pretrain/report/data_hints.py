@@ -7,8 +7,6 @@ MAX_UNK_SHARE = 0.05
 """Of tokens, above which something is likely wrong."""
 MAX_REPEATED_SHARE = 0.05
 """Of tokens; books and articles have less than 0.1 %."""
-MAX_MARKUP_SHARE = 0.001
-"""HTML tags and entities per word; plain text has none."""
 SENTENCE_TOKENS = (4.0, 120.0)
 """The mean length of a sentence; books and articles have 20 to 40 tokens."""
 MAX_SENTENCES_PER_DOCUMENT = 20_000

@@ -22,6 +22,8 @@ _TAG = re.compile(r"</?([A-Za-z][A-Za-z0-9]*)(?:\s[^<>]*)?/?>")
 _ENTITY = re.compile(r"&(#[0-9]+|#[xX][0-9A-Fa-f]+|[A-Za-z][A-Za-z0-9]*);")  # of its own: one literal is found fastest
 NUMERIC = "&#…;"
 """The name of all entities that are numbers."""
+MAX_MARKUP_SHARE = 0.001
+"""HTML tags and entities per word; plain text has none."""
 REMOVE_MARKUP = "remove tags and resolve entities before (docs/cleaning.md)"
 
 
@@ -30,6 +32,14 @@ def count_markup(text: str) -> Counter[str]:
     tags = (f"<{name}>" for tag in _TAG.findall(text) if (name := tag.lower()) in _TAGS)
     entities = (NUMERIC if name[0] == "#" else f"&{name};" for name in _ENTITY.findall(text))
     return Counter(tags) + Counter(name for name in entities if name == NUMERIC or name[1:] in html5)
+
+
+def markup_warning(markup: dict[str, int], num_words: int) -> str:
+    """Return a warning with the most frequent names if a text of so many words holds much HTML, otherwise ""."""
+    number = sum(markup.values())
+    if number <= MAX_MARKUP_SHARE * num_words:
+        return ""
+    return f"the text holds {number:,} HTML tags and entities, such as {most_common(markup)}; {REMOVE_MARKUP}"
 
 
 def most_common(markup: dict[str, int]) -> str:

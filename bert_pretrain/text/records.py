@@ -91,7 +91,7 @@ def read_texts(part: ByteRange, config: DataConfig, counts: Counter[str]) -> Ite
             if not has_text:
                 has_text = True
                 yield from [None] * num_without
-            yield "\n\n".join(filter(None, texts))
+            yield join_fields(texts)
             continue
         counts["records_without_text_field"] += 1
         if has_text:
@@ -106,6 +106,11 @@ def read_texts(part: ByteRange, config: DataConfig, counts: Counter[str]) -> Ite
         many = f"none of the first {num_without:,} records has a field {names}"
         what = many if num_without > 1 else f"the record has no field {names}"
         raise _no_field(what, list(first[0]), str(first[1]))
+
+
+def join_fields(texts: Iterable[str | None]) -> str:
+    """Return the texts of the fields of a record as one, with blank lines between; empty ones are left out."""
+    return "\n\n".join(filter(None, texts))
 
 
 def _text_of(value: Any, position: Position, counts: Counter[str]) -> str:

@@ -2,6 +2,7 @@
 
 import json
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -82,3 +83,12 @@ def test_chinese_answers_are_compared_by_character() -> None:
     assert words_of("《北京》大学。") == ["北", "京", "大", "学"]
     assert word_f1("北京大学", "北京") == pytest.approx(2 / 3)
     assert words_of("“quoted”") == ["“quoted”"]  # without ideographs exactly SQuAD, which knows ASCII's marks only
+
+
+def test_a_repeated_id_is_made_unique_and_counted(tmp_path: Path, as_jsonl: Callable[..., str]) -> None:
+    answers = {"text": ["anna"], "answer_start": [4]}
+    ids = ["q", "q-2", "q", "q", None, None]
+    rows = [{"id": name, "question": "who ?", "context": "the anna", "answers": answers} for name in ids]
+    source = LabelledInput(as_jsonl(tmp_path / "a.jsonl", rows), "--train")
+    assert [question.id for question in read_questions(source)] == ["q", "q-2", "q-3", "q-4", "4", "5"]
+    assert source.summary().endswith("repeated ids, made unique by a number: 2 (--strict refuses this)")

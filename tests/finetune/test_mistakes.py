@@ -28,7 +28,20 @@ MISTAKES = {
     "words in a regression": (GOOD, "classify --regression", "'a' is not a number", "x.jsonl: line 1"),
     "not JSON": (GOOD + "{broken\n", "classify", "not JSON", "x.jsonl: line 3"),
     "empty file": ("\n", "classify", "no row", "x.jsonl"),
-    "nothing to hold out": (TAGGED, "tag", "hold any out", "--train"),
+    "nothing to hold out": (TAGGED, "tag", "there is only one row, so none can be held out", "--train"),
+    "one context": (
+        asked() + asked(id="2", question="where ?"),
+        "answer",
+        "only one context, so none can be held out for validation; the 2 rows on it stay together",
+        "--train",
+    ),
+    "no such field of several": (GOOD, "classify --text-field text,body", "there is no column 'body'", "x.jsonl"),
+    "empty second text": (
+        '{"text": "good", "pair": "", "label": "a"}\n',
+        "classify --pair-field pair --strict",
+        "'pair' is empty",
+        "x.jsonl: line 1",
+    ),
     "unequal length": (
         '{"tokens": ["a", "b"], "tags": ["O"]}\n',
         "tag",
@@ -59,7 +72,7 @@ MISTAKES = {
     ),
     "no answers at all": (asked(answers={"text": [], "answer_start": []}), "answer", "no question has", "x.jsonl"),
     "empty question": (asked(question=""), "answer", "question is empty", "x.jsonl: line 1"),
-    "an id twice": (asked() * 2, "answer", "'1' occurs twice", "x.jsonl: line 2"),
+    "an id twice": (asked() * 2, "answer --strict", "'1' occurs twice", "x.jsonl: line 2"),
     "answers of another layout": (asked(answers=[["anna", 4]]), "answer", "SQuAD's format", "x.jsonl: line 1"),
     "a score that is a word": (
         '{"text": "a", "pair": "b", "label": "same"}\n',
@@ -119,6 +132,16 @@ def test_the_command_fine_tunes_into_a_folder_and_refuses_a_url(toy_model: Path,
     done = CliRunner().invoke(app, list(map(str, [*arguments, "--output", tmp_path / "tuned"])))
     assert done.exit_code == 0, done.output
     assert (tmp_path / "tuned" / "metrics.json").exists()
+
+
+@pytest.mark.parametrize("flags", [[], ["--text-field", "text,body"]])
+def test_a_missing_column_of_a_table_is_told_without_a_line(toy_model: Path, tmp_path: Path, flags: list[str]) -> None:
+    (tmp_path / "x.csv").write_text("title,body\ngood,a\nbad,b\n")
+    arguments = ["finetune", "classify", toy_model, "--train", tmp_path / "x.csv", "--output", tmp_path / "o", *flags]
+    result = CliRunner().invoke(app, list(map(str, arguments)))
+    assert result.exit_code == 2
+    assert f"  where: {tmp_path / 'x.csv'}\n" in result.stderr
+    assert "its columns are title, body" in result.stderr
 
 
 def test_labels_that_training_does_not_know_are_told(toy_model: Path, tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 import csv
 import json
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,16 +15,20 @@ import transformers
 from typer.testing import CliRunner
 
 from bert_pretrain.cli import app
-from bert_pretrain.config import TrainConfig
-from bert_pretrain.errors import DataError, InputError
+from bert_pretrain.config import DataConfig, TrainConfig
+from bert_pretrain.errors import DataError, InputError, OutputError
 from bert_pretrain.finetune.predict import Options, predict
 from bert_pretrain.finetune.run import finetune
 from bert_pretrain.finetune.settings import Settings
+from bert_pretrain.text.records import read_texts
+from bert_pretrain.text.sources import Source
+from bert_pretrain.text.text_files import ByteRange
 from bert_pretrain.text.tokenizer import Tokenizer
 
 FILLERS = ("film", "book", "day", "the", "was", "is", "very")
 
 CPU = TrainConfig(device="cpu", precision="fp32")
+_FIELDS = DataConfig(text_field=("head", "text"))
 WORDS = ["the film was good", "bad book", "anna is in berlin .", "very " * 40 + "good", "天气 is fine"]
 
 
@@ -51,6 +56,8 @@ def run(model: Path, source: Path, output: Path, **options: Any) -> list[dict[st
     if output.suffix == ".parquet":
         return pq.read_table(output).to_pylist()
     with output.open(encoding="utf-8", newline="") as file:
+        if output.suffix == ".tsv":
+            return list(csv.DictReader(file, delimiter="\t", quoting=csv.QUOTE_NONE))
         return list(csv.DictReader(file)) if output.suffix == ".csv" else [json.loads(line) for line in file]
 
 
@@ -175,7 +182,11 @@ def test_rows_of_every_format_keep_their_columns_in_every_format(
     pq.write_table(pa.table({"text": ["good", "bad"], "day": pa.array([0, 1], pa.date32())}), tmp_path / "a.parquet")
     (tmp_path / "a.txt").write_text("good film\r\nbad\r\n")
     write_rows(tmp_path / "a.jsonl", rows)
-    for ending in ("jsonl", "csv", "parquet"):
+    for ending in ("jsonl", "csv", "parquet", "tsv"):
+        if ending == "tsv":  # which cannot hold line ends
+            rows = [row | {"note": str(number)} for number, row in enumerate(rows)]
+            write_rows(tmp_path / "a.jsonl", rows)
+            (tmp_path / "a.csv").write_text('text,label\nthe film,"a""b"\nbad,NA\n')
         written = {
             kind: run(folder, tmp_path / f"a.{kind}", tmp_path / f"{kind}.{ending}")
             for kind in ("jsonl", "csv", "parquet", "txt")
@@ -184,9 +195,12 @@ def test_rows_of_every_format_keep_their_columns_in_every_format(
         assert [row["note"] for row in written["jsonl"]] == [row["note"] for row in rows]
         assert [float(row.get("late") or 0) for row in written["jsonl"]] == [0, 0, 0, 1.5, 0]
         kinds = [row["kinds"] for row in written["jsonl"]]
-        assert kinds == [json.dumps(["a", "b"]) if ending == "csv" else ["a", "b"]] * len(rows)
+        assert kinds == [json.dumps(["a", "b"]) if ending in ("csv", "tsv") else ["a", "b"]] * len(rows)
         assert {row["predicted_label"] for row in written["jsonl"]} <= {"LABEL_0", "LABEL_1"}
-        assert [(row["text"], row["label"]) for row in written["csv"]] == [("the film", "a\nb"), ("bad", "NA")]
+        assert [(row["text"], row["label"]) for row in written["csv"]] == [
+            ("the film", 'a"b' if ending == "tsv" else "a\nb"),
+            ("bad", "NA"),
+        ]
         assert [str(row["day"]) for row in written["parquet"]] == ["1970-01-01", "1970-01-02"]
         assert [row["text"] for row in written["txt"]] == ["good film", "bad"]
     numbers = [
@@ -224,6 +238,7 @@ def test_what_is_truncated_or_skipped_is_counted_once(
     assert [line["text"][:5] for line in found] == ["very ", "good"]
     shown = capsys.readouterr().out
     assert "predict    2 rows; adds label, score\n" in shown
+    assert f"INPUT {source}: left out, since 'text' is empty: 1 (line 2)\n" in shown
     assert "input: 1 of 2 are longer than 32 tokens and were truncated\n" in shown
 
 
@@ -247,6 +262,78 @@ def test_an_input_that_changes_leaves_no_file(
     assert [path.name for path in tmp_path.iterdir()] == ["a.jsonl"]
 
 
+def test_an_empty_second_text_is_kept_and_counted(
+    folder_of: Callable[..., Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = folder_of("SequenceClassification", num_labels=3)
+    seconds = ["film", "", None, " "]
+    source = write_rows(tmp_path / "a.jsonl", [{"text": "good day", "other": second} for second in seconds])
+    found = run(folder, source, tmp_path / "o.jsonl", pair_field="other")
+    assert f"INPUT {source}: rows kept whose second text, 'other', is empty: 3\n" in capsys.readouterr().out
+    model, tokenizer = peer_of(folder, "SequenceClassification")
+    for line, second in zip(found, seconds, strict=True):
+        encoded = tokenizer("good day", (second or "").strip() or None, return_tensors="pt")
+        with torch.no_grad():
+            best = model(**encoded).logits[0].softmax(dim=-1).max().item()
+        assert line["score"] == pytest.approx(best, abs=2e-6)
+    with pytest.raises(InputError, match="'text' is empty"):
+        run(folder, write_rows(source, [{"text": "", "other": "film"}]), tmp_path / "o.jsonl", pair_field="other")
+
+
+def test_several_fields_are_joined_as_in_pretraining(
+    toy_model: Path, folder_of: Callable[..., Path], tmp_path: Path
+) -> None:
+    folder = folder_of("SequenceClassification", num_labels=3)
+    rows: list[dict[str, Any]] = [{"head": "good", "text": "bad day"}, {"head": None, "text": "film"}, {"text": "book"}]
+    source = write_rows(tmp_path / "a.jsonl", rows)
+    found = run(folder, source, tmp_path / "o.jsonl", text_field=("head", "text"))
+    joined = list(read_texts(ByteRange(Source(str(source), "jsonl", None, "")), _FIELDS, Counter()))
+    assert joined[0] == "good\n\nbad day"
+    same = run(folder, write_rows(source, [{"text": text} for text in joined]), tmp_path / "o.jsonl")
+    assert [line["score"] for line in found] == [line["score"] for line in same]
+    with pytest.raises(InputError, match="there is no column 'nosuch'"):
+        run(folder, source, tmp_path / "o.jsonl", text_field=("nosuch", "text"))
+    labelled = write_rows(source, [row | {"label": "ab"[number % 2]} for number, row in enumerate(rows * 4)])
+    arguments = ["finetune", "classify", toy_model, "--train", labelled, "--output", tmp_path / "c", "--epochs", "1"]
+    flags = ["--text-field", "head,text", "--device", "cpu"]
+    assert CliRunner().invoke(app, list(map(str, [*arguments, *flags]))).exit_code == 0
+    identity = json.loads((tmp_path / "c" / "manifest.json").read_text())["identity"]
+    assert identity["settings"]["text_field"] == ["head", "text"]
+    again = CliRunner().invoke(app, list(map(str, [*arguments, "--text-field", "[head, text]", "--device", "cpu"])))
+    assert "up to date" in again.output
+    by_default = run(tmp_path / "c", labelled, tmp_path / "o1.jsonl")
+    assert by_default == run(tmp_path / "c", labelled, tmp_path / "o2.jsonl", text_field=("head", "text"))
+    assert by_default != run(tmp_path / "c", labelled, tmp_path / "o3.jsonl", text_field="text")
+    tagger = folder_of("TokenClassification", num_labels=2)
+    (line,) = run(tagger, write_rows(source, rows[:1]), tmp_path / "t.jsonl", text_field=("head", "text"))
+    assert line["tokens"] == ["good", "bad", "day"]
+
+
+def test_html_and_the_encoding_are_said_once(
+    folder_of: Callable[..., Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = folder_of("SequenceClassification", num_labels=2)
+    (tmp_path / "a.csv").write_bytes("text\ncafé &amp; <br />\n".encode("cp1252"))
+    predict(folder, str(tmp_path / "a.csv"), tmp_path / "o.tsv", config=CPU, encoding="auto")
+    lines = capsys.readouterr().out.splitlines()
+    assert sum(": its encoding is cp1252" in line for line in lines) == 1
+    warnings = [line for line in lines if line.startswith("warning: ")]
+    assert len(warnings) == 1
+    assert "the text holds 2 HTML tags and entities, such as <br> (1), &amp; (1)" in warnings[0]
+    assert lines[-1] == f"written    {tmp_path / 'o.tsv'}: 1 rows (tab-separated, UTF-8)"
+
+
+def test_the_same_command_replaces_its_output(folder_of: Callable[..., Path], tmp_path: Path) -> None:
+    folder = folder_of("SequenceClassification", num_labels=2)
+    source, output = write_rows(tmp_path / "a.jsonl", [{"text": "good"}]), tmp_path / "o.csv"
+    output.write_text("old")
+    assert [line["text"] for line in run(folder, source, output)] == ["good"]
+    assert [line["text"] for line in run(folder, source, output)] == ["good"]
+    (tmp_path / "d.csv").mkdir()
+    with pytest.raises(OutputError, match="is a folder"):
+        run(folder, source, tmp_path / "d.csv")
+
+
 # What is in the file, the flags, what the message says, where it points.
 MISTAKES = {
     "no such column": ('{"txt": "a"}\n', "", "no column 'text'; did you mean 'txt'?", "x.jsonl: line 1"),
@@ -255,7 +342,8 @@ MISTAKES = {
     "only empty rows": ('{"text": ""}\n', "--skip-empty", "it holds no row", "x.jsonl"),
     "not JSON": ('{"text": "a"}\n{broken\n', "", "not JSON", "x.jsonl: line 2"),
     "unknown ending": ('{"text": "a"}\n', "--output o.txt", "not a format for rows", "--output"),
-    "an output that exists": ('{"text": "a"}\n', "--output x.jsonl", "x.jsonl exists", "--output"),
+    "the input as output": ('{"text": "a"}\n', "--output x.jsonl", "x.jsonl is an input", "--output"),
+    "a tab in TSV": ('{"text": "a\\tb"}\n', "--output o.tsv", "a tab or line end", "--output"),
     "several kinds": (
         '{"text": "a", "n": 1}\n{"text": "a", "n": "b"}\n',
         "--output o.parquet",
@@ -298,6 +386,11 @@ def test_folders_that_cannot_predict_are_refused(
             run(folder, source, tmp_path / "o.jsonl")
 
     attempt(toy_model, "holds BertForPreTraining, which has no head for a task")
+    vectors = folder_of("SequenceClassification", num_labels=3)
+    (vectors / "modules.json").write_text("[]")
+    with pytest.raises(DataError, match="sentence vectors") as caught:
+        run(vectors, source, tmp_path / "o.jsonl")
+    assert "bert-pretrain embed" in caught.value.remedy
     attempt(tmp_path / "nosuch", "there is no folder")
     folder = folder_of("SequenceClassification", num_labels=3)
     settings = json.loads((folder / "config.json").read_text())

@@ -18,6 +18,10 @@ from hypothesis import strategies as st
 
 from bert_pretrain.errors import InputError, UserError
 
+TABLES = (
+    *(f"classify.{ending}" for ending in ("csv", "jsonl", "json", "tsv", "parquet")),
+    *("answer.json", "answer.jsonl", "tag.jsonl", "tag.conll"),
+)
 NAMES = (
     *(f"corpus.{ending}" for ending in ("txt", "jsonl", "csv", "parquet")),
     *(f"corpus.{ending}" for ending in ("txt.gz", "csv.bz2", "jsonl.xz", "txt.zst", "parquet.gz")),
@@ -27,8 +31,7 @@ NAMES = (
     *(f"model/{name}" for name in ("config.json", "model.safetensors", "pytorch_model.bin", "index.json")),
     *(f"state/{name}" for name in ("training_state.json", "training_state.safetensors", "model.safetensors")),
     *("sealed/checksums.json", "used_time.json"),
-    *(f"finetune/classify.{ending}" for ending in ("csv", "jsonl", "json", "tsv", "parquet")),
-    *(f"finetune/{name}" for name in ("answer.json", "answer.jsonl", "tag.jsonl", "tag.conll")),
+    *(f"{tool}/{name}" for tool in ("finetune", "predict") for name in TABLES),
 )
 
 

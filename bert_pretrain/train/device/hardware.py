@@ -51,13 +51,13 @@ def choose_device(setting: str, local_rank: int = 0) -> torch.device:
         raise ConfigError(
             f"the device is '{setting}', this machine has {torch.cuda.device_count()} CUDA devices",
             where="train.device, or --device",
-            remedy="set it to auto, or run where there is one",
+            remedy="set it to auto or cpu, or run where there is one",
         )
     if device.type == "mps" and not torch.backends.mps.is_available():
         raise ConfigError(
             f"the device is 'mps', but torch {torch.__version__} finds no Apple GPU",
             where="train.device, or --device",
-            remedy="set it to auto, or run on macOS on Apple silicon",
+            remedy="set it to auto or cpu, or run on macOS on Apple silicon",
         )
     return device
 
