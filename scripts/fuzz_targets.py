@@ -5,6 +5,7 @@ The only exception that a reader may raise is `UserError`.
 """
 
 import bz2
+import contextlib
 import dataclasses
 import gzip
 import io
@@ -27,13 +28,14 @@ from safetensors.torch import load_file
 
 from bert_pretrain.config import DataConfig
 from bert_pretrain.config_file import dump_yaml, load_config, preset_paths
+from bert_pretrain.errors import OutputError
 from bert_pretrain.examples.shards import DataFolder, ShardRecord, damage_of, read_shard
-from bert_pretrain.finetune.answer import Answer
 from bert_pretrain.finetune.classify import Classify
 from bert_pretrain.finetune.inputs import LabelledInput
 from bert_pretrain.finetune.predict import Input
 from bert_pretrain.finetune.questions import read_questions
 from bert_pretrain.finetune.row_files import FORMATS, Columns, row_writer
+from bert_pretrain.finetune.run import HEADS
 from bert_pretrain.finetune.settings import Settings
 from bert_pretrain.finetune.tag import Tag
 from bert_pretrain.finetune.task import HeadTask
@@ -317,7 +319,7 @@ def _index(folder: Path, outputs: Outputs) -> Target:
 
 
 def _tables(folder: Path, outputs: Outputs) -> dict[str, Target]:
-    """Return the targets of fine-tuning and predicting: labelled texts, questions, tagged words, rows without labels."""
+    """Return the targets of `finetune` and `predict`: texts, questions, tagged words."""
     tokenizer = Tokenizer.load(outputs.vocab)
     settings = Settings(pair_field="label", max_length=32, stride=8)
     answers = {"text": ["cat"], "answer_start": [4]}
@@ -346,7 +348,7 @@ def _tables(folder: Path, outputs: Outputs) -> dict[str, Target]:
 
     targets = {f"finetune/{name}": target(name, *rest) for name, rest in readers.items()}
     for name, (_, seeds) in readers.items():
-        task = {"classify": Classify, "answer": Answer, "tag": Tag}[name.partition(".")[0]](settings, tokenizer)
+        task = HEADS[name.partition(".")[0]](settings, tokenizer)
         read = partial(_rows_to_predict, task, folder)
         targets[f"predict/{name}"] = target(f"predict_{name}", read, seeds)
     return targets
@@ -359,12 +361,13 @@ def _rows_to_predict(task: HeadTask, folder: Path, source: LabelledInput) -> Non
     for group in groups:
         task.encode([example for _, example in group], "input", Counter())
     for ending in FORMATS if groups else ():
-        columns = Columns(folder / f"rows{ending}")
-        for group in groups:
-            columns.add([row.values for row, _ in group])
-        with row_writer(folder / f"rows{ending}", columns) as write:
+        with contextlib.suppress(OutputError):
+            columns = Columns(folder / f"rows{ending}")
             for group in groups:
-                write([row.values for row, _ in group])
+                columns.add([row.values for row, _ in group])
+            with row_writer(folder / f"rows{ending}", columns) as write:
+                for group in groups:
+                    write([row.values for row, _ in group])
 
 
 def _file(path: Path, read: Callable[[], object]) -> Callable[[bytes], object]:

@@ -66,7 +66,7 @@ class Columns:
                 schemas = [pa.schema(list(each)) for each in (self.type, pa.array(rows).type)]
                 self.type = pa.struct(list(pa.unify_schemas(schemas, promote_options="permissive")))
             except (pa.ArrowException, OverflowError) as error:
-                raise _no_type(error) from error
+                raise _not_parquet("a column has values of several kinds", error) from error
 
 
 @contextlib.contextmanager
@@ -75,7 +75,11 @@ def row_writer(output: Path, columns: Columns) -> Iterator[Callable[[Rows], None
     output.parent.mkdir(parents=True, exist_ok=True)
     with atomic_path(output) as temporary, contextlib.ExitStack() as stack:
         if output.suffix == _PARQUET:
-            table = stack.enter_context(pq.ParquetWriter(temporary, pa.schema(list(columns.type)), compression="zstd"))
+            try:
+                table = pq.ParquetWriter(temporary, pa.schema(list(columns.type)), compression="zstd")
+            except pa.ArrowException as error:  # such as for objects without fields
+                raise _not_parquet("Parquet cannot hold a column", error) from error
+            stack.enter_context(table)
             yield lambda rows: table.write_table(pa.Table.from_struct_array(pa.array(rows, type=columns.type)))
             return
         file = stack.enter_context(temporary.open("w", encoding="utf-8", newline=""))
@@ -114,6 +118,6 @@ def _json(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False, default=str)  # dates and decimals of Parquet, as text
 
 
-def _no_type(error: Exception) -> OutputError:
-    what = f"a column has values of several kinds: {str(error).partition(chr(10))[0]}"
+def _not_parquet(what: str, error: Exception) -> OutputError:
+    what = f"{what}: {str(error).partition(chr(10))[0]}"
     return OutputError(what, where="--output", remedy=f"write {_JSONL}, which keeps each value as it is")

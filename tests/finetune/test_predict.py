@@ -350,6 +350,7 @@ MISTAKES = {
         "several kinds",
         "--output",
     ),
+    "an object without fields": ('{"text": "a", "n": {}}\n', "--output o.parquet", "cannot hold a column", "--output"),
     "beyond the positions": ('{"text": "a"}\n', "--max-length 33", "the model has 32 positions", "--max-length"),
     "too short": ('{"text": "a"}\n', "--max-length 2", "it is 2", "--max-length"),
 }
