@@ -106,6 +106,7 @@ def finetune(
     }
     output = output if output.name not in ("", "..") else output.resolve()
     _check_environment(task, device)
+    chosen_device = choose_device(device)
     opened = open_bert(model, TrainConfig(device="cpu"))  # only for its checks
     settings = settings.resolve(task, opened.max_length)
     chosen: Task = (Similarity if task == "similarity" else HEADS[task])(settings, opened.tokenizer)
@@ -120,9 +121,7 @@ def finetune(
         else:
             for leftover in output.parent.glob(f".{glob.escape(output.name)}.*.tmp"):  # of a run killed while writing
                 shutil.rmtree(leftover)
-            _train(
-                Job(chosen, model, chosen.tokenizer, examples, settings, identity, choose_device(device)), work, output
-            )
+            _train(Job(chosen, model, chosen.tokenizer, examples, settings, identity, chosen_device), work, output)
     return output
 
 

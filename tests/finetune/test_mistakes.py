@@ -5,6 +5,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+import torch
 from typer.testing import CliRunner
 
 from bert_pretrain.cli import app
@@ -142,6 +143,13 @@ def test_a_missing_column_of_a_table_is_told_without_a_line(toy_model: Path, tmp
     assert result.exit_code == 2
     assert f"  where: {tmp_path / 'x.csv'}\n" in result.stderr
     assert "its columns are title, body" in result.stderr
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without CUDA")
+def test_a_device_that_is_not_there_is_told_before_anything_is_read(toy_model: Path, tmp_path: Path) -> None:
+    (tmp_path / "x.jsonl").write_text("{broken")
+    for device in ("gpu", "cuda"):
+        assert_told(toy_model, tmp_path, f"classify --device {device}", "this machine has 0 CUDA devices", "--device")
 
 
 def test_labels_that_training_does_not_know_are_told(toy_model: Path, tmp_path: Path) -> None:
