@@ -303,6 +303,16 @@ def test_a_dumped_configuration_loads_back_the_same(tmp_path_factory: pytest.Tem
     assert loaded.for_phase(loaded.phases[0]) == config.for_phase(config.phases[0])
 
 
+def test_comments_say_what_null_means_and_give_defaults_as_yaml() -> None:
+    text = as_commented_yaml(load_config("tiny", ["train.max_epochs=3", "train.compile=true"]))
+    assert "None" not in text
+    assert "Default: null." in text
+    explained = [" ".join(block.replace("#", "").split()) for block in text.split("\n\n") if ": null" in block]
+    unclear = [block for block in explained if "null (not set)" not in block and block.count("null") < 3]
+    assert explained
+    assert unclear == []
+
+
 @pytest.mark.parametrize("names", [None, *preset_paths(), "small,paper"])
 def test_the_commented_configuration_loads_back_and_explains_every_key(names: str | None, tmp_path: Path) -> None:
     config = load_config(names)

@@ -10,7 +10,14 @@ from bert_pretrain.errors import DataError, InputError
 from bert_pretrain.model.bert import BertForPreTraining
 from bert_pretrain.model.huggingface import save_model
 from bert_pretrain.text.tokenizer import Tokenizer
-from bert_pretrain.tools.fill_mask import as_json, as_table, encode_with_masks, fill_mask, filled
+from bert_pretrain.tools.fill_mask import (
+    as_json,
+    as_table,
+    encode_with_masks,
+    fill_mask,
+    filled,
+    warn_of_unknown_words,
+)
 
 CPU = TrainConfig(device="cpu", precision="fp32")
 WORDS = ["the", "river", "was", "old", ".", "river", "##s", "中", "国", "[", "]", "sep", "mask"]
@@ -78,3 +85,38 @@ def test_the_filled_text_has_the_likeliest_tokens_and_no_hashes() -> None:
     # A Chinese character takes two columns.
     assert len({len(line) + line.count("中") for line in table[:5]}) == 1
     assert json.loads(as_json("[MASK] [MASK]", answers))["masks"][1][0] == {"token": "##s", "probability": 0.75}
+
+
+def tokenizer_of(*words: str, whole_words: bool) -> Tokenizer:
+    tokens = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *words]
+    return Tokenizer(tokens, lowercase=False, strip_accents=None, handle_chinese_chars=True, whole_words=whole_words)
+
+
+@pytest.mark.parametrize(
+    ("text", "number", "cause"),
+    [
+        ("acg ttg [MASK] cga", "3 of 3", "upper case"),
+        ("ACGTTG[MASK]CGA", "1 of 2", "the spaces between them"),
+        ("ACG NNN [MASK]", "1 of 2", "whole words, and these are none"),
+    ],
+)
+def test_unknown_words_of_a_vocabulary_of_words_are_told(text: str, number: str, cause: str) -> None:
+    warning = warn_of_unknown_words(text, tokenizer_of("ACG", "TTG", "CGA", whole_words=True))
+    assert warning is not None
+    assert f"{number} words of the text are unknown" in warning
+    assert cause in warning
+
+
+def test_unknown_characters_are_told_and_known_words_are_not(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    fill_mask(folder, "Die Straße [MASK]", config=CPU)
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.startswith("warning: 2 of 2 words of the text are unknown, [UNK] to the model: 'Die', 'Straße'")
+    assert "of another script or language: 'd', 'i', 'e'" in captured.err
+    fill_mask(folder, "the [MASK] was rivers .", config=CPU)
+    assert capsys.readouterr().err == ""
+    cased = tokenizer_of("Paris", "is", whole_words=False)
+    warning = warn_of_unknown_words("paris is [MASK]", cased)
+    assert warning is not None
+    assert "1 of 2" in warning
+    assert "title case" in warning
