@@ -58,8 +58,7 @@ def ingest(
             _Task(parts, store_shard_folder(folder, number), tokenizer.reference, config, repeated, number)
             for number, parts in enumerate(groups)
         ]
-        weights = [float(sum(part.num_bytes for part in parts)) for parts in groups]
-        results = run_all(_run, tasks, workers=pool, description="tokenise", unit="B", weights=weights)
+        results = run_all(_run, tasks, workers=pool, description="tokenise", **documents.progress_of(groups))
         remove_temporaries(folder)  # of workers that were killed while this process was not
         remove_unpacked(itertools.chain.from_iterable(groups))
     try:

@@ -77,8 +77,7 @@ def find_repeated_lines(
     if damage_of_folder(folder) is None:
         return folder
     tasks = [_Task(parts, store / f"lines-{number:05d}", config) for number, parts in enumerate(groups)]
-    weights = [float(sum(part.num_bytes for part in parts)) for parts in groups]
-    run_all(_count, tasks, workers=pool, description="count lines", unit="B", weights=weights)
+    run_all(_count, tasks, workers=pool, description="count lines", **documents.progress_of(groups))
     hashes, first_groups = _merge([task.folder for task in tasks], config.drop_repeated_lines)
     with atomic_folder(folder) as temporary:
         np.save(temporary / "hashes.npy", hashes)

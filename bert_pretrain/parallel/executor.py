@@ -18,6 +18,8 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
+from tqdm import tqdm
+
 from bert_pretrain.errors import UserError
 from bert_pretrain.parallel.progress import progress_bar
 
@@ -82,7 +84,7 @@ def run_each(
     Raises:
         UserError: when workers were killed from outside, usually for memory, or the cluster is gone.
     """
-    weights = [1.0] * len(tasks) if weights is None else weights
+    weights = [1] * len(tasks) if weights is None else weights
     is_own = isinstance(workers, int)
     pool = LocalPool(workers) if isinstance(workers, int) else workers
     with contextlib.ExitStack() as stack:
@@ -212,6 +214,8 @@ class LocalPool:
 def _start_worker() -> None:
     """Make a worker use one core, and end with its parent."""
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
+    # The bars of libraries would make a lock for several processes, a semaphore that a worker which is killed leaves.
+    tqdm.set_lock(threading.RLock())
     parent = multiprocessing.parent_process()
     if parent is not None:
         threading.Thread(target=_exit_with, args=(parent.sentinel,), daemon=True).start()

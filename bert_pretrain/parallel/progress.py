@@ -2,11 +2,29 @@
 
 import sys
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, TextIO
 
 from tqdm import tqdm
+
+_MOVE_UP = "\x1b[A"
+
+
+class _Lines:
+    """A file that is no terminal: every state of a bar is a line of its own, so that nothing else is on it."""
+
+    def __init__(self, file: TextIO) -> None:
+        self._file = file
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._file, name)
+
+    def write(self, text: str) -> None:
+        if line := text.replace(_MOVE_UP, "").strip():
+            self._file.write(f"{line}\n")
 
 
 def progress_bar(items: Iterable[Any] | None = None, **options: Any) -> Any:
     """Return a tqdm bar with the given options, perhaps over items."""
-    return tqdm(items, dynamic_ncols=True, mininterval=0.2 if sys.stderr.isatty() else 10.0, **options)
+    is_terminal = sys.stderr is not None and sys.stderr.isatty()
+    file = sys.stderr if is_terminal or sys.stderr is None else _Lines(sys.stderr)
+    return tqdm(items, dynamic_ncols=True, mininterval=0.2 if is_terminal else 10.0, file=file, **options)

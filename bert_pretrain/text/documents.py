@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 from bert_pretrain.config import DataConfig
 from bert_pretrain.text.records import read_texts
@@ -67,6 +67,13 @@ def group(parts: Iterable[ByteRange], part_bytes: int) -> list[tuple[ByteRange, 
         groups[-1].append(part)
         filled += size
     return [tuple(parts) for parts in groups]
+
+
+def progress_of(groups: Sequence[Sequence[ByteRange]]) -> dict[str, Any]:
+    """Return unit and weights of a progress bar over groups of parts: bytes, or parts where a size is not known."""
+    if any(part.source.size is None for parts in groups for part in parts):
+        return {"unit": "part", "weights": [len(parts) for parts in groups]}
+    return {"unit": "B", "weights": [float(sum(part.num_bytes for part in parts)) for parts in groups]}
 
 
 def check_unchanged(parts: Iterable[ByteRange]) -> None:

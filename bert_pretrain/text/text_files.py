@@ -35,7 +35,7 @@ class ByteRange:
 
     @property
     def num_bytes(self) -> int:
-        """The bytes to read, for progress bars; 1 if the size is not known."""
+        """The bytes to read, 1 if the size is not known."""
         return (self.stop or self.source.size or 1) - self.start
 
     @property

@@ -25,9 +25,12 @@ class RunLog:
         """
         self._length, self._file, self._trackers, self._pairs = length, file, trackers, pairs
         # A bar of steps, or of seconds where time ends the run: either way it shows the time left.
-        unit, total = ("step", length.steps) if length.steps is not None else ("s", round(length.seconds or 0.0))
-        begin = self._position(start)
-        self._bar = progress_bar(total=total, initial=begin, desc="train", unit=unit, disable=file is None)
+        options: dict[str, Any] = {"total": length.steps, "unit": "step"}
+        if length.steps is None:  # a rate of seconds per second tells nothing
+            form = "{l_bar}{bar}| {n_fmt}/{total_fmt} s [{elapsed}<{remaining}{postfix}]"
+            options = {"total": round(length.seconds or 0.0), "unit": "s", "bar_format": form}
+        options |= {"initial": self._position(start), "disable": file is None}
+        self._bar = progress_bar(desc="train", **options)
 
     def _position(self, progress: Progress) -> int:
         if self._length.steps is not None:

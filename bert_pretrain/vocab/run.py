@@ -159,11 +159,11 @@ def _count(sources: list[Source], config: Config, workers: int | None, scheduler
     parts = (part for source in sources for part in documents.cut(source.absolute, part_bytes))
     groups = documents.group(parts, part_bytes)
     tasks = [_CountTask(parts, number, config) for number, parts in enumerate(groups)]
-    weights = [float(sum(part.num_bytes for part in task.parts)) for task in tasks]
+    progress = documents.progress_of(groups)
     files = [Path(source.location) for source in sources if source.is_local]
     counts = Counts()
     with open_pool(workers, scheduler, folders=[], files=files) as pool:
-        for result in run_each(_count_task, tasks, workers=pool, description="count", unit="B", weights=weights):
+        for result in run_each(_count_task, tasks, workers=pool, description="count", **progress):
             counts.add(result)
     return counts
 

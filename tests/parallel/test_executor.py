@@ -115,3 +115,21 @@ def test_workers_do_not_outlive_an_interrupted_parent(tmp_path: Path, number: si
     while any(Path(f"/proc/{worker}").exists() for worker in workers):
         assert time.monotonic() < deadline
         time.sleep(0.05)
+
+
+def test_a_worker_that_is_stopped_leaves_no_semaphore(tmp_path: Path) -> None:
+    script = (
+        "import sys, time\n"
+        "from tqdm import tqdm\n"
+        "from bert_pretrain.parallel.executor import run_all\n"
+        "def work(number):\n"
+        "    list(tqdm(range(2), disable=None))\n"  # as in the libraries that a task uses
+        "    time.sleep(1)\n"
+        "    sys.exit(1 / number)\n"
+        "if __name__ == '__main__':\n"
+        "    run_all(work, [0, 0], workers=2, description='test', unit='task')\n"
+    )
+    (tmp_path / "script.py").write_text(script)
+    done = subprocess.run([sys.executable, str(tmp_path / "script.py")], capture_output=True, text=True, check=False)
+    assert "ZeroDivisionError" in done.stderr
+    assert "leaked" not in done.stderr
