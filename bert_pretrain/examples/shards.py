@@ -4,8 +4,9 @@ Zstd with dictionary encoding, because 16-bit ids would otherwise cost four byte
 """
 
 import hashlib
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
     from bert_pretrain.examples.padded import PaddedBatches
 
 ROW_GROUP_ROWS = 4096
+FOOTER_READERS = 16
+"""Footers that are read at once: on a slow disk or a network, thousands of small shards are a matter of waiting."""
 MASKING_KEYS = {"max_seq_length", "masked_lm_prob", "max_predictions_per_seq", "whole_word_mask"}
 """What decides, together with the tokenizer, which masks are drawn for given examples."""
 UNREADABLE = (pa.ArrowException, OSError, ValueError)
@@ -132,8 +135,10 @@ class DataFolder:
                 is broken.
         """
         folder = DataFolder(path, read_manifest(path, "data", flag))
-        for record in (*folder.shards("train"), *folder.shards("validation")):
-            check_footer(path, record)
+        records = (*folder.shards("train"), *folder.shards("validation"))
+        with ThreadPoolExecutor(FOOTER_READERS) as readers:
+            for _ in readers.map(partial(check_footer, path), records):  # raises for the first that is damaged
+                pass
         return folder
 
     def shards(self, split: str) -> list[ShardRecord]:
