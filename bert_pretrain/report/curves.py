@@ -163,7 +163,8 @@ def _draw_references(axes: Any, panel: Panel, records: Sequence[Mapping[str, Any
     for (label, value), style in zip(lines, ("--", ":"), strict=False):
         if value is not None:
             axes.axhline(value, linestyle=style, color="black", linewidth=0.9, alpha=0.6, label=label)
-    axes.legend(fontsize="small")
+    is_crowded = len(records) > 1
+    axes.legend(fontsize="x-small" if is_crowded else "small", framealpha=0.6)
 
 
 def _draw_measured(axes: Any, nearest: Mapping[str, Any], metric: str, metrics: Metrics) -> None:
@@ -181,7 +182,8 @@ def perplexity(loss: float) -> float:
 def run_names(runs: Sequence[Path]) -> list[str]:
     """Return the shortest ends of the paths that differ from each other."""
     parts = [run.resolve().parts for run in runs]
-    depths = range(1, max(map(len, parts)) + 1)
+    is_stage = len(runs) == 1 and parts[0][-1] == "train"  # of `run`, in whose folder it tells nothing
+    depths = range(1 + is_stage, max(map(len, parts)) + 1)
     tries = (["/".join(each[-depth:]) for each in parts] for depth in depths)
     return next((names for names in tries if len(set(names)) == len(set(parts))), [str(run) for run in runs])
 

@@ -106,10 +106,14 @@ def _settings(run: Path, record: Mapping[str, Any]) -> dict[str, str]:
         **{key: (config.get(section) or {}).get(key) for section, keys in SETTINGS.items() for key in keys},
     }
     return {
-        name: f"{value:,}" if type(value) is int and name != "seed" else str(value)
+        name: f"{value:,}" if type(value) is int and name != "seed" else _as_text(value)
         for name, value in found.items()
         if value is not None
     }
+
+
+def _as_text(value: object) -> str:
+    return f"{value:g}" if isinstance(value, float) else str(value)
 
 
 def unusual_figures(metrics: Metrics) -> list[str]:

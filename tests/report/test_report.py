@@ -41,6 +41,17 @@ def test_runs_are_named_by_the_shortest_ends_of_their_paths_that_differ(tmp_path
     assert run_names([tmp_path / "a", tmp_path / "b"]) == ["a", "b"]
     assert run_names([tmp_path / "a" / "train", tmp_path / "b" / "train"]) == ["a/train", "b/train"]
     assert run_names([tmp_path / "a"] * 2) == ["a", "a"]
+    assert run_names([tmp_path / "a"]) == ["a"]
+    assert run_names([tmp_path / "a" / "train"]) == ["a/train"]
+
+
+def test_settings_are_rounded(run: Path, tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    record = {"length": {"steps": None, "seconds": 100.45750192799997}, "config": {"train": {"peak_lr": 2.5e-05}}}
+    (run / "manifest.json").write_text(json.dumps(record))
+    _, page = write_report([run], tmp_path / "curves.png")
+    assert "<td>100.458</td>" in page.read_text()
+    assert "<td>2.5e-05</td>" in page.read_text()
 
 
 def test_a_run_without_pairs_has_no_panels_of_them(run: Path, tmp_path: Path) -> None:
