@@ -134,6 +134,16 @@ def test_texts_come_from_every_kind_of_input(tmp_path: Path, capsys: pytest.Capt
     assert found[4].where == f"{tmp_path}/b.jsonl: record 3"
 
 
+def test_texts_that_the_model_does_not_know_get_a_warning(
+    bert_folder: Path, text_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    embed(bert_folder, [str(text_file)], tmp_path / "v.npy", config=CPU)
+    assert "warning" not in capsys.readouterr().err
+    (tmp_path / "greek.txt").write_text("λόγος και μύθος\nάνθρωπος\n", encoding="utf-8")
+    embed(bert_folder, [str(tmp_path / "greek.txt")], tmp_path / "v.npy", config=CPU)
+    assert "warning: 100% of the tokens of the texts are [UNK] to the model" in capsys.readouterr().err
+
+
 def test_longer_texts_are_truncated_and_counted(
     bert_folder: Path, text_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
