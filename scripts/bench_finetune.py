@@ -25,7 +25,8 @@ from bert_pretrain.finetune.run import finetune
 from bert_pretrain.finetune.settings import Settings
 from bert_pretrain.finetune.tag import entity_scores
 from bert_pretrain.model.bert import BertForPreTraining
-from bert_pretrain.model.huggingface import read_config, save_model
+from bert_pretrain.model.folder import read_config
+from bert_pretrain.model.huggingface import save_model
 from bert_pretrain.pipeline import run_pipeline
 from bert_pretrain.text.tokenizer import Tokenizer
 

@@ -18,7 +18,8 @@ import numpy as np
 from bert_pretrain import rng
 from bert_pretrain.config import TrainConfig
 from bert_pretrain.model.bert import BertForPreTraining
-from bert_pretrain.model.huggingface import read_config, save_model
+from bert_pretrain.model.folder import read_config
+from bert_pretrain.model.huggingface import save_model
 from bert_pretrain.text.tokenizer import Tokenizer
 from bert_pretrain.tools.embed import POOLINGS, embed
 from bert_pretrain.tools.texts import Texts

@@ -31,9 +31,8 @@ from bert_pretrain.finetune.settings import Settings
 from bert_pretrain.finetune.similarity import Similarity
 from bert_pretrain.finetune.tag import Tag
 from bert_pretrain.finetune.task import HeadTask, Job, Learner, Task
+from bert_pretrain.model.folder import CARD, CONFIG, weights_sha256
 from bert_pretrain.model.hub import name_of_folder
-from bert_pretrain.model.huggingface import CARD, CONFIG
-from bert_pretrain.model.weights import weights_sha256
 from bert_pretrain.storage import manifest
 from bert_pretrain.storage.checksums import damage_of_folder, seal_folder
 from bert_pretrain.storage.files import (

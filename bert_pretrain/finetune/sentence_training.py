@@ -21,7 +21,7 @@ from bert_pretrain.errors import DataError
 from bert_pretrain.finetune.similarity import Comparison, Similarity
 from bert_pretrain.finetune.task import Job
 from bert_pretrain.finetune.training import diverged, training_arguments, with_callbacks
-from bert_pretrain.model.huggingface import read_config
+from bert_pretrain.model.folder import read_config
 from bert_pretrain.train.device.hardware import Precision
 
 DROPOUT = 0.1

@@ -11,24 +11,28 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from pydantic import ValidationError
 from torch import Tensor
 
-from bert_pretrain.config import ModelConfig
-from bert_pretrain.errors import DataError, first_problem
+from bert_pretrain.errors import DataError
 from bert_pretrain.model.attention import choose_attention
 from bert_pretrain.model.bert import BertForPreTraining
-from bert_pretrain.model.weights import REMEDY, WEIGHTS, read_shapes, read_weights, write_tensors
-from bert_pretrain.storage.checksums import CHECKSUMS, damage_of_folder, is_sealed, seal_folder
-from bert_pretrain.storage.files import read_json, write_json
+from bert_pretrain.model.folder import (
+    CONFIG,
+    POSITIONS,
+    WEIGHTS,
+    WORD_EMBEDDINGS,
+    check_model,
+    check_shape,
+    current_name,
+    read_config,
+)
+from bert_pretrain.model.weights import read_weights, write_tensors
+from bert_pretrain.storage.checksums import seal_folder
+from bert_pretrain.storage.files import write_json
 from bert_pretrain.text.extension import Extension
-from bert_pretrain.text.tokenizer import FILES, Tokenizer
+from bert_pretrain.text.tokenizer import Tokenizer
 
-CARD = "README.md"
-CONFIG = "config.json"
-_WORD_EMBEDDINGS = "bert.embeddings.word_embeddings.weight"
-_POSITIONS = "bert.embeddings.position_embeddings.weight"
-_ROWS_OF_TOKENS = (_WORD_EMBEDDINGS, "cls.predictions.bias")
+_ROWS_OF_TOKENS = (WORD_EMBEDDINGS, "cls.predictions.bias")
 _DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 
 # Ours -> Hugging Face's, as a prefix of the parameter's name; {} is the number of the layer.
@@ -77,27 +81,6 @@ def save_tensors(tensors: Mapping[str, Tensor], model: BertForPreTraining, folde
     write_tensors(tensors, folder / WEIGHTS)
     tokenizer.save(folder, model.config.max_position_embeddings)
     seal_folder(folder, {CONFIG, WEIGHTS, *tokenizer.files})
-
-
-def damage_of_model(folder: Path) -> str | None:
-    """Return how a model that `save_tensors` has written was damaged; None if it was not."""
-    return damage_of_folder(folder, {CONFIG, WEIGHTS, *FILES})
-
-
-def check_model(folder: Path, flag: str) -> None:
-    """Compare the bytes of a model folder with its checksums, if it has any.
-
-    Raises:
-        DataError: when they differ.
-    """
-    damage = damage_of_model(folder) if is_sealed(folder) else None
-    if damage:
-        raise DataError(
-            f"{folder} is damaged: {damage}",
-            where=flag,
-            remedy="copy it again, or run the command that wrote it again; after a change of your own, remove its "
-            f"{CHECKSUMS}",
-        )
 
 
 def huggingface_config(model: BertForPreTraining, tokenizer: Tokenizer) -> dict[str, Any]:
@@ -173,58 +156,6 @@ def load_model(
     return Loaded(model.to(device).eval(), fresh, unused)
 
 
-def read_config(folder: Path, flag: str) -> tuple[ModelConfig, int]:
-    """Return the model configuration and the size of the vocabulary from a folder's `config.json`.
-
-    Raises:
-        DataError: when it does not describe a BERT of this architecture, or the weights next to it have other sizes.
-    """
-    if not (folder / CONFIG).is_file():
-        missing = f"{folder} has no {CONFIG}" if folder.is_dir() else f"there is no folder '{folder}'"
-        raise DataError(missing, where=flag, remedy=REMEDY)
-    found = read_json(folder / CONFIG)
-    where = str(folder / CONFIG)
-    vocab_size = found.get("vocab_size") if isinstance(found, dict) else None
-    if type(vocab_size) is not int or vocab_size < 1:
-        raise DataError("it states no vocab_size", where=where, remedy=REMEDY)
-    required = {"model_type": "bert", "hidden_act": "gelu", "position_embedding_type": "absolute", "is_decoder": False}
-    for key, value in required.items():
-        if found.get(key, value) != value:
-            what = f"{key} is {str(found[key])[:80]!r}; only BERT with {value!r} is supported"
-            raise DataError(what, where=where, remedy=REMEDY)
-    try:
-        given = {key: found[key] for key in ModelConfig.model_fields if key in found}
-        config = ModelConfig.model_validate(given, strict=True)
-    except ValidationError as error:
-        raise DataError(first_problem(error), where=where, remedy="correct it, or name another folder") from error
-    _check_sizes(config, vocab_size, folder, flag)
-    return config, vocab_size
-
-
-def _check_sizes(config: ModelConfig, vocab_size: int, folder: Path, flag: str) -> None:
-    """Compare sizes with the weights before anything is built: a model as large as its file fits where the file does.
-
-    Raises:
-        DataError: when embeddings or layers have another size, or there are fewer layers.
-    """
-    shapes = {_current_name(name): shape for name, shape in read_shapes(folder, flag).items()}
-    hidden = config.hidden_size
-    demanded = {
-        _WORD_EMBEDDINGS: (vocab_size, hidden),
-        _POSITIONS: (config.max_position_embeddings, hidden),
-        "bert.embeddings.token_type_embeddings.weight": (config.type_vocab_size, hidden),
-    }
-    for number in range(min(config.num_hidden_layers, len(shapes))):
-        layer = f"bert.encoder.layer.{number}"
-        demanded[f"{layer}.attention.self.query.weight"] = (hidden, hidden)
-        demanded[f"{layer}.intermediate.dense.weight"] = (config.intermediate_size, hidden)
-    for name, shape in demanded.items():
-        if name not in shapes:
-            what = f"{folder} holds no {name}, which a BERT of the sizes in its {CONFIG} has"
-            raise DataError(what, where=flag, remedy=REMEDY)
-        _check_shape(name, shapes[name], shape, folder, flag)
-
-
 @torch.no_grad()
 def load_weights(
     model: BertForPreTraining, folder: Path, *, flag: str, seed: int, extension: Extension | None = None
@@ -244,8 +175,8 @@ def load_weights(
     if extension is not None:
         for name in tensors.keys() & set(_ROWS_OF_TOKENS):
             tensors[name] = _extended(name, tensors[name], extension, folder, flag)
-    if _POSITIONS in tensors:
-        tensors[_POSITIONS] = more_positions(tensors[_POSITIONS], model.config.max_position_embeddings)
+    if POSITIONS in tensors:
+        tensors[POSITIONS] = more_positions(tensors[POSITIONS], model.config.max_position_embeddings)
     fresh, drawn, used = [], set(), set()
     for name, parameter in model.named_parameters():
         parts = _huggingface_names(name)
@@ -256,7 +187,7 @@ def load_weights(
             continue
         shape = (parameter.shape[0] // len(parts), *parameter.shape[1:])
         for part, target in zip(parts, parameter.chunk(len(parts)), strict=True):
-            _check_shape(part, tuple(tensors[part].shape), shape, folder, flag)
+            check_shape(part, tuple(tensors[part].shape), shape, folder, flag)
             target.copy_(tensors[part])
         used.update(parts)
     model.initialize(seed, drawn)
@@ -290,15 +221,6 @@ def _extended(name: str, rows: Tensor, extension: Extension, folder: Path, flag:
     return extended
 
 
-def _check_shape(name: str, found: tuple[int, ...], needed: tuple[int, ...], folder: Path, flag: str) -> None:
-    if found != needed:
-        raise DataError(
-            f"the tensor {name} has the shape {str(found)[:80]}, the model needs {str(needed)[:80]}",
-            where=f"{flag} {folder}",
-            remedy=f"correct the sizes in that folder's {CONFIG}, and use data of its tokenizer",
-        )
-
-
 def _normalised(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     """Convert the names in BERT folders of all kinds to those of the current `BertForPreTraining`.
 
@@ -309,14 +231,14 @@ def _normalised(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     for old_name, tensor in tensors.items():
         if old_name.endswith("position_ids"):
             continue  # a buffer of older versions, always 0, 1, 2, …
-        name = _current_name(old_name)
+        name = current_name(old_name)
         if name.startswith(("bert.", "cls.")) and (tensor.dtype not in _DTYPES or tensor.layout != torch.strided):
             what = f"its numbers are {tensor.dtype}, {tensor.layout}, which is not supported"
             raise DataError(what, where=old_name, remedy="convert the model to fp32, bf16 or fp16")
         renamed[name] = tensor
     # The decoder is tied to the embeddings; some versions store its two tensors nevertheless.
     decoder = renamed.pop("cls.predictions.decoder.weight", None)
-    embeddings = renamed.get(_WORD_EMBEDDINGS)
+    embeddings = renamed.get(WORD_EMBEDDINGS)
     if decoder is not None and embeddings is not None and not torch.equal(decoder.to(embeddings.dtype), embeddings):
         raise DataError(
             "its output matrix is not its word embeddings (tie_word_embeddings is false); BERT ties the two",
@@ -327,10 +249,3 @@ def _normalised(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     if decoder_bias is not None:
         renamed.setdefault("cls.predictions.bias", decoder_bias)
     return renamed
-
-
-def _current_name(name: str) -> str:
-    name = re.sub(r"\bLayerNorm\.gamma$", "LayerNorm.weight", name)
-    name = re.sub(r"\bLayerNorm\.beta$", "LayerNorm.bias", name)
-    # A bare BertModel is saved without the prefix.
-    return f"bert.{name}" if re.match(r"(embeddings|encoder|pooler)\.", name) else name

@@ -22,8 +22,9 @@ from torch import Tensor
 
 from bert_pretrain.errors import DataError, OutputError
 from bert_pretrain.model.bert import BertForPreTraining
-from bert_pretrain.model.huggingface import CARD, save_tensors, to_huggingface
-from bert_pretrain.model.weights import WEIGHTS, write_tensors
+from bert_pretrain.model.folder import CARD, WEIGHTS
+from bert_pretrain.model.huggingface import save_tensors, to_huggingface
+from bert_pretrain.model.weights import write_tensors
 from bert_pretrain.storage.checksums import damage_of_folder, is_sealed
 from bert_pretrain.storage.files import atomic_folder, read_json, remove_temporaries, write_json, write_text
 from bert_pretrain.text.tokenizer import Tokenizer

@@ -10,9 +10,8 @@ from bert_pretrain.config import Config, ModelConfig
 from bert_pretrain.errors import ConfigError, DataError
 from bert_pretrain.examples.shards import DataFolder
 from bert_pretrain.model.attention import choose_attention
-from bert_pretrain.model.huggingface import check_model, read_config
+from bert_pretrain.model.folder import check_model, read_config, weights_sha256
 from bert_pretrain.model.vocabulary import match_vocabulary
-from bert_pretrain.model.weights import weights_sha256
 from bert_pretrain.text.extension import Extension
 from bert_pretrain.text.tokenizer import Tokenizer
 from bert_pretrain.train import milestones

@@ -6,7 +6,7 @@ A dry run asks the same, and changes nothing.
 import torch
 
 from bert_pretrain.errors import ConfigError, OutputError
-from bert_pretrain.model.huggingface import damage_of_model
+from bert_pretrain.model.folder import damage_of_model
 from bert_pretrain.storage import manifest
 from bert_pretrain.storage.files import read_json, remove_temporaries
 from bert_pretrain.train import milestones

@@ -15,7 +15,8 @@ from bert_pretrain.config import Config
 from bert_pretrain.config_file import dump_yaml
 from bert_pretrain.examples.shards import DataFolder
 from bert_pretrain.model.bert import BertForPreTraining
-from bert_pretrain.model.huggingface import CARD, load_weights, save_tensors, to_huggingface
+from bert_pretrain.model.folder import CARD
+from bert_pretrain.model.huggingface import load_weights, save_tensors, to_huggingface
 from bert_pretrain.report.data_hints import data_statistics
 from bert_pretrain.report.diagnosis import Diagnosis, nothing_learnt
 from bert_pretrain.storage import manifest

@@ -9,10 +9,10 @@ from bert_pretrain.config import ModelConfig, TrainConfig
 from bert_pretrain.errors import ConfigError
 from bert_pretrain.examples.shards import DataFolder
 from bert_pretrain.model.bert import BertForPreTraining
+from bert_pretrain.model.folder import check_model, read_config, weights_sha256
 from bert_pretrain.model.hub import model_folder
-from bert_pretrain.model.huggingface import check_model, load_model, read_config
+from bert_pretrain.model.huggingface import load_model
 from bert_pretrain.model.vocabulary import check_rows, check_same_vocabulary
-from bert_pretrain.model.weights import weights_sha256
 from bert_pretrain.text.tokenizer import Tokenizer
 
 KEY = "train.teacher"

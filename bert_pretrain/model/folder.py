@@ -1,0 +1,179 @@
+"""What a model folder holds, read without torch: sizes from `config.json`, shapes and checksums of the weight files.
+
+In the same order as by `transformers`: one file or several with an index, safetensors or pickles.
+"""
+
+import hashlib
+import re
+from pathlib import Path
+
+import safetensors
+from pydantic import ValidationError
+from safetensors import safe_open
+
+from bert_pretrain.config import ModelConfig
+from bert_pretrain.errors import DataError, first_problem
+from bert_pretrain.storage.checksums import CHECKSUMS, damage_of_folder, is_sealed
+from bert_pretrain.storage.files import read_json, sha256_file
+from bert_pretrain.text.tokenizer import FILES
+
+CARD = "README.md"
+CONFIG = "config.json"
+WEIGHTS = "model.safetensors"
+PICKLED_WEIGHTS = "pytorch_model.bin"
+_INDEX = ".index.json"
+REMEDY = f"name a folder that holds a BERT: {CONFIG} with {WEIGHTS} or {PICKLED_WEIGHTS}, in one file or several"
+WORD_EMBEDDINGS = "bert.embeddings.word_embeddings.weight"
+POSITIONS = "bert.embeddings.position_embeddings.weight"
+
+
+def damage_of_model(folder: Path) -> str | None:
+    """Return how a model that `save_tensors` has written was damaged; None if it was not."""
+    return damage_of_folder(folder, {CONFIG, WEIGHTS, *FILES})
+
+
+def check_model(folder: Path, flag: str) -> None:
+    """Compare the bytes of a model folder with its checksums, if it has any.
+
+    Raises:
+        DataError: when they differ.
+    """
+    damage = damage_of_model(folder) if is_sealed(folder) else None
+    if damage:
+        raise DataError(
+            f"{folder} is damaged: {damage}",
+            where=flag,
+            remedy="copy it again, or run the command that wrote it again; after a change of your own, remove its "
+            f"{CHECKSUMS}",
+        )
+
+
+def read_config(folder: Path, flag: str) -> tuple[ModelConfig, int]:
+    """Return the model configuration and the size of the vocabulary from a folder's `config.json`.
+
+    Raises:
+        DataError: when it does not describe a BERT of this architecture, or the weights next to it have other sizes.
+    """
+    if not (folder / CONFIG).is_file():
+        missing = f"{folder} has no {CONFIG}" if folder.is_dir() else f"there is no folder '{folder}'"
+        raise DataError(missing, where=flag, remedy=REMEDY)
+    found = read_json(folder / CONFIG)
+    where = str(folder / CONFIG)
+    vocab_size = found.get("vocab_size") if isinstance(found, dict) else None
+    if type(vocab_size) is not int or vocab_size < 1:
+        raise DataError("it states no vocab_size", where=where, remedy=REMEDY)
+    required = {"model_type": "bert", "hidden_act": "gelu", "position_embedding_type": "absolute", "is_decoder": False}
+    for key, value in required.items():
+        if found.get(key, value) != value:
+            what = f"{key} is {str(found[key])[:80]!r}; only BERT with {value!r} is supported"
+            raise DataError(what, where=where, remedy=REMEDY)
+    try:
+        given = {key: found[key] for key in ModelConfig.model_fields if key in found}
+        config = ModelConfig.model_validate(given, strict=True)
+    except ValidationError as error:
+        raise DataError(first_problem(error), where=where, remedy="correct it, or name another folder") from error
+    _check_sizes(config, vocab_size, folder, flag)
+    return config, vocab_size
+
+
+def _check_sizes(config: ModelConfig, vocab_size: int, folder: Path, flag: str) -> None:
+    """Compare sizes with the weights before anything is built: a model as large as its file fits where the file does.
+
+    Raises:
+        DataError: when embeddings or layers have another size, or there are fewer layers.
+    """
+    shapes = {current_name(name): shape for name, shape in read_shapes(folder, flag).items()}
+    hidden = config.hidden_size
+    demanded = {
+        WORD_EMBEDDINGS: (vocab_size, hidden),
+        POSITIONS: (config.max_position_embeddings, hidden),
+        "bert.embeddings.token_type_embeddings.weight": (config.type_vocab_size, hidden),
+    }
+    for number in range(min(config.num_hidden_layers, len(shapes))):
+        layer = f"bert.encoder.layer.{number}"
+        demanded[f"{layer}.attention.self.query.weight"] = (hidden, hidden)
+        demanded[f"{layer}.intermediate.dense.weight"] = (config.intermediate_size, hidden)
+    for name, shape in demanded.items():
+        if name not in shapes:
+            what = f"{folder} holds no {name}, which a BERT of the sizes in its {CONFIG} has"
+            raise DataError(what, where=flag, remedy=REMEDY)
+        check_shape(name, shapes[name], shape, folder, flag)
+
+
+def weights_sha256(folder: Path, flag: str) -> str:
+    """Return the SHA-256 of a folder's weights; for several files, that of their SHA-256s in order.
+
+    Raises:
+        DataError: when there are none.
+    """
+    sums = [sha256_file(path) for path in weight_files(folder, flag)]
+    return sums[0] if len(sums) == 1 else hashlib.sha256("".join(sums).encode()).hexdigest()
+
+
+def read_shapes(folder: Path, flag: str) -> dict[str, tuple[int, ...]]:
+    """Return the shapes of a folder's tensors under their names there; of safetensors only the header is read.
+
+    Raises:
+        DataError: as `read_weights`.
+    """
+    shapes: dict[str, tuple[int, ...]] = {}
+    for path in weight_files(folder, flag):
+        if path.suffix != ".safetensors":
+            from bert_pretrain.model.weights import read_pickle  # which needs torch
+
+            shapes |= {name: tuple(tensor.shape) for name, tensor in read_pickle(path).items()}
+            continue
+        try:
+            with safe_open(path, "np") as file:
+                shapes |= {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
+        except (safetensors.SafetensorError, OSError, ValueError) as error:
+            raise broken_weights(path, error) from error
+    return shapes
+
+
+def weight_files(folder: Path, flag: str) -> list[Path]:
+    """Return the files that hold a folder's weights; safetensors before a pickle."""
+    for name in (WEIGHTS, PICKLED_WEIGHTS):
+        if (folder / name).is_file():
+            return [folder / name]
+        if (folder / f"{name}{_INDEX}").is_file():
+            return _parts(folder / f"{name}{_INDEX}")
+    raise DataError(f"{folder} has neither {WEIGHTS} nor {PICKLED_WEIGHTS}", where=flag, remedy=REMEDY)
+
+
+def _parts(index: Path) -> list[Path]:
+    """Return the files that an index names, which must be in its folder."""
+    found = read_json(index)
+    weight_map = found.get("weight_map") if isinstance(found, dict) else None
+    names = list(weight_map.values()) if isinstance(weight_map, dict) else []
+    if not names or not all(isinstance(name, str) and Path(name).name == name for name in names):
+        raise DataError(f"{index.name} names no files in its folder", where=str(index), remedy="copy the folder again")
+    files = sorted({index.parent / name for name in names})
+    missing = [path.name for path in files if not path.is_file()]
+    if missing:
+        raise DataError(
+            f"{len(missing)} of {len(files)} files of weights are missing: {', '.join(missing[:3])}",
+            where=str(index),
+            remedy="copy the folder again",
+        )
+    return files
+
+
+def broken_weights(path: Path, error: Exception) -> DataError:
+    return DataError(f"{path.name} is broken: {error}", where=str(path), remedy="copy it again")
+
+
+def check_shape(name: str, found: tuple[int, ...], needed: tuple[int, ...], folder: Path, flag: str) -> None:
+    if found != needed:
+        raise DataError(
+            f"the tensor {name} has the shape {str(found)[:80]}, the model needs {str(needed)[:80]}",
+            where=f"{flag} {folder}",
+            remedy=f"correct the sizes in that folder's {CONFIG}, and use data of its tokenizer",
+        )
+
+
+def current_name(name: str) -> str:
+    name = re.sub(r"\bLayerNorm\.gamma$", "LayerNorm.weight", name)
+    name = re.sub(r"\bLayerNorm\.beta$", "LayerNorm.bias", name)
+    # A bare BertModel is saved without the prefix.
+    return f"bert.{name}" if re.match(r"(embeddings|encoder|pooler)\.", name) else name
