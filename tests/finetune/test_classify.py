@@ -63,3 +63,16 @@ def test_classes_of_a_dataset_keep_their_order_and_numbers_have_theirs(tokenizer
         task = Classify(Settings(), tokenizer)
         task.set_labels(task.read(LabelledInput(str(tmp_path / source), "--train")), [], [])
         assert task.classes == classes
+
+
+def test_a_pair_with_an_empty_second_text_is_trained_as_a_single_text(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text('text,pair,label\ngood,,a\nbad,film,b\n"",film,a\n')
+    source = LabelledInput(str(tmp_path / "a.csv"), "--train")
+    task = Classify(Settings(pair_field="pair", max_length=16), tokenizer)
+    examples = task.read(source)
+    assert [example.pair for example in examples] == ["", "film"]
+    assert "rows kept whose second text, 'pair', is empty: 1; left out, since 'text' is empty: 1" in source.summary()
+    task.set_labels(examples, [], [])
+    windows = task.encode(examples, "train", Counter())
+    assert [window.input_ids.count(tokenizer.sep_id) for window in windows] == [1, 2]
+    assert set(windows[0].token_type_ids) == {0}

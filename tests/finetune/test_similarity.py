@@ -191,3 +191,10 @@ def test_a_stopped_training_continues_to_the_same_weights(
         assert ("continues from checkpoint-" in capsys.readouterr().out) == (name == "stopped")
     stopped, whole = (load_file(tmp_path / name / "model.safetensors") for name in ("stopped", "whole"))
     assert all(torch.equal(stopped[name], whole[name]) for name in whole)
+
+
+def test_lines_are_read_in_the_encoding_that_is_named(toy_model: Path, tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_bytes("café\nbœuf\n".encode("cp1252"))
+    task = Similarity(Settings(), Tokenizer.load(toy_model))
+    source = LabelledInput(str(tmp_path / "a.txt"), "--train", encoding="cp1252")
+    assert [example.text for example in task.read(source)] == ["café", "bœuf"]
