@@ -93,7 +93,8 @@ def open_dataset(location: str) -> dict[str, Any]:
             name = location.removeprefix(DATASET).partition("@")[0].partition(":")[0]
             data = datasets.load_dataset(name, subset or None, split=split or None)
     except Exception as error:  # `datasets` raises whatever its readers raise
-        raise InputError(f"datasets cannot open it: {error}", where=location, remedy="check the name") from error
+        remedy = "a file may be damaged; write it again" if _is_saved(folder) else "check the name"
+        raise InputError(f"datasets cannot open it: {error}", where=location, remedy=remedy) from error
     splits = dict(data) if isinstance(data, dict) else {"": data}
     if not split or not _is_saved(folder):
         return splits

@@ -8,6 +8,7 @@ import pytest
 
 from bert_pretrain.config import DataConfig
 from bert_pretrain.config_file import load_config
+from bert_pretrain.errors import InputError
 from bert_pretrain.examples.shards import DataFolder
 from bert_pretrain.make_data.run import make_data
 from bert_pretrain.text.sources import resolve
@@ -90,3 +91,12 @@ def test_a_data_folder_holds_out_the_validation_of_the_dataset(tmp_path: Path, v
     inputs = [(Path(found["location"]).name, found["split"]) for found in data.manifest["inputs"]]
     assert inputs == [("saved@train", "train"), ("saved@validation", "validation")]
     assert [found["documents"] for found in data.manifest["corpus"]["inputs"]] == [30, 30]
+
+
+def test_a_cut_off_file_of_a_saved_dataset_is_told(tmp_path: Path) -> None:
+    saved = save(tmp_path / "saved", "train")
+    (file,) = (tmp_path / "saved" / "train").glob("*.arrow")
+    file.write_bytes(file.read_bytes()[:-200])
+    with pytest.raises(InputError, match="datasets cannot open it") as caught:
+        read_all(f"{saved}@train")
+    assert "damaged" in caught.value.remedy
