@@ -88,8 +88,9 @@ class DataConfig(_Section):
     """One sentence per line, or running text that `sentencex` cuts; auto looks at the text of each input."""
     language: Annotated[str, Field(min_length=2), Expects("a language code such as en or zh")] = "en"
     """An ISO 639 code, for splitting sentences and for the model card."""
-    document_boundary: Literal["auto", "blank_line", "file"] = "auto"
-    """What ends a document of a text file; auto: blank lines where it has one sentence per line, else its end."""
+    document_boundary: Literal["auto", "blank_line", "line", "file"] = "auto"
+    """What ends a document of a text file: a blank line, every line, or its end; auto: blank lines where it has one
+    sentence per line, else its end."""
     encoding: Encoding = "utf-8"
     """Encoding of text files, such as gb18030, big5 or cp1252; `auto` tells that of each file from its beginning."""
     text_field: TextField = "text"

@@ -29,8 +29,8 @@ CLAIM = "claim"
 DONORS = (0, 64, 4096)
 """How many slices of other shards are read, one after the other, where a shard's text is of a single document."""
 SINGLE_SENTENCES_REMEDY = (
-    "if blank lines separate sentences rather than documents, set data.document_boundary=file; "
-    "if a line is a document, join related lines, or set data.next_sentence=none"
+    "--set data.next_sentence=none, if each document is one sentence or sequence; or "
+    "--set data.document_boundary=file, if lines or blank lines separate the sentences of one document"
 )
 
 

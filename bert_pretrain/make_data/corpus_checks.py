@@ -7,11 +7,13 @@ import numpy as np
 from bert_pretrain.config import DataConfig
 from bert_pretrain.errors import InputError
 from bert_pretrain.make_data import build
-from bert_pretrain.make_data.plan import BuildPlan, documents_needed
+from bert_pretrain.make_data.plan import MAX_HELD_OUT_SHARE, BuildPlan, documents_needed
 from bert_pretrain.make_data.summary import CorpusStatistics, SplitStatistics
 from bert_pretrain.report.data_hints import MAX_REPEATED_SHARE, MAX_UNK_SHARE
 from bert_pretrain.text.markup import markup_warning
-from bert_pretrain.text.sources import Source
+from bert_pretrain.text.sources import Source, few_documents, finer_boundary
+
+_OTHER_TEXT = "--set 'data.validation=[FILE]' holds out another file"
 
 
 def check_corpus(corpus: CorpusStatistics, config: DataConfig, sources: list[Source]) -> None:
@@ -45,31 +47,54 @@ def check_documents(documents: Sequence[int], config: DataConfig, sources: Seque
     Raises:
         InputError: with the remedy.
     """
-    where, needed = _names(sources), documents_needed(config)
+    needed = documents_needed(config)
     held_out = sum(number for number, source in zip(documents, sources, strict=True) if source.is_validation)
     if config.validation and held_out < needed:
-        raise _too_few(held_out, "inputs held out for validation", needed, where)
+        held_out_sources = [source for source in sources if source.is_validation]
+        raise _too_few(held_out, "inputs held out for validation", needed, held_out_sources)
     if config.validation_fraction and not config.validation:
         needed *= 2
-    if sum(documents) - held_out >= needed:
-        return
-    if config.next_sentence != "nsp":
-        print("the inputs hold a single document, so nothing is held out for validation")
-        return
-    raise _too_few(sum(documents) - held_out, "inputs", needed, where)
+    if sum(documents) - held_out < needed and config.next_sentence == "nsp":
+        training = [source for source in sources if not source.is_validation]
+        raise _too_few(sum(documents) - held_out, "inputs", needed, training)
+
+
+def warn_of_large_documents(plan: BuildPlan, corpus: CorpusStatistics, sources: Sequence[Source]) -> None:
+    """Warn where documents are so few or large that much of the text is held out, with what divides it further."""
+    inputs = [
+        (counts, source) for counts, source in zip(corpus["inputs"], sources, strict=True) if not source.is_validation
+    ]
+    number, tokens = (sum(counts[name] for counts, _ in inputs) for name in ("documents", "tokens"))
+    large = [
+        f"{source.location} is one document, {counts['tokens'] / tokens:.0%} of the text"
+        for counts, source in inputs
+        if counts["documents"] == 1 and counts["tokens"] > MAX_HELD_OUT_SHARE * tokens
+    ]
+    found = [few_documents(number)] if few_documents(number) else large[:1]
+    remedies = [finer_boundary([source for _, source in inputs])]
+    if plan.config.validation_fraction and not plan.config.validation and len(inputs) == len(sources):
+        count = sum(split.num_documents for split in plan.splits if split.name == "validation")
+        if plan.held_out_share > max(MAX_HELD_OUT_SHARE, 2 * plan.config.validation_fraction):
+            found.append(f"{count:,} documents, {plan.held_out_share:.0%} of the text, are held out for validation")
+            remedies.append(f"{_OTHER_TEXT}, --set data.validation_fraction=0 nothing")
+        elif count == 0:
+            found.append("nothing is held out for validation")
+            remedies.append(_OTHER_TEXT)
+    if found:
+        print(f"warning: {'; '.join(found)}\n  hint: {'; or '.join(filter(None, remedies))}")
 
 
 def _names(sources: Sequence[Source]) -> str:
     return ", ".join(source.location for source in sources[:3]) + (" …" if len(sources) > 3 else "")
 
 
-def _too_few(number: int, of: str, needed: int, where: str) -> InputError:
+def _too_few(number: int, of: str, needed: int, sources: Sequence[Source]) -> InputError:
+    finer = finer_boundary(sources) or "give more documents"
     return InputError(
         f"the {of} hold {number} document(s); next-sentence prediction takes a random B from another document and "
         f"needs at least {needed}",
-        where=where,
-        remedy="put a blank line between documents and set data.document_boundary=blank_line, give each document a "
-        "file of its own, or choose data.next_sentence=sop or none",
+        where=_names(sources),
+        remedy=f"{finer}; or --set data.next_sentence=none, which needs no other document, as sop",
     )
 
 

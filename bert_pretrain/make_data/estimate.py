@@ -33,7 +33,7 @@ from bert_pretrain.storage.files import open_raw
 from bert_pretrain.text import documents, records
 from bert_pretrain.text.encodings import as_utf8
 from bert_pretrain.text.json_records import array_elements
-from bert_pretrain.text.sources import READ_ERRORS, TEXT_FORMATS, Source, damaged
+from bert_pretrain.text.sources import READ_ERRORS, TEXT_FORMATS, Source, damaged, few_documents, finer_boundary
 from bert_pretrain.text.text_files import ByteRange, last_character
 from bert_pretrain.text.tokenizer import Tokenizer
 
@@ -99,6 +99,8 @@ def estimate(config: Config, sources: Sequence[Source], tokenizer: Tokenizer) ->
             )
         if len(chosen) == len(sources) and all(each == 1.0 for each in scales):  # nothing is left to be estimated
             check_documents([each["documents"] for each in counts], config.data, sources)
+            if few := few_documents(sum(each["documents"] for each in counts)):
+                print(f"warning: {few}\n  hint: {finer_boundary(sources) or 'give more documents'}")
         scale = float((tokens * scales).sum() / tokens.sum())
         middle = time.process_time()
         data = config.data
@@ -111,7 +113,10 @@ def estimate(config: Config, sources: Sequence[Source], tokenizer: Tokenizer) ->
     weights = np.array([0.0 if source.is_validation else source.weight for source in chosen])
     copies = config.data.dupe_factor * float((tokens * scales * weights).sum() / (tokens * scales).sum())
     return Estimate(
-        documents=sum(each["documents"] * by for each, by in zip(counts, scales, strict=True)),
+        documents=sum(
+            each["documents"] * (others if source.boundary == "file" else by)
+            for each, by, source in zip(counts, scales, chosen, strict=True)
+        ),
         tokens=scale * float(tokens.sum()),
         rows=scale * copies * rows,
         store_bytes=scale * store_bytes,

@@ -19,10 +19,13 @@ from bert_pretrain.make_data.token_store import DocumentSlices, TokenStore
 from bert_pretrain.rng import Permutation
 from bert_pretrain.storage.files import save_array
 from bert_pretrain.storage.paths import AnyPath
+from bert_pretrain.text.sources import FEW_DOCUMENTS
 from bert_pretrain.text.tokenizer import Tokenizer, TokenizerReference
 
 MAX_SLICE_TOKENS = 1 << 15
 SLICES_PER_SHARD = 16
+MAX_HELD_OUT_SHARE = 0.1
+"""Of the text, above which holding documents out is worth a warning, and `run auto` does not plan it."""
 
 
 @dataclass(frozen=True)
@@ -61,6 +64,8 @@ class BuildPlan:
     config: DataConfig
     selection: Selection
     splits: tuple[SplitPlan, ...]
+    held_out_share: float
+    """Of the tokens that take part, the share of those for validation."""
 
     @property
     def claim(self) -> str:
@@ -105,7 +110,8 @@ def plan_build(
         _plan_split("validation", validation, 0, count, [held_out_tokens.sum()], long[:, is_held_out], store, config),
     ]
     splits = [split for split in splits if split.num_documents]
-    return BuildPlan(store, tokenizer.reference, output, config, selection, tuple(splits)), left_out
+    held_out_share = float(held_out_tokens.sum() / max(1, tokens.sum()))
+    return BuildPlan(store, tokenizer.reference, output, config, selection, tuple(splits), held_out_share), left_out
 
 
 def _long_documents(store: TokenStore, config: DataConfig) -> np.ndarray:
@@ -142,7 +148,7 @@ def documents_needed(config: DataConfig) -> int:
 
 
 def num_held_out(store: TokenStore, selection: Selection, config: DataConfig) -> int:
-    """Return how many documents go to validation: the fraction, but at least two, as many as the objective needs.
+    """Return how many documents go to validation: the fraction, but at least two, of few as the objective needs.
 
     A single document is not divided; it is for training.
     """
@@ -150,7 +156,8 @@ def num_held_out(store: TokenStore, selection: Selection, config: DataConfig) ->
     limit = store.num_documents - needed
     if not config.validation_fraction or limit < needed:
         return 0
-    count = min(max(2, round(config.validation_fraction * store.num_documents)), limit)
+    least = needed if store.num_documents < FEW_DOCUMENTS else 2
+    count = min(max(least, round(config.validation_fraction * store.num_documents)), limit)
     order = split_order(range(store.num_documents), config)
     max_tokens = config.max_seq_length - NUM_SPECIAL
     usable = 0

@@ -142,6 +142,7 @@ def _ingest(
     ]
     plan, corpus["left_out"] = plan_build(text, shares, tokenizer, output.absolute(), config.data)
     corpus_checks.check_left_out(plan, corpus["left_out"])
+    corpus_checks.warn_of_large_documents(plan, corpus, sources)
     return corpus, plan
 
 

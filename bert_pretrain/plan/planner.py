@@ -10,10 +10,12 @@ from dataclasses import dataclass, replace
 from bert_pretrain.config import Config
 from bert_pretrain.config_file import load_config
 from bert_pretrain.errors import ConfigError
+from bert_pretrain.make_data.plan import MAX_HELD_OUT_SHARE
 from bert_pretrain.plan import law
 from bert_pretrain.plan.law import Forecast
 from bert_pretrain.plan.machine_facts import MachineFacts, Size
 from bert_pretrain.plan.text_facts import TextFacts
+from bert_pretrain.text.sources import FEW_DOCUMENTS
 
 MIN_SECONDS = 120.0
 DATA_BYTES_PER_CORE_SECOND = 2.5e6
@@ -211,14 +213,11 @@ def _text_choices(text: TextFacts, best: _Option, options: list[_Option]) -> lis
 def _data_choices(text: TextFacts, fraction: float, best: _Option) -> list[Choice]:
     """Return the choices of stage 2; `text` is the share that is read."""
     copies = 1 if best.epochs < 1.5 else min(5, math.ceil(best.epochs / 2))
-    corpus_tokens = _tokens_of(text)
     pairs, why = _pairs(text)
-    affordable = EVALUATION_SHARE * 1e6 * best.tokens * FORWARD_SPEED / EVALUATIONS
-    held_out = max(min(affordable, 0.01 * corpus_tokens), MIN_HELD_OUT_EXAMPLES * best.length)
-    validation = min(0.5, max(held_out / corpus_tokens, 2.5 / text.documents))
     share = [Choice("data.fraction", fraction, "more of the text would not be seen in this time")]
     return [
         *(share if fraction < 1.0 else ()),
+        *_boundary(text),
         Choice(
             "data.max_seq_length",
             best.length,
@@ -232,15 +231,36 @@ def _data_choices(text: TextFacts, fraction: float, best: _Option) -> list[Choic
             + ("; copies have other pairs" if copies > 1 else ""),
         ),
         Choice("data.next_sentence", pairs, why),
-        Choice("data.validation_fraction", float(f"{validation:.2g}"), "evaluations take about 4 % of the time"),
+        _held_out(text, best, 2 if pairs == "nsp" else 1),
     ]
+
+
+def _boundary(text: TextFacts) -> list[Choice]:
+    """Return what ends documents, where it is not as configured."""
+    if not text.boundary:
+        return []
+    ends = "blank lines end documents" if text.boundary == "blank_line" else "each line is a document"
+    why = f"{ends}: otherwise there would be {text.documents_as_configured:,.0f}, too few to hold one out"
+    return [Choice("data.document_boundary", text.boundary, why)]
+
+
+def _held_out(text: TextFacts, best: _Option, needed: int) -> Choice:
+    """Return the share of the documents that is held out, of which the objective needs so many."""
+    if needed / text.documents > MAX_HELD_OUT_SHARE:
+        why = f"{needed} of {text.documents:,.0f} is too much; --set 'data.validation=[FILE]' holds out another"
+        return Choice("data.validation_fraction", 0.0, why)
+    corpus_tokens = _tokens_of(text)
+    affordable = EVALUATION_SHARE * 1e6 * best.tokens * FORWARD_SPEED / EVALUATIONS
+    held_out = max(min(affordable, 0.01 * corpus_tokens), MIN_HELD_OUT_EXAMPLES * best.length)
+    share = min(MAX_HELD_OUT_SHARE, max(held_out / corpus_tokens, (needed + 0.5) / text.documents))
+    return Choice("data.validation_fraction", float(f"{share:.2g}"), "evaluations take about 4 % of the time")
 
 
 def _pairs(text: TextFacts) -> tuple[str, str]:
     """Return the objective beside masked tokens, and why."""
     if text.single_sentence_share > MAX_SINGLE_SENTENCES:
         return "none", f"{text.single_sentence_share:.0%} of the documents are one sentence, of which no pair is made"
-    if text.documents < 8:
+    if text.documents < FEW_DOCUMENTS:
         return "sop", "there are too few documents to take a random B from; the order of A and B needs only one"
     return "nsp", f"about {text.documents:,.0f} documents of {text.sentences_per_document:g} sentences (median)"
 

@@ -4,7 +4,7 @@ import statistics
 import tempfile
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +14,7 @@ from bert_pretrain.errors import InputError
 from bert_pretrain.make_data.estimate import MAX_SOURCES, sample_source
 from bert_pretrain.make_data.sentences import SentenceSplitter
 from bert_pretrain.text import documents
-from bert_pretrain.text.sources import FEW_SOURCES, Source, resolve
+from bert_pretrain.text.sources import FEW_DOCUMENTS, FEW_SOURCES, Source, examined, resolve
 
 SAMPLE_BYTES = 4 << 20
 CJK_BLOCKS = (("\u3400", "\u4dbf"), ("\u4e00", "\u9fff"))
@@ -36,16 +36,33 @@ class TextFacts:
     repeated_share: float
     """Share of the sample's characters in sentences that occurred before, counted from 20 characters on."""
     is_divisible: bool
-    """Whether a fraction of it can be read: many files, or a few that are plain or compressed text."""
+    """Whether a fraction of it can be read: many files, or a few of several documents each."""
+    boundary: str = ""
+    """What ends documents, where it is not as the configuration says: it would make fewer than `FEW_DOCUMENTS`."""
+    documents_as_configured: float = 0.0
+    """Then, how many."""
 
 
 def measure_text(inputs: Sequence[str], config: DataConfig) -> TextFacts:
-    """Read a sample of a corpus.
+    """Read a sample of a corpus; where it is few documents and the boundary is `auto`, look for one that makes more.
 
     Raises:
         InputError: when the inputs cannot be read, or hold no text.
     """
     sources = [source for source in resolve(inputs, config) if not source.is_validation]
+    facts = _measure(sources, config)
+    if config.document_boundary != "auto" or all(source.format != "txt" for source in sources):
+        return facts
+    for boundary in ("blank_line", "line") if facts.documents < FEW_DOCUMENTS else ():
+        other = config.model_copy(update={"document_boundary": boundary})
+        found = _measure([examined(source, other) for source in sources], other)
+        # A line of one sentence may be all of a document, or hard-wrapped: that cannot be told.
+        if found.documents >= FEW_DOCUMENTS and (boundary != "line" or found.sentences_per_document >= 2):
+            return replace(found, boundary=boundary, documents_as_configured=facts.documents)
+    return facts
+
+
+def _measure(sources: Sequence[Source], config: DataConfig) -> TextFacts:
     chosen = [sources[index] for index in np.unique(np.linspace(0, len(sources) - 1, MAX_SOURCES).astype(int))]
     others = sum(source.size or 0 for source in sources) / max(1, sum(source.size or 0 for source in chosen)) or 1.0
     sample = _Sample()
@@ -57,9 +74,13 @@ def measure_text(inputs: Sequence[str], config: DataConfig) -> TextFacts:
             before = len(sample.sentences)
             sample.add(documents.read(part, config, Counter()), source, config)
             num_bytes += path.stat().st_size / share
-            num_documents += (len(sample.sentences) - before) / share
+            if source.boundary == "file":  # of which the sample is a part
+                sample.sentences[before:] = [round(number / share) for number in sample.sentences[before:]]
+                num_documents += len(sample.sentences) - before
+            else:
+                num_documents += (len(sample.sentences) - before) / share
     if not sample.characters:
-        raise InputError("the inputs hold no text", where=str(inputs[0]), remedy="give files with text in them")
+        raise InputError("the inputs hold no text", where=sources[0].location, remedy="give files with text in them")
     return TextFacts(
         num_bytes=num_bytes * others,
         documents=num_documents * others,
@@ -67,7 +88,7 @@ def measure_text(inputs: Sequence[str], config: DataConfig) -> TextFacts:
         single_sentence_share=sum(number == 1 for number in sample.sentences) / len(sample.sentences),
         cjk_share=sample.cjk / max(1, sample.letters),
         repeated_share=sample.repeated / sample.characters,
-        is_divisible=len(sources) > FEW_SOURCES or all(source.format in ("txt", "jsonl") for source in sources),
+        is_divisible=len(sources) > FEW_SOURCES or all(source.has_documents_at_lines for source in sources),
     )
 
 

@@ -89,7 +89,7 @@ def check_unchanged(parts: Iterable[ByteRange]) -> None:
 def _next_boundary(file: BinaryIO, source: Source) -> int | None:
     """Return the next byte at which a document begins, None at the end of the file."""
     _skip_line(file)
-    if source.format == "txt":
+    if source.format == "txt" and source.boundary == "blank_line":
         while not _skip_line(file):
             pass
     position = file.tell()
@@ -125,7 +125,7 @@ def read(part: ByteRange, config: DataConfig, counts: Counter[str]) -> Iterator[
     else:
         texts = read_texts(part, config, counts)
         pieces = (piece for text in texts if text is not None for piece in _split_long(text))
-    counts_empty = part.source.boundary != "blank_line"  # there, consecutive blank lines are one boundary
+    counts_empty = part.source.boundary not in ("blank_line", "line")  # there, consecutive blank lines are one boundary
     blanks, is_begun = "", False
     for piece in pieces:
         if is_begun or (not piece.text.isspace() and piece.text):
@@ -153,6 +153,11 @@ def _read_txt(part: ByteRange, config: DataConfig, counts: Counter[str]) -> Iter
     for _, text in text_blocks(part, counts, whole_lines=False, strict=config.strict):
         if part.source.boundary == "file":
             yield Document(text, ends_document=False)
+            continue
+        if part.source.boundary == "line":
+            *documents, rest = text.split("\n")
+            yield from (Document(document, ends_document=True) for document in documents)
+            yield Document(rest, ends_document=False)
             continue
         *documents, rest = _BLANK_LINE.split(line_end + text)
         for document in documents:

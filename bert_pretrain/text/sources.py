@@ -41,6 +41,8 @@ FORMATS = {
 TEXT_FORMATS = ("txt", "jsonl", "json", "csv", "tsv")
 SUPPORTED = f"{', '.join(FORMATS)}, each also {', '.join(COMPRESSIONS)}, or a folder saved by datasets"
 _SAMPLE_BYTES = 1 << 18
+FEW_DOCUMENTS = 20
+"""Below, the two that next-sentence prediction needs for validation are more than a tenth."""
 FEW_SOURCES = 16
 """Up to which `data.fraction` is a share of each source; of more, it is a share of the sources."""
 T = TypeVar("T")
@@ -59,7 +61,7 @@ class Source:
     version: str
     """Changes when the content does: modification time, ETag or fingerprint."""
     boundary: str = "blank_line"
-    """For txt: where documents end, `blank_line` or `file`."""
+    """For txt: where documents end, `blank_line`, `line` or `file`."""
     splitter: str = "sentencex"
     """How its documents become sentences: `lines` or `sentencex`."""
     weight: float = 1.0
@@ -323,6 +325,27 @@ def examined(source: Source, config: DataConfig, *, whole_words: bool = False) -
         if config.sentence_splitter == "auto":
             splitter = "lines" if is_split else "sentencex"
     return replace(source, boundary=boundary, splitter=splitter)
+
+
+def few_documents(number: int) -> str:
+    """Return in words that inputs hold few documents, "" where they do not."""
+    return "" if number >= FEW_DOCUMENTS else f"the inputs hold only {number} document{'s' if number > 1 else ''}"
+
+
+def finer_boundary(sources: Sequence[Source]) -> str:
+    """Return which setting would divide text files into more documents, as a flag and its condition; "" if none would.
+
+    The beginnings of the files are looked at, up to the first where there is one.
+    """
+    for source in sources:
+        if source.format != "txt" or source.boundary == "line":
+            continue
+        lines = [line.strip() for line in decode(_sample(source), source.encoding).strip().splitlines()]
+        if source.boundary == "file" and not all(lines):
+            return f"--set data.document_boundary=blank_line, if blank lines of {source.location} separate documents"
+        if sum(map(bool, lines)) > 1:
+            return f"--set data.document_boundary=line, if each line of {source.location} is a document or sequence"
+    return ""
 
 
 def _sample(source: Source) -> bytes:

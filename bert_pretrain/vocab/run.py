@@ -20,7 +20,7 @@ from bert_pretrain.storage.manifest import Progress
 from bert_pretrain.storage.paths import AnyPath, PathT
 from bert_pretrain.text import documents
 from bert_pretrain.text.markup import REMOVE_MARKUP, most_common
-from bert_pretrain.text.sources import Source, resolve
+from bert_pretrain.text.sources import Source, few_documents, finer_boundary, resolve
 from bert_pretrain.text.text_files import ByteRange
 from bert_pretrain.text.tokenizer import Tokenizer
 from bert_pretrain.vocab.alphabet import Alphabet, choose_alphabet
@@ -81,6 +81,8 @@ def make_vocab(
         tokenizer.save(output)
         manifest.complete(output, "vocab", identity, _body(config, tokenizer, sources, figures))
     _report(tokenizer, figures, config)
+    if (few := few_documents(figures["documents"])) and (finer := finer_boundary(sources)):
+        print(f"warning: {few}, for make-data too\n  hint: {finer}")
     print(f"tokenizer folder: {output}")
     return output
 

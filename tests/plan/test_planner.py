@@ -66,9 +66,29 @@ def test_what_the_text_is_decides_pairs_language_and_held_out_share() -> None:
     assert plan(replace(ENGLISH, documents=2.0)).config.data.next_sentence == "sop"
     chinese = plan(replace(ENGLISH, cjk_share=0.9)).config
     assert chinese.data.language == "zh"
-    few = plan(replace(ENGLISH, num_bytes=2e6, documents=10)).config
-    assert few.data.validation_fraction * 10 >= 2
     assert plan().config.data.validation_fraction * ENGLISH.num_bytes * 0.24 >= 256 * 60
+
+
+@pytest.mark.parametrize("num_bytes", [1e5, 2e6, 1e8])
+@pytest.mark.parametrize(
+    ("documents", "pairs"), [(1.0, "sop"), (9.0, "sop"), (10.0, "sop"), (20.0, "nsp"), (400.0, "nsp")]
+)
+def test_no_more_than_a_tenth_of_the_text_is_held_out(num_bytes: float, documents: float, pairs: str) -> None:
+    made = plan(replace(ENGLISH, num_bytes=num_bytes, documents=documents))
+    assert made.config.data.next_sentence == pairs
+    assert made.config.data.validation_fraction <= 0.1
+    if documents < 10:
+        assert made.config.data.validation_fraction == 0.0
+        assert "too much" in reason(made, "data.validation_fraction")
+    else:
+        assert round(made.config.data.validation_fraction * documents) >= (2 if pairs == "nsp" else 1)
+
+
+def test_a_boundary_that_makes_more_documents_is_planned_with_its_reason() -> None:
+    made = plan(replace(ENGLISH, boundary="blank_line", documents_as_configured=3.0))
+    assert made.config.data.document_boundary == "blank_line"
+    assert "would be 3" in reason(made, "data.document_boundary")
+    assert plan().config.data.document_boundary == "auto"
 
 
 def test_small_corpora_are_seen_several_times_in_copies_with_other_pairs() -> None:

@@ -49,3 +49,28 @@ def test_inputs_without_text_are_refused(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("\n\n\n")
     with pytest.raises(InputError, match="no text"):
         measure_text([str(tmp_path / "a.txt")], DataConfig())
+
+
+PARAGRAPH = "It began in the morning. The train was late, as it often was. Nobody minded, and so we waited."
+
+
+@pytest.mark.parametrize(("between", "boundary"), [("\n\n", "blank_line"), ("\n", "line")])
+def test_for_large_files_of_running_text_another_boundary_is_found(tmp_path: Path, between: str, boundary: str) -> None:
+    for number in range(3):
+        (tmp_path / f"{number}.txt").write_text(between.join(f"{number} {place}. {PARAGRAPH}" for place in range(40)))
+    facts = measure_text([str(tmp_path)], DataConfig())
+    assert (facts.boundary, facts.documents_as_configured, facts.documents) == (boundary, 3, 120)
+    as_configured = measure_text([str(tmp_path)], DataConfig(document_boundary="file"))
+    assert (as_configured.boundary, as_configured.documents, as_configured.is_divisible) == ("", 3, False)
+
+
+def test_lines_that_may_be_wrapped_are_no_documents(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("\n".join(["a line without its end, as in a book that was"] * 100))
+    assert measure_text([str(tmp_path / "a.txt")], DataConfig()).boundary == ""
+
+
+def test_a_file_that_is_one_document_counts_as_one_however_little_of_it_is_read(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text(f"{PARAGRAPH} " * (3 * SAMPLE_BYTES // len(PARAGRAPH)))
+    facts = measure_text([str(tmp_path / "a.txt")], DataConfig())
+    assert facts.documents == 1
+    assert facts.sentences_per_document == pytest.approx(3 * facts.num_bytes / len(PARAGRAPH), rel=0.2)

@@ -22,7 +22,7 @@ from bert_pretrain.storage import manifest
 from bert_pretrain.text import documents, records, text_files
 from bert_pretrain.text.documents import cut, read
 from bert_pretrain.text.layout import has_one_sentence_a_line
-from bert_pretrain.text.sources import resolve
+from bert_pretrain.text.sources import finer_boundary, resolve
 
 TEXTS = ["The first one.\nIt has two lines.", 'Zwei: "Größe", 3.', "第三个文档。\n它也有两行。", "Last 🙂."]
 
@@ -493,3 +493,31 @@ def test_an_input_can_be_named_from_elsewhere(tmp_path: Path, monkeypatch: pytes
     assert file.absolute.identity == file.identity
     assert folder.absolute.location == f"dataset:{tmp_path / 'data'}:part@train"
     assert name.absolute == name
+
+
+def test_every_line_may_be_a_document(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lines = [f"sequence {number} " * (1 + number % 5) for number in range(300)]
+    path = write(tmp_path / "a.txt", "\n\n" + "\r\n".join(lines[:100]) + "\n\n" + "\n".join(lines[100:]))
+    monkeypatch.setattr(documents, "PART_BYTES", 1000)
+    monkeypatch.setattr(text_files, "BLOCK_BYTES", 40)
+    found, counts = read_all(path, config=DataConfig(document_boundary="line"))
+    assert found == [line.strip() for line in lines]
+    assert not counts
+
+
+@pytest.mark.parametrize(
+    ("text", "boundary", "flag"),
+    [
+        ("One. Two.\n\nThree. Four.\n", "file", "document_boundary=blank_line"),
+        ("ACGT\nACCT\n", "file", "document_boundary=line"),
+        ("ACGT\nACCT\n", "blank_line", "document_boundary=line"),
+        ("ACGT\nACCT\n", "line", ""),
+        ("One line.\n", "file", ""),
+    ],
+)
+def test_a_boundary_is_advised_that_is_not_in_effect_and_divides_the_text(
+    tmp_path: Path, text: str, boundary: str, flag: str
+) -> None:
+    path = write(tmp_path / "a.txt", text)
+    advice = finer_boundary(resolve([str(path)], DataConfig.model_validate({"document_boundary": boundary})))
+    assert advice.startswith(f"--set data.{flag}") if flag else advice == ""

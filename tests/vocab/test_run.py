@@ -214,3 +214,16 @@ def test_counts_beyond_32_bits_are_scaled_down(monkeypatch: pytest.MonkeyPatch) 
     assert sum(kept.values()) <= wordpiece.MAX_REPLAYED_WORDS + len(kept)
     assert kept["the"] / kept["cat"] == pytest.approx(32, rel=0.01)
     assert "x" * 101 not in kept
+
+
+def test_one_sequence_per_line_is_advised_to_be_one_document_per_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "dna.txt"
+    path.write_text("\n".join("ACG TTA CGA GGC" for _ in range(200)))
+    make(path, tmp_path / "one", "vocab.size=200")
+    assert "--set data.document_boundary=line" in capsys.readouterr().out
+    make(path, tmp_path / "many", "vocab.size=200", "data.document_boundary=line")
+    printed = capsys.readouterr().out
+    assert "200 documents" in printed
+    assert "document_boundary" not in printed
