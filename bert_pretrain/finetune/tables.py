@@ -18,13 +18,13 @@ from bert_pretrain.finetune.inputs import LabelledInput, UnusableRow
 from bert_pretrain.finetune.settings import FORMATS
 from bert_pretrain.storage.paths import is_url
 from bert_pretrain.text.encodings import AUTO, UTF8
-from bert_pretrain.text.hub_datasets import open_dataset
+from bert_pretrain.text.hub_datasets import TRAIN, VALIDATION, choices, open_dataset
 from bert_pretrain.text.json_records import Record, repair_surrogates
 from bert_pretrain.text.records import SURPLUS, dataset_records, read_records
 from bert_pretrain.text.sources import Source, examined
 from bert_pretrain.text.text_files import ByteRange, Position, check_record_size, read_lines, text_blocks
 
-_SPLITS = {"--train": ("train",), "--validation": ("validation", "dev"), "--test": ("test",), "INPUT": ("test",)}
+_SPLITS = {"--train": (TRAIN,), "--validation": VALIDATION, "--test": ("test",), "INPUT": ("test",)}
 
 
 @dataclass(frozen=True)
@@ -168,5 +168,5 @@ def _split_of(splits: dict[str, Any], location: str, flag: str) -> Any:
         chosen = next(iter(splits))
     if chosen is None:
         what = f"it has the splits {', '.join(splits)}"
-        raise InputError(what, where=f"{flag} {location}", remedy="choose one: NAME@SPLIT")
+        raise InputError(what, where=f"{flag} {location}", remedy=f"choose one: {choices(location, list(splits))}")
     return splits[chosen]

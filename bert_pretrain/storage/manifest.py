@@ -29,6 +29,16 @@ _INSIDE_A_RUN = {"vocab": ("vocab",), "data": ("data", "data/*"), "run": ("train
 """Where `run` puts the output of each stage."""
 
 
+class _Absent:
+    """What a key has that only the other of two values has."""
+
+    def __repr__(self) -> str:
+        return "not given"
+
+
+_ABSENT = _Absent()
+
+
 class Progress(Enum):
     """How far a claimed output folder is."""
 
@@ -195,8 +205,10 @@ def _differences(old: Any, new: Any, path: str = "") -> list[str]:
         old, new = dict(enumerate(old)), dict(enumerate(new))
     if isinstance(old, dict) and isinstance(new, dict):
         paths = {key: f"{path}.{key}" if path else str(key) for key in (*old, *new)}
-        return [line for key, at in paths.items() for line in _differences(old.get(key), new.get(key), at)]
-    return [] if old == new else [f"{path.removeprefix('identity.')}: {_short(old)} -> {_short(new)}"]
+        pairs = ((old.get(key, _ABSENT), new.get(key, _ABSENT), at) for key, at in paths.items())
+        return [line for was, now, at in pairs for line in _differences(was, now, at)]
+    is_same = old == new or {repr(old), repr(new)} == {"None", "not given"}
+    return [] if is_same else [f"{path.removeprefix('identity.')}: {_short(old)} -> {_short(new)}"]
 
 
 def _short(value: object) -> str:

@@ -44,18 +44,60 @@ def version_of(location: str) -> str:
 
 
 def split_names(location: str) -> list[str]:
-    """Return the names of a dataset's splits, in order; none if one is chosen or it has no names.
+    """Return the names of a dataset's splits that have rows, in order; none if one is chosen or it has only one.
 
     Raises:
-        InputError: when the dataset cannot be opened.
+        InputError: when the dataset cannot be opened, or a saved one has no such split or no rows.
     """
     folder, _, split = _parse(location)
-    if split:
-        return []
     if _is_saved(folder):
-        is_dict = (Path(folder) / _SAVED[1]).is_file()
-        return [str(name) for name in read_json(Path(folder) / _SAVED[1])["splits"]] if is_dict else []
-    return [name for name in open_dataset(location) if name]
+        names, found = _saved_splits(folder), _splits_to_read(location)
+        skipped = [name for name in names if name not in found and not split]
+        if skipped:
+            print(f"warning: {location}: skipped, since they have no rows: {', '.join(skipped)}")
+        return found if len(names) > 1 and not split else []
+    return [] if split else [name for name in open_dataset(location) if name]
+
+
+def _saved_splits(folder: str) -> list[str]:
+    """Return the names of the splits of a saved dataset; none if it is a single table."""
+    file = Path(folder) / _SAVED[1]
+    return [str(name) for name in read_json(file)["splits"]] if file.is_file() else []
+
+
+def _splits_to_read(location: str) -> list[str]:
+    """Return which splits of a saved dataset to open, the chosen one or all with rows; [""] for a single table.
+
+    Raises:
+        InputError: when there is no such split, or what is to be read has no rows.
+    """
+    folder, _, split = _parse(location)
+    names = _saved_splits(folder)
+    if split and split not in names:
+        remedy = f"choose one: {choices(location, names)}" if names else f"name it without a split: {folder}"
+        found = f"it has: {', '.join(names)}" if names else "it has no splits"
+        raise InputError(f"there is no split '{split}' ({found})", where=location, remedy=remedy)
+    wanted = [split] if split else names or [""]
+    if filled := [name for name in wanted if not _is_empty(Path(folder) / name)]:
+        return filled
+    others = [name for name in names if not _is_empty(Path(folder) / name)]
+    remedy = f"choose another: {choices(location, others)}" if others else "save it again, with rows"
+    raise InputError(f"the {'split' if split else 'dataset'} has no rows", where=location, remedy=remedy)
+
+
+def _is_empty(folder: Path) -> bool:
+    """Whether a saved table has no rows: then it has no file of them, and `datasets` cannot open it."""
+    file = folder / "state.json"
+    state = read_json(file) if file.is_file() else {}
+    return isinstance(state, dict) and state.get("_data_files") == []
+
+
+def choices(location: str, names: Sequence[str]) -> str:
+    """Return the first few splits of a dataset as a user names them."""
+    folder = folder_of(location)
+    prefix = DATASET if location.startswith(DATASET) else ""
+    name = f"{prefix}{folder}" if folder else location.partition("@")[0]
+    return " or ".join(f"{name}@{split}" for split in names[:4])
 
 
 def training_splits(location: str, names: Sequence[str], *, holds_out: bool) -> tuple[str, str | None]:
@@ -68,7 +110,7 @@ def training_splits(location: str, names: Sequence[str], *, holds_out: bool) -> 
         raise InputError(
             f"it has the splits {', '.join(names)}, and none is '{TRAIN}'",
             where=location,
-            remedy=f"choose one: {' or '.join(f'{location}@{name}' for name in names[:3])}",
+            remedy=f"choose one: {choices(location, names)}",
         )
     held_out = next((name for name in VALIDATION if holds_out and name in names), None)
     rest = [name for name in names if name not in (TRAIN, held_out)]
@@ -86,22 +128,18 @@ def open_dataset(location: str) -> dict[str, Any]:
     import datasets
 
     folder, subset, split = _parse(location)
+    names = _splits_to_read(location) if _is_saved(folder) else []
     try:
-        if _is_saved(folder):
-            data: Any = datasets.load_from_disk(folder)
+        if names:
+            tables = [datasets.load_from_disk(str(Path(folder) / name)) for name in names]
+            data: Any = tables[0] if split else dict(zip(names, tables, strict=True))
         else:
             name = location.removeprefix(DATASET).partition("@")[0].partition(":")[0]
             data = datasets.load_dataset(name, subset or None, split=split or None)
     except Exception as error:  # `datasets` raises whatever its readers raise
-        remedy = "a file may be damaged; write it again" if _is_saved(folder) else "check the name"
+        remedy = "a file may be damaged; write it again" if names else "check the name"
         raise InputError(f"datasets cannot open it: {error}", where=location, remedy=remedy) from error
-    splits = dict(data) if isinstance(data, dict) else {"": data}
-    if not split or not _is_saved(folder):
-        return splits
-    if split not in splits:
-        found = f"it has: {', '.join(splits)}" if "" not in splits else "it has no splits"
-        raise InputError(f"there is no split '{split}' ({found})", where=location, remedy="choose another")
-    return {"": splits[split]}
+    return dict(data) if isinstance(data, dict) else {"": data}
 
 
 def _parse(location: str) -> tuple[str, str, str]:

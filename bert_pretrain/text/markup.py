@@ -24,7 +24,9 @@ NUMERIC = "&#…;"
 """The name of all entities that are numbers."""
 MAX_MARKUP_SHARE = 0.001
 """HTML tags and entities per word; plain text has none."""
-REMOVE_MARKUP = "remove tags and resolve entities before (docs/cleaning.md)"
+REMOVE_MARKUP = (
+    "remove tags and resolve entities before: docs/cleaning.md has a program for text, JSON lines and tables"
+)
 
 
 def count_markup(text: str) -> Counter[str]:

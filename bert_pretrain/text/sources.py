@@ -213,7 +213,7 @@ def _resolve_one(item: str) -> list[Source]:
     item = item if item.startswith(DATASET) else os.path.expanduser(item)
     if is_dataset(item):
         names = split_names(item)
-        return [_dataset_source(item, split) for split in names] if len(names) > 1 else [_dataset_source(item)]
+        return [_dataset_source(item, split) for split in names] if names else [_dataset_source(item)]
     path = Path(item)
     if path.is_dir():
         files = [file for file in sorted(path.rglob("*")) if file.is_file() and _format_of(file.name)]

@@ -201,5 +201,9 @@ def _empty(text: Text) -> InputError:
     return InputError(
         f"the text is empty: {text.text[:60]!r}",
         where=text.where,
-        remedy="fill it or remove it; for one text per row, --skip-empty skips all empty ones",
+        remedy="fill it or remove it; for one text per row, --skip-empty skips all empty ones"
+        + (
+            ", such as blank lines between documents; for one per document, give records (.jsonl)"
+            * (text.unit == "line")
+        ),
     )

@@ -60,6 +60,8 @@ def make_vocab(
     if old is not None:
         _check_extendable(old, config.vocab)
         config = config.model_copy(update={"vocab": _treating_text_as(old, config.vocab)})
+    else:
+        _room(config)  # before the text is read
     whole_words = config.vocab.tokens == "words"
     sources = resolve(inputs, config.data, whole_words=whole_words)
     sources = [source for source in sources if not source.is_validation]
@@ -228,7 +230,8 @@ def _room(config: Config) -> int:
         raise ConfigError(
             f"vocab.size is {config.vocab.size}, and special and unused tokens alone are {reserved}",
             where="vocab.size",
-            remedy="raise it, or lower vocab.unused_tokens",
+            remedy=f"set it to {reserved} and a token or two for each character of the text, or lower "
+            f"vocab.unused_tokens ({config.vocab.unused_tokens})",
         )
     return config.vocab.size - reserved
 
@@ -289,7 +292,9 @@ def _report(tokenizer: Tokenizer, figures: dict[str, Any], config: Config) -> No
     if "alphabet" in figures and tokenizer.vocab_size < config.vocab.size:
         print(
             f"warning: the corpus is too small for vocab.size {config.vocab.size:,}; "
-            f"the vocabulary has {tokenizer.vocab_size:,} tokens"
+            f"the vocabulary has {tokenizer.vocab_size:,} tokens, each made of pieces that occur together at least "
+            f"vocab.min_frequency ({config.vocab.min_frequency}) times\n  hint: use it as it is, give more text"
+            + (", or --set vocab.min_frequency=1" if config.vocab.min_frequency > 1 else "")
         )
 
 

@@ -12,6 +12,7 @@ import pytest
 from bert_pretrain.errors import ConfigError, InputError
 from bert_pretrain.finetune.inputs import LabelledInput
 from bert_pretrain.finetune.tables import read_rows
+from bert_pretrain.text.hub_datasets import VALIDATION
 
 ROWS = [{"text": 'NA, "quoted"', "label": "007"}, {"text": "null", "label": "None"}, {"text": "天气", "label": "1.0"}]
 CSV = 'text,label\n"NA, ""quoted""",007\nnull,None\n天气,1.0\n'
@@ -43,6 +44,16 @@ def test_a_dataset_gives_the_split_of_the_flag_and_the_names_of_its_classes(tmp_
         assert row.values == {"label": name, "tags": ["neg", "pos"]}
     (row,) = read_rows(LabelledInput(f"dataset:{tmp_path}/saved@validation", "--train"))
     assert row.values["label"] == "pos"
+
+
+@pytest.mark.parametrize("name", VALIDATION)
+def test_validation_goes_by_the_names_that_pretraining_knows(tmp_path: Path, name: str) -> None:
+    splits = {each: datasets.Dataset.from_list([{"label": each}]) for each in ("train", name)}
+    datasets.DatasetDict(splits).save_to_disk(tmp_path / "saved")
+    assert read_rows(LabelledInput(str(tmp_path / "saved"), "--validation"))[0].values == {"label": name}
+    with pytest.raises(InputError) as caught:
+        read_rows(LabelledInput(str(tmp_path / "saved"), "--test"))
+    assert caught.value.remedy == f"choose one: {tmp_path}/saved@train or {tmp_path}/saved@{name}"
 
 
 def test_the_only_split_serves_for_its_own_flag_or_under_a_name_that_belongs_to_none(tmp_path: Path) -> None:

@@ -75,10 +75,10 @@ def test_another_configuration_is_refused_with_the_difference(folder: Path, fini
     ("kind", "identity", "line"),
     [
         ("vocab", IDENTITY, "kind: 'data' -> 'vocab'"),
-        ("data", {**IDENTITY, "inputs": []}, "inputs.0: {'name': 'a.txt', 'size': 5} -> None"),
+        ("data", {**IDENTITY, "inputs": []}, "inputs.0: {'name': 'a.txt', 'size': 5} -> not given"),
         ("data", {**IDENTITY, "inputs": [{"name": "a.txt", "size": 6}]}, "inputs.0.size: 5 -> 6"),
         ("data", {"inputs": IDENTITY["inputs"]}, "data: {"),
-        ("data", {**IDENTITY, "new": 1}, "new: None -> 1"),
+        ("data", {**IDENTITY, "new": 1}, "new: not given -> 1"),
     ],
 )
 def test_every_kind_of_difference_has_a_line(folder: Path, kind: str, identity: dict[str, Any], line: str) -> None:

@@ -69,6 +69,30 @@ def test_a_split_that_is_missing_is_named_with_those_there_are(tmp_path: Path) -
     assert "no split 'text' (it has no splits)" in refusal(f"{tmp_path}/plain@text").what
 
 
+@pytest.mark.parametrize("prefix", ["", "dataset:"])
+def test_a_missing_split_is_refused_before_anything_is_read_with_the_choices(tmp_path: Path, prefix: str) -> None:
+    saved = prefix + save(tmp_path / "saved", "left", "right")
+    with pytest.raises(InputError) as caught:
+        resolve([f"{saved}@middle"], BY_BLANK_LINES)
+    assert caught.value.remedy == f"choose one: {saved}@left or {saved}@right"
+
+
+def test_splits_without_rows_are_skipped_or_refused_by_name(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    empty = datasets.Dataset.from_dict({"text": []})
+    filled = datasets.Dataset.from_dict({"text": ["One. Two."]})
+    saved = str(tmp_path / "saved")
+    datasets.DatasetDict({"train": filled, "validation": empty, "test": empty}).save_to_disk(saved)
+    assert described(saved) == [("saved@train", False)]
+    assert f"warning: {saved}: skipped, since they have no rows: validation, test" in capsys.readouterr().out
+    assert read_all(saved)[0] == ["One. Two."]
+    assert [text.text for text in Texts.open([saved], "text")] == ["One. Two."]
+    assert refusal(f"{saved}@test").remedy == f"choose another: {saved}@train"
+    datasets.DatasetDict({"train": empty, "validation": filled}).save_to_disk(str(tmp_path / "untrained"))
+    assert "none is 'train'" in refusal(tmp_path / "untrained").what
+    empty.save_to_disk(str(tmp_path / "plain"))
+    assert "the dataset has no rows" in refusal(tmp_path / "plain").what
+
+
 def test_a_dataset_by_name_keeps_its_splits_apart(tmp_path: Path) -> None:
     for split in ("train", "test"):
         write(tmp_path / "set" / f"{split}.jsonl", as_jsonl([f"One. {split}", f"Two. {split}"]))

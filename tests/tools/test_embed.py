@@ -164,6 +164,7 @@ def test_empty_texts_are_refused_by_row_or_left_out(
     with pytest.raises(InputError, match="empty") as refused:
         embed(bert_folder, [str(path)], tmp_path / "v.parquet", config=CPU)
     assert refused.value.where == f"{path}: line 2"
+    assert "blank lines between documents" in refused.value.remedy
     embed(bert_folder, [str(path)], tmp_path / "v.parquet", config=CPU, skip_empty=True)
     assert read(tmp_path / "v.parquet")["row"] == [1, 3]
     assert "1 empty texts" in capsys.readouterr().out

@@ -3,6 +3,7 @@
 import hashlib
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -175,7 +176,10 @@ def test_a_small_corpus_gives_a_smaller_vocabulary_and_a_warning(
     (tmp_path / "a.txt").write_text("three small words. three small words.\n")
     tokenizer = make(tmp_path / "a.txt", tmp_path / "v")
     assert 104 < tokenizer.vocab_size < 200
-    assert "too small for vocab.size 30,522" in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert "too small for vocab.size 30,522" in printed
+    assert "vocab.min_frequency (2) times" in printed
+    assert "--set vocab.min_frequency=1" in printed
 
 
 @pytest.mark.parametrize("text", ["\n\n\n", "\x00\x01\n"])
@@ -227,3 +231,20 @@ def test_one_sequence_per_line_is_advised_to_be_one_document_per_line(
     printed = capsys.readouterr().out
     assert "200 documents" in printed
     assert "document_boundary" not in printed
+
+
+def test_a_size_below_the_special_tokens_is_refused_before_the_text_is_read(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="special and unused tokens alone are 104") as caught:
+        make(tmp_path / "not-there.txt", tmp_path / "vocab", "vocab.size=50")
+    assert "vocab.unused_tokens (99)" in caught.value.remedy
+
+
+def test_the_least_size_that_a_refusal_names_suffices(english_text: Path, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError) as caught:
+        make(english_text, tmp_path / "vocab", "vocab.size=120")
+    found = re.search(r"raise it by (\d+)", caught.value.remedy)
+    assert found is not None
+    least = 120 + int(found[1])
+    with pytest.raises(ConfigError, match="covers only"):
+        make(english_text, tmp_path / "vocab", f"vocab.size={least - 1}")
+    assert make(english_text, tmp_path / "vocab", f"vocab.size={least}").vocab_size == least
