@@ -49,9 +49,6 @@ def run_pipeline(
     Raises:
         UserError: for a mistake in the configuration, the inputs or the folders.
     """
-    from bert_pretrain.train.optim.schedule import duration
-    from bert_pretrain.train.run import train  # torch takes a second to import
-
     _check(config)
     place: dict[str, Any] = {"workers": workers, "scheduler": scheduler, "overwrite": overwrite}
     with contextlib.ExitStack() as held:
@@ -66,6 +63,9 @@ def run_pipeline(
             folders.append(output / "data" / name)
             print(f"── data ── {folders[-1]}")
             make_data(stage, config.inputs, vocab, folders[-1], **place, store=output / ".token-store")
+        from bert_pretrain.train.optim.schedule import duration
+        from bert_pretrain.train.run import train  # torch takes seconds to import
+
         runs = [output / "train" / name for name, _ in stages]
         scheduled = [stage for _, stage in stages]
         if limit is None:

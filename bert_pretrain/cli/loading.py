@@ -62,6 +62,17 @@ def model_folder(model: Path, flag: str = "MODEL") -> Path:
     return find_folder(model, flag)
 
 
+def bert_folder(model: Path, flag: str = "MODEL") -> Path:
+    """Return the folder of a BERT, refused before torch is imported if its sizes, headers or checksums are wrong."""
+    with importing(with_pandas=False):
+        from bert_pretrain.model.folder import CONFIG, check_model, read_config
+    folder = model_folder(model, flag)
+    if (folder / CONFIG).exists() or not (folder / "modules.json").exists():  # in which modules may have own folders
+        check_model(folder, flag, whole=False)
+        read_config(folder, flag)
+    return folder
+
+
 def tokenizer_folder(location: str) -> AnyPath:
     """Return what `--vocab` means: a folder, a URL, or the folder of a model that is fetched from the Hub."""
     found = parse_path(location)

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from bert_pretrain.cli.loading import importing, inference_config, local_file, model_folder
+from bert_pretrain.cli.loading import bert_folder, importing, inference_config, local_file
 from bert_pretrain.cli.options import BatchTokens, Device, Encoding, Model, Precision, SkipEmpty, TextField, Workers
 
 
@@ -87,26 +87,30 @@ def evaluate(
 
     Example: bert-pretrain evaluate run/model --pairs blimp/
     """
+    config = inference_config(device, precision or ("auto" if data else "fp32"), text_field, encoding)
+    scores_file = None if output is None else local_file(output, "--output")
+    json_file = None if json is None else local_file(json, "--json")
+    folder = bert_folder(model)
     with importing():
         from bert_pretrain.tools.evaluate import Scores
         from bert_pretrain.tools.evaluate import evaluate as run_evaluate
     run_evaluate(
-        model_folder(model),
-        config=inference_config(device, precision or ("auto" if data else "fp32"), text_field, encoding),
+        folder,
+        config=config,
         data=data,
         texts=text or (),
         pairs=pairs or (),
         scores=Scores(
             metric,
             batch_tokens,
-            None if output is None else local_file(output, "--output"),
+            scores_file,
             skip_empty,
             by,
             prefix_field,
             per_token,
             bits,
         ),
-        json=None if json is None else local_file(json, "--json"),
+        json=json_file,
     )
 
 
@@ -121,9 +125,10 @@ def fill_mask(
 
     Example: bert-pretrain fill-mask run/model "Paris is in [MASK]."
     """
+    config, folder = inference_config(device, "fp32"), bert_folder(model)
     with importing():
         from bert_pretrain.tools import fill_mask
-    answers = fill_mask.fill_mask(model_folder(model), text, top_k=top_k, config=inference_config(device, "fp32").train)
+    answers = fill_mask.fill_mask(folder, text, top_k=top_k, config=config.train)
     print(fill_mask.as_json(text, answers) if as_json else fill_mask.as_table(text, answers))
 
 
@@ -159,13 +164,14 @@ def embed(
 
     Example: bert-pretrain embed run/model texts.txt --output vectors.parquet
     """
+    loaded = inference_config(device, precision, text_field, encoding)
+    file, folder = local_file(output, "--output"), bert_folder(model)
     with importing():
         from bert_pretrain.tools.embed import embed as run_embed
-    loaded = inference_config(device, precision, text_field, encoding)
     run_embed(
-        model_folder(model),
+        folder,
         inputs,
-        local_file(output, "--output"),
+        file,
         config=loaded.train,
         level=level,
         pooling=pooling,

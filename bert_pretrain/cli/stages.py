@@ -9,7 +9,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from bert_pretrain.cli.loading import importing, load_config, model_folder, seconds_since_start, tokenizer_folder
+from bert_pretrain.cli.loading import (
+    bert_folder,
+    importing,
+    load_config,
+    model_folder,
+    seconds_since_start,
+    tokenizer_folder,
+)
 from bert_pretrain.cli.options import (
     BatchSize,
     ConfigSource,
@@ -200,15 +207,22 @@ def train(
 
     Example: bert-pretrain train --data data --output run --config base
     """
-    with importing():
-        from bert_pretrain.train.run import train as run_train
     flags = training_flags(steps, learning_rate, batch_size, device, time)
     flags["train.teacher"] = ("--teacher", teacher)
+    loaded = load_config(config, settings, flags, with_phases=False)
+    data_folder = parse_local_path(data, "--data", remedy=_COPY_FIRST)
+    run_folder = parse_local_path(output, "--output", remedy=_TRAINS_LOCALLY)
+    first = None if init_from is None else bert_folder(init_from, "--init-from")
+    with importing(with_pandas=False):
+        from bert_pretrain.train.inputs import check_inputs
+    check_inputs(loaded, data_folder, run_folder, init_from=first, carry_optimizer=carry_optimizer, overwrite=overwrite)
+    with importing():
+        from bert_pretrain.train.run import train as run_train
     run_train(
-        load_config(config, settings, flags, with_phases=False),
-        parse_local_path(data, "--data", remedy=_COPY_FIRST),
-        parse_local_path(output, "--output", remedy=_TRAINS_LOCALLY),
-        init_from=None if init_from is None else model_folder(init_from, "--init-from"),
+        loaded,
+        data_folder,
+        run_folder,
+        init_from=first,
         carry_optimizer=carry_optimizer,
         resume=resume,
         overwrite=overwrite,

@@ -5,7 +5,7 @@ from typing import Annotated, Any
 
 import typer
 
-from bert_pretrain.cli.loading import importing, inference_config, local_file, model_folder
+from bert_pretrain.cli.loading import bert_folder, importing, inference_config, local_file
 from bert_pretrain.cli.options import BatchTokens, Device, Encoding, Model, Output, Overwrite, Precision, SkipEmpty
 from bert_pretrain.finetune.settings import FORMATS, Settings
 from bert_pretrain.storage.paths import parse_local_path
@@ -91,16 +91,20 @@ def finetune(
     """
     given = dict(locals())
     given["text_field"] = inference_config("auto", "auto", text_field).data.text_field
+    chosen = Settings(**{field.name: given[field.name] for field in dataclasses.fields(Settings)})
+    chosen.check(task)
+    place = parse_local_path(output, "--output", remedy="fine-tune into a local folder, then copy it")
+    folder = bert_folder(model)
     with importing():
         from bert_pretrain.finetune.run import finetune as run_finetune
     run_finetune(
         task,
-        model_folder(model),
+        folder,
         train=train,
-        output=parse_local_path(output, "--output", remedy="fine-tune into a local folder, then copy it"),
+        output=place,
         validation=validation,
         test=test,
-        settings=Settings(**{field.name: given[field.name] for field in dataclasses.fields(Settings)}),
+        settings=chosen,
         **_reading(file_format, columns, encoding),
         strict=strict,
         device="cuda" if device == "gpu" else device,
@@ -141,13 +145,14 @@ def predict(
     given = dict(locals())
     config = inference_config(device, precision, text_field)
     given["text_field"] = text_field and config.data.text_field
+    file, folder = local_file(output, "--output"), bert_folder(model)
     with importing():
         from bert_pretrain.finetune.predict import Options
         from bert_pretrain.finetune.predict import predict as run_predict
     run_predict(
-        model_folder(model),
+        folder,
         input,
-        local_file(output, "--output"),
+        file,
         config=config.train,
         **_reading(file_format, columns, encoding),
         options=Options(**{field.name: given[field.name] for field in dataclasses.fields(Options)}),

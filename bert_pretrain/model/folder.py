@@ -27,18 +27,21 @@ WORD_EMBEDDINGS = "bert.embeddings.word_embeddings.weight"
 POSITIONS = "bert.embeddings.position_embeddings.weight"
 
 
-def damage_of_model(folder: Path) -> str | None:
-    """Return how a model that `save_tensors` has written was damaged; None if it was not."""
-    return damage_of_folder(folder, {CONFIG, WEIGHTS, *FILES})
+def damage_of_model(folder: Path, *, whole: bool = True) -> str | None:
+    """Return how a model that `save_tensors` has written was damaged; None if it was not.
+
+    Without `whole`, only sizes are compared.
+    """
+    return damage_of_folder(folder, {CONFIG, WEIGHTS, *FILES}, whole=whole)
 
 
-def check_model(folder: Path, flag: str) -> None:
-    """Compare the bytes of a model folder with its checksums, if it has any.
+def check_model(folder: Path, flag: str, *, whole: bool = True) -> None:
+    """Compare the bytes of a model folder, or without `whole` their number, with its checksums, if it has any.
 
     Raises:
         DataError: when they differ.
     """
-    damage = damage_of_model(folder) if is_sealed(folder) else None
+    damage = damage_of_model(folder, whole=whole) if is_sealed(folder) else None
     if damage:
         raise DataError(
             f"{folder} is damaged: {damage}",

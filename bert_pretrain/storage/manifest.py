@@ -7,7 +7,7 @@ its work complete, or continues it, and another command is refused with the diff
 
 import contextlib
 import importlib.metadata
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from enum import Enum
 from typing import Any
 
@@ -98,7 +98,23 @@ def _progress(folder: AnyPath, kind: str, identity: Mapping[str, Any]) -> Progre
                     remedy="name another --output, undo the change, or add --overwrite (the old folder is moved aside)",
                 )
             return progress
-    raise OutputError(
+    raise _something_else(folder, present)
+
+
+def check_output(folder: AnyPath, *, overwrite: bool) -> None:
+    """Refuse, before the identity of an output is known, a folder that no command of this package has written to.
+
+    Raises:
+        OutputError: when it may not be written, or holds something else.
+    """
+    check_writable(folder)
+    present = _content(folder)
+    if present and not overwrite and not {MANIFEST, PARTIAL} & set(present):
+        raise _something_else(folder, present)
+
+
+def _something_else(folder: AnyPath, present: Sequence[str]) -> OutputError:
+    return OutputError(
         f"{folder} holds something else: {', '.join(present[:5])}{' …' if len(present) > 5 else ''}",
         where="--output",
         remedy="name another folder, or add --overwrite (the old folder is moved aside)",

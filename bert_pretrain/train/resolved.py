@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from bert_pretrain.config import Config, ModelConfig
-from bert_pretrain.errors import ConfigError, DataError
+from bert_pretrain.errors import ConfigError
 from bert_pretrain.examples.shards import DataFolder
 from bert_pretrain.model.attention import choose_attention
 from bert_pretrain.model.folder import check_model, read_config, weights_sha256
@@ -19,6 +19,7 @@ from bert_pretrain.train.checkpoint import Checkpoint, open_checkpoint
 from bert_pretrain.train.clock import Boundary
 from bert_pretrain.train.device import flops, hardware
 from bert_pretrain.train.distributed import DistContext
+from bert_pretrain.train.inputs import check_sizes, no_optimizer_to_carry, with_model_of
 from bert_pretrain.train.optim import schedule
 from bert_pretrain.train.teacher import TeacherFolder, open_teacher
 
@@ -121,8 +122,12 @@ def resolve_run(
         UserError: with the key or flag to change.
     """
     tokenizer = data.tokenizer()
-    config = config if init_from is None else with_model_of(config, init_from)
-    check_sizes(config, data, dist_context)
+    if init_from is not None:
+        check_model(init_from, "--init-from")
+        given, config = config, with_model_of(config, init_from)
+        for line in _describe_model_of(given, config, init_from):
+            print(line)
+    check_sizes(config, data, dist_context.size)
     device = hardware.choose_device(config.train.device, dist_context.local_rank)
     hardware.keep_freed_memory(device)
     precision = hardware.choose_precision(config.train.precision, device)
@@ -141,60 +146,6 @@ def resolve_run(
     )  # fmt: skip
 
 
-# What an initial checkpoint need not share with the run: the network computes the same without dropout.
-_FREE_OF_MODEL = ("hidden_dropout_prob", "attention_probs_dropout_prob", "initializer_range")
-
-
-def with_model_of(config: Config, init_from: Path) -> Config:
-    """Take from a model folder what the section `model` leaves open.
-
-    Raises:
-        UserError: when a key that is given contradicts the folder, or the folder holds no BERT.
-    """
-    check_model(init_from, "--init-from")
-    found, _ = read_config(init_from, "--init-from")
-    given = config.model.model_dump(exclude_unset=True)
-    for key, value in given.items():
-        more_positions = key == "max_position_embeddings" and value > found.max_position_embeddings
-        if key not in _FREE_OF_MODEL and value != getattr(found, key) and not more_positions:
-            raise ConfigError(
-                f"{key} is {value}, that of the weights in {init_from} is {getattr(found, key)}",
-                where=f"model.{key}",
-                remedy="leave the key out; what the section model does not give is taken from that folder",
-            )
-    model = found.model_copy(update=given)
-    if len(given) < len(type(found).model_fields):
-        print(
-            f"model section from {init_from}: {_describe_size(model)}, dropout {model.hidden_dropout_prob:g} and "
-            f"{model.attention_probs_dropout_prob:g} (attention)"
-        )
-    if model.max_position_embeddings > found.max_position_embeddings:
-        print(f"{model.max_position_embeddings} positions: the {found.max_position_embeddings} of that model, repeated")
-    return config.model_copy(update={"model": model})
-
-
-def check_sizes(config: Config, folder: DataFolder, dist_context: DistContext) -> None:
-    """Refuse, before the first step, data that does not fit the model, the ranks or itself."""
-    if folder.max_seq_length > config.model.max_position_embeddings:
-        raise ConfigError(
-            f"the data holds examples of up to {folder.max_seq_length} tokens, "
-            f"the model has {config.model.max_position_embeddings} positions",
-            where="model.max_position_embeddings",
-            remedy=f"set it to {folder.max_seq_length} or more, or make data with a smaller data.max_seq_length",
-        )
-    if not folder.rows("train"):
-        raise DataError("the data has no training examples", where=str(folder.path), remedy="make it from more text")
-    if config.train.milestones:
-        milestones.words_seen(folder, 0, 0)  # counted at all
-    if config.train.global_batch_size < dist_context.size:
-        raise ConfigError(
-            f"a global batch of {config.train.global_batch_size} examples cannot be shared by {dist_context.size} "
-            "processes",
-            where="train.global_batch_size",
-            remedy=f"set it to {dist_context.size} or more, or start fewer processes",
-        )
-
-
 def open_initial_checkpoint(
     config: Config, init_from: Path | None, carry_optimizer: bool, length: schedule.Length, tokenizer: Tokenizer
 ) -> InitialCheckpoint | None:
@@ -206,11 +157,7 @@ def open_initial_checkpoint(
     """
     if init_from is None:
         if carry_optimizer:
-            raise ConfigError(
-                "there is no optimizer state to carry over",
-                where="--carry-optimizer",
-                remedy="add --init-from RUN/checkpoints/step-…",
-            )
+            raise no_optimizer_to_carry()
         return None
     checkpoint = open_checkpoint(init_from, "--init-from") if carry_optimizer else None
     if checkpoint is not None and length.is_over(checkpoint.step, 0.0):
@@ -285,6 +232,20 @@ def describe(run: ResolvedRun, num_parameters: int, micro_batch_tokens: int, par
     if not held_out:
         lines.append("there is no validation split, so nothing is evaluated")
     return "\n".join(lines)
+
+
+def _describe_model_of(given: Config, config: Config, init_from: Path) -> list[str]:
+    """Return, for users, what `with_model_of` has taken from a folder."""
+    lines, model = [], config.model
+    positions = read_config(init_from, "--init-from")[0].max_position_embeddings
+    if len(given.model.model_fields_set) < len(ModelConfig.model_fields):
+        lines.append(
+            f"model section from {init_from}: {_describe_size(model)}, dropout {model.hidden_dropout_prob:g} and "
+            f"{model.attention_probs_dropout_prob:g} (attention)"
+        )
+    if model.max_position_embeddings > positions:
+        lines.append(f"{model.max_position_embeddings} positions: the {positions} of that model, repeated")
+    return lines
 
 
 def _describe_size(model: ModelConfig) -> str:

@@ -245,10 +245,10 @@ def test_csv_is_read_by_the_delimiter_of_its_header(tmp_path: Path, delimiter: s
     ]
     with (tmp_path / "a.csv").open("w", newline="", encoding="utf-8-sig") as file:
         csv.writer(file, delimiter=delimiter).writerows(rows)
-    assert read_documents(tmp_path / "a.csv", "te,xt;") == [rows[1][1], rows[2][1]]
+    assert read_documents(tmp_path / "a.csv", ("te,xt;",)) == [rows[1][1], rows[2][1]]
 
 
-def read_documents(path: Path, field: str) -> list[str | None]:
+def read_documents(path: Path, field: str | tuple[str, ...]) -> list[str | None]:
     (source,) = resolve([str(path)], DataConfig())
     return list(read_texts(ByteRange(source), DataConfig(text_field=field), Counter()))
 

@@ -23,8 +23,8 @@ from bert_pretrain.examples.shards import DataFolder
 from bert_pretrain.storage import manifest
 from bert_pretrain.train.batches import cut
 from bert_pretrain.train.distributed import DistContext, choose_parallel
+from bert_pretrain.train.inputs import check_sizes
 from bert_pretrain.train.loader import TrainingData
-from bert_pretrain.train.resolved import check_sizes
 from bert_pretrain.train.run import train
 from tests.train.test_probe import write_table
 
@@ -142,7 +142,7 @@ def test_any_number_of_ranks_computes_the_same_global_batches(data_folder: Path)
 
 def test_more_ranks_than_examples_are_refused(tiny: Tiny, data_folder: Path) -> None:
     with pytest.raises(ConfigError, match="4 examples cannot be shared by 5 processes"):
-        check_sizes(tiny(global_batch_size=4), DataFolder.open(data_folder), DistContext(0, 5, 0))
+        check_sizes(tiny(global_batch_size=4), DataFolder.open(data_folder), 5)
 
 
 def test_the_model_is_dealt_out_where_it_does_not_fit(monkeypatch: pytest.MonkeyPatch) -> None:
