@@ -197,8 +197,8 @@ def few_descriptors(trial: Trial) -> str:
 
 
 def little_memory(trial: Trial) -> str:
-    """A low limit of memory; where C++ or Rust cannot allocate, the library ends the process."""
-    return _survives(trial, limits(RLIMIT_AS=int(2 ** trial.draw.uniform(20, 28))), (0, 1, 2, -signal.SIGABRT))
+    """A low limit of memory; where C++, Rust or the loader of libraries cannot allocate, they end the process."""
+    return _survives(trial, limits(RLIMIT_AS=int(2 ** trial.draw.uniform(20, 28))), (0, 1, 2, 127, -signal.SIGABRT))
 
 
 def small_files(trial: Trial) -> str:

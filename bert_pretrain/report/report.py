@@ -71,7 +71,6 @@ def write_report(runs: list[Path], output: Path) -> tuple[Path, Path]:
     page = output.with_suffix(".html")
     if page == output:
         output = output.with_suffix(".png")
-    draw_curves(runs, output)
     records, metrics = [read_run_record(run) for run in runs], [read_metrics(run) for run in runs]
     pictures = [base64.b64encode(as_png(runs, records, metrics, panels)).decode() for panels in (PANELS, MORE_PANELS)]
     summaries = [_summary(*each) for each in zip(run_names(runs), runs, records, metrics, strict=True)]
@@ -79,9 +78,10 @@ def write_report(runs: list[Path], output: Path) -> tuple[Path, Path]:
         for hint in summary.hints:
             print(hint if len(runs) == 1 else f"{summary.name}: {hint}")
     settings = list(dict.fromkeys(name for summary in summaries for name in summary.settings))
-    accuracy = pair_accuracy(read_run_record(run) for run in runs)
+    accuracy = pair_accuracy(records)
     columns = [title.format(pair_accuracy=accuracy) for title in COLUMNS]
     text = render("report.html", runs=summaries, columns=columns, pictures=pictures, settings=settings)
+    draw_curves(runs, output)
     write_file(page, text.encode())
     return output, page
 
