@@ -8,6 +8,7 @@ process had more than 1 GiB. Linux only; the corpus and the token store take 1.5
     python scripts/check_large.py CORPUS --work OUT --gigabytes 20                  (a large corpus)
     python scripts/check_large.py CORPUS --work OUT --gigabytes 0.04 --files 20000  (many files)
     python scripts/check_large.py CORPUS --work OUT --gigabytes 0.2 --examples-per-shard 64   (many shards)
+    python scripts/check_large.py CORPUS --work OUT --gigabytes 1 --one-document              (a large document)
 """
 
 import argparse
@@ -46,8 +47,11 @@ class Use:
 def main() -> None:
     options = parse_arguments()
     corpus, vocab, data = (options.work / name for name in ("corpus", "vocab", "data"))
-    size = write_corpus(options.corpus, corpus, options.gigabytes, options.files)
-    print(f"{size / GB:.2f} GB in {options.files:,} files, ulimit -n {options.descriptors}", flush=True)
+    files = 1 if options.one_document else options.files
+    size = write_corpus(options.corpus, corpus, options.gigabytes, files)
+    if options.one_document:
+        join_documents(corpus / "000000.txt", but=100)
+    print(f"{size / GB:.2f} GB in {files:,} files, ulimit -n {options.descriptors}", flush=True)
     uses = {"vocab": run(["vocab", corpus, "--output", vocab, "--set", "vocab.size=8192"], options)}
     report("vocab", uses["vocab"], size)
     make_data = ["make-data", corpus, "--vocab", vocab, "--output", data, "--set", "data.masking=dynamic"]
@@ -72,6 +76,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--files", type=int, default=16)
     parser.add_argument("--examples-per-shard", type=int, default=16384)
     parser.add_argument("--descriptors", type=int, default=1024, help="ulimit -n of the commands")
+    parser.add_argument("--one-document", action="store_true", help="no blank lines, but for 100 small documents")
     parser.add_argument("--keep", action="store_true", help="do not remove the work folder")
     return parser.parse_args()
 
@@ -89,6 +94,17 @@ def write_corpus(source: Path, folder: Path, gigabytes: float, files: int) -> in
             while file.tell() < share:
                 size += file.write(next(numbered))
     return size
+
+
+def join_documents(path: Path, but: int) -> None:
+    """Remove the blank lines of a file but the first so many, so that the rest is one document."""
+    temporary = path.with_suffix(".tmp")
+    with path.open("rb") as source, temporary.open("wb") as target:
+        for line in source:
+            but -= not line.strip()
+            if but >= 0 or line.strip():
+                target.write(line)
+    temporary.replace(path)
 
 
 def run(words: list[object], options: argparse.Namespace) -> Use:
