@@ -24,6 +24,7 @@ from bert_pretrain.cli.exits import reports_errors
         (MemoryError(), "memory is exhausted"),
         (RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to"), "memory is exhausted"),
         (RuntimeError("could not create a primitive"), "memory is exhausted"),
+        (RuntimeError("can't start new thread"), "memory is exhausted"),
         (ImportError("a.so: failed to map segment from shared object"), "memory is exhausted"),
         (RuntimeError("[enforce fail at inline_container.cc:672] . unexpected pos 64 vs 0"), "could not be written"),
         (RuntimeError("basic_ios::clear: iostream error"), "could not be written"),

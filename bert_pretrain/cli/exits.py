@@ -15,8 +15,10 @@ from bert_pretrain.errors import Interrupted, UserError
 _CONTINUES = "the same command, without --overwrite, continues where it stopped"
 _STARTS_AGAIN = "its output was not written; the same command starts again"
 _WITHOUT_RESUME = ("inspect", "evaluate", "fill_mask", "embed", "predict", "report")
-_CANNOT_ALLOCATE = re.compile("can't allocate memory|could not create a (primitive|memory)|failed to map segment")
-"""In the errors of torch's CPU allocator, of oneDNN, which does not say why, and of the import of a shared library."""
+_CANNOT_ALLOCATE = re.compile(
+    "can't allocate memory|could not create a (primitive|memory)|failed to map segment|can't start new thread"
+)
+"""In the errors of torch's CPU allocator, of oneDNN, which does not say why, of an import, of a thread."""
 _CANNOT_WRITE = re.compile("inline_container|iostream error")
 """In the RuntimeError of `torch.save`, which does not say why."""
 _OS_ERROR = re.compile(r"\(os error (\d+)\)")

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-from pydantic import BaseModel, Field, ValidationError
+from pydantic import BaseModel, Field, ValidationError, with_config
 
 from bert_pretrain.config import DataConfig
 from bert_pretrain.errors import DataError, first_problem
@@ -37,8 +37,10 @@ REBUILD = "run the make-data command that wrote it again, with --verify: it rebu
 
 
 _Number = Annotated[int, Field(ge=0, strict=True)]
+_Digest = Annotated[str, Field(pattern=r"^[0-9a-f]*$")]
 
 
+@with_config(extra="forbid")
 @dataclass(frozen=True)
 class ShardRecord:
     """What the manifest says of one shard."""
@@ -48,9 +50,9 @@ class ShardRecord:
     rows: _Number
     tokens: _Number
     bytes: _Number
-    sha256: str
+    sha256: _Digest
     """Of the file; equal for equal versions of pyarrow."""
-    content_hash: str
+    content_hash: _Digest
     """Of the columns' values; equal across versions and machines."""
 
     def as_json(self) -> dict[str, Any]:

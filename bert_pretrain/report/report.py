@@ -120,7 +120,7 @@ def unusual_figures(metrics: Metrics) -> list[str]:
     """Return, in words, which of a run's figures are not as they normally are."""
     training = [line for line in metrics if "skipped_steps" in line]
     found = []
-    skipped = sum(line["skipped_steps"] for line in training)
+    skipped = sum(line.get("skipped_steps") or 0 for line in training)
     if skipped:
         found.append(f"{skipped} steps were skipped because their gradients were not finite")
     waiting = _median(training, "data_wait_share")

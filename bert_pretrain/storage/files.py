@@ -163,7 +163,12 @@ def write_text(path: AnyPath, text: str) -> None:
 
 def write_json(path: AnyPath, value: object) -> None:
     """Write an indented JSON file atomically."""
-    write_text(path, json.dumps(value, indent=2, ensure_ascii=False) + "\n")
+    write_text(path, json_text(value))
+
+
+def json_text(value: object) -> str:
+    """Return the content of an indented JSON file."""
+    return json.dumps(value, indent=2, ensure_ascii=False) + "\n"
 
 
 def write_checked_json(path: AnyPath, value: Mapping[str, Any]) -> None:

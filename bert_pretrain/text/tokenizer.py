@@ -16,7 +16,7 @@ from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
 
 from bert_pretrain.errors import DataError
-from bert_pretrain.storage.files import write_json, write_text
+from bert_pretrain.storage.files import json_text, write_text
 from bert_pretrain.storage.paths import AnyPath
 from bert_pretrain.text.tokenizer_folder import (
     CONFIG,
@@ -192,15 +192,22 @@ class Tokenizer:
         All are made from the vocabulary, also where it came from elsewhere, so that they agree.
         """
         folder.mkdir(parents=True, exist_ok=True)
-        if VOCABULARY in self.files:
-            write_text(folder / VOCABULARY, "\n".join(self.tokens) + "\n")
-        write_text(folder / TOKENIZER, self.backend.to_str(pretty=True) + "\n")
+        for name, text in self.contents(model_max_length).items():
+            write_text(folder / name, text)
+
+    def contents(self, model_max_length: int = 512) -> dict[str, str]:
+        """Return the texts of `files`."""
         names = dict(
             zip(("pad_token", "unk_token", "cls_token", "sep_token", "mask_token"), SPECIAL_TOKENS, strict=True)
         )
         # Other classes than BertTokenizer open in transformers too, but drop the token_type_ids silently unless told.
         kind = _WORD_LEVEL_CONFIG if self.whole_words else {"tokenizer_class": "BertTokenizer", **self.settings}
-        write_json(folder / CONFIG, {**kind, "model_max_length": model_max_length, **names})
+        texts = {
+            VOCABULARY: "\n".join(self.tokens) + "\n",
+            TOKENIZER: self.backend.to_str(pretty=True) + "\n",
+            CONFIG: json_text({**kind, "model_max_length": model_max_length, **names}),
+        }
+        return {name: text for name, text in texts.items() if name in self.files}
 
     def _add_special_tokens(self) -> None:
         self.backend.add_special_tokens(list(SPECIAL_TOKENS))

@@ -23,6 +23,7 @@ from bert_pretrain.text.markup import REMOVE_MARKUP, most_common
 from bert_pretrain.text.sources import Source, few_documents, finer_boundary, resolve
 from bert_pretrain.text.text_files import ByteRange
 from bert_pretrain.text.tokenizer import Tokenizer
+from bert_pretrain.text.tokenizer_folder import TOKENIZER
 from bert_pretrain.vocab.alphabet import Alphabet, choose_alphabet
 from bert_pretrain.vocab.counting import Counts, count_parts, count_words
 from bert_pretrain.vocab.extending import extend_vocabulary
@@ -142,7 +143,15 @@ def _is_intact(output: AnyPath) -> bool:
     except DataError:
         return False
     is_same = found.hash == manifest.read_manifest(output, "vocab", "--output")["tokenizer"]["hash"]
-    return is_same and all((output / name).is_file() for name in found.files)
+    texts = {name: text for name, text in found.contents().items() if name != TOKENIZER}  # as this version writes it
+    return is_same and (output / TOKENIZER).is_file() and all(_holds(output / name, texts[name]) for name in texts)
+
+
+def _holds(path: AnyPath, text: str) -> bool:
+    try:
+        return path.read_text(encoding="utf-8") == text
+    except (OSError, UnicodeDecodeError):
+        return False
 
 
 @dataclass(frozen=True)

@@ -261,6 +261,8 @@ def test_a_footer_that_is_not_utf8_is_refused(tmp_path: Path) -> None:
         (("splits", "train", "shards", 0, "path"), "/etc/passwd"),
         (("splits", "train", "shards", 0, "rows"), "31"),
         (("splits", "train", "shards", 0, "bytes"), -1),
+        (("splits", "train", "shards", 0, "more"), 1),
+        (("splits", "train", "shards", 0, "content_hash"), "x7"),
         (("tokenizer",), None),
         (("config", "data"), "short"),
         (("splits", "train", "statistics", "unk_share"), "0.1"),

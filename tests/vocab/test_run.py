@@ -248,3 +248,16 @@ def test_the_least_size_that_a_refusal_names_suffices(english_text: Path, tmp_pa
     with pytest.raises(ConfigError, match="covers only"):
         make(english_text, tmp_path / "vocab", f"vocab.size={least - 1}")
     assert make(english_text, tmp_path / "vocab", f"vocab.size={least}").vocab_size == least
+
+
+@pytest.mark.parametrize("name", ["vocab.txt", "tokenizer_config.json"])
+def test_a_changed_file_of_a_finished_vocabulary_is_written_again(
+    english_text: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str
+) -> None:
+    make(english_text, tmp_path / "vocab")
+    path = tmp_path / "vocab" / name
+    content = path.read_bytes()
+    path.write_bytes(content.replace(b"[MASK]", b"[MASk]"))
+    make(english_text, tmp_path / "vocab")
+    assert "missing or damaged" in capsys.readouterr().out
+    assert path.read_bytes() == content
