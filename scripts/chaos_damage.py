@@ -8,7 +8,6 @@ from chaos_commands import files_of
 from chaos_process import at_file_event
 from chaos_trial import HANG, MESSAGE, NOT_READ_BACK, SAME, SILENT, UNCHECKED, UNCHECKED_INPUTS, Defect, Trial
 
-
 ANOTHER_CONFIGURATION = "was written by another command or configuration"
 
 

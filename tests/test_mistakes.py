@@ -5,8 +5,11 @@ import gzip
 import json
 import lzma
 import re
+import resource
 import shlex
 import shutil
+import subprocess
+import sys
 import zlib
 from collections.abc import Callable
 from pathlib import Path
@@ -390,3 +393,39 @@ def _content(place: Path) -> dict[Path, bytes]:
     """Return every file with its bytes, links and outputs that were begun left out."""
     files = (path for path in place.rglob("*") if path.is_file() and path.relative_to(place).parts[0] not in NEW)
     return {path: path.read_bytes() for path in files}
+
+
+EARLY = (
+    "train --data nosuch --output r",
+    "train --data data --output a.txt --config tiny",
+    "train --data data --output r --init-from mine",
+    "run tiny --output r",
+    "fill-mask bert-huge [MASK]",
+    "evaluate nosuch --text a.txt",
+    "embed bert-none a.txt --output v.npy",
+    "finetune translate bert --train rows.jsonl --output o",
+    "predict nosuch rows.jsonl --output o.jsonl",
+)
+
+
+@pytest.mark.parametrize("call", EARLY)
+def test_what_can_be_told_without_torch_is_told_before_its_import(place: Path, call: str) -> None:
+    program = (
+        "import sys\nfrom bert_pretrain.cli import main\ntry:\n    main()\nfinally:\n    print('torch' in sys.modules)"
+    )
+    command = [sys.executable, "-c", program, *shlex.split(call)]
+    done = subprocess.run(command, cwd=place, capture_output=True, text=True)
+    assert (done.returncode, done.stdout.splitlines()[-1:]) == (2, ["False"]), done.stderr
+
+
+@pytest.mark.slow
+def test_most_mistakes_are_told_within_a_second_of_processor_time(place: Path) -> None:
+    seconds = {}
+    for name, (call, _) in MISTAKES.items():
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
+        subprocess.run([sys.executable, "-m", "bert_pretrain", *shlex.split(call)], cwd=place, capture_output=True)
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        seconds[name] = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    late = {name: round(time, 2) for name, time in sorted(seconds.items(), key=lambda item: item[1]) if time > 1}
+    print(f"{len(late)} of {len(seconds)} mistakes took longer than a second: {late}")
+    assert len(late) < 0.25 * len(seconds)

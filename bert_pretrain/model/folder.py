@@ -4,6 +4,7 @@ In the same order as by `transformers`: one file or several with an index, safet
 """
 
 import hashlib
+import os
 import re
 from pathlib import Path
 
@@ -152,7 +153,7 @@ def _parts(index: Path) -> list[Path]:
     if not names or not all(isinstance(name, str) and Path(name).name == name for name in names):
         raise DataError(f"{index.name} names no files in its folder", where=str(index), remedy="copy the folder again")
     files = sorted({index.parent / name for name in names})
-    missing = [path.name for path in files if not path.is_file()]
+    missing = [path.name for path in files if not os.path.isfile(path)]  # unlike Path, for names of any length
     if missing:
         raise DataError(
             f"{len(missing)} of {len(files)} files of weights are missing: {', '.join(missing[:3])}",
