@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import safetensors
 import torch
 import transformers
 from transformers import Trainer, TrainerCallback, TrainingArguments
@@ -138,6 +139,14 @@ def training_arguments(
     return arguments
 
 
+def _changed_meanwhile(checkpoint: Path, damage: str) -> DataError:
+    return DataError(
+        f"a checkpoint was changed while the command ran: {damage}",
+        where=str(checkpoint),
+        remedy="run the same command again: it continues from the newest checkpoint that is whole",
+    )
+
+
 def fit(trainer: Any, folder: Path) -> dict[str, Any]:
     """Train to the end, from the newest complete checkpoint if there is one, and load the best weights.
 
@@ -146,6 +155,7 @@ def fit(trainer: Any, folder: Path) -> dict[str, Any]:
 
     Raises:
         ConfigError: when the GPU runs out of memory.
+        DataError: when the checkpoint of the best epoch was changed meanwhile.
     """
     newest = newest_checkpoint(folder)
     if newest is not None:
@@ -159,6 +169,11 @@ def fit(trainer: Any, folder: Path) -> dict[str, Any]:
             where="--batch-size and --max-length",
             remedy="reduce one of them, or use --device cpu; with --overwrite, since it is another fine-tuning",
         ) from error
+    except safetensors.SafetensorError as error:
+        raise _changed_meanwhile(folder, str(error)) from error
+    best = trainer.state.best_model_checkpoint
+    if best is not None and (damage := damage_of_folder(Path(best))):  # its weights have just been read
+        raise _changed_meanwhile(Path(best), damage)
     is_validated = trainer.args.load_best_model_at_end
     # Otherwise these would be the last weights.
     assert (trainer.state.best_model_checkpoint is not None) == is_validated

@@ -2,13 +2,17 @@
 
 import json
 import os
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
+from transformers import Trainer
 
 from bert_pretrain.errors import DataError
-from bert_pretrain.finetune.run import KIND, _is_complete
+from bert_pretrain.finetune.run import KIND, _is_complete, finetune
+from bert_pretrain.finetune.settings import Settings
 from bert_pretrain.finetune.training import _point_to_best, _Seal, newest_checkpoint
 from bert_pretrain.storage import manifest
 from bert_pretrain.storage.checksums import damage_of_folder, seal_folder
@@ -90,3 +94,31 @@ def test_a_damaged_result_is_not_up_to_date(tmp_path: Path) -> None:
     os.truncate(output / "model.safetensors", 8)
     with pytest.raises(DataError, match=r"model\.safetensors has 8 bytes instead of 63"):
         _is_complete(output, work, {"seed": 1}, overwrite=False)
+
+
+@pytest.mark.parametrize("change", ["flip", "cut"])
+def test_a_best_checkpoint_that_changes_while_it_trains_is_refused_and_the_next_command_succeeds(
+    toy_model: Path,
+    reviews: Callable[[int, int], list[dict[str, Any]]],
+    as_jsonl: Callable[[Path, list[dict[str, Any]]], str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    change: str,
+) -> None:
+    load = Trainer._load_best_model
+
+    def damaged(trainer: Trainer) -> None:
+        path = Path(trainer.state.best_model_checkpoint) / "model.safetensors"
+        content = bytearray(path.read_bytes())
+        content[-1] ^= 1
+        path.write_bytes(content if change == "flip" else content[:-8])
+        load(trainer)
+
+    call = {"train": as_jsonl(tmp_path / "a.jsonl", reviews(40, 1)), "output": tmp_path / "out"}
+    settings = Settings(epochs=1, batch_size=8, max_length=16)
+    monkeypatch.setattr(Trainer, "_load_best_model", damaged)
+    with pytest.raises(DataError, match="a checkpoint was changed while the command ran"):
+        finetune("classify", toy_model, **call, settings=settings)
+    assert not (tmp_path / "out").exists()
+    monkeypatch.undo()
+    assert finetune("classify", toy_model, **call, settings=settings) == tmp_path / "out"
