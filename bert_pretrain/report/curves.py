@@ -3,6 +3,7 @@
 Drawn for `report`, for `run`, and for the card of a finished model. Matplotlib is an extra, imported only here.
 """
 
+import hashlib
 import io
 import itertools
 import math
@@ -14,6 +15,7 @@ from bert_pretrain.errors import ConfigError, DataError, OutputError
 from bert_pretrain.report.measured import describe, nearest_run, points
 from bert_pretrain.report.run_record import data_statistics_of, pair_task, read_run_record
 from bert_pretrain.storage.files import atomic_path, parse_json
+from bert_pretrain.storage.manifest import MANIFEST
 from bert_pretrain.storage.paths import did_you_mean
 
 Metrics = list[dict[str, Any]]  # the lines of a run's metrics.jsonl
@@ -81,14 +83,22 @@ def read_metrics(run: Path) -> Metrics:
     """Return the lines of a run's `metrics.jsonl`.
 
     Raises:
-        DataError: when it is missing, empty or broken.
+        DataError: when it is missing, empty or broken, or was changed after the run had finished.
     """
     path = run / "metrics.jsonl"
     remedy = "name a folder that 'bert-pretrain train' has written"
     if not path.is_file():
         remedy = did_you_mean(run, ("train", "train/*"), path.name) or remedy
         raise DataError(f"{run} has no metrics.jsonl", where="RUN_DIR", remedy=remedy)
-    lines = path.read_bytes().splitlines(keepends=True)
+    content = path.read_bytes()
+    written = read_run_record(run).get("metrics") if (run / MANIFEST).is_file() else None
+    if written is not None and hashlib.sha256(content).hexdigest() != written["sha256"]:
+        raise DataError(
+            "the figures were changed after the run had finished",
+            where=str(path),
+            remedy="restore the file from a copy; alone in another folder it is read as it is",
+        )
+    lines = content.splitlines(keepends=True)
     if lines and not lines[-1].endswith(b"\n"):
         lines.pop()  # a run is writing it, or was killed while it did
     if not lines:

@@ -83,6 +83,7 @@ def write_report(runs: list[Path], output: Path) -> tuple[Path, Path]:
     text = render("report.html", runs=summaries, columns=columns, pictures=pictures, settings=settings)
     draw_curves(runs, output)
     write_file(page, text.encode())
+    output.stat()  # raises if the picture was removed meanwhile
     return output, page
 
 

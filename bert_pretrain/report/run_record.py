@@ -57,12 +57,17 @@ class _Data(BaseModel):
     statistics: _Statistics = _Statistics()
 
 
+class _Metrics(BaseModel):
+    sha256: str
+
+
 class _Record(BaseModel):
     """The types of what is there; the folders of older versions have less."""
 
     length: _Length = _Length()
     config: _Config = _Config()
     data: _Data = _Data()
+    metrics: _Metrics | None = None
 
 
 def data_statistics_of(record: Mapping[str, Any]) -> dict[str, Any]:

@@ -295,6 +295,7 @@ def _finish(run: ResolvedRun, state: TrainState, log: RunLog, identity: dict[str
     body = {
         **record,
         "progress": asdict(state.progress),
+        "metrics": log.position,
         "training": log.last_training,
         "validation": log.last_validation,
         "parameters": state.model.num_parameters,

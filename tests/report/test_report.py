@@ -13,6 +13,8 @@ from bert_pretrain.errors import ConfigError, DataError
 from bert_pretrain.report.curves import PANELS, _figure, draw_curves, read_metrics, run_names
 from bert_pretrain.report.report import unusual_figures, write_report
 from bert_pretrain.report.run_record import read_run_record
+from bert_pretrain.storage import manifest
+from bert_pretrain.storage.files import sha256_file
 
 PNG = b"\x89PNG\r\n\x1a\n"
 
@@ -194,3 +196,17 @@ def test_a_line_without_figures_is_named(tmp_path: Path, line: bytes) -> None:
     with pytest.raises(DataError, match="not a line of figures") as error:
         read_metrics(tmp_path)
     assert error.value.where == f"{tmp_path / 'metrics.jsonl'}:2"
+
+
+def test_figures_changed_after_the_run_are_refused(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    run.mkdir()
+    (run / "metrics.jsonl").write_text('{"step": 2, "mlm_loss": 6.5}\n')
+    manifest.complete(run, "run", {}, {"metrics": {"sha256": sha256_file(run / "metrics.jsonl")}})
+    assert read_metrics(run)
+    (run / "metrics.jsonl").write_text('{"step": 2, "mlm_loss": 6.4}\n')
+    with pytest.raises(DataError, match="were changed after the run had finished"):
+        read_metrics(run)
+    (tmp_path / "alone").mkdir()
+    shutil.copy(run / "metrics.jsonl", tmp_path / "alone")
+    assert read_metrics(tmp_path / "alone")
