@@ -39,6 +39,11 @@ from bert_pretrain.text.tokenizer import Tokenizer
 
 SAMPLE_BYTES = 16 << 20
 MAX_SOURCES = 16
+_BLOCK_BYTES = 1 << 13
+_AHEAD_BYTES = 2 << 20
+"""How far to read beyond a sample to learn its share."""
+_MAX_AHEAD_BYTES = 64 << 20
+"""The same where nothing more of the compressed file has to be read: a kilobyte may hold gigabytes."""
 
 
 @dataclass(frozen=True)
@@ -139,7 +144,7 @@ def sample_source(source: Source, path: Path, size: int, config: DataConfig) -> 
                     content = file.read(size)
                     content += _rest_of_record(file, content, source.format, config.max_record_bytes)
                 is_cut = bool(file.read(1))
-                share = min(1.0, raw.tell() / source.size) if source.size and is_cut else 1.0
+                share = _share(raw, file, len(content), source.size) if is_cut else 1.0
         except READ_ERRORS as error:
             raise damaged(source, error) from error
         if is_cut and source.format == "txt":
@@ -156,6 +161,25 @@ def sample_source(source: Source, path: Path, size: int, config: DataConfig) -> 
                 break
     share = min(1.0, num_documents / max(1, records.num_rows(source)))
     return ByteRange(replace(source, format="jsonl"), unpacked=path), share
+
+
+def _share(raw: BinaryIO, file: BinaryIO, num_bytes: int, size: int | None) -> float:
+    """Return which share of an input its first `num_bytes` are, which have been read from `file`.
+
+    A decompressor has read further in `raw` than what it gave so far: up to 128 KiB, or a block of 900 KB. What it
+    gives before it has to read more is what those bytes hold.
+    """
+    position, held = raw.tell(), num_bytes
+    measured = None
+    while held < num_bytes + (_AHEAD_BYTES if measured else _MAX_AHEAD_BYTES):
+        block = file.read(_BLOCK_BYTES)
+        if not block:
+            return num_bytes / held
+        if raw.tell() != position:
+            measured, position = (position, held), raw.tell()
+        held += len(block)
+    position, held = measured or (position, held)
+    return min(1.0, position / size * num_bytes / held) if size else 1.0
 
 
 def _first_elements(file: BinaryIO, source: Source, size: int, max_bytes: int) -> bytes:

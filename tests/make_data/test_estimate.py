@@ -1,9 +1,12 @@
 """A dry run tells what the real one gives, from a sample, and writes nothing."""
 
+import bz2
 import gzip
 import json
+import lzma
 import random
 from collections import Counter
+from itertools import product
 from pathlib import Path
 
 import pyarrow as pa
@@ -35,10 +38,9 @@ def corpus(number: int) -> list[str]:
     ]
 
 
-# A decompressor reads some kilobytes ahead of what it gives, which is too much for a small sample of a small file.
 @pytest.mark.parametrize(
     ("ending", "sample_bytes"),
-    [*((ending, 1 << 24) for ending in (".txt", ".txt.gz", ".jsonl")), *((e, 40_000) for e in (".txt", ".parquet"))],
+    [*product((".txt", ".txt.gz", ".jsonl"), [1 << 24]), *product((".txt", ".txt.gz", ".parquet"), [40_000])],
 )
 def test_an_estimate_is_near_what_comes_out(
     tmp_path: Path, vocab_folder: Path, monkeypatch: pytest.MonkeyPatch, ending: str, sample_bytes: int
@@ -128,6 +130,24 @@ def test_a_dry_run_writes_nothing_and_shows_that_it_works(
     assert "nothing is written" in printed.out
     assert "sample: 100%" in printed.err
     assert list(tmp_path.iterdir()) == [path]
+
+
+# The smaller sample is measured within the file, the larger one by reading to its end.
+@pytest.mark.parametrize("ending", ["", ".gz", ".bz2", ".xz", ".zst"])
+def test_a_decompressor_that_reads_ahead_does_not_change_the_share(tmp_path: Path, ending: str) -> None:
+    draw = random.Random(1)
+    words = ["".join(draw.choices("abcdefghijkl", k=draw.randint(2, 9))) for _ in range(3000)]
+    content = "\n".join(" ".join(draw.choices(words, k=12)) for _ in range(30_000)).encode()
+    packed = {"": lambda: content, ".gz": lambda: gzip.compress(content, 1), ".bz2": lambda: bz2.compress(content, 1)}
+    packed |= {
+        ".xz": lambda: lzma.compress(content, preset=0),
+        ".zst": lambda: pa.Codec("zstd").compress(content, asbytes=True),
+    }
+    (tmp_path / f"a.txt{ending}").write_bytes(packed[ending]())
+    (source,) = resolve([str(tmp_path / f"a.txt{ending}")], DataConfig())
+    for size in (50_000, 400_000):
+        _, share = module.sample_source(source, tmp_path / "sample", size, DataConfig())
+        assert share == pytest.approx(size / len(content), rel=0.1)
 
 
 @pytest.mark.parametrize("encoding", ["utf-8", "utf-16"])
