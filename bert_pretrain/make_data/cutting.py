@@ -166,11 +166,13 @@ def _fill(
     for first, stop in spans:
         position = first
         while position < stop:
+            target = next(targets)
             if position + 1 == stop:  # a last unit left alone goes with the sentence before, or as much of it as fits
                 index = bisect.bisect_left(whole, position)
                 sentence = max(first, whole[index - 1]) if index else first
                 position = max(sentence, bisect.bisect_left(starts, starts[stop] - max_tokens, sentence, position - 1))
-            end = _window_end(starts, whole, position, stop, next(targets), max_tokens)
+                target = max_tokens  # a shorter one could leave the last unit alone again
+            end = _window_end(starts, whole, position, stop, target, max_tokens)
             rows.append((position, end))
             position = end
     first_units, ends = np.array(rows, dtype=np.int64).reshape(-1, 2).T

@@ -20,6 +20,10 @@ def cut(documents: list[list[int]], max_tokens: int, short: float = 0.0, seed: i
 
 @given(DOCUMENTS, LENGTHS, SHORT, st.integers(0, 99))
 @example([[5, 5], [30]], 13, 0.0, 0)  # an odd number of units of one sentence, cut from the end of the text
+@example(  # a last unit is left alone, and the next targets are short
+    [[1, 1, 1, 1, 31, 31, 31, 31, 61, 31, 61, 15], [1, 31], [61], [1, 1, 1, 31, 61],
+     [1, 1, 1, 31, 7, 1, 32, 80, 80, 30, 63, 19], [4, 2, 35, 61], [1, 1, 1, 1, 31, 28]], 61, 1.0, 81,
+)  # fmt: skip
 def test_windows_of_whole_sentences_cover_every_token_and_never_leave_their_document(
     documents: list[list[int]], max_tokens: int, short: float, seed: int
 ) -> None:
