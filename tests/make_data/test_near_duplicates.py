@@ -106,9 +106,13 @@ def test_runs_are_read_whole_unless_they_are_too_long(lengths: list[int], monkey
 
 @pytest.fixture
 def copied(tmp_path: Path, english_documents: list[list[str]]) -> tuple[Path, int, int]:
-    """Real documents, copies with one more sentence (near duplicates), and others half of which is another document."""
-    originals = [document for document in english_documents if len(document) >= 12]
-    near = [[*document, "One more sentence that is new."] for document in originals[:25]]
+    """Real text, copies without two sentences (near duplicates), and others half of which is another document.
+
+    No sentence is in two originals: documents of the standard library are alike in some versions of Python.
+    """
+    sentences = [each for each in dict.fromkeys(itertools.chain(*english_documents)) if 50 < len(each) < 250]
+    originals = [sentences[begin : begin + 30] for begin in range(0, 40 * 30, 30)]
+    near = [document[1:-1] for document in originals[:25]]
     far = [one[::2] + other[1::2] for one, other in itertools.pairwise(originals[:26])]
     path = tmp_path / "a.txt"
     path.write_text("\n\n".join("\n".join(document) for document in [*originals, *near, *far]) + "\n")
