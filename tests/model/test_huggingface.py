@@ -156,6 +156,7 @@ def test_a_pickle_that_could_run_code_is_refused_unread(model_folder: Path, tmp_
         ({"weight_map": {"a": ".."}}, "files of weights are missing"),
         ({"weight_map": {"a": "\0"}}, "files of weights are missing"),
         ({"weight_map": {"a": "config.json"}}, "was not unpickled"),
+        ({"weight_map": {"a": 5000 * "a"}}, "files of weights are missing"),
     ],
 )
 def test_an_index_without_its_files_is_refused(model_folder: Path, index: Any, message: str) -> None:

@@ -210,3 +210,9 @@ def test_figures_changed_after_the_run_are_refused(tmp_path: Path) -> None:
     (tmp_path / "alone").mkdir()
     shutil.copy(run / "metrics.jsonl", tmp_path / "alone")
     assert read_metrics(tmp_path / "alone")
+
+
+def test_lines_without_a_count_of_skipped_steps_are_read() -> None:
+    line = {"step": 1, "loss": 6.0, "tokens_per_second": 10.0, "data_wait_share": 0.0}
+    assert unusual_figures([{**line, "skipped_steps": None}, line]) == []
+    assert unusual_figures([{**line, "skipped_steps": None}, {**line, "skipped_steps": 2}])[0].startswith("2 steps")
