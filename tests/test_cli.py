@@ -101,7 +101,7 @@ def test_an_unknown_flag_is_answered_with_the_one_that_was_meant(call: str) -> N
 
 def test_an_unknown_flag_like_no_other_is_only_named() -> None:
     result = CliRunner().invoke(app, ["train", "--zzz"])
-    assert result.stderr.rstrip().endswith("No such option: --zzz")
+    assert re.search(r"No such option:? '?--zzz'?\.?$", result.stderr.rstrip())
 
 
 def test_every_key_that_a_flag_stands_for_is_one() -> None:

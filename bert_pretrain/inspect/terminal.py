@@ -29,6 +29,8 @@ _LEGEND = (
 
 def show(inspection: Inspection, *, examples: Sequence[RenderedExample], with_figures: bool) -> None:
     """Print examples, figures if asked, and the outcome of the checks."""
+    if sys.stdout is None:  # its descriptor was closed at the start
+        return
     console = Console(
         width=min(shutil.get_terminal_size((100, 24)).columns, _MAX_COLUMNS),
         force_terminal=sys.stdout.isatty(),

@@ -582,3 +582,10 @@ def test_a_user_error_ends_with_exit_code_2(data_folder: Path, arguments: list[s
     result = CliRunner().invoke(app, ["inspect", *(word.format(data=data_folder) for word in arguments)])
     assert result.exit_code == 2, result.output
     assert where in result.stderr.split("\n  where: ")[1].split("\n  hint: ")[0]
+
+
+def test_without_a_standard_output_nothing_is_shown(data_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from bert_pretrain.inspect.inspect import inspect
+
+    monkeypatch.setattr(sys, "stdout", None)
+    assert inspect(data_folder, rows=1)

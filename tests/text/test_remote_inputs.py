@@ -8,7 +8,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import fsspec
 import pytest
+from packaging.version import Version
 
 from bert_pretrain.config_file import load_config
 from bert_pretrain.errors import InputError, OutputError
@@ -97,7 +99,13 @@ def test_a_large_file_is_read_in_pieces(server: Server) -> None:
     ("headers", "expected"),
     [
         ({"ETag": '"1"', "Last-Modified": "now"}, 'ETag:"1"'),
-        ({"Last-Modified": "Sat, 21 Nov 2026 00:00:00 GMT"}, "Last-Modified:Sat, 21 Nov 2026 00:00:00 GMT"),
+        pytest.param(
+            {"Last-Modified": "Sat, 21 Nov 2026 00:00:00 GMT"},
+            "Last-Modified:Sat, 21 Nov 2026 00:00:00 GMT",
+            marks=pytest.mark.skipif(
+                Version(fsspec.__version__) <= Version("2025.3.0"), reason="this fsspec does not tell Last-Modified"
+            ),
+        ),
         ({}, ""),
     ],
 )
