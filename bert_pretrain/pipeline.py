@@ -174,12 +174,11 @@ def with_one_schedule(stages: Sequence[Config], folders: Sequence[Path]) -> list
 def _show_results(runs: Sequence[Path], model: Path, output: Path) -> None:
     """Print held-out figures before and after, draw the curves, and say how to open the model."""
     pairs_title = pair_accuracy(read_run_record(run) for run in runs)
-    print(f"\nheld out            MLM loss   MLM accuracy   {pairs_title}")
-    for run in runs:
-        evaluations = [line for line in read_metrics(run) if "validation_mlm_loss" in line]
-        for when, line in (
-            zip(("before", "after"), (evaluations[0], evaluations[-1]), strict=True) if evaluations else ()
-        ):
+    figures = {run: [line for line in read_metrics(run) if "validation_mlm_loss" in line] for run in runs}
+    nothing = "nothing was held out, so nothing was evaluated"
+    print(f"\nheld out            MLM loss   MLM accuracy   {pairs_title}" if any(figures.values()) else f"\n{nothing}")
+    for run, lines in figures.items():
+        for when, line in zip(("before", "after"), (lines[0], lines[-1]) if lines else (), strict=False):
             label = f"{run.name} {when}" if len(runs) > 1 else when
             loss, masked, pairs = (
                 math.nan if line[f"validation_{name}"] is None else line[f"validation_{name}"]

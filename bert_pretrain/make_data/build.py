@@ -30,7 +30,8 @@ DONORS = (0, 64, 4096)
 """How many slices of other shards are read, one after the other, where a shard's text is of a single document."""
 SINGLE_SENTENCES_REMEDY = (
     "--set data.next_sentence=none, if each document is one sentence or sequence; or "
-    "--set data.document_boundary=file, if lines or blank lines separate the sentences of one document"
+    "--set data.document_boundary=file, if lines or blank lines separate the sentences of one document (with few "
+    "files also --set data.next_sentence=sop)"
 )
 
 

@@ -34,7 +34,12 @@ def check_corpus(corpus: CorpusStatistics, config: DataConfig, sources: list[Sou
     if corpus["repeated_share"] > MAX_REPEATED_SHARE:
         print(
             f"warning: {corpus['repeated_share']:.0%} of the tokens are in sentences that recur, such as navigation "
-            "and licences; remove them from the text, or set data.drop_repeated_lines=10"
+            "and licences; remove them from the text"
+            + (
+                ""
+                if config.drop_repeated_lines
+                else ", or, if they are lines of their own, set data.drop_repeated_lines=10"
+            )
         )
     if warning := markup_warning(corpus["markup"], corpus["words"]):
         print(f"warning: {warning}")
@@ -89,12 +94,13 @@ def _names(sources: Sequence[Source]) -> str:
 
 
 def _too_few(number: int, of: str, needed: int, sources: Sequence[Source]) -> InputError:
-    finer = finer_boundary(sources) or "give more documents"
+    finer = finer_boundary(sources)
     return InputError(
         f"the {of} hold {number} document(s); next-sentence prediction takes a random B from another document and "
         f"needs at least {needed}",
         where=_names(sources),
-        remedy=f"{finer}; or --set data.next_sentence=none, which needs no other document, as sop",
+        remedy="--set data.next_sentence=sop, which takes both sentences from one document"
+        + (f"; or {finer}" if finer else "; or give more documents"),
     )
 
 

@@ -39,6 +39,8 @@ _COMMON = (
 )
 _CENTRAL, _TIE = ("cp1250", "iso8859_2", "cp1257"), 0.03
 """Western European text fits these better than cp1252 at times, by so little; Czech or Polish text by more."""
+_SUPERSETS = {"gb2312": "gb18030", "gbk": "gb18030"}
+"""Text that is called by the first often holds characters of the second, which reads all else alike."""
 _KNOWN_AS = {
     "gb18030": "GB18030 (GBK, GB2312)",
     "cp950": "Big5 (cp950)",
@@ -62,6 +64,7 @@ def encoding_of(sample: bytes, expected: str, location: str) -> str:
     """
     if expected != AUTO:
         expected = codecs.lookup(expected).name.removesuffix("-sig")
+        expected = _SUPERSETS.get(expected, expected)
         if not _is_foreign(sample, expected) and (expected == UTF8 or not _is_surely_utf8(sample, expected)):
             return expected
     likely = likely_encoding(sample)

@@ -159,3 +159,11 @@ def test_a_replacement_character_of_the_text_itself_is_not_invalid(tmp_path: Pat
         path = write(tmp_path / f"{name}.txt", f"天气很好\ufffd，我们去看海。\n{'Some more. ' * 50}".encode(name))
         (text,), counts = read_all(path, config=with_encoding(name))
         assert (text.count("\ufffd"), counts) == (1, Counter())
+
+
+@pytest.mark.parametrize("name", ["gb2312", "gbk"])
+def test_text_that_is_called_by_a_smaller_set_of_characters_loses_none(tmp_path: Path, name: str) -> None:
+    texts = ["天气很好，我们去看海。" * 20 + "㐀龦"]
+    path = tmp_path / "a.txt"
+    path.write_bytes(texts[0].encode("gb18030"))
+    assert read_all(f"file://{path}", config=with_encoding(name))[0] == texts
