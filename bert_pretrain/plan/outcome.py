@@ -16,6 +16,9 @@ FORECAST = "forecast.json"
 OTHER_TOKENS = 0.2
 """Share by which the tokens of a training may differ from the plan before they explain another outcome."""
 
+NO_CAUSES = ("seed", "device")
+"""Keys of all sections that a forecast does not depend on."""
+
 Range = tuple[float, float]
 
 
@@ -96,8 +99,8 @@ def _placed(name: str, value: float, bounds: Range, form: str, unit: str = "") -
 def _cause(forecast: Expected, hints: Sequence[str], tokens: float, changed: Sequence[str]) -> str:
     if hints:
         return hints[0]
-    if changed:
-        return f"{', '.join(changed)} not as planned"
+    if causes := [key for key in changed if key.rpartition(".")[2] not in NO_CAUSES]:
+        return f"{', '.join(causes)} not as planned"
     if tokens and abs(math.log(tokens / forecast.tokens)) > math.log(1.0 + OTHER_TOKENS):
         seen = f"training saw {tokens:,.2f} million tokens instead of {forecast.tokens:,.2f}"
         return f"{seen} (another speed than measured)"
