@@ -23,6 +23,7 @@ PARTIAL = "manifest.partial.json"
 _CONTENT = {
     "vocab": {"vocab.txt", "tokenizer.json", "tokenizer_config.json"},
     "data": {"train", "validation", "tokenizer", ".records", "README.md"},
+    "run": {"config.yaml", "metrics.jsonl", "checkpoints", "milestones", "model"},
 }
 """What an output holds besides manifests."""
 _INSIDE_A_RUN = {"vocab": ("vocab",), "data": ("data", "data/*"), "run": ("train", "train/*")}
@@ -125,8 +126,8 @@ def _something_else(folder: AnyPath, present: Sequence[str]) -> OutputError:
 def claimed(folder: AnyPath, kind: str, identity: Mapping[str, Any], *, overwrite: bool = False) -> Iterator[Progress]:
     """Claim a folder, as `claim` does, for the time of a command.
 
-    If it is removed meanwhile, workers may write a few more files, in a new folder of that name. These are claimed
-    again, so that the same command continues.
+    If it is removed meanwhile, workers and threads may write a few more files, in a new folder of that name, or keep
+    the removal from ending. What is left is claimed again, so that the same command continues.
     """
     progress = claim(folder, kind, identity, overwrite=overwrite)
     try:

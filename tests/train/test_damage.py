@@ -94,19 +94,26 @@ def test_damaged_figures_are_one_message(finished: Path, tiny: Tiny, data_folder
     assert_same_run(finished, run)
 
 
-@pytest.mark.parametrize("last_step", [2, 11])
+@pytest.mark.parametrize(
+    ("last_step", "left"),
+    [(2, []), (11, []), (11, ["config.yaml"]), (11, ["config.yaml", "checkpoints", "metrics.jsonl"]), (11, ["checkpoints"])],
+)
 def test_a_run_whose_folder_goes_away_does_not_end_well(
-    tiny: Tiny, data_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, last_step: int
+    tiny: Tiny, data_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, last_step: int, left: list[str]
 ) -> None:
     run, train_step = tmp_path / "run", loop.train_step
 
     def and_remove(*arguments: Any, step: int, **options: Any) -> None:
         train_step(*arguments, step=step, **options)
         if step == last_step:
-            shutil.rmtree(run)
+            run.rename(tmp_path / "removed")
+            for name in left:  # by a thread that writes at this moment, or because the removal did not end
+                copy = shutil.copytree if (tmp_path / "removed" / name).is_dir() else shutil.copyfile
+                run.mkdir(exist_ok=True)
+                copy(tmp_path / "removed" / name, run / name)
 
     monkeypatch.setattr(loop, "train_step", and_remove)
     with pytest.raises(OutputError, match="was moved or removed"):
         train(tiny(), data_folder, run)
     monkeypatch.undo()
-    train(tiny(max_steps=2), data_folder, run)  # in its place a new run may begin
+    train(tiny(), data_folder, run)  # the same command continues, or begins again
