@@ -2,6 +2,7 @@
 
 import os
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -17,7 +18,7 @@ from bert_pretrain.train.batches import GlobalBatch, cut
 from bert_pretrain.train.device import hardware
 from bert_pretrain.train.device.flops import training_flops
 from bert_pretrain.train.loss import PretrainingLoss
-from bert_pretrain.train.optim.optimizer import make_optimizers
+from bert_pretrain.train.optim.optimizer import make_optimizers, update
 from bert_pretrain.train.step import StepSums, train_step
 
 MASKED_SHARE = 0.15
@@ -60,20 +61,34 @@ SIZES = tuple(
 """From BERT-Tiny to BERT-Large, and one between the smallest two of Turc et al. (2019)."""
 
 
+class Speed(NamedTuple):
+    """How fast a network of some size is trained."""
+
+    flops_per_second: float
+    """That the pass forward and backward reaches."""
+    update_seconds: float
+    """Of the optimizers, per step: the larger a batch, the less they count."""
+
+    def seconds(self, flops: float) -> float:
+        """Return the time of a step of so many floating-point operations."""
+        return flops / self.flops_per_second + self.update_seconds
+
+
 @dataclass(frozen=True)
 class MachineFacts:
-    """The device, and how many floating-point operations a second training reaches at each size."""
+    """The device, and how fast training is there."""
 
     device: str
     precision: str
     cores: int
-    flops_per_second: dict[Size, float]
+    speeds: dict[Size, Speed]
     timed: frozenset[Size]
-    """Sizes that were timed; others are taken to reach what the nearest timed one does."""
+    """Sizes that were timed; others are extrapolated from the largest of them."""
 
-    def tokens_per_second(self, size: Size, vocab_size: int, length: int) -> float:
-        """Return the speed of training, without evaluations and checkpoints."""
-        return self.flops_per_second[size] / size.flops_per_token(vocab_size, length)
+    def tokens_per_second(self, size: Size, vocab_size: int, length: int, batch_tokens: int) -> float:
+        """Return the speed of training in batches of so many tokens, without evaluations and checkpoints."""
+        flops = batch_tokens * size.flops_per_token(vocab_size, length)
+        return batch_tokens / self.speeds[size].seconds(flops)
 
 
 def measure_machine(seconds: float, device_setting: str = "auto") -> MachineFacts:
@@ -81,26 +96,34 @@ def measure_machine(seconds: float, device_setting: str = "auto") -> MachineFact
     device = hardware.choose_device(device_setting)
     precision = hardware.choose_precision("auto", device)
     begin = time.perf_counter()
-    found: dict[Size, float] = {}
+    speeds: dict[Size, Speed] = {}
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
         for size in progress_bar(SIZES, desc="time", unit="network"):
             left = seconds - (time.perf_counter() - begin)
-            flops = size.flops_per_token(VOCAB_SIZE, LENGTH) * BATCH * LENGTH
-            if found and (2 + TIMED_STEPS) * flops / list(found.values())[-1] > left:
-                break
-            found[size] = flops / _seconds_per_step(size, device, precision.dtype)
-    last = list(found.values())[-1]
+            flops = BATCH * LENGTH * size.flops_per_token(VOCAB_SIZE, LENGTH)
+            if speeds:
+                expected = _extrapolated(size, speeds)
+                if (2 + TIMED_STEPS) * expected.seconds(flops) + (1 + TIMED_STEPS) * expected.update_seconds > left:
+                    break
+            speeds[size] = _measure_speed(size, flops, device, precision.dtype)
     return MachineFacts(
         hardware.describe_device(device),
         precision.name,
         os.cpu_count() or 1,
-        {size: found.get(size, last) for size in SIZES},
-        frozenset(found),
+        {size: speeds.get(size) or _extrapolated(size, speeds) for size in SIZES},
+        frozenset(speeds),
     )
 
 
-def _seconds_per_step(size: Size, device: torch.device, dtype: torch.dtype) -> float:
-    """Return the median time of a step; the first one, in which kernels are chosen, does not count."""
+def _extrapolated(size: Size, speeds: dict[Size, Speed]) -> Speed:
+    """Return the speed to expect from the last size that was timed; Muon multiplies the weights by their width."""
+    last, speed = list(speeds.items())[-1]
+    update_seconds = speed.update_seconds * size.weights * size.hidden / (last.weights * last.hidden)
+    return Speed(speed.flops_per_second, update_seconds)
+
+
+def _measure_speed(size: Size, flops: float, device: torch.device, dtype: torch.dtype) -> Speed:
+    """Time steps of so many operations, and their updates alone."""
     config = TrainConfig(optimizer="muon", global_batch_size=BATCH)
     network_config = size.model_config(LENGTH)
     head_size = network_config.hidden_size // network_config.num_attention_heads
@@ -109,14 +132,22 @@ def _seconds_per_step(size: Size, device: torch.device, dtype: torch.dtype) -> f
     model.initialize(0)
     model.to(device).train()
     network, optimizers = PretrainingLoss(model), make_optimizers(model, config)
-    sums = StepSums.zeros(device)
+    sums, keep = StepSums.zeros(device), torch.zeros((), dtype=torch.bool, device=device)
     batch = _random_batch().to(device)
+
+    def step() -> None:
+        train_step(network, optimizers, batch, sums, seed=0, step=0, learning_rate=1e-4, max_grad_norm=1.0, dtype=dtype)
+
+    whole, updating = _median_seconds(step, device), _median_seconds(lambda: update(optimizers, 1e-4, keep), device)
+    return Speed(flops / max(whole - updating, 0.1 * whole), updating)
+
+
+def _median_seconds(timed: Callable[[], None], device: torch.device) -> float:
+    """Return the median of a few calls; the first, in which kernels are chosen, does not count."""
     times = []
-    for number in range(1 + TIMED_STEPS):
+    for _ in range(1 + TIMED_STEPS):
         begin = time.perf_counter()
-        train_step(
-            network, optimizers, batch, sums, seed=0, step=number, learning_rate=1e-4, max_grad_norm=1.0, dtype=dtype
-        )
+        timed()
         if device.type == "cuda":
             torch.cuda.synchronize(device)
         times.append(time.perf_counter() - begin)

@@ -156,7 +156,7 @@ def _best_option(
     train_seconds = (1.0 - EVALUATION_SHARE) * (seconds - _data_seconds(text, machine, fraction))
     options = [
         _option(size, vocab_size, machine, train_seconds, fraction, text)
-        for size in machine.flops_per_second
+        for size in machine.speeds
         for vocab_size in _vocab_sizes(text)
     ]
     enough = [option for option in options if 1e6 * option.tokens >= law.MIN_TOKENS_PER_WEIGHT * option.size.weights]
@@ -180,13 +180,23 @@ def _option(
     size: Size, vocab_size: int, machine: MachineFacts, train_seconds: float, fraction: float, text: TextFacts
 ) -> _Option:
     length = 64
-    tokens = 1e-6 * train_seconds * machine.tokens_per_second(size, vocab_size, length)
+    tokens = _tokens_seen(size, vocab_size, length, machine, train_seconds)
     if tokens > law.SHORT_UP_TO_TOKENS:
         length = 128
-        tokens = 1e-6 * train_seconds * machine.tokens_per_second(size, vocab_size, length)
+        tokens = _tokens_seen(size, vocab_size, length, machine, train_seconds)
     epochs = 1e6 * tokens / (fraction * _tokens_of(text))
     expected = law.forecast(size, vocab_size, tokens, epochs, is_chinese=_is_chinese(text))
     return _Option(size, vocab_size, length, tokens, epochs, expected)
+
+
+def _tokens_seen(size: Size, vocab_size: int, length: int, machine: MachineFacts, train_seconds: float) -> float:
+    """Return the million tokens of a training, whose batches are as large as the recipe has them for so many."""
+    seen = 0.0
+    for most, batch_tokens in (*law.BATCH_TOKENS, (math.inf, law.LARGEST_BATCH)):
+        seen = 1e-6 * train_seconds * machine.tokens_per_second(size, vocab_size, length, batch_tokens)
+        if seen <= most:
+            break
+    return seen
 
 
 def _vocab_sizes(text: TextFacts) -> tuple[int, ...]:

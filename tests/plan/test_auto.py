@@ -15,7 +15,7 @@ from bert_pretrain.config_file import load_config
 from bert_pretrain.errors import ConfigError
 from bert_pretrain.pipeline import SECONDS_AFTER_TRAINING, run_pipeline
 from bert_pretrain.plan import auto, machine_facts
-from bert_pretrain.plan.machine_facts import SIZES, MachineFacts, Size
+from bert_pretrain.plan.machine_facts import SIZES, MachineFacts, Size, Speed
 
 TINY = [
     "vocab.size=1500", "data.max_seq_length=32", "data.dupe_factor=1", "data.validation_fraction=0.05",
@@ -32,7 +32,7 @@ def fast_machine(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 
     def measured(seconds: float, _device: str = "auto") -> MachineFacts:
         allowed.append(seconds)
-        return MachineFacts("cpu", "fp32", 2, dict.fromkeys(SIZES, 100000000000.0), frozenset({Size(2, 128)}))
+        return MachineFacts("cpu", "fp32", 2, dict.fromkeys(SIZES, Speed(1e11, 0.0)), frozenset({Size(2, 128)}))
 
     monkeypatch.setattr(machine_facts, "measure_machine", measured)
     return allowed

@@ -7,7 +7,7 @@ import pytest
 from bert_pretrain.config import Config
 from bert_pretrain.errors import ConfigError
 from bert_pretrain.plan import law
-from bert_pretrain.plan.machine_facts import SIZES, MachineFacts, Size
+from bert_pretrain.plan.machine_facts import SIZES, MachineFacts, Size, Speed
 from bert_pretrain.plan.planner import Plan, make_plan
 from bert_pretrain.plan.text_facts import TextFacts
 
@@ -18,7 +18,7 @@ ENGLISH = TextFacts(
 
 
 def machine(flops: float = 1e11, cores: int = 2) -> MachineFacts:
-    return MachineFacts("cpu", "fp32", cores, dict.fromkeys(SIZES, flops), frozenset(SIZES[:2]))
+    return MachineFacts("cpu", "fp32", cores, dict.fromkeys(SIZES, Speed(flops, 0.0)), frozenset(SIZES[:2]))
 
 
 def plan(text: TextFacts = ENGLISH, seconds: float = 600.0, flops: float = 1e11) -> Plan:
