@@ -10,8 +10,9 @@ from rich.cells import cell_len
 
 from bert_pretrain.config import TrainConfig
 from bert_pretrain.errors import InputError
-from bert_pretrain.text.tokenizer import Tokenizer, is_reserved
+from bert_pretrain.text.tokenizer import Tokenizer
 from bert_pretrain.tools.inference import open_bert
+from bert_pretrain.tools.unknown_words import describe_unknown, unknown_words
 
 MASK = "[MASK]"
 
@@ -65,43 +66,12 @@ def warn_of_unknown_words(text: str, tokenizer: Tokenizer) -> str | None:
         tokenizer: of the model.
     """
     pieces = text.split(MASK)
-    encoded = tokenizer.backend.encode_batch(pieces, add_special_tokens=False)
-    unknown = [
-        piece[begin:end]
-        for piece, each, ids in zip(pieces, encoded, tokenizer.encode_texts(pieces), strict=True)
-        for token, (begin, end) in zip(ids, each.offsets, strict=True)
-        if token == tokenizer.unk_id
-    ]
+    unknown = [word for piece in pieces for word in unknown_words(piece, tokenizer)]
     if not unknown:
         return None
+    encoded = tokenizer.backend.encode_batch(pieces, add_special_tokens=False)
     number = sum(int(np.count_nonzero(~tokenizer.is_subword[each.ids])) for each in encoded)
-    shown = ", ".join(repr(word if len(word) <= 24 else f"{word[:23]}…") for word in dict.fromkeys(unknown[:3]))
-    cause, remedy = _cause_of_unknown(unknown, tokenizer)
-    return (
-        f"warning: {len(unknown)} of {number} words of the text are unknown, [UNK] to the model: {shown}\n"
-        f"  likely cause: {cause}\n  hint: {remedy}"
-    )
-
-
-def _cause_of_unknown(unknown: list[str], tokenizer: Tokenizer) -> tuple[str, str]:
-    """Return the likely cause of unknown words, and its remedy."""
-    known = set(tokenizer.tokens)
-    for change, case in ((str.upper, "upper"), (str.lower, "lower"), (str.capitalize, "title")):
-        if 2 * sum(change(word) in known for word in unknown) > len(unknown):
-            return f"the vocabulary has these words in {case} case", "write the text in the case of the training text"
-    if tokenizer.whole_words:
-        longest = max(len(token) for token in tokenizer.tokens if not is_reserved(token))
-        if max(map(len, unknown)) > longest:
-            what = (
-                f"the tokens are whole words of at most {longest} characters; the text may lack the spaces between them"
-            )
-            return what, "separate the words by spaces, as in the training text"
-        return "the tokens are whole words, and these are none of them", "write words as in the training text"
-    text = tokenizer.backend.normalizer.normalize_str("".join(unknown))
-    missing = [letter for letter in dict.fromkeys(text) if not {letter, f"##{letter}"} & known]
-    letters = ", ".join(map(repr, missing[:8]))
-    what = f"characters that the vocabulary does not have, of another script or language: {letters}"
-    return what if missing else "words too long to be split", "use text in the language of the model"
+    return f"warning: {len(unknown)} of {number} words of the text are unknown, {describe_unknown(unknown, tokenizer)}"
 
 
 def filled(text: str, answers: Answers) -> str:

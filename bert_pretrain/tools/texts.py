@@ -19,12 +19,12 @@ from bert_pretrain.config_values import TextField
 from bert_pretrain.errors import InputError, OutputError
 from bert_pretrain.examples.ragged import offsets_of
 from bert_pretrain.parallel.progress import progress_bar
-from bert_pretrain.report.data_hints import MAX_UNK_SHARE
 from bert_pretrain.text.encoder import Encoder
 from bert_pretrain.text.records import read_texts
 from bert_pretrain.text.sources import Source, resolve
 from bert_pretrain.text.text_files import ByteRange
 from bert_pretrain.text.tokenizer import Tokenizer
+from bert_pretrain.tools.unknown_words import UnknownWords
 
 GROUP_TEXTS = 8192
 GROUP_CHARACTERS = 1 << 21
@@ -130,20 +130,18 @@ def encoded_groups(texts: Iterable[Text], tokenizer: Tokenizer) -> Iterator[Grou
     Raises:
         InputError: when a text has no token, such as one of control characters only.
     """
-    encoder = Encoder(tokenizer)
-    num_tokens = num_unknown = 0
+    encoder, unknown = Encoder(tokenizer), UnknownWords(tokenizer)
     for group in _grouped(texts):
         ids = _encoded([text.text for text in group], encoder)
         empty = next((text for text, own in zip(group, ids, strict=True) if not len(own)), None)
         if empty is not None:
             raise _empty(empty)
-        num_tokens += sum(map(len, ids))
-        num_unknown += sum(int(np.count_nonzero(own == tokenizer.unk_id)) for own in ids)
+        for text, own in zip(group, ids, strict=True):
+            unknown.add(text.text, own)
         prefixes = [text.prefix or "" for text in group]
         yield Group(group, ids, _encoded(prefixes, encoder) if any(prefixes) else [_NO_IDS] * len(group))
-    if num_unknown > MAX_UNK_SHARE * num_tokens:
-        what = f"{num_unknown / num_tokens:.0%} of the tokens of the texts are [UNK] to the model"
-        print(f"warning: {what}; are they in its language and casing, with its spaces?", file=sys.stderr)
+    if warning := unknown.warning():
+        print(warning, file=sys.stderr)
 
 
 _NO_IDS = np.empty(0, dtype=np.int64)

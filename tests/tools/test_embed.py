@@ -141,7 +141,10 @@ def test_texts_that_the_model_does_not_know_get_a_warning(
     assert "warning" not in capsys.readouterr().err
     (tmp_path / "greek.txt").write_text("λόγος και μύθος\nάνθρωπος\n", encoding="utf-8")
     embed(bert_folder, [str(tmp_path / "greek.txt")], tmp_path / "v.npy", config=CPU)
-    assert "warning: 100% of the tokens of the texts are [UNK] to the model" in capsys.readouterr().err
+    warning = capsys.readouterr().err
+    assert "warning: 100% of the tokens of the texts are unknown, in 2 of 2 texts all of them, [UNK] to" in warning
+    assert "'λόγος', 'και', 'μύθος'" in warning
+    assert "likely cause: characters that the vocabulary does not have" in warning
 
 
 def test_longer_texts_are_truncated_and_counted(
