@@ -263,7 +263,9 @@ class TrainConfig(_Section):
             return None
         return self.max_steps or DEFAULT_MAX_STEPS
 
-    def check_warmup(self, spanned_steps: int | None, where: str = "train.warmup_steps") -> None:
+    def check_warmup(
+        self, spanned_steps: int | None, where: str = "train.warmup_steps", time: float | None = None
+    ) -> None:
         """Refuse `warmup_steps` that do not fit.
 
         As many as there are fit: the rate then only rises, as with a `warmup_ratio` of 1.
@@ -271,6 +273,7 @@ class TrainConfig(_Section):
         Args:
             spanned_steps: of the schedule; None where they are not known yet.
             where: what an error names.
+            time: of all stages, seconds, where the clock ends the run.
 
         Raises:
             ConfigError: when there are more of them than the schedule spans, or the clock ends the run.
@@ -280,9 +283,10 @@ class TrainConfig(_Section):
         ratio = (
             f"set train.warmup_steps=null and train.warmup_ratio (now {self.warmup_ratio:g}), which is a share of the"
         )
-        if self.time_budget is not None:
+        if self.time_budget is not None or time is not None:
+            clock = f"time_budget {self.time_budget:g}" if self.time_budget is not None else f"time {time:g}"
             raise ConfigError(
-                f"warmup_steps {self.warmup_steps:,} cannot be combined with time_budget {self.time_budget:g}: "
+                f"warmup_steps {self.warmup_steps:,} cannot be combined with {clock}: "
                 "the number of steps is not known beforehand",
                 where=where,
                 remedy=f"{ratio} time",

@@ -235,7 +235,7 @@ def _validated(
             except ValidationError as error:
                 raise _explain(error, ("phases", str(index)), places) from error
         _refuse_overruled(config.phases, places, age)
-    _check_warmup(stages, places)
+    _check_warmup(stages, places, config.time if with_phases else None)
     _explain_bare_durations(config, tree)
     return config
 
@@ -252,15 +252,19 @@ def _explain_bare_durations(config: Config, tree: Mapping[str, Any]) -> None:
             print(f"note: {name} {text} is {seconds}; with a unit it is plain, such as {text}m", file=sys.stderr)
 
 
-def _check_warmup(stages: Sequence[tuple[KeyPath, TrainConfig]], places: Mapping[KeyPath, str]) -> None:
+def _check_warmup(
+    stages: Sequence[tuple[KeyPath, TrainConfig]], places: Mapping[KeyPath, str], time: float | None
+) -> None:
     """Refuse a warm-up that is known to be longer than the schedule, which phases share."""
     steps = [train.planned_steps for _, train in stages]
     known = sum(each for each in steps if each is not None) if None not in steps else None
     for path, train in stages:
         spanned = max(known, train.schedule_steps or 0) if known is not None else None
         keys = ("warmup_steps", "max_steps", "schedule_steps", "time_budget")
-        of_keys = (places.get((*path, key)) or places.get(("train", key)) for key in keys)
-        train.check_warmup(spanned, " and ".join(dict.fromkeys(filter(None, of_keys))) or "train.warmup_steps")
+        of_keys = [places.get((*path, key)) or places.get(("train", key)) for key in keys]
+        of_keys += [places.get(("time",))] if time is not None else []
+        where = " and ".join(dict.fromkeys(filter(None, of_keys))) or "train.warmup_steps"
+        train.check_warmup(spanned, where, time)
 
 
 def _refuse_overruled(phases: Sequence[PhaseConfig], places: Mapping[KeyPath, str], age: Callable[[str], int]) -> None:

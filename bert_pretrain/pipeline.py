@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from bert_pretrain.config import Config
-from bert_pretrain.errors import ConfigError
+from bert_pretrain.errors import ConfigError, OutputError
 from bert_pretrain.examples.shards import DataFolder
 from bert_pretrain.make_data.run import make_data
 from bert_pretrain.plan.time_limit import TimeLimit
@@ -80,11 +80,30 @@ def run_pipeline(
             # By steps, phases share one schedule and go on with the optimizer's state; by the clock, each has its own.
             carry = previous is not None and limit is None
             model = train(stage, data, run, init_from=previous, carry_optimizer=carry, overwrite=overwrite)
-            previous = max((run / "checkpoints").glob("step-*")) if limit is None else model
+            if number + 1 < len(runs):
+                previous = model if limit is not None else _last_checkpoint(run)
         _show_results(runs, model, output)
         if limit is not None:
             print(f"time:   {duration(limit.used)} of {duration(limit.seconds)}")
     return model
+
+
+def _last_checkpoint(run: Path) -> Path:
+    """Return the checkpoint of a finished phase, from which the next one continues.
+
+    Raises:
+        OutputError: when there is none.
+    """
+    from bert_pretrain.train.checkpoint import newest_checkpoint
+
+    found = newest_checkpoint(run / "checkpoints", changes=False)
+    if found is None:
+        raise OutputError(
+            "the phase has no checkpoint left, from which the next one continues",
+            where=str(run / "checkpoints"),
+            remedy="restore it from a copy, or start over with --overwrite (the old folder is moved aside)",
+        )
+    return found.path
 
 
 def _check(config: Config) -> None:

@@ -4,7 +4,11 @@ The words are chosen from plain text, before it is tokenized, so all models pred
 All pieces of a chosen word are masked, and the word costs the sum over its pieces. `transformers` opens the folders. A
 word that becomes [UNK] costs the entropy of uniform bytes.
 
-    python scripts/word_scores.py TEXT MODEL [MODEL ...]
+Pieces that are masked together are predicted independently, which favours vocabularies with few words of several
+pieces. With `--by-piece` each piece is predicted with those before it in its word shown (Kauf and Ivanova, 2023), so
+that the costs add up to the probability of the word.
+
+    python scripts/word_scores.py TEXT MODEL [MODEL ...] [--by-piece]
 """
 
 import argparse
@@ -74,8 +78,13 @@ def _context(words: Sequence[str], start: int, rng: np.random.Generator) -> Cont
 
 
 @torch.no_grad()
-def nats_per_byte(folder: Path, asked: Sequence[Context]) -> float:
+def nats_per_byte(folder: Path, asked: Sequence[Context], *, by_piece: bool = False) -> float:
     """Return what a byte of a masked word costs a model, in nats.
+
+    Args:
+        folder: of the model.
+        asked: contexts with masked words.
+        by_piece: show the pieces before the predicted one.
 
     Raises:
         ValueError: when a context does not fit into the model's positions.
@@ -84,11 +93,11 @@ def nats_per_byte(folder: Path, asked: Sequence[Context]) -> float:
     total, size = 0.0, 0
     for first in range(0, len(asked), BATCH):
         batch = asked[first : first + BATCH]
-        encoded = [_encode(context, tokenizer) for context in batch]
+        encoded = [each for context in batch for each in _encode(context, tokenizer, by_piece)]
         longest = max(len(ids) for ids, _, _ in encoded)
         if longest > model.config.max_position_embeddings:
             raise ValueError(f"{folder}: a context has {longest} tokens, more than the model has positions")
-        ids = torch.full((len(batch), longest), tokenizer.pad_token_id)
+        ids = torch.full((len(encoded), longest), tokenizer.pad_token_id)
         for row, (own, _, _) in enumerate(encoded):
             ids[row, : len(own)] = torch.tensor(own)
         logits = model(input_ids=ids, attention_mask=ids != tokenizer.pad_token_id).prediction_logits
@@ -105,19 +114,27 @@ def nats_per_byte(folder: Path, asked: Sequence[Context]) -> float:
     return total / size
 
 
-def _encode(context: Context, tokenizer: Any) -> tuple[list[int], list[int], list[int]]:
-    """Return the ids with masks, the masked places, and the ids that were there."""
-    ids: list[int] = [tokenizer.cls_token_id]
-    places: list[int] = []
-    labels: list[int] = []
-    for number, word in enumerate(context.words):
-        pieces = tokenizer.encode(word, add_special_tokens=False)
-        if number in context.masked:
-            places += range(len(ids), len(ids) + len(pieces))
-            labels += pieces
-            pieces = [tokenizer.mask_token_id] * len(pieces)
-        ids += pieces
-    return [*ids, tokenizer.sep_token_id], places, labels
+def _encode(context: Context, tokenizer: Any, by_piece: bool) -> list[tuple[list[int], list[int], list[int]]]:
+    """Return the ids with masks, the places that are predicted, and the ids that were there.
+
+    Once, or by piece: the first pieces of all masked words, then the second ones with the first ones shown, and so on.
+    """
+    words = [tokenizer.encode(word, add_special_tokens=False) for word in context.words]
+    passes = max(len(words[number]) for number in context.masked) if by_piece else 1
+    found = []
+    for shown in range(passes):
+        ids: list[int] = [tokenizer.cls_token_id]
+        places: list[int] = []
+        labels: list[int] = []
+        for number, pieces in enumerate(words):
+            if number in context.masked:
+                last = shown + 1 if by_piece else len(pieces)
+                places += range(len(ids) + shown, len(ids) + min(last, len(pieces)))
+                labels += pieces[shown:last]
+                pieces = pieces[:shown] + [tokenizer.mask_token_id] * (len(pieces) - shown)
+            ids += pieces
+        found.append(([*ids, tokenizer.sep_token_id], places, labels))
+    return found
 
 
 def main() -> None:
@@ -125,12 +142,13 @@ def main() -> None:
     parser.add_argument("text", type=Path, help="held-out documents: a sentence a line, blank lines between documents")
     parser.add_argument("models", type=Path, nargs="+", help="BERT folders")
     parser.add_argument("--contexts", type=int, default=2000)
+    parser.add_argument("--by-piece", action="store_true", help="show the pieces of a word before the predicted one")
     options = parser.parse_args()
     asked = contexts(options.text, options.contexts)
     words = sum(len(context.masked) for context in asked)
     print(f"{len(asked):,} contexts, {words:,} masked words")
     for model in options.models:
-        print(f"{nats_per_byte(model, asked):.4f} nats per byte of masked words  {model}")
+        print(f"{nats_per_byte(model, asked, by_piece=options.by_piece):.4f} nats per byte of masked words  {model}")
 
 
 if __name__ == "__main__":

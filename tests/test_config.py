@@ -173,6 +173,10 @@ MISTAKES = [
         ["warmup_steps 0 cannot be combined with time_budget 7200", "train.warmup_ratio", ":2 and", ":3"],
     ),
     (
+        "time: 2h\ntrain:\n  warmup_steps: 10\n",
+        ["warmup_steps 10 cannot be combined with time 7200", "train.warmup_ratio", ":3 and", ":1"],
+    ),
+    (
         "train: {max_steps: 5}\nphases:\n  - {name: a}\n  - {name: b, train: {max_steps: 4, warmup_steps: 10}}\n",
         ["warmup_steps 10", "9 steps", ":4"],
     ),

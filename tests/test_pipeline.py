@@ -1,6 +1,7 @@
 """`run`: all stages and phases from one configuration, whatever objective each phase has."""
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -47,6 +48,11 @@ def test_phases_of_unlike_objectives_follow_one_another(
     lines = [json.loads(line) for line in (model.parent / "metrics.jsonl").read_text().splitlines()]
     assert lines[-2]["step"] == 6
     assert lines[-2]["nsp_loss"] > 0
+    shutil.rmtree(model.parent / "checkpoints")  # a finished phase needs none, unless another follows
+    assert run_pipeline(config, tmp_path / "out", workers=1) == model
+    shutil.rmtree(tmp_path / "out" / "train" / "words" / "checkpoints")
+    with pytest.raises(OutputError, match="no checkpoint left, from which the next one continues"):
+        run_pipeline(config, tmp_path / "out", workers=1)
 
 
 def test_curves_that_cannot_be_written_are_an_error(tmp_path: Path) -> None:

@@ -4,7 +4,6 @@ A pure function of (data folder, seed, position), so that reading may begin anyw
 asked for are read. Masks that no shard holds are drawn for a whole shard when an epoch opens it.
 """
 
-import functools
 from collections.abc import Iterator
 
 import numpy as np
@@ -34,7 +33,7 @@ class ShuffledExamples:
         self._shard_rows = np.array([record.rows for record in self._records], dtype=np.int64)
         self._rule = masking_rule(data.tokenizer(), data.config) if data.config.masking == "dynamic" else None
         self._open: dict[tuple[int, int], Examples] = {}
-        self._row_order = functools.lru_cache(OPEN_SHARDS)(self._order_of_rows)
+        self._row_orders: dict[tuple[int, int], np.ndarray] = {}
 
     def take(self, first: int, count: int) -> list[Rows]:
         """Return the examples [first, first + count), counted over all epochs, as rows of shards.
@@ -58,13 +57,20 @@ class ShuffledExamples:
         while count:
             shard = int(shard_order[place])
             begin = position - int(starts[place])
-            rows = self._row_order(epoch, shard)[begin : begin + count]
+            rows = self._order_of_rows(epoch, shard)[begin : begin + count]
             if len(rows):
                 yield shard, rows
             position, count, place = position + len(rows), count - len(rows), place + 1
 
     def _order_of_rows(self, epoch: int, shard: int) -> np.ndarray:
-        return rng.stream(self._seed, "row order", epoch=epoch, shard=shard).permutation(self._shard_rows[shard])
+        """Return a new order of a shard's rows; the last few are kept."""
+        key = (epoch, shard)
+        if key not in self._row_orders:
+            while len(self._row_orders) >= OPEN_SHARDS:
+                del self._row_orders[next(iter(self._row_orders))]
+            stream = rng.stream(self._seed, "row order", epoch=epoch, shard=shard)
+            self._row_orders[key] = stream.permutation(self._shard_rows[shard])
+        return self._row_orders[key]
 
     def _shard(self, epoch: int, index: int) -> Examples:
         """Return a shard's examples, with the masks of an epoch where none are stored; the last few are kept."""

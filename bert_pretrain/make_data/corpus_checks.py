@@ -54,6 +54,11 @@ def check_documents(documents: Sequence[int], config: DataConfig, sources: Seque
     """
     needed = documents_needed(config)
     held_out = sum(number for number, source in zip(documents, sources, strict=True) if source.is_validation)
+    if sum(documents) == held_out:
+        training = [source for source in sources if not source.is_validation]
+        raise InputError(
+            "the inputs hold no text to train on", where=_names(training), remedy="give files with text in them"
+        )
     if config.validation and held_out < needed:
         held_out_sources = [source for source in sources if source.is_validation]
         raise _too_few(held_out, "inputs held out for validation", needed, held_out_sources)

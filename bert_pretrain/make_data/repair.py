@@ -54,7 +54,15 @@ def find_damage(output: AnyPath, *, verify: bool, workers: int | None) -> dict[s
     return found
 
 
-def rebuild(plan: BuildPlan, tokenizer: Tokenizer, damaged: dict[str, str], pool: Pool) -> None:
+def restore_tokenizer(output: AnyPath, tokenizer: Tokenizer, damaged: dict[str, str]) -> dict[str, str]:
+    """Write the tokenizer again if it is damaged; returns which shards are."""
+    if TOKENIZER in damaged:
+        tokenizer.save(output / TOKENIZER)
+        print(f"{TOKENIZER} {damaged[TOKENIZER]}; written again")
+    return {name: damage for name, damage in damaged.items() if name != TOKENIZER}
+
+
+def rebuild(plan: BuildPlan, damaged: dict[str, str], pool: Pool) -> None:
     """Rebuild damaged shards, and print which; the manifest stays true.
 
     Raises:
@@ -63,8 +71,6 @@ def rebuild(plan: BuildPlan, tokenizer: Tokenizer, damaged: dict[str, str], pool
     output = plan.output
     for name, damage in damaged.items():
         print(f"{name} {damage}; rebuilt")
-    if TOKENIZER in damaged:
-        tokenizer.save(output / TOKENIZER)
     tasks = [
         task
         for split in plan.splits

@@ -74,13 +74,14 @@ def make_data(
         is_complete = progress is Progress.COMPLETE
         remove_temporaries(output)
         damaged = repair.find_damage(output, verify=verify, workers=workers) if is_complete else {}
+        damaged = repair.restore_tokenizer(output, tokenizer, damaged)
         if is_complete and not damaged:
             print(f"up to date{', every shard as it was written' if verify else ''}: {output}")
             return output
         with _open_pool(workers, scheduler, sources, vocab, output, stores) as pool:
             corpus, plan = _ingest(config, sources, tokenizer, output, stores, pool)
             if is_complete:
-                repair.rebuild(plan, tokenizer, damaged, pool)
+                repair.rebuild(plan, damaged, pool)
                 return output
             splits = _build_splits(plan, corpus, pool)
         return _finish(output, tokenizer, identity, _body(config, tokenizer, sources, corpus, splits))
@@ -134,13 +135,14 @@ def _ingest(
         near_duplicates.check_installed()
     corpus, text = ingest(sources, tokenizer, config.data, stores, pool)
     corpus_checks.check_corpus(corpus, config.data, sources)
-    if config.data.near_duplicates is not None:
-        near_duplicates.write_signatures(text, pool)
     shares = [
         InputShare(counts["documents"], counts["tokens"], source.weight, source.is_validation)
         for source, counts in zip(sources, corpus["inputs"], strict=True)
     ]
-    plan, corpus["left_out"] = plan_build(text, shares, tokenizer, output.absolute(), config.data)
+    with exclusive(text.folder, waits=True):  # signatures and the plan's arrays lie in the store too
+        if config.data.near_duplicates is not None:
+            near_duplicates.write_signatures(text, pool)
+        plan, corpus["left_out"] = plan_build(text, shares, tokenizer, output.absolute(), config.data)
     corpus_checks.check_left_out(plan, corpus["left_out"])
     corpus_checks.warn_of_large_documents(plan, corpus, sources)
     return corpus, plan

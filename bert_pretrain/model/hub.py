@@ -12,7 +12,7 @@ from bert_pretrain.errors import DataError
 from bert_pretrain.storage.checksums import CHECKSUMS
 from bert_pretrain.storage.manifest import MANIFEST
 from bert_pretrain.storage.paths import did_you_mean
-from bert_pretrain.text.tokenizer import FILES
+from bert_pretrain.text.tokenizer_folder import FILES
 
 CONFIG = "config.json"
 SENTENCE_FILES = ("modules.json", "sentence_bert_config.json", "config_sentence_transformers.json")

@@ -207,7 +207,8 @@ class LocalPool:
         pass  # the end of a worker is noticed at once
 
     def stop(self) -> None:
-        for worker in multiprocessing.active_children():
+        # The executor's own processes, and no others that the caller may have started.
+        for worker in list((self._executor._processes or {}).values()) if self._executor is not None else ():
             worker.kill()
 
 

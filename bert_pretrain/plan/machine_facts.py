@@ -76,10 +76,8 @@ class Speed(NamedTuple):
 
 @dataclass(frozen=True)
 class MachineFacts:
-    """The device, and how fast training is there."""
+    """How fast training is."""
 
-    device: str
-    precision: str
     cores: int
     speeds: dict[Size, Speed]
     timed: frozenset[Size]
@@ -107,8 +105,6 @@ def measure_machine(seconds: float, device_setting: str = "auto") -> MachineFact
                     break
             speeds[size] = _measure_speed(size, flops, device, precision.dtype)
     return MachineFacts(
-        hardware.describe_device(device),
-        precision.name,
         os.cpu_count() or 1,
         {size: speeds.get(size) or _extrapolated(size, speeds) for size in SIZES},
         frozenset(speeds),

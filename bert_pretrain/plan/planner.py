@@ -20,6 +20,8 @@ from bert_pretrain.text.sources import FEW_DOCUMENTS
 MIN_SECONDS = 120.0
 DATA_BYTES_PER_CORE_SECOND = 2.5e6
 """What `vocab` and `make-data` together read, with one copy, on a slow core; with their start it is what they take."""
+VOCAB_TIME_SHARE = 0.35
+"""Of that, the share of `vocab`."""
 START_SECONDS = 8.0
 """Of the stages: imports, processes, opening the data."""
 MAX_DATA_SHARE = 0.4
@@ -40,6 +42,8 @@ TOKENS_PER_BYTE = {False: 0.24, True: 0.30}
 LONG_LENGTH, LONG_TIME_SHARE, LONG_LR_SHARE = 512, 0.3, 0.3
 """Of the second phase: its examples' length, its share of the time and of the peak learning rate, about as in the paper
 (appendix A.2), where it has a tenth of the steps and the end of the schedule."""
+VOCAB_SIZES, LARGEST_VOCAB_SIZE = ((3e6, 4096), (8e6, 8192), (1e9, 16_384)), 30_522
+"""Bytes of text up to which a vocabulary has so many tokens; 98 MB are measured."""
 CHINESE_FROM = 0.3
 """Share of Chinese characters among the letters from which a text counts as Chinese."""
 MAX_SINGLE_SENTENCES = 0.5
@@ -77,7 +81,7 @@ class Plan:
 
 @dataclass(frozen=True)
 class _Option:
-    """A network and vocabulary that might be trained."""
+    """A network that might be trained."""
 
     size: Size
     vocab_size: int
@@ -111,13 +115,14 @@ def make_plan(inputs: tuple[str, ...], text: TextFacts, machine: MachineFacts, s
             where="--time",
             remedy="allow at least 2m",
         )
-    fraction = _affordable_fraction(text, machine, seconds)
-    best, _ = _best_option(text, machine, seconds, fraction)
-    fraction = float(f"{min(fraction, _useful_fraction(text, best.tokens)):.2g}")
+    fraction = affordable = _affordable_fraction(text, machine, seconds)
+    for _ in range(2):  # the vocabulary, and with it the speed, depends on what is read
+        best, _ = _best_option(text, machine, seconds, fraction)
+        fraction = float(f"{min(affordable, _useful_fraction(text, best.tokens)):.2g}")
     best, options = _best_option(text, machine, seconds, fraction)
     read = replace(text, num_bytes=fraction * text.num_bytes, documents=fraction * text.documents)
     choices = (
-        *_text_choices(read, best, options),
+        *_text_choices(read, best),
         *_data_choices(read, fraction, best),
         *_model_choices(best, options, machine),
         *_train_choices(best, seconds),
@@ -128,17 +133,19 @@ def make_plan(inputs: tuple[str, ...], text: TextFacts, machine: MachineFacts, s
 
 def _affordable_fraction(text: TextFacts, machine: MachineFacts, seconds: float) -> float:
     """Return the largest share of the text for which vocabulary and data leave enough time to train."""
-    needed = _data_seconds(text, machine, 1.0)
-    if needed <= MAX_DATA_SHARE * seconds:
+    least, needed = (_data_seconds(text, machine, fraction) for fraction in (0.0, 1.0))
+    allowed = MAX_DATA_SHARE * seconds
+    if needed <= allowed:
         return 1.0
-    if not text.is_divisible:
+    if least >= allowed:
         raise ConfigError(
-            f"vocabulary and data of {text.num_bytes / 1e6:,.0f} MB would take about {needed:,.0f} of "
-            f"{seconds:,.0f} seconds, and these inputs are read whole",
+            f"vocabulary and data of {text.num_bytes / 1e6:,.0f} MB would take about {least:,.0f} of "
+            f"{seconds:,.0f} seconds, and these inputs are read whole"
+            + (" by vocab, as they are compressed or not in UTF-8" if text.is_divisible else ""),
             where="--time",
             remedy=f"allow {math.ceil(needed / MAX_DATA_SHARE / 60)} minutes or more, or name fewer files",
         )
-    return (MAX_DATA_SHARE * seconds - START_SECONDS) / (needed - START_SECONDS)
+    return (allowed - least) / (needed - least)
 
 
 def _useful_fraction(text: TextFacts, tokens: float) -> float:
@@ -154,18 +161,17 @@ def _best_option(
 ) -> tuple[_Option, list[_Option]]:
     """Return what to train on a share of the text, and all that was considered."""
     train_seconds = (1.0 - EVALUATION_SHARE) * (seconds - _data_seconds(text, machine, fraction))
-    options = [
-        _option(size, vocab_size, machine, train_seconds, fraction, text)
-        for size in machine.speeds
-        for vocab_size in _vocab_sizes(text)
-    ]
+    vocab_size = _vocab_size(fraction * text.num_bytes, is_chinese=_is_chinese(text))
+    options = [_option(size, vocab_size, machine, train_seconds, fraction, text) for size in machine.speeds]
     enough = [option for option in options if 1e6 * option.tokens >= law.MIN_TOKENS_PER_WEIGHT * option.size.weights]
     return min(enough or options[:1], key=lambda option: option.forecast.loss), options
 
 
 def _data_seconds(text: TextFacts, machine: MachineFacts, fraction: float) -> float:
     """Return what `vocab` and `make-data` take for a share of the text, with the start of all stages."""
-    return START_SECONDS + fraction * text.num_bytes / (DATA_BYTES_PER_CORE_SECOND * machine.cores)
+    whole = text.num_bytes / (DATA_BYTES_PER_CORE_SECOND * machine.cores)
+    read_anyway = 1.0 if not text.is_divisible else VOCAB_TIME_SHARE if text.vocab_reads_all else 0.0
+    return START_SECONDS + whole * (read_anyway + (1.0 - read_anyway) * fraction)
 
 
 def _tokens_of(text: TextFacts) -> float:
@@ -199,21 +205,16 @@ def _tokens_seen(size: Size, vocab_size: int, length: int, machine: MachineFacts
     return seen
 
 
-def _vocab_sizes(text: TextFacts) -> tuple[int, ...]:
-    """Return the vocabularies that a corpus of this size can fill with frequent tokens."""
-    if _is_chinese(text):
-        return (8192,) if text.num_bytes < 1e9 else (8192, 21128)
-    if text.num_bytes < 3e6:
-        return (4096,)
-    return (8192,) if text.num_bytes < 1e9 else (8192, 30522)
+def _vocab_size(num_bytes: float, *, is_chinese: bool) -> int:
+    """Return the vocabulary for so much text: at equal time, a larger one gave less loss per byte."""
+    if is_chinese:
+        return 8192 if num_bytes < 1e9 else 21128
+    return next((size for most, size in VOCAB_SIZES if num_bytes < most), LARGEST_VOCAB_SIZE)
 
 
-def _text_choices(text: TextFacts, best: _Option, options: list[_Option]) -> list[Choice]:
-    others = len({option.vocab_size for option in options}) > 1
-    why = (
-        "the lowest loss expected of several" if others else "its tokens are seen often, and the output layer is cheap"
-    )
-    found = [Choice("vocab.size", best.vocab_size, f"for {text.num_bytes / 1e6:,.0f} MB of text: {why}")]
+def _text_choices(text: TextFacts, best: _Option) -> list[Choice]:
+    why = f"for {text.num_bytes / 1e6:,.0f} MB of text"
+    found = [Choice("vocab.size", best.vocab_size, f"{why}, in which its rarest tokens still occur often enough")]
     if _is_chinese(text):
         share = f"{text.cjk_share:.0%} of the letters are Chinese characters"
         found.append(Choice("data.language", "zh", share))
@@ -278,7 +279,7 @@ def _pairs(text: TextFacts) -> tuple[str, str]:
 def _model_choices(best: _Option, options: list[_Option], machine: MachineFacts) -> list[Choice]:
     size = best.size
     near = sorted(
-        (option for option in options if option.vocab_size == best.vocab_size and option.size != size),
+        (option for option in options if option.size != size),
         key=lambda option: option.forecast.loss,
     )[:2]
     others = ", ".join(f"L{o.size.layers}-H{o.size.hidden} {o.forecast.loss:.2f}" for o in near)

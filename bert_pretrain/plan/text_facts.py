@@ -37,6 +37,8 @@ class TextFacts:
     """Share of the sample's characters in sentences that occurred before, counted from 20 characters on."""
     is_divisible: bool
     """Whether a fraction of it can be read: many files, or a few of several documents each."""
+    vocab_reads_all: bool = False
+    """Whether `vocab` reads all of it even for a fraction: a few inputs that are compressed, or not in UTF-8."""
     boundary: str = ""
     """What ends documents, where it is not as the configuration says: it would make fewer than `FEW_DOCUMENTS`."""
     documents_as_configured: float = 0.0
@@ -89,6 +91,7 @@ def _measure(sources: Sequence[Source], config: DataConfig) -> TextFacts:
         cjk_share=sample.cjk / max(1, sample.letters),
         repeated_share=sample.repeated / sample.characters,
         is_divisible=len(sources) > FEW_SOURCES or all(source.has_documents_at_lines for source in sources),
+        vocab_reads_all=len(sources) <= FEW_SOURCES and any(source.needs_decoding for source in sources),
     )
 
 

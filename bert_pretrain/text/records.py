@@ -154,7 +154,7 @@ def _read_csv(
     dialect = _TSV if part.source.format == "tsv" else {"strict": True, "delimiter": part.source.delimiter}
     reader = csv.reader(lines(), **dialect)
     try:
-        names = list(header) or next(reader, [])
+        names = list(header) or next(filter(None, reader), [])
         _check_columns(part, columns, names)
         position, num_bytes = Position(part, "line", reader.line_num + 1), 0
         for row in reader:

@@ -329,7 +329,7 @@ def examined(source: Source, config: DataConfig, *, whole_words: bool = False) -
 
 def few_documents(number: int) -> str:
     """Return in words that inputs hold few documents, "" where they do not."""
-    return "" if number >= FEW_DOCUMENTS else f"the inputs hold only {number} document{'s' if number > 1 else ''}"
+    return "" if number >= FEW_DOCUMENTS else f"the inputs hold only {number} document{'' if number == 1 else 's'}"
 
 
 def finer_boundary(sources: Sequence[Source]) -> str:

@@ -104,7 +104,8 @@ def _read_vocabulary(folder: AnyPath, backend: Mapping[str, Any]) -> list[str]:
     path = folder / VOCABULARY
     from_backend = _tokens_of_backend(backend, folder / TOKENIZER) if backend else None
     if not path.exists():
-        assert from_backend is not None
+        if from_backend is None:
+            raise DataError("it holds no vocabulary", where=str(folder / TOKENIZER), remedy=REMEDY)
         return from_backend
     tokens = _read_tokens(path)
     if from_backend is not None and from_backend != tokens:

@@ -245,7 +245,7 @@ def _check_lengths(scoring: Scoring, texts: Iterable[Text]) -> None:
         InputError: when one is longer than the model's positions.
     """
     longest = scoring.bert.max_length
-    for group in encoded_groups(texts, scoring.bert.tokenizer):
+    for group in encoded_groups(texts, scoring.bert.tokenizer, warns=False):
         for text, ids, prefix in zip(group.texts, group.ids, group.prefixes, strict=True):
             length = len(prefix) + len(ids) + 2
             if length > longest:

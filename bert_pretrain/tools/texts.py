@@ -55,7 +55,6 @@ class Texts:
 
     sources: list[Source]
     config: DataConfig
-    skip_empty: bool
     prefix_field: str | None
     number: int
     num_skipped: int
@@ -96,7 +95,7 @@ class Texts:
             print(f"found      {', '.join(found)}")
         if not number:
             raise InputError("the inputs hold no text", where=", ".join(inputs), remedy="name inputs with text in them")
-        return Texts(sources, config, skip_empty, prefix_field, number, num_skipped)
+        return Texts(sources, config, prefix_field, number, num_skipped)
 
     def __iter__(self) -> Iterator[Text]:
         """Read the texts that are not empty, in the order of the inputs."""
@@ -124,8 +123,13 @@ class Group:
     """The ids of their prefixes."""
 
 
-def encoded_groups(texts: Iterable[Text], tokenizer: Tokenizer) -> Iterator[Group]:
+def encoded_groups(texts: Iterable[Text], tokenizer: Tokenizer, *, warns: bool = True) -> Iterator[Group]:
     """Tokenize texts group by group, in order; warn at the end if the model knows few of their words.
+
+    Args:
+        texts: of one pass.
+        tokenizer: of the model.
+        warns: in one pass of several over the same texts.
 
     Raises:
         InputError: when a text has no token, such as one of control characters only.
@@ -140,7 +144,7 @@ def encoded_groups(texts: Iterable[Text], tokenizer: Tokenizer) -> Iterator[Grou
             unknown.add(text.text, own)
         prefixes = [text.prefix or "" for text in group]
         yield Group(group, ids, _encoded(prefixes, encoder) if any(prefixes) else [_NO_IDS] * len(group))
-    if warning := unknown.warning():
+    if warns and (warning := unknown.warning()):
         print(warning, file=sys.stderr)
 
 

@@ -52,13 +52,12 @@ def check_trackers(names: Sequence[str]) -> None:
 
 def grouped(line: dict[str, Any]) -> dict[str, float]:
     """Return a line's numbers under names that trackers sort into `train/` and `validation/`; nulls are left out."""
-    figures = {}
-    for name, value in line.items():
-        if name != "step" and value is not None:
-            is_validation = name.startswith("validation_")
-            short = name.removeprefix("validation_")
-            figures[f"{'validation' if is_validation else 'train'}/{short}"] = float(value)
-    return figures
+    group = "validation" if "validation_mlm_loss" in line else "train"
+    return {
+        f"{group}/{name.removeprefix('validation_')}": float(value)
+        for name, value in line.items()
+        if name != "step" and value is not None
+    }
 
 
 class _TensorBoard:

@@ -379,6 +379,21 @@ def test_only_damaged_or_missing_shards_are_named_and_rebuilt(
     assert {path for path in times if path.stat().st_mtime_ns != times[path]} == {first, second, third}
 
 
+def test_a_damaged_tokenizer_alone_is_written_again_without_the_text(
+    small: Numbered, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data = small.make(*SMALL)
+    before = (data / "tokenizer" / "vocab.txt").read_bytes()
+    (data / "tokenizer" / "vocab.txt").write_bytes(before[:-3])
+    shutil.rmtree(small.folder / ".token-store")
+    capsys.readouterr()
+    small.make(*SMALL)
+    said = capsys.readouterr().out.splitlines()
+    assert [line.split("; ")[-1] for line in said] == ["written again", f"up to date: {data}"]
+    assert (data / "tokenizer" / "vocab.txt").read_bytes() == before
+    assert not (small.folder / ".token-store").exists()
+
+
 def test_a_shard_that_cannot_be_made_again_is_refused(small: Numbered) -> None:
     data = small.make(*SMALL)
     manifest = read_json(data / "manifest.json")

@@ -10,11 +10,13 @@ import numpy as np
 import pytest
 
 from bert_pretrain.config_file import load_config
-from bert_pretrain.errors import ConfigError
+from bert_pretrain.errors import ConfigError, OutputError
 from bert_pretrain.examples import ragged
 from bert_pretrain.make_data import near_duplicates
 from bert_pretrain.make_data.near_duplicates import NUM_HASHES, find_near_duplicates, rows_per_band, shingles
 from bert_pretrain.make_data.run import make_data
+from bert_pretrain.make_data.token_store import TokenStore
+from bert_pretrain.storage.locking import exclusive
 from bert_pretrain.storage.manifest import read_manifest
 from bert_pretrain.text import documents
 
@@ -145,6 +147,24 @@ def test_planted_copies_are_left_out_whatever_the_workers_and_the_damage(
     again = make(text, vocab_folder, tmp_path / "one" / "again")
     assert contents(again) == contents(one)
     assert found[0].read_bytes() == whole
+
+
+def test_another_command_waits_for_the_signatures_that_it_would_share(
+    copied: tuple[Path, int, int], vocab_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written = []
+
+    def locked(store: TokenStore, *arguments: Any) -> None:
+        with pytest.raises(OutputError, match="is writing this folder"), exclusive(store.folder):
+            pass
+        written.append(store.folder)
+        write_signatures(store, *arguments)
+
+    write_signatures = near_duplicates.write_signatures
+    monkeypatch.setattr(near_duplicates, "write_signatures", locked)
+    make(copied[0], vocab_folder, tmp_path / "data")
+    with exclusive(written[0]):  # and it is free again
+        pass
 
 
 def test_other_thresholds_share_a_store(copied: tuple[Path, int, int], vocab_folder: Path, tmp_path: Path) -> None:

@@ -144,6 +144,17 @@ def test_a_validation_set_of_one_document_is_too_few_for_random_pairs(tmp_path: 
         build(tmp_path, vocab_folder, [tmp_path / "train.txt"], *settings)
 
 
+@pytest.mark.parametrize("objective", ["nsp", "sop", "none"])
+def test_inputs_without_text_are_refused_though_other_text_is_held_out(
+    tmp_path: Path, vocab_folder: Path, objective: str
+) -> None:
+    (tmp_path / "train.txt").write_text("\n\n\n")
+    write(tmp_path / "held-out.txt", 2, 9)
+    settings = [f"data.validation=[{tmp_path / 'held-out.txt'}]", f"data.next_sentence={objective}"]
+    with pytest.raises(InputError, match="the inputs hold no text to train on"):
+        build(tmp_path, vocab_folder, [tmp_path / "train.txt"], *settings)
+
+
 def test_an_input_that_the_vocabulary_does_not_fit_is_named(
     tmp_path: Path, vocab_folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -32,7 +32,7 @@ def fast_machine(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 
     def measured(seconds: float, _device: str = "auto") -> MachineFacts:
         allowed.append(seconds)
-        return MachineFacts("cpu", "fp32", 2, dict.fromkeys(SIZES, Speed(1e11, 0.0)), frozenset({Size(2, 128)}))
+        return MachineFacts(2, dict.fromkeys(SIZES, Speed(1e11, 0.0)), frozenset({Size(2, 128)}))
 
     monkeypatch.setattr(machine_facts, "measure_machine", measured)
     return allowed

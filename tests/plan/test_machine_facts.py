@@ -20,7 +20,7 @@ def test_without_time_only_the_smallest_network_is_timed_and_the_others_are_extr
 def test_the_update_counts_less_the_larger_the_batch() -> None:
     size = Size(2, 256)
     flops = size.flops_per_token(8192, 64)
-    facts = MachineFacts("cpu", "fp32", 2, {size: Speed(1e11, 2048 * flops / 1e11)}, frozenset({size}))
+    facts = MachineFacts(2, {size: Speed(1e11, 2048 * flops / 1e11)}, frozenset({size}))
     fastest = 1e11 / flops
     assert facts.tokens_per_second(size, 8192, 64, 2048) == pytest.approx(fastest / 2)
     assert facts.tokens_per_second(size, 8192, 64, 3 * 2048) == pytest.approx(0.75 * fastest)

@@ -18,7 +18,7 @@ ENGLISH = TextFacts(
 
 
 def machine(flops: float = 1e11, cores: int = 2) -> MachineFacts:
-    return MachineFacts("cpu", "fp32", cores, dict.fromkeys(SIZES, Speed(flops, 0.0)), frozenset(SIZES[:2]))
+    return MachineFacts(cores, dict.fromkeys(SIZES, Speed(flops, 0.0)), frozenset(SIZES[:2]))
 
 
 def plan(text: TextFacts = ENGLISH, seconds: float = 600.0, flops: float = 1e11) -> Plan:
@@ -111,11 +111,28 @@ def test_what_lies_beyond_the_measured_runs_is_said() -> None:
     [
         (ENGLISH, 60.0, "too short"),
         (replace(ENGLISH, num_bytes=20e9, is_divisible=False), 600.0, "vocabulary and data of 20,000 MB"),
+        (replace(ENGLISH, num_bytes=20e9, vocab_reads_all=True), 600.0, "read whole by vocab, as they are compressed"),
     ],
 )
 def test_too_little_time_is_one_message(text: TextFacts, seconds: float, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         plan(text, seconds)
+
+
+@pytest.mark.parametrize(
+    ("num_bytes", "cjk_share", "size"),
+    [
+        (1e6, 0.0, 4096),
+        (5e6, 0.0, 8192),
+        (98e6, 0.0, 16_384),
+        (20e9, 0.0, 30_522),
+        (98e6, 0.9, 8192),
+        (5e9, 0.9, 21_128),
+    ],
+)
+def test_the_vocabulary_grows_with_the_text(num_bytes: float, cjk_share: float, size: int) -> None:
+    text = replace(ENGLISH, num_bytes=num_bytes, documents=num_bytes / 1e4, cjk_share=cjk_share)
+    assert plan(text, 86_400, flops=1e14).config.vocab.size == size
 
 
 def test_long_trainings_end_with_long_examples() -> None:
@@ -133,6 +150,9 @@ def test_of_a_large_corpus_a_fraction_is_read() -> None:
         assert 10e6 <= read < 0.4 * 600 * 2 * 2.5e6
         assert made.epochs < 1.0
     assert plan(seconds=36_000).config.data.fraction == 1.0
+    large = replace(ENGLISH, num_bytes=2e9, documents=2e5)
+    plain, packed = (plan(replace(large, vocab_reads_all=reads_all), 600.0, flops=1e13) for reads_all in (False, True))
+    assert packed.config.data.fraction < plain.config.data.fraction
     whole = plan(replace(ENGLISH, is_divisible=False))
     assert whole.config.data.fraction == 1.0
 

@@ -16,6 +16,9 @@ def test_a_small_corpus_is_known_exactly(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text(text)
     facts = measure_text([str(tmp_path / "a.txt")], DataConfig())
     assert facts.is_divisible
+    assert not facts.vocab_reads_all
+    (tmp_path / "a.txt.gz").write_bytes(gzip.compress(text.encode()))
+    assert measure_text([str(tmp_path / "a.txt.gz")], DataConfig()).vocab_reads_all
     assert facts.num_bytes == len(text)
     assert facts.documents == 5
     assert facts.sentences_per_document == 4

@@ -39,6 +39,12 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
+def test_blank_lines_before_the_header_are_passed_over(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("\n\ntext,kind\none,a\n")
+    found = list(read_records(ByteRange(Source(f"{tmp_path}/a.csv", "csv", None, "")), Counter()))
+    assert [(record, position.number) for record, position in found] == [({"text": "one", "kind": "a"}, 4)]
+
+
 @pytest.mark.parametrize(
     ("format_", "positions"),
     [

@@ -80,6 +80,12 @@ def test_scores_of_texts_equal_those_of_a_plain_loop(
     assert figures["pseudo_perplexity"] == pytest.approx(math.exp(-sum(expected) / tokens), rel=1e-4)
 
 
+def test_unknown_words_are_told_once(bert_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "greek.txt").write_text("λόγος και μύθος\n", encoding="utf-8")
+    score_texts(bert_folder, [str(tmp_path / "greek.txt")], config=CPU)
+    assert capsys.readouterr().err.count("[UNK] to the model") == 1
+
+
 def test_the_two_metrics_differ_where_words_have_several_pieces(bert_folder: Path, theirs: Any) -> None:
     word = "antidisestablishmentarianism"
     assert abs(theirs(word, "original") - theirs(word, "word-l2r")) > 0.1

@@ -96,7 +96,13 @@ def test_damaged_figures_are_one_message(finished: Path, tiny: Tiny, data_folder
 
 @pytest.mark.parametrize(
     ("last_step", "left"),
-    [(2, []), (11, []), (11, ["config.yaml"]), (11, ["config.yaml", "checkpoints", "metrics.jsonl"]), (11, ["checkpoints"])],
+    [
+        (2, []),
+        (11, []),
+        (11, ["config.yaml"]),
+        (11, ["config.yaml", "checkpoints", "metrics.jsonl"]),
+        (11, ["checkpoints"]),
+    ],
 )
 def test_a_run_whose_folder_goes_away_does_not_end_well(
     tiny: Tiny, data_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, last_step: int, left: list[str]

@@ -3,7 +3,7 @@
 import itertools
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 import torch
@@ -105,10 +105,11 @@ def test_held_out_examples_keep_their_order_across_shards_and_the_last_batch_is_
     assert sorted(len(batch["labels"]) for batch in data.loader("train", batch_size=5)) == [2, 5, 5]
 
 
-def test_workers_share_the_batches(data_folder: Path) -> None:
-    batches = DataFolder.open(data_folder).loader("validation", batch_size=7)
-    loaded = [rows_of(batch) for batch in DataLoader(batches, batch_size=None, num_workers=2)]
-    assert sorted(loaded) == sorted(rows_of(batch) for batch in batches)
+@pytest.mark.parametrize(("split", "start"), [("validation", "fork"), ("train", "spawn")])
+def test_workers_share_the_batches(data_folder: Path, split: Literal["train", "validation"], start: str) -> None:
+    batches = DataFolder.open(data_folder).loader(split, batch_size=7)
+    loader = DataLoader(batches, batch_size=None, num_workers=2, multiprocessing_context=start)
+    assert sorted(map(rows_of, loader)) == sorted(map(rows_of, batches))
 
 
 def test_a_dataloader_does_not_batch_batches(new_data_folder: NewData) -> None:

@@ -18,8 +18,9 @@ Tiny = Callable[..., Config]
 
 
 def test_names_are_grouped_and_nulls_left_out() -> None:
-    line = {"step": 3, "loss": 1.5, "mfu": None, "validation_mlm_loss": 2}
-    assert grouped(line) == {"train/loss": 1.5, "validation/mlm_loss": 2.0}
+    assert grouped({"step": 3, "loss": 1.5, "mfu": None}) == {"train/loss": 1.5}
+    line = {"step": 3, "validation_mlm_loss": 2, "validation_nsp_loss": None, "probe_accuracy": 0.5}
+    assert grouped(line) == {"validation/mlm_loss": 2.0, "validation/probe_accuracy": 0.5}
 
 
 def test_tensorboard_shows_what_the_metrics_hold(tiny: Tiny, data_folder: Path, tmp_path: Path) -> None:
