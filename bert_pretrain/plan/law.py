@@ -62,8 +62,8 @@ MARGIN = 0.05
 """Added to the spread of the fit: another corpus, another machine."""
 REPETITION_HALF_LIFE = 15.0
 """Epochs, about, after which another pass over the same text is worth little (Muennighoff et al., 2023)."""
-NSP_MIDDLE = {"en": 6.2, "zh": 0.4}
-NSP_POWER, NSP_MOST, NSP_SPREAD = 1.05, 0.8, 0.07
+NSP_MIDDLE = {"en": 3.0, "zh": 0.4}
+NSP_POWER, NSP_MOST, NSP_SPREAD = 1.05, 0.8, 0.1
 """Next-sentence accuracy: a logistic curve over the logarithm of the tokens, from 50 % up to the most that was
 measured; by hand. It did not depend on the size."""
 PEAK_LR, REFERENCE_WIDTH, LR_POWER = 4e-3, 256, 0.5
