@@ -1,6 +1,5 @@
 """What an inspection of a data folder finds: figures counted again, checks, and some examples."""
 
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -14,6 +13,7 @@ from bert_pretrain.inspect.checks import Check, check_manifest, check_split
 from bert_pretrain.inspect.rendering import RenderedExample, locate_rows, render_rows
 from bert_pretrain.inspect.rules import make_spec
 from bert_pretrain.inspect.scan import Scan, scan_split
+from bert_pretrain.parallel.cores import available_cores
 
 _SHARDS_PER_PROCESS = 16  # fewer are read before a second process has started
 
@@ -59,7 +59,7 @@ def inspect_rows(
     scans, checks = {}, []
     for name in folder.manifest["splits"] if everything else [split]:
         chosen = range(len(folder.shards(name))) if everything else np.unique(shards).tolist()
-        processes = workers or min(os.cpu_count() or 1, 1 + len(chosen) // _SHARDS_PER_PROCESS)
+        processes = workers or min(available_cores(), 1 + len(chosen) // _SHARDS_PER_PROCESS)
         scans[name] = scan_split(folder, name, spec, shards=chosen, workers=processes)
         checks += check_split(name, scans[name], spec)
         if everything and not scans[name].damaged:

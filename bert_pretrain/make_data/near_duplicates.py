@@ -16,8 +16,8 @@ from typing import Any
 
 import numpy as np
 
-from bert_pretrain.errors import ConfigError
 from bert_pretrain.examples import ragged
+from bert_pretrain.extras import import_extra
 from bert_pretrain.make_data.token_store import TokenStore, map_array
 from bert_pretrain.parallel.executor import Pool, run_all
 from bert_pretrain.rng import stream
@@ -53,15 +53,7 @@ def check_installed() -> None:
 
 
 def _minhash() -> Any:
-    try:
-        from rensa import RMinHash
-    except ImportError as error:
-        raise ConfigError(
-            "the library for signatures of documents is not installed",
-            where="data.near_duplicates",
-            remedy="pip install 'bert-pretrain[near-duplicates]'",
-        ) from error
-    return RMinHash
+    return import_extra("rensa", "near-duplicates", "signatures of documents", where="data.near_duplicates").RMinHash
 
 
 def write_signatures(store: TokenStore, pool: Pool) -> None:

@@ -4,7 +4,6 @@ A shard is a pure function of what the manifest records, so a rebuilt one has th
 versions encode the same examples in other bytes, the manifest is updated; other examples are an error.
 """
 
-import os
 from typing import Any
 
 from bert_pretrain.errors import DataError
@@ -12,6 +11,7 @@ from bert_pretrain.examples.shards import DataFolder, ShardRecord, damage_of
 from bert_pretrain.make_data import build
 from bert_pretrain.make_data.build import ShardTask
 from bert_pretrain.make_data.plan import BuildPlan
+from bert_pretrain.parallel.cores import available_cores
 from bert_pretrain.parallel.executor import Pool, run_all
 from bert_pretrain.storage import manifest
 from bert_pretrain.storage.files import remove_temporaries, remove_tree, write_checked_json
@@ -37,7 +37,7 @@ def find_damage(output: AnyPath, *, verify: bool, workers: int | None) -> dict[s
         shards = [(output, record) for record in records]
         weights = [float(record.bytes) for record in records]
         damages = run_all(
-            _damage_of, shards, workers=workers or os.cpu_count() or 1, description="verify", unit="B", weights=weights
+            _damage_of, shards, workers=workers or available_cores(), description="verify", unit="B", weights=weights
         )
     else:
         damages = [damage_of(output, record, whole=False) for record in records]

@@ -4,7 +4,6 @@ Text is tokenised once into the token store; shards are built from it; the manif
 kept, so the same command resumes after any interruption.
 """
 
-import os
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -20,6 +19,7 @@ from bert_pretrain.make_data.ingest import ingest
 from bert_pretrain.make_data.plan import BuildPlan, plan_build
 from bert_pretrain.make_data.selection import InputShare
 from bert_pretrain.make_data.summary import CorpusStatistics, SplitStatistics
+from bert_pretrain.parallel.cores import available_cores
 from bert_pretrain.parallel.executor import Pool, open_pool, run_all
 from bert_pretrain.storage import manifest
 from bert_pretrain.storage.files import remove_temporaries, remove_tree
@@ -68,7 +68,7 @@ def make_data(
     identity = _identity(config, sources, tokenizer)
     if dry_run:
         manifest.would_claim(output, "data", identity, overwrite=overwrite)
-        print(estimate(config, sources, tokenizer).describe(workers or os.cpu_count() or 1))
+        print(estimate(config, sources, tokenizer).describe(workers or available_cores()))
         return output
     with exclusive(output), manifest.claimed(output, "data", identity, overwrite=overwrite) as progress:
         is_complete = progress is Progress.COMPLETE

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from bert_pretrain.errors import ConfigError
+from bert_pretrain.extras import import_extra
 from bert_pretrain.text.chunks import cjk_leads
 
 
@@ -48,12 +48,4 @@ def check_installed() -> None:
 
 
 def _jieba() -> Any:
-    try:
-        import rjieba
-    except ImportError as error:
-        raise ConfigError(
-            "the word segmenter is not installed",
-            where="data.word_segmenter",
-            remedy="pip install 'bert-pretrain[chinese]'",
-        ) from error
-    return rjieba
+    return import_extra("rjieba", "chinese", "whole Chinese words", where="data.word_segmenter")

@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from bert_pretrain.errors import ConfigError, DataError, UserError
+from bert_pretrain.extras import import_extra
 from bert_pretrain.storage.manifest import library_versions
 
 CONNECT_SECONDS = 5.0
@@ -103,14 +104,7 @@ def connect(address: str, *, folders: Sequence[Path], files: Sequence[Path]) -> 
     Raises:
         UserError: when the scheduler cannot be reached, no worker comes, or one differs.
     """
-    try:
-        import distributed
-    except ImportError as error:
-        raise ConfigError(
-            "the library for clusters is not installed",
-            where="--scheduler",
-            remedy="pip install 'bert-pretrain[cluster]'",
-        ) from error
+    distributed = import_extra("distributed", "cluster", "clusters", where="--scheduler")
     for name in ("distributed", "distributed.client"):  # we report what matters, once
         logging.getLogger(name).setLevel(logging.CRITICAL)
     _check_scheduler(address)

@@ -21,6 +21,7 @@ from typing import Any, Protocol, TypeVar
 from tqdm import tqdm
 
 from bert_pretrain.errors import UserError
+from bert_pretrain.parallel.cores import available_cores
 from bert_pretrain.parallel.progress import progress_bar
 
 Task = TypeVar("Task")
@@ -161,7 +162,7 @@ def open_pool(
         UserError: when the scheduler cannot be reached or a worker's environment differs.
     """
     if scheduler is None:
-        return LocalPool(workers or os.cpu_count() or 1)
+        return LocalPool(workers or available_cores())
     from bert_pretrain.parallel import cluster
 
     return cluster.connect(scheduler, folders=folders, files=files)

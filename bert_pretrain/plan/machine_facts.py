@@ -1,6 +1,5 @@
 """What the machine can do: the speed of a training step for a few sizes of the network, timed on random tokens."""
 
-import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -13,6 +12,7 @@ from bert_pretrain.config import ModelConfig, TrainConfig
 from bert_pretrain.examples.examples import Examples, Masks
 from bert_pretrain.model.attention import choose_attention
 from bert_pretrain.model.bert import BertForPreTraining
+from bert_pretrain.parallel.cores import available_cores
 from bert_pretrain.parallel.progress import progress_bar
 from bert_pretrain.train.batches import GlobalBatch, cut
 from bert_pretrain.train.device import hardware
@@ -21,7 +21,8 @@ from bert_pretrain.train.loss import PretrainingLoss
 from bert_pretrain.train.optim.optimizer import make_optimizers, update
 from bert_pretrain.train.step import StepSums, train_step
 
-MASKED_SHARE = 0.15
+MASKED_SHARE = 0.3
+"""Of the tokens: of the timed steps, and of plans."""
 VOCAB_SIZE, LENGTH, BATCH = 8192, 64, 32
 """Of the timed steps; other vocabularies and lengths are computed from these by their operations."""
 TIMED_STEPS = 3
@@ -105,7 +106,7 @@ def measure_machine(seconds: float, device_setting: str = "auto") -> MachineFact
                     break
             speeds[size] = _measure_speed(size, flops, device, precision.dtype)
     return MachineFacts(
-        os.cpu_count() or 1,
+        available_cores(),
         {size: speeds.get(size) or _extrapolated(size, speeds) for size in SIZES},
         frozenset(speeds),
     )

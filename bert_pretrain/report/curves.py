@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from bert_pretrain.errors import ConfigError, DataError, OutputError
+from bert_pretrain.extras import import_extra
 from bert_pretrain.report.measured import describe, nearest_run, points
 from bert_pretrain.report.run_record import data_statistics_of, pair_task, read_run_record
 from bert_pretrain.storage.files import atomic_path, parse_json
@@ -141,7 +142,9 @@ def _figure(runs: list[Path], records: Sequence[Mapping[str, Any]], metrics: lis
     names = {name for lines in metrics for line in lines for name in line}
     drawn = [panel for panel in panels if names & {panel.training, panel.validation}]  # few runs have a probe
     num_rows = max(1, math.ceil(len(drawn) / 2))
-    figure = _matplotlib_figure()(figsize=(10, 3 * num_rows))
+    # Without pyplot, matplotlib needs no display and leaves no global state.
+    matplotlib = import_extra("matplotlib.figure", "plot", "pictures", where="the extra 'plot'")
+    figure = matplotlib.Figure(figsize=(10, 3 * num_rows))
     # Fixed margins: a layout by matplotlib would take as long as the drawing, at the end of every run.
     figure.subplots_adjust(left=0.1, right=0.98, bottom=0.09, top=0.94, wspace=0.3, hspace=0.35)
     tasks = {"nsp": "next sentence", "sop": "sentence order"}
@@ -233,16 +236,3 @@ def write_file(path: Path, content: bytes) -> None:
         raise OutputError(
             f"cannot write there: {error.strerror}", where=str(path), remedy="name a file that you may write"
         ) from error
-
-
-def _matplotlib_figure() -> Any:
-    """Return matplotlib's figure class; used without pyplot, it needs no display and leaves no global state."""
-    try:
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise ConfigError(
-            "matplotlib is not installed, and pictures need it",
-            where="the extra 'plot'",
-            remedy="pip install 'bert-pretrain[plot]'",
-        ) from error
-    return Figure

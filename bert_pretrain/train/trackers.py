@@ -1,12 +1,11 @@
 """Trackers: the lines of `metrics.jsonl` once more, for TensorBoard or Weights & Biases, by thin adapters."""
 
 import hashlib
-import importlib
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
-from bert_pretrain.errors import ConfigError
+from bert_pretrain.extras import import_extra
 
 _MODULES = {"tensorboard": "torch.utils.tensorboard", "wandb": "wandb"}
 
@@ -40,14 +39,7 @@ def check_trackers(names: Sequence[str]) -> None:
         ConfigError: naming the extra to install.
     """
     for name in names:
-        try:
-            importlib.import_module(_MODULES[name])
-        except ImportError as error:
-            raise ConfigError(
-                f"the tracker '{name}' is not installed: {error}",
-                where="train.trackers",
-                remedy=f"pip install 'bert-pretrain[{name}]', or take it out of the list",
-            ) from error
+        import_extra(_MODULES[name], name, "its curves", where="train.trackers")
 
 
 def grouped(line: dict[str, Any]) -> dict[str, float]:

@@ -7,9 +7,10 @@ import pytest
 from bert_pretrain.config import Config
 from bert_pretrain.errors import ConfigError
 from bert_pretrain.plan import law
-from bert_pretrain.plan.machine_facts import SIZES, MachineFacts, Size, Speed
+from bert_pretrain.plan.machine_facts import MASKED_SHARE, SIZES, MachineFacts, Size, Speed
 from bert_pretrain.plan.planner import Plan, make_plan
 from bert_pretrain.plan.text_facts import TextFacts
+from bert_pretrain.train.device.flops import training_flops
 
 ENGLISH = TextFacts(
     num_bytes=100e6, documents=7000, sentences_per_document=100, single_sentence_share=0.0, cjk_share=0.0,
@@ -153,8 +154,20 @@ def test_of_a_large_corpus_a_fraction_is_read() -> None:
     large = replace(ENGLISH, num_bytes=2e9, documents=2e5)
     plain, packed = (plan(replace(large, vocab_reads_all=reads_all), 600.0, flops=1e13) for reads_all in (False, True))
     assert packed.config.data.fraction < plain.config.data.fraction
+    few = plan(replace(ENGLISH, num_bytes=1e9, documents=400.0), 600.0)
+    assert few.config.data.fraction * 400 >= 100
+    assert few.config.data.next_sentence == "nsp"
     whole = plan(replace(ENGLISH, is_divisible=False))
     assert whole.config.data.fraction == 1.0
+
+
+def test_plans_predict_more_tokens_than_the_paper_and_their_networks_are_timed_so() -> None:
+    made = plan()
+    assert made.config.data.masked_lm_prob == MASKED_SHARE > Config().data.masked_lm_prob
+    assert "15 %" in reason(made, "data.masked_lm_prob")
+    size = made.size
+    few = training_flops(size.model_config(128), 8192, 1.0, 128, Config().data.masked_lm_prob)
+    assert size.flops_per_token(8192, 128) > few
 
 
 def test_a_learning_rate_falls_with_the_width_and_the_batch_grows_with_the_tokens() -> None:

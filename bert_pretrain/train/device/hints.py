@@ -1,11 +1,11 @@
 """What would make a run faster on this machine: one line on the first screen of `train`, where there is something."""
 
-import os
 from dataclasses import dataclass
 
 import torch
 
 from bert_pretrain.model.attention import choose_attention
+from bert_pretrain.parallel.cores import available_cores
 from bert_pretrain.train.device import hardware
 from bert_pretrain.train.resolved import ResolvedRun
 
@@ -27,8 +27,7 @@ class Machine:
 
 def this_machine(device: torch.device) -> Machine:
     """Return the facts of the machine that runs this process."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return Machine(cores, torch.get_num_threads(), hardware.choose_precision("auto", device).name)
+    return Machine(available_cores(), torch.get_num_threads(), hardware.choose_precision("auto", device).name)
 
 
 def speed_hints(run: ResolvedRun, machine: Machine, micro_batch_tokens: int) -> list[str]:
