@@ -123,9 +123,10 @@ def test_too_little_time_is_one_message(text: TextFacts, seconds: float, message
 @pytest.mark.parametrize(
     ("num_bytes", "cjk_share", "size"),
     [
-        (1e6, 0.0, 4096),
-        (5e6, 0.0, 8192),
-        (98e6, 0.0, 16_384),
+        (5e5, 0.0, 4096),
+        (1.5e6, 0.0, 8192),
+        (3e6, 0.0, 16_384),
+        (5e6, 0.0, 30_522),
         (20e9, 0.0, 30_522),
         (98e6, 0.9, 8192),
         (5e9, 0.9, 21_128),
