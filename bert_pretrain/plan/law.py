@@ -56,7 +56,7 @@ CURVES = {
     "zh": Curve(2.0, 0.0458, 0.1797, 0.0573),
 }
 """By the language of the text: English, for all that is written with letters, and Chinese."""
-BYTES_POWER = 0.05
+BYTES_POWER = 0.03
 """Loss per token grows as this power of the size of the vocabulary: its tokens stand for more bytes."""
 MARGIN = 0.05
 """Added to the spread of the fit: another corpus, another machine, other documents that are held out."""
