@@ -220,7 +220,7 @@ def _vocab_size(num_bytes: float, *, is_chinese: bool) -> int:
 
 def _text_choices(text: TextFacts, best: _Option) -> list[Choice]:
     why = f"for {text.num_bytes / 1e6:,.0f} MB of text"
-    found = [Choice("vocab.size", best.vocab_size, f"{why}; in the same time, larger ones gave less loss per byte")]
+    found = [Choice("vocab.size", best.vocab_size, f"{why}; smaller ones gave more loss per byte in the same time")]
     if _is_chinese(text):
         share = f"{text.cjk_share:.0%} of the letters are Chinese characters"
         found.append(Choice("data.language", "zh", share))
