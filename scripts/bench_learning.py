@@ -70,9 +70,13 @@ class Run:
 def main() -> None:
     options = parse_arguments()
     options.work.mkdir(parents=True, exist_ok=True)
-    texts = split_corpus(options.corpus, options.work / options.corpus.name.split(".")[0])
+    name = options.corpus.name.split(".")[0]
+    texts = split_corpus(options.corpus, options.work / name)
+    if options.train_bytes is not None:
+        name = f"{name}-{options.train_bytes / 1e6:g}MB"
+        texts["train"] = first_documents(texts["train"], options.train_bytes, options.work / name)
     wanted = [
-        Run(options.corpus.name.split(".")[0], variant, size, vocab_size, batch, steps, seed)
+        Run(name, variant, size, vocab_size, batch, steps, seed)
         for size in options.sizes
         for vocab_size in options.vocab_sizes
         for batch in options.batch
@@ -104,6 +108,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--sizes", nargs="+", default=["2x128"], help="layers x hidden size")
     parser.add_argument("--vocab-sizes", nargs="+", type=int, default=[8192])
     parser.add_argument("--batch", nargs="+", type=int, default=[32], help="examples a step")
+    parser.add_argument("--train-bytes", type=float, help="of text to train on, instead of all: many epochs of little")
     parser.add_argument("--steps", nargs="+", type=int, default=[1200])
     parser.add_argument("--seeds", nargs="+", type=int, default=[1, 2, 3])
     parser.add_argument("--jobs", type=int, default=1, help="trainings at a time")
@@ -131,6 +136,20 @@ def split_corpus(corpus: Path, folder: Path) -> dict[str, Path]:
     for path in paths.values():
         path.with_suffix(".part").rename(path)
     return paths
+
+
+def first_documents(text: Path, num_bytes: float, folder: Path) -> Path:
+    """Write the first documents of a split to a file of about so many bytes, and return it."""
+    path = folder / "train.txt"
+    if not path.exists():
+        folder.mkdir(parents=True, exist_ok=True)
+        with path.with_suffix(".part").open("w", encoding="utf-8") as file:
+            for document in read_documents(text):
+                if file.tell() >= num_bytes:
+                    break
+                file.write(document + "\n\n")
+        path.with_suffix(".part").rename(path)
+    return path
 
 
 def read_documents(corpus: Path) -> Iterator[str]:
