@@ -46,7 +46,7 @@ def planned_config(
         UserError: when the time is too short, or the plan that is there is for other inputs.
     """
     check_writable(output)
-    path, over = output / PLAN, {**(flags or {}), "time": ("--time", seconds)}
+    path = output / PLAN
     if path.exists() and not overwrite:
         planned = load_config(path)
         if planned.inputs != tuple(inputs):
@@ -56,7 +56,7 @@ def planned_config(
                 remedy="name the same inputs, another --output, or add --overwrite",
             )
         print(path.read_text(encoding="utf-8") if dry_run else f"the plan is {path}, made before")
-        return load_config(path, settings, over)
+        return _load(path, seconds, settings, flags)
     plan = make(inputs, seconds, load_config(None, settings, flags))
     print(text := describe(plan))
     with contextlib.ExitStack() as stack:
@@ -65,7 +65,16 @@ def planned_config(
         path.parent.mkdir(parents=True, exist_ok=True)
         write_forecast(plan, path.parent)
         write_text(path, text)
-        return load_config(path, settings, over)
+        return _load(path, seconds, settings, flags)
+
+
+def _load(
+    path: Path, seconds: float, settings: Sequence[str], flags: Mapping[str, tuple[str, object]] | None
+) -> Config:
+    """Return a plan with what is put over it; it takes no longer than it says, and no longer than it may."""
+    planned = load_config(path).time
+    allowed = seconds if planned is None else min(seconds, planned)
+    return load_config(path, settings, {**(flags or {}), "time": ("--time", allowed)})
 
 
 def make(inputs: Sequence[str], seconds: float, config: Config) -> Plan:
@@ -88,6 +97,7 @@ def describe(plan: Plan) -> str:
 
     forecast, text = plan.forecast, plan.text
     low, high = expected(plan).mlm_loss
+    why = f"  # {plan.why_seconds}" if plan.why_seconds else ""
     lines = [
         f"# The plan of 'bert-pretrain run auto' for {duration(plan.seconds)}; 'bert-pretrain run {PLAN}' repeats it.",
         f"# The text: {text.num_bytes / 1e6:,.0f} MB, about {text.documents:,.0f} documents of "
@@ -96,7 +106,7 @@ def describe(plan: Plan) -> str:
     ]
     if forecast.beyond:
         lines.append(f"# Beyond what was measured: {forecast.beyond}.")
-    lines += [f"inputs: {inline_yaml(list(plan.inputs))}", f"time: {duration_text(plan.seconds)}"]
+    lines += [f"inputs: {inline_yaml(list(plan.inputs))}", f"time: {duration_text(plan.seconds)}{why}"]
     section = ""
     for choice in plan.choices:
         name, _, key = choice.key.partition(".")

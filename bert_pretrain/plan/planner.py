@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 
 from bert_pretrain.config import Config
 from bert_pretrain.config_file import load_config
+from bert_pretrain.config_values import duration_text
 from bert_pretrain.errors import ConfigError
 from bert_pretrain.make_data.plan import MAX_HELD_OUT_SHARE
 from bert_pretrain.plan import law
@@ -70,6 +71,9 @@ class Plan:
     inputs: tuple[str, ...]
     text: TextFacts
     seconds: float
+    """That the run takes."""
+    why_seconds: str
+    """Why it takes less than it may; empty where it takes all."""
     choices: tuple[Choice, ...]
     size: Size
     tokens: float
@@ -94,6 +98,8 @@ class _Option:
     tokens: float
     """Millions."""
     epochs: float
+    time_share: float
+    """Of the time for training, what this many tokens take."""
     forecast: Forecast
 
     @property
@@ -125,15 +131,22 @@ def make_plan(inputs: tuple[str, ...], text: TextFacts, machine: MachineFacts, s
         best, _ = _best_option(text, machine, seconds, fraction)
         fraction = float(f"{min(affordable, _useful_fraction(text, best.tokens)):.2g}")
     best, options = _best_option(text, machine, seconds, fraction)
+    before = _data_seconds(text, machine, fraction)
+    taken = max(MIN_SECONDS, float(math.ceil(before + best.time_share * (seconds - before))))
     read = replace(text, num_bytes=fraction * text.num_bytes, documents=fraction * text.documents)
     choices = (
         *_text_choices(read, best),
         *_data_choices(read, fraction, best),
         *_model_choices(best, options, machine),
-        *_train_choices(best, seconds),
+        *_train_choices(best, taken),
         *_phases(best),
     )
-    return Plan(inputs, text, seconds, choices, best.size, best.tokens, best.epochs, best.forecast)
+    why_seconds = (
+        f"of {duration_text(float(seconds))}: the text is seen {best.epochs:,.0f} times then; more passes did not help"
+        if taken < seconds
+        else ""
+    )
+    return Plan(inputs, text, taken, why_seconds, choices, best.size, best.tokens, best.epochs, best.forecast)
 
 
 def _affordable_fraction(text: TextFacts, machine: MachineFacts, seconds: float) -> float:
@@ -172,7 +185,13 @@ def _best_option(
     train_seconds = (1.0 - EVALUATION_SHARE) * (seconds - _data_seconds(text, machine, fraction))
     vocab_size = _vocab_size(fraction * text.num_bytes, is_chinese=_is_chinese(text))
     options = [_option(size, vocab_size, machine, train_seconds, fraction, text) for size in machine.speeds]
-    enough = [option for option in options if 1e6 * option.tokens >= law.MIN_TOKENS_PER_WEIGHT * option.size.weights]
+    most_weights = law.MAX_WEIGHTS_PER_TOKEN * fraction * _tokens_of(text)
+    enough = [
+        option
+        for option in options
+        if law.MIN_TOKENS_PER_WEIGHT * option.size.weights <= 1e6 * option.tokens
+        and option.size.weights <= most_weights
+    ]
     return min(enough or options[:1], key=lambda option: option.forecast.loss), options
 
 
@@ -194,14 +213,15 @@ def _is_chinese(text: TextFacts) -> bool:
 def _option(
     size: Size, vocab_size: int, machine: MachineFacts, train_seconds: float, fraction: float, text: TextFacts
 ) -> _Option:
+    new = 1e-6 * fraction * _tokens_of(text)
     length = 64
-    tokens = _tokens_seen(size, vocab_size, length, machine, train_seconds)
-    if tokens > law.SHORT_UP_TO_TOKENS:
+    possible = _tokens_seen(size, vocab_size, length, machine, train_seconds)
+    if min(possible, law.MAX_EPOCHS * new) > law.SHORT_UP_TO_TOKENS:
         length = 128
-        tokens = _tokens_seen(size, vocab_size, length, machine, train_seconds)
-    epochs = 1e6 * tokens / (fraction * _tokens_of(text))
-    expected = law.forecast(size, vocab_size, tokens, epochs, is_chinese=_is_chinese(text))
-    return _Option(size, vocab_size, length, tokens, epochs, expected)
+        possible = _tokens_seen(size, vocab_size, length, machine, train_seconds)
+    tokens = min(possible, law.MAX_EPOCHS * new)
+    expected = law.forecast(size, vocab_size, tokens, tokens / new, is_chinese=_is_chinese(text))
+    return _Option(size, vocab_size, length, tokens, tokens / new, tokens / possible, expected)
 
 
 def _tokens_seen(size: Size, vocab_size: int, length: int, machine: MachineFacts, train_seconds: float) -> float:
@@ -314,7 +334,7 @@ def _model_choices(best: _Option, options: list[_Option], machine: MachineFacts)
 
 
 def _train_choices(best: _Option, seconds: float) -> list[Choice]:
-    recipe = law.recipe(best.size, best.tokens, best.length)
+    recipe = law.recipe(best.size, best.tokens, best.length, best.epochs)
     steps = max(1.0, 1e6 * best.tokens / (recipe.batch * law.FILLED_SHARE * best.length))
     every = max(20, int(steps / EVALUATIONS))
     save_every = max(20, min(every, int(steps * SAVE_SECONDS / seconds)))
@@ -326,7 +346,13 @@ def _train_choices(best: _Option, seconds: float) -> list[Choice]:
         Choice("train.global_batch_size", recipe.batch, f"about {steps:,.0f} steps"),
         Choice("train.warmup_ratio", recipe.warmup_ratio, "of the time"),
         Choice("train.schedule", "linear", "to zero at the end of the time"),
-        Choice("train.weight_decay", recipe.weight_decay, "as in the paper"),
+        Choice(
+            "train.weight_decay",
+            recipe.weight_decay,
+            "as in the paper"
+            if recipe.weight_decay == law.WEIGHT_DECAY
+            else f"less overfitting where the text is seen {best.epochs:,.0f} times",
+        ),
         Choice("train.log_every", max(10, every // 10), "about ten lines between evaluations"),
         Choice("train.eval_every", every, f"about {EVALUATIONS} evaluations"),
         Choice("train.save_every", save_every, "a kill costs at most what was done since the last one"),
@@ -337,7 +363,7 @@ def _phases(best: _Option) -> list[Choice]:
     """Return a second phase of long examples, for trainings that are long enough."""
     if best.positions == best.length:
         return []
-    recipe = law.recipe(best.size, best.tokens, best.positions)
+    recipe = law.recipe(best.size, best.tokens, best.positions, best.epochs)
     long = {
         "data": {"max_seq_length": best.positions},
         "train": {"global_batch_size": recipe.batch, "peak_lr": float(f"{LONG_LR_SHARE * recipe.peak_lr:.1g}")},

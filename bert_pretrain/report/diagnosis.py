@@ -258,7 +258,7 @@ class Diagnosis:
         return Hint(
             "overfitting",
             f"the held-out loss rose from {best.loss:.2f} to {last.loss:.2f} nats while the training loss fell",
-            "use more text, fewer steps, data.masking=dynamic, or a smaller model",
+            "use more text, fewer steps, data.masking=dynamic, train.weight_decay=1, or a smaller model",
         )
 
     def _is_slow(self, line: Mapping[str, Any]) -> Hint | None:

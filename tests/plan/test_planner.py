@@ -8,7 +8,7 @@ from bert_pretrain.config import Config
 from bert_pretrain.errors import ConfigError
 from bert_pretrain.plan import law
 from bert_pretrain.plan.machine_facts import MASKED_SHARE, SIZES, MachineFacts, Size, Speed
-from bert_pretrain.plan.planner import Plan, make_plan
+from bert_pretrain.plan.planner import MIN_SECONDS, Plan, make_plan
 from bert_pretrain.plan.text_facts import TextFacts
 from bert_pretrain.train.device.flops import training_flops
 
@@ -99,6 +99,34 @@ def test_small_corpora_are_seen_several_times_in_copies_with_other_pairs() -> No
     assert plan(seconds=120).config.data.dupe_factor == 1
 
 
+def test_a_little_text_is_seen_no_more_often_than_was_measured_and_takes_no_more_time_than_that() -> None:
+    little = replace(ENGLISH, num_bytes=1e6, documents=100)
+    hour, day = (plan(little, seconds) for seconds in (3600.0, 86_400.0))
+    assert day.epochs == hour.epochs == law.MAX_EPOCHS
+    assert day.seconds == pytest.approx(hour.seconds, rel=0.02)
+    assert MIN_SECONDS <= day.seconds < 3600.0
+    assert day.config.time == day.seconds
+    assert "of 24h: the text is seen 40 times" in day.why_seconds
+    assert plan(seconds=3600.0).seconds == 3600.0
+    assert plan(seconds=3600.0).why_seconds == ""
+
+
+@pytest.mark.parametrize("num_bytes", [1e6, 5e6, 20e6, 100e6])
+def test_a_fast_machine_takes_no_larger_network_than_the_text_allows(num_bytes: float) -> None:
+    made = plan(replace(ENGLISH, num_bytes=num_bytes, documents=num_bytes / 1e4), 36_000.0, flops=1e14)
+    assert made.size.weights <= law.MAX_WEIGHTS_PER_TOKEN * 0.24 * num_bytes
+
+
+def test_weights_decay_the_more_the_more_often_the_text_is_seen() -> None:
+    epochs = (0.5, 2.0, 8.0, 25.0, 100.0)
+    decays = [law.recipe(Size(2, 128), 1.0, 64, each).weight_decay for each in epochs]
+    assert decays == sorted(decays)
+    assert decays[0] == Config().train.weight_decay
+    assert decays[-1] >= 0.5
+    often = plan(replace(ENGLISH, num_bytes=1e6, documents=100), 3600.0)
+    assert "seen 40 times" in reason(often, "train.weight_decay")
+
+
 def test_what_lies_beyond_the_measured_runs_is_said() -> None:
     assert plan(seconds=120).forecast.beyond == ""
     days = plan(seconds=10 * 86400, flops=1e14)
@@ -172,9 +200,9 @@ def test_plans_predict_more_tokens_than_the_paper_and_their_networks_are_timed_s
 
 
 def test_a_learning_rate_falls_with_the_width_and_the_batch_grows_with_the_tokens() -> None:
-    rates = [law.recipe(size, 1.0, 64).peak_lr for size in (Size(2, 128), Size(4, 512), Size(12, 768))]
+    rates = [law.recipe(size, 1.0, 64, 1.0).peak_lr for size in (Size(2, 128), Size(4, 512), Size(12, 768))]
     assert rates == sorted(rates, reverse=True)
-    batches = [law.recipe(Size(2, 128), tokens, 128).batch for tokens in (1.0, 50.0, 1000.0)]
+    batches = [law.recipe(Size(2, 128), tokens, 128, 1.0).batch for tokens in (1.0, 50.0, 1000.0)]
     assert batches == sorted(batches)
 
 
