@@ -51,8 +51,8 @@ MIN_TOKENS_PER_WEIGHT = 2.0
 """With fewer, a network is not considered: none was measured with so few."""
 MOST_TOKENS = 44.778316
 MAX_EPOCHS = 40.0
-"""Passes over the text beyond which a training is not planned. As in Muennighoff et al. (2023), and 100 gave no less loss
-per byte than 25."""
+"""Passes over the text beyond which a training is not planned. As in Muennighoff et al. (2023), and a hundred gave no
+less loss per byte than 25."""
 MAX_WEIGHTS_PER_TOKEN = 10.0
 """With fewer tokens of text, however often they are seen, a network is not considered: none was measured so."""
 CURVES = {

@@ -142,7 +142,7 @@ def make_plan(inputs: tuple[str, ...], text: TextFacts, machine: MachineFacts, s
         *_phases(best),
     )
     why_seconds = (
-        f"of {duration_text(float(seconds))}: the text is seen {best.epochs:,.0f} times then; more passes did not help"
+        f"of {duration_text(float(seconds))}: enough to see the text {best.epochs:,.0f} times; more passes did not help"
         if taken < seconds
         else ""
     )
@@ -181,7 +181,7 @@ def _useful_fraction(text: TextFacts, tokens: float) -> float:
 def _best_option(
     text: TextFacts, machine: MachineFacts, seconds: float, fraction: float
 ) -> tuple[_Option, list[_Option]]:
-    """Return what to train on a share of the text, and all that was considered."""
+    """Return what to train on a share of the text, and all that was considered: of a size for this text and time."""
     train_seconds = (1.0 - EVALUATION_SHARE) * (seconds - _data_seconds(text, machine, fraction))
     vocab_size = _vocab_size(fraction * text.num_bytes, is_chinese=_is_chinese(text))
     options = [_option(size, vocab_size, machine, train_seconds, fraction, text) for size in machine.speeds]
@@ -192,7 +192,8 @@ def _best_option(
         if law.MIN_TOKENS_PER_WEIGHT * option.size.weights <= 1e6 * option.tokens
         and option.size.weights <= most_weights
     ]
-    return min(enough or options[:1], key=lambda option: option.forecast.loss), options
+    considered = enough or options[:1]
+    return min(considered, key=lambda option: option.forecast.loss), considered
 
 
 def _data_seconds(text: TextFacts, machine: MachineFacts, fraction: float) -> float:
@@ -316,13 +317,14 @@ def _model_choices(best: _Option, options: list[_Option], machine: MachineFacts)
         key=lambda option: option.forecast.loss,
     )[:2]
     others = ", ".join(f"L{o.size.layers}-H{o.size.hidden} {o.forecast.loss:.2f}" for o in near)
+    than = f" ({others})" if near else ", and no other network is of a size for this text and time"
     timed = "" if size in machine.timed else "; its speed is extrapolated from smaller networks"
     config = size.model_config(best.positions)
     return [
         Choice(
             "model.num_hidden_layers",
             size.layers,
-            f"lowest loss expected: {best.forecast.loss:.2f} nats ({others}){timed}",
+            f"lowest loss expected: {best.forecast.loss:.2f} nats{than}{timed}",
         ),
         Choice("model.hidden_size", size.hidden, "as above"),
         Choice("model.num_attention_heads", config.num_attention_heads, "64 wide each, as in the paper"),

@@ -69,7 +69,7 @@ def test_a_plan_that_needs_less_than_the_time_says_so_and_ends_then(
     config = auto.planned_config(inputs, day, tmp_path)
     assert config.time is not None
     assert 120.0 <= config.time < day
-    assert "# of 24h: the text is seen 40 times" in (tmp_path / "plan.yaml").read_text()
+    assert "# of 24h: enough to see the text 40 times" in (tmp_path / "plan.yaml").read_text()
     assert load_config(tmp_path / "plan.yaml").time == config.time
     assert auto.planned_config(inputs, day, tmp_path) == config
     assert auto.planned_config(inputs, 60.0, tmp_path).time == 60.0

@@ -1,5 +1,6 @@
 """The planner: a pure function from facts to a configuration with reasons."""
 
+import re
 from dataclasses import replace
 
 import pytest
@@ -106,7 +107,7 @@ def test_a_little_text_is_seen_no_more_often_than_was_measured_and_takes_no_more
     assert day.seconds == pytest.approx(hour.seconds, rel=0.02)
     assert MIN_SECONDS <= day.seconds < 3600.0
     assert day.config.time == day.seconds
-    assert "of 24h: the text is seen 40 times" in day.why_seconds
+    assert "of 24h: enough to see the text 40 times" in day.why_seconds
     assert plan(seconds=3600.0).seconds == 3600.0
     assert plan(seconds=3600.0).why_seconds == ""
 
@@ -115,6 +116,9 @@ def test_a_little_text_is_seen_no_more_often_than_was_measured_and_takes_no_more
 def test_a_fast_machine_takes_no_larger_network_than_the_text_allows(num_bytes: float) -> None:
     made = plan(replace(ENGLISH, num_bytes=num_bytes, documents=num_bytes / 1e4), 36_000.0, flops=1e14)
     assert made.size.weights <= law.MAX_WEIGHTS_PER_TOKEN * 0.24 * num_bytes
+    why = reason(made, "model.num_hidden_layers")
+    others = [float(loss) for loss in re.findall(r"L\d+-H\d+ ([\d.]+)", why)]
+    assert all(loss >= round(made.forecast.loss, 2) for loss in others), why
 
 
 def test_weights_decay_the_more_the_more_often_the_text_is_seen() -> None:
