@@ -208,6 +208,7 @@ VARIANTS: dict[str, Variant] = {
     "no-nsp": Variant("no next-sentence pairs", _sets(data__next_sentence="none")),
     "dropout": Variant("dropout 0.1", _sets(model__hidden_dropout_prob=0.1, model__attention_probs_dropout_prob=0.1)),
     "copies-5": Variant("five copies of the pairs", _sets(data__dupe_factor=5)),
+    "copies-20": Variant("twenty copies of the pairs", _sets(data__dupe_factor=20)),
     "zero-residual": Variant("output projections start at zero", patch=_zero_head),
     "triangular": Variant("Muon by a triangular solve", patch=_triangular),
     "averaged": Variant("mean of the weights of the last 20 % of the steps", patch=_averaged),
