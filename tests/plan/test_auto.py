@@ -42,24 +42,24 @@ def test_a_plan_is_yaml_that_says_why_and_is_made_once(
     english_text: Path, tmp_path: Path, fast_machine: list[float], capsys: pytest.CaptureFixture[str]
 ) -> None:
     inputs = [str(english_text)]
-    config = auto.planned_config(inputs, 300.0, tmp_path, settings=["train.seed=7"])
-    assert fast_machine == [pytest.approx(15.0)]
+    config = auto.planned_config(inputs, 150.0, tmp_path, settings=["train.seed=7"])
+    assert fast_machine == [pytest.approx(7.5)]
     text = (tmp_path / "plan.yaml").read_text()
     low, high = json.loads((tmp_path / "forecast.json").read_text())["mlm_loss"]
     assert f"MLM loss {low:.2f} to {high:.2f} nats" in text
     assert text in capsys.readouterr().out
     assert config.inputs == (str(english_text),)
-    assert (config.time, config.train.seed) == (300.0, 7)
+    assert (config.time, config.train.seed) == (150.0, 7)
     repeated = load_config(tmp_path / "plan.yaml")
     assert repeated.model_copy(update={"train": repeated.train.model_copy(update={"seed": 7})}) == config
     keys = [line for line in text.splitlines() if line.startswith("  ")]
     assert keys
     assert all("  # " in line for line in keys)
-    again = auto.planned_config(inputs, 300.0, tmp_path, settings=["train.seed=7"])
+    again = auto.planned_config(inputs, 150.0, tmp_path, settings=["train.seed=7"])
     assert again == config
     assert len(fast_machine) == 1
     with pytest.raises(ConfigError, match="the plan is for the inputs"):
-        auto.planned_config(["other.txt"], 300.0, tmp_path)
+        auto.planned_config(["other.txt"], 150.0, tmp_path)
 
 
 def test_a_plan_that_needs_less_than_the_time_says_so_and_ends_then(
