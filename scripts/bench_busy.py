@@ -1,8 +1,8 @@
 """The speed of training next to another busy process, relative to training alone.
 
 Runs `bert-pretrain train` on all cores: alone, next to one single-threaded process at nice 10, and next to one at the
-same priority, in turn. OpenMP threads wait passively, as the command line sets them, or by OpenMP's default. The table
-shows the median over rounds of the median tokens per second that each run logged.
+same priority, in turn. OpenMP threads wait as the command line sets them, sleep at once, or wait by OpenMP's default.
+The table shows the median over rounds of the median tokens per second that each run logged.
 
     python scripts/bench_busy.py DATA_FOLDER [--rounds 3] [--steps 60]
 """
@@ -15,11 +15,16 @@ import statistics
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 MODEL = ("hidden_size=128", "num_hidden_layers=2", "num_attention_heads=2", "intermediate_size=512")
-POLICIES = {"passive, as bert-pretrain sets it": None, "OpenMP's default": ""}
+POLICIES = {
+    "as bert-pretrain sets it": {},
+    "passive": {"OMP_WAIT_POLICY": "passive"},
+    "OpenMP's default": {"OMP_WAIT_POLICY": ""},
+}
+VARIABLES = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT")
 NEIGHBOURS = {"alone": None, "one process at nice 10": 10, "one process at nice 0": 0}
 SKIPPED_LINES = 2
 """Log lines at the start, in which kernels are chosen."""
@@ -57,11 +62,9 @@ def busy_process(nice: int) -> Iterator[None]:
         process.wait()
 
 
-def speed(data: Path, steps: int, policy: str | None) -> float:
+def speed(data: Path, steps: int, policy: Mapping[str, str]) -> float:
     """Return the median tokens per second of one run."""
-    environment = {name: value for name, value in os.environ.items() if name != "OMP_WAIT_POLICY"}
-    if policy is not None:
-        environment["OMP_WAIT_POLICY"] = policy
+    environment = {name: value for name, value in os.environ.items() if name not in VARIABLES} | dict(policy)
     settings = [f"model.{size}" for size in MODEL]
     settings += [f"train.{value}" for value in (f"max_steps={steps}", "global_batch_size=64", "log_every=5")]
     settings += [f"train.{value}" for value in (f"eval_every={steps}", f"save_every={steps}", "warmup_ratio=0.1")]

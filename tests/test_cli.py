@@ -321,15 +321,22 @@ def test_all_stages_at_once_are_refused_under_torchrun(
     assert not (tmp_path / "o").exists()
 
 
-@pytest.mark.parametrize(("own", "expected"), [(None, "passive"), ("active", "active")])
-def test_threads_sleep_while_they_wait_unless_the_user_says_otherwise(own: str | None, expected: str) -> None:
-    # In a process of its own: OpenMP reads the variable when torch is loaded, which must not have happened before.
+@pytest.mark.parametrize(
+    ("own", "expected"),
+    [
+        ({}, "passive 1000"),
+        ({"OMP_WAIT_POLICY": "active"}, "active None"),
+        ({"GOMP_SPINCOUNT": "5"}, "passive 5"),
+    ],
+)
+def test_threads_soon_sleep_while_they_wait_unless_the_user_says_otherwise(own: dict[str, str], expected: str) -> None:
+    # In a process of its own: OpenMP reads the variables when torch is loaded, which must not have happened before.
+    names = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT")
     program = (
         "import atexit, os, sys\n"
-        "atexit.register(lambda: print(os.environ['OMP_WAIT_POLICY'], 'torch' in sys.modules))\n"
+        f"atexit.register(lambda: print(*map(os.environ.get, {names}), 'torch' in sys.modules))\n"
         "from bert_pretrain.cli import main\nsys.argv = ['bert-pretrain', '--version']\nmain()"
     )
-    environment = {name: value for name, value in os.environ.items() if name != "OMP_WAIT_POLICY"}
-    environment |= {"OMP_WAIT_POLICY": own} if own else {}
+    environment = {name: value for name, value in os.environ.items() if name not in names} | own
     run = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True)
     assert run.stdout.splitlines()[-1] == f"{expected} False"

@@ -53,9 +53,12 @@ def main() -> None:
     signal.signal(signal.SIGTERM, terminate)
     if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)  # from here on a command can be told of it
-    # OpenMP's threads should sleep at a barrier, not spin: with one other busy process, spinning slowed training to a
-    # third and less; without one, sleeping costs little. OpenMP reads it when torch is loaded; a user's own value wins.
-    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+    if "OMP_WAIT_POLICY" not in os.environ:  # a user's own value wins
+        # OpenMP's threads should sleep at a barrier: next to one busy process, threads that spin made training three
+        # times slower and more. But waking them takes longer than most operations of a small network, so they spin for
+        # some microseconds first, as many turns as this says. OpenMP reads both when torch is loaded.
+        os.environ["OMP_WAIT_POLICY"] = "passive"
+        os.environ.setdefault("GOMP_SPINCOUNT", "1000")
     code: Any = 0
     try:
         try:

@@ -94,6 +94,7 @@ def measure_machine(seconds: float, device_setting: str = "auto") -> MachineFact
     """Time steps of the sizes, the smallest first, for at most about so many seconds."""
     device = hardware.choose_device(device_setting)
     precision = hardware.choose_precision("auto", device)
+    hardware.keep_freed_memory(device)  # as training does
     begin = time.perf_counter()
     speeds: dict[Size, Speed] = {}
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):

@@ -20,7 +20,7 @@ from bert_pretrain.train.distillation import Teacher
 
 BLOCK_ROWS = 1024
 """Masked rows whose logits exist at once in the precision of the matrix product."""
-SOFTMAX_ROWS = {"cpu": 32, "cuda": BLOCK_ROWS}
+SOFTMAX_ROWS = {"cpu": 64, "cuda": BLOCK_ROWS}
 """Of these, rows whose logits exist in fp32: on CPU few, so that they stay in the cache."""
 ROW_MULTIPLE = 32
 """Masked rows are padded to a multiple of this: on CPU oneDNN keeps code for every shape of a 16-bit product, and is a
