@@ -220,11 +220,12 @@ def _softmax_in_place(
     """
     targets = labels[:, None]
     wide = logits.float().add_(bias)  # (rows, columns): the softmax is taken in fp32
-    target_logits, largest = wide.gather(1, targets), wide.amax(dim=1, keepdim=True)
-    correct = (_argmax(wide) == targets).sum()
+    likeliest = _argmax(wide)
+    target_logits, largest = wide.gather(1, targets), wide.gather(1, likeliest)
+    correct = (likeliest == targets).sum()
     probabilities = wide.softmax(dim=1)
     # The largest probability is 1 / sum(exp(logit - largest)), which is never near 0.
-    loss = (largest - probabilities.amax(dim=1, keepdim=True).log() - target_logits).sum()
+    loss = (largest - probabilities.gather(1, likeliest).log() - target_logits).sum()
     if d_bias is not None:
         probabilities.scatter_add_(1, targets, torch.full_like(largest, -1.0))
         gradient = probabilities.mul_(factor) if factor != 1.0 else probabilities
