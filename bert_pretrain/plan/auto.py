@@ -10,7 +10,7 @@ from bert_pretrain.config_file import load_config
 from bert_pretrain.config_values import duration_text
 from bert_pretrain.errors import ConfigError
 from bert_pretrain.plan.outcome import expected, write_forecast
-from bert_pretrain.plan.planner import Plan, make_plan
+from bert_pretrain.plan.planner import Plan, make_plan, vocab_size_for
 from bert_pretrain.storage.files import write_text
 from bert_pretrain.storage.locking import check_writable
 from bert_pretrain.yaml_text import inline_yaml
@@ -87,7 +87,8 @@ def make(inputs: Sequence[str], seconds: float, config: Config) -> Plan:
     from bert_pretrain.plan.text_facts import measure_text
 
     text = measure_text(inputs, config.data)
-    machine = measure_machine(min(MAX_CALIBRATION_SECONDS, CALIBRATION_SHARE * seconds), config.train.device)
+    allowed = min(MAX_CALIBRATION_SECONDS, CALIBRATION_SHARE * seconds)
+    machine = measure_machine(allowed, vocab_size_for(text), config.train.device)
     return make_plan(tuple(inputs), text, machine, seconds)
 
 

@@ -23,8 +23,8 @@ from bert_pretrain.train.step import StepSums, train_step
 
 MASKED_SHARE = 0.3
 """Of the tokens: of the timed steps, and of plans."""
-VOCAB_SIZE, LENGTH, BATCH = 8192, 64, 32
-"""Of the timed steps; other vocabularies and lengths are computed from these by their operations."""
+LENGTH, BATCH = 64, 32
+"""Of the timed steps; other lengths, batches and vocabularies are computed from these by their operations."""
 TIMED_STEPS = 3
 
 
@@ -90,8 +90,8 @@ class MachineFacts:
         return batch_tokens / self.speeds[size].seconds(flops)
 
 
-def measure_machine(seconds: float, device_setting: str = "auto") -> MachineFacts:
-    """Time steps of the sizes, the smallest first, for at most about so many seconds."""
+def measure_machine(seconds: float, vocab_size: int, device_setting: str = "auto") -> MachineFacts:
+    """Time steps of the sizes with a vocabulary, the smallest first, for at most about so many seconds."""
     device = hardware.choose_device(device_setting)
     precision = hardware.choose_precision("auto", device)
     hardware.keep_freed_memory(device)  # as training does
@@ -100,12 +100,12 @@ def measure_machine(seconds: float, device_setting: str = "auto") -> MachineFact
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
         for size in progress_bar(SIZES, desc="time", unit="network"):
             left = seconds - (time.perf_counter() - begin)
-            flops = BATCH * LENGTH * size.flops_per_token(VOCAB_SIZE, LENGTH)
+            flops = BATCH * LENGTH * size.flops_per_token(vocab_size, LENGTH)
             if speeds:
                 expected = _extrapolated(size, speeds)
                 if (2 + TIMED_STEPS) * expected.seconds(flops) + (1 + TIMED_STEPS) * expected.update_seconds > left:
                     break
-            speeds[size] = _measure_speed(size, flops, device, precision.dtype)
+            speeds[size] = _measure_speed(size, vocab_size, device, precision.dtype)
     return MachineFacts(
         available_cores(),
         {size: speeds.get(size) or _extrapolated(size, speeds) for size in SIZES},
@@ -120,18 +120,19 @@ def _extrapolated(size: Size, speeds: dict[Size, Speed]) -> Speed:
     return Speed(speed.flops_per_second, update_seconds)
 
 
-def _measure_speed(size: Size, flops: float, device: torch.device, dtype: torch.dtype) -> Speed:
-    """Time steps of so many operations, and their updates alone."""
+def _measure_speed(size: Size, vocab_size: int, device: torch.device, dtype: torch.dtype) -> Speed:
+    """Time steps, and their updates alone."""
+    flops = BATCH * LENGTH * size.flops_per_token(vocab_size, LENGTH)
     config = TrainConfig(optimizer="muon", global_batch_size=BATCH)
     network_config = size.model_config(LENGTH)
     head_size = network_config.hidden_size // network_config.num_attention_heads
     attention, _ = choose_attention("auto", device, dtype, head_size=head_size, dropout_rate=0.0)
-    model = BertForPreTraining(network_config, VOCAB_SIZE, attention=attention)
+    model = BertForPreTraining(network_config, vocab_size, attention=attention)
     model.initialize(0)
     model.to(device).train()
     network, optimizers = PretrainingLoss(model), make_optimizers(model, config)
     sums, keep = StepSums.zeros(device), torch.zeros((), dtype=torch.bool, device=device)
-    batch = _random_batch().to(device)
+    batch = _random_batch(vocab_size).to(device)
 
     def step() -> None:
         train_step(network, optimizers, batch, sums, seed=0, step=0, learning_rate=1e-4, max_grad_norm=1.0, dtype=dtype)
@@ -152,19 +153,19 @@ def _median_seconds(timed: Callable[[], None], device: torch.device) -> float:
     return sorted(times[1:])[TIMED_STEPS // 2]
 
 
-def _random_batch() -> GlobalBatch:
+def _random_batch(vocab_size: int) -> GlobalBatch:
     """Return a batch of full examples with random tokens, pairs and masks."""
     rng = np.random.default_rng(0)
     num_masked = round(MASKED_SHARE * LENGTH)
     offsets = np.arange(BATCH + 1, dtype=np.int64) * LENGTH
     positions = np.sort(rng.permuted(np.tile(np.arange(1, LENGTH - 1), (BATCH, 1)), axis=1)[:, :num_masked], axis=1)
     examples = Examples(
-        rng.integers(0, VOCAB_SIZE, BATCH * LENGTH).astype(np.uint16),
+        rng.integers(0, vocab_size, BATCH * LENGTH).astype(np.uint16),
         offsets,
         np.full(BATCH, LENGTH // 2, dtype=np.uint16),
         Masks(
             positions.astype(np.uint16).ravel(),
-            rng.integers(0, VOCAB_SIZE, BATCH * num_masked).astype(np.uint16),
+            rng.integers(0, vocab_size, BATCH * num_masked).astype(np.uint16),
             np.arange(BATCH + 1, dtype=np.int64) * num_masked,
         ),
         rng.integers(0, 2, BATCH).astype(np.uint8),

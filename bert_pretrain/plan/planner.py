@@ -183,7 +183,7 @@ def _best_option(
 ) -> tuple[_Option, list[_Option]]:
     """Return what to train on a share of the text, and all that was considered: of a size for this text and time."""
     train_seconds = (1.0 - EVALUATION_SHARE) * (seconds - _data_seconds(text, machine, fraction))
-    vocab_size = _vocab_size(fraction * text.num_bytes, is_chinese=_is_chinese(text))
+    vocab_size = vocab_size_for(text, fraction)
     options = [_option(size, vocab_size, machine, train_seconds, fraction, text) for size in machine.speeds]
     most_weights = law.MAX_WEIGHTS_PER_TOKEN * fraction * _tokens_of(text)
     enough = [
@@ -235,9 +235,9 @@ def _tokens_seen(size: Size, vocab_size: int, length: int, machine: MachineFacts
     return seen
 
 
-def _vocab_size(num_bytes: float, *, is_chinese: bool) -> int:
-    """Return the size of the vocabulary for so much text."""
-    return next(size for most, size in VOCAB_SIZES[is_chinese] if num_bytes < most)
+def vocab_size_for(text: TextFacts, fraction: float = 1.0) -> int:
+    """Return the size of the vocabulary for a share of the text."""
+    return next(size for most, size in VOCAB_SIZES[_is_chinese(text)] if fraction * text.num_bytes < most)
 
 
 def _text_choices(text: TextFacts, best: _Option) -> list[Choice]:

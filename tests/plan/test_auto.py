@@ -30,7 +30,7 @@ def fast_machine(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """A machine of known speed; returns the seconds that its calibrations were allowed to take."""
     allowed: list[float] = []
 
-    def measured(seconds: float, _device: str = "auto") -> MachineFacts:
+    def measured(seconds: float, _vocab_size: int, _device: str = "auto") -> MachineFacts:
         allowed.append(seconds)
         return MachineFacts(2, dict.fromkeys(SIZES, Speed(1e11, 0.0)), frozenset({Size(2, 128)}))
 

@@ -6,7 +6,7 @@ from bert_pretrain.plan.machine_facts import SIZES, MachineFacts, Size, Speed, m
 
 
 def test_without_time_only_the_smallest_network_is_timed_and_the_others_are_extrapolated() -> None:
-    facts = measure_machine(0.0, "cpu")
+    facts = measure_machine(0.0, 5000, "cpu")
     assert facts.timed == {SIZES[0]}
     assert set(facts.speeds) == set(SIZES)
     smallest = facts.speeds[SIZES[0]]
