@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 from bert_pretrain.errors import UserError
-from bert_pretrain.storage.paths import parse_local_path, parse_path
+from bert_pretrain.storage.paths import local_path
 
 if TYPE_CHECKING:
     from bert_pretrain.config import Config
@@ -95,7 +95,7 @@ def build_vocab(
     if options.get("extend") is not None:
         options["extend"] = model_folder(options["extend"], "--extend")
     loaded = _config(config, vocab=vocab, data=data)
-    return make_vocab(loaded, _inputs(inputs), _local("output", output), **options)
+    return make_vocab(loaded, _inputs(inputs), local_path(output, "output"), **options)
 
 
 @_names_arguments
@@ -126,15 +126,11 @@ def build_data(
     if options.get("store") is not None:
         options["store"] = Path(options["store"])
     loaded = _config(config, data=data)
-    return make_data(loaded, _inputs(inputs), parse_path(str(vocab)), _local("output", output), **options)
+    return make_data(loaded, _inputs(inputs), local_path(vocab, "vocab"), local_path(output, "output"), **options)
 
 
 def _inputs(inputs: str | Path | Sequence[str | Path]) -> list[str]:
     return [str(one) for one in ([inputs] if isinstance(inputs, str | Path) else inputs)]
-
-
-def _local(name: str, folder: str | Path) -> Path:
-    return parse_local_path(str(folder), name, remedy="copy it, or name a local folder")
 
 
 @_names_arguments
@@ -149,7 +145,7 @@ def load_data(folder: str | Path) -> "DataFolder":
     """
     from bert_pretrain.examples.shards import DataFolder
 
-    return DataFolder.open(_local("folder", folder), "folder")
+    return DataFolder.open(local_path(folder, "folder"), "folder")
 
 
 @_names_arguments
@@ -161,7 +157,7 @@ def load_tokenizer(folder: str | Path) -> "Tokenizer":
     """
     from bert_pretrain.text.tokenizer import Tokenizer
 
-    return Tokenizer.load(parse_path(str(folder)), "folder")
+    return Tokenizer.load(local_path(folder, "folder"), "folder")
 
 
 @_names_arguments
@@ -219,4 +215,9 @@ def pretrain(
 
     if options.get("init_from") is not None:
         options["init_from"] = model_folder(options["init_from"], "--init-from")
-    return run(_config(config, model=model, train=train), _local("data", data), _local("output", output), **options)
+    return run(
+        _config(config, model=model, train=train),
+        local_path(data, "data"),
+        local_path(output, "output"),
+        **options,
+    )

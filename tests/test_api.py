@@ -145,7 +145,7 @@ def test_mistakes_name_what_was_given(model_folder: Path, data_folder: Path, tmp
     with pytest.raises(ConfigError) as caught:
         bert_pretrain.pretrain(data_folder, tmp_path / "run", train={"max_stepz": 3})
     assert caught.value.where == "train['max_stepz']"
-    with pytest.raises(ConfigError, match="must be a local folder"):
+    with pytest.raises(ConfigError, match="is a URL"):
         bert_pretrain.pretrain("s3://bucket/data", tmp_path / "run")
     with pytest.raises(ConfigError) as caught:
         bert_pretrain.load_model(model_folder, device="tpu")

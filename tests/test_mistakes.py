@@ -248,10 +248,9 @@ MISTAKES = {
     "training inside a file": ("train --data data --output a.txt/r --config tiny", "a.txt"),
     "plan into a file": ("run auto a.txt --time 1m --output a.txt", "--output"),
     "training by URL": ("train --data data --output memory://r", "--output"),
+    "a vocabulary by URL": ("vocab a.txt --output memory://v", "--output"),
     "data by URL": ("train --data memory://d --output r", "--data"),
     "vectors by URL": ("embed mine a.txt --output memory://v.npy", "--output"),
-    "figures by URL": ("evaluate mine --text a.txt --json memory://f.json", "--json"),
-    "a page by URL": ("inspect mine --html memory://p.html", "--html"),
     "curves by URL": ("report mine --output memory://c.png", "--output"),
     # vocabularies
     "value out of range": ("vocab a.txt --output v --vocab-size 3", "--vocab-size"),

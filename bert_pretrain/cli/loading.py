@@ -7,8 +7,6 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from bert_pretrain.storage.paths import AnyPath, parse_local_path, parse_path
-
 if TYPE_CHECKING:
     from bert_pretrain.config import Config
 
@@ -50,11 +48,6 @@ def load_config(
     return read_config(source, settings or (), flags, with_phases=with_phases)
 
 
-def local_file(location: str, flag: str) -> Path:
-    """Return the path of an output file, which must be local."""
-    return parse_local_path(location, flag, remedy="write a local file, then copy it there")
-
-
 def model_folder(model: Path, flag: str = "MODEL") -> Path:
     """Return the folder of a model, which is fetched if it is a name on the Hub."""
     from bert_pretrain.model.hub import model_folder as find_folder
@@ -71,12 +64,6 @@ def bert_folder(model: Path, flag: str = "MODEL") -> Path:
         check_model(folder, flag, whole=False)
         read_config(folder, flag)
     return folder
-
-
-def tokenizer_folder(location: str) -> AnyPath:
-    """Return what `--vocab` means: a folder, a URL, or the folder of a model that is fetched from the Hub."""
-    found = parse_path(location)
-    return model_folder(found, "--vocab") if isinstance(found, Path) else found
 
 
 def inference_config(

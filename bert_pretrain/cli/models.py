@@ -5,8 +5,9 @@ from typing import Annotated
 
 import typer
 
-from bert_pretrain.cli.loading import bert_folder, importing, inference_config, local_file
+from bert_pretrain.cli.loading import bert_folder, importing, inference_config
 from bert_pretrain.cli.options import BatchTokens, Device, Encoding, Model, Precision, SkipEmpty, TextField, Workers
+from bert_pretrain.storage.paths import local_path
 
 
 def inspect(
@@ -36,7 +37,7 @@ def inspect(
         chosen=row or (),
         seed=seed,
         stats=stats,
-        html=None if html is None else local_file(html, "--html"),
+        html=None if html is None else local_path(html, "--html"),
         workers=workers,
     )
     if not is_sound:
@@ -88,8 +89,8 @@ def evaluate(
     Example: bert-pretrain evaluate run/model --pairs blimp/
     """
     config = inference_config(device, precision or ("auto" if data else "fp32"), text_field, encoding)
-    scores_file = None if output is None else local_file(output, "--output")
-    json_file = None if json is None else local_file(json, "--json")
+    scores_file = None if output is None else local_path(output, "--output")
+    json_file = None if json is None else local_path(json, "--json")
     folder = bert_folder(model)
     with importing():
         from bert_pretrain.tools.evaluate import Scores
@@ -165,7 +166,7 @@ def embed(
     Example: bert-pretrain embed run/model texts.txt --output vectors.parquet
     """
     loaded = inference_config(device, precision, text_field, encoding)
-    file, folder = local_file(output, "--output"), bert_folder(model)
+    file, folder = local_path(output, "--output"), bert_folder(model)
     with importing():
         from bert_pretrain.tools.embed import embed as run_embed
     run_embed(
@@ -195,5 +196,5 @@ def report(
     """
     with importing():
         from bert_pretrain.report.report import write_report
-    picture, page = write_report(runs, local_file(output, "--output"))
+    picture, page = write_report(runs, local_path(output, "--output"))
     print(f"curves: {picture}\npage:   {page}")

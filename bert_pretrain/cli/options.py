@@ -10,7 +10,6 @@ Inputs = Annotated[
     typer.Argument(metavar="INPUT", help="Files, globs, folders, URLs, or dataset:NAME[:config][@split]."),
 ]
 Output = Annotated[str, typer.Option("--output", metavar="FOLDER", help="The folder to write.")]
-RemoteOutput = Annotated[str, typer.Option("--output", metavar="FOLDER|URL", help="The folder to write.")]
 
 
 def presets(incomplete: str) -> list[str]:

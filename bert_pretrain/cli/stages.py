@@ -15,7 +15,6 @@ from bert_pretrain.cli.loading import (
     load_config,
     model_folder,
     seconds_since_start,
-    tokenizer_folder,
 )
 from bert_pretrain.cli.options import (
     BatchSize,
@@ -26,7 +25,6 @@ from bert_pretrain.cli.options import (
     Lowercase,
     Output,
     Overwrite,
-    RemoteOutput,
     Scheduler,
     Settings,
     Steps,
@@ -38,19 +36,17 @@ from bert_pretrain.cli.options import (
     training_flags,
 )
 from bert_pretrain.errors import ConfigError
-from bert_pretrain.storage.paths import parse_local_path, parse_path
+from bert_pretrain.storage.paths import local_path
 
 if TYPE_CHECKING:
     from bert_pretrain.config import Config
 
-_TRAINS_LOCALLY = "name a local folder: checkpoints are renamed into place; copy run/model when it is done"
 AUTO = "auto"
-_COPY_FIRST = "copy it first, for example with 'aws s3 cp --recursive' or the lines of docs/data.md"
 
 
 def vocab(
     inputs: Inputs,
-    output: RemoteOutput,
+    output: Output,
     config: ConfigSource = None,
     settings: Settings = None,
     vocab_size: Annotated[
@@ -106,7 +102,7 @@ def vocab(
     make_vocab(
         load_config(config, settings, flags),
         inputs,
-        parse_path(output),
+        local_path(output, "--output"),
         extend=None if extend is None else model_folder(extend, "--extend"),
         lowercase=lowercase,
         workers=workers,
@@ -126,8 +122,8 @@ def _weight_of_input(setting: str) -> tuple[str, str]:
 
 def make_data(
     inputs: Inputs,
-    vocab: Annotated[str, typer.Option("--vocab", metavar="FOLDER|URL", help="The tokenizer folder.")],
-    output: RemoteOutput,
+    vocab: Annotated[str, typer.Option("--vocab", metavar="FOLDER", help="The tokenizer folder.")],
+    output: Output,
     config: ConfigSource = None,
     settings: Settings = None,
     workers: Workers = None,
@@ -168,8 +164,8 @@ def make_data(
     run_make_data(
         load_config(config, settings, flags),
         inputs,
-        tokenizer_folder(vocab),
-        parse_path(output),
+        model_folder(local_path(vocab, "--vocab"), "--vocab"),
+        local_path(output, "--output"),
         workers=workers,
         scheduler=scheduler,
         store=store,
@@ -210,8 +206,8 @@ def train(
     flags = training_flags(steps, learning_rate, batch_size, device, time)
     flags["train.teacher"] = ("--teacher", teacher)
     loaded = load_config(config, settings, flags, with_phases=False)
-    data_folder = parse_local_path(data, "--data", remedy=_COPY_FIRST)
-    run_folder = parse_local_path(output, "--output", remedy=_TRAINS_LOCALLY)
+    data_folder = local_path(data, "--data")
+    run_folder = local_path(output, "--output")
     first = None if init_from is None else bert_folder(init_from, "--init-from")
     with importing(with_pandas=False):
         from bert_pretrain.train.inputs import check_inputs
@@ -270,7 +266,7 @@ def run(
     """
     with importing():
         from bert_pretrain.pipeline import run_pipeline
-    folder = parse_local_path(output, "--output", remedy=_TRAINS_LOCALLY)
+    folder = local_path(output, "--output")
     if inputs and any(setting.partition("=")[0] == "inputs" for setting in settings or ()):
         raise ConfigError(
             "inputs are given as arguments and by --set",

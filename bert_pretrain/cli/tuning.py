@@ -5,10 +5,10 @@ from typing import Annotated, Any
 
 import typer
 
-from bert_pretrain.cli.loading import bert_folder, importing, inference_config, local_file
+from bert_pretrain.cli.loading import bert_folder, importing, inference_config
 from bert_pretrain.cli.options import BatchTokens, Device, Encoding, Model, Output, Overwrite, Precision, SkipEmpty
 from bert_pretrain.finetune.settings import FORMATS, Settings
-from bert_pretrain.storage.paths import parse_local_path
+from bert_pretrain.storage.paths import local_path
 
 _DEFAULTS = Settings()
 FileFormat = Annotated[
@@ -93,7 +93,7 @@ def finetune(
     given["text_field"] = inference_config("auto", "auto", text_field).data.text_field
     chosen = Settings(**{field.name: given[field.name] for field in dataclasses.fields(Settings)})
     chosen.check(task)
-    place = parse_local_path(output, "--output", remedy="fine-tune into a local folder, then copy it")
+    place = local_path(output, "--output")
     folder = bert_folder(model)
     with importing():
         from bert_pretrain.finetune.run import finetune as run_finetune
@@ -145,7 +145,7 @@ def predict(
     given = dict(locals())
     config = inference_config(device, precision, text_field)
     given["text_field"] = text_field and config.data.text_field
-    file, folder = local_file(output, "--output"), bert_folder(model)
+    file, folder = local_path(output, "--output"), bert_folder(model)
     with importing():
         from bert_pretrain.finetune.predict import Options
         from bert_pretrain.finetune.predict import predict as run_predict

@@ -7,6 +7,7 @@ import hashlib
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from functools import cached_property, partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
@@ -20,7 +21,6 @@ from bert_pretrain.examples.examples import Examples
 from bert_pretrain.examples.tables import from_table, to_table
 from bert_pretrain.storage.files import atomic_path, sha256_file
 from bert_pretrain.storage.manifest import MANIFEST, read_manifest
-from bert_pretrain.storage.paths import AnyPath
 from bert_pretrain.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
@@ -111,7 +111,7 @@ class DataFolder:
         DataError: when the manifest is broken.
     """
 
-    path: AnyPath
+    path: Path
     manifest: dict[str, Any]
 
     def __post_init__(self) -> None:
@@ -129,7 +129,7 @@ class DataFolder:
         return f"<data folder {self.path}: {rows} examples of at most {self.max_seq_length:,} tokens>"
 
     @staticmethod
-    def open(path: AnyPath, flag: str = "--data") -> "DataFolder":
+    def open(path: Path, flag: str = "--data") -> "DataFolder":
         """Read and check the manifest, and every shard's size and footer against it.
 
         Raises:
@@ -235,7 +235,7 @@ class DataFolder:
         return hashlib.sha256("".join(hashes).encode()).hexdigest()
 
 
-def write_shard(folder: AnyPath, name: str, examples: Examples) -> ShardRecord:
+def write_shard(folder: Path, name: str, examples: Examples) -> ShardRecord:
     """Write one shard to `folder / name`, whole or not at all, and return its record."""
     path = folder / name
     with atomic_path(path) as temporary:
@@ -251,7 +251,7 @@ def write_shard(folder: AnyPath, name: str, examples: Examples) -> ShardRecord:
     return ShardRecord(name, len(examples), len(examples.input_ids), size, digest, content_hash(examples))
 
 
-def read_shard(folder: AnyPath, record: ShardRecord) -> Examples:
+def read_shard(folder: Path, record: ShardRecord) -> Examples:
     """Check a shard's SHA-256 and return its examples.
 
     Raises:
@@ -266,7 +266,7 @@ def read_shard(folder: AnyPath, record: ShardRecord) -> Examples:
         raise DataError(f"the shard {record.path} {damage}", where=str(folder / record.path), remedy=REBUILD) from error
 
 
-def check_footer(folder: AnyPath, record: ShardRecord) -> None:
+def check_footer(folder: Path, record: ShardRecord) -> None:
     """Compare a shard's size and row count with the manifest, without reading its rows.
 
     Raises:
@@ -275,7 +275,7 @@ def check_footer(folder: AnyPath, record: ShardRecord) -> None:
     _refuse_damage(folder, record, damage_of(folder, record, whole=False))
 
 
-def damage_of(folder: AnyPath, record: ShardRecord, *, whole: bool) -> str | None:
+def damage_of(folder: Path, record: ShardRecord, *, whole: bool) -> str | None:
     """Return how a shard's file differs from its record, None if it does not.
 
     Compares size and number of rows, and with `whole` the SHA-256 of all bytes.
@@ -297,7 +297,7 @@ def damage_of(folder: AnyPath, record: ShardRecord, *, whole: bool) -> str | Non
     return None if rows == record.rows else f"has {rows:,} rows, the manifest says {record.rows:,}"
 
 
-def _refuse_damage(folder: AnyPath, record: ShardRecord, damage: str | None) -> None:
+def _refuse_damage(folder: Path, record: ShardRecord, damage: str | None) -> None:
     if damage:
         raise DataError(f"the shard {record.path} {damage}", where=str(folder / record.path), remedy=REBUILD)
 

@@ -7,6 +7,7 @@ read is recorded as damaged, and the others are still counted.
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -19,7 +20,6 @@ from bert_pretrain.examples.shards import DataFolder, ShardRecord, read_shard
 from bert_pretrain.inspect.rules import Content, Spec, check_content, check_layout, make_spec, read_content
 from bert_pretrain.make_data import summary
 from bert_pretrain.parallel.executor import run_each
-from bert_pretrain.storage.paths import AnyPath
 from bert_pretrain.text.tokenizer import TokenizerReference, load_once
 
 NUM_SLICES = 10  # of an example, to see whether its masks are spread evenly
@@ -78,7 +78,7 @@ class Scan:
 
 @dataclass(frozen=True)
 class _Task:
-    folder: AnyPath
+    folder: Path
     split: str
     record: ShardRecord
     first_row: int

@@ -4,12 +4,13 @@ With `masking: dynamic` the training shards hold no masks, while those of valida
 columns for all splits; given the union, it fills in null where a split lacks one.
 """
 
+from pathlib import Path
+
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from bert_pretrain.report.markdown import card
 from bert_pretrain.storage.files import write_text
-from bert_pretrain.storage.paths import AnyPath
 
 CARD = "README.md"
 _TEXT = (
@@ -18,7 +19,7 @@ _TEXT = (
 )
 
 
-def write_dataset_card(folder: AnyPath, splits: list[str]) -> None:
+def write_dataset_card(folder: Path, splits: list[str]) -> None:
     """Write the card from the columns of each split's first shard, or nothing where they are all the same."""
     schemas = [_schema(folder / split / "00000.parquet") for split in splits]
     if len({tuple(schema.names) for schema in schemas}) == 1:
@@ -32,6 +33,6 @@ def _feature(kind: pa.DataType) -> dict[str, str]:
     return {"list": str(kind.value_type)} if pa.types.is_list(kind) else {"dtype": str(kind)}
 
 
-def _schema(shard: AnyPath) -> pa.Schema:
+def _schema(shard: Path) -> pa.Schema:
     with shard.open("rb") as file:
         return pq.read_schema(file)

@@ -18,7 +18,6 @@ from bert_pretrain.make_data.selection import InputShare, Selection, select
 from bert_pretrain.make_data.token_store import DocumentSlices, TokenStore
 from bert_pretrain.rng import Permutation
 from bert_pretrain.storage.files import save_array
-from bert_pretrain.storage.paths import AnyPath
 from bert_pretrain.text.sources import FEW_DOCUMENTS
 from bert_pretrain.text.tokenizer import Tokenizer, TokenizerReference
 
@@ -60,7 +59,7 @@ class BuildPlan:
 
     store: TokenStore
     tokenizer: TokenizerReference
-    output: AnyPath
+    output: Path
     config: DataConfig
     selection: Selection
     splits: tuple[SplitPlan, ...]
@@ -79,7 +78,7 @@ class BuildPlan:
 
 
 def plan_build(
-    store: TokenStore, shares: Sequence[InputShare], tokenizer: Tokenizer, output: AnyPath, config: DataConfig
+    store: TokenStore, shares: Sequence[InputShare], tokenizer: Tokenizer, output: Path, config: DataConfig
 ) -> tuple[BuildPlan, Counter[str]]:
     """Leave out duplicates, hold documents out for validation, and decide how many shards the copies fill.
 

@@ -4,6 +4,8 @@ A shard is a pure function of what the manifest records, so a rebuilt one has th
 versions encode the same examples in other bytes, the manifest is updated; other examples are an error.
 """
 
+import shutil
+from pathlib import Path
 from typing import Any
 
 from bert_pretrain.errors import DataError
@@ -14,23 +16,22 @@ from bert_pretrain.make_data.plan import BuildPlan
 from bert_pretrain.parallel.cores import available_cores
 from bert_pretrain.parallel.executor import Pool, run_all
 from bert_pretrain.storage import manifest
-from bert_pretrain.storage.files import remove_temporaries, remove_tree, write_checked_json
-from bert_pretrain.storage.paths import AnyPath
+from bert_pretrain.storage.files import remove_temporaries, write_checked_json
 from bert_pretrain.text.tokenizer import Tokenizer
 
 TOKENIZER = "tokenizer"
 
 
-def _damage_of(shard: tuple[AnyPath, ShardRecord]) -> str | None:
+def _damage_of(shard: tuple[Path, ShardRecord]) -> str | None:
     return damage_of(*shard, whole=True)
 
 
-def find_damage(output: AnyPath, *, verify: bool, workers: int | None) -> dict[str, str]:
+def find_damage(output: Path, *, verify: bool, workers: int | None) -> dict[str, str]:
     """Return what is wrong with which shard, or with the tokenizer, of a finished folder; empty when nothing is.
 
     With `verify` the SHA-256 of all shards is compared, not only their sizes and footers.
     """
-    remove_tree(output / build.RECORDS)  # of a command killed at its very end
+    shutil.rmtree(output / build.RECORDS, ignore_errors=True)  # of a command killed at its very end
     folder = DataFolder(output, manifest.read_manifest(output, "data", "--output"))
     records = [*folder.shards("train"), *folder.shards("validation")]
     if verify:
@@ -54,7 +55,7 @@ def find_damage(output: AnyPath, *, verify: bool, workers: int | None) -> dict[s
     return found
 
 
-def restore_tokenizer(output: AnyPath, tokenizer: Tokenizer, damaged: dict[str, str]) -> dict[str, str]:
+def restore_tokenizer(output: Path, tokenizer: Tokenizer, damaged: dict[str, str]) -> dict[str, str]:
     """Write the tokenizer again if it is damaged; returns which shards are."""
     if TOKENIZER in damaged:
         tokenizer.save(output / TOKENIZER)
@@ -77,16 +78,16 @@ def rebuild(plan: BuildPlan, damaged: dict[str, str], pool: Pool) -> None:
         for number in range(split.num_shards)
         if (task := ShardTask(plan, split, number)).name in damaged
     ]
-    remove_tree(output / build.RECORDS)  # of a repair that was interrupted
+    shutil.rmtree(output / build.RECORDS, ignore_errors=True)  # of a repair that was interrupted
     build.open_records(plan)
     built = run_all(build.build_shard, tasks, workers=pool, description="rebuild", unit="shard")
     _update_manifest(output, {task.name: result["record"] for task, (result, _) in zip(tasks, built, strict=True)})
-    remove_tree(output / build.RECORDS)
+    shutil.rmtree(output / build.RECORDS, ignore_errors=True)
     for split in plan.splits:
         remove_temporaries(output / split.name)
 
 
-def _update_manifest(output: AnyPath, rebuilt: dict[str, dict[str, Any]]) -> None:
+def _update_manifest(output: Path, rebuilt: dict[str, dict[str, Any]]) -> None:
     body = manifest.read_manifest(output, "data", "--output")
     versions = manifest.library_versions()
     is_changed = False

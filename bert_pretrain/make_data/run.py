@@ -4,13 +4,14 @@ Text is tokenised once into the token store; shards are built from it; the manif
 kept, so the same command resumes after any interruption.
 """
 
+import shutil
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
 from bert_pretrain.config import Config
-from bert_pretrain.errors import ConfigError, InputError
+from bert_pretrain.errors import InputError
 from bert_pretrain.make_data import build, corpus_checks, near_duplicates, repair, summary
 from bert_pretrain.make_data.build import ShardTask
 from bert_pretrain.make_data.dataset_card import write_dataset_card
@@ -22,10 +23,9 @@ from bert_pretrain.make_data.summary import CorpusStatistics, SplitStatistics
 from bert_pretrain.parallel.cores import available_cores
 from bert_pretrain.parallel.executor import Pool, open_pool, run_all
 from bert_pretrain.storage import manifest
-from bert_pretrain.storage.files import remove_temporaries, remove_tree
+from bert_pretrain.storage.files import remove_temporaries
 from bert_pretrain.storage.locking import exclusive
 from bert_pretrain.storage.manifest import Progress
-from bert_pretrain.storage.paths import AnyPath, PathT, RemotePath
 from bert_pretrain.text.sources import Source, resolve
 from bert_pretrain.text.tokenizer import Tokenizer
 
@@ -33,8 +33,8 @@ from bert_pretrain.text.tokenizer import Tokenizer
 def make_data(
     config: Config,
     inputs: Sequence[str],
-    vocab: AnyPath,
-    output: PathT,
+    vocab: Path,
+    output: Path,
     *,
     workers: int | None = None,
     scheduler: str | None = None,
@@ -43,7 +43,7 @@ def make_data(
     verify: bool = False,
     lowercase: bool | None = None,
     dry_run: bool = False,
-) -> PathT:
+) -> Path:
     """Write a data folder and return its path.
 
     Args:
@@ -62,7 +62,7 @@ def make_data(
     Raises:
         UserError: for a mistake in the inputs, the tokenizer or the folders.
     """
-    stores = _store_folder(store, output)
+    stores = store or output.parent / ".token-store"
     tokenizer = Tokenizer.load(vocab, lowercase=lowercase)
     sources = resolve(inputs, config.data, whole_words=tokenizer.whole_words)
     identity = _identity(config, sources, tokenizer)
@@ -99,36 +99,17 @@ def _identity(config: Config, sources: list[Source], tokenizer: Tokenizer) -> di
     }
 
 
-def _store_folder(store: Path | None, output: AnyPath) -> Path:
-    """Return the folder of token stores: they are read at random, so it must be local.
-
-    Raises:
-        ConfigError: when the output is remote and no folder is given.
-    """
-    if store is not None:
-        return store
-    if isinstance(output, RemotePath):
-        raise ConfigError(
-            f"the token store cannot be next to {output}: it is read at random, from a local folder",
-            where="--store",
-            remedy="name one with --store, on a disk with about half the size of the text",
-        )
-    return output.parent / ".token-store"
-
-
 def _open_pool(
-    workers: int | None, scheduler: str | None, sources: list[Source], vocab: AnyPath, output: AnyPath, stores: Path
+    workers: int | None, scheduler: str | None, sources: list[Source], vocab: Path, output: Path, stores: Path
 ) -> AbstractContextManager[Pool]:
     stores.mkdir(parents=True, exist_ok=True)
     # A cluster checks that its workers see the same files; URLs mean the same to all.
-    folders = [folder for folder in (output, stores) if isinstance(folder, Path)]
-    files = [Path(source.location) for source in sources if source.is_local]
-    files += [vocab] if isinstance(vocab, Path) else []
-    return open_pool(workers, scheduler, folders=folders, files=files)
+    files = [vocab, *(Path(source.location) for source in sources if source.is_local)]
+    return open_pool(workers, scheduler, folders=[output, stores], files=files)
 
 
 def _ingest(
-    config: Config, sources: list[Source], tokenizer: Tokenizer, output: AnyPath, stores: Path, pool: Pool
+    config: Config, sources: list[Source], tokenizer: Tokenizer, output: Path, stores: Path, pool: Pool
 ) -> tuple[CorpusStatistics, BuildPlan]:
     """Tokenise all text, check that it suffices, and plan the shards."""
     if config.data.near_duplicates is not None:
@@ -155,7 +136,7 @@ def _build_splits(plan: BuildPlan, corpus: CorpusStatistics, pool: Pool) -> dict
         corpus_checks.check_splits(splits, corpus, plan)
     except InputError:
         for leftover in (*(split.name for split in plan.splits), build.RECORDS):
-            remove_tree(plan.output / leftover)
+            shutil.rmtree(plan.output / leftover, ignore_errors=True)
         raise
     return splits
 
@@ -201,12 +182,12 @@ def _body(
     }
 
 
-def _finish(output: PathT, tokenizer: Tokenizer, identity: dict[str, Any], body: dict[str, Any]) -> PathT:
+def _finish(output: Path, tokenizer: Tokenizer, identity: dict[str, Any], body: dict[str, Any]) -> Path:
     """Write what a data folder has besides its shards, the manifest last."""
     remove_temporaries(output / repair.TOKENIZER)
     tokenizer.save(output / repair.TOKENIZER)
     write_dataset_card(output, list(body["splits"]))
     manifest.complete(output, "data", identity, body)
-    remove_tree(output / build.RECORDS)
+    shutil.rmtree(output / build.RECORDS, ignore_errors=True)
     print(f"{summary.describe(body)}\ndata folder: {output}")
     return output

@@ -1,1 +1,1 @@
-"""Files and paths, local or remote: atomic writes, compression, manifests."""
+"""Files and paths: atomic writes, compression, manifests."""

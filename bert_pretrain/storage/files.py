@@ -1,8 +1,4 @@
-"""Files: reading any compression from any file system, and writing outputs whole or not at all.
-
-Local and remote paths (see `storage/paths.py`) differ here: a local file is written to a temporary name and renamed, a
-remote one is written to a local file and uploaded.
-"""
+"""Files: reading any compression from any file system, and writing outputs whole or not at all."""
 
 import contextlib
 import errno
@@ -13,7 +9,6 @@ import json
 import os
 import secrets
 import shutil
-import tempfile
 import time
 from collections.abc import Iterator, Mapping
 from functools import partial
@@ -22,7 +17,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, cast
 
 from bert_pretrain.errors import DataError, InputError
 from bert_pretrain.storage.compression import Stream, decompress
-from bert_pretrain.storage.paths import AnyPath, RemotePath, is_url
+from bert_pretrain.storage.paths import is_url
 
 if TYPE_CHECKING:
     import numpy as np
@@ -70,16 +65,11 @@ def open_raw(location: str) -> BinaryIO:
 
 
 @contextlib.contextmanager
-def atomic_path(path: AnyPath) -> Iterator[Path]:
+def atomic_path(path: Path) -> Iterator[Path]:
     """Yield a temporary local path, which is moved to `path` on success and removed otherwise.
 
     Its folder must exist: one that is removed while a command works is not made again.
     """
-    if isinstance(path, RemotePath):
-        with tempfile.TemporaryDirectory(prefix="bert-pretrain-") as folder:
-            yield Path(folder) / path.name
-            path.put(Path(folder) / path.name)
-        return
     temporary = _temporary_name(path)
     try:
         yield temporary
@@ -123,28 +113,18 @@ def _replace_folder(new: Path, path: Path) -> None:
                 raise
 
 
-def is_bookkeeping(path: AnyPath) -> bool:
+def is_bookkeeping(path: Path) -> bool:
     """Whether a file or folder is our lock, or was left by a killed writer."""
     return path.name == LOCK or (path.name.startswith(".") and path.name.endswith(".tmp"))
 
 
-def remove_temporaries(folder: AnyPath) -> None:
-    """Remove what killed writers of `atomic_path` and `atomic_folder` left in `folder`; an upload leaves nothing."""
-    if isinstance(folder, RemotePath):
-        return
+def remove_temporaries(folder: Path) -> None:
+    """Remove what killed writers of `atomic_path` and `atomic_folder` left in `folder`."""
     for leftover in folder.glob(".*.tmp"):
         if leftover.is_dir():
             shutil.rmtree(leftover, ignore_errors=True)
         else:
             leftover.unlink(missing_ok=True)
-
-
-def remove_tree(folder: AnyPath) -> None:
-    """Remove a folder with its content, if it exists."""
-    if isinstance(folder, RemotePath):
-        folder.remove_tree()
-    else:
-        shutil.rmtree(folder, ignore_errors=True)
 
 
 def save_array(path: Path, values: "np.ndarray") -> None:
@@ -155,13 +135,13 @@ def save_array(path: Path, values: "np.ndarray") -> None:
         np.save(file, values)
 
 
-def write_text(path: AnyPath, text: str) -> None:
+def write_text(path: Path, text: str) -> None:
     """Write a text file atomically."""
     with atomic_path(path) as temporary:
         temporary.write_text(text, encoding="utf-8")
 
 
-def write_json(path: AnyPath, value: object) -> None:
+def write_json(path: Path, value: object) -> None:
     """Write an indented JSON file atomically."""
     write_text(path, json_text(value))
 
@@ -171,12 +151,12 @@ def json_text(value: object) -> str:
     return json.dumps(value, indent=2, ensure_ascii=False) + "\n"
 
 
-def write_checked_json(path: AnyPath, value: Mapping[str, Any]) -> None:
+def write_checked_json(path: Path, value: Mapping[str, Any]) -> None:
     """Write a JSON file with a SHA-256 of its own content, which `read_json` checks and leaves out."""
     write_json(path, {**value, _DIGEST: _digest_of(value)})
 
 
-def read_json(path: AnyPath, remedy: str = "restore the file from a copy, or write its folder again") -> Any:
+def read_json(path: Path, remedy: str = "restore the file from a copy, or write its folder again") -> Any:
     """Read a JSON file, written here or elsewhere.
 
     Raises:
@@ -236,14 +216,14 @@ def _digest_of(value: Mapping[str, Any]) -> str:
     return hashlib.sha256(json.dumps(value).encode()).hexdigest()
 
 
-def sha256_file(path: AnyPath) -> str:
+def sha256_file(path: Path) -> str:
     """Return the SHA-256 of a file's bytes in hexadecimal."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def move_aside(folder: AnyPath) -> AnyPath:
-    """Move the content of a folder to a new folder next to it and return that; a local folder keeps its lock.
+def move_aside(folder: Path) -> Path:
+    """Move the content of a folder to a new folder next to it and return that; the folder keeps its lock.
 
     Manifests are moved first, so that what an interruption leaves does not look like a finished output.
     """
@@ -253,9 +233,6 @@ def move_aside(folder: AnyPath) -> AnyPath:
     while aside.exists():
         number += 1
         aside = stem.with_name(f"{stem.name}-{number}")
-    if isinstance(folder, RemotePath):
-        folder.move_objects(str(aside))
-        return aside
     aside.mkdir()
     for path in sorted(folder.iterdir(), key=lambda path: (not path.name.startswith("manifest"), path.name)):
         if path.name != LOCK:

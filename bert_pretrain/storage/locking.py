@@ -11,15 +11,11 @@ from typing import IO, Any
 
 from bert_pretrain.errors import OutputError
 from bert_pretrain.storage.files import LOCK
-from bert_pretrain.storage.paths import AnyPath, RemotePath
 
 
 @contextlib.contextmanager
-def exclusive(folder: AnyPath, *, waits: bool = False) -> Iterator[None]:
+def exclusive(folder: Path, *, waits: bool = False) -> Iterator[None]:
     """Lock a folder against a second process; the lock ends with the process, however it ends.
-
-    An object store has no locks. There, two equal commands write equal objects, and another one is refused by its
-    manifest.
 
     Args:
         folder: made if needed.
@@ -28,9 +24,6 @@ def exclusive(folder: AnyPath, *, waits: bool = False) -> Iterator[None]:
     Raises:
         OutputError: when another process has the lock, or the folder was moved or removed in the meantime.
     """
-    if isinstance(folder, RemotePath):
-        yield
-        return
     is_held = False
     while not is_held:
         with _open_lock(folder) as file:
@@ -40,14 +33,12 @@ def exclusive(folder: AnyPath, *, waits: bool = False) -> Iterator[None]:
                 yield from _holding(file, folder)
 
 
-def check_writable(folder: AnyPath) -> None:
-    """Refuse a folder in which `exclusive` could not make its lock; nothing is made, and URLs are not checked.
+def check_writable(folder: Path) -> None:
+    """Refuse a folder in which `exclusive` could not make its lock; nothing is made.
 
     Raises:
         OutputError: when it, or what it would be made in, is a file or may not be written.
     """
-    if isinstance(folder, RemotePath):
-        return
     if folder.exists() and not folder.is_dir():
         raise OutputError(f"'{folder}' is a file", where="--output", remedy="name a folder")
     nearest = next(path for path in (folder, *folder.absolute().parents) if path.exists())

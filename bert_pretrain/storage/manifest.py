@@ -9,13 +9,14 @@ import contextlib
 import importlib.metadata
 from collections.abc import Iterator, Mapping, Sequence
 from enum import Enum
+from pathlib import Path
 from typing import Any
 
 from bert_pretrain import __version__
 from bert_pretrain.errors import DataError, OutputError
 from bert_pretrain.storage.files import is_bookkeeping, move_aside, read_json, write_checked_json
 from bert_pretrain.storage.locking import check_writable
-from bert_pretrain.storage.paths import AnyPath, did_you_mean
+from bert_pretrain.storage.paths import did_you_mean
 
 FORMAT_VERSIONS = {"vocab": 1, "data": 1, "run": 1, "finetune": 1}
 MANIFEST = "manifest.json"
@@ -54,7 +55,7 @@ def library_versions() -> dict[str, str]:
     return {"bert-pretrain": __version__, **{name: importlib.metadata.version(name) for name in names}}
 
 
-def claim(folder: AnyPath, kind: str, identity: Mapping[str, Any], *, overwrite: bool = False) -> Progress:
+def claim(folder: Path, kind: str, identity: Mapping[str, Any], *, overwrite: bool = False) -> Progress:
     """Claim `folder` for a stage's output, and return how far the same command has already come there.
 
     The caller must hold the folder with `exclusive`. `identity` holds JSON values that, if different, mean different
@@ -74,7 +75,7 @@ def claim(folder: AnyPath, kind: str, identity: Mapping[str, Any], *, overwrite:
     return progress
 
 
-def would_claim(folder: AnyPath, kind: str, identity: Mapping[str, Any], *, overwrite: bool = False) -> Progress:
+def would_claim(folder: Path, kind: str, identity: Mapping[str, Any], *, overwrite: bool = False) -> Progress:
     """Return what `claim` would return, for a dry run: nothing is locked or written.
 
     Raises:
@@ -84,7 +85,7 @@ def would_claim(folder: AnyPath, kind: str, identity: Mapping[str, Any], *, over
     return Progress.NEW if overwrite else _progress(folder, kind, identity)
 
 
-def _progress(folder: AnyPath, kind: str, identity: Mapping[str, Any]) -> Progress:
+def _progress(folder: Path, kind: str, identity: Mapping[str, Any]) -> Progress:
     record, present = _record(kind, identity), _content(folder)
     if not present or (present == [PARTIAL] and read_json(folder / PARTIAL) != record):
         return Progress.NEW  # empty, or only claimed by a command that failed before its first output
@@ -102,7 +103,7 @@ def _progress(folder: AnyPath, kind: str, identity: Mapping[str, Any]) -> Progre
     raise _something_else(folder, present)
 
 
-def check_output(folder: AnyPath, *, overwrite: bool) -> None:
+def check_output(folder: Path, *, overwrite: bool) -> None:
     """Refuse, before the identity of an output is known, a folder that no command of this package has written to.
 
     Raises:
@@ -114,7 +115,7 @@ def check_output(folder: AnyPath, *, overwrite: bool) -> None:
         raise _something_else(folder, present)
 
 
-def _something_else(folder: AnyPath, present: Sequence[str]) -> OutputError:
+def _something_else(folder: Path, present: Sequence[str]) -> OutputError:
     return OutputError(
         f"{folder} holds something else: {', '.join(present[:5])}{' …' if len(present) > 5 else ''}",
         where="--output",
@@ -123,7 +124,7 @@ def _something_else(folder: AnyPath, present: Sequence[str]) -> OutputError:
 
 
 @contextlib.contextmanager
-def claimed(folder: AnyPath, kind: str, identity: Mapping[str, Any], *, overwrite: bool = False) -> Iterator[Progress]:
+def claimed(folder: Path, kind: str, identity: Mapping[str, Any], *, overwrite: bool = False) -> Iterator[Progress]:
     """Claim a folder, as `claim` does, for the time of a command.
 
     If it is removed meanwhile, workers and threads may write a few more files, in a new folder of that name, or keep
@@ -142,16 +143,16 @@ def _record(kind: str, identity: Mapping[str, Any]) -> dict[str, Any]:
     return {"kind": kind, "format_version": FORMAT_VERSIONS[kind], "identity": dict(identity)}
 
 
-def _content(folder: AnyPath) -> list[str]:
+def _content(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir() if not is_bookkeeping(path)) if folder.exists() else []
 
 
-def note(folder: AnyPath, body: Mapping[str, Any]) -> None:
+def note(folder: Path, body: Mapping[str, Any]) -> None:
     """Add to a partial manifest what is known before the output is finished; the identity stays."""
     write_checked_json(folder / PARTIAL, {**body, **read_json(folder / PARTIAL)})
 
 
-def read_record(folder: AnyPath) -> dict[str, Any]:
+def read_record(folder: Path) -> dict[str, Any]:
     """Return the manifest of an output, the partial one of one that is not finished, or nothing where there is none."""
     for name in (MANIFEST, PARTIAL):
         if (folder / name).exists():
@@ -160,21 +161,21 @@ def read_record(folder: AnyPath) -> dict[str, Any]:
     return {}
 
 
-def complete(folder: AnyPath, kind: str, identity: Mapping[str, Any], body: Mapping[str, Any]) -> None:
+def complete(folder: Path, kind: str, identity: Mapping[str, Any], body: Mapping[str, Any]) -> None:
     """Write `manifest.json`, the last file of a finished output, and remove the partial one."""
     record = {"kind": kind, "format_version": FORMAT_VERSIONS[kind], "versions": library_versions()}
     write_checked_json(folder / MANIFEST, {**record, **body, "identity": dict(identity)})
     (folder / PARTIAL).unlink(missing_ok=True)
 
 
-def reopen(folder: AnyPath) -> None:
+def reopen(folder: Path) -> None:
     """Mark a complete output as incomplete again, for a run that is extended."""
     found = read_json(folder / MANIFEST)
     write_checked_json(folder / PARTIAL, {key: found[key] for key in ("kind", "format_version", "identity")})
     (folder / MANIFEST).unlink()
 
 
-def is_output(folder: AnyPath) -> bool:
+def is_output(folder: Path) -> bool:
     """Return whether a stage has written, or is writing, a folder."""
     for name in (MANIFEST, PARTIAL):
         try:
@@ -186,7 +187,7 @@ def is_output(folder: AnyPath) -> bool:
     return False
 
 
-def read_manifest(folder: AnyPath, kind: str, flag: str) -> dict[str, Any]:
+def read_manifest(folder: Path, kind: str, flag: str) -> dict[str, Any]:
     """Return the manifest of a finished output of a kind (see `FORMAT_VERSIONS`); `flag` named it, for messages.
 
     Raises:

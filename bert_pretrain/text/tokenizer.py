@@ -9,6 +9,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,6 @@ from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
 
 from bert_pretrain.errors import DataError
 from bert_pretrain.storage.files import json_text, write_text
-from bert_pretrain.storage.paths import AnyPath
 from bert_pretrain.text.tokenizer_folder import (
     CONFIG,
     FILES,
@@ -47,7 +47,7 @@ class Tokenizer:
         strip_accents: bool | None,
         handle_chinese_chars: bool,
         whole_words: bool = False,
-        folder: AnyPath | None = None,
+        folder: Path | None = None,
     ) -> None:
         """Build from the tokens in the order of their ids; with `whole_words` the other settings are without effect.
 
@@ -84,7 +84,7 @@ class Tokenizer:
         return Tokenizer(tokens, lowercase=False, strip_accents=False, handle_chinese_chars=False, whole_words=True)
 
     @staticmethod
-    def load(folder: AnyPath, flag: str = "--vocab", *, lowercase: bool | None = None) -> "Tokenizer":
+    def load(folder: Path, flag: str = "--vocab", *, lowercase: bool | None = None) -> "Tokenizer":
         """Open a tokenizer folder: `vocab.txt` or `tokenizer.json`, with `tokenizer_config.json`.
 
         `flag` named it, for messages; `lowercase` is the casing, for a folder that does not state it.
@@ -186,7 +186,7 @@ class Tokenizer:
         """Return the text of ids, special tokens among them, as far as the vocabulary has kept it."""
         return str(self.backend.decode(list(ids), skip_special_tokens=False))
 
-    def save(self, folder: AnyPath, model_max_length: int = 512) -> None:
+    def save(self, folder: Path, model_max_length: int = 512) -> None:
         """Write `files` into a folder, made if needed.
 
         All are made from the vocabulary, also where it came from elsewhere, so that they agree.
@@ -222,7 +222,7 @@ class Tokenizer:
 class TokenizerReference:
     """How another process opens the same tokenizer."""
 
-    folder: AnyPath
+    folder: Path
     lowercase: bool
     hash: str
 

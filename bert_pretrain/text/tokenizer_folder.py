@@ -8,12 +8,12 @@ at white space) is refused rather than read as if it were.
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from bert_pretrain.errors import DataError
 from bert_pretrain.storage.files import read_json
 from bert_pretrain.storage.manifest import MANIFEST, PARTIAL
-from bert_pretrain.storage.paths import AnyPath
 
 PAD, UNKNOWN, CLS, SEP, MASK = SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 MAX_WORD_CHARACTERS = 100  # longer words are [UNK] to WordPiece, whatever the vocabulary
@@ -60,12 +60,12 @@ def is_unused(token: str) -> bool:
     return token.startswith("[unused") and token.endswith("]")
 
 
-def has_vocabulary(folder: AnyPath) -> bool:
+def has_vocabulary(folder: Path) -> bool:
     """Whether a folder holds a vocabulary at all."""
     return (folder / VOCABULARY).exists() or (folder / TOKENIZER).is_file()
 
 
-def read_tokenizer_folder(folder: AnyPath, flag: str) -> TokenizerFolder:
+def read_tokenizer_folder(folder: Path, flag: str) -> TokenizerFolder:
     """Read a tokenizer folder, written here or by Hugging Face's tools; `flag` named it, for messages.
 
     Raises:
@@ -92,7 +92,7 @@ def read_tokenizer_folder(folder: AnyPath, flag: str) -> TokenizerFolder:
     )
 
 
-def _read_object(path: AnyPath) -> dict[str, Any]:
+def _read_object(path: Path) -> dict[str, Any]:
     """Return the content of a JSON file, nothing where there is none."""
     found = read_json(path) if path.is_file() else {}
     if not isinstance(found, dict):
@@ -100,7 +100,7 @@ def _read_object(path: AnyPath) -> dict[str, Any]:
     return found
 
 
-def _read_vocabulary(folder: AnyPath, backend: Mapping[str, Any]) -> list[str]:
+def _read_vocabulary(folder: Path, backend: Mapping[str, Any]) -> list[str]:
     path = folder / VOCABULARY
     from_backend = _tokens_of_backend(backend, folder / TOKENIZER) if backend else None
     if not path.exists():
@@ -117,7 +117,7 @@ def _read_vocabulary(folder: AnyPath, backend: Mapping[str, Any]) -> list[str]:
     return tokens
 
 
-def _read_tokens(path: AnyPath) -> list[str]:
+def _read_tokens(path: Path) -> list[str]:
     """Return the lines of a `vocab.txt`. A token may be a line separator (U+2028): Google's Chinese BERT has it."""
     try:
         with path.open("rb") as file:
@@ -138,7 +138,7 @@ def _check_token(token: str, where: str) -> None:
         raise DataError(f"a token {what}", where=where, remedy="write one token per line")
 
 
-def _tokens_of_backend(backend: Mapping[str, Any], path: AnyPath) -> list[str]:
+def _tokens_of_backend(backend: Mapping[str, Any], path: Path) -> list[str]:
     added = _added_tokens(backend.get("added_tokens") or [], path)
     ids = {**backend["model"]["vocab"], **{token: index for token, index in added.items() if token in SPECIAL_TOKENS}}
     are_numbers = all(type(index) is int for index in ids.values())
@@ -149,7 +149,7 @@ def _tokens_of_backend(backend: Mapping[str, Any], path: AnyPath) -> list[str]:
     return sorted(ids, key=ids.__getitem__)
 
 
-def _added_tokens(entries: object, path: AnyPath) -> dict[str, Any]:
+def _added_tokens(entries: object, path: Path) -> dict[str, Any]:
     """Return the ids of added tokens by content."""
     if not isinstance(entries, list) or not all(
         isinstance(entry, dict) and isinstance(entry.get("content"), str) for entry in entries
@@ -158,9 +158,7 @@ def _added_tokens(entries: object, path: AnyPath) -> dict[str, Any]:
     return {entry["content"]: entry.get("id") for entry in entries}
 
 
-def _check_added_tokens(
-    folder: AnyPath, tokens: list[str], backend: Mapping[str, Any], config: Mapping[str, Any]
-) -> None:
+def _check_added_tokens(folder: Path, tokens: list[str], backend: Mapping[str, Any], config: Mapping[str, Any]) -> None:
     """Refuse tokens beyond the vocabulary: `transformers` finds them in raw text, which WordPiece does not."""
     decoder = config.get("added_tokens_decoder") or {}
     entries = list(decoder.values()) if isinstance(decoder, dict) else decoder
@@ -179,7 +177,7 @@ def _check_added_tokens(
         )
 
 
-def _settings_of_backend(backend: Mapping[str, Any], path: AnyPath) -> dict[str, Any]:
+def _settings_of_backend(backend: Mapping[str, Any], path: Path) -> dict[str, Any]:
     """Return what the normalizer of a `tokenizer.json` states; refuse any but BERT's WordPiece and whole words."""
     if not backend:
         return {}
@@ -212,7 +210,7 @@ def _settings_of_backend(backend: Mapping[str, Any], path: AnyPath) -> dict[str,
     return _checked({name: normalizer[key] for name, key in _NORMALIZER_NAMES.items() if key in normalizer}, path)
 
 
-def _settings_of_config(config: Mapping[str, Any], path: AnyPath) -> dict[str, Any]:
+def _settings_of_config(config: Mapping[str, Any], path: Path) -> dict[str, Any]:
     """Return what a `tokenizer_config.json` states; as in `transformers` it outweighs the `tokenizer.json`."""
     kind = str(config.get("tokenizer_class") or "BertTokenizer").removesuffix("Fast")
     if kind not in _CLASSES:
@@ -226,7 +224,7 @@ def _settings_of_config(config: Mapping[str, Any], path: AnyPath) -> dict[str, A
     return _checked({name: config[name] for name in _NORMALIZER_NAMES if name in config}, path)
 
 
-def _checked(settings: dict[str, Any], path: AnyPath) -> dict[str, Any]:
+def _checked(settings: dict[str, Any], path: Path) -> dict[str, Any]:
     for name, value in settings.items():
         allowed = (True, False, None) if name == "strip_accents" else (True, False)
         if not any(value is choice for choice in allowed):

@@ -17,7 +17,6 @@ from bert_pretrain.storage import manifest
 from bert_pretrain.storage.files import remove_temporaries
 from bert_pretrain.storage.locking import exclusive
 from bert_pretrain.storage.manifest import Progress
-from bert_pretrain.storage.paths import AnyPath, PathT
 from bert_pretrain.text import documents
 from bert_pretrain.text.markup import REMOVE_MARKUP, most_common
 from bert_pretrain.text.sources import Source, few_documents, finer_boundary, resolve
@@ -34,14 +33,14 @@ from bert_pretrain.vocab.words import choose_words
 def make_vocab(
     config: Config,
     inputs: Sequence[str],
-    output: PathT,
+    output: Path,
     *,
     extend: Path | None = None,
     lowercase: bool | None = None,
     workers: int | None = None,
     scheduler: str | None = None,
     overwrite: bool = False,
-) -> PathT:
+) -> Path:
     """Write a tokenizer folder, with a vocabulary of its own or an extended one, and return its path.
 
     Args:
@@ -137,7 +136,7 @@ def _choices(config: VocabConfig, old: Tokenizer | None) -> dict[str, Any]:
     return {"extends": old.hash, "vocab": chosen}
 
 
-def _is_intact(output: AnyPath) -> bool:
+def _is_intact(output: Path) -> bool:
     try:
         found = Tokenizer.load(output)
     except DataError:
@@ -147,7 +146,7 @@ def _is_intact(output: AnyPath) -> bool:
     return is_same and (output / TOKENIZER).is_file() and all(_holds(output / name, texts[name]) for name in texts)
 
 
-def _holds(path: AnyPath, text: str) -> bool:
+def _holds(path: Path, text: str) -> bool:
     try:
         return path.read_text(encoding="utf-8") == text
     except (OSError, UnicodeDecodeError):
