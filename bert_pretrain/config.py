@@ -5,7 +5,6 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 from bert_pretrain.config_values import (
-    AnyCount,
     Count,
     Device,
     Encoding,
@@ -13,7 +12,6 @@ from bert_pretrain.config_values import (
     Float,
     Int,
     Name,
-    NonEmpty,
     PositiveInt,
     Probability,
     Seconds,
@@ -98,7 +96,7 @@ class DataConfig(_Section):
     strict: bool = False
     """Refuse text that is not valid in its encoding instead of replacing and counting it."""
     max_record_bytes: Annotated[
-        AnyCount, Field(ge=MIN_RECORD_BYTES), Expects(f"a count such as 64M, at least {MIN_RECORD_BYTES:,}")
+        Count, Field(ge=MIN_RECORD_BYTES), Expects(f"a count such as 64M, at least {MIN_RECORD_BYTES:,}")
     ] = MAX_RECORD_BYTES
     """Largest record that is read: a line of JSONL, a row of CSV or Parquet, which is held in memory."""
     validation_fraction: Share = 0.01
@@ -239,11 +237,6 @@ class TrainConfig(_Section):
     """Steps between checkpoints: what a power cut can cost."""
     keep_checkpoints: PositiveInt = 3
     """How many of the newest checkpoints are kept."""
-    milestones: tuple[Count, ...] = ()
-    """Words of training text, repetitions counted, after each of which the model is kept, such as [1M, 10M, 100M]."""
-    probe: NonEmpty | None = None
-    """A small table with `text` and `label`, such as `finetune classify` reads; each evaluation says how well a linear
-    classifier on the hidden states labels part of it."""
     trackers: tuple[Literal["tensorboard", "wandb"], ...] = ()
     """Where metrics go besides `metrics.jsonl`."""
     seed: Int = 12345

@@ -108,10 +108,7 @@ Seconds = Annotated[
     _text_or({"type": "number", "exclusiveMinimum": 0}),
     Expects("a duration such as 90s, 30m, 1h30m or 2 days"),
 ]
-AnyCount = Annotated[
-    int, BeforeValidator(_count), _text_or({"type": "integer"}), Expects("a count such as 500k or 10M")
-]
-Count = Annotated[AnyCount, Field(gt=0)]
+Count = Annotated[int, BeforeValidator(_count), _text_or({"type": "integer"})]
 Device = Annotated[
     str,
     StringConstraints(pattern=r"^(auto|cpu|cuda(:\d+)?|mps)$"),

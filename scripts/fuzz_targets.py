@@ -177,7 +177,7 @@ def _read_corpus(path: Path, data: bytes) -> None:
 
 def _configurations(folder: Path) -> dict[str, Target]:
     path = folder / "config.yaml"
-    settings = ["train.betas=[0.9, 0.98]", "data.input_weights={a: 2}", "train.milestones=[1M, 2.5k]", "time=1h"]
+    settings = ["train.betas=[0.9, 0.98]", "data.input_weights={a: 2}", "data.max_record_bytes=64M", "time=1h"]
 
     def read_settings(data: bytes) -> None:
         config = load_config(settings=data.decode(errors="replace").split("\n"))

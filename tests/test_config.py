@@ -241,7 +241,6 @@ def test_two_mistakes_in_one_section_are_not_mixed_up(tmp_path: Path) -> None:
         ("inputs=*.txt", ["YAML", "--set inputs"]),
         ("inputs=a.txt", ["inputs is 'a.txt'", "such as [a.txt, corpus/*.gz]"]),
         ("train.trackers=wandb", ["give a list in brackets, each tensorboard or wandb"]),
-        ("train.milestones=[1X]", ["train.milestones contains '1X'", "a count such as 500k or 10M"]),
         ("data.input_weights={a.txt: 0}", ["data.input_weights is '0'", "such as {a.txt: 3}"]),
         ("data.text_field=", ["data.text_field is ''", "several such as subject,body"]),
         ("phases=7", ["phases is '7'", "such as [{name: first"]),

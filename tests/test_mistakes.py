@@ -212,7 +212,7 @@ MISTAKES = {
     "wrong type": ("vocab a.txt --output v --set train.max_steps=many", "--set train.max_steps"),
     "negative number": ("vocab a.txt --output v --set train.max_steps=-1", "--set train.max_steps"),
     "infinity": ("vocab a.txt --output v --set train.peak_lr=.inf", "--set train.peak_lr"),
-    "number too large": ("vocab a.txt --output v --set train.milestones=[1e999M]", "--set train.milestones"),
+    "number too large": ("vocab a.txt --output v --set data.max_record_bytes=1e999M", "--set data.max_record_bytes"),
     "one beta": ("vocab a.txt --output v --set train.betas=[0.9]", "--set train.betas"),
     "unclosed list": ("vocab a.txt --output v --set train.betas=[0.9", "--set train.betas"),
     "unknown choice": ("vocab a.txt --output v --set data.masking=none", "--set data.masking"),
@@ -299,7 +299,6 @@ MISTAKES = {
         "train --data data --output r --config tiny --set model.max_position_embeddings=16",
         "model.max_position_embeddings",
     ),
-    "probe of nothing": ("train --data data --output r --config tiny --set train.probe=nosuch.csv", "train.probe"),
     # models
     "a model that is neither here nor on the Hub": ("fill-mask nosuch/model [MASK]", "MODEL"),
     "a prefix of lines": ("evaluate bert --text a.txt --prefix-field p", "a.txt"),

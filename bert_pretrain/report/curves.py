@@ -5,7 +5,6 @@ Drawn for `report`, for `run`, and for the card of a finished model. Matplotlib 
 
 import hashlib
 import io
-import itertools
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -55,7 +54,6 @@ MORE_PANELS = (
     Panel("gradient norm", "before clipping", "grad_norm"),
     Panel("speed", "tokens/s, without padding", "tokens_per_second"),
     Panel("waiting for data", "of the time", "data_wait_share", axis=(0.0, 0.05), is_share=True),
-    Panel("probe: accuracy", "", "", "probe_accuracy", (0.0, 1.0), is_share=True),
 )
 
 
@@ -139,9 +137,7 @@ def _encode(figure: Any, form: str, *, dpi: int) -> bytes:
 
 
 def _figure(runs: list[Path], records: Sequence[Mapping[str, Any]], metrics: list[Metrics], panels: Panels) -> Any:
-    names = {name for lines in metrics for line in lines for name in line}
-    drawn = [panel for panel in panels if names & {panel.training, panel.validation}]  # few runs have a probe
-    num_rows = max(1, math.ceil(len(drawn) / 2))
+    num_rows = len(panels) // 2
     # Without pyplot, matplotlib needs no display and leaves no global state.
     matplotlib = import_extra("matplotlib.figure", "plot", "pictures", where="the extra 'plot'")
     figure = matplotlib.Figure(figsize=(10, 3 * num_rows))
@@ -150,10 +146,7 @@ def _figure(runs: list[Path], records: Sequence[Mapping[str, Any]], metrics: lis
     tasks = {"nsp": "next sentence", "sop": "sentence order"}
     pairs = " or ".join(sorted({tasks[pair_task(record)] for record in records}))
     nearest = nearest_run(records[0], metrics[0]) if len(runs) == 1 else None
-    for axes, panel in itertools.zip_longest(figure.subplots(num_rows, 2).flat, drawn):
-        if panel is None:
-            axes.set_axis_off()
-            continue
+    for axes, panel in zip(figure.subplots(num_rows, 2).flat, panels, strict=True):
         panel = panel._replace(title=panel.title.format(pairs=pairs))
         _draw_panel(axes, panel, run_names(runs), metrics)
         if axes.has_data():

@@ -24,7 +24,7 @@ PARTIAL = "manifest.partial.json"
 _CONTENT = {
     "vocab": {"vocab.txt", "tokenizer.json", "tokenizer_config.json"},
     "data": {"train", "validation", "tokenizer", ".records", "README.md"},
-    "run": {"config.yaml", "metrics.jsonl", "checkpoints", "milestones", "model"},
+    "run": {"config.yaml", "metrics.jsonl", "checkpoints", "model"},
 }
 """What an output holds besides manifests."""
 _INSIDE_A_RUN = {"vocab": ("vocab",), "data": ("data", "data/*"), "run": ("train", "train/*")}

@@ -61,7 +61,7 @@ class Snapshot:
     weights: dict[str, Tensor]
     """By our own names."""
     tensors: dict[str, Tensor]
-    """The rest of the state; empty where only the weights were copied."""
+    """The rest of the state."""
     copy: HostCopy
     """Of all of them; to be waited for before the first look at one."""
     record: dict[str, Any]
@@ -72,13 +72,12 @@ class Snapshot:
         return int(self.record["progress"]["step"])
 
 
-def take_snapshot(state: TrainState, about: Mapping[str, Any], *, weights_only: bool = False) -> Snapshot:
+def take_snapshot(state: TrainState, about: Mapping[str, Any]) -> Snapshot:
     """Begin to copy a state, after the snapshot before has been written; under FSDP all ranks must call this.
 
     Args:
         state: to be saved.
         about: JSON values to keep with it: thread count, micro-batch size, data.
-        weights_only: for a model folder; else the state is copied whole.
     """
     record = {
         "format_version": FORMAT_VERSION,
@@ -87,15 +86,14 @@ def take_snapshot(state: TrainState, about: Mapping[str, Any], *, weights_only: 
         **about,
     }
     weights = {WEIGHT_PREFIX + name: parameter for name, parameter in state.model.named_parameters()}
-    tensors = {} if weights_only else state.tensors()
-    copy = state.host_memory.copy({**weights, **tensors}, keep=is_writer())
+    copy = state.host_memory.copy({**weights, **state.tensors()}, keep=is_writer())
     copied = {name.removeprefix(WEIGHT_PREFIX): tensor for name, tensor in copy.tensors.items() if name in weights}
     rest = {name: tensor for name, tensor in copy.tensors.items() if name not in weights}
     return Snapshot(state.model, copied, rest, copy, record)
 
 
 def write_checkpoint(path: Path, snapshot: Snapshot, tokenizer: Tokenizer, card: str) -> None:
-    """Write the checkpoint of a snapshot, or a model folder where it has weights only.
+    """Write the checkpoint of a snapshot.
 
     Raises:
         OutputError: when it cannot be written, for example because the disk is full.
@@ -105,12 +103,11 @@ def write_checkpoint(path: Path, snapshot: Snapshot, tokenizer: Tokenizer, card:
     weights = to_huggingface(snapshot.weights)
     try:
         with atomic_folder(path) as temporary:
-            if snapshot.tensors:
-                write_tensors(snapshot.tensors, temporary / STATE_TENSORS)
-                write_json(temporary / STATE_JSON, snapshot.record)
+            write_tensors(snapshot.tensors, temporary / STATE_TENSORS)
+            write_json(temporary / STATE_JSON, snapshot.record)
             save_tensors(weights, snapshot.model, temporary, tokenizer)
             write_text(temporary / CARD, card)
-            written = {WEIGHTS: weights, **({STATE_TENSORS: snapshot.tensors} if snapshot.tensors else {})}
+            written = {WEIGHTS: weights, STATE_TENSORS: snapshot.tensors}
             if not all(_are_equal(tensors, load_file(temporary / name)) for name, tensors in written.items()):
                 raise DataError(
                     "a checkpoint does not read back as it was written",
@@ -138,19 +135,14 @@ class CheckpointWriter:
         """Return how long the last one took to be written."""
         return self._seconds
 
-    def write(self, snapshot: Snapshot, card: str, path: Path | None = None) -> Path:
+    def write(self, snapshot: Snapshot, card: str) -> Path:
         """Begin to write a snapshot with its card, after the one before is on disk; returns where it will lie.
-
-        Args:
-            snapshot: to be written.
-            card: its `README.md`.
-            path: where to; by default by its step among the checkpoints.
 
         Raises:
             UserError: when the one before could not be written.
         """
         self.wait()
-        path = path or self._folder / f"step-{snapshot.step:08d}"
+        path = self._folder / f"step-{snapshot.step:08d}"
         self._thread = threading.Thread(target=self._write, args=(path, snapshot, card), name="checkpoint", daemon=True)
         snapshot.copy.reader = self._thread
         self._thread.start()

@@ -1,4 +1,4 @@
-"""The checkpoints and milestones of a run: when one is saved, with what record and card, while training continues."""
+"""The checkpoints of a run: with what record and card one is saved, while training continues."""
 
 from dataclasses import asdict
 from pathlib import Path
@@ -6,8 +6,6 @@ from typing import Any
 
 import torch
 
-from bert_pretrain.storage.files import remove_temporaries
-from bert_pretrain.train import milestones
 from bert_pretrain.train.checkpoint import CheckpointWriter, take_snapshot
 from bert_pretrain.train.model_card import model_card
 from bert_pretrain.train.resolved import ResolvedRun
@@ -23,11 +21,6 @@ class CheckpointManager:
         self._record = _record_of(run, micro_batch_tokens)
         self._folder = run.output / "checkpoints"
         self._writer = CheckpointWriter(self._folder, run.tokenizer, run.config.train.keep_checkpoints)
-        self._milestones = sorted(set(run.config.train.milestones))
-        if self._milestones:
-            self._next_milestones()  # those before the checkpoint from which the run continues are on disk
-            if run.dist_context.is_main:
-                remove_temporaries(run.output / milestones.FOLDER)
 
     @property
     def write_seconds(self) -> float:
@@ -40,36 +33,10 @@ class CheckpointManager:
         Raises:
             UserError: when the one before could not be written.
         """
-        snapshot = take_snapshot(self._state, self._about())
+        snapshot = take_snapshot(self._state, {**self._record, "metrics": self._log.position})
         if not self._run.dist_context.is_main:
             return self._folder / f"step-{snapshot.step:08d}"
         return self._writer.write(snapshot, self._card())
-
-    def save_milestones(self) -> None:
-        """Begin to write the model for each milestone reached since the last call; under FSDP all ranks must call this.
-
-        A checkpoint of this step or a later one is written after them, so that a run that continues from one has them.
-
-        Raises:
-            UserError: when what was written before could not be.
-        """
-        for words in self._next_milestones() if self._milestones else ():
-            snapshot = take_snapshot(self._state, self._about(), weights_only=True)
-            if self._run.dist_context.is_main:
-                path = self._run.output / milestones.FOLDER / milestones.name_of(words)
-                self._writer.write(snapshot, self._card(), path)
-
-    def _about(self) -> dict[str, Any]:
-        """Return the record of a checkpoint besides the state; refuses an output folder that has gone away."""
-        return {**self._record, "metrics": self._log.position}
-
-    def _next_milestones(self) -> list[int]:
-        """Take those that are reached from those to come, and return them."""
-        progress = self._state.progress
-        words = milestones.words_seen(self._run.data, progress.examples, progress.tokens)
-        reached = [each for each in self._milestones if each <= words]
-        self._milestones = self._milestones[len(reached) :]
-        return reached
 
     def _card(self) -> str:
         state = self._state

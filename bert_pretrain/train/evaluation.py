@@ -2,7 +2,7 @@
 
 import contextlib
 import itertools
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -72,23 +72,16 @@ def evaluate(model: Path, data: Path, *, config: TrainConfig, split: str = "vali
 class Evaluator:
     """Measures the held-out split of a run while it trains; under FSDP all ranks must call it."""
 
-    def __init__(
-        self, run: ResolvedRun, state: TrainState, micro_batch_tokens: int, probe: Callable[[], float] | None = None
-    ) -> None:
-        """Prepare to measure; `probe` returns the accuracy of `train.probe`."""
-        self._run, self._state, self._micro_batch_tokens, self._probe = run, state, micro_batch_tokens, probe
+    def __init__(self, run: ResolvedRun, state: TrainState, micro_batch_tokens: int) -> None:
+        self._run, self._state, self._micro_batch_tokens = run, state, micro_batch_tokens
 
     def evaluate(self) -> dict[str, float] | None:
-        """Return the figures of `evaluate` for the present weights, or None where nothing is held out.
-
-        With a probe, `probe_accuracy` is among them.
-        """
+        """Return the figures of `evaluate` for the present weights, or None where nothing is held out."""
         run = self._run
         if not run.data.rows("validation"):
             return None
         batches = evaluation_batches(run.data, "validation", self._micro_batch_tokens)
-        figures = evaluate_batches(self._state.losses, batches, run.device, run.precision.dtype, run.dist_context)
-        return figures if self._probe is None else {**figures, "probe_accuracy": self._probe()}
+        return evaluate_batches(self._state.losses, batches, run.device, run.precision.dtype, run.dist_context)
 
 
 @torch.no_grad()

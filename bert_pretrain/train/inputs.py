@@ -11,7 +11,6 @@ from bert_pretrain.errors import ConfigError, DataError
 from bert_pretrain.examples.shards import DataFolder
 from bert_pretrain.model.folder import read_config
 from bert_pretrain.storage.manifest import check_output
-from bert_pretrain.train import milestones
 
 TEACHER = "train.teacher"
 
@@ -83,8 +82,6 @@ def check_sizes(config: Config, folder: DataFolder, num_ranks: int) -> None:
         )
     if not folder.rows("train"):
         raise DataError("the data has no training examples", where=str(folder.path), remedy="make it from more text")
-    if config.train.milestones:
-        milestones.words_seen(folder, 0, 0)  # counted at all
     if config.train.global_batch_size < num_ranks:
         raise ConfigError(
             f"a global batch of {config.train.global_batch_size} examples cannot be shared by {num_ranks} processes",

@@ -90,7 +90,6 @@ def fit(
                 state.start_interval()
             if eval_due:
                 evaluate()
-            checkpoints.save_milestones()
             if save_due or now.signal_number:
                 with clock.reserving("save"):
                     checkpoint = checkpoints.save()

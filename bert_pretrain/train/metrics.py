@@ -90,7 +90,6 @@ def console_line(line: dict[str, Any], steps: int | None, pairs: str = "nsp") ->
     if "validation_mlm_loss" in line:
         loss = line["validation_mlm_loss"]
         suffix = f"  perplexity {perplexity(loss):,.1f}" if loss is not None else ""
-        suffix += f"  probe {line['probe_accuracy']:6.2%}" if "probe_accuracy" in line else ""
         return f"{head}  validation  {_losses(line, 'validation_', pairs)}{suffix}"
     if line["loss"] is None:
         return f"{head}  all {line['skipped_steps']} steps skipped: gradients were not finite"

@@ -14,7 +14,6 @@ from bert_pretrain.model.folder import check_model, read_config, weights_sha256
 from bert_pretrain.model.vocabulary import match_vocabulary
 from bert_pretrain.text.extension import Extension
 from bert_pretrain.text.tokenizer import Tokenizer
-from bert_pretrain.train import milestones
 from bert_pretrain.train.checkpoint import Checkpoint, open_checkpoint
 from bert_pretrain.train.clock import Boundary
 from bert_pretrain.train.device import flops, hardware
@@ -27,7 +26,7 @@ from bert_pretrain.train.teacher import TeacherFolder, open_teacher
 FREE_SETTINGS = {
     "micro_batch_tokens", "max_steps", "max_epochs", "time_budget", "schedule_steps", "attention", "device", "parallel",
     "compile", "activation_checkpointing", "log_every", "eval_every", "save_every", "keep_checkpoints",
-    "milestones", "trackers", "probe",
+    "trackers",
 }  # fmt: skip
 OF_TEACHER = {"teacher", "relation_weight"}
 """Compared only where there is a teacher; of the teacher its weights, not its path."""
@@ -227,8 +226,6 @@ def describe(run: ResolvedRun, num_parameters: int, micro_batch_tokens: int, par
         weight = config.train.relation_weight
         what = f"relations with a weight of {weight:g}" if weight > 0 else "first weights only"
         lines.append(f"teacher    {run.teacher.folder}, {_describe_size(run.teacher.model)}, {what}")
-    if config.train.milestones:
-        lines.append(f"milestones {_describe_milestones(run)}")
     if not held_out:
         lines.append("there is no validation split, so nothing is evaluated")
     return "\n".join(lines)
@@ -263,13 +260,3 @@ def _describe_length(run: ResolvedRun) -> str:
         f"{schedule.warmup_steps(train, spanned):,} steps of warm-up, schedule {train.schedule}"
         + (f" over {spanned:,} steps" if spanned > length.steps else "")
     )
-
-
-def _describe_milestones(run: ResolvedRun) -> str:
-    train, data = run.config.train, run.data
-    text = f"{', '.join(map(milestones.name_of, sorted(train.milestones)))} words"
-    if run.length.steps is None:
-        return text
-    examples = run.length.steps * train.global_batch_size
-    words = milestones.words_seen(data, examples, examples * data.mean_tokens("train"))
-    return f"{text}; the run ends after about {words:,.0f}"

@@ -9,7 +9,6 @@ from bert_pretrain.errors import ConfigError, OutputError
 from bert_pretrain.model.folder import damage_of_model
 from bert_pretrain.storage import manifest
 from bert_pretrain.storage.files import read_json, remove_temporaries
-from bert_pretrain.train import milestones
 from bert_pretrain.train.checkpoint import Checkpoint, has_checkpoints, newest_checkpoint
 from bert_pretrain.train.optim.schedule import Length, duration
 from bert_pretrain.train.resolved import ResolvedRun
@@ -96,13 +95,6 @@ def describe_resume(latest: Checkpoint, run: ResolvedRun) -> str:
             f"processes {latest.record['ranks']} -> {run.dist_context.size}: the same global batches, but rounding and "
             "dropout masks differ"
         )
-    if run.config.train.milestones:
-        progress, folder = latest.record["progress"], run.output / milestones.FOLDER
-        words = milestones.words_seen(run.data, progress["examples"], progress["tokens"])
-        passed = [milestones.name_of(each) for each in sorted(run.config.train.milestones) if each <= words]
-        missing = [name for name in passed if not (folder / name).is_dir() or damage_of_model(folder / name)]
-        if missing:
-            lines.append(f"milestones that are passed already, missing or damaged in {folder}: {', '.join(missing)}")
     return "\n".join(lines)
 
 

@@ -38,7 +38,6 @@ from bert_pretrain.train.model_card import draw_beside_card, model_card
 from bert_pretrain.train.optim.optimizer import make_optimizers
 from bert_pretrain.train.output_bias import unigram_bias
 from bert_pretrain.train.positional_heads import start_positional_heads
-from bert_pretrain.train.probe import Probe
 from bert_pretrain.train.resolved import ResolvedRun, describe, identity_of, resolve_run
 from bert_pretrain.train.resume import describe_resume, progress_of
 from bert_pretrain.train.run_log import RunLog
@@ -112,8 +111,7 @@ def _train(run: ResolvedRun, latest: Checkpoint | None, identity: dict[str, Any]
         print(describe_resume(latest, run))
     data = _training_data(run, state, micro_batch_tokens)
     with contextlib.closing(_open_log(run, state, latest)) as log:
-        probe = _open_probe(run, state, micro_batch_tokens)
-        evaluator = Evaluator(run, state, micro_batch_tokens, None if probe is None else probe.accuracy)
+        evaluator = Evaluator(run, state, micro_batch_tokens)
         checkpoints = CheckpointManager(run, state, log, micro_batch_tokens)
         try:
             fit(run, state, data, log, evaluator, checkpoints, evaluate_first=latest is None)
@@ -124,16 +122,11 @@ def _train(run: ResolvedRun, latest: Checkpoint | None, identity: dict[str, Any]
         _finish(run, state, log, identity)
 
 
-def _open_probe(run: ResolvedRun, state: TrainState, micro_batch_tokens: int) -> Probe | None:
-    return Probe(run, state, micro_batch_tokens) if run.config.train.probe is not None else None
-
-
 def _dry_run(run: ResolvedRun, latest: Checkpoint | None) -> None:
     """Say what the run would do, need and take; refuse what it would refuse before its first step."""
     state, micro_batch_tokens, parallel = _prepare(run, latest)
     if latest is not None:
         print(describe_resume(latest, run))
-    _open_probe(run, state, micro_batch_tokens)
     check_trackers(run.config.train.trackers)
     data = _training_data(run, state, micro_batch_tokens)
     with torch.random.fork_rng(devices=[]):

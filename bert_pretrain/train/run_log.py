@@ -50,8 +50,7 @@ class RunLog:
         """Pass on the figures of an evaluation, if there was one."""
         if figures is not None:
             names = ("mlm_loss", "mlm_accuracy", "nsp_loss", "nsp_accuracy")
-            probe = {name: figures[name] for name in ("probe_accuracy",) if name in figures}
-            self._pass_on({"step": step, **{f"validation_{name}": figures.get(name) for name in names}, **probe})
+            self._pass_on({"step": step, **{f"validation_{name}": figures.get(name) for name in names}})
 
     @property
     def last_training(self) -> dict[str, Any] | None:

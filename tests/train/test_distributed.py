@@ -26,7 +26,6 @@ from bert_pretrain.train.distributed import DistContext, choose_parallel
 from bert_pretrain.train.inputs import check_sizes
 from bert_pretrain.train.loader import TrainingData
 from bert_pretrain.train.run import train
-from tests.train.test_probe import write_table
 
 Tiny = Callable[..., Config]
 NO_DROPOUT = {"hidden_dropout_prob": 0, "attention_probs_dropout_prob": 0}
@@ -87,7 +86,6 @@ def test_two_ranks_have_the_losses_of_one_and_their_checkpoint_continues_on_one(
     config = tiny(
         model=NO_DROPOUT, optimizer=optimizer, parallel=parallel, max_steps=8, log_every=1, eval_every=3, save_every=4,
         global_batch_size=15, micro_batch_tokens=90, peak_lr=5e-3, keep_checkpoints=9,
-        probe=str(write_table(tmp_path / "topics.csv")),
     )  # fmt: skip
     two = tmp_path / "two"
     process = launch(config, data_folder, two)

@@ -1,5 +1,6 @@
 """A run prints its hints while it trains, and `report` finds them again in its folder."""
 
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -58,9 +59,12 @@ def test_a_run_prints_each_hint_once_and_report_finds_them_again(
     assert capsys.readouterr().out.splitlines() == [f"run: {hint}" for hint in printed] * 2
 
 
-def test_a_run_notes_at_its_start_what_hints_need(tiny: Tiny, data_folder: Path, tmp_path: Path) -> None:
+def test_a_run_notes_at_its_start_what_hints_need(
+    tiny: Tiny, data_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "wandb", None)
     with pytest.raises(ConfigError):  # after the run has begun, before its first step
-        train(tiny(probe="nowhere.csv"), data_folder, tmp_path / "run")
+        train(tiny(trackers=["wandb"]), data_folder, tmp_path / "run")
     known = read_json(tmp_path / "run" / PARTIAL)
     assert known["length"]["steps"] == 12
     assert known["data"]["statistics"]["unigram_entropy"]["train"] == pytest.approx(3.87, abs=0.05)
