@@ -232,8 +232,8 @@ def _train(job: Job, work: Path, output: Path) -> None:
     precision = choose_precision("auto", job.device)
     print(f"{job.device.type}, {precision.name} ({precision.reason}), {torch.get_num_threads()} threads")
     with training.quiet():
-        trainer = learner.make_trainer(work / _CHECKPOINTS, precision)
-        report = training.fit(trainer, work / _CHECKPOINTS)
+        checkpoints = (work / _CHECKPOINTS).resolve()
+        report = training.fit(learner.make_trainer(checkpoints, precision), checkpoints)
         with atomic_folder(output) as result:
             learner.save(result)
             found = learner.predict(result)

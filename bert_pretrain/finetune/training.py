@@ -1,13 +1,12 @@
 """Training by `transformers`' Trainer: checkpoints, the best of them, and one progress bar instead of logs.
 
-Loss, optimizer, schedule and mixed precision are the Trainer's own; here are its arguments, and what lets a killed run
-continue: its checkpoints get checksums, and those that are incomplete or damaged are removed first.
+Loss, optimizer, schedule, mixed precision and resuming are the Trainer's own; here are its arguments.
 """
 
 import contextlib
 import math
+import pickle
 import shutil
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -24,12 +23,10 @@ from bert_pretrain.finetune.finetuned_bert import FinetunedBert, are_finite
 from bert_pretrain.finetune.settings import Settings
 from bert_pretrain.finetune.task import HeadTask, Job, Window, collator
 from bert_pretrain.parallel.progress import progress_bar
-from bert_pretrain.storage.checksums import CHECKSUMS, damage_of_folder, is_sealed, seal_folder
-from bert_pretrain.storage.files import read_json, write_json
+from bert_pretrain.storage.files import read_json
 from bert_pretrain.train.device.hardware import Precision
 
 logging: Any = _logging
-_STATE = "trainer_state.json"
 
 
 def open_network(folder: Path, task: HeadTask, settings: Settings) -> Any:
@@ -95,10 +92,9 @@ def make_trainer(
 
 
 def with_callbacks(trainer: Any) -> Any:
-    """Return a Trainer that shows a bar instead of logs, and adds checksums to its checkpoints."""
+    """Return a Trainer that shows a bar instead of logs."""
     trainer.remove_callback(transformers.PrinterCallback)
     trainer.add_callback(_Bar())
-    trainer.add_callback(_Seal())
     return trainer
 
 
@@ -139,28 +135,17 @@ def training_arguments(
     return arguments
 
 
-def _changed_meanwhile(checkpoint: Path, damage: str) -> DataError:
-    return DataError(
-        f"a checkpoint was changed while the command ran: {damage}",
-        where=str(checkpoint),
-        remedy="run the same command again: it continues from the newest checkpoint that is whole",
-    )
-
-
 def fit(trainer: Any, folder: Path) -> dict[str, Any]:
     """Train to the end, from the newest complete checkpoint if there is one, and load the best weights.
 
     Returns:
         The best epoch, which is the last one without validation, and loss and metrics of every epoch.
-
-    Raises:
-        ConfigError: when the GPU runs out of memory.
-        DataError: when the checkpoint of the best epoch was changed meanwhile.
     """
-    newest = newest_checkpoint(folder)
-    if newest is not None:
+    newest = last_checkpoint(folder)
+    if newest is None:
+        shutil.rmtree(folder, ignore_errors=True)
+    else:
         print(f"continues from {newest.name}")
-        _point_to_best(newest)
     try:
         trainer.train(resume_from_checkpoint=None if newest is None else str(newest))
     except torch.OutOfMemoryError as error:
@@ -169,11 +154,11 @@ def fit(trainer: Any, folder: Path) -> dict[str, Any]:
             where="--batch-size and --max-length",
             remedy="reduce one of them, or use --device cpu; with --overwrite, since it is another fine-tuning",
         ) from error
-    except safetensors.SafetensorError as error:
-        raise _changed_meanwhile(folder, str(error)) from error
-    best = trainer.state.best_model_checkpoint
-    if best is not None and (damage := damage_of_folder(Path(best))):  # its weights have just been read
-        raise _changed_meanwhile(Path(best), damage)
+    except (safetensors.SafetensorError, pickle.UnpicklingError, EOFError, RuntimeError) as error:
+        if isinstance(error, RuntimeError) and "PytorchStreamReader" not in str(error):
+            raise
+        what = f"a checkpoint is damaged: {str(error).partition(chr(10))[0]}"
+        raise DataError(what, where=str(folder), remedy="start over with --overwrite") from error
     is_validated = trainer.args.load_best_model_at_end
     # Otherwise these would be the last weights.
     assert (trainer.state.best_model_checkpoint is not None) == is_validated
@@ -213,39 +198,16 @@ def diverged() -> ConfigError:
     )
 
 
-def newest_checkpoint(folder: Path) -> Path | None:
-    """Return the newest checkpoint that is whole, and so is the best one before it; incomplete and damaged ones go."""
-    whole: dict[int, Path] = {}
-    for path in folder.glob("checkpoint-*"):
-        damage = damage_of_folder(path) if is_sealed(path) else None
-        if is_sealed(path) and damage is None:
-            whole[int(read_json(path / _STATE)["global_step"])] = path
-            continue
-        if damage:
-            print(f"WARNING: {path} is damaged and was removed: {damage}", file=sys.stderr)
-        shutil.rmtree(path)
-    for _, path in sorted(whole.items(), reverse=True):
-        best = _best_of(path)
-        if best is None or best.is_dir():
-            return path
-        print(f"WARNING: {path} was removed, since the best one before it, {best.name}, is not whole", file=sys.stderr)
-        shutil.rmtree(path)
+def last_checkpoint(folder: Path) -> Path | None:
+    """Return the newest complete checkpoint, from which the Trainer can resume, if there is one.
+
+    The Trainer writes the state last. It names the best checkpoint by its path, which is wrong after a move.
+    """
+    for path in sorted(folder.glob("checkpoint-*"), key=lambda path: -int(path.name.partition("-")[2])):
+        with contextlib.suppress(DataError):  # no state, or only the beginning of one
+            best = read_json(path / "trainer_state.json").get("best_model_checkpoint")
+            return path if best is None or (Path(best).parent == folder and Path(best).is_dir()) else None
     return None
-
-
-def _best_of(checkpoint: Path) -> Path | None:
-    best = read_json(checkpoint / _STATE).get("best_model_checkpoint")
-    return checkpoint.with_name(Path(best).name) if best else None
-
-
-def _point_to_best(checkpoint: Path) -> None:
-    """Correct the path of the best checkpoint; after a move of the folder it would silently not be loaded."""
-    state, best = read_json(checkpoint / _STATE), _best_of(checkpoint)
-    if best is not None and state["best_model_checkpoint"] != str(best):
-        state["best_model_checkpoint"] = str(best)
-        (checkpoint / CHECKSUMS).unlink()
-        write_json(checkpoint / _STATE, state)
-        seal_folder(checkpoint)
 
 
 @contextlib.contextmanager
@@ -268,13 +230,6 @@ def _is_evaluation(line: dict[str, Any]) -> bool:
 
 def _is_figure(name: str) -> bool:
     return name == "loss" or (name.startswith("eval_") and not name.endswith(("_runtime", "_second")))
-
-
-class _Seal(TrainerCallback):
-    """Adds checksums to a checkpoint when all of it is written."""
-
-    def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        seal_folder(Path(args.output_dir) / f"checkpoint-{state.global_step}")
 
 
 class _Bar(TrainerCallback):

@@ -1,6 +1,5 @@
 """Fine-tuning learns what can be learned, measures as others do, and writes folders that `transformers` reads alike."""
 
-import contextlib
 import json
 import signal
 import subprocess
@@ -23,7 +22,7 @@ from bert_pretrain.errors import ConfigError, OutputError
 from bert_pretrain.finetune.classify import Classify
 from bert_pretrain.finetune.run import finetune
 from bert_pretrain.finetune.settings import Settings
-from bert_pretrain.finetune.training import open_network
+from bert_pretrain.finetune.training import last_checkpoint, open_network
 from bert_pretrain.text.tokenizer import Tokenizer
 
 FAST = {"learning_rate": 3e-3, "batch_size": 16}
@@ -207,14 +206,6 @@ def test_without_the_extra_one_message_says_what_to_install(
         monkeypatch.undo()
 
 
-def is_json(path: Path) -> bool:
-    """Whether a file is written to its end."""
-    with contextlib.suppress(ValueError):
-        json.loads(path.read_text(encoding="utf-8"))
-        return True
-    return False
-
-
 @pytest.mark.slow
 def test_a_killed_run_continues_to_the_same_weights(toy_model: Path, tmp_path: Path, reviews, as_jsonl) -> None:
     train = as_jsonl(tmp_path / "train.jsonl", reviews(1000, 1))
@@ -223,20 +214,17 @@ def test_a_killed_run_continues_to_the_same_weights(toy_model: Path, tmp_path: P
     subprocess.run([*command, str(tmp_path / "whole")], check=True)
     process = subprocess.Popen([*command, str(tmp_path / "killed")])
     deadline = time.monotonic() + 120
-    while not any(map(is_json, (tmp_path / "killed.partial" / "checkpoints").glob("*/checksums.json"))):
+    while last_checkpoint((tmp_path / "killed.partial" / "checkpoints").resolve()) is None:
         assert process.poll() is None
         assert time.monotonic() < deadline
         time.sleep(0.01)
     process.send_signal(signal.SIGKILL)
     process.wait()
     assert not (tmp_path / "killed").exists()
-    # Where it lies is no part of what it is: moved, it ends with the best epoch all the same.
-    (tmp_path / "moved").mkdir()
-    (tmp_path / "killed.partial").rename(tmp_path / "moved" / "killed.partial")
-    torn = tmp_path / "moved" / "killed.partial" / "checkpoints" / "checkpoint-9999"
+    torn = tmp_path / "killed.partial" / "checkpoints" / "checkpoint-9999"
     torn.mkdir()
     (torn / "model.safetensors").write_bytes(b"half")
-    killed = tmp_path / "moved" / "killed"
+    killed = tmp_path / "killed"
     done = subprocess.run([*command, str(killed)], check=True, capture_output=True, text=True)
     assert "continues from checkpoint-" in done.stdout
     ours, theirs = (load_file(folder / "model.safetensors") for folder in (tmp_path / "whole", killed))
@@ -245,4 +233,4 @@ def test_a_killed_run_continues_to_the_same_weights(toy_model: Path, tmp_path: P
     texts = [(folder / "metrics.json").read_text().splitlines() for folder in (tmp_path / "whole", killed)]
     first, second = ([line for line in text if "seconds" not in line] for text in texts)
     assert first == second
-    assert not (tmp_path / "moved" / "killed.partial").exists()
+    assert not (tmp_path / "killed.partial").exists()
