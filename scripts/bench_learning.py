@@ -3,12 +3,13 @@
 The corpus (a sentence a line, blank lines between documents) is split by document: 1 % to choose by (`dev`), 2 % for
 the final figures (`test`), which is scored only with `--split test`, 0.3 % for the evaluations of a run (`validation`),
 the rest to train on. Vocabulary and data are made once for each setting. A run is `bert-pretrain train` in a process of
-its own. Scores are those of `word_scores.py`: nats per byte of masked words, `transformers` loading the folder. Runs
-that are in `results.jsonl` are not repeated.
+its own. Runs that are in `results.jsonl` are not repeated.
 
     python scripts/bench_learning.py CORPUS --language en --work OUT --variants base mask-30 --seeds 1 2 3 --steps 1200
 
-Variants are those of `learning_variants.py`; `a+b` takes both changes.
+`a+b` takes both changes; `KEY=VALUE` is a variant too. The score compares across vocabularies: nats per byte of masked
+words. The words are chosen from plain text before it is tokenized, all pieces of a word are masked, and `transformers`
+opens the folder. A word that becomes [UNK] costs the entropy of uniform bytes.
 """
 
 import argparse
@@ -16,26 +17,70 @@ import contextlib
 import hashlib
 import json
 import lzma
+import math
 import os
+import re
 import shutil
 import statistics
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from learning_variants import BASE, VARIANTS
+import numpy as np
+import torch
 
-from bert_pretrain.report.measured import METRICS
+from bert_pretrain.rng import stream
 
 SPLITS = {"dev": 0.01, "test": 0.02, "validation": 0.003}
 SHARED_SETTINGS = ("data.", "vocab.")
-POINTS = 10
-"""Of the curve of a run."""
+BASE = {
+    "data.max_seq_length": "64",
+    "data.dupe_factor": "1",
+    "data.masking": "dynamic",
+    "model.max_position_embeddings": "64",
+    "model.hidden_dropout_prob": "0",
+    "model.attention_probs_dropout_prob": "0",
+    "train.global_batch_size": "32",
+    "train.optimizer": "muon",
+    "train.peak_lr": "3e-3",
+    "train.warmup_ratio": "0.05",
+    "train.weight_decay": "0.01",
+}
+"""What all variants share unless they say otherwise."""
+VARIANTS: dict[str, dict[str, str]] = {
+    "base": {},
+    "auto": {"train.peak_lr": "4e-3", "train.mlm_bias": "unigram", "train.init": "positional_heads"},
+    "positional-heads": {"train.init": "positional_heads"},
+    "unigram-bias": {"train.mlm_bias": "unigram"},
+    "mask-30": {"data.masked_lm_prob": "0.3"},
+    "whole-words": {"data.whole_word_mask": "true"},
+    "adamw": {"train.optimizer": "adamw", "train.peak_lr": "2e-3"},
+    "no-nsp": {"data.next_sentence": "none"},
+    "dropout": {"model.hidden_dropout_prob": "0.1", "model.attention_probs_dropout_prob": "0.1"},
+    "length-128": {
+        "data.max_seq_length": "128",
+        "model.max_position_embeddings": "128",
+        "train.global_batch_size": "16",
+    },
+}
+"""Changes to it; `base` is without any. Sizes, vocabularies and batches are flags."""
+MASKED_SHARE = 0.15
+MAX_CHARACTERS = {"latin": 130, "cjk": 44}
+"""Of a context."""
+MAX_TOKENS = 60
+"""A context that could have more pieces, were every third character a piece of its own, is left out."""
+SCORED_AT_ONCE = 32
+CJK = "\u3400-\u4dbf\u4e00-\u9fff"
+TOKENS = re.compile(rf"[{CJK}]|[^\W{CJK}]+|[^\w\s]")
+NATS_OF_A_BYTE = math.log(256)
+_SCORING = threading.Lock()
+"""`transformers` opens one model at a time."""
 
 
 @dataclass(frozen=True)
@@ -55,7 +100,8 @@ class Run:
         layers, hidden = map(int, self.size.split("x"))
         settings = {**BASE, "train.global_batch_size": str(self.batch)}
         for part in self.variant.split("+"):
-            settings |= VARIANTS[part].settings
+            key, is_setting, value = part.partition("=")
+            settings |= {key: value} if is_setting else VARIANTS[part]
         return settings | {
             "vocab.size": str(self.vocab_size),
             "model.num_hidden_layers": str(layers),
@@ -104,7 +150,9 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("corpus", type=Path, help="sentence lines, plain or .xz")
     parser.add_argument("--work", type=Path, required=True, help="where everything is written; the same again goes on")
     parser.add_argument("--language", default="en")
-    parser.add_argument("--variants", nargs="+", default=["base"], help=f"of {', '.join(VARIANTS)}; a+b takes both")
+    parser.add_argument(
+        "--variants", nargs="+", default=["base"], help=f"of {', '.join(VARIANTS)}, KEY=VALUE, or both as a+b"
+    )
     parser.add_argument("--sizes", nargs="+", default=["2x128"], help="layers x hidden size")
     parser.add_argument("--vocab-sizes", nargs="+", type=int, default=[8192])
     parser.add_argument("--batch", nargs="+", type=int, default=[32], help="examples a step")
@@ -197,19 +245,16 @@ def train(run: Run, data: Path, options: argparse.Namespace, texts: Mapping[str,
     """Train and score; returns the row of the results."""
     folder = options.work / "runs" / key_of(run)
     settings = {key: value for key, value in run.settings.items() if not key.startswith(SHARED_SETTINGS)}
-    settings |= {"train.eval_every": str(max(1, run.steps // POINTS)), "train.save_every": str(run.steps)}
+    settings |= {"train.eval_every": str(run.steps), "train.save_every": str(run.steps)}
     settings["train.log_every"] = "50"
     settings["train.device"] = options.device
     begin = time.perf_counter()
-    program = [sys.executable, str(Path(__file__).with_name("learning_variants.py")), run.variant]
-    call(
-        ["train", "--data", str(data), "--output", str(folder)], settings, folder.with_suffix(".log"), program, options
-    )
+    command = ["train", "--data", str(data), "--output", str(folder)]
+    call(command, settings, folder.with_suffix(".log"), threads=options.threads)
     seconds = time.perf_counter() - begin
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    trained = [line for line in lines if "validation_mlm_loss" not in line]
-    evaluations = [line for line in lines if "validation_mlm_loss" in line]
-    validation, tokens_per_step = evaluations[-1], trained[-1]["tokens"] / trained[-1]["step"]
+    trained = [line for line in lines if "validation_mlm_loss" not in line][-1]
+    validation = [line for line in lines if "validation_mlm_loss" in line][-1]
     score = score_of(folder / "model", texts["dev"], options)
     if not options.keep:
         shutil.rmtree(folder)
@@ -220,15 +265,11 @@ def train(run: Run, data: Path, options: argparse.Namespace, texts: Mapping[str,
         "mlm_loss": validation["validation_mlm_loss"],
         "mlm_accuracy": validation["validation_mlm_accuracy"],
         "nsp_accuracy": validation["validation_nsp_accuracy"],
-        "train_mlm_loss": trained[-1]["mlm_loss"],
-        "tokens": trained[-1]["tokens"],
-        "epochs": trained[-1]["epoch"],
-        "seconds": trained[-1]["elapsed_seconds"],
+        "train_mlm_loss": trained["mlm_loss"],
+        "tokens": trained["tokens"],
+        "epochs": trained["epoch"],
+        "seconds": trained["elapsed_seconds"],
         "wall_seconds": seconds,
-        "curve": {
-            "tokens": [round(line["step"] * tokens_per_step) for line in evaluations],
-            **{name: [line[name] for line in evaluations] for name in METRICS},
-        },
     }
 
 
@@ -243,28 +284,16 @@ def score_finally(wanted: list[Run], options: argparse.Namespace, texts: Mapping
 
 
 def score_of(model: Path, text: Path, options: argparse.Namespace) -> float:
-    """Score a folder in a process of its own: `transformers` loads one model at a time."""
-    program = [sys.executable, str(Path(__file__).with_name("word_scores.py")), str(text), str(model)]
-    environment = {**os.environ, "OMP_NUM_THREADS": str(options.threads)}
-    done = subprocess.run(
-        [*program, "--contexts", str(options.contexts)], env=environment, stdout=subprocess.PIPE, text=True, check=True
-    )
-    return float(done.stdout.splitlines()[-1].split()[0])
+    """Return what a byte of a masked word of a text costs a model folder, in nats."""
+    with _SCORING:
+        return nats_per_byte(model, contexts(text, options.contexts))
 
 
-def call(
-    arguments: list[str],
-    settings: Mapping[str, str],
-    log: Path,
-    program: list[str] | None = None,
-    options: argparse.Namespace | None = None,
-) -> None:
+def call(arguments: list[str], settings: Mapping[str, str], log: Path, *, threads: int | None = None) -> None:
     """Run a command of the package."""
-    command = [*(program or [sys.executable, "-m", "bert_pretrain"]), *arguments]
+    command = [sys.executable, "-m", "bert_pretrain", *arguments]
     command += [word for key, value in settings.items() for word in ("--set", f"{key}={value}")]
-    environment = dict(os.environ)
-    if options is not None:
-        environment["OMP_NUM_THREADS"] = str(options.threads)
+    environment = os.environ if threads is None else {**os.environ, "OMP_NUM_THREADS": str(threads)}
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("ab") as file:
         if subprocess.run(command, env=environment, stdout=file, stderr=file).returncode:
@@ -305,6 +334,92 @@ def table(rows: list[dict[str, Any]]) -> list[str]:
         cells += [f"{value:,.0f}" for value in means]
         lines.append(f"| {' | '.join(cells)} |")
     return lines
+
+
+@dataclass(frozen=True)
+class Context:
+    """Consecutive words of one document, and which of them are masked."""
+
+    words: tuple[str, ...]
+    masked: tuple[int, ...]
+
+
+def contexts(text: Path, number: int, seed: int = 0) -> list[Context]:
+    """Return `number` contexts from documents (sentence lines, blank lines between), spread over all of them."""
+    rng = stream(seed, "masked words")
+    found: list[Context] = []
+    documents = list(_documents(text))
+    share = max(1, math.ceil(1.2 * number / len(documents)))
+    for words in documents:
+        starts = rng.permutation(max(1, len(words) - 20))[:share]
+        found += [context for start in starts if (context := _context(words, int(start), rng)) is not None]
+    order = rng.permutation(len(found))[:number]
+    return [found[place] for place in sorted(order)]
+
+
+def _documents(text: Path) -> Iterator[list[str]]:
+    for document in text.read_text(encoding="utf-8").split("\n\n"):
+        words = TOKENS.findall(document)
+        if len(words) > 20:
+            yield words
+
+
+def _context(words: Sequence[str], start: int, rng: np.random.Generator) -> Context | None:
+    kind = "cjk" if re.search(f"[{CJK}]", "".join(words[start : start + 10])) else "latin"
+    end, size = start, 0
+    while end < len(words) and size + len(words[end]) + 1 <= MAX_CHARACTERS[kind]:
+        size += len(words[end]) + (kind == "latin")
+        end += 1
+    chosen = [place for place, word in enumerate(words[start:end]) if word[0].isalnum()]
+    count = round(MASKED_SHARE * len(chosen))
+    if not count or sum(-(-len(word) // 3) for word in words[start:end]) > MAX_TOKENS:
+        return None
+    return Context(tuple(words[start:end]), tuple(sorted(rng.choice(chosen, count, replace=False).tolist())))
+
+
+@torch.no_grad()
+def nats_per_byte(folder: Path, asked: Sequence[Context]) -> float:
+    """Return what a byte of a masked word costs a model, in nats."""
+    from transformers import AutoModelForPreTraining, AutoTokenizer
+
+    tokenizer, model = AutoTokenizer.from_pretrained(folder), AutoModelForPreTraining.from_pretrained(folder).eval()
+    total, size = 0.0, 0
+    for first in range(0, len(asked), SCORED_AT_ONCE):
+        batch = asked[first : first + SCORED_AT_ONCE]
+        encoded = [_encode(context, tokenizer) for context in batch]
+        longest = max(len(ids) for ids, _, _ in encoded)
+        if longest > model.config.max_position_embeddings:
+            raise ValueError(f"{folder}: a context has {longest} tokens, more than the model has positions")
+        ids = torch.full((len(encoded), longest), tokenizer.pad_token_id)
+        for row, (own, _, _) in enumerate(encoded):
+            ids[row, : len(own)] = torch.tensor(own)
+        logits = model(input_ids=ids, attention_mask=ids != tokenizer.pad_token_id).prediction_logits
+        for row, (_, places, labels) in enumerate(encoded):
+            shares = logits[row, places].double().log_softmax(dim=1)
+            costs = -shares[torch.arange(len(places)), labels]
+            total += float(costs[torch.tensor(labels) != tokenizer.unk_token_id].sum())
+        for context in batch:
+            for place in context.masked:
+                word = context.words[place]
+                size += len(word.encode())
+                if tokenizer.unk_token_id in tokenizer.encode(word, add_special_tokens=False):
+                    total += NATS_OF_A_BYTE * len(word.encode())
+    return total / size
+
+
+def _encode(context: Context, tokenizer: Any) -> tuple[list[int], list[int], list[int]]:
+    """Return the ids with masks, the positions that are predicted, and the ids that were there."""
+    ids: list[int] = [tokenizer.cls_token_id]
+    places: list[int] = []
+    labels: list[int] = []
+    for number, word in enumerate(context.words):
+        pieces = tokenizer.encode(word, add_special_tokens=False)
+        if number in context.masked:
+            places += range(len(ids), len(ids) + len(pieces))
+            labels += pieces
+            pieces = [tokenizer.mask_token_id] * len(pieces)
+        ids += pieces
+    return [*ids, tokenizer.sep_token_id], places, labels
 
 
 if __name__ == "__main__":

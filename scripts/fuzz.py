@@ -12,6 +12,7 @@ import argparse
 import contextlib
 import hashlib
 import importlib.util
+import json
 import mmap
 import multiprocessing
 import os
@@ -46,6 +47,34 @@ _HEADER = struct.Struct("qq")
 FORK = multiprocessing.get_context("fork")
 """The worker of each target is forked, because to import the package once a target would take longer than a target."""
 LOG = "fuzz.log"
+# Values that readers have stumbled over elsewhere: extremes, other types, text that is no text.
+_ODD: tuple[Any, ...] = (
+    None, True, False, 0, -1, 1.5, 2**31, 2**63, 10**30, -(10**9), 1e308, float("nan"), float("inf"), "", "a", "\ud800",
+    "\x00", "../a", "/etc/passwd", "1e999", "é" * 100, [], {}, [[]], [None], {"": None}, {"a": {"a": 1}},
+)  # fmt: skip
+_ODD_BYTES = (
+    b"\x00",
+    b"\xff",
+    b"\n",
+    b"\r\n",
+    b'"',
+    b",",
+    b"\t",
+    b"{",
+    b"}",
+    b"[",
+    b"]",
+    b":",
+    b"&a",
+    b"*a",
+    b"\xef\xbb\xbf",
+    b"\xff\xfe",
+    b"1e999",
+    b"-1",
+    b"99999999999",
+    b"\\ud800",
+    "\u2028".encode(),
+)
 
 
 def main() -> int:
@@ -185,7 +214,6 @@ class Trial:
 def guided(try_one: Trial, target: "Target", seconds: float, seed: int) -> None:
     """Let atheris choose the inputs; ends the process."""
     import atheris
-    from fuzz_mutations import mutated
 
     def mutate(data: bytes, max_size: int, number: int) -> bytes:
         draw = random.Random(number)
@@ -202,11 +230,68 @@ def guided(try_one: Trial, target: "Target", seconds: float, seed: int) -> None:
 
 def at_random(try_one: Trial, target: "Target", seconds: float, seed: int) -> None:
     """Change the seeds at random."""
-    from fuzz_mutations import mutated
-
     draw, end = random.Random(seed), time.monotonic() + seconds
     while time.monotonic() < end:
         try_one(mutated(draw.choice(target.seeds), draw, is_json=target.is_json))
+
+
+def mutated(data: bytes, draw: random.Random, *, is_json: bool) -> bytes:
+    """Return an input with one to eight random changes: of its JSON values if it has some, or of its bytes."""
+    for _ in range(draw.choice((1, 1, 1, 2, 3, 8))):
+        changed = _with_other_value(data, draw) if is_json and draw.random() < 0.6 else None
+        data = _with_other_bytes(data, draw) if changed is None else changed
+    return data
+
+
+def _with_other_value(data: bytes, draw: random.Random) -> bytes | None:
+    """Change, remove or add a value of a JSON text, or of a line of it; None where there is no JSON."""
+    lines = data.split(b"\n")
+    number = draw.randrange(len(lines))
+    whole = len(lines) > 2 and lines[0].strip() in (b"{", b"[")
+    try:
+        tree = [json.loads(data if whole else lines[number])]
+    except (ValueError, RecursionError):
+        return None
+    places: list[tuple[Any, Any]] = [(tree, 0)]  # of values: what holds each, and its key there
+    for holder, key in places:  # grows
+        value = holder[key]
+        if isinstance(value, dict | list) and len(places) < 2000:
+            places += [(value, each) for each in (value if isinstance(value, dict) else range(len(value)))]
+    holder, key = draw.choice(places)
+    kind = draw.randrange(8)
+    if kind == 0 and len(places) > 1 and holder is not tree:
+        del holder[key]
+    elif kind == 1 and isinstance(holder, dict):
+        holder[str(draw.choice(_ODD))] = holder.pop(key)
+    elif kind == 2:
+        other, place = draw.choice(places)
+        holder[key] = json.loads(json.dumps(other[place]))
+    elif kind == 3:
+        holder[key] = [holder[key]]
+    else:
+        holder[key] = draw.choice(_ODD)
+    text = json.dumps(tree[0]).encode()
+    return text if whole else b"\n".join([*lines[:number], text, *lines[number + 1 :]])
+
+
+def _with_other_bytes(data: bytes, draw: random.Random) -> bytes:
+    begin = draw.randint(0, len(data))
+    end = min(len(data), begin + draw.choice((0, 1, 1, 2, 8, 64)))
+    kind = draw.randrange(7)
+    if kind == 0 and data:  # flip a bit
+        at = min(begin, len(data) - 1)
+        return data[:at] + bytes([data[at] ^ (1 << draw.randrange(8))]) + data[at + 1 :]
+    if kind == 1:  # truncate
+        return data[:begin]
+    if kind == 2:  # repeat
+        return data[:end] + data[begin:end] * draw.choice((1, 2, 100)) + data[end:]
+    if kind == 3:  # copy from elsewhere
+        source = draw.randint(0, len(data))
+        return data[:begin] + data[source : source + end - begin] + data[end:]
+    if kind == 4:  # remove
+        return data[:begin] + data[end:]
+    new = draw.choice(_ODD_BYTES) if kind == 5 else draw.randbytes(end - begin)
+    return data[:begin] + new + data[end:]
 
 
 @contextlib.contextmanager

@@ -39,7 +39,7 @@ def version(name):
 cuda = torch.cuda.is_available()
 print(json.dumps({
     "cuda": cuda, "device": torch.cuda.get_device_name() if cuda else "CPU", "torch": torch.__version__,
-    "transformers": version("transformers"), "torchao": version("torchao"), "python": platform.python_version(),
+    "transformers": version("transformers"), "python": platform.python_version(),
     "cores": len(os.sched_getaffinity(0)),
 }))
 """

@@ -70,7 +70,6 @@ def _machine_line(row: Row) -> str:
         "driver": row.get("driver") and f"driver {row['driver']}",
         "torch": row.get("torch") and f"torch {row['torch']}",
         "transformers": f"transformers {row['transformers']}" if row.get("transformers") else "no transformers",
-        "torchao": row.get("torchao") and f"torchao {row['torchao']}",
         "python": row.get("python") and f"Python {row['python']}",
         "cores": row.get("cores") and f"{row['cores']} cores",
         "commit": row.get("commit") and f"commit {row['commit']}",

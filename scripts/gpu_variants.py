@@ -10,7 +10,6 @@ applied here says why.
 
 import argparse
 import importlib
-import importlib.util
 import json
 import math
 import multiprocessing
@@ -128,18 +127,6 @@ def _residual_in_16_bits(recipe: Recipe) -> None:
     recipe.change_model = change_model
 
 
-def _float8(recipe: Recipe) -> None:
-    """Let torchao compute the layers' matrix products in 8 bits, with one scale a tensor; emulated on CPU."""
-    if importlib.util.find_spec("torchao") is None:
-        raise NotHere("torchao is not installed")
-    float8: Any = importlib.import_module("torchao.float8")
-    is_cuda = recipe.device.type == "cuda"
-    if is_cuda and torch.cuda.get_device_capability(recipe.device) < (8, 9):
-        raise NotHere("products in 8 bits need compute capability 8.9")
-    config = float8.Float8LinearConfig(emulate=not is_cuda)
-    recipe.change_model = lambda model: float8.convert_to_float8_training(model.encoder, config=config)
-
-
 class _CastTogether(torch.autograd.Function):
     """Cast many weights at once, and their gradients back."""
 
@@ -185,8 +172,6 @@ UNCHANGED, GRAPHS = "the step as the package makes it", "layers by torch.compile
 VARIANTS = (
     Variant("base", UNCHANGED, _nothing),
     Variant("16-bit residual", "hidden states stay in 16 bits between layers", _residual_in_16_bits),
-    Variant("float8", "matrix products of the layers in 8 bits, by torchao", _float8),
-    Variant("columns as they are", "COLUMN_MULTIPLE 1: a decoder without padding", _constants(COLUMN_MULTIPLE=1)),
     Variant("not compiled", "train.compile false", _set(compiled=False)),
     Variant(
         "large decoder blocks",
@@ -202,7 +187,6 @@ VARIANTS = (
     Variant("not compiled", "train.compile false", _set(compiled=False), is_small=True),
     Variant("combo kernels", "Inductor: combo_kernels", _inductor(combo_kernels=True)),
     Variant("coordinate descent", "Inductor: coordinate_descent_tuning", _inductor(coordinate_descent_tuning=True)),
-    Variant("max-autotune", "Inductor: max_autotune_gemm", _inductor(max_autotune_gemm=True)),
     Variant("CUDA graphs", GRAPHS, _cuda_graphs, needs_cuda=True),
     Variant("muon", "the optimizer", _set(train={"optimizer": "muon"})),
     Variant("lamb", "the optimizer", _set(train={"optimizer": "lamb"})),

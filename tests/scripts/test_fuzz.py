@@ -11,7 +11,7 @@ from pathlib import Path
 
 import fuzz
 import pytest
-from fuzz_mutations import mutated
+from fuzz import mutated
 from fuzz_targets import Outputs, Target, targets
 from hypothesis import given, settings
 from hypothesis import strategies as st
