@@ -196,7 +196,7 @@ def train(
         str | None, typer.Option("--teacher", metavar="MODEL", help="Also learn from a larger BERT's folder.")
     ] = None,
     resume: Annotated[bool, typer.Option("--resume/--no-resume", help="Continue from the newest checkpoint.")] = True,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only print plan, memory and time of the run.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only print settings and time of the run.")] = False,
     overwrite: Overwrite = False,
 ) -> None:
     """Train BERT on a data folder.

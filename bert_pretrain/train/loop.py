@@ -1,6 +1,8 @@
 """The training loop: one `fit`, which says when to step, log, evaluate and save, and stops cleanly when told to."""
 
 import contextlib
+import statistics
+import time
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,8 @@ from bert_pretrain.train.run_log import RunLog
 from bert_pretrain.train.signals import interrupted, stop_signal
 from bert_pretrain.train.state import TrainState
 from bert_pretrain.train.step import train_step
+
+TIMED_STEPS, PATIENCE_SECONDS = 4, 60.0
 
 
 def fit(
@@ -100,6 +104,27 @@ def fit(
                     raise interrupted(now.signal_number, checkpoint)
         checkpoints.wait()
         clock.read()
+
+
+def time_steps(run: ResolvedRun, state: TrainState, data: TrainingData) -> float:
+    """Return the median seconds of a few steps of a state that will be thrown away.
+
+    The first, in which kernels are chosen or compiled, counts only where a minute is over after it.
+    """
+    config, times = run.config.train, list[float]()
+    state.network.train()
+    with _own_random_state(run.device):
+        while len(times) < TIMED_STEPS and (run.dist_context.size > 1 or sum(times) < PATIENCE_SECONDS):
+            batch = data.global_batch(state.progress.step + len(times)).to(run.device)
+            begin = time.perf_counter()
+            train_step(
+                state.network, state.optimizers, batch, state.sums, seed=config.seed, step=len(times),
+                learning_rate=config.peak_lr, max_grad_norm=config.max_grad_norm, dtype=run.precision.dtype,
+                loss_scale=state.loss_scale, dist_context=run.dist_context,
+            )  # fmt: skip
+            _wait_for(run.device)
+            times.append(time.perf_counter() - begin)
+    return statistics.median(times[1:] or times)
 
 
 def _save_now(checkpoints: CheckpointManager) -> Path:

@@ -26,16 +26,15 @@ from bert_pretrain.train import distributed
 from bert_pretrain.train.checkpoint import Checkpoint, carry_over, restore
 from bert_pretrain.train.checkpoint_manager import CheckpointManager
 from bert_pretrain.train.device import hardware
-from bert_pretrain.train.device.hints import speed_hints, this_machine
 from bert_pretrain.train.distillation import Teacher
-from bert_pretrain.train.dry_run import dry_run as dry_run_report
 from bert_pretrain.train.evaluation import Evaluator
 from bert_pretrain.train.loader import TrainingData
-from bert_pretrain.train.loop import fit
+from bert_pretrain.train.loop import fit, time_steps
 from bert_pretrain.train.loss import PretrainingLoss
 from bert_pretrain.train.metrics import MetricsFile
 from bert_pretrain.train.model_card import draw_beside_card, model_card
 from bert_pretrain.train.optim.optimizer import make_optimizers
+from bert_pretrain.train.optim.schedule import duration
 from bert_pretrain.train.output_bias import unigram_bias
 from bert_pretrain.train.positional_heads import start_positional_heads
 from bert_pretrain.train.resolved import ResolvedRun, describe, identity_of, resolve_run
@@ -70,7 +69,7 @@ def train(
         carry_optimizer: take optimizer state and step from there too; it must be a checkpoint of ours.
         resume: continue from the newest checkpoint in `output`.
         overwrite: move what is in `output` aside and start over.
-        dry_run: only say what the run would do, need and take, and refuse what it would refuse; nothing is written.
+        dry_run: only say what the run would do and how long it would take; nothing is written.
 
     Raises:
         UserError: when folders or settings do not fit each other.
@@ -106,9 +105,7 @@ def train(
 
 def _train(run: ResolvedRun, latest: Checkpoint | None, identity: dict[str, Any]) -> None:
     """Train to the end and complete the run folder."""
-    state, micro_batch_tokens, _ = _prepare(run, latest)
-    if latest is not None:
-        print(describe_resume(latest, run))
+    state, micro_batch_tokens = _prepare(run, latest)
     data = _training_data(run, state, micro_batch_tokens)
     with contextlib.closing(_open_log(run, state, latest)) as log:
         evaluator = Evaluator(run, state, micro_batch_tokens)
@@ -123,18 +120,20 @@ def _train(run: ResolvedRun, latest: Checkpoint | None, identity: dict[str, Any]
 
 
 def _dry_run(run: ResolvedRun, latest: Checkpoint | None) -> None:
-    """Say what the run would do, need and take; refuse what it would refuse before its first step."""
-    state, micro_batch_tokens, parallel = _prepare(run, latest)
-    if latest is not None:
-        print(describe_resume(latest, run))
+    """Say what the run would do and how long it would take; refuse what it would refuse before its first step."""
+    state, micro_batch_tokens = _prepare(run, latest)
     check_trackers(run.config.train.trackers)
-    data = _training_data(run, state, micro_batch_tokens)
-    with torch.random.fork_rng(devices=[]):
-        print(dry_run_report(run, state, data, num_shards=_num_shards(run, parallel)))
+    seconds = time_steps(run, state, _training_data(run, state, micro_batch_tokens))
+    if run.length.steps is not None:
+        left = run.length.steps - state.progress.step
+        time = f"{duration(left * seconds)} for {left:,} steps"
+    else:
+        time = f"{run.length} for about {(run.length.seconds or 0.0) / seconds:,.0f} steps"
+    print(f"time       {time} of {seconds:.3g} s, without evaluations and checkpoints; nothing was written (--dry-run)")
 
 
-def _prepare(run: ResolvedRun, latest: Checkpoint | None) -> tuple[TrainState, int, str]:
-    """Return the state to begin with, the size of a micro-batch, and how ranks share the model; describe them."""
+def _prepare(run: ResolvedRun, latest: Checkpoint | None) -> tuple[TrainState, int]:
+    """Return the state to begin with, and the size of a micro-batch; describe the run."""
     teacher = _make_teacher(run)
     model = _make_model(run, latest, teacher)
     parallel = distributed.choose_parallel(
@@ -142,10 +141,10 @@ def _prepare(run: ResolvedRun, latest: Checkpoint | None) -> tuple[TrainState, i
     )
     micro_batch_tokens = _micro_batch_tokens(run, model, parallel[0], latest, teacher)
     print(describe(run, model.num_parameters, micro_batch_tokens, parallel))
-    hints = speed_hints(run, this_machine(run.device), micro_batch_tokens)
-    if hints:
-        print(f"faster     {'; '.join(hints)}")
-    return _make_state(run, model, parallel[0], latest, teacher), micro_batch_tokens, parallel[0]
+    state = _make_state(run, model, parallel[0], latest, teacher)
+    if latest is not None:
+        print(describe_resume(latest, run))
+    return state, micro_batch_tokens
 
 
 def _make_model(run: ResolvedRun, latest: Checkpoint | None, teacher: Teacher | None) -> BertForPreTraining:

@@ -13,6 +13,7 @@ from bert_pretrain.config import TrainConfig
 from bert_pretrain.errors import ConfigError
 from bert_pretrain.model.attention import Layout
 from bert_pretrain.model.bert import BertForPreTraining
+from bert_pretrain.parallel.cores import available_cores
 from bert_pretrain.train.device.cpu import cpu_bf16_feature
 from bert_pretrain.train.device.memory import activation_bytes_per_token, estimate_memory
 
@@ -65,7 +66,7 @@ def choose_device(setting: str, local_rank: int = 0) -> torch.device:
 def describe_device(device: torch.device) -> str:
     """Return a device in words, with what a reader should know of it."""
     if device.type == "cpu":
-        return f"cpu, {torch.get_num_threads()} threads"
+        return f"cpu, {torch.get_num_threads()} threads (OMP_NUM_THREADS) on {available_cores()} cores"
     return f"{device} (untested)" if device.type == "mps" else str(device)
 
 
