@@ -32,9 +32,9 @@ from bert_pretrain.errors import OutputError
 from bert_pretrain.examples.shards import DataFolder, ShardRecord, damage_of, read_shard
 from bert_pretrain.finetune.classify import Classify
 from bert_pretrain.finetune.inputs import LabelledInput
-from bert_pretrain.finetune.predict import Input
+from bert_pretrain.finetune.predict import read_unlabelled
 from bert_pretrain.finetune.questions import read_questions
-from bert_pretrain.finetune.row_files import FORMATS, Columns, row_writer
+from bert_pretrain.finetune.row_files import FORMATS, check_rows, write_rows
 from bert_pretrain.finetune.run import HEADS
 from bert_pretrain.finetune.settings import Settings
 from bert_pretrain.finetune.tag import Tag
@@ -356,18 +356,15 @@ def _tables(folder: Path, outputs: Outputs) -> dict[str, Target]:
 
 def _rows_to_predict(task: HeadTask, folder: Path, source: LabelledInput) -> None:
     """Read rows as `predict` does, encode them, and write them in every format."""
-    rows = Input(task, dataclasses.replace(source, flag="INPUT"), skip_empty=True)
-    groups = list(rows.groups())
-    for group in groups:
-        task.encode([example for _, example in group], "input", Counter())
-    for ending in FORMATS if groups else ():
+    found = read_unlabelled(task, dataclasses.replace(source, flag="INPUT"), skip_empty=True)
+    if not found:
+        return
+    task.encode([example for _, example in found], "input", Counter())
+    rows = [row.values for row, _ in found]
+    for ending in FORMATS:
         with contextlib.suppress(OutputError):
-            columns = Columns(folder / f"rows{ending}")
-            for group in groups:
-                columns.add([row.values for row, _ in group])
-            with row_writer(folder / f"rows{ending}", columns) as write:
-                for group in groups:
-                    write([row.values for row, _ in group])
+            check_rows(folder / f"rows{ending}", rows)
+            write_rows(folder / f"rows{ending}", rows)
 
 
 def _file(path: Path, read: Callable[[], object]) -> Callable[[bytes], object]:

@@ -1,4 +1,4 @@
-"""The commands that fine-tune and predict; their flags are the fields of the tool's `Settings` and `Options`."""
+"""The commands that fine-tune and predict; the flags of `finetune` are the fields of `Settings`."""
 
 import dataclasses
 from typing import Annotated, Any
@@ -142,12 +142,9 @@ def predict(
 
     Example: bert-pretrain predict classifier unseen.csv --output new.jsonl
     """
-    given = dict(locals())
     config = inference_config(device, precision, text_field)
-    given["text_field"] = text_field and config.data.text_field
     file, folder = local_path(output, "--output"), bert_folder(model)
     with importing():
-        from bert_pretrain.finetune.predict import Options
         from bert_pretrain.finetune.predict import predict as run_predict
     run_predict(
         folder,
@@ -155,7 +152,13 @@ def predict(
         file,
         config=config.train,
         **_reading(file_format, columns, encoding),
-        options=Options(**{field.name: given[field.name] for field in dataclasses.fields(Options)}),
+        text_field=text_field and config.data.text_field,
+        pair_field=pair_field,
+        tokens_field=tokens_field,
+        max_length=max_length,
+        batch_tokens=batch_tokens,
+        allow_no_answer=allow_no_answer,
+        skip_empty=skip_empty,
     )
 
 

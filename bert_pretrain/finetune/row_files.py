@@ -1,12 +1,8 @@
-"""Files of rows, written as a stream, whole or not at all: JSON lines, CSV, TSV or Parquet by the file's ending.
+"""Files of rows, written whole or not at all: JSON lines, CSV, TSV or Parquet by the file's ending."""
 
-CSV and TSV need the names of all columns before its first row, and Parquet their types too: `Columns` finds them.
-"""
-
-import contextlib
 import csv
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,12 +24,7 @@ FORMATS = {
 
 
 def check_output(output: Path) -> None:
-    """Refuse an output that is a folder, or whose ending is no format.
-
-    Raises:
-        ConfigError: naming the formats.
-        OutputError: when it is a folder.
-    """
+    """Refuse an output that is a folder, or whose ending is no format."""
     if output.suffix not in FORMATS:
         what, remedy = f"the ending of '{output.name}' is not a format for rows", f"end it in {', '.join(FORMATS)}"
         raise ConfigError(what, where="--output", remedy=remedy)
@@ -41,66 +32,48 @@ def check_output(output: Path) -> None:
         raise OutputError(f"{output} is a folder", where="--output", remedy="name a file")
 
 
-class Columns:
-    """The names of all columns of some rows, in order, and their types if the output is Parquet."""
-
-    def __init__(self, output: Path) -> None:
-        self.names: list[str] = []
-        self.type = pa.struct([])
-        self._needs_types = output.suffix == _PARQUET
-        self._is_tsv = output.suffix == _TSV
-
-    def add(self, rows: Rows) -> None:
-        """Look at some rows.
-
-        Raises:
-            OutputError: when a column has values of several kinds, which Parquet cannot hold, or a value has a tab or a
-                line end, which TSV cannot hold.
-        """
-        if self._is_tsv:
-            for row in rows:
-                _tsv_line([*row, *row.values()])
-        self.names = list(dict.fromkeys([*self.names, *(name for row in rows for name in row)]))
-        if self._needs_types and rows:
-            try:
-                schemas = [pa.schema(list(each)) for each in (self.type, pa.array(rows).type)]
-                self.type = pa.struct(list(pa.unify_schemas(schemas, promote_options="permissive")))
-            except (pa.ArrowException, OverflowError) as error:
-                raise _not_parquet("a column has values of several kinds", error) from error
+def check_rows(output: Path, rows: Rows) -> None:
+    """Refuse rows that the format cannot hold: values of several kinds in Parquet, tabs and line ends in TSV."""
+    if output.suffix == _PARQUET:
+        _parquet_table(rows)
+    if output.suffix == _TSV:
+        for row in rows:
+            _tsv_line([*row, *row.values()])
 
 
-@contextlib.contextmanager
-def row_writer(output: Path, columns: Columns) -> Iterator[Callable[[Rows], None]]:
-    """Yield a function that writes some rows; the file appears when all are written."""
+def write_rows(output: Path, rows: Rows) -> None:
+    """Write rows with the columns of all of them, in order."""
     output.parent.mkdir(parents=True, exist_ok=True)
-    with atomic_path(output) as temporary, contextlib.ExitStack() as stack:
+    with atomic_path(output) as temporary:
         if output.suffix == _PARQUET:
-            try:
-                table = pq.ParquetWriter(temporary, pa.schema(list(columns.type)), compression="zstd")
-            except pa.ArrowException as error:  # such as for objects without fields
-                raise _not_parquet("Parquet cannot hold a column", error) from error
-            stack.enter_context(table)
-            yield lambda rows: table.write_table(pa.Table.from_struct_array(pa.array(rows, type=columns.type)))
+            pq.write_table(_parquet_table(rows), temporary, compression="zstd")
             return
-        file = stack.enter_context(temporary.open("w", encoding="utf-8", newline=""))
-        if output.suffix == _JSONL:
-            yield lambda rows: file.writelines(_json(row) + "\n" for row in rows)
-            return
-        if output.suffix == _TSV:
-            file.write(_tsv_line(columns.names))
-            yield lambda rows: file.writelines(_tsv_line([row.get(name) for name in columns.names]) for row in rows)
-            return
-        lines = csv.writer(file, lineterminator="\n")
-        lines.writerow(columns.names)
-        yield lambda rows: lines.writerows([_cell(row.get(name)) for name in columns.names] for row in rows)
+        names = list(dict.fromkeys(name for row in rows for name in row))
+        with temporary.open("w", encoding="utf-8", newline="") as file:
+            if output.suffix == _JSONL:
+                file.writelines(_json(row) + "\n" for row in rows)
+            elif output.suffix == _TSV:
+                file.write(_tsv_line(names))
+                file.writelines(_tsv_line([row.get(name) for name in names]) for row in rows)
+            else:
+                lines = csv.writer(file, lineterminator="\n")
+                lines.writerow(names)
+                lines.writerows([_cell(row.get(name)) for name in names] for row in rows)
+
+
+def _parquet_table(rows: Rows) -> pa.Table:
+    try:
+        table = pa.Table.from_struct_array(pa.array(rows))
+        pq.ParquetWriter(pa.BufferOutputStream(), table.schema).close()  # it refuses objects without fields
+    except (pa.ArrowException, OverflowError) as error:
+        what = f"Parquet cannot hold a column: {str(error).partition(chr(10))[0]}"
+        remedy = f"write {_JSONL}, which keeps each value as it is"
+        raise OutputError(what, where="--output", remedy=remedy) from error
+    return table
 
 
 def _tsv_line(values: Sequence[Any]) -> str:
-    """Return a line of TSV, in which quotes have no meaning.
-
-    Raises:
-        OutputError: when a value has a tab or a line end.
-    """
+    """Return a line of TSV, in which quotes have no meaning."""
     texts = ["" if value is None else str(_cell(value)) for value in values]
     for text in texts:
         if not set("\t\r\n").isdisjoint(text):
@@ -116,8 +89,3 @@ def _cell(value: Any) -> Any:
 
 def _json(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False, default=str)  # dates and decimals of Parquet, as text
-
-
-def _not_parquet(what: str, error: Exception) -> OutputError:
-    what = f"{what}: {str(error).partition(chr(10))[0]}"
-    return OutputError(what, where="--output", remedy=f"write {_JSONL}, which keeps each value as it is")
