@@ -3,7 +3,8 @@
 from collections.abc import Mapping
 from typing import Any
 
-from bert_pretrain.report.markdown import card
+from huggingface_hub import ModelCardData
+
 from bert_pretrain.report.render import render
 
 PIPELINES = {
@@ -54,4 +55,5 @@ def finetuned_card(
         warning=report["warning"],
     )
     library = "sentence-transformers" if task == "similarity" else "transformers"
-    return card({"library_name": library, "pipeline_tag": pipeline, "tags": ["bert", pipeline, "bert-pretrain"]}, body)
+    data = ModelCardData(library_name=library, pipeline_tag=pipeline, tags=["bert", pipeline, "bert-pretrain"])
+    return f"---\n{data}\n---\n\n{body}"

@@ -5,17 +5,17 @@ are escaped, and shown without the folders that they are in.
 """
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+from huggingface_hub import EvalResult, ModelCardData
 
 from bert_pretrain import __version__
 from bert_pretrain.model.hub import name_of_folder
 from bert_pretrain.report.curves import PANELS, as_png, perplexity, read_metrics
 from bert_pretrain.report.data_hints import Hint
-from bert_pretrain.report.markdown import card
 from bert_pretrain.report.render import render
 from bert_pretrain.train.optim.schedule import duration, spanned_steps, warmup_steps
 from bert_pretrain.train.resolved import MASKING, OBJECTIVES, ResolvedRun
@@ -34,12 +34,10 @@ class _Figure(NamedTuple):
     form: str
 
 
-_MASKED_FIGURES = (
+_FIGURES = (
     _Figure("MLM loss (nats per masked token)", "validation_mlm_loss", "loss", ".4f"),
     _Figure("MLM perplexity", "validation_mlm_perplexity", "perplexity", ",.2f"),
     _Figure("MLM accuracy", "validation_mlm_accuracy", "accuracy", ".2%"),
-)
-_PAIR_FIGURES = (
     _Figure("NSP loss (nats per pair)", "validation_nsp_loss", "loss", ".4f"),
     _Figure("NSP accuracy", "validation_nsp_accuracy", "accuracy", ".2%"),
 )
@@ -87,7 +85,7 @@ def model_card(
         has_pairs=data.next_sentence != "none",
         is_lower_case=run.tokenizer.settings["do_lower_case"],
     )
-    return card(_metadata(run, values), body)
+    return f"---\n{_metadata(run, values)}\n---\n\n{body}"
 
 
 def draw_beside_card(run: Path, record: Mapping[str, Any], folder: Path) -> bool:
@@ -110,11 +108,7 @@ def draw_beside_card(run: Path, record: Mapping[str, Any], folder: Path) -> bool
 def _figures(run: ResolvedRun, values: Mapping[str, Any]) -> list[_Figure]:
     """Return the figures that have values; NSP is called SOP where sentence order was trained."""
     name = "SOP" if run.data.config.next_sentence == "sop" else "NSP"
-    return [
-        one._replace(title=one.title.replace("NSP", name))
-        for one in (*_MASKED_FIGURES, *_PAIR_FIGURES)
-        if values.get(one.name) is not None
-    ]
+    return [one._replace(title=one.title.replace("NSP", name)) for one in _FIGURES if values.get(one.name) is not None]
 
 
 def _data_rows(run: ResolvedRun) -> list[tuple[str, str]]:
@@ -170,34 +164,27 @@ def _training_rows(run: ResolvedRun, progress: Progress) -> list[tuple[str, str]
     ]
 
 
-def _metadata(run: ResolvedRun, values: Mapping[str, Any]) -> dict[str, Any]:
+def _metadata(run: ResolvedRun, values: Mapping[str, Any]) -> ModelCardData:
     """Return what the Hub reads; a licence is for the owner of the text to name, so there is none."""
-    language = run.data.config.language
-    results = list(_results(run, values))
-    return {
-        **({"language": language} if re.fullmatch(r"[a-z]{2,3}", language) else {}),
-        "library_name": "transformers",
-        "pipeline_tag": "fill-mask",
-        "tags": ["bert", "fill-mask", "pretraining", "bert-pretrain"],
-        **({"model-index": [{"name": run.name, "results": results}]} if results else {}),
-    }
-
-
-def _results(run: ResolvedRun, values: Mapping[str, Any]) -> Iterable[dict[str, Any]]:
-    """Yield the figures of each task in the form of the Hub's `model-index`."""
-    for kind, task, group in (
-        ("fill-mask", "masked language modelling", _MASKED_FIGURES),
-        ("text-classification", _PAIR_TASKS[run.data.config.next_sentence], _PAIR_FIGURES),
-    ):
-        names = {one.name for one in group}
-        metrics = [
-            {"type": one.metric, "name": one.title, "value": values[one.name]}
-            for one in _figures(run, values)
-            if one.name in names
-        ]
-        if metrics:
-            dataset = {"type": "held-out", "name": "held-out documents of the training corpus", "split": "validation"}
-            yield {"task": {"type": kind, "name": task}, "dataset": dataset, "metrics": metrics}
+    pairs, language = _PAIR_TASKS[run.data.config.next_sentence], run.data.config.language
+    results = [
+        EvalResult(
+            task_type="fill-mask" if "mlm" in one.name else "text-classification",
+            task_name="masked language modelling" if "mlm" in one.name else pairs,
+            dataset_type="held-out", dataset_name="held-out documents of the training corpus",
+            dataset_split="validation",
+            metric_type=one.metric, metric_name=one.title, metric_value=values[one.name],
+        )
+        for one in _figures(run, values)
+    ]  # fmt: skip
+    return ModelCardData(
+        language=language if re.fullmatch(r"[a-z]{2,3}", language) else None,
+        library_name="transformers",
+        pipeline_tag="fill-mask",
+        tags=["bert", "fill-mask", "pretraining", "bert-pretrain"],
+        model_name=run.name if results else None,
+        eval_results=results or None,
+    )
 
 
 def _with_perplexity(validation: Mapping[str, Any] | None) -> dict[str, Any]:
