@@ -109,11 +109,6 @@ class DataConfig(_Section):
     """How many times as often as others an input is seen; 1 for inputs that are not named."""
     drop_duplicates: bool = True
     """Leave out documents that equal another one token by token; those for validation stay."""
-    near_duplicates: Annotated[float, Field(ge=0.5, le=1.0)] | None = None
-    """Also leave out documents of which so large a share of all 5-token shingles, estimated, is shared with an earlier
-    one (Jaccard similarity); needs the extra `near-duplicates`."""
-    drop_repeated_lines: Annotated[Int, Field(ge=2)] | None = None
-    """Leave out lines of 20 bytes or more that occur at least so often in the inputs, but for the first."""
     examples_per_shard: Annotated[Int, Field(ge=64)] = 16384
     """Examples in each Parquet file."""
     seed: Int = 12345
@@ -123,12 +118,6 @@ class DataConfig(_Section):
     def _segments_for_masking(self) -> "DataConfig":
         if self.word_segmenter and not self.whole_word_mask:
             raise ValueError(f"word_segmenter {self.word_segmenter} needs whole_word_mask: true")
-        return self
-
-    @model_validator(mode="after")
-    def _duplicates_before_near_ones(self) -> "DataConfig":
-        if self.near_duplicates is not None and not self.drop_duplicates:
-            raise ValueError(f"near_duplicates {self.near_duplicates:g} needs drop_duplicates: true")
         return self
 
 

@@ -172,19 +172,6 @@ MISTAKES = {
     "comma outside of quotes": ("vocab comma.csv --output v", "comma.csv: line 2"),
     "no such column": ("vocab column.csv --output v", "column.csv"),
     "not parquet": ("vocab broken.parquet --output v", "broken.parquet"),
-    # duplicates
-    "similarity above one": (
-        "make-data a.txt --vocab vocab --output d --set data.near_duplicates=1.5",
-        "--set data.near_duplicates",
-    ),
-    "near duplicates but not equal ones": (
-        "make-data a.txt --vocab vocab --output d --set data.near_duplicates=0.8 --set data.drop_duplicates=no",
-        "data",
-    ),
-    "lines that occur once": (
-        "make-data a.txt --vocab vocab --output d --set data.drop_repeated_lines=1",
-        "--set data.drop_repeated_lines",
-    ),
     # whole words
     "no such tokens": ("vocab a.txt --output v --tokens bpe", "--tokens"),
     "whole words in lower case": ("vocab a.txt --output v --tokens words --lowercase", "--lowercase --tokens words"),

@@ -77,9 +77,6 @@ class Answer:
         elif any(question.answers == [] for question in [*validation, *test]):
             print("every training question has an answer, so one is always given, even to questions without one")
 
-    def texts(self, example: Question) -> list[str]:
-        return [example.question, example.context]
-
     def content(self, example: Question) -> object:
         return [example.id, example.question, example.context, example.answers]
 

@@ -98,9 +98,6 @@ class Classify:
                 )
         print(f"classes: {', '.join(f'{name} {counts[name]:,}' for name in self.classes[:20])}")
 
-    def texts(self, example: Example) -> list[str]:
-        return [example.text, example.pair or ""]
-
     def content(self, example: Example) -> object:
         return [example.text, example.pair, example.label]
 

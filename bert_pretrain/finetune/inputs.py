@@ -15,7 +15,6 @@ from bert_pretrain.errors import ConfigError, InputError
 from bert_pretrain.finetune.settings import FORMATS
 from bert_pretrain.storage.compression import COMPRESSIONS
 from bert_pretrain.text.hub_datasets import is_dataset
-from bert_pretrain.text.markup import count_markup, markup_warning
 
 _BY_ENDING = {f".{name}": name for name in FORMATS} | {".ndjson": "jsonl", ".txt": ""}
 R = TypeVar("R")
@@ -46,8 +45,6 @@ class LabelledInput:
     left_out: Counter[str] = field(default_factory=Counter)
     first: dict[str, str] = field(default_factory=dict)
     """The position of the first row that was left out for a reason."""
-    markup: Counter[str] = field(default_factory=Counter)
-    num_words: int = 0
     said: set[str] = field(default_factory=set)
 
     def __post_init__(self) -> None:
@@ -81,12 +78,6 @@ class LabelledInput:
         """Count a row that is left out, by reason."""
         self.left_out[error.what] += 1
         self.first.setdefault(error.what, error.where)
-
-    def look_for_markup(self, texts: Iterable[str]) -> None:
-        """Count the HTML in the texts of a row."""
-        for text in texts:
-            self.markup.update(count_markup(text))
-            self.num_words += len(text.split())
 
     def repair(self, what: str, error: InputError) -> None:
         """Count a repair, said in the plural; with `strict` raise the error instead."""
@@ -122,8 +113,3 @@ class LabelledInput:
         for what, count in self.left_out.items():
             found.append(f"left out, since {what}: {count:,} ({self.first[what].removeprefix(f'{self.location}: ')})")
         return f"{self.flag} {self.location}: {'; '.join(found)}{remark}" if found else ""
-
-    def warn_of_markup(self) -> None:
-        """Print a warning if the texts hold much HTML."""
-        if warning := markup_warning(self.markup, self.num_words):
-            print(f"warning: {self.flag} {self.location}: {warning}")

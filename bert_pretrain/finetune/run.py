@@ -162,11 +162,8 @@ def _read(task: Task, inputs: dict[str, LabelledInput], seed: int) -> dict[str, 
     examples = {}
     for split, source in inputs.items():
         examples[split] = task.read(source)
-        for example in examples[split]:
-            source.look_for_markup(task.texts(example))
         if found := source.summary():
             print(found)
-        source.warn_of_markup()
     task.set_labels(examples["train"], examples.get("validation", []), examples.get("test", []))
     if "validation" not in examples and task.main_metric is not None:
         train, group_of = examples["train"], attrgetter(task.group_field)

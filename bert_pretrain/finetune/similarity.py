@@ -99,9 +99,6 @@ class Similarity:
         if validation or self.kind != "texts":
             self.main_metric = "spearman" if self.has_labels(validation or train) else "mrr"
 
-    def texts(self, example: Example) -> list[str]:
-        return [example.text, example.pair or ""]
-
     def content(self, example: Example) -> object:
         return [example.text, example.pair, example.label]
 

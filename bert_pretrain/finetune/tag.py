@@ -88,9 +88,6 @@ class Tag:
                 )
         print(f"kinds of entities: {', '.join(kinds[:20])}")
 
-    def texts(self, example: Example) -> list[str]:
-        return [" ".join(example.words)]
-
     def content(self, example: Example) -> object:
         return [example.words, example.tags]
 

@@ -63,9 +63,6 @@ class Task(Protocol):
     def set_labels(self, train: list[Any], validation: list[Any], test: list[Any]) -> None:
         """Take the labels from the training examples and check the others; raises `InputError`."""
 
-    def texts(self, example: Any) -> list[str]:
-        """Return what the model reads of an example, without its label."""
-
     def content(self, example: Any) -> object:
         """Return all of an example that affects training."""
 

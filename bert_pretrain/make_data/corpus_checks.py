@@ -9,10 +9,10 @@ from bert_pretrain.errors import InputError
 from bert_pretrain.make_data import build
 from bert_pretrain.make_data.plan import MAX_HELD_OUT_SHARE, BuildPlan, documents_needed
 from bert_pretrain.make_data.summary import CorpusStatistics, SplitStatistics
-from bert_pretrain.report.data_hints import MAX_REPEATED_SHARE, MAX_UNK_SHARE
-from bert_pretrain.text.markup import markup_warning
 from bert_pretrain.text.sources import Source, few_documents, finer_boundary
 
+MAX_UNK_SHARE = 0.05
+"""Of the tokens of an input, above which something is likely wrong."""
 _OTHER_TEXT = "--set 'data.validation=[FILE]' holds out another file"
 
 
@@ -31,18 +31,6 @@ def check_corpus(corpus: CorpusStatistics, config: DataConfig, sources: list[Sou
                 f"warning: {share:.0%} of the tokens of {source.location} are [UNK]; is the vocabulary made for this "
                 "language and casing?"
             )
-    if corpus["repeated_share"] > MAX_REPEATED_SHARE:
-        print(
-            f"warning: {corpus['repeated_share']:.0%} of the tokens are in sentences that recur, such as navigation "
-            "and licences; remove them from the text"
-            + (
-                ""
-                if config.drop_repeated_lines
-                else ", or, if they are lines of their own, set data.drop_repeated_lines=10"
-            )
-        )
-    if warning := markup_warning(corpus["markup"], corpus["words"]):
-        print(f"warning: {warning}")
     check_documents([counts["documents"] for counts in corpus["inputs"]], config, sources)
 
 

@@ -212,7 +212,7 @@ def _rest_of_record(file: BinaryIO, content: bytes, format_: str, max_bytes: int
 
 def _build(folder: Path, counts: list[TextCounts], tokenizer: Tokenizer, config: DataConfig) -> tuple[int, int]:
     """Build the shards of one copy of the sample; returns their rows and bytes."""
-    once = config.model_copy(update={"dupe_factor": 1, "validation_fraction": 0.0, "near_duplicates": None})
+    once = config.model_copy(update={"dupe_factor": 1, "validation_fraction": 0.0})
     shares = [InputShare(each["documents"], each["tokens"], 1.0, False) for each in counts]
     plan, _ = plan_build(TokenStore(folder, len(counts)), shares, tokenizer, folder / "data", once)
     open_records(plan)

@@ -10,7 +10,6 @@ from bert_pretrain.config import DataConfig
 from bert_pretrain.errors import InputError
 from bert_pretrain.make_data import segmenter, summary
 from bert_pretrain.make_data.parts import cut_inputs, ensure_unpacked, remove_unpacked
-from bert_pretrain.make_data.repeated_lines import LineFilter, find_repeated_lines
 from bert_pretrain.make_data.store_writer import SUMMARY, write_store_shard
 from bert_pretrain.make_data.summary import CorpusStatistics, StoreShardSummary
 from bert_pretrain.make_data.token_store import TokenStore, store_key, store_shard_folder
@@ -33,8 +32,6 @@ class _Task:
     folder: Path
     tokenizer: TokenizerReference
     config: DataConfig
-    repeated_lines: Path | None
-    number: int
 
 
 def ingest(
@@ -53,9 +50,8 @@ def ingest(
     with exclusive(folder, waits=True):  # for another command with these inputs, whose store serves this one too
         remove_temporaries(folder)
         groups = cut_inputs([source.absolute for source in sources], folder, pool)
-        repeated = find_repeated_lines(groups, folder, config, pool)
         tasks = [
-            _Task(parts, store_shard_folder(folder, number), tokenizer.reference, config, repeated, number)
+            _Task(parts, store_shard_folder(folder, number), tokenizer.reference, config)
             for number, parts in enumerate(groups)
         ]
         results = run_all(_run, tasks, workers=pool, description="tokenise", **documents.progress_of(groups))
@@ -77,16 +73,11 @@ def ingest(
 
 
 def _run(task: _Task) -> tuple[StoreShardSummary, str | None]:
-    lines = LineFilter(task.repeated_lines, task.number) if task.repeated_lines else None
-    return ensure_store_shard(task.parts, task.folder, load_once(task.tokenizer), task.config, lines)
+    return ensure_store_shard(task.parts, task.folder, load_once(task.tokenizer), task.config)
 
 
 def ensure_store_shard(
-    parts: Sequence[ByteRange],
-    folder: Path,
-    tokenizer: Tokenizer,
-    config: DataConfig,
-    lines: LineFilter | None = None,
+    parts: Sequence[ByteRange], folder: Path, tokenizer: Tokenizer, config: DataConfig
 ) -> tuple[StoreShardSummary, str | None]:
     """Write a store shard unless it is there undamaged; returns its summary, and any damage found."""
     damage = None
@@ -97,7 +88,7 @@ def ensure_store_shard(
         shutil.rmtree(folder)
     for part in parts:
         ensure_unpacked(part)
-    found = write_store_shard(parts, folder, tokenizer, config, lines)
+    found = write_store_shard(parts, folder, tokenizer, config)
     try:
         documents.check_unchanged(parts)
     except InputError:

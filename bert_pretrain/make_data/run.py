@@ -12,7 +12,7 @@ from typing import Any
 
 from bert_pretrain.config import Config
 from bert_pretrain.errors import InputError
-from bert_pretrain.make_data import build, corpus_checks, near_duplicates, repair, summary
+from bert_pretrain.make_data import build, corpus_checks, repair, summary
 from bert_pretrain.make_data.build import ShardTask
 from bert_pretrain.make_data.dataset_card import write_dataset_card
 from bert_pretrain.make_data.estimate import estimate
@@ -112,17 +112,13 @@ def _ingest(
     config: Config, sources: list[Source], tokenizer: Tokenizer, output: Path, stores: Path, pool: Pool
 ) -> tuple[CorpusStatistics, BuildPlan]:
     """Tokenise all text, check that it suffices, and plan the shards."""
-    if config.data.near_duplicates is not None:
-        near_duplicates.check_installed()
     corpus, text = ingest(sources, tokenizer, config.data, stores, pool)
     corpus_checks.check_corpus(corpus, config.data, sources)
     shares = [
         InputShare(counts["documents"], counts["tokens"], source.weight, source.is_validation)
         for source, counts in zip(sources, corpus["inputs"], strict=True)
     ]
-    with exclusive(text.folder, waits=True):  # signatures and the plan's arrays lie in the store too
-        if config.data.near_duplicates is not None:
-            near_duplicates.write_signatures(text, pool)
+    with exclusive(text.folder, waits=True):  # the plan's arrays are in the store too
         plan, corpus["left_out"] = plan_build(text, shares, tokenizer, output.absolute(), config.data)
     corpus_checks.check_left_out(plan, corpus["left_out"])
     corpus_checks.warn_of_large_documents(plan, corpus, sources)

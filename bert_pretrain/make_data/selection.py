@@ -15,7 +15,6 @@ import numpy as np
 
 from bert_pretrain import rng
 from bert_pretrain.config import DataConfig
-from bert_pretrain.make_data.near_duplicates import find_near_duplicates
 from bert_pretrain.make_data.token_store import TokenStore
 from bert_pretrain.storage.files import save_array
 
@@ -90,8 +89,7 @@ class Selection:
 def select(store: TokenStore, shares: Sequence[InputShare], config: DataConfig) -> tuple[Selection, Counter[str]]:
     """Decide which documents take part; returns that, and how many are left out, by reason.
 
-    The list of duplicates is kept in the store, to which it belongs; where near duplicates are to be left out, it has
-    the signatures of its documents.
+    The list of duplicates is kept in the store, to which it belongs.
     """
     copies = tuple(0.0 if share.is_validation else config.dupe_factor * share.weight for share in shares)
     ends = np.cumsum([share.documents for share in shares])
@@ -104,13 +102,9 @@ def select(store: TokenStore, shares: Sequence[InputShare], config: DataConfig) 
         return priorities[selection.inputs_of(documents)]
 
     numbers, counts = find_duplicates(store, priority_of)
-    if config.near_duplicates is not None:
-        similar, of_similar = find_near_duplicates(store, config.near_duplicates, numbers, priority_of)
-        numbers, counts = np.sort(np.concatenate([numbers, similar])), counts + of_similar
     if len(numbers) == 0:
         return selection, counts
-    decisive = np.concatenate([ends, priorities, [config.near_duplicates or 0]])
-    digest = hashlib.sha256(decisive.tobytes()).hexdigest()[:16]
+    digest = hashlib.sha256(np.concatenate([ends, priorities]).tobytes()).hexdigest()[:16]
     file = store.folder / f"duplicates-{digest}.npy"
     save_array(file, numbers)
     return replace(selection, left_out_file=file), counts

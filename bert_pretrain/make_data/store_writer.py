@@ -8,7 +8,7 @@ import contextlib
 import hashlib
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, Self
@@ -18,8 +18,6 @@ import numpy as np
 from bert_pretrain.config import DataConfig
 from bert_pretrain.examples import ragged
 from bert_pretrain.make_data import segmenter
-from bert_pretrain.make_data.repeated_lines import LineFilter
-from bert_pretrain.make_data.repeats import RepeatCounter
 from bert_pretrain.make_data.sentences import SentenceSplitter
 from bert_pretrain.make_data.summary import StoreShardSummary, count_words
 from bert_pretrain.make_data.token_store import split_long
@@ -27,7 +25,6 @@ from bert_pretrain.storage.checksums import seal_folder
 from bert_pretrain.storage.files import atomic_folder, write_json
 from bert_pretrain.text import documents
 from bert_pretrain.text.encoder import Encoder
-from bert_pretrain.text.markup import count_markup
 from bert_pretrain.text.text_files import ByteRange
 from bert_pretrain.text.tokenizer import Tokenizer
 
@@ -45,20 +42,12 @@ class _Block:
     part_ends: list[int] = field(default_factory=list)  # the number of document ends at the end of each byte range
     num_characters: int = 0
     num_words: int = 0
-    markup: Counter[str] = field(default_factory=Counter)
 
 
 def write_store_shard(
-    parts: Sequence[ByteRange],
-    folder: Path,
-    tokenizer: Tokenizer,
-    config: DataConfig,
-    lines: LineFilter | None = None,
+    parts: Sequence[ByteRange], folder: Path, tokenizer: Tokenizer, config: DataConfig
 ) -> StoreShardSummary:
-    """Tokenise byte ranges of inputs into a store shard, which appears whole or not at all; returns its summary.
-
-    `lines` leaves out repeated lines, except from inputs that are held out.
-    """
+    """Tokenise byte ranges of inputs into a store shard, which appears whole or not at all; returns its summary."""
     counts: Counter[str] = Counter()
     with atomic_folder(folder) as temporary:
         with contextlib.ExitStack() as stack:
@@ -67,12 +56,9 @@ def write_store_shard(
             for part in parts:
                 splitter = SentenceSplitter(part.source.splitter, config.language)
                 for document in documents.read(part, config, counts):
-                    if lines is not None and not part.source.is_validation:
-                        document = replace(document, text=lines.filter(document.text, counts))
                     block.sentences += splitter.split(document.text, ends_document=document.ends_document)
                     block.num_characters += len(document.text)
                     block.num_words += count_words(document.text)
-                    block.markup.update(count_markup(document.text))
                     if document.ends_document:
                         block.document_ends.append(len(block.sentences))
                     if block.num_characters >= _BLOCK_CHARACTERS:
@@ -109,25 +95,21 @@ class _Writer:
         self._totals_at_part_ends: list[tuple[int, int, int, int]] = []  # documents, sentences, tokens, [UNK]
         self._num_sentences = 0
         self._num_words = 0
-        self._markup: Counter[str] = Counter()
         self._unk_tokens = 0
         # Of the document that has begun and not ended: where it begins, in stored and in read sentences, and its hash.
         self._document_begin = 0
         self._sentences_before = 0
         self._document_hash = hashlib.blake2b(digest_size=8)
         self._documents_by_sentences: Counter[int] = Counter()
-        self._repeats = RepeatCounter(tokenizer.vocab_size)
 
     def append(self, block: _Block) -> None:
         """Write sentences, and the documents and byte ranges that end among them."""
         ids, lengths = self._encode(block.sentences)
         self._num_words += block.num_words
-        self._markup.update(block.markup)
         # A sentence of control characters alone has no token; a document of such sentences is empty.
         kept_before = ragged.offsets_of(lengths > 0)
         self._counts["sentences_without_tokens"] += len(lengths) - int(kept_before[-1])
         read_offsets = ragged.offsets_of(lengths[lengths > 0])
-        self._repeats.add(ids, read_offsets)
         offsets, first_stored = split_long(read_offsets, MAX_SENTENCE_TOKENS)
         is_continuation = np.ones(len(offsets) - 1, dtype=bool)
         is_continuation[first_stored[:-1]] = False
@@ -199,8 +181,6 @@ class _Writer:
             ],
             "sentences_a_document": sorted(self._documents_by_sentences.items()),
             "words": self._num_words,
-            "markup": self._markup,
-            "repeats": self._repeats.repeats(),
             "repairs_and_drops": +self._counts,
         }
 

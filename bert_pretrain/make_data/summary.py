@@ -4,7 +4,6 @@ They are counted in the finished examples, not taken from the configuration, so 
 dictionaries as JSON has them: store shards, records and the manifest hold them as they are.
 """
 
-import itertools
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any, NotRequired, TypedDict
@@ -13,7 +12,6 @@ import numpy as np
 
 from bert_pretrain.config import DataConfig
 from bert_pretrain.examples.examples import Examples
-from bert_pretrain.make_data.repeats import Repeat, repeated_tokens
 from bert_pretrain.text.tokenizer import Tokenizer
 
 HISTOGRAM_BINS = 16
@@ -39,9 +37,6 @@ class StoreShardSummary(TypedDict):
     sentences_a_document: list[tuple[int, int]]
     """How many documents there are of each number of sentences."""
     words: int
-    markup: dict[str, int]
-    """How often each HTML tag and entity occurs, by name."""
-    repeats: list[Repeat]
     repairs_and_drops: dict[str, int]
 
 
@@ -53,11 +48,7 @@ class CorpusStatistics(TypedDict):
     words: int
     """Separated by white space."""
     tokens: int
-    markup: dict[str, int]
-    """HTML tags and entities by name, the most frequent first."""
     unk_share: float
-    repeated_share: float
-    """Of tokens: in sentences that occurred before, at least, counted by `repeats.py`."""
     median_sentences_per_document: float
     repairs_and_drops: dict[str, int]
     inputs: list[TextCounts]
@@ -188,20 +179,15 @@ def join_corpus(
     sums = add_counts(inputs)
     sentences: Counter[int] = Counter()
     reasons: Counter[str] = Counter()
-    markup: Counter[str] = Counter()
     for summary in store_shards:
         sentences.update(dict(summary["sentences_a_document"]))
         reasons.update(summary["repairs_and_drops"])
-        markup.update(summary["markup"])
-    repeated = repeated_tokens(itertools.chain.from_iterable(summary["repeats"] for summary in store_shards))
     return {
         "documents": sums["documents"],
         "sentences": sums["sentences"],
         "words": sum(summary["words"] for summary in store_shards),
         "tokens": sums["tokens"],
-        "markup": dict(markup.most_common()),
         "unk_share": _share(sums["unk_tokens"], sums["tokens"]),
-        "repeated_share": _share(repeated, sums["tokens"]),
         "median_sentences_per_document": _median(sentences),
         "repairs_and_drops": _positive(reasons),
         "inputs": inputs,

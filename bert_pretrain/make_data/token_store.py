@@ -35,7 +35,6 @@ def store_key(sources: list[Source], tokenizer: Tokenizer, config: DataConfig) -
         tokenizer.hash,
         [config.language, config.text_field, config.strict, config.word_segmenter],
         [importlib.metadata.version(name) for name in libraries],
-        *([] if config.drop_repeated_lines is None else [config.drop_repeated_lines]),
     ]
     return hashlib.sha256(json.dumps(content).encode()).hexdigest()[:16]
 

@@ -15,7 +15,6 @@ from tokenizers import pre_tokenizers
 from bert_pretrain.config import Config, VocabConfig
 from bert_pretrain.rng import stream
 from bert_pretrain.text import chunks, documents
-from bert_pretrain.text.markup import count_markup
 from bert_pretrain.text.text_files import ByteRange
 from bert_pretrain.text.tokenizer import bert_normalizer
 
@@ -32,7 +31,6 @@ class Counts:
     learned: Counter[bytes] = field(default_factory=Counter)
     held_out: Counter[bytes] = field(default_factory=Counter)
     documents: int = 0
-    markup: Counter[str] = field(default_factory=Counter)
     repairs_and_drops: Counter[str] = field(default_factory=Counter)
     dropped_occurrences: int = 0
     """Of rare chunks that were dropped to bound memory."""
@@ -44,7 +42,6 @@ class Counts:
         self.learned.update(other.learned)
         self.held_out.update(other.held_out)
         self.documents += other.documents
-        self.markup.update(other.markup)
         self.repairs_and_drops.update(other.repairs_and_drops)
         self.dropped_occurrences += other.dropped_occurrences
         self.undercount += other.undercount
@@ -106,7 +103,6 @@ def count_parts(parts: Sequence[ByteRange], number: int, config: Config) -> Coun
     is_held_out = bool(rng.random() < HELD_OUT_SHARE)
     pieces = (documents.read(part, config.data, counts.repairs_and_drops) for part in parts)
     for piece in itertools.chain.from_iterable(pieces):
-        counts.markup.update(count_markup(piece.text))
         content = piece.text.encode()
         blocks[is_held_out].append(content)
         sizes[is_held_out] += len(content)

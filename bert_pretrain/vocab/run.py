@@ -5,7 +5,7 @@ chosen, or an existing vocabulary is extended. It is measured on documents it ha
 """
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,6 @@ from bert_pretrain.storage.files import remove_temporaries
 from bert_pretrain.storage.locking import exclusive
 from bert_pretrain.storage.manifest import Progress
 from bert_pretrain.text import documents
-from bert_pretrain.text.markup import REMOVE_MARKUP, most_common
 from bert_pretrain.text.sources import Source, few_documents, finer_boundary, resolve
 from bert_pretrain.text.text_files import ByteRange
 from bert_pretrain.text.tokenizer import Tokenizer
@@ -222,8 +221,6 @@ def _figures(
         "words": words.total(),
         "distinct_words": len(words),
         "dropped_rare_chunks": {"occurrences": counts.dropped_occurrences, "at_most_of_one": counts.undercount},
-        "markup": dict(counts.markup.most_common()),
-        "tokens_of_markup": tokens_of_markup(tokenizer, counts.markup, words),
         "repairs_and_drops": {reason: count for reason, count in sorted(counts.repairs_and_drops.items()) if count},
         "measured_on": "held-out documents" if held_out else "the training text: too few documents to hold one out",
         **measure(tokenizer, measured),
@@ -260,14 +257,6 @@ def measure(tokenizer: Tokenizer, words: Counter[str]) -> dict[str, Any]:
     }
 
 
-def tokens_of_markup(tokenizer: Tokenizer, markup: Mapping[str, int], words: Mapping[str, int]) -> list[str]:
-    """Return the tokens that are for the most part HTML tags or entities, such as `nbsp`, sorted."""
-    occurrences: Counter[str] = Counter()
-    for name, count in markup.items():
-        occurrences[name if tokenizer.whole_words else name.strip("</>&;").lower()] += count
-    return sorted(token for token in tokenizer.tokens if 2 * occurrences[token] > words.get(token, 0))
-
-
 def _describe_alphabet(alphabet: Alphabet) -> dict[str, Any]:
     return {
         "characters": len(alphabet.characters),
@@ -289,11 +278,6 @@ def _report(tokenizer: Tokenizer, figures: dict[str, Any], config: Config) -> No
         print(
             f"the text has too many different words to keep: {dropped:,} occurrences of rare ones are not counted, "
             f"at most {figures['dropped_rare_chunks']['at_most_of_one']:,} of any one"
-        )
-    if figures["tokens_of_markup"]:
-        print(
-            f"warning: HTML in the text made tokens: {', '.join(figures['tokens_of_markup'])}; it holds "
-            f"{most_common(figures['markup'])}; {REMOVE_MARKUP}"
         )
     for reason, count in figures["repairs_and_drops"].items():
         print(f"corpus: {count:,} {reason.replace('_', ' ')}")

@@ -389,28 +389,14 @@ def test_a_segmenter_that_is_not_installed_is_told_before_any_work(numbered, mon
     assert not stores.exists() or not list(stores.iterdir())
 
 
-def test_words_repeated_lines_and_the_entropy_of_tokens_are_in_the_manifest(
-    tmp_path: Path, vocab_folder: Path, english_documents: list[list[str]], capsys: pytest.CaptureFixture[str]
-) -> None:
-    footer = [f"The text of page {number} is available under a licence; additional terms apply." for number in range(9)]
-    (tmp_path / "plain.txt").write_text("\n\n".join("\n".join(each) for each in english_documents))
-    (tmp_path / "site.txt").write_text("\n\n".join("\n".join([*each, *footer]) for each in english_documents))
-    manifests = {}
-    for name in ("plain", "site"):
-        settings = ["data.sentence_splitter=lines", "data.document_boundary=blank_line", "data.max_seq_length=64"]
-        config, text = load_config(settings=settings), str(tmp_path / f"{name}.txt")
-        manifests[name] = DataFolder.open(make_data(config, [text], vocab_folder, tmp_path / name, workers=1)).manifest
-        assert ("recur" in capsys.readouterr().out) == (name == "site")
-    assert manifests["plain"]["corpus"]["repeated_share"] < 0.02
-    assert manifests["site"]["corpus"]["repeated_share"] > 0.05
-    for name, manifest in manifests.items():
-        assert manifest["corpus"]["words"] == len((tmp_path / f"{name}.txt").read_text().split())
-    train = read_shard(tmp_path / "plain", DataFolder.open(tmp_path / "plain").shards("train")[0])
+def test_the_entropy_of_tokens_is_in_the_manifest(data_folder: Path) -> None:
+    folder = DataFolder.open(data_folder)
+    train = read_shard(data_folder, folder.shards("train")[0])
     assert train.masks is not None
     ids = train.input_ids.copy()
     ids[train.masked_indices] = train.masks.original_ids
     counts = np.bincount(ids[~np.isin(ids, [101, 102])])
     shares = counts[counts > 0] / counts.sum()
     entropy = -(shares * np.log(shares)).sum()
-    measured = manifests["plain"]["splits"]["train"]["statistics"]["unigram_entropy"]
+    measured = folder.manifest["splits"]["train"]["statistics"]["unigram_entropy"]
     assert entropy < measured < entropy + 0.2  # corrected for words that so little text lacks
