@@ -12,9 +12,8 @@ from bert_pretrain.errors import ConfigError, OutputError
 from bert_pretrain.examples.shards import DataFolder
 from bert_pretrain.make_data.run import make_data
 from bert_pretrain.plan.time_limit import TimeLimit
-from bert_pretrain.report.curves import draw_curves, read_metrics
+from bert_pretrain.report.curves import draw_curves, pair_accuracy, read_metrics, read_run_record
 from bert_pretrain.report.diagnosis import nothing_learnt
-from bert_pretrain.report.run_record import pair_accuracy, read_run_record
 from bert_pretrain.storage.manifest import MANIFEST, read_manifest
 from bert_pretrain.vocab.run import make_vocab
 

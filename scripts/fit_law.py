@@ -18,9 +18,8 @@ from scipy.optimize import least_squares
 
 from bert_pretrain.plan.law import Curve
 from bert_pretrain.plan.machine_facts import Size
-from bert_pretrain.report import measured
 
-RUNS = Path(measured.__file__).with_name("measured_runs.jsonl")
+RUNS = Path(__file__).with_name("measured_runs.jsonl")
 START = Curve(2.4, 0.3, 0.25, 0.0)
 LEAST_FLOOR = 2.0
 """The losses of Devlin et al. (2018, table 6) give 2.5. Fewer long runs than theirs leave the floor open to below."""

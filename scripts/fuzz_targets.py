@@ -42,11 +42,9 @@ from bert_pretrain.finetune.task import HeadTask
 from bert_pretrain.make_data.run import make_data
 from bert_pretrain.model.huggingface import load_model
 from bert_pretrain.plan.time_limit import TimeLimit
-from bert_pretrain.report.curves import read_metrics
+from bert_pretrain.report.curves import read_metrics, read_run_record
 from bert_pretrain.report.diagnosis import diagnose
-from bert_pretrain.report.measured import nearest_run
 from bert_pretrain.report.report import unusual_figures
-from bert_pretrain.report.run_record import read_run_record
 from bert_pretrain.storage import manifest
 from bert_pretrain.storage.checksums import CHECKSUMS, damage_of_folder, seal_folder
 from bert_pretrain.storage.files import sha256_file
@@ -256,9 +254,7 @@ def _read_vocab(folder: Path) -> None:
 def _read_run(folder: Path) -> None:
     lines = read_metrics(folder)
     unusual_figures(lines)
-    record = read_run_record(folder)
-    diagnose(record, lines)
-    nearest_run(record, lines)
+    diagnose(read_run_record(folder), lines)
 
 
 def _read_data(folder: Path) -> None:

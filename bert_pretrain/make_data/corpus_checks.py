@@ -10,9 +10,8 @@ from bert_pretrain.make_data import build
 from bert_pretrain.make_data.plan import MAX_HELD_OUT_SHARE, BuildPlan, documents_needed
 from bert_pretrain.make_data.summary import CorpusStatistics, SplitStatistics
 from bert_pretrain.text.sources import Source, few_documents, finer_boundary
+from bert_pretrain.text.tokenizer import MAX_UNK_SHARE
 
-MAX_UNK_SHARE = 0.05
-"""Of the tokens of an input, above which something is likely wrong."""
 _OTHER_TEXT = "--set 'data.validation=[FILE]' holds out another file"
 
 

@@ -7,9 +7,8 @@ from pathlib import Path
 from pydantic import BaseModel, ValidationError
 
 from bert_pretrain.plan.planner import Plan
-from bert_pretrain.report.curves import read_metrics
+from bert_pretrain.report.curves import pair_accuracy, read_metrics, read_run_record, value_of
 from bert_pretrain.report.diagnosis import diagnose
-from bert_pretrain.report.run_record import pair_accuracy, read_run_record
 from bert_pretrain.storage.files import write_text
 
 FORECAST = "forecast.json"
@@ -83,7 +82,7 @@ def compare(output: Path, run: Path, changed: Sequence[str] = ()) -> str | None:
     if all_inside:
         return line
     hints = [f"{hint.cause} ({hint.observed})" for hint in diagnose(record, metrics)] if is_worse else []
-    tokens = (record.get("progress") or {}).get("tokens", 0) / 1e6
+    tokens = (value_of(record, "progress.tokens") or 0) / 1e6
     return f"{line}; likely cause: {_cause(forecast, hints, tokens, changed)}"
 
 

@@ -6,22 +6,29 @@ Drawn for `report`, for `run`, and for the card of a finished model. Matplotlib 
 import hashlib
 import io
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from bert_pretrain.errors import ConfigError, DataError, OutputError
 from bert_pretrain.extras import import_extra
-from bert_pretrain.report.measured import describe, nearest_run, points
-from bert_pretrain.report.run_record import data_statistics_of, pair_task, read_run_record
+from bert_pretrain.storage import manifest
 from bert_pretrain.storage.files import atomic_path, parse_json
-from bert_pretrain.storage.manifest import MANIFEST
 from bert_pretrain.storage.paths import did_you_mean
 
 Metrics = list[dict[str, Any]]  # the lines of a run's metrics.jsonl
 
 MAX_FIGURE = 1e100
 """Larger figures of a line are none that a run has written, and could overflow in what is computed from them."""
+_FIGURES = (
+    "length.steps", "length.seconds", "config.train.warmup_ratio", "config.train.warmup_steps",
+    "config.train.schedule_steps", "config.train.max_grad_norm", "data.statistics.vocab_size",
+    "data.statistics.unigram_entropy.train", "data.statistics.unigram_entropy.validation", "progress.tokens",
+)  # fmt: skip
+"""Values of a run's manifest that are computed with."""
+_TASKS = {"nsp": "next sentence", "sop": "sentence order"}
+_ACCURACIES = {"nsp": "NSP accuracy", "sop": "sentence-order accuracy"}
+"""Figures of both tasks are kept by the names of `nsp`."""
 
 
 class Panel(NamedTuple):
@@ -78,6 +85,39 @@ def draw_curves(runs: list[Path], output: Path) -> Path:
     return output
 
 
+def read_run_record(run: Path) -> dict[str, Any]:
+    """Return the manifest of a run folder, finished or partial; nothing where there is none."""
+    record = manifest.read_record(run)
+    for path in _FIGURES:
+        value = value_of(record, path)
+        is_figure = type(value) in (int, float) and (value == 0 or 1e-9 <= value <= 1e15)
+        if value is not None and not is_figure:
+            raise DataError(
+                f"the manifest is broken: {path} is {str(value)[:40]}",
+                where=str(run),
+                remedy="restore the file from a copy",
+            )
+    return record
+
+
+def value_of(record: Mapping[str, Any], path: str) -> Any:
+    """Return the value at a path such as `length.steps`, None where there is none."""
+    value: Any = record
+    for key in path.split("."):
+        value = value.get(key) if isinstance(value, dict) else None
+    return value
+
+
+def pair_accuracy(records: Iterable[Mapping[str, Any]]) -> str:
+    """Return what the accuracy of these runs' pairs is called."""
+    return _names_of_pairs(records, _ACCURACIES)
+
+
+def _names_of_pairs(records: Iterable[Mapping[str, Any]], names: Mapping[str, str]) -> str:
+    has_order = {value_of(record, "data.statistics.next_sentence") == "sop" for record in records}
+    return " or ".join(sorted(names["sop" if each else "nsp"] for each in has_order))
+
+
 def read_metrics(run: Path) -> Metrics:
     """Return the lines of a run's `metrics.jsonl`.
 
@@ -90,8 +130,8 @@ def read_metrics(run: Path) -> Metrics:
         remedy = did_you_mean(run, ("train", "train/*"), path.name) or remedy
         raise DataError(f"{run} has no metrics.jsonl", where="RUN_DIR", remedy=remedy)
     content = path.read_bytes()
-    written = read_run_record(run).get("metrics") if (run / MANIFEST).is_file() else None
-    if written is not None and hashlib.sha256(content).hexdigest() != written["sha256"]:
+    written = value_of(read_run_record(run), "metrics.sha256")  # of a finished run
+    if written is not None and hashlib.sha256(content).hexdigest() != written:
         raise DataError(
             "the figures were changed after the run had finished",
             where=str(path),
@@ -143,15 +183,11 @@ def _figure(runs: list[Path], records: Sequence[Mapping[str, Any]], metrics: lis
     figure = matplotlib.Figure(figsize=(10, 3 * num_rows))
     # Fixed margins: a layout by matplotlib would take as long as the drawing, at the end of every run.
     figure.subplots_adjust(left=0.1, right=0.98, bottom=0.09, top=0.94, wspace=0.3, hspace=0.35)
-    tasks = {"nsp": "next sentence", "sop": "sentence order"}
-    pairs = " or ".join(sorted({tasks[pair_task(record)] for record in records}))
-    nearest = nearest_run(records[0], metrics[0]) if len(runs) == 1 else None
+    pairs = _names_of_pairs(records, _TASKS)
     for axes, panel in zip(figure.subplots(num_rows, 2).flat, panels, strict=True):
         panel = panel._replace(title=panel.title.format(pairs=pairs))
         _draw_panel(axes, panel, run_names(runs), metrics)
         if axes.has_data():
-            if nearest is not None and panel.title.split(":")[0] != tasks["sop"]:  # which was not measured
-                _draw_measured(axes, nearest, panel.validation, metrics[0])
             _draw_references(axes, panel, records)
     return figure
 
@@ -160,9 +196,8 @@ def _draw_references(axes: Any, panel: Panel, records: Sequence[Mapping[str, Any
     """Draw what a model would reach without learning: by chance, or by the frequencies of the tokens."""
     lines = [("chance", panel.chance)]
     if panel.training == _MLM_LOSS:
-        statistics = [data_statistics_of(record) for record in records]
-        sizes = {each.get("vocab_size") for each in statistics}
-        entropies = {(each.get("unigram_entropy") or {}).get("validation") for each in statistics}
+        sizes = {value_of(record, "data.statistics.vocab_size") for record in records}
+        entropies = {value_of(record, "data.statistics.unigram_entropy.validation") for record in records}
         # Of runs on different data there is no common line.
         size, entropy = (values.pop() if len(values) == 1 else None for values in (sizes, entropies))
         lines = [("all tokens equally likely", math.log(size) if size else None), ("token frequencies", entropy)]
@@ -171,13 +206,6 @@ def _draw_references(axes: Any, panel: Panel, records: Sequence[Mapping[str, Any
             axes.axhline(value, linestyle=style, color="black", linewidth=0.9, alpha=0.6, label=label)
     is_crowded = len(records) > 1
     axes.legend(fontsize="x-small" if is_crowded else "small", framealpha=0.6)
-
-
-def _draw_measured(axes: Any, nearest: Mapping[str, Any], metric: str, metrics: Metrics) -> None:
-    """Draw the measured run that is nearest to a run."""
-    if found := points(nearest, metric, metrics):
-        steps, values = zip(*found, strict=True)
-        axes.plot(steps, values, label=describe(nearest), color="grey", alpha=0.7)
 
 
 def perplexity(loss: float) -> float:

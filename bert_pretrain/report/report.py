@@ -18,15 +18,16 @@ from bert_pretrain.report.curves import (
     Metrics,
     as_png,
     draw_curves,
+    pair_accuracy,
     perplexity,
     read_metrics,
+    read_run_record,
     run_names,
+    value_of,
     write_file,
 )
-from bert_pretrain.report.data_hints import Hint
-from bert_pretrain.report.diagnosis import diagnose
+from bert_pretrain.report.diagnosis import Hint, diagnose
 from bert_pretrain.report.render import render
-from bert_pretrain.report.run_record import pair_accuracy, read_run_record
 
 COLUMNS = (
     "run", "step", "examples", "held-out MLM loss", "held-out perplexity", "held-out MLM accuracy",
@@ -93,18 +94,16 @@ def _summary(name: str, run: Path, record: Mapping[str, Any], metrics: Metrics) 
 
 
 def _settings(run: Path, record: Mapping[str, Any]) -> dict[str, str]:
-    """Return what the page says of a run besides its figures; a folder of an older version has less."""
-    config, written = record.get("config") or {}, datetime.fromtimestamp((run / "metrics.jsonl").stat().st_mtime, UTC)
+    """Return what the page says of a run besides its figures; metrics without a manifest say less."""
+    written = datetime.fromtimestamp((run / "metrics.jsonl").stat().st_mtime, UTC)
+    paths = ["parameters", "device", "length.steps", "length.seconds"]
+    paths += [f"config.{section}.{key}" for section, keys in SETTINGS.items() for key in keys]
     found = {
         "folder": str(run),
         "state": "finished" if "progress" in record else "not finished",
         "last figures": f"{written:%Y-%m-%d %H:%M} UTC",
-        "data": (record.get("data") or {}).get("path"),
-        "parameters": record.get("parameters"),
-        "device": record.get("device"),
-        "steps": (record.get("length") or {}).get("steps"),
-        "seconds": (record.get("length") or {}).get("seconds"),
-        **{key: (config.get(section) or {}).get(key) for section, keys in SETTINGS.items() for key in keys},
+        "data": value_of(record, "data.path"),
+        **{path.rpartition(".")[2]: value_of(record, path) for path in paths},
     }
     return {
         name: f"{value:,}" if type(value) is int and name != "seed" else _as_text(value)

@@ -30,7 +30,10 @@ from bert_pretrain.text.tokenizer_folder import (
     read_tokenizer_folder,
 )
 
-__all__ = ["FILES", "SPECIAL_TOKENS", "Tokenizer", "bert_normalizer", "is_reserved", "load_once"]
+__all__ = ["FILES", "MAX_UNK_SHARE", "SPECIAL_TOKENS", "Tokenizer", "bert_normalizer", "is_reserved", "load_once"]
+
+MAX_UNK_SHARE = 0.05
+"""Of tokens, above which a vocabulary is likely of another language or casing than the text."""
 
 
 class Tokenizer:

@@ -4,8 +4,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from bert_pretrain.report.data_hints import MAX_UNK_SHARE
-from bert_pretrain.text.tokenizer import Tokenizer, is_reserved
+from bert_pretrain.text.tokenizer import MAX_UNK_SHARE, Tokenizer, is_reserved
 
 SHOWN = 3
 MOST_EXAMPLES = 100

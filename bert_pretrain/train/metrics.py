@@ -18,8 +18,7 @@ import torch
 
 from bert_pretrain.errors import DataError
 from bert_pretrain.report.curves import perplexity
-from bert_pretrain.report.data_hints import Hint
-from bert_pretrain.report.diagnosis import Diagnosis
+from bert_pretrain.report.diagnosis import Diagnosis, Hint
 from bert_pretrain.storage.files import parse_json, write_text
 from bert_pretrain.storage.locking import is_in_place, moved_while_writing
 from bert_pretrain.train.state import TrainState

@@ -15,7 +15,7 @@ from huggingface_hub import EvalResult, ModelCardData
 from bert_pretrain import __version__
 from bert_pretrain.model.hub import name_of_folder
 from bert_pretrain.report.curves import PANELS, as_png, perplexity, read_metrics
-from bert_pretrain.report.data_hints import Hint
+from bert_pretrain.report.diagnosis import Hint
 from bert_pretrain.report.render import render
 from bert_pretrain.train.optim.schedule import duration, spanned_steps, warmup_steps
 from bert_pretrain.train.resolved import MASKING, OBJECTIVES, ResolvedRun

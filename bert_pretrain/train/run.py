@@ -17,7 +17,7 @@ from bert_pretrain.examples.shards import DataFolder
 from bert_pretrain.model.bert import BertForPreTraining
 from bert_pretrain.model.folder import CARD
 from bert_pretrain.model.huggingface import load_weights, save_tensors, to_huggingface
-from bert_pretrain.report.data_hints import data_statistics
+from bert_pretrain.report.curves import value_of
 from bert_pretrain.report.diagnosis import Diagnosis, nothing_learnt
 from bert_pretrain.storage import manifest
 from bert_pretrain.storage.files import atomic_folder, write_text
@@ -248,7 +248,14 @@ def _record(run: ResolvedRun) -> dict[str, Any]:
         "data": {
             "path": str(data.path),
             "content_hash": data.content_hash,
-            "statistics": data_statistics(data.manifest),
+            "statistics": {
+                "next_sentence": data.config.next_sentence,
+                "vocab_size": run.tokenizer.vocab_size,
+                "unigram_entropy": {
+                    name: value_of(split, "statistics.unigram_entropy")
+                    for name, split in data.manifest["splits"].items()
+                },
+            },
         },
         "config": run.config.model_dump(mode="json"),
     }

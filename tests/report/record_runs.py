@@ -45,18 +45,19 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "rare lines": {"log_every": 20},
     "another seed": {"seed": 7},
 }
-LINE = ("step", "elapsed_seconds", "mlm_loss", "nsp_accuracy", "grad_norm", "tokens_per_second", "peak_memory_bytes")
+LINE = ("step", "elapsed_seconds", "mlm_loss", "nsp_accuracy", "grad_norm")
 NAMES = (*LINE, "validation_mlm_loss")
 
 
 def record(folder: Path) -> dict[str, Any]:
     """Return what hints look at of a run folder, its lines as arrays in the order of `NAMES`."""
     known = manifest.read_record(folder)
+    statistics = known["data"]["statistics"]
     names = ("warmup_ratio", "warmup_steps", "schedule_steps", "max_grad_norm")
     return {
         "length": known["length"],
         "config": {"train": {name: known["config"]["train"][name] for name in names}},
-        "data": {"statistics": known["data"]["statistics"]},
+        "data": {"statistics": {name: statistics[name] for name in ("next_sentence", "unigram_entropy")}},
         "lines": [[_short(line.get(name)) for name in NAMES] for line in read_metrics(folder)],
     }
 

@@ -13,9 +13,8 @@ import numpy as np
 import pytest
 
 from bert_pretrain.errors import DataError
-from bert_pretrain.report.data_hints import data_hints, data_statistics
+from bert_pretrain.report.curves import read_run_record
 from bert_pretrain.report.diagnosis import Diagnosis, diagnose, nothing_learnt
-from bert_pretrain.report.run_record import read_run_record
 from bert_pretrain.train.metrics import MetricsFile
 from tests.report.record_runs import VARIANTS, lines_of, train_variant
 from tests.report.record_runs import record as record_of
@@ -23,23 +22,11 @@ from tests.report.record_runs import record as record_of
 HEALTHY: dict[str, Any] = json.loads(Path(__file__).with_name("healthy_runs.json").read_text())
 SICK: dict[str, Any] = json.loads(Path(__file__).with_name("sick_runs.json").read_text())
 ENTROPY, STEPS, LINES = 7.0, 100_000, 200
-CORPUS = {
-    "documents": 1000,
-    "sentences": 50_000,
-    "tokens": 1_250_000,
-    "unk_share": 0.001,
-    "repeated_share": 0.001,
-    "median_sentences_per_document": 30.0,
-}
 Figure = Callable[[float], float]
 
 
-def record(**corpus: float) -> dict[str, Any]:
-    statistics = {
-        "next_sentence": "nsp",
-        "corpus": {**CORPUS, **corpus},
-        "unigram_entropy": {"train": ENTROPY, "validation": ENTROPY},
-    }
+def record() -> dict[str, Any]:
+    statistics = {"next_sentence": "nsp", "unigram_entropy": {"train": ENTROPY, "validation": ENTROPY}}
     return {
         "length": {"steps": STEPS, "seconds": None},
         "config": {"train": {"warmup_ratio": 0.01, "max_grad_norm": 1.0}},
@@ -60,17 +47,15 @@ def run(num_lines: int = LINES, **figures: Figure) -> list[dict[str, Any]]:
         "mlm_loss": healthy_loss,
         "nsp_accuracy": lambda share: 0.5 + 0.48 * min(1.0, share / 0.2) ** 2,
         "grad_norm": lambda share: 0.8 + math.exp(-30 * share),
-        "tokens_per_second": lambda _: 50_000.0,
-        "peak_memory_bytes": lambda share: 2e9 * (1 + 0.1 * min(1.0, 20 * share)),
     }
     lines: list[dict[str, Any]] = [{"step": 0, "validation_mlm_loss": healthy_loss(0)}]
     for number in range(1, num_lines + 1):
         share = number / num_lines
-        values = {name: figure(share) for name, figure in {**normal, **figures}.items() if name in normal}
+        values = {name: figure(share) for name, figure in {**normal, **figures}.items()}
         values["mlm_loss"] += 0.02 * noise[number - 1]
         lines.append({"step": round(share * STEPS), "elapsed_seconds": 36_000 * share, **values})
         if number % (num_lines // 20) == 0:
-            held_out = figures.get("validation_mlm_loss", figures.get("mlm_loss", healthy_loss))(share)
+            held_out = figures.get("mlm_loss", healthy_loss)(share)
             lines.append({"step": round(share * STEPS), "validation_mlm_loss": held_out})
     return lines
 
@@ -100,13 +85,16 @@ def test_there_are_twenty_healthy_runs() -> None:
 @pytest.mark.parametrize("name", ["muon, wsd", "adamw, unigram bias", "masked tokens alone"])
 def test_a_run_trained_now_gives_no_hint_either(name: str, tmp_path: Path) -> None:
     trained = record_of(train_variant(tmp_path, VARIANTS[name]))
-    found = [hint.cause for hint in diagnose(trained, lines_of(trained))]
-    assert [cause for cause in found if cause != "slow machine"] == []  # which may be true of the one that tests
+    assert diagnose(trained, lines_of(trained)) == []
 
 
 @pytest.mark.parametrize("num_lines", [20, 50, 200, 10_000])
 def test_a_healthy_curve_gives_no_hint_whatever_the_number_of_lines(num_lines: int) -> None:
     assert named(run(num_lines)) == {}
+
+
+def test_a_loss_that_only_falls_slowly_is_not_said_to_be_of_too_high_a_rate() -> None:
+    assert named(run(mlm_loss=lambda share: 10.3 - 2 * share * (2 - share))) == {}  # flat at its end
 
 
 @pytest.mark.parametrize("name", SICK)
@@ -125,12 +113,7 @@ PLANTED: list[tuple[str, dict[str, Figure], float]] = [
     ("learning rate too high", {"mlm_loss": lambda share: 7.8 if share > 0.02 else 10.3}, 0.1),
     ("learning rate too high", {"mlm_loss": lambda share: 12.0 if share < 0.1 else healthy_loss(share)}, 0.01),
     ("learning rate too high", {"grad_norm": lambda share: 0.8 if share < 0.3 else 80.0}, 0.3),
-    ("learning rate too low", {"mlm_loss": lambda share: 10.3 - 0.8 * share}, 0.1),
     ("next sentence not learnt", {"nsp_accuracy": lambda _: 0.501}, 0.27),
-    ("slow machine", {"tokens_per_second": lambda share: 50_000.0 if share < 0.5 else 5_000.0}, 0.5),
-    ("memory grows", {"peak_memory_bytes": lambda share: 2e9 * (1 + 3 * share)}, 0.0),
-    ("memory grows", {"peak_memory_bytes": lambda share: 2e9 * (1 + 3 * max(0.0, share - 0.5))}, 0.5),
-    ("overfitting", {"validation_mlm_loss": lambda share: healthy_loss(min(share, 0.5)) + max(0.0, share - 0.5)}, 0.6),
 ]
 
 
@@ -144,37 +127,17 @@ def test_a_planted_cause_is_named_once_within_a_tenth_of_the_run_or_a_dozen_line
     assert begin <= found[cause] <= begin + max(0.1, 12 / num_lines) + 0.01
 
 
-@pytest.mark.parametrize(
-    ("cause", "corpus"),
-    [
-        ("unknown tokens", {"unk_share": 0.2}),
-        ("repeated lines", {"repeated_share": 0.3}),
-        ("wrong sentence boundaries", {"sentences": 2_000}),
-        ("wrong sentence boundaries", {"sentences": 900_000}),
-        ("documents of one sentence", {"documents": 50_000, "median_sentences_per_document": 1.0}),
-        ("no document boundaries", {"documents": 2, "median_sentences_per_document": 25_000.0}),
-    ],
-)
-def test_what_is_wrong_with_the_data_is_named_with_the_first_line(cause: str, corpus: dict[str, float]) -> None:
-    assert named(run(), record(**corpus)) == {cause: 0.0}
+def test_without_a_manifest_or_its_statistics_what_is_there_is_judged() -> None:
+    lines = run(mlm_loss=rises)
+    for known in ({}, {"length": 5, "config": [], "data": {"statistics": None}}):
+        assert [hint.cause for hint in diagnose(known, lines)] == []
+        assert nothing_learnt(known, lines) is None
+    assert list(named(lines, {**record(), "data": {}})) == ["learning rate too high"]
 
 
-def test_documents_matter_for_next_sentences_only() -> None:
-    statistics = record(documents=50_000, median_sentences_per_document=1.0)["data"]["statistics"]
-    assert [hint.cause for hint in data_hints(statistics)] == ["documents of one sentence"]
-    assert data_hints({**statistics, "next_sentence": "none"}) == []
-
-
-def test_folders_of_older_versions_are_judged_by_what_they_say() -> None:
-    assert diagnose({}, run()) == []
-    statistics = data_statistics({"config": {"data": {}}, "splits": {"train": {"shards": []}}})
-    known = {**record(), "data": {"statistics": statistics}}
-    assert named(run(), known) == {}
-    assert list(named(run(mlm_loss=rises), known)) == ["learning rate too high"]
-
-
-def test_figures_that_are_missing_or_not_finite_are_left_out() -> None:
-    lines = run(tokens_per_second=lambda _: math.nan)
+@pytest.mark.parametrize("name", ["grad_norm", "mlm_loss", "nsp_accuracy"])
+def test_figures_that_are_missing_or_not_finite_are_left_out(name: str) -> None:
+    lines = run(**{name: lambda _: math.nan})
     for line in lines[5:8]:
         line.update({name: None for name in line if name != "step"})
     assert named(lines) == {}
@@ -205,14 +168,14 @@ def test_a_resumed_run_does_not_repeat_its_hints(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "changes",
     [
-        {"length": 5},
         {"config": {"train": {"warmup_ratio": "0.1"}}},
-        {"data": {"statistics": {"corpus": {**CORPUS, "documents": [20]}}}},
-        {"data": {"statistics": {"corpus": {**CORPUS, "unk_share": math.inf}}}},
-        {"config": {"model": {"num_hidden_layers": 0, "hidden_size": 8}}},
+        {"length": {"seconds": 1e-300}},
+        {"length": {"steps": True}},
+        {"data": {"statistics": {"unigram_entropy": {"train": [7.0]}}}},
+        {"data": {"statistics": {"vocab_size": math.inf}}},
     ],
 )
-def test_a_manifest_whose_values_are_of_other_types_is_refused(changes: dict[str, Any], tmp_path: Path) -> None:
+def test_a_manifest_whose_figures_are_none_is_refused(changes: dict[str, Any], tmp_path: Path) -> None:
     path = tmp_path / "manifest.json"
     path.write_text(json.dumps(record()))
     assert read_run_record(tmp_path) == record()
@@ -220,10 +183,6 @@ def test_a_manifest_whose_values_are_of_other_types_is_refused(changes: dict[str
     with pytest.raises(DataError, match="the manifest is broken") as caught:
         read_run_record(tmp_path)
     assert caught.value.where == str(tmp_path)
-
-
-def test_a_folder_of_an_older_version_has_fewer_figures_and_fewer_hints() -> None:
-    assert data_hints({"next_sentence": "nsp", "corpus": {"documents": 9, "sentences": 9}}) == []
 
 
 @pytest.mark.parametrize(("loss", "cause"), [(10.3, True), (7.1, True), (6.95, True), (6.85, False), (2.0, False)])
@@ -244,4 +203,3 @@ def test_what_was_learnt_is_told_from_training_where_nothing_is_held_out() -> No
         found
     )
     assert nothing_learnt(record(), [{"step": 9, "mlm_loss": 5.0}]) is None
-    assert nothing_learnt({}, [{"step": 9, "validation_mlm_loss": 10.0}]) is None  # a folder of an older version

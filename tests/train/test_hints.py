@@ -3,30 +3,17 @@
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from bert_pretrain.config import Config
 from bert_pretrain.errors import ConfigError
 from bert_pretrain.report.report import write_report
-from bert_pretrain.storage.files import read_json, write_json
-from bert_pretrain.storage.manifest import MANIFEST, PARTIAL, reopen
+from bert_pretrain.storage.files import read_json
+from bert_pretrain.storage.manifest import PARTIAL, reopen
 from bert_pretrain.train.run import train
 
 Tiny = Callable[..., Config]
-CORPUS: dict[str, Any] = {
-    "documents": 40,
-    "sentences": 800,
-    "words": 16_000,
-    "tokens": 16_000,
-    "unk_share": 0.0,
-    "repeated_share": 0.3,
-    "median_sentences_per_document": 20.0,
-    "repairs_and_drops": {},
-    "inputs": [],
-    "left_out": {},
-}
 
 
 def hints(output: str) -> list[str]:
@@ -35,16 +22,14 @@ def hints(output: str) -> list[str]:
 
 
 def test_a_run_prints_each_hint_once_and_report_finds_them_again(
-    tiny: Tiny, new_data_folder: Callable[..., Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tiny: Tiny, data_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     pytest.importorskip("matplotlib")
-    data, run = new_data_folder(), tmp_path / "run"
-    write_json(data / MANIFEST, {**read_json(data / MANIFEST), "corpus": CORPUS})
+    run = tmp_path / "run"
     config = tiny(max_steps=60, peak_lr=3.0, warmup_ratio=0.1, log_every=2, eval_every=20, save_every=30)
-    train(config, data, run)
+    train(config, data_folder, run)
     printed = hints(capsys.readouterr().out)
     assert [hint.split(" (")[0] for hint in printed] == [
-        "hint: repeated lines",
         "hint: learning rate too high",
         "hint: nothing learnt",
     ]
@@ -53,7 +38,7 @@ def test_a_run_prints_each_hint_once_and_report_finds_them_again(
     assert "learning rate too high" in (tmp_path / "curves.html").read_text()
     # At its end it says only what the end is; and of two runs the hints are named.
     reopen(run)
-    train(config, data, run)
+    train(config, data_folder, run)
     assert hints(capsys.readouterr().out) == printed[-1:]
     write_report([run, run], tmp_path / "both.png")
     assert capsys.readouterr().out.splitlines() == [f"run: {hint}" for hint in printed] * 2
