@@ -213,8 +213,6 @@ class TrainConfig(_Section):
     activation_checkpointing: bool = False
     """Compute a layer's activations again in its backward pass instead of keeping them: a third more work, far less
     memory."""
-    parallel: Literal["auto", "ddp", "fsdp"] = "auto"
-    """How several processes share the model: a copy each, or its rows sharded where it does not fit."""
     device: Device = "auto"
     """Device that computes; auto: CUDA where there is some, else the CPU; `cuda` without a number: that of the process;
     `mps`: Apple's GPU, untested."""

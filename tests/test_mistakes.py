@@ -277,10 +277,6 @@ MISTAKES = {
     "optimizer of nothing": ("train --data data --output r --carry-optimizer", "--carry-optimizer"),
     "first weights of nothing": ("train --data data --output r --init-from mine", "--init-from"),
     "teacher of nothing": ("train --data data --output r --teacher mine", "train.teacher"),
-    "student that is sharded": (
-        "train --data data --output r --config tiny --teacher bert --set train.parallel=fsdp",
-        "train.parallel",
-    ),
     "teacher with too few positions": ("train --data data --output r --config tiny --teacher bert", "train.teacher"),
     "too few positions": (
         "train --data data --output r --config tiny --set model.max_position_embeddings=16",

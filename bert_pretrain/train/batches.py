@@ -112,15 +112,10 @@ def assign_by_length(lengths: np.ndarray, micro_batch_tokens: int, rank: int, nu
     """Return the rows of each micro-batch of a rank, each of at most so many tokens and at least one example.
 
     Sorted by length, examples are assigned to ranks in snake order, so that all ranks hold about equally many tokens,
-    and attention that pads then pads little. All ranks get the same number of micro-batches, for under FSDP they gather
-    weights together; where that leaves a rank with fewer examples than micro-batches, all have one micro-batch less,
-    and some hold an example above the budget.
+    and attention that pads then pads little.
     """
-    shares = _snake_order(lengths, num_ranks)
-    bounds = [_cut_points(lengths[share], micro_batch_tokens) for share in shares]
-    wanted = min(max(len(found) - 1 for found in bounds), min(len(share) for share in shares))
-    cuts = _with_number(bounds[rank], wanted)
-    return [shares[rank][begin:end] for begin, end in itertools.pairwise(cuts)]
+    share = _snake_order(lengths, num_ranks)[rank]
+    return [share[begin:end] for begin, end in itertools.pairwise(_cut_points(lengths[share], micro_batch_tokens))]
 
 
 def assign_evenly(lengths: np.ndarray, micro_batch_tokens: int, rank: int, num_ranks: int) -> list[np.ndarray]:
@@ -240,18 +235,6 @@ def _cut_points(lengths: np.ndarray, micro_batch_tokens: int) -> list[int]:
     while points[-1] < len(lengths):
         limit = offsets[points[-1]] + micro_batch_tokens
         points.append(max(points[-1] + 1, int(np.searchsorted(offsets, limit, side="right")) - 1))
-    return points
-
-
-def _with_number(points: list[int], number: int) -> list[int]:
-    """Split the micro-batches of the most examples, or join those of the fewest, until there are so many."""
-    points = list(points)
-    while len(points) - 1 < number:
-        sizes = np.diff(points)
-        largest = int(sizes.argmax())
-        points.insert(largest + 1, points[largest] + int(sizes[largest]) // 2)
-    while len(points) - 1 > number:
-        del points[1 + int((np.diff(points)[:-1] + np.diff(points)[1:]).argmin())]
     return points
 
 

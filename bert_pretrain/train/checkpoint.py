@@ -29,7 +29,6 @@ from bert_pretrain.storage.checksums import damage_of_folder, is_sealed
 from bert_pretrain.storage.files import atomic_folder, read_json, remove_temporaries, write_json, write_text
 from bert_pretrain.text.tokenizer import Tokenizer
 from bert_pretrain.train.device.host_memory import HostCopy
-from bert_pretrain.train.distributed import is_writer
 from bert_pretrain.train.state import IntervalCounts, Progress, TrainState
 
 STATE_TENSORS = "training_state.safetensors"
@@ -54,7 +53,7 @@ class Checkpoint:
 
 @dataclass(frozen=True)
 class Snapshot:
-    """A copy of a state, in memory that training does not touch; of ranks that do not write only the record."""
+    """A copy of a state, in memory that training does not touch."""
 
     model: BertForPreTraining
     """For its sizes only."""
@@ -73,7 +72,7 @@ class Snapshot:
 
 
 def take_snapshot(state: TrainState, about: Mapping[str, Any]) -> Snapshot:
-    """Begin to copy a state, after the snapshot before has been written; under FSDP all ranks must call this.
+    """Begin to copy a state, after the snapshot before has been written.
 
     Args:
         state: to be saved.
@@ -86,7 +85,7 @@ def take_snapshot(state: TrainState, about: Mapping[str, Any]) -> Snapshot:
         **about,
     }
     weights = {WEIGHT_PREFIX + name: parameter for name, parameter in state.model.named_parameters()}
-    copy = state.host_memory.copy({**weights, **state.tensors()}, keep=is_writer())
+    copy = state.host_memory.copy({**weights, **state.tensors()})
     copied = {name.removeprefix(WEIGHT_PREFIX): tensor for name, tensor in copy.tensors.items() if name in weights}
     rest = {name: tensor for name, tensor in copy.tensors.items() if name not in weights}
     return Snapshot(state.model, copied, rest, copy, record)

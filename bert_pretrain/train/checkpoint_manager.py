@@ -14,7 +14,7 @@ from bert_pretrain.train.state import TrainState
 
 
 class CheckpointManager:
-    """Saves the state of one run; under FSDP all ranks must call `save`, since weights are gathered."""
+    """Saves the state of one run; ranks that do not write only learn where."""
 
     def __init__(self, run: ResolvedRun, state: TrainState, log: RunLog, micro_batch_tokens: int) -> None:
         self._run, self._state, self._log = run, state, log
@@ -33,9 +33,9 @@ class CheckpointManager:
         Raises:
             UserError: when the one before could not be written.
         """
-        snapshot = take_snapshot(self._state, {**self._record, "metrics": self._log.position})
         if not self._run.dist_context.is_main:
-            return self._folder / f"step-{snapshot.step:08d}"
+            return self._folder / f"step-{self._state.progress.step:08d}"
+        snapshot = take_snapshot(self._state, {**self._record, "metrics": self._log.position})
         return self._writer.write(snapshot, self._card())
 
     def _card(self) -> str:

@@ -1,9 +1,8 @@
 """Processes that train together, one a device: `torchrun --nproc-per-node N -m bert_pretrain train …`.
 
-DDP copies the model to every rank and averages gradients; FSDP2 shards the rows of weights, gradients and
-optimizer state, for models that do not fit. The first rank writes, and broadcasts what it finds on disk. On CPU
-everything goes through gloo; on CUDA tensors go through NCCL, and what hosts say to one another still through gloo, so
-that agreeing on something never waits for a device.
+DDP copies the model to every rank and averages gradients. The first rank writes, and broadcasts what it finds on disk.
+On CPU everything goes through gloo; on CUDA tensors go through NCCL, and what hosts say to one another still through
+gloo, so that agreeing on something never waits for a device.
 """
 
 import contextlib
@@ -19,17 +18,12 @@ from typing import Any, NoReturn, TypeVar, cast
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
 
 from bert_pretrain.errors import ConfigError, UserError
-from bert_pretrain.model.bert import BertForPreTraining
 
 Answer = TypeVar("Answer")
 TIMEOUT = timedelta(minutes=30)
 """The first rank may verify a large checkpoint while the others wait."""
-FSDP_SHARE = 0.6
-"""Of a card's memory: where weights, gradients and moments alone take more, `auto` shards them."""
 
 
 @dataclass(frozen=True)
@@ -117,11 +111,6 @@ def _refuse_mps(dist_context: DistContext) -> NoReturn:
     )
 
 
-def is_writer() -> bool:
-    """Whether this process writes: the first of those it has joined, or a process alone."""
-    return not dist.is_initialized() or dist.get_rank() == 0
-
-
 def _fresh_store(dist_context: DistContext) -> Any:
     """Return the store through which the ranks find one another, without what ranks before a restart left there.
 
@@ -169,63 +158,17 @@ def _exit_now(exit_code: int) -> NoReturn:
     os._exit(exit_code)
 
 
-def choose_parallel(
-    setting: str, num_parameters: int, device: torch.device, dist_context: DistContext, *, may_shard: bool = True
-) -> tuple[str, str]:
-    """Return `ddp`, `fsdp`, or `none` for a single process, and the reason in words; `may_shard` is for `auto`."""
+def parallelize(losses: nn.Module, dist_context: DistContext) -> nn.Module:
+    """Return a module whose backward pass averages gradients over ranks: under DDP, or itself in a single process."""
     if dist_context.size == 1:
-        return "none", "one process"
-    if setting != "auto":
-        return setting, "as configured"
-    if not may_shard:
-        return "ddp", "a student with a teacher is not sharded"
-    needed = 16 * num_parameters  # weights, gradients and both moments in fp32
-    if device.type == "cuda" and needed > FSDP_SHARE * torch.cuda.get_device_properties(device).total_memory:
-        return "fsdp", "weights and optimizer state do not fit on one card"
-    return "ddp", "weights and optimizer state fit on every rank"
+        return losses
+    device = next(losses.parameters()).device
+    ids = [device.index] if device.type == "cuda" else None
+    return nn.parallel.DistributedDataParallel(losses, device_ids=ids, gradient_as_bucket_view=True)
 
 
-def parallelize(losses: nn.Module, model: BertForPreTraining, parallel: str, dtype: torch.dtype) -> nn.Module:
-    """Return a module whose backward pass averages gradients over ranks.
-
-    Args:
-        losses: the model and its losses as one module, equal on all ranks; under FSDP it is changed in place.
-        model: the model in it.
-        parallel: from `choose_parallel`.
-        dtype: of the matrix products.
-    """
-    device = next(model.parameters()).device
-    if parallel == "ddp":
-        ids = [device.index] if device.type == "cuda" else None
-        return nn.parallel.DistributedDataParallel(losses, device_ids=ids, gradient_as_bucket_view=True)
-    if parallel == "fsdp":
-        mesh = init_device_mesh(device.type, (dist.get_world_size(),))
-        lower = None if dtype == torch.float32 else dtype
-        policy = MixedPrecisionPolicy(param_dtype=lower, reduce_dtype=torch.float32)
-        for layer in model.encoder.layers:
-            fully_shard(layer, mesh=mesh, mp_policy=policy)
-        fully_shard(losses, mesh=mesh, mp_policy=policy)
-        register_fsdp_forward_method(losses, "encode")
-    return losses
-
-
-@contextlib.contextmanager
-def gradient_sync(network: nn.Module, *, is_last: bool) -> Iterator[None]:
-    """Let a backward pass accumulate gradients on this rank only, unless it is the last of a step."""
+def gradient_sync(network: nn.Module, *, is_last: bool) -> contextlib.AbstractContextManager[None]:
+    """Return a context in which gradients add up on this rank only, unless the backward pass is the last of a step."""
     if isinstance(network, nn.parallel.DistributedDataParallel) and not is_last:
-        with network.no_sync():
-            yield
-        return
-    if isinstance(network, FSDPModule):
-        network.set_requires_gradient_sync(is_last)
-    yield
-
-
-def reshard_all(network: nn.Module) -> None:
-    """Give back what FSDP gathered for a forward pass that no backward pass followed, such as an evaluation.
-
-    Until then parameters are copies, possibly in lower precision, that the optimizer does not know.
-    """
-    for module in network.modules():
-        if isinstance(module, FSDPModule):
-            module.reshard()
+        return network.no_sync()
+    return contextlib.nullcontext()

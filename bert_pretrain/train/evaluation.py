@@ -2,7 +2,7 @@
 
 import contextlib
 import itertools
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ from bert_pretrain.model.vocabulary import check_rows, check_same_vocabulary
 from bert_pretrain.report.curves import perplexity
 from bert_pretrain.train.batches import Batch
 from bert_pretrain.train.device import hardware
-from bert_pretrain.train.distributed import SINGLE_PROCESS, DistContext, reshard_all
+from bert_pretrain.train.distributed import SINGLE_PROCESS, DistContext
 from bert_pretrain.train.loader import evaluation_batches
 from bert_pretrain.train.loss import LossSums, PretrainingLoss
 from bert_pretrain.train.resolved import ResolvedRun
@@ -70,7 +70,7 @@ def evaluate(model: Path, data: Path, *, config: TrainConfig, split: str = "vali
 
 
 class Evaluator:
-    """Measures the held-out split of a run while it trains; under FSDP all ranks must call it."""
+    """Measures the held-out split of a run while it trains."""
 
     def __init__(self, run: ResolvedRun, state: TrainState, micro_batch_tokens: int) -> None:
         self._run, self._state, self._micro_batch_tokens = run, state, micro_batch_tokens
@@ -107,16 +107,14 @@ def evaluate_batches(
     counts = torch.zeros(3, dtype=torch.int64)
     autocast = torch.autocast(device.type, dtype, enabled=dtype != torch.float32)
     with autocast, without_compiling(losses):
-        for batch, is_own in _shared(batches, dist_context):
+        for batch in itertools.islice(batches, dist_context.rank, None, dist_context.size):
             # From pinned memory the next batch is on its way while this one is computed.
             source = batch.pin_memory() if device.type == "cuda" else batch
             sums: LossSums = losses(source.to(device))
-            if is_own:
-                figures = (sums.mlm_loss, sums.mlm_correct, sums.nsp_loss, sums.nsp_correct)
-                totals += torch.stack([figure.to(totals.dtype) for figure in figures])
-                num_pairs = 0 if batch.next_sentence_labels is None else batch.num_sequences
-                counts += torch.tensor([batch.num_sequences, num_pairs, batch.num_predictions])
-    reshard_all(losses)
+            figures = (sums.mlm_loss, sums.mlm_correct, sums.nsp_loss, sums.nsp_correct)
+            totals += torch.stack([figure.to(totals.dtype) for figure in figures])
+            num_pairs = 0 if batch.next_sentence_labels is None else batch.num_sequences
+            counts += torch.tensor([batch.num_sequences, num_pairs, batch.num_predictions])
     losses.train(was_training)
     mlm_loss, mlm_correct, nsp_loss, nsp_correct = dist_context.all_reduce_sum(totals).tolist()
     examples, pairs, predictions = dist_context.all_reduce_sum(counts).tolist()
@@ -133,13 +131,3 @@ def evaluate_batches(
 def without_compiling(losses: nn.Module) -> contextlib.AbstractContextManager[Any]:
     """Return a context in which layers run as they are: batches of an evaluation have shapes of all kinds."""
     return torch.compiler.set_stance("force_eager") if getattr(losses, "compiled", False) else contextlib.nullcontext()
-
-
-def _shared(batches: Iterable[Batch], dist_context: DistContext) -> Iterator[tuple[Batch, bool]]:
-    """Yield a rank's batches, and whether they are its own.
-
-    All ranks get the same number, since under FSDP they gather weights together: at the end some repeat another's.
-    """
-    remaining = iter(batches)
-    while group := list(itertools.islice(remaining, dist_context.size)):
-        yield group[min(dist_context.rank, len(group) - 1)], dist_context.rank < len(group)

@@ -103,14 +103,8 @@ def check_teacher(train: TrainConfig, data: DataFolder, folder: Path) -> tuple[M
     """Return the sizes of a teacher and of its vocabulary.
 
     Raises:
-        UserError: when it holds no BERT, or one with too few positions, or FSDP is asked for.
+        UserError: when it holds no BERT, or one with too few positions.
     """
-    if train.parallel == "fsdp":
-        raise ConfigError(
-            "a student with a teacher is not sharded",
-            where="train.parallel",
-            remedy="set it to ddp: each process then holds student and teacher",
-        )
     model, vocab_size = read_config(folder, TEACHER)
     if model.max_position_embeddings < data.max_seq_length:
         raise ConfigError(

@@ -49,7 +49,7 @@ class LossSums(NamedTuple):
 
 
 class PretrainingLoss(nn.Module):
-    """A model and its losses as one module, for what wraps modules: DDP and FSDP."""
+    """A model and its losses as one module, for DDP to wrap."""
 
     def __init__(self, model: BertForPreTraining, *, compiled: bool = False, teacher: Teacher | None = None) -> None:
         super().__init__()
@@ -61,12 +61,6 @@ class PretrainingLoss(nn.Module):
         """Return the sums of one micro-batch; those of the teacher in training only."""
         teacher = self.teacher if self.training else None
         return pretraining_loss(self.model, batch, compiled=self.compiled, teacher=teacher)
-
-    def encode(
-        self, input_ids: Tensor, token_type_ids: Tensor, position_ids: Tensor, cu_seqlens: Tensor, max_seqlen: int
-    ) -> Tensor:
-        """Return the last hidden state of every token, (tokens, hidden), as the model's `encode` does."""
-        return self.model.encode(input_ids, token_type_ids, position_ids, cu_seqlens, max_seqlen)
 
 
 def pretraining_loss(
@@ -135,7 +129,6 @@ class _DecoderLoss(torch.autograd.Function):
         loss = features.new_zeros((), dtype=torch.float32)
         correct = labels.new_zeros(())
         d_features = torch.zeros(rows.shape, dtype=features.dtype, device=features.device)
-        # In fp32 whatever the weights are in: under FSDP they may be 16-bit copies, too coarse to add up in.
         d_bias = torch.zeros_like(bias_row)
         d_weight: Tensor | None = None
         softmax_in_place = _compiled_softmax() if compiled else _softmax_in_place
@@ -165,7 +158,7 @@ class _DecoderLoss(torch.autograd.Function):
         if with_gradient:
             d_weight = weight.new_zeros(decoder.shape, dtype=torch.float32) if d_weight is None else d_weight
             ctx.save_for_backward(d_features[:num_rows], d_weight[:num_tokens], d_bias[:num_tokens])
-            ctx.factor, ctx.weight_dtype, ctx.bias_dtype = factor, weight.dtype, bias.dtype
+            ctx.factor = factor
         ctx.mark_non_differentiable(correct)
         return loss, correct
 
@@ -173,8 +166,7 @@ class _DecoderLoss(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor, Tensor, None, None, None, None]:
         scale = gradients[0] / ctx.factor
         d_features, d_weight, d_bias = ctx.saved_tensors
-        d_weight, d_bias = d_weight.mul_(scale).to(ctx.weight_dtype), d_bias.mul_(scale).to(ctx.bias_dtype)
-        return d_features * scale, d_weight, d_bias, None, None, None, None
+        return d_features * scale, d_weight.mul_(scale), d_bias.mul_(scale), None, None, None, None
 
 
 def _padded(matrix: Tensor, multiple: int, dtype: torch.dtype) -> Tensor:

@@ -24,9 +24,8 @@ from bert_pretrain.train.teacher import TeacherFolder, open_teacher
 
 # What may change between two commands for the same run; everything else of the section is compared.
 FREE_SETTINGS = {
-    "micro_batch_tokens", "max_steps", "max_epochs", "time_budget", "schedule_steps", "attention", "device", "parallel",
-    "compile", "activation_checkpointing", "log_every", "eval_every", "save_every", "keep_checkpoints",
-    "trackers",
+    "micro_batch_tokens", "max_steps", "max_epochs", "time_budget", "schedule_steps", "attention", "device", "compile",
+    "activation_checkpointing", "log_every", "eval_every", "save_every", "keep_checkpoints", "trackers",
 }  # fmt: skip
 OF_TEACHER = {"teacher", "relation_weight"}
 """Compared only where there is a teacher; of the teacher its weights, not its path."""
@@ -203,7 +202,7 @@ def identity_of(run: ResolvedRun) -> dict[str, Any]:
     }
 
 
-def describe(run: ResolvedRun, num_parameters: int, micro_batch_tokens: int, parallel: tuple[str, str]) -> str:
+def describe(run: ResolvedRun, num_parameters: int, micro_batch_tokens: int) -> str:
     """Return, for users, what will be done, and every value that was derived."""
     config, data = run.config, run.data
     mean_tokens, batch, held_out = data.mean_tokens("train"), config.train.global_batch_size, data.rows("validation")
@@ -221,7 +220,7 @@ def describe(run: ResolvedRun, num_parameters: int, micro_batch_tokens: int, par
         f"in micro-batches of at most {micro_batch_tokens:,} tokens",
     ]
     if run.dist_context.size > 1:
-        lines.insert(4, f"processes  {run.dist_context.size}, {parallel[0]} ({parallel[1]})")
+        lines.insert(4, f"processes  {run.dist_context.size}")
     if run.teacher is not None:
         weight = config.train.relation_weight
         what = f"relations with a weight of {weight:g}" if weight > 0 else "first weights only"

@@ -16,7 +16,7 @@ from bert_pretrain.config_file import dump_yaml
 from bert_pretrain.examples.shards import DataFolder
 from bert_pretrain.model.bert import BertForPreTraining
 from bert_pretrain.model.folder import CARD
-from bert_pretrain.model.huggingface import load_weights, save_tensors, to_huggingface
+from bert_pretrain.model.huggingface import load_weights, save_model
 from bert_pretrain.report.curves import value_of
 from bert_pretrain.report.diagnosis import Diagnosis, nothing_learnt
 from bert_pretrain.storage import manifest
@@ -136,12 +136,9 @@ def _prepare(run: ResolvedRun, latest: Checkpoint | None) -> tuple[TrainState, i
     """Return the state to begin with, and the size of a micro-batch; describe the run."""
     teacher = _make_teacher(run)
     model = _make_model(run, latest, teacher)
-    parallel = distributed.choose_parallel(
-        run.config.train.parallel, model.num_parameters, run.device, run.dist_context, may_shard=teacher is None
-    )
-    micro_batch_tokens = _micro_batch_tokens(run, model, parallel[0], latest, teacher)
-    print(describe(run, model.num_parameters, micro_batch_tokens, parallel))
-    state = _make_state(run, model, parallel[0], latest, teacher)
+    micro_batch_tokens = _micro_batch_tokens(run, model, latest, teacher)
+    print(describe(run, model.num_parameters, micro_batch_tokens))
+    state = _make_state(run, model, latest, teacher)
     if latest is not None:
         print(describe_resume(latest, run))
     return state, micro_batch_tokens
@@ -188,14 +185,14 @@ def _make_teacher(run: ResolvedRun) -> Teacher | None:
 
 
 def _make_state(
-    run: ResolvedRun, model: BertForPreTraining, parallel: str, latest: Checkpoint | None, teacher: Teacher | None
+    run: ResolvedRun, model: BertForPreTraining, latest: Checkpoint | None, teacher: Teacher | None
 ) -> TrainState:
     """Add the optimizer to the model, and bring both to the step from which the run continues."""
     teacher = teacher if run.config.train.relation_weight > 0 else None
     losses = PretrainingLoss(model, compiled=run.compiled, teacher=teacher)
     if run.compiled:
         hardware.compile_layers(model)
-    network = distributed.parallelize(losses, model, parallel, run.precision.dtype)
+    network = distributed.parallelize(losses, run.dist_context)
     loss_scale = LossScale.start(run.device) if run.precision.name == "fp16" else None
     state = TrainState.start(model, network, make_optimizers(model, run.config.train), loss_scale)
     if latest is not None:
@@ -206,12 +203,12 @@ def _make_state(
 
 
 def _micro_batch_tokens(
-    run: ResolvedRun, model: BertForPreTraining, parallel: str, latest: Checkpoint | None, teacher: Teacher | None
+    run: ResolvedRun, model: BertForPreTraining, latest: Checkpoint | None, teacher: Teacher | None
 ) -> int:
     """Return the size of a micro-batch; one found automatically stays as it was: it decides the last bits."""
     own = hardware.choose_micro_batch_tokens(
         run.config.train, model, run.data.max_seq_length, run.device, run.precision.dtype, run.dist_context.size,
-        _num_shards(run, parallel), None if teacher is None else teacher.network,
+        None if teacher is None else teacher.network,
     )  # fmt: skip
     fitting = run.dist_context.run_on_main(lambda: own)
     if latest is None or run.config.train.micro_batch_tokens != "auto":
@@ -221,10 +218,6 @@ def _micro_batch_tokens(
         print(f"micro-batches of {before:,} tokens, as before, do not fit here: now {fitting:,}")
         return fitting
     return before
-
-
-def _num_shards(run: ResolvedRun, parallel: str) -> int:
-    return run.dist_context.size if parallel == "fsdp" else 1
 
 
 def _open_log(run: ResolvedRun, state: TrainState, latest: Checkpoint | None) -> RunLog:
@@ -277,14 +270,13 @@ def _training_data(run: ResolvedRun, state: TrainState, micro_batch_tokens: int)
 
 def _finish(run: ResolvedRun, state: TrainState, log: RunLog, identity: dict[str, Any]) -> None:
     """Write the final model and, last of all, the manifest with the final figures."""
-    weights = to_huggingface(state.weights())
     if not run.dist_context.is_main:
         return
     lines = [line for line in (log.last_training, log.last_validation) if line is not None]
     record = _record(run)
     warning = nothing_learnt(record, lines)
     with atomic_folder(run.output / "model") as temporary:
-        save_tensors(weights, state.model, temporary, run.tokenizer)
+        save_model(state.model, temporary, run.tokenizer)
         drawn = draw_beside_card(run.output, record, temporary)
         card = model_card(
             run, state.progress, log.last_validation,

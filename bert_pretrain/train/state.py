@@ -9,9 +9,7 @@ from bert_pretrain.model.bert import BertForPreTraining
 from bert_pretrain.train.batches import GlobalBatch
 from bert_pretrain.train.device.flops import batch_flops
 from bert_pretrain.train.device.host_memory import HostMemory
-from bert_pretrain.train.distributed import is_writer
 from bert_pretrain.train.loss import PretrainingLoss
-from bert_pretrain.train.optim.matrices import like, own_rows
 from bert_pretrain.train.optim.optimizer import Optimizers
 from bert_pretrain.train.step import LossScale, StepSums
 
@@ -132,13 +130,6 @@ class TrainState:
             tensors["loss_scale/good_steps"] = self.loss_scale.good_steps
         return tensors
 
-    def weights(self) -> dict[str, Tensor]:
-        """Return copies of all weights on the CPU by our own names, or nothing on a rank that does not write.
-
-        Under FSDP all ranks must call this.
-        """
-        return HostMemory().copy(dict(self.model.named_parameters()), keep=is_writer()).tensors
-
     def load_tensors(self, tensors: dict[str, Tensor]) -> None:
         """Take back what `tensors` gave, from copies on the CPU."""
         self.load_optimizers(tensors)
@@ -163,10 +154,5 @@ class TrainState:
             if kind == "optimizer":
                 name, _, key = rest.rpartition("/")
                 parameter = parameters[name]
-                own = own_rows(parameter)
                 # A copy: what safetensors returns may lie in the mapped file, which goes away with the checkpoint.
-                if tensor.dim():
-                    rows = tensor[own.start : own.stop].to(parameter.device, copy=True)
-                    owners[parameter].state[parameter][key] = like(parameter, rows)
-                else:
-                    owners[parameter].state[parameter][key] = tensor.to(parameter.device, copy=True)
+                owners[parameter].state[parameter][key] = tensor.to(parameter.device, copy=True)

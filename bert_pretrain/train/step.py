@@ -15,7 +15,6 @@ from bert_pretrain.train.batches import GlobalBatch
 from bert_pretrain.train.device import hardware
 from bert_pretrain.train.distributed import SINGLE_PROCESS, DistContext, gradient_sync
 from bert_pretrain.train.loss import LossSums
-from bert_pretrain.train.optim.matrices import local, total_norm
 from bert_pretrain.train.optim.optimizer import Optimizers, update
 
 LOSS_SCALE_START = 2.0**16
@@ -106,7 +105,7 @@ def train_step(
     """
     for optimizer in optimizers:
         optimizer.zero_grad(set_to_none=True)
-    # Wrappers take the mean of the ranks' gradients; each rank's loss is a share of a sum.
+    # DDP takes the mean of the ranks' gradients; each rank's loss is a share of a sum.
     scale = (loss_scale.scale if loss_scale is not None else 1.0) * dist_context.size
     parts, last = [], len(batch.micro_batches) - 1
     device = sums.device
@@ -132,14 +131,14 @@ def train_step(
 def _clip(network: nn.Module, max_grad_norm: float, loss_scale: LossScale | None) -> Tensor:
     """Divide the gradients by the scale of the loss and clip them; returns their 2-norm before clipping."""
     gradients = [parameter.grad for parameter in network.parameters() if parameter.grad is not None]
-    norm = total_norm(gradients)
+    norm = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients)))
     if loss_scale is not None:
         norm = norm / loss_scale.scale
     # Weights of the same step for the same seed, whatever the scale was; a norm of 0 must not divide.
     factor = (max_grad_norm / (norm + 1e-6)).clamp(max=1.0)
     if loss_scale is not None:
         factor = factor / loss_scale.scale
-    torch._foreach_mul_([local(gradient) for gradient in gradients], factor)
+    torch._foreach_mul_(gradients, factor)
     return norm
 
 

@@ -46,7 +46,7 @@ def open_teacher(train: TrainConfig, data: DataFolder, tokenizer: Tokenizer) -> 
     """Open what `train.teacher` names; None where there is no teacher.
 
     Raises:
-        UserError: when it holds no BERT, or one of another vocabulary or with too few positions, or FSDP is asked for.
+        UserError: when it holds no BERT, or one of another vocabulary or with too few positions.
     """
     if train.teacher is None:
         return None

@@ -14,7 +14,6 @@ from torch.utils.flop_counter import FlopCounterMode, sdpa_flop_count
 
 from bert_pretrain.config import Config, ModelConfig, TrainConfig
 from bert_pretrain.errors import ConfigError, DataError, OutputError
-from bert_pretrain.examples.shards import DataFolder
 from bert_pretrain.model.bert import BertForPreTraining
 from bert_pretrain.model.huggingface import save_model
 from bert_pretrain.text.tokenizer import Tokenizer
@@ -23,11 +22,9 @@ from bert_pretrain.train.batches import Batch, ShapeMultiples, cut, with_tail
 from bert_pretrain.train.device.flops import batch_flops, teaching_flops
 from bert_pretrain.train.device.memory import estimate_memory
 from bert_pretrain.train.distillation import Teacher, num_relation_heads
-from bert_pretrain.train.distributed import DistContext, choose_parallel
 from bert_pretrain.train.loss import PretrainingLoss
 from bert_pretrain.train.run import train
 from bert_pretrain.train.student_weights import spread, start_from_teacher
-from bert_pretrain.train.teacher import open_teacher
 from tests.train.test_resume import assert_same_run, interrupted_copy
 
 Tiny = Callable[..., Config]
@@ -300,15 +297,6 @@ def test_a_teacher_that_does_not_fit_is_refused(
     with pytest.raises(DataError, match="there is no folder"):
         train(tiny(teacher=str(tmp_path / "nowhere")), data_folder, tmp_path / "run")
     assert not (tmp_path / "run").exists()
-
-
-def test_a_student_with_a_teacher_is_not_sharded(
-    tiny: Tiny, data_folder: Path, teacher_folder: Path, tokenizer: Tokenizer
-) -> None:
-    config = tiny(teacher=str(teacher_folder), parallel="fsdp").train
-    with pytest.raises(ConfigError, match="is not sharded"):
-        open_teacher(config, DataFolder.open(data_folder), tokenizer)
-    assert choose_parallel("auto", 10**9, torch.device("cpu"), DistContext(0, 2), may_shard=False)[0] == "ddp"
 
 
 def test_the_memory_of_a_teacher_is_estimated() -> None:

@@ -1,4 +1,4 @@
-"""Two processes train as one would: equal losses for every optimizer, DDP and FSDP, and through stops and restarts."""
+"""Two processes train as one would: equal losses for every optimizer, and through stops and restarts."""
 
 import itertools
 import json
@@ -22,7 +22,6 @@ from bert_pretrain.errors import ConfigError
 from bert_pretrain.examples.shards import DataFolder
 from bert_pretrain.storage import manifest
 from bert_pretrain.train.batches import cut
-from bert_pretrain.train.distributed import DistContext, choose_parallel
 from bert_pretrain.train.inputs import check_sizes
 from bert_pretrain.train.loader import TrainingData
 from bert_pretrain.train.run import train
@@ -71,27 +70,23 @@ def assert_same_losses(left: Path, right: Path, tolerance: float) -> None:
                     assert one[name] == pytest.approx(other[name], abs=tolerance, rel=tolerance), (one["step"], name)
 
 
-CASES = [("adamw", "ddp", 1e-4), ("muon", "fsdp", 1e-2)]
-SLOW_CASES = [("adamw", "fsdp", 1e-4), ("lamb", "ddp", 1e-4), ("lamb", "fsdp", 1e-4), ("muon", "ddp", 1e-2)]
-
-
 @pytest.mark.parametrize(
-    ("optimizer", "parallel", "tolerance"),
-    [*CASES, *(pytest.param(*case, marks=pytest.mark.slow) for case in SLOW_CASES)],
+    ("optimizer", "tolerance"),
+    [("adamw", 1e-4), *(pytest.param(*case, marks=pytest.mark.slow) for case in (("lamb", 1e-4), ("muon", 1e-2)))],
 )
 def test_two_ranks_have_the_losses_of_one_and_their_checkpoint_continues_on_one(
-    tiny: Tiny, data_folder: Path, tmp_path: Path, optimizer: str, parallel: str, tolerance: float
+    tiny: Tiny, data_folder: Path, tmp_path: Path, optimizer: str, tolerance: float
 ) -> None:
     # 15 examples do not divide by two, and make several micro-batches of unequal numbers.
     config = tiny(
-        model=NO_DROPOUT, optimizer=optimizer, parallel=parallel, max_steps=8, log_every=1, eval_every=3, save_every=4,
+        model=NO_DROPOUT, optimizer=optimizer, max_steps=8, log_every=1, eval_every=3, save_every=4,
         global_batch_size=15, micro_batch_tokens=90, peak_lr=5e-3, keep_checkpoints=9,
     )  # fmt: skip
     two = tmp_path / "two"
     process = launch(config, data_folder, two)
     train(config, data_folder, tmp_path / "one")
     out = finish(process)
-    assert f"processes  2, {parallel}" in out
+    assert "processes  2" in out
     assert_same_losses(tmp_path / "one", two, tolerance)
     # From the middle on, one rank continues what two have begun.
     shutil.rmtree(two / "checkpoints" / "step-00000008")
@@ -109,7 +104,7 @@ def test_two_ranks_have_the_losses_of_one_and_their_checkpoint_continues_on_one(
     assert names[0] == names[1]
 
 
-def test_ranks_hold_about_equally_many_tokens_and_equally_many_micro_batches(examples: Callable[..., Any]) -> None:
+def test_ranks_hold_about_equally_many_tokens(examples: Callable[..., Any]) -> None:
     table = examples(101)
     for budget, ranks in ((100, 4), (1000, 3), (40, 7), (1, 8)):
         shares = [cut(table, budget, rank, ranks) for rank in range(ranks)]
@@ -117,7 +112,6 @@ def test_ranks_hold_about_equally_many_tokens_and_equally_many_micro_batches(exa
         assert sum(tokens) == len(table.input_ids)
         assert sum(micro.num_sequences for share in shares for micro in share.micro_batches) == 101
         assert max(tokens) - min(tokens) <= 2 * table.lengths.max()
-        assert len({len(share.micro_batches) for share in shares}) == 1
         assert {share.num_tokens for share in shares} == {len(table.input_ids)}
         if budget > table.lengths.max():
             assert all(micro.num_tokens <= budget for share in shares for micro in share.micro_batches)
@@ -141,18 +135,6 @@ def test_any_number_of_ranks_computes_the_same_global_batches(data_folder: Path)
 def test_more_ranks_than_examples_are_refused(tiny: Tiny, data_folder: Path) -> None:
     with pytest.raises(ConfigError, match="4 examples cannot be shared by 5 processes"):
         check_sizes(tiny(global_batch_size=4), DataFolder.open(data_folder), 5)
-
-
-def test_the_model_is_dealt_out_where_it_does_not_fit(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Card:
-        total_memory = 12 * 2**30
-
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: Card)
-    cuda, two = torch.device("cuda"), DistContext(0, 2, 0)
-    assert choose_parallel("auto", 110_000_000, cuda, two)[0] == "ddp"
-    assert choose_parallel("auto", 800_000_000, cuda, two)[0] == "fsdp"
-    assert choose_parallel("fsdp", 10, cuda, two) == ("fsdp", "as configured")
-    assert choose_parallel("fsdp", 10, cuda, DistContext())[0] == "none"
 
 
 def newest_step(run: Path) -> int:
@@ -209,12 +191,11 @@ def test_twenty_runs_of_two_ranks_leave_cleanly(tiny: Tiny, data_folder: Path, t
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
 def test_compiled_layers_on_two_ranks_have_the_losses_of_plain_ones_on_one(
-    tiny: Tiny, data_folder: Path, tmp_path: Path, parallel: str
+    tiny: Tiny, data_folder: Path, tmp_path: Path
 ) -> None:
     settings = {"model": NO_DROPOUT, "max_steps": 4, "save_every": 2, "eval_every": 2, "log_every": 1}
-    process = launch(tiny(**settings, compile=True, parallel=parallel), data_folder, tmp_path / "two")
+    process = launch(tiny(**settings, compile=True), data_folder, tmp_path / "two")
     train(tiny(**settings), data_folder, tmp_path / "one")
     assert "compiled   yes" in finish(process)
     assert_same_losses(tmp_path / "one", tmp_path / "two", 1e-4)

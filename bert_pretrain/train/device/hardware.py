@@ -145,7 +145,6 @@ def compile_layers(
     torch._dynamo.config.recompile_limit = 64  # by default the compiler gives up after eight; what is beyond runs as is
     torch._dynamo.config.optimize_ddp = False  # a layer is far smaller than DDP's buckets, for which it would be split
     for module in (model.embeddings, *model.encoder.layers, model.mlm_head):
-        # The forward pass alone: what FSDP does before and after it is not for the compiler.
         module.forward = _of_any_length(torch.compile(module.forward, backend=backend, fullgraph=strict))
 
 
@@ -173,19 +172,17 @@ def choose_micro_batch_tokens(
     device: torch.device,
     dtype: torch.dtype,
     num_ranks: int = 1,
-    num_shards: int = 1,
     teacher: BertForPreTraining | None = None,
 ) -> int:
     """Return the tokens that a micro-batch may hold, from the configuration or from what fits.
 
     Args:
         config: its batch, optimizer, and the setting.
-        model: on the device, not yet sharded.
+        model: on the device.
         max_seq_length: of the data.
         device: that the model is on.
         dtype: of the matrix products.
         num_ranks: ranks that share a batch.
-        num_shards: ranks to which FSDP will shard the state.
         teacher: on the device, too.
     """
     if config.micro_batch_tokens != "auto":
@@ -196,7 +193,7 @@ def choose_micro_batch_tokens(
         fitting = min(CPU_MICRO_BATCH_TOKENS, CPU_ACTIVATION_BYTES // per_token)
         return max(max_seq_length, min(fitting, whole_batch))
     free, _ = torch.cuda.mem_get_info(device)
-    rest = estimate_memory(config, model, max_seq_length, 0, dtype=dtype, num_shards=num_shards)
+    rest = estimate_memory(config, model, max_seq_length, 0, dtype=dtype)
     # The weights lie there already.
     reserved = rest.total - sum(4 * parameter.numel() for parameter in model.parameters())
     fitting = int(0.8 * (free - reserved)) // per_token

@@ -13,8 +13,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bert_pretrain.train.optim.matrices import whole
-
 
 @dataclass(eq=False)
 class HostCopy:
@@ -55,22 +53,11 @@ class HostMemory:
         """Return memory for the copies of a state on a device."""
         return HostMemory(page_locked, recorded_event) if device.type == "cuda" else HostMemory()
 
-    def copy(self, tensors: Mapping[str, Tensor], *, keep: bool = True) -> HostCopy:
-        """Begin to copy tensors, one after the other; waits for the reader of the copy before.
-
-        Args:
-            tensors: each is gathered under FSDP, from all ranks, which must all call this.
-            keep: false where this rank only helps to gather: then the copy is empty.
-        """
+    def copy(self, tensors: Mapping[str, Tensor]) -> HostCopy:
+        """Begin to copy tensors, one after the other; waits for the reader of the copy before."""
         self._reclaim()
-        copies = {}
-        for name, tensor in tensors.items():
-            gathered = whole(tensor.detach())
-            if keep:
-                copies[name] = self._copy(name, gathered)
-            del gathered  # before the next one is gathered, so that at most one is there whole
-        has_event = self._mark_arrival is not None and keep
-        self._last = HostCopy(copies, self._mark_arrival() if has_event else None)  # type: ignore[misc]
+        copies = {name: self._copy(name, tensor.detach()) for name, tensor in tensors.items()}
+        self._last = HostCopy(copies, None if self._mark_arrival is None else self._mark_arrival())
         return self._last
 
     def _reclaim(self) -> None:

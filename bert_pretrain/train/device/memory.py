@@ -33,20 +33,17 @@ def estimate_memory(
     micro_batch_tokens: int,
     *,
     dtype: torch.dtype,
-    num_shards: int = 1,
     teacher: BertForPreTraining | None = None,
 ) -> Memory:
-    """Estimate the memory of a run, from a model that is not yet sharded.
+    """Estimate the memory of a run.
 
-    In 16 bits, matrix products run on copies of the weights, but a teacher's are cast anew. FSDP shards the state to
-    `num_shards` ranks.
+    In 16 bits, matrix products run on copies of the weights, but a teacher's are cast anew.
     """
     moments = 0
     for name, parameter in model.named_parameters():
         moments += parameter.numel() * (4 if config.optimizer == "muon" and is_hidden_matrix(name) else 8)
     weights = gradients = 4 * model.num_parameters
-    # While micro-batches add up their gradients, every rank of FSDP holds them whole.
-    state = (weights + moments) // num_shards + gradients + (2 * model.num_parameters if dtype.itemsize == 2 else 0)
+    state = weights + moments + gradients + (2 * model.num_parameters if dtype.itemsize == 2 else 0)
     state += 0 if teacher is None else 4 * teacher.num_parameters
     kept, backward = _activation_bytes(model, max_seq_length, dtype, config.activation_checkpointing, teacher)
     width, hidden_size = dtype.itemsize, model.config.hidden_size

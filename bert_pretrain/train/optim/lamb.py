@@ -11,8 +11,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bert_pretrain.train.optim.matrices import local, matrices_of, norms
-
 
 class Lamb(torch.optim.Optimizer):
     """LAMB over groups of parameters.
@@ -43,25 +41,24 @@ class Lamb(torch.optim.Optimizer):
                 self._update(group, parameters)
 
     def _update(self, group: dict[str, Any], parameters: list[Tensor]) -> None:
-        weights = [local(parameter) for parameter in parameters]
-        found_inf = self.found_inf if self.found_inf is not None else torch.zeros((), device=weights[0].device)
+        found_inf = self.found_inf if self.found_inf is not None else torch.zeros((), device=parameters[0].device)
         skip = found_inf > 0
         directions = self._directions(group, parameters, skip)
-        torch._foreach_add_(directions, weights, alpha=group["weight_decay"])
+        torch._foreach_add_(directions, parameters, alpha=group["weight_decay"])
         if group["adapts"]:
-            _scale_to_weights(parameters, weights, directions, group["matrices"])
+            _scale_to_weights(parameters, directions, group["matrices"])
         torch._foreach_mul_(directions, torch.where(skip, 0.0, -group["lr"]))
-        torch._foreach_add_(weights, directions)
+        torch._foreach_add_(parameters, directions)
 
     def _directions(self, group: dict[str, Any], parameters: list[Tensor], skip: Tensor) -> list[Tensor]:
         """Take the gradients into the moments, and return Adam's directions as fresh tensors."""
         # Where the step is skipped the gradients become 0 and the decay 1: the moments stay as they are.
-        gradients = [local(parameter.grad) for parameter in parameters]  # type: ignore[arg-type]
+        gradients: list[Any] = [parameter.grad for parameter in parameters]
         # As integers, because 0 times what is not finite is not 0; at once, where a condition would be a launch each.
         torch._foreach_mul_([gradient.view(torch.int32) for gradient in gradients], (~skip).int())
         beta1, beta2 = group["betas"]
         states = [self._state_of(parameter, skip.device) for parameter in parameters]
-        first, second = ([local(state[name]) for state in states] for name in ("exp_avg", "exp_avg_sq"))
+        first, second = ([state[name] for state in states] for name in ("exp_avg", "exp_avg_sq"))
         torch._foreach_mul_(first, torch.where(skip, 1.0, beta1))
         torch._foreach_add_(first, gradients, alpha=1.0 - beta1)
         torch._foreach_mul_(second, torch.where(skip, 1.0, beta2))
@@ -95,10 +92,10 @@ def _bias_of_zeros(beta: float, count: Tensor) -> Tensor:
     return -torch.expm1(count * (math.log(beta) if beta > 0.0 else -math.inf))
 
 
-def _scale_to_weights(parameters: list[Tensor], weights: list[Tensor], directions: list[Tensor], number: int) -> None:
+def _scale_to_weights(weights: list[Tensor], directions: list[Tensor], number: int) -> None:
     """Make each matrix's update as long as the matrix itself (the trust ratio); a matrix of zeros is left alone."""
-    old, new = (matrices_of(parameters, tensors, number) for tensors in (weights, directions))
-    old_norms, new_norms = norms([*old, *new], parameters[0]).chunk(2)
+    old, new = ([part for each in tensors for part in each.chunk(number)] for tensors in (weights, directions))
+    old_norms, new_norms = torch.stack(torch._foreach_norm([*old, *new])).chunk(2)
     usable = (old_norms > 0) & (new_norms > 0)
     # One call, but a launch per matrix: PyTorch takes lists of numbers at once only from the host.
     torch._foreach_mul_(new, torch.where(usable, old_norms / new_norms, 1.0).unbind())

@@ -2,25 +2,23 @@
 
 Every singular value of an update becomes about 1, so that rare directions move as far as common ones. The mathematics
 is `torch.optim.Muon`'s with `match_rms_adamw` (Liu et al., 2025), so AdamW's learning rate and decay fit. Ours can
-skip a step on the device, and takes matrices of equal shape together. Ranks share the matrices (`sharing.py`).
+skip a step on the device, and takes matrices of equal shape together.
 """
 
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from bert_pretrain.train.device import cpu
-from bert_pretrain.train.optim.matrices import local
-from bert_pretrain.train.optim.sharing import Bucket, Wait, buckets_of, collect, give_back, process_group_of
 
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 """Of the quintic, from Jordan's post: steep at 0; singular values end between 0.5 and 1.5 rather than at 1."""
 ITERATIONS = 5
-Begun = tuple[Bucket, Wait]
-"""A bucket, and a function that waits for the message that was begun for it."""
+MATRICES_AT_ONCE = 16
+"""So many of equal shape are computed together; more would only take more memory."""
 
 
 class Muon(torch.optim.Optimizer):
@@ -36,45 +34,44 @@ class Muon(torch.optim.Optimizer):
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]
         """Update every parameter that has a gradient, or none of them where `found_inf` is 1."""
-        first = self.param_groups[0]["params"][0]
-        found_inf = self.found_inf if self.found_inf is not None else torch.zeros((), device=first.device)
-        skip = found_inf > 0
-        group, size = process_group_of(first)
-        buckets = buckets_of(self.param_groups, group, size)
-        # Several ranks begin all messages before they wait for the first; one process takes bucket after bucket.
-        begin_all: Callable[[Iterator[Begun]], Iterable[Begun]] = list if size > 1 else iter
-        collected = begin_all((bucket, collect(bucket, self._look_ahead(bucket, skip))) for bucket in buckets)
-        updates = begin_all((bucket, give_back(bucket, orthogonalised(wait()))) for bucket, wait in collected)
-        for bucket, wait in updates:
-            _apply(bucket, wait(), skip)
+        device = self.param_groups[0]["params"][0].device
+        found_inf = self.found_inf if self.found_inf is not None else torch.zeros((), device=device)
+        for group in self.param_groups:
+            by_shape: dict[torch.Size, list[Tensor]] = {}
+            for parameter in group["params"]:
+                if parameter.grad is not None:
+                    by_shape.setdefault(parameter.shape, []).append(parameter)
+            at_once = max(1, MATRICES_AT_ONCE // group["matrices"])
+            for alike in by_shape.values():
+                for begin in range(0, len(alike), at_once):
+                    self._update(group, alike[begin : begin + at_once], found_inf > 0)
 
-    def _look_ahead(self, bucket: Bucket, skip: Tensor) -> Tensor:
+    def _update(self, group: dict[str, Any], weights: list[Tensor], skip: Tensor) -> None:
+        """Update parameters of equal shape together, or none of them."""
+        ahead = self._look_ahead(group, weights, skip)  # (parameters, rows, width)
+        height, width = ahead.shape[1] // group["matrices"], ahead.shape[2]
+        updates = orthogonalised(ahead.view(-1, height, width)).reshape(ahead.shape)
+        # As long as AdamW's update is on average (Liu et al., 2025, section 2.2).
+        scale = group["lr"] * 0.2 * math.sqrt(max(height, width))
+        torch._foreach_mul_(weights, torch.where(skip, 1.0, 1.0 - group["lr"] * group["weight_decay"]))
+        steps = updates.to(weights[0].dtype).mul_(torch.where(skip, 0.0, -scale))
+        torch._foreach_add_(weights, steps.unbind())
+
+    def _look_ahead(self, group: dict[str, Any], weights: list[Tensor], skip: Tensor) -> Tensor:
         """Take the gradients into the momentum and return what Nesterov makes of both: (parameters, rows, width)."""
-        momentum = bucket.settings["momentum"]
         buffers = []
-        for parameter in bucket.parameters:
-            state = self.state[parameter]
+        for weight in weights:
+            state = self.state[weight]
             if not state:
-                state["momentum_buffer"] = torch.zeros_like(parameter)
-            buffers.append(local(state["momentum_buffer"]))
+                state["momentum_buffer"] = torch.zeros_like(weight)
+            buffers.append(state["momentum_buffer"])
         # Where the step is skipped the gradients count as 0 and the decay as 1: the momentum stays as it is.
-        ahead = torch.stack([local(parameter.grad) for parameter in bucket.parameters])  # type: ignore[arg-type]
+        ahead = torch.stack([weight.grad for weight in weights])  # type: ignore[misc]
         ahead.masked_fill_(skip, 0.0)
-        torch._foreach_mul_(buffers, torch.where(skip, 1.0, momentum))
-        torch._foreach_add_(buffers, ahead.unbind(), alpha=1.0 - momentum)
-        torch._foreach_lerp_(ahead.unbind(), buffers, momentum)
+        torch._foreach_mul_(buffers, torch.where(skip, 1.0, group["momentum"]))
+        torch._foreach_add_(buffers, ahead.unbind(), alpha=1.0 - group["momentum"])
+        torch._foreach_lerp_(ahead.unbind(), buffers, group["momentum"])
         return ahead
-
-
-def _apply(bucket: Bucket, updates: Tensor, skip: Tensor) -> None:
-    """Let the weights decay and add the updates, (parameters, rows, width), to them."""
-    settings = bucket.settings
-    weights = [local(parameter) for parameter in bucket.parameters]
-    # As long as AdamW's update is on average (Liu et al., 2025, section 2.2).
-    scale = settings["lr"] * 0.2 * math.sqrt(max(bucket.shape))
-    torch._foreach_mul_(weights, torch.where(skip, 1.0, 1.0 - settings["lr"] * settings["weight_decay"]))
-    steps = updates.to(weights[0].dtype).mul_(torch.where(skip, 0.0, -scale))
-    torch._foreach_add_(weights, steps.unbind())
 
 
 def orthogonalised(matrices: Tensor) -> Tensor:

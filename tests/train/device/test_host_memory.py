@@ -108,15 +108,6 @@ def test_where_no_memory_can_be_locked_copies_take_ordinary_memory() -> None:
     assert not copy.tensors["a"].is_pinned()
 
 
-def test_a_rank_that_does_not_write_keeps_nothing() -> None:
-    allocate, events = Allocator(), []
-    copy = HostMemory(allocate, lambda: events.append(None)).copy(tensors(1.0), keep=False)
-    copy.wait()
-    assert copy.tensors == {}
-    assert allocate.allocated == []
-    assert events == []
-
-
 @pytest.fixture
 def state(tiny: Callable[..., Config]) -> TrainState:
     model = BertForPreTraining(tiny().model, 152)
