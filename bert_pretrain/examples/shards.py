@@ -37,6 +37,7 @@ REBUILD = "run the make-data command that wrote it again, with --verify: it rebu
 
 
 _Number = Annotated[int, Field(ge=0, strict=True)]
+_Figure = Annotated[float, Field(strict=True, allow_inf_nan=False)]
 _Digest = Annotated[str, Field(pattern=r"^[0-9a-f]*$")]
 
 
@@ -60,21 +61,22 @@ class ShardRecord:
 
 
 class _Statistics(BaseModel, extra="allow"):
-    __pydantic_extra__: dict[str, Annotated[float, Field(strict=True, allow_inf_nan=False)] | None]
-    length_histogram: dict[str, Any] = {}
-    drops: dict[str, _Number] = {}
+    __pydantic_extra__: dict[str, _Figure | None]
+    length_histogram: dict[str, Any]
+    drops: dict[str, _Number]
+    mean_length_tokens: _Figure
 
 
 class _Split(BaseModel):
     rows: _Number
     tokens: _Number
-    shards: list[ShardRecord] = []
+    shards: list[ShardRecord]
     statistics: _Statistics
 
 
 class _Vocabulary(BaseModel):
     hash: str
-    vocab_size: _Number = 0
+    vocab_size: _Number
 
 
 class _Sections(BaseModel):
@@ -86,18 +88,19 @@ class _Input(BaseModel):
 
 
 class _Corpus(BaseModel):
-    documents: _Number = 0
-    sentences: _Number = 0
-    tokens: _Number = 0
-    repairs_and_drops: dict[str, _Number] = {}
+    documents: _Number
+    sentences: _Number
+    tokens: _Number
+    unk_share: _Figure
+    repairs_and_drops: dict[str, _Number]
 
 
 class _Contents(BaseModel):
     """What the manifest of a data folder must say, so that it can be opened."""
 
-    versions: dict[str, str] = {}
-    inputs: list[_Input] = []
-    corpus: _Corpus = _Corpus()
+    versions: dict[str, str]
+    inputs: list[_Input]
+    corpus: _Corpus
     splits: dict[str, _Split]
     tokenizer: _Vocabulary
     config: _Sections

@@ -7,7 +7,7 @@ from pathlib import Path
 from pydantic import BaseModel, ValidationError
 
 from bert_pretrain.plan.planner import Plan
-from bert_pretrain.report.curves import pair_accuracy, read_metrics, read_run_record, value_of
+from bert_pretrain.report.curves import pair_accuracy, read_metrics, read_run_record
 from bert_pretrain.report.diagnosis import diagnose
 from bert_pretrain.storage.files import write_text
 
@@ -60,7 +60,7 @@ def compare(output: Path, run: Path, changed: Sequence[str] = ()) -> str | None:
         changed: keys that the user has put over the plan.
 
     Returns:
-        None where nothing was forecast (a plan of an older version) or nothing is held out.
+        None where the forecast cannot be read or nothing is held out.
     """
     try:
         forecast = Expected.model_validate_json((output / FORECAST).read_bytes())
@@ -82,7 +82,7 @@ def compare(output: Path, run: Path, changed: Sequence[str] = ()) -> str | None:
     if all_inside:
         return line
     hints = [f"{hint.cause} ({hint.observed})" for hint in diagnose(record, metrics)] if is_worse else []
-    tokens = (value_of(record, "progress.tokens") or 0) / 1e6
+    tokens = record["progress"]["tokens"] / 1e6
     return f"{line}; likely cause: {_cause(forecast, hints, tokens, changed)}"
 
 

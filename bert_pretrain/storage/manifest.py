@@ -225,8 +225,7 @@ def _differences(old: Any, new: Any, path: str = "") -> list[str]:
         paths = {key: f"{path}.{key}" if path else str(key) for key in (*old, *new)}
         pairs = ((old.get(key, _ABSENT), new.get(key, _ABSENT), at) for key, at in paths.items())
         return [line for was, now, at in pairs for line in _differences(was, now, at)]
-    is_same = old == new or {repr(old), repr(new)} == {"None", "not given"}
-    return [] if is_same else [f"{path.removeprefix('identity.')}: {_short(old)} -> {_short(new)}"]
+    return [] if old == new else [f"{path.removeprefix('identity.')}: {_short(old)} -> {_short(new)}"]
 
 
 def _short(value: object) -> str:

@@ -25,7 +25,7 @@ from bert_pretrain.model.bert import BertForPreTraining
 from bert_pretrain.model.folder import CARD, WEIGHTS
 from bert_pretrain.model.huggingface import save_tensors, to_huggingface
 from bert_pretrain.model.weights import write_tensors
-from bert_pretrain.storage.checksums import damage_of_folder, is_sealed
+from bert_pretrain.storage.checksums import damage_of_folder
 from bert_pretrain.storage.files import atomic_folder, read_json, remove_temporaries, write_json, write_text
 from bert_pretrain.text.tokenizer import Tokenizer
 from bert_pretrain.train.device.host_memory import HostCopy
@@ -33,7 +33,6 @@ from bert_pretrain.train.state import IntervalCounts, Progress, TrainState
 
 STATE_TENSORS = "training_state.safetensors"
 STATE_JSON = "training_state.json"
-FORMAT_VERSION = 4
 WEIGHT_PREFIX = "model/"
 """Of the weights' names among all tensors of a state."""
 
@@ -79,7 +78,6 @@ def take_snapshot(state: TrainState, about: Mapping[str, Any]) -> Snapshot:
         about: JSON values to keep with it: thread count, micro-batch size, data.
     """
     record = {
-        "format_version": FORMAT_VERSION,
         "progress": asdict(state.progress),
         "interval": asdict(state.interval),
         **about,
@@ -184,7 +182,6 @@ def newest_checkpoint(folder: Path, *, changes: bool = True) -> Checkpoint | Non
 
     Raises:
         DataError: when there are some, and none is whole.
-        OutputError: when the newest is of another version.
     """
     if changes and folder.is_dir():
         remove_temporaries(folder)
@@ -224,23 +221,14 @@ def open_checkpoint(path: Path, flag: str = "checkpoint") -> Checkpoint:
 
     Raises:
         DataError: when a file is missing, broken, or not what was written.
-        OutputError: when it was written by a version with another format.
     """
     if not (path / STATE_JSON).is_file():
         remedy = "name a folder checkpoints/step-… of a run"
         raise DataError(f"{path} has no {STATE_JSON}", where=flag, remedy=remedy)
-    damage, remedy = damage_of_folder(path), "use the checkpoint before it, or restore it from a copy"
-    record = read_json(path / STATE_JSON, remedy)
-    version = record.get("format_version") if isinstance(record, dict) else None
-    if version in range(1, FORMAT_VERSION) and not (is_sealed(path) and damage):
-        raise OutputError(
-            f"{path} has format version {version}, this bert-pretrain reads version {FORMAT_VERSION}",
-            where=flag,
-            remedy="continue with the version that wrote it, or begin another run with --init-from for the weights",
-        )
-    if damage:
+    if damage := damage_of_folder(path):
+        remedy = "use the checkpoint before it, or restore it from a copy"
         raise DataError(f"{path.name} is damaged: {damage}", where=str(path), remedy=remedy)
-    return Checkpoint(path, record)
+    return Checkpoint(path, read_json(path / STATE_JSON))
 
 
 def restore(state: TrainState, checkpoint: Checkpoint) -> None:

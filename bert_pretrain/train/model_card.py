@@ -61,7 +61,7 @@ def model_card(
     """
     values = _with_perplexity(validation)
     data, manifest = run.data.config, run.data.manifest
-    inputs = [_public_name(one["name"]) for one in manifest.get("inputs", ()) if one.get("split") != "validation"]
+    inputs = [_public_name(one["name"]) for one in manifest["inputs"] if one["split"] == "train"]
     body = render(
         "model_card.md",
         name=run.name,
@@ -116,16 +116,14 @@ def _data_rows(run: ResolvedRun) -> list[tuple[str, str]]:
     casing = "lower case" if run.tokenizer.settings["do_lower_case"] else "cased"
     kind = "whole words" if run.tokenizer.whole_words else f"WordPiece tokens, {casing}"
     rows = [("vocabulary", f"{run.tokenizer.vocab_size:,} {kind}")]
-    corpus = manifest.get("corpus")
-    if corpus:
-        rows += [(name, f"{corpus[name]:,}") for name in ("documents", "sentences", "tokens")]
-        rows.append(("[UNK] among the tokens", f"{corpus['unk_share']:.3%}"))
+    corpus = manifest["corpus"]
+    rows += [(name, f"{corpus[name]:,}") for name in ("documents", "sentences", "tokens")]
+    rows.append(("[UNK] among the tokens", f"{corpus['unk_share']:.3%}"))
     for split, what in (("train", "training examples"), ("validation", "held-out examples")):
         if run.data.rows(split):
             rows.append((what, f"{run.data.rows(split):,}"))
-    statistics = manifest["splits"]["train"].get("statistics", {})
-    if "mean_length_tokens" in statistics:
-        rows.append(("mean tokens per example", f"{statistics['mean_length_tokens']:.1f}"))
+    statistics = manifest["splits"]["train"]["statistics"]
+    rows.append(("mean tokens per example", f"{statistics['mean_length_tokens']:.1f}"))
     whole = f", whole words{f' by {config.word_segmenter}' if config.word_segmenter else ''}" * config.whole_word_mask
     return [
         *rows,

@@ -110,8 +110,13 @@ def make_data_folder(
     body = {
         "config": {"data": {"max_seq_length": 32, **settings}},
         "tokenizer": {"vocab_size": tokenizer.vocab_size, "hash": tokenizer.hash},
+        "inputs": [],
+        "corpus": {
+            "documents": 40, "sentences": 800, "words": 16_000, "tokens": 16_000, "unk_share": 0.0, "inputs": [],
+            "repairs_and_drops": {}, "left_out": {},
+        },
         "splits": splits,
-    }
+    }  # fmt: skip
     manifest.complete(folder, "data", {}, body)
     return folder
 

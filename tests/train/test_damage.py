@@ -31,18 +31,6 @@ def test_without_a_whole_checkpoint_the_run_does_not_begin_again_unasked(
     assert {path: path.read_bytes() for path in sorted(run.rglob("*")) if path.is_file()} == before
 
 
-def test_a_checkpoint_of_an_older_version_is_refused_and_kept(
-    finished: Path, tiny: Tiny, data_folder: Path, tmp_path: Path
-) -> None:
-    run = interrupted_copy(finished, tmp_path / "run")
-    newest = run / "checkpoints" / "step-00000012"
-    change(newest / "training_state.json", '"format_version": 4', '"format_version": 2')
-    (newest / "checksums.json").unlink()
-    with pytest.raises(OutputError, match="has format version 2"):
-        train(tiny(), data_folder, run)
-    assert newest.is_dir()
-
-
 def test_a_final_model_without_checksums_is_written_again(
     finished: Path, tiny: Tiny, data_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
