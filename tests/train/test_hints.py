@@ -8,6 +8,8 @@ import pytest
 
 from bert_pretrain.config import Config
 from bert_pretrain.errors import ConfigError
+from bert_pretrain.report.curves import read_metrics, read_run_record
+from bert_pretrain.report.diagnosis import diagnose
 from bert_pretrain.report.report import write_report
 from bert_pretrain.storage.files import read_json
 from bert_pretrain.storage.manifest import PARTIAL, reopen
@@ -33,15 +35,14 @@ def test_a_run_prints_each_hint_once_and_report_finds_them_again(
         "hint: learning rate too high",
         "hint: nothing learnt",
     ]
-    write_report([run], tmp_path / "curves.png")
-    assert hints(capsys.readouterr().out) == printed
-    assert "learning rate too high" in (tmp_path / "curves.html").read_text()
     # At its end it says only what the end is; and of two runs the hints are named.
     reopen(run)
     train(config, data_folder, run)
     assert hints(capsys.readouterr().out) == printed[-1:]
+    assert list(map(str, diagnose(read_run_record(run), read_metrics(run)))) == printed
     write_report([run, run], tmp_path / "both.png")
     assert capsys.readouterr().out.splitlines() == [f"run: {hint}" for hint in printed] * 2
+    assert "learning rate too high" in (tmp_path / "both.html").read_text()
 
 
 def test_a_run_notes_at_its_start_what_hints_need(
