@@ -33,7 +33,7 @@ MASKING_KEYS = {"max_seq_length", "masked_lm_prob", "max_predictions_per_seq", "
 """What decides, together with the tokenizer, which masks are drawn for given examples."""
 UNREADABLE = (pa.ArrowException, OSError, ValueError)
 """What pyarrow raises on files that are not Parquet; a name in a footer may not be UTF-8."""
-REBUILD = "run the make-data command that wrote it again, with --verify: it rebuilds damaged and missing shards alone"
+REBUILD = "run the make-data command that wrote it again, with --verify: it builds the data again"
 
 
 _Number = Annotated[int, Field(ge=0, strict=True)]
@@ -132,8 +132,8 @@ class DataFolder:
         return f"<data folder {self.path}: {rows} examples of at most {self.max_seq_length:,} tokens>"
 
     @staticmethod
-    def open(path: Path, flag: str = "--data") -> "DataFolder":
-        """Read and check the manifest, and every shard's size and footer against it.
+    def open(path: Path, flag: str = "--data", *, verify: bool = False) -> "DataFolder":
+        """Read and check the manifest, and every shard's size and footer, or with `verify` its SHA-256, against it.
 
         Raises:
             DataError: when the folder is unfinished or of another format version, does not match its manifest, or that
@@ -142,7 +142,7 @@ class DataFolder:
         folder = DataFolder(path, read_manifest(path, "data", flag))
         records = (*folder.shards("train"), *folder.shards("validation"))
         with ThreadPoolExecutor(FOOTER_READERS) as readers:
-            for _ in readers.map(partial(check_footer, path), records):  # raises for the first that is damaged
+            for _ in readers.map(partial(_check_shard, path, whole=verify), records):  # raises for the first damaged
                 pass
         return folder
 
@@ -260,22 +260,13 @@ def read_shard(folder: Path, record: ShardRecord) -> Examples:
     Raises:
         DataError: when the file is missing, its bytes are not those the manifest names, or they are no examples.
     """
-    _refuse_damage(folder, record, damage_of(folder, record, whole=True))
+    _check_shard(folder, record, whole=True)
     try:
         with (folder / record.path).open("rb") as file:
             return from_table(pq.read_table(file, use_threads=False))
     except UNREADABLE as error:
         damage = f"holds no examples: {str(error) or type(error).__name__}"
         raise DataError(f"the shard {record.path} {damage}", where=str(folder / record.path), remedy=REBUILD) from error
-
-
-def check_footer(folder: Path, record: ShardRecord) -> None:
-    """Compare a shard's size and row count with the manifest, without reading its rows.
-
-    Raises:
-        DataError: when they differ or the file is missing.
-    """
-    _refuse_damage(folder, record, damage_of(folder, record, whole=False))
 
 
 def damage_of(folder: Path, record: ShardRecord, *, whole: bool) -> str | None:
@@ -300,8 +291,8 @@ def damage_of(folder: Path, record: ShardRecord, *, whole: bool) -> str | None:
     return None if rows == record.rows else f"has {rows:,} rows, the manifest says {record.rows:,}"
 
 
-def _refuse_damage(folder: Path, record: ShardRecord, damage: str | None) -> None:
-    if damage:
+def _check_shard(folder: Path, record: ShardRecord, *, whole: bool) -> None:
+    if damage := damage_of(folder, record, whole=whole):
         raise DataError(f"the shard {record.path} {damage}", where=str(folder / record.path), remedy=REBUILD)
 
 

@@ -10,11 +10,15 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
+import yaml
+
 from bert_pretrain.config import Config
-from bert_pretrain.errors import InputError
-from bert_pretrain.make_data import build, corpus_checks, repair, summary
+from bert_pretrain.errors import DataError, InputError
+from bert_pretrain.examples.shards import DataFolder
+from bert_pretrain.make_data import build, corpus_checks, summary
 from bert_pretrain.make_data.build import ShardTask
-from bert_pretrain.make_data.dataset_card import write_dataset_card
 from bert_pretrain.make_data.estimate import estimate
 from bert_pretrain.make_data.ingest import ingest
 from bert_pretrain.make_data.plan import BuildPlan, plan_build
@@ -23,11 +27,13 @@ from bert_pretrain.make_data.summary import CorpusStatistics, SplitStatistics
 from bert_pretrain.parallel.cores import available_cores
 from bert_pretrain.parallel.executor import Pool, open_pool, run_all
 from bert_pretrain.storage import manifest
-from bert_pretrain.storage.files import remove_temporaries
+from bert_pretrain.storage.files import remove_temporaries, write_text
 from bert_pretrain.storage.locking import exclusive
 from bert_pretrain.storage.manifest import Progress
 from bert_pretrain.text.sources import Source, resolve
 from bert_pretrain.text.tokenizer import Tokenizer
+
+TOKENIZER = "tokenizer"
 
 
 def make_data(
@@ -71,18 +77,17 @@ def make_data(
         print(estimate(config, sources, tokenizer).describe(workers or available_cores()))
         return output
     with exclusive(output), manifest.claimed(output, "data", identity, overwrite=overwrite) as progress:
-        is_complete = progress is Progress.COMPLETE
         remove_temporaries(output)
-        damaged = repair.find_damage(output, verify=verify, workers=workers) if is_complete else {}
-        damaged = repair.restore_tokenizer(output, tokenizer, damaged)
-        if is_complete and not damaged:
-            print(f"up to date{', every shard as it was written' if verify else ''}: {output}")
-            return output
+        if progress is Progress.COMPLETE:
+            shutil.rmtree(output / build.RECORDS, ignore_errors=True)  # of a command killed at its very end
+            damage = _damage(output, tokenizer, verify=verify)
+            if damage is None:
+                print(f"up to date{', every shard as it was written' if verify else ''}: {output}")
+                return output
+            print(f"{damage}; the data is built again")
+            manifest.reopen(output)
         with _open_pool(workers, scheduler, sources, vocab, output, stores) as pool:
             corpus, plan = _ingest(config, sources, tokenizer, output, stores, pool)
-            if is_complete:
-                repair.rebuild(plan, damaged, pool)
-                return output
             splits = _build_splits(plan, corpus, pool)
         return _finish(output, tokenizer, identity, _body(config, tokenizer, sources, corpus, splits))
 
@@ -97,6 +102,16 @@ def _identity(config: Config, sources: list[Source], tokenizer: Tokenizer) -> di
             mode="json", exclude={"validation", "fraction", "input_weights", "max_record_bytes", "encoding"}
         ),
     }
+
+
+def _damage(output: Path, tokenizer: Tokenizer, *, verify: bool) -> str | None:
+    """Return what differs in a finished folder from what was written, None where nothing does."""
+    try:
+        DataFolder.open(output, "--output", verify=verify).tokenizer()
+    except DataError as error:
+        return error.what
+    missing = [name for name in tokenizer.files if not (output / TOKENIZER / name).is_file()]
+    return f"{TOKENIZER}/{missing[0]} is missing" if missing else None
 
 
 def _open_pool(
@@ -180,10 +195,22 @@ def _body(
 
 def _finish(output: Path, tokenizer: Tokenizer, identity: dict[str, Any], body: dict[str, Any]) -> Path:
     """Write what a data folder has besides its shards, the manifest last."""
-    remove_temporaries(output / repair.TOKENIZER)
-    tokenizer.save(output / repair.TOKENIZER)
-    write_dataset_card(output, list(body["splits"]))
+    remove_temporaries(output / TOKENIZER)
+    tokenizer.save(output / TOKENIZER)
+    _write_columns(output, list(body["splits"]))
     manifest.complete(output, "data", identity, body)
     shutil.rmtree(output / build.RECORDS, ignore_errors=True)
     print(f"{summary.describe(body)}\ndata folder: {output}")
     return output
+
+
+def _write_columns(output: Path, splits: Sequence[str]) -> None:
+    """List the columns of splits that differ in them: `datasets` wants one set, and fills in null."""
+    schemas = [pq.read_schema(output / split / "00000.parquet") for split in splits]
+    if len({tuple(schema.names) for schema in schemas}) > 1:
+        columns = ((field.name, field.type) for field in pa.unify_schemas(schemas))
+        features = [
+            {"name": name, **({"list": str(kind.value_type)} if pa.types.is_list(kind) else {"dtype": str(kind)})}
+            for name, kind in columns
+        ]
+        write_text(output / "README.md", f"---\n{yaml.safe_dump({'dataset_info': {'features': features}})}---\n")

@@ -19,7 +19,7 @@ from bert_pretrain.config import DataConfig
 from bert_pretrain.examples import ragged
 from bert_pretrain.make_data import segmenter
 from bert_pretrain.make_data.sentences import SentenceSplitter
-from bert_pretrain.make_data.summary import StoreShardSummary, count_words
+from bert_pretrain.make_data.summary import StoreShardSummary
 from bert_pretrain.make_data.token_store import split_long
 from bert_pretrain.storage.checksums import seal_folder
 from bert_pretrain.storage.files import atomic_folder, write_json
@@ -41,7 +41,6 @@ class _Block:
     document_ends: list[int] = field(default_factory=list)  # the number of sentences at the end of each document
     part_ends: list[int] = field(default_factory=list)  # the number of document ends at the end of each byte range
     num_characters: int = 0
-    num_words: int = 0
 
 
 def write_store_shard(
@@ -58,7 +57,6 @@ def write_store_shard(
                 for document in documents.read(part, config, counts):
                     block.sentences += splitter.split(document.text, ends_document=document.ends_document)
                     block.num_characters += len(document.text)
-                    block.num_words += count_words(document.text)
                     if document.ends_document:
                         block.document_ends.append(len(block.sentences))
                     if block.num_characters >= _BLOCK_CHARACTERS:
@@ -66,7 +64,7 @@ def write_store_shard(
                         block = _Block()
                 block.part_ends.append(len(block.document_ends))
             writer.append(block)
-        summary = writer.summary([part.name for part in parts])
+        summary = writer.summary()
         write_json(temporary / SUMMARY, summary)
         seal_folder(temporary)
     return summary
@@ -94,7 +92,6 @@ class _Writer:
         self._document_offsets.append(np.zeros(1))
         self._totals_at_part_ends: list[tuple[int, int, int, int]] = []  # documents, sentences, tokens, [UNK]
         self._num_sentences = 0
-        self._num_words = 0
         self._unk_tokens = 0
         # Of the document that has begun and not ended: where it begins, in stored and in read sentences, and its hash.
         self._document_begin = 0
@@ -105,7 +102,6 @@ class _Writer:
     def append(self, block: _Block) -> None:
         """Write sentences, and the documents and byte ranges that end among them."""
         ids, lengths = self._encode(block.sentences)
-        self._num_words += block.num_words
         # A sentence of control characters alone has no token; a document of such sentences is empty.
         kept_before = ragged.offsets_of(lengths > 0)
         self._counts["sentences_without_tokens"] += len(lengths) - int(kept_before[-1])
@@ -171,16 +167,15 @@ class _Writer:
         self._sentences_before = int(sentences[kept[-1]]) if kept else self._sentences_before
         return kept
 
-    def summary(self, names: list[str]) -> StoreShardSummary:
-        """Return what was written, by byte range; `names` are theirs."""
+    def summary(self) -> StoreShardSummary:
+        """Return what was written, by byte range."""
         counts = np.diff(np.array(self._totals_at_part_ends), axis=0, prepend=0).tolist()
         return {
             "parts": [
-                {"name": name, "documents": documents, "sentences": sentences, "tokens": tokens, "unk_tokens": unk}
-                for name, (documents, sentences, tokens, unk) in zip(names, counts, strict=True)
+                {"documents": documents, "sentences": sentences, "tokens": tokens, "unk_tokens": unk}
+                for documents, sentences, tokens, unk in counts
             ],
             "sentences_a_document": sorted(self._documents_by_sentences.items()),
-            "words": self._num_words,
             "repairs_and_drops": +self._counts,
         }
 

@@ -26,7 +26,6 @@ class TextCounts(TypedDict):
     sentences: int
     tokens: int
     unk_tokens: int
-    name: NotRequired[str]  # of a byte range
 
 
 class StoreShardSummary(TypedDict):
@@ -36,7 +35,6 @@ class StoreShardSummary(TypedDict):
     """Of each byte range, in order."""
     sentences_a_document: list[tuple[int, int]]
     """How many documents there are of each number of sentences."""
-    words: int
     repairs_and_drops: dict[str, int]
 
 
@@ -45,8 +43,6 @@ class CorpusStatistics(TypedDict):
 
     documents: int
     sentences: int
-    words: int
-    """Separated by white space."""
     tokens: int
     unk_share: float
     median_sentences_per_document: float
@@ -88,12 +84,6 @@ class SplitStatistics(TypedDict):
     tokens: int
     shards: list[dict[str, Any]]  # each a `ShardRecord` as JSON
     statistics: dict[str, Any]  # shares by name, the histogram of lengths, and drops by reason
-
-
-def count_words(text: str) -> int:
-    """Return the number of words of a text: runs without spaces and control characters of ASCII."""
-    is_inside = np.frombuffer(text.encode(), dtype=np.uint8) > ord(" ")
-    return int(is_inside[:1].sum()) + int(np.count_nonzero(is_inside[1:] & ~is_inside[:-1]))
 
 
 def measure(examples: Examples, tokenizer: Tokenizer, max_seq_length: int) -> ShardStatistics:
@@ -185,7 +175,6 @@ def join_corpus(
     return {
         "documents": sums["documents"],
         "sentences": sums["sentences"],
-        "words": sum(summary["words"] for summary in store_shards),
         "tokens": sums["tokens"],
         "unk_share": _share(sums["unk_tokens"], sums["tokens"]),
         "median_sentences_per_document": _median(sentences),

@@ -82,9 +82,8 @@ class Source:
         """What identifies the content without reading it: a file may be moved, but not changed."""
         name = self.location if self.format == "dataset" else self.location.rsplit("/", 1)[-1]
         layout = {"boundary": self.boundary, "splitter": self.splitter}
-        fraction = {"fraction": self.fraction} if self.fraction < 1.0 else {}
-        encoding = {"encoding": self.encoding} if self.encoding != UTF8 else {}
-        return {"name": name, "size": self.size, "version": self.version, **layout, **fraction, **encoding}
+        read = {"fraction": self.fraction, "encoding": self.encoding}
+        return {"name": name, "size": self.size, "version": self.version, **layout, **read}
 
     @property
     def is_local(self) -> bool:

@@ -128,9 +128,7 @@ def _treating_text_as(old: Tokenizer, config: VocabConfig) -> VocabConfig:
 def _choices(config: VocabConfig, old: Tokenizer | None) -> dict[str, Any]:
     """Return what of the configuration, and which old vocabulary, decides the new one."""
     if old is None:
-        # Folders from before the key was there have no `tokens`.
-        without = {"add_tokens"} if config.tokens == "words" else {"add_tokens", "tokens"}
-        return {"vocab": config.model_dump(mode="json", exclude=without)}
+        return {"vocab": config.model_dump(mode="json", exclude={"add_tokens"})}
     chosen = config.model_dump(mode="json", include={"add_tokens", "min_frequency", "seed"})
     return {"extends": old.hash, "vocab": chosen}
 

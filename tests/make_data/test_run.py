@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from bert_pretrain.config_file import load_config
-from bert_pretrain.errors import ConfigError, DataError, InputError, OutputError
+from bert_pretrain.errors import ConfigError, InputError, OutputError
 from bert_pretrain.examples.shards import DataFolder, read_shard
 from bert_pretrain.make_data import ingest as ingest_module
 from bert_pretrain.make_data.run import make_data
@@ -284,19 +284,6 @@ def test_a_changed_configuration_or_input_is_refused(small, tmp_path: Path) -> N
     assert DataFolder.open(overwritten).manifest["seed"] == 99
 
 
-def test_a_missing_shard_is_rebuilt_to_the_same_bytes(small) -> None:
-    data = small.make(*SMALL, name="missing")
-    before = digests(data)
-    shard = next((data / "train").glob("*.parquet"))
-    shard.unlink()
-    with pytest.raises(DataError, match="missing"):
-        DataFolder.open(data)
-    (data / "manifest.json").unlink()
-    with pytest.raises(OutputError):  # nothing says any more what this folder is
-        small.make(*SMALL, name="missing")
-    assert digests(data) == {name: digest for name, digest in before.items() if name in digests(data)}
-
-
 def test_an_input_that_changes_meanwhile_is_refused(numbered, monkeypatch: pytest.MonkeyPatch) -> None:
     corpus = numbered([[5, 5, 5]] * 8)
     real_run_all = ingest_module.run_all
@@ -368,15 +355,6 @@ def test_real_english_reads_as_text_after_unmasking(data_folder: Path, english_d
             assert any(f",{','.join(map(str, segment))}," in document for document in encoded)
         seen[label] += 1
     assert min(seen[0], seen[1]) > 50
-
-
-def test_words_of_running_text_are_separated_by_white_space(tmp_path: Path, vocab_folder: Path) -> None:
-    document = "It ends.Another (without a space!)begins  here.\nThen\ta tab, and the end.\n\n"
-    (tmp_path / "a.txt").write_text(document * 40)
-    settings = ["data.sentence_splitter=sentencex", "data.document_boundary=blank_line", "data.drop_duplicates=false"]
-    config = load_config(settings=[*settings, "data.max_seq_length=16", "data.validation_fraction=0"])
-    folder = make_data(config, [str(tmp_path / "a.txt")], vocab_folder, tmp_path / "data", workers=1)
-    assert DataFolder.open(folder).manifest["corpus"]["words"] == 40 * len(document.split())
 
 
 def test_a_segmenter_that_is_not_installed_is_told_before_any_work(numbered, monkeypatch: pytest.MonkeyPatch) -> None:

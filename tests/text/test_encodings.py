@@ -70,7 +70,7 @@ def test_auto_tells_the_encoding_of_each_file(tmp_path: Path, capsys: pytest.Cap
     sources = resolve([str(tmp_path)], with_encoding("auto"))
     assert [source.encoding for source in sources] == ["gb18030", "utf-16", "cp950", "utf-8"]
     assert "1 of 4 inputs in gb18030; 1 of 4 inputs in utf-16; 1 of 4 inputs in cp950" in capsys.readouterr().out
-    assert [source.identity.get("encoding") for source in sources] == ["gb18030", "utf-16", "cp950", None]
+    assert [source.identity["encoding"] for source in sources] == ["gb18030", "utf-16", "cp950", "utf-8"]
 
 
 @pytest.mark.parametrize(
