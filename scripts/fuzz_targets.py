@@ -38,7 +38,7 @@ from bert_pretrain.finetune.row_files import FORMATS, check_rows, write_rows
 from bert_pretrain.finetune.run import HEADS
 from bert_pretrain.finetune.settings import Settings
 from bert_pretrain.finetune.tag import Tag
-from bert_pretrain.finetune.task import HeadTask
+from bert_pretrain.finetune.task import Task
 from bert_pretrain.make_data.run import make_data
 from bert_pretrain.model.huggingface import load_model
 from bert_pretrain.plan.time_limit import TimeLimit
@@ -350,7 +350,7 @@ def _tables(folder: Path, outputs: Outputs) -> dict[str, Target]:
     return targets
 
 
-def _rows_to_predict(task: HeadTask, folder: Path, source: LabelledInput) -> None:
+def _rows_to_predict(task: Task, folder: Path, source: LabelledInput) -> None:
     """Read rows as `predict` does, encode them, and write them in every format."""
     found = read_unlabelled(task, dataclasses.replace(source, flag="INPUT"), skip_empty=True)
     if not found:

@@ -157,9 +157,6 @@ def write_labelled_rows(folder: Path) -> None:
             rows = csv.writer(file)
             rows.writerow(["text", "label"])
             rows.writerows([f"the {'good' if i % 2 else 'bad'} function number {i}", i % 2] for i in range(count))
-    (folder / "sentences.txt").write_text(
-        "".join(f"The value of item {i} is here.\n" for i in range(40)), encoding="utf-8"
-    )
     sentence = "Anna\tB-PER\nsings\tO\nin\tO\nNew\tB-LOC\nYork\tI-LOC\n"
     (folder / "names.conll").write_text("\n".join([sentence] * 24), encoding="utf-8")
     (folder / "dev.conll").write_text("\n".join([sentence] * 6), encoding="utf-8")

@@ -20,14 +20,9 @@ ColumnNames = Annotated[
 
 
 def finetune(
-    task: Annotated[str, typer.Argument(metavar="TASK", help="classify, tag, answer or similarity.")],
+    task: Annotated[str, typer.Argument(metavar="TASK", help="classify, tag or answer.")],
     model: Model,
-    train: Annotated[
-        str,
-        typer.Option(
-            "--train", metavar="INPUT", help="Labelled rows: a file, or dataset:NAME; similarity: also texts."
-        ),
-    ],
+    train: Annotated[str, typer.Option("--train", metavar="INPUT", help="Labelled rows: a file, or dataset:NAME.")],
     output: Output,
     validation: Annotated[
         str | None, typer.Option("--validation", metavar="INPUT", help="Selects the epoch; by default 10 % of --train.")
@@ -39,9 +34,7 @@ def finetune(
         float, typer.Option("--learning-rate", help="At the end of the warm-up.")
     ] = _DEFAULTS.learning_rate,
     epochs: Annotated[int, typer.Option("--epochs", help="Passes over the rows.")] = _DEFAULTS.epochs,
-    batch_size: Annotated[
-        int, typer.Option("--batch-size", help="Windows of text, or pairs, per step.")
-    ] = _DEFAULTS.batch_size,
+    batch_size: Annotated[int, typer.Option("--batch-size", help="Windows of text per step.")] = _DEFAULTS.batch_size,
     warmup_ratio: Annotated[float, typer.Option("--warmup-ratio", help="Share of all steps.")] = _DEFAULTS.warmup_ratio,
     weight_decay: Annotated[float, typer.Option("--weight-decay", help="Of matrices.")] = _DEFAULTS.weight_decay,
     max_length: Annotated[
@@ -51,13 +44,13 @@ def finetune(
     seed: Annotated[int, typer.Option("--seed", help="Of the head, the order and what is held out.")] = _DEFAULTS.seed,
     text_field: Annotated[
         str,
-        typer.Option("--text-field", metavar="NAME,...", help="classify, similarity: column of the text, or several."),
+        typer.Option("--text-field", metavar="NAME,...", help="classify: column of the text, or several."),
     ] = "text",
     pair_field: Annotated[
-        str | None, typer.Option("--pair-field", help="classify, similarity: column of a second text.")
+        str | None, typer.Option("--pair-field", help="classify: column of a second text.")
     ] = _DEFAULTS.pair_field,
     label_field: Annotated[
-        str, typer.Option("--label-field", help="classify, similarity: column of the label or score.")
+        str, typer.Option("--label-field", help="classify: column of the label.")
     ] = _DEFAULTS.label_field,
     regression: Annotated[
         bool, typer.Option("--regression", help="classify: predict numbers instead of classes.")
@@ -81,13 +74,13 @@ def finetune(
     device: Annotated[str, typer.Option("--device", metavar="DEVICE", help="auto, cpu or cuda.")] = "auto",
     overwrite: Overwrite = False,
 ) -> None:
-    """Fine-tune a model to classify, tag, answer or compare.
+    """Fine-tune a model to classify, tag or answer.
 
-    It classifies texts or pairs of texts, tags words, answers questions from a context, or compares texts.
+    It classifies texts or pairs of texts, tags words, or answers questions from a context.
 
     Example: bert-pretrain finetune classify run/model --train a.csv --output o
 
-    Example: bert-pretrain finetune similarity model --train a.txt --output o
+    Example: bert-pretrain finetune tag run/model --train a.conll --output o
     """
     given = dict(locals())
     given["text_field"] = inference_config("auto", "auto", text_field).data.text_field

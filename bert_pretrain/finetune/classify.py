@@ -55,14 +55,14 @@ class Classify:
 
         def make(number: int, row: Row) -> Example:
             text, pair = self._texts_of(row, source)
-            label = label_in(row, field, is_test=is_test) if has_labels else None
+            label = _label_in(row, field, is_test=is_test) if has_labels else None
             return Example(number, row.where, text, pair, None if label is None else self._label_of(label, row))
 
         return source.usable(rows, make)
 
     def _label_of(self, label: Any, row: Row) -> str | float:
         if self.settings.regression:
-            return number_of(label, row, "correct it, or leave out --regression")
+            return _number_of(label, row)
         if isinstance(label, ClassName):
             return label
         if isinstance(label, (str, int)):  # a boolean is an int too: "True" or "False"
@@ -146,7 +146,7 @@ class Classify:
         from sklearn import metrics
 
         if self.settings.regression:
-            return regression_scores(np.array([example.label for example in examples]), np.array(predictions))
+            return _regression_scores(np.array([example.label for example in examples]), np.array(predictions))
         found = [self.classes[int(np.argmax(prediction))] for prediction in predictions]
         truth = [example.label for example in examples]
         return {
@@ -180,10 +180,11 @@ class Classify:
 
     def _texts_of(self, row: Row, source: LabelledInput) -> tuple[str, str | None]:
         """Return the texts of a row; the second of a pair may be empty, which is counted."""
-        column = self.settings.pair_field
-        if column is None or not is_empty(row.get(column, "--pair-field")):
-            return texts_of(row, self.settings)
-        text = text_of(row, self.settings.text_field, "--text-field")
+        text, column = _text_of(row, self.settings.text_field, "--text-field"), self.settings.pair_field
+        if column is None:
+            return text, None
+        if not _is_empty(row.get(column, "--pair-field")):
+            return text, _text_of(row, column, "--pair-field")
         error = UnusableRow(f"'{column}' is empty", where=row.where, remedy="fill it, or leave out --strict")
         source.repair(f"rows kept whose second text, '{column}', is empty", error)
         return text, ""
@@ -217,7 +218,7 @@ def longest_first_lengths(first: int, second: int, room: int) -> tuple[int, int]
     return (half, room - half) if first <= second else (room - half, half)
 
 
-def regression_scores(truth: np.ndarray, found: np.ndarray) -> dict[str, float]:
+def _regression_scores(truth: np.ndarray, found: np.ndarray) -> dict[str, float]:
     """Return Pearson's and Spearman's correlation, 0 where a constant side leaves them undefined, and the MSE."""
     from scipy import stats
 
@@ -238,7 +239,7 @@ def no_better_number(truth: np.ndarray, found: np.ndarray) -> str:
     return "" if is_better else "one number for all (spearman 0)"
 
 
-def label_in(row: Row, column: str, *, is_test: bool) -> Any:
+def _label_in(row: Row, column: str, *, is_test: bool) -> Any:
     """Return the label of a row, or None if it has none.
 
     Raises:
@@ -252,32 +253,18 @@ def label_in(row: Row, column: str, *, is_test: bool) -> Any:
     return None
 
 
-def number_of(label: Any, row: Row, remedy: str) -> float:
-    """Return a label as a finite number.
-
-    Raises:
-        InputError: when it is none.
-    """
+def _number_of(label: Any, row: Row) -> float:
     try:
         value = float(label)
     except (TypeError, ValueError):
         value = math.nan
     if not math.isfinite(value):
+        remedy = "correct it, or leave out --regression"
         raise InputError(f"the label {label!r} is not a number", where=row.where, remedy=remedy)
     return value
 
 
-def texts_of(row: Row, settings: Settings) -> tuple[str, str | None]:
-    """Return the text of a row, and the second one where rows are pairs.
-
-    Raises:
-        UnusableRow: when one is no text, or has nothing but blanks.
-    """
-    text = text_of(row, settings.text_field, "--text-field")
-    return text, text_of(row, settings.pair_field, "--pair-field") if settings.pair_field else None
-
-
-def text_of(row: Row, field: TextField, flag: str) -> str:
+def _text_of(row: Row, field: TextField, flag: str) -> str:
     """Return the text of a column, or of several that are joined as in pretraining; `flag` names them.
 
     Raises:
@@ -291,13 +278,13 @@ def text_of(row: Row, field: TextField, flag: str) -> str:
             what = f"'{name}' is not a text but {type(value).__name__}"
             raise UnusableRow(what, where=row.where, remedy="correct it, or remove the row")
     text = join_fields(values)
-    if is_empty(text):
+    if _is_empty(text):
         what = " and ".join(f"'{name}'" for name in names) + (" is empty" if len(names) == 1 else " are empty")
         raise UnusableRow(what, where=row.where, remedy="fill it, or remove the row")
     return text
 
 
-def is_empty(text: Any) -> bool:
+def _is_empty(text: Any) -> bool:
     """Whether a value is a text of nothing but blanks, or null."""
     return text is None or (isinstance(text, str) and not text.strip())
 

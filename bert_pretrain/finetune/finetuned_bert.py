@@ -19,7 +19,6 @@ from bert_pretrain.finetune.task import Window
 from bert_pretrain.model.folder import CONFIG, read_config
 from bert_pretrain.storage.files import read_json
 from bert_pretrain.tools.inference import Bert, batches_by_length, open_bert
-from bert_pretrain.tools.sentence_model import MODULES
 
 
 class _Head(NamedTuple):
@@ -112,9 +111,6 @@ def are_finite(logits: Any) -> bool:
 def _head_of(settings: Mapping[str, Any], folder: Path) -> _Head:
     found = settings.get("architectures")
     name = found[0] if isinstance(found, list) and found else None
-    if (folder / MODULES).exists():
-        what, remedy = f"{folder} gives sentence vectors, no predictions", "use 'bert-pretrain embed MODEL INPUT'"
-        raise DataError(what, where="MODEL", remedy=remedy)
     if not isinstance(name, str) or name not in _HEADS:
         what = f"{folder} holds {str(name)[:80]}, which has no head for a task" if name else f"{folder} names no head"
         raise DataError(what, where="MODEL", remedy=f"fine-tune it first, or {_REMEDY}")

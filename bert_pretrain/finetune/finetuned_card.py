@@ -11,7 +11,6 @@ PIPELINES = {
     "classify": "text-classification",
     "tag": "token-classification",
     "answer": "question-answering",
-    "similarity": "sentence-similarity",
 }
 """The Hub's names of the tasks."""
 
@@ -54,6 +53,9 @@ def finetuned_card(
         best_epoch=report["best_epoch"],
         warning=report["warning"],
     )
-    library = "sentence-transformers" if task == "similarity" else "transformers"
-    data = ModelCardData(library_name=library, pipeline_tag=pipeline, tags=["bert", pipeline, "bert-pretrain"])
-    return f"---\n{data}\n---\n\n{body}"
+    data = ModelCardData(library_name="transformers", pipeline_tag=pipeline, tags=["bert", pipeline, "bert-pretrain"])
+    return f"---
+{data}
+---
+
+{body}"

@@ -22,7 +22,7 @@ from bert_pretrain.finetune.row_files import FORMATS, check_output, check_rows, 
 from bert_pretrain.finetune.run import HEADS, KIND
 from bert_pretrain.finetune.settings import Settings
 from bert_pretrain.finetune.tables import Row, no_rows
-from bert_pretrain.finetune.task import HeadTask, report_counts
+from bert_pretrain.finetune.task import Task, report_counts
 from bert_pretrain.parallel.progress import progress_bar
 from bert_pretrain.storage.manifest import MANIFEST, read_record
 from bert_pretrain.tools.texts import refuse_input_as_output
@@ -81,7 +81,7 @@ def predict(
     print(f"written    {output}: {len(rows):,} rows ({FORMATS[output.suffix]}) with {', '.join(names.values())}")
 
 
-def read_unlabelled(task: HeadTask, source: LabelledInput, skip_empty: bool) -> list[tuple[Row, Any]]:
+def read_unlabelled(task: Task, source: LabelledInput, skip_empty: bool) -> list[tuple[Row, Any]]:
     """Return the rows of an input with their examples; those that cannot be predicted are refused or left out."""
     found = []
     for row in task.rows(source):
@@ -97,7 +97,7 @@ def read_unlabelled(task: HeadTask, source: LabelledInput, skip_empty: bool) -> 
 
 def _columns(
     finetuned: FinetunedBert,
-    task: HeadTask,
+    task: Task,
     examples: list[Any],
     batch_tokens: int,
     counts: Counter[str],
@@ -118,7 +118,7 @@ def _free(name: str, taken: set[str]) -> str:
     return next(free for count in itertools.count() if (free := count * "predicted_" + name) not in taken)
 
 
-def _open_task(model: Path, finetuned: FinetunedBert, given: dict[str, Any], allow_no_answer: bool | None) -> HeadTask:
+def _open_task(model: Path, finetuned: FinetunedBert, given: dict[str, Any], allow_no_answer: bool | None) -> Task:
     """Return the task of a model, with the settings of its fine-tuning where the folder has them."""
     manifest, settings = read_record(model), Settings()
     if manifest.get("kind") == KIND:
@@ -134,6 +134,6 @@ def _open_task(model: Path, finetuned: FinetunedBert, given: dict[str, Any], all
         settings = dataclasses.replace(settings, regression=not finetuned.labels)
     settings.check_ranges()
     settings = settings.resolve(finetuned.task, finetuned.bert.max_length)
-    task: HeadTask = HEADS[finetuned.task](settings, finetuned.bert.tokenizer)
+    task: Task = HEADS[finetuned.task](settings, finetuned.bert.tokenizer)
     task.use(finetuned.labels, manifest.get("may_be_none") is True if allow_no_answer is None else allow_no_answer)
     return task

@@ -16,7 +16,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from operator import attrgetter
 from pathlib import Path
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -28,9 +28,8 @@ from bert_pretrain.finetune.classify import Classify
 from bert_pretrain.finetune.finetuned_card import finetuned_card
 from bert_pretrain.finetune.inputs import LabelledInput
 from bert_pretrain.finetune.settings import Settings
-from bert_pretrain.finetune.similarity import Similarity
 from bert_pretrain.finetune.tag import Tag
-from bert_pretrain.finetune.task import HeadTask, Job, Learner, Task
+from bert_pretrain.finetune.task import Job, Task
 from bert_pretrain.model.folder import CARD, CONFIG, weights_sha256
 from bert_pretrain.model.hub import name_of_folder
 from bert_pretrain.storage import manifest
@@ -48,11 +47,13 @@ from bert_pretrain.storage.locking import exclusive
 from bert_pretrain.tools.inference import open_bert
 from bert_pretrain.train.device.hardware import choose_device, choose_precision
 
+if TYPE_CHECKING:
+    from bert_pretrain.finetune.training import Learner
+
 KIND = "finetune"
 METRICS = "metrics.json"
 _CHECKPOINTS = "checkpoints"
 _PACKAGES = ("transformers", "accelerate", "sklearn", "seqeval")
-_SENTENCES = "sentence_transformers"
 HEADS: dict[str, type[Classify] | type[Tag] | type[Answer]] = {"classify": Classify, "tag": Tag, "answer": Answer}
 
 
@@ -75,12 +76,11 @@ def finetune(
     """Fine-tune a BERT folder on a task and return the folder written.
 
     Args:
-        task: `classify`, `tag`, `answer` or `similarity`.
+        task: `classify`, `tag` or `answer`.
         model: any BERT folder with its tokenizer.
-        train: a table of labelled rows as described in docs/finetuning.md, for `similarity` also texts; `validation`
-            and `test` are tables too.
+        train: labelled rows as described in docs/finetuning.md; so are `validation` and `test`.
         output: the Hugging Face folder to write.
-        validation: selects the best epoch; a tenth of the training rows by default, nothing if they are texts.
+        validation: selects the best epoch; a tenth of the training rows by default.
         test: predicted by the best epoch, and scored if labelled.
         settings: all else.
         format: of the inputs, one of `settings.FORMATS`, where their endings do not tell it.
@@ -96,7 +96,7 @@ def finetune(
     settings = settings or Settings()
     settings.check(task)
     if columns and task == "tag":
-        what, remedy = "--columns is for the tasks 'classify', 'answer' and 'similarity', this is 'tag'", "leave it out"
+        what, remedy = "--columns is for the tasks 'classify' and 'answer', this is 'tag'", "leave it out"
         raise ConfigError(what, where="--columns", remedy=remedy)
     inputs = {
         split: LabelledInput(location, f"--{split}", format, tuple(columns), encoding, strict)
@@ -104,11 +104,11 @@ def finetune(
         if location is not None
     }
     output = output if output.name not in ("", "..") else output.resolve()
-    _check_environment(task, device)
+    _check_environment(device)
     chosen_device = choose_device(device)
     opened = open_bert(model, TrainConfig(device="cpu"))  # only for its checks
     settings = settings.resolve(task, opened.max_length)
-    chosen: Task = (Similarity if task == "similarity" else HEADS[task])(settings, opened.tokenizer)
+    chosen: Task = HEADS[task](settings, opened.tokenizer)
     examples = _read(chosen, inputs, settings.seed)
     identity = _identity(task, chosen, model, examples, settings)
     work = output.with_name(f"{output.name}.partial")
@@ -137,12 +137,10 @@ def _working_folder(work: Path) -> Iterator[None]:
             work.rmdir()
 
 
-def _check_environment(task: str, device: str) -> None:
-    needed = (*_PACKAGES, _SENTENCES) if task == "similarity" else _PACKAGES
-    missing = [name for name in needed if importlib.util.find_spec(name) is None]
+def _check_environment(device: str) -> None:
+    missing = [name for name in _PACKAGES if importlib.util.find_spec(name) is None]
     if missing:
-        extra = "sentences" if _SENTENCES in missing else "finetune"
-        what, remedy = f"fine-tuning needs {', '.join(missing)}", f'pip install "bert-pretrain[{extra}]"'
+        what, remedy = f"fine-tuning needs {', '.join(missing)}", 'pip install "bert-pretrain[finetune]"'
         raise ConfigError(what, where="finetune", remedy=remedy)
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         raise ConfigError("torchrun starts several processes", where="finetune", remedy="start one, without torchrun")
@@ -155,17 +153,14 @@ def _check_environment(task: str, device: str) -> None:
 
 
 def _read(task: Task, inputs: dict[str, LabelledInput], seed: int) -> dict[str, list[Any]]:
-    """Return the examples of each split; without an input for validation, a tenth of the training rows is held out.
-
-    Nothing is held out if the task has no metric for the rows.
-    """
+    """Return the examples of each split; without an input for validation, a tenth of the training rows is held out."""
     examples = {}
     for split, source in inputs.items():
         examples[split] = task.read(source)
         if found := source.summary():
             print(found)
     task.set_labels(examples["train"], examples.get("validation", []), examples.get("test", []))
-    if "validation" not in examples and task.main_metric is not None:
+    if "validation" not in examples:
         train, group_of = examples["train"], attrgetter(task.group_field)
         groups = list(dict.fromkeys(map(group_of, train)))
         if len(groups) < 2:
@@ -225,7 +220,7 @@ def _train(job: Job, work: Path, output: Path) -> None:
     from bert_pretrain.finetune import training
 
     began = time.monotonic()
-    learner = _learner(job)
+    learner = training.Learner(job)
     precision = choose_precision("auto", job.device)
     print(f"{job.device.type}, {precision.name} ({precision.reason}), {torch.get_num_threads()} threads")
     with training.quiet():
@@ -240,23 +235,12 @@ def _train(job: Job, work: Path, output: Path) -> None:
             _write_results(job, scores, report, found, result)
     for split, figures in scores.items():
         print(f"{split}: " + "  ".join(f"{name} {value:.4f}" for name, value in figures.items()))
-    kept = "best" if job.task.main_metric else "last"
-    print(f"{kept} epoch {report['best_epoch']} of {job.settings.epochs}; model, metrics and predictions: {output}")
+    print(f"best epoch {report['best_epoch']} of {job.settings.epochs}; model, metrics and predictions: {output}")
     if warning:
         print(f"WARNING: {warning}")
 
 
-def _learner(job: Job) -> Learner:
-    if isinstance(job.task, Similarity):
-        from bert_pretrain.finetune.sentence_training import SentenceLearner
-
-        return SentenceLearner(job, job.task)
-    from bert_pretrain.finetune.head_training import HeadLearner
-
-    return HeadLearner(job, cast(HeadTask, job.task))
-
-
-def _scores(job: Job, learner: Learner, found: dict[str, list[Any]]) -> dict[str, dict[str, float]]:
+def _scores(job: Job, learner: "Learner", found: dict[str, list[Any]]) -> dict[str, dict[str, float]]:
     """Return the metrics of the splits that have labels."""
     scores = {}
     for split, predictions in found.items():
@@ -269,9 +253,7 @@ def _scores(job: Job, learner: Learner, found: dict[str, list[Any]]) -> dict[str
 
 def _warning(job: Job, found: dict[str, list[Any]], scores: dict[str, dict[str, float]]) -> str:
     """Return a warning if the model is no better than a constant prediction, otherwise ""."""
-    split = next((split for split in ("test", "validation") if split in scores), None)
-    if split is None:
-        return ""
+    split = "test" if "test" in scores else "validation"
     examples = job.examples[split]
     constant = job.task.no_better_than(examples, found[split])
     metric = next(iter(scores[split]))  # the main one
@@ -286,14 +268,13 @@ def _write_results(
     job: Job, scores: dict[str, Any], report: dict[str, Any], found: dict[str, list[Any]], result: Path
 ) -> None:
     """Write metrics, the predictions of the last split, checksums of all so far, the card, and finally the manifest."""
-    predicted = next((split for split in ("test", "validation") if split in found), None)
+    predicted = "test" if "test" in found else "validation"
     rows = {split: len(examples) for split, examples in job.examples.items()}
     head = {"task": job.identity["task"], "main_metric": job.task.main_metric}
     write_json(result / METRICS, {**head, **scores, **report, "rows": rows})
-    if predicted:
-        with (result / "predictions.jsonl").open("w", encoding="utf-8") as file:
-            for example, prediction in zip(job.examples[predicted], found[predicted], strict=True):
-                file.write(json.dumps(job.task.record(example, prediction), ensure_ascii=False) + "\n")
+    with (result / "predictions.jsonl").open("w", encoding="utf-8") as file:
+        for example, prediction in zip(job.examples[predicted], found[predicted], strict=True):
+            file.write(json.dumps(job.task.record(example, prediction), ensure_ascii=False) + "\n")
     seal_folder(result)
     base = name_of_folder(job.model)
     settings = asdict(job.settings)

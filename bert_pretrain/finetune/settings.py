@@ -7,19 +7,19 @@ from dataclasses import dataclass
 from bert_pretrain.config_values import TextField
 from bert_pretrain.errors import ConfigError
 
-TASKS = ("classify", "tag", "answer", "similarity")
+TASKS = ("classify", "tag", "answer")
 FORMATS = ("csv", "tsv", "json", "jsonl", "parquet", "conll")
 """Of labelled rows in files; the last is a word and its tag per line."""
-MAX_LENGTH = {"classify": 128, "tag": 128, "answer": 384, "similarity": 128}
+MAX_LENGTH = {"classify": 128, "tag": 128, "answer": 384}
 _OWNERS = {
-    "text_field": ("classify", "similarity"),
-    "pair_field": ("classify", "similarity"),
-    "label_field": ("classify", "similarity"),
-    "regression": ("classify",),
-    "tokens_field": ("tag",),
-    "tags_field": ("tag",),
-    "stride": ("answer",),
-    "max_answer_length": ("answer",),
+    "text_field": "classify",
+    "pair_field": "classify",
+    "label_field": "classify",
+    "regression": "classify",
+    "tokens_field": "tag",
+    "tags_field": "tag",
+    "stride": "answer",
+    "max_answer_length": "answer",
 }
 
 
@@ -55,18 +55,14 @@ class Settings:
         """
         if task not in TASKS:
             raise ConfigError(f"there is no task '{task}'", where="TASK", remedy=f"choose {', '.join(TASKS)}")
-        for name, owners in _OWNERS.items():
-            if task not in owners and getattr(self, name) != _DEFAULTS[name]:
-                them = " and ".join(f"'{owner}'" for owner in owners)
+        for name, owner in _OWNERS.items():
+            if task != owner and getattr(self, name) != _DEFAULTS[name]:
                 raise ConfigError(
-                    f"{flag_of(name)} is for the task{'s' * (len(owners) > 1)} {them}, this is '{task}'",
+                    f"{flag_of(name)} is for the task '{owner}', this is '{task}'",
                     where=flag_of(name),
                     remedy="leave it out",
                 )
         self.check_ranges()
-        if task == "similarity" and self.batch_size == 1:
-            what, remedy = "it is 1, and vectors are learned by comparing the rows of a batch", "give 2 or more"
-            raise ConfigError(what, where="--batch-size", remedy=remedy)
 
     def check_ranges(self) -> None:
         """Refuse values out of range.

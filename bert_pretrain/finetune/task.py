@@ -16,7 +16,6 @@ from bert_pretrain.finetune.inputs import LabelledInput
 from bert_pretrain.finetune.settings import Settings
 from bert_pretrain.finetune.tables import Row
 from bert_pretrain.text.tokenizer import Tokenizer
-from bert_pretrain.train.device.hardware import Precision
 
 _TEXTS_AT_ONCE = 1000
 IGNORED = -100
@@ -47,15 +46,15 @@ class Task(Protocol):
 
     tokenizer: Tokenizer
     model_class: str
-    """The class that opens the result, of `transformers` or `sentence-transformers`."""
+    """The class of `transformers` that opens the result."""
     may_be_none: bool
     """Whether a question may have no answer."""
     group_field: str
     """Examples with the same value of this field are held out together."""
-
-    @property
-    def main_metric(self) -> str | None:
-        """It selects the best checkpoint, larger is better; None if the rows are not validated, once they are read."""
+    main_metric: str
+    """It selects the best checkpoint, larger is better."""
+    label_names: tuple[str, ...]
+    """The keys of `Window.labels`."""
 
     def read(self, source: LabelledInput) -> list[Any]:
         """Return the checked examples of an input, to which it adds what was repaired; raises `InputError`."""
@@ -74,13 +73,6 @@ class Task(Protocol):
 
     def record(self, example: Any, prediction: Any) -> dict[str, Any]:
         """Return a line of `predictions.jsonl`."""
-
-
-class HeadTask(Task, Protocol):
-    """A task that is a head of `transformers` on windows of text."""
-
-    label_names: tuple[str, ...]
-    """The keys of `Window.labels`."""
 
     def model_config(self) -> dict[str, Any]:
         """Return the keys of `config.json` that the task sets."""
@@ -117,22 +109,6 @@ class Job:
     identity: dict[str, Any]
     """Everything that changes the result."""
     device: torch.device
-
-
-class Learner(Protocol):
-    """Trains the model of a job, and applies the finished folder."""
-
-    def make_trainer(self, folder: Path, precision: Precision) -> Any:
-        """Return a Trainer that keeps its checkpoints in `folder`."""
-
-    def save(self, folder: Path) -> None:
-        """Write the trained model and its tokenizer."""
-
-    def predict(self, folder: Path) -> dict[str, list[Any]]:
-        """Return the predictions of a finished folder by split, training left out."""
-
-    def is_scored(self, split: str) -> bool:
-        """Whether the examples of a split have the labels that their metrics need."""
 
 
 def encodings(tokenizer: Tokenizer, texts: Sequence[Any], **truncation: Any) -> Iterator[Encoding]:

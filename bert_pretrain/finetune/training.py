@@ -7,7 +7,8 @@ import contextlib
 import math
 import pickle
 import shutil
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from bert_pretrain.config import TrainConfig
 from bert_pretrain.errors import ConfigError, DataError
 from bert_pretrain.finetune.finetuned_bert import FinetunedBert, are_finite
 from bert_pretrain.finetune.settings import Settings
-from bert_pretrain.finetune.task import HeadTask, Job, Window, collator
+from bert_pretrain.finetune.task import Job, Task, Window, collator, longest_first, report_counts
 from bert_pretrain.parallel.progress import progress_bar
 from bert_pretrain.storage.files import read_json
 from bert_pretrain.train.device.hardware import Precision
@@ -29,7 +30,7 @@ from bert_pretrain.train.device.hardware import Precision
 logging: Any = _logging
 
 
-def open_network(folder: Path, task: HeadTask, settings: Settings) -> Any:
+def open_network(folder: Path, task: Task, settings: Settings) -> Any:
     """Return the model of a folder with the task's head, initialized from the seed if the folder has none.
 
     Raises:
@@ -60,86 +61,100 @@ def open_network(folder: Path, task: HeadTask, settings: Settings) -> Any:
     return network
 
 
-def make_trainer(
-    network: Any,
-    job: Job,
-    task: HeadTask,
-    train: list[Window],
-    validation: list[Window],
-    score: Callable[[Any], dict[str, float]],
-    folder: Path,
-    precision: Precision,
-) -> Any:
-    """Return a Trainer that keeps its checkpoints in `folder`; `score` turns logits into metrics."""
-    arguments = training_arguments(
-        TrainingArguments,
-        job,
-        folder,
-        len(train),
-        precision,
-        label_names=list(task.label_names),
-        remove_unused_columns=False,
-    )
-    trainer = Trainer(
-        model=network,
-        args=arguments,
-        data_collator=collator(job.tokenizer.pad_id),
-        train_dataset=[window.inputs for window in train],
-        eval_dataset=[window.inputs for window in validation],
-        compute_metrics=lambda evaluated: score(evaluated.predictions),
-    )
-    return with_callbacks(trainer)
+class Learner:
+    """Trains the network of a job, and applies the finished folder."""
 
+    def __init__(self, job: Job) -> None:
+        self.job = job
+        self.windows: dict[str, list[Window]] = {}
+        for split, rows in job.examples.items():
+            counts: Counter[str] = Counter()
+            windows = job.task.encode(rows, split, counts)
+            self.windows[split] = windows if split == "train" else longest_first(windows)
+            report_counts(counts, len(rows), split)
+        self.network: Any = None
 
-def with_callbacks(trainer: Any) -> Any:
-    """Return a Trainer that shows a bar instead of logs."""
-    trainer.remove_callback(transformers.PrinterCallback)
-    trainer.add_callback(_Bar())
-    return trainer
+    def make_trainer(self, folder: Path, precision: Precision) -> Any:
+        """Return a Trainer that keeps its checkpoints in `folder`, and shows a bar instead of logs."""
+        task, settings = self.job.task, self.job.settings
+        steps = math.ceil(len(self.windows["train"]) / settings.batch_size) * settings.epochs
+        arguments: Any = TrainingArguments(
+            output_dir=str(folder),
+            learning_rate=settings.learning_rate,
+            num_train_epochs=settings.epochs,
+            per_device_train_batch_size=settings.batch_size,
+            per_device_eval_batch_size=settings.batch_size,
+            warmup_steps=round(settings.warmup_ratio * steps),  # the argument for a ratio differs between 4.57 and 5
+            weight_decay=settings.weight_decay,
+            seed=settings.seed,
+            eval_strategy="epoch",
+            save_strategy="epoch",
+            logging_strategy="epoch",
+            save_total_limit=2,  # the newest and the best
+            load_best_model_at_end=True,
+            metric_for_best_model=f"eval_{task.main_metric}",
+            greater_is_better=True,
+            report_to="none",
+            disable_tqdm=True,
+            dataloader_pin_memory=self.job.device.type == "cuda",
+            use_cpu=self.job.device.type == "cpu",
+            bf16=precision.name == "bf16",
+            fp16=precision.name == "fp16",
+            label_names=list(task.label_names),
+            remove_unused_columns=False,
+        )
+        arguments._n_gpu = min(1, arguments.n_gpu)  # otherwise the Trainer splits batches over all visible GPUs
+        self.network = open_network(self.job.model, task, settings)
+        trainer = Trainer(
+            model=self.network,
+            args=arguments,
+            data_collator=collator(self.job.tokenizer.pad_id),
+            train_dataset=[window.inputs for window in self.windows["train"]],
+            eval_dataset=[window.inputs for window in self.windows["validation"]],
+            compute_metrics=lambda evaluated: task.score(
+                self.job.examples["validation"], self._decode("validation", evaluated.predictions)
+            ),
+        )
+        trainer.remove_callback(transformers.PrinterCallback)
+        trainer.add_callback(_Bar())
+        return trainer
 
+    def save(self, folder: Path) -> None:
+        """Write the trained model and its tokenizer."""
+        self.network.save_pretrained(folder)
+        self.job.tokenizer.save(folder, self.network.config.max_position_embeddings)
 
-def training_arguments(
-    kind: type[TrainingArguments], job: Job, folder: Path, num_rows: int, precision: Precision, **others: Any
-) -> Any:
-    """Return the Trainer's arguments, of class `kind`; `num_rows` are those of training."""
-    settings, metric = job.settings, job.task.main_metric
-    steps = math.ceil(num_rows / settings.batch_size) * settings.epochs
-    validated: dict[str, Any] = {
-        "eval_strategy": "epoch",
-        "load_best_model_at_end": True,
-        "metric_for_best_model": f"eval_{metric}",
-    }
-    arguments = kind(
-        output_dir=str(folder),
-        learning_rate=settings.learning_rate,
-        num_train_epochs=settings.epochs,
-        per_device_train_batch_size=settings.batch_size,
-        per_device_eval_batch_size=settings.batch_size,
-        warmup_steps=round(settings.warmup_ratio * steps),  # the argument for a ratio differs between 4.57 and 5
-        weight_decay=settings.weight_decay,
-        seed=settings.seed,
-        save_strategy="epoch",
-        logging_strategy="epoch",
-        save_total_limit=2,  # the newest and the best
-        greater_is_better=True,
-        report_to="none",
-        disable_tqdm=True,
-        dataloader_pin_memory=job.device.type == "cuda",
-        use_cpu=job.device.type == "cpu",
-        bf16=precision.name == "bf16",
-        fp16=precision.name == "fp16",
-        **(validated if metric is not None else {}),
-        **others,
-    )
-    arguments._n_gpu = min(1, arguments.n_gpu)  # otherwise the Trainer splits batches over all visible GPUs
-    return arguments
+    def predict(self, folder: Path) -> dict[str, list[Any]]:
+        """Return the predictions of a finished folder in fp32, by split, training left out."""
+        finetuned = FinetunedBert.open(folder, TrainConfig(device=str(self.job.device), precision="fp32"))
+        found: dict[str, list[Any]] = {}
+        for split, windows in self.windows.items():
+            if split == "train":
+                continue
+            with progress_bar(desc=split, total=len(windows), unit="window") as bar:
+                logits = finetuned.logits(windows, finetuned.bert.batch_tokens, bar.update)
+            if not are_finite(logits):
+                raise ConfigError(
+                    "the outputs of the network are not finite: training has diverged",
+                    where="--learning-rate",
+                    remedy="give a smaller one, with --overwrite",
+                )
+            found[split] = self._decode(split, logits)
+        return found
+
+    def is_scored(self, split: str) -> bool:
+        """Whether the examples of a split have labels."""
+        return all(window.labels for window in self.windows[split])
+
+    def _decode(self, split: str, logits: Any) -> list[Any]:
+        return self.job.task.decode(self.job.examples[split], self.windows[split], logits)
 
 
 def fit(trainer: Any, folder: Path) -> dict[str, Any]:
     """Train to the end, from the newest complete checkpoint if there is one, and load the best weights.
 
     Returns:
-        The best epoch, which is the last one without validation, and loss and metrics of every epoch.
+        The best epoch, and loss and metrics of every epoch.
     """
     newest = last_checkpoint(folder)
     if newest is None:
@@ -159,9 +174,7 @@ def fit(trainer: Any, folder: Path) -> dict[str, Any]:
             raise
         what = f"a checkpoint is damaged: {str(error).partition(chr(10))[0]}"
         raise DataError(what, where=str(folder), remedy="start over with --overwrite") from error
-    is_validated = trainer.args.load_best_model_at_end
-    # Otherwise these would be the last weights.
-    assert (trainer.state.best_model_checkpoint is not None) == is_validated
+    assert trainer.state.best_model_checkpoint is not None  # otherwise these would be the last weights
     epochs: dict[int, dict[str, float]] = {}
     for line in trainer.state.log_history:
         if "loss" in line or _is_evaluation(line):
@@ -170,32 +183,9 @@ def fit(trainer: Any, folder: Path) -> dict[str, Any]:
             epochs.setdefault(round(line["epoch"]), {}).update(kept)
     steps = {line["step"]: round(line["epoch"]) for line in trainer.state.log_history if _is_evaluation(line)}
     return {
-        "best_epoch": steps[trainer.state.best_global_step] if is_validated else round(trainer.state.epoch),
+        "best_epoch": steps[trainer.state.best_global_step],
         "epochs": [{"epoch": epoch, **figures} for epoch, figures in sorted(epochs.items())],
     }
-
-
-def predict(folder: Path, job: Job, windows: list[Window], name: str) -> Any:
-    """Return the logits of a finished folder, in fp32, as `FinetunedBert.logits` does.
-
-    Raises:
-        ConfigError: when they are not finite.
-    """
-    finetuned = FinetunedBert.open(folder, TrainConfig(device=str(job.device), precision="fp32"))
-    with progress_bar(desc=name, total=len(windows), unit="window") as bar:
-        found = finetuned.logits(windows, finetuned.bert.batch_tokens, bar.update)
-    if not are_finite(found):
-        raise diverged()
-    return found
-
-
-def diverged() -> ConfigError:
-    """Return the error for outputs that are not finite."""
-    return ConfigError(
-        "the outputs of the network are not finite: training has diverged",
-        where="--learning-rate",
-        remedy="give a smaller one, with --overwrite",
-    )
 
 
 def last_checkpoint(folder: Path) -> Path | None:

@@ -75,23 +75,6 @@ MISTAKES = {
     "empty question": (asked(question=""), "answer", "question is empty", "x.jsonl: line 1"),
     "an id twice": (asked() * 2, "answer --strict", "'1' occurs twice", "x.jsonl: line 2"),
     "answers of another layout": (asked(answers=[["anna", 4]]), "answer", "SQuAD's format", "x.jsonl: line 1"),
-    "a score that is a word": (
-        '{"text": "a", "pair": "b", "label": "same"}\n',
-        "similarity --pair-field pair",
-        "'same' is not a number",
-        "x.jsonl: line 1",
-    ),
-    "one score": (
-        '{"text": "a", "pair": "b", "label": 1}\n' * 3,
-        "similarity --pair-field pair",
-        "every score is the same",
-        "x.jsonl: line 1",
-    ),
-    "one text": ('{"text": "good"}\n' * 3, "similarity", "only one row", "x.jsonl: line 1"),
-    "no second text": ('{"text": "good"}\n', "similarity --pair-field pair", "no column 'pair'", "x.jsonl: line 1"),
-    "texts without dropout": (GOOD, "similarity --dropout 0", "are the same", "--dropout"),
-    "nothing to compare with": (GOOD, "similarity --batch-size 1", "it is 1", "--batch-size"),
-    "classes of similarity": (GOOD, "similarity --regression", "is for the task 'classify'", "--regression"),
     "more than the positions": (GOOD, "classify --max-length 64", "32 positions", "--max-length"),
     "flag of another task": (GOOD, "classify --tags-field t", "is for the task 'tag'", "--tags-field"),
     "columns of records": (GOOD, "classify --columns text,label", "only CSV and TSV", "--train"),
@@ -161,16 +144,6 @@ def test_labels_that_training_does_not_know_are_told(toy_model: Path, tmp_path: 
     (tmp_path / "v.jsonl").write_text('{"tokens": ["paris"], "tags": ["B-LOC"]}\n')
     call = f"tag --validation {tmp_path}/v.jsonl"
     assert_told(toy_model, tmp_path, call, "'B-LOC' is of a kind", "v.jsonl: line 1")
-
-
-def test_pairs_that_do_not_fit_the_training_rows_are_told(toy_model: Path, tmp_path: Path) -> None:
-    (tmp_path / "x.jsonl").write_text(GOOD)
-    (tmp_path / "v.jsonl").write_text('{"text": "good", "pair": "fine"}\n')
-    call = f"similarity --validation {tmp_path}/v.jsonl"
-    assert_told(toy_model, tmp_path, call, "--validation needs pairs", "--validation")
-    rows = [{"text": "good", "pair": "fine", "label": 1.0}, {"text": "good", "pair": "bad", "label": 0.0}]
-    (tmp_path / "x.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    assert_told(toy_model, tmp_path, f"{call} --pair-field pair", "no column 'label'", "v.jsonl: line 1")
 
 
 def test_folders_that_hold_no_fitting_bert_are_told(toy_model: Path, tmp_path: Path) -> None:

@@ -198,12 +198,10 @@ def test_answers_are_found_in_long_contexts_and_none_where_none_is(
 def test_without_the_extra_one_message_says_what_to_install(
     toy_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for package, task, extra in (("seqeval", "tag", "finetune"), ("sentence_transformers", "similarity", "sentences")):
-        monkeypatch.setitem(sys.modules, package, None)
-        with pytest.raises(ConfigError, match=f"needs {package}") as caught:
-            finetune(task, toy_model, train="t.tsv", output=tmp_path / "o")
-        assert caught.value.remedy == f'pip install "bert-pretrain[{extra}]"'
-        monkeypatch.undo()
+    monkeypatch.setitem(sys.modules, "seqeval", None)
+    with pytest.raises(ConfigError, match="needs seqeval") as caught:
+        finetune("tag", toy_model, train="t.tsv", output=tmp_path / "o")
+    assert caught.value.remedy == 'pip install "bert-pretrain[finetune]"'
 
 
 @pytest.mark.slow
