@@ -54,8 +54,4 @@ def finetuned_card(
         warning=report["warning"],
     )
     data = ModelCardData(library_name="transformers", pipeline_tag=pipeline, tags=["bert", pipeline, "bert-pretrain"])
-    return f"---
-{data}
----
-
-{body}"
+    return f"---\n{data}\n---\n\n{body}"

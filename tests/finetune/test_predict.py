@@ -364,11 +364,6 @@ def test_folders_that_cannot_predict_are_refused(
             run(folder, source, tmp_path / "o.jsonl")
 
     attempt(toy_model, "holds BertForPreTraining, which has no head for a task")
-    vectors = folder_of("SequenceClassification", num_labels=3)
-    (vectors / "modules.json").write_text("[]")
-    with pytest.raises(DataError, match="sentence vectors") as caught:
-        run(vectors, source, tmp_path / "o.jsonl")
-    assert "bert-pretrain embed" in caught.value.remedy
     attempt(tmp_path / "nosuch", "there is no folder")
     folder = folder_of("SequenceClassification", num_labels=3)
     settings = json.loads((folder / "config.json").read_text())
