@@ -1,6 +1,5 @@
 """Processes with a pretended CUDA device, and a small data folder for them."""
 
-import importlib.util
 import json
 import os
 import shutil
@@ -19,10 +18,6 @@ HERE = Path(__file__).parent
 REPOSITORY = HERE.parents[1]
 TORCH = Path(torch.__file__).parent
 Pretended = Callable[..., Any]
-needs_triton = pytest.mark.skipif(
-    importlib.util.find_spec("triton") is None,
-    reason="a build of PyTorch for the CPU comes without Triton; `pip install triton` (700 MB) lets this run",
-)
 
 
 @pytest.fixture(scope="session")

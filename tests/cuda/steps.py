@@ -16,6 +16,7 @@ from bert_pretrain.train.step import train_step
 from tests.cuda.pretended import CUDA, fake_global_batch, make_state, pin, pretended_cuda
 from tests.cuda.recorder import Recorder
 
+OPTIMIZERS = ("adamw", "lamb", "muon")
 STEPS = 2
 """The first also makes the optimizer's state, all others are like the second."""
 
@@ -36,12 +37,14 @@ class Combination:
         return ", ".join(parts + ["checkpointing"] * self.checkpointing + ["without pairs"] * (not self.pairs))
 
 
-def combinations(optimizer: str) -> Iterator[Combination]:
-    """Yield all that can run: flash attention takes 16 bits only. Every other one has sentence pairs."""
+def combinations() -> Iterator[Combination]:
+    """Yield all that can run, each with one of the optimizers: flash attention takes 16 bits only."""
     choices = itertools.product(("bf16", "fp16", "fp32"), ("varlen", "padded"), (False, True), (0.0, 0.1))
+    optimizers = itertools.cycle(OPTIMIZERS)
     for number, (precision, attention, checkpointing, dropout) in enumerate(choices):
         if attention == "padded" or precision != "fp32":
-            yield Combination(optimizer, precision, attention, checkpointing, dropout, (number + number // 2) % 2 == 0)
+            has_pairs = (number + number // 2) % 2 == 0
+            yield Combination(next(optimizers), precision, attention, checkpointing, dropout, has_pairs)
 
 
 def make_config(combination: Combination, **model: Any) -> Config:
@@ -104,14 +107,14 @@ def read_batches(data: str, **settings: Any) -> tuple[list[GlobalBatch], int]:
     return [reader.global_batch(step) for step in range(STEPS)], folder.tokenizer().vocab_size
 
 
-def all_combinations(data: str, optimizer: str) -> list[dict[str, Any]]:
-    """Trace the first step, which lacks nothing that later ones do, of all combinations of an optimizer."""
+def all_combinations(data: str) -> list[dict[str, Any]]:
+    """Trace the first step, which lacks nothing that later ones do, of all combinations."""
     batches, vocab_size = read_batches(data)
-    return [trace(combination, batches[:1], vocab_size) for combination in combinations(optimizer)]
+    return [trace(combination, batches[:1], vocab_size) for combination in combinations()]
 
 
 def plain_combinations(data: str) -> dict[str, dict[str, int]]:
     """Return the operators of a step in bf16 with flash attention and dropout, for each optimizer."""
     batches, vocab_size = read_batches(data)
-    plain = [Combination(name, "bf16", "varlen", False, 0.1, True) for name in ("adamw", "lamb", "muon")]
+    plain = [Combination(name, "bf16", "varlen", False, 0.1, True) for name in OPTIMIZERS]
     return {one.optimizer: trace(one, batches, vocab_size)["operators"] for one in plain}
