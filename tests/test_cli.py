@@ -41,24 +41,21 @@ COMMANDS = (
 )
 
 
-@pytest.mark.parametrize("arguments", [["--help"], ["--version"], *([command, "--help"] for command in COMMANDS)])
-def test_help_and_version_answer_at_once_without_heavy_libraries(arguments: list[str]) -> None:
+def test_help_and_version_load_no_heavy_libraries() -> None:
     code = f"""
-import sys, time
-sys.argv = ["bert-pretrain", *{arguments!r}]
+import contextlib, sys
 from bert_pretrain.cli import main
-try:
-    main()
-except SystemExit as leaving:
-    assert not leaving.code
-print()
-print([name for name in {HEAVY!r} if name in sys.modules], time.process_time())
+for arguments in (["--help"], ["--version"], *([command, "--help"] for command in {COMMANDS!r})):
+    sys.argv = ["bert-pretrain", *arguments]
+    try:
+        main()
+    except SystemExit as leaving:
+        assert not leaving.code
+print([name for name in {HEAVY!r} if name in sys.modules])
 """
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    loaded, seconds = result.stdout.strip().split("\n")[-1].rsplit(" ", 1)
-    assert loaded == "[]"
-    assert float(seconds) < 1
-    assert "bert-pretrain" in result.stdout
+    assert result.stdout.splitlines()[-1] == "[]"
+    assert result.stdout.count("Usage: bert-pretrain") == 1 + len(COMMANDS)
 
 
 @pytest.mark.parametrize("name", [None, *COMMANDS])
@@ -163,8 +160,9 @@ COMPLETE = {
 }
 
 
-@pytest.mark.parametrize("words", COMPLETE)
-@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+@pytest.mark.parametrize(
+    ("shell", "words"), [*(("bash", words) for words in COMPLETE), ("zsh", "run ti"), ("fish", "train --con")]
+)
 def test_a_shell_completes_commands_flags_and_presets_without_heavy_libraries(shell: str, words: str) -> None:
     line = f"bert-pretrain {words}"
     asked = {

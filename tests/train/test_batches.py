@@ -1,7 +1,6 @@
 """Batches: packed as the model reads them, each example once an epoch, any step at once."""
 
 import itertools
-import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import fields
@@ -167,13 +166,6 @@ def test_evaluation_reads_the_whole_split_once(data_folder: Path) -> None:
     folder = DataFolder.open(data_folder)
     batches = list(evaluation_batches(folder, "validation", 200))
     assert sum(batch.num_sequences for batch in batches) == folder.rows("validation")
-
-
-def test_preparing_batches_is_fast(examples: Callable[..., Any]) -> None:
-    table = examples(512)
-    begin = time.perf_counter()
-    cut(table, 4096)
-    assert time.perf_counter() - begin < 0.5
 
 
 @pytest.mark.parametrize(
