@@ -16,7 +16,7 @@ def inspect(
     rows: Annotated[int | None, typer.Option("--rows", min=0, help="How many examples to show.")] = None,
     row: Annotated[list[int] | None, typer.Option("--row", help="Show this row; may be repeated.")] = None,
     seed: Annotated[int, typer.Option("--seed", help="Seed for drawing rows.")] = 0,
-    stats: Annotated[bool, typer.Option("--stats", help="Read all shards: statistics, histograms, checks.")] = False,
+    stats: Annotated[bool, typer.Option("--stats", help="Read all shards: statistics and checks.")] = False,
     html: Annotated[
         str | None, typer.Option("--html", metavar="FILE", help="Write everything to this HTML file.")
     ] = None,

@@ -62,7 +62,6 @@ class ShardRecord:
 
 class _Statistics(BaseModel, extra="allow"):
     __pydantic_extra__: dict[str, _Figure | None]
-    length_histogram: dict[str, Any]
     drops: dict[str, _Number]
     mean_length_tokens: _Figure
 
@@ -98,7 +97,6 @@ class _Corpus(BaseModel):
 class _Contents(BaseModel):
     """What the manifest of a data folder must say, so that it can be opened."""
 
-    versions: dict[str, str]
     inputs: list[_Input]
     corpus: _Corpus
     splits: dict[str, _Split]

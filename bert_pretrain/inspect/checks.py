@@ -1,211 +1,168 @@
-"""Checks of a data folder against its configuration, with bounds that are derived, not guessed.
+"""Eight exact checks of a data folder: each shard against the manifest, each example against the configuration.
 
-What is decided row by row (labels, lengths, numbers of masks, ids) admits no exception. What is drawn at random
-(80/10/10, the positions of masks) may deviate as far as chance allows: a sound folder fails such a check less than once
-in a million times.
+Input: the record of a shard. Output: what breaks each check, in words, and the statistics of the shard. Checks are
+array operations; the text of rows whose lengths, positions or ids are impossible is not checked.
 """
 
-import math
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from pathlib import Path
 
-from bert_pretrain.inspect.rules import RULES, Spec
-from bert_pretrain.inspect.scan import NUM_SLICES, MaskCounts, Scan
+import numpy as np
 
-NO_TOLERANCE = "none"
-CHANCE = 1e-6  # of a sound folder to fail one bound
+from bert_pretrain.config import DataConfig
+from bert_pretrain.errors import DataError
+from bert_pretrain.examples.examples import Examples
+from bert_pretrain.examples.masking import masking_rule, num_to_mask
+from bert_pretrain.examples.shards import ShardRecord, read_shard
+from bert_pretrain.make_data import summary
+from bert_pretrain.text.tokenizer import Tokenizer, TokenizerReference, is_reserved, load_once
 
-# Of BERT's recipe, not of the configuration (Devlin et al., 2018, section 3.1, task 1).
-SHOWN_AS_MASK, SHOWN_AS_RANDOM = 0.8, 0.1
+CHECKS = {
+    "shards": "SHA-256, rows and tokens as the manifest says, columns as the configuration says",
+    "lengths": "at most {max_seq_length} tokens, and none without text",
+    "segments": "segment_b_start leaves text on both sides, or is the length where there is no B",
+    "labels": "0 or 1, and half of each in every shard, to within one example",
+    "token ids": "all in the vocabulary; every masked_lm_id is a WordPiece token or [UNK]",
+    "masked positions": "ascending, inside the example, never on [CLS] or [SEP]",
+    "special tokens": "[CLS] first, [SEP] after each segment, [MASK] where it is predicted; no other, and none unused",
+    "predictions": "{masked_lm_prob:.0%} of the text of each example, rounded, at least 1, at most {max_predictions}",
+}
+"""What each check demands, filled in from the configuration."""
 
 
 @dataclass(frozen=True)
 class Check:
-    """One check, with its outcome."""
+    """One check, with what breaks it: a line for each shard."""
 
-    split: str
     name: str
-    measured: str
-    expected: str
-    tolerance: str
-    passed: bool
+    demand: str
+    failures: list[str]
+
+    @property
+    def passed(self) -> bool:
+        return not self.failures
 
 
-def check_split(split: str, scan: Scan, spec: Spec) -> list[Check]:
-    """Return the checks of a split, all or some of whose shards were scanned."""
-    intact = f"{scan.shards - len(scan.damaged)} of {scan.shards} shards are intact"
-    damages = "".join(f"; {what}" for what in scan.damaged.values())
-    checks = [
-        Check(
-            split,
-            "SHA-256",
-            intact + damages,
-            "the bytes that the manifest names, and examples in them",
-            NO_TOLERANCE,
-            not scan.damaged,
-        )
-    ]
-    checks += [_rule_check(split, name, scan, spec) for name in RULES if name in scan.violations]
-    if "label" in scan.violations:
-        checks.append(_label_check(split, scan, spec))
-    if scan.masks is not None:
-        checks.append(_masked_check(split, scan.masks, spec))
-        checks += _replacement_checks(split, scan, spec)
-        if not spec.config.whole_word_mask:  # short words fit more often, wherever they are
-            checks.append(_spread_check(split, scan.masks))
-    return checks
+@dataclass(frozen=True)
+class ShardTask:
+    """A shard to check."""
+
+    folder: Path
+    split: str
+    record: ShardRecord
+    first_row: int
+    """The row of the split with which it begins."""
+    tokenizer: TokenizerReference
+    config: DataConfig
 
 
-def check_manifest(split: str, scan: Scan, recorded: dict[str, Any]) -> Check:
-    """Compare the manifest's figures of a split, all of whose shards were read, with those counted again."""
-    pairs = {name: (recorded.get(name), scan.entry[name]) for name in ("rows", "tokens")}
-    statistics = recorded.get("statistics", {})
-    pairs |= {
-        name: (statistics[name], value)
-        for name, value in scan.entry["statistics"].items()
-        if name in statistics and name != "drops"  # a folder of an older version has fewer
+@dataclass(frozen=True)
+class ShardReport:
+    """What the checks of a shard found."""
+
+    failures: dict[str, str]
+    """By check; empty for one that passed, absent for one that does not apply."""
+    statistics: summary.ShardStatistics | None = None
+    """Of the rows that can be counted; None where the shard cannot be used."""
+    longest: int = 0
+
+
+def demand(name: str, config: DataConfig, tokenizer: Tokenizer) -> str:
+    """Return what a check demands of data made with this configuration."""
+    max_predictions = masking_rule(tokenizer, config).max_predictions
+    text = CHECKS[name].format(**config.model_dump(), max_predictions=max_predictions)
+    is_fewer = name == "predictions" and config.whole_word_mask
+    return f"{text}; fewer where no further word fits" if is_fewer else text
+
+
+def check_shard(task: ShardTask) -> ShardReport:
+    """Read a shard, check it, and count what it holds."""
+    record, config = task.record, task.config
+    try:
+        examples = read_shard(task.folder, record)
+    except DataError as error:
+        return ShardReport({"shards": f"{error.what} ({error.remedy})"})
+    stores_masks = config.masking == "static" or task.split == "validation"
+    expected = (config.next_sentence != "none", stores_masks, config.word_segmenter is not None and not stores_masks)
+    columns = (examples.next_sentence_label, examples.masks, examples.starts_word)
+    if expected != tuple(column is not None for column in columns):
+        return ShardReport({"shards": f"{record.path} lacks a column, or has one too many"})
+    counts = (("rows", len(examples), record.rows), ("tokens", len(examples.input_ids), record.tokens))
+    if wrong := [f"{count:,} {name}, the manifest says {named:,}" for name, count, named in counts if count != named]:
+        return ShardReport({"shards": f"{record.path} has {' and '.join(wrong)}"})
+    tokenizer = load_once(task.tokenizer)
+    broken = _check_layout(examples, tokenizer, config)
+    rows = np.setdiff1d(np.arange(len(examples)), np.concatenate([*broken.values()]))
+    sound = examples if len(rows) == len(examples) else examples.take(rows)
+    if len(rows):
+        broken |= {name: rows[found] for name, found in _check_text(sound, tokenizer, config).items()}
+    failures = {"shards": "", **{name: _describe(task, found) for name, found in broken.items()}}
+    if examples.next_sentence_label is not None and not failures["labels"]:
+        zeros = int((examples.next_sentence_label == 0).sum())
+        if abs(2 * zeros - len(examples)) > 1:
+            failures["labels"] = f"{record.path}: {zeros:,} of {len(examples):,} examples have the label 0"
+    statistics = summary.measure(sound, tokenizer)
+    return ShardReport(failures, statistics, int(examples.lengths.max(initial=0)))
+
+
+def _describe(task: ShardTask, rows: np.ndarray) -> str:
+    if not len(rows):
+        return ""
+    count = "1 example" if len(rows) == 1 else f"{len(rows):,} examples, the first"
+    return f"{task.record.path}: {count} in row {rows[0]} ({task.split} row {task.first_row + rows[0]})"
+
+
+def _check_layout(examples: Examples, tokenizer: Tokenizer, config: DataConfig) -> dict[str, np.ndarray]:
+    """Return the rows with impossible lengths, positions, ids or labels, ascending."""
+    lengths, b_start = examples.lengths, examples.segment_b_start.astype(np.int64)
+    has_pairs, masks, labels = config.next_sentence != "none", examples.masks, examples.next_sentence_label
+    is_divided = (b_start >= 3) & (b_start <= lengths - 2) if has_pairs else b_start == lengths
+    row_of_token = np.repeat(np.arange(len(examples)), lengths)
+    broken = {
+        "lengths": np.flatnonzero((lengths > config.max_seq_length) | (lengths < (5 if has_pairs else 3))),
+        "segments": np.flatnonzero(~is_divided),
+        "token ids": np.unique(row_of_token[examples.input_ids >= tokenizer.vocab_size]),
     }
-    different = [_difference(name, old, new) for name, (old, new) in pairs.items() if not _is_equal(old, new)]
-    return Check(
-        split,
-        "manifest",
-        "; ".join(different) or f"{len(pairs)} figures agree",
-        "the manifest's figures are those of the shards",
-        NO_TOLERANCE,
-        not different,
-    )
+    if labels is not None:
+        broken["labels"] = np.flatnonzero(labels > 1)
+    if masks is not None:
+        row_of_mask = np.repeat(np.arange(len(examples)), np.diff(masks.offsets))
+        positions = masks.positions.astype(np.int64)
+        outside = (positions < 1) | (positions >= lengths[row_of_mask] - 1) | (positions == b_start[row_of_mask] - 1)
+        outside[1:] |= (np.diff(positions) <= 0) & (np.diff(row_of_mask) == 0)
+        broken["masked positions"] = np.unique(row_of_mask[outside])
+        may_be_text = np.append(~_reserved(tokenizer), False)  # the last one: an id beyond the vocabulary
+        may_be_text[tokenizer.unk_id] = True
+        is_wrong = ~may_be_text[np.minimum(masks.original_ids, tokenizer.vocab_size)]
+        broken["token ids"] = np.union1d(broken["token ids"], row_of_mask[is_wrong])
+    return broken
 
 
-def binomial_range(trials: int, share: float) -> tuple[int, int]:
-    """Return the fewest and the most successes that `trials` draws at `share` plausibly have.
-
-    By the Chernoff bound, which holds for any number of trials, for draws without replacement, and where `share` is the
-    mean of unequal ones (Hoeffding, 1963): P(X beyond k) <= exp(-trials * KL(k / trials, share)). Each side gets half
-    of `CHANCE`.
-    """
-    limit = math.log(2 / CHANCE)
-    mean = trials * share
-    low, high = (
-        _furthest(round_to(mean), end, lambda k: trials * _divergence(k / trials, share) <= limit)
-        for round_to, end in ((math.floor, 0), (math.ceil, trials))
-    )
-    return low, high
-
-
-def _furthest(start: int, end: int, is_plausible: Callable[[int], bool]) -> int:
-    """Return the last integer from `start` towards `end` for which a condition, true at first, still holds."""
-    step = 1 if end >= start else -1
-    inside, outside = 0, abs(end - start) + 1
-    while outside - inside > 1:
-        middle = (inside + outside) // 2
-        if is_plausible(start + step * middle):
-            inside = middle
-        else:
-            outside = middle
-    return start + step * inside
+def _check_text(examples: Examples, tokenizer: Tokenizer, config: DataConfig) -> dict[str, np.ndarray]:
+    """Return the rows with misplaced special tokens or a wrong number of predictions; there is at least one row."""
+    ids, originals, first = examples.input_ids, examples.original_ids, examples.offsets[:-1]
+    has_pairs = config.next_sentence != "none"
+    # Without pairs, a [SEP] may be anywhere: a document ends there.
+    is_text = np.ones(len(ids), dtype=bool) if has_pairs else originals != tokenizer.sep_id
+    is_text[first] = is_text[examples.offsets[1:] - 1] = False
+    if has_pairs:
+        is_text[first + examples.segment_b_start - 1] = False
+    is_wrong = ~is_text & (ids != tokenizer.sep_id)
+    is_wrong[1:] |= ~is_text[1:] & ~is_text[:-1]  # a segment without text
+    is_wrong[first] = ids[first] != tokenizer.cls_id
+    # [UNK] occurs in text, but replaces nothing; [MASK] stands for what is predicted, and its original was checked.
+    may_be_shown = (ids == tokenizer.unk_id) & (originals == tokenizer.unk_id)
+    may_be_shown[examples.masked_indices] |= ids[examples.masked_indices] == tokenizer.mask_id
+    is_wrong |= is_text & _reserved(tokenizer)[ids] & ~may_be_shown
+    broken = {"special tokens": np.unique(np.repeat(np.arange(len(examples)), examples.lengths)[is_wrong])}
+    if examples.masks is not None:
+        counts = np.diff(examples.masks.offsets)
+        expected = num_to_mask(np.add.reduceat(is_text, first, dtype=np.int64), masking_rule(tokenizer, config))
+        is_miscounted = (counts < 1) | (counts > expected) if config.whole_word_mask else counts != expected
+        broken["predictions"] = np.flatnonzero(is_miscounted)
+    return broken
 
 
-def _divergence(share: float, other: float) -> float:
-    """Return the Kullback-Leibler divergence of two coins, in nats."""
-    terms = ((share, other), (1 - share, 1 - other))
-    return sum(p * math.log(p / q) if q > 0 else math.inf for p, q in terms if p > 0)
-
-
-def _rule_check(split: str, name: str, scan: Scan, spec: Spec) -> Check:
-    examples, first_row = scan.violations[name]
-    expected = RULES[name].format(**spec.config.model_dump(), max_predictions=spec.masking.max_predictions)
-    measured = f"{scan.longest} at most" if name == "length" else "no example breaks it"
-    if examples:
-        breaks = "1 example breaks" if examples == 1 else f"{examples:,} examples break"
-        measured = f"{breaks} it, the first is row {first_row}"
-    return Check(split, name, measured, expected, NO_TOLERANCE, examples == 0)
-
-
-def _label_check(split: str, scan: Scan, spec: Spec) -> Check:
-    share = scan.sums["label_0"] / max(1, scan.sums["examples"])
-    return Check(
-        split,
-        "in order" if spec.config.next_sentence == "sop" else "is-next",
-        f"{share:.2%}, at most {scan.label_imbalance} more of one label in a shard",
-        "50 % in every shard",
-        "1 example in a shard",
-        scan.label_imbalance <= 1,
-    )
-
-
-def _masked_check(split: str, masks: MaskCounts, spec: Spec) -> Check:
-    maskable = max(1, int(masks.text_slices.sum()))
-    is_whole = spec.config.whole_word_mask
-    return Check(
-        split,
-        "masked",
-        f"{masks.made / maskable:.3%}",
-        f"{masks.expected / maskable:.3%}: {spec.config.masked_lm_prob:.0%}, rounded in each example"
-        + (", or less where no further word fits" if is_whole else ""),
-        NO_TOLERANCE,
-        0 < masks.made <= masks.expected if is_whole else masks.made == masks.expected,
-    )
-
-
-def _replacement_checks(split: str, scan: Scan, spec: Spec) -> list[Check]:
-    """Check 80/10/10: what is shown in place of the masked tokens."""
-    # A random replacement may be the very token that it replaces; it cannot be told from a kept one.
-    same = SHOWN_AS_RANDOM / max(1, len(spec.masking.replacement_ids))
-    shares = {
-        "mask": SHOWN_AS_MASK,
-        "random": SHOWN_AS_RANDOM - same,
-        "original": 1 - SHOWN_AS_MASK - SHOWN_AS_RANDOM + same,
-    }
-    sums, checks = scan.sums, []
-    trials = sums["masked_tokens"]
-    for kind, share in shares.items():
-        found = sums[f"shown_as_{kind}"]
-        low, high = binomial_range(trials, share) if trials else (0, 0)
-        measured = f"{found / max(1, trials):.2%} of {trials:,}"
-        tolerance = _range(low, high, trials)
-        checks.append(Check(split, f"shown as {kind}", measured, f"{share:.2%}", tolerance, low <= found <= high))
-    return checks
-
-
-def _spread_check(split: str, masks: MaskCounts) -> Check:
-    """Check that masks are spread evenly over the text; names the tenth that deviates most."""
-    trials = int(masks.slices.sum())
-    checked = []
-    for number, (found, expected) in enumerate(zip(masks.slices, masks.expected_slices, strict=True)):
-        low, high = binomial_range(trials, float(expected) / trials) if trials else (0, 0)
-        # The distance from the middle of the plausible range, 1 at its ends.
-        distance = abs(found - (low + high) / 2) / max(1.0, (high - low) / 2)
-        checked.append((distance, number, int(found), low, high))
-    _, number, found, low, high = max(checked)
-    percent = 100 // NUM_SLICES
-    return Check(
-        split,
-        "spread of masks",
-        f"{found / max(1, trials):.2%} between {percent * number} and {percent * (number + 1)} % of the text, "
-        "the tenth that deviates most",
-        f"{float(masks.expected_slices[number]) / max(1, trials):.2%}",
-        _range(low, high, trials),
-        all(low <= found <= high for _, _, found, low, high in checked),
-    )
-
-
-def _range(low: int, high: int, trials: int) -> str:
-    return f"{low / max(1, trials):.2%} to {high / max(1, trials):.2%}"
-
-
-def _difference(name: str, old: Any, new: Any) -> str:
-    if isinstance(new, dict):
-        return f"{name} differs"
-    form = ".6g" if isinstance(old, float) else ""
-    return f"{name} is {old:{form}} in the manifest, {new:{form}} in the shards"
-
-
-def _is_equal(old: Any, new: Any) -> bool:
-    if isinstance(new, float) and isinstance(old, (int, float)):
-        return math.isclose(old, new, rel_tol=1e-9, abs_tol=1e-12)
-    if isinstance(new, dict) and isinstance(old, dict):
-        return old.keys() == new.keys() and all(_is_equal(old[key], value) for key, value in new.items())
-    if isinstance(new, Sequence) and not isinstance(new, str) and isinstance(old, Sequence):
-        return len(old) == len(new) and all(_is_equal(*values) for values in zip(old, new, strict=True))
-    return bool(old == new)
+def _reserved(tokenizer: Tokenizer) -> np.ndarray:
+    """Return whether each id is special or unused, (vocab_size,) bool."""
+    return np.array([is_reserved(token) for token in tokenizer.tokens])

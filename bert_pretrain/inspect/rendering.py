@@ -64,11 +64,7 @@ class RenderedExample:
 
 
 def render_rows(folder: DataFolder, split: str, rows: Sequence[int], tokenizer: Tokenizer) -> list[RenderedExample]:
-    """Return the chosen rows of a split in the order given, reading one shard at a time.
-
-    Raises:
-        DataError: when a shard is damaged.
-    """
+    """Return the chosen rows of a split in the order given, reading one shard at a time."""
     objective = folder.config.next_sentence
     shards, places = locate_rows(folder, split, rows)
     rendered: dict[int, RenderedExample] = {}

@@ -1,4 +1,4 @@
-"""An inspection in the terminal: examples with their masks, figures as columns, histograms as bars, failed checks.
+"""An inspection in the terminal: examples with their masks, statistics and checks.
 
 Marks say everything that colours do, so that the output reads the same in a file, in a log and with NO_COLOR.
 """
@@ -7,19 +7,22 @@ import os
 import shutil
 import sys
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
+from rich import box
 from rich.console import Console
+from rich.table import Table
 from rich.text import Text
 
-from bert_pretrain.inspect import figures
-from bert_pretrain.inspect.checks import NO_TOLERANCE
-from bert_pretrain.inspect.inspection import Inspection
 from bert_pretrain.inspect.rendering import RenderedExample, Token, is_wide
+
+if TYPE_CHECKING:
+    from bert_pretrain.inspect.inspect import Inspection
 
 STYLES = {"plain": "", "mask": "cyan", "random": "red", "kept": "yellow"}
 TITLE, GOOD, BAD = "bold", "green", "bold red"
-_BAR_COLUMNS = 28
 _MAX_COLUMNS = 120
+_MAX_FAILURES = 5  # that are shown of a check
 _LEGEND = (
     (Token("[MASK]", "word", "mask", False), "masked"),
     (Token("other", "word", "random", False), "replaced by a random token"),
@@ -27,8 +30,8 @@ _LEGEND = (
 )
 
 
-def show(inspection: Inspection, *, examples: Sequence[RenderedExample], with_figures: bool) -> None:
-    """Print examples, figures if asked, and the outcome of the checks."""
+def show(inspection: "Inspection", *, examples: Sequence[RenderedExample], with_statistics: bool) -> None:
+    """Print examples, statistics if asked, and the outcome of the checks."""
     if sys.stdout is None:  # its descriptor was closed at the start
         return
     console = Console(
@@ -46,9 +49,8 @@ def show(inspection: Inspection, *, examples: Sequence[RenderedExample], with_fi
             console.print(Text(" · ").join(meanings), end="\n\n")
         for example in examples:
             _print_example(console, example)
-        if with_figures:
-            _print_figures(console, inspection)
-            _print_checks(console, inspection)
+        if with_statistics:
+            _print_statistics(console, inspection)
         _print_outcome(console, inspection)
     encoding = sys.stdout.encoding or "utf-8"  # which may lack a character
     lines = (line.rstrip() for line in output.get().split("\n"))
@@ -92,47 +94,30 @@ def _marked(token: Token) -> Text:
     return Text(change, STYLES[token.kind])
 
 
-def _print_figures(console: Console, inspection: Inspection) -> None:
-    splits = list(inspection.scans)
-    console.print(str(inspection.folder.path), style=TITLE)
-    for name, value in figures.origin(inspection):
-        console.print(f"  {name:<28}{value}")
-    console.print()
-    console.print(f"{'':<30}" + "".join(f"{split:^28}" for split in splits), style=TITLE)
-    console.print(f"{'':<30}" + f"{'manifest':>14}{'measured':>14}" * len(splits))
-    for title, values in figures.compare(inspection):
-        console.print(f"{title:<30}" + "".join(f"{value:>14}" for value in values))
-    block, sliver = ("#", ".") if console.options.ascii_only else ("█", "▏")
-    for histogram in figures.histograms(inspection):
-        console.print(f"\n{histogram.title}", style=TITLE)
-        console.print(f"{'':>12}" + "".join(f"{split:<{_BAR_COLUMNS + 10}}" for split in histogram.shares))
-        for label, *shares in zip(histogram.labels, *histogram.shares.values(), strict=True):
-            line = f"{label:>10}  "
-            for share, all_shares in zip(shares, histogram.shares.values(), strict=True):
-                blocks = round(share / (max(all_shares) or 1.0) * (_BAR_COLUMNS - 2))
-                line += f"{share:>7.2%} {block * blocks or sliver * (share > 0):<{_BAR_COLUMNS}}  "
-            console.print(line)
-    console.print()
-
-
-def _print_checks(console: Console, inspection: Inspection) -> None:
-    """Print all checks, one per line."""
+def _print_statistics(console: Console, inspection: "Inspection") -> None:
+    """Print what was counted, next to what is configured, and all checks."""
+    header, *rows = inspection.statistics
+    console.print(f"{inspection.folder.path}: {inspection.corpus}", style=TITLE)
+    table = Table(box=box.SIMPLE_HEAD)
+    for name in header:
+        table.add_column(name, justify="right" if name else "left")
+    for row in rows:
+        table.add_row(*row)
+    console.print(table)
     console.print("checks", style=TITLE)
-    checks = inspection.checks
-    split_width, name_width = max(len(check.split) for check in checks), max(len(check.name) for check in checks)
-    for check in checks:
-        bounds = "" if check.tolerance == NO_TOLERANCE else f", allowed: {check.tolerance}"
-        mark = Text("passed", GOOD) if check.passed else Text("FAILED", BAD)
-        text = f"{check.split:<{split_width}}  {check.name:<{name_width}}  {check.measured}{bounds}"
-        console.print(mark, text, sep="  ")
+    for check in inspection.checks:
+        console.print(Text("passed", GOOD) if check.passed else Text("FAILED", BAD), f"{check.name:<18}{check.demand}")
     console.print()
 
 
-def _print_outcome(console: Console, inspection: Inspection) -> None:
+def _print_outcome(console: Console, inspection: "Inspection") -> None:
     failed, number = inspection.failed, len(inspection.checks)
     for check in failed:
-        console.print(f"failed check: {check.split}, {check.name}", style=BAD)
-        console.print(f"  measured:  {check.measured}\n  expected:  {check.expected}\n  tolerance: {check.tolerance}")
+        console.print(f"failed check: {check.name} ({check.demand})", style=BAD)
+        for failure in check.failures[:_MAX_FAILURES]:
+            console.print(f"  {failure}")
+        if len(check.failures) > _MAX_FAILURES:
+            console.print(f"  and {len(check.failures) - _MAX_FAILURES:,} more shards")
     if failed:
         console.print(f"{len(failed)} of {number} checks failed ({inspection.scope})", style=BAD)
     else:

@@ -88,7 +88,7 @@ def _build(task: ShardTask) -> ShardResult:
     _check_claim(plan)
     record = write_shard(plan.output, task.name, examples)
     drops = {} if config.next_sentence == "none" else {"single_sentence_spans": _num_without_windows(text, plan)}
-    statistics = summary.measure(examples, tokenizer, config.max_seq_length)
+    statistics = summary.measure(examples, tokenizer)
     return {"record": record.as_json(), "statistics": statistics, "drops": drops}
 
 

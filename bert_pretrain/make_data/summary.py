@@ -14,7 +14,6 @@ from bert_pretrain.config import DataConfig
 from bert_pretrain.examples.examples import Examples
 from bert_pretrain.text.tokenizer import Tokenizer
 
-HISTOGRAM_BINS = 16
 LABEL_SHARES = {"nsp": "is_next_share", "sop": "in_order_share"}
 """What the share of the label 0 is called under each objective that has labels."""
 
@@ -58,7 +57,6 @@ class ShardStatistics(TypedDict):
     examples: int
     tokens: int
     unk_tokens: int
-    length_histogram: list[int]
     unigram_entropy: float
     """Of the text's tokens, nats: the loss of a model that knows only how frequent each token is."""
     label_0: NotRequired[int]
@@ -83,17 +81,15 @@ class SplitStatistics(TypedDict):
     rows: int
     tokens: int
     shards: list[dict[str, Any]]  # each a `ShardRecord` as JSON
-    statistics: dict[str, Any]  # shares by name, the histogram of lengths, and drops by reason
+    statistics: dict[str, Any]  # shares by name, and drops by reason
 
 
-def measure(examples: Examples, tokenizer: Tokenizer, max_seq_length: int) -> ShardStatistics:
+def measure(examples: Examples, tokenizer: Tokenizer) -> ShardStatistics:
     """Return the statistics of a shard, which add up over shards."""
-    bins, _ = np.histogram(examples.lengths, bins=HISTOGRAM_BINS, range=(0, max_seq_length))
     sums: ShardStatistics = {
         "examples": len(examples),
         "tokens": len(examples.input_ids),
         "unk_tokens": int((examples.input_ids == tokenizer.unk_id).sum()),
-        "length_histogram": bins.tolist(),
         "unigram_entropy": _unigram_entropy(examples, tokenizer),
     }
     if examples.next_sentence_label is not None:
@@ -126,10 +122,8 @@ def join_split(results: Iterable[ShardResult], config: DataConfig) -> SplitStati
     """Join the results of the shards of one split to its entry in the manifest."""
     results = list(results)
     sums: Counter[str] = Counter()
-    histogram = np.zeros(HISTOGRAM_BINS, dtype=np.int64)
     drops: Counter[str] = Counter()
     for result in results:
-        histogram += np.array(result["statistics"]["length_histogram"])
         sums.update({name: value for name, value in result["statistics"].items() if isinstance(value, int)})
         drops.update(result["drops"])
     examples, tokens = sums["examples"], sums["tokens"]
@@ -146,7 +140,6 @@ def join_split(results: Iterable[ShardResult], config: DataConfig) -> SplitStati
         shares["masked_share"] = _share(masked, sums["maskable_tokens"])
         for shown in ("mask", "random", "original"):
             shares[f"masked_shown_as_{shown}_share"] = _share(sums[f"shown_as_{shown}"], masked)
-    bin_edges = np.linspace(0, config.max_seq_length, HISTOGRAM_BINS + 1).tolist()
     return {
         "rows": examples,
         "tokens": tokens,
@@ -155,7 +148,6 @@ def join_split(results: Iterable[ShardResult], config: DataConfig) -> SplitStati
             **shares,
             "unk_share": _share(sums["unk_tokens"], tokens),
             "unigram_entropy": _share(entropy, tokens),
-            "length_histogram": {"bin_edges": bin_edges, "examples": histogram.tolist()},
             "drops": _positive(drops),
         },
     }

@@ -104,7 +104,7 @@ def make_data_folder(
                     examples = replace(examples, starts_word=starts_word(examples.input_ids))
             (folder / split).mkdir(parents=True, exist_ok=True)
             record = write_shard(folder, f"{split}/{number:05d}.parquet", examples).as_json()
-            statistics = summary.measure(examples, tokenizer, config.max_seq_length)
+            statistics = summary.measure(examples, tokenizer)
             shards.append({"record": record, "statistics": statistics, "drops": {}})
         splits[split] = summary.join_split(shards, config)
     body = {
