@@ -271,6 +271,8 @@ MISTAKES = {
     "data of another kind": ("inspect data-kind", "manifest.json"),
     "manifest that is a list": ("inspect data-list", "DATA_DIR"),
     "no such split": ("inspect data --split nosuch", "--split"),
+    "not a page": ("inspect data --html notes.txt", "--html"),
+    "a page in a file": ("inspect data --html a.txt/x.html", "x.html"),
     "no such row": ("inspect data --row 10000000", "--row"),
     # training
     "optimizer of nothing": ("train --data data --output r --carry-optimizer", "--carry-optimizer"),
