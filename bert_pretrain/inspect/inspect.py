@@ -63,8 +63,8 @@ class Inspection:
     @property
     def corpus(self) -> str:
         """The text that the examples were made from, in words."""
-        counts = self.folder.manifest.get("corpus", {})
-        return ", ".join(f"{counts.get(name, 0):,} {name}" for name in ("documents", "sentences", "tokens"))
+        counts = self.folder.manifest["corpus"]
+        return ", ".join(f"{counts[name]:,} {name}" for name in ("documents", "sentences", "tokens"))
 
     @property
     def statistics(self) -> list[list[str]]:
