@@ -185,10 +185,8 @@ class TrainConfig(_Section):
     """First values of the output bias: 0, or the logarithm of how often each token occurs, so that training need not
     learn the frequencies first (Meister et al., 2023)."""
     teacher: Annotated[str, Field(min_length=1)] | None = None
-    """A BERT folder with the vocabulary of the data, from which a smaller model also learns: first weights where shapes
-    allow, and the relations between tokens in its last attention (Wang et al., 2021)."""
-    relation_weight: Annotated[float, Field(ge=0.0)] = 1.0
-    """Of the relations' loss with a teacher; 0 takes only the first weights, and the teacher costs no time."""
+    """A larger BERT's folder with the vocabulary of the data, from which first weights are taken where shapes allow
+    (Sanh et al., 2019)."""
     schedule: Literal["linear", "cosine", "wsd"] = "linear"
     """Fall of the learning rate after the warm-up; wsd stays at `peak_lr` and falls in the last tenth."""
     schedule_steps: PositiveInt | None = None

@@ -278,7 +278,6 @@ MISTAKES = {
     "optimizer of nothing": ("train --data data --output r --carry-optimizer", "--carry-optimizer"),
     "first weights of nothing": ("train --data data --output r --init-from mine", "--init-from"),
     "teacher of nothing": ("train --data data --output r --teacher mine", "train.teacher"),
-    "teacher with too few positions": ("train --data data --output r --config tiny --teacher bert", "train.teacher"),
     "too few positions": (
         "train --data data --output r --config tiny --set model.max_position_embeddings=16",
         "model.max_position_embeddings",

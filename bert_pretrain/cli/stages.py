@@ -193,7 +193,7 @@ def train(
         bool, typer.Option("--carry-optimizer", help="Take optimizer state and step along, too.")
     ] = False,
     teacher: Annotated[
-        str | None, typer.Option("--teacher", metavar="MODEL", help="Also learn from a larger BERT's folder.")
+        str | None, typer.Option("--teacher", metavar="MODEL", help="Take first weights from a larger BERT's folder.")
     ] = None,
     resume: Annotated[bool, typer.Option("--resume/--no-resume", help="Continue from the newest checkpoint.")] = True,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only print settings and time of the run.")] = False,

@@ -6,7 +6,7 @@ that of Hugging Face's `BertForPreTraining`; its names on disk are in `huggingfa
 """
 
 from collections import deque
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -47,9 +47,8 @@ class SelfAttention(nn.Module):
         self.query_key_value = nn.Linear(config.hidden_size, 3 * config.hidden_size)
         self.output = nn.Linear(config.hidden_size, config.hidden_size)
 
-    def forward(self, hidden: Tensor, layout: Layout, query_key_value: Tensor | None = None) -> Tensor:
-        if query_key_value is None:
-            query_key_value = self.query_key_value(hidden)  # (tokens, 3 * hidden)
+    def forward(self, hidden: Tensor, layout: Layout) -> Tensor:
+        query_key_value = self.query_key_value(hidden)  # (tokens, 3 * hidden)
         query_key_value = query_key_value.view(hidden.shape[0], 3, self.num_heads, -1)
         dropout = self.dropout if self.training else 0.0
         return self.output(attend(query_key_value, layout, self.backend, dropout))  # (tokens, hidden)
@@ -67,9 +66,8 @@ class Layer(nn.Module):
         self.output_norm = nn.LayerNorm(config.hidden_size, config.layer_norm_eps)
         self.dropout = Dropout(config.hidden_dropout_prob)
 
-    def forward(self, hidden: Tensor, layout: Layout, query_key_value: Tensor | None = None) -> Tensor:
-        """Return the layer's output, (tokens, hidden); `query_key_value` is given where it is computed already."""
-        hidden = self.attention_norm(hidden + self.dropout(self.attention(hidden, layout, query_key_value)))
+    def forward(self, hidden: Tensor, layout: Layout) -> Tensor:
+        hidden = self.attention_norm(hidden + self.dropout(self.attention(hidden, layout)))
         wide = F.gelu(self.intermediate(hidden))  # (tokens, intermediate); the exact GELU, by erf
         return self.output_norm(hidden + self.dropout(self.output(wide)))  # (tokens, hidden)
 
@@ -85,26 +83,13 @@ class Encoder(nn.Module):
     def forward(self, hidden: Tensor, layout: Layout, num_last: int = 1) -> Tensor:
         outputs: deque[Tensor] = deque(maxlen=num_last)
         for layer in self.layers:
-            hidden = self._run(layer, hidden, layout)
+            if self.activation_checkpointing and self.training:
+                # Keeps only the layer's input, and the state of the generators that dropout draws from.
+                hidden = checkpoint(layer, hidden, layout, use_reentrant=False)
+            else:
+                hidden = layer(hidden, layout)
             outputs.append(hidden)
         return hidden if num_last == 1 else torch.cat(list(outputs), dim=1)
-
-    def project_last(self, hidden: Tensor, layout: Layout) -> tuple[Tensor, Tensor]:
-        """Return the input of the last layer, (tokens, hidden), and its query, key and value, (tokens, 3 * hidden)."""
-        for layer in list(self.layers)[:-1]:
-            hidden = self._run(layer, hidden, layout)
-        last: Any = self.layers[-1]
-        return hidden, last.attention.query_key_value(hidden)
-
-    def run_last(self, hidden: Tensor, layout: Layout, query_key_value: Tensor) -> Tensor:
-        """Return the last hidden states, (tokens, hidden), from what `project_last` has returned."""
-        return self._run(self.layers[-1], hidden, layout, query_key_value)
-
-    def _run(self, layer: nn.Module, *inputs: Tensor | Layout) -> Tensor:
-        if self.activation_checkpointing and self.training:
-            # Keeps only the layer's input, and the state of the generators that dropout draws from.
-            return checkpoint(layer, *inputs, use_reentrant=False)
-        return layer(*inputs)
 
 
 class Pooler(nn.Module):
@@ -190,7 +175,8 @@ class BertForPreTraining(nn.Module):
 
         With `num_layers`, the outputs of that many last layers, concatenated in order: (tokens, num_layers * hidden).
         """
-        embedded, layout = self._embed(input_ids, token_type_ids, position_ids, cu_seqlens, max_seqlen)
+        layout = layout_of(cu_seqlens, max_seqlen, input_ids.shape[0], self.attention_backend)
+        embedded = self.embeddings(input_ids, token_type_ids, position_ids)
         return self.encoder(embedded, layout, num_layers)
 
     def forward(
@@ -208,38 +194,6 @@ class BertForPreTraining(nn.Module):
         so the training loss computes them in blocks; `decode` computes all of them.
         """
         hidden = self.encode(input_ids, token_type_ids, position_ids, cu_seqlens, max_seqlen)
-        return self._heads(hidden, cu_seqlens, masked_positions)
-
-    def project_last(
-        self, input_ids: Tensor, token_type_ids: Tensor, position_ids: Tensor, cu_seqlens: Tensor, max_seqlen: int
-    ) -> Tensor:
-        """Return query, key and value of the last layer, (tokens, 3 * hidden), and compute nothing beyond them."""
-        embedded, layout = self._embed(input_ids, token_type_ids, position_ids, cu_seqlens, max_seqlen)
-        return self.encoder.project_last(embedded, layout)[1]
-
-    def forward_and_project(
-        self,
-        input_ids: Tensor,
-        token_type_ids: Tensor,
-        position_ids: Tensor,
-        cu_seqlens: Tensor,
-        max_seqlen: int,
-        masked_positions: Tensor,
-    ) -> tuple[PretrainingOutput, Tensor]:
-        """Return what `forward` and what `project_last` return, with nothing computed twice."""
-        embedded, layout = self._embed(input_ids, token_type_ids, position_ids, cu_seqlens, max_seqlen)
-        hidden, query_key_value = self.encoder.project_last(embedded, layout)
-        hidden = self.encoder.run_last(hidden, layout, query_key_value)
-        return self._heads(hidden, cu_seqlens, masked_positions), query_key_value
-
-    def _embed(
-        self, input_ids: Tensor, token_type_ids: Tensor, position_ids: Tensor, cu_seqlens: Tensor, max_seqlen: int
-    ) -> tuple[Tensor, Layout]:
-        """Return the encoder's input, (tokens, hidden), and the layout of the sequences in it."""
-        layout = layout_of(cu_seqlens, max_seqlen, input_ids.shape[0], self.attention_backend)
-        return self.embeddings(input_ids, token_type_ids, position_ids), layout
-
-    def _heads(self, hidden: Tensor, cu_seqlens: Tensor, masked_positions: Tensor) -> PretrainingOutput:
         mlm_features = self.mlm_head(hidden.index_select(0, masked_positions))
         return PretrainingOutput(mlm_features, self.nsp_head(self.pooler(hidden, cu_seqlens)))
 

@@ -6,7 +6,7 @@ The command checks it before torch is imported, which takes seconds, so that mos
 import os
 from pathlib import Path
 
-from bert_pretrain.config import Config, ModelConfig, TrainConfig
+from bert_pretrain.config import Config
 from bert_pretrain.errors import ConfigError, DataError
 from bert_pretrain.examples.shards import DataFolder
 from bert_pretrain.model.folder import read_config
@@ -41,7 +41,7 @@ def check_inputs(
     check_sizes(config, folder, int(os.environ.get("WORLD_SIZE", "1")))
     teacher = config.train.teacher
     if teacher is not None and Path(teacher).exists():  # else it is looked for on the Hub
-        check_teacher(config.train, folder, Path(teacher))
+        read_config(Path(teacher), TEACHER)
 
 
 # What an initial checkpoint need not share with the run: the network computes the same without dropout.
@@ -97,19 +97,3 @@ def no_optimizer_to_carry() -> ConfigError:
         where="--carry-optimizer",
         remedy="add --init-from RUN/checkpoints/step-…",
     )
-
-
-def check_teacher(train: TrainConfig, data: DataFolder, folder: Path) -> tuple[ModelConfig, int]:
-    """Return the sizes of a teacher and of its vocabulary.
-
-    Raises:
-        UserError: when it holds no BERT, or one with too few positions.
-    """
-    model, vocab_size = read_config(folder, TEACHER)
-    if model.max_position_embeddings < data.max_seq_length:
-        raise ConfigError(
-            f"the teacher has {model.max_position_embeddings} positions, the data up to {data.max_seq_length} tokens",
-            where=f"{TEACHER} {folder}",
-            remedy="make data with a smaller data.max_seq_length, or take another teacher",
-        )
-    return model, vocab_size

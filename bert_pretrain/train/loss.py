@@ -16,7 +16,6 @@ from torch import Tensor, nn
 
 from bert_pretrain.model.bert import BertForPreTraining
 from bert_pretrain.train.batches import Batch
-from bert_pretrain.train.distillation import Teacher
 
 BLOCK_ROWS = 1024
 """Masked rows whose logits exist at once in the precision of the matrix product."""
@@ -40,50 +39,39 @@ class LossSums(NamedTuple):
     nsp_loss: Tensor  # over pairs, nats; 0 without pairs
     mlm_correct: Tensor
     nsp_correct: Tensor
-    relation_loss: Tensor | None = None  # over tokens, nats; None without a teacher
 
-    def mean(self, num_predictions: int, num_pairs: int, num_tokens: int = 0) -> Tensor:
+    def mean(self, num_predictions: int, num_pairs: int) -> Tensor:
         """Return the part of the loss that this micro-batch adds to a global batch of the given numbers."""
-        mean = self.mlm_loss / max(num_predictions, 1) + self.nsp_loss / max(num_pairs, 1)
-        return mean if self.relation_loss is None else mean + self.relation_loss / max(num_tokens, 1)
+        return self.mlm_loss / max(num_predictions, 1) + self.nsp_loss / max(num_pairs, 1)
 
 
 class PretrainingLoss(nn.Module):
     """A model and its losses as one module, for DDP to wrap."""
 
-    def __init__(self, model: BertForPreTraining, *, compiled: bool = False, teacher: Teacher | None = None) -> None:
+    def __init__(self, model: BertForPreTraining, *, compiled: bool = False) -> None:
         super().__init__()
         self.model = model
         self.compiled = compiled
-        self.teacher = teacher
 
     def forward(self, batch: Batch) -> LossSums:
-        """Return the sums of one micro-batch; those of the teacher in training only."""
-        teacher = self.teacher if self.training else None
-        return pretraining_loss(self.model, batch, compiled=self.compiled, teacher=teacher)
+        """Return the sums of one micro-batch."""
+        return pretraining_loss(self.model, batch, compiled=self.compiled)
 
 
-def pretraining_loss(
-    model: BertForPreTraining, batch: Batch, *, compiled: bool = False, teacher: Teacher | None = None
-) -> LossSums:
+def pretraining_loss(model: BertForPreTraining, batch: Batch, *, compiled: bool = False) -> LossSums:
     """Run the model on one micro-batch and return the sums of both losses, or of the one there is without pairs."""
-    relation_loss = None
-    if teacher is None:
-        features, nsp_logits = model(*batch.sequences, batch.masked_positions)
-    else:
-        (features, nsp_logits), query_key_value = model.forward_and_project(*batch.sequences, batch.masked_positions)
-        relation_loss = teacher.relation_loss(query_key_value, batch)
+    features, nsp_logits = model(*batch.sequences, batch.masked_positions)
     # What follows the real ones belongs to a dummy tail.
     features, nsp_logits = features[: batch.num_predictions], nsp_logits[: batch.num_sequences]
     weight, bias = model.embeddings.word_embeddings.weight, model.mlm_head.bias
     mlm_loss, mlm_correct = masked_lm_loss(features, weight, bias, batch.masked_labels, compiled=compiled)
     if batch.next_sentence_labels is None:
         zero, none_correct = torch.zeros_like(mlm_loss), torch.zeros_like(mlm_correct)
-        return LossSums(mlm_loss, zero, mlm_correct, none_correct, relation_loss)
+        return LossSums(mlm_loss, zero, mlm_correct, none_correct)
     nsp_logits = nsp_logits.float()
     nsp_loss = F.cross_entropy(nsp_logits, batch.next_sentence_labels, reduction="sum")
     nsp_correct = (nsp_logits.argmax(dim=1) == batch.next_sentence_labels).sum()
-    return LossSums(mlm_loss, nsp_loss, mlm_correct, nsp_correct, relation_loss)
+    return LossSums(mlm_loss, nsp_loss, mlm_correct, nsp_correct)
 
 
 def masked_lm_loss(

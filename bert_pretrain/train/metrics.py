@@ -69,7 +69,6 @@ def training_line(state: TrainState, *, rate: float, epoch: float, peak: float |
         "data_wait_share": _ratio(interval.waited_seconds, seconds),
         "peak_memory_bytes": peak_memory_bytes(state.sums.device),
         "skipped_steps": int(sums.skipped),
-        **({} if state.teacher is None else {"relation_loss": _ratio(sums.relation_loss, updates)}),
     }
 
 

@@ -20,15 +20,13 @@ from bert_pretrain.train.device import flops, hardware
 from bert_pretrain.train.distributed import DistContext
 from bert_pretrain.train.inputs import check_sizes, no_optimizer_to_carry, with_model_of
 from bert_pretrain.train.optim import schedule
-from bert_pretrain.train.teacher import TeacherFolder, open_teacher
+from bert_pretrain.train.student_weights import TeacherFolder, open_teacher
 
 # What may change between two commands for the same run; everything else of the section is compared.
 FREE_SETTINGS = {
     "micro_batch_tokens", "max_steps", "max_epochs", "time_budget", "schedule_steps", "attention", "device", "compile",
     "activation_checkpointing", "log_every", "eval_every", "save_every", "keep_checkpoints", "trackers",
 }  # fmt: skip
-OF_TEACHER = {"teacher", "relation_weight"}
-"""Compared only where there is a teacher; of the teacher its weights, not its path."""
 
 
 OBJECTIVES = {
@@ -137,7 +135,7 @@ def resolve_run(
     length = schedule.run_length(config.train, data.rows("train"))
     compiled, why = hardware.choose_compile(config.train.compile, device, attention)
     init = open_initial_checkpoint(config, init_from, carry_optimizer, length, tokenizer)
-    teacher = open_teacher(config.train, data, tokenizer)
+    teacher = open_teacher(config.train, tokenizer)
     return ResolvedRun(
         config, data, tokenizer, output, init, teacher, length, device, precision, attention, reason, compiled, why,
         dist_context,
@@ -190,7 +188,7 @@ def open_initial_checkpoint(
 
 def identity_of(run: ResolvedRun) -> dict[str, Any]:
     """Return everything that changes the weights this run will write, as JSON values."""
-    settings = run.config.train.model_dump(mode="json", exclude=FREE_SETTINGS | OF_TEACHER)
+    settings = run.config.train.model_dump(mode="json", exclude=FREE_SETTINGS | {"teacher"})
     return {
         "model": run.config.model.model_dump(mode="json"),
         "train": {**settings, "precision": run.precision.name},
@@ -198,7 +196,7 @@ def identity_of(run: ResolvedRun) -> dict[str, Any]:
         "tokenizer": run.tokenizer.hash,
         "init_from": run.init.weights_sha256 if run.init else None,
         "carry_optimizer": run.init is not None and run.init.carried is not None,
-        **({"teacher": [run.teacher.weights_sha256, run.config.train.relation_weight]} if run.teacher else {}),
+        **({"teacher": run.teacher.weights_sha256} if run.teacher else {}),  # its weights, not its path
     }
 
 
@@ -222,9 +220,7 @@ def describe(run: ResolvedRun, num_parameters: int, micro_batch_tokens: int) -> 
     if run.dist_context.size > 1:
         lines.insert(4, f"processes  {run.dist_context.size}")
     if run.teacher is not None:
-        weight = config.train.relation_weight
-        what = f"relations with a weight of {weight:g}" if weight > 0 else "first weights only"
-        lines.append(f"teacher    {run.teacher.folder}, {_describe_size(run.teacher.model)}, {what}")
+        lines.append(f"teacher    {run.teacher.folder}, {_describe_size(run.teacher.model)}")
     if not held_out:
         lines.append("there is no validation split, so nothing is evaluated")
     return "\n".join(lines)

@@ -26,7 +26,6 @@ from bert_pretrain.train import distributed
 from bert_pretrain.train.checkpoint import Checkpoint, carry_over, restore
 from bert_pretrain.train.checkpoint_manager import CheckpointManager
 from bert_pretrain.train.device import hardware
-from bert_pretrain.train.distillation import Teacher
 from bert_pretrain.train.evaluation import Evaluator
 from bert_pretrain.train.loader import TrainingData
 from bert_pretrain.train.loop import fit, time_steps
@@ -134,17 +133,16 @@ def _dry_run(run: ResolvedRun, latest: Checkpoint | None) -> None:
 
 def _prepare(run: ResolvedRun, latest: Checkpoint | None) -> tuple[TrainState, int]:
     """Return the state to begin with, and the size of a micro-batch; describe the run."""
-    teacher = _make_teacher(run)
-    model = _make_model(run, latest, teacher)
-    micro_batch_tokens = _micro_batch_tokens(run, model, latest, teacher)
+    model = _make_model(run, latest)
+    micro_batch_tokens = _micro_batch_tokens(run, model, latest)
     print(describe(run, model.num_parameters, micro_batch_tokens))
-    state = _make_state(run, model, latest, teacher)
+    state = _make_state(run, model, latest)
     if latest is not None:
         print(describe_resume(latest, run))
     return state, micro_batch_tokens
 
 
-def _make_model(run: ResolvedRun, latest: Checkpoint | None, teacher: Teacher | None) -> BertForPreTraining:
+def _make_model(run: ResolvedRun, latest: Checkpoint | None) -> BertForPreTraining:
     """Build the model with weights from the run's checkpoint, `--init-from`, the teacher, or drawn from the seed."""
     seed, init = run.config.train.seed, run.init
     model = BertForPreTraining(run.config.model, run.tokenizer.vocab_size, attention=run.attention)
@@ -165,8 +163,8 @@ def _make_model(run: ResolvedRun, latest: Checkpoint | None, teacher: Teacher | 
             start_positional_heads(model, seed)
         if run.config.train.mlm_bias == "unigram":
             model.mlm_head.bias.data.copy_(unigram_bias(run.data, run.tokenizer))
-        if teacher is not None:
-            print(f"first weights from the teacher: {start_from_teacher(model, teacher.network)}")
+        if run.teacher is not None:
+            print(f"first weights from the teacher: {start_from_teacher(model, run.teacher.read())}")
     if run.data.config.next_sentence == "none":  # no loss reaches these two; they stay as they are
         model.pooler.requires_grad_(False)
         model.nsp_head.requires_grad_(False)
@@ -174,22 +172,9 @@ def _make_model(run: ResolvedRun, latest: Checkpoint | None, teacher: Teacher | 
     return model.to(run.device)
 
 
-def _make_teacher(run: ResolvedRun) -> Teacher | None:
-    """Read the teacher, if there is one."""
-    if run.teacher is None:
-        return None
-    network = run.teacher.read(run.config.train.attention, run.device, run.precision.dtype)
-    if run.compiled:
-        hardware.compile_layers(network)
-    return Teacher(network, run.config.model.hidden_size, run.config.train.relation_weight)
-
-
-def _make_state(
-    run: ResolvedRun, model: BertForPreTraining, latest: Checkpoint | None, teacher: Teacher | None
-) -> TrainState:
+def _make_state(run: ResolvedRun, model: BertForPreTraining, latest: Checkpoint | None) -> TrainState:
     """Add the optimizer to the model, and bring both to the step from which the run continues."""
-    teacher = teacher if run.config.train.relation_weight > 0 else None
-    losses = PretrainingLoss(model, compiled=run.compiled, teacher=teacher)
+    losses = PretrainingLoss(model, compiled=run.compiled)
     if run.compiled:
         hardware.compile_layers(model)
     network = distributed.parallelize(losses, run.dist_context)
@@ -202,13 +187,10 @@ def _make_state(
     return state
 
 
-def _micro_batch_tokens(
-    run: ResolvedRun, model: BertForPreTraining, latest: Checkpoint | None, teacher: Teacher | None
-) -> int:
+def _micro_batch_tokens(run: ResolvedRun, model: BertForPreTraining, latest: Checkpoint | None) -> int:
     """Return the size of a micro-batch; one found automatically stays as it was: it decides the last bits."""
     own = hardware.choose_micro_batch_tokens(
         run.config.train, model, run.data.max_seq_length, run.device, run.precision.dtype, run.dist_context.size,
-        None if teacher is None else teacher.network,
     )  # fmt: skip
     fitting = run.dist_context.run_on_main(lambda: own)
     if latest is None or run.config.train.micro_batch_tokens != "auto":

@@ -1,7 +1,6 @@
 """The state of a run, whole: what a checkpoint saves and a resumed run continues from."""
 
 from dataclasses import dataclass, field
-from typing import cast
 
 from torch import Tensor, nn
 
@@ -9,7 +8,6 @@ from bert_pretrain.model.bert import BertForPreTraining
 from bert_pretrain.train.batches import GlobalBatch
 from bert_pretrain.train.device.flops import batch_flops
 from bert_pretrain.train.device.host_memory import HostMemory
-from bert_pretrain.train.loss import PretrainingLoss
 from bert_pretrain.train.optim.optimizer import Optimizers
 from bert_pretrain.train.step import LossScale, StepSums
 
@@ -60,7 +58,7 @@ class TrainState:
     optimizers: Optimizers
     loss_scale: LossScale | None
     """None unless the precision is fp16."""
-    sums: Tensor  # (11,): `StepSums` since the last log line
+    sums: Tensor  # (10,): `StepSums` since the last log line
     progress: Progress
     interval: IntervalCounts
     host_memory: HostMemory = field(default_factory=HostMemory)
@@ -82,17 +80,6 @@ class TrainState:
         """The model and its losses without the part that talks to other ranks after a backward pass."""
         return self.network.module if isinstance(self.network, nn.parallel.DistributedDataParallel) else self.network
 
-    @property
-    def teacher(self) -> BertForPreTraining | None:
-        """The teacher of a student."""
-        teacher = cast(PretrainingLoss, self.losses).teacher
-        return None if teacher is None else teacher.network
-
-    def flops(self, batch: GlobalBatch) -> float:
-        """Return the floating-point operations of a step, those of the teacher included."""
-        teacher = None if self.teacher is None else self.teacher.config
-        return batch_flops(batch, self.model.config, self.model.vocab_size, teacher)
-
     def count(self, batch: GlobalBatch) -> None:
         """Note a step that has been computed."""
         self.progress.step += 1
@@ -109,7 +96,7 @@ class TrainState:
         """Note how long a step took, if its time is typical."""
         self.interval.timed_examples += batch.num_sequences
         self.interval.timed_tokens += batch.num_tokens
-        self.interval.timed_flops += self.flops(batch)
+        self.interval.timed_flops += batch_flops(batch, self.model.config, self.model.vocab_size)
         self.interval.timed_seconds += seconds
         self.interval.waited_seconds += waited_seconds
 

@@ -47,7 +47,7 @@ Value = TypeVar("Value", Tensor, float)
 
 
 class StepSums(NamedTuple, Generic[Value]):
-    """The figures of one step, or their sums since the last log line: on the device one tensor, (11,)."""
+    """The figures of one step, or their sums since the last log line: on the device one tensor, (10,)."""
 
     mlm_loss: Value
     nsp_loss: Value
@@ -58,14 +58,12 @@ class StepSums(NamedTuple, Generic[Value]):
     skipped: Value
     loss: Value
     grad_norm: Value
-    relation_loss: Value
-    """Of a student with a teacher, else 0; `loss` is without it."""
     skipped_in_a_row: Value
     """Up to now, whatever the interval."""
 
     @staticmethod
     def zeros(device: torch.device) -> Tensor:
-        """Return the empty sums, (11,); in float64, but on mps, counts are exact."""
+        """Return the empty sums, (10,); in float64, but on mps, counts are exact."""
         return torch.zeros(len(StepSums._fields), dtype=hardware.figures_dtype(device), device=device)
 
     @staticmethod
@@ -94,7 +92,7 @@ def train_step(
         network: a `PretrainingLoss` in training mode, or what `distributed.parallelize` made of it.
         optimizers: of all its parameters.
         batch: on the model's device; this rank's share of it.
-        sums: (11,) float64, by `StepSums`; a skipped step adds nothing but itself. The same on all ranks.
+        sums: (10,) float64, by `StepSums`; a skipped step adds nothing but itself. The same on all ranks.
         seed: with `step` and the number of the micro-batch among those of all ranks, fixes every dropout mask.
         step: finished steps before this one.
         learning_rate: for this step.
@@ -116,7 +114,7 @@ def train_step(
             torch.manual_seed(rng.torch_seed(seed, "dropout", step=step, micro_batch=index))
             with gradient_sync(network, is_last=number == last):
                 part: LossSums = network(micro_batch)
-                loss = part.mean(batch.num_predictions, batch.num_pairs, batch.num_tokens) * scale
+                loss = part.mean(batch.num_predictions, batch.num_pairs) * scale
                 loss.backward()  # type: ignore[no-untyped-call]
             parts.append(part)
     norm = _clip(network, max_grad_norm, loss_scale)
@@ -147,9 +145,9 @@ def _figures(
     parts: list[LossSums], batch: GlobalBatch, norm: Tensor, dist_context: DistContext, dtype: torch.dtype
 ) -> StepSums[Tensor]:
     """Return the figures of a step that is not skipped."""
-    measured = torch.stack([value.to(dtype) for part in parts for value in part if value is not None])
+    measured = torch.stack([value.to(dtype) for part in parts for value in part])
     measured = measured.view(len(parts), -1).sum(dim=0)
-    mlm_loss, nsp_loss, mlm_correct, nsp_correct, *relation_loss = dist_context.all_reduce_sum(measured).unbind()
+    mlm_loss, nsp_loss, mlm_correct, nsp_correct = dist_context.all_reduce_sum(measured).unbind()
 
     # `full` fills in on the device; `torch.tensor` would copy there, and wait.
     def number(value: float) -> Tensor:
@@ -165,7 +163,6 @@ def _figures(
         skipped=number(0.0),
         loss=mlm_loss / max(batch.num_predictions, 1) + nsp_loss / max(batch.num_pairs, 1),
         grad_norm=norm.to(dtype),
-        relation_loss=relation_loss[0] / batch.num_tokens if relation_loss else number(0.0),
         skipped_in_a_row=number(0.0),
     )
 

@@ -6,19 +6,54 @@ output bias. All else stays as it was drawn.
 """
 
 import re
+from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 from torch import Tensor
 
+from bert_pretrain.config import ModelConfig, TrainConfig
 from bert_pretrain.model.bert import BertForPreTraining
+from bert_pretrain.model.folder import check_model, read_config, weights_sha256
+from bert_pretrain.model.hub import model_folder
+from bert_pretrain.model.huggingface import load_model
+from bert_pretrain.model.vocabulary import check_rows, check_same_vocabulary
+from bert_pretrain.text.tokenizer import Tokenizer
+from bert_pretrain.train.inputs import TEACHER
 
+_NEEDED = ("bert.embeddings", "bert.encoder", "cls.predictions")
 _WORDS, _OUTPUT_BIAS = "embeddings.word_embeddings.weight", "mlm_head.bias"
+
+
+@dataclass(frozen=True)
+class TeacherFolder:
+    """What `train.teacher` names: a model folder with the vocabulary of the data."""
+
+    folder: Path
+    weights_sha256: str
+    model: ModelConfig
+
+    def read(self) -> BertForPreTraining:
+        """Return the teacher, on the CPU."""
+        return load_model(self.folder, required=_NEEDED, flag=TEACHER).model
+
+
+def open_teacher(train: TrainConfig, tokenizer: Tokenizer) -> TeacherFolder | None:
+    """Open what `train.teacher` names, and refuse another vocabulary; None where there is no teacher."""
+    if train.teacher is None:
+        return None
+    folder = model_folder(train.teacher, TEACHER)
+    check_model(folder, TEACHER)
+    model, vocab_size = read_config(folder, TEACHER)
+    check_same_vocabulary(folder, tokenizer, TEACHER)
+    check_rows(folder, vocab_size, tokenizer, TEACHER)
+    return TeacherFolder(folder, weights_sha256(folder, TEACHER), model)
 
 
 @torch.no_grad()
 def start_from_teacher(model: BertForPreTraining, teacher: BertForPreTraining) -> str:
     """Overwrite first weights of a model, after `initialize`; returns, for users, what was taken."""
-    found = {name: parameter.cpu() for name, parameter in teacher.named_parameters()}
+    found: dict[str, Tensor] = dict(teacher.named_parameters())
     own, theirs = model.config, teacher.config
     chosen = spread(own.num_hidden_layers, theirs.num_hidden_layers)
     if own.hidden_size == theirs.hidden_size:

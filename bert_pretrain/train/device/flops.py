@@ -2,8 +2,7 @@
 
 Only real tokens count, forward and backward: 6 a weight and token for the layers, 12 · length · hidden a layer and
 token for attention, 6 a weight for the masked-language-model head at predicted tokens and for pooler and next-sentence
-head at sequence pairs. A teacher counts with what it computes, which is forward only. Padding, look-ups in embeddings
-and anything recomputed count as nothing.
+head at sequence pairs. Padding, look-ups in embeddings and anything recomputed count as nothing.
 """
 
 import re
@@ -53,27 +52,10 @@ OTHER_CARDS = ("Laptop", "Max-Q", "MIG", "RTX 5090 D", "RTX 4090 D", "RTX 3090 T
 """In the names of cards that are called after one of the table, or are a part of one, and whose peaks are others."""
 
 
-def batch_flops(batch: GlobalBatch, model: ModelConfig, vocab_size: int, teacher: ModelConfig | None = None) -> float:
+def batch_flops(batch: GlobalBatch, model: ModelConfig, vocab_size: int) -> float:
     """Return the floating-point operations of one step over real tokens, forward and backward."""
-    own = training_flops(
+    return training_flops(
         model, vocab_size, batch.num_tokens, batch.sum_squared_lengths, batch.num_predictions, batch.num_pairs
-    )
-    if teacher is None:
-        return own
-    return own + teaching_flops(teacher, model.hidden_size, batch.num_tokens, batch.sum_squared_lengths)
-
-
-def teaching_flops(teacher: ModelConfig, student_hidden: int, tokens: float, squared_lengths: float) -> float:
-    """Return the operations of a teacher's forward pass up to the last attention, and of the relations' loss.
-
-    Relations are three products of queries, keys or values with themselves, and for the student those of the gradient.
-    """
-    hidden, layers = teacher.hidden_size, teacher.num_hidden_layers - 1
-    layer_weights = 4 * hidden * hidden + 2 * hidden * teacher.intermediate_size
-    relations = 3 * (2 * hidden + 4 * student_hidden)
-    return float(
-        2 * (layers * layer_weights + 3 * hidden * hidden) * tokens
-        + (4 * layers * hidden + relations) * squared_lengths
     )
 
 

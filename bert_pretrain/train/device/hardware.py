@@ -172,7 +172,6 @@ def choose_micro_batch_tokens(
     device: torch.device,
     dtype: torch.dtype,
     num_ranks: int = 1,
-    teacher: BertForPreTraining | None = None,
 ) -> int:
     """Return the tokens that a micro-batch may hold, from the configuration or from what fits.
 
@@ -183,12 +182,11 @@ def choose_micro_batch_tokens(
         device: that the model is on.
         dtype: of the matrix products.
         num_ranks: ranks that share a batch.
-        teacher: on the device, too.
     """
     if config.micro_batch_tokens != "auto":
         return config.micro_batch_tokens
     whole_batch = -(-config.global_batch_size // num_ranks) * max_seq_length
-    per_token = activation_bytes_per_token(model, max_seq_length, dtype, config.activation_checkpointing, teacher)
+    per_token = activation_bytes_per_token(model, max_seq_length, dtype, config.activation_checkpointing)
     if device.type != "cuda":
         fitting = min(CPU_MICRO_BATCH_TOKENS, CPU_ACTIVATION_BYTES // per_token)
         return max(max_seq_length, min(fitting, whole_batch))
