@@ -4,12 +4,12 @@ Every value in `{{ }}` is escaped, by Jinja2 for `.html` and by `escaped` for `.
 `number` formats as `format` does, and `table` turns rows into a Markdown table.
 """
 
+import re
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
-
-from bert_pretrain.report.markdown import escaped, table
 
 
 def render(template: str, /, **values: object) -> str:
@@ -32,6 +32,17 @@ def render(template: str, /, **values: object) -> str:
     environment.filters["number"] = lambda value, form=",": format(value, form)
     environment.filters["table"] = lambda rows, *header: Markup(table(header, rows))
     return environment.get_template(template).render(values)
+
+
+def table(header: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
+    """Return a Markdown table with every cell escaped."""
+    lines = [header, ["---"] * len(header), *rows]
+    return "\n".join(f"| {' | '.join(cell if cell == '---' else escaped(cell) for cell in line)} |" for line in lines)
+
+
+def escaped(value: object) -> str:
+    """Return a value as one line of text that Markdown shows unchanged, in a table too."""
+    return re.sub(r"([\\`*_\[\]<>|#~$&])", r"\\\1", " ".join(str(value).split()))
 
 
 def _escape_markdown(value: object) -> object:
