@@ -78,13 +78,8 @@ FILES: dict[str, str | bytes] = {
     "list.yaml": "- data\n",
     "latin.yaml": b"data: {language: caf\xe9}\n",
     "circle.yaml": "data: &a {seed: *a}\n",
-    "bomb.yaml": "a: &a [1,1,1,1,1,1,1,1,1]\n"
-    + "".join(
-        f"{new}: &{new} [{','.join(9 * [f'*{old}'])}]\n" for old, new in zip("abcdefgh", "bcdefghi", strict=True)
-    ),
     "deep.yaml": "data: " + "[" * 10_000,
     "itself.yaml": "extends: itself.yaml\n",
-    "extends.yaml": "extends: nosuch\n",
     "phases.yaml": "phases: [{name: a}, {name: a}]\n",
     "warmup.yaml": "train: {max_steps: 5, warmup_steps: 10}\n",
     "vocab-twice/vocab.txt": f"{SPECIAL}a\na\n",
@@ -184,56 +179,31 @@ MISTAKES = {
     "YAML that is a list": ("vocab a.txt --output v --config list.yaml", "list.yaml"),
     "YAML in another encoding": ("vocab a.txt --output v --config latin.yaml", "latin.yaml"),
     "YAML that contains itself": ("vocab a.txt --output v --config circle.yaml", "circle.yaml"),
-    "YAML of many aliases": ("vocab a.txt --output v --config bomb.yaml", "bomb.yaml"),
     "YAML nested too deeply": ("vocab a.txt --output v --config deep.yaml", "deep.yaml"),
     "file that extends itself": ("vocab a.txt --output v --config itself.yaml", "itself.yaml:1"),
-    "file that extends nothing": ("vocab a.txt --output v --config extends.yaml", "extends.yaml:1"),
     "two phases of one name": ("run phases.yaml a.txt --output r", "phases.yaml:1"),
     "warm-up longer than the run": ("train --data data --output r --config warmup.yaml", "warmup.yaml:1"),
     "setting without value": ("vocab a.txt --output v --set vocab.size", "--set"),
     "unknown key in a setting": ("vocab a.txt --output v --set train.lr=1", "--set train.lr"),
-    "unknown section": ("vocab a.txt --output v --set trian.seed=1", "--set trian.seed"),
     "key in brackets": ("vocab a.txt --output v --set train['steps']=5", "--set train[steps]"),
-    "key of a value": ("vocab a.txt --output v --set train.seed=1 --set train.seed.a=1", "--set train.seed.a"),
-    "wrong type": ("vocab a.txt --output v --set train.max_steps=many", "--set train.max_steps"),
-    "negative number": ("vocab a.txt --output v --set train.max_steps=-1", "--set train.max_steps"),
-    "infinity": ("vocab a.txt --output v --set train.peak_lr=.inf", "--set train.peak_lr"),
-    "number too large": ("vocab a.txt --output v --set data.max_record_bytes=1e999M", "--set data.max_record_bytes"),
-    "one beta": ("vocab a.txt --output v --set train.betas=[0.9]", "--set train.betas"),
-    "unclosed list": ("vocab a.txt --output v --set train.betas=[0.9", "--set train.betas"),
-    "unknown choice": ("vocab a.txt --output v --set data.masking=none", "--set data.masking"),
-    "no duration": ("vocab a.txt --output v --set train.time_budget=soon", "--set train.time_budget"),
     "no time for all stages": ("run tiny a.txt --output r --time 2fortnights", "--time"),
-    "no such kind of device": ("vocab a.txt --output v --set train.device=tpu", "--set train.device"),
-    "text in place of a list": ("vocab a.txt --output v --set inputs=a.txt", "--set inputs"),
-    "value in place of a section": ("vocab a.txt --output v --set train=5", "--set train"),
-    "no number in a list": ("vocab a.txt --output v --set train.betas=[0.9,high]", "--set train.betas"),
-    "weights that are a list": ("vocab a.txt --output v --set data.input_weights=[a.txt]", "--set data.input_weights"),
     "name of a phase with a slash": ("run tiny a.txt --output r --set 'phases=[{name: a/b}]'", "--set phases"),
     "preset of config": ("config nosuch", "--config"),
     "heads that do not divide": ("vocab a.txt --output v --set model.hidden_size=100", "--set model.hidden_size"),
     "two lengths": ("train --data mine --output r --steps 5 --time 1h", "--steps and --time"),
-    "steps that are none": ("train --data mine --output r --steps many", "--steps"),
-    "no rate": ("train --data mine --output r --config tiny --learning-rate 0", "--learning-rate"),
-    "no batch": ("run tiny a.txt --output r --batch-size 0", "--batch-size"),
     "no such device": ("run tiny a.txt --output r --device tpu", "--device"),
     "overruled by phases": ("run base --output r --set train.max_steps=5", "--set train.max_steps"),
     "flag overruled by phases": ("run base a.txt --output r --steps 5", "--steps"),
     "inputs given twice": ("run tiny a.txt --output r --set inputs=[b.txt]", "a.txt and --set inputs"),
     "no inputs": ("run tiny --output r", "inputs"),
-    "missing input of a run": ("run tiny missing.txt --output r", "missing.txt"),
     "auto without time": ("run auto a.txt --output r", "run auto"),
     "dry run of a preset": ("run tiny a.txt --output r --dry-run", "--dry-run"),
     # outputs
     "foreign output": ("vocab a.txt --output mine", "--output"),
     "output is a file": ("vocab a.txt --output a.txt", "--output"),
-    "output inside a file": ("vocab a.txt --output a.txt/v", "a.txt"),
     "foreign output of data": ("make-data a.txt --vocab vocab --output mine", "--output"),
-    "foreign output of a training": ("train --data data --output mine --config tiny", "--output"),
-    "training into a file": ("train --data data --output a.txt --config tiny", "--output"),
     "training inside a file": ("train --data data --output a.txt/r --config tiny", "a.txt"),
     "plan into a file": ("run auto a.txt --time 1m --output a.txt", "--output"),
-    "training by URL": ("train --data data --output memory://r", "--output"),
     "a vocabulary by URL": ("vocab a.txt --output memory://v", "--output"),
     "data by URL": ("train --data memory://d --output r", "--data"),
     "vectors by URL": ("embed mine a.txt --output memory://v.npy", "--output"),
@@ -386,11 +356,16 @@ EARLY = (
 )
 
 
-@pytest.mark.parametrize("call", EARLY)
-def test_what_can_be_told_without_torch_is_told_before_its_import(place: Path, call: str) -> None:
-    program = (
-        "import sys\nfrom bert_pretrain.cli import main\ntry:\n    main()\nfinally:\n    print('torch' in sys.modules)"
-    )
-    command = [sys.executable, "-c", program, *shlex.split(call)]
-    done = subprocess.run(command, cwd=place, capture_output=True, text=True)
-    assert (done.returncode, done.stdout.splitlines()[-1:]) == (2, ["False"]), done.stderr
+def test_what_can_be_told_without_torch_is_told_before_its_import(place: Path) -> None:
+    program = f"""
+import shlex, sys
+from bert_pretrain.cli import main
+for call in {EARLY!r}:
+    sys.argv = ["bert-pretrain", *shlex.split(call)]
+    try:
+        main()
+    except SystemExit as leaving:
+        print("torch" in sys.modules, leaving.code)
+"""
+    done = subprocess.run([sys.executable, "-c", program], cwd=place, capture_output=True, text=True)
+    assert done.stdout.splitlines()[-len(EARLY) :] == ["False 2"] * len(EARLY), done.stderr
