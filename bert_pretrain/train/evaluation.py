@@ -4,7 +4,6 @@ import contextlib
 import itertools
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import nn
@@ -69,19 +68,12 @@ def evaluate(model: Path, data: Path, *, config: TrainConfig, split: str = "vali
     return evaluate_batches(PretrainingLoss(network), batches, device, dtype)
 
 
-class Evaluator:
-    """Measures the held-out split of a run while it trains."""
-
-    def __init__(self, run: ResolvedRun, state: TrainState, micro_batch_tokens: int) -> None:
-        self._run, self._state, self._micro_batch_tokens = run, state, micro_batch_tokens
-
-    def evaluate(self) -> dict[str, float] | None:
-        """Return the figures of `evaluate` for the present weights, or None where nothing is held out."""
-        run = self._run
-        if not run.data.rows("validation"):
-            return None
-        batches = evaluation_batches(run.data, "validation", self._micro_batch_tokens)
-        return evaluate_batches(self._state.losses, batches, run.device, run.precision.dtype, run.dist_context)
+def evaluate_held_out(run: ResolvedRun, state: TrainState, micro_batch_tokens: int) -> dict[str, float] | None:
+    """Return the figures of `evaluate` for the present weights of a run, or None where nothing is held out."""
+    if not run.data.rows("validation"):
+        return None
+    batches = evaluation_batches(run.data, "validation", micro_batch_tokens)
+    return evaluate_batches(state.losses, batches, run.device, run.precision.dtype, run.dist_context)
 
 
 @torch.no_grad()
@@ -106,7 +98,9 @@ def evaluate_batches(
     totals = torch.zeros(4, dtype=hardware.figures_dtype(device), device=device)
     counts = torch.zeros(3, dtype=torch.int64)
     autocast = torch.autocast(device.type, dtype, enabled=dtype != torch.float32)
-    with autocast, without_compiling(losses):
+    # Layers run as they are: batches of an evaluation have shapes of all kinds.
+    compiled = getattr(losses, "compiled", False)
+    with autocast, torch.compiler.set_stance("force_eager") if compiled else contextlib.nullcontext():
         for batch in itertools.islice(batches, dist_context.rank, None, dist_context.size):
             # From pinned memory the next batch is on its way while this one is computed.
             source = batch.pin_memory() if device.type == "cuda" else batch
@@ -126,8 +120,3 @@ def evaluate_batches(
         "examples": examples,
         "predictions": predictions,
     }
-
-
-def without_compiling(losses: nn.Module) -> contextlib.AbstractContextManager[Any]:
-    """Return a context in which layers run as they are: batches of an evaluation have shapes of all kinds."""
-    return torch.compiler.set_stance("force_eager") if getattr(losses, "compiled", False) else contextlib.nullcontext()

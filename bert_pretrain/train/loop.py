@@ -3,6 +3,7 @@
 import contextlib
 import statistics
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,6 @@ from bert_pretrain.train import metrics
 from bert_pretrain.train.checkpoint_manager import CheckpointManager
 from bert_pretrain.train.clock import Clock
 from bert_pretrain.train.divergence import diverged, has_diverged
-from bert_pretrain.train.evaluation import Evaluator
 from bert_pretrain.train.loader import Prefetcher, TrainingData
 from bert_pretrain.train.resolved import ResolvedRun
 from bert_pretrain.train.run_log import RunLog
@@ -28,7 +28,7 @@ def fit(
     state: TrainState,
     data: TrainingData,
     log: RunLog,
-    evaluator: Evaluator,
+    measure: Callable[[], dict[str, float] | None],
     checkpoints: CheckpointManager,
     *,
     evaluate_first: bool,
@@ -40,7 +40,7 @@ def fit(
         state: changed in place.
         data: where the batches come from.
         log: receives a line each interval and each evaluation.
-        evaluator: measures the held-out split.
+        measure: returns the figures of the held-out split, if there is one.
         checkpoints: saves the state.
         evaluate_first: whether to measure the weights before the first step.
 
@@ -59,7 +59,7 @@ def fit(
 
         def evaluate() -> None:
             with clock.reserving("evaluate"):
-                log.validation(progress.step, evaluator.evaluate())
+                log.validation(progress.step, measure())
 
         if evaluate_first:
             evaluate()

@@ -5,6 +5,7 @@ checkpoint and `model/` open in `transformers` as they are. The same command aga
 """
 
 import contextlib
+import functools
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -26,7 +27,7 @@ from bert_pretrain.train import distributed
 from bert_pretrain.train.checkpoint import Checkpoint, carry_over, restore
 from bert_pretrain.train.checkpoint_manager import CheckpointManager
 from bert_pretrain.train.device import hardware
-from bert_pretrain.train.evaluation import Evaluator
+from bert_pretrain.train.evaluation import evaluate_held_out
 from bert_pretrain.train.loader import TrainingData
 from bert_pretrain.train.loop import fit, time_steps
 from bert_pretrain.train.loss import PretrainingLoss
@@ -107,10 +108,10 @@ def _train(run: ResolvedRun, latest: Checkpoint | None, identity: dict[str, Any]
     state, micro_batch_tokens = _prepare(run, latest)
     data = _training_data(run, state, micro_batch_tokens)
     with contextlib.closing(_open_log(run, state, latest)) as log:
-        evaluator = Evaluator(run, state, micro_batch_tokens)
+        measure = functools.partial(evaluate_held_out, run, state, micro_batch_tokens)
         checkpoints = CheckpointManager(run, state, log, micro_batch_tokens)
         try:
-            fit(run, state, data, log, evaluator, checkpoints, evaluate_first=latest is None)
+            fit(run, state, data, log, measure, checkpoints, evaluate_first=latest is None)
         except Exception:  # whatever it was, the checkpoint under way shall not be lost
             with contextlib.suppress(Exception):
                 checkpoints.wait()

@@ -15,7 +15,7 @@ from bert_pretrain.train.checkpoint import take_snapshot
 from bert_pretrain.train.checkpoint_manager import CheckpointManager
 from bert_pretrain.train.device.hardware import Precision
 from bert_pretrain.train.distributed import SINGLE_PROCESS
-from bert_pretrain.train.evaluation import Evaluator, evaluate_batches
+from bert_pretrain.train.evaluation import evaluate_batches
 from bert_pretrain.train.loader import TrainingData, evaluation_batches
 from bert_pretrain.train.loop import fit
 from bert_pretrain.train.optim.schedule import Length
@@ -39,13 +39,6 @@ class FakeData(TrainingData):
 
     def global_batch(self, step: int) -> GlobalBatch:
         return self._prepared[step]
-
-
-class NoEvaluation(Evaluator):
-    """Evaluations are traced by themselves."""
-
-    def evaluate(self) -> dict[str, float] | None:
-        return None
 
 
 class NoCheckpoints(CheckpointManager):
@@ -104,9 +97,7 @@ def _loop(mode: FakeTensorMode, state: TrainState, config: Config, folder: DataF
         mock.patch("torch.cuda.synchronize", side_effect=lambda *_: recorder.waits.append(SYNCHRONIZE)),
         recorder,
     ):
-        evaluator, checkpoints = (
-            NoEvaluation(run, state, MICRO_BATCH_TOKENS),
-            NoCheckpoints(run, state, log, MICRO_BATCH_TOKENS),
-        )
-        fit(run, state, data, log, evaluator, checkpoints, evaluate_first=False)
+        checkpoints = NoCheckpoints(run, state, log, MICRO_BATCH_TOKENS)
+        # Evaluations are traced by themselves.
+        fit(run, state, data, log, lambda: None, checkpoints, evaluate_first=False)
     return waits
