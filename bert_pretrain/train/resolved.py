@@ -196,7 +196,7 @@ def identity_of(run: ResolvedRun) -> dict[str, Any]:
         "tokenizer": run.tokenizer.hash,
         "init_from": run.init.weights_sha256 if run.init else None,
         "carry_optimizer": run.init is not None and run.init.carried is not None,
-        **({"teacher": run.teacher.weights_sha256} if run.teacher else {}),  # its weights, not its path
+        "teacher": run.teacher.weights_sha256 if run.teacher else None,  # not its path
     }
 
 

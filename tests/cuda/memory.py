@@ -98,4 +98,4 @@ def _measure(config: Config, length: int, tokens: int) -> tuple[int, int]:
             run_step(state, config, batch, step)
         dtype = DTYPES[config.train.precision]
         estimate = estimate_memory(config.train, state.model, length, tokens, dtype=dtype)
-    return tracker.peak_bytes, estimate.total
+    return tracker.peak_bytes, estimate

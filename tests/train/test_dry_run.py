@@ -90,8 +90,8 @@ def test_large_trains_on_a_card_of_12_gb() -> None:
     tokens = config.train.micro_batch_tokens
     assert isinstance(tokens, int)
     memory = estimate_memory(config.train, model, 512, tokens, dtype=torch.bfloat16)
-    assert memory.total < 10.5 * 2**30
-    assert estimate_memory(TrainConfig(), model, 512, tokens, dtype=torch.bfloat16).activations > 2 * memory.activations
+    assert memory < 10.5 * 2**30
+    assert estimate_memory(TrainConfig(), model, 512, tokens, dtype=torch.bfloat16) > 16 * 2**30
 
 
 def test_checkpointed_activations_give_the_same_gradients_with_dropout(

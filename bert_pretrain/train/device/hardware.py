@@ -193,6 +193,6 @@ def choose_micro_batch_tokens(
     free, _ = torch.cuda.mem_get_info(device)
     rest = estimate_memory(config, model, max_seq_length, 0, dtype=dtype)
     # The weights lie there already.
-    reserved = rest.total - sum(4 * parameter.numel() for parameter in model.parameters())
+    reserved = rest - sum(4 * parameter.numel() for parameter in model.parameters())
     fitting = int(0.8 * (free - reserved)) // per_token
     return max(max_seq_length, min(fitting, whole_batch))

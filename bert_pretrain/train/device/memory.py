@@ -1,29 +1,11 @@
 """How much memory training takes, by estimate: of weights and optimizer state, of activations, of the logits."""
 
-from dataclasses import dataclass
-
 import torch
 
 from bert_pretrain.config import TrainConfig
 from bert_pretrain.model.bert import BertForPreTraining
 from bert_pretrain.train.loss import BLOCK_ROWS
 from bert_pretrain.train.optim.optimizer import is_hidden_matrix
-
-
-@dataclass(frozen=True)
-class Memory:
-    """Bytes on one device."""
-
-    state: int
-    """Weights, gradients and moments in fp32, and 16-bit copies of the weights."""
-    activations: int
-    """What a micro-batch leaves until its backward pass, and what the backward pass of one layer takes."""
-    logits: int
-    """What a block of masked rows takes beyond the backward pass of a layer: the two do not exist at once."""
-
-    @property
-    def total(self) -> int:
-        return self.state + self.activations + self.logits
 
 
 def estimate_memory(
@@ -33,8 +15,8 @@ def estimate_memory(
     micro_batch_tokens: int,
     *,
     dtype: torch.dtype,
-) -> Memory:
-    """Estimate the memory of a run; in 16 bits, matrix products run on copies of the weights."""
+) -> int:
+    """Estimate the bytes of a run on its device; in 16 bits, matrix products run on copies of the weights."""
     moments = 0
     for name, parameter in model.named_parameters():
         moments += parameter.numel() * (4 if config.optimizer == "muon" and is_hidden_matrix(name) else 8)
@@ -44,7 +26,8 @@ def estimate_memory(
     width, hidden_size = dtype.itemsize, model.config.hidden_size
     # Logits in the precision of the product and twice in fp32; the tied matrix in that precision, its gradient twice.
     logits = BLOCK_ROWS * model.vocab_size * (width + 8) + (width + 8) * model.vocab_size * hidden_size
-    return Memory(state, (kept + backward) * micro_batch_tokens, max(0, logits - backward * micro_batch_tokens))
+    # A block of masked rows and the backward pass of a layer do not exist at once.
+    return state + kept * micro_batch_tokens + max(logits, backward * micro_batch_tokens)
 
 
 def activation_bytes_per_token(
