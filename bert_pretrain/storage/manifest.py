@@ -169,7 +169,7 @@ def complete(folder: Path, kind: str, identity: Mapping[str, Any], body: Mapping
 
 
 def reopen(folder: Path) -> None:
-    """Mark a complete output as incomplete again, for a run that is extended."""
+    """Mark a complete output as incomplete again: a run that is extended, or damaged files that are written again."""
     found = read_json(folder / MANIFEST)
     write_checked_json(folder / PARTIAL, {key: found[key] for key in ("kind", "format_version", "identity")})
     (folder / MANIFEST).unlink()

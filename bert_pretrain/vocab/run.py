@@ -248,7 +248,6 @@ def measure(tokenizer: Tokenizer, words: Counter[str]) -> dict[str, Any]:
         unk_words += words[word] if ids == [tokenizer.unk_id] else 0
     total = words.total()
     return {
-        "measured_words": total,
         "unk_share_of_words": unk_words / total,
         "unk_share_of_tokens": unk_words / pieces,
         "pieces_per_word": pieces / total,

@@ -127,22 +127,6 @@ def test_a_damaged_folder_is_refused_when_it_is_opened(data_folder: Path, tmp_pa
     assert record.path in caught.value.what
 
 
-def test_of_several_damaged_shards_the_first_is_named(data_folder: Path, tmp_path: Path) -> None:
-    copy = shutil.copytree(data_folder, tmp_path / "data")
-    first, *_, last = DataFolder.open(copy).shards("train")
-    for record in (last, first):
-        (copy / record.path).unlink()
-    with pytest.raises(DataError, match=f"{first.path} is missing"):
-        DataFolder.open(copy)
-
-
-def test_another_format_version_is_refused(data_folder: Path, tmp_path: Path) -> None:
-    folder, _ = tampered(data_folder, tmp_path)
-    write_checked_json(folder / "manifest.json", {**read_json(folder / "manifest.json"), "format_version": 99})
-    with pytest.raises(DataError, match="version 99"):
-        DataFolder.open(folder)
-
-
 def test_what_an_objective_does_without_is_absent_on_disk(tmp_path: Path) -> None:
     for kind, columns in (
         ("full sentences", {"input_ids", "segment_b_start", "masked_lm_positions", "masked_lm_ids"}),

@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 
 from bert_pretrain.config_file import load_config
-from bert_pretrain.errors import InputError
 from bert_pretrain.examples.examples import Examples
 from bert_pretrain.examples.shards import DataFolder, read_shard
 from bert_pretrain.make_data.ingest import ensure_store_shard
@@ -153,13 +152,6 @@ def test_lengths_and_boundaries_give_no_hint_of_the_order(numbered, name: str) -
     assert all(corpus.begins[[pair.a[0], pair.b[0]]].all() for pair in pairs)
     assert all(corpus.ends[[pair.a[-1], pair.b[-1]]].all() for pair in pairs)
     assert label_from_shape(corpus, pairs) < 0.525
-
-
-def test_single_sentences_give_no_orders_and_say_what_does(numbered) -> None:
-    corpus = numbered([[5]] * 40)
-    with pytest.raises(InputError, match="no document of two sentences") as caught:
-        corpus.make("data.next_sentence=sop")
-    assert "data.next_sentence=none" in caught.value.remedy
 
 
 def test_a_single_document_is_not_held_out(numbered, capsys: pytest.CaptureFixture[str]) -> None:

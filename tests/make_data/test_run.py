@@ -176,9 +176,6 @@ def test_few_documents_and_a_large_share_held_out_are_warned_about(
     )
     assert "--set data.document_boundary=line" in printed  # blank lines end documents already
     assert "--set data.validation_fraction=0" in printed
-    one = numbered(lengths(9, 1, (100, 100), (3, 9)))
-    one.make("data.next_sentence=sop")
-    assert "only 1 document; nothing is held out for validation" in capsys.readouterr().out
     numbered(lengths(9, 40, (5, 5), (3, 9))).make()
     numbered(lengths(9, 40, (5, 5), (3, 9))).make("data.validation_fraction=0.3")
     assert "warning" not in capsys.readouterr().out
@@ -188,13 +185,6 @@ def test_of_few_documents_only_as_many_are_held_out_as_needed(numbered) -> None:
     documents = lengths(9, 12, (20, 20), (3, 9))
     held_out = DataFolder.open(numbered(documents).make("data.next_sentence=sop", "data.dupe_factor=1"))
     assert held_out.manifest["splits"]["validation"]["tokens"] < held_out.manifest["splits"]["train"]["tokens"] / 8
-
-
-def test_too_few_documents_are_refused_with_a_boundary_that_is_not_in_effect(numbered) -> None:
-    with pytest.raises(InputError) as caught:
-        numbered([[5, 5, 5]]).make()
-    assert "document_boundary=blank_line" not in caught.value.remedy
-    assert "--set data.document_boundary=line" in caught.value.remedy
 
 
 def test_many_single_sentences_are_warned_about(numbered, capsys: pytest.CaptureFixture[str]) -> None:
