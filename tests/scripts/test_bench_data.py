@@ -39,27 +39,6 @@ def test_ids_are_compared_before_speeds_are(english_text: Path, vocab_folder: Pa
     assert not tasks.ids_equal(str(tmp_path), str(english_text), "100000")
 
 
-def test_both_encoders_are_timed_on_the_same_sentences(english_text: Path, vocab_folder: Path) -> None:
-    whole = english_text.read_bytes()
-    sentences = [line for line in whole.split(b"\n") if line]
-    assert b"\n".join(tasks.blocks_of(english_text)).split(b"\n") == sentences
-    assert tasks.slice_of(english_text, len(whole)).split(b"\n") == sentences
-    part = tasks.slice_of(english_text, len(whole) // 4)
-    assert 0.15 < len(part) / len(whole) < 0.35
-    assert set(part.split(b"\n")) <= set(sentences)
-    assert all(speed > 0 for speed in tasks.ids_ours(str(vocab_folder), str(english_text)))
-    assert tasks.ids_peer(str(vocab_folder), str(english_text), "50000") > 0
-
-
-def test_the_corpus_taken_several_times_has_no_document_twice(
-    english_text: Path, english_documents: list[list[str]], tmp_path: Path
-) -> None:
-    longer = bench.repeat_corpus(english_text, 3, tmp_path)
-    documents = [part for part in longer.read_text().split("\n\n") if part.strip()]
-    assert len(documents) == 3 * len(english_documents)
-    assert len(set(documents)) == 3 * len({tuple(document) for document in english_documents})
-
-
 def test_memory_is_that_of_the_whole_tree_of_processes() -> None:
     code = "import subprocess, sys; subprocess.run([sys.executable, '-c', 'x = bytearray(50 << 20); input()'])"
     parent = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE)

@@ -81,29 +81,6 @@ def test_rows_become_json_lines_and_tables(results: Any) -> None:
     assert lines[2]["examples_per_second"] == 5120.0
 
 
-def test_a_variant_says_what_it_computed_or_why_not(results: Any) -> None:
-    done = {
-        "outcome": "done", "says": "a change", "step_seconds": 0.02, "step_seconds_quartiles": [0.019, 0.021],
-        "examples_per_second": 100.0, "peak_memory_bytes": 2**30, "time_over_base": 0.9, "losses": [10.0, 9.5],
-    }  # fmt: skip
-    results.add("variants", "result", {"variant": "a", **done, "largest_loss_difference": 0.00123})
-    results.add("variants", "result", {"variant": "b", **done})
-    results.add(
-        "variants", "result", {"variant": "c", **done, "losses": [10.0, float("nan")], "largest_loss_difference": None}
-    )
-    results.add("variants", "result", {"variant": "d", "says": "FP8", "outcome": "not possible here: no torchao"})
-    rows = [
-        line for line in (results.folder / "results.md").read_text().splitlines() if " change " in line or "FP8" in line
-    ]
-    assert rows == [
-        "| a | a change | 20.00 (19.00–21.00) | 0.900 | 100 | 1.00 GiB | 9.5000 | 1.2e-03 |",
-        "| b | a change | 20.00 (19.00–21.00) | 0.900 | 100 | 1.00 GiB | 9.5000 | other batches |",
-        "| c | a change | 20.00 (19.00–21.00) | 0.900 | 100 | 1.00 GiB | – | a loss is not finite |",
-        "| d | FP8 | not possible here: no torchao | – | – | – | – | – |",
-    ]
-    assert "NaN" not in (results.folder / "results.jsonl").read_text()
-
-
 def test_a_row_that_cannot_be_shown_costs_no_other(results: Any) -> None:
     results.add("bench-base", "result", bench_row(mfu="much", ours_over_it_quartiles=None))
     results.add("bench-base", "result", bench_row())
@@ -175,12 +152,6 @@ def test_what_does_not_fit_or_lacks_its_data_says_so(results: Any) -> None:
     assert "| part a | not run: no time left | – |" in (results.folder / "results.md").read_text()
 
 
-def test_a_part_gets_the_seconds_it_may_take(results: Any) -> None:
-    told = parts.Part("a", "a", lambda seconds: f"echo {seconds:.0f} seconds", 60.0, 1.0, lambda: ([], ""))
-    run(results, told, seconds=20.4)
-    assert "20 seconds" in (results.folder / "log.txt").read_text()
-
-
 # ── what the parts read ──
 
 
@@ -209,28 +180,6 @@ def test_the_figures_of_a_run_that_was_stopped_are_read(tmp_path: Path) -> None:
     assert remark == ""
     assert (row["mlm_loss_before"], row["mlm_loss_after"], row["steps"]) == (9.0, 4.0, 450)
     assert "wall_seconds" not in row
-
-
-@pytest.mark.parametrize("is_long", [False, True])
-def test_the_most_valuable_parts_come_first_and_fit_the_limit(tmp_path: Path, is_long: bool) -> None:
-    options = parts.Options(tmp_path, tmp_path, is_long=is_long)
-    groups = parts.make_parts(options)
-    names = [one.name for group in groups for one in group]
-    assert names[:3] == ["tests", "examples", "bench-base"]
-    assert names[-1] == "pretraining"
-    assert {name.partition("-")[0] for name in names} == set(parts.PART_NAMES)
-    assert all(one.least < one.limit for group in groups for one in group)
-    first = sum(max(one.limit for one in group) for group in groups[:4])
-    assert is_long or first < check.DEFAULT_LIMIT
-
-
-def test_the_pretraining_takes_the_time_there_is(tmp_path: Path) -> None:
-    *_, (pretraining,) = parts.make_parts(parts.Options(tmp_path, tmp_path, settings=["train.peak_lr=1e-3"]))
-    assert "train.time_budget=140s" in pretraining.script(200.0)
-    assert "train.time_budget=480s" in pretraining.script(1000.0)
-    # What is given comes last, and wins.
-    lines = pretraining.script(200.0)
-    assert lines.index("train.peak_lr=2e-4") < lines.index("train.peak_lr=1e-3")
 
 
 def test_only_files_with_tests_marked_gpu_are_run(tmp_path: Path) -> None:
@@ -278,23 +227,6 @@ def test_all_of_it_runs_on_a_cpu_in_small(tmp_path: Path) -> None:
     table = (tmp_path / "out" / "results.md").read_text()
     assert table in done.stdout
     assert "| ? |" not in table
-
-
-@pytest.mark.slow
-def test_it_stops_cleanly_when_told_to_and_prints_what_it_has(tmp_path: Path) -> None:
-    command = gpu_check(tmp_path / "out", tmp_path / "work", "--parts", "pretraining", "variants")
-    process = subprocess.Popen(command, env=environment(), stdout=subprocess.PIPE, text=True)
-    assert process.stdout is not None
-    seen = ""
-    while "== variants" not in seen:
-        seen = process.stdout.readline()
-        assert seen, "it ended before"
-    time.sleep(3)
-    process.terminate()
-    rest, _ = process.communicate(timeout=60)
-    assert process.returncode == 143
-    assert "| variants of the step at 128 | stopped from outside |" in rest
-    assert "| examples of 128 and 512 tokens from the documentation of Python | done; " in rest
 
 
 def test_without_a_card_nothing_is_checked(tmp_path: Path) -> None:

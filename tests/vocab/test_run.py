@@ -233,12 +233,6 @@ def test_one_sequence_per_line_is_advised_to_be_one_document_per_line(
     assert "document_boundary" not in printed
 
 
-def test_a_size_below_the_special_tokens_is_refused_before_the_text_is_read(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="special and unused tokens alone are 104") as caught:
-        make(tmp_path / "not-there.txt", tmp_path / "vocab", "vocab.size=50")
-    assert "vocab.unused_tokens (99)" in caught.value.remedy
-
-
 def test_the_least_size_that_a_refusal_names_suffices(english_text: Path, tmp_path: Path) -> None:
     with pytest.raises(ConfigError) as caught:
         make(english_text, tmp_path / "vocab", "vocab.size=120")
