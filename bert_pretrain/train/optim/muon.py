@@ -36,6 +36,7 @@ class Muon(torch.optim.Optimizer):
         """Update every parameter that has a gradient, or none of them where `found_inf` is 1."""
         device = self.param_groups[0]["params"][0].device
         found_inf = self.found_inf if self.found_inf is not None else torch.zeros((), device=device)
+        skip = found_inf > 0
         for group in self.param_groups:
             by_shape: dict[torch.Size, list[Tensor]] = {}
             for parameter in group["params"]:
@@ -44,7 +45,7 @@ class Muon(torch.optim.Optimizer):
             at_once = max(1, MATRICES_AT_ONCE // group["matrices"])
             for alike in by_shape.values():
                 for begin in range(0, len(alike), at_once):
-                    self._update(group, alike[begin : begin + at_once], found_inf > 0)
+                    self._update(group, alike[begin : begin + at_once], skip)
 
     def _update(self, group: dict[str, Any], weights: list[Tensor], skip: Tensor) -> None:
         """Update parameters of equal shape together, or none of them."""
