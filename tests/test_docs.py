@@ -213,23 +213,6 @@ def test_the_help_of_every_command_has_an_example_that_parses(name: str) -> None
         check_command(words(example))
 
 
-@pytest.mark.parametrize(
-    ("command", "complaint"),
-    [
-        ("vocabulary a.txt", "no command 'vocabulary'"),
-        ("train --data d --output o --cofig base", "--cofig"),
-        ("train --data d", "output"),
-        ("train --data d --output o --set train.peak_learning=1", "unknown key"),
-        ("train --data d --output o --config bse", "no preset 'bse'"),
-        ("train --data d --output o --steps 1.5", "max_steps is '1.5'"),
-        ("run base --output o --steps 100", "every phase sets"),
-    ],
-)
-def test_what_is_misspelt_would_be_found(command: str, complaint: str) -> None:
-    with pytest.raises(Exception, match=complaint):
-        check_command(command.split())
-
-
 def test_what_a_reader_types_is_marked_as_shell() -> None:
     typed = re.compile(r"^(bert-pretrain|torchrun|python|make|pip) ", re.MULTILINE)
     assert [str(block) for block in ALL_BLOCKS if not block.language and typed.search(block.text)] == []

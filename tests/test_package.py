@@ -35,7 +35,7 @@ def readme_commands() -> list[list[str]]:
 
 def test_the_three_commands_of_the_readme_make_a_model_that_opens(english_text: Path, tmp_path: Path) -> None:
     (tmp_path / "corpus").mkdir()
-    (tmp_path / "corpus" / "a.txt.gz").write_bytes(gzip.compress(english_text.read_bytes()))
+    (tmp_path / "corpus" / "a.txt.gz").write_bytes(gzip.compress(english_text.read_bytes()[:200_000]))
     commands = readme_commands()
     assert [command[1] for command in commands] == ["vocab", "make-data", "train"]
     for command in commands:
