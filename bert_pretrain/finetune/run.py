@@ -230,7 +230,7 @@ def _train(job: Job, work: Path, output: Path) -> None:
             learner.save(result)
             found = learner.predict(result)
             scores = _scores(job, learner, found)
-            warning = _warning(job, found, scores)
+            warning = _warning(job, scores)
             report |= {"warning": warning, "seconds": round(time.monotonic() - began, 1)}
             _write_results(job, scores, report, found, result)
     for split, figures in scores.items():
@@ -251,16 +251,16 @@ def _scores(job: Job, learner: "Learner", found: dict[str, list[Any]]) -> dict[s
     return scores
 
 
-def _warning(job: Job, found: dict[str, list[Any]], scores: dict[str, dict[str, float]]) -> str:
+def _warning(job: Job, scores: dict[str, dict[str, float]]) -> str:
     """Return a warning if the model is no better than a constant prediction, otherwise ""."""
-    split = "test" if "test" in scores else "validation"
-    examples = job.examples[split]
-    constant = job.task.no_better_than(examples, found[split])
-    metric = next(iter(scores[split]))  # the main one
-    figure = f"{metric} {scores[split][metric]:.4f} on the {len(examples):,} {split} rows"
-    return constant and (
-        f"no sign of learning: {figure} is no better, beyond chance, than {constant}. "
-        "Check the labels; try a larger --learning-rate, more --epochs or rows"
+    split, metric = "test" if "test" in scores else "validation", job.task.main_metric
+    examples, score = job.examples[split], scores[split][metric]
+    constant, floor = job.task.constant(examples)
+    if score > floor:
+        return ""
+    return (
+        f"no sign of learning: {metric} {score:.4f} on the {len(examples):,} {split} rows is no better than "
+        f"{constant} ({floor:.4f}). Check the labels; try a larger --learning-rate, more --epochs or rows"
     )
 
 

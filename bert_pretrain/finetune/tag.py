@@ -136,8 +136,8 @@ class Tag:
     def score(self, examples: list[Example], predictions: list[list[str]]) -> dict[str, float]:
         return entity_scores([example.tags or [] for example in examples], predictions)
 
-    def no_better_than(self, examples: list[Example], predictions: list[list[str]]) -> str:
-        return "" if self.score(examples, predictions)["f1"] > 0 else "O for every word (f1 0)"
+    def constant(self, examples: list[Example]) -> tuple[str, float]:
+        return "O for every word", 0.0
 
     def use(self, labels: list[str], may_be_none: bool) -> None:
         self.tags = labels

@@ -68,8 +68,8 @@ class Task(Protocol):
     def score(self, examples: list[Any], predictions: list[Any]) -> dict[str, float]:
         """Return the metrics of predictions, the main one first."""
 
-    def no_better_than(self, examples: list[Any], predictions: list[Any]) -> str:
-        """Return the constant prediction that is as good as these, beyond chance, with its score; "" if none is."""
+    def constant(self, examples: list[Any]) -> tuple[str, float]:
+        """Return the best constant prediction for examples, and its score by the main metric."""
 
     def record(self, example: Any, prediction: Any) -> dict[str, Any]:
         """Return a line of `predictions.jsonl`."""
