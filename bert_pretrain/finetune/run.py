@@ -19,19 +19,20 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+from huggingface_hub import ModelCardData
 
 from bert_pretrain import rng
 from bert_pretrain.config import TrainConfig
 from bert_pretrain.errors import ConfigError, DataError, InputError
 from bert_pretrain.finetune.answer import Answer
 from bert_pretrain.finetune.classify import Classify
-from bert_pretrain.finetune.finetuned_card import finetuned_card
 from bert_pretrain.finetune.inputs import LabelledInput
 from bert_pretrain.finetune.settings import Settings
 from bert_pretrain.finetune.tag import Tag
-from bert_pretrain.finetune.task import Job, Task
+from bert_pretrain.finetune.task import Task
 from bert_pretrain.model.folder import CARD, CONFIG, weights_sha256
 from bert_pretrain.model.hub import name_of_folder
+from bert_pretrain.report.render import render
 from bert_pretrain.storage import manifest
 from bert_pretrain.storage.checksums import damage_of_folder, seal_folder
 from bert_pretrain.storage.files import (
@@ -51,6 +52,8 @@ if TYPE_CHECKING:
     from bert_pretrain.finetune.training import Learner
 
 KIND = "finetune"
+_PIPELINES = {"classify": "text-classification", "tag": "token-classification", "answer": "question-answering"}
+"""The Hub's names of the tasks."""
 METRICS = "metrics.json"
 _CHECKPOINTS = "checkpoints"
 _PACKAGES = ("transformers", "accelerate", "sklearn", "seqeval")
@@ -120,7 +123,7 @@ def finetune(
         else:
             for leftover in output.parent.glob(f".{glob.escape(output.name)}.*.tmp"):  # of a run killed while writing
                 shutil.rmtree(leftover)
-            _train(Job(chosen, model, chosen.tokenizer, examples, settings, identity, chosen_device), work, output)
+            _train(chosen, model, examples, chosen_device, identity, work, output)
     return output
 
 
@@ -215,47 +218,56 @@ def _is_complete(output: Path, work: Path, identity: dict[str, Any], overwrite: 
     return False
 
 
-def _train(job: Job, work: Path, output: Path) -> None:
+def _train(
+    task: Task,
+    model: Path,
+    examples: dict[str, list[Any]],
+    device: torch.device,
+    identity: dict[str, Any],
+    work: Path,
+    output: Path,
+) -> None:
     """Train in `work` and write the result to `output`."""
     from bert_pretrain.finetune import training
 
     began = time.monotonic()
-    learner = training.Learner(job)
-    precision = choose_precision("auto", job.device)
-    print(f"{job.device.type}, {precision.name} ({precision.reason}), {torch.get_num_threads()} threads")
+    learner = training.Learner(task, model, examples, device)
+    precision = choose_precision("auto", learner.device)
+    print(f"{learner.device.type}, {precision.name} ({precision.reason}), {torch.get_num_threads()} threads")
     with training.quiet():
         checkpoints = (work / _CHECKPOINTS).resolve()
         report = training.fit(learner.make_trainer(checkpoints, precision), checkpoints)
         with atomic_folder(output) as result:
             learner.save(result)
             found = learner.predict(result)
-            scores = _scores(job, learner, found)
-            warning = _warning(job, scores)
+            scores = _scores(learner, found)
+            warning = _warning(learner, scores)
             report |= {"warning": warning, "seconds": round(time.monotonic() - began, 1)}
-            _write_results(job, scores, report, found, result)
+            _write_results(learner, identity, scores, report, found, result)
     for split, figures in scores.items():
         print(f"{split}: " + "  ".join(f"{name} {value:.4f}" for name, value in figures.items()))
-    print(f"best epoch {report['best_epoch']} of {job.settings.epochs}; model, metrics and predictions: {output}")
+    epochs = learner.task.settings.epochs
+    print(f"best epoch {report['best_epoch']} of {epochs}; model, metrics and predictions: {output}")
     if warning:
         print(f"WARNING: {warning}")
 
 
-def _scores(job: Job, learner: "Learner", found: dict[str, list[Any]]) -> dict[str, dict[str, float]]:
+def _scores(learner: "Learner", found: dict[str, list[Any]]) -> dict[str, dict[str, float]]:
     """Return the metrics of the splits that have labels."""
     scores = {}
     for split, predictions in found.items():
-        if learner.is_scored(split):
-            scores[split] = job.task.score(job.examples[split], predictions)
+        if all(window.labels for window in learner.windows[split]):
+            scores[split] = learner.task.score(learner.examples[split], predictions)
         else:
             print(f"not all rows of --{split} have a label, so they are predicted but not scored")
     return scores
 
 
-def _warning(job: Job, scores: dict[str, dict[str, float]]) -> str:
+def _warning(learner: "Learner", scores: dict[str, dict[str, float]]) -> str:
     """Return a warning if the model is no better than a constant prediction, otherwise ""."""
-    split, metric = "test" if "test" in scores else "validation", job.task.main_metric
-    examples, score = job.examples[split], scores[split][metric]
-    constant, floor = job.task.constant(examples)
+    split, metric = "test" if "test" in scores else "validation", learner.task.main_metric
+    examples, score = learner.examples[split], scores[split][metric]
+    constant, floor = learner.task.constant(examples)
     if score > floor:
         return ""
     return (
@@ -265,20 +277,52 @@ def _warning(job: Job, scores: dict[str, dict[str, float]]) -> str:
 
 
 def _write_results(
-    job: Job, scores: dict[str, Any], report: dict[str, Any], found: dict[str, list[Any]], result: Path
+    learner: "Learner",
+    identity: dict[str, Any],
+    scores: dict[str, dict[str, float]],
+    report: dict[str, Any],
+    found: dict[str, list[Any]],
+    result: Path,
 ) -> None:
     """Write metrics, the predictions of the last split, checksums of all so far, the card, and finally the manifest."""
-    predicted = "test" if "test" in found else "validation"
-    rows = {split: len(examples) for split, examples in job.examples.items()}
-    head = {"task": job.identity["task"], "main_metric": job.task.main_metric}
+    task, predicted = learner.task, "test" if "test" in found else "validation"
+    rows = {split: len(examples) for split, examples in learner.examples.items()}
+    head = {"task": identity["task"], "main_metric": task.main_metric}
     write_json(result / METRICS, {**head, **scores, **report, "rows": rows})
     with (result / "predictions.jsonl").open("w", encoding="utf-8") as file:
-        for example, prediction in zip(job.examples[predicted], found[predicted], strict=True):
-            file.write(json.dumps(job.task.record(example, prediction), ensure_ascii=False) + "\n")
+        for example, prediction in zip(learner.examples[predicted], found[predicted], strict=True):
+            file.write(json.dumps(task.record(example, prediction), ensure_ascii=False) + "\n")
     seal_folder(result)
-    base = name_of_folder(job.model)
-    settings = asdict(job.settings)
-    card = finetuned_card(head["task"], job.task.model_class, base, rows, scores, settings, report)
-    write_text(result / CARD, card)
-    body = {"rows": rows, "predictions": predicted, "may_be_none": job.task.may_be_none}
-    manifest.complete(result, KIND, job.identity, body)
+    write_text(result / CARD, _card(learner, identity["task"], rows, scores, report))
+    body = {"rows": rows, "predictions": predicted, "may_be_none": task.may_be_none}
+    manifest.complete(result, KIND, identity, body)
+
+
+def _card(
+    learner: "Learner",
+    task: str,
+    rows: dict[str, int],
+    scores: dict[str, dict[str, float]],
+    report: dict[str, Any],
+) -> str:
+    """Return the `README.md`: what the folder is, what it was made from, its metrics, and how to load it."""
+    pipeline, settings = _PIPELINES[task], asdict(learner.task.settings)
+    metrics = dict.fromkeys(name for figures in scores.values() for name in figures)
+    table = [
+        (name, *(f"{figures[name]:.4f}" if name in figures else "" for figures in scores.values())) for name in metrics
+    ]
+    body = render(
+        "finetuned_card.md",
+        task=task,
+        kind="regression" if settings["regression"] else pipeline.replace("-", " "),
+        model_class=learner.task.model_class,
+        base=name_of_folder(learner.model),
+        rows=rows,
+        splits=list(scores),
+        scores=table,
+        settings=settings,
+        best_epoch=report["best_epoch"],
+        warning=report["warning"],
+    )
+    data = ModelCardData(library_name="transformers", pipeline_tag=pipeline, tags=["bert", pipeline, "bert-pretrain"])
+    return f"---\n{data}\n---\n\n{body}"

@@ -3,7 +3,6 @@
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
@@ -44,6 +43,7 @@ class Window:
 class Task(Protocol):
     """The differences between tasks; `run.py` does the rest."""
 
+    settings: Settings
     tokenizer: Tokenizer
     model_class: str
     """The class of `transformers` that opens the result."""
@@ -96,21 +96,6 @@ class Task(Protocol):
         """Return what `predict` adds to a row, by the names of the columns."""
 
 
-@dataclass(frozen=True)
-class Job:
-    """Everything that training needs, read and checked."""
-
-    task: Task
-    model: Path
-    tokenizer: Tokenizer
-    examples: dict[str, list[Any]]
-    """By split."""
-    settings: Settings
-    identity: dict[str, Any]
-    """Everything that changes the result."""
-    device: torch.device
-
-
 def encodings(tokenizer: Tokenizer, texts: Sequence[Any], **truncation: Any) -> Iterator[Encoding]:
     """Yield the encodings of texts or pairs, in which `[MASK]` and the like are plain text; few are held at once.
 
@@ -124,11 +109,6 @@ def encodings(tokenizer: Tokenizer, texts: Sequence[Any], **truncation: Any) -> 
     for begin in range(0, len(texts), _TEXTS_AT_ONCE):
         some = texts[begin : begin + _TEXTS_AT_ONCE]
         yield from backend.encode_batch(some, add_special_tokens=isinstance(some[0], tuple))
-
-
-def longest_first(windows: list[Window]) -> list[Window]:
-    """Sort windows for evaluation, so that batches have little padding."""
-    return sorted(windows, key=lambda window: -len(window.input_ids))
 
 
 def collator(pad_id: int) -> Callable[[list[dict[str, Any]]], dict[str, Tensor]]:

@@ -21,8 +21,7 @@ from transformers.utils import logging as _logging
 from bert_pretrain.config import TrainConfig
 from bert_pretrain.errors import ConfigError, DataError
 from bert_pretrain.finetune.finetuned_bert import FinetunedBert, are_finite
-from bert_pretrain.finetune.settings import Settings
-from bert_pretrain.finetune.task import Job, Task, Window, collator, longest_first, report_counts
+from bert_pretrain.finetune.task import Task, Window, collator, report_counts
 from bert_pretrain.parallel.progress import progress_bar
 from bert_pretrain.storage.files import read_json
 from bert_pretrain.train.device.hardware import Precision
@@ -30,12 +29,9 @@ from bert_pretrain.train.device.hardware import Precision
 logging: Any = _logging
 
 
-def open_network(folder: Path, task: Task, settings: Settings) -> Any:
-    """Return the model of a folder with the task's head, initialized from the seed if the folder has none.
-
-    Raises:
-        DataError: when `transformers` cannot open it.
-    """
+def open_network(folder: Path, task: Task) -> Any:
+    """Return the model of a folder with the task's head, initialized from the seed if the folder has none."""
+    settings = task.settings
     transformers.set_seed(settings.seed)
     changes = task.model_config()
     if settings.dropout is not None:
@@ -62,21 +58,25 @@ def open_network(folder: Path, task: Task, settings: Settings) -> Any:
 
 
 class Learner:
-    """Trains the network of a job, and applies the finished folder."""
+    """Trains a model on examples, by split, and applies the finished folder."""
 
-    def __init__(self, job: Job) -> None:
-        self.job = job
+    def __init__(self, task: Task, model: Path, examples: dict[str, list[Any]], device: torch.device) -> None:
+        self.task = task
+        self.model = model
+        self.examples = examples
+        self.device = device
         self.windows: dict[str, list[Window]] = {}
-        for split, rows in job.examples.items():
+        for split, rows in examples.items():
             counts: Counter[str] = Counter()
-            windows = job.task.encode(rows, split, counts)
-            self.windows[split] = windows if split == "train" else longest_first(windows)
+            self.windows[split] = task.encode(rows, split, counts)
+            if split != "train":  # so that batches have little padding
+                self.windows[split].sort(key=lambda window: -len(window.input_ids))
             report_counts(counts, len(rows), split)
         self.network: Any = None
 
     def make_trainer(self, folder: Path, precision: Precision) -> Any:
         """Return a Trainer that keeps its checkpoints in `folder`, and shows a bar instead of logs."""
-        task, settings = self.job.task, self.job.settings
+        task, settings = self.task, self.task.settings
         steps = math.ceil(len(self.windows["train"]) / settings.batch_size) * settings.epochs
         arguments: Any = TrainingArguments(
             output_dir=str(folder),
@@ -96,23 +96,23 @@ class Learner:
             greater_is_better=True,
             report_to="none",
             disable_tqdm=True,
-            dataloader_pin_memory=self.job.device.type == "cuda",
-            use_cpu=self.job.device.type == "cpu",
+            dataloader_pin_memory=self.device.type == "cuda",
+            use_cpu=self.device.type == "cpu",
             bf16=precision.name == "bf16",
             fp16=precision.name == "fp16",
             label_names=list(task.label_names),
             remove_unused_columns=False,
         )
         arguments._n_gpu = min(1, arguments.n_gpu)  # otherwise the Trainer splits batches over all visible GPUs
-        self.network = open_network(self.job.model, task, settings)
+        self.network = open_network(self.model, task)
         trainer = Trainer(
             model=self.network,
             args=arguments,
-            data_collator=collator(self.job.tokenizer.pad_id),
+            data_collator=collator(self.task.tokenizer.pad_id),
             train_dataset=[window.inputs for window in self.windows["train"]],
             eval_dataset=[window.inputs for window in self.windows["validation"]],
             compute_metrics=lambda evaluated: task.score(
-                self.job.examples["validation"], self._decode("validation", evaluated.predictions)
+                self.examples["validation"], self._decode("validation", evaluated.predictions)
             ),
         )
         trainer.remove_callback(transformers.PrinterCallback)
@@ -122,11 +122,11 @@ class Learner:
     def save(self, folder: Path) -> None:
         """Write the trained model and its tokenizer."""
         self.network.save_pretrained(folder)
-        self.job.tokenizer.save(folder, self.network.config.max_position_embeddings)
+        self.task.tokenizer.save(folder, self.network.config.max_position_embeddings)
 
     def predict(self, folder: Path) -> dict[str, list[Any]]:
         """Return the predictions of a finished folder in fp32, by split, training left out."""
-        finetuned = FinetunedBert.open(folder, TrainConfig(device=str(self.job.device), precision="fp32"))
+        finetuned = FinetunedBert.open(folder, TrainConfig(device=str(self.device), precision="fp32"))
         found: dict[str, list[Any]] = {}
         for split, windows in self.windows.items():
             if split == "train":
@@ -142,12 +142,8 @@ class Learner:
             found[split] = self._decode(split, logits)
         return found
 
-    def is_scored(self, split: str) -> bool:
-        """Whether the examples of a split have labels."""
-        return all(window.labels for window in self.windows[split])
-
     def _decode(self, split: str, logits: Any) -> list[Any]:
-        return self.job.task.decode(self.job.examples[split], self.windows[split], logits)
+        return self.task.decode(self.examples[split], self.windows[split], logits)
 
 
 def fit(trainer: Any, folder: Path) -> dict[str, Any]:

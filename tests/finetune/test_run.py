@@ -100,7 +100,7 @@ def test_a_head_for_other_labels_is_drawn_anew_and_one_for_the_same_is_kept(
     for classes, is_kept in ((["neg", "pos"], True), (["pos", "neg"], False)):
         task = Classify(Settings(), tokenizer)
         task.classes = classes
-        network = open_network(classifier["output"], task, Settings())
+        network = open_network(classifier["output"], task)
         assert torch.equal(network.classifier.weight.detach(), saved) == is_kept
         assert ("classifier.weight" in capsys.readouterr().out) == (not is_kept)
 
