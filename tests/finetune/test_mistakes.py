@@ -118,16 +118,6 @@ def test_the_command_fine_tunes_into_a_folder_and_refuses_a_url(toy_model: Path,
     assert (tmp_path / "tuned" / "metrics.json").exists()
 
 
-@pytest.mark.parametrize("flags", [[], ["--text-field", "text,body"]])
-def test_a_missing_column_of_a_table_is_told_without_a_line(toy_model: Path, tmp_path: Path, flags: list[str]) -> None:
-    (tmp_path / "x.csv").write_text("title,body\ngood,a\nbad,b\n")
-    arguments = ["finetune", "classify", toy_model, "--train", tmp_path / "x.csv", "--output", tmp_path / "o", *flags]
-    result = CliRunner().invoke(app, list(map(str, arguments)))
-    assert result.exit_code == 2
-    assert f"  where: {tmp_path / 'x.csv'}\n" in result.stderr
-    assert "its columns are title, body" in result.stderr
-
-
 @pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without CUDA")
 def test_a_device_that_is_not_there_is_told_before_anything_is_read(toy_model: Path, tmp_path: Path) -> None:
     (tmp_path / "x.jsonl").write_text("{broken")
