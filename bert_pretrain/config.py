@@ -252,9 +252,6 @@ class TrainConfig(_Section):
             spanned_steps: of the schedule; None where they are not known yet.
             where: what an error names.
             time: of all stages, seconds, where the clock ends the run.
-
-        Raises:
-            ConfigError: when there are more of them than the schedule spans, or the clock ends the run.
         """
         if self.warmup_steps is None:
             return

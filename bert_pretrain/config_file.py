@@ -38,9 +38,6 @@ def load_config(
         settings: `section.key=value` texts.
         flags: dotted key -> (the flag's name for messages, its value); a value of None counts as not given.
         with_phases: whether phases will be run; else they may contradict the rest, for example in the run's length.
-
-    Raises:
-        ConfigError: for an unknown preset, unknown keys, wrong values, or texts that are not YAML.
     """
     tree: dict[str, Any] = {}
     places: dict[KeyPath, str] = {}

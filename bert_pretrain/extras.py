@@ -14,9 +14,6 @@ def import_extra(module: str, extra: str, purpose: str, *, where: str) -> Any:
         extra: the extra of `bert-pretrain` that installs it.
         purpose: what needs it, for the message, such as "pictures".
         where: the flag or key that asked for it.
-
-    Raises:
-        ConfigError: when it is not installed.
     """
     try:
         return importlib.import_module(module)

@@ -44,9 +44,6 @@ def run_pipeline(
         scheduler: the address of a Dask scheduler whose workers do the data stages instead.
         overwrite: move other outputs aside instead of refusing them.
         seconds_before: that the command has run already, of the time that `config.time` gives.
-
-    Raises:
-        UserError: for a mistake in the configuration, the inputs or the folders.
     """
     _check(config)
     place: dict[str, Any] = {"workers": workers, "scheduler": scheduler, "overwrite": overwrite}
@@ -88,11 +85,7 @@ def run_pipeline(
 
 
 def _last_checkpoint(run: Path) -> Path:
-    """Return the checkpoint of a finished phase, from which the next one continues.
-
-    Raises:
-        OutputError: when there is none.
-    """
+    """Return the checkpoint of a finished phase, from which the next one continues."""
     from bert_pretrain.train.checkpoint import newest_checkpoint
 
     found = newest_checkpoint(run / "checkpoints", changes=False)
@@ -106,11 +99,7 @@ def _last_checkpoint(run: Path) -> Path:
 
 
 def _check(config: Config) -> None:
-    """Refuse what cannot be run.
-
-    Raises:
-        ConfigError: with the remedy.
-    """
+    """Refuse what cannot be run."""
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         raise ConfigError(
             "torchrun starts several processes, and the stages before training are for one",
@@ -132,9 +121,6 @@ def _in_time_left(config: Config, limit: TimeLimit, run: Path, shares: Sequence[
         run: the folder of the training, which may have begun before an interruption.
         shares: of this training and of those after it, relative to one another.
         may_refuse: whether too little time is an error; once something is trained, the rest is as short as it must be.
-
-    Raises:
-        ConfigError: when too little is left to train.
     """
     from bert_pretrain.train.checkpoint import newest_checkpoint
     from bert_pretrain.train.optim.schedule import duration
@@ -158,11 +144,7 @@ def _in_time_left(config: Config, limit: TimeLimit, run: Path, shares: Sequence[
 
 
 def with_one_schedule(stages: Sequence[Config], folders: Sequence[Path]) -> list[Config]:
-    """Let phases count their steps on from one another, under one learning-rate schedule over all of them.
-
-    Raises:
-        ConfigError: when a phase has a time budget, or a warm-up longer than all phases together.
-    """
+    """Let phases count their steps on from one another, under one learning-rate schedule over all of them."""
     from bert_pretrain.train.optim.schedule import own_length
 
     lengths = [

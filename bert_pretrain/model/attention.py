@@ -142,11 +142,7 @@ _gather: Callable[[Tensor, Tensor], Tensor] = _Gather.apply
 def choose_attention(
     setting: str, device: torch.device, dtype: torch.dtype, *, head_size: int, dropout_rate: float
 ) -> tuple[str, str]:
-    """Return the backend for `auto`, `varlen` or `padded`, and the reason for it.
-
-    Raises:
-        ConfigError: when `varlen` is configured but cannot run.
-    """
+    """Return the backend for `auto`, `varlen` or `padded`, and the reason for it."""
     if setting == "padded":
         return "padded", "as configured"
     obstacle = _varlen_obstacle(device, dtype, head_size, dropout_rate)

@@ -37,11 +37,7 @@ def damage_of_model(folder: Path, *, whole: bool = True) -> str | None:
 
 
 def check_model(folder: Path, flag: str, *, whole: bool = True) -> None:
-    """Compare the bytes of a model folder, or without `whole` their number, with its checksums, if it has any.
-
-    Raises:
-        DataError: when they differ.
-    """
+    """Compare the bytes of a model folder, or without `whole` their number, with its checksums, if it has any."""
     damage = damage_of_model(folder, whole=whole) if is_sealed(folder) else None
     if damage:
         raise DataError(
@@ -53,11 +49,7 @@ def check_model(folder: Path, flag: str, *, whole: bool = True) -> None:
 
 
 def read_config(folder: Path, flag: str) -> tuple[ModelConfig, int]:
-    """Return the model configuration and the size of the vocabulary from a folder's `config.json`.
-
-    Raises:
-        DataError: when it does not describe a BERT of this architecture, or the weights next to it have other sizes.
-    """
+    """Return the model configuration and the size of the vocabulary from a folder's `config.json`."""
     if not (folder / CONFIG).is_file():
         missing = f"{folder} has no {CONFIG}" if folder.is_dir() else f"there is no folder '{folder}'"
         raise DataError(missing, where=flag, remedy=REMEDY)
@@ -81,11 +73,7 @@ def read_config(folder: Path, flag: str) -> tuple[ModelConfig, int]:
 
 
 def _check_sizes(config: ModelConfig, vocab_size: int, folder: Path, flag: str) -> None:
-    """Compare sizes with the weights before anything is built: a model as large as its file fits where the file does.
-
-    Raises:
-        DataError: when embeddings or layers have another size, or there are fewer layers.
-    """
+    """Compare sizes with the weights before anything is built: then a model is no larger than its file."""
     shapes = {current_name(name): shape for name, shape in read_shapes(folder, flag).items()}
     hidden = config.hidden_size
     demanded = {
@@ -105,21 +93,13 @@ def _check_sizes(config: ModelConfig, vocab_size: int, folder: Path, flag: str) 
 
 
 def weights_sha256(folder: Path, flag: str) -> str:
-    """Return the SHA-256 of a folder's weights; for several files, that of their SHA-256s in order.
-
-    Raises:
-        DataError: when there are none.
-    """
+    """Return the SHA-256 of a folder's weights; for several files, that of their SHA-256s in order."""
     sums = [sha256_file(path) for path in weight_files(folder, flag)]
     return sums[0] if len(sums) == 1 else hashlib.sha256("".join(sums).encode()).hexdigest()
 
 
 def read_shapes(folder: Path, flag: str) -> dict[str, tuple[int, ...]]:
-    """Return the shapes of a folder's tensors under their names there; of safetensors only the header is read.
-
-    Raises:
-        DataError: as `read_weights`.
-    """
+    """Return the shapes of a folder's tensors under their names there; of safetensors only the header is read."""
     shapes: dict[str, tuple[int, ...]] = {}
     for path in weight_files(folder, flag):
         if path.suffix != ".safetensors":

@@ -27,10 +27,6 @@ def model_folder(model: str | Path, flag: str) -> Path:
     """Return the folder of a model: the path given, or for a name on the Hub the folder into which it was fetched.
 
     A name is looked up only if there is no such path, nor a folder that the path would be in.
-
-    Raises:
-        DataError: when the path is a run with the model inside, or the Hub does not have the model, cannot be reached,
-            or has it only as a pickle.
     """
     path = Path(model)
     found = _NAME.fullmatch(str(model))

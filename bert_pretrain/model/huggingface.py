@@ -135,9 +135,6 @@ def load_model(
 
     `required` are prefixes of Hugging Face's names of tensors that the folder must have, such as `cls.`. Matrix
     products are in `dtype`. `flag` is what errors name.
-
-    Raises:
-        DataError: when it holds no BERT of this architecture, lacks what is required, or a file is broken.
     """
     check_model(folder, flag)
     config, vocab_size = read_config(folder, flag)
@@ -167,9 +164,6 @@ def load_weights(
 
     Returns:
         Hugging Face's names of the tensors initialized, and the tensors of the folder that were not used, by name.
-
-    Raises:
-        DataError: when a tensor does not have the model's shape, or a file is broken or holds more than tensors.
     """
     tensors = _normalised(read_weights(folder, flag))
     if extension is not None:
@@ -222,11 +216,7 @@ def _extended(name: str, rows: Tensor, extension: Extension, folder: Path, flag:
 
 
 def _normalised(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Convert the names in BERT folders of all kinds to those of the current `BertForPreTraining`.
-
-    Raises:
-        DataError: when the output matrix is not tied to the embeddings, or the numbers are not floating-point.
-    """
+    """Convert the names in BERT folders of all kinds to those of the current `BertForPreTraining`."""
     renamed = {}
     for old_name, tensor in tensors.items():
         if old_name.endswith("position_ids"):

@@ -11,8 +11,7 @@ from bert_pretrain.text.tokenizer_folder import has_vocabulary, read_tokenizer_f
 def match_vocabulary(folder: Path, tokenizer: Tokenizer, flag: str) -> Extension | None:
     """Return how a tokenizer extends a model folder's own vocabulary; None if the folder has none.
 
-    Raises:
-        DataError: when the two differ otherwise; with equal sizes alone, ids could mean other tokens.
+    The tokens are compared, for with equal sizes alone ids could mean other tokens.
     """
     if not has_vocabulary(folder):
         return None
@@ -60,9 +59,6 @@ def check_rows(folder: Path, num_rows: int, tokenizer: Tokenizer, flag: str) -> 
 
     A model with its own vocabulary may have extra rows, which pad it to a round number. They stay in the softmax, so
     that results are those of `transformers`.
-
-    Raises:
-        DataError: when there are too few rows, or extra rows and no vocabulary in the folder.
     """
     if num_rows < tokenizer.vocab_size or (num_rows > tokenizer.vocab_size and not has_vocabulary(folder)):
         raise DataError(
@@ -73,11 +69,7 @@ def check_rows(folder: Path, num_rows: int, tokenizer: Tokenizer, flag: str) -> 
 
 
 def check_same_vocabulary(folder: Path, tokenizer: Tokenizer, flag: str) -> None:
-    """Refuse a model folder whose own vocabulary, if it has one, is not that of the tokenizer.
-
-    Raises:
-        DataError: when the two differ.
-    """
+    """Refuse a model folder whose own vocabulary, if it has one, is not that of the tokenizer."""
     extension = match_vocabulary(folder, tokenizer, flag)
     if extension is not None and extension.pieces:
         raise DataError(

@@ -13,11 +13,7 @@ from bert_pretrain.model.folder import REMEDY, broken_weights, weight_files
 
 
 def read_weights(folder: Path, flag: str) -> dict[str, Tensor]:
-    """Return the tensors of a folder under their names there, on the CPU.
-
-    Raises:
-        DataError: when there are none, or a file is missing, broken or holds more than tensors.
-    """
+    """Return the tensors of a folder under their names there, on the CPU."""
     tensors: dict[str, Tensor] = {}
     for path in weight_files(folder, flag):
         tensors.update(_read_file(path))

@@ -41,9 +41,6 @@ def planned_config(
         flags: as for `load_config`; they win over the plan too.
         overwrite: make another plan even where there is one.
         dry_run: write nothing; a plan that is there is printed.
-
-    Raises:
-        UserError: when the time is too short, or the plan that is there is for other inputs.
     """
     check_writable(output)
     path = output / PLAN
@@ -78,11 +75,7 @@ def _load(
 
 
 def make(inputs: Sequence[str], seconds: float, config: Config) -> Plan:
-    """Look at the text, time a few networks, and plan.
-
-    Raises:
-        UserError: when the time is too short, or the inputs cannot be read.
-    """
+    """Look at the text, time a few networks, and plan."""
     from bert_pretrain.plan.machine_facts import measure_machine  # torch takes a second to import
     from bert_pretrain.plan.text_facts import measure_text
 

@@ -116,9 +116,6 @@ def make_plan(inputs: tuple[str, ...], text: TextFacts, machine: MachineFacts, s
         text: the corpus.
         machine: where it is trained.
         seconds: from the start of the command to the finished model.
-
-    Raises:
-        ConfigError: when the time is too short for this text.
     """
     if seconds < MIN_SECONDS:
         raise ConfigError(

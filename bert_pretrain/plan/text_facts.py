@@ -46,11 +46,7 @@ class TextFacts:
 
 
 def measure_text(inputs: Sequence[str], config: DataConfig) -> TextFacts:
-    """Read a sample of a corpus; where it is few documents and the boundary is `auto`, look for one that makes more.
-
-    Raises:
-        InputError: when the inputs cannot be read, or hold no text.
-    """
+    """Read a sample of a corpus; where it is few documents and the boundary is `auto`, look for one that makes more."""
     sources = [source for source in resolve(inputs, config) if not source.is_validation]
     facts = _measure(sources, config)
     if config.document_boundary != "auto" or all(source.format != "txt" for source in sources):

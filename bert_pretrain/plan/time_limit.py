@@ -26,9 +26,6 @@ class TimeLimit:
             seconds: that the run may take.
             file: keeps the time that was used; need not exist.
             used_before_open: seconds that this command has run already.
-
-        Raises:
-            DataError: when the file does not hold a number of seconds.
         """
         self.seconds = seconds
         self._file = file

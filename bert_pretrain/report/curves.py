@@ -70,10 +70,6 @@ def draw_curves(runs: list[Path], output: Path) -> Path:
     Args:
         runs: run folders, finished or not.
         output: the picture; its ending decides the format.
-
-    Raises:
-        ConfigError: when matplotlib is not installed or does not know the ending.
-        DataError: when a run has no readable metrics.
     """
     figure = _figure(runs, [read_run_record(run) for run in runs], [read_metrics(run) for run in runs], PANELS)
     ending = output.suffix.lstrip(".").lower()
@@ -119,11 +115,7 @@ def _names_of_pairs(records: Iterable[Mapping[str, Any]], names: Mapping[str, st
 
 
 def read_metrics(run: Path) -> Metrics:
-    """Return the lines of a run's `metrics.jsonl`.
-
-    Raises:
-        DataError: when it is missing, empty or broken, or was changed after the run had finished.
-    """
+    """Return the lines of a run's `metrics.jsonl`."""
     path = run / "metrics.jsonl"
     remedy = "name a folder that 'bert-pretrain train' has written"
     if not path.is_file():
@@ -163,11 +155,7 @@ def _figures(line: Any) -> dict[str, Any]:
 
 
 def as_png(runs: list[Path], records: Sequence[Mapping[str, Any]], metrics: list[Metrics], panels: Panels) -> bytes:
-    """Return panels of run folders, whose manifests and metrics have been read, as a picture.
-
-    Raises:
-        ConfigError: when matplotlib is not installed.
-    """
+    """Return panels of run folders, whose manifests and metrics have been read, as a picture."""
     return _encode(_figure(runs, records, metrics, panels), "png", dpi=110)
 
 
@@ -245,11 +233,7 @@ def _draw_panel(axes: Any, panel: Panel, names: list[str], metrics: list[Metrics
 
 
 def write_file(path: Path, content: bytes) -> None:
-    """Write a file that the user has asked for, atomically.
-
-    Raises:
-        OutputError: when that cannot be done.
-    """
+    """Write a file that the user has asked for, atomically."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with atomic_path(path) as temporary:

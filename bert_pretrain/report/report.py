@@ -63,11 +63,6 @@ def write_report(runs: list[Path], output: Path) -> tuple[Path, Path]:
     Args:
         runs: run folders, finished or not.
         output: the picture; the page has its name with the ending `.html`.
-
-    Raises:
-        ConfigError: when matplotlib is not installed or does not know the ending.
-        DataError: when a run has no readable metrics.
-        OutputError: when the files cannot be written.
     """
     page = output.with_suffix(".html")
     if page == output:

@@ -67,11 +67,7 @@ class _Embedder:
         return self.bert.network.config.hidden_size * (NUM_LAST_LAYERS if self.pooling == "last4-concat" else 1)
 
     def blocks(self, texts: Texts, done: Callable[[int], object], counted: _Counted) -> Iterator[Block]:
-        """Yield the vectors of all texts, in order, in blocks of bounded size.
-
-        Raises:
-            InputError: when the number of texts has changed since they were counted.
-        """
+        """Yield the vectors of all texts, in order, in blocks of bounded size."""
         for group in encoded_groups(texts, self.bert.tokenizer):
             counted.truncated += sum(len(ids) > self.max_length - 2 for ids in group.ids)
             sequences = [self.bert.add_special_tokens(ids[: self.max_length - 2]) for ids in group.ids]
@@ -152,11 +148,6 @@ def embed(
         text_field: the field of the text in records, or several.
         encoding: of text files, or `auto`.
         skip_empty: skip empty texts.
-
-    Raises:
-        ConfigError: when options do not match each other or the model.
-        InputError: when an input cannot be read or a text is empty.
-        DataError: when the folder holds no BERT, lacks a pooler that is needed, or its tokenizer does not match.
     """
     embedder = _open(model, output, config, level, pooling, max_length, batch_tokens)
     texts = Texts.open(inputs, text_field, encoding=encoding, skip_empty=skip_empty)

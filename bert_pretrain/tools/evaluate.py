@@ -34,12 +34,7 @@ def evaluate(
     scores: Scores,
     json: Path | None,
 ) -> None:
-    """Evaluate a model on one of data, texts and pairs, print the metrics, and write them to `json` if given.
-
-    Raises:
-        ConfigError: when not exactly one of the three is given, or with a flag of another.
-        UserError: as raised by the evaluation itself.
-    """
+    """Evaluate a model on one of data, texts and pairs, print the metrics, and write them to `json` if given."""
     _check_flags(data, texts, pairs, scores)
     if data is not None:
         from bert_pretrain.train.evaluation import evaluate as evaluate_data

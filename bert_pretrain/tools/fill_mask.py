@@ -30,10 +30,6 @@ def fill_mask(model: Path, text: str, *, config: TrainConfig, top_k: int = 5) ->
         text: with at least one [MASK].
         config: device, precision and attention.
         top_k: at most the size of the vocabulary.
-
-    Raises:
-        InputError: when the text has no [MASK], or is longer than the model's positions.
-        DataError: when the folder holds no BERT, or its tokenizer does not match.
     """
     bert = open_bert(model, config, ("cls.predictions",))
     tokenizer = bert.tokenizer
@@ -101,11 +97,7 @@ def as_json(text: str, answers: Answers) -> str:
 
 
 def encode_with_masks(text: str, tokenizer: Tokenizer) -> np.ndarray:
-    """Return the ids of `[CLS] text [SEP]`, where each literal [MASK] is the special token.
-
-    Raises:
-        InputError: when there is none.
-    """
+    """Return the ids of `[CLS] text [SEP]`, where each literal [MASK] is the special token."""
     if MASK not in text:
         raise InputError(
             f"the text has no {MASK}: {text[:60]!r}",

@@ -86,9 +86,6 @@ def open_bert(folder: Path, config: TrainConfig, required: tuple[str, ...] = ())
     """Open any BERT folder with its tokenizer; `config` gives device, precision and attention.
 
     `required` is as in `load_model`, in addition to embeddings and encoder.
-
-    Raises:
-        DataError: when the folder holds no BERT, lacks what is required, or its tokenizer does not match.
     """
     device = choose_device(config.device)
     keep_freed_memory(device)

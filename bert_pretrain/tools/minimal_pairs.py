@@ -36,9 +36,6 @@ def read_pairs(
 
     `by` is the field that groups pairs, required in every record; if None, `UID` where a record has it.
     `prefix_field` is the field of text before both sentences, required if given.
-
-    Raises:
-        InputError: naming file and line, when a record lacks a field or a sentence is empty.
     """
     sources = resolve(inputs, DataConfig(encoding=encoding))
     for source in sources:

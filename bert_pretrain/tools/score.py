@@ -111,10 +111,6 @@ def score_texts(
         `pll` (of all texts), `pll_per_token`, in bits under the names `pll_bits` and `pll_per_token_bits`,
         `pseudo_perplexity` (per token, over the whole corpus), and the numbers of `texts` and `tokens`, without [CLS],
         [SEP] and prefixes.
-
-    Raises:
-        InputError: when an input cannot be read, or a text is empty or longer than the model's positions.
-        DataError: when the folder holds no BERT with a matching tokenizer.
     """
     scoring = _open(model, config, metric, batch_tokens)
     texts = Texts.open(inputs, text_field, encoding=encoding, skip_empty=skip_empty, prefix_field=prefix_field)
@@ -160,10 +156,6 @@ def score_pairs(
 
     Returns:
         `accuracy` (equal scores count as wrong) and the number of `pairs`, in total and for every value of the field.
-
-    Raises:
-        InputError: when a file cannot be read, a record lacks a field, or a sentence is empty or too long.
-        DataError: when the folder holds no BERT with a matching tokenizer.
     """
     scoring = _open(model, config, metric, batch_tokens)
     pairs = read_pairs(inputs, by, prefix_field, encoding=encoding)
@@ -239,11 +231,7 @@ def _lines(output: Path | None) -> Iterator[Callable[[dict[str, Any]], object]]:
 
 
 def _check_lengths(scoring: Scoring, texts: Iterable[Text]) -> None:
-    """Tokenize all texts, which takes little time compared with scoring them.
-
-    Raises:
-        InputError: when one is longer than the model's positions.
-    """
+    """Tokenize all texts, which takes little time compared with scoring them."""
     longest = scoring.bert.max_length
     for group in encoded_groups(texts, scoring.bert.tokenizer, warns=False):
         for text, ids, prefix in zip(group.texts, group.ids, group.prefixes, strict=True):

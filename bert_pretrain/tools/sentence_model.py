@@ -29,11 +29,7 @@ class SentenceModel:
 
 
 def read_sentence_model(folder: Path) -> SentenceModel | None:
-    """Return what a folder of `sentence-transformers` says; None for any other folder.
-
-    Raises:
-        DataError: when a file is broken, or the folder has modules or modes that are not known here.
-    """
+    """Return what a folder of `sentence-transformers` says; None for any other folder."""
     if not (folder / MODULES).is_file():
         return None
     modules = read_json(folder / MODULES)

@@ -68,11 +68,7 @@ class Texts:
         skip_empty: bool = False,
         prefix_field: str | None = None,
     ) -> "Texts":
-        """Resolve inputs and read through them once.
-
-        Raises:
-            InputError: when one cannot be read, there is no text, or one is empty and empty texts are not skipped.
-        """
+        """Resolve inputs and read through them once."""
         config = DataConfig(
             text_field=text_field, encoding=encoding, sentence_splitter="lines", document_boundary="blank_line"
         )
@@ -104,11 +100,7 @@ class Texts:
 
 
 def refuse_input_as_output(output: Path | None, locations: Iterable[str]) -> None:
-    """Refuse to overwrite an input.
-
-    Raises:
-        OutputError: when the output is one of the inputs.
-    """
+    """Refuse to overwrite an input."""
     if output is not None and output.resolve() in {Path(location).resolve() for location in set(locations)}:
         raise OutputError(f"{output} is an input", where="--output", remedy="name another file")
 
@@ -130,9 +122,6 @@ def encoded_groups(texts: Iterable[Text], tokenizer: Tokenizer, *, warns: bool =
         texts: of one pass.
         tokenizer: of the model.
         warns: in one pass of several over the same texts.
-
-    Raises:
-        InputError: when a text has no token, such as one of control characters only.
     """
     encoder, unknown = Encoder(tokenizer), UnknownWords(tokenizer)
     for group in _grouped(texts):

@@ -37,11 +37,7 @@ class Shape:
 
 
 def check_output(output: Path, *, has_tokens: bool) -> None:
-    """Refuse a file name with an unknown ending, or one of a format that cannot hold such vectors.
-
-    Raises:
-        ConfigError: naming the formats.
-    """
+    """Refuse a file name with an unknown ending, or one of a format that cannot hold such vectors."""
     if output.suffix not in _WRITERS:
         raise ConfigError(
             f"the ending of '{output.name}' is not a format for vectors",

@@ -133,11 +133,7 @@ class CheckpointWriter:
         return self._seconds
 
     def write(self, snapshot: Snapshot, card: str) -> Path:
-        """Begin to write a snapshot with its card, after the one before is on disk; returns where it will lie.
-
-        Raises:
-            UserError: when the one before could not be written.
-        """
+        """Begin to write a snapshot with its card, after the one before is on disk; returns where it will lie."""
         self.wait()
         path = self._folder / f"step-{snapshot.step:08d}"
         self._thread = threading.Thread(target=self._write, args=(path, snapshot, card), name="checkpoint", daemon=True)
@@ -151,11 +147,7 @@ class CheckpointWriter:
             self.wait()
 
     def wait(self) -> None:
-        """Wait until everything is on disk.
-
-        Raises:
-            UserError: when it could not be written.
-        """
+        """Wait until everything is on disk."""
         if self._thread is not None:
             self._thread.join()
             self._thread = None
@@ -179,9 +171,6 @@ def newest_checkpoint(folder: Path, *, changes: bool = True) -> Checkpoint | Non
 
     Broken ones that are newer are reported on stderr and renamed, so that they no longer count; without `changes`, they
     are only passed over.
-
-    Raises:
-        DataError: when there are some, and none is whole.
     """
     if changes and folder.is_dir():
         remove_temporaries(folder)
@@ -217,11 +206,7 @@ def has_checkpoints(folder: Path) -> bool:
 
 
 def open_checkpoint(path: Path, flag: str = "checkpoint") -> Checkpoint:
-    """Read a checkpoint's record, after comparing all its files with their checksums.
-
-    Raises:
-        DataError: when a file is missing, broken, or not what was written.
-    """
+    """Read a checkpoint's record, after comparing all its files with their checksums."""
     if not (path / STATE_JSON).is_file():
         remedy = "name a folder checkpoints/step-… of a run"
         raise DataError(f"{path} has no {STATE_JSON}", where=flag, remedy=remedy)

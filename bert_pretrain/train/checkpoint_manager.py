@@ -28,11 +28,7 @@ class CheckpointManager:
         return self._writer.seconds()
 
     def save(self) -> Path:
-        """Begin to write a checkpoint of the state, and return its path.
-
-        Raises:
-            UserError: when the one before could not be written.
-        """
+        """Begin to write a checkpoint of the state, and return its path."""
         if not self._run.dist_context.is_main:
             return self._folder / f"step-{self._state.progress.step:08d}"
         snapshot = take_snapshot(self._state, {**self._record, "metrics": self._log.position})
@@ -50,11 +46,7 @@ class CheckpointManager:
         self._writer.check()
 
     def wait(self) -> None:
-        """Wait until all checkpoints are on disk.
-
-        Raises:
-            UserError: when one could not be written.
-        """
+        """Wait until all checkpoints are on disk."""
         self._writer.wait()
 
 

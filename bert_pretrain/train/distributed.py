@@ -82,9 +82,6 @@ def init_distributed(device: str) -> DistContext:
 
     Args:
         device: `train.device`: `auto`, `cpu`, `cuda`, `mps`.
-
-    Raises:
-        ConfigError: when several processes would share Apple's GPU, for which torch has no collectives.
     """
     if int(os.environ.get("WORLD_SIZE", "1")) < 2:
         return SINGLE_PROCESS

@@ -30,9 +30,6 @@ def evaluate(model: Path, data: Path, *, config: TrainConfig, split: str = "vali
         `mlm_loss` (nats a predicted token), `mlm_accuracy`, `mlm_perplexity`, `nsp_loss` (nats a pair) and
         `nsp_accuracy` (both of the sentence order where that is what the data asks; absent where examples are no
         pairs), and the numbers of `examples` and `predictions` behind them.
-
-    Raises:
-        DataError: when the model and the data do not fit each other, or the split is empty.
     """
     folder = DataFolder.open(data)
     tokenizer = folder.tokenizer()

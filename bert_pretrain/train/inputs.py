@@ -28,9 +28,6 @@ def check_inputs(
 
     Args:
         config: as for `train`, as all else.
-
-    Raises:
-        UserError: with the key or flag to change.
     """
     folder = DataFolder.open(data)
     check_output(output, overwrite=overwrite)
@@ -49,11 +46,7 @@ _FREE_OF_MODEL = ("hidden_dropout_prob", "attention_probs_dropout_prob", "initia
 
 
 def with_model_of(config: Config, init_from: Path) -> Config:
-    """Take from a model folder what the section `model` leaves open.
-
-    Raises:
-        UserError: when a key that is given contradicts the folder, or the folder holds no BERT.
-    """
+    """Take from a model folder what the section `model` leaves open."""
     found, _ = read_config(init_from, "--init-from")
     given = config.model.model_dump(exclude_unset=True)
     for key, value in given.items():
@@ -68,11 +61,7 @@ def with_model_of(config: Config, init_from: Path) -> Config:
 
 
 def check_sizes(config: Config, folder: DataFolder, num_ranks: int) -> None:
-    """Refuse data that does not fit the model, the ranks or itself.
-
-    Raises:
-        UserError: with the key to change.
-    """
+    """Refuse data that does not fit the model, the ranks or itself."""
     if folder.max_seq_length > config.model.max_position_embeddings:
         raise ConfigError(
             f"the data holds examples of up to {folder.max_seq_length} tokens, "

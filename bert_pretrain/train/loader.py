@@ -61,11 +61,7 @@ class TrainingData:
         self._examples = ShuffledExamples(data, seed)
 
     def global_batch(self, step: int) -> GlobalBatch:
-        """Return the batch of the optimizer step that follows `step` finished ones.
-
-        Raises:
-            DataError: when a shard that it needs is damaged.
-        """
+        """Return the batch of the optimizer step that follows `step` finished ones."""
         parts = self._examples.take(self._examples_before(step), self.global_batch_size)
         lengths = lengths_of(parts)
         assign = assign_evenly if self._static_shapes else assign_by_length

@@ -125,9 +125,6 @@ class MetricsFile:
         """Open the file and remove what is beyond a `position`, or all lines for None.
 
         The diagnosis gets the lines that are kept, too; their hints were given when they were written.
-
-        Raises:
-            DataError: when the lines up to the position are not those that were written.
         """
         self._path = path
         content = _read_until(path, kept) if kept is not None else b""
@@ -141,12 +138,7 @@ class MetricsFile:
 
     @property
     def position(self) -> dict[str, Any]:
-        """Its bytes so far, which are on disk now, and their SHA-256.
-
-        Raises:
-            OutputError: when the file is no longer in its folder.
-            DataError: when another program has made it shorter or longer.
-        """
+        """Its bytes so far, which are on disk now, and their SHA-256."""
         self._check_in_place()
         os.fsync(self._file.fileno())
         return {"bytes": self._bytes, "sha256": self._digest.hexdigest()}
@@ -162,12 +154,7 @@ class MetricsFile:
         return self._latest.get("validation")
 
     def write(self, line: dict[str, Any]) -> list[Hint]:
-        """Append one line, flush it, and return its hints; numbers that are not finite become null.
-
-        Raises:
-            OutputError: when the file is no longer in its folder.
-            DataError: when another program has made it shorter or longer.
-        """
+        """Append one line, flush it, and return its hints; numbers that are not finite become null."""
         self._check_in_place()
         line = {
             name: None if isinstance(value, float) and not math.isfinite(value) else value

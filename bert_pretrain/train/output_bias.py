@@ -15,9 +15,6 @@ def unigram_bias(data: DataFolder, tokenizer: Tokenizer) -> Tensor:
     """Return the logarithm of each token's share of the tokens that may be masked, (vocab_size,), fp32.
 
     Counted in the first shard of the training split, whose documents are a random sample.
-
-    Raises:
-        DataError: when the shard is damaged.
     """
     examples = read_shard(data.path, data.shards("train")[0])
     counts = np.bincount(examples.original_ids, minlength=tokenizer.vocab_size) + UNSEEN_COUNT

@@ -112,11 +112,7 @@ def resolve_run(
     init_from: Path | None = None,
     carry_optimizer: bool = False,
 ) -> ResolvedRun:
-    """Make the choices that the configuration leaves open, and refuse what does not fit together.
-
-    Raises:
-        UserError: with the key or flag to change.
-    """
+    """Make the choices that the configuration leaves open, and refuse what does not fit together."""
     tokenizer = data.tokenizer()
     if init_from is not None:
         check_model(init_from, "--init-from")
@@ -145,12 +141,7 @@ def resolve_run(
 def open_initial_checkpoint(
     config: Config, init_from: Path | None, carry_optimizer: bool, length: schedule.Length, tokenizer: Tokenizer
 ) -> InitialCheckpoint | None:
-    """Open what `--init-from` names.
-
-    Raises:
-        UserError: when its vocabulary is another one, or its optimizer's state is asked for and not there, or does not
-            fit this run.
-    """
+    """Open what `--init-from` names."""
     if init_from is None:
         if carry_optimizer:
             raise no_optimizer_to_carry()

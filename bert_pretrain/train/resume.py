@@ -24,9 +24,6 @@ def progress_of(
         progress: of its folder.
         resume: whether checkpoints may be continued from.
         changes: whether to prepare the folder for that, too: leftovers are removed, and a finished run is opened again.
-
-    Raises:
-        UserError: when the run is already longer than asked, or cannot be continued.
     """
     is_complete = progress is manifest.Progress.COMPLETE
     if is_complete and _is_up_to_date(run, changes):

@@ -21,11 +21,7 @@ class Tracker(Protocol):
 
 
 def open_trackers(names: Sequence[str], run: Path, config: dict[str, Any], step: int) -> list[Tracker]:
-    """Open the named trackers for a run that continues after `step`.
-
-    Raises:
-        ConfigError: when one is not installed.
-    """
+    """Open the named trackers for a run that continues after `step`."""
     check_trackers(names)
     adapters: dict[str, Callable[[Path, dict[str, Any], int], Tracker]]
     adapters = {"tensorboard": _TensorBoard, "wandb": _WeightsAndBiases}
@@ -33,11 +29,7 @@ def open_trackers(names: Sequence[str], run: Path, config: dict[str, Any], step:
 
 
 def check_trackers(names: Sequence[str]) -> None:
-    """Refuse trackers that are not installed.
-
-    Raises:
-        ConfigError: naming the extra to install.
-    """
+    """Refuse trackers that are not installed."""
     for name in names:
         import_extra(_MODULES[name], name, "its curves", where="train.trackers")
 

@@ -40,11 +40,7 @@ class Precision:
 
 
 def choose_device(setting: str, local_rank: int = 0) -> torch.device:
-    """Return the device of a setting such as `auto`, `cpu`, `cuda`, `cuda:1`, `mps`; without a number, the rank's.
-
-    Raises:
-        ConfigError: when a device is asked for that is not there.
-    """
+    """Return the device of a setting such as `auto`, `cpu`, `cuda`, `cuda:1`, `mps`; without a number, the rank's."""
     if setting == "auto":
         setting = "cuda" if torch.cuda.is_available() else "cpu"
     device = torch.device(f"cuda:{local_rank}" if setting == "cuda" else setting)
@@ -106,11 +102,7 @@ def choose_precision(setting: str, device: torch.device) -> Precision:
 
 
 def choose_compile(setting: bool | str, device: torch.device, attention: str) -> tuple[bool, str]:
-    """Return whether layers are compiled, and the reason in words.
-
-    Raises:
-        ConfigError: when it is asked for where this torch compiles wrongly, or on mps.
-    """
+    """Return whether layers are compiled, and the reason in words."""
     if setting is True and device.type == "mps":
         raise ConfigError(
             "compile is true, but layers are not compiled for mps",

@@ -30,11 +30,7 @@ class Length:
 
 
 def run_length(config: TrainConfig, num_rows: int) -> Length:
-    """Return the length of a run over a training split of `num_rows` examples.
-
-    Raises:
-        ConfigError: when the warm-up is longer than the run's schedule.
-    """
+    """Return the length of a run over a training split of `num_rows` examples."""
     length = own_length(config, num_rows)
     config.check_warmup(None if length.steps is None else spanned_steps(config, length.steps))
     return length
