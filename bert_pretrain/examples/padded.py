@@ -69,11 +69,7 @@ class PaddedBatches(IterableDataset[PaddedBatch]):
         return f"<{len(self):,} batches of {self.batch_size:,} {self.split} examples, epoch {self.epoch}>"
 
     def __iter__(self) -> Iterator[PaddedBatch]:
-        """Yield the batches.
-
-        Raises:
-            DataError: when a shard is damaged.
-        """
+        """Yield the batches."""
         worker = get_worker_info()
         first, step = (0, 1) if worker is None else (worker.id, worker.num_workers)
         for parts in itertools.islice(self._batches(), first, None, step):

@@ -106,11 +106,7 @@ class _Contents(BaseModel):
 
 @dataclass(frozen=True)
 class DataFolder:
-    """A finished data folder: its manifest, checked, and access to its shards.
-
-    Raises:
-        DataError: when the manifest is broken.
-    """
+    """A finished data folder: its manifest, checked, and access to its shards."""
 
     path: Path
     manifest: dict[str, Any]
@@ -131,12 +127,7 @@ class DataFolder:
 
     @staticmethod
     def open(path: Path, flag: str = "--data", *, verify: bool = False) -> "DataFolder":
-        """Read and check the manifest, and every shard's size and footer, or with `verify` its SHA-256, against it.
-
-        Raises:
-            DataError: when the folder is unfinished or of another format version, does not match its manifest, or that
-                is broken.
-        """
+        """Read and check the manifest, and every shard's size and footer, or with `verify` its SHA-256, against it."""
         folder = DataFolder(path, read_manifest(path, "data", flag))
         records = (*folder.shards("train"), *folder.shards("validation"))
         with ThreadPoolExecutor(FOOTER_READERS) as readers:
@@ -182,21 +173,13 @@ class DataFolder:
             epoch: decides the order of the training examples, and their masks where these are dynamic.
             seed: like `train.seed`.
             padding: `longest`, to the longest example of the batch, or `max_length`, to that of the data.
-
-        Raises:
-            ConfigError: for an argument out of range.
-            DataError: when the tokenizer in the folder is not the one that made the data.
         """
         from bert_pretrain.examples.padded import PaddedBatches
 
         return PaddedBatches(self, split, batch_size=batch_size, epoch=epoch, seed=seed, padding=padding)
 
     def tokenizer(self) -> Tokenizer:
-        """Open the tokenizer that made these examples, from its copy here.
-
-        Raises:
-            DataError: when it is no longer the one that the manifest names.
-        """
+        """Open the tokenizer that made these examples, from its copy here."""
         tokenizer = Tokenizer.load(self.path / "tokenizer", "--data")
         if tokenizer.hash != self.manifest["tokenizer"]["hash"]:
             raise DataError(
@@ -208,11 +191,7 @@ class DataFolder:
 
     @cached_property
     def config(self) -> DataConfig:
-        """The section `data` of the configuration that made this folder.
-
-        Raises:
-            DataError: when it is not one of this version.
-        """
+        """The section `data` of the configuration that made this folder."""
         try:
             return DataConfig.model_validate(self.manifest["config"]["data"])
         except ValidationError as error:
@@ -253,11 +232,7 @@ def write_shard(folder: Path, name: str, examples: Examples) -> ShardRecord:
 
 
 def read_shard(folder: Path, record: ShardRecord) -> Examples:
-    """Check a shard's SHA-256 and return its examples.
-
-    Raises:
-        DataError: when the file is missing, its bytes are not those the manifest names, or they are no examples.
-    """
+    """Check a shard's SHA-256 and return its examples."""
     _check_shard(folder, record, whole=True)
     try:
         with (folder / record.path).open("rb") as file:

@@ -36,11 +36,7 @@ class ShuffledExamples:
         self._row_orders: dict[tuple[int, int], np.ndarray] = {}
 
     def take(self, first: int, count: int) -> list[Rows]:
-        """Return the examples [first, first + count), counted over all epochs, as rows of shards.
-
-        Raises:
-            DataError: when a shard that they need is damaged.
-        """
+        """Return the examples [first, first + count), counted over all epochs, as rows of shards."""
         parts: list[Rows] = []
         while count:
             epoch, position = divmod(first, self.num_rows)

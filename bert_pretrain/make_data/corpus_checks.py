@@ -16,11 +16,7 @@ _OTHER_TEXT = "--set 'data.validation=[FILE]' holds out another file"
 
 
 def check_corpus(corpus: CorpusStatistics, config: DataConfig, sources: list[Source]) -> None:
-    """Refuse a corpus without text, or with too few documents for random Bs from other documents.
-
-    Raises:
-        InputError: with the remedy.
-    """
+    """Refuse a corpus without text, or with too few documents for random Bs from other documents."""
     if corpus["tokens"] == 0:
         raise InputError("the inputs hold no text", where=_names(sources), remedy="give files with text in them")
     for source, counts in zip(sources, corpus["inputs"], strict=True):
@@ -34,11 +30,7 @@ def check_corpus(corpus: CorpusStatistics, config: DataConfig, sources: list[Sou
 
 
 def check_documents(documents: Sequence[int], config: DataConfig, sources: Sequence[Source]) -> None:
-    """Refuse inputs with too few documents, given the number of each.
-
-    Raises:
-        InputError: with the remedy.
-    """
+    """Refuse inputs with too few documents, given the number of each."""
     needed = documents_needed(config)
     held_out = sum(number for number, source in zip(documents, sources, strict=True) if source.is_validation)
     if sum(documents) == held_out:
@@ -97,11 +89,7 @@ def _too_few(number: int, of: str, needed: int, sources: Sequence[Source]) -> In
 
 
 def check_left_out(plan: BuildPlan, left_out: dict[str, int]) -> None:
-    """Refuse a corpus of which too little is left without duplicates.
-
-    Raises:
-        InputError: with how many are left out, by reason.
-    """
+    """Refuse a corpus of which too little is left without duplicates."""
     for numbers in {split.numbers for split in plan.splits}:
         names = [split.name for split in plan.splits if split.numbers == numbers]
         needed = documents_needed(plan.config) * len(names)
@@ -117,11 +105,7 @@ def check_left_out(plan: BuildPlan, left_out: dict[str, int]) -> None:
 
 
 def check_splits(splits: Mapping[str, SplitStatistics], corpus: CorpusStatistics, plan: BuildPlan) -> None:
-    """Refuse splits without examples, and warn when much of the text cannot be paired.
-
-    Raises:
-        InputError: when a split holds no example because its documents are single sentences.
-    """
+    """Refuse splits without examples, and warn when much of the text cannot be paired."""
     for name, split in splits.items():
         if split["rows"] == 0:
             raise InputError(

@@ -79,11 +79,7 @@ def _bytes(number: float) -> str:
 
 
 def estimate(config: Config, sources: Sequence[Source], tokenizer: Tokenizer) -> Estimate:
-    """Estimate a whole run of `make-data` from a sample.
-
-    Raises:
-        InputError: for a mistake in the sample, and where the inputs are too few documents.
-    """
+    """Estimate a whole run of `make-data` from a sample."""
     chosen = [sources[index] for index in np.unique(np.linspace(0, len(sources) - 1, MAX_SOURCES).astype(int))]
     # Inputs that are not sampled are assumed to be like those that are.
     others = sum(source.size or 0 for source in sources) / max(1, sum(source.size or 0 for source in chosen)) or 1.0

@@ -37,12 +37,7 @@ class _Task:
 def ingest(
     sources: list[Source], tokenizer: Tokenizer, config: DataConfig, stores: Path, pool: Pool
 ) -> tuple[CorpusStatistics, TokenStore]:
-    """Fill the token store; returns the statistics of the corpus, and the store.
-
-    Raises:
-        InputError: when an input changes meanwhile.
-        ConfigError: when the segmenter asked for is not installed.
-    """
+    """Fill the token store; returns the statistics of the corpus, and the store."""
     if config.word_segmenter is not None:
         segmenter.check_installed()  # before its version is asked for
     folder = stores.absolute() / store_key(sources, tokenizer, config)

@@ -64,9 +64,6 @@ def make_data(
         verify: of a finished folder, compare the SHA-256 of all shards, not only their sizes and footers.
         lowercase: the casing, for a tokenizer folder that does not state it.
         dry_run: only estimate rows, disk and time from a sample, refuse what a run would refuse, and write nothing.
-
-    Raises:
-        UserError: for a mistake in the inputs, the tokenizer or the folders.
     """
     stores = store or output.parent / ".token-store"
     tokenizer = Tokenizer.load(vocab, lowercase=lowercase)

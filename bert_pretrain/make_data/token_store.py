@@ -101,11 +101,7 @@ class ShardText:
 
 
 def map_array(file: Path) -> np.memmap:
-    """Map an array of a store shard.
-
-    Raises:
-        DataError: when the file ends too early.
-    """
+    """Map an array of a store shard."""
     try:
         return cast(np.memmap, np.load(file, mmap_mode="r"))
     except (ValueError, EOFError) as error:
@@ -174,9 +170,6 @@ class TokenStore:
             slices: what to read.
             look_ahead_tokens: how far beyond each slice.
             num_donors: how many of the slices, the last ones, are donors.
-
-        Raises:
-            DataError: when a file of the store is too short.
         """
         shards = np.searchsorted(self.first_documents, slices.documents, side="right") - 1
         wanted = np.stack([slices.documents - self.first_documents[shards], slices.which, slices.of], axis=1).tolist()
@@ -266,11 +259,7 @@ class _StoreShard:
         return np.frombuffer(self._bytes(name, first, last), np.int64)
 
     def _bytes(self, name: str, first: int, last: int) -> bytes:
-        """Read the values [first, last) of an array.
-
-        Raises:
-            DataError: when the file ends before.
-        """
+        """Read the values [first, last) of an array."""
         dtype, start = self._formats[name]
         if name not in self._descriptors:
             self._descriptors[name] = os.open(f"{self._folder}/{name}.npy", os.O_RDONLY)

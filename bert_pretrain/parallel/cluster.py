@@ -100,9 +100,6 @@ def connect(address: str, *, folders: Sequence[Path], files: Sequence[Path]) -> 
     """Yield the cluster of a scheduler, after checking that all its workers have the same files and versions.
 
     This process and the workers write to `folders`, and read `files`, which may be folders.
-
-    Raises:
-        UserError: when the scheduler cannot be reached, no worker comes, or one differs.
     """
     distributed = import_extra("distributed", "cluster", "clusters", where="--scheduler")
     for name in ("distributed", "distributed.client"):  # we report what matters, once
@@ -128,11 +125,7 @@ def connect(address: str, *, folders: Sequence[Path], files: Sequence[Path]) -> 
 
 
 def _check_scheduler(address: str) -> None:
-    """Check that a scheduler answers; a client would keep trying.
-
-    Raises:
-        ConfigError: when the address is invalid, nothing answers, or something else does.
-    """
+    """Check that a scheduler answers; a client would keep trying."""
     from distributed.core import rpc
     from distributed.security import Security
 
@@ -180,11 +173,7 @@ def _warn_of_memory_limits(client: Any) -> None:
 
 
 def _check_workers(client: Any, expectation: Expectation) -> None:
-    """Let every worker read a random file in each folder, and compare versions and files.
-
-    Raises:
-        UserError: naming the first worker that differs, and how.
-    """
+    """Let every worker read a random file in each folder, and compare versions and files."""
     secret = secrets.token_hex(16)
     probes = [Path(folder) / f".cluster-{secret}.tmp" for folder in expectation.folders]
     try:

@@ -81,9 +81,6 @@ def run_each(
         description: of the progress bar.
         unit: of the progress bar; `B` is scaled to megabytes.
         weights: how much each task counts in the bar; 1 each by default.
-
-    Raises:
-        UserError: when workers were killed from outside, usually for memory, or the cluster is gone.
     """
     weights = [1] * len(tasks) if weights is None else weights
     is_own = isinstance(workers, int)
@@ -157,9 +154,6 @@ def open_pool(
     """Return the pool for a command's flags, to be opened with `with`: processes, or the workers of a Dask scheduler.
 
     All of them write to `folders`, which exist, and read `files`, which may be folders.
-
-    Raises:
-        UserError: when the scheduler cannot be reached or a worker's environment differs.
     """
     if scheduler is None:
         return LocalPool(workers or available_cores())

@@ -30,11 +30,7 @@ _DIGEST = "content_sha256"
 
 
 def open_input(location: str) -> BinaryIO:
-    """Open a local path or fsspec URL for reading bytes, decompressed as its ending says.
-
-    Raises:
-        InputError: when it cannot be opened.
-    """
+    """Open a local path or fsspec URL for reading bytes, decompressed as its ending says."""
     try:
         return decompress(open_raw(location), location)
     except (OSError, ValueError, ImportError) as error:
@@ -157,11 +153,7 @@ def write_checked_json(path: Path, value: Mapping[str, Any]) -> None:
 
 
 def read_json(path: Path, remedy: str = "restore the file from a copy, or write its folder again") -> Any:
-    """Read a JSON file, written here or elsewhere.
-
-    Raises:
-        DataError: when it is missing, too large, not JSON, nested too deeply, or not what was written.
-    """
+    """Read a JSON file, written here or elsewhere."""
     try:
         with path.open("rb") as file:
             # In blocks, because reading up to a limit takes that much memory, however small the file.

@@ -20,9 +20,6 @@ def exclusive(folder: Path, *, waits: bool = False) -> Iterator[None]:
     Args:
         folder: made if needed.
         waits: until another process that has the lock is done, instead of refusing.
-
-    Raises:
-        OutputError: when another process has the lock, or the folder was moved or removed in the meantime.
     """
     is_held = False
     while not is_held:
@@ -34,11 +31,7 @@ def exclusive(folder: Path, *, waits: bool = False) -> Iterator[None]:
 
 
 def check_writable(folder: Path) -> None:
-    """Refuse a folder in which `exclusive` could not make its lock; nothing is made.
-
-    Raises:
-        OutputError: when it, or what it would be made in, is a file or may not be written.
-    """
+    """Refuse a folder in which `exclusive` could not make its lock; nothing is made."""
     if folder.exists() and not folder.is_dir():
         raise OutputError(f"'{folder}' is a file", where="--output", remedy="name a folder")
     nearest = next(path for path in (folder, *folder.absolute().parents) if path.exists())

@@ -60,9 +60,6 @@ def claim(folder: Path, kind: str, identity: Mapping[str, Any], *, overwrite: bo
 
     The caller must hold the folder with `exclusive`. `identity` holds JSON values that, if different, mean different
     output. With `overwrite` the old content is moved aside, manifest first.
-
-    Raises:
-        OutputError: when the folder holds something else.
     """
     if overwrite and _content(folder):
         print(f"moved the old content to {move_aside(folder)}")
@@ -76,11 +73,7 @@ def claim(folder: Path, kind: str, identity: Mapping[str, Any], *, overwrite: bo
 
 
 def would_claim(folder: Path, kind: str, identity: Mapping[str, Any], *, overwrite: bool = False) -> Progress:
-    """Return what `claim` would return, for a dry run: nothing is locked or written.
-
-    Raises:
-        OutputError: where `exclusive` or `claim` would raise it, other processes left out.
-    """
+    """Return what `claim` would return, for a dry run: nothing is locked or written."""
     check_writable(folder)
     return Progress.NEW if overwrite else _progress(folder, kind, identity)
 
@@ -104,11 +97,7 @@ def _progress(folder: Path, kind: str, identity: Mapping[str, Any]) -> Progress:
 
 
 def check_output(folder: Path, *, overwrite: bool) -> None:
-    """Refuse, before the identity of an output is known, a folder that no command of this package has written to.
-
-    Raises:
-        OutputError: when it may not be written, or holds something else.
-    """
+    """Refuse, before the identity of an output is known, a folder that no command of this package has written to."""
     check_writable(folder)
     present = _content(folder)
     if present and not overwrite and not {MANIFEST, PARTIAL} & set(present):
@@ -188,11 +177,7 @@ def is_output(folder: Path) -> bool:
 
 
 def read_manifest(folder: Path, kind: str, flag: str) -> dict[str, Any]:
-    """Return the manifest of a finished output of a kind (see `FORMAT_VERSIONS`); `flag` named it, for messages.
-
-    Raises:
-        DataError: when the folder is missing, unfinished, of another kind or of another format version.
-    """
+    """Return the manifest of a finished output of a kind (see `FORMAT_VERSIONS`); `flag` named it, for messages."""
     stage = {"vocab": "bert-pretrain vocab", "data": "bert-pretrain make-data", "run": "bert-pretrain train"}[kind]
     name_another = f"name a folder that '{stage}' has written"
     if not folder.is_dir():

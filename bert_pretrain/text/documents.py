@@ -77,11 +77,7 @@ def progress_of(groups: Sequence[Sequence[ByteRange]]) -> dict[str, Any]:
 
 
 def check_unchanged(parts: Iterable[ByteRange]) -> None:
-    """Check that the sources of parts have not changed since they were resolved.
-
-    Raises:
-        InputError: when one has.
-    """
+    """Check that the sources of parts have not changed since they were resolved."""
     for source in dict.fromkeys(part.source for part in parts):
         source.check_unchanged()
 
@@ -115,11 +111,7 @@ class Document:
 
 
 def read(part: ByteRange, config: DataConfig, counts: Counter[str]) -> Iterator[Document]:
-    """Yield the documents of a part, long ones in pieces; repairs and drops are counted by reason.
-
-    Raises:
-        InputError: naming file and line, when a record cannot be parsed or, with `strict`, text is not UTF-8.
-    """
+    """Yield the documents of a part, long ones in pieces; repairs and drops are counted by reason."""
     if part.source.format == "txt":
         pieces = _read_txt(part, config, counts)
     else:

@@ -58,9 +58,6 @@ def encoding_of(sample: bytes, expected: str, location: str) -> str:
         sample: its beginning, or all of it.
         expected: the name of an encoding, or `auto` to tell it from the sample.
         location: of the file, for messages.
-
-    Raises:
-        InputError: when the sample is not in the encoding expected, or no encoding fits.
     """
     if expected != AUTO:
         expected = codecs.lookup(expected).name.removesuffix("-sig")

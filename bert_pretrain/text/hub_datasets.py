@@ -44,11 +44,7 @@ def version_of(location: str) -> str:
 
 
 def split_names(location: str) -> list[str]:
-    """Return the names of a dataset's splits that have rows, in order; none if one is chosen or it has only one.
-
-    Raises:
-        InputError: when the dataset cannot be opened, or a saved one has no such split or no rows.
-    """
+    """Return the names of a dataset's splits that have rows, in order; none if one is chosen or it has only one."""
     folder, _, split = _parse(location)
     if _is_saved(folder):
         names, found = _saved_splits(folder), _splits_to_read(location)
@@ -66,11 +62,7 @@ def _saved_splits(folder: str) -> list[str]:
 
 
 def _splits_to_read(location: str) -> list[str]:
-    """Return which splits of a saved dataset to open, the chosen one or all with rows; [""] for a single table.
-
-    Raises:
-        InputError: when there is no such split, or what is to be read has no rows.
-    """
+    """Return which splits of a saved dataset to open, the chosen one or all with rows; [""] for a single table."""
     folder, _, split = _parse(location)
     names = _saved_splits(folder)
     if split and split not in names:
@@ -101,11 +93,7 @@ def choices(location: str, names: Sequence[str]) -> str:
 
 
 def training_splits(location: str, names: Sequence[str], *, holds_out: bool) -> tuple[str, str | None]:
-    """Return which of a dataset's splits is trained on, and which is held out, and print both and what is not read.
-
-    Raises:
-        InputError: when none is named `train`.
-    """
+    """Return which of a dataset's splits is trained on, and which is held out, and print both and what is not read."""
     if TRAIN not in names:
         raise InputError(
             f"it has the splits {', '.join(names)}, and none is '{TRAIN}'",
@@ -120,11 +108,7 @@ def training_splits(location: str, names: Sequence[str], *, holds_out: bool) -> 
 
 
 def open_dataset(location: str) -> dict[str, Any]:
-    """Return the splits of a dataset, in order; one that is chosen, or has no name, is "".
-
-    Raises:
-        InputError: when `datasets` cannot open it, or a saved one has no such split.
-    """
+    """Return the splits of a dataset, in order; one that is chosen, or has no name, is ""."""
     import datasets
 
     folder, subset, split = _parse(location)

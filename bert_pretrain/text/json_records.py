@@ -48,11 +48,7 @@ def read_array(part: ByteRange, counts: Counter[str], strict: bool, max_bytes: i
 
 
 def array_elements(blocks: Iterable[str], part: ByteRange, max_bytes: int) -> Iterator[tuple[str, Position]]:
-    """Yield the text of each element of a JSON array, which comes in blocks; one element is held in memory.
-
-    Raises:
-        InputError: when the text is not one whole array, or an element has more than `max_bytes` bytes.
-    """
+    """Yield the text of each element of a JSON array, which comes in blocks; one element is held in memory."""
     position, depth, in_string, carry = Position(part, "record", 1), 0, False, ""
     held: list[str] = []
     num_bytes = 0
@@ -92,11 +88,7 @@ def _not_array(what: str, position: Position) -> InputError:
 
 
 def parse_json(text: str, where: object) -> Any:
-    """Parse JSON.
-
-    Raises:
-        InputError: when it is not JSON, or nested too deeply.
-    """
+    """Parse JSON."""
     try:
         return files.parse_json(text)
     except ValueError as error:
@@ -105,11 +97,7 @@ def parse_json(text: str, where: object) -> Any:
 
 
 def as_record(value: Any, position: Position) -> dict[str, Any]:
-    """Return a JSON value, which must be an object.
-
-    Raises:
-        InputError: when it is not.
-    """
+    """Return a JSON value, which must be an object."""
     if not isinstance(value, dict):
         what = f"the record is not an object but {type(value).__name__}"
         raise InputError(what, where=str(position), remedy="write {...} with a field for the text")

@@ -56,9 +56,6 @@ def read_records(
         max_bytes: of a record; those of `datasets` may be larger.
         header: the names of the columns, if CSV or TSV has no header.
         any_width: whether to yield rows of CSV or TSV with more fields than the header, instead of refusing them.
-
-    Raises:
-        InputError: naming file and position, when the source cannot be read or parsed, or a record is too large.
     """
     if part.source.format == "jsonl":
         return read_jsonl(part, counts, strict, max_bytes)
@@ -72,11 +69,7 @@ def read_records(
 
 
 def read_texts(part: ByteRange, config: DataConfig, counts: Counter[str]) -> Iterator[str | None]:
-    """Yield each line of `.txt`, or the text of each record; empty ones too, None if a record has no field of text.
-
-    Raises:
-        InputError: as `read_records`, or when a text is no text, or records from the beginning on have none.
-    """
+    """Yield each line of `.txt`, or the text of each record; empty ones too, None if a record has no field of text."""
     limit = config.max_record_bytes
     if part.source.format == "txt":
         for line, _ in read_lines(part, counts, strict=config.strict, max_line_bytes=limit):
@@ -114,11 +107,7 @@ def join_fields(texts: Iterable[str | None]) -> str:
 
 
 def _text_of(value: Any, position: Position, counts: Counter[str]) -> str:
-    """Return the text of a field, "" for null; repairs are counted.
-
-    Raises:
-        InputError: when it is no text.
-    """
+    """Return the text of a field, "" for null; repairs are counted."""
     if value is None:
         return ""
     if not isinstance(value, str):
@@ -209,11 +198,7 @@ def _open_parquet(location: str) -> Iterator[Any]:
 
 
 def _rows_at_once(group: Any, columns: Sequence[str], max_bytes: int, position: object) -> int:
-    """Return how many rows of a row group to decode at once, by its own figures.
-
-    Raises:
-        InputError: when even the mean row is too large.
-    """
+    """Return how many rows of a row group to decode at once, by its own figures."""
     size = group.total_byte_size
     if size > max_bytes and columns:  # only then, because pyarrow ends the process where a chunk's metadata are damaged
         chunks = (group.column(index) for index in range(group.num_columns))

@@ -101,11 +101,7 @@ class Source:
         return replace(self, location=self.location[:begin] + os.path.abspath(folder) + rest) if folder else self
 
     def check_unchanged(self) -> None:
-        """Check that an input has not changed since it was resolved, as far as its version tells.
-
-        Raises:
-            InputError: when it has changed or is missing.
-        """
+        """Check that an input has not changed since it was resolved, as far as its version tells."""
         now: Source | None
         if is_url(self.location):
             now = _url_source(self.location)
@@ -151,10 +147,6 @@ def resolve(
             blank lines.
         every_split: read all splits of a dataset, none of them held out. Otherwise `train` is read, and `validation`
             held out unless the configuration names what is.
-
-    Raises:
-        InputError: when nothing is given or found, an ending is unknown, or a file is empty.
-        ConfigError: when a weight is for something that is not an input.
     """
     if not inputs:
         raise InputError("no input is given", where="INPUT", remedy="name files, folders, globs or dataset:NAME")
@@ -296,11 +288,7 @@ def evenly_spaced(items: Sequence[T], number: int) -> list[T]:
 
 
 def examined(source: Source, config: DataConfig, *, whole_words: bool = False) -> Source:
-    """Return a source with what the beginning of its text tells: encoding, layout, and form of a table.
-
-    Raises:
-        InputError: when it cannot be read, or is not in the encoding of the configuration.
-    """
+    """Return a source with what the beginning of its text tells: encoding, layout, and form of a table."""
     splitter: str = config.sentence_splitter
     if splitter == "auto":
         splitter = "lines" if whole_words else "sentencex"

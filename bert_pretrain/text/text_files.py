@@ -43,11 +43,7 @@ class ByteRange:
         return self.source.location if self.unpacked is None else str(self.unpacked)
 
     def open(self) -> BinaryIO:
-        """Open the text, decompressed and in UTF-8.
-
-        Raises:
-            InputError: when it cannot be opened.
-        """
+        """Open the text, decompressed and in UTF-8."""
         return as_utf8(open_input(self.location), UTF8 if self.unpacked else self.source.encoding)
 
 
@@ -75,11 +71,7 @@ class Position(NamedTuple):
 
 
 def check_record_size(num_bytes: int, max_bytes: int, position: object) -> None:
-    """Refuse a record larger than a limit, as it is held in memory.
-
-    Raises:
-        InputError: when it is.
-    """
+    """Refuse a record larger than a limit, as it is held in memory."""
     if num_bytes > max_bytes:
         raise InputError(
             f"the record has more than {max_bytes:,} bytes",
@@ -99,9 +91,6 @@ def text_blocks(
     """Yield the text of a part in blocks that end with a line, each with the number of lines before it in the part.
 
     A line longer than a block is cut after a blank or a character, unless lines must be whole.
-
-    Raises:
-        InputError: when the part cannot be read, or a line that must be whole is longer than `max_line_bytes`.
     """
     lines_before = 0
     with part.open() as file:

@@ -91,9 +91,6 @@ class Tokenizer:
         """Open a tokenizer folder: `vocab.txt` or `tokenizer.json`, with `tokenizer_config.json`.
 
         `flag` named it, for messages; `lowercase` is the casing, for a folder that does not state it.
-
-        Raises:
-            DataError: when a file is missing or broken, the tokenizer is not BERT's, or its casing is not known.
         """
         found = read_tokenizer_folder(folder, flag)
         if found.lowercase is None and lowercase is None:
@@ -232,11 +229,7 @@ class TokenizerReference:
 
 @lru_cache(maxsize=1)
 def load_once(reference: TokenizerReference) -> Tokenizer:
-    """Open a tokenizer folder, once in the life of a process.
-
-    Raises:
-        DataError: when it is broken, or has changed.
-    """
+    """Open a tokenizer folder, once in the life of a process."""
     tokenizer = Tokenizer.load(reference.folder, lowercase=reference.lowercase)
     if tokenizer.hash != reference.hash:
         raise DataError(

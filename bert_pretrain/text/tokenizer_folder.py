@@ -66,11 +66,7 @@ def has_vocabulary(folder: Path) -> bool:
 
 
 def read_tokenizer_folder(folder: Path, flag: str) -> TokenizerFolder:
-    """Read a tokenizer folder, written here or by Hugging Face's tools; `flag` named it, for messages.
-
-    Raises:
-        DataError: when a file is missing or broken, or the tokenizer is another one than BERT's.
-    """
+    """Read a tokenizer folder, written here or by Hugging Face's tools; `flag` named it, for messages."""
     if not has_vocabulary(folder):
         what = f"{folder} has neither {VOCABULARY} nor {TOKENIZER}" if folder.is_dir() else f"no folder '{folder}'"
         raise DataError(what, where=flag, remedy=REMEDY)

@@ -9,11 +9,7 @@ _VERSIONS = ("ETag", "etag", "blob_id", "Content-MD5", "mtime", "LastModified", 
 
 
 def matching_urls(url: str) -> list[str]:
-    """Return the URLs that match a pattern, in order, or the URL itself if it is none.
-
-    Raises:
-        InputError: when none matches, or the server cannot be reached.
-    """
+    """Return the URLs that match a pattern, in order, or the URL itself if it is none."""
     filesystem, path = _open(url)
     try:
         paths = sorted(filesystem.glob(path)) if any(character in url for character in "*?[") else [path]
@@ -25,11 +21,7 @@ def matching_urls(url: str) -> list[str]:
 
 
 def size_and_version(url: str) -> tuple[int | None, str]:
-    """Return the size of a file in bytes if it is known, and what changes with its content, "" if nothing tells it.
-
-    Raises:
-        InputError: when it cannot be reached.
-    """
+    """Return the size of a file in bytes if it is known, and what changes with its content, "" if nothing tells it."""
     filesystem, path = _open(url)
     try:
         info = filesystem.info(path)

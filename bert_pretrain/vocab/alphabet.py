@@ -37,9 +37,6 @@ def choose_alphabet(words: Mapping[str, int], limit: int | None, room: int) -> A
         words: normalised words and how often they occur.
         limit: characters at most; None for the coverage rule.
         room: tokens the alphabet may take, `##` forms included.
-
-    Raises:
-        ConfigError: when what fits covers less than 99 % of the running characters.
     """
     counts: Counter[str] = Counter()
     inside: set[str] = set()

@@ -41,9 +41,6 @@ def extend_vocabulary(
         old: the vocabulary to extend.
         add_tokens: at most so many; None for as many as there are unused slots.
         min_frequency: rarer words and characters are not added.
-
-    Raises:
-        ConfigError: when there is no unused slot and no number of tokens to add at the end.
     """
     slots = [index for index, token in enumerate(old.tokens) if is_unused(token)]
     room = len(slots) if add_tokens is None else add_tokens

@@ -51,9 +51,6 @@ def make_vocab(
         workers: processes; all cores when None.
         scheduler: the address of a Dask scheduler whose workers count instead.
         overwrite: move another output aside instead of refusing it.
-
-    Raises:
-        UserError: for a mistake in the inputs, the configuration or the folder.
     """
     old = None if extend is None else Tokenizer.load(extend, "--extend", lowercase=lowercase)
     if old is not None:
