@@ -246,12 +246,8 @@ class TrainConfig(_Section):
     ) -> None:
         """Refuse `warmup_steps` that do not fit.
 
-        As many as there are fit: the rate then only rises, as with a `warmup_ratio` of 1.
-
-        Args:
-            spanned_steps: of the schedule; None where they are not known yet.
-            where: what an error names.
-            time: of all stages, seconds, where the clock ends the run.
+        As many as there are fit: the rate then only rises, as with a `warmup_ratio` of 1. `spanned_steps` are those of
+        the schedule, None where they are not known yet; `time` is that of all stages, where the clock ends the run.
         """
         if self.warmup_steps is None:
             return

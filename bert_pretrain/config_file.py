@@ -76,13 +76,7 @@ class _Layer(NamedTuple):
 
 
 def _layers_of(source: str | Path, where: str, inside: tuple[Path, ...] = ()) -> Iterator[_Layer]:
-    """Yield a file as a layer, after those that it extends.
-
-    Args:
-        source: a path, or the name of a preset.
-        where: what names the source, for messages.
-        inside: the files that extend this one.
-    """
+    """Yield a file as a layer, after those that it extends; `inside` are the files that extend this one."""
     path = find_config(source, where)
     if path.resolve() in inside:
         raise ConfigError(f"'{source}' extends itself", where=where, remedy="remove it from 'extends'")

@@ -155,8 +155,7 @@ OTHER_NAMES = {
 def suggest_key(written: str) -> str | None:
     """Return the key that was probably meant: by another program's name, in another section, or misspelt.
 
-    Args:
-        written: for example `train.lr`, `train['steps']` or `max_steps`.
+    For example for `train.lr`, `train['steps']` or `max_steps`.
     """
     *sections, name = re.findall(r"\w+", written) or [""]
     keys = [key.dotted for key in keys_of()]

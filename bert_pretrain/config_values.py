@@ -140,14 +140,9 @@ def names_of(field: TextField) -> tuple[str, ...]:
 
 
 def expected(kind: Any, metadata: tuple[Any, ...] = ()) -> str:
-    """Say in words which values a type takes.
+    """Say in words which values a type takes; of `PositiveInt | None`, `a whole number greater than 0, or null`.
 
-    Args:
-        kind: an annotation, for example `PositiveInt | None`.
-        metadata: of a pydantic field, which keeps it apart from its annotation.
-
-    Returns:
-        For example `a whole number greater than 0, or null`.
+    `metadata` is that of a pydantic field, which keeps it apart from its annotation.
     """
     words = _alternatives(kind, metadata)
     return ", ".join(words[:-1]) + (", or " if " " in words[0] else " or ") + words[-1] if words[1:] else words[0]

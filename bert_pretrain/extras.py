@@ -7,14 +7,7 @@ from bert_pretrain.errors import ConfigError
 
 
 def import_extra(module: str, extra: str, purpose: str, *, where: str) -> Any:
-    """Import a module that an extra installs.
-
-    Args:
-        module: its name.
-        extra: the extra of `bert-pretrain` that installs it.
-        purpose: what needs it, for the message, such as "pictures".
-        where: the flag or key that asked for it.
-    """
+    """Import a module that an extra of `bert-pretrain` installs; `purpose` is what needs it, such as "pictures"."""
     try:
         return importlib.import_module(module)
     except ImportError as error:

@@ -37,13 +37,8 @@ def run_pipeline(
 ) -> Path:
     """Build vocabulary, data and model under `output`; returns the final model folder.
 
-    Args:
-        config: the whole configuration, `inputs` included.
-        output: gets `vocab`, `data` and `train` (with phases: `data/NAME` and `train/NAME`).
-        workers: processes for the data stages; all cores when None.
-        scheduler: the address of a Dask scheduler whose workers do the data stages instead.
-        overwrite: move other outputs aside instead of refusing them.
-        seconds_before: that the command has run already, of the time that `config.time` gives.
+    `output` gets `vocab`, `data` and `train` (with phases: `data/NAME` and `train/NAME`). `seconds_before` is what the
+    command has run already, of the time that `config.time` gives.
     """
     _check(config)
     place: dict[str, Any] = {"workers": workers, "scheduler": scheduler, "overwrite": overwrite}
@@ -115,12 +110,9 @@ def _check(config: Config) -> None:
 def _in_time_left(config: Config, limit: TimeLimit, run: Path, shares: Sequence[float], *, may_refuse: bool) -> Config:
     """Give a training its share of the time that it and those after it have, on top of what it has had already.
 
-    Args:
-        config: of the training.
-        limit: of all stages.
-        run: the folder of the training, which may have begun before an interruption.
-        shares: of this training and of those after it, relative to one another.
-        may_refuse: whether too little time is an error; once something is trained, the rest is as short as it must be.
+    It may have begun before an interruption. `shares` are those of this training and of those after it, relative to one
+    another. Too little time is an error only with `may_refuse`: once something is trained, the rest is as short as it
+    must be.
     """
     from bert_pretrain.train.checkpoint import newest_checkpoint
     from bert_pretrain.train.optim.schedule import duration

@@ -22,8 +22,7 @@ def seconds_since_start() -> float:
 def importing(*, with_pandas: bool = True) -> Iterator[None]:
     """Hold signals back while a command imports what it needs: one that interrupts an import may be lost or break it.
 
-    Args:
-        with_pandas: import pandas too, which pyarrow otherwise imports at its first use, whenever that is.
+    With `with_pandas` pandas, too, which pyarrow otherwise imports at its first use, whenever that is.
     """
     held = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
     try:

@@ -93,7 +93,6 @@ def evaluate(
     json_file = None if json is None else local_path(json, "--json")
     folder = bert_folder(model)
     with importing():
-        from bert_pretrain.tools.evaluate import Scores
         from bert_pretrain.tools.evaluate import evaluate as run_evaluate
     run_evaluate(
         folder,
@@ -101,17 +100,15 @@ def evaluate(
         data=data,
         texts=text or (),
         pairs=pairs or (),
-        scores=Scores(
-            metric,
-            batch_tokens,
-            scores_file,
-            skip_empty,
-            by,
-            prefix_field,
-            per_token,
-            bits,
-        ),
         json=json_file,
+        metric=metric,
+        batch_tokens=batch_tokens,
+        output=scores_file,
+        skip_empty=skip_empty,
+        by=by,
+        prefix_field=prefix_field,
+        per_token=per_token,
+        bits=bits,
     )
 
 

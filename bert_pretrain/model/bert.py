@@ -136,12 +136,7 @@ class PretrainingOutput(NamedTuple):
 
 
 class BertForPreTraining(nn.Module):
-    """The encoder with both pretraining heads.
-
-    Args:
-        config: the sizes and dropout rates.
-        vocab_size: tokens in the vocabulary.
-        attention: the backend, `padded` or `varlen`, from `choose_attention`.
+    """The encoder with both pretraining heads; `attention` is the backend that `choose_attention` returns.
 
     The weights are PyTorch's defaults; call `initialize`, or load some.
     """
@@ -208,9 +203,7 @@ class BertForPreTraining(nn.Module):
         Matrices are normal with standard deviation `initializer_range`, truncated at two of them, as in the paper's own
         code (Hugging Face does not truncate); biases are 0, the gains of layer normalisation 1.
 
-        Args:
-            seed: of the streams.
-            names: parameters to draw; all by default.
+        With `names`, only those parameters are drawn.
         """
         deviation = self.config.initializer_range
         for name, parameter in self.named_parameters():

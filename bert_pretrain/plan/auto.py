@@ -33,14 +33,8 @@ def planned_config(
 ) -> Config:
     """Return the configuration of the plan in `output`, which is made first where there is none, and printed.
 
-    Args:
-        inputs: of all stages.
-        seconds: for everything.
-        output: the run folder, for `plan.yaml`.
-        settings: `--set` texts, which win over the plan.
-        flags: as for `load_config`; they win over the plan too.
-        overwrite: make another plan even where there is one.
-        dry_run: write nothing; a plan that is there is printed.
+    `settings` and `flags`, as for `load_config`, win over the plan. With `overwrite`, another plan is made even where
+    there is one; with `dry_run`, nothing is written.
     """
     check_writable(output)
     path = output / PLAN
@@ -95,7 +89,7 @@ def describe(plan: Plan) -> str:
     lines = [
         f"# The plan of 'bert-pretrain run auto' for {duration(plan.seconds)}; 'bert-pretrain run {PLAN}' repeats it.",
         f"# The text: {text.num_bytes / 1e6:,.0f} MB, about {text.documents:,.0f} documents of "
-        f"{text.sentences_per_document:g} sentences (median); {text.repeated_share:.1%} are repeated sentences.",
+        f"{text.sentences_per_document:g} sentences (median).",
         f"# Expected on held-out text: MLM loss {low:.2f} to {high:.2f} nats{_pairs(plan)}.",
     ]
     if forecast.beyond:

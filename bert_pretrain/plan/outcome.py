@@ -54,13 +54,8 @@ def write_forecast(plan: Plan, output: Path) -> None:
 def compare(output: Path, run: Path, changed: Sequence[str] = ()) -> str | None:
     """Return a line with the forecast, the last held-out figures, and the likely cause where they are outside.
 
-    Args:
-        output: where `write_forecast` has written.
-        run: the folder of the last training.
-        changed: keys that the user has put over the plan.
-
-    Returns:
-        None where the forecast cannot be read or nothing is held out.
+    None where the forecast cannot be read or nothing is held out. `changed` are keys that the user has put over the
+    plan.
     """
     try:
         forecast = Expected.model_validate_json((output / FORECAST).read_bytes())

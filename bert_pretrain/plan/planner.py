@@ -109,14 +109,7 @@ class _Option:
 
 
 def make_plan(inputs: tuple[str, ...], text: TextFacts, machine: MachineFacts, seconds: float) -> Plan:
-    """Choose what to train.
-
-    Args:
-        inputs: as the user named them.
-        text: the corpus.
-        machine: where it is trained.
-        seconds: from the start of the command to the finished model.
-    """
+    """Choose what to train in so many seconds, from the start of the command to the finished model."""
     if seconds < MIN_SECONDS:
         raise ConfigError(
             f"{seconds:g} seconds are too short for vocabulary, data and training",

@@ -1,4 +1,4 @@
-"""What a corpus is like, from a bounded sample: its size, script, documents, sentences and repetition."""
+"""What a corpus is like, from a bounded sample: its size, script, documents and sentences."""
 
 import statistics
 import tempfile
@@ -33,8 +33,6 @@ class TextFacts:
     """Share of the documents that are one sentence, of which no pair can be made."""
     cjk_share: float
     """Of the letters; CJK means Chinese characters here, in whatever language."""
-    repeated_share: float
-    """Share of the sample's characters in sentences that occurred before, counted from 20 characters on."""
     is_divisible: bool
     """Whether a fraction of it can be read: many files, or a few of several documents each."""
     vocab_reads_all: bool = False
@@ -77,7 +75,7 @@ def _measure(sources: Sequence[Source], config: DataConfig) -> TextFacts:
                 num_documents += len(sample.sentences) - before
             else:
                 num_documents += (len(sample.sentences) - before) / share
-    if not sample.characters:
+    if not sample.sentences:
         raise InputError("the inputs hold no text", where=sources[0].location, remedy="give files with text in them")
     return TextFacts(
         num_bytes=num_bytes * others,
@@ -85,7 +83,6 @@ def _measure(sources: Sequence[Source], config: DataConfig) -> TextFacts:
         sentences_per_document=statistics.median(sample.sentences),
         single_sentence_share=sum(number == 1 for number in sample.sentences) / len(sample.sentences),
         cjk_share=sample.cjk / max(1, sample.letters),
-        repeated_share=sample.repeated / sample.characters,
         is_divisible=len(sources) > FEW_SOURCES or all(source.has_documents_at_lines for source in sources),
         vocab_reads_all=len(sources) <= FEW_SOURCES and any(source.needs_decoding for source in sources),
     )
@@ -94,13 +91,9 @@ def _measure(sources: Sequence[Source], config: DataConfig) -> TextFacts:
 class _Sample:
     """Counts over the documents of a sample."""
 
-    MIN_REPEATED = 20
-    """Characters below which a repeated sentence ("Yes.") tells nothing."""
-
     def __init__(self) -> None:
-        self.characters = self.letters = self.cjk = self.repeated = 0
+        self.letters = self.cjk = 0
         self.sentences: list[int] = []
-        self._seen: set[int] = set()
 
     def add(self, found: Iterable[documents.Document], source: Source, config: DataConfig) -> None:
         """Count the documents of one source."""
@@ -108,12 +101,7 @@ class _Sample:
         in_document = 0
         for document in found:
             self._count_letters(document.text)
-            for sentence in splitter.split(document.text, ends_document=document.ends_document):
-                in_document += 1
-                if len(sentence) >= self.MIN_REPEATED:
-                    key = hash(sentence)
-                    self.repeated += len(sentence) if key in self._seen else 0
-                    self._seen.add(key)
+            in_document += sum(1 for _ in splitter.split(document.text, ends_document=document.ends_document))
             if document.ends_document and in_document:
                 self.sentences.append(in_document)
                 in_document = 0
@@ -123,7 +111,6 @@ class _Sample:
     def _count_letters(self, text: str) -> None:
         codes = np.frombuffer(text.encode("utf-32-le", "replace"), dtype=np.uint32)
         cjk = sum(int(((codes >= ord(first)) & (codes <= ord(last))).sum()) for first, last in CJK_BLOCKS)
-        self.characters += len(codes)
         self.cjk += cjk
         # Letters of other scripts: beyond ASCII all but punctuation and symbols of the general blocks.
         is_ascii_letter = ((codes | 32) >= ord("a")) & ((codes | 32) <= ord("z"))

@@ -22,10 +22,7 @@ class TimeLimit:
     def __init__(self, seconds: float, file: Path, *, used_before_open: float = 0.0) -> None:
         """Count on from what the file says.
 
-        Args:
-            seconds: that the run may take.
-            file: keeps the time that was used; need not exist.
-            used_before_open: seconds that this command has run already.
+        `used_before_open` are the seconds that this command has run already.
         """
         self.seconds = seconds
         self._file = file
@@ -70,14 +67,11 @@ class TimeLimit:
 def _used_before(file: Path) -> float:
     if not file.exists():
         return 0.0
+    remedy = "remove it to count from zero again"
     try:
-        used = float(read_json(file, "remove it to count from zero again")["used_seconds"])
+        used = float(read_json(file, remedy)["used_seconds"])
+        if not 0.0 <= used < float("inf"):
+            raise ValueError
     except (KeyError, TypeError, ValueError) as error:
-        raise DataError(
-            "the file does not say how much time the run has used",
-            where=str(file),
-            remedy="remove it to count from zero again",
-        ) from error
-    if not 0.0 <= used < float("inf"):
-        raise DataError(f"used_seconds is {used}", where=str(file), remedy="remove it to count from zero again")
+        raise DataError("it does not say how much time the run has used", where=str(file), remedy=remedy) from error
     return used

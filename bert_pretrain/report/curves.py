@@ -65,13 +65,13 @@ MORE_PANELS = (
 
 
 def draw_curves(runs: list[Path], output: Path) -> Path:
-    """Draw losses and accuracies, in training and held out, of run folders into one picture and return its path.
+    """Draw losses and accuracies, in training and held out, of run folders into one picture and return its path."""
+    figure = figure_of(runs, [read_run_record(run) for run in runs], [read_metrics(run) for run in runs], PANELS)
+    return write_figure(figure, output)
 
-    Args:
-        runs: run folders, finished or not.
-        output: the picture; its ending decides the format.
-    """
-    figure = _figure(runs, [read_run_record(run) for run in runs], [read_metrics(run) for run in runs], PANELS)
+
+def write_figure(figure: Any, output: Path) -> Path:
+    """Write a picture, whose ending decides the format, and return its path."""
     ending = output.suffix.lstrip(".").lower()
     if ending not in figure.canvas.get_supported_filetypes():
         raise ConfigError(
@@ -154,9 +154,9 @@ def _figures(line: Any) -> dict[str, Any]:
     return line
 
 
-def as_png(runs: list[Path], records: Sequence[Mapping[str, Any]], metrics: list[Metrics], panels: Panels) -> bytes:
-    """Return panels of run folders, whose manifests and metrics have been read, as a picture."""
-    return _encode(_figure(runs, records, metrics, panels), "png", dpi=110)
+def as_png(figure: Any) -> bytes:
+    """Return a picture for a page."""
+    return _encode(figure, "png", dpi=110)
 
 
 def _encode(figure: Any, form: str, *, dpi: int) -> bytes:
@@ -165,7 +165,8 @@ def _encode(figure: Any, form: str, *, dpi: int) -> bytes:
     return picture.getvalue()
 
 
-def _figure(runs: list[Path], records: Sequence[Mapping[str, Any]], metrics: list[Metrics], panels: Panels) -> Any:
+def figure_of(runs: list[Path], records: Sequence[Mapping[str, Any]], metrics: list[Metrics], panels: Panels) -> Any:
+    """Draw panels of run folders, whose manifests and metrics have been read."""
     num_rows = len(panels) // 2
     # Without pyplot, matplotlib needs no display and leaves no global state.
     matplotlib = import_extra("matplotlib.figure", "plot", "pictures", where="the extra 'plot'")

@@ -13,12 +13,7 @@ from markupsafe import Markup
 
 
 def render(template: str, /, **values: object) -> str:
-    """Return a template filled with values; a value that the template names must be given.
-
-    Args:
-        template: the file in `templates/`; its ending decides how values are escaped.
-        values: what the template names.
-    """
+    """Return a file of `templates/` filled with values; a value that it names must be given."""
     is_html = template.endswith(".html")
     environment = Environment(
         loader=FileSystemLoader(Path(__file__).with_name("templates")),

@@ -7,7 +7,6 @@ figures of these runs are not.
 import base64
 import statistics
 from collections.abc import Mapping
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -17,16 +16,17 @@ from bert_pretrain.report.curves import (
     PANELS,
     Metrics,
     as_png,
-    draw_curves,
+    figure_of,
     pair_accuracy,
     perplexity,
     read_metrics,
     read_run_record,
     run_names,
     value_of,
+    write_figure,
     write_file,
 )
-from bert_pretrain.report.diagnosis import Hint, diagnose
+from bert_pretrain.report.diagnosis import diagnose
 from bert_pretrain.report.render import render
 
 COLUMNS = (
@@ -43,49 +43,31 @@ SETTINGS = {
 """Keys of the configuration that the page shows; `config.yaml` has all."""
 
 
-@dataclass(frozen=True)
-class RunSummary:
-    """A run on the page."""
-
-    name: str
-    """As in the legends of the pictures."""
-    cells: list[str]
-    """Its last held-out figures and its median speed, in the order of `COLUMNS`."""
-    settings: dict[str, str]
-    """What it is, and how it was trained."""
-    unusual: list[str]
-    hints: list[Hint]
-
-
 def write_report(runs: list[Path], output: Path) -> tuple[Path, Path]:
     """Draw the curves of run folders, and write a page about them next to the picture; returns both paths.
 
-    Args:
-        runs: run folders, finished or not.
-        output: the picture; the page has its name with the ending `.html`.
+    The page has the name of the picture with the ending `.html`.
     """
     page = output.with_suffix(".html")
     if page == output:
         output = output.with_suffix(".png")
     records, metrics = [read_run_record(run) for run in runs], [read_metrics(run) for run in runs]
-    pictures = [base64.b64encode(as_png(runs, records, metrics, panels)).decode() for panels in (PANELS, MORE_PANELS)]
-    summaries = [_summary(*each) for each in zip(run_names(runs), runs, records, metrics, strict=True)]
-    for summary in summaries:
-        for hint in summary.hints:
-            print(hint if len(runs) == 1 else f"{summary.name}: {hint}")
-    settings = list(dict.fromkeys(name for summary in summaries for name in summary.settings))
-    accuracy = pair_accuracy(records)
-    columns = [title.format(pair_accuracy=accuracy) for title in COLUMNS]
+    figures = [figure_of(runs, records, metrics, panels) for panels in (PANELS, MORE_PANELS)]
+    pictures = [base64.b64encode(as_png(figure)).decode() for figure in figures]
+    summaries: list[dict[str, Any]] = []
+    for name, run, record, lines in zip(run_names(runs), runs, records, metrics, strict=True):
+        hints = diagnose(record, lines)
+        for hint in hints:
+            print(hint if len(runs) == 1 else f"{name}: {hint}")
+        about = {"cells": _cells(lines), "settings": _settings(run, record), "unusual": unusual_figures(lines)}
+        summaries.append({"name": name, "hints": hints, **about})
+    settings = list(dict.fromkeys(name for summary in summaries for name in summary["settings"]))
+    columns = [title.format(pair_accuracy=pair_accuracy(records)) for title in COLUMNS]
     text = render("report.html", runs=summaries, columns=columns, pictures=pictures, settings=settings)
-    draw_curves(runs, output)
+    write_figure(figures[0], output)
     write_file(page, text.encode())
     output.stat()  # raises if the picture was removed meanwhile
     return output, page
-
-
-def _summary(name: str, run: Path, record: Mapping[str, Any], metrics: Metrics) -> RunSummary:
-    hints = diagnose(record, metrics)
-    return RunSummary(name, _cells(metrics), _settings(run, record), unusual_figures(metrics), hints)
 
 
 def _settings(run: Path, record: Mapping[str, Any]) -> dict[str, str]:

@@ -4,6 +4,7 @@ Texts are read in groups of bounded size, sorted by length within a group, and r
 whatever the precision of the matrix products; in fp32 they are those of `transformers` from the same folder.
 """
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,13 +35,6 @@ BLOCK_BYTES = 128 << 20
 """Vectors held in memory before they are written, approximately."""
 
 
-@dataclass
-class _Counted:
-    texts: int = 0
-    tokens: int = 0
-    truncated: int = 0
-
-
 @dataclass(frozen=True)
 class _Embedder:
     """A model and the kind of vectors wanted from it."""
@@ -66,10 +60,10 @@ class _Embedder:
         """The length of a vector."""
         return self.bert.network.config.hidden_size * (NUM_LAST_LAYERS if self.pooling == "last4-concat" else 1)
 
-    def blocks(self, texts: Texts, done: Callable[[int], object], counted: _Counted) -> Iterator[Block]:
+    def blocks(self, texts: Texts, done: Callable[[int], object], counted: Counter[str]) -> Iterator[Block]:
         """Yield the vectors of all texts, in order, in blocks of bounded size."""
         for group in encoded_groups(texts, self.bert.tokenizer):
-            counted.truncated += sum(len(ids) > self.max_length - 2 for ids in group.ids)
+            counted["truncated"] += sum(len(ids) > self.max_length - 2 for ids in group.ids)
             sequences = [self.bert.add_special_tokens(ids[: self.max_length - 2]) for ids in group.ids]
             longest = max(map(len, sequences))
             # The sentence vectors of a group are small; the token vectors of that many long texts may not fit.
@@ -79,11 +73,11 @@ class _Embedder:
                 tokens = [[self.bert.tokenizer.tokens[index] for index in ids] for ids in sequences[part]]
                 vectors = self.vectors(sequences[part], done)
                 yield Block(group.texts[part], vectors, tokens if self.has_tokens else None)
-            counted.texts += len(sequences)
-            counted.tokens += sum(map(len, sequences))
-        if counted.texts != texts.number:
+            counted["texts"] += len(sequences)
+            counted["tokens"] += sum(map(len, sequences))
+        if counted["texts"] != texts.number:
             raise InputError(
-                f"the inputs had {texts.number:,} texts at first and {counted.texts:,} now",
+                f"the inputs had {texts.number:,} texts at first and {counted['texts']:,} now",
                 where=texts.sources[0].location,
                 remedy="run the command again once the inputs no longer change",
             )
@@ -134,34 +128,23 @@ def embed(
 ) -> None:
     """Write the vectors of all texts of some inputs to a file.
 
-    Args:
-        model: any BERT folder with its tokenizer.
-        inputs: as for the stages; each line of `.txt` is a text.
-        output: `.parquet`, or for sentences `.npy`.
-        config: device, precision and attention.
-        level: `sentence` or `token`.
-        pooling: one of the level's `POOLINGS`; by default the first, or what a folder of `sentence-transformers` says,
-            which may also normalize vectors.
-        max_length: longer texts are truncated to that many tokens, [CLS] and [SEP] included; by default the model's
-            positions, or what a folder of `sentence-transformers` says.
-        batch_tokens: tokens that run at once, padding included.
-        text_field: the field of the text in records, or several.
-        encoding: of text files, or `auto`.
-        skip_empty: skip empty texts.
+    `output` is `.parquet`, or for sentences `.npy`. A folder of `sentence-transformers` gives the defaults of `pooling`
+    and `max_length`, and may also normalize vectors; otherwise they are the first of the level's `POOLINGS`, and the
+    model's positions. `max_length` includes [CLS] and [SEP]; `batch_tokens` run at once, padding included.
     """
     embedder = _open(model, output, config, level, pooling, max_length, batch_tokens)
     texts = Texts.open(inputs, text_field, encoding=encoding, skip_empty=skip_empty)
     refuse_input_as_output(output, (source.location for source in texts.sources))
     shape = Shape(texts.number, embedder.size, embedder.has_tokens)
     print(f"features   {shape.size} numbers per {level}, {embedder.pooling}, of {texts.number:,} texts")
-    counted = _Counted()
+    counted: Counter[str] = Counter()
     with progress_bar(total=texts.number, unit=" texts", unit_scale=True, desc="embed") as bar:
         write_vectors(output, embedder.blocks(texts, bar.update, counted), shape)
-    if counted.truncated:
-        print(f"truncated  {counted.truncated:,} texts longer than {embedder.max_length} tokens (--max-length)")
+    if counted["truncated"]:
+        print(f"truncated  {counted['truncated']:,} texts longer than {embedder.max_length} tokens (--max-length)")
     if texts.num_skipped:
         print(f"skipped    {texts.num_skipped:,} empty texts")
-    print(f"written    {output}: {counted.texts:,} texts, {counted.tokens:,} tokens")
+    print(f"written    {output}: {counted['texts']:,} texts, {counted['tokens']:,} tokens")
 
 
 def _open(

@@ -1,27 +1,12 @@
 """`evaluate`: metrics of a model on a data folder, on texts, or on minimal pairs, as a table and as JSON."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from bert_pretrain.config import Config
 from bert_pretrain.errors import ConfigError
 from bert_pretrain.storage.files import write_json
-
-
-@dataclass(frozen=True)
-class Scores:
-    """Flags for scoring texts and pairs; None where not given."""
-
-    metric: str | None
-    batch_tokens: int | None
-    output: Path | None
-    skip_empty: bool
-    by: str | None
-    prefix_field: str | None = None
-    per_token: bool = False
-    bits: bool = False
 
 
 def evaluate(
@@ -31,11 +16,23 @@ def evaluate(
     data: Path | None,
     texts: Sequence[str],
     pairs: Sequence[str],
-    scores: Scores,
     json: Path | None,
+    metric: str | None = None,
+    batch_tokens: int | None = None,
+    output: Path | None = None,
+    skip_empty: bool = False,
+    by: str | None = None,
+    prefix_field: str | None = None,
+    per_token: bool = False,
+    bits: bool = False,
 ) -> None:
     """Evaluate a model on one of data, texts and pairs, print the metrics, and write them to `json` if given."""
-    _check_flags(data, texts, pairs, scores)
+    of_texts: dict[str, Any] = {"--skip-empty": skip_empty, "--per-token": per_token}
+    of_both = {
+        "--metric": metric, "--batch-tokens": batch_tokens, "--output": output, "--prefix-field": prefix_field,
+        "--bits": bits,
+    }  # fmt: skip
+    _check_flags({"--data": data, "--text": texts, "--pairs": pairs}, of_texts, {"--by": by}, of_both)
     if data is not None:
         from bert_pretrain.train.evaluation import evaluate as evaluate_data
 
@@ -45,47 +42,39 @@ def evaluate(
 
     options: dict[str, Any] = {
         "config": config.train,
-        "metric": scores.metric or "original",
-        "batch_tokens": scores.batch_tokens,
-        "output": scores.output,
-        "prefix_field": scores.prefix_field,
-        "unit": BITS if scores.bits else NATS,
+        "metric": metric or "original",
+        "batch_tokens": batch_tokens,
+        "output": output,
+        "prefix_field": prefix_field,
+        "unit": BITS if bits else NATS,
         "encoding": config.data.encoding,
     }
     if pairs:
-        figures, groups = score_pairs(model, pairs, by=scores.by, **options)
+        figures, groups = score_pairs(model, pairs, by=by, **options)
     else:
-        field, skip_empty = config.data.text_field, scores.skip_empty
-        options |= {"text_field": field, "skip_empty": skip_empty, "per_token": scores.per_token}
+        options |= {"text_field": config.data.text_field, "skip_empty": skip_empty, "per_token": per_token}
         figures, groups = score_texts(model, texts, **options), {}
     _report(figures, groups, json)
-    if scores.output is not None:
-        print(f"{'scores':<24}{scores.output}")
+    if output is not None:
+        print(f"{'scores':<24}{output}")
 
 
-def _check_flags(data: Path | None, texts: Sequence[str], pairs: Sequence[str], scores: Scores) -> None:
-    given = [flag for flag, value in (("--data", data), ("--text", texts), ("--pairs", pairs)) if value]
+def _check_flags(
+    subjects: Mapping[str, Any], of_texts: Mapping[str, Any], of_pairs: Mapping[str, Any], of_both: Mapping[str, Any]
+) -> None:
+    given = [flag for flag, value in subjects.items() if value]
     if len(given) != 1:
         raise ConfigError(
             f"there is {' and '.join(given) or 'nothing'} to evaluate on",
             where="MODEL",
             remedy="give one of --data DIR, --text INPUT or --pairs INPUT",
         )
-    belong = {
-        "--metric": (scores.metric, ("--text", "--pairs")),
-        "--batch-tokens": (scores.batch_tokens, ("--text", "--pairs")),
-        "--output": (scores.output, ("--text", "--pairs")),
-        "--skip-empty": (scores.skip_empty, ("--text",)),
-        "--by": (scores.by, ("--pairs",)),
-        "--prefix-field": (scores.prefix_field, ("--text", "--pairs")),
-        "--per-token": (scores.per_token, ("--text",)),
-        "--bits": (scores.bits, ("--text", "--pairs")),
-    }
-    for flag, (value, modes) in belong.items():
-        if value and given[0] not in modes:
-            what = f"{flag} has no meaning with {given[0]}"
-            raise ConfigError(what, where=flag, remedy=f"leave it out; it is for {modes[0]}")
-    if scores.per_token and scores.output is None:
+    for modes, flags in ((("--text", "--pairs"), of_both), (("--text",), of_texts), (("--pairs",), of_pairs)):
+        for flag, value in flags.items():
+            if value and given[0] not in modes:
+                what = f"{flag} has no meaning with {given[0]}"
+                raise ConfigError(what, where=flag, remedy=f"leave it out; it is for {modes[0]}")
+    if of_texts["--per-token"] and of_both["--output"] is None:
         what, remedy = "the scores of tokens are written to a file", "add --output FILE.jsonl"
         raise ConfigError(what, where="--per-token", remedy=remedy)
 

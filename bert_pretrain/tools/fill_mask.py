@@ -24,12 +24,6 @@ def fill_mask(model: Path, text: str, *, config: TrainConfig, top_k: int = 5) ->
     """Return the `top_k` most likely tokens for each [MASK] in the text.
 
     Several masks are filled independently of one another, as BERT predicts them.
-
-    Args:
-        model: any BERT folder with a masked-language-model head and its tokenizer.
-        text: with at least one [MASK].
-        config: device, precision and attention.
-        top_k: at most the size of the vocabulary.
     """
     bert = open_bert(model, config, ("cls.predictions",))
     tokenizer = bert.tokenizer
@@ -55,12 +49,7 @@ def fill_mask(model: Path, text: str, *, config: TrainConfig, top_k: int = 5) ->
 
 
 def warn_of_unknown_words(text: str, tokenizer: Tokenizer) -> str | None:
-    """Return a warning if the model sees words of the text only as [UNK], with the likely cause; None if it sees all.
-
-    Args:
-        text: with [MASK]s, which are no words.
-        tokenizer: of the model.
-    """
+    """Return a warning if the model sees words of the text only as [UNK], with the likely cause; else None."""
     pieces = text.split(MASK)
     unknown = [word for piece in pieces for word in unknown_words(piece, tokenizer)]
     if not unknown:

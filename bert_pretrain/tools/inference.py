@@ -100,9 +100,7 @@ def open_bert(folder: Path, config: TrainConfig, required: tuple[str, ...] = ())
 def batches_by_length(lengths: np.ndarray, batch_tokens: int) -> Iterator[np.ndarray]:
     """Yield the indices of the sequences of each batch, longest first, at most `batch_tokens` including padding.
 
-    Args:
-        lengths: (sequences,).
-        batch_tokens: a sequence longer than that is a batch of its own.
+    A longer sequence is a batch of its own.
     """
     order = np.argsort(-lengths, kind="stable")
     begin = 0

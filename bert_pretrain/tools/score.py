@@ -92,20 +92,9 @@ def score_texts(
 ) -> dict[str, float]:
     """Score every text of some inputs by a model.
 
-    Args:
-        model: any BERT folder with a masked-language-model head and its tokenizer.
-        inputs: as for the stages; each line of `.txt` is a text.
-        config: device, precision and attention.
-        metric: one of `METRICS`.
-        batch_tokens: tokens that run at once, padding included.
-        text_field: the field of the text in records, or several.
-        encoding: of text files, or `auto`.
-        skip_empty: skip empty texts.
-        prefix_field: a field of records with text before each text: the network sees it, but it is neither masked nor
-            scored, so that scores are conditional on it.
-        per_token: write the score of every token, too.
-        unit: `NATS` or `BITS`.
-        output: a file of JSON lines with the score of each text.
+    Each line of `.txt` is a text. `batch_tokens` run at once, padding included. `prefix_field` is a field of records
+    with text before each text: the network sees it, but it is neither masked nor scored, so that scores are conditional
+    on it. `output` is a file of JSON lines with the score of each text, and with `per_token` of every token.
 
     Returns:
         `pll` (of all texts), `pll_per_token`, in bits under the names `pll_bits` and `pll_per_token_bits`,
@@ -147,12 +136,8 @@ def score_pairs(
 ) -> tuple[dict[str, float], dict[str, dict[str, float]]]:
     """Measure for how many minimal pairs a model gives the good sentence the higher pseudo-log-likelihood.
 
-    Args:
-        model: as in `score_texts`, like `config`, `metric`, `batch_tokens`, `prefix_field` and `unit`.
-        inputs: `.jsonl` with `sentence_good` and `sentence_bad`, as BLiMP's.
-        by: a field for whose values accuracy is reported too; by default `UID` where records have it.
-        encoding: as in `score_texts`.
-        output: a file of JSON lines with the scores of each pair.
+    Inputs are `.jsonl` with `sentence_good` and `sentence_bad`, as BLiMP's. `by` is a field for whose values accuracy
+    is reported too; by default `UID` where records have it. All else is as in `score_texts`.
 
     Returns:
         `accuracy` (equal scores count as wrong) and the number of `pairs`, in total and for every value of the field.

@@ -118,10 +118,7 @@ class Group:
 def encoded_groups(texts: Iterable[Text], tokenizer: Tokenizer, *, warns: bool = True) -> Iterator[Group]:
     """Tokenize texts group by group, in order; warn at the end if the model knows few of their words.
 
-    Args:
-        texts: of one pass.
-        tokenizer: of the model.
-        warns: in one pass of several over the same texts.
+    `warns` is for one pass of several over the same texts.
     """
     encoder, unknown = Encoder(tokenizer), UnknownWords(tokenizer)
     for group in _grouped(texts):

@@ -73,15 +73,9 @@ class Snapshot:
 def take_snapshot(state: TrainState, about: Mapping[str, Any]) -> Snapshot:
     """Begin to copy a state, after the snapshot before has been written.
 
-    Args:
-        state: to be saved.
-        about: JSON values to keep with it: thread count, micro-batch size, data.
+    `about` has JSON values to keep with it: thread count, micro-batch size, data.
     """
-    record = {
-        "progress": asdict(state.progress),
-        "interval": asdict(state.interval),
-        **about,
-    }
+    record = {"progress": asdict(state.progress), "interval": asdict(state.interval), **about}
     weights = {WEIGHT_PREFIX + name: parameter for name, parameter in state.model.named_parameters()}
     copy = state.host_memory.copy({**weights, **state.tensors()})
     copied = {name.removeprefix(WEIGHT_PREFIX): tensor for name, tensor in copy.tensors.items() if name in weights}

@@ -13,7 +13,7 @@ import uuid
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any, NoReturn, TypeVar, cast
+from typing import Any, TypeVar, cast
 
 import torch
 import torch.distributed as dist
@@ -78,16 +78,18 @@ SINGLE_PROCESS = DistContext()
 
 
 def init_distributed(device: str) -> DistContext:
-    """Return the dist_context that `torchrun` has started this process in, after meeting the others; else one of one.
-
-    Args:
-        device: `train.device`: `auto`, `cpu`, `cuda`, `mps`.
-    """
+    """Return the context that `torchrun` has started this process in, after meeting the others; else one of one."""
     if int(os.environ.get("WORLD_SIZE", "1")) < 2:
         return SINGLE_PROCESS
     dist_context = DistContext(*(int(os.environ[name]) for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK")))
     if device == "mps":
-        _refuse_mps(dist_context)
+        if not dist_context.is_main:
+            raise SystemExit(2)  # the first rank says why
+        raise ConfigError(
+            f"the device is 'mps', and {dist_context.size} processes were started",
+            where="train.device",
+            remedy="train in one process, without torchrun, or set the device to cpu",
+        )
     if not dist.is_initialized():
         with_cuda = device != "cpu" and torch.cuda.is_available()
         backend = "cpu:gloo,cuda:nccl" if with_cuda else "gloo"
@@ -96,16 +98,6 @@ def init_distributed(device: str) -> DistContext:
             backend, store=store, rank=dist_context.rank, world_size=dist_context.size, timeout=TIMEOUT
         )
     return dist_context
-
-
-def _refuse_mps(dist_context: DistContext) -> NoReturn:
-    if not dist_context.is_main:
-        raise SystemExit(2)  # the first rank says why
-    raise ConfigError(
-        f"the device is 'mps', and {dist_context.size} processes were started",
-        where="train.device",
-        remedy="train in one process, without torchrun, or set the device to cpu",
-    )
 
 
 def _fresh_store(dist_context: DistContext) -> Any:
@@ -146,10 +138,6 @@ def shut_down(exit_code: int) -> None:
         return
     with contextlib.suppress(Exception):  # the others may be gone already
         dist.destroy_process_group()
-    _exit_now(exit_code)
-
-
-def _exit_now(exit_code: int) -> NoReturn:
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(exit_code)

@@ -83,12 +83,7 @@ def evaluate_batches(
 ) -> dict[str, float]:
     """Return the figures of `evaluate` for a model in memory; its mode (training or not) is left as it was.
 
-    Args:
-        losses: a `PretrainingLoss`.
-        batches: the whole split, the same on all ranks, which share the work.
-        device: where the model is.
-        dtype: of the matrix products.
-        dist_context: the ranks.
+    `batches` is the whole split, the same on all ranks, which share the work.
     """
     was_training = losses.training
     losses.eval()

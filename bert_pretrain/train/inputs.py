@@ -24,11 +24,7 @@ def check_inputs(
     carry_optimizer: bool = False,
     overwrite: bool = False,
 ) -> None:
-    """Refuse what `train` would refuse, as far as it can be told from names, sizes and headers.
-
-    Args:
-        config: as for `train`, as all else.
-    """
+    """Refuse what `train` would refuse, as far as it can be told from names, sizes and headers."""
     folder = DataFolder.open(data)
     check_output(output, overwrite=overwrite)
     if init_from is not None:

@@ -9,10 +9,10 @@ from typing import Any
 
 import torch
 
+from bert_pretrain.errors import UserError
 from bert_pretrain.train import metrics
 from bert_pretrain.train.checkpoint_manager import CheckpointManager
 from bert_pretrain.train.clock import Clock
-from bert_pretrain.train.divergence import diverged, has_diverged
 from bert_pretrain.train.loader import Prefetcher, TrainingData
 from bert_pretrain.train.resolved import ResolvedRun
 from bert_pretrain.train.run_log import RunLog
@@ -21,6 +21,8 @@ from bert_pretrain.train.state import TrainState
 from bert_pretrain.train.step import train_step
 
 TIMED_STEPS, PATIENCE_SECONDS = 4, 60.0
+MAX_SKIPPED_IN_A_ROW = 30
+"""More than a loss scale of fp16 needs to come down from its start to 1; after that, waiting does not help."""
 
 
 def fit(
@@ -35,18 +37,8 @@ def fit(
 ) -> None:
     """Train from the state's step to the end of the run, and put the last checkpoint on disk.
 
-    Args:
-        run: what stays the same throughout.
-        state: changed in place.
-        data: where the batches come from.
-        log: receives a line each interval and each evaluation.
-        measure: returns the figures of the held-out split, if there is one.
-        checkpoints: saves the state.
-        evaluate_first: whether to measure the weights before the first step.
-
-    Raises:
-        Interrupted: after SIGINT or SIGTERM, once the checkpoint is written.
-        UserError: when a shard is damaged, a checkpoint cannot be written, or the gradients stay non-finite.
+    The state is changed in place. `measure` returns the figures of the held-out split, if there is one. After SIGINT or
+    SIGTERM it raises `Interrupted`, once the checkpoint is written.
     """
     config, progress = run.config.train, state.progress
     state.network.train()
@@ -86,8 +78,10 @@ def fit(
             log.advance(progress)
             if log_due:
                 checkpoints.check()
-                if has_diverged(state):
-                    raise diverged(state, _save_now(checkpoints))
+                if state.sums[-1] >= MAX_SKIPPED_IN_A_ROW:  # waits for the device; the same on all ranks
+                    checkpoint = checkpoints.save()
+                    checkpoints.wait()
+                    raise _diverged(state, checkpoint)
                 log.training(
                     metrics.training_line(state, rate=rate, epoch=data.epoch(progress.step), peak=run.peak_flops)
                 )
@@ -127,11 +121,17 @@ def time_steps(run: ResolvedRun, state: TrainState, data: TrainingData) -> float
     return statistics.median(times[1:] or times)
 
 
-def _save_now(checkpoints: CheckpointManager) -> Path:
-    """Save a checkpoint, wait until it is on disk, and return its path."""
-    path = checkpoints.save()
-    checkpoints.wait()
-    return path
+def _diverged(state: TrainState, checkpoint: Path) -> UserError:
+    """Return the error that ends a run whose gradients stay non-finite.
+
+    Seed and step fix the batch and the dropout masks, so the checkpoint is all that is needed to compute the step
+    again.
+    """
+    return UserError(
+        f"the gradients of {int(state.sums[-1])} steps in a row were not finite; none of them changed the weights",
+        where=f"step {state.progress.step}; the state is saved in {checkpoint}",
+        remedy="lower train.peak_lr, or look for what is odd in the data; the same command would try again",
+    )
 
 
 def _wait_for(device: torch.device) -> None:

@@ -39,11 +39,7 @@ def training_line(state: TrainState, *, rate: float, epoch: float, peak: float |
     Losses, accuracies, the gradient norm and the rates are means over the interval, without skipped steps. The `nsp_`
     figures, which are also those of sentence order, are None if examples are not pairs.
 
-    Args:
-        state: after the interval's last step.
-        rate: the learning rate of that step.
-        epoch: passes over the training split so far.
-        peak: FLOPs per second that all devices can do together, or None.
+    `peak` is the FLOPs per second that all devices can do together, or None.
     """
     progress, interval = state.progress, state.interval
     sums = StepSums.read(state.sums)
@@ -79,10 +75,7 @@ def _ratio(total: float, number: float) -> float | None:
 def console_line(line: dict[str, Any], steps: int | None, pairs: str = "nsp") -> str:
     """Return a line of `metrics.jsonl` for the console, with units.
 
-    Args:
-        line: of `metrics.jsonl`.
-        steps: of the whole run; None where time ends it.
-        pairs: what the figures of pairs are called.
+    `steps` are those of the whole run, None where time ends it; `pairs` is what the figures of pairs are called.
     """
     head = f"step {line['step']:>7}" if steps is None else f"step {line['step']:>{len(str(steps))}}/{steps}"
     if "validation_mlm_loss" in line:

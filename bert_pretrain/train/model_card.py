@@ -14,7 +14,7 @@ from huggingface_hub import EvalResult, ModelCardData
 
 from bert_pretrain import __version__
 from bert_pretrain.model.hub import name_of_folder
-from bert_pretrain.report.curves import PANELS, as_png, perplexity, read_metrics
+from bert_pretrain.report.curves import PANELS, as_png, figure_of, perplexity, read_metrics
 from bert_pretrain.report.diagnosis import Hint
 from bert_pretrain.report.render import render
 from bert_pretrain.train.optim.schedule import duration, spanned_steps, warmup_steps
@@ -95,7 +95,7 @@ def draw_beside_card(run: Path, record: Mapping[str, Any], folder: Path) -> bool
     suffice, the error is raised, so that the same command draws it later.
     """
     try:
-        picture = as_png([run], [record], [read_metrics(run)], PANELS)
+        picture = as_png(figure_of([run], [record], [read_metrics(run)], PANELS))
     except MemoryError:
         raise
     except Exception as error:

@@ -19,11 +19,7 @@ def progress_of(
 ) -> tuple[bool, Checkpoint | None]:
     """Return whether a run has nothing left to do and, if it has, the checkpoint from which to continue.
 
-    Args:
-        run: to be done.
-        progress: of its folder.
-        resume: whether checkpoints may be continued from.
-        changes: whether to prepare the folder for that, too: leftovers are removed, and a finished run is opened again.
+    With `changes` the folder is prepared for that, too: leftovers are removed, and a finished run is opened again.
     """
     is_complete = progress is manifest.Progress.COMPLETE
     if is_complete and _is_up_to_date(run, changes):

@@ -59,21 +59,10 @@ def train(
 ) -> Path:
     """Train a BERT and return the path of the final model folder.
 
-    Started by `torchrun`, this is one of several processes that train together.
-
-    Args:
-        config: the whole configuration; the sections `model` and `train` matter here, its phases do not.
-        data: a data folder of stage 2.
-        output: the run folder; need not exist.
-        init_from: any BERT folder whose weights to begin with.
-        carry_optimizer: take optimizer state and step from there too; it must be a checkpoint of ours.
-        resume: continue from the newest checkpoint in `output`.
-        overwrite: move what is in `output` aside and start over.
-        dry_run: only say what the run would do and how long it would take; nothing is written.
-
-    Raises:
-        UserError: when folders or settings do not fit each other.
-        Interrupted: after SIGINT or SIGTERM, once the checkpoint is written.
+    Started by `torchrun`, this is one of several processes that train together. Of `config`, the sections `model` and
+    `train` matter here. `init_from` is any BERT folder; with `carry_optimizer`, which takes optimizer state and step
+    from there too, a checkpoint of ours. With `dry_run` it only says what the run would do and how long it would take.
+    After SIGINT or SIGTERM it raises `Interrupted`, once the checkpoint is written.
     """
     dist_context = distributed.init_distributed(config.train.device)
     with dist_context.only_main_prints(), contextlib.ExitStack() as held:

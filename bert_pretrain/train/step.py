@@ -88,18 +88,10 @@ def train_step(
 ) -> None:
     """Update the weights by one global batch, and add its figures to `sums` (see `StepSums`).
 
-    Args:
-        network: a `PretrainingLoss` in training mode, or what `distributed.parallelize` made of it.
-        optimizers: of all its parameters.
-        batch: on the model's device; this rank's share of it.
-        sums: (10,) float64, by `StepSums`; a skipped step adds nothing but itself. The same on all ranks.
-        seed: with `step` and the number of the micro-batch among those of all ranks, fixes every dropout mask.
-        step: finished steps before this one.
-        learning_rate: for this step.
-        max_grad_norm: the gradient is clipped to this 2-norm.
-        dtype: of the matrix products; fp32 means no autocast.
-        loss_scale: needed for fp16 only.
-        dist_context: the ranks that share the batch.
+    `network` is a `PretrainingLoss` in training mode, or what `distributed.parallelize` made of it. `batch` is this
+    rank's share. `sums`, (10,), are the same on all ranks; a skipped step adds nothing but itself. `step` counts the
+    finished ones; with `seed` and the number of the micro-batch among those of all ranks it fixes every dropout mask.
+    The gradient is clipped to the 2-norm `max_grad_norm`.
     """
     for optimizer in optimizers:
         optimizer.zero_grad(set_to_none=True)

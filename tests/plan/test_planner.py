@@ -15,7 +15,7 @@ from bert_pretrain.train.device.flops import training_flops
 
 ENGLISH = TextFacts(
     num_bytes=100e6, documents=7000, sentences_per_document=100, single_sentence_share=0.0, cjk_share=0.0,
-    repeated_share=0.0, is_divisible=True,
+    is_divisible=True,
 )  # fmt: skip
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from bert_pretrain.errors import ConfigError, DataError
-from bert_pretrain.report.curves import PANELS, _figure, draw_curves, read_metrics, read_run_record, run_names
+from bert_pretrain.report.curves import PANELS, draw_curves, figure_of, read_metrics, read_run_record, run_names
 from bert_pretrain.report.report import write_report
 from bert_pretrain.storage import manifest
 from bert_pretrain.storage.files import sha256_file
@@ -62,7 +62,7 @@ def test_panels_show_chance_and_axes_do_not_dramatise_noise(run: Path) -> None:
     pytest.importorskip("matplotlib")
     statistics = {"vocab_size": 4096, "unigram_entropy": {"train": 6.0, "validation": 5.5}}
     (run / "manifest.json").write_text(json.dumps({"data": {"statistics": statistics}}))
-    figure = _figure([run], [read_run_record(run)], [read_metrics(run)], PANELS)
+    figure = figure_of([run], [read_run_record(run)], [read_metrics(run)], PANELS)
     panels = {axes.get_title(): axes for axes in figure.axes}
     for title, label, height in (
         ("masked tokens: loss", "all tokens equally likely", math.log(4096)),

@@ -13,14 +13,13 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from bert_pretrain.config import Config
-from bert_pretrain.errors import ConfigError, DataError
+from bert_pretrain.errors import ConfigError, DataError, UserError
 from bert_pretrain.examples.shards import DataFolder
 from bert_pretrain.model.bert import BertForPreTraining
 from bert_pretrain.model.huggingface import load_weights
 from bert_pretrain.storage.checksums import seal_folder
 from bert_pretrain.train import checkpoint, clock, loop
 from bert_pretrain.train.checkpoint import open_checkpoint
-from bert_pretrain.train.divergence import DivergedError
 from bert_pretrain.train.loader import TrainingData
 from bert_pretrain.train.loss import pretraining_loss
 from bert_pretrain.train.run import train
@@ -120,7 +119,7 @@ def test_gradients_that_stay_non_finite_end_the_run_with_a_checkpoint_to_compute
 ) -> None:
     model = poisoned("bert.embeddings.token_type_embeddings.weight", 1)
     run = tmp_path / "run"
-    with pytest.raises(DivergedError, match="30 steps in a row") as caught:
+    with pytest.raises(UserError, match="30 steps in a row") as caught:
         train(tiny(max_steps=100), data_folder, run, init_from=model)
     folder = run / "checkpoints" / "step-00000030"
     assert str(folder) in str(caught.value)

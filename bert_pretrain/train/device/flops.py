@@ -69,13 +69,8 @@ def training_flops(
 ) -> float:
     """Return the floating-point operations of training on so many tokens, forward and backward.
 
-    Args:
-        model: the sizes.
-        vocab_size: tokens in the vocabulary.
-        tokens: real ones.
-        squared_lengths: sum of the squares of the lengths of the sequences.
-        predictions: predicted tokens.
-        pairs: sequences with a next-sentence label.
+    `tokens` are real ones, `squared_lengths` is the sum of the squares of the sequences' lengths, and `pairs` counts
+    the sequences with a next-sentence label.
     """
     hidden, layers = model.hidden_size, model.num_hidden_layers
     layer_weights = 4 * hidden * hidden + 2 * hidden * model.intermediate_size

@@ -165,16 +165,7 @@ def choose_micro_batch_tokens(
     dtype: torch.dtype,
     num_ranks: int = 1,
 ) -> int:
-    """Return the tokens that a micro-batch may hold, from the configuration or from what fits.
-
-    Args:
-        config: its batch, optimizer, and the setting.
-        model: on the device.
-        max_seq_length: of the data.
-        device: that the model is on.
-        dtype: of the matrix products.
-        num_ranks: ranks that share a batch.
-    """
+    """Return the tokens that a micro-batch may hold, from the configuration or from what fits."""
     if config.micro_batch_tokens != "auto":
         return config.micro_batch_tokens
     whole_batch = -(-config.global_batch_size // num_ranks) * max_seq_length

@@ -38,11 +38,9 @@ class HostMemory:
         allocate: Callable[[Tensor], Tensor] | None = None,
         mark_arrival: Callable[[], Any] | None = None,
     ) -> None:
-        """Copy into memory from `allocate`, used again for every copy; without it each tensor gets fresh memory.
+        """Copy into memory of a tensor's shape and type from `allocate`, used again for every copy.
 
-        Args:
-            allocate: returns host memory of a tensor's shape and type.
-            mark_arrival: returns what `HostCopy.wait` synchronizes with.
+        Without it each tensor gets fresh memory. `mark_arrival` returns what `HostCopy.wait` synchronizes with.
         """
         self._allocate, self._mark_arrival = allocate, mark_arrival
         self._buffers: dict[str, Tensor] = {}
