@@ -69,7 +69,6 @@ class PaddedBatches(IterableDataset[PaddedBatch]):
         return f"<{len(self):,} batches of {self.batch_size:,} {self.split} examples, epoch {self.epoch}>"
 
     def __iter__(self) -> Iterator[PaddedBatch]:
-        """Yield the batches."""
         worker = get_worker_info()
         first, step = (0, 1) if worker is None else (worker.id, worker.num_workers)
         for parts in itertools.islice(self._batches(), first, None, step):
@@ -99,12 +98,7 @@ class PaddedBatches(IterableDataset[PaddedBatch]):
 
 
 def pad(examples: Examples, pad_id: int, length: int) -> PaddedBatch:
-    """Return masked examples as the arguments of `transformers.BertForPreTraining`.
-
-    Returns:
-        `input_ids`, `attention_mask`, `token_type_ids` and `labels`, (examples, length) int64, and where examples are
-        pairs `next_sentence_label`, (examples,) int64.
-    """
+    """Return masked examples as the arguments of `transformers.BertForPreTraining`; see `DataFolder.loader`."""
     assert examples.masks is not None
     numbers = np.arange(len(examples))
     rows, columns = np.repeat(numbers, examples.lengths), ragged.positions_within(examples.offsets)

@@ -39,11 +39,7 @@ def to_table(examples: Examples) -> pa.Table:
 
 
 def from_table(table: pa.Table) -> Examples:
-    """Return the examples of a table.
-
-    Raises:
-        ValueError: when columns are missing, of other types, or disagree in the lengths of examples.
-    """
+    """Return the examples of a table; ValueError where columns are missing, of other types, or disagree in lengths."""
     _check_schema(table)
     columns = {name: table.column(name).combine_chunks() for name in table.column_names}
     input_ids, offsets = _flat(columns["input_ids"])

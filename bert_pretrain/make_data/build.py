@@ -87,7 +87,10 @@ def _build(task: ShardTask) -> ShardResult:
         examples = mask_examples(examples, masking_rule(tokenizer, config), task.stream("mask"))
     _check_claim(plan)
     record = write_shard(plan.output, task.name, examples)
-    drops = {} if config.next_sentence == "none" else {"single_sentence_spans": _num_without_windows(text, plan)}
+    drops = {}
+    if config.next_sentence != "none":
+        is_single = (text.slice_own_sentences > 0) & ~slices_with_windows(text, plan.max_tokens)
+        drops["single_sentence_spans"] = int(is_single.sum())
     statistics = summary.measure(examples, tokenizer)
     return {"record": record.as_json(), "statistics": statistics, "drops": drops}
 
@@ -100,10 +103,6 @@ def _make_segments(task: ShardTask, text: ShardText, rng: np.random.Generator) -
     if config.next_sentence == "sop":
         return swap_halves(cut_at_sentences(text, max_tokens, config.short_seq_prob, rng), rng)
     return exchange_bs(cut_full_windows(text, max_tokens, config.short_seq_prob, rng), text, max_tokens, rng)
-
-
-def _num_without_windows(text: ShardText, plan: BuildPlan) -> int:
-    return int(((text.slice_own_sentences > 0) & ~slices_with_windows(text, plan.max_tokens)).sum())
 
 
 def _check_claim(plan: BuildPlan) -> None:

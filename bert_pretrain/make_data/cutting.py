@@ -52,12 +52,9 @@ def cut_full_windows(text: ShardText, max_tokens: int, short_seq_prob: float, rn
     A sentence that a window cut begins the next one, and a last sentence that is left alone is taken together with the
     one before. A and B meet inside a sentence only where a window holds no sentence end.
 
-    Args:
-        text: the slices of documents to cut.
-        max_tokens: tokens of A and B together at most.
-        short_seq_prob: the share of windows with a target between 2 and `max_tokens` (appendix A.2 of the paper trains
-            mostly on full windows; google-research/bert makes a tenth of them shorter).
-        rng: draws targets, and where B begins.
+    A and B have `max_tokens` together at most. The share `short_seq_prob` of the windows has a target between 2 and
+    `max_tokens` (appendix A.2 of the paper trains mostly on full windows; google-research/bert makes a tenth of them
+    shorter).
     """
     units = _divide(text, max_tokens)
     starts, slices = units.starts, np.flatnonzero(units.has_windows)
@@ -151,15 +148,8 @@ def _fill(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Fill windows with whole units from the beginning of each span of units on.
 
-    Args:
-        starts_array: where each unit begins, and the last one ends, (units + 1,); none is longer than half a window.
-        is_inside: which units begin inside a sentence, (units + 1,).
-        spans: first unit and end of each, two units or more.
-        max_tokens: of a window.
-        targets: the target of each window.
-
-    Returns:
-        for each window the first unit, and the one after it.
+    Units are as in `_Units`, none longer than half a window; a span is its first unit and its end, two units or more.
+    Returns for each window the first unit, and the one after it.
     """
     starts, whole = starts_array.tolist(), np.flatnonzero(~is_inside).tolist()
     rows: list[tuple[int, int]] = []

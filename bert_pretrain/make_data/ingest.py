@@ -13,7 +13,7 @@ from bert_pretrain.make_data.parts import cut_inputs, ensure_unpacked, remove_un
 from bert_pretrain.make_data.store_writer import SUMMARY, write_store_shard
 from bert_pretrain.make_data.summary import CorpusStatistics, StoreShardSummary
 from bert_pretrain.make_data.token_store import TokenStore, store_key, store_shard_folder
-from bert_pretrain.parallel.executor import Pool, run_all
+from bert_pretrain.parallel.executor import Pool, run_each
 from bert_pretrain.storage.checksums import damage_of_folder
 from bert_pretrain.storage.files import read_json, remove_temporaries
 from bert_pretrain.storage.locking import exclusive
@@ -39,7 +39,7 @@ def ingest(
 ) -> tuple[CorpusStatistics, TokenStore]:
     """Fill the token store; returns the statistics of the corpus, and the store."""
     if config.word_segmenter is not None:
-        segmenter.check_installed()  # before its version is asked for
+        segmenter.jieba()  # before its version is asked for
     folder = stores.absolute() / store_key(sources, tokenizer, config)
     folder.mkdir(parents=True, exist_ok=True)
     with exclusive(folder, waits=True):  # for another command with these inputs, whose store serves this one too
@@ -49,7 +49,8 @@ def ingest(
             _Task(parts, store_shard_folder(folder, number), tokenizer.reference, config)
             for number, parts in enumerate(groups)
         ]
-        results = run_all(_run, tasks, workers=pool, description="tokenise", **documents.progress_of(groups))
+        progress = documents.progress_of(groups)
+        results = list(run_each(_run, tasks, workers=pool, description="tokenise", **progress))
         remove_temporaries(folder)  # of workers that were killed while this process was not
         remove_unpacked(itertools.chain.from_iterable(groups))
     try:

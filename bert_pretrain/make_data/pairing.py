@@ -18,10 +18,8 @@ EXCHANGE_BLOCK = 64
 def exchange_bs(windows: Segments, text: ShardText, max_tokens: int, rng: np.random.Generator) -> Segments:
     """Give half of the windows (±1) the label 1, and a B of another document.
 
-    Windows from donor slices of the text are not paired; they only offer their Bs.
-
-    Raises:
-        ValueError: when all windows come from one document, so that no B of another exists.
+    Windows from donor slices of the text are not paired; they only offer their Bs. A ValueError says that all windows
+    come from one document.
     """
     assert windows.is_cut is not None
     slices = text.slices_of(windows.starts[0::2])

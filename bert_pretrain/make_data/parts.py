@@ -7,10 +7,9 @@ it must not change between runs.
 
 import shutil
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
-from bert_pretrain.parallel.executor import Pool, run_all
+from bert_pretrain.parallel.executor import Pool, run_each
 from bert_pretrain.storage.files import atomic_path, read_json, write_checked_json
 from bert_pretrain.text import documents
 from bert_pretrain.text.sources import FEW_SOURCES, READ_ERRORS, Source, damaged
@@ -18,12 +17,6 @@ from bert_pretrain.text.text_files import ByteRange
 
 LARGE_ARCHIVE_BYTES = 4 << 20
 _CUTS = "parts.json"
-
-
-@dataclass(frozen=True)
-class _Archive:
-    source: Source
-    file: Path
 
 
 def cut_inputs(sources: Sequence[Source], store: Path, pool: Pool) -> list[tuple[ByteRange, ...]]:
@@ -37,10 +30,10 @@ def cut_inputs(sources: Sequence[Source], store: Path, pool: Pool) -> list[tuple
     remedy = f"remove the folder {store}: it is a cache, and is made again"
     cuts = read_json(store / _CUTS, remedy) if (store / _CUTS).exists() else None
     if cuts is None:
-        tasks = [_Archive(source, unpacked[source.location]) for source in large if unpacked]
-        weights = [float(task.source.size or 1) for task in tasks]
-        if tasks:
-            run_all(_unpack, tasks, workers=pool, description="unpack", unit="B", weights=weights)
+        if unpacked:
+            tasks = [ByteRange(source, unpacked=unpacked[source.location]) for source in large]
+            weights = [float(source.size or 1) for source in large]
+            list(run_each(ensure_unpacked, tasks, workers=pool, description="unpack", unit="B", weights=weights))
         parts = [documents.cut(source, part_bytes, unpacked.get(source.location)) for source in sources]
         bounds = [[(part.start, part.stop) for part in of_source] for of_source in parts]
         cuts = {"part_bytes": part_bytes, "parts": bounds}
@@ -54,9 +47,18 @@ def cut_inputs(sources: Sequence[Source], store: Path, pool: Pool) -> list[tuple
 
 
 def ensure_unpacked(part: ByteRange) -> None:
-    """Unpack the archive of a byte range again, if it is needed and no longer there."""
-    if part.unpacked is not None and not part.unpacked.exists():
-        _unpack(_Archive(part.source, part.unpacked))
+    """Unpack the archive of a byte range, if it is needed and not there."""
+    if part.unpacked is None or part.unpacked.exists():
+        return
+    with (
+        ByteRange(part.source).open() as packed,
+        atomic_path(part.unpacked) as temporary,
+        temporary.open("wb") as file,
+    ):
+        try:
+            shutil.copyfileobj(packed, file, 1 << 20)
+        except READ_ERRORS as error:
+            raise damaged(part.source, error) from error
 
 
 def remove_unpacked(parts: Iterable[ByteRange]) -> None:
@@ -67,17 +69,3 @@ def remove_unpacked(parts: Iterable[ByteRange]) -> None:
 
 def _is_archive(source: Source) -> bool:
     return source.is_local and source.has_documents_at_lines and source.needs_decoding
-
-
-def _unpack(archive: _Archive) -> None:
-    if archive.file.exists():
-        return
-    with (
-        ByteRange(archive.source).open() as packed,
-        atomic_path(archive.file) as temporary,
-        temporary.open("wb") as file,
-    ):
-        try:
-            shutil.copyfileobj(packed, file, 1 << 20)
-        except READ_ERRORS as error:
-            raise damaged(archive.source, error) from error

@@ -82,15 +82,8 @@ def plan_build(
 ) -> tuple[BuildPlan, Counter[str]]:
     """Leave out duplicates, hold documents out for validation, and decide how many shards the copies fill.
 
-    Args:
-        store: complete, of enough documents for the objective.
-        shares: what the store holds of each input, in the order of the inputs.
-        tokenizer: the one that made the store, opened from a folder.
-        output: the data folder.
-        config: the section `data`.
-
-    Returns:
-        the plan, and how many documents are left out, by reason.
+    The store is complete, with enough documents for the objective. Returns the plan, and how many documents are left
+    out, by reason.
     """
     selection, left_out = select(store, shares, config)
     training = range(sum(share.documents for share in shares if not share.is_validation))

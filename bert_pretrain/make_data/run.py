@@ -25,7 +25,7 @@ from bert_pretrain.make_data.plan import BuildPlan, plan_build
 from bert_pretrain.make_data.selection import InputShare
 from bert_pretrain.make_data.summary import CorpusStatistics, SplitStatistics
 from bert_pretrain.parallel.cores import available_cores
-from bert_pretrain.parallel.executor import Pool, open_pool, run_all
+from bert_pretrain.parallel.executor import Pool, open_pool, run_each
 from bert_pretrain.storage import manifest
 from bert_pretrain.storage.files import remove_temporaries, write_text
 from bert_pretrain.storage.locking import exclusive
@@ -53,13 +53,11 @@ def make_data(
     """Write a data folder and return its path.
 
     Args:
-        config: its sections `data` is used.
+        config: its section `data` is used.
         inputs: files, globs, folders, URLs or `dataset:` names.
-        vocab: the tokenizer folder, by path or URL.
-        output: the data folder to write, by path or URL.
         workers: processes; all cores when None.
         scheduler: the address of a Dask scheduler whose workers do the work instead.
-        store: the folder of token stores; `.token-store` next to a local `output` when None.
+        store: the folder of token stores; `.token-store` next to `output` when None.
         overwrite: move another output aside instead of refusing it.
         verify: of a finished folder, compare the SHA-256 of all shards, not only their sizes and footers.
         lowercase: the casing, for a tokenizer folder that does not state it.
@@ -153,7 +151,7 @@ def build_shards(plan: BuildPlan, pool: Pool) -> dict[str, SplitStatistics]:
     """Build all shards; returns the manifest's entries of the splits."""
     build.open_records(plan)
     tasks = [ShardTask(plan, split, number) for split in plan.splits for number in range(split.num_shards)]
-    built = run_all(build.build_shard, tasks, workers=pool, description="build", unit="shard")
+    built = list(run_each(build.build_shard, tasks, workers=pool, description="build", unit="shard"))
     results: dict[str, list[summary.ShardResult]] = {split.name: [] for split in plan.splits}
     for task, (result, damage) in zip(tasks, built, strict=True):
         results[task.split.name].append(result)

@@ -12,14 +12,9 @@ from bert_pretrain.text.chunks import cjk_leads
 
 
 def continues_word(text: np.ndarray, places: np.ndarray) -> np.ndarray:
-    """Return which chunks are CJK characters inside a word.
+    """Return which chunks of valid UTF-8, (bytes,) uint8, are CJK characters inside a word, (chunks,) bool.
 
-    Args:
-        text: valid UTF-8 (bytes,) uint8.
-        places: where each chunk begins, ascending, (chunks,); a CJK character is a chunk of its own.
-
-    Returns:
-        (chunks,) bool.
+    They begin at `places`, ascending, (chunks,); a CJK character is a chunk of its own.
     """
     leads = cjk_leads(text)
     if leads is None:
@@ -32,7 +27,7 @@ def continues_word(text: np.ndarray, places: np.ndarray) -> np.ndarray:
 
 def _word_begins(text: np.ndarray) -> np.ndarray:
     """Mark the first byte of every word, (bytes,) bool."""
-    words = _jieba().cut(text.tobytes().decode())
+    words = jieba().cut(text.tobytes().decode())
     characters = np.flatnonzero((text & 0xC0) != 0x80)
     begins = np.zeros(len(text), dtype=bool)
     offsets = np.cumsum(np.fromiter(map(len, words), dtype=np.int64, count=len(words)))
@@ -42,10 +37,6 @@ def _word_begins(text: np.ndarray) -> np.ndarray:
     return begins
 
 
-def check_installed() -> None:
-    """Raise a ConfigError where the segmenter is missing."""
-    _jieba()
-
-
-def _jieba() -> Any:
+def jieba() -> Any:
+    """Return the segmenter, or raise a ConfigError where it is not installed."""
     return import_extra("rjieba", "chinese", "whole Chinese words", where="data.word_segmenter")

@@ -166,10 +166,7 @@ class TokenStore:
     def read(self, slices: DocumentSlices, look_ahead_tokens: int, num_donors: int = 0) -> ShardText:
         """Read slices of documents, each with at least `look_ahead_tokens` of what follows in its document, if any.
 
-        Args:
-            slices: what to read.
-            look_ahead_tokens: how far beyond each slice.
-            num_donors: how many of the slices, the last ones, are donors.
+        The last `num_donors` of the slices are donors.
         """
         shards = np.searchsorted(self.first_documents, slices.documents, side="right") - 1
         wanted = np.stack([slices.documents - self.first_documents[shards], slices.which, slices.of], axis=1).tolist()

@@ -32,16 +32,6 @@ _TASKS_AHEAD_PER_WORKER = 2
 _SILENCE_SECONDS = 60.0
 
 
-class Handle(Protocol):
-    """A submitted task: the part of a `concurrent.futures.Future` that is used here."""
-
-    def add_done_callback(self, call: Callable[[Any], object], /) -> Any:
-        """Register `call` to be called, on any thread, when the task has ended."""
-
-    def result(self) -> Any:
-        """Return what the task returned, or raise what it raised."""
-
-
 class Pool(Protocol):
     """Where tasks run: processes of this machine, or a cluster."""
 
@@ -49,8 +39,8 @@ class Pool(Protocol):
     def num_workers(self) -> int:
         """How many tasks run at once; may change during the work."""
 
-    def submit(self, function: Callable[[Any], Any], task: Any, description: str) -> Handle:
-        """Submit one task."""
+    def submit(self, function: Callable[[Any], Any], task: Any, description: str) -> Any:
+        """Submit one task; returns a future, of `concurrent.futures` or like it."""
 
     def explain(self, error: BaseException, description: str) -> UserError | None:
         """Return the user error behind an error of the pool itself, None for a task's own."""
@@ -73,14 +63,11 @@ def run_each(
 ) -> Iterator[Result]:
     """Call `function` on every task and yield the results lazily, in the order of the tasks.
 
-    Args:
-        function: importable by name, since worker processes are spawned.
-        tasks: sent to the workers by pickle.
-        workers: a pool, or a number of processes for this call only; 1 runs everything in this process. A caller that
-            may be interrupted while it holds a result opens a pool itself, which then stops at once.
-        description: of the progress bar.
-        unit: of the progress bar; `B` is scaled to megabytes.
-        weights: how much each task counts in the bar; 1 each by default.
+    Worker processes import `function` by its name, and get tasks by pickle. Each task counts in the progress bar by its
+    weight, 1 by default, of a unit; `B` is scaled to megabytes.
+
+    `workers` is a pool, or a number of processes for this call only; 1 runs everything in this process. A caller that
+    may be interrupted while it holds a result opens a pool itself, which then stops at once.
     """
     weights = [1] * len(tasks) if weights is None else weights
     is_own = isinstance(workers, int)
@@ -106,19 +93,6 @@ def run_each(
             raise
 
 
-def run_all(
-    function: Callable[[Task], Result],
-    tasks: Sequence[Task],
-    *,
-    workers: int | Pool,
-    description: str,
-    unit: str,
-    weights: Sequence[float] | None = None,
-) -> list[Result]:
-    """Call `function` on every task and return all results in the order of the tasks; see `run_each`."""
-    return list(run_each(function, tasks, workers=workers, description=description, unit=unit, weights=weights))
-
-
 def _run_on(
     pool: Pool,
     function: Callable[[Task], Result],
@@ -127,14 +101,14 @@ def _run_on(
     advance: Callable[[int], object],
 ) -> Iterator[Result]:
     done: queue.SimpleQueue[int] = queue.SimpleQueue()
-    handles: dict[int, Handle] = {}
+    handles: dict[int, Any] = {}
     results: dict[int, Result] = {}
     first = submitted = 0
     while first < len(tasks):
         window = _TASKS_AHEAD_PER_WORKER * pool.num_workers
         for index in range(submitted, min(first + window, len(tasks))):
             handles[index] = pool.submit(function, tasks[index], description)
-            handles[index].add_done_callback(lambda _, index=index: done.put(index))  # type: ignore[misc]
+            handles[index].add_done_callback(lambda _, index=index: done.put(index))
             submitted = index + 1
         while first not in results:
             try:
@@ -178,7 +152,7 @@ class LocalPool:
         if self._executor is not None:
             self._executor.shutdown(wait=True, cancel_futures=True)
 
-    def submit(self, function: Callable[[Any], Any], task: Any, description: str) -> Handle:
+    def submit(self, function: Callable[[Any], Any], task: Any, description: str) -> Any:
         if self._executor is None:
             context = multiprocessing.get_context("spawn")
             self._executor = ProcessPoolExecutor(self.num_workers, mp_context=context, initializer=_start_worker)

@@ -10,11 +10,7 @@ CHECKSUMS = "checksums.json"
 
 
 def seal_folder(folder: Path, written: Collection[str] = ()) -> None:
-    """Record the size and SHA-256 of every file that a folder holds now.
-
-    Raises:
-        FileNotFoundError: when one of the files `written` is no longer there.
-    """
+    """Record the size and SHA-256 of every file that a folder holds now; FileNotFoundError if one `written` is gone."""
     for name in written:
         (folder / name).stat()
     files = sorted(path for path in folder.iterdir() if path.is_file() and path.name != CHECKSUMS)

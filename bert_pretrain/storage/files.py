@@ -170,11 +170,7 @@ def read_json(path: Path, remedy: str = "restore the file from a copy, or write 
 
 
 def parse_json(text: str) -> Any:
-    """Return the value of JSON text; whole numbers of thousands of digits become infinite.
-
-    Raises:
-        ValueError: when it is not JSON, or nested too deeply.
-    """
+    """Return the value of JSON text, or raise a ValueError; whole numbers of thousands of digits become infinite."""
     try:
         found = _DECODER.decode(text)
     except RecursionError:

@@ -15,11 +15,9 @@ from bert_pretrain.storage.files import LOCK
 
 @contextlib.contextmanager
 def exclusive(folder: Path, *, waits: bool = False) -> Iterator[None]:
-    """Lock a folder against a second process; the lock ends with the process, however it ends.
+    """Lock a folder, made if needed, against a second process; the lock ends with the process, however it ends.
 
-    Args:
-        folder: made if needed.
-        waits: until another process that has the lock is done, instead of refusing.
+    Where another process has the lock, this one `waits` until that is done, or is refused.
     """
     is_held = False
     while not is_held:

@@ -31,14 +31,8 @@ _INSIDE_A_RUN = {"vocab": ("vocab",), "data": ("data", "data/*"), "run": ("train
 """Where `run` puts the output of each stage."""
 
 
-class _Absent:
-    """What a key has that only the other of two values has."""
-
-    def __repr__(self) -> str:
-        return "not given"
-
-
-_ABSENT = _Absent()
+_ABSENT = object()
+"""The value of a key that only the other of two dictionaries has."""
 
 
 class Progress(Enum):
@@ -214,5 +208,5 @@ def _differences(old: Any, new: Any, path: str = "") -> list[str]:
 
 
 def _short(value: object) -> str:
-    text = repr(value)
+    text = "not given" if value is _ABSENT else repr(value)
     return text if len(text) <= 100 else text[:97] + "..."

@@ -24,12 +24,9 @@ def local_path(location: str | Path, flag: str) -> Path:
 
 
 def did_you_mean(folder: Path, patterns: Sequence[str], file: str) -> str | None:
-    """Return a remedy that names the folder that was likely meant, None where there is none.
+    """Return a remedy that names the folder inside a given one that was likely meant, None where there is none.
 
-    Args:
-        folder: what was given, such as the folder of a whole run.
-        patterns: globs of folders inside of it, the likeliest first; the newest match of the first one that has any.
-        file: what makes such a folder the right one.
+    It is the newest match that holds `file`, of the first of the patterns that has one.
     """
     for pattern in patterns:
         if found := [each for each in folder.glob(pattern) if (each / file).is_file()]:

@@ -124,11 +124,7 @@ class KeyTable:
         self._numbers = np.full(capacity, -1, dtype=np.int32)
 
     def find(self, keys: list[np.ndarray]) -> np.ndarray:
-        """Return the number of each key (keys,) int32, -1 where it is not there.
-
-        Args:
-            keys: the columns, each (keys,) uint64.
-        """
+        """Return the number of each key (keys,) int32, -1 where it is not there; `keys` are columns (keys,) uint64."""
         slots = self._slots(keys)
         numbers = self._numbers.take(slots)
         pending = np.flatnonzero(~self._holds(slots, keys) & (numbers >= 0))

@@ -52,13 +52,7 @@ _KNOWN_AS = {
 
 
 def encoding_of(sample: bytes, expected: str, location: str) -> str:
-    """Return the encoding of a file.
-
-    Args:
-        sample: its beginning, or all of it.
-        expected: the name of an encoding, or `auto` to tell it from the sample.
-        location: of the file, for messages.
-    """
+    """Return the encoding of a file, given its beginning; `expected` is the name of one, or `auto` to detect it."""
     if expected != AUTO:
         expected = codecs.lookup(expected).name.removesuffix("-sig")
         expected = _SUPERSETS.get(expected, expected)

@@ -88,7 +88,6 @@ def _not_array(what: str, position: Position) -> InputError:
 
 
 def parse_json(text: str, where: object) -> Any:
-    """Parse JSON."""
     try:
         return files.parse_json(text)
     except ValueError as error:

@@ -139,14 +139,9 @@ def resolve(
 ) -> list[Source]:
     """Resolve files, globs, folders, URLs and `dataset:` names to sources, in a fixed order, those held out last.
 
-    Args:
-        inputs: as the user has typed them.
-        config: weights of inputs, encoding and layout of text, the share of it to read, and further inputs to hold
-            out (`validation`).
-        whole_words: whether words are tokens already; `auto` then means a sentence per line and documents that end at
-            blank lines.
-        every_split: read all splits of a dataset, none of them held out. Otherwise `train` is read, and `validation`
-            held out unless the configuration names what is.
+    With `whole_words`, words are tokens already; `auto` then means a sentence per line and documents that end at blank
+    lines. With `every_split` all splits of a dataset are read and none is held out; otherwise `train` is read, and
+    `validation` held out unless the configuration names what is.
     """
     if not inputs:
         raise InputError("no input is given", where="INPUT", remedy="name files, folders, globs or dataset:NAME")

@@ -54,8 +54,7 @@ class Tokenizer:
     ) -> None:
         """Build from the tokens in the order of their ids; with `whole_words` the other settings are without effect.
 
-        Raises:
-            ValueError: when a special token is missing or a token occurs twice.
+        A ValueError says that a special token is missing or a token occurs twice.
         """
         ids = {token: index for index, token in enumerate(tokens)}
         if len(ids) < len(tokens):
@@ -74,7 +73,12 @@ class Tokenizer:
         }
         self.pad_id, self.unk_id, self.cls_id, self.sep_id, self.mask_id = (ids[token] for token in SPECIAL_TOKENS)
         self.backend = _word_level(ids) if whole_words else _word_piece(ids, self.settings)
-        self._add_special_tokens()
+        self.backend.add_special_tokens(list(SPECIAL_TOKENS))
+        self.backend.post_processor = processors.TemplateProcessing(
+            single="[CLS]:0 $A:0 [SEP]:0",
+            pair="[CLS]:0 $A:0 [SEP]:0 $B:1 [SEP]:1",
+            special_tokens=[("[CLS]", self.cls_id), ("[SEP]", self.sep_id)],
+        )
         self.backend.encode_special_tokens = True
 
     def __repr__(self) -> str:
@@ -208,14 +212,6 @@ class Tokenizer:
             CONFIG: json_text({**kind, "model_max_length": model_max_length, **names}),
         }
         return {name: text for name, text in texts.items() if name in self.files}
-
-    def _add_special_tokens(self) -> None:
-        self.backend.add_special_tokens(list(SPECIAL_TOKENS))
-        self.backend.post_processor = processors.TemplateProcessing(
-            single="[CLS]:0 $A:0 [SEP]:0",
-            pair="[CLS]:0 $A:0 [SEP]:0 $B:1 [SEP]:1",
-            special_tokens=[("[CLS]", self.cls_id), ("[SEP]", self.sep_id)],
-        )
 
 
 @dataclass(frozen=True)

@@ -33,10 +33,7 @@ class Alphabet:
 def choose_alphabet(words: Mapping[str, int], limit: int | None, room: int) -> Alphabet:
     """Choose characters by frequency, up to a coverage of 99.99 % and all ASCII, or `limit` of them.
 
-    Args:
-        words: normalised words and how often they occur.
-        limit: characters at most; None for the coverage rule.
-        room: tokens the alphabet may take, `##` forms included.
+    Words are normalised; the alphabet may take `room` tokens, `##` forms included.
     """
     counts: Counter[str] = Counter()
     inside: set[str] = set()

@@ -6,7 +6,6 @@ most pieces. Savings are counted once, with the old pieces: a chosen word may al
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
 from typing import Any
 
 from bert_pretrain.errors import ConfigError
@@ -16,31 +15,13 @@ from bert_pretrain.text.tokenizer_folder import MAX_WORD_CHARACTERS, is_unused
 from bert_pretrain.vocab.alphabet import COVERAGE
 
 
-@dataclass(frozen=True)
-class NewToken:
-    """A token that was added, and why."""
-
-    token: str
-    id: int
-    pieces: list[str]
-    """What the old vocabulary makes of it."""
-    count: int
-    """How often it occurs: a word as such, a character where its absence makes a word [UNK]."""
-
-    def as_json(self) -> dict[str, Any]:
-        return asdict(self)
-
-
 def extend_vocabulary(
     words: Mapping[str, int], old: Tokenizer, *, add_tokens: int | None, min_frequency: int
-) -> tuple[Tokenizer, list[NewToken]]:
-    """Return the extended vocabulary, and what is new in it by id.
+) -> tuple[Tokenizer, list[dict[str, Any]]]:
+    """Return the extended vocabulary, and its new tokens: `token`, `id`, the old `pieces` it consists of, and `count`.
 
-    Args:
-        words: of the domain, normalised as the old tokenizer does, and their counts.
-        old: the vocabulary to extend.
-        add_tokens: at most so many; None for as many as there are unused slots.
-        min_frequency: rarer words and characters are not added.
+    The count of a word is how often it occurs, that of a character how often its absence makes a word [UNK]. At most
+    `add_tokens` are added, or as many as there are unused slots; words are normalised as the old tokenizer does.
     """
     slots = [index for index, token in enumerate(old.tokens) if is_unused(token)]
     room = len(slots) if add_tokens is None else add_tokens
@@ -63,7 +44,8 @@ def extend_vocabulary(
     added = []
     for index, (token, count) in zip(places, chosen.items(), strict=True):
         tokens[index] = token
-        added.append(NewToken(token, index, [old.tokens[piece] for piece in old_pieces(token, ids)], count))
+        pieces = [old.tokens[piece] for piece in old_pieces(token, ids)]
+        added.append({"token": token, "id": index, "pieces": pieces, "count": count})
     return old.with_tokens(tokens), added
 
 

@@ -6,7 +6,7 @@ chosen, or an existing vocabulary is extended. It is measured on documents it ha
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,7 @@ from bert_pretrain.text.sources import Source, few_documents, finer_boundary, re
 from bert_pretrain.text.text_files import ByteRange
 from bert_pretrain.text.tokenizer import Tokenizer
 from bert_pretrain.text.tokenizer_folder import TOKENIZER
-from bert_pretrain.vocab.alphabet import Alphabet, choose_alphabet
+from bert_pretrain.vocab.alphabet import choose_alphabet
 from bert_pretrain.vocab.counting import Counts, count_parts, count_words
 from bert_pretrain.vocab.extending import extend_vocabulary
 from bert_pretrain.vocab.wordpiece import special_tokens, train_wordpiece
@@ -45,7 +45,6 @@ def make_vocab(
     Args:
         config: its sections `vocab` and `data` are used.
         inputs: files, globs, folders, URLs or `dataset:` names.
-        output: the tokenizer folder to write, by path or URL.
         extend: the tokenizer or model folder of any BERT whose vocabulary to extend; its text processing is kept.
         lowercase: the casing, for a folder to extend that does not state it.
         workers: processes; all cores when None.
@@ -77,7 +76,13 @@ def make_vocab(
         counts = _count(sources, config, workers, scheduler)
         tokenizer, figures = _make(counts, old, config, inputs[0])
         tokenizer.save(output)
-        manifest.complete(output, "vocab", identity, _body(config, tokenizer, sources, figures))
+        body = {
+            "config": {"vocab": config.vocab.model_dump(mode="json")},
+            "tokenizer": {"hash": tokenizer.hash, "vocab_size": tokenizer.vocab_size},
+            "inputs": [{"location": source.location, **source.identity} for source in sources],
+            "figures": figures,
+        }
+        manifest.complete(output, "vocab", identity, body)
     _report(tokenizer, figures, config)
     if (few := few_documents(figures["documents"])) and (finer := finer_boundary(sources)):
         print(f"warning: {few}, for make-data too\n  hint: {finer}")
@@ -92,16 +97,6 @@ def _make(counts: Counts, old: Tokenizer | None, config: Config, where: str) -> 
         raise InputError("the inputs hold no text", where=where, remedy="give files with text in them")
     tokenizer, made = _train(words, config) if old is None else _extend(words, old, config.vocab)
     return tokenizer, {**_figures(tokenizer, old, counts, words, config.vocab), **made}
-
-
-def _body(config: Config, tokenizer: Tokenizer, sources: list[Source], figures: dict[str, Any]) -> dict[str, Any]:
-    """Return what the manifest says of the finished folder."""
-    return {
-        "config": {"vocab": config.vocab.model_dump(mode="json")},
-        "tokenizer": {"hash": tokenizer.hash, "vocab_size": tokenizer.vocab_size},
-        "inputs": [{"location": source.location, **source.identity} for source in sources],
-        "figures": figures,
-    }
 
 
 def _check_extendable(old: Tokenizer, config: VocabConfig) -> None:
@@ -147,16 +142,10 @@ def _holds(path: Path, text: str) -> bool:
         return False
 
 
-@dataclass(frozen=True)
-class _CountTask:
-    parts: tuple[ByteRange, ...]
-    number: int
-    config: Config
-
-
-def _count_task(task: _CountTask) -> Counts:
-    counts = count_parts(task.parts, task.number, task.config)
-    documents.check_unchanged(task.parts)
+def _count_group(task: tuple[int, tuple[ByteRange, ...]], config: Config) -> Counts:
+    number, parts = task
+    counts = count_parts(parts, number, config)
+    documents.check_unchanged(parts)
     return counts
 
 
@@ -164,12 +153,12 @@ def _count(sources: list[Source], config: Config, workers: int | None, scheduler
     part_bytes = documents.part_bytes_of(sources)
     parts = (part for source in sources for part in documents.cut(source.absolute, part_bytes))
     groups = documents.group(parts, part_bytes)
-    tasks = [_CountTask(parts, number, config) for number, parts in enumerate(groups)]
-    progress = documents.progress_of(groups)
     files = [Path(source.location) for source in sources if source.is_local]
     counts = Counts()
     with open_pool(workers, scheduler, folders=[], files=files) as pool:
-        for result in run_each(_count_task, tasks, workers=pool, description="count", **progress):
+        count = partial(_count_group, config=config)
+        tasks = list(enumerate(groups))
+        for result in run_each(count, tasks, workers=pool, description="count", **documents.progress_of(groups)):
             counts.add(result)
     return counts
 
@@ -189,7 +178,14 @@ def _train(words: Counter[str], config: Config) -> tuple[Tokenizer, dict[str, An
         strip_accents=vocab.strip_accents,
         handle_chinese_chars=vocab.handle_chinese_chars,
     )
-    return tokenizer, {"alphabet": _describe_alphabet(alphabet)}
+    described = {
+        "characters": len(alphabet.characters),
+        "inside_words": len(alphabet.inside),
+        "coverage": alphabet.coverage,
+        "left_out": len(alphabet.left_out),
+        "most_frequent_left_out": alphabet.left_out[:50],
+    }
+    return tokenizer, {"alphabet": described}
 
 
 def _extend(words: Counter[str], old: Tokenizer, config: VocabConfig) -> tuple[Tokenizer, dict[str, Any]]:
@@ -202,7 +198,7 @@ def _extend(words: Counter[str], old: Tokenizer, config: VocabConfig) -> tuple[T
             remedy=f"use {old.folder} as it is, give more text, or lower vocab.min_frequency ({config.min_frequency})",
         )
     extends = {"folder": str(old.folder), "hash": old.hash, "vocab_size": old.vocab_size}
-    return tokenizer, {"extends": extends, "added": [token.as_json() for token in added]}
+    return tokenizer, {"extends": extends, "added": added}
 
 
 def _figures(
@@ -251,16 +247,6 @@ def measure(tokenizer: Tokenizer, words: Counter[str]) -> dict[str, Any]:
     }
 
 
-def _describe_alphabet(alphabet: Alphabet) -> dict[str, Any]:
-    return {
-        "characters": len(alphabet.characters),
-        "inside_words": len(alphabet.inside),
-        "coverage": alphabet.coverage,
-        "left_out": len(alphabet.left_out),
-        "most_frequent_left_out": alphabet.left_out[:50],
-    }
-
-
 def _report(tokenizer: Tokenizer, figures: dict[str, Any], config: Config) -> None:
     print(
         f"{tokenizer.vocab_size:,} tokens from {figures['words']:,} words in {figures['documents']:,} documents\n"
@@ -290,23 +276,16 @@ def _measured(figures: dict[str, Any]) -> str:
 
 def _made_line(figures: dict[str, Any], tokenizer: Tokenizer) -> str:
     if "added" in figures:
-        return _new_tokens_line(figures)
+        added, old_size = figures["added"], figures["extends"]["vocab_size"]
+        in_slots = sum(token["id"] < old_size for token in added)
+        examples = ", ".join(f"{token['token']} ({' '.join(token['pieces'])})" for token in added[:5])
+        return f"{len(added):,} new: {in_slots:,} in unused slots, {len(added) - in_slots:,} at the end: {examples}, …"
     if "whole_words" in figures:
         kept, found = len(tokenizer.word_piece_ids), figures["whole_words"]
         return f"{kept:,} of {found['distinct']:,} different words cover {found['coverage']:.4%} of the text"
-    return _alphabet_line(figures["alphabet"])
-
-
-def _alphabet_line(alphabet: dict[str, Any]) -> str:
+    alphabet = figures["alphabet"]
     examples = " ".join(alphabet["most_frequent_left_out"][:10])
     return (
         f"alphabet: {alphabet['characters']:,} characters cover {alphabet['coverage']:.4%}, "
         f"{alphabet['left_out']:,} rarer ones left out{': ' + examples if examples else ''}"
     )
-
-
-def _new_tokens_line(figures: dict[str, Any]) -> str:
-    added, old_size = figures["added"], figures["extends"]["vocab_size"]
-    in_slots = sum(token["id"] < old_size for token in added)
-    examples = ", ".join(f"{token['token']} ({' '.join(token['pieces'])})" for token in added[:5])
-    return f"{len(added):,} new: {in_slots:,} in unused slots, {len(added) - in_slots:,} at the end: {examples}, …"

@@ -19,6 +19,7 @@ from bert_pretrain.errors import ConfigError, InputError, OutputError
 from bert_pretrain.examples.shards import DataFolder, read_shard
 from bert_pretrain.make_data import ingest as ingest_module
 from bert_pretrain.make_data.run import make_data
+from bert_pretrain.parallel.executor import run_each
 
 Corpus = Callable[..., "object"]
 
@@ -275,16 +276,14 @@ def test_a_changed_configuration_or_input_is_refused(small, tmp_path: Path) -> N
 
 def test_an_input_that_changes_meanwhile_is_refused(numbered, monkeypatch: pytest.MonkeyPatch) -> None:
     corpus = numbered([[5, 5, 5]] * 8)
-    real_run_all = ingest_module.run_all
     changes = iter([lambda: os.utime(corpus.text, ns=(5, 5)), corpus.text.unlink])
 
-    def run_all_and_change(*args, **kwargs):
-        results = real_run_all(*args, **kwargs)
+    def run_and_change(*args, **kwargs):
+        yield from run_each(*args, **kwargs)
         next(changes)()
-        return results
 
     with monkeypatch.context() as patch:
-        patch.setattr(ingest_module, "run_all", run_all_and_change)
+        patch.setattr(ingest_module, "run_each", run_and_change)
         for _ in range(2):
             with pytest.raises(InputError, match="changed while it was read"):
                 corpus.make()

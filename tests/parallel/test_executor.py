@@ -6,12 +6,18 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from bert_pretrain.errors import UserError
-from bert_pretrain.parallel.executor import LocalPool, run_all, run_each
+from bert_pretrain.parallel.executor import LocalPool, run_each
+
+
+def run_all(function: Callable[[Any], Any], tasks: Sequence[Any], workers: int | LocalPool) -> list[Any]:
+    return list(run_each(function, tasks, workers=workers, description="test", unit="task"))
 
 
 def square(number: int) -> int:
@@ -43,7 +49,7 @@ def leave_note(path: Path) -> int:
 
 @pytest.mark.parametrize("workers", [1, 2])
 def test_results_come_in_the_order_of_the_tasks(workers: int) -> None:
-    assert run_all(square, range(6), workers=workers, description="test", unit="task") == [0, 1, 4, 9, 16, 25]
+    assert run_all(square, range(6), workers=workers) == [0, 1, 4, 9, 16, 25]
 
 
 @pytest.mark.parametrize(("workers", "most"), [(1, 1), (2, 4)])
@@ -64,26 +70,26 @@ def test_work_keeps_only_a_little_ahead_of_who_takes_the_results(tmp_path: Path,
 def test_a_pool_keeps_its_processes_from_one_stage_to_the_next(tmp_path: Path) -> None:
     tasks = [tmp_path / str(number) for number in range(8)]
     with LocalPool(2) as pool:
-        runs = [set(run_all(leave_note, tasks, workers=pool, description="test", unit="task")) for _ in range(2)]
+        runs = [set(run_all(leave_note, tasks, workers=pool)) for _ in range(2)]
     assert len(runs[0] | runs[1]) <= 2
     assert os.getpid() not in runs[0]
 
 
 def test_an_error_of_one_task_ends_the_others_at_once(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="no"):
-        run_all(stumble, [tmp_path / str(number) for number in range(4)], workers=2, description="test", unit="task")
+        run_all(stumble, [tmp_path / str(number) for number in range(4)], workers=2)
     assert list(tmp_path.iterdir()) == []
     assert multiprocessing.active_children() == []
 
 
 def test_a_worker_killed_from_outside_is_one_message() -> None:
     with pytest.raises(UserError, match="killed from outside"):
-        run_all(die, range(4), workers=2, description="test", unit="task")
+        run_all(die, range(4), workers=2)
 
 
 def test_ctrl_c_never_reaches_a_worker() -> None:
     before = signal.pthread_sigmask(signal.SIG_BLOCK, set())
-    found = run_all(blocked_signals, range(2), workers=2, description="test", unit="task")
+    found = run_all(blocked_signals, range(2), workers=2)
     assert found == [{signal.SIGINT}] * 2
     assert signal.pthread_sigmask(signal.SIG_BLOCK, set()) == before
 
@@ -92,12 +98,12 @@ def test_ctrl_c_never_reaches_a_worker() -> None:
 def test_workers_do_not_outlive_an_interrupted_parent(tmp_path: Path, number: signal.Signals) -> None:
     script = (
         "import os, pathlib, sys, time, signal\n"
-        "from bert_pretrain.parallel.executor import run_all\n"
+        "from bert_pretrain.parallel.executor import run_each\n"
         "def work(name):\n"
         "    pathlib.Path(name).write_text(str(os.getpid())); time.sleep(120)\n"
         "if __name__ == '__main__':\n"
         "    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))\n"
-        "    run_all(work, sys.argv[1:], workers=2, description='test', unit='task')\n"
+        "    list(run_each(work, sys.argv[1:], workers=2, description='test', unit='task'))\n"
     )
     (tmp_path / "script.py").write_text(script)
     notes = [tmp_path / "a", tmp_path / "b"]
@@ -120,13 +126,13 @@ def test_a_worker_that_is_stopped_leaves_no_semaphore(tmp_path: Path) -> None:
     script = (
         "import sys, time\n"
         "from tqdm import tqdm\n"
-        "from bert_pretrain.parallel.executor import run_all\n"
+        "from bert_pretrain.parallel.executor import run_each\n"
         "def work(number):\n"
         "    list(tqdm(range(2), disable=None))\n"  # as in the libraries that a task uses
         "    time.sleep(1)\n"
         "    sys.exit(1 / number)\n"
         "if __name__ == '__main__':\n"
-        "    run_all(work, [0, 0], workers=2, description='test', unit='task')\n"
+        "    list(run_each(work, [0, 0], workers=2, description='test', unit='task'))\n"
     )
     (tmp_path / "script.py").write_text(script)
     done = subprocess.run([sys.executable, str(tmp_path / "script.py")], capture_output=True, text=True, check=False)

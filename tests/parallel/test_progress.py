@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from tqdm import tqdm
 
-from bert_pretrain.parallel.executor import run_all
+from bert_pretrain.parallel.executor import run_each
 from bert_pretrain.parallel.progress import progress_bar
 from bert_pretrain.text.documents import progress_of
 from bert_pretrain.text.sources import Source
@@ -53,7 +53,7 @@ def test_on_a_terminal_bars_stay_in_place(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_tasks_are_counted_in_whole_numbers(capsys: pytest.CaptureFixture[str]) -> None:
-    run_all(abs, [1, -1], workers=1, description="test", unit="shard")
+    list(run_each(abs, [1, -1], workers=1, description="test", unit="shard"))
     assert "| 2/2 [" in capsys.readouterr().err
 
 

@@ -27,8 +27,8 @@ def old_tokenizer(slots: int = 3) -> Tokenizer:
 
 def extended(words: dict[str, int], add_tokens: int | None = None, slots: int = 3) -> list[tuple[str, int]]:
     tokenizer, added = extend_vocabulary(words, old_tokenizer(slots), add_tokens=add_tokens, min_frequency=2)
-    assert [tokenizer.tokens[token.id] for token in added] == [token.token for token in added]
-    return [(token.token, token.id) for token in added]
+    assert [tokenizer.tokens[token["id"]] for token in added] == [token["token"] for token in added]
+    return [(token["token"], token["id"]) for token in added]
 
 
 def test_words_that_save_most_pieces_come_first_and_ties_are_in_order_of_the_alphabet() -> None:
@@ -47,8 +47,8 @@ def test_lines_that_are_not_slots_stay_and_pieces_are_recorded() -> None:
     assert tokenizer.tokens[3:-1] == old.tokens[3:]
     assert tokenizer.tokens[0] == "[PAD]"
     assert tokenizer.settings == old.settings
-    assert added[0].pieces == ["r", "##i", "##v", "##ing"]
-    assert [token.count for token in added] == [5, 4, 3]
+    assert added[0]["pieces"] == ["r", "##i", "##v", "##ing"]
+    assert [token["count"] for token in added] == [5, 4, 3]
     assert tokenizer.encode_text("Riving ox yx.") == [1, 2, tokenizer.vocab_size - 1, tokenizer.tokens.index(".")]
 
 
@@ -57,8 +57,8 @@ def test_characters_without_which_words_are_lost_come_before_words() -> None:
     # Inside a word "ß" is lost 30 times, alone 5 times; "œ" begins a word 20 times.
     assert lost_characters(words, old_tokenizer(), 2) == [("##ß", 30), ("œ", 20), ("ß", 5)]
     tokenizer, added = extend_vocabulary(words, old_tokenizer(4), add_tokens=None, min_frequency=2)
-    assert [token.token for token in added] == ["##ß", "œ", "ß", "ox"]
-    assert added[0].pieces == ["[UNK]"]
+    assert [token["token"] for token in added] == ["##ß", "œ", "ß", "ox"]
+    assert added[0]["pieces"] == ["[UNK]"]
     assert tokenizer.unk_id not in tokenizer.encode_text("ß maß")
 
 
