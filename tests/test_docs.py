@@ -157,6 +157,9 @@ def write_labelled_rows(folder: Path) -> None:
             rows = csv.writer(file)
             rows.writerow(["text", "label"])
             rows.writerows([f"the {'good' if i % 2 else 'bad'} function number {i}", i % 2] for i in range(count))
+    for name, count in (("sts-train.csv", 40), ("sts-dev.csv", 8)):
+        pairs = (f"main\tmade\t2012\t{i}\t{i % 6}\tItem {i} is here.\tItem {i % 6} is here.\n" for i in range(count))
+        (folder / name).write_text("".join(pairs), encoding="utf-8")
     sentence = "Anna\tB-PER\nsings\tO\nin\tO\nNew\tB-LOC\nYork\tI-LOC\n"
     (folder / "names.conll").write_text("\n".join([sentence] * 24), encoding="utf-8")
     (folder / "dev.conll").write_text("\n".join([sentence] * 6), encoding="utf-8")

@@ -15,7 +15,8 @@ FileFormat = Annotated[
     str | None, typer.Option("--format", metavar="FORMAT", help=f"{', '.join(FORMATS)}; by default by the ending.")
 ]
 ColumnNames = Annotated[
-    str | None, typer.Option("--columns", metavar="NAME,...", help="Of CSV or TSV without a header.")
+    str | None,
+    typer.Option("--columns", metavar="NAME,...", help="Of CSV or TSV without a header; a last ... for others."),
 ]
 
 

@@ -36,7 +36,7 @@ class LabelledInput:
     format: str | None = None
     """One of `FORMATS`; None: as the ending says."""
     columns: tuple[str, ...] = ()
-    """The columns of CSV or TSV without a header."""
+    """The columns of CSV or TSV without a header; after a last `...` rows may have more, which are ignored."""
     encoding: str = "utf-8"
     """Of text, as `data.encoding`."""
     strict: bool = False
@@ -48,6 +48,8 @@ class LabelledInput:
     said: set[str] = field(default_factory=set)
 
     def __post_init__(self) -> None:
+        self.has_more_columns = self.columns[-1:] == ("...",)
+        self.columns = self.columns[:-1] if self.has_more_columns else self.columns
         if self.format is not None and self.format not in FORMATS:
             what, remedy = f"there is no format '{self.format}'", f"choose one of {', '.join(FORMATS)}"
             raise ConfigError(what, where="--format", remedy=remedy)

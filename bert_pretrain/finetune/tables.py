@@ -109,6 +109,7 @@ def _rows(source: LabelledInput, text_field: TextField | None) -> Iterator[Row]:
             what, remedy = "the first line is a header", "leave out --columns, or remove the line"
             raise InputError(what, where=str(position), remedy=remedy)
         surplus = record.pop(SURPLUS, [])
+        surplus = [] if source.has_more_columns else surplus
         empty = [name for name, value in record.items() if value is None] if is_delimited else []
         flaw = _wrong_width(len(record) - len(empty) + len(surplus), len(record), position)
         table = "" if source.kind in ("json", "jsonl") else source.location

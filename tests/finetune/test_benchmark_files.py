@@ -24,6 +24,10 @@ from tests.pages import ROOT
 
 Read = Callable[..., tuple[list[Any], str]]
 COLA = "own1\t1\t\tthe day was fine .\nown1\t0\t*\tday the fine was .\nown2\t1\t\tthe film is good .\n"
+STS_B = (
+    'main-news\tMSRpar\t2012test\t0000\t4.400\tThe "film.\tA "good" book.\n'
+    "main-forums\tanswers-forums\t2016\t0001\t0\tWho is Anna?\tParis.\thttp://a.b\tCC BY-SA\n"
+)
 LCQMC = "天气 怎样\t今天 天气\t1\n天气 怎样\t你 是 谁\t0\n"
 CONLL_2003 = """-DOCSTART- -X- O O
 
@@ -44,6 +48,7 @@ def read(toy_model: Path, tmp_path: Path) -> Read:
     def read_one(
         task: str, name: str, content: str, flag: str = "--train", settings: Any = None, **how: Any
     ) -> tuple[list[Any], str]:
+        (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(content, encoding="utf-8", newline="")
         source = LabelledInput(str(tmp_path / name), flag, **how)
         head = tasks[task](Settings(**settings or {}), Tokenizer.load(toy_model))
@@ -155,6 +160,12 @@ FORMS = {
     "in_domain_train.tsv": (COLA, 3),
     "lcqmc.txt": (LCQMC, 2),
     "train.tsv": ("id\tquestion1\tquestion2\tis_duplicate\n0\twho ?\twhere ?\t0\n1\twho\n2\tgood\tfine\t1\n", 2),
+    "sts-train.csv": (STS_B, 2),
+    "STS-B/train.tsv": (
+        "index\tgenre\tfilename\tyear\told_index\tsource1\tsource2\tsentence1\tsentence2\tscore\n"
+        '0\tmain-captions\tMSRvid\t2012test\t0001\tnone\tnone\tThe film is "good\t"A" book.\t5.000\n',
+        1,
+    ),
     "cmrc2018_train.json": (
         json.dumps([{"context_text": "天 气", "qas": [{"query_text": "？", "answers": ["气"]}]}]),
         1,
@@ -168,7 +179,7 @@ def test_the_commands_of_the_documentation_read_their_files(read: Read, name: st
     assert len(commands) == len(FORMS)
     (command,) = (each.split() for each in commands if f"--train {name} " in each)
     given = typer.main.get_command(app).commands["finetune"].make_context(*command[:1], command[1:]).params
-    fields = {field: given[field] for field in ("text_field", "pair_field", "label_field")}
+    fields = {field: given[field] for field in ("text_field", "pair_field", "label_field", "regression")}
     how = {
         "format": given["file_format"],
         "columns": tuple((given["columns"] or "").split(",")) * bool(given["columns"]),
