@@ -12,8 +12,8 @@ from tests.pages import PYTHON, ROOT, blocks
 MEANINGS = [("good", "fine"), ("bad", "poor"), ("film", "book"), ("anna", "who"), ("berlin", "paris"), ("天", "气")]
 FILLERS = ["the", "was", "is", "very"]
 BEFORE = 0.885
-"""Spearman's correlation that `finetune similarity` of commit 3544eec reached with the recipe's rate and epochs, from the
-same model and files. Its defaults reached 0.106."""
+"""Spearman's correlation that `finetune similarity` of commit 3544eec reached with the recipe's rate and epochs, on the
+same files. Its defaults reached 0.106."""
 
 
 def write_pairs(path: Path, count: int, seed: int) -> list[tuple[float, str, str]]:
