@@ -1,33 +1,17 @@
 """The benchmark of the data stage measures what it says, on texts that are what it says."""
 
-import importlib.util
 import json
 import lzma
 import os
 import subprocess
 import sys
 from pathlib import Path
-from types import ModuleType
 
+import bench_data as bench
+import bench_data_tasks as tasks
 import pytest
 
 from bert_pretrain.text.tokenizer import Tokenizer
-
-SCRIPTS = Path(__file__).parents[2] / "scripts"
-
-
-def load(name: str) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(name, SCRIPTS / f"{name}.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module  # dataclasses look their module up there
-    spec.loader.exec_module(module)
-    return module
-
-
-bench = load("bench_data")
-tasks = load("bench_data_tasks")
 
 
 def test_ids_are_compared_before_speeds_are(english_text: Path, vocab_folder: Path, tmp_path: Path) -> None:
@@ -78,7 +62,7 @@ def test_one_command_prints_every_row_and_writes_it_down(
     packed.write_bytes(lzma.compress(chinese_text.read_bytes()))
     words = ["--english", english_text, "--chinese", packed, "--work", tmp_path / "work", "--json", tmp_path / "b.json"]
     words += ["--repeats", 1, "--slice-mb", 0.2, "--vocab-size", 1500, "--memory-times", 2]
-    command = [sys.executable, str(SCRIPTS / "bench_data.py"), *map(str, words)]
+    command = [sys.executable, bench.__file__, *map(str, words)]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     table = [line for line in done.stdout.splitlines() if line.startswith("|")]
     rows = json.loads((tmp_path / "b.json").read_text())["rows"]
