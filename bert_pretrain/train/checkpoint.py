@@ -2,14 +2,12 @@
 
 `checkpoints/step-00001000/` appears whole or not at all, is read back after writing, and holds no pickle. Tensors go to
 `training_state.safetensors`, everything else to `training_state.json`; `checksums.json` covers all files but the card.
-The state is copied to host memory (`host_memory.py`), from which a thread writes it while training continues.
+The state is copied to host memory (`host_memory.py`), from which `checkpoint_manager.py` writes it in the background.
 """
 
 import re
 import shutil
 import sys
-import threading
-import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -65,10 +63,6 @@ class Snapshot:
     record: dict[str, Any]
     """The content of `training_state.json`."""
 
-    @property
-    def step(self) -> int:
-        return int(self.record["progress"]["step"])
-
 
 def take_snapshot(state: TrainState, about: Mapping[str, Any]) -> Snapshot:
     """Begin to copy a state, after the snapshot before has been written.
@@ -113,53 +107,6 @@ def write_checkpoint(path: Path, snapshot: Snapshot, tokenizer: Tokenizer, card:
         ) from error
 
 
-class CheckpointWriter:
-    """Writes snapshots in the background, one at a time, and keeps the newest few."""
-
-    def __init__(self, folder: Path, tokenizer: Tokenizer, keep: int) -> None:
-        self._folder, self._tokenizer, self._keep = folder, tokenizer, keep
-        self._thread: threading.Thread | None = None
-        self._error: Exception | None = None
-        self._seconds = 0.0
-
-    def seconds(self) -> float:
-        """Return how long the last one took to be written."""
-        return self._seconds
-
-    def write(self, snapshot: Snapshot, card: str) -> Path:
-        """Begin to write a snapshot with its card, after the one before is on disk; returns where it will lie."""
-        self.wait()
-        path = self._folder / f"step-{snapshot.step:08d}"
-        self._thread = threading.Thread(target=self._write, args=(path, snapshot, card), name="checkpoint", daemon=True)
-        snapshot.copy.reader = self._thread
-        self._thread.start()
-        return path
-
-    def check(self) -> None:
-        """Raise what went wrong in the background since the last call, without waiting."""
-        if self._thread is not None and not self._thread.is_alive():
-            self.wait()
-
-    def wait(self) -> None:
-        """Wait until everything is on disk."""
-        if self._thread is not None:
-            self._thread.join()
-            self._thread = None
-        if self._error is not None:
-            error, self._error = self._error, None
-            raise error
-
-    def _write(self, path: Path, snapshot: Snapshot, card: str) -> None:
-        begin = time.perf_counter()
-        try:
-            write_checkpoint(path, snapshot, self._tokenizer, card)
-            for old in _paths(self._folder)[: -self._keep]:
-                shutil.rmtree(old)
-            self._seconds = time.perf_counter() - begin
-        except Exception as error:  # handed to the training thread, which raises it
-            self._error = error
-
-
 def newest_checkpoint(folder: Path, *, changes: bool = True) -> Checkpoint | None:
     """Return the newest checkpoint that is whole; None if there is none at all.
 
@@ -169,7 +116,7 @@ def newest_checkpoint(folder: Path, *, changes: bool = True) -> Checkpoint | Non
     if changes and folder.is_dir():
         remove_temporaries(folder)
     damages: dict[Path, DataError] = {}
-    for path in reversed(_paths(folder)):
+    for path in reversed(checkpoint_paths(folder)):
         try:
             found = open_checkpoint(path)
         except DataError as error:
@@ -192,11 +139,6 @@ def newest_checkpoint(folder: Path, *, changes: bool = True) -> Checkpoint | Non
             remedy="restore one from a copy, or start over with --overwrite (the old folder is moved aside)",
         )
     return None
-
-
-def has_checkpoints(folder: Path) -> bool:
-    """Whether a folder holds checkpoints, whole or not."""
-    return bool(_paths(folder))
 
 
 def open_checkpoint(path: Path, flag: str = "checkpoint") -> Checkpoint:
@@ -230,7 +172,8 @@ def carry_over(state: TrainState, checkpoint: Checkpoint, data: str) -> None:
         state.progress.examples_before = state.progress.examples
 
 
-def _paths(folder: Path) -> list[Path]:
+def checkpoint_paths(folder: Path) -> list[Path]:
+    """Return the checkpoints in a folder, whole or not, the newest last."""
     return sorted(path for path in folder.glob("step-*") if re.fullmatch(r"step-\d{8,}", path.name) and path.is_dir())
 
 

@@ -1,12 +1,15 @@
-"""The checkpoints of a run: with what record and card one is saved, while training continues."""
+"""The checkpoints of a run: written in the background, while training continues."""
 
+import shutil
+import threading
+import time
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from bert_pretrain.train.checkpoint import CheckpointWriter, take_snapshot
+from bert_pretrain.train.checkpoint import Snapshot, checkpoint_paths, take_snapshot, write_checkpoint
 from bert_pretrain.train.model_card import model_card
 from bert_pretrain.train.resolved import ResolvedRun
 from bert_pretrain.train.run_log import RunLog
@@ -14,40 +17,58 @@ from bert_pretrain.train.state import TrainState
 
 
 class CheckpointManager:
-    """Saves the state of one run; ranks that do not write only learn where."""
+    """Saves the state of one run, one checkpoint at a time, and keeps the newest few.
+
+    Ranks that do not write only learn where.
+    """
 
     def __init__(self, run: ResolvedRun, state: TrainState, log: RunLog, micro_batch_tokens: int) -> None:
+        self.write_seconds = 0.0
+        """How long the last checkpoint took to be written, while training went on."""
         self._run, self._state, self._log = run, state, log
         self._record = _record_of(run, micro_batch_tokens)
         self._folder = run.output / "checkpoints"
-        self._writer = CheckpointWriter(self._folder, run.tokenizer, run.config.train.keep_checkpoints)
-
-    @property
-    def write_seconds(self) -> float:
-        """How long the last checkpoint took to be written, while training went on."""
-        return self._writer.seconds()
+        self._thread: threading.Thread | None = None
+        self._error: Exception | None = None
 
     def save(self) -> Path:
-        """Begin to write a checkpoint of the state, and return its path."""
-        if not self._run.dist_context.is_main:
-            return self._folder / f"step-{self._state.progress.step:08d}"
-        snapshot = take_snapshot(self._state, {**self._record, "metrics": self._log.position})
-        return self._writer.write(snapshot, self._card())
-
-    def _card(self) -> str:
-        state = self._state
-        return model_card(
-            self._run, state.progress, self._log.last_validation,
-            num_parameters=state.model.num_parameters, is_final=False,
-        )  # fmt: skip
+        """Begin to write a checkpoint of the state, after the one before is on disk, and return its path."""
+        state, path = self._state, self._folder / f"step-{self._state.progress.step:08d}"
+        if self._run.dist_context.is_main:
+            snapshot = take_snapshot(state, {**self._record, "metrics": self._log.position})
+            card = model_card(
+                self._run, state.progress, self._log.last_validation,
+                num_parameters=state.model.num_parameters, is_final=False,
+            )  # fmt: skip
+            self.wait()
+            thread = threading.Thread(target=self._write, args=(path, snapshot, card), name="checkpoint", daemon=True)
+            snapshot.copy.reader = self._thread = thread
+            thread.start()
+        return path
 
     def check(self) -> None:
-        """Raise what went wrong while writing, without waiting."""
-        self._writer.check()
+        """Raise what went wrong in the background since the last call, without waiting."""
+        if self._thread is not None and not self._thread.is_alive():
+            self.wait()
 
     def wait(self) -> None:
         """Wait until all checkpoints are on disk."""
-        self._writer.wait()
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+        if self._error is not None:
+            error, self._error = self._error, None
+            raise error
+
+    def _write(self, path: Path, snapshot: Snapshot, card: str) -> None:
+        begin = time.perf_counter()
+        try:
+            write_checkpoint(path, snapshot, self._run.tokenizer, card)
+            for old in checkpoint_paths(self._folder)[: -self._run.config.train.keep_checkpoints]:
+                shutil.rmtree(old)
+            self.write_seconds = time.perf_counter() - begin
+        except Exception as error:  # handed to the training thread, which raises it
+            self._error = error
 
 
 def _record_of(run: ResolvedRun, micro_batch_tokens: int) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from bert_pretrain.errors import ConfigError, OutputError
 from bert_pretrain.model.folder import damage_of_model
 from bert_pretrain.storage import manifest
 from bert_pretrain.storage.files import read_json, remove_temporaries
-from bert_pretrain.train.checkpoint import Checkpoint, has_checkpoints, newest_checkpoint
+from bert_pretrain.train.checkpoint import Checkpoint, checkpoint_paths, newest_checkpoint
 from bert_pretrain.train.optim.schedule import Length, duration
 from bert_pretrain.train.resolved import ResolvedRun
 
@@ -62,7 +62,7 @@ def _is_up_to_date(run: ResolvedRun, changes: bool) -> bool:
 def _checkpoint_to_resume(run: ResolvedRun, resume: bool, changes: bool) -> Checkpoint | None:
     """Return the newest whole checkpoint of this run, or None to begin at the beginning."""
     folder = run.output / "checkpoints"
-    if not resume and has_checkpoints(folder):
+    if not resume and checkpoint_paths(folder):
         raise OutputError(
             f"{folder} holds checkpoints, and --no-resume starts over",
             where="--no-resume",

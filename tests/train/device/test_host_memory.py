@@ -3,20 +3,23 @@
 import threading
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
 from bert_pretrain.config import Config
+from bert_pretrain.examples.shards import DataFolder
 from bert_pretrain.model.bert import BertForPreTraining
 from bert_pretrain.model.huggingface import load_weights
-from bert_pretrain.text.tokenizer import Tokenizer
-from bert_pretrain.train.checkpoint import CheckpointWriter, open_checkpoint, take_snapshot
+from bert_pretrain.train.checkpoint import open_checkpoint
+from bert_pretrain.train.checkpoint_manager import CheckpointManager
 from bert_pretrain.train.device.host_memory import HostMemory, page_locked, recorded_event
+from bert_pretrain.train.distributed import SINGLE_PROCESS
 from bert_pretrain.train.loss import PretrainingLoss
 from bert_pretrain.train.optim.optimizer import make_optimizers, update
+from bert_pretrain.train.resolved import resolve_run
+from bert_pretrain.train.run_log import RunLog
 from bert_pretrain.train.state import TrainState
 
 
@@ -119,11 +122,6 @@ def state(tiny: Callable[..., Config]) -> TrainState:
     return state
 
 
-def about() -> dict[str, Any]:
-    names = ("length", "optimizer", "micro_batch_tokens", "threads", "data")
-    return dict.fromkeys(names, 0)
-
-
 class Arrival:
     """Stands for a CUDA event: notes in which thread it was waited for, and what was on disk then."""
 
@@ -135,7 +133,7 @@ class Arrival:
 
 
 def test_the_writer_waits_for_copies_and_training_does_not(
-    state: TrainState, tokenizer: Tokenizer, tmp_path: Path
+    state: TrainState, tiny: Callable[..., Config], data_folder: Path, tmp_path: Path
 ) -> None:
     arrivals: list[Arrival] = []
     allocate = Allocator()
@@ -145,15 +143,16 @@ def test_the_writer_waits_for_copies_and_training_does_not(
         return arrivals[-1]
 
     state.host_memory = HostMemory(allocate, mark)
-    writer = CheckpointWriter(tmp_path / "checkpoints", tokenizer, keep=2)
+    run = resolve_run(tiny(), DataFolder.open(data_folder), tmp_path, SINGLE_PROCESS)
+    checkpoints = CheckpointManager(run, state, RunLog(run.length, None, (), state.progress), 256)
     expected = []
     for step in (1, 2):
         state.progress.step = step
         expected.append({name: weight.detach().clone() for name, weight in state.model.named_parameters()})
-        writer.write(take_snapshot(state, about()), "card")
+        checkpoints.save()
         for parameter in state.model.parameters():
             parameter.data.add_(1.0)
-    writer.wait()
+    checkpoints.wait()
     assert [[name for name, _ in arrival.waits] for arrival in arrivals] == [["checkpoint"], ["checkpoint"]]
     assert arrivals[0].waits[0][1] == []
     assert [path.name for path in arrivals[1].waits[0][1]] == ["step-00000001"]
