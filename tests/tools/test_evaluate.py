@@ -33,10 +33,8 @@ def test_figures_are_printed_and_written(make_bert, data_folder: Path, place: Pa
     for name in ("mlm_loss", "mlm_accuracy", "mlm_perplexity", "nsp_loss", "nsp_accuracy"):
         assert f"{figures[name]:,.4f}" in next(line for line in shown.splitlines() if line.startswith(f"{name} "))
     for flag, file in (("--text", "a.txt"), ("--pairs", "p.jsonl")):
-        code, shown = run(
-            model, flag, place / file, "--json", place / f"{file}.json", "--output", place / f"{file}.jsonl"
-        )
-        assert code == 0, shown
+        files = ("--json", place / f"{file}.json", "--output", place / f"{file}.jsonl")
+        assert run(model, flag, place / file, *files)[0] == 0
     assert json.loads((place / "a.txt.json").read_text())["texts"] == 2
     assert set(json.loads((place / "p.jsonl.json").read_text())["groups"]) == {"order"}
     assert len((place / "a.txt.jsonl").read_text().splitlines()) == 2
@@ -49,10 +47,10 @@ CALLS = {
     "a field of texts": ["--text", "a.txt", "--by", "UID"],
     "empty pairs": ["--pairs", "p.jsonl", "--skip-empty"],
     "tokens without a file": ["--text", "a.txt", "--per-token"],
+    "an unknown precision": ["--text", "a.txt", "--precision", "fp8"],
     "tokens of pairs": ["--pairs", "p.jsonl", "--per-token", "--output", "o.jsonl"],
     "bits of data": ["--data", "d", "--bits"],
     "a prefix of data": ["--data", "d", "--prefix-field", "p"],
-    "an unknown device": ["--text", "a.txt", "--precision", "fp8"],
 }
 
 

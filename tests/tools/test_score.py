@@ -60,38 +60,6 @@ def theirs(their_tokens: Any) -> Any:
     return lambda *arguments: sum(their_tokens(*arguments))
 
 
-@pytest.mark.parametrize("metric", METRICS)
-def test_scores_of_texts_equal_those_of_a_plain_loop(
-    bert_folder: Path, short: list[str], theirs: Any, tmp_path: Path, metric: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(score_module, "DECODED_ROWS", 3)
-    (tmp_path / "a.txt").write_text("\n".join(short) + "\n", encoding="utf-8")
-    output = tmp_path / "scores.jsonl"
-    figures = score_texts(
-        bert_folder, [str(tmp_path / "a.txt")], config=CPU, metric=metric, batch_tokens=100, output=output
-    )
-    records = [json.loads(line) for line in output.read_text(encoding="utf-8").splitlines()]
-    assert [record["text"] for record in records] == short
-    expected = [theirs(text, metric) for text in short]
-    assert [record["pll"] for record in records] == pytest.approx(expected, abs=1e-4)
-    assert figures["pll"] == pytest.approx(sum(expected), abs=1e-3)
-    tokens = sum(record["tokens"] for record in records)
-    assert (figures["texts"], figures["tokens"]) == (len(short), tokens)
-    assert figures["pseudo_perplexity"] == pytest.approx(math.exp(-sum(expected) / tokens), rel=1e-4)
-
-
-def test_unknown_words_are_told_once(bert_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / "greek.txt").write_text("λόγος και μύθος\n", encoding="utf-8")
-    score_texts(bert_folder, [str(tmp_path / "greek.txt")], config=CPU)
-    assert capsys.readouterr().err.count("[UNK] to the model") == 1
-
-
-def test_the_two_metrics_differ_where_words_have_several_pieces(bert_folder: Path, theirs: Any) -> None:
-    word = "antidisestablishmentarianism"
-    assert abs(theirs(word, "original") - theirs(word, "word-l2r")) > 0.1
-    assert theirs("the", "original") == theirs("the", "word-l2r")
-
-
 def test_pairs_are_judged_by_their_scores(bert_folder: Path, short: list[str], theirs: Any, tmp_path: Path) -> None:
     pairs = list(zip(short, reversed(short), strict=True))  # among them a sentence with itself, which is no success
     lines = [
@@ -118,7 +86,6 @@ GOOD = '{"sentence_good": "the one", "sentence_bad": "one the"}'
 MISTAKES = {
     "field missing": (f'{GOOD}\n{{"sentence_good": "the"}}\n', "no text in 'sentence_bad'", "line 2"),
     "empty sentence": ('\n{"sentence_good": " ", "sentence_bad": "the"}\n', "is empty", "line 2"),
-    "control characters": ('{"sentence_good": "\\u0001", "sentence_bad": "the"}\n', "is empty", "line 1"),
     "not JSON": (f"{GOOD}\n{GOOD}\nthe\n", "not JSON", "line 3"),
     "no object": ("[1]\n", "not an object", "record 1"),
     "too long": (f'{GOOD}\n{{"sentence_good": "the", "sentence_bad": "{"the " * 50}"}}', "52 tokens", "line 2"),
@@ -162,14 +129,21 @@ def test_what_cannot_be_scored_is_refused(bert_folder: Path, vocab_folder: Path,
 
 @pytest.mark.parametrize("metric", METRICS)
 def test_tokens_have_the_scores_of_a_plain_loop_given_the_prefix_in_nats_or_bits(
-    bert_folder: Path, short: list[str], their_tokens: Any, tmp_path: Path, metric: str
+    bert_folder: Path,
+    short: list[str],
+    their_tokens: Any,
+    tmp_path: Path,
+    metric: str,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(score_module, "DECODED_ROWS", 3)
     prefixes = ["", *(text.partition(" ")[0] for text in short[:-1])]
     rows = [{"before": prefix, "text": text} for prefix, text in zip(prefixes, short, strict=True)]
     (tmp_path / "a.jsonl").write_text("\n".join(map(json.dumps, rows)) + "\n")
-    figures = {}
+    figures: dict[str, Any] = {}
     for name, unit in (("nats", NATS), ("bits", BITS)):
         options: dict[str, Any] = {"metric": metric, "prefix_field": "before", "per_token": True, "unit": unit}
+        options["batch_tokens"] = 100
         figures[name] = score_texts(
             bert_folder, [str(tmp_path / "a.jsonl")], config=CPU, output=tmp_path / f"{name}.jsonl", **options
         )
@@ -187,6 +161,10 @@ def test_tokens_have_the_scores_of_a_plain_loop_given_the_prefix_in_nats_or_bits
         assert other["pll_per_token_bits"] == pytest.approx(sum(expected) / len(expected) / math.log(2), abs=1e-4)
         assert "pll" not in other
     assert figures["bits"]["pll_bits"] == pytest.approx(total / math.log(2), abs=1e-3)
+    tokens = sum(record["tokens"] for record in nats)
+    assert (figures["nats"]["texts"], figures["nats"]["tokens"]) == (len(short), tokens)
+    assert figures["nats"]["pll"] == pytest.approx(total, abs=1e-3)
+    assert figures["nats"]["pseudo_perplexity"] == pytest.approx(math.exp(-total / tokens), rel=1e-4)
     assert figures["bits"]["pseudo_perplexity"] == figures["nats"]["pseudo_perplexity"]
     assert nats[1]["token_texts"][0] == short[1].partition(" ")[0].lower()
 
