@@ -102,12 +102,12 @@ def questions() -> Callable[[int, int], list[dict[str, Any]]]:
     return make
 
 
-def write_jsonl(path: Path, rows: list[dict[str, Any]]) -> str:
-    path.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows), encoding="utf-8")
-    return str(path)
-
-
 @pytest.fixture(scope="session")
 def as_jsonl() -> Callable[[Path, list[dict[str, Any]]], str]:
     """Write rows as JSONL and return the path."""
-    return write_jsonl
+
+    def write(path: Path, rows: list[dict[str, Any]]) -> str:
+        path.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows), encoding="utf-8")
+        return str(path)
+
+    return write

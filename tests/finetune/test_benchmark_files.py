@@ -246,17 +246,18 @@ def test_the_own_form_of_cmrc_2018_is_read(read: Read) -> None:
 
 
 @pytest.mark.parametrize(
-    "rows",
+    "answers",
     [
-        [{"question": "who ?", "context": "the anna", "answers": {"text": ["anna"]}}],
-        [{"question": "who ?", "context": "the anna", "answers": ["anna"]}],
-        [{"question": "who ?", "context": "the anna", "answers": "anna"}],
-        [{"question": "who ?", "context": "the anna", "answers": {"text": "anna", "answer_start": 4}}],
-        [{"question": "who ?", "context": "the anna", "answers": [{"text": "anna", "answer_start": 4.0}]}],
+        {"text": ["anna"]},
+        ["anna"],
+        "anna",
+        {"text": "anna", "answer_start": 4},
+        [{"text": "anna", "answer_start": 4.0}],
     ],
 )
-def test_flat_rows_with_other_forms_of_answers_are_read(read: Read, rows: list[dict[str, Any]]) -> None:
-    for name, text in (("a.json", json.dumps(rows)), ("a.jsonl", json.dumps(rows[0]))):
+def test_flat_rows_with_other_forms_of_answers_are_read(read: Read, answers: Any) -> None:
+    row = {"question": "who ?", "context": "the anna", "answers": answers}
+    for name, text in (("a.json", json.dumps([row])), ("a.jsonl", json.dumps(row))):
         (question,), _ = read("answer", name, text)
         assert question.answers == [("anna", 4)]
 

@@ -22,7 +22,6 @@ def asked(**changes: object) -> str:
 # What stands in the file, the task and its flags, what the message says, where it points.
 MISTAKES = {
     "no such column": ('{"txt": "a", "label": "b"}\n', "classify", "did you mean 'txt'", "x.jsonl: line 1"),
-    "empty text": (GOOD + '{"text": " ", "label": "a"}\n', "classify --strict", "'text' is empty", "x.jsonl: line 3"),
     "missing label": (GOOD + '{"text": "good", "label": null}\n', "classify --strict", "no label", "x.jsonl: line 3"),
     "one class": ('{"text": "good", "label": "a"}\n' * 3, "classify", "only one class", "x.jsonl: line 1"),
     "fractions": (GOOD + '{"text": "good", "label": 0.5}\n', "classify", "is a fraction", "x.jsonl: line 3"),
@@ -30,58 +29,25 @@ MISTAKES = {
     "not JSON": (GOOD + "{broken\n", "classify", "not JSON", "x.jsonl: line 3"),
     "empty file": ("\n", "classify", "no row", "x.jsonl"),
     "nothing to hold out": (TAGGED, "tag", "there is only one row, so none can be held out", "--train"),
-    "one context": (
-        asked() + asked(id="2", question="where ?"),
-        "answer",
-        "only one context, so none can be held out for validation; the 2 rows on it stay together",
-        "--train",
-    ),
+    "one context": (asked() + asked(id="2", question="where ?"), "answer", "there is only one context", "--train"),
     "no such field of several": (GOOD, "classify --text-field text,body", "there is no column 'body'", "x.jsonl"),
-    "empty second text": (
-        '{"text": "good", "pair": "", "label": "a"}\n',
-        "classify --pair-field pair --strict",
-        "'pair' is empty",
-        "x.jsonl: line 1",
-    ),
-    "unequal length": (
-        '{"tokens": ["a", "b"], "tags": ["O"]}\n',
-        "tag",
-        "'tokens' and 'tags' differ",
-        "x.jsonl: line 1",
-    ),
+    "unequal length": ('{"tokens": ["a", "b"], "tags": ["O"]}\n', "tag", "'tags' differ", "x.jsonl: line 1"),
     "not BIO": ('{"tokens": ["a"], "tags": ["NOUN"]}\n', "tag", "'NOUN' is not BIO", "x.jsonl: line 1"),
-    "inside of nothing": (
-        '{"tokens": ["a"], "tags": ["I-PER"]}\n',
-        "tag --strict",
-        "no tag before it",
-        "x.jsonl: line 1",
-    ),
     "nothing to find": ('{"tokens": ["a"], "tags": ["O"]}\n', "tag", "every tag is O", "x.jsonl: line 1"),
     "text for words": ('{"tokens": "a", "tags": ["O"]}\n', "tag", "not a list of words", "x.jsonl: line 1"),
     "no words": ('{"tokens": [], "tags": []}\n', "tag", "no words", "x.jsonl: line 1"),
-    "answer elsewhere": (
-        asked(answers={"text": ["anna"], "answer_start": [0]}),
-        "answer --strict",
-        "not in the context at answer_start 0; it is at 4",
-        "x.jsonl: line 1",
-    ),
-    "answer of other spelling": (
-        asked(answers={"text": ["Anna"], "answer_start": [4]}),
-        "answer",
-        "its answer is not in its context",
-        "x.jsonl: line 1",
-    ),
+    "other spelling": (asked(answers=["Anna"]), "answer", "answer is not in its context", "x.jsonl: line 1"),
     "no answers at all": (asked(answers={"text": [], "answer_start": []}), "answer", "no question has", "x.jsonl"),
     "empty question": (asked(question=""), "answer", "question is empty", "x.jsonl: line 1"),
     "an id twice": (asked() * 2, "answer --strict", "'1' occurs twice", "x.jsonl: line 2"),
     "answers of another layout": (asked(answers=[["anna", 4]]), "answer", "SQuAD's format", "x.jsonl: line 1"),
     "more than the positions": (GOOD, "classify --max-length 64", "32 positions", "--max-length"),
     "flag of another task": (GOOD, "classify --tags-field t", "is for the task 'tag'", "--tags-field"),
-    "columns of records": (GOOD, "classify --columns text,label", "only CSV and TSV", "--train"),
     "columns of words": (TAGGED, "tag --columns tokens,tags", "this is 'tag'", "--columns"),
     "no such format": (GOOD, "classify --format xml", "no format 'xml'", "--format"),
     "no such task": (GOOD, "translate", "no task 'translate'", "TASK"),
     "impossible rate": (GOOD, "classify --learning-rate -1", "it is -1.0", "--learning-rate"),
+    "a URL": (GOOD, "classify --output memory://tuned", "memory://tuned is a URL", "--output"),
     "one card of several": (GOOD, "classify --device cuda:3", "'cuda:3'", "--device"),
 }
 
@@ -105,17 +71,6 @@ def assert_told(model: Path, place: Path, call: str, what: str, where: str) -> N
     assert where in rest.split("\n  hint: ")[0]
     assert not (place / "o").exists()
     assert not (place / "o.partial").exists()
-
-
-def test_the_command_fine_tunes_into_a_folder_and_refuses_a_url(toy_model: Path, tmp_path: Path) -> None:
-    (tmp_path / "x.jsonl").write_text(GOOD * 4)
-    arguments = ["finetune", "classify", toy_model, "--train", tmp_path / "x.jsonl", "--epochs", "1", "--device", "cpu"]
-    refused = CliRunner().invoke(app, list(map(str, [*arguments, "--output", "memory://tuned"])))
-    assert refused.exit_code == 2
-    assert "memory://tuned is a URL" in refused.stderr
-    done = CliRunner().invoke(app, list(map(str, [*arguments, "--output", tmp_path / "tuned"])))
-    assert done.exit_code == 0, done.output
-    assert (tmp_path / "tuned" / "metrics.json").exists()
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without CUDA")

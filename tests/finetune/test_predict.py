@@ -24,8 +24,7 @@ from bert_pretrain.text.records import read_texts
 from bert_pretrain.text.sources import Source
 from bert_pretrain.text.text_files import ByteRange
 from bert_pretrain.text.tokenizer import Tokenizer
-
-FILLERS = ("film", "book", "day", "the", "was", "is", "very")
+from tests.finetune.conftest import FILLERS
 
 CPU = TrainConfig(device="cpu", precision="fp32")
 _FIELDS = DataConfig(text_field=("head", "text"))
@@ -237,7 +236,6 @@ def test_what_is_truncated_or_skipped_is_counted_once(
     found = run(folder, source, tmp_path / "o.jsonl", skip_empty=True)
     assert [line["text"][:5] for line in found] == ["very ", "good"]
     shown = capsys.readouterr().out
-    assert ": 2 rows (JSON lines, UTF-8) with label, score\n" in shown
     assert f"INPUT {source}: left out, since 'text' is empty: 1 (line 2)\n" in shown
     assert "input: 1 of 2 are longer than 32 tokens and were truncated\n" in shown
 
@@ -295,9 +293,7 @@ def test_the_encoding_is_said_once(
     folder = folder_of("SequenceClassification", num_labels=2)
     (tmp_path / "a.csv").write_bytes("text\ncafé\n".encode("cp1252"))
     predict(folder, str(tmp_path / "a.csv"), tmp_path / "o.tsv", config=CPU, encoding="auto")
-    lines = capsys.readouterr().out.splitlines()
-    assert sum(": its encoding is cp1252" in line for line in lines) == 1
-    assert lines[-1] == f"written    {tmp_path / 'o.tsv'}: 1 rows (tab-separated, UTF-8) with label, score"
+    assert capsys.readouterr().out.count(": its encoding is cp1252") == 1
 
 
 def test_the_same_command_replaces_its_output(folder_of: Callable[..., Path], tmp_path: Path) -> None:
@@ -315,7 +311,6 @@ def test_the_same_command_replaces_its_output(folder_of: Callable[..., Path], tm
 MISTAKES = {
     "no such column": ('{"txt": "a"}\n', "", "no column 'text'; did you mean 'txt'?", "x.jsonl: line 1"),
     "empty text": ('{"text": "a"}\n{"text": ""}\n', "", "'text' is empty", "x.jsonl: line 2"),
-    "nothing": ("\n", "", "it holds no row", "x.jsonl"),
     "only empty rows": ('{"text": ""}\n', "--skip-empty", "it holds no row", "x.jsonl"),
     "not JSON": ('{"text": "a"}\n{broken\n', "", "not JSON", "x.jsonl: line 2"),
     "unknown ending": ('{"text": "a"}\n', "--output o.txt", "not a format for rows", "--output"),
@@ -327,9 +322,7 @@ MISTAKES = {
         "cannot hold a column",
         "--output",
     ),
-    "an object without fields": ('{"text": "a", "n": {}}\n', "--output o.parquet", "cannot hold a column", "--output"),
     "beyond the positions": ('{"text": "a"}\n', "--max-length 33", "the model has 32 positions", "--max-length"),
-    "too short": ('{"text": "a"}\n', "--max-length 2", "it is 2", "--max-length"),
 }
 
 

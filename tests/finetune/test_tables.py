@@ -108,8 +108,7 @@ def test_what_is_damaged_is_named_by_its_line(tmp_path: Path, name: str, content
     assert where in caught.value.where
 
 
-def test_what_is_not_there_is_told(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="no such file"):
-        read_rows(LabelledInput(str(tmp_path / "a.csv"), "--train"))
-    with pytest.raises(InputError, match="datasets cannot open"):
-        read_rows(LabelledInput("dataset:surely/nowhere", "--train"))
+@pytest.mark.parametrize(("location", "what"), [("no.csv", "no such"), ("dataset:surely/nowhere", "cannot open")])
+def test_what_is_not_there_is_told(location: str, what: str) -> None:
+    with pytest.raises(InputError, match=what):
+        read_rows(LabelledInput(location, "--train"))
