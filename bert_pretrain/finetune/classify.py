@@ -221,11 +221,7 @@ def _regression_scores(truth: np.ndarray, found: np.ndarray) -> dict[str, float]
 
 
 def _label_in(row: Row, column: str, *, is_test: bool) -> Any:
-    """Return the label of a row, or None if it has none.
-
-    Raises:
-        UnusableRow: when it has none, and is no test row.
-    """
+    """Return the label of a row, or None if it has none."""
     label = row.get(column, "--label-field")
     if label is not None and label != "" and not (isinstance(label, float) and math.isnan(label)):
         return label
@@ -246,11 +242,7 @@ def _number_of(label: Any, row: Row) -> float:
 
 
 def _text_of(row: Row, field: TextField, flag: str) -> str:
-    """Return the text of a column, or of several that are joined as in pretraining; `flag` names them.
-
-    Raises:
-        UnusableRow: when it is no text, or has nothing but blanks.
-    """
+    """Return the text of a column, or of several that are joined as in pretraining; `flag` names them."""
     names = names_of(field)
     names = tuple(name for name in names if name in row.values) or names[:1]
     values = [row.get(name, flag) for name in names]

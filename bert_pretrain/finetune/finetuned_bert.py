@@ -52,11 +52,7 @@ class FinetunedBert:
 
     @staticmethod
     def open(folder: Path, config: TrainConfig) -> "FinetunedBert":
-        """Open a fine-tuned folder; `config` gives device, precision and attention.
-
-        Raises:
-            DataError: when the folder holds no BERT with such a head, or a file is broken.
-        """
+        """Open a fine-tuned folder; `config` gives device, precision and attention."""
         read_config(folder, "MODEL")
         settings = read_json(folder / CONFIG)
         head = _head_of(settings, folder)

@@ -88,11 +88,7 @@ class LabelledInput:
         self.repairs[what] += 1
 
     def usable(self, rows: Iterable[R], make: Callable[[int, R], E]) -> list[E]:
-        """Return what `make(number, row)` makes of each row; those for which it raises `UnusableRow` are left out.
-
-        Raises:
-            InputError: for the first unusable row with `strict`, or if more than half of the rows are unusable.
-        """
+        """Return what `make(number, row)` makes of each row; those for which it raises `UnusableRow` are left out."""
         made: list[E] = []
         first: UnusableRow | None = None
         for number, row in enumerate(rows):

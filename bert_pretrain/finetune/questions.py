@@ -34,11 +34,7 @@ _OWN_NAMES = {"context_text": "context", "query_text": "question", "query_id": "
 
 
 def read_questions(source: LabelledInput) -> list[Question]:
-    """Return the questions of an input: SQuAD's JSON, that of CMRC 2018, or flat rows.
-
-    Raises:
-        InputError: when it cannot be read, or most rows cannot be used.
-    """
+    """Return the questions of an input: SQuAD's JSON, that of CMRC 2018, or flat rows."""
     rows = list(iterate_questions(source))
     if not rows:
         raise no_rows(source)
@@ -69,11 +65,7 @@ def read_questions(source: LabelledInput) -> list[Question]:
 
 
 def texts_of(row: Row) -> tuple[str, str]:
-    """Return the question of a row and its context.
-
-    Raises:
-        UnusableRow: when one is empty.
-    """
+    """Return the question of a row and its context."""
     question, context = (row.get(name) for name in ("question", "context"))
     for name, value in (("question", question), ("context", context)):
         if not isinstance(value, str) or not value.strip():
@@ -82,11 +74,7 @@ def texts_of(row: Row) -> tuple[str, str]:
 
 
 def iterate_questions(source: LabelledInput) -> Iterator[Row]:
-    """Yield a row with `question`, `context`, and if there are `id` and `answers`, for each question.
-
-    Raises:
-        InputError: when the input cannot be read.
-    """
+    """Yield a row with `question`, `context`, and if there are `id` and `answers`, for each question."""
     text = read_text(source) if source.kind == "json" else ""
     if '"qas"' not in text:
         return iterate_rows(source)

@@ -92,9 +92,6 @@ def finetune(
         strict: refuse rows that would be repaired or left out.
         device: `auto`, `cpu` or `cuda`.
         overwrite: move another output aside instead of refusing it.
-
-    Raises:
-        UserError: for everything that the user can correct.
     """
     settings = settings or Settings()
     settings.check(task)

@@ -48,11 +48,7 @@ class Settings:
     max_answer_length: int = 30
 
     def check(self, task: str) -> None:
-        """Refuse values out of range, and those of another task.
-
-        Raises:
-            ConfigError: naming the flag.
-        """
+        """Refuse values out of range, and those of another task."""
         if task not in TASKS:
             raise ConfigError(f"there is no task '{task}'", where="TASK", remedy=f"choose {', '.join(TASKS)}")
         for name, owner in _OWNERS.items():
@@ -65,11 +61,7 @@ class Settings:
         self.check_ranges()
 
     def check_ranges(self) -> None:
-        """Refuse values out of range.
-
-        Raises:
-            ConfigError: naming the flag.
-        """
+        """Refuse values out of range."""
         minimum = {"learning_rate": 0.0, "warmup_ratio": 0.0, "weight_decay": 0.0, "dropout": 0.0}
         minimum |= {"epochs": 1, "batch_size": 1, "max_length": 16, "stride": 0, "max_answer_length": 1, "seed": 0}
         maximum = {"warmup_ratio": 1.0, "dropout": 0.9, "seed": 2**32 - 1}
@@ -80,11 +72,7 @@ class Settings:
                 raise ConfigError(f"it is {value}", where=flag_of(name), remedy=f"give a number, {bounds}")
 
     def resolve(self, task: str, positions: int) -> "Settings":
-        """Return these settings with `max_length` and `stride` set, for a model with that many positions.
-
-        Raises:
-            ConfigError: when they exceed what the model has.
-        """
+        """Return these settings with `max_length` and `stride` set, for a model with that many positions."""
         if self.max_length is not None and self.max_length > positions:
             raise ConfigError(
                 f"--max-length is {self.max_length}, the model has {positions} positions",

@@ -39,12 +39,7 @@ class Row:
     """The table that gives all its rows the same columns; "" where each record has its own."""
 
     def get(self, column: str, flag: str = "") -> Any:
-        """Return a value; `flag` names the column, if there is such a flag.
-
-        Raises:
-            UnusableRow: the flaw of the row.
-            InputError: when there is no such column, naming the nearest.
-        """
+        """Return a value; `flag` names the column, if there is such a flag."""
         if self.flaw:
             raise self.flaw
         if column in self.values:
@@ -64,11 +59,7 @@ class Row:
 
 
 def iterate_rows(source: LabelledInput, *, text_field: TextField | None = None) -> Iterator[Row]:
-    """Yield the rows of a table, or with `text_field` the lines of a `.txt`, each as a row of that column.
-
-    Raises:
-        InputError: when it cannot be read, or no row has one of several columns of the text.
-    """
+    """Yield the rows of a table, or with `text_field` the lines of a `.txt`, each as a row of that column."""
     if text_field is None or source.kind or source.ending != ".txt":
         return _rows(source, text_field)
     column = names_of(text_field)[0]
@@ -77,11 +68,7 @@ def iterate_rows(source: LabelledInput, *, text_field: TextField | None = None) 
 
 
 def read_rows(source: LabelledInput, text_field: TextField | None = None) -> list[Row]:
-    """Return the rows of a table.
-
-    Raises:
-        InputError: when it cannot be read or holds no row, or no row has one of several columns of the text.
-    """
+    """Return the rows of a table."""
     rows = list(_rows(source, text_field))
     if not rows:
         raise no_rows(source)
@@ -140,11 +127,7 @@ def _records(source: LabelledInput) -> Iterable[Record]:
 
 
 def read_text(source: LabelledInput) -> str:
-    """Return a whole text file, decompressed, without a byte order mark.
-
-    Raises:
-        InputError: when it cannot be opened, is larger than a record may be, or is in another encoding.
-    """
+    """Return a whole text file, decompressed, without a byte order mark."""
     texts: list[str] = []
     for _, text in text_blocks(ByteRange(_file(source, "txt")), Counter(), whole_lines=True):
         texts.append(text)

@@ -231,11 +231,7 @@ def spans(lengths: list[int], room: int) -> list[Span]:
 
 
 def read_word_per_line(source: LabelledInput, tokens_field: str, tags_field: str) -> list[Row]:
-    """Read CoNLL's format: first on a line the word, last the tag; an empty line ends a sentence.
-
-    Raises:
-        InputError: when it cannot be read, or holds no sentence.
-    """
+    """Read CoNLL's format: first on a line the word, last the tag; an empty line ends a sentence."""
     rows: list[Row] = []
     words: list[str] = []
     tags: list[str] = []
@@ -273,12 +269,7 @@ def _untagged(where: str) -> UnusableRow:
 
 
 def as_bio(tags: list[str], where: str, source: LabelledInput) -> list[str]:
-    """Return the tags of a sentence as BIO, from BIO with stray `I-`, IOB1, IOBES (BIOES, BMES) or BILOU.
-
-    Raises:
-        UnusableRow: for a tag of another scheme.
-        InputError: with `source.strict`, for all but BIO.
-    """
+    """Return the tags of a sentence as BIO, from BIO with stray `I-`, IOB1, IOBES (BIOES, BMES) or BILOU."""
     found = []
     open_kind = ""  # of the entity that the next tag may continue
     for tag in tags:
