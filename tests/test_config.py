@@ -222,13 +222,6 @@ def test_a_mistake_names_the_value_the_line_and_a_remedy(tmp_path: Path, text: s
         assert part in str(error)
 
 
-def test_two_mistakes_in_one_section_are_not_mixed_up(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError) as caught:
-        from_yaml(tmp_path, "train:\n  peak_lr: fast\n  seed: lucky\n")
-    assert "peak_lr" in caught.value.what
-    assert "integer" not in caught.value.remedy
-
-
 @pytest.mark.parametrize(
     ("setting", "parts"),
     [
@@ -252,27 +245,6 @@ def test_a_mistake_in_set_names_it(setting: str, parts: list[str]) -> None:
         load_config(settings=["train.betas=[0.9, 0.99]", "train.peak_lr=1", setting])
     for part in parts:
         assert part in str(caught.value)
-
-
-def test_a_wrong_flag_is_named_by_its_flag() -> None:
-    with pytest.raises(ConfigError) as caught:
-        load_config(settings=["vocab.size=100"], flags={"vocab.size": ("--vocab-size", 3)})
-    assert caught.value.where == "--vocab-size"
-
-
-@pytest.mark.parametrize("source", ["bass", "no-such.yaml", "folder/base"])
-def test_an_unknown_preset_or_file_is_named(source: str) -> None:
-    with pytest.raises(ConfigError) as caught:
-        load_config(source)
-    assert source in caught.value.what
-    assert caught.value.where == "--config"
-
-
-def test_a_file_that_is_not_text_is_refused(tmp_path: Path) -> None:
-    path = tmp_path / "binary.yaml"
-    path.write_bytes(b"\xff\xfe\x00train")
-    with pytest.raises(ConfigError, match="cannot read"):
-        load_config(path)
 
 
 WORDS = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=12)
@@ -305,16 +277,6 @@ def test_a_dumped_configuration_loads_back_the_same(tmp_path_factory: pytest.Tem
     loaded = from_yaml(tmp_path_factory.getbasetemp(), dump_yaml(config))
     assert loaded == config
     assert loaded.for_phase(loaded.phases[0]) == config.for_phase(config.phases[0])
-
-
-def test_comments_say_what_null_means_and_give_defaults_as_yaml() -> None:
-    text = as_commented_yaml(load_config("tiny", ["train.max_epochs=3", "train.compile=true"]))
-    assert "None" not in text
-    assert "Default: null." in text
-    explained = [" ".join(block.replace("#", "").split()) for block in text.split("\n\n") if ": null" in block]
-    unclear = [block for block in explained if "null (not set)" not in block and block.count("null") < 3]
-    assert explained
-    assert unclear == []
 
 
 @pytest.mark.parametrize("names", [None, *preset_paths(), "small,paper"])

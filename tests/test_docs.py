@@ -42,12 +42,10 @@ BEFOREHAND: dict[str, tuple[str, ...]] = {
 QUICK = {"data.md"}
 NOTEBOOK = ROOT / "docs" / "notebook.ipynb"
 MODEL = {
-    "hidden_size": 32,
-    "num_hidden_layers": 4,  # as many as --pooling last4-mean needs
-    "num_attention_heads": 2,
-    "intermediate_size": 64,
+    "hidden_size": 32, "num_hidden_layers": 4, "num_attention_heads": 2, "intermediate_size": 64,
     "max_position_embeddings": 64,
-}
+}  # fmt: skip
+"""With as many layers as --pooling last4-mean needs."""
 
 
 def is_run(block: Block) -> bool:

@@ -25,10 +25,7 @@ def test_phases_of_unlike_objectives_follow_one_another(
             "vocab": {"size": 1500},
             "data": {"max_seq_length": 32, "dupe_factor": 1, "validation_fraction": 0.05},
             "model": {
-                "hidden_size": 16,
-                "num_hidden_layers": 1,
-                "num_attention_heads": 2,
-                "intermediate_size": 32,
+                "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32,
                 "max_position_embeddings": 64,
             },
             "train": train,
@@ -37,7 +34,7 @@ def test_phases_of_unlike_objectives_follow_one_another(
                 {"name": "order", "data": {"next_sentence": "sop", "max_seq_length": 64}},
             ],
         }
-    )
+    )  # fmt: skip
     model = run_pipeline(config, tmp_path / "out", workers=1)
     assert model == tmp_path / "out" / "train" / "order" / "model"
     out = capsys.readouterr().out

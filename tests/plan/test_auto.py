@@ -88,26 +88,6 @@ def test_a_dry_run_prints_the_plan_and_writes_nothing(
     assert len(fast_machine) == 1
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["auto", "--time", "10m"], "auto needs the text and the time"),
-        (["auto", "TEXT"], "auto needs the text and the time"),
-        (["auto", "TEXT", "--time", "90s"], "too short"),
-        (["tiny", "TEXT", "--dry-run"], "--dry-run is for 'run auto'"),
-        (["auto", "TEXT", "--time", "soon"], "--time"),
-    ],
-)
-def test_mistakes_get_one_message(
-    arguments: list[str], message: str, english_text: Path, tmp_path: Path, fast_machine: list[float]
-) -> None:
-    given = [str(english_text) if word == "TEXT" else word for word in arguments]
-    result = CliRunner().invoke(app, ["run", *given, "--output", str(tmp_path / "out")])
-    assert result.exit_code == 2
-    assert message in result.output
-    assert not (tmp_path / "out" / "vocab").exists()
-
-
 def command(text: Path, output: Path, seconds: int) -> list[str]:
     settings = [word for setting in TINY for word in ("--set", setting)]
     program = [sys.executable, "-m", "bert_pretrain", "run", "tiny", str(text), "--time", f"{seconds}s"]

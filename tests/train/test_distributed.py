@@ -1,6 +1,5 @@
 """Two processes train as one would: equal losses for every optimizer, and through stops and restarts."""
 
-import itertools
 import json
 import os
 import shutil
@@ -23,7 +22,6 @@ from bert_pretrain.examples.shards import DataFolder
 from bert_pretrain.storage import manifest
 from bert_pretrain.train.batches import cut
 from bert_pretrain.train.inputs import check_sizes
-from bert_pretrain.train.loader import TrainingData
 from bert_pretrain.train.run import train
 
 Tiny = Callable[..., Config]
@@ -115,21 +113,6 @@ def test_ranks_hold_about_equally_many_tokens(examples: Callable[..., Any]) -> N
         assert {share.num_tokens for share in shares} == {len(table.input_ids)}
         if budget > table.lengths.max():
             assert all(micro.num_tokens <= budget for share in shares for micro in share.micro_batches)
-
-
-def test_any_number_of_ranks_computes_the_same_global_batches(data_folder: Path) -> None:
-    folder = DataFolder.open(data_folder)
-
-    def rows(ranks: int) -> list[tuple[int, ...]]:
-        found = []
-        for rank in range(ranks):
-            data = TrainingData(folder, seed=1, global_batch_size=31, micro_batch_tokens=99, rank=rank, num_ranks=ranks)
-            for micro in data.global_batch(7).micro_batches:
-                bounds = micro.cu_seqlens[: micro.num_sequences + 1].tolist()  # without the dummy tail
-                found += [tuple(micro.input_ids[a:b].tolist()) for a, b in itertools.pairwise(bounds)]
-        return sorted(found)
-
-    assert rows(1) == rows(2) == rows(5)
 
 
 def test_more_ranks_than_examples_are_refused(tiny: Tiny, data_folder: Path) -> None:

@@ -87,18 +87,6 @@ def test_an_interval_of_skipped_steps_has_no_losses_and_a_line_all_the_same() ->
     assert "all 5 steps skipped" in console_line(line, 100)
 
 
-def test_a_line_of_an_evaluation_shows_the_perplexity() -> None:
-    line = {"step": 5, "validation_mlm_loss": 2.0, "validation_mlm_accuracy": 0.5, "validation_nsp_loss": None}
-    assert console_line(line, None).endswith("mlm  2.0000 nats 50.00%  perplexity 7.4")
-
-
-def test_the_figures_of_pairs_are_called_by_their_task() -> None:
-    line = {"step": 5, "validation_mlm_loss": 2.0, "validation_mlm_accuracy": 0.5}
-    line |= {"validation_nsp_loss": 0.7, "validation_nsp_accuracy": 0.5}
-    assert "nsp 0.7000 nats 50.00%" in console_line(line, None)
-    assert "sop 0.7000 nats 50.00%" in console_line(line, None, "sop")
-
-
 def test_rates_are_left_out_where_only_the_first_step_was_done() -> None:
     line = {"loss": 1.0, "learning_rate": 1e-3, "tokens_per_second": None, "examples_per_second": None, "mfu": None}
     assert bar_text(line) == "loss 1.000, lr 1.0e-03"

@@ -334,20 +334,16 @@ def killed_again_and_again(config: Config, data: Path, run: Path, kills: int, dr
     train(config, data, run)
 
 
-def assert_continues_through_kills(tiny: Tiny, data: Path, folder: Path, kills: int, seed: int) -> None:
-    # Every few steps a checkpoint, so that kills hit the writing of one too.
-    config = tiny(max_steps=60, save_every=3, log_every=10, eval_every=30, keep_checkpoints=2)
-    train(config, data, folder / "straight")
-    killed_again_and_again(config, data, folder / "killed", kills, random.Random(seed))
-    assert_same_run(folder / "straight", folder / "killed")
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(4))
 def test_a_run_killed_five_times_ends_with_the_same_bits(
     tiny: Tiny, data_folder: Path, tmp_path: Path, seed: int
 ) -> None:
-    assert_continues_through_kills(tiny, data_folder, tmp_path, 5, seed)
+    # Every few steps a checkpoint, so that kills hit the writing of one too.
+    config = tiny(max_steps=60, save_every=3, log_every=10, eval_every=30, keep_checkpoints=2)
+    train(config, data_folder, tmp_path / "straight")
+    killed_again_and_again(config, data_folder, tmp_path / "killed", 5, random.Random(seed))
+    assert_same_run(tmp_path / "straight", tmp_path / "killed")
 
 
 def test_steps_carried_over_to_another_batch_go_on_with_the_examples_that_come_next(
