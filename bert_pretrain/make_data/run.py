@@ -6,7 +6,6 @@ kept, so the same command resumes after any interruption.
 
 import shutil
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -81,7 +80,10 @@ def make_data(
                 return output
             print(f"{damage}; the data is built again")
             manifest.reopen(output)
-        with _open_pool(workers, scheduler, sources, vocab, output, stores) as pool:
+        stores.mkdir(parents=True, exist_ok=True)
+        # A cluster checks that its workers see the same files; URLs mean the same to all.
+        files = [vocab, *(Path(source.location) for source in sources if source.is_local)]
+        with open_pool(workers, scheduler, folders=[output, stores], files=files) as pool:
             corpus, plan = _ingest(config, sources, tokenizer, output, stores, pool)
             splits = _build_splits(plan, corpus, pool)
         return _finish(output, tokenizer, identity, _body(config, tokenizer, sources, corpus, splits))
@@ -107,15 +109,6 @@ def _damage(output: Path, tokenizer: Tokenizer, *, verify: bool) -> str | None:
         return error.what
     missing = [name for name in tokenizer.files if not (output / TOKENIZER / name).is_file()]
     return f"{TOKENIZER}/{missing[0]} is missing" if missing else None
-
-
-def _open_pool(
-    workers: int | None, scheduler: str | None, sources: list[Source], vocab: Path, output: Path, stores: Path
-) -> AbstractContextManager[Pool]:
-    stores.mkdir(parents=True, exist_ok=True)
-    # A cluster checks that its workers see the same files; URLs mean the same to all.
-    files = [vocab, *(Path(source.location) for source in sources if source.is_local)]
-    return open_pool(workers, scheduler, folders=[output, stores], files=files)
 
 
 def _ingest(

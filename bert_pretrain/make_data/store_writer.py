@@ -144,8 +144,7 @@ class _Writer:
     ) -> list[int]:
         """End documents, given the tokens of this block and the read and stored sentences of all before each end.
 
-        Returns:
-            which of them are kept, because they are not empty.
+        Returns which of them are kept, because they are not empty.
         """
         begin = 0
         hashes, kept = [], []

@@ -47,8 +47,7 @@ def store_shard_folder(store: Path, number: int) -> Path:
 def split_long(offsets: np.ndarray, limit: int) -> tuple[np.ndarray, np.ndarray]:
     """Split lists longer than `limit` into nearly equal units.
 
-    Returns:
-        the offsets of the units, and for each list the number of its first unit (with the total at the end).
+    Returns the offsets of the units, and for each list the number of its first unit (with the total at the end).
     """
     lengths = np.diff(offsets)
     units = np.maximum(1, -(-lengths // limit))
@@ -220,9 +219,8 @@ class _StoreShard:
     ) -> tuple[bytes, np.ndarray, bytes, int, bytes]:
         """Read a slice of a document, given by its number in the store shard.
 
-        Returns:
-            ids, lengths (sentences,), `is_continuation`, how many sentences are the slice's own, and `continues_word`
-            if there is a segmenter; arrays that are only concatenated are still bytes.
+        Returns ids, lengths (sentences,), `is_continuation`, how many sentences are the slice's own, and
+        `continues_word` if there is a segmenter; arrays that are only concatenated are still bytes.
         """
         first, last = self._offsets("document_offsets", document, document + 2).tolist()
         own = last

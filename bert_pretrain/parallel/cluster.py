@@ -46,7 +46,7 @@ class Expectation:
 
 
 class Cluster:
-    """A pool (see `executor.Pool`) of the workers of a Dask cluster."""
+    """A pool like `executor.LocalPool`, of the workers of a Dask cluster."""
 
     def __init__(self, client: Any, expectation: Expectation) -> None:
         self._client = client

@@ -16,13 +16,16 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, Union
 
 from tqdm import tqdm
 
 from bert_pretrain.errors import UserError
 from bert_pretrain.parallel.cores import available_cores
 from bert_pretrain.parallel.progress import progress_bar
+
+if TYPE_CHECKING:
+    from bert_pretrain.parallel.cluster import Cluster
 
 Task = TypeVar("Task")
 Result = TypeVar("Result")
@@ -32,24 +35,8 @@ _TASKS_AHEAD_PER_WORKER = 2
 _SILENCE_SECONDS = 60.0
 
 
-class Pool(Protocol):
-    """Where tasks run: processes of this machine, or a cluster."""
-
-    @property
-    def num_workers(self) -> int:
-        """How many tasks run at once; may change during the work."""
-
-    def submit(self, function: Callable[[Any], Any], task: Any, description: str) -> Any:
-        """Submit one task; returns a future, of `concurrent.futures` or like it."""
-
-    def explain(self, error: BaseException, description: str) -> UserError | None:
-        """Return the user error behind an error of the pool itself, None for a task's own."""
-
-    def look(self) -> None:
-        """Report what is wrong, if anything, when no task has finished for a while."""
-
-    def stop(self) -> None:
-        """Cancel all submitted tasks at once; the pool is not used again."""
+Pool = Union["LocalPool", "Cluster"]
+"""Where tasks run."""
 
 
 def run_each(
@@ -153,6 +140,7 @@ class LocalPool:
             self._executor.shutdown(wait=True, cancel_futures=True)
 
     def submit(self, function: Callable[[Any], Any], task: Any, description: str) -> Any:
+        """Submit one task; returns a future, of `concurrent.futures` or like it."""
         if self._executor is None:
             context = multiprocessing.get_context("spawn")
             self._executor = ProcessPoolExecutor(self.num_workers, mp_context=context, initializer=_start_worker)
@@ -164,6 +152,7 @@ class LocalPool:
             signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
 
     def explain(self, error: BaseException, description: str) -> UserError | None:
+        """Return the user error behind an error of the pool itself, None for a task's own."""
         if not isinstance(error, concurrent.futures.process.BrokenProcessPool):
             return None
         return UserError(
@@ -173,9 +162,10 @@ class LocalPool:
         )
 
     def look(self) -> None:
-        pass  # the end of a worker is noticed at once
+        """Report what is wrong when no task has finished for a while: nothing, as a worker's end is noticed at once."""
 
     def stop(self) -> None:
+        """Cancel all submitted tasks at once; the pool is not used again."""
         # The executor's own processes, and no others that the caller may have started.
         for worker in list((self._executor._processes or {}).values()) if self._executor is not None else ():
             worker.kill()

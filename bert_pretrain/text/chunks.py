@@ -46,8 +46,7 @@ class ChunkTable:
     def number(self, text: np.ndarray, starts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Cut valid UTF-8 (bytes,) uint8 at blanks, around punctuation and CJK characters, and at `starts`.
 
-        Returns:
-            where each chunk begins (chunks,) int64, ascending, and its number (chunks,) int32. Blanks are in no chunk.
+        Returns where each chunk begins (chunks,) int64, ascending, and its number (chunks,) int32; no chunk has blanks.
         """
         is_word = np.frombuffer(text.tobytes().translate(self._classes), dtype=np.uint8)
         is_alone = is_word == _PUNCTUATION
@@ -140,8 +139,7 @@ class KeyTable:
     def insert(self, keys: list[np.ndarray], next_number: int) -> tuple[np.ndarray, np.ndarray]:
         """Put in keys that are not there yet, some perhaps equal to one another, numbered from `next_number` on.
 
-        Returns:
-            the number of each key (keys,) int32, and the places of the keys that took each new number, in order.
+        Returns the number of each key (keys,) int32, and the places of the keys that took each new number, in order.
         """
         if 2 * (self._size + len(keys[0])) > len(self._numbers):
             self._grow(2 * (self._size + len(keys[0])))

@@ -24,14 +24,10 @@ class Encoder:
         self._clear()
 
     def encode(self, text: np.ndarray, starts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return the ids of consecutive sentences, each as if it were tokenised alone.
+        """Return the ids of consecutive sentences, each as if it were tokenised alone, (tokens,), and their offsets.
 
-        Args:
-            text: valid UTF-8, (bytes,) uint8; some megabytes at once are fastest.
-            starts: the byte where each sentence begins, ascending from 0, (sentences,); it ends where the next begins.
-
-        Returns:
-            ids (tokens,) and offsets (sentences + 1,) int64.
+        The text is valid UTF-8, (bytes,) uint8; some megabytes at once are fastest. A sentence begins at each of the
+        bytes `starts`, ascending from 0, (sentences,), and ends where the next begins.
         """
         ids, places, offsets = self.encode_chunks(text, starts)
         return ids, offsets[np.append(np.searchsorted(places, starts), len(places))]
@@ -39,8 +35,7 @@ class Encoder:
     def encode_chunks(self, text: np.ndarray, starts: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Return the ids of the chunks of a text, cut at `starts` as well: ids of words, punctuation, CJK characters.
 
-        Returns:
-            ids (tokens,), the byte where each chunk begins (chunks,) int64, and offsets (chunks + 1,) int64 into ids.
+        With them, the byte where each chunk begins (chunks,) int64, and offsets (chunks + 1,) int64 into ids (tokens,).
         """
         if len(text) == 0:
             empty = np.zeros(0, dtype=np.int64)

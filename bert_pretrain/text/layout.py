@@ -1,4 +1,4 @@
-"""What the beginning of a text tells about its layout: sentences per line, a JSON array, the delimiter of CSV."""
+"""What the beginning of a text tells about its layout: sentences per line, the delimiter of CSV."""
 
 import re
 
@@ -20,11 +20,6 @@ def has_one_sentence_a_line(sample: str, language: str) -> bool:
     ended = sum(line[-1] in ".!?。！？…;；:：\"'”’」』）)]》" for line in lines)
     several = sum(len(sentencex.segment(language, line[:2000])) > 1 for line in lines[:500])
     return ended >= 0.5 * len(lines) and several <= 0.35 * len(lines[:500])
-
-
-def begins_array(sample: str) -> bool:
-    """Whether JSON is one array, rather than one value per line."""
-    return sample.lstrip().startswith("[")
 
 
 def delimiter_of(sample: str) -> str:

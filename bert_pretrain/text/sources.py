@@ -293,7 +293,7 @@ def examined(source: Source, config: DataConfig, *, whole_words: bool = False) -
     encoding = encoding_of(sample, config.encoding, source.location)
     text = decode(sample, encoding)
     source = replace(source, encoding=encoding, boundary="record", splitter=splitter)
-    if source.format == "jsonl" and layout.begins_array(text):
+    if source.format == "jsonl" and text.lstrip().startswith("["):  # an array, not one value per line
         return replace(source, format="json")
     if source.format == "csv":
         return replace(source, delimiter=layout.delimiter_of(text))

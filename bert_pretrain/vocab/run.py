@@ -25,8 +25,7 @@ from bert_pretrain.text.tokenizer_folder import TOKENIZER
 from bert_pretrain.vocab.alphabet import choose_alphabet
 from bert_pretrain.vocab.counting import Counts, count_parts, count_words
 from bert_pretrain.vocab.extending import extend_vocabulary
-from bert_pretrain.vocab.wordpiece import special_tokens, train_wordpiece
-from bert_pretrain.vocab.words import choose_words
+from bert_pretrain.vocab.wordpiece import choose_words, special_tokens, train_wordpiece
 
 
 def make_vocab(

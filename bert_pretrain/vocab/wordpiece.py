@@ -1,4 +1,4 @@
-"""Words and their counts to a WordPiece vocabulary, the same in every run and on every machine.
+"""Words and their counts to a vocabulary, of pieces or of whole words, the same in every run and on every machine.
 
 The merges are those of `tokenizers`; what it leaves to chance, the order of the alphabet, is fixed by registering the
 alphabet first. It has no training from counts, so words are replayed as often as they occur, scaled
@@ -11,7 +11,7 @@ from tokenizers import Tokenizer as Backend
 from tokenizers import models, pre_tokenizers, trainers
 
 from bert_pretrain.config import VocabConfig
-from bert_pretrain.text.tokenizer_folder import MAX_WORD_CHARACTERS, SPECIAL_TOKENS
+from bert_pretrain.text.tokenizer_folder import MAX_WORD_CHARACTERS, SPECIAL_TOKENS, is_reserved, is_storable
 from bert_pretrain.vocab.alphabet import Alphabet
 
 MAX_REPLAYED_WORDS = 5_000_000
@@ -22,6 +22,22 @@ def special_tokens(unused_tokens: int) -> list[str]:
     """Return BERT's special tokens in the order of their ids: [PAD], the unused slots, [UNK], [CLS], [SEP], [MASK]."""
     pad, *others = SPECIAL_TOKENS
     return [pad, *(f"[unused{number}]" for number in range(unused_tokens)), *others]
+
+
+def choose_words(words: Mapping[str, int], config: VocabConfig) -> list[str]:
+    """Return a vocabulary of whole words in the order of its ids: special tokens, then words, the most frequent first.
+
+    Left out are words that occur less than `config.min_frequency` times, are spelled like a special token, contain
+    control characters or are too long to be a token.
+    """
+    special = special_tokens(config.unused_tokens)
+    kept = [
+        word
+        for word, count in words.items()
+        if count >= config.min_frequency and is_storable(word) and not is_reserved(word)
+    ]
+    kept.sort(key=lambda word: (-words[word], word))
+    return [*special, *kept[: config.size - len(special)]]
 
 
 def train_wordpiece(words: Mapping[str, int], alphabet: Alphabet, config: VocabConfig) -> list[str]:

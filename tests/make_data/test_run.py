@@ -303,21 +303,6 @@ def test_a_vocabulary_that_replaces_another_is_noticed(tmp_path: Path, numbered)
     assert manifests[1]["corpus"]["unk_share"] > 0
 
 
-def test_datasets_opens_the_folder_with_both_splits(data_folder: Path, tmp_path: Path) -> None:
-    import datasets
-
-    loaded = datasets.load_dataset(str(data_folder), cache_dir=str(tmp_path))
-    folder = DataFolder.open(data_folder)
-    assert {name: len(split) for name, split in loaded.items()} == {
-        split: folder.rows(split) for split in ("train", "validation")
-    }
-    assert set(loaded["train"].column_names) == {
-        "input_ids", "segment_b_start", "masked_lm_positions", "masked_lm_ids", "next_sentence_label"
-    }  # fmt: skip
-    first = read_shard(data_folder, folder.shards("validation")[0]).take(np.array([0]))
-    assert loaded["validation"][0]["input_ids"] == first.input_ids.tolist()
-
-
 def test_real_english_reads_as_text_after_unmasking(data_folder: Path, english_documents: list[list[str]]) -> None:
     """[CLS] A [SEP] B [SEP] decoded is found in the corpus: A and B each in one document, together when label 0."""
     from bert_pretrain.text.tokenizer import Tokenizer

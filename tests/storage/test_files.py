@@ -18,7 +18,6 @@ from bert_pretrain.storage.files import (
     open_input,
     read_json,
     remove_temporaries,
-    write_json,
     write_text,
 )
 from bert_pretrain.storage.locking import exclusive
@@ -146,13 +145,6 @@ def test_moving_aside_keeps_everything_but_the_lock(tmp_path: Path) -> None:
                 pytest.fail("moving aside let go of the lock")
     assert [(aside / "train" / "a").read_text() for aside in asides] == ["first", "second"]
     assert not names(folder)
-
-
-def test_json_comes_back_as_it_was_written(tmp_path: Path) -> None:
-    value = {"text": "naïve 中文 \u2028", "list": [1, 2.5, None]}
-    write_json(tmp_path / "a.json", value)
-    assert read_json(tmp_path / "a.json") == value
-    assert "中文" in (tmp_path / "a.json").read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize("content", [None, b"{", b"\xff\xfe"])

@@ -142,16 +142,6 @@ def test_a_folder_saved_by_datasets_is_read(tmp_path: Path) -> None:
     assert read_all(tmp_path / "saved")[0] == TEXTS
 
 
-def test_a_saved_dataset_that_changes_is_another_input(tmp_path: Path) -> None:
-    import datasets
-
-    identities = []
-    for texts in (TEXTS, TEXTS[:2]):
-        datasets.Dataset.from_dict({"text": texts}).save_to_disk(str(tmp_path / "saved"))
-        identities.append(resolve([str(tmp_path / "saved")], BY_BLANK_LINES)[0].identity)
-    assert identities[0] != identities[1]
-
-
 def test_folders_globs_and_urls_find_files_in_a_fixed_order(tmp_path: Path) -> None:
     for number, name in enumerate(["b.txt", "a.jsonl", "sub/c.txt", "sub/deep/d.txt.gz", "README.md", ".x/._e.txt"]):
         ending = ".jsonl" if name == "a.jsonl" else ".txt"

@@ -225,11 +225,3 @@ def test_a_backend_with_odd_tokens_is_refused(tmp_path: Path, ids: dict[str, Any
     (tmp_path / "tokenizer.json").write_text(json.dumps(found))
     with pytest.raises(DataError, match=said):
         Tokenizer.load(tmp_path)
-
-
-@pytest.mark.parametrize("name", ["tokenizer.json", "tokenizer_config.json", "added_tokens.json"])
-def test_json_nested_without_end_is_refused(tmp_path: Path, name: str) -> None:
-    write_vocabulary(tmp_path)
-    (tmp_path / name).write_text("[" * 100_000)
-    with pytest.raises(DataError, match="nested deeper than"):
-        Tokenizer.load(tmp_path, lowercase=True)

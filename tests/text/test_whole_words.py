@@ -16,41 +16,10 @@ from bert_pretrain.text.encoder import Encoder
 from bert_pretrain.text.tokenizer import SPECIAL_TOKENS, Tokenizer
 from bert_pretrain.vocab.wordpiece import special_tokens
 
-WORDS = [
-    "ACGT",
-    "acgt",
-    "a",
-    "a.b",
-    "ไทย",
-    "ភាសា",
-    "##x",
-    "x",
-    "中文",
-    "中",
-    "é",
-    "E4-17\u200b",
-    "[mask]",
-    "longer-than-8",
-    "w" * 90,
-]
+WORDS = ["ACGT", "acgt", "a", "a.b", "ไทย", "ភាសា", "##x", "x", "中文", "中", "é", "E4-17\u200b", "[mask]"]
+WORDS += ["longer-than-8", "w" * 90]
 PIECES = [*WORDS, *SPECIAL_TOKENS, "[unused3]", "unknown", "\0", "a\0", "ACGT\0\0", ".", "w" * 91]
-BLANKS = [
-    " ",
-    "  ",
-    "\n",
-    "\t",
-    "\r\n",
-    "\x0b",
-    "\x0c",
-    "\x1c",
-    "\x85",
-    "\u00a0",
-    "\u1680",
-    "\u2003",
-    "\u2028",
-    "\u200b",
-    "\u3000",
-]
+BLANKS = ["  ", "\r\n", *" \n\t\x0b\x0c\x1c\x85\u00a0\u1680\u2003\u2028\u200b\u3000"]
 TEXT = st.lists(st.tuples(st.sampled_from(PIECES), st.sampled_from(BLANKS)), max_size=12).map(
     lambda pairs: "".join(itertools.chain.from_iterable(pairs))
 )

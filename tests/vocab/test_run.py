@@ -103,13 +103,6 @@ def test_the_number_of_unused_tokens_can_be_chosen(english_text: Path, tmp_path:
     assert not set(tokenizer.word_piece_ids) & set(range(unused + 5))
 
 
-@pytest.mark.parametrize("size", [300, 301, 1000])
-def test_the_size_is_never_exceeded(english_text: Path, tmp_path: Path, size: int) -> None:
-    tokenizer = make(english_text, tmp_path / "v", f"vocab.size={size}")
-    assert tokenizer.vocab_size == size
-    assert len((tmp_path / "v" / "vocab.txt").read_text(encoding="utf-8").splitlines()) == size
-
-
 def test_cased_and_uncased(english_text: Path, tmp_path: Path, vocab_folder: Path) -> None:
     cased = make(english_text, tmp_path / "cased", "vocab.size=3000", "vocab.lowercase=no")
     assert any(token[0].isupper() for token in cased.tokens[104:])

@@ -12,7 +12,7 @@ from bert_pretrain.cli import app
 from bert_pretrain.config import VocabConfig
 from bert_pretrain.storage.manifest import read_manifest
 from bert_pretrain.text.tokenizer import Tokenizer
-from bert_pretrain.vocab.words import choose_words
+from bert_pretrain.vocab.wordpiece import choose_words
 
 
 def call(command: str) -> Result:
