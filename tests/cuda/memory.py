@@ -71,12 +71,7 @@ def peaks(num_layers: str, tokens: str) -> list[dict[str, Any]]:
     With `num_layers` layers, or "all" that they have; `tokens` is of a micro-batch.
     """
     found = []
-    for name, length, optimizer, checkpointing in (
-        ("base", 128, "adamw", False),
-        ("base", 128, "muon", True),
-        ("large", 512, "adamw", True),
-        ("large", 512, "muon", False),
-    ):
+    for name, length, optimizer, checkpointing in (("base", 128, "adamw", True), ("large", 512, "muon", False)):
         config = load_config(name)
         model: dict[str, Any] = {"attention_probs_dropout_prob": 0.0}
         if num_layers != "all":

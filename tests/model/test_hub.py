@@ -185,7 +185,6 @@ def test_a_path_is_never_looked_up(hub: Hub, tmp_path: Path, monkeypatch: pytest
     ("inside", "expected"),
     [
         (("model", "checkpoints/step-10"), "model"),
-        (("train/model",), "train/model"),
         (("train/128/model", "train/512/model"), "train/512/model"),
         (("checkpoints/step-10", "checkpoints/step-20"), "checkpoints/step-20"),
     ],

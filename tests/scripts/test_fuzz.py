@@ -71,15 +71,12 @@ def test_mutations_are_as_the_seed_says_and_keep_to_json_where_asked() -> None:
     inputs = [mutated(data, random.Random(number), is_json=True) for number in range(400)]
     assert inputs == [mutated(data, random.Random(number), is_json=True) for number in range(400)]
     assert len(set(inputs)) > 250
-    assert sum(map(_is_json, inputs)) > 120
-
-
-def _is_json(data: bytes) -> bool:
-    try:
-        json.loads(data)
-    except ValueError:
-        return False
-    return True
+    num_valid = 0
+    for each in inputs:
+        with contextlib.suppress(ValueError):
+            json.loads(each)
+            num_valid += 1
+    assert num_valid > 120
 
 
 @pytest.fixture
@@ -108,11 +105,8 @@ def _fails(error: BaseException) -> Callable[[bytes], object]:
     return read
 
 
-def test_a_refusal_is_no_finding(findings) -> None:
-    assert findings(_fails(InputError("what", where="where", remedy="remedy")), b"good", b"bad") == []
-
-
 def test_any_other_exception_is_a_finding_once_and_its_input_is_kept(findings, tmp_path: Path) -> None:
+    assert findings(_fails(InputError("what", where="where", remedy="remedy")), b"good", b"bad") == []
     assert findings(_fails(KeyError("x")), b"good", b"bad", b"bad") == ["a/b: KeyError"]
     (kept,) = tmp_path.glob("*.input")
     assert kept.read_bytes() == b"bad"

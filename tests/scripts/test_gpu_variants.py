@@ -133,7 +133,6 @@ def test_variants_that_change_no_arithmetic_have_the_base_losses(measure: Callab
     half = measure(by_name["16-bit residual"].change)
     assert 1e-6 < variants.compared(half, base)["largest_loss_difference"] < 1e-2
     assert measure(by_name["batch times four, cut"].change)["micro_batches"] == 4
-    assert measure(by_name["batch times four"].change)["micro_batches"] == 1
 
 
 def test_a_variant_that_fails_dies_or_hangs_stops_no_other(measure: Callable[..., dict[str, Any]]) -> None:

@@ -33,27 +33,19 @@ def test_a_process_that_stays_as_it_is_passes_with_what_it_holds_for_a_moment() 
     )
     assert verdict.is_passed
     assert (verdict.memory_ratio, verdict.descriptors, verdict.speed_ratio) == (1.0, (9, 9), 1.0)
-    assert str(verdict).endswith("passed")
-
-
-def test_memory_before_the_given_step_does_not_count() -> None:
     grows_at_first = samples(lambda step: 500.0 if step >= 500 else 100.0)
     assert soak.judge(grows_at_first, 500).is_passed
     assert not soak.judge(grows_at_first, 100).is_passed
 
 
-def test_a_leak_of_memory_or_descriptors_fails() -> None:
+def test_a_leak_of_memory_or_descriptors_fails_and_a_training_that_slows_down_is_seen() -> None:
     leak = soak.judge(samples(memory=lambda step: 500.0 + step / 100), 500)
     assert leak.memory_ratio == pytest.approx(555 / 508, abs=0.002)  # medians of the two tenths
     assert not leak.is_passed
-    assert str(leak).endswith("FAILED")
     assert soak.judge(samples(memory=lambda step: 500.0 + step / 300), 500).is_passed  # 3.5 %
     descriptors = soak.judge(samples(descriptors=lambda step: 9 + step // 1000), 500)
     assert not descriptors.is_passed
     assert descriptors.memory_ratio == 1.0
-
-
-def test_a_training_that_slows_down_is_seen() -> None:
     assert soak.judge(samples(speed=lambda step: 1000.0 - step / 10), 500).speed_ratio == pytest.approx(0.46, abs=0.01)
 
 
@@ -62,8 +54,6 @@ def test_a_run_too_short_for_a_verdict_gets_none() -> None:
         soak.judge(samples(), 9000)
     with pytest.raises(soak.TooShort, match="last two tenths"):
         soak.judge(samples(), 5000)
-    with pytest.raises(soak.TooShort):
-        soak.judge([], 500)
 
 
 def test_the_table_has_a_row_for_each_tenth_of_the_training() -> None:
