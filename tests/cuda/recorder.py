@@ -55,7 +55,7 @@ class Recorder(TorchDispatchMode):
         given = _tensors((args, kwargs))
         if func is aten._local_scalar_dense.default and _on_cuda(given):
             self._note(self.waits, func, given)
-            return 1.0
+            return float(given[0].dtype != torch.bool)  # one, and no to any question
         if _has_data_dependent_shape(func, args, kwargs) and _on_cuda(given):
             self._note(self.data_dependent, func, given)
         result = func(*args, **kwargs)
