@@ -182,10 +182,9 @@ def test_completion_is_written_for_the_program_whoever_starts_it(command_line) -
 @pytest.mark.parametrize(
     "arguments", ["vocab", "vocab a.txt", "nosuch", "make-data a --output b", "vocab a --output b -x"]
 )
-def test_a_wrong_call_exits_with_2_and_no_traceback(command_line, arguments: str) -> None:
-    result = command_line(*arguments.split())
-    assert result.returncode == 2
-    assert "Traceback" not in result.stderr
+def test_a_wrong_call_exits_with_2_and_no_traceback(arguments: str) -> None:
+    result = CliRunner().invoke(app, arguments.split())
+    assert (result.exit_code, type(result.exception)) == (2, SystemExit)
     assert result.stderr.strip()
 
 
@@ -248,21 +247,6 @@ def test_a_stopped_run_says_how_to_go_on_and_goes_on(
     again = start(english_text, vocab_folder, output, workers)
     _, stderr = again.communicate(timeout=180)
     assert again.returncode == 0, stderr
-    assert digests(output) == reference
-
-
-def test_two_processes_do_not_write_one_folder(
-    tmp_path: Path, english_text: Path, vocab_folder: Path, reference
-) -> None:
-    output = tmp_path / "data"
-    first = start(english_text, vocab_folder, output, 1)
-    wait_for(lambda: (output / ".lock").exists(), first)
-    second = start(english_text, vocab_folder, output, 1)
-    _, stderr = second.communicate(timeout=180)
-    first.communicate(timeout=180)
-    assert first.returncode == 0
-    assert second.returncode in (0, 2)  # 0 where the first was done before the second looked
-    assert second.returncode == 0 or "another process" in stderr
     assert digests(output) == reference
 
 

@@ -138,18 +138,12 @@ ALIAS_BOMB = "a0: &a0 [x]\n" + "".join(f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] 
 MISTAKES = [
     ("train:\n  peak_lrr: 1\n", ["'train.peak_lrr'", "'train.peak_lr'", ":2"]),
     ("data:\n  seed: 1\n\n  max_seq_lenght: 5\n", ["'data.max_seq_length'", ":4"]),
-    ("trian:\n  seed: 1\n", ["'trian'", "'train'", ":1"]),
     ("train:\n  seed: 1\n  seed: 2\n", ["'seed'", "twice", ":3"]),
-    ("train: {seed: 1}\ntrain: {seed: 2}\n", ["'train'", "twice", ":2"]),
     ("train:\n  peak_lr: fast\n", ["train.peak_lr", "'fast'", "number", ":2"]),
-    ("train:\n  seed: 1.5\n", ["train.seed", "'1.5'", ":2"]),
-    ("train:\n  peak_lr: .nan\n", ["train.peak_lr", ":2"]),
     ("train:\n  peak_lr: inf\n", ["train.peak_lr", "'inf'", "finite", ":2"]),
     ("train:\n  peak_lr:\n", ["train.peak_lr is empty", ":2"]),
     ("train:\n  max_steps: 0\n", ["train.max_steps", "greater than 0", ":2"]),
-    ("train:\n  max_steps: 1e400\n", ["train.max_steps", "'1e400'", ":2"]),
     ("data:\n  masked_lm_prob: 1.5\n", ["data.masked_lm_prob", "less than 1", ":2"]),
-    ("data:\n  max_seq_length: 70000\n", ["data.max_seq_length", "at least 8 and at most 65,535", ":2"]),
     ("data:\n  whole_word_mask: maybe\n", ["data.whole_word_mask", "'maybe'", ":2"]),
     ("data:\n  next_sentence: roberta\n", ["data.next_sentence", "give nsp, sop or none", ":2"]),
     ("data:\n  word_segmenter: jieba\n", ["word_segmenter jieba needs whole_word_mask: true", ":2"]),
@@ -158,12 +152,6 @@ MISTAKES = [
         ["hidden_size 100", ":2 and", ":3"],
     ),
     ("train:\n  max_steps: 5\n  max_epochs: 2\n", ["max_steps 5", "max_epochs 2", "keep one", ":2 and", ":3"]),
-    ("train:\n  max_steps: 5\n  time_budget: 2h\n", ["max_steps 5", "time_budget 7200", "keep one", ":2 and", ":3"]),
-    (
-        "train:\n  warmup_steps: 10\n  max_steps: 9\n",
-        ["warmup_steps 10 is longer than the run of 9 steps", "train.warmup_ratio", ":2 and", ":3"],
-    ),
-    ("train:\n  warmup_steps: 100_001\n", ["warmup_steps 100,001", "the run of 100,000 steps", ":2"]),
     (
         "train:\n  warmup_steps: 10\n  max_steps: 3\n  schedule_steps: 9\n",
         ["warmup_steps 10", "9 steps", ":2 and", ":4"],
@@ -173,40 +161,24 @@ MISTAKES = [
         ["warmup_steps 0 cannot be combined with time_budget 7200", "train.warmup_ratio", ":2 and", ":3"],
     ),
     (
-        "time: 2h\ntrain:\n  warmup_steps: 10\n",
-        ["warmup_steps 10 cannot be combined with time 7200", "train.warmup_ratio", ":3 and", ":1"],
-    ),
-    (
-        "train: {max_steps: 5}\nphases:\n  - {name: a}\n  - {name: b, train: {max_steps: 4, warmup_steps: 10}}\n",
-        ["warmup_steps 10", "9 steps", ":4"],
-    ),
-    (
         "train: {max_steps: 4}\nphases:\n  - name: a\n  - name: b\n    train:\n      warmup_steps: 9\n",
         ["warmup_steps 9", "8 steps", ":6 and", ":1"],
     ),
-    ("train:\n  time_budget: soon\n", ["train.time_budget", "'soon'", "such as 90s, 30m", ":2"]),
     (
-        "train:\n  micro_batch_tokens: many\n",
-        ["train.micro_batch_tokens", "'many'", "a whole number greater than 0, or auto", ":2"],
+        "time: 2h\ntrain:\n  warmup_steps: 10\n",
+        ["warmup_steps 10 cannot be combined with time 7200", "train.warmup_ratio", ":3 and", ":1"],
     ),
+    ("train:\n  time_budget: soon\n", ["train.time_budget", "'soon'", "such as 90s, 30m", ":2"]),
     ("train:\n  betas: [0.9]\n", ["train.betas", "a list of 2 values in brackets", ":2"]),
     ("train:\n  device: tpu\n", ["train.device", "'tpu'", "auto, cpu, cuda, cuda:N", ":2"]),
-    ("train: 5\n", ["train", "'5'", ":1"]),
-    ("- a\n- b\n", ["not a mapping", "train:"]),
     ("train: [\n", ["YAML", ":2"]),
-    ("a: &a [*a]\n", ["contains itself"]),
     ("data: {seed: 1}\ntrain: " + "[" * 33 + "]" * 33, ["nested more than 32 deep", ":2"]),
-    ("[" * 400 + "]" * 400, ["nested more than 32 deep"]),
     ("".join(" " * depth + "a:\n" for depth in range(500)), ["nested more than 32 deep"]),
     (ALIAS_BOMB, ["more than 100,000 values", "aliases"]),
     ('data: {language: "\\ud800"}', ["YAML", "surrogates"]),
-    ('data: {language: "\\UFFFFFFFF"}', ["YAML"]),
     ("data: {max_record_bytes: 1M}", ["max_record_bytes", "4,194,304", ":1"]),
     ("phases:\n  - name: a\n    train: {peek_lr: 1}\n", ["phases.0.train.peek_lr", "'phases.0.train.peak_lr'", ":3"]),
-    ("phases:\n  - name: a\n    train:\n      peak_lr: x\n", ["phases.0.train.peak_lr", "'x'", ":4"]),
-    ("phases:\n  - name: a\n  - name: a\n", ["share a name", ":1"]),
     ("phases:\n  - train: {seed: 1}\n", ["'phases.0.name' is missing", ":2"]),
-    ("phases:\n  - {name: ../x}\n", ["phases.0.name", "letters, digits", ":2"]),
     ("phases:\n  - {name: a, model: {hidden_size: 5}}\n", ["phases.0.model", "name, data, train, time_share", ":2"]),
 ]
 
@@ -225,9 +197,7 @@ def test_a_mistake_names_the_value_the_line_and_a_remedy(tmp_path: Path, text: s
 @pytest.mark.parametrize(
     ("setting", "parts"),
     [
-        ("train.peak_lr", ["section.key=value", "--set"]),
         ("=3", ["section.key=value", "--set"]),
-        ("train.peek_lr=3", ["'train.peak_lr'", "--set train.peek_lr"]),
         ("train.peak_lr=x", ["'x'", "--set train.peak_lr"]),
         ("train.peak_lr.deep=3", ["train.peak_lr", "--set train.peak_lr.deep"]),
         ("train.betas=[0.9", ["YAML", "--set train.betas"]),
@@ -309,11 +279,6 @@ def test_a_duration_is_written_with_units_and_reads_back(seconds: float, text: s
     written = yaml.safe_load(dump_yaml(config))
     assert (written["time"], written["train"]["time_budget"]) == (text, text)
     assert from_yaml(tmp_path, dump_yaml(config)) == config
-
-
-def test_a_number_without_a_unit_is_said_to_be_seconds(capsys: pytest.CaptureFixture[str]) -> None:
-    load_config(settings=["train.time_budget=2", "time=30m"])
-    assert capsys.readouterr().err == "note: time_budget 2 is 2s; with a unit it is plain, such as 2m\n"
 
 
 SUGGESTIONS = {
@@ -506,7 +471,6 @@ def test_phases_of_a_later_layer_bring_their_own_length(layers: Callable[..., st
     ("texts", "where", "parts"),
     [
         ({"a": "train:\n  seed: 1\n", "b": "train:\n\n  seed: x\n"}, "b.yaml:3", ["train.seed is 'x'"]),
-        ({"a": "train:\n\n  seed: x\n", "b": "train:\n  peak_lr: 1\n"}, "a.yaml:3", ["train.seed is 'x'"]),
         ({"a": "extends: over.yaml\ntrain:\n  sed: 1\n"}, "a.yaml:3", ["unknown key 'train.sed'"]),
         ({"a": "\nextend: base\n"}, "a.yaml:2", ["did you mean 'extends'"]),
         ({"a": "\nextends: bse\n"}, "a.yaml:2", ["no preset 'bse'", "did you mean 'base'"]),
@@ -523,7 +487,6 @@ def test_phases_of_a_later_layer_bring_their_own_length(layers: Callable[..., st
             "a.yaml:3",
             ["every phase sets train.max_steps itself", "phases=[]"],
         ),
-        ({"a": "train: {max_steps: 5, max_epochs: 2}\n"}, "a.yaml:1", ["are all lengths of the run"]),
     ],
 )
 def test_a_mistake_in_layers_names_the_file_and_line(

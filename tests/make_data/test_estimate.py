@@ -108,17 +108,6 @@ def test_a_sample_of_one_document_stands_for_a_corpus_of_several(
         estimated(config, [str(path)], vocab_folder)
 
 
-def test_a_mistake_is_named_by_input_and_the_last_record_needs_no_line_end(tmp_path: Path, vocab_folder: Path) -> None:
-    path = tmp_path / "a.jsonl"
-    path.write_text('{"text": "One. Two."}\n{"text": "Three. Four."}')
-    config = load_config(settings=["data.next_sentence=none"])
-    assert estimated(config, [str(path)], vocab_folder).documents == 2
-    path.write_text('{"text": "One. Two."}\n{"text": 5}')
-    with pytest.raises(InputError) as caught:
-        estimated(config, [str(path)], vocab_folder)
-    assert caught.value.where == f"{path}: line 2"
-
-
 def test_a_dry_run_writes_nothing_and_shows_that_it_works(
     tmp_path: Path, vocab_folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -6,18 +6,17 @@ import os
 import random
 import re
 import shutil
-import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
 from bert_pretrain.config_file import load_config
-from bert_pretrain.errors import DataError, InputError, OutputError
+from bert_pretrain.errors import DataError, InputError
 from bert_pretrain.examples.shards import DataFolder, read_shard
 from bert_pretrain.make_data.run import make_data
 
@@ -370,30 +369,6 @@ def test_a_damaged_file_is_named_and_the_data_is_built_again(
     assert digests(data) == before
     small.make(*SMALL, verify=True)
     assert "every shard as it was written" in capsys.readouterr().out
-
-
-@pytest.fixture
-def stopped(small: Numbered) -> Iterator[Numbered]:
-    """A corpus whose data folder was begun and not finished."""
-    settings = [item for setting in (*SMALL, "data.dupe_factor=40") for item in ("--set", setting)]
-    settings += ["--set", "data.document_boundary=blank_line", "--set", "data.sentence_splitter=lines"]
-    arguments = (small.text, "--vocab", small.vocab, "--output", small.folder / "data", "--workers", 1)
-    run = start("make-data", *arguments, *settings)
-    run.wait_for(lambda: len(shards(small.folder / "data")) >= 3)
-    run.process.send_signal(signal.SIGTERM)
-    run.finish(143)
-    return small
-
-
-def test_an_input_that_changes_between_two_runs_of_one_command_is_refused(stopped: Numbered) -> None:
-    begun = shards(stopped.folder / "data")
-    assert begun
-    with stopped.text.open("a") as file:
-        file.write("\n\nw1 w2.\nw3 w4.\n")
-    with pytest.raises(OutputError, match=r"inputs\.0\.version") as caught:
-        stopped.make(*SMALL, "data.dupe_factor=40")
-    assert "--overwrite" in caught.value.remedy
-    assert shards(stopped.folder / "data") == begun
 
 
 def test_a_saved_dataset_that_changes_while_it_is_read_is_refused(

@@ -84,20 +84,6 @@ def test_many_small_files_are_few_store_shards_and_keep_their_figures(
     assert corpus["repairs_and_drops"] == {"empty_documents": 24}
 
 
-def test_many_archives_are_read_as_they_are(
-    tmp_path: Path, english_text: Path, vocab_folder: Path, small_parts: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(parts, "FEW_SOURCES", 1)
-    content = english_text.read_bytes()
-    middle = content.index(b"\n\n", len(content) // 2) + 2
-    for name, half in (("a", content[:middle]), ("b", content[middle:])):
-        (tmp_path / "texts").mkdir(exist_ok=True)
-        (tmp_path / "texts" / f"{name}.txt.gz").write_bytes(gzip.compress(half))
-    assert shards(build(tmp_path / "texts", vocab_folder, tmp_path / "data"))
-    (store,) = (tmp_path / ".token-store").iterdir()
-    assert not list(store.glob("unpacked-*"))
-
-
 def test_a_fraction_of_a_large_file_and_of_its_archive_is_read(
     tmp_path: Path, english_text: Path, vocab_folder: Path, small_parts: None
 ) -> None:

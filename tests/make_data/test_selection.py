@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from bert_pretrain.config_file import load_config
-from bert_pretrain.errors import ConfigError, InputError
+from bert_pretrain.errors import InputError
 from bert_pretrain.examples.shards import DataFolder, read_shard
 from bert_pretrain.make_data import selection
 from bert_pretrain.make_data.run import make_data
@@ -92,14 +92,6 @@ def test_an_input_is_seen_as_often_as_its_weight_says(tmp_path: Path, vocab_fold
         assert share == pytest.approx(2 * names[name], rel=0.12 if name in ("odd", "half") else 0.01), name
     rows = [record.rows for record in data.shards("train")]
     assert max(rows) < 2 * np.mean(rows)  # copies in which few inputs take part have fewer shards
-
-
-def test_mistakes_are_named(tmp_path: Path, vocab_folder: Path) -> None:
-    write(tmp_path / "a.txt", 1, 9)
-    with pytest.raises(ConfigError, match="has a weight but is no input"):
-        build(tmp_path, vocab_folder, [tmp_path / "a.txt"], "data.input_weights={b.txt: 2}")
-    with pytest.raises(InputError, match="twice"):
-        build(tmp_path, vocab_folder, [tmp_path / "a.txt"], f"data.validation=[{tmp_path}/*.txt]")
 
 
 @pytest.mark.parametrize(

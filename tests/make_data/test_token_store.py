@@ -101,14 +101,6 @@ def test_the_slices_of_a_document_add_up(
         assert joined == whole
 
 
-def test_sentences_and_documents_without_tokens_are_dropped_and_counted(vocab_folder: Path, tmp_path: Path) -> None:
-    text = tmp_path / "a.txt"
-    text.write_text("One.\n\x01\nTwo.\n\n\x02\n\x03\n\nThree.\nFour.\n")
-    store, (summary,) = fill(text, vocab_folder, tmp_path / "store")
-    assert summary["repairs_and_drops"] == {"empty_documents": 1, "sentences_without_tokens": 3}
-    assert list(map(len, sentences_of(store))) == [2, 2]
-
-
 def test_a_store_shard_is_written_once_and_never_half(
     english_text: Path, vocab_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -156,16 +148,6 @@ def test_a_byte_range_read_in_small_blocks_gives_the_same_store_shard(
         assert (tmp_path / "blocks" / path.relative_to(tmp_path / "whole")).read_bytes() == path.read_bytes()
 
 
-def test_equal_documents_have_equal_hashes(vocab_folder: Path, tmp_path: Path) -> None:
-    text = tmp_path / "a.txt"
-    text.write_text("One here.\nTwo.\n\nOne here. Two.\n\nOne here.\n\nOne here.\n\nTWO.\n")
-    fill(text, vocab_folder, tmp_path / "store")
-    hashes = np.load(store_shard_folder(tmp_path / "store", 0) / "document_hashes.npy").tolist()
-    assert hashes[0] == hashes[1]  # the same tokens
-    assert hashes[2] == hashes[3]
-    assert len({*hashes}) == 3
-
-
 def test_a_segmenter_tells_which_characters_continue_a_word(vocab_folder: Path, tmp_path: Path) -> None:
     text = tmp_path / "a.txt"
     text.write_text("我们喜欢自然语言处理。\nThe 我们 and 我, 们.\n\n北京大学 words\n")
@@ -173,21 +155,8 @@ def test_a_segmenter_tells_which_characters_continue_a_word(vocab_folder: Path, 
     fill(text, vocab_folder, tmp_path / "store", config)
     tokenizer = Tokenizer.load(vocab_folder)
     expected = [
-        "我们",
-        "喜欢",
-        "自然语言",
-        "处理",
-        "。",
-        "The",
-        "我们",
-        "and",
-        "我",
-        ",",
-        "们",
-        ".",
-        "北京大学",
-        "words",
-    ]
+        "我们", "喜欢", "自然语言", "处理", "。", "The", "我们", "and", "我", ",", "们", ".", "北京大学", "words"
+    ]  # fmt: skip
     continues = []
     for word in expected:
         is_chinese = len(word) == len(tokenizer.encode_text(word)) > 1 and not word.isascii()
@@ -216,13 +185,3 @@ def test_a_store_shard_that_is_cut_off_before_it_is_opened_is_an_error(
     os.truncate(store_shard_folder(tmp_path, 0) / "document_offsets.npy", size)
     with pytest.raises(DataError, match=r"the token store ends too early: document_offsets\.npy"):
         TokenStore(tmp_path, 1)
-
-
-@pytest.mark.parametrize("dtype", [np.uint16, np.int64, bool])
-def test_an_array_that_grew_is_read_by_numpy(tmp_path: Path, dtype: type) -> None:
-    blocks = [np.arange(size) % 2 for size in (0, 3, 100_000, 1)]
-    with GrowingArray(tmp_path / "a.npy", dtype) as array:
-        for block in blocks:
-            array.append(block)
-    assert array.size == 100_004
-    assert np.array_equal(np.load(tmp_path / "a.npy", mmap_mode="r"), np.concatenate(blocks).astype(dtype))

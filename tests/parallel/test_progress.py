@@ -1,20 +1,14 @@
 """Progress bars: in place on a terminal, lines of their own anywhere else."""
 
 import io
-from pathlib import Path
 
 import pytest
 from tqdm import tqdm
 
-from bert_pretrain.parallel.executor import run_each
 from bert_pretrain.parallel.progress import progress_bar
 from bert_pretrain.text.documents import progress_of
 from bert_pretrain.text.sources import Source
 from bert_pretrain.text.text_files import ByteRange
-from bert_pretrain.train.metrics import MetricsFile
-from bert_pretrain.train.optim.schedule import Length
-from bert_pretrain.train.run_log import RunLog
-from bert_pretrain.train.state import Progress
 
 
 class Stream(io.StringIO):
@@ -52,23 +46,7 @@ def test_on_a_terminal_bars_stay_in_place(monkeypatch: pytest.MonkeyPatch) -> No
     assert "\rwork:   0%" in use_bar(monkeypatch, is_terminal=True)
 
 
-def test_tasks_are_counted_in_whole_numbers(capsys: pytest.CaptureFixture[str]) -> None:
-    list(run_each(abs, [1, -1], workers=1, description="test", unit="shard"))
-    assert "| 2/2 [" in capsys.readouterr().err
-
-
 def test_bytes_are_counted_only_where_all_sizes_are_known() -> None:
     file, dataset = ByteRange(Source("a.txt", "txt", 7, "")), ByteRange(Source("dataset:a", "dataset", None, ""))
     assert progress_of([[file, file], [file]]) == {"unit": "B", "weights": [14.0, 7.0]}
     assert progress_of([[file, file], [dataset]]) == {"unit": "part", "weights": [2, 1]}
-
-
-def test_a_training_of_a_given_time_counts_seconds_without_a_rate(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    log = RunLog(Length(None, 60.0), MetricsFile(tmp_path / "metrics.jsonl", kept=None), [], Progress())
-    log.advance(Progress(wall_seconds=3.0))
-    log.close()
-    shown = capsys.readouterr().err
-    assert "3/60 s [" in shown
-    assert "s/s" not in shown

@@ -9,13 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from bert_pretrain.errors import DataError, InputError, OutputError
+from bert_pretrain.errors import DataError, OutputError
 from bert_pretrain.storage.files import (
     atomic_folder,
     atomic_path,
     is_bookkeeping,
     move_aside,
-    open_input,
     read_json,
     remove_temporaries,
     write_text,
@@ -154,19 +153,6 @@ def test_json_that_is_missing_or_broken_names_the_file(tmp_path: Path, content: 
     with pytest.raises(DataError) as caught:
         read_json(tmp_path / "a.json")
     assert caught.value.where == str(tmp_path / "a.json")
-
-
-@pytest.mark.parametrize("location", ["missing.txt", "missing.txt.zst", "file:///no/such/file.txt", "nosuch://x/y.txt"])
-def test_an_input_that_cannot_be_opened_is_named(location: str) -> None:
-    with pytest.raises(InputError) as caught:
-        open_input(location)
-    assert caught.value.where == location
-
-
-def test_a_url_is_opened_by_fsspec(tmp_path: Path) -> None:
-    (tmp_path / "a.txt").write_bytes(b"text")
-    with open_input(f"file://{tmp_path}/a.txt") as file:
-        assert file.read() == b"text"
 
 
 def test_written_files_are_complete_when_seen(tmp_path: Path) -> None:

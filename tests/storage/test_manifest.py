@@ -6,7 +6,6 @@ from typing import Any
 import pytest
 
 from bert_pretrain.errors import DataError, OutputError
-from bert_pretrain.storage.files import read_json, write_checked_json
 from bert_pretrain.storage.locking import exclusive
 from bert_pretrain.storage.manifest import (
     MANIFEST,
@@ -142,42 +141,3 @@ def test_overwrite_moves_everything_aside(folder: Path, capsys: pytest.CaptureFi
 def test_overwrite_of_a_new_folder_moves_nothing(folder: Path) -> None:
     assert claim(folder, "data", IDENTITY, overwrite=True) is Progress.NEW
     assert list(folder.parent.iterdir()) == [folder]
-
-
-def change(folder: Path, **fields: object) -> None:
-    write_checked_json(folder / MANIFEST, {**read_json(folder / MANIFEST), **fields})
-
-
-def test_another_format_version_is_refused_naming_both(folder: Path) -> None:
-    claim(folder, "data", IDENTITY)
-    complete(folder, "data", IDENTITY, {})
-    change(folder, format_version=7)
-    with pytest.raises(DataError) as caught:
-        read_manifest(folder, "data", "--data")
-    assert "version 7" in caught.value.what
-    assert "version 1" in caught.value.what
-
-
-@pytest.mark.parametrize("kind", ["vocab", None, 5])
-def test_another_kind_of_folder_is_refused(folder: Path, kind: object) -> None:
-    claim(folder, "data", IDENTITY)
-    complete(folder, "data", IDENTITY, {})
-    change(folder, kind=kind)
-    with pytest.raises(DataError) as caught:
-        read_manifest(folder, "data", "--data")
-    assert repr(kind) in caught.value.what
-    assert "make-data" in caught.value.remedy
-
-
-@pytest.mark.parametrize("state", ["missing", "empty", "unfinished", "a list"])
-def test_a_folder_that_is_not_a_finished_output_is_refused(folder: Path, state: str) -> None:
-    if state != "missing":
-        folder.mkdir(parents=True)
-    if state == "unfinished":
-        claim(folder, "data", IDENTITY)
-    if state == "a list":
-        (folder / MANIFEST).write_text("[1]")
-    with pytest.raises(DataError) as caught:
-        read_manifest(folder, "data", "--data")
-    assert caught.value.where == "--data"
-    assert ("unfinished" in caught.value.what) == (state == "unfinished")

@@ -1,7 +1,6 @@
 """Text in other encodings: recognised by its beginning, refused with the likely name, and read by name or by `auto`."""
 
 import codecs
-import gzip
 import io
 import json
 import random
@@ -14,7 +13,7 @@ from bert_pretrain.config import DataConfig
 from bert_pretrain.text.encodings import as_utf8, likely_encoding
 from bert_pretrain.text.sources import resolve
 
-from .test_documents import COMPRESS, FORMATS, read_all, refusal, write
+from .test_documents import COMPRESS, read_all, refusal, write
 
 TEXTS = {
     "gb18030": "那人见他年纪虽大，却是甚有精神，便向前引路，绕过大庄，走到门外。\n大家都说：这地方不错了。\n",
@@ -142,16 +141,6 @@ def test_the_sample_may_end_within_a_character(tmp_path: Path) -> None:
     for shift in range(3):
         path = write(tmp_path / f"{shift}.json", (" " * shift + text).encode("gb18030"))
         assert resolve([str(path)], with_encoding("auto"))[0].encoding == "gb18030"
-
-
-def test_encodings_do_not_change_what_is_read(tmp_path: Path) -> None:
-    for ending, form in FORMATS.items():
-        if ending == ".parquet":
-            continue
-        content = form(["Ordinary text.", "天气很好，我们去看海。" * 10])
-        write(tmp_path / f"a{ending}", content)
-        write(tmp_path / f"b{ending}.gz", gzip.compress(content.decode().encode("utf-16")))
-        assert read_all(tmp_path / f"a{ending}") == read_all(tmp_path / f"b{ending}.gz", config=with_encoding("utf-16"))
 
 
 def test_a_replacement_character_of_the_text_itself_is_not_invalid(tmp_path: Path) -> None:

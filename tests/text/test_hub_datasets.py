@@ -64,17 +64,11 @@ def test_a_split_that_is_missing_is_named_with_those_there_are(tmp_path: Path) -
     error = refusal(saved)
     assert error.what == "it has the splits left, right, and none is 'train'"
     assert f"{saved}@left" in error.remedy
-    assert "no split 'middle' (it has: left, right)" in refusal(f"{saved}@middle").what
+    error = refusal(f"{saved}@middle")
+    assert "no split 'middle' (it has: left, right)" in error.what
+    assert error.remedy == f"choose one: {saved}@left or {saved}@right"
     datasets.Dataset.from_dict({"text": ["a"]}).save_to_disk(str(tmp_path / "plain"))
     assert "no split 'text' (it has no splits)" in refusal(f"{tmp_path}/plain@text").what
-
-
-@pytest.mark.parametrize("prefix", ["", "dataset:"])
-def test_a_missing_split_is_refused_before_anything_is_read_with_the_choices(tmp_path: Path, prefix: str) -> None:
-    saved = prefix + save(tmp_path / "saved", "left", "right")
-    with pytest.raises(InputError) as caught:
-        resolve([f"{saved}@middle"], BY_BLANK_LINES)
-    assert caught.value.remedy == f"choose one: {saved}@left or {saved}@right"
 
 
 def test_splits_without_rows_are_skipped_or_refused_by_name(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

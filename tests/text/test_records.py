@@ -72,15 +72,6 @@ def test_every_format_gives_the_same_records_with_their_positions(
             list(read_records(part, counts, columns=["body"]))
 
 
-def test_a_record_of_a_later_part_has_its_line_of_the_whole_file(folder: Path) -> None:
-    location = f"{folder}/a.jsonl"
-    start = len(LINES[0]) + 1
-    part = ByteRange(Source(location, "jsonl", None, ""), start, start + len(LINES[1]))
-    ((record, position),) = read_records(part, Counter())
-    assert record == ROWS[1]
-    assert (position.number, str(position)) == (3, f"{location}: line 3")
-
-
 def test_a_short_row_has_nothing_for_the_fields_it_lacks(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_text("text,kind,n\none\n,b\n")
     found = [record for record, _ in read_records(ByteRange(Source(f"{tmp_path}/a.csv", "csv", None, "")), Counter())]

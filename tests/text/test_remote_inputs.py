@@ -121,11 +121,6 @@ def test_the_version_is_what_the_server_tells_and_its_absence_is_said(
     assert ("no version is known for http://127.0.0.1" in said) == (not expected)
 
 
-def test_a_name_on_the_hub_has_no_version_and_that_is_said(capsys: pytest.CaptureFixture[str]) -> None:
-    resolve(["dataset:some/corpus@train"], BY_BLANK_LINES)
-    assert "no version is known for dataset:some/corpus@train" in capsys.readouterr().out
-
-
 @pytest.mark.parametrize("ending", [".txt", ".jsonl", ".csv", ".parquet", ".txt.gz", ".jsonl.zst"])
 @pytest.mark.parametrize("sends_parts", [True, False])
 def test_a_connection_that_breaks_is_named(server: Server, ending: str, sends_parts: bool) -> None:

@@ -1,14 +1,11 @@
 """A tokenizer folder opens in `transformers`, loads back the same, and is named when it is broken."""
 
 import itertools
-import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from bert_pretrain.errors import DataError
 from bert_pretrain.text.tokenizer import FILES, Tokenizer
 from bert_pretrain.vocab.wordpiece import special_tokens
 
@@ -51,31 +48,6 @@ def test_all_that_decides_ids_is_in_the_hash() -> None:
     hashes = [build(**variant).hash for variant in VARIANTS]
     hashes += [Tokenizer([*special_tokens(9), *reversed(PIECES)], **VARIANTS[0]).hash]
     assert len(set(hashes)) == len(hashes)
-
-
-def broken_folders() -> Iterator[tuple[str, dict[str, str], str]]:
-    config = json.dumps({"do_lower_case": True})
-    vocabulary = "\n".join([*special_tokens(0), "a"]) + "\n"
-    yield "no vocabulary", {"tokenizer_config.json": config}, "neither vocab.txt nor"
-    yield "no configuration", {"vocab.txt": vocabulary}, "tokenizer_config.json"
-    yield "no casing", {"vocab.txt": vocabulary, "tokenizer_config.json": "{}"}, "casing"
-    yield "a list", {"vocab.txt": vocabulary, "tokenizer_config.json": "[]"}, "holds no settings"
-    yield "not JSON", {"vocab.txt": vocabulary, "tokenizer_config.json": "{"}, "tokenizer_config.json"
-    yield "a token twice", {"vocab.txt": vocabulary + "a\n", "tokenizer_config.json": config}, "'a' occurs twice"
-    yield "no [MASK]", {"vocab.txt": vocabulary.replace("[MASK]\n", ""), "tokenizer_config.json": config}, "[MASK]"
-    yield "empty", {"vocab.txt": "", "tokenizer_config.json": config}, "a token is empty"
-    wrong = json.dumps({"do_lower_case": True, "strip_accents": "perhaps"})
-    yield "a wrong setting", {"vocab.txt": vocabulary, "tokenizer_config.json": wrong}, "strip_accents"
-
-
-@pytest.mark.parametrize(("reason", "files", "part"), list(broken_folders()))
-def test_a_broken_tokenizer_folder_is_named(tmp_path: Path, reason: str, files: dict[str, str], part: str) -> None:
-    for name, content in files.items():
-        (tmp_path / name).write_text(content)
-    with pytest.raises(DataError) as caught:
-        Tokenizer.load(tmp_path)
-    assert part in str(caught.value)
-    assert str(tmp_path) in str(caught.value)
 
 
 def test_a_vocabulary_with_line_ends_of_windows_loads(tmp_path: Path) -> None:

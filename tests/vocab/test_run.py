@@ -86,14 +86,6 @@ def _known_words(path: Path, backend: Backend, alphabet: set[str]) -> list[str]:
     return kept
 
 
-def test_special_tokens_have_berts_ids(vocab_folder: Path) -> None:
-    tokenizer = Tokenizer.load(vocab_folder)
-    ids = (tokenizer.pad_id, tokenizer.unk_id, tokenizer.cls_id, tokenizer.sep_id, tokenizer.mask_id)
-    assert ids == (0, 100, 101, 102, 103)
-    assert tokenizer.tokens[1:100] == [f"[unused{number}]" for number in range(99)]
-    assert tokenizer.vocab_size == len(set(tokenizer.tokens)) == 3000
-
-
 @pytest.mark.parametrize("unused", [0, 1, 994])
 def test_the_number_of_unused_tokens_can_be_chosen(english_text: Path, tmp_path: Path, unused: int) -> None:
     tokenizer = make(english_text, tmp_path / "v", f"vocab.unused_tokens={unused}", f"vocab.size={unused + 600}")
@@ -158,11 +150,6 @@ def test_an_alphabet_that_covers_too_little_is_refused(chinese_text: Path, tmp_p
     assert make(chinese_text, tmp_path / "v", "vocab.size=2000").vocab_size <= 2000  # the mended command goes through
 
 
-def test_a_size_below_the_special_tokens_is_refused(english_text: Path, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="alone are 104"):
-        make(english_text, tmp_path / "v", "vocab.size=104")
-
-
 def test_a_small_corpus_gives_a_smaller_vocabulary_and_a_warning(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -211,19 +198,6 @@ def test_counts_beyond_32_bits_are_scaled_down(monkeypatch: pytest.MonkeyPatch) 
     assert sum(kept.values()) <= wordpiece.MAX_REPLAYED_WORDS + len(kept)
     assert kept["the"] / kept["cat"] == pytest.approx(32, rel=0.01)
     assert "x" * 101 not in kept
-
-
-def test_one_sequence_per_line_is_advised_to_be_one_document_per_line(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    path = tmp_path / "dna.txt"
-    path.write_text("\n".join("ACG TTA CGA GGC" for _ in range(200)))
-    make(path, tmp_path / "one", "vocab.size=200")
-    assert "--set data.document_boundary=line" in capsys.readouterr().out
-    make(path, tmp_path / "many", "vocab.size=200", "data.document_boundary=line")
-    printed = capsys.readouterr().out
-    assert "200 documents" in printed
-    assert "document_boundary" not in printed
 
 
 def test_the_least_size_that_a_refusal_names_suffices(english_text: Path, tmp_path: Path) -> None:
