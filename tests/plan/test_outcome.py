@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from bert_pretrain.plan.auto import describe
 from bert_pretrain.plan.outcome import FORECAST, compare, write_forecast
 from tests.plan.test_planner import ENGLISH, plan
 
@@ -59,15 +58,6 @@ def test_an_outcome_outside_gets_its_likely_cause(figures: dict[str, Any], cause
     assert line is not None
     assert "outside" in line
     assert cause in line.partition("likely cause: ")[2]
-
-
-def test_sentence_order_is_called_that(tmp_path: Path) -> None:
-    line = outcome(tmp_path, loss=5.0, accuracy=0.5, pairs="sop")
-    assert line is not None
-    assert "sentence-order accuracy 50%" in line
-    text = describe(plan(replace(ENGLISH, documents=2.0)))
-    assert "sentence-order accuracy" in text
-    assert "NSP" not in text
 
 
 def test_without_a_readable_forecast_or_held_out_figures_nothing_is_said(tmp_path: Path) -> None:

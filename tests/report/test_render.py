@@ -1,12 +1,9 @@
 """Templates escape every value, for HTML and for Markdown, and refuse to render without one."""
 
-from pathlib import Path
-
 import jinja2
 import pytest
 
-import bert_pretrain
-from bert_pretrain.report.render import escaped, render, table
+from bert_pretrain.report.render import escaped, render
 
 EVIL = "<b>|`*_[x](y)\n# &amp;"
 FINETUNED = {
@@ -57,14 +54,3 @@ def test_values_in_html_are_escaped() -> None:
 def test_a_missing_value_is_an_error() -> None:
     with pytest.raises(jinja2.UndefinedError, match="base"):
         render("finetuned_card.md", **{name: value for name, value in FINETUNED.items() if name != "base"})
-
-
-def test_every_cell_of_a_table_is_escaped() -> None:
-    assert table(("a|b", "c"), [("d|e", 1)]) == "| a\\|b | c |\n| --- | --- |\n| d\\|e | 1 |"
-
-
-def test_every_template_is_in_the_package() -> None:
-    folder = Path(bert_pretrain.__file__).parent.rglob("templates/*")
-    assert {path.name for path in folder} == {
-        "base.html", "page.css", "inspect.html", "report.html", "model_card.md", "finetuned_card.md",
-    }  # fmt: skip

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from bert_pretrain.errors import ConfigError, DataError
-from bert_pretrain.report.curves import PANELS, draw_curves, figure_of, read_metrics, read_run_record, run_names
+from bert_pretrain.report.curves import PANELS, draw_curves, figure_of, read_metrics, read_run_record
 from bert_pretrain.report.report import write_report
 from bert_pretrain.storage import manifest
 from bert_pretrain.storage.files import sha256_file
@@ -37,14 +37,6 @@ def test_one_and_several_runs_become_a_picture(run: Path, tmp_path: Path) -> Non
     assert "<svg" in draw_curves([run, run], tmp_path / "curves.svg").read_text()
     with pytest.raises(ConfigError, match="does not end like a picture"):
         draw_curves([run], tmp_path / "curves.txt")
-
-
-def test_runs_are_named_by_the_shortest_ends_of_their_paths_that_differ(tmp_path: Path) -> None:
-    assert run_names([tmp_path / "a", tmp_path / "b"]) == ["a", "b"]
-    assert run_names([tmp_path / "a" / "train", tmp_path / "b" / "train"]) == ["a/train", "b/train"]
-    assert run_names([tmp_path / "a"] * 2) == ["a", "a"]
-    assert run_names([tmp_path / "a"]) == ["a"]
-    assert run_names([tmp_path / "a" / "train"]) == ["a/train"]
 
 
 def test_a_run_without_pairs_has_no_panels_of_them(run: Path, tmp_path: Path) -> None:
@@ -80,24 +72,6 @@ def test_panels_show_chance_and_axes_do_not_dramatise_noise(run: Path) -> None:
     assert panels["masked tokens: accuracy"].get_ylim()[0] <= 0.0
     shown = panels["next sentence: accuracy"].yaxis.get_major_formatter()
     assert shown(0.5, None) == "50 %"
-
-
-def test_the_page_says_what_the_manifest_says(run: Path, tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib")
-    record = {
-        "length": {"steps": None, "seconds": 100.45750192799997},
-        "config": {"train": {"peak_lr": 2.5e-05}},
-        "data": {"statistics": {"next_sentence": "sop"}},
-    }
-    (run / "manifest.json").write_text(json.dumps(record))
-    picture, page = write_report([run], tmp_path / "curves.svg")
-    assert "sentence order: loss" in picture.read_text()
-    text = page.read_text()
-    assert "held-out sentence-order accuracy" in text
-    assert "NSP accuracy" not in text
-    assert "Nothing unusual" in text
-    assert "<td>100.458</td>" in text
-    assert "<td>2.5e-05</td>" in text
 
 
 def test_runs_on_different_data_have_no_line_of_token_frequencies(run: Path, tmp_path: Path) -> None:

@@ -7,15 +7,15 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
+from bert_pretrain import rng
 from bert_pretrain.errors import DataError
 from bert_pretrain.examples.shards import DataFolder, read_shard
 from bert_pretrain.model.bert import BertForPreTraining
 from bert_pretrain.train.batches import Batch, cut, pack
-from bert_pretrain.train.loader import Prefetcher, TrainingData, evaluation_batches
+from bert_pretrain.train.loader import Prefetcher, TrainingData
 from bert_pretrain.train.loss import pretraining_loss
 from tests.train.static_batches import cut_alike
 
@@ -122,24 +122,14 @@ def test_a_batch_of_another_size_goes_on_where_the_last_one_ended(data_folder: P
 
 def test_only_the_shards_of_a_batch_are_read(new_data_folder: Callable[..., Path]) -> None:
     folder = new_data_folder(shard_rows=(40, 40, 40))
-    order = np.array([int(sequence_shard) for sequence_shard in _shard_order(folder)])
-    damage(folder / f"train/{order[0]:05d}.parquet")
+    path = folder / f"train/{rng.stream(1, 'shard order', epoch=0).permutation(3)[0]:05d}.parquet"
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 0xFF
+    path.write_bytes(content)
     data = open_data(folder, batch=20)
     assert data.global_batch(2).num_sequences == 20  # rows 40 to 60 lie in the second shard
     with pytest.raises(DataError, match="SHA-256"):
         data.global_batch(0)
-
-
-def _shard_order(folder: Path) -> np.ndarray:
-    from bert_pretrain import rng
-
-    return rng.stream(1, "shard order", epoch=0).permutation(3)
-
-
-def damage(path: Path) -> None:
-    content = bytearray(path.read_bytes())
-    content[len(content) // 2] ^= 0xFF
-    path.write_bytes(content)
 
 
 def test_the_reader_runs_ahead_in_order_and_stops(data_folder: Path) -> None:
@@ -150,22 +140,6 @@ def test_the_reader_runs_ahead_in_order_and_stops(data_folder: Path) -> None:
             assert_equal(left, right)
     reader.close()
     assert not reader._thread.is_alive()
-
-
-def test_the_reader_hands_over_what_went_wrong(new_data_folder: Callable[..., Path]) -> None:
-    folder = new_data_folder()
-    for path in (folder / "train").iterdir():
-        damage(path)
-    reader = Prefetcher(open_data(folder), 0, 5, CPU)
-    with pytest.raises(DataError, match="SHA-256"):
-        reader.next()
-    reader.close()
-
-
-def test_evaluation_reads_the_whole_split_once(data_folder: Path) -> None:
-    folder = DataFolder.open(data_folder)
-    batches = list(evaluation_batches(folder, "validation", 200))
-    assert sum(batch.num_sequences for batch in batches) == folder.rows("validation")
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,6 @@ import pytest
 
 from bert_pretrain.config import Config
 from bert_pretrain.errors import DataError, OutputError
-from bert_pretrain.storage.checksums import damage_of_folder
 from bert_pretrain.train import loop, model_card
 from bert_pretrain.train.run import train
 from tests.train.test_resume import assert_same_run, change, interrupted_copy
@@ -29,16 +28,6 @@ def test_without_a_whole_checkpoint_the_run_does_not_begin_again_unasked(
         with pytest.raises(DataError, match=r"none of the run's checkpoints is whole.*config\.json has changed"):
             train(tiny(), data_folder, run)
     assert {path: path.read_bytes() for path in sorted(run.rglob("*")) if path.is_file()} == before
-
-
-def test_a_final_model_without_checksums_is_written_again(
-    finished: Path, tiny: Tiny, data_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    run = shutil.copytree(finished, tmp_path / "run")
-    (run / "model" / "checksums.json").unlink()
-    train(tiny(), data_folder, run)
-    assert "missing or damaged (checksums.json is missing)" in capsys.readouterr().out
-    assert damage_of_folder(run / "model") is None
 
 
 def test_a_picture_that_finds_the_disk_full_is_drawn_by_the_same_command(

@@ -49,7 +49,7 @@ def test_a_run_notes_at_its_start_what_hints_need(
     tiny: Tiny, data_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "wandb", None)
-    with pytest.raises(ConfigError):  # after the run has begun, before its first step
+    with pytest.raises(ConfigError, match="wandb"):  # after the run has begun, before its first step
         train(tiny(trackers=["wandb"]), data_folder, tmp_path / "run")
     known = read_json(tmp_path / "run" / PARTIAL)
     assert known["length"]["steps"] == 12

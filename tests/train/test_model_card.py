@@ -1,7 +1,6 @@
 """The card of a model folder: the Hub can read it, its figures are the run's, and nothing in it can become markup."""
 
 import json
-import shutil
 import sys
 from collections.abc import Callable
 from dataclasses import replace
@@ -15,7 +14,7 @@ from huggingface_hub import ModelCard
 from bert_pretrain.config import Config
 from bert_pretrain.examples.shards import DataFolder
 from bert_pretrain.train.distributed import SINGLE_PROCESS
-from bert_pretrain.train.model_card import draw_beside_card, model_card
+from bert_pretrain.train.model_card import model_card
 from bert_pretrain.train.resolved import InitialCheckpoint, ResolvedRun, resolve_run
 from bert_pretrain.train.run import train
 from bert_pretrain.train.state import Progress
@@ -53,25 +52,6 @@ def test_the_hub_reads_the_card_of_the_final_model(finished: Path) -> None:
     assert f"| {manifest['validation']['validation_mlm_accuracy']:.2%} |" in card.text
     assert "](curves.png)" in card.text
     assert (finished / "model" / "curves.png").read_bytes().startswith(b"\x89PNG")
-
-
-def test_a_manifest_that_was_damaged_meanwhile_does_not_cost_the_curves(finished: Path, tmp_path: Path) -> None:
-    shutil.copy(finished / "metrics.jsonl", tmp_path)
-    (tmp_path / "manifest.partial.json").write_text("{broken")
-    assert draw_beside_card(tmp_path, {}, tmp_path)
-
-
-def test_a_checkpoint_tells_its_step_and_the_newest_figures_before_it(finished: Path) -> None:
-    cards = {
-        step: ModelCard.load(finished / "checkpoints" / f"step-{step:08d}" / "README.md", ignore_metadata_errors=False)
-        for step in (4, 8)
-    }
-    lines = [json.loads(line) for line in (finished / "metrics.jsonl").read_text().splitlines()]
-    for step, evaluated in ((4, 0), (8, 6)):
-        (figures,) = (line for line in lines if "validation_mlm_loss" in line and line["step"] == evaluated)
-        assert f"checkpoint of step {step}." in cards[step].text
-        assert f"after step {evaluated}:" in cards[step].text
-        assert cards[step].data.eval_results[0].metric_value == figures["validation_mlm_loss"]
 
 
 def test_without_matplotlib_the_card_says_how_to_draw(

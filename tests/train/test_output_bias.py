@@ -3,6 +3,7 @@
 import json
 import math
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 
 import pyarrow.parquet as pq
@@ -38,19 +39,10 @@ def test_the_bias_is_the_logarithm_of_the_shares_before_masking(data_folder: Pat
 
 
 @pytest.mark.parametrize("mlm_bias", ["zeros", "unigram"])
-def test_a_run_starts_near_the_entropy_of_the_tokens_with_it(mlm_bias: str, data_folder: Path, tmp_path: Path) -> None:
-    config = Config.model_validate(
-        {
-            "model": {
-                "hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 1, "intermediate_size": 64,
-                "max_position_embeddings": 64,
-            },
-            "train": {
-                "max_steps": 1, "global_batch_size": 8, "mlm_bias": mlm_bias, "device": "cpu", "precision": "fp32",
-            },
-        }
-    )  # fmt: skip
-    train(config, data_folder, tmp_path / "run")
+def test_a_run_starts_near_the_entropy_of_the_tokens_with_it(
+    mlm_bias: str, tiny: Callable[..., Config], data_folder: Path, tmp_path: Path
+) -> None:
+    train(tiny(max_steps=1, mlm_bias=mlm_bias), data_folder, tmp_path / "run")
     first = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()[0]
     data = DataFolder.open(data_folder)
     uniform = math.log(data.tokenizer().vocab_size)

@@ -10,7 +10,7 @@ from bert_pretrain.config import Config
 from bert_pretrain.model.bert import BertForPreTraining
 from bert_pretrain.train.batches import cut
 from bert_pretrain.train.loss import PretrainingLoss
-from bert_pretrain.train.optim.optimizer import has_decay, make_optimizers
+from bert_pretrain.train.optim.optimizer import make_optimizers
 from bert_pretrain.train.state import TrainState
 from bert_pretrain.train.step import LOSS_SCALE_GROWTH_STEPS, LossScale, StepSums, train_step
 
@@ -133,9 +133,3 @@ def test_gradients_are_shortened_to_the_given_norm(tiny: Callable[..., Config], 
     assert StepSums(*state.sums.tolist()).grad_norm > 1.0
     norm = torch.nn.utils.get_total_norm([parameter.grad for parameter in state.model.parameters()])
     assert norm.item() == pytest.approx(1.0, rel=1e-4)
-
-
-def test_biases_and_layer_normalisation_do_not_decay(tiny: Callable[..., Config]) -> None:
-    model = make_state(tiny()).model
-    for name, parameter in model.named_parameters():
-        assert has_decay(name) == (parameter.dim() == 2)

@@ -3,7 +3,6 @@
 import shutil
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -13,9 +12,8 @@ from bert_pretrain.errors import DataError, OutputError
 from bert_pretrain.model.bert import BertForPreTraining
 from bert_pretrain.model.huggingface import save_model
 from bert_pretrain.text.tokenizer import Tokenizer
-from bert_pretrain.train.batches import cut
 from bert_pretrain.train.run import train
-from bert_pretrain.train.student_weights import spread, start_from_teacher
+from bert_pretrain.train.student_weights import start_from_teacher
 from tests.train.test_resume import assert_same_run, interrupted_copy
 
 Tiny = Callable[..., Config]
@@ -50,14 +48,6 @@ def test_a_student_of_equal_width_starts_with_layers_of_its_teacher() -> None:
         assert torch.equal(parameter, expected), name
 
 
-def test_a_teacher_of_equal_shape_is_copied_whole(examples: Callable[..., Any]) -> None:
-    student, teacher = bert(1), bert(2)
-    start_from_teacher(student, teacher)
-    batch = cut(examples(4), 10**6).micro_batches[0]
-    arguments = (*batch.sequences, batch.masked_positions)
-    assert torch.equal(student(*arguments).mlm_features, teacher(*arguments).mlm_features)
-
-
 def test_a_narrower_student_starts_with_the_likeness_of_tokens() -> None:
     student, teacher = bert(1, hidden_size=16), bert(2)
     rows = torch.randn(VOCAB_SIZE, 16) @ torch.randn(16, 32)  # of rank 16, so that nothing is lost
@@ -71,13 +61,6 @@ def test_a_narrower_student_starts_with_the_likeness_of_tokens() -> None:
     assert found.square().mean().sqrt().item() == pytest.approx(student.config.initializer_range, rel=1e-4)
     assert torch.equal(student.mlm_head.bias, teacher.mlm_head.bias)
     assert torch.equal(student.encoder.layers[0].attention.output.weight, before)  # type: ignore[union-attr]
-
-
-def test_layers_are_spread_from_the_first_to_the_last() -> None:
-    assert spread(6, 12) == [0, 2, 4, 7, 9, 11]
-    assert spread(12, 12) == list(range(12))
-    assert spread(2, 12) == [0, 11]
-    assert spread(1, 12) == [0]
 
 
 @pytest.fixture(scope="module")
@@ -106,16 +89,6 @@ def test_a_student_continues_bit_for_bit_where_its_teacher_has_moved(
         train(tiny(log_every=2), data_folder, run)
 
 
-def test_another_teacher_is_another_run(
-    tiny: Tiny, data_folder: Path, teacher_folder: Path, tmp_path: Path, tokenizer: Tokenizer
-) -> None:
-    train(tiny(teacher=str(teacher_folder), max_steps=1), data_folder, tmp_path / "run")
-    (tmp_path / "other").mkdir()
-    save_model(bert(3), tmp_path / "other", tokenizer)
-    with pytest.raises(OutputError, match="teacher"):
-        train(tiny(teacher=str(tmp_path / "other"), max_steps=1), data_folder, tmp_path / "run")
-
-
 def test_init_from_decides_the_first_weights(
     tiny: Tiny, data_folder: Path, teacher_folder: Path, finished: Path, tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
@@ -135,6 +108,4 @@ def test_a_teacher_that_does_not_fit_is_refused(
     save_model(bert(2), tmp_path / "words", other)
     with pytest.raises(DataError, match="is not that of the data"):
         train(tiny(teacher=str(tmp_path / "words")), data_folder, tmp_path / "run")
-    with pytest.raises(DataError, match="there is no folder"):
-        train(tiny(teacher=str(tmp_path / "nowhere")), data_folder, tmp_path / "run")
     assert not (tmp_path / "run").exists()

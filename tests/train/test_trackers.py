@@ -10,17 +10,9 @@ from typing import Any
 import pytest
 
 from bert_pretrain.config import Config
-from bert_pretrain.errors import ConfigError
 from bert_pretrain.train.run import train
-from bert_pretrain.train.trackers import grouped, open_trackers
 
 Tiny = Callable[..., Config]
-
-
-def test_names_are_grouped_and_nulls_left_out() -> None:
-    assert grouped({"step": 3, "loss": 1.5, "mfu": None}) == {"train/loss": 1.5}
-    line = {"step": 3, "validation_mlm_loss": 2, "validation_nsp_loss": None}
-    assert grouped(line) == {"validation/mlm_loss": 2.0}
 
 
 def test_tensorboard_shows_what_the_metrics_hold(tiny: Tiny, data_folder: Path, tmp_path: Path) -> None:
@@ -63,12 +55,3 @@ def test_weights_and_biases_gets_figures_by_step_under_the_same_name_again(
     assert started[0]["config"]["train"]["max_steps"] == 2
     assert [step for step, figures in logged if "train/loss" in figures] == [2, 3]
     assert finished == [True, True]
-
-
-def test_a_tracker_that_is_not_installed_is_refused_with_the_extra(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(sys.modules, "wandb", None)
-    with pytest.raises(ConfigError, match="wandb") as caught:
-        open_trackers(["wandb"], tmp_path, {}, 0)
-    assert "bert-pretrain[wandb]" in caught.value.remedy

@@ -45,30 +45,6 @@ def finished_thread() -> threading.Thread:
     return thread
 
 
-def test_a_copy_is_equal_and_its_own() -> None:
-    for memory in (HostMemory(), HostMemory(Allocator())):
-        state = tensors(1.0)
-        copy = memory.copy(state)
-        copy.wait()
-        for tensor in state.values():
-            tensor.fill_(2.0)
-        assert all(torch.equal(copy.tensors[name], tensor) for name, tensor in tensors(1.0).items())
-        assert copy.tensors["b"].dtype == torch.float64
-
-
-def test_memory_is_used_again_once_its_reader_is_done() -> None:
-    allocate = Allocator()
-    memory = HostMemory(allocate)
-    for step in range(3):
-        copy = memory.copy(tensors(float(step)))
-        copy.reader = finished_thread()
-        assert torch.equal(copy.tensors["a"], tensors(float(step))["a"])
-        assert [tensor.data_ptr() for tensor in copy.tensors.values()] == [
-            buffer.data_ptr() for buffer in allocate.allocated
-        ]
-    assert len(allocate.allocated) == 2
-
-
 def test_a_tensor_of_another_shape_or_type_gets_new_memory() -> None:
     allocate = Allocator()
     memory = HostMemory(allocate)
