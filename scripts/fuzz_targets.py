@@ -44,7 +44,6 @@ from bert_pretrain.model.huggingface import load_model
 from bert_pretrain.plan.time_limit import TimeLimit
 from bert_pretrain.report.curves import read_metrics, read_run_record
 from bert_pretrain.report.diagnosis import diagnose
-from bert_pretrain.report.report import unusual_figures
 from bert_pretrain.storage import manifest
 from bert_pretrain.storage.checksums import CHECKSUMS, damage_of_folder, seal_folder
 from bert_pretrain.storage.files import sha256_file
@@ -252,9 +251,7 @@ def _read_vocab(folder: Path) -> None:
 
 
 def _read_run(folder: Path) -> None:
-    lines = read_metrics(folder)
-    unusual_figures(lines)
-    diagnose(read_run_record(folder), lines)
+    diagnose(read_run_record(folder), read_metrics(folder))
 
 
 def _read_data(folder: Path) -> None:

@@ -78,20 +78,8 @@ def finetune(
 ) -> Path:
     """Fine-tune a BERT folder on a task and return the folder written.
 
-    Args:
-        task: `classify`, `tag` or `answer`.
-        model: any BERT folder with its tokenizer.
-        train: labelled rows as described in docs/finetuning.md; so are `validation` and `test`.
-        output: the Hugging Face folder to write.
-        validation: selects the best epoch; a tenth of the training rows by default.
-        test: predicted by the best epoch, and scored if labelled.
-        settings: all else.
-        format: of the inputs, one of `settings.FORMATS`, where their endings do not tell it.
-        columns: names of the columns, for CSV and TSV without a header.
-        encoding: of text files, or `auto`, as `data.encoding`.
-        strict: refuse rows that would be repaired or left out.
-        device: `auto`, `cpu` or `cuda`.
-        overwrite: move another output aside instead of refusing it.
+    The arguments are the options of the command; `settings` holds those of the training, `columns` the names of the
+    columns of CSV and TSV without a header. Without `validation`, a tenth of the training rows selects the best epoch.
     """
     settings = settings or Settings()
     settings.check(task)

@@ -3,7 +3,6 @@
 import itertools
 import shutil
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from bert_pretrain.config import DataConfig
@@ -24,16 +23,6 @@ from bert_pretrain.text.text_files import ByteRange
 from bert_pretrain.text.tokenizer import Tokenizer, TokenizerReference, load_once
 
 
-@dataclass(frozen=True)
-class _Task:
-    """One store shard to write."""
-
-    parts: tuple[ByteRange, ...]
-    folder: Path
-    tokenizer: TokenizerReference
-    config: DataConfig
-
-
 def ingest(
     sources: list[Source], tokenizer: Tokenizer, config: DataConfig, stores: Path, pool: Pool
 ) -> tuple[CorpusStatistics, TokenStore]:
@@ -46,7 +35,7 @@ def ingest(
         remove_temporaries(folder)
         groups = cut_inputs([source.absolute for source in sources], folder, pool)
         tasks = [
-            _Task(parts, store_shard_folder(folder, number), tokenizer.reference, config)
+            (parts, store_shard_folder(folder, number), tokenizer.reference, config)
             for number, parts in enumerate(groups)
         ]
         progress = documents.progress_of(groups)
@@ -60,16 +49,19 @@ def ingest(
     except InputError:
         shutil.rmtree(folder)
         raise
-    for task, (_, damage) in zip(tasks, results, strict=True):
+    for (parts, shard, *_), (_, damage) in zip(tasks, results, strict=True):
         if damage:
-            print(f"the token store was damaged, {task.folder}: {damage}; tokenised again from {task.parts[0].name} on")
+            print(f"the token store was damaged, {shard}: {damage}; tokenised again from {parts[0].name} on")
     corpus = _join(groups, [found for found, _ in results])
     _report(corpus, sources, folder)
     return corpus, TokenStore(folder, len(groups))
 
 
-def _run(task: _Task) -> tuple[StoreShardSummary, str | None]:
-    return ensure_store_shard(task.parts, task.folder, load_once(task.tokenizer), task.config)
+def _run(
+    task: tuple[Sequence[ByteRange], Path, TokenizerReference, DataConfig],
+) -> tuple[StoreShardSummary, str | None]:
+    parts, folder, tokenizer, config = task
+    return ensure_store_shard(parts, folder, load_once(tokenizer), config)
 
 
 def ensure_store_shard(

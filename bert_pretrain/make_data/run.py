@@ -51,16 +51,8 @@ def make_data(
 ) -> Path:
     """Write a data folder and return its path.
 
-    Args:
-        config: its section `data` is used.
-        inputs: files, globs, folders, URLs or `dataset:` names.
-        workers: processes; all cores when None.
-        scheduler: the address of a Dask scheduler whose workers do the work instead.
-        store: the folder of token stores; `.token-store` next to `output` when None.
-        overwrite: move another output aside instead of refusing it.
-        verify: of a finished folder, compare the SHA-256 of all shards, not only their sizes and footers.
-        lowercase: the casing, for a tokenizer folder that does not state it.
-        dry_run: only estimate rows, disk and time from a sample, refuse what a run would refuse, and write nothing.
+    The arguments are the options of the command `make-data`. `store` is `.token-store` next to `output` when None;
+    `lowercase` is the casing of a tokenizer whose folder does not state it.
     """
     stores = store or output.parent / ".token-store"
     tokenizer = Tokenizer.load(vocab, lowercase=lowercase)

@@ -59,8 +59,7 @@ def write_report(runs: list[Path], output: Path) -> tuple[Path, Path]:
         hints = diagnose(record, lines)
         for hint in hints:
             print(hint if len(runs) == 1 else f"{name}: {hint}")
-        about = {"cells": _cells(lines), "settings": _settings(run, record), "unusual": unusual_figures(lines)}
-        summaries.append({"name": name, "hints": hints, **about})
+        summaries.append({"name": name, "hints": hints, "cells": _cells(lines), "settings": _settings(run, record)})
     settings = list(dict.fromkeys(name for summary in summaries for name in summary["settings"]))
     columns = [title.format(pair_accuracy=pair_accuracy(records)) for title in COLUMNS]
     text = render("report.html", runs=summaries, columns=columns, pictures=pictures, settings=settings)
@@ -91,19 +90,6 @@ def _settings(run: Path, record: Mapping[str, Any]) -> dict[str, str]:
 
 def _as_text(value: object) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value)
-
-
-def unusual_figures(metrics: Metrics) -> list[str]:
-    """Return, in words, which of a run's figures are not as they normally are."""
-    training = [line for line in metrics if "skipped_steps" in line]
-    found = []
-    skipped = sum(line.get("skipped_steps") or 0 for line in training)
-    if skipped:
-        found.append(f"{skipped} steps were skipped because their gradients were not finite")
-    waiting = _median(training, "data_wait_share")
-    if waiting is not None and waiting > 0.02:
-        found.append(f"{waiting:.1%} of the time was spent waiting for data")
-    return found
 
 
 def _cells(metrics: Metrics) -> list[str]:

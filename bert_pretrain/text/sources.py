@@ -8,6 +8,7 @@ import glob
 import lzma
 import math
 import os
+import re
 import zlib
 from collections import Counter
 from collections.abc import Sequence
@@ -21,7 +22,6 @@ from bert_pretrain.storage.compression import COMPRESSIONS
 from bert_pretrain.storage.files import open_input
 from bert_pretrain.storage.manifest import is_output
 from bert_pretrain.storage.paths import is_url
-from bert_pretrain.text import layout
 from bert_pretrain.text.encodings import AUTO, UTF8, decode, encoding_of
 from bert_pretrain.text.hub_datasets import (
     DATASET,
@@ -46,6 +46,8 @@ FEW_DOCUMENTS = 20
 FEW_SOURCES = 16
 """Up to which `data.fraction` is a share of each source; of more, it is a share of the sources."""
 T = TypeVar("T")
+DELIMITERS = (",", ";", "\t")
+_QUOTED = re.compile(r'"[^"]*("|$)')
 READ_ERRORS = (OSError, EOFError, ValueError, zlib.error, lzma.LZMAError)
 """Raised for damaged files; not all decompressors raise OSError."""
 
@@ -296,12 +298,12 @@ def examined(source: Source, config: DataConfig, *, whole_words: bool = False) -
     if source.format == "jsonl" and text.lstrip().startswith("["):  # an array, not one value per line
         return replace(source, format="json")
     if source.format == "csv":
-        return replace(source, delimiter=layout.delimiter_of(text))
+        return replace(source, delimiter=delimiter_of(text))
     if source.format != "txt":
         return source
     boundary: str = config.document_boundary
     if "auto" in (boundary, config.sentence_splitter):
-        is_split = whole_words or layout.has_one_sentence_a_line(text, config.language)
+        is_split = whole_words or has_one_sentence_a_line(text, config.language)
         if boundary == "auto":
             boundary = "blank_line" if is_split else "file"
         if config.sentence_splitter == "auto":
@@ -340,3 +342,25 @@ def _sample(source: Source) -> bytes:
 
 def damaged(source: Source, error: Exception) -> InputError:
     return InputError(f"cannot read on: {error}", where=source.location, remedy="the file is damaged; fetch it again")
+
+
+def has_one_sentence_a_line(sample: str, language: str) -> bool:
+    """Whether a sample has one sentence per line, rather than running paragraphs, hard-wrapped or not.
+
+    It has if most lines end as sentences do, and few contain more than one.
+    """
+    import sentencex
+
+    lines = [line.strip() for line in sample.split("\n")[:-1] or [sample]]
+    lines = [line for line in lines if line][:2000]
+    if len(lines) < 3:
+        return False
+    ended = sum(line[-1] in ".!?。！？…;；:：\"'”’」』）)]》" for line in lines)
+    several = sum(len(sentencex.segment(language, line[:2000])) > 1 for line in lines[:500])
+    return ended >= 0.5 * len(lines) and several <= 0.35 * len(lines[:500])
+
+
+def delimiter_of(sample: str) -> str:
+    """Return what separates the columns of CSV: the most frequent delimiter of the header, outside quotes."""
+    header = _QUOTED.sub("", sample.lstrip("\r\n").partition("\n")[0])
+    return max(DELIMITERS, key=header.count)

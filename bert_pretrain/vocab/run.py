@@ -41,14 +41,8 @@ def make_vocab(
 ) -> Path:
     """Write a tokenizer folder, with a vocabulary of its own or an extended one, and return its path.
 
-    Args:
-        config: its sections `vocab` and `data` are used.
-        inputs: files, globs, folders, URLs or `dataset:` names.
-        extend: the tokenizer or model folder of any BERT whose vocabulary to extend; its text processing is kept.
-        lowercase: the casing, for a folder to extend that does not state it.
-        workers: processes; all cores when None.
-        scheduler: the address of a Dask scheduler whose workers count instead.
-        overwrite: move another output aside instead of refusing it.
+    The arguments are the options of the command `vocab`. Text is processed as by the tokenizer of `extend`; `lowercase`
+    is its casing, where its folder does not state it.
     """
     old = None if extend is None else Tokenizer.load(extend, "--extend", lowercase=lowercase)
     if old is not None:

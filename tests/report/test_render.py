@@ -42,13 +42,12 @@ def test_values_in_html_are_escaped() -> None:
         "name": EVIL,
         "cells": [EVIL],
         "settings": {EVIL: EVIL},
-        "unusual": [EVIL],
         "hints": [{"cause": EVIL, "observed": EVIL, "remedy": EVIL}],
     }
     text = render("report.html", runs=[run], columns=[EVIL], pictures=[], settings=[EVIL])
     assert "<b>" not in text
-    # Title, heading, name and hint, name and note, column, name and cell, name of the run and setting.
-    assert text.count("&lt;b&gt;") == 14
+    # Title, heading, name and hint, column, name and cell, name of the run and setting.
+    assert text.count("&lt;b&gt;") == 12
 
 
 def test_a_missing_value_is_an_error() -> None:

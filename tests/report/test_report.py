@@ -108,7 +108,7 @@ def test_without_matplotlib_the_message_says_what_to_install(
         draw_curves([run], tmp_path / "curves.png")
 
 
-def test_the_page_holds_everything_in_one_file_and_names_unusual_figures(run: Path, tmp_path: Path) -> None:
+def test_the_page_holds_everything_in_one_file(run: Path, tmp_path: Path) -> None:
     lines = [{"step": 40, "skipped_steps": 3, "data_wait_share": 0.1, "tokens_per_second": 1000.0, "examples": 1280}]
     with (run / "metrics.jsonl").open("a") as file:
         file.write("\n" + json.dumps(lines[0]) + "\n")
@@ -125,9 +125,6 @@ def test_the_page_holds_everything_in_one_file_and_names_unusual_figures(run: Pa
     assert "src=" not in text.replace('src="data:', "")
     assert "a&lt;b" in text
     assert "a<b" not in text
-    assert "Nothing unusual" not in text
-    assert "3 steps were skipped" in text
-    assert "10.0% of the time was spent waiting for data" in text
     assert "<td>1,280</td>" in text
     assert "50.0%" in text
     assert '<th scope="col">held-out MLM loss</th>' in text

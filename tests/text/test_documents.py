@@ -21,8 +21,7 @@ from bert_pretrain.errors import InputError
 from bert_pretrain.storage import manifest
 from bert_pretrain.text import documents, records, text_files
 from bert_pretrain.text.documents import cut, read
-from bert_pretrain.text.layout import has_one_sentence_a_line
-from bert_pretrain.text.sources import finer_boundary, resolve
+from bert_pretrain.text.sources import finer_boundary, has_one_sentence_a_line, resolve
 
 TEXTS = ["The first one.\nIt has two lines.", 'Zwei: "Größe", 3.', "第三个文档。\n它也有两行。", "Last 🙂."]
 
