@@ -7,7 +7,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -17,8 +16,6 @@ import typer
 from typer.testing import CliRunner
 
 from bert_pretrain.cli import app
-from bert_pretrain.cli.exits import Terminated, terminate
-from bert_pretrain.cli.loading import importing
 from bert_pretrain.cli.options import KEYS_OF_FLAGS
 from bert_pretrain.config_file import load_config
 from bert_pretrain.config_keys import keys_of
@@ -90,15 +87,6 @@ def test_every_key_that_a_flag_stands_for_is_one() -> None:
     assert set(KEYS_OF_FLAGS.values()) <= {key.dotted for key in keys_of()}
 
 
-def test_config_prints_a_file_that_gives_the_same_configuration(tmp_path: Path) -> None:
-    result = CliRunner().invoke(app, ["config", "base"])
-    (tmp_path / "mine.yaml").write_text(result.stdout, encoding="utf-8")
-    mine, base = load_config(tmp_path / "mine.yaml"), load_config("base")
-    assert list(map(mine.for_phase, mine.phases)) == list(map(base.for_phase, base.phases))
-    assert "  # Learning rate at the end of the warm-up." in result.stdout
-    assert CliRunner().invoke(app, ["config"]).stdout.startswith("# The defaults")
-
-
 @pytest.mark.parametrize("module", ["typer", "bert_pretrain.vocab.run"])
 def test_ctrl_c_while_the_program_is_imported_is_one_line(tmp_path: Path, module: str) -> None:
     """Ctrl-C comes with the import of a library, or of our own module by the command."""
@@ -116,23 +104,6 @@ runpy.run_module("bert_pretrain", run_name="__main__")
     assert done.returncode == 130
     assert re.fullmatch(r"interrupted; .*\n", done.stderr)
     assert not list(tmp_path.iterdir())
-
-
-def test_a_signal_during_an_import_takes_effect_after_it() -> None:
-    finished = []
-
-    def interrupted() -> None:
-        with importing():
-            signal.pthread_kill(threading.get_ident(), signal.SIGTERM)  # libraries of other tests have threads
-            finished.append(True)
-
-    before = signal.signal(signal.SIGTERM, terminate)
-    try:
-        with pytest.raises(Terminated):
-            interrupted()
-    finally:
-        signal.signal(signal.SIGTERM, before)
-    assert finished
 
 
 COMPLETE = {

@@ -154,9 +154,3 @@ def test_many_examples_are_masked_as_few_are() -> None:
     input_ids, offsets = table(lengths)
     counts = np.diff(mask(input_ids, offsets, rule(), 5)[1].offsets)
     assert counts.tolist() == [max(1, round(0.15 * length)) for length in lengths]
-
-
-def test_no_examples_have_no_masks() -> None:
-    shown_ids, masks = mask(np.zeros(0, np.uint16), np.zeros(1, np.int64), rule(), 0)
-    assert len(masks.positions) == len(shown_ids) == 0
-    assert masks.offsets.tolist() == [0]

@@ -162,11 +162,6 @@ def test_a_corpus_without_honest_pairs_is_refused_and_the_folder_stays_free(numb
     assert DataFolder.open(data).rows("train") > 0
 
 
-def test_two_documents_suffice_without_validation(numbered) -> None:
-    corpus = numbered([[5, 5, 5]] * 2)
-    assert DataFolder.open(corpus.make("data.validation_fraction=0")).rows("train") > 0
-
-
 def test_few_documents_and_a_large_share_held_out_are_warned_about(
     numbered, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -136,8 +136,3 @@ def test_overwrite_moves_everything_aside(folder: Path, capsys: pytest.CaptureFi
     (aside,) = (path for path in folder.parent.iterdir() if path != folder)
     assert contents(aside) == before
     assert str(aside) in capsys.readouterr().out
-
-
-def test_overwrite_of_a_new_folder_moves_nothing(folder: Path) -> None:
-    assert claim(folder, "data", IDENTITY, overwrite=True) is Progress.NEW
-    assert list(folder.parent.iterdir()) == [folder]

@@ -175,12 +175,3 @@ def test_a_key_table_numbers_keys_as_a_dictionary_would(batches: list[list[int]]
         numbers, new = table.insert([key[absent] for key in keys], len(known))
         known |= {batch[absent[place]]: len(known) + index for index, place in enumerate(new)}
         assert numbers.tolist() == [known[batch[place]] for place in absent]
-
-
-def test_a_key_table_grows_and_forgets_nothing() -> None:
-    table = KeyTable(1)
-    keys = np.random.default_rng(0).permutation(300_000).astype(np.uint64)
-    numbers = [table.insert([some], 1000 * index)[0] for index, some in enumerate(keys.reshape(300, 1000))]
-    assert np.array_equal(table.find([keys]), np.concatenate(numbers))
-    assert sorted(np.concatenate(numbers).tolist()) == list(range(300_000))
-    assert (table.find([keys + np.uint64(300_000)]) == -1).all()

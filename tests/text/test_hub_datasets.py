@@ -97,11 +97,6 @@ def test_a_dataset_by_name_keeps_its_splits_apart(tmp_path: Path) -> None:
     assert "nosuch" in refusal(f"dataset:{tmp_path}/nosuch").where
 
 
-def test_texts_for_a_model_are_those_of_every_split(tmp_path: Path) -> None:
-    texts = Texts.open([save(tmp_path / "saved", "train", "other")], "text")
-    assert [text.text for text in texts] == ["One. Two. train", "One. Two. other"]
-
-
 def test_a_data_folder_holds_out_the_validation_of_the_dataset(tmp_path: Path, vocab_folder: Path) -> None:
     saved = save(tmp_path / "saved", "train", "validation", "test", texts=[f"Number {n}. The end." for n in range(30)])
     config = load_config(settings=["data.dupe_factor=1", "data.next_sentence=none"])

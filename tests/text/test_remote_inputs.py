@@ -1,7 +1,6 @@
 """Inputs by URL, from a real server on loopback: every format and compression, simple servers, and failures."""
 
 import http.server
-import socket
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -134,12 +133,6 @@ def test_a_connection_that_breaks_is_named(server: Server, ending: str, sends_pa
 def test_a_server_that_refuses_is_named(server: Server, status: int) -> None:
     server.status = status  # 200: it lives, but has no such file
     assert refusal(f"{server.url}/a.txt").where == f"{server.url}/a.txt"
-
-
-def test_a_server_that_is_not_there_is_named() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as gone:
-        url = f"http://127.0.0.1:{gone.getsockname()[1]}/a.txt"
-    assert refusal(url).where == url
 
 
 SETTINGS = ["data.max_seq_length=32", "data.dupe_factor=1", "data.document_boundary=blank_line"]

@@ -129,12 +129,6 @@ def test_what_would_give_other_ids_is_refused(tmp_path: Path, name: str, values:
         Tokenizer.load(tmp_path)
 
 
-def test_a_tokenizer_without_a_vocabulary_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "tokenizer.json").write_text("{}")
-    with pytest.raises(DataError, match="it holds no vocabulary"):
-        Tokenizer.load(tmp_path)
-
-
 @pytest.mark.parametrize(
     ("token", "said"),
     [("", "a token is empty"), ("a\0b", r"control characters: 'a\\x00b'"), ("x" * (10 << 20), "10,485,760 characters")],
