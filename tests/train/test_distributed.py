@@ -48,19 +48,14 @@ def finish(process: "subprocess.Popen[str]") -> str:
     return out + err
 
 
-def training_lines(run: Path) -> list[dict[str, Any]]:
+def lines_with(name: str, run: Path) -> list[dict[str, Any]]:
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    return [line for line in lines if "loss" in line]
-
-
-def validation_lines(run: Path) -> list[dict[str, Any]]:
-    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    return [line for line in lines if "validation_mlm_loss" in line]
+    return [line for line in lines if name in line]
 
 
 def assert_same_losses(left: Path, right: Path, tolerance: float) -> None:
-    for lines in (training_lines, validation_lines):
-        ours, theirs = lines(left), lines(right)
+    for kind in ("loss", "validation_mlm_loss"):
+        ours, theirs = lines_with(kind, left), lines_with(kind, right)
         assert [line["step"] for line in ours] == [line["step"] for line in theirs]
         for one, other in zip(ours, theirs, strict=True):
             for name in one:
@@ -148,7 +143,7 @@ def test_a_killed_rank_is_restarted_and_all_resume_from_the_last_checkpoint(
     os.kill(ranks_of(process)[-1], signal.SIGKILL)
     out = finish(process)
     assert "continues from step" in out
-    assert [line["step"] for line in training_lines(run)] == list(range(10, 151, 10))
+    assert [line["step"] for line in lines_with("loss", run)] == list(range(10, 151, 10))
 
 
 def test_a_signal_to_one_rank_stops_all_of_them_at_one_step(tiny: Tiny, data_folder: Path, tmp_path: Path) -> None:
@@ -163,7 +158,7 @@ def test_a_signal_to_one_rank_stops_all_of_them_at_one_step(tiny: Tiny, data_fol
     step = newest_step(run)
     assert json.loads((run / "checkpoints" / f"step-{step:08d}" / "training_state.json").read_text())["ranks"] == 2
     train(tiny(max_steps=step + 2, save_every=10, eval_every=100_000, log_every=10), data_folder, run)
-    assert training_lines(run)[-1]["step"] == step + 2
+    assert lines_with("loss", run)[-1]["step"] == step + 2
 
 
 @pytest.mark.slow

@@ -23,12 +23,9 @@ from bert_pretrain.train.checkpoint import open_checkpoint
 from bert_pretrain.train.loader import TrainingData
 from bert_pretrain.train.loss import pretraining_loss
 from bert_pretrain.train.run import train
+from tests.train.test_resume import metrics
 
 Tiny = Callable[..., Config]
-
-
-def lines_of(run: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
 
 
 class StepClock:
@@ -59,7 +56,7 @@ def test_a_time_budget_ends_on_time_with_a_finished_model(
     train(config, data_folder, run)
     record = json.loads((run / "manifest.json").read_text())
     assert 38 <= record["progress"]["wall_seconds"] <= 40
-    rates = [line["learning_rate"] for line in lines_of(run) if "learning_rate" in line]
+    rates = [line["learning_rate"] for line in metrics(run) if "learning_rate" in line]
     assert max(rates) > 0.95e-3
     assert rates[-1] < 0.05e-3
     assert (run / "model" / "model.safetensors").exists()
@@ -106,7 +103,7 @@ def test_steps_that_are_not_finite_are_skipped_and_counted_and_the_others_count(
     model = poisoned("bert.embeddings.position_embeddings.weight", 29)
     run = tmp_path / "run"
     train(tiny(log_every=1, global_batch_size=4), data_folder, run, init_from=model)
-    training = [line for line in lines_of(run) if "loss" in line]
+    training = [line for line in metrics(run) if "loss" in line]
     skipped = [line["skipped_steps"] for line in training]
     assert 0 < sum(skipped) < 12
     assert [line["loss"] is None for line in training] == [number == 1 for number in skipped]
@@ -202,4 +199,4 @@ def test_data_that_changes_under_a_run_stops_it_with_a_message_and_it_goes_on_la
     assert list((run / "checkpoints").iterdir())
     # The folder may come back at another place: what counts is its content.
     train(config, aside, run)
-    assert lines_of(run)[-1]["step"] == 40
+    assert metrics(run)[-1]["step"] == 40
