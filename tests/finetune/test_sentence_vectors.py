@@ -15,9 +15,9 @@ from tests.pages import PYTHON, ROOT, blocks
 
 MEANINGS = [("good", "fine"), ("bad", "poor"), ("film", "book"), ("anna", "who"), ("berlin", "paris"), ("天", "气")]
 FILLERS = ["the", "was", "is", "very"]
-BEFORE = 0.916
+BEFORE = 0.933
 """Spearman's correlation that `finetune similarity` of commit 3544eec reached with the recipe's rate and epochs, on the
-same model and files."""
+same model and files. Its defaults reached 0.306."""
 
 
 def write_pairs(path: Path, count: int, seed: int) -> list[tuple[float, str, str]]:
@@ -48,7 +48,7 @@ def test_the_recipe_is_as_good_as_the_command_before_it(
     network.initialize(1)
     (tmp_path / "run" / "model").mkdir(parents=True)
     save_model(network, tmp_path / "run" / "model", tokenizer)
-    write_pairs(tmp_path / "sts-train.csv", 400, 1)
+    write_pairs(tmp_path / "sts-train.csv", 1000, 1)
     write_pairs(tmp_path / "sts-dev.csv", 100, 2)
     scores, firsts, seconds = zip(*write_pairs(tmp_path / "sts-test.csv", 300, 3), strict=True)
     (recipe,) = (
