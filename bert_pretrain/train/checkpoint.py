@@ -21,7 +21,7 @@ from torch import Tensor
 from bert_pretrain.errors import DataError, OutputError
 from bert_pretrain.model.bert import BertForPreTraining
 from bert_pretrain.model.folder import CARD, WEIGHTS
-from bert_pretrain.model.huggingface import save_tensors, to_huggingface
+from bert_pretrain.model.huggingface import exported, save_tensors, scale_embeddings
 from bert_pretrain.model.weights import write_tensors
 from bert_pretrain.storage.checksums import damage_of_folder
 from bert_pretrain.storage.files import atomic_folder, read_json, remove_temporaries, write_json, write_text
@@ -31,6 +31,8 @@ from bert_pretrain.train.state import IntervalCounts, Progress, TrainState
 
 STATE_TENSORS = "training_state.safetensors"
 STATE_JSON = "training_state.json"
+EXPONENT = "embedding_exponent"
+"""Of the power of two by which the embeddings on disk are smaller than those in training."""
 WEIGHT_PREFIX = "model/"
 """Of the weights' names among all tensors of a state."""
 
@@ -85,11 +87,11 @@ def write_checkpoint(path: Path, snapshot: Snapshot, tokenizer: Tokenizer, card:
         DataError: when what was written does not read back as it was.
     """
     snapshot.copy.wait()
-    weights = to_huggingface(snapshot.weights)
+    weights, exponent = exported(snapshot.weights)
     try:
         with atomic_folder(path) as temporary:
             write_tensors(snapshot.tensors, temporary / STATE_TENSORS)
-            write_json(temporary / STATE_JSON, snapshot.record)
+            write_json(temporary / STATE_JSON, {**snapshot.record, EXPONENT: exponent})
             save_tensors(weights, snapshot.model, temporary, tokenizer)
             write_text(temporary / CARD, card)
             written = {WEIGHTS: weights, STATE_TENSORS: snapshot.tensors}
@@ -153,7 +155,8 @@ def open_checkpoint(path: Path, flag: str = "checkpoint") -> Checkpoint:
 
 
 def restore(state: TrainState, checkpoint: Checkpoint) -> None:
-    """Bring a state, but for the weights, to where the checkpoint was taken."""
+    """Bring a state, into which the weights on disk are loaded, to where the checkpoint was taken."""
+    _undo_export(state, checkpoint)
     state.load_tensors(load_file(checkpoint.path / STATE_TENSORS))
     state.progress = Progress(**checkpoint.record["progress"])
     state.interval = IntervalCounts(**checkpoint.record["interval"])
@@ -164,12 +167,21 @@ def carry_over(state: TrainState, checkpoint: Checkpoint, data: str) -> None:
 
     Equal data (by the folder's content hash) continues where that run ended; other data starts at its first epoch.
     """
+    _undo_export(state, checkpoint)
     state.load_optimizers(load_file(checkpoint.path / STATE_TENSORS))
     state.progress = replace(
         Progress(**checkpoint.record["progress"]), elapsed_seconds=0.0, wall_seconds=0.0, longest_seconds={}
     )
     if checkpoint.record["data"] != data:
         state.progress.examples_before = state.progress.examples
+
+
+@torch.no_grad()
+def _undo_export(state: TrainState, checkpoint: Checkpoint) -> None:
+    """Make the embeddings as large again as in training."""
+    weights = dict(state.model.named_parameters())
+    for name, tensor in scale_embeddings(weights, -int(checkpoint.record[EXPONENT])).items():
+        weights[name].copy_(tensor)
 
 
 def checkpoint_paths(folder: Path) -> list[Path]:

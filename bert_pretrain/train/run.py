@@ -17,7 +17,7 @@ from bert_pretrain.config_file import dump_yaml
 from bert_pretrain.examples.shards import DataFolder
 from bert_pretrain.model.bert import BertForPreTraining
 from bert_pretrain.model.folder import CARD
-from bert_pretrain.model.huggingface import load_weights, save_model
+from bert_pretrain.model.huggingface import exported, load_weights, save_tensors
 from bert_pretrain.report.curves import value_of
 from bert_pretrain.report.diagnosis import Diagnosis, nothing_learnt
 from bert_pretrain.storage import manifest
@@ -248,7 +248,8 @@ def _finish(run: ResolvedRun, state: TrainState, log: RunLog, identity: dict[str
     record = _record(run)
     warning = nothing_learnt(record, lines)
     with atomic_folder(run.output / "model") as temporary:
-        save_model(state.model, temporary, run.tokenizer)
+        weights, _ = exported({name: parameter.detach() for name, parameter in state.model.named_parameters()})
+        save_tensors(weights, state.model, temporary, run.tokenizer)
         drawn = draw_beside_card(run.output, record, temporary)
         card = model_card(
             run, state.progress, log.last_validation,

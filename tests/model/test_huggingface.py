@@ -13,7 +13,7 @@ import transformers
 from safetensors.torch import load_file, save_file
 
 from bert_pretrain.errors import DataError
-from bert_pretrain.model.huggingface import load_model, save_model
+from bert_pretrain.model.huggingface import exported, load_model, save_model, save_tensors
 from bert_pretrain.text.tokenizer import Tokenizer
 
 
@@ -46,6 +46,27 @@ def test_the_configuration_survives_transformers(model_folder: Path, make_model:
     for key, value in ours.model_dump().items():
         assert getattr(config, key) == value
     assert config.pad_token_id == 0
+
+
+@torch.no_grad()
+def test_large_embeddings_are_exported_smaller_with_equal_outputs(
+    make_model: Any, tokenizer: Tokenizer, tmp_path: Path
+) -> None:
+    model = make_model().eval()
+    for name in ("word", "position", "token_type"):
+        getattr(model.embeddings, f"{name}_embeddings").weight.mul_(20)
+    weights, exponent = exported(dict(model.named_parameters()))
+    assert exponent > 1
+    save_tensors(weights, model, tmp_path, tokenizer)
+    theirs = transformers.BertForPreTraining.from_pretrained(tmp_path).eval()
+    assert 0.025 < theirs.bert.embeddings.word_embeddings.weight.square().mean().sqrt() <= 0.05
+    ids = torch.randint(5, tokenizer.vocab_size, (1, 16))
+    places = torch.arange(16)
+    output = model(ids[0], torch.zeros_like(places), places, torch.tensor([0, 16], dtype=torch.int32), 16, places)
+    found = theirs(input_ids=ids)
+    logits = model.decode(output.mlm_features)  # (tokens, vocabulary), of the order of 100
+    torch.testing.assert_close(logits, found.prediction_logits[0], atol=1e-6 * float(logits.abs().max()), rtol=1e-5)
+    torch.testing.assert_close(output.nsp_logits, found.seq_relationship_logits, atol=1e-5, rtol=1e-5)
 
 
 def test_whoever_may_read_new_files_may_read_a_model(model_folder: Path) -> None:

@@ -275,6 +275,23 @@ def test_init_from_takes_weights_and_carry_optimizer_takes_the_state_and_step_to
         train(tiny(model={"hidden_size": 48}), data_folder, tmp_path / "f", init_from=finished / "model")
 
 
+def test_embeddings_that_are_exported_smaller_resume_bit_for_bit(tiny: Tiny, data_folder: Path, tmp_path: Path) -> None:
+    config, run, carried = tiny(model={"initializer_range": 0.2}), tmp_path / "run", tmp_path / "carried"
+    train(config, data_folder, run)
+    whole = final_tensors(run)
+    embeddings = whole["bert.embeddings.word_embeddings.weight"]
+    assert 0.025 < embeddings.square().mean().sqrt() <= 0.05
+    checkpoint = run / "checkpoints" / "step-00000008"
+    assert json.loads((checkpoint / "training_state.json").read_text())["embedding_exponent"] == 2
+    train(config, data_folder, carried, init_from=checkpoint, carry_optimizer=True)
+    for name in ("checkpoints/step-00000012", "model"):
+        shutil.rmtree(run / name)
+    train(config, data_folder, run)
+    for again in (run, carried):
+        ours = final_tensors(again)
+        assert all(torch.equal(ours[name], whole[name]) for name in whole if not name.startswith("interval"))
+
+
 def test_only_the_newest_checkpoints_stay(tiny: Tiny, data_folder: Path, tmp_path: Path) -> None:
     train(tiny(max_steps=7, save_every=2, keep_checkpoints=2), data_folder, tmp_path / "run")
     names = sorted(path.name for path in (tmp_path / "run" / "checkpoints").iterdir())
