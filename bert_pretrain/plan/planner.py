@@ -341,7 +341,7 @@ def _train_choices(best: _Option, seconds: float) -> list[Choice]:
         Choice(
             "train.weight_decay",
             recipe.weight_decay,
-            "as in the paper"
+            "holds weights at the scale for which fine-tuning is made; costs no loss"
             if recipe.weight_decay == law.WEIGHT_DECAY
             else f"less overfitting where the text is seen {best.epochs:,.0f} times",
         ),

@@ -119,8 +119,7 @@ def test_weights_decay_the_more_the_more_often_the_text_is_seen() -> None:
     epochs = (0.5, 2.0, 8.0, 25.0, 100.0)
     decays = [law.recipe(Size(2, 128), 1.0, 64, each).weight_decay for each in epochs]
     assert decays == sorted(decays)
-    assert decays[0] == Config().train.weight_decay
-    assert decays[-1] >= 0.5
+    assert 0.1 <= decays[0] < decays[-1]
     often = plan(replace(ENGLISH, num_bytes=1e6, documents=100), 3600.0)
     assert "seen 40 times" in reason(often, "train.weight_decay")
 
