@@ -7,6 +7,7 @@ import typer
 
 from bert_pretrain.cli.loading import bert_folder, importing, inference_config
 from bert_pretrain.cli.options import BatchTokens, Device, Encoding, Model, Output, Overwrite, Precision, SkipEmpty
+from bert_pretrain.errors import ConfigError
 from bert_pretrain.finetune.settings import FORMATS, Settings
 from bert_pretrain.storage.paths import local_path
 
@@ -32,16 +33,29 @@ def finetune(
         str | None, typer.Option("--test", metavar="INPUT", help="Rows to predict at the end; labels are optional.")
     ] = None,
     learning_rate: Annotated[
-        float, typer.Option("--learning-rate", help="At the end of the warm-up.")
-    ] = _DEFAULTS.learning_rate,
-    epochs: Annotated[int, typer.Option("--epochs", help="Passes over the rows.")] = _DEFAULTS.epochs,
+        str,
+        typer.Option(
+            "--learning-rate", metavar="auto|RATE,...", help="By the scale of each matrix, or the best of these."
+        ),
+    ] = "auto",
+    optimizer: Annotated[
+        str, typer.Option("--optimizer", metavar="auto|adamw|muon", help="Muon: for matrices inside the encoder.")
+    ] = _DEFAULTS.optimizer,
+    epochs: Annotated[
+        int | None, typer.Option("--epochs", help="Passes over the rows; by default by their number.")
+    ] = _DEFAULTS.epochs,
     batch_size: Annotated[int, typer.Option("--batch-size", help="Windows of text per step.")] = _DEFAULTS.batch_size,
     warmup_ratio: Annotated[float, typer.Option("--warmup-ratio", help="Share of all steps.")] = _DEFAULTS.warmup_ratio,
     weight_decay: Annotated[float, typer.Option("--weight-decay", help="Of matrices.")] = _DEFAULTS.weight_decay,
     max_length: Annotated[
         int | None, typer.Option("--max-length", help="Tokens per window; 128 by default, 384 for answer.")
     ] = _DEFAULTS.max_length,
-    dropout: Annotated[float | None, typer.Option("--dropout", help="The model's own by default.")] = _DEFAULTS.dropout,
+    dropout: Annotated[
+        float | None, typer.Option("--dropout", help="By default the better of 0.1 and 0.")
+    ] = _DEFAULTS.dropout,
+    baselines: Annotated[
+        bool, typer.Option("--baselines", help="Also fine-tune the same network untrained, to compare.")
+    ] = _DEFAULTS.baselines,
     seed: Annotated[int, typer.Option("--seed", help="Of the head, the order and what is held out.")] = _DEFAULTS.seed,
     text_field: Annotated[
         str,
@@ -85,6 +99,7 @@ def finetune(
     """
     given = dict(locals())
     given["text_field"] = inference_config("auto", "auto", text_field).data.text_field
+    given["learning_rate"] = _rates(learning_rate)
     chosen = Settings(**{field.name: given[field.name] for field in dataclasses.fields(Settings)})
     chosen.check(task)
     place = local_path(output, "--output")
@@ -154,6 +169,15 @@ def predict(
         allow_no_answer=allow_no_answer,
         skip_empty=skip_empty,
     )
+
+
+def _rates(text: str) -> tuple[float, ...]:
+    """Return the learning rates of `--learning-rate`, none for `auto`."""
+    try:
+        return () if text == "auto" else tuple(float(rate) for rate in text.split(","))
+    except ValueError as error:
+        remedy = "give auto, or numbers joined by commas, such as 1e-4,3e-4"
+        raise ConfigError(f"'{text}' is not a number", where="--learning-rate", remedy=remedy) from error
 
 
 def _reading(file_format: str | None, columns: str | None, encoding: str | None) -> dict[str, Any]:

@@ -138,6 +138,9 @@ class Answer:
     def constant(self, examples: list[Question]) -> tuple[str, float]:
         return "no answer to any question", squad_scores(_texts(examples), [""] * len(examples))["f1"]
 
+    def words_alone(self, train: list[Question], examples: list[Question]) -> None:
+        return None
+
     def use(self, labels: list[str], may_be_none: bool) -> None:
         self.may_be_none = may_be_none
 

@@ -11,6 +11,7 @@ import numpy as np
 
 from bert_pretrain.config_values import TextField, names_of
 from bert_pretrain.errors import InputError
+from bert_pretrain.finetune.baselines import predict_from_words
 from bert_pretrain.finetune.inputs import LabelledInput, UnusableRow
 from bert_pretrain.finetune.settings import Settings
 from bert_pretrain.finetune.tables import Row, iterate_rows, read_rows
@@ -158,6 +159,16 @@ class Classify:
             return "one number for all", 0.0
         name, count = Counter(example.label for example in examples).most_common(1)[0]
         return f"always '{name}'", count / len(examples)
+
+    def words_alone(self, train: list[Example], examples: list[Example]) -> list[Any] | None:
+        def texts(rows: list[Example]) -> list[list[str]]:
+            return [[row.text] if row.pair is None else [row.text, row.pair] for row in rows]
+
+        found = predict_from_words(texts(train), [example.label for example in train], texts(examples))
+        if self.settings.regression:
+            return list(found)
+        columns = np.argsort(np.argsort(self.classes))  # of the sorted labels, in the order of the classes
+        return list(found[:, columns])
 
     def use(self, labels: list[str], may_be_none: bool) -> None:
         self.classes = labels

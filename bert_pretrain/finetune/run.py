@@ -13,7 +13,7 @@ import os
 import shutil
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,6 +25,7 @@ from bert_pretrain import rng
 from bert_pretrain.config import TrainConfig
 from bert_pretrain.errors import ConfigError, DataError, InputError
 from bert_pretrain.finetune.answer import Answer
+from bert_pretrain.finetune.baselines import is_clearly_better
 from bert_pretrain.finetune.classify import Classify
 from bert_pretrain.finetune.inputs import LabelledInput
 from bert_pretrain.finetune.settings import Settings
@@ -32,6 +33,7 @@ from bert_pretrain.finetune.tag import Tag
 from bert_pretrain.finetune.task import Task
 from bert_pretrain.model.folder import CARD, CONFIG, weights_sha256
 from bert_pretrain.model.hub import name_of_folder
+from bert_pretrain.model.huggingface import PRETRAINING_OPTIMIZER
 from bert_pretrain.report.render import render
 from bert_pretrain.storage import manifest
 from bert_pretrain.storage.checksums import damage_of_folder, seal_folder
@@ -55,7 +57,7 @@ KIND = "finetune"
 _PIPELINES = {"classify": "text-classification", "tag": "token-classification", "answer": "question-answering"}
 """The Hub's names of the tasks."""
 METRICS = "metrics.json"
-_CHECKPOINTS = "checkpoints"
+_TRIALS = "trials"
 _PACKAGES = ("transformers", "accelerate", "sklearn", "seqeval")
 HEADS: dict[str, type[Classify] | type[Tag] | type[Answer]] = {"classify": Classify, "tag": Tag, "answer": Answer}
 
@@ -95,7 +97,7 @@ def finetune(
     _check_environment(device)
     chosen_device = choose_device(device)
     opened = open_bert(model, TrainConfig(device="cpu"))  # only for its checks
-    settings = settings.resolve(task, opened.max_length)
+    settings = settings.resolve(task, opened.max_length, read_json(model / CONFIG).get(PRETRAINING_OPTIMIZER))
     chosen: Task = HEADS[task](settings, opened.tokenizer)
     examples = _read(chosen, inputs, settings.seed)
     identity = _identity(task, chosen, model, examples, settings)
@@ -118,7 +120,7 @@ def _working_folder(work: Path) -> Iterator[None]:
     try:
         with exclusive(work):
             yield
-            shutil.rmtree(work / _CHECKPOINTS, ignore_errors=True)
+            shutil.rmtree(work / _TRIALS, ignore_errors=True)
             (work / manifest.PARTIAL).unlink(missing_ok=True)
     finally:
         with contextlib.suppress(OSError):
@@ -220,19 +222,40 @@ def _train(
     precision = choose_precision("auto", learner.device)
     print(f"{learner.device.type}, {precision.name} ({precision.reason}), {torch.get_num_threads()} threads")
     with training.quiet():
-        checkpoints = (work / _CHECKPOINTS).resolve()
-        report = training.fit(learner.make_trainer(checkpoints, precision), checkpoints)
+        folder = (work / _TRIALS).resolve()
+        trials = task.settings.trials(len(learner.windows["train"]))
+        reports = [learner.train(trial, folder / str(number), precision) for number, trial in enumerate(trials)]
+        best = max(range(len(trials)), key=lambda number: reports[number]["score"])
+        chosen, report = trials[best], reports[best]
+        if len(trials) > 1:
+            print(_describe_trials(task, trials, reports, best))
+        report["trials"] = [
+            {"learning_rate": trial.learning_rate, "dropout": trial.dropout, "score": each["score"]}
+            for trial, each in zip(trials, reports, strict=True)
+        ]
         with atomic_folder(output) as result:
-            learner.save(result)
+            shutil.copytree(folder / str(best) / training.MODEL, result, dirs_exist_ok=True)
             found = learner.predict(result)
             scores = _scores(learner, found)
-            warning = _warning(learner, scores)
+            baselines = {"words alone": task.words_alone(examples["train"], examples[_judged(scores)])}
+            if task.settings.baselines:
+                own = replace(chosen, learning_rate=()) if not task.settings.learning_rate else chosen
+                learner.train(own, folder / "untrained", precision, untrained=True)
+                predicted = learner.predict(folder / "untrained" / training.MODEL)
+                baselines["the same network untrained"] = predicted[_judged(scores)]
+            report["baselines"] = {
+                name: task.score(examples[_judged(scores)], predictions)[task.main_metric]
+                for name, predictions in baselines.items()
+                if predictions is not None
+            }
+            warning = _warning(learner, scores, report["baselines"])
             report |= {"warning": warning, "seconds": round(time.monotonic() - began, 1)}
-            _write_results(learner, identity, scores, report, found, result)
+            _write_results(learner, identity, chosen, scores, report, found, result)
     for split, figures in scores.items():
         print(f"{split}: " + "  ".join(f"{name} {value:.4f}" for name, value in figures.items()))
-    epochs = learner.task.settings.epochs
-    print(f"best epoch {report['best_epoch']} of {epochs}; model, metrics and predictions: {output}")
+    for name, score in report["baselines"].items():
+        print(f"{name}: {100 * score:.1f} %")
+    print(f"best epoch {report['best_epoch']} of {chosen.epochs}; model, metrics and predictions: {output}")
     if warning:
         print(f"WARNING: {warning}")
 
@@ -248,13 +271,33 @@ def _scores(learner: "Learner", found: dict[str, list[Any]]) -> dict[str, dict[s
     return scores
 
 
-def _warning(learner: "Learner", scores: dict[str, dict[str, float]]) -> str:
-    """Return a warning if the model is no better than a constant prediction, otherwise ""."""
-    split, metric = "test" if "test" in scores else "validation", learner.task.main_metric
+def _judged(scores: dict[str, dict[str, float]]) -> str:
+    """Return the split by which the model is compared with others."""
+    return "test" if "test" in scores else "validation"
+
+
+def _describe_trials(task: Task, trials: list[Settings], reports: list[dict[str, Any]], best: int) -> str:
+    lines = []
+    for number, (trial, report) in enumerate(zip(trials, reports, strict=True)):
+        rate = f"{trial.learning_rate[0]:g}" if trial.learning_rate else "auto"
+        kept = ", kept" if number == best else ""
+        lines.append(f"  learning rate {rate}, dropout {trial.dropout:g}: {report['score']:.4f}{kept}")
+    return f"{task.main_metric} on the validation rows:\n" + "\n".join(lines)
+
+
+def _warning(learner: "Learner", scores: dict[str, dict[str, float]], baselines: dict[str, float]) -> str:
+    """Return a warning if the model is no better than a constant or not clearly better than a baseline, else ""."""
+    split, metric = _judged(scores), learner.task.main_metric
     examples, score = learner.examples[split], scores[split][metric]
     constant, floor = learner.task.constant(examples)
     if score > floor:
-        return ""
+        name = max(baselines, key=lambda name: baselines[name], default=None)
+        if name is None or is_clearly_better(score, baselines[name], len(examples)):
+            return ""
+        return (
+            f"not clearly better than {name}: {metric} {score:.4f} and {baselines[name]:.4f} on the "
+            f"{len(examples):,} {split} rows. Pretrain for longer, or label more rows"
+        )
     return (
         f"no sign of learning: {metric} {score:.4f} on the {len(examples):,} {split} rows is no better than "
         f"{constant} ({floor:.4f}). Check the labels; try a larger --learning-rate, more --epochs or rows"
@@ -264,6 +307,7 @@ def _warning(learner: "Learner", scores: dict[str, dict[str, float]]) -> str:
 def _write_results(
     learner: "Learner",
     identity: dict[str, Any],
+    settings: Settings,
     scores: dict[str, dict[str, float]],
     report: dict[str, Any],
     found: dict[str, list[Any]],
@@ -278,7 +322,7 @@ def _write_results(
         for example, prediction in zip(learner.examples[predicted], found[predicted], strict=True):
             file.write(json.dumps(task.record(example, prediction), ensure_ascii=False) + "\n")
     seal_folder(result)
-    write_text(result / CARD, _card(learner, identity["task"], rows, scores, report))
+    write_text(result / CARD, _card(learner, identity["task"], settings, rows, scores, report))
     body = {"rows": rows, "predictions": predicted, "may_be_none": task.may_be_none}
     manifest.complete(result, KIND, identity, body)
 
@@ -286,12 +330,14 @@ def _write_results(
 def _card(
     learner: "Learner",
     task: str,
+    chosen: Settings,
     rows: dict[str, int],
     scores: dict[str, dict[str, float]],
     report: dict[str, Any],
 ) -> str:
     """Return the `README.md`: what the folder is, what it was made from, its metrics, and how to load it."""
-    pipeline, settings = _PIPELINES[task], asdict(learner.task.settings)
+    pipeline, settings = _PIPELINES[task], asdict(chosen)
+    settings["learning_rate"] = chosen.learning_rate[0] if chosen.learning_rate else "auto, by the scale of each matrix"
     metrics = dict.fromkeys(name for figures in scores.values() for name in figures)
     table = [
         (name, *(f"{figures[name]:.4f}" if name in figures else "" for figures in scores.values())) for name in metrics
@@ -307,6 +353,8 @@ def _card(
         scores=table,
         settings=settings,
         best_epoch=report["best_epoch"],
+        baselines={name: f"{score:.4f}" for name, score in report["baselines"].items()},
+        metric=learner.task.main_metric,
         warning=report["warning"],
     )
     data = ModelCardData(library_name="transformers", pipeline_tag=pipeline, tags=["bert", pipeline, "bert-pretrain"])

@@ -10,6 +10,9 @@ from bert_pretrain.errors import ConfigError
 TASKS = ("classify", "tag", "answer")
 FORMATS = ("csv", "tsv", "json", "jsonl", "parquet", "conll")
 """Of labelled rows in files; the last is a word and its tag per line."""
+OPTIMIZERS = ("auto", "adamw", "muon")
+DROPOUTS = (0.1, 0.0)
+MIN_EPOCHS, MAX_EPOCHS, ENOUGH_STEPS = 3, 10, 1000
 MAX_LENGTH = {"classify": 128, "tag": 128, "answer": 384}
 _OWNERS = {
     "text_field": "classify",
@@ -27,15 +30,20 @@ _OWNERS = {
 class Settings:
     """The settings of one fine-tuning; None where the task or the model decides."""
 
-    learning_rate: float = 3e-5
-    epochs: int = 3
+    learning_rate: tuple[float, ...] = ()
+    """Rates to try; without any, each matrix has one by its scale (`optimizer.py`)."""
+    optimizer: str = "auto"
+    epochs: int | None = None
+    """None: by the number of rows. The weights of the best epoch are kept."""
     batch_size: int = 32
     warmup_ratio: float = 0.1
     weight_decay: float = 0.01
     max_length: int | None = None
     """Tokens per window; 128, for `answer` 384, and at most the model's positions."""
     dropout: float | None = None
-    """None: that of the model."""
+    """None: with 0.1 and without dropout, of which the better is kept."""
+    baselines: bool = False
+    """Whether the same network is fine-tuned untrained, too."""
     seed: int = 42
     text_field: TextField = "text"
     pair_field: str | None = None
@@ -62,7 +70,14 @@ class Settings:
 
     def check_ranges(self) -> None:
         """Refuse values out of range."""
-        minimum = {"learning_rate": 0.0, "warmup_ratio": 0.0, "weight_decay": 0.0, "dropout": 0.0}
+        for rate in self.learning_rate:
+            if not (0.0 < rate < math.inf):
+                remedy = "give auto, or numbers above 0 joined by commas"
+                raise ConfigError(f"it is {rate}", where="--learning-rate", remedy=remedy)
+        if self.optimizer not in OPTIMIZERS:
+            remedy = f"choose {', '.join(OPTIMIZERS)}"
+            raise ConfigError(f"it is '{self.optimizer}'", where="--optimizer", remedy=remedy)
+        minimum = {"warmup_ratio": 0.0, "weight_decay": 0.0, "dropout": 0.0}
         minimum |= {"epochs": 1, "batch_size": 1, "max_length": 16, "stride": 0, "max_answer_length": 1, "seed": 0}
         maximum = {"warmup_ratio": 1.0, "dropout": 0.9, "seed": 2**32 - 1}
         for name, low in minimum.items():
@@ -71,8 +86,11 @@ class Settings:
                 bounds = f"{low:g} or more" if high == math.inf else f"between {low:g} and {high:g}"
                 raise ConfigError(f"it is {value}", where=flag_of(name), remedy=f"give a number, {bounds}")
 
-    def resolve(self, task: str, positions: int) -> "Settings":
-        """Return these settings with `max_length` and `stride` set, for a model with that many positions."""
+    def resolve(self, task: str, positions: int, pretraining_optimizer: str | None = None) -> "Settings":
+        """Return these settings with `optimizer`, `max_length` and `stride` set, for a model with that many positions.
+
+        A model that Muon pretrained is fine-tuned by it, unless learning rates are given: those are AdamW's.
+        """
         if self.max_length is not None and self.max_length > positions:
             raise ConfigError(
                 f"--max-length is {self.max_length}, the model has {positions} positions",
@@ -89,7 +107,24 @@ class Settings:
                 where="--stride",
                 remedy=f"give at most {max_length // 3}",
             )
-        return dataclasses.replace(self, max_length=max_length, stride=stride)
+        has_muon = pretraining_optimizer == "muon" and not self.learning_rate
+        optimizer = self.optimizer if self.optimizer != "auto" else "muon" if has_muon else "adamw"
+        return dataclasses.replace(self, max_length=max_length, stride=stride, optimizer=optimizer)
+
+    def trials(self, num_windows: int) -> list["Settings"]:
+        """Return the settings to fine-tune with, of which validation rows choose, for so many windows of training.
+
+        What is not given takes no more than two trials.
+        """
+        steps = math.ceil(num_windows / self.batch_size)
+        epochs = self.epochs or min(MAX_EPOCHS, max(MIN_EPOCHS, math.ceil(ENOUGH_STEPS / steps)))
+        rates: list[tuple[float, ...]] = [(rate,) for rate in self.learning_rate] or [()]
+        dropouts = DROPOUTS[: 1 if len(rates) > 1 else 2] if self.dropout is None else [self.dropout]
+        return [
+            dataclasses.replace(self, learning_rate=rate, dropout=dropout, epochs=epochs)
+            for rate in rates
+            for dropout in dropouts
+        ]
 
 
 _DEFAULTS = {field.name: field.default for field in dataclasses.fields(Settings)}

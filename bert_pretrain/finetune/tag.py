@@ -16,6 +16,7 @@ from tokenizers.pre_tokenizers import BertPreTokenizer
 
 from bert_pretrain.config_values import names_of
 from bert_pretrain.errors import InputError
+from bert_pretrain.finetune.baselines import most_frequent_tags
 from bert_pretrain.finetune.inputs import LabelledInput, UnusableRow
 from bert_pretrain.finetune.settings import Settings
 from bert_pretrain.finetune.tables import Row, iterate_rows, no_rows, read_rows, read_text
@@ -138,6 +139,10 @@ class Tag:
 
     def constant(self, examples: list[Example]) -> tuple[str, float]:
         return "O for every word", 0.0
+
+    def words_alone(self, train: list[Example], examples: list[Example]) -> list[list[str]] | None:
+        known = [(example.words, example.tags or []) for example in train]
+        return most_frequent_tags(known, [example.words for example in examples], OUTSIDE)
 
     def use(self, labels: list[str], may_be_none: bool) -> None:
         self.tags = labels

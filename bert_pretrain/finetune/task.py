@@ -71,6 +71,9 @@ class Task(Protocol):
     def constant(self, examples: list[Any]) -> tuple[str, float]:
         """Return the best constant prediction for examples, and its score by the main metric."""
 
+    def words_alone(self, train: list[Any], examples: list[Any]) -> list[Any] | None:
+        """Return predictions that need no network, from the words of the training examples; None if there are none."""
+
     def record(self, example: Any, prediction: Any) -> dict[str, Any]:
         """Return a line of `predictions.jsonl`."""
 

@@ -21,22 +21,30 @@ from transformers.utils import logging as _logging
 from bert_pretrain.config import TrainConfig
 from bert_pretrain.errors import ConfigError, DataError
 from bert_pretrain.finetune.finetuned_bert import FinetunedBert, are_finite
+from bert_pretrain.finetune.optimizer import make_optimizer
+from bert_pretrain.finetune.settings import Settings
 from bert_pretrain.finetune.task import Task, Window, collator, report_counts
 from bert_pretrain.parallel.progress import progress_bar
-from bert_pretrain.storage.files import read_json
+from bert_pretrain.storage.files import atomic_folder, read_json, write_json
 from bert_pretrain.train.device.hardware import Precision
 
 logging: Any = _logging
+MODEL = "model"
+_REPORT = "report.json"
 
 
-def open_network(folder: Path, task: Task) -> Any:
-    """Return the model of a folder with the task's head, initialized from the seed if the folder has none."""
-    settings = task.settings
+def open_network(folder: Path, task: Task, settings: Settings, *, untrained: bool = False) -> Any:
+    """Return the model of a folder with the task's head, initialized from the seed if the folder has none.
+
+    An untrained model has the sizes of the folder, and BERT's initial weights.
+    """
     transformers.set_seed(settings.seed)
     changes = task.model_config()
     if settings.dropout is not None:
         changes |= {"hidden_dropout_prob": settings.dropout, "attention_probs_dropout_prob": settings.dropout}
     model_class = getattr(transformers, task.model_class)
+    if untrained:
+        return model_class.from_config(transformers.AutoConfig.from_pretrained(folder, **changes))
     try:
         # A head for another number of classes is initialized again.
         network, info = model_class.from_pretrained(
@@ -72,20 +80,38 @@ class Learner:
             if split != "train":  # so that batches have little padding
                 self.windows[split].sort(key=lambda window: -len(window.input_ids))
             report_counts(counts, len(rows), split)
-        self.network: Any = None
 
-    def make_trainer(self, folder: Path, precision: Precision) -> Any:
+    def train(
+        self, settings: Settings, folder: Path, precision: Precision, *, untrained: bool = False
+    ) -> dict[str, Any]:
+        """Fine-tune with the settings of a trial, keep the model in `folder`, and return the report of `fit`.
+
+        A trial that is finished is not repeated, another one continues from its last checkpoint.
+        """
+        if (folder / _REPORT).exists():
+            return dict(read_json(folder / _REPORT))
+        network = open_network(self.model, self.task, settings, untrained=untrained)
+        report = fit(self._make_trainer(network, settings, folder / "checkpoints", precision), folder / "checkpoints")
+        with atomic_folder(folder / MODEL) as model:
+            network.save_pretrained(model)
+            self.task.tokenizer.save(model, network.config.max_position_embeddings)
+        shutil.rmtree(folder / "checkpoints")
+        write_json(folder / _REPORT, report)
+        return report
+
+    def _make_trainer(self, network: Any, settings: Settings, folder: Path, precision: Precision) -> Any:
         """Return a Trainer that keeps its checkpoints in `folder`, and shows a bar instead of logs."""
-        task, settings = self.task, self.task.settings
+        task = self.task
+        assert settings.epochs is not None
         steps = math.ceil(len(self.windows["train"]) / settings.batch_size) * settings.epochs
+        rate = settings.learning_rate[0] if settings.learning_rate else None
+        optimizer = make_optimizer(network, rate, settings.weight_decay, muon=settings.optimizer == "muon")
         arguments: Any = TrainingArguments(
             output_dir=str(folder),
-            learning_rate=settings.learning_rate,
             num_train_epochs=settings.epochs,
             per_device_train_batch_size=settings.batch_size,
             per_device_eval_batch_size=settings.batch_size,
             warmup_steps=round(settings.warmup_ratio * steps),  # the argument for a ratio differs between 4.57 and 5
-            weight_decay=settings.weight_decay,
             seed=settings.seed,
             eval_strategy="epoch",
             save_strategy="epoch",
@@ -104,9 +130,9 @@ class Learner:
             remove_unused_columns=False,
         )
         arguments._n_gpu = min(1, arguments.n_gpu)  # otherwise the Trainer splits batches over all visible GPUs
-        self.network = open_network(self.model, task)
         trainer = Trainer(
-            model=self.network,
+            model=network,
+            optimizers=(optimizer, None),
             args=arguments,
             data_collator=collator(self.task.tokenizer.pad_id),
             train_dataset=[window.inputs for window in self.windows["train"]],
@@ -118,11 +144,6 @@ class Learner:
         trainer.remove_callback(transformers.PrinterCallback)
         trainer.add_callback(_Bar())
         return trainer
-
-    def save(self, folder: Path) -> None:
-        """Write the trained model and its tokenizer."""
-        self.network.save_pretrained(folder)
-        self.task.tokenizer.save(folder, self.network.config.max_position_embeddings)
 
     def predict(self, folder: Path) -> dict[str, list[Any]]:
         """Return the predictions of a finished folder in fp32, by split, training left out."""
@@ -150,7 +171,7 @@ def fit(trainer: Any, folder: Path) -> dict[str, Any]:
     """Train to the end, from the newest complete checkpoint if there is one, and load the best weights.
 
     Returns:
-        The best epoch, and loss and metrics of every epoch.
+        The score of the best epoch, its number, and loss and metrics of every epoch.
     """
     newest = last_checkpoint(folder)
     if newest is None:
@@ -179,6 +200,7 @@ def fit(trainer: Any, folder: Path) -> dict[str, Any]:
             epochs.setdefault(round(line["epoch"]), {}).update(kept)
     steps = {line["step"]: round(line["epoch"]) for line in trainer.state.log_history if _is_evaluation(line)}
     return {
+        "score": trainer.state.best_metric,
         "best_epoch": steps[trainer.state.best_global_step],
         "epochs": [{"epoch": epoch, **figures} for epoch, figures in sorted(epochs.items())],
     }

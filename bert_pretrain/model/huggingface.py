@@ -33,6 +33,8 @@ from bert_pretrain.storage.files import write_json
 from bert_pretrain.text.extension import Extension
 from bert_pretrain.text.tokenizer import Tokenizer
 
+PRETRAINING_OPTIMIZER = "pretraining_optimizer"
+"""Key of `config.json`."""
 EXPORTED_RMS = 0.05
 """Largest root mean square of exported word embeddings. Fine-tuning moves a weight by about its rate per step, whatever
 the size of the weight, so weights are exported as large as those of other BERTs."""
@@ -83,12 +85,20 @@ def save_model(model: BertForPreTraining, folder: Path, tokenizer: Tokenizer) ->
     save_tensors(to_huggingface(weights), model, folder, tokenizer)
 
 
-def save_tensors(tensors: Mapping[str, Tensor], model: BertForPreTraining, folder: Path, tokenizer: Tokenizer) -> None:
+def save_tensors(
+    tensors: Mapping[str, Tensor],
+    model: BertForPreTraining,
+    folder: Path,
+    tokenizer: Tokenizer,
+    optimizer: str | None = None,
+) -> None:
     """Write a model folder as `save_model`, but with given weights under Hugging Face's names, not the model's own.
 
-    The checksums cover what the folder holds then; a card that is written later may be edited.
+    `optimizer` is the one of pretraining, which fine-tuning asks for. The checksums cover what the folder holds then; a
+    card that is written later may be edited.
     """
-    write_json(folder / CONFIG, huggingface_config(model, tokenizer))
+    pretraining = {} if optimizer is None else {PRETRAINING_OPTIMIZER: optimizer}
+    write_json(folder / CONFIG, {**huggingface_config(model, tokenizer), **pretraining})
     write_tensors(tensors, folder / WEIGHTS)
     tokenizer.save(folder, model.config.max_position_embeddings)
     seal_folder(folder, {CONFIG, WEIGHTS, *tokenizer.files})

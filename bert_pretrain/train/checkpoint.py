@@ -92,7 +92,7 @@ def write_checkpoint(path: Path, snapshot: Snapshot, tokenizer: Tokenizer, card:
         with atomic_folder(path) as temporary:
             write_tensors(snapshot.tensors, temporary / STATE_TENSORS)
             write_json(temporary / STATE_JSON, {**snapshot.record, EXPONENT: exponent})
-            save_tensors(weights, snapshot.model, temporary, tokenizer)
+            save_tensors(weights, snapshot.model, temporary, tokenizer, snapshot.record["optimizer"])
             write_text(temporary / CARD, card)
             written = {WEIGHTS: weights, STATE_TENSORS: snapshot.tensors}
             if not all(_are_equal(tensors, load_file(temporary / name)) for name, tensors in written.items()):

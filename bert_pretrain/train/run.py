@@ -249,7 +249,7 @@ def _finish(run: ResolvedRun, state: TrainState, log: RunLog, identity: dict[str
     warning = nothing_learnt(record, lines)
     with atomic_folder(run.output / "model") as temporary:
         weights, _ = exported({name: parameter.detach() for name, parameter in state.model.named_parameters()})
-        save_tensors(weights, state.model, temporary, run.tokenizer)
+        save_tensors(weights, state.model, temporary, run.tokenizer, run.config.train.optimizer)
         drawn = draw_beside_card(run.output, record, temporary)
         card = model_card(
             run, state.progress, log.last_validation,

@@ -74,7 +74,7 @@ def test_a_damaged_checkpoint_is_one_message_and_overwrite_starts_over(
         raise KeyboardInterrupt
 
     call = {"train": as_jsonl(tmp_path / "a.jsonl", reviews(40, 1)), "output": tmp_path / "out"}
-    settings = Settings(epochs=1, batch_size=8, max_length=16)
+    settings = Settings(epochs=1, batch_size=8, max_length=16, dropout=0.1)
     monkeypatch.setattr(Trainer, "_load_best_model", killed)
     with pytest.raises(KeyboardInterrupt):
         finetune("classify", toy_model, **call, settings=settings)

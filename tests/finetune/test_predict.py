@@ -214,7 +214,7 @@ def test_the_settings_are_those_of_the_fine_tuning(
 ) -> None:
     rows = [{"body": row["text"], "label": row["label"]} for row in reviews(20, 1)]
     source = as_jsonl(tmp_path / "a.jsonl", rows)
-    settings = Settings(epochs=1, text_field="body", max_length=16, learning_rate=1e-3)
+    settings = Settings(epochs=1, text_field="body", max_length=16, learning_rate=(1e-3,), dropout=0.1)
     folder = finetune("classify", toy_model, train=source, test=source, output=tmp_path / "c", settings=settings)
     predicted = [json.loads(line) for line in (folder / "predictions.jsonl").read_text().splitlines()]
     found = run(folder, Path(source), tmp_path / "o.jsonl")
@@ -222,7 +222,9 @@ def test_the_settings_are_those_of_the_fine_tuning(
     for line, peer in zip(found, predicted, strict=True):
         assert line["score"] == pytest.approx(max(peer["probabilities"].values()), abs=2e-6)
     asked = as_jsonl(tmp_path / "q.jsonl", questions(30, 1))
-    reader = finetune("answer", toy_model, train=asked, test=asked, output=tmp_path / "r", settings=Settings(epochs=1))
+    reader = finetune(
+        "answer", toy_model, train=asked, test=asked, output=tmp_path / "r", settings=Settings(epochs=1, dropout=0.1)
+    )
     predicted = [json.loads(line) for line in (reader / "predictions.jsonl").read_text().splitlines()]
     found = run(reader, Path(asked), tmp_path / "p.jsonl")
     assert [line["answer"] for line in found] == [line["prediction"] for line in predicted]
@@ -272,7 +274,19 @@ def test_several_fields_are_joined_as_in_pretraining(
     with pytest.raises(InputError, match="there is no column 'nosuch'"):
         run(folder, source, tmp_path / "o.jsonl", text_field=("nosuch", "text"))
     labelled = write_rows(source, [row | {"label": "ab"[number % 2]} for number, row in enumerate(rows * 4)])
-    arguments = ["finetune", "classify", toy_model, "--train", labelled, "--output", tmp_path / "c", "--epochs", "1"]
+    arguments = [
+        "finetune",
+        "classify",
+        toy_model,
+        "--train",
+        labelled,
+        "--output",
+        tmp_path / "c",
+        "--epochs",
+        "1",
+        "--dropout",
+        "0.1",
+    ]
     flags = ["--text-field", "head,text", "--device", "cpu"]
     assert CliRunner().invoke(app, list(map(str, [*arguments, *flags]))).exit_code == 0
     identity = json.loads((tmp_path / "c" / "manifest.json").read_text())["identity"]

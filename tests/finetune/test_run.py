@@ -25,7 +25,7 @@ from bert_pretrain.finetune.settings import Settings
 from bert_pretrain.finetune.training import last_checkpoint, open_network
 from bert_pretrain.text.tokenizer import Tokenizer
 
-FAST = {"learning_rate": 3e-3, "batch_size": 16}
+FAST = {"learning_rate": (3e-3,), "dropout": 0.1, "batch_size": 16}
 
 
 def results(folder: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
@@ -100,7 +100,7 @@ def test_a_head_for_other_labels_is_drawn_anew_and_one_for_the_same_is_kept(
     for classes, is_kept in ((["neg", "pos"], True), (["pos", "neg"], False)):
         task = Classify(Settings(), tokenizer)
         task.classes = classes
-        network = open_network(classifier["output"], task)
+        network = open_network(classifier["output"], task, Settings(dropout=0.1))
         assert torch.equal(network.classifier.weight.detach(), saved) == is_kept
         assert ("classifier.weight" in capsys.readouterr().out) == (not is_kept)
 

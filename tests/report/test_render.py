@@ -16,6 +16,8 @@ FINETUNED = {
     "scores": [("f1", "0.9000")],
     "settings": {"epochs": 3, "dropout": 0.0, "stride": None, "regression": False, "text_field": EVIL},
     "best_epoch": 2,
+    "metric": "f1",
+    "baselines": {"words alone": "0.5000"},
     "warning": "",
 }
 
