@@ -208,18 +208,19 @@ def test_without_the_extra_one_message_says_what_to_install(
 def test_a_killed_run_continues_to_the_same_weights(toy_model: Path, tmp_path: Path, reviews, as_jsonl) -> None:
     train = as_jsonl(tmp_path / "train.jsonl", reviews(1000, 1))
     command = [sys.executable, "-m", "bert_pretrain", "finetune", "classify", str(toy_model), "--train", train]
-    command += ["--epochs", "6", "--dropout", "0.1", "--device", "cpu", "--output"]
+    command += ["--learning-rate", "1e-3,3e-3", "--epochs", "4", "--device", "cpu", "--output"]
     subprocess.run([*command, str(tmp_path / "whole")], check=True)
     process = subprocess.Popen([*command, str(tmp_path / "killed")])
     deadline = time.monotonic() + 120
-    while last_checkpoint((tmp_path / "killed.partial" / "checkpoints").resolve()) is None:
+    checkpoints = (tmp_path / "killed.partial" / "trials" / "1" / "checkpoints").resolve()  # the first trial is done
+    while last_checkpoint(checkpoints) is None:
         assert process.poll() is None
         assert time.monotonic() < deadline
         time.sleep(0.01)
     process.send_signal(signal.SIGKILL)
     process.wait()
     assert not (tmp_path / "killed").exists()
-    torn = tmp_path / "killed.partial" / "checkpoints" / "checkpoint-9999"
+    torn = checkpoints / "checkpoint-9999"
     torn.mkdir()
     (torn / "model.safetensors").write_bytes(b"half")
     killed = tmp_path / "killed"
