@@ -127,7 +127,7 @@ def test_the_writer_waits_for_copies_and_training_does_not(
         expected.append({name: weight.detach().clone() for name, weight in state.model.named_parameters()})
         checkpoints.save()
         for parameter in state.model.parameters():
-            parameter.data.add_(1.0)
+            parameter.data.add_(1e-3)
     checkpoints.wait()
     assert [[name for name, _ in arrival.waits] for arrival in arrivals] == [["checkpoint"], ["checkpoint"]]
     assert arrivals[0].waits[0][1] == []
