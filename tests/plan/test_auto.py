@@ -94,6 +94,7 @@ def command(text: Path, output: Path, seconds: int) -> list[str]:
     return [*program, "--output", str(output), "--workers", "1", *settings]
 
 
+@pytest.mark.slow  # eighteen seconds of trainings by the clock
 def test_phases_share_what_is_left_of_the_time(english_text: Path, tmp_path: Path) -> None:
     output, seconds, before = tmp_path / "out", 60.0, 40.0
     phases = [

@@ -11,7 +11,7 @@ from torch import Tensor
 from bert_pretrain.config import Config
 from bert_pretrain.examples.shards import DataFolder
 from bert_pretrain.model.bert import BertForPreTraining
-from bert_pretrain.model.huggingface import load_weights
+from bert_pretrain.model.huggingface import load_weights, scale_embeddings
 from bert_pretrain.train.checkpoint import open_checkpoint
 from bert_pretrain.train.checkpoint_manager import CheckpointManager
 from bert_pretrain.train.device.host_memory import HostMemory, page_locked, recorded_event
@@ -127,7 +127,7 @@ def test_the_writer_waits_for_copies_and_training_does_not(
         expected.append({name: weight.detach().clone() for name, weight in state.model.named_parameters()})
         checkpoints.save()
         for parameter in state.model.parameters():
-            parameter.data.add_(1e-3)
+            parameter.data.add_(1.0)
     checkpoints.wait()
     assert [[name for name, _ in arrival.waits] for arrival in arrivals] == [["checkpoint"], ["checkpoint"]]
     assert arrivals[0].waits[0][1] == []
@@ -137,4 +137,5 @@ def test_the_writer_waits_for_copies_and_training_does_not(
         checkpoint = open_checkpoint(tmp_path / "checkpoints" / f"step-{step:08d}")  # verifies its hash
         model = BertForPreTraining(state.model.config, 152)
         load_weights(model, checkpoint.path, flag="checkpoint", seed=0)
-        assert all(torch.equal(weight, weights[name]) for name, weight in model.named_parameters())
+        exported = scale_embeddings(weights, checkpoint.record["embedding_exponent"])
+        assert all(torch.equal(weight, exported[name]) for name, weight in model.named_parameters())
