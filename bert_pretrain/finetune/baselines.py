@@ -7,24 +7,28 @@ from typing import Any
 
 import numpy as np
 
-_IDEOGRAPH = re.compile(r"[\u3400-\u4dbf\u4e00-\u9fff]")
+from bert_pretrain.finetune.questions import IDEOGRAPH
+
 _LETTER = re.compile(r"[^\W\d_]")
 REGULARIZATION = 10.0
 """C of the logistic regression."""
 
 
-def predict_from_words(train: Sequence[Sequence[str]], labels: Sequence[Any], rows: Sequence[Sequence[str]]) -> Any:
+def predict_from_words(
+    train: Sequence[Sequence[str]], labels: Sequence[Any], rows: Sequence[Sequence[str]], classes: Sequence[str]
+) -> np.ndarray:
     """Return what a linear model of TF-IDF weights predicts for rows of one or two texts.
 
-    Where most letters are Chinese, characters and pairs of them are counted instead of words. Labels that are numbers
-    give numbers, (rows,); others give probabilities, (rows, classes), in the order of the sorted labels.
+    Where most letters are Chinese, characters and pairs of them are counted instead of words. Without classes,
+    labels are numbers and so are predictions, (rows,). With them these are probabilities, (rows, classes); a class
+    that no training row has gets 0.
     """
     from scipy import sparse
     from sklearn.feature_extraction.text import TfidfVectorizer
     from sklearn.linear_model import LogisticRegression, Ridge
 
     sample = "".join(text for texts in train[:1000] for text in texts)
-    is_chinese = 2 * len(_IDEOGRAPH.findall(sample)) > len(_LETTER.findall(sample))
+    is_chinese = 2 * len(re.findall(IDEOGRAPH, sample)) > len(_LETTER.findall(sample))
     words, characters = {"token_pattern": r"\w+|[^\w\s]"}, {"analyzer": "char", "ngram_range": (1, 2)}
     counts = []
     for own, others in zip(zip(*train, strict=True), zip(*rows, strict=True), strict=True):
@@ -33,9 +37,15 @@ def predict_from_words(train: Sequence[Sequence[str]], labels: Sequence[Any], ro
         vectorizer = TfidfVectorizer(**(characters if is_chinese else words))
         counts.append((vectorizer.fit_transform(own), vectorizer.transform(others)))
     known, new = (sparse.hstack(columns).tocsr() for columns in zip(*counts, strict=True))
-    if isinstance(labels[0], float):
+    if not classes:
         return Ridge().fit(known, labels).predict(new)
-    return LogisticRegression(C=REGULARIZATION, max_iter=1000).fit(known, labels).predict_proba(new)
+    found = np.zeros((len(rows), len(classes)))
+    if len(set(labels)) == 1:
+        found[:, classes.index(labels[0])] = 1.0
+        return found
+    model = LogisticRegression(C=REGULARIZATION, max_iter=1000).fit(known, labels)
+    found[:, [classes.index(name) for name in model.classes_]] = model.predict_proba(new)
+    return found
 
 
 def most_frequent_tags(

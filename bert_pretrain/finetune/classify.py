@@ -164,11 +164,8 @@ class Classify:
         def texts(rows: list[Example]) -> list[list[str]]:
             return [[row.text] if row.pair is None else [row.text, row.pair] for row in rows]
 
-        found = predict_from_words(texts(train), [example.label for example in train], texts(examples))
-        if self.settings.regression:
-            return list(found)
-        columns = np.argsort(np.argsort(self.classes))  # of the sorted labels, in the order of the classes
-        return list(found[:, columns])
+        labels = [example.label for example in train]
+        return list(predict_from_words(texts(train), labels, texts(examples), self.classes))
 
     def use(self, labels: list[str], may_be_none: bool) -> None:
         self.classes = labels

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 INITIAL_RMS = 0.02
 """Standard deviation of BERT's initial weights (Devlin et al., 2018: the released code)."""
 BASE_RATE, BASE_WIDTH = 3e-4, 256
-"""Measured for widths of 128 and 256 (RESULTS.md)."""
+"""Measured for a width of 128 (RESULTS.md)."""
 WIDTH_POWER = 2.26
 """Beyond, the rate falls so that it is 2.5e-5 at a width of 768, where matrices of an rms of 0.04 then get the paper's
 5e-5 (appendix A.3)."""
@@ -49,8 +49,8 @@ def make_optimizer(network: Any, rate: float | None, weight_decay: float, *, muo
         if muon and is_matrix and ".encoder.layer." in name:
             hidden.append(weight)
             continue
-        own = rate if rate is not None and not muon else base
-        if own is base and is_matrix and id(weight) in pretrained:
+        own = base if rate is None or muon else rate
+        if (rate is None or muon) and is_matrix and id(weight) in pretrained:
             own *= rms(weight) / INITIAL_RMS
         groups.setdefault((own, weight_decay if is_matrix else 0.0), []).append(weight)
     adamw = torch.optim.AdamW(

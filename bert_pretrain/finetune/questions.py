@@ -181,13 +181,13 @@ def words_of(text: str) -> list[str]:
 
     In a text with ideographs, punctuation of every script is removed, not only that of ASCII.
     """
-    ideographs = re.search(_IDEOGRAPH, text)
+    ideographs = re.search(IDEOGRAPH, text)
     text = "".join(character for character in text.lower() if not _is_dropped(character, bool(ideographs)))
     text = re.sub(r"\b(a|an|the)\b", " ", text)
-    return re.sub(_IDEOGRAPH, r" \g<0> ", text).split()
+    return re.sub(IDEOGRAPH, r" \g<0> ", text).split()
 
 
-_IDEOGRAPH = r"[\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0002fa1f]"
+IDEOGRAPH = r"[\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0002fa1f]"
 
 
 def _is_dropped(character: str, everywhere: bool) -> bool:

@@ -13,7 +13,7 @@ import os
 import shutil
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -239,8 +239,7 @@ def _train(
             scores = _scores(learner, found)
             baselines = {"words alone": task.words_alone(examples["train"], examples[_judged(scores)])}
             if task.settings.baselines:
-                own = replace(chosen, learning_rate=()) if not task.settings.learning_rate else chosen
-                learner.train(own, folder / "untrained", precision, untrained=True)
+                learner.train(chosen, folder / "untrained", precision, untrained=True)
                 predicted = learner.predict(folder / "untrained" / training.MODEL)
                 baselines["the same network untrained"] = predicted[_judged(scores)]
             report["baselines"] = {

@@ -90,9 +90,16 @@ def test_the_best_of_several_rates_is_kept_beside_baselines(
 
 def test_words_alone_separate_chinese_by_characters() -> None:
     good, bad = [["这家店很好"], ["味道不错"]] * 5, [["这家店很差"], ["味道糟糕"]] * 5
-    found = predict_from_words(good + bad, ["1"] * 10 + ["0"] * 10, [["很差"], ["不错"]])
+    found = predict_from_words(good + bad, ["1"] * 10 + ["0"] * 10, [["很差"], ["不错"]], ["0", "1"])
     assert [row.argmax() for row in found] == [0, 1]
-    assert predict_from_words([["a"], ["b b"]] * 9, [1.0, 2.0] * 9, [["b"], ["a"]])[0] > 1.5
+    assert predict_from_words([["a"], ["b b"]] * 9, [1.0, 2.0] * 9, [["b"], ["a"]], [])[0] > 1.5
+
+
+def test_a_class_that_was_held_out_whole_gets_no_share() -> None:
+    found = predict_from_words([["a"], ["b b"]] * 5, ["10", "9"] * 5, [["b"]], ["8", "9", "10"])
+    assert found.argmax() == 1
+    assert found[0, 0] == 0.0
+    assert predict_from_words([["a"]] * 3, ["9"] * 3, [["b"]], ["8", "9"]).tolist() == [[0.0, 1.0]]
 
 
 def test_words_have_their_most_frequent_tag() -> None:
