@@ -8,27 +8,12 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-INITIAL_RMS = 0.02
-"""Standard deviation of BERT's initial weights (Devlin et al., 2018: the released code)."""
-BASE_RATE, BASE_WIDTH = 3e-4, 256
-"""Measured for a width of 128 (RESULTS.md)."""
-WIDTH_POWER = 2.26
-"""Beyond, the rate falls so that it is 2.5e-5 at a width of 768, where matrices of an rms of 0.04 then get the paper's
-5e-5 (appendix A.3)."""
+from bert_pretrain.model.scale import INITIAL_RMS, base_rate, rms
+
 MUON_RATE = 3e-3
 """For matrices inside the encoder; an update has the rms of AdamW's at this rate."""
-
-
-def automatic_rate(hidden_size: int) -> float:
-    """Return the base rate for the width of a network."""
-    return BASE_RATE * min(1.0, BASE_WIDTH / hidden_size) ** WIDTH_POWER
-
-
-def rms(weight: Tensor) -> float:
-    """Return the root mean square of a tensor's values."""
-    return float(weight.detach().float().square().mean().sqrt())
 
 
 def make_optimizer(network: Any, rate: float | None, weight_decay: float, *, muon: bool) -> torch.optim.Optimizer:
@@ -40,7 +25,7 @@ def make_optimizer(network: Any, rate: float | None, weight_decay: float, *, muo
         weight_decay: on matrices only.
         muon: whether Muon takes the matrices inside the encoder.
     """
-    base = automatic_rate(network.config.hidden_size)
+    base = base_rate(network.config.hidden_size)
     pretrained = {id(weight) for weight in network.base_model.parameters()}
     hidden: list[nn.Parameter] = []
     groups: dict[tuple[float, float], list[nn.Parameter]] = {}

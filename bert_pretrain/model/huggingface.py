@@ -4,7 +4,6 @@ On disk a model is `config.json`, `model.safetensors` and the tokenizer's files;
 matrix and the names are ours. Tied weights are stored once. A pickle is read only if it contains nothing but tensors.
 """
 
-import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -27,6 +26,7 @@ from bert_pretrain.model.folder import (
     current_name,
     read_config,
 )
+from bert_pretrain.model.scale import export_exponent, scale_embeddings
 from bert_pretrain.model.weights import read_weights, write_tensors
 from bert_pretrain.storage.checksums import seal_folder
 from bert_pretrain.storage.files import write_json
@@ -35,15 +35,6 @@ from bert_pretrain.text.tokenizer import Tokenizer
 
 PRETRAINING_OPTIMIZER = "pretraining_optimizer"
 """Key of `config.json`."""
-EXPORTED_RMS = 0.05
-"""Largest root mean square of exported word embeddings. Fine-tuning moves a weight by about its rate per step, whatever
-the size of the weight, so weights are exported as large as those of other BERTs."""
-_EMBEDDINGS = (
-    "embeddings.word_embeddings.weight",
-    "embeddings.position_embeddings.weight",
-    "embeddings.token_type_embeddings.weight",
-)
-_BEFORE_DECODER = ("mlm_head.layer_norm.weight", "mlm_head.layer_norm.bias")
 _ROWS_OF_TOKENS = (WORD_EMBEDDINGS, "cls.predictions.bias")
 _DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 
@@ -119,24 +110,9 @@ def huggingface_config(model: BertForPreTraining, tokenizer: Tokenizer) -> dict[
 
 
 def exported(weights: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], int]:
-    """Return weights, given by our own names, as a trained model is exported, and the exponent of their scale.
-
-    The exponent k is the smallest, 0 or more, with which word embeddings times 2^-k have an rms of at most
-    `EXPORTED_RMS`.
-    """
-    rms = float(weights[_EMBEDDINGS[0]].float().square().mean().sqrt())
-    exponent = max(0, math.ceil(math.log2(rms / EXPORTED_RMS))) if math.isfinite(rms) and rms > 0 else 0
+    """Return weights, given by our own names, as a trained model is exported, and the exponent of their scale."""
+    exponent = export_exponent(weights["embeddings.word_embeddings.weight"])
     return to_huggingface(scale_embeddings(weights, exponent)), exponent
-
-
-def scale_embeddings(tensors: Mapping[str, Tensor], exponent: int) -> dict[str, Tensor]:
-    """Return weights, by our own names, with all embeddings times 2^-exponent and equal outputs.
-
-    Layer normalisation follows the embeddings. The decoder, whose matrix are the word embeddings, gets an input that
-    is as much larger. A power of two changes no digit, so the opposite exponent gives the same weights back.
-    """
-    factors = dict.fromkeys(_EMBEDDINGS, 2.0**-exponent) | dict.fromkeys(_BEFORE_DECODER, 2.0**exponent)
-    return {name: tensor * factors[name] if name in factors else tensor for name, tensor in tensors.items()}
 
 
 def to_huggingface(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -38,7 +38,7 @@ class CheckpointManager:
             snapshot = take_snapshot(state, {**self._record, "metrics": self._log.position})
             card = model_card(
                 self._run, state.progress, self._log.last_validation,
-                num_parameters=state.model.num_parameters, is_final=False,
+                model=state.model, is_final=False,
             )  # fmt: skip
             self.wait()
             thread = threading.Thread(target=self._write, args=(path, snapshot, card), name="checkpoint", daemon=True)

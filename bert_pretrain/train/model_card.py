@@ -13,7 +13,9 @@ import torch
 from huggingface_hub import EvalResult, ModelCardData
 
 from bert_pretrain import __version__
+from bert_pretrain.model.bert import BertForPreTraining
 from bert_pretrain.model.hub import name_of_folder
+from bert_pretrain.model.scale import common_rate
 from bert_pretrain.report.curves import PANELS, as_png, figure_of, perplexity, read_metrics
 from bert_pretrain.report.diagnosis import Hint
 from bert_pretrain.report.render import render
@@ -49,7 +51,7 @@ def model_card(
     progress: Progress,
     validation: Mapping[str, Any] | None,
     *,
-    num_parameters: int,
+    model: BertForPreTraining,
     is_final: bool,
     has_curves: bool = False,
     warning: Hint | None = None,
@@ -57,7 +59,8 @@ def model_card(
     """Return the card of a model.
 
     `validation` is the newest line of `metrics.jsonl` with held-out figures. `is_final` says whether the run ends here,
-    `has_curves` whether the picture of its curves is next to the card; `warning` is that nothing was learnt.
+    so that the card advises on fine-tuning. `has_curves` says whether the picture of its curves is next to the card;
+    `warning` is that nothing was learnt.
     """
     values = _with_perplexity(validation)
     data, manifest = run.data.config, run.data.manifest
@@ -66,11 +69,12 @@ def model_card(
         "model_card.md",
         name=run.name,
         model=run.config.model,
-        num_parameters=num_parameters,
+        num_parameters=model.num_parameters,
         origin=name_of_folder(run.init.folder) if run.init else None,
         version=__version__,
         objective=OBJECTIVES[data.next_sentence],
         is_final=is_final,
+        rate=_fine_tuning_rate(model) if is_final else None,
         has_curves=has_curves,
         warning=warning,
         progress=progress,
@@ -103,6 +107,12 @@ def draw_beside_card(run: Path, record: Mapping[str, Any], folder: Path) -> bool
         return False
     (folder / CURVES).write_bytes(picture)
     return True
+
+
+def _fine_tuning_rate(model: BertForPreTraining) -> str:
+    """Return the learning rate of a plain Trainer, which is one for all weights, as one writes it: 5e-05."""
+    matrices = [weight for weight in model.encoder.parameters() if weight.dim() == 2]
+    return f"{common_rate(matrices, model.config.hidden_size):.0e}"
 
 
 def _figures(run: ResolvedRun, values: Mapping[str, Any]) -> list[_Figure]:

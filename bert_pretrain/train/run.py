@@ -253,7 +253,7 @@ def _finish(run: ResolvedRun, state: TrainState, log: RunLog, identity: dict[str
         drawn = draw_beside_card(run.output, record, temporary)
         card = model_card(
             run, state.progress, log.last_validation,
-            num_parameters=state.model.num_parameters, is_final=True, has_curves=drawn, warning=warning,
+            model=state.model, is_final=True, has_curves=drawn, warning=warning,
         )  # fmt: skip
         write_text(temporary / CARD, card)
     body = {

@@ -9,9 +9,10 @@ import torch
 import transformers
 
 from bert_pretrain.finetune.baselines import is_clearly_better, most_frequent_tags, predict_from_words
-from bert_pretrain.finetune.optimizer import INITIAL_RMS, automatic_rate, make_optimizer, rms
+from bert_pretrain.finetune.optimizer import make_optimizer
 from bert_pretrain.finetune.run import METRICS, finetune
 from bert_pretrain.finetune.settings import Settings
+from bert_pretrain.model.scale import INITIAL_RMS, base_rate, rms
 from bert_pretrain.storage.files import read_json
 
 
@@ -30,7 +31,7 @@ def test_a_rate_follows_the_scale_of_its_matrix(network: Any) -> None:
     query = network.bert.encoder.layer[0].attention.self.query.weight
     with torch.no_grad():
         query.mul_(10 * INITIAL_RMS / rms(query))
-    rates, base = rates_of(network, make_optimizer(network, None, 0.01, muon=False)), automatic_rate(32)
+    rates, base = rates_of(network, make_optimizer(network, None, 0.01, muon=False)), base_rate(32)
     assert rates["bert.encoder.layer.0.attention.self.query.weight"] == pytest.approx(10 * base)
     assert rates["bert.encoder.layer.0.attention.self.query.bias"] == base
     assert rates["classifier.weight"] == base  # drawn, not pretrained
@@ -39,8 +40,8 @@ def test_a_rate_follows_the_scale_of_its_matrix(network: Any) -> None:
 
 
 def test_the_automatic_rate_is_the_papers_at_the_width_of_base() -> None:
-    assert automatic_rate(128) == automatic_rate(256) == 3e-4
-    assert automatic_rate(768) * 0.04 / INITIAL_RMS == pytest.approx(5e-5, rel=0.02)
+    assert base_rate(128) == base_rate(256) == 3e-4
+    assert base_rate(768) * 0.04 / INITIAL_RMS == pytest.approx(5e-5, rel=0.02)
 
 
 def test_muon_takes_the_matrices_inside_the_encoder_and_its_state_comes_back(network: Any) -> None:

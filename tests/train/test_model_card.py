@@ -1,6 +1,7 @@
 """The card of a model folder: the Hub can read it, its figures are the run's, and nothing in it can become markup."""
 
 import json
+import re
 import sys
 from collections.abc import Callable
 from dataclasses import replace
@@ -13,6 +14,9 @@ from huggingface_hub import ModelCard
 
 from bert_pretrain.config import Config
 from bert_pretrain.examples.shards import DataFolder
+from bert_pretrain.model.bert import BertForPreTraining
+from bert_pretrain.model.huggingface import load_model
+from bert_pretrain.model.scale import common_rate
 from bert_pretrain.train.distributed import SINGLE_PROCESS
 from bert_pretrain.train.model_card import model_card
 from bert_pretrain.train.resolved import InitialCheckpoint, ResolvedRun, resolve_run
@@ -36,7 +40,8 @@ def resolved(tiny: Tiny, data_folder: Path, tmp_path: Path) -> ResolvedRun:
 
 
 def card_of(run: ResolvedRun, validation: dict[str, Any] | None) -> str:
-    return model_card(run, PROGRESS, validation, num_parameters=1234, is_final=True)
+    model = BertForPreTraining(run.config.model, run.tokenizer.vocab_size)
+    return model_card(run, PROGRESS, validation, model=model, is_final=True)
 
 
 def test_the_hub_reads_the_card_of_the_final_model(finished: Path) -> None:
@@ -50,6 +55,12 @@ def test_the_hub_reads_the_card_of_the_final_model(finished: Path) -> None:
     assert found["text-classification", "accuracy"] == manifest["validation"]["validation_nsp_accuracy"]
     assert f"{manifest['parameters']:,} parameters" in card.text
     assert f"| {manifest['validation']['validation_mlm_accuracy']:.2%} |" in card.text
+    rate = re.search(r"learning_rate=(\d+e-\d+), num_train_epochs=5", card.text)
+    matrices = [
+        weight for name, weight in load_model(finished / "model").model.encoder.named_parameters() if weight.dim() == 2
+    ]
+    assert rate is not None
+    assert float(rate[1]) == common_rate(matrices, 32)
     assert "](curves.png)" in card.text
     assert (finished / "model" / "curves.png").read_bytes().startswith(b"\x89PNG")
 

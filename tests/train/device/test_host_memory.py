@@ -11,7 +11,8 @@ from torch import Tensor
 from bert_pretrain.config import Config
 from bert_pretrain.examples.shards import DataFolder
 from bert_pretrain.model.bert import BertForPreTraining
-from bert_pretrain.model.huggingface import load_weights, scale_embeddings
+from bert_pretrain.model.huggingface import load_weights
+from bert_pretrain.model.scale import scale_embeddings
 from bert_pretrain.train.checkpoint import open_checkpoint
 from bert_pretrain.train.checkpoint_manager import CheckpointManager
 from bert_pretrain.train.device.host_memory import HostMemory, page_locked, recorded_event
