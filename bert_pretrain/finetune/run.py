@@ -33,7 +33,9 @@ from bert_pretrain.finetune.tag import Tag
 from bert_pretrain.finetune.task import Task
 from bert_pretrain.model.folder import CARD, CONFIG, weights_sha256
 from bert_pretrain.model.hub import name_of_folder
-from bert_pretrain.model.huggingface import PRETRAINING_OPTIMIZER
+from bert_pretrain.model.huggingface import PRETRAINING
+from bert_pretrain.plan.law import times_to_beat_word_counts
+from bert_pretrain.plan.machine_facts import Size
 from bert_pretrain.report.render import render
 from bert_pretrain.storage import manifest
 from bert_pretrain.storage.checksums import damage_of_folder, seal_folder
@@ -97,7 +99,8 @@ def finetune(
     _check_environment(device)
     chosen_device = choose_device(device)
     opened = open_bert(model, TrainConfig(device="cpu"))  # only for its checks
-    settings = settings.resolve(task, opened.max_length, read_json(model / CONFIG).get(PRETRAINING_OPTIMIZER))
+    pretraining = read_json(model / CONFIG).get(PRETRAINING, {})
+    settings = settings.resolve(task, opened.max_length, pretraining.get("optimizer"))
     chosen: Task = HEADS[task](settings, opened.tokenizer)
     examples = _read(chosen, inputs, settings.seed)
     identity = _identity(task, chosen, model, examples, settings)
@@ -295,12 +298,26 @@ def _warning(learner: "Learner", scores: dict[str, dict[str, float]], baselines:
             return ""
         return (
             f"not clearly better than {name}: {metric} {score:.4f} and {baselines[name]:.4f} on the "
-            f"{len(examples):,} {split} rows. Pretrain for longer, or label more rows"
+            f"{len(examples):,} {split} rows. {_remedy(learner.model)}"
         )
     return (
         f"no sign of learning: {metric} {score:.4f} on the {len(examples):,} {split} rows is no better than "
         f"{constant} ({floor:.4f}). Check the labels; try a larger --learning-rate, more --epochs or rows"
     )
+
+
+def _remedy(model: Path) -> str:
+    """Return what is expected to make a model better than its baselines: more pretraining by the law, or more rows."""
+    config = read_json(model / CONFIG)
+    if (about := config.get(PRETRAINING)) is None:
+        return "Pretrain it on text of this kind (train --init-from), or label more rows"
+    size = Size(config["num_hidden_layers"], config["hidden_size"])
+    times = times_to_beat_word_counts(size, config["vocab_size"], 1e-6 * about["tokens"], about["language"])
+    if times is None:
+        return "Pretrain a larger network on more text, or label more rows"
+    if times == 1:
+        return "Label more rows: models of this held-out loss were better on other rows"
+    return f"Pretrain it for {times} times as long, with which such models were better, or label more rows"
 
 
 def _write_results(

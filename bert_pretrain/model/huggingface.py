@@ -33,8 +33,8 @@ from bert_pretrain.storage.files import write_json
 from bert_pretrain.text.extension import Extension
 from bert_pretrain.text.tokenizer import Tokenizer
 
-PRETRAINING_OPTIMIZER = "pretraining_optimizer"
-"""Key of `config.json`."""
+PRETRAINING = "pretraining"
+"""Key of `config.json`: how a model was pretrained, which fine-tuning asks for."""
 _ROWS_OF_TOKENS = (WORD_EMBEDDINGS, "cls.predictions.bias")
 _DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 
@@ -81,15 +81,15 @@ def save_tensors(
     model: BertForPreTraining,
     folder: Path,
     tokenizer: Tokenizer,
-    optimizer: str | None = None,
+    pretraining: Mapping[str, Any] | None = None,
 ) -> None:
     """Write a model folder as `save_model`, but with given weights under Hugging Face's names, not the model's own.
 
-    `optimizer` is the one of pretraining, which fine-tuning asks for. The checksums cover what the folder holds then; a
-    card that is written later may be edited.
+    `pretraining` says by what `optimizer`, in which `language` and on how many `tokens`. The checksums cover what the
+    folder holds then; a card that is written later may be edited.
     """
-    pretraining = {} if optimizer is None else {PRETRAINING_OPTIMIZER: optimizer}
-    write_json(folder / CONFIG, {**huggingface_config(model, tokenizer), **pretraining})
+    about = {} if pretraining is None else {PRETRAINING: pretraining}
+    write_json(folder / CONFIG, {**huggingface_config(model, tokenizer), **about})
     write_tensors(tensors, folder / WEIGHTS)
     tokenizer.save(folder, model.config.max_position_embeddings)
     seal_folder(folder, {CONFIG, WEIGHTS, *tokenizer.files})

@@ -92,6 +92,7 @@ def describe(plan: Plan) -> str:
         f"{text.sentences_per_document:g} sentences (median).",
         f"# Expected on held-out text: MLM loss {low:.2f} to {high:.2f} nats{_pairs(plan)}.",
     ]
+    lines.append(f"# Expected on classification: {_use(plan)}.")
     if forecast.beyond:
         lines.append(f"# Beyond what was measured: {forecast.beyond}.")
     lines += [f"inputs: {inline_yaml(list(plan.inputs))}", f"time: {duration_text(plan.seconds)}{why}"]
@@ -106,6 +107,16 @@ def describe(plan: Plan) -> str:
             section = name
         lines.append(f"  {key}: {inline_yaml(choice.value)}  # {choice.reason}")
     return "\n".join(lines) + "\n"
+
+
+def _use(plan: Plan) -> str:
+    """Return what to expect of use, and of more time where that is not enough."""
+    use, better_after = plan.forecast.use, plan.better_after
+    if use.is_better:
+        return str(use)
+    if better_after is None:
+        return f"{use}; more text rather than more time would help"
+    return f"{use}; with {duration_text(better_after)} on this machine, better"
 
 
 def _pairs(plan: Plan) -> str:

@@ -15,6 +15,7 @@ import math
 from dataclasses import dataclass
 
 from bert_pretrain.plan.machine_facts import Size
+from bert_pretrain.report.use import VOCAB_POWER, VOCAB_SIZE, Use, expected_use
 
 FLOOR_POWER = 0.153
 """Of the table: perplexities 5.84, 4.68, 3.99, 3.54, 3.23 for 21, 42, 85, 151 and 302 million weights, within 3 %."""
@@ -42,8 +43,6 @@ class Curve:
         return floor + (PLATEAU - floor) * (1.0 + tokens / self.first) ** -self.power
 
 
-VOCAB_SIZE = 8192
-"""Of the runs to which the law is fitted."""
 MEASURED_VOCAB_SIZES = (4096, 30_522)
 """Smallest and largest of the runs that compare vocabularies."""
 MEASURED_SIZES = {Size(2, 128), Size(4, 128), Size(2, 256)}
@@ -60,8 +59,6 @@ CURVES = {
     "zh": Curve(2.0, 0.0458, 0.1797, 0.0573),
 }
 """By the language of the text: English, for all that is written with letters, and Chinese."""
-BYTES_POWER = 0.03
-"""Loss per token grows as this power of the size of the vocabulary: its tokens stand for more bytes."""
 MARGIN = 0.05
 """Added to the spread of the fit: another corpus, another machine, other documents that are held out."""
 REPETITION_HALF_LIFE = 15.0
@@ -81,6 +78,7 @@ BATCH_TOKENS, LARGEST_BATCH = ((16.0, 2048), (128.0, 4096), (1000.0, 16_384)), 3
 SHORT_UP_TO_TOKENS, LONG_FROM_TOKENS = 4.0, 200.0
 """Million tokens of a training up to which examples have 64 tokens, and from which a phase of 512 ends it; in between
 they have 128."""
+TIMES = (1, 2, 4, 8, 16)
 FILLED_SHARE = 0.97
 """Of the length of an example, on average."""
 
@@ -95,6 +93,7 @@ class Forecast:
     """Range of the held-out loss per masked token of the vocabulary that is used, nats."""
     nsp_accuracy: tuple[float, float]
     """Range of the held-out accuracy."""
+    use: Use
     beyond: str
     """In what the plan lies beyond the measured runs; empty where it does not."""
 
@@ -106,10 +105,24 @@ def forecast(size: Size, vocab_size: int, tokens: float, epochs: float, *, is_ch
     language = "zh" if is_chinese else "en"
     curve = CURVES[language]
     loss = curve.loss(weights, counted)
-    mlm_loss = loss * (vocab_size / VOCAB_SIZE) ** BYTES_POWER
+    mlm_loss = loss * (vocab_size / VOCAB_SIZE) ** VOCAB_POWER
     beyond = _beyond(size, vocab_size, tokens)
     spread = curve.spread + MARGIN * (2.0 if beyond else 1.0)
-    return Forecast(loss, (mlm_loss * (1.0 - spread), mlm_loss * (1.0 + spread)), nsp_range(counted, language), beyond)
+    use = expected_use(loss, VOCAB_SIZE, language)
+    assert use is not None
+    mlm_range = (mlm_loss * (1.0 - spread), mlm_loss * (1.0 + spread))
+    return Forecast(loss, mlm_range, nsp_range(counted, language), use, beyond)
+
+
+def times_to_beat_word_counts(size: Size, vocab_size: int, tokens: float, language: str) -> int | None:
+    """Return how many times as many tokens, on new text, are expected to make a network better than word counts.
+
+    None: more than 16 times as many, or a language that was not measured.
+    """
+    if language not in CURVES:
+        return None
+    found = (forecast(size, vocab_size, times * tokens, 1.0, is_chinese=language == "zh") for times in TIMES)
+    return next((times for times, one in zip(TIMES, found, strict=True) if one.use.is_better), None)
 
 
 def nsp_range(tokens: float, language: str) -> tuple[float, float]:

@@ -50,6 +50,8 @@ VOCAB_SIZES = {
 }
 """By whether the text is Chinese: bytes up to which a vocabulary has so many tokens. Measured are 5 and 98 MB of
 English, where more tokens gave less loss per byte in the same time, and 39 MB of Chinese, where 21,128 gave no less."""
+MAX_DOUBLINGS = 6
+"""Of the time, to find out when a model is expected to be better than word counts."""
 CHINESE_FROM = 0.3
 """Share of Chinese characters among the letters from which a text counts as Chinese."""
 MAX_SINGLE_SENTENCES = 0.5
@@ -80,6 +82,8 @@ class Plan:
     """That training will see, millions."""
     epochs: float
     forecast: Forecast
+    better_after: float | None
+    """Seconds in which a model is expected to be better than word counts on classification; None: more than tried."""
 
     @property
     def config(self) -> Config:
@@ -136,7 +140,20 @@ def make_plan(inputs: tuple[str, ...], text: TextFacts, machine: MachineFacts, s
         if taken < seconds
         else ""
     )
-    return Plan(inputs, text, taken, why_seconds, choices, best.size, best.tokens, best.epochs, best.forecast)
+    better_after = _better_after(text, machine, seconds)
+    return Plan(
+        inputs, text, taken, why_seconds, choices, best.size, best.tokens, best.epochs, best.forecast, better_after
+    )
+
+
+def _better_after(text: TextFacts, machine: MachineFacts, seconds: float) -> float | None:
+    """Return the first of `seconds`, twice as many, and so on, that are expected to beat word counts."""
+    for doublings in range(MAX_DOUBLINGS + 1):
+        allowed = seconds * 2.0**doublings
+        best, _ = _best_option(text, machine, allowed, _affordable_fraction(text, machine, allowed))
+        if best.forecast.use.is_better:
+            return allowed
+    return None
 
 
 def _affordable_fraction(text: TextFacts, machine: MachineFacts, seconds: float) -> float:

@@ -28,6 +28,7 @@ from bert_pretrain.report.curves import (
 )
 from bert_pretrain.report.diagnosis import diagnose
 from bert_pretrain.report.render import render
+from bert_pretrain.report.use import use_of
 
 COLUMNS = (
     "run", "step", "examples", "held-out MLM loss", "held-out perplexity", "held-out MLM accuracy",
@@ -59,7 +60,15 @@ def write_report(runs: list[Path], output: Path) -> tuple[Path, Path]:
         hints = diagnose(record, lines)
         for hint in hints:
             print(hint if len(runs) == 1 else f"{name}: {hint}")
-        summaries.append({"name": name, "hints": hints, "cells": _cells(lines), "settings": _settings(run, record)})
+        summaries.append(
+            {
+                "name": name,
+                "hints": hints,
+                "cells": _cells(lines),
+                "use": use_of(record, lines),
+                "settings": _settings(run, record),
+            }
+        )
     settings = list(dict.fromkeys(name for summary in summaries for name in summary["settings"]))
     columns = [title.format(pair_accuracy=pair_accuracy(records)) for title in COLUMNS]
     text = render("report.html", runs=summaries, columns=columns, pictures=pictures, settings=settings)

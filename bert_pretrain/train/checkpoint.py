@@ -21,7 +21,7 @@ from torch import Tensor
 from bert_pretrain.errors import DataError, OutputError
 from bert_pretrain.model.bert import BertForPreTraining
 from bert_pretrain.model.folder import CARD, WEIGHTS
-from bert_pretrain.model.huggingface import exported, save_tensors
+from bert_pretrain.model.huggingface import PRETRAINING, exported, save_tensors
 from bert_pretrain.model.scale import scale_embeddings
 from bert_pretrain.model.weights import write_tensors
 from bert_pretrain.storage.checksums import damage_of_folder
@@ -93,7 +93,7 @@ def write_checkpoint(path: Path, snapshot: Snapshot, tokenizer: Tokenizer, card:
         with atomic_folder(path) as temporary:
             write_tensors(snapshot.tensors, temporary / STATE_TENSORS)
             write_json(temporary / STATE_JSON, {**snapshot.record, EXPONENT: exponent})
-            save_tensors(weights, snapshot.model, temporary, tokenizer, snapshot.record["optimizer"])
+            save_tensors(weights, snapshot.model, temporary, tokenizer, snapshot.record[PRETRAINING])
             write_text(temporary / CARD, card)
             written = {WEIGHTS: weights, STATE_TENSORS: snapshot.tensors}
             if not all(_are_equal(tensors, load_file(temporary / name)) for name, tensors in written.items()):

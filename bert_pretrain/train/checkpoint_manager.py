@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from bert_pretrain.model.huggingface import PRETRAINING
 from bert_pretrain.train.checkpoint import Snapshot, checkpoint_paths, take_snapshot, write_checkpoint
 from bert_pretrain.train.model_card import model_card
 from bert_pretrain.train.resolved import ResolvedRun
@@ -35,11 +36,10 @@ class CheckpointManager:
         """Begin to write a checkpoint of the state, after the one before is on disk, and return its path."""
         state, path = self._state, self._folder / f"step-{self._state.progress.step:08d}"
         if self._run.dist_context.is_main:
-            snapshot = take_snapshot(state, {**self._record, "metrics": self._log.position})
-            card = model_card(
-                self._run, state.progress, self._log.last_validation,
-                model=state.model, is_final=False,
-            )  # fmt: skip
+            pretraining = self._run.pretraining(state.progress.tokens)
+            about = {**self._record, PRETRAINING: pretraining, "metrics": self._log.position}
+            snapshot = take_snapshot(state, about)
+            card = model_card(self._run, state.progress, self._log.last_validation, model=state.model, is_final=False)
             self.wait()
             thread = threading.Thread(target=self._write, args=(path, snapshot, card), name="checkpoint", daemon=True)
             snapshot.copy.reader = self._thread = thread
@@ -75,7 +75,6 @@ def _record_of(run: ResolvedRun, micro_batch_tokens: int) -> dict[str, Any]:
     """Return what a checkpoint notes of the circumstances under which it was taken."""
     return {
         "length": asdict(run.length),
-        "optimizer": run.config.train.optimizer,
         "micro_batch_tokens": micro_batch_tokens,
         "threads": torch.get_num_threads(),
         "ranks": run.dist_context.size,

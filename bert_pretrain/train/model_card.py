@@ -19,6 +19,7 @@ from bert_pretrain.model.scale import common_rate
 from bert_pretrain.report.curves import PANELS, as_png, figure_of, perplexity, read_metrics
 from bert_pretrain.report.diagnosis import Hint
 from bert_pretrain.report.render import render
+from bert_pretrain.report.use import Use, expected_use
 from bert_pretrain.train.optim.schedule import duration, spanned_steps, warmup_steps
 from bert_pretrain.train.resolved import MASKING, OBJECTIVES, ResolvedRun
 from bert_pretrain.train.state import Progress
@@ -79,6 +80,7 @@ def model_card(
         warning=warning,
         progress=progress,
         figures=[(one.title, format(values[one.name], one.form)) for one in _figures(run, values)],
+        use=_use(run, values),
         evaluated_step=values.get("step"),
         held_out=run.data.rows("validation"),
         data=_data_rows(run),
@@ -113,6 +115,11 @@ def _fine_tuning_rate(model: BertForPreTraining) -> str:
     """Return the learning rate of a plain Trainer, which is one for all weights, as one writes it: 5e-05."""
     matrices = [weight for weight in model.encoder.parameters() if weight.dim() == 2]
     return f"{common_rate(matrices, model.config.hidden_size):.0e}"
+
+
+def _use(run: ResolvedRun, values: Mapping[str, Any]) -> Use | None:
+    loss = values.get("validation_mlm_loss")
+    return None if loss is None else expected_use(loss, run.tokenizer.vocab_size, run.data.config.language)
 
 
 def _figures(run: ResolvedRun, values: Mapping[str, Any]) -> list[_Figure]:

@@ -11,6 +11,7 @@ from bert_pretrain.errors import ConfigError
 from bert_pretrain.examples.shards import DataFolder
 from bert_pretrain.model.attention import choose_attention
 from bert_pretrain.model.folder import check_model, read_config, weights_sha256
+from bert_pretrain.model.huggingface import PRETRAINING
 from bert_pretrain.model.vocabulary import match_vocabulary
 from bert_pretrain.text.extension import Extension
 from bert_pretrain.text.tokenizer import Tokenizer
@@ -95,6 +96,14 @@ class ResolvedRun:
         one = flops.peak_flops(self.device, self.precision.dtype)
         return None if one is None else one * self.dist_context.size
 
+    def pretraining(self, tokens: int) -> dict[str, Any]:
+        """Return what `config.json` says of the training after so many tokens."""
+        return {
+            "optimizer": self.config.train.optimizer,
+            "language": self.data.config.language,
+            "tokens": tokens,
+        }
+
     def learning_rate(self, step: int, now: Boundary) -> float:
         """Return the learning rate of the update that follows `step` finished ones."""
         if self.length.steps is not None:
@@ -153,7 +162,7 @@ def open_initial_checkpoint(
             where="train.max_steps",
             remedy="count the steps of all phases together, or leave out --carry-optimizer",
         )
-    optimizer = checkpoint.record["optimizer"] if checkpoint is not None else config.train.optimizer
+    optimizer = checkpoint.record[PRETRAINING]["optimizer"] if checkpoint is not None else config.train.optimizer
     if optimizer != config.train.optimizer:
         raise ConfigError(
             f"the optimizer of that run was {optimizer}, this run's is {config.train.optimizer}",

@@ -216,6 +216,7 @@ def _record(run: ResolvedRun) -> dict[str, Any]:
             "statistics": {
                 "next_sentence": data.config.next_sentence,
                 "vocab_size": run.tokenizer.vocab_size,
+                "language": data.config.language,
                 "unigram_entropy": {
                     name: value_of(split, "statistics.unigram_entropy")
                     for name, split in data.manifest["splits"].items()
@@ -249,7 +250,7 @@ def _finish(run: ResolvedRun, state: TrainState, log: RunLog, identity: dict[str
     warning = nothing_learnt(record, lines)
     with atomic_folder(run.output / "model") as temporary:
         weights, _ = exported({name: parameter.detach() for name, parameter in state.model.named_parameters()})
-        save_tensors(weights, state.model, temporary, run.tokenizer, run.config.train.optimizer)
+        save_tensors(weights, state.model, temporary, run.tokenizer, run.pretraining(state.progress.tokens))
         drawn = draw_beside_card(run.output, record, temporary)
         card = model_card(
             run, state.progress, log.last_validation,

@@ -84,6 +84,7 @@ def test_a_dry_run_prints_the_plan_and_writes_nothing(
     result = CliRunner().invoke(app, arguments)
     assert result.exit_code == 0, result.output
     assert "# Expected on held-out text: MLM loss" in result.output
+    assert "# Expected on classification: " in result.output
     assert not output.exists()
     assert len(fast_machine) == 1
 

@@ -6,6 +6,7 @@ from dataclasses import astuple
 import pytest
 
 from bert_pretrain.plan import law
+from bert_pretrain.plan.machine_facts import Size
 from scripts import fit_law
 
 RUNS = fit_law.read()
@@ -36,3 +37,12 @@ def test_the_floor_falls_with_the_size_as_in_the_paper() -> None:
     table = ((21.2, 5.84), (42.5, 4.68), (84.9, 3.99), (151.0, 3.54), (302.0, 3.23))
     ratios = [law.CURVES["en"].loss(weights, 1e12) / math.log(perplexity) for weights, perplexity in table]
     assert max(ratios) / min(ratios) < 1.06
+
+
+def test_word_counts_are_beaten_after_no_fewer_tokens_where_fewer_were_seen() -> None:
+    size, times = Size(2, 128), law.times_to_beat_word_counts
+    needed = [times(size, 30_522, tokens, "en") for tokens in (2.0, 8.0, 32.0)]
+    assert needed == sorted(needed, key=lambda one: -(one or 0))
+    assert needed[-1] == 1
+    assert times(size, 30_522, 1e-3, "en") is None
+    assert times(size, 30_522, 8.0, "fi") is None

@@ -51,6 +51,16 @@ def test_more_time_or_a_faster_machine_gives_a_network_that_is_no_smaller_and_ex
     assert plan(flops=1e14).size.weights > plan(flops=1e11).size.weights
 
 
+def test_a_plan_says_after_what_time_a_model_is_expected_to_beat_word_counts() -> None:
+    short = plan(seconds=MIN_SECONDS, flops=1e10)
+    assert not short.forecast.use.is_better
+    assert short.better_after is not None
+    assert short.better_after > MIN_SECONDS
+    assert plan(seconds=short.better_after, flops=1e10).forecast.use.is_better
+    assert plan(seconds=36_000.0).better_after == 36_000.0
+    assert plan(replace(ENGLISH, num_bytes=2e5), flops=1e10).better_after is None
+
+
 def test_the_chosen_network_has_the_lowest_loss_expected() -> None:
     made = plan(seconds=3600)
     assert made.tokens > 0

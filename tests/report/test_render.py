@@ -42,6 +42,7 @@ def test_settings_that_are_zero_are_shown_and_those_not_given_are_not() -> None:
 def test_values_in_html_are_escaped() -> None:
     run = {
         "name": EVIL,
+        "use": None,
         "cells": [EVIL],
         "settings": {EVIL: EVIL},
         "hints": [{"cause": EVIL, "observed": EVIL, "remedy": EVIL}],
