@@ -114,8 +114,8 @@ def _use(plan: Plan) -> str:
     use, better_after = plan.forecast.use, plan.better_after
     if use.is_better:
         return str(use)
-    if better_after is None:
-        return f"{use}; more text rather than more time would help"
+    if better_after is None:  # no measured model was
+        return str(use)
     return f"{use}; with {duration_text(better_after)} on this machine, better"
 
 

@@ -11,6 +11,7 @@ from bert_pretrain.plan import law
 from bert_pretrain.plan.machine_facts import MASKED_SHARE, SIZES, MachineFacts, Size, Speed
 from bert_pretrain.plan.planner import MIN_SECONDS, Plan, make_plan
 from bert_pretrain.plan.text_facts import TextFacts
+from bert_pretrain.report.use import MEASURED
 from bert_pretrain.train.device.flops import training_flops
 
 ENGLISH = TextFacts(
@@ -51,7 +52,8 @@ def test_more_time_or_a_faster_machine_gives_a_network_that_is_no_smaller_and_ex
     assert plan(flops=1e14).size.weights > plan(flops=1e11).size.weights
 
 
-def test_a_plan_says_after_what_time_a_model_is_expected_to_beat_word_counts() -> None:
+def test_a_plan_says_after_what_time_a_model_is_expected_to_beat_word_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(MEASURED, "en", ((4.5, 1.0), (4.3, 3.0)))
     short = plan(seconds=MIN_SECONDS, flops=1e10)
     assert not short.forecast.use.is_better
     assert short.better_after is not None
