@@ -170,6 +170,11 @@ def is_output(folder: Path) -> bool:
     return False
 
 
+def may_hold_status(folder: Path) -> bool:
+    """Return whether a folder is ours, or nothing is there yet."""
+    return not folder.exists() or (folder.is_dir() and (not _content(folder) or is_output(folder)))
+
+
 def read_manifest(folder: Path, kind: str, flag: str) -> dict[str, Any]:
     """Return the manifest of a finished output of a kind (see `FORMAT_VERSIONS`); `flag` named it, for messages."""
     stage = {"vocab": "bert-pretrain vocab", "data": "bert-pretrain make-data", "run": "bert-pretrain train"}[kind]
