@@ -234,7 +234,8 @@ def diagnose(record: Mapping[str, Any], lines: Iterable[Mapping[str, Any]]) -> l
 def nothing_learnt(record: Mapping[str, Any], lines: Iterable[Mapping[str, Any]]) -> Hint | None:
     """Return a hint if a model is no better than the frequencies of the tokens, which need no network.
 
-    It compares the last held-out loss, or that of training where nothing is held out, with the entropy of the split.
+    It compares the last held-out loss, or that of training where nothing is held out, with the loss of the token
+    frequencies of training on the same split.
     """
     last = {name: value for line in lines for name in _LOSSES if (value := _number(line, name)) is not None}
     for name, (split, what) in _LOSSES.items():
