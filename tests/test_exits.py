@@ -50,6 +50,16 @@ def test_what_the_system_refuses_is_one_message(
     assert "where: data/x" in message or getattr(error, "filename", None) is None
 
 
+def test_a_full_disk_is_where_the_output_is(capsys: pytest.CaptureFixture[str]) -> None:
+    @reports_errors
+    def embed(output: str) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))  # as a write to an open file says it
+
+    with pytest.raises(typer.Exit):
+        embed(output="some/folder")
+    assert "where: some/folder" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     "error", [RuntimeError("a bug"), OSError(errno.EIO, "Input/output error"), ValueError("a bug")]
 )

@@ -80,6 +80,7 @@ class Diagnosis:
             warmup_steps = value_of(record, "config.train.warmup_steps")
             self._warmup = min(1.0, (of_schedule if warmup_steps is None else warmup_steps) / self._steps)
         self._max_grad_norm = value_of(record, "config.train.max_grad_norm") or 1.0
+        self._has_muon = value_of(record, "config.train.optimizer") == "muon"
         self._entropy: float | None = value_of(record, "data.statistics.unigram_entropy.train")
         self._has_next_sentence = value_of(record, "data.statistics.next_sentence") == "nsp"
         self._first_step: int | None = None
@@ -201,8 +202,8 @@ class Diagnosis:
         return Hint(
             "plateau",
             observed,
-            "train for more steps, use train.optimizer=muon, or change train.peak_lr (tiny models need more, deep ones "
-            "less and a longer warm-up)",
+            f"train for more steps{'' if self._has_muon else ', use train.optimizer=muon'}, or change train.peak_lr "
+            "(tiny models need more, deep ones less and a longer warm-up)",
         )
 
     def _no_next_sentence(self) -> Hint | None:

@@ -7,6 +7,7 @@ its work complete, or continues it, and another command is refused with the diff
 
 import contextlib
 import importlib.metadata
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from enum import Enum
 from pathlib import Path
@@ -209,7 +210,12 @@ def _differences(old: Any, new: Any, path: str = "") -> list[str]:
         paths = {key: f"{path}.{key}" if path else str(key) for key in (*old, *new)}
         pairs = ((old.get(key, _ABSENT), new.get(key, _ABSENT), at) for key, at in paths.items())
         return [line for was, now, at in pairs for line in _differences(was, now, at)]
-    return [] if old == new else [f"{path.removeprefix('identity.')}: {_short(old)} -> {_short(new)}"]
+    if old == new:
+        return []
+    path = path.removeprefix("identity.")
+    if all(isinstance(value, str) and re.fullmatch("[0-9a-f]{64}", value) for value in (old, new)):
+        return [f"{path}: other content than before (its SHA-256 was {old[:8]}…, now it is {new[:8]}…)"]
+    return [f"{path}: {_short(old)} -> {_short(new)}"]
 
 
 def _short(value: object) -> str:

@@ -259,6 +259,7 @@ def test_a_broken_newest_checkpoint_falls_back_loudly(
     captured = capsys.readouterr()
     assert "WARNING" in captured.err
     assert "step-00000012 is broken" in captured.err
+    assert "use the checkpoint before it" not in captured.err  # it is used already
     assert (run / "checkpoints" / "broken-step-00000012").is_dir()
     assert "continues from step 8" in captured.out
     assert_same_run(finished, run)
