@@ -30,6 +30,7 @@ CLOCK_AND_MEMORY = {
     "tokens_per_second",
     "data_wait_share",
     "peak_memory_bytes",
+    "time",
 }
 
 # A process of its own, to be killed: prints the exit code that the command line would leave with.
