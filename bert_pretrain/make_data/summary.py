@@ -13,13 +13,11 @@ from typing import Any, NotRequired, TypedDict
 import numpy as np
 
 from bert_pretrain.config import DataConfig
-from bert_pretrain.examples.examples import Examples
+from bert_pretrain.examples.examples import UNSEEN_COUNT, Examples
 from bert_pretrain.text.tokenizer import Tokenizer
 
 LABEL_SHARES = {"nsp": "is_next_share", "sop": "in_order_share"}
 """What the share of the label 0 is called under each objective that has labels."""
-UNSEEN_COUNT = 0.1
-"""What a token counts that does not occur: its logarithm must be finite."""
 
 
 class TextCounts(TypedDict):

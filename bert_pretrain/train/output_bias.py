@@ -4,8 +4,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from bert_pretrain.examples.examples import UNSEEN_COUNT
 from bert_pretrain.examples.shards import DataFolder, read_shard
-from bert_pretrain.make_data.summary import UNSEEN_COUNT
 from bert_pretrain.text.tokenizer import Tokenizer
 
 

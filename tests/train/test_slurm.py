@@ -66,7 +66,7 @@ def test_a_job_that_is_stopped_and_requeued_ends_with_the_bytes_of_an_undisturbe
     config = tiny(max_steps=400, save_every=1000, eval_every=100, log_every=5)
     (tmp_path / "tiny.yaml").write_text(yaml.safe_dump(config.model_dump(mode="json")))
     run, straight = tmp_path / "run", tmp_path / "straight"
-    options = ("--data", data_folder, "--config", "tiny.yaml")
+    options = (data_folder, "--config", "tiny.yaml")
     job = sbatch(run, *options)
     deadline = time.monotonic() + 180
     while not (run / "metrics.jsonl").exists() or '"loss"' not in (run / "metrics.jsonl").read_text():
@@ -85,5 +85,5 @@ def test_a_job_that_is_stopped_and_requeued_ends_with_the_bytes_of_an_undisturbe
     assert_same_run(straight, run)
     for name in ("model.safetensors", "config.json", "tokenizer.json"):
         assert (run / "model" / name).read_bytes() == (straight / "model" / name).read_bytes()
-    job = sbatch(run, "--data", "missing")
+    job = sbatch(run, "missing")
     assert (job.wait(timeout=180), status(run)) == (1, "wrong_input")
