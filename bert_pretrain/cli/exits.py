@@ -50,14 +50,13 @@ def reports_errors(command: Callable[..., None]) -> Callable[..., None]:
     def wrapped(*args: Any, **kwargs: Any) -> None:
         run = _run_of(command.__name__, kwargs)
         try:
-            if run is not None:
+            if run is not None and _is_first_rank():
                 status.remove_status(run)
             command(*args, **kwargs)
         except (Exception, KeyboardInterrupt, Terminated) as error:
             with held_signals():  # torchrun ends this rank while it tells why, if another has left
-                message, code = _ending(
-                    _cause(error), _next_step(command.__name__, run), str(kwargs.get("output", "this process"))
-                )
+                output = str(kwargs.get("output") or "this process")
+                message, code = _ending(_cause(error), _next_step(command.__name__, run), output)
                 _write_status(run, code, message or repr(error))
                 if message is None:
                     raise
@@ -68,13 +67,17 @@ def reports_errors(command: Callable[..., None]) -> Callable[..., None]:
 
 
 def _run_of(command: str, options: dict[str, Any]) -> Path | None:
-    """Return the run folder whose status this process writes, if it is the first rank of a training."""
-    is_first = command == "train" and os.environ.get("RANK", "0") == "0"
-    return Path(options["output"]) if is_first and not options["dry_run"] and not is_url(options["output"]) else None
+    """Return the run folder of a training."""
+    writes = command == "train" and not options["dry_run"] and not is_url(options["output"])
+    return Path(options["output"]) if writes else None
+
+
+def _is_first_rank() -> bool:
+    return os.environ.get("RANK", "0") == "0"
 
 
 def _write_status(run: Path | None, code: int, message: str) -> None:
-    if run is not None:
+    if run is not None and _is_first_rank():
         with contextlib.suppress(OSError):  # a full disk, for example, has its own message
             status.write_status(run, code, message)
 
@@ -90,7 +93,7 @@ def _next_step(command: str, run: Path | None) -> str:
 def _cause(error: BaseException) -> BaseException:
     """Return what a rank was leaving for when it was told to end."""
     cause: BaseException | None = error
-    while isinstance(cause, Terminated):
+    while isinstance(cause, Terminated | KeyboardInterrupt):
         cause = cause.__context__
     return cause if isinstance(cause, UserError | Interrupted) else error
 
@@ -145,8 +148,7 @@ def terminate(_signal: int, _frame: object) -> NoReturn:
 
 def _exit(message: str, code: int) -> NoReturn:
     flush_output()
-    rank = os.environ.get("RANK", "0")
-    print(message if rank == "0" else f"[rank {rank}] {message}", file=sys.stderr)
+    print(message if _is_first_rank() else f"[rank {os.environ['RANK']}] {message}", file=sys.stderr)
     raise typer.Exit(code)
 
 
