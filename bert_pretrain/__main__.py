@@ -12,6 +12,7 @@ def main() -> None:
     """Run the command line; Ctrl-C while its libraries are imported ends the process at once."""
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, _leave)
+    signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # a training obeys it from its first step on
     from bert_pretrain.cli import main as run
 
     run()

@@ -20,7 +20,7 @@ from bert_pretrain.config_values import (
 )
 from bert_pretrain.errors import ConfigError
 
-MIN_RECORD_BYTES, MAX_RECORD_BYTES = 4 << 20, 256 << 20
+MIN_RECORD_BYTES, MAX_RECORD_BYTES = 4 << 20, 64 << 20
 """The lowest limit of a record, which is a block of text as it is read, and the default."""
 DEFAULT_MAX_STEPS = 100_000
 LENGTHS = ("max_steps", "max_epochs", "time_budget")

@@ -99,7 +99,8 @@ def _check(config: Config) -> None:
         raise ConfigError(
             "torchrun starts several processes, and the stages before training are for one",
             where="run",
-            remedy="make vocabulary and data first, then 'torchrun … -m bert_pretrain train …', a phase at a time",
+            remedy="run 'bert-pretrain vocab' and 'make-data' in one process, then 'torchrun … -m bert_pretrain train "
+            "--data …' for each phase, the second with --init-from and --carry-optimizer: see docs/scaling.md",
         )
     if not config.inputs:
         raise ConfigError(

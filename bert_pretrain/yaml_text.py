@@ -11,6 +11,8 @@ import yaml
 from bert_pretrain.errors import ConfigError
 
 KeyPath = tuple[str, ...]  # the path of a key in the tree, for example ("train", "peak_lr")
+_PLAIN = ("map", "seq", "str", "int", "float", "bool", "null", "timestamp", "merge", "value")
+_TAGS = {f"tag:yaml.org,2002:{kind}" for kind in _PLAIN}
 MAX_DEPTH = 32
 MAX_VALUES = 100_000
 """Of a file, with every alias (`*`) replaced by what it stands for: a few lines of aliases can stand for billions."""
@@ -59,6 +61,9 @@ def _construct(node: yaml.Node, path: KeyPath, name: str, places: dict[KeyPath, 
     if len(places) > MAX_VALUES:
         what = f"the configuration has more than {MAX_VALUES:,} values"
         raise ConfigError(what, where=places[path], remedy="remove aliases (*) of aliases, or name a folder or a glob")
+    if node.tag not in _TAGS:
+        what = f"the tag {node.tag.replace('tag:yaml.org,2002:', '!!')} asks for more than a plain value"
+        raise ConfigError(what, where=places[path], remedy="remove it")
     if isinstance(node, yaml.MappingNode):
         mapping: dict[str, Any] = {}
         for key_node, value_node in node.value:

@@ -271,7 +271,11 @@ def _shard(folder: Path, data: Path) -> Target:
     path = place / name
 
     def read() -> None:
-        record = ShardRecord(name, 1, 1, path.stat().st_size, sha256_file(path), "")
+        rows = tokens = 0
+        with contextlib.suppress(Exception):  # judged by read_shard
+            ids = pq.read_table(path, columns=["input_ids"])["input_ids"].to_pylist()
+            rows, tokens = len(ids), sum(map(len, ids))
+        record = ShardRecord(name, rows, tokens, path.stat().st_size, sha256_file(path), "")
         damage_of(place, record, whole=False)
         examples = read_shard(place, record)
         examples.take(np.arange(len(examples)))

@@ -174,6 +174,7 @@ MISTAKES = [
     ("train: [\n", ["YAML", ":2"]),
     ("data: {seed: 1}\ntrain: " + "[" * 33 + "]" * 33, ["nested more than 32 deep", ":2"]),
     ("".join(" " * depth + "a:\n" for depth in range(500)), ["nested more than 32 deep"]),
+    ("data: {seed: 1}\ninputs: !!python/object/apply:os.system [a.txt]\n", ["!!python/object/apply:os.system", ":2"]),
     (ALIAS_BOMB, ["more than 100,000 values", "aliases"]),
     ('data: {language: "\\ud800"}', ["YAML", "surrogates"]),
     ("data: {max_record_bytes: 1M}", ["max_record_bytes", "4,194,304", ":1"]),

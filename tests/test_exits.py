@@ -1,6 +1,7 @@
 """What the system refuses is one message and exit code 2; a bug keeps its traceback."""
 
 import errno
+import json
 import os
 import resource
 import signal
@@ -49,6 +50,16 @@ def test_what_the_system_refuses_is_one_message(
     assert "where: data/x" in message or getattr(error, "filename", None) is None
 
 
+def test_a_full_disk_is_where_the_output_is(capsys: pytest.CaptureFixture[str]) -> None:
+    @reports_errors
+    def embed(output: str) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))  # as a write to an open file says it
+
+    with pytest.raises(typer.Exit):
+        embed(output="some/folder")
+    assert "where: some/folder" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     "error", [RuntimeError("a bug"), OSError(errno.EIO, "Input/output error"), ValueError("a bug")]
 )
@@ -59,6 +70,21 @@ def test_a_bug_keeps_its_traceback(error: Exception) -> None:
 
     with pytest.raises(type(error)):
         embed()
+
+
+def test_the_status_of_a_training_tells_a_mistake(tmp_path: Path) -> None:
+    def train(run: Path) -> int:
+        command = [sys.executable, "-m", "bert_pretrain", "train", "--data", "missing", "--output", str(run)]
+        return subprocess.run(command, capture_output=True, timeout=60).returncode
+
+    assert train(tmp_path / "run") == 2
+    found = json.loads((tmp_path / "run" / "status.json").read_text())
+    assert (found["status"], found["step"]) == ("wrong_input", 0)
+    assert "missing" in found["message"]
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "letter.txt").touch()
+    assert train(tmp_path / "other") == 2
+    assert [path.name for path in (tmp_path / "other").iterdir()] == ["letter.txt"]
 
 
 def _version(**streams: object) -> subprocess.CompletedProcess[str]:

@@ -85,6 +85,19 @@ def test_the_wheel_holds_the_package_and_the_presets_alone(built: Path) -> None:
     assert names == tracked("bert_pretrain") | {f"bert_pretrain/{name}" for name in tracked("configs")}
 
 
+def test_the_wheel_is_typed_and_its_page_has_no_link_that_leads_nowhere(built: Path) -> None:
+    (wheel,) = built.glob("*.whl")
+    with zipfile.ZipFile(wheel) as archive:
+        assert "bert_pretrain/py.typed" in archive.namelist()
+        (name,) = [name for name in archive.namelist() if name.endswith(".dist-info/METADATA")]
+        page = archive.read(name).decode()
+    address = re.search(r"^Project-URL: Repository, (https://\S+)$", page, re.MULTILINE)
+    assert address
+    links = re.findall(r"\]\(([^)]+)\)", page)
+    assert len(links) > 20
+    assert {link for link in links if not link.startswith((address[1], "https://", "#"))} == set()
+
+
 def test_the_source_distribution_holds_what_the_wheel_is_built_and_tested_from(built: Path) -> None:
     (source,) = built.glob("*.tar.gz")
     with tarfile.open(source) as archive:
@@ -92,7 +105,7 @@ def test_the_source_distribution_holds_what_the_wheel_is_built_and_tested_from(b
     single = (
         "pyproject.toml README.md README.zh-CN.md RESULTS.md LICENSE .gitignore PKG-INFO Makefile Dockerfile mkdocs.yml"
     )
-    single += " CITATION.cff .pre-commit-config.yaml constraints.txt requirements.lock"
+    single += " CITATION.cff .pre-commit-config.yaml constraints.txt requirements.lock hatch_build.py"
     single += " CHANGELOG.md CONTRIBUTING.md SECURITY.md"
     assert names == tracked("bert_pretrain", "configs", "scripts", "tests", "docs") | set(single.split())
 

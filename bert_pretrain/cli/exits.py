@@ -1,26 +1,34 @@
 """Exits: a user error with a message and exit code 2, an interruption with 130 or 143, a bug with its traceback."""
 
+import contextlib
 import errno
 import functools
 import os
 import re
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, NoReturn
 
 import typer
 
+from bert_pretrain.cli.loading import held_signals
 from bert_pretrain.errors import Interrupted, UserError
+from bert_pretrain.storage.paths import is_url
+from bert_pretrain.train import status
 
 _CONTINUES = "the same command, without --overwrite, continues where it stopped"
 _STARTS_AGAIN = "its output was not written; the same command starts again"
-_WITHOUT_RESUME = ("inspect", "evaluate", "fill_mask", "embed", "predict", "report")
+_FROM_THE_BEGINNING = "no checkpoint was saved yet; the same command starts from the beginning"
+_WITHOUT_RESUME = ("vocab", "inspect", "evaluate", "fill_mask", "embed", "predict", "report")
 _CANNOT_ALLOCATE = re.compile(
     "can't allocate memory|could not create a (primitive|memory)|failed to map segment|can't start new thread"
 )
 """In the errors of torch's CPU allocator, of oneDNN, which does not say why, of an import, of a thread."""
 _CANNOT_WRITE = re.compile("inline_container|iostream error")
 """In the RuntimeError of `torch.save`, which does not say why."""
+_LOST_RANK = re.compile(r"gloo|NCCL|Dist(Backend|Network|Store)Error|Connection (closed|reset) by peer")
+"""In the errors of collective operations whose other ranks are gone."""
 _OS_ERROR = re.compile(r"\(os error (\d+)\)")
 """In the exceptions of safetensors and tokenizers."""
 _SPENT = {
@@ -38,30 +46,75 @@ _DENIED = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EISDIR, 
 def reports_errors(command: Callable[..., None]) -> Callable[..., None]:
     """Turn user errors and interruptions of a command into a message and an exit code."""
 
-    next_step = _STARTS_AGAIN if command.__name__ in _WITHOUT_RESUME else _CONTINUES
-
     @functools.wraps(command)
     def wrapped(*args: Any, **kwargs: Any) -> None:
+        run = _run_of(command.__name__, kwargs)
         try:
+            if run is not None and _is_first_rank():
+                status.remove_status(run)
             command(*args, **kwargs)
-        except UserError as error:
-            _exit(f"error: {error}", 2)
-        except Interrupted as interruption:
-            _exit(interruption.message, interruption.exit_code)
-        except KeyboardInterrupt:
-            _exit(f"interrupted; {next_step}", 130)
-        except Terminated:
-            _exit(f"terminated; {next_step}", 143)
-        except Exception as error:
-            explained = _explain(error, next_step)
-            if explained is None:
-                raise
-            _exit(f"error: {explained}", 2)
+        except (Exception, KeyboardInterrupt, Terminated) as error:
+            with held_signals():  # torchrun ends this rank while it tells why, if another has left
+                output = str(kwargs.get("output") or "this process")
+                message, code = _ending(_cause(error), _next_step(command.__name__, run), output)
+                _write_status(run, code, message or repr(error))
+                if message is None:
+                    raise
+                _exit(message, code)
+        _write_status(run, 0, "")
 
     return wrapped
 
 
-def _explain(error: Exception, next_step: str) -> UserError | None:
+def _run_of(command: str, options: dict[str, Any]) -> Path | None:
+    """Return the run folder of a training."""
+    writes = command == "train" and not options["dry_run"] and not is_url(options["output"])
+    return Path(options["output"]) if writes else None
+
+
+def _is_first_rank() -> bool:
+    return os.environ.get("RANK", "0") == "0"
+
+
+def _write_status(run: Path | None, code: int, message: str) -> None:
+    if run is not None and _is_first_rank():
+        with contextlib.suppress(OSError):  # a full disk, for example, has its own message
+            status.write_status(run, code, message)
+
+
+def _next_step(command: str, run: Path | None) -> str:
+    """Return what the same command would do."""
+    if run is not None:
+        step = status.newest_step(run)
+        return f"the same command, without --overwrite, continues from step {step}" if step else _FROM_THE_BEGINNING
+    return _STARTS_AGAIN if command in _WITHOUT_RESUME else _CONTINUES
+
+
+def _cause(error: BaseException) -> BaseException:
+    """Return what a rank was leaving for when it was told to end."""
+    cause: BaseException | None = error
+    while isinstance(cause, Terminated | KeyboardInterrupt):
+        cause = cause.__context__
+    return cause if isinstance(cause, UserError | Interrupted) else error
+
+
+def _ending(error: BaseException, next_step: str, output: str) -> tuple[str | None, int]:
+    """Return the message and the exit code of what ended a command; no message for a bug."""
+    if isinstance(error, UserError):
+        return f"error: {error}", 2
+    if isinstance(error, Interrupted):
+        return error.message, error.exit_code
+    if isinstance(error, KeyboardInterrupt):
+        return f"interrupted; {next_step}", 130
+    if isinstance(error, Terminated):
+        return f"terminated; {next_step}", 143
+    if os.environ.get("WORLD_SIZE", "1") != "1" and _LOST_RANK.search(f"{type(error).__name__} {error}"):
+        return f"another rank has ended or cannot be reached; {next_step}", 1
+    explained = _explain(error, next_step, output)
+    return (None, 1) if explained is None else (f"error: {explained}", 2)
+
+
+def _explain(error: BaseException, next_step: str, output: str) -> UserError | None:
     """Return what the system refuses as an error of the user's, None for a bug."""
     number, path = getattr(error, "errno", None), getattr(error, "filename", None)
     if isinstance(error, MemoryError) or _CANNOT_ALLOCATE.search(str(error)):
@@ -70,10 +123,11 @@ def _explain(error: Exception, next_step: str) -> UserError | None:
         number = int(found[1])
     elif _CANNOT_WRITE.search(str(error)):
         what = "a file could not be written to its end"
-        return UserError(what, where="the output", remedy=f"check that the disk is not full; {next_step}")
+        return UserError(what, where=output, remedy=f"check that the disk is not full; {next_step}")
     if number in _SPENT:
         what, remedy = _SPENT[number]
-        return UserError(what, where=str(path or "this process"), remedy=f"{remedy}; {next_step}")
+        where = path or (output if number in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG) else "this process")
+        return UserError(what, where=str(where), remedy=f"{remedy}; {next_step}")
     if number == errno.ENOENT and path is not None:
         what = "a file or folder is gone, which was there when the command began"
         return UserError(what, where=str(path), remedy=next_step)
@@ -94,8 +148,7 @@ def terminate(_signal: int, _frame: object) -> NoReturn:
 
 def _exit(message: str, code: int) -> NoReturn:
     flush_output()
-    rank = os.environ.get("RANK", "0")
-    print(message if rank == "0" else f"[rank {rank}] {message}", file=sys.stderr)
+    print(message if _is_first_rank() else f"[rank {os.environ['RANK']}] {message}", file=sys.stderr)
     raise typer.Exit(code)
 
 

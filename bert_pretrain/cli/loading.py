@@ -24,14 +24,21 @@ def importing(*, with_pandas: bool = True) -> Iterator[None]:
 
     With `with_pandas` pandas, too, which pyarrow otherwise imports at its first use, whenever that is.
     """
-    held = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
-    try:
+    with held_signals():
         if with_pandas:
             with contextlib.suppress(ImportError):
                 import pandas  # type: ignore[import-untyped]  # noqa: F401
         yield
+
+
+@contextlib.contextmanager
+def held_signals() -> Iterator[None]:
+    """Let signals wait that would end this process."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
+    try:
+        yield
     finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, held)
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def load_config(

@@ -198,6 +198,9 @@ def train(
     resume: Annotated[bool, typer.Option("--resume/--no-resume", help="Continue from the newest checkpoint.")] = True,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only print settings and time of the run.")] = False,
     overwrite: Overwrite = False,
+    verify: Annotated[
+        bool, typer.Option("--verify", help="Check every byte of the data before the first step.")
+    ] = False,
 ) -> None:
     """Train BERT on a data folder.
 
@@ -211,7 +214,15 @@ def train(
     first = None if init_from is None else bert_folder(init_from, "--init-from")
     with importing(with_pandas=False):
         from bert_pretrain.train.inputs import check_inputs
-    check_inputs(loaded, data_folder, run_folder, init_from=first, carry_optimizer=carry_optimizer, overwrite=overwrite)
+    check_inputs(
+        loaded,
+        data_folder,
+        run_folder,
+        init_from=first,
+        carry_optimizer=carry_optimizer,
+        overwrite=overwrite,
+        verify=verify,
+    )
     with importing():
         from bert_pretrain.train.run import train as run_train
     run_train(

@@ -10,6 +10,9 @@ import numpy as np
 
 from bert_pretrain.examples import ragged
 
+UNSEEN_COUNT = 0.1
+"""What a token counts that does not occur, where the logarithm of its frequency must be finite."""
+
 
 @dataclass(frozen=True)
 class Masks:

@@ -115,11 +115,15 @@ class DataFolder:
         try:
             _Contents.model_validate(self.manifest)
         except ValidationError as error:
-            raise DataError(
-                first_problem(error),
-                where=str(self.path / MANIFEST),
-                remedy="restore the file from a copy, or make the data again",
-            ) from error
+            raise self._forged(first_problem(error)) from error
+        for split, entry in self.manifest["splits"].items():
+            for name in ("rows", "tokens"):
+                if entry[name] != sum(shard[name] for shard in entry["shards"]):
+                    raise self._forged(f"splits.{split}.{name} is {entry[name]}, not the sum over the shards")
+
+    def _forged(self, what: str) -> DataError:
+        remedy = "restore the file from a copy, or make the data again"
+        return DataError(what, where=str(self.path / MANIFEST), remedy=remedy)
 
     def __repr__(self) -> str:
         rows = " and ".join(f"{self.rows(split):,} {split}" for split in self.manifest["splits"])
@@ -232,14 +236,23 @@ def write_shard(folder: Path, name: str, examples: Examples) -> ShardRecord:
 
 
 def read_shard(folder: Path, record: ShardRecord) -> Examples:
-    """Check a shard's SHA-256 and return its examples."""
+    """Check a shard's SHA-256 and counts, and return its examples."""
     _check_shard(folder, record, whole=True)
+    where = str(folder / record.path)
     try:
         with (folder / record.path).open("rb") as file:
-            return from_table(pq.read_table(file, use_threads=False))
+            examples = from_table(pq.read_table(file, use_threads=False))
     except UNREADABLE as error:
         damage = f"holds no examples: {str(error) or type(error).__name__}"
-        raise DataError(f"the shard {record.path} {damage}", where=str(folder / record.path), remedy=REBUILD) from error
+        raise DataError(f"the shard {record.path} {damage}", where=where, remedy=REBUILD) from error
+    for name, count, named in (
+        ("rows", len(examples), record.rows),
+        ("tokens", len(examples.input_ids), record.tokens),
+    ):
+        if count != named:
+            damage = f"has {count:,} {name}, the manifest says {named:,}"
+            raise DataError(f"the shard {record.path} {damage}", where=where, remedy=REBUILD)
+    return examples
 
 
 def damage_of(folder: Path, record: ShardRecord, *, whole: bool) -> str | None:

@@ -92,7 +92,8 @@ def _build(task: ShardTask) -> ShardResult:
         is_single = (text.slice_own_sentences > 0) & ~slices_with_windows(text, plan.max_tokens)
         drops["single_sentence_spans"] = int(is_single.sum())
     statistics = summary.measure(examples, tokenizer)
-    return {"record": record.as_json(), "statistics": statistics, "drops": drops}
+    counts = summary.pack_counts(examples, tokenizer)
+    return {"record": record.as_json(), "statistics": statistics, "drops": drops, "token_counts": counts}
 
 
 def _make_segments(task: ShardTask, text: ShardText, rng: np.random.Generator) -> Segments:

@@ -39,7 +39,11 @@ def ingest(
             for number, parts in enumerate(groups)
         ]
         progress = documents.progress_of(groups)
-        results = list(run_each(_run, tasks, workers=pool, description="tokenise", **progress))
+        try:
+            results = list(run_each(_run, tasks, workers=pool, description="tokenise", **progress))
+        except InputError:  # the same command would be refused again
+            remove_unpacked(itertools.chain.from_iterable(groups))
+            raise
         remove_temporaries(folder)  # of workers that were killed while this process was not
         remove_unpacked(itertools.chain.from_iterable(groups))
     try:

@@ -136,15 +136,21 @@ def build_shards(plan: BuildPlan, pool: Pool) -> dict[str, SplitStatistics]:
     """Build all shards; returns the manifest's entries of the splits."""
     build.open_records(plan)
     tasks = [ShardTask(plan, split, number) for split in plan.splits for number in range(split.num_shards)]
-    built = list(run_each(build.build_shard, tasks, workers=pool, description="build", unit="shard"))
+    built = run_each(build.build_shard, tasks, workers=pool, description="build", unit="shard")
     results: dict[str, list[summary.ShardResult]] = {split.name: [] for split in plan.splits}
+    counts: dict[str, Any] = dict.fromkeys(results, 0)
+    damages = []
     for task, (result, damage) in zip(tasks, built, strict=True):
+        counts[task.split.name] += summary.unpack_counts(result.pop("token_counts"))
         results[task.split.name].append(result)
-        if damage:
-            print(f"{task.name} {damage}; rebuilt")
-    for name in results:
+        damages += [f"{task.name} {damage}; rebuilt"] if damage else []
+    for line in damages:
+        print(line)
+    splits = {name: summary.join_split(of_split, plan.config) for name, of_split in results.items()}
+    for name, split in splits.items():
         remove_temporaries(plan.output / name)  # of workers that were killed while this process was not
-    return {name: summary.join_split(of_split, plan.config) for name, of_split in results.items()}
+        split["statistics"]["unigram_entropy"] = summary.unigram_entropy(counts[name], counts["train"])
+    return splits
 
 
 def _body(

@@ -4,6 +4,8 @@ They are counted in the finished examples, not taken from the configuration, so 
 dictionaries as JSON has them: store shards, records and the manifest hold them as they are.
 """
 
+import base64
+import zlib
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any, NotRequired, TypedDict
@@ -11,7 +13,7 @@ from typing import Any, NotRequired, TypedDict
 import numpy as np
 
 from bert_pretrain.config import DataConfig
-from bert_pretrain.examples.examples import Examples
+from bert_pretrain.examples.examples import UNSEEN_COUNT, Examples
 from bert_pretrain.text.tokenizer import Tokenizer
 
 LABEL_SHARES = {"nsp": "is_next_share", "sop": "in_order_share"}
@@ -57,8 +59,6 @@ class ShardStatistics(TypedDict):
     examples: int
     tokens: int
     unk_tokens: int
-    unigram_entropy: float
-    """Of the text's tokens, nats: the loss of a model that knows only how frequent each token is."""
     label_0: NotRequired[int]
     maskable_tokens: NotRequired[int]
     masked_tokens: NotRequired[int]
@@ -73,6 +73,8 @@ class ShardResult(TypedDict):
     record: dict[str, Any]  # a `ShardRecord` as JSON
     statistics: ShardStatistics
     drops: dict[str, int]
+    token_counts: NotRequired[str]
+    """Of each token of the vocabulary in the text before masking: `pack_counts`."""
 
 
 class SplitStatistics(TypedDict):
@@ -90,7 +92,6 @@ def measure(examples: Examples, tokenizer: Tokenizer) -> ShardStatistics:
         "examples": len(examples),
         "tokens": len(examples.input_ids),
         "unk_tokens": int((examples.input_ids == tokenizer.unk_id).sum()),
-        "unigram_entropy": _unigram_entropy(examples, tokenizer),
     }
     if examples.next_sentence_label is not None:
         sums["label_0"] = int((examples.next_sentence_label == 0).sum())
@@ -108,14 +109,25 @@ def measure(examples: Examples, tokenizer: Tokenizer) -> ShardStatistics:
     return sums
 
 
-def _unigram_entropy(examples: Examples, tokenizer: Tokenizer) -> float:
-    """Return the entropy of the text's tokens before masking, with Miller and Madow's correction (Miller, 1955)."""
+def pack_counts(examples: Examples, tokenizer: Tokenizer) -> str:
+    """Return how often each token occurs before masking, as text for JSON."""
     counts = np.bincount(examples.original_ids, minlength=tokenizer.vocab_size)
     counts[[tokenizer.cls_id, tokenizer.sep_id]] = 0
-    counts = counts[counts > 0]
-    total = max(int(counts.sum()), 1)
-    entropy = float((counts * np.log(total / counts)).sum()) / total
-    return round(entropy + (len(counts) - 1) / (2 * total), 6)
+    return base64.b64encode(zlib.compress(counts.astype("<u4").tobytes())).decode()
+
+
+def unpack_counts(packed: str) -> np.ndarray:
+    """Return the counts of `pack_counts`, (vocab_size,)."""
+    return np.frombuffer(zlib.decompress(base64.b64decode(packed)), dtype="<u4").astype(np.int64)
+
+
+def unigram_entropy(counts: np.ndarray, train_counts: np.ndarray) -> float:
+    """Return the loss in nats per token of a model that knows only how frequent each token is in training.
+
+    `counts` are those of the split that is predicted; for training itself this is the entropy of its tokens.
+    """
+    frequencies = (train_counts + UNSEEN_COUNT) / (train_counts + UNSEEN_COUNT).sum()
+    return round(float(-(counts * np.log(frequencies)).sum()) / max(int(counts.sum()), 1), 6)
 
 
 def join_split(results: Iterable[ShardResult], config: DataConfig) -> SplitStatistics:
@@ -127,8 +139,6 @@ def join_split(results: Iterable[ShardResult], config: DataConfig) -> SplitStati
         sums.update({name: value for name, value in result["statistics"].items() if isinstance(value, int)})
         drops.update(result["drops"])
     examples, tokens = sums["examples"], sums["tokens"]
-    # Text is shuffled over shards, so that the entropy of each is about that of the split.
-    entropy = sum(each["statistics"]["unigram_entropy"] * each["statistics"]["tokens"] for each in results)
     shares = {
         "mean_length_tokens": _share(tokens, examples),
         "padding_share_at_max_seq_length": 1 - _share(tokens, examples * config.max_seq_length),
@@ -147,7 +157,6 @@ def join_split(results: Iterable[ShardResult], config: DataConfig) -> SplitStati
         "statistics": {
             **shares,
             "unk_share": _share(sums["unk_tokens"], tokens),
-            "unigram_entropy": _share(entropy, tokens),
             "drops": _positive(drops),
         },
     }

@@ -18,6 +18,8 @@ from bert_pretrain.storage.paths import did_you_mean
 
 Metrics = list[dict[str, Any]]  # the lines of a run's metrics.jsonl
 
+WRITTEN = ("time", "host", "job")
+"""Of a line of metrics: when, and where."""
 MAX_FIGURE = 1e100
 """Larger figures of a line are none that a run has written, and could overflow in what is computed from them."""
 _FIGURES = (
@@ -145,9 +147,10 @@ def read_metrics(run: Path) -> Metrics:
 
 
 def _figures(line: Any) -> dict[str, Any]:
-    """Return a line of metrics, which has a step and otherwise numbers or null."""
+    """Return a line of metrics, which has a step and numbers or null, without when and where it was written."""
     if not isinstance(line, dict) or type(line.get("step")) is not int:
         raise ValueError("it has no step")
+    line = {name: value for name, value in line.items() if name not in WRITTEN}
     for name, value in line.items():
         if not (value is None or (isinstance(value, int | float) and abs(value) < MAX_FIGURE)):
             raise ValueError(f"{name} is {str(value)[:40]}")

@@ -80,6 +80,7 @@ class Diagnosis:
             warmup_steps = value_of(record, "config.train.warmup_steps")
             self._warmup = min(1.0, (of_schedule if warmup_steps is None else warmup_steps) / self._steps)
         self._max_grad_norm = value_of(record, "config.train.max_grad_norm") or 1.0
+        self._has_muon = value_of(record, "config.train.optimizer") == "muon"
         self._entropy: float | None = value_of(record, "data.statistics.unigram_entropy.train")
         self._has_next_sentence = value_of(record, "data.statistics.next_sentence") == "nsp"
         self._first_step: int | None = None
@@ -201,8 +202,8 @@ class Diagnosis:
         return Hint(
             "plateau",
             observed,
-            "train for more steps, use train.optimizer=muon, or change train.peak_lr (tiny models need more, deep ones "
-            "less and a longer warm-up)",
+            f"train for more steps{'' if self._has_muon else ', use train.optimizer=muon'}, or change train.peak_lr "
+            "(tiny models need more, deep ones less and a longer warm-up)",
         )
 
     def _no_next_sentence(self) -> Hint | None:
@@ -234,7 +235,8 @@ def diagnose(record: Mapping[str, Any], lines: Iterable[Mapping[str, Any]]) -> l
 def nothing_learnt(record: Mapping[str, Any], lines: Iterable[Mapping[str, Any]]) -> Hint | None:
     """Return a hint if a model is no better than the frequencies of the tokens, which need no network.
 
-    It compares the last held-out loss, or that of training where nothing is held out, with the entropy of the split.
+    It compares the last held-out loss, or that of training where nothing is held out, with the loss of the token
+    frequencies of training on the same split.
     """
     last = {name: value for line in lines for name in _LOSSES if (value := _number(line, name)) is not None}
     for name, (split, what) in _LOSSES.items():

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     import numpy as np
 
 LOCK = ".lock"
+STATUS = "status.json"
 _REMOTE_BUFFER_BYTES = 1 << 20
 MAX_JSON_BYTES = 256 << 20
 MAX_JSON_DEPTH = 100
@@ -110,8 +111,8 @@ def _replace_folder(new: Path, path: Path) -> None:
 
 
 def is_bookkeeping(path: Path) -> bool:
-    """Whether a file or folder is our lock, or was left by a killed writer."""
-    return path.name == LOCK or (path.name.startswith(".") and path.name.endswith(".tmp"))
+    """Whether a file or folder is our lock, the status of a run, or was left by a killed writer."""
+    return path.name in (LOCK, STATUS) or (path.name.startswith(".") and path.name.endswith(".tmp"))
 
 
 def remove_temporaries(folder: Path) -> None:

@@ -33,9 +33,11 @@ def check_writable(folder: Path) -> None:
     if folder.exists() and not folder.is_dir():
         raise OutputError(f"'{folder}' is a file", where="--output", remedy="name a folder")
     nearest = next(path for path in (folder, *folder.absolute().parents) if path.exists())
-    number = errno.ENOTDIR if not nearest.is_dir() else 0 if os.access(nearest, os.W_OK) else errno.EACCES
-    if number:
-        raise _not_writable(folder, number)
+    if not nearest.is_dir():
+        raise _not_writable(folder, errno.ENOTDIR)
+    if not os.access(nearest, os.W_OK):
+        is_read_only = os.statvfs(nearest).f_flag & os.ST_RDONLY
+        raise _not_writable(folder, errno.EROFS if is_read_only else errno.EACCES)
 
 
 def _not_writable(folder: Path, number: int | None) -> OutputError:

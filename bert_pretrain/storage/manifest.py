@@ -7,6 +7,7 @@ its work complete, or continues it, and another command is refused with the diff
 
 import contextlib
 import importlib.metadata
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from enum import Enum
 from pathlib import Path
@@ -170,6 +171,11 @@ def is_output(folder: Path) -> bool:
     return False
 
 
+def may_hold_status(folder: Path) -> bool:
+    """Return whether a folder is ours, or nothing is there yet."""
+    return not folder.exists() or (folder.is_dir() and (not _content(folder) or is_output(folder)))
+
+
 def read_manifest(folder: Path, kind: str, flag: str) -> dict[str, Any]:
     """Return the manifest of a finished output of a kind (see `FORMAT_VERSIONS`); `flag` named it, for messages."""
     stage = {"vocab": "bert-pretrain vocab", "data": "bert-pretrain make-data", "run": "bert-pretrain train"}[kind]
@@ -204,7 +210,12 @@ def _differences(old: Any, new: Any, path: str = "") -> list[str]:
         paths = {key: f"{path}.{key}" if path else str(key) for key in (*old, *new)}
         pairs = ((old.get(key, _ABSENT), new.get(key, _ABSENT), at) for key, at in paths.items())
         return [line for was, now, at in pairs for line in _differences(was, now, at)]
-    return [] if old == new else [f"{path.removeprefix('identity.')}: {_short(old)} -> {_short(new)}"]
+    if old == new:
+        return []
+    path = path.removeprefix("identity.")
+    if all(isinstance(value, str) and re.fullmatch("[0-9a-f]{64}", value) for value in (old, new)):
+        return [f"{path}: other content than before (its SHA-256 was {old[:8]}…, now it is {new[:8]}…)"]
+    return [f"{path}: {_short(old)} -> {_short(new)}"]
 
 
 def _short(value: object) -> str:

@@ -26,6 +26,8 @@ from bert_pretrain.text.text_files import ByteRange, Position, check_record_size
 
 _PARQUET_ROWS = 64
 """Rows that are decoded at once, unless they are large."""
+_MAX_UNFOLDING = 1000
+"""Times the size of a Parquet file that its rows may have; text has 2 to 20, and one row may stand for thousands."""
 SURPLUS: Any = None
 """The key of a list of the fields that a row has beyond the header's, as in `csv.DictReader`."""
 # CSV is read strictly: otherwise an unclosed quote would join all following lines into one text. In TSV, as registered
@@ -172,7 +174,8 @@ def _read_parquet(part: ByteRange, columns: Sequence[str], max_bytes: int) -> It
     import pyarrow as pa
 
     try:
-        with _open_parquet(part.source.location) as table:
+        with _open_parquet(part.source.location) as (table, size):
+            num_bytes, most = 0, max(max_bytes, _MAX_UNFOLDING * size)
             _check_columns(part, columns, table.schema_arrow.names)
             next_row = Position(part, "row", 1)
             for group in range(table.num_row_groups):
@@ -181,20 +184,33 @@ def _read_parquet(part: ByteRange, columns: Sequence[str], max_bytes: int) -> It
                     for record in _records_of(batch, max_bytes, next_row):
                         yield record, next_row
                         next_row = next_row._replace(in_part=next_row.in_part + 1)
+                    num_bytes += batch.nbytes
+                    if num_bytes > most:
+                        raise _unfolds(part, size, num_bytes)
     except (pa.ArrowException, *READ_ERRORS) as error:
         raise damaged(part.source, error) from error
 
 
+def _unfolds(part: ByteRange, size: int, num_bytes: int) -> InputError:
+    return InputError(
+        f"the file of {size:,} bytes unfolds to more than {num_bytes:,}",
+        where=part.source.location,
+        remedy="leave it out, or write it again without rows that repeat one another",
+    )
+
+
 @contextlib.contextmanager
-def _open_parquet(location: str) -> Iterator[Any]:
+def _open_parquet(location: str) -> Iterator[tuple[Any, int]]:
+    """Open a Parquet file; yields its size, too."""
     import pyarrow.parquet as pq
 
     with open_input(location) as file, tempfile.TemporaryFile() as copy:
         if is_compressed(location) or not file.seekable():  # or sent by a simple server
             shutil.copyfileobj(file, copy, 1 << 20)
-            yield pq.ParquetFile(copy)
+            yield pq.ParquetFile(copy), copy.tell()
         else:
-            yield pq.ParquetFile(file)
+            size = file.seek(0, io.SEEK_END)
+            yield pq.ParquetFile(file), size
 
 
 def _rows_at_once(group: Any, columns: Sequence[str], max_bytes: int, position: object) -> int:
@@ -223,7 +239,7 @@ def num_rows(source: Source) -> int:
     """Return the number of records of a Parquet file or dataset."""
     if source.format == "dataset":
         return sum(len(rows) for rows in open_dataset(source.location).values())
-    with _open_parquet(source.location) as table:
+    with _open_parquet(source.location) as (table, _):
         return int(table.metadata.num_rows)
 
 

@@ -130,7 +130,7 @@ def newest_checkpoint(folder: Path, *, changes: bool = True) -> Checkpoint | Non
             shutil.rmtree(broken, ignore_errors=True)
             newer.rename(broken)
             print(
-                f"WARNING: {newer} is broken; it is now {broken.name}, and {path.name} is used.\n{damage}",
+                f"WARNING: {newer} is broken ({damage.what}); it is now {broken.name}, and {path.name} is used.",
                 file=sys.stderr,
             )
         return found

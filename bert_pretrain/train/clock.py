@@ -20,7 +20,7 @@ class Boundary:
     """What all ranks agree on between two steps."""
 
     signal_number: int
-    """Of the signal that asked to stop, or 0."""
+    """The signal to obey, or 0: one to stop, or SIGUSR1 to save."""
     seconds: float
     """That the run has taken."""
     reserve: float

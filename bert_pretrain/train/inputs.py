@@ -23,9 +23,10 @@ def check_inputs(
     init_from: Path | None = None,
     carry_optimizer: bool = False,
     overwrite: bool = False,
+    verify: bool = False,
 ) -> None:
-    """Refuse what `train` would refuse, as far as it can be told from names, sizes and headers."""
-    folder = DataFolder.open(data)
+    """Refuse what `train` would refuse, as far as names, sizes and headers tell, or with `verify` all bytes."""
+    folder = DataFolder.open(data, verify=verify and os.environ.get("RANK", "0") == "0")
     check_output(output, overwrite=overwrite)
     if init_from is not None:
         config = with_model_of(config, init_from)

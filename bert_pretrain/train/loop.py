@@ -9,15 +9,16 @@ from typing import Any
 
 import torch
 
-from bert_pretrain.errors import UserError
+from bert_pretrain.errors import Interrupted, UserError
 from bert_pretrain.train import metrics
 from bert_pretrain.train.checkpoint_manager import CheckpointManager
 from bert_pretrain.train.clock import Clock
 from bert_pretrain.train.loader import Prefetcher, TrainingData
 from bert_pretrain.train.resolved import ResolvedRun
 from bert_pretrain.train.run_log import RunLog
-from bert_pretrain.train.signals import interrupted, stop_signal
+from bert_pretrain.train.signals import STOPS, interrupted, noting_signals
 from bert_pretrain.train.state import TrainState
+from bert_pretrain.train.status import write_status
 from bert_pretrain.train.step import train_step
 
 TIMED_STEPS, PATIENCE_SECONDS = 4, 60.0
@@ -38,14 +39,14 @@ def fit(
     """Train from the state's step to the end of the run, and put the last checkpoint on disk.
 
     The state is changed in place. `measure` returns the figures of the held-out split, if there is one. After SIGINT or
-    SIGTERM it raises `Interrupted`, once the checkpoint is written.
+    SIGTERM it raises `Interrupted`, once the checkpoint is written. SIGUSR1 saves a checkpoint.
     """
     config, progress = run.config.train, state.progress
     state.network.train()
     with (
         contextlib.closing(Prefetcher(data, progress.step, run.length.steps, run.device)) as batches,
         contextlib.closing(Clock(progress, run.dist_context)) as clock,
-        stop_signal() as stop,
+        noting_signals() as signals,
         _own_random_state(run.device),
     ):
 
@@ -55,10 +56,16 @@ def fit(
 
         if evaluate_first:
             evaluate()
-        now = clock.boundary(stop.number)
+        now = clock.boundary(signals.take())
         while not run.length.is_over(progress.step, now.seconds, now.reserve):
             clock.start_step()
-            batch = batches.next()
+            try:
+                batch = batches.next()
+            except Exception:  # such as a damaged shard: the steps so far are kept
+                if progress.step:
+                    checkpoints.save()
+                    checkpoints.wait()
+                raise
             rate = run.learning_rate(progress.step, now)
             train_step(
                 state.network, state.optimizers, batch, state.sums, seed=config.seed, step=progress.step,
@@ -66,7 +73,7 @@ def fit(
                 loss_scale=state.loss_scale, dist_context=run.dist_context,
             )  # fmt: skip
             state.count(batch)
-            now = clock.boundary(stop.number)
+            now = clock.boundary(signals.take())
             is_last = run.length.is_over(progress.step, now.seconds, now.reserve)
             log_due, eval_due, save_due = (
                 is_last or progress.step % every == 0
@@ -80,7 +87,7 @@ def fit(
                 checkpoints.check()
                 if state.sums[-1] >= MAX_SKIPPED_IN_A_ROW:  # waits for the device; the same on all ranks
                     checkpoint = checkpoints.save()
-                    checkpoints.wait()
+                    run.dist_context.run_on_main(checkpoints.wait)
                     raise _diverged(state, checkpoint)
                 log.training(
                     metrics.training_line(state, rate=rate, epoch=data.epoch(progress.step), peak=run.peak_flops)
@@ -93,9 +100,8 @@ def fit(
                     checkpoint = checkpoints.save()
                 # At the end training waits for it, and for the final model, which is smaller.
                 clock.reserve("write", 1.5 * checkpoints.write_seconds)
-                if now.signal_number and not is_last:
-                    checkpoints.wait()
-                    raise interrupted(now.signal_number, checkpoint)
+                if now.signal_number in STOPS and not is_last:
+                    raise _stopped(run, checkpoints, interrupted(now.signal_number, checkpoint))
         checkpoints.wait()
         clock.read()
 
@@ -119,6 +125,20 @@ def time_steps(run: ResolvedRun, state: TrainState, data: TrainingData) -> float
             _wait_for(run.device)
             times.append(time.perf_counter() - begin)
     return statistics.median(times[1:] or times)
+
+
+def _stopped(run: ResolvedRun, checkpoints: CheckpointManager, reason: Interrupted) -> Interrupted:
+    """Return why a run stops, once its checkpoint and status are on disk.
+
+    All ranks wait for that: torchrun and Slurm end the others as soon as one has left.
+    """
+
+    def complete() -> None:
+        checkpoints.wait()
+        write_status(run.output, reason.exit_code, reason.message)
+
+    run.dist_context.run_on_main(complete)
+    return reason
 
 
 def _diverged(state: TrainState, checkpoint: Path) -> UserError:

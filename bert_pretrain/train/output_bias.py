@@ -4,11 +4,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from bert_pretrain.examples.examples import UNSEEN_COUNT
 from bert_pretrain.examples.shards import DataFolder, read_shard
 from bert_pretrain.text.tokenizer import Tokenizer
-
-UNSEEN_COUNT = 0.1
-"""What a token counts that does not occur: its logarithm must be finite."""
 
 
 def unigram_bias(data: DataFolder, tokenizer: Tokenizer) -> Tensor:

@@ -1,5 +1,8 @@
 """What users see of a run: lines on the console, the progress bar, `metrics.jsonl`, trackers; on the first rank."""
 
+import datetime
+import os
+import platform
 from collections.abc import Sequence
 from typing import Any
 
@@ -69,10 +72,13 @@ class RunLog:
 
     def _pass_on(self, line: dict[str, Any]) -> None:
         if self._file is not None:
-            hints = self._file.write(line)
+            now = datetime.datetime.now().astimezone()
+            where = {"host": platform.node(), "job": os.environ.get("SLURM_JOB_ID")}
+            hints = self._file.write({**line, "time": now.isoformat("T", "seconds"), **where})
             for tracker in self._trackers:
                 tracker.log(grouped(line), line["step"])
-            for text in (metrics.console_line(line, self._length.steps, self._pairs), *map(str, hints)):
+            shown = metrics.console_line(line, self._length.steps, self._pairs)
+            for text in (f"{now:%m-%d %H:%M:%S}  {shown}", *map(str, hints)):
                 tqdm.write(text)
 
     def close(self) -> None:

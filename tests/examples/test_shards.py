@@ -212,6 +212,8 @@ def test_a_footer_that_is_not_utf8_is_refused(tmp_path: Path) -> None:
         (("splits", "train", "shards"), 7),
         (("splits", "train", "shards", 0, "path"), "../../elsewhere.parquet"),
         (("splits", "train", "shards", 0, "path"), "/etc/passwd"),
+        (("splits", "train", "rows"), 10**15),
+        (("splits", "train", "tokens"), 0),
         (("splits", "train", "shards", 0, "rows"), "31"),
         (("splits", "train", "shards", 0, "bytes"), -1),
         (("splits", "train", "shards", 0, "more"), 1),

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from bert_pretrain.config_file import load_config
+from bert_pretrain.errors import InputError
 from bert_pretrain.examples.shards import DataFolder
 from bert_pretrain.make_data import parts
 from bert_pretrain.make_data.run import make_data
@@ -48,6 +49,17 @@ def test_an_archive_gives_the_shards_of_the_plain_file_from_many_parts(
     monkeypatch.setattr(documents, "PART_BYTES", 1 << 25)
     assert shards(build(archive, vocab_folder, packed)) == plain
     assert not list(store.glob("unpacked-*"))
+
+
+def test_an_archive_that_is_refused_leaves_nothing_unpacked(
+    tmp_path: Path, vocab_folder: Path, small_parts: None
+) -> None:
+    archive = tmp_path / "bomb.jsonl.gz"
+    archive.write_bytes(gzip.compress(b'{"text": "' + b"0" * (6 << 20) + b'"}\n'))
+    config = load_config(settings=["data.max_record_bytes=5M"])
+    with pytest.raises(InputError, match="the record has more than"):
+        make_data(config, [str(archive)], vocab_folder, tmp_path / "data", workers=1)
+    assert not list((tmp_path / ".token-store").glob("*/unpacked-*"))
 
 
 @pytest.mark.parametrize(("encoding", "ending"), [("utf-16", ".txt"), ("utf-16-le", ".txt.gz")])

@@ -115,6 +115,15 @@ def test_a_planted_cause_is_named_once_within_a_tenth_of_the_run_or_a_dozen_line
     assert begin <= found[cause] <= begin + max(0.1, 12 / num_lines) + 0.01
 
 
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+def test_muon_is_proposed_where_it_is_not_used_already(optimizer: str) -> None:
+    known = record()
+    known["config"]["train"]["optimizer"] = optimizer
+    (hint, *_) = diagnose(known, run(mlm_loss=lambda share: max(7.0, healthy_loss(share))))
+    assert hint.cause == "plateau"
+    assert ("muon" in hint.remedy) == (optimizer != "muon")
+
+
 def test_without_a_manifest_or_its_statistics_what_is_there_is_judged() -> None:
     lines = run(mlm_loss=rises)
     for known in ({}, {"length": 5, "config": [], "data": {"statistics": None}}):

@@ -1,12 +1,14 @@
 """Output folders: the same command goes on, another one is refused with the difference, nothing is lost."""
 
+import os
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from bert_pretrain.errors import DataError, OutputError
-from bert_pretrain.storage.locking import exclusive
+from bert_pretrain.storage.locking import check_writable, exclusive
 from bert_pretrain.storage.manifest import (
     MANIFEST,
     PARTIAL,
@@ -68,6 +70,25 @@ def test_another_configuration_is_refused_with_the_difference(folder: Path, fini
     assert "max_seq_length" not in caught.value.what
     assert "--overwrite" in caught.value.remedy
     assert contents(folder) == before
+
+
+def test_other_content_is_told_in_words(folder: Path) -> None:
+    claim(folder, "data", {"tokenizer": "ab" * 32})
+    (folder / "train").mkdir()
+    with pytest.raises(OutputError, match="tokenizer: other content than before") as caught:
+        claim(folder, "data", {"tokenizer": "cd" * 32})
+    assert "cd" * 32 not in caught.value.what
+
+
+def test_a_read_only_file_system_is_told_from_a_lack_of_permission(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("os.access", lambda *_: False)
+    with pytest.raises(OutputError, match="Permission denied"):
+        check_writable(folder)
+    monkeypatch.setattr("os.statvfs", lambda _: SimpleNamespace(f_flag=os.ST_RDONLY))
+    with pytest.raises(OutputError, match="Read-only file system"):
+        check_writable(folder)
 
 
 @pytest.mark.parametrize(

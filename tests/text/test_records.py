@@ -10,6 +10,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import datasets
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -106,6 +107,16 @@ def test_a_record_over_the_limit_is_one_message(tmp_path: Path, name: str, conte
         read(path, max_bytes=MIN_RECORD_BYTES)
     assert caught.value.where == f"{path}: {where}"
     assert "data.max_record_bytes" in caught.value.remedy
+
+
+def test_parquet_that_unfolds_to_far_more_than_its_size_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "a.parquet"
+    texts = pa.DictionaryArray.from_arrays(np.zeros(2300, np.int32), ["a" * 900_000])
+    pq.write_table(pa.table({"text": texts}), path, compression="zstd", store_schema=False)
+    assert path.stat().st_size < 1000
+    with pytest.raises(InputError, match="unfolds to more than") as caught:
+        read(path, max_bytes=64 << 20)
+    assert caught.value.where == str(path)
 
 
 @pytest.mark.parametrize(

@@ -91,8 +91,10 @@ def make_data_folder(
     tokenizer.save(folder / "tokenizer")
     config = DataConfig.model_validate({"max_seq_length": 32, **settings})
     splits: dict[str, Any] = {}
+    counts: dict[str, np.ndarray] = {}
     for split, rows_of in (("train", shard_rows), ("validation", (validation_rows,) if validation_rows else ())):
         shards: list[summary.ShardResult] = []
+        counts[split] = np.zeros(tokenizer.vocab_size, dtype=np.int64)
         for number, rows in enumerate(rows_of):
             examples = make_examples(rows, generator)
             if settings.get("next_sentence") == "none":
@@ -102,11 +104,14 @@ def make_data_folder(
                 examples = unmasked(examples)
                 if starts_word is not None:
                     examples = replace(examples, starts_word=starts_word(examples.input_ids))
+            packed = summary.pack_counts(examples, tokenizer)
             (folder / split).mkdir(parents=True, exist_ok=True)
             record = write_shard(folder, f"{split}/{number:05d}.parquet", examples).as_json()
             statistics = summary.measure(examples, tokenizer)
+            counts[split] += summary.unpack_counts(packed)
             shards.append({"record": record, "statistics": statistics, "drops": {}})
         splits[split] = summary.join_split(shards, config)
+        splits[split]["statistics"]["unigram_entropy"] = summary.unigram_entropy(counts[split], counts["train"])
     body = {
         "config": {"data": {"max_seq_length": 32, **settings}},
         "tokenizer": {"vocab_size": tokenizer.vocab_size, "hash": tokenizer.hash},

@@ -2,6 +2,8 @@
 
 import os
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,6 +12,7 @@ import pytest
 
 from bert_pretrain.config import Config
 from bert_pretrain.errors import DataError, OutputError
+from bert_pretrain.examples.shards import DataFolder
 from bert_pretrain.train import loop, model_card
 from bert_pretrain.train.run import train
 from tests.train.test_resume import assert_same_run, change, interrupted_copy
@@ -100,3 +103,16 @@ def test_a_run_whose_folder_goes_away_does_not_end_well(
         train(tiny(), data_folder, run)
     monkeypatch.undo()
     train(tiny(), data_folder, run)  # the same command continues, or begins again
+
+
+def test_verify_finds_a_flipped_bit_before_the_first_step(new_data_folder: Callable[..., Path], tmp_path: Path) -> None:
+    data = new_data_folder()
+    shard = data / "train" / "00002.parquet"
+    content = shard.read_bytes()
+    shard.write_bytes(content[:1000] + bytes([content[1000] ^ 1]) + content[1001:])
+    DataFolder.open(data)
+    command = [sys.executable, "-m", "bert_pretrain", "train", "--data", data, "--output", tmp_path / "run", "--verify"]
+    found = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert found.returncode == 2
+    assert "00002.parquet is damaged" in found.stderr
+    assert [path.name for path in (tmp_path / "run").iterdir()] == ["status.json"]

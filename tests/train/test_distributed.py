@@ -119,6 +119,12 @@ def newest_step(run: Path) -> int:
     return max((int(path.name[5:]) for path in (run / "checkpoints").glob("step-*")), default=0)
 
 
+def status_of(run: Path) -> dict[str, Any]:
+    found = json.loads((run / "status.json").read_text())
+    assert found["step"] == newest_step(run)
+    return found  # type: ignore[no-any-return]
+
+
 def wait_for_step(run: Path, step: int, process: "subprocess.Popen[str]") -> None:
     deadline = time.monotonic() + 180
     while newest_step(run) < step:
@@ -143,7 +149,34 @@ def test_a_killed_rank_is_restarted_and_all_resume_from_the_last_checkpoint(
     os.kill(ranks_of(process)[-1], signal.SIGKILL)
     out = finish(process)
     assert "continues from step" in out
+    assert "another rank has ended" in out
+    assert "gloo" not in out
+    assert status_of(run)["status"] == "done"
     assert [line["step"] for line in lines_with("loss", run)] == list(range(10, 151, 10))
+
+
+@pytest.mark.parametrize("trials", [1, pytest.param(20, marks=pytest.mark.slow)])
+def test_signals_to_torchrun_and_its_ranks_together_lose_no_checkpoint(
+    tiny: Tiny, data_folder: Path, tmp_path: Path, trials: int
+) -> None:
+    config = tiny(max_steps=100_000, save_every=100_000, eval_every=100_000, log_every=3)
+    run, last = tmp_path / "run", 0
+    for _ in range(trials):
+        process, lines = launch(config, data_folder, run), (run / "metrics.jsonl")
+        deadline = time.monotonic() + 180
+        while not lines.exists() or len(lines_with("loss", run)) < last // 3 + 2:
+            assert process.poll() is None, process.communicate()
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+        for pid in (process.pid, *ranks_of(process)):
+            os.kill(pid, signal.SIGTERM)
+        _, err = process.communicate(timeout=180)
+        assert "the same command continues" in err
+        assert status_of(run)["status"] == "stopped"
+        assert newest_step(run) > last
+        last = newest_step(run)
+    train(tiny(max_steps=last + 2, save_every=10, eval_every=100_000, log_every=3), data_folder, run)
+    assert lines_with("loss", run)[-1]["step"] == last + 2
 
 
 def test_a_signal_to_one_rank_stops_all_of_them_at_one_step(tiny: Tiny, data_folder: Path, tmp_path: Path) -> None:
@@ -157,8 +190,6 @@ def test_a_signal_to_one_rank_stops_all_of_them_at_one_step(tiny: Tiny, data_fol
     assert 'Traceback (most recent call last):\n  File "/' not in err.split("torch.distributed")[0]
     step = newest_step(run)
     assert json.loads((run / "checkpoints" / f"step-{step:08d}" / "training_state.json").read_text())["ranks"] == 2
-    train(tiny(max_steps=step + 2, save_every=10, eval_every=100_000, log_every=10), data_folder, run)
-    assert lines_with("loss", run)[-1]["step"] == step + 2
 
 
 @pytest.mark.slow

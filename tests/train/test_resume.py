@@ -30,6 +30,7 @@ CLOCK_AND_MEMORY = {
     "tokens_per_second",
     "data_wait_share",
     "peak_memory_bytes",
+    "time",
 }
 
 # A process of its own, to be killed: prints the exit code that the command line would leave with.
@@ -123,6 +124,42 @@ def test_a_signal_saves_and_exits_and_the_run_continues(
     train(shorter, data_folder, run)
     straight_end = metrics(run)[-1]["step"]
     assert straight_end == step + 3
+
+
+def test_sigusr1_saves_and_the_run_goes_on(tiny: Tiny, data_folder: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    process = start(tiny(max_steps=100_000, save_every=100_000, eval_every=100_000, log_every=3), data_folder, run)
+    wait_for(run / "metrics.jsonl", process)
+    deadline = time.monotonic() + 180
+    while len(metrics(run)) < 2 and time.monotonic() < deadline:
+        time.sleep(0.01)
+    process.send_signal(signal.SIGUSR1)
+    while not (saved := list((run / "checkpoints").glob("step-*"))) and time.monotonic() < deadline:
+        assert process.poll() is None, process.communicate()
+        time.sleep(0.01)
+    step = int(saved[0].name[5:])
+    while metrics(run)[-1]["step"] <= step + 3 and time.monotonic() < deadline:
+        time.sleep(0.01)
+    process.kill()
+    process.communicate()
+    assert metrics(run)[-1]["step"] > step + 3
+    assert list((run / "checkpoints").glob("step-*")) == saved
+
+
+def test_the_steps_before_a_damaged_shard_are_saved(
+    tiny: Tiny, data_folder: Path, new_data_folder: Callable[..., Path], tmp_path: Path
+) -> None:
+    config, data, run = tiny(max_steps=24, save_every=1000, log_every=2), new_data_folder(), tmp_path / "run"
+    shard = data / "train" / "00002.parquet"  # the second of the first epoch: 90 examples come before
+    content = shard.read_bytes()
+    shard.write_bytes(content[:1000] + bytes([content[1000] ^ 1]) + content[1001:])
+    with pytest.raises(DataError, match="damaged"):
+        train(config, data, run)
+    assert [path.name for path in (run / "checkpoints").iterdir()] == ["step-00000005"]
+    shard.write_bytes(content)
+    train(config, data, run)
+    train(config, data_folder, tmp_path / "straight")
+    assert_same_run(tmp_path / "straight", run)
 
 
 def test_a_run_is_extended_and_says_so(
@@ -223,6 +260,7 @@ def test_a_broken_newest_checkpoint_falls_back_loudly(
     captured = capsys.readouterr()
     assert "WARNING" in captured.err
     assert "step-00000012 is broken" in captured.err
+    assert "use the checkpoint before it" not in captured.err  # it is used already
     assert (run / "checkpoints" / "broken-step-00000012").is_dir()
     assert "continues from step 8" in captured.out
     assert_same_run(finished, run)

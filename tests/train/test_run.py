@@ -2,8 +2,10 @@
 
 import json
 import math
+import platform
 import shutil
 from collections.abc import Callable
+from datetime import datetime
 from pathlib import Path
 
 import numpy as np
@@ -22,10 +24,12 @@ TRAINING_NAMES = [
     *("step", "epoch", "examples", "tokens", "elapsed_seconds", "loss", "mlm_loss", "mlm_accuracy", "nsp_loss"),
     *("nsp_accuracy", "learning_rate", "grad_norm", "examples_per_second", "tokens_per_second", "mfu"),
     *("padding_share", "data_wait_share", "peak_memory_bytes", "skipped_steps"),
+    *("time", "host", "job"),
 ]
 
 VALIDATION_NAMES = [
     *("step", "validation_mlm_loss", "validation_mlm_accuracy", "validation_nsp_loss", "validation_nsp_accuracy"),
+    *("time", "host", "job"),
 ]
 
 
@@ -48,6 +52,8 @@ def test_metrics_have_the_names_of_the_design(finished: Path) -> None:
     assert [line["step"] for line in validation] == [0, 6, 12]
     assert all(list(line) == TRAINING_NAMES for line in training)
     assert all(list(line) == VALIDATION_NAMES for line in validation)
+    assert datetime.fromisoformat(training[0]["time"]) <= datetime.fromisoformat(training[-1]["time"])
+    assert training[-1]["host"] == platform.node()
     assert training[-1]["examples"] == 12 * 16
     assert training[-1]["epoch"] == pytest.approx(12 * 16 / 360)
     assert training[0]["mfu"] is None

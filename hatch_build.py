@@ -1,0 +1,16 @@
+"""The README for package indexes: its relative links lead to the repository."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+from hatchling.metadata.plugin.interface import MetadataHookInterface
+
+
+class AbsoluteLinks(MetadataHookInterface):
+    """Sets the `readme` of the package."""
+
+    def update(self, metadata: dict[str, Any]) -> None:
+        text = Path(self.root, "README.md").read_text(encoding="utf-8")
+        text = re.sub(r"\]\((?!\w+:|#)", f"]({metadata['urls']['Repository']}/blob/main/", text)
+        metadata["readme"] = {"content-type": "text/markdown", "text": text}
