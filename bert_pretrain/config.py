@@ -23,6 +23,8 @@ from bert_pretrain.errors import ConfigError
 MIN_RECORD_BYTES, MAX_RECORD_BYTES = 4 << 20, 256 << 20
 """The lowest limit of a record, which is a block of text as it is read, and the default."""
 DEFAULT_MAX_STEPS = 100_000
+AUTO_LANGUAGE, SINGLE_CHARACTERS = "auto", "characters"
+"""Values of `data.language` and `data.word_segmenter`."""
 LENGTHS = ("max_steps", "max_epochs", "time_budget")
 """Keys of the section `train` that give the length of a run; it has one."""
 
@@ -75,8 +77,9 @@ class DataConfig(_Section):
     """Most predicted tokens of an example; null means `masked_lm_prob` * `max_seq_length`, rounded up."""
     whole_word_mask: bool = False
     """Mask all pieces of a word together."""
-    word_segmenter: Literal["jieba"] | None = None
-    """What tells which CJK characters form a word; null masks them one by one."""
+    word_segmenter: Literal["jieba", "characters"] | None = None
+    """What finds the words of Chinese for `whole_word_mask`; `characters` masks single ones; null: jieba where the text
+    is Chinese."""
     next_sentence: Literal["nsp", "sop", "none"] = "nsp"
     """Task of pairs: nsp, B from another document or not (BERT); sop, A and B in order or swapped (ALBERT); none, full
     sentences and no pairs (RoBERTa)."""
@@ -84,8 +87,8 @@ class DataConfig(_Section):
     """Masks are stored in the shards (static), or drawn anew in every epoch of training (dynamic)."""
     sentence_splitter: Literal["auto", "lines", "sentencex"] = "auto"
     """One sentence per line, or running text that `sentencex` cuts; auto looks at the text of each input."""
-    language: Annotated[str, Field(min_length=2), Expects("a language code such as en or zh")] = "en"
-    """An ISO 639 code, for splitting sentences and for the model card."""
+    language: Annotated[str, Field(min_length=2), Expects("auto, or a language code such as en or zh")] = AUTO_LANGUAGE
+    """An ISO 639 code, for splitting sentences and for the model card; auto: zh where the text is Chinese, else en."""
     document_boundary: Literal["auto", "blank_line", "line", "file"] = "auto"
     """What ends a document of a text file: a blank line, every line, or its end; auto: blank lines where it has one
     sentence per line, else its end."""

@@ -29,6 +29,7 @@ from bert_pretrain.storage import manifest
 from bert_pretrain.storage.files import remove_temporaries, write_text
 from bert_pretrain.storage.locking import exclusive
 from bert_pretrain.storage.manifest import Progress
+from bert_pretrain.text.language import with_language
 from bert_pretrain.text.sources import Source, resolve
 from bert_pretrain.text.tokenizer import Tokenizer
 
@@ -57,6 +58,7 @@ def make_data(
     stores = store or output.parent / ".token-store"
     tokenizer = Tokenizer.load(vocab, lowercase=lowercase)
     sources = resolve(inputs, config.data, whole_words=tokenizer.whole_words)
+    config = config.model_copy(update={"data": with_language(config.data, sources)})
     identity = _identity(config, sources, tokenizer)
     if dry_run:
         manifest.would_claim(output, "data", identity, overwrite=overwrite)

@@ -324,12 +324,17 @@ def finer_boundary(sources: Sequence[Source]) -> str:
     for source in sources:
         if source.format != "txt" or source.boundary == "line":
             continue
-        lines = [line.strip() for line in decode(_sample(source), source.encoding).strip().splitlines()]
+        lines = [line.strip() for line in sample_text(source).strip().splitlines()]
         if source.boundary == "file" and not all(lines):
             return f"--set data.document_boundary=blank_line, if blank lines of {source.location} separate documents"
         if sum(map(bool, lines)) > 1:
             return f"--set data.document_boundary=line, if each line of {source.location} is a document or sequence"
     return ""
+
+
+def sample_text(source: Source) -> str:
+    """Return the beginning of a text file."""
+    return decode(_sample(source), source.encoding)
 
 
 def _sample(source: Source) -> bytes:
