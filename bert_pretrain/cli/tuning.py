@@ -80,7 +80,8 @@ def finetune(
         int | None, typer.Option("--stride", help="answer: tokens shared by neighbouring windows of a long context.")
     ] = _DEFAULTS.stride,
     max_answer_length: Annotated[
-        int, typer.Option("--max-answer-length", help="answer: maximum number of tokens.")
+        int | None,
+        typer.Option("--max-answer-length", help="answer: most tokens; default: 99 % of the training answers."),
     ] = _DEFAULTS.max_answer_length,
     file_format: FileFormat = None,
     columns: ColumnNames = None,

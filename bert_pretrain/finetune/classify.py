@@ -45,6 +45,7 @@ class Classify:
         self.settings = settings
         self.tokenizer = tokenizer
         self.classes: list[str] = []
+        self.has_dash = False
         self.main_metric = "spearman" if settings.regression else "accuracy"
 
     def read(self, source: LabelledInput) -> list[Example]:
@@ -57,7 +58,21 @@ class Classify:
             label = _label_in(row, field, is_test=is_test) if has_labels else None
             return Example(number, row.where, text, pair, None if label is None else self._label_of(label, row))
 
-        return source.usable(rows, make)
+        return self._with_agreement(source.usable(rows, make), source)
+
+    def _with_agreement(self, examples: list[Example], source: LabelledInput) -> list[Example]:
+        """Leave out rows labelled `-`, on which annotators disagree (SNLI, OCNLI), unless that is a class."""
+        if source.flag == "--train":
+            labels = {example.label for example in examples}
+            self.has_dash = "+" in labels or len(labels) < 3
+        for example in examples if not self.has_dash else ():
+            if example.label == "-":
+                what, remedy = "its label is '-', no agreement", "label or remove it, or leave out --strict"
+                error = UnusableRow(what, where=example.where, remedy=remedy)
+                if source.strict:
+                    raise error
+                source.leave_out(error)
+        return [example for example in examples if self.has_dash or example.label != "-"]
 
     def _label_of(self, label: Any, row: Row) -> str | float:
         if self.settings.regression:

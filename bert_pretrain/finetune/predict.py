@@ -59,7 +59,7 @@ def predict(
     finetuned = FinetunedBert.open(model, config)
     given = {"text_field": text_field, "pair_field": pair_field, "tokens_field": tokens_field, "max_length": max_length}
     task = _open_task(model, finetuned, given, allow_no_answer)
-    source = LabelledInput(location, "INPUT", format, tuple(columns), encoding)
+    source = LabelledInput(location, "INPUT", format, tuple(columns), encoding, names_text=text_field is not None)
     rows = read_unlabelled(task, source, skip_empty)
     if not rows:
         raise no_rows(source)

@@ -5,6 +5,7 @@ Values are read as they are written: "NA" stays a word, and digits stay digits. 
 
 import dataclasses
 import difflib
+import re
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -21,7 +22,7 @@ from bert_pretrain.text.encodings import AUTO, UTF8
 from bert_pretrain.text.hub_datasets import TRAIN, VALIDATION, choices, open_dataset
 from bert_pretrain.text.json_records import Record, repair_surrogates
 from bert_pretrain.text.records import SURPLUS, dataset_records, read_records
-from bert_pretrain.text.sources import Source, examined
+from bert_pretrain.text.sources import Source, examined, sample_text
 from bert_pretrain.text.text_files import ByteRange, Position, check_record_size, read_lines, text_blocks
 
 _SPLITS = {"--train": (TRAIN,), "--validation": VALIDATION, "--test": ("test",), "INPUT": ("test",)}
@@ -123,6 +124,12 @@ def _records(source: LabelledInput) -> Iterable[Record]:
         remedy = f"name the format by --format ({', '.join(FORMATS)}); see docs/finetuning.md"
         raise InputError(what, where=f"{source.flag} {location}", remedy=remedy)
     file = _file(source, "jsonl" if kind == "json" else kind)
+    if file.format == "json" and re.match(r"\s*\[\s*\[", sample_text(file)):
+        what = "an array of arrays, such as the choices of C3, is not supported"
+        remedy = (
+            "for classify, convert each choice to a row: text (question and choice), pair (context), label (1 or 0)"
+        )
+        raise InputError(what, where=f"{source.flag} {location}", remedy=remedy)
     return read_records(ByteRange(file), Counter(), header=source.columns, any_width=True)
 
 

@@ -123,13 +123,31 @@ def test_words_and_texts_get_the_tags_of_transformers(folder_of: Callable[..., P
         encoding = tokenizer(words, is_split_into_words=True, return_tensors="pt")
         with torch.no_grad():
             best = model(**encoding).logits[0].argmax(dim=-1).tolist()
-        expected.append([names[best[encoding.word_ids().index(word)]] for word in range(len(words))])
+        tags = [names[best[encoding.word_ids().index(word)]] for word in range(len(words))]
+        # What begins an entity is B-, whatever the network prefers.
+        expected.append(
+            [tag.replace("I-", "B-") if i == 0 or tags[i - 1] == "O" else tag for i, tag in enumerate(tags)]
+        )
     assert len({tag for tags in expected for tag in tags}) > 1
     for kind, source in sources.items():
         found = run(folder, source, tmp_path / f"{kind}.jsonl")
         assert [line["tokens"] for line in found] == split
         assert [line["tags" if kind in ("texts", "words alone") else "predicted_tags"] for line in found] == expected
         assert kind != "texts" or [line["text"] for line in found] == source.read_text().splitlines()
+
+
+def test_a_table_gives_a_tagger_the_column_that_is_named(folder_of: Callable[..., Path], tmp_path: Path) -> None:
+    names = dict(enumerate(["O", "B-PER", "I-PER"]))
+    folder = folder_of("TokenClassification", id2label=names, label2id={name: n for n, name in names.items()})
+    table = tmp_path / "a.tsv"
+    table.write_text("id\tsentence\n1\tthe film was good\n2\tanna is in berlin\n", encoding="utf-8")
+    found = run(folder, table, tmp_path / "o.jsonl", text_field="sentence")
+    assert [line["tokens"] for line in found] == [["the", "film", "was", "good"], ["anna", "is", "in", "berlin"]]
+    for name, field in (("a.tsv", "text"), ("a.conll", "sentence")):
+        (tmp_path / name).write_text(table.read_text(encoding="utf-8"), encoding="utf-8")
+        with pytest.raises(InputError) as caught:
+            run(folder, tmp_path / name, tmp_path / "o.jsonl", text_field=field)
+        assert "--text-field" in str(caught.value)
 
 
 def test_answers_are_those_of_transformers(folder_of: Callable[..., Path], tmp_path: Path) -> None:
