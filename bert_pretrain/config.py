@@ -28,6 +28,21 @@ AUTO_LANGUAGE, SINGLE_CHARACTERS = "auto", "characters"
 LENGTHS = ("max_steps", "max_epochs", "time_budget")
 """Keys of the section `train` that give the length of a run; it has one."""
 
+Boundary = Literal["auto", "blank_line", "line", "file"]
+
+
+def _boundaries(value: object) -> object:
+    """Accept `a.txt=line,b.txt=file` for a value for each input."""
+    if not isinstance(value, str) or "=" not in value:
+        return value
+    return {name: boundary for name, _, boundary in (part.rpartition("=") for part in value.split(","))}
+
+
+DocumentBoundary = Annotated[
+    Boundary | dict[str, Boundary],
+    BeforeValidator(_boundaries),
+    Expects("auto, blank_line, line or file, or one for an input, such as a.txt=line"),
+]
 Inputs = Annotated[tuple[str, ...], Expects("a list in brackets, such as [a.txt, corpus/*.gz]")]
 
 
@@ -89,13 +104,14 @@ class DataConfig(_Section):
     """One sentence per line, or running text that `sentencex` cuts; auto looks at the text of each input."""
     language: Annotated[str, Field(min_length=2), Expects("auto, or a language code such as en or zh")] = AUTO_LANGUAGE
     """An ISO 639 code, for splitting sentences and for the model card; auto: zh where the text is Chinese, else en."""
-    document_boundary: Literal["auto", "blank_line", "line", "file"] = "auto"
+    document_boundary: DocumentBoundary = "auto"
     """What ends a document of a text file: a blank line, every line, or its end; auto: blank lines where it has one
-    sentence per line, else its end."""
+    sentence per line, else its end; INPUT=line is for one input."""
     encoding: Encoding = "utf-8"
     """Encoding of text files, such as gb18030, big5 or cp1252; `auto` tells that of each file from its beginning."""
     text_field: TextField = "text"
-    """Field of a JSON record, or column of a table, that holds the text; the texts of several, [A, B], are joined."""
+    """Field of a JSON record, or column of a table, that holds the text; of several, [A, B], the texts of those that an
+    input has are joined."""
     strict: bool = False
     """Refuse text that is not valid in its encoding instead of replacing and counting it."""
     max_record_bytes: Annotated[

@@ -12,7 +12,7 @@ from bert_pretrain.errors import ConfigError, OutputError
 from bert_pretrain.examples.shards import DataFolder
 from bert_pretrain.make_data.run import make_data
 from bert_pretrain.plan.time_limit import TimeLimit
-from bert_pretrain.report.curves import draw_curves, pair_accuracy, read_metrics, read_run_record
+from bert_pretrain.report.curves import draw_curves, pair_accuracy, read_metrics, read_run_record, value_of, with_error
 from bert_pretrain.report.diagnosis import nothing_learnt
 from bert_pretrain.storage.manifest import MANIFEST, read_manifest
 from bert_pretrain.vocab.run import make_vocab
@@ -176,7 +176,8 @@ def _show_results(runs: Sequence[Path], model: Path, output: Path) -> None:
                 math.nan if line[f"validation_{name}"] is None else line[f"validation_{name}"]
                 for name in ("mlm_loss", "mlm_accuracy", "nsp_accuracy")
             )
-            nsp = "–" if math.isnan(pairs) else f"{pairs:.1%}"  # without pairs there is none
+            examples = value_of(read_run_record(run), "data.statistics.held_out")
+            nsp = "–" if math.isnan(pairs) else with_error(pairs, examples)  # without pairs there is none
             print(f"{label:<18}{loss:>8.3f} nats{masked:>12.1%}{nsp:>{len(pairs_title) + 3}}")
     try:
         print(f"\ncurves: {draw_curves(list(runs), output / 'curves.png')}")

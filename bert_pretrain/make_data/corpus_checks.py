@@ -55,12 +55,16 @@ def warn_of_large_documents(plan: BuildPlan, corpus: CorpusStatistics, sources: 
     ]
     number, tokens = (sum(counts[name] for counts, _ in inputs) for name in ("documents", "tokens"))
     large = [
-        f"{source.location} is one document, {counts['tokens'] / tokens:.0%} of the text"
+        (counts, source)
         for counts, source in inputs
         if counts["documents"] == 1 and counts["tokens"] > MAX_HELD_OUT_SHARE * tokens
     ]
-    found = [few_documents(number)] if few_documents(number) else large[:1]
-    remedies = [finer_boundary([source for _, source in inputs])]
+    found = [few_documents(number)] if few_documents(number) else []
+    if large and not found:
+        counts, source = large[0]
+        found = [f"{source.location} is one document, {counts['tokens'] / tokens:.0%} of the text"]
+    # Only what is too large is divided; other inputs stay as they are.
+    remedies = [finer_boundary([source for _, source in large or inputs], is_only=len(inputs) == 1)]
     if plan.config.validation_fraction and not plan.config.validation and len(inputs) == len(sources):
         count = sum(split.num_documents for split in plan.splits if split.name == "validation")
         if plan.held_out_share > max(MAX_HELD_OUT_SHARE, 2 * plan.config.validation_fraction):

@@ -12,6 +12,7 @@ import numpy as np
 
 from bert_pretrain.config import DataConfig
 from bert_pretrain.examples.examples import Examples
+from bert_pretrain.report.curves import FEW_EXAMPLES
 from bert_pretrain.text.tokenizer import Tokenizer
 
 LABEL_SHARES = {"nsp": "is_next_share", "sop": "in_order_share"}
@@ -227,6 +228,9 @@ def describe(manifest: dict[str, Any]) -> str:
                 ]
             ),
         ]
+        if name == "validation" and split["rows"] < FEW_EXAMPLES:
+            error = 0.5 / max(1, split["rows"]) ** 0.5
+            lines.append(f"{'':<11}few: the standard error of an accuracy on them is {error:.1%}")
         lines += [f"{'':<11}dropped: {count:,} {reason}" for reason, count in figures["drops"].items()]
     corpus = manifest["corpus"]
     drops = {

@@ -23,9 +23,12 @@ MAX_FIGURE = 1e100
 _FIGURES = (
     "length.steps", "length.seconds", "config.train.warmup_ratio", "config.train.warmup_steps",
     "config.train.schedule_steps", "config.train.max_grad_norm", "data.statistics.vocab_size",
-    "data.statistics.unigram_entropy.train", "data.statistics.unigram_entropy.validation", "progress.tokens",
+    "data.statistics.unigram_entropy.train", "data.statistics.unigram_entropy.validation",
+    "data.statistics.frequency_loss", "data.statistics.held_out", "progress.tokens",
 )  # fmt: skip
 """Values of a run's manifest that are computed with."""
+FEW_EXAMPLES = 500
+"""Held-out examples below which an accuracy is shown with its error."""
 _TASKS = {"nsp": "next sentence", "sop": "sentence order"}
 _ACCURACIES = {"nsp": "NSP accuracy", "sop": "sentence-order accuracy"}
 """Figures of both tasks are kept by the names of `nsp`."""
@@ -187,7 +190,7 @@ def _draw_references(axes: Any, panel: Panel, records: Sequence[Mapping[str, Any
     lines = [("chance", panel.chance)]
     if panel.training == _MLM_LOSS:
         sizes = {value_of(record, "data.statistics.vocab_size") for record in records}
-        entropies = {value_of(record, "data.statistics.unigram_entropy.validation") for record in records}
+        entropies = {frequency_loss(record) for record in records}
         # Of runs on different data there is no common line.
         size, entropy = (values.pop() if len(values) == 1 else None for values in (sizes, entropies))
         lines = [("all tokens equally likely", math.log(size) if size else None), ("token frequencies", entropy)]
@@ -196,6 +199,19 @@ def _draw_references(axes: Any, panel: Panel, records: Sequence[Mapping[str, Any
             axes.axhline(value, linestyle=style, color="black", linewidth=0.9, alpha=0.6, label=label)
     is_crowded = len(records) > 1
     axes.legend(fontsize="x-small" if is_crowded else "small", framealpha=0.6)
+
+
+def with_error(accuracy: float, examples: int | None, form: str = ".1%") -> str:
+    """Return an accuracy, of few examples with its standard error."""
+    if not examples or examples >= FEW_EXAMPLES:
+        return format(accuracy, form)
+    return f"{accuracy:{form}} ± {math.sqrt(accuracy * (1 - accuracy) / examples):{form}}"
+
+
+def frequency_loss(record: Mapping[str, Any]) -> float | None:
+    """Return the held-out loss of a model that knows only how frequent each token is in training."""
+    loss = value_of(record, "data.statistics.frequency_loss")
+    return value_of(record, "data.statistics.unigram_entropy.train") if loss is None else loss
 
 
 def perplexity(loss: float) -> float:

@@ -23,6 +23,7 @@ from bert_pretrain.report.curves import (
     read_run_record,
     run_names,
     value_of,
+    with_error,
     write_figure,
     write_file,
 )
@@ -64,7 +65,7 @@ def write_report(runs: list[Path], output: Path) -> tuple[Path, Path]:
             {
                 "name": name,
                 "hints": hints,
-                "cells": _cells(lines),
+                "cells": _cells(lines, value_of(record, "data.statistics.held_out")),
                 "use": use_of(record, lines),
                 "settings": _settings(run, record),
             }
@@ -101,18 +102,20 @@ def _as_text(value: object) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
-def _cells(metrics: Metrics) -> list[str]:
+def _cells(metrics: Metrics, held_out: int | None) -> list[str]:
     training = [line for line in metrics if "skipped_steps" in line]
     validation = next((line for line in reversed(metrics) if "validation_mlm_loss" in line), {})
     last = training[-1] if training else {}
     loss = validation.get("validation_mlm_loss")
+    accuracy = validation.get("validation_nsp_accuracy")
+    accuracy = None if accuracy is None else with_error(accuracy, held_out)
     values = (
         (last.get("step", validation.get("step")), ",.0f"),
         (last.get("examples"), ",.0f"),
         (loss, ".3f"),
         (None if loss is None else perplexity(loss), ",.1f"),
         (validation.get("validation_mlm_accuracy"), ".1%"),
-        (validation.get("validation_nsp_accuracy"), ".1%"),
+        (accuracy, ""),
         (_median(training, "tokens_per_second"), ",.0f"),
         (_median(training, "mfu"), ".1%"),
     )

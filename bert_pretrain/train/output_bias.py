@@ -20,3 +20,15 @@ def unigram_bias(data: DataFolder, tokenizer: Tokenizer) -> Tensor:
     counts = np.bincount(examples.original_ids, minlength=tokenizer.vocab_size) + UNSEEN_COUNT
     counts[[tokenizer.cls_id, tokenizer.sep_id, tokenizer.pad_id]] = UNSEEN_COUNT
     return torch.from_numpy(np.log(counts / counts.sum())).float()
+
+
+def frequency_loss(data: DataFolder, tokenizer: Tokenizer) -> float | None:
+    """Return the loss in nats of the training frequencies on the masked tokens held out; None if nothing is held out.
+
+    Of the first shard of each split.
+    """
+    if not data.rows("validation"):
+        return None
+    masks = read_shard(data.path, data.shards("validation")[0]).masks
+    assert masks is not None
+    return -float(unigram_bias(data, tokenizer)[masks.original_ids.astype(np.int64)].mean())

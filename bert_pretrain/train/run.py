@@ -18,7 +18,7 @@ from bert_pretrain.examples.shards import DataFolder
 from bert_pretrain.model.bert import BertForPreTraining
 from bert_pretrain.model.folder import CARD
 from bert_pretrain.model.huggingface import exported, load_weights, save_tensors
-from bert_pretrain.report.curves import value_of
+from bert_pretrain.report.curves import read_metrics, value_of
 from bert_pretrain.report.diagnosis import Diagnosis, nothing_learnt
 from bert_pretrain.storage import manifest
 from bert_pretrain.storage.files import atomic_folder, write_text
@@ -35,7 +35,7 @@ from bert_pretrain.train.metrics import MetricsFile
 from bert_pretrain.train.model_card import draw_beside_card, model_card
 from bert_pretrain.train.optim.optimizer import make_optimizers
 from bert_pretrain.train.optim.schedule import duration
-from bert_pretrain.train.output_bias import unigram_bias
+from bert_pretrain.train.output_bias import frequency_loss, unigram_bias
 from bert_pretrain.train.positional_heads import start_positional_heads
 from bert_pretrain.train.resolved import ResolvedRun, describe, identity_of, resolve_run
 from bert_pretrain.train.resume import describe_resume, progress_of
@@ -217,6 +217,8 @@ def _record(run: ResolvedRun) -> dict[str, Any]:
                 "next_sentence": data.config.next_sentence,
                 "vocab_size": run.tokenizer.vocab_size,
                 "language": data.config.language,
+                "held_out": data.rows("validation"),
+                "frequency_loss": frequency_loss(data, run.tokenizer),
                 "unigram_entropy": {
                     name: value_of(split, "statistics.unigram_entropy")
                     for name, split in data.manifest["splits"].items()
@@ -245,9 +247,8 @@ def _finish(run: ResolvedRun, state: TrainState, log: RunLog, identity: dict[str
     """Write the final model and, last of all, the manifest with the final figures."""
     if not run.dist_context.is_main:
         return
-    lines = [line for line in (log.last_training, log.last_validation) if line is not None]
     record = _record(run)
-    warning = nothing_learnt(record, lines)
+    warning = nothing_learnt(record, read_metrics(run.output))
     with atomic_folder(run.output / "model") as temporary:
         weights, _ = exported({name: parameter.detach() for name, parameter in state.model.named_parameters()})
         save_tensors(weights, state.model, temporary, run.tokenizer, run.pretraining(state.progress.tokens))

@@ -55,6 +55,8 @@ def test_a_run_notes_at_its_start_what_hints_need(
     assert known["length"]["steps"] == 12
     assert known["data"]["statistics"]["unigram_entropy"]["train"] == pytest.approx(3.87, abs=0.05)
     assert known["identity"]["data"] == known["data"]["content_hash"]
+    # The frequencies of the training tokens, on the masked tokens held out.
+    assert known["data"]["statistics"]["frequency_loss"] == pytest.approx(3.9, abs=0.2)
     train(tiny(), data_folder, tmp_path / "run")
     assert not (tmp_path / "run" / PARTIAL).exists()
 
@@ -64,7 +66,7 @@ def test_a_model_that_has_learnt_nothing_is_not_finished_without_a_word(
 ) -> None:
     model = train(tiny(max_steps=2, peak_lr=1e-30), data_folder, tmp_path / "run")
     last = capsys.readouterr().out.splitlines()[-1]
-    assert last.startswith("hint: nothing learnt (the held-out loss of masked tokens ended at 5.0")
+    assert last.startswith("hint: nothing learnt (the held-out loss of masked tokens began at 5.0")
     card = (model / "README.md").read_text()
-    assert f"**This model has learnt nothing**: {last.partition('(')[2].partition(')')[0]}." in card
+    assert f"**Nothing learnt**: {last.partition('(')[2].partition(')')[0]}." in card
     assert "nothing learnt" not in (model.parent / "checkpoints" / "step-00000002" / "README.md").read_text()
