@@ -25,6 +25,7 @@ MIN_RECORD_BYTES, MAX_RECORD_BYTES = 4 << 20, 256 << 20
 DEFAULT_MAX_STEPS = 100_000
 AUTO_LANGUAGE, SINGLE_CHARACTERS = "auto", "characters"
 """Values of `data.language` and `data.word_segmenter`."""
+DEFAULT_EVAL_EVERY = 1000
 LENGTHS = ("max_steps", "max_epochs", "time_budget")
 """Keys of the section `train` that give the length of a run; it has one."""
 
@@ -235,8 +236,8 @@ class TrainConfig(_Section):
     `mps`: Apple's GPU, untested."""
     log_every: PositiveInt = 10
     """Steps between lines of the log and of `metrics.jsonl`."""
-    eval_every: PositiveInt = 1000
-    """Steps between evaluations on what is held out."""
+    eval_every: PositiveInt = DEFAULT_EVAL_EVERY
+    """Steps between evaluations on what is held out; of a time budget also, by default, after every eighth."""
     save_every: PositiveInt = 1000
     """Steps between checkpoints: what a power cut can cost."""
     keep_checkpoints: PositiveInt = 3

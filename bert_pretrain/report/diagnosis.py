@@ -33,8 +33,9 @@ ABOVE_START_NATS, ABOVE_PLATEAU_NATS = 0.3, 0.2
 """Where no healthy loss is after the warm-up: above the first one, or for long above that of token frequencies."""
 STUCK_SHARE = 0.05
 """Of what a loss has fallen so far: it no longer falls."""
-NSP_NATS, NSP_CHANCE = 1.0, 0.53
-"""How far masked tokens are learnt before next sentences must be, and the accuracy that is chance."""
+NSP_NATS, NSP_CHANCE, NSP_STEPS = 1.0, 0.53, 3000
+"""How far masked tokens are learnt before next sentences must be, the accuracy that is chance, and the steps that a
+healthy run may stay at it."""
 NORM_FACTOR = 10.0
 _LOSSES = {"validation_mlm_loss": "held-out", "mlm_loss": "training"}
 """The figures that tell whether a model has learnt anything, the better one first."""
@@ -210,6 +211,8 @@ class Diagnosis:
         number = self._number_of_points(self._expected_share(), 3)
         accuracies, losses = self._values("nsp_accuracy"), self._values("mlm_loss")
         if self._entropy is None or min(len(accuracies), len(losses)) < number or not self._has_next_sentence:
+            return None
+        if self._num_steps < NSP_STEPS:
             return None
         accuracy = max(_mean(accuracies[-number:]), _mean(accuracies[-self._number_of_points(LONG, 3) :]))
         if max(losses[-number:]) > self._entropy - NSP_NATS or accuracy > NSP_CHANCE:

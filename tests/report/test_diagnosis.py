@@ -115,6 +115,11 @@ def test_a_planted_cause_is_named_once_within_a_tenth_of_the_run_or_a_dozen_line
     assert begin <= found[cause] <= begin + max(0.1, 12 / num_lines) + 0.01
 
 
+def test_a_short_run_may_stay_at_chance_at_next_sentences() -> None:
+    short = [{**line, "step": line["step"] * 298 // STEPS} for line in run(nsp_accuracy=lambda _: 0.501)]
+    assert named(short, {**record(), "length": {"steps": 298, "seconds": None}}) == {}
+
+
 def test_without_a_manifest_or_its_statistics_what_is_there_is_judged() -> None:
     lines = run(mlm_loss=rises)
     for known in ({}, {"length": 5, "config": [], "data": {"statistics": None}}):
