@@ -11,6 +11,7 @@ from bert_pretrain.config import Config
 from bert_pretrain.errors import ConfigError, OutputError
 from bert_pretrain.examples.shards import DataFolder
 from bert_pretrain.make_data.run import make_data
+from bert_pretrain.model.folder import read_config
 from bert_pretrain.plan.time_limit import TimeLimit
 from bert_pretrain.report.curves import draw_curves, pair_accuracy, read_metrics, read_run_record, value_of, with_error
 from bert_pretrain.report.diagnosis import nothing_learnt
@@ -163,6 +164,13 @@ def with_one_schedule(stages: Sequence[Config], folders: Sequence[Path]) -> list
     return [stage.model_copy(update={"train": train}) for stage, train in zip(stages, shared, strict=True)]
 
 
+def _limit(model: Path) -> str:
+    if not model.is_dir():
+        return ""
+    positions = read_config(model, "MODEL")[0].max_position_embeddings
+    return f" (texts of at most {positions} tokens)" if positions < 512 else ""
+
+
 def _show_results(runs: Sequence[Path], model: Path, output: Path) -> None:
     """Print held-out figures before and after, draw the curves, and say how to open the model."""
     pairs_title = pair_accuracy(read_run_record(run) for run in runs)
@@ -184,7 +192,7 @@ def _show_results(runs: Sequence[Path], model: Path, output: Path) -> None:
     except ConfigError as error:  # matplotlib is an extra
         print(f"\nno curves drawn: {error}")
     print(
-        f"model:  {model}\n\n"
+        f"model:  {model}{_limit(model)}\n\n"
         "    from transformers import AutoModelForPreTraining, AutoTokenizer\n"
         f'    model, tokenizer = (x.from_pretrained("{model}") for x in (AutoModelForPreTraining, AutoTokenizer))\n'
     )

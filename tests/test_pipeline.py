@@ -39,6 +39,8 @@ def test_phases_of_unlike_objectives_follow_one_another(
     assert model == tmp_path / "out" / "train" / "order" / "model"
     out = capsys.readouterr().out
     assert out.splitlines()[-1].startswith("hint: nothing learnt (")
+    assert "at most 64 tokens" in out
+    assert "at most 64 tokens" in (model / "README.md").read_text()
     table = out[out.index("held out            MLM") :].splitlines()[1:5]
     assert [line.split()[0] for line in table] == ["words", "words", "order", "order"]
     assert [line.split()[-1] == "–" for line in table] == [True, True, False, False]

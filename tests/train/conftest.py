@@ -108,7 +108,7 @@ def make_data_folder(
             shards.append({"record": record, "statistics": statistics, "drops": {}})
         splits[split] = summary.join_split(shards, config)
     body = {
-        "config": {"data": {"max_seq_length": 32, **settings}},
+        "config": {"data": {"max_seq_length": 32, "language": "en", **settings}},
         "tokenizer": {"vocab_size": tokenizer.vocab_size, "hash": tokenizer.hash},
         "inputs": [],
         "corpus": {
