@@ -15,7 +15,7 @@ from bert_pretrain.finetune.baselines import predict_from_words
 from bert_pretrain.finetune.inputs import LabelledInput, UnusableRow
 from bert_pretrain.finetune.settings import Settings
 from bert_pretrain.finetune.tables import Row, iterate_rows, read_rows
-from bert_pretrain.finetune.task import Window, encodings, softmax
+from bert_pretrain.finetune.task import Window, encodings, quiet_warnings, softmax
 from bert_pretrain.text.records import ClassName, join_fields
 from bert_pretrain.text.tokenizer import Tokenizer
 
@@ -163,11 +163,12 @@ class Classify:
             return _regression_scores(np.array([example.label for example in examples]), np.array(predictions))
         found = [self.classes[int(np.argmax(prediction))] for prediction in predictions]
         truth = [example.label for example in examples]
-        return {
-            "accuracy": float(metrics.accuracy_score(truth, found)),
-            "macro_f1": float(metrics.f1_score(truth, found, average="macro", zero_division=0)),
-            "mcc": float(metrics.matthews_corrcoef(truth, found)),
-        }
+        with quiet_warnings():
+            return {
+                "accuracy": float(metrics.accuracy_score(truth, found)),
+                "macro_f1": float(metrics.f1_score(truth, found, average="macro", zero_division=0)),
+                "mcc": float(metrics.matthews_corrcoef(truth, found)),
+            }
 
     def constant(self, examples: list[Example]) -> tuple[str, float]:
         if self.settings.regression:

@@ -34,7 +34,7 @@ class Row:
 
     values: dict[str, Any]
     where: str
-    flaw: UnusableRow | None = None
+    flaw: InputError | None = None
     """Why its values cannot be used, such as a wrong number of fields."""
     table: str = ""
     """The table that gives all its rows the same columns; "" where each record has its own."""
@@ -99,7 +99,7 @@ def _rows(source: LabelledInput, text_field: TextField | None) -> Iterator[Row]:
         surplus = record.pop(SURPLUS, [])
         surplus = [] if source.has_more_columns else surplus
         empty = [name for name, value in record.items() if value is None] if is_delimited else []
-        flaw = _wrong_width(len(record) - len(empty) + len(surplus), len(record), position)
+        flaw = _wrong_width(source.kind, len(record) - len(empty) + len(surplus), len(record), position)
         table = "" if source.kind in ("json", "jsonl") else source.location
         row = Row(repair_surrogates(record), str(position), flaw if surplus or empty else None, table)
         missing.difference_update(row.values)
@@ -108,10 +108,12 @@ def _rows(source: LabelledInput, text_field: TextField | None) -> Iterator[Row]:
         raise dataclasses.replace(row, table=source.location).no_column(min(missing, key=names.index), "--text-field")
 
 
-def _wrong_width(fields: int, columns: int, position: Position) -> UnusableRow:
+def _wrong_width(kind: str, fields: int, columns: int, position: Position) -> InputError:
+    """Return the error for a row; where an unquoted comma may have cut a text, it is no row to be left out."""
+    error = InputError if kind == "csv" and fields > columns else UnusableRow
     what = f"the row has {fields} fields, the header {columns}"
     remedy = 'fix it; in CSV, put text with commas, quotes or line ends in "quotes"'
-    return UnusableRow(what, where=str(position), remedy=remedy)
+    return error(what, where=str(position), remedy=remedy)
 
 
 def _records(source: LabelledInput) -> Iterable[Record]:

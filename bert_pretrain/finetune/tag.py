@@ -19,7 +19,7 @@ from bert_pretrain.finetune.baselines import most_frequent_tags
 from bert_pretrain.finetune.inputs import LabelledInput, UnusableRow
 from bert_pretrain.finetune.settings import Settings
 from bert_pretrain.finetune.tables import Row, iterate_rows, no_rows, read_rows, read_text
-from bert_pretrain.finetune.task import DIVIDED, IGNORED, Window, encodings
+from bert_pretrain.finetune.task import DIVIDED, IGNORED, Window, encodings, quiet_warnings
 from bert_pretrain.text.records import join_fields
 from bert_pretrain.text.tokenizer import Tokenizer, bert_normalizer
 
@@ -206,7 +206,8 @@ def entity_scores(truth: list[list[str]], found: list[list[str]]) -> dict[str, f
     """Return precision, recall and F1 of whole entities as `seqeval` counts them, F1 by kind, and word accuracy."""
     from seqeval import metrics
 
-    report = metrics.classification_report(truth, found, output_dict=True, zero_division=0)
+    with quiet_warnings():
+        report = metrics.classification_report(truth, found, output_dict=True, zero_division=0)
     total = report["micro avg"]
     kinds = {name: scores for name, scores in report.items() if not name.endswith(" avg")}
     return {

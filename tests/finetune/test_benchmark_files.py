@@ -151,6 +151,13 @@ def test_rows_that_cannot_be_used_are_left_out_and_counted(read: Read) -> None:
     assert len(read("classify", "a.tsv", "text\tlabel\nfine\t\ngood\ta\n", flag="--test")[0]) == 2
 
 
+def test_an_unquoted_comma_is_refused_as_make_data_does(read: Read) -> None:
+    rows = "".join(f"day {number},a\n" for number in range(9))
+    with pytest.raises(InputError, match="3 fields, the header 2") as caught:
+        read("classify", "a.csv", f"text,label\n{rows}good, but long,b\n")
+    assert caught.value.where.endswith("line 11")
+
+
 def test_a_file_of_which_most_rows_cannot_be_used_is_refused(read: Read) -> None:
     with pytest.raises(InputError, match="'text' is empty; 2 of 3 rows cannot be used") as caught:
         read("classify", "a.csv", "text,label\n,a\n,b\nfine,a\n")
