@@ -23,9 +23,27 @@ from bert_pretrain.errors import ConfigError
 MIN_RECORD_BYTES, MAX_RECORD_BYTES = 4 << 20, 64 << 20
 """The lowest limit of a record, which is a block of text as it is read, and the default."""
 DEFAULT_MAX_STEPS = 100_000
+AUTO_LANGUAGE, SINGLE_CHARACTERS = "auto", "characters"
+"""Values of `data.language` and `data.word_segmenter`."""
+DEFAULT_EVAL_EVERY = 1000
 LENGTHS = ("max_steps", "max_epochs", "time_budget")
 """Keys of the section `train` that give the length of a run; it has one."""
 
+Boundary = Literal["auto", "blank_line", "line", "file"]
+
+
+def _boundaries(value: object) -> object:
+    """Accept `a.txt=line,b.txt=file` for a value for each input."""
+    if not isinstance(value, str) or "=" not in value:
+        return value
+    return {name: boundary for name, _, boundary in (part.rpartition("=") for part in value.split(","))}
+
+
+DocumentBoundary = Annotated[
+    Boundary | dict[str, Boundary],
+    BeforeValidator(_boundaries),
+    Expects("auto, blank_line, line or file, or one for an input, such as a.txt=line"),
+]
 Inputs = Annotated[tuple[str, ...], Expects("a list in brackets, such as [a.txt, corpus/*.gz]")]
 
 
@@ -75,8 +93,9 @@ class DataConfig(_Section):
     """Most predicted tokens of an example; null means `masked_lm_prob` * `max_seq_length`, rounded up."""
     whole_word_mask: bool = False
     """Mask all pieces of a word together."""
-    word_segmenter: Literal["jieba"] | None = None
-    """What tells which CJK characters form a word; null masks them one by one."""
+    word_segmenter: Literal["jieba", "characters"] | None = None
+    """What finds the words of Chinese for `whole_word_mask`; `characters` masks single ones; null: jieba where the text
+    is Chinese."""
     next_sentence: Literal["nsp", "sop", "none"] = "nsp"
     """Task of pairs: nsp, B from another document or not (BERT); sop, A and B in order or swapped (ALBERT); none, full
     sentences and no pairs (RoBERTa)."""
@@ -84,15 +103,16 @@ class DataConfig(_Section):
     """Masks are stored in the shards (static), or drawn anew in every epoch of training (dynamic)."""
     sentence_splitter: Literal["auto", "lines", "sentencex"] = "auto"
     """One sentence per line, or running text that `sentencex` cuts; auto looks at the text of each input."""
-    language: Annotated[str, Field(min_length=2), Expects("a language code such as en or zh")] = "en"
-    """An ISO 639 code, for splitting sentences and for the model card."""
-    document_boundary: Literal["auto", "blank_line", "line", "file"] = "auto"
+    language: Annotated[str, Field(min_length=2), Expects("auto, or a language code such as en or zh")] = AUTO_LANGUAGE
+    """An ISO 639 code, for splitting sentences and for the model card; auto: zh where the text is Chinese, else en."""
+    document_boundary: DocumentBoundary = "auto"
     """What ends a document of a text file: a blank line, every line, or its end; auto: blank lines where it has one
-    sentence per line, else its end."""
+    sentence per line, else its end; INPUT=line is for one input."""
     encoding: Encoding = "utf-8"
     """Encoding of text files, such as gb18030, big5 or cp1252; `auto` tells that of each file from its beginning."""
     text_field: TextField = "text"
-    """Field of a JSON record, or column of a table, that holds the text; the texts of several, [A, B], are joined."""
+    """Field of a JSON record, or column of a table, that holds the text; of several, [A, B], the texts of those that an
+    input has are joined."""
     strict: bool = False
     """Refuse text that is not valid in its encoding instead of replacing and counting it."""
     max_record_bytes: Annotated[
@@ -216,8 +236,8 @@ class TrainConfig(_Section):
     `mps`: Apple's GPU, untested."""
     log_every: PositiveInt = 10
     """Steps between lines of the log and of `metrics.jsonl`."""
-    eval_every: PositiveInt = 1000
-    """Steps between evaluations on what is held out."""
+    eval_every: PositiveInt = DEFAULT_EVAL_EVERY
+    """Steps between evaluations on what is held out; of a time budget also, by default, after every eighth."""
     save_every: PositiveInt = 1000
     """Steps between checkpoints: what a power cut can cost."""
     keep_checkpoints: PositiveInt = 3

@@ -1,8 +1,10 @@
 """`run`: all stages and phases from one YAML, each into its own folder; what is complete is not done again."""
 
 import contextlib
+import io
 import math
 import os
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -10,14 +12,19 @@ from typing import Any
 from bert_pretrain.config import Config
 from bert_pretrain.errors import ConfigError, OutputError
 from bert_pretrain.examples.shards import DataFolder
+from bert_pretrain.make_data.estimate import MAX_SOURCES, sample_source
 from bert_pretrain.make_data.run import make_data
+from bert_pretrain.model.folder import read_config
 from bert_pretrain.plan.time_limit import TimeLimit
-from bert_pretrain.report.curves import draw_curves, pair_accuracy, read_metrics, read_run_record
+from bert_pretrain.report.curves import draw_curves, pair_accuracy, read_metrics, read_run_record, value_of, with_error
 from bert_pretrain.report.diagnosis import nothing_learnt
 from bert_pretrain.storage.manifest import MANIFEST, read_manifest
+from bert_pretrain.text.sources import evenly_spaced, resolve
 from bert_pretrain.vocab.run import make_vocab
 
 TIME = "time.json"
+SAMPLE_BYTES = 2 << 20
+"""Of the text, for a dry run."""
 SECONDS_AFTER_TRAINING = 3.0
 SHARE_AFTER_TRAINING = 0.005
 """Of `config.time`; both are kept back for the final model, the curves and the end of the process. The seconds are kept
@@ -77,6 +84,43 @@ def run_pipeline(
         if limit is not None:
             print(f"time:   {duration(limit.used)} of {duration(limit.seconds)}")
     return model
+
+
+def dry_run(config: Config, *, workers: int | None = None) -> None:
+    """Print what each training of a configuration would do and take, from a sample of the text."""
+    _check(config)
+    from bert_pretrain.train.run import train
+
+    with tempfile.TemporaryDirectory() as name:
+        folder, inputs, scale = Path(name), list[str](), 0.0
+        sources = [source for source in resolve(config.inputs, config.data) if not source.is_validation]
+        chosen = evenly_spaced(sources, min(len(sources), MAX_SOURCES))
+        for number, source in enumerate(chosen):
+            kind = source.format if source.format in ("txt", "csv", "tsv") else "jsonl"
+            path = folder / f"{number}.{kind}"
+            _, share = sample_source(source, path, SAMPLE_BYTES // len(chosen), config.data)
+            inputs.append(str(path))
+            scale += len(sources) / len(chosen) ** 2 / share
+        # The samples are in UTF-8, under other names.
+        reading: dict[str, Any] = {"encoding": "utf-8", "validation": (), "input_weights": {}, "fraction": 1.0}
+        if isinstance(config.data.document_boundary, dict):
+            reading["document_boundary"] = "auto"
+        for index, stage in enumerate([config.for_phase(phase) for phase in config.phases] or [config]):
+            stage = stage.model_copy(update={"data": stage.data.model_copy(update=reading)})
+            with contextlib.redirect_stdout(io.StringIO()):
+                vocab = make_vocab(stage, inputs, folder / "vocab", workers=workers)
+                data = make_data(stage, inputs, vocab, folder / f"data-{index}", workers=workers)
+            found = DataFolder.open(data)
+            tokens = config.data.fraction * scale * found.manifest["corpus"]["tokens"]
+            print(f"text       about {tokens:,.0f} tokens; the vocabulary and the examples are of a sample")
+            length: dict[str, Any] = {}
+            if config.time is not None:
+                length = {"max_epochs": None, "max_steps": None, "time_budget": config.time}
+            elif (epochs := stage.train.max_epochs) is not None:
+                steps = epochs * config.data.fraction * scale * found.rows("train") / stage.train.global_batch_size
+                length = {"max_epochs": None, "max_steps": max(1, round(steps))}
+            stage = stage.model_copy(update={"train": stage.train.model_copy(update=length)})
+            train(stage.model_copy(update={"phases": ()}), data, folder / "run", dry_run=True, corpus_tokens=tokens)
 
 
 def _last_checkpoint(run: Path) -> Path:
@@ -164,6 +208,13 @@ def with_one_schedule(stages: Sequence[Config], folders: Sequence[Path]) -> list
     return [stage.model_copy(update={"train": train}) for stage, train in zip(stages, shared, strict=True)]
 
 
+def _limit(model: Path) -> str:
+    if not model.is_dir():
+        return ""
+    positions = read_config(model, "MODEL")[0].max_position_embeddings
+    return f" (texts of at most {positions} tokens)" if positions < 512 else ""
+
+
 def _show_results(runs: Sequence[Path], model: Path, output: Path) -> None:
     """Print held-out figures before and after, draw the curves, and say how to open the model."""
     pairs_title = pair_accuracy(read_run_record(run) for run in runs)
@@ -177,14 +228,15 @@ def _show_results(runs: Sequence[Path], model: Path, output: Path) -> None:
                 math.nan if line[f"validation_{name}"] is None else line[f"validation_{name}"]
                 for name in ("mlm_loss", "mlm_accuracy", "nsp_accuracy")
             )
-            nsp = "–" if math.isnan(pairs) else f"{pairs:.1%}"  # without pairs there is none
+            examples = value_of(read_run_record(run), "data.statistics.held_out")
+            nsp = "–" if math.isnan(pairs) else with_error(pairs, examples)  # without pairs there is none
             print(f"{label:<18}{loss:>8.3f} nats{masked:>12.1%}{nsp:>{len(pairs_title) + 3}}")
     try:
         print(f"\ncurves: {draw_curves(list(runs), output / 'curves.png')}")
     except ConfigError as error:  # matplotlib is an extra
         print(f"\nno curves drawn: {error}")
     print(
-        f"model:  {model}\n\n"
+        f"model:  {model}{_limit(model)}\n\n"
         "    from transformers import AutoModelForPreTraining, AutoTokenizer\n"
         f'    model, tokenizer = (x.from_pretrained("{model}") for x in (AutoModelForPreTraining, AutoTokenizer))\n'
     )

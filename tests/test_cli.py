@@ -250,3 +250,11 @@ def test_threads_soon_sleep_while_they_wait_unless_the_user_says_otherwise(own: 
     environment = {name: value for name, value in os.environ.items() if name not in names} | own
     run = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True)
     assert run.stdout.splitlines()[-1] == f"{expected} False"
+
+
+def test_the_help_of_finetune_groups_the_flags_by_task() -> None:
+    shown = CliRunner().invoke(app, ["finetune", "--help"]).output
+    sections = {line[:-1]: place for place, line in enumerate(shown.splitlines()) if re.fullmatch(r"\w+:", line)}
+    flags = {word: place for place, line in enumerate(shown.splitlines()) for word in line.split()[:1]}
+    assert sections["Options"] < flags["--epochs"] < sections["classify"] < flags["--pair-field"]
+    assert sections["tag"] < flags["--tags-field"] < sections["answer"] < flags["--stride"]

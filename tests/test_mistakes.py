@@ -197,7 +197,6 @@ MISTAKES = {
     "inputs given twice": ("run tiny a.txt --output r --set inputs=[b.txt]", "a.txt and --set inputs"),
     "no inputs": ("run tiny --output r", "inputs"),
     "auto without time": ("run auto a.txt --output r", "run auto"),
-    "dry run of a preset": ("run tiny a.txt --output r --dry-run", "--dry-run"),
     # outputs
     "foreign output": ("vocab a.txt --output mine", "--output"),
     "output is a file": ("vocab a.txt --output a.txt", "--output"),

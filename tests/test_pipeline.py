@@ -1,6 +1,7 @@
 """`run`: all stages and phases from one configuration, whatever objective each phase has."""
 
 import json
+import re
 import shutil
 from pathlib import Path
 
@@ -12,7 +13,8 @@ from bert_pretrain.config import Config
 from bert_pretrain.config_file import load_config
 from bert_pretrain.errors import ConfigError, OutputError
 from bert_pretrain.examples.shards import DataFolder
-from bert_pretrain.pipeline import _show_results, run_pipeline, with_one_schedule
+from bert_pretrain.pipeline import _show_results, dry_run, run_pipeline, with_one_schedule
+from bert_pretrain.train.optim.schedule import too_long
 
 
 def test_phases_of_unlike_objectives_follow_one_another(
@@ -39,6 +41,8 @@ def test_phases_of_unlike_objectives_follow_one_another(
     assert model == tmp_path / "out" / "train" / "order" / "model"
     out = capsys.readouterr().out
     assert out.splitlines()[-1].startswith("hint: nothing learnt (")
+    assert "at most 64 tokens" in out
+    assert "at most 64 tokens" in (model / "README.md").read_text()
     table = out[out.index("held out            MLM") :].splitlines()[1:5]
     assert [line.split()[0] for line in table] == ["words", "words", "order", "order"]
     assert [line.split()[-1] == "–" for line in table] == [True, True, False, False]
@@ -88,3 +92,29 @@ def test_inputs_as_arguments_replace_those_of_the_file(
     trained = load_config(tmp_path / "out" / "train" / "config.yaml").train
     assert (trained.max_steps, trained.max_epochs, trained.peak_lr) == (2, None, 3e-3)
     assert (trained.global_batch_size, trained.device, trained.optimizer) == (8, "cpu", "muon")
+
+
+def test_a_dry_run_of_any_configuration_prints_the_first_screen_of_training(
+    english_text: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32}
+    settings = {"vocab": {"size": 30000}, "data": {"max_seq_length": 32, "dupe_factor": 1}}
+    train = {"global_batch_size": 8, "device": "cpu", "max_epochs": 1}
+    config = Config.model_validate({"inputs": [str(english_text)], **settings, "model": model, "train": train})
+    dry_run(config, workers=1)
+    out = capsys.readouterr().out
+    tokens = int(re.search(r"text +about ([\d,]+) tokens", out)[1].replace(",", ""))
+    assert tokens > 50_000
+    steps = int(re.search(r"for ([\d,]+) steps", out)[1].replace(",", ""))
+    assert 0.8 * tokens / 32 / 8 < steps < 3 * tokens / 32 / 8
+    assert "parameters" in out
+    assert ("weights for" in out) == (int(re.search(r"([\d,]+) parameters", out)[1].replace(",", "")) > tokens)
+    large = config.model_copy(update={"model": config.model.model_copy(update={"hidden_size": 128})})
+    dry_run(large, workers=1)
+    assert "hint: a smaller model" in capsys.readouterr().out
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_training_of_more_than_a_day_is_said() -> None:
+    assert not too_long(86_000)
+    assert "1d 1h" in too_long(90_000)

@@ -262,7 +262,9 @@ def run(
     encoding: Encoding = None,
     workers: Workers = None,
     scheduler: Scheduler = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="With auto: only print the plan.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Only print the plan, or size and time of each training.")
+    ] = False,
     overwrite: Overwrite = False,
 ) -> None:
     """Run all stages and phases from one configuration.
@@ -276,6 +278,7 @@ def run(
     Example: bert-pretrain run my-corpus.yaml --output runs/my-corpus
     """
     with importing():
+        from bert_pretrain.pipeline import dry_run as run_dry
         from bert_pretrain.pipeline import run_pipeline
     folder = local_path(output, "--output")
     if inputs and any(setting.partition("=")[0] == "inputs" for setting in settings or ()):
@@ -295,11 +298,10 @@ def run(
         if loaded is None:
             return
     else:
-        if dry_run:
-            raise ConfigError(
-                "--dry-run is for 'run auto'", where="--dry-run", remedy="make-data and train have a dry run, too"
-            )
         loaded = load_config(config, settings, flags)
+        if dry_run:
+            run_dry(loaded, workers=workers)
+            return
     model = run_pipeline(
         loaded,
         folder,

@@ -1,4 +1,4 @@
-"""An unknown flag is answered with the flag, or the key of the configuration, that was probably meant."""
+"""Help by sections; an unknown flag is answered with the flag, or the key, that was probably meant."""
 
 from difflib import get_close_matches
 from typing import Any
@@ -10,6 +10,18 @@ from bert_pretrain.cli.options import KEYS_OF_FLAGS
 
 class SuggestingCommand(TyperCommand):
     """A command that knows what other programs call its flags."""
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        """Write the help of arguments and options, those of one task under its name."""
+        sections: dict[str, list[tuple[str, str]]] = {}
+        for parameter in self.get_params(ctx):
+            is_argument = parameter.param_type_name == "argument"
+            name = "Arguments" if is_argument else getattr(parameter, "rich_help_panel", None) or "Options"
+            if (record := parameter.get_help_record(ctx)) is not None:
+                sections.setdefault(name, []).append(record)
+        for name, records in sections.items():
+            with formatter.section(name):
+                formatter.write_dl(records)
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Parse the arguments; the error of an unknown option says which one was probably meant."""

@@ -59,28 +59,36 @@ def finetune(
     seed: Annotated[int, typer.Option("--seed", help="Of the head, the order and what is held out.")] = _DEFAULTS.seed,
     text_field: Annotated[
         str,
-        typer.Option("--text-field", metavar="NAME,...", help="classify: column of the text, or several."),
+        typer.Option(
+            "--text-field", metavar="NAME,...", help="Column of the text, or several.", rich_help_panel="classify"
+        ),
     ] = "text",
     pair_field: Annotated[
-        str | None, typer.Option("--pair-field", help="classify: column of a second text.")
+        str | None, typer.Option("--pair-field", help="Column of a second text.", rich_help_panel="classify")
     ] = _DEFAULTS.pair_field,
     label_field: Annotated[
-        str, typer.Option("--label-field", help="classify: column of the label.")
+        str, typer.Option("--label-field", help="Column of the label.", rich_help_panel="classify")
     ] = _DEFAULTS.label_field,
     regression: Annotated[
-        bool, typer.Option("--regression", help="classify: predict numbers instead of classes.")
+        bool, typer.Option("--regression", help="Predict numbers instead of classes.", rich_help_panel="classify")
     ] = _DEFAULTS.regression,
     tokens_field: Annotated[
-        str, typer.Option("--tokens-field", help="tag: column of the words.")
+        str, typer.Option("--tokens-field", help="Column of the words.", rich_help_panel="tag")
     ] = _DEFAULTS.tokens_field,
     tags_field: Annotated[
-        str, typer.Option("--tags-field", help="tag: column of the BIO tags.")
+        str, typer.Option("--tags-field", help="Column of the BIO tags.", rich_help_panel="tag")
     ] = _DEFAULTS.tags_field,
     stride: Annotated[
-        int | None, typer.Option("--stride", help="answer: tokens shared by neighbouring windows of a long context.")
+        int | None,
+        typer.Option(
+            "--stride", help="Tokens shared by neighbouring windows of a long context.", rich_help_panel="answer"
+        ),
     ] = _DEFAULTS.stride,
     max_answer_length: Annotated[
-        int, typer.Option("--max-answer-length", help="answer: maximum number of tokens.")
+        int | None,
+        typer.Option(
+            "--max-answer-length", help="Most tokens; default: 99 % of the training answers.", rich_help_panel="answer"
+        ),
     ] = _DEFAULTS.max_answer_length,
     file_format: FileFormat = None,
     columns: ColumnNames = None,
@@ -125,7 +133,12 @@ def predict(
     model: Model,
     input: Annotated[str, typer.Argument(metavar="INPUT", help="Rows without labels: a file, or dataset:NAME.")],
     output: Annotated[
-        str, typer.Option("--output", metavar="FILE", help="The file to write: .jsonl, .csv, .tsv or .parquet.")
+        str,
+        typer.Option(
+            "--output",
+            metavar="FILE",
+            help="The file to write: .jsonl, .csv, .tsv or .parquet; .conll for tags, .json for answers.",
+        ),
     ],
     text_field: Annotated[
         str | None, typer.Option("--text-field", metavar="NAME,...", help="Column of the text, or several.")

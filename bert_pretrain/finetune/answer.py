@@ -4,6 +4,8 @@ As in BERT's SQuAD code: every position has a start and an end score, the [CLS] 
 span over all windows of a context is the answer. Spans are cut from the raw text by the offsets of their pieces.
 """
 
+import dataclasses
+import math
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -22,7 +24,7 @@ from bert_pretrain.finetune.questions import (
     squad_scores,
     texts_of,
 )
-from bert_pretrain.finetune.settings import Settings
+from bert_pretrain.finetune.settings import MAX_ANSWER_LENGTH, Settings
 from bert_pretrain.finetune.tables import Row
 from bert_pretrain.finetune.task import DIVIDED, Window, encodings
 from bert_pretrain.text.tokenizer import Tokenizer
@@ -71,6 +73,12 @@ class Answer:
         if unanswered == len(train):
             where, remedy = f"{train[0].where} and all others", "give some that have one"
             raise InputError("no question has an answer", where=where, remedy=remedy)
+        if self.settings.max_answer_length is None:
+            texts = [text for question in train for text, _ in (question.answers or [])[:1]]
+            lengths = [len(encoding) for encoding in encodings(self.tokenizer, texts)]
+            longest = max(1, math.ceil(np.percentile(lengths, 99)))
+            self.settings = dataclasses.replace(self.settings, max_answer_length=longest)
+            print(f"answers have at most {longest} tokens, as 99 % of those in training (--max-answer-length)")
         self.may_be_none = unanswered > 0
         if self.may_be_none:
             print(f"{unanswered:,} of {len(train):,} training questions have no answer, so none is a possible answer")
@@ -120,8 +128,9 @@ class Answer:
     def decode(self, examples: list[Question], windows: list[Window], logits: Any) -> list[Prediction]:
         spans: list[list[AnswerSpan]] = [[] for _ in examples]
         nulls = [np.inf] * len(examples)
+        longest = self.settings.max_answer_length or MAX_ANSWER_LENGTH
         for window, starts, ends in zip(windows, *logits, strict=True):
-            spans[window.example] += best_spans(window.positions, starts, ends, self.settings.max_answer_length)
+            spans[window.example] += best_spans(window.positions, starts, ends, longest)
             # A window without the answer correctly predicts none; there is none only if all windows do.
             nulls[window.example] = min(nulls[window.example], float(starts[0] + ends[0]))
         predictions = []

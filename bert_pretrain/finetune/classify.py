@@ -15,7 +15,7 @@ from bert_pretrain.finetune.baselines import predict_from_words
 from bert_pretrain.finetune.inputs import LabelledInput, UnusableRow
 from bert_pretrain.finetune.settings import Settings
 from bert_pretrain.finetune.tables import Row, iterate_rows, read_rows
-from bert_pretrain.finetune.task import Window, encodings, softmax
+from bert_pretrain.finetune.task import Window, encodings, quiet_warnings, softmax
 from bert_pretrain.text.records import ClassName, join_fields
 from bert_pretrain.text.tokenizer import Tokenizer
 
@@ -45,6 +45,7 @@ class Classify:
         self.settings = settings
         self.tokenizer = tokenizer
         self.classes: list[str] = []
+        self.has_dash = False
         self.main_metric = "spearman" if settings.regression else "accuracy"
 
     def read(self, source: LabelledInput) -> list[Example]:
@@ -57,7 +58,21 @@ class Classify:
             label = _label_in(row, field, is_test=is_test) if has_labels else None
             return Example(number, row.where, text, pair, None if label is None else self._label_of(label, row))
 
-        return source.usable(rows, make)
+        return self._with_agreement(source.usable(rows, make), source)
+
+    def _with_agreement(self, examples: list[Example], source: LabelledInput) -> list[Example]:
+        """Leave out rows labelled `-`, on which annotators disagree (SNLI, OCNLI), unless that is a class."""
+        if source.flag == "--train":
+            labels = {example.label for example in examples}
+            self.has_dash = "+" in labels or len(labels) < 3
+        for example in examples if not self.has_dash else ():
+            if example.label == "-":
+                what, remedy = "its label is '-', no agreement", "label or remove it, or leave out --strict"
+                error = UnusableRow(what, where=example.where, remedy=remedy)
+                if source.strict:
+                    raise error
+                source.leave_out(error)
+        return [example for example in examples if self.has_dash or example.label != "-"]
 
     def _label_of(self, label: Any, row: Row) -> str | float:
         if self.settings.regression:
@@ -148,11 +163,12 @@ class Classify:
             return _regression_scores(np.array([example.label for example in examples]), np.array(predictions))
         found = [self.classes[int(np.argmax(prediction))] for prediction in predictions]
         truth = [example.label for example in examples]
-        return {
-            "accuracy": float(metrics.accuracy_score(truth, found)),
-            "macro_f1": float(metrics.f1_score(truth, found, average="macro", zero_division=0)),
-            "mcc": float(metrics.matthews_corrcoef(truth, found)),
-        }
+        with quiet_warnings():
+            return {
+                "accuracy": float(metrics.accuracy_score(truth, found)),
+                "macro_f1": float(metrics.f1_score(truth, found, average="macro", zero_division=0)),
+                "mcc": float(metrics.matthews_corrcoef(truth, found)),
+            }
 
     def constant(self, examples: list[Example]) -> tuple[str, float]:
         if self.settings.regression:

@@ -41,6 +41,8 @@ class LabelledInput:
     """Of text, as `data.encoding`."""
     strict: bool = False
     """Refuse instead of repairing and leaving out."""
+    names_text: bool = False
+    """Whether `--text-field` named the column of the text."""
     repairs: Counter[str] = field(default_factory=Counter)
     left_out: Counter[str] = field(default_factory=Counter)
     first: dict[str, str] = field(default_factory=dict)

@@ -15,10 +15,18 @@ from pydantic import TypeAdapter, ValidationError
 
 from bert_pretrain.config import TrainConfig
 from bert_pretrain.config_values import TextField
-from bert_pretrain.errors import DataError, InputError
+from bert_pretrain.errors import ConfigError, DataError, InputError
 from bert_pretrain.finetune.finetuned_bert import FinetunedBert, are_finite
 from bert_pretrain.finetune.inputs import LabelledInput, UnusableRow
-from bert_pretrain.finetune.row_files import FORMATS, check_output, check_rows, write_rows
+from bert_pretrain.finetune.row_files import (
+    CONLL,
+    FORMATS,
+    SQUAD,
+    check_output,
+    check_rows,
+    write_rows,
+    write_task_form,
+)
 from bert_pretrain.finetune.run import HEADS, KIND
 from bert_pretrain.finetune.settings import Settings
 from bert_pretrain.finetune.tables import Row, no_rows
@@ -59,7 +67,11 @@ def predict(
     finetuned = FinetunedBert.open(model, config)
     given = {"text_field": text_field, "pair_field": pair_field, "tokens_field": tokens_field, "max_length": max_length}
     task = _open_task(model, finetuned, given, allow_no_answer)
-    source = LabelledInput(location, "INPUT", format, tuple(columns), encoding)
+    needed = {CONLL: "tag", SQUAD: "answer"}.get(output.suffix, finetuned.task)
+    if needed != finetuned.task:
+        what, remedy = f"{output.suffix} is for the task '{needed}', this is '{finetuned.task}'", "write .jsonl"
+        raise ConfigError(what, where="--output", remedy=remedy)
+    source = LabelledInput(location, "INPUT", format, tuple(columns), encoding, names_text=text_field is not None)
     rows = read_unlabelled(task, source, skip_empty)
     if not rows:
         raise no_rows(source)
@@ -76,7 +88,10 @@ def predict(
     taken = {name for row, _ in rows for name in row.values}
     names = {name: _free(name, taken) for name in added[0]}
     renamed = ({names[name]: value for name, value in each.items()} for each in added)
-    write_rows(output, [row.values | each for (row, _), each in zip(rows, renamed, strict=True)])
+    if output.suffix in (CONLL, SQUAD):
+        write_task_form(output, [row.values for row, _ in rows], [example for _, example in rows], added)
+    else:
+        write_rows(output, [row.values | each for (row, _), each in zip(rows, renamed, strict=True)])
     report_counts(counts, len(rows), "input")
     print(f"written    {output}: {len(rows):,} rows ({FORMATS[output.suffix]}) with {', '.join(names.values())}")
 

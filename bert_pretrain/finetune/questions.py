@@ -137,6 +137,9 @@ def _placed(answer: tuple[str, int], context: str, where: str, source: LabelledI
         return answer
     places = [match.start() for match in re.finditer(re.escape(text.strip()), context)]
     place = min(places, key=lambda each: abs(each - start), default=NOT_FOUND)
+    if start == NOT_FOUND and places:
+        source.say("answers have no answer_start: each is looked for in its context, and its first place taken")
+        return text.strip(), place
     error = InputError(
         f"the answer {text[:60]!r} is not in the context at answer_start {start}; "
         + (f"it is at {place}" if places else "the context does not contain it"),

@@ -10,15 +10,18 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from bert_pretrain.errors import ConfigError, OutputError
-from bert_pretrain.storage.files import atomic_path
+from bert_pretrain.storage.files import atomic_path, write_text
 
 Rows = Sequence[dict[str, Any]]
 _JSONL, _CSV, _TSV, _PARQUET = ".jsonl", ".csv", ".tsv", ".parquet"
+CONLL, SQUAD = ".conll", ".json"
 FORMATS = {
     _JSONL: "JSON lines, UTF-8",
-    _CSV: "comma-separated, UTF-8",
+    _CSV: "comma-separated, UTF-8; beyond ASCII with a byte order mark, for Excel",
     _TSV: "tab-separated, UTF-8",
     _PARQUET: "Parquet",
+    CONLL: "a word and its tag per line",
+    SQUAD: "SQuAD's form, an answer by id",
 }
 """By the ending of the file."""
 
@@ -49,7 +52,10 @@ def write_rows(output: Path, rows: Rows) -> None:
             pq.write_table(_parquet_table(rows), temporary, compression="zstd")
             return
         names = list(dict.fromkeys(name for row in rows for name in row))
-        with temporary.open("w", encoding="utf-8", newline="") as file:
+        # Excel takes CSV for the system's encoding, unless a byte order mark tells.
+        needs_mark = output.suffix == _CSV and not _json(rows).isascii()
+        encoding = "utf-8-sig" if needs_mark else "utf-8"
+        with temporary.open("w", encoding=encoding, newline="") as file:
             if output.suffix == _JSONL:
                 file.writelines(_json(row) + "\n" for row in rows)
             elif output.suffix == _TSV:
@@ -59,6 +65,18 @@ def write_rows(output: Path, rows: Rows) -> None:
                 lines = csv.writer(file, lineterminator="\n")
                 lines.writerow(names)
                 lines.writerows([_cell(row.get(name)) for name in names] for row in rows)
+
+
+def write_task_form(output: Path, rows: Rows, examples: Sequence[Any], added: Rows) -> None:
+    """Write tags as CoNLL's lines, or answers by the ids of their questions, as evaluation scripts read them."""
+    if output.suffix == CONLL:
+        pairs = ((example.words, each["tags"]) for example, each in zip(examples, added, strict=True))
+        text = "\n".join("".join(f"{word}\t{tag}\n" for word, tag in zip(*pair, strict=True)) for pair in pairs)
+    else:
+        ids = [str(row.get("id", number)) for number, row in enumerate(rows)]
+        text = _json(dict(zip(ids, (each["answer"] for each in added), strict=True))) + "\n"
+    output.parent.mkdir(parents=True, exist_ok=True)
+    write_text(output, text)
 
 
 def _parquet_table(rows: Rows) -> pa.Table:

@@ -103,6 +103,7 @@ def finetune(
     settings = settings.resolve(task, opened.max_length, pretraining.get("optimizer"))
     chosen: Task = HEADS[task](settings, opened.tokenizer)
     examples = _read(chosen, inputs, settings.seed)
+    settings = chosen.settings
     identity = _identity(task, chosen, model, examples, settings)
     work = output.with_name(f"{output.name}.partial")
     with _working_folder(work):

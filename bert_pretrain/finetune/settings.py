@@ -14,6 +14,8 @@ OPTIMIZERS = ("auto", "adamw", "muon")
 DROPOUTS = (0.1, 0.0)
 MIN_EPOCHS, MAX_EPOCHS, ENOUGH_STEPS = 3, 10, 1000
 MAX_LENGTH = {"classify": 128, "tag": 128, "answer": 384}
+MAX_ANSWER_LENGTH = 30
+"""Of a model that does not say its own."""
 _OWNERS = {
     "text_field": "classify",
     "pair_field": "classify",
@@ -53,7 +55,8 @@ class Settings:
     tags_field: str = "tags"
     stride: int | None = None
     """Tokens shared by neighbouring windows of a long context; 128, but at most a third of a window."""
-    max_answer_length: int = 30
+    max_answer_length: int | None = None
+    """Tokens; None: the 99th percentile of the training answers."""
 
     def check(self, task: str) -> None:
         """Refuse values out of range, and those of another task."""

@@ -5,6 +5,7 @@ Values are read as they are written: "NA" stays a word, and digits stay digits. 
 
 import dataclasses
 import difflib
+import re
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -21,7 +22,7 @@ from bert_pretrain.text.encodings import AUTO, UTF8
 from bert_pretrain.text.hub_datasets import TRAIN, VALIDATION, choices, open_dataset
 from bert_pretrain.text.json_records import Record, repair_surrogates
 from bert_pretrain.text.records import SURPLUS, dataset_records, read_records
-from bert_pretrain.text.sources import Source, examined
+from bert_pretrain.text.sources import Source, examined, sample_text
 from bert_pretrain.text.text_files import ByteRange, Position, check_record_size, read_lines, text_blocks
 
 _SPLITS = {"--train": (TRAIN,), "--validation": VALIDATION, "--test": ("test",), "INPUT": ("test",)}
@@ -33,7 +34,7 @@ class Row:
 
     values: dict[str, Any]
     where: str
-    flaw: UnusableRow | None = None
+    flaw: InputError | None = None
     """Why its values cannot be used, such as a wrong number of fields."""
     table: str = ""
     """The table that gives all its rows the same columns; "" where each record has its own."""
@@ -98,7 +99,7 @@ def _rows(source: LabelledInput, text_field: TextField | None) -> Iterator[Row]:
         surplus = record.pop(SURPLUS, [])
         surplus = [] if source.has_more_columns else surplus
         empty = [name for name, value in record.items() if value is None] if is_delimited else []
-        flaw = _wrong_width(len(record) - len(empty) + len(surplus), len(record), position)
+        flaw = _wrong_width(source.kind, len(record) - len(empty) + len(surplus), len(record), position)
         table = "" if source.kind in ("json", "jsonl") else source.location
         row = Row(repair_surrogates(record), str(position), flaw if surplus or empty else None, table)
         missing.difference_update(row.values)
@@ -107,10 +108,12 @@ def _rows(source: LabelledInput, text_field: TextField | None) -> Iterator[Row]:
         raise dataclasses.replace(row, table=source.location).no_column(min(missing, key=names.index), "--text-field")
 
 
-def _wrong_width(fields: int, columns: int, position: Position) -> UnusableRow:
+def _wrong_width(kind: str, fields: int, columns: int, position: Position) -> InputError:
+    """Return the error for a row; where an unquoted comma may have cut a text, it is no row to be left out."""
+    error = InputError if kind == "csv" and fields > columns else UnusableRow
     what = f"the row has {fields} fields, the header {columns}"
     remedy = 'fix it; in CSV, put text with commas, quotes or line ends in "quotes"'
-    return UnusableRow(what, where=str(position), remedy=remedy)
+    return error(what, where=str(position), remedy=remedy)
 
 
 def _records(source: LabelledInput) -> Iterable[Record]:
@@ -123,6 +126,12 @@ def _records(source: LabelledInput) -> Iterable[Record]:
         remedy = f"name the format by --format ({', '.join(FORMATS)}); see docs/finetuning.md"
         raise InputError(what, where=f"{source.flag} {location}", remedy=remedy)
     file = _file(source, "jsonl" if kind == "json" else kind)
+    if file.format == "json" and re.match(r"\s*\[\s*\[", sample_text(file)):
+        what = "an array of arrays, such as the choices of C3, is not supported"
+        remedy = (
+            "for classify, convert each choice to a row: text (question and choice), pair (context), label (1 or 0)"
+        )
+        raise InputError(what, where=f"{source.flag} {location}", remedy=remedy)
     return read_records(ByteRange(file), Counter(), header=source.columns, any_width=True)
 
 

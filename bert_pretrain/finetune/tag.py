@@ -3,11 +3,10 @@
 Every word is labelled in exactly one window, one in which it has context on both sides.
 """
 
-import dataclasses
 import re
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
 
@@ -20,11 +19,14 @@ from bert_pretrain.finetune.baselines import most_frequent_tags
 from bert_pretrain.finetune.inputs import LabelledInput, UnusableRow
 from bert_pretrain.finetune.settings import Settings
 from bert_pretrain.finetune.tables import Row, iterate_rows, no_rows, read_rows, read_text
-from bert_pretrain.finetune.task import DIVIDED, IGNORED, Window, encodings
+from bert_pretrain.finetune.task import DIVIDED, IGNORED, Window, encodings, quiet_warnings
 from bert_pretrain.text.records import join_fields
 from bert_pretrain.text.tokenizer import Tokenizer, bert_normalizer
 
 OUTSIDE = "O"
+_TAG = r"(O|[BIMESLUW]-\S+)"
+MAX_COLUMNS = 4
+"""Of CoNLL-2003; a line with more fields may be a whole sentence."""
 _BEGIN, _INSIDE, _LAST = "BSUW", "IMEL", "SUWEL"
 """Prefixes of all schemes: of an entity's first word, of its other words, and of its last or only word."""
 
@@ -59,6 +61,11 @@ class Tag:
         is_word_per_line = source.kind in ("conll", "tsv", "")
         rows = read_word_per_line(source, tokens, column) if is_word_per_line else read_rows(source)
         has_tags = source.flag != "--test" or column in rows[0].values
+        if not is_word_per_line and isinstance(rows[0].values.get("label"), dict):
+            raise _other_form("entities as positions in a text, as in CLUENER, are not supported", rows[0].where)
+        is_iob1 = has_tags and _are_iob1([row.values.get(column) or [] for row in rows])
+        if is_iob1:
+            source.say("its tags are IOB1, read as BIO")
 
         def make(number: int, row: Row) -> Example:
             words = self.unlabelled(row, source).words
@@ -69,7 +76,7 @@ class Tag:
             if tags is not None and len(words) != len(tags):
                 what = f"'{tokens}' and '{column}' differ in length"
                 raise UnusableRow(what, where=row.where, remedy="give each word one tag")
-            return Example(number, row.where, words, None if tags is None else as_bio(tags, row.where, source))
+            return Example(number, row.where, words, None if tags is None else as_bio(tags, row.where, source, is_iob1))
 
         return source.usable(rows, make)
 
@@ -132,7 +139,14 @@ class Tag:
         for window, scores in zip(windows, logits, strict=True):
             for word, position in window.positions:
                 found[window.example][word] = self.tags[int(np.argmax(scores[position]))]
-        return found
+        return [self._begun(tags) for tags in found]
+
+    def _begun(self, tags: list[str]) -> list[str]:
+        """Return tags in which every entity begins with `B-`, if the model has that tag."""
+        pairs = pairwise([OUTSIDE, *tags])
+        is_begin = (tag[:2] == "I-" and before[2:] != tag[2:] for before, tag in pairs)
+        begun = (f"B-{tag[2:]}" if begins else tag for begins, tag in zip(is_begin, tags, strict=True))
+        return [new if new in self.tags else tag for new, tag in zip(begun, tags, strict=True)]
 
     def score(self, examples: list[Example], predictions: list[list[str]]) -> dict[str, float]:
         return entity_scores([example.tags or [] for example in examples], predictions)
@@ -149,16 +163,24 @@ class Tag:
 
     def rows(self, source: LabelledInput) -> Iterator[Row]:
         tokens, tags, fields = self.settings.tokens_field, self.settings.tags_field, self.settings.text_field
-        if source.kind in ("conll", "tsv") or (not source.kind and (source.ending != ".txt" or _has_tags(source))):
+        is_table = source.kind == "tsv" and source.names_text
+        if not is_table and (
+            source.kind in ("conll", "tsv") or (not source.kind and (source.ending != ".txt" or _has_tags(source)))
+        ):
+            if source.names_text:
+                what, remedy = "a file of words and their tags has no columns", "leave it out, or give a table"
+                raise InputError(what, where="--text-field", remedy=remedy)
             for row in read_word_per_line(source, tokens, tags):
                 yield Row({tokens: row.values[tokens]}, row.where) if row.flaw else row
             return
         for row in iterate_rows(source, text_field=fields):
             texts = [row.values[field] for field in names_of(fields) if field in row.values]
+            if not texts and source.names_text:
+                raise row.no_column(names_of(fields)[0], "--text-field")
             if tokens in row.values or not texts or not all(text is None or isinstance(text, str) for text in texts):
                 yield row
             else:
-                yield dataclasses.replace(row, values={**row.values, tokens: self._split(join_fields(texts))})
+                yield replace(row, values={**row.values, tokens: self._split(join_fields(texts))})
 
     def unlabelled(self, row: Row, source: LabelledInput) -> Example:
         words = _words_of(row, self.settings.tokens_field, "--tokens-field")
@@ -184,7 +206,8 @@ def entity_scores(truth: list[list[str]], found: list[list[str]]) -> dict[str, f
     """Return precision, recall and F1 of whole entities as `seqeval` counts them, F1 by kind, and word accuracy."""
     from seqeval import metrics
 
-    report = metrics.classification_report(truth, found, output_dict=True, zero_division=0)
+    with quiet_warnings():
+        report = metrics.classification_report(truth, found, output_dict=True, zero_division=0)
     total = report["micro avg"]
     kinds = {name: scores for name, scores in report.items() if not name.endswith(" avg")}
     return {
@@ -251,6 +274,9 @@ def read_word_per_line(source: LabelledInput, tokens_field: str, tags_field: str
         # Other blanks do not separate: a no-break space may be inside a number such as 10 000.
         text = line.strip(" \t\r")
         fields = [field for field in (text.split("\t") if "\t" in text else text.split(" ")) if field.strip()]
+        if not rows and not words and len(fields) > MAX_COLUMNS and source.flag != "INPUT" and _is_sentence(fields):
+            what = "a line is a whole sentence; sentences and tags in two parallel files (MSRA) are not supported"
+            raise _other_form(what, f"{source.location}: line {number}")
         is_blank_word = len(fields) == 1 and line[0].isspace()
         if len(fields) == 1 and not is_blank_word:
             flaw = _untagged(f"{source.location}: line {number}")
@@ -258,14 +284,38 @@ def read_word_per_line(source: LabelledInput, tokens_field: str, tags_field: str
         tags.append(fields[-1])
     if not rows:
         raise no_rows(source)
+    sentences = [row.values[tokens_field] for row in rows]
+    if all(map(_are_numbered, sentences)):
+        source.say(f"its words are characters with their positions, such as {sentences[0][0]}: the digits are left out")
+        rows = [
+            replace(row, values={**row.values, tokens_field: [word[0] for word in row.values[tokens_field]]})
+            for row in rows
+        ]
     return rows
+
+
+def _are_numbered(words: list[str]) -> bool:
+    """Whether each word is a character with its position in a word, as in Weibo NER: 科0 技1."""
+    numbers = [int(word[1:]) if re.fullmatch(r"\D\d{1,2}", word) else -1 for word in words]
+    return all(number in (0, before + 1) for before, number in pairwise([-1, *numbers]))
+
+
+def _other_form(what: str, where: str) -> InputError:
+    remedy = 'convert it to JSONL with lists of equal length: {"tokens": ["北", "京"], "tags": ["B-LOC", "I-LOC"]}'
+    return InputError(what, where=where, remedy=remedy)
+
+
+def _is_sentence(fields: list[str]) -> bool:
+    """Whether the fields of a line are words alone or tags alone."""
+    are_tags = [re.fullmatch(_TAG, field) is not None for field in fields]
+    return all(are_tags) or not are_tags[-1]
 
 
 def _has_tags(source: LabelledInput) -> bool:
     """Whether the first line of a text file that is not empty is a word and its tag, rather than a text."""
     rows = iterate_rows(source, text_field="line")
     first = next((row.values["line"] for row in rows if row.values["line"].strip()), "")
-    return first.startswith("-DOCSTART-") or bool(re.fullmatch(r"\S+[ \t](.*[ \t])?(O|[BI]-\S+)\s*", first))
+    return first.startswith("-DOCSTART-") or bool(re.fullmatch(rf"\S+[ \t](.*[ \t])?{_TAG}\s*", first))
 
 
 def _untagged(where: str) -> UnusableRow:
@@ -273,7 +323,14 @@ def _untagged(where: str) -> UnusableRow:
     return UnusableRow("a word has no tag", where=where, remedy=remedy)
 
 
-def as_bio(tags: list[str], where: str, source: LabelledInput) -> list[str]:
+def _are_iob1(sentences: list[list[str]]) -> bool:
+    """Whether tags are IOB1, in which `B-` only separates two entities of one kind."""
+    pairs = [pair for tags in sentences for pair in pairwise([OUTSIDE, *tags])]
+    begins = [tag[2:] == before[2:] for before, tag in pairs if tag.startswith("B-")]
+    return all(begins) and any(tag.startswith("I-") and before == OUTSIDE for before, tag in pairs)
+
+
+def as_bio(tags: list[str], where: str, source: LabelledInput, is_iob1: bool = False) -> list[str]:
     """Return the tags of a sentence as BIO, from BIO with stray `I-`, IOB1, IOBES (BIOES, BMES) or BILOU."""
     found = []
     open_kind = ""  # of the entity that the next tag may continue
@@ -287,9 +344,8 @@ def as_bio(tags: list[str], where: str, source: LabelledInput) -> list[str]:
             remedy = "write O, B-KIND for the first word of an entity and I-KIND for its other words"
             raise UnusableRow(f"the tag {tag!r} is not BIO", where=where, remedy=remedy)
         if prefix not in "BI":
-            error = InputError(f"the tag {tag!r} is not BIO", where=where, remedy="convert it, or leave out --strict")
-            source.repair("tags of IOBES or BILOU, read as BIO", error)
-        if prefix in _INSIDE and kind != open_kind:
+            source.say("its tags are IOBES, BMES or BILOU, read as BIO")
+        if prefix in _INSIDE and kind != open_kind and not is_iob1:
             what = f"the tag {tag!r} continues an entity that no tag before it began"
             remedy = f"write B-{kind} for its first word, or leave out --strict"
             source.repair("I- tags that begin an entity, read as B-", InputError(what, where=where, remedy=remedy))

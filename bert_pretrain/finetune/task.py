@@ -1,5 +1,7 @@
 """A task of fine-tuning, and what a model sees of it at once: windows of token ids with labels, padded to batches."""
 
+import contextlib
+import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -129,6 +131,14 @@ def collator(pad_id: int) -> Callable[[list[dict[str, Any]]], dict[str, Tensor]]
         return batch
 
     return collate
+
+
+@contextlib.contextmanager
+def quiet_warnings() -> Iterator[None]:
+    """Hide what metrics warn of, such as rows of one class."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
 
 
 def softmax(logits: np.ndarray) -> np.ndarray:

@@ -19,6 +19,12 @@ def check_corpus(corpus: CorpusStatistics, config: DataConfig, sources: list[Sou
     """Refuse a corpus without text, or with too few documents for random Bs from other documents."""
     if corpus["tokens"] == 0:
         raise InputError("the inputs hold no text", where=_names(sources), remedy="give files with text in them")
+    warn_of_unknown_tokens(corpus, sources)
+    check_documents([counts["documents"] for counts in corpus["inputs"]], config, sources)
+
+
+def warn_of_unknown_tokens(corpus: CorpusStatistics, sources: Sequence[Source]) -> None:
+    """Warn of inputs of which much is [UNK]."""
     for source, counts in zip(sources, corpus["inputs"], strict=True):
         if counts["unk_tokens"] > MAX_UNK_SHARE * counts["tokens"]:
             share = counts["unk_tokens"] / counts["tokens"]
@@ -26,7 +32,6 @@ def check_corpus(corpus: CorpusStatistics, config: DataConfig, sources: list[Sou
                 f"warning: {share:.0%} of the tokens of {source.location} are [UNK]; is the vocabulary made for this "
                 "language and casing?"
             )
-    check_documents([counts["documents"] for counts in corpus["inputs"]], config, sources)
 
 
 def check_documents(documents: Sequence[int], config: DataConfig, sources: Sequence[Source]) -> None:
@@ -55,12 +60,16 @@ def warn_of_large_documents(plan: BuildPlan, corpus: CorpusStatistics, sources: 
     ]
     number, tokens = (sum(counts[name] for counts, _ in inputs) for name in ("documents", "tokens"))
     large = [
-        f"{source.location} is one document, {counts['tokens'] / tokens:.0%} of the text"
+        (counts, source)
         for counts, source in inputs
         if counts["documents"] == 1 and counts["tokens"] > MAX_HELD_OUT_SHARE * tokens
     ]
-    found = [few_documents(number)] if few_documents(number) else large[:1]
-    remedies = [finer_boundary([source for _, source in inputs])]
+    found = [few_documents(number)] if few_documents(number) else []
+    if large and not found:
+        counts, source = large[0]
+        found = [f"{source.location} is one document, {counts['tokens'] / tokens:.0%} of the text"]
+    # Only what is too large is divided; other inputs stay as they are.
+    remedies = [finer_boundary([source for _, source in large or inputs], is_only=len(inputs) == 1)]
     if plan.config.validation_fraction and not plan.config.validation and len(inputs) == len(sources):
         count = sum(split.num_documents for split in plan.splits if split.name == "validation")
         if plan.held_out_share > max(MAX_HELD_OUT_SHARE, 2 * plan.config.validation_fraction):
@@ -113,10 +122,15 @@ def check_splits(splits: Mapping[str, SplitStatistics], corpus: CorpusStatistics
                 where=f"{corpus['documents']:,} documents, {corpus['sentences']:,} sentences",
                 remedy=build.SINGLE_SENTENCES_REMEDY,
             )
-    if plan.config.next_sentence == "none":
-        return
     single = splits["train"]["statistics"]["drops"].get("single_sentence_spans", 0)
-    share = single / (corpus["documents"] * plan.config.dupe_factor)
+    warn_of_single_sentences(single, corpus, plan.config)
+
+
+def warn_of_single_sentences(single: int, corpus: CorpusStatistics, config: DataConfig) -> None:
+    """Warn when much of the text is spans of a single sentence, which cannot be paired."""
+    if config.next_sentence == "none":
+        return
+    share = single / (corpus["documents"] * config.dupe_factor)
     if corpus["median_sentences_per_document"] < 2 or share > 0.2:
         print(
             f"warning: many documents are a single sentence (median {corpus['median_sentences_per_document']:g} "

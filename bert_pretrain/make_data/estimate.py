@@ -21,11 +21,16 @@ from bert_pretrain.config import Config, DataConfig
 from bert_pretrain.config_values import names_of
 from bert_pretrain.errors import InputError
 from bert_pretrain.make_data.build import ShardTask, build_shard, open_records
-from bert_pretrain.make_data.corpus_checks import check_documents
+from bert_pretrain.make_data.corpus_checks import (
+    check_documents,
+    warn_of_large_documents,
+    warn_of_single_sentences,
+    warn_of_unknown_tokens,
+)
 from bert_pretrain.make_data.plan import plan_build
 from bert_pretrain.make_data.selection import InputShare
 from bert_pretrain.make_data.store_writer import write_store_shard
-from bert_pretrain.make_data.summary import TextCounts
+from bert_pretrain.make_data.summary import StoreShardSummary, TextCounts, join_corpus
 from bert_pretrain.make_data.token_store import TokenStore, store_shard_folder
 from bert_pretrain.parallel.progress import progress_bar
 from bert_pretrain.storage.compression import decompress
@@ -33,7 +38,7 @@ from bert_pretrain.storage.files import open_raw
 from bert_pretrain.text import documents, records
 from bert_pretrain.text.encodings import as_utf8
 from bert_pretrain.text.json_records import array_elements
-from bert_pretrain.text.sources import READ_ERRORS, TEXT_FORMATS, Source, damaged, few_documents, finer_boundary
+from bert_pretrain.text.sources import READ_ERRORS, TEXT_FORMATS, Source, damaged, is_mix
 from bert_pretrain.text.text_files import ByteRange, last_character
 from bert_pretrain.text.tokenizer import Tokenizer
 
@@ -53,6 +58,9 @@ class Estimate:
     documents: float
     tokens: float
     rows: float
+    held_out: float
+    unknown_characters: Counter[str]
+    """Of the sample."""
     store_bytes: float
     shard_bytes: float
     core_seconds: float
@@ -68,10 +76,31 @@ class Estimate:
         return (
             "estimated from a sample; nothing is written\n"
             f"corpus     {self.documents:,.0f} documents, {self.tokens:,.0f} tokens\n"
-            f"training   {self.rows:,.0f} examples\n"
+            f"training   {self.rows:,.0f} examples; {self.held_out:,.0f} for validation\n"
             f"disk       {_bytes(self.shard_bytes)} of shards, {_bytes(self.store_bytes)} of token store\n"
             f"time       {duration} on {workers} cores like this one ({self.core_seconds / 3600:.2f} core hours)"
+            + describe_unknown(self.unknown_characters)
         )
+
+
+def describe_unknown(characters: Counter[str]) -> str:
+    """Return a line of the characters that the vocabulary lacks, "" if there are none."""
+    if not characters:
+        return ""
+    named = ", ".join(f"{character} {count:,}" for character, count in characters.most_common(10))
+    return f"\n[UNK]      {characters.total():,} characters of the sample are not in the vocabulary: {named}"
+
+
+def _unknown_characters(part: ByteRange, tokenizer: Tokenizer, config: DataConfig) -> Counter[str]:
+    """Count the characters of a text that are [UNK] by themselves."""
+    found: Counter[str] = Counter()
+    if not tokenizer.whole_words:
+        for document in documents.read(part, config, Counter()):
+            found.update(document.text)
+    encoded = tokenizer.backend.encode_batch(list(found), add_special_tokens=False)
+    return Counter(
+        {each: found[each] for each, one in zip(list(found), encoded, strict=True) if tokenizer.unk_id in one.ids}
+    )
 
 
 def _bytes(number: float) -> str:
@@ -87,32 +116,49 @@ def estimate(config: Config, sources: Sequence[Source], tokenizer: Tokenizer) ->
         folder = Path(name)
         begin = time.process_time()
         counts: list[TextCounts] = []
+        shards: list[StoreShardSummary] = []
+        unknown: Counter[str] = Counter()
         scales = []
         for number, source in enumerate(progress_bar(chosen, desc="sample", unit="input")):
             sample, share = sample_source(source, folder / f"{number}.txt", SAMPLE_BYTES // len(chosen), config.data)
             shard = write_store_shard([sample], store_shard_folder(folder, number), tokenizer, config.data)
             counts += shard["parts"]
+            shards.append(shard)
+            unknown += _unknown_characters(sample, tokenizer, config.data)
             scales.append(others * source.fraction / share)
         tokens = np.array([each["tokens"] for each in counts])
         if not tokens.sum():
             raise InputError(
                 "the inputs hold no text", where=sources[0].location, remedy="give files with text in them"
             )
+        corpus = join_corpus([[each] for each in counts], shards)
+        warn_of_unknown_tokens(corpus, chosen)
+        shares = [
+            InputShare(each["documents"], each["tokens"], source.weight, source.is_validation)
+            for each, source in zip(counts, chosen, strict=True)
+        ]
         if len(chosen) == len(sources) and all(each == 1.0 for each in scales):  # nothing is left to be estimated
             check_documents([each["documents"] for each in counts], config.data, sources)
-            if few := few_documents(sum(each["documents"] for each in counts)):
-                print(f"warning: {few}\n  hint: {finer_boundary(sources) or 'give more documents'}")
+            mixed = is_mix(sources, config.data)
+            store = TokenStore(folder, len(counts))
+            plan, _ = plan_build(store, shares, tokenizer, folder / "data", config.data, is_mix=mixed)
+            warn_of_large_documents(plan, corpus, sources)
         scale = float((tokens * scales).sum() / tokens.sum())
         middle = time.process_time()
         data = config.data
         if scale > 1 and data.next_sentence == "nsp" and sum(each["documents"] for each in counts) < 2:
             # The sample has no other document to take a B from, the corpus may; `sop` gives nearly as many pairs.
             data = data.model_copy(update={"next_sentence": "sop"})
-        rows, shard_bytes = _build(folder, counts, tokenizer, data)
+        rows, shard_bytes, single = _build(folder, counts, tokenizer, data)
+        warn_of_single_sentences(single, corpus, data.model_copy(update={"dupe_factor": 1}))
         end = time.process_time()
         store_bytes = sum(file.stat().st_size for file in folder.glob("part-*/*.npy"))
     weights = np.array([0.0 if source.is_validation else source.weight for source in chosen])
     copies = config.data.dupe_factor * float((tokens * scales * weights).sum() / (tokens * scales).sum())
+    is_held_out = np.array([source.is_validation for source in chosen])
+    held_out = float((tokens * scales)[is_held_out].sum() / (tokens * scales).sum())
+    if not held_out or is_mix(sources, config.data):
+        held_out += config.data.validation_fraction * (1 - held_out)
     return Estimate(
         documents=sum(
             each["documents"] * (others if source.boundary == "file" else by)
@@ -120,6 +166,8 @@ def estimate(config: Config, sources: Sequence[Source], tokenizer: Tokenizer) ->
         ),
         tokens=scale * float(tokens.sum()),
         rows=scale * copies * rows,
+        held_out=scale * held_out * rows,
+        unknown_characters=unknown,
         store_bytes=scale * store_bytes,
         shard_bytes=scale * copies * shard_bytes,
         core_seconds=scale * ((middle - begin) + copies * (end - middle)),
@@ -206,12 +254,13 @@ def _rest_of_record(file: BinaryIO, content: bytes, format_: str, max_bytes: int
     return b"".join(rest)
 
 
-def _build(folder: Path, counts: list[TextCounts], tokenizer: Tokenizer, config: DataConfig) -> tuple[int, int]:
-    """Build the shards of one copy of the sample; returns their rows and bytes."""
+def _build(folder: Path, counts: list[TextCounts], tokenizer: Tokenizer, config: DataConfig) -> tuple[int, int, int]:
+    """Build the shards of one copy of the sample; returns their rows, their bytes, and spans of a single sentence."""
     once = config.model_copy(update={"dupe_factor": 1, "validation_fraction": 0.0})
     shares = [InputShare(each["documents"], each["tokens"], 1.0, False) for each in counts]
     plan, _ = plan_build(TokenStore(folder, len(counts)), shares, tokenizer, folder / "data", once)
     open_records(plan)
     (split,) = plan.splits
-    records = [build_shard(ShardTask(plan, split, number))[0]["record"] for number in range(split.num_shards)]
-    return sum(record["rows"] for record in records), sum(record["bytes"] for record in records)
+    results = [build_shard(ShardTask(plan, split, number))[0] for number in range(split.num_shards)]
+    rows, num_bytes = (sum(result["record"][name] for result in results) for name in ("rows", "bytes"))
+    return rows, num_bytes, sum(result["drops"].get("single_sentence_spans", 0) for result in results)

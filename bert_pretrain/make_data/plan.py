@@ -40,6 +40,8 @@ class SplitPlan:
     first: int
     num_documents: int
     num_extra: int
+    also: range
+    """Numbers of documents after those of the permutation."""
     long_file: Path
     """An `.npy` file (2, documents): the numbers of the split's long documents, ascending, and the slices of each."""
     shards_per_copy: tuple[int, ...]
@@ -78,28 +80,39 @@ class BuildPlan:
 
 
 def plan_build(
-    store: TokenStore, shares: Sequence[InputShare], tokenizer: Tokenizer, output: Path, config: DataConfig
+    store: TokenStore,
+    shares: Sequence[InputShare],
+    tokenizer: Tokenizer,
+    output: Path,
+    config: DataConfig,
+    *,
+    is_mix: bool = False,
 ) -> tuple[BuildPlan, Counter[str]]:
     """Leave out duplicates, hold documents out for validation, and decide how many shards the copies fill.
 
-    The store is complete, with enough documents for the objective. Returns the plan, and how many documents are left
+    The store is complete, with enough documents for the objective. With `is_mix`, documents are held out although some
+    inputs are held out whole. Returns the plan, and how many documents are left
     out, by reason.
     """
     selection, left_out = select(store, shares, config)
     training = range(sum(share.documents for share in shares if not share.is_validation))
-    if any(share.is_validation for share in shares):
-        count, validation, first = store.num_documents - len(training), range(len(training), store.num_documents), 0
-        held_out = np.array(validation, dtype=np.int64)
-    else:
-        count, validation = num_held_out(store, selection, config), training
-        first, held_out = count, np.sort(split_order(training, config)(np.arange(count)))
+    validation, also = range(len(training), store.num_documents), range(0)
+    count, first, held_out = len(validation), 0, np.array(validation, dtype=np.int64)
+    if is_mix or not validation:
+        validation, also = training, validation
+        first = num_held_out(store, selection, config, len(training))
+        count = first + len(also)
+        held_out = np.concatenate([np.sort(split_order(training, config)(np.arange(first))), held_out])
     tokens, held_out_tokens = selection.tokens_of_inputs(store, shares), selection.tokens_of(store, held_out)
     copies = selection.tokens_of_copies(tokens - held_out_tokens)
     long = _long_documents(store, config)
     is_held_out = np.isin(long[0], held_out)
+    tokens_held_out = [held_out_tokens.sum()]
     splits = [
-        _plan_split("train", training, first, len(training) - first, copies, long[:, ~is_held_out], store, config),
-        _plan_split("validation", validation, 0, count, [held_out_tokens.sum()], long[:, is_held_out], store, config),
+        _plan_split(
+            "train", training, first, len(training) - first, range(0), copies, long[:, ~is_held_out], store, config
+        ),
+        _plan_split("validation", validation, 0, count, also, tokens_held_out, long[:, is_held_out], store, config),
     ]
     splits = [split for split in splits if split.num_documents]
     held_out_share = float(held_out_tokens.sum() / max(1, tokens.sum()))
@@ -121,6 +134,7 @@ def _plan_split(
     numbers: range,
     first: int,
     num_documents: int,
+    also: range,
     tokens_of_copies: Sequence[float],
     long: np.ndarray,
     store: TokenStore,
@@ -131,7 +145,7 @@ def _plan_split(
     long_file = store.folder / f"long-documents-{digest}.npy"
     save_array(long_file, long)
     num_shards = tuple(max(1, round(tokens / max_tokens / config.examples_per_shard)) for tokens in tokens_of_copies)
-    return SplitPlan(name, numbers, first, num_documents, int((long[1] - 1).sum()), long_file, num_shards)
+    return SplitPlan(name, numbers, first, num_documents, int((long[1] - 1).sum()), also, long_file, num_shards)
 
 
 def documents_needed(config: DataConfig) -> int:
@@ -139,18 +153,18 @@ def documents_needed(config: DataConfig) -> int:
     return 2 if config.next_sentence == "nsp" else 1
 
 
-def num_held_out(store: TokenStore, selection: Selection, config: DataConfig) -> int:
+def num_held_out(store: TokenStore, selection: Selection, config: DataConfig, num_documents: int) -> int:
     """Return how many documents go to validation: the fraction, but at least two, of few as the objective needs.
 
     A single document is not divided; it is for training.
     """
     needed = documents_needed(config)
-    limit = store.num_documents - needed
+    limit = num_documents - needed
     if not config.validation_fraction or limit < needed:
         return 0
-    least = needed if store.num_documents < FEW_DOCUMENTS else 2
-    count = min(max(least, round(config.validation_fraction * store.num_documents)), limit)
-    order = split_order(range(store.num_documents), config)
+    least = needed if num_documents < FEW_DOCUMENTS else 2
+    count = min(max(least, round(config.validation_fraction * num_documents)), limit)
+    order = split_order(range(num_documents), config)
     max_tokens = config.max_seq_length - NUM_SPECIAL
     usable = 0
     for first in range(0, limit, 1024):
@@ -196,7 +210,13 @@ def locate_slices(plan: BuildPlan, split: SplitPlan, positions: np.ndarray) -> D
     rows = positions[is_extra] - split.num_documents
     documents, which = np.empty(len(positions), dtype=np.int64), np.zeros(len(positions), dtype=np.int64)
     order = split_order(split.numbers, plan.config)
-    documents[~is_extra] = split.numbers.start + order(split.first + positions[~is_extra])
+    own = split.num_documents - len(split.also)
+    at = positions[~is_extra]
+    documents[~is_extra] = np.where(
+        at < own,
+        split.numbers.start + order(split.first + np.minimum(at, max(own - 1, 0))),
+        split.also.start + at - own,
+    )
     documents[is_extra], which[is_extra] = np.repeat(long_documents, num_slices - 1)[rows], 1 + extra[rows]
     is_long = np.isin(documents, long_documents)
     of = np.ones(len(positions), dtype=np.int64)

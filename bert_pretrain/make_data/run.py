@@ -29,7 +29,8 @@ from bert_pretrain.storage import manifest
 from bert_pretrain.storage.files import remove_temporaries, write_text
 from bert_pretrain.storage.locking import exclusive
 from bert_pretrain.storage.manifest import Progress
-from bert_pretrain.text.sources import Source, resolve
+from bert_pretrain.text.language import with_language
+from bert_pretrain.text.sources import Source, is_mix, resolve
 from bert_pretrain.text.tokenizer import Tokenizer
 
 TOKENIZER = "tokenizer"
@@ -57,6 +58,7 @@ def make_data(
     stores = store or output.parent / ".token-store"
     tokenizer = Tokenizer.load(vocab, lowercase=lowercase)
     sources = resolve(inputs, config.data, whole_words=tokenizer.whole_words)
+    config = config.model_copy(update={"data": with_language(config.data, sources)})
     identity = _identity(config, sources, tokenizer)
     if dry_run:
         manifest.would_claim(output, "data", identity, overwrite=overwrite)
@@ -83,13 +85,16 @@ def make_data(
 
 def _identity(config: Config, sources: list[Source], tokenizer: Tokenizer) -> dict[str, Any]:
     """Return all that decides the bytes of the output."""
+    reading = config.data.model_dump(
+        mode="json", exclude={"validation", "fraction", "input_weights", "max_record_bytes", "encoding"}
+    )
+    if isinstance(config.data.document_boundary, dict):  # by locations, which may change; the inputs have theirs
+        reading["document_boundary"] = "auto"
     return {
         "inputs": [{**source.identity, "weight": source.weight} for source in sources if not source.is_validation],
         "validation": [source.identity for source in sources if source.is_validation],
         "tokenizer": tokenizer.hash,
-        "data": config.data.model_dump(
-            mode="json", exclude={"validation", "fraction", "input_weights", "max_record_bytes", "encoding"}
-        ),
+        "data": reading,
     }
 
 
@@ -114,7 +119,9 @@ def _ingest(
         for source, counts in zip(sources, corpus["inputs"], strict=True)
     ]
     with exclusive(text.folder, waits=True):  # the plan's arrays are in the store too
-        plan, corpus["left_out"] = plan_build(text, shares, tokenizer, output.absolute(), config.data)
+        plan, corpus["left_out"] = plan_build(
+            text, shares, tokenizer, output.absolute(), config.data, is_mix=is_mix(sources, config.data)
+        )
     corpus_checks.check_left_out(plan, corpus["left_out"])
     corpus_checks.warn_of_large_documents(plan, corpus, sources)
     return corpus, plan

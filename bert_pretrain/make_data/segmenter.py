@@ -39,4 +39,5 @@ def _word_begins(text: np.ndarray) -> np.ndarray:
 
 def jieba() -> Any:
     """Return the segmenter, or raise a ConfigError where it is not installed."""
-    return import_extra("rjieba", "chinese", "whole Chinese words", where="data.word_segmenter")
+    otherwise = ", or mask single characters: --set data.word_segmenter=characters"
+    return import_extra("rjieba", "chinese", "whole Chinese words", where="data.word_segmenter", otherwise=otherwise)

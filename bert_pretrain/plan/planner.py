@@ -16,6 +16,7 @@ from bert_pretrain.plan import law
 from bert_pretrain.plan.law import Forecast
 from bert_pretrain.plan.machine_facts import MASKED_SHARE, MachineFacts, Size
 from bert_pretrain.plan.text_facts import TextFacts
+from bert_pretrain.text.language import CHINESE_FROM
 from bert_pretrain.text.sources import FEW_DOCUMENTS
 
 MIN_SECONDS = 120.0
@@ -52,8 +53,6 @@ VOCAB_SIZES = {
 English, where more tokens gave less loss per byte in the same time, and 39 MB of Chinese, where 21,128 gave no less."""
 MAX_DOUBLINGS = 6
 """Of the time, to find out when a model is expected to be better than word counts."""
-CHINESE_FROM = 0.3
-"""Share of Chinese characters among the letters from which a text counts as Chinese."""
 MAX_SINGLE_SENTENCES = 0.5
 
 

@@ -14,10 +14,10 @@ from bert_pretrain.errors import InputError
 from bert_pretrain.make_data.estimate import MAX_SOURCES, sample_source
 from bert_pretrain.make_data.sentences import SentenceSplitter
 from bert_pretrain.text import documents
+from bert_pretrain.text.language import count_letters
 from bert_pretrain.text.sources import FEW_DOCUMENTS, FEW_SOURCES, Source, examined, resolve
 
 SAMPLE_BYTES = 4 << 20
-CJK_BLOCKS = (("\u3400", "\u4dbf"), ("\u4e00", "\u9fff"))
 
 
 @dataclass(frozen=True)
@@ -100,19 +100,11 @@ class _Sample:
         splitter = SentenceSplitter(source.splitter, config.language)
         in_document = 0
         for document in found:
-            self._count_letters(document.text)
+            cjk, letters = count_letters(document.text)
+            self.cjk, self.letters = self.cjk + cjk, self.letters + letters
             in_document += sum(1 for _ in splitter.split(document.text, ends_document=document.ends_document))
             if document.ends_document and in_document:
                 self.sentences.append(in_document)
                 in_document = 0
         if in_document:
             self.sentences.append(in_document)
-
-    def _count_letters(self, text: str) -> None:
-        codes = np.frombuffer(text.encode("utf-32-le", "replace"), dtype=np.uint32)
-        cjk = sum(int(((codes >= ord(first)) & (codes <= ord(last))).sum()) for first, last in CJK_BLOCKS)
-        self.cjk += cjk
-        # Letters of other scripts: beyond ASCII all but punctuation and symbols of the general blocks.
-        is_ascii_letter = ((codes | 32) >= ord("a")) & ((codes | 32) <= ord("z"))
-        is_other_letter = (codes >= 0xC0) & ((codes < 0x2000) | (codes > 0x303F)) & (codes < 0xFF00)
-        self.letters += int((is_ascii_letter | is_other_letter).sum())

@@ -25,9 +25,16 @@ MAX_FIGURE = 1e100
 _FIGURES = (
     "length.steps", "length.seconds", "config.train.warmup_ratio", "config.train.warmup_steps",
     "config.train.schedule_steps", "config.train.max_grad_norm", "data.statistics.vocab_size",
-    "data.statistics.unigram_entropy.train", "data.statistics.unigram_entropy.validation", "progress.tokens",
+    "data.statistics.unigram_entropy.train", "data.statistics.unigram_entropy.validation",
+    "data.statistics.held_out", "progress.tokens",
 )  # fmt: skip
 """Values of a run's manifest that are computed with."""
+FEW_EXAMPLES = 500
+"""Held-out examples below which an accuracy is shown with its error."""
+_CJK_FONTS = (
+    "Noto Sans CJK", "Noto Serif CJK", "Source Han", "WenQuanYi", "Microsoft YaHei", "SimHei", "SimSun", "PingFang",
+    "Heiti", "Hiragino", "Droid Sans Fallback", "Arial Unicode",
+)  # fmt: skip
 _TASKS = {"nsp": "next sentence", "sop": "sentence order"}
 _ACCURACIES = {"nsp": "NSP accuracy", "sop": "sentence-order accuracy"}
 """Figures of both tasks are kept by the names of `nsp`."""
@@ -56,7 +63,7 @@ PANELS = (
     Panel("masked tokens: loss", "nats per token", _MLM_LOSS, "validation_mlm_loss", axis=()),
     Panel("masked tokens: accuracy", "", "mlm_accuracy", "validation_mlm_accuracy", (0.0, 0.2), is_share=True),
     Panel("{pairs}: loss", "nats per pair", "nsp_loss", "validation_nsp_loss", (0.0, 0.75), math.log(2)),
-    Panel("{pairs}: accuracy", "", "nsp_accuracy", "validation_nsp_accuracy", (0.4, 1.0), 0.5, is_share=True),
+    Panel("{pairs}: accuracy", "", "nsp_accuracy", "validation_nsp_accuracy", (0.4, 0.8), 0.5, is_share=True),
 )
 MORE_PANELS = (
     Panel("learning rate", "", "learning_rate"),
@@ -64,6 +71,14 @@ MORE_PANELS = (
     Panel("speed", "tokens/s, without padding", "tokens_per_second"),
     Panel("waiting for data", "of the time", "data_wait_share", axis=(0.0, 0.05), is_share=True),
 )
+
+
+def run_folders(folder: Path) -> list[Path]:
+    """Return a run folder, or those that `run` has written into a folder, in their order."""
+    found = [path.parent for pattern in ("train", "train/*") for path in folder.glob(f"{pattern}/metrics.jsonl")]
+    if not found or (folder / "metrics.jsonl").is_file():
+        return [folder]
+    return sorted(found, key=lambda run: (run / "metrics.jsonl").stat().st_mtime)
 
 
 def draw_curves(runs: list[Path], output: Path) -> Path:
@@ -170,19 +185,38 @@ def _encode(figure: Any, form: str, *, dpi: int) -> bytes:
 
 def figure_of(runs: list[Path], records: Sequence[Mapping[str, Any]], metrics: list[Metrics], panels: Panels) -> Any:
     """Draw panels of run folders, whose manifests and metrics have been read."""
-    num_rows = len(panels) // 2
+    drawn = {name for lines in metrics for line in lines for name, value in line.items() if value is not None}
+    panels = tuple(panel for panel in panels if drawn & {panel.training, panel.validation})
+    num_rows = max(1, math.ceil(len(panels) / 2))
     # Without pyplot, matplotlib needs no display and leaves no global state.
     matplotlib = import_extra("matplotlib.figure", "plot", "pictures", where="the extra 'plot'")
     figure = matplotlib.Figure(figsize=(10, 3 * num_rows))
     # Fixed margins: a layout by matplotlib would take as long as the drawing, at the end of every run.
-    figure.subplots_adjust(left=0.1, right=0.98, bottom=0.09, top=0.94, wspace=0.3, hspace=0.35)
-    pairs = _names_of_pairs(records, _TASKS)
-    for axes, panel in zip(figure.subplots(num_rows, 2).flat, panels, strict=True):
-        panel = panel._replace(title=panel.title.format(pairs=pairs))
-        _draw_panel(axes, panel, run_names(runs), metrics)
-        if axes.has_data():
+    edge = 0.54 / (3 * num_rows)
+    figure.subplots_adjust(left=0.1, right=0.98, bottom=edge, top=1 - edge * 2 / 3, wspace=0.3, hspace=0.35)
+    pairs, (names, font) = _names_of_pairs(records, _TASKS), _drawable(run_names(runs))
+    with import_extra("matplotlib", "plot", "pictures", where="the extra 'plot'").rc_context(font):
+        for axes, panel in zip(figure.subplots(num_rows, 2).flat, panels, strict=False):
+            _draw_panel(axes, panel._replace(title=panel.title.format(pairs=pairs)), names, metrics)
             _draw_references(axes, panel, records)
+        for axes in figure.axes[len(panels) :]:
+            axes.remove()
     return figure
+
+
+def _drawable(names: list[str]) -> tuple[list[str], dict[str, Any]]:
+    """Return the names of runs as they can be drawn, and the font that Chinese ones need."""
+    from matplotlib.font_manager import fontManager
+
+    if all(name.isascii() for name in names):
+        return names, {}
+    installed = {entry.name for entry in fontManager.ttflist}
+    if fonts := [font for font in sorted(installed) if font.startswith(_CJK_FONTS)]:
+        return names, {"font.family": ["DejaVu Sans", fonts[0]]}
+    numbered = [name if name.isascii() else f"run {number}" for number, name in enumerate(names, start=1)]
+    said = ", ".join(f"{label} is {name}" for label, name in zip(numbered, names, strict=True) if label != name)
+    print(f"no font has Chinese characters (install fonts-noto-cjk), so in the picture {said}")
+    return numbered, {}
 
 
 def _draw_references(axes: Any, panel: Panel, records: Sequence[Mapping[str, Any]]) -> None:
@@ -190,7 +224,7 @@ def _draw_references(axes: Any, panel: Panel, records: Sequence[Mapping[str, Any
     lines = [("chance", panel.chance)]
     if panel.training == _MLM_LOSS:
         sizes = {value_of(record, "data.statistics.vocab_size") for record in records}
-        entropies = {value_of(record, "data.statistics.unigram_entropy.validation") for record in records}
+        entropies = {frequency_loss(record) for record in records}
         # Of runs on different data there is no common line.
         size, entropy = (values.pop() if len(values) == 1 else None for values in (sizes, entropies))
         lines = [("all tokens equally likely", math.log(size) if size else None), ("token frequencies", entropy)]
@@ -199,6 +233,19 @@ def _draw_references(axes: Any, panel: Panel, records: Sequence[Mapping[str, Any
             axes.axhline(value, linestyle=style, color="black", linewidth=0.9, alpha=0.6, label=label)
     is_crowded = len(records) > 1
     axes.legend(fontsize="x-small" if is_crowded else "small", framealpha=0.6)
+
+
+def with_error(accuracy: float, examples: int | None, form: str = ".1%") -> str:
+    """Return an accuracy, of few examples with its standard error."""
+    if not examples or examples >= FEW_EXAMPLES:
+        return format(accuracy, form)
+    return f"{accuracy:{form}} ± {math.sqrt(accuracy * (1 - accuracy) / examples):{form}}"
+
+
+def frequency_loss(record: Mapping[str, Any]) -> float | None:
+    """Return the held-out loss of a model that knows only how frequent each token is in training."""
+    losses = [value_of(record, f"data.statistics.unigram_entropy.{split}") for split in ("validation", "train")]
+    return next((loss for loss in losses if loss is not None), None)
 
 
 def perplexity(loss: float) -> float:
@@ -224,10 +271,8 @@ def _draw_panel(axes: Any, panel: Panel, names: list[str], metrics: list[Metrics
                 width = 1.0 if name == panel.training else 1.6
                 colour = f"C{number}" if len(names) > 1 else ("C0" if name == panel.training else "C1")
                 steps, values = zip(*points, strict=True)
+                style = style if len(points) > 1 else "o"  # a line has two points
                 axes.plot(steps, values, style, label=prefix + label, color=colour, linewidth=width, markersize=4)
-    if not axes.has_data():  # without pairs there is no next sentence
-        axes.set_axis_off()
-        return
     axes.set(title=panel.title, xlabel="step", ylabel=panel.unit)
     axes.update_datalim([(axes.dataLim.x0, value) for value in panel.axis])
     axes.autoscale_view()

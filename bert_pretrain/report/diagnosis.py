@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from bert_pretrain.report.curves import value_of
+from bert_pretrain.report.curves import frequency_loss, value_of
 
 NUM_POINTS = 400
 """Points that the lines of a run are summed up to, at most."""
@@ -33,10 +33,11 @@ ABOVE_START_NATS, ABOVE_PLATEAU_NATS = 0.3, 0.2
 """Where no healthy loss is after the warm-up: above the first one, or for long above that of token frequencies."""
 STUCK_SHARE = 0.05
 """Of what a loss has fallen so far: it no longer falls."""
-NSP_NATS, NSP_CHANCE = 1.0, 0.53
-"""How far masked tokens are learnt before next sentences must be, and the accuracy that is chance."""
+NSP_NATS, NSP_CHANCE, NSP_STEPS = 1.0, 0.53, 3000
+"""How far masked tokens are learnt before next sentences must be, the accuracy that is chance, and the steps that a
+healthy run may stay at it."""
 NORM_FACTOR = 10.0
-_LOSSES = {"validation_mlm_loss": ("validation", "held-out"), "mlm_loss": ("train", "training")}
+_LOSSES = {"validation_mlm_loss": "held-out", "mlm_loss": "training"}
 """The figures that tell whether a model has learnt anything, the better one first."""
 
 
@@ -212,6 +213,8 @@ class Diagnosis:
         accuracies, losses = self._values("nsp_accuracy"), self._values("mlm_loss")
         if self._entropy is None or min(len(accuracies), len(losses)) < number or not self._has_next_sentence:
             return None
+        if self._num_steps < NSP_STEPS:
+            return None
         accuracy = max(_mean(accuracies[-number:]), _mean(accuracies[-self._number_of_points(LONG, 3) :]))
         if max(losses[-number:]) > self._entropy - NSP_NATS or accuracy > NSP_CHANCE:
             return None
@@ -235,21 +238,28 @@ def diagnose(record: Mapping[str, Any], lines: Iterable[Mapping[str, Any]]) -> l
 def nothing_learnt(record: Mapping[str, Any], lines: Iterable[Mapping[str, Any]]) -> Hint | None:
     """Return a hint if a model is no better than the frequencies of the tokens, which need no network.
 
-    It compares the last held-out loss, or that of training where nothing is held out, with the loss of the token
-    frequencies of training on the same split.
+    It compares the last held-out loss with that of the training frequencies on the held-out rows; where nothing is
+    held out, that of training with the entropy of the training split.
     """
-    last = {name: value for line in lines for name in _LOSSES if (value := _number(line, name)) is not None}
-    for name, (split, what) in _LOSSES.items():
-        entropy: float | None = value_of(record, f"data.statistics.unigram_entropy.{split}")
-        if name in last and entropy is not None:
-            if last[name] < entropy - PLATEAU_NATS:
-                return None
-            return Hint(
-                "nothing learnt",
-                f"the {what} loss of masked tokens ended at {last[name]:.2f} nats; the frequencies of the tokens alone "
-                f"give {entropy:.2f}",
-                "train for more steps or with another train.peak_lr; check the data with 'bert-pretrain inspect'",
-            )
+    found: dict[str, list[float]] = {name: [] for name in _LOSSES}
+    for line in lines:
+        for name in _LOSSES:
+            if (value := _number(line, name)) is not None:
+                found[name].append(value)
+    references = (frequency_loss(record), value_of(record, "data.statistics.unigram_entropy.train"))
+    for (name, what), reference in zip(_LOSSES.items(), references, strict=True):
+        if not found[name] or reference is None:
+            continue
+        start, last = found[name][0], found[name][-1]
+        if last < reference - PLATEAU_NATS:
+            return None
+        has_fallen = last < start - FAR_NATS
+        return Hint(
+            "only token frequencies learnt" if has_fallen else "nothing learnt",
+            f"the {what} loss of masked tokens began at {start:.2f} and ended at {last:.2f} nats; the frequencies of "
+            f"the training tokens alone give {reference:.2f}",
+            "train for more steps or with another train.peak_lr; check the data with 'bert-pretrain inspect'",
+        )
     return None
 
 

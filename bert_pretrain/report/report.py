@@ -5,6 +5,7 @@ figures of these runs are not.
 """
 
 import base64
+import math
 import statistics
 from collections.abc import Mapping
 from datetime import UTC, datetime
@@ -17,12 +18,15 @@ from bert_pretrain.report.curves import (
     Metrics,
     as_png,
     figure_of,
+    frequency_loss,
     pair_accuracy,
     perplexity,
     read_metrics,
     read_run_record,
+    run_folders,
     run_names,
     value_of,
+    with_error,
     write_figure,
     write_file,
 )
@@ -49,6 +53,7 @@ def write_report(runs: list[Path], output: Path) -> tuple[Path, Path]:
 
     The page has the name of the picture with the ending `.html`.
     """
+    runs = [run for folder in runs for run in run_folders(folder)]
     page = output.with_suffix(".html")
     if page == output:
         output = output.with_suffix(".png")
@@ -64,9 +69,10 @@ def write_report(runs: list[Path], output: Path) -> tuple[Path, Path]:
             {
                 "name": name,
                 "hints": hints,
-                "cells": _cells(lines),
+                "cells": _cells(lines, value_of(record, "data.statistics.held_out")),
                 "use": use_of(record, lines),
                 "settings": _settings(run, record),
+                "normal": normal_values(record),
             }
         )
     settings = list(dict.fromkeys(name for summary in summaries for name in summary["settings"]))
@@ -76,6 +82,31 @@ def write_report(runs: list[Path], output: Path) -> tuple[Path, Path]:
     write_file(page, text.encode())
     output.stat()  # raises if the picture was removed meanwhile
     return output, page
+
+
+def normal_values(record: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Return what to expect of the figures of a run, by its own recipe."""
+    size, frequencies = value_of(record, "data.statistics.vocab_size"), frequency_loss(record)
+    is_unigram = value_of(record, "config.train.mlm_bias") == "unigram"
+    first = frequencies if is_unigram else math.log(size) if size else None
+    found = []
+    if first is not None:
+        why = "token frequencies, by mlm_bias unigram" if is_unigram else f"the logarithm of {size:,} tokens"
+        found.append(("First loss", f"about {first:.1f} nats: {why}; less from the weights of another model."))
+    if frequencies is not None:
+        plateau = (
+            f"near {frequencies:.1f} nats, which token frequencies give, for hundreds to thousands of steps, longer "
+        )
+        found.append(("Plateau", f"{plateau}for deep models; the loss falls again once the model uses context."))
+    objective = value_of(record, "data.statistics.next_sentence")
+    if objective in ("nsp", "sop"):
+        name = "Next sentence" if objective == "nsp" else "Sentence order"
+        found.append((name, "50 % for hundreds to thousands of steps, often until the other loss leaves its plateau."))
+    if norm := value_of(record, "config.train.max_grad_norm"):
+        found.append(("Gradient norm", f"high at first, then slowly changing; above {norm:g} it is clipped."))
+    if value_of(record, "config.model.hidden_dropout_prob"):
+        found.append(("Held out and training", "with dropout, the held-out loss may stay below that of training."))
+    return found
 
 
 def _settings(run: Path, record: Mapping[str, Any]) -> dict[str, str]:
@@ -101,18 +132,20 @@ def _as_text(value: object) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
-def _cells(metrics: Metrics) -> list[str]:
+def _cells(metrics: Metrics, held_out: int | None) -> list[str]:
     training = [line for line in metrics if "skipped_steps" in line]
     validation = next((line for line in reversed(metrics) if "validation_mlm_loss" in line), {})
     last = training[-1] if training else {}
     loss = validation.get("validation_mlm_loss")
+    accuracy = validation.get("validation_nsp_accuracy")
+    accuracy = None if accuracy is None else with_error(accuracy, held_out)
     values = (
         (last.get("step", validation.get("step")), ",.0f"),
         (last.get("examples"), ",.0f"),
         (loss, ".3f"),
         (None if loss is None else perplexity(loss), ",.1f"),
         (validation.get("validation_mlm_accuracy"), ".1%"),
-        (validation.get("validation_nsp_accuracy"), ".1%"),
+        (accuracy, ""),
         (_median(training, "tokens_per_second"), ",.0f"),
         (_median(training, "mfu"), ".1%"),
     )

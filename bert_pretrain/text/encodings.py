@@ -41,6 +41,14 @@ _CENTRAL, _TIE = ("cp1250", "iso8859_2", "cp1257"), 0.03
 """Western European text fits these better than cp1252 at times, by so little; Czech or Polish text by more."""
 _SUPERSETS = {"gb2312": "gb18030", "gbk": "gb18030"}
 """Text that is called by the first often holds characters of the second, which reads all else alike."""
+_CHINESE = {"gb18030": "cp950", "cp950": "gb18030", "big5": "gb18030", "big5hkscs": "gb18030"}
+"""Encodings that read most of each other's text, as rare characters, and the other of each."""
+_COMMON_CHARACTERS = frozenset(
+    "的一是不了個个在你有用這这來来我以可人道中他到上如為为要下時时行們们說说使大件得能之和會会將将它子也數数那出於于文過过就此去"
+    "後后些面發发本多同作裡里開开器所見见看自進进程方只事好何並并對对前果其而定應应"
+)
+"""Four of ten in running text are among these; misread, nearly none."""
+_MIN_IDEOGRAPHS = 20
 _KNOWN_AS = {
     "gb18030": "GB18030 (GBK, GB2312)",
     "cp950": "Big5 (cp950)",
@@ -56,6 +64,8 @@ def encoding_of(sample: bytes, expected: str, location: str) -> str:
     if expected != AUTO:
         expected = codecs.lookup(expected).name.removesuffix("-sig")
         expected = _SUPERSETS.get(expected, expected)
+        if other := _other_chinese(sample, expected):
+            raise _foreign(sample, expected, other, location)
         if not _is_foreign(sample, expected) and (expected == UTF8 or not _is_surely_utf8(sample, expected)):
             return expected
     likely = likely_encoding(sample)
@@ -75,8 +85,23 @@ def likely_encoding(sample: bytes) -> str | None:
     for begin, size in ((0, _GUESS_BYTES), *((begin, _PIECE_BYTES) for begin in range(0, _GUESS_BYTES, _PIECE_BYTES))):
         name = _guess(sample[begin : begin + size])
         if name is not None and not _is_foreign(sample, name):
-            return name
+            return _other_chinese(sample, name) or name
     return None
+
+
+def _other_chinese(sample: bytes, encoding: str) -> str | None:
+    """Return Big5 for GB18030, or the reverse, if the text has far more common characters in it."""
+    other = _CHINESE.get(encoding)
+    if other is None or _is_surely_utf8(sample, encoding) or _is_foreign(sample, other):
+        return None
+    own_share, other_share = _common_share(sample, encoding), _common_share(sample, other)
+    return other if other_share > 0.1 and other_share > 3 * own_share else None
+
+
+def _common_share(sample: bytes, encoding: str) -> float:
+    """Return the share of common characters among the Chinese ones, 0 where there are few."""
+    found = [character for character in _marked(sample, encoding) if "\u4e00" <= character <= "\u9fff"]
+    return sum(character in _COMMON_CHARACTERS for character in found) / max(len(found), _MIN_IDEOGRAPHS)
 
 
 def _guess(sample: bytes) -> str | None:

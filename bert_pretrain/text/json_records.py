@@ -99,5 +99,6 @@ def as_record(value: Any, position: Position) -> dict[str, Any]:
     """Return a JSON value, which must be an object."""
     if not isinstance(value, dict):
         what = f"the record is not an object but {type(value).__name__}"
-        raise InputError(what, where=str(position), remedy="write {...} with a field for the text")
+        remedy = "write {...} with a field for each column, such as text"
+        raise InputError(what, where=str(position), remedy=remedy)
     return value

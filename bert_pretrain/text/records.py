@@ -33,7 +33,10 @@ SURPLUS: Any = None
 # CSV is read strictly: otherwise an unclosed quote would join all following lines into one text. In TSV, as registered
 # at IANA and used by GLUE, a tab always separates and a quote is an ordinary character.
 _TSV: dict[str, Any] = {"delimiter": "\t", "quoting": csv.QUOTE_NONE}
-_NAME_THE_FIELD = "name the field of the text: --set data.text_field=NAME (embed and evaluate: --text-field NAME)"
+_NAME_THE_FIELD = (
+    "name the field of the text: --set data.text_field=NAME, or NAME,NAME where inputs differ (embed and evaluate: "
+    "--text-field NAME)"
+)
 _MAX_WITHOUT_FIELD = 1000
 """Records at the beginning of a source after which a field that none of them has is taken for a mistake."""
 
@@ -53,7 +56,7 @@ def read_records(
     Args:
         part: what to read; anything but JSON lines is one part.
         counts: blank lines and repaired characters are added to it.
-        columns: those needed, which a table must have; of Parquet and `datasets` only these are read. All if empty.
+        columns: those to read, of which a table must have one; all if empty.
         strict: whether text that is not UTF-8 is an error instead of being repaired.
         max_bytes: of a record; those of `datasets` may be larger.
         header: the names of the columns, if CSV or TSV has no header.
@@ -146,7 +149,7 @@ def _read_csv(
     reader = csv.reader(lines(), **dialect)
     try:
         names = list(header) or next(filter(None, reader), [])
-        _check_columns(part, columns, names)
+        _present(part, columns, names)
         position, num_bytes = Position(part, "line", reader.line_num + 1), 0
         for row in reader:
             surplus = row[len(names) :]
@@ -176,7 +179,7 @@ def _read_parquet(part: ByteRange, columns: Sequence[str], max_bytes: int) -> It
     try:
         with _open_parquet(part.source.location) as (table, size):
             num_bytes, most = 0, max(max_bytes, _MAX_UNFOLDING * size)
-            _check_columns(part, columns, table.schema_arrow.names)
+            columns = _present(part, columns, table.schema_arrow.names)
             next_row = Position(part, "row", 1)
             for group in range(table.num_row_groups):
                 rows = _rows_at_once(table.metadata.row_group(group), columns, max_bytes, next_row)
@@ -246,8 +249,8 @@ def num_rows(source: Source) -> int:
 def dataset_records(part: ByteRange, splits: Iterable[Any], columns: Sequence[str] = ()) -> Iterator[Record]:
     """Yield the rows of splits of a dataset; the numbers of a `ClassLabel` become their names."""
     for rows in splits:
-        _check_columns(part, columns, rows.column_names)
-        selected = rows.select_columns(list(columns)) if columns else rows
+        present = _present(part, columns, rows.column_names)
+        selected = rows.select_columns(list(present)) if present else rows
         namers = {name: namer for name, feature in selected.features.items() if (namer := _namer(feature))}
         for index, record in enumerate(selected, start=1):
             named = {name: namer(record[name]) for name, namer in namers.items()}
@@ -277,10 +280,13 @@ def _namer(feature: Any) -> Callable[[Any], Any] | None:
     return None
 
 
-def _check_columns(part: ByteRange, columns: Sequence[str], found: Sequence[str]) -> None:
-    for name in columns:
-        if name not in found:
-            raise _no_field(f"there is no column '{name}'", found, part.source.location)
+def _present(part: ByteRange, columns: Sequence[str], found: Sequence[str]) -> Sequence[str]:
+    """Return those of some columns that a table has, at least one."""
+    present = [name for name in columns if name in found]
+    if columns and not present:
+        names = " or ".join(f"'{name}'" for name in columns)
+        raise _no_field(f"there is no column {names}", found, part.source.location)
+    return present
 
 
 def _no_field(what: str, names: Sequence[str], where: str) -> InputError:

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-from bert_pretrain.config import DataConfig
+from bert_pretrain.config import Boundary, DataConfig
 from bert_pretrain.errors import ConfigError, InputError
 from bert_pretrain.storage.compression import COMPRESSIONS
 from bert_pretrain.storage.files import open_input
@@ -153,9 +153,12 @@ def resolve(
             where="data.input_weights",
             remedy="spell it as the input: " + ", ".join(inputs),
         )
+    boundaries = config.document_boundary if isinstance(config.document_boundary, dict) else {}
+    boundary_of = dict(boundaries)  # by location
     sources = []
     for item in inputs:
         found, weight = _resolve_one(item), config.input_weights.get(item, 1.0)
+        boundary_of |= {source.location: boundaries[item] for source in found if item in boundaries}
         found = found if every_split else _for_training(item, found, holds_out=not config.validation)
         sources += [replace(source, weight=weight) for source in found]
     held_out = [source for source in sources if source.is_validation]
@@ -165,6 +168,7 @@ def resolve(
     for item in config.validation:
         found = _resolve_one(item)
         found = [source for source in found if source.split in VALIDATION] or found
+        boundary_of |= {source.location: boundaries[item] for source in found if item in boundaries}
         held_out += [replace(source, is_validation=True) for source in found]
     sources += held_out
     seen: set[str] = set()
@@ -178,7 +182,14 @@ def resolve(
             f"no version is known for {', '.join(unversioned[:3])}{' …' if len(unversioned) > 3 else ''}: a change of "
             "its content will not be detected, and the same command will be treated as complete"
         )
-    sources = [examined(source, config, whole_words=whole_words) for source in sources]
+    known = {*inputs, *config.validation, *(source.location for source in sources)}
+    if unknown := set(boundaries) - known:
+        what, remedy = f"'{min(unknown)}' is no input", "spell it as the input: " + ", ".join(inputs)
+        raise ConfigError(what, where="data.document_boundary", remedy=remedy)
+    sources = [
+        examined(source, config, whole_words=whole_words, boundary=boundary_of.get(source.location))
+        for source in sources
+    ]
     if config.encoding == AUTO and (
         others := Counter(source.encoding for source in sources if source.encoding != UTF8)
     ):
@@ -193,6 +204,17 @@ def _for_training(item: str, sources: list[Source], *, holds_out: bool) -> list[
         return sources
     train, held_out = training_splits(item, list(splits), holds_out=holds_out)
     return [splits[train], *([replace(splits[held_out], is_validation=True)] if held_out else [])]
+
+
+def is_mix(sources: Sequence[Source], config: DataConfig) -> bool:
+    """Whether only some of the inputs have a split for validation."""
+    of_splits = {_without_split(source) for source in sources if source.is_validation}
+    has_own = [_without_split(source) in of_splits for source in sources if not source.is_validation]
+    return not config.validation and any(has_own) and not all(has_own)
+
+
+def _without_split(source: Source) -> str:
+    return source.location.removesuffix(f"@{source.split}")
 
 
 def _resolve_one(item: str) -> list[Source]:
@@ -284,8 +306,12 @@ def evenly_spaced(items: Sequence[T], number: int) -> list[T]:
     return [items[int((place + 0.5) * len(items) / number)] for place in range(number)]
 
 
-def examined(source: Source, config: DataConfig, *, whole_words: bool = False) -> Source:
+def examined(
+    source: Source, config: DataConfig, *, whole_words: bool = False, boundary: Boundary | None = None
+) -> Source:
     """Return a source with what the beginning of its text tells: encoding, layout, and form of a table."""
+    if boundary is None:
+        boundary = config.document_boundary if isinstance(config.document_boundary, str) else "auto"
     splitter: str = config.sentence_splitter
     if splitter == "auto":
         splitter = "lines" if whole_words else "sentencex"
@@ -301,7 +327,6 @@ def examined(source: Source, config: DataConfig, *, whole_words: bool = False) -
         return replace(source, delimiter=delimiter_of(text))
     if source.format != "txt":
         return source
-    boundary: str = config.document_boundary
     if "auto" in (boundary, config.sentence_splitter):
         is_split = whole_words or has_one_sentence_a_line(text, config.language)
         if boundary == "auto":
@@ -316,20 +341,29 @@ def few_documents(number: int) -> str:
     return "" if number >= FEW_DOCUMENTS else f"the inputs hold only {number} document{'' if number == 1 else 's'}"
 
 
-def finer_boundary(sources: Sequence[Source]) -> str:
+def finer_boundary(sources: Sequence[Source], *, is_only: bool | None = None) -> str:
     """Return which setting would divide text files into more documents, as a flag and its condition; "" if none would.
 
-    The beginnings of the files are looked at, up to the first where there is one.
+    The beginnings of the files are looked at, up to the first where there is one. Unless it is the only input, the
+    setting is for that one.
     """
+    is_one = len(sources) == 1 if is_only is None else is_only
     for source in sources:
         if source.format != "txt" or source.boundary == "line":
             continue
-        lines = [line.strip() for line in decode(_sample(source), source.encoding).strip().splitlines()]
+        lines = [line.strip() for line in sample_text(source).strip().splitlines()]
         if source.boundary == "file" and not all(lines):
-            return f"--set data.document_boundary=blank_line, if blank lines of {source.location} separate documents"
+            value = f"{'' if is_one else f'{source.location}='}blank_line"
+            return f"--set data.document_boundary={value}, if blank lines of {source.location} separate documents"
         if sum(map(bool, lines)) > 1:
-            return f"--set data.document_boundary=line, if each line of {source.location} is a document or sequence"
+            value = f"{'' if is_one else f'{source.location}='}line"
+            return f"--set data.document_boundary={value}, if each line of {source.location} is a document or sequence"
     return ""
+
+
+def sample_text(source: Source) -> str:
+    """Return the beginning of a text file."""
+    return decode(_sample(source), source.encoding)
 
 
 def _sample(source: Source) -> bytes:

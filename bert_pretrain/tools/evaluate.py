@@ -6,6 +6,7 @@ from typing import Any
 
 from bert_pretrain.config import Config
 from bert_pretrain.errors import ConfigError
+from bert_pretrain.report.curves import with_error
 from bert_pretrain.storage.files import write_json
 
 
@@ -83,7 +84,10 @@ def _report(figures: Mapping[str, float], groups: Mapping[str, Mapping[str, floa
     for name, group in groups.items():
         print(f"{name:<54}{group['accuracy']:>8.2%}{group['pairs']:>9,}")
     for name, value in figures.items():
-        print(f"{name:<24}{value:>16,.4f}" if isinstance(value, float) else f"{name:<24}{value:>16,}")
+        shown = f"{value:,.4f}" if isinstance(value, float) else f"{value:,}"
+        if name == "nsp_accuracy":
+            shown = with_error(value, int(figures["examples"]), ".4f")
+        print(f"{name:<24}{shown:>16}")
     if json is not None:
         json.parent.mkdir(parents=True, exist_ok=True)
         write_json(json, {**figures, **({"groups": groups} if groups else {})})

@@ -1,6 +1,7 @@
 """`fill-mask`: the most likely tokens for each [MASK] of a text, by any BERT folder with its tokenizer."""
 
 import json
+import re
 import sys
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from bert_pretrain.tools.inference import open_bert
 from bert_pretrain.tools.unknown_words import describe_unknown, unknown_words
 
 MASK = "[MASK]"
+_LIKE_MASK = re.compile(r"[\[【［<(（]\s*(?:mask|ｍａｓｋ)\s*[\]】］>)）]", re.IGNORECASE)
 
 Answers = list[list[tuple[str, float]]]
 """For each [MASK], tokens with their probabilities, the most likely first."""
@@ -91,7 +93,9 @@ def encode_with_masks(text: str, tokenizer: Tokenizer) -> np.ndarray:
         raise InputError(
             f"the text has no {MASK}: {text[:60]!r}",
             where="TEXT",
-            remedy=f"put {MASK} where a word is missing, for example 'The capital of France is {MASK}.'",
+            remedy=f"did you mean {MASK} for {found[0]}?"
+            if (found := _LIKE_MASK.findall(text))
+            else f"put {MASK} where a word is missing, for example 'The capital of France is {MASK}.'",
         )
     ids = [tokenizer.cls_id]
     for number, piece in enumerate(text.split(MASK)):

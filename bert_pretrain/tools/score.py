@@ -104,13 +104,16 @@ def score_texts(
     scoring = _open(model, config, metric, batch_tokens)
     texts = Texts.open(inputs, text_field, encoding=encoding, skip_empty=skip_empty, prefix_field=prefix_field)
     refuse_input_as_output(output, (source.location for source in texts.sources))
-    _check_lengths(scoring, texts)
+    truncated = _check_lengths(scoring, texts, truncates=True)
     total, num_tokens = 0.0, 0
     with progress_bar(total=texts.number, unit=" texts", unit_scale=True, desc="score") as bar, _lines(output) as write:
         for scored in _scored(scoring, texts, bar.update):
             total += scored.pll
             num_tokens += scored.num_tokens
             write(_text_record(scored, unit, scoring.bert.tokenizer.tokens if per_token else None))
+    if truncated:
+        what = f"{truncated:,} texts longer than the model's {scoring.bert.max_length} positions"
+        print(f"truncated  {what}: the score is that of the beginning")
     if texts.num_skipped:
         print(f"skipped    {texts.num_skipped:,} empty texts")
     return {
@@ -215,25 +218,29 @@ def _lines(output: Path | None) -> Iterator[Callable[[dict[str, Any]], object]]:
         yield lambda record: file.write(json.dumps(record, ensure_ascii=False) + "\n")
 
 
-def _check_lengths(scoring: Scoring, texts: Iterable[Text]) -> None:
-    """Tokenize all texts, which takes little time compared with scoring them."""
-    longest = scoring.bert.max_length
+def _check_lengths(scoring: Scoring, texts: Iterable[Text], *, truncates: bool = False) -> int:
+    """Return the number of texts that are too long for the model, or refuse them."""
+    longest, num_long = scoring.bert.max_length, 0
     for group in encoded_groups(texts, scoring.bert.tokenizer, warns=False):
         for text, ids, prefix in zip(group.texts, group.ids, group.prefixes, strict=True):
             length = len(prefix) + len(ids) + 2
-            if length > longest:
+            num_long += length > longest
+            if length > longest and (not truncates or len(prefix) + 2 >= longest):
                 raise InputError(
                     f"the text has {length} tokens, the model {longest} positions: {text.text[:60]!r}",
                     where=text.where,
                     remedy="split it into sentences; the score of a truncated text is not comparable",
                 )
+    return num_long
 
 
 def _scored(scoring: Scoring, texts: Iterable[Text], done: Callable[[float], object]) -> Iterator[Scored]:
     """Yield the scores of texts in their order."""
     for group in encoded_groups(texts, scoring.bert.tokenizer):
-        scores = token_scores(scoring, group.ids, group.prefixes, done)
-        for text, ids, found in zip(group.texts, group.ids, scores, strict=True):
+        room = scoring.bert.max_length - 2
+        kept = [ids[: room - len(prefix)] for ids, prefix in zip(group.ids, group.prefixes, strict=True)]
+        scores = token_scores(scoring, kept, group.prefixes, done)
+        for text, ids, found in zip(group.texts, kept, scores, strict=True):
             yield Scored(text, ids, found)
 
 

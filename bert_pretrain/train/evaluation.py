@@ -29,7 +29,7 @@ def evaluate(model: Path, data: Path, *, config: TrainConfig, split: str = "vali
     Returns:
         `mlm_loss` (nats a predicted token), `mlm_accuracy`, `mlm_perplexity`, `nsp_loss` (nats a pair) and
         `nsp_accuracy` (both of the sentence order where that is what the data asks; absent where examples are no
-        pairs), and the numbers of `examples` and `predictions` behind them.
+        pairs, or the model has no head for them), and the numbers of `examples` and `predictions` behind them.
     """
     folder = DataFolder.open(data)
     tokenizer = folder.tokenizer()
@@ -49,10 +49,13 @@ def evaluate(model: Path, data: Path, *, config: TrainConfig, split: str = "vali
     device = hardware.choose_device(config.device)
     hardware.keep_freed_memory(device)
     dtype = hardware.choose_precision(config.precision, device).dtype
-    # A model of masked words alone has no pooler and no next-sentence head, and needs none on data without pairs.
-    of_words = ("bert.embeddings", "bert.encoder", "cls.predictions")
-    required = of_words if folder.config.next_sentence == "none" else ("bert.", "cls.")
-    network = load_model(model, attention=config.attention, device=device, dtype=dtype, required=required).model
+    required = ("bert.embeddings", "bert.encoder", "cls.predictions")
+    loaded = load_model(model, attention=config.attention, device=device, dtype=dtype, required=required)
+    network = loaded.model
+    # A model of masked tokens alone has no pooler and no next-sentence head.
+    has_pairs = not any(name.startswith(("bert.pooler", "cls.seq_relationship")) for name in loaded.fresh)
+    if not has_pairs and folder.config.next_sentence != "none":
+        print(f"{model} has no next-sentence head, so masked tokens alone are evaluated")
     check_rows(model, network.vocab_size, tokenizer, "MODEL")
     if network.config.max_position_embeddings < folder.max_seq_length:
         raise DataError(
@@ -62,7 +65,8 @@ def evaluate(model: Path, data: Path, *, config: TrainConfig, split: str = "vali
         )
     micro_batch_tokens = hardware.choose_micro_batch_tokens(config, network, folder.max_seq_length, device, dtype)
     batches = evaluation_batches(folder, split, micro_batch_tokens)
-    return evaluate_batches(PretrainingLoss(network), batches, device, dtype)
+    figures = evaluate_batches(PretrainingLoss(network), batches, device, dtype)
+    return {name: value for name, value in figures.items() if has_pairs or not name.startswith("nsp")}
 
 
 def evaluate_held_out(run: ResolvedRun, state: TrainState, micro_batch_tokens: int) -> dict[str, float] | None:

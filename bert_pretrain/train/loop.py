@@ -73,12 +73,14 @@ def fit(
                 loss_scale=state.loss_scale, dist_context=run.dist_context,
             )  # fmt: skip
             state.count(batch)
+            before = now.seconds
             now = clock.boundary(signals.take())
             is_last = run.length.is_over(progress.step, now.seconds, now.reserve)
             log_due, eval_due, save_due = (
                 is_last or progress.step % every == 0
                 for every in (config.log_every, config.eval_every, config.save_every)
             )
+            eval_due |= run.evaluates_by_clock(before, now)
             if log_due or eval_due or save_due or clock.is_first_step:
                 _wait_for(run.device)  # so that evaluating and saving are not timed as training
             clock.end_step(state, batch, batches.last_wait_seconds)

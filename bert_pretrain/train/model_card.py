@@ -16,7 +16,7 @@ from bert_pretrain import __version__
 from bert_pretrain.model.bert import BertForPreTraining
 from bert_pretrain.model.hub import name_of_folder
 from bert_pretrain.model.scale import common_rate
-from bert_pretrain.report.curves import PANELS, as_png, figure_of, perplexity, read_metrics
+from bert_pretrain.report.curves import PANELS, as_png, figure_of, perplexity, read_metrics, with_error
 from bert_pretrain.report.diagnosis import Hint
 from bert_pretrain.report.render import render
 from bert_pretrain.report.use import Use, expected_use
@@ -79,7 +79,7 @@ def model_card(
         has_curves=has_curves,
         warning=warning,
         progress=progress,
-        figures=[(one.title, format(values[one.name], one.form)) for one in _figures(run, values)],
+        figures=[(one.title, _shown(one, values, run)) for one in _figures(run, values)],
         use=_use(run, values),
         evaluated_step=values.get("step"),
         held_out=run.data.rows("validation"),
@@ -126,6 +126,12 @@ def _figures(run: ResolvedRun, values: Mapping[str, Any]) -> list[_Figure]:
     """Return the figures that have values; NSP is called SOP where sentence order was trained."""
     name = "SOP" if run.data.config.next_sentence == "sop" else "NSP"
     return [one._replace(title=one.title.replace("NSP", name)) for one in _FIGURES if values.get(one.name) is not None]
+
+
+def _shown(one: _Figure, values: Mapping[str, Any], run: ResolvedRun) -> str:
+    if one.name == "validation_nsp_accuracy":
+        return with_error(values[one.name], run.data.rows("validation"), one.form)
+    return format(values[one.name], one.form)
 
 
 def _data_rows(run: ResolvedRun) -> list[tuple[str, str]]:

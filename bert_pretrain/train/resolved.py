@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from bert_pretrain.config import Config, ModelConfig
+from bert_pretrain.config import DEFAULT_EVAL_EVERY, Config, ModelConfig
 from bert_pretrain.errors import ConfigError
 from bert_pretrain.examples.shards import DataFolder
 from bert_pretrain.model.attention import choose_attention
@@ -103,6 +103,13 @@ class ResolvedRun:
             "language": self.data.config.language,
             "tokens": tokens,
         }
+
+    def evaluates_by_clock(self, before: float, now: Boundary) -> bool:
+        """Whether an eighth of a time budget ends between two steps, and an evaluation, by default, costs little."""
+        seconds, is_default = self.length.seconds, self.config.train.eval_every == DEFAULT_EVAL_EVERY
+        if seconds is None or not is_default or now.reserve > 0.02 * seconds:
+            return False
+        return int(8 * before / seconds) < int(8 * now.seconds / seconds)
 
     def learning_rate(self, step: int, now: Boundary) -> float:
         """Return the learning rate of the update that follows `step` finished ones."""

@@ -18,7 +18,7 @@ from bert_pretrain.examples.shards import DataFolder
 from bert_pretrain.model.bert import BertForPreTraining
 from bert_pretrain.model.folder import CARD
 from bert_pretrain.model.huggingface import exported, load_weights, save_tensors
-from bert_pretrain.report.curves import value_of
+from bert_pretrain.report.curves import read_metrics, value_of
 from bert_pretrain.report.diagnosis import Diagnosis, nothing_learnt
 from bert_pretrain.storage import manifest
 from bert_pretrain.storage.files import atomic_folder, write_text
@@ -34,7 +34,7 @@ from bert_pretrain.train.loss import PretrainingLoss
 from bert_pretrain.train.metrics import MetricsFile
 from bert_pretrain.train.model_card import draw_beside_card, model_card
 from bert_pretrain.train.optim.optimizer import make_optimizers
-from bert_pretrain.train.optim.schedule import duration
+from bert_pretrain.train.optim.schedule import duration, too_long
 from bert_pretrain.train.output_bias import unigram_bias
 from bert_pretrain.train.positional_heads import start_positional_heads
 from bert_pretrain.train.resolved import ResolvedRun, describe, identity_of, resolve_run
@@ -56,12 +56,14 @@ def train(
     resume: bool = True,
     overwrite: bool = False,
     dry_run: bool = False,
+    corpus_tokens: float | None = None,
 ) -> Path:
     """Train a BERT and return the path of the final model folder.
 
     Started by `torchrun`, this is one of several processes that train together. Of `config`, the sections `model` and
     `train` matter here. `init_from` is any BERT folder; with `carry_optimizer`, which takes optimizer state and step
-    from there too, a checkpoint of ours. With `dry_run` it only says what the run would do and how long it would take.
+    from there too, a checkpoint of ours. With `dry_run` it only says what the run would do and how long it would take;
+    `corpus_tokens` are those of the text that `data` is a sample of.
     After SIGINT or SIGTERM it raises `Interrupted`, once the checkpoint is written.
     """
     dist_context = distributed.init_distributed(config.train.device)
@@ -86,7 +88,7 @@ def train(
 
         is_done, latest = dist_context.run_on_main(claim)
         if not is_done and dry_run:
-            _dry_run(run, latest)
+            _dry_run(run, latest, corpus_tokens)
         elif not is_done:
             _train(run, latest, identity)
     return output / "model"
@@ -108,9 +110,9 @@ def _train(run: ResolvedRun, latest: Checkpoint | None, identity: dict[str, Any]
         _finish(run, state, log, identity)
 
 
-def _dry_run(run: ResolvedRun, latest: Checkpoint | None) -> None:
+def _dry_run(run: ResolvedRun, latest: Checkpoint | None, corpus_tokens: float | None) -> None:
     """Say what the run would do and how long it would take; refuse what it would refuse before its first step."""
-    state, micro_batch_tokens = _prepare(run, latest)
+    state, micro_batch_tokens = _prepare(run, latest, corpus_tokens)
     check_trackers(run.config.train.trackers)
     seconds = time_steps(run, state, _training_data(run, state, micro_batch_tokens))
     if run.length.steps is not None:
@@ -119,13 +121,21 @@ def _dry_run(run: ResolvedRun, latest: Checkpoint | None) -> None:
     else:
         time = f"{run.length} for about {(run.length.seconds or 0.0) / seconds:,.0f} steps"
     print(f"time       {time} of {seconds:.3g} s, without evaluations and checkpoints; nothing was written (--dry-run)")
+    if run.length.steps is not None and (warning := too_long(left * seconds)):
+        print(warning)
 
 
-def _prepare(run: ResolvedRun, latest: Checkpoint | None) -> tuple[TrainState, int]:
+def _prepare(run: ResolvedRun, latest: Checkpoint | None, corpus_tokens: float | None = None) -> tuple[TrainState, int]:
     """Return the state to begin with, and the size of a micro-batch; describe the run."""
     model = _make_model(run, latest)
     micro_batch_tokens = _micro_batch_tokens(run, model, latest)
     print(describe(run, model.num_parameters, micro_batch_tokens))
+    tokens = corpus_tokens or run.data.manifest["corpus"]["tokens"]
+    if model.num_parameters > tokens and run.init is None:
+        print(
+            f"warning: {model.num_parameters:,} weights for {tokens:,.0f} tokens of text\n  hint: a smaller model, "
+            "such as --config tiny, learns more from so little; 'run auto' plans one"
+        )
     state = _make_state(run, model, latest)
     if latest is not None:
         print(describe_resume(latest, run))
@@ -217,6 +227,7 @@ def _record(run: ResolvedRun) -> dict[str, Any]:
                 "next_sentence": data.config.next_sentence,
                 "vocab_size": run.tokenizer.vocab_size,
                 "language": data.config.language,
+                "held_out": data.rows("validation"),
                 "unigram_entropy": {
                     name: value_of(split, "statistics.unigram_entropy")
                     for name, split in data.manifest["splits"].items()
@@ -245,9 +256,8 @@ def _finish(run: ResolvedRun, state: TrainState, log: RunLog, identity: dict[str
     """Write the final model and, last of all, the manifest with the final figures."""
     if not run.dist_context.is_main:
         return
-    lines = [line for line in (log.last_training, log.last_validation) if line is not None]
     record = _record(run)
-    warning = nothing_learnt(record, lines)
+    warning = nothing_learnt(record, read_metrics(run.output))
     with atomic_folder(run.output / "model") as temporary:
         weights, _ = exported({name: parameter.detach() for name, parameter in state.model.named_parameters()})
         save_tensors(weights, state.model, temporary, run.tokenizer, run.pretraining(state.progress.tokens))

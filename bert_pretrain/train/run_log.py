@@ -1,6 +1,7 @@
 """What users see of a run: lines on the console, the progress bar, `metrics.jsonl`, trackers; on the first rank."""
 
 import datetime
+import math
 import os
 import platform
 from collections.abc import Sequence
@@ -11,7 +12,7 @@ from tqdm import tqdm
 from bert_pretrain.parallel.progress import progress_bar
 from bert_pretrain.train import metrics
 from bert_pretrain.train.metrics import MetricsFile
-from bert_pretrain.train.optim.schedule import Length
+from bert_pretrain.train.optim.schedule import Length, too_long
 from bert_pretrain.train.state import Progress
 from bert_pretrain.train.trackers import Tracker, grouped
 
@@ -47,6 +48,10 @@ class RunLog:
     def training(self, line: dict[str, Any]) -> None:
         """Pass on the line of an interval."""
         self._bar.set_postfix_str(metrics.bar_text(line), refresh=False)
+        if self._file is not None and self._file.last_training is None and self._length.steps is not None:
+            per_step = line["examples"] / line["step"] / (line["examples_per_second"] or math.inf)
+            if warning := too_long((self._length.steps - line["step"]) * per_step):
+                tqdm.write(warning)
         self._pass_on(line)
 
     def validation(self, step: int, figures: dict[str, float] | None) -> None:

@@ -57,15 +57,17 @@ def read(toy_model: Path, tmp_path: Path) -> Read:
     return read_one
 
 
-def test_conll_2003_is_read_with_its_ending_and_its_iob1(read: Read) -> None:
+def test_conll_2003_is_read_with_its_ending_and_its_iob1(read: Read, capsys: pytest.CaptureFixture[str]) -> None:
     for name, how in (("eng.train", {}), ("train.csv", {"format": "conll"})):
         first, second = read("tag", name, CONLL_2003, **how)[0]
         assert (first.words, first.tags) == (["Paris", "Berlin", "wins"], ["B-LOC", "B-LOC", "O"])
         assert (second.words, second.tags) == (["Anna", "Lee"], ["B-PER", "I-PER"])
-    summary = read("tag", "eng.train", CONLL_2003)[1]
-    assert summary == "I- tags that begin an entity, read as B-: 2 (--strict refuses this)"
+    assert read("tag", "eng.train", CONLL_2003, strict=True)[1] == ""
+    assert "IOB1" in capsys.readouterr().out
+    damaged = CONLL_2003 + "\nParis NNP B-NP B-LOC\nParis NNP I-NP I-PER\n"  # BIO, so I- begins no entity
+    assert read("tag", "eng.train", damaged)[1] == "I- tags that begin an entity, read as B-: 3 (--strict refuses this)"
     with pytest.raises(InputError, match="'I-LOC' continues an entity that no tag before it began") as caught:
-        read("tag", "eng.train", CONLL_2003, strict=True)
+        read("tag", "eng.train", damaged, strict=True)
     assert caught.value.where.endswith("eng.train: line 3")
 
 
@@ -89,7 +91,8 @@ def test_every_scheme_tells_the_same_entities(entities: list[tuple[str, int] | N
         theirs += [f"{prefix}-{kind}" for prefix in prefixes]
     source = LabelledInput("a", "--train")
     assert as_bio(theirs, "", source) == ours
-    assert source.repairs.total() == sum(tag[0] not in "OBI" for tag in theirs)
+    assert bool(source.said) == any(tag[0] not in "OBI" for tag in theirs)
+    assert not source.repairs
     # IOB1 writes B- only between two entities of one kind.
     iob1 = [
         f"I-{tag[2:]}" if tag[0] == "B" and (before == "O" or before[2:] != tag[2:]) else tag
@@ -146,6 +149,13 @@ def test_rows_that_cannot_be_used_are_left_out_and_counted(read: Read) -> None:
         read("classify", "a.tsv", text, strict=True)
     # Rows without a label may be predicted.
     assert len(read("classify", "a.tsv", "text\tlabel\nfine\t\ngood\ta\n", flag="--test")[0]) == 2
+
+
+def test_an_unquoted_comma_is_refused_as_make_data_does(read: Read) -> None:
+    rows = "".join(f"day {number},a\n" for number in range(9))
+    with pytest.raises(InputError, match="3 fields, the header 2") as caught:
+        read("classify", "a.csv", f"text,label\n{rows}good, but long,b\n")
+    assert caught.value.where.endswith("line 11")
 
 
 def test_a_file_of_which_most_rows_cannot_be_used_is_refused(read: Read) -> None:
@@ -214,7 +224,7 @@ def test_answers_at_wrong_places_are_moved_and_those_in_no_context_left_out(read
     assert train[2].answers[0][1] == CONTEXT.rindex("北京")
     assert [each.row for each in train] == [0, 1, 2, 3, 5, 6]
     assert summary == (
-        "answers moved to where the context contains them: 3; answers not in the context: 2; "
+        "answers moved to where the context contains them: 2; answers not in the context: 2; "
         "empty answers ignored: 1; left out, since its answer is not in its context: 1 (question 4) "
         "(--strict refuses this)"
     )
@@ -222,7 +232,7 @@ def test_answers_at_wrong_places_are_moved_and_those_in_no_context_left_out(read
     validation, _ = read("answer", "cmrc2018_dev.json", text, flag="--validation")
     assert len(validation) == 7
     assert validation[4].answers == [("上海", -1)]
-    with pytest.raises(InputError, match="not in the context at answer_start -1; it is at 5"):
+    with pytest.raises(InputError, match="not in the context at answer_start"):
         read("answer", "cmrc2018_train.json", text, strict=True)
 
 
@@ -236,13 +246,15 @@ def test_a_question_whose_answer_has_no_place_is_scored_but_not_learned(read: Re
     assert "the anna"[windows[0].positions[first][0] : windows[0].positions[last][1]] == "anna"
 
 
-def test_the_own_form_of_cmrc_2018_is_read(read: Read) -> None:
+def test_the_own_form_of_cmrc_2018_is_read(read: Read, capsys: pytest.CaptureFixture[str]) -> None:
     asked = {"query_text": "首都 ？", "query_id": "DEV_0_QUERY_0", "answers": ["北京", "首都"]}
     own = [{"context_id": "DEV_0", "context_text": CONTEXT, "title": "t", "qas": [asked]}]
     (question,), summary = read("answer", "cmrc2018_dev.json", json.dumps(own))
     assert (question.id, question.question, question.context) == ("DEV_0_QUERY_0", "首都 ？", CONTEXT)
     assert question.answers == [("北京", 0), ("首都", CONTEXT.index("首都"))]
-    assert summary.startswith("answers moved to where the context contains them: 2 ")
+    assert not summary
+    assert "no answer_start" in capsys.readouterr().out
+    assert read("answer", "cmrc2018_dev.json", json.dumps(own), strict=True)[0] == [question]
 
 
 @pytest.mark.parametrize(
@@ -265,3 +277,54 @@ def test_flat_rows_with_other_forms_of_answers_are_read(read: Read, answers: Any
 def test_a_format_that_is_not_the_tasks_is_refused(read: Read) -> None:
     with pytest.raises(InputError, match="is for the task tag"):
         read("classify", "a.csv", "", format="conll")
+
+
+def test_the_longest_answer_is_that_of_99_of_100_in_training(read: Read, toy_model: Path) -> None:
+    """CMRC's answers are longer than the 30 tokens of SQuAD's code."""
+    context = "天气" * 50
+    text = squad([[{"text": context[:60], "answer_start": 0}]] * 3, context)
+    questions, _ = read("answer", "cmrc2018_trial.json", text)
+    task = Answer(Settings().resolve("answer", 32), Tokenizer.load(toy_model))
+    task.set_labels(questions, [], [])
+    assert task.settings.max_answer_length == 60
+
+
+def test_rows_without_agreement_are_left_out(read: Read) -> None:
+    """OCNLI's label `-`; where it is the other of two classes it stays."""
+    labels = ["entailment", "neutral", "-", "contradiction", "-"]
+    text = "".join(json.dumps({"text": "天气", "label": label}) + "\n" for label in labels)
+    examples, summary = read("classify", "train.jsonl", text)
+    assert [example.label for example in examples] == ["entailment", "neutral", "contradiction"]
+    assert "'-', no agreement: 2 (line 3)" in summary
+    signs = text.replace("neutral", "+")
+    assert [example.label for example in read("classify", "train.jsonl", signs)[0]].count("-") == 2
+
+
+def test_the_characters_of_weibo_ner_lose_their_positions(read: Read, capsys: pytest.CaptureFixture[str]) -> None:
+    text = "科0\tO\n技1\tO\n人0\tB-PER.NOM\n员1\tI-PER.NOM\n\n北0\tB-GPE.NAM\n京1\tI-GPE.NAM\n"
+    first, second = read("tag", "weiboNER.conll.train", text)[0]
+    assert (first.words, second.words) == (["科", "技", "人", "员"], ["北", "京"])
+    assert "科0" in capsys.readouterr().out
+    assert read("tag", "a.conll", "A1\tO\nA2\tO\n")[0][0].words == ["A1", "A2"]
+
+
+CLUENER = json.dumps({"text": "浙商银行叶老桂", "label": {"name": {"叶老桂": [[4, 6]]}}})
+C3 = json.dumps([[["男：你好。"], [{"question": "谁？", "choice": ["甲", "乙"], "answer": "甲"}], "1"]])
+
+
+@pytest.mark.parametrize(
+    ("task", "name", "text", "columns"),
+    [
+        ("tag", "sentences.txt", "中 共 中 央 致 电\n中 国 致 公 党\n", ["tokens", "tags"]),
+        ("tag", "tags.txt", "O O O O O B-ORG I-ORG\n", ["tokens", "tags"]),
+        ("tag", "train.json", CLUENER, ["tokens", "tags"]),
+        ("classify", "m-train.json", C3, ["text", "pair", "label"]),
+        ("answer", "m-train.json", C3, ["text", "pair", "label"]),
+    ],
+)
+def test_what_is_not_read_is_named_with_the_columns_to_convert_it_to(
+    read: Read, task: str, name: str, text: str, columns: list[str]
+) -> None:
+    with pytest.raises(InputError, match="not supported") as caught:
+        read(task, name, text)
+    assert all(column in caught.value.remedy for column in columns)

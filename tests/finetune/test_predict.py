@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 
 from bert_pretrain.cli import app
 from bert_pretrain.config import DataConfig, TrainConfig
-from bert_pretrain.errors import DataError, InputError, OutputError
+from bert_pretrain.errors import ConfigError, DataError, InputError, OutputError
 from bert_pretrain.finetune.predict import predict
 from bert_pretrain.finetune.run import finetune
 from bert_pretrain.finetune.settings import Settings
@@ -54,7 +54,7 @@ def run(model: Path, source: Path, output: Path, **options: Any) -> list[dict[st
     predict(model, str(source), output, config=CPU, **options)
     if output.suffix == ".parquet":
         return pq.read_table(output).to_pylist()
-    with output.open(encoding="utf-8", newline="") as file:
+    with output.open(encoding="utf-8-sig", newline="") as file:
         if output.suffix == ".tsv":
             return list(csv.DictReader(file, delimiter="\t", quoting=csv.QUOTE_NONE))
         return list(csv.DictReader(file)) if output.suffix == ".csv" else [json.loads(line) for line in file]
@@ -123,13 +123,31 @@ def test_words_and_texts_get_the_tags_of_transformers(folder_of: Callable[..., P
         encoding = tokenizer(words, is_split_into_words=True, return_tensors="pt")
         with torch.no_grad():
             best = model(**encoding).logits[0].argmax(dim=-1).tolist()
-        expected.append([names[best[encoding.word_ids().index(word)]] for word in range(len(words))])
+        tags = [names[best[encoding.word_ids().index(word)]] for word in range(len(words))]
+        # What begins an entity is B-, whatever the network prefers.
+        expected.append(
+            [tag.replace("I-", "B-") if i == 0 or tags[i - 1] == "O" else tag for i, tag in enumerate(tags)]
+        )
     assert len({tag for tags in expected for tag in tags}) > 1
     for kind, source in sources.items():
         found = run(folder, source, tmp_path / f"{kind}.jsonl")
         assert [line["tokens"] for line in found] == split
         assert [line["tags" if kind in ("texts", "words alone") else "predicted_tags"] for line in found] == expected
         assert kind != "texts" or [line["text"] for line in found] == source.read_text().splitlines()
+
+
+def test_a_table_gives_a_tagger_the_column_that_is_named(folder_of: Callable[..., Path], tmp_path: Path) -> None:
+    names = dict(enumerate(["O", "B-PER", "I-PER"]))
+    folder = folder_of("TokenClassification", id2label=names, label2id={name: n for n, name in names.items()})
+    table = tmp_path / "a.tsv"
+    table.write_text("id\tsentence\n1\tthe film was good\n2\tanna is in berlin\n", encoding="utf-8")
+    found = run(folder, table, tmp_path / "o.jsonl", text_field="sentence")
+    assert [line["tokens"] for line in found] == [["the", "film", "was", "good"], ["anna", "is", "in", "berlin"]]
+    for name, field in (("a.tsv", "text"), ("a.conll", "sentence")):
+        (tmp_path / name).write_text(table.read_text(encoding="utf-8"), encoding="utf-8")
+        with pytest.raises(InputError) as caught:
+            run(folder, tmp_path / name, tmp_path / "o.jsonl", text_field=field)
+        assert "--text-field" in str(caught.value)
 
 
 def test_answers_are_those_of_transformers(folder_of: Callable[..., Path], tmp_path: Path) -> None:
@@ -308,6 +326,31 @@ def test_the_encoding_is_said_once(
     (tmp_path / "a.csv").write_bytes("text\ncafé\n".encode("cp1252"))
     predict(folder, str(tmp_path / "a.csv"), tmp_path / "o.tsv", config=CPU, encoding="auto")
     assert capsys.readouterr().out.count(": its encoding is cp1252") == 1
+
+
+def test_csv_beyond_ascii_opens_in_excel(folder_of: Callable[..., Path], tmp_path: Path) -> None:
+    folder = folder_of("SequenceClassification", num_labels=2)
+    for text, begin in (("天气", b"\xef\xbb\xbf"), ("good", b"text")):
+        output = tmp_path / "o.csv"
+        assert run(folder, write_rows(tmp_path / "a.jsonl", [{"text": text}]), output)[0]["text"] == text
+        assert output.read_bytes().startswith(begin)
+
+
+def test_tags_and_answers_are_written_in_the_form_of_their_task(folder_of: Callable[..., Path], tmp_path: Path) -> None:
+    names = dict(enumerate(["O", "B-PER"]))
+    tagger = folder_of("TokenClassification", id2label=names, label2id={name: n for n, name in names.items()})
+    source = write_rows(tmp_path / "a.jsonl", [{"tokens": ["anna", "is"]}, {"tokens": ["天"]}])
+    tags = [line["tags"] for line in run(tagger, source, tmp_path / "o.jsonl")]
+    predict(tagger, str(source), tmp_path / "o.conll", config=CPU)
+    expected = f"anna\t{tags[0][0]}\nis\t{tags[0][1]}\n\n天\t{tags[1][0]}\n"
+    assert (tmp_path / "o.conll").read_text(encoding="utf-8") == expected
+    with pytest.raises(ConfigError, match="for the task 'answer'"):
+        predict(tagger, str(source), tmp_path / "o.json", config=CPU)
+    reader = folder_of("QuestionAnswering")
+    source = write_rows(tmp_path / "q.jsonl", [{"id": "q1", "question": "who ?", "context": "anna is good"}])
+    (line,) = run(reader, source, tmp_path / "q.out.jsonl")
+    predict(reader, str(source), tmp_path / "o.json", config=CPU)
+    assert json.loads((tmp_path / "o.json").read_text(encoding="utf-8")) == {"q1": line["answer"]}
 
 
 def test_the_same_command_replaces_its_output(folder_of: Callable[..., Path], tmp_path: Path) -> None:

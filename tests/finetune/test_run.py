@@ -167,7 +167,7 @@ def test_answers_are_found_in_long_contexts_and_none_where_none_is(
 ) -> None:
     train = as_jsonl(tmp_path / "train.jsonl", questions(250, 1))
     test = as_jsonl(tmp_path / "test.jsonl", questions(60, 2))
-    settings = Settings(**FAST, epochs=4)
+    settings = Settings(**FAST, epochs=4, max_answer_length=30)
     output = finetune(
         "answer", toy_model, train=train, test=test, output=tmp_path / "o", settings=settings, device="cpu"
     )

@@ -5,6 +5,7 @@ import gzip
 import json
 import lzma
 import random
+import re
 from collections import Counter
 from itertools import product
 from pathlib import Path
@@ -150,3 +151,37 @@ def test_a_sample_of_a_json_array_is_its_first_elements(tmp_path: Path, encoding
     found = [document.text for document in documents.read(part, config, Counter())]
     assert found == texts[: len(found)]
     assert share == pytest.approx(len(found) / len(texts), rel=0.3)
+
+
+def test_a_dry_run_names_unknown_characters_and_warns_as_the_real_run(
+    tmp_path: Path, vocab_folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "a.txt"
+    path.write_text("\n\n".join(f"Number {number} ① ㎏ ① 語." for number in range(300)) + "\n", encoding="utf-8")
+    settings = ["data.document_boundary=blank_line", "data.next_sentence=sop", "data.validation_fraction=0.1"]
+    config = load_config(settings=["data.max_seq_length=16", *settings])
+    text = " Second sentence of it."
+    make_data(config, [str(path)], vocab_folder, tmp_path / "data", workers=1, dry_run=True)
+    dry = capsys.readouterr().out
+    assert "① 600, ㎏ 300, 語 300" in dry
+    assert "[UNK]; is the vocabulary made for this language" in dry
+    path.write_text(path.read_text(encoding="utf-8").replace("語.", f"語.{text}"), encoding="utf-8")
+    make_data(config, [str(path)], vocab_folder, tmp_path / "data", workers=1, dry_run=True)
+    found = int(re.search(r"; ([\d,]+) for validation", capsys.readouterr().out)[1])
+    data = DataFolder.open(make_data(config, [str(path)], vocab_folder, tmp_path / "data", workers=1))
+    assert found == pytest.approx(data.rows("validation"), rel=0.3)
+
+
+def test_documents_of_one_sentence_are_said_in_plain_words(
+    tmp_path: Path, vocab_folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pairs, single = "One sentence of some words. And another one of them.", "This is alone."
+    path = tmp_path / "a.txt"
+    path.write_text("\n\n".join(f"{number} {pairs}\n\n{number} {single}" for number in range(60)) + "\n")
+    settings = ["data.document_boundary=blank_line", "data.max_seq_length=32", "data.dupe_factor=1"]
+    config = load_config(settings=[*settings, "data.validation_fraction=0.05"])
+    make_data(config, [str(path)], vocab_folder, tmp_path / "data", workers=1, dry_run=True)
+    assert "many documents are a single sentence" in capsys.readouterr().out
+    make_data(config, [str(path)], vocab_folder, tmp_path / "data", workers=1)
+    share = float(re.search(r"of one sentence, which give no pair: ([\d.]+)%", capsys.readouterr().out)[1])
+    assert share == pytest.approx(50, abs=6)

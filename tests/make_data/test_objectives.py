@@ -252,7 +252,7 @@ def test_masks_drawn_later_leave_the_examples_as_they_are(small) -> None:
 def segmented(numbered):
     """A corpus whose token store says that words of the corpus are pairs: every odd token continues a word."""
     corpus = numbered(lengths(60, 60, (2, 20), (3, 15)))
-    config, tokenizer = corpus.config().data, Tokenizer.load(corpus.vocab)
+    config, tokenizer = corpus.config("data.language=en").data, Tokenizer.load(corpus.vocab)
     (source,) = resolve([str(corpus.text)], config)
     shard = store_shard_folder(corpus.folder / ".token-store" / store_key([source], tokenizer, config), 0)
     (part,) = documents.cut(source, documents.PART_BYTES)

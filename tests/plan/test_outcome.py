@@ -20,7 +20,7 @@ def outcome(
     write_forecast(MADE if pairs == "nsp" else plan(replace(ENGLISH, documents=2.0)), folder)
     last = {"step": 9, "validation_mlm_loss": loss, "validation_nsp_accuracy": accuracy}
     (folder / "metrics.jsonl").write_text(json.dumps(last) + "\n")
-    statistics = {"next_sentence": pairs, "unigram_entropy": {"validation": 6.5}}
+    statistics = {"next_sentence": pairs, "unigram_entropy": {"train": 6.5}}
     record = {"data": {"statistics": statistics}, "progress": {"tokens": round(1e6 * tokens)}}
     (folder / "manifest.json").write_text(json.dumps(record))
     return compare(folder, folder, **more)

@@ -1,16 +1,18 @@
 """`report` draws what the metrics hold."""
 
+import dataclasses
 import json
 import math
 import shutil
 import sys
+import warnings
 from pathlib import Path
 
 import pytest
 
 from bert_pretrain.errors import ConfigError, DataError
 from bert_pretrain.report.curves import PANELS, draw_curves, figure_of, read_metrics, read_run_record
-from bert_pretrain.report.report import write_report
+from bert_pretrain.report.report import normal_values, write_report
 from bert_pretrain.storage import manifest
 from bert_pretrain.storage.files import sha256_file
 
@@ -57,7 +59,7 @@ def test_panels_show_chance(run: Path) -> None:
     panels = {axes.get_title(): axes for axes in figure.axes}
     for title, label, height in (
         ("masked tokens: loss", "all tokens equally likely", math.log(4096)),
-        ("masked tokens: loss", "token frequencies", 5.5),
+        ("masked tokens: loss", "token frequencies", 6.0),
         ("next sentence: loss", "chance", math.log(2)),
         ("next sentence: accuracy", "chance", 0.5),
     ):
@@ -77,6 +79,58 @@ def test_runs_on_different_data_have_no_line_of_token_frequencies(run: Path, tmp
     drawn = draw_curves([run, other], tmp_path / "both.svg").read_text()
     assert "token frequencies" not in drawn
     assert all(label in drawn for label in ("all tokens equally likely", "run: held out", "other: held out"))
+
+
+def test_nothing_is_drawn_that_holds_nothing(run: Path) -> None:
+    pytest.importorskip("matplotlib")
+    lines = [{"step": 10, "mlm_loss": 2.0}, {"step": 10, "validation_mlm_loss": 2.0, "validation_nsp_loss": None}]
+    figure = figure_of([run], [{}], [lines], PANELS)
+    (axes,) = figure.axes
+    drawn = [line.get_label() for line in axes.lines if line.get_marker() != "None" or len(line.get_xdata()) > 1]
+    assert [text.get_text() for text in axes.get_legend().get_texts()] == drawn == ["training", "held out"]
+
+
+@pytest.mark.parametrize("font", ["Noto Sans CJK SC", None])
+def test_chinese_names_have_a_font_or_a_number(
+    run: Path, tmp_path: Path, font: str | None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    manager = pytest.importorskip("matplotlib.font_manager").fontManager
+    entries = [dataclasses.replace(manager.ttflist[0], name=font)] if font else []
+    monkeypatch.setattr(manager, "ttflist", [entry for entry in manager.ttflist if "CJK" not in entry.name] + entries)
+    runs = [shutil.copytree(run, tmp_path / name) for name in ("大", "小")]
+    figure = figure_of(runs, [{}, {}], [read_metrics(run) for run in runs], PANELS)
+    labels = [text for text in figure.axes[0].get_legend().get_texts() if "training" in text.get_text()]
+    if font:
+        assert [text.get_text() for text in labels] == ["大: training", "小: training"]
+        assert all(font in text.get_fontfamily() for text in labels)
+        return
+    assert [text.get_text() for text in labels] == ["run 1: training", "run 2: training"]
+    said = capsys.readouterr().out
+    assert "run 2 is 小" in said
+    assert "fonts-noto-cjk" in said
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        write_report(runs, tmp_path / "curves.png")
+
+
+def test_the_folder_of_all_stages_is_opened(run: Path, tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    runs = tmp_path / "runs" / "auto"
+    for name in ("first", "second"):
+        shutil.copytree(run, runs / "train" / name)
+    _, page = write_report([runs], tmp_path / "curves.png")
+    assert "first" in page.read_text()
+    assert "second" in page.read_text()
+
+
+def test_normal_values_are_those_of_the_runs_own_recipe() -> None:
+    statistics = {"vocab_size": 4096, "unigram_entropy": {"train": 6.2}, "next_sentence": "none"}
+    record = {"data": {"statistics": statistics}, "config": {"train": {"mlm_bias": "zeros"}}}
+    assert "8.3 nats" in dict(normal_values(record))["First loss"]
+    record["config"]["train"]["mlm_bias"] = "unigram"
+    found = dict(normal_values(record))
+    assert "6.2 nats" in found["First loss"]
+    assert "Next sentence" not in found
 
 
 def test_runs_without_figures_are_refused(run: Path, tmp_path: Path) -> None:

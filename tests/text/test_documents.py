@@ -17,7 +17,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from bert_pretrain.config import DataConfig
-from bert_pretrain.errors import InputError
+from bert_pretrain.config_file import load_config
+from bert_pretrain.errors import ConfigError, InputError
 from bert_pretrain.storage import manifest
 from bert_pretrain.text import documents, records, text_files
 from bert_pretrain.text.documents import cut, read
@@ -495,3 +496,22 @@ def test_a_boundary_is_advised_that_is_not_in_effect_and_divides_the_text(
     path = write(tmp_path / "a.txt", text)
     advice = finer_boundary(resolve([str(path)], DataConfig.model_validate({"document_boundary": boundary})))
     assert advice.startswith(f"--set data.{flag}") if flag else advice == ""
+
+
+def test_one_input_gets_a_boundary_of_its_own(tmp_path: Path) -> None:
+    prose, lines = write(tmp_path / "prose.txt", "One. Two.\n\nThree.\n"), write(tmp_path / "lines.txt", "ACGT\nACCT\n")
+    inputs = [str(prose), str(lines)]
+    config = load_config(settings=[f"data.document_boundary={lines}=line"]).data
+    assert [source.boundary for source in resolve(inputs, config)] == ["file", "line"]
+    advice = finer_boundary(resolve(inputs, DataConfig())[1:], is_only=False)
+    assert f"document_boundary={lines}=line" in advice
+    with pytest.raises(ConfigError, match="no input"):
+        resolve([str(prose)], config)
+
+
+def test_tables_with_other_columns_are_read_together(tmp_path: Path) -> None:
+    first, second = write(tmp_path / "a.csv", "id,text\n1,One.\n"), write(tmp_path / "b.csv", "body\nTwo.\n")
+    config = DataConfig(text_field=("text", "body"))
+    assert [read_all(path, config=config)[0] for path in (first, second)] == [["One."], ["Two."]]
+    with pytest.raises(InputError, match="no column 'title' or 'lead'"):
+        read_all(first, config=DataConfig(text_field=("title", "lead")))

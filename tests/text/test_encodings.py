@@ -81,6 +81,8 @@ def test_auto_tells_the_encoding_of_each_file(tmp_path: Path, capsys: pytest.Cap
         ("utf-16-le", "utf-8", "Plain English.\n"),
         ("shift_jis", "gb18030", TEXTS["gb18030"]),
         ("gb18030", "cp1252", TEXTS["cp1252"]),
+        ("gb18030", "cp950", TEXTS["cp950"] + "他說：這是一個好地方，我們可以在這裡住下來。\n"),
+        ("big5", "gb18030", "他说：这是一个好地方，我们可以在这里住下来。\n"),
     ],
 )
 def test_a_file_in_another_encoding_than_the_one_named_is_refused(

@@ -109,3 +109,10 @@ def test_unknown_characters_are_told_and_known_words_are_not(folder: Path, capsy
     assert "of another script or language: 'd', 'i', 'e'" in captured.err
     fill_mask(folder, "the [MASK] was rivers .", config=CPU)
     assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize("typed", ["【MASK】", "[mask]", "［MASK］", "<mask>"])
+def test_another_spelling_of_the_mask_is_answered(bert_folder: Path, typed: str) -> None:
+    with pytest.raises(InputError) as caught:
+        fill_mask(bert_folder, f"今天天气很{typed}。", config=CPU)
+    assert caught.value.remedy.startswith("did you mean [MASK]")

@@ -106,12 +106,18 @@ def test_broken_pairs_are_named_by_file_and_line(
     assert [found.name for found in tmp_path.iterdir()] == ["pairs.jsonl"]
 
 
-def test_what_cannot_be_scored_is_refused(bert_folder: Path, vocab_folder: Path, tmp_path: Path) -> None:
+def test_longer_texts_are_truncated_and_counted_as_embed_does(
+    bert_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     path = tmp_path / "a.txt"
     path.write_text("the one\n" + "the " * 39 + "\n")
-    with pytest.raises(InputError, match="41 tokens, the model 40 positions") as refused:
-        score_texts(bert_folder, [str(path)], config=CPU)
-    assert refused.value.where == f"{path}: line 2"
+    assert score_texts(bert_folder, [str(path)], config=CPU)["tokens"] == 2 + 38
+    assert "1 texts longer than the model's 40 positions" in capsys.readouterr().out
+
+
+def test_what_cannot_be_scored_is_refused(bert_folder: Path, vocab_folder: Path, tmp_path: Path) -> None:
+    path = tmp_path / "a.txt"
+    path.write_text("the one\n")
     for score, name in ((score_texts, "a.txt"), (score_pairs, "own.jsonl")):
         (tmp_path / name).write_text("the one\n" if name == "a.txt" else GOOD)
         with pytest.raises(OutputError, match="is an input"):
@@ -199,6 +205,6 @@ def test_prefixes_that_do_not_fit_are_refused(bert_folder: Path, tmp_path: Path)
     attempt("a.txt", "the one\n", "lines of .txt have no fields", "a.txt")
     attempt("a.jsonl", '{"text": "the one"}\n', "no field 'before'", "line 1")
     attempt(
-        "b.jsonl", json.dumps({"text": "the one", "before": "the " * 37}) + "\n", "41 tokens, the model 40", "record 1"
+        "b.jsonl", json.dumps({"text": "the one", "before": "the " * 38}) + "\n", "42 tokens, the model 40", "record 1"
     )
     attempt("pairs.jsonl", GOOD + "\n", "no text in 'before'", "line 1")

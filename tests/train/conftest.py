@@ -113,7 +113,7 @@ def make_data_folder(
         splits[split] = summary.join_split(shards, config)
         splits[split]["statistics"]["unigram_entropy"] = summary.unigram_entropy(counts[split], counts["train"])
     body = {
-        "config": {"data": {"max_seq_length": 32, **settings}},
+        "config": {"data": {"max_seq_length": 32, "language": "en", **settings}},
         "tokenizer": {"vocab_size": tokenizer.vocab_size, "hash": tokenizer.hash},
         "inputs": [],
         "corpus": {

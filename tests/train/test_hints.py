@@ -64,7 +64,7 @@ def test_a_model_that_has_learnt_nothing_is_not_finished_without_a_word(
 ) -> None:
     model = train(tiny(max_steps=2, peak_lr=1e-30), data_folder, tmp_path / "run")
     last = capsys.readouterr().out.splitlines()[-1]
-    assert last.startswith("hint: nothing learnt (the held-out loss of masked tokens ended at 5.0")
+    assert last.startswith("hint: nothing learnt (the held-out loss of masked tokens began at 5.0")
     card = (model / "README.md").read_text()
-    assert f"**This model has learnt nothing**: {last.partition('(')[2].partition(')')[0]}." in card
+    assert f"**Nothing learnt**: {last.partition('(')[2].partition(')')[0]}." in card
     assert "nothing learnt" not in (model.parent / "checkpoints" / "step-00000002" / "README.md").read_text()

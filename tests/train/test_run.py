@@ -7,14 +7,18 @@ import shutil
 from collections.abc import Callable
 from datetime import datetime
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 
-from bert_pretrain.config import Config
+from bert_pretrain.config import Config, TrainConfig
 from bert_pretrain.errors import DataError, OutputError
 from bert_pretrain.examples.shards import DataFolder, read_shard
+from bert_pretrain.train.clock import Boundary
 from bert_pretrain.train.evaluation import evaluate
+from bert_pretrain.train.resolved import ResolvedRun
 from bert_pretrain.train.run import train
 from tests.train.test_resume import metrics
 
@@ -142,3 +146,15 @@ def test_a_run_that_diverges_ends_with_null_for_what_is_not_finite(
 ) -> None:
     train(tiny(peak_lr=1e30, warmup_steps=0), data_folder, tmp_path / "run")
     assert metrics(tmp_path / "run")[-1]["validation_mlm_loss"] is None
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "reserve", "every", "due"),
+    [(10, 11, 1, 1000, False), (12, 13, 1, 1000, True), (12, 13, 9, 1000, False), (12, 13, 1, 500, False)],
+)
+def test_a_time_budget_is_evaluated_after_every_eighth(
+    before: float, after: float, reserve: float, every: int, due: bool
+) -> None:
+    length = SimpleNamespace(seconds=100.0)
+    run: Any = SimpleNamespace(length=length, config=SimpleNamespace(train=TrainConfig(eval_every=every)))
+    assert ResolvedRun.evaluates_by_clock(run, before, Boundary(0, after, reserve)) == due

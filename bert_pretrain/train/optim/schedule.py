@@ -103,3 +103,10 @@ def duration(seconds: float) -> str:
     if days:
         return f"{days}d {hours}h"
     return f"{hours}h {minutes:02d}m" if hours else f"{minutes}m {rest:02d}s"
+
+
+def too_long(seconds: float) -> str:
+    """Return a warning of a training of more than a day, "" for a shorter one."""
+    if seconds <= 86400:
+        return ""
+    return f"warning: this takes {duration(seconds)}\n  hint: --time limits it; 'run auto' plans a model for a time"
