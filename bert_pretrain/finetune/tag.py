@@ -325,7 +325,7 @@ def _untagged(where: str) -> UnusableRow:
 
 def _are_iob1(sentences: list[list[str]]) -> bool:
     """Whether tags are IOB1, in which `B-` only separates two entities of one kind."""
-    pairs = [pair for tags in sentences for pair in pairwise([OUTSIDE, *tags])]
+    pairs = [pair for tags in sentences for pair in pairwise([OUTSIDE, *map(str, tags)])]
     begins = [tag[2:] == before[2:] for before, tag in pairs if tag.startswith("B-")]
     return all(begins) and any(tag.startswith("I-") and before == OUTSIDE for before, tag in pairs)
 

@@ -201,18 +201,15 @@ def test_a_run_folder_is_answered_with_the_model_in_it(tmp_path: Path, inside: t
     assert model_folder(tmp_path / expected, "MODEL") == tmp_path / expected
 
 
-def test_a_run_folder_is_answered_with_the_vocabulary_data_or_figures_in_it(tmp_path: Path, data_folder: Path) -> None:
+def test_a_run_folder_is_answered_with_the_vocabulary_or_data_in_it(tmp_path: Path, data_folder: Path) -> None:
     (tmp_path / "vocab").mkdir()
     (tmp_path / "vocab" / "vocab.txt").write_text("[PAD]\n")
     (tmp_path / "data").symlink_to(data_folder)
-    (tmp_path / "train").mkdir()
-    (tmp_path / "train" / "metrics.jsonl").write_text('{"step": 1}\n')
-    run, output = str(tmp_path), str(tmp_path / "new" / "page.png")
+    run, output = str(tmp_path), str(tmp_path / "new")
     for arguments, expected in (
         (["make-data", "a.txt", "--vocab", run, "--output", output], "vocab"),
         (["train", "--data", run, "--output", output], "data"),
         (["inspect", run], "data"),
-        (["report", run, "--output", output], "train"),
     ):
         result = CliRunner().invoke(app, arguments)
         assert result.exit_code == 2

@@ -43,14 +43,15 @@ def test_values_in_html_are_escaped() -> None:
     run = {
         "name": EVIL,
         "use": None,
+        "normal": [(EVIL, EVIL)],
         "cells": [EVIL],
         "settings": {EVIL: EVIL},
         "hints": [{"cause": EVIL, "observed": EVIL, "remedy": EVIL}],
     }
     text = render("report.html", runs=[run], columns=[EVIL], pictures=[], settings=[EVIL])
     assert "<b>" not in text
-    # Title, heading, name and hint, column, name and cell, name of the run and setting.
-    assert text.count("&lt;b&gt;") == 12
+    # Title, heading, name and hint, column, name and cell, name of the run and setting, normal values.
+    assert text.count("&lt;b&gt;") == 14
 
 
 def test_a_missing_value_is_an_error() -> None:

@@ -59,7 +59,7 @@ def test_panels_show_chance(run: Path) -> None:
     panels = {axes.get_title(): axes for axes in figure.axes}
     for title, label, height in (
         ("masked tokens: loss", "all tokens equally likely", math.log(4096)),
-        ("masked tokens: loss", "token frequencies", 6.0),
+        ("masked tokens: loss", "token frequencies", 5.5),
         ("next sentence: loss", "chance", math.log(2)),
         ("next sentence: accuracy", "chance", 0.5),
     ):

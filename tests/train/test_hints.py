@@ -20,7 +20,7 @@ Tiny = Callable[..., Config]
 
 def hints(output: str) -> list[str]:
     """Return the hints among what was printed."""
-    return [line[line.index("hint: ") :] for line in output.splitlines() if "hint: " in line]
+    return [line[line.index("hint: ") :] for line in output.splitlines() if "hint: " in line and " (" in line]
 
 
 def test_a_run_prints_each_hint_once_and_report_finds_them_again(
