@@ -2,7 +2,7 @@
 
 import pytest
 
-from bert_pretrain.report.use import CLEAR, MEASURED, VOCAB_SIZE, expected_use, use_of
+from bert_pretrain.report.use import BETTER, MEASURED, VOCAB_SIZE, expected_use, use_of
 
 
 @pytest.mark.parametrize("language", MEASURED)
@@ -27,7 +27,7 @@ def test_between_measured_losses_points_are_interpolated(monkeypatch: pytest.Mon
     assert str(expected_use(4.9, VOCAB_SIZE, "en")) == "worse than word counts"
     better = expected_use(4.1, VOCAB_SIZE, "en")
     assert better is not None
-    assert better.is_better is (better.points >= CLEAR)
+    assert better.is_better is (better.points >= BETTER)
     assert expected_use(4.1, VOCAB_SIZE, "fi") is None
 
 
