@@ -44,7 +44,7 @@ from bert_pretrain.finetune.settings import Settings
 
 Rows = list[dict[str, Any]]
 GRID = tuple(
-    Settings(learning_rate=(3e-4, 1e-3, 2e-3), epochs=epochs, dropout=dropout, optimizer="adamw")
+    Settings(learning_rate=(3e-4, 1e-3, 2e-3), epochs=epochs, dropout=dropout)
     for epochs, dropout in itertools.product((4, 8), (0.0, 0.1))
 )
 
@@ -101,7 +101,7 @@ def untrained(model: Path, split: Split) -> list[str]:
 
 def own_rate(model: Path, split: Split) -> list[str]:
     with tempfile.TemporaryDirectory() as name:
-        rates = Settings(learning_rate=(3e-4, 1e-3), optimizer="adamw")
+        rates = Settings(learning_rate=(3e-4, 1e-3))
         return tuned(first_weights(model, Path(name), split), split, [rates])
 
 

@@ -35,12 +35,11 @@ def finetune(
     learning_rate: Annotated[
         str,
         typer.Option(
-            "--learning-rate", metavar="auto|RATE,...", help="By the scale of each matrix, or the best of these."
+            "--learning-rate",
+            metavar="auto|RATE,...",
+            help="By width and scale of the model, or the best of these.",
         ),
     ] = "auto",
-    optimizer: Annotated[
-        str, typer.Option("--optimizer", metavar="auto|adamw|muon", help="Muon: for matrices inside the encoder.")
-    ] = _DEFAULTS.optimizer,
     epochs: Annotated[
         int | None, typer.Option("--epochs", help="Passes over the rows; by default by their number.")
     ] = _DEFAULTS.epochs,

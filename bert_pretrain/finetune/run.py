@@ -99,8 +99,7 @@ def finetune(
     _check_environment(device)
     chosen_device = choose_device(device)
     opened = open_bert(model, TrainConfig(device="cpu"))  # only for its checks
-    pretraining = read_json(model / CONFIG).get(PRETRAINING, {})
-    settings = settings.resolve(task, opened.max_length, pretraining.get("optimizer"))
+    settings = settings.resolve(task, opened.max_length)
     chosen: Task = HEADS[task](settings, opened.tokenizer)
     examples = _read(chosen, inputs, settings.seed)
     settings = chosen.settings
@@ -232,11 +231,8 @@ def _train(
         best = max(range(len(trials)), key=lambda number: reports[number]["score"])
         chosen, report = trials[best], reports[best]
         if len(trials) > 1:
-            print(_describe_trials(task, trials, reports, best))
-        report["trials"] = [
-            {"learning_rate": trial.learning_rate, "dropout": trial.dropout, "score": each["score"]}
-            for trial, each in zip(trials, reports, strict=True)
-        ]
+            print(_describe_trials(task, reports, best))
+        report["trials"] = [{name: each[name] for name in ("learning_rate", "dropout", "score")} for each in reports]
         with atomic_folder(output) as result:
             shutil.copytree(folder / str(best) / training.MODEL, result, dirs_exist_ok=True)
             found = learner.predict(result)
@@ -279,12 +275,12 @@ def _judged(scores: dict[str, dict[str, float]]) -> str:
     return "test" if "test" in scores else "validation"
 
 
-def _describe_trials(task: Task, trials: list[Settings], reports: list[dict[str, Any]], best: int) -> str:
+def _describe_trials(task: Task, reports: list[dict[str, Any]], best: int) -> str:
     lines = []
-    for number, (trial, report) in enumerate(zip(trials, reports, strict=True)):
-        rate = f"{trial.learning_rate[0]:g}" if trial.learning_rate else "auto"
+    for number, report in enumerate(reports):
         kept = ", kept" if number == best else ""
-        lines.append(f"  learning rate {rate}, dropout {trial.dropout:g}: {report['score']:.4f}{kept}")
+        trial = f"learning rate {report['learning_rate']:g}, dropout {report['dropout']:g}"
+        lines.append(f"  {trial}: {report['score']:.4f}{kept}")
     return f"{task.main_metric} on the validation rows:\n" + "\n".join(lines)
 
 
@@ -310,10 +306,12 @@ def _warning(learner: "Learner", scores: dict[str, dict[str, float]], baselines:
 def _remedy(model: Path) -> str:
     """Return what is expected to make a model better than its baselines: more pretraining by the law, or more rows."""
     config = read_json(model / CONFIG)
-    if (about := config.get(PRETRAINING)) is None:
-        return "Pretrain it on text of this kind (train --init-from), or label more rows"
-    size = Size(config["num_hidden_layers"], config["hidden_size"])
-    times = times_to_beat_word_counts(size, config["vocab_size"], 1e-6 * about["tokens"], about["language"])
+    match config.get(PRETRAINING):
+        case {"tokens": int(tokens), "language": str(language)}:
+            size = Size(config["num_hidden_layers"], config["hidden_size"])
+            times = times_to_beat_word_counts(size, config["vocab_size"], 1e-6 * tokens, language)
+        case _:
+            return "Pretrain it on text of this kind (train --init-from), or label more rows"
     if times is None:
         return "Pretrain a larger network on more text, or label more rows"
     if times == 1:
@@ -354,7 +352,7 @@ def _card(
 ) -> str:
     """Return the `README.md`: what the folder is, what it was made from, its metrics, and how to load it."""
     pipeline, settings = _PIPELINES[task], asdict(chosen)
-    settings["learning_rate"] = chosen.learning_rate[0] if chosen.learning_rate else "auto, by the scale of each matrix"
+    settings["learning_rate"] = f"{report['learning_rate']:g}"
     metrics = dict.fromkeys(name for figures in scores.values() for name in figures)
     table = [
         (name, *(f"{figures[name]:.4f}" if name in figures else "" for figures in scores.values())) for name in metrics

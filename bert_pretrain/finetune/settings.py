@@ -10,7 +10,6 @@ from bert_pretrain.errors import ConfigError
 TASKS = ("classify", "tag", "answer")
 FORMATS = ("csv", "tsv", "json", "jsonl", "parquet", "conll")
 """Of labelled rows in files; the last is a word and its tag per line."""
-OPTIMIZERS = ("auto", "adamw", "muon")
 DROPOUTS = (0.1, 0.0)
 MIN_EPOCHS, MAX_EPOCHS, ENOUGH_STEPS = 3, 10, 1000
 MAX_LENGTH = {"classify": 128, "tag": 128, "answer": 384}
@@ -33,8 +32,7 @@ class Settings:
     """The settings of one fine-tuning; None where the task or the model decides."""
 
     learning_rate: tuple[float, ...] = ()
-    """Rates to try; without any, each matrix has one by its scale (`optimizer.py`)."""
-    optimizer: str = "auto"
+    """Rates to try; without any, the one by width and scale (`model/scale.py`)."""
     epochs: int | None = None
     """None: by the number of rows. The weights of the best epoch are kept."""
     batch_size: int = 32
@@ -77,9 +75,6 @@ class Settings:
             if not (0.0 < rate < math.inf):
                 remedy = "give auto, or numbers above 0 joined by commas"
                 raise ConfigError(f"it is {rate}", where="--learning-rate", remedy=remedy)
-        if self.optimizer not in OPTIMIZERS:
-            remedy = f"choose {', '.join(OPTIMIZERS)}"
-            raise ConfigError(f"it is '{self.optimizer}'", where="--optimizer", remedy=remedy)
         minimum = {"warmup_ratio": 0.0, "weight_decay": 0.0, "dropout": 0.0}
         minimum |= {"epochs": 1, "batch_size": 1, "max_length": 16, "stride": 0, "max_answer_length": 1, "seed": 0}
         maximum = {"warmup_ratio": 1.0, "dropout": 0.9, "seed": 2**32 - 1}
@@ -89,11 +84,8 @@ class Settings:
                 bounds = f"{low:g} or more" if high == math.inf else f"between {low:g} and {high:g}"
                 raise ConfigError(f"it is {value}", where=flag_of(name), remedy=f"give a number, {bounds}")
 
-    def resolve(self, task: str, positions: int, pretraining_optimizer: str | None = None) -> "Settings":
-        """Return these settings with `optimizer`, `max_length` and `stride` set, for a model with that many positions.
-
-        A model that Muon pretrained is fine-tuned by it, unless learning rates are given: those are AdamW's.
-        """
+    def resolve(self, task: str, positions: int) -> "Settings":
+        """Return these settings with `max_length` and `stride` set, for a model with that many positions."""
         if self.max_length is not None and self.max_length > positions:
             raise ConfigError(
                 f"--max-length is {self.max_length}, the model has {positions} positions",
@@ -110,9 +102,7 @@ class Settings:
                 where="--stride",
                 remedy=f"give at most {max_length // 3}",
             )
-        has_muon = pretraining_optimizer == "muon" and not self.learning_rate
-        optimizer = self.optimizer if self.optimizer != "auto" else "muon" if has_muon else "adamw"
-        return dataclasses.replace(self, max_length=max_length, stride=stride, optimizer=optimizer)
+        return dataclasses.replace(self, max_length=max_length, stride=stride)
 
     def trials(self, num_windows: int) -> list["Settings"]:
         """Return the settings to fine-tune with, of which validation rows choose, for so many windows of training.

@@ -21,9 +21,9 @@ from transformers.utils import logging as _logging
 from bert_pretrain.config import TrainConfig
 from bert_pretrain.errors import ConfigError, DataError
 from bert_pretrain.finetune.finetuned_bert import FinetunedBert, are_finite
-from bert_pretrain.finetune.optimizer import make_optimizer
 from bert_pretrain.finetune.settings import Settings
 from bert_pretrain.finetune.task import Task, Window, collator, report_counts
+from bert_pretrain.model.scale import fine_tuning_rate
 from bert_pretrain.parallel.progress import progress_bar
 from bert_pretrain.storage.files import atomic_folder, read_json, write_json
 from bert_pretrain.train.device.hardware import Precision
@@ -91,23 +91,26 @@ class Learner:
         if (folder / _REPORT).exists():
             return dict(read_json(folder / _REPORT))
         network = open_network(self.model, self.task, settings, untrained=untrained)
-        report = fit(self._make_trainer(network, settings, folder / "checkpoints", precision), folder / "checkpoints")
+        (rate,) = settings.learning_rate or (fine_tuning_rate(network.base_model.encoder, network.config.hidden_size),)
+        checkpoints = folder / "checkpoints"
+        report = {"learning_rate": rate, "dropout": settings.dropout}
+        report |= fit(self._make_trainer(network, settings, rate, checkpoints, precision), checkpoints)
         with atomic_folder(folder / MODEL) as model:
             network.save_pretrained(model)
             self.task.tokenizer.save(model, network.config.max_position_embeddings)
-        shutil.rmtree(folder / "checkpoints")
+        shutil.rmtree(checkpoints)
         write_json(folder / _REPORT, report)
         return report
 
-    def _make_trainer(self, network: Any, settings: Settings, folder: Path, precision: Precision) -> Any:
+    def _make_trainer(self, network: Any, settings: Settings, rate: float, folder: Path, precision: Precision) -> Any:
         """Return a Trainer that keeps its checkpoints in `folder`, and shows a bar instead of logs."""
         task = self.task
         assert settings.epochs is not None
         steps = math.ceil(len(self.windows["train"]) / settings.batch_size) * settings.epochs
-        rate = settings.learning_rate[0] if settings.learning_rate else None
-        optimizer = make_optimizer(network, rate, settings.weight_decay, muon=settings.optimizer == "muon")
         arguments: Any = TrainingArguments(
             output_dir=str(folder),
+            learning_rate=rate,
+            weight_decay=settings.weight_decay,
             num_train_epochs=settings.epochs,
             per_device_train_batch_size=settings.batch_size,
             per_device_eval_batch_size=settings.batch_size,
@@ -132,7 +135,6 @@ class Learner:
         arguments._n_gpu = min(1, arguments.n_gpu)  # otherwise the Trainer splits batches over all visible GPUs
         trainer = Trainer(
             model=network,
-            optimizers=(optimizer, None),
             args=arguments,
             data_collator=collator(self.task.tokenizer.pad_id),
             train_dataset=[window.inputs for window in self.windows["train"]],

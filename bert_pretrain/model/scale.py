@@ -4,16 +4,17 @@ Fine-tuning by AdamW moves a weight by about the learning rate per step, whateve
 """
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 
-from torch import Tensor
+import torch
+from torch import Tensor, nn
 
 INITIAL_RMS = 0.02
 """Standard deviation of BERT's initial weights (Devlin et al., 2018: the released code)."""
 EXPORTED_RMS = 0.05
 """Largest root mean square of exported word embeddings, as of other BERTs."""
 BASE_RATE, BASE_WIDTH = 3e-4, 256
-"""Rate for matrices of BERT's initial scale, measured for a width of 128 (RESULTS.md)."""
+"""Rate of fine-tuning for matrices of BERT's initial scale, measured for a width of 128 (RESULTS.md)."""
 WIDTH_POWER = 2.26
 """Beyond, the rate falls so that it is 2.5e-5 at a width of 768, where matrices of an rms of 0.04 then get the paper's
 5e-5 (appendix A.3)."""
@@ -30,15 +31,11 @@ def rms(weight: Tensor) -> float:
     return float(weight.detach().float().square().mean().sqrt())
 
 
-def base_rate(hidden_size: int) -> float:
-    """Return the learning rate of fine-tuning for matrices of BERT's initial scale, by the width of the network."""
-    return BASE_RATE * min(1.0, BASE_WIDTH / hidden_size) ** WIDTH_POWER
-
-
-def common_rate(matrices: Iterable[Tensor], hidden_size: int) -> float:
-    """Return one learning rate for all weights of a network with these matrices, to one digit."""
-    scales = [math.log(max(rms(matrix), 1e-12) / INITIAL_RMS) for matrix in matrices]
-    return float(f"{base_rate(hidden_size) * math.exp(sum(scales) / len(scales)):.0e}")
+def fine_tuning_rate(encoder: nn.Module, hidden_size: int) -> float:
+    """Return AdamW's learning rate for a network, by its width and the rms of the encoder's matrices, to one digit."""
+    scale = rms(torch.cat([weight.detach().flatten() for weight in encoder.parameters() if weight.dim() == 2]))
+    width = min(1.0, BASE_WIDTH / hidden_size) ** WIDTH_POWER
+    return float(f"{BASE_RATE * width * scale / INITIAL_RMS:.0e}")
 
 
 def export_exponent(word_embeddings: Tensor) -> int:

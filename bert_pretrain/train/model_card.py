@@ -15,8 +15,8 @@ from huggingface_hub import EvalResult, ModelCardData
 from bert_pretrain import __version__
 from bert_pretrain.model.bert import BertForPreTraining
 from bert_pretrain.model.hub import name_of_folder
-from bert_pretrain.model.scale import common_rate
-from bert_pretrain.report.curves import PANELS, as_png, figure_of, perplexity, read_metrics, with_error
+from bert_pretrain.model.scale import fine_tuning_rate
+from bert_pretrain.report.curves import PANELS, Metrics, as_png, figure_of, perplexity, with_error
 from bert_pretrain.report.diagnosis import Hint
 from bert_pretrain.report.render import render
 from bert_pretrain.report.use import Use, expected_use
@@ -75,7 +75,7 @@ def model_card(
         version=__version__,
         objective=OBJECTIVES[data.next_sentence],
         is_final=is_final,
-        rate=_fine_tuning_rate(model) if is_final else None,
+        rate=f"{fine_tuning_rate(model.encoder, run.config.model.hidden_size):.0e}" if is_final else None,
         has_curves=has_curves,
         warning=warning,
         progress=progress,
@@ -94,14 +94,14 @@ def model_card(
     return f"---\n{_metadata(run, values)}\n---\n\n{body}"
 
 
-def draw_beside_card(run: Path, record: Mapping[str, Any], folder: Path) -> bool:
+def draw_beside_card(run: Path, record: Mapping[str, Any], metrics: Metrics, folder: Path) -> bool:
     """Draw the curves of a run, whose manifest says `record`, into its model folder; return whether there is a picture.
 
     A missing picture must not cost the model: what prevents drawing is printed only. Where memory or the disk does not
     suffice, the error is raised, so that the same command draws it later.
     """
     try:
-        picture = as_png(figure_of([run], [record], [read_metrics(run)], PANELS))
+        picture = as_png(figure_of([run], [record], [metrics], PANELS))
     except MemoryError:
         raise
     except Exception as error:
@@ -109,12 +109,6 @@ def draw_beside_card(run: Path, record: Mapping[str, Any], folder: Path) -> bool
         return False
     (folder / CURVES).write_bytes(picture)
     return True
-
-
-def _fine_tuning_rate(model: BertForPreTraining) -> str:
-    """Return the learning rate of a plain Trainer, which is one for all weights, as one writes it: 5e-05."""
-    matrices = [weight for weight in model.encoder.parameters() if weight.dim() == 2]
-    return f"{common_rate(matrices, model.config.hidden_size):.0e}"
 
 
 def _use(run: ResolvedRun, values: Mapping[str, Any]) -> Use | None:

@@ -14,6 +14,7 @@ import torch
 
 from bert_pretrain.config import Config
 from bert_pretrain.config_file import dump_yaml
+from bert_pretrain.errors import DataError
 from bert_pretrain.examples.shards import DataFolder
 from bert_pretrain.model.bert import BertForPreTraining
 from bert_pretrain.model.folder import CARD
@@ -257,11 +258,16 @@ def _finish(run: ResolvedRun, state: TrainState, log: RunLog, identity: dict[str
     if not run.dist_context.is_main:
         return
     record = _record(run)
-    warning = nothing_learnt(record, read_metrics(run.output))
+    try:
+        metrics = read_metrics(run.output)
+    except DataError as error:  # must not cost the model
+        print(f"no curves and no check of what was learnt: {error}")
+        metrics = []
+    warning = nothing_learnt(record, metrics)
     with atomic_folder(run.output / "model") as temporary:
         weights, _ = exported({name: parameter.detach() for name, parameter in state.model.named_parameters()})
         save_tensors(weights, state.model, temporary, run.tokenizer, run.pretraining(state.progress.tokens))
-        drawn = draw_beside_card(run.output, record, temporary)
+        drawn = draw_beside_card(run.output, record, metrics, temporary)
         card = model_card(
             run, state.progress, log.last_validation,
             model=state.model, is_final=True, has_curves=drawn, warning=warning,

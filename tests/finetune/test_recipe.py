@@ -1,68 +1,34 @@
-"""Rates by scale, Muon inside the encoder, trials on validation rows, and the baselines beside a model."""
+"""The rate by width and scale, trials on validation rows, and the baselines beside a model."""
 
-import copy
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 import transformers
 
 from bert_pretrain.finetune.baselines import is_clearly_better, most_frequent_tags, predict_from_words
-from bert_pretrain.finetune.optimizer import make_optimizer
 from bert_pretrain.finetune.run import METRICS, finetune
 from bert_pretrain.finetune.settings import Settings
-from bert_pretrain.model.scale import INITIAL_RMS, base_rate, rms
+from bert_pretrain.model.huggingface import load_model
+from bert_pretrain.model.scale import INITIAL_RMS, fine_tuning_rate
 from bert_pretrain.storage.files import read_json
 
 
-@pytest.fixture
-def network(toy_model: Path) -> Any:
-    transformers.set_seed(0)
-    return transformers.AutoModelForSequenceClassification.from_pretrained(toy_model)
+def test_the_automatic_rate_follows_width_and_scale() -> None:
+    def rate(width: int, scale: float) -> float:
+        encoder = torch.nn.Linear(width, width)
+        torch.nn.init.constant_(encoder.weight, scale)
+        return fine_tuning_rate(encoder, width)
+
+    assert rate(128, INITIAL_RMS) == rate(256, INITIAL_RMS) == 3e-4
+    assert rate(256, 2 * INITIAL_RMS) == 6e-4
+    assert rate(768, 0.04) == 5e-5  # the paper's, for BERT-Base
 
 
-def rates_of(network: Any, optimizer: torch.optim.Optimizer) -> dict[str, float]:
-    names = {id(weight): name for name, weight in network.named_parameters()}
-    return {names[id(weight)]: group["lr"] for group in optimizer.param_groups for weight in group["params"]}
-
-
-def test_a_rate_follows_the_scale_of_its_matrix(network: Any) -> None:
-    query = network.bert.encoder.layer[0].attention.self.query.weight
-    with torch.no_grad():
-        query.mul_(10 * INITIAL_RMS / rms(query))
-    rates, base = rates_of(network, make_optimizer(network, None, 0.01, muon=False)), base_rate(32)
-    assert rates["bert.encoder.layer.0.attention.self.query.weight"] == pytest.approx(10 * base)
-    assert rates["bert.encoder.layer.0.attention.self.query.bias"] == base
-    assert rates["classifier.weight"] == base  # drawn, not pretrained
-    assert rates.keys() == {name for name, _ in network.named_parameters()}
-    assert set(rates_of(network, make_optimizer(network, 1e-4, 0.01, muon=False)).values()) == {1e-4}
-
-
-def test_the_automatic_rate_is_the_papers_at_the_width_of_base() -> None:
-    assert base_rate(128) == base_rate(256) == 3e-4
-    assert base_rate(768) * 0.04 / INITIAL_RMS == pytest.approx(5e-5, rel=0.02)
-
-
-def test_muon_takes_the_matrices_inside_the_encoder_and_its_state_comes_back(network: Any) -> None:
-    def step(network: Any, optimizer: torch.optim.Optimizer) -> None:
-        network(input_ids=torch.arange(8)[None], labels=torch.tensor([1])).loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-
-    network.eval()
-    optimizer = make_optimizer(network, None, 0.01, muon=True)
-    muon, _ = optimizer.optimizers  # type: ignore[attr-defined]
-    assert len(muon.param_groups[0]["params"]) == 6 * network.config.num_hidden_layers
-    step(network, optimizer)
-    other = copy.deepcopy(network)
-    resumed = make_optimizer(other, None, 0.01, muon=True)
-    resumed.load_state_dict(copy.deepcopy(optimizer.state_dict()))
-    assert str(resumed.state_dict()) == str(optimizer.state_dict())
-    resumed.param_groups[0]["lr"] = 0.5  # as a schedule does
-    before = other.bert.encoder.layer[0].output.dense.weight.clone()
-    step(other, resumed)
-    assert (other.bert.encoder.layer[0].output.dense.weight - before).abs().max() > 0.1
+def test_the_model_card_and_fine_tuning_name_the_same_rate(toy_model: Path) -> None:
+    model = load_model(toy_model).model
+    theirs = transformers.AutoModel.from_pretrained(toy_model)
+    assert fine_tuning_rate(model.encoder, 32) == fine_tuning_rate(theirs.encoder, 32)
 
 
 def test_what_is_not_given_is_tried_in_twice_the_time() -> None:
@@ -111,9 +77,3 @@ def test_words_have_their_most_frequent_tag() -> None:
 def test_two_standard_errors_are_clear() -> None:
     assert not is_clearly_better(0.92, 0.916, 2000)
     assert is_clearly_better(0.93, 0.916, 2000)
-
-
-def test_a_model_that_muon_pretrained_is_fine_tuned_by_it() -> None:
-    assert Settings().resolve("classify", 128, "muon").optimizer == "muon"
-    assert Settings(learning_rate=(1e-4,)).resolve("classify", 128, "muon").optimizer == "adamw"
-    assert Settings().resolve("classify", 128).optimizer == "adamw"

@@ -13,10 +13,11 @@ import yaml
 from huggingface_hub import ModelCard
 
 from bert_pretrain.config import Config
+from bert_pretrain.errors import DataError
 from bert_pretrain.examples.shards import DataFolder
 from bert_pretrain.model.bert import BertForPreTraining
 from bert_pretrain.model.huggingface import load_model
-from bert_pretrain.model.scale import common_rate
+from bert_pretrain.model.scale import fine_tuning_rate
 from bert_pretrain.train.distributed import SINGLE_PROCESS
 from bert_pretrain.train.model_card import model_card
 from bert_pretrain.train.resolved import InitialCheckpoint, ResolvedRun, resolve_run
@@ -56,11 +57,8 @@ def test_the_hub_reads_the_card_of_the_final_model(finished: Path) -> None:
     assert f"{manifest['parameters']:,} parameters" in card.text
     assert f"| {manifest['validation']['validation_mlm_accuracy']:.2%} |" in card.text
     rate = re.search(r"learning_rate=(\d+e-\d+), num_train_epochs=5", card.text)
-    matrices = [
-        weight for name, weight in load_model(finished / "model").model.encoder.named_parameters() if weight.dim() == 2
-    ]
     assert rate is not None
-    assert float(rate[1]) == common_rate(matrices, 32)
+    assert float(rate[1]) == fine_tuning_rate(load_model(finished / "model").model.encoder, 32)
     assert "](curves.png)" in card.text
     assert (finished / "model" / "curves.png").read_bytes().startswith(b"\x89PNG")
 
@@ -119,3 +117,16 @@ def test_what_was_not_measured_or_trained_is_not_claimed(
     assert "Pooler and next-sentence head are untrained" in text
     assert "has not trained the positions from 32 to 63" in text
     assert ModelCard(text, ignore_metadata_errors=False).data.eval_results is None
+
+
+def test_damaged_metrics_do_not_cost_the_model(
+    tiny: Tiny, data_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def refuse(run: Path) -> None:
+        raise DataError("line 1 is damaged", where=str(run), remedy="restore it")
+
+    monkeypatch.setattr("bert_pretrain.train.run.read_metrics", refuse)
+    model = train(tiny(max_steps=1, save_every=1), data_folder, tmp_path / "run")
+    assert "line 1 is damaged" in capsys.readouterr().out
+    assert (model / "model.safetensors").exists()
+    assert not (model / "curves.png").exists()
