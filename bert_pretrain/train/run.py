@@ -267,7 +267,7 @@ def _finish(run: ResolvedRun, state: TrainState, log: RunLog, identity: dict[str
     with atomic_folder(run.output / "model") as temporary:
         weights, _ = exported({name: parameter.detach() for name, parameter in state.model.named_parameters()})
         save_tensors(weights, state.model, temporary, run.tokenizer, run.pretraining(state.progress.tokens))
-        drawn = draw_beside_card(run.output, record, metrics, temporary)
+        drawn = bool(metrics) and draw_beside_card(run.output, record, metrics, temporary)
         card = model_card(
             run, state.progress, log.last_validation,
             model=state.model, is_final=True, has_curves=drawn, warning=warning,
