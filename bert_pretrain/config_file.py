@@ -6,7 +6,6 @@ is expected, `no` is false where a truth value is and Norwegian where a language
 """
 
 import difflib
-import os
 import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -21,6 +20,7 @@ from bert_pretrain.config import LENGTHS, Config, PhaseConfig, TrainConfig
 from bert_pretrain.config_keys import DURATIONS, as_values, suggest_key
 from bert_pretrain.config_values import duration_text, expected
 from bert_pretrain.errors import ConfigError
+from bert_pretrain.parallel.cores import is_first_rank
 from bert_pretrain.yaml_text import KeyPath, parse_value, parse_yaml
 
 
@@ -238,7 +238,7 @@ def _explain_bare_durations(config: Config, tree: Mapping[str, Any]) -> None:
         for section in sections:
             given, read = given.get(section) or {}, getattr(read, section)
         text = given.get(name)
-        if isinstance(text, str) and text.replace(".", "").isdecimal() and os.environ.get("RANK", "0") == "0":
+        if isinstance(text, str) and text.replace(".", "").isdecimal() and is_first_rank():
             seconds = duration_text(getattr(read, name))
             print(f"note: {name} {text} is {seconds}; with a unit it is plain, such as {text}m", file=sys.stderr)
 
