@@ -11,18 +11,20 @@ from typing import Any
 
 from bert_pretrain.config import Config
 from bert_pretrain.errors import ConfigError, OutputError
+from bert_pretrain.examples.examples import with_error
 from bert_pretrain.examples.shards import DataFolder
 from bert_pretrain.make_data.estimate import MAX_SOURCES, sample_source
 from bert_pretrain.make_data.run import make_data
-from bert_pretrain.model.folder import read_config
 from bert_pretrain.plan.time_limit import TimeLimit
-from bert_pretrain.report.curves import draw_curves, pair_accuracy, read_metrics, read_run_record, value_of, with_error
+from bert_pretrain.report.curves import draw_curves, pair_accuracy, read_metrics, read_run_record, value_of
 from bert_pretrain.report.diagnosis import nothing_learnt
 from bert_pretrain.storage.manifest import MANIFEST, read_manifest
 from bert_pretrain.text.sources import evenly_spaced, resolve
 from bert_pretrain.vocab.run import make_vocab
 
 TIME = "time.json"
+MAX_POSITIONS = 512
+"""Of BERT; a model with fewer is told with its limit."""
 SAMPLE_BYTES = 2 << 20
 """Of the text, for a dry run."""
 SECONDS_AFTER_TRAINING = 3.0
@@ -208,37 +210,33 @@ def with_one_schedule(stages: Sequence[Config], folders: Sequence[Path]) -> list
     return [stage.model_copy(update={"train": train}) for stage, train in zip(stages, shared, strict=True)]
 
 
-def _limit(model: Path) -> str:
-    if not model.is_dir():
-        return ""
-    positions = read_config(model, "MODEL")[0].max_position_embeddings
-    return f" (texts of at most {positions} tokens)" if positions < 512 else ""
-
-
 def _show_results(runs: Sequence[Path], model: Path, output: Path) -> None:
     """Print held-out figures before and after, draw the curves, and say how to open the model."""
-    pairs_title = pair_accuracy(read_run_record(run) for run in runs)
+    records = [read_run_record(run) for run in runs]
+    pairs_title = pair_accuracy(records)
     figures = {run: [line for line in read_metrics(run) if "validation_mlm_loss" in line] for run in runs}
     nothing = "nothing was held out, so nothing was evaluated"
     print(f"\nheld out            MLM loss   MLM accuracy   {pairs_title}" if any(figures.values()) else f"\n{nothing}")
-    for run, lines in figures.items():
+    for (run, lines), record in zip(figures.items(), records, strict=True):
         for when, line in zip(("before", "after"), (lines[0], lines[-1]) if lines else (), strict=False):
             label = f"{run.name} {when}" if len(runs) > 1 else when
             loss, masked, pairs = (
                 math.nan if line[f"validation_{name}"] is None else line[f"validation_{name}"]
                 for name in ("mlm_loss", "mlm_accuracy", "nsp_accuracy")
             )
-            examples = value_of(read_run_record(run), "data.statistics.held_out")
+            examples = value_of(record, "data.statistics.held_out")
             nsp = "–" if math.isnan(pairs) else with_error(pairs, examples)  # without pairs there is none
             print(f"{label:<18}{loss:>8.3f} nats{masked:>12.1%}{nsp:>{len(pairs_title) + 3}}")
     try:
         print(f"\ncurves: {draw_curves(list(runs), output / 'curves.png')}")
     except ConfigError as error:  # matplotlib is an extra
         print(f"\nno curves drawn: {error}")
+    positions = value_of(records[-1], "config.model.max_position_embeddings") or MAX_POSITIONS
+    limit = f" (texts of at most {positions} tokens)" if positions < MAX_POSITIONS else ""
     print(
-        f"model:  {model}{_limit(model)}\n\n"
+        f"model:  {model}{limit}\n\n"
         "    from transformers import AutoModelForPreTraining, AutoTokenizer\n"
         f'    model, tokenizer = (x.from_pretrained("{model}") for x in (AutoModelForPreTraining, AutoTokenizer))\n'
     )
-    if warning := nothing_learnt(read_run_record(runs[-1]), read_metrics(runs[-1])):
+    if warning := nothing_learnt(records[-1], read_metrics(runs[-1])):
         print(warning)

@@ -13,8 +13,7 @@ from typing import Any, NotRequired, TypedDict
 import numpy as np
 
 from bert_pretrain.config import DataConfig
-from bert_pretrain.examples.examples import UNSEEN_COUNT, Examples
-from bert_pretrain.report.curves import FEW_EXAMPLES
+from bert_pretrain.examples.examples import FEW_EXAMPLES, UNSEEN_COUNT, Examples, with_error
 from bert_pretrain.text.tokenizer import Tokenizer
 
 LABEL_SHARES = {"nsp": "is_next_share", "sop": "in_order_share"}
@@ -238,8 +237,7 @@ def describe(manifest: dict[str, Any]) -> str:
             ),
         ]
         if name == "validation" and split["rows"] < FEW_EXAMPLES:
-            error = 0.5 / max(1, split["rows"]) ** 0.5
-            lines.append(f"{'':<11}few: the standard error of an accuracy on them is {error:.1%}")
+            lines.append(f"{'':<11}few: with its standard error, chance is {with_error(0.5, split['rows'])}")
         lines += [
             f"{'':<11}{_describe_drop(reason, count, name, manifest)}" for reason, count in figures["drops"].items()
         ]

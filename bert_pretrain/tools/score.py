@@ -157,13 +157,10 @@ def score_pairs(
             is_correct = good.pll > bad.pll
             correct[pair.group].append(is_correct)
             write(_pair_record(pair, good, bad, is_correct, unit))
+    named = {name: correct[name] for name in sorted(name for name in correct if name is not None)}
     every = [each for found in correct.values() for each in found]
-    groups = {name: _accuracy(correct[name]) for name in sorted(name for name in correct if name is not None)}
-    return _accuracy(every), groups
-
-
-def _accuracy(correct: Sequence[bool]) -> dict[str, float]:
-    return {"accuracy": sum(correct) / len(correct), "pairs": len(correct)}
+    total, *groups = ({"accuracy": sum(each) / len(each), "pairs": len(each)} for each in (every, *named.values()))
+    return total, dict(zip(named, groups, strict=True))
 
 
 def _text_record(scored: Scored, unit: Unit, tokens: Sequence[str] | None) -> dict[str, Any]:
@@ -249,11 +246,8 @@ def token_scores(
 ) -> list[np.ndarray]:
     """Return the log-probability of every token of texts, in nats, given the rest of the text and its prefix.
 
-    Texts and prefixes are ids without [CLS] and [SEP]. After every batch, `done` is called with the number of texts in
-    it, as a fraction.
-
-    Returns:
-        (tokens,) float64 for each text.
+    Texts and prefixes are ids without [CLS] and [SEP]; the results are (tokens,) float64. After every batch, `done` is
+    called with the number of texts in it, as a fraction.
     """
     bert = scoring.bert
     sequences = [bert.add_special_tokens(np.concatenate(pair)) for pair in zip(prefixes, texts, strict=True)]
