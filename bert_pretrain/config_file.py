@@ -33,11 +33,9 @@ def load_config(
 ) -> Config:
     """Build the configuration from defaults, presets and files, `--set` pairs and flags, later ones winning.
 
-    Args:
-        source: the path of a YAML file or the name of a shipped preset; in a string, several joined by commas.
-        settings: `section.key=value` texts.
-        flags: dotted key -> (the flag's name for messages, its value); a value of None counts as not given.
-        with_phases: whether phases will be run; else they may contradict the rest, for example in the run's length.
+    `source` is the path of a YAML file or the name of a preset; in a string, several joined by commas. `flags` are
+    dotted key -> (the flag's name for messages, its value); a value of None counts as not given. Phases that will not
+    be run may contradict the rest, for example in the run's length.
     """
     tree: dict[str, Any] = {}
     places: dict[KeyPath, str] = {}

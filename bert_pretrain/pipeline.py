@@ -4,6 +4,7 @@ import contextlib
 import io
 import math
 import os
+import statistics
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -94,35 +95,34 @@ def dry_run(config: Config, *, workers: int | None = None) -> None:
     from bert_pretrain.train.run import train
 
     with tempfile.TemporaryDirectory() as name:
-        folder, inputs, scale = Path(name), list[str](), 0.0
+        folder, inputs = Path(name), list[str]()
         sources = [source for source in resolve(config.inputs, config.data) if not source.is_validation]
         chosen = evenly_spaced(sources, min(len(sources), MAX_SOURCES))
+        shares = []
         for number, source in enumerate(chosen):
-            kind = source.format if source.format in ("txt", "csv", "tsv") else "jsonl"
-            path = folder / f"{number}.{kind}"
-            _, share = sample_source(source, path, SAMPLE_BYTES // len(chosen), config.data)
-            inputs.append(str(path))
-            scale += len(sources) / len(chosen) ** 2 / share
+            inputs.append(f"{folder}/{number}.{source.format if source.format in ('txt', 'csv', 'tsv') else 'jsonl'}")
+            shares.append(sample_source(source, Path(inputs[-1]), SAMPLE_BYTES // len(chosen), config.data)[1])
+        scale = config.data.fraction * len(sources) / len(chosen) * statistics.fmean(1 / share for share in shares)
         # The samples are in UTF-8, under other names.
         reading: dict[str, Any] = {"encoding": "utf-8", "validation": (), "input_weights": {}, "fraction": 1.0}
         if isinstance(config.data.document_boundary, dict):
             reading["document_boundary"] = "auto"
         for index, stage in enumerate([config.for_phase(phase) for phase in config.phases] or [config]):
-            stage = stage.model_copy(update={"data": stage.data.model_copy(update=reading)})
+            stage = stage.model_copy(update={"phases": (), "data": stage.data.model_copy(update=reading)})
             with contextlib.redirect_stdout(io.StringIO()):
                 vocab = make_vocab(stage, inputs, folder / "vocab", workers=workers)
                 data = make_data(stage, inputs, vocab, folder / f"data-{index}", workers=workers)
             found = DataFolder.open(data)
-            tokens = config.data.fraction * scale * found.manifest["corpus"]["tokens"]
+            tokens = scale * found.manifest["corpus"]["tokens"]
             print(f"text       about {tokens:,.0f} tokens; the vocabulary and the examples are of a sample")
             length: dict[str, Any] = {}
             if config.time is not None:
                 length = {"max_epochs": None, "max_steps": None, "time_budget": config.time}
             elif (epochs := stage.train.max_epochs) is not None:
-                steps = epochs * config.data.fraction * scale * found.rows("train") / stage.train.global_batch_size
+                steps = epochs * scale * found.rows("train") / stage.train.global_batch_size
                 length = {"max_epochs": None, "max_steps": max(1, round(steps))}
             stage = stage.model_copy(update={"train": stage.train.model_copy(update=length)})
-            train(stage.model_copy(update={"phases": ()}), data, folder / "run", dry_run=True, corpus_tokens=tokens)
+            train(stage, data, folder / "run", dry_run=True, corpus_tokens=tokens)
 
 
 def _last_checkpoint(run: Path) -> Path:

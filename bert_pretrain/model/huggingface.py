@@ -70,12 +70,6 @@ class Loaded:
     """Tensors of the folder that a BERT for pretraining does not have, such as another task's head."""
 
 
-def save_model(model: BertForPreTraining, folder: Path, tokenizer: Tokenizer) -> None:
-    """Write a model folder that opens in `transformers`; `folder` must exist and should not be in use."""
-    weights = {name: parameter.detach() for name, parameter in model.named_parameters()}
-    save_tensors(to_huggingface(weights), model, folder, tokenizer)
-
-
 def save_tensors(
     tensors: Mapping[str, Tensor],
     model: BertForPreTraining,
@@ -83,7 +77,7 @@ def save_tensors(
     tokenizer: Tokenizer,
     pretraining: Mapping[str, Any] | None = None,
 ) -> None:
-    """Write a model folder as `save_model`, but with given weights under Hugging Face's names, not the model's own.
+    """Write weights, under Hugging Face's names, as a model folder that opens in `transformers`.
 
     `pretraining` says by what `optimizer`, in which `language` and on how many `tokens`. The checksums cover what the
     folder holds then; a card that is written later may be edited.
@@ -176,10 +170,8 @@ def load_weights(
     """Load the weights of a BERT folder into a model and initialize what the folder lacks.
 
     `extension` says how the model's vocabulary extends the folder's; None if rows are copied as they are. Where the
-    model has more positions, those of the folder are repeated.
-
-    Returns:
-        Hugging Face's names of the tensors initialized, and the tensors of the folder that were not used, by name.
+    model has more positions, those of the folder are repeated. Returns Hugging Face's names of the tensors initialized,
+    and the tensors of the folder that were not used, by name.
     """
     tensors = _normalised(read_weights(folder, flag))
     if extension is not None:
