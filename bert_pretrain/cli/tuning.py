@@ -62,10 +62,8 @@ def finetune(
 
     Example: bert-pretrain finetune tag run/model --train a.conll --output o
     """
-    given = dict(locals()) | {
-        "text_field": inference_config("auto", "auto", text_field).data.text_field,
-        "learning_rate": _rates(learning_rate),
-    }
+    given = {**locals(), "learning_rate": _rates(learning_rate)}
+    given["text_field"] = inference_config("auto", "auto", text_field).data.text_field
     chosen = Settings(**{field.name: given[field.name] for field in dataclasses.fields(Settings)})
     chosen.check(task)
     place, folder = local_path(output, "--output"), bert_folder(model)

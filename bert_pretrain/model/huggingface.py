@@ -70,6 +70,12 @@ class Loaded:
     """Tensors of the folder that a BERT for pretraining does not have, such as another task's head."""
 
 
+def save_model(model: BertForPreTraining, folder: Path, tokenizer: Tokenizer) -> None:
+    """Write a model folder that opens in `transformers`; `folder` must exist and should not be in use."""
+    weights = {name: parameter.detach() for name, parameter in model.named_parameters()}
+    save_tensors(to_huggingface(weights), model, folder, tokenizer)
+
+
 def save_tensors(
     tensors: Mapping[str, Tensor],
     model: BertForPreTraining,
@@ -77,7 +83,7 @@ def save_tensors(
     tokenizer: Tokenizer,
     pretraining: Mapping[str, Any] | None = None,
 ) -> None:
-    """Write weights, under Hugging Face's names, as a model folder that opens in `transformers`.
+    """Write weights, under Hugging Face's names, as `save_model` writes the model's own.
 
     `pretraining` says by what `optimizer`, in which `language` and on how many `tokens`. The checksums cover what the
     folder holds then; a card that is written later may be edited.

@@ -13,13 +13,8 @@ import transformers
 from safetensors.torch import load_file, save_file
 
 from bert_pretrain.errors import DataError
-from bert_pretrain.model.huggingface import exported, load_model, save_tensors, to_huggingface
+from bert_pretrain.model.huggingface import exported, load_model, save_model, save_tensors
 from bert_pretrain.text.tokenizer import Tokenizer
-
-
-def save_model(model: Any, folder: Path, tokenizer: Tokenizer) -> None:
-    weights = {name: parameter.detach() for name, parameter in model.named_parameters()}
-    save_tensors(to_huggingface(weights), model, folder, tokenizer)
 
 
 @pytest.fixture
