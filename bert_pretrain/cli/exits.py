@@ -74,7 +74,7 @@ def _run_of(command: str, options: dict[str, Any]) -> Path | None:
 
 def _status() -> Any:
     with held_signals():
-        from bert_pretrain.train import status  # not at the start: it takes longer than all of --help
+        from bert_pretrain.train import status  # which imports the manifests: not for --help
     return status
 
 
