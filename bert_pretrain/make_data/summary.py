@@ -237,7 +237,7 @@ def describe(manifest: dict[str, Any]) -> str:
             ),
         ]
         if name == "validation" and split["rows"] < FEW_EXAMPLES:
-            lines.append(f"{'':<11}few: with its standard error, chance is {with_error(0.5, split['rows'])}")
+            lines.append(f"{'':<11}few: chance on them is {with_error(0.5, split['rows'])}, its standard error")
         for reason, count in figures["drops"].items():
             what = f"{count:,} {reason.replace('_', ' ')}"
             if reason == "single_sentence_spans":
