@@ -85,9 +85,6 @@ def build_vocab(
         vocab: keys of the section `vocab` to set, such as `{"size": 8192}`.
         data: keys of the section `data`, which say how text is read.
         options: `extend`, `lowercase`, `workers`, `scheduler` and `overwrite`, as for the command.
-
-    Raises:
-        UserError: when inputs, settings or the folder are not as they must be.
     """
     from bert_pretrain.model.hub import model_folder
     from bert_pretrain.vocab.run import make_vocab
@@ -117,9 +114,6 @@ def build_data(
         config: as for `build_vocab`.
         data: keys of the section `data` to set, such as `{"max_seq_length": 128}`.
         options: `workers`, `scheduler`, `store`, `overwrite`, `verify`, `lowercase` and `dry_run`, as for the command.
-
-    Raises:
-        UserError: when inputs, settings or folders are not as they must be.
     """
     from bert_pretrain.make_data.run import make_data
 
@@ -139,9 +133,6 @@ def load_data(folder: str | Path) -> "DataFolder":
 
     The result has `manifest`, `config`, `rows(split)`, `tokenizer()`, `loader(split)`, padded batches for a training
     loop, and `dataset()`, the examples in `datasets`.
-
-    Raises:
-        DataError: when the folder is unfinished or does not match its manifest.
     """
     from bert_pretrain.examples.shards import DataFolder
 
@@ -150,11 +141,7 @@ def load_data(folder: str | Path) -> "DataFolder":
 
 @_names_arguments
 def load_tokenizer(folder: str | Path) -> "Tokenizer":
-    """Open a tokenizer or model folder; `encode_text` gives the ids of a text, `decode` the text of ids.
-
-    Raises:
-        DataError: when the folder holds no tokenizer of a BERT.
-    """
+    """Open a tokenizer or model folder; `encode_text` gives the ids of a text, `decode` the text of ids."""
     from bert_pretrain.text.tokenizer import Tokenizer
 
     return Tokenizer.load(local_path(folder, "folder"), "folder")
@@ -171,9 +158,6 @@ def load_model(folder: str | Path, *, device: str = "auto", precision: str = "fp
         folder: written by this package or by Hugging Face's tools, or a name on the Hub.
         device: auto, cpu, cuda, cuda:N or mps.
         precision: of the matrix products: fp32, bf16, fp16 or auto.
-
-    Raises:
-        UserError: when the folder holds no BERT with a masked-language-model head, or there is no such device.
     """
     from bert_pretrain.config_file import load_config
     from bert_pretrain.model.hub import model_folder
@@ -205,10 +189,6 @@ def pretrain(
         model: keys of the section `model` to set, such as `{"num_hidden_layers": 4}`.
         train: keys of the section `train`, such as `{"max_steps": 1000}`.
         options: `init_from`, `carry_optimizer`, `resume`, `overwrite` and `dry_run`, as for the command.
-
-    Raises:
-        UserError: when folders or settings do not match.
-        Interrupted: after an interruption, when the checkpoint is saved.
     """
     from bert_pretrain.model.hub import model_folder
     from bert_pretrain.train.run import train as run

@@ -6,7 +6,6 @@ is expected, `no` is false where a truth value is and Norwegian where a language
 """
 
 import difflib
-import os
 import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -21,6 +20,7 @@ from bert_pretrain.config import LENGTHS, Config, PhaseConfig, TrainConfig
 from bert_pretrain.config_keys import DURATIONS, as_values, suggest_key
 from bert_pretrain.config_values import duration_text, expected
 from bert_pretrain.errors import ConfigError
+from bert_pretrain.parallel.cores import is_first_rank
 from bert_pretrain.yaml_text import KeyPath, parse_value, parse_yaml
 
 
@@ -33,11 +33,9 @@ def load_config(
 ) -> Config:
     """Build the configuration from defaults, presets and files, `--set` pairs and flags, later ones winning.
 
-    Args:
-        source: the path of a YAML file or the name of a shipped preset; in a string, several joined by commas.
-        settings: `section.key=value` texts.
-        flags: dotted key -> (the flag's name for messages, its value); a value of None counts as not given.
-        with_phases: whether phases will be run; else they may contradict the rest, for example in the run's length.
+    `source` is the path of a YAML file or the name of a preset; in a string, several joined by commas. `flags` are
+    dotted key -> (the flag's name for messages, its value); a value of None counts as not given. Phases that will not
+    be run may contradict the rest, for example in the run's length.
     """
     tree: dict[str, Any] = {}
     places: dict[KeyPath, str] = {}
@@ -238,7 +236,7 @@ def _explain_bare_durations(config: Config, tree: Mapping[str, Any]) -> None:
         for section in sections:
             given, read = given.get(section) or {}, getattr(read, section)
         text = given.get(name)
-        if isinstance(text, str) and text.replace(".", "").isdecimal() and os.environ.get("RANK", "0") == "0":
+        if isinstance(text, str) and text.replace(".", "").isdecimal() and is_first_rank():
             seconds = duration_text(getattr(read, name))
             print(f"note: {name} {text} is {seconds}; with a unit it is plain, such as {text}m", file=sys.stderr)
 

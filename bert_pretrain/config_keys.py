@@ -86,17 +86,13 @@ def as_commented_yaml(config: Config) -> str:
         lines = _comment(key.meaning)
         if not key.is_section:
             shown = "" if value == default else f"Default: {inline_yaml(default)}."
-            lines = _comment(key.meaning, f"Value: {key.values}{_unset(key)}.", shown)
+            unset = " (not set)" if key.values.endswith("null") and "null" not in key.meaning else ""
+            lines = _comment(key.meaning, f"Value: {key.values}{unset}.", shown)
         if key.path == ("phases",):
             lines += [line for inner in keys_of(PhaseConfig) for line in _comment(f"- {inner.dotted}: {inner.meaning}")]
         lines.append(f"{key.path[-1]}:" + ("" if key.is_section else _value(value)))
         blocks.append(textwrap.indent("\n".join(lines), INDENT * (len(key.path) - 1)))
     return "\n\n".join(blocks) + "\n"
-
-
-def _unset(key: Key) -> str:
-    """Return what null means for a key whose meaning does not say it."""
-    return " (not set)" if key.values.endswith("null") and "null" not in key.meaning else ""
 
 
 def _comment(*sentences: str) -> list[str]:

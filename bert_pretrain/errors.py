@@ -4,6 +4,7 @@ The command line prints them without a traceback and exits with code 2. Any othe
 traceback.
 """
 
+from functools import partial
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -11,13 +12,7 @@ if TYPE_CHECKING:
 
 
 class UserError(Exception):
-    """A mistake that the user can correct.
-
-    Args:
-        what: what is wrong, with the value seen.
-        where: where it came from: `file:line`, a key of the configuration, or a flag.
-        remedy: what to do about it.
-    """
+    """A mistake that the user can correct: what is wrong, in which file, key or flag, and what to do about it."""
 
     def __init__(self, what: str, *, where: str, remedy: str) -> None:
         super().__init__(what, where, remedy)
@@ -30,7 +25,7 @@ class UserError(Exception):
 
     def __reduce__(self) -> tuple[object, ...]:
         # Exceptions are pickled between processes, and pickle does not support keyword-only arguments.
-        return (_rebuild, (type(self), self.what, self.where, self.remedy))
+        return (partial(type(self), where=self.where, remedy=self.remedy), (self.what,))
 
 
 class ConfigError(UserError):
@@ -64,7 +59,3 @@ def first_problem(error: "ValidationError") -> str:
     key, message = ".".join(map(str, problem["loc"])), problem["msg"].removeprefix("Value error, ")
     expected = message.removeprefix("Input ")
     return f"{key}: {message}" if expected == message else f"{key} is {repr(problem['input'])[:80]}; it {expected}"
-
-
-def _rebuild(kind: type[UserError], what: str, where: str, remedy: str) -> UserError:
-    return kind(what, where=where, remedy=remedy)

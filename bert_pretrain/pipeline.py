@@ -4,6 +4,7 @@ import contextlib
 import io
 import math
 import os
+import statistics
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,18 +12,20 @@ from typing import Any
 
 from bert_pretrain.config import Config
 from bert_pretrain.errors import ConfigError, OutputError
+from bert_pretrain.examples.examples import with_error
 from bert_pretrain.examples.shards import DataFolder
 from bert_pretrain.make_data.estimate import MAX_SOURCES, sample_source
 from bert_pretrain.make_data.run import make_data
-from bert_pretrain.model.folder import read_config
 from bert_pretrain.plan.time_limit import TimeLimit
-from bert_pretrain.report.curves import draw_curves, pair_accuracy, read_metrics, read_run_record, value_of, with_error
+from bert_pretrain.report.curves import draw_curves, pair_accuracy, read_metrics, read_run_record, value_of
 from bert_pretrain.report.diagnosis import nothing_learnt
 from bert_pretrain.storage.manifest import MANIFEST, read_manifest
 from bert_pretrain.text.sources import evenly_spaced, resolve
 from bert_pretrain.vocab.run import make_vocab
 
 TIME = "time.json"
+MAX_POSITIONS = 512
+"""Of BERT; a model with fewer is told with its limit."""
 SAMPLE_BYTES = 2 << 20
 """Of the text, for a dry run."""
 SECONDS_AFTER_TRAINING = 3.0
@@ -92,35 +95,34 @@ def dry_run(config: Config, *, workers: int | None = None) -> None:
     from bert_pretrain.train.run import train
 
     with tempfile.TemporaryDirectory() as name:
-        folder, inputs, scale = Path(name), list[str](), 0.0
+        folder, inputs = Path(name), list[str]()
         sources = [source for source in resolve(config.inputs, config.data) if not source.is_validation]
         chosen = evenly_spaced(sources, min(len(sources), MAX_SOURCES))
+        shares = []
         for number, source in enumerate(chosen):
-            kind = source.format if source.format in ("txt", "csv", "tsv") else "jsonl"
-            path = folder / f"{number}.{kind}"
-            _, share = sample_source(source, path, SAMPLE_BYTES // len(chosen), config.data)
-            inputs.append(str(path))
-            scale += len(sources) / len(chosen) ** 2 / share
+            inputs.append(f"{folder}/{number}.{source.format if source.format in ('txt', 'csv', 'tsv') else 'jsonl'}")
+            shares.append(sample_source(source, Path(inputs[-1]), SAMPLE_BYTES // len(chosen), config.data)[1])
+        scale = config.data.fraction * len(sources) / len(chosen) * statistics.fmean(1 / share for share in shares)
         # The samples are in UTF-8, under other names.
         reading: dict[str, Any] = {"encoding": "utf-8", "validation": (), "input_weights": {}, "fraction": 1.0}
         if isinstance(config.data.document_boundary, dict):
             reading["document_boundary"] = "auto"
         for index, stage in enumerate([config.for_phase(phase) for phase in config.phases] or [config]):
-            stage = stage.model_copy(update={"data": stage.data.model_copy(update=reading)})
+            stage = stage.model_copy(update={"phases": (), "data": stage.data.model_copy(update=reading)})
             with contextlib.redirect_stdout(io.StringIO()):
                 vocab = make_vocab(stage, inputs, folder / "vocab", workers=workers)
                 data = make_data(stage, inputs, vocab, folder / f"data-{index}", workers=workers)
             found = DataFolder.open(data)
-            tokens = config.data.fraction * scale * found.manifest["corpus"]["tokens"]
+            tokens = scale * found.manifest["corpus"]["tokens"]
             print(f"text       about {tokens:,.0f} tokens; the vocabulary and the examples are of a sample")
             length: dict[str, Any] = {}
             if config.time is not None:
                 length = {"max_epochs": None, "max_steps": None, "time_budget": config.time}
             elif (epochs := stage.train.max_epochs) is not None:
-                steps = epochs * config.data.fraction * scale * found.rows("train") / stage.train.global_batch_size
+                steps = epochs * scale * found.rows("train") / stage.train.global_batch_size
                 length = {"max_epochs": None, "max_steps": max(1, round(steps))}
             stage = stage.model_copy(update={"train": stage.train.model_copy(update=length)})
-            train(stage.model_copy(update={"phases": ()}), data, folder / "run", dry_run=True, corpus_tokens=tokens)
+            train(stage, data, folder / "run", dry_run=True, corpus_tokens=tokens)
 
 
 def _last_checkpoint(run: Path) -> Path:
@@ -208,37 +210,33 @@ def with_one_schedule(stages: Sequence[Config], folders: Sequence[Path]) -> list
     return [stage.model_copy(update={"train": train}) for stage, train in zip(stages, shared, strict=True)]
 
 
-def _limit(model: Path) -> str:
-    if not model.is_dir():
-        return ""
-    positions = read_config(model, "MODEL")[0].max_position_embeddings
-    return f" (texts of at most {positions} tokens)" if positions < 512 else ""
-
-
 def _show_results(runs: Sequence[Path], model: Path, output: Path) -> None:
     """Print held-out figures before and after, draw the curves, and say how to open the model."""
-    pairs_title = pair_accuracy(read_run_record(run) for run in runs)
+    records = [read_run_record(run) for run in runs]
+    pairs_title = pair_accuracy(records)
     figures = {run: [line for line in read_metrics(run) if "validation_mlm_loss" in line] for run in runs}
     nothing = "nothing was held out, so nothing was evaluated"
     print(f"\nheld out            MLM loss   MLM accuracy   {pairs_title}" if any(figures.values()) else f"\n{nothing}")
-    for run, lines in figures.items():
+    for (run, lines), record in zip(figures.items(), records, strict=True):
         for when, line in zip(("before", "after"), (lines[0], lines[-1]) if lines else (), strict=False):
             label = f"{run.name} {when}" if len(runs) > 1 else when
             loss, masked, pairs = (
                 math.nan if line[f"validation_{name}"] is None else line[f"validation_{name}"]
                 for name in ("mlm_loss", "mlm_accuracy", "nsp_accuracy")
             )
-            examples = value_of(read_run_record(run), "data.statistics.held_out")
+            examples = value_of(record, "data.statistics.held_out")
             nsp = "–" if math.isnan(pairs) else with_error(pairs, examples)  # without pairs there is none
             print(f"{label:<18}{loss:>8.3f} nats{masked:>12.1%}{nsp:>{len(pairs_title) + 3}}")
     try:
         print(f"\ncurves: {draw_curves(list(runs), output / 'curves.png')}")
     except ConfigError as error:  # matplotlib is an extra
         print(f"\nno curves drawn: {error}")
+    positions = value_of(records[-1], "config.model.max_position_embeddings") or MAX_POSITIONS
+    limit = f" (texts of at most {positions} tokens)" if positions < MAX_POSITIONS else ""
     print(
-        f"model:  {model}{_limit(model)}\n\n"
+        f"model:  {model}{limit}\n\n"
         "    from transformers import AutoModelForPreTraining, AutoTokenizer\n"
         f'    model, tokenizer = (x.from_pretrained("{model}") for x in (AutoModelForPreTraining, AutoTokenizer))\n'
     )
-    if warning := nothing_learnt(read_run_record(runs[-1]), read_metrics(runs[-1])):
+    if warning := nothing_learnt(records[-1], read_metrics(runs[-1])):
         print(warning)

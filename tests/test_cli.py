@@ -258,3 +258,20 @@ def test_the_help_of_finetune_groups_the_flags_by_task() -> None:
     flags = {word: place for place, line in enumerate(shown.splitlines()) for word in line.split()[:1]}
     assert sections["Options"] < flags["--epochs"] < sections["classify"] < flags["--pair-field"]
     assert sections["tag"] < flags["--tags-field"] < sections["answer"] < flags["--stride"]
+
+
+def test_a_bar_of_fractions_that_ends_above_its_total_is_silent() -> None:
+    code = """
+import sys
+from bert_pretrain import cli
+from bert_pretrain.parallel.progress import progress_bar
+def work(**_):
+    with progress_bar(total=1) as bar:
+        bar.update(1.2)
+cli.app = work
+cli.main()
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0
+    assert "it/s" in done.stderr
+    assert "Warning" not in done.stderr

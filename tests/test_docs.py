@@ -266,3 +266,14 @@ def test_the_chinese_readme_has_every_command_and_page() -> None:
     assert [page.name for page in (ROOT / "docs").glob("*.md") if f"docs/{page.name}" not in text] == []
     # A line end inside a sentence shows as a blank.
     assert re.findall(r"[\u4e00-\u9fff，、；]\n[\u4e00-\u9fff]", text) == []
+
+
+def test_the_lines_that_repair_wikitext_repair_it(tmp_path: Path) -> None:
+    (block,) = (block for block in blocks(ROOT / "docs" / "cleaning.md") if "wiki.train.tokens" in block.text)
+    text = " The <unk> is where a = b = c in English . \n"
+    path = tmp_path / "wiki.train.tokens"
+    path.write_text(f" \n = Robert Boulter = \n \n{text} \n = = Career = = \n \n = = = 2000 – 2005 = = = \n{text}")
+    subprocess.run(["bash", "-e", "-c", block.text], cwd=tmp_path, check=True)
+    assert [line for line in path.read_text().splitlines() if line.strip()] == [
+        text.replace("<unk>", "").rstrip("\n")
+    ] * 2

@@ -8,6 +8,7 @@ import os
 import signal
 import sys
 import traceback
+import warnings
 from typing import Annotated, Any
 
 import typer
@@ -50,6 +51,7 @@ def _options(
 
 def main() -> None:
     """Run the command line."""
+    warnings.filterwarnings("ignore", message="clamping frac")  # of tqdm, where fractions are summed
     signal.signal(signal.SIGTERM, terminate)
     if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)  # from here on a command can be told of it

@@ -2,19 +2,15 @@
 
 from typing import Annotated
 
-import typer
-
 from bert_pretrain import __version__
 from bert_pretrain.cli.loading import load_config
-from bert_pretrain.cli.options import presets
+from bert_pretrain.cli.options import argument, presets
 
 
 def config(
     preset: Annotated[
         str | None,
-        typer.Argument(
-            metavar="PRESET", help="Presets or YAML files, joined by commas; without: defaults.", autocompletion=presets
-        ),
+        argument("PRESET", "Presets or YAML files, joined by commas; without: defaults.", autocompletion=presets),
     ] = None,
 ) -> None:
     """Print every key of the configuration with value and meaning.

@@ -14,8 +14,8 @@ import typer
 
 from bert_pretrain.cli.loading import held_signals
 from bert_pretrain.errors import Interrupted, UserError
+from bert_pretrain.parallel.cores import is_first_rank
 from bert_pretrain.storage.paths import is_url
-from bert_pretrain.train import status
 
 _CONTINUES = "the same command, without --overwrite, continues where it stopped"
 _STARTS_AGAIN = "its output was not written; the same command starts again"
@@ -50,8 +50,8 @@ def reports_errors(command: Callable[..., None]) -> Callable[..., None]:
     def wrapped(*args: Any, **kwargs: Any) -> None:
         run = _run_of(command.__name__, kwargs)
         try:
-            if run is not None and _is_first_rank():
-                status.remove_status(run)
+            if run is not None and is_first_rank():
+                _status().remove_status(run)
             command(*args, **kwargs)
         except (Exception, KeyboardInterrupt, Terminated) as error:
             with held_signals():  # torchrun ends this rank while it tells why, if another has left
@@ -72,20 +72,22 @@ def _run_of(command: str, options: dict[str, Any]) -> Path | None:
     return Path(options["output"]) if writes else None
 
 
-def _is_first_rank() -> bool:
-    return os.environ.get("RANK", "0") == "0"
+def _status() -> Any:
+    with held_signals():
+        from bert_pretrain.train import status  # which imports the manifests: not for --help
+    return status
 
 
 def _write_status(run: Path | None, code: int, message: str) -> None:
-    if run is not None and _is_first_rank():
+    if run is not None and is_first_rank():
         with contextlib.suppress(OSError):  # a full disk, for example, has its own message
-            status.write_status(run, code, message)
+            _status().write_status(run, code, message)
 
 
 def _next_step(command: str, run: Path | None) -> str:
     """Return what the same command would do."""
     if run is not None:
-        step = status.newest_step(run)
+        step = _status().newest_step(run)
         return f"the same command, without --overwrite, continues from step {step}" if step else _FROM_THE_BEGINNING
     return _STARTS_AGAIN if command in _WITHOUT_RESUME else _CONTINUES
 
@@ -148,7 +150,7 @@ def terminate(_signal: int, _frame: object) -> NoReturn:
 
 def _exit(message: str, code: int) -> NoReturn:
     flush_output()
-    print(message if _is_first_rank() else f"[rank {os.environ['RANK']}] {message}", file=sys.stderr)
+    print(message if is_first_rank() else f"[rank {os.environ['RANK']}] {message}", file=sys.stderr)
     raise typer.Exit(code)
 
 

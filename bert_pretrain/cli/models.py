@@ -5,22 +5,21 @@ from typing import Annotated
 
 import typer
 
+from bert_pretrain.cli import options as cli
 from bert_pretrain.cli.loading import bert_folder, importing, inference_config
-from bert_pretrain.cli.options import BatchTokens, Device, Encoding, Model, Precision, SkipEmpty, TextField, Workers
+from bert_pretrain.cli.options import argument, option, switch
 from bert_pretrain.storage.paths import local_path
 
 
 def inspect(
-    data: Annotated[Path, typer.Argument(metavar="DATA_DIR", help="A folder that make-data has written.")],
-    split: Annotated[str, typer.Option("--split", help="The split of the examples: train or validation.")] = "train",
-    rows: Annotated[int | None, typer.Option("--rows", min=0, help="How many examples to show.")] = None,
-    row: Annotated[list[int] | None, typer.Option("--row", help="Show this row; may be repeated.")] = None,
-    seed: Annotated[int, typer.Option("--seed", help="Seed for drawing rows.")] = 0,
-    stats: Annotated[bool, typer.Option("--stats", help="Read all shards: statistics and checks.")] = False,
-    html: Annotated[
-        str | None, typer.Option("--html", metavar="FILE", help="Write everything to this HTML file.")
-    ] = None,
-    workers: Workers = None,
+    data: Annotated[Path, argument("DATA_DIR", "A folder that make-data has written.")],
+    split: Annotated[str, option("The split of the examples: train or validation.")] = "train",
+    rows: Annotated[int | None, option("How many examples to show.", min=0)] = None,
+    row: Annotated[list[int] | None, option("Show this row; may be repeated.")] = None,
+    seed: Annotated[int, option("Seed for drawing rows.")] = 0,
+    stats: Annotated[bool, switch("--stats", "Read all shards: statistics and checks.")] = False,
+    html: Annotated[str | None, option("Write everything to this HTML file.", "FILE")] = None,
+    workers: cli.Workers = None,
 ) -> None:
     """Show and check a data folder.
 
@@ -45,40 +44,23 @@ def inspect(
 
 
 def evaluate(
-    model: Model,
-    data: Annotated[Path | None, typer.Option("--data", help="A data folder: losses and accuracies.")] = None,
-    text: Annotated[
-        list[str] | None, typer.Option("--text", metavar="INPUT", help="Texts: pseudo-log-likelihoods.")
-    ] = None,
-    pairs: Annotated[
-        list[str] | None, typer.Option("--pairs", metavar="INPUT", help="Minimal pairs in .jsonl: accuracy.")
-    ] = None,
-    output: Annotated[
-        str | None,
-        typer.Option("--output", metavar="FILE", help="Write the score of each text or pair to this .jsonl."),
-    ] = None,
-    json: Annotated[
-        str | None, typer.Option("--json", metavar="FILE", help="Also write the metrics to this file.")
-    ] = None,
-    metric: Annotated[
-        str | None, typer.Option("--metric", help="Of texts and pairs: original (default) or word-l2r.")
-    ] = None,
-    by: Annotated[
-        str | None, typer.Option("--by", metavar="FIELD", help="Report accuracy by this field; UID if present.")
-    ] = None,
-    prefix_field: Annotated[
-        str | None, typer.Option("--prefix-field", metavar="FIELD", help="Score given the text in this field before.")
-    ] = None,
-    per_token: Annotated[bool, typer.Option("--per-token", help="Also write the score of every token.")] = False,
-    bits: Annotated[bool, typer.Option("--bits", help="Scores in bits instead of nats.")] = False,
-    batch_tokens: BatchTokens = None,
-    text_field: TextField = None,
-    encoding: Encoding = None,
-    skip_empty: SkipEmpty = False,
-    device: Device = "auto",
-    precision: Annotated[
-        str | None, typer.Option("--precision", help="fp32, bf16, fp16 or auto; default auto with --data, else fp32.")
-    ] = None,
+    model: cli.Model,
+    data: Annotated[Path | None, option("A data folder: losses and accuracies.")] = None,
+    text: Annotated[list[str] | None, option("Texts: pseudo-log-likelihoods.", "INPUT")] = None,
+    pairs: Annotated[list[str] | None, option("Minimal pairs in .jsonl: accuracy.", "INPUT")] = None,
+    output: Annotated[str | None, option("Write the score of each text or pair to this .jsonl.", "FILE")] = None,
+    json: Annotated[str | None, option("Also write the metrics to this file.", "FILE")] = None,
+    metric: Annotated[str | None, option("Of texts and pairs: original (default) or word-l2r.")] = None,
+    by: Annotated[str | None, option("Report accuracy by this field; UID if present.", "FIELD")] = None,
+    prefix_field: Annotated[str | None, option("Score given the text in this field before.", "FIELD")] = None,
+    per_token: Annotated[bool, switch("--per-token", "Also write the score of every token.")] = False,
+    bits: Annotated[bool, switch("--bits", "Scores in bits instead of nats.")] = False,
+    batch_tokens: cli.BatchTokens = None,
+    text_field: cli.TextField = None,
+    encoding: cli.Encoding = None,
+    skip_empty: cli.SkipEmpty = False,
+    device: cli.Device = "auto",
+    precision: Annotated[str | None, option("fp32, bf16, fp16 or auto; default auto with --data, else fp32.")] = None,
 ) -> None:
     """Evaluate a model on a data folder, texts or minimal pairs.
 
@@ -113,11 +95,11 @@ def evaluate(
 
 
 def fill_mask(
-    model: Model,
-    text: Annotated[str, typer.Argument(metavar="TEXT", help="Text with one or more [MASK].")],
-    top_k: Annotated[int, typer.Option("--top-k", min=1, help="Number of answers for each [MASK].")] = 5,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
-    device: Device = "auto",
+    model: cli.Model,
+    text: Annotated[str, argument("TEXT", "Text with one or more [MASK].")],
+    top_k: Annotated[int, option("Number of answers for each [MASK].", min=1)] = 5,
+    as_json: Annotated[bool, switch("--json", "Print JSON instead of a table.")] = False,
+    device: cli.Device = "auto",
 ) -> None:
     """Predict the masked tokens of a text.
 
@@ -131,32 +113,23 @@ def fill_mask(
 
 
 def embed(
-    model: Model,
-    inputs: Annotated[
-        list[str],
-        typer.Argument(
-            metavar="INPUT", help="Files, globs, folders, URLs, or dataset:NAME; each line of .txt is a text."
-        ),
-    ],
-    output: Annotated[str, typer.Option("--output", metavar="FILE", help="The file to write: .parquet or .npy.")],
-    level: Annotated[str, typer.Option("--level", help="A vector per sentence or per token.")] = "sentence",
+    model: cli.Model,
+    inputs: cli.Texts,
+    output: Annotated[str, option("The file to write: .parquet or .npy.", "FILE")],
+    level: Annotated[str, option("A vector per sentence or per token.")] = "sentence",
     pooling: Annotated[
         str | None,
-        typer.Option(
-            "--pooling",
-            help="mean (default), cls, pooler, last4-mean or last4-concat; tokens: last, last4-mean or -concat.",
-        ),
+        option("mean (default), cls, pooler, last4-mean or last4-concat; tokens: last, last4-mean or -concat."),
     ] = None,
     max_length: Annotated[
-        int | None,
-        typer.Option("--max-length", help="Truncate texts to this length; the model's positions by default."),
+        int | None, option("Truncate texts to this length; the model's positions by default.")
     ] = None,
-    batch_tokens: BatchTokens = None,
-    text_field: TextField = None,
-    encoding: Encoding = None,
-    skip_empty: SkipEmpty = False,
-    device: Device = "auto",
-    precision: Precision = "fp32",
+    batch_tokens: cli.BatchTokens = None,
+    text_field: cli.TextField = None,
+    encoding: cli.Encoding = None,
+    skip_empty: cli.SkipEmpty = False,
+    device: cli.Device = "auto",
+    precision: cli.Precision = "fp32",
 ) -> None:
     """Turn texts into vectors, one per sentence or per token.
 
@@ -182,10 +155,8 @@ def embed(
 
 
 def report(
-    runs: Annotated[list[Path], typer.Argument(metavar="RUN", help="Run folders.")],
-    output: Annotated[
-        str, typer.Option("--output", metavar="FILE", help="The PNG file to write; the page is next to it.")
-    ],
+    runs: Annotated[list[Path], argument("RUN", "Run folders.")],
+    output: Annotated[str, option("The PNG file to write; the page is next to it.", "FILE")],
 ) -> None:
     """Plot the curves of runs, next to values that are normal.
 

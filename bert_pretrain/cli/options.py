@@ -1,15 +1,24 @@
 """Options that several commands share, each with its help."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
-Inputs = Annotated[
-    list[str],
-    typer.Argument(metavar="INPUT", help="Files, globs, folders, URLs, or dataset:NAME[:config][@split]."),
-]
-Output = Annotated[str, typer.Option("--output", metavar="FOLDER", help="The folder to write.")]
+
+def option(help: str, metavar: str | None = None, *flags: str, panel: str | None = None, **more: Any) -> Any:
+    """Return an option that has the name of its parameter, unless flags are given."""
+    return typer.Option(*flags, help=help, metavar=metavar, rich_help_panel=panel, **more)
+
+
+def switch(flag: str, help: str, panel: str | None = None) -> Any:
+    """Return an option without a value."""
+    return option(help, None, flag, panel=panel)
+
+
+def argument(metavar: str, help: str, **more: Any) -> Any:
+    """Return a positional argument."""
+    return typer.Argument(metavar=metavar, help=help, **more)
 
 
 def presets(incomplete: str) -> list[str]:
@@ -20,48 +29,32 @@ def presets(incomplete: str) -> list[str]:
     return [before + comma + name for name in preset_paths() if name.startswith(last)]
 
 
-ConfigSource = Annotated[
-    str | None,
-    typer.Option(
-        "--config",
-        metavar="PRESET|FILE",
-        help="YAML files or presets such as base, joined by commas.",
-        autocompletion=presets,
-    ),
-]
-Settings = Annotated[
-    list[str] | None, typer.Option("--set", metavar="SECTION.KEY=VALUE", help="Set one key of the configuration.")
-]
-Overwrite = Annotated[bool, typer.Option("--overwrite", help="Move another output aside instead of refusing it.")]
-Workers = Annotated[int | None, typer.Option("--workers", metavar="N", min=1, help="Processes; all cores by default.")]
-Scheduler = Annotated[
-    str | None,
-    typer.Option("--scheduler", metavar="tcp://HOST:PORT", help="Use the Dask cluster of this scheduler."),
-]
-Strict = Annotated[bool, typer.Option("--strict", help="Refuse text that is not UTF-8 instead of repairing it.")]
-Encoding = Annotated[
-    str | None,
-    typer.Option("--encoding", metavar="NAME", help="Of text files, if not UTF-8; auto: each file has its own."),
-]
-Lowercase = Annotated[
-    bool | None,
-    typer.Option("--lowercase/--no-lowercase", help="Whether the vocabulary is lowercase, if its folder does not say."),
-]
-Model = Annotated[Path, typer.Argument(metavar="MODEL", help="A model folder, or org/name on the Hub.")]
-BatchTokens = Annotated[int | None, typer.Option("--batch-tokens", min=1, help="Tokens that run at once.")]
-TextField = Annotated[str | None, typer.Option("--text-field", help="Field of the text in records; text by default.")]
-SkipEmpty = Annotated[bool, typer.Option("--skip-empty", help="Skip empty texts instead of refusing them.")]
-Precision = Annotated[str, typer.Option("--precision", help="Of the matrix products: fp32, bf16, fp16 or auto.")]
-Device = Annotated[str, typer.Option("--device", metavar="DEVICE", help="auto, cpu, cuda, cuda:N or mps.")]
+_INPUTS = "Files, globs, folders, URLs, or dataset:NAME"
+Inputs = Annotated[list[str], argument("INPUT", f"{_INPUTS}[:config][@split].")]
+Texts = Annotated[list[str], argument("INPUT", f"{_INPUTS}; each line of .txt is a text.")]
+Output = Annotated[str, option("The folder to write.", "FOLDER")]
+_PRESETS = "YAML files or presets such as base, joined by commas"
+ConfigSource = Annotated[str | None, option(f"{_PRESETS}.", "PRESET|FILE", "--config", autocompletion=presets)]
+RunConfig = Annotated[str, argument("CONFIG", f"{_PRESETS}; auto plans.", autocompletion=presets)]
+Settings = Annotated[list[str] | None, option("Set one key of the configuration.", "SECTION.KEY=VALUE", "--set")]
+Overwrite = Annotated[bool, switch("--overwrite", "Move another output aside instead of refusing it.")]
+Workers = Annotated[int | None, option("Processes; all cores by default.", "N", min=1)]
+Scheduler = Annotated[str | None, option("Use the Dask cluster of this scheduler.", "tcp://HOST:PORT")]
+Strict = Annotated[bool, switch("--strict", "Refuse text that is not UTF-8 instead of repairing it.")]
+Encoding = Annotated[str | None, option("Of text files, if not UTF-8; auto: each file has its own.", "NAME")]
+Lowercase = Annotated[bool | None, option("Whether the vocabulary is lowercase, if its folder does not say.")]
+Model = Annotated[Path, argument("MODEL", "A model folder, or org/name on the Hub.")]
+BatchTokens = Annotated[int | None, option("Tokens that run at once.", min=1)]
+TextField = Annotated[str | None, option("Field of the text in records; text by default.")]
+SkipEmpty = Annotated[bool, switch("--skip-empty", "Skip empty texts instead of refusing them.")]
+Precision = Annotated[str, option("Of the matrix products: fp32, bf16, fp16 or auto.")]
+Device = Annotated[str, option("auto, cpu, cuda, cuda:N or mps.", "DEVICE")]
 # As texts: the configuration says what they mean, `1e5` and `24h` too.
-Steps = Annotated[str | None, typer.Option("--steps", metavar="N", help="Length of the run in steps.")]
-Time = Annotated[str | None, typer.Option("--time", metavar="TIME", help="Length of the run, such as 24h or 1h30m.")]
-LearningRate = Annotated[str | None, typer.Option("--learning-rate", metavar="RATE", help="At the end of the warm-up.")]
-BatchSize = Annotated[str | None, typer.Option("--batch-size", metavar="N", help="Examples per step.")]
-TrainingDevice = Annotated[
-    str | None, typer.Option("--device", metavar="DEVICE", help="auto (default), cpu, cuda, cuda:N or mps.")
-]
-
+Steps = Annotated[str | None, option("Length of the run in steps.", "N")]
+Time = Annotated[str | None, option("Length of the run, such as 24h or 1h30m.", "TIME")]
+LearningRate = Annotated[str | None, option("At the end of the warm-up.", "RATE")]
+BatchSize = Annotated[str | None, option("Examples per step.", "N")]
+TrainingDevice = Annotated[str | None, option("auto (default), cpu, cuda, cuda:N or mps.", "DEVICE")]
 
 KEYS_OF_FLAGS = {
     "--steps": "train.max_steps",
@@ -74,15 +67,7 @@ KEYS_OF_FLAGS = {
 """Common keys of the configuration that have a flag."""
 
 
-def training_flags(
-    steps: str | None, learning_rate: str | None, batch_size: str | None, device: str | None, time: str | None = None
-) -> dict[str, tuple[str, str | None]]:
-    """Return the keys that these flags set, as `load_config` takes them."""
-    values = {
-        "--steps": steps,
-        "--time": time,
-        "--learning-rate": learning_rate,
-        "--batch-size": batch_size,
-        "--device": device,
-    }
-    return {KEYS_OF_FLAGS[flag]: (flag, value) for flag, value in values.items()}
+def training_flags(**values: str | None) -> dict[str, tuple[str, str | None]]:
+    """Return the keys that flags set, by the names of their parameters, as `load_config` takes them."""
+    flags = {f"--{name.replace('_', '-')}": value for name, value in values.items()}
+    return {KEYS_OF_FLAGS[flag]: (flag, value) for flag, value in flags.items()}

@@ -5,36 +5,11 @@ They translate flags into a configuration and call the stage. A signature is the
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
-from bert_pretrain.cli.loading import (
-    bert_folder,
-    importing,
-    load_config,
-    model_folder,
-    seconds_since_start,
-)
-from bert_pretrain.cli.options import (
-    BatchSize,
-    ConfigSource,
-    Encoding,
-    Inputs,
-    LearningRate,
-    Lowercase,
-    Output,
-    Overwrite,
-    Scheduler,
-    Settings,
-    Steps,
-    Strict,
-    Time,
-    TrainingDevice,
-    Workers,
-    presets,
-    training_flags,
-)
+from bert_pretrain.cli import options as cli
+from bert_pretrain.cli.loading import bert_folder, importing, load_config, model_folder, seconds_since_start
+from bert_pretrain.cli.options import argument, option, switch, training_flags
 from bert_pretrain.errors import ConfigError
 from bert_pretrain.storage.paths import local_path
 
@@ -42,33 +17,25 @@ if TYPE_CHECKING:
     from bert_pretrain.config import Config
 
 AUTO = "auto"
+GIVEN_TO_AUTO = ("inputs", "time")
+Flags = Mapping[str, tuple[str, object]]
 
 
 def vocab(
-    inputs: Inputs,
-    output: Output,
-    config: ConfigSource = None,
-    settings: Settings = None,
-    vocab_size: Annotated[
-        int | None, typer.Option("--vocab-size", metavar="N", help="Tokens, special ones included.")
-    ] = None,
-    extend: Annotated[
-        Path | None,
-        typer.Option("--extend", metavar="FOLDER", help="Add words to the vocabulary of this BERT's folder."),
-    ] = None,
-    add_tokens: Annotated[
-        int | None,
-        typer.Option("--add-tokens", metavar="N", help="With --extend: how many; default: all unused slots."),
-    ] = None,
-    tokens: Annotated[
-        str | None, typer.Option("--tokens", metavar="wordpiece|words", help="Pieces of words, or whole words.")
-    ] = None,
-    lowercase: Lowercase = None,
-    workers: Workers = None,
-    scheduler: Scheduler = None,
-    strict: Strict = False,
-    encoding: Encoding = None,
-    overwrite: Overwrite = False,
+    inputs: cli.Inputs,
+    output: cli.Output,
+    config: cli.ConfigSource = None,
+    settings: cli.Settings = None,
+    vocab_size: Annotated[int | None, option("Tokens, special ones included.", "N")] = None,
+    extend: Annotated[Path | None, option("Add words to the vocabulary of this BERT's folder.", "FOLDER")] = None,
+    add_tokens: Annotated[int | None, option("With --extend: how many; default: all unused slots.", "N")] = None,
+    tokens: Annotated[str | None, option("Pieces of words, or whole words.", "wordpiece|words")] = None,
+    lowercase: cli.Lowercase = None,
+    workers: cli.Workers = None,
+    scheduler: cli.Scheduler = None,
+    strict: cli.Strict = False,
+    encoding: cli.Encoding = None,
+    overwrite: cli.Overwrite = False,
 ) -> None:
     """Build a WordPiece vocabulary, or extend an existing one.
 
@@ -121,33 +88,22 @@ def _weight_of_input(setting: str) -> tuple[str, str]:
 
 
 def make_data(
-    inputs: Inputs,
-    vocab: Annotated[str, typer.Option("--vocab", metavar="FOLDER", help="The tokenizer folder.")],
-    output: Output,
-    config: ConfigSource = None,
-    settings: Settings = None,
-    workers: Workers = None,
-    scheduler: Scheduler = None,
-    store: Annotated[
-        Path | None, typer.Option("--store", metavar="FOLDER", help="Folder of tokenized text, for other runs.")
-    ] = None,
-    validation: Annotated[
-        list[str] | None,
-        typer.Option("--validation", metavar="INPUT", help="Hold out this input, not a fraction."),
-    ] = None,
-    weight: Annotated[
-        list[str] | None, typer.Option("--weight", metavar="INPUT=N", help="Use an input N times as often as others.")
-    ] = None,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Estimate rows, disk and time from a sample, and write nothing.")
-    ] = False,
-    strict: Strict = False,
-    encoding: Encoding = None,
-    lowercase: Lowercase = None,
-    overwrite: Overwrite = False,
-    verify: Annotated[
-        bool, typer.Option("--verify", help="Check every byte of a finished output, not only sizes and footers.")
-    ] = False,
+    inputs: cli.Inputs,
+    vocab: Annotated[str, option("The tokenizer folder.", "FOLDER")],
+    output: cli.Output,
+    config: cli.ConfigSource = None,
+    settings: cli.Settings = None,
+    workers: cli.Workers = None,
+    scheduler: cli.Scheduler = None,
+    store: Annotated[Path | None, option("Folder of tokenized text, for other runs.", "FOLDER")] = None,
+    validation: Annotated[list[str] | None, option("Hold out this input, not a fraction.", "INPUT")] = None,
+    weight: Annotated[list[str] | None, option("Use an input N times as often as others.", "INPUT=N")] = None,
+    dry_run: Annotated[bool, switch("--dry-run", "Only estimate rows, disk and time from a sample.")] = False,
+    strict: cli.Strict = False,
+    encoding: cli.Encoding = None,
+    lowercase: cli.Lowercase = None,
+    overwrite: cli.Overwrite = False,
+    verify: Annotated[bool, switch("--verify", "Check every byte of a finished output, not only sizes.")] = False,
 ) -> None:
     """Make training examples, in shards.
 
@@ -177,36 +133,28 @@ def make_data(
 
 
 def train(
-    data: Annotated[str, typer.Option("--data", metavar="FOLDER", help="The data folder.")],
-    output: Output,
-    config: ConfigSource = None,
-    settings: Settings = None,
-    steps: Steps = None,
-    time: Time = None,
-    learning_rate: LearningRate = None,
-    batch_size: BatchSize = None,
-    device: TrainingDevice = None,
-    init_from: Annotated[
-        Path | None, typer.Option("--init-from", metavar="FOLDER", help="Start from the weights of a BERT folder.")
-    ] = None,
-    carry_optimizer: Annotated[
-        bool, typer.Option("--carry-optimizer", help="Take optimizer state and step along, too.")
-    ] = False,
-    teacher: Annotated[
-        str | None, typer.Option("--teacher", metavar="MODEL", help="Take first weights from a larger BERT's folder.")
-    ] = None,
-    resume: Annotated[bool, typer.Option("--resume/--no-resume", help="Continue from the newest checkpoint.")] = True,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only print settings and time of the run.")] = False,
-    overwrite: Overwrite = False,
-    verify: Annotated[
-        bool, typer.Option("--verify", help="Check every byte of the data before the first step.")
-    ] = False,
+    data: Annotated[str, option("The data folder.", "FOLDER")],
+    output: cli.Output,
+    config: cli.ConfigSource = None,
+    settings: cli.Settings = None,
+    steps: cli.Steps = None,
+    time: cli.Time = None,
+    learning_rate: cli.LearningRate = None,
+    batch_size: cli.BatchSize = None,
+    device: cli.TrainingDevice = None,
+    init_from: Annotated[Path | None, option("Start from the weights of a BERT folder.", "FOLDER")] = None,
+    carry_optimizer: Annotated[bool, switch("--carry-optimizer", "Take optimizer state and step along, too.")] = False,
+    teacher: Annotated[str | None, option("Take first weights from a larger BERT's folder.", "MODEL")] = None,
+    resume: Annotated[bool, option("Continue from the newest checkpoint.")] = True,
+    dry_run: Annotated[bool, switch("--dry-run", "Only print settings and time of the run.")] = False,
+    overwrite: cli.Overwrite = False,
+    verify: Annotated[bool, switch("--verify", "Check every byte of the data before the first step.")] = False,
 ) -> None:
     """Train BERT on a data folder.
 
     Example: bert-pretrain train --data data --output run --config base
     """
-    flags = training_flags(steps, learning_rate, batch_size, device, time)
+    flags = training_flags(steps=steps, learning_rate=learning_rate, batch_size=batch_size, device=device, time=time)
     flags["train.teacher"] = ("--teacher", teacher)
     loaded = load_config(config, settings, flags, with_phases=False)
     data_folder = local_path(data, "--data")
@@ -238,34 +186,20 @@ def train(
 
 
 def run(
-    config: Annotated[
-        str,
-        typer.Argument(
-            metavar="CONFIG",
-            help="YAML files or presets such as base, joined by commas; auto plans.",
-            autocompletion=presets,
-        ),
-    ],
-    output: Output,
-    inputs: Annotated[
-        list[str] | None,
-        typer.Argument(metavar="INPUT", help="As for vocab; they replace the key inputs of CONFIG."),
-    ] = None,
-    settings: Settings = None,
-    time: Annotated[
-        str | None, typer.Option("--time", metavar="1h30m", help="Time for all stages; auto plans for it.")
-    ] = None,
-    steps: Steps = None,
-    learning_rate: LearningRate = None,
-    batch_size: BatchSize = None,
-    device: TrainingDevice = None,
-    encoding: Encoding = None,
-    workers: Workers = None,
-    scheduler: Scheduler = None,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Only print the plan, or size and time of each training.")
-    ] = False,
-    overwrite: Overwrite = False,
+    config: cli.RunConfig,
+    output: cli.Output,
+    inputs: Annotated[list[str] | None, argument("INPUT", "As for vocab; replace the key inputs of CONFIG.")] = None,
+    settings: cli.Settings = None,
+    time: Annotated[str | None, option("Time for all stages; auto plans for it.", "1h30m")] = None,
+    steps: cli.Steps = None,
+    learning_rate: cli.LearningRate = None,
+    batch_size: cli.BatchSize = None,
+    device: cli.TrainingDevice = None,
+    encoding: cli.Encoding = None,
+    workers: cli.Workers = None,
+    scheduler: cli.Scheduler = None,
+    dry_run: Annotated[bool, switch("--dry-run", "Only print the plan, or size and time of each training.")] = False,
+    overwrite: cli.Overwrite = False,
 ) -> None:
     """Run all stages and phases from one configuration.
 
@@ -291,39 +225,24 @@ def run(
         "inputs": ("INPUT", inputs or None),
         "time": ("--time", time),
         "data.encoding": ("--encoding", encoding),
-        **training_flags(steps, learning_rate, batch_size, device),
+        **training_flags(steps=steps, learning_rate=learning_rate, batch_size=batch_size, device=device),
     }
-    if config == AUTO:
-        loaded = _planned(inputs or [], folder, settings, flags, overwrite=overwrite, dry_run=dry_run)
-        if loaded is None:
-            return
+    if is_auto := config == AUTO:
+        loaded = _planned(inputs or [], folder, settings or [], flags, overwrite=overwrite, dry_run=dry_run)
     else:
         loaded = load_config(config, settings, flags)
-        if dry_run:
-            run_dry(loaded, workers=workers)
-            return
-    model = run_pipeline(
-        loaded,
-        folder,
-        workers=workers,
-        scheduler=scheduler,
-        overwrite=overwrite,
-        seconds_before=seconds_since_start(),
-    )
-    if config == AUTO:
+    if dry_run:
+        return None if is_auto else run_dry(loaded, workers=workers)
+    place: dict[str, Any] = {"workers": workers, "scheduler": scheduler, "overwrite": overwrite}
+    model = run_pipeline(loaded, folder, **place, seconds_before=seconds_since_start())
+    if is_auto:
         _compare_with_forecast(folder, model.parent, settings or [], flags)
 
 
 def _planned(
-    inputs: list[str],
-    output: Path,
-    settings: list[str] | None,
-    flags: Mapping[str, tuple[str, object]],
-    *,
-    overwrite: bool,
-    dry_run: bool,
-) -> "Config | None":
-    """Return the configuration that `run auto` plans, or None where it shall only be shown."""
+    inputs: list[str], output: Path, settings: list[str], flags: Flags, *, overwrite: bool, dry_run: bool
+) -> "Config":
+    """Return the configuration that `run auto` plans, which is shown; with `dry_run` nothing is written."""
     from bert_pretrain.plan import auto
 
     own = load_config(None, settings, flags)
@@ -333,19 +252,16 @@ def _planned(
             where="run auto",
             remedy="write for example: run auto corpus/*.txt.gz --time 1h --output runs/mine",
         )
-    rest = {key: given for key, given in flags.items() if key not in ("inputs", "time")}
-    planned = auto.planned_config(
-        inputs, own.time, output, settings=settings or (), flags=rest, overwrite=overwrite, dry_run=dry_run
+    rest = {key: given for key, given in flags.items() if key not in GIVEN_TO_AUTO}
+    return auto.planned_config(
+        inputs, own.time, output, settings=settings, flags=rest, overwrite=overwrite, dry_run=dry_run
     )
-    return None if dry_run else planned
 
 
-def _compare_with_forecast(
-    output: Path, run: Path, settings: list[str], flags: Mapping[str, tuple[str, object]]
-) -> None:
+def _compare_with_forecast(output: Path, run: Path, settings: list[str], flags: Flags) -> None:
     """Print what the plan expected and what came of it."""
     from bert_pretrain.plan.outcome import compare
 
-    given = [key for key, (_, value) in flags.items() if value is not None and key not in ("inputs", "time")]
+    given = [key for key, (_, value) in flags.items() if value is not None and key not in GIVEN_TO_AUTO]
     if line := compare(output, run, [*(setting.partition("=")[0] for setting in settings), *given]):
         print(line)

@@ -3,98 +3,54 @@
 import dataclasses
 from typing import Annotated, Any
 
-import typer
-
+from bert_pretrain.cli import options as cli
 from bert_pretrain.cli.loading import bert_folder, importing, inference_config
-from bert_pretrain.cli.options import BatchTokens, Device, Encoding, Model, Output, Overwrite, Precision, SkipEmpty
+from bert_pretrain.cli.options import argument, option, switch
 from bert_pretrain.errors import ConfigError
 from bert_pretrain.finetune.settings import FORMATS, Settings
 from bert_pretrain.storage.paths import local_path
 
-_DEFAULTS = Settings()
-FileFormat = Annotated[
-    str | None, typer.Option("--format", metavar="FORMAT", help=f"{', '.join(FORMATS)}; by default by the ending.")
-]
-ColumnNames = Annotated[
-    str | None,
-    typer.Option("--columns", metavar="NAME,...", help="Of CSV or TSV without a header; a last ... for others."),
-]
+DEFAULT = Settings()
+FileFormat = Annotated[str | None, option(f"{', '.join(FORMATS)}; by default by the ending.", "FORMAT", "--format")]
+ColumnNames = Annotated[str | None, option("Of CSV or TSV without a header; a last ... for others.", "NAME,...")]
+_TEXT = "Column of the text, or several."
+Rates = Annotated[str, option("By width and scale of the model, or the best of these.", "auto|RATE,...")]
+Baselines = Annotated[bool, switch("--baselines", "Also fine-tune the same network untrained, to compare.")]
+Regression = Annotated[bool, switch("--regression", "Predict numbers instead of classes.", "classify")]
+Stride = Annotated[int | None, option("Tokens shared by neighbouring windows of a long context.", panel="answer")]
+MaxAnswer = Annotated[int | None, option("Most tokens; default: 99 % of the training answers.", panel="answer")]
 
 
 def finetune(
-    task: Annotated[str, typer.Argument(metavar="TASK", help="classify, tag or answer.")],
-    model: Model,
-    train: Annotated[str, typer.Option("--train", metavar="INPUT", help="Labelled rows: a file, or dataset:NAME.")],
-    output: Output,
-    validation: Annotated[
-        str | None, typer.Option("--validation", metavar="INPUT", help="Selects the epoch; by default 10 % of --train.")
-    ] = None,
-    test: Annotated[
-        str | None, typer.Option("--test", metavar="INPUT", help="Rows to predict at the end; labels are optional.")
-    ] = None,
-    learning_rate: Annotated[
-        str,
-        typer.Option(
-            "--learning-rate",
-            metavar="auto|RATE,...",
-            help="By width and scale of the model, or the best of these.",
-        ),
-    ] = "auto",
-    epochs: Annotated[
-        int | None, typer.Option("--epochs", help="Passes over the rows; by default by their number.")
-    ] = _DEFAULTS.epochs,
-    batch_size: Annotated[int, typer.Option("--batch-size", help="Windows of text per step.")] = _DEFAULTS.batch_size,
-    warmup_ratio: Annotated[float, typer.Option("--warmup-ratio", help="Share of all steps.")] = _DEFAULTS.warmup_ratio,
-    weight_decay: Annotated[float, typer.Option("--weight-decay", help="Of matrices.")] = _DEFAULTS.weight_decay,
-    max_length: Annotated[
-        int | None, typer.Option("--max-length", help="Tokens per window; 128 by default, 384 for answer.")
-    ] = _DEFAULTS.max_length,
-    dropout: Annotated[
-        float | None, typer.Option("--dropout", help="By default the better of 0.1 and 0.")
-    ] = _DEFAULTS.dropout,
-    baselines: Annotated[
-        bool, typer.Option("--baselines", help="Also fine-tune the same network untrained, to compare.")
-    ] = _DEFAULTS.baselines,
-    seed: Annotated[int, typer.Option("--seed", help="Of the head, the order and what is held out.")] = _DEFAULTS.seed,
-    text_field: Annotated[
-        str,
-        typer.Option(
-            "--text-field", metavar="NAME,...", help="Column of the text, or several.", rich_help_panel="classify"
-        ),
-    ] = "text",
-    pair_field: Annotated[
-        str | None, typer.Option("--pair-field", help="Column of a second text.", rich_help_panel="classify")
-    ] = _DEFAULTS.pair_field,
-    label_field: Annotated[
-        str, typer.Option("--label-field", help="Column of the label.", rich_help_panel="classify")
-    ] = _DEFAULTS.label_field,
-    regression: Annotated[
-        bool, typer.Option("--regression", help="Predict numbers instead of classes.", rich_help_panel="classify")
-    ] = _DEFAULTS.regression,
-    tokens_field: Annotated[
-        str, typer.Option("--tokens-field", help="Column of the words.", rich_help_panel="tag")
-    ] = _DEFAULTS.tokens_field,
-    tags_field: Annotated[
-        str, typer.Option("--tags-field", help="Column of the BIO tags.", rich_help_panel="tag")
-    ] = _DEFAULTS.tags_field,
-    stride: Annotated[
-        int | None,
-        typer.Option(
-            "--stride", help="Tokens shared by neighbouring windows of a long context.", rich_help_panel="answer"
-        ),
-    ] = _DEFAULTS.stride,
-    max_answer_length: Annotated[
-        int | None,
-        typer.Option(
-            "--max-answer-length", help="Most tokens; default: 99 % of the training answers.", rich_help_panel="answer"
-        ),
-    ] = _DEFAULTS.max_answer_length,
+    task: Annotated[str, argument("TASK", "classify, tag or answer.")],
+    model: cli.Model,
+    train: Annotated[str, option("Labelled rows: a file, or dataset:NAME.", "INPUT")],
+    output: cli.Output,
+    validation: Annotated[str | None, option("Selects the epoch; by default 10 % of --train.", "INPUT")] = None,
+    test: Annotated[str | None, option("Rows to predict at the end; labels are optional.", "INPUT")] = None,
+    learning_rate: Rates = "auto",
+    epochs: Annotated[int | None, option("Passes over the rows; by default by their number.")] = None,
+    batch_size: Annotated[int, option("Windows of text per step.")] = DEFAULT.batch_size,
+    warmup_ratio: Annotated[float, option("Share of all steps.")] = DEFAULT.warmup_ratio,
+    weight_decay: Annotated[float, option("Of matrices.")] = DEFAULT.weight_decay,
+    max_length: Annotated[int | None, option("Tokens per window; 128 by default, 384 for answer.")] = None,
+    dropout: Annotated[float | None, option("By default the better of 0.1 and 0.")] = None,
+    baselines: Baselines = False,
+    seed: Annotated[int, option("Of the head, the order and what is held out.")] = DEFAULT.seed,
+    text_field: Annotated[str, option(_TEXT, "NAME,...", panel="classify")] = "text",
+    pair_field: Annotated[str | None, option("Column of a second text.", panel="classify")] = None,
+    label_field: Annotated[str, option("Column of the label.", panel="classify")] = DEFAULT.label_field,
+    regression: Regression = False,
+    tokens_field: Annotated[str, option("Column of the words.", panel="tag")] = DEFAULT.tokens_field,
+    tags_field: Annotated[str, option("Column of the BIO tags.", panel="tag")] = DEFAULT.tags_field,
+    stride: Stride = None,
+    max_answer_length: MaxAnswer = None,
     file_format: FileFormat = None,
     columns: ColumnNames = None,
-    encoding: Encoding = None,
-    strict: Annotated[bool, typer.Option("--strict", help="Refuse rows that would be repaired or left out.")] = False,
-    device: Annotated[str, typer.Option("--device", metavar="DEVICE", help="auto, cpu or cuda.")] = "auto",
-    overwrite: Overwrite = False,
+    encoding: cli.Encoding = None,
+    strict: Annotated[bool, switch("--strict", "Refuse rows that would be repaired or left out.")] = False,
+    device: Annotated[str, option("auto, cpu or cuda.", "DEVICE")] = "auto",
+    overwrite: cli.Overwrite = False,
 ) -> None:
     """Fine-tune a model to classify, tag or answer.
 
@@ -104,13 +60,11 @@ def finetune(
 
     Example: bert-pretrain finetune tag run/model --train a.conll --output o
     """
-    given = dict(locals())
+    given = {**locals(), "learning_rate": _rates(learning_rate)}
     given["text_field"] = inference_config("auto", "auto", text_field).data.text_field
-    given["learning_rate"] = _rates(learning_rate)
     chosen = Settings(**{field.name: given[field.name] for field in dataclasses.fields(Settings)})
     chosen.check(task)
-    place = local_path(output, "--output")
-    folder = bert_folder(model)
+    place, folder = local_path(output, "--output"), bert_folder(model)
     with importing():
         from bert_pretrain.finetune.run import finetune as run_finetune
     run_finetune(
@@ -129,33 +83,23 @@ def finetune(
 
 
 def predict(
-    model: Model,
-    input: Annotated[str, typer.Argument(metavar="INPUT", help="Rows without labels: a file, or dataset:NAME.")],
-    output: Annotated[
-        str,
-        typer.Option(
-            "--output",
-            metavar="FILE",
-            help="The file to write: .jsonl, .csv, .tsv or .parquet; .conll for tags, .json for answers.",
-        ),
-    ],
-    text_field: Annotated[
-        str | None, typer.Option("--text-field", metavar="NAME,...", help="Column of the text, or several.")
-    ] = None,
-    pair_field: Annotated[str | None, typer.Option("--pair-field", help="Column of a second text.")] = None,
-    tokens_field: Annotated[str | None, typer.Option("--tokens-field", help="Taggers: column of the words.")] = None,
-    max_length: Annotated[int | None, typer.Option("--max-length", help="Tokens per window.")] = None,
+    model: cli.Model,
+    input: Annotated[str, argument("INPUT", "Rows without labels: a file, or dataset:NAME.")],
+    output: Annotated[str, option("A .jsonl, .csv, .tsv or .parquet; .conll for tags, .json for answers.", "FILE")],
+    text_field: Annotated[str | None, option(_TEXT, "NAME,...")] = None,
+    pair_field: Annotated[str | None, option("Column of a second text.")] = None,
+    tokens_field: Annotated[str | None, option("Taggers: column of the words.")] = None,
+    max_length: Annotated[int | None, option("Tokens per window.")] = None,
     allow_no_answer: Annotated[
-        bool | None,
-        typer.Option("--allow-no-answer/--always-answer", help="Whether a question may have no answer."),
+        bool | None, switch("--allow-no-answer/--always-answer", "Whether a question may have no answer.")
     ] = None,
-    skip_empty: SkipEmpty = False,
+    skip_empty: cli.SkipEmpty = False,
     file_format: FileFormat = None,
     columns: ColumnNames = None,
-    encoding: Encoding = None,
-    batch_tokens: BatchTokens = None,
-    device: Device = "auto",
-    precision: Precision = "fp32",
+    encoding: cli.Encoding = None,
+    batch_tokens: cli.BatchTokens = None,
+    device: cli.Device = "auto",
+    precision: cli.Precision = "fp32",
 ) -> None:
     """Predict labels, tags or answers by a fine-tuned model.
 

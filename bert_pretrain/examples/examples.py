@@ -10,8 +10,17 @@ import numpy as np
 
 from bert_pretrain.examples import ragged
 
+FEW_EXAMPLES = 500
+"""Held-out examples below which an accuracy is shown with its error."""
 UNSEEN_COUNT = 0.1
 """What a token counts that does not occur, where the logarithm of its frequency must be finite."""
+
+
+def with_error(accuracy: float, examples: int | None, form: str = ".1%") -> str:
+    """Return an accuracy, of few examples with its standard error."""
+    if not examples or examples >= FEW_EXAMPLES:
+        return format(accuracy, form)
+    return f"{accuracy:{form}} ± {(accuracy * (1 - accuracy) / examples) ** 0.5:{form}}"
 
 
 @dataclass(frozen=True)

@@ -115,13 +115,13 @@ class DataFolder:
         try:
             _Contents.model_validate(self.manifest)
         except ValidationError as error:
-            raise self._forged(first_problem(error)) from error
+            raise self._broken(first_problem(error)) from error
         for split, entry in self.manifest["splits"].items():
             for name in ("rows", "tokens"):
                 if entry[name] != sum(shard[name] for shard in entry["shards"]):
-                    raise self._forged(f"splits.{split}.{name} is {entry[name]}, not the sum over the shards")
+                    raise self._broken(f"splits.{split}.{name} is {entry[name]}, not the sum over the shards")
 
-    def _forged(self, what: str) -> DataError:
+    def _broken(self, what: str) -> DataError:
         remedy = "restore the file from a copy, or make the data again"
         return DataError(what, where=str(self.path / MANIFEST), remedy=remedy)
 

@@ -179,13 +179,7 @@ def _texts(examples: list[Question]) -> list[list[str]]:
 
 
 def best_spans(positions: Any, starts: np.ndarray, ends: np.ndarray, max_tokens: int) -> list[AnswerSpan]:
-    """Return the best spans of one window, the best first.
-
-    Args:
-        positions: for each position its characters in the context, or None.
-        starts: (positions or more,) logits; `ends` likewise.
-        max_tokens: of a span.
-    """
+    """Return the best spans of one window, by its logits (positions or more,) and the characters of its positions."""
     likely_starts, likely_ends = (
         [at for at in np.argsort(-scores[: len(positions)], kind="stable") if positions[at] is not None][:N_BEST]
         for scores in (starts, ends)

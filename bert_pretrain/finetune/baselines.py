@@ -1,15 +1,13 @@
 """What words alone tell, without a network: a baseline in seconds, from the same rows."""
 
-import re
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
-from bert_pretrain.finetune.questions import IDEOGRAPH
+from bert_pretrain.text.language import count_letters
 
-_LETTER = re.compile(r"[^\W\d_]")
 REGULARIZATION = 10.0
 """C of the logistic regression."""
 
@@ -28,7 +26,8 @@ def predict_from_words(
     from sklearn.linear_model import LogisticRegression, Ridge
 
     sample = "".join(text for texts in train[:1000] for text in texts)
-    is_chinese = 2 * len(re.findall(IDEOGRAPH, sample)) > len(_LETTER.findall(sample))
+    ideographs, letters = count_letters(sample)
+    is_chinese = 2 * ideographs > letters
     words, characters = {"token_pattern": r"\w+|[^\w\s]"}, {"analyzer": "char", "ngram_range": (1, 2)}
     counts = []
     for own, others in zip(zip(*train, strict=True), zip(*rows, strict=True), strict=True):

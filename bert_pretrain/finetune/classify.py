@@ -52,27 +52,19 @@ class Classify:
         rows, field = read_rows(source, self.settings.text_field), self.settings.label_field
         is_test = source.flag == "--test"
         has_labels = not is_test or field in rows[0].values
+        if source.flag == "--train":
+            labels = {str(row.values.get(field) or "") for row in rows} - {""}
+            self.has_dash = "+" in labels or len(labels) < 3
 
         def make(number: int, row: Row) -> Example:
             text, pair = self._texts_of(row, source)
             label = _label_in(row, field, is_test=is_test) if has_labels else None
+            if label == "-" and not self.has_dash:  # annotators of SNLI and OCNLI disagree
+                remedy = "label or remove it, or leave out --strict"
+                raise UnusableRow("its label is '-', no agreement", where=row.where, remedy=remedy)
             return Example(number, row.where, text, pair, None if label is None else self._label_of(label, row))
 
-        return self._with_agreement(source.usable(rows, make), source)
-
-    def _with_agreement(self, examples: list[Example], source: LabelledInput) -> list[Example]:
-        """Leave out rows labelled `-`, on which annotators disagree (SNLI, OCNLI), unless that is a class."""
-        if source.flag == "--train":
-            labels = {example.label for example in examples}
-            self.has_dash = "+" in labels or len(labels) < 3
-        for example in examples if not self.has_dash else ():
-            if example.label == "-":
-                what, remedy = "its label is '-', no agreement", "label or remove it, or leave out --strict"
-                error = UnusableRow(what, where=example.where, remedy=remedy)
-                if source.strict:
-                    raise error
-                source.leave_out(error)
-        return [example for example in examples if self.has_dash or example.label != "-"]
+        return source.usable(rows, make)
 
     def _label_of(self, label: Any, row: Row) -> str | float:
         if self.settings.regression:

@@ -67,13 +67,10 @@ class FinetunedBert:
         return FinetunedBert(bert, head.task, labels, weight, bias, head.is_pooled)
 
     def logits(self, windows: Sequence[Window], batch_tokens: int, done: Callable[[int], object]) -> Any:
-        """Return the outputs of the head for every window, in their order.
+        """Return the outputs of the head for every window, in their order and in float32.
 
-        After every batch, `done` is called with the number of windows in it.
-
-        Returns:
-            For `classify` a list of (outputs,), for `tag` of (tokens, outputs), for `answer` two lists of (tokens,):
-            scores of the start and of the end. All are float32.
+        For `classify` these are a list of (outputs,), for `tag` of (tokens, outputs), for `answer` two lists of
+        (tokens,), scores of the start and of the end. After every batch, `done` is called with its number of windows.
         """
         lengths = np.array([len(window.input_ids) for window in windows])
         found: list[np.ndarray] = [np.empty(0)] * len(windows)

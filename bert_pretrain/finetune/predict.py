@@ -5,7 +5,6 @@ sorted by length, without padding.
 """
 
 import dataclasses
-import itertools
 from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -16,17 +15,9 @@ from pydantic import TypeAdapter, ValidationError
 from bert_pretrain.config import TrainConfig
 from bert_pretrain.config_values import TextField
 from bert_pretrain.errors import ConfigError, DataError, InputError
+from bert_pretrain.finetune import row_files
 from bert_pretrain.finetune.finetuned_bert import FinetunedBert, are_finite
 from bert_pretrain.finetune.inputs import LabelledInput, UnusableRow
-from bert_pretrain.finetune.row_files import (
-    CONLL,
-    FORMATS,
-    SQUAD,
-    check_output,
-    check_rows,
-    write_rows,
-    write_task_form,
-)
 from bert_pretrain.finetune.run import HEADS, KIND
 from bert_pretrain.finetune.settings import Settings
 from bert_pretrain.finetune.tables import Row, no_rows
@@ -62,12 +53,12 @@ def predict(
     `columns` and `encoding` say what to read, as for fine-tuning; labels are not needed. If `output` exists, it is
     replaced at the end. The names of columns, `max_length` and `allow_no_answer` are those of the fine-tuning if None.
     """
-    check_output(output)
+    row_files.check_output(output)
     refuse_input_as_output(output, [location])
     finetuned = FinetunedBert.open(model, config)
     given = {"text_field": text_field, "pair_field": pair_field, "tokens_field": tokens_field, "max_length": max_length}
     task = _open_task(model, finetuned, given, allow_no_answer)
-    needed = {CONLL: "tag", SQUAD: "answer"}.get(output.suffix, finetuned.task)
+    needed = row_files.OF_TASKS.get(output.suffix, finetuned.task)
     if needed != finetuned.task:
         what, remedy = f"{output.suffix} is for the task '{needed}', this is '{finetuned.task}'", "write .jsonl"
         raise ConfigError(what, where="--output", remedy=remedy)
@@ -75,7 +66,7 @@ def predict(
     rows = read_unlabelled(task, source, skip_empty)
     if not rows:
         raise no_rows(source)
-    check_rows(output, [row.values for row, _ in rows])
+    row_files.check_rows(output, [row.values for row, _ in rows])
     if found := source.summary(remark=""):
         print(found)
     batch_tokens = batch_tokens or finetuned.bert.batch_tokens
@@ -86,14 +77,17 @@ def predict(
             examples = [example for _, example in rows[begin : begin + ROWS_AT_ONCE]]
             added += _columns(finetuned, task, examples, batch_tokens, counts, bar.update)
     taken = {name for row, _ in rows for name in row.values}
-    names = {name: _free(name, taken) for name in added[0]}
+    prefixes = ["predicted_" * count for count in range(len(taken) + 1)]
+    names = {name: next(f"{each}{name}" for each in prefixes if f"{each}{name}" not in taken) for name in added[0]}
     renamed = ({names[name]: value for name, value in each.items()} for each in added)
-    if output.suffix in (CONLL, SQUAD):
-        write_task_form(output, [row.values for row, _ in rows], [example for _, example in rows], added)
+    if output.suffix in row_files.OF_TASKS:
+        row_files.write_task_form(output, [row.values for row, _ in rows], [example for _, example in rows], added)
     else:
-        write_rows(output, [row.values | each for (row, _), each in zip(rows, renamed, strict=True)])
+        row_files.write_rows(output, [row.values | each for (row, _), each in zip(rows, renamed, strict=True)])
     report_counts(counts, len(rows), "input")
-    print(f"written    {output}: {len(rows):,} rows ({FORMATS[output.suffix]}) with {', '.join(names.values())}")
+    print(
+        f"written    {output}: {len(rows):,} rows ({row_files.FORMATS[output.suffix]}) with {', '.join(names.values())}"
+    )
 
 
 def read_unlabelled(task: Task, source: LabelledInput, skip_empty: bool) -> list[tuple[Row, Any]]:
@@ -126,11 +120,6 @@ def _columns(
         what = "the outputs of the network are not finite"
         raise DataError(what, where="MODEL", remedy="give another model, or --precision fp32")
     return [task.columns(*each) for each in zip(examples, task.decode(examples, windows, logits), strict=True)]
-
-
-def _free(name: str, taken: set[str]) -> str:
-    """Return a name for a column that the input does not have."""
-    return next(free for count in itertools.count() if (free := count * "predicted_" + name) not in taken)
 
 
 def _open_task(model: Path, finetuned: FinetunedBert, given: dict[str, Any], allow_no_answer: bool | None) -> Task:

@@ -185,16 +185,15 @@ def words_of(text: str) -> list[str]:
     In a text with ideographs, punctuation of every script is removed, not only that of ASCII.
     """
     ideographs = re.search(IDEOGRAPH, text)
-    text = "".join(character for character in text.lower() if not _is_dropped(character, bool(ideographs)))
+    dropped = set(string.punctuation)
+    if ideographs:
+        dropped |= {character for character in text if unicodedata.category(character).startswith("P")}
+    text = "".join(character for character in text.lower() if character not in dropped)
     text = re.sub(r"\b(a|an|the)\b", " ", text)
     return re.sub(IDEOGRAPH, r" \g<0> ", text).split()
 
 
 IDEOGRAPH = r"[\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0002fa1f]"
-
-
-def _is_dropped(character: str, everywhere: bool) -> bool:
-    return character in string.punctuation or (everywhere and unicodedata.category(character).startswith("P"))
 
 
 def _mean(values: list[float]) -> float:

@@ -14,14 +14,15 @@ from bert_pretrain.storage.files import atomic_path, write_text
 
 Rows = Sequence[dict[str, Any]]
 _JSONL, _CSV, _TSV, _PARQUET = ".jsonl", ".csv", ".tsv", ".parquet"
-CONLL, SQUAD = ".conll", ".json"
+OF_TASKS = {".conll": "tag", ".json": "answer"}
+"""The forms of evaluation scripts, by the ending of the file, and their tasks."""
 FORMATS = {
     _JSONL: "JSON lines, UTF-8",
     _CSV: "comma-separated, UTF-8; beyond ASCII with a byte order mark, for Excel",
     _TSV: "tab-separated, UTF-8",
     _PARQUET: "Parquet",
-    CONLL: "a word and its tag per line",
-    SQUAD: "SQuAD's form, an answer by id",
+    ".conll": "a word and its tag per line",
+    ".json": "SQuAD's form, an answer by id",
 }
 """By the ending of the file."""
 
@@ -53,8 +54,7 @@ def write_rows(output: Path, rows: Rows) -> None:
             return
         names = list(dict.fromkeys(name for row in rows for name in row))
         # Excel takes CSV for the system's encoding, unless a byte order mark tells.
-        needs_mark = output.suffix == _CSV and not _json(rows).isascii()
-        encoding = "utf-8-sig" if needs_mark else "utf-8"
+        encoding = "utf-8-sig" if output.suffix == _CSV and not _json(rows).isascii() else "utf-8"
         with temporary.open("w", encoding=encoding, newline="") as file:
             if output.suffix == _JSONL:
                 file.writelines(_json(row) + "\n" for row in rows)
@@ -69,7 +69,7 @@ def write_rows(output: Path, rows: Rows) -> None:
 
 def write_task_form(output: Path, rows: Rows, examples: Sequence[Any], added: Rows) -> None:
     """Write tags as CoNLL's lines, or answers by the ids of their questions, as evaluation scripts read them."""
-    if output.suffix == CONLL:
+    if output.suffix == ".conll":
         pairs = ((example.words, each["tags"]) for example, each in zip(examples, added, strict=True))
         text = "\n".join("".join(f"{word}\t{tag}\n" for word, tag in zip(*pair, strict=True)) for pair in pairs)
     else:

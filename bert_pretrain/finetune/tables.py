@@ -23,7 +23,7 @@ from bert_pretrain.text.hub_datasets import TRAIN, VALIDATION, choices, open_dat
 from bert_pretrain.text.json_records import Record, repair_surrogates
 from bert_pretrain.text.records import SURPLUS, dataset_records, read_records
 from bert_pretrain.text.sources import Source, examined, sample_text
-from bert_pretrain.text.text_files import ByteRange, Position, check_record_size, read_lines, text_blocks
+from bert_pretrain.text.text_files import ByteRange, check_record_size, read_lines, text_blocks
 
 _SPLITS = {"--train": (TRAIN,), "--validation": VALIDATION, "--test": ("test",), "INPUT": ("test",)}
 
@@ -99,21 +99,18 @@ def _rows(source: LabelledInput, text_field: TextField | None) -> Iterator[Row]:
         surplus = record.pop(SURPLUS, [])
         surplus = [] if source.has_more_columns else surplus
         empty = [name for name, value in record.items() if value is None] if is_delimited else []
-        flaw = _wrong_width(source.kind, len(record) - len(empty) + len(surplus), len(record), position)
+        flaw: InputError | None = None
+        if surplus or empty:  # where an unquoted comma may have cut a text, the row cannot be left out
+            error = InputError if source.kind == "csv" and surplus else UnusableRow
+            what = f"the row has {len(record) - len(empty) + len(surplus)} fields, the header {len(record)}"
+            remedy = 'fix it; in CSV, put text with commas, quotes or line ends in "quotes"'
+            flaw = error(what, where=str(position), remedy=remedy)
         table = "" if source.kind in ("json", "jsonl") else source.location
-        row = Row(repair_surrogates(record), str(position), flaw if surplus or empty else None, table)
+        row = Row(repair_surrogates(record), str(position), flaw, table)
         missing.difference_update(row.values)
         yield row
     if row and missing:
         raise dataclasses.replace(row, table=source.location).no_column(min(missing, key=names.index), "--text-field")
-
-
-def _wrong_width(kind: str, fields: int, columns: int, position: Position) -> InputError:
-    """Return the error for a row; where an unquoted comma may have cut a text, it is no row to be left out."""
-    error = InputError if kind == "csv" and fields > columns else UnusableRow
-    what = f"the row has {fields} fields, the header {columns}"
-    remedy = 'fix it; in CSV, put text with commas, quotes or line ends in "quotes"'
-    return error(what, where=str(position), remedy=remedy)
 
 
 def _records(source: LabelledInput) -> Iterable[Record]:
@@ -128,9 +125,7 @@ def _records(source: LabelledInput) -> Iterable[Record]:
     file = _file(source, "jsonl" if kind == "json" else kind)
     if file.format == "json" and re.match(r"\s*\[\s*\[", sample_text(file)):
         what = "an array of arrays, such as the choices of C3, is not supported"
-        remedy = (
-            "for classify, convert each choice to a row: text (question and choice), pair (context), label (1 or 0)"
-        )
+        remedy = "for classify, write each choice as a row: text (question and choice), pair (context), label (1 or 0)"
         raise InputError(what, where=f"{source.flag} {location}", remedy=remedy)
     return read_records(ByteRange(file), Counter(), header=source.columns, any_width=True)
 

@@ -144,8 +144,7 @@ class Tag:
     def _begun(self, tags: list[str]) -> list[str]:
         """Return tags in which every entity begins with `B-`, if the model has that tag."""
         pairs = pairwise([OUTSIDE, *tags])
-        is_begin = (tag[:2] == "I-" and before[2:] != tag[2:] for before, tag in pairs)
-        begun = (f"B-{tag[2:]}" if begins else tag for begins, tag in zip(is_begin, tags, strict=True))
+        begun = (f"B-{tag[2:]}" if tag[:2] == "I-" and before[2:] != tag[2:] else tag for before, tag in pairs)
         return [new if new in self.tags else tag for new, tag in zip(begun, tags, strict=True)]
 
     def score(self, examples: list[Example], predictions: list[list[str]]) -> dict[str, float]:
@@ -163,10 +162,8 @@ class Tag:
 
     def rows(self, source: LabelledInput) -> Iterator[Row]:
         tokens, tags, fields = self.settings.tokens_field, self.settings.tags_field, self.settings.text_field
-        is_table = source.kind == "tsv" and source.names_text
-        if not is_table and (
-            source.kind in ("conll", "tsv") or (not source.kind and (source.ending != ".txt" or _has_tags(source)))
-        ):
+        is_untold = not source.kind and (source.ending != ".txt" or _has_tags(source))
+        if is_untold or source.kind == "conll" or (source.kind == "tsv" and not source.names_text):
             if source.names_text:
                 what, remedy = "a file of words and their tags has no columns", "leave it out, or give a table"
                 raise InputError(what, where="--text-field", remedy=remedy)
@@ -279,7 +276,8 @@ def read_word_per_line(source: LabelledInput, tokens_field: str, tags_field: str
             raise _other_form(what, f"{source.location}: line {number}")
         is_blank_word = len(fields) == 1 and line[0].isspace()
         if len(fields) == 1 and not is_blank_word:
-            flaw = _untagged(f"{source.location}: line {number}")
+            remedy = "write word TAB tag; for words without tags give JSONL with 'tokens'"
+            flaw = UnusableRow("a word has no tag", where=f"{source.location}: line {number}", remedy=remedy)
         words.append("" if is_blank_word else fields[0])
         tags.append(fields[-1])
     if not rows:
@@ -287,10 +285,8 @@ def read_word_per_line(source: LabelledInput, tokens_field: str, tags_field: str
     sentences = [row.values[tokens_field] for row in rows]
     if all(map(_are_numbered, sentences)):
         source.say(f"its words are characters with their positions, such as {sentences[0][0]}: the digits are left out")
-        rows = [
-            replace(row, values={**row.values, tokens_field: [word[0] for word in row.values[tokens_field]]})
-            for row in rows
-        ]
+        for words in sentences:
+            words[:] = [word[0] for word in words]
     return rows
 
 
@@ -316,11 +312,6 @@ def _has_tags(source: LabelledInput) -> bool:
     rows = iterate_rows(source, text_field="line")
     first = next((row.values["line"] for row in rows if row.values["line"].strip()), "")
     return first.startswith("-DOCSTART-") or bool(re.fullmatch(rf"\S+[ \t](.*[ \t])?{_TAG}\s*", first))
-
-
-def _untagged(where: str) -> UnusableRow:
-    remedy = "write word TAB tag; for words without tags give JSONL with 'tokens'"
-    return UnusableRow("a word has no tag", where=where, remedy=remedy)
 
 
 def _are_iob1(sentences: list[list[str]]) -> bool:

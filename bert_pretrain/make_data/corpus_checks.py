@@ -36,10 +36,9 @@ def warn_of_unknown_tokens(corpus: CorpusStatistics, sources: Sequence[Source]) 
 
 def check_documents(documents: Sequence[int], config: DataConfig, sources: Sequence[Source]) -> None:
     """Refuse inputs with too few documents, given the number of each."""
-    needed = documents_needed(config)
+    needed, training = documents_needed(config), [source for source in sources if not source.is_validation]
     held_out = sum(number for number, source in zip(documents, sources, strict=True) if source.is_validation)
     if sum(documents) == held_out:
-        training = [source for source in sources if not source.is_validation]
         raise InputError(
             "the inputs hold no text to train on", where=_names(training), remedy="give files with text in them"
         )
@@ -49,7 +48,6 @@ def check_documents(documents: Sequence[int], config: DataConfig, sources: Seque
     if config.validation_fraction and not config.validation:
         needed *= 2
     if sum(documents) - held_out < needed and config.next_sentence == "nsp":
-        training = [source for source in sources if not source.is_validation]
         raise _too_few(sum(documents) - held_out, "inputs", needed, training)
 
 
@@ -59,15 +57,11 @@ def warn_of_large_documents(plan: BuildPlan, corpus: CorpusStatistics, sources: 
         (counts, source) for counts, source in zip(corpus["inputs"], sources, strict=True) if not source.is_validation
     ]
     number, tokens = (sum(counts[name] for counts, _ in inputs) for name in ("documents", "tokens"))
-    large = [
-        (counts, source)
-        for counts, source in inputs
-        if counts["documents"] == 1 and counts["tokens"] > MAX_HELD_OUT_SHARE * tokens
-    ]
-    found = [few_documents(number)] if few_documents(number) else []
-    if large and not found:
-        counts, source = large[0]
-        found = [f"{source.location} is one document, {counts['tokens'] / tokens:.0%} of the text"]
+    shares = [(counts["tokens"] / max(1, tokens), source) for counts, source in inputs if counts["documents"] == 1]
+    large = [(share, source) for share, source in shares if share > MAX_HELD_OUT_SHARE]
+    found = [f"{source.location} is one document, {share:.0%} of the text" for share, source in large[:1]]
+    if few := few_documents(number):
+        found = [few]
     # Only what is too large is divided; other inputs stay as they are.
     remedies = [finer_boundary([source for _, source in large or inputs], is_only=len(inputs) == 1)]
     if plan.config.validation_fraction and not plan.config.validation and len(inputs) == len(sources):

@@ -22,7 +22,9 @@ _CUTS = "parts.json"
 def cut_inputs(sources: Sequence[Source], store: Path, pool: Pool) -> list[tuple[ByteRange, ...]]:
     """Return the byte ranges of all inputs, in order and in groups, the same in every run with this store."""
     part_bytes = documents.part_bytes_of(sources)
-    archives = [source for source in sources if _is_archive(source)]
+    archives = [
+        source for source in sources if source.is_local and source.has_documents_at_lines and source.needs_decoding
+    ]
     large = [source for source in archives if (source.size or 0) >= LARGE_ARCHIVE_BYTES]
     unpacked = {source.location: store / f"unpacked-{number}" for number, source in enumerate(large)}
     if len(archives) > FEW_SOURCES:
@@ -65,7 +67,3 @@ def remove_unpacked(parts: Iterable[ByteRange]) -> None:
     """Remove what was unpacked for byte ranges that are all tokenised."""
     for file in {part.unpacked for part in parts if part.unpacked is not None}:
         file.unlink(missing_ok=True)
-
-
-def _is_archive(source: Source) -> bool:
-    return source.is_local and source.has_documents_at_lines and source.needs_decoding

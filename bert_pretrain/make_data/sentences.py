@@ -10,11 +10,6 @@ import sentencex
 WINDOW_CHARACTERS = 1 << 12
 
 
-def split_lines(text: str) -> list[str]:
-    """Return the lines of a text that are not blank, stripped."""
-    return [line for line in map(str.strip, text.split("\n")) if line]
-
-
 class SentenceSplitter:
     """Splits documents that come in one or several blocks of text, one document after the other."""
 
@@ -27,7 +22,7 @@ class SentenceSplitter:
     def split(self, text: str, *, ends_document: bool = True) -> list[str]:
         """Return the sentences that the next block completes, stripped; none contains a line end."""
         if self._by_lines:
-            return split_lines(text)
+            return [line for line in map(str.strip, text.split("\n")) if line]
         sentences: list[str] = []
         for begin in range(0, max(1, len(text)), WINDOW_CHARACTERS):
             pieces = sentencex.segment(self._language, self._held + text[begin : begin + WINDOW_CHARACTERS])

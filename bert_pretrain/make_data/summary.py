@@ -13,8 +13,7 @@ from typing import Any, NotRequired, TypedDict
 import numpy as np
 
 from bert_pretrain.config import DataConfig
-from bert_pretrain.examples.examples import UNSEEN_COUNT, Examples
-from bert_pretrain.report.curves import FEW_EXAMPLES
+from bert_pretrain.examples.examples import FEW_EXAMPLES, UNSEEN_COUNT, Examples, with_error
 from bert_pretrain.text.tokenizer import Tokenizer
 
 LABEL_SHARES = {"nsp": "is_next_share", "sop": "in_order_share"}
@@ -238,11 +237,15 @@ def describe(manifest: dict[str, Any]) -> str:
             ),
         ]
         if name == "validation" and split["rows"] < FEW_EXAMPLES:
-            error = 0.5 / max(1, split["rows"]) ** 0.5
-            lines.append(f"{'':<11}few: the standard error of an accuracy on them is {error:.1%}")
-        lines += [
-            f"{'':<11}{_describe_drop(reason, count, name, manifest)}" for reason, count in figures["drops"].items()
-        ]
+            lines.append(f"{'':<11}few: chance on them is {with_error(0.5, split['rows'])}, its standard error")
+        for reason, count in figures["drops"].items():
+            what = f"{count:,} {reason.replace('_', ' ')}"
+            if reason == "single_sentence_spans":
+                what = f"{count:,} documents, or ends of documents, of one sentence, which give no pair"
+                if name == "train":
+                    all_copies = manifest["corpus"]["documents"] * manifest["config"]["data"]["dupe_factor"]
+                    what += f": {count / max(1, all_copies):.1%} of the documents in all copies"
+            lines.append(f"{'':<11}left out: {what}")
     corpus = manifest["corpus"]
     drops = {
         **corpus["repairs_and_drops"],
@@ -250,16 +253,6 @@ def describe(manifest: dict[str, Any]) -> str:
     }
     lines += [f"{'corpus':<11}{count:,} {reason.replace('_', ' ')}" for reason, count in drops.items()]
     return "\n".join(lines)
-
-
-def _describe_drop(reason: str, count: int, split: str, manifest: dict[str, Any]) -> str:
-    if reason != "single_sentence_spans":
-        return f"dropped: {count:,} {reason.replace('_', ' ')}"
-    text = f"left out: {count:,} documents, or ends of documents, of one sentence, which give no pair"
-    if split != "train":
-        return text
-    share = count / max(1, manifest["corpus"]["documents"] * manifest["config"]["data"]["dupe_factor"])
-    return f"{text}: {share:.1%} of the documents in all copies"
 
 
 def _describe_masks(figures: dict[str, Any]) -> str:

@@ -56,16 +56,9 @@ def pad(rows: Tensor, layout: Layout) -> Tensor:
 
 
 def attend(query_key_value: Tensor, layout: Layout, backend: str, dropout_rate: float) -> Tensor:
-    """Attend within each sequence.
+    """Attend within each sequence by `varlen` or `padded`; (tokens, 3, heads, size) to (tokens, heads * size).
 
-    Args:
-        query_key_value: (tokens, 3, heads, head size).
-        layout: of this batch and backend.
-        backend: `varlen` or `padded`.
-        dropout_rate: of the attention probabilities; 0 for evaluation, and always for `varlen`.
-
-    Returns:
-        The context, (tokens, heads * head size).
+    The dropout is of the attention probabilities; 0 for evaluation, and always for `varlen`.
     """
     if backend == "varlen":
         return _attend_varlen(query_key_value, layout)

@@ -83,7 +83,7 @@ def save_tensors(
     tokenizer: Tokenizer,
     pretraining: Mapping[str, Any] | None = None,
 ) -> None:
-    """Write a model folder as `save_model`, but with given weights under Hugging Face's names, not the model's own.
+    """Write weights, under Hugging Face's names, as `save_model` writes the model's own.
 
     `pretraining` says by what `optimizer`, in which `language` and on how many `tokens`. The checksums cover what the
     folder holds then; a card that is written later may be edited.
@@ -176,10 +176,8 @@ def load_weights(
     """Load the weights of a BERT folder into a model and initialize what the folder lacks.
 
     `extension` says how the model's vocabulary extends the folder's; None if rows are copied as they are. Where the
-    model has more positions, those of the folder are repeated.
-
-    Returns:
-        Hugging Face's names of the tensors initialized, and the tensors of the folder that were not used, by name.
+    model has more positions, those of the folder are repeated. Returns Hugging Face's names of the tensors initialized,
+    and the tensors of the folder that were not used, by name.
     """
     tensors = _normalised(read_weights(folder, flag))
     if extension is not None:

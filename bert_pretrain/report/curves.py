@@ -29,8 +29,6 @@ _FIGURES = (
     "data.statistics.held_out", "progress.tokens",
 )  # fmt: skip
 """Values of a run's manifest that are computed with."""
-FEW_EXAMPLES = 500
-"""Held-out examples below which an accuracy is shown with its error."""
 _CJK_FONTS = (
     "Noto Sans CJK", "Noto Serif CJK", "Source Han", "WenQuanYi", "Microsoft YaHei", "SimHei", "SimSun", "PingFang",
     "Heiti", "Hiragino", "Droid Sans Fallback", "Arial Unicode",
@@ -233,13 +231,6 @@ def _draw_references(axes: Any, panel: Panel, records: Sequence[Mapping[str, Any
             axes.axhline(value, linestyle=style, color="black", linewidth=0.9, alpha=0.6, label=label)
     is_crowded = len(records) > 1
     axes.legend(fontsize="x-small" if is_crowded else "small", framealpha=0.6)
-
-
-def with_error(accuracy: float, examples: int | None, form: str = ".1%") -> str:
-    """Return an accuracy, of few examples with its standard error."""
-    if not examples or examples >= FEW_EXAMPLES:
-        return format(accuracy, form)
-    return f"{accuracy:{form}} ± {math.sqrt(accuracy * (1 - accuracy) / examples):{form}}"
 
 
 def frequency_loss(record: Mapping[str, Any]) -> float | None:

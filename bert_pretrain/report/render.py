@@ -18,7 +18,7 @@ def render(template: str, /, **values: object) -> str:
     environment = Environment(
         loader=FileSystemLoader(Path(__file__).with_name("templates")),
         autoescape=is_html,
-        finalize=None if is_html else _escape_markdown,
+        finalize=None if is_html else lambda value: value if isinstance(value, Markup) else escaped(value),
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
@@ -38,7 +38,3 @@ def table(header: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
 def escaped(value: object) -> str:
     """Return a value as one line of text that Markdown shows unchanged, in a table too."""
     return re.sub(r"([\\`*_\[\]<>|#~$&])", r"\\\1", " ".join(str(value).split()))
-
-
-def _escape_markdown(value: object) -> object:
-    return value if isinstance(value, Markup) else escaped(value)

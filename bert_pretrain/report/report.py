@@ -12,6 +12,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from bert_pretrain.examples.examples import with_error
 from bert_pretrain.report.curves import (
     MORE_PANELS,
     PANELS,
@@ -26,7 +27,6 @@ from bert_pretrain.report.curves import (
     run_folders,
     run_names,
     value_of,
-    with_error,
     write_figure,
     write_file,
 )
@@ -87,26 +87,19 @@ def write_report(runs: list[Path], output: Path) -> tuple[Path, Path]:
 def normal_values(record: Mapping[str, Any]) -> list[tuple[str, str]]:
     """Return what to expect of the figures of a run, by its own recipe."""
     size, frequencies = value_of(record, "data.statistics.vocab_size"), frequency_loss(record)
-    is_unigram = value_of(record, "config.train.mlm_bias") == "unigram"
-    first = frequencies if is_unigram else math.log(size) if size else None
-    found = []
-    if first is not None:
-        why = "token frequencies, by mlm_bias unigram" if is_unigram else f"the logarithm of {size:,} tokens"
-        found.append(("First loss", f"about {first:.1f} nats: {why}; less from the weights of another model."))
-    if frequencies is not None:
-        plateau = (
-            f"near {frequencies:.1f} nats, which token frequencies give, for hundreds to thousands of steps, longer "
-        )
-        found.append(("Plateau", f"{plateau}for deep models; the loss falls again once the model uses context."))
-    objective = value_of(record, "data.statistics.next_sentence")
-    if objective in ("nsp", "sop"):
-        name = "Next sentence" if objective == "nsp" else "Sentence order"
-        found.append((name, "50 % for hundreds to thousands of steps, often until the other loss leaves its plateau."))
-    if norm := value_of(record, "config.train.max_grad_norm"):
-        found.append(("Gradient norm", f"high at first, then slowly changing; above {norm:g} it is clipped."))
-    if value_of(record, "config.model.hidden_dropout_prob"):
-        found.append(("Held out and training", "with dropout, the held-out loss may stay below that of training."))
-    return found
+    first, why = math.log(size) if size else None, "the logarithm of the vocabulary's size"
+    if value_of(record, "config.train.mlm_bias") == "unigram":
+        first, why = frequencies, "token frequencies, by mlm_bias unigram"
+    slow = "for hundreds to thousands of steps"
+    pairs = {"nsp": "Next sentence", "sop": "Sentence order"}.get(value_of(record, "data.statistics.next_sentence"), "")
+    found = (
+        ("First loss", first, f"about {{:.1f}} nats: {why}; less from the weights of another model."),
+        ("Plateau", frequencies, f"near {{:.1f}} nats, which token frequencies give, {slow}, longer for deep models."),
+        (pairs, pairs, f"50 % {slow}, often until the other loss leaves its plateau."),
+        ("Gradient norm", value_of(record, "config.train.max_grad_norm"), "slowly falling; above {:g} it is clipped."),
+        ("Held out", value_of(record, "config.model.hidden_dropout_prob"), "may stay below training, by dropout."),
+    )
+    return [(title, text.format(value)) for title, value, text in found if value]
 
 
 def _settings(run: Path, record: Mapping[str, Any]) -> dict[str, str]:
@@ -122,14 +115,10 @@ def _settings(run: Path, record: Mapping[str, Any]) -> dict[str, str]:
         **{path.rpartition(".")[2]: value_of(record, path) for path in paths},
     }
     return {
-        name: f"{value:,}" if type(value) is int and name != "seed" else _as_text(value)
+        name: format(value, {int: "" if name == "seed" else ",", float: "g"}.get(type(value), ""))
         for name, value in found.items()
         if value is not None
     }
-
-
-def _as_text(value: object) -> str:
-    return f"{value:g}" if isinstance(value, float) else str(value)
 
 
 def _cells(metrics: Metrics, held_out: int | None) -> list[str]:
@@ -138,14 +127,13 @@ def _cells(metrics: Metrics, held_out: int | None) -> list[str]:
     last = training[-1] if training else {}
     loss = validation.get("validation_mlm_loss")
     accuracy = validation.get("validation_nsp_accuracy")
-    accuracy = None if accuracy is None else with_error(accuracy, held_out)
     values = (
         (last.get("step", validation.get("step")), ",.0f"),
         (last.get("examples"), ",.0f"),
         (loss, ".3f"),
         (None if loss is None else perplexity(loss), ",.1f"),
         (validation.get("validation_mlm_accuracy"), ".1%"),
-        (accuracy, ""),
+        (None if accuracy is None else with_error(accuracy, held_out), ""),
         (_median(training, "tokens_per_second"), ",.0f"),
         (_median(training, "mfu"), ".1%"),
     )

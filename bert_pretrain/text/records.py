@@ -51,16 +51,10 @@ def read_records(
     header: Sequence[str] = (),
     any_width: bool = False,
 ) -> Iterator[Record]:
-    """Yield each record of a source that is not `.txt`, with its position.
+    """Yield each record of a source that is not `.txt`, with its position; anything but JSON lines is one part.
 
-    Args:
-        part: what to read; anything but JSON lines is one part.
-        counts: blank lines and repaired characters are added to it.
-        columns: those to read, of which a table must have one; all if empty.
-        strict: whether text that is not UTF-8 is an error instead of being repaired.
-        max_bytes: of a record; those of `datasets` may be larger.
-        header: the names of the columns, if CSV or TSV has no header.
-        any_width: whether to yield rows of CSV or TSV with more fields than the header, instead of refusing them.
+    Of a table, which must have one of them, `columns` are read, all if there are none. Unless `strict`, text that is
+    not UTF-8 is repaired. CSV and TSV may have a `header` from elsewhere, and with `any_width` more fields than that.
     """
     if part.source.format == "jsonl":
         return read_jsonl(part, counts, strict, max_bytes)

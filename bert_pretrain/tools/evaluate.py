@@ -6,7 +6,7 @@ from typing import Any
 
 from bert_pretrain.config import Config
 from bert_pretrain.errors import ConfigError
-from bert_pretrain.report.curves import with_error
+from bert_pretrain.examples.examples import with_error
 from bert_pretrain.storage.files import write_json
 
 

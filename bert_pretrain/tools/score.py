@@ -94,12 +94,9 @@ def score_texts(
 
     Each line of `.txt` is a text. `batch_tokens` run at once, padding included. `prefix_field` is a field of records
     with text before each text: the network sees it, but it is neither masked nor scored, so that scores are conditional
-    on it. `output` is a file of JSON lines with the score of each text, and with `per_token` of every token.
-
-    Returns:
-        `pll` (of all texts), `pll_per_token`, in bits under the names `pll_bits` and `pll_per_token_bits`,
-        `pseudo_perplexity` (per token, over the whole corpus), and the numbers of `texts` and `tokens`, without [CLS],
-        [SEP] and prefixes.
+    on it. `output` is a file of JSON lines with the score of each text, and with `per_token` of every token. Returns
+    `pll` (of all texts) and `pll_per_token`, in bits with the ending `_bits`, `pseudo_perplexity` (per token, over the
+    whole corpus), and the numbers of `texts` and `tokens`, without [CLS], [SEP] and prefixes.
     """
     scoring = _open(model, config, metric, batch_tokens)
     texts = Texts.open(inputs, text_field, encoding=encoding, skip_empty=skip_empty, prefix_field=prefix_field)
@@ -140,10 +137,8 @@ def score_pairs(
     """Measure for how many minimal pairs a model gives the good sentence the higher pseudo-log-likelihood.
 
     Inputs are `.jsonl` with `sentence_good` and `sentence_bad`, as BLiMP's. `by` is a field for whose values accuracy
-    is reported too; by default `UID` where records have it. All else is as in `score_texts`.
-
-    Returns:
-        `accuracy` (equal scores count as wrong) and the number of `pairs`, in total and for every value of the field.
+    is reported too; by default `UID` where records have it. All else is as in `score_texts`. Returns `accuracy` (equal
+    scores count as wrong) and the number of `pairs`, in total and for every value of the field.
     """
     scoring = _open(model, config, metric, batch_tokens)
     pairs = read_pairs(inputs, by, prefix_field, encoding=encoding)
@@ -157,13 +152,10 @@ def score_pairs(
             is_correct = good.pll > bad.pll
             correct[pair.group].append(is_correct)
             write(_pair_record(pair, good, bad, is_correct, unit))
+    named = {name: correct[name] for name in sorted(name for name in correct if name is not None)}
     every = [each for found in correct.values() for each in found]
-    groups = {name: _accuracy(correct[name]) for name in sorted(name for name in correct if name is not None)}
-    return _accuracy(every), groups
-
-
-def _accuracy(correct: Sequence[bool]) -> dict[str, float]:
-    return {"accuracy": sum(correct) / len(correct), "pairs": len(correct)}
+    total, *groups = ({"accuracy": sum(each) / len(each), "pairs": len(each)} for each in (every, *named.values()))
+    return total, dict(zip(named, groups, strict=True))
 
 
 def _text_record(scored: Scored, unit: Unit, tokens: Sequence[str] | None) -> dict[str, Any]:
@@ -249,11 +241,8 @@ def token_scores(
 ) -> list[np.ndarray]:
     """Return the log-probability of every token of texts, in nats, given the rest of the text and its prefix.
 
-    Texts and prefixes are ids without [CLS] and [SEP]. After every batch, `done` is called with the number of texts in
-    it, as a fraction.
-
-    Returns:
-        (tokens,) float64 for each text.
+    Texts and prefixes are ids without [CLS] and [SEP]; the results are (tokens,) float64. After every batch, `done` is
+    called with the number of texts in it, as a fraction.
     """
     bert = scoring.bert
     sequences = [bert.add_special_tokens(np.concatenate(pair)) for pair in zip(prefixes, texts, strict=True)]

@@ -10,6 +10,7 @@ from bert_pretrain.config import Config
 from bert_pretrain.errors import ConfigError, DataError
 from bert_pretrain.examples.shards import DataFolder
 from bert_pretrain.model.folder import read_config
+from bert_pretrain.parallel.cores import is_first_rank
 from bert_pretrain.storage.manifest import check_output
 
 TEACHER = "train.teacher"
@@ -26,7 +27,7 @@ def check_inputs(
     verify: bool = False,
 ) -> None:
     """Refuse what `train` would refuse, as far as names, sizes and headers tell, or with `verify` all bytes."""
-    folder = DataFolder.open(data, verify=verify and os.environ.get("RANK", "0") == "0")
+    folder = DataFolder.open(data, verify=verify and is_first_rank())
     check_output(output, overwrite=overwrite)
     if init_from is not None:
         config = with_model_of(config, init_from)

@@ -13,10 +13,11 @@ import torch
 from huggingface_hub import EvalResult, ModelCardData
 
 from bert_pretrain import __version__
+from bert_pretrain.examples.examples import with_error
 from bert_pretrain.model.bert import BertForPreTraining
 from bert_pretrain.model.hub import name_of_folder
 from bert_pretrain.model.scale import fine_tuning_rate
-from bert_pretrain.report.curves import PANELS, Metrics, as_png, figure_of, perplexity, with_error
+from bert_pretrain.report.curves import PANELS, Metrics, as_png, figure_of, perplexity
 from bert_pretrain.report.diagnosis import Hint
 from bert_pretrain.report.render import render
 from bert_pretrain.report.use import Use, expected_use

@@ -4,12 +4,14 @@ from collections import Counter
 from pathlib import Path
 
 import datasets
+import numpy as np
 import pytest
 from tokenizers import Tokenizer as Backend
 
-from bert_pretrain.finetune.classify import Classify, longest_first_lengths
+from bert_pretrain.finetune.classify import Classify, Example, longest_first_lengths
 from bert_pretrain.finetune.inputs import LabelledInput
 from bert_pretrain.finetune.settings import Settings
+from bert_pretrain.finetune.tag import entity_scores
 from bert_pretrain.finetune.task import report_counts
 from bert_pretrain.text.tokenizer import Tokenizer
 
@@ -76,3 +78,12 @@ def test_a_pair_with_an_empty_second_text_is_trained_as_a_single_text(tokenizer:
     windows = task.encode(examples, "train", Counter())
     assert [window.input_ids.count(tokenizer.sep_id) for window in windows] == [1, 2]
     assert set(windows[0].token_type_ids) == {0}
+
+
+@pytest.mark.filterwarnings("error")
+def test_scores_of_rows_of_one_class_give_no_warning(tokenizer: Tokenizer) -> None:
+    task = Classify(Settings(), tokenizer)
+    task.classes = ["a", "b"]
+    examples = [Example(number, "", "a text", None, "a") for number in range(3)]
+    assert task.score(examples, [np.array([0.9, 0.1])] * 3)["accuracy"] == 1.0
+    assert entity_scores([["PER"]], [["PER"]])["word_accuracy"] == 1.0

@@ -5,10 +5,12 @@ from pathlib import Path
 
 import pytest
 
+from bert_pretrain.config import DataConfig
 from bert_pretrain.config_file import load_config
 from bert_pretrain.errors import ConfigError
 from bert_pretrain.examples.shards import DataFolder
 from bert_pretrain.make_data.run import make_data
+from bert_pretrain.text.sources import resolve
 
 WHOLE = "data.whole_word_mask=true"
 
@@ -45,3 +47,14 @@ def test_a_segmenter_that_is_missing_is_named_with_the_way_around_it(
         make_data(load_config(settings=[WHOLE]), [str(chinese_text)], vocab_folder, tmp_path / "data", workers=1)
     assert "[chinese]" in caught.value.remedy
     assert "data.word_segmenter=characters" in caught.value.remedy
+
+
+@pytest.mark.parametrize(("joint", "layout"), [("\n", ("blank_line", "lines")), ("", ("file", "sentencex"))])
+def test_the_layout_of_chinese_is_recognised_before_its_language(
+    joint: str, layout: tuple[str, str], chinese_documents: list[list[str]], tmp_path: Path
+) -> None:
+    path = tmp_path / "a.txt"
+    path.write_text("\n\n".join(joint.join(document) for document in chinese_documents), encoding="utf-8")
+    for language in ("auto", "zh"):
+        (source,) = resolve([str(path)], DataConfig(language=language))
+        assert (source.boundary, source.splitter) == layout
