@@ -198,12 +198,13 @@ def sample_source(source: Source, path: Path, size: int, config: DataConfig) -> 
         return ByteRange(replace(source, format=format_), unpacked=path), share
     num_documents = num_bytes = 0
     with path.open("w", encoding="utf-8") as opened:
-        for document in documents.read(ByteRange(source), config, Counter()):
+        first = replace(source, format="stream") if source.format == "dataset" else source
+        for document in documents.read(ByteRange(first), config, Counter()):
             num_documents += document.ends_document
             num_bytes += opened.write(json.dumps({names_of(config.text_field)[0]: document.text}) + "\n")
             if num_bytes > size:
                 break
-    share = min(1.0, num_documents / max(1, records.num_rows(source)))
+    share = min(1.0, num_documents / max(1.0, records.num_rows(source, num_bytes / max(1, num_documents))))
     return ByteRange(replace(source, format="jsonl"), unpacked=path), share
 
 

@@ -26,6 +26,7 @@ LOCK = ".lock"
 STATUS = "status.json"
 _REMOTE_BUFFER_BYTES = 1 << 20
 MAX_JSON_BYTES = 256 << 20
+MAX_INDENTED_BYTES = 1 << 20
 MAX_JSON_DEPTH = 100
 _DIGEST = "content_sha256"
 
@@ -149,8 +150,12 @@ def json_text(value: object) -> str:
 
 
 def write_checked_json(path: Path, value: Mapping[str, Any]) -> None:
-    """Write a JSON file with a SHA-256 of its own content, which `read_json` checks and leaves out."""
-    write_json(path, {**value, _DIGEST: _digest_of(value)})
+    """Write a JSON file with a SHA-256 of its own content, which `read_json` checks and leaves out.
+
+    A large one, as the manifest of many inputs, is not indented, which would take ten times as long.
+    """
+    text = json.dumps({**value, _DIGEST: _digest_of(value)}, ensure_ascii=False)
+    write_text(path, f"{text}\n" if len(text) > MAX_INDENTED_BYTES else json_text(json.loads(text)))
 
 
 def read_json(path: Path, remedy: str = "restore the file from a copy, or write its folder again") -> Any:

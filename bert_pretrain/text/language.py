@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -52,6 +53,8 @@ def _single_characters(config: DataConfig) -> DataConfig:
 def _beginning(source: Source, config: DataConfig) -> str:
     if source.format == "txt":
         return sample_text(source)
+    if source.format == "dataset":
+        source = replace(source, format="stream")
     texts: list[str] = []
     lenient = config.model_copy(update={"strict": False})
     for text in read_texts(ByteRange(source), lenient, Counter()):

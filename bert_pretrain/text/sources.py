@@ -13,6 +13,7 @@ import zlib
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -46,6 +47,8 @@ FEW_DOCUMENTS = 20
 FEW_SOURCES = 16
 """Up to which `data.fraction` is a share of each source; of more, it is a share of the sources."""
 T = TypeVar("T")
+_MAY_HOLD_SEVERAL = re.compile(r"[^\x00-\x7f]|[.!?;].", re.DOTALL)
+"""In a line that `sentencex` may divide, in whatever language."""
 DELIMITERS = (",", ";", "\t")
 _QUOTED = re.compile(r'"[^"]*("|$)')
 READ_ERRORS = (OSError, EOFError, ValueError, zlib.error, lzma.LZMAError)
@@ -58,7 +61,7 @@ class Source:
 
     location: str
     format: str
-    """txt, jsonl, json (one array), csv, tsv, parquet, or dataset."""
+    """txt, jsonl, json (one array), csv, tsv, parquet, or dataset; stream is a dataset that is not to be built."""
     size: int | None
     version: str
     """Changes when the content does: modification time, ETag or fingerprint."""
@@ -104,16 +107,15 @@ class Source:
 
     def check_unchanged(self) -> None:
         """Check that an input has not changed since it was resolved, as far as its version tells."""
-        now: Source | None
-        if is_url(self.location):
-            now = _url_source(self.location)
-        else:
-            try:
-                is_dataset = self.format == "dataset"
-                now = _dataset_source(self.location) if is_dataset else _file_source(Path(self.location))
-            except (OSError, InputError):
-                now = None
-        if now is None or (now.size, now.version) != (self.size, self.version):
+        now: tuple[int | None, str] | None
+        try:
+            if self.is_local:
+                now = _state_of(os.stat(self.location))
+            else:
+                now = (None, version_of(self.location)) if self.format == "dataset" else size_and_version(self.location)
+        except OSError:
+            now = None
+        if now != (self.size, self.version):
             raise InputError(
                 "the input changed while it was read",
                 where=self.location,
@@ -121,9 +123,11 @@ class Source:
             )
 
     @property
-    def is_plain_local(self) -> bool:
-        """Whether it can be read from any byte position."""
-        return self.is_local and self.has_documents_at_lines and not self.needs_decoding
+    def is_divisible(self) -> bool:
+        """Whether several cores may read it."""
+        if self.format in ("parquet", "dataset"):
+            return not is_compressed(self.location)
+        return self.has_documents_at_lines and not self.needs_decoding
 
     @property
     def has_documents_at_lines(self) -> bool:
@@ -160,7 +164,7 @@ def resolve(
         found, weight = _resolve_one(item), config.input_weights.get(item, 1.0)
         boundary_of |= {source.location: boundaries[item] for source in found if item in boundaries}
         found = found if every_split else _for_training(item, found, holds_out=not config.validation)
-        sources += [replace(source, weight=weight) for source in found]
+        sources += found if weight == 1.0 else [replace(source, weight=weight) for source in found]
     held_out = [source for source in sources if source.is_validation]
     sources = [source for source in sources if not source.is_validation]
     if config.fraction < 1.0:
@@ -172,8 +176,12 @@ def resolve(
         held_out += [replace(source, is_validation=True) for source in found]
     sources += held_out
     seen: set[str] = set()
+    real_folder = lru_cache(os.path.realpath)
     for source in sources:
-        name = os.path.realpath(source.location) if source.is_local else source.location
+        name = source.location
+        if source.is_local:
+            folder, file = os.path.split(name)
+            name = os.path.realpath(name) if os.path.islink(name) else os.path.join(real_folder(folder), file)
         if name in seen:
             raise InputError("an input is given twice", where=source.location, remedy="name it once")
         seen.add(name)
@@ -265,10 +273,14 @@ def _file_source(path: Path) -> Source:
     kind = _format_of(path.name)
     if kind is None:
         raise InputError(f"the ending of '{path.name}' is unknown", where=str(path), remedy=f"supported: {SUPPORTED}")
-    status = path.stat()
-    if status.st_size == 0:
+    size, version = _state_of(path.stat())
+    if size == 0:
         raise InputError("the file is empty", where=str(path), remedy="leave it out, or write it again")
-    return Source(str(path), kind, status.st_size, f"mtime:{status.st_mtime_ns}")
+    return Source(str(path), kind, size, version)
+
+
+def _state_of(status: os.stat_result) -> tuple[int, str]:
+    return status.st_size, f"mtime:{status.st_mtime_ns}"
 
 
 def _url_source(url: str) -> Source:
@@ -320,20 +332,20 @@ def examined(
     sample = _sample(source)
     encoding = encoding_of(sample, config.encoding, source.location)
     text = decode(sample, encoding)
-    source = replace(source, encoding=encoding, boundary="record", splitter=splitter)
-    if source.format == "jsonl" and text.lstrip().startswith("["):  # an array, not one value per line
-        return replace(source, format="json")
-    if source.format == "csv":
-        return replace(source, delimiter=delimiter_of(text))
     if source.format != "txt":
-        return source
+        is_array = source.format == "jsonl" and text.lstrip().startswith("[")  # not one value per line
+        format_, delimiter = "json" if is_array else source.format, source.delimiter
+        delimiter = delimiter_of(text) if source.format == "csv" else delimiter
+        return replace(
+            source, format=format_, encoding=encoding, boundary="record", splitter=splitter, delimiter=delimiter
+        )
     if "auto" in (boundary, config.sentence_splitter):
         is_split = whole_words or has_one_sentence_a_line(text, config.language)
         if boundary == "auto":
             boundary = "blank_line" if is_split else "file"
         if config.sentence_splitter == "auto":
             splitter = "lines" if is_split else "sentencex"
-    return replace(source, boundary=boundary, splitter=splitter)
+    return replace(source, encoding=encoding, boundary=boundary, splitter=splitter)
 
 
 def few_documents(number: int) -> str:
@@ -369,7 +381,8 @@ def sample_text(source: Source) -> str:
 def _sample(source: Source) -> bytes:
     with open_input(source.location) as file:
         try:
-            return file.read(_SAMPLE_BYTES)
+            is_small = source.is_local and not source.needs_decoding and (source.size or 0) < _SAMPLE_BYTES
+            return file.read() if is_small else file.read(_SAMPLE_BYTES)
         except READ_ERRORS as error:
             raise damaged(source, error) from error
 
@@ -390,8 +403,10 @@ def has_one_sentence_a_line(sample: str, language: str) -> bool:
     if len(lines) < 3:
         return False
     ended = sum(line[-1] in ".!?。！？…;；:：\"'”’」』）)]》" for line in lines)
-    several = sum(len(sentencex.segment(language, line[:2000])) > 1 for line in lines[:500])
-    return ended >= 0.5 * len(lines) and several <= 0.35 * len(lines[:500])
+    if ended < 0.5 * len(lines):
+        return False
+    doubtful = (line[:2000] for line in lines[:500] if _MAY_HOLD_SEVERAL.search(line))
+    return sum(len(sentencex.segment(language, line)) > 1 for line in doubtful) <= 0.35 * len(lines[:500])
 
 
 def delimiter_of(sample: str) -> str:

@@ -149,6 +149,7 @@ def _count(sources: list[Source], config: Config, workers: int | None, scheduler
     files = [Path(source.location) for source in sources if source.is_local]
     counts = Counts()
     with open_pool(workers, scheduler, folders=[], files=files) as pool:
+        documents.report_undivided(sources, pool.num_workers)
         count = partial(_count_group, config=config)
         tasks = list(enumerate(groups))
         for result in run_each(count, tasks, workers=pool, description="count", **documents.progress_of(groups)):
