@@ -193,7 +193,9 @@ def _read_parquet(part: ByteRange, columns: Sequence[str], max_bytes: int) -> It
             for group, (row, end) in enumerate(itertools.pairwise(rows_before)):
                 if end <= first or row >= last:
                     continue
-                rows = _rows_at_once(table.metadata.row_group(group), columns, max_bytes, Position(part, "row", row + 1))
+                rows = _rows_at_once(
+                    table.metadata.row_group(group), columns, max_bytes, Position(part, "row", row + 1)
+                )
                 for batch in table.iter_batches(rows, row_groups=[group], columns=list(columns) or None):
                     skipped = min(max(0, first - row), batch.num_rows)
                     taken = batch.slice(skipped, max(0, last - row - skipped))

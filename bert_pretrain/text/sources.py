@@ -5,6 +5,7 @@ configuration does not say, the beginning of its text tells.
 """
 
 import glob
+import itertools
 import lzma
 import math
 import os
@@ -47,8 +48,6 @@ FEW_DOCUMENTS = 20
 FEW_SOURCES = 16
 """Up to which `data.fraction` is a share of each source; of more, it is a share of the sources."""
 T = TypeVar("T")
-_MAY_HOLD_SEVERAL = re.compile(r"[^\x00-\x7f]|[.!?;].", re.DOTALL)
-"""In a line that `sentencex` may divide, in whatever language."""
 DELIMITERS = (",", ";", "\t")
 _QUOTED = re.compile(r'"[^"]*("|$)')
 READ_ERRORS = (OSError, EOFError, ValueError, zlib.error, lzma.LZMAError)
@@ -234,30 +233,36 @@ def _resolve_one(item: str) -> list[Source]:
         return [_dataset_source(item, split) for split in names] if names else [_dataset_source(item)]
     path = Path(item)
     if path.is_dir():
-        files = [file for file in sorted(path.rglob("*")) if file.is_file() and _format_of(file.name)]
-        # Hidden files and folders are skipped, among them our token store.
-        files = [file for file in files if not any(name.startswith(".") for name in file.relative_to(path).parts)]
-        # The stages' outputs, with files such as vocab.txt, may be in the same folder.
-        outputs = {folder: _output_around(folder, path) for folder in {file.parent for file in files}}
-        if skipped := sorted({str(output) for output in outputs.values() if output}):
-            print(f"skipped, since bert-pretrain wrote them: {', '.join(skipped)}")
-        files = _not_empty([file for file in files if not outputs[file.parent]])
+        files = []
+        outputs = set()
+        for folder, inner, names in os.walk(path):
+            # Hidden files and folders are skipped, among them our token store.
+            inner[:] = [name for name in inner if not name.startswith(".")]
+            found = [name for name in names if not name.startswith(".") and _format_of(name)]
+            # The stages' outputs, with files such as vocab.txt, may be in the same folder.
+            if found and (output := _output_around(Path(folder), path)):
+                outputs.add(str(output))
+                continue
+            files += filter(os.path.isfile, (os.path.join(folder, name) for name in found))
+        if outputs:
+            print(f"skipped, since bert-pretrain wrote them: {', '.join(sorted(outputs))}")
+        files = _not_empty(sorted(files, key=lambda file: file.split(os.sep)))
         if not files:
             raise InputError("the folder holds no readable file", where=item, remedy=f"supported: {SUPPORTED}")
         return [_file_source(file) for file in files]
     if path.is_file():
-        return [_file_source(path)]
-    matches = [match for match in sorted(glob.glob(str(path), recursive=True)) if Path(match).is_file()]
+        return [_file_source(str(path))]
+    matches = [match for match in sorted(glob.glob(str(path), recursive=True)) if os.path.isfile(match)]
     if not matches:
         raise InputError("there is no such file or folder", where=item, remedy="check the path; no file matches it")
-    return [_file_source(file) for file in _not_empty([Path(match) for match in matches])]
+    return [_file_source(str(Path(file))) for file in _not_empty(matches)]
 
 
-def _not_empty(files: list[Path]) -> list[Path]:
+def _not_empty(files: list[str]) -> list[str]:
     """Skip empty files among others, with a message; if all are empty, that is an error elsewhere."""
-    kept = [file for file in files if file.stat().st_size]
+    kept = [file for file in files if os.path.getsize(file)]
     if kept and len(kept) < len(files):
-        empty = next(file for file in files if not file.stat().st_size)
+        empty = next(file for file in files if not os.path.getsize(file))
         print(f"skipped, since they are empty: {len(files) - len(kept)} files, {empty} the first")
         return kept
     return files
@@ -269,14 +274,15 @@ def _output_around(folder: Path, within: Path) -> Path | None:
     return next((each for each in [folder, *folder.parents][:depth] if is_output(each)), None)
 
 
-def _file_source(path: Path) -> Source:
-    kind = _format_of(path.name)
+def _file_source(path: str) -> Source:
+    kind = _format_of(path)
     if kind is None:
-        raise InputError(f"the ending of '{path.name}' is unknown", where=str(path), remedy=f"supported: {SUPPORTED}")
-    size, version = _state_of(path.stat())
+        what = f"the ending of '{os.path.basename(path)}' is unknown"
+        raise InputError(what, where=path, remedy=f"supported: {SUPPORTED}")
+    size, version = _state_of(os.stat(path))
     if size == 0:
-        raise InputError("the file is empty", where=str(path), remedy="leave it out, or write it again")
-    return Source(str(path), kind, size, version)
+        raise InputError("the file is empty", where=path, remedy="leave it out, or write it again")
+    return Source(path, kind, size, version)
 
 
 def _state_of(status: os.stat_result) -> tuple[int, str]:
@@ -297,7 +303,7 @@ def _dataset_source(location: str, split: str = "") -> Source:
 
 def _format_of(name: str) -> str | None:
     compression = next((ending for ending in COMPRESSIONS if name.endswith(ending)), "")
-    return FORMATS.get(Path(name.removesuffix(compression)).suffix)
+    return FORMATS.get(os.path.splitext(name.removesuffix(compression))[1])
 
 
 def is_compressed(location: str) -> bool:
@@ -405,8 +411,9 @@ def has_one_sentence_a_line(sample: str, language: str) -> bool:
     ended = sum(line[-1] in ".!?。！？…;；:：\"'”’」』）)]》" for line in lines)
     if ended < 0.5 * len(lines):
         return False
-    doubtful = (line[:2000] for line in lines[:500] if _MAY_HOLD_SEVERAL.search(line))
-    return sum(len(sentencex.segment(language, line)) > 1 for line in doubtful) <= 0.35 * len(lines[:500])
+    may_hold_several = int(0.35 * len(lines[:500]))
+    several = (line for line in lines[:500] if len(sentencex.segment(language, line[:2000])) > 1)
+    return next(itertools.islice(several, may_hold_several, None), None) is None
 
 
 def delimiter_of(sample: str) -> str:

@@ -88,19 +88,17 @@ def test_every_format_and_compression_is_read_from_a_server(server: Server, send
             assert read_all(f"{server.url}/{name}") == (TEXTS, Counter()), name
 
 
-@pytest.mark.parametrize(("sends_parts", "ending"), [(True, ".jsonl"), (True, ".parquet"), (False, ".jsonl")])
+@pytest.mark.parametrize("ending", [".jsonl", ".parquet"])
 def test_a_large_file_is_read_in_pieces_by_several_cores(
-    server: Server, monkeypatch: pytest.MonkeyPatch, sends_parts: bool, ending: str
+    server: Server, monkeypatch: pytest.MonkeyPatch, ending: str
 ) -> None:
-    server.sends_parts = sends_parts
     texts = [f"Document {number}." + f" {number}" * 1000 for number in range(4000)]
     server.files[f"a{ending}"] = FORMATS[ending](texts)
     url = f"{server.url}/a{ending}"
     monkeypatch.setattr(documents, "PART_BYTES", len(server.files[f"a{ending}"]) // 80)
     assert read_all(url)[0] == texts
     (source,) = resolve([url], BY_BLANK_LINES)
-    parts = documents.cut(source, documents.PART_BYTES)
-    assert len(parts) > 3 if sends_parts else len(parts) == 1
+    assert len(documents.cut(source, documents.PART_BYTES)) > 3
 
 
 @pytest.mark.parametrize(
