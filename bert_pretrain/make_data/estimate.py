@@ -204,7 +204,7 @@ def sample_source(source: Source, path: Path, size: int, config: DataConfig) -> 
             num_bytes += opened.write(json.dumps({names_of(config.text_field)[0]: document.text}) + "\n")
             if num_bytes > size:
                 break
-    share = min(1.0, num_documents / max(1.0, records.num_rows(source, num_bytes / max(1, num_documents))))
+    share = min(1.0, num_documents / max(1.0, records.num_rows(source)))
     return ByteRange(replace(source, format="jsonl"), unpacked=path), share
 
 

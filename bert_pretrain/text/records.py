@@ -9,6 +9,7 @@ import contextlib
 import csv
 import io
 import itertools
+import json
 import shutil
 import tempfile
 from collections import Counter
@@ -287,14 +288,18 @@ def _records_of(batch: Any, max_bytes: int, first: Position) -> Iterator[dict[st
         yield from row.to_pylist()
 
 
-def num_rows(source: Source, mean_bytes: float) -> float:
-    """Return the records of a Parquet file or dataset, where only building it would tell from their mean size."""
+def num_rows(source: Source) -> float:
+    """Return the records of a Parquet file or dataset; where only building it would tell, by the size of the first."""
     if source.format == "dataset":
         known, files = rows_or_files(source.location)
         if files and all(file.endswith(".parquet") for file in files):
             some = evenly_spaced(files, min(len(files), FEW_SOURCES))
-            return sum(num_rows(Source(file, "parquet", None, ""), 0) for file in some) * len(files) / len(some)
-        return known or sum(size_and_version(file)[0] or 0 for file in files) / mean_bytes
+            return sum(num_rows(Source(file, "parquet", None, "")) for file in some) * len(files) / len(some)
+        if known:
+            return known
+        (rows,) = open_dataset(source.location, streaming=True).values()
+        lengths = [len(json.dumps(row, default=str)) + 1 for row in itertools.islice(rows, 1000)]
+        return len(lengths) / max(1, sum(lengths)) * sum(size_and_version(file)[0] or 0 for file in files)
     with _open_parquet(source.location) as (table, _):
         return int(table.metadata.num_rows)
 

@@ -233,8 +233,8 @@ def _resolve_one(item: str) -> list[Source]:
         return [_dataset_source(item, split) for split in names] if names else [_dataset_source(item)]
     path = Path(item)
     if path.is_dir():
-        files = []
-        outputs = set()
+        files: list[str] = []
+        outputs: set[str] = set()
         for folder, inner, names in os.walk(path):
             # Hidden files and folders are skipped, among them our token store.
             inner[:] = [name for name in inner if not name.startswith(".")]

@@ -19,7 +19,7 @@ from bert_pretrain.text import documents
 from bert_pretrain.text.sources import resolve
 from bert_pretrain.vocab.run import make_vocab
 
-from .test_documents import BY_BLANK_LINES, COMPRESS, FORMATS, TEXTS, as_jsonl, read_all, refusal
+from .test_documents import BY_BLANK_LINES, COMPRESS, FORMATS, TEXTS, read_all, refusal
 
 
 @dataclass
