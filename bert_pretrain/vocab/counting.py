@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Self
+from typing import Self
 
 import numpy as np
 from tokenizers import pre_tokenizers
@@ -58,8 +58,8 @@ class Counts:
     @classmethod
     def load(cls, file: Path) -> Self:
         """Return the counts of a file of `save`."""
-        fields: Any = marshal.loads(file.read_bytes())
-        return cls(*(Counter(value) if isinstance(value, dict) else value for value in fields))
+        learned, held_out, num_documents, repairs, dropped, undercount = marshal.loads(file.read_bytes())
+        return cls(Counter(learned), Counter(held_out), num_documents, Counter(repairs), dropped, undercount)
 
     def _prune(self) -> None:
         """Drop the rarest chunks where there are more than `MAX_DISTINCT`, down to half of that."""
