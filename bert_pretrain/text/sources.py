@@ -140,13 +140,19 @@ class Source:
 
 
 def resolve(
-    inputs: Sequence[str], config: DataConfig, *, whole_words: bool = False, every_split: bool = False
+    inputs: Sequence[str],
+    config: DataConfig,
+    *,
+    whole_words: bool = False,
+    every_split: bool = False,
+    looks: bool = True,
 ) -> list[Source]:
     """Resolve files, globs, folders, URLs and `dataset:` names to sources, in a fixed order, those held out last.
 
     With `whole_words`, words are tokens already; `auto` then means a sentence per line and documents that end at blank
     lines. With `every_split` all splits of a dataset are read and none is held out; otherwise `train` is read, and
-    `validation` held out unless the configuration names what is.
+    `validation` held out unless the configuration names what is. Without `looks` no file is opened, and what the
+    beginning of its text would tell is missing: see `examined`.
     """
     if not inputs:
         raise InputError("no input is given", where="INPUT", remedy="name files, folders, globs or dataset:NAME")
@@ -193,6 +199,8 @@ def resolve(
     if unknown := set(boundaries) - known:
         what, remedy = f"'{min(unknown)}' is no input", "spell it as the input: " + ", ".join(inputs)
         raise ConfigError(what, where="data.document_boundary", remedy=remedy)
+    if not looks:
+        return sources
     sources = [
         examined(source, config, whole_words=whole_words, boundary=boundary_of.get(source.location))
         for source in sources
