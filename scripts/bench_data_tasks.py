@@ -111,7 +111,7 @@ def with_starts(block: bytes) -> tuple[np.ndarray, np.ndarray]:
 def shape(text: str, kind: str, megabytes: str, target: str) -> list[str]:
     """Write sentences of a text, drawn again and again, in a shape that corpora have; returns the inputs."""
     sentences = [line for line in Path(text).read_text(encoding="utf-8").splitlines() if line]
-    draw, place = np.random.default_rng(1), Path(target)
+    draw, place = np.random.default_rng(SHAPES.index(kind)), Path(target)
     shutil.rmtree(place, ignore_errors=True)
     place.mkdir(parents=True)
     if kind == "mix":

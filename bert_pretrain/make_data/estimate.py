@@ -46,6 +46,7 @@ SAMPLE_BYTES = 16 << 20
 MIN_SOURCES, MAX_SOURCES = 16, 512
 _NEW_WORDS = 0.55
 """Tokenising a word for the first time takes long; text of n times the length has about n to this power as many."""
+_START_SECONDS = 2.0
 _INGEST_BYTES, _BUILD_BYTES, _BUILD_BYTES_PER_TOKEN = 230 << 20, 150 << 20, 37
 """Anonymous memory of a worker: at least, of a shard without tokens, and for each token of a shard."""
 _BLOCK_BYTES = 1 << 13
@@ -75,7 +76,7 @@ class Estimate:
 
     def describe(self, workers: int) -> str:
         """Return the estimate as aligned lines for the terminal."""
-        seconds = self.core_seconds / workers
+        seconds = _START_SECONDS + self.core_seconds / workers
         duration = next(
             f"{seconds / unit:.1f} {name}"
             for unit, name in ((3600, "hours"), (60, "minutes"), (1, "seconds"))
@@ -120,20 +121,17 @@ def _bytes(number: float) -> str:
 
 def estimate(config: Config, sources: Sequence[Source], tokenizer: Tokenizer, *, looks: bool = False) -> Estimate:
     """Estimate a whole run of `make-data` from a sample; with `looks`, of sources that were resolved without."""
-    mean = sum(source.size or SAMPLE_BYTES for source in sources) // len(sources)
-    number = min(MAX_SOURCES, max(MIN_SOURCES, SAMPLE_BYTES // max(1, mean)))
-    chosen = [sources[index] for index in np.unique(np.linspace(0, len(sources) - 1, number).astype(int))]
+    places, others, sizes = zip(*_choose([source.size for source in sources]), strict=True)
+    chosen = [sources[place] for place in places]
     if looks:
         chosen = [examined(source, config.data, whole_words=tokenizer.whole_words) for source in chosen]
-    # Inputs that are not sampled are assumed to be like those that are.
-    others = sum(source.size or 0 for source in sources) / max(1, sum(source.size or 0 for source in chosen)) or 1.0
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         samples, scales = [], []
         for number, source in enumerate(progress_bar(chosen, desc="sample", unit="input")):
-            sample, share = sample_source(source, folder / f"{number}.txt", SAMPLE_BYTES // len(chosen), config.data)
+            sample, share = sample_source(source, folder / f"{number}.txt", sizes[number], config.data)
             samples.append(sample)
-            scales.append(others * source.fraction / share)
+            scales.append(others[number] * source.fraction / share)
         seconds = []  # of the first time and of a second time, when all words are known
         for number in (1, 0):
             begin = time.process_time()
@@ -164,7 +162,7 @@ def estimate(config: Config, sources: Sequence[Source], tokenizer: Tokenizer, *,
         if scale > 1 and data.next_sentence == "nsp" and sum(each["documents"] for each in counts) < 2:
             # The sample has no other document to take a B from, the corpus may; `sop` gives nearly as many pairs.
             data = data.model_copy(update={"next_sentence": "sop"})
-        built = _build(folder, counts, tokenizer, data)
+        built, text_tokens = _build(folder, counts, tokenizer, data)
         rows, shard_bytes = (sum(each["record"][name] for each in built) for name in ("rows", "bytes"))
         single = sum(each["drops"].get("single_sentence_spans", 0) for each in built)
         warn_of_single_sentences(single, corpus, data.model_copy(update={"dupe_factor": 1}))
@@ -177,12 +175,12 @@ def estimate(config: Config, sources: Sequence[Source], tokenizer: Tokenizer, *,
     if not held_out or is_mix(sources, config.data):
         held_out += config.data.validation_fraction * (1 - held_out)
     length = sum(each["statistics"]["tokens"] for each in built) / max(1, rows)
-    seen = sum(each["statistics"]["maskable_tokens"] for each in built) / tokens.sum()
+    seen = sum(each["statistics"]["maskable_tokens"] for each in built) / max(1, text_tokens)
     per_shard = length * min(config.data.examples_per_shard, max(1.0, scale * copies * rows))
     return Estimate(
         documents=sum(
-            each["documents"] * (others if source.boundary == "file" else by)
-            for each, by, source in zip(counts, scales, chosen, strict=True)
+            each["documents"] * (number if source.boundary == "file" else by)
+            for each, number, by, source in zip(counts, others, scales, chosen, strict=True)
         ),
         tokens=scale * float(tokens.sum()),
         rows=scale * copies * rows,
@@ -195,6 +193,19 @@ def estimate(config: Config, sources: Sequence[Source], tokenizer: Tokenizer, *,
         worker_bytes=max(_INGEST_BYTES, _BUILD_BYTES + _BUILD_BYTES_PER_TOKEN * per_shard),
         copies=config.data.dupe_factor,
     )
+
+
+def _choose(sizes: Sequence[int | None]) -> list[tuple[int, float, int]]:
+    """Return which inputs to sample, large and small ones apart, for how many others each stands, and bytes to read."""
+    is_large = [size is None or size >= SAMPLE_BYTES // MIN_SOURCES for size in sizes]
+    chosen = []
+    for group in ([place for place, large in enumerate(is_large) if large is kind] for kind in set(is_large)):
+        known = np.array([sizes[place] or SAMPLE_BYTES for place in group], dtype=np.int64)
+        number = min(MAX_SOURCES, max(MIN_SOURCES, SAMPLE_BYTES // int(known.mean())))
+        rows = np.unique(np.linspace(0, len(group) - 1, number).astype(int))
+        size = SAMPLE_BYTES // len(rows) // len(set(is_large))
+        chosen += [(group[row], float(known.sum() / known[rows].sum()), size) for row in rows.tolist()]
+    return sorted(chosen)
 
 
 def sample_source(source: Source, path: Path, size: int, config: DataConfig) -> tuple[ByteRange, float]:
@@ -278,11 +289,13 @@ def _rest_of_record(file: BinaryIO, content: bytes, format_: str, max_bytes: int
     return b"".join(rest)
 
 
-def _build(folder: Path, counts: list[TextCounts], tokenizer: Tokenizer, config: DataConfig) -> list[ShardResult]:
-    """Build the shards of one copy of the sample."""
+def _build(
+    folder: Path, counts: list[TextCounts], tokenizer: Tokenizer, config: DataConfig
+) -> tuple[list[ShardResult], int]:
+    """Build the shards of one copy of the sample; returns what is known of them, and the tokens of their text."""
     once = config.model_copy(update={"dupe_factor": 1, "validation_fraction": 0.0})
     shares = [InputShare(each["documents"], each["tokens"], 1.0, False) for each in counts]
     plan, _ = plan_build(TokenStore(folder, 1), shares, tokenizer, folder / "data", once)
     open_records(plan)
     (split,) = plan.splits
-    return [build_shard(ShardTask(plan, split, number))[0] for number in range(split.num_shards)]
+    return [build_shard(ShardTask(plan, split, number))[0] for number in range(split.num_shards)], split.tokens
