@@ -8,8 +8,10 @@ machine meet both alike. Corpora are one sentence a line with blank lines betwee
 
 import argparse
 import json
+import math
 import os
 import platform
+import re
 import shutil
 import statistics
 import subprocess
@@ -20,11 +22,14 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from bert_pretrain.storage.files import open_input, write_json
+from bert_pretrain.storage.files import open_input, read_json, write_json
 from bert_pretrain.storage.manifest import library_versions
+from bert_pretrain.vocab.counting import MAX_DISTINCT
+from bert_pretrain.vocab.run import MAX_TASKS, MERGED_AT_ONCE
 
 ROOT = Path(__file__).resolve().parents[1]
-ROWS = ("ids-english", "ids-chinese", "make-data", "second-length", "workers", "vocab", "memory")
+ROWS = ("ids-english", "ids-chinese", "make-data", "second-length", "workers", "vocab", "memory", "busy", "merge")
+SHAPES = ("parquet", "save_to_disk", "jsonl", "small files", "mix")
 TASKS = Path(__file__).with_name("bench_data_tasks.py")
 SAMPLE_SECONDS = 0.02
 GIB = 1 << 30
@@ -72,6 +77,7 @@ class Bench:
     slice_bytes: int
     vocab_sizes: dict[str, int]
     memory_times: int
+    shape_mb: float
 
     def vocab(self, language: str) -> Path:
         """Return the vocabulary of a corpus, made if needed."""
@@ -100,6 +106,7 @@ def main() -> None:
         round(arguments.slice_mb * 1e6),
         {"english": arguments.vocab_size, "chinese": min(21128, arguments.vocab_size)},
         arguments.memory_times,
+        arguments.shape_mb,
     )
     machine = describe_machine()
     for name, value in machine.items():
@@ -132,6 +139,7 @@ def parse() -> argparse.Namespace:
     )
     parser.add_argument("--vocab-size", type=int, default=30522, help="English; Chinese has 21,128 at most")
     parser.add_argument("--memory-times", type=int, default=1, help="measure memory on so many times the corpus, too")
+    parser.add_argument("--shape-mb", type=float, default=300.0, help="the size of each input of the row busy")
     return parser.parse_args()
 
 
@@ -185,7 +193,7 @@ def make_data(bench: Bench, vocab: Path, place: Path, *, length: int, workers: i
     return run_program(*make_data_words(bench.texts["english"], vocab, place, length=length, workers=workers))
 
 
-def make_data_words(text: Path, vocab: Path, place: Path, *, length: int = 128, workers: int = 2) -> list[object]:
+def make_data_words(text: Path | str, vocab: Path, place: Path, *, length: int = 128, workers: int = 2) -> list[object]:
     settings = ["--set", "data.dupe_factor=5", "--set", f"data.max_seq_length={length}"]
     folders = ["--vocab", vocab, "--output", place / f"data-{length}", "--store", place / "store"]
     return ["make-data", text, *folders, "--workers", workers, *settings]
@@ -230,12 +238,67 @@ def measure_memory(bench: Bench, _names: set[str]) -> Iterator[Row]:
                 yield Row("memory", what, "the corpus once", 1.1, "GiB", peaks[times], peaks[1], at_most=True)
 
 
+def measure_busy(bench: Bench, _names: set[str]) -> Iterator[Row]:
+    """Both cores' share of the wall-clock time on each shape of input, and how near the dry run was."""
+    vocab = bench.vocab("english")
+    for kind in SHAPES:
+        texts = run_task("shape", bench.texts["english"], kind, bench.shape_mb, bench.work / "shape")
+        what = f"{kind}, {bench.shape_mb:g} MB"
+        found: dict[str, list[float]] = {}
+        for _ in range(bench.repeats):
+            place = fresh(bench.work / "busy")
+            words = make_data_words(texts[0], vocab, place)
+            words[1:2] = texts
+            begin = time.perf_counter()
+            said = subprocess.run(
+                program([*words, "--dry-run"]), env=environment(), capture_output=True, text=True, check=True
+            ).stdout
+            found.setdefault("dry run", []).append(time.perf_counter() - begin)
+            for name, command in (
+                ("make-data", words),
+                ("vocab", ["vocab", *texts, "--output", place, "--workers", 2]),
+            ):
+                before, seconds = os.times(), run_program(*command)
+                after = os.times()
+                cpu = after.children_user + after.children_system - before.children_user - before.children_system
+                found.setdefault(name, []).append(cpu / seconds / 2)
+                found.setdefault(f"{name}, seconds", []).append(seconds)
+                if name == "make-data":
+                    made = read_json(place / "data-128" / "manifest.json")["splits"]["train"]
+                    estimated = float(re.search(r"training +([\d,]+)", said)[1].replace(",", ""))  # type: ignore[index]
+                    found.setdefault("rows", []).append(estimated / made["rows"])
+                    amount, unit = re.search(r"time +([\d.]+) (\w+)", said).groups()  # type: ignore[union-attr]
+                    factor = {"hours": 3600, "minutes": 60, "seconds": 1}[unit]
+                    found.setdefault("time", []).append(float(amount) * factor / (cpu / 2))
+                    shutil.rmtree(fresh(place))
+        yield Row("busy", f"make-data, {what}: CPU time over wall time and cores", "", 0.85, "", found["make-data"])
+        yield Row("busy", f"vocab, {what}: CPU time over wall time and cores", "", 0.85, "", found["vocab"])
+        for name in ("make-data", "vocab"):
+            yield Row("busy", f"{name}, {what}: whole", "", None, "s", found[f"{name}, seconds"])
+        yield Row("busy", f"dry run, {what}", "", 10.0, "s", found["dry run"], at_most=True)
+        yield Row("busy", f"dry run, {what}: examples over true ones", "", None, "", found["rows"])
+        yield Row("busy", f"dry run, {what}: time over CPU time per core", "", None, "", found["time"])
+
+
+def measure_merge(bench: Bench, _names: set[str]) -> Iterator[Row]:
+    """Merging of counts that nothing else can run beside: one task on each level of the tree, with full tables."""
+    slope = [run_task("merge") for _ in range(bench.repeats)]
+    for size, tasks in (("16 GB", 250), ("1 TB", MAX_TASKS)):
+        levels = math.ceil(math.log(tasks, MERGED_AT_ONCE))
+        full = levels * MERGED_AT_ONCE * MAX_DISTINCT / 1e6
+        yield Row(
+            "merge", f"serial merging of counts, {size}", "", 30.0, "s", [full * each for each in slope], at_most=True
+        )
+
+
 MEASURES: tuple[tuple[tuple[str, ...], Callable[[Bench, set[str]], Iterator[Row]]], ...] = (
     (("ids-english",), measure_ids),
     (("ids-chinese",), measure_ids),
     (("make-data", "second-length", "workers"), measure_make_data),
     (("vocab",), measure_vocab),
     (("memory",), measure_memory),
+    (("busy",), measure_busy),
+    (("merge",), measure_merge),
 )
 
 

@@ -1,19 +1,26 @@
 """What `bench_data.py` times in processes of their own: ours and the libraries' work on one text; prints JSON.
 
-python scripts/bench_data_tasks.py ids-ours|ids-peer|ids-equal|vocab-peer ARGUMENT...
+python scripts/bench_data_tasks.py ids-ours|ids-peer|ids-equal|vocab-peer|shape|merge ARGUMENT...
 """
 
 import json
+import shutil
 import sys
+import tempfile
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import datasets
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 
 from bert_pretrain.text.encoder import Encoder
 from bert_pretrain.text.tokenizer import Tokenizer
+from bert_pretrain.vocab.counting import Counts
 
 BLOCK_BYTES = 4 << 20  # as the token store feeds its encoder
 PEER_SENTENCES = 10_000  # in one call of encode_batch_fast
@@ -101,11 +108,54 @@ def with_starts(block: bytes) -> tuple[np.ndarray, np.ndarray]:
     return text, np.concatenate([[0], np.flatnonzero(text == ord("\n")) + 1])
 
 
+def shape(text: str, kind: str, megabytes: str, target: str) -> list[str]:
+    """Write sentences of a text, drawn again and again, in a shape that corpora have; returns the inputs."""
+    sentences = [line for line in Path(text).read_text(encoding="utf-8").splitlines() if line]
+    draw, place = np.random.default_rng(SHAPES.index(kind)), Path(target)
+    shutil.rmtree(place, ignore_errors=True)
+    place.mkdir(parents=True)
+    if kind == "mix":
+        share = str(float(megabytes) / len(SHAPES[:-1]))
+        return [found for each in SHAPES[:-1] for found in shape(text, each, share, str(place / each))]
+    length = 7000 / (sum(map(len, sentences)) / len(sentences) + 1)  # sentences of a document
+    rows = ("\n".join(sentences[place] for place in draw.integers(0, len(sentences), max(2, draw.poisson(length))))
+            for _ in range(round(float(megabytes) * 1e6 / 7000)))  # fmt: skip
+    if kind == "small files":
+        for number, row in enumerate(rows):
+            (place / f"{number:07}.txt").write_text(row, encoding="utf-8")
+    elif kind == "jsonl":
+        with (place / "a.jsonl").open("w", encoding="utf-8") as file:
+            file.writelines(json.dumps({"text": row}) + "\n" for row in rows)
+    else:
+        table = pa.table({"text": list(rows)})
+        if kind == "save_to_disk":
+            datasets.Dataset(table).save_to_disk(str(place / "saved"))
+            return [str(place / "saved")]
+        pq.write_table(table, place / "a.parquet")
+    return [str(place)]
+
+
+def merge() -> float:
+    """Return the seconds per million different chunks that merging the counts of two tasks takes."""
+    with tempfile.TemporaryDirectory() as folder:
+        for number in range(2):  # most words are in both
+            chunks = {f"word{index}".encode(): 1 for index in range(number * 100_000, 500_000 + number * 100_000)}
+            Counts(Counter(chunks)).save(Path(folder, str(number)))
+        merged = Counts.load(Path(folder, "0"))
+        begin = time.process_time()
+        merged.add(Counts.load(Path(folder, "1")))
+        merged.save(Path(folder, "2"))
+        return (time.process_time() - begin) / 0.5
+
+
+SHAPES = ("parquet", "save_to_disk", "jsonl", "small files", "mix")
 TASKS: dict[str, Callable[..., Any]] = {
     "ids-ours": ids_ours,
     "ids-peer": ids_peer,
     "ids-equal": ids_equal,
     "vocab-peer": vocab_peer,
+    "shape": shape,
+    "merge": merge,
 }
 
 if __name__ == "__main__":

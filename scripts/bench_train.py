@@ -33,7 +33,7 @@ from bert_pretrain.examples.shards import DataFolder
 from bert_pretrain.model.attention import choose_attention
 from bert_pretrain.model.bert import BertForPreTraining
 from bert_pretrain.train.batches import Batch, GlobalBatch
-from bert_pretrain.train.device import hardware
+from bert_pretrain.train.device import cpu, hardware
 from bert_pretrain.train.device.flops import batch_flops, peak_flops
 from bert_pretrain.train.loader import Prefetcher, TrainingData
 from bert_pretrain.train.loss import PretrainingLoss
@@ -236,6 +236,7 @@ def contend(bench: Bench, size: str, name: str) -> None:
 def ours(bench: Bench, size: str) -> Callable[[], None]:
     """Return one optimizer step of ours."""
     config, device, dtype = bench.model_config(size), bench.device, bench.precision.dtype
+    cpu.owns_process = True
     hardware.keep_freed_memory(device)
     train = TrainConfig(global_batch_size=bench.examples)
     attention, _ = choose_attention(

@@ -21,7 +21,7 @@ from bert_pretrain.examples.shards import DataFolder
 from bert_pretrain.model.attention import choose_attention
 from bert_pretrain.model.bert import BertForPreTraining
 from bert_pretrain.train.batches import GlobalBatch
-from bert_pretrain.train.device import hardware
+from bert_pretrain.train.device import cpu, hardware
 from bert_pretrain.train.loss import PretrainingLoss
 from bert_pretrain.train.optim.optimizer import make_optimizers
 from bert_pretrain.train.step import StepSums, train_step
@@ -124,6 +124,7 @@ def build(scope: Scope, recipe: Recipe) -> tuple[Step, list[GlobalBatch]]:
     precision = hardware.choose_precision(scope.precision, device)
     bench = Bench(folder, device, precision, scope.vocab_size, recipe.examples, dropout=0.0)
     config = bench.model_config(recipe.size).model_copy(update={"hidden_dropout_prob": recipe.dropout})
+    cpu.owns_process = True
     hardware.keep_freed_memory(device)
     settings = {"global_batch_size": recipe.examples, "compile": recipe.compiled, **recipe.train}
     train = TrainConfig.model_validate(settings)

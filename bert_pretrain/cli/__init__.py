@@ -20,6 +20,7 @@ from bert_pretrain.cli.models import embed, evaluate, fill_mask, inspect, report
 from bert_pretrain.cli.stages import make_data, run, train, vocab
 from bert_pretrain.cli.suggestions import SuggestingCommand
 from bert_pretrain.cli.tuning import finetune, predict
+from bert_pretrain.train.device import cpu
 
 _NAME = "bert-pretrain"
 
@@ -61,6 +62,7 @@ def main() -> None:
         # some microseconds first, as many turns as this says. OpenMP reads both when torch is loaded.
         os.environ["OMP_WAIT_POLICY"] = "passive"
         os.environ.setdefault("GOMP_SPINCOUNT", "1000")
+    cpu.owns_process = True
     code: Any = 0
     try:
         try:

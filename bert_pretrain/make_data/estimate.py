@@ -30,7 +30,7 @@ from bert_pretrain.make_data.corpus_checks import (
 from bert_pretrain.make_data.plan import plan_build
 from bert_pretrain.make_data.selection import InputShare
 from bert_pretrain.make_data.store_writer import write_store_shard
-from bert_pretrain.make_data.summary import StoreShardSummary, TextCounts, join_corpus
+from bert_pretrain.make_data.summary import ShardResult, TextCounts, describe_times, join_corpus
 from bert_pretrain.make_data.token_store import TokenStore, store_shard_folder
 from bert_pretrain.parallel.progress import progress_bar
 from bert_pretrain.storage.compression import decompress
@@ -38,12 +38,17 @@ from bert_pretrain.storage.files import open_raw
 from bert_pretrain.text import documents, records
 from bert_pretrain.text.encodings import as_utf8
 from bert_pretrain.text.json_records import array_elements
-from bert_pretrain.text.sources import READ_ERRORS, TEXT_FORMATS, Source, damaged, is_mix
+from bert_pretrain.text.sources import READ_ERRORS, TEXT_FORMATS, Source, damaged, examined, is_mix
 from bert_pretrain.text.text_files import ByteRange, last_character
 from bert_pretrain.text.tokenizer import Tokenizer
 
 SAMPLE_BYTES = 16 << 20
-MAX_SOURCES = 16
+MIN_SOURCES, MAX_SOURCES = 16, 512
+_NEW_WORDS = 0.55
+"""Tokenising a word for the first time takes long; text of n times the length has about n to this power as many."""
+_START_SECONDS = 2.0
+_INGEST_BYTES, _BUILD_BYTES, _BUILD_BYTES_PER_TOKEN = 230 << 20, 150 << 20, 37
+"""Anonymous memory of a worker: at least, of a shard without tokens, and for each token of a shard."""
 _BLOCK_BYTES = 1 << 13
 _AHEAD_BYTES = 2 << 20
 """How far to read beyond a sample to learn its share."""
@@ -64,10 +69,14 @@ class Estimate:
     store_bytes: float
     shard_bytes: float
     core_seconds: float
+    times_seen: float
+    """How often an epoch sees the text of the training split."""
+    worker_bytes: float
+    copies: int
 
     def describe(self, workers: int) -> str:
         """Return the estimate as aligned lines for the terminal."""
-        seconds = self.core_seconds / workers
+        seconds = _START_SECONDS + self.core_seconds / workers
         duration = next(
             f"{seconds / unit:.1f} {name}"
             for unit, name in ((3600, "hours"), (60, "minutes"), (1, "seconds"))
@@ -77,6 +86,8 @@ class Estimate:
             "estimated from a sample; nothing is written\n"
             f"corpus     {self.documents:,.0f} documents, {self.tokens:,.0f} tokens\n"
             f"training   {self.rows:,.0f} examples; {self.held_out:,.0f} for validation\n"
+            f"           {describe_times(self.times_seen, self.copies)}\n"
+            f"memory     {_bytes(self.worker_bytes)} for each worker\n"
             f"disk       {_bytes(self.shard_bytes)} of shards, {_bytes(self.store_bytes)} of token store\n"
             f"time       {duration} on {workers} cores like this one ({self.core_seconds / 3600:.2f} core hours)"
             + describe_unknown(self.unknown_characters)
@@ -91,12 +102,13 @@ def describe_unknown(characters: Counter[str]) -> str:
     return f"\n[UNK]      {characters.total():,} characters of the sample are not in the vocabulary: {named}"
 
 
-def _unknown_characters(part: ByteRange, tokenizer: Tokenizer, config: DataConfig) -> Counter[str]:
+def _unknown_characters(parts: Sequence[ByteRange], tokenizer: Tokenizer, config: DataConfig) -> Counter[str]:
     """Count the characters of a text that are [UNK] by themselves."""
     found: Counter[str] = Counter()
     if not tokenizer.whole_words:
-        for document in documents.read(part, config, Counter()):
-            found.update(document.text)
+        for part in parts:
+            for document in documents.read(part, config, Counter()):
+                found.update(document.text)
     encoded = tokenizer.backend.encode_batch(list(found), add_special_tokens=False)
     return Counter(
         {each: found[each] for each, one in zip(list(found), encoded, strict=True) if tokenizer.unk_id in one.ids}
@@ -107,31 +119,32 @@ def _bytes(number: float) -> str:
     return f"{number / 1e9:.1f} GB" if number >= 1e9 else f"{number / 1e6:.1f} MB"
 
 
-def estimate(config: Config, sources: Sequence[Source], tokenizer: Tokenizer) -> Estimate:
-    """Estimate a whole run of `make-data` from a sample."""
-    chosen = [sources[index] for index in np.unique(np.linspace(0, len(sources) - 1, MAX_SOURCES).astype(int))]
-    # Inputs that are not sampled are assumed to be like those that are.
-    others = sum(source.size or 0 for source in sources) / max(1, sum(source.size or 0 for source in chosen)) or 1.0
+def estimate(config: Config, sources: Sequence[Source], tokenizer: Tokenizer, *, looks: bool = False) -> Estimate:
+    """Estimate a whole run of `make-data` from a sample; with `looks`, of sources that were resolved without."""
+    places, others, sizes = zip(*_choose([source.size for source in sources]), strict=True)
+    chosen = [sources[place] for place in places]
+    if looks:
+        chosen = [examined(source, config.data, whole_words=tokenizer.whole_words) for source in chosen]
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        begin = time.process_time()
-        counts: list[TextCounts] = []
-        shards: list[StoreShardSummary] = []
-        unknown: Counter[str] = Counter()
-        scales = []
+        samples, scales = [], []
         for number, source in enumerate(progress_bar(chosen, desc="sample", unit="input")):
-            sample, share = sample_source(source, folder / f"{number}.txt", SAMPLE_BYTES // len(chosen), config.data)
-            shard = write_store_shard([sample], store_shard_folder(folder, number), tokenizer, config.data)
-            counts += shard["parts"]
-            shards.append(shard)
-            unknown += _unknown_characters(sample, tokenizer, config.data)
-            scales.append(others * source.fraction / share)
+            sample, share = sample_source(source, folder / f"{number}.txt", sizes[number], config.data)
+            samples.append(sample)
+            scales.append(others[number] * source.fraction / share)
+        seconds = []  # of the first time and of a second time, when all words are known
+        for number in (1, 0):
+            begin = time.process_time()
+            shard = write_store_shard(samples, store_shard_folder(folder, number), tokenizer, config.data)
+            seconds.append(time.process_time() - begin)
+        counts = shard["parts"]
+        unknown = _unknown_characters(samples, tokenizer, config.data)
         tokens = np.array([each["tokens"] for each in counts])
         if not tokens.sum():
             raise InputError(
                 "the inputs hold no text", where=sources[0].location, remedy="give files with text in them"
             )
-        corpus = join_corpus([[each] for each in counts], shards)
+        corpus = join_corpus([[each] for each in counts], [shard])
         warn_of_unknown_tokens(corpus, chosen)
         shares = [
             InputShare(each["documents"], each["tokens"], source.weight, source.is_validation)
@@ -140,7 +153,7 @@ def estimate(config: Config, sources: Sequence[Source], tokenizer: Tokenizer) ->
         if len(chosen) == len(sources) and all(each == 1.0 for each in scales):  # nothing is left to be estimated
             check_documents([each["documents"] for each in counts], config.data, sources)
             mixed = is_mix(sources, config.data)
-            store = TokenStore(folder, len(counts))
+            store = TokenStore(folder, 1)
             plan, _ = plan_build(store, shares, tokenizer, folder / "data", config.data, is_mix=mixed)
             warn_of_large_documents(plan, corpus, sources)
         scale = float((tokens * scales).sum() / tokens.sum())
@@ -149,20 +162,25 @@ def estimate(config: Config, sources: Sequence[Source], tokenizer: Tokenizer) ->
         if scale > 1 and data.next_sentence == "nsp" and sum(each["documents"] for each in counts) < 2:
             # The sample has no other document to take a B from, the corpus may; `sop` gives nearly as many pairs.
             data = data.model_copy(update={"next_sentence": "sop"})
-        rows, shard_bytes, single = _build(folder, counts, tokenizer, data)
+        built, text_tokens = _build(folder, counts, tokenizer, data)
+        rows, shard_bytes = (sum(each["record"][name] for each in built) for name in ("rows", "bytes"))
+        single = sum(each["drops"].get("single_sentence_spans", 0) for each in built)
         warn_of_single_sentences(single, corpus, data.model_copy(update={"dupe_factor": 1}))
         end = time.process_time()
-        store_bytes = sum(file.stat().st_size for file in folder.glob("part-*/*.npy"))
+        store_bytes = sum(file.stat().st_size for file in store_shard_folder(folder, 0).glob("*.npy"))
     weights = np.array([0.0 if source.is_validation else source.weight for source in chosen])
     copies = config.data.dupe_factor * float((tokens * scales * weights).sum() / (tokens * scales).sum())
     is_held_out = np.array([source.is_validation for source in chosen])
     held_out = float((tokens * scales)[is_held_out].sum() / (tokens * scales).sum())
     if not held_out or is_mix(sources, config.data):
         held_out += config.data.validation_fraction * (1 - held_out)
+    length = sum(each["statistics"]["tokens"] for each in built) / max(1, rows)
+    seen = sum(each["statistics"]["maskable_tokens"] for each in built) / max(1, text_tokens)
+    per_shard = length * min(config.data.examples_per_shard, max(1.0, scale * copies * rows))
     return Estimate(
         documents=sum(
-            each["documents"] * (others if source.boundary == "file" else by)
-            for each, by, source in zip(counts, scales, chosen, strict=True)
+            each["documents"] * (number if source.boundary == "file" else by)
+            for each, number, by, source in zip(counts, others, scales, chosen, strict=True)
         ),
         tokens=scale * float(tokens.sum()),
         rows=scale * copies * rows,
@@ -170,8 +188,24 @@ def estimate(config: Config, sources: Sequence[Source], tokenizer: Tokenizer) ->
         unknown_characters=unknown,
         store_bytes=scale * store_bytes,
         shard_bytes=scale * copies * shard_bytes,
-        core_seconds=scale * ((middle - begin) + copies * (end - middle)),
+        core_seconds=scale * (seconds[1] + copies * (end - middle)) + (seconds[0] - seconds[1]) * scale**_NEW_WORDS,
+        times_seen=seen * copies / (1 - float((tokens * scales)[weights == 0].sum() / (tokens * scales).sum())),
+        worker_bytes=max(_INGEST_BYTES, _BUILD_BYTES + _BUILD_BYTES_PER_TOKEN * per_shard),
+        copies=config.data.dupe_factor,
     )
+
+
+def _choose(sizes: Sequence[int | None]) -> list[tuple[int, float, int]]:
+    """Return which inputs to sample, large and small ones apart, for how many others each stands, and bytes to read."""
+    is_large = [size is None or size >= SAMPLE_BYTES // MIN_SOURCES for size in sizes]
+    chosen = []
+    for group in ([place for place, large in enumerate(is_large) if large is kind] for kind in set(is_large)):
+        known = np.array([sizes[place] or SAMPLE_BYTES for place in group], dtype=np.int64)
+        number = min(MAX_SOURCES, max(MIN_SOURCES, SAMPLE_BYTES // int(known.mean())))
+        rows = np.unique(np.linspace(0, len(group) - 1, number).astype(int))
+        size = SAMPLE_BYTES // len(rows) // len(set(is_large))
+        chosen += [(group[row], float(known.sum() / known[rows].sum()), size) for row in rows.tolist()]
+    return sorted(chosen)
 
 
 def sample_source(source: Source, path: Path, size: int, config: DataConfig) -> tuple[ByteRange, float]:
@@ -198,12 +232,13 @@ def sample_source(source: Source, path: Path, size: int, config: DataConfig) -> 
         return ByteRange(replace(source, format=format_), unpacked=path), share
     num_documents = num_bytes = 0
     with path.open("w", encoding="utf-8") as opened:
-        for document in documents.read(ByteRange(source), config, Counter()):
+        first = replace(source, format="stream") if source.format == "dataset" else source
+        for document in documents.read(ByteRange(first), config, Counter()):
             num_documents += document.ends_document
             num_bytes += opened.write(json.dumps({names_of(config.text_field)[0]: document.text}) + "\n")
             if num_bytes > size:
                 break
-    share = min(1.0, num_documents / max(1, records.num_rows(source)))
+    share = min(1.0, num_documents / max(1.0, records.num_rows(source)))
     return ByteRange(replace(source, format="jsonl"), unpacked=path), share
 
 
@@ -254,13 +289,13 @@ def _rest_of_record(file: BinaryIO, content: bytes, format_: str, max_bytes: int
     return b"".join(rest)
 
 
-def _build(folder: Path, counts: list[TextCounts], tokenizer: Tokenizer, config: DataConfig) -> tuple[int, int, int]:
-    """Build the shards of one copy of the sample; returns their rows, their bytes, and spans of a single sentence."""
+def _build(
+    folder: Path, counts: list[TextCounts], tokenizer: Tokenizer, config: DataConfig
+) -> tuple[list[ShardResult], int]:
+    """Build the shards of one copy of the sample; returns what is known of them, and the tokens of their text."""
     once = config.model_copy(update={"dupe_factor": 1, "validation_fraction": 0.0})
     shares = [InputShare(each["documents"], each["tokens"], 1.0, False) for each in counts]
-    plan, _ = plan_build(TokenStore(folder, len(counts)), shares, tokenizer, folder / "data", once)
+    plan, _ = plan_build(TokenStore(folder, 1), shares, tokenizer, folder / "data", once)
     open_records(plan)
     (split,) = plan.splits
-    results = [build_shard(ShardTask(plan, split, number))[0] for number in range(split.num_shards)]
-    rows, num_bytes = (sum(result["record"][name] for result in results) for name in ("rows", "bytes"))
-    return rows, num_bytes, sum(result["drops"].get("single_sentence_spans", 0) for result in results)
+    return [build_shard(ShardTask(plan, split, number))[0] for number in range(split.num_shards)], split.tokens

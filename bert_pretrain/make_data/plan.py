@@ -6,7 +6,7 @@ Documents are assigned by keyed permutations, without a table of them; long ones
 import hashlib
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -45,6 +45,8 @@ class SplitPlan:
     long_file: Path
     """An `.npy` file (2, documents): the numbers of the split's long documents, ascending, and the slices of each."""
     shards_per_copy: tuple[int, ...]
+    tokens: int
+    """Of the documents, each counted once."""
 
     @property
     def num_slices(self) -> int:
@@ -65,8 +67,12 @@ class BuildPlan:
     config: DataConfig
     selection: Selection
     splits: tuple[SplitPlan, ...]
-    held_out_share: float
-    """Of the tokens that take part, the share of those for validation."""
+
+    @property
+    def held_out_share(self) -> float:
+        """Of the tokens that take part, the share of those for validation."""
+        held_out = sum(split.tokens for split in self.splits if split.name == "validation")
+        return held_out / max(1, sum(split.tokens for split in self.splits))
 
     @property
     def claim(self) -> str:
@@ -107,16 +113,14 @@ def plan_build(
     copies = selection.tokens_of_copies(tokens - held_out_tokens)
     long = _long_documents(store, config)
     is_held_out = np.isin(long[0], held_out)
-    tokens_held_out = [held_out_tokens.sum()]
-    splits = [
-        _plan_split(
-            "train", training, first, len(training) - first, range(0), copies, long[:, ~is_held_out], store, config
-        ),
-        _plan_split("validation", validation, 0, count, also, tokens_held_out, long[:, is_held_out], store, config),
-    ]
-    splits = [split for split in splits if split.num_documents]
-    held_out_share = float(held_out_tokens.sum() / max(1, tokens.sum()))
-    return BuildPlan(store, tokenizer.reference, output, config, selection, tuple(splits), held_out_share), left_out
+    tokens_held_out = int(held_out_tokens.sum())
+    train = _plan_split(
+        "train", training, first, len(training) - first, range(0), copies, long[:, ~is_held_out], store, config
+    )
+    held = _plan_split("validation", validation, 0, count, also, [tokens_held_out], long[:, is_held_out], store, config)
+    train, held = replace(train, tokens=int(tokens.sum()) - tokens_held_out), replace(held, tokens=tokens_held_out)
+    splits = tuple(split for split in (train, held) if split.num_documents)
+    return BuildPlan(store, tokenizer.reference, output, config, selection, splits), left_out
 
 
 def _long_documents(store: TokenStore, config: DataConfig) -> np.ndarray:
@@ -145,7 +149,7 @@ def _plan_split(
     long_file = store.folder / f"long-documents-{digest}.npy"
     save_array(long_file, long)
     num_shards = tuple(max(1, round(tokens / max_tokens / config.examples_per_shard)) for tokens in tokens_of_copies)
-    return SplitPlan(name, numbers, first, num_documents, int((long[1] - 1).sum()), also, long_file, num_shards)
+    return SplitPlan(name, numbers, first, num_documents, int((long[1] - 1).sum()), also, long_file, num_shards, 0)
 
 
 def documents_needed(config: DataConfig) -> int:

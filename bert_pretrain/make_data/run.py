@@ -57,12 +57,14 @@ def make_data(
     """
     stores = store or output.parent / ".token-store"
     tokenizer = Tokenizer.load(vocab, lowercase=lowercase)
-    sources = resolve(inputs, config.data, whole_words=tokenizer.whole_words)
+    # A dry run opens only what it samples, unless the identity of all is compared with an output that exists.
+    looks = not dry_run or output.exists() or isinstance(config.data.document_boundary, dict)
+    sources = resolve(inputs, config.data, whole_words=tokenizer.whole_words, looks=looks)
     config = config.model_copy(update={"data": with_language(config.data, sources)})
     identity = _identity(config, sources, tokenizer)
     if dry_run:
         manifest.would_claim(output, "data", identity, overwrite=overwrite)
-        print(estimate(config, sources, tokenizer).describe(workers or available_cores()))
+        print(estimate(config, sources, tokenizer, looks=not looks).describe(workers or available_cores()))
         return output
     with exclusive(output), manifest.claimed(output, "data", identity, overwrite=overwrite) as progress:
         remove_temporaries(output)
@@ -154,6 +156,9 @@ def build_shards(plan: BuildPlan, pool: Pool) -> dict[str, SplitStatistics]:
     for line in damages:
         print(line)
     splits = {name: summary.join_split(of_split, plan.config) for name, of_split in results.items()}
+    for planned in plan.splits:
+        seen = sum(result["statistics"]["maskable_tokens"] for result in results[planned.name])
+        splits[planned.name]["statistics"]["times_text_is_seen"] = round(seen / max(1, planned.tokens), 4)
     for name, split in splits.items():
         remove_temporaries(plan.output / name)  # of workers that were killed while this process was not
         split["statistics"]["unigram_entropy"] = summary.unigram_entropy(counts[name], counts["train"])

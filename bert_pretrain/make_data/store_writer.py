@@ -116,15 +116,15 @@ class _Writer:
         ends = kept_before[block.document_ends]
         tokens, sentences = offsets[first_stored[ends]], ends + self._num_sentences
         kept = self._end_documents(ids, tokens, sentences, first_stored[ends] + num_stored)
-        is_unk = ids == self._unk_id
+        unk_before = ragged.offsets_of(ids == self._unk_id)
         for end in block.part_ends:
             # A byte range ends where its last document does, or where it began if it has none in this block.
             last_token = int(tokens[end - 1]) if end else 0
             num_documents = self._document_hashes.size - len(kept) + bisect.bisect_left(kept, end)
             num_sentences = int(sentences[end - 1]) if end else self._num_sentences
-            num_unk = self._unk_tokens + int(is_unk[:last_token].sum())
+            num_unk = self._unk_tokens + int(unk_before[last_token])
             self._totals_at_part_ends.append((num_documents, num_sentences, num_tokens + last_token, num_unk))
-        self._unk_tokens += int(is_unk.sum())
+        self._unk_tokens += int(unk_before[-1])
         self._num_sentences += int(kept_before[-1])
 
     def _encode(self, sentences: list[str]) -> tuple[np.ndarray, np.ndarray]:

@@ -59,8 +59,8 @@ class ShardStatistics(TypedDict):
     examples: int
     tokens: int
     unk_tokens: int
+    maskable_tokens: int
     label_0: NotRequired[int]
-    maskable_tokens: NotRequired[int]
     masked_tokens: NotRequired[int]
     shown_as_mask: NotRequired[int]
     shown_as_original: NotRequired[int]
@@ -92,14 +92,15 @@ def measure(examples: Examples, tokenizer: Tokenizer) -> ShardStatistics:
         "examples": len(examples),
         "tokens": len(examples.input_ids),
         "unk_tokens": int((examples.input_ids == tokenizer.unk_id).sum()),
+        "maskable_tokens": int(
+            ((examples.input_ids != tokenizer.cls_id) & (examples.input_ids != tokenizer.sep_id)).sum()
+        ),
     }
     if examples.next_sentence_label is not None:
         sums["label_0"] = int((examples.next_sentence_label == 0).sum())
     if examples.masks is not None:
         originals, shown = examples.masks.original_ids, examples.input_ids[examples.masked_indices]
         is_mask, is_kept = shown == tokenizer.mask_id, shown == originals
-        special = (examples.input_ids == tokenizer.cls_id).sum() + (examples.input_ids == tokenizer.sep_id).sum()
-        sums["maskable_tokens"] = len(examples.input_ids) - int(special)
         sums["masked_tokens"] = len(shown)
         sums["shown_as_mask"] = int(is_mask.sum())
         sums["shown_as_original"] = int((is_kept & ~is_mask).sum())
@@ -236,6 +237,8 @@ def describe(manifest: dict[str, Any]) -> str:
                 ]
             ),
         ]
+        if name == "train" and (times := figures.get("times_text_is_seen")):
+            lines.append(f"{'':<11}{describe_times(times, manifest['config']['data']['dupe_factor'])}")
         if name == "validation" and split["rows"] < FEW_EXAMPLES:
             lines.append(f"{'':<11}few: chance on them is {with_error(0.5, split['rows'])}, its standard error")
         for reason, count in figures["drops"].items():
@@ -253,6 +256,11 @@ def describe(manifest: dict[str, Any]) -> str:
     }
     lines += [f"{'corpus':<11}{count:,} {reason.replace('_', ' ')}" for reason, count in drops.items()]
     return "\n".join(lines)
+
+
+def describe_times(times: float, copies: int) -> str:
+    """Return how often an epoch sees the text, on average; a sentence that a window cuts begins the next one again."""
+    return f"an epoch sees the text {times:.2f} times (data.dupe_factor is {copies}; windows overlap in cut sentences)"
 
 
 def _describe_masks(figures: dict[str, Any]) -> str:

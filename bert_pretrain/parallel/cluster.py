@@ -102,8 +102,10 @@ def connect(address: str, *, folders: Sequence[Path], files: Sequence[Path]) -> 
     This process and the workers write to `folders`, and read `files`, which may be folders.
     """
     distributed = import_extra("distributed", "cluster", "clusters", where="--scheduler")
-    for name in ("distributed", "distributed.client"):  # we report what matters, once
-        logging.getLogger(name).setLevel(logging.CRITICAL)
+    loggers = [logging.getLogger(name) for name in ("distributed", "distributed.client")]
+    levels = [logger.level for logger in loggers]
+    for logger in loggers:  # we report what matters, once
+        logger.setLevel(logging.CRITICAL)
     _check_scheduler(address)
     client = distributed.Client(address, timeout=CONNECT_SECONDS, set_as_default=False)
     expectation = Expectation(
@@ -122,6 +124,8 @@ def connect(address: str, *, folders: Sequence[Path], files: Sequence[Path]) -> 
         yield cluster
     finally:
         client.close(timeout=CONNECT_SECONDS)
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)
 
 
 def _check_scheduler(address: str) -> None:

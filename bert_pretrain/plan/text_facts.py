@@ -11,7 +11,7 @@ import numpy as np
 
 from bert_pretrain.config import DataConfig
 from bert_pretrain.errors import InputError
-from bert_pretrain.make_data.estimate import MAX_SOURCES, sample_source
+from bert_pretrain.make_data.estimate import MIN_SOURCES, sample_source
 from bert_pretrain.make_data.sentences import SentenceSplitter
 from bert_pretrain.text import documents
 from bert_pretrain.text.language import count_letters
@@ -59,7 +59,7 @@ def measure_text(inputs: Sequence[str], config: DataConfig) -> TextFacts:
 
 
 def _measure(sources: Sequence[Source], config: DataConfig) -> TextFacts:
-    chosen = [sources[index] for index in np.unique(np.linspace(0, len(sources) - 1, MAX_SOURCES).astype(int))]
+    chosen = [sources[index] for index in np.unique(np.linspace(0, len(sources) - 1, MIN_SOURCES).astype(int))]
     others = sum(source.size or 0 for source in sources) / max(1, sum(source.size or 0 for source in chosen)) or 1.0
     sample = _Sample()
     num_bytes = num_documents = 0.0

@@ -1,5 +1,6 @@
 """The wall-clock time of a whole `run`: counted from the start of the command, and on over interruptions."""
 
+import os
 import threading
 import time
 from pathlib import Path
@@ -7,10 +8,12 @@ from types import TracebackType
 from typing import Self
 
 from bert_pretrain.errors import DataError
-from bert_pretrain.storage.files import read_json, write_checked_json
+from bert_pretrain.storage.files import checked_json_text, read_json, write_text
 
 SECONDS_BETWEEN_WRITES = 1.0
 """What a kill can hide of the time that was used."""
+_FILE_BYTES = 256
+"""Always the same number, so that a shorter number leaves nothing of a longer one."""
 
 
 class TimeLimit:
@@ -42,7 +45,10 @@ class TimeLimit:
 
     def __enter__(self) -> Self:
         self._file.parent.mkdir(parents=True, exist_ok=True)
-        self._write()
+        write_text(self._file, self._content())
+        # From now on it is overwritten in place, without the two waits for the disk that a new file takes: a process
+        # that is killed hides nothing of it.
+        self._descriptor = os.open(self._file, os.O_WRONLY)
         self._thread.start()
         return self
 
@@ -51,17 +57,18 @@ class TimeLimit:
     ) -> None:
         self._closed.set()
         self._thread.join()
-        self._write()
+        os.close(self._descriptor)
+        write_text(self._file, self._content())
 
     def _keep_writing(self) -> None:
         while not self._closed.wait(SECONDS_BETWEEN_WRITES):
             try:
-                self._write()
+                os.pwrite(self._descriptor, self._content().encode(), 0)
             except OSError:  # the stages say what is wrong with the disk
                 continue
 
-    def _write(self) -> None:
-        write_checked_json(self._file, {"used_seconds": round(self.used, 3)})
+    def _content(self) -> str:
+        return checked_json_text({"used_seconds": round(self.used, 3)}).ljust(_FILE_BYTES)
 
 
 def _used_before(file: Path) -> float:

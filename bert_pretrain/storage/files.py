@@ -2,6 +2,7 @@
 
 import contextlib
 import errno
+import glob
 import hashlib
 import io
 import itertools
@@ -26,7 +27,9 @@ LOCK = ".lock"
 STATUS = "status.json"
 _REMOTE_BUFFER_BYTES = 1 << 20
 MAX_JSON_BYTES = 256 << 20
+MAX_INDENTED_BYTES = 1 << 20
 MAX_JSON_DEPTH = 100
+_REPLACED = ".old.tmp"
 _DIGEST = "content_sha256"
 
 
@@ -81,6 +84,7 @@ def atomic_path(path: Path) -> Iterator[Path]:
 def atomic_folder(path: Path) -> Iterator[Path]:
     """Yield a temporary folder, which is flushed to disk and replaces `path` on success, and is removed otherwise."""
     path.parent.mkdir(parents=True, exist_ok=True)
+    _restore(path)
     temporary = _temporary_name(path)
     temporary.mkdir()
     try:
@@ -88,7 +92,6 @@ def atomic_folder(path: Path) -> Iterator[Path]:
         for file in temporary.rglob("*"):
             _flush_to_disk(file)
         _replace_folder(temporary, path)
-        _flush_to_disk(path.parent)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
 
@@ -99,15 +102,29 @@ def _temporary_name(path: Path) -> Path:
 
 
 def _replace_folder(new: Path, path: Path) -> None:
+    """Move the old folder aside, the new one in, and only then remove the old one: a kill leaves one of them."""
     for attempts_left in reversed(range(5)):
-        shutil.rmtree(path, ignore_errors=True)
+        with contextlib.suppress(FileNotFoundError):
+            os.replace(path, path.with_name(f".{path.name}.{secrets.token_hex(8)}{_REPLACED}"))
         try:
             os.replace(new, path)
-            return
+            break
         except OSError as error:
             # Another machine may have written the same folder in the meantime.
             if error.errno not in (errno.ENOTEMPTY, errno.EEXIST) or not attempts_left:
+                _restore(path)
                 raise
+    _flush_to_disk(path.parent)
+    _restore(path)
+
+
+def _restore(path: Path) -> None:
+    """Move a folder back that was moved aside, if a kill came before its successor was there, or else remove it."""
+    for old in path.parent.glob(f".{glob.escape(path.name)}.*{_REPLACED}"):
+        if path.exists():
+            shutil.rmtree(old, ignore_errors=True)
+        else:
+            os.replace(old, path)
 
 
 def is_bookkeeping(path: Path) -> bool:
@@ -116,7 +133,9 @@ def is_bookkeeping(path: Path) -> bool:
 
 
 def remove_temporaries(folder: Path) -> None:
-    """Remove what killed writers of `atomic_path` and `atomic_folder` left in `folder`."""
+    """Remove what killed writers of `atomic_path` and `atomic_folder` left in `folder`, and restore what they moved."""
+    for old in folder.glob(f".*{_REPLACED}"):
+        _restore(folder / old.name[1:].rsplit(".", 3)[0])
     for leftover in folder.glob(".*.tmp"):
         if leftover.is_dir():
             shutil.rmtree(leftover, ignore_errors=True)
@@ -149,8 +168,17 @@ def json_text(value: object) -> str:
 
 
 def write_checked_json(path: Path, value: Mapping[str, Any]) -> None:
-    """Write a JSON file with a SHA-256 of its own content, which `read_json` checks and leaves out."""
-    write_json(path, {**value, _DIGEST: _digest_of(value)})
+    """Write a JSON file with a SHA-256 of its own content, which `read_json` checks and leaves out.
+
+    A large one, as the manifest of many inputs, is not indented, which would take ten times as long.
+    """
+    write_text(path, checked_json_text(value))
+
+
+def checked_json_text(value: Mapping[str, Any]) -> str:
+    """Return the content of a file of `write_checked_json`."""
+    text = json.dumps({**value, _DIGEST: _digest_of(value)}, ensure_ascii=False)
+    return f"{text}\n" if len(text) > MAX_INDENTED_BYTES else json_text(json.loads(text))
 
 
 def read_json(path: Path, remedy: str = "restore the file from a copy, or write its folder again") -> Any:

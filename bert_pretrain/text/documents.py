@@ -1,6 +1,6 @@
 """Sources to documents: the documents of every supported format and compression.
 
-`cut` divides large plain files into parts at document boundaries; `read` streams the documents of a part, long ones in
+`cut` divides large inputs into parts at document boundaries; `read` streams the documents of a part, long ones in
 several pieces, so that memory is bounded for documents of any length. Every drop and repair is counted by reason.
 """
 
@@ -13,7 +13,9 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from bert_pretrain.config import DataConfig
-from bert_pretrain.text.records import read_texts
+from bert_pretrain.storage.files import open_input
+from bert_pretrain.text.hub_datasets import open_version
+from bert_pretrain.text.records import cuts_of_parquet, read_texts
 from bert_pretrain.text.sources import Source, evenly_spaced
 from bert_pretrain.text.text_files import ByteRange, text_blocks
 
@@ -31,7 +33,7 @@ def part_bytes_of(sources: Sequence[Source]) -> int:
 
 
 def cut(source: Source, part_bytes: int, unpacked: Path | None = None) -> list[ByteRange]:
-    """Cut a large local file, plain or unpacked, into parts at document boundaries; anything else is one part.
+    """Cut a large input into parts at document boundaries, if it can be read from anywhere; others are one part.
 
     Of a source that is not to be read whole, some of the parts, at least one.
     """
@@ -40,19 +42,43 @@ def cut(source: Source, part_bytes: int, unpacked: Path | None = None) -> list[B
 
 
 def _cut(source: Source, part_bytes: int, unpacked: Path | None) -> list[ByteRange]:
-    size = unpacked.stat().st_size if unpacked is not None else source.size
-    if not (unpacked or source.is_plain_local) or (size or 0) <= 2 * part_bytes:
+    if source.format == "dataset":
+        return _cut_rows(source, part_bytes)
+    size = unpacked.stat().st_size if unpacked is not None else source.size or 0
+    part_bytes *= 1 if source.is_local else 8  # to find a cut, a few megabytes are fetched
+    if not (unpacked or source.is_divisible) or size <= 2 * part_bytes:
         return [ByteRange(source, unpacked=unpacked)]
-    assert size is not None
-    cuts = [0]
-    with open(unpacked or source.location, "rb") as file:
-        while cuts[-1] + 2 * part_bytes < size:
-            file.seek(cuts[-1] + part_bytes)
-            position = _next_boundary(file, source)
-            if position is None:
-                break
-            cuts.append(position)
+    try:
+        with open_input(str(unpacked or source.location)) as file:
+            file.seek(size // 2)
+            file.read(1)
+            is_table = source.format == "parquet"
+            cuts = cuts_of_parquet(source, part_bytes) if is_table else _cuts_of_text(file, source, size, part_bytes)
+    except OSError:
+        if source.is_local:
+            raise
+        return [ByteRange(source)]  # from a server that sends whole files only
     return [ByteRange(source, start, stop, unpacked) for start, stop in itertools.pairwise([*cuts, size])]
+
+
+def _cuts_of_text(file: BinaryIO, source: Source, size: int, part_bytes: int) -> list[int]:
+    cuts = [0]
+    while cuts[-1] + 2 * part_bytes < size:
+        file.seek(cuts[-1] + part_bytes)
+        position = _next_boundary(file, source)
+        if position is None:
+            break
+        cuts.append(position)
+    return cuts
+
+
+def _cut_rows(source: Source, part_bytes: int) -> list[ByteRange]:
+    splits = list(open_version(source.location, source.version).values())
+    number = min(MAX_PARTS, splits[0].data.nbytes // part_bytes) if len(splits) == 1 else 1
+    if number < 2:
+        return [ByteRange(source)]
+    bounds = [index * len(splits[0]) // number for index in range(number + 1)]
+    return [ByteRange(source, start, stop) for start, stop in itertools.pairwise(bounds)]
 
 
 def group(parts: Iterable[ByteRange], part_bytes: int) -> list[tuple[ByteRange, ...]]:
@@ -67,6 +93,17 @@ def group(parts: Iterable[ByteRange], part_bytes: int) -> list[tuple[ByteRange, 
         groups[-1].append(part)
         filled += size
     return [tuple(parts) for parts in groups]
+
+
+def report_undivided(sources: Sequence[Source], num_workers: int) -> None:
+    """Say, before the text is read, of which large inputs the other cores will have to wait for one."""
+    sizes = {source.location: source.size or 0 for source in sources if not source.is_divisible}
+    least = max(2 * PART_BYTES, sum(source.size or 0 for source in sources) / num_workers)
+    if num_workers > 1 and (large := [location for location, size in sizes.items() if size >= least]):
+        print(
+            f"{', '.join(large)}: one core reads it while others wait, since such a file cannot be divided; plain .txt "
+            "and .jsonl, Parquet and datasets can, and many files are read side by side"
+        )
 
 
 def progress_of(groups: Sequence[Sequence[ByteRange]]) -> dict[str, Any]:

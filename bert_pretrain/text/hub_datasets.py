@@ -6,15 +6,17 @@ Their splits are never mixed without a word: training reads `train`, and holds o
 import hashlib
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from bert_pretrain.errors import InputError
 from bert_pretrain.storage.files import read_json
 
 DATASET = "dataset:"
 TRAIN, VALIDATION = "train", ("validation", "valid", "val", "dev")
+T = TypeVar("T")
 _SAVED = ("dataset_info.json", "dataset_dict.json")
 
 
@@ -52,7 +54,11 @@ def split_names(location: str) -> list[str]:
         if skipped:
             print(f"warning: {location}: skipped, since they have no rows: {', '.join(skipped)}")
         return found if len(names) > 1 and not split else []
-    return [] if split else [name for name in open_dataset(location) if name]
+    if split:
+        return []
+    import datasets
+
+    return _asked(lambda: list(datasets.get_dataset_split_names(*_name_of(location))), location)
 
 
 def _saved_splits(folder: str) -> list[str]:
@@ -107,23 +113,61 @@ def training_splits(location: str, names: Sequence[str], *, holds_out: bool) -> 
     return TRAIN, held_out
 
 
-def open_dataset(location: str) -> dict[str, Any]:
-    """Return the splits of a dataset, in order; one that is chosen, or has no name, is ""."""
+def open_dataset(location: str, *, streaming: bool = False) -> dict[str, Any]:
+    """Return the splits of a dataset, in order; one that is chosen, or has no name, is "".
+
+    With `streaming`, rows can only be read from the beginning on, and nothing is built for that if it can be avoided.
+    """
     import datasets
 
-    folder, subset, split = _parse(location)
-    names = _splits_to_read(location) if _is_saved(folder) else []
-    try:
-        if names:
-            tables = [datasets.load_from_disk(str(Path(folder) / name)) for name in names]
-            data: Any = tables[0] if split else dict(zip(names, tables, strict=True))
-        else:
-            name = location.removeprefix(DATASET).partition("@")[0].partition(":")[0]
-            data = datasets.load_dataset(name, subset or None, split=split or None)
-    except Exception as error:  # `datasets` raises whatever its readers raise
-        remedy = "a file may be damaged; write it again" if names else "check the name"
-        raise InputError(f"datasets cannot open it: {error}", where=location, remedy=remedy) from error
+    folder, _, split = _parse(location)
+    data: Any
+    if _is_saved(folder):
+        names, remedy = _splits_to_read(location), "a file may be damaged; write it again"
+        folders = [str(Path(folder) / name) for name in names]
+        tables = _asked(lambda: [datasets.load_from_disk(name) for name in folders], location, remedy)
+        data = tables[0] if split else dict(zip(names, tables, strict=True))
+    else:
+        options: dict[str, Any] = {"split": split or None, "streaming": streaming}
+        try:
+            data = _asked(lambda: datasets.load_dataset(*_name_of(location), **options), location)
+        except InputError:  # neither a slice of a split can be streamed, nor what only the cache holds
+            if not streaming:
+                raise
+            return open_dataset(location)
     return dict(data) if isinstance(data, dict) else {"": data}
+
+
+@lru_cache(maxsize=1)
+def open_version(location: str, _version: str) -> dict[str, Any]:
+    """Return the splits of a dataset, opened once for all its parts that a process reads."""
+    return open_dataset(location)
+
+
+def rows_or_files(location: str) -> tuple[int, list[str]]:
+    """Return the number of rows of a dataset, or, where only building it would tell, 0 and the files of its split."""
+    import datasets
+
+    folder, _, split = _parse(location)
+    if not _is_saved(folder):
+        builder = _asked(lambda: datasets.load_dataset_builder(*_name_of(location)), location)
+        if found := (builder.info.splits or {}).get(split):
+            return int(found.num_examples), []
+        if files := (builder.config.data_files or {}).get(split):
+            return 0, [str(file) for file in files]
+    return sum(len(rows) for rows in open_dataset(location).values()), []
+
+
+def _name_of(location: str) -> tuple[str, str | None]:
+    """Return the name of a dataset as `datasets` takes it, and its configuration."""
+    return location.removeprefix(DATASET).partition("@")[0].partition(":")[0], _parse(location)[1] or None
+
+
+def _asked(call: Callable[[], T], location: str, remedy: str = "check the name") -> T:
+    try:
+        return call()
+    except Exception as error:  # `datasets` raises whatever its readers raise
+        raise InputError(f"datasets cannot open it: {error}", where=location, remedy=remedy) from error
 
 
 def _parse(location: str) -> tuple[str, str, str]:

@@ -3,6 +3,7 @@
 import re
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 
 from bert_pretrain.config import AUTO_LANGUAGE, SINGLE_CHARACTERS, DataConfig
 from bert_pretrain.text.records import read_texts
@@ -42,6 +43,8 @@ def with_language(config: DataConfig, sources: Sequence[Source]) -> DataConfig:
 def _beginning(source: Source, config: DataConfig) -> str:
     if source.format == "txt":
         return sample_text(source)
+    if source.format == "dataset":
+        source = replace(source, format="stream")
     texts: list[str] = []
     lenient = config.model_copy(update={"strict": False})
     for text in read_texts(ByteRange(source), lenient, Counter()):

@@ -9,23 +9,29 @@ import contextlib
 import csv
 import io
 import itertools
+import json
 import shutil
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
+import numpy as np
+
 from bert_pretrain.config import MAX_RECORD_BYTES, DataConfig
 from bert_pretrain.config_values import names_of
 from bert_pretrain.errors import InputError
 from bert_pretrain.storage.files import open_input
-from bert_pretrain.text.hub_datasets import open_dataset
+from bert_pretrain.text.hub_datasets import open_dataset, open_version, rows_or_files
 from bert_pretrain.text.json_records import Record, read_array, read_jsonl, repair_surrogates
-from bert_pretrain.text.sources import READ_ERRORS, Source, damaged, is_compressed
+from bert_pretrain.text.sources import FEW_SOURCES, READ_ERRORS, Source, damaged, evenly_spaced, is_compressed
 from bert_pretrain.text.text_files import ByteRange, Position, check_record_size, read_lines, text_blocks
+from bert_pretrain.text.urls import size_and_version
 
 _PARQUET_ROWS = 64
 """Rows that are decoded at once, unless they are large."""
+_PARTS_PER_ROW_GROUP = 16
+"""At most: each part decodes the rows of its first row group that are before it, too."""
 _MAX_UNFOLDING = 1000
 """Times the size of a Parquet file that its rows may have; text has 2 to 20, and one row may stand for thousands."""
 SURPLUS: Any = None
@@ -55,6 +61,7 @@ def read_records(
 
     Of a table, which must have one of them, `columns` are read, all if there are none. Unless `strict`, text that is
     not UTF-8 is repaired. CSV and TSV may have a `header` from elsewhere, and with `any_width` more fields than that.
+    A record has at most `max_bytes`; those of `datasets` may be larger.
     """
     if part.source.format == "jsonl":
         return read_jsonl(part, counts, strict, max_bytes)
@@ -64,7 +71,9 @@ def read_records(
         return _read_csv(part, counts, columns, strict, max_bytes, header, any_width)
     if part.source.format == "parquet":
         return _read_parquet(part, columns, max_bytes)
-    return dataset_records(part, open_dataset(part.source.location).values(), columns)
+    if part.source.format == "stream":
+        return dataset_records(part, open_dataset(part.source.location, streaming=True).values(), columns)
+    return dataset_records(part, open_version(part.source.location, part.source.version).values(), columns)
 
 
 def read_texts(part: ByteRange, config: DataConfig, counts: Counter[str]) -> Iterator[str | None]:
@@ -128,7 +137,6 @@ def _read_csv(
     any_width: bool,
 ) -> Iterator[Record]:
     """Yield the rows of CSV or TSV; the fields that a short row lacks are None."""
-    csv.field_size_limit(max_bytes)
     position, num_bytes = Position(part, "line", 1), 0
 
     def lines() -> Iterator[str]:
@@ -141,11 +149,12 @@ def _read_csv(
 
     dialect = _TSV if part.source.format == "tsv" else {"strict": True, "delimiter": part.source.delimiter}
     reader = csv.reader(lines(), **dialect)
+    rows = _rows(reader, max_bytes)
     try:
-        names = list(header) or next(filter(None, reader), [])
+        names = list(header) or next(filter(None, rows), [])
         _present(part, columns, names)
         position, num_bytes = Position(part, "line", reader.line_num + 1), 0
-        for row in reader:
+        for row in rows:
             surplus = row[len(names) :]
             if surplus and not any_width:  # a delimiter in an unquoted text would cut the text
                 raise _not_csv(f"the row has {len(row)} fields, the header {len(names)}", position)
@@ -157,6 +166,19 @@ def _read_csv(
             position, num_bytes = Position(part, "line", reader.line_num + 1), 0
     except csv.Error as error:
         raise _not_csv(str(error), position) from error
+
+
+def _rows(reader: Iterator[list[str]], max_bytes: int) -> Iterator[list[str]]:
+    """Yield the rows of a CSV reader under a limit of fields, which is the process's and so set only while it reads."""
+    while True:
+        limit = csv.field_size_limit(max_bytes)
+        try:
+            row = next(reader)
+        except StopIteration:
+            return
+        finally:
+            csv.field_size_limit(limit)
+        yield row
 
 
 def _not_csv(what: str, position: Position) -> InputError:
@@ -174,18 +196,60 @@ def _read_parquet(part: ByteRange, columns: Sequence[str], max_bytes: int) -> It
         with _open_parquet(part.source.location) as (table, size):
             num_bytes, most = 0, max(max_bytes, _MAX_UNFOLDING * size)
             columns = _present(part, columns, table.schema_arrow.names)
-            next_row = Position(part, "row", 1)
-            for group in range(table.num_row_groups):
-                rows = _rows_at_once(table.metadata.row_group(group), columns, max_bytes, next_row)
+            rows_before, bytes_before = _layout(table, size)
+            first = _row_at(part.start, rows_before, bytes_before) if part.start else 0
+            last = rows_before[-1] if part.stop is None else _row_at(part.stop, rows_before, bytes_before)
+            for group, (row, end) in enumerate(itertools.pairwise(rows_before)):
+                if end <= first or row >= last:
+                    continue
+                rows = _rows_at_once(
+                    table.metadata.row_group(group), columns, max_bytes, Position(part, "row", row + 1)
+                )
                 for batch in table.iter_batches(rows, row_groups=[group], columns=list(columns) or None):
-                    for record in _records_of(batch, max_bytes, next_row):
+                    skipped = min(max(0, first - row), batch.num_rows)
+                    taken = batch.slice(skipped, max(0, last - row - skipped))
+                    next_row = Position(part, "row", row + skipped + 1)
+                    for record in _records_of(taken, max_bytes, next_row):
                         yield record, next_row
                         next_row = next_row._replace(in_part=next_row.in_part + 1)
+                    row += batch.num_rows
                     num_bytes += batch.nbytes
                     if num_bytes > most:
                         raise _unfolds(part, size, num_bytes)
+                    if row >= last:
+                        break
     except (pa.ArrowException, *READ_ERRORS) as error:
         raise damaged(part.source, error) from error
+
+
+def _layout(table: Any, size: int) -> tuple[list[int], np.ndarray]:
+    """Return how many rows, and how many of the bytes of a file, are before each row group and after the last."""
+    groups = [table.metadata.row_group(number) for number in range(table.num_row_groups)]
+    num_bytes = np.cumsum([0.0, *(max(0, group.total_byte_size) for group in groups)])
+    rows = [0, *itertools.accumulate(group.num_rows for group in groups)]
+    return rows, num_bytes * (size / max(1.0, num_bytes[-1]))
+
+
+def _row_at(position: int, rows_before: list[int], bytes_before: np.ndarray) -> int:
+    return round(float(np.interp(position, bytes_before, rows_before)))
+
+
+def cuts_of_parquet(source: Source, part_bytes: int) -> list[int]:
+    """Return the bytes at which parts of a Parquet file begin: at row groups, and within those that are large."""
+    import pyarrow as pa
+
+    try:
+        with _open_parquet(source.location) as (table, size):
+            _, before = _layout(table, size)
+    except (pa.ArrowException, *READ_ERRORS) as error:
+        raise damaged(source, error) from error
+    cuts = [0]
+    for begin, end in itertools.pairwise(before):
+        number = min(_PARTS_PER_ROW_GROUP, max(1, int((end - begin) / part_bytes)))
+        for cut in np.linspace(begin, end, number + 1)[1:]:
+            if part_bytes <= cut - cuts[-1] and cut + part_bytes // 2 <= size:
+                cuts.append(round(cut))
+    return cuts
 
 
 def _unfolds(part: ByteRange, size: int, num_bytes: int) -> InputError:
@@ -207,7 +271,7 @@ def _open_parquet(location: str) -> Iterator[tuple[Any, int]]:
             yield pq.ParquetFile(copy), copy.tell()
         else:
             size = file.seek(0, io.SEEK_END)
-            yield pq.ParquetFile(file), size
+            yield pq.ParquetFile(file, buffer_size=1 << 20), size  # otherwise whole row groups are in memory
 
 
 def _rows_at_once(group: Any, columns: Sequence[str], max_bytes: int, position: object) -> int:
@@ -232,10 +296,18 @@ def _records_of(batch: Any, max_bytes: int, first: Position) -> Iterator[dict[st
         yield from row.to_pylist()
 
 
-def num_rows(source: Source) -> int:
-    """Return the number of records of a Parquet file or dataset."""
+def num_rows(source: Source) -> float:
+    """Return the records of a Parquet file or dataset; where only building it would tell, by the size of the first."""
     if source.format == "dataset":
-        return sum(len(rows) for rows in open_dataset(source.location).values())
+        known, files = rows_or_files(source.location)
+        if files and all(file.endswith(".parquet") for file in files):
+            some = evenly_spaced(files, min(len(files), FEW_SOURCES))
+            return sum(num_rows(Source(file, "parquet", None, "")) for file in some) * len(files) / len(some)
+        if known:
+            return known
+        (rows,) = open_dataset(source.location, streaming=True).values()
+        lengths = [len(json.dumps(row, default=str)) + 1 for row in itertools.islice(rows, 1000)]
+        return len(lengths) / max(1, sum(lengths)) * sum(size_and_version(file)[0] or 0 for file in files)
     with _open_parquet(source.location) as (table, _):
         return int(table.metadata.num_rows)
 
@@ -243,10 +315,11 @@ def num_rows(source: Source) -> int:
 def dataset_records(part: ByteRange, splits: Iterable[Any], columns: Sequence[str] = ()) -> Iterator[Record]:
     """Yield the rows of splits of a dataset; the numbers of a `ClassLabel` become their names."""
     for rows in splits:
-        present = _present(part, columns, rows.column_names)
+        present = _present(part, columns, rows.column_names or list(next(iter(rows), {})))
         selected = rows.select_columns(list(present)) if present else rows
-        namers = {name: namer for name, feature in selected.features.items() if (namer := _namer(feature))}
-        for index, record in enumerate(selected, start=1):
+        selected = selected if part.stop is None else selected.select(range(part.start, part.stop))
+        namers = {name: namer for name, feature in (selected.features or {}).items() if (namer := _namer(feature))}
+        for index, record in enumerate(selected, start=part.start + 1):
             named = {name: namer(record[name]) for name, namer in namers.items()}
             yield record | named, Position(part, "row", index)
 

@@ -5,6 +5,7 @@ configuration does not say, the beginning of its text tells.
 """
 
 import glob
+import itertools
 import lzma
 import math
 import os
@@ -13,6 +14,7 @@ import zlib
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -58,7 +60,7 @@ class Source:
 
     location: str
     format: str
-    """txt, jsonl, json (one array), csv, tsv, parquet, or dataset."""
+    """txt, jsonl, json (one array), csv, tsv, parquet, or dataset; stream is a dataset that is not to be built."""
     size: int | None
     version: str
     """Changes when the content does: modification time, ETag or fingerprint."""
@@ -104,16 +106,15 @@ class Source:
 
     def check_unchanged(self) -> None:
         """Check that an input has not changed since it was resolved, as far as its version tells."""
-        now: Source | None
-        if is_url(self.location):
-            now = _url_source(self.location)
-        else:
-            try:
-                is_dataset = self.format == "dataset"
-                now = _dataset_source(self.location) if is_dataset else _file_source(Path(self.location))
-            except (OSError, InputError):
-                now = None
-        if now is None or (now.size, now.version) != (self.size, self.version):
+        now: tuple[int | None, str] | None
+        try:
+            if self.is_local:
+                now = _state_of(os.stat(self.location))
+            else:
+                now = (None, version_of(self.location)) if self.format == "dataset" else size_and_version(self.location)
+        except OSError:
+            now = None
+        if now != (self.size, self.version):
             raise InputError(
                 "the input changed while it was read",
                 where=self.location,
@@ -121,9 +122,11 @@ class Source:
             )
 
     @property
-    def is_plain_local(self) -> bool:
-        """Whether it can be read from any byte position."""
-        return self.is_local and self.has_documents_at_lines and not self.needs_decoding
+    def is_divisible(self) -> bool:
+        """Whether several cores may read it."""
+        if self.format in ("parquet", "dataset"):
+            return not is_compressed(self.location)
+        return self.has_documents_at_lines and not self.needs_decoding
 
     @property
     def has_documents_at_lines(self) -> bool:
@@ -137,13 +140,19 @@ class Source:
 
 
 def resolve(
-    inputs: Sequence[str], config: DataConfig, *, whole_words: bool = False, every_split: bool = False
+    inputs: Sequence[str],
+    config: DataConfig,
+    *,
+    whole_words: bool = False,
+    every_split: bool = False,
+    looks: bool = True,
 ) -> list[Source]:
     """Resolve files, globs, folders, URLs and `dataset:` names to sources, in a fixed order, those held out last.
 
     With `whole_words`, words are tokens already; `auto` then means a sentence per line and documents that end at blank
     lines. With `every_split` all splits of a dataset are read and none is held out; otherwise `train` is read, and
-    `validation` held out unless the configuration names what is.
+    `validation` held out unless the configuration names what is. Without `looks` no file is opened, and what the
+    beginning of its text would tell is missing: see `examined`.
     """
     if not inputs:
         raise InputError("no input is given", where="INPUT", remedy="name files, folders, globs or dataset:NAME")
@@ -160,7 +169,7 @@ def resolve(
         found, weight = _resolve_one(item), config.input_weights.get(item, 1.0)
         boundary_of |= {source.location: boundaries[item] for source in found if item in boundaries}
         found = found if every_split else _for_training(item, found, holds_out=not config.validation)
-        sources += [replace(source, weight=weight) for source in found]
+        sources += found if weight == 1.0 else [replace(source, weight=weight) for source in found]
     held_out = [source for source in sources if source.is_validation]
     sources = [source for source in sources if not source.is_validation]
     if config.fraction < 1.0:
@@ -172,8 +181,12 @@ def resolve(
         held_out += [replace(source, is_validation=True) for source in found]
     sources += held_out
     seen: set[str] = set()
+    real_folder = lru_cache(os.path.realpath)
     for source in sources:
-        name = os.path.realpath(source.location) if source.is_local else source.location
+        name = source.location
+        if source.is_local:
+            folder, file = os.path.split(name)
+            name = os.path.realpath(name) if os.path.islink(name) else os.path.join(real_folder(folder), file)
         if name in seen:
             raise InputError("an input is given twice", where=source.location, remedy="name it once")
         seen.add(name)
@@ -186,6 +199,8 @@ def resolve(
     if unknown := set(boundaries) - known:
         what, remedy = f"'{min(unknown)}' is no input", "spell it as the input: " + ", ".join(inputs)
         raise ConfigError(what, where="data.document_boundary", remedy=remedy)
+    if not looks:
+        return sources
     sources = [
         examined(source, config, whole_words=whole_words, boundary=boundary_of.get(source.location))
         for source in sources
@@ -226,30 +241,36 @@ def _resolve_one(item: str) -> list[Source]:
         return [_dataset_source(item, split) for split in names] if names else [_dataset_source(item)]
     path = Path(item)
     if path.is_dir():
-        files = [file for file in sorted(path.rglob("*")) if file.is_file() and _format_of(file.name)]
-        # Hidden files and folders are skipped, among them our token store.
-        files = [file for file in files if not any(name.startswith(".") for name in file.relative_to(path).parts)]
-        # The stages' outputs, with files such as vocab.txt, may be in the same folder.
-        outputs = {folder: _output_around(folder, path) for folder in {file.parent for file in files}}
-        if skipped := sorted({str(output) for output in outputs.values() if output}):
-            print(f"skipped, since bert-pretrain wrote them: {', '.join(skipped)}")
-        files = _not_empty([file for file in files if not outputs[file.parent]])
+        files: list[str] = []
+        outputs: set[str] = set()
+        for folder, inner, names in os.walk(path):
+            # Hidden files and folders are skipped, among them our token store.
+            inner[:] = [name for name in inner if not name.startswith(".")]
+            found = [name for name in names if not name.startswith(".") and _format_of(name)]
+            # The stages' outputs, with files such as vocab.txt, may be in the same folder.
+            if found and (output := _output_around(Path(folder), path)):
+                outputs.add(str(output))
+                continue
+            files += filter(os.path.isfile, (os.path.join(folder, name) for name in found))
+        if outputs:
+            print(f"skipped, since bert-pretrain wrote them: {', '.join(sorted(outputs))}")
+        files = _not_empty(sorted(files, key=lambda file: file.split(os.sep)))
         if not files:
             raise InputError("the folder holds no readable file", where=item, remedy=f"supported: {SUPPORTED}")
         return [_file_source(file) for file in files]
     if path.is_file():
-        return [_file_source(path)]
-    matches = [match for match in sorted(glob.glob(str(path), recursive=True)) if Path(match).is_file()]
+        return [_file_source(str(path))]
+    matches = [match for match in sorted(glob.glob(str(path), recursive=True)) if os.path.isfile(match)]
     if not matches:
         raise InputError("there is no such file or folder", where=item, remedy="check the path; no file matches it")
-    return [_file_source(file) for file in _not_empty([Path(match) for match in matches])]
+    return [_file_source(str(Path(file))) for file in _not_empty(matches)]
 
 
-def _not_empty(files: list[Path]) -> list[Path]:
+def _not_empty(files: list[str]) -> list[str]:
     """Skip empty files among others, with a message; if all are empty, that is an error elsewhere."""
-    kept = [file for file in files if file.stat().st_size]
+    kept = [file for file in files if os.path.getsize(file)]
     if kept and len(kept) < len(files):
-        empty = next(file for file in files if not file.stat().st_size)
+        empty = next(file for file in files if not os.path.getsize(file))
         print(f"skipped, since they are empty: {len(files) - len(kept)} files, {empty} the first")
         return kept
     return files
@@ -261,14 +282,19 @@ def _output_around(folder: Path, within: Path) -> Path | None:
     return next((each for each in [folder, *folder.parents][:depth] if is_output(each)), None)
 
 
-def _file_source(path: Path) -> Source:
-    kind = _format_of(path.name)
+def _file_source(path: str) -> Source:
+    kind = _format_of(path)
     if kind is None:
-        raise InputError(f"the ending of '{path.name}' is unknown", where=str(path), remedy=f"supported: {SUPPORTED}")
-    status = path.stat()
-    if status.st_size == 0:
-        raise InputError("the file is empty", where=str(path), remedy="leave it out, or write it again")
-    return Source(str(path), kind, status.st_size, f"mtime:{status.st_mtime_ns}")
+        what = f"the ending of '{os.path.basename(path)}' is unknown"
+        raise InputError(what, where=path, remedy=f"supported: {SUPPORTED}")
+    size, version = _state_of(os.stat(path))
+    if size == 0:
+        raise InputError("the file is empty", where=path, remedy="leave it out, or write it again")
+    return Source(path, kind, size, version)
+
+
+def _state_of(status: os.stat_result) -> tuple[int, str]:
+    return status.st_size, f"mtime:{status.st_mtime_ns}"
 
 
 def _url_source(url: str) -> Source:
@@ -285,7 +311,7 @@ def _dataset_source(location: str, split: str = "") -> Source:
 
 def _format_of(name: str) -> str | None:
     compression = next((ending for ending in COMPRESSIONS if name.endswith(ending)), "")
-    return FORMATS.get(Path(name.removesuffix(compression)).suffix)
+    return FORMATS.get(os.path.splitext(name.removesuffix(compression))[1])
 
 
 def is_compressed(location: str) -> bool:
@@ -320,20 +346,20 @@ def examined(
     sample = _sample(source)
     encoding = encoding_of(sample, config.encoding, source.location)
     text = decode(sample, encoding)
-    source = replace(source, encoding=encoding, boundary="record", splitter=splitter)
-    if source.format == "jsonl" and text.lstrip().startswith("["):  # an array, not one value per line
-        return replace(source, format="json")
-    if source.format == "csv":
-        return replace(source, delimiter=delimiter_of(text))
     if source.format != "txt":
-        return source
+        is_array = source.format == "jsonl" and text.lstrip().startswith("[")  # not one value per line
+        format_, delimiter = "json" if is_array else source.format, source.delimiter
+        delimiter = delimiter_of(text) if source.format == "csv" else delimiter
+        return replace(
+            source, format=format_, encoding=encoding, boundary="record", splitter=splitter, delimiter=delimiter
+        )
     if "auto" in (boundary, config.sentence_splitter):
         is_split = whole_words or has_one_sentence_a_line(text, config.language)
         if boundary == "auto":
             boundary = "blank_line" if is_split else "file"
         if config.sentence_splitter == "auto":
             splitter = "lines" if is_split else "sentencex"
-    return replace(source, boundary=boundary, splitter=splitter)
+    return replace(source, encoding=encoding, boundary=boundary, splitter=splitter)
 
 
 def few_documents(number: int) -> str:
@@ -369,7 +395,8 @@ def sample_text(source: Source) -> str:
 def _sample(source: Source) -> bytes:
     with open_input(source.location) as file:
         try:
-            return file.read(_SAMPLE_BYTES)
+            is_small = source.is_local and not source.needs_decoding and (source.size or 0) < _SAMPLE_BYTES
+            return file.read() if is_small else file.read(_SAMPLE_BYTES)
         except READ_ERRORS as error:
             raise damaged(source, error) from error
 
@@ -390,8 +417,11 @@ def has_one_sentence_a_line(sample: str, language: str) -> bool:
     if len(lines) < 3:
         return False
     ended = sum(line[-1] in ".!?。！？…;；:：\"'”’」』）)]》" for line in lines)
-    several = sum(len(sentencex.segment(language, line[:2000])) > 1 for line in lines[:500])
-    return ended >= 0.5 * len(lines) and several <= 0.35 * len(lines[:500])
+    if ended < 0.5 * len(lines):
+        return False
+    may_hold_several = int(0.35 * len(lines[:500]))
+    several = (line for line in lines[:500] if len(sentencex.segment(language, line[:2000])) > 1)
+    return next(itertools.islice(several, may_hold_several, None), None) is None
 
 
 def delimiter_of(sample: str) -> str:

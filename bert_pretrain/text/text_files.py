@@ -21,7 +21,10 @@ BLOCK_BYTES = 4 << 20
 
 @dataclass(frozen=True)
 class ByteRange:
-    """The bytes [start, stop) of a source, which are whole documents; all of it when `stop` is None."""
+    """The bytes [start, stop) of a source, which are whole documents; all of it when `stop` is None.
+
+    Of Parquet, the rows that begin in such a share of its bytes; of a dataset, the rows [start, stop).
+    """
 
     source: Source
     start: int = 0
@@ -53,12 +56,12 @@ class Position(NamedTuple):
     part: ByteRange
     unit: str
     in_part: int
-    """In the part, from 1."""
+    """From 1; a line in the part, a record or row in the source."""
 
     @property
     def number(self) -> int:
-        """In the source, from 1; for a part that is not the first, the lines before it are counted now."""
-        number, remaining = self.in_part, self.part.start
+        """In the source, from 1; for lines of a part that is not the first, those before it are counted now."""
+        number, remaining = self.in_part, self.part.start if self.unit == "line" else 0
         if remaining:
             with self.part.open() as file:
                 while block := file.read(min(BLOCK_BYTES, remaining)):

@@ -5,9 +5,12 @@ Memory is bounded: where there are too many distinct chunks, the rarest are drop
 """
 
 import itertools
+import marshal
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Self
 
 import numpy as np
 from tokenizers import pre_tokenizers
@@ -47,6 +50,17 @@ class Counts:
         self.undercount += other.undercount
         self._prune()
 
+    def save(self, file: Path) -> None:
+        """Write the counts to a file, for another process."""
+        fields = (dict(value) if isinstance(value, Counter) else value for value in vars(self).values())
+        file.write_bytes(marshal.dumps(tuple(fields)))
+
+    @classmethod
+    def load(cls, file: Path) -> Self:
+        """Return the counts of a file of `save`."""
+        learned, held_out, num_documents, repairs, dropped, undercount = marshal.loads(file.read_bytes())
+        return cls(Counter(learned), Counter(held_out), num_documents, Counter(repairs), dropped, undercount)
+
     def _prune(self) -> None:
         """Drop the rarest chunks where there are more than `MAX_DISTINCT`, down to half of that."""
         for counter in (self.learned, self.held_out):
@@ -72,7 +86,7 @@ class _Counter:
         self._counts = np.zeros((2, chunks.FIRST_WORD_NUMBER), dtype=np.int64)
 
     def count(self, block: list[bytes], is_held_out: bool, counts: Counts) -> None:
-        """Count documents; whenever the table is full, and with `flush`, the counts move to `counts`."""
+        """Count documents; whenever the table is full, and with `flush`, the counts are added to `counts`."""
         if not any(block):  # a document that ends where a block of its file does ends with an empty piece
             return
         text = np.frombuffer(b"\n".join(block), dtype=np.uint8)
@@ -93,11 +107,20 @@ class _Counter:
         self._clear()
 
 
-def count_parts(parts: Sequence[ByteRange], number: int, config: Config) -> Counts:
-    """Count the chunks of some byte ranges of the inputs; about one document in a hundred is held out."""
+def count_groups(groups: Sequence[tuple[int, Sequence[ByteRange]]], config: Config) -> Counts:
+    """Count the chunks of numbered groups of byte ranges; about one document in a hundred is held out."""
     counts = Counts()
     counter = _Counter(config.vocab)
-    rng = stream(config.vocab.seed, "held out", group=number)
+    for number, parts in groups:
+        _count_group(parts, stream(config.vocab.seed, "held out", group=number), config, counter, counts)
+        documents.check_unchanged(parts)
+    counter.flush(counts)
+    return counts
+
+
+def _count_group(
+    parts: Sequence[ByteRange], rng: np.random.Generator, config: Config, counter: _Counter, counts: Counts
+) -> None:
     blocks: dict[bool, list[bytes]] = {False: [], True: []}
     sizes = {False: 0, True: 0}
     is_held_out = bool(rng.random() < HELD_OUT_SHARE)
@@ -114,8 +137,6 @@ def count_parts(parts: Sequence[ByteRange], number: int, config: Config) -> Coun
             is_held_out = bool(rng.random() < HELD_OUT_SHARE)
     for is_held_out, block in blocks.items():
         counter.count(block, is_held_out, counts)
-    counter.flush(counts)
-    return counts
 
 
 def count_words(chunk_counts: Mapping[bytes, int], config: VocabConfig) -> Counter[str]:

@@ -4,6 +4,7 @@ Chunks are counted in one pass over the text, on all cores; from the counts a vo
 chosen, or an existing vocabulary is extended. It is measured on documents it has not seen.
 """
 
+import tempfile
 from collections import Counter
 from collections.abc import Sequence
 from functools import partial
@@ -23,9 +24,13 @@ from bert_pretrain.text.text_files import ByteRange
 from bert_pretrain.text.tokenizer import Tokenizer
 from bert_pretrain.text.tokenizer_folder import TOKENIZER
 from bert_pretrain.vocab.alphabet import choose_alphabet
-from bert_pretrain.vocab.counting import Counts, count_parts, count_words
+from bert_pretrain.vocab.counting import Counts, count_groups, count_words
 from bert_pretrain.vocab.extending import extend_vocabulary
 from bert_pretrain.vocab.wordpiece import choose_words, special_tokens, train_wordpiece
+
+MAX_TASKS = 256
+"""That count, at most; each merges the counts of all its text as it reads."""
+MERGED_AT_ONCE = 4
 
 
 def make_vocab(
@@ -66,7 +71,7 @@ def make_vocab(
             print(f"a file of {output} is missing or damaged; the vocabulary is built again")
             manifest.reopen(output)
         remove_temporaries(output)
-        counts = _count(sources, config, workers, scheduler)
+        counts = _count(sources, output, config, workers, scheduler)
         tokenizer, figures = _make(counts, old, config, inputs[0])
         tokenizer.save(output)
         body = {
@@ -135,25 +140,48 @@ def _holds(path: Path, text: str) -> bool:
         return False
 
 
-def _count_group(task: tuple[int, tuple[ByteRange, ...]], config: Config) -> Counts:
-    number, parts = task
-    counts = count_parts(parts, number, config)
-    documents.check_unchanged(parts)
-    return counts
+def _count_groups(task: tuple[Path, Sequence[tuple[int, Sequence[ByteRange]]]], config: Config) -> None:
+    file, groups = task
+    count_groups(groups, config).save(file)
 
 
-def _count(sources: list[Source], config: Config, workers: int | None, scheduler: str | None) -> Counts:
+def _merge(task: tuple[Path, Sequence[Path]]) -> None:
+    merged, (first, *others) = task
+    counts = Counts.load(first)
+    for file in others:
+        counts.add(Counts.load(file))
+    counts.save(merged)
+
+
+def _count(sources: list[Source], output: Path, config: Config, workers: int | None, scheduler: str | None) -> Counts:
+    """Count all text; counts are merged by the workers, in a tree, through files in a temporary folder of the output.
+
+    What is merged with what, and so what is dropped, does not depend on the number of workers.
+    """
     part_bytes = documents.part_bytes_of(sources)
     parts = (part for source in sources for part in documents.cut(source.absolute, part_bytes))
     groups = documents.group(parts, part_bytes)
     files = [Path(source.location) for source in sources if source.is_local]
-    counts = Counts()
-    with open_pool(workers, scheduler, folders=[], files=files) as pool:
-        count = partial(_count_group, config=config)
-        tasks = list(enumerate(groups))
-        for result in run_each(count, tasks, workers=pool, description="count", **documents.progress_of(groups)):
-            counts.add(result)
-    return counts
+    numbered = list(enumerate(groups))
+    per_task = max(1, -(-len(groups) // MAX_TASKS))
+    batches = [numbered[first : first + per_task] for first in range(0, len(groups), per_task)]
+    shown = documents.progress_of([[part for _, parts in batch for part in parts] for batch in batches])
+    with (
+        open_pool(workers, scheduler, folders=[output], files=files) as pool,
+        tempfile.TemporaryDirectory(dir=output.absolute(), prefix=".counts-", suffix=".tmp") as folder,
+    ):
+        documents.report_undivided(sources, pool.num_workers)
+        found = [Path(folder, f"{number}") for number in range(len(batches))]
+        count = partial(_count_groups, config=config)
+        list(run_each(count, list(zip(found, batches, strict=True)), workers=pool, description="count", **shown))
+        while len(found) > 1:
+            merges = [found[first : first + MERGED_AT_ONCE] for first in range(0, len(found), MERGED_AT_ONCE)]
+            tasks = [(files[0].with_name(f"{files[0].name}+"), files) for files in merges]
+            list(run_each(_merge, tasks, workers=pool, description="merge", unit="table"))
+            for file in found:
+                file.unlink()
+            found = [file for file, _ in tasks]
+        return Counts.load(found[0])
 
 
 def _train(words: Counter[str], config: Config) -> tuple[Tokenizer, dict[str, Any]]:
@@ -165,8 +193,9 @@ def _train(words: Counter[str], config: Config) -> tuple[Tokenizer, dict[str, An
         kept = sum(words[token] for token in tokenizer.tokens)
         return tokenizer, {"whole_words": {"distinct": len(words), "coverage": kept / words.total()}}
     alphabet = choose_alphabet(words, vocab.limit_alphabet, room)
+    tokens, divisor = train_wordpiece(words, alphabet, vocab)
     tokenizer = Tokenizer(
-        train_wordpiece(words, alphabet, vocab),
+        tokens,
         lowercase=vocab.lowercase,
         strip_accents=vocab.strip_accents,
         handle_chinese_chars=vocab.handle_chinese_chars,
@@ -178,7 +207,7 @@ def _train(words: Counter[str], config: Config) -> tuple[Tokenizer, dict[str, An
         "left_out": len(alphabet.left_out),
         "most_frequent_left_out": alphabet.left_out[:50],
     }
-    return tokenizer, {"alphabet": described}
+    return tokenizer, {"alphabet": described, "words_seen_from_count": int(divisor / 2) + 1}
 
 
 def _extend(words: Counter[str], old: Tokenizer, config: VocabConfig) -> tuple[Tokenizer, dict[str, Any]]:
@@ -254,6 +283,8 @@ def _report(tokenizer: Tokenizer, figures: dict[str, Any], config: Config) -> No
         )
     for reason, count in figures["repairs_and_drops"].items():
         print(f"corpus: {count:,} {reason.replace('_', ' ')}")
+    if (least := figures.get("words_seen_from_count", 1)) > config.vocab.min_frequency:
+        print(f"words that occur fewer than {least:,} times are not learned from: too small a share of so much text")
     if "alphabet" in figures and tokenizer.vocab_size < config.vocab.size:
         print(
             f"warning: the corpus is too small for vocab.size {config.vocab.size:,}; "

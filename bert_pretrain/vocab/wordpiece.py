@@ -5,6 +5,7 @@ alphabet first. It has no training from counts, so words are replayed as often a
 down where there are very many (which also keeps its 32-bit pair counts from overflowing).
 """
 
+import math
 from collections.abc import Iterator, Mapping
 
 from tokenizers import Tokenizer as Backend
@@ -40,29 +41,31 @@ def choose_words(words: Mapping[str, int], config: VocabConfig) -> list[str]:
     return [*special, *kept[: config.size - len(special)]]
 
 
-def train_wordpiece(words: Mapping[str, int], alphabet: Alphabet, config: VocabConfig) -> list[str]:
+def train_wordpiece(words: Mapping[str, int], alphabet: Alphabet, config: VocabConfig) -> tuple[list[str], float]:
     """Return the vocabulary in the order of its ids: special tokens, alphabet, then merges, most frequent first.
 
-    Fewer than `config.size` tokens come out where the words hold no more pairs of `config.min_frequency`.
+    Fewer than `config.size` tokens come out where the words hold no more pairs of `config.min_frequency`. Also returns
+    the divisor of the counts: words that occur no more than half of it are not learned from.
     """
+    kept, divisor = trainable(words, alphabet)
     backend = Backend(models.WordPiece(unk_token="[UNK]"))
     backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     registered = [*special_tokens(config.unused_tokens), *alphabet.tokens]
     trainer = trainers.WordPieceTrainer(
         vocab_size=config.size,
-        min_frequency=config.min_frequency,
+        min_frequency=math.ceil(config.min_frequency / divisor),
         special_tokens=registered,
         limit_alphabet=len(alphabet.tokens) + 1,
         continuing_subword_prefix="##",
         show_progress=False,
     )
-    backend.train_from_iterator(_replay(trainable(words, alphabet)), trainer)
+    backend.train_from_iterator(_replay(kept), trainer)
     ids = backend.get_vocab()
-    return sorted(ids, key=ids.__getitem__)
+    return sorted(ids, key=ids.__getitem__), divisor
 
 
-def trainable(words: Mapping[str, int], alphabet: Alphabet) -> dict[str, int]:
-    """Return the words that can be learned from, with counts scaled to at most `MAX_REPLAYED_WORDS` in all.
+def trainable(words: Mapping[str, int], alphabet: Alphabet) -> tuple[dict[str, int], float]:
+    """Return the words that can be learned from, and by what their counts are divided: `MAX_REPLAYED_WORDS` in all.
 
     A word with a character outside the alphabet will be [UNK] whole, and so teaches nothing.
     """
@@ -72,8 +75,9 @@ def trainable(words: Mapping[str, int], alphabet: Alphabet) -> dict[str, int]:
     }
     total = sum(kept.values())
     if total <= MAX_REPLAYED_WORDS:
-        return kept
-    return {word: scaled for word, count in kept.items() if (scaled := round(count * MAX_REPLAYED_WORDS / total))}
+        return kept, 1.0
+    scaled = {word: round(count * MAX_REPLAYED_WORDS / total) for word, count in kept.items()}
+    return {word: count for word, count in scaled.items() if count}, total / MAX_REPLAYED_WORDS
 
 
 def _replay(words: Mapping[str, int]) -> Iterator[str]:

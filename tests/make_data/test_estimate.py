@@ -21,7 +21,7 @@ from bert_pretrain.examples.shards import DataFolder
 from bert_pretrain.make_data import estimate as module
 from bert_pretrain.make_data.estimate import Estimate, estimate
 from bert_pretrain.make_data.run import make_data
-from bert_pretrain.text import documents
+from bert_pretrain.text import documents, sources
 from bert_pretrain.text.sources import resolve
 from bert_pretrain.text.tokenizer import Tokenizer
 
@@ -69,6 +69,9 @@ def test_an_estimate_is_near_what_comes_out(
     assert found.rows == pytest.approx(data.rows("train"), rel=exact + 0.03)
     assert found.shard_bytes == pytest.approx(sum(each.bytes for each in data.shards("train")), rel=exact + 0.1)
     assert found.store_bytes == pytest.approx(store, rel=exact)
+    assert found.times_seen == pytest.approx(
+        data.manifest["splits"]["train"]["statistics"]["times_text_is_seen"], rel=0.1
+    )
     assert found.core_seconds > 0
     assert f"{found.rows:,.0f} examples" in found.describe(workers=2)
 
@@ -120,6 +123,29 @@ def test_a_dry_run_writes_nothing_and_shows_that_it_works(
     assert "nothing is written" in printed.out
     assert "sample: 100%" in printed.err
     assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_dry_run_of_many_small_files_opens_few_of_them(
+    tmp_path: Path, vocab_folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "texts").mkdir()
+    for number, text in enumerate(corpus(300)):
+        (tmp_path / "texts" / f"{number:03}.txt").write_text(text)
+    monkeypatch.setattr(module, "MAX_SOURCES", 60)
+    opened: list[str] = []
+    open_input = sources.open_input
+    monkeypatch.setattr(sources, "open_input", lambda location: (opened.append(location), open_input(location))[1])
+    inputs, config = [str(tmp_path / "texts")], load_config(settings=["data.dupe_factor=3", "data.max_seq_length=64"])
+    make_data(config, inputs, vocab_folder, tmp_path / "data", dry_run=True)
+    assert len(set(opened)) < 100
+    said = {name: float(number.replace(",", "")) for name, number in
+            re.findall(r"(training|sees the text) +([\d.,]+)", capsys.readouterr().out)}  # fmt: skip
+    split = DataFolder.open(make_data(config, inputs, vocab_folder, tmp_path / "data", workers=1)).manifest["splits"][
+        "train"
+    ]
+    assert said["training"] == pytest.approx(split["rows"], rel=0.15)
+    assert said["sees the text"] == pytest.approx(split["statistics"]["times_text_is_seen"], rel=0.15)
+    assert split["statistics"]["times_text_is_seen"] > 3.1
 
 
 # The smaller sample is measured within the file, the larger one by reading to its end.

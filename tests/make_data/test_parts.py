@@ -4,6 +4,9 @@ import gzip
 import shutil
 from pathlib import Path
 
+import datasets
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from bert_pretrain.config_file import load_config
@@ -13,6 +16,7 @@ from bert_pretrain.make_data import parts
 from bert_pretrain.make_data.run import make_data
 from bert_pretrain.text import documents
 from bert_pretrain.text.sources import resolve
+from bert_pretrain.vocab.run import make_vocab
 
 
 @pytest.fixture
@@ -74,6 +78,42 @@ def test_a_file_in_another_encoding_gives_the_shards_of_utf8_from_many_parts(
     data = make_data(load_config(settings=settings), [str(other)], vocab_folder, tmp_path / "other" / "data", workers=1)
     assert shards(data) == plain
     assert len(list((tmp_path / "other" / ".token-store").glob("*/part-*"))) > 3
+
+
+@pytest.mark.parametrize("kind", ["row groups", "one row group", "saved", "folder of datasets"])
+def test_one_table_is_many_tasks_and_gives_the_shards_of_one(
+    tmp_path: Path, english_text: Path, vocab_folder: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    table = pa.table({"text": english_text.read_text(encoding="utf-8").split("\n\n")})
+    source = f"{tmp_path}/a.parquet"
+    if kind.endswith("group"):
+        pq.write_table(table, source)
+    elif kind == "row groups":
+        pq.write_table(table, source, row_group_size=7)
+    elif kind == "saved":
+        source = f"{tmp_path}/saved"
+        datasets.Dataset(table).save_to_disk(source)
+    else:
+        source = f"dataset:{tmp_path}/set"
+        (tmp_path / "set").mkdir()
+        pq.write_table(table, tmp_path / "set" / "train.parquet")
+    config = load_config(settings=["data.dupe_factor=1"])
+    whole = shards(make_data(config, [source], vocab_folder, tmp_path / "whole" / "data", workers=1))
+    monkeypatch.setattr(documents, "PART_BYTES", 20_000)
+    assert shards(make_data(config, [source], vocab_folder, tmp_path / "parts" / "data", workers=1)) == whole
+    numbers = [len(list((tmp_path / name).glob(".token-store/*/part-*"))) for name in ("whole", "parts")]
+    assert numbers[0] == 1
+    assert numbers[1] > 3
+
+
+def test_a_large_file_that_only_one_core_can_read_is_named_before(
+    tmp_path: Path, english_text: Path, vocab_folder: Path, small_parts: None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    archive = tmp_path / "a.txt.gz"
+    archive.write_bytes(gzip.compress(english_text.read_bytes(), 0))
+    make_vocab(load_config(settings=["vocab.size=3000"]), [str(archive)], tmp_path / "vocab", workers=2)
+    said = capsys.readouterr().out
+    assert said.index("a.txt.gz: one core") < said.index("3,000 tokens")
 
 
 def test_many_small_files_are_few_store_shards_and_keep_their_figures(

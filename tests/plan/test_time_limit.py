@@ -1,13 +1,16 @@
 """The time of a run is counted over interruptions, also those that give no warning."""
 
+import os
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
 import pytest
 
 from bert_pretrain.errors import DataError
+from bert_pretrain.plan import time_limit
 from bert_pretrain.plan.time_limit import SECONDS_BETWEEN_WRITES, TimeLimit
 from bert_pretrain.storage.files import read_json
 
@@ -40,6 +43,20 @@ def test_a_kill_hides_little_of_the_time_that_was_used(tmp_path: Path) -> None:
     process.stdout.close()
     used = read_json(file)["used_seconds"]
     assert elapsed - 2 * SECONDS_BETWEEN_WRITES < used <= elapsed + 1.0
+
+
+def test_the_time_is_written_without_waiting_for_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    flushes: list[int] = []
+    written = threading.Event()
+    pwrite = os.pwrite
+    monkeypatch.setattr(os, "fsync", flushes.append)
+    monkeypatch.setattr(os, "pwrite", lambda *what: (pwrite(*what), written.set()))
+    monkeypatch.setattr(time_limit, "SECONDS_BETWEEN_WRITES", 0.01)
+    with TimeLimit(100.0, tmp_path / "time.json"):
+        before = len(flushes)
+        assert written.wait(10)
+        assert len(flushes) == before
+    assert len(flushes) > before
 
 
 @pytest.mark.parametrize("content", ["", "{}", '{"used_seconds": "much"}', '{"used_seconds": -1}', "[1]"])

@@ -56,7 +56,7 @@ def test_one_command_prints_every_row_and_writes_it_down(
     packed = tmp_path / "chinese.txt.xz"
     packed.write_bytes(lzma.compress(chinese_text.read_bytes()))
     words = ["--english", english_text, "--chinese", packed, "--work", tmp_path / "work", "--json", tmp_path / "b.json"]
-    words += ["--repeats", 1, "--slice-mb", 0.2, "--vocab-size", 1500, "--memory-times", 2]
+    words += ["--repeats", 1, "--slice-mb", 0.2, "--vocab-size", 1500, "--memory-times", 2, "--shape-mb", 1]
     command = [sys.executable, bench.__file__, *map(str, words)]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     table = [line for line in done.stdout.splitlines() if line.startswith("|")]

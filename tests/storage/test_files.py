@@ -101,6 +101,37 @@ with {kind}(pathlib.Path({str(tmp_path / "out")!r})) as temporary:
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.parametrize("again", ["remove_temporaries", "atomic_folder"])
+def test_a_kill_while_a_folder_is_replaced_leaves_the_old_one(tmp_path: Path, again: str) -> None:
+    out = tmp_path / "out"
+    out.mkdir()
+    (out / "a").write_text("old")
+    process = in_another_process(f"""
+import os, pathlib, time
+from bert_pretrain.storage import files
+replace = os.replace
+def stop(source, target):
+    if str(target) == {str(out)!r}:
+        print("ready", flush=True)
+        time.sleep(60)
+    replace(source, target)
+os.replace = stop
+with files.atomic_folder(pathlib.Path({str(out)!r})) as temporary:
+    (temporary / "a").write_text("new")
+""")
+    kill(process)
+    assert not out.exists()
+    assert all(is_bookkeeping(path) for path in tmp_path.iterdir())
+    if again == "remove_temporaries":
+        remove_temporaries(tmp_path)
+        assert (names(tmp_path), (out / "a").read_text()) == ({"out"}, "old")
+        return
+    with atomic_folder(out) as temporary:
+        assert (out / "a").read_text() == "old"
+        (temporary / "a").write_text("newer")
+    assert (out / "a").read_text() == "newer"
+
+
 def test_only_temporaries_of_ours_are_removed(tmp_path: Path) -> None:
     for name in ("kept.tmp", ".kept", ".gone.txt.1.tmp", "kept.txt"):
         (tmp_path / name).write_text("")

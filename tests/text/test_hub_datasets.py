@@ -1,5 +1,6 @@
 """Datasets with splits: `train` is trained on, `validation` is held out, nothing is mixed without a word."""
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -10,6 +11,7 @@ from bert_pretrain.config import DataConfig
 from bert_pretrain.config_file import load_config
 from bert_pretrain.errors import InputError
 from bert_pretrain.examples.shards import DataFolder, read_shard
+from bert_pretrain.make_data import estimate
 from bert_pretrain.make_data.run import make_data
 from bert_pretrain.text.sources import resolve
 from bert_pretrain.tools.texts import Texts
@@ -99,6 +101,20 @@ def test_a_dataset_by_name_keeps_its_splits_apart(tmp_path: Path) -> None:
     assert read_all(f"dataset:{tmp_path}/set@train[:1]")[0] == ["One. train"]
     assert "nosuch" in str(refusal(f"dataset:{tmp_path}/set@nosuch"))
     assert "nosuch" in refusal(f"dataset:{tmp_path}/nosuch").where
+
+
+def test_splits_are_listed_and_a_dry_run_estimates_without_building_one(
+    tmp_path: Path, vocab_folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for split in ("train", "validation", "test"):
+        texts = [f"One {number} {split}. Two." for number in range(50 if split == "test" else 200)]
+        write(tmp_path / "set" / f"{split}.jsonl", as_jsonl(texts))
+    monkeypatch.setattr(datasets.DatasetBuilder, "download_and_prepare", lambda *_, **__: pytest.fail("it is built"))
+    monkeypatch.setattr(estimate, "SAMPLE_BYTES", 4000)
+    make_data(load_config(), [f"dataset:{tmp_path}/set"], vocab_folder, tmp_path / "data", dry_run=True)
+    found = re.search(r"corpus +([\d,]+) documents", capsys.readouterr().out)
+    assert found is not None
+    assert 340 < int(found[1].replace(",", "")) < 460
 
 
 def test_a_data_folder_holds_out_the_validation_of_the_dataset(tmp_path: Path, vocab_folder: Path) -> None:

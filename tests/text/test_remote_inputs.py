@@ -15,10 +15,11 @@ from bert_pretrain.config_file import load_config
 from bert_pretrain.errors import InputError, OutputError
 from bert_pretrain.examples.shards import DataFolder
 from bert_pretrain.make_data.run import make_data
+from bert_pretrain.text import documents
 from bert_pretrain.text.sources import resolve
 from bert_pretrain.vocab.run import make_vocab
 
-from .test_documents import BY_BLANK_LINES, COMPRESS, FORMATS, TEXTS, as_jsonl, read_all, refusal
+from .test_documents import BY_BLANK_LINES, COMPRESS, FORMATS, TEXTS, read_all, refusal
 
 
 @dataclass
@@ -87,11 +88,17 @@ def test_every_format_and_compression_is_read_from_a_server(server: Server, send
             assert read_all(f"{server.url}/{name}") == (TEXTS, Counter()), name
 
 
-def test_a_large_file_is_read_in_pieces(server: Server) -> None:
-    texts = [f"Document {number}. " + "x" * 5000 for number in range(4000)]
-    server.files["a.jsonl"] = as_jsonl(texts)
-    assert read_all(f"{server.url}/a.jsonl")[0] == texts
-    assert server.requests["GET"] > 2
+@pytest.mark.parametrize("ending", [".jsonl", ".parquet"])
+def test_a_large_file_is_read_in_pieces_by_several_cores(
+    server: Server, monkeypatch: pytest.MonkeyPatch, ending: str
+) -> None:
+    texts = [f"Document {number}." + f" {number}" * 1000 for number in range(4000)]
+    server.files[f"a{ending}"] = FORMATS[ending](texts)
+    url = f"{server.url}/a{ending}"
+    monkeypatch.setattr(documents, "PART_BYTES", len(server.files[f"a{ending}"]) // 80)
+    assert read_all(url)[0] == texts
+    (source,) = resolve([url], BY_BLANK_LINES)
+    assert len(documents.cut(source, documents.PART_BYTES)) > 3
 
 
 @pytest.mark.parametrize(

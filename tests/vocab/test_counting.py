@@ -11,7 +11,7 @@ from bert_pretrain.config_file import load_config
 from bert_pretrain.text.sources import resolve
 from bert_pretrain.text.text_files import ByteRange
 from bert_pretrain.vocab import counting
-from bert_pretrain.vocab.counting import Counts, count_parts
+from bert_pretrain.vocab.counting import Counts, count_groups
 
 WORDS = st.lists(st.integers(0, 60).map(lambda number: f"w{number}".encode()), max_size=80)
 
@@ -34,7 +34,7 @@ def test_no_count_is_off_by_more_than_is_told(batches: list[list[bytes]]) -> Non
 def counted(path: Path) -> Counts:
     config = load_config()
     (source,) = resolve([str(path)], config.data)
-    return count_parts([ByteRange(source)], 0, config)
+    return count_groups([(0, [ByteRange(source)])], config)
 
 
 def test_a_table_that_is_emptied_on_the_way_counts_the_same(

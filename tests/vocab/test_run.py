@@ -17,7 +17,7 @@ from bert_pretrain.errors import ConfigError, InputError, OutputError
 from bert_pretrain.storage.manifest import read_manifest
 from bert_pretrain.text import documents
 from bert_pretrain.text.tokenizer import FILES, Tokenizer
-from bert_pretrain.vocab import wordpiece
+from bert_pretrain.vocab import run, wordpiece
 from bert_pretrain.vocab.run import make_vocab
 from bert_pretrain.vocab.wordpiece import special_tokens, trainable
 
@@ -194,10 +194,38 @@ def test_counts_beyond_32_bits_are_scaled_down(monkeypatch: pytest.MonkeyPatch) 
 
     words = {"the": 2**40, "cat": 2**35, "x" * 101: 2**36, "rare": 1, "ünlike": 2**20}
     alphabet = choose_alphabet(words, None, 1000)
-    kept = trainable(words, alphabet)
+    kept, divisor = trainable(words, alphabet)
+    assert kept["the"] == round(2**40 / divisor)
     assert sum(kept.values()) <= wordpiece.MAX_REPLAYED_WORDS + len(kept)
     assert kept["the"] / kept["cat"] == pytest.approx(32, rel=0.01)
     assert "x" * 101 not in kept
+
+
+def test_a_least_count_is_one_of_the_text_however_much_there_is(
+    english_text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    settings = ("vocab.size=30000", "vocab.min_frequency=20")
+    num_tokens = make(english_text, tmp_path / "all", *settings).vocab_size
+    num_words = read_manifest(tmp_path / "all", "vocab", "")["figures"]["words"]
+    monkeypatch.setattr(wordpiece, "MAX_REPLAYED_WORDS", num_words // 45)
+    capsys.readouterr()
+    assert make(english_text, tmp_path / "scaled", *settings).vocab_size > 0.6 * num_tokens
+    seen_from = read_manifest(tmp_path / "scaled", "vocab", "")["figures"]["words_seen_from_count"]
+    assert seen_from in (23, 24)
+    assert f"fewer than {seen_from} times" in capsys.readouterr().out
+
+
+def test_counts_merged_by_the_workers_give_the_vocabulary_of_one_table(
+    english_text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(documents, "PART_BYTES", 20_000)
+    monkeypatch.setattr(run, "MAX_TASKS", 1)
+    make(english_text, tmp_path / "whole", "vocab.size=3000")
+    monkeypatch.setattr(run, "MAX_TASKS", 11)
+    monkeypatch.setattr(run, "MERGED_AT_ONCE", 3)
+    make(english_text, tmp_path / "merged", "vocab.size=3000")
+    assert digests(tmp_path / "merged") == digests(tmp_path / "whole")
+    assert not list((tmp_path / "merged").glob(".counts*"))
 
 
 def test_the_least_size_that_a_refusal_names_suffices(english_text: Path, tmp_path: Path) -> None:

@@ -3,6 +3,9 @@
 import functools
 from pathlib import Path
 
+owns_process = False
+"""Whether the process is a command of ours, whose allocator may be set for good; a notebook's may not."""
+
 
 @functools.cache
 def cpu_bf16_feature(cpuinfo: Path = Path("/proc/cpuinfo")) -> str | None:

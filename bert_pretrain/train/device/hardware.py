@@ -14,6 +14,7 @@ from bert_pretrain.errors import ConfigError
 from bert_pretrain.model.attention import Layout
 from bert_pretrain.model.bert import BertForPreTraining
 from bert_pretrain.parallel.cores import available_cores
+from bert_pretrain.train.device import cpu
 from bert_pretrain.train.device.cpu import cpu_bf16_feature
 from bert_pretrain.train.device.memory import activation_bytes_per_token, estimate_memory
 
@@ -75,10 +76,12 @@ def keep_freed_memory(device: torch.device) -> None:
     """On CPU, keep the memory of freed tensors for the next ones, as PyTorch does on CUDA.
 
     By default glibc gives every large tensor fresh pages and takes them back, which was a third of a step of BERT-Base.
-    Elsewhere (another C library, another allocator put before it) this does nothing.
+    Elsewhere (another C library, another allocator put before it) this does nothing, nor where the process is another
+    program's, since it cannot be undone.
     """
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
-    if device.type == "cpu" and mallopt is not None:
+    is_possible = cpu.owns_process and device.type == "cpu" and sys.platform == "linux"
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if is_possible else None
+    if mallopt is not None:
         mallopt(_M_MMAP_MAX, 0)
         mallopt(_M_TRIM_THRESHOLD, -1)  # never
         mallopt(_M_TOP_PAD, 64 * 2**20)
@@ -134,8 +137,6 @@ def compile_layers(
     some 5 million over the hidden size, below which it fuses less.) With `strict`, what cannot be compiled whole is an
     error.
     """
-    torch._dynamo.config.recompile_limit = 64  # by default the compiler gives up after eight; what is beyond runs as is
-    torch._dynamo.config.optimize_ddp = False  # a layer is far smaller than DDP's buckets, for which it would be split
     for module in (model.embeddings, *model.encoder.layers, model.mlm_head):
         module.forward = _of_any_length(torch.compile(module.forward, backend=backend, fullgraph=strict))
 
@@ -152,7 +153,10 @@ def _of_any_length(forward: Callable[..., Tensor]) -> Callable[..., Tensor]:
             for tensor in (given,) if isinstance(given, Tensor) else (given.cu_seqlens, given.slots, given.mask):
                 if tensor is not None:
                     torch._dynamo.maybe_mark_dynamic(tensor, 0)
-        return forward(*inputs)
+        # By default the compiler gives up after eight versions, and splits a layer for DDP's buckets, which are far
+        # larger. Its settings are the process's, and so set only here.
+        with torch._dynamo.config.patch(recompile_limit=64, optimize_ddp=False):
+            return forward(*inputs)
 
     return marked
 
