@@ -110,7 +110,7 @@ def fork(
     logs: Path,
     *,
     plant: Action | None = None,
-    environment: Mapping[str, str] | None = None,
+    environment: Mapping[str, str] = {},
 ) -> Child:
     """Call a function in a fork that runs in a folder, after `plant` has planted a fault; `logs` plus an ending."""
     child = Child(0, logs.with_suffix(".out"), logs.with_suffix(".err"))

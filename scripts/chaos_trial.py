@@ -297,7 +297,7 @@ class Bench:
         )
         shutil.copytree(self.now, self.finished(command), symlinks=True)
         for output in command.outputs:
-            if not (self.base / output).exists():
+            if WRITERS.get(output) == command.name:
                 copy(self.now / output, self.base / output)
                 if output == "run":
                     copy(self.now / "run" / "model", self.base / "model")
