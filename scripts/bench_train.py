@@ -13,20 +13,22 @@ data sheet's peak of a known card.
 
 import argparse
 import contextlib
+import functools
 import importlib.metadata
 import importlib.util
+import itertools
 import json
 import subprocess
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from bert_pretrain.config import ModelConfig, TrainConfig
 from bert_pretrain.examples.shards import DataFolder
@@ -43,117 +45,157 @@ from bert_pretrain.train.step import StepSums, train_step
 FAR_STEP = 10**6
 DATA_STEPS = 20
 WARM_UP_STEPS = 3
+LEARNING_RATE = 1e-4
 
 
-@dataclass(frozen=True)
-class Bench:
-    """What one table compares."""
+@dataclass
+class Recipe:
+    """A training step of ours, as `gpu_step.py` may change it."""
 
     folder: DataFolder
     device: torch.device
     precision: hardware.Precision
     vocab_size: int
+    size: str
+    """Layers x hidden size."""
     examples: int
-    dropout: float
+    dropout: float = 0.0
+    """Of the hidden states."""
+    attention_dropout: float = 0.0
+    train: dict[str, Any] = field(default_factory=dict)
+    """Keys of the section `train`."""
+    micro_batch_share: float | None = None
+    """Of a batch's tokens that a micro-batch holds; None: as much as fits."""
+    compile_mode: str | None = None
+    change_model: Callable[[BertForPreTraining], object] = lambda model: None
+    """Called before the layers are compiled and the optimizer is made."""
+    wrap: Callable[[PretrainingLoss], nn.Module] = lambda losses: losses
+    before_step: Callable[[], object] = lambda: None
 
-    def model_config(self, size: str) -> ModelConfig:
-        """Return the model of a size such as `12x768`."""
-        layers, hidden = (int(number) for number in size.split("x"))
+    @classmethod
+    def of(cls, arguments: argparse.Namespace, size: str) -> "Recipe":
+        """Return the step that the command line asks for."""
+        folder, device = DataFolder.open(arguments.data), hardware.choose_device(arguments.device)
+        vocab_size = max(arguments.vocab_size, folder.tokenizer().vocab_size)
+        precision = hardware.choose_precision(arguments.precision, device)
+        dropout = arguments.dropout
+        return cls(folder, device, precision, vocab_size, size, arguments.examples, dropout, attention_dropout=dropout)
+
+    def model_config(self) -> ModelConfig:
+        layers, hidden = (int(number) for number in self.size.split("x"))
         return ModelConfig(
             hidden_size=hidden,
             num_hidden_layers=layers,
             num_attention_heads=hidden // 64,
             intermediate_size=4 * hidden,
             hidden_dropout_prob=self.dropout,
-            attention_probs_dropout_prob=self.dropout,
+            attention_probs_dropout_prob=self.attention_dropout,
             max_position_embeddings=max(512, self.folder.max_seq_length),
         )
+
+    def batches(
+        self, micro_batch_tokens: int = hardware.CPU_MICRO_BATCH_TOKENS, compiled: bool = False
+    ) -> TrainingData:
+        return TrainingData(
+            self.folder,
+            seed=1,
+            global_batch_size=self.examples,
+            micro_batch_tokens=micro_batch_tokens,
+            static_shapes=compiled,
+        )
+
+
+def add_step_arguments(parser: argparse.ArgumentParser, *, examples: int, dropout: float) -> None:
+    """Add the arguments that say which step is measured."""
+    parser.add_argument("data", type=Path)
+    parser.add_argument("--examples", type=int, default=examples)
+    parser.add_argument("--device", default="auto")
+    parser.add_argument("--precision", default="auto")
+    parser.add_argument("--dropout", type=float, default=dropout, help="0 lets our step use flash attention")
+    parser.add_argument("--vocab-size", type=int, default=0, help="rows of the embedding, if more than the data's")
+    parser.add_argument("--json", type=Path, default=None, metavar="FILE", help="append the rows as lines of JSON")
+
+
+def append_json(path: Path | None, rows: list[dict[str, Any]]) -> None:
+    """Append rows as lines of JSON, if a file is named."""
+    if path is not None:
+        with path.open("a", encoding="utf-8") as file:
+            file.writelines(json.dumps(row) + "\n" for row in rows)
 
 
 def main() -> None:
     arguments = parse_arguments()
-    device = hardware.choose_device(arguments.device)
-    folder = DataFolder.open(arguments.data)
-    vocab_size = max(arguments.vocab_size, folder.tokenizer().vocab_size)
-    precision = hardware.choose_precision(arguments.precision, device)
-    bench = Bench(folder, device, precision, vocab_size, arguments.examples, arguments.dropout)
+    recipe = Recipe.of(arguments, arguments.sizes[0])
     if arguments.contestant:
-        contend(bench, arguments.sizes[0], arguments.contestant)
+        contend(recipe, arguments.contestant)
         return
+    folder, device, precision = recipe.folder, recipe.device, recipe.precision
     lengths = f"{sum(r.tokens for r in folder.shards('train')) / folder.rows('train'):.0f} real tokens of at most"
     print(
         f"{device_name(device)}, {torch.get_num_threads()} threads, {precision.name}, torch {torch.__version__}, "
         f"transformers {transformers_version()}, {arguments.examples} examples of {lengths} {folder.max_seq_length}, "
-        f"{vocab_size} tokens\nlargest matrix product: {product_ceiling(device, precision.dtype) / 1e12:.3g} "
+        f"{recipe.vocab_size} tokens\nlargest matrix product: {product_ceiling(device, precision.dtype) / 1e12:.3g} "
         "TFLOP/s\n\n"
         "| size | step | examples/s | real tokens/s | MFU of the product | of the data sheet | peak memory | ours over"
         " it (quartiles) |\n|---|---|---|---|---|---|---|---|"
     )
     for size in arguments.sizes:
-        compare(bench, size, arguments)
-    report_reading(bench)
+        compare(Recipe.of(arguments, size), arguments)
+    report_reading(recipe)
 
 
 def parse_arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("data", type=Path)
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    add_step_arguments(parser, examples=64, dropout=0.1)
     parser.add_argument("--sizes", nargs="+", default=["2x128", "4x256"], help="layers x hidden size")
-    parser.add_argument("--examples", type=int, default=64)
     parser.add_argument("--pairs", type=int, default=5)
-    parser.add_argument("--device", default="auto")
-    parser.add_argument("--precision", default="auto")
-    parser.add_argument("--dropout", type=float, default=0.1, help="0 lets our step use flash attention")
-    parser.add_argument("--vocab-size", type=int, default=0, help="rows of the embedding, if more than the data's")
     parser.add_argument("--peers", nargs="+", default=None, choices=["eager", "compiled"])
-    parser.add_argument("--json", type=Path, default=None, metavar="FILE", help="append the rows as lines of JSON")
     parser.add_argument("--contestant", choices=["ours", "eager", "compiled"], help=argparse.SUPPRESS)
     return parser.parse_args()
 
 
-def compare(bench: Bench, size: str, arguments: argparse.Namespace) -> None:
+def compare(recipe: Recipe, arguments: argparse.Namespace) -> None:
     """Time one size and print its lines."""
-    peers = arguments.peers or (["eager", "compiled"] if bench.device.type == "cuda" else ["eager"])
+    peers = arguments.peers or (["eager", "compiled"] if recipe.device.type == "cuda" else ["eager"])
     if transformers_version() is None:
         print("transformers is not installed: there is no peer")
         peers = []
-    batch = training_data(bench, hardware.CPU_MICRO_BATCH_TOKENS).global_batch(0)
+    batch = recipe.batches().global_batch(0)
     with contextlib.ExitStack() as stack:
         # All start before the first one is asked, so that their imports take no time in turn.
-        contestants = {name: stack.enter_context(Contestant(name, size, arguments)) for name in ("ours", *peers)}
+        contestants = {name: stack.enter_context(Contestant(name, recipe.size, arguments)) for name in ("ours", *peers)}
         for contestant in contestants.values():
-            contestant.warm_up()
+            for _ in range(WARM_UP_STEPS):
+                contestant.ask("step")
         times = {name: np.zeros(arguments.pairs) for name in contestants}
         ceiling = np.zeros(arguments.pairs)
         for pair in range(arguments.pairs):
-            ceiling[pair] = product_ceiling(bench.device, bench.precision.dtype)
+            ceiling[pair] = product_ceiling(recipe.device, recipe.precision.dtype)
             for name, contestant in contestants.items():
                 times[name][pair] = contestant.ask("step")
         memory = {name: contestant.ask("peak") for name, contestant in contestants.items()}
     for name in contestants:
-        row = result_row(bench, size, name, batch, times, float(np.median(ceiling)), memory)
+        row = result_row(recipe, name, batch, times, float(np.median(ceiling)), memory)
         print(table_line(row), flush=True)
-        if arguments.json is not None:
-            with arguments.json.open("a", encoding="utf-8") as file:
-                file.write(json.dumps(row) + "\n")
+        append_json(arguments.json, [row])
 
 
 def result_row(
-    bench: Bench,
-    size: str,
+    recipe: Recipe,
     name: str,
     batch: GlobalBatch,
     times: dict[str, np.ndarray],
     ceiling: float,
     memory: dict[str, float],
 ) -> dict[str, Any]:
-    """Return one contestant's figures as JSON values, from seconds, FLOP/s of a large product and bytes of memory."""
+    """Return one contestant's row, from seconds, FLOP/s of a large product and bytes of memory."""
     seconds = float(np.median(times[name]))
     low, middle, high = (float(value) for value in np.quantile(times[name] / times["ours"], [0.25, 0.5, 0.75]))
-    rate = batch_flops(batch, bench.model_config(size), bench.vocab_size) / seconds
-    peak = peak_flops(bench.device, bench.precision.dtype)
+    rate = batch_flops(batch, recipe.model_config(), recipe.vocab_size) / seconds
+    peak = peak_flops(recipe.device, recipe.precision.dtype)
     return {
-        "size": f"L{size.replace('x', '-H')}",
-        "max_seq_length": bench.folder.max_seq_length,
+        "size": f"L{recipe.size.replace('x', '-H')}",
+        "max_seq_length": recipe.folder.max_seq_length,
         "step": name,
         "examples": batch.num_sequences,
         "tokens": batch.num_tokens,
@@ -167,8 +209,8 @@ def result_row(
         "memory_over_it": None if name == "ours" else memory["ours"] / memory[name],
         "ours_over_it": None if name == "ours" else middle,
         "ours_over_it_quartiles": None if name == "ours" else [low, high],
-        "device": device_name(bench.device),
-        "precision": bench.precision.name,
+        "device": device_name(recipe.device),
+        "precision": recipe.precision.name,
         "torch": torch.__version__,
         "transformers": transformers_version(),
     }
@@ -197,11 +239,6 @@ class Contestant:
             command += [f"--{option.replace('_', '-')}", str(getattr(arguments, option))]
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
-    def warm_up(self) -> None:
-        """Let it take a few steps, in which kernels are chosen or compiled."""
-        for _ in range(WARM_UP_STEPS):
-            self.ask("step")
-
     def ask(self, question: str) -> float:
         """Let it take a `step` and return the seconds, or return its `peak` memory in bytes."""
         assert self._process.stdin is not None
@@ -219,61 +256,88 @@ class Contestant:
         self._process.communicate("")
 
 
-def contend(bench: Bench, size: str, name: str) -> None:
+def contend(recipe: Recipe, name: str) -> None:
     """Be a contestant: answer the questions that come in, one a line."""
     if name != "ours":
         import transformers  # noqa: F401  (before memory is watched: importing it is no part of a step)
-    start_of_memory = watch_memory(bench.device)
+    start_of_memory = watch_memory(recipe.device)
     if name == "ours":
-        step = ours(bench, size)
-    else:
-        step = peer(bench, size, training_data(bench, hardware.CPU_MICRO_BATCH_TOKENS).global_batch(0), name)
+        ours, (batch,) = build(recipe, 1)
+    step = (lambda: ours.take(batch)) if name == "ours" else peer(recipe, compiled=name == "compiled")
     for question in sys.stdin:
         is_step = question.strip() == "step"
-        print(timed(step, bench.device) if is_step else peak_memory(bench.device) - start_of_memory, flush=True)
+        print(timed(step, recipe.device) if is_step else peak_memory(recipe.device) - start_of_memory, flush=True)
 
 
-def ours(bench: Bench, size: str) -> Callable[[], None]:
-    """Return one optimizer step of ours."""
-    config, device, dtype = bench.model_config(size), bench.device, bench.precision.dtype
+class Step:
+    """A training step of ours with its state."""
+
+    def __init__(self, recipe: Recipe, network: nn.Module, model: nn.Module, train: TrainConfig) -> None:
+        self._recipe, self._network = recipe, network
+        self._optimizers, self._sums = make_optimizers(model, train), StepSums.zeros(recipe.device)
+
+    def take(self, batch: GlobalBatch) -> None:
+        """Update the weights by a batch."""
+        self._recipe.before_step()
+        self._sums.zero_()
+        train_step(
+            self._network, self._optimizers, batch, self._sums, seed=1, step=0, learning_rate=LEARNING_RATE,
+            max_grad_norm=1.0, dtype=self._recipe.precision.dtype,
+        )  # fmt: skip
+
+    def loss(self) -> float:
+        """Return the loss of the step before, in nats, which waits for the device."""
+        return StepSums.read(self._sums).loss
+
+
+def build(recipe: Recipe, num_batches: int) -> tuple[Step, list[GlobalBatch]]:
+    """Return a training step of ours, and its first batches on the device."""
+    config, device, dtype = recipe.model_config(), recipe.device, recipe.precision.dtype
     cpu.owns_process = True
     hardware.keep_freed_memory(device)
-    train = TrainConfig(global_batch_size=bench.examples)
-    attention, _ = choose_attention(
-        "auto", device, dtype, head_size=64, dropout_rate=config.attention_probs_dropout_prob
-    )
-    compiled, _ = hardware.choose_compile("auto", device, attention)
-    model = BertForPreTraining(config, bench.vocab_size, attention=attention).to(device).train()
+    train = TrainConfig.model_validate({"global_batch_size": recipe.examples, **recipe.train})
+    head_size, dropout_rate = config.hidden_size // config.num_attention_heads, recipe.attention_dropout
+    attention, _ = choose_attention(train.attention, device, dtype, head_size=head_size, dropout_rate=dropout_rate)
+    compiled, _ = hardware.choose_compile(train.compile, device, attention)
+    model = BertForPreTraining(config, recipe.vocab_size, attention=attention)
     model.initialize(1)
+    model.to(device).train()
+    recipe.change_model(model)
+    losses = PretrainingLoss(model, compiled=compiled)
+    network = recipe.wrap(losses)
     if compiled:
+        _compile(model, recipe.compile_mode)
+    longest, shards = recipe.folder.max_seq_length, recipe.folder.shards("train")
+    tokens = hardware.choose_micro_batch_tokens(train, model, longest, device, dtype)
+    if recipe.micro_batch_share is not None:
+        mean = sum(record.tokens for record in shards) / recipe.folder.rows("train")
+        # A little more, since some batches have more tokens than others.
+        tokens = max(longest, int(1.05 * recipe.micro_batch_share * recipe.examples * mean))
+    data = recipe.batches(tokens, compiled)
+    return Step(recipe, network, model, train), [data.global_batch(number).to(device) for number in range(num_batches)]
+
+
+def _compile(model: BertForPreTraining, mode: str | None) -> None:
+    """Compile the modules that the package compiles, in one of the compiler's modes."""
+    plain = torch.compile
+    if mode is not None:
+        torch.compile = functools.partial(plain, mode=mode)
+    try:
         hardware.compile_layers(model)
-    tokens = hardware.choose_micro_batch_tokens(train, model, bench.folder.max_seq_length, device, dtype)
-    batch = training_data(bench, tokens, compiled).global_batch(0).to(device)
-    network, optimizers = PretrainingLoss(model, compiled=compiled), make_optimizers(model, train)
-    sums = StepSums.zeros(device)
-
-    def step() -> None:
-        train_step(network, optimizers, batch, sums, seed=1, step=0, learning_rate=1e-4, max_grad_norm=1.0, dtype=dtype)
-
-    return step
+    finally:
+        torch.compile = plain
 
 
-def training_data(bench: Bench, tokens: int, compiled: bool = False) -> TrainingData:
-    return TrainingData(
-        bench.folder, seed=1, global_batch_size=bench.examples, micro_batch_tokens=tokens, static_shapes=compiled
-    )
-
-
-def peer(bench: Bench, size: str, batch: GlobalBatch, name: str) -> Callable[[], None]:
+def peer(recipe: Recipe, *, compiled: bool) -> Callable[[], None]:
     """Return one optimizer step of `BertForPreTraining` on the same examples, padded."""
     import transformers
 
-    device, dtype, names = bench.device, bench.precision.dtype, bench.model_config(size).model_dump()
-    model: Any = transformers.BertForPreTraining(transformers.BertConfig(vocab_size=bench.vocab_size, **names))
+    device, dtype, names = recipe.device, recipe.precision.dtype, recipe.model_config().model_dump()
+    model: Any = transformers.BertForPreTraining(transformers.BertConfig(vocab_size=recipe.vocab_size, **names))
     model = model.to(device).train()
-    network = torch.compile(model) if name == "compiled" else model
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, weight_decay=0.01, fused=True)
-    padded = [pad(micro, bench.folder.max_seq_length) for micro in batch.micro_batches]
+    network = torch.compile(model) if compiled else model
+    optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, weight_decay=0.01, fused=True)
+    padded = [pad(micro, recipe.folder.max_seq_length) for micro in recipe.batches().global_batch(0).micro_batches]
     inputs = {name: torch.cat([one[name] for one in padded]).to(device) for name in padded[0]}
 
     def step() -> None:
@@ -312,11 +376,9 @@ def pad(micro: Batch, length: int) -> dict[str, Tensor]:
 
 def product_ceiling(device: torch.device, dtype: torch.dtype) -> float:
     """Return the operations a second of a large matrix product, the best of a few."""
-    size, best = (8192, 0.0) if device.type == "cuda" else (1024, 0.0)
+    size = 8192 if device.type == "cuda" else 1024
     left, right = (torch.randn(size, size, device=device, dtype=dtype) for _ in range(2))
-    for _ in range(6):
-        best = max(best, 2.0 * size**3 / timed(lambda: torch.mm(left, right), device))
-    return best
+    return max(2.0 * size**3 / timed(lambda: torch.mm(left, right), device) for _ in range(6))
 
 
 def watch_memory(device: torch.device) -> int:
@@ -333,29 +395,29 @@ def peak_memory(device: torch.device) -> int:
 
 
 def resident(name: str) -> int:
-    """Return one of Linux's figures of this process's memory, in bytes."""
+    """Return one of Linux's counts of this process's memory, in bytes."""
     lines = Path("/proc/self/status").read_text().splitlines()
     return 1024 * int(next(line.split()[1] for line in lines if line.startswith(f"{name}:")))
 
 
-def report_reading(bench: Bench) -> None:
+def report_reading(recipe: Recipe) -> None:
     """Print how long a resumed run takes to its first batch, and how fast batches come where nothing else is done."""
     seconds = []
     for step in (0, FAR_STEP):
         begin = time.perf_counter()
-        folder = DataFolder.open(bench.folder.path)
-        data = training_data(replace(bench, folder=folder), hardware.CPU_MICRO_BATCH_TOKENS)
+        recipe.folder = DataFolder.open(recipe.folder.path)
+        data = recipe.batches()
         data.global_batch(step)
         seconds.append(time.perf_counter() - begin)
     print(
         f"\nfrom opening the data to the first batch: {seconds[0]:.2f} s at step 0, {seconds[1]:.2f} s at step "
-        f"{FAR_STEP:,}, {bench.folder.rows('train'):,} examples"
+        f"{FAR_STEP:,}, {recipe.folder.rows('train'):,} examples"
     )
     begin = time.perf_counter()
-    reader = Prefetcher(data, 0, DATA_STEPS, bench.device)
+    reader = Prefetcher(data, 0, DATA_STEPS, recipe.device)
     for _ in range(DATA_STEPS):
         reader.next()
-    rate = DATA_STEPS * bench.examples / (time.perf_counter() - begin)
+    rate = DATA_STEPS * recipe.examples / (time.perf_counter() - begin)
     reader.close()
     print(f"batches alone: {rate:,.0f} examples/s; a step that takes longer does not wait for them")
 
@@ -378,6 +440,20 @@ def timed(step: Callable[[], object], device: torch.device) -> float:
     if device.type == "cuda":
         torch.cuda.synchronize(device)
     return time.perf_counter() - begin
+
+
+def step_times(step: Callable[[], object], number: int, device: torch.device) -> list[float]:
+    """Return the seconds of so many steps, after one that is not timed, with the host running ahead."""
+    step()
+    if device.type != "cuda":
+        return [timed(step, device) for _ in range(number)]
+    events = [torch.cuda.Event(enable_timing=True) for _ in range(number + 1)]  # type: ignore[no-untyped-call]
+    events[0].record()
+    for event in events[1:]:
+        step()
+        event.record()
+    torch.cuda.synchronize(device)
+    return [1e-3 * first.elapsed_time(second) for first, second in itertools.pairwise(events)]
 
 
 if __name__ == "__main__":

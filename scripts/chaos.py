@@ -15,8 +15,8 @@ Linux only; as root it also mounts small file systems in memory, for a full disk
 """
 
 import argparse
-import contextlib
 import json
+import os
 import random
 import shutil
 import signal
@@ -24,59 +24,374 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from chaos_commands import COMMANDS, Command
-from chaos_faults import FAULTS, applicable
-from chaos_process import import_packages
-from chaos_trial import DEFECTS, VERDICTS, Bench, Defect, Trial
+from chaos_process import (
+    READ_ONLY,
+    Action,
+    Child,
+    at_file_event,
+    import_packages,
+    kill_at,
+    limit,
+    may_mount,
+    remount,
+    small_disk,
+)
+from chaos_trial import (
+    COMMANDS,
+    DEFECTS,
+    HANG,
+    LOST,
+    MESSAGE,
+    NOT_READ_BACK,
+    SAME,
+    SILENT,
+    UNCHECKED,
+    USER_FILES,
+    VERDICTS,
+    Bench,
+    Command,
+    Defect,
+    Trial,
+    files_of,
+    remove,
+)
 
-_SHARED_MEMORY = Path("/dev/shm")
+SIGNALS = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT)
+CACHES = (".token-store", "tuned.partial")
+METRICS, METRICS_LOST = "run/metrics.jsonl", "the figures before this step are lost"
+ANOTHER_CONFIGURATION = "was written by another command or configuration"
 
 
-@dataclass(frozen=True)
-class Outcome:
-    """What one fault led to."""
+# ── signals and limits ──
 
-    number: int
-    seed: int
-    command: str
-    fault: str
-    verdict: str
-    detail: str
-    processes: list[dict[str, Any]]
-    """Exit codes and last lines, and what was done, in order."""
-    seconds: float
+
+def _codes(number: int) -> tuple[int, ...]:
+    """Return the exit codes that a signal may lead to: the command may have finished before it, or not yet begun."""
+    return (0, -number, 128 + number)
+
+
+def _judge_and_repeat(trial: Trial, child: Child, number: int) -> str:
+    """Judge a process that got a signal, and repeat; a rank may have got SIGTERM after the end of another, too."""
+    if trial.command.ranks == 1:
+        trial.judge(child, _codes(number))
+    elif number != signal.SIGKILL:
+        trial.judge(child, (*_codes(number), *_codes(signal.SIGTERM)))
+    return trial.repeat()
+
+
+def signal_at_event(trial: Trial) -> str:
+    """A signal at the n-th file event of the process itself."""
+    number, event = trial.draw.choice(SIGNALS), trial.event()
+    rank = trial.draw.randrange(trial.command.ranks)
+    trial.reset()
+    children = trial.start(kill_at(trial.now, event, number), rank=rank)
+    trial.wait(children)
+    return _judge_and_repeat(trial, children[rank], number)
+
+
+def signal_at_time(trial: Trial) -> str:
+    """A signal from outside, at a random moment."""
+    number = trial.draw.choice(SIGNALS)
+    rank = trial.draw.randrange(trial.command.ranks)
+    delay = trial.draw.uniform(0, 1.1) * trial.reference.seconds
+    trial.reset()
+    children = trial.start()
+    children[rank].wait(delay)
+    children[rank].send(number)
+    trial.wait(children)
+    return _judge_and_repeat(trial, children[rank], number)
+
+
+def two_signals(trial: Trial) -> str:
+    """SIGINT or SIGTERM, and a second one soon after."""
+    first, second = trial.draw.choices(SIGNALS[1:], k=2)
+    delay, gap = trial.draw.uniform(0, 1.0) * trial.reference.seconds, trial.draw.uniform(0, 0.3)
+    trial.reset()
+    (child,) = trial.start()
+    for number, seconds in ((first, delay), (second, gap)):
+        child.wait(seconds)
+        child.send(number)
+    trial.wait([child])
+    trial.judge(child, (*_codes(first), *_codes(second)))
+    return trial.repeat()
+
+
+def two_at_once(trial: Trial) -> str:
+    """Two equal commands on one output."""
+    delay = trial.draw.uniform(0, 0.8) * trial.reference.seconds
+    trial.reset()
+    (first,) = trial.start()
+    first.wait(delay)
+    trial.log.append({"second after": delay})
+    (second,) = trial.start()
+    trial.wait([first, second])
+    for child in (first, second):
+        trial.judge(child, (0, 2))
+    if first.code and second.code:
+        raise Defect(LOST, "both commands were refused")
+    return trial.repeat()
+
+
+def few_descriptors(trial: Trial) -> str:
+    """A low limit of open files; with fewer than six, Python itself cannot import a module."""
+    return _survives(trial, limit("RLIMIT_NOFILE", trial.draw.randint(6, 40)))
+
+
+def little_memory(trial: Trial) -> str:
+    """A low limit of memory; where C++, Rust or the loader of libraries cannot allocate, they end the process."""
+    return _survives(trial, limit("RLIMIT_AS", int(2 ** trial.draw.uniform(20, 28))), (0, 1, 2, 127, -signal.SIGABRT))
+
+
+def small_files(trial: Trial) -> str:
+    """A limit of the size of files, which cuts writes short; what the process says is a file, too, and must fit."""
+    return _survives(trial, limit("RLIMIT_FSIZE", int(2 ** trial.draw.uniform(13.5, 17))))
+
+
+def _survives(trial: Trial, plant: Action, codes: Sequence[int] = (0, 1, 2)) -> str:
+    """Run with a fault of the process; its outputs, or those of the repeated command, must be the undisturbed ones."""
+    trial.reset()
+    child = trial.run(codes, plant)
+    unequal = [name for name in trial.differences(child) if name != "standard output"]
+    if child.code == 0 and unequal:
+        raise Defect(SILENT, f"other bytes: {', '.join(unequal[:4])}")
+    trial.repeat()
+    return MESSAGE if child.code in (1, 2) else SAME
+
+
+# ── disks ──
+
+
+def disk_full(trial: Trial) -> str:
+    """A disk that is full before the end."""
+    with small_disk(trial.now):
+        trial.reset()
+        found = os.statvfs(trial.now)
+        used = (found.f_blocks - found.f_bfree) * found.f_frsize
+        remount(trial.now, f"size={used + 4096 + int(trial.draw.uniform(0, 1.1) * trial.reference.num_bytes)}")
+        child = trial.run((0, 2))
+        remount(trial.now)
+        trial.repeat()
+        return MESSAGE if child.code else SAME
+
+
+def read_only(trial: Trial) -> str:
+    """A file system without permission to write, from the start or over an unfinished output."""
+    with small_disk(trial.now):
+        trial.reset()
+        if trial.draw.random() < 0.5:
+            trial.wait(trial.start(kill_at(trial.now, trial.event())))
+        remount(trial.now, flags=READ_ONLY)
+        child = trial.run((0, 2))
+        remount(trial.now)
+        if child.code == 0 and trial.differences(child):
+            raise Defect(SILENT, "exit 0 on a file system that cannot be written")
+        trial.repeat()
+        return MESSAGE if child.code else SAME
+
+
+# ── damaged files ──
+
+
+def damage_input(trial: Trial) -> str:
+    """A damaged file among the inputs."""
+    trial.reset()
+    return _damaged(trial, [file for name in trial.command.needs for file in files_of(trial.now / name)])
+
+
+def damage_unfinished(trial: Trial) -> str:
+    """A killed command, and a damaged file among those it has left."""
+    trial.reset()
+    trial.wait(trial.start(kill_at(trial.now, trial.event())))
+    return _damaged(trial, trial.written())
+
+
+def damage_finished(trial: Trial) -> str:
+    """A damaged file in a finished output, and the same command again."""
+    trial.reset(finished=True)
+    trial.checks = True
+    return _damaged(trial, trial.written())
+
+
+def damage(path: Path, draw: random.Random) -> str:
+    """Damage a file, and return how."""
+    content = path.read_bytes()
+    how = draw.choice(("bit", "bit", "bit", "cut", "cut", "zeros", "empty", "deleted", "longer"))
+    place = draw.randrange(max(1, len(content)))
+    if how == "deleted":
+        path.unlink()
+    elif how in ("empty", "cut"):
+        path.write_bytes(b"" if how == "empty" else content[:place])
+    elif how == "longer":
+        path.write_bytes(content + draw.randbytes(draw.randint(1, 64)))
+    elif content:
+        changed = bytearray(content)
+        if how == "bit":
+            changed[place] ^= 1 << draw.randrange(8)
+        else:
+            end = min(len(content), place + 4096)
+            changed[place:end] = bytes(end - place)
+        path.write_bytes(changed)
+    return how
+
+
+def _damaged(trial: Trial, files: Sequence[Path]) -> str:
+    """Damage one of the files, run the command, and judge whether it has noticed."""
+    if not files:
+        return trial.repeat()
+    file = trial.draw.choice(files)
+    name = file.relative_to(trial.now)
+    original, status = file.read_bytes(), file.stat()
+    how = f"{damage(file, trial.draw)} {name}"
+    trial.log.append({"damage": how})
+    damaged = file.read_bytes() if file.exists() else None
+    try:
+        child = trial.run((0, 1, 2))
+    except Defect as defect:
+        if defect.verdict == HANG and name.suffix == ".yaml" and any(trial.now.rglob("metrics.jsonl")):
+            return UNCHECKED  # another configuration was read, and its longer training has begun
+        raise
+    if child.code:
+        return _undone(trial, file, original, (status.st_atime_ns, status.st_mtime_ns), how)
+    differences = trial.differences(child)
+    if differences and name.parts[0] in USER_FILES:
+        return UNCHECKED
+    found = file.read_bytes() if file.exists() else None
+    is_left = damaged != original and found == damaged and (trial.bench.finished(trial.command) / name).exists()
+    if is_left and name.parts[0] in trial.command.outputs and set(differences) <= {str(name)}:
+        if NOT_READ_BACK.search(str(name)) or _is_older_checkpoint(trial, file):
+            return UNCHECKED
+        raise Defect(SILENT, f"{how}: left as it is, exit 0")
+    if differences:
+        raise Defect(SILENT, f"{how}: accepted, other bytes: {', '.join(differences[:4])}")
+    return SAME
+
+
+def _is_older_checkpoint(trial: Trial, file: Path) -> bool:
+    """Whether a file is in a checkpoint that is not read: of a finished run any, else not the last."""
+    checkpoint = next((path for path in file.parents if path.parent.name == "checkpoints"), None)
+    return checkpoint is not None and (trial.checks or checkpoint != max(checkpoint.parent.glob("step-*")))
+
+
+def _undone(trial: Trial, file: Path, original: bytes, times: tuple[int, int], how: str) -> str:
+    """After a message: with the file as it was, the command must succeed."""
+    if file.parent.is_dir():
+        file.write_bytes(original)
+        os.utime(file, ns=times)  # part of the identity of an input
+    try:
+        trial.repeat()
+    except Defect as defect:
+        if file.suffix == ".yaml" and ANOTHER_CONFIGURATION in str(defect):
+            return UNCHECKED  # a valid configuration, by which the first stages have written
+        raise Defect(defect.verdict, f"{how}; after it is undone: {defect}") from None
+    return MESSAGE
+
+
+def underneath(trial: Trial) -> str:
+    """Outputs deleted or changed while the command runs."""
+    event, what, share = trial.event(), trial.draw.choice(("folder", "file", "change")), trial.draw.random()
+    note = trial.bench.logs / "struck"
+    note.write_text("")
+
+    def act() -> None:
+        files = [file for output in (*trial.command.outputs, *CACHES) for file in files_of(trial.now / output)]
+        if not files:
+            return
+        file = files[int(share * len(files))]
+        name = file.relative_to(trial.now)
+        note.write_text(name.as_posix())
+        if what == "change":
+            content = file.read_bytes()
+            file.write_bytes(content[: int(share * len(content))])
+        else:
+            remove(file if what == "file" else trial.now / name.parts[0])
+
+    trial.reset()
+    child = trial.run((0, 1, 2), at_file_event(trial.now, event, act))
+    differences, struck = trial.differences(child), note.read_text()
+    missing = [name for name in differences if name != "standard output" and not (trial.now / name).exists()]
+    if child.code == 0 and missing and what == "folder":
+        raise Defect(SILENT, f"its output was deleted, exit 0: without {', '.join(missing[:3])}")
+    is_unread = NOT_READ_BACK.search(struck) or (
+        "/checkpoints/" in struck and (trial.now / struck).parents[2].joinpath("manifest.json").exists()
+    )  # a finished run's checkpoint is checked by what reads it later
+    if child.code == 0 and differences == [struck] and is_unread:
+        return UNCHECKED  # as in a finished output
+    if what == "folder" or (child.code == 0 and what == "file"):
+        return trial.repeat()
+    return _after_message(trial)
+
+
+def _after_message(trial: Trial) -> str:
+    """The command said what is wrong; it may succeed now, or is refused until the output is removed."""
+    child = trial.run((0, 1, 2))
+    if child.code:
+        trial.log.append({"then": "outputs removed"})
+        for output in (*trial.command.outputs, *CACHES):
+            remove(trial.now / output)
+        trial.repeat()
+        return MESSAGE
+    differences = trial.differences(child)
+    if differences == [METRICS] and METRICS_LOST in child.stdout():
+        return MESSAGE  # the run's folder was removed, all but a checkpoint that was being written
+    if differences:
+        raise Defect(SILENT, f"other bytes: {', '.join(differences[:4])}")
+    return SAME
+
+
+FAULTS: dict[str, tuple[Callable[[Trial], str], float]] = {
+    "signal at a file event": (signal_at_event, 4),
+    "signal at a moment": (signal_at_time, 2),
+    "two signals": (two_signals, 0.7),
+    "damaged input": (damage_input, 4),
+    "damaged, unfinished": (damage_unfinished, 4),
+    "damaged, finished": (damage_finished, 3),
+    "changed underneath": (underneath, 2),
+    "two at once": (two_at_once, 1),
+    "few descriptors": (few_descriptors, 1),
+    "little memory": (little_memory, 1),
+    "file size limited": (small_files, 1),
+    "disk full": (disk_full, 2),
+    "read-only": (read_only, 1),
+}
+"""Each returns a verdict or raises `Defect`; the number is how often it is drawn."""
+
+
+# ── the campaign ──
 
 
 def main() -> int:
     arguments = parse_arguments()
-    names = arguments.commands or [command.name for command in COMMANDS]
+    commands = [command for command in COMMANDS if command.name in (arguments.commands or command.name)]
     signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background would let commands ignore it
-    if set(names) <= {"vocab", "make-data"}:  # without torch
+    if {command.name for command in commands} <= {"vocab", "make-data"}:  # without torch
         import_packages(("bert_pretrain.cli", "bert_pretrain.vocab", "bert_pretrain.make_data"), ())
     else:
         import_packages()
-    with _work_folder(arguments.folder) as folder:
-        began = time.monotonic()
-        bench = Bench(folder)
-        bench.prepare(names)
-        print(f"prepared in {time.monotonic() - began:.0f} s; faults from seed {arguments.seed}", flush=True)
-        numbers = arguments.only or range(arguments.faults)
-        outcomes = []
+    memory = Path("/dev/shm")
+    folder = arguments.folder or Path(tempfile.mkdtemp(prefix="chaos-", dir=memory if memory.is_dir() else None))
+    try:
+        bench = Bench(folder.resolve())
+        bench.prepare([command.name for command in commands])
+        outcomes: list[dict[str, Any]] = []
+        end = time.monotonic() + arguments.seconds
         with arguments.output.open("w", encoding="utf-8") as file:
-            for outcome in campaign(bench, names, numbers, arguments.seed, arguments.seconds):
-                outcomes.append(outcome)
-                file.write(json.dumps(asdict(outcome), ensure_ascii=False) + "\n")
-                file.flush()
-                if outcome.verdict in DEFECTS or arguments.only:
-                    _print(outcome, whole=bool(arguments.only))
+            for number in arguments.only or range(arguments.faults):
+                if time.monotonic() > end:
+                    break
+                outcomes.append(try_fault(bench, commands, number, arguments.seed))
+                print(json.dumps(outcomes[-1], ensure_ascii=False), file=file, flush=True)
+                if outcomes[-1]["verdict"] in DEFECTS or arguments.only:
+                    _print(outcomes[-1], whole=bool(arguments.only))
+    finally:
+        if arguments.folder is None:
+            shutil.rmtree(folder, ignore_errors=True)
     print("\n".join(table(outcomes)))
-    num_defects = sum(outcome.verdict in DEFECTS for outcome in outcomes)
-    print(f"\n{len(outcomes):,} faults in {time.monotonic() - began:,.0f} s, {num_defects} defects: {arguments.output}")
+    num_defects = sum(outcome["verdict"] in DEFECTS for outcome in outcomes)
+    print(f"\n{len(outcomes):,} faults, {num_defects} defects: {arguments.output}")
     return int(num_defects > 0)
 
 
@@ -92,69 +407,46 @@ def parse_arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
-@contextlib.contextmanager
-def _work_folder(folder: Path | None) -> Iterator[Path]:
-    if folder is not None:
-        folder.mkdir(parents=True)
-        yield folder.resolve()
-        return
-    where = _SHARED_MEMORY if _SHARED_MEMORY.is_dir() else None
-    path = Path(tempfile.mkdtemp(prefix="chaos-", dir=where))
-    try:
-        yield path
-    finally:
-        shutil.rmtree(path, ignore_errors=True)
-
-
-def campaign(
-    bench: Bench, names: Sequence[str], numbers: Iterable[int], seed: int, seconds: float
-) -> Iterator[Outcome]:
-    """Yield the outcome of each fault, until the time is over."""
-    end = time.monotonic() + seconds
-    commands = [command for command in COMMANDS if command.name in names]
-    for number in numbers:
-        if time.monotonic() > end:
-            return
-        yield try_fault(bench, commands, number, seed)
-
-
 def choose(commands: Sequence[Command], number: int, seed: int) -> tuple[Command, str, random.Random]:
     """Return the command and the fault of a number, and what all further choices are drawn from."""
     draw = random.Random(f"{seed} {number}")
     command = draw.choices(commands, [command.share for command in commands])[0]
-    weights = applicable(command.name, command.ranks)
+    weights = {name: weight for name, (_, weight) in FAULTS.items()}
+    if command.ranks > 1:  # the others are those of one process
+        weights = {name: weight for name, weight in weights.items() if name.startswith("signal at ")}
+    elif not may_mount():
+        del weights["disk full"], weights["read-only"]
     return command, draw.choices(list(weights), list(weights.values()))[0], draw
 
 
-def try_fault(bench: Bench, commands: Sequence[Command], number: int, seed: int) -> Outcome:
+def try_fault(bench: Bench, commands: Sequence[Command], number: int, seed: int) -> dict[str, Any]:
     """Try the fault of a number, and return its outcome."""
     command, fault, draw = choose(commands, number, seed)
-    trial = Trial(bench, command, draw)
-    began = time.monotonic()
+    trial, began = Trial(bench, command, draw), time.monotonic()
     try:
         verdict, detail = FAULTS[fault][0](trial), ""
     except Defect as defect:
         verdict, detail = defect.verdict, str(defect)
-    return Outcome(number, seed, command.name, fault, verdict, detail, trial.log, time.monotonic() - began)
+    found = {"number": number, "seed": seed, "command": command.name, "fault": fault, "verdict": verdict}
+    return {**found, "detail": detail, "processes": trial.log, "seconds": time.monotonic() - began}
 
 
-def _print(outcome: Outcome, *, whole: bool) -> None:
-    print(f"{outcome.number}: {outcome.command}, {outcome.fault}: {outcome.verdict}: {outcome.detail}", flush=True)
-    for entry in outcome.processes if whole else ():
+def _print(outcome: dict[str, Any], *, whole: bool) -> None:
+    print("{number}: {command}, {fault}: {verdict}: {detail}".format(**outcome), flush=True)
+    for entry in outcome["processes"] if whole else ():
         print("   ", {key: value for key, value in entry.items() if key != "said"})
         print("\n".join(f"        {line}" for line in entry.get("said", ())))
 
 
-def table(outcomes: Sequence[Outcome]) -> list[str]:
+def table(outcomes: Sequence[dict[str, Any]]) -> list[str]:
     """Return the lines of a Markdown table: each command and each fault with the counts of its verdicts."""
     lines = [f"| | {' | '.join(VERDICTS)} |", "|---|" + "---:|" * len(VERDICTS)]
-    for field, names in (("command", [command.name for command in COMMANDS]), ("fault", list(FAULTS))):
-        for name in names:
-            counts = Counter(outcome.verdict for outcome in outcomes if getattr(outcome, field) == name)
-            if counts:
-                lines.append(f"| {name} | {' | '.join(str(counts[verdict] or '') for verdict in VERDICTS)} |")
-    counts = Counter(outcome.verdict for outcome in outcomes)
-    return [*lines, f"| all | {' | '.join(str(counts[verdict]) for verdict in VERDICTS)} |"]
+    groups = [("command", command.name) for command in COMMANDS] + [("fault", name) for name in FAULTS]
+    for key, name in [*groups, (None, "all")]:
+        counts = Counter(outcome["verdict"] for outcome in outcomes if key is None or outcome[key] == name)
+        if counts:
+            lines.append(f"| {name} | {' | '.join(str(counts[verdict] or '') for verdict in VERDICTS)} |")
+    return lines
 
 
 if __name__ == "__main__":

@@ -1,25 +1,28 @@
-"""Commands as processes of their own, forked from one that has imported everything, with faults planted in them.
+"""Commands as processes of their own, forked from one that has imported everything, and faults planted in them.
 
 Importing torch takes seconds, a tiny command parts of one. The fork has its own process id, session, descriptors and
-signal handlers, and leaves with the exit code that the command line would have. Nothing of the package may have run
-before the fork: no thread of torch or pyarrow may exist. Linux only.
+signal handlers, and exits with the code that the command line would have. Nothing of the package may have run before
+the fork: no thread of torch or pyarrow may exist. Linux only.
 """
 
 import atexit
 import contextlib
+import ctypes
+import functools
 import gc
 import importlib
 import os
 import pkgutil
 import resource
 import select
+import shutil
 import signal
-import subprocess
 import sys
+import tempfile
 import threading
 import time
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -33,8 +36,9 @@ LIBRARIES = (
     "sklearn.metrics",
 )
 EVENTS = ("open", "os.rename", "os.remove", "os.mkdir", "os.rmdir", "os.truncate", "os.link")
-KILL_GRACE_SECONDS = 5.0
+READ_ONLY, _REMOUNT, _DETACH = 1, 32, 2
 _HANDLED = (signal.SIGINT, signal.SIGTERM)
+_libc = ctypes.CDLL(None, use_errno=True)
 
 
 def import_packages(names: Sequence[str] = ("bert_pretrain",), libraries: Sequence[str] = LIBRARIES) -> None:
@@ -56,13 +60,13 @@ def import_packages(names: Sequence[str] = ("bert_pretrain",), libraries: Sequen
 
 @dataclass
 class Child:
-    """A process that was started, and what it has said."""
+    """A process and the files of its standard output and standard error."""
 
     pid: int
     output: Path
     errors: Path
     began: float = field(default_factory=time.monotonic)
-    ended: float | None = None
+    seconds: float = 0.0
     code: int | None = None
     """The exit code, minus the signal's number where one has ended it; None while it runs."""
 
@@ -79,12 +83,8 @@ class Child:
         finally:
             os.close(descriptor)
         self.code = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
-        self.ended = time.monotonic()
+        self.seconds = time.monotonic() - self.began
         return True
-
-    def age(self) -> float:
-        """Return for how many seconds the process has run."""
-        return (self.ended or time.monotonic()) - self.began
 
     def send(self, number: int) -> None:
         """Send a signal, unless the process has ended."""
@@ -95,89 +95,58 @@ class Child:
         """Kill what is left of the process and of those it has started."""
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.pid, signal.SIGKILL)
-        self.wait(KILL_GRACE_SECONDS)
+        self.wait(5.0)
 
     def stdout(self) -> str:
-        return self.output.read_text(encoding="utf-8", errors="replace") if self.output.exists() else ""
+        return self.output.read_text(encoding="utf-8", errors="replace")
 
     def stderr(self) -> str:
-        return self.errors.read_text(encoding="utf-8", errors="replace") if self.errors.exists() else ""
+        return self.errors.read_text(encoding="utf-8", errors="replace")
 
 
-@dataclass(frozen=True)
-class Launcher:
-    """Starts commands in one folder; `logs` gets what they say."""
-
-    folder: Path
-    logs: Path
-
-    def _child(self, name: str) -> Child:
-        child = Child(0, self.logs / f"{name}.out", self.logs / f"{name}.err")
-        for path in (child.output, child.errors):
-            path.unlink(missing_ok=True)
+def fork(
+    function: Action,
+    folder: Path,
+    logs: Path,
+    *,
+    plant: Action | None = None,
+    environment: Mapping[str, str] = {},
+) -> Child:
+    """Call a function in a fork that runs in a folder, after `plant` has planted a fault; `logs` plus an ending."""
+    child = Child(0, logs.with_suffix(".out"), logs.with_suffix(".err"))
+    for path in (child.output, child.errors):
+        path.write_bytes(b"")
+    signal.pthread_sigmask(signal.SIG_BLOCK, _HANDLED)  # until the handlers are those of a new process
+    child.pid = os.fork()
+    if child.pid:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, _HANDLED)
         return child
+    code = 70
+    try:
+        os.setsid()
+        _redirect(child)
+        os.chdir(folder)
+        os.environ.update(environment)
+        if plant is not None:
+            plant()
+        code = _call(function)
+    finally:
+        os._exit(code)
 
-    def fork(
-        self, function: Action, name: str, *, plant: Action | None = None, environment: Mapping[str, str] | None = None
-    ) -> Child:
-        """Call a function in a fork, after `plant` has planted a fault there."""
-        child = self._child(name)
-        signal.pthread_sigmask(signal.SIG_BLOCK, _HANDLED)  # until the handlers are those of a new process
-        child.pid = os.fork()
-        if child.pid:
-            signal.pthread_sigmask(signal.SIG_UNBLOCK, _HANDLED)
-        else:
-            code = 70
-            try:
-                os.setsid()
-                _redirect(child)
-                os.chdir(self.folder)
-                os.environ.update(environment or {})
-                if plant is not None:
-                    plant()
-                code = _call(function)
-            finally:
-                os._exit(code)
-        return child
 
-    def command(
-        self,
-        arguments: Sequence[str],
-        name: str,
-        *,
-        plant: Action | None = None,
-        environment: Mapping[str, str] | None = None,
-    ) -> Child:
-        """Start `bert-pretrain ARGUMENTS` in a fork."""
+def command_line(arguments: Sequence[str]) -> Action:
+    """Return what runs `bert-pretrain ARGUMENTS` in a fork."""
 
-        def run() -> None:
-            from bert_pretrain import __main__, cli
-            from bert_pretrain.cli import loading
+    def run() -> None:
+        from bert_pretrain import __main__, cli
+        from bert_pretrain.cli import loading
 
-            sys.argv = ["bert-pretrain", *arguments]
-            sys.modules["__main__"] = __main__  # what spawned workers import
-            loading._STARTED = time.monotonic()
-            cli.main()
+        sys.argv = ["bert-pretrain", *arguments]
+        sys.modules["__main__"] = __main__  # what spawned workers import
+        loading._STARTED = time.monotonic()
+        cli.main()
 
-        return self.fork(run, name, plant=plant, environment=environment)
-
-    def execute(self, arguments: Sequence[str], name: str, environment: Mapping[str, str] | None = None) -> Child:
-        """Start `python -m bert_pretrain ARGUMENTS` anew, from the start of the interpreter."""
-        child = self._child(name)
-        command = [sys.executable, "-m", "bert_pretrain", *arguments]
-        with child.output.open("wb") as output, child.errors.open("wb") as errors:
-            process = subprocess.Popen(
-                command,
-                cwd=self.folder,
-                env={**os.environ, **(environment or {})},
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=errors,
-                start_new_session=True,
-            )
-        child.pid = process.pid
-        process.returncode = 0  # `Child.wait` reaps it, not Popen
-        return child
+    return run
 
 
 def _redirect(child: Child) -> None:
@@ -185,7 +154,7 @@ def _redirect(child: Child) -> None:
         signal.signal(number, signal.SIG_DFL)  # the command line installs its own
     signal.pthread_sigmask(signal.SIG_UNBLOCK, _HANDLED)
     for descriptor, path in ((0, Path(os.devnull)), (1, child.output), (2, child.errors)):
-        opened = os.open(path, os.O_RDONLY if descriptor == 0 else os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
+        opened = os.open(path, os.O_RDONLY if descriptor == 0 else os.O_WRONLY)
         os.dup2(opened, descriptor)
         os.close(opened)
     # New objects: those of the parent may hold text, or be a test's.
@@ -200,12 +169,9 @@ def _call(function: Action) -> int:
         function()
     except SystemExit as leaving:
         code = leaving.code
-    except KeyboardInterrupt:
+    except BaseException as error:
         traceback.print_exc()
-        code = 130
-    except BaseException:
-        traceback.print_exc()
-        code = 1
+        code = 130 if isinstance(error, KeyboardInterrupt) else 1
     threading._shutdown()  # type: ignore[attr-defined]
     atexit._run_exitfuncs()
     try:
@@ -217,9 +183,6 @@ def _call(function: Action) -> int:
     return code if isinstance(code, int) else int(code is not None)
 
 
-# Faults that are planted in the process itself.
-
-
 def at_file_event(folder: Path, number: int, action: Action, *, log: Path | None = None) -> Action:
     """Return a plant that calls an action at the n-th time that Python opens, renames or removes a file of a folder.
 
@@ -227,7 +190,7 @@ def at_file_event(folder: Path, number: int, action: Action, *, log: Path | None
     """
 
     def plant() -> None:
-        root, count = str(folder), 0
+        count = 0
         acting = threading.local()
 
         def hook(event: str, arguments: tuple[object, ...]) -> None:
@@ -237,7 +200,7 @@ def at_file_event(folder: Path, number: int, action: Action, *, log: Path | None
             path = arguments[0]
             if not isinstance(path, str | bytes | os.PathLike):
                 return
-            if not os.path.abspath(os.fsdecode(path)).startswith(root):
+            if not os.path.abspath(os.fsdecode(path)).startswith(str(folder)):
                 return
             count += 1
             if count == number:
@@ -252,57 +215,47 @@ def at_file_event(folder: Path, number: int, action: Action, *, log: Path | None
     return plant
 
 
-def limits(**values: int) -> Action:
-    """Return a plant that sets limits of the process: `limits(RLIMIT_NOFILE=30)`; memory counts from what is in use."""
+def kill_at(folder: Path, event: int, number: int = signal.SIGKILL) -> Action:
+    """Return a plant by which the process sends itself a signal at its n-th file event."""
+    return at_file_event(folder, event, lambda: os.kill(os.getpid(), number))
+
+
+def limit(name: str, value: int) -> Action:
+    """Return a plant that sets a limit of the process, such as RLIMIT_NOFILE; memory counts from what is in use."""
 
     def plant() -> None:
-        for name, value in values.items():
-            if name == "RLIMIT_AS":
-                value += int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
-            kind = getattr(resource, name)
-            resource.setrlimit(kind, (value, value))  # the hard one too, which a command might raise its own to
+        used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+        most = value + (used if name == "RLIMIT_AS" else 0)
+        resource.setrlimit(getattr(resource, name), (most, most))  # the hard one too, which a command might raise to
 
     return plant
 
 
-def jumping_clock(after_calls: int, seconds: float, *, monotonic: bool) -> Action:
-    """Return a plant that moves the clock by some seconds after so many readings."""
-
-    def plant() -> None:
-        calls = 0
-
-        def jumping(clock: Callable[[], float]) -> Callable[[], float]:
-            def read() -> float:
-                nonlocal calls
-                calls += 1
-                return clock() + (seconds if calls > after_calls else 0.0)
-
-            return read
-
-        time.time = jumping(time.time)
-        if monotonic:  # as after a suspended machine: forward only
-            time.monotonic, time.perf_counter = jumping(time.monotonic), jumping(time.perf_counter)
-
-    return plant
+@functools.cache
+def may_mount() -> bool:
+    """Whether this process may mount file systems."""
+    if os.geteuid() != 0 or shutil.which("mount") is None:
+        return False
+    with tempfile.TemporaryDirectory() as folder, contextlib.suppress(OSError), small_disk(Path(folder)):
+        return True
+    return False
 
 
-def closed_pipe(after_bytes: int) -> Action:
-    """Return a plant that makes the standard output a pipe whose reader leaves after so many bytes, or a closed one."""
+@contextlib.contextmanager
+def small_disk(folder: Path) -> Iterator[None]:
+    """Mount a file system in memory over an empty folder."""
+    _mount(folder, 0, "size=1g")
+    try:
+        yield
+    finally:
+        _libc.umount2(str(folder).encode(), _DETACH)
 
-    def plant() -> None:
-        if after_bytes < 0:
-            os.close(1)
-            sys.stdout = None  # as the interpreter leaves it
-            return
-        reading, writing = os.pipe()
-        if os.fork() == 0:
-            os.close(writing)
-            left = after_bytes
-            while left > 0 and (found := os.read(reading, left)):
-                left -= len(found)
-            os._exit(0)
-        os.close(reading)
-        os.dup2(writing, 1)
-        os.close(writing)
 
-    return plant
+def remount(folder: Path, options: str = "size=1g", flags: int = 0) -> None:
+    """Change the size of such a file system, or whether it can be written."""
+    _mount(folder, _REMOUNT | flags, options)
+
+
+def _mount(folder: Path, flags: int, options: str) -> None:
+    if _libc.mount(b"tmpfs", str(folder).encode(), b"tmpfs", flags, options.encode()):
+        raise OSError(ctypes.get_errno(), "mount")

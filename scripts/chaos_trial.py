@@ -1,40 +1,244 @@
-"""One fault: a command in a fresh folder, what is done to it, and the verdict after the command is repeated."""
+"""The commands of a campaign with their inputs, and a trial: a command in a fresh folder under a fault, and a verdict.
 
-import contextlib
-import ctypes
-import functools
-import os
+Every command runs in a folder of the same path, because manifests record paths. What a clock decides is left out of the
+comparison: times, rates and what is drawn from them; everything else is compared byte by byte.
+"""
+
+import gzip
+import hashlib
+import json
 import random
 import re
+import shlex
 import shutil
 import signal
 import socket
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from chaos_commands import COMMANDS, Command, copy, digest, files_of, without_times, write_inputs
-from chaos_process import Action, Child, Launcher, at_file_event
+from chaos_process import Action, Child, at_file_event, command_line, fork
 
 SAME, MESSAGE, UNCHECKED = "same", "message", "unchecked"
 LOST, SILENT, TRACEBACK, HANG = "lost", "silent", "traceback", "hang"
-VERDICTS = (SAME, MESSAGE, UNCHECKED, LOST, SILENT, TRACEBACK, HANG)
 DEFECTS = (LOST, SILENT, TRACEBACK, HANG)
+VERDICTS = (SAME, MESSAGE, UNCHECKED, *DEFECTS)
 HANG_SECONDS = 150.0
 RANKS_SECONDS = 20.0
 """Other ranks get this long to end after a SIGTERM; torchrun kills them then, too."""
-UNCHECKED_INPUTS = ("text", "tiny.yaml", "lines.txt", "pairs.jsonl", "rows.jsonl", "tags.jsonl", "squad.json")
-"""Files of the user, without a checksum: what is damaged there, but can be read, cannot be told from what was meant."""
+USER_FILES = ("text", "tiny.yaml", "lines.txt", "pairs.jsonl", "rows.jsonl", "tags.jsonl", "squad.json")
+"""Inputs without a checksum: what is damaged there, but can be read, cannot be told from what was meant."""
+WRITERS = {"vocab": "vocab", "data": "make-data", "run": "train", "model": "train", "tuned": "finetune classify"}
 NOT_READ_BACK = re.compile(r"\.(png|md|html|log|yaml)$|(^|/)\.")
 """For readers, and caches; of a finished run, the same command does not read the checkpoints either."""
-_MS_RDONLY, _MS_REMOUNT, _MNT_DETACH = 1, 32, 2
-_libc = ctypes.CDLL(None, use_errno=True)
+VOLATILE_FILES = ("time.json", "checksums.json", "manifest.partial.json", ".lock", "training_args.bin")
+"""Clocks and sums of files that hold some, and what a finished output may or may not have."""
+VOLATILE_KEYS = re.compile(
+    r"second|_time|time_|runtime|per_s$|tokens_per|mfu|flops_per|memory|wait_share|host|pid|date|sha256|^bytes$"
+)
+_QUANTITY = r"\d[\d,.]*( ?(d|h|min|ms|s|seconds?|minutes?|tokens/s|MB|GB|GFLOPS|TFLOPS|it/s|/s|%))\b"
+VOLATILE_TEXT = re.compile(rf"{_QUANTITY}( {_QUANTITY})*")
+CHECKPOINT = re.compile(r"checkpoints/step-\d+/")
+KEPT_ASIDE = re.compile(r"(^|/)broken-|\.old-\d|(^|/)\.token-store(/|$)")
+"""Damaged checkpoints and old outputs, which commands move aside; the token store is a cache."""
+TINY = """\
+vocab: {size: 400, unused_tokens: 9, min_frequency: 1}
+data: {max_seq_length: 32, dupe_factor: 2, examples_per_shard: 64, validation_fraction: 0.2}
+model:
+  {hidden_size: 16, num_hidden_layers: 1, num_attention_heads: 2, intermediate_size: 32, max_position_embeddings: 64}
+train: {global_batch_size: 16, max_steps: 12, save_every: 4, eval_every: 6, log_every: 2, keep_checkpoints: 2}
+"""
+
+
+@dataclass(frozen=True)
+class Command:
+    """A command of the campaign."""
+
+    name: str
+    line: str
+    outputs: tuple[str, ...] = ()
+    prints_result: bool = False
+    """Whether its standard output is compared, too."""
+    checks: tuple[str, ...] = ()
+    """Flags with which a finished output is checked whole."""
+    ranks: int = 1
+    """Processes that train together."""
+    share: float = 1.0
+    """How often it is drawn; commands that take long are drawn less often."""
+
+    @property
+    def arguments(self) -> tuple[str, ...]:
+        return tuple(shlex.split(self.line))
+
+    @property
+    def needs(self) -> tuple[str, ...]:
+        """Files and folders that are copied from the prepared ones."""
+        return tuple(w for w in self.arguments[1:] if w in (*USER_FILES, *WRITERS) and w not in self.outputs)
+
+
+_TRAIN, _TUNING = "train --data data --output run --config tiny.yaml", "--output tuned --batch-size 16"
+COMMANDS = (
+    Command("vocab", "vocab text --output vocab --config tiny.yaml --workers 1", ("vocab",)),
+    Command(
+        "vocab --extend",
+        "vocab text --output more --extend model --config tiny.yaml --add-tokens 5 --workers 1",
+        ("more",),
+    ),
+    Command(
+        "make-data",
+        "make-data text --vocab vocab --output data --config tiny.yaml --workers 1",
+        ("data",),
+        checks=("--verify",),
+    ),
+    Command("train", _TRAIN, ("run",)),
+    Command("train (2 ranks)", _TRAIN, ("run",), ranks=2),
+    Command("train --init-from", f"{_TRAIN} --init-from model --set train.max_steps=8", ("run",)),
+    Command("train --teacher", f"{_TRAIN} --teacher model --set train.max_steps=8", ("run",), share=0.5),
+    Command("run", "run tiny.yaml text --output all --workers 1", ("all",), share=0.5),
+    Command("inspect", "inspect data --stats --html page.html --workers 1", ("page.html",), prints_result=True),
+    Command("evaluate --data", "evaluate model --data data --json found.json", ("found.json",)),
+    Command("score", "evaluate model --text lines.txt --output scores.jsonl", ("scores.jsonl",)),
+    Command("evaluate --pairs", "evaluate model --pairs pairs.jsonl --json found.json", ("found.json",)),
+    Command("fill-mask", "fill-mask model 'the [MASK] of a river' --json", prints_result=True),
+    Command("embed", "embed model lines.txt --output vectors.npy", ("vectors.npy",)),
+    Command(
+        "embed --level token",
+        "embed model lines.txt --output vectors.parquet --level token",
+        ("vectors.parquet",),
+    ),
+    Command(
+        "finetune classify",
+        f"finetune classify model --train rows.jsonl --epochs 2 --max-length 24 {_TUNING}",
+        ("tuned",),
+    ),
+    Command(
+        "finetune tag",
+        f"finetune tag model --train tags.jsonl --epochs 2 --max-length 24 {_TUNING}",
+        ("tuned",),
+        share=0.5,
+    ),
+    Command(
+        "finetune answer",
+        f"finetune answer model --train squad.json --epochs 1 --max-length 32 {_TUNING}",
+        ("tuned",),
+        share=0.5,
+    ),
+    Command("predict", "predict tuned rows.jsonl --output predictions.jsonl", ("predictions.jsonl",)),
+    Command("report", "report run --output curves.png", ("curves.png", "curves.html")),
+)
+
+
+def write_inputs(folder: Path) -> None:
+    """Write a corpus in several formats, a configuration, and rows for fine-tuning and evaluation."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    draw = random.Random(13)
+    syllables = [a + b for a in "bdfklmnprst" for b in "aeiou"]
+    words = ["".join(draw.choices(syllables, k=draw.randint(1, 3))) for _ in range(300)] + ["the", "of", "a", "river"]
+
+    def sentence(count: int | None = None) -> str:
+        return " ".join(draw.choices(words, k=count or draw.randint(5, 12))) + "."
+
+    def documents(separator: str) -> list[str]:
+        return [separator.join(sentence() for _ in range(draw.randint(3, 9))) for _ in range(40)]
+
+    def lines_of(rows: Sequence[object]) -> str:
+        return "".join(json.dumps(row) + "\n" for row in rows)
+
+    def question(number: int) -> dict[str, Any]:
+        context = sentence(14)
+        word = context.split()[number % 12]
+        answer = {"text": word, "answer_start": context.index(word)}
+        return {"context": context, "qas": [{"id": str(number), "question": "which?", "answers": [answer]}]}
+
+    (folder / "text").mkdir()
+    (folder / "text" / "a.txt").write_text("\n\n".join(documents("\n")) + "\n")
+    records = lines_of([{"text": text} for text in documents(" ")])
+    (folder / "text" / "b.jsonl.gz").write_bytes(gzip.compress(records.encode(), mtime=0))
+    pq.write_table(pa.table({"text": documents(" ")}), folder / "text" / "c.parquet")
+    (folder / "tiny.yaml").write_text(TINY)
+    (folder / "lines.txt").write_text("".join(sentence() + "\n" for _ in range(12)))
+    pairs = [{"sentence_good": sentence(6), "sentence_bad": sentence(6)} for _ in range(6)]
+    (folder / "pairs.jsonl").write_text(lines_of(pairs))
+    rows = [{"text": sentence(), "label": "abc"[number % 3]} for number in range(60)]
+    (folder / "rows.jsonl").write_text(lines_of(rows))
+    tagged = [{"tokens": draw.choices(words, k=6), "tags": ["O", "B-X", "I-X", "O", "B-Y", "O"]} for _ in range(60)]
+    (folder / "tags.jsonl").write_text(lines_of(tagged))
+    squad = {"data": [{"title": "", "paragraphs": [question(number) for number in range(24)]}]}
+    (folder / "squad.json").write_text(json.dumps(squad))
+
+
+# ── what a command has written ──
+
+
+def copy(path: Path, target: Path) -> None:
+    """Copy a file or a folder."""
+    if path.is_dir():
+        shutil.copytree(path, target, symlinks=True)
+    else:
+        shutil.copy2(path, target)
+
+
+def remove(path: Path) -> None:
+    """Remove a file or a folder, if it is there."""
+    shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink(missing_ok=True)
+
+
+def files_of(path: Path) -> list[Path]:
+    """Return a file, or the files of a folder, in a fixed order."""
+    if path.is_file():
+        return [path]
+    return sorted(file for file in path.rglob("*") if file.is_file() and not file.is_symlink()) if path.is_dir() else []
+
+
+def digest(folder: Path, outputs: Sequence[str]) -> dict[str, str]:
+    """Return hashes of the files of outputs, by path; without what depends on a clock."""
+    found = {}
+    for file in (file for output in outputs for file in files_of(folder / output)):
+        name = file.relative_to(folder).as_posix()
+        if file.name not in VOLATILE_FILES and not KEPT_ASIDE.search(name):
+            found[name] = hashlib.sha256(_comparable(file)).hexdigest()
+    checkpoints = {match.group() for name in found if (match := CHECKPOINT.search(name))}
+    for old in sorted(checkpoints)[:-1]:  # which ones are kept depends on where a run was interrupted
+        found = {name: value for name, value in found.items() if old not in name}
+    return found
+
+
+def _comparable(file: Path) -> bytes:
+    """Return the bytes of a file without what depends on a clock."""
+    content = file.read_bytes()
+    if file.suffix == ".png":
+        return b""  # it has times on its axes; that it exists is compared
+    if file.suffix in (".json", ".jsonl"):
+        try:
+            lines = content.decode().splitlines() if file.suffix == ".jsonl" else [content.decode()]
+            return "\n".join(json.dumps(_without_times(json.loads(line))) for line in lines).encode()
+        except (ValueError, RecursionError):
+            return content
+    if file.suffix in (".md", ".html", ".txt") and file.name != "vocab.txt":
+        return without_times(content.decode(errors="replace")).encode()
+    return content
+
+
+def without_times(text: str) -> str:
+    """Return a text without durations, rates and sizes."""
+    return VOLATILE_TEXT.sub("", text)
+
+
+def _without_times(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _without_times(item) for key, item in value.items() if not VOLATILE_KEYS.search(key)}
+    return [_without_times(item) for item in value] if isinstance(value, list) else value
+
+
+# ── trials ──
 
 
 class Defect(Exception):
-    """What a fault has brought to light."""
+    """A defect that a fault has found."""
 
     def __init__(self, verdict: str, detail: str) -> None:
         super().__init__(detail)
@@ -64,59 +268,49 @@ class Bench:
         self.now, self.base, self.logs = (self.folder / name for name in ("now", "base", "logs"))
         for folder in (self.now, self.base, self.logs):
             folder.mkdir(parents=True)
-        self.launcher = Launcher(self.now, self.logs)
 
     def prepare(self, names: Sequence[str]) -> None:
         """Write the inputs, run every command undisturbed, and keep what others need."""
-        child = self.launcher.fork(lambda: write_inputs(self.base), "inputs")
+        child = fork(lambda: write_inputs(self.base), self.base, self.logs / "inputs")
         child.wait(HANG_SECONDS)
         if child.code:
             raise RuntimeError(child.stderr())
-        for command in _in_order(names):
-            self._refer(command, keep_only=command.name not in names)
+        for name in names:
+            self._prepare(next(command for command in COMMANDS if command.name == name))
 
-    def _refer(self, command: Command, *, keep_only: bool) -> None:
-        trial = Trial(self, command, random.Random(0))
+    def _prepare(self, command: Command) -> None:
+        if command.name in self.references:
+            return
+        self.prepare_writers(command)
+        trial, count = Trial(self, command, random.Random(0)), self.logs / "events"
         trial.reset()
-        count = self.logs / "events"
-        children = trial.start(plant=at_file_event(self.now, -1, lambda: None, log=count))
+        children = trial.start(at_file_event(self.now, -1, lambda: None, log=count))
         trial.wait(children)
         if any(child.code for child in children):
             raise RuntimeError(f"{command.name} fails undisturbed:\n{children[0].stderr()}")
-        made = sum(file.stat().st_size for file in trial.written())
-        stdout = without_times(children[0].stdout())
-        seconds = trial.seconds
         self.references[command.name] = Reference(
-            digest(self.now, command.outputs), stdout, seconds, int(count.read_text()), made
+            digest(self.now, command.outputs),
+            without_times(children[0].stdout()),
+            children[0].seconds,
+            int(count.read_text()),
+            sum(file.stat().st_size for file in trial.written()),
         )
         shutil.copytree(self.now, self.finished(command), symlinks=True)
         for output in command.outputs:
-            if not (self.base / output).exists():
+            if WRITERS.get(output) == command.name:
                 copy(self.now / output, self.base / output)
                 if output == "run":
                     copy(self.now / "run" / "model", self.base / "model")
 
+    def prepare_writers(self, command: Command) -> None:
+        """Run the commands first that write what a command needs."""
+        writers = {WRITERS[need] for need in command.needs if need in WRITERS}
+        for writer in (one for one in COMMANDS if one.name in writers):
+            self._prepare(writer)
+
     def finished(self, command: Command) -> Path:
         """The folder after an undisturbed run."""
         return self.folder / "finished" / command.name.replace(" ", "_")
-
-
-def _in_order(names: Sequence[str]) -> list[Command]:
-    """Return commands and those that write what they need, so that each finds its inputs."""
-    writers = {"vocab": "vocab", "data": "make-data", "run": "train", "model": "train", "tuned": "finetune classify"}
-    by_name = {command.name: command for command in COMMANDS}
-    found: dict[str, Command] = {}
-
-    def add(name: str) -> None:
-        if name not in found:
-            for need in by_name[name].needs:
-                if need in writers:
-                    add(writers[need])
-            found[name] = by_name[name]
-
-    for name in names:
-        add(name)
-    return list(found.values())
 
 
 @dataclass
@@ -127,17 +321,11 @@ class Trial:
     command: Command
     draw: random.Random
     log: list[dict[str, Any]] = field(default_factory=list)
-    seconds: float = 0.0
     checks: bool = False
     """Whether the command is to check a finished output whole."""
 
-    @property
-    def arguments(self) -> tuple[str, ...]:
-        return self.command.arguments + (self.command.checks if self.checks else ())
-
-    @property
-    def now(self) -> Path:
-        return self.bench.now
+    def __post_init__(self) -> None:
+        self.now = self.bench.now
 
     @property
     def reference(self) -> Reference:
@@ -145,7 +333,8 @@ class Trial:
 
     def reset(self, *, finished: bool = False) -> None:
         """Empty the folder and put the inputs there, or what an undisturbed run has left."""
-        empty(self.now)
+        for path in self.now.iterdir():
+            remove(path)
         if finished:
             shutil.copytree(self.bench.finished(self.command), self.now, symlinks=True, dirs_exist_ok=True)
             return
@@ -161,20 +350,24 @@ class Trial:
         """Draw the number of a file event of the command."""
         return self.draw.randint(1, self.reference.num_events)
 
-    def start(self, plant: Action | None = None, *, rank: int = 0, execute: bool = False) -> list[Child]:
+    def start(self, plant: Action | None = None, *, rank: int = 0) -> list[Child]:
         """Start the command, or its ranks, of which one gets the fault."""
-        name = f"{len(self.log)}"
-        if execute:
-            return [self.bench.launcher.execute(self.arguments, name)]
-        port = str(_free_port())
+        size, address = self.command.ranks, {}
+        if size > 1:
+            with socket.socket() as probe:
+                probe.bind(("127.0.0.1", 0))
+                address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(probe.getsockname()[1])}
+            address |= {"WORLD_SIZE": str(size), "LOCAL_WORLD_SIZE": str(size)}
+        run = command_line(self.command.arguments + (self.command.checks if self.checks else ()))
         return [
-            self.bench.launcher.command(
-                self.arguments,
-                f"{name}-{number}",
+            fork(
+                run,
+                self.now,
+                self.bench.logs / f"{len(self.log)}-{number}",
                 plant=plant if number == rank else None,
-                environment=_environment(number, self.command.ranks, port),
+                environment={**address, "RANK": str(number), "LOCAL_RANK": str(number)} if size > 1 else {},
             )
-            for number in range(self.command.ranks)
+            for number in range(size)
         ]
 
     def wait(self, children: Sequence[Child]) -> None:
@@ -192,25 +385,25 @@ class Trial:
         if is_stopping:
             for child in running:
                 child.end()
-        self.seconds = max(child.age() for child in children)
+        hanging = [child for child in children if child.code is None]
         for child in children:
-            is_hanging = child.code is None
-            self.log.append({"code": "hang" if is_hanging else child.code, "said": last_lines(child)})
+            said = [*child.stdout().splitlines()[-3:], *child.stderr().splitlines()[-12:]]
+            self.log.append({"code": "hang" if child in hanging else child.code, "said": said})
             child.end()
-            if is_hanging:
-                raise Defect(HANG, f"no end after {HANG_SECONDS:g} s")
+        if hanging:
+            raise Defect(HANG, f"no end after {HANG_SECONDS:g} s")
 
     def judge(self, child: Child, codes: Sequence[int]) -> None:
         """Check how a process has ended: with one of the exit codes, and with one message if it is 1 or 2."""
         errors, code = child.stderr(), child.code
-        said = errors + child.stdout()
-        if "Traceback (most recent call last)" in said or "Exception ignored" in said:
-            raise Defect(TRACEBACK, _last_line(errors))
+        last = next((line[:200] for line in reversed(errors.splitlines()) if line.strip()), "no output")
+        if re.search(r"Traceback \(most recent call last\)|Exception ignored in", errors + child.stdout()):
+            raise Defect(TRACEBACK, last)
         if code not in codes:
-            raise Defect(TRACEBACK if code and code not in (1, 2) else LOST, f"exit {code}: {_last_line(errors)}")
+            raise Defect(TRACEBACK if code and code not in (1, 2) else LOST, f"exit {code}: {last}")
         num_messages = len(re.findall(r"(?:^|\]\s*)error: ", errors, re.MULTILINE))  # perhaps behind a progress bar
         if code == 2 and num_messages != 1:
-            raise Defect(TRACEBACK, f"{num_messages} messages: {_last_line(errors)}")
+            raise Defect(TRACEBACK, f"{num_messages} messages: {last}")
 
     def run(self, codes: Sequence[int] = (0,), plant: Action | None = None) -> Child:
         """Run the command to its end and judge it; of several ranks return the first."""
@@ -220,110 +413,19 @@ class Trial:
         return children[0]
 
     def differences(self, child: Child) -> list[str]:
-        """Return which outputs are other than those of the undisturbed run."""
+        """Return the outputs that differ from those of the undisturbed run."""
         found, expected = digest(self.now, self.command.outputs), self.reference.digest
         names = [name for name in sorted({*found, *expected}) if found.get(name) != expected.get(name)]
         if self.command.prints_result and without_times(child.stdout()) != self.reference.stdout:
             names.append("standard output")
         return names
 
-    def is_unread_checkpoint(self, name: str) -> bool:
-        """Whether a file of a finished run is in a checkpoint: what reads it later checks it then."""
-        return "/checkpoints/" in name and (self.now / name).parents[2].joinpath("manifest.json").exists()
-
     def repeat(self) -> str:
         """Run the command undisturbed; its outputs must be those of the undisturbed run."""
-        children = self.start()
-        self.wait(children)
-        child = children[0]
-        self.judge(child, (0, 1, 2))
+        child = self.run((0, 1, 2))
         if child.code:
-            raise Defect(LOST, f"the same command is refused: {_message(child)}")
+            message = next((line for line in child.stderr().splitlines() if line.startswith("error:")), "no message")
+            raise Defect(LOST, f"the same command is refused: {message[:300]}")
         if differences := self.differences(child):
             raise Defect(SILENT, f"other bytes after the repeat: {', '.join(differences[:4])}")
         return SAME
-
-
-def _environment(rank: int, size: int, port: str) -> Mapping[str, str]:
-    if size == 1:
-        return {}
-    names = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": size, "LOCAL_WORLD_SIZE": size, "MASTER_PORT": port}
-    return {name: str(value) for name, value in names.items()} | {"MASTER_ADDR": "127.0.0.1"}
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
-def last_lines(child: Child, count: int = 12) -> list[str]:
-    """Return the end of what a process has said."""
-    return [*child.stdout().splitlines()[-3:], *child.stderr().splitlines()[-count:]]
-
-
-def _last_line(text: str) -> str:
-    lines = [line for line in text.splitlines() if line.strip()]
-    return lines[-1][:200] if lines else "nothing was said"
-
-
-def _message(child: Child) -> str:
-    lines = child.stderr().splitlines()
-    return next((line for line in lines if line.startswith("error:")), _last_line(child.stderr()))[:300]
-
-
-def empty(folder: Path) -> None:
-    """Remove everything in a folder."""
-    for path in folder.iterdir():
-        if path.is_dir() and not path.is_symlink():
-            shutil.rmtree(path)
-        else:
-            path.unlink()
-
-
-@functools.cache
-def may_mount() -> bool:
-    """Whether this process may mount file systems."""
-    return os.geteuid() == 0 and shutil.which("mount") is not None and _mount_works()
-
-
-def _mount_works() -> bool:
-    import tempfile
-
-    with tempfile.TemporaryDirectory() as folder:
-        if _libc.mount(b"tmpfs", folder.encode(), b"tmpfs", 0, b"size=64k"):
-            return False
-        _libc.umount2(folder.encode(), _MNT_DETACH)
-    return True
-
-
-@contextlib.contextmanager
-def small_disk(folder: Path) -> Iterator["Disk"]:
-    """Mount a file system in memory over an empty folder."""
-    disk = Disk(folder)
-    disk.mount(0, "size=1g")
-    try:
-        yield disk
-    finally:
-        _libc.umount2(str(folder).encode(), _MNT_DETACH)
-
-
-@dataclass(frozen=True)
-class Disk:
-    """A file system in memory whose size and permissions can be changed."""
-
-    folder: Path
-
-    def mount(self, flags: int, options: str) -> None:
-        if _libc.mount(b"tmpfs", str(self.folder).encode(), b"tmpfs", flags, options.encode()):
-            raise OSError(ctypes.get_errno(), "mount")
-
-    def used_bytes(self) -> int:
-        found = os.statvfs(self.folder)
-        return (found.f_blocks - found.f_bfree) * found.f_frsize
-
-    def resize(self, num_bytes: int) -> None:
-        self.mount(_MS_REMOUNT, f"size={num_bytes}")
-
-    def set_read_only(self, is_read_only: bool) -> None:
-        self.mount(_MS_REMOUNT | (_MS_RDONLY if is_read_only else 0), "size=1g")

@@ -9,9 +9,9 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from gpu_results import Row, read_rows
-
+Row = dict[str, Any]
 Found = tuple[list[Row], str]
 """Rows, and a remark on the outcome or nothing."""
 
@@ -92,6 +92,17 @@ def make_parts(options: Options) -> list[list[Part]]:
 def _limits(options: Options, limit: float, least: float) -> tuple[float, float]:
     """Return limit and least time of a part for this kind of check."""
     return limit * (LONG_FACTOR if options.is_long else 1.0), 5.0 if options.is_small else least
+
+
+def read_rows(path: Path) -> list[Row]:
+    """Return the whole lines of a file of JSON lines; one that a kill has torn is left out, as is a missing file."""
+    rows = []
+    for line in path.read_text(encoding="utf-8").splitlines() if path.is_file() else ():
+        try:
+            rows.append(json.loads(line))
+        except ValueError:
+            continue
+    return rows
 
 
 def _python(*arguments: object) -> str:
@@ -198,8 +209,8 @@ def _read_rows(options: Options, name: str) -> Found:
 def _profile(options: Options) -> Part:
     size = "1x64" if options.is_small else "12x768"
     command = _python(
-        REPOSITORY / "scripts" / "gpu_profile.py", options.data(128), "--output", options.output, "--size", size,
-        "--json", options.rows("profile"), *_shape(options, size, 256),
+        REPOSITORY / "scripts" / "gpu_step.py", "profile", options.data(128), "--output", options.output,
+        "--size", size, "--json", options.rows("profile"), *_shape(options, size, 256),
     )  # fmt: skip
     title = f"profile of L{size.replace('x', '-H')} at 128"
     needs = options.data(128) / "manifest.json"
@@ -215,7 +226,7 @@ def _variants(options: Options) -> Part:
 
     def script(seconds: float) -> str:
         return _python(
-            REPOSITORY / "scripts" / "gpu_variants.py", options.data(128), "--json", options.rows("variants"),
+            REPOSITORY / "scripts" / "gpu_step.py", "variants", options.data(128), "--json", options.rows("variants"),
             "--limit", f"{max(seconds - 15, 1):.0f}", *_shape(options, "", 256), *sizes, *steps, *chosen,
         )  # fmt: skip
 

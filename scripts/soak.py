@@ -8,7 +8,6 @@ end is above 1.05 times that at step 500, or when descriptors have grown. Linux 
 """
 
 import argparse
-import importlib.util
 import json
 import os
 import signal
@@ -78,8 +77,6 @@ def main() -> int:
     output.mkdir(parents=True, exist_ok=True)
     status, samples = watch(arguments)
     print("\n".join(table(samples)))
-    if importlib.util.find_spec("matplotlib") is not None:
-        print(f"\npicture: {draw(samples, output / 'soak.png')}")
     if status not in (0, -signal.SIGINT, 128 + signal.SIGINT):
         print(f"\ntraining failed with exit status {status}: see {output / 'train.log'}", file=sys.stderr)
         return NO_VERDICT
@@ -97,7 +94,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("data", type=Path, help="a data folder of make-data")
     parser.add_argument("--minutes", type=float, default=60.0, help="time budget of the training")
     parser.add_argument("--size", default="2x128", help="layers x hidden size")
-    parser.add_argument("--output", type=Path, default=Path("soak"), help="folder of the run, samples and picture")
+    parser.add_argument("--output", type=Path, default=Path("soak"), help="folder of the run and of samples")
     parser.add_argument("--threads", type=int, default=1, help="CPU threads of the training")
     parser.add_argument("--batch", type=int, default=64, help="examples per step")
     parser.add_argument("--save-every", type=int, default=200, help="steps between checkpoints, of which 2 are kept")
@@ -174,8 +171,7 @@ def samples_of(process: "subprocess.Popen[bytes]", metrics: Path, every: float) 
 def read_process(pid: int) -> tuple[int, int, int, int, int]:
     """Return the resident and the anonymous bytes of a process, and its descriptors, threads and maps.
 
-    Raises:
-        ProcessLookupError: a process that is ending. It has closed its descriptors or given back its memory.
+    A process that is ending has closed its descriptors or given back its memory: `ProcessLookupError`.
     """
     folder = Path(f"/proc/{pid}")
     status = dict(line.split(":", 1) for line in (folder / "status").read_text().splitlines())
@@ -241,15 +237,7 @@ def table(samples: Sequence[Sample]) -> list[str]:
 
 
 def judge(samples: Sequence[Sample], from_step: int) -> Verdict:
-    """Compare the beginning with the end.
-
-    Args:
-        samples: of the whole process.
-        from_step: memory and descriptors are compared with those of a tenth of the run from this step on.
-
-    Raises:
-        TooShort: when that tenth and the last one overlap, or have no samples.
-    """
+    """Compare the last tenth of the training with the tenth from `from_step` on; raises `TooShort` if they overlap."""
     training = of_training(samples)
     settled = [sample for sample in training if sample.step >= from_step]
     if not settled:
@@ -270,29 +258,6 @@ def judge(samples: Sequence[Sample], from_step: int) -> Verdict:
 def median(samples: Sequence[Sample], name: str) -> float:
     """Return the median of a figure; a checkpoint that is being written holds more for a moment."""
     return float(statistics.median(getattr(sample, name) for sample in samples))
-
-
-def draw(samples: Sequence[Sample], path: Path) -> Path:
-    """Draw memory, descriptors and speed over time."""
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(8, 7), layout="constrained")
-    memory, counts, speed = figure.subplots(3, 1, sharex=True)
-    minutes = [sample.seconds / 60 for sample in samples]
-    memory.plot(minutes, [sample.rss_bytes / MB for sample in samples], label="RSS")
-    memory.plot(minutes, [sample.anonymous_bytes / MB for sample in samples], label="anonymous")
-    counts.plot(minutes, [sample.descriptors for sample in samples], label="descriptors")
-    counts.plot(minutes, [sample.threads for sample in samples], label="threads")
-    speed.plot(minutes, [sample.tokens_per_second or float("nan") for sample in samples])
-    for axes, label in ((memory, "MB"), (counts, "count"), (speed, "tokens/s")):
-        axes.set_ylabel(label)
-        axes.set_ylim(bottom=0)
-        axes.grid(alpha=0.3)
-    memory.legend()
-    counts.legend()
-    speed.set_xlabel("minutes")
-    figure.savefig(path)
-    return path
 
 
 if __name__ == "__main__":

@@ -17,10 +17,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-import site_pages
 import typer
 import yaml
 
+import mkdocs_hooks
 from bert_pretrain.cli import app
 from bert_pretrain.cli.options import training_flags
 from bert_pretrain.cli.stages import AUTO
@@ -252,12 +252,12 @@ def test_the_readme_leads_to_every_page() -> None:
 def test_the_site_has_every_page_and_follows_links_to_the_root() -> None:
     named = re.findall(r"[\w.]+\.md", (ROOT / "mkdocs.yml").read_text(encoding="utf-8").partition("nav:")[2])
     pages = [page.name for page in (ROOT / "docs").glob("*.md")]
-    assert sorted(named) == sorted([*pages, *site_pages.PAGES.values()])
+    assert sorted(named) == sorted([*pages, *mkdocs_hooks.PAGES.values()])
 
     page = types.SimpleNamespace(file=types.SimpleNamespace(src_uri="using.md"))
     text = "[a](../RESULTS.md#x) [b](data.md) [c](../bert_pretrain/rng.py) [d](#x)\n```\n[e](../RESULTS.md)\n```\n"
     made = "[a](results.md#x) [b](data.md) c (`bert_pretrain/rng.py`) [d](#x)\n```\n[e](../RESULTS.md)\n```\n"
-    assert site_pages.on_page_markdown(text, page) == made
+    assert mkdocs_hooks.on_page_markdown(text, page) == made
 
 
 def test_the_chinese_readme_has_every_command_and_page() -> None:

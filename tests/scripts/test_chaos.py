@@ -10,8 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import chaos
-import chaos_commands
-import chaos_damage
 import chaos_process
 import chaos_trial
 import pytest
@@ -53,7 +51,7 @@ def test_faults_of_vocab_lose_nothing(campaign: Campaign) -> None:
 
 
 def test_a_planted_defect_is_found(campaign: Campaign) -> None:
-    commands = [command for command in chaos_commands.COMMANDS if command.name == "vocab"]
+    commands = [command for command in chaos_trial.COMMANDS if command.name == "vocab"]
     faults = ((number, chaos.choose(commands, number, SEED)[1]) for number in range(1000))
     numbers = [number for number, fault in faults if fault == "damaged, finished"]
     defect = "import bert_pretrain.vocab.run as run; run._is_intact = lambda output: True"
@@ -63,7 +61,7 @@ def test_a_planted_defect_is_found(campaign: Campaign) -> None:
 
 
 def test_the_same_number_is_the_same_fault() -> None:
-    commands = chaos_commands.COMMANDS
+    commands = chaos_trial.COMMANDS
     first, again = ([chaos.choose(commands, number, 7)[:2] for number in range(300)] for _ in range(2))
     assert first == again
     assert {fault for _, fault in first} == set(chaos.FAULTS)
@@ -72,11 +70,12 @@ def test_the_same_number_is_the_same_fault() -> None:
 
 @pytest.fixture
 def trial(tmp_path: Path) -> Any:
-    return chaos_trial.Trial(chaos_trial.Bench(tmp_path / "bench"), chaos_commands.COMMANDS[0], random.Random(1))
+    return chaos_trial.Trial(chaos_trial.Bench(tmp_path / "bench"), chaos_trial.COMMANDS[0], random.Random(1))
 
 
 def ended(trial: Any, code: int, errors: str) -> Any:
     child = chaos_process.Child(0, trial.bench.logs / "out", trial.bench.logs / "err", code=code)
+    child.output.write_text("")
     child.errors.write_text(errors)
     return child
 
@@ -93,7 +92,8 @@ def test_how_a_process_may_end(trial: Any) -> None:
 def test_a_process_without_an_end_is_found_and_killed(trial: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(chaos_trial, "HANG_SECONDS", 0.1)
     process = subprocess.Popen(["sleep", "60"], start_new_session=True)
-    child = chaos_process.Child(process.pid, trial.bench.logs / "out", trial.bench.logs / "err")
+    child = ended(trial, 0, "")
+    child.pid, child.code = process.pid, None
     with pytest.raises(chaos_trial.Defect, match="no end") as found:
         trial.wait([child])
     assert found.value.verdict == "hang"
@@ -107,7 +107,7 @@ def test_every_kind_of_damage_changes_a_file(trial: Any) -> None:
     for _ in range(60):
         path = trial.now / "file"
         path.write_bytes(content)
-        kinds.add(chaos_damage.damage(path, trial).split()[0])
+        kinds.add(chaos.damage(path, trial.draw))
         assert not path.exists() or path.read_bytes() != content
     assert kinds == {"bit", "cut", "zeros", "empty", "deleted", "longer"}
 
@@ -115,11 +115,11 @@ def test_every_kind_of_damage_changes_a_file(trial: Any) -> None:
 def test_times_are_not_compared_and_all_else_is(tmp_path: Path) -> None:
     def digest(line: dict[str, float]) -> dict[str, str]:
         (tmp_path / "metrics.jsonl").write_text(json.dumps(line) + "\n")
-        found: dict[str, str] = chaos_commands.digest(tmp_path, ["metrics.jsonl"])
+        found: dict[str, str] = chaos_trial.digest(tmp_path, ["metrics.jsonl"])
         return found
 
     first = digest({"loss": 6.0, "elapsed_seconds": 1.0})
     assert digest({"loss": 6.0, "elapsed_seconds": 2.0}) == first
     assert digest({"loss": 6.1, "elapsed_seconds": 1.0}) != first
     for time in ("3 s", "1 h 4 min", "2 d 3 h"):
-        assert chaos_commands.without_times(f"| time in steps | {time} |") == "| time in steps |  |"
+        assert chaos_trial.without_times(f"| time in steps | {time} |") == "| time in steps |  |"

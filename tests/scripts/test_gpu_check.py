@@ -10,7 +10,6 @@ from typing import Any
 
 import gpu_check as check
 import gpu_parts as parts
-import gpu_results as tables
 import pytest
 import torch
 
@@ -27,7 +26,7 @@ FILES = {
 def results(tmp_path: Path) -> Any:
     for name in ("out", "work/logs", "work/rows"):
         (tmp_path / name).mkdir(parents=True)
-    return tables.Results(tmp_path / "out", tmp_path / "work")
+    return check.Results(tmp_path / "out", tmp_path / "work")
 
 
 def part(name: str, lines: str, **changes: Any) -> Any:
@@ -78,8 +77,8 @@ def test_rows_become_json_lines_and_tables(results: Any) -> None:
 def test_lines_torn_by_a_kill_are_left_out(tmp_path: Path) -> None:
     path = tmp_path / "rows.jsonl"
     path.write_text('{"a": 1}\n{"a": 2}\n{"a": ')
-    assert tables.read_rows(path) == [{"a": 1}, {"a": 2}]
-    assert tables.read_rows(tmp_path / "none.jsonl") == []
+    assert parts.read_rows(path) == [{"a": 1}, {"a": 2}]
+    assert parts.read_rows(tmp_path / "none.jsonl") == []
 
 
 # ── the scheduler ──

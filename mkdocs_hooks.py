@@ -8,7 +8,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parent
 PAGES = {
     "README.md": "index.md",
     "README.zh-CN.md": "index.zh.md",

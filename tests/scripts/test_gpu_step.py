@@ -1,5 +1,6 @@
 """What the check of a GPU measures: the profile's tables, the benchmark's rows, variants of the step."""
 
+import argparse
 import json
 import os
 import signal
@@ -9,9 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import bench_train as bench
-import gpu_profile as profile
-import gpu_recipe
-import gpu_variants as variants
+import gpu_step
 import numpy as np
 import pytest
 import torch
@@ -40,7 +39,7 @@ from bert_pretrain.examples.shards import DataFolder
     ],
 )
 def test_kernels_are_sorted_by_their_names(name: str, kind: str) -> None:
-    assert profile.kind_of(name) == kind
+    assert gpu_step.kind_of(name) == kind
 
 
 def test_a_profile_adds_up_kernels_gaps_and_launches() -> None:
@@ -49,7 +48,7 @@ def test_a_profile_adds_up_kernels_gaps_and_launches() -> None:
         for name, begin, duration in [("nvjet_a", 0, 40), ("flash_fwd", 20, 40), ("nvjet_a", 80, 20), ("Memset", 90, 5)]
     ]
     host = {"ph": "X", "cat": "cpu_op", "name": "aten::mm", "ts": -50, "dur": 500, "tid": 1}
-    summary = profile.summarize(profile.events_of({"traceEvents": [host, *events, {"ph": "M"}]}), steps=2)
+    summary = gpu_step.summarize(gpu_step.events_of({"traceEvents": [host, *events, {"ph": "M"}]}), steps=2)
     assert summary.seconds == pytest.approx(50e-6)
     assert summary.gap_share == pytest.approx(0.2)  # nothing runs from 60 to 80 of 100
     assert summary.launches == 2
@@ -57,9 +56,9 @@ def test_a_profile_adds_up_kernels_gaps_and_launches() -> None:
         {"matrix products": 30e-6, "attention": 20e-6, "copies and fills of memory": 2.5e-6}
     )
     assert summary.kernels[0] == ("nvjet_a", pytest.approx(30e-6), 1.0)
-    text = profile.as_text(summary, "title")
+    text = gpu_step.as_text(summary, "title")
     assert "gaps 20.0% of it, 2 launches a step" in text
-    assert [row.get("kind_of_kernel") for row in profile.as_rows(summary, 1e-3)][1:4] == list(summary.kinds)
+    assert [row.get("kind_of_kernel") for row in gpu_step.as_rows(summary, 1e-3)][1:4] == list(summary.kinds)
 
 
 # ── the benchmark ──
@@ -67,11 +66,11 @@ def test_a_profile_adds_up_kernels_gaps_and_launches() -> None:
 
 def test_a_contestant_is_held_against_ours(data_folder: Path) -> None:
     folder, device = DataFolder.open(data_folder), torch.device("cpu")
-    setup = bench.Bench(folder, device, bench.hardware.choose_precision("fp32", device), 3000, 8, 0.0)
-    batch = bench.training_data(setup, 4096).global_batch(0)
+    recipe = bench.Recipe(folder, device, bench.hardware.choose_precision("fp32", device), 3000, "1x64", 8)
+    batch = recipe.batches(4096).global_batch(0)
     times = {"ours": np.array([0.5, 0.5, 0.5]), "eager": np.array([1.0, 1.5, 2.0])}
     memory = {"ours": 2.0**30, "eager": 2.0**32}
-    row = bench.result_row(setup, "1x64", "eager", batch, times, 1e12, memory)
+    row = bench.result_row(recipe, "eager", batch, times, 1e12, memory)
     assert (row["examples"], row["examples_per_second"], row["ours_over_it"]) == (8, 8 / 1.5, 3.0)
     assert row["ours_over_it_quartiles"] == [2.5, 3.5]
     assert row["memory_over_it"] == 0.25
@@ -84,16 +83,16 @@ def test_a_contestant_is_held_against_ours(data_folder: Path) -> None:
 
 
 def test_variants_come_with_the_base_of_their_size() -> None:
-    assert [one.label for one in variants.choose(["CUDA graphs, small", "muon"])] == [
+    assert [one.label for one in gpu_step.choose(["CUDA graphs, small", "muon"])] == [
         "base", "base, small", "CUDA graphs, small", "muon",
     ]  # fmt: skip
-    assert len({one.label for one in variants.VARIANTS}) == len(variants.VARIANTS)
+    assert len({one.label for one in gpu_step.VARIANTS}) == len(gpu_step.VARIANTS)
     with pytest.raises(SystemExit, match="unknown variants: float9"):
-        variants.choose(["float9"])
+        gpu_step.choose(["float9"])
 
 
 def test_losses_and_times_are_held_against_the_base() -> None:
-    compared = variants.compared
+    compared = gpu_step.compared
     base = {"outcome": "done", "examples": 8, "examples_per_second": 100.0, "losses": [3.0, 2.0]}
     assert compared({**base, "examples_per_second": 125.0, "losses": [3.0, 2.25]}, base) == {
         "time_over_base": 0.8,
@@ -107,31 +106,33 @@ def test_losses_and_times_are_held_against_the_base() -> None:
 @pytest.fixture
 def measure(data_folder: Path) -> Callable[..., dict[str, Any]]:
     """Measure a change of a tiny step on the CPU, in a process of its own."""
-    folder = DataFolder.open(data_folder)
-    scope = gpu_recipe.Scope(folder, "cpu", "bf16", 3000, loss_steps=3, timed_steps=1)
+    scope = argparse.Namespace(
+        data=data_folder, device="cpu", precision="bf16", vocab_size=3000, examples=8, dropout=0.0, size="1x64",
+        loss_steps=3, timed_steps=1,
+    )  # fmt: skip
 
     def run(change: Callable[[Any], Any], limit: float = 60.0) -> dict[str, Any]:
         def on_one_thread(recipe: Any) -> None:
             torch.set_num_threads(1)  # a fork has none of the threads that tests before it may have started
             change(recipe)
 
-        variant = variants.Variant("a", "", on_one_thread)
-        return variants.in_a_process(scope, variant, "1x64", 8, limit)
+        variant = gpu_step.Variant("a", "", on_one_thread)
+        return gpu_step.in_a_process(scope, variant, limit)
 
     return run
 
 
 def test_variants_that_change_no_arithmetic_have_the_base_losses(measure: Callable[..., dict[str, Any]]) -> None:
-    base = measure(variants._nothing)
+    base = measure(gpu_step._set())
     assert base["outcome"] == "done"
     assert len(base["losses"]) == 3
-    by_name = {variant.name: variant for variant in variants.VARIANTS}
+    by_name = {variant.name: variant for variant in gpu_step.VARIANTS}
     for name in ("fused cast", "large decoder blocks"):
         row = measure(by_name[name].change)
         assert row["outcome"] == "done", row
         assert row["losses"] == pytest.approx(base["losses"], abs=1e-6)
     half = measure(by_name["16-bit residual"].change)
-    assert 1e-6 < variants.compared(half, base)["largest_loss_difference"] < 1e-2
+    assert 1e-6 < gpu_step.compared(half, base)["largest_loss_difference"] < 1e-2
     assert measure(by_name["batch times four, cut"].change)["micro_batches"] == 4
 
 
