@@ -265,6 +265,9 @@ def run(
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Only print the plan, or size and time of each training.")
     ] = False,
+    machine: Annotated[
+        str | None, typer.Option(metavar="NAME|FILE", help="With auto: plan with these facts of a machine, such as h100.")
+    ] = None,
     overwrite: Overwrite = False,
 ) -> None:
     """Run all stages and phases from one configuration.
@@ -294,10 +297,12 @@ def run(
         **training_flags(steps, learning_rate, batch_size, device),
     }
     if config == AUTO:
-        loaded = _planned(inputs or [], folder, settings, flags, overwrite=overwrite, dry_run=dry_run)
+        loaded = _planned(inputs or [], folder, settings, flags, machine, overwrite=overwrite, dry_run=dry_run)
         if loaded is None:
             return
     else:
+        if machine is not None:
+            raise ConfigError("--machine is for 'run auto'", where="--machine", remedy="leave it out")
         loaded = load_config(config, settings, flags)
         if dry_run:
             run_dry(loaded, workers=workers)
@@ -319,6 +324,7 @@ def _planned(
     output: Path,
     settings: list[str] | None,
     flags: Mapping[str, tuple[str, object]],
+    machine: str | None,
     *,
     overwrite: bool,
     dry_run: bool,
@@ -335,8 +341,9 @@ def _planned(
         )
     rest = {key: given for key, given in flags.items() if key not in ("inputs", "time")}
     planned = auto.planned_config(
-        inputs, own.time, output, settings=settings or (), flags=rest, overwrite=overwrite, dry_run=dry_run
-    )
+        inputs, own.time, output, settings=settings or (), flags=rest, machine=machine, overwrite=overwrite,
+        dry_run=dry_run,
+    )  # fmt: skip
     return None if dry_run else planned
 
 

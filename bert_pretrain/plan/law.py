@@ -73,8 +73,11 @@ WEIGHT_DECAYS = ((12.0, WEIGHT_DECAY), (math.inf, 1.0))
 """Epochs up to which the weight decay is as large: the more often text is seen, the sooner it is learnt by heart."""
 PEAK_LR, REFERENCE_WIDTH, LR_POWER = 4e-3, 256, 0.5
 """Peak learning rate up to a width; beyond, it falls with that power of the width, which is not measured."""
-BATCH_TOKENS, LARGEST_BATCH = ((16.0, 2048), (128.0, 4096), (1000.0, 16_384)), 32_768
-"""Million tokens of a training up to which a batch has so many tokens; only the first is measured."""
+BATCHES = tuple(2048 * 2**doubling for doubling in range(10))
+"""Tokens of the batches to choose from."""
+CRITICAL_BATCH, CRITICAL_POWER = 8192.0, 0.5
+"""Tokens of the batch with which a training of a million tokens needs twice as many tokens as with the smallest, and
+the power of the tokens by which it grows (McCandlish et al., 2018)."""
 SHORT_UP_TO_TOKENS, LONG_FROM_TOKENS = 4.0, 200.0
 """Million tokens of a training up to which examples have 64 tokens, and from which a phase of 512 ends it; in between
 they have 128."""
@@ -98,9 +101,12 @@ class Forecast:
     """In what the plan lies beyond the measured runs; empty where it does not."""
 
 
-def forecast(size: Size, vocab_size: int, tokens: float, epochs: float, *, is_chinese: bool) -> Forecast:
-    """Return what to expect of a network after so many million tokens, in so many epochs."""
+def forecast(
+    size: Size, vocab_size: int, tokens: float, epochs: float, *, is_chinese: bool, batch_tokens: int = BATCHES[0]
+) -> Forecast:
+    """Return what to expect of a network after so many million tokens, in so many epochs, in batches of so many."""
     counted = tokens if epochs <= 1.0 else tokens / epochs * _worth(epochs)
+    counted *= batch_worth(batch_tokens, tokens)
     weights = size.weights / 1e6
     language = "zh" if is_chinese else "en"
     curve = CURVES[language]
@@ -123,6 +129,12 @@ def times_to_beat_word_counts(size: Size, vocab_size: int, tokens: float, langua
         return None
     found = (forecast(size, vocab_size, times * tokens, 1.0, is_chinese=language == "zh") for times in TIMES)
     return next((times for times, one in zip(TIMES, found, strict=True) if one.use.is_better), None)
+
+
+def batch_worth(batch_tokens: int, tokens: float) -> float:
+    """Return the share of the tokens that the smallest batch would need for the same loss."""
+    critical = CRITICAL_BATCH * tokens**CRITICAL_POWER
+    return (1.0 + BATCHES[0] / critical) / (1.0 + batch_tokens / critical)
 
 
 def nsp_range(tokens: float, language: str) -> tuple[float, float]:
@@ -158,11 +170,10 @@ class Recipe:
     weight_decay: float
 
 
-def recipe(size: Size, tokens: float, length: int, epochs: float) -> Recipe:
-    """Return the recipe for a network and so many million tokens in examples of a length, in so many epochs."""
-    batch = next((batch for most, batch in BATCH_TOKENS if tokens <= most), LARGEST_BATCH)
+def recipe(size: Size, batch_tokens: int, length: int, epochs: float) -> Recipe:
+    """Return the recipe for a network in batches of so many tokens in examples of a length, in so many epochs."""
     peak_lr = PEAK_LR * min(1.0, REFERENCE_WIDTH / size.hidden) ** LR_POWER
-    return Recipe(float(f"{peak_lr:.1g}"), batch // length, warmup_ratio=0.05, weight_decay=_weight_decay(epochs))
+    return Recipe(float(f"{peak_lr:.1g}"), batch_tokens // length, warmup_ratio=0.05, weight_decay=_weight_decay(epochs))
 
 
 def _weight_decay(epochs: float) -> float:

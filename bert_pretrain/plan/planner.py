@@ -42,6 +42,8 @@ FORWARD_SPEED = 2.5
 """How much faster an evaluation is than training, per token."""
 TOKENS_PER_BYTE = {False: 0.24, True: 0.30}
 """By whether the text is Chinese; of the corpora of RESULTS.md."""
+SHORT_LENGTH, LENGTH = 64, 128
+"""Of the examples of the shortest trainings, and of the others."""
 LONG_LENGTH, LONG_TIME_SHARE, LONG_LR_SHARE = 512, 0.3, 0.3
 """Of the second phase: its examples' length, its share of the time and of the peak learning rate, about as in the paper
 (appendix A.2), where it has a tenth of the steps and the end of the schedule."""
@@ -98,6 +100,7 @@ class _Option:
     size: Size
     vocab_size: int
     length: int
+    batch_tokens: int
     tokens: float
     """Millions."""
     epochs: float
@@ -190,7 +193,7 @@ def _best_option(
     """Return what to train on a share of the text, and all that was considered: of a size for this text and time."""
     train_seconds = (1.0 - EVALUATION_SHARE) * (seconds - _data_seconds(text, machine, fraction))
     vocab_size = vocab_size_for(text, fraction)
-    options = [_option(size, vocab_size, machine, train_seconds, fraction, text) for size in machine.speeds]
+    options = [_option(size, vocab_size, machine, train_seconds, fraction, text) for size in machine.sizes]
     most_weights = law.MAX_WEIGHTS_PER_TOKEN * fraction * _tokens_of(text)
     enough = [
         option
@@ -199,7 +202,7 @@ def _best_option(
         and option.size.weights <= most_weights
     ]
     considered = enough or options[:1]
-    return min(considered, key=lambda option: option.forecast.loss), considered
+    return min(considered, key=_loss), considered
 
 
 def _data_seconds(text: TextFacts, machine: MachineFacts, fraction: float) -> float:
@@ -220,25 +223,25 @@ def _is_chinese(text: TextFacts) -> bool:
 def _option(
     size: Size, vocab_size: int, machine: MachineFacts, train_seconds: float, fraction: float, text: TextFacts
 ) -> _Option:
+    """Return what to expect of a network: with the batch, and the length of examples, that teach it most in the time."""
     new = 1e-6 * fraction * _tokens_of(text)
-    length = 64
-    possible = _tokens_seen(size, vocab_size, length, machine, train_seconds)
-    if min(possible, law.MAX_EPOCHS * new) > law.SHORT_UP_TO_TOKENS:
-        length = 128
-        possible = _tokens_seen(size, vocab_size, length, machine, train_seconds)
-    tokens = min(possible, law.MAX_EPOCHS * new)
-    expected = law.forecast(size, vocab_size, tokens, tokens / new, is_chinese=_is_chinese(text))
-    return _Option(size, vocab_size, length, tokens, tokens / new, tokens / possible, expected)
+
+    def tried(batch_tokens: int, length: int) -> _Option:
+        possible = 1e-6 * train_seconds * machine.tokens_per_second(size, vocab_size, length, batch_tokens)
+        tokens = min(possible, law.MAX_EPOCHS * new)
+        expected = law.forecast(
+            size, vocab_size, tokens, tokens / new, is_chinese=_is_chinese(text), batch_tokens=batch_tokens
+        )
+        return _Option(size, vocab_size, length, batch_tokens, tokens, tokens / new, tokens / possible, expected)
+
+    options = [tried(batch_tokens, SHORT_LENGTH) for batch_tokens in law.BATCHES]
+    if min(options, key=_loss).tokens > law.SHORT_UP_TO_TOKENS:
+        options = [tried(batch_tokens, LENGTH) for batch_tokens in law.BATCHES]
+    return min(options, key=_loss)
 
 
-def _tokens_seen(size: Size, vocab_size: int, length: int, machine: MachineFacts, train_seconds: float) -> float:
-    """Return the million tokens of a training, whose batches are as large as the recipe has them for so many."""
-    seen = 0.0
-    for most, batch_tokens in (*law.BATCH_TOKENS, (math.inf, law.LARGEST_BATCH)):
-        seen = 1e-6 * train_seconds * machine.tokens_per_second(size, vocab_size, length, batch_tokens)
-        if seen <= most:
-            break
-    return seen
+def _loss(option: _Option) -> float:
+    return option.forecast.loss
 
 
 def vocab_size_for(text: TextFacts, fraction: float = 1.0) -> int:
@@ -320,11 +323,11 @@ def _model_choices(best: _Option, options: list[_Option], machine: MachineFacts)
     size = best.size
     near = sorted(
         (option for option in options if option.size != size),
-        key=lambda option: option.forecast.loss,
+        key=_loss,
     )[:2]
     others = ", ".join(f"L{o.size.layers}-H{o.size.hidden} {o.forecast.loss:.2f}" for o in near)
     than = f" ({others})" if near else ", and no other network is of a size for this text and time"
-    timed = "" if size in machine.timed else "; its speed is extrapolated from smaller networks"
+    timed = "" if machine.speed(size).is_timed else "; its speed is extrapolated from smaller networks"
     config = size.model_config(best.positions)
     return [
         Choice(
@@ -342,7 +345,7 @@ def _model_choices(best: _Option, options: list[_Option], machine: MachineFacts)
 
 
 def _train_choices(best: _Option, seconds: float) -> list[Choice]:
-    recipe = law.recipe(best.size, best.tokens, best.length, best.epochs)
+    recipe = law.recipe(best.size, best.batch_tokens, best.length, best.epochs)
     steps = max(1.0, 1e6 * best.tokens / (recipe.batch * law.FILLED_SHARE * best.length))
     every = max(20, int(steps / EVALUATIONS))
     save_every = max(20, min(every, int(steps * SAVE_SECONDS / seconds)))
@@ -371,7 +374,7 @@ def _phases(best: _Option) -> list[Choice]:
     """Return a second phase of long examples, for trainings that are long enough."""
     if best.positions == best.length:
         return []
-    recipe = law.recipe(best.size, best.tokens, best.positions, best.epochs)
+    recipe = law.recipe(best.size, best.batch_tokens, best.positions, best.epochs)
     long = {
         "data": {"max_seq_length": best.positions},
         "train": {"global_batch_size": recipe.batch, "peak_lr": float(f"{LONG_LR_SHARE * recipe.peak_lr:.1g}")},

@@ -52,6 +52,12 @@ def measure_machine(seconds: float, vocab_size: int, device_setting: str = "auto
     )
 
 
+def device_of(setting: str) -> tuple[str, int, int]:
+    """Return the type of the device, the cores of the host and the memory of the device, as facts have them."""
+    device = hardware.choose_device(setting)
+    return device.type, available_cores(), _memory_bytes(device)
+
+
 def extrapolated(size: Size, last: Speed) -> Speed:
     """Return the speed to expect from the last network that was timed; Muon multiplies the weights by their width."""
     update = last.update_seconds * size.weights * size.hidden / (last.size.weights * last.hidden)
