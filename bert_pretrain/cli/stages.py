@@ -266,7 +266,8 @@ def run(
         bool, typer.Option("--dry-run", help="Only print the plan, or size and time of each training.")
     ] = False,
     machine: Annotated[
-        str | None, typer.Option(metavar="NAME|FILE", help="With auto: plan with these facts of a machine, such as h100.")
+        str | None,
+        typer.Option(metavar="NAME|FILE", help="With auto: plan for this machine, such as h100."),
     ] = None,
     overwrite: Overwrite = False,
 ) -> None:

@@ -173,7 +173,9 @@ class Recipe:
 def recipe(size: Size, batch_tokens: int, length: int, epochs: float) -> Recipe:
     """Return the recipe for a network in batches of so many tokens in examples of a length, in so many epochs."""
     peak_lr = PEAK_LR * min(1.0, REFERENCE_WIDTH / size.hidden) ** LR_POWER
-    return Recipe(float(f"{peak_lr:.1g}"), batch_tokens // length, warmup_ratio=0.05, weight_decay=_weight_decay(epochs))
+    return Recipe(
+        float(f"{peak_lr:.1g}"), batch_tokens // length, warmup_ratio=0.05, weight_decay=_weight_decay(epochs)
+    )
 
 
 def _weight_decay(epochs: float) -> float:

@@ -105,7 +105,9 @@ def _measure_speed(size: Size, vocab_size: int, device: torch.device) -> Speed:
         batch = _random_batch(vocab_size, examples, micro_batch_tokens).to(device)
 
         def step(batch: GlobalBatch = batch) -> None:
-            train_step(network, optimizers, batch, sums, seed=0, step=0, learning_rate=1e-4, max_grad_norm=1.0, dtype=dtype)
+            train_step(
+                network, optimizers, batch, sums, seed=0, step=0, learning_rate=1e-4, max_grad_norm=1.0, dtype=dtype
+            )
 
         whole = _median_seconds(step, device)
         shortest, before = min(shortest, whole), rate

@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import replace
 
+import numpy as np
 import torch
 
 from bert_pretrain.examples.shards import DataFolder, read_shard
@@ -81,12 +82,21 @@ class TrainingData:
         return self._first_example + (step - self._first_step) * self.global_batch_size
 
 
-def evaluation_batches(data: DataFolder, split: str, micro_batch_tokens: int) -> Iterator[Batch]:
-    """Yield a whole split in micro-batches, with its stored masks."""
+def evaluation_batches(
+    data: DataFolder, split: str, micro_batch_tokens: int, at_most: int | None = None
+) -> Iterator[Batch]:
+    """Yield a split in micro-batches, with its stored masks; of more rows than `at_most` as many, evenly spaced."""
     multiples = ShapeMultiples.for_padded_attention(micro_batch_tokens)
+    number = min(data.rows(split), at_most or data.rows(split))
+    chosen = np.linspace(0, data.rows(split), number, endpoint=False).astype(np.int64)
+    begin = 0
     for record in data.shards(split):
-        for micro_batch in cut(read_shard(data.path, record), micro_batch_tokens).micro_batches:
-            yield with_tail(micro_batch, multiples)
+        first, last = np.searchsorted(chosen, [begin, begin + record.rows])
+        if first < last:
+            examples = read_shard(data.path, record).take(chosen[first:last] - begin)
+            for micro_batch in cut(examples, micro_batch_tokens).micro_batches:
+                yield with_tail(micro_batch, multiples)
+        begin += record.rows
 
 
 class Prefetcher:

@@ -31,15 +31,16 @@ def fit(
     state: TrainState,
     data: TrainingData,
     log: RunLog,
-    measure: Callable[[], dict[str, float] | None],
+    measure: Callable[[bool], dict[str, float] | None],
     checkpoints: CheckpointManager,
     *,
     evaluate_first: bool,
 ) -> None:
     """Train from the state's step to the end of the run, and put the last checkpoint on disk.
 
-    The state is changed in place. `measure` returns the figures of the held-out split, if there is one. After SIGINT or
-    SIGTERM it raises `Interrupted`, once the checkpoint is written. SIGUSR1 saves a checkpoint.
+    The state is changed in place. `measure` returns the figures of the held-out split, or of a part unless it shall be
+    whole, if there is one. After SIGINT or SIGTERM it raises `Interrupted`, once the checkpoint is written. SIGUSR1
+    saves a checkpoint.
     """
     config, progress = run.config.train, state.progress
     state.network.train()
@@ -50,12 +51,14 @@ def fit(
         _own_random_state(run.device),
     ):
 
-        def evaluate() -> None:
-            with clock.reserving("evaluate"):
-                log.validation(progress.step, measure())
+        def evaluate(*, whole: bool) -> None:
+            held_out = run.data.rows("validation")
+            times = 1.0 if whole else max(1.0, held_out / (config.eval_examples or held_out or 1))
+            with clock.reserving("evaluate", times):
+                log.validation(progress.step, measure(whole))
 
         if evaluate_first:
-            evaluate()
+            evaluate(whole=False)
         now = clock.boundary(signals.take())
         while not run.length.is_over(progress.step, now.seconds, now.reserve):
             clock.start_step()
@@ -96,7 +99,7 @@ def fit(
                 )
                 state.start_interval()
             if eval_due:
-                evaluate()
+                evaluate(whole=is_last)
             if save_due or now.signal_number:
                 with clock.reserving("save"):
                     checkpoint = checkpoints.save()
