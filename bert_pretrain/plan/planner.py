@@ -223,7 +223,7 @@ def _is_chinese(text: TextFacts) -> bool:
 def _option(
     size: Size, vocab_size: int, machine: MachineFacts, train_seconds: float, fraction: float, text: TextFacts
 ) -> _Option:
-    """Return what to expect of a network: with the batch, and the length of examples, that teach it most in the time."""
+    """Return what to expect of a network with the batch and the length of examples that teach it most."""
     new = 1e-6 * fraction * _tokens_of(text)
 
     def tried(batch_tokens: int, length: int) -> _Option:
