@@ -100,9 +100,9 @@ def _train(run: ResolvedRun, latest: Checkpoint | None, identity: dict[str, Any]
     with contextlib.closing(_open_log(run, state, latest)) as log:
 
         def measure(whole: bool) -> dict[str, float] | None:
-            return evaluate_held_out(run, state, micro_batch_tokens, whole=whole)
+            return evaluate_held_out(run, state, data.micro_batch_tokens, whole=whole)
 
-        checkpoints = CheckpointManager(run, state, log, micro_batch_tokens)
+        checkpoints = CheckpointManager(run, state, log, data)
         try:
             fit(run, state, data, log, measure, checkpoints, evaluate_first=latest is None)
         except Exception:  # whatever it was, the checkpoint under way shall not be lost
