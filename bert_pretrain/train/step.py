@@ -97,7 +97,7 @@ def train_step(
     `network` is a `PretrainingLoss` in training mode, or what `distributed.parallelize` made of it. `batch` is this
     rank's share. `sums`, (10,), are the same on all ranks; a skipped step adds nothing but itself. `step` counts the
     finished ones; with `seed` and the number of the micro-batch among those of all ranks it fixes every dropout mask.
-    The gradient is clipped to the 2-norm `max_grad_norm`. Raises `DoesNotFit` before anything but gradients has changed.
+    The gradient is clipped to the 2-norm `max_grad_norm`. `DoesNotFit` is raised before anything else has changed.
     """
     for optimizer in optimizers:
         optimizer.zero_grad(set_to_none=True)
