@@ -62,7 +62,7 @@ class Speed(_Facts):
     """How fast a network of some size is trained."""
 
     layers: PositiveInt
-    hidden: PositiveInt
+    hidden: Annotated[int, Field(gt=0, multiple_of=64)]
     flops_per_second: _Positive
     """That the pass forward and backward reaches with large batches."""
     update_seconds: Annotated[float, Field(ge=0.0, allow_inf_nan=False)]

@@ -47,6 +47,8 @@ SHORT_LENGTH, LENGTH = 64, 128
 LONG_LENGTH, LONG_TIME_SHARE, LONG_LR_SHARE = 512, 0.3, 0.3
 """Of the second phase: its examples' length, its share of the time and of the peak learning rate, about as in the paper
 (appendix A.2), where it has a tenth of the steps and the end of the schedule."""
+LONG_FROM_SECONDS = 600.0
+"""Of training, below which there is no second phase, whose data takes time, too."""
 VOCAB_SIZES = {
     False: ((1e6, 4096), (2e6, 8192), (4e6, 16_384), (math.inf, 30_522)),
     True: ((1e9, 8192), (math.inf, 21_128)),
@@ -106,12 +108,13 @@ class _Option:
     epochs: float
     time_share: float
     """Of the time for training, what this many tokens take."""
+    positions: int
+    """Of the network: the length of the longest examples."""
     forecast: Forecast
 
     @property
-    def positions(self) -> int:
-        """Of the network: the length of the longest examples."""
-        return LONG_LENGTH if self.tokens > law.LONG_FROM_TOKENS else self.length
+    def steps(self) -> float:
+        return 1e6 * self.tokens / self.batch_tokens
 
 
 def make_plan(inputs: tuple[str, ...], text: TextFacts, machine: MachineFacts, seconds: float) -> Plan:
@@ -198,11 +201,19 @@ def _best_option(
     enough = [
         option
         for option in options
-        if law.MIN_TOKENS_PER_WEIGHT * option.size.weights <= 1e6 * option.tokens
+        if _min_tokens_per_weight(option.size) * option.size.weights <= 1e6 * law.counted(option.tokens, option.epochs)
         and option.size.weights <= most_weights
     ]
     considered = enough or options[:1]
-    return min(considered, key=_loss), considered
+    best = considered[0]
+    for option in considered[1:]:  # the smallest first
+        tie = 0.0 if option.size in law.MEASURED_SIZES else law.TIE
+        best = option if _loss(option) < (1.0 - tie) * _loss(best) else best
+    return best, considered
+
+
+def _min_tokens_per_weight(size: Size) -> float:
+    return law.MIN_TOKENS_PER_WEIGHT if size in law.MEASURED_SIZES else law.MIN_EXTRAPOLATED_TOKENS_PER_WEIGHT
 
 
 def _data_seconds(text: TextFacts, machine: MachineFacts, fraction: float) -> float:
@@ -232,12 +243,28 @@ def _option(
         expected = law.forecast(
             size, vocab_size, tokens, tokens / new, is_chinese=_is_chinese(text), batch_tokens=batch_tokens
         )
-        return _Option(size, vocab_size, length, batch_tokens, tokens, tokens / new, tokens / possible, expected)
+        share = tokens / possible
+        is_long = tokens > law.LONG_FROM_TOKENS and share * train_seconds > LONG_FROM_SECONDS
+        positions = LONG_LENGTH if is_long else length
+        return _Option(size, vocab_size, length, batch_tokens, tokens, tokens / new, share, positions, expected)
 
-    options = [tried(batch_tokens, SHORT_LENGTH) for batch_tokens in law.BATCHES]
-    if min(options, key=_loss).tokens > law.SHORT_UP_TO_TOKENS:
-        options = [tried(batch_tokens, LENGTH) for batch_tokens in law.BATCHES]
-    return min(options, key=_loss)
+    best = _best_batch([tried(batch_tokens, SHORT_LENGTH) for batch_tokens in law.BATCHES])
+    if best.tokens <= law.SHORT_UP_TO_TOKENS:
+        return best
+    return _best_batch([tried(batch_tokens, LENGTH) for batch_tokens in law.BATCHES])
+
+
+def _best_batch(options: list[_Option]) -> _Option:
+    """Return the option of the lowest loss with enough steps, or a larger batch of nearly the same loss."""
+    best = min([option for option in options if option.steps >= law.MIN_STEPS] or options[:1], key=_loss)
+    ties = [
+        option
+        for option in options
+        if option.steps >= law.MANY_STEPS
+        and option.batch_tokens <= law.critical_batch(option.tokens)
+        and _loss(option) <= (1.0 + law.TIE) * _loss(best)
+    ]
+    return max([best, *ties], key=lambda option: option.batch_tokens)
 
 
 def _loss(option: _Option) -> float:
@@ -327,13 +354,13 @@ def _model_choices(best: _Option, options: list[_Option], machine: MachineFacts)
     )[:2]
     others = ", ".join(f"L{o.size.layers}-H{o.size.hidden} {o.forecast.loss:.2f}" for o in near)
     than = f" ({others})" if near else ", and no other network is of a size for this text and time"
-    timed = "" if machine.speed(size).is_timed else "; its speed is extrapolated from smaller networks"
+    timed = "" if machine.speed(size).is_timed else "; its speed is computed from other networks"
     config = size.model_config(best.positions)
     return [
         Choice(
             "model.num_hidden_layers",
             size.layers,
-            f"lowest loss expected: {best.forecast.loss:.2f} nats{than}{timed}",
+            f"{best.forecast.loss:.2f} nats expected{than}{timed}",
         ),
         Choice("model.hidden_size", size.hidden, "as above"),
         Choice("model.num_attention_heads", config.num_attention_heads, "64 wide each, as in the paper"),

@@ -96,8 +96,7 @@ def _measure_speed(size: Size, vocab_size: int, device: torch.device) -> Speed:
     if compiled:
         hardware.compile_layers(model)
     sums, keep = StepSums.zeros(device), torch.zeros((), dtype=torch.bool, device=device)
-    updating = _median_seconds(lambda: update(optimizers, 1e-4, keep), device)
-    rate, shortest = 0.0, float("inf")
+    rate, shortest, updating = 0.0, float("inf"), 0.0
     for examples in BATCHES[device.type]:
         micro_batch_tokens = hardware.choose_micro_batch_tokens(
             config.model_copy(update={"global_batch_size": examples}), model, LENGTH, device, dtype
@@ -110,6 +109,8 @@ def _measure_speed(size: Size, vocab_size: int, device: torch.device) -> Speed:
             )
 
         whole = _median_seconds(step, device)
+        # Gradients are there now.
+        updating = updating or _median_seconds(lambda: update(optimizers, 1e-4, keep), device)
         shortest, before = min(shortest, whole), rate
         flops = examples * LENGTH * size.flops_per_token(vocab_size, LENGTH)
         rate = max(before, flops / max(whole - updating, 0.1 * whole))
