@@ -49,9 +49,9 @@ MEASURED_SIZES = {Size(2, 128), Size(4, 128), Size(2, 256)}
 MIN_TOKENS_PER_WEIGHT, MIN_EXTRAPOLATED_TOKENS_PER_WEIGHT = 2.0, 10.0
 """With fewer, counted as new text, a network is not considered: no measured one had fewer than the first, and of other
 networks the law is too hopeful. The second is an assumption: half of what Hoffmann et al. (2022) found for GPTs."""
-TIE = 0.02
-"""Share of the loss by which a network outside the fit, or a smaller batch, must be expected to be better than a smaller
-network, or a larger batch. An assumption: half of the fit's spread."""
+TIE = 0.025
+"""Share of the loss by which a network outside the fit must be expected to be better than a smaller one, or a batch
+than a larger one. An assumption: about half of the fit's spread."""
 MIN_STEPS, MANY_STEPS = 1000, 10_000
 """Updates: no batch leaves fewer than the first if a smaller one does not, and none is taken for a tie that leaves
 fewer than the second. Assumptions: measured runs had 500 to 11,464."""
@@ -81,14 +81,14 @@ WEIGHT_DECAY = 0.3
 WEIGHT_DECAYS = ((12.0, WEIGHT_DECAY), (math.inf, 1.0))
 """Epochs up to which the weight decay is as large: the more often text is seen, the sooner it is learnt by heart."""
 PEAK_LR, LR_SIZE, LR_BATCH_TOKENS, MAX_LR_FACTOR = 4e-3, Size(2, 256), 4096, 1.5
-"""Peak learning rate up to a size and a batch: measured. The rest of `peak_lr` is an assumption. It falls as 1/width, as
-Yang and Hu (2021) derive for AdamW, which trains the tied embeddings; for Muon's matrices, whose update has a norm of
-`rate * sqrt(width)`, sqrt(width) should do (Yang et al., 2023), but a rate of 3e-3 by that rule, at L4-H512, came out
-30 % above the law on an H100 and learnt only as the rate fell. It falls as 1/sqrt(layers) (Yang et al., 2024): at 4e-3
+"""Peak learning rate up to a size and a batch: measured. The rest of `peak_lr` is an assumption. It falls as 1/width,
+as Yang and Hu (2021) derive for AdamW, which trains the tied embeddings; for Muon's matrices, whose update has a
+norm of `rate * sqrt(width)`, sqrt(width) should do (Yang et al., 2023), but a rate of 3e-3 by that rule, at L4-H512,
+came out 30 % above the law on an H100 and learnt only as the rate fell. It falls as 1/sqrt(layers) (Yang et al., 2024): at 4e-3
 L4-H128 learns no more than L2-H128. It rises with the square root of the batch (Malladi et al., 2022), up to a factor,
 since in a network that normalises after the residual sum a rate that is too high costs more than one too low."""
-BATCHES = tuple(2048 * 2**doubling for doubling in range(10))
-"""Tokens of the batches to choose from."""
+BATCHES = tuple(2048 * 2**doubling for doubling in range(9))
+"""Tokens of the batches to choose from, up to that of Izsak et al. (2021) for BERT-Large."""
 CRITICAL_BATCH, CRITICAL_POWER = 8192.0, 0.5
 """Tokens of the batch with which a training of a million tokens needs twice as many tokens as with the smallest, and
 the power of the tokens by which it grows (form: McCandlish et al., 2018). Both are assumptions."""

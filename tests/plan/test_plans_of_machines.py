@@ -1,4 +1,4 @@
-"""Plans for recorded facts of machines, as docs/auto.md prints them; and files of facts that no plan can be made with."""
+"""Plans for recorded facts of machines, as docs/auto.md prints them; and bad files of facts."""
 
 import json
 from pathlib import Path
@@ -73,7 +73,8 @@ def test_the_range_outside_the_fit_contains_the_run_that_was_recorded() -> None:
     recorded = law.forecast(Size(4, 512), 30_522, 46.6, 2.0, is_chinese=False, batch_tokens=4096)
     assert "4 layers of 512" in recorded.beyond
     assert recorded.mlm_loss[0] < 4.33 < recorded.mlm_loss[1]
-    assert "batches of 65,536" in law.forecast(Size(2, 256), 30_522, 9.0, 1.0, is_chinese=False, batch_tokens=1 << 16).beyond  # fmt: skip
+    large = law.forecast(Size(2, 256), 30_522, 9.0, 1.0, is_chinese=False, batch_tokens=1 << 16)
+    assert "batches of 65,536" in large.beyond
 
 
 @pytest.mark.parametrize("path", ["missing.json", "."])

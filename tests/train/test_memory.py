@@ -82,5 +82,7 @@ def test_an_evaluation_takes_some_rows_evenly_and_the_last_one_all(
     assert sum(batch.num_predictions for batch in few) == len(rows[0].take(chosen).masks.positions)
     assert sum(batch.num_sequences for batch in evaluation_batches(data, "validation", 64, at_most=100)) == 23
     runs = [train(tiny(eval_examples=size), folder, tmp_path / str(size)).parent for size in (5, None)]
-    part, whole = ([line["validation_mlm_loss"] for line in metrics(run) if "validation_mlm_loss" in line] for run in runs)
+    part, whole = (
+        [line["validation_mlm_loss"] for line in metrics(run) if "validation_mlm_loss" in line] for run in runs
+    )
     assert [a == b for a, b in zip(part, whole, strict=True)] == [False, False, True]
