@@ -51,7 +51,7 @@ MIN_TOKENS_PER_WEIGHT, MIN_EXTRAPOLATED_TOKENS_PER_WEIGHT = 2.0, 10.0
 networks the law is too hopeful. The second is an assumption: half of what Hoffmann et al. (2022) found for GPTs."""
 TIE = 0.025
 """Share of the loss by which a network outside the fit must be expected to be better than a smaller one, or a batch
-than a larger one. An assumption: about half of the fit's spread."""
+than a larger one. An assumption, about half of the fit's spread, set by hand with an eye on the plans of docs/auto.md."""
 MIN_STEPS, MANY_STEPS = 1000, 10_000
 """Updates: no batch leaves fewer than the first if a smaller one does not, and none is taken for a tie that leaves
 fewer than the second. Assumptions: measured runs had 500 to 11,464."""
@@ -69,7 +69,7 @@ CURVES = {
 MARGIN = 0.05
 """Added to the spread of the fit: another corpus, another machine, other documents that are held out."""
 MARGINS_BEYOND = (0.1, 0.3)
-"""Instead of it below and above, outside the fit: the one run there, on an H100, came out 30 % above the law."""
+"""Instead of it below and above, outside the fit: set so that it holds the one run there, 30 % above on an H100."""
 REPETITION_HALF_LIFE = 15.0
 """Epochs, about, after which another pass over the same text is worth little (Muennighoff et al., 2023)."""
 NSP_MIDDLE = {"en": 3.0, "zh": 0.4}
@@ -84,8 +84,8 @@ PEAK_LR, LR_SIZE, LR_BATCH_TOKENS, MAX_LR_FACTOR = 4e-3, Size(2, 256), 4096, 1.5
 """Peak learning rate up to a size and a batch: measured. The rest of `peak_lr` is an assumption. It falls as 1/width,
 as Yang and Hu (2021) derive for AdamW, which trains the tied embeddings; for Muon's matrices, whose update has a
 norm of `rate * sqrt(width)`, sqrt(width) should do (Yang et al., 2023), but a rate of 3e-3 by that rule, at L4-H512,
-came out 30 % above the law on an H100 and learnt only as the rate fell. It falls as 1/sqrt(layers) (Yang et al., 2024): at 4e-3
-L4-H128 learns no more than L2-H128. It rises with the square root of the batch (Malladi et al., 2022), up to a factor,
+came out 30 % above the law on an H100 and learnt only as the rate fell. It falls as 1/sqrt(layers) (Yang et al.,
+2024): at 4e-3 L4-H128 learns no more than L2-H128. It rises with the square root of the batch (Malladi et al., 2022), up to a factor,
 since in a network that normalises after the residual sum a rate that is too high costs more than one too low."""
 BATCHES = tuple(2048 * 2**doubling for doubling in range(9))
 """Tokens of the batches to choose from, up to that of Izsak et al. (2021) for BERT-Large."""
