@@ -51,7 +51,7 @@ MIN_TOKENS_PER_WEIGHT, MIN_EXTRAPOLATED_TOKENS_PER_WEIGHT = 2.0, 10.0
 networks the law is too hopeful. The second is an assumption: half of what Hoffmann et al. (2022) found for GPTs."""
 TIE = 0.025
 """Share of the loss by which a network outside the fit must be expected to be better than a smaller one, or a batch
-than a larger one. An assumption, about half of the fit's spread, set by hand with an eye on the plans of docs/auto.md."""
+than a larger one. An assumption, about half of the fit's spread; set by hand, with an eye on the plans of the docs."""
 MIN_STEPS, MANY_STEPS = 1000, 10_000
 """Updates: no batch leaves fewer than the first if a smaller one does not, and none is taken for a tie that leaves
 fewer than the second. Assumptions: measured runs had 500 to 11,464."""
@@ -85,8 +85,8 @@ PEAK_LR, LR_SIZE, LR_BATCH_TOKENS, MAX_LR_FACTOR = 4e-3, Size(2, 256), 4096, 1.5
 as Yang and Hu (2021) derive for AdamW, which trains the tied embeddings; for Muon's matrices, whose update has a
 norm of `rate * sqrt(width)`, sqrt(width) should do (Yang et al., 2023), but a rate of 3e-3 by that rule, at L4-H512,
 came out 30 % above the law on an H100 and learnt only as the rate fell. It falls as 1/sqrt(layers) (Yang et al.,
-2024): at 4e-3 L4-H128 learns no more than L2-H128. It rises with the square root of the batch (Malladi et al., 2022), up to a factor,
-since in a network that normalises after the residual sum a rate that is too high costs more than one too low."""
+2024): at 4e-3 L4-H128 learns no more than L2-H128. It rises with the square root of the batch (Malladi et al., 2022),
+up to a factor: where normalisation follows the residual sum, a rate too high costs more than one too low."""
 BATCHES = tuple(2048 * 2**doubling for doubling in range(9))
 """Tokens of the batches to choose from, up to that of Izsak et al. (2021) for BERT-Large."""
 CRITICAL_BATCH, CRITICAL_POWER = 8192.0, 0.5
