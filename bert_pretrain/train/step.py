@@ -106,6 +106,7 @@ def train_step(
     parts, last = [], len(batch.micro_batches) - 1
     device = sums.device
     # One autocast region for the whole step: each weight is cast once, where layers are compiled once per micro-batch.
+    # The backward pass is outside it, in a region within, after which the casts are still there.
     with torch.autocast(device.type, dtype, enabled=dtype != torch.float32):
         for number, micro_batch in enumerate(batch.micro_batches):
             index = number * dist_context.size + dist_context.rank
@@ -113,7 +114,8 @@ def train_step(
             with gradient_sync(network, is_last=number == last), _memory_checked():
                 part: LossSums = network(micro_batch)
                 loss = part.mean(batch.num_predictions, batch.num_pairs) * scale
-                loss.backward()  # type: ignore[no-untyped-call]
+                with torch.autocast(device.type, enabled=False):
+                    loss.backward()  # type: ignore[no-untyped-call]
             parts.append(part)
     norm = _clip(network, max_grad_norm, loss_scale)
     figures = _figures(parts, batch, norm, dist_context, sums.dtype)
