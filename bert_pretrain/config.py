@@ -238,6 +238,8 @@ class TrainConfig(_Section):
     """Steps between lines of the log and of `metrics.jsonl`."""
     eval_every: PositiveInt = DEFAULT_EVAL_EVERY
     """Steps between evaluations on what is held out; of a time budget also, by default, after every eighth."""
+    eval_examples: PositiveInt | None = 10_000
+    """Held-out examples of an evaluation, the same each time; the last one takes all, and null always."""
     save_every: PositiveInt = 1000
     """Steps between checkpoints: what a power cut can cost."""
     keep_checkpoints: PositiveInt = 3

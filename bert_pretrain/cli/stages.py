@@ -199,6 +199,7 @@ def run(
     workers: cli.Workers = None,
     scheduler: cli.Scheduler = None,
     dry_run: Annotated[bool, switch("--dry-run", "Only print the plan, or size and time of each training.")] = False,
+    machine: Annotated[str | None, option("With auto: plan for this machine, such as h100.", "NAME|FILE")] = None,
     overwrite: cli.Overwrite = False,
 ) -> None:
     """Run all stages and phases from one configuration.
@@ -228,8 +229,10 @@ def run(
         **training_flags(steps=steps, learning_rate=learning_rate, batch_size=batch_size, device=device),
     }
     if is_auto := config == AUTO:
-        loaded = _planned(inputs or [], folder, settings or [], flags, overwrite=overwrite, dry_run=dry_run)
+        loaded = _planned(inputs or [], folder, settings or [], flags, machine, overwrite=overwrite, dry_run=dry_run)
     else:
+        if machine is not None:
+            raise ConfigError("--machine is for 'run auto'", where="--machine", remedy="leave it out")
         loaded = load_config(config, settings, flags)
     if dry_run:
         return None if is_auto else run_dry(loaded, workers=workers)
@@ -240,7 +243,14 @@ def run(
 
 
 def _planned(
-    inputs: list[str], output: Path, settings: list[str], flags: Flags, *, overwrite: bool, dry_run: bool
+    inputs: list[str],
+    output: Path,
+    settings: list[str],
+    flags: Flags,
+    machine: str | None,
+    *,
+    overwrite: bool,
+    dry_run: bool,
 ) -> "Config":
     """Return the configuration that `run auto` plans, which is shown; with `dry_run` nothing is written."""
     from bert_pretrain.plan import auto
@@ -254,7 +264,7 @@ def _planned(
         )
     rest = {key: given for key, given in flags.items() if key not in GIVEN_TO_AUTO}
     return auto.planned_config(
-        inputs, own.time, output, settings=settings, flags=rest, overwrite=overwrite, dry_run=dry_run
+        inputs, own.time, output, settings=settings, flags=rest, machine=machine, overwrite=overwrite, dry_run=dry_run
     )
 
 

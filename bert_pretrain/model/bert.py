@@ -19,6 +19,14 @@ from bert_pretrain.model.attention import Layout, attend, layout_of
 from bert_pretrain.model.dropout import Dropout
 
 
+def normalized(norm: nn.LayerNorm, hidden: Tensor) -> Tensor:
+    """Normalise; on CUDA under autocast the result has 16 bits, as then have all hidden states between the layers."""
+    device = hidden.device.type
+    result: Tensor = norm(hidden)
+    keeps = device == "cuda" and torch.is_autocast_enabled(device)
+    return result.to(torch.get_autocast_dtype(device)) if keeps else result
+
+
 class Embeddings(nn.Module):
     """The sum of token, position and segment embeddings (section 3, figure 2)."""
 
@@ -33,7 +41,7 @@ class Embeddings(nn.Module):
     def forward(self, input_ids: Tensor, token_type_ids: Tensor, position_ids: Tensor) -> Tensor:
         hidden = self.word_embeddings(input_ids)  # (tokens, hidden)
         hidden = hidden + self.position_embeddings(position_ids) + self.token_type_embeddings(token_type_ids)
-        return self.dropout(self.layer_norm(hidden))
+        return self.dropout(normalized(self.layer_norm, hidden))
 
 
 class SelfAttention(nn.Module):
@@ -67,9 +75,9 @@ class Layer(nn.Module):
         self.dropout = Dropout(config.hidden_dropout_prob)
 
     def forward(self, hidden: Tensor, layout: Layout) -> Tensor:
-        hidden = self.attention_norm(hidden + self.dropout(self.attention(hidden, layout)))
+        hidden = normalized(self.attention_norm, hidden + self.dropout(self.attention(hidden, layout)))
         wide = F.gelu(self.intermediate(hidden))  # (tokens, intermediate); the exact GELU, by erf
-        return self.output_norm(hidden + self.dropout(self.output(wide)))  # (tokens, hidden)
+        return normalized(self.output_norm, hidden + self.dropout(self.output(wide)))  # (tokens, hidden)
 
 
 class Encoder(nn.Module):

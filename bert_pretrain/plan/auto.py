@@ -9,13 +9,15 @@ from bert_pretrain.config import Config
 from bert_pretrain.config_file import load_config
 from bert_pretrain.config_values import duration_text
 from bert_pretrain.errors import ConfigError
+from bert_pretrain.plan.machine_facts import MachineFacts, read_machine
 from bert_pretrain.plan.outcome import expected, write_forecast
 from bert_pretrain.plan.planner import Plan, make_plan, vocab_size_for
+from bert_pretrain.plan.text_facts import TextFacts, measure_text
 from bert_pretrain.storage.files import write_text
 from bert_pretrain.storage.locking import check_writable
 from bert_pretrain.yaml_text import inline_yaml
 
-PLAN = "plan.yaml"
+PLAN, MACHINE = "plan.yaml", "machine.json"
 CALIBRATION_SHARE = 0.05
 """Of the time, at most, for timing networks on this machine."""
 MAX_CALIBRATION_SECONDS = 60.0
@@ -28,13 +30,15 @@ def planned_config(
     *,
     settings: Sequence[str] = (),
     flags: Mapping[str, tuple[str, object]] | None = None,
+    machine: str | None = None,
     overwrite: bool = False,
     dry_run: bool = False,
 ) -> Config:
     """Return the configuration of the plan in `output`, which is made first where there is none, and printed.
 
-    `settings` and `flags`, as for `load_config`, win over the plan. With `overwrite`, another plan is made even where
-    there is one; with `dry_run`, nothing is written.
+    `settings` and `flags`, as for `load_config`, win over the plan. `machine` is the name or the file of the facts to
+    plan with, instead of timing this machine. With `overwrite`, another plan is made even where there is one; with
+    `dry_run`, nothing is written.
     """
     check_writable(output)
     path = output / PLAN
@@ -48,13 +52,19 @@ def planned_config(
             )
         print(path.read_text(encoding="utf-8") if dry_run else f"the plan is {path}, made before")
         return _load(path, seconds, settings, flags)
-    plan = make(inputs, seconds, load_config(None, settings, flags))
+    own = load_config(None, settings, flags)
+    text_facts = measure_text(inputs, own.data)
+    facts = _facts(machine, text_facts, seconds, own.train.device, dry_run=dry_run)
+    plan = make_plan(tuple(inputs), text_facts, facts, seconds)
     print(text := describe(plan))
+    if dry_run:
+        print(f"# The machine: {facts.model_dump_json()}")
     with contextlib.ExitStack() as stack:
         if dry_run:  # what is put over the plan is checked all the same
             path = Path(stack.enter_context(tempfile.TemporaryDirectory())) / PLAN
         path.parent.mkdir(parents=True, exist_ok=True)
         write_forecast(plan, path.parent)
+        write_text(path.with_name(MACHINE), facts.model_dump_json(indent=1) + "\n")
         write_text(path, text)
         return _load(path, seconds, settings, flags)
 
@@ -68,15 +78,17 @@ def _load(
     return load_config(path, settings, {**(flags or {}), "time": ("--time", allowed)})
 
 
-def make(inputs: Sequence[str], seconds: float, config: Config) -> Plan:
-    """Look at the text, time a few networks, and plan."""
-    from bert_pretrain.plan.machine_facts import measure_machine  # torch takes a second to import
-    from bert_pretrain.plan.text_facts import measure_text
+def _facts(machine: str | None, text: TextFacts, seconds: float, device: str, *, dry_run: bool) -> MachineFacts:
+    """Return the named facts, or those of this machine, which is timed where it is another one and the plan is run."""
+    from bert_pretrain.plan.timing import device_of, measure_machine  # torch takes a second to import
 
-    text = measure_text(inputs, config.data)
+    if machine is not None:
+        facts = read_machine(machine)
+        if dry_run or (facts.device, facts.cores, facts.memory_bytes) == device_of(device):
+            return facts
+        print(f"{facts.name} is another machine than this one, which is timed")
     allowed = min(MAX_CALIBRATION_SECONDS, CALIBRATION_SHARE * seconds)
-    machine = measure_machine(allowed, vocab_size_for(text), config.train.device)
-    return make_plan(tuple(inputs), text, machine, seconds)
+    return measure_machine(allowed, vocab_size_for(text), device)
 
 
 def describe(plan: Plan) -> str:

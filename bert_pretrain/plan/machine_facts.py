@@ -1,31 +1,23 @@
-"""What the machine can do: the speed of a training step for a few sizes of the network, timed on random tokens."""
+"""What a machine can do: how long a step of training takes, by network and batch. Facts are read from JSON files, too.
 
-import time
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import NamedTuple
+Facts of some machines are shipped (`machines/`); `timing.py` measures those of this one.
+"""
 
-import numpy as np
-import torch
+from pathlib import Path
+from typing import Annotated, Literal, NamedTuple
 
-from bert_pretrain.config import ModelConfig, TrainConfig
-from bert_pretrain.examples.examples import Examples, Masks
-from bert_pretrain.model.attention import choose_attention
-from bert_pretrain.model.bert import BertForPreTraining
-from bert_pretrain.parallel.cores import available_cores
-from bert_pretrain.parallel.progress import progress_bar
-from bert_pretrain.train.batches import GlobalBatch, cut
-from bert_pretrain.train.device import hardware
+from pydantic import BaseModel, ConfigDict, Field, PositiveInt, ValidationError
+
+from bert_pretrain.config import ModelConfig
+from bert_pretrain.errors import ConfigError
 from bert_pretrain.train.device.flops import training_flops
-from bert_pretrain.train.loss import PretrainingLoss
-from bert_pretrain.train.optim.optimizer import make_optimizers, update
-from bert_pretrain.train.step import StepSums, train_step
 
 MASKED_SHARE = 0.3
 """Of the tokens: of the timed steps, and of plans."""
-LENGTH, BATCH = 64, 32
-"""Of the timed steps; other lengths, batches and vocabularies are computed from these by their operations."""
-TIMED_STEPS = 3
+SHIPPED = Path(__file__).with_name("machines")
+BYTES_PER_WEIGHT = 24
+"""Of memory in training: weights, gradients, moments, and casts of them."""
+_Positive = Annotated[float, Field(gt=0.0, allow_inf_nan=False)]
 
 
 class Size(NamedTuple):
@@ -62,112 +54,75 @@ SIZES = tuple(
 """From BERT-Tiny to BERT-Large, and one between the smallest two of Turc et al. (2019)."""
 
 
-class Speed(NamedTuple):
+class _Facts(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class Speed(_Facts):
     """How fast a network of some size is trained."""
 
-    flops_per_second: float
-    """That the pass forward and backward reaches."""
-    update_seconds: float
+    layers: PositiveInt
+    hidden: Annotated[int, Field(gt=0, multiple_of=64)]
+    flops_per_second: _Positive
+    """That the pass forward and backward reaches with large batches."""
+    update_seconds: Annotated[float, Field(ge=0.0, allow_inf_nan=False)]
     """Of the optimizers, per step: the larger a batch, the less they count."""
+    launch_seconds: Annotated[float, Field(ge=0.0, allow_inf_nan=False)] = 0.0
+    """That a step takes at least, since the host launches its kernels one by one; about 0 on a CPU."""
+    is_timed: bool = True
+    """Whether it was timed, not extrapolated."""
+
+    @property
+    def size(self) -> Size:
+        return Size(self.layers, self.hidden)
 
     def seconds(self, flops: float) -> float:
         """Return the time of a step of so many floating-point operations."""
-        return flops / self.flops_per_second + self.update_seconds
+        return max(self.launch_seconds, flops / self.flops_per_second + self.update_seconds)
 
 
-@dataclass(frozen=True)
-class MachineFacts:
-    """How fast training is."""
+class MachineFacts(_Facts):
+    """How fast a machine trains, as a JSON file says it."""
 
-    cores: int
-    speeds: dict[Size, Speed]
-    timed: frozenset[Size]
-    """Sizes that were timed; others are extrapolated from the largest of them."""
+    version: Literal[1] = 1
+    name: str = "this machine"
+    source: str = "measured"
+    """Where the figures come from."""
+    device: Literal["cpu", "cuda", "mps"] = "cpu"
+    cores: PositiveInt
+    """Of the host, which make vocabulary and data."""
+    memory_bytes: PositiveInt
+    """Of the device."""
+    speeds: Annotated[tuple[Speed, ...], Field(min_length=1)]
+
+    def speed(self, size: Size) -> Speed:
+        """Return the speed of a network."""
+        return next(speed for speed in self.speeds if speed.size == size)
+
+    @property
+    def sizes(self) -> tuple[Size, ...]:
+        """Networks that fit into memory, the smallest first."""
+        fitting = [one.size for one in self.speeds if BYTES_PER_WEIGHT * one.size.weights < self.memory_bytes]
+        return tuple(sorted(fitting or [self.speeds[0].size], key=lambda size: size.weights))
 
     def tokens_per_second(self, size: Size, vocab_size: int, length: int, batch_tokens: int) -> float:
         """Return the speed of training in batches of so many tokens, without evaluations and checkpoints."""
         flops = batch_tokens * size.flops_per_token(vocab_size, length)
-        return batch_tokens / self.speeds[size].seconds(flops)
+        return batch_tokens / self.speed(size).seconds(flops)
 
 
-def measure_machine(seconds: float, vocab_size: int, device_setting: str = "auto") -> MachineFacts:
-    """Time steps of the sizes with a vocabulary, the smallest first, for at most about so many seconds."""
-    device = hardware.choose_device(device_setting)
-    precision = hardware.choose_precision("auto", device)
-    hardware.keep_freed_memory(device)  # as training does
-    begin = time.perf_counter()
-    speeds: dict[Size, Speed] = {}
-    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
-        for size in progress_bar(SIZES, desc="time", unit="network"):
-            left = seconds - (time.perf_counter() - begin)
-            flops = BATCH * LENGTH * size.flops_per_token(vocab_size, LENGTH)
-            if speeds:
-                expected = _extrapolated(size, speeds)
-                if (2 + TIMED_STEPS) * expected.seconds(flops) + (1 + TIMED_STEPS) * expected.update_seconds > left:
-                    break
-            speeds[size] = _measure_speed(size, vocab_size, device, precision.dtype)
-    return MachineFacts(
-        available_cores(),
-        {size: speeds.get(size) or _extrapolated(size, speeds) for size in SIZES},
-        frozenset(speeds),
-    )
-
-
-def _extrapolated(size: Size, speeds: dict[Size, Speed]) -> Speed:
-    """Return the speed to expect from the last size that was timed; Muon multiplies the weights by their width."""
-    last, speed = list(speeds.items())[-1]
-    update_seconds = speed.update_seconds * size.weights * size.hidden / (last.weights * last.hidden)
-    return Speed(speed.flops_per_second, update_seconds)
-
-
-def _measure_speed(size: Size, vocab_size: int, device: torch.device, dtype: torch.dtype) -> Speed:
-    """Time steps, and their updates alone."""
-    flops = BATCH * LENGTH * size.flops_per_token(vocab_size, LENGTH)
-    config = TrainConfig(optimizer="muon", global_batch_size=BATCH)
-    network_config = size.model_config(LENGTH)
-    head_size = network_config.hidden_size // network_config.num_attention_heads
-    attention, _ = choose_attention("auto", device, dtype, head_size=head_size, dropout_rate=0.0)
-    model = BertForPreTraining(network_config, vocab_size, attention=attention)
-    model.initialize(0)
-    model.to(device).train()
-    network, optimizers = PretrainingLoss(model), make_optimizers(model, config)
-    sums, keep = StepSums.zeros(device), torch.zeros((), dtype=torch.bool, device=device)
-    batch = _random_batch(vocab_size).to(device)
-
-    def step() -> None:
-        train_step(network, optimizers, batch, sums, seed=0, step=0, learning_rate=1e-4, max_grad_norm=1.0, dtype=dtype)
-
-    whole, updating = _median_seconds(step, device), _median_seconds(lambda: update(optimizers, 1e-4, keep), device)
-    return Speed(flops / max(whole - updating, 0.1 * whole), updating)
-
-
-def _median_seconds(timed: Callable[[], None], device: torch.device) -> float:
-    """Return the median of a few calls; the first, in which kernels are chosen, does not count."""
-    times = []
-    for _ in range(1 + TIMED_STEPS):
-        begin = time.perf_counter()
-        timed()
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
-        times.append(time.perf_counter() - begin)
-    return sorted(times[1:])[TIMED_STEPS // 2]
-
-
-def _random_batch(vocab_size: int) -> GlobalBatch:
-    """Return a batch of full examples with random tokens, pairs and masks."""
-    rng = np.random.default_rng(0)
-    num_masked = round(MASKED_SHARE * LENGTH)
-    offsets = np.arange(BATCH + 1, dtype=np.int64) * LENGTH
-    positions = np.sort(rng.permuted(np.tile(np.arange(1, LENGTH - 1), (BATCH, 1)), axis=1)[:, :num_masked], axis=1)
-    examples = Examples(
-        rng.integers(0, vocab_size, BATCH * LENGTH).astype(np.uint16),
-        offsets,
-        np.full(BATCH, LENGTH // 2, dtype=np.uint16),
-        Masks(
-            positions.astype(np.uint16).ravel(),
-            rng.integers(0, vocab_size, BATCH * num_masked).astype(np.uint16),
-            np.arange(BATCH + 1, dtype=np.int64) * num_masked,
-        ),
-        rng.integers(0, 2, BATCH).astype(np.uint8),
-    )
-    return cut(examples, max(LENGTH, hardware.CPU_MICRO_BATCH_TOKENS))
+def read_machine(name_or_file: str) -> MachineFacts:
+    """Return the facts of a shipped machine, or of a JSON file."""
+    path = SHIPPED / f"{name_or_file}.json"
+    if not path.is_file():
+        path = Path(name_or_file)
+    try:
+        return MachineFacts.model_validate_json(path.read_bytes())
+    except OSError:
+        known = ", ".join(sorted(shipped.stem for shipped in SHIPPED.glob("*.json")))
+        what, remedy = f"there is no machine '{name_or_file}'", f"choose {known}, or a machine.json of 'run auto'"
+    except ValidationError as error:
+        first = error.errors()[0]
+        what = f"{path} is not a file of machine facts: {'.'.join(map(str, first['loc']))}: {first['msg']}"
+        remedy = "write it by 'run auto', which keeps OUTPUT/machine.json"
+    raise ConfigError(what, where="--machine", remedy=remedy)

@@ -34,7 +34,7 @@ documents to hold some out and to take a random B from."""
 SAVE_SECONDS = 600.0
 """About, between checkpoints of long trainings."""
 EVALUATIONS = 8
-EVALUATION_SHARE = 0.04
+EVALUATION_SHARE = 0.02
 """Of the time, for all evaluations together."""
 MIN_HELD_OUT_EXAMPLES = 256
 """Fewer tell little, next-sentence accuracy above all."""
@@ -42,9 +42,13 @@ FORWARD_SPEED = 2.5
 """How much faster an evaluation is than training, per token."""
 TOKENS_PER_BYTE = {False: 0.24, True: 0.30}
 """By whether the text is Chinese; of the corpora of RESULTS.md."""
+SHORT_LENGTH, LENGTH = 64, 128
+"""Of the examples of the shortest trainings, and of the others."""
 LONG_LENGTH, LONG_TIME_SHARE, LONG_LR_SHARE = 512, 0.3, 0.3
 """Of the second phase: its examples' length, its share of the time and of the peak learning rate, about as in the paper
 (appendix A.2), where it has a tenth of the steps and the end of the schedule."""
+LONG_FROM_SECONDS = 600.0
+"""Of training, below which there is no second phase, whose data takes time, too."""
 VOCAB_SIZES = {
     False: ((1e6, 4096), (2e6, 8192), (4e6, 16_384), (math.inf, 30_522)),
     True: ((1e9, 8192), (math.inf, 21_128)),
@@ -98,17 +102,19 @@ class _Option:
     size: Size
     vocab_size: int
     length: int
+    batch_tokens: int
     tokens: float
     """Millions."""
     epochs: float
     time_share: float
     """Of the time for training, what this many tokens take."""
+    positions: int
+    """Of the network: the length of the longest examples."""
     forecast: Forecast
 
     @property
-    def positions(self) -> int:
-        """Of the network: the length of the longest examples."""
-        return LONG_LENGTH if self.tokens > law.LONG_FROM_TOKENS else self.length
+    def steps(self) -> float:
+        return 1e6 * self.tokens / self.batch_tokens
 
 
 def make_plan(inputs: tuple[str, ...], text: TextFacts, machine: MachineFacts, seconds: float) -> Plan:
@@ -190,16 +196,24 @@ def _best_option(
     """Return what to train on a share of the text, and all that was considered: of a size for this text and time."""
     train_seconds = (1.0 - EVALUATION_SHARE) * (seconds - _data_seconds(text, machine, fraction))
     vocab_size = vocab_size_for(text, fraction)
-    options = [_option(size, vocab_size, machine, train_seconds, fraction, text) for size in machine.speeds]
+    options = [_option(size, vocab_size, machine, train_seconds, fraction, text) for size in machine.sizes]
     most_weights = law.MAX_WEIGHTS_PER_TOKEN * fraction * _tokens_of(text)
     enough = [
         option
         for option in options
-        if law.MIN_TOKENS_PER_WEIGHT * option.size.weights <= 1e6 * option.tokens
+        if _min_tokens_per_weight(option.size) * option.size.weights <= 1e6 * law.counted(option.tokens, option.epochs)
         and option.size.weights <= most_weights
     ]
     considered = enough or options[:1]
-    return min(considered, key=lambda option: option.forecast.loss), considered
+    best = considered[0]
+    for option in considered[1:]:  # the smallest first
+        tie = 0.0 if option.size in law.MEASURED_SIZES else law.TIE
+        best = option if _loss(option) < (1.0 - tie) * _loss(best) else best
+    return best, considered
+
+
+def _min_tokens_per_weight(size: Size) -> float:
+    return law.MIN_TOKENS_PER_WEIGHT if size in law.MEASURED_SIZES else law.MIN_EXTRAPOLATED_TOKENS_PER_WEIGHT
 
 
 def _data_seconds(text: TextFacts, machine: MachineFacts, fraction: float) -> float:
@@ -220,25 +234,41 @@ def _is_chinese(text: TextFacts) -> bool:
 def _option(
     size: Size, vocab_size: int, machine: MachineFacts, train_seconds: float, fraction: float, text: TextFacts
 ) -> _Option:
+    """Return what to expect of a network with the batch and the length of examples that teach it most."""
     new = 1e-6 * fraction * _tokens_of(text)
-    length = 64
-    possible = _tokens_seen(size, vocab_size, length, machine, train_seconds)
-    if min(possible, law.MAX_EPOCHS * new) > law.SHORT_UP_TO_TOKENS:
-        length = 128
-        possible = _tokens_seen(size, vocab_size, length, machine, train_seconds)
-    tokens = min(possible, law.MAX_EPOCHS * new)
-    expected = law.forecast(size, vocab_size, tokens, tokens / new, is_chinese=_is_chinese(text))
-    return _Option(size, vocab_size, length, tokens, tokens / new, tokens / possible, expected)
+
+    def tried(batch_tokens: int, length: int) -> _Option:
+        possible = 1e-6 * train_seconds * machine.tokens_per_second(size, vocab_size, length, batch_tokens)
+        tokens = min(possible, law.MAX_EPOCHS * new)
+        expected = law.forecast(
+            size, vocab_size, tokens, tokens / new, is_chinese=_is_chinese(text), batch_tokens=batch_tokens
+        )
+        share = tokens / possible
+        is_long = tokens > law.LONG_FROM_TOKENS and share * train_seconds > LONG_FROM_SECONDS
+        positions = LONG_LENGTH if is_long else length
+        return _Option(size, vocab_size, length, batch_tokens, tokens, tokens / new, share, positions, expected)
+
+    best = _best_batch([tried(batch_tokens, SHORT_LENGTH) for batch_tokens in law.BATCHES])
+    if best.tokens <= law.SHORT_UP_TO_TOKENS:
+        return best
+    return _best_batch([tried(batch_tokens, LENGTH) for batch_tokens in law.BATCHES])
 
 
-def _tokens_seen(size: Size, vocab_size: int, length: int, machine: MachineFacts, train_seconds: float) -> float:
-    """Return the million tokens of a training, whose batches are as large as the recipe has them for so many."""
-    seen = 0.0
-    for most, batch_tokens in (*law.BATCH_TOKENS, (math.inf, law.LARGEST_BATCH)):
-        seen = 1e-6 * train_seconds * machine.tokens_per_second(size, vocab_size, length, batch_tokens)
-        if seen <= most:
-            break
-    return seen
+def _best_batch(options: list[_Option]) -> _Option:
+    """Return the option of the lowest loss with enough steps, or a larger batch of nearly the same loss."""
+    best = min([option for option in options if option.steps >= law.MIN_STEPS] or options[:1], key=_loss)
+    ties = [
+        option
+        for option in options
+        if option.steps >= law.MANY_STEPS
+        and option.batch_tokens <= law.critical_batch(option.tokens)
+        and _loss(option) <= (1.0 + law.TIE) * _loss(best)
+    ]
+    return max([best, *ties], key=lambda option: option.batch_tokens)
+
+
+def _loss(option: _Option) -> float:
+    return option.forecast.loss
 
 
 def vocab_size_for(text: TextFacts, fraction: float = 1.0) -> int:
@@ -304,7 +334,7 @@ def _held_out(text: TextFacts, best: _Option, needed: int) -> Choice:
     affordable = EVALUATION_SHARE * 1e6 * best.tokens * FORWARD_SPEED / EVALUATIONS
     held_out = max(min(affordable, 0.01 * corpus_tokens), MIN_HELD_OUT_EXAMPLES * best.length)
     share = min(MAX_HELD_OUT_SHARE, max(held_out / corpus_tokens, (needed + 0.5) / text.documents))
-    return Choice("data.validation_fraction", float(f"{share:.2g}"), "evaluations take about 4 % of the time")
+    return Choice("data.validation_fraction", float(f"{share:.2g}"), "evaluations take about 2 % of the time")
 
 
 def _pairs(text: TextFacts) -> tuple[str, str]:
@@ -320,17 +350,17 @@ def _model_choices(best: _Option, options: list[_Option], machine: MachineFacts)
     size = best.size
     near = sorted(
         (option for option in options if option.size != size),
-        key=lambda option: option.forecast.loss,
+        key=_loss,
     )[:2]
     others = ", ".join(f"L{o.size.layers}-H{o.size.hidden} {o.forecast.loss:.2f}" for o in near)
     than = f" ({others})" if near else ", and no other network is of a size for this text and time"
-    timed = "" if size in machine.timed else "; its speed is extrapolated from smaller networks"
+    timed = "" if machine.speed(size).is_timed else "; its speed is computed from other networks"
     config = size.model_config(best.positions)
     return [
         Choice(
             "model.num_hidden_layers",
             size.layers,
-            f"lowest loss expected: {best.forecast.loss:.2f} nats{than}{timed}",
+            f"{best.forecast.loss:.2f} nats expected{than}{timed}",
         ),
         Choice("model.hidden_size", size.hidden, "as above"),
         Choice("model.num_attention_heads", config.num_attention_heads, "64 wide each, as in the paper"),
@@ -342,7 +372,7 @@ def _model_choices(best: _Option, options: list[_Option], machine: MachineFacts)
 
 
 def _train_choices(best: _Option, seconds: float) -> list[Choice]:
-    recipe = law.recipe(best.size, best.tokens, best.length, best.epochs)
+    recipe = law.recipe(best.size, best.batch_tokens, best.length, best.epochs)
     steps = max(1.0, 1e6 * best.tokens / (recipe.batch * law.FILLED_SHARE * best.length))
     every = max(20, int(steps / EVALUATIONS))
     save_every = max(20, min(every, int(steps * SAVE_SECONDS / seconds)))
@@ -371,7 +401,7 @@ def _phases(best: _Option) -> list[Choice]:
     """Return a second phase of long examples, for trainings that are long enough."""
     if best.positions == best.length:
         return []
-    recipe = law.recipe(best.size, best.tokens, best.positions, best.epochs)
+    recipe = law.recipe(best.size, best.batch_tokens, best.positions, best.epochs)
     long = {
         "data": {"max_seq_length": best.positions},
         "train": {"global_batch_size": recipe.batch, "peak_lr": float(f"{LONG_LR_SHARE * recipe.peak_lr:.1g}")},

@@ -11,6 +11,7 @@ import torch
 
 from bert_pretrain.model.huggingface import PRETRAINING
 from bert_pretrain.train.checkpoint import Snapshot, checkpoint_paths, take_snapshot, write_checkpoint
+from bert_pretrain.train.loader import TrainingData
 from bert_pretrain.train.model_card import model_card
 from bert_pretrain.train.resolved import ResolvedRun
 from bert_pretrain.train.run_log import RunLog
@@ -23,11 +24,11 @@ class CheckpointManager:
     Ranks that do not write only learn where.
     """
 
-    def __init__(self, run: ResolvedRun, state: TrainState, log: RunLog, micro_batch_tokens: int) -> None:
+    def __init__(self, run: ResolvedRun, state: TrainState, log: RunLog, data: TrainingData) -> None:
         self.write_seconds = 0.0
         """How long the last checkpoint took to be written, while training went on."""
         self._run, self._state, self._log = run, state, log
-        self._record = _record_of(run, micro_batch_tokens)
+        self._data = data
         self._folder = run.output / "checkpoints"
         self._thread: threading.Thread | None = None
         self._error: Exception | None = None
@@ -37,7 +38,11 @@ class CheckpointManager:
         state, path = self._state, self._folder / f"step-{self._state.progress.step:08d}"
         if self._run.dist_context.is_main:
             pretraining = self._run.pretraining(state.progress.tokens)
-            about = {**self._record, PRETRAINING: pretraining, "metrics": self._log.position}
+            about = {
+                **_record_of(self._run, self._data.micro_batch_tokens),
+                PRETRAINING: pretraining,
+                "metrics": self._log.position,
+            }
             snapshot = take_snapshot(state, about)
             card = model_card(self._run, state.progress, self._log.last_validation, model=state.model, is_final=False)
             self.wait()

@@ -72,11 +72,11 @@ class Clock:
         self.is_first_step = False
 
     @contextlib.contextmanager
-    def reserving(self, what: str) -> Iterator[None]:
-        """Time something that is done once more at the end."""
+    def reserving(self, what: str, times: float = 1.0) -> Iterator[None]:
+        """Time something that is done once more at the end, where it takes so many times as long."""
         begin = time.perf_counter()
         yield
-        self.reserve(what, time.perf_counter() - begin)
+        self.reserve(what, times * (time.perf_counter() - begin))
 
     def reserve(self, what: str, seconds: float, fading: float = 1.0) -> None:
         """Keep back the seconds that something will take once more at the end: the longest, perhaps fading."""

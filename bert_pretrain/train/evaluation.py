@@ -69,11 +69,17 @@ def evaluate(model: Path, data: Path, *, config: TrainConfig, split: str = "vali
     return {name: value for name, value in figures.items() if has_pairs or not name.startswith("nsp")}
 
 
-def evaluate_held_out(run: ResolvedRun, state: TrainState, micro_batch_tokens: int) -> dict[str, float] | None:
-    """Return the figures of `evaluate` for the present weights of a run, or None where nothing is held out."""
+def evaluate_held_out(
+    run: ResolvedRun, state: TrainState, micro_batch_tokens: int, *, whole: bool
+) -> dict[str, float] | None:
+    """Return the figures of `evaluate` for the present weights of a run, or None where nothing is held out.
+
+    The split is taken whole, or as many examples as `train.eval_examples` says.
+    """
     if not run.data.rows("validation"):
         return None
-    batches = evaluation_batches(run.data, "validation", micro_batch_tokens)
+    at_most = None if whole else run.config.train.eval_examples
+    batches = evaluation_batches(run.data, "validation", micro_batch_tokens, at_most)
     return evaluate_batches(state.losses, batches, run.device, run.precision.dtype, run.dist_context)
 
 

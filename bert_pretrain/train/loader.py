@@ -10,8 +10,10 @@ import time
 from collections.abc import Iterator
 from dataclasses import replace
 
+import numpy as np
 import torch
 
+from bert_pretrain.errors import ConfigError
 from bert_pretrain.examples.shards import DataFolder, read_shard
 from bert_pretrain.examples.shuffling import ShuffledExamples
 from bert_pretrain.train.batches import (
@@ -60,6 +62,16 @@ class TrainingData:
         self.micro_batch_tokens = micro_batch_tokens
         self._examples = ShuffledExamples(data, seed)
 
+    def halve_micro_batches(self) -> None:
+        """Let micro-batches have half as many tokens from the next one on."""
+        if self.micro_batch_tokens <= self._max_seq_length:
+            raise ConfigError(
+                f"one example of {self._max_seq_length} tokens does not fit into the memory of the device",
+                where="train.micro_batch_tokens",
+                remedy="set train.activation_checkpointing=true, take shorter examples or a smaller network",
+            )
+        self.micro_batch_tokens = max(self.micro_batch_tokens // 2, self._max_seq_length)
+
     def global_batch(self, step: int) -> GlobalBatch:
         """Return the batch of the optimizer step that follows `step` finished ones."""
         parts = self._examples.take(self._examples_before(step), self.global_batch_size)
@@ -81,12 +93,21 @@ class TrainingData:
         return self._first_example + (step - self._first_step) * self.global_batch_size
 
 
-def evaluation_batches(data: DataFolder, split: str, micro_batch_tokens: int) -> Iterator[Batch]:
-    """Yield a whole split in micro-batches, with its stored masks."""
+def evaluation_batches(
+    data: DataFolder, split: str, micro_batch_tokens: int, at_most: int | None = None
+) -> Iterator[Batch]:
+    """Yield a split in micro-batches, with its stored masks; of more rows than `at_most` as many, evenly spaced."""
     multiples = ShapeMultiples.for_padded_attention(micro_batch_tokens)
+    number = min(data.rows(split), at_most or data.rows(split))
+    chosen = np.linspace(0, data.rows(split), number, endpoint=False).astype(np.int64)
+    begin = 0
     for record in data.shards(split):
-        for micro_batch in cut(read_shard(data.path, record), micro_batch_tokens).micro_batches:
-            yield with_tail(micro_batch, multiples)
+        first, last = np.searchsorted(chosen, [begin, begin + record.rows])
+        if first < last:
+            examples = read_shard(data.path, record).take(chosen[first:last] - begin)
+            for micro_batch in cut(examples, micro_batch_tokens).micro_batches:
+                yield with_tail(micro_batch, multiples)
+        begin += record.rows
 
 
 class Prefetcher:
@@ -96,13 +117,20 @@ class Prefetcher:
         """Read until `last_step`, or until closed where that is None."""
         self.last_wait_seconds = 0.0
         """How long the last batch asked for was not there yet."""
-        self._data = data
-        self._device = device
-        self._steps = itertools.count(first_step) if last_step is None else range(first_step, last_step)
+        self._data, self._last_step, self._device = data, last_step, device
+        self._start(first_step)
+
+    def _start(self, first_step: int) -> None:
+        self._steps = itertools.count(first_step) if self._last_step is None else range(first_step, self._last_step)
         self._ready: queue.Queue[GlobalBatch | Exception] = queue.Queue(maxsize=READ_AHEAD)
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._read, name="batches", daemon=True)
         self._thread.start()
+
+    def restart(self, first_step: int) -> None:
+        """Read again from a step on, as the data is now."""
+        self.close()
+        self._start(first_step)
 
     def next(self) -> GlobalBatch:
         """Return the next global batch on the device; raises what reading it raised."""

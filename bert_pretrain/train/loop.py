@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from bert_pretrain.errors import Interrupted, UserError
+from bert_pretrain.errors import ConfigError, Interrupted, UserError
 from bert_pretrain.train import metrics
 from bert_pretrain.train.checkpoint_manager import CheckpointManager
 from bert_pretrain.train.clock import Clock
@@ -19,7 +19,7 @@ from bert_pretrain.train.run_log import RunLog
 from bert_pretrain.train.signals import STOPS, interrupted, noting_signals
 from bert_pretrain.train.state import TrainState
 from bert_pretrain.train.status import write_status
-from bert_pretrain.train.step import train_step
+from bert_pretrain.train.step import DoesNotFit, train_step
 
 TIMED_STEPS, PATIENCE_SECONDS = 4, 60.0
 MAX_SKIPPED_IN_A_ROW = 30
@@ -31,15 +31,16 @@ def fit(
     state: TrainState,
     data: TrainingData,
     log: RunLog,
-    measure: Callable[[], dict[str, float] | None],
+    measure: Callable[[bool], dict[str, float] | None],
     checkpoints: CheckpointManager,
     *,
     evaluate_first: bool,
 ) -> None:
     """Train from the state's step to the end of the run, and put the last checkpoint on disk.
 
-    The state is changed in place. `measure` returns the figures of the held-out split, if there is one. After SIGINT or
-    SIGTERM it raises `Interrupted`, once the checkpoint is written. SIGUSR1 saves a checkpoint.
+    The state is changed in place. `measure` returns the figures of the held-out split, or of a part unless it shall be
+    whole, if there is one. After SIGINT or SIGTERM it raises `Interrupted`, once the checkpoint is written. SIGUSR1
+    saves a checkpoint.
     """
     config, progress = run.config.train, state.progress
     state.network.train()
@@ -50,12 +51,14 @@ def fit(
         _own_random_state(run.device),
     ):
 
-        def evaluate() -> None:
-            with clock.reserving("evaluate"):
-                log.validation(progress.step, measure())
+        def evaluate(*, whole: bool) -> None:
+            held_out = run.data.rows("validation")
+            times = 1.0 if whole else max(1.0, held_out / (config.eval_examples or held_out or 1))
+            with clock.reserving("evaluate", times):
+                log.validation(progress.step, measure(whole))
 
         if evaluate_first:
-            evaluate()
+            evaluate(whole=False)
         now = clock.boundary(signals.take())
         while not run.length.is_over(progress.step, now.seconds, now.reserve):
             clock.start_step()
@@ -67,11 +70,16 @@ def fit(
                     checkpoints.wait()
                 raise
             rate = run.learning_rate(progress.step, now)
-            train_step(
-                state.network, state.optimizers, batch, state.sums, seed=config.seed, step=progress.step,
-                learning_rate=rate, max_grad_norm=config.max_grad_norm, dtype=run.precision.dtype,
-                loss_scale=state.loss_scale, dist_context=run.dist_context,
-            )  # fmt: skip
+            try:
+                train_step(
+                    state.network, state.optimizers, batch, state.sums, seed=config.seed, step=progress.step,
+                    learning_rate=rate, max_grad_norm=config.max_grad_norm, dtype=run.precision.dtype,
+                    loss_scale=state.loss_scale, dist_context=run.dist_context,
+                )  # fmt: skip
+            except DoesNotFit as error:
+                _halve_micro_batches(run, data, error)
+                batches.restart(progress.step)
+                continue
             state.count(batch)
             before = now.seconds
             now = clock.boundary(signals.take())
@@ -96,7 +104,7 @@ def fit(
                 )
                 state.start_interval()
             if eval_due:
-                evaluate()
+                evaluate(whole=is_last)
             if save_due or now.signal_number:
                 with clock.reserving("save"):
                     checkpoint = checkpoints.save()
@@ -106,6 +114,20 @@ def fit(
                     raise _stopped(run, checkpoints, interrupted(now.signal_number, checkpoint))
         checkpoints.wait()
         clock.read()
+
+
+def _halve_micro_batches(run: ResolvedRun, data: TrainingData, error: DoesNotFit) -> None:
+    """Make room for the same step; several ranks would have to agree."""
+    if run.dist_context.size > 1 or run.config.train.micro_batch_tokens != "auto":
+        raise ConfigError(
+            f"micro-batches of {data.micro_batch_tokens:,} tokens do not fit into the memory of the device",
+            where="train.micro_batch_tokens",
+            remedy=f"set it to {data.micro_batch_tokens // 2}, and run the same command again",
+        ) from error
+    data.halve_micro_batches()
+    if run.device.type == "cuda":
+        torch.cuda.empty_cache()
+    print(f"memory does not suffice: micro-batches of {data.micro_batch_tokens:,} tokens from now on")
 
 
 def time_steps(run: ResolvedRun, state: TrainState, data: TrainingData) -> float:

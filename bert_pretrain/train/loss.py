@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.func import functional_call
 
 from bert_pretrain.model.bert import BertForPreTraining
 from bert_pretrain.train.batches import Batch
@@ -60,7 +61,9 @@ class PretrainingLoss(nn.Module):
 
 def pretraining_loss(model: BertForPreTraining, batch: Batch, *, compiled: bool = False) -> LossSums:
     """Run the model on one micro-batch and return the sums of both losses, or of the one there is without pairs."""
-    features, nsp_logits = model(*batch.sequences, batch.masked_positions)
+    features, nsp_logits = functional_call(
+        model, _cast_weights(model, compiled), (*batch.sequences, batch.masked_positions)
+    )
     # What follows the real ones belongs to a dummy tail.
     features, nsp_logits = features[: batch.num_predictions], nsp_logits[: batch.num_sequences]
     weight, bias = model.embeddings.word_embeddings.weight, model.mlm_head.bias
@@ -72,6 +75,40 @@ def pretraining_loss(model: BertForPreTraining, batch: Batch, *, compiled: bool 
     nsp_loss = F.cross_entropy(nsp_logits, batch.next_sentence_labels, reduction="sum")
     nsp_correct = (nsp_logits.argmax(dim=1) == batch.next_sentence_labels).sum()
     return LossSums(mlm_loss, nsp_loss, mlm_correct, nsp_correct)
+
+
+def _cast_weights(model: BertForPreTraining, compiled: bool) -> dict[str, Tensor]:
+    """Return the weights of the encoder's products in 16 bits, by one operation a layer; none if autocast does it.
+
+    Compiled layers have no part in autocast's cache, and cast each weight by a kernel of its own. A layer that is
+    computed again in the backward pass would find its own weights then, so with checkpointing it is left to them.
+    """
+    if not compiled or not torch.is_autocast_enabled("cuda") or model.encoder.activation_checkpointing:
+        return {}
+    cast: Any = _Cast.apply
+    dtype = torch.get_autocast_dtype("cuda")
+    found: dict[str, Tensor] = {}
+    for number, layer in enumerate(model.encoder.layers):
+        named = {name: each for name, each in layer.named_parameters() if "norm" not in name}
+        names = (f"encoder.layers.{number}.{name}" for name in named)
+        found |= zip(names, cast(dtype, *named.values()), strict=True)
+    return found
+
+
+class _Cast(torch.autograd.Function):
+    """Cast many tensors at once, and their gradients back."""
+
+    @staticmethod
+    def forward(ctx: Any, dtype: torch.dtype, *tensors: Tensor) -> tuple[Tensor, ...]:
+        found = [torch.empty_like(tensor, dtype=dtype) for tensor in tensors]
+        torch._foreach_copy_(found, list(tensors))
+        return tuple(found)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        found = [torch.empty_like(gradient, dtype=torch.float32) for gradient in gradients]
+        torch._foreach_copy_(found, list(gradients))
+        return (None, *found)
 
 
 def masked_lm_loss(

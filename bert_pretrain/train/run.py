@@ -5,7 +5,6 @@ checkpoint and `model/` open in `transformers` as they are. The same command aga
 """
 
 import contextlib
-import functools
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -100,8 +99,11 @@ def _train(run: ResolvedRun, latest: Checkpoint | None, identity: dict[str, Any]
     state, micro_batch_tokens = _prepare(run, latest)
     data = _training_data(run, state, micro_batch_tokens)
     with contextlib.closing(_open_log(run, state, latest)) as log:
-        measure = functools.partial(evaluate_held_out, run, state, micro_batch_tokens)
-        checkpoints = CheckpointManager(run, state, log, micro_batch_tokens)
+
+        def measure(whole: bool) -> dict[str, float] | None:
+            return evaluate_held_out(run, state, data.micro_batch_tokens, whole=whole)
+
+        checkpoints = CheckpointManager(run, state, log, data)
         try:
             fit(run, state, data, log, measure, checkpoints, evaluate_first=latest is None)
         except Exception:  # whatever it was, the checkpoint under way shall not be lost

@@ -4,6 +4,8 @@ Nothing here waits for the device: whether the gradients are finite is decided t
 there, and all figures are added to a tensor there, read when a log line is due.
 """
 
+import contextlib
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Generic, NamedTuple, TypeVar
 
@@ -44,6 +46,10 @@ class LossScale:
 
 
 Value = TypeVar("Value", Tensor, float)
+
+
+class DoesNotFit(Exception):
+    """A micro-batch needs more memory than the device has; nothing but gradients has changed."""
 
 
 class StepSums(NamedTuple, Generic[Value]):
@@ -91,7 +97,7 @@ def train_step(
     `network` is a `PretrainingLoss` in training mode, or what `distributed.parallelize` made of it. `batch` is this
     rank's share. `sums`, (10,), are the same on all ranks; a skipped step adds nothing but itself. `step` counts the
     finished ones; with `seed` and the number of the micro-batch among those of all ranks it fixes every dropout mask.
-    The gradient is clipped to the 2-norm `max_grad_norm`.
+    The gradient is clipped to the 2-norm `max_grad_norm`. `DoesNotFit` is raised before anything else has changed.
     """
     for optimizer in optimizers:
         optimizer.zero_grad(set_to_none=True)
@@ -100,14 +106,16 @@ def train_step(
     parts, last = [], len(batch.micro_batches) - 1
     device = sums.device
     # One autocast region for the whole step: each weight is cast once, where layers are compiled once per micro-batch.
+    # The backward pass is outside it, in a region within, after which the casts are still there.
     with torch.autocast(device.type, dtype, enabled=dtype != torch.float32):
         for number, micro_batch in enumerate(batch.micro_batches):
             index = number * dist_context.size + dist_context.rank
             torch.manual_seed(rng.torch_seed(seed, "dropout", step=step, micro_batch=index))
-            with gradient_sync(network, is_last=number == last):
+            with gradient_sync(network, is_last=number == last), _memory_checked():
                 part: LossSums = network(micro_batch)
                 loss = part.mean(batch.num_predictions, batch.num_pairs) * scale
-                loss.backward()  # type: ignore[no-untyped-call]
+                with torch.autocast(device.type, enabled=False):
+                    loss.backward()  # type: ignore[no-untyped-call]
             parts.append(part)
     norm = _clip(network, max_grad_norm, loss_scale)
     figures = _figures(parts, batch, norm, dist_context, sums.dtype)
@@ -116,6 +124,14 @@ def train_step(
     if loss_scale is not None:
         loss_scale.update(~finite)
     _add(sums, figures, finite)
+
+
+@contextlib.contextmanager
+def _memory_checked() -> Iterator[None]:
+    try:
+        yield
+    except torch.OutOfMemoryError as error:
+        raise DoesNotFit from error
 
 
 def _clip(network: nn.Module, max_grad_norm: float, loss_scale: LossScale | None) -> Tensor:

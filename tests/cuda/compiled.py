@@ -26,15 +26,15 @@ class Counter:
         return aot_eager(graph, inputs)
 
 
-def compilations(data: str) -> dict[str, Any]:
-    """Return the graphs after each step in fp16 with checkpointing, and the waits."""
+def compilations(data: str, checkpointing: str) -> dict[str, Any]:
+    """Return the graphs after each step in fp16, and the waits."""
     by_size = [
         read_batches(data, static_shapes=True, global_batch_size=size, micro_batch_tokens=10**6)
         for size in GLOBAL_BATCH_SIZES
     ]
     batches = [batches[0] for batches, _ in by_size]
     counter, graphs = Counter(), []
-    config = make_config(Combination("adamw", "fp16", "varlen", True, 0.1, True))
+    config = make_config(Combination("adamw", "fp16", "varlen", checkpointing == "True", 0.1, True))
     softmax = functools.partial(loss._compiled_softmax, counter)
     with pretended_cuda() as mode, mock.patch.object(loss, "_compiled_softmax", softmax):
         state = make_state(config, by_size[0][1], attention="varlen", backend=counter)
@@ -46,5 +46,7 @@ def compilations(data: str) -> dict[str, Any]:
     return {
         "graphs": graphs,
         "waits": recorder.waits + recorder.data_dependent,
+        "casts": recorder.operators["aten._to_copy"],
+        "gradients": sorted({str(one.grad.dtype) for one in state.model.parameters() if one.grad is not None}),
         "shapes": [(len(one.input_ids), len(one.cu_seqlens), len(one.masked_positions)) for one in micro],
     }

@@ -97,7 +97,7 @@ def _loop(mode: FakeTensorMode, state: TrainState, config: Config, folder: DataF
         mock.patch("torch.cuda.synchronize", side_effect=lambda *_: recorder.waits.append(SYNCHRONIZE)),
         recorder,
     ):
-        checkpoints = NoCheckpoints(run, state, log, MICRO_BATCH_TOKENS)
+        checkpoints = NoCheckpoints(run, state, log, data)
         # Evaluations are traced by themselves.
-        fit(run, state, data, log, lambda: None, checkpoints, evaluate_first=False)
+        fit(run, state, data, log, lambda whole: None, checkpoints, evaluate_first=False)
     return waits

@@ -14,8 +14,8 @@ from bert_pretrain.cli import app
 from bert_pretrain.config_file import load_config
 from bert_pretrain.errors import ConfigError
 from bert_pretrain.pipeline import SECONDS_AFTER_TRAINING, run_pipeline
-from bert_pretrain.plan import auto, machine_facts
-from bert_pretrain.plan.machine_facts import SIZES, MachineFacts, Size, Speed
+from bert_pretrain.plan import auto, timing
+from bert_pretrain.plan.machine_facts import SIZES, MachineFacts, Speed
 
 TINY = [
     "vocab.size=1500", "data.max_seq_length=32", "data.dupe_factor=1", "data.validation_fraction=0.05",
@@ -32,9 +32,12 @@ def fast_machine(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 
     def measured(seconds: float, _vocab_size: int, _device: str = "auto") -> MachineFacts:
         allowed.append(seconds)
-        return MachineFacts(2, dict.fromkeys(SIZES, Speed(1e11, 0.0)), frozenset({Size(2, 128)}))
+        speeds = [
+            Speed(layers=size.layers, hidden=size.hidden, flops_per_second=1e11, update_seconds=0.0) for size in SIZES
+        ]
+        return MachineFacts(cores=2, memory_bytes=32 << 30, speeds=speeds)
 
-    monkeypatch.setattr(machine_facts, "measure_machine", measured)
+    monkeypatch.setattr(timing, "measure_machine", measured)
     return allowed
 
 

@@ -2,6 +2,7 @@
 
 import re
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -21,7 +22,12 @@ ENGLISH = TextFacts(
 
 
 def machine(flops: float = 1e11, cores: int = 2) -> MachineFacts:
-    return MachineFacts(cores, dict.fromkeys(SIZES, Speed(flops, 0.0)), frozenset(SIZES[:2]))
+    speeds = [speed(size, flops, is_timed=size in SIZES[:2]) for size in SIZES]
+    return MachineFacts(cores=cores, memory_bytes=32 << 30, speeds=speeds)
+
+
+def speed(size: Size, flops: float, **more: Any) -> Speed:
+    return Speed(layers=size.layers, hidden=size.hidden, flops_per_second=flops, update_seconds=0.0, **more)
 
 
 def plan(text: TextFacts = ENGLISH, seconds: float = 600.0, flops: float = 1e11) -> Plan:
@@ -129,7 +135,7 @@ def test_a_fast_machine_takes_no_larger_network_than_the_text_allows(num_bytes: 
 
 def test_weights_decay_the_more_the_more_often_the_text_is_seen() -> None:
     epochs = (0.5, 2.0, 8.0, 25.0, 100.0)
-    decays = [law.recipe(Size(2, 128), 1.0, 64, each).weight_decay for each in epochs]
+    decays = [law.recipe(Size(2, 128), 2048, 64, each).weight_decay for each in epochs]
     assert decays == sorted(decays)
     assert 0.1 <= decays[0] < decays[-1]
     often = plan(replace(ENGLISH, num_bytes=1e6, documents=100), 3600.0)
@@ -208,11 +214,30 @@ def test_plans_predict_more_tokens_than_the_paper_and_their_networks_are_timed_s
     assert size.flops_per_token(8192, 128) > few
 
 
-def test_a_learning_rate_falls_with_the_width_and_the_batch_grows_with_the_tokens() -> None:
-    rates = [law.recipe(size, 1.0, 64, 1.0).peak_lr for size in (Size(2, 128), Size(4, 512), Size(12, 768))]
+def test_a_learning_rate_falls_with_the_width() -> None:
+    rates = [law.recipe(size, 2048, 64, 1.0).peak_lr for size in (Size(2, 128), Size(4, 512), Size(12, 768))]
     assert rates == sorted(rates, reverse=True)
-    batches = [law.recipe(Size(2, 128), tokens, 128, 1.0).batch for tokens in (1.0, 50.0, 1000.0)]
-    assert batches == sorted(batches)
+
+
+def test_a_batch_grows_with_what_launching_a_step_costs_and_with_the_tokens() -> None:
+    worth = [law.batch_worth(batch, 10.0) for batch in law.BATCHES]
+    assert worth == sorted(worth, reverse=True)
+    assert worth[0] == 1.0
+    assert law.batch_worth(65_536, 100.0) > law.batch_worth(65_536, 1.0)
+
+    def batch(launch_seconds: float, seconds: float = 600.0) -> int:
+        speeds = [speed(size, 1e13, launch_seconds=launch_seconds) for size in SIZES]
+        facts = MachineFacts(device="cuda", cores=2, memory_bytes=32 << 30, speeds=speeds)
+        made = make_plan(("corpus.txt",), ENGLISH, facts, seconds).config
+        return made.train.global_batch_size * made.data.max_seq_length
+
+    assert batch(0.0) <= batch(0.02) < batch(0.2)
+
+
+def test_networks_that_do_not_fit_into_memory_are_not_planned() -> None:
+    facts = MachineFacts(cores=2, memory_bytes=4 << 30, speeds=[speed(size, 1e15) for size in SIZES])
+    assert Size(12, 768) in facts.sizes
+    assert Size(24, 1024) not in facts.sizes
 
 
 def test_repeated_text_is_worth_less_than_new_text() -> None:

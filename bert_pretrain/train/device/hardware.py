@@ -1,6 +1,7 @@
 """What the machine offers: the device, the precision of the matrix products, and how many tokens fit at once."""
 
 import ctypes
+import os
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -41,10 +42,16 @@ class Precision:
 
 
 def choose_device(setting: str, local_rank: int = 0) -> torch.device:
-    """Return the device of a setting such as `auto`, `cpu`, `cuda`, `cuda:1`, `mps`; without a number, the rank's."""
+    """Return the device of a setting such as `auto`, `cpu`, `cuda`, `cuda:1`, `mps`; without a number, the rank's.
+
+    Where each rank sees one card of its own, as with Slurm's `--gpus-per-task=1`, that is number 0 for all.
+    """
     if setting == "auto":
         setting = "cuda" if torch.cuda.is_available() else "cpu"
-    device = torch.device(f"cuda:{local_rank}" if setting == "cuda" else setting)
+    if setting == "cuda":
+        sees_one = torch.cuda.device_count() == 1 and "CUDA_VISIBLE_DEVICES" in os.environ
+        setting = "cuda:0" if sees_one else f"cuda:{local_rank}"
+    device = torch.device(setting)
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
         raise ConfigError(
             f"the device is '{setting}', this machine has {torch.cuda.device_count()} CUDA devices",

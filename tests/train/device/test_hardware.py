@@ -52,6 +52,17 @@ def test_a_device_that_is_not_there_is_refused() -> None:
         hardware.choose_device("cuda:99")
 
 
+@pytest.mark.parametrize(("visible", "count", "expected"), [("3", 1, 0), ("0,1,2,3", 4, 2), (None, 4, 2)])
+def test_a_rank_takes_the_only_card_that_it_sees_or_the_one_of_its_number(
+    monkeypatch: pytest.MonkeyPatch, visible: str | None, count: int, expected: int
+) -> None:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if visible is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: count)
+    assert hardware.choose_device("cuda", local_rank=2) == torch.device("cuda", expected)
+
+
 def test_micro_batches_are_as_given_or_fit(tiny: Callable[..., Config]) -> None:
     model = BertForPreTraining(tiny().model, 152)
     assert hardware.choose_micro_batch_tokens(TrainConfig(micro_batch_tokens=77), model, 32, CPU, FP32) == 77

@@ -17,6 +17,7 @@ from bert_pretrain.train.checkpoint import open_checkpoint
 from bert_pretrain.train.checkpoint_manager import CheckpointManager
 from bert_pretrain.train.device.host_memory import HostMemory, page_locked, recorded_event
 from bert_pretrain.train.distributed import SINGLE_PROCESS
+from bert_pretrain.train.loader import TrainingData
 from bert_pretrain.train.loss import PretrainingLoss
 from bert_pretrain.train.optim.optimizer import make_optimizers, update
 from bert_pretrain.train.resolved import resolve_run
@@ -121,7 +122,8 @@ def test_the_writer_waits_for_copies_and_training_does_not(
 
     state.host_memory = HostMemory(allocate, mark)
     run = resolve_run(tiny(), DataFolder.open(data_folder), tmp_path, SINGLE_PROCESS)
-    checkpoints = CheckpointManager(run, state, RunLog(run.length, None, (), state.progress), 256)
+    data = TrainingData(run.data, seed=1, global_batch_size=16, micro_batch_tokens=256)
+    checkpoints = CheckpointManager(run, state, RunLog(run.length, None, (), state.progress), data)
     expected = []
     for step in (1, 2):
         state.progress.step = step

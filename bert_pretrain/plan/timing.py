@@ -1,0 +1,158 @@
+"""The speed of this machine: steps of training on random tokens, timed for a few networks, compiled as training is."""
+
+import os
+import time
+from collections.abc import Callable
+
+import numpy as np
+import torch
+
+from bert_pretrain.config import TrainConfig
+from bert_pretrain.examples.examples import Examples, Masks
+from bert_pretrain.model.attention import choose_attention
+from bert_pretrain.model.bert import BertForPreTraining
+from bert_pretrain.parallel.cores import available_cores
+from bert_pretrain.parallel.progress import progress_bar
+from bert_pretrain.plan.machine_facts import MASKED_SHARE, SIZES, MachineFacts, Size, Speed
+from bert_pretrain.train.batches import GlobalBatch, cut
+from bert_pretrain.train.device import hardware
+from bert_pretrain.train.loss import PretrainingLoss
+from bert_pretrain.train.optim.optimizer import make_optimizers, update
+from bert_pretrain.train.step import StepSums, train_step
+
+LENGTH = 64
+"""Tokens of the timed examples; other lengths, batches and vocabularies are computed by their operations."""
+BATCHES = {"cpu": (32,), "mps": (32,), "cuda": (64, 512, 4096)}
+"""Examples of the timed steps; on a GPU until the throughput is flat."""
+FLAT = 1.1
+"""Throughput over that of the batch before, below which larger batches are not timed."""
+TIMED_STEPS = 3
+
+
+def measure_machine(seconds: float, vocab_size: int, device_setting: str = "auto") -> MachineFacts:
+    """Time steps of the networks with a vocabulary, the smallest first, for at most about so many seconds."""
+    device = hardware.choose_device(device_setting)
+    hardware.keep_freed_memory(device)  # as training does
+    begin, took = time.perf_counter(), 0.0
+    speeds: list[Speed] = []
+    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+        for size in progress_bar(SIZES, desc="time", unit="network"):
+            left = seconds - (time.perf_counter() - begin)
+            if speeds and took * _growth(size, speeds[-1].size, vocab_size) > left:
+                break
+            started = time.perf_counter()
+            speeds.append(_measure_speed(size, vocab_size, device))
+            took = time.perf_counter() - started
+    timed = {speed.size: speed for speed in speeds}
+    return MachineFacts(
+        device=device.type,  # type: ignore[arg-type]
+        cores=available_cores(),
+        memory_bytes=_memory_bytes(device),
+        speeds=tuple(timed.get(size) or extrapolated(size, speeds[-1]) for size in SIZES),
+    )
+
+
+def device_of(setting: str) -> tuple[str, int, int]:
+    """Return the type of the device, the cores of the host and the memory of the device, as facts have them."""
+    device = hardware.choose_device(setting)
+    return device.type, available_cores(), _memory_bytes(device)
+
+
+def extrapolated(size: Size, last: Speed) -> Speed:
+    """Return the speed to expect from the last network that was timed; Muon multiplies the weights by their width."""
+    update = last.update_seconds * size.weights * size.hidden / (last.size.weights * last.hidden)
+    return Speed(
+        layers=size.layers,
+        hidden=size.hidden,
+        flops_per_second=last.flops_per_second,
+        update_seconds=update,
+        launch_seconds=last.launch_seconds * size.layers / last.layers,
+        is_timed=False,
+    )
+
+
+def _growth(size: Size, last: Size, vocab_size: int) -> float:
+    """Return how many times as long as the network before another one takes to be timed, at most."""
+    return max(size.flops_per_token(vocab_size, LENGTH) / last.flops_per_token(vocab_size, LENGTH), 1.0)
+
+
+def _memory_bytes(device: torch.device) -> int:
+    if device.type == "cuda":
+        return torch.cuda.get_device_properties(device).total_memory
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def _measure_speed(size: Size, vocab_size: int, device: torch.device) -> Speed:
+    """Time steps of a few batches, and their updates alone."""
+    dtype = hardware.choose_precision("auto", device).dtype
+    config, shape = TrainConfig(optimizer="muon"), size.model_config(LENGTH)
+    head_size = shape.hidden_size // shape.num_attention_heads
+    attention, _ = choose_attention("auto", device, dtype, head_size=head_size, dropout_rate=0.0)
+    model = BertForPreTraining(shape, vocab_size, attention=attention)
+    model.initialize(0)
+    model.to(device).train()
+    compiled, _ = hardware.choose_compile("auto", device, attention)
+    network, optimizers = PretrainingLoss(model, compiled=compiled), make_optimizers(model, config)
+    if compiled:
+        hardware.compile_layers(model)
+    sums, keep = StepSums.zeros(device), torch.zeros((), dtype=torch.bool, device=device)
+    rate, shortest, updating = 0.0, float("inf"), 0.0
+    for examples in BATCHES[device.type]:
+        micro_batch_tokens = hardware.choose_micro_batch_tokens(
+            config.model_copy(update={"global_batch_size": examples}), model, LENGTH, device, dtype
+        )
+        batch = _random_batch(vocab_size, examples, micro_batch_tokens).to(device)
+
+        def step(batch: GlobalBatch = batch) -> None:
+            train_step(
+                network, optimizers, batch, sums, seed=0, step=0, learning_rate=1e-4, max_grad_norm=1.0, dtype=dtype
+            )
+
+        whole = _median_seconds(step, device)
+        # Gradients are there now.
+        updating = updating or _median_seconds(lambda: update(optimizers, 1e-4, keep), device)
+        shortest, before = min(shortest, whole), rate
+        flops = examples * LENGTH * size.flops_per_token(vocab_size, LENGTH)
+        rate = max(before, flops / max(whole - updating, 0.1 * whole))
+        if rate < FLAT * before:
+            break
+    launch_seconds = shortest if device.type == "cuda" else 0.0
+    return Speed(
+        layers=size.layers,
+        hidden=size.hidden,
+        flops_per_second=rate,
+        update_seconds=updating,
+        launch_seconds=launch_seconds,
+    )
+
+
+def _median_seconds(timed: Callable[[], None], device: torch.device) -> float:
+    """Return the median of a few calls; the first, in which kernels are chosen or compiled, does not count."""
+    times = []
+    for _ in range(1 + TIMED_STEPS):
+        begin = time.perf_counter()
+        timed()
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        times.append(time.perf_counter() - begin)
+    return sorted(times[1:])[TIMED_STEPS // 2]
+
+
+def _random_batch(vocab_size: int, examples: int, micro_batch_tokens: int) -> GlobalBatch:
+    """Return a batch of full examples with random tokens, pairs and masks."""
+    rng = np.random.default_rng(0)
+    num_masked = round(MASKED_SHARE * LENGTH)
+    offsets = np.arange(examples + 1, dtype=np.int64) * LENGTH
+    positions = np.sort(rng.permuted(np.tile(np.arange(1, LENGTH - 1), (examples, 1)), axis=1)[:, :num_masked], axis=1)
+    drawn = Examples(
+        rng.integers(0, vocab_size, examples * LENGTH).astype(np.uint16),
+        offsets,
+        np.full(examples, LENGTH // 2, dtype=np.uint16),
+        Masks(
+            positions.astype(np.uint16).ravel(),
+            rng.integers(0, vocab_size, examples * num_masked).astype(np.uint16),
+            np.arange(examples + 1, dtype=np.int64) * num_masked,
+        ),
+        rng.integers(0, 2, examples).astype(np.uint8),
+    )
+    return cut(drawn, max(LENGTH, micro_batch_tokens))
