@@ -36,7 +36,7 @@ NOT_READ_BACK = re.compile(r"\.(png|md|html|log|yaml)$|(^|/)\.")
 VOLATILE_FILES = ("time.json", "checksums.json", "manifest.partial.json", ".lock", "training_args.bin")
 """Clocks and sums of files that hold some, and what a finished output may or may not have."""
 VOLATILE_KEYS = re.compile(
-    r"second|_time|time_|runtime|per_s$|tokens_per|mfu|flops_per|memory|wait_share|host|pid|date|sha256|^bytes$"
+    r"second|^time$|_time|time_|runtime|per_s$|tokens_per|mfu|flops_per|memory|wait_share|host|pid|date|sha256|^bytes$"
 )
 _QUANTITY = r"\d[\d,.]*( ?(d|h|min|ms|s|seconds?|minutes?|tokens/s|MB|GB|GFLOPS|TFLOPS|it/s|/s|%))\b"
 VOLATILE_TEXT = re.compile(rf"{_QUANTITY}( {_QUANTITY})*")

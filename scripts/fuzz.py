@@ -319,17 +319,9 @@ def _where(error: Exception) -> str:
 
 
 def _write_finding(output: Path, name: str, data: bytes, kind: str, text: str) -> None:
-    stem = f"{_file_name(name)}-{hashlib.sha256(f'{name} {kind}'.encode()).hexdigest()[:8]}"
+    stem = f"{name.replace('/', '-')}-{hashlib.sha256(f'{name} {kind}'.encode()).hexdigest()[:8]}"
     (output / f"{stem}.input").write_bytes(data)
     (output / f"{stem}.txt").write_text(f"{name}: {kind}\n{text}\n", encoding="utf-8", errors="replace")
-
-
-def _file_name(target: str) -> str:
-    return target.replace("/", "-")
-
-
-def _root() -> Path:
-    return Path(__file__).resolve().parent.parent
 
 
 def _peak_memory() -> int:
@@ -341,5 +333,5 @@ def _address_space() -> int:
 
 
 if __name__ == "__main__":
-    sys.path.insert(0, str(_root()))
+    sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
     sys.exit(main())

@@ -105,7 +105,7 @@ def test_the_source_distribution_holds_what_the_wheel_is_built_and_tested_from(b
     single = (
         "pyproject.toml README.md README.zh-CN.md RESULTS.md LICENSE .gitignore PKG-INFO Makefile Dockerfile mkdocs.yml"
     )
-    single += " CITATION.cff .pre-commit-config.yaml constraints.txt requirements.lock hatch_build.py"
+    single += " CITATION.cff .pre-commit-config.yaml constraints.txt requirements.lock hatch_build.py mkdocs_hooks.py"
     single += " CHANGELOG.md CONTRIBUTING.md SECURITY.md"
     assert names == tracked("bert_pretrain", "configs", "scripts", "tests", "docs") | set(single.split())
 
