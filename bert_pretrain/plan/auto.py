@@ -124,9 +124,7 @@ def describe(plan: Plan) -> str:
 def _use(plan: Plan) -> str:
     """Return what to expect of use, and of more time where that is not enough."""
     use, better_after = plan.forecast.use, plan.better_after
-    if use.is_better:
-        return str(use)
-    if better_after is None:  # no measured model was
+    if use.is_better or better_after is None:  # None: no measured model was
         return str(use)
     return f"{use}; with {duration_text(better_after)} on this machine, better"
 

@@ -96,6 +96,7 @@ SHORT_UP_TO_TOKENS, LONG_FROM_TOKENS = 4.0, 200.0
 """Million tokens of a training up to which examples have 64 tokens, and from which a phase of 512 ends it; in between
 they have 128."""
 TIMES = (1, 2, 4, 8, 16)
+"""Lengths of training, as multiples of a given one, that are tried for a model better than word counts."""
 FILLED_SHARE = 0.97
 """Of the length of an example, on average."""
 

@@ -92,7 +92,7 @@ for _ in range(8):
     kept = [torch.ones(number * 1_000_000) for number in (3, 8, 1, 5, 8, 2)]
     del kept
     found.append(faults() - before)
-print(min(found[1:]))
+print(min(found[1:]) if cpu.owns_process else max(found))
 """
     pages = [
         int(subprocess.run([sys.executable, "-c", code, owns], capture_output=True, text=True, check=True).stdout)
