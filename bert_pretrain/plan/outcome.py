@@ -15,7 +15,7 @@ FORECAST = "forecast.json"
 OTHER_TOKENS = 0.2
 """Share by which the tokens of a training may differ from the plan before they explain another outcome."""
 
-NO_CAUSES = ("seed", "device")
+NO_CAUSES = ("encoding", "seed", "device")
 """Keys of all sections that a forecast does not depend on."""
 
 Range = tuple[float, float]
