@@ -6,7 +6,7 @@ Documents are assigned by keyed permutations, without a table of them; long ones
 import hashlib
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -97,8 +97,7 @@ def plan_build(
     """Leave out duplicates, hold documents out for validation, and decide how many shards the copies fill.
 
     The store is complete, with enough documents for the objective. With `is_mix`, documents are held out although some
-    inputs are held out whole. Returns the plan, and how many documents are left
-    out, by reason.
+    inputs are held out whole. Returns the plan, and how many documents are left out, by reason.
     """
     selection, left_out = select(store, shares, config)
     training = range(sum(share.documents for share in shares if not share.is_validation))
@@ -114,13 +113,15 @@ def plan_build(
     long = _long_documents(store, config)
     is_held_out = np.isin(long[0], held_out)
     tokens_held_out = int(held_out_tokens.sum())
-    train = _plan_split(
-        "train", training, first, len(training) - first, range(0), copies, long[:, ~is_held_out], store, config
+    left, long_left, long_held_out = int(tokens.sum()) - tokens_held_out, long[:, ~is_held_out], long[:, is_held_out]
+    splits = (
+        _plan_split("train", training, first, len(training) - first, range(0), left, copies, long_left, store, config),
+        _plan_split(
+            "validation", validation, 0, count, also, tokens_held_out, [tokens_held_out], long_held_out, store, config
+        ),
     )
-    held = _plan_split("validation", validation, 0, count, also, [tokens_held_out], long[:, is_held_out], store, config)
-    train, held = replace(train, tokens=int(tokens.sum()) - tokens_held_out), replace(held, tokens=tokens_held_out)
-    splits = tuple(split for split in (train, held) if split.num_documents)
-    return BuildPlan(store, tokenizer.reference, output, config, selection, splits), left_out
+    splits_with_documents = tuple(split for split in splits if split.num_documents)
+    return BuildPlan(store, tokenizer.reference, output, config, selection, splits_with_documents), left_out
 
 
 def _long_documents(store: TokenStore, config: DataConfig) -> np.ndarray:
@@ -139,6 +140,7 @@ def _plan_split(
     first: int,
     num_documents: int,
     also: range,
+    tokens: int,
     tokens_of_copies: Sequence[float],
     long: np.ndarray,
     store: TokenStore,
@@ -148,8 +150,8 @@ def _plan_split(
     digest = hashlib.sha256(long.tobytes()).hexdigest()[:16]
     long_file = store.folder / f"long-documents-{digest}.npy"
     save_array(long_file, long)
-    num_shards = tuple(max(1, round(tokens / max_tokens / config.examples_per_shard)) for tokens in tokens_of_copies)
-    return SplitPlan(name, numbers, first, num_documents, int((long[1] - 1).sum()), also, long_file, num_shards, 0)
+    num_shards = tuple(max(1, round(each / max_tokens / config.examples_per_shard)) for each in tokens_of_copies)
+    return SplitPlan(name, numbers, first, num_documents, int((long[1] - 1).sum()), also, long_file, num_shards, tokens)
 
 
 def documents_needed(config: DataConfig) -> int:

@@ -177,8 +177,9 @@ def write_checked_json(path: Path, value: Mapping[str, Any]) -> None:
 
 def checked_json_text(value: Mapping[str, Any]) -> str:
     """Return the content of a file of `write_checked_json`."""
-    text = json.dumps({**value, _DIGEST: _digest_of(value)}, ensure_ascii=False)
-    return f"{text}\n" if len(text) > MAX_INDENTED_BYTES else json_text(json.loads(text))
+    body = {**value, _DIGEST: _digest_of(value)}
+    text = json.dumps(body, ensure_ascii=False)
+    return f"{text}\n" if len(text) > MAX_INDENTED_BYTES else json_text(body)
 
 
 def read_json(path: Path, remedy: str = "restore the file from a copy, or write its folder again") -> Any:

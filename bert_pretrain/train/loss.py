@@ -61,9 +61,8 @@ class PretrainingLoss(nn.Module):
 
 def pretraining_loss(model: BertForPreTraining, batch: Batch, *, compiled: bool = False) -> LossSums:
     """Run the model on one micro-batch and return the sums of both losses, or of the one there is without pairs."""
-    features, nsp_logits = functional_call(
-        model, _cast_weights(model, compiled), (*batch.sequences, batch.masked_positions)
-    )
+    inputs, weights = (*batch.sequences, batch.masked_positions), _cast_weights(model, compiled)
+    features, nsp_logits = functional_call(model, weights, inputs) if weights else model(*inputs)
     # What follows the real ones belongs to a dummy tail.
     features, nsp_logits = features[: batch.num_predictions], nsp_logits[: batch.num_sequences]
     weight, bias = model.embeddings.word_embeddings.weight, model.mlm_head.bias
