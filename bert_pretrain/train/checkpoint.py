@@ -1,14 +1,16 @@
-"""Checkpoints: a model folder as Hugging Face's tools read it, plus the state that continues the run bit for bit.
+"""Checkpoints: model folders that `transformers` opens, plus the state that resumes the run bit for bit.
 
 `checkpoints/step-00001000/` appears whole or not at all, is read back after writing, and holds no pickle. Tensors go to
 `training_state.safetensors`, everything else to `training_state.json`; `checksums.json` covers all files but the card.
-The state is copied to host memory (`host_memory.py`), from which `checkpoint_manager.py` writes it in the background.
+Saving copies the state to host memory and returns; a thread writes the copy while training continues.
 """
 
 import re
 import shutil
 import sys
-from collections.abc import Mapping
+import threading
+import time
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -27,15 +29,14 @@ from bert_pretrain.model.weights import write_tensors
 from bert_pretrain.storage.checksums import damage_of_folder
 from bert_pretrain.storage.files import atomic_folder, read_json, remove_temporaries, write_json, write_text
 from bert_pretrain.text.tokenizer import Tokenizer
-from bert_pretrain.train.device.host_memory import HostCopy
 from bert_pretrain.train.state import IntervalCounts, Progress, TrainState
 
 STATE_TENSORS = "training_state.safetensors"
 STATE_JSON = "training_state.json"
 EXPONENT = "embedding_exponent"
-"""Of the power of two by which the embeddings on disk are smaller than those in training."""
+"""Key of the power of two by which the embeddings on disk are smaller than those in training."""
 WEIGHT_PREFIX = "model/"
-"""Of the weights' names among all tensors of a state."""
+"""Prefix of the weights' names among all tensors of a state."""
 
 
 @dataclass(frozen=True)
@@ -51,51 +52,146 @@ class Checkpoint:
         return int(self.record["progress"]["step"])
 
 
-@dataclass(frozen=True)
-class Snapshot:
-    """A copy of a state, in memory that training does not touch."""
+class CheckpointWriter:
+    """Writes a run's checkpoints in a thread, one at a time, and keeps the newest few."""
 
-    model: BertForPreTraining
-    """For its sizes only."""
-    weights: dict[str, Tensor]
-    """By our own names."""
-    tensors: dict[str, Tensor]
-    """The rest of the state."""
-    copy: HostCopy
-    """Of all of them; to be waited for before the first look at one."""
-    record: dict[str, Any]
-    """The content of `training_state.json`."""
+    def __init__(
+        self,
+        folder: Path,
+        state: TrainState,
+        tokenizer: Tokenizer,
+        keep: int,
+        describe: Callable[[], tuple[Mapping[str, Any], str]] | None,
+        buffers: "HostBuffers | None" = None,
+    ) -> None:
+        """Save a state to a folder, with what `describe` returns: values kept as JSON, and the model card.
+
+        Without it, on all ranks but the first, nothing is written.
+        """
+        self.write_seconds = 0.0
+        """Duration of the last write, during which training continued."""
+        self._folder, self._state, self._tokenizer, self._keep = folder, state, tokenizer, keep
+        self._describe = describe
+        self._buffers = buffers or HostBuffers.of(state.sums.device)
+        self._thread: threading.Thread | None = None
+        self._error: Exception | None = None
+
+    def save(self) -> Path:
+        """Begin to write a checkpoint, after the one before is on disk, and return its path."""
+        state, path = self._state, self._folder / f"step-{self._state.progress.step:08d}"
+        if self._describe is None:
+            return path
+        self.wait()  # the host memory is free then
+        about, card = self._describe()
+        record = {"progress": asdict(state.progress), "interval": asdict(state.interval), **about}
+        copies, arrival = self._buffers.copy(all_tensors(state))
+
+        def write() -> None:
+            begin = time.perf_counter()
+            try:
+                if arrival is not None:
+                    arrival.synchronize()
+                write_checkpoint(path, state.model, copies, record, self._tokenizer, card)
+                for old in checkpoint_paths(self._folder)[: -self._keep]:
+                    shutil.rmtree(old)
+                self.write_seconds = time.perf_counter() - begin
+            except Exception as error:  # raised in the training thread, by `wait`
+                self._error = error
+
+        self._thread = threading.Thread(target=write, name="checkpoint", daemon=True)
+        self._thread.start()
+        return path
+
+    def check(self) -> None:
+        """Raise what failed in the thread since the last call, without waiting."""
+        if self._thread is not None and not self._thread.is_alive():
+            self.wait()
+
+    def wait(self) -> None:
+        """Wait until all checkpoints are on disk."""
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+        if self._error is not None:
+            error, self._error = self._error, None
+            raise error
 
 
-def take_snapshot(state: TrainState, about: Mapping[str, Any]) -> Snapshot:
-    """Begin to copy a state, after the snapshot before has been written.
+class HostBuffers:
+    """Host memory for one copy of a state, used again for the next.
 
-    `about` has JSON values to keep with it: thread count, micro-batch size, data.
+    Only page-locked memory takes copies from a GPU asynchronously, and locking pages is slow. The GPU works in order:
+    kernels that change a tensor run after its copy, so training continues at once.
     """
-    record = {"progress": asdict(state.progress), "interval": asdict(state.interval), **about}
+
+    def __init__(
+        self, allocate: Callable[[Tensor], Tensor] | None = None, record_event: Callable[[], Any] = lambda: None
+    ) -> None:
+        """Copy to memory from `allocate`, once per name; without it to fresh memory, synchronously."""
+        self._allocate, self._record_event = allocate, record_event
+        self._buffers: dict[str, Tensor] = {}
+
+    @staticmethod
+    def of(device: torch.device) -> "HostBuffers":
+        """Return buffers for the tensors of a device."""
+        return HostBuffers(page_locked, cuda_event) if device.type == "cuda" else HostBuffers()
+
+    def copy(self, tensors: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], Any]:
+        """Return copies and the CUDA event after the last of them; None where all are complete."""
+        return {name: self._copy(name, tensor.detach()) for name, tensor in tensors.items()}, self._record_event()
+
+    def _copy(self, name: str, tensor: Tensor) -> Tensor:
+        if self._allocate is None:
+            return tensor.to("cpu", copy=True).contiguous()
+        buffer = self._buffers.get(name)
+        if buffer is None or buffer.shape != tensor.shape or buffer.dtype != tensor.dtype:
+            buffer = self._buffers[name] = self._allocate(tensor)
+        return buffer.copy_(tensor, non_blocking=True)
+
+
+def page_locked(tensor: Tensor) -> Tensor:
+    """Return page-locked memory of a tensor's shape and type, or ordinary memory where no more can be locked."""
+    memory = torch.empty(tensor.shape, dtype=tensor.dtype)
+    try:
+        return memory.pin_memory()
+    except RuntimeError:
+        return memory
+
+
+def cuda_event() -> Any:
+    """Return an event after all work of the current stream; None without a driver."""
+    if not torch.cuda.is_available():
+        return None
+    event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+    event.record()
+    return event
+
+
+def all_tensors(state: TrainState) -> dict[str, Tensor]:
+    """Return the weights, under our own names with a prefix, and the rest of the state."""
     weights = {WEIGHT_PREFIX + name: parameter for name, parameter in state.model.named_parameters()}
-    copy = state.host_memory.copy({**weights, **state.tensors()})
-    copied = {name.removeprefix(WEIGHT_PREFIX): tensor for name, tensor in copy.tensors.items() if name in weights}
-    rest = {name: tensor for name, tensor in copy.tensors.items() if name not in weights}
-    return Snapshot(state.model, copied, rest, copy, record)
+    return {**weights, **state.tensors()}
 
 
-def write_checkpoint(path: Path, snapshot: Snapshot, tokenizer: Tokenizer, card: str) -> None:
-    """Write the checkpoint of a snapshot.
-
-    Raises:
-        OutputError: when it cannot be written, for example because the disk is full.
-        DataError: when what was written does not read back as it was.
-    """
-    snapshot.copy.wait()
-    weights, exponent = exported(snapshot.weights)
+def write_checkpoint(
+    path: Path,
+    model: BertForPreTraining,
+    tensors: Mapping[str, Tensor],
+    record: Mapping[str, Any],
+    tokenizer: Tokenizer,
+    card: str,
+) -> None:
+    """Write a checkpoint from copies of `all_tensors`; of the model only the sizes are used."""
+    ours = {name: tensor for name, tensor in tensors.items() if name.startswith(WEIGHT_PREFIX)}
+    weights, exponent = exported({name.removeprefix(WEIGHT_PREFIX): tensor for name, tensor in ours.items()})
+    rest = {name: tensor for name, tensor in tensors.items() if name not in ours}
     try:
         with atomic_folder(path) as temporary:
-            write_tensors(snapshot.tensors, temporary / STATE_TENSORS)
-            write_json(temporary / STATE_JSON, {**snapshot.record, EXPONENT: exponent})
-            save_tensors(weights, snapshot.model, temporary, tokenizer, snapshot.record[PRETRAINING])
+            write_tensors(rest, temporary / STATE_TENSORS)
+            write_json(temporary / STATE_JSON, {**record, EXPONENT: exponent})
+            save_tensors(weights, model, temporary, tokenizer, record[PRETRAINING])
             write_text(temporary / CARD, card)
-            written = {WEIGHTS: weights, STATE_TENSORS: snapshot.tensors}
+            written = {WEIGHTS: weights, STATE_TENSORS: rest}
             if not all(_are_equal(tensors, load_file(temporary / name)) for name, tensors in written.items()):
                 raise DataError(
                     "a checkpoint does not read back as it was written",

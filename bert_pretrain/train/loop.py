@@ -11,7 +11,7 @@ import torch
 
 from bert_pretrain.errors import ConfigError, Interrupted, UserError
 from bert_pretrain.train import metrics
-from bert_pretrain.train.checkpoint_manager import CheckpointManager
+from bert_pretrain.train.checkpoint import CheckpointWriter
 from bert_pretrain.train.clock import Clock
 from bert_pretrain.train.loader import Prefetcher, TrainingData
 from bert_pretrain.train.resolved import ResolvedRun
@@ -32,7 +32,7 @@ def fit(
     data: TrainingData,
     log: RunLog,
     measure: Callable[[bool], dict[str, float] | None],
-    checkpoints: CheckpointManager,
+    checkpoints: CheckpointWriter,
     *,
     evaluate_first: bool,
 ) -> None:
@@ -151,7 +151,7 @@ def time_steps(run: ResolvedRun, state: TrainState, data: TrainingData) -> float
     return statistics.median(times[1:] or times)
 
 
-def _stopped(run: ResolvedRun, checkpoints: CheckpointManager, reason: Interrupted) -> Interrupted:
+def _stopped(run: ResolvedRun, checkpoints: CheckpointWriter, reason: Interrupted) -> Interrupted:
     """Return why a run stops, once its checkpoint and status are on disk.
 
     All ranks wait for that: torchrun and Slurm end the others as soon as one has left.

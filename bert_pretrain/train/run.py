@@ -17,15 +17,14 @@ from bert_pretrain.errors import DataError
 from bert_pretrain.examples.shards import DataFolder
 from bert_pretrain.model.bert import BertForPreTraining
 from bert_pretrain.model.folder import CARD
-from bert_pretrain.model.huggingface import exported, load_weights, save_tensors
+from bert_pretrain.model.huggingface import PRETRAINING, exported, load_weights, save_tensors
 from bert_pretrain.report.curves import read_metrics, value_of
 from bert_pretrain.report.diagnosis import Diagnosis, nothing_learnt
 from bert_pretrain.storage import manifest
 from bert_pretrain.storage.files import atomic_folder, write_text
 from bert_pretrain.storage.locking import exclusive
 from bert_pretrain.train import distributed
-from bert_pretrain.train.checkpoint import Checkpoint, carry_over, restore
-from bert_pretrain.train.checkpoint_manager import CheckpointManager
+from bert_pretrain.train.checkpoint import Checkpoint, CheckpointWriter, carry_over, restore
 from bert_pretrain.train.device import hardware
 from bert_pretrain.train.evaluation import evaluate_held_out
 from bert_pretrain.train.loader import TrainingData
@@ -103,7 +102,14 @@ def _train(run: ResolvedRun, latest: Checkpoint | None, identity: dict[str, Any]
         def measure(whole: bool) -> dict[str, float] | None:
             return evaluate_held_out(run, state, data.micro_batch_tokens, whole=whole)
 
-        checkpoints = CheckpointManager(run, state, log, data)
+        def describe() -> tuple[dict[str, Any], str]:
+            card = model_card(run, state.progress, log.last_validation, model=state.model, is_final=False)
+            return _circumstances(run, state, data, log), card
+
+        checkpoints = CheckpointWriter(
+            run.output / "checkpoints", state, run.tokenizer, run.config.train.keep_checkpoints,
+            describe if run.dist_context.is_main else None,
+        )  # fmt: skip
         try:
             fit(run, state, data, log, measure, checkpoints, evaluate_first=latest is None)
         except Exception:  # whatever it was, the checkpoint under way shall not be lost
@@ -111,6 +117,21 @@ def _train(run: ResolvedRun, latest: Checkpoint | None, identity: dict[str, Any]
                 checkpoints.wait()
             raise
         _finish(run, state, log, identity)
+
+
+def _circumstances(run: ResolvedRun, state: TrainState, data: TrainingData, log: RunLog) -> dict[str, Any]:
+    """Return what a checkpoint records besides the state."""
+    return {
+        "length": asdict(run.length),
+        "micro_batch_tokens": data.micro_batch_tokens,
+        "threads": torch.get_num_threads(),
+        "ranks": run.dist_context.size,
+        "torch": torch.__version__,
+        "precision": run.precision.name,
+        "data": run.data.content_hash,
+        PRETRAINING: run.pretraining(state.progress.tokens),
+        "metrics": log.position,
+    }
 
 
 def _dry_run(run: ResolvedRun, latest: Checkpoint | None, corpus_tokens: float | None) -> None:

@@ -7,7 +7,6 @@ from torch import Tensor, nn
 from bert_pretrain.model.bert import BertForPreTraining
 from bert_pretrain.train.batches import GlobalBatch
 from bert_pretrain.train.device.flops import batch_flops
-from bert_pretrain.train.device.host_memory import HostMemory
 from bert_pretrain.train.optim.optimizer import Optimizers
 from bert_pretrain.train.step import LossScale, StepSums
 
@@ -61,8 +60,6 @@ class TrainState:
     sums: Tensor  # (10,): `StepSums` since the last log line
     progress: Progress
     interval: IntervalCounts
-    host_memory: HostMemory = field(default_factory=HostMemory)
-    """For the copies that checkpoints are written from."""
 
     @staticmethod
     def start(
@@ -70,10 +67,7 @@ class TrainState:
     ) -> "TrainState":
         """Return the state of a run before its first step."""
         device = next(model.parameters()).device
-        return TrainState(
-            model, network, optimizers, loss_scale, StepSums.zeros(device), Progress(), IntervalCounts(),
-            HostMemory.of(device),
-        )  # fmt: skip
+        return TrainState(model, network, optimizers, loss_scale, StepSums.zeros(device), Progress(), IntervalCounts())
 
     @property
     def losses(self) -> nn.Module:

@@ -11,8 +11,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from bert_pretrain.config import Config
 from bert_pretrain.examples.shards import DataFolder
 from bert_pretrain.train.batches import GlobalBatch
-from bert_pretrain.train.checkpoint import take_snapshot
-from bert_pretrain.train.checkpoint_manager import CheckpointManager
+from bert_pretrain.train.checkpoint import CheckpointWriter, HostBuffers, all_tensors
 from bert_pretrain.train.device.hardware import Precision
 from bert_pretrain.train.distributed import SINGLE_PROCESS
 from bert_pretrain.train.evaluation import evaluate_batches
@@ -41,13 +40,6 @@ class FakeData(TrainingData):
         return self._prepared[step]
 
 
-class NoCheckpoints(CheckpointManager):
-    """Snapshots are traced by themselves, and fake tensors cannot be written."""
-
-    def save(self) -> Path:
-        return Path()
-
-
 def loop_evaluation_snapshot(data: str) -> dict[str, Any]:
     """Return the waits of a loop of six steps by the number of finished ones, and those of what it calls alone."""
     folder = DataFolder.open(Path(data))
@@ -62,8 +54,8 @@ def loop_evaluation_snapshot(data: str) -> dict[str, Any]:
             batches = [fake_batch(mode, batch) for batch in micro_batches]
             evaluate_batches(state.losses, batches, CUDA, torch.bfloat16)
         with Recorder() as snapshot:
-            copied = take_snapshot(state, {})
-        num_tensors = len(list(state.model.parameters())) + len(copied.tensors)
+            copies, _ = HostBuffers.of(CUDA).copy(all_tensors(state))
+        num_tensors = len(copies)
     return {
         "loop": loop,
         "evaluation": evaluation.waits,
@@ -97,7 +89,7 @@ def _loop(mode: FakeTensorMode, state: TrainState, config: Config, folder: DataF
         mock.patch("torch.cuda.synchronize", side_effect=lambda *_: recorder.waits.append(SYNCHRONIZE)),
         recorder,
     ):
-        checkpoints = NoCheckpoints(run, state, log, data)
-        # Evaluations are traced by themselves.
+        # Evaluations and copies of the state are traced by themselves; fake tensors cannot be written.
+        checkpoints = CheckpointWriter(run.output, state, run.tokenizer, 1, None)
         fit(run, state, data, log, lambda whole: None, checkpoints, evaluate_first=False)
     return waits

@@ -18,7 +18,7 @@ import torch
 from bert_pretrain.config import Config, ModelConfig, TrainConfig
 from bert_pretrain.model.bert import BertForPreTraining
 from bert_pretrain.train.batches import GlobalBatch, cut
-from bert_pretrain.train.checkpoint import take_snapshot
+from bert_pretrain.train.checkpoint import WEIGHT_PREFIX, HostBuffers, all_tensors
 from bert_pretrain.train.device import hardware
 from bert_pretrain.train.device.memory import estimate_memory
 from bert_pretrain.train.loss import PretrainingLoss
@@ -134,26 +134,27 @@ def test_a_snapshot_is_of_its_moment_and_does_not_wait(
     state = make_state(tiny(model=NO_DROPOUT))
     batch = cut(examples(64), 4000).to(CUDA)
     run_steps(state, [batch] * 2, torch.bfloat16)
-    take_snapshot(state, {}).copy.wait()  # locks pages, which takes its time
+    buffers, others = HostBuffers.of(CUDA), HostBuffers.of(CUDA)
+    for each in (buffers, others):
+        each.copy(all_tensors(state))[1].synchronize()  # locks pages, which takes its time
     expected = {name: parameter.detach().clone() for name, parameter in state.model.named_parameters()}
     moments = {
         f"optimizer/{name}/exp_avg": state.optimizers[0].state[parameter]["exp_avg"].clone()
         for name, parameter in state.model.named_parameters()
     }
     with no_waiting():
-        snapshot = take_snapshot(state, {})
+        snapshot, arrival = buffers.copy(all_tensors(state))
         for number in range(2, 5):
             step(state, batch, number, torch.bfloat16)
-    later = take_snapshot(state, {})
-    for one in (snapshot, later):
-        one.copy.wait()
-    changed = dict(state.model.named_parameters())
-    assert snapshot.weights.keys() == expected.keys()
-    for name, tensor in expected.items():
-        assert torch.equal(snapshot.weights[name], tensor.cpu())
-        assert torch.equal(later.weights[name], changed[name].detach().cpu())
-        assert not torch.equal(snapshot.weights[name], later.weights[name])
-    assert all(torch.equal(snapshot.tensors[name], tensor.cpu()) for name, tensor in moments.items())
+    later, later_arrival = others.copy(all_tensors(state))
+    for event in (arrival, later_arrival):
+        event.synchronize()
+    for name, parameter in state.model.named_parameters():
+        key = WEIGHT_PREFIX + name
+        assert torch.equal(snapshot[key], expected[name].cpu())
+        assert torch.equal(later[key], parameter.detach().cpu())
+        assert not torch.equal(snapshot[key], later[key])
+    assert all(torch.equal(snapshot[name], tensor.cpu()) for name, tensor in moments.items())
 
 
 # ── numerics ──

@@ -18,7 +18,7 @@ from bert_pretrain.examples.shards import DataFolder
 from bert_pretrain.model.bert import BertForPreTraining
 from bert_pretrain.model.huggingface import load_weights
 from bert_pretrain.storage.checksums import seal_folder
-from bert_pretrain.train import checkpoint_manager, clock, loop
+from bert_pretrain.train import checkpoint, clock, loop
 from bert_pretrain.train.checkpoint import open_checkpoint
 from bert_pretrain.train.loader import TrainingData
 from bert_pretrain.train.loss import pretraining_loss
@@ -137,7 +137,7 @@ def test_checkpoints_are_written_beside_training_one_at_a_time(
 ) -> None:
     writing: list[str] = []
     steps_meanwhile: list[int] = []
-    original_write, original_step = checkpoint_manager.write_checkpoint, loop.train_step
+    original_write, original_step = checkpoint.write_checkpoint, loop.train_step
 
     def slow_write(*arguments: Any) -> Path:
         assert not writing
@@ -152,7 +152,7 @@ def test_checkpoints_are_written_beside_training_one_at_a_time(
             steps_meanwhile.append(rest["step"])
         original_step(*arguments, **rest)
 
-    monkeypatch.setattr(checkpoint_manager, "write_checkpoint", slow_write)
+    monkeypatch.setattr(checkpoint, "write_checkpoint", slow_write)
     monkeypatch.setattr(loop, "train_step", noted_step)
     run = tmp_path / "run"
     train(tiny(save_every=3, keep_checkpoints=9), data_folder, run)

@@ -1,4 +1,4 @@
-"""Copies in host memory: used again without ever changing what is still being read."""
+"""Checkpoints are written from copies in host memory, which training neither changes nor waits for."""
 
 import threading
 from collections.abc import Callable
@@ -11,17 +11,13 @@ from torch import Tensor
 from bert_pretrain.config import Config
 from bert_pretrain.examples.shards import DataFolder
 from bert_pretrain.model.bert import BertForPreTraining
-from bert_pretrain.model.huggingface import load_weights
+from bert_pretrain.model.huggingface import PRETRAINING, load_weights
 from bert_pretrain.model.scale import scale_embeddings
-from bert_pretrain.train.checkpoint import open_checkpoint
-from bert_pretrain.train.checkpoint_manager import CheckpointManager
-from bert_pretrain.train.device.host_memory import HostMemory, page_locked, recorded_event
+from bert_pretrain.train.checkpoint import CheckpointWriter, HostBuffers, open_checkpoint
 from bert_pretrain.train.distributed import SINGLE_PROCESS
-from bert_pretrain.train.loader import TrainingData
 from bert_pretrain.train.loss import PretrainingLoss
 from bert_pretrain.train.optim.optimizer import make_optimizers, update
 from bert_pretrain.train.resolved import resolve_run
-from bert_pretrain.train.run_log import RunLog
 from bert_pretrain.train.state import TrainState
 
 
@@ -36,57 +32,22 @@ class Allocator:
         return self.allocated[-1]
 
 
-def tensors(value: float) -> dict[str, Tensor]:
-    return {"a": torch.full((3, 5), value), "b": torch.full((), value, dtype=torch.float64)}
-
-
-def finished_thread() -> threading.Thread:
-    thread = threading.Thread(target=lambda: None)
-    thread.start()
-    thread.join()
-    return thread
-
-
 def test_a_tensor_of_another_shape_or_type_gets_new_memory() -> None:
     allocate = Allocator()
-    memory = HostMemory(allocate)
-    for tensor in (torch.ones(2), torch.ones(3), torch.ones(3, dtype=torch.float64)):
-        copy = memory.copy({"a": tensor})
-        copy.reader = finished_thread()
-        assert torch.equal(copy.tensors["a"], tensor)
-        assert copy.tensors["a"].dtype == tensor.dtype
+    buffers = HostBuffers(allocate)
+    for tensor in (torch.ones(2), torch.zeros(2), torch.ones(3), torch.ones(3, dtype=torch.float64)):
+        copies, _ = buffers.copy({"a": tensor})
+        assert torch.equal(copies["a"], tensor)
+        assert copies["a"].dtype == tensor.dtype
     assert len(allocate.allocated) == 3
-
-
-def test_a_copy_waits_for_the_reader_of_the_one_before() -> None:
-    memory, may_end, seen = HostMemory(Allocator()), threading.Event(), []
-    first = memory.copy(tensors(1.0))
-
-    def read() -> None:
-        assert may_end.wait(60)
-        seen.append(first.tensors["a"].clone())
-
-    first.reader = threading.Thread(target=read)
-    first.reader.start()
-    threading.Timer(0.2, may_end.set).start()
-    memory.copy(tensors(2.0))
-    assert torch.equal(seen[0], tensors(1.0)["a"])
-
-
-def test_a_copy_that_nobody_is_known_to_read_is_left_alone() -> None:
-    memory = HostMemory(Allocator())
-    first = memory.copy(tensors(1.0))
-    second = memory.copy(tensors(2.0))
-    assert torch.equal(first.tensors["a"], tensors(1.0)["a"])
-    assert torch.equal(second.tensors["a"], tensors(2.0)["a"])
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="here memory can be locked")
 def test_where_no_memory_can_be_locked_copies_take_ordinary_memory() -> None:
-    copy = HostMemory(page_locked, recorded_event).copy(tensors(1.0))
-    copy.wait()
-    assert torch.equal(copy.tensors["a"], tensors(1.0)["a"])
-    assert not copy.tensors["a"].is_pinned()
+    copies, event = HostBuffers.of(torch.device("cuda")).copy({"a": torch.ones(3)})
+    assert event is None
+    assert torch.equal(copies["a"], torch.ones(3))
+    assert not copies["a"].is_pinned()
 
 
 @pytest.fixture
@@ -120,10 +81,11 @@ def test_the_writer_waits_for_copies_and_training_does_not(
         arrivals.append(Arrival(tmp_path / "checkpoints"))
         return arrivals[-1]
 
-    state.host_memory = HostMemory(allocate, mark)
     run = resolve_run(tiny(), DataFolder.open(data_folder), tmp_path, SINGLE_PROCESS)
-    data = TrainingData(run.data, seed=1, global_batch_size=16, micro_batch_tokens=256)
-    checkpoints = CheckpointManager(run, state, RunLog(run.length, None, (), state.progress), data)
+    checkpoints = CheckpointWriter(
+        tmp_path / "checkpoints", state, run.tokenizer, 3, lambda: ({PRETRAINING: run.pretraining(0)}, "a card"),
+        HostBuffers(allocate, mark),
+    )  # fmt: skip
     expected = []
     for step in (1, 2):
         state.progress.step = step
