@@ -9,7 +9,6 @@ import argparse
 import json
 import math
 from collections.abc import Sequence
-from dataclasses import astuple
 from pathlib import Path
 from typing import Any
 
@@ -42,9 +41,7 @@ def fit(rows: Sequence[dict[str, Any]], start: Curve, names: tuple[str, ...]) ->
 
     def curve(parameters: np.ndarray, spread: float = 0.0) -> Curve:
         fitted = {name: round(float(value), 4) for name, value in zip(names, np.exp(parameters), strict=True)}
-        return Curve(
-            **{**dict(zip(Curve.__dataclass_fields__, astuple(start), strict=True)), **fitted, "spread": spread}
-        )
+        return Curve(**{**start._asdict(), **fitted, "spread": spread})
 
     def ratios(parameters: np.ndarray) -> np.ndarray:
         found = curve(parameters)

@@ -18,9 +18,7 @@ from bert_pretrain.storage.locking import check_writable
 from bert_pretrain.yaml_text import inline_yaml
 
 PLAN, MACHINE = "plan.yaml", "machine.json"
-CALIBRATION_SHARE = 0.05
-"""Of the time, at most, for timing networks on this machine."""
-MAX_CALIBRATION_SECONDS = 60.0
+CALIBRATION_SHARE, MAX_CALIBRATION_SECONDS = 0.05, 60.0  # limits for timing networks on this machine
 
 
 def planned_config(
@@ -95,7 +93,7 @@ def describe(plan: Plan) -> str:
     """Return the plan as YAML, with what to expect and the reasons as comments."""
     from bert_pretrain.train.optim.schedule import duration
 
-    forecast, text = plan.forecast, plan.text
+    forecast, text = plan.training.forecast, plan.text
     low, high = expected(plan).mlm_loss
     why = f"  # {plan.why_seconds}" if plan.why_seconds else ""
     lines = [
@@ -123,7 +121,7 @@ def describe(plan: Plan) -> str:
 
 def _use(plan: Plan) -> str:
     """Return what to expect of use, and of more time where that is not enough."""
-    use, better_after = plan.forecast.use, plan.better_after
+    use, better_after = plan.training.forecast.use, plan.better_after
     if use.is_better or better_after is None:  # None: no measured model was
         return str(use)
     return f"{use}; with {duration_text(better_after)} on this machine, better"

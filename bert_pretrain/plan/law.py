@@ -13,92 +13,73 @@ of 8,192. Tokens that are seen again count less, as in Muennighoff et al. (2023,
 
 import math
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from bert_pretrain.plan.machine_facts import Size
 from bert_pretrain.report.use import VOCAB_POWER, VOCAB_SIZE, Use, expected_use
 
-FLOOR_POWER = 0.153
-"""Of the table: perplexities 5.84, 4.68, 3.99, 3.54, 3.23 for 21, 42, 85, 151 and 302 million weights, within 3 %."""
+FLOOR_POWER = 0.153  # perplexities 5.84, 4.68, 3.99, 3.54, 3.23 at 21, 42, 85, 151, 302 million weights, within 3 %
+PLATEAU = 6.3  # loss of a network that knows how often tokens occur, and nothing of their context
 
 
-PLATEAU = 6.3
-"""Loss of a network that knows how often tokens occur, and nothing of their context."""
-
-
-@dataclass(frozen=True)
-class Curve:
+class Curve(NamedTuple):
     """The fit of one language."""
 
-    floor: float
-    """Of a network of a million weights."""
-    first: float
-    """Million tokens from which on the loss falls as a power of them."""
+    floor: float  # of a network of a million weights
+    first: float  # million tokens from which on the loss falls as a power of them
     power: float
-    spread: float
-    """Largest ratio, less one, between a measured run and the fit."""
+    spread: float  # largest ratio, less one, between a measured run and the fit
 
     def loss(self, weights: float, tokens: float) -> float:
-        """Return the held-out loss of a network of so many million weights after so many million tokens."""
+        """Return the held-out loss of a network of `weights` million weights after `tokens` million tokens."""
         floor = self.floor * weights**-FLOOR_POWER
         return floor + (PLATEAU - floor) * (1.0 + tokens / self.first) ** -self.power
 
 
-MEASURED_VOCAB_SIZES = (4096, 30_522)
-"""Smallest and largest of the runs that compare vocabularies."""
-MEASURED_SIZES = {Size(2, 128), Size(4, 128), Size(2, 256)}
-MIN_TOKENS_PER_WEIGHT, MIN_EXTRAPOLATED_TOKENS_PER_WEIGHT = 2.0, 10.0
-"""With fewer, counted as new text, a network is not considered: no measured one had fewer than the first, and of other
-networks the law is too hopeful. The second is an assumption: half of what Hoffmann et al. (2022) found for GPTs."""
+# English is for all text written with letters.
+CURVES = {"en": Curve(2.0, 0.19, 0.1797, 0.0413), "zh": Curve(2.0, 0.0458, 0.1797, 0.0573)}
+# What the measured runs cover: networks, smallest and largest vocabulary, million tokens, tokens per batch.
+MEASURED_SIZES, MEASURED_VOCAB_SIZES = {Size(2, 128), Size(4, 128), Size(2, 256)}, (4096, 30_522)
+MAX_MEASURED_TOKENS, MAX_MEASURED_BATCH_TOKENS = 44.778316, 4096
+# Added to the spread: another corpus, another machine, other held-out documents; beyond the measured runs, below and
+# above, set so that the range contains the one run there (30 % above, on an H100).
+MARGIN, MARGINS_BEYOND = 0.05, (0.1, 0.3)
+# Half-life of repeated text in epochs, and the most that are planned (Muennighoff et al., 2023; measured: 100 epochs
+# gave no less loss per byte than 25).
+REPETITION_HALF_LIFE, MAX_EPOCHS = 15.0, 40.0
+# Networks are considered with at least so many training tokens per weight: the fewest of a measured run, and for other
+# networks, of which the law expects too much, half of what Hoffmann et al. (2022) found for GPTs (an assumption); and
+# with at most so many weights per token of text, the most of a measured run.
+MIN_TOKENS_PER_WEIGHT, MIN_EXTRAPOLATED_TOKENS_PER_WEIGHT, MAX_WEIGHTS_PER_TOKEN = 2.0, 10.0, 10.0
+# Share of the loss by which a network beyond the measured ones must beat a smaller one, or a batch a larger one. An
+# assumption, about half of the fit's spread, chosen by looking at the plans in docs/auto.md.
 TIE = 0.025
-"""Share of the loss by which a network outside the fit must be expected to be better than a smaller one, or a batch
-than a larger one. An assumption, about half of the fit's spread; set by hand, with an eye on the plans of the docs."""
+# Updates: the fewest where a smaller batch allows more, and the fewest after a tie. Assumptions: measured runs had 500
+# to 11,464.
 MIN_STEPS, MANY_STEPS = 1000, 10_000
-"""Updates: no batch leaves fewer than the first if a smaller one does not, and none is taken for a tie that leaves
-fewer than the second. Assumptions: measured runs had 500 to 11,464."""
-MOST_TOKENS, MOST_BATCH_TOKENS = 44.778316, 4096
-MAX_EPOCHS = 40.0
-"""Passes over the text beyond which a training is not planned. As in Muennighoff et al. (2023), and a hundred gave no
-less loss per byte than 25."""
-MAX_WEIGHTS_PER_TOKEN = 10.0
-"""With fewer tokens of text, however often they are seen, a network is not considered: none was measured so."""
-CURVES = {
-    "en": Curve(2.0, 0.19, 0.1797, 0.0413),
-    "zh": Curve(2.0, 0.0458, 0.1797, 0.0573),
-}
-"""By the language of the text: English, for all that is written with letters, and Chinese."""
-MARGIN = 0.05
-"""Added to the spread of the fit: another corpus, another machine, other documents that are held out."""
-MARGINS_BEYOND = (0.1, 0.3)
-"""Instead of it below and above, outside the fit: set so that it holds the one run there, 30 % above on an H100."""
-REPETITION_HALF_LIFE = 15.0
-"""Epochs, about, after which another pass over the same text is worth little (Muennighoff et al., 2023)."""
-NSP_MIDDLE = {"en": 3.0, "zh": 0.4}
-NSP_POWER, NSP_MOST, NSP_SPREAD = 1.05, 0.8, 0.1
-"""Next-sentence accuracy: a logistic curve over the logarithm of the tokens, from 50 % up to the most that was
-measured; by hand. It did not depend on the size."""
-WEIGHT_DECAY = 0.3
-"""Holds the weights at the scale of other BERTs, from which fine-tuning by AdamW starts well; it costs no loss."""
-WEIGHT_DECAYS = ((12.0, WEIGHT_DECAY), (math.inf, 1.0))
-"""Epochs up to which the weight decay is as large: the more often text is seen, the sooner it is learnt by heart."""
+# Tokens per batch to choose from, up to that of Izsak et al. (2021) for BERT-Large.
+BATCHES = tuple(2048 * 2**doubling for doubling in range(9))
+# The batch with which a training of a million tokens needs twice as many tokens as with the smallest, and the power of
+# the tokens by which it grows (form: McCandlish et al., 2018). Both are assumptions.
+CRITICAL_BATCH, CRITICAL_POWER = 8192.0, 0.5
+# Million tokens of a training up to which examples have 64 tokens, and from which a phase of 512 ends it.
+SHORT_UP_TO_TOKENS, LONG_FROM_TOKENS = 4.0, 200.0
+FILLED_SHARE = 0.97  # mean length of an example over the maximum
+# Next-sentence accuracy: a logistic curve over the logarithm of the tokens, from 50 % up to the best measured, by hand;
+# it did not depend on the size.
+NSP_MIDDLE, NSP_POWER, NSP_MAX, NSP_SPREAD = {"en": 3.0, "zh": 0.4}, 1.05, 0.8, 0.1
+WARMUP_RATIO = 0.05
+# Weight decay: keeps the weights at the scale of other BERTs, from which AdamW fine-tunes well, at no loss; more of it
+# where the text is seen more often than this.
+WEIGHT_DECAY, REPEATED_WEIGHT_DECAY, REPEATED_FROM_EPOCHS = 0.3, 1.0, 12.0
 PEAK_LR, LR_SIZE, LR_BATCH_TOKENS, MAX_LR_FACTOR = 4e-3, Size(2, 256), 4096, 1.5
 """Peak learning rate up to a size and a batch: measured. The rest of `peak_lr` is an assumption. It falls as 1/width,
 as Yang and Hu (2021) derive for AdamW, which trains the tied embeddings; for Muon's matrices, whose update has a
 norm of `rate * sqrt(width)`, sqrt(width) should do (Yang et al., 2023), but a rate of 3e-3 by that rule, at L4-H512,
-came out 30 % above the law on an H100 and learnt only as the rate fell. It falls as 1/sqrt(layers) (Yang et al.,
+came out 30 % above the law on an H100 and learned only as the rate fell. It falls as 1/sqrt(layers) (Yang et al.,
 2024): at 4e-3 L4-H128 learns no more than L2-H128. It rises with the square root of the batch (Malladi et al., 2022),
-up to a factor: where normalisation follows the residual sum, a rate too high costs more than one too low."""
-BATCHES = tuple(2048 * 2**doubling for doubling in range(9))
-"""Tokens of the batches to choose from, up to that of Izsak et al. (2021) for BERT-Large."""
-CRITICAL_BATCH, CRITICAL_POWER = 8192.0, 0.5
-"""Tokens of the batch with which a training of a million tokens needs twice as many tokens as with the smallest, and
-the power of the tokens by which it grows (form: McCandlish et al., 2018). Both are assumptions."""
-SHORT_UP_TO_TOKENS, LONG_FROM_TOKENS = 4.0, 200.0
-"""Million tokens of a training up to which examples have 64 tokens, and from which a phase of 512 ends it; in between
-they have 128."""
-TIMES = (1, 2, 4, 8, 16)
-"""Lengths of training, as multiples of a given one, that are tried for a model better than word counts."""
-FILLED_SHARE = 0.97
-"""Of the length of an example, on average."""
+up to a factor: with post-LayerNorm, a rate too high costs more than one too low."""
+TIMES = (1, 2, 4, 8, 16)  # lengths of training that are tried for a model better than word counts
 
 
 @dataclass(frozen=True)
@@ -106,28 +87,25 @@ class Forecast:
     """What to expect of a training."""
 
     loss: float
-    """Held-out, per masked token of a vocabulary of 8,192, nats; what networks are compared by."""
+    """Held-out loss per masked token of a vocabulary of 8,192, nats; networks are compared by it."""
     mlm_loss: tuple[float, float]
-    """Range of the held-out loss per masked token of the vocabulary that is used, nats."""
+    """Range of the held-out loss per masked token of the vocabulary in use, nats."""
     nsp_accuracy: tuple[float, float]
-    """Range of the held-out accuracy."""
     use: Use
     beyond: str
-    """In what the plan lies beyond the measured runs; empty where it does not."""
+    """What is extrapolated from the measured runs; empty if nothing is."""
 
 
 def forecast(
     size: Size, vocab_size: int, tokens: float, epochs: float, *, is_chinese: bool, batch_tokens: int = BATCHES[0]
 ) -> Forecast:
-    """Return what to expect of a network after so many million tokens, in so many epochs, in batches of so many."""
-    new_tokens = counted(tokens, epochs) * batch_worth(batch_tokens, tokens)
-    weights = size.weights / 1e6
+    """Return what to expect of a network after `tokens` million tokens, seen in `epochs` epochs."""
     language = "zh" if is_chinese else "en"
-    curve = CURVES[language]
-    loss = curve.loss(weights, new_tokens)
+    new_tokens = counted(tokens, epochs) * batch_worth(batch_tokens, tokens)
+    loss = CURVES[language].loss(size.weights / 1e6, new_tokens)
     mlm_loss = loss * (vocab_size / VOCAB_SIZE) ** VOCAB_POWER
     beyond = _beyond(size, vocab_size, tokens, batch_tokens)
-    below, above = (curve.spread + margin for margin in (MARGINS_BEYOND if beyond else (MARGIN, MARGIN)))
+    below, above = (CURVES[language].spread + margin for margin in (MARGINS_BEYOND if beyond else (MARGIN, MARGIN)))
     use = expected_use(loss, VOCAB_SIZE, language)
     assert use is not None
     mlm_range = (mlm_loss * (1.0 - below), mlm_loss * (1.0 + above))
@@ -135,42 +113,44 @@ def forecast(
 
 
 def times_to_beat_word_counts(size: Size, vocab_size: int, tokens: float, language: str) -> int | None:
-    """Return how many times as many tokens, on new text, are expected to make a network better than word counts.
+    """Return how many times as many tokens of new text are expected to make a network better than word counts.
 
     None: more than 16 times as many, or a language that was not measured.
     """
     if language not in CURVES:
         return None
-    found = (forecast(size, vocab_size, times * tokens, 1.0, is_chinese=language == "zh") for times in TIMES)
-    return next((times for times, one in zip(TIMES, found, strict=True) if one.use.is_better), None)
+    forecasts = (forecast(size, vocab_size, times * tokens, 1.0, is_chinese=language == "zh") for times in TIMES)
+    return next((times for times, one in zip(TIMES, forecasts, strict=True) if one.use.is_better), None)
+
+
+def min_tokens_per_weight(size: Size) -> float:
+    """Return the training tokens per weight below which a network is not considered."""
+    return MIN_TOKENS_PER_WEIGHT if size in MEASURED_SIZES else MIN_EXTRAPOLATED_TOKENS_PER_WEIGHT
 
 
 def counted(tokens: float, epochs: float) -> float:
-    """Return how many tokens of new text so many in so many epochs are worth."""
-    return tokens if epochs <= 1.0 else tokens / epochs * _worth(epochs)
+    """Return the tokens of new text that are worth as much as `tokens` in `epochs` passes over the same text."""
+    if epochs <= 1.0:
+        return tokens
+    return tokens / epochs * (1.0 + REPETITION_HALF_LIFE * (1.0 - math.exp(-(epochs - 1.0) / REPETITION_HALF_LIFE)))
 
 
 def critical_batch(tokens: float) -> float:
-    """Return the tokens of the batch with which a training of so many million tokens needs twice as many."""
+    """Return the batch, in tokens, with which a training of `tokens` million needs twice as many tokens."""
     return CRITICAL_BATCH * tokens**CRITICAL_POWER
 
 
 def batch_worth(batch_tokens: int, tokens: float) -> float:
-    """Return the share of the tokens that the smallest batch would need for the same loss."""
+    """Return the share of `tokens` that the smallest batch would need for the same loss."""
     critical = critical_batch(tokens)
     return (1.0 + BATCHES[0] / critical) / (1.0 + batch_tokens / critical)
 
 
 def nsp_range(tokens: float, language: str) -> tuple[float, float]:
-    """Return the range of next-sentence accuracy to expect after so many million tokens."""
-    learnt = 1.0 - 1.0 / (1.0 + (tokens / NSP_MIDDLE[language]) ** NSP_POWER)
-    expected = 0.5 + (NSP_MOST - 0.5) * learnt
+    """Return the range of next-sentence accuracy to expect after `tokens` million tokens."""
+    learned = 1.0 - 1.0 / (1.0 + (tokens / NSP_MIDDLE[language]) ** NSP_POWER)
+    expected = 0.5 + (NSP_MAX - 0.5) * learned
     return max(0.47, expected - NSP_SPREAD), min(1.0, expected + NSP_SPREAD)
-
-
-def _worth(epochs: float) -> float:
-    """Return how many epochs of new text so many passes over one text are worth."""
-    return 1.0 + REPETITION_HALF_LIFE * (1.0 - math.exp(-(epochs - 1.0) / REPETITION_HALF_LIFE))
 
 
 def _beyond(size: Size, vocab_size: int, tokens: float, batch_tokens: int) -> str:
@@ -179,36 +159,30 @@ def _beyond(size: Size, vocab_size: int, tokens: float, batch_tokens: int) -> st
         found.append(f"a network of {size.layers} layers of {size.hidden}")
     if not MEASURED_VOCAB_SIZES[0] <= vocab_size <= MEASURED_VOCAB_SIZES[1]:
         found.append(f"a vocabulary of {vocab_size:,} tokens")
-    if tokens > MOST_TOKENS:
+    if tokens > MAX_MEASURED_TOKENS:
         found.append(f"{tokens:,.0f} million tokens")
-    if batch_tokens > MOST_BATCH_TOKENS:
+    if batch_tokens > MAX_MEASURED_BATCH_TOKENS:
         found.append(f"batches of {batch_tokens:,} tokens")
     return ", ".join(found)
 
 
-@dataclass(frozen=True)
-class Recipe:
-    """How to train a network of some width."""
+class Recipe(NamedTuple):
+    """How to train a network."""
 
     peak_lr: float
-    batch: int
+    batch: int  # examples
     warmup_ratio: float
     weight_decay: float
 
 
 def recipe(size: Size, batch_tokens: int, length: int, epochs: float) -> Recipe:
-    """Return the recipe for a network in batches of so many tokens in examples of a length, in so many epochs."""
-    return Recipe(
-        peak_lr(size, batch_tokens), batch_tokens // length, warmup_ratio=0.05, weight_decay=_weight_decay(epochs)
-    )
+    """Return the recipe for batches of `batch_tokens` tokens in examples of `length` tokens, seen in `epochs`."""
+    weight_decay = WEIGHT_DECAY if epochs <= REPEATED_FROM_EPOCHS else REPEATED_WEIGHT_DECAY
+    return Recipe(peak_lr(size, batch_tokens), batch_tokens // length, WARMUP_RATIO, weight_decay)
 
 
 def peak_lr(size: Size, batch_tokens: int) -> float:
-    """Return the peak learning rate of a network in batches of so many tokens."""
+    """Return the peak learning rate of a network in batches of `batch_tokens` tokens."""
     width, depth = min(1.0, LR_SIZE.hidden / size.hidden), min(1.0, LR_SIZE.layers / size.layers)
     batch = min(MAX_LR_FACTOR, max(1.0, batch_tokens / LR_BATCH_TOKENS) ** 0.5)
     return float(f"{PEAK_LR * width * depth**0.5 * batch:.2g}")
-
-
-def _weight_decay(epochs: float) -> float:
-    return next(decay for most, decay in WEIGHT_DECAYS if epochs <= most)

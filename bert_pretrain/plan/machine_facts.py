@@ -12,12 +12,11 @@ from bert_pretrain.config import ModelConfig
 from bert_pretrain.errors import ConfigError
 from bert_pretrain.train.device.flops import training_flops
 
-MASKED_SHARE = 0.3
-"""Of the tokens: of the timed steps, and of plans."""
+MASKED_SHARE = 0.3  # of the tokens, in timed steps and in plans
 SHIPPED = Path(__file__).with_name("machines")
-BYTES_PER_WEIGHT = 24
-"""Of memory in training: weights, gradients, moments, and casts of them."""
+BYTES_PER_WEIGHT = 24  # in training: weights, gradients, moments, and casts of them
 _Positive = Annotated[float, Field(gt=0.0, allow_inf_nan=False)]
+_NonNegative = Annotated[float, Field(ge=0.0, allow_inf_nan=False)]
 
 
 class Size(NamedTuple):
@@ -51,7 +50,7 @@ class Size(NamedTuple):
 SIZES = tuple(
     Size(layers, hidden) for layers, hidden in ((2, 128), (2, 256), (4, 256), (4, 512), (8, 512), (12, 768), (24, 1024))
 )
-"""From BERT-Tiny to BERT-Large, and one between the smallest two of Turc et al. (2019)."""
+"""BERT-Tiny to BERT-Large, and one size between the smallest two of Turc et al. (2019)."""
 
 
 class _Facts(BaseModel):
@@ -63,14 +62,10 @@ class Speed(_Facts):
 
     layers: PositiveInt
     hidden: Annotated[int, Field(gt=0, multiple_of=64)]
-    flops_per_second: _Positive
-    """That the pass forward and backward reaches with large batches."""
-    update_seconds: Annotated[float, Field(ge=0.0, allow_inf_nan=False)]
-    """Of the optimizers, per step: the larger a batch, the less they count."""
-    launch_seconds: Annotated[float, Field(ge=0.0, allow_inf_nan=False)] = 0.0
-    """That a step takes at least, since the host launches its kernels one by one; about 0 on a CPU."""
-    is_timed: bool = True
-    """Whether it was timed, not extrapolated."""
+    flops_per_second: _Positive  # forward and backward, with large batches
+    update_seconds: _NonNegative  # of the optimizers, per step
+    launch_seconds: _NonNegative = 0.0  # shortest possible step: the host launches kernels one by one; about 0 on a CPU
+    is_timed: bool = True  # False: extrapolated
 
     @property
     def size(self) -> Size:
@@ -87,12 +82,9 @@ class MachineFacts(_Facts):
     version: Literal[1] = 1
     name: str = "this machine"
     source: str = "measured"
-    """Where the figures come from."""
     device: Literal["cpu", "cuda", "mps"] = "cpu"
-    cores: PositiveInt
-    """Of the host, which make vocabulary and data."""
-    memory_bytes: PositiveInt
-    """Of the device."""
+    cores: PositiveInt  # of the host, for vocabulary and data
+    memory_bytes: PositiveInt  # of the device
     speeds: Annotated[tuple[Speed, ...], Field(min_length=1)]
 
     def speed(self, size: Size) -> Speed:

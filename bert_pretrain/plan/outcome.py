@@ -12,11 +12,8 @@ from bert_pretrain.report.diagnosis import diagnose
 from bert_pretrain.storage.files import write_text
 
 FORECAST = "forecast.json"
-OTHER_TOKENS = 0.2
-"""Share by which the tokens of a training may differ from the plan before they explain another outcome."""
-
-NO_CAUSES = ("encoding", "seed", "device")
-"""Keys of all sections that a forecast does not depend on."""
+MAX_TOKENS_DEVIATION = 0.2  # from the plan; more of it explains another outcome
+NO_CAUSES = ("encoding", "seed", "device")  # keys that a forecast does not depend on
 
 Range = tuple[float, float]
 
@@ -36,13 +33,13 @@ class Expected(BaseModel):
 
 def expected(plan: Plan) -> Expected:
     """Return the forecast of a plan, rounded as it is printed."""
-    (low, high), (worst, best) = plan.forecast.mlm_loss, plan.forecast.nsp_accuracy
+    (low, high), (worst, best) = plan.training.forecast.mlm_loss, plan.training.forecast.nsp_accuracy
     has_pairs = plan.config.data.next_sentence != "none"
     return Expected(
         mlm_loss=(round(low, 2), round(high, 2)),
         pair_accuracy=(round(worst, 2), round(best, 2)) if has_pairs else None,
-        tokens=plan.tokens,
-        beyond=plan.forecast.beyond,
+        tokens=plan.training.tokens,
+        beyond=plan.training.forecast.beyond,
     )
 
 
@@ -95,7 +92,7 @@ def _cause(forecast: Expected, hints: Sequence[str], tokens: float, changed: Seq
         return hints[0]
     if causes := [key for key in changed if key.rpartition(".")[2] not in NO_CAUSES]:
         return f"{', '.join(causes)} not as planned"
-    if tokens and abs(math.log(tokens / forecast.tokens)) > math.log(1.0 + OTHER_TOKENS):
+    if tokens and abs(math.log(tokens / forecast.tokens)) > math.log(1.0 + MAX_TOKENS_DEVIATION):
         seen = f"training saw {tokens:,.2f} million tokens instead of {forecast.tokens:,.2f}"
         return f"{seen} (another speed than measured)"
     if forecast.beyond:

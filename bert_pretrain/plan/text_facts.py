@@ -14,10 +14,11 @@ from bert_pretrain.errors import InputError
 from bert_pretrain.make_data.estimate import MIN_SOURCES, sample_source
 from bert_pretrain.make_data.sentences import SentenceSplitter
 from bert_pretrain.text import documents
-from bert_pretrain.text.language import count_letters
+from bert_pretrain.text.language import CHINESE_FROM, count_letters
 from bert_pretrain.text.sources import FEW_DOCUMENTS, FEW_SOURCES, Source, examined, resolve
 
 SAMPLE_BYTES = 4 << 20
+TOKENS_PER_BYTE = {False: 0.24, True: 0.30}  # by whether the text is Chinese; the corpora of RESULTS.md
 
 
 @dataclass(frozen=True)
@@ -41,6 +42,14 @@ class TextFacts:
     """What ends documents, where it is not as the configuration says: it would make fewer than `FEW_DOCUMENTS`."""
     documents_as_configured: float = 0.0
     """Then, how many."""
+
+    @property
+    def is_chinese(self) -> bool:
+        return self.cjk_share > CHINESE_FROM
+
+    @property
+    def tokens(self) -> float:
+        return self.num_bytes * TOKENS_PER_BYTE[self.is_chinese]
 
 
 def measure_text(inputs: Sequence[str], config: DataConfig) -> TextFacts:

@@ -10,10 +10,8 @@ from typing import Self
 from bert_pretrain.errors import DataError
 from bert_pretrain.storage.files import checked_json_text, read_json, write_text
 
-SECONDS_BETWEEN_WRITES = 1.0
-"""What a kill can hide of the time that was used."""
-_FILE_BYTES = 256
-"""Always the same number, so that a shorter number leaves nothing of a longer one."""
+SECONDS_BETWEEN_WRITES = 1.0  # a kill loses at most this much of the count
+_FILE_BYTES = 256  # fixed, so that a shorter number overwrites a longer one completely
 
 
 class TimeLimit:

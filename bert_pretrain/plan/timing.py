@@ -20,12 +20,9 @@ from bert_pretrain.train.loss import PretrainingLoss
 from bert_pretrain.train.optim.optimizer import make_optimizers, update
 from bert_pretrain.train.step import StepSums, train_step
 
-LENGTH = 64
-"""Tokens of the timed examples; other lengths, batches and vocabularies are computed by their operations."""
-BATCHES = {"cpu": (32,), "mps": (32,), "cuda": (64, 512, 4096)}
-"""Examples of the timed steps; on a GPU until the throughput is flat."""
-FLAT = 1.1
-"""Throughput over that of the batch before, below which larger batches are not timed."""
+LENGTH = 64  # tokens per example; for other lengths, batches and vocabularies the FLOPs are scaled
+BATCHES = {"cpu": (32,), "mps": (32,), "cuda": (64, 512, 4096)}  # examples per step
+FLAT = 1.1  # larger batches are not timed once the throughput grows by less than this factor
 TIMED_STEPS = 3
 
 

@@ -11,10 +11,17 @@ from bert_pretrain.plan.outcome import FORECAST, compare, write_forecast
 from tests.plan.test_planner import ENGLISH, plan
 
 MADE = plan()
+TOKENS = MADE.training.tokens
 
 
 def outcome(
-    folder: Path, *, loss: float, accuracy: float | None, tokens: float = MADE.tokens, pairs: str = "nsp", **more: Any
+    folder: Path,
+    *,
+    loss: float,
+    accuracy: float | None,
+    tokens: float = MADE.training.tokens,
+    pairs: str = "nsp",
+    **more: Any,
 ) -> str | None:
     """Compare the forecast of a plan with a run that ended with these held-out figures after so many million tokens."""
     write_forecast(MADE if pairs == "nsp" else plan(replace(ENGLISH, documents=2.0)), folder)
@@ -26,8 +33,8 @@ def outcome(
     return compare(folder, folder, **more)
 
 
-LOW, HIGH = MADE.forecast.mlm_loss
-EXPECTED = sum(MADE.forecast.nsp_accuracy) / 2
+LOW, HIGH = MADE.training.forecast.mlm_loss
+EXPECTED = sum(MADE.training.forecast.nsp_accuracy) / 2
 
 
 def test_an_outcome_inside_of_the_forecast_is_said(tmp_path: Path) -> None:
@@ -49,9 +56,9 @@ def test_an_outcome_inside_of_the_forecast_is_said(tmp_path: Path) -> None:
         ({"loss": HIGH + 0.1, "accuracy": EXPECTED, "changed": ["train.peak_lr"]}, "train.peak_lr not as planned"),
         ({"loss": HIGH + 0.1, "accuracy": EXPECTED, "changed": ["data.encoding"]}, "text unlike the corpora"),
         ({"loss": HIGH + 0.1, "accuracy": EXPECTED, "changed": ["train.seed"]}, "text unlike the corpora"),
-        ({"loss": HIGH + 0.1, "accuracy": EXPECTED, "tokens": MADE.tokens / 2}, "instead of"),
+        ({"loss": HIGH + 0.1, "accuracy": EXPECTED, "tokens": MADE.training.tokens / 2}, "instead of"),
         ({"loss": (LOW + HIGH) / 2, "accuracy": 0.95}, "text unlike the corpora"),
-        ({"loss": LOW - 0.3, "accuracy": EXPECTED, "tokens": 2 * MADE.tokens}, "instead of"),
+        ({"loss": LOW - 0.3, "accuracy": EXPECTED, "tokens": 2 * MADE.training.tokens}, "instead of"),
     ],
 )
 def test_an_outcome_outside_gets_its_likely_cause(figures: dict[str, Any], cause: str, tmp_path: Path) -> None:

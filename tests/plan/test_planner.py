@@ -50,32 +50,32 @@ def test_the_same_facts_give_the_same_plan_and_every_choice_has_a_reason() -> No
 
 def test_more_time_or_a_faster_machine_gives_a_network_that_is_no_smaller_and_expects_less_loss() -> None:
     plans = [plan(seconds=seconds) for seconds in (120, 600, 3600, 36_000, 360_000)]
-    weights = [made.size.weights for made in plans]
-    losses = [made.forecast.loss for made in plans]
+    weights = [made.training.size.weights for made in plans]
+    losses = [made.training.forecast.loss for made in plans]
     assert weights == sorted(weights)
     assert losses == sorted(losses, reverse=True)
     assert weights[-1] > weights[0]
-    assert plan(flops=1e14).size.weights > plan(flops=1e11).size.weights
+    assert plan(flops=1e14).training.size.weights > plan(flops=1e11).training.size.weights
 
 
 def test_a_plan_says_after_what_time_a_model_is_expected_to_beat_word_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(MEASURED, "en", ((4.5, 1.0), (4.3, 3.0)))
     short = plan(seconds=MIN_SECONDS, flops=1e10)
-    assert not short.forecast.use.is_better
+    assert not short.training.forecast.use.is_better
     assert short.better_after is not None
     assert short.better_after > MIN_SECONDS
-    assert plan(seconds=short.better_after, flops=1e10).forecast.use.is_better
+    assert plan(seconds=short.better_after, flops=1e10).training.forecast.use.is_better
     assert plan(seconds=36_000.0).better_after == 36_000.0
     assert plan(replace(ENGLISH, num_bytes=2e5), flops=1e10).better_after is None
 
 
 def test_the_chosen_network_has_the_lowest_loss_expected() -> None:
     made = plan(seconds=3600)
-    assert made.tokens > 0
+    assert made.training.tokens > 0
     for size in SIZES:
-        tokens = made.tokens * made.size.flops_per_token(8192, 64) / size.flops_per_token(8192, 64)
+        tokens = made.training.tokens * made.training.size.flops_per_token(8192, 64) / size.flops_per_token(8192, 64)
         other = law.forecast(size, made.config.vocab.size, tokens, tokens / 24, is_chinese=False)
-        assert made.forecast.loss <= other.loss * 1.001
+        assert made.training.forecast.loss <= other.loss * 1.001
 
 
 def test_what_the_text_is_decides_pairs_language_and_held_out_share() -> None:
@@ -114,7 +114,7 @@ def test_a_boundary_that_makes_more_documents_is_planned_with_its_reason() -> No
 def test_a_little_text_is_seen_no_more_often_than_was_measured_and_takes_no_more_time_than_that() -> None:
     little = replace(ENGLISH, num_bytes=1e6, documents=100)
     hour, day = (plan(little, seconds) for seconds in (3600.0, 86_400.0))
-    assert day.epochs == hour.epochs == law.MAX_EPOCHS
+    assert day.training.epochs == hour.training.epochs == law.MAX_EPOCHS
     assert day.config.data.dupe_factor > plan(seconds=120).config.data.dupe_factor == 1
     assert day.seconds == pytest.approx(hour.seconds, rel=0.02)
     assert MIN_SECONDS <= day.seconds < 3600.0
@@ -127,10 +127,10 @@ def test_a_little_text_is_seen_no_more_often_than_was_measured_and_takes_no_more
 @pytest.mark.parametrize("num_bytes", [1e6, 5e6, 20e6, 100e6])
 def test_a_fast_machine_takes_no_larger_network_than_the_text_allows(num_bytes: float) -> None:
     made = plan(replace(ENGLISH, num_bytes=num_bytes, documents=num_bytes / 1e4), 36_000.0, flops=1e14)
-    assert made.size.weights <= law.MAX_WEIGHTS_PER_TOKEN * 0.24 * num_bytes
+    assert made.training.size.weights <= law.MAX_WEIGHTS_PER_TOKEN * 0.24 * num_bytes
     why = reason(made, "model.num_hidden_layers")
     others = [float(loss) for loss in re.findall(r"L\d+-H\d+ ([\d.]+)", why)]
-    assert all(loss >= round(made.forecast.loss, 2) for loss in others), why
+    assert all(loss >= round(made.training.forecast.loss, 2) for loss in others), why
 
 
 def test_weights_decay_the_more_the_more_often_the_text_is_seen() -> None:
@@ -143,10 +143,10 @@ def test_weights_decay_the_more_the_more_often_the_text_is_seen() -> None:
 
 
 def test_what_lies_beyond_the_measured_runs_is_said() -> None:
-    assert plan(seconds=120).forecast.beyond == ""
+    assert plan(seconds=120).training.forecast.beyond == ""
     days = plan(seconds=10 * 86400, flops=1e14)
-    assert "million tokens" in days.forecast.beyond
-    near, far = plan(seconds=120).forecast.mlm_loss, days.forecast.mlm_loss
+    assert "million tokens" in days.training.forecast.beyond
+    near, far = plan(seconds=120).training.forecast.mlm_loss, days.training.forecast.mlm_loss
     assert far[1] / far[0] > near[1] / near[0]
 
 
@@ -193,7 +193,7 @@ def test_of_a_large_corpus_a_fraction_is_read() -> None:
         made = plan(replace(ENGLISH, num_bytes=num_bytes, documents=num_bytes / 1e4), 600.0)
         read = made.config.data.fraction * num_bytes
         assert 10e6 <= read < 0.4 * 600 * 2 * 2.5e6
-        assert made.epochs < 1.0
+        assert made.training.epochs < 1.0
     assert plan(seconds=36_000).config.data.fraction == 1.0
     large = replace(ENGLISH, num_bytes=2e9, documents=2e5)
     plain, packed = (plan(replace(large, vocab_reads_all=reads_all), 600.0, flops=1e13) for reads_all in (False, True))
@@ -209,7 +209,7 @@ def test_plans_predict_more_tokens_than_the_paper_and_their_networks_are_timed_s
     made = plan()
     assert made.config.data.masked_lm_prob == MASKED_SHARE > Config().data.masked_lm_prob
     assert "15 %" in reason(made, "data.masked_lm_prob")
-    size = made.size
+    size = made.training.size
     few = training_flops(size.model_config(128), 8192, 1.0, 128, Config().data.masked_lm_prob)
     assert size.flops_per_token(8192, 128) > few
 

@@ -20,13 +20,14 @@ MINUTE, HOUR, DAY = 60.0, 3600.0, 86_400.0
 
 def row(name: str, text: TextFacts, seconds: float, made: Plan) -> str:
     """Return the row of the docs' table."""
-    config, (low, high) = made.config, made.forecast.mlm_loss
+    config, best = made.config, made.training
+    low, high = best.forecast.mlm_loss
     batch = f"{config.train.global_batch_size:,} × {config.data.max_seq_length}"
-    steps = 1e6 * made.tokens / (config.train.global_batch_size * config.data.max_seq_length)
+    steps = 1e6 * best.tokens / (config.train.global_batch_size * config.data.max_seq_length)
     cells = [
         name, f"{text.num_bytes / 1e6:,.0f} MB", duration_text(seconds), duration_text(made.seconds),
-        f"L{made.size.layers}-H{made.size.hidden}", batch, f"{config.train.peak_lr:g}", f"{made.tokens:,.0f}",
-        f"{made.epochs:.1f}", f"{steps:,.0f}", f"{low:.2f}–{high:.2f}", "yes" if made.forecast.beyond else "no",
+        f"L{best.size.layers}-H{best.size.hidden}", batch, f"{config.train.peak_lr:g}", f"{best.tokens:,.0f}",
+        f"{best.epochs:.1f}", f"{steps:,.0f}", f"{low:.2f}–{high:.2f}", "yes" if best.forecast.beyond else "no",
     ]  # fmt: skip
     return f"| {' | '.join(cells)} |"
 
@@ -48,14 +49,14 @@ def test_plans_are_those_of_the_docs(name: str, text: TextFacts, seconds: float,
     facts = read_machine(name)
     made = make_plan(("corpus",), text, facts, seconds)
     assert row(name, text, seconds, made) in DOCS.read_text(encoding="utf-8").splitlines()
-    assert made.size in sizes
+    assert made.training.size in sizes
     train, length = made.config.train, made.config.data.max_seq_length
     batch = train.global_batch_size * length
     reached, best = (
-        facts.tokens_per_second(made.size, made.config.vocab.size, length, each) for each in (batch, 1 << 20)
+        facts.tokens_per_second(made.training.size, made.config.vocab.size, length, each) for each in (batch, 1 << 20)
     )
     assert reached > (0.85 if facts.device == "cuda" else 0.5) * best
-    assert 1e6 * made.tokens / batch > (law.MIN_STEPS if facts.device == "cuda" else 300)
+    assert 1e6 * made.training.tokens / batch > (law.MIN_STEPS if facts.device == "cuda" else 300)
 
 
 def test_the_rate_falls_with_width_and_depth_and_rises_little_with_the_batch() -> None:
@@ -106,5 +107,5 @@ def test_a_speed_of_zero_or_of_no_network_is_refused_by_its_key(
 def test_a_card_of_4_gb_gets_a_network_that_fits() -> None:
     small = read_machine("t4").model_copy(update={"memory_bytes": 4 << 30})
     made = make_plan(("corpus",), SIXTEEN_GB, small, 40 * DAY)
-    assert 24 * made.size.weights < 4 << 30
-    assert made.size != Size(24, 1024)
+    assert 24 * made.training.size.weights < 4 << 30
+    assert made.training.size != Size(24, 1024)
