@@ -10,12 +10,11 @@ from typing import Any
 import torch
 
 from bert_pretrain.errors import ConfigError, Interrupted, UserError
-from bert_pretrain.train import metrics
 from bert_pretrain.train.checkpoint import CheckpointWriter
 from bert_pretrain.train.clock import Clock
 from bert_pretrain.train.loader import Prefetcher, TrainingData
+from bert_pretrain.train.log import RunLog, training_line
 from bert_pretrain.train.resolved import ResolvedRun
-from bert_pretrain.train.run_log import RunLog
 from bert_pretrain.train.signals import STOPS, interrupted, noting_signals
 from bert_pretrain.train.state import TrainState
 from bert_pretrain.train.status import write_status
@@ -99,9 +98,7 @@ def fit(
                     checkpoint = checkpoints.save()
                     run.dist_context.run_on_main(checkpoints.wait)
                     raise _diverged(state, checkpoint)
-                log.training(
-                    metrics.training_line(state, rate=rate, epoch=data.epoch(progress.step), peak=run.peak_flops)
-                )
+                log.training(training_line(state, rate=rate, epoch=data.epoch(progress.step), peak=run.peak_flops))
                 state.start_interval()
             if eval_due:
                 evaluate(whole=is_last)

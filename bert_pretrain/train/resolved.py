@@ -19,9 +19,9 @@ from bert_pretrain.train.checkpoint import Checkpoint, open_checkpoint
 from bert_pretrain.train.clock import Boundary
 from bert_pretrain.train.device import flops, hardware
 from bert_pretrain.train.distributed import DistContext
+from bert_pretrain.train.initial_weights import TeacherFolder, open_teacher
 from bert_pretrain.train.inputs import check_sizes, no_optimizer_to_carry, with_model_of
 from bert_pretrain.train.optim import schedule
-from bert_pretrain.train.student_weights import TeacherFolder, open_teacher
 
 # What may change between two commands for the same run; everything else of the section is compared.
 FREE_SETTINGS = {

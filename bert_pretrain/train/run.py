@@ -27,22 +27,18 @@ from bert_pretrain.train import distributed
 from bert_pretrain.train.checkpoint import Checkpoint, CheckpointWriter, carry_over, restore
 from bert_pretrain.train.device import hardware
 from bert_pretrain.train.evaluation import evaluate_held_out
+from bert_pretrain.train.initial_weights import start_from_teacher, start_positional_heads, unigram_bias
 from bert_pretrain.train.loader import TrainingData
+from bert_pretrain.train.log import MetricsFile, RunLog, check_trackers, open_trackers
 from bert_pretrain.train.loop import fit, time_steps
 from bert_pretrain.train.loss import PretrainingLoss
-from bert_pretrain.train.metrics import MetricsFile
 from bert_pretrain.train.model_card import draw_beside_card, model_card
 from bert_pretrain.train.optim.optimizer import make_optimizers
 from bert_pretrain.train.optim.schedule import duration, too_long
-from bert_pretrain.train.output_bias import unigram_bias
-from bert_pretrain.train.positional_heads import start_positional_heads
 from bert_pretrain.train.resolved import ResolvedRun, describe, identity_of, resolve_run
 from bert_pretrain.train.resume import describe_resume, progress_of
-from bert_pretrain.train.run_log import RunLog
 from bert_pretrain.train.state import TrainState
 from bert_pretrain.train.step import LossScale
-from bert_pretrain.train.student_weights import start_from_teacher
-from bert_pretrain.train.trackers import check_trackers, open_trackers
 
 
 def train(

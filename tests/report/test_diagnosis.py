@@ -15,7 +15,7 @@ import pytest
 from bert_pretrain.errors import DataError
 from bert_pretrain.report.curves import read_run_record
 from bert_pretrain.report.diagnosis import Diagnosis, diagnose, nothing_learnt
-from bert_pretrain.train.metrics import MetricsFile
+from bert_pretrain.train.log import MetricsFile
 from tests.report.record_runs import lines_of
 
 HEALTHY: dict[str, Any] = json.loads(Path(__file__).with_name("healthy_runs.json").read_text())

@@ -1,19 +1,24 @@
-"""A student with a teacher: first weights, whole runs, and what is refused."""
+"""Initial weights: from a teacher, with positional heads, with the frequencies of tokens."""
 
+import json
+import math
 import shutil
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
+import pyarrow.parquet as pq
 import pytest
 import torch
 
 from bert_pretrain.config import Config, ModelConfig
 from bert_pretrain.errors import DataError, OutputError
+from bert_pretrain.examples.shards import DataFolder
 from bert_pretrain.model.bert import BertForPreTraining
 from bert_pretrain.model.huggingface import save_model
 from bert_pretrain.text.tokenizer import Tokenizer
+from bert_pretrain.train.initial_weights import UNSEEN_COUNT, start_from_teacher, start_positional_heads, unigram_bias
 from bert_pretrain.train.run import train
-from bert_pretrain.train.student_weights import start_from_teacher
 from tests.train.test_resume import assert_same_run, interrupted_copy
 
 Tiny = Callable[..., Config]
@@ -109,3 +114,88 @@ def test_a_teacher_that_does_not_fit_is_refused(
     with pytest.raises(DataError, match="is not that of the data"):
         train(tiny(teacher=str(tmp_path / "words")), data_folder, tmp_path / "run")
     assert not (tmp_path / "run").exists()
+
+
+def with_positional_heads(hidden: int, heads: int, positions: int, *, seed: int = 3) -> BertForPreTraining:
+    config = ModelConfig(
+        hidden_size=hidden, num_hidden_layers=2, num_attention_heads=heads, intermediate_size=2 * hidden,
+        max_position_embeddings=positions,
+    )  # fmt: skip
+    model = BertForPreTraining(config, 1000)
+    model.initialize(seed)
+    start_positional_heads(model, seed)
+    return model
+
+
+@torch.no_grad()
+def attention(model: BertForPreTraining) -> torch.Tensor:
+    """Return the attention of the first layer on random tokens, (heads, queries, keys)."""
+    embeddings, first = model.embeddings, model.encoder.layers[0].attention
+    num_positions, hidden = embeddings.position_embeddings.weight.shape
+    ids = torch.randint(0, 1000, (num_positions,), generator=torch.Generator().manual_seed(1))
+    inputs = embeddings(ids, torch.zeros_like(ids), torch.arange(num_positions))
+    query, key, _ = first.query_key_value(inputs).view(num_positions, 3, first.num_heads, -1).unbind(1)
+    logits = torch.einsum("qhd,khd->hqk", query, key) / (hidden / first.num_heads) ** 0.5
+    return logits.softmax(-1)
+
+
+@pytest.mark.parametrize(("hidden", "heads", "positions"), [(128, 2, 64), (100, 5, 40), (99, 3, 40), (768, 12, 512)])
+def test_heads_of_the_first_layer_attend_to_their_neighbours(hidden: int, heads: int, positions: int) -> None:
+    model = with_positional_heads(hidden, heads, positions).eval()
+    found = attention(model)
+    for head, offset in zip(range(heads), (-1, 1, -2, 2, -3, 3, -4, 4, -5, 5, -6, 6), strict=False):
+        assert torch.diagonal(found[head], offset).mean() > 0.5, offset
+
+
+def test_the_seed_decides_the_weights() -> None:
+    first, same, other = (with_positional_heads(64, 1, 16, seed=seed).state_dict() for seed in (3, 3, 4))
+    assert all(torch.equal(first[name], same[name]) for name in first)
+    changed = {name for name in first if not torch.equal(first[name], other[name])}
+    assert {"embeddings.position_embeddings.weight", "nsp_head.dense.weight"} <= changed
+
+
+def test_projections_keep_lengths_at_any_width() -> None:
+    for hidden in (64, 512):
+        weight = with_positional_heads(hidden, hidden // 64, 16).encoder.layers[1].attention.output.weight
+        inputs = torch.randn(100, hidden, generator=torch.Generator().manual_seed(2))
+        ratio = (inputs @ weight.detach().T).norm() / inputs.norm()
+        assert ratio.item() == pytest.approx(0.7, rel=0.05)
+
+
+def test_the_bias_is_the_logarithm_of_the_shares_before_masking(data_folder: Path) -> None:
+    data = DataFolder.open(data_folder)
+    tokenizer = data.tokenizer()
+    bias = unigram_bias(data, tokenizer)
+    assert bias.shape == (tokenizer.vocab_size,)
+    assert bias.exp().sum().item() == pytest.approx(1.0, abs=1e-4)
+    rows = pq.read_table(data_folder / data.shards("train")[0].path).to_pylist()
+    counts: Counter[int] = Counter()
+    for row in rows:
+        ids = list(row["input_ids"])
+        for position, original in zip(row["masked_lm_positions"], row["masked_lm_ids"], strict=True):
+            ids[position] = original
+        counts.update(ids)
+    for special in (tokenizer.cls_id, tokenizer.sep_id, tokenizer.pad_id):
+        del counts[special]
+    assert counts[tokenizer.mask_id] == 0
+    total = sum(counts.values()) + UNSEEN_COUNT * tokenizer.vocab_size
+    for token, count in counts.most_common(20):
+        assert bias[token].item() == pytest.approx(math.log((count + UNSEEN_COUNT) / total), abs=1e-4)
+    assert bias[tokenizer.cls_id] == bias[tokenizer.mask_id] == bias.min()
+
+
+@pytest.mark.parametrize("mlm_bias", ["zeros", "unigram"])
+def test_a_run_starts_near_the_entropy_of_the_tokens_with_it(
+    mlm_bias: str, tiny: Callable[..., Config], data_folder: Path, tmp_path: Path
+) -> None:
+    train(tiny(max_steps=1, mlm_bias=mlm_bias), data_folder, tmp_path / "run")
+    first = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()[0]
+    data = DataFolder.open(data_folder)
+    uniform = math.log(data.tokenizer().vocab_size)
+    bias = unigram_bias(data, data.tokenizer()).double()
+    entropy = -(bias.exp() * bias).sum().item()
+    loss = float(json.loads(first)["validation_mlm_loss"])
+    expected = uniform if mlm_bias == "zeros" else entropy
+    assert uniform - entropy > 0.5
+    assert loss == pytest.approx(expected, abs=0.35)
+    assert torch.isfinite(bias).all()

@@ -1,12 +1,18 @@
-"""Lines of figures: cut back to a checkpoint, and as they are shown."""
+"""Metrics: truncated at a checkpoint, shown on the console, and sent to trackers."""
 
 import json
+import sys
+from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
+from typing import Any
 
 import pytest
 
+from bert_pretrain.config import Config
 from bert_pretrain.errors import DataError
-from bert_pretrain.train.metrics import MetricsFile, bar_text, console_line
+from bert_pretrain.train.log import MetricsFile, bar_text, console_line
+from bert_pretrain.train.run import train
 
 
 def test_metrics_are_cut_back_to_a_checkpoint_and_a_torn_line_goes(tmp_path: Path) -> None:
@@ -20,8 +26,7 @@ def test_metrics_are_cut_back_to_a_checkpoint_and_a_torn_line_goes(tmp_path: Pat
     path.write_text(path.read_text() + '{"step": 7, "l')
     log = MetricsFile(path, kept=position)
     assert log.position == position
-    assert log.last_training == {"step": 10, "loss": 1.0}
-    assert log.last_validation is None
+    assert log.newest == {"training": {"step": 10, "loss": 1.0}}
     log.write({"step": 12, "validation_mlm_loss": 2.0})
     log.close()
     assert [json.loads(line)["step"] for line in path.read_text().splitlines()] == [5, 10, 12]
@@ -69,3 +74,48 @@ def test_an_interval_of_skipped_steps_has_no_losses_and_a_line_all_the_same() ->
 def test_rates_are_left_out_where_only_the_first_step_was_done() -> None:
     line = {"loss": 1.0, "learning_rate": 1e-3, "tokens_per_second": None, "examples_per_second": None, "mfu": None}
     assert bar_text(line) == "loss 1.000, lr 1.0e-03"
+
+
+Tiny = Callable[..., Config]
+
+
+def test_tensorboard_shows_what_the_metrics_hold(tiny: Tiny, data_folder: Path, tmp_path: Path) -> None:
+    pytest.importorskip("tensorboard")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    run = tmp_path / "run"
+    train(tiny(trackers=["tensorboard"], max_steps=6), data_folder, run)
+    train(tiny(trackers=["tensorboard"], max_steps=8), data_folder, run)  # free to change, and continued
+    events = EventAccumulator(str(run / "tensorboard"))
+    events.Reload()
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    expected = {line["step"]: line["loss"] for line in lines if "loss" in line}
+    shown = {event.step: event.value for event in events.Scalars("train/loss")}
+    assert shown == pytest.approx(expected, rel=1e-6)
+    assert "validation/mlm_loss" in events.Tags()["scalars"]
+
+
+def test_weights_and_biases_gets_figures_by_step_under_the_same_name_again(
+    tiny: Tiny, data_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started: list[dict[str, Any]] = []
+    logged: list[tuple[int, dict[str, float]]] = []
+    finished: list[bool] = []
+
+    class Run:
+        def log(self, figures: dict[str, float], step: int) -> None:
+            logged.append((step, figures))
+
+        def finish(self) -> None:
+            finished.append(True)
+
+    module: Any = ModuleType("wandb")  # the service needs an account
+    module.init = lambda **settings: started.append(settings) or Run()
+    monkeypatch.setitem(sys.modules, "wandb", module)
+    for steps in (2, 3):
+        train(tiny(trackers=["wandb"], max_steps=steps), data_folder, tmp_path / "run")
+    assert started[0]["id"] == started[1]["id"]
+    assert started[0]["resume"] == "allow"
+    assert started[0]["config"]["train"]["max_steps"] == 2
+    assert [step for step, figures in logged if "train/loss" in figures] == [2, 3]
+    assert finished == [True, True]

@@ -1,0 +1,326 @@
+"""What a run reports: metrics of each logging interval, to `metrics.jsonl`, the console, a progress bar and trackers.
+
+Times are those of training steps, including the wait for data but neither evaluations nor checkpoints. Rates leave
+out the first step after a start, in which kernels are chosen or compiled.
+"""
+
+import datetime
+import hashlib
+import json
+import math
+import os
+import platform
+import resource
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from tqdm import tqdm
+
+from bert_pretrain.errors import DataError
+from bert_pretrain.extras import import_extra
+from bert_pretrain.parallel.progress import progress_bar
+from bert_pretrain.report.curves import perplexity
+from bert_pretrain.report.diagnosis import Diagnosis, Hint
+from bert_pretrain.storage.files import parse_json, write_text
+from bert_pretrain.storage.locking import is_in_place, moved_while_writing
+from bert_pretrain.train.optim.schedule import Length, too_long
+from bert_pretrain.train.state import Progress, TrainState
+from bert_pretrain.train.step import StepSums
+
+_TRACKERS = {"tensorboard": "torch.utils.tensorboard", "wandb": "wandb"}  # name -> module
+
+
+class Tracker(Protocol):
+    """A service that receives metrics by step."""
+
+    def log(self, metrics: dict[str, float], step: int) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class RunLog:
+    """The log of one run; without a file, on all ranks but the first, it shows and keeps nothing."""
+
+    def __init__(
+        self,
+        length: Length,
+        file: "MetricsFile | None",
+        trackers: Sequence[Tracker],
+        start: Progress,
+        pairs: str = "nsp",
+    ) -> None:
+        """Show a run from `start` on; `pairs` is what the metrics of pairs are called on the console."""
+        self._length, self._file, self._trackers, self._pairs = length, file, trackers, pairs
+        options: dict[str, Any] = {"total": length.steps, "unit": "step"}
+        if length.steps is None:  # a rate of seconds per second tells nothing
+            form = "{l_bar}{bar}| {n_fmt}/{total_fmt} s [{elapsed}<{remaining}{postfix}]"
+            options = {"total": round(length.seconds or 0.0), "unit": "s", "bar_format": form}
+        options |= {"initial": self._position(start), "disable": file is None}
+        self._bar = progress_bar(desc="train", **options)
+
+    def _position(self, progress: Progress) -> int:
+        if self._length.steps is not None:
+            return progress.step
+        return min(round(progress.wall_seconds), round(self._length.seconds or 0.0))
+
+    def advance(self, progress: Progress) -> None:
+        """Move the progress bar."""
+        self._bar.update(self._position(progress) - self._bar.n)
+
+    def training(self, line: dict[str, Any]) -> None:
+        """Log the line of an interval."""
+        self._bar.set_postfix_str(bar_text(line), refresh=False)
+        if self._file is not None and self.last_training is None and self._length.steps is not None:
+            per_step = line["examples"] / line["step"] / (line["examples_per_second"] or math.inf)
+            if warning := too_long((self._length.steps - line["step"]) * per_step):
+                tqdm.write(warning)
+        self._write(line)
+
+    def validation(self, step: int, metrics: dict[str, float] | None) -> None:
+        """Log the metrics of an evaluation, if there was one."""
+        if metrics is not None:
+            names = ("mlm_loss", "mlm_accuracy", "nsp_loss", "nsp_accuracy")
+            self._write({"step": step, **{f"validation_{name}": metrics.get(name) for name in names}})
+
+    @property
+    def last_training(self) -> dict[str, Any] | None:
+        """The newest line of an interval of training."""
+        return self._file.newest.get("training") if self._file is not None else None
+
+    @property
+    def last_validation(self) -> dict[str, Any] | None:
+        """The newest line of an evaluation."""
+        return self._file.newest.get("validation") if self._file is not None else None
+
+    @property
+    def position(self) -> dict[str, Any] | None:
+        """Where `metrics.jsonl` ends now, for a checkpoint."""
+        return self._file.position if self._file is not None else None
+
+    def _write(self, line: dict[str, Any]) -> None:
+        if self._file is not None:
+            now = datetime.datetime.now().astimezone()
+            where = {"host": platform.node(), "job": os.environ.get("SLURM_JOB_ID")}
+            hints = self._file.write({**line, "time": now.isoformat("T", "seconds"), **where})
+            for tracker in self._trackers:
+                tracker.log(grouped(line), line["step"])
+            shown = console_line(line, self._length.steps, self._pairs)
+            for text in (f"{now:%m-%d %H:%M:%S}  {shown}", *map(str, hints)):
+                tqdm.write(text)
+
+    def close(self) -> None:
+        """Close the bar, the trackers and the file."""
+        self._bar.close()
+        for tracker in self._trackers:
+            tracker.close()
+        if self._file is not None:
+            self._file.close()
+
+
+def peak_memory_bytes(device: torch.device) -> int:
+    """Return the most memory this run has held: tensors on a CUDA device, else the whole process."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    unit = 1 if sys.platform == "darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+
+
+def training_line(state: TrainState, *, rate: float, epoch: float, peak: float | None) -> dict[str, Any]:
+    """Return the line of `metrics.jsonl` for the interval that ends here, which waits for the device.
+
+    Losses, accuracies, the gradient norm and the rates are means over the interval, without skipped steps. The `nsp_`
+    metrics, also those of sentence order, are None if examples are not pairs. `peak` is the FLOPs per second of all
+    devices together, or None.
+    """
+    progress, interval = state.progress, state.interval
+    sums = StepSums.read(state.sums)
+    updates, seconds = interval.steps - sums.skipped, interval.timed_seconds
+    flops_per_second = _ratio(interval.timed_flops, seconds)
+    return {
+        "step": progress.step,
+        "epoch": epoch,
+        "examples": progress.examples,
+        "tokens": progress.tokens,
+        "elapsed_seconds": progress.elapsed_seconds,
+        "loss": _ratio(sums.loss, updates),
+        "mlm_loss": _ratio(sums.mlm_loss, sums.predictions),
+        "mlm_accuracy": _ratio(sums.mlm_correct, sums.predictions),
+        "nsp_loss": _ratio(sums.nsp_loss, sums.pairs),
+        "nsp_accuracy": _ratio(sums.nsp_correct, sums.pairs),
+        "learning_rate": rate,
+        "grad_norm": _ratio(sums.grad_norm, updates),
+        "examples_per_second": _ratio(interval.timed_examples, seconds),
+        "tokens_per_second": _ratio(interval.timed_tokens, seconds),
+        "mfu": None if peak is None or flops_per_second is None else flops_per_second / peak,
+        "padding_share": 1.0 - interval.own_tokens / max(interval.attended_slots, 1),
+        "data_wait_share": _ratio(interval.waited_seconds, seconds),
+        "peak_memory_bytes": peak_memory_bytes(state.sums.device),
+        "skipped_steps": int(sums.skipped),
+    }
+
+
+def _ratio(total: float, number: float) -> float | None:
+    return total / number if number else None
+
+
+def console_line(line: dict[str, Any], steps: int | None, pairs: str = "nsp") -> str:
+    """Return a line of `metrics.jsonl` for the console, with units; `steps` is None where time ends the run."""
+    head = f"step {line['step']:>7}" if steps is None else f"step {line['step']:>{len(str(steps))}}/{steps}"
+    if "validation_mlm_loss" in line:
+        loss = line["validation_mlm_loss"]
+        suffix = f"  perplexity {perplexity(loss):,.1f}" if loss is not None else ""
+        return f"{head}  validation  {_losses(line, 'validation_', pairs)}{suffix}"
+    if line["loss"] is None:
+        return f"{head}  all {line['skipped_steps']} steps skipped: gradients were not finite"
+    text = (
+        f"{head}  loss {line['loss']:7.4f}  {_losses(line, '', pairs)}  lr {line['learning_rate']:.2e}"
+        f"  norm {line['grad_norm']:6.3f}"
+    )
+    if line["tokens_per_second"] is not None:
+        text += f"  {line['examples_per_second']:7.1f} examples/s  {line['tokens_per_second']:9,.0f} tokens/s"
+    text += f"  MFU {line['mfu']:5.1%}" if line["mfu"] is not None else ""
+    return text + (f"  {line['skipped_steps']} skipped" if line["skipped_steps"] else "")
+
+
+def _losses(line: dict[str, Any], prefix: str, pairs: str) -> str:
+    text = f"mlm {line[f'{prefix}mlm_loss']:7.4f} nats {line[f'{prefix}mlm_accuracy']:6.2%}"
+    if line[f"{prefix}nsp_loss"] is None:
+        return text
+    return f"{text}  {pairs} {line[f'{prefix}nsp_loss']:6.4f} nats {line[f'{prefix}nsp_accuracy']:6.2%}"
+
+
+def bar_text(line: dict[str, Any]) -> str:
+    """Return the metrics shown next to the progress bar."""
+    loss = "–" if line["loss"] is None else f"{line['loss']:.3f}"
+    mfu = "" if line["mfu"] is None else f", MFU {line['mfu']:.1%}"
+    rate = ""
+    if line["tokens_per_second"] is not None:
+        rate = f", {line['examples_per_second']:,.0f} examples/s, {line['tokens_per_second']:,.0f} tokens/s"
+    return f"loss {loss}, lr {line['learning_rate']:.1e}{rate}{mfu}"
+
+
+class MetricsFile:
+    """`metrics.jsonl`, one JSON object per line, appended during the run."""
+
+    def __init__(self, path: Path, *, kept: Mapping[str, Any] | None, diagnosis: Diagnosis | None = None) -> None:
+        """Open the file and truncate it to the position `kept`, or to nothing; the diagnosis reads the lines kept."""
+        self._path = path
+        content = _read_until(path, kept) if kept is not None else b""
+        write_text(path, content.decode())
+        self._file = path.open("a", encoding="utf-8")
+        self._digest, self._bytes = hashlib.sha256(content), len(content)
+        self.newest: dict[str, dict[str, Any]] = {}
+        """The newest lines of `training` and of `validation`."""
+        self._diagnosis = Diagnosis({}) if diagnosis is None else diagnosis
+        for line in content.decode().splitlines():
+            self._note(parse_json(line))
+
+    @property
+    def position(self) -> dict[str, Any]:
+        """The size and SHA-256 of the file, which is on disk now."""
+        self._check_in_place()
+        os.fsync(self._file.fileno())
+        return {"bytes": self._bytes, "sha256": self._digest.hexdigest()}
+
+    def write(self, line: dict[str, Any]) -> list[Hint]:
+        """Append one line, flush it, and return its hints; numbers that are not finite become null."""
+        self._check_in_place()
+        line = {
+            name: None if isinstance(value, float) and not math.isfinite(value) else value
+            for name, value in line.items()
+        }
+        text = json.dumps(line, allow_nan=False) + "\n"
+        self._file.write(text)
+        self._file.flush()
+        self._digest.update(text.encode())
+        self._bytes += len(text.encode())
+        return self._note(line)
+
+    def _note(self, line: dict[str, Any]) -> list[Hint]:
+        self.newest["validation" if "validation_mlm_loss" in line else "training"] = line
+        return self._diagnosis.add(line)
+
+    def _check_in_place(self) -> None:
+        if not is_in_place(self._file, self._path):
+            raise moved_while_writing(self._path.parent)
+        if os.fstat(self._file.fileno()).st_size != self._bytes:
+            raise _damaged(self._path, "another program has changed it during the run")
+
+    def close(self) -> None:
+        self._file.close()
+
+
+def _read_until(path: Path, position: Mapping[str, Any]) -> bytes:
+    """Return the content of the file up to a position, nothing where there is no file."""
+    if not path.is_file():
+        print(f"{path} is missing; the metrics before this step are lost")
+        return b""
+    content = path.read_bytes()[: position["bytes"]]
+    if hashlib.sha256(content).hexdigest() != position["sha256"]:
+        raise _damaged(path, "up to the checkpoint it does not hold what was written")
+    return content
+
+
+def _damaged(path: Path, what: str) -> DataError:
+    remedy = "restore it from a copy, or remove it: the run then continues without the metrics so far"
+    return DataError(f"{path.name} is damaged: {what}", where=str(path), remedy=remedy)
+
+
+def open_trackers(names: Sequence[str], run: Path, config: dict[str, Any], step: int) -> list[Tracker]:
+    """Open the named trackers for a run that continues after `step`."""
+    check_trackers(names)
+    return [_TensorBoard(run, step) if name == "tensorboard" else _WeightsAndBiases(run, config) for name in names]
+
+
+def check_trackers(names: Sequence[str]) -> None:
+    """Refuse trackers that are not installed."""
+    for name in names:
+        import_extra(_TRACKERS[name], name, "its curves", where="train.trackers")
+
+
+def grouped(line: dict[str, Any]) -> dict[str, float]:
+    """Return a line's numbers under names that trackers sort into `train/` and `validation/`; nulls are left out."""
+    group = "validation" if "validation_mlm_loss" in line else "train"
+    return {
+        f"{group}/{name.removeprefix('validation_')}": float(value)
+        for name, value in line.items()
+        if name != "step" and value is not None
+    }
+
+
+class _TensorBoard:
+    """Event files in `RUN/tensorboard`."""
+
+    def __init__(self, run: Path, step: int) -> None:
+        from torch.utils.tensorboard import SummaryWriter
+
+        # Hides what was logged after the checkpoint from which the run resumes.
+        self._writer: Any = SummaryWriter(str(run / "tensorboard"), purge_step=step + 1 if step else None)
+
+    def log(self, metrics: dict[str, float], step: int) -> None:
+        for name, value in metrics.items():
+            self._writer.add_scalar(name, value, step)
+
+    def close(self) -> None:
+        self._writer.close()
+
+
+class _WeightsAndBiases:
+    """A run of the project `bert-pretrain`, or of what the environment (`WANDB_PROJECT`) names."""
+
+    def __init__(self, run: Path, config: dict[str, Any]) -> None:
+        import wandb
+
+        # The same folder is the same run, whichever process continues it.
+        identifier = hashlib.sha256(str(run.resolve()).encode()).hexdigest()[:16]
+        settings = {"id": identifier, "name": run.name, "resume": "allow", "config": config, "dir": str(run)}
+        self._run: Any = wandb.init(**settings)
+
+    def log(self, metrics: dict[str, float], step: int) -> None:
+        self._run.log(metrics, step=step)
+
+    def close(self) -> None:
+        self._run.finish()
