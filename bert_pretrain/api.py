@@ -1,16 +1,13 @@
 """The Python API for notebooks: make vocabulary and data, open folders, and train.
 
-The functions take what the commands take, and raise `UserError` where a command would exit with code 2; its message
-names arguments instead of flags. Each imports the heavy libraries it needs.
+The functions take what the commands take, and raise `UserError` where a command would exit with code 2; messages name
+the command's flags, such as `--init-from` for `init_from`. Each imports the heavy libraries it needs.
 """
 
-import functools
-import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any
 
-from bert_pretrain.errors import UserError
 from bert_pretrain.storage.paths import local_path
 
 if TYPE_CHECKING:
@@ -19,39 +16,8 @@ if TYPE_CHECKING:
     from bert_pretrain.text.tokenizer import Tokenizer
     from bert_pretrain.tools.inference import Bert
 
-Arguments = ParamSpec("Arguments")
-Result = TypeVar("Result")
 Keys = Mapping[str, Any]
 """Keys of a section of the configuration, with their values."""
-
-_FLAG = re.compile(r"(?<!\w)'[^']*'|\b(?P<word>MODEL|INPUT)\b|(?P<add>add )?--(?P<no>no-)?(?P<name>[a-z]+(?:-[a-z]+)*)")
-"""A flag, or the name of a positional argument; in quotation marks, whatever it is, for commands stay as they are."""
-_SWITCHES = ("overwrite", "carry-optimizer", "resume", "lowercase", "verify")
-
-
-def _names_arguments(function: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
-    """Make the user errors of a function name its arguments instead of the flags of the command."""
-
-    @functools.wraps(function)
-    def wrapped(*args: Arguments.args, **kwargs: Arguments.kwargs) -> Result:
-        try:
-            return function(*args, **kwargs)
-        except UserError as error:
-            error.what, error.where, error.remedy = (
-                _FLAG.sub(_argument, text) for text in (error.what, error.where, error.remedy)
-            )
-            raise
-
-    return wrapped
-
-
-def _argument(flag: re.Match[str]) -> str:
-    """Return a flag as an argument: `--init-from` as `init_from`, `add --overwrite` as `add overwrite=True`."""
-    if flag["name"] is None:
-        return {"MODEL": "folder", "INPUT": "inputs"}.get(flag["word"], flag[0])
-    is_switch = flag["name"] in _SWITCHES and (flag["add"] or flag["no"])
-    value = f"={not flag['no']}" if is_switch else ""
-    return f"{flag['add'] or ''}{flag['name'].replace('-', '_')}{value}"
 
 
 def _config(source: str | Path | None, **sections: Keys | None) -> "Config":
@@ -66,7 +32,6 @@ def _config(source: str | Path | None, **sections: Keys | None) -> "Config":
     return load_config(source, flags=flags, with_phases=False)
 
 
-@_names_arguments
 def build_vocab(
     inputs: str | Path | Sequence[str | Path],
     output: str | Path,
@@ -95,7 +60,6 @@ def build_vocab(
     return make_vocab(loaded, _inputs(inputs), local_path(output, "output"), **options)
 
 
-@_names_arguments
 def build_data(
     inputs: str | Path | Sequence[str | Path],
     vocab: str | Path,
@@ -127,7 +91,6 @@ def _inputs(inputs: str | Path | Sequence[str | Path]) -> list[str]:
     return [str(one) for one in ([inputs] if isinstance(inputs, str | Path) else inputs)]
 
 
-@_names_arguments
 def load_data(folder: str | Path) -> "DataFolder":
     """Open a data folder and check its shards against its manifest.
 
@@ -139,7 +102,6 @@ def load_data(folder: str | Path) -> "DataFolder":
     return DataFolder.open(local_path(folder, "folder"), "folder")
 
 
-@_names_arguments
 def load_tokenizer(folder: str | Path) -> "Tokenizer":
     """Open a tokenizer or model folder; `encode_text` gives the ids of a text, `decode` the text of ids."""
     from bert_pretrain.text.tokenizer import Tokenizer
@@ -147,7 +109,6 @@ def load_tokenizer(folder: str | Path) -> "Tokenizer":
     return Tokenizer.load(local_path(folder, "folder"), "folder")
 
 
-@_names_arguments
 def load_model(folder: str | Path, *, device: str = "auto", precision: str = "fp32") -> "Bert":
     """Open any BERT folder with its tokenizer.
 
@@ -167,7 +128,6 @@ def load_model(folder: str | Path, *, device: str = "auto", precision: str = "fp
     return open_bert(model_folder(folder, "MODEL"), load_config(flags=flags).train, ("cls.predictions",))
 
 
-@_names_arguments
 def pretrain(
     data: str | Path,
     output: str | Path,

@@ -28,6 +28,8 @@ AUTO_LANGUAGE, SINGLE_CHARACTERS = "auto", "characters"
 DEFAULT_EVAL_EVERY = 1000
 LENGTHS = ("max_steps", "max_epochs", "time_budget")
 """Keys of the section `train` that give the length of a run; it has one."""
+DURATIONS = (("time",), ("train", "time_budget"))
+"""Keys whose values are durations."""
 
 Boundary = Literal["auto", "blank_line", "line", "file"]
 
@@ -266,29 +268,24 @@ class TrainConfig(_Section):
     def check_warmup(
         self, spanned_steps: int | None, where: str = "train.warmup_steps", time: float | None = None
     ) -> None:
-        """Refuse `warmup_steps` that do not fit.
+        """Refuse `warmup_steps` that do not fit into a schedule of `spanned_steps`, None where they are not known yet.
 
-        As many as there are fit: the rate then only rises, as with a `warmup_ratio` of 1. `spanned_steps` are those of
-        the schedule, None where they are not known yet; `time` is that of all stages, where the clock ends the run.
+        `time` is that of all stages, where the clock ends the run.
         """
         if self.warmup_steps is None:
             return
-        ratio = (
-            f"set train.warmup_steps=null and train.warmup_ratio (now {self.warmup_ratio:g}), which is a share of the"
-        )
+        what, of = "", "time"
         if self.time_budget is not None or time is not None:
             clock = f"time_budget {self.time_budget:g}" if self.time_budget is not None else f"time {time:g}"
+            what = f"cannot be combined with {clock}: the number of steps is not known beforehand"
+        elif spanned_steps is not None and self.warmup_steps > spanned_steps:
+            what, of = f"is longer than the run of {spanned_steps:,} steps", "run, or train for more steps"
+        if what:
             raise ConfigError(
-                f"warmup_steps {self.warmup_steps:,} cannot be combined with {clock}: "
-                "the number of steps is not known beforehand",
+                f"warmup_steps {self.warmup_steps:,} {what}",
                 where=where,
-                remedy=f"{ratio} time",
-            )
-        if spanned_steps is not None and self.warmup_steps > spanned_steps:
-            raise ConfigError(
-                f"warmup_steps {self.warmup_steps:,} is longer than the run of {spanned_steps:,} steps",
-                where=where,
-                remedy=f"{ratio} run, or train for more steps",
+                remedy="set train.warmup_steps=null and train.warmup_ratio "
+                f"(now {self.warmup_ratio:g}), which is a share of the {of}",
             )
 
 

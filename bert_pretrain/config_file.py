@@ -1,14 +1,15 @@
-"""Reading a configuration: presets and files, `--set` pairs, flags, later ones winning; and explaining what is wrong.
+"""Configuration files: presets and YAML files, `--set` pairs and flags, later ones winning; and explaining mistakes.
 
 YAML files are layers: `small,paper` puts the second over the first, `extends: short` puts a file over another one.
-YAML scalars are taken as text and given their meaning by the field they belong to, so `1e-4` is a number where a number
-is expected, `no` is false where a truth value is and Norwegian where a language is.
+Layers are merged key by key; lists such as `phases` are replaced as a whole. YAML scalars are read as text and get
+their type from the field they belong to: `1e-4` is a number where a number is expected, `no` is false where a truth
+value is and Norwegian where a language is.
 """
 
 import difflib
-import re
+import json
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,12 +17,30 @@ import yaml
 from pydantic import ValidationError
 from pydantic.fields import FieldInfo
 
-from bert_pretrain.config import LENGTHS, Config, PhaseConfig, TrainConfig
-from bert_pretrain.config_keys import DURATIONS, as_values, suggest_key
+from bert_pretrain.config import DURATIONS, LENGTHS, Config, PhaseConfig, TrainConfig
+from bert_pretrain.config_keys import SECTIONS, suggest_key
 from bert_pretrain.config_values import duration_text, expected
 from bert_pretrain.errors import ConfigError
 from bert_pretrain.parallel.cores import is_first_rank
-from bert_pretrain.yaml_text import KeyPath, parse_value, parse_yaml
+
+KeyPath = tuple[str, ...]  # the path of a key in the tree, for example ("train", "peak_lr")
+COMMAND_LINE = sys.maxsize  # number of the layer that holds `--set` pairs and flags
+_PLAIN = ("map", "seq", "str", "int", "float", "bool", "null", "timestamp", "merge", "value")
+_TAGS = {f"tag:yaml.org,2002:{kind}" for kind in _PLAIN}
+MAX_DEPTH, MAX_VALUES = 32, 100_000  # with every alias (`*`) expanded: a few lines can stand for billions of values
+
+
+class Given(NamedTuple):
+    """The value of a key, and where it was given."""
+
+    value: Any
+    places: Mapping[KeyPath, str]
+    """File and line, or the flag, of the key and of what is inside it."""
+    layer: int
+
+
+Settings = dict[KeyPath, Given]
+"""By key: `(name,)` at the top level, `(section, name)` inside a section."""
 
 
 def load_config(
@@ -34,47 +53,34 @@ def load_config(
     """Build the configuration from defaults, presets and files, `--set` pairs and flags, later ones winning.
 
     `source` is the path of a YAML file or the name of a preset; in a string, several joined by commas. `flags` are
-    dotted key -> (the flag's name for messages, its value); a value of None counts as not given. Phases that will not
-    be run may contradict the rest, for example in the run's length.
+    dotted key -> (the flag's name for messages, its value); a value of None counts as not given. Without `with_phases`,
+    phases may contradict the rest, for example in the run's length.
     """
-    tree: dict[str, Any] = {}
-    places: dict[KeyPath, str] = {}
+    given: Settings = {}
     sources = [] if source is None else source.split(",") if isinstance(source, str) else [source]
     layers = [layer for each in sources for layer in _layers_of(each, "--config")]
-    for layer in layers:
-        _put_over(tree, places, layer)
+    for number, (tree, places) in enumerate(layers):
+        _put(given, tree, places, number)
     for setting in settings:
-        key, equals, value = setting.partition("=")
+        key, equals, text = setting.partition("=")
         if not equals or not key:
             raise ConfigError(
                 f"'{setting}' is not of the form section.key=value",
                 where="--set",
                 remedy="write for example --set train.peak_lr=2e-4",
             )
-        _assign(tree, places, key, parse_value(value, f"--set {key}"), f"--set {key}")
-    for key, (flag, given) in (flags or {}).items():
-        if given is not None:
-            _assign(tree, places, key, given, flag)
-    order = {layer.file: number for number, layer in enumerate(layers)}
-
-    def age(place: str) -> int:
-        """Return the number of the layer that a place is in; the command line is the last one."""
-        return order.get(place.rpartition(":")[0], len(layers))
-
-    _drop_replaced_lengths(tree, places, age)
-    return _validated(tree, places, age, with_phases)
+        _set(given, key, parse_value(text, f"--set {key}"), f"--set {key}")
+    for key, (flag, value) in (flags or {}).items():
+        if value is not None:
+            _set(given, key, value, flag)
+    _drop_replaced_lengths(given)
+    return _validated(given, with_phases)
 
 
-class _Layer(NamedTuple):
-    """What one file says."""
-
-    file: str
-    tree: dict[str, Any]
-    places: dict[KeyPath, str]
-
-
-def _layers_of(source: str | Path, where: str, inside: tuple[Path, ...] = ()) -> Iterator[_Layer]:
-    """Yield a file as a layer, after those that it extends; `inside` are the files that extend this one."""
+def _layers_of(
+    source: str | Path, where: str, inside: tuple[Path, ...] = ()
+) -> Iterator[tuple[dict[str, Any], dict[KeyPath, str]]]:
+    """Yield the content and places of a file, after those of the files it extends; `inside` are those extending it."""
     path = find_config(source, where)
     if path.resolve() in inside:
         raise ConfigError(f"'{source}' extends itself", where=where, remedy="remove it from 'extends'")
@@ -96,43 +102,106 @@ def _layers_of(source: str | Path, where: str, inside: tuple[Path, ...] = ()) ->
     for name in names:
         below = path.parent / name if _is_path(name) else name
         yield from _layers_of(below, places["extends",], (*inside, path.resolve()))
-    yield _Layer(str(path), tree, places)
+    yield tree, places
 
 
-def _put_over(tree: dict[str, Any], places: dict[KeyPath, str], layer: _Layer) -> None:
-    """Put a layer over those before it: keys of a section one by one, everything else whole.
+def parse_yaml(text: str, name: str) -> tuple[dict[str, Any], dict[KeyPath, str]]:
+    """Parse YAML into plain dicts, lists, strings and None, and record the file and line of each key."""
+    places: dict[KeyPath, str] = {}
+    try:
+        node = yaml.compose(text, Loader=yaml.SafeLoader)
+        tree: Any = {} if node is None else _construct(node, (), name, places)
+        json.dumps(tree, ensure_ascii=False).encode()  # half a surrogate pair is not text
+    except RecursionError as error:
+        raise _too_deep(name) from error
+    except (yaml.YAMLError, ValueError, OverflowError) as error:
+        mark = getattr(error, "problem_mark", None)
+        where = f"{name}:{mark.line + 1}" if mark else name
+        what = f"not valid YAML: {getattr(error, 'problem', None) or error}"
+        raise ConfigError(what, where=where, remedy="correct the syntax there") from error
+    if not isinstance(tree, dict):
+        what = "the configuration is not a mapping of sections"
+        raise ConfigError(what, where=name, remedy="start with sections such as 'train:'")
+    return tree, places
 
-    A section left empty says nothing.
-    """
-    empty = {section for section, value in layer.tree.items() if value is None and section in tree}
-    for section, value in layer.tree.items():
-        below = tree.get(section)
-        if section in empty:
-            continue
-        replaced: list[KeyPath] = [(section,)]
-        if isinstance(value, dict) and isinstance(below, dict):
-            value, replaced = {**below, **value}, [(section, key) for key in value]
-        tree[section] = value
-        for path in replaced:
-            _forget(places, path)
-    places.update({path: place for path, place in layer.places.items() if empty.isdisjoint(path[:1])})
+
+def parse_value(text: str, where: str) -> Any:
+    """Parse the value of a `--set`, which may be a scalar, `[a, b]` or `{key: value}`."""
+    return parse_yaml(f"value: {text}", where)[0].get("value") if text.strip() else ""
 
 
-def _drop_replaced_lengths(tree: dict[str, Any], places: Mapping[KeyPath, str], age: Callable[[str], int]) -> None:
+def _construct(node: yaml.Node, path: KeyPath, name: str, places: dict[KeyPath, str]) -> Any:
+    places[path] = f"{name}:{node.start_mark.line + 1}"
+    if len(path) > MAX_DEPTH:
+        raise _too_deep(places[path])
+    if len(places) > MAX_VALUES:
+        what = f"the configuration has more than {MAX_VALUES:,} values"
+        raise ConfigError(what, where=places[path], remedy="remove aliases (*) of aliases, or name a folder or a glob")
+    if node.tag not in _TAGS:
+        what = f"the tag {node.tag.replace('tag:yaml.org,2002:', '!!')} asks for more than a plain value"
+        raise ConfigError(what, where=places[path], remedy="remove it")
+    if isinstance(node, yaml.MappingNode):
+        mapping: dict[str, Any] = {}
+        for key_node, value_node in node.value:
+            key = str(key_node.value)
+            place = f"{name}:{key_node.start_mark.line + 1}"
+            if key in mapping:
+                raise ConfigError(f"the key '{key}' occurs twice", where=place, remedy="keep one of the two")
+            mapping[key] = _construct(value_node, (*path, key), name, places)
+            places[(*path, key)] = place
+        return mapping
+    if isinstance(node, yaml.SequenceNode):
+        return [_construct(item, (*path, str(index)), name, places) for index, item in enumerate(node.value)]
+    if isinstance(node, yaml.ScalarNode) and node.style is None and node.value in ("", "~", "null", "Null", "NULL"):
+        return None
+    return node.value
+
+
+def _too_deep(where: str) -> ConfigError:
+    what = f"a value contains itself, or is nested more than {MAX_DEPTH} deep"
+    return ConfigError(what, where=where, remedy="remove the alias (*) that leads in a circle, or some levels")
+
+
+def _put(given: Settings, tree: Mapping[str, Any], places: Mapping[KeyPath, str], layer: int) -> None:
+    """Put a layer over those before it; what is left empty at the top level changes nothing."""
+    for name, value in tree.items():
+        if name not in SECTIONS and value is not None:
+            given[name,] = Given(value, places, layer)
+        elif isinstance(value, dict):
+            given.update({(name, key): Given(inner, places, layer) for key, inner in value.items()})
+        elif value is not None:
+            remedy = "give a section with keys, such as {seed: 1}"
+            raise ConfigError(f"{name} is {value!r}", where=places[name,], remedy=remedy)
+
+
+def _set(given: Settings, dotted: str, value: object, where: str) -> None:
+    """Put the value of a dotted key over all layers."""
+    path = tuple(dotted.split("."))
+    places = {path[:end]: where for end in range(1, len(path) + 1)}
+    if len(path) == 1:
+        _put(given, {dotted: value}, places, COMMAND_LINE)
+    elif len(path) == 2 and path[0] not in ("inputs", "time", "phases"):
+        given[path] = Given(value, places, COMMAND_LINE)
+    else:
+        what = f"'{'.'.join(path[:-1])}' holds no keys"
+        raise ConfigError(what, where=where, remedy="name a key of a section, for example train.peak_lr")
+
+
+def _drop_replaced_lengths(given: Settings) -> None:
     """Drop a length of the run where a later layer gives it by another key: a run has one length."""
-    train, phases = tree.get("train"), tree.get("phases")
-    if not isinstance(train, dict):
-        return
-    ages = {key: age(places.get(("train", key), places["train",])) for key in LENGTHS if train.get(key) is not None}
-    latest = max(ages.values(), default=0)
-    if isinstance(phases, list) and any(isinstance(phase, dict) and _gives_length(phase) for phase in phases):
-        latest = max(latest, age(places["phases",]))
-    tree["train"] = {key: value for key, value in train.items() if ages.get(key, latest) == latest}
+    lengths = {key: given[key] for key in (("train", name) for name in LENGTHS) if key in given}
+    layers = [one.layer for one in lengths.values() if one.value is not None]
+    phases = given.get(("phases",))
+    own = [phase.get("train") for phase in _as_dicts(phases.value)] if phases is not None else []
+    if phases is not None and any(isinstance(train, dict) and not train.keys().isdisjoint(LENGTHS) for train in own):
+        layers.append(phases.layer)
+    for key, one in lengths.items():
+        if one.value is not None and one.layer < max(layers):
+            del given[key]
 
 
-def _gives_length(phase: dict[str, Any]) -> bool:
-    own = phase.get("train")
-    return isinstance(own, dict) and not own.keys().isdisjoint(LENGTHS)
+def _as_dicts(phases: object) -> list[dict[str, Any]]:
+    return [phase for phase in phases if isinstance(phase, dict)] if isinstance(phases, list) else []
 
 
 def _is_path(source: str | Path) -> bool:
@@ -142,16 +211,15 @@ def _is_path(source: str | Path) -> bool:
 
 def find_config(source: str | Path, where: str = "--config") -> Path:
     """Return the file behind a path or a preset's name; `where` is what names it."""
+    presets = preset_paths()
     if _is_path(source):
-        path = Path(source)
-        if not path.is_file():
+        if not (path := Path(source)).is_file():
             raise ConfigError(
                 f"there is no configuration file '{path}'",
                 where=where,
-                remedy="check the path, or name a preset: " + ", ".join(sorted(preset_paths())),
+                remedy="check the path, or name a preset: " + ", ".join(sorted(presets)),
             )
         return path
-    presets = preset_paths()
     if str(source) not in presets:
         near = next(iter(difflib.get_close_matches(str(source), presets, n=1)), None)
         raise ConfigError(
@@ -163,56 +231,25 @@ def find_config(source: str | Path, where: str = "--config") -> Path:
 
 
 def preset_paths() -> dict[str, Path]:
-    """Return the shipped presets: name -> file. In a checkout they lie in `configs/`, in a wheel beside this module."""
+    """Return the shipped presets: name -> file. In a checkout they are in `configs/`, in a wheel beside this module."""
     here = Path(__file__).resolve().parent
     folder = next((path for path in (here / "configs", here.parent / "configs") if path.is_dir()), None)
     return {path.stem: path for path in sorted(folder.glob("*.yaml"))} if folder else {}
 
 
-def dump_yaml(config: Config) -> str:
-    """Return the resolved configuration as YAML that `load_config` reads back to the same values."""
-    return yaml.safe_dump(as_values(config), sort_keys=False, allow_unicode=True)
-
-
-def _assign(tree: dict[str, Any], places: dict[KeyPath, str], dotted: str, value: object, where: str) -> None:
-    """Put `value` at a dotted key, which replaces what an earlier source said there."""
-    *parents, last = path = tuple(dotted.split("."))
-    for depth, parent in enumerate(parents):
-        if tree.get(parent) is None:  # a section left empty counts as one without keys
-            tree[parent] = {}
-        if not isinstance(tree[parent], dict):
-            raise ConfigError(
-                f"'{'.'.join(path[: depth + 1])}' holds no keys",
-                where=where,
-                remedy="name a key of a section, for example train.peak_lr",
-            )
-        tree = tree[parent]
-    tree[last] = value
-    _forget(places, path)
-    for depth in range(1, len(path) + 1):
-        places.setdefault(path[:depth], where)
-
-
-def _forget(places: dict[KeyPath, str], path: KeyPath) -> None:
-    """Forget where a key and all below it stood."""
-    for replaced in [place for place in places if place[: len(path)] == path]:
-        del places[replaced]
-
-
-def _validated(
-    tree: dict[str, Any], places: dict[KeyPath, str], age: Callable[[str], int], with_phases: bool
-) -> Config:
-    # A section left empty (`train:`) means its defaults.
-    tree = {key: value for key, value in tree.items() if value is not None}
+def _validated(given: Settings, with_phases: bool) -> Config:
+    tree: dict[str, Any] = {}
+    for path, one in given.items():
+        (tree if len(path) == 1 else tree.setdefault(path[0], {}))[path[-1]] = one.value
     try:
         config = Config.model_validate(tree)
     except ValidationError as error:
-        raise _explain(error, (), places) from error
+        raise _explain(error, (), given) from error
     names = [phase.name for phase in config.phases]
     if len(set(names)) < len(names):
         raise ConfigError(
             f"two phases share a name: {', '.join(names)}",
-            where=places.get(("phases",), "phases"),
+            where=_place(given, ("phases",)),
             remedy="give each phase a name of its own",
         )
     stages: list[tuple[KeyPath, TrainConfig]] = [(("train",), config.train)]
@@ -222,89 +259,91 @@ def _validated(
             try:
                 stages.append((("phases", str(index), "train"), config.for_phase(phase).train))
             except ValidationError as error:
-                raise _explain(error, ("phases", str(index)), places) from error
-        _refuse_overruled(config.phases, places, age)
-    _check_warmup(stages, places, config.time if with_phases else None)
-    _explain_bare_durations(config, tree)
+                raise _explain(error, ("phases", str(index)), given) from error
+        _refuse_overruled(config.phases, given)
+    _check_warmup(stages, given, config.time if with_phases else None)
+    _explain_bare_durations(config, given)
     return config
 
 
-def _explain_bare_durations(config: Config, tree: Mapping[str, Any]) -> None:
+def _explain_bare_durations(config: Config, given: Settings) -> None:
     """Say that a number without a unit was read as seconds, for minutes or hours may have been meant."""
-    for *sections, name in DURATIONS:
-        given, read = tree, config
-        for section in sections:
-            given, read = given.get(section) or {}, getattr(read, section)
-        text = given.get(name)
+    for path in DURATIONS:
+        text = given[path].value if path in given else None
         if isinstance(text, str) and text.replace(".", "").isdecimal() and is_first_rank():
-            seconds = duration_text(getattr(read, name))
-            print(f"note: {name} {text} is {seconds}; with a unit it is plain, such as {text}m", file=sys.stderr)
+            seconds = config.time if path == ("time",) else config.train.time_budget
+            read = duration_text(seconds or 0.0)
+            print(f"note: {path[-1]} {text} is {read}; with a unit it is plain, such as {text}m", file=sys.stderr)
 
 
-def _check_warmup(
-    stages: Sequence[tuple[KeyPath, TrainConfig]], places: Mapping[KeyPath, str], time: float | None
-) -> None:
+def _check_warmup(stages: Sequence[tuple[KeyPath, TrainConfig]], given: Settings, time: float | None) -> None:
     """Refuse a warm-up that is known to be longer than the schedule, which phases share."""
     steps = [train.planned_steps for _, train in stages]
     known = sum(each for each in steps if each is not None) if None not in steps else None
     for path, train in stages:
         spanned = max(known, train.schedule_steps or 0) if known is not None else None
         keys = ("warmup_steps", "max_steps", "schedule_steps", "time_budget")
-        of_keys = [places.get((*path, key)) or places.get(("train", key)) for key in keys]
-        of_keys += [places.get(("time",))] if time is not None else []
-        where = " and ".join(dict.fromkeys(filter(None, of_keys))) or "train.warmup_steps"
-        train.check_warmup(spanned, where, time)
+        places = [_own_place(given, (*path, key)) or _own_place(given, ("train", key)) for key in keys]
+        places += [_own_place(given, ("time",))] if time is not None else []
+        train.check_warmup(spanned, " and ".join(dict.fromkeys(filter(None, places))) or "train.warmup_steps", time)
 
 
-def _refuse_overruled(phases: Sequence[PhaseConfig], places: Mapping[KeyPath, str], age: Callable[[str], int]) -> None:
+def _refuse_overruled(phases: Sequence[PhaseConfig], given: Settings) -> None:
     """Refuse a key of the command line, or of a layer over the phases', that every phase sets: it changes nothing."""
     for section in ("data", "train"):
         for key in set.intersection(*(set(getattr(phase, section)) for phase in phases)):
-            place = places.get((section, key))
-            if place is not None and (place.startswith("--") or age(place) > age(places["phases",])):
+            one = given.get((section, key))
+            if one is not None and (one.layer == COMMAND_LINE or one.layer > given["phases",].layer):
                 raise ConfigError(
                     f"every phase sets {section}.{key} itself, so that this changes nothing",
-                    where=place,
+                    where=_place(given, (section, key)),
                     remedy="add --set 'phases=[]' to do without phases, or give phases of your own in a YAML file",
                 )
 
 
-def _explain(error: ValidationError, prefix: KeyPath, places: dict[KeyPath, str]) -> ConfigError:
-    """Turn pydantic's first complaint into our three parts."""
+def _own_place(given: Settings, path: KeyPath) -> str | None:
+    """Return where exactly this key was given."""
+    one = given.get(path[:2]) or given.get(path[:1])
+    return one.places.get(path) if one is not None else None
+
+
+def _place(given: Settings, path: KeyPath) -> str:
+    """Return where a key was given, or what it is in."""
+    places = (_own_place(given, path[:end]) for end in range(len(path), 0, -1))
+    inside = (one.places[path[:1]] for key, one in given.items() if key[:1] == path[:1])
+    return next((place for place in places if place), None) or next(inside, "the configuration")
+
+
+def _explain(error: ValidationError, prefix: KeyPath, given: Settings) -> ConfigError:
+    """Turn pydantic's first complaint into our three parts; `prefix` is the phase it is about."""
     problem = error.errors()[0]
-    # Pydantic adds the member of a union to the place; only what is in the configuration's own tree counts.
-    location = tuple(str(part) for part in problem["loc"])
-    path: KeyPath = prefix
-
-    def is_key(inner: KeyPath) -> bool:
-        return _field_at(inner[len(prefix) :]) is not _field_at(inner[len(prefix) : -1])
-
-    for part in location:
-        if (*path, part) in places or problem["type"] == "extra_forbidden" or is_key((*path, part)):
-            path = (*path, part)
-    dotted = ".".join(path)
-    where = next((places[path[:end]] for end in range(len(path), 0, -1) if path[:end] in places), "the configuration")
-    field = _field_at(path[len(prefix) :])
+    location = tuple(map(str, problem["loc"]))
+    # Pydantic adds members of unions and items of lists, which are no keys.
+    path = (*prefix, *location[: 2 if location[0] in SECTIONS else 3 if location[0] == "phases" else 1])
+    dotted, where = ".".join(path), _place(given, path)
     if problem["type"] == "extra_forbidden":
         return _unknown_key(dotted, where, of_file=len(path) == 1 and not where.startswith("--"))
     if problem["type"] == "value_error":
         message = problem["msg"].removeprefix("Value error, ")
-        named = [places[key] for key in places if key[:-1] == path and key[-1] in message]
-        where = " and ".join(dict.fromkeys(named)) or where
-        return ConfigError(f"{dotted}: {message}", where=where, remedy="change one of the two")
+        keys = [(*path, key) for key in _keys_at(path) if key in message]
+        places = dict.fromkeys(place for key in keys if (place := _own_place(given, key)))
+        return ConfigError(f"{dotted}: {message}", where=" and ".join(places) or where, remedy="change one of the two")
     if problem["type"] == "missing" and path[-1] == location[-1]:  # else of a list that is too short
         return ConfigError(f"'{dotted}' is missing", where=where, remedy="add it")
-    given = "empty" if problem["input"] is None else repr(problem["input"])
+    value = "empty" if problem["input"] is None else repr(problem["input"])
     is_item = isinstance(problem["loc"][-1], int) and path[-1] != location[-1] and problem["type"] != "missing"
+    field = _field_at(path)
     remedy = f"give {expected(field.annotation, tuple(field.metadata))}" if field else "remove it"
     if problem["type"] == "finite_number":
         remedy = remedy.replace("a number", "a finite number")
-    return ConfigError(f"{dotted} {'contains' if is_item else 'is'} {given}", where=where, remedy=remedy)
+    return ConfigError(f"{dotted} {'contains' if is_item else 'is'} {value}", where=where, remedy=remedy)
 
 
 def _unknown_key(dotted: str, where: str, *, of_file: bool) -> ConfigError:
     """Refuse a key, and name the one that was probably meant; `of_file` says that `extends` would be a key there."""
-    head, name = re.fullmatch(r"(phases\.\d+\.)?(.*)", dotted, re.DOTALL).groups("")  # type: ignore[union-attr]
+    parts = dotted.split(".")
+    head = ".".join(parts[:2]) + "." if parts[0] == "phases" and len(parts) > 2 else ""
+    name = dotted.removeprefix(head)
     meant = "extends" if of_file and difflib.get_close_matches(name, ["extends"]) else suggest_key(name)
     remedy = "'bert-pretrain config' shows every key with its meaning"
     if head and (meant is None or not meant.startswith(("data.", "train."))):
@@ -316,12 +355,16 @@ def _did_you_mean(word: str | None) -> str:
     return f"; did you mean '{word}'?" if word else ""
 
 
+def _keys_at(path: KeyPath) -> list[str]:
+    """Return the keys of the section at a path."""
+    return list(Config.model_fields[path[-1]].annotation.model_fields) if path[-1] in SECTIONS else []  # type: ignore[union-attr]
+
+
 def _field_at(path: KeyPath) -> FieldInfo | None:
-    """Return the key that a path of the configuration leads to, or the one that it leads into."""
-    section: Any = Config
-    field = None
-    for part in path:
-        inner = getattr(section, "model_fields", {}).get(part)
-        if inner is not None:
-            field, section = inner, PhaseConfig if part == "phases" else inner.annotation
-    return field
+    """Return the field of a key, or of the section itself."""
+    if path[0] == "phases" and len(path) > 2:
+        path = path[2:] if path[2] in SECTIONS else path
+        if len(path) == 3:
+            return PhaseConfig.model_fields.get(path[2])
+    field = Config.model_fields.get(path[0])
+    return getattr(field.annotation, "model_fields", {}).get(path[1]) if field and len(path) > 1 else field

@@ -1,8 +1,10 @@
 """Every key of the configuration with its value and meaning: for `bert-pretrain config`, docs/keys.md and messages."""
 
+import functools
+import operator
 import re
 import textwrap
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from difflib import get_close_matches
 from typing import Any, NamedTuple
 
@@ -10,110 +12,10 @@ import yaml
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from bert_pretrain.config import Config, PhaseConfig
-from bert_pretrain.config_values import Seconds, duration_text, expected
-from bert_pretrain.yaml_text import inline_yaml
+from bert_pretrain.config import DURATIONS, Config
+from bert_pretrain.config_values import duration_text, expected
 
-WIDTH, INDENT = 76, "  "
-"""Of comments in YAML."""
-
-
-class Key(NamedTuple):
-    """A key, or a section with keys of its own."""
-
-    path: tuple[str, ...]
-    field: FieldInfo
-
-    @property
-    def dotted(self) -> str:
-        """The key as `--set` takes it."""
-        return ".".join(self.path)
-
-    @property
-    def is_section(self) -> bool:
-        """Whether it has keys of its own."""
-        return isinstance(self.field.annotation, type) and issubclass(self.field.annotation, BaseModel)
-
-    @property
-    def meaning(self) -> str:
-        """One or two sentences."""
-        return " ".join((self.field.description or "").split())
-
-    @property
-    def values(self) -> str:
-        """What the key may be, in words."""
-        return expected(self.field.annotation, tuple(self.field.metadata))
-
-
-def keys_of(section: type[BaseModel] = Config, path: tuple[str, ...] = ()) -> Iterator[Key]:
-    """Yield the keys in the order of the file; a section comes before its keys."""
-    for name, field in section.model_fields.items():
-        yield (key := Key((*path, name), field))
-        if key.is_section:
-            yield from keys_of(field.annotation, key.path)  # type: ignore[arg-type]
-
-
-def as_values(config: Config) -> dict[str, Any]:
-    """Return a configuration as plain values for YAML; durations have units, so that they say what they are."""
-    tree = config.model_dump(mode="json")
-    for *sections, name in DURATIONS:
-        section = _at(tree, sections)
-        if section[name] is not None:
-            section[name] = duration_text(section[name])
-    for phase in tree["phases"]:
-        for section in ("data", "train"):
-            phase[section] = {name: _plain_number(value) for name, value in phase[section].items()}
-    return tree
-
-
-def _plain_number(value: object) -> object:
-    """Return a number for its text, which YAML would show in quotes: overrides of phases are kept as written."""
-    return yaml.safe_load(value) if isinstance(value, str) and _NUMBER.fullmatch(value) else value
-
-
-_NUMBER = re.compile(r"(0|[1-9]\d*)(\.\d+)?")
-
-
-DURATIONS = tuple(key.path for key in keys_of() if expected(Seconds) in key.values)
-
-
-def as_commented_yaml(config: Config) -> str:
-    """Return every key with its value, and its meaning and default as comments; YAML that `--config` takes."""
-    tree, defaults = as_values(config), as_values(Config())
-    blocks = []
-    for key in keys_of():
-        value, default = _at(tree, key.path), _at(defaults, key.path)
-        lines = _comment(key.meaning)
-        if not key.is_section:
-            shown = "" if value == default else f"Default: {inline_yaml(default)}."
-            unset = " (not set)" if key.values.endswith("null") and "null" not in key.meaning else ""
-            lines = _comment(key.meaning, f"Value: {key.values}{unset}.", shown)
-        if key.path == ("phases",):
-            lines += [line for inner in keys_of(PhaseConfig) for line in _comment(f"- {inner.dotted}: {inner.meaning}")]
-        lines.append(f"{key.path[-1]}:" + ("" if key.is_section else _value(value)))
-        blocks.append(textwrap.indent("\n".join(lines), INDENT * (len(key.path) - 1)))
-    return "\n\n".join(blocks) + "\n"
-
-
-def _comment(*sentences: str) -> list[str]:
-    text = " ".join(filter(None, sentences))
-    return textwrap.wrap(text, WIDTH, initial_indent="# ", subsequent_indent="# ", break_on_hyphens=False)
-
-
-def _at(tree: Any, path: Sequence[str]) -> Any:
-    for part in path:
-        tree = tree[part]
-    return tree
-
-
-def _value(value: object) -> str:
-    """Return what follows `key:`, on the same line where that fits."""
-    if not isinstance(value, list | dict) or len(inline_yaml(value)) < WIDTH // 2:
-        return f" {inline_yaml(value)}"
-    text = yaml.safe_dump(value, default_flow_style=None, allow_unicode=True, sort_keys=False, width=10**6)
-    return "\n" + textwrap.indent(text.rstrip("\n"), INDENT)
-
-
+SECTIONS = ("vocab", "data", "model", "train")
 OTHER_NAMES = {
     "train.peak_lr": "lr learning_rate max_lr",
     "train.global_batch_size": "bs batch batch_size train_batch_size per_device_train_batch_size",
@@ -148,8 +50,81 @@ OTHER_NAMES = {
 """Keys by the names that other programs give them."""
 
 
+class Key(NamedTuple):
+    """A key, or a section with keys of its own."""
+
+    path: tuple[str, ...]
+    field: FieldInfo
+
+    @property
+    def dotted(self) -> str:
+        """The key as `--set` takes it."""
+        return ".".join(self.path)
+
+    @property
+    def is_section(self) -> bool:
+        return self.path[0] in SECTIONS and len(self.path) == 1
+
+    @property
+    def meaning(self) -> str:
+        return " ".join((self.field.description or "").split())
+
+    @property
+    def values(self) -> str:
+        """What the key may be, in words."""
+        return expected(self.field.annotation, tuple(self.field.metadata))
+
+
+def keys_of(section: type[BaseModel] = Config, path: tuple[str, ...] = ()) -> Iterator[Key]:
+    """Yield the keys in the order of the file; a section comes before its keys."""
+    for name, field in section.model_fields.items():
+        yield (key := Key((*path, name), field))
+        if section is Config and key.is_section:
+            yield from keys_of(field.annotation, key.path)  # type: ignore[arg-type]
+
+
+def as_values(config: Config) -> dict[str, Any]:
+    """Return a configuration as plain values for YAML; durations have units."""
+    tree = config.model_dump(mode="json")
+    for *sections, name in DURATIONS:
+        section = tree[sections[0]] if sections else tree
+        section[name] = None if section[name] is None else duration_text(section[name])
+    for phase in tree["phases"]:
+        for section in ("data", "train"):
+            phase[section] = {name: _plain_number(value) for name, value in phase[section].items()}
+    return tree
+
+
+def _plain_number(value: object) -> object:
+    """Return a number for its text: overrides of phases are kept as written, and YAML would quote them."""
+    is_number = isinstance(value, str) and re.fullmatch(r"(0|[1-9]\d*)(\.\d+)?", value)
+    return yaml.safe_load(str(value)) if is_number else value
+
+
+def dump_yaml(config: Config) -> str:
+    """Return the resolved configuration as YAML that `load_config` reads back to the same values."""
+    return yaml.safe_dump(as_values(config), sort_keys=False, allow_unicode=True)
+
+
+def inline_yaml(value: object) -> str:
+    """Return a value as YAML on one line."""
+    return yaml.safe_dump([value], default_flow_style=True, allow_unicode=True, width=10**6, sort_keys=False)[1:-2]
+
+
+def as_commented_yaml(config: Config) -> str:
+    """Return every key with its value, and its meaning as a comment; YAML that `--config` takes."""
+    tree, blocks = as_values(config), []
+    for key in keys_of():
+        comment = key.meaning if key.is_section else f"{key.meaning} Value: {key.values}."
+        lines = textwrap.wrap(comment, 76, initial_indent="# ", subsequent_indent="# ", break_on_hyphens=False)
+        value = functools.reduce(operator.getitem, key.path, tree)
+        lines.append(f"{key.path[-1]}:" + ("" if key.is_section else f" {inline_yaml(value)}"))
+        blocks.append(textwrap.indent("\n".join(lines), "  " * (len(key.path) - 1)))
+    return "\n\n".join(blocks) + "\n"
+
+
 def suggest_key(written: str) -> str | None:
-    """Return the key that was probably meant: by another program's name, in another section, or misspelt.
+    """Return the key that was probably meant: by another program's name, in another section, or misspelled.
 
     For example for `train.lr`, `train['steps']` or `max_steps`.
     """
@@ -159,10 +134,10 @@ def suggest_key(written: str) -> str | None:
     names |= {other: key for key, others in OTHER_NAMES.items() for other in others.split()}
     section = f"{sections[-1]}." if sections else "."
     own = {key.removeprefix(section): key for key in keys if key.startswith(section)}
-    misspelt = {} if not sections or sections[-1] in names else {key: key for key in keys}
+    misspelled = {} if not sections or sections[-1] in names else {key: key for key in keys}
     attempts = (
         (name, own, 1.0),
-        (".".join((*sections, name)), misspelt, 0.8),
+        (".".join((*sections, name)), misspelled, 0.8),
         (name, names, 1.0),
         (name, own, 0.7),
         (name, names, 0.75),

@@ -4,6 +4,8 @@ The command line prints them without a traceback and exits with code 2. Any othe
 traceback.
 """
 
+import contextlib
+from collections.abc import Iterator
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -59,3 +61,13 @@ def first_problem(error: "ValidationError") -> str:
     key, message = ".".join(map(str, problem["loc"])), problem["msg"].removeprefix("Value error, ")
     expected = message.removeprefix("Input ")
     return f"{key}: {message}" if expected == message else f"{key} is {repr(problem['input'])[:80]}; it {expected}"
+
+
+@contextlib.contextmanager
+def needs_extra(extra: str, purpose: str, *, where: str, otherwise: str = "") -> Iterator[None]:
+    """Import in here what an extra of `bert-pretrain` installs; `purpose` is what needs it, such as "pictures"."""
+    try:
+        yield
+    except ImportError as error:
+        what = f"{(error.name or extra).partition('.')[0]} is not installed, and {purpose} need it"
+        raise ConfigError(what, where=where, remedy=f"pip install 'bert-pretrain[{extra}]'{otherwise}") from error

@@ -143,7 +143,7 @@ def command_line(arguments: Sequence[str]) -> Action:
 
         sys.argv = ["bert-pretrain", *arguments]
         sys.modules["__main__"] = __main__  # what spawned workers import
-        loading._STARTED = time.monotonic()
+        loading.STARTED = time.monotonic()
         cli.main()
 
     return run

@@ -27,7 +27,8 @@ import torch
 from safetensors.torch import load_file
 
 from bert_pretrain.config import DataConfig
-from bert_pretrain.config_file import dump_yaml, load_config, preset_paths
+from bert_pretrain.config_file import load_config, preset_paths
+from bert_pretrain.config_keys import dump_yaml
 from bert_pretrain.errors import OutputError
 from bert_pretrain.examples.shards import DataFolder, ShardRecord, damage_of, read_shard
 from bert_pretrain.finetune.classify import Classify

@@ -10,8 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from bert_pretrain.config import Config, PhaseConfig
-from bert_pretrain.config_keys import Key, as_values, keys_of
-from bert_pretrain.yaml_text import inline_yaml
+from bert_pretrain.config_keys import Key, as_values, inline_yaml, keys_of
 
 ROOT = Path(__file__).resolve().parents[1]
 INTRODUCTION = """# Keys of the configuration

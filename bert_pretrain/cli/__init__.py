@@ -1,6 +1,6 @@
 """The command line: a command for each stage, and others for data folders and models.
 
-The commands are in `stages.py`, `configuration.py`, `models.py` and `tuning.py`; they are registered here, and errors
+The commands are in `stages.py`, `models.py` and `tuning.py`; they are registered here, and errors
 become exit codes. Heavy libraries are imported only by the command that needs them, so that `--help` is instant.
 """
 
@@ -14,11 +14,10 @@ from typing import Annotated, Any
 import typer
 
 from bert_pretrain import __version__
-from bert_pretrain.cli.configuration import config
 from bert_pretrain.cli.exits import Terminated, flush_output, reports_errors, terminate
 from bert_pretrain.cli.models import embed, evaluate, fill_mask, inspect, report
-from bert_pretrain.cli.stages import make_data, run, train, vocab
-from bert_pretrain.cli.suggestions import SuggestingCommand
+from bert_pretrain.cli.options import SuggestingCommand
+from bert_pretrain.cli.stages import config, make_data, run, train, vocab
 from bert_pretrain.cli.tuning import finetune, predict
 from bert_pretrain.train.device import cpu
 

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from bert_pretrain.config import Config
 
-_STARTED = time.monotonic()
+STARTED = time.monotonic()
 
 
 def seconds_since_start() -> float:
     """Return how long this command has run, the start of the interpreter left out."""
-    return time.monotonic() - _STARTED
+    return time.monotonic() - STARTED
 
 
 @contextlib.contextmanager

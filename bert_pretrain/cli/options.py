@@ -1,9 +1,11 @@
-"""Options that several commands share, each with its help."""
+"""Options that several commands share, and the help; unknown flags are answered with the one that was meant."""
 
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from typer.core import TyperCommand
 
 
 def option(help: str, metavar: str | None = None, *flags: str, panel: str | None = None, **more: Any) -> Any:
@@ -71,3 +73,45 @@ def training_flags(**values: str | None) -> dict[str, tuple[str, str | None]]:
     """Return the keys that flags set, by the names of their parameters, as `load_config` takes them."""
     flags = {f"--{name.replace('_', '-')}": value for name, value in values.items()}
     return {KEYS_OF_FLAGS[flag]: (flag, value) for flag, value in flags.items()}
+
+
+class SuggestingCommand(TyperCommand):
+    """A command that knows what other programs call its flags."""
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        """Write the help of arguments and options, those of one task under its name."""
+        sections: dict[str, list[tuple[str, str]]] = {}
+        for parameter in self.get_params(ctx):
+            is_argument = parameter.param_type_name == "argument"
+            name = "Arguments" if is_argument else getattr(parameter, "rich_help_panel", None) or "Options"
+            if (record := parameter.get_help_record(ctx)) is not None:
+                sections.setdefault(name, []).append(record)
+        for name, records in sections.items():
+            with formatter.section(name):
+                formatter.write_dl(records)
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Parse the arguments; the error of an unknown option says which one was probably meant."""
+        try:
+            return super().parse_args(ctx, args)
+        except Exception as error:
+            if hasattr(error, "possibilities"):  # NoSuchOption, which typer takes from click or from its own copy of it
+                flags = [flag for parameter in self.params for flag in parameter.opts]
+                if meant := _meant(error.option_name, flags):  # type: ignore[attr-defined]
+                    error.message += f"; did you mean {meant}?"  # type: ignore[attr-defined]
+                error.possibilities = None
+            raise
+
+
+def _meant(unknown: str, flags: list[str]) -> str | None:
+    """Return the flag, or the `--set`, that stands for an unknown option."""
+    from bert_pretrain.config_keys import suggest_key
+
+    key = suggest_key(unknown.lstrip("-").replace("-", "_")) or ""
+    candidates = [
+        *get_close_matches(unknown, flags, n=1, cutoff=0.8),
+        *(flag for flag, meant in KEYS_OF_FLAGS.items() if meant == key and flag in flags),
+        *([f"--set {key}=VALUE"] if "." in key and "--set" in flags else []),
+        *get_close_matches(unknown, flags, n=1),
+    ]
+    return candidates[0] if candidates else None

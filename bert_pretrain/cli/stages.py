@@ -1,4 +1,4 @@
-"""Commands of the three stages, and `run`, which runs all of them from one YAML file.
+"""Commands of the three stages, `run`, which runs all of them from one YAML file, and `config`, which shows it.
 
 They translate flags into a configuration and call the stage. A signature is the list of flags, however long.
 """
@@ -7,9 +7,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
+from bert_pretrain import __version__
 from bert_pretrain.cli import options as cli
 from bert_pretrain.cli.loading import bert_folder, importing, load_config, model_folder, seconds_since_start
-from bert_pretrain.cli.options import argument, option, switch, training_flags
+from bert_pretrain.cli.options import argument, option, presets, switch, training_flags
 from bert_pretrain.errors import ConfigError
 from bert_pretrain.storage.paths import local_path
 
@@ -275,3 +276,23 @@ def _compare_with_forecast(output: Path, run: Path, settings: list[str], flags: 
     given = [key for key, (_, value) in flags.items() if value is not None and key not in GIVEN_TO_AUTO]
     if line := compare(output, run, [*(setting.partition("=")[0] for setting in settings), *given]):
         print(line)
+
+
+def config(
+    preset: Annotated[
+        str | None,
+        argument("PRESET", "Presets or YAML files, joined by commas; without: defaults.", autocompletion=presets),
+    ] = None,
+) -> None:
+    """Print every key of the configuration with value and meaning.
+
+    The output is a YAML file that --config and run take.
+
+    Example: bert-pretrain config base > mine.yaml
+    """
+    from bert_pretrain.config_keys import as_commented_yaml
+
+    loaded = load_config(preset, None)
+    print(
+        f"# {preset or 'The defaults'}, as bert-pretrain {__version__} reads it.\n\n{as_commented_yaml(loaded)}", end=""
+    )

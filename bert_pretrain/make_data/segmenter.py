@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from bert_pretrain.extras import import_extra
+from bert_pretrain.errors import needs_extra
 from bert_pretrain.text.chunks import cjk_leads
 
 
@@ -40,4 +40,6 @@ def _word_begins(text: np.ndarray) -> np.ndarray:
 def jieba() -> Any:
     """Return the segmenter, or raise a ConfigError where it is not installed."""
     otherwise = ", or mask single characters: --set data.word_segmenter=characters"
-    return import_extra("rjieba", "chinese", "whole Chinese words", where="data.word_segmenter", otherwise=otherwise)
+    with needs_extra("chinese", "whole Chinese words", where="data.word_segmenter", otherwise=otherwise):
+        import rjieba
+    return rjieba

@@ -22,8 +22,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from bert_pretrain.errors import ConfigError, DataError, UserError
-from bert_pretrain.extras import import_extra
+from bert_pretrain.errors import ConfigError, DataError, UserError, needs_extra
 from bert_pretrain.storage.manifest import library_versions
 
 CONNECT_SECONDS = 5.0
@@ -101,7 +100,8 @@ def connect(address: str, *, folders: Sequence[Path], files: Sequence[Path]) -> 
 
     This process and the workers write to `folders`, and read `files`, which may be folders.
     """
-    distributed = import_extra("distributed", "cluster", "clusters", where="--scheduler")
+    with needs_extra("cluster", "clusters", where="--scheduler"):
+        import distributed
     loggers = [logging.getLogger(name) for name in ("distributed", "distributed.client")]
     levels = [logger.level for logger in loggers]
     for logger in loggers:  # we report what matters, once

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from bert_pretrain.config import Config
 from bert_pretrain.config_file import load_config
+from bert_pretrain.config_keys import inline_yaml
 from bert_pretrain.config_values import duration_text
 from bert_pretrain.errors import ConfigError
 from bert_pretrain.plan.machine_facts import MachineFacts, read_machine
@@ -15,7 +16,6 @@ from bert_pretrain.plan.planner import Plan, make_plan, vocab_size_for
 from bert_pretrain.plan.text_facts import TextFacts, measure_text
 from bert_pretrain.storage.files import write_text
 from bert_pretrain.storage.locking import check_writable
-from bert_pretrain.yaml_text import inline_yaml
 
 PLAN, MACHINE = "plan.yaml", "machine.json"
 CALIBRATION_SHARE, MAX_CALIBRATION_SECONDS = 0.05, 60.0  # limits for timing networks on this machine

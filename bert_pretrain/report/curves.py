@@ -10,8 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from bert_pretrain.errors import ConfigError, DataError, OutputError
-from bert_pretrain.extras import import_extra
+from bert_pretrain.errors import ConfigError, DataError, OutputError, needs_extra
 from bert_pretrain.storage import manifest
 from bert_pretrain.storage.files import atomic_path, parse_json
 from bert_pretrain.storage.paths import did_you_mean
@@ -187,13 +186,15 @@ def figure_of(runs: list[Path], records: Sequence[Mapping[str, Any]], metrics: l
     panels = tuple(panel for panel in panels if drawn & {panel.training, panel.validation})
     num_rows = max(1, math.ceil(len(panels) / 2))
     # Without pyplot, matplotlib needs no display and leaves no global state.
-    matplotlib = import_extra("matplotlib.figure", "plot", "pictures", where="the extra 'plot'")
-    figure = matplotlib.Figure(figsize=(10, 3 * num_rows))
+    with needs_extra("plot", "pictures", where="the extra 'plot'"):
+        import matplotlib
+        from matplotlib.figure import Figure
+    figure = Figure(figsize=(10, 3 * num_rows))
     # Fixed margins: a layout by matplotlib would take as long as the drawing, at the end of every run.
     edge = 0.54 / (3 * num_rows)
     figure.subplots_adjust(left=0.1, right=0.98, bottom=edge, top=1 - edge * 2 / 3, wspace=0.3, hspace=0.35)
     pairs, (names, font) = _names_of_pairs(records, _TASKS), _drawable(run_names(runs))
-    with import_extra("matplotlib", "plot", "pictures", where="the extra 'plot'").rc_context(font):
+    with matplotlib.rc_context(font):
         for axes, panel in zip(figure.subplots(num_rows, 2).flat, panels, strict=False):
             _draw_panel(axes, panel._replace(title=panel.title.format(pairs=pairs)), names, metrics)
             _draw_references(axes, panel, records)
@@ -202,7 +203,7 @@ def figure_of(runs: list[Path], records: Sequence[Mapping[str, Any]], metrics: l
     return figure
 
 
-def _drawable(names: list[str]) -> tuple[list[str], dict[str, Any]]:
+def _drawable(names: list[str]) -> tuple[list[str], Any]:
     """Return the names of runs as they can be drawn, and the font that Chinese ones need."""
     from matplotlib.font_manager import fontManager
 

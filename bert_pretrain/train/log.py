@@ -19,8 +19,7 @@ from typing import Any, Protocol
 import torch
 from tqdm import tqdm
 
-from bert_pretrain.errors import DataError
-from bert_pretrain.extras import import_extra
+from bert_pretrain.errors import DataError, needs_extra
 from bert_pretrain.parallel.progress import progress_bar
 from bert_pretrain.report.curves import perplexity
 from bert_pretrain.report.diagnosis import Diagnosis, Hint
@@ -29,8 +28,6 @@ from bert_pretrain.storage.locking import is_in_place, moved_while_writing
 from bert_pretrain.train.optim.schedule import Length, too_long
 from bert_pretrain.train.state import Progress, TrainState
 from bert_pretrain.train.step import StepSums
-
-_TRACKERS = {"tensorboard": "torch.utils.tensorboard", "wandb": "wandb"}  # name -> module
 
 
 class Tracker(Protocol):
@@ -278,7 +275,11 @@ def open_trackers(names: Sequence[str], run: Path, config: dict[str, Any], step:
 def check_trackers(names: Sequence[str]) -> None:
     """Refuse trackers that are not installed."""
     for name in names:
-        import_extra(_TRACKERS[name], name, "its curves", where="train.trackers")
+        with needs_extra(name, "its curves", where="train.trackers"):
+            if name == "tensorboard":
+                pass
+            else:
+                import wandb  # noqa: F401
 
 
 def grouped(line: dict[str, Any]) -> dict[str, float]:

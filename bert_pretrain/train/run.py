@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from bert_pretrain.config import Config
-from bert_pretrain.config_file import dump_yaml
+from bert_pretrain.config_keys import dump_yaml
 from bert_pretrain.errors import DataError
 from bert_pretrain.examples.shards import DataFolder
 from bert_pretrain.model.bert import BertForPreTraining
