@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from bert_pretrain.examples import ragged
+from bert_pretrain.text import ragged
 
 FEW_EXAMPLES = 500
 """Held-out examples below which an accuracy is shown with its error."""

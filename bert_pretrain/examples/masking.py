@@ -10,8 +10,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from bert_pretrain.config import DataConfig
-from bert_pretrain.examples import ragged
 from bert_pretrain.examples.examples import Examples, Masks
+from bert_pretrain.text import ragged
 from bert_pretrain.text.tokenizer import Tokenizer
 
 _ROWS_AT_ONCE = 2048

@@ -9,10 +9,10 @@ from collections.abc import Iterator
 import numpy as np
 
 from bert_pretrain import rng
-from bert_pretrain.examples import ragged
 from bert_pretrain.examples.examples import Examples
 from bert_pretrain.examples.masking import mask_examples, masking_rule
 from bert_pretrain.examples.shards import DataFolder, read_shard
+from bert_pretrain.text import ragged
 
 OPEN_SHARDS = 4
 """Shards kept in memory: a batch may straddle two, and a reader may run ahead."""

@@ -5,8 +5,8 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from bert_pretrain.examples import ragged
 from bert_pretrain.examples.examples import Examples, Masks
+from bert_pretrain.text import ragged
 
 _IDS = (pa.list_(pa.uint16()), pa.list_(pa.uint32()))
 _TYPES: dict[str, tuple[pa.DataType, ...]] = {

@@ -12,9 +12,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from bert_pretrain.examples import ragged
 from bert_pretrain.make_data.segments import Segments, make_pairs
 from bert_pretrain.make_data.token_store import ShardText, split_long
+from bert_pretrain.text import ragged
 
 
 class _Units(NamedTuple):

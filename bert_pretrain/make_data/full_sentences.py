@@ -6,9 +6,9 @@ wherever one is full, so every token is in exactly one example per copy.
 
 import numpy as np
 
-from bert_pretrain.examples import ragged
 from bert_pretrain.make_data.segments import Segments
 from bert_pretrain.make_data.token_store import ShardText
+from bert_pretrain.text import ragged
 
 
 def pack_sentences(text: ShardText, max_seq_length: int) -> Segments:

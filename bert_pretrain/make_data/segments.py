@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from bert_pretrain.examples import ragged
 from bert_pretrain.examples.examples import Examples
 from bert_pretrain.make_data.token_store import ShardText
+from bert_pretrain.text import ragged
 from bert_pretrain.text.tokenizer import Tokenizer
 
 

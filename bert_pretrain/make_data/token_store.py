@@ -19,7 +19,7 @@ import numpy as np
 
 from bert_pretrain.config import DataConfig
 from bert_pretrain.errors import DataError
-from bert_pretrain.examples import ragged
+from bert_pretrain.text import ragged
 from bert_pretrain.text.sources import Source
 from bert_pretrain.text.tokenizer import Tokenizer
 

@@ -8,7 +8,7 @@ hash table made of arrays.
 
 import numpy as np
 
-from bert_pretrain.examples import ragged
+from bert_pretrain.text import ragged
 
 # The bytes that BERT's clean-up turns into blanks, and the ASCII punctuation it splits at.
 BLANKS = b" \t\n\r"

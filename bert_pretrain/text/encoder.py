@@ -7,8 +7,7 @@ table of the distinct chunks, which is emptied when it grows beyond a bound.
 
 import numpy as np
 
-from bert_pretrain.examples import ragged
-from bert_pretrain.text import chunks
+from bert_pretrain.text import chunks, ragged
 from bert_pretrain.text.tokenizer import Tokenizer
 
 _MAX_CACHED_WORDS = 1 << 20

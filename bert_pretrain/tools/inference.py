@@ -14,10 +14,10 @@ import torch
 from torch import Tensor
 
 from bert_pretrain.config import TrainConfig
-from bert_pretrain.examples import ragged
 from bert_pretrain.model.bert import BertForPreTraining
 from bert_pretrain.model.huggingface import load_model
 from bert_pretrain.model.vocabulary import check_rows
+from bert_pretrain.text import ragged
 from bert_pretrain.text.tokenizer import Tokenizer
 from bert_pretrain.train.device.hardware import (
     CPU_MICRO_BATCH_TOKENS,

@@ -12,8 +12,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from bert_pretrain.errors import ConfigError
-from bert_pretrain.examples.ragged import offsets_of
 from bert_pretrain.storage.files import atomic_path
+from bert_pretrain.text.ragged import offsets_of
 from bert_pretrain.tools.texts import Text
 
 

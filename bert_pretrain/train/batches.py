@@ -13,8 +13,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from bert_pretrain.examples import ragged
 from bert_pretrain.examples.examples import Examples, concatenate
+from bert_pretrain.text import ragged
 
 MAX_DUMMY_SHARE = 0.02
 """Of a micro-batch's tokens: how many a dummy tail may add so that few distinct shapes occur."""

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bert_pretrain.examples import ragged
 from bert_pretrain.examples.examples import Examples, Masks
 from bert_pretrain.examples.masking import MaskingRule, mask_examples
+from bert_pretrain.text import ragged
 
 PAD, CLS, SEP, MASK, UNUSED, UNK = range(6)
 FIRST_PIECE, NUM_IDS = 6, 1006

@@ -9,11 +9,11 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from bert_pretrain.examples import ragged
 from bert_pretrain.make_data.cutting import cut_full_windows, slices_with_windows
 from bert_pretrain.make_data.pairing import exchange_bs
 from bert_pretrain.make_data.segments import Segments
 from bert_pretrain.make_data.token_store import ShardText, split_long
+from bert_pretrain.text import ragged
 
 from .conftest import label_from_shape
 
