@@ -107,7 +107,7 @@ def test_names_and_objects_are_shown_in_a_line(model_folder: Path, data_folder: 
 MISTAKES: dict[str, tuple[Callable[[Path, Path], object], str, str]] = {
     "no data": (lambda _, new: bert_pretrain.load_data("nosuch"), "folder", "'bert-pretrain make-data'"),
     "no tokenizer": (lambda _, new: bert_pretrain.load_tokenizer("nosuch"), "folder", "name a folder"),
-    "no model": (lambda _, new: bert_pretrain.load_model("nosuch"), "folder", "name a folder"),
+    "no model": (lambda _, new: bert_pretrain.load_model("nosuch"), "MODEL", "name a folder"),
     "no text": (lambda _, new: bert_pretrain.build_vocab("nosuch.txt", new), "nosuch.txt", "check the path"),
     "size": (lambda _, new: bert_pretrain.build_vocab("a", new, vocab={"size": 3}), "vocab['size']", "whole number"),
     "foreign folder": (
@@ -115,8 +115,8 @@ MISTAKES: dict[str, tuple[Callable[[Path, Path], object], str, str]] = {
         "",
         "add --overwrite",
     ),
-    "no vocabulary": (lambda _, new: bert_pretrain.build_data("a.txt", "nosuch", new), "vocab", "name a folder"),
-    "no data to train on": (lambda _, new: bert_pretrain.pretrain("nosuch", new), "data", "name a folder"),
+    "no vocabulary": (lambda _, new: bert_pretrain.build_data("a.txt", "nosuch", new), "--vocab", "name a folder"),
+    "no data to train on": (lambda _, new: bert_pretrain.pretrain("nosuch", new), "--data", "name a folder"),
     "no first weights": (
         lambda data, new: bert_pretrain.pretrain(data, new, "tiny", init_from="nosuch"), "--init-from", "name a folder"
     ),

@@ -1,4 +1,4 @@
-"""What a model folder holds, read without torch: sizes from `config.json`, shapes and checksums of the weight files.
+"""What a model folder holds: sizes from `config.json`, shapes and checksums, all without torch; and its weights.
 
 In the same order as by `transformers`: one file or several with an index, safetensors or pickles.
 """
@@ -7,6 +7,7 @@ import hashlib
 import os
 import re
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import safetensors
 from pydantic import ValidationError
@@ -17,6 +18,9 @@ from bert_pretrain.errors import DataError, first_problem
 from bert_pretrain.storage.checksums import CHECKSUMS, damage_of_folder, is_sealed
 from bert_pretrain.storage.files import read_json, sha256_file
 from bert_pretrain.text.tokenizer import FILES
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 CARD = "README.md"
 CONFIG = "config.json"
@@ -103,8 +107,6 @@ def read_shapes(folder: Path, flag: str) -> dict[str, tuple[int, ...]]:
     shapes: dict[str, tuple[int, ...]] = {}
     for path in weight_files(folder, flag):
         if path.suffix != ".safetensors":
-            from bert_pretrain.model.weights import read_pickle  # which needs torch
-
             shapes |= {name: tuple(tensor.shape) for name, tensor in read_pickle(path).items()}
             continue
         try:
@@ -113,6 +115,38 @@ def read_shapes(folder: Path, flag: str) -> dict[str, tuple[int, ...]]:
         except (safetensors.SafetensorError, OSError, ValueError) as error:
             raise broken_weights(path, error) from error
     return shapes
+
+
+def read_weights(folder: Path, flag: str) -> "dict[str, Tensor]":
+    """Return the tensors of a folder under their names there, on the CPU."""
+    from safetensors.torch import load_file
+
+    tensors: dict[str, Tensor] = {}
+    for path in weight_files(folder, flag):
+        try:
+            tensors |= load_file(path) if path.suffix == ".safetensors" else read_pickle(path)
+        except (safetensors.SafetensorError, OSError, ValueError) as error:
+            raise broken_weights(path, error) from error
+    return tensors
+
+
+def read_pickle(path: Path) -> "dict[str, Tensor]":
+    """Read a pickle of plain tensors; any other pickle could run code and is refused."""
+    import torch
+
+    try:
+        found = torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:  # the bytes of a broken pickle may do anything but run code
+        raise DataError(
+            f"{path.name} is broken or holds more than tensors, and was not unpickled",
+            where=str(path),
+            remedy="convert it to model.safetensors if you trust it",
+        ) from error
+    if not isinstance(found, dict) or not all(
+        isinstance(name, str) and isinstance(value, torch.Tensor) for name, value in found.items()
+    ):
+        raise DataError(f"{path.name} holds more than named tensors", where=str(path), remedy=REMEDY)
+    return found
 
 
 def weight_files(folder: Path, flag: str) -> list[Path]:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import save_file
 from torch import Tensor
 
 from bert_pretrain.errors import DataError
@@ -25,9 +26,9 @@ from bert_pretrain.model.folder import (
     check_shape,
     current_name,
     read_config,
+    read_weights,
 )
 from bert_pretrain.model.scale import export_exponent, scale_embeddings
-from bert_pretrain.model.weights import read_weights, write_tensors
 from bert_pretrain.storage.checksums import seal_folder
 from bert_pretrain.storage.files import write_json
 from bert_pretrain.text.extension import Extension
@@ -93,6 +94,17 @@ def save_tensors(
     write_tensors(tensors, folder / WEIGHTS)
     tokenizer.save(folder, model.config.max_position_embeddings)
     seal_folder(folder, {CONFIG, WEIGHTS, *tokenizer.files})
+
+
+def write_tensors(tensors: Mapping[str, Tensor], path: Path) -> None:
+    """Write one safetensors file with the permissions of any new file.
+
+    Safetensors itself writes to a private temporary file, whose permissions the model would keep.
+    """
+    path.touch()
+    mode = path.stat().st_mode
+    save_file(dict(tensors), path, metadata={"format": "pt"})
+    path.chmod(mode)
 
 
 def huggingface_config(model: BertForPreTraining, tokenizer: Tokenizer) -> dict[str, Any]:

@@ -347,7 +347,7 @@ def test_a_full_disk_leaves_the_checkpoints_before_it(
             raise OSError(28, "No space left on device")
         save_file(tensors, path, **rest)
 
-    monkeypatch.setattr("bert_pretrain.model.weights.save_file", write_some)
+    monkeypatch.setattr("bert_pretrain.model.huggingface.save_file", write_some)
     run = tmp_path / "run"
     with pytest.raises(OutputError, match="No space left"):
         train(tiny(), data_folder, run)
