@@ -40,7 +40,6 @@ BEFOREHAND: dict[str, tuple[str, ...]] = {
     "python.md": ("data",),
 }
 QUICK = {"data.md"}
-NOTEBOOK = ROOT / "docs" / "notebook.ipynb"
 MODEL = {
     "hidden_size": 32, "num_hidden_layers": 4, "num_attention_heads": 2, "intermediate_size": 64,
     "max_position_embeddings": 64,
@@ -71,24 +70,6 @@ def test_the_blocks_of_a_page_run_as_they_stand(page: Path, workplace: Path, env
             [*program, "-c", text], cwd=workplace, env=environment, capture_output=True, text=True, timeout=1800
         )
         assert done.returncode == 0, f"{page.name}\n{text}\n{done.stdout[-1500:]}\n{done.stderr[-3000:]}"
-
-
-def test_the_notebook_runs_cell_by_cell(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    text = NOTEBOOK.read_text(encoding="utf-8")
-    assert all((NOTEBOOK.parent / page).exists() for page in re.findall(r"\]\(([\w.]+)", text))
-    cells = [cell for cell in json.loads(text)["cells"] if cell["cell_type"] == "code"]
-    assert not any(cell["outputs"] for cell in cells)
-    sources = ["".join(cell["source"]) for cell in cells]
-    (training,) = (number for number, source in enumerate(sources) if '"time_budget": "1m"' in source)
-    sources[training] = sources[training].replace('"1m"', '"2s", "device": "cpu", "precision": "fp32"')
-    monkeypatch.chdir(tmp_path)
-    names: dict[str, object] = {}
-    for source in sources:
-        exec(source, names)
-    assert len(re.findall(r"^ *\d+\.\d%  \S+$", capsys.readouterr().out, re.MULTILINE)) == 5
-    assert (tmp_path / "run" / "model" / "model.safetensors").exists()
 
 
 @pytest.fixture
