@@ -45,7 +45,7 @@ def fit(
     config, progress = run.config.train, state.progress
     state.network.train()
     with (
-        contextlib.closing(Prefetcher(data, progress.step, run.length.steps, run.device)) as batches,
+        contextlib.closing(Prefetcher(data.batches(progress.step, run.length.steps), run.device)) as batches,
         contextlib.closing(Clock(progress, run.dist_context)) as clock,
         noting_signals() as signals,
         _own_random_state(run.device),
@@ -63,7 +63,7 @@ def fit(
         while not run.length.is_over(progress.step, now.seconds, now.reserve):
             clock.start_step()
             try:
-                batch = batches.next()
+                batch = next(batches)
             except Exception:  # such as a damaged shard: the steps so far are kept
                 if progress.step:
                     checkpoints.save()
@@ -78,7 +78,7 @@ def fit(
                 )  # fmt: skip
             except DoesNotFit as error:
                 _halve_micro_batches(run, data, error)
-                batches.restart(progress.step)
+                batches.restart(data.batches(progress.step, run.length.steps))
                 continue
             state.count(batch)
             before = now.seconds
