@@ -7,7 +7,6 @@ from bert_pretrain.model.bert import BertForPreTraining
 from bert_pretrain.train.loss import BLOCK_ROWS
 from bert_pretrain.train.optim.optimizer import is_hidden_matrix
 
-
 USED_SHARE = 0.8
 """Of the memory that is free for activations: the estimate is within 15 % of the peak, and blocks do not fill it."""
 
@@ -30,7 +29,7 @@ def estimate_memory(
 def fitting_tokens(
     config: TrainConfig, model: BertForPreTraining, max_seq_length: int, free_bytes: int, *, dtype: torch.dtype
 ) -> int:
-    """Return the tokens of the largest micro-batch that fits next to the state into the memory that is free for both."""
+    """Return the tokens of the largest micro-batch that fits, with the state, into free memory."""
     kept, backward = _activation_bytes(model, max_seq_length, dtype, config.activation_checkpointing)
     room = USED_SHARE * (free_bytes - _state_bytes(config, model, dtype))
     with_logits = (room - USED_SHARE * _logits_bytes(model, dtype)) / kept
