@@ -1,7 +1,6 @@
 """Held-out losses and accuracies over a whole split, with the masks that are stored in it: equal for equal weights."""
 
 import contextlib
-import itertools
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -79,7 +78,10 @@ def evaluate_held_out(
     if not run.data.rows("validation"):
         return None
     at_most = None if whole else run.config.train.eval_examples
-    batches = evaluation_batches(run.data, "validation", micro_batch_tokens, at_most, static_shapes=run.compiled)
+    batches = evaluation_batches(
+        run.data, "validation", micro_batch_tokens, at_most, static_shapes=run.compiled,
+        rank=run.dist_context.rank, num_ranks=run.dist_context.size,
+    )  # fmt: skip
     return evaluate_batches(state.losses, batches, run.device, run.precision.dtype, run.dist_context)
 
 
@@ -93,15 +95,14 @@ def evaluate_batches(
 ) -> dict[str, float]:
     """Return the figures of `evaluate` for a model in memory; its mode (training or not) is left as it was.
 
-    `batches` is the whole split, the same on all ranks, which share the work.
+    `batches` are this rank's share of the split.
     """
     was_training = losses.training
     losses.eval()
     totals = torch.zeros(4, dtype=hardware.figures_dtype(device), device=device)
     counts = torch.zeros(3, dtype=torch.int64)
-    share = itertools.islice(batches, dist_context.rank, None, dist_context.size)
     with (
-        contextlib.closing(Prefetcher(share, device)) as ready,
+        contextlib.closing(Prefetcher(iter(batches), device)) as ready,
         torch.autocast(device.type, dtype, enabled=dtype != torch.float32),
     ):
         for batch in ready:

@@ -23,11 +23,9 @@ from bert_pretrain.train.batches import (
     ShapeMultiples,
     assign_by_length,
     assign_evenly,
-    cut,
     global_batch_of,
     lengths_of,
     multiples_of_equal_shares,
-    with_tail,
 )
 
 AnyBatch = TypeVar("AnyBatch", Batch, GlobalBatch)
@@ -101,24 +99,34 @@ class TrainingData:
 
 
 def evaluation_batches(
-    data: DataFolder, split: str, micro_batch_tokens: int, at_most: int | None = None, *, static_shapes: bool = False
+    data: DataFolder,
+    split: str,
+    micro_batch_tokens: int,
+    at_most: int | None = None,
+    *,
+    static_shapes: bool = False,
+    rank: int = 0,
+    num_ranks: int = 1,
 ) -> Iterator[Batch]:
-    """Yield a split in micro-batches, with its stored masks; of more rows than `at_most` as many, evenly spaced.
+    """Yield a rank's share of a split in micro-batches, with its stored masks.
 
-    With `static_shapes` all have one longest sequence, as in training: for a compiler it is a constant.
+    Of more rows than `at_most` it is as many, evenly spaced. With `static_shapes` all have one longest sequence, as in
+    training: for a compiler it is a constant.
     """
     multiples = ShapeMultiples.for_padded_attention(micro_batch_tokens)
     if static_shapes:
         multiples = replace(multiples, max_seqlen=data.max_seq_length)
     number = min(data.rows(split), at_most or data.rows(split))
     chosen = np.linspace(0, data.rows(split), number, endpoint=False).astype(np.int64)
-    begin = 0
+    begin, turn = 0, rank
     for record in data.shards(split):
         first, last = np.searchsorted(chosen, [begin, begin + record.rows])
         if first < last:
-            examples = read_shard(data.path, record).take(chosen[first:last] - begin)
-            for micro_batch in cut(examples, micro_batch_tokens).micro_batches:
-                yield with_tail(micro_batch, multiples)
+            parts = [(read_shard(data.path, record), chosen[first:last] - begin)]
+            assigned = assign_by_length(lengths_of(parts), micro_batch_tokens, 0, 1)
+            if turn < len(assigned):
+                yield from global_batch_of(parts, assigned[turn::num_ranks], multiples).micro_batches
+            turn = (turn - len(assigned)) % num_ranks
         begin += record.rows
 
 
