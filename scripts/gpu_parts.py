@@ -24,7 +24,7 @@ PRETRAINING_SECONDS, AROUND_TRAINING_SECONDS = 480, 60
 LEAST_PRETRAINING_SECONDS = 120
 AUTO_SECONDS, LEAST_AUTO_SECONDS, AROUND_AUTO_SECONDS = 240, 60, 20
 LONG_FACTOR = 4.0
-"""What limits are multiplied by with `--all`."""
+"""What limits are multiplied by with `--all`, and in small, where they end nothing but what hangs."""
 DRAW = """
 import sys
 from pathlib import Path
@@ -97,7 +97,7 @@ def make_parts(options: Options) -> list[Part]:
 
 def _limits(options: Options, limit: float, least: float) -> tuple[float, float]:
     """Return limit and least time of a part for this kind of check."""
-    return limit * (LONG_FACTOR if options.is_long else 1.0), 5.0 if options.is_small else least
+    return limit * (LONG_FACTOR if options.is_long or options.is_small else 1.0), 5.0 if options.is_small else least
 
 
 def read_rows(path: Path) -> list[Row]:
@@ -249,7 +249,7 @@ def _variants(options: Options) -> Part:
 def _auto(options: Options) -> Part:
     corpus, lines = (options.corpus, []) if options.corpus is not None else _pydoc(options)
     run, log = options.work / "auto", options.work / "logs" / "auto.txt"
-    wanted, around = (60.0, 5.0) if options.is_small else (float(AUTO_SECONDS), float(AROUND_AUTO_SECONDS))
+    wanted, around = (150.0, 5.0) if options.is_small else (float(AUTO_SECONDS), float(AROUND_AUTO_SECONDS))
 
     def script(seconds: float) -> str:
         time = f"{max(min(wanted, seconds - around), 1.0):.0f}s"
@@ -262,7 +262,8 @@ def _auto(options: Options) -> Part:
         return [{**row, "forecast": forecast[-1] if forecast else None}], ""
 
     least = around + (5.0 if options.is_small else LEAST_AUTO_SECONDS)
-    return Part("auto", f"run auto for {wanted:.0f} s", script, wanted + around, least, read)
+    limit = wanted + around * (LONG_FACTOR if options.is_small else 1.0)
+    return Part("auto", f"run auto for {wanted:.0f} s", script, limit, least, read)
 
 
 def _demo(options: Options) -> Part:
