@@ -18,6 +18,7 @@ import importlib.metadata
 import importlib.util
 import itertools
 import json
+import os
 import subprocess
 import sys
 import time
@@ -150,6 +151,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--sizes", nargs="+", default=["2x128", "4x256"], help="layers x hidden size")
     parser.add_argument("--pairs", type=int, default=5)
     parser.add_argument("--peers", nargs="+", default=None, choices=["eager", "compiled"])
+    parser.add_argument("--old", type=Path, metavar="FOLDER", help="checkout of an older commit, to compare with it")
     parser.add_argument("--contestant", choices=["ours", "eager", "compiled"], help=argparse.SUPPRESS)
     return parser.parse_args()
 
@@ -160,6 +162,8 @@ def compare(recipe: Recipe, arguments: argparse.Namespace) -> None:
     if transformers_version() is None:
         print("transformers is not installed: there is no peer")
         peers = []
+    if arguments.old is not None:
+        peers = ["old", *peers]
     batch = recipe.batches().global_batch(0)
     with contextlib.ExitStack() as stack:
         # All start before the first one is asked, so that their imports take no time in turn.
@@ -234,10 +238,16 @@ class Contestant:
     """One side of the comparison in a process of its own, so that neither's memory and settings touch the other's."""
 
     def __init__(self, name: str, size: str, arguments: argparse.Namespace) -> None:
-        command = [sys.executable, __file__, str(arguments.data), "--contestant", name, "--sizes", size]
+        script, environment = Path(__file__).resolve(), dict(os.environ)
+        if name == "old":
+            name, script = "ours", arguments.old.resolve() / "scripts" / script.name
+            environment["PYTHONPATH"] = str(script.parents[1])
+        command = [sys.executable, str(script), str(arguments.data), "--contestant", name, "--sizes", size]
         for option in ("examples", "device", "precision", "dropout", "vocab_size"):
             command += [f"--{option.replace('_', '-')}", str(getattr(arguments, option))]
-        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        self._process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
+        )
 
     def ask(self, question: str) -> float:
         """Let it take a `step` and return the seconds, or return its `peak` memory in bytes."""
@@ -414,11 +424,8 @@ def report_reading(recipe: Recipe) -> None:
         f"{FAR_STEP:,}, {recipe.folder.rows('train'):,} examples"
     )
     begin = time.perf_counter()
-    reader = Prefetcher(data, 0, DATA_STEPS, recipe.device)
-    for _ in range(DATA_STEPS):
-        reader.next()
-    rate = DATA_STEPS * recipe.examples / (time.perf_counter() - begin)
-    reader.close()
+    read = len(list(Prefetcher(data.batches(0, DATA_STEPS), recipe.device)))
+    rate = read * recipe.examples / (time.perf_counter() - begin)
     print(f"batches alone: {rate:,.0f} examples/s; a step that takes longer does not wait for them")
 
 

@@ -4,7 +4,7 @@ Each part is a process of its own with a limit of its own; what fails or does no
 lie in FOLDER, complete after every part: at most eight small files, of which `results.md` is for RESULTS.md. All else
 (examples, runs) goes to a folder of work. The exit code is that of the tests.
 
-    python scripts/gpu_check.py [FOLDER] [--limit SECONDS] [--parts NAME …] [--corpus FILE] [--all]
+    python scripts/gpu_check.py [FOLDER] [--limit SECONDS] [--parts NAME …] [--corpus FILE] [--old FOLDER] [--all]
 """
 
 import argparse
@@ -180,8 +180,8 @@ PARTS: tuple[Column, ...] = (
 )
 SECTIONS: tuple[tuple[str, tuple[str, ...], tuple[Column, ...]], ...] = (
     (
-        "The training step against `BertForPreTraining`",
-        ("bench-base", "bench-large", "bench-base-512"),
+        "The training step against `BertForPreTraining` and, with --old, an older one",
+        ("bench-base", "bench-large", "bench-small", "bench-base-512"),
         (
             ("size, length", lambda row: f"{row['size']}, {row['max_seq_length']}" if "size" in row else "–"),
             ("step", text("step")),
@@ -230,9 +230,10 @@ SECTIONS: tuple[tuple[str, tuple[str, ...], tuple[Column, ...]], ...] = (
     ),
     (
         "Runs",
-        ("demo", "pretraining"),
+        ("auto", "demo", "pretraining"),
         (
             ("run", text("run")),
+            ("forecast", text("forecast")),
             ("time of training", number("wall_seconds", ",.0f", unit=" s")),
             ("steps", number("steps", ",.0f")),
             ("examples/s", number("examples_per_second", ",.0f")),
@@ -280,13 +281,9 @@ def main() -> int:
         signal.signal(number, _stop)
     statuses: dict[str, int] = {}
     try:
-        for group in make_parts(options):
-            run_group(
-                [part for part in group if part.name.partition("-")[0] in chosen],
-                begin + limit - END_SECONDS,
-                results,
-                statuses,
-            )
+        for part in make_parts(options):
+            if part.name.partition("-")[0] in chosen:
+                run_part(part, begin + limit - END_SECONDS, results, statuses)
     except Stopped as stopped:
         statuses["tests"] = 128 + int(stopped.args[0])
     finally:
@@ -305,6 +302,7 @@ def parse_arguments() -> tuple[Options, float, set[str]]:
     )
     parser.add_argument("--corpus", type=Path, help="text for the examples; else the documentation inside Python")
     parser.add_argument("--work", type=Path, help="folder of examples and runs, used again where it has some")
+    parser.add_argument("--old", type=Path, help="checkout of an older commit, whose step is timed next to this one's")
     parser.add_argument("--variants", nargs="+", metavar="NAME", help="of gpu_step.py; all by default")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="setting of the pretraining")
     parser.add_argument("--device", default="cuda", choices=["cuda", "cpu"], help=argparse.SUPPRESS)
@@ -319,6 +317,7 @@ def parse_arguments() -> tuple[Options, float, set[str]]:
     options = Options(
         output.resolve(), work.resolve(), given.corpus and given.corpus.resolve(), given.device,
         is_small=given.small, is_long=given.all, variants=given.variants, settings=given.set,
+        old=given.old and given.old.resolve(),
     )  # fmt: skip
     default = float("inf") if given.all else float(os.environ.get("GPU_CHECK_LIMIT", DEFAULT_LIMIT))
     return options, default if given.limit is None else given.limit, {"examples", *given.parts}
@@ -344,29 +343,25 @@ def _output_of(command: Sequence[str]) -> str | None:
         return None
 
 
-def run_group(parts: Sequence[Part], deadline: float, results: Results, statuses: dict[str, int]) -> None:
-    """Run some parts side by side, and add how they ended and what they found."""
-    running: list[Running] = []
+def run_part(part: Part, deadline: float, results: Results, statuses: dict[str, int]) -> None:
+    """Run a part, and add how it ended and what it found."""
+    allowed = min(part.limit, deadline - time.monotonic())
+    reason = None if allowed >= part.least else "not run: no time left"
+    if reason is None and part.needs is not None and not part.needs.exists():
+        reason = "not run: there are no examples"
+    if reason is not None:
+        print(f"== {part.title}: {reason}", flush=True)
+        results.add(part.name, "part", {"title": part.title, "outcome": reason, "seconds": None})
+        return
+    running = start(part, allowed, results)
     try:
-        for part in parts:
-            allowed = min(part.limit, deadline - time.monotonic())
-            reason = None if allowed >= part.least else "not run: no time left"
-            if reason is None and part.needs is not None and not part.needs.exists():
-                reason = "not run: there are no examples"
-            if reason is None:
-                running.append(start(part, allowed, results))
-            else:
-                print(f"== {part.title}: {reason}", flush=True)
-                results.add(part.name, "part", {"title": part.title, "outcome": reason, "seconds": None})
-        while any(one.process.poll() is None for one in running):
-            for one in running:
-                _stop_if_over(one)
+        while running.process.poll() is None:
+            _stop_if_over(running)
             time.sleep(0.05)
     finally:
-        for one in running:
-            outcome = _end(one)
-            statuses[one.part.name] = 124 if one.stop_sent is not None else one.process.returncode
-            finish(one, outcome, results)
+        outcome = _end(running)
+        statuses[part.name] = 124 if running.stop_sent is not None else running.process.returncode
+        finish(running, outcome, results)
 
 
 def start(part: Part, allowed: float, results: Results) -> Running:

@@ -16,14 +16,15 @@ Found = tuple[list[Row], str]
 """Rows, and a remark on the outcome or nothing."""
 
 REPOSITORY = Path(__file__).resolve().parents[1]
-PART_NAMES = ("tests", "examples", "bench", "profile", "variants", "demo", "pretraining")
+PART_NAMES = ("examples", "tests", "bench", "auto", "profile", "variants", "demo", "pretraining")
 ROWS_OF_BERT = 30522
 PYDOC_VOCABULARY = 8192
 PRETRAINING_SECONDS, AROUND_TRAINING_SECONDS = 480, 60
 """How long the pretraining takes where there is time, and what its process needs before and after."""
 LEAST_PRETRAINING_SECONDS = 120
+AUTO_SECONDS, LEAST_AUTO_SECONDS, AROUND_AUTO_SECONDS = 240, 60, 20
 LONG_FACTOR = 4.0
-"""What limits are multiplied by with `--all`."""
+"""What limits are multiplied by with `--all`, and in small, where they end nothing but what hangs."""
 DRAW = """
 import sys
 from pathlib import Path
@@ -46,6 +47,8 @@ class Options:
     variants: Sequence[str] | None = None
     settings: Sequence[str] = ()
     """Of the pretraining, as `--set` takes them."""
+    old: Path | None = None
+    """A checkout of an older commit, whose step is timed too."""
 
     def rows(self, name: str) -> Path:
         """Return the file to which a part appends its rows."""
@@ -73,25 +76,28 @@ class Part:
     """A file without which it cannot run."""
 
 
-def make_parts(options: Options) -> list[list[Part]]:
-    """Return the parts in their order, the most valuable first; those of one group run side by side."""
-    groups = [
-        [_tests(options), _examples(options)],  # one needs the card, the other the cores
-        [_bench(options, "bench-base", "12x768", 128, 256)],
-        [_bench(options, "bench-large", "24x1024", 512, 32)],
-        [_profile(options)],
-        [_variants(options)],
-        [_demo(options)],
-        [_pretraining(options)],
+def make_parts(options: Options) -> list[Part]:
+    """Return the parts in their order: the examples that others need, then what is new, the most valuable first."""
+    parts = [
+        _examples(options),
+        _tests(options),
+        _bench(options, "bench-base", "12x768", 128, 256),
+        _bench(options, "bench-large", "24x1024", 512, 32),
+        _bench(options, "bench-small", "4x256", 128, 256),
+        _auto(options),
+        _profile(options),
+        _variants(options),
+        _demo(options),
+        _pretraining(options),
     ]
     if options.is_long:
-        groups.insert(3, [_bench(options, "bench-base-512", "12x768", 512, 64)])
-    return groups
+        parts.insert(5, _bench(options, "bench-base-512", "12x768", 512, 64))
+    return parts
 
 
 def _limits(options: Options, limit: float, least: float) -> tuple[float, float]:
     """Return limit and least time of a part for this kind of check."""
-    return limit * (LONG_FACTOR if options.is_long else 1.0), 5.0 if options.is_small else least
+    return limit * (LONG_FACTOR if options.is_long or options.is_small else 1.0), 5.0 if options.is_small else least
 
 
 def read_rows(path: Path) -> list[Row]:
@@ -137,7 +143,7 @@ def _tests(options: Options) -> Part:
         "-m", "pytest", "-m", "gpu", "-v", "--tb=short", "--durations=5", "-p", "no:cacheprovider", *marked
     )
     log = options.work / "logs" / "tests.txt"
-    return Part("tests", "tests marked gpu", lambda _: command, *_limits(options, 150, 30), lambda: _read_tests(log))
+    return Part("tests", "tests marked gpu", lambda _: command, *_limits(options, 120, 30), lambda: _read_tests(log))
 
 
 def _read_tests(log: Path) -> Found:
@@ -196,8 +202,9 @@ def _bench(options: Options, name: str, size: str, length: int, examples: int) -
     command = _python(
         REPOSITORY / "scripts" / "bench_train.py", options.data(length), "--sizes", shown, "--pairs", pairs,
         "--dropout", 0, "--json", options.rows(name), *_shape(options, size, examples),
+        *([] if options.old is None else ["--old", options.old, "--peers", "compiled"]),
     )  # fmt: skip
-    title = f"L{shown.replace('x', '-H')} at {length} against transformers"
+    title = f"step of L{shown.replace('x', '-H')} at {length}"
     needs = options.data(length) / "manifest.json"
     return Part(name, title, lambda _: command, *_limits(options, 140, 40), lambda: _read_rows(options, name), needs)
 
@@ -237,6 +244,26 @@ def _variants(options: Options) -> Part:
 
 
 # ── runs ──
+
+
+def _auto(options: Options) -> Part:
+    corpus, lines = (options.corpus, []) if options.corpus is not None else _pydoc(options)
+    run, log = options.work / "auto", options.work / "logs" / "auto.txt"
+    wanted, around = (150.0, 5.0) if options.is_small else (float(AUTO_SECONDS), float(AROUND_AUTO_SECONDS))
+
+    def script(seconds: float) -> str:
+        time = f"{max(min(wanted, seconds - around), 1.0):.0f}s"
+        command = _package("run", "auto", corpus, "--time", time, "--output", run, "--device", options.device)
+        return "\n".join([*lines, shlex.join(["rm", "-rf", str(run)]), command])
+
+    def read() -> Found:
+        (row,), _ = _read_run("run auto", run / "train")
+        forecast = re.findall(r"^forecast: (.*)", log.read_text("utf-8"), re.MULTILINE)
+        return [{**row, "forecast": forecast[-1] if forecast else None}], ""
+
+    least = around + (5.0 if options.is_small else LEAST_AUTO_SECONDS)
+    limit = wanted + around * (LONG_FACTOR if options.is_small else 1.0)
+    return Part("auto", f"run auto for {wanted:.0f} s", script, limit, least, read)
 
 
 def _demo(options: Options) -> Part:

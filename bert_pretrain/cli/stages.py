@@ -158,14 +158,13 @@ def train(
     flags = training_flags(steps=steps, learning_rate=learning_rate, batch_size=batch_size, device=device, time=time)
     flags["train.teacher"] = ("--teacher", teacher)
     loaded = load_config(config, settings, flags, with_phases=False)
-    data_folder = local_path(data, "--data")
     run_folder = local_path(output, "--output")
     first = None if init_from is None else bert_folder(init_from, "--init-from")
     with importing(with_pandas=False):
         from bert_pretrain.train.inputs import check_inputs
-    check_inputs(
+    loaded, opened = check_inputs(
         loaded,
-        data_folder,
+        local_path(data, "--data"),
         run_folder,
         init_from=first,
         carry_optimizer=carry_optimizer,
@@ -176,7 +175,7 @@ def train(
         from bert_pretrain.train.run import train as run_train
     run_train(
         loaded,
-        data_folder,
+        opened,
         run_folder,
         init_from=first,
         carry_optimizer=carry_optimizer,

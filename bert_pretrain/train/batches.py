@@ -83,6 +83,10 @@ class GlobalBatch:
         """Return this batch with its micro-batches on a device, as `Batch.to` brings them there."""
         return replace(self, micro_batches=[batch.to(device) for batch in self.micro_batches])
 
+    def pin_memory(self) -> "GlobalBatch":
+        """Return this batch with its micro-batches in page-locked memory."""
+        return replace(self, micro_batches=[batch.pin_memory() for batch in self.micro_batches])
+
 
 @dataclass(frozen=True)
 class ShapeMultiples:

@@ -1,7 +1,6 @@
 """Held-out losses and accuracies over a whole split, with the masks that are stored in it: equal for equal weights."""
 
 import contextlib
-import itertools
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -17,7 +16,7 @@ from bert_pretrain.report.curves import perplexity
 from bert_pretrain.train.batches import Batch
 from bert_pretrain.train.device import hardware
 from bert_pretrain.train.distributed import SINGLE_PROCESS, DistContext
-from bert_pretrain.train.loader import evaluation_batches
+from bert_pretrain.train.loader import Prefetcher, evaluation_batches
 from bert_pretrain.train.loss import LossSums, PretrainingLoss
 from bert_pretrain.train.resolved import ResolvedRun
 from bert_pretrain.train.state import TrainState
@@ -79,7 +78,10 @@ def evaluate_held_out(
     if not run.data.rows("validation"):
         return None
     at_most = None if whole else run.config.train.eval_examples
-    batches = evaluation_batches(run.data, "validation", micro_batch_tokens, at_most)
+    batches = evaluation_batches(
+        run.data, "validation", micro_batch_tokens, at_most, static_shapes=run.compiled,
+        rank=run.dist_context.rank, num_ranks=run.dist_context.size,
+    )  # fmt: skip
     return evaluate_batches(state.losses, batches, run.device, run.precision.dtype, run.dist_context)
 
 
@@ -93,20 +95,18 @@ def evaluate_batches(
 ) -> dict[str, float]:
     """Return the figures of `evaluate` for a model in memory; its mode (training or not) is left as it was.
 
-    `batches` is the whole split, the same on all ranks, which share the work.
+    `batches` are this rank's share of the split.
     """
     was_training = losses.training
     losses.eval()
     totals = torch.zeros(4, dtype=hardware.figures_dtype(device), device=device)
     counts = torch.zeros(3, dtype=torch.int64)
-    autocast = torch.autocast(device.type, dtype, enabled=dtype != torch.float32)
-    # Layers run as they are: batches of an evaluation have shapes of all kinds.
-    compiled = getattr(losses, "compiled", False)
-    with autocast, torch.compiler.set_stance("force_eager") if compiled else contextlib.nullcontext():
-        for batch in itertools.islice(batches, dist_context.rank, None, dist_context.size):
-            # From pinned memory the next batch is on its way while this one is computed.
-            source = batch.pin_memory() if device.type == "cuda" else batch
-            sums: LossSums = losses(source.to(device))
+    with (
+        contextlib.closing(Prefetcher(iter(batches), device)) as ready,
+        torch.autocast(device.type, dtype, enabled=dtype != torch.float32),
+    ):
+        for batch in ready:
+            sums: LossSums = losses(batch)
             figures = (sums.mlm_loss, sums.mlm_correct, sums.nsp_loss, sums.nsp_correct)
             totals += torch.stack([figure.to(totals.dtype) for figure in figures])
             num_pairs = 0 if batch.next_sentence_labels is None else batch.num_sequences

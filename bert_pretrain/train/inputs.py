@@ -6,7 +6,7 @@ The command checks it before torch is imported, which takes seconds, so that mos
 import os
 from pathlib import Path
 
-from bert_pretrain.config import Config
+from bert_pretrain.config import Config, ModelConfig
 from bert_pretrain.errors import ConfigError, DataError
 from bert_pretrain.examples.shards import DataFolder
 from bert_pretrain.model.folder import read_config
@@ -14,6 +14,8 @@ from bert_pretrain.parallel.cores import is_first_rank
 from bert_pretrain.storage.manifest import check_output
 
 TEACHER = "train.teacher"
+_FREE_OF_MODEL = ("hidden_dropout_prob", "attention_probs_dropout_prob", "initializer_range")
+"""What an initial checkpoint need not share with the run: the network computes the same without dropout."""
 
 
 def check_inputs(
@@ -25,37 +27,53 @@ def check_inputs(
     carry_optimizer: bool = False,
     overwrite: bool = False,
     verify: bool = False,
-) -> None:
-    """Refuse what `train` would refuse, as far as names, sizes and headers tell, or with `verify` all bytes."""
+) -> tuple[Config, DataFolder]:
+    """Return the data, and the configuration with all of its section `model`.
+
+    What does not fit is refused, as far as names, sizes and headers tell, or with `verify` all bytes of the data.
+    """
     folder = DataFolder.open(data, verify=verify and is_first_rank())
     check_output(output, overwrite=overwrite)
     if init_from is not None:
-        config = with_model_of(config, init_from)
+        config = with_model_of(config, init_from, carry_optimizer=carry_optimizer)
     elif carry_optimizer:
-        raise no_optimizer_to_carry()
+        raise ConfigError(
+            "there is no optimizer state to carry over",
+            where="--carry-optimizer",
+            remedy="add --init-from RUN/checkpoints/step-…",
+        )
     check_sizes(config, folder, int(os.environ.get("WORLD_SIZE", "1")))
     teacher = config.train.teacher
     if teacher is not None and Path(teacher).exists():  # else it is looked for on the Hub
         read_config(Path(teacher), TEACHER)
+    return config, folder
 
 
-# What an initial checkpoint need not share with the run: the network computes the same without dropout.
-_FREE_OF_MODEL = ("hidden_dropout_prob", "attention_probs_dropout_prob", "initializer_range")
+def with_model_of(config: Config, init_from: Path, *, carry_optimizer: bool) -> Config:
+    """Take from a model folder what the section `model` leaves open, and say so.
 
-
-def with_model_of(config: Config, init_from: Path) -> Config:
-    """Take from a model folder what the section `model` leaves open."""
+    There may be more positions than in the folder, unless the optimizer's state, which lacks them, is carried over.
+    """
     found, _ = read_config(init_from, "--init-from")
     given = config.model.model_dump(exclude_unset=True)
+    model = found.model_copy(update=given)
+    has_more_positions = model.max_position_embeddings > found.max_position_embeddings
     for key, value in given.items():
-        more_positions = key == "max_position_embeddings" and value > found.max_position_embeddings
-        if key not in _FREE_OF_MODEL and value != getattr(found, key) and not more_positions:
+        may_differ = key == "max_position_embeddings" and has_more_positions and not carry_optimizer
+        if key not in _FREE_OF_MODEL and value != getattr(found, key) and not may_differ:
             raise ConfigError(
                 f"{key} is {value}, that of the weights in {init_from} is {getattr(found, key)}",
                 where=f"model.{key}",
                 remedy="leave the key out; what the section model does not give is taken from that folder",
             )
-    return config.model_copy(update={"model": found.model_copy(update=given)})
+    if is_first_rank() and len(given) < len(ModelConfig.model_fields):
+        print(
+            f"model section from {init_from}: {describe_size(model)}, dropout {model.hidden_dropout_prob:g} and "
+            f"{model.attention_probs_dropout_prob:g} (attention)"
+        )
+    if is_first_rank() and has_more_positions:
+        print(f"{model.max_position_embeddings} positions: the {found.max_position_embeddings} of that model, repeated")
+    return config.model_copy(update={"model": model})
 
 
 def check_sizes(config: Config, folder: DataFolder, num_ranks: int) -> None:
@@ -77,10 +95,6 @@ def check_sizes(config: Config, folder: DataFolder, num_ranks: int) -> None:
         )
 
 
-def no_optimizer_to_carry() -> ConfigError:
-    """Return the refusal of --carry-optimizer alone."""
-    return ConfigError(
-        "there is no optimizer state to carry over",
-        where="--carry-optimizer",
-        remedy="add --init-from RUN/checkpoints/step-…",
-    )
+def describe_size(model: ModelConfig) -> str:
+    """Return the size of a network in words."""
+    return f"{model.num_hidden_layers} layers of {model.hidden_size}, {model.num_attention_heads} heads"

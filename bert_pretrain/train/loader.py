@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import Generic, TypeVar
 
 import numpy as np
 import torch
@@ -22,15 +23,14 @@ from bert_pretrain.train.batches import (
     ShapeMultiples,
     assign_by_length,
     assign_evenly,
-    cut,
     global_batch_of,
     lengths_of,
     multiples_of_equal_shares,
-    with_tail,
 )
 
+AnyBatch = TypeVar("AnyBatch", Batch, GlobalBatch)
 READ_AHEAD = 2
-"""Global batches prepared before they are asked for."""
+"""Batches prepared before they are asked for."""
 
 
 class TrainingData:
@@ -80,6 +80,11 @@ class TrainingData:
         assigned = assign(lengths, self.micro_batch_tokens, self._rank, self._num_ranks)
         return global_batch_of(parts, assigned, self._multiples(len(lengths), len(assigned) * self._num_ranks))
 
+    def batches(self, first_step: int, last_step: int | None) -> Iterator[GlobalBatch]:
+        """Yield the global batches from one step to before another, or for ever."""
+        steps = itertools.count(first_step) if last_step is None else range(first_step, last_step)
+        return map(self.global_batch, steps)
+
     def _multiples(self, num_examples: int, num_micro_batches: int) -> ShapeMultiples:
         if not self._static_shapes:
             return ShapeMultiples.for_padded_attention(self.micro_batch_tokens)
@@ -94,49 +99,67 @@ class TrainingData:
 
 
 def evaluation_batches(
-    data: DataFolder, split: str, micro_batch_tokens: int, at_most: int | None = None
+    data: DataFolder,
+    split: str,
+    micro_batch_tokens: int,
+    at_most: int | None = None,
+    *,
+    static_shapes: bool = False,
+    rank: int = 0,
+    num_ranks: int = 1,
 ) -> Iterator[Batch]:
-    """Yield a split in micro-batches, with its stored masks; of more rows than `at_most` as many, evenly spaced."""
+    """Yield a rank's share of a split in micro-batches, with its stored masks.
+
+    Of more rows than `at_most` it is as many, evenly spaced. With `static_shapes` all have one longest sequence, as in
+    training: for a compiler it is a constant.
+    """
     multiples = ShapeMultiples.for_padded_attention(micro_batch_tokens)
+    if static_shapes:
+        multiples = replace(multiples, max_seqlen=data.max_seq_length)
     number = min(data.rows(split), at_most or data.rows(split))
     chosen = np.linspace(0, data.rows(split), number, endpoint=False).astype(np.int64)
-    begin = 0
+    begin, turn = 0, rank
     for record in data.shards(split):
         first, last = np.searchsorted(chosen, [begin, begin + record.rows])
         if first < last:
-            examples = read_shard(data.path, record).take(chosen[first:last] - begin)
-            for micro_batch in cut(examples, micro_batch_tokens).micro_batches:
-                yield with_tail(micro_batch, multiples)
+            parts = [(read_shard(data.path, record), chosen[first:last] - begin)]
+            assigned = assign_by_length(lengths_of(parts), micro_batch_tokens, 0, 1)
+            if turn < len(assigned):
+                yield from global_batch_of(parts, assigned[turn::num_ranks], multiples).micro_batches
+            turn = (turn - len(assigned)) % num_ranks
         begin += record.rows
 
 
-class Prefetcher:
-    """Global batches from `first_step` on, read ahead by a thread."""
+class Prefetcher(Generic[AnyBatch]):
+    """Batches on the device, read ahead by a thread."""
 
-    def __init__(self, data: TrainingData, first_step: int, last_step: int | None, device: torch.device) -> None:
-        """Read until `last_step`, or until closed where that is None."""
+    def __init__(self, batches: Iterator[AnyBatch], device: torch.device) -> None:
         self.last_wait_seconds = 0.0
         """How long the last batch asked for was not there yet."""
-        self._data, self._last_step, self._device = data, last_step, device
-        self._start(first_step)
+        self._device = device
+        self._start(batches)
 
-    def _start(self, first_step: int) -> None:
-        self._steps = itertools.count(first_step) if self._last_step is None else range(first_step, self._last_step)
-        self._ready: queue.Queue[GlobalBatch | Exception] = queue.Queue(maxsize=READ_AHEAD)
+    def _start(self, batches: Iterator[AnyBatch]) -> None:
+        self._ready: queue.Queue[AnyBatch | Exception | None] = queue.Queue(maxsize=READ_AHEAD)
         self._stopped = threading.Event()
-        self._thread = threading.Thread(target=self._read, name="batches", daemon=True)
+        self._thread = threading.Thread(target=self._read, args=(batches,), name="batches", daemon=True)
         self._thread.start()
 
-    def restart(self, first_step: int) -> None:
-        """Read again from a step on, as the data is now."""
+    def restart(self, batches: Iterator[AnyBatch]) -> None:
+        """Read other batches from now on."""
         self.close()
-        self._start(first_step)
+        self._start(batches)
 
-    def next(self) -> GlobalBatch:
-        """Return the next global batch on the device; raises what reading it raised."""
+    def __iter__(self) -> "Prefetcher[AnyBatch]":
+        return self
+
+    def __next__(self) -> AnyBatch:
+        """Return the next batch; raises what reading it raised."""
         begin = time.perf_counter()
         ready = self._ready.get()
         self.last_wait_seconds = time.perf_counter() - begin
+        if ready is None:
+            raise StopIteration
         if isinstance(ready, Exception):
             raise ready
         return ready.to(self._device)
@@ -150,14 +173,12 @@ class Prefetcher:
             except queue.Empty:
                 self._thread.join(timeout=0.05)
 
-    def _read(self) -> None:
+    def _read(self, batches: Iterator[AnyBatch]) -> None:
         try:
-            for step in self._steps:
-                batch = self._data.global_batch(step)
-                if self._device.type == "cuda":
-                    batch = replace(batch, micro_batches=[micro.pin_memory() for micro in batch.micro_batches])
-                self._ready.put(batch)
+            for batch in batches:
+                self._ready.put(batch.pin_memory() if self._device.type == "cuda" else batch)
                 if self._stopped.is_set():
                     return
-        except Exception as error:  # handed to the training thread, which raises it
+            self._ready.put(None)
+        except Exception as error:  # handed to the thread that asks, which raises it
             self._ready.put(error)

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from bert_pretrain.errors import ConfigError, Interrupted, UserError
+from bert_pretrain.train.batches import GlobalBatch
 from bert_pretrain.train.checkpoint import CheckpointWriter
 from bert_pretrain.train.clock import Clock
 from bert_pretrain.train.loader import Prefetcher, TrainingData
@@ -44,73 +45,100 @@ def fit(
     config, progress = run.config.train, state.progress
     state.network.train()
     with (
-        contextlib.closing(Prefetcher(data, progress.step, run.length.steps, run.device)) as batches,
+        contextlib.closing(Prefetcher(data.batches(progress.step, run.length.steps), run.device)) as batches,
         contextlib.closing(Clock(progress, run.dist_context)) as clock,
         noting_signals() as signals,
         _own_random_state(run.device),
     ):
-
-        def evaluate(*, whole: bool) -> None:
-            held_out = run.data.rows("validation")
-            times = 1.0 if whole else max(1.0, held_out / (config.eval_examples or held_out or 1))
-            with clock.reserving("evaluate", times):
-                log.validation(progress.step, measure(whole))
-
         if evaluate_first:
-            evaluate(whole=False)
+            _evaluate(run, clock, log, progress.step, measure, whole=False)
         now = clock.boundary(signals.take())
         while not run.length.is_over(progress.step, now.seconds, now.reserve):
             clock.start_step()
-            try:
-                batch = batches.next()
-            except Exception:  # such as a damaged shard: the steps so far are kept
-                if progress.step:
-                    checkpoints.save()
-                    checkpoints.wait()
-                raise
+            batch = _next_batch(batches, progress.step, checkpoints)
             rate = run.learning_rate(progress.step, now)
             try:
-                train_step(
-                    state.network, state.optimizers, batch, state.sums, seed=config.seed, step=progress.step,
-                    learning_rate=rate, max_grad_norm=config.max_grad_norm, dtype=run.precision.dtype,
-                    loss_scale=state.loss_scale, dist_context=run.dist_context,
-                )  # fmt: skip
+                _step(run, state, batch, progress.step, rate)
             except DoesNotFit as error:
                 _halve_micro_batches(run, data, error)
-                batches.restart(progress.step)
+                batches.restart(data.batches(progress.step, run.length.steps))
                 continue
             state.count(batch)
-            before = now.seconds
-            now = clock.boundary(signals.take())
+            before, now = now, clock.boundary(signals.take())
             is_last = run.length.is_over(progress.step, now.seconds, now.reserve)
             log_due, eval_due, save_due = (
                 is_last or progress.step % every == 0
                 for every in (config.log_every, config.eval_every, config.save_every)
             )
-            eval_due |= run.evaluates_by_clock(before, now)
+            eval_due |= run.evaluates_by_clock(before.seconds, now)
             if log_due or eval_due or save_due or clock.is_first_step:
                 _wait_for(run.device)  # so that evaluating and saving are not timed as training
             clock.end_step(state, batch, batches.last_wait_seconds)
             log.advance(progress)
             if log_due:
-                checkpoints.check()
-                if state.sums[-1] >= MAX_SKIPPED_IN_A_ROW:  # waits for the device; the same on all ranks
-                    checkpoint = checkpoints.save()
-                    run.dist_context.run_on_main(checkpoints.wait)
-                    raise _diverged(state, checkpoint)
-                log.training(training_line(state, rate=rate, epoch=data.epoch(progress.step), peak=run.peak_flops))
-                state.start_interval()
+                _log(run, state, log, checkpoints, rate, data.epoch(progress.step))
             if eval_due:
-                evaluate(whole=is_last)
+                _evaluate(run, clock, log, progress.step, measure, whole=is_last)
             if save_due or now.signal_number:
-                with clock.reserving("save"):
-                    checkpoint = checkpoints.save()
-                # At the end training waits for it, and for the final model, which is smaller.
-                clock.reserve("write", 1.5 * checkpoints.write_seconds)
-                if now.signal_number in STOPS and not is_last:
-                    raise _stopped(run, checkpoints, interrupted(now.signal_number, checkpoint))
+                _save(run, clock, checkpoints, now.signal_number, is_last=is_last)
         checkpoints.wait()
         clock.read()
+
+
+def _next_batch(batches: Prefetcher[GlobalBatch], step: int, checkpoints: CheckpointWriter) -> GlobalBatch:
+    try:
+        return next(batches)
+    except Exception:  # such as a damaged shard: the steps so far are kept
+        if step:
+            checkpoints.save()
+            checkpoints.wait()
+        raise
+
+
+def _step(run: ResolvedRun, state: TrainState, batch: GlobalBatch, step: int, rate: float) -> None:
+    train_step(
+        state.network, state.optimizers, batch, state.sums, seed=run.config.train.seed, step=step,
+        learning_rate=rate, max_grad_norm=run.config.train.max_grad_norm, dtype=run.precision.dtype,
+        loss_scale=state.loss_scale, dist_context=run.dist_context,
+    )  # fmt: skip
+
+
+def _evaluate(
+    run: ResolvedRun,
+    clock: Clock,
+    log: RunLog,
+    step: int,
+    measure: Callable[[bool], dict[str, float] | None],
+    *,
+    whole: bool,
+) -> None:
+    held_out = run.data.rows("validation")
+    times = 1.0 if whole else max(1.0, held_out / (run.config.train.eval_examples or held_out or 1))
+    with clock.reserving("evaluate", times):
+        log.validation(step, measure(whole))
+
+
+def _log(
+    run: ResolvedRun, state: TrainState, log: RunLog, checkpoints: CheckpointWriter, rate: float, epoch: float
+) -> None:
+    """Read what the steps since the last line have measured; raises where gradients stay non-finite."""
+    checkpoints.check()
+    if state.sums[-1] >= MAX_SKIPPED_IN_A_ROW:  # waits for the device; the same on all ranks
+        checkpoint = checkpoints.save()
+        run.dist_context.run_on_main(checkpoints.wait)
+        raise _diverged(state, checkpoint)
+    log.training(training_line(state, rate=rate, epoch=epoch, peak=run.peak_flops))
+    state.start_interval()
+
+
+def _save(run: ResolvedRun, clock: Clock, checkpoints: CheckpointWriter, signal_number: int, *, is_last: bool) -> None:
+    """Begin to write a checkpoint; raises where a signal asked to stop."""
+    with clock.reserving("save"):
+        checkpoint = checkpoints.save()
+    # At the end training waits for it, and for the final model, which is smaller.
+    clock.reserve("write", 1.5 * checkpoints.write_seconds)
+    if signal_number in STOPS and not is_last:
+        raise _stopped(run, checkpoints, interrupted(signal_number, checkpoint))
 
 
 def _halve_micro_batches(run: ResolvedRun, data: TrainingData, error: DoesNotFit) -> None:
@@ -132,17 +160,13 @@ def time_steps(run: ResolvedRun, state: TrainState, data: TrainingData) -> float
 
     The first, in which kernels are chosen or compiled, counts only where a minute is over after it.
     """
-    config, times = run.config.train, list[float]()
+    times: list[float] = []
     state.network.train()
     with _own_random_state(run.device):
         while len(times) < TIMED_STEPS and (run.dist_context.size > 1 or sum(times) < PATIENCE_SECONDS):
             batch = data.global_batch(state.progress.step + len(times)).to(run.device)
             begin = time.perf_counter()
-            train_step(
-                state.network, state.optimizers, batch, state.sums, seed=config.seed, step=len(times),
-                learning_rate=config.peak_lr, max_grad_norm=config.max_grad_norm, dtype=run.precision.dtype,
-                loss_scale=state.loss_scale, dist_context=run.dist_context,
-            )  # fmt: skip
+            _step(run, state, batch, len(times), run.config.train.peak_lr)
             _wait_for(run.device)
             times.append(time.perf_counter() - begin)
     return statistics.median(times[1:] or times)

@@ -1,16 +1,17 @@
 """What a configuration comes to on this machine and for this data, and which part of it makes a run another run."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from bert_pretrain.config import DEFAULT_EVAL_EVERY, Config, ModelConfig
+from bert_pretrain.config import DEFAULT_EVAL_EVERY, Config
 from bert_pretrain.errors import ConfigError
 from bert_pretrain.examples.shards import DataFolder
 from bert_pretrain.model.attention import choose_attention
-from bert_pretrain.model.folder import check_model, read_config, weights_sha256
+from bert_pretrain.model.bert import BertForPreTraining
+from bert_pretrain.model.folder import check_model, weights_sha256
 from bert_pretrain.model.huggingface import PRETRAINING
 from bert_pretrain.model.vocabulary import match_vocabulary
 from bert_pretrain.text.extension import Extension
@@ -20,7 +21,7 @@ from bert_pretrain.train.clock import Boundary
 from bert_pretrain.train.device import flops, hardware
 from bert_pretrain.train.distributed import DistContext
 from bert_pretrain.train.initial_weights import TeacherFolder, open_teacher
-from bert_pretrain.train.inputs import check_sizes, no_optimizer_to_carry, with_model_of
+from bert_pretrain.train.inputs import describe_size
 from bert_pretrain.train.optim import schedule
 
 # What may change between two commands for the same run; everything else of the section is compared.
@@ -49,17 +50,6 @@ class InitialCheckpoint:
     extension: Extension | None
     """How the data's vocabulary extends that folder's; None where the folder has none."""
 
-    def describe(self) -> str:
-        """Return, for users, where the weights come from and what happens to the rows of the vocabulary."""
-        lines = [f"weights from {self.folder}"]
-        if self.extension is not None and self.extension.pieces:
-            new, in_slots = len(self.extension.pieces), self.extension.num_in_slots
-            lines.append(
-                f"the data's vocabulary extends that model's by {new:,} tokens, {in_slots:,} in unused slots and "
-                f"{new - in_slots:,} at the end; their rows begin as the mean of their old pieces'"
-            )
-        return "\n".join(lines)
-
 
 @dataclass(frozen=True)
 class ResolvedRun:
@@ -79,6 +69,9 @@ class ResolvedRun:
     compiled: bool
     compiled_reason: str
     dist_context: DistContext
+    num_parameters: int
+    micro_batch_tokens: int
+    """At most; training goes on with fewer where they do not fit."""
 
     @property
     def name(self) -> str:
@@ -128,69 +121,68 @@ def resolve_run(
     init_from: Path | None = None,
     carry_optimizer: bool = False,
 ) -> ResolvedRun:
-    """Make the choices that the configuration leaves open, and refuse what does not fit together."""
-    tokenizer = data.tokenizer()
-    if init_from is not None:
-        check_model(init_from, "--init-from")
-        given, config = config, with_model_of(config, init_from)
-        for line in _describe_model_of(given, config, init_from):
-            print(line)
-    check_sizes(config, data, dist_context.size)
-    device = hardware.choose_device(config.train.device, dist_context.local_rank)
+    """Make the choices that a configuration leaves open, after `check_inputs`."""
+    train, tokenizer = config.train, data.tokenizer()
+    length = schedule.run_length(train, data.rows("train"))
+    init = _initial_checkpoint(config, init_from, carry_optimizer, length, tokenizer)
+    teacher = open_teacher(train, tokenizer)
+    device = hardware.choose_device(train.device, dist_context.local_rank)
     hardware.keep_freed_memory(device)
-    precision = hardware.choose_precision(config.train.precision, device)
+    precision = hardware.choose_precision(train.precision, device)
     attention, reason = choose_attention(
-        config.train.attention, device, precision.dtype,
+        train.attention, device, precision.dtype,
         head_size=config.model.hidden_size // config.model.num_attention_heads,
         dropout_rate=config.model.attention_probs_dropout_prob,
     )  # fmt: skip
-    length = schedule.run_length(config.train, data.rows("train"))
-    compiled, why = hardware.choose_compile(config.train.compile, device, attention)
-    init = open_initial_checkpoint(config, init_from, carry_optimizer, length, tokenizer)
-    teacher = open_teacher(config.train, tokenizer)
+    compiled, why = hardware.choose_compile(train.compile, device, attention)
+    with torch.device("meta"):
+        model = BertForPreTraining(config.model, tokenizer.vocab_size, attention=attention)
+    tokens = hardware.choose_micro_batch_tokens(
+        train, model, data.max_seq_length, device, precision.dtype, dist_context.size
+    )
     return ResolvedRun(
         config, data, tokenizer, output, init, teacher, length, device, precision, attention, reason, compiled, why,
-        dist_context,
+        dist_context, model.num_parameters, dist_context.run_on_main(lambda: tokens),
     )  # fmt: skip
 
 
-def open_initial_checkpoint(
+def _initial_checkpoint(
     config: Config, init_from: Path | None, carry_optimizer: bool, length: schedule.Length, tokenizer: Tokenizer
 ) -> InitialCheckpoint | None:
-    """Open what `--init-from` names."""
+    """Open what `--init-from` names, and refuse an optimizer's state that does not fit the run."""
     if init_from is None:
-        if carry_optimizer:
-            raise no_optimizer_to_carry()
         return None
-    checkpoint = open_checkpoint(init_from, "--init-from") if carry_optimizer else None
-    if checkpoint is not None and length.is_over(checkpoint.step, 0.0):
-        raise ConfigError(
-            f"the run would end at step {length.steps}, the checkpoint is at step {checkpoint.step}",
-            where="train.max_steps",
-            remedy="count the steps of all phases together, or leave out --carry-optimizer",
-        )
-    optimizer = checkpoint.record[PRETRAINING]["optimizer"] if checkpoint is not None else config.train.optimizer
-    if optimizer != config.train.optimizer:
-        raise ConfigError(
-            f"the optimizer of that run was {optimizer}, this run's is {config.train.optimizer}",
-            where="train.optimizer",
-            remedy=f"set it to {optimizer}, or leave out --carry-optimizer",
-        )
-    num_positions = read_config(init_from, "--init-from")[0].max_position_embeddings
-    if checkpoint is not None and num_positions != config.model.max_position_embeddings:
-        raise ConfigError(
-            f"the model has {config.model.max_position_embeddings} positions, the optimizer's state {num_positions}",
-            where="--carry-optimizer",
-            remedy="leave it out: the optimizer then starts fresh",
-        )
+    check_model(init_from, "--init-from")
     extension = match_vocabulary(init_from, tokenizer, "--init-from")
-    if checkpoint is not None and extension is not None and extension.pieces:
-        raise ConfigError(
-            f"the data's vocabulary has {len(extension.pieces)} new tokens, which the optimizer's state lacks",
-            where="--carry-optimizer",
-            remedy="leave it out: the optimizer then starts fresh",
-        )
-    return InitialCheckpoint(init_from, weights_sha256(init_from, "--init-from"), checkpoint, extension)
+    weights = weights_sha256(init_from, "--init-from")
+    if not carry_optimizer:
+        return InitialCheckpoint(init_from, weights, None, extension)
+    checkpoint = open_checkpoint(init_from, "--init-from")
+    optimizer, wanted = checkpoint.record[PRETRAINING]["optimizer"], config.train.optimizer
+    new = 0 if extension is None else len(extension.pieces)
+    if length.is_over(checkpoint.step, 0.0):
+        what = f"the run would end at step {length.steps}, the checkpoint is at step {checkpoint.step}"
+        where, remedy = "train.max_steps", "count the steps of all phases together"
+    elif optimizer != wanted:
+        what = f"the optimizer of that run was {optimizer}, this run's is {wanted}"
+        where, remedy = "train.optimizer", f"set it to {optimizer}"
+    elif new:
+        what = f"the data's vocabulary has {new} new tokens, which the optimizer's state lacks"
+        where, remedy = "--carry-optimizer", "make data with that model's vocabulary"
+    else:
+        return InitialCheckpoint(init_from, weights, checkpoint, extension)
+    raise ConfigError(what, where=where, remedy=f"{remedy}, or leave out --carry-optimizer")
+
+
+def resumed(run: ResolvedRun, latest: Checkpoint) -> ResolvedRun:
+    """Return a run with the micro-batches of its checkpoint, which decide the last bits, where they fit."""
+    before = int(latest.record["micro_batch_tokens"])
+    if run.config.train.micro_batch_tokens != "auto":
+        return run
+    if run.device.type == "cuda" and run.micro_batch_tokens < 0.9 * before:  # free memory varies a little
+        print(f"micro-batches of {before:,} tokens, as before, do not fit here: now {run.micro_batch_tokens:,}")
+        return run
+    return replace(run, micro_batch_tokens=before)
 
 
 def identity_of(run: ResolvedRun) -> dict[str, Any]:
@@ -207,14 +199,14 @@ def identity_of(run: ResolvedRun) -> dict[str, Any]:
     }
 
 
-def describe(run: ResolvedRun, num_parameters: int, micro_batch_tokens: int) -> str:
+def describe(run: ResolvedRun) -> str:
     """Return, for users, what will be done, and every value that was derived."""
     config, data = run.config, run.data
     mean_tokens, batch, held_out = data.mean_tokens("train"), config.train.global_batch_size, data.rows("validation")
     lines = [
         f"data       {data.rows('train'):,} examples of {mean_tokens:.1f} tokens on average, {held_out:,} held out",
         f"objective  {OBJECTIVES[data.config.next_sentence]}, masks {MASKING[data.config.masking]}",
-        f"model      {num_parameters:,} parameters",
+        f"model      {run.num_parameters:,} parameters",
         f"device     {hardware.describe_device(run.device)}",
         f"precision  {run.precision.name} ({run.precision.reason})",
         f"attention  {run.attention} ({run.attention_reason})",
@@ -222,33 +214,15 @@ def describe(run: ResolvedRun, num_parameters: int, micro_batch_tokens: int) -> 
         f"optimizer  {config.train.optimizer}, peak learning rate {config.train.peak_lr:g}",
         f"length     {_describe_length(run)}",
         f"batch      {batch} examples, about {batch * mean_tokens:,.0f} tokens, "
-        f"in micro-batches of at most {micro_batch_tokens:,} tokens",
+        f"in micro-batches of at most {run.micro_batch_tokens:,} tokens",
     ]
     if run.dist_context.size > 1:
         lines.insert(4, f"processes  {run.dist_context.size}")
     if run.teacher is not None:
-        lines.append(f"teacher    {run.teacher.folder}, {_describe_size(run.teacher.model)}")
+        lines.append(f"teacher    {run.teacher.folder}, {describe_size(run.teacher.model)}")
     if not held_out:
         lines.append("there is no validation split, so nothing is evaluated")
     return "\n".join(lines)
-
-
-def _describe_model_of(given: Config, config: Config, init_from: Path) -> list[str]:
-    """Return, for users, what `with_model_of` has taken from a folder."""
-    lines, model = [], config.model
-    positions = read_config(init_from, "--init-from")[0].max_position_embeddings
-    if len(given.model.model_fields_set) < len(ModelConfig.model_fields):
-        lines.append(
-            f"model section from {init_from}: {_describe_size(model)}, dropout {model.hidden_dropout_prob:g} and "
-            f"{model.attention_probs_dropout_prob:g} (attention)"
-        )
-    if model.max_position_embeddings > positions:
-        lines.append(f"{model.max_position_embeddings} positions: the {positions} of that model, repeated")
-    return lines
-
-
-def _describe_size(model: ModelConfig) -> str:
-    return f"{model.num_hidden_layers} layers of {model.hidden_size}, {model.num_attention_heads} heads"
 
 
 def _describe_length(run: ResolvedRun) -> str:

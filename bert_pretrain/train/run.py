@@ -28,6 +28,7 @@ from bert_pretrain.train.checkpoint import Checkpoint, CheckpointWriter, carry_o
 from bert_pretrain.train.device import hardware
 from bert_pretrain.train.evaluation import evaluate_held_out
 from bert_pretrain.train.initial_weights import start_from_teacher, start_positional_heads, unigram_bias
+from bert_pretrain.train.inputs import check_inputs
 from bert_pretrain.train.loader import TrainingData
 from bert_pretrain.train.log import MetricsFile, RunLog, check_trackers, open_trackers
 from bert_pretrain.train.loop import fit, time_steps
@@ -35,7 +36,7 @@ from bert_pretrain.train.loss import PretrainingLoss
 from bert_pretrain.train.model_card import draw_beside_card, model_card
 from bert_pretrain.train.optim.optimizer import make_optimizers
 from bert_pretrain.train.optim.schedule import duration, too_long
-from bert_pretrain.train.resolved import ResolvedRun, describe, identity_of, resolve_run
+from bert_pretrain.train.resolved import ResolvedRun, describe, identity_of, resolve_run, resumed
 from bert_pretrain.train.resume import describe_resume, progress_of
 from bert_pretrain.train.state import TrainState
 from bert_pretrain.train.step import LossScale
@@ -43,7 +44,7 @@ from bert_pretrain.train.step import LossScale
 
 def train(
     config: Config,
-    data: Path,
+    data: Path | DataFolder,
     output: Path,
     *,
     init_from: Path | None = None,
@@ -56,9 +57,10 @@ def train(
     """Train a BERT and return the path of the final model folder.
 
     Started by `torchrun`, this is one of several processes that train together. Of `config`, the sections `model` and
-    `train` matter here. `init_from` is any BERT folder; with `carry_optimizer`, which takes optimizer state and step
-    from there too, a checkpoint of ours. With `dry_run` it only says what the run would do and how long it would take;
-    `corpus_tokens` are those of the text that `data` is a sample of.
+    `train` matter here. `data` is a folder, or an opened one where `check_inputs` has returned it with `config`.
+    `init_from` is any BERT folder; with `carry_optimizer`, which takes optimizer state and step from there too, a
+    checkpoint of ours. With `dry_run` it only says what the run would do and how long it would take; `corpus_tokens`
+    are those of the text that `data` is a sample of.
     After SIGINT or SIGTERM it raises `Interrupted`, once the checkpoint is written.
     """
     dist_context = distributed.init_distributed(config.train.device)
@@ -66,9 +68,10 @@ def train(
         if config.phases:
             print("the phases of the configuration are for 'bert-pretrain run'; this trains by the section train alone")
             config = config.model_copy(update={"phases": ()})
-        run = resolve_run(
-            config, DataFolder.open(data), output, dist_context, init_from=init_from, carry_optimizer=carry_optimizer
-        )
+        given: dict[str, Any] = {"init_from": init_from, "carry_optimizer": carry_optimizer}
+        if isinstance(data, Path):
+            config, data = check_inputs(config, data, output, **given, overwrite=overwrite)
+        run = resolve_run(config, data, output, dist_context, **given)
         if run.device.type == "cuda":
             torch.cuda.set_device(run.device)
         identity = identity_of(run)
@@ -82,6 +85,7 @@ def train(
             return progress_of(run, progress, resume=resume, changes=True)
 
         is_done, latest = dist_context.run_on_main(claim)
+        run = run if latest is None else resumed(run, latest)
         if not is_done and dry_run:
             _dry_run(run, latest, corpus_tokens)
         elif not is_done:
@@ -91,8 +95,8 @@ def train(
 
 def _train(run: ResolvedRun, latest: Checkpoint | None, identity: dict[str, Any]) -> None:
     """Train to the end and complete the run folder."""
-    state, micro_batch_tokens = _prepare(run, latest)
-    data = _training_data(run, state, micro_batch_tokens)
+    state = _prepare(run, latest)
+    data = _training_data(run, state)
     with contextlib.closing(_open_log(run, state, latest)) as log:
 
         def measure(whole: bool) -> dict[str, float] | None:
@@ -132,9 +136,9 @@ def _circumstances(run: ResolvedRun, state: TrainState, data: TrainingData, log:
 
 def _dry_run(run: ResolvedRun, latest: Checkpoint | None, corpus_tokens: float | None) -> None:
     """Say what the run would do and how long it would take; refuse what it would refuse before its first step."""
-    state, micro_batch_tokens = _prepare(run, latest, corpus_tokens)
+    state = _prepare(run, latest, corpus_tokens)
     check_trackers(run.config.train.trackers)
-    seconds = time_steps(run, state, _training_data(run, state, micro_batch_tokens))
+    seconds = time_steps(run, state, _training_data(run, state))
     if run.length.steps is not None:
         left = run.length.steps - state.progress.step
         time = f"{duration(left * seconds)} for {left:,} steps"
@@ -145,21 +149,20 @@ def _dry_run(run: ResolvedRun, latest: Checkpoint | None, corpus_tokens: float |
         print(warning)
 
 
-def _prepare(run: ResolvedRun, latest: Checkpoint | None, corpus_tokens: float | None = None) -> tuple[TrainState, int]:
-    """Return the state to begin with, and the size of a micro-batch; describe the run."""
+def _prepare(run: ResolvedRun, latest: Checkpoint | None, corpus_tokens: float | None = None) -> TrainState:
+    """Describe the run, and return the state to begin with."""
     model = _make_model(run, latest)
-    micro_batch_tokens = _micro_batch_tokens(run, model, latest)
-    print(describe(run, model.num_parameters, micro_batch_tokens))
+    print(describe(run))
     tokens = corpus_tokens or run.data.manifest["corpus"]["tokens"]
-    if model.num_parameters > tokens and run.init is None:
+    if run.num_parameters > tokens and run.init is None:
         print(
-            f"warning: {model.num_parameters:,} weights for {tokens:,.0f} tokens of text\n  hint: a smaller model, "
+            f"warning: {run.num_parameters:,} weights for {tokens:,.0f} tokens of text\n  hint: a smaller model, "
             "such as --config tiny, learns more from so little; 'run auto' plans one"
         )
     state = _make_state(run, model, latest)
     if latest is not None:
         print(describe_resume(latest, run))
-    return state, micro_batch_tokens
+    return state
 
 
 def _make_model(run: ResolvedRun, latest: Checkpoint | None) -> BertForPreTraining:
@@ -170,11 +173,14 @@ def _make_model(run: ResolvedRun, latest: Checkpoint | None) -> BertForPreTraini
         load_weights(model, latest.path, flag="checkpoint", seed=seed)
     elif init is not None:
         fresh, unused = load_weights(model, init.folder, flag="--init-from", seed=seed, extension=init.extension)
-        print(init.describe())
-        for names, what in (
-            (fresh, "not there, initialised from the seed"),
-            (list(unused), "there, but not used here"),
-        ):
+        print(f"weights from {init.folder}")
+        if init.extension is not None and (new := len(init.extension.pieces)):
+            in_slots = init.extension.num_in_slots
+            print(
+                f"the data's vocabulary extends that model's by {new:,} tokens, {in_slots:,} in unused slots and "
+                f"{new - in_slots:,} at the end; their rows begin as the mean of their old pieces'"
+            )
+        for names, what in ((fresh, "not there, initialised from the seed"), (unused, "there, but not used here")):
             if names:
                 print(f"  {what}: {', '.join(names)}")
     else:
@@ -205,21 +211,6 @@ def _make_state(run: ResolvedRun, model: BertForPreTraining, latest: Checkpoint 
     elif run.init is not None and run.init.carried is not None:
         carry_over(state, run.init.carried, run.data.content_hash)
     return state
-
-
-def _micro_batch_tokens(run: ResolvedRun, model: BertForPreTraining, latest: Checkpoint | None) -> int:
-    """Return the size of a micro-batch; one found automatically stays as it was: it decides the last bits."""
-    own = hardware.choose_micro_batch_tokens(
-        run.config.train, model, run.data.max_seq_length, run.device, run.precision.dtype, run.dist_context.size,
-    )  # fmt: skip
-    fitting = run.dist_context.run_on_main(lambda: own)
-    if latest is None or run.config.train.micro_batch_tokens != "auto":
-        return fitting
-    before = int(latest.record["micro_batch_tokens"])
-    if run.device.type == "cuda" and fitting < 0.9 * before:  # free memory varies a little
-        print(f"micro-batches of {before:,} tokens, as before, do not fit here: now {fitting:,}")
-        return fitting
-    return before
 
 
 def _open_log(run: ResolvedRun, state: TrainState, latest: Checkpoint | None) -> RunLog:
@@ -258,12 +249,12 @@ def _record(run: ResolvedRun) -> dict[str, Any]:
     }
 
 
-def _training_data(run: ResolvedRun, state: TrainState, micro_batch_tokens: int) -> TrainingData:
+def _training_data(run: ResolvedRun, state: TrainState) -> TrainingData:
     return TrainingData(
         run.data,
         seed=run.config.train.seed,
         global_batch_size=run.config.train.global_batch_size,
-        micro_batch_tokens=micro_batch_tokens,
+        micro_batch_tokens=run.micro_batch_tokens,
         first_step=state.progress.step,
         first_example=state.progress.examples - state.progress.examples_before,
         rank=run.dist_context.rank,

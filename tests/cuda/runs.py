@@ -73,7 +73,7 @@ def _loop(mode: FakeTensorMode, state: TrainState, config: Config, folder: DataF
     data.prepare(mode)
     run = ResolvedRun(
         config, folder, folder.tokenizer(), Path("run"), None, None, Length(STEPS), CUDA, Precision("bf16", ""),
-        "varlen", "", False, "", SINGLE_PROCESS,
+        "varlen", "", False, "", SINGLE_PROCESS, 0, MICRO_BATCH_TOKENS,
     )  # fmt: skip
     waits: dict[int, list[str]] = {}
 

@@ -36,7 +36,8 @@ def part(name: str, lines: str, **changes: Any) -> Any:
 
 def run(results: Any, *group: Any, seconds: float = 60.0) -> dict[str, int]:
     statuses: dict[str, int] = {}
-    check.run_group(list(group), time.monotonic() + seconds, results, statuses)
+    for one in group:
+        check.run_part(one, time.monotonic() + seconds, results, statuses)
     return statuses
 
 
@@ -84,16 +85,12 @@ def test_lines_torn_by_a_kill_are_left_out(tmp_path: Path) -> None:
 # ── the scheduler ──
 
 
-def test_parts_of_a_group_run_side_by_side_and_what_fails_stops_nothing(results: Any) -> None:
-    waits = part("a", f"touch {results.work}/a; while [ ! -e {results.work}/b ]; do sleep 0.02; done; echo met")
-    meets = part(
-        "b", f"touch {results.work}/b; while [ ! -e {results.work}/a ]; do sleep 0.02; done; echo on the way; exit 3"
-    )
-    assert run(results, waits, meets) == {"a": 0, "b": 3}
-    assert outcomes(results) == {"a": "done", "b": "failed with exit code 3"}
+def test_parts_run_one_after_the_other_and_what_fails_stops_nothing(results: Any) -> None:
+    fails = part("a", f"sleep 0.2; touch {results.work}/a; echo on the way; exit 3")
+    assert run(results, fails, part("b", f"[ -e {results.work}/a ]; echo met")) == {"a": 3, "b": 0}
+    assert outcomes(results) == {"a": "failed with exit code 3", "b": "done"}
     log = (results.folder / "log.txt").read_text()
-    assert "met" in log
-    assert "on the way" in log
+    assert log.index("on the way") < log.index("met")
 
 
 def test_what_was_found_is_kept_however_a_part_ended(results: Any, capsys: pytest.CaptureFixture[str]) -> None:
@@ -151,6 +148,21 @@ def test_tests_are_counted_and_those_that_failed_named(tmp_path: Path) -> None:
     assert parts._read_tests(log) == ([], "1 failed, 1 passed, 1 skipped (test_a[True-a b])")
 
 
+def test_the_plan_of_auto_is_run_in_the_time_left_and_its_forecast_read(tmp_path: Path) -> None:
+    options = parts.Options(tmp_path, tmp_path, corpus=tmp_path / "corpus.txt")
+    auto = next(one for one in parts.make_parts(options) if one.name == "auto")
+    assert "--time 240s" in auto.script(1000.0)
+    assert "--time 80s" in auto.script(100.0)
+    (tmp_path / "logs").mkdir()
+    (tmp_path / "logs" / "auto.txt").write_text("planned\nforecast: MLM loss 2.9\n")
+    assert auto.read()[0] == [{"run": "run auto", "forecast": "MLM loss 2.9"}]
+
+
+def test_an_older_step_is_timed_by_its_own_scripts(tmp_path: Path) -> None:
+    commands = [one.script(9.0) for one in parts.make_parts(parts.Options(tmp_path, tmp_path, old=tmp_path / "old"))]
+    assert sum(f"--old {tmp_path / 'old'}" in command for command in commands) == 3
+
+
 def test_the_figures_of_a_run_that_was_stopped_are_read(tmp_path: Path) -> None:
     names = ("mlm_loss", "mlm_accuracy", "nsp_loss", "nsp_accuracy")
     rates = ("epoch", "examples", "examples_per_second", "mfu", "data_wait_share", "elapsed_seconds")
@@ -166,7 +178,9 @@ def test_the_figures_of_a_run_that_was_stopped_are_read(tmp_path: Path) -> None:
 
 
 def test_only_files_with_tests_marked_gpu_are_run(tmp_path: Path) -> None:
-    command = parts.make_parts(parts.Options(tmp_path, tmp_path))[0][0].script(100.0)
+    command = next(one for one in parts.make_parts(parts.Options(tmp_path, tmp_path)) if one.name == "tests").script(
+        9.0
+    )
     assert "tests/train/test_gpu.py" in command
     assert "tests/test_cli.py" not in command
 
@@ -179,8 +193,8 @@ ENVIRONMENT = {**os.environ, "PYTHON": sys.executable, "OMP_NUM_THREADS": "1"}
 @pytest.mark.slow
 def test_all_of_it_runs_on_a_cpu_in_small(tmp_path: Path) -> None:
     command = [SCRIPT, str(tmp_path / "out"), "--work", str(tmp_path / "work"), "--device", "cpu", "--small"]
-    command += ["--limit", "900"]
-    done = subprocess.run(command, env=ENVIRONMENT, capture_output=True, text=True, timeout=1000)
+    command += ["--limit", "1100"]
+    done = subprocess.run(command, env=ENVIRONMENT, capture_output=True, text=True, timeout=1200)
     rows = [json.loads(line) for line in (tmp_path / "out" / "results.jsonl").read_text().splitlines()]
     ended = {row["part"]: row["outcome"] for row in rows if row["kind"] == "part"}
     tests = ended.pop("tests")

@@ -13,6 +13,7 @@ from bert_pretrain.config_file import load_config
 from bert_pretrain.errors import ConfigError, OutputError
 from bert_pretrain.model.bert import BertForPreTraining
 from bert_pretrain.train.batches import cut
+from bert_pretrain.train.device import hardware
 from bert_pretrain.train.device.memory import activation_bytes_per_token, estimate_memory
 from bert_pretrain.train.loss import pretraining_loss
 from bert_pretrain.train.run import train
@@ -92,6 +93,32 @@ def test_large_trains_on_a_card_of_12_gb() -> None:
     memory = estimate_memory(config.train, model, 512, tokens, dtype=torch.bfloat16)
     assert memory < 10.5 * 2**30
     assert estimate_memory(TrainConfig(), model, 512, tokens, dtype=torch.bfloat16) > 16 * 2**30
+
+
+@pytest.mark.parametrize(
+    ("gigabytes", "examples", "at_once"), [(12, 256, 128), (24, 256, 256), (24, 1024, 256), (80, 1024, 1024)]
+)
+def test_a_micro_batch_takes_what_the_card_has_up_to_the_whole_batch(
+    monkeypatch: pytest.MonkeyPatch, gigabytes: int, examples: int, at_once: int
+) -> None:
+    card, cuda, length = gigabytes * 10**9, torch.device("cuda:0"), 128
+    # A phase before has left half of the card to PyTorch, which gives it out again.
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (card // 2, card))
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: card // 2)
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: 0)
+    config = TrainConfig(global_batch_size=examples)
+    with torch.device("meta"):
+        model = BertForPreTraining(ModelConfig(attention_probs_dropout_prob=0.0), 30522, attention="varlen")
+    tokens = hardware.choose_micro_batch_tokens(config, model, length, cuda, torch.bfloat16)
+    assert at_once <= tokens // length <= examples
+    assert estimate_memory(config, model, length, tokens, dtype=torch.bfloat16) < card
+    if tokens < examples * length:
+        assert estimate_memory(config, model, length, 2 * tokens, dtype=torch.bfloat16) > card
+    shared = hardware.choose_micro_batch_tokens(config, model, length, cuda, torch.bfloat16, 4)
+    assert shared == min(tokens, examples * length // 4)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (0, card))
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: 10**9)
+    assert hardware.choose_micro_batch_tokens(config, model, length, cuda, torch.bfloat16) == length
 
 
 def test_checkpointed_activations_give_the_same_gradients_with_dropout(

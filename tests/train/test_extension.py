@@ -203,7 +203,7 @@ def test_a_model_with_more_positions_begins_with_those_there_are_repeated(
         train(shorter, data_folder, tmp_path / "short", init_from=finished / "model")
     newest = finished / "checkpoints" / "step-00000012"
     longer = tiny(max_steps=20, model={"max_position_embeddings": 80})
-    with pytest.raises(ConfigError, match="the model has 80 positions, the optimizer's state 32"):
+    with pytest.raises(ConfigError, match="max_position_embeddings is 80"):
         train(longer, data_folder, tmp_path / "carried", init_from=newest, carry_optimizer=True)
 
 

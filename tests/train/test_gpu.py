@@ -116,7 +116,8 @@ def test_no_step_waits_for_the_device(
     tiny: Tiny, examples: Callable[..., Any], no_waiting: Any,
     optimizer: str, dtype: torch.dtype, attention: str, compiled: bool,
 ) -> None:  # fmt: skip
-    config, fp16 = tiny(optimizer=optimizer), dtype == torch.float16
+    # What is compiled has the sizes of the other tests', so that the compiler's cache has it.
+    config, fp16 = tiny(optimizer=optimizer, model=NO_DROPOUT if compiled else None), dtype == torch.float16
     state = make_state(config, attention=attention, compiled=compiled, fp16=fp16)
     # Two micro-batches of several thousand tokens: with few of them other kernels are chosen.
     batch = pinned(cut_alike(examples(512), 6000, 32, 20.0))
@@ -170,10 +171,11 @@ def test_flash_attention_and_compiled_layers_train_as_padding_does(
     exact = run_steps(make_state(config, attention="padded"), batches, torch.float32)
     padded = run_steps(make_state(config, attention="padded", fp16=fp16), batches, dtype)
     flash = run_steps(make_state(config, fp16=fp16), batches, dtype)
-    compiled = run_steps(make_state(config, compiled=True, fp16=fp16), alike, dtype)
     assert padded == pytest.approx(exact, rel=LOSS_TOLERANCE)
     assert flash == pytest.approx(exact, rel=LOSS_TOLERANCE)
-    assert compiled == pytest.approx(exact, rel=LOSS_TOLERANCE)
+    if not fp16:  # one is enough to compile
+        compiled = run_steps(make_state(config, compiled=True), alike, dtype)
+        assert compiled == pytest.approx(exact, rel=LOSS_TOLERANCE)
     assert exact[-1] < 0.95 * exact[0]
 
 
@@ -211,13 +213,14 @@ def test_a_run_trains_evaluates_saves_and_continues(
     tiny: Tiny, data_folder: Path, tmp_path: Path, precision: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     settings = {"device": "cuda", "precision": precision, "peak_lr": 3e-3, "max_steps": 20, "save_every": 8}
+    settings["compile"] = "auto" if precision == "bf16" else False
     if precision == "bf16" and not torch.cuda.is_bf16_supported(including_emulation=False):
         pytest.skip("the card has no bf16")
     run = tmp_path / "run"
     train(tiny(model=NO_DROPOUT, **settings), data_folder, run)
     said = capsys.readouterr().out
     assert ("attention  varlen" in said) == (precision != "fp32")
-    assert ("compiled   yes" in said) == (precision != "fp32")
+    assert ("compiled   yes" in said) == (precision == "bf16")
     train(tiny(model=NO_DROPOUT, **{**settings, "max_steps": 30}), data_folder, run)
     lines = metrics(run)
     losses = [line["loss"] for line in lines if "loss" in line]
@@ -252,10 +255,10 @@ def test_a_time_budget_holds_where_the_host_runs_ahead(tiny: Tiny, data_folder: 
     settings = {"global_batch_size": 4096, "micro_batch_tokens": "auto", "compile": False, "precision": "auto"}
     rare = {"max_steps": None, "log_every": 50, "eval_every": 10**6, "save_every": 10**6}
     model = {**NO_DROPOUT, **WIDE, "num_hidden_layers": 8}
-    config = tiny(model=model, device="cuda", time_budget="12s", **settings, **rare)
+    config = tiny(model=model, device="cuda", time_budget="6s", **settings, **rare)
     train(config, data_folder, tmp_path / "run")
     record = json.loads((tmp_path / "run" / "manifest.json").read_text())
-    assert 8 < record["progress"]["wall_seconds"] < 13
+    assert 3 < record["progress"]["wall_seconds"] < 7
 
 
 # ── memory ──

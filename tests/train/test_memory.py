@@ -80,7 +80,12 @@ def test_an_evaluation_takes_some_rows_evenly_and_the_last_one_all(
     chosen = np.linspace(0, 23, 5, endpoint=False).astype(int)
     assert sum(batch.num_sequences for batch in few) == 5
     assert sum(batch.num_predictions for batch in few) == len(rows[0].take(chosen).masks.positions)
-    assert sum(batch.num_sequences for batch in evaluation_batches(data, "validation", 64, at_most=100)) == 23
+    whole = list(evaluation_batches(data, "validation", 64, at_most=100))
+    assert sum(batch.num_sequences for batch in whole) == 23
+    ranks = [list(evaluation_batches(data, "validation", 64, rank=rank, num_ranks=3)) for rank in range(3)]
+    for number, batch in enumerate(whole):  # they take them in turns
+        assert torch.equal(ranks[number % 3][number // 3].input_ids, batch.input_ids)
+    assert sum(map(len, ranks)) == len(whole)
     runs = [train(tiny(eval_examples=size), folder, tmp_path / str(size)).parent for size in (5, None)]
     part, whole = (
         [line["validation_mlm_loss"] for line in metrics(run) if "validation_mlm_loss" in line] for run in runs

@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from bert_pretrain.train.distributed import SINGLE_PROCESS
-from tests.train.two_ranks import OPTIMIZERS, trained
+from tests.train.two_ranks import CASES, trained
 
 Found = list[dict[str, Tensor]]
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -35,8 +35,17 @@ def test_both_ranks_have_the_same_bits(found: Found) -> None:
     assert not [name for name in found[1] if not torch.equal(found[0][name], found[1][name])]
 
 
-@pytest.mark.parametrize("optimizer", OPTIMIZERS)
-def test_steps_of_two_ranks_are_those_of_one(found: Found, optimizer: str) -> None:
-    tolerance = 1e-2 if optimizer == "muon" else 1e-4
-    for name, expected in trained(optimizer, SINGLE_PROCESS).items():
+@pytest.mark.parametrize("case", [case for case in CASES if "bf16" not in case])
+def test_steps_of_two_ranks_are_those_of_one(found: Found, case: str) -> None:
+    tolerance = 1e-2 if case == "muon" else 1e-4
+    for name, expected in trained(case, SINGLE_PROCESS).items():
         torch.testing.assert_close(found[0][name], expected, atol=tolerance, rtol=tolerance)
+
+
+def test_gradients_of_two_ranks_through_weights_in_16_bits_are_those_of_one(found: Found) -> None:
+    case = "adamw in bf16"
+    one = trained(case, SINGLE_PROCESS)
+    gradients = {name: gradient for name, gradient in one.items() if "/gradient/" in name}
+    apart = sum(float((found[0][name] - gradient).square().sum()) for name, gradient in gradients.items())
+    assert apart**0.5 < 0.01 * sum(float(gradient.square().sum()) for gradient in gradients.values()) ** 0.5
+    torch.testing.assert_close(found[0][f"{case}/sums"], one[f"{case}/sums"], atol=0.1, rtol=1e-3)

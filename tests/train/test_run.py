@@ -12,7 +12,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+import yaml
 
+from bert_pretrain.cli import stages
 from bert_pretrain.config import Config, TrainConfig
 from bert_pretrain.errors import DataError, OutputError
 from bert_pretrain.examples.shards import DataFolder, read_shard
@@ -79,6 +81,23 @@ def test_the_same_command_again_finds_the_run_done(
     train(tiny(log_every=3, device="auto"), data_folder, finished)
     assert "up to date" in capsys.readouterr().out
     assert before == {path: path.stat().st_mtime_ns for path in finished.rglob("*") if path.is_file()}
+
+
+def test_the_command_opens_its_data_once_and_finds_the_run_done(
+    finished: Path, tiny: Tiny, data_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened: list[Path] = []
+    original = DataFolder.open
+
+    def noted(path: Path, flag: str = "--data", *, verify: bool = False) -> DataFolder:
+        opened.append(path)
+        return original(path, flag, verify=verify)
+
+    monkeypatch.setattr(DataFolder, "open", staticmethod(noted))
+    file = tmp_path / "config.yaml"
+    file.write_text(yaml.safe_dump(tiny().model_dump(mode="json")))
+    stages.train(str(data_folder), str(finished), config=str(file))
+    assert opened == [data_folder]
 
 
 def test_other_data_is_refused_and_moved_data_is_not(

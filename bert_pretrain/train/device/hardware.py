@@ -15,9 +15,8 @@ from bert_pretrain.errors import ConfigError
 from bert_pretrain.model.attention import Layout
 from bert_pretrain.model.bert import BertForPreTraining
 from bert_pretrain.parallel.cores import available_cores
-from bert_pretrain.train.device import cpu
+from bert_pretrain.train.device import cpu, memory
 from bert_pretrain.train.device.cpu import cpu_bf16_feature
-from bert_pretrain.train.device.memory import activation_bytes_per_token, estimate_memory
 
 CPU_MICRO_BATCH_TOKENS = 4096
 """On two cores 4,096 to 16,384 were equally fast for a hidden size of 128; the smallest takes the least memory."""
@@ -180,13 +179,11 @@ def choose_micro_batch_tokens(
     if config.micro_batch_tokens != "auto":
         return config.micro_batch_tokens
     whole_batch = -(-config.global_batch_size // num_ranks) * max_seq_length
-    per_token = activation_bytes_per_token(model, max_seq_length, dtype, config.activation_checkpointing)
-    if device.type != "cuda":
+    if device.type == "cuda":
+        weights = sum(4 * each.numel() for each in model.parameters() if each.device.type == "cuda")
+        free = memory.free_bytes(device) + weights  # which are counted in the state
+        fitting = memory.fitting_tokens(config, model, max_seq_length, free, dtype=dtype)
+    else:
+        per_token = memory.activation_bytes_per_token(model, max_seq_length, dtype, config.activation_checkpointing)
         fitting = min(CPU_MICRO_BATCH_TOKENS, CPU_ACTIVATION_BYTES // per_token)
-        return max(max_seq_length, min(fitting, whole_batch))
-    free, _ = torch.cuda.mem_get_info(device)
-    rest = estimate_memory(config, model, max_seq_length, 0, dtype=dtype)
-    # The weights lie there already.
-    reserved = rest - sum(4 * parameter.numel() for parameter in model.parameters())
-    fitting = int(0.8 * (free - reserved)) // per_token
     return max(max_seq_length, min(fitting, whole_batch))

@@ -7,6 +7,9 @@ from bert_pretrain.model.bert import BertForPreTraining
 from bert_pretrain.train.loss import BLOCK_ROWS
 from bert_pretrain.train.optim.optimizer import is_hidden_matrix
 
+USED_SHARE = 0.8
+"""Of the memory that is free for activations: the estimate is within 15 % of the peak, and blocks do not fill it."""
+
 
 def estimate_memory(
     config: TrainConfig,
@@ -17,17 +20,42 @@ def estimate_memory(
     dtype: torch.dtype,
 ) -> int:
     """Estimate the bytes of a run on its device; in 16 bits, matrix products run on copies of the weights."""
+    kept, backward = _activation_bytes(model, max_seq_length, dtype, config.activation_checkpointing)
+    # A block of masked rows and the backward pass of a layer do not exist at once.
+    passing = max(_logits_bytes(model, dtype), backward * micro_batch_tokens)
+    return _state_bytes(config, model, dtype) + kept * micro_batch_tokens + passing
+
+
+def fitting_tokens(
+    config: TrainConfig, model: BertForPreTraining, max_seq_length: int, free_bytes: int, *, dtype: torch.dtype
+) -> int:
+    """Return the tokens of the largest micro-batch that fits, with the state, into free memory."""
+    kept, backward = _activation_bytes(model, max_seq_length, dtype, config.activation_checkpointing)
+    room = USED_SHARE * (free_bytes - _state_bytes(config, model, dtype))
+    with_logits = (room - USED_SHARE * _logits_bytes(model, dtype)) / kept
+    return max(0, int(min(with_logits, room / (kept + backward))))
+
+
+def free_bytes(device: torch.device) -> int:
+    """Return the memory of a card that tensors can take, with what PyTorch keeps of freed ones."""
+    free, _ = torch.cuda.mem_get_info(device)
+    return free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+
+
+def _state_bytes(config: TrainConfig, model: BertForPreTraining, dtype: torch.dtype) -> int:
+    """Return what weights, gradients and the optimizer's state take."""
     moments = 0
     for name, parameter in model.named_parameters():
         moments += parameter.numel() * (4 if config.optimizer == "muon" and is_hidden_matrix(name) else 8)
-    weights = gradients = 4 * model.num_parameters
-    state = weights + moments + gradients + (2 * model.num_parameters if dtype.itemsize == 2 else 0)
-    kept, backward = _activation_bytes(model, max_seq_length, dtype, config.activation_checkpointing)
-    width, hidden_size = dtype.itemsize, model.config.hidden_size
-    # Logits in the precision of the product and twice in fp32; the tied matrix in that precision, its gradient twice.
-    logits = BLOCK_ROWS * model.vocab_size * (width + 8) + (width + 8) * model.vocab_size * hidden_size
-    # A block of masked rows and the backward pass of a layer do not exist at once.
-    return state + kept * micro_batch_tokens + max(logits, backward * micro_batch_tokens)
+    return moments + (8 + (2 if dtype.itemsize == 2 else 0)) * model.num_parameters
+
+
+def _logits_bytes(model: BertForPreTraining, dtype: torch.dtype) -> int:
+    """Return what a block of masked rows takes.
+
+    Logits are in the precision of the product and twice in fp32, as is the gradient of the tied matrix.
+    """
+    return (dtype.itemsize + 8) * model.vocab_size * (BLOCK_ROWS + model.config.hidden_size)
 
 
 def activation_bytes_per_token(

@@ -14,10 +14,13 @@ from torch.torch_version import TorchVersion
 
 from bert_pretrain.config import Config, ModelConfig, TrainConfig
 from bert_pretrain.errors import ConfigError
+from bert_pretrain.examples.shards import DataFolder
 from bert_pretrain.model.bert import BertForPreTraining
 from bert_pretrain.train.device import hardware
 from bert_pretrain.train.device.memory import activation_bytes_per_token
-from bert_pretrain.train.loss import pretraining_loss
+from bert_pretrain.train.evaluation import evaluate_batches
+from bert_pretrain.train.loader import evaluation_batches
+from bert_pretrain.train.loss import PretrainingLoss, pretraining_loss
 from tests.train.static_batches import cut_alike
 
 CPU, FP32 = torch.device("cpu"), torch.float32
@@ -146,6 +149,27 @@ def test_a_compiled_model_has_no_graph_breaks_and_the_same_gradients(
         torch.testing.assert_close(result, results[0], atol=1e-5, rtol=1e-5)
     names = {name for name, _ in model.named_parameters()}
     assert names == {name for name, _ in BertForPreTraining(tiny().model, 152).named_parameters()}
+
+
+@pytest.mark.skipif(torch.__version__ < "2.13", reason="it is refused there")
+def test_an_evaluation_compiles_once_for_all_its_batches_and_has_the_same_figures(
+    tiny: Callable[..., Config], data_folder: Path
+) -> None:
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
+    data = DataFolder.open(data_folder)
+    model = BertForPreTraining(tiny().model, data.tokenizer().vocab_size)
+    model.initialize(1)
+
+    def figures(tokens: int, **options: bool) -> dict[str, float]:
+        batches = evaluation_batches(data, "validation", tokens, **options)
+        return evaluate_batches(PretrainingLoss(model), batches, CPU, FP32)
+
+    plain = figures(200)
+    hardware.compile_layers(model, backend="aot_eager", strict=True)
+    for tokens in (200, 90, 1000):
+        assert figures(tokens, static_shapes=True) == pytest.approx(plain, rel=1e-5)
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 3
 
 
 def test_only_numbers_of_tokens_and_sequences_vary_in_compiled_layers(
