@@ -23,10 +23,9 @@ from bert_pretrain.text.sources import Source, few_documents, finer_boundary, re
 from bert_pretrain.text.text_files import ByteRange
 from bert_pretrain.text.tokenizer import Tokenizer
 from bert_pretrain.text.tokenizer_folder import TOKENIZER
-from bert_pretrain.vocab.alphabet import choose_alphabet
 from bert_pretrain.vocab.counting import Counts, count_groups, count_words
-from bert_pretrain.vocab.extending import extend_vocabulary
-from bert_pretrain.vocab.wordpiece import choose_words, special_tokens, train_wordpiece
+from bert_pretrain.vocab.extend import extend_vocabulary
+from bert_pretrain.vocab.wordpiece import choose_alphabet, choose_words, special_tokens, train_wordpiece
 
 MAX_TASKS = 256
 """That count, at most; each merges the counts of all its text as it reads."""

@@ -20,7 +20,7 @@ from bert_pretrain.config import DataConfig
 from bert_pretrain.config_file import load_config
 from bert_pretrain.errors import ConfigError, InputError
 from bert_pretrain.storage import manifest
-from bert_pretrain.text import documents, records, text_files
+from bert_pretrain.text import documents, readers, text_files
 from bert_pretrain.text.documents import cut, read
 from bert_pretrain.text.sources import finer_boundary, has_one_sentence_a_line, resolve
 
@@ -305,7 +305,7 @@ def test_the_text_field_can_be_named(tmp_path: Path, ending: str) -> None:
 
 
 def test_records_without_the_field_are_left_out_and_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(records, "_MAX_WITHOUT_FIELD", 20)
+    monkeypatch.setattr(readers, "MAX_WITHOUT_FIELD", 20)
     without = b'{"title": "a"}\n'
     path = write(tmp_path / "a.jsonl", without * 19 + as_jsonl(TEXTS) + without * 500 + b'{"text": null}\n')
     counted = Counter(records_without_text_field=519, empty_documents=1)
@@ -503,7 +503,7 @@ def test_one_input_gets_a_boundary_of_its_own(tmp_path: Path) -> None:
     inputs = [str(prose), str(lines)]
     config = load_config(settings=[f"data.document_boundary={lines}=line"]).data
     assert [source.boundary for source in resolve(inputs, config)] == ["file", "line"]
-    advice = finer_boundary(resolve(inputs, DataConfig())[1:], is_only=False)
+    advice = finer_boundary(resolve(inputs, DataConfig())[1:])
     assert f"document_boundary={lines}=line" in advice
     with pytest.raises(ConfigError, match="no input"):
         resolve([str(prose)], config)

@@ -9,9 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bert_pretrain.text import encoder as encoder_module
-from bert_pretrain.text.chunks import KeyTable
-from bert_pretrain.text.encoder import Encoder
+from bert_pretrain.text import fast_tokenizer
+from bert_pretrain.text.fast_tokenizer import Encoder, KeyTable
 from bert_pretrain.text.tokenizer import Tokenizer
 from bert_pretrain.vocab.wordpiece import special_tokens
 
@@ -119,7 +118,7 @@ def test_a_cache_that_overflows_changes_nothing(data: st.DataObject) -> None:
     batches = data.draw(st.lists(st.lists(words.map(" ".join), min_size=1, max_size=4), min_size=1, max_size=6))
     ours = build(lowercase=True, strip_accents=None, handle_chinese_chars=True)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(encoder_module, "_MAX_CACHED_WORDS", data.draw(st.integers(0, 4)))
+        patch.setattr(fast_tokenizer, "MAX_CACHED_WORDS", data.draw(st.integers(0, 4)))
         encoder = Encoder(ours)
         found = [encode(encoder, batch) for batch in batches]
     assert found == [[ours.encode_text(sentence) for sentence in batch] for batch in batches]

@@ -2,8 +2,7 @@
 
 import pytest
 
-from bert_pretrain.text.extension import find_extension, old_pieces
-from bert_pretrain.text.tokenizer import Tokenizer
+from bert_pretrain.text.tokenizer import Tokenizer, find_extension, old_pieces
 
 OLD = ["[PAD]", "[unused0]", "[unused1]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "un", "##fold", "##s", "a", "##a", "b"]
 IDS = {token: index for index, token in enumerate(OLD)}

@@ -20,8 +20,8 @@ from hypothesis import strategies as st
 from bert_pretrain.config import MIN_RECORD_BYTES, DataConfig
 from bert_pretrain.errors import InputError
 from bert_pretrain.text import text_files
-from bert_pretrain.text.json_records import array_elements
-from bert_pretrain.text.records import _rows_at_once, read_records, read_texts
+from bert_pretrain.text.parquet import rows_at_once
+from bert_pretrain.text.readers import array_elements, read_records, read_texts
 from bert_pretrain.text.sources import Source, resolve
 from bert_pretrain.text.text_files import ByteRange
 
@@ -162,14 +162,14 @@ def test_a_row_of_parquet_over_the_limit_is_one_message(tmp_path: Path, rows: li
 def test_metadata_of_columns_are_looked_at_only_where_a_row_group_is_over_the_limit() -> None:
     """Pyarrow ends the process where they are damaged, by one bit."""
     small = SimpleNamespace(total_byte_size=300 * 50, num_rows=50)  # without `column`
-    assert _rows_at_once(small, ["text"], 15_000, "row 1") == 50
+    assert rows_at_once(small, ["text"], 15_000, "row 1") == 50
     chunks = [
         SimpleNamespace(path_in_schema=name, total_uncompressed_size=size) for name, size in (("text", 30), ("n", 9))
     ]
     large = SimpleNamespace(total_byte_size=39, num_rows=3, num_columns=2, column=chunks.__getitem__)
-    assert _rows_at_once(large, ["text"], 20, "row 1") == 2
+    assert rows_at_once(large, ["text"], 20, "row 1") == 2
     with pytest.raises(InputError, match="more than 12 bytes"):
-        _rows_at_once(large, [], 12, "row 1")
+        rows_at_once(large, [], 12, "row 1")
 
 
 def test_a_number_of_thousands_of_digits_does_not_refuse_a_record(tmp_path: Path) -> None:

@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from bert_pretrain.text.tokenizer import FILES, Tokenizer
+from bert_pretrain.text.tokenizer import Tokenizer
+from bert_pretrain.text.tokenizer_folder import FILES
 from bert_pretrain.vocab.wordpiece import special_tokens
 
 PIECES = list("abcxyzABC019.,中文é")

@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer as Backend
 
 from bert_pretrain.errors import DataError
-from bert_pretrain.text.encoder import Encoder
-from bert_pretrain.text.tokenizer import SPECIAL_TOKENS, Tokenizer
+from bert_pretrain.text.fast_tokenizer import Encoder
+from bert_pretrain.text.tokenizer import Tokenizer
+from bert_pretrain.text.tokenizer_folder import SPECIAL_TOKENS
 from bert_pretrain.vocab.wordpiece import special_tokens
 
 WORDS = ["ACGT", "acgt", "a", "a.b", "ไทย", "ភាសា", "##x", "x", "中文", "中", "é", "E4-17\u200b", "[mask]"]

@@ -12,7 +12,7 @@ from bert_pretrain.errors import ConfigError, DataError, InputError, OutputError
 from bert_pretrain.storage import manifest
 from bert_pretrain.storage.manifest import read_manifest
 from bert_pretrain.text.tokenizer import Tokenizer
-from bert_pretrain.vocab.extending import extend_vocabulary, lost_characters
+from bert_pretrain.vocab.extend import extend_vocabulary, lost_characters
 from bert_pretrain.vocab.run import make_vocab
 from bert_pretrain.vocab.wordpiece import special_tokens
 

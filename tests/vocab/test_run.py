@@ -16,7 +16,8 @@ from bert_pretrain.config_file import load_config
 from bert_pretrain.errors import ConfigError, InputError, OutputError
 from bert_pretrain.storage.manifest import read_manifest
 from bert_pretrain.text import documents
-from bert_pretrain.text.tokenizer import FILES, Tokenizer
+from bert_pretrain.text.tokenizer import Tokenizer
+from bert_pretrain.text.tokenizer_folder import FILES
 from bert_pretrain.vocab import run, wordpiece
 from bert_pretrain.vocab.run import make_vocab
 from bert_pretrain.vocab.wordpiece import special_tokens, trainable
@@ -190,7 +191,7 @@ def test_figures_are_measured_on_documents_not_learned_from(vocab_folder: Path) 
 
 
 def test_counts_beyond_32_bits_are_scaled_down(monkeypatch: pytest.MonkeyPatch) -> None:
-    from bert_pretrain.vocab.alphabet import choose_alphabet
+    from bert_pretrain.vocab.wordpiece import choose_alphabet
 
     words = {"the": 2**40, "cat": 2**35, "x" * 101: 2**36, "rare": 1, "ünlike": 2**20}
     alphabet = choose_alphabet(words, None, 1000)

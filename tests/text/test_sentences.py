@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bert_pretrain.make_data import sentences
-from bert_pretrain.make_data.sentences import SentenceSplitter
+from bert_pretrain.text import sentences
+from bert_pretrain.text.sentences import SentenceSplitter
 
 
 def split(text: str, splitter: str, language: str) -> list[str]:
