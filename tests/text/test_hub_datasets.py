@@ -10,7 +10,7 @@ import pytest
 from bert_pretrain.config import DataConfig
 from bert_pretrain.config_file import load_config
 from bert_pretrain.errors import InputError
-from bert_pretrain.examples.shards import DataFolder, read_shard
+from bert_pretrain.examples.shards import DataFolder
 from bert_pretrain.make_data import estimate
 from bert_pretrain.make_data.run import make_data
 from bert_pretrain.text.sources import resolve
@@ -23,10 +23,6 @@ def save(folder: Path, *names: str, texts: Sequence[str] = ("One. Two.",)) -> st
     splits = {name: datasets.Dataset.from_dict({"text": [f"{text} {name}" for text in texts]}) for name in names}
     datasets.DatasetDict(splits).save_to_disk(str(folder))
     return str(folder)
-
-
-def originals(data: DataFolder, split: str) -> list[int]:
-    return [token for shard in data.shards(split) for token in read_shard(data.path, shard).original_ids.tolist()]
 
 
 def described(*inputs: str, config: DataConfig = BY_BLANK_LINES) -> list[tuple[str, bool]]:
@@ -124,21 +120,6 @@ def test_a_data_folder_holds_out_the_validation_of_the_dataset(tmp_path: Path, v
     inputs = [(Path(found["location"]).name, found["split"]) for found in data.manifest["inputs"]]
     assert inputs == [("saved@train", "train"), ("saved@validation", "validation")]
     assert [found["documents"] for found in data.manifest["corpus"]["inputs"]] == [30, 30]
-
-
-def test_in_a_mix_a_share_of_every_input_is_held_out(
-    tmp_path: Path, vocab_folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    saved = save(tmp_path / "saved", "train", "validation", texts=[f"Number {n}. The end." for n in range(30)])
-    own = write(tmp_path / "own.jsonl", as_jsonl([f"Own {n}. It is a text." for n in range(300)]))
-    settings = ["data.dupe_factor=1", "data.validation_fraction=0.1", "data.max_seq_length=16"]
-    config = load_config(settings=settings)
-    data = DataFolder.open(make_data(config, [saved, str(own)], vocab_folder, tmp_path / "data", workers=1))
-    assert "standard error" in capsys.readouterr().out  # of so few
-    texts = {split: data.tokenizer().decode(originals(data, split)) for split in ("train", "validation")}
-    assert texts["validation"].count("own") > 20
-    assert texts["validation"].count("validation") == 30
-    assert texts["train"].count("validation") == 0
 
 
 def test_a_cut_off_file_of_a_saved_dataset_is_told(tmp_path: Path) -> None:

@@ -110,6 +110,7 @@ def test_every_character_gets_the_ids_of_transformers(both: Both) -> None:
 def test_sentences_encoded_together_equal_sentences_encoded_alone(sentences: list[str]) -> None:
     ours = build(lowercase=True, strip_accents=None, handle_chinese_chars=True)
     assert encode(Encoder(ours), sentences) == [ours.encode_text(sentence) for sentence in sentences]
+    assert encode(Encoder(ours), [""]) == [[]]
 
 
 @given(data=st.data())
@@ -122,13 +123,6 @@ def test_a_cache_that_overflows_changes_nothing(data: st.DataObject) -> None:
         encoder = Encoder(ours)
         found = [encode(encoder, batch) for batch in batches]
     assert found == [[ours.encode_text(sentence) for sentence in batch] for batch in batches]
-
-
-def test_nothing_to_encode_gives_nothing() -> None:
-    encoder = Encoder(build(lowercase=True, strip_accents=None, handle_chinese_chars=True))
-    ids, offsets = encoder.encode(np.zeros(0, np.uint8), np.zeros(0, np.int64))
-    assert len(ids) == 0
-    assert offsets.tolist() == [0]
 
 
 def test_real_text_gets_the_ids_of_transformers(vocab_folder: Path, english_text: Path, chinese_text: Path) -> None:
