@@ -88,8 +88,8 @@ def _is_empty(folder: Path) -> bool:
 
 
 def _no_split(what: str, location: str, names: Sequence[str]) -> InputError:
-    remedy = f"choose one: {choices(location, names)}" if names else "name the folder without a split, or save its rows"
-    return InputError(f"it has {what} (splits with rows: {', '.join(names) or 'none'})", where=location, remedy=remedy)
+    remedy = f"choose one: {choices(location, names)}" if any(names) else "name a folder with rows, without a split"
+    return InputError(f"the dataset has {what} (it has: {', '.join(names) or 'none'})", where=location, remedy=remedy)
 
 
 def choices(location: str, names: Sequence[str]) -> str:

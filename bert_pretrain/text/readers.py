@@ -85,7 +85,8 @@ def read_texts(part: ByteRange, config: DataConfig, counts: Counter[str]) -> Ite
         if texts and not has_text:
             has_text = True
             yield from [None] * len(without)
-        counts["records_without_text_field"] += not texts
+        if not texts:
+            counts["records_without_text_field"] += 1
         if has_text:
             yield join_fields(texts) if texts else None
             continue
