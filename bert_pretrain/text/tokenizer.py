@@ -68,13 +68,17 @@ class Tokenizer:
         self.tokens = list(tokens)
         self.whole_words = whole_words
         self.folder = folder
-        self.settings = {
-            "do_lower_case": lowercase,
+        processing = {
+            "lowercase": lowercase,
             "strip_accents": strip_accents,
-            "tokenize_chinese_chars": handle_chinese_chars,
+            "handle_chinese_chars": handle_chinese_chars,
         }
+        self._processing: dict[str, Any] = {**processing, "whole_words": whole_words}
+        self.settings = dict(
+            zip(("do_lower_case", "strip_accents", "tokenize_chinese_chars"), processing.values(), strict=True)
+        )
         self.pad_id, self.unk_id, self.cls_id, self.sep_id, self.mask_id = (ids[token] for token in SPECIAL_TOKENS)
-        self.backend = _word_level(ids) if whole_words else _word_piece(ids, self.settings)
+        self.backend = _word_level(ids) if whole_words else _word_piece(ids, processing)
         self.backend.add_special_tokens(list(SPECIAL_TOKENS))
         self.backend.post_processor = processors.TemplateProcessing(
             single="[CLS]:0 $A:0 [SEP]:0",
@@ -82,6 +86,10 @@ class Tokenizer:
             special_tokens=[("[CLS]", self.cls_id), ("[SEP]", self.sep_id)],
         )
         self.backend.encode_special_tokens = True
+
+    def __repr__(self) -> str:
+        casing = "lower case" if self.settings["do_lower_case"] else "cased"
+        return f"<WordPiece tokenizer of {self.vocab_size:,} tokens, {casing}>"
 
     @staticmethod
     def of_words(tokens: Sequence[str]) -> "Tokenizer":
@@ -106,27 +114,15 @@ class Tokenizer:
                 remedy="leave the flag out, or correct the folder's tokenizer_config.json",
             )
         try:
-            return Tokenizer(
-                found.tokens,
-                lowercase=bool(lowercase if found.lowercase is None else found.lowercase),
-                strip_accents=found.strip_accents,
-                handle_chinese_chars=found.handle_chinese_chars,
-                whole_words=found.whole_words,
-                folder=folder,
-            )
+            is_lowercase = lowercase if found.lowercase is None else found.lowercase
+            return Tokenizer(**{**found._asdict(), "lowercase": bool(is_lowercase)}, folder=folder)
         except ValueError as error:
             name = VOCABULARY if (folder / VOCABULARY).is_file() else TOKENIZER
             raise DataError(f"{name} is broken: {error}", where=str(folder / name), remedy=REMEDY) from error
 
     def with_tokens(self, tokens: Sequence[str]) -> "Tokenizer":
         """Return a tokenizer with another vocabulary that treats text as this one does."""
-        return Tokenizer(
-            tokens,
-            lowercase=bool(self.settings["do_lower_case"]),
-            strip_accents=self.settings["strip_accents"],
-            handle_chinese_chars=bool(self.settings["tokenize_chinese_chars"]),
-            whole_words=self.whole_words,
-        )
+        return Tokenizer(tokens, **self._processing)
 
     @property
     def files(self) -> tuple[str, ...]:
@@ -244,13 +240,9 @@ def _word_level(ids: dict[str, int]) -> Backend:
     return backend
 
 
-def _word_piece(ids: dict[str, int], settings: dict[str, Any]) -> Backend:
+def _word_piece(ids: dict[str, int], processing: dict[str, Any]) -> Backend:
     backend = Backend(models.WordPiece(ids, unk_token="[UNK]", max_input_chars_per_word=MAX_WORD_CHARACTERS))
-    backend.normalizer = bert_normalizer(
-        lowercase=settings["do_lower_case"],
-        strip_accents=settings["strip_accents"],
-        handle_chinese_chars=settings["tokenize_chinese_chars"],
-    )
+    backend.normalizer = bert_normalizer(**processing)
     backend.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     backend.decoder = decoders.WordPiece(prefix="##")
     return backend

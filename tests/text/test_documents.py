@@ -213,6 +213,11 @@ def test_txt_oddities(tmp_path: Path, reason: str, content: bytes, texts: list[s
     assert read_all(write(tmp_path / "a.txt", content)) == (texts, Counter())
 
 
+def test_odd_csv(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.csv", b'\xef\xbb\xbftext,n\r\n"a\r\n""b""",1\r\n\r\nshort\r\n,4\r\n')
+    assert read_all(path) == (['a\r\n"b"', "short"], Counter(empty_documents=1, blank_lines=1))
+
+
 @pytest.mark.parametrize("compression", ["", ".gz"])
 @pytest.mark.parametrize("ending", [".txt", ".jsonl", ".csv"])
 def test_invalid_utf8_is_replaced_and_counted_or_refused_by_line(
@@ -316,11 +321,6 @@ def test_odd_parquet_columns(tmp_path: Path) -> None:
     assert "damaged" in refusal(write(tmp_path / "bad.parquet", b"PAR1 no more")).remedy
 
 
-def test_odd_csv(tmp_path: Path) -> None:
-    path = write(tmp_path / "a.csv", b'\xef\xbb\xbftext,n\r\n"a\r\n""b""",1\r\n\r\nshort\r\n,4\r\n')
-    assert read_all(path) == (['a\r\n"b"', "short"], Counter(empty_documents=1, blank_lines=1))
-
-
 @pytest.mark.parametrize(
     ("record", "what"), [(b"long, text", "3 fields"), (b'"never closed\nx', "unexpected end"), (b'"a"b', "expected")]
 )
@@ -359,13 +359,9 @@ def test_the_layout_is_recognised(
     (source,) = resolve([str(path)], DataConfig(language=language))
     assert source.boundary == ("blank_line" if one_a_line else "file")
     assert source.splitter == ("lines" if one_a_line else "sentencex")
+    assert not has_one_sentence_a_line("no ends here\n" * 50, language)
     (source,) = resolve([str(path)], DataConfig(document_boundary="line", sentence_splitter="sentencex"))
     assert (source.boundary, source.splitter) == ("line", "sentencex")
-
-
-@pytest.mark.parametrize("sample", ["", "\n\n", "One line only.", "A.\nB.", "no ends here\n" * 50])
-def test_too_little_or_shapeless_text_counts_as_running_paragraphs(sample: str) -> None:
-    assert not has_one_sentence_a_line(sample, "en")
 
 
 def random_txt(draw: random.Random) -> str:

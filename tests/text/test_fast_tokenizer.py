@@ -125,16 +125,6 @@ def test_a_cache_that_overflows_changes_nothing(data: st.DataObject) -> None:
     assert found == [[ours.encode_text(sentence) for sentence in batch] for batch in batches]
 
 
-def test_real_text_gets_the_ids_of_transformers(vocab_folder: Path, english_text: Path, chinese_text: Path) -> None:
-    from transformers import AutoTokenizer
-
-    theirs = AutoTokenizer.from_pretrained(vocab_folder, split_special_tokens=True)
-    for path in (english_text, chinese_text):
-        lines = [line for line in path.read_text(encoding="utf-8").split("\n") if line]
-        found = encode(Encoder(Tokenizer.load(vocab_folder)), lines)
-        assert found == theirs(lines, add_special_tokens=False)["input_ids"]
-
-
 def test_ids_above_65536_need_four_bytes() -> None:
     variant = {"lowercase": True, "strip_accents": None, "handle_chinese_chars": True}
     small = Tokenizer([*special_tokens(0), *(f"w{number}" for number in range(65531))], **variant)

