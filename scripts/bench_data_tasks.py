@@ -18,7 +18,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from bert_pretrain.text.encoder import Encoder
+from bert_pretrain.text.fast_tokenizer import Encoder
 from bert_pretrain.text.tokenizer import Tokenizer
 from bert_pretrain.vocab.counting import Counts
 

@@ -16,7 +16,7 @@ from bert_pretrain.finetune.inputs import LabelledInput, UnusableRow
 from bert_pretrain.finetune.settings import Settings
 from bert_pretrain.finetune.tables import Row, iterate_rows, read_rows
 from bert_pretrain.finetune.task import Window, encodings, quiet_warnings, softmax
-from bert_pretrain.text.records import ClassName, join_fields
+from bert_pretrain.text.readers import ClassName, join_fields
 from bert_pretrain.text.tokenizer import Tokenizer
 
 _USE_REGRESSION = "add --regression to predict numbers, or write classes as words or whole numbers"

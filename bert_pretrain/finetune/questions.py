@@ -12,7 +12,7 @@ from typing import Any
 from bert_pretrain.errors import InputError
 from bert_pretrain.finetune.inputs import LabelledInput, UnusableRow
 from bert_pretrain.finetune.tables import Row, iterate_rows, no_rows, read_text
-from bert_pretrain.text.json_records import parse_json, repair_surrogates
+from bert_pretrain.text.readers import parse_json, repair_surrogates
 
 
 @dataclass(frozen=True)

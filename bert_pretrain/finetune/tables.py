@@ -20,8 +20,7 @@ from bert_pretrain.finetune.settings import FORMATS
 from bert_pretrain.storage.paths import is_url
 from bert_pretrain.text.encodings import AUTO, UTF8
 from bert_pretrain.text.hub_datasets import TRAIN, VALIDATION, choices, open_dataset
-from bert_pretrain.text.json_records import Record, repair_surrogates
-from bert_pretrain.text.records import SURPLUS, dataset_records, read_records
+from bert_pretrain.text.readers import SURPLUS, Record, dataset_records, read_records, repair_surrogates
 from bert_pretrain.text.sources import Source, examined, sample_text
 from bert_pretrain.text.text_files import ByteRange, check_record_size, read_lines, text_blocks
 
@@ -142,8 +141,8 @@ def read_text(source: LabelledInput) -> str:
 def _file(source: LabelledInput, format_: str) -> Source:
     if not is_url(source.location) and not Path(source.location).is_file():
         raise InputError("there is no such file or folder", where=source.location, remedy="check the path")
-    reading = DataConfig(encoding=source.encoding, document_boundary="file", sentence_splitter="lines")
-    found = examined(Source(source.location, format_, None, ""), reading)
+    reading = DataConfig(encoding=source.encoding, sentence_splitter="lines")
+    found = examined(Source(source.location, format_, None, "", boundary="file"), reading)
     if source.encoding == AUTO and found.encoding != UTF8:
         source.say(f"its encoding is {found.encoding}")
     return found

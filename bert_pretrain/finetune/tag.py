@@ -20,7 +20,7 @@ from bert_pretrain.finetune.inputs import LabelledInput, UnusableRow
 from bert_pretrain.finetune.settings import Settings
 from bert_pretrain.finetune.tables import Row, iterate_rows, no_rows, read_rows, read_text
 from bert_pretrain.finetune.task import DIVIDED, IGNORED, Window, encodings, quiet_warnings
-from bert_pretrain.text.records import join_fields
+from bert_pretrain.text.readers import join_fields
 from bert_pretrain.text.tokenizer import Tokenizer, bert_normalizer
 
 OUTSIDE = "O"

@@ -15,7 +15,8 @@ from bert_pretrain.examples.examples import Examples
 from bert_pretrain.examples.masking import masking_rule, num_to_mask
 from bert_pretrain.examples.shards import ShardRecord, read_shard
 from bert_pretrain.make_data import summary
-from bert_pretrain.text.tokenizer import Tokenizer, TokenizerReference, is_reserved, load_once
+from bert_pretrain.text.tokenizer import Tokenizer, TokenizerReference, load_once
+from bert_pretrain.text.tokenizer_folder import is_reserved
 
 CHECKS = {
     "shards": "SHA-256, rows and tokens as the manifest says, columns as the configuration says",

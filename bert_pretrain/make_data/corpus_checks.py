@@ -63,7 +63,7 @@ def warn_of_large_documents(plan: BuildPlan, corpus: CorpusStatistics, sources: 
     if few := few_documents(number):
         found = [few]
     # Only what is too large is divided; other inputs stay as they are.
-    remedies = [finer_boundary([source for _, source in large or inputs], is_only=len(inputs) == 1)]
+    remedies = [finer_boundary([source for _, source in large or inputs])]
     if plan.config.validation_fraction and not plan.config.validation and len(inputs) == len(sources):
         count = sum(split.num_documents for split in plan.splits if split.name == "validation")
         if plan.held_out_share > max(MAX_HELD_OUT_SHARE, 2 * plan.config.validation_fraction):

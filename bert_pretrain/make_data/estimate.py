@@ -35,9 +35,9 @@ from bert_pretrain.make_data.token_store import TokenStore, store_shard_folder
 from bert_pretrain.parallel.progress import progress_bar
 from bert_pretrain.storage.compression import decompress
 from bert_pretrain.storage.files import open_raw
-from bert_pretrain.text import documents, records
+from bert_pretrain.text import documents, readers
 from bert_pretrain.text.encodings import as_utf8
-from bert_pretrain.text.json_records import array_elements
+from bert_pretrain.text.readers import array_elements
 from bert_pretrain.text.sources import READ_ERRORS, TEXT_FORMATS, Source, damaged, examined, is_mix
 from bert_pretrain.text.text_files import ByteRange, last_character
 from bert_pretrain.text.tokenizer import Tokenizer
@@ -238,7 +238,7 @@ def sample_source(source: Source, path: Path, size: int, config: DataConfig) -> 
             num_bytes += opened.write(json.dumps({names_of(config.text_field)[0]: document.text}) + "\n")
             if num_bytes > size:
                 break
-    share = min(1.0, num_documents / max(1.0, records.num_rows(source)))
+    share = min(1.0, num_documents / max(1.0, readers.num_rows(source)))
     return ByteRange(replace(source, format="jsonl"), unpacked=path), share
 
 

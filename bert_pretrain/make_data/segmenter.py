@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from bert_pretrain.errors import needs_extra
-from bert_pretrain.text.chunks import cjk_leads
+from bert_pretrain.text.fast_tokenizer import cjk_leads
 
 
 def continues_word(text: np.ndarray, places: np.ndarray) -> np.ndarray:

@@ -17,13 +17,13 @@ import numpy as np
 
 from bert_pretrain.config import DataConfig
 from bert_pretrain.make_data import segmenter
-from bert_pretrain.make_data.sentences import SentenceSplitter
 from bert_pretrain.make_data.summary import StoreShardSummary
 from bert_pretrain.make_data.token_store import split_long
 from bert_pretrain.storage.checksums import seal_folder
 from bert_pretrain.storage.files import atomic_folder, write_json
 from bert_pretrain.text import documents, ragged
-from bert_pretrain.text.encoder import Encoder
+from bert_pretrain.text.fast_tokenizer import Encoder
+from bert_pretrain.text.sentences import SentenceSplitter
 from bert_pretrain.text.text_files import ByteRange
 from bert_pretrain.text.tokenizer import Tokenizer
 

@@ -31,8 +31,7 @@ from bert_pretrain.model.folder import (
 from bert_pretrain.model.scale import export_exponent, scale_embeddings
 from bert_pretrain.storage.checksums import seal_folder
 from bert_pretrain.storage.files import write_json
-from bert_pretrain.text.extension import Extension
-from bert_pretrain.text.tokenizer import Tokenizer
+from bert_pretrain.text.tokenizer import Extension, Tokenizer
 
 PRETRAINING = "pretraining"
 """Key of `config.json`: how a model was pretrained, which fine-tuning asks for."""

@@ -3,8 +3,7 @@
 from pathlib import Path
 
 from bert_pretrain.errors import DataError
-from bert_pretrain.text.extension import Extension, find_extension
-from bert_pretrain.text.tokenizer import Tokenizer
+from bert_pretrain.text.tokenizer import Extension, Tokenizer, find_extension
 from bert_pretrain.text.tokenizer_folder import has_vocabulary, read_tokenizer_folder
 
 

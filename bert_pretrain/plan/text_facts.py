@@ -12,9 +12,9 @@ import numpy as np
 from bert_pretrain.config import DataConfig
 from bert_pretrain.errors import InputError
 from bert_pretrain.make_data.estimate import MIN_SOURCES, sample_source
-from bert_pretrain.make_data.sentences import SentenceSplitter
 from bert_pretrain.text import documents
 from bert_pretrain.text.language import CHINESE_FROM, count_letters
+from bert_pretrain.text.sentences import SentenceSplitter
 from bert_pretrain.text.sources import FEW_DOCUMENTS, FEW_SOURCES, Source, examined, resolve
 
 SAMPLE_BYTES = 4 << 20
@@ -60,7 +60,7 @@ def measure_text(inputs: Sequence[str], config: DataConfig) -> TextFacts:
         return facts
     for boundary in ("blank_line", "line") if facts.documents < FEW_DOCUMENTS else ():
         other = config.model_copy(update={"document_boundary": boundary})
-        found = _measure([examined(source, other) for source in sources], other)
+        found = _measure([examined(replace(source, boundary=boundary), other) for source in sources], other)
         # A line of one sentence may be all of a document, or hard-wrapped: that cannot be told.
         if found.documents >= FEW_DOCUMENTS and (boundary != "line" or found.sentences_per_document >= 2):
             return replace(found, boundary=boundary, documents_as_configured=facts.documents)

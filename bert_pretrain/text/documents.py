@@ -8,14 +8,14 @@ import itertools
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, NamedTuple
 
 from bert_pretrain.config import DataConfig
 from bert_pretrain.storage.files import open_input
+from bert_pretrain.text import parquet
 from bert_pretrain.text.hub_datasets import open_version
-from bert_pretrain.text.records import cuts_of_parquet, read_texts
+from bert_pretrain.text.readers import read_texts
 from bert_pretrain.text.sources import Source, evenly_spaced
 from bert_pretrain.text.text_files import ByteRange, text_blocks
 
@@ -37,28 +37,35 @@ def cut(source: Source, part_bytes: int, unpacked: Path | None = None) -> list[B
 
     Of a source that is not to be read whole, some of the parts, at least one.
     """
-    parts = _cut(source, part_bytes, unpacked)
+    bounds = _row_bounds(source, part_bytes) if source.format == "dataset" else _bounds(source, part_bytes, unpacked)
+    parts = [ByteRange(source, start, stop, unpacked) for start, stop in bounds]
     return evenly_spaced(parts, max(1, round(source.fraction * len(parts))))
 
 
-def _cut(source: Source, part_bytes: int, unpacked: Path | None) -> list[ByteRange]:
-    if source.format == "dataset":
-        return _cut_rows(source, part_bytes)
+def _bounds(source: Source, part_bytes: int, unpacked: Path | None) -> list[tuple[int, int | None]]:
     size = unpacked.stat().st_size if unpacked is not None else source.size or 0
     part_bytes *= 1 if source.is_local else 8  # to find a cut, a few megabytes are fetched
     if not (unpacked or source.is_divisible) or size <= 2 * part_bytes:
-        return [ByteRange(source, unpacked=unpacked)]
+        return [(0, None)]
     try:
         with open_input(str(unpacked or source.location)) as file:
             file.seek(size // 2)
             file.read(1)
             is_table = source.format == "parquet"
-            cuts = cuts_of_parquet(source, part_bytes) if is_table else _cuts_of_text(file, source, size, part_bytes)
+            cuts = parquet.cuts(source, part_bytes) if is_table else _cuts_of_text(file, source, size, part_bytes)
     except OSError:
         if source.is_local:
             raise
-        return [ByteRange(source)]  # from a server that sends whole files only
-    return [ByteRange(source, start, stop, unpacked) for start, stop in itertools.pairwise([*cuts, size])]
+        return [(0, None)]  # from a server that sends whole files only
+    return list(itertools.pairwise([*cuts, size]))
+
+
+def _row_bounds(source: Source, part_bytes: int) -> list[tuple[int, int | None]]:
+    splits = list(open_version(source.location, source.version).values())
+    number = min(MAX_PARTS, splits[0].data.nbytes // part_bytes) if len(splits) == 1 else 1
+    if number < 2:
+        return [(0, None)]
+    return list(itertools.pairwise(index * len(splits[0]) // number for index in range(number + 1)))
 
 
 def _cuts_of_text(file: BinaryIO, source: Source, size: int, part_bytes: int) -> list[int]:
@@ -72,13 +79,24 @@ def _cuts_of_text(file: BinaryIO, source: Source, size: int, part_bytes: int) ->
     return cuts
 
 
-def _cut_rows(source: Source, part_bytes: int) -> list[ByteRange]:
-    splits = list(open_version(source.location, source.version).values())
-    number = min(MAX_PARTS, splits[0].data.nbytes // part_bytes) if len(splits) == 1 else 1
-    if number < 2:
-        return [ByteRange(source)]
-    bounds = [index * len(splits[0]) // number for index in range(number + 1)]
-    return [ByteRange(source, start, stop) for start, stop in itertools.pairwise(bounds)]
+def _next_boundary(file: BinaryIO, source: Source) -> int | None:
+    """Return the next byte at which a document begins, None at the end of the file."""
+    _skip_line(file)
+    if source.format == "txt" and source.boundary == "blank_line":
+        while not _skip_line(file):
+            pass
+    position = file.tell()
+    return position if file.read(1) else None
+
+
+def _skip_line(file: BinaryIO) -> bool:
+    """Skip a line, which may be longer than memory; returns whether it is blank, as the end of the file is."""
+    is_blank = True
+    while True:
+        piece = file.readline(1 << 20)
+        is_blank = is_blank and not piece.strip(_BLANK)
+        if not piece or piece.endswith(b"\n"):
+            return is_blank
 
 
 def group(parts: Iterable[ByteRange], part_bytes: int) -> list[tuple[ByteRange, ...]]:
@@ -119,28 +137,7 @@ def check_unchanged(parts: Iterable[ByteRange]) -> None:
         source.check_unchanged()
 
 
-def _next_boundary(file: BinaryIO, source: Source) -> int | None:
-    """Return the next byte at which a document begins, None at the end of the file."""
-    _skip_line(file)
-    if source.format == "txt" and source.boundary == "blank_line":
-        while not _skip_line(file):
-            pass
-    position = file.tell()
-    return position if file.read(1) else None
-
-
-def _skip_line(file: BinaryIO) -> bool:
-    """Skip a line, which may be longer than memory; returns whether it is blank, as the end of the file is."""
-    is_blank = True
-    while True:
-        piece = file.readline(1 << 20)
-        is_blank = is_blank and not piece.strip(_BLANK)
-        if not piece or piece.endswith(b"\n"):
-            return is_blank
-
-
-@dataclass(frozen=True)
-class Document:
+class Document(NamedTuple):
     """A document's text, or one of several pieces of a long one, cut where a line or word ends."""
 
     text: str

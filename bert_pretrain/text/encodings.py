@@ -20,10 +20,8 @@ _GUESS_BYTES, _PIECE_BYTES = 1 << 16, 1 << 13
 _MAX_INVALID, _MAX_INVALID_UTF8, _MAX_INVALID_OTHERS = 1e-3, 0.1, 0.01
 """Of all characters, and of those beyond ASCII: above both shares, text is in another encoding rather than damaged.
 Other encodings read more of a foreign text than UTF-8 does: GB18030 is Shift-JIS by all but 2 %."""
-_MAX_NUL = 0.2
-"""Text has none, but in UTF-16 and UTF-32 each ASCII character holds some."""
-_MIN_UTF8_CHARACTERS = 10
-"""Of several bytes, from which on valid UTF-8 is no chance."""
+_MAX_NUL = 0.2  # text has none, but in UTF-16 and UTF-32 each ASCII character holds some
+_MIN_UTF8_CHARACTERS = 10  # of several bytes, from which on valid UTF-8 is no chance
 _MARKS = {
     codecs.BOM_UTF8: UTF8,
     codecs.BOM_UTF32_LE: "utf-32",  # before UTF-16, whose mark it begins with
@@ -48,15 +46,6 @@ _COMMON_CHARACTERS = frozenset(
     "後后些面發发本多同作裡里開开器所見见看自進进程方只事好何並并對对前果其而定應应"
 )
 """Four of ten in running text are among these; misread, nearly none."""
-_MIN_IDEOGRAPHS = 20
-_KNOWN_AS = {
-    "gb18030": "GB18030 (GBK, GB2312)",
-    "cp950": "Big5 (cp950)",
-    "cp932": "Shift-JIS (cp932)",
-    "cp949": "EUC-KR (cp949)",
-    "utf-16-le": "UTF-16 without a byte order mark (utf-16-le)",
-    "utf-16-be": "UTF-16 without a byte order mark (utf-16-be)",
-}
 
 
 def encoding_of(sample: bytes, expected: str, location: str) -> str:
@@ -101,7 +90,7 @@ def _other_chinese(sample: bytes, encoding: str) -> str | None:
 def _common_share(sample: bytes, encoding: str) -> float:
     """Return the share of common characters among the Chinese ones, 0 where there are few."""
     found = [character for character in _marked(sample, encoding) if "\u4e00" <= character <= "\u9fff"]
-    return sum(character in _COMMON_CHARACTERS for character in found) / max(len(found), _MIN_IDEOGRAPHS)
+    return sum(character in _COMMON_CHARACTERS for character in found) / max(len(found), 20)
 
 
 def _guess(sample: bytes) -> str | None:
@@ -189,19 +178,10 @@ def _num_beyond_ascii(text: str) -> int:
 
 
 def _foreign(sample: bytes, expected: str, likely: str | None, location: str) -> InputError:
-    what = "no known encoding fits the text" if expected == AUTO else f"the text is not {_readable(expected)}"
+    what = "no known encoding fits the text" if expected == AUTO else f"the text is not {expected.upper()}"
     before, invalid, _ = _marked(sample, UTF8 if expected == AUTO else expected).partition(_INVALID)
     where = f"{location}: line {1 + before.count(chr(10))}" if invalid else location
     if likely is None:
         return InputError(what, where=where, remedy="convert it to UTF-8 (iconv), or leave it out if it is no text")
-    iconv = likely.upper().replace("_", "-").replace("-LE", "LE").replace("-BE", "BE")
-    convert = "" if likely == UTF8 else f", or convert it: iconv -f {iconv} -t UTF-8"
-    return InputError(
-        f"{what}, but probably {_readable(likely)}",
-        where=where,
-        remedy=f"name its encoding: --encoding {likely} (auto: each file has its own){convert}",
-    )
-
-
-def _readable(encoding: str) -> str:
-    return _KNOWN_AS.get(encoding, encoding.upper())
+    remedy = f"name its encoding: --encoding {likely} (auto: each file has its own), or convert it to UTF-8 (iconv)"
+    return InputError(f"{what}, but probably {likely}", where=where, remedy=remedy)

@@ -48,17 +48,16 @@ def version_of(location: str) -> str:
 def split_names(location: str) -> list[str]:
     """Return the names of a dataset's splits that have rows, in order; none if one is chosen or it has only one."""
     folder, _, split = _parse(location)
-    if _is_saved(folder):
-        names, found = _saved_splits(folder), _splits_to_read(location)
-        skipped = [name for name in names if name not in found and not split]
-        if skipped:
-            print(f"warning: {location}: skipped, since they have no rows: {', '.join(skipped)}")
-        return found if len(names) > 1 and not split else []
     if split:
         return []
-    import datasets
+    if not _is_saved(folder):
+        import datasets
 
-    return _asked(lambda: list(datasets.get_dataset_split_names(*_name_of(location))), location)
+        return _asked(lambda: list(datasets.get_dataset_split_names(*_name_of(location))), location)
+    names, found = _saved_splits(folder), _splits_to_read(location)
+    if skipped := [name for name in names if name not in found]:
+        print(f"warning: {location}: skipped, since they have no rows: {', '.join(skipped)}")
+    return found if len(names) > 1 else []
 
 
 def _saved_splits(folder: str) -> list[str]:
@@ -68,26 +67,29 @@ def _saved_splits(folder: str) -> list[str]:
 
 
 def _splits_to_read(location: str) -> list[str]:
-    """Return which splits of a saved dataset to open, the chosen one or all with rows; [""] for a single table."""
+    """Return which splits of a saved dataset to open, the chosen one or all with rows; [""] for a single table.
+
+    A split without rows has no file of them, and `datasets` cannot open it.
+    """
     folder, _, split = _parse(location)
     names = _saved_splits(folder)
     if split and split not in names:
-        remedy = f"choose one: {choices(location, names)}" if names else f"name it without a split: {folder}"
-        found = f"it has: {', '.join(names)}" if names else "it has no splits"
-        raise InputError(f"there is no split '{split}' ({found})", where=location, remedy=remedy)
-    wanted = [split] if split else names or [""]
-    if filled := [name for name in wanted if not _is_empty(Path(folder) / name)]:
-        return filled
-    others = [name for name in names if not _is_empty(Path(folder) / name)]
-    remedy = f"choose another: {choices(location, others)}" if others else "save it again, with rows"
-    raise InputError(f"the {'split' if split else 'dataset'} has no rows", where=location, remedy=remedy)
+        raise _no_split(f"no split '{split}'", location, names)
+    filled = [name for name in names or [""] if not _is_empty(Path(folder) / name)]
+    if found := [name for name in filled if not split or name == split]:
+        return found
+    raise _no_split("no rows", location, filled)
 
 
 def _is_empty(folder: Path) -> bool:
-    """Whether a saved table has no rows: then it has no file of them, and `datasets` cannot open it."""
     file = folder / "state.json"
     state = read_json(file) if file.is_file() else {}
     return isinstance(state, dict) and state.get("_data_files") == []
+
+
+def _no_split(what: str, location: str, names: Sequence[str]) -> InputError:
+    remedy = f"choose one: {choices(location, names)}" if any(names) else "name a folder with rows, without a split"
+    return InputError(f"the dataset has {what} (it has: {', '.join(names) or 'none'})", where=location, remedy=remedy)
 
 
 def choices(location: str, names: Sequence[str]) -> str:
@@ -101,11 +103,7 @@ def choices(location: str, names: Sequence[str]) -> str:
 def training_splits(location: str, names: Sequence[str], *, holds_out: bool) -> tuple[str, str | None]:
     """Return which of a dataset's splits is trained on, and which is held out, and print both and what is not read."""
     if TRAIN not in names:
-        raise InputError(
-            f"it has the splits {', '.join(names)}, and none is '{TRAIN}'",
-            where=location,
-            remedy=f"choose one: {choices(location, names)}",
-        )
+        raise _no_split(f"no split '{TRAIN}'", location, names)
     held_out = next((name for name in VALIDATION if holds_out and name in names), None)
     rest = [name for name in names if name not in (TRAIN, held_out)]
     said = [f"'{TRAIN}' is trained on", *([f"'{held_out}' is held out"] if held_out else [])]

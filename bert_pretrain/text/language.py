@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from bert_pretrain.config import AUTO_LANGUAGE, SINGLE_CHARACTERS, DataConfig
-from bert_pretrain.text.records import read_texts
+from bert_pretrain.text.readers import read_texts
 from bert_pretrain.text.sources import FEW_SOURCES, Source, evenly_spaced, sample_text
 from bert_pretrain.text.text_files import ByteRange
 

@@ -5,7 +5,7 @@ Memory is bounded by a block, or by a line where lines must be whole. Repaired c
 
 import codecs
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
@@ -41,17 +41,15 @@ class ByteRange:
         """The bytes to read, 1 if the size is not known."""
         return (self.stop or self.source.size or 1) - self.start
 
-    @property
-    def location(self) -> str:
-        return self.source.location if self.unpacked is None else str(self.unpacked)
-
     def open(self) -> BinaryIO:
         """Open the text, decompressed and in UTF-8."""
-        return as_utf8(open_input(self.location), UTF8 if self.unpacked else self.source.encoding)
+        if self.unpacked is not None:
+            return open_input(str(self.unpacked))
+        return as_utf8(open_input(self.source.location), self.source.encoding)
 
 
 class Position(NamedTuple):
-    """The position of a record: a line of a text file, otherwise a record or a row."""
+    """The position of a record: a line of a text file, otherwise a record or a row; formatted only for messages."""
 
     part: ByteRange
     unit: str
@@ -83,6 +81,21 @@ def check_record_size(num_bytes: int, max_bytes: int, position: object) -> None:
         )
 
 
+def present_columns(part: ByteRange, columns: Sequence[str], found: Sequence[str]) -> Sequence[str]:
+    """Return those of some columns that a table has, at least one."""
+    present = [name for name in columns if name in found]
+    if columns and not present:
+        names = " or ".join(f"'{name}'" for name in columns)
+        raise no_field(f"there is no column {names}", found, part.source.location)
+    return present
+
+
+def no_field(what: str, names: Sequence[str], where: str) -> InputError:
+    remedy = "name the field of the text: --set data.text_field=NAME, or NAME,NAME where inputs differ (embed and "
+    remedy += "evaluate: --text-field NAME)"
+    return InputError(f"{what} (it has: {', '.join(list(names)[:8])})", where=where, remedy=remedy)
+
+
 def text_blocks(
     part: ByteRange,
     counts: Counter[str],
@@ -95,32 +108,34 @@ def text_blocks(
 
     A line longer than a block is cut after a blank or a character, unless lines must be whole.
     """
-    lines_before = 0
+    lines_before, held = 0, b""
+    remaining = float("inf") if part.stop is None else part.stop - part.start
     with part.open() as file:
         try:
             if part.start:
                 file.seek(part.start)
-            is_first, num_read, held, num_held = part.start == 0, 0, [b""], 0
+            mark = b"" if part.start else codecs.BOM_UTF8
             while True:
-                remaining = BLOCK_BYTES if part.stop is None else part.stop - part.start - num_read
-                block = file.read(min(BLOCK_BYTES, remaining))
-                num_read += len(block)
+                block = file.read(int(min(BLOCK_BYTES, remaining)))
+                remaining -= len(block)
+                is_end, block, mark = not block, block.removeprefix(mark), b""
                 end = block.rfind(b"\n") + 1
                 if block and not end and not whole_lines:
                     end = block.rfind(b" ") + 1 or last_character(block)
-                if whole_lines and num_held + len(block) > max_line_bytes:
-                    first_line = num_held + (block.find(b"\n") if end else len(block))
-                    check_record_size(first_line, max_line_bytes, Position(part, "line", 1 + lines_before))
-                held.append(block[:end] if end else block)
-                num_held += len(block)
-                if end or not block:
-                    ready, held, num_held = [b"".join(held)], [block[end:]], len(block) - end
-                    num_lines = ready[0].count(b"\n")
-                    if ready[0]:  # popped, so that this frame does not keep a large block alive
-                        position = Position(part, "line", 1 + lines_before)
-                        yield lines_before, _decoded(ready.pop(), position, counts, is_first=is_first, strict=strict)
-                        lines_before, is_first = lines_before + num_lines, False
-                if not block:
+                position = Position(part, "line", 1 + lines_before)
+                if whole_lines and len(held) + len(block) > max_line_bytes:
+                    check_record_size(len(held) + (block.find(b"\n") if end else len(block)), max_line_bytes, position)
+                if not end and not is_end:
+                    held += block
+                    continue
+                ready, held = held + block[:end], block[end:]
+                num_lines = ready.count(b"\n")
+                if ready:
+                    text = [_decoded(ready, position, counts, strict=strict)]
+                    ready = b""  # so that this frame does not keep a large block alive
+                    yield lines_before, text.pop()
+                lines_before += num_lines
+                if is_end:
                     return
         except READ_ERRORS as error:
             raise damaged(part.source, error) from error
@@ -134,9 +149,7 @@ def last_character(block: bytes) -> int:
     return begin
 
 
-def _decoded(block: bytes, position: Position, counts: Counter[str], *, is_first: bool, strict: bool) -> str:
-    if is_first:
-        block = block.removeprefix(codecs.BOM_UTF8)
+def _decoded(block: bytes, position: Position, counts: Counter[str], *, strict: bool) -> str:
     try:
         return block.decode("utf-8")
     except UnicodeDecodeError as error:

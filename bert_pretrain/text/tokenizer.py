@@ -1,12 +1,12 @@
 """A tokenizer folder: a WordPiece vocabulary with BERT's text processing, or one of whole words, written and read.
 
 It opens in `transformers`, and `vocab.txt` in whatever reads Google's. One text is encoded by `tokenizers`; whole
-corpora by `text/encoder.py`.
+corpora by `text/fast_tokenizer.py`.
 """
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from pathlib import Path
@@ -25,12 +25,14 @@ from bert_pretrain.text.tokenizer_folder import (
     REMEDY,
     SPECIAL_TOKENS,
     TOKENIZER,
+    UNKNOWN,
     VOCABULARY,
     is_reserved,
+    is_unused,
     read_tokenizer_folder,
 )
 
-__all__ = ["FILES", "MAX_UNK_SHARE", "SPECIAL_TOKENS", "Tokenizer", "bert_normalizer", "is_reserved", "load_once"]
+_PREFIX = "##"
 
 MAX_UNK_SHARE = 0.05
 """Of tokens, above which a vocabulary is likely of another language or casing than the text."""
@@ -66,13 +68,17 @@ class Tokenizer:
         self.tokens = list(tokens)
         self.whole_words = whole_words
         self.folder = folder
-        self.settings = {
-            "do_lower_case": lowercase,
+        processing = {
+            "lowercase": lowercase,
             "strip_accents": strip_accents,
-            "tokenize_chinese_chars": handle_chinese_chars,
+            "handle_chinese_chars": handle_chinese_chars,
         }
+        self._processing: dict[str, Any] = {**processing, "whole_words": whole_words}
+        self.settings = dict(
+            zip(("do_lower_case", "strip_accents", "tokenize_chinese_chars"), processing.values(), strict=True)
+        )
         self.pad_id, self.unk_id, self.cls_id, self.sep_id, self.mask_id = (ids[token] for token in SPECIAL_TOKENS)
-        self.backend = _word_level(ids) if whole_words else _word_piece(ids, self.settings)
+        self.backend = _word_level(ids) if whole_words else _word_piece(ids, processing)
         self.backend.add_special_tokens(list(SPECIAL_TOKENS))
         self.backend.post_processor = processors.TemplateProcessing(
             single="[CLS]:0 $A:0 [SEP]:0",
@@ -92,10 +98,7 @@ class Tokenizer:
 
     @staticmethod
     def load(folder: Path, flag: str = "--vocab", *, lowercase: bool | None = None) -> "Tokenizer":
-        """Open a tokenizer folder: `vocab.txt` or `tokenizer.json`, with `tokenizer_config.json`.
-
-        `flag` named it, for messages; `lowercase` is the casing, for a folder that does not state it.
-        """
+        """Open a tokenizer folder, named by `flag`; `lowercase` is its casing where the folder does not state it."""
         found = read_tokenizer_folder(folder, flag)
         if found.lowercase is None and lowercase is None:
             raise DataError(
@@ -111,27 +114,15 @@ class Tokenizer:
                 remedy="leave the flag out, or correct the folder's tokenizer_config.json",
             )
         try:
-            return Tokenizer(
-                found.tokens,
-                lowercase=bool(lowercase if found.lowercase is None else found.lowercase),
-                strip_accents=found.strip_accents,
-                handle_chinese_chars=found.handle_chinese_chars,
-                whole_words=found.whole_words,
-                folder=folder,
-            )
+            is_lowercase = lowercase if found.lowercase is None else found.lowercase
+            return Tokenizer(**{**found._asdict(), "lowercase": bool(is_lowercase)}, folder=folder)
         except ValueError as error:
             name = VOCABULARY if (folder / VOCABULARY).is_file() else TOKENIZER
             raise DataError(f"{name} is broken: {error}", where=str(folder / name), remedy=REMEDY) from error
 
     def with_tokens(self, tokens: Sequence[str]) -> "Tokenizer":
         """Return a tokenizer with another vocabulary that treats text as this one does."""
-        return Tokenizer(
-            tokens,
-            lowercase=bool(self.settings["do_lower_case"]),
-            strip_accents=self.settings["strip_accents"],
-            handle_chinese_chars=bool(self.settings["tokenize_chinese_chars"]),
-            whole_words=self.whole_words,
-        )
+        return Tokenizer(tokens, **self._processing)
 
     @property
     def files(self) -> tuple[str, ...]:
@@ -191,10 +182,7 @@ class Tokenizer:
         return str(self.backend.decode(list(ids), skip_special_tokens=False))
 
     def save(self, folder: Path, model_max_length: int = 512) -> None:
-        """Write `files` into a folder, made if needed.
-
-        All are made from the vocabulary, also where it came from elsewhere, so that they agree.
-        """
+        """Write `files`, all made from the vocabulary, also where it came from elsewhere, so that they agree."""
         folder.mkdir(parents=True, exist_ok=True)
         for name, text in self.contents(model_max_length).items():
             write_text(folder / name, text)
@@ -236,12 +224,7 @@ def load_once(reference: TokenizerReference) -> Tokenizer:
 
 def bert_normalizer(*, lowercase: bool, strip_accents: bool | None, handle_chinese_chars: bool) -> Any:
     """Return BERT's text clean-up as `tokenizers` has it."""
-    return normalizers.BertNormalizer(
-        clean_text=True,
-        handle_chinese_chars=handle_chinese_chars,
-        strip_accents=strip_accents,
-        lowercase=lowercase,
-    )
+    return normalizers.BertNormalizer(True, handle_chinese_chars, strip_accents, lowercase)
 
 
 _WORD_LEVEL_CONFIG = {
@@ -257,13 +240,55 @@ def _word_level(ids: dict[str, int]) -> Backend:
     return backend
 
 
-def _word_piece(ids: dict[str, int], settings: dict[str, Any]) -> Backend:
+def _word_piece(ids: dict[str, int], processing: dict[str, Any]) -> Backend:
     backend = Backend(models.WordPiece(ids, unk_token="[UNK]", max_input_chars_per_word=MAX_WORD_CHARACTERS))
-    backend.normalizer = bert_normalizer(
-        lowercase=settings["do_lower_case"],
-        strip_accents=settings["strip_accents"],
-        handle_chinese_chars=settings["tokenize_chinese_chars"],
-    )
+    backend.normalizer = bert_normalizer(**processing)
     backend.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     backend.decoder = decoders.WordPiece(prefix="##")
     return backend
+
+
+@dataclass(frozen=True)
+class Extension:
+    """How the rows of a vocabulary become those of a longer one; with no new tokens, all rows stay."""
+
+    num_old_tokens: int
+    num_tokens: int
+    pieces: dict[int, list[int]]
+    """The id of each new token -> the ids of its old pieces, in order."""
+
+    @property
+    def num_in_slots(self) -> int:
+        """How many new tokens took unused slots."""
+        return sum(index < self.num_old_tokens for index in self.pieces)
+
+
+def find_extension(old: Sequence[str], new: Sequence[str]) -> Extension | None:
+    """Return how `new` extends `old`, as `vocab --extend` does, or None where it is another vocabulary.
+
+    Every old token keeps its id; new ones are in unused slots or after the end.
+    """
+    changed = [index for index, (before, after) in enumerate(zip(old, new, strict=False)) if before != after]
+    if len(new) < len(old) or not all(is_unused(old[index]) for index in changed):
+        return None
+    ids = {token: index for index, token in enumerate(old)}
+    added = [*changed, *range(len(old), len(new))]
+    return Extension(len(old), len(new), {index: old_pieces(new[index], ids) for index in added})
+
+
+def old_pieces(token: str, ids: Mapping[str, int]) -> list[int]:
+    """Return the ids of the pieces into which a vocabulary cuts a token it lacks, longest match first.
+
+    A token it cannot cut is one [UNK], as WordPiece has it.
+    """
+    is_inside = token.startswith(_PREFIX) and len(token) > len(_PREFIX)
+    rest = token.removeprefix(_PREFIX) if is_inside else token
+    pieces = []
+    while rest and len(rest) <= MAX_WORD_CHARACTERS:
+        prefix = _PREFIX if is_inside else ""
+        length = next((size for size in range(len(rest), 0, -1) if prefix + rest[:size] in ids), 0)
+        if not length:
+            return [ids[UNKNOWN]]
+        pieces.append(ids[prefix + rest[:length]])
+        rest, is_inside = rest[length:], True
+    return pieces or [ids[UNKNOWN]]

@@ -7,9 +7,8 @@ at white space) is refused rather than read as if it were.
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from bert_pretrain.errors import DataError
 from bert_pretrain.storage.files import read_json
@@ -32,9 +31,8 @@ _NORMALIZER_NAMES = {
 }
 
 
-@dataclass(frozen=True)
-class TokenizerFolder:
-    """What was read."""
+class TokenizerFolder(NamedTuple):
+    """The content of a tokenizer folder."""
 
     tokens: list[str]
     lowercase: bool | None
@@ -61,7 +59,6 @@ def is_unused(token: str) -> bool:
 
 
 def has_vocabulary(folder: Path) -> bool:
-    """Whether a folder holds a vocabulary at all."""
     return (folder / VOCABULARY).exists() or (folder / TOKENIZER).is_file()
 
 
@@ -72,99 +69,65 @@ def read_tokenizer_folder(folder: Path, flag: str) -> TokenizerFolder:
         raise DataError(what, where=flag, remedy=REMEDY)
     if (folder / PARTIAL).exists() and not (folder / MANIFEST).exists():
         raise DataError(f"{folder} is unfinished", where=flag, remedy="run the command that writes it again")
-    backend = _read_object(folder / TOKENIZER)
-    config = _read_object(folder / CONFIG)
-    settings = {**_settings_of_backend(backend, folder / TOKENIZER), **_settings_of_config(config, folder / CONFIG)}
-    tokens = _read_vocabulary(folder, backend)
-    _check_added_tokens(folder, tokens, backend, config)
+    try:
+        backend, config, added = (_read_object(folder / name) for name in (TOKENIZER, CONFIG, "added_tokens.json"))
+        settings = _settings_of_backend(backend, folder / TOKENIZER) | _settings_of_config(config, folder / CONFIG)
+        tokens = _read_tokens(folder, backend)
+        in_config = config.get("added_tokens_decoder") or {}
+        entries = [*(backend.get("added_tokens") or []), *in_config.values()]
+        _check_added_tokens(folder, tokens, {*(entry["content"] for entry in entries), *added})
+    except (AttributeError, KeyError, TypeError) as error:  # JSON of another form
+        what = f"its files describe no tokenizer: {type(error).__name__}: {error}"
+        raise DataError(what, where=str(folder), remedy=REMEDY) from error
     if backend and backend["model"].get("type") == "WordLevel":
         return TokenizerFolder(tokens, False, False, False, whole_words=True)
-    return TokenizerFolder(
-        tokens,
-        settings.get("do_lower_case"),
-        settings.get("strip_accents"),
-        settings.get("tokenize_chinese_chars", True),
-        whole_words=False,
-    )
+    lowercase, strip_accents = settings.get("do_lower_case"), settings.get("strip_accents")
+    return TokenizerFolder(tokens, lowercase, strip_accents, settings.get("tokenize_chinese_chars", True), False)
 
 
 def _read_object(path: Path) -> dict[str, Any]:
     """Return the content of a JSON file, nothing where there is none."""
     found = read_json(path) if path.is_file() else {}
     if not isinstance(found, dict):
-        raise DataError(f"{path.name} holds no settings by name", where=str(path), remedy=REMEDY)
+        raise TypeError(f"{path.name} holds no settings by name")
     return found
 
 
-def _read_vocabulary(folder: Path, backend: Mapping[str, Any]) -> list[str]:
-    path = folder / VOCABULARY
-    from_backend = _tokens_of_backend(backend, folder / TOKENIZER) if backend else None
-    if not path.exists():
-        if from_backend is None:
-            raise DataError("it holds no vocabulary", where=str(folder / TOKENIZER), remedy=REMEDY)
-        return from_backend
-    tokens = _read_tokens(path)
-    if from_backend is not None and from_backend != tokens:
-        raise DataError(
-            f"{VOCABULARY} and {TOKENIZER} hold different vocabularies",
-            where=str(folder),
-            remedy="remove the one that is not this model's",
-        )
-    return tokens
-
-
-def _read_tokens(path: Path) -> list[str]:
-    """Return the lines of a `vocab.txt`. A token may be a line separator (U+2028): Google's Chinese BERT has it."""
-    try:
-        with path.open("rb") as file:
-            content = file.read(MAX_VOCABULARY_BYTES + 1)
-        if len(content) > MAX_VOCABULARY_BYTES:
-            raise ValueError(f"it is larger than {MAX_VOCABULARY_BYTES >> 20} MiB")
-        tokens = content.decode().replace("\r\n", "\n").removesuffix("\n").split("\n")
-    except (OSError, ValueError) as error:
-        raise DataError(f"{path.name} is broken: {error}", where=str(path), remedy=REMEDY) from error
+def _read_tokens(folder: Path, backend: Mapping[str, Any]) -> list[str]:
+    """Return the tokens of `vocab.txt` or `tokenizer.json`, which must agree where both are there."""
+    path, tokens = folder / VOCABULARY, None
+    if path.exists():
+        try:
+            with path.open("rb") as file:
+                content = file.read(MAX_VOCABULARY_BYTES + 1)
+            if len(content) > MAX_VOCABULARY_BYTES:
+                raise ValueError(f"it is larger than {MAX_VOCABULARY_BYTES >> 20} MiB")
+            # Only line ends end a token: Google's Chinese BERT has U+2028, a line separator.
+            tokens = content.decode().replace("\r\n", "\n").removesuffix("\n").split("\n")
+        except (OSError, ValueError) as error:
+            raise DataError(f"{path.name} is broken: {error}", where=str(path), remedy=REMEDY) from error
+    if backend:
+        vocabulary = backend["model"]["vocab"]
+        added = {entry["content"]: entry["id"] for entry in backend.get("added_tokens") or []}
+        ids = {**vocabulary, **{token: index for token, index in added.items() if token in SPECIAL_TOKENS}}
+        if sorted(ids.values()) != list(range(len(ids))):
+            raise DataError("the ids of its tokens are not 0, 1, 2, …", where=str(folder / TOKENIZER), remedy=REMEDY)
+        of_backend = sorted(ids, key=ids.__getitem__)
+        if tokens is not None and tokens != of_backend:
+            what = f"{VOCABULARY} and {TOKENIZER} hold different vocabularies"
+            raise DataError(what, where=str(folder), remedy="remove the one that is not this model's")
+        path, tokens = folder / TOKENIZER, of_backend
+    assert tokens is not None
     for number, token in enumerate(tokens, start=1):
-        _check_token(token, f"{path}: line {number}")
+        if not is_storable(token):
+            what = "is empty" if not token else f"has {len(token):,} characters, or control characters: {token[:20]!r}"
+            raise DataError(f"a token {what}", where=f"{path}: line {number}", remedy="write one token per line")
     return tokens
 
 
-def _check_token(token: str, where: str) -> None:
-    if not is_storable(token):
-        what = "is empty" if not token else f"has {len(token):,} characters, or control characters: {token[:20]!r}"
-        raise DataError(f"a token {what}", where=where, remedy="write one token per line")
-
-
-def _tokens_of_backend(backend: Mapping[str, Any], path: Path) -> list[str]:
-    added = _added_tokens(backend.get("added_tokens") or [], path)
-    ids = {**backend["model"]["vocab"], **{token: index for token, index in added.items() if token in SPECIAL_TOKENS}}
-    are_numbers = all(type(index) is int for index in ids.values())
-    if not are_numbers or sorted(ids.values()) != list(range(len(ids))):
-        raise DataError("the ids of its tokens are not 0, 1, 2, …", where=str(path), remedy=REMEDY)
-    for token, index in ids.items():
-        _check_token(token, f"{path}: id {index}")
-    return sorted(ids, key=ids.__getitem__)
-
-
-def _added_tokens(entries: object, path: Path) -> dict[str, Any]:
-    """Return the ids of added tokens by content."""
-    if not isinstance(entries, list) or not all(
-        isinstance(entry, dict) and isinstance(entry.get("content"), str) for entry in entries
-    ):
-        raise DataError("its added tokens are no list of tokens with their content", where=str(path), remedy=REMEDY)
-    return {entry["content"]: entry.get("id") for entry in entries}
-
-
-def _check_added_tokens(folder: Path, tokens: list[str], backend: Mapping[str, Any], config: Mapping[str, Any]) -> None:
+def _check_added_tokens(folder: Path, tokens: list[str], added: set[str]) -> None:
     """Refuse tokens beyond the vocabulary: `transformers` finds them in raw text, which WordPiece does not."""
-    decoder = config.get("added_tokens_decoder") or {}
-    entries = list(decoder.values()) if isinstance(decoder, dict) else decoder
-    added = {
-        *_added_tokens(backend.get("added_tokens") or [], folder / TOKENIZER),
-        *_added_tokens(entries, folder / CONFIG),
-        *_read_object(folder / "added_tokens.json"),
-    }
-    beyond = sorted(added - set(tokens))
-    if beyond:
+    if beyond := sorted(added - set(tokens)):
         raise DataError(
             f"the tokenizer has {len(beyond)} added tokens outside its WordPiece vocabulary, such as {beyond[0]!r}",
             where=str(folder),
@@ -177,9 +140,7 @@ def _settings_of_backend(backend: Mapping[str, Any], path: Path) -> dict[str, An
     """Return what the normalizer of a `tokenizer.json` states; refuse any but BERT's WordPiece and whole words."""
     if not backend:
         return {}
-    model, pre_tokenizer = backend.get("model", {}), backend.get("pre_tokenizer") or {}
-    if not all(isinstance(each, dict) for each in (model, backend.get("normalizer") or {}, pre_tokenizer)):
-        raise DataError("it describes no tokenizer", where=str(path), remedy=REMEDY)
+    model, pre_tokenizer = backend["model"], backend.get("pre_tokenizer") or {}
     kind = model.get("type", "WordPiece" if "continuing_subword_prefix" in model else None)  # old files state none
     normalizer = backend.get("normalizer") or {}
     seen: dict[str, tuple[object, object]] = {
@@ -198,11 +159,9 @@ def _settings_of_backend(backend: Mapping[str, Any], path: Path) -> dict[str, An
             "the pre-tokenizer": (pre_tokenizer.get("type"), "WhitespaceSplit"),
         }
     whose = "that of whole words" if kind == "WordLevel" else "BERT's"
-    for what, (found, demand) in seen.items():
-        if found != demand:
-            raise DataError(f"{what} is {_short(found)}, {whose} is {demand!r}", where=str(path), remedy=REMEDY)
-    if not isinstance(model.get("vocab"), dict):
-        raise DataError("it holds no vocabulary", where=str(path), remedy=REMEDY)
+    for what, (found, expected) in seen.items():
+        if found != expected:
+            raise DataError(f"{what} is {repr(found)[:80]}, {whose} is {expected!r}", where=str(path), remedy=REMEDY)
     return _checked({name: normalizer[key] for name, key in _NORMALIZER_NAMES.items() if key in normalizer}, path)
 
 
@@ -212,21 +171,13 @@ def _settings_of_config(config: Mapping[str, Any], path: Path) -> dict[str, Any]
     if kind not in _CLASSES:
         raise DataError(f"the tokenizer is a {kind[:80]}, not BERT's WordPiece", where=str(path), remedy=REMEDY)
     if config.get("do_basic_tokenize") is False:
-        raise DataError(
-            "do_basic_tokenize is false: the text must be split into words before, which is not supported",
-            where=str(path),
-            remedy=REMEDY,
-        )
+        what = "do_basic_tokenize is false: the text must be split into words before, which is not supported"
+        raise DataError(what, where=str(path), remedy=REMEDY)
     return _checked({name: config[name] for name in _NORMALIZER_NAMES if name in config}, path)
 
 
 def _checked(settings: dict[str, Any], path: Path) -> dict[str, Any]:
     for name, value in settings.items():
-        allowed = (True, False, None) if name == "strip_accents" else (True, False)
-        if not any(value is choice for choice in allowed):
-            raise DataError(f"{name} is {_short(value)}", where=str(path), remedy="give true or false there")
+        if not isinstance(value, bool) and not (name == "strip_accents" and value is None):
+            raise DataError(f"{name} is {repr(value)[:80]}", where=str(path), remedy="give true or false there")
     return settings
-
-
-def _short(value: object) -> str:
-    return repr(value)[:80]

@@ -4,13 +4,13 @@ from typing import Any
 
 from bert_pretrain.errors import InputError
 
+# File systems' names for what changes with a file, the best first.
 _VERSIONS = ("ETag", "etag", "blob_id", "Content-MD5", "mtime", "LastModified", "Last-Modified", "updated", "modified")
-"""File systems' names for what changes with a file, the best first."""
 
 
 def matching_urls(url: str) -> list[str]:
     """Return the URLs that match a pattern, in order, or the URL itself if it is none."""
-    filesystem, path = _open(url)
+    filesystem, path = _open_filesystem(url)
     try:
         paths = sorted(filesystem.glob(path)) if any(character in url for character in "*?[") else [path]
     except Exception as error:
@@ -22,7 +22,7 @@ def matching_urls(url: str) -> list[str]:
 
 def size_and_version(url: str) -> tuple[int | None, str]:
     """Return the size of a file in bytes if it is known, and what changes with its content, "" if nothing tells it."""
-    filesystem, path = _open(url)
+    filesystem, path = _open_filesystem(url)
     try:
         info = filesystem.info(path)
     except Exception as error:
@@ -30,20 +30,18 @@ def size_and_version(url: str) -> tuple[int | None, str]:
     return info.get("size"), next((f"{key}:{info[key]}" for key in _VERSIONS if info.get(key)), "")
 
 
-def _open(url: str) -> tuple[Any, str]:
+def _open_filesystem(url: str) -> tuple[Any, str]:
     import fsspec
 
     try:
         filesystem, path = fsspec.core.url_to_fs(url)
-    except ImportError as error:
-        remedy = "pip install 'bert-pretrain[http]'" if url.startswith("http") else "install the package it names"
-        raise InputError(f"cannot open such URLs: {error}", where=url, remedy=remedy) from error
-    except Exception as error:
+    except Exception as error:  # each file system has errors of its own
         raise _unreachable(url, error) from error
     return filesystem, path
 
 
 def _unreachable(url: str, error: Exception) -> InputError:
-    # Each file system has errors of its own.
-    what = f"cannot reach the URL: {str(error) or type(error).__name__}"
-    return InputError(what, where=url, remedy="check the address and access")
+    remedy = "check the address and access"
+    if isinstance(error, ImportError):
+        remedy = "pip install 'bert-pretrain[http]'" if url.startswith("http") else "install the package it names"
+    return InputError(f"cannot reach the URL: {str(error) or type(error).__name__}", where=url, remedy=remedy)

@@ -7,8 +7,7 @@ from typing import Any
 
 from bert_pretrain.config import DataConfig
 from bert_pretrain.errors import InputError
-from bert_pretrain.text.json_records import repair_surrogates
-from bert_pretrain.text.records import read_records
+from bert_pretrain.text.readers import read_records, repair_surrogates
 from bert_pretrain.text.sources import resolve
 from bert_pretrain.text.text_files import ByteRange, Position
 from bert_pretrain.tools.texts import Text

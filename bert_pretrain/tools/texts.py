@@ -18,9 +18,9 @@ from bert_pretrain.config import DataConfig
 from bert_pretrain.config_values import TextField
 from bert_pretrain.errors import InputError, OutputError
 from bert_pretrain.parallel.progress import progress_bar
-from bert_pretrain.text.encoder import Encoder
+from bert_pretrain.text.fast_tokenizer import Encoder
 from bert_pretrain.text.ragged import offsets_of
-from bert_pretrain.text.records import read_texts
+from bert_pretrain.text.readers import read_texts
 from bert_pretrain.text.sources import Source, resolve
 from bert_pretrain.text.text_files import ByteRange
 from bert_pretrain.text.tokenizer import Tokenizer

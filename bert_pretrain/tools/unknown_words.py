@@ -4,7 +4,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from bert_pretrain.text.tokenizer import MAX_UNK_SHARE, Tokenizer, is_reserved
+from bert_pretrain.text.tokenizer import MAX_UNK_SHARE, Tokenizer
+from bert_pretrain.text.tokenizer_folder import is_reserved
 
 SHOWN = 3
 MOST_EXAMPLES = 100

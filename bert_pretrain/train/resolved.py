@@ -14,8 +14,7 @@ from bert_pretrain.model.bert import BertForPreTraining
 from bert_pretrain.model.folder import check_model, weights_sha256
 from bert_pretrain.model.huggingface import PRETRAINING
 from bert_pretrain.model.vocabulary import match_vocabulary
-from bert_pretrain.text.extension import Extension
-from bert_pretrain.text.tokenizer import Tokenizer
+from bert_pretrain.text.tokenizer import Extension, Tokenizer
 from bert_pretrain.train.checkpoint import Checkpoint, open_checkpoint
 from bert_pretrain.train.clock import Boundary
 from bert_pretrain.train.device import flops, hardware

@@ -17,7 +17,8 @@ from tokenizers import pre_tokenizers
 
 from bert_pretrain.config import Config, VocabConfig
 from bert_pretrain.rng import stream
-from bert_pretrain.text import chunks, documents
+from bert_pretrain.text import documents
+from bert_pretrain.text.fast_tokenizer import FIRST_WORD_NUMBER, ChunkTable, characters
 from bert_pretrain.text.text_files import ByteRange
 from bert_pretrain.text.tokenizer import bert_normalizer
 
@@ -82,8 +83,8 @@ class _Counter:
 
     def _clear(self) -> None:
         whole_words = self._config.tokens == "words"
-        self._table = chunks.ChunkTable(around_cjk=self._config.handle_chinese_chars, whole_words=whole_words)
-        self._counts = np.zeros((2, chunks.FIRST_WORD_NUMBER), dtype=np.int64)
+        self._table = ChunkTable(around_cjk=self._config.handle_chinese_chars, whole_words=whole_words)
+        self._counts = np.zeros((2, FIRST_WORD_NUMBER), dtype=np.int64)
 
     def count(self, block: list[bytes], is_held_out: bool, counts: Counts) -> None:
         """Count documents; whenever the table is full, and with `flush`, the counts are added to `counts`."""
@@ -91,14 +92,14 @@ class _Counter:
             return
         text = np.frombuffer(b"\n".join(block), dtype=np.uint8)
         _, numbers = self._table.number(text, np.zeros(1, dtype=np.int64))
-        missing = chunks.FIRST_WORD_NUMBER + len(self._table.words) - self._counts.shape[1]
+        missing = FIRST_WORD_NUMBER + len(self._table.words) - self._counts.shape[1]
         self._counts = np.pad(self._counts, ((0, 0), (0, missing)))
         self._counts[int(is_held_out)] += np.bincount(numbers, minlength=self._counts.shape[1])
         if len(self._table.words) > MAX_DISTINCT // 2:
             self.flush(counts)
 
     def flush(self, counts: Counts) -> None:
-        names = [character.encode() for character in chunks.characters()] + self._table.words
+        names = [character.encode() for character in characters()] + self._table.words
         found = Counts()
         for counter, numbers in zip((found.learned, found.held_out), self._counts, strict=True):
             for number in np.flatnonzero(numbers).tolist():
@@ -112,31 +113,26 @@ def count_groups(groups: Sequence[tuple[int, Sequence[ByteRange]]], config: Conf
     counts = Counts()
     counter = _Counter(config.vocab)
     for number, parts in groups:
-        _count_group(parts, stream(config.vocab.seed, "held out", group=number), config, counter, counts)
+        rng = stream(config.vocab.seed, "held out", group=number)
+        blocks: dict[bool, list[bytes]] = {False: [], True: []}
+        sizes = {False: 0, True: 0}
+        is_held_out = bool(rng.random() < HELD_OUT_SHARE)
+        pieces = (documents.read(part, config.data, counts.repairs_and_drops) for part in parts)
+        for text, ends_document in itertools.chain.from_iterable(pieces):
+            content = text.encode()
+            blocks[is_held_out].append(content)
+            sizes[is_held_out] += len(content)
+            if sizes[is_held_out] >= _BLOCK_BYTES:
+                counter.count(blocks[is_held_out], is_held_out, counts)
+                blocks[is_held_out], sizes[is_held_out] = [], 0
+            if ends_document:
+                counts.documents += 1
+                is_held_out = bool(rng.random() < HELD_OUT_SHARE)
+        for is_held_out, block in blocks.items():
+            counter.count(block, is_held_out, counts)
         documents.check_unchanged(parts)
     counter.flush(counts)
     return counts
-
-
-def _count_group(
-    parts: Sequence[ByteRange], rng: np.random.Generator, config: Config, counter: _Counter, counts: Counts
-) -> None:
-    blocks: dict[bool, list[bytes]] = {False: [], True: []}
-    sizes = {False: 0, True: 0}
-    is_held_out = bool(rng.random() < HELD_OUT_SHARE)
-    pieces = (documents.read(part, config.data, counts.repairs_and_drops) for part in parts)
-    for piece in itertools.chain.from_iterable(pieces):
-        content = piece.text.encode()
-        blocks[is_held_out].append(content)
-        sizes[is_held_out] += len(content)
-        if sizes[is_held_out] >= _BLOCK_BYTES:
-            counter.count(blocks[is_held_out], is_held_out, counts)
-            blocks[is_held_out], sizes[is_held_out] = [], 0
-        if piece.ends_document:
-            counts.documents += 1
-            is_held_out = bool(rng.random() < HELD_OUT_SHARE)
-    for is_held_out, block in blocks.items():
-        counter.count(block, is_held_out, counts)
 
 
 def count_words(chunk_counts: Mapping[bytes, int], config: VocabConfig) -> Counter[str]:
@@ -148,11 +144,7 @@ def count_words(chunk_counts: Mapping[bytes, int], config: VocabConfig) -> Count
             for word, _ in white_space.pre_tokenize_str(chunk.decode()):
                 words[word] += count
         return words
-    normalizer = bert_normalizer(
-        lowercase=config.lowercase,
-        strip_accents=config.strip_accents,
-        handle_chinese_chars=config.handle_chinese_chars,
-    )
+    normalizer = bert_normalizer(**config.model_dump(include={"lowercase", "strip_accents", "handle_chinese_chars"}))
     pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     for chunk, count in chunk_counts.items():
         if chunk.isalnum():  # ASCII letters and digits alone: one word, nothing to clean

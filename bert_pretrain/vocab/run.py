@@ -23,10 +23,9 @@ from bert_pretrain.text.sources import Source, few_documents, finer_boundary, re
 from bert_pretrain.text.text_files import ByteRange
 from bert_pretrain.text.tokenizer import Tokenizer
 from bert_pretrain.text.tokenizer_folder import TOKENIZER
-from bert_pretrain.vocab.alphabet import choose_alphabet
 from bert_pretrain.vocab.counting import Counts, count_groups, count_words
-from bert_pretrain.vocab.extending import extend_vocabulary
-from bert_pretrain.vocab.wordpiece import choose_words, special_tokens, train_wordpiece
+from bert_pretrain.vocab.extend import extend_vocabulary
+from bert_pretrain.vocab.wordpiece import choose_alphabet, choose_words, special_tokens, train_wordpiece
 
 MAX_TASKS = 256
 """That count, at most; each merges the counts of all its text as it reads."""
@@ -51,13 +50,12 @@ def make_vocab(
     """
     old = None if extend is None else Tokenizer.load(extend, "--extend", lowercase=lowercase)
     if old is not None:
-        _check_extendable(old, config.vocab)
-        config = config.model_copy(update={"vocab": _treating_text_as(old, config.vocab)})
+        config = config.model_copy(update={"vocab": _extending(old, config.vocab)})
     else:
         _room(config)  # before the text is read
     whole_words = config.vocab.tokens == "words"
-    sources = resolve(inputs, config.data, whole_words=whole_words)
-    sources = [source for source in sources if not source.is_validation]
+    found = resolve(inputs, config.data, whole_words=whole_words)
+    sources = [source for source in found if not source.is_validation]
     identity = {
         "inputs": [source.identity for source in sources],
         **_choices(config.vocab, old),
@@ -72,7 +70,7 @@ def make_vocab(
             manifest.reopen(output)
         remove_temporaries(output)
         counts = _count(sources, output, config, workers, scheduler)
-        tokenizer, figures = _make(counts, old, config, inputs[0])
+        tokenizer, figures, line = _make(counts, old, config, inputs[0])
         tokenizer.save(output)
         body = {
             "config": {"vocab": config.vocab.model_dump(mode="json")},
@@ -81,38 +79,23 @@ def make_vocab(
             "figures": figures,
         }
         manifest.complete(output, "vocab", identity, body)
-    _report(tokenizer, figures, config)
+    _report(tokenizer, figures, line, config.vocab)
     if (few := few_documents(figures["documents"])) and (finer := finer_boundary(sources)):
         print(f"warning: {few}, for make-data too\n  hint: {finer}")
     print(f"tokenizer folder: {output}")
     return output
 
 
-def _make(counts: Counts, old: Tokenizer | None, config: Config, where: str) -> tuple[Tokenizer, dict[str, Any]]:
-    """Train or extend a vocabulary; returns its tokenizer, and what the manifest says of it and of the text."""
-    words = count_words(counts.learned, config.vocab)
-    if not words:
-        raise InputError("the inputs hold no text", where=where, remedy="give files with text in them")
-    tokenizer, made = _train(words, config) if old is None else _extend(words, old, config.vocab)
-    return tokenizer, {**_figures(tokenizer, old, counts, words, config.vocab), **made}
-
-
-def _check_extendable(old: Tokenizer, config: VocabConfig) -> None:
+def _extending(old: Tokenizer, config: VocabConfig) -> VocabConfig:
+    """Return the configuration with the text processing of the vocabulary that is extended."""
     if old.whole_words or config.tokens == "words":
         raise ConfigError(
             "only a vocabulary of pieces of words can be extended",
             where=f"--extend {old.folder}" if old.whole_words else "vocab.tokens words",
             remedy="build a vocabulary of whole words from all the text, without --extend",
         )
-
-
-def _treating_text_as(old: Tokenizer, config: VocabConfig) -> VocabConfig:
-    names = {
-        "lowercase": "do_lower_case",
-        "strip_accents": "strip_accents",
-        "handle_chinese_chars": "tokenize_chinese_chars",
-    }
-    return config.model_copy(update={key: old.settings[name] for key, name in names.items()})
+    keys = ("lowercase", "strip_accents", "handle_chinese_chars")
+    return config.model_copy(update=dict(zip(keys, old.settings.values(), strict=True)))
 
 
 def _choices(config: VocabConfig, old: Tokenizer | None) -> dict[str, Any]:
@@ -126,18 +109,13 @@ def _choices(config: VocabConfig, old: Tokenizer | None) -> dict[str, Any]:
 def _is_intact(output: Path) -> bool:
     try:
         found = Tokenizer.load(output)
-    except DataError:
+        texts = found.contents()
+        del texts[TOKENIZER]  # whose form may be that of another version of the library
+        is_same = all((output / name).read_text(encoding="utf-8") == text for name, text in texts.items())
+    except (DataError, OSError, UnicodeDecodeError):
         return False
-    is_same = found.hash == manifest.read_manifest(output, "vocab", "--output")["tokenizer"]["hash"]
-    texts = {name: text for name, text in found.contents().items() if name != TOKENIZER}  # as this version writes it
-    return is_same and (output / TOKENIZER).is_file() and all(_holds(output / name, texts[name]) for name in texts)
-
-
-def _holds(path: Path, text: str) -> bool:
-    try:
-        return path.read_text(encoding="utf-8") == text
-    except (OSError, UnicodeDecodeError):
-        return False
+    written = manifest.read_manifest(output, "vocab", "--output")["tokenizer"]["hash"]
+    return is_same and (output / TOKENIZER).is_file() and found.hash == written
 
 
 def _count_groups(task: tuple[Path, Sequence[tuple[int, Sequence[ByteRange]]]], config: Config) -> None:
@@ -146,11 +124,15 @@ def _count_groups(task: tuple[Path, Sequence[tuple[int, Sequence[ByteRange]]]], 
 
 
 def _merge(task: tuple[Path, Sequence[Path]]) -> None:
-    merged, (first, *others) = task
-    counts = Counts.load(first)
-    for file in others:
+    merged, files = task
+    _merged(files).save(merged)
+
+
+def _merged(files: Sequence[Path]) -> Counts:
+    counts = Counts.load(files[0])
+    for file in files[1:]:
         counts.add(Counts.load(file))
-    counts.save(merged)
+    return counts
 
 
 def _count(sources: list[Source], output: Path, config: Config, workers: int | None, scheduler: str | None) -> Counts:
@@ -174,62 +156,25 @@ def _count(sources: list[Source], output: Path, config: Config, workers: int | N
         found = [Path(folder, f"{number}") for number in range(len(batches))]
         count = partial(_count_groups, config=config)
         list(run_each(count, list(zip(found, batches, strict=True)), workers=pool, description="count", **shown))
-        while len(found) > 1:
+        while len(found) > MERGED_AT_ONCE:
             merges = [found[first : first + MERGED_AT_ONCE] for first in range(0, len(found), MERGED_AT_ONCE)]
             tasks = [(files[0].with_name(f"{files[0].name}+"), files) for files in merges]
             list(run_each(_merge, tasks, workers=pool, description="merge", unit="table"))
             for file in found:
                 file.unlink()
             found = [file for file, _ in tasks]
-        return Counts.load(found[0])
+        return _merged(found)
 
 
-def _train(words: Counter[str], config: Config) -> tuple[Tokenizer, dict[str, Any]]:
-    """Return a vocabulary of its own, and what the manifest says of its alphabet, or of its words."""
-    vocab = config.vocab
-    room = _room(config)
-    if vocab.tokens == "words":
-        tokenizer = Tokenizer.of_words(choose_words(words, vocab))
-        kept = sum(words[token] for token in tokenizer.tokens)
-        return tokenizer, {"whole_words": {"distinct": len(words), "coverage": kept / words.total()}}
-    alphabet = choose_alphabet(words, vocab.limit_alphabet, room)
-    tokens, divisor = train_wordpiece(words, alphabet, vocab)
-    tokenizer = Tokenizer(
-        tokens,
-        lowercase=vocab.lowercase,
-        strip_accents=vocab.strip_accents,
-        handle_chinese_chars=vocab.handle_chinese_chars,
-    )
-    described = {
-        "characters": len(alphabet.characters),
-        "inside_words": len(alphabet.inside),
-        "coverage": alphabet.coverage,
-        "left_out": len(alphabet.left_out),
-        "most_frequent_left_out": alphabet.left_out[:50],
-    }
-    return tokenizer, {"alphabet": described, "words_seen_from_count": int(divisor / 2) + 1}
-
-
-def _extend(words: Counter[str], old: Tokenizer, config: VocabConfig) -> tuple[Tokenizer, dict[str, Any]]:
-    """Return the extended vocabulary, and what the manifest says of each new token."""
-    tokenizer, added = extend_vocabulary(words, old, add_tokens=config.add_tokens, min_frequency=config.min_frequency)
-    if not added:
-        raise InputError(
-            "the vocabulary already holds every frequent word of the inputs",
-            where="--extend",
-            remedy=f"use {old.folder} as it is, give more text, or lower vocab.min_frequency ({config.min_frequency})",
-        )
-    extends = {"folder": str(old.folder), "hash": old.hash, "vocab_size": old.vocab_size}
-    return tokenizer, {"extends": extends, "added": added}
-
-
-def _figures(
-    tokenizer: Tokenizer, old: Tokenizer | None, counts: Counts, words: Counter[str], config: VocabConfig
-) -> dict[str, Any]:
-    """Return what the manifest says of the text, and of the vocabulary on text held out."""
-    held_out = count_words(counts.held_out, config)
+def _make(counts: Counts, old: Tokenizer | None, config: Config, where: str) -> tuple[Tokenizer, dict[str, Any], str]:
+    """Train or extend a vocabulary; returns its tokenizer, what the manifest says of it and of the text, and a line."""
+    words = count_words(counts.learned, config.vocab)
+    if not words:
+        raise InputError("the inputs hold no text", where=where, remedy="give files with text in them")
+    tokenizer, made, line = _train(words, config) if old is None else _extend(words, old, config.vocab)
+    held_out = count_words(counts.held_out, config.vocab)
     measured = held_out or words
-    return {
+    metrics = {
         "documents": counts.documents,
         "words": words.total(),
         "distinct_words": len(words),
@@ -239,6 +184,33 @@ def _figures(
         **measure(tokenizer, measured),
         **({} if old is None else {"before": measure(old, measured)}),
     }
+    return tokenizer, {**metrics, **made}, line
+
+
+def _train(words: Counter[str], config: Config) -> tuple[Tokenizer, dict[str, Any], str]:
+    """Return a vocabulary of its own, and what the manifest says of its alphabet, or of its words."""
+    vocab = config.vocab
+    if vocab.tokens == "words":
+        tokenizer = Tokenizer.of_words(choose_words(words, vocab))
+        kept = [words[token] for token in tokenizer.tokens if words[token]]
+        share = sum(kept) / words.total()
+        line = f"{len(kept):,} of {len(words):,} different words cover {share:.4%} of the text"
+        return tokenizer, {"whole_words": {"distinct": len(words), "coverage": share}}, line
+    alphabet = choose_alphabet(words, vocab.limit_alphabet, _room(config))
+    tokens, divisor = train_wordpiece(words, alphabet, vocab)
+    tokenizer = Tokenizer(tokens, **vocab.model_dump(include={"lowercase", "strip_accents", "handle_chinese_chars"}))
+    described = {
+        "characters": len(alphabet.characters),
+        "inside_words": len(alphabet.inside),
+        "coverage": alphabet.coverage,
+        "left_out": len(alphabet.left_out),
+        "most_frequent_left_out": alphabet.left_out[:50],
+    }
+    line = (
+        f"alphabet: {len(alphabet.characters):,} characters cover {alphabet.coverage:.4%}, {len(alphabet.left_out):,} "
+    )
+    line += f"rarer ones left out{': ' if alphabet.left_out else ''}{' '.join(alphabet.left_out[:10])}"
+    return tokenizer, {"alphabet": described, "words_seen_from_count": int(divisor / 2) + 1}, line
 
 
 def _room(config: Config) -> int:
@@ -254,13 +226,28 @@ def _room(config: Config) -> int:
     return config.vocab.size - reserved
 
 
+def _extend(words: Counter[str], old: Tokenizer, config: VocabConfig) -> tuple[Tokenizer, dict[str, Any], str]:
+    """Return the extended vocabulary, and what the manifest says of each new token."""
+    tokenizer, added = extend_vocabulary(words, old, add_tokens=config.add_tokens, min_frequency=config.min_frequency)
+    if not added:
+        raise InputError(
+            "the vocabulary already holds every frequent word of the inputs",
+            where="--extend",
+            remedy=f"use {old.folder} as it is, give more text, or lower vocab.min_frequency ({config.min_frequency})",
+        )
+    in_slots = sum(token["id"] < old.vocab_size for token in added)
+    examples = ", ".join(f"{token['token']} ({' '.join(token['pieces'])})" for token in added[:5])
+    line = f"{len(added):,} new: {in_slots:,} in unused slots, {len(added) - in_slots:,} at the end: {examples}, …"
+    extends = {"folder": str(old.folder), "hash": old.hash, "vocab_size": old.vocab_size}
+    return tokenizer, {"extends": extends, "added": added}, line
+
+
 def measure(tokenizer: Tokenizer, words: Counter[str]) -> dict[str, Any]:
     """Return the share of words that are [UNK], of tokens that are, and the pieces per word."""
-    texts = list(words)
     pieces = unk_words = 0
-    for word, ids in zip(texts, tokenizer.encode_texts(texts), strict=True):
-        pieces += len(ids) * words[word]
-        unk_words += words[word] if ids == [tokenizer.unk_id] else 0
+    for count, ids in zip(words.values(), tokenizer.encode_texts(list(words)), strict=True):
+        pieces += len(ids) * count
+        unk_words += count if ids == [tokenizer.unk_id] else 0
     total = words.total()
     return {
         "unk_share_of_words": unk_words / total,
@@ -269,13 +256,14 @@ def measure(tokenizer: Tokenizer, words: Counter[str]) -> dict[str, Any]:
     }
 
 
-def _report(tokenizer: Tokenizer, figures: dict[str, Any], config: Config) -> None:
-    print(
-        f"{tokenizer.vocab_size:,} tokens from {figures['words']:,} words in {figures['documents']:,} documents\n"
-        + _made_line(figures, tokenizer)
-        + f"\non {figures['measured_on']}: {_measured(figures)}"
-        + (f" (before: {_measured(figures['before'])})" if "before" in figures else "")
-    )
+def _report(tokenizer: Tokenizer, figures: dict[str, Any], line: str, config: VocabConfig) -> None:
+    measured = [
+        f"[UNK] {found['unk_share_of_words']:.4%} of words, {found['pieces_per_word']:.3f} pieces per word"
+        for found in (figures, figures.get("before"))
+        if found
+    ]
+    print(f"{tokenizer.vocab_size:,} tokens from {figures['words']:,} words in {figures['documents']:,} documents")
+    print(f"{line}\non {figures['measured_on']}: {' (before: '.join(measured)}{')' * (len(measured) - 1)}")
     if dropped := figures["dropped_rare_chunks"]["occurrences"]:
         print(
             f"the text has too many different words to keep: {dropped:,} occurrences of rare ones are not counted, "
@@ -283,33 +271,12 @@ def _report(tokenizer: Tokenizer, figures: dict[str, Any], config: Config) -> No
         )
     for reason, count in figures["repairs_and_drops"].items():
         print(f"corpus: {count:,} {reason.replace('_', ' ')}")
-    if (least := figures.get("words_seen_from_count", 1)) > config.vocab.min_frequency:
+    if (least := figures.get("words_seen_from_count", 1)) > config.min_frequency:
         print(f"words that occur fewer than {least:,} times are not learned from: too small a share of so much text")
-    if "alphabet" in figures and tokenizer.vocab_size < config.vocab.size:
+    if "alphabet" in figures and tokenizer.vocab_size < config.size:
         print(
-            f"warning: the corpus is too small for vocab.size {config.vocab.size:,}; "
+            f"warning: the corpus is too small for vocab.size {config.size:,}; "
             f"the vocabulary has {tokenizer.vocab_size:,} tokens, each made of pieces that occur together at least "
-            f"vocab.min_frequency ({config.vocab.min_frequency}) times\n  hint: use it as it is, give more text"
-            + (", or --set vocab.min_frequency=1" if config.vocab.min_frequency > 1 else "")
+            f"vocab.min_frequency ({config.min_frequency}) times\n  hint: use it as it is, give more text"
+            + (", or --set vocab.min_frequency=1" if config.min_frequency > 1 else "")
         )
-
-
-def _measured(figures: dict[str, Any]) -> str:
-    return f"[UNK] {figures['unk_share_of_words']:.4%} of words, {figures['pieces_per_word']:.3f} pieces per word"
-
-
-def _made_line(figures: dict[str, Any], tokenizer: Tokenizer) -> str:
-    if "added" in figures:
-        added, old_size = figures["added"], figures["extends"]["vocab_size"]
-        in_slots = sum(token["id"] < old_size for token in added)
-        examples = ", ".join(f"{token['token']} ({' '.join(token['pieces'])})" for token in added[:5])
-        return f"{len(added):,} new: {in_slots:,} in unused slots, {len(added) - in_slots:,} at the end: {examples}, …"
-    if "whole_words" in figures:
-        kept, found = len(tokenizer.word_piece_ids), figures["whole_words"]
-        return f"{kept:,} of {found['distinct']:,} different words cover {found['coverage']:.4%} of the text"
-    alphabet = figures["alphabet"]
-    examples = " ".join(alphabet["most_frequent_left_out"][:10])
-    return (
-        f"alphabet: {alphabet['characters']:,} characters cover {alphabet['coverage']:.4%}, "
-        f"{alphabet['left_out']:,} rarer ones left out{': ' + examples if examples else ''}"
-    )

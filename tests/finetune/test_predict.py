@@ -20,7 +20,7 @@ from bert_pretrain.errors import ConfigError, DataError, InputError, OutputError
 from bert_pretrain.finetune.predict import predict
 from bert_pretrain.finetune.run import finetune
 from bert_pretrain.finetune.settings import Settings
-from bert_pretrain.text.records import read_texts
+from bert_pretrain.text.readers import read_texts
 from bert_pretrain.text.sources import Source
 from bert_pretrain.text.text_files import ByteRange
 from bert_pretrain.text.tokenizer import Tokenizer

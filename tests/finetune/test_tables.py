@@ -79,7 +79,7 @@ def test_rows_are_read_in_other_encodings(tmp_path: Path, capsys: pytest.Capture
             source = LabelledInput(str(tmp_path / name), "--train", encoding=encoding)
             assert [row.values for row in read_rows(source)] == rows
         assert f"{name}: its encoding is gb18030" in capsys.readouterr().out
-        with pytest.raises(InputError, match="probably GB18030"):
+        with pytest.raises(InputError, match="probably gb18030"):
             read_rows(LabelledInput(str(tmp_path / name), "--train"))
     with pytest.raises(ConfigError, match="no encoding 'gb18031'"):
         LabelledInput("a.csv", "--train", encoding="gb18031")

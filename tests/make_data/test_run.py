@@ -170,7 +170,7 @@ def test_few_documents_and_a_large_share_held_out_are_warned_about(
     assert re.search(
         r"warning: the inputs hold only 5 documents; 2 documents, \d\d% of the text, are held out", printed
     )
-    assert "--set data.document_boundary=line" in printed  # blank lines end documents already
+    assert ".txt=line, if each line" in printed  # blank lines end documents already
     assert "--set data.validation_fraction=0" in printed
     numbered(lengths(9, 40, (5, 5), (3, 9))).make()
     numbered(lengths(9, 40, (5, 5), (3, 9))).make("data.validation_fraction=0.3")

@@ -20,7 +20,7 @@ from bert_pretrain.config import DataConfig
 from bert_pretrain.config_file import load_config
 from bert_pretrain.errors import ConfigError, InputError
 from bert_pretrain.storage import manifest
-from bert_pretrain.text import documents, records, text_files
+from bert_pretrain.text import documents, readers, text_files
 from bert_pretrain.text.documents import cut, read
 from bert_pretrain.text.sources import finer_boundary, has_one_sentence_a_line, resolve
 
@@ -110,21 +110,17 @@ def refusal(*inputs: object, config: DataConfig = BY_BLANK_LINES) -> InputError:
 def test_every_format_and_compression_gives_the_same_documents(tmp_path: Path, ending: str, compression: str) -> None:
     path = write(tmp_path / f"a{ending}{compression}", COMPRESS[compression](FORMATS[ending](TEXTS)))
     assert read_all(path) == (TEXTS, Counter())
+    if compression and ending == ".jsonl":  # files made by concatenation are read to the end
+        halves = [COMPRESS[compression](as_jsonl(half)) for half in (TEXTS[:2], TEXTS[2:])]
+        assert read_all(write(path, b"".join(halves)))[0] == TEXTS
 
 
+@pytest.mark.parametrize("damage", ["truncated", "not compressed", "overwritten"])
 @pytest.mark.parametrize("compression", [".gz", ".bz2", ".xz", ".zst"])
-def test_compressed_files_made_by_concatenation_are_read_to_the_end(tmp_path: Path, compression: str) -> None:
-    halves = [COMPRESS[compression](as_jsonl(half)) for half in (TEXTS[:2], TEXTS[2:])]
-    assert read_all(write(tmp_path / f"a.jsonl{compression}", b"".join(halves)))[0] == TEXTS
-
-
-DAMAGES = [(ending, damage) for ending in (".gz", ".bz2", ".xz", ".zst") for damage in ("truncated", "not compressed")]
-DAMAGES += [(ending, "overwritten") for ending in (".gz", ".bz2", ".xz")]  # zstd's checksum is optional
-
-
-@pytest.mark.parametrize(("compression", "damage"), DAMAGES)
-@pytest.mark.parametrize("ending", [".txt", ".jsonl", ".csv", ".parquet"])
+@pytest.mark.parametrize("ending", [".txt", ".csv", ".parquet"])
 def test_a_damaged_compressed_file_is_named(tmp_path: Path, ending: str, compression: str, damage: str) -> None:
+    if (compression, damage) == (".zst", "overwritten"):
+        return  # its checksum is optional
     draw = random.Random(1)
     texts = ["".join(draw.choices("abcdefgh ", k=40)) for _ in range(2000)]
     whole = COMPRESS[compression](FORMATS[ending](texts))
@@ -133,16 +129,6 @@ def test_a_damaged_compressed_file_is_named(tmp_path: Path, ending: str, compres
     content = {"truncated": whole[:half], "overwritten": overwritten, "not compressed": as_txt(texts)}[damage]
     error = refusal(write(tmp_path / f"a{ending}{compression}", content))
     assert str(tmp_path / f"a{ending}{compression}") in error.where
-
-
-def test_a_saved_dataset_that_changes_is_another_input(tmp_path: Path) -> None:
-    import datasets
-
-    identities = []
-    for texts in (TEXTS, TEXTS[:2]):
-        datasets.Dataset.from_dict({"text": texts}).save_to_disk(str(tmp_path / "saved"))
-        identities.append(resolve([str(tmp_path / "saved")], BY_BLANK_LINES)[0].identity)
-    assert identities[0] != identities[1]
 
 
 def test_folders_globs_and_urls_find_files_in_a_fixed_order(tmp_path: Path) -> None:
@@ -191,17 +177,16 @@ def test_an_input_that_cannot_be_used_is_named(tmp_path: Path, item: str, part: 
     assert str(tmp_path / item) == error.where
 
 
-@pytest.mark.parametrize("url", ["file:///nowhere/a.txt", "file:///nowhere/*.txt", "nosuch://a/b.txt"])
-def test_a_url_that_leads_nowhere_is_named(url: str) -> None:
-    assert refusal(url).where == url
-
-
-def test_an_empty_file_among_others_is_left_out_and_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    write(tmp_path / "texts" / "a.txt", as_txt(TEXTS))
-    write(tmp_path / "texts" / "b.txt", "")
-    for item in (tmp_path / "texts", tmp_path / "texts" / "*.txt"):
+def test_urls_that_lead_nowhere_are_named_and_empty_files_among_others_left_out(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for url in ("file:///nowhere/a.txt", "file:///nowhere/*.txt", "nosuch://a/b.txt"):
+        assert refusal(url).where == url
+    write(tmp_path / "a.txt", as_txt(TEXTS))
+    write(tmp_path / "b.txt", "")
+    for item in (tmp_path, tmp_path / "*.txt"):
         assert read_all(item)[0] == TEXTS
-        assert f"1 files, {tmp_path / 'texts' / 'b.txt'} the first" in capsys.readouterr().out
+        assert str(tmp_path / "b.txt") in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("second", ["a.txt", "./a.txt", "sub/../a.txt", "link.txt", "*.txt"])
@@ -228,9 +213,9 @@ def test_txt_oddities(tmp_path: Path, reason: str, content: bytes, texts: list[s
     assert read_all(write(tmp_path / "a.txt", content)) == (texts, Counter())
 
 
-def test_a_file_is_one_document_where_the_configuration_says_so(tmp_path: Path) -> None:
-    path = write(tmp_path / "a.txt", "a.\n\nb.\n")
-    assert read_all(path, config=DataConfig(document_boundary="file"))[0] == ["a.\n\nb.\n"]
+def test_odd_csv(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.csv", b'\xef\xbb\xbftext,n\r\n"a\r\n""b""",1\r\n\r\nshort\r\n,4\r\n')
+    assert read_all(path) == (['a\r\n"b"', "short"], Counter(empty_documents=1, blank_lines=1))
 
 
 @pytest.mark.parametrize("compression", ["", ".gz"])
@@ -277,12 +262,8 @@ def test_a_mistake_in_jsonl_names_file_and_line(
     error = refusal(path)
     assert part in error.what
     assert error.where == f"{path}: line 53"
-
-
-def test_a_mistake_in_the_middle_of_a_cut_file_names_its_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(documents, "PART_BYTES", 500)
-    path = write(tmp_path / "a.jsonl", as_jsonl(["a"] * 200) + b"{\n" + as_jsonl(["b"] * 50))
-    assert refusal(path).where == f"{path}: line 201"
+    monkeypatch.setattr(documents, "PART_BYTES", 300)
+    assert refusal(path).where == f"{path}: line 53"
 
 
 def test_odd_json_values(tmp_path: Path) -> None:
@@ -292,20 +273,8 @@ def test_odd_json_values(tmp_path: Path) -> None:
     assert counts == {"empty_documents": 3, "documents_with_lone_surrogates": 1}
 
 
-@pytest.mark.parametrize("ending", [".jsonl", ".csv", ".parquet"])
-def test_the_text_field_can_be_named(tmp_path: Path, ending: str) -> None:
-    path = write(tmp_path / f"a{ending}", FORMATS[ending](TEXTS))
-    error = refusal(path, config=DataConfig(text_field="body"))
-    assert "'body'" in error.what
-    assert ending != ".jsonl" or error.what == "none of the first 4 records has a field 'body' (it has: id, text)"
-    assert "text" in error.what
-    assert "data.text_field" in error.remedy
-    other = write(tmp_path / "b.csv", as_csv(TEXTS).replace(b"id,text", b"id,body"))
-    assert read_all(other, config=DataConfig(text_field="body"))[0] == TEXTS
-
-
 def test_records_without_the_field_are_left_out_and_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(records, "_MAX_WITHOUT_FIELD", 20)
+    monkeypatch.setattr(readers, "MAX_WITHOUT_FIELD", 20)
     without = b'{"title": "a"}\n'
     path = write(tmp_path / "a.jsonl", without * 19 + as_jsonl(TEXTS) + without * 500 + b'{"text": null}\n')
     counted = Counter(records_without_text_field=519, empty_documents=1)
@@ -331,9 +300,12 @@ def test_the_texts_of_several_fields_are_joined_by_blank_lines(tmp_path: Path, e
         write(tmp_path / f"a{ending}", lines[ending])
     config = DataConfig(text_field=("subject", "body"))
     assert read_all(tmp_path / f"a{ending}", config=config) == (["One\n\nTwo.\nThree.", "Four."], Counter())
-    assert read_all(tmp_path / f"a{ending}", config=DataConfig(text_field=("body",)))[0][1] == "Four."
+    other = DataConfig(text_field=("body", "title"))  # where inputs differ
+    assert read_all(tmp_path / f"a{ending}", config=other)[0][1] == "Four."
     error = refusal(tmp_path / f"a{ending}", config=DataConfig(text_field=("title", "summary")))
     assert "'title'" in error.what
+    assert "body" in error.what
+    assert "data.text_field" in error.remedy
 
 
 def test_odd_parquet_columns(tmp_path: Path) -> None:
@@ -347,11 +319,6 @@ def test_odd_parquet_columns(tmp_path: Path) -> None:
     pq.write_table(pa.table({"text": ["a"] * 5 + ["b"], "n": range(6)}), tmp_path / "n.parquet")
     assert "int, not a string" in refusal(tmp_path / "n.parquet", config=DataConfig(text_field="n")).what
     assert "damaged" in refusal(write(tmp_path / "bad.parquet", b"PAR1 no more")).remedy
-
-
-def test_odd_csv(tmp_path: Path) -> None:
-    path = write(tmp_path / "a.csv", b'\xef\xbb\xbftext,n\r\n"a\r\n""b""",1\r\n\r\nshort\r\n,4\r\n')
-    assert read_all(path) == (['a\r\n"b"', "short"], Counter(empty_documents=1, blank_lines=1))
 
 
 @pytest.mark.parametrize(
@@ -392,18 +359,9 @@ def test_the_layout_is_recognised(
     (source,) = resolve([str(path)], DataConfig(language=language))
     assert source.boundary == ("blank_line" if one_a_line else "file")
     assert source.splitter == ("lines" if one_a_line else "sentencex")
-
-
-@pytest.mark.parametrize("sample", ["", "\n\n", "One line only.", "A.\nB.", "no ends here\n" * 50])
-def test_too_little_or_shapeless_text_counts_as_running_paragraphs(sample: str) -> None:
-    assert not has_one_sentence_a_line(sample, "en")
-
-
-def test_what_the_configuration_says_is_not_guessed(tmp_path: Path) -> None:
-    path = write(tmp_path / "a.txt", "One here.\nTwo here.\nThree here.\n\n" * 5)
-    config = DataConfig(document_boundary="file", sentence_splitter="sentencex")
-    (source,) = resolve([str(path)], config)
-    assert (source.boundary, source.splitter) == ("file", "sentencex")
+    assert not has_one_sentence_a_line("no ends here\n" * 50, language)
+    (source,) = resolve([str(path)], DataConfig(document_boundary="line", sentence_splitter="sentencex"))
+    assert (source.boundary, source.splitter) == ("line", "sentencex")
 
 
 def random_txt(draw: random.Random) -> str:
@@ -435,14 +393,6 @@ def test_cutting_a_file_changes_none_of_its_documents(
         assert [part.start for part in parts] == [0, *(part.stop for part in parts[:-1])]
         assert parts[-1].stop == len(content)
         assert read_all(path) == whole
-
-
-@pytest.mark.parametrize("name", ["a.txt.gz", "a.csv"])
-def test_what_cannot_be_sought_in_is_one_part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
-    monkeypatch.setattr(documents, "PART_BYTES", 10)
-    content = as_csv(TEXTS * 9) if name.endswith(".csv") else gzip.compress(as_txt(TEXTS * 9))
-    (source,) = resolve([str(write(tmp_path / name, content))], BY_BLANK_LINES)
-    assert len(cut(source, documents.PART_BYTES)) == 1
 
 
 def test_the_identity_of_an_input_follows_its_content_not_its_place(tmp_path: Path) -> None:
@@ -483,9 +433,9 @@ def test_every_line_may_be_a_document(tmp_path: Path, monkeypatch: pytest.Monkey
 @pytest.mark.parametrize(
     ("text", "boundary", "flag"),
     [
-        ("One. Two.\n\nThree. Four.\n", "file", "document_boundary=blank_line"),
-        ("ACGT\nACCT\n", "file", "document_boundary=line"),
-        ("ACGT\nACCT\n", "blank_line", "document_boundary=line"),
+        ("One. Two.\n\nThree. Four.\n", "file", "a.txt=blank_line"),
+        ("ACGT\nACCT\n", "file", "a.txt=line"),
+        ("ACGT\nACCT\n", "blank_line", "a.txt=line"),
         ("ACGT\nACCT\n", "line", ""),
         ("One line.\n", "file", ""),
     ],
@@ -495,7 +445,7 @@ def test_a_boundary_is_advised_that_is_not_in_effect_and_divides_the_text(
 ) -> None:
     path = write(tmp_path / "a.txt", text)
     advice = finer_boundary(resolve([str(path)], DataConfig.model_validate({"document_boundary": boundary})))
-    assert advice.startswith(f"--set data.{flag}") if flag else advice == ""
+    assert flag in advice if flag else advice == ""
 
 
 def test_one_input_gets_a_boundary_of_its_own(tmp_path: Path) -> None:
@@ -503,15 +453,7 @@ def test_one_input_gets_a_boundary_of_its_own(tmp_path: Path) -> None:
     inputs = [str(prose), str(lines)]
     config = load_config(settings=[f"data.document_boundary={lines}=line"]).data
     assert [source.boundary for source in resolve(inputs, config)] == ["file", "line"]
-    advice = finer_boundary(resolve(inputs, DataConfig())[1:], is_only=False)
+    advice = finer_boundary(resolve(inputs, DataConfig())[1:])
     assert f"document_boundary={lines}=line" in advice
     with pytest.raises(ConfigError, match="no input"):
         resolve([str(prose)], config)
-
-
-def test_tables_with_other_columns_are_read_together(tmp_path: Path) -> None:
-    first, second = write(tmp_path / "a.csv", "id,text\n1,One.\n"), write(tmp_path / "b.csv", "body\nTwo.\n")
-    config = DataConfig(text_field=("text", "body"))
-    assert [read_all(path, config=config)[0] for path in (first, second)] == [["One."], ["Two."]]
-    with pytest.raises(InputError, match="no column 'title' or 'lead'"):
-        read_all(first, config=DataConfig(text_field=("title", "lead")))

@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from bert_pretrain.text.tokenizer import FILES, Tokenizer
+from bert_pretrain.text.tokenizer import Tokenizer, find_extension, old_pieces
+from bert_pretrain.text.tokenizer_folder import FILES
 from bert_pretrain.vocab.wordpiece import special_tokens
 
 PIECES = list("abcxyzABC019.,中文é")
@@ -42,6 +43,9 @@ def test_a_saved_tokenizer_loads_back_the_same(tmp_path: Path, variant: dict[str
     loaded.save(tmp_path / "deep" / "copy")
     for name in FILES:
         assert (tmp_path / "deep" / "copy" / name).read_bytes() == (tmp_path / name).read_bytes()
+    content = (tmp_path / "vocab.txt").read_bytes()
+    (tmp_path / "vocab.txt").write_bytes(content.replace(b"\n", b"\r\n"))  # line ends of Windows
+    assert Tokenizer.load(tmp_path).tokens == ours.tokens
 
 
 def test_all_that_decides_ids_is_in_the_hash() -> None:
@@ -50,9 +54,30 @@ def test_all_that_decides_ids_is_in_the_hash() -> None:
     assert len(set(hashes)) == len(hashes)
 
 
-def test_a_vocabulary_with_line_ends_of_windows_loads(tmp_path: Path) -> None:
-    ours = build(lowercase=True, strip_accents=None, handle_chinese_chars=True)
-    ours.save(tmp_path)
-    content = (tmp_path / "vocab.txt").read_bytes()
-    (tmp_path / "vocab.txt").write_bytes(content.replace(b"\n", b"\r\n"))
-    assert Tokenizer.load(tmp_path).tokens == ours.tokens
+OLD = ["[PAD]", "[unused0]", "[unused1]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "un", "##fold", "##s", "a", "##a", "b"]
+IDS = {token: index for index, token in enumerate(OLD)}
+
+
+def test_new_tokens_come_from_the_slots_and_the_end_with_their_old_pieces() -> None:
+    new = [*OLD, "bs", "##as"]
+    new[2] = "unfolds"
+    extension = find_extension(OLD, new)
+    assert extension is not None
+    assert extension.pieces == {2: [7, 8, 9], 13: [12, 9], 14: [11, 9]}
+    assert (extension.num_old_tokens, extension.num_tokens, extension.num_in_slots) == (13, 15, 1)
+    same = find_extension(OLD, OLD)
+    assert same is not None
+    assert same.pieces == {}
+
+
+@pytest.mark.parametrize("new", [OLD[:-1], [*OLD[:-1], "c"], [OLD[1], OLD[0], *OLD[2:]], ["[PAD]", *OLD[2:], "c"]])
+def test_any_other_change_is_no_extension(new: list[str]) -> None:
+    assert find_extension(OLD, new) is None
+
+
+@pytest.mark.parametrize("word", ["unfolds", "aas", "as", "una", "bx", "x", "a" * 100, "a" * 101, "ba", "unfoldx"])
+def test_pieces_are_those_of_wordpiece(word: str) -> None:
+    tokenizer = Tokenizer(OLD, lowercase=True, strip_accents=None, handle_chinese_chars=True)
+    assert old_pieces(word, IDS) == tokenizer.encode_text(word)
+    assert old_pieces("##x", IDS) == [IDS["[UNK]"]]
+    assert old_pieces("##as", IDS) == [IDS["##a"], IDS["##s"]]

@@ -9,10 +9,9 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from bert_pretrain.errors import ConfigError
-from bert_pretrain.text.extension import old_pieces
-from bert_pretrain.text.tokenizer import Tokenizer
+from bert_pretrain.text.tokenizer import Tokenizer, old_pieces
 from bert_pretrain.text.tokenizer_folder import MAX_WORD_CHARACTERS, is_unused
-from bert_pretrain.vocab.alphabet import COVERAGE
+from bert_pretrain.vocab.wordpiece import COVERAGE
 
 
 def extend_vocabulary(

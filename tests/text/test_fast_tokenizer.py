@@ -9,9 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bert_pretrain.text import encoder as encoder_module
-from bert_pretrain.text.chunks import KeyTable
-from bert_pretrain.text.encoder import Encoder
+from bert_pretrain.text import fast_tokenizer
+from bert_pretrain.text.fast_tokenizer import Encoder, KeyTable
 from bert_pretrain.text.tokenizer import Tokenizer
 from bert_pretrain.vocab.wordpiece import special_tokens
 
@@ -111,6 +110,7 @@ def test_every_character_gets_the_ids_of_transformers(both: Both) -> None:
 def test_sentences_encoded_together_equal_sentences_encoded_alone(sentences: list[str]) -> None:
     ours = build(lowercase=True, strip_accents=None, handle_chinese_chars=True)
     assert encode(Encoder(ours), sentences) == [ours.encode_text(sentence) for sentence in sentences]
+    assert encode(Encoder(ours), [""]) == [[]]
 
 
 @given(data=st.data())
@@ -119,27 +119,10 @@ def test_a_cache_that_overflows_changes_nothing(data: st.DataObject) -> None:
     batches = data.draw(st.lists(st.lists(words.map(" ".join), min_size=1, max_size=4), min_size=1, max_size=6))
     ours = build(lowercase=True, strip_accents=None, handle_chinese_chars=True)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(encoder_module, "_MAX_CACHED_WORDS", data.draw(st.integers(0, 4)))
+        patch.setattr(fast_tokenizer, "MAX_CACHED_WORDS", data.draw(st.integers(0, 4)))
         encoder = Encoder(ours)
         found = [encode(encoder, batch) for batch in batches]
     assert found == [[ours.encode_text(sentence) for sentence in batch] for batch in batches]
-
-
-def test_nothing_to_encode_gives_nothing() -> None:
-    encoder = Encoder(build(lowercase=True, strip_accents=None, handle_chinese_chars=True))
-    ids, offsets = encoder.encode(np.zeros(0, np.uint8), np.zeros(0, np.int64))
-    assert len(ids) == 0
-    assert offsets.tolist() == [0]
-
-
-def test_real_text_gets_the_ids_of_transformers(vocab_folder: Path, english_text: Path, chinese_text: Path) -> None:
-    from transformers import AutoTokenizer
-
-    theirs = AutoTokenizer.from_pretrained(vocab_folder, split_special_tokens=True)
-    for path in (english_text, chinese_text):
-        lines = [line for line in path.read_text(encoding="utf-8").split("\n") if line]
-        found = encode(Encoder(Tokenizer.load(vocab_folder)), lines)
-        assert found == theirs(lines, add_special_tokens=False)["input_ids"]
 
 
 def test_ids_above_65536_need_four_bytes() -> None:

@@ -1,0 +1,396 @@
+"""Text to ids at memory speed, exactly those of `tokenizers` to the last id.
+
+BERT's normaliser and pre-tokeniser never look across a blank, an ASCII punctuation mark or a CJK character. So text is
+cut there, each distinct chunk is tokenised once, and the ids are gathered; the vocabulary counts the same chunks. Words
+of ASCII letters and digits are tokenised here, all new ones at once; all else goes to `tokenizers`. A chunk of up to 32
+bytes is its own key in a hash table made of arrays.
+"""
+
+import numpy as np
+
+from bert_pretrain.text import ragged
+from bert_pretrain.text.tokenizer import Tokenizer
+
+# The bytes that BERT's clean-up turns into blanks, and the ASCII punctuation it splits at.
+_BLANKS = b" \t\n\r"
+_PUNCTUATION_MARKS = b"!\"#$%&'()*+,-./:;<=>?@[\\]^_`{|}~"
+_IN_WORD, _BLANK, _PUNCTUATION = range(3)
+_BLANKS_ONLY = bytes(_BLANK if byte in _BLANKS else _IN_WORD for byte in range(256))
+_CLASSES = bytes(_PUNCTUATION if byte in _PUNCTUATION_MARKS else _BLANKS_ONLY[byte] for byte in range(256))
+
+# The unified ideographs: nearly all CJK text. BERT sets blanks around further blocks too; their rare characters stay
+# inside words, which the library tokenises.
+CJK_FIRST, CJK_LAST = 0x4E00, 0x9FFF
+
+# Numbers below are single characters: an ASCII punctuation mark is its byte, a CJK character follows them.
+_FIRST_CJK_NUMBER = 128
+FIRST_WORD_NUMBER = _FIRST_CJK_NUMBER + CJK_LAST - CJK_FIRST + 1
+
+KEY_BYTES, MAX_KEY_BYTES = 8, 32
+_AFTER_BYTES = ~np.array([(1 << (8 * count)) - 1 for count in range(KEY_BYTES + 1)], dtype=np.uint64)
+_WORDS_AT_ONCE = 1 << 17  # so that keys stay in the processor's cache
+MAX_CACHED_WORDS = 1 << 20
+
+
+class Encoder:
+    """Text to ids for whole arrays of text: a table of the distinct chunks seen so far in front of the library."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        known = {token: index for index, token in enumerate(tokenizer.tokens)}
+        ids = [known.get(character, tokenizer.unk_id) for character in characters()]
+        self._characters = np.array(ids, dtype=tokenizer.id_dtype)
+        self._word_piece = _WordPiece(tokenizer)
+        self._clear()
+
+    def encode(self, text: np.ndarray, starts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Return the ids of consecutive sentences, each as if it were tokenised alone, (tokens,), and their offsets.
+
+        The text is valid UTF-8, (bytes,) uint8; some megabytes at once are fastest. A sentence begins at each of the
+        bytes `starts`, ascending from 0, (sentences,), and ends where the next begins.
+        """
+        ids, places, offsets = self.encode_chunks(text, starts)
+        return ids, offsets[np.append(np.searchsorted(places, starts), len(places))]
+
+    def encode_chunks(self, text: np.ndarray, starts: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Return the ids of the chunks of a text, cut at `starts` as well: ids of words, punctuation, CJK characters.
+
+        With them, the byte where each chunk begins (chunks,) int64, and offsets (chunks + 1,) int64 into ids (tokens,).
+        """
+        if len(text) == 0:
+            empty = np.zeros(0, dtype=np.int64)
+            return empty.astype(self._tokenizer.id_dtype), empty, ragged.offsets_of(empty)
+        if len(self._table.words) > MAX_CACHED_WORDS:
+            self._clear()
+        places, numbers = self._table.number(text, starts)
+        self._encode_new_words()
+        lengths = self._lengths[numbers]
+        offsets = ragged.offsets_of(lengths)
+        return self._gather(numbers, lengths, offsets), places, offsets
+
+    def _clear(self) -> None:
+        around_cjk = bool(self._tokenizer.settings["tokenize_chinese_chars"])
+        self._table = ChunkTable(around_cjk=around_cjk, whole_words=self._tokenizer.whole_words)
+        self._ids = self._characters
+        self._begins = np.arange(len(self._ids), dtype=np.int64)
+        self._lengths = np.ones(len(self._ids), dtype=np.int32)
+
+    def _gather(self, numbers: np.ndarray, lengths: np.ndarray, offsets: np.ndarray) -> np.ndarray:
+        """Return the ids of chunks, one after the other; most have one, which is written first."""
+        if (lengths == 0).any():
+            kept = np.flatnonzero(lengths)
+            numbers, lengths, offsets = numbers[kept], lengths[kept], np.append(offsets[kept], offsets[-1])
+        begins = self._begins[numbers]
+        ids = np.empty(offsets[-1], dtype=self._tokenizer.id_dtype)
+        ids[offsets[:-1]] = self._ids[begins]
+        several = np.flatnonzero(lengths > 1)
+        rest = lengths[several] - 1
+        ids[ragged.spans(offsets[several] + 1, rest)] = self._ids[ragged.spans(begins[several] + 1, rest)]
+        return ids
+
+    def _encode_new_words(self) -> None:
+        """Tokenise the words of the table that have no ids yet."""
+        words = self._table.words[len(self._lengths) - FIRST_WORD_NUMBER :]
+        if not words:
+            return
+        is_plain = np.array([word.isalnum() and len(word) <= MAX_KEY_BYTES for word in words])
+        is_plain &= not self._tokenizer.whole_words
+        plain, others = np.flatnonzero(is_plain), np.flatnonzero(~is_plain)
+        plain_ids, plain_lengths = self._word_piece.encode([words[place] for place in plain])
+        encoded = self._tokenizer.encode_texts([words[place].decode() for place in others])
+        other_ids = np.array([token for ids in encoded for token in ids], dtype=self._tokenizer.id_dtype)
+        order = np.concatenate([plain, others])
+        lengths = np.concatenate([plain_lengths, np.array([len(ids) for ids in encoded], dtype=np.int64)])
+        begins = np.empty(len(words), dtype=np.int64)
+        begins[order] = len(self._ids) + ragged.offsets_of(lengths)[:-1]
+        self._begins = np.concatenate([self._begins, begins])
+        self._lengths = np.concatenate([self._lengths, lengths[np.argsort(order)].astype(np.int32)])
+        self._ids = np.concatenate([self._ids, plain_ids, other_ids])
+
+
+class ChunkTable:
+    """Numbers the distinct chunks of all texts: equal chunks have equal numbers.
+
+    Text is cut around CJK characters or not; with `whole_words`, at blanks only.
+    """
+
+    def __init__(self, *, around_cjk: bool, whole_words: bool = False) -> None:
+        self.words: list[bytes] = []
+        """The chunks that are not single characters; number `FIRST_WORD_NUMBER + i` is `words[i]`."""
+        self._around_cjk = around_cjk and not whole_words
+        self._classes = _BLANKS_ONLY if whole_words else _CLASSES
+        self._short = KeyTable(1)
+        self._medium = KeyTable(MAX_KEY_BYTES // KEY_BYTES)
+        self._long: dict[bytes, int] = {}
+
+    def number(self, text: np.ndarray, starts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Cut valid UTF-8 (bytes,) uint8 at blanks, around punctuation and CJK characters, and at `starts`.
+
+        Returns where each chunk begins (chunks,) int64, ascending, and its number (chunks,) int32; no chunk has blanks.
+        """
+        is_word = np.frombuffer(text.tobytes().translate(self._classes), dtype=np.uint8)
+        is_alone = is_word == _PUNCTUATION
+        is_word = is_word == _IN_WORD
+        leads = cjk_leads(text) if self._around_cjk else None
+        if leads is not None:
+            is_alone |= leads
+            for distance in range(3):
+                is_word[distance:] &= ~leads[: len(leads) - distance]
+        begins = is_word.copy()
+        np.greater(is_word[1:], is_word[:-1], out=begins[1:])
+        starts = starts[starts < len(text)]  # empty sentences at the end
+        begins[starts] = is_word[starts]
+        is_last = is_word.copy()
+        is_last[:-1] &= begins[1:] | ~is_word[1:]
+        word_ends = np.flatnonzero(is_last) + 1
+        begins |= is_alone
+        places = np.flatnonzero(begins)
+        is_character = is_alone[places]
+        numbers = np.empty(len(places), dtype=np.int32)
+        numbers[is_character] = _numbers_of_characters(text, places[is_character])
+        in_word = np.flatnonzero(~is_character)
+        padded = np.concatenate([text, np.zeros(MAX_KEY_BYTES, dtype=np.uint8)])
+        for first in range(0, len(in_word), _WORDS_AT_ONCE):
+            some = slice(first, first + _WORDS_AT_ONCE)
+            numbers[in_word[some]] = self._number_words(padded, places[in_word[some]], word_ends[some])
+        return places, numbers
+
+    def _number_words(self, text: np.ndarray, starts: np.ndarray, ends: np.ndarray) -> np.ndarray:
+        """Return the numbers of words; `text` continues for `MAX_KEY_BYTES` after the last."""
+        lengths = ends - starts
+        is_short = lengths <= KEY_BYTES
+        if is_short.all():
+            return self._number_keys(self._short, text, starts, lengths)
+        numbers = np.empty(len(starts), dtype=np.int32)
+        numbers[is_short] = self._number_keys(self._short, text, starts[is_short], lengths[is_short])
+        longer = np.flatnonzero(~is_short)
+        is_medium = lengths[longer] <= MAX_KEY_BYTES
+        medium = longer[is_medium]
+        numbers[medium] = self._number_keys(self._medium, text, starts[medium], lengths[medium])
+        for place in longer[~is_medium]:
+            word = text[starts[place] : ends[place]].tobytes()
+            numbers[place] = self._long.setdefault(word, FIRST_WORD_NUMBER + len(self.words))
+            if numbers[place] == FIRST_WORD_NUMBER + len(self.words):
+                self.words.append(word)
+        return numbers
+
+    def _number_keys(self, table: "KeyTable", text: np.ndarray, starts: np.ndarray, lengths: np.ndarray) -> np.ndarray:
+        keys = _word_keys(text, starts, lengths, table.columns)
+        numbers = table.find(keys)
+        absent = np.flatnonzero(numbers < 0)
+        if len(absent):
+            numbers[absent], new = table.insert([key[absent] for key in keys], FIRST_WORD_NUMBER + len(self.words))
+            begins, ends = starts[absent[new]], starts[absent[new]] + lengths[absent[new]]
+            self.words += [text[begin:end].tobytes() for begin, end in zip(begins, ends, strict=True)]
+        return numbers
+
+
+def characters() -> list[str]:
+    """Return the characters of the numbers below `FIRST_WORD_NUMBER`."""
+    return [chr(point) for point in (*range(_FIRST_CJK_NUMBER), *range(CJK_FIRST, CJK_LAST + 1))]
+
+
+def cjk_leads(text: np.ndarray) -> np.ndarray | None:
+    """Mark the first byte of every character in U+4E00–U+9FFF (bytes E4 B8 80 to E9 BF BF); None if there is none."""
+    leads = (text >= 0xE4) & (text <= 0xE9)
+    if not leads.any():
+        return None
+    leads[:-1] &= (text[:-1] != 0xE4) | (text[1:] >= 0xB8)
+    return leads if leads.any() else None
+
+
+def _numbers_of_characters(text: np.ndarray, places: np.ndarray) -> np.ndarray:
+    """Return the numbers of the punctuation marks and CJK characters that begin at `places`."""
+    numbers = text[places].astype(np.int32)
+    is_cjk = np.flatnonzero(numbers >= 0x80)
+    if len(is_cjk):
+        begins = places[is_cjk]
+        points = (numbers[is_cjk] & 0x0F) << 12
+        points |= (text[begins + 1] & 0x3F).astype(np.int32) << 6
+        points |= text[begins + 2] & 0x3F
+        numbers[is_cjk] = points + (_FIRST_CJK_NUMBER - CJK_FIRST)
+    return numbers
+
+
+class KeyTable:
+    """A hash table from keys of one or several 64-bit words to numbers, for whole arrays of keys at once.
+
+    Open addressing with linear probing. Where several new keys want a slot, the one written last wins it and the others
+    move on, as in any insertion one by one.
+    """
+
+    def __init__(self, columns: int) -> None:
+        self.columns = columns
+        self._size = 0
+        self._allocate(1 << 16)
+
+    def _allocate(self, capacity: int) -> None:
+        self._shift = np.uint64(64 - capacity.bit_length() + 1)
+        self._keys = [np.zeros(capacity, dtype=np.uint64) for _ in range(self.columns)]
+        self._numbers = np.full(capacity, -1, dtype=np.int32)
+
+    def find(self, keys: list[np.ndarray]) -> np.ndarray:
+        """Return the number of each key (keys,) int32, -1 where it is not there; `keys` are columns (keys,) uint64."""
+        slots = self._slots(keys)
+        numbers = self._numbers.take(slots)
+        pending = np.flatnonzero(~self._holds(slots, keys) & (numbers >= 0))
+        slots = slots[pending]
+        while len(pending):
+            slots = (slots + 1) & (len(self._numbers) - 1)
+            found = self._numbers[slots]
+            numbers[pending] = found
+            elsewhere = np.flatnonzero(~self._holds(slots, [key[pending] for key in keys]) & (found >= 0))
+            pending, slots = pending[elsewhere], slots[elsewhere]
+        return numbers
+
+    def insert(self, keys: list[np.ndarray], next_number: int) -> tuple[np.ndarray, np.ndarray]:
+        """Put in keys that are not there yet, some perhaps equal to one another, numbered from `next_number` on.
+
+        Returns the number of each key (keys,) int32, and the places of the keys that took each new number, in order.
+        """
+        wanted = 2 * (self._size + len(keys[0]))
+        if wanted > len(self._numbers):
+            used = np.flatnonzero(self._numbers >= 0)
+            old_keys, numbers = [column[used] for column in self._keys], self._numbers[used]
+            self._allocate(1 << (wanted - 1).bit_length())
+            slots, _ = self._occupy(old_keys)
+            self._numbers[slots] = numbers
+        slots, new = self._occupy(keys)
+        self._numbers[slots[new]] = np.arange(next_number, next_number + len(new))
+        self._size += len(new)
+        return self._numbers[slots], new
+
+    def _occupy(self, keys: list[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
+        """Give each key a slot; returns the slots, and the places of the keys that were first to take theirs."""
+        slots = self._slots(keys)
+        taken = np.empty_like(slots)
+        pending = np.arange(len(slots))
+        first = [pending[:0]]
+        while len(pending):
+            empty = np.flatnonzero(self._numbers[slots] < 0)
+            self._numbers[slots[empty]] = empty  # a claim; the last write wins
+            winners = empty[self._numbers[slots[empty]] == empty]
+            first.append(pending[winners])
+            for column, key in zip(self._keys, keys, strict=True):
+                column[slots[winners]] = key[pending[winners]]
+            is_here = self._holds(slots, [key[pending] for key in keys])
+            taken[pending[is_here]] = slots[is_here]
+            pending, slots = pending[~is_here], (slots[~is_here] + 1) & (len(self._numbers) - 1)
+        return taken, np.concatenate(first)
+
+    def _holds(self, slots: np.ndarray, keys: list[np.ndarray]) -> np.ndarray:
+        is_equal = self._keys[0].take(slots) == keys[0]
+        for column, key in zip(self._keys[1:], keys[1:], strict=True):
+            is_equal &= column.take(slots) == key
+        return is_equal
+
+    def _slots(self, keys: list[np.ndarray]) -> np.ndarray:
+        mixed = keys[0] * np.uint64(0x9E3779B97F4A7C15)
+        for key in keys[1:]:
+            mixed ^= mixed >> np.uint64(32)
+            mixed += key
+            mixed *= np.uint64(0x94D049BB133111EB)
+        mixed >>= self._shift
+        return mixed.view(np.int64)
+
+
+def _word_keys(text: np.ndarray, starts: np.ndarray, lengths: np.ndarray, columns: int) -> list[np.ndarray]:
+    """Return the bytes of words as 64-bit integers: `columns` arrays of (words,) uint64.
+
+    They are filled up with ones, a byte that UTF-8 does not have.
+    """
+    loads = np.ndarray((len(text) - KEY_BYTES + 1,), dtype="<u8", buffer=text, strides=(1,))
+    keys = []
+    for column in range(columns):
+        left = np.clip(lengths - column * KEY_BYTES, 0, KEY_BYTES)
+        keys.append(loads[starts + column * KEY_BYTES] | _AFTER_BYTES[left])
+    return keys
+
+
+def _join(words: list[bytes]) -> tuple[np.ndarray, np.ndarray]:
+    """Return words as one text with `MAX_KEY_BYTES` zeros after it, and offsets (words + 1,) where each begins."""
+    text = np.frombuffer(b"".join(words) + bytes(MAX_KEY_BYTES), dtype=np.uint8)
+    return text, ragged.offsets_of(np.array([len(word) for word in words], dtype=np.int64))
+
+
+class _WordPiece:
+    """Longest match first (Wu et al., 2016; Devlin et al., 2018) for words of ASCII letters and digits, all at once."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._unk_id = tokenizer.unk_id
+        self._lowercase = tokenizer.settings["do_lower_case"]
+        self._dtype = tokenizer.id_dtype
+        is_subword = tokenizer.is_subword
+        tokens = [(token.removeprefix("##").encode(), index) for index, token in enumerate(tokenizer.tokens)]
+        plain = [token for token in tokens if token[0].isalnum() and len(token[0]) <= MAX_KEY_BYTES]
+        self._longest = max((len(token) for token, _ in plain), default=0)
+        self._first = _TokenTable([(token, index) for token, index in plain if not is_subword[index]])
+        self._later = _TokenTable([(token, index) for token, index in plain if is_subword[index]])
+
+    def encode(self, words: list[bytes]) -> tuple[np.ndarray, np.ndarray]:
+        """Return the ids of words of at most `MAX_KEY_BYTES` bytes, one after the other, and ids per word."""
+        text, offsets = _join([word.lower() for word in words] if self._lowercase else words)
+        position, ends = offsets[:-1].copy(), offsets[1:]
+        active = np.arange(len(words))
+        table = self._first
+        found_words, found_ids, unknown = [active[:0]], [np.zeros(0, dtype=np.int64)], [active[:0]]
+        while len(active):
+            ids, lengths = self._longest_matches(table, text, position[active], ends[active])
+            is_match = lengths > 0
+            unknown.append(active[~is_match])
+            active = active[is_match]
+            found_words.append(active)
+            found_ids.append(ids[is_match])
+            position[active] += lengths[is_match]
+            active = active[position[active] < ends[active]]
+            table = self._later
+        # A word of which any piece is unknown is [UNK] as a whole.
+        is_unknown = np.zeros(len(words), dtype=bool)
+        is_unknown[np.concatenate(unknown)] = True
+        word, ids = np.concatenate(found_words), np.concatenate(found_ids)
+        kept = ~is_unknown[word]
+        lost = np.flatnonzero(is_unknown)
+        word = np.concatenate([word[kept], lost])
+        ids = np.concatenate([ids[kept], np.full(len(lost), self._unk_id)])
+        order = np.argsort(word, kind="stable")
+        return ids[order].astype(self._dtype), np.bincount(word, minlength=len(words))
+
+    def _longest_matches(
+        self, table: "_TokenTable", text: np.ndarray, starts: np.ndarray, ends: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Return the id and length of the longest token that begins at each start, length 0 where there is none."""
+        ids = np.zeros(len(starts), dtype=np.int64)
+        lengths = np.zeros(len(starts), dtype=np.int64)
+        rooms = ends - starts
+        pending = np.arange(len(starts))
+        for length in range(min(self._longest, int(rooms.max())), 0, -1):
+            tried = pending[rooms[pending] >= length]
+            if len(tried) == 0:
+                continue
+            found = table.find(text, starts[tried], length)
+            hits = tried[found >= 0]
+            ids[hits] = found[found >= 0]
+            lengths[hits] = length
+            pending = pending[lengths[pending] == 0]
+        return ids, lengths
+
+
+class _TokenTable:
+    """Finds tokens by their bytes."""
+
+    def __init__(self, tokens: list[tuple[bytes, int]]) -> None:
+        self._short = self._table([token for token in tokens if len(token[0]) <= KEY_BYTES], 1)
+        self._medium = self._table([token for token in tokens if len(token[0]) > KEY_BYTES], MAX_KEY_BYTES // KEY_BYTES)
+
+    @staticmethod
+    def _table(tokens: list[tuple[bytes, int]], columns: int) -> tuple[KeyTable, np.ndarray]:
+        """Return a table from tokens to numbers, and the id of each number; -1 for the number -1, which is none."""
+        table = KeyTable(columns)
+        text, offsets = _join([token for token, _ in tokens])
+        _, order = table.insert(_word_keys(text, offsets[:-1], np.diff(offsets), columns), 0)
+        return table, np.append(np.array([index for _, index in tokens], dtype=np.int64)[order], -1)
+
+    def find(self, text: np.ndarray, starts: np.ndarray, length: int) -> np.ndarray:
+        """Return the ids of the tokens of `length` bytes at `starts`, -1 where there is none."""
+        table, ids = self._short if length <= KEY_BYTES else self._medium
+        return ids[table.find(_word_keys(text, starts, np.full(len(starts), length), table.columns))]

@@ -1,0 +1,325 @@
+"""Readers: the records of every format, local or remote, compressed or not, each with its position for messages.
+
+`read_records` yields them from JSON, CSV, TSV, Parquet and `datasets`; `read_texts` makes a text of each, or of a line
+of `.txt`. Memory is bounded by a block of a file and the limit of a record; every repair is counted by reason.
+"""
+
+import csv
+import io
+import itertools
+import json
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
+
+from bert_pretrain.config import MAX_RECORD_BYTES, DataConfig
+from bert_pretrain.config_values import names_of
+from bert_pretrain.errors import InputError
+from bert_pretrain.storage import files
+from bert_pretrain.text import parquet
+from bert_pretrain.text.hub_datasets import open_dataset, open_version, rows_or_files
+from bert_pretrain.text.sources import FEW_SOURCES, Source, evenly_spaced
+from bert_pretrain.text.text_files import (
+    ByteRange,
+    Position,
+    check_record_size,
+    no_field,
+    present_columns,
+    read_lines,
+    text_blocks,
+)
+from bert_pretrain.text.urls import size_and_version
+
+Record = tuple[dict[str, Any], Position]
+SURPLUS: Any = None
+"""The key of a list of the fields that a row has beyond the header's, as in `csv.DictReader`."""
+# CSV is read strictly: otherwise an unclosed quote would join all following lines into one text. In TSV, as registered
+# at IANA and used by GLUE, a tab always separates and a quote is an ordinary character.
+_TSV: dict[str, Any] = {"delimiter": "\t", "quoting": csv.QUOTE_NONE}
+MAX_WITHOUT_FIELD = 1000
+"""Records at the beginning of a source after which a field that none of them has is taken for a mistake."""
+
+
+def read_records(
+    part: ByteRange,
+    counts: Counter[str],
+    *,
+    columns: Sequence[str] = (),
+    strict: bool = True,
+    max_bytes: int = MAX_RECORD_BYTES,
+    header: Sequence[str] = (),
+    any_width: bool = False,
+) -> Iterator[Record]:
+    """Yield each record of a source that is not `.txt`, with its position.
+
+    Of a table, which must have one of them, `columns` are read, all if there are none. Unless `strict`, text that is
+    not UTF-8 is repaired. CSV and TSV may have a `header` from elsewhere, and with `any_width` more fields than that.
+    A record has at most `max_bytes`; those of `datasets` may be larger.
+    """
+    location, format_ = part.source.location, part.source.format
+    if format_ == "jsonl":
+        return _read_jsonl(part, counts, strict, max_bytes)
+    if format_ == "json":
+        return _read_array(part, counts, strict, max_bytes)
+    if format_ in ("csv", "tsv"):
+        return _read_csv(part, counts, columns, strict, max_bytes, header, any_width)
+    if format_ == "parquet":
+        return parquet.read_rows(part, columns, max_bytes)
+    is_stream = format_ == "stream"
+    splits = open_dataset(location, streaming=True) if is_stream else open_version(location, part.source.version)
+    return dataset_records(part, splits.values(), columns)
+
+
+def read_texts(part: ByteRange, config: DataConfig, counts: Counter[str]) -> Iterator[str | None]:
+    """Yield each line of `.txt`, or the text of each record; empty ones too, None if a record has no field of text."""
+    limit = config.max_record_bytes
+    if part.source.format == "txt":
+        for line, _ in read_lines(part, counts, strict=config.strict, max_line_bytes=limit):
+            yield line.removesuffix("\r")
+        return
+    fields, has_text = names_of(config.text_field), part.start > 0
+    without: list[Record] = []  # before the first record that has one
+    for record, position in read_records(part, counts, columns=fields, strict=config.strict, max_bytes=limit):
+        texts = [_text_of(record[field], position, counts) for field in fields if field in record]
+        if texts and not has_text:
+            has_text = True
+            yield from [None] * len(without)
+        if not texts:
+            counts["records_without_text_field"] += 1
+        if has_text:
+            yield join_fields(texts) if texts else None
+            continue
+        without.append((dict.fromkeys(record), position))
+        if len(without) == MAX_WITHOUT_FIELD:
+            break
+    if without and not has_text:
+        names = " or ".join(f"'{field}'" for field in fields)
+        many = f"none of the first {len(without):,} records has a field {names}"
+        record, position = without[0]
+        what = many if len(without) > 1 else f"the record has no field {names}"
+        raise no_field(what, list(record), str(position))
+
+
+def join_fields(texts: Iterable[str | None]) -> str:
+    """Return the texts of the fields of a record as one, with blank lines between; empty ones are left out."""
+    return "\n\n".join(filter(None, texts))
+
+
+def _text_of(value: Any, position: Position, counts: Counter[str]) -> str:
+    """Return the text of a field, "" for null; repairs are counted."""
+    if value is None:
+        return ""
+    if not isinstance(value, str):
+        what = f"the text is {type(value).__name__}, not a string"
+        raise InputError(what, where=str(position), remedy="choose another data.text_field")
+    text: str = repair_surrogates(value)
+    if text is not value:
+        counts["documents_with_lone_surrogates"] += 1
+    return text
+
+
+def repair_surrogates(value: Any) -> Any:
+    """Replace half surrogate pairs, which JSON can spell but UTF-8 cannot hold, by question marks in a JSON value."""
+    if isinstance(value, str):
+        try:
+            value.isascii() or value.encode()
+            return value
+        except UnicodeEncodeError:
+            return value.encode("utf-8", "replace").decode()
+    if isinstance(value, list):
+        return [repair_surrogates(item) for item in value]
+    if isinstance(value, dict):
+        return {repair_surrogates(key): repair_surrogates(item) for key, item in value.items()}
+    return value
+
+
+def _read_jsonl(part: ByteRange, counts: Counter[str], strict: bool, max_bytes: int) -> Iterator[Record]:
+    for line, position in read_lines(part, counts, strict=strict, max_line_bytes=max_bytes):
+        if not line or line.isspace():
+            counts["blank_lines"] += 1
+            continue
+        value = parse_json(line, position)
+        del line
+        yield _as_record(value, position), position
+
+
+def _read_array(part: ByteRange, counts: Counter[str], strict: bool, max_bytes: int) -> Iterator[Record]:
+    blocks = (text for _, text in text_blocks(part, counts, whole_lines=False, strict=strict))
+    for element, position in array_elements(blocks, part, max_bytes):
+        yield _as_record(parse_json(element, position), position), position
+
+
+_BLANKS = re.compile(r"[ \t\r\n]*")
+# Where an array is after a mark: before it, at its first element, behind a comma, behind an element, behind its end.
+_AFTER_MARK = {("before", "["): "first", ("first", "]"): "end", ("behind", ","): "next", ("behind", "]"): "end"}
+
+
+def array_elements(blocks: Iterable[str], part: ByteRange, max_bytes: int) -> Iterator[tuple[str, Position]]:
+    """Yield the text of each element of a JSON array, which comes in blocks; one element is held in memory."""
+    find_end = json.JSONDecoder(parse_int=float).raw_decode
+    rest, state, position = "", "before", Position(part, "record", 1)
+    for block in itertools.chain(blocks, [""]):
+        text, begin = rest + block, 0
+        while (begin := _BLANKS.match(text, begin).end()) < len(text):  # type: ignore[union-attr]
+            mark = text[begin]
+            if state == "next" or (state == "first" and mark != "]"):
+                try:
+                    end = find_end(text, begin)[1]
+                except (ValueError, RecursionError) as error:
+                    # Whatever the next block can mend is reported near the end of the text, or of its string.
+                    is_near_end = getattr(error, "pos", 0) > len(text) - 10
+                    if block and (is_near_end or str(error).startswith("Unterminated string")):
+                        break
+                    raise _not_json(getattr(error, "msg", "it is nested too deeply"), position) from error
+                if block and end == len(text):  # a number may continue
+                    break
+                yield text[begin:end], position
+                begin, state = end, "behind"
+                continue
+            if (state, mark) not in _AFTER_MARK:
+                raise _not_array(f"unexpected {text[begin : begin + 20]!r}", position)
+            begin, state = begin + 1, _AFTER_MARK[state, mark]
+            if mark == ",":
+                position = position._replace(in_part=position.in_part + 1)
+        rest = text[begin:]
+        check_record_size(len(rest.encode()), max_bytes, position)
+    if state != "end":
+        raise _not_array("it has no end", position)
+
+
+def _not_array(what: str, position: Position) -> InputError:
+    remedy = "fetch it again if it is cut off; records without an array around them are one per line"
+    return InputError(f"it is not a JSON array: {what}", where=str(position), remedy=remedy)
+
+
+def parse_json(text: str, where: object) -> Any:
+    try:
+        return files.parse_json(text)
+    except ValueError as error:
+        raise _not_json(str(error), where) from error
+
+
+def _not_json(what: str, where: object) -> InputError:
+    remedy = "fix it, or fetch it again if it is cut off; .jsonl holds one object per line"
+    return InputError(f"it is not JSON: {what}", where=str(where), remedy=remedy)
+
+
+def _as_record(value: Any, position: Position) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        what = f"the record is not an object but {type(value).__name__}"
+        remedy = "write {...} with a field for each column, such as text"
+        raise InputError(what, where=str(position), remedy=remedy)
+    return value
+
+
+def _read_csv(
+    part: ByteRange,
+    counts: Counter[str],
+    columns: Sequence[str],
+    strict: bool,
+    max_bytes: int,
+    header: Sequence[str],
+    any_width: bool,
+) -> Iterator[Record]:
+    """Yield the rows of CSV or TSV; the fields that a short row lacks are None."""
+    position, num_bytes = Position(part, "line", 1), 0
+
+    def lines() -> Iterator[str]:
+        nonlocal num_bytes
+        for _, text in text_blocks(part, counts, whole_lines=True, strict=strict, max_line_bytes=max_bytes):
+            for line in io.StringIO(text, newline=""):
+                num_bytes += len(line) if line.isascii() else len(line.encode())
+                check_record_size(num_bytes, max_bytes, position)
+                yield line
+
+    dialect = _TSV if part.source.format == "tsv" else {"strict": True, "delimiter": part.source.delimiter}
+    reader = csv.reader(lines(), **dialect)
+    rows = _rows(reader, max_bytes)
+    try:
+        names = list(header) or next(filter(None, rows), [])
+        present_columns(part, columns, names)
+        position, num_bytes = Position(part, "line", reader.line_num + 1), 0
+        for row in rows:
+            surplus = row[len(names) :]
+            if surplus and not any_width:  # a delimiter in an unquoted text would cut the text
+                raise _not_csv(f"the row has {len(row)} fields, the header {len(names)}", position)
+            if row:
+                record = dict(itertools.zip_longest(names, row[: len(names)]))
+                yield record | ({SURPLUS: surplus} if surplus else {}), position
+            else:
+                counts["blank_lines"] += 1
+            position, num_bytes = Position(part, "line", reader.line_num + 1), 0
+    except csv.Error as error:
+        raise _not_csv(str(error), position) from error
+
+
+def _rows(reader: Iterator[list[str]], max_bytes: int) -> Iterator[list[str]]:
+    """Yield the rows of a CSV reader under a limit of fields, which is the process's and so set only while it reads."""
+    while True:
+        limit = csv.field_size_limit(max_bytes)
+        try:
+            row = next(reader)
+        except StopIteration:
+            return
+        finally:
+            csv.field_size_limit(limit)
+        yield row
+
+
+def _not_csv(what: str, position: Position) -> InputError:
+    return InputError(
+        f"the record is not {position.part.source.format.upper()}: {what}",
+        where=str(position),
+        remedy='fix it; in CSV, put text with commas, quotes or line ends in "quotes", and double the quotes within it',
+    )
+
+
+def num_rows(source: Source) -> float:
+    """Return the records of a Parquet file or dataset; where only building it would tell, by the size of the first."""
+    if source.format == "dataset":
+        known, files = rows_or_files(source.location)
+        if files and all(file.endswith(".parquet") for file in files):
+            some = evenly_spaced(files, min(len(files), FEW_SOURCES))
+            return sum(num_rows(Source(file, "parquet", None, "")) for file in some) * len(files) / len(some)
+        if known:
+            return known
+        (rows,) = open_dataset(source.location, streaming=True).values()
+        lengths = [len(json.dumps(row, default=str)) + 1 for row in itertools.islice(rows, 1000)]
+        return len(lengths) / max(1, sum(lengths)) * sum(size_and_version(file)[0] or 0 for file in files)
+    return parquet.num_rows(source)
+
+
+def dataset_records(part: ByteRange, splits: Iterable[Any], columns: Sequence[str] = ()) -> Iterator[Record]:
+    """Yield the rows of splits of a dataset; the numbers of a `ClassLabel` become their names."""
+    for rows in splits:
+        present = present_columns(part, columns, rows.column_names or list(next(iter(rows), {})))
+        selected = rows.select_columns(list(present)) if present else rows
+        selected = selected if part.stop is None else selected.select(range(part.start, part.stop))
+        namers = {name: namer for name, feature in (selected.features or {}).items() if (namer := _namer(feature))}
+        for index, record in enumerate(selected, start=part.start + 1):
+            named = {name: namer(record[name]) for name, namer in namers.items()}
+            yield record | named, Position(part, "row", index)
+
+
+class ClassName(str):
+    """The name of a class, with the number `datasets` has given it."""
+
+    number: int
+
+    def __new__(cls, name: str, number: int) -> "ClassName":
+        made = super().__new__(cls, name)
+        made.number = number
+        return made
+
+
+def _namer(feature: Any) -> Callable[[Any], Any] | None:
+    """Return what replaces the numbers of a `ClassLabel`, alone or in a list, by names; -1 means no label."""
+    import datasets
+
+    inner = getattr(feature, "feature", None)
+    if isinstance(feature, datasets.ClassLabel):
+        return lambda value: None if value is None or value < 0 else ClassName(feature.int2str(value), value)
+    if isinstance(inner, datasets.ClassLabel):
+        return lambda values: None if values is None else [inner.int2str(value) for value in values]
+    return None
