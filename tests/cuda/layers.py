@@ -7,8 +7,7 @@ from typing import Any
 from unittest import mock
 
 import torch
-from functorch.compile import make_boxed_func
-from torch._inductor import compile_fx
+from torch._inductor import compile_fx as inductor
 from torch._inductor.debug import DebugContext
 from torch._inductor.graph import GraphLowering
 from torch._inductor.utils import shape_env_from_inputs
@@ -19,6 +18,7 @@ from bert_pretrain.model import bert
 from bert_pretrain.model.attention import Layout
 from tests.cuda.pretended import CUDA, pretended_cuda
 
+stages: Any = inductor
 LAUNCHES = {"mm": 2, "addmm": 2, "_varlen_attn": 2, "_varlen_attn_backward": 3}
 """In the recorded profile: a product has a memset before it or a reduction after it; attention fills its state."""
 
@@ -36,7 +36,7 @@ def count(hidden_size: int, tokens: int, length: int, recorded: str = "False") -
     nodes: list[Any] = []
 
     def backend(graph: Any, inputs: Any) -> Any:
-        return compile_fx.compile_fx(graph, inputs, inner_compile=lambda *given, **_: _fuse(nodes, *given))
+        return stages.compile_fx(graph, inputs, inner_compile=lambda *given, **_: _fuse(nodes, *given))
 
     before = mock.patch.object(bert, "normalized", lambda norm, hidden: norm(hidden))
     dtype = torch.float32 if is_recorded else torch.bfloat16
@@ -49,7 +49,7 @@ def count(hidden_size: int, tokens: int, length: int, recorded: str = "False") -
             f"_orig_mod.{name}": weight if is_recorded or "norm" in name else weight.detach().to(dtype).requires_grad_()
             for name, weight in layer.named_parameters()
         }
-        compiled = torch.compile(layer, backend=backend, dynamic=False)
+        compiled: Any = torch.compile(layer, backend=backend, dynamic=False)
         with torch.autocast("cuda", torch.bfloat16):
             torch.func.functional_call(compiled, weights, (hidden, Layout(bounds, length, None, None)))
     kernels = [node for node in nodes if not node.is_extern()]
@@ -63,11 +63,11 @@ def count(hidden_size: int, tokens: int, length: int, recorded: str = "False") -
 
 def _fuse(nodes: list[Any], graph: torch.fx.GraphModule, inputs: Any) -> Any:
     """Let Inductor lower and fuse a graph, note what it would launch, and return the graph as it is."""
-    compile_fx.record_original_output_strides(graph)
-    compile_fx.view_to_reshape(graph)
-    fake_mode = compile_fx.fake_tensor_prop(graph, inputs)
+    stages.record_original_output_strides(graph)
+    stages.view_to_reshape(graph)
+    fake_mode = stages.fake_tensor_prop(graph, inputs)
     with V.set_fake_mode(fake_mode):
-        compile_fx._recursive_post_grad_passes(graph, is_inference=False)
+        stages._recursive_post_grad_passes(graph, is_inference=False)
         lowering = GraphLowering(graph, shape_env=shape_env_from_inputs(inputs))
         with V.set_graph_handler(lowering), V.set_debug_handler(DebugContext()):
             lowering.run(*inputs)
@@ -75,7 +75,7 @@ def _fuse(nodes: list[Any], graph: torch.fx.GraphModule, inputs: Any) -> Any:
             for node in lowering.scheduler.nodes:
                 nodes.append(node)
                 node.get_read_write_buffers_sizes()  # kept; it asks for the graph
-    return make_boxed_func(graph.forward)
+    return stages.make_boxed_func(graph.forward)
 
 
 @contextlib.contextmanager

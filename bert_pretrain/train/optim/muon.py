@@ -73,9 +73,9 @@ def _update(weights: list[Tensor], height: int, width: int, factor: Tensor) -> N
     """Add `factor`, (), times their orthogonalised gradients to parameters that consist of matrices of one shape."""
     rows = [len(weight) for weight in weights]
     matrices = torch.empty(sum(rows), width, dtype=torch.bfloat16, device=factor.device)
-    torch._foreach_copy_(list(matrices.split(rows)), [weight.grad for weight in weights])  # type: ignore[misc]
+    torch._foreach_copy_(torch.split(matrices, rows), [weight.grad for weight in weights])  # type: ignore[misc]
     updates = orthogonalised(matrices.view(-1, height, width)).reshape(matrices.shape)
-    torch._foreach_add_(weights, updates.to(weights[0].dtype).mul_(factor).split(rows))
+    torch._foreach_add_(weights, torch.split(updates.to(weights[0].dtype).mul_(factor), rows))
 
 
 def orthogonalised(matrices: Tensor) -> Tensor:
