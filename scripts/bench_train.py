@@ -68,9 +68,6 @@ class Recipe:
     micro_batch_share: float | None = None
     """Of a batch's tokens that a micro-batch holds; None: as much as fits."""
     compile_mode: str | None = None
-    change_model: Callable[[BertForPreTraining], object] = lambda model: None
-    """Called before the layers are compiled and the optimizer is made."""
-    wrap: Callable[[PretrainingLoss], nn.Module] = lambda losses: losses
     before_step: Callable[[], object] = lambda: None
 
     @classmethod
@@ -312,9 +309,7 @@ def build(recipe: Recipe, num_batches: int) -> tuple[Step, list[GlobalBatch]]:
     model = BertForPreTraining(config, recipe.vocab_size, attention=attention)
     model.initialize(1)
     model.to(device).train()
-    recipe.change_model(model)
-    losses = PretrainingLoss(model, compiled=compiled)
-    network = recipe.wrap(losses)
+    network = PretrainingLoss(model, compiled=compiled)
     if compiled:
         _compile(model, recipe.compile_mode)
     longest, shards = recipe.folder.max_seq_length, recipe.folder.shards("train")

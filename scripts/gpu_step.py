@@ -1,8 +1,8 @@
 """Our training step on a card: a profile of where its time goes, and variants of it side by side.
 
 `profile` runs a few steps under torch.profiler: kernels by kind and by name, gaps between them, launches per step; on
-CPU, where there are no kernels, the operators' own times. The trace opens in chrome://tracing or Perfetto. `variants`
-changes the step from outside: hooks on modules, options of the compiler, other constants; none is part of the package.
+CPU, where there are no kernels, the operators. The trace opens in chrome://tracing or Perfetto. `variants`
+changes the step from outside: other keys, constants, options of the compiler; none is part of the package.
 Each has a process of its own. It takes the same first steps as the unchanged step, whose losses show whether it still
 computes the same, and is then timed on one batch. What cannot be applied here says why.
 
@@ -12,7 +12,6 @@ computes the same, and is then timed on one batch. What cannot be applied here s
 
 import argparse
 import gzip
-import importlib
 import json
 import math
 import multiprocessing
@@ -40,17 +39,13 @@ from bench_train import (
     step_times,
     watch_memory,
 )
-from torch import Tensor, nn
 
 from bert_pretrain.errors import UserError
-from bert_pretrain.model.bert import BertForPreTraining
-from bert_pretrain.train.batches import Batch
-from bert_pretrain.train.loss import PretrainingLoss
+from bert_pretrain.train import loss
 
 MAX_TRACE_BYTES = 10 * 2**20
 SHOWN_KERNELS, KERNEL_ROWS = 40, 12
 LARGE_BLOCK_ROWS = 8192
-LOSS, INDUCTOR = "bert_pretrain.train.loss", "torch._inductor.config"
 VIEWS = "transpose|permute|view|clone|slice|select|split|unbind|expand|t"
 KINDS = (
     # The first pattern that is found in a kernel's name decides; Inductor names its kernels after what they fuse.
@@ -98,22 +93,6 @@ class Event(NamedTuple):
     duration: float
 
 
-@dataclass(frozen=True)
-class Summary:
-    """Sums over the events of some steps; times are seconds per step."""
-
-    seconds: float
-    """From the first event's start to the last one's end."""
-    gap_share: float
-    """Of that time, in which nothing ran."""
-    launches: float
-    """Events per step."""
-    kinds: dict[str, float]
-    """Kind of event -> seconds, the longest first."""
-    kernels: list[tuple[str, float, float]]
-    """(name, seconds, calls per step), the longest first."""
-
-
 def profile(arguments: argparse.Namespace) -> None:
     """Profile a few steps after others that warm up, and write the tables."""
     recipe = Recipe.of(arguments, arguments.size)
@@ -132,41 +111,26 @@ def profile(arguments: argparse.Namespace) -> None:
         if recipe.device.type == "cuda":
             torch.cuda.synchronize(recipe.device)
     profiler.export_chrome_trace(str(trace))
-    summary = summarize(events_of(json.loads(trace.read_text())), arguments.steps)
+    rows = summarize(events_of(json.loads(trace.read_text())), arguments.steps)
+    rows[0]["step_seconds"] = seconds
     title = (
         f"{device_name(recipe.device)}, torch {torch.__version__}, L{arguments.size.replace('x', '-H')}, "
         f"{arguments.examples} examples of at most {recipe.folder.max_seq_length} tokens, {arguments.steps} steps; "
         f"{1e3 * seconds:.2f} ms a step without the profiler; {pack(trace)}"
     )
-    text = as_text(summary, title)
+    text = as_text(rows, title)
     (arguments.output / "profile.txt").write_text(text, encoding="utf-8")
     print(text[: text.index("\n\nkernel")])
-    append_json(arguments.json, as_rows(summary, seconds))
+    kernels = [row for row in rows if "kernel" in row]
+    append_json(arguments.json, [row for row in rows if row not in kernels[KERNEL_ROWS:]])
 
 
 def events_of(trace: dict[str, Any]) -> list[Event]:
-    """Return what ran on the card; where nothing did, the operators of the host with their own times."""
+    """Return what ran on the card; where nothing did, the operators of the host, also those that others call."""
     complete = [event for event in trace["traceEvents"] if event.get("ph") == "X"]
     on_card = [event for event in complete if event.get("cat") in ("kernel", "gpu_memcpy", "gpu_memset")]
-    if on_card:
-        return [Event(event["name"], 1e-6 * float(event["ts"]), 1e-6 * float(event["dur"])) for event in on_card]
-    return _own_times([event for event in complete if event.get("cat") == "cpu_op"])
-
-
-def _own_times(operators: list[dict[str, Any]]) -> list[Event]:
-    """Return operators with the times in which none that they call runs."""
-    found: list[Event] = []
-    open_ones: list[tuple[Any, float, int]] = []  # (thread, end, index in `found`) of those that others may be inside
-    for event in sorted(operators, key=lambda event: (event["tid"], float(event["ts"]), -float(event["dur"]))):
-        start, duration = 1e-6 * float(event["ts"]), 1e-6 * float(event["dur"])
-        while open_ones and (open_ones[-1][0] != event["tid"] or open_ones[-1][1] <= start):
-            open_ones.pop()
-        if open_ones:
-            caller = found[open_ones[-1][2]]
-            found[open_ones[-1][2]] = caller._replace(duration=max(0.0, caller.duration - duration))
-        open_ones.append((event["tid"], start + duration, len(found)))
-        found.append(Event(event["name"], start, duration))
-    return found
+    found = on_card or [event for event in complete if event.get("cat") == "cpu_op"]
+    return [Event(event["name"], 1e-6 * float(event["ts"]), 1e-6 * float(event["dur"])) for event in found]
 
 
 def kind_of(name: str) -> str:
@@ -174,8 +138,8 @@ def kind_of(name: str) -> str:
     return next((kind for kind, pattern in KINDS if re.search(pattern, name, re.IGNORECASE)), "other")
 
 
-def summarize(events: Sequence[Event], steps: int) -> Summary:
-    """Add events up, over so many steps."""
+def summarize(events: Sequence[Event], steps: int) -> list[dict[str, Any]]:
+    """Return rows of seconds per step: the whole, then each kind and the longest kernels, the longest first."""
     kinds: dict[str, float] = {}
     kernels: dict[str, list[float]] = {}
     for event in events:
@@ -183,14 +147,29 @@ def summarize(events: Sequence[Event], steps: int) -> Summary:
         kinds[kind] = kinds.get(kind, 0.0) + event.duration / steps
         kernels.setdefault(event.name, []).append(event.duration)
     span = max(event.start + event.duration for event in events) - min(event.start for event in events)
-    longest = sorted(kernels.items(), key=lambda item: -sum(item[1]))
-    return Summary(
-        seconds=span / steps,
-        gap_share=1.0 - busy_seconds(events) / span,
-        launches=len(events) / steps,
-        kinds=dict(sorted(kinds.items(), key=lambda item: -item[1])),
-        kernels=[(name, sum(durations) / steps, len(durations) / steps) for name, durations in longest],
-    )
+    whole = {
+        "profiled_step_seconds": span / steps,
+        "gap_share": 1.0 - busy_seconds(events) / span,
+        "launches_per_step": len(events) / steps,
+    }
+    total = sum(kinds.values())
+    longest = sorted(kernels.items(), key=lambda item: -sum(item[1]))[:SHOWN_KERNELS]
+    return [
+        whole,
+        *(
+            {"kind_of_kernel": kind, "seconds": time, "share": time / total}
+            for kind, time in sorted(kinds.items(), key=lambda item: -item[1])
+        ),
+        *(
+            {
+                "kernel": name[:200],
+                "seconds": sum(times) / steps,
+                "share": sum(times) / steps / total,
+                "calls_per_step": len(times) / steps,
+            }
+            for name, times in longest
+        ),
+    ]
 
 
 def busy_seconds(events: Iterable[Event]) -> float:
@@ -212,41 +191,22 @@ def pack(trace: Path) -> str:
     return f"trace in {trace.name}.gz"
 
 
-def as_text(summary: Summary, title: str) -> str:
+def as_text(rows: Sequence[dict[str, Any]], title: str) -> str:
     """Return the tables for reading."""
-    total = sum(summary.kinds.values())
+    whole = rows[0]
     lines = [
         title,
-        f"{1e3 * summary.seconds:.2f} ms a step under the profiler, gaps {summary.gap_share:.1%} of it, "
-        f"{summary.launches:,.0f} launches a step",
-        "",
-        f"{'kind':<34}ms a step   share",
-        *(f"{kind:<34}{1e3 * time:>9.3f}{time / total:>8.1%}" for kind, time in summary.kinds.items()),
-        "",
-        f"{'kernel':<80}ms a step   share  calls a step",
-        *(
-            f"{name[:78]:<80}{1e3 * time:>9.3f}{time / total:>8.1%}{calls:>14.1f}"
-            for name, time, calls in summary.kernels[:SHOWN_KERNELS]
-        ),
+        f"{1e3 * whole['profiled_step_seconds']:.2f} ms a step under the profiler, gaps {whole['gap_share']:.1%} of it"
+        f", {whole['launches_per_step']:,.0f} launches a step",
     ]
+    for key in ("kind_of_kernel", "kernel"):
+        lines += ["", f"{key.replace('_', ' '):<80}ms a step   share  calls a step"]
+        lines += [
+            f"{row[key][:78]:<80}{1e3 * row['seconds']:>9.3f}{row['share']:>8.1%}{row.get('calls_per_step', ''):>14}"
+            for row in rows
+            if key in row
+        ]
     return "\n".join(lines) + "\n"
-
-
-def as_rows(summary: Summary, seconds: float) -> list[dict[str, Any]]:
-    """Return the tables as JSON values: one row for the whole, one a kind, one for each of the longest kernels."""
-    total = sum(summary.kinds.values())
-    whole = {
-        "step_seconds": seconds,
-        "profiled_step_seconds": summary.seconds,
-        "gap_share": summary.gap_share,
-        "launches_per_step": summary.launches,
-    }
-    kinds = [{"kind_of_kernel": kind, "seconds": time, "share": time / total} for kind, time in summary.kinds.items()]
-    kernels = [
-        {"kernel": name[:200], "seconds": time, "share": time / total, "calls_per_step": calls}
-        for name, time, calls in summary.kernels[:KERNEL_ROWS]
-    ]
-    return [whole, *kinds, *kernels]
 
 
 # ── variants ──
@@ -274,37 +234,16 @@ class Variant:
 
 def _set(**values: Any) -> Callable[[Recipe], None]:
     """Return a change of fields of the recipe; without any the step is as the package makes it."""
-
-    def change(recipe: Recipe) -> None:
-        for name, value in values.items():
-            setattr(recipe, name, value)
-
-    return change
+    return lambda recipe: vars(recipe).update(values)
 
 
-def _four_times(share: float) -> Callable[[Recipe], None]:
-    """Return a change to four times the examples, in micro-batches of a share of them."""
-
-    def change(recipe: Recipe) -> None:
-        recipe.examples *= 4
-        recipe.micro_batch_share = share
-
-    return change
+def _four_times(recipe: Recipe) -> None:
+    recipe.examples *= 4
+    recipe.micro_batch_share = 1.0
 
 
-def _constants(module: str, **values: Any) -> Callable[[Recipe], None]:
-    """Return a change of constants of a module; those of the compiler turn it on."""
-
-    def change(recipe: Recipe) -> None:
-        found = importlib.import_module(module)
-        for name, value in values.items():
-            if not hasattr(found, name):
-                raise NotHere(f"{module} has no {name} (torch {torch.__version__})")
-            setattr(found, name, value)
-        if module.startswith("torch."):
-            recipe.train = {"compile": True}
-
-    return change
+def _large_blocks(recipe: Recipe) -> None:
+    loss.BLOCK_ROWS = loss.SOFTMAX_ROWS["cuda"] = LARGE_BLOCK_ROWS
 
 
 def _cuda_graphs(recipe: Recipe) -> None:
@@ -312,90 +251,18 @@ def _cuda_graphs(recipe: Recipe) -> None:
     recipe.before_step = torch.compiler.cudagraph_mark_step_begin
 
 
-def _residual_in_16_bits(recipe: Recipe) -> None:
-    """Let the normalizations of embeddings and layers put out 16 bits, so that the residual sums are in 16 bits too."""
-    dtype = _dtype_of_16_bits(recipe)
-
-    def change_model(model: BertForPreTraining) -> None:
-        for part in (model.embeddings, model.encoder):
-            for module in part.modules():
-                if isinstance(module, nn.LayerNorm):
-                    module.register_forward_hook(lambda module, inputs, output: output.to(dtype))
-
-    recipe.change_model = change_model
-
-
-def _dtype_of_16_bits(recipe: Recipe) -> torch.dtype:
-    if recipe.precision.dtype == torch.float32:
-        raise NotHere("the precision is fp32")
-    return recipe.precision.dtype
-
-
-class _CastTogether(torch.autograd.Function):
-    """Cast many weights at once, and their gradients back."""
-
-    @staticmethod
-    def forward(ctx: Any, dtype: torch.dtype, *weights: Tensor) -> tuple[Tensor, ...]:
-        cast = [torch.empty_like(weight, dtype=dtype) for weight in weights]
-        torch._foreach_copy_(cast, list(weights))
-        return tuple(cast)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        wide = [torch.empty_like(gradient, dtype=torch.float32) for gradient in gradients]
-        torch._foreach_copy_(wide, list(gradients))
-        return (None, *wide)
-
-
-class _CastFirst(nn.Module):
-    """The losses, before which one operation casts the weights of all linear layers of the encoder."""
-
-    def __init__(self, losses: PretrainingLoss, dtype: torch.dtype) -> None:
-        super().__init__()
-        self.losses, self.dtype = losses, dtype
-        self.names = [
-            f"{prefix}.{name}"
-            for prefix, module in losses.named_modules()
-            if isinstance(module, nn.Linear) and ".encoder." in prefix
-            for name, _ in module.named_parameters(recurse=False)
-        ]
-
-    def forward(self, batch: Batch) -> Any:
-        cast: Any = _CastTogether.apply
-        weights = cast(self.dtype, *(self.losses.get_parameter(name) for name in self.names))
-        return torch.func.functional_call(self.losses, dict(zip(self.names, weights, strict=True)), (batch,))
-
-
-def _fused_cast(recipe: Recipe) -> None:
-    dtype = _dtype_of_16_bits(recipe)
-    recipe.wrap = lambda losses: _CastFirst(losses, dtype)
-
-
 UNCHANGED, GRAPHS = "the step as the package makes it", "layers by torch.compile in its mode reduce-overhead"
 VARIANTS = (
     Variant("base", UNCHANGED, _set()),
-    Variant("16-bit residual", "hidden states stay in 16 bits between layers", _residual_in_16_bits),
     Variant("not compiled", "train.compile false", _set(train={"compile": False})),
     Variant(
         "large decoder blocks",
         f"logits of {LARGE_BLOCK_ROWS:,} masked tokens at once",
-        _constants(
-            "bert_pretrain.train.loss", BLOCK_ROWS=LARGE_BLOCK_ROWS, SOFTMAX_ROWS={"cpu": 32, "cuda": LARGE_BLOCK_ROWS}
-        ),
+        _large_blocks,
     ),
-    Variant("batch times four", "in one micro-batch", _four_times(1.0)),
-    Variant("batch times four, cut", "in four micro-batches", _four_times(0.25)),
-    Variant("micro-batches of a quarter", "the same batch in four micro-batches", _set(micro_batch_share=0.25)),
-    Variant("fused cast", "one operation casts all weights of the layers", _fused_cast),
+    Variant("batch times four", "in one micro-batch", _four_times),
     Variant("base", UNCHANGED, _set(), is_small=True),
     Variant("CUDA graphs", GRAPHS, _cuda_graphs, needs_cuda=True, is_small=True),
-    Variant("not compiled", "train.compile false", _set(train={"compile": False}), is_small=True),
-    Variant("combo kernels", "Inductor: combo_kernels", _constants(INDUCTOR, combo_kernels=True)),
-    Variant(
-        "coordinate descent",
-        "Inductor: coordinate_descent_tuning",
-        _constants(INDUCTOR, coordinate_descent_tuning=True),
-    ),
     Variant("CUDA graphs", GRAPHS, _cuda_graphs, needs_cuda=True),
     Variant("muon", "the optimizer", _set(train={"optimizer": "muon"})),
     Variant("lamb", "the optimizer", _set(train={"optimizer": "lamb"})),

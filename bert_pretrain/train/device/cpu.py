@@ -4,7 +4,7 @@ import functools
 from pathlib import Path
 
 owns_process = False
-"""Whether the process is a command of ours, whose allocator may be set for good; a notebook's may not."""
+"""Whether the process is a command of ours, whose allocator and compiler may be set for good; a notebook's may not."""
 
 
 @functools.cache

@@ -143,6 +143,10 @@ def compile_layers(
     some 5 million over the hidden size, below which it fuses less.) With `strict`, what cannot be compiled whole is an
     error.
     """
+    if cpu.owns_process:
+        # By default the compiler gives up after eight versions, and splits a layer for DDP's buckets, which are far
+        # larger. A process that is another program's keeps its settings.
+        torch._dynamo.config.recompile_limit, torch._dynamo.config.optimize_ddp = 64, False
     for module in (model.embeddings, *model.encoder.layers, model.mlm_head):
         module.forward = _of_any_length(torch.compile(module.forward, backend=backend, fullgraph=strict))
 
@@ -159,10 +163,7 @@ def _of_any_length(forward: Callable[..., Tensor]) -> Callable[..., Tensor]:
             for tensor in (given,) if isinstance(given, Tensor) else (given.cu_seqlens, given.slots, given.mask):
                 if tensor is not None:
                     torch._dynamo.maybe_mark_dynamic(tensor, 0)
-        # By default the compiler gives up after eight versions, and splits a layer for DDP's buckets, which are far
-        # larger. Its settings are the process's, and so set only here.
-        with torch._dynamo.config.patch(recompile_limit=64, optimize_ddp=False):
-            return forward(*inputs)
+        return forward(*inputs)
 
     return marked
 

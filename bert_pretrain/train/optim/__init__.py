@@ -1,1 +1,1 @@
-"""Optimizers, schedules, and what they need of distributed matrices."""
+"""Optimizers and learning-rate schedules."""

@@ -17,12 +17,12 @@ from bert_pretrain.train.device import cpu
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 """Of the quintic, from Jordan's post: steep at 0; singular values end between 0.5 and 1.5 rather than at 1."""
 ITERATIONS = 5
-MATRICES_AT_ONCE = 16
-"""So many of equal shape are computed together; more would only take more memory."""
+NUMBERS_AT_ONCE = 2**25
+"""In matrices that are computed together: all of BERT-Base's square ones. More would take more memory."""
 
 
 class Muon(torch.optim.Optimizer):
-    """Muon over groups of matrices; `matrices` is the number of equal ones one below the other in each parameter."""
+    """Muon over groups that differ in `matrices` only: how many equal ones each parameter has, one below the other."""
 
     def __init__(
         self, groups: Iterable[dict[str, Any]], *, lr: float, weight_decay: float, momentum: float = 0.95
@@ -37,42 +37,45 @@ class Muon(torch.optim.Optimizer):
         device = self.param_groups[0]["params"][0].device
         found_inf = self.found_inf if self.found_inf is not None else torch.zeros((), device=device)
         skip = found_inf > 0
+        by_shape: dict[tuple[int, int], list[Tensor]] = {}
         for group in self.param_groups:
-            by_shape: dict[torch.Size, list[Tensor]] = {}
-            for parameter in group["params"]:
-                if parameter.grad is not None:
-                    by_shape.setdefault(parameter.shape, []).append(parameter)
-            at_once = max(1, MATRICES_AT_ONCE // group["matrices"])
-            for alike in by_shape.values():
-                for begin in range(0, len(alike), at_once):
-                    self._update(group, alike[begin : begin + at_once], skip)
+            for weight in group["params"]:
+                if weight.grad is not None:
+                    shape = weight.shape[0] // group["matrices"], weight.shape[1]
+                    by_shape.setdefault(shape, []).append(weight)
+        group = self.param_groups[0]
+        everything = [weight for weights in by_shape.values() for weight in weights]
+        self._look_ahead(everything, group["momentum"], skip)
+        torch._foreach_mul_(everything, torch.where(skip, 1.0, 1.0 - group["lr"] * group["weight_decay"]))
+        for (height, width), weights in by_shape.items():
+            at_once = max(1, NUMBERS_AT_ONCE // max(weight.numel() for weight in weights))
+            # As long as AdamW's update is on average (Liu et al., 2025, section 2.2).
+            factor = torch.where(skip, 0.0, -group["lr"] * 0.2 * math.sqrt(max(height, width)))
+            for begin in range(0, len(weights), at_once):
+                _update(weights[begin : begin + at_once], height, width, factor)
 
-    def _update(self, group: dict[str, Any], weights: list[Tensor], skip: Tensor) -> None:
-        """Update parameters of equal shape together, or none of them."""
-        ahead = self._look_ahead(group, weights, skip)  # (parameters, rows, width)
-        height, width = ahead.shape[1] // group["matrices"], ahead.shape[2]
-        updates = orthogonalised(ahead.view(-1, height, width)).reshape(ahead.shape)
-        # As long as AdamW's update is on average (Liu et al., 2025, section 2.2).
-        scale = group["lr"] * 0.2 * math.sqrt(max(height, width))
-        torch._foreach_mul_(weights, torch.where(skip, 1.0, 1.0 - group["lr"] * group["weight_decay"]))
-        steps = updates.to(weights[0].dtype).mul_(torch.where(skip, 0.0, -scale))
-        torch._foreach_add_(weights, steps.unbind())
-
-    def _look_ahead(self, group: dict[str, Any], weights: list[Tensor], skip: Tensor) -> Tensor:
-        """Take the gradients into the momentum and return what Nesterov makes of both: (parameters, rows, width)."""
-        buffers = []
+    def _look_ahead(self, weights: list[Tensor], momentum: float, skip: Tensor) -> None:
+        """Take the gradients into the momentum, and make them what Nesterov makes of both."""
+        gradients: list[Any] = [weight.grad for weight in weights]
         for weight in weights:
-            state = self.state[weight]
-            if not state:
-                state["momentum_buffer"] = torch.zeros_like(weight)
-            buffers.append(state["momentum_buffer"])
-        # Where the step is skipped the gradients count as 0 and the decay as 1: the momentum stays as it is.
-        ahead = torch.stack([weight.grad for weight in weights])  # type: ignore[misc]
-        ahead.masked_fill_(skip, 0.0)
-        torch._foreach_mul_(buffers, torch.where(skip, 1.0, group["momentum"]))
-        torch._foreach_add_(buffers, ahead.unbind(), alpha=1.0 - group["momentum"])
-        torch._foreach_lerp_(ahead.unbind(), buffers, group["momentum"])
-        return ahead
+            if not self.state[weight]:
+                self.state[weight]["momentum_buffer"] = torch.zeros_like(weight)
+        buffers = [self.state[weight]["momentum_buffer"] for weight in weights]
+        # Where the step is skipped the gradients count as 0 and the decay as 1: the momentum stays as it is. The
+        # gradients are taken as integers, because 0 times what is not finite is not 0.
+        torch._foreach_mul_([gradient.view(torch.int32) for gradient in gradients], (~skip).int())
+        torch._foreach_mul_(buffers, torch.where(skip, 1.0, momentum))
+        torch._foreach_add_(buffers, gradients, alpha=1.0 - momentum)
+        torch._foreach_lerp_(gradients, buffers, momentum)
+
+
+def _update(weights: list[Tensor], height: int, width: int, factor: Tensor) -> None:
+    """Add `factor`, (), times their orthogonalised gradients to parameters that consist of matrices of one shape."""
+    rows = [len(weight) for weight in weights]
+    matrices = torch.empty(sum(rows), width, dtype=torch.bfloat16, device=factor.device)
+    torch._foreach_copy_(torch.split(matrices, rows), [weight.grad for weight in weights])  # type: ignore[misc]
+    updates = orthogonalised(matrices.view(-1, height, width)).reshape(matrices.shape)
+    torch._foreach_add_(weights, torch.split(updates.to(weights[0].dtype).mul_(factor), rows))
 
 
 def orthogonalised(matrices: Tensor) -> Tensor:

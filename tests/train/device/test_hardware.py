@@ -172,6 +172,26 @@ def test_an_evaluation_compiles_once_for_all_its_batches_and_has_the_same_figure
     assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 3
 
 
+@pytest.mark.parametrize("is_command", [False, True])
+def test_only_a_command_sets_the_compiler_s_limits(
+    is_command: bool, tiny: Callable[..., Config], examples: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch._dynamo.reset()
+    monkeypatch.setattr(hardware.cpu, "owns_process", is_command)
+    seen = set()
+
+    def backend(graph: torch.fx.GraphModule, inputs: list[Any]) -> Callable[..., Any]:
+        seen.add((torch._dynamo.config.recompile_limit, torch._dynamo.config.optimize_ddp))
+        return graph.forward
+
+    with torch._dynamo.config.patch(recompile_limit=7, optimize_ddp=True):
+        model = BertForPreTraining(tiny().model, 152)
+        hardware.compile_layers(model, backend, strict=True)
+        pretraining_loss(model, cut_alike(examples(44), 10**6, 32, 16.0).micro_batches[0])
+        assert (torch._dynamo.config.recompile_limit == 64) is is_command
+    assert seen == {(64, False) if is_command else (7, True)}
+
+
 def test_only_numbers_of_tokens_and_sequences_vary_in_compiled_layers(
     tiny: Callable[..., Config], examples: Callable[..., Any]
 ) -> None:

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from bert_pretrain.config import Config, TrainConfig
 from bert_pretrain.model.bert import BertForPreTraining
 from bert_pretrain.train.device import cpu
+from bert_pretrain.train.optim import muon
 from bert_pretrain.train.optim.lamb import Lamb
 from bert_pretrain.train.optim.muon import Muon, orthogonalised
 from bert_pretrain.train.optim.optimizer import LONG_AGO, has_decay, is_hidden_matrix, make_optimizers, update
@@ -76,11 +77,11 @@ def test_lambs_first_step_has_the_bias_of_its_moments_corrected(betas: tuple[flo
 def test_muon_is_that_of_torch(shape: tuple[int, int]) -> None:
     ours, gradients = parameter_and_gradients(*shape)
     theirs = nn.Parameter(ours.detach().clone())
-    muon = Muon([{"params": [ours]}], lr=0.02, weight_decay=0.1)
+    own = Muon([{"params": [ours]}], lr=0.02, weight_decay=0.1)
     reference = torch.optim.Muon([theirs], lr=0.02, weight_decay=0.1, adjust_lr_fn="match_rms_adamw")
     for gradient in gradients:
-        ours.grad, theirs.grad = gradient, gradient
-        muon.step()
+        ours.grad, theirs.grad = gradient.clone(), gradient
+        own.step()
         reference.step()
     torch.testing.assert_close(ours, theirs, atol=5e-3, rtol=0.0)  # its products are in bf16
 
@@ -91,12 +92,27 @@ def test_muon_takes_query_key_and_value_as_three_matrices() -> None:
     together = Muon([{"params": [fused], "matrices": 3}], lr=0.02, weight_decay=0.1)
     apart = Muon([{"params": parts}], lr=0.02, weight_decay=0.1)
     for gradient in gradients:
-        fused.grad = gradient
+        fused.grad = gradient.clone()
         for part, piece in zip(parts, gradient.chunk(3), strict=True):
             part.grad = piece
         together.step()
         apart.step()
     torch.testing.assert_close(fused.detach(), torch.cat([part.detach() for part in parts]))
+
+
+def test_muon_takes_matrices_of_a_shape_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    stacked, squares, wide = ([nn.Parameter(torch.randn(shape)) for _ in "ab"] for shape in ((12, 4), (4, 4), (4, 8)))
+    taken: list[tuple[int, ...]] = []
+    monkeypatch.setattr(
+        muon, "orthogonalised", lambda matrices: (taken.append(tuple(matrices.shape)), orthogonalised(matrices))[1]
+    )
+    optimizer = Muon(
+        [{"params": stacked, "matrices": 3}, {"params": [squares[0], *wide, squares[1]]}], lr=0.1, weight_decay=0.0
+    )
+    for weight in (*stacked, *squares, *wide):
+        weight.grad = torch.randn_like(weight)
+    optimizer.step()
+    assert taken == [(8, 4, 4), (2, 4, 8)]
 
 
 def test_without_bias_correction_adamw_is_the_papers(tiny: Callable[..., Config]) -> None:

@@ -1,0 +1,123 @@
+"""Estimate a step on an H100 without a card, from counted bytes and launches, and what each choice would move.
+
+    python scripts/gpu_count.py
+
+`tests/cuda/layers.py` counts a layer on a pretended device, which needs a C++ compiler and a CPU build of torch. u is
+one tensor of tokens × hidden in 16 bits. The constants are from one recorded profile of Base, and the time of a launch
+from L4-H256: of the three recorded steps only Large is a test of the estimate.
+"""
+
+import ctypes
+import os
+import subprocess
+import sys
+import sysconfig
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+REPOSITORY = Path(__file__).resolve().parents[1]
+PRODUCT_FLOPS, BYTES_PER_SECOND = 708e12, 3.0e12
+ATTENTION_U = (6.2, 25.7)
+"""Flash attention over packed sequences of 128, forward and backward; it must move 4 and 8."""
+SCORE_FLOPS = 300e12
+"""Of attention to more than 128 tokens, where products decide; an assumption."""
+LAUNCH_SECONDS = 42e-6
+"""With all that the host does for a launch, in a step that waits for the host."""
+OUTSIDE_LAUNCHES, IDLE_SECONDS = 226, 2e-3
+"""Of a step, outside the layers; and how long nothing runs between two steps."""
+EMBEDDINGS_U = 24
+VOCABULARY, MASKED_SHARE, BLOCK_ROWS = 30_528, 0.15, 1024
+OPTIMIZER_BYTES, CAST_BYTES, LOGIT_BYTES, DECODER_BYTES = 40, 12, 20, 12
+"""Of a weight: AdamW and clipping; casts, of its gradient too; of a logit; of the decoder's gradient, for a block."""
+
+
+@dataclass(frozen=True)
+class Step:
+    """A step that was recorded."""
+
+    name: str
+    layers: int
+    hidden: int
+    length: int
+    tokens: int
+    milliseconds: float
+
+
+RECORDED = (
+    Step("Base, 256 × 128", 12, 768, 128, 30_686, 52.1),
+    Step("Large, 32 × 512", 24, 1024, 512, 14_509, 85.9),
+    Step("L4-H256, 256 × 128", 4, 256, 128, 30_686, 21.0),
+)
+
+
+def unit(step: Step) -> float:
+    """Return the bytes of u."""
+    return 2.0 * step.tokens * step.hidden
+
+
+def estimate(step: Step, layer_bytes: float, launches: float, attention_u: float = sum(ATTENTION_U)) -> float:
+    """Return milliseconds of a step whose layers move so much outside products and attention, and launch so often."""
+    masked, matrix = MASKED_SHARE * step.tokens, VOCABULARY * step.hidden
+    weights = 12 * step.layers * step.hidden**2
+    products = 6.0 * (weights * step.tokens + matrix * masked)
+    moved = step.layers * (layer_bytes + attention_u * unit(step)) + EMBEDDINGS_U * unit(step)
+    moved += OPTIMIZER_BYTES * (weights + matrix) + LOGIT_BYTES * masked * VOCABULARY
+    moved += DECODER_BYTES * matrix * -(-masked // BLOCK_ROWS)
+    scores = 14.0 * step.layers * step.tokens * step.length * step.hidden if step.length > 128 else 0.0
+    seconds = products / PRODUCT_FLOPS + moved / BYTES_PER_SECOND + scores / SCORE_FLOPS + IDLE_SECONDS
+    return 1e3 * max(seconds, (step.layers * launches + OUTSIDE_LAUNCHES) * LAUNCH_SECONDS)
+
+
+def attention_choices(filled: float) -> dict[str, float]:
+    """Return u of attention to 128 tokens, forward and backward, with the gradients of q, k, v in one tensor.
+
+    `filled` is the share of tokens in padded rows. The first two are measured; the others must move so much.
+    """
+    return {
+        "packed, flash; stacks the gradients of q, k, v": sum(ATTENTION_U) + 6,
+        # Of out-projection's shape, 60.4 and 58.6 µs in the profile, three times each, for 147.2 and 155.1 in one.
+        "the same, three products each way for the stack": sum(ATTENTION_U) + 3.4,
+        "packed, flex: two kernels backward, and the stack": 4 + 13 + 6,
+        "cuDNN over padded rows, which pads and packs": 8 + 20 / filled,
+        "packed, one kernel each way, into one tensor": 12,
+    }
+
+
+def pretend() -> None:
+    """Load the pretended device, which must be there before torch is imported."""
+    torch_folder = Path(sysconfig.get_paths()["purelib"]) / "torch"
+    library = Path(tempfile.mkdtemp()) / "libhooks.so"
+    command = [os.environ.get("CXX", "c++"), "-std=c++20", "-shared", "-fPIC", str(REPOSITORY / "tests/cuda/hooks.cpp")]
+    command += ["-I", str(torch_folder / "include"), "-L", str(torch_folder / "lib"), "-lc10", "-ltorch_cpu"]
+    subprocess.run([*command, f"-Wl,-rpath,{torch_folder / 'lib'}", "-o", str(library)], check=True)
+    ctypes.CDLL(str(library))
+    sys.path.insert(0, str(REPOSITORY))
+
+
+def main() -> None:
+    pretend()
+    from tests.cuda.layers import count
+
+    print("| step | layer | u a layer | launches | ms | recorded |\n|---|---|--:|--:|--:|--:|")
+    for step in RECORDED:
+        for name, is_recorded in (("as recorded", True), ("now", False)):
+            moved, launches = count(step.hidden, step.tokens, step.length, str(is_recorded)).values()
+            if not is_recorded:  # the casts are outside the layer, two launches
+                moved, launches = moved + CAST_BYTES * 12 * step.hidden**2, launches + 2
+            found = estimate(step, moved, launches)
+            compared = f"{step.milliseconds} ({found / step.milliseconds - 1:+.0%})" if is_recorded else ""
+            shown = moved / unit(step) + sum(ATTENTION_U)
+            print(f"| {step.name} | {name} | {shown:.0f} | {launches:.0f} | {found:.1f} | {compared} |", flush=True)
+        whole = OUTSIDE_LAUNCHES / step.layers
+        print(f"| | now, the step one CUDA graph | {shown:.0f} | – | {estimate(step, moved, -whole):.1f} | |")
+        if step.length == 128:
+            for name, attention_u in attention_choices(step.tokens / (256 * 128)).items():
+                found = estimate(step, moved - 6 * unit(step), -whole, attention_u)
+                print(
+                    f"| | and attention {name} | {shown - sum(ATTENTION_U) - 6 + attention_u:.0f} | – | {found:.1f} | |"
+                )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,102 @@
+"""Counts what the kernels of one compiled layer read and write: Inductor fuses its graphs, and makes no code."""
+
+import contextlib
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+from unittest import mock
+
+import torch
+from torch._inductor import compile_fx as inductor
+from torch._inductor.debug import DebugContext
+from torch._inductor.graph import GraphLowering
+from torch._inductor.utils import shape_env_from_inputs
+from torch._inductor.virtualized import V
+
+from bert_pretrain.config import ModelConfig
+from bert_pretrain.model import bert
+from bert_pretrain.model.attention import Layout
+from tests.cuda.pretended import CUDA, pretended_cuda
+
+stages: Any = inductor
+LAUNCHES = {"mm": 2, "addmm": 2, "_varlen_attn": 2, "_varlen_attn_backward": 3}
+"""In the recorded profile: a product has a memset before it or a reduction after it; attention fills its state."""
+
+
+def count(hidden_size: int, tokens: int, length: int, recorded: str = "False") -> dict[str, float]:
+    """Return bytes moved outside products and attention, and launches, of a layer's forward and backward pass.
+
+    `recorded` is for the layer of the recorded profile: fp32 between the layers, weights cast in the layer, torch 2.11.
+    """
+    hidden_size, tokens, length, is_recorded = int(hidden_size), int(tokens), int(length), recorded == "True"
+    config = ModelConfig(
+        hidden_size=hidden_size, num_hidden_layers=1, num_attention_heads=hidden_size // 64,
+        intermediate_size=4 * hidden_size, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0,
+    )  # fmt: skip
+    nodes: list[Any] = []
+
+    def backend(graph: Any, inputs: Any) -> Any:
+        return stages.compile_fx(graph, inputs, inner_compile=lambda *given, **_: _fuse(nodes, *given))
+
+    before = mock.patch.object(bert, "normalized", lambda norm, hidden: norm(hidden))
+    dtype = torch.float32 if is_recorded else torch.bfloat16
+    with _h100(is_recorded), pretended_cuda(), before if is_recorded else contextlib.nullcontext():
+        with CUDA:
+            layer = bert.Layer(config, "varlen")
+            hidden = torch.empty(tokens, hidden_size, dtype=dtype).requires_grad_()
+            bounds = torch.zeros(-(-tokens // length) + 1, dtype=torch.int32)
+        weights = {
+            f"_orig_mod.{name}": weight if is_recorded or "norm" in name else weight.detach().to(dtype).requires_grad_()
+            for name, weight in layer.named_parameters()
+        }
+        compiled: Any = torch.compile(layer, backend=backend, dynamic=False)
+        with torch.autocast("cuda", torch.bfloat16):
+            torch.func.functional_call(compiled, weights, (hidden, Layout(bounds, length, None, None)))
+    kernels = [node for node in nodes if not node.is_extern()]
+    libraries = [node.node.op_overload.name().rpartition("::")[2].partition(".")[0] for node in nodes
+                 if node.is_extern() and getattr(node.node, "op_overload", None) is not None]  # fmt: skip
+    return {
+        "bytes": sum(node.get_read_write_buffers_sizes() for node in kernels),
+        "launches": len(kernels) + sum(LAUNCHES[name] for name in libraries),
+    }
+
+
+def _fuse(nodes: list[Any], graph: torch.fx.GraphModule, inputs: Any) -> Any:
+    """Let Inductor lower and fuse a graph, note what it would launch, and return the graph as it is."""
+    stages.record_original_output_strides(graph)
+    stages.view_to_reshape(graph)
+    fake_mode = stages.fake_tensor_prop(graph, inputs)
+    with V.set_fake_mode(fake_mode):
+        stages._recursive_post_grad_passes(graph, is_inference=False)
+        lowering = GraphLowering(graph, shape_env=shape_env_from_inputs(inputs))
+        with V.set_graph_handler(lowering), V.set_debug_handler(DebugContext()):
+            lowering.run(*inputs)
+            lowering._update_scheduler()
+            for node in lowering.scheduler.nodes:
+                nodes.append(node)
+                node.get_read_write_buffers_sizes()  # kept; it asks for the graph
+    return stages.make_boxed_func(graph.forward)
+
+
+@contextlib.contextmanager
+def _h100(is_recorded: bool) -> Iterator[None]:
+    """Answer the compiler's questions about the card, and let it compile the backward pass at once."""
+    properties = SimpleNamespace(
+        name="H100", major=9, minor=0, multi_processor_count=132, total_memory=80 << 30, warp_size=32,
+        max_threads_per_multi_processor=2048, max_threads_per_block=1024, regs_per_multiprocessor=65_536,
+        shared_memory_per_block_optin=232_448, gcnArchName="", L2_cache_size=50 << 20,
+    )  # fmt: skip
+    interface = "torch._dynamo.device_interface.CudaInterface"
+    answers = {
+        "torch.cuda.get_device_properties": properties, "torch.cuda.get_device_capability": (9, 0),
+        "torch.cuda.device_count": 1, "torch.cuda.current_device": 0, "torch._inductor.scheduler.has_triton": True,
+        f"{interface}.get_device_properties": properties, f"{interface}.Worker.get_device_properties": properties,
+        f"{interface}.get_compute_capability": 90,
+    }  # fmt: skip
+    torch._dynamo.reset()
+    with contextlib.ExitStack() as stack:
+        for target, answer in answers.items():
+            stack.enter_context(mock.patch(target, lambda *_, answer=answer, **__: answer))
+        stack.enter_context(torch._functorch.config.patch(force_non_lazy_backward_lowering=True))
+        stack.enter_context(torch._inductor.config.patch({"triton.mix_order_reduction": not is_recorded}))
+        yield
