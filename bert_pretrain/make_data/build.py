@@ -12,11 +12,16 @@ from bert_pretrain.errors import DataError, InputError
 from bert_pretrain.examples.masking import mask_examples, masking_rule
 from bert_pretrain.examples.shards import ShardRecord, damage_of, write_shard
 from bert_pretrain.make_data import summary
-from bert_pretrain.make_data.cutting import cut_at_sentences, cut_full_windows, slices_with_windows
-from bert_pretrain.make_data.full_sentences import pack_sentences
-from bert_pretrain.make_data.pairing import exchange_bs, swap_halves
+from bert_pretrain.make_data.pairs import (
+    Segments,
+    assemble,
+    cut_windows,
+    pack_sentences,
+    shuffle_segment_b,
+    slices_with_windows,
+    swap_segments,
+)
 from bert_pretrain.make_data.plan import BuildPlan, SplitPlan, locate_slices, shard_slices
-from bert_pretrain.make_data.segments import Segments, assemble
 from bert_pretrain.make_data.summary import ShardResult
 from bert_pretrain.make_data.token_store import DocumentSlices, ShardText
 from bert_pretrain.rng import stream
@@ -101,9 +106,9 @@ def _make_segments(task: ShardTask, text: ShardText, rng: np.random.Generator) -
     config, max_tokens = task.plan.config, task.plan.max_tokens
     if config.next_sentence == "none":
         return pack_sentences(text, config.max_seq_length)
-    if config.next_sentence == "sop":
-        return swap_halves(cut_at_sentences(text, max_tokens, config.short_seq_prob, rng), rng)
-    return exchange_bs(cut_full_windows(text, max_tokens, config.short_seq_prob, rng), text, max_tokens, rng)
+    is_sop = config.next_sentence == "sop"
+    windows = cut_windows(text, max_tokens, config.short_seq_prob, rng, at_sentences=is_sop)
+    return swap_segments(windows, rng) if is_sop else shuffle_segment_b(windows, text, max_tokens, rng)
 
 
 def _check_claim(plan: BuildPlan) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from bert_pretrain.config import DataConfig
-from bert_pretrain.make_data.pairing import NUM_SPECIAL
+from bert_pretrain.make_data.pairs import NUM_SPECIAL
 from bert_pretrain.make_data.selection import InputShare, Selection, select
 from bert_pretrain.make_data.token_store import DocumentSlices, TokenStore
 from bert_pretrain.rng import Permutation

@@ -4,18 +4,16 @@ import numpy as np
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from bert_pretrain.make_data.cutting import cut_at_sentences, slices_with_windows
-from bert_pretrain.make_data.pairing import swap_halves
-from bert_pretrain.make_data.segments import Segments
+from bert_pretrain.make_data.pairs import Segments, cut_windows, slices_with_windows, swap_segments
 
-from .test_pairing import DOCUMENTS, halves, text_of
+from .test_pairs import DOCUMENTS, halves, text_of
 
 LENGTHS = st.sampled_from([5, 13, 61])
 SHORT = st.sampled_from([0.0, 0.1, 1.0])
 
 
 def cut(documents: list[list[int]], max_tokens: int, short: float = 0.0, seed: int = 0) -> Segments:
-    return cut_at_sentences(text_of(documents), max_tokens, short, np.random.default_rng(seed))
+    return cut_windows(text_of(documents), max_tokens, short, np.random.default_rng(seed), at_sentences=True)
 
 
 @given(DOCUMENTS, LENGTHS, SHORT, st.integers(0, 99))
@@ -89,7 +87,7 @@ def test_a_sentence_above_half_a_window_stays_whole_where_it_fits_with_a_neighbo
 @given(DOCUMENTS, LENGTHS, st.integers(0, 99))
 def test_half_of_the_windows_are_swapped(documents: list[list[int]], max_tokens: int, seed: int) -> None:
     segments = cut(documents, max_tokens, 0.3, seed)
-    swapped_segments = swap_halves(segments, np.random.default_rng(seed))
+    swapped_segments = swap_segments(segments, np.random.default_rng(seed))
     windows, pairs, labels = halves(segments), halves(swapped_segments), swapped_segments.labels
     assert len(labels) == len(segments)
     assert abs(2 * int(labels.sum()) - len(labels)) <= 1

@@ -7,13 +7,12 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bert_pretrain.make_data.full_sentences import pack_sentences
-from bert_pretrain.make_data.segments import assemble
+from bert_pretrain.make_data.pairs import assemble, pack_sentences
 from bert_pretrain.make_data.token_store import ShardText
 from bert_pretrain.text.tokenizer import Tokenizer
 from bert_pretrain.vocab.wordpiece import special_tokens
 
-from .test_pairing import DOCUMENTS, text_of
+from .test_pairs import DOCUMENTS, text_of
 
 LENGTHS = st.sampled_from([8, 16, 64])
 

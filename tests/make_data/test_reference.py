@@ -8,13 +8,11 @@ import pytest
 
 from bert_pretrain.config import DataConfig
 from bert_pretrain.examples.masking import mask_examples, masking_rule
-from bert_pretrain.make_data.cutting import cut_full_windows
-from bert_pretrain.make_data.pairing import exchange_bs
-from bert_pretrain.make_data.segments import assemble
+from bert_pretrain.make_data.pairs import assemble, cut_windows, shuffle_segment_b
 from bert_pretrain.text.tokenizer import Tokenizer
 
 from . import reference
-from .test_pairing import documents_of, halves, text_of
+from .test_pairs import documents_of, halves, text_of
 
 MAX_TOKENS, SHORT = 61, 0.1
 FIRST_ID, NUM_IDS = 104, 60_000
@@ -88,7 +86,7 @@ def by_reference(documents: list[list[int]], tokenizer: Tokenizer, seed: int) ->
 
 def by_arrays(documents: list[list[int]], tokenizer: Tokenizer, seed: int) -> Figures:
     rng, figures, owner, text = np.random.default_rng(seed), Figures(), owners(documents), text_of(documents)
-    segments = exchange_bs(cut_full_windows(text, MAX_TOKENS, SHORT, rng), text, MAX_TOKENS, rng)
+    segments = shuffle_segment_b(cut_windows(text, MAX_TOKENS, SHORT, rng, at_sentences=False), text, MAX_TOKENS, rng)
     pairs = halves(segments)
     for row, label in enumerate(segments.labels.tolist()):
         a, b = (

@@ -9,9 +9,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from bert_pretrain.make_data.cutting import cut_full_windows, slices_with_windows
-from bert_pretrain.make_data.pairing import exchange_bs
-from bert_pretrain.make_data.segments import Segments
+from bert_pretrain.make_data.pairs import Segments, cut_windows, shuffle_segment_b, slices_with_windows
 from bert_pretrain.make_data.token_store import ShardText, split_long
 from bert_pretrain.text import ragged
 
@@ -59,7 +57,7 @@ def test_windows_cover_every_token_and_never_leave_their_document(
 ) -> None:
     text = text_of(documents)
     rng = np.random.default_rng(seed)
-    cut = cut_full_windows(text, max_tokens, short, rng)
+    cut = cut_windows(text, max_tokens, short, rng, at_sentences=False)
     windows = halves(cut)
     document, text_end = text.slices_of(windows.a_start), np.cumsum([sum(document) for document in documents])
     single = int((~slices_with_windows(text, max_tokens)).sum())
@@ -82,9 +80,9 @@ def test_windows_cover_every_token_and_never_leave_their_document(
 def test_pairs_have_balanced_labels_that_are_true(documents: list[list[int]], max_tokens: int, seed: int) -> None:
     text = text_of(documents)
     rng = np.random.default_rng(seed)
-    windows = cut_full_windows(text, max_tokens, 0.3, rng)
+    windows = cut_windows(text, max_tokens, 0.3, rng, at_sentences=False)
     assume(len(np.unique(text.slices_of(windows.starts))) > 1)
-    exchanged = exchange_bs(windows, text, max_tokens, rng)
+    exchanged = shuffle_segment_b(windows, text, max_tokens, rng)
     labels, pairs = exchanged.labels, halves(exchanged)
     owner = np.repeat(np.arange(len(documents)), [sum(document) for document in documents])
     assert len(exchanged) == len(windows)
@@ -104,10 +102,10 @@ def test_pairs_have_balanced_labels_that_are_true(documents: list[list[int]], ma
 def test_donor_slices_offer_bs_and_give_no_pairs(documents: list[list[int]], num_own: int, seed: int) -> None:
     assume(num_own < len(documents))
     text = replace(text_of(documents), num_own_slices=num_own)
-    windows = cut_full_windows(text, 61, 0.3, np.random.default_rng(seed))
+    windows = cut_windows(text, 61, 0.3, np.random.default_rng(seed), at_sentences=False)
     document = text.slices_of(windows.starts[0::2])
     assume(len(np.unique(document)) > 1)
-    pairs = exchange_bs(windows, text, 61, np.random.default_rng(seed))
+    pairs = shuffle_segment_b(windows, text, 61, np.random.default_rng(seed))
     assert np.array_equal(pairs.starts[0::2], windows.starts[0::2][document < num_own])
     assert abs(2 * int(pairs.labels.sum()) - len(pairs)) <= 1
     assert np.array_equal(pairs.labels == 1, document[document < num_own] != text.slices_of(pairs.starts[1::2]))
@@ -116,9 +114,9 @@ def test_donor_slices_offer_bs_and_give_no_pairs(documents: list[list[int]], num
 def test_a_single_document_gives_no_random_b() -> None:
     text = text_of([[5] * 50])
     rng = np.random.default_rng(0)
-    windows = cut_full_windows(text, 61, 0.1, rng)
+    windows = cut_windows(text, 61, 0.1, rng, at_sentences=False)
     with pytest.raises(ValueError, match="one document"):
-        exchange_bs(windows, text, 61, rng)
+        shuffle_segment_b(windows, text, 61, rng)
 
 
 @given(st.lists(st.integers(0, 3000), max_size=20), st.integers(1, 300))
