@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bert_pretrain.storage.paths import local_path
+from bert_pretrain.io.files import local_path
 
 if TYPE_CHECKING:
     from bert_pretrain.config import Config

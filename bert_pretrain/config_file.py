@@ -21,7 +21,7 @@ from bert_pretrain.config import DURATIONS, LENGTHS, Config, PhaseConfig, TrainC
 from bert_pretrain.config_keys import SECTIONS, suggest_key
 from bert_pretrain.config_values import duration_text, expected
 from bert_pretrain.errors import ConfigError
-from bert_pretrain.parallel.cores import is_first_rank
+from bert_pretrain.io.cores import is_first_rank
 
 KeyPath = tuple[str, ...]  # the path of a key in the tree, for example ("train", "peak_lr")
 COMMAND_LINE = sys.maxsize  # number of the layer that holds `--set` pairs and flags

@@ -14,12 +14,12 @@ from bert_pretrain.config import Config
 from bert_pretrain.errors import ConfigError, OutputError
 from bert_pretrain.examples.examples import with_error
 from bert_pretrain.examples.shards import DataFolder
+from bert_pretrain.io.manifest import MANIFEST, read_manifest
 from bert_pretrain.make_data.estimate import MAX_SOURCES, sample_source
 from bert_pretrain.make_data.run import make_data
 from bert_pretrain.plan.time_limit import TimeLimit
 from bert_pretrain.report.curves import draw_curves, pair_accuracy, read_metrics, read_run_record, value_of
 from bert_pretrain.report.diagnosis import nothing_learnt
-from bert_pretrain.storage.manifest import MANIFEST, read_manifest
 from bert_pretrain.text.sources import evenly_spaced, resolve
 from bert_pretrain.vocab.run import make_vocab
 
@@ -64,8 +64,8 @@ def run_pipeline(
             folders.append(output / "data" / name)
             print(f"── data ── {folders[-1]}")
             make_data(stage, config.inputs, vocab, folders[-1], **place, store=output / ".token-store")
-        from bert_pretrain.train.optim.schedule import duration
         from bert_pretrain.train.run import train  # torch takes seconds to import
+        from bert_pretrain.train.schedule import duration
 
         runs = [output / "train" / name for name, _ in stages]
         scheduled = [stage for _, stage in stages]
@@ -162,7 +162,7 @@ def _in_time_left(config: Config, limit: TimeLimit, run: Path, shares: Sequence[
     must be.
     """
     from bert_pretrain.train.checkpoint import newest_checkpoint
-    from bert_pretrain.train.optim.schedule import duration
+    from bert_pretrain.train.schedule import duration
 
     if (run / MANIFEST).exists():  # finished: it stays as long as it is
         budget = read_manifest(run, "run", "--output")["config"]["train"]["time_budget"]
@@ -184,7 +184,7 @@ def _in_time_left(config: Config, limit: TimeLimit, run: Path, shares: Sequence[
 
 def with_one_schedule(stages: Sequence[Config], folders: Sequence[Path]) -> list[Config]:
     """Let phases count their steps on from one another, under one learning-rate schedule over all of them."""
-    from bert_pretrain.train.optim.schedule import own_length
+    from bert_pretrain.train.schedule import own_length
 
     lengths = [
         own_length(stage.train, DataFolder.open(folder).rows("train"))

@@ -28,7 +28,7 @@ from torch import Tensor
 from transformers import AutoTokenizer, BertConfig, BertForPreTraining
 
 from bert_pretrain import load_data
-from bert_pretrain.train.device import hardware
+from bert_pretrain.train import hardware
 
 BATCH, LENGTH, VOCAB_SIZE = 64, 128, 30522
 PEAK_LR, WEIGHT_DECAY, WARMUP_SHARE = 5e-4, 0.01, 0.06

@@ -35,12 +35,12 @@ from bert_pretrain.config import ModelConfig, TrainConfig
 from bert_pretrain.examples.shards import DataFolder
 from bert_pretrain.model.attention import choose_attention
 from bert_pretrain.model.bert import BertForPreTraining
+from bert_pretrain.train import cpu, hardware
 from bert_pretrain.train.batches import Batch, GlobalBatch
-from bert_pretrain.train.device import cpu, hardware
-from bert_pretrain.train.device.flops import batch_flops, peak_flops
+from bert_pretrain.train.flops import batch_flops, peak_flops
 from bert_pretrain.train.loader import Prefetcher, TrainingData
 from bert_pretrain.train.loss import PretrainingLoss
-from bert_pretrain.train.optim.optimizer import make_optimizers
+from bert_pretrain.train.optimizers import make_optimizers
 from bert_pretrain.train.step import StepSums, train_step
 
 FAR_STEP = 10**6

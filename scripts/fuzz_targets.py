@@ -40,14 +40,13 @@ from bert_pretrain.finetune.run import HEADS
 from bert_pretrain.finetune.settings import Settings
 from bert_pretrain.finetune.tag import Tag
 from bert_pretrain.finetune.task import Task
+from bert_pretrain.io import manifest
+from bert_pretrain.io.files import CHECKSUMS, damage_of_folder, seal_folder, sha256_file
 from bert_pretrain.make_data.run import make_data
 from bert_pretrain.model.huggingface import load_model
 from bert_pretrain.plan.time_limit import TimeLimit
 from bert_pretrain.report.curves import read_metrics, read_run_record
 from bert_pretrain.report.diagnosis import diagnose
-from bert_pretrain.storage import manifest
-from bert_pretrain.storage.checksums import CHECKSUMS, damage_of_folder, seal_folder
-from bert_pretrain.storage.files import sha256_file
 from bert_pretrain.text import documents
 from bert_pretrain.text.sources import resolve
 from bert_pretrain.text.tokenizer import Tokenizer

@@ -264,7 +264,7 @@ def test_a_bar_of_fractions_that_ends_above_its_total_is_silent() -> None:
     code = """
 import sys
 from bert_pretrain import cli
-from bert_pretrain.parallel.progress import progress_bar
+from bert_pretrain.io.pool import progress_bar
 def work(**_):
     with progress_bar(total=1) as bar:
         bar.update(1.2)

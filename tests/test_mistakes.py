@@ -17,7 +17,7 @@ import pytest
 from typer.testing import CliRunner
 
 from bert_pretrain.cli import app
-from bert_pretrain.storage.checksums import CHECKSUMS
+from bert_pretrain.io.files import CHECKSUMS
 
 TEXT = "One two.\nThree four.\nFive six.\n\nSeven.\nEight.\nNine.\n"
 SPECIAL = "[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\n"

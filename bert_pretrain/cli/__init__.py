@@ -19,7 +19,7 @@ from bert_pretrain.cli.models import embed, evaluate, fill_mask, inspect, report
 from bert_pretrain.cli.options import SuggestingCommand
 from bert_pretrain.cli.stages import config, make_data, run, train, vocab
 from bert_pretrain.cli.tuning import finetune, predict
-from bert_pretrain.train.device import cpu
+from bert_pretrain.train import cpu
 
 _NAME = "bert-pretrain"
 

@@ -14,8 +14,8 @@ import typer
 
 from bert_pretrain.cli.loading import held_signals
 from bert_pretrain.errors import Interrupted, UserError
-from bert_pretrain.parallel.cores import is_first_rank
-from bert_pretrain.storage.paths import is_url
+from bert_pretrain.io.cores import is_first_rank
+from bert_pretrain.io.files import is_url
 
 _CONTINUES = "the same command, without --overwrite, continues where it stopped"
 _STARTS_AGAIN = "its output was not written; the same command starts again"

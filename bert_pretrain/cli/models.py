@@ -8,7 +8,7 @@ import typer
 from bert_pretrain.cli import options as cli
 from bert_pretrain.cli.loading import bert_folder, importing, inference_config
 from bert_pretrain.cli.options import argument, option, switch
-from bert_pretrain.storage.paths import local_path
+from bert_pretrain.io.files import local_path
 
 
 def inspect(

@@ -12,7 +12,7 @@ from bert_pretrain.cli import options as cli
 from bert_pretrain.cli.loading import bert_folder, importing, load_config, model_folder, seconds_since_start
 from bert_pretrain.cli.options import argument, option, presets, switch, training_flags
 from bert_pretrain.errors import ConfigError
-from bert_pretrain.storage.paths import local_path
+from bert_pretrain.io.files import local_path
 
 if TYPE_CHECKING:
     from bert_pretrain.config import Config

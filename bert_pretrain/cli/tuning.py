@@ -8,7 +8,7 @@ from bert_pretrain.cli.loading import bert_folder, importing, inference_config
 from bert_pretrain.cli.options import argument, option, switch
 from bert_pretrain.errors import ConfigError
 from bert_pretrain.finetune.settings import FORMATS, Settings
-from bert_pretrain.storage.paths import local_path
+from bert_pretrain.io.files import local_path
 
 DEFAULT = Settings()
 FileFormat = Annotated[str | None, option(f"{', '.join(FORMATS)}; by default by the ending.", "FORMAT", "--format")]

@@ -19,8 +19,8 @@ from bert_pretrain.config import DataConfig
 from bert_pretrain.errors import DataError, first_problem
 from bert_pretrain.examples.examples import Examples
 from bert_pretrain.examples.tables import from_table, to_table
-from bert_pretrain.storage.files import atomic_path, sha256_file
-from bert_pretrain.storage.manifest import MANIFEST, read_manifest
+from bert_pretrain.io.files import atomic_path, sha256_file
+from bert_pretrain.io.manifest import MANIFEST, read_manifest
 from bert_pretrain.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:

@@ -16,8 +16,8 @@ from torch import Tensor
 from bert_pretrain.config import TrainConfig
 from bert_pretrain.errors import DataError
 from bert_pretrain.finetune.task import Window
+from bert_pretrain.io.files import read_json
 from bert_pretrain.model.folder import CONFIG, read_config
-from bert_pretrain.storage.files import read_json
 from bert_pretrain.tools.inference import Bert, batches_by_length, open_bert
 
 

@@ -22,8 +22,8 @@ from bert_pretrain.finetune.run import HEADS, KIND
 from bert_pretrain.finetune.settings import Settings
 from bert_pretrain.finetune.tables import Row, no_rows
 from bert_pretrain.finetune.task import Task, report_counts
-from bert_pretrain.parallel.progress import progress_bar
-from bert_pretrain.storage.manifest import MANIFEST, read_record
+from bert_pretrain.io.manifest import MANIFEST, read_record
+from bert_pretrain.io.pool import progress_bar
 from bert_pretrain.tools.texts import refuse_input_as_output
 
 ROWS_AT_ONCE = 1024

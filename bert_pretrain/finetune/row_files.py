@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from bert_pretrain.errors import ConfigError, OutputError
-from bert_pretrain.storage.files import atomic_path, write_text
+from bert_pretrain.io.files import atomic_path, write_text
 
 Rows = Sequence[dict[str, Any]]
 _JSONL, _CSV, _TSV, _PARQUET = ".jsonl", ".csv", ".tsv", ".parquet"

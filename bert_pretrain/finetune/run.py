@@ -31,26 +31,27 @@ from bert_pretrain.finetune.inputs import LabelledInput
 from bert_pretrain.finetune.settings import Settings
 from bert_pretrain.finetune.tag import Tag
 from bert_pretrain.finetune.task import Task
+from bert_pretrain.io import manifest
+from bert_pretrain.io.files import (
+    atomic_folder,
+    damage_of_folder,
+    is_bookkeeping,
+    move_aside,
+    read_json,
+    seal_folder,
+    sha256_file,
+    write_json,
+    write_text,
+)
+from bert_pretrain.io.manifest import exclusive
 from bert_pretrain.model.folder import CARD, CONFIG, weights_sha256
 from bert_pretrain.model.hub import name_of_folder
 from bert_pretrain.model.huggingface import PRETRAINING
 from bert_pretrain.plan.law import times_to_beat_word_counts
 from bert_pretrain.plan.machine_facts import Size
 from bert_pretrain.report.render import render
-from bert_pretrain.storage import manifest
-from bert_pretrain.storage.checksums import damage_of_folder, seal_folder
-from bert_pretrain.storage.files import (
-    atomic_folder,
-    is_bookkeeping,
-    move_aside,
-    read_json,
-    sha256_file,
-    write_json,
-    write_text,
-)
-from bert_pretrain.storage.locking import exclusive
 from bert_pretrain.tools.inference import open_bert
-from bert_pretrain.train.device.hardware import choose_device, choose_precision
+from bert_pretrain.train.hardware import choose_device, choose_precision
 
 if TYPE_CHECKING:
     from bert_pretrain.finetune.training import Learner

@@ -17,7 +17,7 @@ from bert_pretrain.config_values import TextField, names_of
 from bert_pretrain.errors import InputError
 from bert_pretrain.finetune.inputs import LabelledInput, UnusableRow
 from bert_pretrain.finetune.settings import FORMATS
-from bert_pretrain.storage.paths import is_url
+from bert_pretrain.io.files import is_url
 from bert_pretrain.text.encodings import AUTO, UTF8
 from bert_pretrain.text.hub_datasets import TRAIN, VALIDATION, choices, open_dataset
 from bert_pretrain.text.readers import SURPLUS, Record, dataset_records, read_records, repair_surrogates

@@ -23,10 +23,10 @@ from bert_pretrain.errors import ConfigError, DataError
 from bert_pretrain.finetune.finetuned_bert import FinetunedBert, are_finite
 from bert_pretrain.finetune.settings import Settings
 from bert_pretrain.finetune.task import Task, Window, collator, report_counts
+from bert_pretrain.io.files import atomic_folder, read_json, write_json
+from bert_pretrain.io.pool import progress_bar
 from bert_pretrain.model.scale import fine_tuning_rate
-from bert_pretrain.parallel.progress import progress_bar
-from bert_pretrain.storage.files import atomic_folder, read_json, write_json
-from bert_pretrain.train.device.hardware import Precision
+from bert_pretrain.train.hardware import Precision
 
 logging: Any = _logging
 MODEL = "model"

@@ -15,11 +15,11 @@ from bert_pretrain.examples.shards import DataFolder
 from bert_pretrain.inspect import terminal
 from bert_pretrain.inspect.checks import CHECKS, Check, ShardReport, ShardTask, check_shard, demand
 from bert_pretrain.inspect.rendering import RenderedExample, locate_rows, render_rows
+from bert_pretrain.io.cores import available_cores
+from bert_pretrain.io.manifest import read_manifest
+from bert_pretrain.io.pool import run_each
 from bert_pretrain.make_data import summary
-from bert_pretrain.parallel.cores import available_cores
-from bert_pretrain.parallel.executor import run_each
 from bert_pretrain.report.curves import write_file
-from bert_pretrain.storage.manifest import read_manifest
 
 ROWS_IN_TERMINAL, ROWS_ON_PAGE = 3, 24
 _SHARDS_PER_PROCESS = 16  # fewer are read before a second process has started

@@ -11,6 +11,7 @@ import numpy as np
 from bert_pretrain.errors import DataError, InputError
 from bert_pretrain.examples.masking import mask_examples, masking_rule
 from bert_pretrain.examples.shards import ShardRecord, damage_of, write_shard
+from bert_pretrain.io.files import read_json, remove_temporaries, write_checked_json, write_text
 from bert_pretrain.make_data import summary
 from bert_pretrain.make_data.pairs import (
     Segments,
@@ -25,7 +26,6 @@ from bert_pretrain.make_data.plan import BuildPlan, SplitPlan, locate_slices, sh
 from bert_pretrain.make_data.summary import ShardResult
 from bert_pretrain.make_data.token_store import DocumentSlices, ShardText
 from bert_pretrain.rng import stream
-from bert_pretrain.storage.files import read_json, remove_temporaries, write_checked_json, write_text
 from bert_pretrain.text.tokenizer import load_once
 
 RECORDS = ".records"

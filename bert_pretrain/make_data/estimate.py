@@ -20,6 +20,9 @@ import numpy as np
 from bert_pretrain.config import Config, DataConfig
 from bert_pretrain.config_values import names_of
 from bert_pretrain.errors import InputError
+from bert_pretrain.io.compression import decompress
+from bert_pretrain.io.files import open_raw
+from bert_pretrain.io.pool import progress_bar
 from bert_pretrain.make_data.build import ShardTask, build_shard, open_records
 from bert_pretrain.make_data.corpus_checks import (
     check_documents,
@@ -32,9 +35,6 @@ from bert_pretrain.make_data.selection import InputShare
 from bert_pretrain.make_data.store_writer import write_store_shard
 from bert_pretrain.make_data.summary import ShardResult, TextCounts, describe_times, join_corpus
 from bert_pretrain.make_data.token_store import TokenStore, store_shard_folder
-from bert_pretrain.parallel.progress import progress_bar
-from bert_pretrain.storage.compression import decompress
-from bert_pretrain.storage.files import open_raw
 from bert_pretrain.text import documents, readers
 from bert_pretrain.text.encodings import as_utf8
 from bert_pretrain.text.readers import array_elements

@@ -7,16 +7,14 @@ from pathlib import Path
 
 from bert_pretrain.config import DataConfig
 from bert_pretrain.errors import InputError
+from bert_pretrain.io.files import damage_of_folder, is_url, read_json, remove_temporaries
+from bert_pretrain.io.manifest import exclusive
+from bert_pretrain.io.pool import Pool, run_each
 from bert_pretrain.make_data import segmenter, summary
 from bert_pretrain.make_data.parts import cut_inputs, ensure_unpacked, remove_unpacked
 from bert_pretrain.make_data.store_writer import SUMMARY, write_store_shard
 from bert_pretrain.make_data.summary import CorpusStatistics, StoreShardSummary
 from bert_pretrain.make_data.token_store import TokenStore, store_key, store_shard_folder
-from bert_pretrain.parallel.executor import Pool, run_each
-from bert_pretrain.storage.checksums import damage_of_folder
-from bert_pretrain.storage.files import read_json, remove_temporaries
-from bert_pretrain.storage.locking import exclusive
-from bert_pretrain.storage.paths import is_url
 from bert_pretrain.text import documents
 from bert_pretrain.text.sources import Source
 from bert_pretrain.text.text_files import ByteRange

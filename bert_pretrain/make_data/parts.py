@@ -9,8 +9,8 @@ import shutil
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from bert_pretrain.parallel.executor import Pool, run_each
-from bert_pretrain.storage.files import atomic_path, read_json, write_checked_json
+from bert_pretrain.io.files import atomic_path, read_json, write_checked_json
+from bert_pretrain.io.pool import Pool, run_each
 from bert_pretrain.text import documents
 from bert_pretrain.text.sources import FEW_SOURCES, READ_ERRORS, Source, damaged
 from bert_pretrain.text.text_files import ByteRange

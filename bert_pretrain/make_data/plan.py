@@ -12,11 +12,11 @@ from pathlib import Path
 import numpy as np
 
 from bert_pretrain.config import DataConfig
+from bert_pretrain.io.files import save_array
 from bert_pretrain.make_data.pairs import NUM_SPECIAL
 from bert_pretrain.make_data.selection import InputShare, Selection, select
 from bert_pretrain.make_data.token_store import DocumentSlices, TokenStore
 from bert_pretrain.rng import Permutation
-from bert_pretrain.storage.files import save_array
 from bert_pretrain.text import ragged
 from bert_pretrain.text.sources import FEW_DOCUMENTS
 from bert_pretrain.text.tokenizer import Tokenizer, TokenizerReference

@@ -16,6 +16,11 @@ import yaml
 from bert_pretrain.config import Config
 from bert_pretrain.errors import DataError, InputError
 from bert_pretrain.examples.shards import DataFolder
+from bert_pretrain.io import manifest
+from bert_pretrain.io.cores import available_cores
+from bert_pretrain.io.files import remove_temporaries, write_text
+from bert_pretrain.io.manifest import Progress, exclusive
+from bert_pretrain.io.pool import Pool, open_pool, run_each
 from bert_pretrain.make_data import build, corpus_checks, summary
 from bert_pretrain.make_data.build import ShardTask
 from bert_pretrain.make_data.estimate import estimate
@@ -23,12 +28,6 @@ from bert_pretrain.make_data.ingest import ingest
 from bert_pretrain.make_data.plan import BuildPlan, plan_build
 from bert_pretrain.make_data.selection import InputShare
 from bert_pretrain.make_data.summary import CorpusStatistics, SplitStatistics
-from bert_pretrain.parallel.cores import available_cores
-from bert_pretrain.parallel.executor import Pool, open_pool, run_each
-from bert_pretrain.storage import manifest
-from bert_pretrain.storage.files import remove_temporaries, write_text
-from bert_pretrain.storage.locking import exclusive
-from bert_pretrain.storage.manifest import Progress
 from bert_pretrain.text.language import with_language
 from bert_pretrain.text.sources import Source, is_mix, resolve
 from bert_pretrain.text.tokenizer import Tokenizer

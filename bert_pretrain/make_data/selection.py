@@ -15,8 +15,8 @@ import numpy as np
 
 from bert_pretrain import rng
 from bert_pretrain.config import DataConfig
+from bert_pretrain.io.files import save_array
 from bert_pretrain.make_data.token_store import TokenStore
-from bert_pretrain.storage.files import save_array
 
 BUCKET_DOCUMENTS = 1 << 22
 

@@ -16,11 +16,10 @@ from typing import Any, Self
 import numpy as np
 
 from bert_pretrain.config import DataConfig
+from bert_pretrain.io.files import atomic_folder, seal_folder, write_json
 from bert_pretrain.make_data import segmenter
 from bert_pretrain.make_data.summary import StoreShardSummary
 from bert_pretrain.make_data.token_store import split_long
-from bert_pretrain.storage.checksums import seal_folder
-from bert_pretrain.storage.files import atomic_folder, write_json
 from bert_pretrain.text import documents, ragged
 from bert_pretrain.text.fast_tokenizer import Encoder
 from bert_pretrain.text.sentences import SentenceSplitter

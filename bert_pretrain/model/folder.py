@@ -15,8 +15,7 @@ from safetensors import safe_open
 
 from bert_pretrain.config import ModelConfig
 from bert_pretrain.errors import DataError, first_problem
-from bert_pretrain.storage.checksums import CHECKSUMS, damage_of_folder, is_sealed
-from bert_pretrain.storage.files import read_json, sha256_file
+from bert_pretrain.io.files import CHECKSUMS, damage_of_folder, is_sealed, read_json, sha256_file
 from bert_pretrain.text.tokenizer_folder import FILES
 
 if TYPE_CHECKING:

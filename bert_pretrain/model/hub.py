@@ -9,9 +9,8 @@ import sys
 from pathlib import Path
 
 from bert_pretrain.errors import DataError
-from bert_pretrain.storage.checksums import CHECKSUMS
-from bert_pretrain.storage.manifest import MANIFEST
-from bert_pretrain.storage.paths import did_you_mean
+from bert_pretrain.io.files import CHECKSUMS, did_you_mean
+from bert_pretrain.io.manifest import MANIFEST
 from bert_pretrain.text.tokenizer_folder import FILES
 
 CONFIG = "config.json"

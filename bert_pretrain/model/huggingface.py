@@ -15,6 +15,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from bert_pretrain.errors import DataError
+from bert_pretrain.io.files import seal_folder, write_json
 from bert_pretrain.model.attention import choose_attention
 from bert_pretrain.model.bert import BertForPreTraining
 from bert_pretrain.model.folder import (
@@ -29,8 +30,6 @@ from bert_pretrain.model.folder import (
     read_weights,
 )
 from bert_pretrain.model.scale import export_exponent, scale_embeddings
-from bert_pretrain.storage.checksums import seal_folder
-from bert_pretrain.storage.files import write_json
 from bert_pretrain.text.tokenizer import Extension, Tokenizer
 
 PRETRAINING = "pretraining"

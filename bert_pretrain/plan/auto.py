@@ -10,12 +10,12 @@ from bert_pretrain.config_file import load_config
 from bert_pretrain.config_keys import inline_yaml
 from bert_pretrain.config_values import duration_text
 from bert_pretrain.errors import ConfigError
+from bert_pretrain.io.files import write_text
+from bert_pretrain.io.manifest import check_writable
 from bert_pretrain.plan.machine_facts import MachineFacts, read_machine
 from bert_pretrain.plan.outcome import expected, write_forecast
 from bert_pretrain.plan.planner import Plan, make_plan, vocab_size_for
 from bert_pretrain.plan.text_facts import TextFacts, measure_text
-from bert_pretrain.storage.files import write_text
-from bert_pretrain.storage.locking import check_writable
 
 PLAN, MACHINE = "plan.yaml", "machine.json"
 CALIBRATION_SHARE, MAX_CALIBRATION_SECONDS = 0.05, 60.0  # limits for timing networks on this machine
@@ -91,7 +91,7 @@ def _facts(machine: str | None, text: TextFacts, seconds: float, device: str, *,
 
 def describe(plan: Plan) -> str:
     """Return the plan as YAML, with what to expect and the reasons as comments."""
-    from bert_pretrain.train.optim.schedule import duration
+    from bert_pretrain.train.schedule import duration
 
     forecast, text = plan.training.forecast, plan.text
     low, high = expected(plan).mlm_loss

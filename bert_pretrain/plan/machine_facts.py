@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, PositiveInt, ValidationError
 
 from bert_pretrain.config import ModelConfig
 from bert_pretrain.errors import ConfigError
-from bert_pretrain.train.device.flops import training_flops
+from bert_pretrain.train.flops import training_flops
 
 MASKED_SHARE = 0.3  # of the tokens, in timed steps and in plans
 SHIPPED = Path(__file__).with_name("machines")

@@ -6,10 +6,10 @@ from pathlib import Path
 
 from pydantic import BaseModel, ValidationError
 
+from bert_pretrain.io.files import write_text
 from bert_pretrain.plan.planner import Plan
 from bert_pretrain.report.curves import pair_accuracy, read_metrics, read_run_record
 from bert_pretrain.report.diagnosis import diagnose
-from bert_pretrain.storage.files import write_text
 
 FORECAST = "forecast.json"
 MAX_TOKENS_DEVIATION = 0.2  # from the plan; more of it explains another outcome

@@ -8,7 +8,7 @@ from types import TracebackType
 from typing import Self
 
 from bert_pretrain.errors import DataError
-from bert_pretrain.storage.files import checked_json_text, read_json, write_text
+from bert_pretrain.io.files import checked_json_text, read_json, write_text
 
 SECONDS_BETWEEN_WRITES = 1.0  # a kill loses at most this much of the count
 _FILE_BYTES = 256  # fixed, so that a shorter number overwrites a longer one completely

@@ -9,15 +9,15 @@ import torch
 
 from bert_pretrain.config import TrainConfig
 from bert_pretrain.examples.examples import Examples, Masks
+from bert_pretrain.io.cores import available_cores
+from bert_pretrain.io.pool import progress_bar
 from bert_pretrain.model.attention import choose_attention
 from bert_pretrain.model.bert import BertForPreTraining
-from bert_pretrain.parallel.cores import available_cores
-from bert_pretrain.parallel.progress import progress_bar
 from bert_pretrain.plan.machine_facts import MASKED_SHARE, SIZES, MachineFacts, Size, Speed
+from bert_pretrain.train import hardware
 from bert_pretrain.train.batches import GlobalBatch, cut
-from bert_pretrain.train.device import hardware
 from bert_pretrain.train.loss import PretrainingLoss
-from bert_pretrain.train.optim.optimizer import make_optimizers, update
+from bert_pretrain.train.optimizers import make_optimizers, update
 from bert_pretrain.train.step import StepSums, train_step
 
 LENGTH = 64  # tokens per example; for other lengths, batches and vocabularies the FLOPs are scaled

@@ -11,9 +11,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from bert_pretrain.errors import ConfigError, DataError, OutputError, needs_extra
-from bert_pretrain.storage import manifest
-from bert_pretrain.storage.files import atomic_path, parse_json
-from bert_pretrain.storage.paths import did_you_mean
+from bert_pretrain.io import manifest
+from bert_pretrain.io.files import atomic_path, did_you_mean, parse_json
 
 Metrics = list[dict[str, Any]]  # the lines of a run's metrics.jsonl
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
 from bert_pretrain.config import DataConfig
-from bert_pretrain.storage.files import open_input
+from bert_pretrain.io.files import open_input
 from bert_pretrain.text import parquet
 from bert_pretrain.text.hub_datasets import open_version
 from bert_pretrain.text.readers import read_texts

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from bert_pretrain.errors import InputError
-from bert_pretrain.storage.files import read_json
+from bert_pretrain.io.files import read_json
 
 DATASET = "dataset:"
 TRAIN, VALIDATION = "train", ("validation", "valid", "val", "dev")

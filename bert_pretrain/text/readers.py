@@ -16,7 +16,7 @@ from typing import Any
 from bert_pretrain.config import MAX_RECORD_BYTES, DataConfig
 from bert_pretrain.config_values import names_of
 from bert_pretrain.errors import InputError
-from bert_pretrain.storage import files
+from bert_pretrain.io import files
 from bert_pretrain.text import parquet
 from bert_pretrain.text.hub_datasets import open_dataset, open_version, rows_or_files
 from bert_pretrain.text.sources import FEW_SOURCES, Source, evenly_spaced

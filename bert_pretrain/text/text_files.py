@@ -12,7 +12,7 @@ from typing import BinaryIO, NamedTuple
 
 from bert_pretrain.config import MAX_RECORD_BYTES
 from bert_pretrain.errors import InputError
-from bert_pretrain.storage.files import open_input
+from bert_pretrain.io.files import open_input
 from bert_pretrain.text.encodings import UTF8, as_utf8
 from bert_pretrain.text.sources import READ_ERRORS, Source, damaged
 

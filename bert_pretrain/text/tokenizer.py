@@ -17,7 +17,7 @@ from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
 
 from bert_pretrain.errors import DataError
-from bert_pretrain.storage.files import json_text, write_text
+from bert_pretrain.io.files import json_text, write_text
 from bert_pretrain.text.tokenizer_folder import (
     CONFIG,
     FILES,

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from bert_pretrain.errors import DataError
-from bert_pretrain.storage.files import read_json
-from bert_pretrain.storage.manifest import MANIFEST, PARTIAL
+from bert_pretrain.io.files import read_json
+from bert_pretrain.io.manifest import MANIFEST, PARTIAL
 
 PAD, UNKNOWN, CLS, SEP, MASK = SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 MAX_WORD_CHARACTERS = 100  # longer words are [UNK] to WordPiece, whatever the vocabulary

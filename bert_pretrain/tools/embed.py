@@ -17,7 +17,7 @@ from torch import Tensor
 from bert_pretrain.config import TrainConfig
 from bert_pretrain.config_values import TextField
 from bert_pretrain.errors import ConfigError, InputError
-from bert_pretrain.parallel.progress import progress_bar
+from bert_pretrain.io.pool import progress_bar
 from bert_pretrain.text.ragged import offsets_of, spans
 from bert_pretrain.tools.inference import Bert, batches_by_length, open_bert
 from bert_pretrain.tools.sentence_model import MODULES, read_sentence_model

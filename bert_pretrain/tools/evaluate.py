@@ -7,7 +7,7 @@ from typing import Any
 from bert_pretrain.config import Config
 from bert_pretrain.errors import ConfigError
 from bert_pretrain.examples.examples import with_error
-from bert_pretrain.storage.files import write_json
+from bert_pretrain.io.files import write_json
 
 
 def evaluate(

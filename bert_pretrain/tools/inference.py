@@ -19,7 +19,7 @@ from bert_pretrain.model.huggingface import load_model
 from bert_pretrain.model.vocabulary import check_rows
 from bert_pretrain.text import ragged
 from bert_pretrain.text.tokenizer import Tokenizer
-from bert_pretrain.train.device.hardware import (
+from bert_pretrain.train.hardware import (
     CPU_MICRO_BATCH_TOKENS,
     choose_device,
     choose_precision,

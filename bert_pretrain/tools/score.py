@@ -21,9 +21,9 @@ import torch
 from bert_pretrain.config import TrainConfig
 from bert_pretrain.config_values import TextField
 from bert_pretrain.errors import ConfigError, InputError
-from bert_pretrain.parallel.progress import progress_bar
+from bert_pretrain.io.files import atomic_path
+from bert_pretrain.io.pool import progress_bar
 from bert_pretrain.report.curves import perplexity
-from bert_pretrain.storage.files import atomic_path
 from bert_pretrain.text.ragged import offsets_of, positions_within
 from bert_pretrain.tools.inference import Bert, batches_by_length, open_bert
 from bert_pretrain.tools.minimal_pairs import Pair, read_pairs

@@ -5,8 +5,8 @@ from pathlib import Path
 from typing import Any
 
 from bert_pretrain.errors import DataError
+from bert_pretrain.io.files import read_json
 from bert_pretrain.model.hub import SENTENCE_FILES
-from bert_pretrain.storage.files import read_json
 
 MODULES, _LENGTH, _PROMPTS = SENTENCE_FILES
 _TRANSFORMER, _POOLING, _NORMALIZE = "Transformer", "Pooling", "Normalize"

@@ -17,7 +17,7 @@ import numpy as np
 from bert_pretrain.config import DataConfig
 from bert_pretrain.config_values import TextField
 from bert_pretrain.errors import InputError, OutputError
-from bert_pretrain.parallel.progress import progress_bar
+from bert_pretrain.io.pool import progress_bar
 from bert_pretrain.text.fast_tokenizer import Encoder
 from bert_pretrain.text.ragged import offsets_of
 from bert_pretrain.text.readers import read_texts

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from bert_pretrain.errors import ConfigError
-from bert_pretrain.storage.files import atomic_path
+from bert_pretrain.io.files import atomic_path
 from bert_pretrain.text.ragged import offsets_of
 from bert_pretrain.tools.texts import Text
 

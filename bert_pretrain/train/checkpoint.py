@@ -21,12 +21,18 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from bert_pretrain.errors import DataError, OutputError
+from bert_pretrain.io.files import (
+    atomic_folder,
+    damage_of_folder,
+    read_json,
+    remove_temporaries,
+    write_json,
+    write_text,
+)
 from bert_pretrain.model.bert import BertForPreTraining
 from bert_pretrain.model.folder import CARD, WEIGHTS
 from bert_pretrain.model.huggingface import PRETRAINING, exported, save_tensors, write_tensors
 from bert_pretrain.model.scale import scale_embeddings
-from bert_pretrain.storage.checksums import damage_of_folder
-from bert_pretrain.storage.files import atomic_folder, read_json, remove_temporaries, write_json, write_text
 from bert_pretrain.text.tokenizer import Tokenizer
 from bert_pretrain.train.state import IntervalCounts, Progress, TrainState
 

@@ -9,9 +9,9 @@ from pathlib import Path
 from bert_pretrain.config import Config, ModelConfig
 from bert_pretrain.errors import ConfigError, DataError
 from bert_pretrain.examples.shards import DataFolder
+from bert_pretrain.io.cores import is_first_rank
+from bert_pretrain.io.manifest import check_output
 from bert_pretrain.model.folder import read_config
-from bert_pretrain.parallel.cores import is_first_rank
-from bert_pretrain.storage.manifest import check_output
 
 TEACHER = "train.teacher"
 _FREE_OF_MODEL = ("hidden_dropout_prob", "attention_probs_dropout_prob", "initializer_range")

@@ -20,12 +20,12 @@ import torch
 from tqdm import tqdm
 
 from bert_pretrain.errors import DataError, needs_extra
-from bert_pretrain.parallel.progress import progress_bar
+from bert_pretrain.io.files import parse_json, write_text
+from bert_pretrain.io.manifest import is_in_place, moved_while_writing
+from bert_pretrain.io.pool import progress_bar
 from bert_pretrain.report.curves import perplexity
 from bert_pretrain.report.diagnosis import Diagnosis, Hint
-from bert_pretrain.storage.files import parse_json, write_text
-from bert_pretrain.storage.locking import is_in_place, moved_while_writing
-from bert_pretrain.train.optim.schedule import Length, too_long
+from bert_pretrain.train.schedule import Length, too_long
 from bert_pretrain.train.state import Progress, TrainState
 from bert_pretrain.train.step import StepSums
 

@@ -21,8 +21,8 @@ from bert_pretrain.report.curves import PANELS, Metrics, as_png, figure_of, perp
 from bert_pretrain.report.diagnosis import Hint
 from bert_pretrain.report.render import render
 from bert_pretrain.report.use import Use, expected_use
-from bert_pretrain.train.optim.schedule import duration, spanned_steps, warmup_steps
 from bert_pretrain.train.resolved import MASKING, OBJECTIVES, ResolvedRun
+from bert_pretrain.train.schedule import duration, spanned_steps, warmup_steps
 from bert_pretrain.train.state import Progress
 
 CURVES = "curves.png"

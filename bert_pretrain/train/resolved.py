@@ -15,13 +15,12 @@ from bert_pretrain.model.folder import check_model, weights_sha256
 from bert_pretrain.model.huggingface import PRETRAINING
 from bert_pretrain.model.vocabulary import match_vocabulary
 from bert_pretrain.text.tokenizer import Extension, Tokenizer
+from bert_pretrain.train import flops, hardware, schedule
 from bert_pretrain.train.checkpoint import Checkpoint, open_checkpoint
 from bert_pretrain.train.clock import Boundary
-from bert_pretrain.train.device import flops, hardware
 from bert_pretrain.train.distributed import DistContext
 from bert_pretrain.train.initial_weights import TeacherFolder, open_teacher
 from bert_pretrain.train.inputs import describe_size
-from bert_pretrain.train.optim import schedule
 
 # What may change between two commands for the same run; everything else of the section is compared.
 FREE_SETTINGS = {

@@ -6,12 +6,12 @@ A dry run asks the same, and changes nothing.
 import torch
 
 from bert_pretrain.errors import ConfigError, OutputError
+from bert_pretrain.io import manifest
+from bert_pretrain.io.files import read_json, remove_temporaries
 from bert_pretrain.model.folder import damage_of_model
-from bert_pretrain.storage import manifest
-from bert_pretrain.storage.files import read_json, remove_temporaries
 from bert_pretrain.train.checkpoint import Checkpoint, checkpoint_paths, newest_checkpoint
-from bert_pretrain.train.optim.schedule import Length, duration
 from bert_pretrain.train.resolved import ResolvedRun
+from bert_pretrain.train.schedule import Length, duration
 
 
 def progress_of(

@@ -15,17 +15,16 @@ from bert_pretrain.config import Config
 from bert_pretrain.config_keys import dump_yaml
 from bert_pretrain.errors import DataError
 from bert_pretrain.examples.shards import DataFolder
+from bert_pretrain.io import manifest
+from bert_pretrain.io.files import atomic_folder, write_text
+from bert_pretrain.io.manifest import exclusive
 from bert_pretrain.model.bert import BertForPreTraining
 from bert_pretrain.model.folder import CARD
 from bert_pretrain.model.huggingface import PRETRAINING, exported, load_weights, save_tensors
 from bert_pretrain.report.curves import read_metrics, value_of
 from bert_pretrain.report.diagnosis import Diagnosis, nothing_learnt
-from bert_pretrain.storage import manifest
-from bert_pretrain.storage.files import atomic_folder, write_text
-from bert_pretrain.storage.locking import exclusive
-from bert_pretrain.train import distributed
+from bert_pretrain.train import distributed, hardware
 from bert_pretrain.train.checkpoint import Checkpoint, CheckpointWriter, carry_over, restore
-from bert_pretrain.train.device import hardware
 from bert_pretrain.train.evaluation import evaluate_held_out
 from bert_pretrain.train.initial_weights import start_from_teacher, start_positional_heads, unigram_bias
 from bert_pretrain.train.inputs import check_inputs
@@ -34,10 +33,10 @@ from bert_pretrain.train.log import MetricsFile, RunLog, check_trackers, open_tr
 from bert_pretrain.train.loop import fit, time_steps
 from bert_pretrain.train.loss import PretrainingLoss
 from bert_pretrain.train.model_card import draw_beside_card, model_card
-from bert_pretrain.train.optim.optimizer import make_optimizers
-from bert_pretrain.train.optim.schedule import duration, too_long
+from bert_pretrain.train.optimizers import make_optimizers
 from bert_pretrain.train.resolved import ResolvedRun, describe, identity_of, resolve_run, resumed
 from bert_pretrain.train.resume import describe_resume, progress_of
+from bert_pretrain.train.schedule import duration, too_long
 from bert_pretrain.train.state import TrainState
 from bert_pretrain.train.step import LossScale
 

@@ -7,8 +7,8 @@ and none is left by a process that was killed.
 import datetime
 from pathlib import Path
 
-from bert_pretrain.storage import manifest
-from bert_pretrain.storage.files import STATUS, write_json
+from bert_pretrain.io import manifest
+from bert_pretrain.io.files import STATUS, write_json
 
 _OUTCOMES = {0: "done", 2: "wrong_input", 130: "stopped", 143: "stopped"}
 

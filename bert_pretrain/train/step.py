@@ -13,11 +13,11 @@ import torch
 from torch import Tensor, nn
 
 from bert_pretrain import rng
+from bert_pretrain.train import hardware
 from bert_pretrain.train.batches import GlobalBatch
-from bert_pretrain.train.device import hardware
 from bert_pretrain.train.distributed import SINGLE_PROCESS, DistContext, gradient_sync
 from bert_pretrain.train.loss import LossSums
-from bert_pretrain.train.optim.optimizer import Optimizers, update
+from bert_pretrain.train.optimizers import Optimizers, update
 
 LOSS_SCALE_START = 2.0**16
 LOSS_SCALE_GROWTH_STEPS = 2000

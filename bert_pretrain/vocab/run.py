@@ -13,11 +13,10 @@ from typing import Any
 
 from bert_pretrain.config import Config, VocabConfig
 from bert_pretrain.errors import ConfigError, DataError, InputError
-from bert_pretrain.parallel.executor import open_pool, run_each
-from bert_pretrain.storage import manifest
-from bert_pretrain.storage.files import remove_temporaries
-from bert_pretrain.storage.locking import exclusive
-from bert_pretrain.storage.manifest import Progress
+from bert_pretrain.io import manifest
+from bert_pretrain.io.files import remove_temporaries
+from bert_pretrain.io.manifest import Progress, exclusive
+from bert_pretrain.io.pool import open_pool, run_each
 from bert_pretrain.text import documents
 from bert_pretrain.text.sources import Source, few_documents, finer_boundary, resolve
 from bert_pretrain.text.text_files import ByteRange

@@ -11,8 +11,7 @@ from torch.utils._pytree import tree_iter
 from bert_pretrain.config import Config
 from bert_pretrain.config_file import load_config
 from bert_pretrain.train.batches import Batch, GlobalBatch
-from bert_pretrain.train.device.hardware import DTYPES
-from bert_pretrain.train.device.memory import estimate_memory
+from bert_pretrain.train.hardware import DTYPES, estimate_memory
 from tests.cuda.pretended import fake_global_batch, make_state, pin, pretended_cuda
 from tests.cuda.steps import run_step
 

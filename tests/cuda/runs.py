@@ -12,14 +12,14 @@ from bert_pretrain.config import Config
 from bert_pretrain.examples.shards import DataFolder
 from bert_pretrain.train.batches import GlobalBatch
 from bert_pretrain.train.checkpoint import CheckpointWriter, HostBuffers, all_tensors
-from bert_pretrain.train.device.hardware import Precision
 from bert_pretrain.train.distributed import SINGLE_PROCESS
 from bert_pretrain.train.evaluation import evaluate_batches
+from bert_pretrain.train.hardware import Precision
 from bert_pretrain.train.loader import TrainingData, evaluation_batches
 from bert_pretrain.train.log import RunLog
 from bert_pretrain.train.loop import fit
-from bert_pretrain.train.optim.schedule import Length
 from bert_pretrain.train.resolved import ResolvedRun
+from bert_pretrain.train.schedule import Length
 from bert_pretrain.train.state import TrainState
 from tests.cuda.pretended import CUDA, fake_batch, fake_global_batch, make_state, pretended_cuda
 from tests.cuda.recorder import Recorder

@@ -9,7 +9,7 @@ from typing import Any
 from bert_pretrain.config import Config
 from bert_pretrain.examples.shards import DataFolder
 from bert_pretrain.train.batches import GlobalBatch
-from bert_pretrain.train.device.hardware import DTYPES
+from bert_pretrain.train.hardware import DTYPES
 from bert_pretrain.train.loader import TrainingData
 from bert_pretrain.train.state import TrainState
 from bert_pretrain.train.step import train_step

@@ -16,7 +16,7 @@ from bert_pretrain.errors import DataError
 from bert_pretrain.examples.examples import Examples, Masks, concatenate
 from bert_pretrain.examples.shards import DataFolder, ShardRecord, content_hash, damage_of, read_shard, write_shard
 from bert_pretrain.inspect.inspect import inspect
-from bert_pretrain.storage.files import read_json, sha256_file, write_checked_json
+from bert_pretrain.io.files import read_json, sha256_file, write_checked_json
 from bert_pretrain.text import ragged
 
 

@@ -13,8 +13,8 @@ from bert_pretrain.errors import DataError
 from bert_pretrain.finetune.run import KIND, _is_complete, finetune
 from bert_pretrain.finetune.settings import Settings
 from bert_pretrain.finetune.training import last_checkpoint
-from bert_pretrain.storage import manifest
-from bert_pretrain.storage.checksums import seal_folder
+from bert_pretrain.io import manifest
+from bert_pretrain.io.files import seal_folder
 
 
 def make_checkpoint(folder: Path, step: int, best: int) -> Path:

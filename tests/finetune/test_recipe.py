@@ -9,9 +9,9 @@ import transformers
 from bert_pretrain.finetune.baselines import is_clearly_better, most_frequent_tags, predict_from_words
 from bert_pretrain.finetune.run import METRICS, finetune
 from bert_pretrain.finetune.settings import Settings
+from bert_pretrain.io.files import read_json
 from bert_pretrain.model.huggingface import load_model
 from bert_pretrain.model.scale import INITIAL_RMS, fine_tuning_rate
-from bert_pretrain.storage.files import read_json
 
 
 def test_the_automatic_rate_follows_width_and_scale() -> None:

@@ -21,8 +21,8 @@ from bert_pretrain.examples.shards import DataFolder, ShardRecord, read_shard, w
 from bert_pretrain.inspect.checks import CHECKS
 from bert_pretrain.inspect.inspect import Inspection, inspect, inspect_rows
 from bert_pretrain.inspect.rendering import render_rows
+from bert_pretrain.io.files import read_json, write_json
 from bert_pretrain.make_data.run import make_data
-from bert_pretrain.storage.files import read_json, write_json
 from bert_pretrain.text.tokenizer import Tokenizer
 from bert_pretrain.vocab.run import make_vocab
 

@@ -17,9 +17,9 @@ import pytest
 from bert_pretrain.config_file import load_config
 from bert_pretrain.errors import ConfigError, InputError, OutputError
 from bert_pretrain.examples.shards import DataFolder, read_shard
+from bert_pretrain.io.pool import run_each
 from bert_pretrain.make_data import ingest as ingest_module
 from bert_pretrain.make_data.run import make_data
-from bert_pretrain.parallel.executor import run_each
 
 Corpus = Callable[..., "object"]
 

@@ -14,8 +14,8 @@ from typer.testing import CliRunner
 from bert_pretrain.cli import app
 from bert_pretrain.config_file import load_config
 from bert_pretrain.examples.shards import DataFolder
+from bert_pretrain.io.manifest import exclusive
 from bert_pretrain.make_data.run import make_data
-from bert_pretrain.storage.locking import exclusive
 
 SETTINGS = ["data.max_seq_length=64", "data.dupe_factor=1", "data.examples_per_shard=64"]
 

@@ -10,7 +10,7 @@ from bert_pretrain.config import TrainConfig
 from bert_pretrain.model.huggingface import to_huggingface
 from bert_pretrain.train.batches import Batch
 from bert_pretrain.train.loss import pretraining_loss
-from bert_pretrain.train.optim.optimizer import make_optimizers
+from bert_pretrain.train.optimizers import make_optimizers
 
 MIXED, EQUAL = [7, 24, 3, 16, 11], [12, 12, 12]
 

@@ -13,7 +13,7 @@ from bert_pretrain.plan.machine_facts import MASKED_SHARE, SIZES, MachineFacts, 
 from bert_pretrain.plan.planner import MIN_SECONDS, Plan, make_plan
 from bert_pretrain.plan.text_facts import TextFacts
 from bert_pretrain.report.use import MEASURED
-from bert_pretrain.train.device.flops import training_flops
+from bert_pretrain.train.flops import training_flops
 
 ENGLISH = TextFacts(
     num_bytes=100e6, documents=7000, sentences_per_document=100, single_sentence_share=0.0, cjk_share=0.0,

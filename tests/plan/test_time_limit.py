@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from bert_pretrain.errors import DataError
+from bert_pretrain.io.files import read_json
 from bert_pretrain.plan import time_limit
 from bert_pretrain.plan.time_limit import SECONDS_BETWEEN_WRITES, TimeLimit
-from bert_pretrain.storage.files import read_json
 
 
 def test_time_is_counted_on_from_the_file(tmp_path: Path) -> None:

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from bert_pretrain.config import Config
+from bert_pretrain.io import manifest
 from bert_pretrain.report.curves import read_metrics
-from bert_pretrain.storage import manifest
 from bert_pretrain.train.run import train
 from tests.train.conftest import make_data_folder
 

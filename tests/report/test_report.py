@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 
 from bert_pretrain.errors import ConfigError, DataError
+from bert_pretrain.io import manifest
+from bert_pretrain.io.files import sha256_file
 from bert_pretrain.report.curves import PANELS, draw_curves, figure_of, read_metrics, read_run_record
 from bert_pretrain.report.report import normal_values, write_report
-from bert_pretrain.storage import manifest
-from bert_pretrain.storage.files import sha256_file
 
 PNG = b"\x89PNG\r\n\x1a\n"
 

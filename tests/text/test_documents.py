@@ -19,7 +19,7 @@ import pytest
 from bert_pretrain.config import DataConfig
 from bert_pretrain.config_file import load_config
 from bert_pretrain.errors import ConfigError, InputError
-from bert_pretrain.storage import manifest
+from bert_pretrain.io import manifest
 from bert_pretrain.text import documents, readers, text_files
 from bert_pretrain.text.documents import cut, read
 from bert_pretrain.text.sources import finer_boundary, has_one_sentence_a_line, resolve

@@ -15,8 +15,8 @@ import torch
 from bert_pretrain.config import Config, DataConfig
 from bert_pretrain.examples.examples import Examples, Masks
 from bert_pretrain.examples.shards import write_shard
+from bert_pretrain.io import manifest
 from bert_pretrain.make_data import summary
-from bert_pretrain.storage import manifest
 from bert_pretrain.text import ragged
 from bert_pretrain.text.tokenizer import Tokenizer
 from bert_pretrain.train.run import train

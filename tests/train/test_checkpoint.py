@@ -16,7 +16,7 @@ from bert_pretrain.model.scale import scale_embeddings
 from bert_pretrain.train.checkpoint import CheckpointWriter, HostBuffers, open_checkpoint
 from bert_pretrain.train.distributed import SINGLE_PROCESS
 from bert_pretrain.train.loss import PretrainingLoss
-from bert_pretrain.train.optim.optimizer import make_optimizers, update
+from bert_pretrain.train.optimizers import make_optimizers, update
 from bert_pretrain.train.resolved import resolve_run
 from bert_pretrain.train.state import TrainState
 

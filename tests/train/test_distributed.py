@@ -19,7 +19,7 @@ from safetensors.torch import load_file
 from bert_pretrain.config import Config
 from bert_pretrain.errors import ConfigError
 from bert_pretrain.examples.shards import DataFolder
-from bert_pretrain.storage import manifest
+from bert_pretrain.io import manifest
 from bert_pretrain.train.batches import cut
 from bert_pretrain.train.inputs import check_sizes
 from bert_pretrain.train.run import train

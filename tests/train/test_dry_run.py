@@ -12,9 +12,9 @@ from bert_pretrain.config import Config, ModelConfig, TrainConfig
 from bert_pretrain.config_file import load_config
 from bert_pretrain.errors import ConfigError, OutputError
 from bert_pretrain.model.bert import BertForPreTraining
+from bert_pretrain.train import hardware
 from bert_pretrain.train.batches import cut
-from bert_pretrain.train.device import hardware
-from bert_pretrain.train.device.memory import activation_bytes_per_token, estimate_memory
+from bert_pretrain.train.hardware import activation_bytes_per_token, estimate_memory
 from bert_pretrain.train.loss import pretraining_loss
 from bert_pretrain.train.run import train
 

@@ -12,9 +12,9 @@ from safetensors.torch import load_file, save_file
 
 from bert_pretrain.config import Config
 from bert_pretrain.errors import ConfigError, DataError
+from bert_pretrain.io.files import read_json, write_checked_json
+from bert_pretrain.io.manifest import read_manifest
 from bert_pretrain.model.huggingface import load_model
-from bert_pretrain.storage.files import read_json, write_checked_json
-from bert_pretrain.storage.manifest import read_manifest
 from bert_pretrain.text.tokenizer import Tokenizer
 from bert_pretrain.tools.fill_mask import fill_mask
 from bert_pretrain.train.evaluation import evaluate

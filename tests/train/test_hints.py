@@ -8,11 +8,11 @@ import pytest
 
 from bert_pretrain.config import Config
 from bert_pretrain.errors import ConfigError
+from bert_pretrain.io.files import read_json
+from bert_pretrain.io.manifest import PARTIAL, reopen
 from bert_pretrain.report.curves import read_metrics, read_run_record
 from bert_pretrain.report.diagnosis import diagnose
 from bert_pretrain.report.report import write_report
-from bert_pretrain.storage.files import read_json
-from bert_pretrain.storage.manifest import PARTIAL, reopen
 from bert_pretrain.train.run import train
 
 Tiny = Callable[..., Config]

@@ -16,13 +16,13 @@ from bert_pretrain.config_file import load_config
 from bert_pretrain.errors import ConfigError
 from bert_pretrain.model.attention import choose_attention
 from bert_pretrain.model.bert import BertForPreTraining
+from bert_pretrain.train import hardware
 from bert_pretrain.train.batches import cut
 from bert_pretrain.train.checkpoint import HostBuffers, all_tensors
-from bert_pretrain.train.device import hardware
 from bert_pretrain.train.distributed import init_distributed
 from bert_pretrain.train.evaluation import evaluate_batches
 from bert_pretrain.train.loss import PretrainingLoss
-from bert_pretrain.train.optim.optimizer import make_optimizers, update
+from bert_pretrain.train.optimizers import make_optimizers, update
 from bert_pretrain.train.state import TrainState
 from bert_pretrain.train.step import StepSums, train_step
 

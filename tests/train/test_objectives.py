@@ -14,9 +14,9 @@ from bert_pretrain.config import Config
 from bert_pretrain.errors import DataError
 from bert_pretrain.examples.masking import mask_examples, masking_rule
 from bert_pretrain.examples.shards import DataFolder, read_shard
+from bert_pretrain.io.files import read_json, write_checked_json
 from bert_pretrain.model.huggingface import load_model
 from bert_pretrain.rng import stream
-from bert_pretrain.storage.files import read_json, write_checked_json
 from bert_pretrain.train.evaluation import evaluate
 from bert_pretrain.train.loader import TrainingData
 from bert_pretrain.train.run import train

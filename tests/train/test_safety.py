@@ -15,9 +15,9 @@ from safetensors.torch import load_file, save_file
 from bert_pretrain.config import Config
 from bert_pretrain.errors import ConfigError, DataError, UserError
 from bert_pretrain.examples.shards import DataFolder
+from bert_pretrain.io.files import seal_folder
 from bert_pretrain.model.bert import BertForPreTraining
 from bert_pretrain.model.huggingface import load_weights
-from bert_pretrain.storage.checksums import seal_folder
 from bert_pretrain.train import checkpoint, clock, loop
 from bert_pretrain.train.checkpoint import open_checkpoint
 from bert_pretrain.train.loader import TrainingData

@@ -10,7 +10,7 @@ from bert_pretrain.config import Config
 from bert_pretrain.model.bert import BertForPreTraining
 from bert_pretrain.train.batches import cut
 from bert_pretrain.train.loss import PretrainingLoss
-from bert_pretrain.train.optim.optimizer import make_optimizers
+from bert_pretrain.train.optimizers import make_optimizers
 from bert_pretrain.train.state import TrainState
 from bert_pretrain.train.step import LOSS_SCALE_GROWTH_STEPS, LossScale, StepSums, train_step
 

@@ -17,7 +17,7 @@ from bert_pretrain.model.bert import BertForPreTraining
 from bert_pretrain.train.batches import cut
 from bert_pretrain.train.distributed import DistContext, parallelize, shut_down
 from bert_pretrain.train.loss import PretrainingLoss
-from bert_pretrain.train.optim.optimizer import make_optimizers
+from bert_pretrain.train.optimizers import make_optimizers
 from bert_pretrain.train.state import TrainState
 from bert_pretrain.train.step import train_step
 from tests.train.conftest import make_examples

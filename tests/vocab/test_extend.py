@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 from bert_pretrain.cli import app
 from bert_pretrain.config_file import load_config
 from bert_pretrain.errors import ConfigError, InputError, OutputError
-from bert_pretrain.storage.manifest import read_manifest
+from bert_pretrain.io.manifest import read_manifest
 from bert_pretrain.text.tokenizer import Tokenizer
 from bert_pretrain.vocab.extend import extend_vocabulary, lost_characters
 from bert_pretrain.vocab.run import make_vocab

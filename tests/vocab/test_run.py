@@ -14,7 +14,7 @@ from tokenizers import models, normalizers, pre_tokenizers, trainers
 
 from bert_pretrain.config_file import load_config
 from bert_pretrain.errors import ConfigError, InputError, OutputError
-from bert_pretrain.storage.manifest import read_manifest
+from bert_pretrain.io.manifest import read_manifest
 from bert_pretrain.text import documents
 from bert_pretrain.text.tokenizer import Tokenizer
 from bert_pretrain.text.tokenizer_folder import FILES

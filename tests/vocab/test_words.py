@@ -10,7 +10,7 @@ from typer.testing import CliRunner, Result
 
 from bert_pretrain.cli import app
 from bert_pretrain.config import VocabConfig
-from bert_pretrain.storage.manifest import read_manifest
+from bert_pretrain.io.manifest import read_manifest
 from bert_pretrain.text.tokenizer import Tokenizer
 from bert_pretrain.vocab.wordpiece import choose_words
 

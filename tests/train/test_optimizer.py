@@ -10,11 +10,18 @@ from torch import Tensor, nn
 
 from bert_pretrain.config import Config, TrainConfig
 from bert_pretrain.model.bert import BertForPreTraining
-from bert_pretrain.train.device import cpu
-from bert_pretrain.train.optim import muon
-from bert_pretrain.train.optim.lamb import Lamb
-from bert_pretrain.train.optim.muon import Muon, orthogonalised
-from bert_pretrain.train.optim.optimizer import LONG_AGO, has_decay, is_hidden_matrix, make_optimizers, update
+from bert_pretrain.train import cpu
+from bert_pretrain.train import optimizers as muon
+from bert_pretrain.train.optimizers import (
+    LONG_AGO,
+    Lamb,
+    Muon,
+    has_decay,
+    is_hidden_matrix,
+    make_optimizers,
+    orthogonalised,
+    update,
+)
 
 KINDS = ("adamw", "lamb", "muon")
 

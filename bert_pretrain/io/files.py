@@ -11,14 +11,13 @@ import os
 import secrets
 import shutil
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, cast
 
-from bert_pretrain.errors import DataError, InputError
-from bert_pretrain.storage.compression import Stream, decompress
-from bert_pretrain.storage.paths import is_url
+from bert_pretrain.errors import ConfigError, DataError, InputError
+from bert_pretrain.io.compression import Stream, decompress
 
 if TYPE_CHECKING:
     import numpy as np
@@ -264,3 +263,71 @@ def _flush_to_disk(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+CHECKSUMS = "checksums.json"
+
+
+def seal_folder(folder: Path, written: Collection[str] = ()) -> None:
+    """Record the size and SHA-256 of every file that a folder holds now; FileNotFoundError if one `written` is gone."""
+    for name in written:
+        (folder / name).stat()
+    files = sorted(path for path in folder.iterdir() if path.is_file() and path.name != CHECKSUMS)
+    sums = {path.name: {"bytes": path.stat().st_size, "sha256": sha256_file(path)} for path in files}
+    write_json(folder / CHECKSUMS, sums)
+
+
+def is_sealed(folder: Path) -> bool:
+    """Whether a folder has checksums; those written by others have none."""
+    return (folder / CHECKSUMS).is_file()
+
+
+def damage_of_folder(folder: Path, names: Collection[str] | None = None, *, whole: bool = True) -> str | None:
+    """Return how a sealed folder was damaged, None if it was not.
+
+    All files are looked at, or only those named; their bytes are read only if `whole`.
+    """
+    if not is_sealed(folder):
+        return f"{CHECKSUMS} is missing"
+    try:
+        for name, sums in read_json(folder / CHECKSUMS).items():
+            if names is not None and name not in names:
+                continue
+            size = (folder / name).stat().st_size
+            if size != sums["bytes"]:
+                return f"{name} has {size:,} bytes instead of {sums['bytes']:,}"
+            if whole and sha256_file(folder / name) != sums["sha256"]:
+                return f"the SHA-256 of {name} has changed"
+    except FileNotFoundError as error:
+        return f"{Path(error.filename).name} is missing"
+    except (DataError, OSError, AttributeError, TypeError, KeyError, ValueError) as error:
+        return str(error).partition("\n")[0]
+    return None
+
+
+def is_url(location: str) -> bool:
+    """Whether a location is for fsspec rather than the local file system."""
+    return "://" in location
+
+
+def local_path(location: str | Path, flag: str) -> Path:
+    """Return the path that a user's path or `file://` URL means; other URLs are refused."""
+    location = str(location).removeprefix("file://")
+    if is_url(location):
+        raise ConfigError(
+            f"{location} is a URL, and this must be local",
+            where=flag,
+            remedy="name a local path; 'aws s3 sync' or 'rclone copy' copies it from or to a store",
+        )
+    return Path(location)
+
+
+def did_you_mean(folder: Path, patterns: Sequence[str], file: str) -> str | None:
+    """Return a remedy that names the folder inside a given one that was likely meant, None where there is none.
+
+    It is the newest match that holds `file`, of the first of the patterns that has one.
+    """
+    for pattern in patterns:
+        if found := [each for each in folder.glob(pattern) if (each / file).is_file()]:
+            return f"did you mean {max(found, key=lambda each: each.stat().st_mtime)}?"
+    return None

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-PROGRAM = "from bert_pretrain.parallel.cores import available_cores; print(available_cores())"
+PROGRAM = "from bert_pretrain.io.cores import available_cores; print(available_cores())"
 
 
 @pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="the system cannot limit a process to some cores")

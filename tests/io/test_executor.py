@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from bert_pretrain.errors import UserError
-from bert_pretrain.parallel.executor import LocalPool, run_each
+from bert_pretrain.io.pool import LocalPool, run_each
 
 
 def run_all(function: Callable[[Any], Any], tasks: Sequence[Any], workers: int | LocalPool) -> list[Any]:
@@ -98,7 +98,7 @@ def test_ctrl_c_never_reaches_a_worker() -> None:
 def test_workers_do_not_outlive_an_interrupted_parent(tmp_path: Path, number: signal.Signals) -> None:
     script = (
         "import os, pathlib, sys, time, signal\n"
-        "from bert_pretrain.parallel.executor import run_each\n"
+        "from bert_pretrain.io.pool import run_each\n"
         "def work(name):\n"
         "    pathlib.Path(name).write_text(str(os.getpid())); time.sleep(120)\n"
         "if __name__ == '__main__':\n"
@@ -126,7 +126,7 @@ def test_a_worker_that_is_stopped_leaves_no_semaphore(tmp_path: Path) -> None:
     script = (
         "import sys, time\n"
         "from tqdm import tqdm\n"
-        "from bert_pretrain.parallel.executor import run_each\n"
+        "from bert_pretrain.io.pool import run_each\n"
         "def work(number):\n"
         "    list(tqdm(range(2), disable=None))\n"  # as in the libraries that a task uses
         "    time.sleep(1)\n"

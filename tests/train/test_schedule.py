@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from bert_pretrain.config import TrainConfig
 from bert_pretrain.errors import ConfigError
-from bert_pretrain.train.optim.schedule import Length, learning_rate, learning_rate_by_clock, run_length, warmup_steps
+from bert_pretrain.train.schedule import Length, learning_rate, learning_rate_by_clock, run_length, warmup_steps
 
 
 def rates(steps: int, **settings: object) -> list[float]:

@@ -8,13 +8,14 @@ from typing import Any
 import pytest
 
 from bert_pretrain.errors import DataError, OutputError
-from bert_pretrain.storage.locking import check_writable, exclusive
-from bert_pretrain.storage.manifest import (
+from bert_pretrain.io.manifest import (
     MANIFEST,
     PARTIAL,
     Progress,
+    check_writable,
     claim,
     complete,
+    exclusive,
     library_versions,
     read_manifest,
     reopen,

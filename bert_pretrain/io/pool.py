@@ -11,21 +11,21 @@ import multiprocessing.connection
 import os
 import queue
 import signal
+import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar, Union
+from typing import TYPE_CHECKING, Any, TextIO, TypeVar, Union
 
 from tqdm import tqdm
 
 from bert_pretrain.errors import UserError
-from bert_pretrain.parallel.cores import available_cores
-from bert_pretrain.parallel.progress import progress_bar
+from bert_pretrain.io.cores import available_cores
 
 if TYPE_CHECKING:
-    from bert_pretrain.parallel.cluster import Cluster
+    from bert_pretrain.io.cluster import Cluster
 
 Task = TypeVar("Task")
 Result = TypeVar("Result")
@@ -118,7 +118,7 @@ def open_pool(
     """
     if scheduler is None:
         return LocalPool(workers or available_cores())
-    from bert_pretrain.parallel import cluster
+    from bert_pretrain.io import cluster
 
     return cluster.connect(scheduler, folders=folders, files=files)
 
@@ -184,3 +184,35 @@ def _start_worker() -> None:
 def _exit_with(sentinel: int) -> None:
     multiprocessing.connection.wait([sentinel])
     os._exit(1)
+
+
+_MOVE_UP = "\x1b[A"
+
+
+class _Lines:
+    """A file that is no terminal: every state of a bar is a line of its own, so that nothing else is on it."""
+
+    def __init__(self, file: TextIO) -> None:
+        self._file = file
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._file, name)
+
+    def write(self, text: str) -> None:
+        if line := text.replace(_MOVE_UP, "").strip():
+            self._file.write(f"{line}\n")
+
+
+class _Bar(tqdm):  # type: ignore[type-arg]
+    @staticmethod
+    def format_meter(n: float, total: float, *arguments: Any, **options: Any) -> str:
+        """Return the state of a bar; sums of fractions end a little above the total, of which tqdm would warn."""
+        is_above = bool(total) and total < n < total + 0.5
+        return str(tqdm.format_meter(total if is_above else n, total, *arguments, **options))
+
+
+def progress_bar(items: Iterable[Any] | None = None, **options: Any) -> Any:
+    """Return a tqdm bar with the given options, perhaps over items."""
+    is_terminal = sys.stderr is not None and sys.stderr.isatty()
+    file = sys.stderr if is_terminal or sys.stderr is None else _Lines(sys.stderr)
+    return _Bar(items, dynamic_ncols=True, mininterval=0.2 if is_terminal else 10.0, file=file, **options)

@@ -6,9 +6,16 @@ from pathlib import Path
 import pytest
 
 from bert_pretrain.errors import DataError
-from bert_pretrain.storage import files, manifest
-from bert_pretrain.storage.checksums import CHECKSUMS, damage_of_folder, is_sealed, seal_folder
-from bert_pretrain.storage.files import parse_json, read_json, write_checked_json
+from bert_pretrain.io import files, manifest
+from bert_pretrain.io.files import (
+    CHECKSUMS,
+    damage_of_folder,
+    is_sealed,
+    parse_json,
+    read_json,
+    seal_folder,
+    write_checked_json,
+)
 
 
 def flips(content: bytes) -> list[bytes]:

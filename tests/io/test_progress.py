@@ -5,7 +5,7 @@ import io
 import pytest
 from tqdm import tqdm
 
-from bert_pretrain.parallel.progress import progress_bar
+from bert_pretrain.io.pool import progress_bar
 from bert_pretrain.text.documents import progress_of
 from bert_pretrain.text.sources import Source
 from bert_pretrain.text.text_files import ByteRange

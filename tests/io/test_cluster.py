@@ -16,9 +16,9 @@ import pytest
 
 from bert_pretrain.config_file import load_config
 from bert_pretrain.errors import ConfigError
+from bert_pretrain.io import cluster
+from bert_pretrain.io.cluster import Expectation
 from bert_pretrain.make_data.run import make_data
-from bert_pretrain.parallel import cluster
-from bert_pretrain.parallel.cluster import Expectation
 from tests.conftest import REPOSITORY
 
 SETTINGS = ["data.max_seq_length=32", "data.dupe_factor=6", "data.examples_per_shard=128"]

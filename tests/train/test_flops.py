@@ -8,7 +8,7 @@ import torch
 
 from bert_pretrain.config import ModelConfig
 from bert_pretrain.train.batches import cut
-from bert_pretrain.train.device.flops import OTHER_CARDS, PEAK_BF16_FLOPS, batch_flops, peak_flops
+from bert_pretrain.train.flops import OTHER_CARDS, PEAK_BF16_FLOPS, batch_flops, peak_flops
 
 
 def test_flops_are_those_of_real_tokens(examples: Callable[..., Any]) -> None:

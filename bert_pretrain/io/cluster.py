@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from bert_pretrain.errors import ConfigError, DataError, UserError, needs_extra
-from bert_pretrain.storage.manifest import library_versions
+from bert_pretrain.io.manifest import library_versions
 
 CONNECT_SECONDS = 5.0
 WORKERS_SECONDS = 60.0

@@ -16,9 +16,9 @@ from bert_pretrain.config import Config, ModelConfig, TrainConfig
 from bert_pretrain.errors import ConfigError
 from bert_pretrain.examples.shards import DataFolder
 from bert_pretrain.model.bert import BertForPreTraining
-from bert_pretrain.train.device import hardware
-from bert_pretrain.train.device.memory import activation_bytes_per_token
+from bert_pretrain.train import hardware
 from bert_pretrain.train.evaluation import evaluate_batches
+from bert_pretrain.train.hardware import activation_bytes_per_token
 from bert_pretrain.train.loader import evaluation_batches
 from bert_pretrain.train.loss import PretrainingLoss, pretraining_loss
 from tests.train.static_batches import cut_alike
@@ -83,8 +83,8 @@ def test_micro_batches_are_as_given_or_fit(tiny: Callable[..., Config]) -> None:
 def test_freed_memory_is_kept_for_the_next_tensors() -> None:
     code = """
 import resource, sys, torch
-from bert_pretrain.train.device import cpu
-from bert_pretrain.train.device.hardware import keep_freed_memory
+from bert_pretrain.train import cpu
+from bert_pretrain.train.hardware import keep_freed_memory
 cpu.owns_process = bool(int(sys.argv[1]))
 keep_freed_memory(torch.device("cpu"))
 def faults():

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from bert_pretrain.errors import DataError, OutputError
-from bert_pretrain.storage.files import (
+from bert_pretrain.io.files import (
     atomic_folder,
     atomic_path,
     is_bookkeeping,
@@ -19,7 +19,7 @@ from bert_pretrain.storage.files import (
     remove_temporaries,
     write_text,
 )
-from bert_pretrain.storage.locking import exclusive
+from bert_pretrain.io.manifest import exclusive
 
 
 def names(folder: Path) -> set[str]:
@@ -86,7 +86,7 @@ def test_a_killed_writer_leaves_nothing_that_can_be_seen(tmp_path: Path, kind: s
     write = "temporary.write_text('half')" if kind == "atomic_path" else "(temporary / 'a').write_text('half')"
     process = in_another_process(f"""
 import pathlib, time
-from bert_pretrain.storage.files import {kind}
+from bert_pretrain.io.files import {kind}
 with {kind}(pathlib.Path({str(tmp_path / "out")!r})) as temporary:
     {write}
     print("ready", flush=True)
@@ -108,7 +108,7 @@ def test_a_kill_while_a_folder_is_replaced_leaves_the_old_one(tmp_path: Path, ag
     (out / "a").write_text("old")
     process = in_another_process(f"""
 import os, pathlib, time
-from bert_pretrain.storage import files
+from bert_pretrain.io import files
 replace = os.replace
 def stop(source, target):
     if str(target) == {str(out)!r}:
@@ -143,7 +143,7 @@ def test_a_lock_refuses_a_second_process_and_dies_with_a_killed_one(tmp_path: Pa
     folder = tmp_path / "output"
     process = in_another_process(f"""
 import pathlib, time
-from bert_pretrain.storage.locking import exclusive
+from bert_pretrain.io.manifest import exclusive
 with exclusive(pathlib.Path({str(folder)!r})):
     print("ready", flush=True)
     time.sleep(60)
@@ -191,7 +191,7 @@ def test_written_files_are_complete_when_seen(tmp_path: Path) -> None:
     path = tmp_path / "file.json"
     process = in_another_process(f"""
 import pathlib
-from bert_pretrain.storage.files import write_json
+from bert_pretrain.io.files import write_json
 print("ready", flush=True)
 for number in range(100):
     write_json(pathlib.Path({str(path)!r}), [number] * 5000)

@@ -1,0 +1,1 @@
+"""Files, manifests, and work on several processes; knows no stage."""

@@ -1,1 +1,0 @@
-"""Files and paths: atomic writes, compression, manifests."""

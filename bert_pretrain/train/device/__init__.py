@@ -1,1 +1,0 @@
-"""What the machine offers: device, precision, memory, peak rates, hints."""

@@ -1,0 +1,275 @@
+"""The optimizers: AdamW as BERT uses it (appendix A.2), LAMB, or Muon with AdamW for what is no hidden matrix.
+
+All of them obey `found_inf` on the device, PyTorch's contract between a gradient scaler and a fused optimizer: a step
+is skipped without the host knowing.
+"""
+
+import math
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from bert_pretrain.config import TrainConfig
+from bert_pretrain.train import cpu
+
+Optimizers = Sequence[torch.optim.Optimizer]
+"""Each parameter belongs to one of them."""
+
+LONG_AGO = 2.0**60
+"""A count of steps at which AdamW corrects nothing, and beyond where fp32 can count: one more leaves it as it is."""
+
+
+def make_optimizers(model: nn.Module, config: TrainConfig) -> Optimizers:
+    """Return the configured optimizers over a model's parameters, with decay on matrices only."""
+    adam: dict[str, Any] = {"lr": config.peak_lr, "betas": config.betas, "eps": config.eps}
+    named = list(model.named_parameters())
+    if config.optimizer == "lamb":
+        groups = _groups(named, config)
+        return (Lamb(groups, **adam, bias_correction=config.bias_correction),)
+    hidden = [(name, weight) for name, weight in named if config.optimizer == "muon" and is_hidden_matrix(name)]
+    names = {name for name, _ in hidden}
+    rest = _groups([(name, parameter) for name, parameter in named if name not in names], config)
+    # Fused, because it can skip a step on the device, and is the fastest on CPU too.
+    adamw = torch.optim.AdamW(
+        [{"params": g["params"], "weight_decay": g["weight_decay"]} for g in rest], **adam, fused=True
+    )
+    if not config.bias_correction:
+        forget_the_beginning(adamw)
+    if not hidden:
+        return (adamw,)
+    return (Muon(_groups(hidden, config), lr=config.peak_lr, weight_decay=config.weight_decay), adamw)
+
+
+def update(optimizers: Optimizers, learning_rate: float, skip: Tensor) -> None:
+    """Run the optimizers, or leave weights and state as they are where `skip`, () bool, is true."""
+    found_inf: Tensor | None = skip.float()
+    if skip.device.type == "mps":
+        if bool(skip):  # PyTorch's fused AdamW ignores `found_inf` there (torch 2.13), so the host must look
+            return
+        found_inf = None
+    for optimizer in optimizers:
+        for group in optimizer.param_groups:
+            group["lr"] = learning_rate
+        optimizer.grad_scale = None  # type: ignore[attr-defined]
+        optimizer.found_inf = found_inf  # type: ignore[attr-defined]
+        optimizer.step()
+
+
+def forget_the_beginning(adamw: torch.optim.AdamW) -> None:
+    """Take the correction of the moments' bias out of a fresh AdamW, as in the paper's own code.
+
+    The correction fades with the number of steps, so the count begins where it is 1; the fused kernel stays as it is.
+    """
+    for group in adamw.param_groups:
+        for parameter in group["params"]:
+            adamw.state[parameter] = {
+                "step": torch.tensor(LONG_AGO, device=parameter.device),
+                "exp_avg": torch.zeros_like(parameter),
+                "exp_avg_sq": torch.zeros_like(parameter),
+            }
+
+
+def has_decay(name: str) -> bool:
+    """Whether weight decay, and LAMB's trust ratio, apply to the parameter of this name."""
+    return not (name.endswith("bias") or name.endswith("norm.weight"))
+
+
+def is_hidden_matrix(name: str) -> bool:
+    """Whether a parameter is a matrix inside the encoder: not an embedding, and in none of the heads."""
+    return name.startswith("encoder.layers.") and has_decay(name)
+
+
+def num_matrices(name: str) -> int:
+    """Return how many matrices a parameter consists of: query, key and value lie one below the other."""
+    return 3 if name.endswith("query_key_value.weight") else 1
+
+
+def _groups(named: Sequence[tuple[str, nn.Parameter]], config: TrainConfig) -> list[dict[str, Any]]:
+    """Sort parameters into groups by decay and number of matrices."""
+    groups: dict[tuple[bool, int], list[nn.Parameter]] = {}
+    for name, parameter in named:
+        groups.setdefault((has_decay(name), num_matrices(name)), []).append(parameter)
+    return [
+        {
+            "params": parameters,
+            "weight_decay": config.weight_decay if decays else 0.0,
+            "adapts": decays,
+            "matrices": matrices,
+        }
+        for (decays, matrices), parameters in groups.items()
+    ]
+
+
+class Lamb(torch.optim.Optimizer):
+    """LAMB over groups of parameters.
+
+    Besides the usual ones a group may have `adapts` (false: plain Adam, for biases and layer normalisation) and
+    `matrices`, the number of equal matrices one below the other in each of its parameters.
+    """
+
+    def __init__(
+        self,
+        groups: Iterable[dict[str, Any]],
+        *,
+        lr: float,
+        betas: tuple[float, float],
+        eps: float,
+        bias_correction: bool,
+    ) -> None:
+        defaults = {"lr": lr, "betas": betas, "eps": eps, "bias_correction": bias_correction}
+        super().__init__(list(groups), {**defaults, "weight_decay": 0.0, "adapts": True, "matrices": 1})
+        self.found_inf: Tensor | None = None
+
+    @torch.no_grad()
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
+        """Update every parameter that has a gradient, or none of them where `found_inf` is 1."""
+        for group in self.param_groups:
+            parameters = [parameter for parameter in group["params"] if parameter.grad is not None]
+            if parameters:
+                self._update(group, parameters)
+
+    def _update(self, group: dict[str, Any], parameters: list[Tensor]) -> None:
+        found_inf = self.found_inf if self.found_inf is not None else torch.zeros((), device=parameters[0].device)
+        skip = found_inf > 0
+        directions = self._directions(group, parameters, skip)
+        torch._foreach_add_(directions, parameters, alpha=group["weight_decay"])
+        if group["adapts"]:
+            _scale_to_weights(parameters, directions, group["matrices"])
+        torch._foreach_mul_(directions, torch.where(skip, 0.0, -group["lr"]))
+        torch._foreach_add_(parameters, directions)
+
+    def _directions(self, group: dict[str, Any], parameters: list[Tensor], skip: Tensor) -> list[Tensor]:
+        """Take the gradients into the moments, and return Adam's directions as fresh tensors."""
+        # Where the step is skipped the gradients become 0 and the decay 1: the moments stay as they are.
+        gradients: list[Any] = [parameter.grad for parameter in parameters]
+        # As integers, because 0 times what is not finite is not 0; at once, where a condition would be a launch each.
+        torch._foreach_mul_([gradient.view(torch.int32) for gradient in gradients], (~skip).int())
+        beta1, beta2 = group["betas"]
+        states = [self._state_of(parameter, skip.device) for parameter in parameters]
+        first, second = ([state[name] for state in states] for name in ("exp_avg", "exp_avg_sq"))
+        torch._foreach_mul_(first, torch.where(skip, 1.0, beta1))
+        torch._foreach_add_(first, gradients, alpha=1.0 - beta1)
+        torch._foreach_mul_(second, torch.where(skip, 1.0, beta2))
+        torch._foreach_addcmul_(second, gradients, gradients, value=1.0 - beta2)
+        steps = [state["step"] for state in states]
+        # Without `alpha` PyTorch takes the overload that reads the number on the host, and waits.
+        torch._foreach_add_(steps, torch.where(skip, 0.0, 1.0), alpha=1)
+        roots = list(second)
+        directions = list(first)
+        if group["bias_correction"]:
+            count = steps[0].clamp(min=1.0)  # all the same: every parameter has a gradient in every step
+            directions = list(torch._foreach_div(directions, _bias_of_zeros(beta1, count)))
+            roots = list(torch._foreach_div(roots, _bias_of_zeros(beta2, count)))
+        roots = list(torch._foreach_sqrt(roots))
+        torch._foreach_add_(roots, group["eps"])
+        return list(torch._foreach_div(directions, roots))
+
+    def _state_of(self, parameter: Tensor, device: torch.device) -> dict[str, Tensor]:
+        state: dict[str, Tensor] = self.state[parameter]
+        if not state:
+            state["step"] = torch.zeros((), device=device)
+            state["exp_avg"], state["exp_avg_sq"] = torch.zeros_like(parameter), torch.zeros_like(parameter)
+        return state
+
+
+def _bias_of_zeros(beta: float, count: Tensor) -> Tensor:
+    """Return 1 - beta ** count, (), how much of a moment that began as zeros is made of gradients.
+
+    Taken so that fp32 is enough: the difference of 1 and 0.999 has but four digits there.
+    """
+    return -torch.expm1(count * (math.log(beta) if beta > 0.0 else -math.inf))
+
+
+def _scale_to_weights(weights: list[Tensor], directions: list[Tensor], number: int) -> None:
+    """Make each matrix's update as long as the matrix itself (the trust ratio); a matrix of zeros is left alone."""
+    old, new = ([part for each in tensors for part in each.chunk(number)] for tensors in (weights, directions))
+    old_norms, new_norms = torch.stack(torch._foreach_norm([*old, *new])).chunk(2)
+    usable = (old_norms > 0) & (new_norms > 0)
+    # One call, but a launch per matrix: PyTorch takes lists of numbers at once only from the host.
+    torch._foreach_mul_(new, torch.where(usable, old_norms / new_norms, 1.0).unbind())
+
+
+COEFFICIENTS = (3.4445, -4.7750, 2.0315)
+"""Of the quintic, from Jordan's post: steep at 0; singular values end between 0.5 and 1.5 rather than at 1."""
+ITERATIONS = 5
+NUMBERS_AT_ONCE = 2**25
+"""In matrices that are computed together: all of BERT-Base's square ones. More would take more memory."""
+
+
+class Muon(torch.optim.Optimizer):
+    """Muon over groups that differ in `matrices` only: how many equal ones each parameter has, one below the other."""
+
+    def __init__(
+        self, groups: Iterable[dict[str, Any]], *, lr: float, weight_decay: float, momentum: float = 0.95
+    ) -> None:
+        defaults = {"lr": lr, "weight_decay": weight_decay, "momentum": momentum, "matrices": 1}
+        super().__init__(list(groups), defaults)
+        self.found_inf: Tensor | None = None
+
+    @torch.no_grad()
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
+        """Update every parameter that has a gradient, or none of them where `found_inf` is 1."""
+        device = self.param_groups[0]["params"][0].device
+        found_inf = self.found_inf if self.found_inf is not None else torch.zeros((), device=device)
+        skip = found_inf > 0
+        by_shape: dict[tuple[int, int], list[Tensor]] = {}
+        for group in self.param_groups:
+            for weight in group["params"]:
+                if weight.grad is not None:
+                    shape = weight.shape[0] // group["matrices"], weight.shape[1]
+                    by_shape.setdefault(shape, []).append(weight)
+        group = self.param_groups[0]
+        everything = [weight for weights in by_shape.values() for weight in weights]
+        self._look_ahead(everything, group["momentum"], skip)
+        torch._foreach_mul_(everything, torch.where(skip, 1.0, 1.0 - group["lr"] * group["weight_decay"]))
+        for (height, width), weights in by_shape.items():
+            at_once = max(1, NUMBERS_AT_ONCE // max(weight.numel() for weight in weights))
+            # As long as AdamW's update is on average (Liu et al., 2025, section 2.2).
+            factor = torch.where(skip, 0.0, -group["lr"] * 0.2 * math.sqrt(max(height, width)))
+            for begin in range(0, len(weights), at_once):
+                _update(weights[begin : begin + at_once], height, width, factor)
+
+    def _look_ahead(self, weights: list[Tensor], momentum: float, skip: Tensor) -> None:
+        """Take the gradients into the momentum, and make them what Nesterov makes of both."""
+        gradients: list[Any] = [weight.grad for weight in weights]
+        for weight in weights:
+            if not self.state[weight]:
+                self.state[weight]["momentum_buffer"] = torch.zeros_like(weight)
+        buffers = [self.state[weight]["momentum_buffer"] for weight in weights]
+        # Where the step is skipped the gradients count as 0 and the decay as 1: the momentum stays as it is. The
+        # gradients are taken as integers, because 0 times what is not finite is not 0.
+        torch._foreach_mul_([gradient.view(torch.int32) for gradient in gradients], (~skip).int())
+        torch._foreach_mul_(buffers, torch.where(skip, 1.0, momentum))
+        torch._foreach_add_(buffers, gradients, alpha=1.0 - momentum)
+        torch._foreach_lerp_(gradients, buffers, momentum)
+
+
+def _update(weights: list[Tensor], height: int, width: int, factor: Tensor) -> None:
+    """Add `factor`, (), times their orthogonalised gradients to parameters that consist of matrices of one shape."""
+    rows = [len(weight) for weight in weights]
+    matrices = torch.empty(sum(rows), width, dtype=torch.bfloat16, device=factor.device)
+    torch._foreach_copy_(torch.split(matrices, rows), [weight.grad for weight in weights])  # type: ignore[misc]
+    updates = orthogonalised(matrices.view(-1, height, width)).reshape(matrices.shape)
+    torch._foreach_add_(weights, torch.split(updates.to(weights[0].dtype).mul_(factor), rows))
+
+
+def orthogonalised(matrices: Tensor) -> Tensor:
+    """Return nearly the nearest matrices with orthonormal rows or columns, (number, height, width), in bf16.
+
+    Five Newton–Schulz iterations; products only, so it runs at the speed of the tensor cores. A CPU without
+    instructions for bf16 takes the products in fp32: emulated, they would take most of the step.
+    """
+    a, b, c = COEFFICIENTS
+    is_emulated = matrices.device.type == "cpu" and not cpu.cpu_bf16_feature()
+    current = matrices.bfloat16().to(torch.float32 if is_emulated else torch.bfloat16)
+    is_tall = current.shape[1] > current.shape[2]
+    if is_tall:
+        current = current.mT
+    current = current / torch.linalg.matrix_norm(current, keepdim=True).clamp(min=1e-7)
+    for _ in range(ITERATIONS):
+        gram = current @ current.mT
+        polynomial = torch.baddbmm(gram, gram, gram, beta=b, alpha=c)
+        current = torch.baddbmm(current, polynomial, current, beta=a)
+    return (current.mT if is_tall else current).bfloat16()
