@@ -11,7 +11,7 @@ import bert_pretrain
 
 PACKAGE = Path(bert_pretrain.__file__).parent
 STAGES = {"vocab", "make_data", "train"}
-BELOW_STAGES = {"text", "storage", "parallel", "examples", "model", "report"}
+BELOW_STAGES = {"text", "io", "examples", "model", "report"}
 ABOVE_STAGES = {"inspect", "plan", "tools", "finetune"}
 MAX_FILES_OF_TRAINING = 75
 ON_DEMAND = {("bert_pretrain.examples.shards", "bert_pretrain.examples.padded")}

@@ -78,7 +78,7 @@ def read_tokenizer_folder(folder: Path, flag: str) -> TokenizerFolder:
         _check_added_tokens(folder, tokens, {*(entry["content"] for entry in entries), *added})
     except (AttributeError, KeyError, TypeError) as error:  # JSON of another form
         what = f"its files describe no tokenizer: {type(error).__name__}: {error}"
-        raise DataError(what, where=str(folder), remedy=REMEDY) from error
+        raise DataError(what, where=f"{folder / TOKENIZER} or {CONFIG}", remedy=REMEDY) from error
     if backend and backend["model"].get("type") == "WordLevel":
         return TokenizerFolder(tokens, False, False, False, whole_words=True)
     lowercase, strip_accents = settings.get("do_lower_case"), settings.get("strip_accents")

@@ -11,7 +11,7 @@ from bert_pretrain.errors import ConfigError, DataError
 from bert_pretrain.examples.shards import DataFolder
 from bert_pretrain.io.cores import is_first_rank
 from bert_pretrain.io.manifest import check_output
-from bert_pretrain.model.folder import read_config
+from bert_pretrain.model.folder import check_model, read_config
 
 TEACHER = "train.teacher"
 _FREE_OF_MODEL = ("hidden_dropout_prob", "attention_probs_dropout_prob", "initializer_range")
@@ -35,6 +35,7 @@ def check_inputs(
     folder = DataFolder.open(data, verify=verify and is_first_rank())
     check_output(output, overwrite=overwrite)
     if init_from is not None:
+        check_model(init_from, "--init-from", whole=False)
         config = with_model_of(config, init_from, carry_optimizer=carry_optimizer)
     elif carry_optimizer:
         raise ConfigError(
