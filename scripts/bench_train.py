@@ -33,9 +33,10 @@ from torch import Tensor, nn
 
 from bert_pretrain.config import ModelConfig, TrainConfig
 from bert_pretrain.examples.shards import DataFolder
+from bert_pretrain.io import cores
 from bert_pretrain.model.attention import choose_attention
 from bert_pretrain.model.bert import BertForPreTraining
-from bert_pretrain.train import cpu, hardware
+from bert_pretrain.train import hardware
 from bert_pretrain.train.batches import Batch, GlobalBatch
 from bert_pretrain.train.flops import batch_flops, peak_flops
 from bert_pretrain.train.loader import Prefetcher, TrainingData
@@ -300,7 +301,7 @@ class Step:
 def build(recipe: Recipe, num_batches: int) -> tuple[Step, list[GlobalBatch]]:
     """Return a training step of ours, and its first batches on the device."""
     config, device, dtype = recipe.model_config(), recipe.device, recipe.precision.dtype
-    cpu.owns_process = True
+    cores.owns_process = True
     hardware.keep_freed_memory(device)
     train = TrainConfig.model_validate({"global_batch_size": recipe.examples, **recipe.train})
     head_size, dropout_rate = config.hidden_size // config.num_attention_heads, recipe.attention_dropout

@@ -13,7 +13,7 @@ PACKAGE = Path(bert_pretrain.__file__).parent
 STAGES = {"vocab", "make_data", "train"}
 BELOW_STAGES = {"text", "io", "examples", "model", "report"}
 ABOVE_STAGES = {"inspect", "plan", "tools", "finetune"}
-MAX_FILES_OF_TRAINING = 75
+MAX_FILES_OF_TRAINING = 60
 ON_DEMAND = {("bert_pretrain.examples.shards", "bert_pretrain.examples.padded")}
 """The one import against the order: `DataFolder.loader` makes padded batches, which need torch."""
 

@@ -19,7 +19,7 @@ from bert_pretrain.cli.models import embed, evaluate, fill_mask, inspect, report
 from bert_pretrain.cli.options import SuggestingCommand
 from bert_pretrain.cli.stages import config, make_data, run, train, vocab
 from bert_pretrain.cli.tuning import finetune, predict
-from bert_pretrain.train import cpu
+from bert_pretrain.io import cores
 
 _NAME = "bert-pretrain"
 
@@ -61,7 +61,7 @@ def main() -> None:
         # some microseconds first, as many turns as this says. OpenMP reads both when torch is loaded.
         os.environ["OMP_WAIT_POLICY"] = "passive"
         os.environ.setdefault("GOMP_SPINCOUNT", "1000")
-    cpu.owns_process = True
+    cores.owns_process = True
     code: Any = 0
     try:
         try:

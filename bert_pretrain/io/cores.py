@@ -1,6 +1,11 @@
-"""How many cores this process may use, and which of several processes it is."""
+"""The cores and the CPU that this process may use, and which of several processes it is."""
 
+import functools
 import os
+from pathlib import Path
+
+owns_process = False
+"""Whether the process is a command of ours, whose allocator and compiler may be set for good; a notebook's may not."""
 
 
 def available_cores() -> int:
@@ -11,3 +16,14 @@ def available_cores() -> int:
 def is_first_rank() -> bool:
     """Whether this is the only process or the first of those that `torchrun` has started."""
     return os.environ.get("RANK", "0") == "0"
+
+
+@functools.cache
+def cpu_bf16_feature(cpuinfo: Path = Path("/proc/cpuinfo")) -> str | None:
+    """Return which instructions for bf16 products the CPU has, or None; unknown outside Linux on x86."""
+    try:
+        lines = cpuinfo.read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return None
+    flags = next((set(line.partition(":")[2].split()) for line in lines if line.startswith("flags")), set())
+    return next((feature for feature in ("amx_bf16", "avx512_bf16") if feature in flags), None)

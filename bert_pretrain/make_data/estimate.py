@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 import numpy as np
 
@@ -146,16 +146,8 @@ def estimate(config: Config, sources: Sequence[Source], tokenizer: Tokenizer, *,
             )
         corpus = join_corpus([[each] for each in counts], [shard])
         warn_of_unknown_tokens(corpus, chosen)
-        shares = [
-            InputShare(each["documents"], each["tokens"], source.weight, source.is_validation)
-            for each, source in zip(counts, chosen, strict=True)
-        ]
         if len(chosen) == len(sources) and all(each == 1.0 for each in scales):  # nothing is left to be estimated
-            check_documents([each["documents"] for each in counts], config.data, sources)
-            mixed = is_mix(sources, config.data)
-            store = TokenStore(folder, 1)
-            plan, _ = plan_build(store, shares, tokenizer, folder / "data", config.data, is_mix=mixed)
-            warn_of_large_documents(plan, corpus, sources)
+            _check_documents(folder, counts, corpus, sources, chosen, tokenizer, config)
         scale = float((tokens * scales).sum() / tokens.sum())
         middle = time.process_time()
         data = config.data
@@ -170,10 +162,7 @@ def estimate(config: Config, sources: Sequence[Source], tokenizer: Tokenizer, *,
         store_bytes = sum(file.stat().st_size for file in store_shard_folder(folder, 0).glob("*.npy"))
     weights = np.array([0.0 if source.is_validation else source.weight for source in chosen])
     copies = config.data.dupe_factor * float((tokens * scales * weights).sum() / (tokens * scales).sum())
-    is_held_out = np.array([source.is_validation for source in chosen])
-    held_out = float((tokens * scales)[is_held_out].sum() / (tokens * scales).sum())
-    if not held_out or is_mix(sources, config.data):
-        held_out += config.data.validation_fraction * (1 - held_out)
+    held_out = _held_out_share(tokens * scales, sources, chosen, config.data)
     length = sum(each["statistics"]["tokens"] for each in built) / max(1, rows)
     seen = sum(each["statistics"]["maskable_tokens"] for each in built) / max(1, text_tokens)
     per_shard = length * min(config.data.examples_per_shard, max(1.0, scale * copies * rows))
@@ -193,6 +182,36 @@ def estimate(config: Config, sources: Sequence[Source], tokenizer: Tokenizer, *,
         worker_bytes=max(_INGEST_BYTES, _BUILD_BYTES + _BUILD_BYTES_PER_TOKEN * per_shard),
         copies=config.data.dupe_factor,
     )
+
+
+def _check_documents(
+    folder: Path,
+    counts: Sequence[TextCounts],
+    corpus: Any,
+    sources: Sequence[Source],
+    chosen: Sequence[Source],
+    tokenizer: Tokenizer,
+    config: Config,
+) -> None:
+    """Refuse and warn of what the plan of the whole text would."""
+    check_documents([each["documents"] for each in counts], config.data, sources)
+    shares = [
+        InputShare(each["documents"], each["tokens"], source.weight, source.is_validation)
+        for each, source in zip(counts, chosen, strict=True)
+    ]
+    mixed = is_mix(sources, config.data)
+    plan, _ = plan_build(TokenStore(folder, 1), shares, tokenizer, folder / "data", config.data, is_mix=mixed)
+    warn_of_large_documents(plan, corpus, sources)
+
+
+def _held_out_share(
+    tokens: np.ndarray, sources: Sequence[Source], chosen: Sequence[Source], config: DataConfig
+) -> float:
+    """Return the share of the tokens, given by chosen source, that is held out."""
+    held_out = float(tokens[[source.is_validation for source in chosen]].sum() / tokens.sum())
+    if not held_out or is_mix(sources, config):
+        held_out += config.validation_fraction * (1 - held_out)
+    return held_out
 
 
 def _choose(sizes: Sequence[int | None]) -> list[tuple[int, float, int]]:

@@ -12,12 +12,11 @@ from torch import Tensor
 
 from bert_pretrain.config import TrainConfig
 from bert_pretrain.errors import ConfigError
-from bert_pretrain.io.cores import available_cores
+from bert_pretrain.io import cores
+from bert_pretrain.io.cores import available_cores, cpu_bf16_feature
 from bert_pretrain.model.attention import Layout
 from bert_pretrain.model.bert import BertForPreTraining
-from bert_pretrain.train import cpu
 from bert_pretrain.train import hardware as memory
-from bert_pretrain.train.cpu import cpu_bf16_feature
 from bert_pretrain.train.loss import BLOCK_ROWS
 from bert_pretrain.train.optimizers import is_hidden_matrix
 
@@ -88,7 +87,7 @@ def keep_freed_memory(device: torch.device) -> None:
     Elsewhere (another C library, another allocator put before it) this does nothing, nor where the process is another
     program's, since it cannot be undone.
     """
-    is_possible = cpu.owns_process and device.type == "cpu" and sys.platform == "linux"
+    is_possible = cores.owns_process and device.type == "cpu" and sys.platform == "linux"
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if is_possible else None
     if mallopt is not None:
         mallopt(_M_MMAP_MAX, 0)
@@ -146,7 +145,7 @@ def compile_layers(
     some 5 million over the hidden size, below which it fuses less.) With `strict`, what cannot be compiled whole is an
     error.
     """
-    if cpu.owns_process:
+    if cores.owns_process:
         # By default the compiler gives up after eight versions, and splits a layer for DDP's buckets, which are far
         # larger. A process that is another program's keeps its settings.
         torch._dynamo.config.recompile_limit, torch._dynamo.config.optimize_ddp = 64, False

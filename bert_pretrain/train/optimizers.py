@@ -12,12 +12,12 @@ import torch
 from torch import Tensor, nn
 
 from bert_pretrain.config import TrainConfig
-from bert_pretrain.train import cpu
+from bert_pretrain.io import cores
 
 Optimizers = Sequence[torch.optim.Optimizer]
 """Each parameter belongs to one of them."""
 
-LONG_AGO = 2.0**60
+SATURATED_STEP = 2.0**60
 """A count of steps at which AdamW corrects nothing, and beyond where fp32 can count: one more leaves it as it is."""
 
 
@@ -36,7 +36,7 @@ def make_optimizers(model: nn.Module, config: TrainConfig) -> Optimizers:
         [{"params": g["params"], "weight_decay": g["weight_decay"]} for g in rest], **adam, fused=True
     )
     if not config.bias_correction:
-        forget_the_beginning(adamw)
+        disable_bias_correction(adamw)
     if not hidden:
         return (adamw,)
     return (Muon(_groups(hidden, config), lr=config.peak_lr, weight_decay=config.weight_decay), adamw)
@@ -57,7 +57,7 @@ def update(optimizers: Optimizers, learning_rate: float, skip: Tensor) -> None:
         optimizer.step()
 
 
-def forget_the_beginning(adamw: torch.optim.AdamW) -> None:
+def disable_bias_correction(adamw: torch.optim.AdamW) -> None:
     """Take the correction of the moments' bias out of a fresh AdamW, as in the paper's own code.
 
     The correction fades with the number of steps, so the count begins where it is 1; the fused kernel stays as it is.
@@ -65,7 +65,7 @@ def forget_the_beginning(adamw: torch.optim.AdamW) -> None:
     for group in adamw.param_groups:
         for parameter in group["params"]:
             adamw.state[parameter] = {
-                "step": torch.tensor(LONG_AGO, device=parameter.device),
+                "step": torch.tensor(SATURATED_STEP, device=parameter.device),
                 "exp_avg": torch.zeros_like(parameter),
                 "exp_avg_sq": torch.zeros_like(parameter),
             }
@@ -262,7 +262,7 @@ def orthogonalised(matrices: Tensor) -> Tensor:
     instructions for bf16 takes the products in fp32: emulated, they would take most of the step.
     """
     a, b, c = COEFFICIENTS
-    is_emulated = matrices.device.type == "cpu" and not cpu.cpu_bf16_feature()
+    is_emulated = matrices.device.type == "cpu" and not cores.cpu_bf16_feature()
     current = matrices.bfloat16().to(torch.float32 if is_emulated else torch.bfloat16)
     is_tall = current.shape[1] > current.shape[2]
     if is_tall:

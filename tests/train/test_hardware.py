@@ -83,9 +83,9 @@ def test_micro_batches_are_as_given_or_fit(tiny: Callable[..., Config]) -> None:
 def test_freed_memory_is_kept_for_the_next_tensors() -> None:
     code = """
 import resource, sys, torch
-from bert_pretrain.train import cpu
+from bert_pretrain.io import cores
 from bert_pretrain.train.hardware import keep_freed_memory
-cpu.owns_process = bool(int(sys.argv[1]))
+cores.owns_process = bool(int(sys.argv[1]))
 keep_freed_memory(torch.device("cpu"))
 def faults():
     return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
@@ -95,7 +95,7 @@ for _ in range(8):
     kept = [torch.ones(number * 1_000_000) for number in (3, 8, 1, 5, 8, 2)]
     del kept
     found.append(faults() - before)
-print(min(found[1:]) if cpu.owns_process else max(found))
+print(min(found[1:]) if cores.owns_process else max(found))
 """
     pages = [
         int(subprocess.run([sys.executable, "-c", code, owns], capture_output=True, text=True, check=True).stdout)
@@ -177,7 +177,7 @@ def test_only_a_command_sets_the_compiler_s_limits(
     is_command: bool, tiny: Callable[..., Config], examples: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     torch._dynamo.reset()
-    monkeypatch.setattr(hardware.cpu, "owns_process", is_command)
+    monkeypatch.setattr(hardware.cores, "owns_process", is_command)
     seen = set()
 
     def backend(graph: torch.fx.GraphModule, inputs: list[Any]) -> Callable[..., Any]:

@@ -9,11 +9,11 @@ import torch
 from torch import Tensor, nn
 
 from bert_pretrain.config import Config, TrainConfig
+from bert_pretrain.io import cores
 from bert_pretrain.model.bert import BertForPreTraining
-from bert_pretrain.train import cpu
 from bert_pretrain.train import optimizers as muon
 from bert_pretrain.train.optimizers import (
-    LONG_AGO,
+    SATURATED_STEP,
     Lamb,
     Muon,
     has_decay,
@@ -140,7 +140,7 @@ def test_without_bias_correction_adamw_is_the_papers(tiny: Callable[..., Config]
         update(optimizers, 0.01, torch.tensor(False))
     for name, parameter in layer.named_parameters():
         torch.testing.assert_close(parameter.detach(), expected[name], atol=1e-6, rtol=1e-5)
-        assert optimizers[0].state[parameter]["step"] == LONG_AGO
+        assert optimizers[0].state[parameter]["step"] == SATURATED_STEP
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -195,7 +195,7 @@ def test_a_cpu_without_bf16_gets_the_same_directions_from_fp32(
     feature: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     matrices = torch.randn(2, 24, 40, generator=torch.Generator().manual_seed(0))
-    monkeypatch.setattr(cpu, "cpu_bf16_feature", lambda: feature)
+    monkeypatch.setattr(cores, "cpu_bf16_feature", lambda: feature)
     products: list[torch.dtype] = []
     baddbmm = torch.baddbmm
     monkeypatch.setattr(torch, "baddbmm", lambda *a, **k: (products.append(a[0].dtype), baddbmm(*a, **k))[1])
