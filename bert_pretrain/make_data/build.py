@@ -4,10 +4,12 @@ A shard is a pure function of (store, configuration, seed, shard number), so it 
 again.
 """
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 
+from bert_pretrain import rng
 from bert_pretrain.errors import DataError, InputError
 from bert_pretrain.examples.masking import mask_examples, masking_rule
 from bert_pretrain.examples.shards import ShardRecord, damage_of, write_shard
@@ -22,15 +24,16 @@ from bert_pretrain.make_data.pairs import (
     slices_with_windows,
     swap_segments,
 )
-from bert_pretrain.make_data.plan import BuildPlan, SplitPlan, locate_slices, shard_slices
+from bert_pretrain.make_data.plan import Plan, SplitPlan, locate_slices, shard_slices
 from bert_pretrain.make_data.summary import ShardResult
 from bert_pretrain.make_data.token_store import DocumentSlices, ShardText
-from bert_pretrain.rng import stream
 from bert_pretrain.text.tokenizer import load_once
 
 RECORDS = ".records"
 """The folder of what is known about finished shards, in an output that is not complete."""
 CLAIM = "claim"
+Stream = Callable[[str], np.random.Generator]
+"""Random numbers of a shard, by purpose."""
 DONORS = (0, 64, 4096)
 """How many slices of other shards are read, one after the other, where a shard's text is of a single document."""
 SINGLE_SENTENCES_REMEDY = (
@@ -40,24 +43,7 @@ SINGLE_SENTENCES_REMEDY = (
 )
 
 
-@dataclass(frozen=True)
-class ShardTask:
-    """One shard to build."""
-
-    plan: BuildPlan
-    split: SplitPlan
-    number: int
-
-    @property
-    def name(self) -> str:
-        return f"{self.split.name}/{self.number:05d}.parquet"
-
-    def stream(self, purpose: str) -> np.random.Generator:
-        """Return random numbers of this shard."""
-        return stream(self.plan.config.seed, purpose, split=self.split.name, shard=self.number)
-
-
-def open_records(plan: BuildPlan) -> None:
+def open_records(plan: Plan) -> None:
     """Prepare an output for its shards: folders, without leftovers of killed writers, and the claim of this plan."""
     for folder in (*(plan.output / split.name for split in plan.splits), plan.output / RECORDS):
         folder.mkdir(parents=True, exist_ok=True)
@@ -65,33 +51,40 @@ def open_records(plan: BuildPlan) -> None:
     write_text(plan.output / RECORDS / CLAIM, plan.claim)
 
 
-def build_shard(task: ShardTask) -> tuple[ShardResult, str | None]:
+def shard_name(split: SplitPlan, number: int) -> str:
+    """Return the file of a shard, relative to the data folder."""
+    return f"{split.name}/{number:05d}.parquet"
+
+
+def build_shard(plan: Plan, shard: tuple[SplitPlan, int]) -> tuple[ShardResult, str | None]:
     """Build and write one shard, unless it is there undamaged; returns what is known of it, and any damage found."""
-    file = task.plan.output / RECORDS / f"{task.split.name}-{task.number:05d}.json"
+    split, number = shard
+    file = plan.output / RECORDS / f"{split.name}-{number:05d}.json"
     damage = None
     if file.exists():
         try:
             known: ShardResult = read_json(file)
-            damage = damage_of(task.plan.output, ShardRecord(**known["record"]), whole=True)
+            damage = damage_of(plan.output, ShardRecord(**known["record"]), whole=True)
             if damage is None:
                 return known, None
         except DataError:
             damage = "has a damaged record"
-    result = _build(task)
+    result = _build(plan, split, number)
     write_checked_json(file, result)
     return result, damage
 
 
-def _build(task: ShardTask) -> ShardResult:
-    plan, config = task.plan, task.plan.config
-    tokenizer, rng = load_once(plan.tokenizer), task.stream("pairs")
-    text = _read_text(task)
-    segments = _make_segments(task, text, rng)
-    examples = assemble(segments.take(rng.permutation(len(segments))), text, tokenizer)
-    if config.masking == "static" or task.split.name == "validation":
-        examples = mask_examples(examples, masking_rule(tokenizer, config), task.stream("mask"))
+def _build(plan: Plan, split: SplitPlan, number: int) -> ShardResult:
+    config, tokenizer = plan.config, load_once(plan.tokenizer)
+    stream = partial(rng.stream, config.seed, split=split.name, shard=number)
+    pairs = stream("pairs")
+    text = _read_text(plan, split, shard_slices(plan, split, number), stream)
+    segments = _make_segments(plan, text, pairs)
+    examples = assemble(segments.take(pairs.permutation(len(segments))), text, tokenizer)
+    if config.masking == "static" or split.name == "validation":
+        examples = mask_examples(examples, masking_rule(tokenizer, config), stream("mask"))
     _check_claim(plan)
-    record = write_shard(plan.output, task.name, examples)
+    record = write_shard(plan.output, shard_name(split, number), examples)
     drops = {}
     if config.next_sentence != "none":
         is_single = (text.slice_own_sentences > 0) & ~slices_with_windows(text, plan.max_tokens)
@@ -101,9 +94,9 @@ def _build(task: ShardTask) -> ShardResult:
     return {"record": record.as_json(), "statistics": statistics, "drops": drops, "token_counts": counts}
 
 
-def _make_segments(task: ShardTask, text: ShardText, rng: np.random.Generator) -> Segments:
+def _make_segments(plan: Plan, text: ShardText, rng: np.random.Generator) -> Segments:
     """Cut text into segments and pair them as the objective says."""
-    config, max_tokens = task.plan.config, task.plan.max_tokens
+    config, max_tokens = plan.config, plan.max_tokens
     if config.next_sentence == "none":
         return pack_sentences(text, config.max_seq_length)
     is_sop = config.next_sentence == "sop"
@@ -111,7 +104,7 @@ def _make_segments(task: ShardTask, text: ShardText, rng: np.random.Generator) -
     return swap_segments(windows, rng) if is_sop else shuffle_segment_b(windows, text, max_tokens, rng)
 
 
-def _check_claim(plan: BuildPlan) -> None:
+def _check_claim(plan: Plan) -> None:
     """Write nothing into a folder that meanwhile belongs to another command.
 
     The command that sent this task may be dead, its folder moved aside, and the task still run on a cluster.
@@ -120,12 +113,10 @@ def _check_claim(plan: BuildPlan) -> None:
         raise DataError("the output was claimed by another command", where=str(plan.output), remedy="let that one work")
 
 
-def _read_text(task: ShardTask) -> ShardText:
+def _read_text(plan: Plan, split: SplitPlan, own: DocumentSlices, stream: Stream) -> ShardText:
     """Read a shard's text; for next-sentence pairs with donors, where all windows would come from one document."""
-    plan, split = task.plan, task.split
-    own = shard_slices(plan, split, task.number)
     for num_donors in DONORS:
-        donors = _donors(task, own, num_donors)
+        donors = _donors(plan, split, own, stream, num_donors)
         slices = DocumentSlices._make(np.concatenate(columns) for columns in zip(own, donors, strict=True))
         look_ahead_tokens = plan.max_tokens + plan.max_tokens // 2
         text = plan.store.read(slices, look_ahead_tokens, len(donors.documents))
@@ -139,13 +130,13 @@ def _read_text(task: ShardTask) -> ShardText:
     )
 
 
-def _donors(task: ShardTask, own: DocumentSlices, number: int) -> DocumentSlices:
+def _donors(plan: Plan, split: SplitPlan, own: DocumentSlices, stream: Stream, number: int) -> DocumentSlices:
     """Return slices of documents that are not the shard's own, of `number` that are drawn at most."""
-    num_documents = task.split.num_documents
+    num_documents = split.num_documents
     if number and num_documents <= number:
         positions = np.arange(num_documents)
     else:
-        positions = task.stream("lenders").integers(0, num_documents, number)
-    donors = locate_slices(task.plan, task.split, positions)
-    is_other = ~np.isin(donors.documents, own.documents) & ~task.plan.selection.is_left_out(donors.documents)
+        positions = stream("lenders").integers(0, num_documents, number)
+    donors = locate_slices(plan, split, positions)
+    is_other = ~np.isin(donors.documents, own.documents) & ~plan.is_left_out(donors.documents)
     return donors.take(is_other)

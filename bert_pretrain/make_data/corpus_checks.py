@@ -7,7 +7,7 @@ import numpy as np
 from bert_pretrain.config import DataConfig
 from bert_pretrain.errors import InputError
 from bert_pretrain.make_data import build
-from bert_pretrain.make_data.plan import MAX_HELD_OUT_SHARE, BuildPlan, documents_needed
+from bert_pretrain.make_data.plan import MAX_HELD_OUT_SHARE, Plan, documents_needed
 from bert_pretrain.make_data.summary import CorpusStatistics, SplitStatistics
 from bert_pretrain.text.sources import Source, few_documents, finer_boundary
 from bert_pretrain.text.tokenizer import MAX_UNK_SHARE
@@ -51,7 +51,7 @@ def check_documents(documents: Sequence[int], config: DataConfig, sources: Seque
         raise _too_few(sum(documents) - held_out, "inputs", needed, training)
 
 
-def warn_of_large_documents(plan: BuildPlan, corpus: CorpusStatistics, sources: Sequence[Source]) -> None:
+def warn_of_large_documents(plan: Plan, corpus: CorpusStatistics, sources: Sequence[Source]) -> None:
     """Warn where documents are so few or large that much of the text is held out, with what divides it further."""
     inputs = [
         (counts, source) for counts, source in zip(corpus["inputs"], sources, strict=True) if not source.is_validation
@@ -91,12 +91,12 @@ def _too_few(number: int, of: str, needed: int, sources: Sequence[Source]) -> In
     )
 
 
-def check_left_out(plan: BuildPlan, left_out: dict[str, int]) -> None:
+def check_left_out(plan: Plan, left_out: dict[str, int]) -> None:
     """Refuse a corpus of which too little is left without duplicates."""
     for numbers in {split.numbers for split in plan.splits}:
         names = [split.name for split in plan.splits if split.numbers == numbers]
         needed = documents_needed(plan.config) * len(names)
-        gone = np.diff(np.searchsorted(plan.selection.left_out, (numbers.start, numbers.stop))).item()
+        gone = np.diff(np.searchsorted(plan.left_out, (numbers.start, numbers.stop))).item()
         if gone and len(numbers) - gone < needed:
             reasons = ", ".join(f"{count:,} {reason.replace('_', ' ')}" for reason, count in sorted(left_out.items()))
             raise InputError(
@@ -107,7 +107,7 @@ def check_left_out(plan: BuildPlan, left_out: dict[str, int]) -> None:
             )
 
 
-def check_splits(splits: Mapping[str, SplitStatistics], corpus: CorpusStatistics, plan: BuildPlan) -> None:
+def check_splits(splits: Mapping[str, SplitStatistics], corpus: CorpusStatistics, plan: Plan) -> None:
     """Refuse splits without examples, and warn when much of the text cannot be paired."""
     for name, split in splits.items():
         if split["rows"] == 0:

@@ -23,15 +23,14 @@ from bert_pretrain.errors import InputError
 from bert_pretrain.io.compression import decompress
 from bert_pretrain.io.files import open_raw
 from bert_pretrain.io.pool import progress_bar
-from bert_pretrain.make_data.build import ShardTask, build_shard, open_records
+from bert_pretrain.make_data.build import build_shard, open_records
 from bert_pretrain.make_data.corpus_checks import (
     check_documents,
     warn_of_large_documents,
     warn_of_single_sentences,
     warn_of_unknown_tokens,
 )
-from bert_pretrain.make_data.plan import plan_build
-from bert_pretrain.make_data.selection import InputShare
+from bert_pretrain.make_data.plan import make_plan
 from bert_pretrain.make_data.store_writer import write_store_shard
 from bert_pretrain.make_data.summary import ShardResult, TextCounts, describe_times, join_corpus
 from bert_pretrain.make_data.token_store import TokenStore, store_shard_folder
@@ -195,12 +194,9 @@ def _check_documents(
 ) -> None:
     """Refuse and warn of what the plan of the whole text would."""
     check_documents([each["documents"] for each in counts], config.data, sources)
-    shares = [
-        InputShare(each["documents"], each["tokens"], source.weight, source.is_validation)
-        for each, source in zip(counts, chosen, strict=True)
-    ]
+    weights = [None if source.is_validation else source.weight for source in chosen]
     mixed = is_mix(sources, config.data)
-    plan, _ = plan_build(TokenStore(folder, 1), shares, tokenizer, folder / "data", config.data, is_mix=mixed)
+    plan, _ = make_plan(TokenStore(folder, 1), counts, weights, tokenizer, folder / "data", config.data, is_mix=mixed)
     warn_of_large_documents(plan, corpus, sources)
 
 
@@ -313,8 +309,7 @@ def _build(
 ) -> tuple[list[ShardResult], int]:
     """Build the shards of one copy of the sample; returns what is known of them, and the tokens of their text."""
     once = config.model_copy(update={"dupe_factor": 1, "validation_fraction": 0.0})
-    shares = [InputShare(each["documents"], each["tokens"], 1.0, False) for each in counts]
-    plan, _ = plan_build(TokenStore(folder, 1), shares, tokenizer, folder / "data", once)
+    plan, _ = make_plan(TokenStore(folder, 1), counts, [1.0] * len(counts), tokenizer, folder / "data", once)
     open_records(plan)
     (split,) = plan.splits
-    return [build_shard(ShardTask(plan, split, number))[0] for number in range(split.num_shards)], split.tokens
+    return [build_shard(plan, (split, number))[0] for number in range(split.num_shards)], split.tokens

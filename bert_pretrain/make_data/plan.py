@@ -1,20 +1,23 @@
-"""The plan of a build: which documents go to which split, how many shards there are, and which documents each gets.
+"""The plan of a build: which documents take part, how many shards each split has, and which documents each gets.
 
-Documents are assigned by keyed permutations, without a table of them; long ones in several slices.
+Documents are known by their numbers in the token store, and assigned by keyed permutations, without a table of them;
+long ones in several slices. Weighted inputs take part in more or fewer of the copies.
 """
 
 import hashlib
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 
+from bert_pretrain import rng
 from bert_pretrain.config import DataConfig
 from bert_pretrain.io.files import save_array
+from bert_pretrain.make_data.duplicates import find_duplicates
 from bert_pretrain.make_data.pairs import NUM_SPECIAL
-from bert_pretrain.make_data.selection import InputShare, Selection, select
+from bert_pretrain.make_data.summary import TextCounts
 from bert_pretrain.make_data.token_store import DocumentSlices, TokenStore
 from bert_pretrain.rng import Permutation
 from bert_pretrain.text import ragged
@@ -32,7 +35,7 @@ class SplitPlan:
     """The documents of `train` or `validation` and how they are assigned to shards, differently for every copy.
 
     A document is a position, from `first` on, in a permutation of the document numbers `numbers`. Of long documents,
-    the slices after the first are `num_extra` further ones. A shard holds those that the selection keeps.
+    the slices after the first are `num_extra` further ones. A shard holds those of them that take part.
     """
 
     name: str
@@ -58,15 +61,20 @@ class SplitPlan:
 
 
 @dataclass(frozen=True)
-class BuildPlan:
-    """All that the shards of a data folder are built from; small, since it is sent with every task."""
+class Plan:
+    """All that the shards of a data folder are built from; small, since it is sent with every shard to build."""
 
     store: TokenStore
     tokenizer: TokenizerReference
     output: Path
     config: DataConfig
-    selection: Selection
-    splits: tuple[SplitPlan, ...]
+    first_documents: tuple[int, ...]
+    """The number of the first document of each input, with the total at the end."""
+    copies: tuple[float, ...]
+    """In how many copies the documents of each input take part; a fraction is the share of them in one more copy."""
+    left_out_file: Path | None = None
+    """An `.npy` file of the numbers of documents that take part nowhere, ascending; None if all take part."""
+    splits: tuple[SplitPlan, ...] = ()
 
     @property
     def held_out_share(self) -> float:
@@ -84,44 +92,101 @@ class BuildPlan:
         """Tokens of A and B together at most."""
         return self.config.max_seq_length - NUM_SPECIAL
 
+    @property
+    def left_out(self) -> np.ndarray:
+        """The numbers of documents that take part nowhere, ascending."""
+        if self.left_out_file is None:
+            return np.zeros(0, dtype=np.int64)
+        return np.asarray(np.load(self.left_out_file, mmap_mode="r"))
 
-def plan_build(
+    def is_left_out(self, numbers: np.ndarray) -> np.ndarray:
+        """Return which documents take part nowhere, (numbers,) bool."""
+        left_out = self.left_out
+        if len(left_out) == 0:
+            return np.zeros(len(numbers), dtype=bool)
+        rows = np.minimum(np.searchsorted(left_out, numbers), len(left_out) - 1)
+        return left_out[rows] == numbers
+
+    def is_in_copy(self, numbers: np.ndarray, copy: int) -> np.ndarray:
+        """Return which documents take part in a copy of the training documents, unless left out, (numbers,) bool."""
+        left = np.array(self.copies)[self.inputs_of(numbers)] - copy
+        return left > rng.uniform(self.config.seed, "part of a copy", numbers)
+
+    def inputs_of(self, numbers: np.ndarray) -> np.ndarray:
+        """Return the input that each document comes from, (numbers,)."""
+        return np.searchsorted(self.first_documents, numbers, side="right") - 1
+
+    def tokens_by_input(self, numbers: np.ndarray) -> np.ndarray:
+        """Return the tokens of documents, ascending, by input, (inputs,)."""
+        tokens = np.zeros(len(self.copies), dtype=np.int64)
+        np.add.at(tokens, self.inputs_of(numbers), self.store.sizes_of(numbers)[1])
+        return tokens
+
+    def tokens_by_copy(self, tokens: np.ndarray) -> list[float]:
+        """Return how many of the inputs' tokens, (inputs,), take part in each copy."""
+        copies = np.array(self.copies)
+        return [float((tokens * np.clip(copies - copy, 0, 1)).sum()) for copy in range(int(np.ceil(copies.max())))]
+
+
+def make_plan(
     store: TokenStore,
-    shares: Sequence[InputShare],
+    inputs: Sequence[TextCounts],
+    weights: Sequence[float | None],
     tokenizer: Tokenizer,
     output: Path,
     config: DataConfig,
     *,
     is_mix: bool = False,
-) -> tuple[BuildPlan, Counter[str]]:
+) -> tuple[Plan, Counter[str]]:
     """Leave out duplicates, hold documents out for validation, and decide how many shards the copies fill.
 
-    The store is complete, with enough documents for the objective. With `is_mix`, documents are held out although some
-    inputs are held out whole. Returns the plan, and how many documents are left out, by reason.
+    The store is complete, with enough documents for the objective. The weight of an input is None where it is for
+    validation; such inputs are the last. With `is_mix`, documents are held out besides them. Returns the plan, and how
+    many documents are left out, by reason.
     """
-    selection, left_out = select(store, shares, config)
-    training = range(sum(share.documents for share in shares if not share.is_validation))
+    ends = np.cumsum([counts["documents"] for counts in inputs])
+    copies = tuple(0.0 if weight is None else config.dupe_factor * weight for weight in weights)
+    plan = Plan(store, tokenizer.reference, output, config, (0, *ends.tolist()), copies)
+    left_out: Counter[str] = Counter()
+    if config.drop_duplicates:
+        plan, left_out = _leave_out_duplicates(plan, ends, weights)
+    training = range(sum(each["documents"] for each, weight in zip(inputs, weights, strict=True) if weight is not None))
     validation, also = range(len(training), store.num_documents), range(0)
     count, first, held_out = len(validation), 0, np.array(validation, dtype=np.int64)
     if is_mix or not validation:
         validation, also = training, validation
-        first = num_held_out(store, selection, config, len(training))
+        first = num_held_out(plan, len(training))
         count = first + len(also)
         held_out = np.concatenate([np.sort(split_order(training, config)(np.arange(first))), held_out])
-    tokens, held_out_tokens = selection.tokens_of_inputs(store, shares), selection.tokens_of(store, held_out)
-    copies = selection.tokens_of_copies(tokens - held_out_tokens)
+    tokens = np.array([counts["tokens"] for counts in inputs], dtype=np.int64) - plan.tokens_by_input(plan.left_out)
+    tokens_held_out = plan.tokens_by_input(held_out[~plan.is_left_out(held_out)])
+    by_copy, num_held_out_tokens = plan.tokens_by_copy(tokens - tokens_held_out), int(tokens_held_out.sum())
     long = _long_documents(store, config)
     is_held_out = np.isin(long[0], held_out)
-    tokens_held_out = int(held_out_tokens.sum())
-    left, long_left, long_held_out = int(tokens.sum()) - tokens_held_out, long[:, ~is_held_out], long[:, is_held_out]
+    left, long_left, long_held_out = (
+        int(tokens.sum()) - num_held_out_tokens,
+        long[:, ~is_held_out],
+        long[:, is_held_out],
+    )
     splits = (
-        _plan_split("train", training, first, len(training) - first, range(0), left, copies, long_left, store, config),
+        _plan_split(plan, "train", training, first, len(training) - first, range(0), left, by_copy, long_left),
         _plan_split(
-            "validation", validation, 0, count, also, tokens_held_out, [tokens_held_out], long_held_out, store, config
+            plan, "validation", validation, 0, count, also, num_held_out_tokens, [num_held_out_tokens], long_held_out
         ),
     )
-    splits_with_documents = tuple(split for split in splits if split.num_documents)
-    return BuildPlan(store, tokenizer.reference, output, config, selection, splits_with_documents), left_out
+    return replace(plan, splits=tuple(split for split in splits if split.num_documents)), left_out
+
+
+def _leave_out_duplicates(plan: Plan, ends: np.ndarray, weights: Sequence[float | None]) -> tuple[Plan, Counter[str]]:
+    """Return the plan without duplicates; their list is kept in the store, to which it belongs."""
+    priorities = np.array([np.inf if weight is None else weight for weight in weights])
+    numbers, counts = find_duplicates(plan.store, lambda documents: priorities[plan.inputs_of(documents)])
+    if len(numbers) == 0:
+        return plan, counts
+    digest = hashlib.sha256(np.concatenate([ends, priorities]).tobytes()).hexdigest()[:16]
+    file = plan.store.folder / f"duplicates-{digest}.npy"
+    save_array(file, numbers)
+    return replace(plan, left_out_file=file), counts
 
 
 def _long_documents(store: TokenStore, config: DataConfig) -> np.ndarray:
@@ -135,22 +200,22 @@ def _long_documents(store: TokenStore, config: DataConfig) -> np.ndarray:
 
 
 def _plan_split(
+    plan: Plan,
     name: str,
     numbers: range,
     first: int,
     num_documents: int,
     also: range,
     tokens: int,
-    tokens_of_copies: Sequence[float],
+    tokens_by_copy: Sequence[float],
     long: np.ndarray,
-    store: TokenStore,
-    config: DataConfig,
 ) -> SplitPlan:
-    max_tokens = config.max_seq_length - NUM_SPECIAL
     digest = hashlib.sha256(long.tobytes()).hexdigest()[:16]
-    long_file = store.folder / f"long-documents-{digest}.npy"
+    long_file = plan.store.folder / f"long-documents-{digest}.npy"
     save_array(long_file, long)
-    num_shards = tuple(max(1, round(each / max_tokens / config.examples_per_shard)) for each in tokens_of_copies)
+    num_shards = tuple(
+        max(1, round(each / plan.max_tokens / plan.config.examples_per_shard)) for each in tokens_by_copy
+    )
     return SplitPlan(name, numbers, first, num_documents, int((long[1] - 1).sum()), also, long_file, num_shards, tokens)
 
 
@@ -159,11 +224,12 @@ def documents_needed(config: DataConfig) -> int:
     return 2 if config.next_sentence == "nsp" else 1
 
 
-def num_held_out(store: TokenStore, selection: Selection, config: DataConfig, num_documents: int) -> int:
+def num_held_out(plan: Plan, num_documents: int) -> int:
     """Return how many documents go to validation: the fraction, but at least two, of few as the objective needs.
 
     A single document is not divided; it is for training.
     """
+    config = plan.config
     needed = documents_needed(config)
     limit = num_documents - needed
     if not config.validation_fraction or limit < needed:
@@ -171,16 +237,15 @@ def num_held_out(store: TokenStore, selection: Selection, config: DataConfig, nu
     least = needed if num_documents < FEW_DOCUMENTS else 2
     count = min(max(least, round(config.validation_fraction * num_documents)), limit)
     order = split_order(range(num_documents), config)
-    max_tokens = config.max_seq_length - NUM_SPECIAL
     usable = 0
     for first in range(0, limit, 1024):
         numbers = order(np.arange(first, min(first + 1024, limit)))
         ascending = np.argsort(numbers)
-        sentences, tokens = store.sizes_of(numbers[ascending])
+        sentences, tokens = plan.store.sizes_of(numbers[ascending])
         is_usable = np.ones(len(numbers), dtype=bool)
         if config.next_sentence != "none":
-            is_usable[ascending] = (sentences > 1) | (tokens > max_tokens // 2)
-        found = np.flatnonzero(is_usable & ~selection.is_left_out(numbers))
+            is_usable[ascending] = (sentences > 1) | (tokens > plan.max_tokens // 2)
+        found = np.flatnonzero(is_usable & ~plan.is_left_out(numbers))
         if usable + len(found) >= needed:
             return max(count, first + int(found[needed - 1 - usable]) + 1)
         usable += len(found)
@@ -192,7 +257,7 @@ def split_order(numbers: range, config: DataConfig) -> Permutation:
     return Permutation(len(numbers), config.seed, "split")
 
 
-def shard_slices(plan: BuildPlan, split: SplitPlan, number: int) -> DocumentSlices:
+def shard_slices(plan: Plan, split: SplitPlan, number: int) -> DocumentSlices:
     """Return the slices assigned to a shard; there may be none, where most of its documents are left out."""
     ends = np.cumsum(split.shards_per_copy)
     copy = int(np.searchsorted(ends, number, side="right"))
@@ -202,13 +267,13 @@ def shard_slices(plan: BuildPlan, split: SplitPlan, number: int) -> DocumentSlic
     assignment = Permutation(split.num_slices, plan.config.seed, "deal", split=split.name, copy=copy)
     begin, end = ((position + side) * split.num_slices // num_shards for side in (0, 1))
     slices = locate_slices(plan, split, assignment(np.arange(begin, end)))
-    is_in = ~plan.selection.is_left_out(slices.documents)
+    is_in = ~plan.is_left_out(slices.documents)
     if split.name == "train":
-        is_in &= plan.selection.is_in_copy(slices.documents, copy)
+        is_in &= plan.is_in_copy(slices.documents, copy)
     return slices.take(is_in)
 
 
-def locate_slices(plan: BuildPlan, split: SplitPlan, positions: np.ndarray) -> DocumentSlices:
+def locate_slices(plan: Plan, split: SplitPlan, positions: np.ndarray) -> DocumentSlices:
     """Return the slices of a split at positions in [0, num_slices): the first of each document, then further ones."""
     long_documents, num_slices = np.load(split.long_file)
     extra = ragged.positions_within(ragged.offsets_of(num_slices - 1))

@@ -6,6 +6,7 @@ kept, so the same command resumes after any interruption.
 
 import shutil
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,11 +23,9 @@ from bert_pretrain.io.files import remove_temporaries, write_text
 from bert_pretrain.io.manifest import Progress, exclusive
 from bert_pretrain.io.pool import Pool, open_pool, run_each
 from bert_pretrain.make_data import build, corpus_checks, summary
-from bert_pretrain.make_data.build import ShardTask
 from bert_pretrain.make_data.estimate import estimate
 from bert_pretrain.make_data.ingest import ingest
-from bert_pretrain.make_data.plan import BuildPlan, plan_build
-from bert_pretrain.make_data.selection import InputShare
+from bert_pretrain.make_data.plan import Plan, make_plan
 from bert_pretrain.make_data.summary import CorpusStatistics, SplitStatistics
 from bert_pretrain.text.language import with_language
 from bert_pretrain.text.sources import Source, is_mix, resolve
@@ -111,24 +110,28 @@ def _damage(output: Path, tokenizer: Tokenizer, *, verify: bool) -> str | None:
 
 def _ingest(
     config: Config, sources: list[Source], tokenizer: Tokenizer, output: Path, stores: Path, pool: Pool
-) -> tuple[CorpusStatistics, BuildPlan]:
+) -> tuple[CorpusStatistics, Plan]:
     """Tokenise all text, check that it suffices, and plan the shards."""
     corpus, text = ingest(sources, tokenizer, config.data, stores, pool)
     corpus_checks.check_corpus(corpus, config.data, sources)
-    shares = [
-        InputShare(counts["documents"], counts["tokens"], source.weight, source.is_validation)
-        for source, counts in zip(sources, corpus["inputs"], strict=True)
-    ]
+    weights = [None if source.is_validation else source.weight for source in sources]
     with exclusive(text.folder, waits=True):  # the plan's arrays are in the store too
-        plan, corpus["left_out"] = plan_build(
-            text, shares, tokenizer, output.absolute(), config.data, is_mix=is_mix(sources, config.data)
+        mixed = is_mix(sources, config.data)
+        plan, corpus["left_out"] = make_plan(
+            text,
+            corpus["inputs"],
+            weights,
+            tokenizer,
+            output.absolute(),
+            config.data,
+            is_mix=mixed,
         )
     corpus_checks.check_left_out(plan, corpus["left_out"])
     corpus_checks.warn_of_large_documents(plan, corpus, sources)
     return corpus, plan
 
 
-def _build_splits(plan: BuildPlan, corpus: CorpusStatistics, pool: Pool) -> dict[str, SplitStatistics]:
+def _build_splits(plan: Plan, corpus: CorpusStatistics, pool: Pool) -> dict[str, SplitStatistics]:
     """Build all shards; where that is refused, leave the output empty, so that another command may use it."""
     try:
         splits = build_shards(plan, pool)
@@ -140,28 +143,28 @@ def _build_splits(plan: BuildPlan, corpus: CorpusStatistics, pool: Pool) -> dict
     return splits
 
 
-def build_shards(plan: BuildPlan, pool: Pool) -> dict[str, SplitStatistics]:
+def build_shards(plan: Plan, pool: Pool) -> dict[str, SplitStatistics]:
     """Build all shards; returns the manifest's entries of the splits."""
     build.open_records(plan)
-    tasks = [ShardTask(plan, split, number) for split in plan.splits for number in range(split.num_shards)]
-    built = run_each(build.build_shard, tasks, workers=pool, description="build", unit="shard")
+    shards = [(split, number) for split in plan.splits for number in range(split.num_shards)]
+    built = run_each(partial(build.build_shard, plan), shards, workers=pool, description="build", unit="shard")
     results: dict[str, list[summary.ShardResult]] = {split.name: [] for split in plan.splits}
     counts: dict[str, Any] = dict.fromkeys(results, 0)
     damages = []
-    for task, (result, damage) in zip(tasks, built, strict=True):
-        counts[task.split.name] += summary.unpack_counts(result.pop("token_counts"))
-        results[task.split.name].append(result)
-        damages += [f"{task.name} {damage}; rebuilt"] if damage else []
+    for (split, number), (result, damage) in zip(shards, built, strict=True):
+        counts[split.name] += summary.unpack_counts(result.pop("token_counts"))
+        results[split.name].append(result)
+        damages += [f"{build.shard_name(split, number)} {damage}; rebuilt"] if damage else []
     for line in damages:
         print(line)
-    splits = {name: summary.join_split(of_split, plan.config) for name, of_split in results.items()}
+    entries = {name: summary.join_split(of_split, plan.config) for name, of_split in results.items()}
     for planned in plan.splits:
         seen = sum(result["statistics"]["maskable_tokens"] for result in results[planned.name])
-        splits[planned.name]["statistics"]["times_text_is_seen"] = round(seen / max(1, planned.tokens), 4)
-    for name, split in splits.items():
+        entries[planned.name]["statistics"]["times_text_is_seen"] = round(seen / max(1, planned.tokens), 4)
+    for name, entry in entries.items():
         remove_temporaries(plan.output / name)  # of workers that were killed while this process was not
-        split["statistics"]["unigram_entropy"] = summary.unigram_entropy(counts[name], counts["train"])
-    return splits
+        entry["statistics"]["unigram_entropy"] = summary.unigram_entropy(counts[name], counts["train"])
+    return entries
 
 
 def _body(

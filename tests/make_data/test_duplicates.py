@@ -11,7 +11,7 @@ import pytest
 from bert_pretrain.config_file import load_config
 from bert_pretrain.errors import InputError
 from bert_pretrain.examples.shards import DataFolder, read_shard
-from bert_pretrain.make_data import selection
+from bert_pretrain.make_data import duplicates
 from bert_pretrain.make_data.run import make_data
 
 from .conftest import originals
@@ -46,7 +46,7 @@ def tokens(data: DataFolder, split: str) -> Counter[int]:
 def test_equal_documents_are_seen_once_and_counted(
     tmp_path: Path, vocab_folder: Path, monkeypatch: pytest.MonkeyPatch, bucket: int
 ) -> None:
-    monkeypatch.setattr(selection, "BUCKET_DOCUMENTS", bucket)
+    monkeypatch.setattr(duplicates, "BUCKET_DOCUMENTS", bucket)
     documents = write(tmp_path / "once.txt", 1, 40)
     (tmp_path / "more.txt").write_text("\n\n".join([*documents[:15], documents[0].upper(), "One more. And one."]))
     once = build(tmp_path, vocab_folder, [tmp_path / "once.txt"], "data.validation_fraction=0", name="a")
