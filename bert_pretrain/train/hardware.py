@@ -258,7 +258,7 @@ def _activation_bytes(
     A layer keeps, a token: what its normalisations are given, in fp32 (8 H); what its products are given, query,
     key, value and the attention's projection (7 H values); the wide activations before and after GELU (2 I values); and
     dropout masks (2 H). Attention that pads also keeps its padded context and a row of probabilities a head, with
-    dropout twice and with a mask. With checkpointing a layer keeps its input (4 H), and one at a time all the rest.
+    dropout twice and with a mask. With checkpointing a layer keeps its input (H values), and one at a time all the rest.
     Tests trace whole steps and hold the estimate against the peak.
     """
     config, width = model.config, dtype.itemsize
@@ -271,5 +271,5 @@ def _activation_bytes(
     ends = 8 * hidden  # the embeddings' sum, normalised, and the few masked positions in the head
     backward = 10 * hidden  # the gradients of the hidden states and of a wide activation
     if checkpointing:
-        return config.num_hidden_layers * 4 * hidden + ends, layer + backward
+        return config.num_hidden_layers * width * hidden + ends, layer + backward
     return config.num_hidden_layers * layer + ends, backward
