@@ -17,6 +17,7 @@ from bert_pretrain.config import MAX_RECORD_BYTES, DataConfig
 from bert_pretrain.config_values import names_of
 from bert_pretrain.errors import InputError
 from bert_pretrain.io import files
+from bert_pretrain.io.files import size_and_version
 from bert_pretrain.text import parquet
 from bert_pretrain.text.hub_datasets import open_dataset, open_version, rows_or_files
 from bert_pretrain.text.sources import FEW_SOURCES, Source, evenly_spaced
@@ -29,7 +30,6 @@ from bert_pretrain.text.text_files import (
     read_lines,
     text_blocks,
 )
-from bert_pretrain.text.urls import size_and_version
 
 Record = tuple[dict[str, Any], Position]
 SURPLUS: Any = None
@@ -278,15 +278,15 @@ def _not_csv(what: str, position: Position) -> InputError:
 def num_rows(source: Source) -> float:
     """Return the records of a Parquet file or dataset; where only building it would tell, by the size of the first."""
     if source.format == "dataset":
-        known, files = rows_or_files(source.location)
-        if files and all(file.endswith(".parquet") for file in files):
-            some = evenly_spaced(files, min(len(files), FEW_SOURCES))
-            return sum(num_rows(Source(file, "parquet", None, "")) for file in some) * len(files) / len(some)
+        known, names = rows_or_files(source.location)
+        if names and all(name.endswith(".parquet") for name in names):
+            some = evenly_spaced(names, min(len(names), FEW_SOURCES))
+            return sum(num_rows(Source(name, "parquet", None, "")) for name in some) * len(names) / len(some)
         if known:
             return known
         (rows,) = open_dataset(source.location, streaming=True).values()
         lengths = [len(json.dumps(row, default=str)) + 1 for row in itertools.islice(rows, 1000)]
-        return len(lengths) / max(1, sum(lengths)) * sum(size_and_version(file)[0] or 0 for file in files)
+        return len(lengths) / max(1, sum(lengths)) * sum(size_and_version(file)[0] or 0 for file in names)
     return parquet.num_rows(source)
 
 

@@ -21,12 +21,11 @@ from typing import Any, TypeVar
 from bert_pretrain.config import DataConfig
 from bert_pretrain.errors import ConfigError, InputError
 from bert_pretrain.io.compression import COMPRESSIONS
-from bert_pretrain.io.files import is_url, open_input
+from bert_pretrain.io.files import is_url, matching_urls, open_input, size_and_version
 from bert_pretrain.io.manifest import is_output
 from bert_pretrain.text import hub_datasets
 from bert_pretrain.text.encodings import AUTO, UTF8, decode, encoding_of
 from bert_pretrain.text.hub_datasets import DATASET, VALIDATION
-from bert_pretrain.text.urls import matching_urls, size_and_version
 
 FORMATS = {
     **{".txt": "txt", ".jsonl": "jsonl", ".json": "jsonl", ".ndjson": "jsonl"},
