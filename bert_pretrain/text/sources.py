@@ -254,15 +254,13 @@ def _size_and_version(source: Source) -> tuple[int | None, str]:
 def _files_below(path: Path) -> list[str]:
     """Return the files of a folder that can be read, in a fixed order."""
     files: list[str] = []
-    outputs: set[str] = set()
+    outputs: list[str] = []
     for folder, inner, names in os.walk(path):
-        # Hidden files and folders are skipped, among them our token store.
-        inner[:] = [name for name in inner if not name.startswith(".")]
+        # Hidden files and folders are skipped, among them our token store, and outputs with files such as vocab.txt.
+        below = [name for name in inner if not name.startswith(".")]
+        inner[:] = [name for name in below if not is_output(Path(folder, name))]
+        outputs += [os.path.join(folder, name) for name in below if name not in inner]
         found = [name for name in names if not name.startswith(".") and _format_of(name)]
-        # The stages' outputs, with files such as vocab.txt, may be in the same folder.
-        if found and (output := _output_around(Path(folder), path)):
-            outputs.add(str(output))
-            continue
         files += filter(os.path.isfile, (os.path.join(folder, name) for name in found))
     if outputs:
         print(f"skipped, since bert-pretrain wrote them: {', '.join(sorted(outputs))}")
@@ -279,12 +277,6 @@ def _not_empty(files: list[str]) -> list[str]:
         print(f"skipped, since they are empty: {len(files) - len(kept)} files, {empty} the first")
         return kept
     return files
-
-
-def _output_around(folder: Path, within: Path) -> Path | None:
-    """Return the output of a stage, below `within`, that contains a folder or is it."""
-    depth = len(folder.relative_to(within).parts)
-    return next((each for each in [folder, *folder.parents][:depth] if is_output(each)), None)
 
 
 def _format_of(name: str) -> str | None:
