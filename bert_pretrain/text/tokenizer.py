@@ -133,18 +133,17 @@ class Tokenizer:
     def vocab_size(self) -> int:
         return len(self.tokens)
 
-    @property
+    @cached_property
     def hash(self) -> str:
         """A SHA-256 of all that decides the ids of a text."""
         decisive = [self.tokens, "whole words" if self.whole_words else self.settings]
         content = json.dumps(decisive, ensure_ascii=False, sort_keys=True)
         return hashlib.sha256(content.encode()).hexdigest()
 
-    @property
-    def reference(self) -> "TokenizerReference":
-        """What a worker needs to open this tokenizer, which came from a folder."""
+    def __reduce__(self) -> tuple[Any, ...]:
+        # A worker opens the folder that this tokenizer came from, once for all its tasks.
         assert self.folder is not None
-        return TokenizerReference(self.folder.absolute(), bool(self.settings["do_lower_case"]), self.hash)
+        return _load_once, (self.folder.absolute(), bool(self.settings["do_lower_case"]), self.hash)
 
     @property
     def id_dtype(self) -> Any:
@@ -202,23 +201,12 @@ class Tokenizer:
         return {name: text for name, text in texts.items() if name in self.files}
 
 
-@dataclass(frozen=True)
-class TokenizerReference:
-    """How another process opens the same tokenizer."""
-
-    folder: Path
-    lowercase: bool
-    hash: str
-
-
 @lru_cache(maxsize=1)
-def load_once(reference: TokenizerReference) -> Tokenizer:
-    """Open a tokenizer folder, once in the life of a process."""
-    tokenizer = Tokenizer.load(reference.folder, lowercase=reference.lowercase)
-    if tokenizer.hash != reference.hash:
-        raise DataError(
-            "the tokenizer changed while it was used", where=str(reference.folder), remedy="run the command again"
-        )
+def _load_once(folder: Path, lowercase: bool, hash_: str) -> Tokenizer:
+    tokenizer = Tokenizer.load(folder, lowercase=lowercase)
+    if tokenizer.hash != hash_:
+        what = "the tokenizer changed while it was used"
+        raise DataError(what, where=str(folder), remedy="run the command again")
     return tokenizer
 
 
