@@ -304,28 +304,25 @@ def evenly_spaced(items: Sequence[T], number: int) -> list[T]:
 
 def examined(source: Source, config: DataConfig, *, whole_words: bool = False) -> Source:
     """Return a source with what is detected at the beginning of its text: encoding, layout, and form of a table."""
-    boundary, splitter = source.boundary, str(config.sentence_splitter)
-    is_text = source.format == "txt"
-    if splitter == "auto" and not is_text:
-        splitter = "lines" if whole_words else "sentencex"
-    if source.format not in TEXT_FORMATS:
-        return replace(source, boundary="record", splitter=splitter)
-    sample = _sample(source)
-    encoding = encoding_of(sample, config.encoding, source.location)
-    text = decode(sample, encoding)
-    if not is_text:
-        is_array = source.format == "jsonl" and text.lstrip().startswith("[")  # not one value per line
-        delimiter = delimiter_of(text) if source.format == "csv" else source.delimiter
-        format_ = "json" if is_array else source.format
-        found = replace(source, format=format_, encoding=encoding, delimiter=delimiter)
-        return replace(found, boundary="record", splitter=splitter)
-    if "auto" in (boundary, splitter):
-        is_split = whole_words or has_one_sentence_a_line(text, config.language)
+    boundary, splitter = "record", str(config.sentence_splitter)
+    is_split = whole_words
+    if source.format in TEXT_FORMATS:
+        sample = _sample(source)
+        source = replace(source, encoding=encoding_of(sample, config.encoding, source.location))
+        text = decode(sample, source.encoding)
+    if source.format == "txt":
+        boundary = source.boundary
+        if "auto" in (boundary, splitter):
+            is_split = whole_words or has_one_sentence_a_line(text, config.language)
         if boundary == "auto":
             boundary = "blank_line" if is_split else "file"
-        if splitter == "auto":
-            splitter = "lines" if is_split else "sentencex"
-    return replace(source, encoding=encoding, boundary=boundary, splitter=splitter)
+    elif source.format == "jsonl" and text.lstrip().startswith("["):  # not one value per line
+        source = replace(source, format="json")
+    elif source.format == "csv":
+        source = replace(source, delimiter=delimiter_of(text))
+    if splitter == "auto":
+        splitter = "lines" if is_split else "sentencex"
+    return replace(source, boundary=boundary, splitter=splitter)
 
 
 def few_documents(number: int) -> str:
