@@ -135,7 +135,7 @@ def _temporary_name(path: Path) -> Path:
 
 def _replace_folder(new: Path, path: Path) -> None:
     """Move the old folder aside, the new one in, and only then remove the old one: a kill leaves one of them."""
-    for attempts_left in reversed(range(5)):
+    while True:
         with contextlib.suppress(FileNotFoundError):
             os.replace(path, path.with_name(f".{path.name}.{secrets.token_hex(8)}{_REPLACED}"))
         try:
@@ -143,7 +143,7 @@ def _replace_folder(new: Path, path: Path) -> None:
             break
         except OSError as error:
             # Another machine may have written the same folder in the meantime.
-            if error.errno not in (errno.ENOTEMPTY, errno.EEXIST) or not attempts_left:
+            if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
                 _restore(path)
                 raise
     _flush_to_disk(path.parent)

@@ -163,14 +163,11 @@ def reopen(folder: Path) -> None:
 
 def is_output(folder: Path) -> bool:
     """Return whether a stage has written, or is writing, a folder."""
-    for name in (MANIFEST, PARTIAL):
-        try:
-            found = read_json(folder / name)
-        except DataError:
-            continue
-        if isinstance(found, dict) and found.get("kind") in FORMAT_VERSIONS and "identity" in found:
-            return True
-    return False
+    try:
+        found = read_record(folder)
+    except DataError:
+        return False
+    return found.get("kind") in FORMAT_VERSIONS and "identity" in found
 
 
 def may_hold_status(folder: Path) -> bool:

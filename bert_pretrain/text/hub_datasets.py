@@ -9,7 +9,7 @@ import re
 from collections.abc import Callable, Sequence
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from bert_pretrain.errors import InputError
 from bert_pretrain.io.files import read_json
@@ -47,13 +47,13 @@ def version_of(location: str) -> str:
 
 def split_names(location: str) -> list[str]:
     """Return the names of a dataset's splits that have rows, in order; none if one is chosen or it has only one."""
-    folder, _, split = _parse(location)
+    folder, name, config, split = _parse(location)
     if split:
         return []
     if not _is_saved(folder):
         import datasets
 
-        return _asked(lambda: list(datasets.get_dataset_split_names(*_name_of(location))), location)
+        return _asked(lambda: list(datasets.get_dataset_split_names(name, config or None)), location)
     names, found = _saved_splits(folder), _splits_to_read(location)
     if skipped := [name for name in names if name not in found]:
         print(f"warning: {location}: skipped, since they have no rows: {', '.join(skipped)}")
@@ -71,7 +71,7 @@ def _splits_to_read(location: str) -> list[str]:
 
     A split without rows has no file of them, and `datasets` cannot open it.
     """
-    folder, _, split = _parse(location)
+    folder, _, _, split = _parse(location)
     names = _saved_splits(folder)
     if split and split not in names:
         raise _no_split(f"no split '{split}'", location, names)
@@ -118,17 +118,17 @@ def open_dataset(location: str, *, streaming: bool = False) -> dict[str, Any]:
     """
     import datasets
 
-    folder, _, split = _parse(location)
+    folder, name, config, split = _parse(location)
     data: Any
     if _is_saved(folder):
         names, remedy = _splits_to_read(location), "a file may be damaged; write it again"
-        folders = [str(Path(folder) / name) for name in names]
-        tables = _asked(lambda: [datasets.load_from_disk(name) for name in folders], location, remedy)
+        folders = [str(Path(folder) / each) for each in names]
+        tables = _asked(lambda: list(map(datasets.load_from_disk, folders)), location, remedy)
         data = tables[0] if split else dict(zip(names, tables, strict=True))
     else:
         options: dict[str, Any] = {"split": split or None, "streaming": streaming}
         try:
-            data = _asked(lambda: datasets.load_dataset(*_name_of(location), **options), location)
+            data = _asked(lambda: datasets.load_dataset(name, config or None, **options), location)
         except InputError:  # neither a slice of a split can be streamed, nor what only the cache holds
             if not streaming:
                 raise
@@ -146,19 +146,14 @@ def rows_or_files(location: str) -> tuple[int, list[str]]:
     """Return the number of rows of a dataset, or, where only building it would tell, 0 and the files of its split."""
     import datasets
 
-    folder, _, split = _parse(location)
+    folder, name, config, split = _parse(location)
     if not _is_saved(folder):
-        builder = _asked(lambda: datasets.load_dataset_builder(*_name_of(location)), location)
+        builder = _asked(lambda: datasets.load_dataset_builder(name, config or None), location)
         if found := (builder.info.splits or {}).get(split):
             return int(found.num_examples), []
         if files := (builder.config.data_files or {}).get(split):
             return 0, [str(file) for file in files]
     return sum(len(rows) for rows in open_dataset(location).values()), []
-
-
-def _name_of(location: str) -> tuple[str, str | None]:
-    """Return the name of a dataset as `datasets` takes it, and its configuration."""
-    return location.removeprefix(DATASET).partition("@")[0].partition(":")[0], _parse(location)[1] or None
 
 
 def _asked(call: Callable[[], T], location: str, remedy: str = "check the name") -> T:
@@ -168,8 +163,17 @@ def _asked(call: Callable[[], T], location: str, remedy: str = "check the name")
         raise InputError(f"datasets cannot open it: {error}", where=location, remedy=remedy) from error
 
 
-def _parse(location: str) -> tuple[str, str, str]:
-    """Return the local folder, the configuration and the split that a name gives, each "" if it gives none."""
+class _Name(NamedTuple):
+    """What an input gives: a local folder, a name as `datasets` takes it, its configuration and split, "" if none."""
+
+    folder: str
+    name: str
+    config: str
+    split: str
+
+
+def _parse(location: str) -> _Name:
     folder = folder_of(location)
     rest, _, split = location.removeprefix(DATASET).removeprefix(folder).partition("@")
-    return folder, rest.partition(":")[2], split
+    name, _, config = rest.partition(":")
+    return _Name(folder, folder + name, config, split)
