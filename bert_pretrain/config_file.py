@@ -11,7 +11,7 @@ import json
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import yaml
 from pydantic import ValidationError
@@ -45,7 +45,7 @@ def load_config(
     """
     sources = [] if source is None else source.split(",") if isinstance(source, str) else [source]
     layers = [layer for each in sources for layer in _layers_of(each, "--config")]
-    return _validated(_merged([*layers, _command_line(settings, flags or {})]), with_phases)
+    return _validated(*_merged([*layers, _command_line(settings, flags or {})]), with_phases)
 
 
 def _layers_of(source: str | Path, where: str, inside: tuple[Path, ...] = ()) -> Iterator[Layer]:
@@ -145,23 +145,17 @@ def _command_line(settings: Sequence[str], flags: Mapping[str, tuple[str, object
     return tree, places
 
 
-class Given(NamedTuple):
-    """All layers merged: the values, where each was given, and the layer of each key, 0 for the command line."""
-
-    tree: dict[str, Any]
-    places: Places
-    layers: dict[KeyPath, int]
-
-
-def _merged(layers: Sequence[Layer]) -> Given:
-    """Put each layer over those before it, key by key; the last one is the command line."""
-    given = Given({}, {}, {})
-    for number, (tree, places) in enumerate(layers, start=1 - len(layers)):
+def _merged(layers: Sequence[Layer]) -> tuple[dict[str, Any], Places, dict[KeyPath, int]]:
+    """Put each layer over those before it, key by key; returns the layer of each key, too: 0 for the last one."""
+    merged: dict[str, Any] = {}
+    places: Places = {}
+    numbers: dict[KeyPath, int] = {}
+    for number, (tree, its_places) in enumerate(layers, start=1 - len(layers)):
         for name in LENGTHS if _has_length(tree) else ():  # a run has one, whichever key gives it
-            given.tree.get("train", {}).pop(name, None)
-            given.places.pop(("train", name), None)
-        given.layers.update(dict.fromkeys(_put(given.tree, given.places, tree, places), number))
-    return given
+            merged.get("train", {}).pop(name, None)
+            places.pop(("train", name), None)
+        numbers.update(dict.fromkeys(_put(merged, places, tree, its_places), number))
+    return merged, places, numbers
 
 
 def _put(tree: dict[str, Any], places: Places, over: Mapping[str, Any], places_over: Places) -> set[KeyPath]:
@@ -219,15 +213,15 @@ def preset_paths() -> dict[str, Path]:
     return {path.stem: path for path in sorted(folder.glob("*.yaml"))} if folder else {}
 
 
-def _validated(given: Given, with_phases: bool) -> Config:
+def _validated(tree: dict[str, Any], places: Places, layers: Mapping[KeyPath, int], with_phases: bool) -> Config:
     try:
-        config = Config.model_validate(given.tree)
+        config = Config.model_validate(tree)
     except ValidationError as error:
-        raise _explain(error, (), given.places) from error
+        raise _explain(error, (), places) from error
     names = [phase.name for phase in config.phases]
     if len(set(names)) < len(names):
         what = f"two phases share a name: {', '.join(names)}"
-        raise ConfigError(what, where=_place(given.places, ("phases",)), remedy="give each phase a name of its own")
+        raise ConfigError(what, where=_place(places, ("phases",)), remedy="give each phase a name of its own")
     stages: list[tuple[KeyPath, TrainConfig]] = [(("train",), config.train)]
     if with_phases and config.phases:
         stages = []
@@ -235,11 +229,11 @@ def _validated(given: Given, with_phases: bool) -> Config:
             try:
                 stages.append((("phases", str(index), "train"), config.for_phase(phase).train))
             except ValidationError as error:
-                raise _explain(error, ("phases", str(index)), given.places) from error
-        _refuse_overruled(config.phases, given)
-    _check_warmup(stages, given.places, config.time if with_phases else None)
+                raise _explain(error, ("phases", str(index)), places) from error
+        _refuse_overruled(config.phases, places, layers)
+    _check_warmup(stages, places, config.time if with_phases else None)
     for path in DURATIONS:
-        text = given.tree.get(path[0]) if len(path) == 1 else given.tree.get(path[0], {}).get(path[1])
+        text = tree.get(path[0]) if len(path) == 1 else tree.get(path[0], {}).get(path[1])
         if isinstance(text, str) and text.replace(".", "").isdecimal() and is_first_rank():
             read = f"{path[-1]} {text} is {duration_text(float(text))}"  # minutes or hours may have been meant
             print(f"note: {read}; with a unit it is plain, such as {text}m", file=sys.stderr)
@@ -258,15 +252,15 @@ def _check_warmup(stages: Sequence[tuple[KeyPath, TrainConfig]], places: Places,
         train.check_warmup(spanned, " and ".join(dict.fromkeys(filter(None, found))) or "train.warmup_steps", time)
 
 
-def _refuse_overruled(phases: Sequence[PhaseConfig], given: Given) -> None:
+def _refuse_overruled(phases: Sequence[PhaseConfig], places: Places, layers: Mapping[KeyPath, int]) -> None:
     """Refuse a key of the command line, or of a layer over the phases', that every phase sets: it changes nothing."""
-    over = min(given.layers["phases",] + 1, 0)
+    over = min(layers["phases",] + 1, 0)
     for section in ("data", "train"):
         for key in set.intersection(*(set(getattr(phase, section)) for phase in phases)):
-            if given.layers.get((section, key), over - 1) >= over:
+            if layers.get((section, key), over - 1) >= over:
                 raise ConfigError(
                     f"every phase sets {section}.{key} itself, so that this changes nothing",
-                    where=_place(given.places, (section, key)),
+                    where=_place(places, (section, key)),
                     remedy="add --set 'phases=[]' to do without phases, or give phases of your own in a YAML file",
                 )
 

@@ -9,7 +9,7 @@ import re
 from collections.abc import Callable, Sequence
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 from bert_pretrain.errors import InputError
 from bert_pretrain.io.files import read_json
@@ -163,17 +163,9 @@ def _asked(call: Callable[[], T], location: str, remedy: str = "check the name")
         raise InputError(f"datasets cannot open it: {error}", where=location, remedy=remedy) from error
 
 
-class _Name(NamedTuple):
-    """What an input gives: a local folder, a name as `datasets` takes it, its configuration and split, "" if none."""
-
-    folder: str
-    name: str
-    config: str
-    split: str
-
-
-def _parse(location: str) -> _Name:
+def _parse(location: str) -> tuple[str, str, str, str]:
+    """Return what a name gives: a local folder, the name `datasets` takes, its configuration and split; "" if not."""
     folder = folder_of(location)
     rest, _, split = location.removeprefix(DATASET).removeprefix(folder).partition("@")
     name, _, config = rest.partition(":")
-    return _Name(folder, folder + name, config, split)
+    return folder, folder + name, config, split
