@@ -22,6 +22,7 @@ from bert_pretrain.text.tokenizer_folder import (
     CONFIG,
     FILES,
     MAX_WORD_CHARACTERS,
+    NORMALIZER_NAMES,
     REMEDY,
     SPECIAL_TOKENS,
     TOKENIZER,
@@ -73,10 +74,7 @@ class Tokenizer:
             "strip_accents": strip_accents,
             "handle_chinese_chars": handle_chinese_chars,
         }
-        self._processing: dict[str, Any] = {**processing, "whole_words": whole_words}
-        self.settings = dict(
-            zip(("do_lower_case", "strip_accents", "tokenize_chinese_chars"), processing.values(), strict=True)
-        )
+        self.settings = {name: processing[key] for name, key in NORMALIZER_NAMES.items()}
         self.pad_id, self.unk_id, self.cls_id, self.sep_id, self.mask_id = (ids[token] for token in SPECIAL_TOKENS)
         self.backend = _word_level(ids) if whole_words else _word_piece(ids, processing)
         self.backend.add_special_tokens(list(SPECIAL_TOKENS))
@@ -122,7 +120,8 @@ class Tokenizer:
 
     def with_tokens(self, tokens: Sequence[str]) -> "Tokenizer":
         """Return a tokenizer with another vocabulary that treats text as this one does."""
-        return Tokenizer(tokens, **self._processing)
+        processing: dict[str, Any] = {key: self.settings[name] for name, key in NORMALIZER_NAMES.items()}
+        return Tokenizer(tokens, **processing, whole_words=self.whole_words)
 
     @property
     def files(self) -> tuple[str, ...]:
