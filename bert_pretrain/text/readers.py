@@ -58,10 +58,8 @@ def read_records(
     A record has at most `max_bytes`; those of `datasets` may be larger.
     """
     location, format_ = part.source.location, part.source.format
-    if format_ == "jsonl":
-        return _read_jsonl(part, counts, strict, max_bytes)
-    if format_ == "json":
-        return _read_array(part, counts, strict, max_bytes)
+    if format_ in ("jsonl", "json"):
+        return _read_json(part, counts, strict, max_bytes)
     if format_ in ("csv", "tsv"):
         return _read_csv(part, counts, columns, strict, max_bytes, header, any_width)
     if format_ == "parquet":
@@ -134,20 +132,23 @@ def repair_surrogates(value: Any) -> Any:
     return value
 
 
-def _read_jsonl(part: ByteRange, counts: Counter[str], strict: bool, max_bytes: int) -> Iterator[Record]:
-    for line, position in read_lines(part, counts, strict=strict, max_line_bytes=max_bytes):
-        if not line or line.isspace():
+def _read_json(part: ByteRange, counts: Counter[str], strict: bool, max_bytes: int) -> Iterator[Record]:
+    if part.source.format == "json":
+        blocks = (text for _, text in text_blocks(part, counts, whole_lines=False, strict=strict))
+        found = array_elements(blocks, part, max_bytes)
+    else:
+        found = read_lines(part, counts, strict=strict, max_line_bytes=max_bytes)
+    for text, position in found:
+        if not text or text.isspace():
             counts["blank_lines"] += 1
             continue
-        value = parse_json(line, position)
-        del line
-        yield _as_record(value, position), position
-
-
-def _read_array(part: ByteRange, counts: Counter[str], strict: bool, max_bytes: int) -> Iterator[Record]:
-    blocks = (text for _, text in text_blocks(part, counts, whole_lines=False, strict=strict))
-    for element, position in array_elements(blocks, part, max_bytes):
-        yield _as_record(parse_json(element, position), position), position
+        value = parse_json(text, position)
+        del text
+        if not isinstance(value, dict):
+            what = f"the record is not an object but {type(value).__name__}"
+            remedy = "write {...} with a field for each column, such as text"
+            raise InputError(what, where=str(position), remedy=remedy)
+        yield value, position
 
 
 _BLANKS = re.compile(r"[ \t\r\n]*")
@@ -203,14 +204,6 @@ def parse_json(text: str, where: object) -> Any:
 def _not_json(what: str, where: object) -> InputError:
     remedy = "fix it, or fetch it again if it is cut off; .jsonl holds one object per line"
     return InputError(f"it is not JSON: {what}", where=str(where), remedy=remedy)
-
-
-def _as_record(value: Any, position: Position) -> dict[str, Any]:
-    if not isinstance(value, dict):
-        what = f"the record is not an object but {type(value).__name__}"
-        remedy = "write {...} with a field for each column, such as text"
-        raise InputError(what, where=str(position), remedy=remedy)
-    return value
 
 
 def _read_csv(
