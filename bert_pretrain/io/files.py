@@ -9,8 +9,8 @@ import json
 import os
 import secrets
 import shutil
-import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, cast
 
@@ -269,11 +269,7 @@ def move_aside(folder: Path) -> Path:
     Manifests are moved first, so that what an interruption leaves does not look like a finished output.
     """
     folder = folder.resolve()  # `.` has no name of its own
-    aside = stem = folder.with_name(f"{folder.name}.old-{time.strftime('%Y%m%d-%H%M%S')}")
-    number = 1
-    while aside.exists():
-        number += 1
-        aside = stem.with_name(f"{stem.name}-{number}")
+    aside = folder.with_name(f"{folder.name}.old-{datetime.now():%Y%m%d-%H%M%S-%f}")
     aside.mkdir()
     for path in sorted(folder.iterdir(), key=lambda path: (not path.name.startswith("manifest"), path.name)):
         if path.name != LOCK:

@@ -100,15 +100,15 @@ def choices(location: str, names: Sequence[str]) -> str:
     return " or ".join(f"{name}@{split}" for split in names[:4])
 
 
-def training_splits(location: str, names: Sequence[str], *, holds_out: bool) -> tuple[str, str | None]:
-    """Return which of a dataset's splits is trained on, and which is held out, and print both and what is not read."""
+def held_out_split(location: str, names: Sequence[str], *, holds_out: bool) -> str | None:
+    """Return which of a dataset's splits is held out, and print that, `train`, and what is not read."""
     if TRAIN not in names:
         raise _no_split(f"no split '{TRAIN}'", location, names)
     held_out = next((name for name in VALIDATION if holds_out and name in names), None)
     rest = [name for name in names if name not in (TRAIN, held_out)]
     said = [f"'{TRAIN}' is trained on", *([f"'{held_out}' is held out"] if held_out else [])]
     print(f"{location}: {', '.join([*said, *(f'{name!r} is not read' for name in rest)])}")
-    return TRAIN, held_out
+    return held_out
 
 
 def open_dataset(location: str, *, streaming: bool = False) -> dict[str, Any]:

@@ -25,7 +25,7 @@ from bert_pretrain.io.files import is_url, matching_urls, open_input, size_and_v
 from bert_pretrain.io.manifest import is_output
 from bert_pretrain.text import hub_datasets
 from bert_pretrain.text.encodings import AUTO, UTF8, decode, encoding_of
-from bert_pretrain.text.hub_datasets import DATASET, VALIDATION
+from bert_pretrain.text.hub_datasets import DATASET, TRAIN, VALIDATION
 
 FORMATS = {
     **{".txt": "txt", ".jsonl": "jsonl", ".json": "jsonl", ".ndjson": "jsonl"},
@@ -193,8 +193,8 @@ def _for_training(item: str, sources: list[Source], *, holds_out: bool) -> list[
     splits = {source.split: source for source in sources}
     if "" in splits:
         return sources
-    train, held_out = hub_datasets.training_splits(item, list(splits), holds_out=holds_out)
-    return [splits[train], *([replace(splits[held_out], is_validation=True)] if held_out else [])]
+    held_out = hub_datasets.held_out_split(item, list(splits), holds_out=holds_out)
+    return [splits[TRAIN], *([replace(splits[held_out], is_validation=True)] if held_out else [])]
 
 
 def is_mix(sources: Sequence[Source], config: DataConfig) -> bool:
