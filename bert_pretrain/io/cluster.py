@@ -15,7 +15,6 @@ import platform
 import re
 import secrets
 import time
-import weakref
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -50,7 +49,6 @@ class Cluster:
     def __init__(self, client: Any, expectation: Expectation) -> None:
         self._client = client
         self._expectation = expectation
-        self._handles: weakref.WeakSet[Any] = weakref.WeakSet()
         self._num_workers = 0
         self._counted = -_COUNT_SECONDS
 
@@ -66,9 +64,7 @@ class Cluster:
         # Not `Client.get_executor`: its futures may return garbage when a worker dies while it holds a result. The key
         # is random, because Dask takes equal keys, even of another client, for the same result.
         key = f"{description}-{secrets.token_hex(8)}"
-        handle = self._client.submit(_run_task, function, task, self._expectation, key=key, pure=False)
-        self._handles.add(handle)
-        return handle
+        return self._client.submit(_run_task, function, task, self._expectation, key=key, pure=False)
 
     def explain(self, error: BaseException, description: str) -> UserError | None:
         from distributed import KilledWorker
@@ -90,8 +86,7 @@ class Cluster:
             print("the cluster has no workers left; waiting for new ones")
 
     def stop(self) -> None:
-        with contextlib.suppress(OSError):  # the scheduler may be what failed
-            self._client.cancel(list(self._handles))
+        self._client.close(timeout=CONNECT_SECONDS)  # the scheduler drops what no client waits for
 
 
 @contextlib.contextmanager
