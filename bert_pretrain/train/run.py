@@ -102,7 +102,7 @@ def _train(run: ResolvedRun, latest: Checkpoint | None, identity: dict[str, Any]
             return evaluate_held_out(run, state, data.micro_batch_tokens, whole=whole)
 
         def describe() -> tuple[dict[str, Any], str]:
-            card = model_card(run, state.progress, log.last_validation, model=state.model, is_final=False)
+            card = model_card(run, state.progress, log.newest("validation"), model=state.model, is_final=False)
             return _circumstances(run, state, data, log), card
 
         checkpoints = CheckpointWriter(
@@ -278,7 +278,7 @@ def _finish(run: ResolvedRun, state: TrainState, log: RunLog, identity: dict[str
         save_tensors(weights, state.model, temporary, run.tokenizer, run.pretraining(state.progress.tokens))
         drawn = bool(metrics) and draw_beside_card(run.output, record, metrics, temporary)
         card = model_card(
-            run, state.progress, log.last_validation,
+            run, state.progress, log.newest("validation"),
             model=state.model, is_final=True, has_curves=drawn, warning=warning,
         )  # fmt: skip
         write_text(temporary / CARD, card)
@@ -286,8 +286,8 @@ def _finish(run: ResolvedRun, state: TrainState, log: RunLog, identity: dict[str
         **record,
         "progress": asdict(state.progress),
         "metrics": log.position,
-        "training": log.last_training,
-        "validation": log.last_validation,
+        "training": log.newest("training"),
+        "validation": log.newest("validation"),
         "parameters": state.model.num_parameters,
         "device": str(run.device),
         "torch": torch.__version__,

@@ -11,7 +11,7 @@ import pytest
 
 from bert_pretrain.config import Config
 from bert_pretrain.errors import DataError
-from bert_pretrain.train.log import MetricsFile, bar_text, console_line
+from bert_pretrain.train.log import MetricsFile, console_line
 from bert_pretrain.train.run import train
 
 
@@ -72,8 +72,9 @@ def test_an_interval_of_skipped_steps_has_no_losses_and_a_line_all_the_same() ->
 
 
 def test_rates_are_left_out_where_only_the_first_step_was_done() -> None:
-    line = {"loss": 1.0, "learning_rate": 1e-3, "tokens_per_second": None, "examples_per_second": None, "mfu": None}
-    assert bar_text(line) == "loss 1.000, lr 1.0e-03"
+    line = dict.fromkeys(("tokens_per_second", "examples_per_second", "mfu", "nsp_loss", "nsp_accuracy"))
+    line |= {"step": 1, "loss": 1.0, "mlm_loss": 1.0, "mlm_accuracy": 0.5, "learning_rate": 1e-3, "grad_norm": 1.0}
+    assert console_line({**line, "skipped_steps": 0}, 10).endswith("lr 1.00e-03  norm  1.000")
 
 
 Tiny = Callable[..., Config]
