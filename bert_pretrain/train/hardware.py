@@ -13,10 +13,8 @@ from torch import Tensor
 from bert_pretrain.config import TrainConfig
 from bert_pretrain.errors import ConfigError
 from bert_pretrain.io import cores
-from bert_pretrain.io.cores import available_cores, cpu_bf16_feature
 from bert_pretrain.model.attention import Layout
 from bert_pretrain.model.bert import BertForPreTraining
-from bert_pretrain.train import hardware as memory
 from bert_pretrain.train.loss import BLOCK_ROWS
 from bert_pretrain.train.optimizers import is_hidden_matrix
 
@@ -71,7 +69,7 @@ def choose_device(setting: str, local_rank: int = 0) -> torch.device:
 def describe_device(device: torch.device) -> str:
     """Return a device in words, with what a reader should know of it."""
     if device.type == "cpu":
-        return f"cpu, {torch.get_num_threads()} threads (OMP_NUM_THREADS) on {available_cores()} cores"
+        return f"cpu, {torch.get_num_threads()} threads (OMP_NUM_THREADS) on {cores.available_cores()} cores"
     return f"{device} (untested)" if device.type == "mps" else str(device)
 
 
@@ -106,8 +104,7 @@ def choose_precision(setting: str, device: torch.device) -> Precision:
         return Precision("fp16", "the card has no bf16")
     if device.type == "mps":
         return Precision("fp32", "16 bits are untested on mps")
-    found = cpu_bf16_feature()
-    if found:
+    if found := cores.cpu_bf16_feature():
         return Precision("bf16", f"the CPU has {found}")
     return Precision("fp32", "the CPU has neither avx512_bf16 nor AMX, without which bf16 is slower")
 
@@ -184,10 +181,10 @@ def choose_micro_batch_tokens(
     whole_batch = -(-config.global_batch_size // num_ranks) * max_seq_length
     if device.type == "cuda":
         weights = sum(4 * each.numel() for each in model.parameters() if each.device.type == "cuda")
-        free = memory.free_bytes(device) + weights  # which are counted in the state
-        fitting = memory.fitting_tokens(config, model, max_seq_length, free, dtype=dtype)
+        free = free_bytes(device) + weights  # which are counted in the state
+        fitting = fitting_tokens(config, model, max_seq_length, free, dtype)
     else:
-        per_token = memory.activation_bytes_per_token(model, max_seq_length, dtype, config.activation_checkpointing)
+        per_token = activation_bytes_per_token(model, max_seq_length, dtype, config.activation_checkpointing)
         fitting = min(CPU_MICRO_BATCH_TOKENS, CPU_ACTIVATION_BYTES // per_token)
     return max(max_seq_length, min(fitting, whole_batch))
 
@@ -212,7 +209,7 @@ def estimate_memory(
 
 
 def fitting_tokens(
-    config: TrainConfig, model: BertForPreTraining, max_seq_length: int, free_bytes: int, *, dtype: torch.dtype
+    config: TrainConfig, model: BertForPreTraining, max_seq_length: int, free_bytes: int, dtype: torch.dtype
 ) -> int:
     """Return the tokens of the largest micro-batch that fits, with the state, into free memory."""
     kept, backward = _activation_bytes(model, max_seq_length, dtype, config.activation_checkpointing)

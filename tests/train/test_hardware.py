@@ -39,15 +39,15 @@ def test_bf16_on_the_cpu_needs_its_instructions(
 ) -> None:
     cpuinfo = tmp_path / "cpuinfo"
     cpuinfo.write_text(f"processor\t: 0\nflags\t\t: {flags}\nbugs\t: none\n")
-    assert hardware.cpu_bf16_feature(cpuinfo) == feature
-    monkeypatch.setattr(hardware, "cpu_bf16_feature", lambda: feature)
+    assert hardware.cores.cpu_bf16_feature(cpuinfo) == feature
+    monkeypatch.setattr(hardware.cores, "cpu_bf16_feature", lambda: feature)
     precision = hardware.choose_precision("auto", CPU)
     assert precision.name == ("bf16" if feature else "fp32")
     assert (feature or "neither") in precision.reason
 
 
 def test_an_unknown_kind_of_cpu_computes_in_fp32(tmp_path: Path) -> None:
-    assert hardware.cpu_bf16_feature(tmp_path / "nothing") is None
+    assert hardware.cores.cpu_bf16_feature(tmp_path / "nothing") is None
 
 
 def test_a_device_that_is_not_there_is_refused() -> None:
