@@ -36,15 +36,6 @@ class Token:
 
 
 @dataclass(frozen=True)
-class Segment:
-    """The text up to a [SEP]."""
-
-    name: str
-    """A or B of a pair; otherwise a bullet."""
-    tokens: list[Token]
-
-
-@dataclass(frozen=True)
 class RenderedExample:
     """One example in readable form."""
 
@@ -55,7 +46,8 @@ class RenderedExample:
     """None where masks are still to be drawn."""
     label: str
     """In words; empty where there is none."""
-    segments: list[Segment]
+    segments: list[tuple[str, list[Token]]]
+    """Up to each [SEP]: A or B of a pair, otherwise a bullet, and the text."""
 
     @property
     def predictions(self) -> str:
@@ -104,7 +96,7 @@ def render_example(
         num_tokens=len(ids),
         num_masked=None if masks is None else len(originals),
         label="" if labels is None else _label(objective, int(labels[place])),
-        segments=[Segment(name, _tokens(ids, range(begin, end), originals, tokenizer)) for name, begin, end in bounds],
+        segments=[(name, _tokens(ids, range(begin, end), originals, tokenizer)) for name, begin, end in bounds],
     )
 
 

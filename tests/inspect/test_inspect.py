@@ -278,11 +278,11 @@ def test_what_is_shown_is_what_is_stored(data_folder: Path) -> None:
         split = int(examples.segment_b_start[place])
         for values, name in ((examples.input_ids, "shown"), (examples.original_ids, "original")):
             ids = values[span].tolist()
-            for segment, part in zip(example.segments, (ids[1 : split - 1], ids[split:-1]), strict=True):
-                assert [getattr(token, name).removeprefix("##") for token in segment.tokens] == [
+            for (_, shown_tokens), part in zip(example.segments, (ids[1 : split - 1], ids[split:-1]), strict=True):
+                assert [getattr(token, name).removeprefix("##") for token in shown_tokens] == [
                     tokenizer.tokens[token_id].removeprefix("##") for token_id in part
                 ]
-        kinds = [token.kind for segment in example.segments for token in segment.tokens]
+        kinds = [token.kind for _, tokens in example.segments for token in tokens]
         assert len(kinds) - kinds.count("plain") == example.num_masked == np.diff(masks_of(examples).offsets)[place]
         assert examples.next_sentence_label is not None
         is_next = examples.next_sentence_label[place] == 0
