@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from bert_pretrain.report.curves import frequency_loss, value_of
+from bert_pretrain.report.curves import frequency_loss, number_of, value_of
 
 NUM_POINTS = 400
 """Points that the lines of a run are summed up to, at most."""
@@ -74,15 +74,15 @@ class Diagnosis:
     def __init__(self, record: Mapping[str, Any]) -> None:
         """Begin a run, given its manifest, finished or partial; what that does not say is not judged."""
         self.hints: list[Hint] = []
-        self._steps, self._seconds = value_of(record, "length.steps"), value_of(record, "length.seconds")
-        self._warmup = value_of(record, "config.train.warmup_ratio") or 0.0
+        self._steps, self._seconds = number_of(record, "length.steps"), number_of(record, "length.seconds")
+        self._warmup = number_of(record, "config.train.warmup_ratio") or 0.0
         if self._steps:  # of which the schedule may span more, where phases share one
-            of_schedule = self._warmup * max(self._steps, value_of(record, "config.train.schedule_steps") or 0)
-            warmup_steps = value_of(record, "config.train.warmup_steps")
+            of_schedule = self._warmup * max(self._steps, number_of(record, "config.train.schedule_steps") or 0)
+            warmup_steps = number_of(record, "config.train.warmup_steps")
             self._warmup = min(1.0, (of_schedule if warmup_steps is None else warmup_steps) / self._steps)
-        self._max_grad_norm = value_of(record, "config.train.max_grad_norm") or 1.0
+        self._max_grad_norm = number_of(record, "config.train.max_grad_norm") or 1.0
         self._has_muon = value_of(record, "config.train.optimizer") == "muon"
-        self._entropy: float | None = value_of(record, "data.statistics.unigram_entropy.train")
+        self._entropy: float | None = number_of(record, "data.statistics.unigram_entropy.train")
         self._has_next_sentence = value_of(record, "data.statistics.next_sentence") == "nsp"
         self._first_step: int | None = None
         self._start: float | None = None  # the first loss
@@ -246,7 +246,7 @@ def nothing_learnt(record: Mapping[str, Any], lines: Iterable[Mapping[str, Any]]
         for name in _LOSSES:
             if (value := _number(line, name)) is not None:
                 found[name].append(value)
-    references = (frequency_loss(record), value_of(record, "data.statistics.unigram_entropy.train"))
+    references = (frequency_loss(record), number_of(record, "data.statistics.unigram_entropy.train"))
     for (name, what), reference in zip(_LOSSES.items(), references, strict=True):
         if not found[name] or reference is None:
             continue

@@ -17,7 +17,7 @@ from bert_pretrain.examples.examples import with_error
 from bert_pretrain.model.bert import BertForPreTraining
 from bert_pretrain.model.hub import name_of_folder
 from bert_pretrain.model.scale import fine_tuning_rate
-from bert_pretrain.report.curves import PANELS, Metrics, as_png, figure_of, perplexity
+from bert_pretrain.report.curves import PANELS, Metrics, encoded, figure_of, perplexity
 from bert_pretrain.report.diagnosis import Hint
 from bert_pretrain.report.render import render
 from bert_pretrain.report.use import expected_use
@@ -95,7 +95,7 @@ def draw_beside_card(run: Path, record: Mapping[str, Any], metrics: Metrics, fol
     suffice, the error is raised, so that the same command draws it later.
     """
     try:
-        picture = as_png(figure_of([run], [record], [metrics], PANELS))
+        picture = encoded(figure_of([run], [record], [metrics], PANELS))
     except MemoryError:
         raise
     except Exception as error:

@@ -12,8 +12,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from bert_pretrain.errors import DataError
-from bert_pretrain.report.curves import read_run_record
 from bert_pretrain.report.diagnosis import Diagnosis, diagnose, nothing_learnt
 from bert_pretrain.train.log import MetricsFile
 from tests.report.record_runs import lines_of
@@ -165,26 +163,6 @@ def test_a_resumed_run_does_not_repeat_its_hints(tmp_path: Path) -> None:
     assert [hint for line in lines[middle:] for hint in file.write(line)] == []
     file.close()
     assert diagnose(record(), map(json.loads, path.read_text().splitlines())) == first
-
-
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"config": {"train": {"warmup_ratio": "0.1"}}},
-        {"length": {"seconds": 1e-300}},
-        {"length": {"steps": True}},
-        {"data": {"statistics": {"unigram_entropy": {"train": [7.0]}}}},
-        {"data": {"statistics": {"vocab_size": math.inf}}},
-    ],
-)
-def test_a_manifest_whose_figures_are_none_is_refused(changes: dict[str, Any], tmp_path: Path) -> None:
-    path = tmp_path / "manifest.json"
-    path.write_text(json.dumps(record()))
-    assert read_run_record(tmp_path) == record()
-    path.write_text(json.dumps({**record(), **changes}))
-    with pytest.raises(DataError, match="the manifest is broken") as caught:
-        read_run_record(tmp_path)
-    assert caught.value.where == str(tmp_path)
 
 
 FREQUENCIES = "only token frequencies learnt"
