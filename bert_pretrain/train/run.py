@@ -67,10 +67,11 @@ def train(
         if config.phases:
             print("the phases of the configuration are for 'bert-pretrain run'; this trains by the section train alone")
             config = config.model_copy(update={"phases": ()})
-        given: dict[str, Any] = {"init_from": init_from, "carry_optimizer": carry_optimizer}
         if isinstance(data, Path):
-            config, data = check_inputs(config, data, output, **given, overwrite=overwrite)
-        run = resolve_run(config, data, output, dist_context, **given)
+            config, data = check_inputs(
+                config, data, output, init_from=init_from, carry_optimizer=carry_optimizer, overwrite=overwrite
+            )
+        run = resolve_run(config, data, output, dist_context, init_from=init_from, carry_optimizer=carry_optimizer)
         if run.device.type == "cuda":
             torch.cuda.set_device(run.device)
         identity = identity_of(run)
