@@ -44,10 +44,8 @@ class Inspection:
     """What is shown of a data folder."""
 
     folder: DataFolder
-    reports: dict[str, list[ShardReport]]
-    """Of each split; of all its shards, or of those that hold the examples shown."""
-    checks: list[Check]
-    """Those that apply."""
+    reports: dict[str, list[ShardReport]]  # of each split; of all its shards, or of those that hold the examples shown
+    checks: list[Check]  # those that apply
     examples: list[RenderedExample]
 
     @property

@@ -31,8 +31,7 @@ class Token:
     shown: str
     original: str
     kind: Kind
-    has_space: bool
-    """Whether a space precedes it."""
+    has_space: bool  # whether a space precedes it
 
 
 @dataclass(frozen=True)
@@ -42,12 +41,9 @@ class RenderedExample:
     split: str
     row: int
     num_tokens: int
-    num_masked: int | None
-    """None where masks are still to be drawn."""
-    label: str
-    """In words; empty where there is none."""
-    segments: list[tuple[str, list[Token]]]
-    """Up to each [SEP]: A or B of a pair, otherwise a bullet, and the text."""
+    num_masked: int | None  # None where masks are still to be drawn
+    label: str  # in words; empty where there is none
+    segments: list[tuple[str, list[Token]]]  # up to each [SEP]: A or B of a pair, otherwise a bullet, and the text
 
     @property
     def predictions(self) -> str:

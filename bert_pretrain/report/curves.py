@@ -16,8 +16,7 @@ from bert_pretrain.io.files import atomic_path, did_you_mean, parse_json
 
 Metrics = list[dict[str, Any]]  # the lines of a run's metrics.jsonl
 
-WRITTEN = ("time", "host", "job")
-"""Of a line of metrics: when, and where."""
+WRITTEN = ("time", "host", "job")  # of a line of metrics: when, and where
 _CJK_FONTS = (
     "Noto Sans CJK", "Noto Serif CJK", "Source Han", "WenQuanYi", "Microsoft YaHei", "SimHei", "SimSun", "PingFang",
     "Heiti", "Hiragino", "Droid Sans Fallback", "Arial Unicode",
@@ -31,14 +30,10 @@ class Panel(NamedTuple):
 
     title: str
     unit: str
-    training: str
-    """Name in a line of training; empty for none."""
-    validation: str = ""
-    """Name in a line of an evaluation."""
-    axis: tuple[float, ...] = (0.0,)
-    """Values that the axis reaches at least, so that noise does not fill it."""
-    chance: float | None = None
-    """What guessing gives."""
+    training: str  # name in a line of training; empty for none
+    validation: str = ""  # name in a line of an evaluation
+    axis: tuple[float, ...] = (0.0,)  # values that the axis reaches at least, so that noise does not fill it
+    chance: float | None = None  # what guessing gives
     is_share: bool = False
 
 

@@ -15,10 +15,8 @@ from typing import Any, NamedTuple
 
 from bert_pretrain.report.curves import frequency_loss, number_of, value_of
 
-NUM_POINTS = 400
-"""Points that the lines of a run are summed up to, at most."""
-MIN_LINES = 10
-"""Lines of training before which nothing is said of how it goes."""
+NUM_POINTS = 400  # points that the lines of a run are summed up to, at most
+MIN_LINES = 10  # lines of training before which nothing is said of how it goes
 SHORT, LONG = 0.05, 0.1
 """Shares of the run over which figures are averaged."""
 
@@ -27,12 +25,10 @@ PATIENCE_STEPS, PATIENCE_SHARES = 20_000, (0.1, 0.5)
 chance at next sentences so long after masked tokens are learnt."""
 PLATEAU_NATS, STEADY_NATS = 0.1, 0.03
 """Distance from the loss of token frequencies that is no progress yet; and the fall in a tenth that is some."""
-FAR_NATS = 0.5
-"""Distance from a loss that is not noise."""
+FAR_NATS = 0.5  # distance from a loss that is not noise
 ABOVE_START_NATS, ABOVE_PLATEAU_NATS = 0.3, 0.2
 """Where no healthy loss is after the warm-up: above the first one, or for long above that of token frequencies."""
-STUCK_SHARE = 0.05
-"""Of what a loss has fallen so far: it no longer falls."""
+STUCK_SHARE = 0.05  # of what a loss has fallen so far: it no longer falls
 NSP_NATS, NSP_CHANCE, NSP_STEPS = 1.0, 0.53, 3000
 """How far masked tokens are learnt before next sentences must be, the accuracy that is chance, and the steps that a
 healthy run may stay at it."""
@@ -44,8 +40,7 @@ _LOSSES = {"validation_mlm_loss": "held-out", "mlm_loss": "training"}
 class Hint(NamedTuple):
     """A cause, what tells it, and its remedy."""
 
-    cause: str
-    """A run gives one hint of each."""
+    cause: str  # a run gives one hint of each
     observed: str
     remedy: str
 

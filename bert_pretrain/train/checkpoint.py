@@ -47,8 +47,7 @@ class Checkpoint:
     """A checkpoint on disk whose contents have been verified."""
 
     path: Path
-    record: dict[str, Any]
-    """The content of `training_state.json`."""
+    record: dict[str, Any]  # the content of `training_state.json`
 
     @property
     def step(self) -> int:
@@ -58,8 +57,7 @@ class Checkpoint:
 class CheckpointWriter:
     """Writes a run's checkpoints in a thread, one at a time, and keeps the newest few."""
 
-    write_seconds = 0.0
-    """Duration of the last write, during which training continued."""
+    write_seconds = 0.0  # duration of the last write, during which training continued
 
     def __init__(
         self,

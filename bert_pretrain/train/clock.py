@@ -19,12 +19,9 @@ from bert_pretrain.train.state import Progress, TrainState
 class Boundary:
     """What all ranks agree on between two steps."""
 
-    signal_number: int
-    """The signal to obey, or 0: one to stop, or SIGUSR1 to save."""
-    seconds: float
-    """That the run has taken."""
-    reserve: float
-    """Seconds that one more step, the last evaluation and the last checkpoint will take at most."""
+    signal_number: int  # the signal to obey, or 0: one to stop, or SIGUSR1 to save
+    seconds: float  # that the run has taken
+    reserve: float  # seconds that one more step, the last evaluation and the last checkpoint will take at most
 
 
 class Clock:

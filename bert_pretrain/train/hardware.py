@@ -23,8 +23,7 @@ CPU_MICRO_BATCH_TOKENS = 4096
 CPU_ACTIVATION_BYTES = 3 * 2**29
 """What a micro-batch on CPU may leave until its backward pass; smaller ones add up gradients more often."""
 _M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_MAX = -1, -2, -4  # <malloc.h>
-_PADDED_COMPILES_FROM = "2.13"
-"""On CPU torch 2.11 gave gradients that were off by a percent; 2.12 has not been tried."""
+_PADDED_COMPILES_FROM = "2.13"  # on CPU torch 2.11 gave gradients that were off by a percent; 2.12 has not been tried
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 
 

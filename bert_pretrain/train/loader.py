@@ -29,8 +29,7 @@ from bert_pretrain.train.batches import (
 )
 
 AnyBatch = TypeVar("AnyBatch", Batch, GlobalBatch)
-READ_AHEAD = 2
-"""Batches prepared before they are asked for."""
+READ_AHEAD = 2  # batches prepared before they are asked for
 
 
 class TrainingData:
@@ -137,18 +136,14 @@ class Prefetcher(Generic[AnyBatch]):
         self.last_wait_seconds = 0.0
         """How long the last batch asked for was not there yet."""
         self._device = device
-        self._start(batches)
+        self.start(batches)
 
-    def _start(self, batches: Iterator[AnyBatch]) -> None:
+    def start(self, batches: Iterator[AnyBatch]) -> None:
+        """Read these batches from now on; others must be closed."""
         self._ready: queue.Queue[AnyBatch | Exception | None] = queue.Queue(maxsize=READ_AHEAD)
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._read, args=(batches,), name="batches", daemon=True)
         self._thread.start()
-
-    def restart(self, batches: Iterator[AnyBatch]) -> None:
-        """Read other batches from now on."""
-        self.close()
-        self._start(batches)
 
     def __iter__(self) -> "Prefetcher[AnyBatch]":
         return self

@@ -61,7 +61,8 @@ def fit(
                 _step(run, state, batch, progress.step, rate)
             except DoesNotFit as error:
                 _halve_micro_batches(run, data, error)
-                batches.restart(data.batches(progress.step, run.length.steps))
+                batches.close()
+                batches.start(data.batches(progress.step, run.length.steps))
                 continue
             state.count(batch)
             before, now = now, clock.boundary(signals.take())

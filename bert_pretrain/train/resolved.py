@@ -43,10 +43,8 @@ class InitialCheckpoint:
 
     folder: Path
     weights_sha256: str
-    carried: Checkpoint | None
-    """Given if the optimizer's state and the step are carried over."""
-    extension: Extension | None
-    """How the data's vocabulary extends that folder's; None where the folder has none."""
+    carried: Checkpoint | None  # given if the optimizer's state and the step are carried over
+    extension: Extension | None  # how the data's vocabulary extends that folder's; None where the folder has none
 
 
 @dataclass(frozen=True)
@@ -68,8 +66,7 @@ class ResolvedRun:
     compiled_reason: str
     dist_context: DistContext
     num_parameters: int
-    micro_batch_tokens: int
-    """At most; training goes on with fewer where they do not fit."""
+    micro_batch_tokens: int  # at most; training goes on with fewer where they do not fit
 
     @property
     def name(self) -> str:

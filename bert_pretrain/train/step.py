@@ -20,8 +20,7 @@ from bert_pretrain.train.loss import LossSums
 from bert_pretrain.train.optimizers import Optimizers, update
 
 LOSS_SCALE_START = 2.0**16
-LOSS_SCALE_GROWTH_STEPS = 2000
-"""Both as in Micikevicius et al. (2018) and PyTorch's own scaler."""
+LOSS_SCALE_GROWTH_STEPS = 2000  # both as in Micikevicius et al. (2018) and PyTorch's own scaler
 
 
 @dataclass
@@ -64,8 +63,7 @@ class StepSums(NamedTuple, Generic[Value]):
     skipped: Value
     loss: Value
     grad_norm: Value
-    skipped_in_a_row: Value
-    """Up to now, whatever the interval."""
+    skipped_in_a_row: Value  # up to now, whatever the interval
 
     @staticmethod
     def zeros(device: torch.device) -> Tensor:
