@@ -4,12 +4,11 @@ import contextlib
 import statistics
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import torch
 
-from bert_pretrain.errors import ConfigError, Interrupted, UserError
+from bert_pretrain.errors import ConfigError, UserError
 from bert_pretrain.train.batches import GlobalBatch
 from bert_pretrain.train.checkpoint import CheckpointWriter
 from bert_pretrain.train.clock import Clock
@@ -124,22 +123,35 @@ def _log(
 ) -> None:
     """Read what the steps since the last line have measured; raises where gradients stay non-finite."""
     checkpoints.check()
-    if state.sums[-1] >= MAX_SKIPPED_IN_A_ROW:  # waits for the device; the same on all ranks
+    skipped = state.sums[-1]
+    if skipped >= MAX_SKIPPED_IN_A_ROW:  # waits for the device; the same on all ranks
         checkpoint = checkpoints.save()
         run.dist_context.run_on_main(checkpoints.wait)
-        raise _diverged(state, checkpoint)
+        # Seed and step fix the batch and the dropout masks, so the checkpoint is all that computes the step again.
+        raise UserError(
+            f"the gradients of {int(skipped)} steps in a row were not finite; none of them changed the weights",
+            where=f"step {state.progress.step}; the state is saved in {checkpoint}",
+            remedy="lower train.peak_lr, or look for what is odd in the data; the same command would try again",
+        )
     log.training(training_line(state, rate=rate, epoch=epoch, peak=run.peak_flops))
     state.start_interval()
 
 
 def _save(run: ResolvedRun, clock: Clock, checkpoints: CheckpointWriter, signal_number: int, *, is_last: bool) -> None:
-    """Begin to write a checkpoint; raises where a signal asked to stop."""
+    """Begin to write a checkpoint; raises where a signal asked to stop, once checkpoint and status are on disk."""
     with clock.reserving("save"):
         checkpoint = checkpoints.save()
     # At the end training waits for it, and for the final model, which is smaller.
     clock.reserve("write", 1.5 * checkpoints.write_seconds)
     if signal_number in STOPS and not is_last:
-        raise _stopped(run, checkpoints, interrupted(signal_number, checkpoint))
+        reason = interrupted(signal_number, checkpoint)
+
+        def complete() -> None:
+            checkpoints.wait()
+            write_status(run.output, reason.exit_code, reason.message)
+
+        run.dist_context.run_on_main(complete)  # all wait: torchrun and Slurm end the others as soon as one has left
+        raise reason
 
 
 def _halve_micro_batches(run: ResolvedRun, data: TrainingData, error: DoesNotFit) -> None:
@@ -171,33 +183,6 @@ def time_steps(run: ResolvedRun, state: TrainState, data: TrainingData) -> float
             _wait_for(run.device)
             times.append(time.perf_counter() - begin)
     return statistics.median(times[1:] or times)
-
-
-def _stopped(run: ResolvedRun, checkpoints: CheckpointWriter, reason: Interrupted) -> Interrupted:
-    """Return why a run stops, once its checkpoint and status are on disk.
-
-    All ranks wait for that: torchrun and Slurm end the others as soon as one has left.
-    """
-
-    def complete() -> None:
-        checkpoints.wait()
-        write_status(run.output, reason.exit_code, reason.message)
-
-    run.dist_context.run_on_main(complete)
-    return reason
-
-
-def _diverged(state: TrainState, checkpoint: Path) -> UserError:
-    """Return the error that ends a run whose gradients stay non-finite.
-
-    Seed and step fix the batch and the dropout masks, so the checkpoint is all that is needed to compute the step
-    again.
-    """
-    return UserError(
-        f"the gradients of {int(state.sums[-1])} steps in a row were not finite; none of them changed the weights",
-        where=f"step {state.progress.step}; the state is saved in {checkpoint}",
-        remedy="lower train.peak_lr, or look for what is odd in the data; the same command would try again",
-    )
 
 
 def _wait_for(device: torch.device) -> None:

@@ -214,8 +214,8 @@ def _softmax_in_place(
 ) -> tuple[Tensor, Tensor]:
     """Return loss and correct counts of some rows, and turn their logits into `factor` times their gradient.
 
-    `logits`, (rows, columns), are without `bias`, (columns,) fp32: -inf in the columns that pad the vocabulary. `labels`
-    are (rows,) int64. To `d_bias`, (columns,), the gradient's sum over rows is added; without it, nothing is overwritten.
+    `logits`, (rows, columns), lack `bias`, (columns,) fp32, -inf in the columns that pad the vocabulary; `labels` are
+    (rows,) int64. The gradient's sum over rows is added to `d_bias`, (columns,); without it nothing is overwritten.
     """
     targets = labels[:, None]
     wide = logits.float().add_(bias)  # (rows, columns): the softmax is taken in fp32
