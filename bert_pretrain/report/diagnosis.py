@@ -9,8 +9,7 @@ healthy runs give no hint: `tests/report/test_diagnosis.py` has some.
 import itertools
 import math
 import statistics
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 from bert_pretrain.report.curves import frequency_loss, number_of, value_of
@@ -48,21 +47,6 @@ class Hint(NamedTuple):
         return f"hint: {self.cause} ({self.observed}): {self.remedy}"
 
 
-@dataclass
-class _Point:
-    """Means of figures of training over a short stretch of the run."""
-
-    share: float
-    lines: int
-    means: dict[str, float]
-
-    def add(self, figures: Mapping[str, float]) -> None:
-        self.lines += 1
-        for name, value in figures.items():
-            mean = self.means.setdefault(name, value)
-            self.means[name] = mean + (value - mean) / self.lines
-
-
 class Diagnosis:
     """The hints of one run, from its lines of metrics one after the other."""
 
@@ -84,24 +68,21 @@ class Diagnosis:
         self._highest = 0.0  # held-out loss since the warm-up
         self._falls_slowly = False  # far above token frequencies: then a rate is rather too low
         self._num_lines, self._num_steps, self._share = 0, 0, 0.0
-        self._points: list[_Point] = []
+        self._points: list[tuple[float, dict[str, tuple[float, int]]]] = []  # share; mean and number of each figure
 
     def add(self, line: Mapping[str, Any]) -> list[Hint]:
         """Take a line of metrics, of training or of an evaluation, and return the hints that it gives rise to."""
         self._first_step = line["step"] if self._first_step is None else self._first_step
-        if self._start is None:
-            self._start = _number(line, "validation_mlm_loss") or _number(line, "mlm_loss")
-        rules: list[Callable[[], Hint | None]] = []
-        if "validation_mlm_loss" in line:
-            if self._share >= self._warmup:
-                self._highest = max(self._highest, _number(line, "validation_mlm_loss") or 0.0)
-        elif "mlm_loss" in line and self._take(line) and self._num_lines >= MIN_LINES:
-            rules = [self._rate_too_high, self._stuck, self._plateau, self._no_next_sentence]
+        held_out, loss = _number(line, "validation_mlm_loss"), _number(line, "mlm_loss")
+        self._start = self._start or held_out or loss
         num_before = len(self.hints)
-        for rule in rules:
-            hint = rule()
-            if hint is not None and not self._has(hint.cause):
-                self.hints.append(hint)
+        if held_out is not None and self._share >= self._warmup:
+            self._highest = max(self._highest, held_out)
+        if "mlm_loss" in line and self._take(line) and self._num_lines >= MIN_LINES:
+            for rule in (self._rate_too_high, self._stuck, self._plateau, self._no_next_sentence):
+                hint = rule()
+                if hint is not None and not self._has(hint.cause):
+                    self.hints.append(hint)
         return self.hints[num_before:]
 
     def _take(self, line: Mapping[str, Any]) -> bool:
@@ -115,12 +96,14 @@ class Diagnosis:
             self._share = (_number(line, "elapsed_seconds") or 0.0) / self._seconds
         else:
             return False
-        names = ("mlm_loss", "nsp_accuracy", "grad_norm")
-        figures = {name: value for name in names if (value := _number(line, name)) is not None}
-        is_new = not self._points or int(self._share * NUM_POINTS) > int(self._points[-1].share * NUM_POINTS)
+        is_new = not self._points or int(self._share * NUM_POINTS) > int(self._points[-1][0] * NUM_POINTS)
         if is_new:
-            self._points.append(_Point(self._share, 0, {}))
-        self._points[-1].add(figures)
+            self._points.append((self._share, {}))
+        means = self._points[-1][1]
+        for name in ("mlm_loss", "nsp_accuracy", "grad_norm"):
+            if (value := _number(line, name)) is not None:
+                mean, number = means.get(name, (0.0, 0))
+                means[name] = mean + (value - mean) / (number + 1), number + 1
         return is_new
 
     def _number_of_points(self, share: float, at_least: int) -> int:
@@ -132,7 +115,7 @@ class Diagnosis:
 
     def _values(self, name: str, since: float = 0.0) -> list[float]:
         """Return a figure of every point that has it, from a share of the run on."""
-        return [point.means[name] for point in self._points if name in point.means and since <= point.share]
+        return [means[name][0] for share, means in self._points if name in means and since <= share]
 
     def _losses(self, share: float) -> tuple[float, float] | None:
         """Return the loss of masked tokens over the last share of the run, and over the share before it.
@@ -236,21 +219,17 @@ def nothing_learnt(record: Mapping[str, Any], lines: Iterable[Mapping[str, Any]]
     It compares the last held-out loss with that of the training frequencies on the held-out rows; where nothing is
     held out, that of training with the entropy of the training split.
     """
-    found: dict[str, list[float]] = {name: [] for name in _LOSSES}
-    for line in lines:
-        for name in _LOSSES:
-            if (value := _number(line, name)) is not None:
-                found[name].append(value)
+    lines = list(lines)
     references = (frequency_loss(record), number_of(record, "data.statistics.unigram_entropy.train"))
     for (name, what), reference in zip(_LOSSES.items(), references, strict=True):
-        if not found[name] or reference is None:
+        losses = [value for line in lines if (value := _number(line, name)) is not None]
+        if not losses or reference is None:
             continue
-        start, last = found[name][0], found[name][-1]
+        start, last = losses[0], losses[-1]
         if last < reference - PLATEAU_NATS:
             return None
-        has_fallen = last < start - FAR_NATS
         return Hint(
-            "only token frequencies learnt" if has_fallen else "nothing learnt",
+            "only token frequencies learnt" if last < start - FAR_NATS else "nothing learnt",
             f"the {what} loss of masked tokens began at {start:.2f} and ended at {last:.2f} nats; the frequencies of "
             f"the training tokens alone give {reference:.2f}",
             "train for more steps or with another train.peak_lr; check the data with 'bert-pretrain inspect'",
