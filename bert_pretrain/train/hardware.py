@@ -81,8 +81,7 @@ def keep_freed_memory(device: torch.device) -> None:
     """On CPU, keep the memory of freed tensors for the next ones, as PyTorch does on CUDA.
 
     By default glibc gives every large tensor fresh pages and takes them back, which was a third of a step of BERT-Base.
-    Elsewhere (another C library, another allocator put before it) this does nothing, nor where the process is another
-    program's, since it cannot be undone.
+    Nothing is done without glibc, nor where the process is another program's, since it cannot be undone.
     """
     is_possible = cores.owns_process and device.type == "cpu" and sys.platform == "linux"
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if is_possible else None
@@ -136,10 +135,9 @@ def compile_layers(
 ) -> None:
     """Let the compiler make each layer's forward and backward pass, at its first call.
 
-    Layers are alike, so that one is compiled for all, and for any number of tokens and sequences, so that nothing is
-    compiled again later in a run. (Inductor compiles a second time where the tokens of a micro-batch cross a bound,
-    some 5 million over the hidden size, below which it fuses less.) With `strict`, what cannot be compiled whole is an
-    error.
+    One is compiled for all, and for any number of tokens and sequences. (Inductor compiles a second time where the
+    tokens of a micro-batch cross some 5 million over the hidden size, below which it fuses less.) With `strict`, what
+    cannot be compiled whole is an error.
     """
     if cores.owns_process:
         # By default the compiler gives up after eight versions, and splits a layer for DDP's buckets, which are far
@@ -179,8 +177,10 @@ def choose_micro_batch_tokens(
         return config.micro_batch_tokens
     whole_batch = -(-config.global_batch_size // num_ranks) * max_seq_length
     if device.type == "cuda":
-        weights = sum(4 * each.numel() for each in model.parameters() if each.device.type == "cuda")
-        free = free_bytes(device) + weights  # which are counted in the state
+        free, _ = torch.cuda.mem_get_info(device)
+        free += torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)  # kept of freed tensors
+        # Weights that are there already are counted in the state.
+        free += sum(4 * each.numel() for each in model.parameters() if each.device.type == "cuda")
         fitting = fitting_tokens(config, model, max_seq_length, free, dtype)
     else:
         per_token = activation_bytes_per_token(model, max_seq_length, dtype, config.activation_checkpointing)
@@ -215,12 +215,6 @@ def fitting_tokens(
     room = USED_SHARE * (free_bytes - _state_bytes(config, model, dtype))
     with_logits = (room - USED_SHARE * _logits_bytes(model, dtype)) / kept
     return max(0, int(min(with_logits, room / (kept + backward))))
-
-
-def free_bytes(device: torch.device) -> int:
-    """Return the memory of a card that tensors can take, with what PyTorch keeps of freed ones."""
-    free, _ = torch.cuda.mem_get_info(device)
-    return free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
 
 
 def _state_bytes(config: TrainConfig, model: BertForPreTraining, dtype: torch.dtype) -> int:
