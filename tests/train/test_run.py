@@ -18,7 +18,6 @@ from bert_pretrain.cli import stages
 from bert_pretrain.config import Config, TrainConfig
 from bert_pretrain.errors import DataError, OutputError
 from bert_pretrain.examples.shards import DataFolder, read_shard
-from bert_pretrain.train.clock import Boundary
 from bert_pretrain.train.evaluation import evaluate
 from bert_pretrain.train.resolved import ResolvedRun
 from bert_pretrain.train.run import train
@@ -176,4 +175,4 @@ def test_a_time_budget_is_evaluated_after_every_eighth(
 ) -> None:
     length = SimpleNamespace(seconds=100.0)
     run: Any = SimpleNamespace(length=length, config=SimpleNamespace(train=TrainConfig(eval_every=every)))
-    assert ResolvedRun.evaluates_by_clock(run, before, Boundary(0, after, reserve)) == due
+    assert ResolvedRun.evaluates_by_clock(run, before, after, reserve) == due

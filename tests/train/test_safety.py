@@ -18,7 +18,7 @@ from bert_pretrain.examples.shards import DataFolder
 from bert_pretrain.io.files import seal_folder
 from bert_pretrain.model.bert import BertForPreTraining
 from bert_pretrain.model.huggingface import load_weights
-from bert_pretrain.train import checkpoint, clock, loop
+from bert_pretrain.train import checkpoint, loop
 from bert_pretrain.train.checkpoint import open_checkpoint
 from bert_pretrain.train.loader import TrainingData
 from bert_pretrain.train.loss import pretraining_loss
@@ -35,7 +35,7 @@ class StepClock:
         self._seconds = 0.0
         self._hanging_step = hanging_step
         self._train_step = loop.train_step
-        monkeypatch.setattr(clock, "time", self)
+        monkeypatch.setattr(loop, "time", self)
         monkeypatch.setattr(loop, "train_step", self.train_step)
 
     def perf_counter(self) -> float:
