@@ -14,11 +14,11 @@ from bert_pretrain.config import Config
 from bert_pretrain.errors import ConfigError, OutputError
 from bert_pretrain.examples.examples import with_error
 from bert_pretrain.examples.shards import DataFolder
-from bert_pretrain.io.manifest import MANIFEST, read_manifest
+from bert_pretrain.io.manifest import MANIFEST, read_manifest, read_record
 from bert_pretrain.make_data.estimate import MAX_SOURCES, sample_source
 from bert_pretrain.make_data.run import make_data
 from bert_pretrain.plan.time_limit import TimeLimit
-from bert_pretrain.report.curves import draw_curves, pair_accuracy, read_metrics, read_run_record, value_of
+from bert_pretrain.report.curves import draw_curves, names_of_pairs, read_metrics, value_of
 from bert_pretrain.report.diagnosis import nothing_learnt
 from bert_pretrain.text.sources import evenly_spaced, resolve
 from bert_pretrain.vocab.run import make_vocab
@@ -212,8 +212,8 @@ def with_one_schedule(stages: Sequence[Config], folders: Sequence[Path]) -> list
 
 def _show_results(runs: Sequence[Path], model: Path, output: Path) -> None:
     """Print held-out figures before and after, draw the curves, and say how to open the model."""
-    records = [read_run_record(run) for run in runs]
-    pairs_title = pair_accuracy(records)
+    records = [read_record(run) for run in runs]
+    pairs_title = names_of_pairs(records)[1]
     figures = {run: [line for line in read_metrics(run) if "validation_mlm_loss" in line] for run in runs}
     nothing = "nothing was held out, so nothing was evaluated"
     print(f"\nheld out            MLM loss   MLM accuracy   {pairs_title}" if any(figures.values()) else f"\n{nothing}")

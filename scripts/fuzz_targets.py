@@ -45,7 +45,7 @@ from bert_pretrain.io.files import CHECKSUMS, damage_of_folder, seal_folder, sha
 from bert_pretrain.make_data.run import make_data
 from bert_pretrain.model.huggingface import load_model
 from bert_pretrain.plan.time_limit import TimeLimit
-from bert_pretrain.report.curves import read_metrics, read_run_record
+from bert_pretrain.report.curves import read_metrics
 from bert_pretrain.report.diagnosis import diagnose
 from bert_pretrain.text import documents
 from bert_pretrain.text.sources import resolve
@@ -251,7 +251,7 @@ def _read_vocab(folder: Path) -> None:
 
 
 def _read_run(folder: Path) -> None:
-    diagnose(read_run_record(folder), read_metrics(folder))
+    diagnose(manifest.read_record(folder), read_metrics(folder))
 
 
 def _read_data(folder: Path) -> None:

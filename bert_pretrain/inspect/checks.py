@@ -45,24 +45,10 @@ class Check:
 
 
 @dataclass(frozen=True)
-class ShardTask:
-    """A shard to check."""
-
-    folder: Path
-    split: str
-    record: ShardRecord
-    first_row: int
-    """The row of the split with which it begins."""
-    tokenizer: Tokenizer
-    config: DataConfig
-
-
-@dataclass(frozen=True)
 class ShardReport:
     """What the checks of a shard found."""
 
-    failures: dict[str, str]
-    """By check; empty for one that passed, absent for one that does not apply."""
+    failures: dict[str, str]  # by check; empty for one that passed, absent for one that does not apply
     statistics: summary.ShardStatistics | None = None
     """Of the rows that can be counted; None where the shard cannot be used."""
     longest: int = 0
@@ -76,38 +62,36 @@ def demand(name: str, config: DataConfig, tokenizer: Tokenizer) -> str:
     return f"{text}; fewer where no further word fits" if is_fewer else text
 
 
-def check_shard(task: ShardTask) -> ShardReport:
-    """Read a shard, check it, and count what it holds."""
-    record, config = task.record, task.config
+def check_shard(
+    folder: Path, split: str, tokenizer: Tokenizer, config: DataConfig, shard: tuple[ShardRecord, int]
+) -> ShardReport:
+    """Read a shard, given by its record and the row of the split with which it begins; check it and count."""
+    record, first_row = shard
     try:
-        examples = read_shard(task.folder, record)
+        examples = read_shard(folder, record)
     except DataError as error:
         return ShardReport({"shards": f"{error.what} ({error.remedy})"})
-    stores_masks = config.masking == "static" or task.split == "validation"
+    stores_masks = config.masking == "static" or split == "validation"
     expected = (config.next_sentence != "none", stores_masks, config.word_segmenter is not None and not stores_masks)
     columns = (examples.next_sentence_label, examples.masks, examples.starts_word)
     if expected != tuple(column is not None for column in columns):
         return ShardReport({"shards": f"{record.path} lacks a column, or has one too many"})
-    tokenizer = task.tokenizer
     broken = _check_layout(examples, tokenizer, config)
     rows = np.setdiff1d(np.arange(len(examples)), np.concatenate([*broken.values()]))
     sound = examples if len(rows) == len(examples) else examples.take(rows)
     if len(rows):
         broken |= {name: rows[found] for name, found in _check_text(sound, tokenizer, config).items()}
-    failures = {"shards": "", **{name: _describe(task, found) for name, found in broken.items()}}
+    failures = {"shards": ""}
+    for name, found in broken.items():
+        count = "1 example" if len(found) == 1 else f"{len(found):,} examples, the first"
+        failures[name] = (
+            f"{record.path}: {count} in row {found[0]} ({split} row {first_row + found[0]})" if len(found) else ""
+        )
     if examples.next_sentence_label is not None and not failures["labels"]:
         zeros = int((examples.next_sentence_label == 0).sum())
         if abs(2 * zeros - len(examples)) > 1:
             failures["labels"] = f"{record.path}: {zeros:,} of {len(examples):,} examples have the label 0"
-    statistics = summary.measure(sound, tokenizer)
-    return ShardReport(failures, statistics, int(examples.lengths.max(initial=0)))
-
-
-def _describe(task: ShardTask, rows: np.ndarray) -> str:
-    if not len(rows):
-        return ""
-    count = "1 example" if len(rows) == 1 else f"{len(rows):,} examples, the first"
-    return f"{task.record.path}: {count} in row {rows[0]} ({task.split} row {task.first_row + rows[0]})"
+    return ShardReport(failures, summary.measure(sound, tokenizer), int(examples.lengths.max(initial=0)))
 
 
 def _check_layout(examples: Examples, tokenizer: Tokenizer, config: DataConfig) -> dict[str, np.ndarray]:

@@ -5,6 +5,7 @@ Examples are read from their shards; statistics are counted again from all shard
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +14,7 @@ from bert_pretrain import rng
 from bert_pretrain.errors import ConfigError
 from bert_pretrain.examples.shards import DataFolder
 from bert_pretrain.inspect import terminal
-from bert_pretrain.inspect.checks import CHECKS, Check, ShardReport, ShardTask, check_shard, demand
+from bert_pretrain.inspect.checks import CHECKS, Check, ShardReport, check_shard, demand
 from bert_pretrain.inspect.rendering import RenderedExample, locate_rows, render_rows
 from bert_pretrain.io.cores import available_cores
 from bert_pretrain.io.manifest import read_manifest
@@ -43,10 +44,8 @@ class Inspection:
     """What is shown of a data folder."""
 
     folder: DataFolder
-    reports: dict[str, list[ShardReport]]
-    """Of each split; of all its shards, or of those that hold the examples shown."""
-    checks: list[Check]
-    """Those that apply."""
+    reports: dict[str, list[ShardReport]]  # of each split; of all its shards, or of those that hold the examples shown
+    checks: list[Check]  # those that apply
     examples: list[RenderedExample]
 
     @property
@@ -159,16 +158,14 @@ def _check_shards(
     folder: DataFolder, split: str, numbers: Sequence[int], workers: int | None
 ) -> dict[int, ShardReport]:
     """Return the reports of the shards of these numbers."""
-    records, tokenizer = folder.shards(split), folder.tokenizer()
+    records = folder.shards(split)
     first_rows = np.cumsum([0, *(record.rows for record in records)]).tolist()
-    tasks = [
-        ShardTask(folder.path, split, records[number], first_rows[number], tokenizer, folder.config)
-        for number in numbers
-    ]
+    check = partial(check_shard, folder.path, split, folder.tokenizer(), folder.config)
+    tasks = [(records[number], first_rows[number]) for number in numbers]
     if len(tasks) == 1:
-        return {numbers[0]: check_shard(tasks[0])}  # not worth a progress bar
+        return {numbers[0]: check(tasks[0])}  # not worth a progress bar
     processes = workers or min(available_cores(), 1 + len(tasks) // _SHARDS_PER_PROCESS)
-    reports = run_each(check_shard, tasks, workers=processes, description=f"read {split}", unit="shard")
+    reports = run_each(check, tasks, workers=processes, description=f"read {split}", unit="shard")
     return dict(zip(numbers, reports, strict=True))
 
 

@@ -31,17 +31,7 @@ class Token:
     shown: str
     original: str
     kind: Kind
-    has_space: bool
-    """Whether a space precedes it."""
-
-
-@dataclass(frozen=True)
-class Segment:
-    """The text up to a [SEP]."""
-
-    name: str
-    """A or B of a pair; otherwise a bullet."""
-    tokens: list[Token]
+    has_space: bool  # whether a space precedes it
 
 
 @dataclass(frozen=True)
@@ -51,11 +41,9 @@ class RenderedExample:
     split: str
     row: int
     num_tokens: int
-    num_masked: int | None
-    """None where masks are still to be drawn."""
-    label: str
-    """In words; empty where there is none."""
-    segments: list[Segment]
+    num_masked: int | None  # None where masks are still to be drawn
+    label: str  # in words; empty where there is none
+    segments: list[tuple[str, list[Token]]]  # up to each [SEP]: A or B of a pair, otherwise a bullet, and the text
 
     @property
     def predictions(self) -> str:
@@ -104,7 +92,7 @@ def render_example(
         num_tokens=len(ids),
         num_masked=None if masks is None else len(originals),
         label="" if labels is None else _label(objective, int(labels[place])),
-        segments=[Segment(name, _tokens(ids, range(begin, end), originals, tokenizer)) for name, begin, end in bounds],
+        segments=[(name, _tokens(ids, range(begin, end), originals, tokenizer)) for name, begin, end in bounds],
     )
 
 

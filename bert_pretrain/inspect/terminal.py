@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from bert_pretrain.inspect.rendering import RenderedExample, Token, is_wide
+from bert_pretrain.inspect.rendering import RenderedExample, Token
 
 if TYPE_CHECKING:
     from bert_pretrain.inspect.inspect import Inspection
@@ -62,29 +62,12 @@ def _print_example(console: Console, example: RenderedExample) -> None:
     label = f" · {example.label}" if example.label else ""
     title = f"{example.split} row {example.row}: {example.num_tokens} tokens, {example.predictions}{label}"
     console.print(title, style=TITLE)
-    for segment in example.segments:
-        for number, line in enumerate(_wrapped(segment.tokens, console.width - 3)):
-            console.print(Text(" ") if number else Text(segment.name, TITLE), line, sep="  ")
+    grid = Table.grid(padding=(0, 2, 0, 0))
+    for name, tokens in example.segments:
+        words = (Text(" " if token.has_space else "").append_text(_marked(token)) for token in tokens)
+        grid.add_row(Text(name, TITLE), Text().join(words))
+    console.print(grid, soft_wrap=False)
     console.print()
-
-
-def _wrapped(tokens: Sequence[Token], columns: int) -> list[Text]:
-    """Return lines that break between words, and between wide characters."""
-    lines: list[Text] = [Text()]
-    words: list[list[Token]] = []
-    for token in tokens:
-        if words and not token.has_space and not (token.original and is_wide(token.original[0])):
-            words[-1].append(token)
-        else:
-            words.append([token])
-    for word in words:
-        text = Text().join(map(_marked, word))
-        space = " " if word[0].has_space and lines[-1] else ""
-        if lines[-1] and lines[-1].cell_len + len(space) + text.cell_len > columns:
-            lines.append(Text())
-            space = ""
-        lines[-1].append(space).append_text(text)
-    return lines
 
 
 def _marked(token: Token) -> Text:

@@ -7,8 +7,9 @@ from pathlib import Path
 from pydantic import BaseModel, ValidationError
 
 from bert_pretrain.io.files import write_text
+from bert_pretrain.io.manifest import read_record
 from bert_pretrain.plan.planner import Plan
-from bert_pretrain.report.curves import pair_accuracy, read_metrics, read_run_record
+from bert_pretrain.report.curves import names_of_pairs, read_metrics
 from bert_pretrain.report.diagnosis import diagnose
 
 FORECAST = "forecast.json"
@@ -62,12 +63,12 @@ def compare(output: Path, run: Path, changed: Sequence[str] = ()) -> str | None:
     last = next((line for line in reversed(metrics) if line.get("validation_mlm_loss") is not None), None)
     if last is None:
         return None
-    record = read_run_record(run)
+    record = read_record(run)
     loss, accuracy = last["validation_mlm_loss"], last.get("validation_nsp_accuracy")
     is_inside, text = _placed("MLM loss", loss, forecast.mlm_loss, ".2f", " nats")
     all_inside, is_worse, texts = is_inside, loss > forecast.mlm_loss[1], [text]
     if forecast.pair_accuracy is not None and accuracy is not None:
-        is_inside, text = _placed(pair_accuracy([record]), accuracy, forecast.pair_accuracy, ".0%")
+        is_inside, text = _placed(names_of_pairs([record])[1], accuracy, forecast.pair_accuracy, ".0%")
         all_inside, texts = all_inside and is_inside, [*texts, text]
         is_worse |= accuracy < forecast.pair_accuracy[0]
     line = f"forecast: {'; '.join(texts)}"

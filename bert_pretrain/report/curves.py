@@ -16,24 +16,13 @@ from bert_pretrain.io.files import atomic_path, did_you_mean, parse_json
 
 Metrics = list[dict[str, Any]]  # the lines of a run's metrics.jsonl
 
-WRITTEN = ("time", "host", "job")
-"""Of a line of metrics: when, and where."""
-MAX_FIGURE = 1e100
-"""Larger figures of a line are none that a run has written, and could overflow in what is computed from them."""
-_FIGURES = (
-    "length.steps", "length.seconds", "config.train.warmup_ratio", "config.train.warmup_steps",
-    "config.train.schedule_steps", "config.train.max_grad_norm", "data.statistics.vocab_size",
-    "data.statistics.unigram_entropy.train", "data.statistics.unigram_entropy.validation",
-    "data.statistics.held_out", "progress.tokens",
-)  # fmt: skip
-"""Values of a run's manifest that are computed with."""
+WRITTEN = ("time", "host", "job")  # of a line of metrics: when, and where
 _CJK_FONTS = (
     "Noto Sans CJK", "Noto Serif CJK", "Source Han", "WenQuanYi", "Microsoft YaHei", "SimHei", "SimSun", "PingFang",
     "Heiti", "Hiragino", "Droid Sans Fallback", "Arial Unicode",
 )  # fmt: skip
-_TASKS = {"nsp": "next sentence", "sop": "sentence order"}
-_ACCURACIES = {"nsp": "NSP accuracy", "sop": "sentence-order accuracy"}
-"""Figures of both tasks are kept by the names of `nsp`."""
+_TASKS = {"nsp": ("next sentence", "NSP accuracy"), "sop": ("sentence order", "sentence-order accuracy")}
+"""Metrics of both have the names of `nsp`."""
 
 
 class Panel(NamedTuple):
@@ -41,14 +30,10 @@ class Panel(NamedTuple):
 
     title: str
     unit: str
-    training: str
-    """Name in a line of training; empty for none."""
-    validation: str = ""
-    """Name in a line of an evaluation."""
-    axis: tuple[float, ...] = (0.0,)
-    """Values that the axis reaches at least, so that noise does not fill it."""
-    chance: float | None = None
-    """What guessing gives."""
+    training: str  # name in a line of training; empty for none
+    validation: str = ""  # name in a line of an evaluation
+    axis: tuple[float, ...] = (0.0,)  # values that the axis reaches at least, so that noise does not fill it
+    chance: float | None = None  # what guessing gives
     is_share: bool = False
 
 
@@ -79,7 +64,7 @@ def run_folders(folder: Path) -> list[Path]:
 
 def draw_curves(runs: list[Path], output: Path) -> Path:
     """Draw losses and accuracies, in training and held out, of run folders into one picture and return its path."""
-    figure = figure_of(runs, [read_run_record(run) for run in runs], [read_metrics(run) for run in runs], PANELS)
+    figure = figure_of(runs, [manifest.read_record(run) for run in runs], [read_metrics(run) for run in runs], PANELS)
     return write_figure(figure, output)
 
 
@@ -90,23 +75,8 @@ def write_figure(figure: Any, output: Path) -> Path:
         raise ConfigError(
             f"'{output.name}' does not end like a picture", where="--output", remedy="name it .png, .svg or .pdf"
         )
-    write_file(output, _encode(figure, ending, dpi=120))
+    write_file(output, encoded(figure, ending))
     return output
-
-
-def read_run_record(run: Path) -> dict[str, Any]:
-    """Return the manifest of a run folder, finished or partial; nothing where there is none."""
-    record = manifest.read_record(run)
-    for path in _FIGURES:
-        value = value_of(record, path)
-        is_figure = type(value) in (int, float) and (value == 0 or 1e-9 <= value <= 1e15)
-        if value is not None and not is_figure:
-            raise DataError(
-                f"the manifest is broken: {path} is {str(value)[:40]}",
-                where=str(run),
-                remedy="restore the file from a copy",
-            )
-    return record
 
 
 def value_of(record: Mapping[str, Any], path: str) -> Any:
@@ -117,14 +87,19 @@ def value_of(record: Mapping[str, Any], path: str) -> Any:
     return value
 
 
-def pair_accuracy(records: Iterable[Mapping[str, Any]]) -> str:
-    """Return what the accuracy of these runs' pairs is called."""
-    return _names_of_pairs(records, _ACCURACIES)
+def number_of(record: Mapping[str, Any], path: str) -> float | None:
+    """Return the number at a path, None where there is none, or none that a run writes."""
+    value = value_of(record, path)
+    return value if type(value) in (int, float) and (value == 0 or 1e-9 <= value <= 1e15) else None
 
 
-def _names_of_pairs(records: Iterable[Mapping[str, Any]], names: Mapping[str, str]) -> str:
-    has_order = {value_of(record, "data.statistics.next_sentence") == "sop" for record in records}
-    return " or ".join(sorted(names["sop" if each else "nsp"] for each in has_order))
+def names_of_pairs(records: Iterable[Mapping[str, Any]]) -> tuple[str, str]:
+    """Return what the task of these runs' pairs is called, and its accuracy."""
+    tasks = sorted(
+        {"sop" if value_of(record, "data.statistics.next_sentence") == "sop" else "nsp" for record in records}
+    )
+    task, accuracy = (" or ".join(names) for names in zip(*(_TASKS[task] for task in tasks), strict=True))
+    return task, accuracy
 
 
 def read_metrics(run: Path) -> Metrics:
@@ -136,7 +111,7 @@ def read_metrics(run: Path) -> Metrics:
         raise DataError(f"{run} has no metrics.jsonl", where="RUN_DIR", remedy=remedy)
     content = path.read_bytes()
     is_finished = (run / manifest.MANIFEST).is_file()
-    written = value_of(read_run_record(run), "metrics.sha256") if is_finished else None
+    written = value_of(manifest.read_record(run), "metrics.sha256") if is_finished else None
     if written is not None and hashlib.sha256(content).hexdigest() != written:
         raise DataError(
             "the figures were changed after the run had finished",
@@ -163,19 +138,15 @@ def _figures(line: Any) -> dict[str, Any]:
         raise ValueError("it has no step")
     line = {name: value for name, value in line.items() if name not in WRITTEN}
     for name, value in line.items():
-        if not (value is None or (isinstance(value, int | float) and abs(value) < MAX_FIGURE)):
+        if not (value is None or (isinstance(value, int | float) and math.isfinite(value))):
             raise ValueError(f"{name} is {str(value)[:40]}")
     return line
 
 
-def as_png(figure: Any) -> bytes:
-    """Return a picture for a page."""
-    return _encode(figure, "png", dpi=110)
-
-
-def _encode(figure: Any, form: str, *, dpi: int) -> bytes:
+def encoded(figure: Any, form: str = "png") -> bytes:
+    """Return a picture as the content of a file."""
     picture = io.BytesIO()
-    figure.savefig(picture, dpi=dpi, format=form)
+    figure.savefig(picture, dpi=120, format=form)
     return picture.getvalue()
 
 
@@ -192,7 +163,7 @@ def figure_of(runs: list[Path], records: Sequence[Mapping[str, Any]], metrics: l
     # Fixed margins: a layout by matplotlib would take as long as the drawing, at the end of every run.
     edge = 0.54 / (3 * num_rows)
     figure.subplots_adjust(left=0.1, right=0.98, bottom=edge, top=1 - edge * 2 / 3, wspace=0.3, hspace=0.35)
-    pairs, (names, font) = _names_of_pairs(records, _TASKS), _drawable(run_names(runs))
+    (pairs, _), (names, font) = names_of_pairs(records), _drawable(run_names(runs))
     with matplotlib.rc_context(font):
         for axes, panel in zip(figure.subplots(num_rows, 2).flat, panels, strict=False):
             _draw_panel(axes, panel._replace(title=panel.title.format(pairs=pairs)), names, metrics)
@@ -221,7 +192,7 @@ def _draw_references(axes: Any, panel: Panel, records: Sequence[Mapping[str, Any
     """Draw what a model would reach without learning: by chance, or by the frequencies of the tokens."""
     lines = [("chance", panel.chance)]
     if panel.training == _MLM_LOSS:
-        sizes = {value_of(record, "data.statistics.vocab_size") for record in records}
+        sizes = {number_of(record, "data.statistics.vocab_size") for record in records}
         entropies = {frequency_loss(record) for record in records}
         # Of runs on different data there is no common line.
         size, entropy = (values.pop() if len(values) == 1 else None for values in (sizes, entropies))
@@ -235,7 +206,7 @@ def _draw_references(axes: Any, panel: Panel, records: Sequence[Mapping[str, Any
 
 def frequency_loss(record: Mapping[str, Any]) -> float | None:
     """Return the held-out loss of a model that knows only how frequent each token is in training."""
-    losses = [value_of(record, f"data.statistics.unigram_entropy.{split}") for split in ("validation", "train")]
+    losses = [number_of(record, f"data.statistics.unigram_entropy.{split}") for split in ("validation", "train")]
     return next((loss for loss in losses if loss is not None), None)
 
 

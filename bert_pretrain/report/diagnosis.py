@@ -9,16 +9,13 @@ healthy runs give no hint: `tests/report/test_diagnosis.py` has some.
 import itertools
 import math
 import statistics
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
-from bert_pretrain.report.curves import frequency_loss, value_of
+from bert_pretrain.report.curves import frequency_loss, number_of, value_of
 
-NUM_POINTS = 400
-"""Points that the lines of a run are summed up to, at most."""
-MIN_LINES = 10
-"""Lines of training before which nothing is said of how it goes."""
+NUM_POINTS = 400  # points that the lines of a run are summed up to, at most
+MIN_LINES = 10  # lines of training before which nothing is said of how it goes
 SHORT, LONG = 0.05, 0.1
 """Shares of the run over which figures are averaged."""
 
@@ -27,12 +24,10 @@ PATIENCE_STEPS, PATIENCE_SHARES = 20_000, (0.1, 0.5)
 chance at next sentences so long after masked tokens are learnt."""
 PLATEAU_NATS, STEADY_NATS = 0.1, 0.03
 """Distance from the loss of token frequencies that is no progress yet; and the fall in a tenth that is some."""
-FAR_NATS = 0.5
-"""Distance from a loss that is not noise."""
+FAR_NATS = 0.5  # distance from a loss that is not noise
 ABOVE_START_NATS, ABOVE_PLATEAU_NATS = 0.3, 0.2
 """Where no healthy loss is after the warm-up: above the first one, or for long above that of token frequencies."""
-STUCK_SHARE = 0.05
-"""Of what a loss has fallen so far: it no longer falls."""
+STUCK_SHARE = 0.05  # of what a loss has fallen so far: it no longer falls
 NSP_NATS, NSP_CHANCE, NSP_STEPS = 1.0, 0.53, 3000
 """How far masked tokens are learnt before next sentences must be, the accuracy that is chance, and the steps that a
 healthy run may stay at it."""
@@ -44,28 +39,12 @@ _LOSSES = {"validation_mlm_loss": "held-out", "mlm_loss": "training"}
 class Hint(NamedTuple):
     """A cause, what tells it, and its remedy."""
 
-    cause: str
-    """A run gives one hint of each."""
+    cause: str  # a run gives one hint of each
     observed: str
     remedy: str
 
     def __str__(self) -> str:
         return f"hint: {self.cause} ({self.observed}): {self.remedy}"
-
-
-@dataclass
-class _Point:
-    """Means of figures of training over a short stretch of the run."""
-
-    share: float
-    lines: int
-    means: dict[str, float]
-
-    def add(self, figures: Mapping[str, float]) -> None:
-        self.lines += 1
-        for name, value in figures.items():
-            mean = self.means.setdefault(name, value)
-            self.means[name] = mean + (value - mean) / self.lines
 
 
 class Diagnosis:
@@ -74,39 +53,36 @@ class Diagnosis:
     def __init__(self, record: Mapping[str, Any]) -> None:
         """Begin a run, given its manifest, finished or partial; what that does not say is not judged."""
         self.hints: list[Hint] = []
-        self._steps, self._seconds = value_of(record, "length.steps"), value_of(record, "length.seconds")
-        self._warmup = value_of(record, "config.train.warmup_ratio") or 0.0
+        self._steps, self._seconds = number_of(record, "length.steps"), number_of(record, "length.seconds")
+        self._warmup = number_of(record, "config.train.warmup_ratio") or 0.0
         if self._steps:  # of which the schedule may span more, where phases share one
-            of_schedule = self._warmup * max(self._steps, value_of(record, "config.train.schedule_steps") or 0)
-            warmup_steps = value_of(record, "config.train.warmup_steps")
+            of_schedule = self._warmup * max(self._steps, number_of(record, "config.train.schedule_steps") or 0)
+            warmup_steps = number_of(record, "config.train.warmup_steps")
             self._warmup = min(1.0, (of_schedule if warmup_steps is None else warmup_steps) / self._steps)
-        self._max_grad_norm = value_of(record, "config.train.max_grad_norm") or 1.0
+        self._max_grad_norm = number_of(record, "config.train.max_grad_norm") or 1.0
         self._has_muon = value_of(record, "config.train.optimizer") == "muon"
-        self._entropy: float | None = value_of(record, "data.statistics.unigram_entropy.train")
+        self._entropy: float | None = number_of(record, "data.statistics.unigram_entropy.train")
         self._has_next_sentence = value_of(record, "data.statistics.next_sentence") == "nsp"
         self._first_step: int | None = None
         self._start: float | None = None  # the first loss
         self._highest = 0.0  # held-out loss since the warm-up
         self._falls_slowly = False  # far above token frequencies: then a rate is rather too low
         self._num_lines, self._num_steps, self._share = 0, 0, 0.0
-        self._points: list[_Point] = []
+        self._points: list[tuple[float, dict[str, tuple[float, int]]]] = []  # share; mean and number of each figure
 
     def add(self, line: Mapping[str, Any]) -> list[Hint]:
         """Take a line of metrics, of training or of an evaluation, and return the hints that it gives rise to."""
         self._first_step = line["step"] if self._first_step is None else self._first_step
-        if self._start is None:
-            self._start = _number(line, "validation_mlm_loss") or _number(line, "mlm_loss")
-        rules: list[Callable[[], Hint | None]] = []
-        if "validation_mlm_loss" in line:
-            if self._share >= self._warmup:
-                self._highest = max(self._highest, _number(line, "validation_mlm_loss") or 0.0)
-        elif "mlm_loss" in line and self._take(line) and self._num_lines >= MIN_LINES:
-            rules = [self._rate_too_high, self._stuck, self._plateau, self._no_next_sentence]
+        held_out, loss = _number(line, "validation_mlm_loss"), _number(line, "mlm_loss")
+        self._start = self._start or held_out or loss
         num_before = len(self.hints)
-        for rule in rules:
-            hint = rule()
-            if hint is not None and not self._has(hint.cause):
-                self.hints.append(hint)
+        if held_out is not None and self._share >= self._warmup:
+            self._highest = max(self._highest, held_out)
+        if "mlm_loss" in line and self._take(line) and self._num_lines >= MIN_LINES:
+            for rule in (self._rate_too_high, self._stuck, self._plateau, self._no_next_sentence):
+                hint = rule()
+                if hint is not None and not self._has(hint.cause):
+                    self.hints.append(hint)
         return self.hints[num_before:]
 
     def _take(self, line: Mapping[str, Any]) -> bool:
@@ -120,12 +96,14 @@ class Diagnosis:
             self._share = (_number(line, "elapsed_seconds") or 0.0) / self._seconds
         else:
             return False
-        names = ("mlm_loss", "nsp_accuracy", "grad_norm")
-        figures = {name: value for name in names if (value := _number(line, name)) is not None}
-        is_new = not self._points or int(self._share * NUM_POINTS) > int(self._points[-1].share * NUM_POINTS)
+        is_new = not self._points or int(self._share * NUM_POINTS) > int(self._points[-1][0] * NUM_POINTS)
         if is_new:
-            self._points.append(_Point(self._share, 0, {}))
-        self._points[-1].add(figures)
+            self._points.append((self._share, {}))
+        means = self._points[-1][1]
+        for name in ("mlm_loss", "nsp_accuracy", "grad_norm"):
+            if (value := _number(line, name)) is not None:
+                mean, number = means.get(name, (0.0, 0))
+                means[name] = mean + (value - mean) / (number + 1), number + 1
         return is_new
 
     def _number_of_points(self, share: float, at_least: int) -> int:
@@ -137,7 +115,7 @@ class Diagnosis:
 
     def _values(self, name: str, since: float = 0.0) -> list[float]:
         """Return a figure of every point that has it, from a share of the run on."""
-        return [point.means[name] for point in self._points if name in point.means and since <= point.share]
+        return [means[name][0] for share, means in self._points if name in means and since <= share]
 
     def _losses(self, share: float) -> tuple[float, float] | None:
         """Return the loss of masked tokens over the last share of the run, and over the share before it.
@@ -241,21 +219,17 @@ def nothing_learnt(record: Mapping[str, Any], lines: Iterable[Mapping[str, Any]]
     It compares the last held-out loss with that of the training frequencies on the held-out rows; where nothing is
     held out, that of training with the entropy of the training split.
     """
-    found: dict[str, list[float]] = {name: [] for name in _LOSSES}
-    for line in lines:
-        for name in _LOSSES:
-            if (value := _number(line, name)) is not None:
-                found[name].append(value)
-    references = (frequency_loss(record), value_of(record, "data.statistics.unigram_entropy.train"))
+    lines = list(lines)
+    references = (frequency_loss(record), number_of(record, "data.statistics.unigram_entropy.train"))
     for (name, what), reference in zip(_LOSSES.items(), references, strict=True):
-        if not found[name] or reference is None:
+        losses = [value for line in lines if (value := _number(line, name)) is not None]
+        if not losses or reference is None:
             continue
-        start, last = found[name][0], found[name][-1]
+        start, last = losses[0], losses[-1]
         if last < reference - PLATEAU_NATS:
             return None
-        has_fallen = last < start - FAR_NATS
         return Hint(
-            "only token frequencies learnt" if has_fallen else "nothing learnt",
+            "only token frequencies learnt" if last < start - FAR_NATS else "nothing learnt",
             f"the {what} loss of masked tokens began at {start:.2f} and ended at {last:.2f} nats; the frequencies of "
             f"the training tokens alone give {reference:.2f}",
             "train for more steps or with another train.peak_lr; check the data with 'bert-pretrain inspect'",

@@ -13,17 +13,18 @@ from pathlib import Path
 from typing import Any
 
 from bert_pretrain.examples.examples import with_error
+from bert_pretrain.io import manifest
 from bert_pretrain.report.curves import (
     MORE_PANELS,
     PANELS,
     Metrics,
-    as_png,
+    encoded,
     figure_of,
     frequency_loss,
-    pair_accuracy,
+    names_of_pairs,
+    number_of,
     perplexity,
     read_metrics,
-    read_run_record,
     run_folders,
     run_names,
     value_of,
@@ -57,9 +58,9 @@ def write_report(runs: list[Path], output: Path) -> tuple[Path, Path]:
     page = output.with_suffix(".html")
     if page == output:
         output = output.with_suffix(".png")
-    records, metrics = [read_run_record(run) for run in runs], [read_metrics(run) for run in runs]
+    records, metrics = [manifest.read_record(run) for run in runs], [read_metrics(run) for run in runs]
     figures = [figure_of(runs, records, metrics, panels) for panels in (PANELS, MORE_PANELS)]
-    pictures = [base64.b64encode(as_png(figure)).decode() for figure in figures]
+    pictures = [base64.b64encode(encoded(figure)).decode() for figure in figures]
     summaries: list[dict[str, Any]] = []
     for name, run, record, lines in zip(run_names(runs), runs, records, metrics, strict=True):
         hints = diagnose(record, lines)
@@ -76,17 +77,16 @@ def write_report(runs: list[Path], output: Path) -> tuple[Path, Path]:
             }
         )
     settings = list(dict.fromkeys(name for summary in summaries for name in summary["settings"]))
-    columns = [title.format(pair_accuracy=pair_accuracy(records)) for title in COLUMNS]
+    columns = [title.format(pair_accuracy=names_of_pairs(records)[1]) for title in COLUMNS]
     text = render("report.html", runs=summaries, columns=columns, pictures=pictures, settings=settings)
     write_figure(figures[0], output)
     write_file(page, text.encode())
-    output.stat()  # raises if the picture was removed meanwhile
     return output, page
 
 
 def normal_values(record: Mapping[str, Any]) -> list[tuple[str, str]]:
     """Return what to expect of the figures of a run, by its own recipe."""
-    size, frequencies = value_of(record, "data.statistics.vocab_size"), frequency_loss(record)
+    size, frequencies = number_of(record, "data.statistics.vocab_size"), frequency_loss(record)
     first, why = math.log(size) if size else None, "the logarithm of the vocabulary's size"
     if value_of(record, "config.train.mlm_bias") == "unigram":
         first, why = frequencies, "token frequencies, by mlm_bias unigram"
@@ -96,8 +96,8 @@ def normal_values(record: Mapping[str, Any]) -> list[tuple[str, str]]:
         ("First loss", first, f"about {{:.1f}} nats: {why}; less from the weights of another model."),
         ("Plateau", frequencies, f"near {{:.1f}} nats, which token frequencies give, {slow}, longer for deep models."),
         (pairs, pairs, f"50 % {slow}, often until the other loss leaves its plateau."),
-        ("Gradient norm", value_of(record, "config.train.max_grad_norm"), "slowly falling; above {:g} it is clipped."),
-        ("Held out", value_of(record, "config.model.hidden_dropout_prob"), "may stay below training, by dropout."),
+        ("Gradient norm", number_of(record, "config.train.max_grad_norm"), "slowly falling; above {:g} it is clipped."),
+        ("Held out", number_of(record, "config.model.hidden_dropout_prob"), "may stay below training, by dropout."),
     )
     return [(title, text.format(value)) for title, value, text in found if value]
 

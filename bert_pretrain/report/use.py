@@ -17,8 +17,7 @@ MEASURED = {
 }
 """By language: held-out loss in nats with 30 % of the tokens masked, and the points of accuracy above word counts, mean
 of the tasks (RESULTS.md, "Worth in use")."""
-NEAR = 0.15
-"""Nats from a measured loss within which the points hold."""
+NEAR = 0.15  # nats from a measured loss within which the points hold
 BETTER, WORSE = 2.0, -1.0
 """Points above word counts from which on, and below which, a model is called better and worse."""
 
@@ -26,10 +25,8 @@ BETTER, WORSE = 2.0, -1.0
 class Use(NamedTuple):
     """What to expect of a model on classification."""
 
-    points: float
-    """Of accuracy, above word counts."""
-    is_measured: bool
-    """Whether the loss lies within the measured ones."""
+    points: float  # of accuracy, above word counts
+    is_measured: bool  # whether the loss lies within the measured ones
 
     @property
     def is_better(self) -> bool:

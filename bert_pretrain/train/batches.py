@@ -16,8 +16,7 @@ from torch import Tensor
 from bert_pretrain.examples.examples import Examples, concatenate
 from bert_pretrain.text import ragged
 
-MAX_DUMMY_SHARE = 0.02
-"""Of a micro-batch's tokens: how many a dummy tail may add so that few distinct shapes occur."""
+MAX_DUMMY_SHARE = 0.02  # of a micro-batch's tokens: how many a dummy tail may add so that few distinct shapes occur
 
 
 @dataclass(frozen=True)
@@ -35,10 +34,8 @@ class Batch:
     masked_labels: Tensor  # (masked,) int64
     next_sentence_labels: Tensor | None  # (sequences,) int64: 0 where B follows A, 1 where not; None without pairs
     max_seqlen: int
-    num_tokens: int
-    """Real ones."""
-    num_sequences: int
-    """Real ones."""
+    num_tokens: int  # real ones
+    num_sequences: int  # real ones
 
     @property
     def num_predictions(self) -> int:
@@ -73,8 +70,7 @@ class GlobalBatch:
 
     micro_batches: list[Batch]
     num_sequences: int
-    num_pairs: int
-    """Sequences with a next-sentence label: all of them, or none."""
+    num_pairs: int  # sequences with a next-sentence label: all of them, or none
     num_predictions: int
     num_tokens: int
     sum_squared_lengths: int

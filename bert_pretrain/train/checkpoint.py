@@ -38,10 +38,8 @@ from bert_pretrain.train.state import IntervalCounts, Progress, TrainState
 
 STATE_TENSORS = "training_state.safetensors"
 STATE_JSON = "training_state.json"
-EXPONENT = "embedding_exponent"
-"""Key of the power of two by which the embeddings on disk are smaller than those in training."""
-WEIGHT_PREFIX = "model/"
-"""Prefix of the weights' names among all tensors of a state."""
+EXPONENT = "embedding_exponent"  # of 2: by so much the embeddings on disk are smaller than those in training
+WEIGHT_PREFIX = "model/"  # of the weights' names among all tensors of a state
 
 
 @dataclass(frozen=True)
@@ -49,8 +47,7 @@ class Checkpoint:
     """A checkpoint on disk whose contents have been verified."""
 
     path: Path
-    record: dict[str, Any]
-    """The content of `training_state.json`."""
+    record: dict[str, Any]  # the content of `training_state.json`
 
     @property
     def step(self) -> int:
@@ -59,6 +56,8 @@ class Checkpoint:
 
 class CheckpointWriter:
     """Writes a run's checkpoints in a thread, one at a time, and keeps the newest few."""
+
+    write_seconds = 0.0  # duration of the last write, during which training continued
 
     def __init__(
         self,
@@ -69,12 +68,7 @@ class CheckpointWriter:
         describe: Callable[[], tuple[Mapping[str, Any], str]] | None,
         buffers: "HostBuffers | None" = None,
     ) -> None:
-        """Save a state to a folder, with what `describe` returns: values kept as JSON, and the model card.
-
-        Without it, on all ranks but the first, nothing is written.
-        """
-        self.write_seconds = 0.0
-        """Duration of the last write, during which training continued."""
+        """Save a state with what `describe` returns: values kept as JSON, and the model card; without it, nothing."""
         self._folder, self._state, self._tokenizer, self._keep = folder, state, tokenizer, keep
         self._describe = describe
         self._buffers = buffers or HostBuffers.of(state.sums.device)
@@ -143,15 +137,14 @@ class HostBuffers:
 
     def copy(self, tensors: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], Any]:
         """Return copies and the CUDA event after the last of them; None where all are complete."""
-        return {name: self._copy(name, tensor.detach()) for name, tensor in tensors.items()}, self._record_event()
-
-    def _copy(self, name: str, tensor: Tensor) -> Tensor:
         if self._allocate is None:
-            return tensor.to("cpu", copy=True).contiguous()
-        buffer = self._buffers.get(name)
-        if buffer is None or buffer.shape != tensor.shape or buffer.dtype != tensor.dtype:
-            buffer = self._buffers[name] = self._allocate(tensor)
-        return buffer.copy_(tensor, non_blocking=True)
+            return {name: tensor.detach().to("cpu", copy=True).contiguous() for name, tensor in tensors.items()}, None
+        for name, tensor in tensors.items():
+            buffer = self._buffers.get(name)
+            if buffer is None or buffer.shape != tensor.shape or buffer.dtype != tensor.dtype:
+                buffer = self._buffers[name] = self._allocate(tensor)
+            buffer.copy_(tensor.detach(), non_blocking=True)
+        return {name: self._buffers[name] for name in tensors}, self._record_event()
 
 
 def page_locked(tensor: Tensor) -> Tensor:
@@ -204,11 +197,10 @@ def write_checkpoint(
                     remedy="check the disk; the checkpoints before it are untouched",
                 )
     except (OSError, safetensors.SafetensorError) as error:
-        raise OutputError(
-            f"cannot write a checkpoint: {error}",
-            where=str(path),
-            remedy="make room on the disk and run the same command again; it continues from the checkpoint before",
-        ) from error
+        what, remedy = f"cannot write a checkpoint: {error}", "make room on the disk and run the same command again"
+        if isinstance(error, FileNotFoundError):
+            what, remedy = "the folder was moved or removed during the run", "put it back, or begin again"
+        raise OutputError(what, where=str(path), remedy=f"{remedy}; it continues from the checkpoint before") from error
 
 
 def newest_checkpoint(folder: Path, *, changes: bool = True) -> Checkpoint | None:
@@ -219,26 +211,23 @@ def newest_checkpoint(folder: Path, *, changes: bool = True) -> Checkpoint | Non
     """
     if changes and folder.is_dir():
         remove_temporaries(folder)
-    damages: dict[Path, DataError] = {}
+    damages: dict[Path, str] = {}
     for path in reversed(checkpoint_paths(folder)):
         try:
             found = open_checkpoint(path)
         except DataError as error:
-            damages[path] = error
+            damages[path] = error.what
             continue
         for newer, damage in damages.items() if changes else ():
             broken = newer.with_name(f"broken-{newer.name}")
             shutil.rmtree(broken, ignore_errors=True)
             newer.rename(broken)
-            print(
-                f"WARNING: {newer} is broken ({damage.what}); it is now {broken.name}, and {path.name} is used.",
-                file=sys.stderr,
-            )
+            text = f"WARNING: {newer} is broken ({damage}); it is now {broken.name}, and {path.name} is used."
+            print(text, file=sys.stderr)
         return found
-    if damages:
-        newest, damage = next(iter(damages.items()))
+    for newest, damage in damages.items():
         raise DataError(
-            f"none of the run's checkpoints is whole; of the newest, {newest.name}, {damage.what}",
+            f"none of the run's checkpoints is whole; of the newest, {newest.name}, {damage}",
             where=str(folder),
             remedy="restore one from a copy, or start over with --overwrite (the old folder is moved aside)",
         )
@@ -292,10 +281,10 @@ def checkpoint_paths(folder: Path) -> list[Path]:
 
 
 def _are_equal(left: Mapping[str, Tensor], right: Mapping[str, Tensor]) -> bool:
-    """Whether names, types, shapes and bits are the same."""
+    """Whether names, types, shapes and bits of tensors on the CPU are the same."""
 
     def bits(tensor: Tensor) -> Tensor:
-        return tensor.detach().cpu().reshape(-1).view(torch.uint8)
+        return tensor.detach().reshape(-1).view(torch.uint8)
 
     return left.keys() == right.keys() and all(
         (tensor.dtype, tensor.shape) == (right[name].dtype, right[name].shape)

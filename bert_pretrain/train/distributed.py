@@ -22,8 +22,7 @@ from torch import Tensor, nn
 from bert_pretrain.errors import ConfigError, UserError
 
 Answer = TypeVar("Answer")
-TIMEOUT = timedelta(minutes=30)
-"""The first rank may verify a large checkpoint while the others wait."""
+TIMEOUT = timedelta(minutes=30)  # the first rank may verify a large checkpoint while the others wait
 
 
 @dataclass(frozen=True)
@@ -32,8 +31,7 @@ class DistContext:
 
     rank: int = 0
     size: int = 1
-    local_rank: int = 0
-    """Among those on this machine; the number of its device."""
+    local_rank: int = 0  # among those on this machine; the number of its device
 
     @property
     def is_main(self) -> bool:

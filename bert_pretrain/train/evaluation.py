@@ -23,12 +23,10 @@ from bert_pretrain.train.state import TrainState
 
 
 def evaluate(model: Path, data: Path, *, config: TrainConfig, split: str = "validation") -> dict[str, float]:
-    """Measure a model folder on a data folder.
+    """Return held-out metrics of a model folder on a data folder, losses in nats per token and per pair.
 
-    Returns:
-        `mlm_loss` (nats a predicted token), `mlm_accuracy`, `mlm_perplexity`, `nsp_loss` (nats a pair) and
-        `nsp_accuracy` (both of the sentence order where that is what the data asks; absent where examples are no
-        pairs, or the model has no head for them), and the numbers of `examples` and `predictions` behind them.
+    Those of pairs, `nsp_loss` and `nsp_accuracy`, are of sentence order where the data asks for that, and absent where
+    examples are no pairs or the model has no head for them.
     """
     folder = DataFolder.open(data)
     tokenizer = folder.tokenizer()

@@ -13,10 +13,8 @@ from torch import Tensor
 from bert_pretrain.config import TrainConfig
 from bert_pretrain.errors import ConfigError
 from bert_pretrain.io import cores
-from bert_pretrain.io.cores import available_cores, cpu_bf16_feature
 from bert_pretrain.model.attention import Layout
 from bert_pretrain.model.bert import BertForPreTraining
-from bert_pretrain.train import hardware as memory
 from bert_pretrain.train.loss import BLOCK_ROWS
 from bert_pretrain.train.optimizers import is_hidden_matrix
 
@@ -25,8 +23,7 @@ CPU_MICRO_BATCH_TOKENS = 4096
 CPU_ACTIVATION_BYTES = 3 * 2**29
 """What a micro-batch on CPU may leave until its backward pass; smaller ones add up gradients more often."""
 _M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_MAX = -1, -2, -4  # <malloc.h>
-_PADDED_COMPILES_FROM = "2.13"
-"""On CPU torch 2.11 gave gradients that were off by a percent; 2.12 has not been tried."""
+_PADDED_COMPILES_FROM = "2.13"  # on CPU torch 2.11 gave gradients that were off by a percent; 2.12 has not been tried
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 
 
@@ -71,7 +68,7 @@ def choose_device(setting: str, local_rank: int = 0) -> torch.device:
 def describe_device(device: torch.device) -> str:
     """Return a device in words, with what a reader should know of it."""
     if device.type == "cpu":
-        return f"cpu, {torch.get_num_threads()} threads (OMP_NUM_THREADS) on {available_cores()} cores"
+        return f"cpu, {torch.get_num_threads()} threads (OMP_NUM_THREADS) on {cores.available_cores()} cores"
     return f"{device} (untested)" if device.type == "mps" else str(device)
 
 
@@ -84,8 +81,7 @@ def keep_freed_memory(device: torch.device) -> None:
     """On CPU, keep the memory of freed tensors for the next ones, as PyTorch does on CUDA.
 
     By default glibc gives every large tensor fresh pages and takes them back, which was a third of a step of BERT-Base.
-    Elsewhere (another C library, another allocator put before it) this does nothing, nor where the process is another
-    program's, since it cannot be undone.
+    Nothing is done without glibc, nor where the process is another program's, since it cannot be undone.
     """
     is_possible = cores.owns_process and device.type == "cpu" and sys.platform == "linux"
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if is_possible else None
@@ -106,8 +102,7 @@ def choose_precision(setting: str, device: torch.device) -> Precision:
         return Precision("fp16", "the card has no bf16")
     if device.type == "mps":
         return Precision("fp32", "16 bits are untested on mps")
-    found = cpu_bf16_feature()
-    if found:
+    if found := cores.cpu_bf16_feature():
         return Precision("bf16", f"the CPU has {found}")
     return Precision("fp32", "the CPU has neither avx512_bf16 nor AMX, without which bf16 is slower")
 
@@ -140,10 +135,9 @@ def compile_layers(
 ) -> None:
     """Let the compiler make each layer's forward and backward pass, at its first call.
 
-    Layers are alike, so that one is compiled for all, and for any number of tokens and sequences, so that nothing is
-    compiled again later in a run. (Inductor compiles a second time where the tokens of a micro-batch cross a bound,
-    some 5 million over the hidden size, below which it fuses less.) With `strict`, what cannot be compiled whole is an
-    error.
+    One is compiled for all, and for any number of tokens and sequences. (Inductor compiles a second time where the
+    tokens of a micro-batch cross some 5 million over the hidden size, below which it fuses less.) With `strict`, what
+    cannot be compiled whole is an error.
     """
     if cores.owns_process:
         # By default the compiler gives up after eight versions, and splits a layer for DDP's buckets, which are far
@@ -183,11 +177,13 @@ def choose_micro_batch_tokens(
         return config.micro_batch_tokens
     whole_batch = -(-config.global_batch_size // num_ranks) * max_seq_length
     if device.type == "cuda":
-        weights = sum(4 * each.numel() for each in model.parameters() if each.device.type == "cuda")
-        free = memory.free_bytes(device) + weights  # which are counted in the state
-        fitting = memory.fitting_tokens(config, model, max_seq_length, free, dtype=dtype)
+        free, _ = torch.cuda.mem_get_info(device)
+        free += torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)  # kept of freed tensors
+        # Weights that are there already are counted in the state.
+        free += sum(4 * each.numel() for each in model.parameters() if each.device.type == "cuda")
+        fitting = fitting_tokens(config, model, max_seq_length, free, dtype)
     else:
-        per_token = memory.activation_bytes_per_token(model, max_seq_length, dtype, config.activation_checkpointing)
+        per_token = activation_bytes_per_token(model, max_seq_length, dtype, config.activation_checkpointing)
         fitting = min(CPU_MICRO_BATCH_TOKENS, CPU_ACTIVATION_BYTES // per_token)
     return max(max_seq_length, min(fitting, whole_batch))
 
@@ -212,19 +208,13 @@ def estimate_memory(
 
 
 def fitting_tokens(
-    config: TrainConfig, model: BertForPreTraining, max_seq_length: int, free_bytes: int, *, dtype: torch.dtype
+    config: TrainConfig, model: BertForPreTraining, max_seq_length: int, free_bytes: int, dtype: torch.dtype
 ) -> int:
     """Return the tokens of the largest micro-batch that fits, with the state, into free memory."""
     kept, backward = _activation_bytes(model, max_seq_length, dtype, config.activation_checkpointing)
     room = USED_SHARE * (free_bytes - _state_bytes(config, model, dtype))
     with_logits = (room - USED_SHARE * _logits_bytes(model, dtype)) / kept
     return max(0, int(min(with_logits, room / (kept + backward))))
-
-
-def free_bytes(device: torch.device) -> int:
-    """Return the memory of a card that tensors can take, with what PyTorch keeps of freed ones."""
-    free, _ = torch.cuda.mem_get_info(device)
-    return free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
 
 
 def _state_bytes(config: TrainConfig, model: BertForPreTraining, dtype: torch.dtype) -> int:

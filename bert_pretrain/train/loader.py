@@ -4,10 +4,10 @@ A global batch is a pure function of (data folder, seed, step), so a run resumes
 """
 
 import itertools
-import queue
-import threading
 import time
+from collections import deque
 from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from typing import Generic, TypeVar
 
@@ -29,8 +29,7 @@ from bert_pretrain.train.batches import (
 )
 
 AnyBatch = TypeVar("AnyBatch", Batch, GlobalBatch)
-READ_AHEAD = 2
-"""Batches prepared before they are asked for."""
+READ_AHEAD = 3  # batches prepared before they are asked for
 
 
 class TrainingData:
@@ -133,22 +132,21 @@ def evaluation_batches(
 class Prefetcher(Generic[AnyBatch]):
     """Batches on the device, read ahead by a thread."""
 
+    last_wait_seconds = 0.0  # how long the last batch asked for was not there yet
+
     def __init__(self, batches: Iterator[AnyBatch], device: torch.device) -> None:
-        self.last_wait_seconds = 0.0
-        """How long the last batch asked for was not there yet."""
         self._device = device
-        self._start(batches)
+        self.start(batches)
 
-    def _start(self, batches: Iterator[AnyBatch]) -> None:
-        self._ready: queue.Queue[AnyBatch | Exception | None] = queue.Queue(maxsize=READ_AHEAD)
-        self._stopped = threading.Event()
-        self._thread = threading.Thread(target=self._read, args=(batches,), name="batches", daemon=True)
-        self._thread.start()
+    def start(self, batches: Iterator[AnyBatch]) -> None:
+        """Read these batches from now on; others must be closed."""
+        self._batches: Iterator[AnyBatch] = batches
+        self._thread = ThreadPoolExecutor(1, "batches")
+        self._ready: deque[Future[AnyBatch | None]] = deque(self._thread.submit(self._read) for _ in range(READ_AHEAD))
 
-    def restart(self, batches: Iterator[AnyBatch]) -> None:
-        """Read other batches from now on."""
-        self.close()
-        self._start(batches)
+    def _read(self) -> AnyBatch | None:
+        batch = next(self._batches, None)
+        return batch.pin_memory() if batch is not None and self._device.type == "cuda" else batch
 
     def __iter__(self) -> "Prefetcher[AnyBatch]":
         return self
@@ -156,29 +154,13 @@ class Prefetcher(Generic[AnyBatch]):
     def __next__(self) -> AnyBatch:
         """Return the next batch; raises what reading it raised."""
         begin = time.perf_counter()
-        ready = self._ready.get()
+        batch = self._ready.popleft().result()
         self.last_wait_seconds = time.perf_counter() - begin
-        if ready is None:
+        self._ready.append(self._thread.submit(self._read))
+        if batch is None:
             raise StopIteration
-        if isinstance(ready, Exception):
-            raise ready
-        return ready.to(self._device)
+        return batch.to(self._device)
 
     def close(self) -> None:
         """Stop the thread and wait for it."""
-        self._stopped.set()
-        while self._thread.is_alive():
-            try:
-                self._ready.get(timeout=0.05)
-            except queue.Empty:
-                self._thread.join(timeout=0.05)
-
-    def _read(self, batches: Iterator[AnyBatch]) -> None:
-        try:
-            for batch in batches:
-                self._ready.put(batch.pin_memory() if self._device.type == "cuda" else batch)
-                if self._stopped.is_set():
-                    return
-            self._ready.put(None)
-        except Exception as error:  # handed to the thread that asks, which raises it
-            self._ready.put(error)
+        self._thread.shutdown(cancel_futures=True)

@@ -12,9 +12,9 @@ import os
 import platform
 import resource
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from tqdm import tqdm
@@ -29,13 +29,8 @@ from bert_pretrain.train.schedule import Length, too_long
 from bert_pretrain.train.state import Progress, TrainState
 from bert_pretrain.train.step import StepSums
 
-
-class Tracker(Protocol):
-    """A service that receives metrics by step."""
-
-    def log(self, metrics: dict[str, float], step: int) -> None: ...
-
-    def close(self) -> None: ...
+Tracker = tuple[Callable[[dict[str, float], int], Any], Callable[[], Any]]
+"""A service that receives metrics by step: how it logs some, and how it is closed."""
 
 
 class RunLog:
@@ -55,8 +50,7 @@ class RunLog:
         if length.steps is None:  # a rate of seconds per second tells nothing
             form = "{l_bar}{bar}| {n_fmt}/{total_fmt} s [{elapsed}<{remaining}{postfix}]"
             options = {"total": round(length.seconds or 0.0), "unit": "s", "bar_format": form}
-        options |= {"initial": self._position(start), "disable": file is None}
-        self._bar = progress_bar(desc="train", **options)
+        self._bar = progress_bar(desc="train", **options, initial=self._position(start), disable=file is None)
 
     def _position(self, progress: Progress) -> int:
         if self._length.steps is not None:
@@ -69,8 +63,8 @@ class RunLog:
 
     def training(self, line: dict[str, Any]) -> None:
         """Log the line of an interval."""
-        self._bar.set_postfix_str(bar_text(line), refresh=False)
-        if self._file is not None and self.last_training is None and self._length.steps is not None:
+        self._bar.set_postfix(loss=line["loss"], refresh=False)
+        if self._file is not None and self.newest("training") is None and self._length.steps is not None:
             per_step = line["examples"] / line["step"] / (line["examples_per_second"] or math.inf)
             if warning := too_long((self._length.steps - line["step"]) * per_step):
                 tqdm.write(warning)
@@ -82,15 +76,9 @@ class RunLog:
             names = ("mlm_loss", "mlm_accuracy", "nsp_loss", "nsp_accuracy")
             self._write({"step": step, **{f"validation_{name}": metrics.get(name) for name in names}})
 
-    @property
-    def last_training(self) -> dict[str, Any] | None:
-        """The newest line of an interval of training."""
-        return self._file.newest.get("training") if self._file is not None else None
-
-    @property
-    def last_validation(self) -> dict[str, Any] | None:
-        """The newest line of an evaluation."""
-        return self._file.newest.get("validation") if self._file is not None else None
+    def newest(self, kind: str) -> dict[str, Any] | None:
+        """Return the newest line of `training` or of `validation`."""
+        return self._file.newest.get(kind) if self._file is not None else None
 
     @property
     def position(self) -> dict[str, Any] | None:
@@ -102,8 +90,8 @@ class RunLog:
             now = datetime.datetime.now().astimezone()
             where = {"host": platform.node(), "job": os.environ.get("SLURM_JOB_ID")}
             hints = self._file.write({**line, "time": now.isoformat("T", "seconds"), **where})
-            for tracker in self._trackers:
-                tracker.log(grouped(line), line["step"])
+            for log, _ in self._trackers:
+                log(grouped(line), line["step"])
             shown = console_line(line, self._length.steps, self._pairs)
             for text in (f"{now:%m-%d %H:%M:%S}  {shown}", *map(str, hints)):
                 tqdm.write(text)
@@ -111,8 +99,8 @@ class RunLog:
     def close(self) -> None:
         """Close the bar, the trackers and the file."""
         self._bar.close()
-        for tracker in self._trackers:
-            tracker.close()
+        for _, close in self._trackers:
+            close()
         if self._file is not None:
             self._file.close()
 
@@ -128,9 +116,8 @@ def peak_memory_bytes(device: torch.device) -> int:
 def training_line(state: TrainState, *, rate: float, epoch: float, peak: float | None) -> dict[str, Any]:
     """Return the line of `metrics.jsonl` for the interval that ends here, which waits for the device.
 
-    Losses, accuracies, the gradient norm and the rates are means over the interval, without skipped steps. The `nsp_`
-    metrics, also those of sentence order, are None if examples are not pairs. `peak` is the FLOPs per second of all
-    devices together, or None.
+    Figures are means over the interval, without skipped steps. The `nsp_` metrics, also those of sentence order, are
+    None if examples are not pairs. `peak` is the FLOPs per second of all devices together, or None.
     """
     progress, interval = state.progress, state.interval
     sums = StepSums.read(state.sums)
@@ -189,16 +176,6 @@ def _losses(line: dict[str, Any], prefix: str, pairs: str) -> str:
     return f"{text}  {pairs} {line[f'{prefix}nsp_loss']:6.4f} nats {line[f'{prefix}nsp_accuracy']:6.2%}"
 
 
-def bar_text(line: dict[str, Any]) -> str:
-    """Return the metrics shown next to the progress bar."""
-    loss = "–" if line["loss"] is None else f"{line['loss']:.3f}"
-    mfu = "" if line["mfu"] is None else f", MFU {line['mfu']:.1%}"
-    rate = ""
-    if line["tokens_per_second"] is not None:
-        rate = f", {line['examples_per_second']:,.0f} examples/s, {line['tokens_per_second']:,.0f} tokens/s"
-    return f"loss {loss}, lr {line['learning_rate']:.1e}{rate}{mfu}"
-
-
 class MetricsFile:
     """`metrics.jsonl`, one JSON object per line, appended during the run."""
 
@@ -209,8 +186,7 @@ class MetricsFile:
         write_text(path, content.decode())
         self._file = path.open("a", encoding="utf-8")
         self._digest, self._bytes = hashlib.sha256(content), len(content)
-        self.newest: dict[str, dict[str, Any]] = {}
-        """The newest lines of `training` and of `validation`."""
+        self.newest: dict[str, dict[str, Any]] = {}  # lines of `training` and of `validation`
         self._diagnosis = Diagnosis({}) if diagnosis is None else diagnosis
         for line in content.decode().splitlines():
             self._note(parse_json(line))
@@ -269,7 +245,7 @@ def _damaged(path: Path, what: str) -> DataError:
 def open_trackers(names: Sequence[str], run: Path, config: dict[str, Any], step: int) -> list[Tracker]:
     """Open the named trackers for a run that continues after `step`."""
     check_trackers(names)
-    return [_TensorBoard(run, step) if name == "tensorboard" else _WeightsAndBiases(run, config) for name in names]
+    return [_tensorboard(run, step) if name == "tensorboard" else _weights_and_biases(run, config) for name in names]
 
 
 def check_trackers(names: Sequence[str]) -> None:
@@ -277,7 +253,7 @@ def check_trackers(names: Sequence[str]) -> None:
     for name in names:
         with needs_extra(name, "its curves", where="train.trackers"):
             if name == "tensorboard":
-                pass
+                from torch.utils import tensorboard  # noqa: F401
             else:
                 import wandb  # noqa: F401
 
@@ -292,36 +268,25 @@ def grouped(line: dict[str, Any]) -> dict[str, float]:
     }
 
 
-class _TensorBoard:
-    """Event files in `RUN/tensorboard`."""
+def _tensorboard(run: Path, step: int) -> Tracker:
+    """Write event files to `RUN/tensorboard`."""
+    from torch.utils.tensorboard import SummaryWriter
 
-    def __init__(self, run: Path, step: int) -> None:
-        from torch.utils.tensorboard import SummaryWriter
+    # `purge_step` hides what was logged after the checkpoint from which the run resumes.
+    writer: Any = SummaryWriter(str(run / "tensorboard"), purge_step=step + 1 if step else None)
 
-        # Hides what was logged after the checkpoint from which the run resumes.
-        self._writer: Any = SummaryWriter(str(run / "tensorboard"), purge_step=step + 1 if step else None)
-
-    def log(self, metrics: dict[str, float], step: int) -> None:
+    def log(metrics: dict[str, float], step: int) -> None:
         for name, value in metrics.items():
-            self._writer.add_scalar(name, value, step)
+            writer.add_scalar(name, value, step)
 
-    def close(self) -> None:
-        self._writer.close()
+    return log, writer.close
 
 
-class _WeightsAndBiases:
-    """A run of the project `bert-pretrain`, or of what the environment (`WANDB_PROJECT`) names."""
+def _weights_and_biases(run: Path, config: dict[str, Any]) -> Tracker:
+    """Log to the project `bert-pretrain`, or to what the environment (`WANDB_PROJECT`) names."""
+    import wandb
 
-    def __init__(self, run: Path, config: dict[str, Any]) -> None:
-        import wandb
-
-        # The same folder is the same run, whichever process continues it.
-        identifier = hashlib.sha256(str(run.resolve()).encode()).hexdigest()[:16]
-        settings = {"id": identifier, "name": run.name, "resume": "allow", "config": config, "dir": str(run)}
-        self._run: Any = wandb.init(**settings)
-
-    def log(self, metrics: dict[str, float], step: int) -> None:
-        self._run.log(metrics, step=step)
-
-    def close(self) -> None:
-        self._run.finish()
+    # The same folder is the same run, whichever process continues it.
+    identifier = hashlib.sha256(str(run.resolve()).encode()).hexdigest()[:16]
+    session = wandb.init(id=identifier, name=run.name, resume="allow", config=config, dir=str(run))
+    return lambda metrics, step: session.log(metrics, step=step), session.finish

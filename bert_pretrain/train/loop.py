@@ -1,23 +1,27 @@
-"""The training loop: one `fit`, which says when to step, log, evaluate and save, and stops cleanly when told to."""
+"""The training loop: one `fit`, which says when to step, log, evaluate and save, and stops cleanly when told to.
+
+Its clock counts the time of the steps and of all of the run, and what a time budget keeps back for after the last step.
+"""
 
 import contextlib
 import statistics
 import time
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
 
 import torch
+import torch.distributed as dist
+from torch import Tensor
 
-from bert_pretrain.errors import ConfigError, Interrupted, UserError
+from bert_pretrain.errors import ConfigError, UserError
 from bert_pretrain.train.batches import GlobalBatch
 from bert_pretrain.train.checkpoint import CheckpointWriter
-from bert_pretrain.train.clock import Clock
+from bert_pretrain.train.distributed import DistContext
 from bert_pretrain.train.loader import Prefetcher, TrainingData
 from bert_pretrain.train.log import RunLog, training_line
 from bert_pretrain.train.resolved import ResolvedRun
 from bert_pretrain.train.signals import STOPS, interrupted, noting_signals
-from bert_pretrain.train.state import TrainState
+from bert_pretrain.train.state import Progress, TrainState
 from bert_pretrain.train.status import write_status
 from bert_pretrain.train.step import DoesNotFit, train_step
 
@@ -56,12 +60,13 @@ def fit(
         while not run.length.is_over(progress.step, now.seconds, now.reserve):
             clock.start_step()
             batch = _next_batch(batches, progress.step, checkpoints)
-            rate = run.learning_rate(progress.step, now)
+            rate = run.learning_rate(progress.step, now.seconds, now.reserve)
             try:
                 _step(run, state, batch, progress.step, rate)
             except DoesNotFit as error:
                 _halve_micro_batches(run, data, error)
-                batches.restart(data.batches(progress.step, run.length.steps))
+                batches.close()
+                batches.start(data.batches(progress.step, run.length.steps))
                 continue
             state.count(batch)
             before, now = now, clock.boundary(signals.take())
@@ -70,7 +75,7 @@ def fit(
                 is_last or progress.step % every == 0
                 for every in (config.log_every, config.eval_every, config.save_every)
             )
-            eval_due |= run.evaluates_by_clock(before.seconds, now)
+            eval_due |= run.evaluates_by_clock(before.seconds, now.seconds, now.reserve)
             if log_due or eval_due or save_due or clock.is_first_step:
                 _wait_for(run.device)  # so that evaluating and saving are not timed as training
             clock.end_step(state, batch, batches.last_wait_seconds)
@@ -105,7 +110,7 @@ def _step(run: ResolvedRun, state: TrainState, batch: GlobalBatch, step: int, ra
 
 def _evaluate(
     run: ResolvedRun,
-    clock: Clock,
+    clock: "Clock",
     log: RunLog,
     step: int,
     measure: Callable[[bool], dict[str, float] | None],
@@ -123,22 +128,37 @@ def _log(
 ) -> None:
     """Read what the steps since the last line have measured; raises where gradients stay non-finite."""
     checkpoints.check()
-    if state.sums[-1] >= MAX_SKIPPED_IN_A_ROW:  # waits for the device; the same on all ranks
+    skipped = state.sums[-1]
+    if skipped >= MAX_SKIPPED_IN_A_ROW:  # waits for the device; the same on all ranks
         checkpoint = checkpoints.save()
         run.dist_context.run_on_main(checkpoints.wait)
-        raise _diverged(state, checkpoint)
+        # Seed and step fix the batch and the dropout masks, so the checkpoint is all that computes the step again.
+        raise UserError(
+            f"the gradients of {int(skipped)} steps in a row were not finite; none of them changed the weights",
+            where=f"step {state.progress.step}; the state is saved in {checkpoint}",
+            remedy="lower train.peak_lr, or look for what is odd in the data; the same command would try again",
+        )
     log.training(training_line(state, rate=rate, epoch=epoch, peak=run.peak_flops))
     state.start_interval()
 
 
-def _save(run: ResolvedRun, clock: Clock, checkpoints: CheckpointWriter, signal_number: int, *, is_last: bool) -> None:
-    """Begin to write a checkpoint; raises where a signal asked to stop."""
+def _save(
+    run: ResolvedRun, clock: "Clock", checkpoints: CheckpointWriter, signal_number: int, *, is_last: bool
+) -> None:
+    """Begin to write a checkpoint; raises where a signal asked to stop, once checkpoint and status are on disk."""
     with clock.reserving("save"):
         checkpoint = checkpoints.save()
     # At the end training waits for it, and for the final model, which is smaller.
     clock.reserve("write", 1.5 * checkpoints.write_seconds)
     if signal_number in STOPS and not is_last:
-        raise _stopped(run, checkpoints, interrupted(signal_number, checkpoint))
+        reason = interrupted(signal_number, checkpoint)
+
+        def complete() -> None:
+            checkpoints.wait()
+            write_status(run.output, reason.exit_code, reason.message)
+
+        run.dist_context.run_on_main(complete)  # all wait: torchrun and Slurm end the others as soon as one has left
+        raise reason
 
 
 def _halve_micro_batches(run: ResolvedRun, data: TrainingData, error: DoesNotFit) -> None:
@@ -172,33 +192,6 @@ def time_steps(run: ResolvedRun, state: TrainState, data: TrainingData) -> float
     return statistics.median(times[1:] or times)
 
 
-def _stopped(run: ResolvedRun, checkpoints: CheckpointWriter, reason: Interrupted) -> Interrupted:
-    """Return why a run stops, once its checkpoint and status are on disk.
-
-    All ranks wait for that: torchrun and Slurm end the others as soon as one has left.
-    """
-
-    def complete() -> None:
-        checkpoints.wait()
-        write_status(run.output, reason.exit_code, reason.message)
-
-    run.dist_context.run_on_main(complete)
-    return reason
-
-
-def _diverged(state: TrainState, checkpoint: Path) -> UserError:
-    """Return the error that ends a run whose gradients stay non-finite.
-
-    Seed and step fix the batch and the dropout masks, so the checkpoint is all that is needed to compute the step
-    again.
-    """
-    return UserError(
-        f"the gradients of {int(state.sums[-1])} steps in a row were not finite; none of them changed the weights",
-        where=f"step {state.progress.step}; the state is saved in {checkpoint}",
-        remedy="lower train.peak_lr, or look for what is odd in the data; the same command would try again",
-    )
-
-
 def _wait_for(device: torch.device) -> None:
     if device.type == "cuda":
         torch.cuda.synchronize(device)
@@ -207,3 +200,73 @@ def _wait_for(device: torch.device) -> None:
 def _own_random_state(device: torch.device) -> Any:
     """Return a context in which dropout may seed torch's generators; they are restored after it."""
     return torch.random.fork_rng(devices=[device] if device.type == "cuda" else [])
+
+
+class Boundary(NamedTuple):
+    """What all ranks agree on between two steps."""
+
+    signal_number: int  # the signal to obey, or 0: one to stop, or SIGUSR1 to save
+    seconds: float  # that the run has taken
+    reserve: float  # seconds that one more step, the last evaluation and the last checkpoint will take at most
+
+
+class Clock:
+    """Counts the time of a run; the largest of all ranks' values decides, and nobody waits for it."""
+
+    def __init__(self, progress: Progress, dist_context: DistContext) -> None:
+        self.is_first_step = True
+        self._progress, self._dist_context = progress, dist_context
+        self._start = time.perf_counter() - progress.wall_seconds
+        self._step_start = self._start
+        self._sent: tuple[Any, Tensor] | None = None
+
+    def read(self) -> float:
+        """Return the seconds that the run has taken, and note them in its progress."""
+        self._progress.wall_seconds = time.perf_counter() - self._start
+        return self._progress.wall_seconds
+
+    def boundary(self, signal_number: int) -> Boundary:
+        """Send what this rank knows, and return what all of them knew: the largest of each.
+
+        Beyond the first, with several ranks, it is what was sent at the boundary before, which has arrived meanwhile.
+        """
+        own = (signal_number, self.read(), sum(self._progress.longest_seconds.values()))
+        if self._dist_context.size == 1:
+            return Boundary(*own)
+        values = torch.tensor(own, dtype=torch.float64)
+        now = dist.all_reduce(values, dist.ReduceOp.MAX, async_op=True), values
+        work, agreed = self._sent or now
+        work.wait()
+        self._sent = now
+        return Boundary(int(agreed[0]), float(agreed[1]), float(agreed[2]))
+
+    def start_step(self) -> None:
+        """Note that a step begins, its wait for data included."""
+        self._step_start = time.perf_counter()
+
+    def end_step(self, state: TrainState, batch: GlobalBatch, waited_seconds: float) -> None:
+        """Count the time of a step; of the first one, in which kernels are chosen or compiled, for the total only."""
+        seconds = time.perf_counter() - self._step_start
+        self._progress.elapsed_seconds += seconds
+        if not self.is_first_step:
+            state.count_time(batch, seconds, waited_seconds)
+            # Steps differ: what one took lately is the better guess for the last one than the longest of days.
+            self.reserve("step", seconds, fading=0.9)
+        self.is_first_step = False
+
+    @contextlib.contextmanager
+    def reserving(self, what: str, times: float = 1.0) -> Iterator[None]:
+        """Time something that is done once more at the end, where it takes so many times as long."""
+        begin = time.perf_counter()
+        yield
+        self.reserve(what, times * (time.perf_counter() - begin))
+
+    def reserve(self, what: str, seconds: float, fading: float = 1.0) -> None:
+        """Keep back the seconds that something will take once more at the end: the longest, perhaps fading."""
+        longest = self._progress.longest_seconds
+        longest[what] = max(seconds, fading * longest.get(what, 0.0))
+
+    def close(self) -> None:
+        """Wait for a message that is still under way."""
+        if self._sent is not None:
+            self._sent[0].wait()

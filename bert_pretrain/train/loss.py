@@ -18,8 +18,7 @@ from torch.func import functional_call
 from bert_pretrain.model.bert import BertForPreTraining
 from bert_pretrain.train.batches import Batch
 
-BLOCK_ROWS = 1024
-"""Masked rows whose logits exist at once in the precision of the matrix product."""
+BLOCK_ROWS = 1024  # masked rows whose logits exist at once in the precision of the matrix product
 SOFTMAX_ROWS = {"cpu": 64, "cuda": BLOCK_ROWS}
 """Of these, rows whose logits exist in fp32: on CPU few, so that they stay in the cache."""
 ROW_MULTIPLE = 32
@@ -51,8 +50,7 @@ class PretrainingLoss(nn.Module):
 
     def __init__(self, model: BertForPreTraining, *, compiled: bool = False) -> None:
         super().__init__()
-        self.model = model
-        self.compiled = compiled
+        self.model, self.compiled = model, compiled
 
     def forward(self, batch: Batch) -> LossSums:
         """Return the sums of one micro-batch."""
@@ -68,8 +66,7 @@ def pretraining_loss(model: BertForPreTraining, batch: Batch, *, compiled: bool 
     weight, bias = model.embeddings.word_embeddings.weight, model.mlm_head.bias
     mlm_loss, mlm_correct = masked_lm_loss(features, weight, bias, batch.masked_labels, compiled=compiled)
     if batch.next_sentence_labels is None:
-        zero, none_correct = torch.zeros_like(mlm_loss), torch.zeros_like(mlm_correct)
-        return LossSums(mlm_loss, zero, mlm_correct, none_correct)
+        return LossSums(mlm_loss, torch.zeros_like(mlm_loss), mlm_correct, torch.zeros_like(mlm_correct))
     nsp_logits = nsp_logits.float()
     nsp_loss = F.cross_entropy(nsp_logits, batch.next_sentence_labels, reduction="sum")
     nsp_correct = (nsp_logits.argmax(dim=1) == batch.next_sentence_labels).sum()
@@ -115,12 +112,8 @@ def masked_lm_loss(
 ) -> tuple[Tensor, Tensor]:
     """Return the summed cross-entropy of `features @ weight.T + bias`, and how many labels have the largest logit.
 
-    Args:
-        features: (masked, hidden).
-        weight: (vocabulary, hidden).
-        bias: (vocabulary,).
-        labels: (masked,) int64.
-        compiled: whether the softmax of a block is one kernel that the compiler makes.
+    `features` are (masked, hidden), `weight` (vocabulary, hidden), `bias` (vocabulary,), `labels` (masked,) int64. If
+    `compiled`, the softmax of a block is one kernel that the compiler makes.
     """
     device = features.device.type
     dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else weight.dtype
@@ -150,8 +143,7 @@ class _DecoderLoss(torch.autograd.Function):
         # exp(-inf) is 0: the columns of the padding have no probability, and hence no gradient.
         bias_row = F.pad(bias.float(), (0, len(decoder) - num_tokens), value=-torch.inf)
         factor = FP16_FACTOR if dtype == torch.float16 else 1.0
-        loss = features.new_zeros((), dtype=torch.float32)
-        correct = labels.new_zeros(())
+        loss, correct = features.new_zeros((), dtype=torch.float32), labels.new_zeros(())
         d_features = torch.zeros(rows.shape, dtype=features.dtype, device=features.device)
         d_bias = torch.zeros_like(bias_row)
         d_weight: Tensor | None = None
@@ -164,11 +156,8 @@ class _DecoderLoss(torch.autograd.Function):
             logits = room[: block.stop - start]
             torch.mm(rows[block], decoder.t(), out=logits)  # (block, columns), the bias still to be added
             targets = labels[block]  # of the real rows
-            for part, part_labels in zip(
-                torch.split(logits[: len(targets)], num_softmax_rows),
-                torch.split(targets, num_softmax_rows),
-                strict=True,
-            ):
+            parts = (torch.split(each, num_softmax_rows) for each in (logits[: len(targets)], targets))
+            for part, part_labels in zip(*parts, strict=True):
                 part_loss, part_correct = softmax_in_place(
                     part, bias_row, part_labels, factor, d_bias if with_gradient else None
                 )
@@ -209,12 +198,10 @@ def _compiled_softmax(backend: str | Callable[..., Any] = "inductor") -> Callabl
     """Return `_softmax_in_place` compiled once for any number of rows; the vocabulary is a constant of the kernel."""
     softmax = torch.compile(_softmax_in_place, backend=backend, fullgraph=True)
 
-    def compiled(
-        logits: Tensor, bias: Tensor, labels: Tensor, factor: float, d_bias: Tensor | None
-    ) -> tuple[Tensor, Tensor]:
+    def compiled(logits: Tensor, bias: Tensor, labels: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
         for tensor in (logits, labels):
             torch._dynamo.maybe_mark_dynamic(tensor, 0)
-        return softmax(logits, bias, labels, factor, d_bias)
+        return softmax(logits, bias, labels, *rest)
 
     return compiled
 
@@ -227,12 +214,8 @@ def _softmax_in_place(
 ) -> tuple[Tensor, Tensor]:
     """Return loss and correct counts of some rows, and turn their logits into `factor` times their gradient.
 
-    Args:
-        logits: (rows, columns), without bias; overwritten if `d_bias` is given.
-        bias: (columns,) fp32; -inf in the columns that pad the vocabulary.
-        labels: (rows,) int64.
-        factor: of the gradient.
-        d_bias: (columns,), to which the gradient's sum over rows is added; None where none is wanted.
+    `logits`, (rows, columns), lack `bias`, (columns,) fp32, -inf in the columns that pad the vocabulary; `labels` are
+    (rows,) int64. The gradient's sum over rows is added to `d_bias`, (columns,); without it nothing is overwritten.
     """
     targets = labels[:, None]
     wide = logits.float().add_(bias)  # (rows, columns): the softmax is taken in fp32

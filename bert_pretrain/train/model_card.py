@@ -7,7 +7,7 @@ are escaped, and shown without the folders that they are in.
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from huggingface_hub import EvalResult, ModelCardData
@@ -17,10 +17,10 @@ from bert_pretrain.examples.examples import with_error
 from bert_pretrain.model.bert import BertForPreTraining
 from bert_pretrain.model.hub import name_of_folder
 from bert_pretrain.model.scale import fine_tuning_rate
-from bert_pretrain.report.curves import PANELS, Metrics, as_png, figure_of, perplexity
+from bert_pretrain.report.curves import PANELS, Metrics, encoded, figure_of, perplexity
 from bert_pretrain.report.diagnosis import Hint
 from bert_pretrain.report.render import render
-from bert_pretrain.report.use import Use, expected_use
+from bert_pretrain.report.use import expected_use
 from bert_pretrain.train.resolved import MASKING, OBJECTIVES, ResolvedRun
 from bert_pretrain.train.schedule import duration, spanned_steps, warmup_steps
 from bert_pretrain.train.state import Progress
@@ -29,22 +29,15 @@ CURVES = "curves.png"
 _MAX_INPUTS = 20
 
 
-class _Figure(NamedTuple):
-    title: str
-    name: str
-    """In a line of metrics."""
-    metric: str
-    """What the Hub calls such a figure."""
-    form: str
-
-
 _FIGURES = (
-    _Figure("MLM loss (nats per masked token)", "validation_mlm_loss", "loss", ".4f"),
-    _Figure("MLM perplexity", "validation_mlm_perplexity", "perplexity", ",.2f"),
-    _Figure("MLM accuracy", "validation_mlm_accuracy", "accuracy", ".2%"),
-    _Figure("NSP loss (nats per pair)", "validation_nsp_loss", "loss", ".4f"),
-    _Figure("NSP accuracy", "validation_nsp_accuracy", "accuracy", ".2%"),
+    ("MLM loss (nats per masked token)", "mlm_loss", "loss"),
+    ("MLM perplexity", "mlm_perplexity", "perplexity"),
+    ("MLM accuracy", "mlm_accuracy", "accuracy"),
+    ("NSP loss (nats per pair)", "nsp_loss", "loss"),
+    ("NSP accuracy", "nsp_accuracy", "accuracy"),
 )
+"""Title, name in an evaluation, and what the Hub calls such a figure."""
+_FORMS = {"loss": ".4f", "perplexity": ",.2f", "accuracy": ".2%"}
 _PAIR_TASKS = {"nsp": "next sentence prediction", "sop": "sentence order prediction", "none": ""}
 
 
@@ -60,12 +53,12 @@ def model_card(
 ) -> str:
     """Return the card of a model.
 
-    `validation` is the newest line of `metrics.jsonl` with held-out figures. `is_final` says whether the run ends here,
-    so that the card advises on fine-tuning. `has_curves` says whether the picture of its curves is next to the card;
-    `warning` is that nothing was learnt.
+    `validation` is the newest line of `metrics.jsonl` with held-out figures. A card that `is_final` advises on
+    fine-tuning; `has_curves` if their picture is next to it; `warning` is that nothing was learnt.
     """
-    values = _with_perplexity(validation)
-    data, manifest = run.data.config, run.data.manifest
+    data, manifest, held_out = run.data.config, run.data.manifest, run.data.rows("validation")
+    results = _results(run, validation or {})
+    loss = next((result.metric_value for result in results), None)
     inputs = [_public_name(one["name"]) for one in manifest["inputs"] if one["split"] == "train"]
     body = render(
         "model_card.md",
@@ -80,10 +73,10 @@ def model_card(
         has_curves=has_curves,
         warning=warning,
         progress=progress,
-        figures=[(one.title, _shown(one, values, run)) for one in _figures(run, values)],
-        use=_use(run, values),
-        evaluated_step=values.get("step"),
-        held_out=run.data.rows("validation"),
+        figures=[(result.metric_name, _shown(result, held_out)) for result in results],
+        use=None if loss is None else expected_use(loss, run.tokenizer.vocab_size, data.language),
+        evaluated_step=validation["step"] if results and validation else None,
+        held_out=held_out,
         data=_data_rows(run),
         inputs=inputs[:_MAX_INPUTS],
         more_inputs=max(0, len(inputs) - _MAX_INPUTS),
@@ -92,7 +85,7 @@ def model_card(
         has_pairs=data.next_sentence != "none",
         is_lower_case=run.tokenizer.settings["do_lower_case"],
     )
-    return f"---\n{_metadata(run, values)}\n---\n\n{body}"
+    return f"---\n{_metadata(run, results)}\n---\n\n{body}"
 
 
 def draw_beside_card(run: Path, record: Mapping[str, Any], metrics: Metrics, folder: Path) -> bool:
@@ -102,7 +95,7 @@ def draw_beside_card(run: Path, record: Mapping[str, Any], metrics: Metrics, fol
     suffice, the error is raised, so that the same command draws it later.
     """
     try:
-        picture = as_png(figure_of([run], [record], [metrics], PANELS))
+        picture = encoded(figure_of([run], [record], [metrics], PANELS))
     except MemoryError:
         raise
     except Exception as error:
@@ -112,21 +105,28 @@ def draw_beside_card(run: Path, record: Mapping[str, Any], metrics: Metrics, fol
     return True
 
 
-def _use(run: ResolvedRun, values: Mapping[str, Any]) -> Use | None:
-    loss = values.get("validation_mlm_loss")
-    return None if loss is None else expected_use(loss, run.tokenizer.vocab_size, run.data.config.language)
+def _results(run: ResolvedRun, validation: Mapping[str, Any]) -> list[EvalResult]:
+    """Return the held-out figures that have values, as the Hub reads them, the loss of masked tokens first."""
+    objective, loss = run.data.config.next_sentence, validation.get("validation_mlm_loss")
+    values = validation if loss is None else {**validation, "validation_mlm_perplexity": perplexity(loss)}
+    return [
+        EvalResult(
+            task_type="fill-mask" if name.startswith("mlm") else "text-classification",
+            task_name="masked language modelling" if name.startswith("mlm") else _PAIR_TASKS[objective],
+            dataset_type="held-out", dataset_name="held-out documents of the training corpus",
+            dataset_split="validation", metric_type=metric,
+            metric_name=title.replace("NSP", objective.upper()), metric_value=values[f"validation_{name}"],
+        )
+        for title, name, metric in _FIGURES
+        if loss is not None and values.get(f"validation_{name}") is not None
+    ]  # fmt: skip
 
 
-def _figures(run: ResolvedRun, values: Mapping[str, Any]) -> list[_Figure]:
-    """Return the figures that have values; NSP is called SOP where sentence order was trained."""
-    name = "SOP" if run.data.config.next_sentence == "sop" else "NSP"
-    return [one._replace(title=one.title.replace("NSP", name)) for one in _FIGURES if values.get(one.name) is not None]
-
-
-def _shown(one: _Figure, values: Mapping[str, Any], run: ResolvedRun) -> str:
-    if one.name == "validation_nsp_accuracy":
-        return with_error(values[one.name], run.data.rows("validation"), one.form)
-    return format(values[one.name], one.form)
+def _shown(result: EvalResult, held_out: int) -> str:
+    form = _FORMS[result.metric_type]
+    if result.task_type == "text-classification" and result.metric_type == "accuracy":
+        return with_error(result.metric_value, held_out, form)
+    return format(result.metric_value, form)
 
 
 def _data_rows(run: ResolvedRun) -> list[tuple[str, str]]:
@@ -180,19 +180,9 @@ def _training_rows(run: ResolvedRun, progress: Progress) -> list[tuple[str, str]
     ]
 
 
-def _metadata(run: ResolvedRun, values: Mapping[str, Any]) -> ModelCardData:
+def _metadata(run: ResolvedRun, results: list[EvalResult]) -> ModelCardData:
     """Return what the Hub reads; a licence is for the owner of the text to name, so there is none."""
-    pairs, language = _PAIR_TASKS[run.data.config.next_sentence], run.data.config.language
-    results = [
-        EvalResult(
-            task_type="fill-mask" if "mlm" in one.name else "text-classification",
-            task_name="masked language modelling" if "mlm" in one.name else pairs,
-            dataset_type="held-out", dataset_name="held-out documents of the training corpus",
-            dataset_split="validation",
-            metric_type=one.metric, metric_name=one.title, metric_value=values[one.name],
-        )
-        for one in _figures(run, values)
-    ]  # fmt: skip
+    language = run.data.config.language
     return ModelCardData(
         language=language if re.fullmatch(r"[a-z]{2,3}", language) else None,
         library_name="transformers",
@@ -201,13 +191,6 @@ def _metadata(run: ResolvedRun, values: Mapping[str, Any]) -> ModelCardData:
         model_name=run.name if results else None,
         eval_results=results or None,
     )
-
-
-def _with_perplexity(validation: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Return held-out figures and their perplexity; nothing where there are none."""
-    if validation is None or validation.get("validation_mlm_loss") is None:
-        return {}
-    return {**validation, "validation_mlm_perplexity": perplexity(validation["validation_mlm_loss"])}
 
 
 def _public_name(name: str) -> str:

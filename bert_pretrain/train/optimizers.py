@@ -14,8 +14,7 @@ from torch import Tensor, nn
 from bert_pretrain.config import TrainConfig
 from bert_pretrain.io import cores
 
-Optimizers = Sequence[torch.optim.Optimizer]
-"""Each parameter belongs to one of them."""
+Optimizers = Sequence[torch.optim.Optimizer]  # each parameter belongs to one of them
 
 SATURATED_STEP = 2.0**60
 """A count of steps at which AdamW corrects nothing, and beyond where fp32 can count: one more leaves it as it is."""
@@ -109,6 +108,8 @@ class Lamb(torch.optim.Optimizer):
     `matrices`, the number of equal matrices one below the other in each of its parameters.
     """
 
+    found_inf: Tensor | None = None
+
     def __init__(
         self,
         groups: Iterable[dict[str, Any]],
@@ -120,7 +121,6 @@ class Lamb(torch.optim.Optimizer):
     ) -> None:
         defaults = {"lr": lr, "betas": betas, "eps": eps, "bias_correction": bias_correction}
         super().__init__(list(groups), {**defaults, "weight_decay": 0.0, "adapts": True, "matrices": 1})
-        self.found_inf: Tensor | None = None
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]
@@ -128,36 +128,31 @@ class Lamb(torch.optim.Optimizer):
         for group in self.param_groups:
             parameters = [parameter for parameter in group["params"] if parameter.grad is not None]
             if parameters:
-                self._update(group, parameters)
-
-    def _update(self, group: dict[str, Any], parameters: list[Tensor]) -> None:
-        found_inf = self.found_inf if self.found_inf is not None else torch.zeros((), device=parameters[0].device)
-        skip = found_inf > 0
-        directions = self._directions(group, parameters, skip)
-        torch._foreach_add_(directions, parameters, alpha=group["weight_decay"])
-        if group["adapts"]:
-            _scale_to_weights(parameters, directions, group["matrices"])
-        torch._foreach_mul_(directions, torch.where(skip, 0.0, -group["lr"]))
-        torch._foreach_add_(parameters, directions)
+                skip = _skip(self.found_inf, parameters)
+                directions = self._directions(group, parameters, skip)
+                torch._foreach_add_(directions, parameters, alpha=group["weight_decay"])
+                if group["adapts"]:
+                    _scale_to_weights(parameters, directions, group["matrices"])
+                torch._foreach_mul_(directions, torch.where(skip, 0.0, -group["lr"]))
+                torch._foreach_add_(parameters, directions)
 
     def _directions(self, group: dict[str, Any], parameters: list[Tensor], skip: Tensor) -> list[Tensor]:
         """Take the gradients into the moments, and return Adam's directions as fresh tensors."""
-        # Where the step is skipped the gradients become 0 and the decay 1: the moments stay as they are.
-        gradients: list[Any] = [parameter.grad for parameter in parameters]
-        # As integers, because 0 times what is not finite is not 0; at once, where a condition would be a launch each.
-        torch._foreach_mul_([gradient.view(torch.int32) for gradient in gradients], (~skip).int())
+        gradients = _gradients(parameters, skip)
         beta1, beta2 = group["betas"]
-        states = [self._state_of(parameter, skip.device) for parameter in parameters]
-        first, second = ([state[name] for state in states] for name in ("exp_avg", "exp_avg_sq"))
+        for parameter in parameters:
+            if not self.state[parameter]:
+                moments = {name: torch.zeros_like(parameter) for name in ("exp_avg", "exp_avg_sq")}
+                self.state[parameter] = {"step": torch.zeros((), device=skip.device), **moments}
+        states = [self.state[parameter] for parameter in parameters]
+        steps, first, second = ([state[name] for state in states] for name in ("step", "exp_avg", "exp_avg_sq"))
         torch._foreach_mul_(first, torch.where(skip, 1.0, beta1))
         torch._foreach_add_(first, gradients, alpha=1.0 - beta1)
         torch._foreach_mul_(second, torch.where(skip, 1.0, beta2))
         torch._foreach_addcmul_(second, gradients, gradients, value=1.0 - beta2)
-        steps = [state["step"] for state in states]
         # Without `alpha` PyTorch takes the overload that reads the number on the host, and waits.
         torch._foreach_add_(steps, torch.where(skip, 0.0, 1.0), alpha=1)
-        roots = list(second)
-        directions = list(first)
+        roots, directions = list(second), list(first)
         if group["bias_correction"]:
             count = steps[0].clamp(min=1.0)  # all the same: every parameter has a gradient in every step
             directions = list(torch._foreach_div(directions, _bias_of_zeros(beta1, count)))
@@ -166,12 +161,18 @@ class Lamb(torch.optim.Optimizer):
         torch._foreach_add_(roots, group["eps"])
         return list(torch._foreach_div(directions, roots))
 
-    def _state_of(self, parameter: Tensor, device: torch.device) -> dict[str, Tensor]:
-        state: dict[str, Tensor] = self.state[parameter]
-        if not state:
-            state["step"] = torch.zeros((), device=device)
-            state["exp_avg"], state["exp_avg_sq"] = torch.zeros_like(parameter), torch.zeros_like(parameter)
-        return state
+
+def _skip(found_inf: Tensor | None, parameters: list[Tensor]) -> Tensor:
+    """Return whether the step is skipped, () bool."""
+    return torch.zeros((), dtype=torch.bool, device=parameters[0].device) if found_inf is None else found_inf > 0
+
+
+def _gradients(parameters: list[Tensor], skip: Tensor) -> Any:
+    """Return the gradients, 0 where the step is skipped: with a decay of 1 the moments stay as they are."""
+    # As integers, because 0 times what is not finite is not 0; at once, where a condition would be a launch each.
+    gradients: list[Any] = [parameter.grad for parameter in parameters]
+    torch._foreach_mul_([gradient.view(torch.int32) for gradient in gradients], (~skip).int())
+    return gradients
 
 
 def _bias_of_zeros(beta: float, count: Tensor) -> Tensor:
@@ -201,19 +202,17 @@ NUMBERS_AT_ONCE = 2**25
 class Muon(torch.optim.Optimizer):
     """Muon over groups that differ in `matrices` only: how many equal ones each parameter has, one below the other."""
 
+    found_inf: Tensor | None = None
+
     def __init__(
         self, groups: Iterable[dict[str, Any]], *, lr: float, weight_decay: float, momentum: float = 0.95
     ) -> None:
         defaults = {"lr": lr, "weight_decay": weight_decay, "momentum": momentum, "matrices": 1}
         super().__init__(list(groups), defaults)
-        self.found_inf: Tensor | None = None
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]
         """Update every parameter that has a gradient, or none of them where `found_inf` is 1."""
-        device = self.param_groups[0]["params"][0].device
-        found_inf = self.found_inf if self.found_inf is not None else torch.zeros((), device=device)
-        skip = found_inf > 0
         by_shape: dict[tuple[int, int], list[Tensor]] = {}
         for group in self.param_groups:
             for weight in group["params"]:
@@ -222,6 +221,7 @@ class Muon(torch.optim.Optimizer):
                     by_shape.setdefault(shape, []).append(weight)
         group = self.param_groups[0]
         everything = [weight for weights in by_shape.values() for weight in weights]
+        skip = _skip(self.found_inf, group["params"])
         self._look_ahead(everything, group["momentum"], skip)
         torch._foreach_mul_(everything, torch.where(skip, 1.0, 1.0 - group["lr"] * group["weight_decay"]))
         for (height, width), weights in by_shape.items():
@@ -233,14 +233,11 @@ class Muon(torch.optim.Optimizer):
 
     def _look_ahead(self, weights: list[Tensor], momentum: float, skip: Tensor) -> None:
         """Take the gradients into the momentum, and make them what Nesterov makes of both."""
-        gradients: list[Any] = [weight.grad for weight in weights]
+        gradients = _gradients(weights, skip)
         for weight in weights:
             if not self.state[weight]:
                 self.state[weight]["momentum_buffer"] = torch.zeros_like(weight)
         buffers = [self.state[weight]["momentum_buffer"] for weight in weights]
-        # Where the step is skipped the gradients count as 0 and the decay as 1: the momentum stays as it is. The
-        # gradients are taken as integers, because 0 times what is not finite is not 0.
-        torch._foreach_mul_([gradient.view(torch.int32) for gradient in gradients], (~skip).int())
         torch._foreach_mul_(buffers, torch.where(skip, 1.0, momentum))
         torch._foreach_add_(buffers, gradients, alpha=1.0 - momentum)
         torch._foreach_lerp_(gradients, buffers, momentum)

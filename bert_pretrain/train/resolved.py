@@ -17,7 +17,6 @@ from bert_pretrain.model.vocabulary import match_vocabulary
 from bert_pretrain.text.tokenizer import Extension, Tokenizer
 from bert_pretrain.train import flops, hardware, schedule
 from bert_pretrain.train.checkpoint import Checkpoint, open_checkpoint
-from bert_pretrain.train.clock import Boundary
 from bert_pretrain.train.distributed import DistContext
 from bert_pretrain.train.initial_weights import TeacherFolder, open_teacher
 from bert_pretrain.train.inputs import describe_size
@@ -43,10 +42,8 @@ class InitialCheckpoint:
 
     folder: Path
     weights_sha256: str
-    carried: Checkpoint | None
-    """Given if the optimizer's state and the step are carried over."""
-    extension: Extension | None
-    """How the data's vocabulary extends that folder's; None where the folder has none."""
+    carried: Checkpoint | None  # given if the optimizer's state and the step are carried over
+    extension: Extension | None  # how the data's vocabulary extends that folder's; None where the folder has none
 
 
 @dataclass(frozen=True)
@@ -68,8 +65,7 @@ class ResolvedRun:
     compiled_reason: str
     dist_context: DistContext
     num_parameters: int
-    micro_batch_tokens: int
-    """At most; training goes on with fewer where they do not fit."""
+    micro_batch_tokens: int  # at most; training goes on with fewer where they do not fit
 
     @property
     def name(self) -> str:
@@ -95,19 +91,18 @@ class ResolvedRun:
             "tokens": tokens,
         }
 
-    def evaluates_by_clock(self, before: float, now: Boundary) -> bool:
+    def evaluates_by_clock(self, before: float, now: float, reserve: float) -> bool:
         """Whether an eighth of a time budget ends between two steps, and an evaluation, by default, costs little."""
         seconds, is_default = self.length.seconds, self.config.train.eval_every == DEFAULT_EVAL_EVERY
-        if seconds is None or not is_default or now.reserve > 0.02 * seconds:
+        if seconds is None or not is_default or reserve > 0.02 * seconds:
             return False
-        return int(8 * before / seconds) < int(8 * now.seconds / seconds)
+        return int(8 * before / seconds) < int(8 * now / seconds)
 
-    def learning_rate(self, step: int, now: Boundary) -> float:
-        """Return the learning rate of the update that follows `step` finished ones."""
+    def learning_rate(self, step: int, seconds: float, reserve: float) -> float:
+        """Return the learning rate of the update that follows `step` finished ones, so many `seconds` into the run."""
         if self.length.steps is not None:
             return schedule.learning_rate(self.config.train, step, self.length.steps)
-        end = (self.length.seconds or 0.0) - now.reserve
-        return schedule.learning_rate_by_clock(self.config.train, step, now.seconds, end)
+        return schedule.learning_rate_by_clock(self.config.train, step, seconds, (self.length.seconds or 0.0) - reserve)
 
 
 def resolve_run(

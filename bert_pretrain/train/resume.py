@@ -93,13 +93,8 @@ def describe_resume(latest: Checkpoint, run: ResolvedRun) -> str:
 
 def _too_short(wanted: Length, step: int, seconds: float) -> ConfigError:
     if wanted.steps is None:
-        return ConfigError(
-            f"the time budget is {wanted}, but the run has taken {duration(seconds)} already",
-            where="train.time_budget",
-            remedy="ask for more, or name another --output",
-        )
-    return ConfigError(
-        f"the run would end at step {wanted.steps}, but it is at step {step} already",
-        where="train.max_steps",
-        remedy=f"ask for {step} steps or more, or name another --output",
-    )
+        where, asked, done = "train.time_budget", str(wanted), duration(seconds)
+    else:
+        where, asked, done = "train.max_steps", f"step {wanted.steps}", f"step {step}"
+    remedy = "ask for more, or name another --output"
+    return ConfigError(f"the run would end at {asked}, but it is at {done} already", where=where, remedy=remedy)

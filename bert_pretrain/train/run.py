@@ -55,22 +55,21 @@ def train(
 ) -> Path:
     """Train a BERT and return the path of the final model folder.
 
-    Started by `torchrun`, this is one of several processes that train together. Of `config`, the sections `model` and
-    `train` matter here. `data` is a folder, or an opened one where `check_inputs` has returned it with `config`.
-    `init_from` is any BERT folder; with `carry_optimizer`, which takes optimizer state and step from there too, a
-    checkpoint of ours. With `dry_run` it only says what the run would do and how long it would take; `corpus_tokens`
-    are those of the text that `data` is a sample of.
-    After SIGINT or SIGTERM it raises `Interrupted`, once the checkpoint is written.
+    Under `torchrun` this is one of several processes. `data` is a folder, or an opened one where `check_inputs` has
+    returned it with `config`. `init_from` is any BERT folder; with `carry_optimizer` a checkpoint of ours, which also
+    gives optimizer state and step. A `dry_run` only says what would be done, and the time; `corpus_tokens` are those of
+    the text that `data` is a sample of. After SIGINT or SIGTERM it raises `Interrupted`, with a checkpoint on disk.
     """
     dist_context = distributed.init_distributed(config.train.device)
     with dist_context.only_main_prints(), contextlib.ExitStack() as held:
         if config.phases:
             print("the phases of the configuration are for 'bert-pretrain run'; this trains by the section train alone")
             config = config.model_copy(update={"phases": ()})
-        given: dict[str, Any] = {"init_from": init_from, "carry_optimizer": carry_optimizer}
         if isinstance(data, Path):
-            config, data = check_inputs(config, data, output, **given, overwrite=overwrite)
-        run = resolve_run(config, data, output, dist_context, **given)
+            config, data = check_inputs(
+                config, data, output, init_from=init_from, carry_optimizer=carry_optimizer, overwrite=overwrite
+            )
+        run = resolve_run(config, data, output, dist_context, init_from=init_from, carry_optimizer=carry_optimizer)
         if run.device.type == "cuda":
             torch.cuda.set_device(run.device)
         identity = identity_of(run)
@@ -96,14 +95,25 @@ def _train(run: ResolvedRun, latest: Checkpoint | None, identity: dict[str, Any]
     """Train to the end and complete the run folder."""
     state = _prepare(run, latest)
     data = _training_data(run, state)
-    with contextlib.closing(_open_log(run, state, latest)) as log:
+    record = _record(run)
+    with contextlib.closing(_open_log(run, state, latest, record)) as log:
 
         def measure(whole: bool) -> dict[str, float] | None:
             return evaluate_held_out(run, state, data.micro_batch_tokens, whole=whole)
 
         def describe() -> tuple[dict[str, Any], str]:
-            card = model_card(run, state.progress, log.last_validation, model=state.model, is_final=False)
-            return _circumstances(run, state, data, log), card
+            about = {
+                "length": asdict(run.length),
+                "micro_batch_tokens": data.micro_batch_tokens,
+                "threads": torch.get_num_threads(),
+                "ranks": run.dist_context.size,
+                "torch": torch.__version__,
+                "precision": run.precision.name,
+                "data": run.data.content_hash,
+                PRETRAINING: run.pretraining(state.progress.tokens),
+                "metrics": log.position,
+            }
+            return about, model_card(run, state.progress, log.newest("validation"), model=state.model, is_final=False)
 
         checkpoints = CheckpointWriter(
             run.output / "checkpoints", state, run.tokenizer, run.config.train.keep_checkpoints,
@@ -115,22 +125,8 @@ def _train(run: ResolvedRun, latest: Checkpoint | None, identity: dict[str, Any]
             with contextlib.suppress(Exception):
                 checkpoints.wait()
             raise
-        _finish(run, state, log, identity)
-
-
-def _circumstances(run: ResolvedRun, state: TrainState, data: TrainingData, log: RunLog) -> dict[str, Any]:
-    """Return what a checkpoint records besides the state."""
-    return {
-        "length": asdict(run.length),
-        "micro_batch_tokens": data.micro_batch_tokens,
-        "threads": torch.get_num_threads(),
-        "ranks": run.dist_context.size,
-        "torch": torch.__version__,
-        "precision": run.precision.name,
-        "data": run.data.content_hash,
-        PRETRAINING: run.pretraining(state.progress.tokens),
-        "metrics": log.position,
-    }
+        if run.dist_context.is_main:
+            _finish(run, state, log, identity, record)
 
 
 def _dry_run(run: ResolvedRun, latest: Checkpoint | None, corpus_tokens: float | None) -> None:
@@ -158,9 +154,17 @@ def _prepare(run: ResolvedRun, latest: Checkpoint | None, corpus_tokens: float |
             f"warning: {run.num_parameters:,} weights for {tokens:,.0f} tokens of text\n  hint: a smaller model, "
             "such as --config tiny, learns more from so little; 'run auto' plans one"
         )
-    state = _make_state(run, model, latest)
+    losses = PretrainingLoss(model, compiled=run.compiled)
+    if run.compiled:
+        hardware.compile_layers(model)
+    network = distributed.parallelize(losses, run.dist_context)
+    loss_scale = LossScale.start(run.device) if run.precision.name == "fp16" else None
+    state = TrainState.start(model, network, make_optimizers(model, run.config.train), loss_scale)
     if latest is not None:
+        restore(state, latest)
         print(describe_resume(latest, run))
+    elif run.init is not None and run.init.carried is not None:
+        carry_over(state, run.init.carried, run.data.content_hash)
     return state
 
 
@@ -197,27 +201,11 @@ def _make_model(run: ResolvedRun, latest: Checkpoint | None) -> BertForPreTraini
     return model.to(run.device)
 
 
-def _make_state(run: ResolvedRun, model: BertForPreTraining, latest: Checkpoint | None) -> TrainState:
-    """Add the optimizer to the model, and bring both to the step from which the run continues."""
-    losses = PretrainingLoss(model, compiled=run.compiled)
-    if run.compiled:
-        hardware.compile_layers(model)
-    network = distributed.parallelize(losses, run.dist_context)
-    loss_scale = LossScale.start(run.device) if run.precision.name == "fp16" else None
-    state = TrainState.start(model, network, make_optimizers(model, run.config.train), loss_scale)
-    if latest is not None:
-        restore(state, latest)
-    elif run.init is not None and run.init.carried is not None:
-        carry_over(state, run.init.carried, run.data.content_hash)
-    return state
-
-
-def _open_log(run: ResolvedRun, state: TrainState, latest: Checkpoint | None) -> RunLog:
+def _open_log(run: ResolvedRun, state: TrainState, latest: Checkpoint | None, record: dict[str, Any]) -> RunLog:
     """Open `metrics.jsonl` and the trackers on the main process, which also writes `config.yaml`."""
     if not run.dist_context.is_main:
         return RunLog(run.length, None, (), state.progress)
     write_text(run.output / "config.yaml", dump_yaml(run.config))
-    record = _record(run)
     manifest.note(run.output, record)
     kept = latest.record["metrics"] if latest is not None else None
     file = MetricsFile(run.output / "metrics.jsonl", kept=kept, diagnosis=Diagnosis(record))
@@ -262,11 +250,8 @@ def _training_data(run: ResolvedRun, state: TrainState) -> TrainingData:
     )
 
 
-def _finish(run: ResolvedRun, state: TrainState, log: RunLog, identity: dict[str, Any]) -> None:
+def _finish(run: ResolvedRun, state: TrainState, log: RunLog, identity: dict[str, Any], record: dict[str, Any]) -> None:
     """Write the final model and, last of all, the manifest with the final figures."""
-    if not run.dist_context.is_main:
-        return
-    record = _record(run)
     try:
         metrics = read_metrics(run.output)
     except DataError as error:  # must not cost the model
@@ -278,7 +263,7 @@ def _finish(run: ResolvedRun, state: TrainState, log: RunLog, identity: dict[str
         save_tensors(weights, state.model, temporary, run.tokenizer, run.pretraining(state.progress.tokens))
         drawn = bool(metrics) and draw_beside_card(run.output, record, metrics, temporary)
         card = model_card(
-            run, state.progress, log.last_validation,
+            run, state.progress, log.newest("validation"),
             model=state.model, is_final=True, has_curves=drawn, warning=warning,
         )  # fmt: skip
         write_text(temporary / CARD, card)
@@ -286,8 +271,8 @@ def _finish(run: ResolvedRun, state: TrainState, log: RunLog, identity: dict[str
         **record,
         "progress": asdict(state.progress),
         "metrics": log.position,
-        "training": log.last_training,
-        "validation": log.last_validation,
+        "training": log.newest("training"),
+        "validation": log.newest("validation"),
         "parameters": state.model.num_parameters,
         "device": str(run.device),
         "torch": torch.__version__,

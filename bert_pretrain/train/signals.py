@@ -21,8 +21,7 @@ REPEAT_SECONDS = 5.0
 class Requests:
     """What signals have asked for."""
 
-    stop: int = 0
-    """The signal that asked to stop, or 0."""
+    stop: int = 0  # the signal that asked to stop, or 0
     saves: bool = False
 
     def take(self) -> int:

@@ -1,6 +1,7 @@
 """The state of a run, whole: what a checkpoint saves and a resumed run continues from."""
 
 from dataclasses import dataclass, field
+from typing import Any
 
 from torch import Tensor, nn
 
@@ -17,13 +18,10 @@ class Progress:
 
     step: int = 0
     examples: int = 0
-    examples_before: int = 0
-    """Of these, examples of other data, which a run carried over was trained on."""
+    examples_before: int = 0  # of these, examples of other data, which a run carried over was trained on
     tokens: int = 0
-    elapsed_seconds: float = 0.0
-    """In training steps, without evaluations and checkpoints."""
-    wall_seconds: float = 0.0
-    """From start to end of the training loop, everything included; what a time budget counts."""
+    elapsed_seconds: float = 0.0  # in training steps, without evaluations and checkpoints
+    wall_seconds: float = 0.0  # from start to end of the training loop, everything included; what a time budget counts
     longest_seconds: dict[str, float] = field(default_factory=dict)
     """Of what comes once more at the end of a run: a step, an evaluation, saving. A time budget keeps it back."""
 
@@ -36,10 +34,8 @@ class IntervalCounts:
     """
 
     steps: int = 0
-    own_tokens: int = 0
-    """Of this rank."""
-    attended_slots: int = 0
-    """Places that attention computed on this rank; equal to `own_tokens` where it does not pad."""
+    own_tokens: int = 0  # of this rank
+    attended_slots: int = 0  # places that attention computed on this rank; equal to `own_tokens` where it does not pad
     timed_examples: int = 0
     timed_tokens: int = 0
     timed_flops: float = 0.0
@@ -52,11 +48,9 @@ class TrainState:
     """Everything that changes during a run."""
 
     model: BertForPreTraining
-    network: nn.Module
-    """The model and its losses as `distributed.parallelize` made them: what a step runs."""
+    network: nn.Module  # the model and its losses as `distributed.parallelize` made them: what a step runs
     optimizers: Optimizers
-    loss_scale: LossScale | None
-    """None unless the precision is fp16."""
+    loss_scale: LossScale | None  # None unless the precision is fp16
     sums: Tensor  # (10,): `StepSums` since the last log line
     progress: Progress
     interval: IntervalCounts
@@ -122,18 +116,14 @@ class TrainState:
     def load_optimizers(self, tensors: dict[str, Tensor]) -> None:
         """Take back the optimizers' state alone."""
         parameters = dict(self.model.named_parameters())
-        owners = {
-            parameter: optimizer
-            for optimizer in self.optimizers
-            for group in optimizer.param_groups
-            for parameter in group["params"]
-        }
+        states: dict[Tensor, dict[Tensor, Any]] = {}
         for optimizer in self.optimizers:
             optimizer.state.clear()
+            states |= {parameter: optimizer.state for group in optimizer.param_groups for parameter in group["params"]}
         for full_name, tensor in tensors.items():
             kind, _, rest = full_name.partition("/")
             if kind == "optimizer":
                 name, _, key = rest.rpartition("/")
                 parameter = parameters[name]
                 # A copy: what safetensors returns may lie in the mapped file, which goes away with the checkpoint.
-                owners[parameter].state[parameter][key] = tensor.to(parameter.device, copy=True)
+                states[parameter][parameter][key] = tensor.to(parameter.device, copy=True)

@@ -20,8 +20,7 @@ from bert_pretrain.train.loss import LossSums
 from bert_pretrain.train.optimizers import Optimizers, update
 
 LOSS_SCALE_START = 2.0**16
-LOSS_SCALE_GROWTH_STEPS = 2000
-"""Both as in Micikevicius et al. (2018) and PyTorch's own scaler."""
+LOSS_SCALE_GROWTH_STEPS = 2000  # both as in Micikevicius et al. (2018) and PyTorch's own scaler
 
 
 @dataclass
@@ -64,8 +63,7 @@ class StepSums(NamedTuple, Generic[Value]):
     skipped: Value
     loss: Value
     grad_norm: Value
-    skipped_in_a_row: Value
-    """Up to now, whatever the interval."""
+    skipped_in_a_row: Value  # up to now, whatever the interval
 
     @staticmethod
     def zeros(device: torch.device) -> Tensor:
@@ -94,10 +92,9 @@ def train_step(
 ) -> None:
     """Update the weights by one global batch, and add its figures to `sums` (see `StepSums`).
 
-    `network` is a `PretrainingLoss` in training mode, or what `distributed.parallelize` made of it. `batch` is this
-    rank's share. `sums`, (10,), are the same on all ranks; a skipped step adds nothing but itself. `step` counts the
-    finished ones; with `seed` and the number of the micro-batch among those of all ranks it fixes every dropout mask.
-    The gradient is clipped to the 2-norm `max_grad_norm`. `DoesNotFit` is raised before anything else has changed.
+    `network` is what `distributed.parallelize` made of a `PretrainingLoss`, `batch` this rank's share. `sums`, (10,),
+    are the same on all ranks; a skipped step adds nothing but itself. `step` counts the finished ones; with `seed` and
+    the number of the micro-batch among those of all ranks it fixes every dropout mask. `max_grad_norm` is a 2-norm.
     """
     for optimizer in optimizers:
         optimizer.zero_grad(set_to_none=True)
@@ -179,6 +176,6 @@ def _figures(
 def _add(sums: Tensor, figures: StepSums[Tensor], finite: Tensor) -> None:
     """Add a step's figures to the sums, or only note that it was skipped."""
     zero, one = torch.zeros_like(figures.skipped), torch.ones_like(figures.skipped)
-    if_skipped = StepSums(*(zero for _ in figures))._replace(skipped=one, skipped_in_a_row=one)
+    if_skipped = StepSums(*[zero] * len(figures))._replace(skipped=one, skipped_in_a_row=one)
     sums += torch.where(finite, torch.stack(figures), torch.stack(if_skipped))
     StepSums(*sums.unbind()).skipped_in_a_row.mul_(~finite)

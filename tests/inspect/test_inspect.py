@@ -249,10 +249,10 @@ def test_what_is_shown_is_what_is_stored(data_folder: Path) -> None:
         one = examples.take(np.array([row]))
         split = int(one.segment_b_start[0])
         for values, name in ((one.input_ids, "shown"), (one.original_ids, "original")):
-            for segment, ids in zip(example.segments, (values[1 : split - 1], values[split:-1]), strict=True):
-                shown = [getattr(token, name).removeprefix("##") for token in segment.tokens]
+            for (_, tokens), ids in zip(example.segments, (values[1 : split - 1], values[split:-1]), strict=True):
+                shown = [getattr(token, name).removeprefix("##") for token in tokens]
                 assert shown == [tokenizer.tokens[token_id].removeprefix("##") for token_id in ids]
-        kinds = [token.kind for segment in example.segments for token in segment.tokens]
+        kinds = [token.kind for _, tokens in example.segments for token in tokens]
         assert len(kinds) - kinds.count("plain") == example.num_masked == len(one.masks.positions)
         assert example.label == ("B follows A" if one.next_sentence_label[0] == 0 else "B is from another document")
 

@@ -37,11 +37,11 @@ needs_2_13 = pytest.mark.skipif(torch.__version__ < "2.13", reason="it is refuse
 def test_bf16_on_the_cpu_needs_its_instructions(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, flags: str, feature: str | None
 ) -> None:
-    assert hardware.cpu_bf16_feature(tmp_path / "nothing") is None
+    assert hardware.cores.cpu_bf16_feature(tmp_path / "nothing") is None
     cpuinfo = tmp_path / "cpuinfo"
     cpuinfo.write_text(f"processor\t: 0\nflags\t\t: {flags}\nbugs\t: none\n")
-    assert hardware.cpu_bf16_feature(cpuinfo) == feature
-    monkeypatch.setattr(hardware, "cpu_bf16_feature", lambda: feature)
+    assert hardware.cores.cpu_bf16_feature(cpuinfo) == feature
+    monkeypatch.setattr(hardware.cores, "cpu_bf16_feature", lambda: feature)
     precision = hardware.choose_precision("auto", CPU)
     assert precision.name == ("bf16" if feature else "fp32")
 

@@ -11,8 +11,8 @@ import pytest
 
 from bert_pretrain.config import Config
 from bert_pretrain.errors import ConfigError, DataError
-from bert_pretrain.io.manifest import PARTIAL, reopen
-from bert_pretrain.report.curves import read_metrics, read_run_record
+from bert_pretrain.io.manifest import PARTIAL, read_record, reopen
+from bert_pretrain.report.curves import read_metrics
 from bert_pretrain.report.diagnosis import diagnose
 from bert_pretrain.report.report import write_report
 from bert_pretrain.train.log import MetricsFile
@@ -130,7 +130,7 @@ def test_a_run_prints_each_hint_once_and_report_finds_them_again(
     reopen(run)
     fit(run, **config)
     assert printed() == hints[-1:]
-    assert list(map(str, diagnose(read_run_record(run), read_metrics(run)))) == hints
+    assert list(map(str, diagnose(read_record(run), read_metrics(run)))) == hints
     write_report([run, run], tmp_path / "both.png")
     assert printed() == hints * 2
     assert "learning rate too high" in (tmp_path / "both.html").read_text()

@@ -17,7 +17,7 @@ from bert_pretrain.examples.shards import DataFolder
 from bert_pretrain.io.files import seal_folder
 from bert_pretrain.model.bert import BertForPreTraining
 from bert_pretrain.model.huggingface import load_weights
-from bert_pretrain.train import clock, loop
+from bert_pretrain.train import loop
 from bert_pretrain.train.batches import Batch
 from bert_pretrain.train.checkpoint import open_checkpoint
 from bert_pretrain.train.loader import TrainingData
@@ -39,7 +39,7 @@ def hanging_steps(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         train_step(*arguments, step=step, **options)
         seconds[0] += 10.0 if step in hanging else 1.0
 
-    monkeypatch.setattr(clock, "time", SimpleNamespace(perf_counter=lambda: seconds[0]))
+    monkeypatch.setattr(loop, "time", SimpleNamespace(perf_counter=lambda: seconds[0]))
     monkeypatch.setattr(loop, "train_step", timed_step)
     return hanging
 
@@ -59,7 +59,7 @@ def test_a_time_budget_ends_on_time_with_a_finished_model(fit: Fit, tmp_path: Pa
     assert rates[-1] < 0.05e-3
     assert (run / "model" / "model.safetensors").exists()
     assert progress("40s") == first
-    with pytest.raises(ConfigError, match="has taken"):
+    with pytest.raises(ConfigError, match="already"):
         progress("10s")
     longer = progress("50s")
     assert longer["step"] > first["step"]
@@ -84,7 +84,7 @@ def test_a_time_budget_is_evaluated_after_every_eighth(
 ) -> None:
     config = SimpleNamespace(train=TrainConfig(eval_every=every))
     run: Any = SimpleNamespace(length=SimpleNamespace(seconds=100.0), config=config)
-    assert ResolvedRun.evaluates_by_clock(run, before, clock.Boundary(0, after, reserve)) == due
+    assert ResolvedRun.evaluates_by_clock(run, before, after, reserve) == due
 
 
 @pytest.fixture
