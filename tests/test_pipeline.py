@@ -61,9 +61,7 @@ def test_a_warm_up_may_span_phases_but_no_more_than_all_of_them(data_folder: Pat
         with_one_schedule([first, longer], [data_folder, data_folder])
 
 
-def test_inputs_as_arguments_replace_those_of_the_file(
-    english_text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_inputs_as_arguments_replace_those_of_the_file(english_text, tmp_path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "first.txt").write_bytes(english_text.read_bytes())
     (tmp_path / "second.txt").write_text("One sentence.\nAnother one.\n\nA second document.\nIts end.\n")
@@ -81,9 +79,7 @@ def test_inputs_as_arguments_replace_those_of_the_file(
     assert (trained.global_batch_size, trained.device, trained.optimizer) == (8, "cpu", "muon")
 
 
-def test_a_dry_run_of_any_configuration_prints_the_first_screen_of_training(
-    english_text: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_dry_run_of_any_configuration_prints_the_first_screen_of_training(english_text, tmp_path, capsys) -> None:
     settings = {"vocab": {"size": 30000}, "data": {"max_seq_length": 32, "dupe_factor": 1}}
     train = {"global_batch_size": 8, "device": "cpu", "max_epochs": 1}
     out = {}

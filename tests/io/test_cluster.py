@@ -102,9 +102,7 @@ def test_a_cluster_that_loses_a_worker_makes_the_bytes_of_one_process(
     assert {**digests(output), "manifest.json": ""} == {**digests(here), "manifest.json": ""}
 
 
-def test_workers_that_do_not_fit_and_mistakes_of_tasks_are_one_message(
-    loopback: LoopbackCluster, command_line: Callable[..., "subprocess.CompletedProcess[str]"], tmp_path: Path
-) -> None:
+def test_workers_that_do_not_fit_and_mistakes_of_tasks_are_one_message(loopback, command_line, tmp_path) -> None:
     shutil.copytree(REPOSITORY / "bert_pretrain", tmp_path / "other" / "bert_pretrain")
     (tmp_path / "other" / "bert_pretrain" / "__init__.py").write_text('__version__ = "0.0.7"\n')
     odd = loopback.add_worker(cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(tmp_path / "other")})

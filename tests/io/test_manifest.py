@@ -3,7 +3,6 @@
 import os
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
@@ -66,9 +65,7 @@ def test_a_folder_goes_from_new_to_incomplete_to_complete(folder: Path) -> None:
         ("data", {**IDENTITY, "data": "ab" * 32}, "data: "),
     ],
 )
-def test_every_kind_of_difference_is_refused_with_its_key(
-    unfinished: Path, kind: str, identity: dict[str, Any], line: str, finished: bool
-) -> None:
+def test_every_kind_of_difference_is_refused_with_its_key(unfinished, kind, identity, line, finished) -> None:
     if finished:
         complete(unfinished, "data", IDENTITY, {})
     before = digests(unfinished)

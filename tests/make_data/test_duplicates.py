@@ -42,9 +42,7 @@ def tokens(data: DataFolder, split: str) -> Counter[int]:
 
 
 @pytest.mark.parametrize("bucket", [1 << 22, 7])
-def test_equal_documents_are_seen_once_and_counted(
-    tmp_path: Path, vocab_folder: Path, monkeypatch: pytest.MonkeyPatch, bucket: int
-) -> None:
+def test_equal_documents_are_seen_once_and_counted(tmp_path, vocab_folder, monkeypatch, bucket) -> None:
     monkeypatch.setattr(duplicates, "BUCKET_DOCUMENTS", bucket)
     documents = write(tmp_path / "once.txt", 1, 40)
     (tmp_path / "more.txt").write_text("\n\n".join([*documents[:15], documents[0].upper(), "One more. And one."]))
@@ -108,9 +106,7 @@ def test_of_equal_documents_the_heaviest_stays(tmp_path: Path, vocab_folder: Pat
         ("none", ["data.validation=[{}/many.txt]", "data.next_sentence=none"], "no text"),
     ],
 )
-def test_a_corpus_too_small_without_what_is_left_out_is_refused(
-    tmp_path: Path, vocab_folder: Path, train: str, settings: list[str], part: str
-) -> None:
+def test_a_corpus_too_small_without_what_is_left_out_is_refused(tmp_path, vocab_folder, train, settings, part) -> None:
     (text,) = write(tmp_path / "one.txt", 1, 1)
     write(tmp_path / "many.txt", 2, 9)
     (tmp_path / "same.txt").write_text("\n\n".join([text] * 5) + "\n")

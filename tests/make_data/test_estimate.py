@@ -76,9 +76,7 @@ LONG = " ".join(f"Sentence number {number} of one long text." for number in rang
         ("a.txt", "\u4e2d\u6587\u3002" * 3000),
     ],
 )
-def test_a_sample_ends_where_a_record_or_character_does(
-    tmp_path: Path, vocab_folder: Path, monkeypatch: pytest.MonkeyPatch, name: str, content: str
-) -> None:
+def test_a_sample_ends_where_a_record_or_character_does(tmp_path, vocab_folder, monkeypatch, name, content) -> None:
     (tmp_path / name).write_text(content)
     config = load_config(settings=["data.next_sentence=none", "data.strict=yes"])
     whole = estimated(config, [str(tmp_path / name)], vocab_folder)
@@ -87,9 +85,7 @@ def test_a_sample_ends_where_a_record_or_character_does(
     assert sample.tokens == pytest.approx(whole.tokens, rel=0.05)
 
 
-def test_a_sample_of_one_document_stands_for_a_corpus_of_several(
-    tmp_path: Path, vocab_folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_sample_of_one_document_stands_for_a_corpus_of_several(tmp_path, vocab_folder, monkeypatch) -> None:
     path = tmp_path / "a.jsonl"
     path.write_text("".join(json.dumps({"text": f"{LONG} {number}"}) + "\n" for number in range(8)))
     config = load_config(settings=["data.max_seq_length=64", "data.validation_fraction=0"])
@@ -111,9 +107,7 @@ def test_a_dry_run_writes_nothing_and_shows_that_it_works(tmp_path: Path, vocab_
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_a_dry_run_of_many_small_files_opens_few_of_them(
-    tmp_path: Path, vocab_folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_dry_run_of_many_small_files_opens_few_of_them(tmp_path, vocab_folder, monkeypatch, capsys) -> None:
     for number, text in enumerate(corpus(300)):
         write(tmp_path / "texts" / f"{number:03}.txt", text)
     monkeypatch.setattr(module, "MAX_SOURCES", 60)

@@ -133,9 +133,7 @@ def finish_and_check(texts: Path, vocab: Path, output: Path, reference: Path) ->
 
 
 @pytest.mark.parametrize("kills", [3, pytest.param(20, marks=pytest.mark.slow)])
-def test_a_run_killed_at_random_moments_makes_the_same_bytes(
-    tmp_path: Path, texts: Path, vocab_folder: Path, reference: Path, kills: int
-) -> None:
+def test_a_run_killed_at_random_moments_makes_the_same_bytes(tmp_path, texts, vocab_folder, reference, kills) -> None:
     draw, output = random.Random(kills), tmp_path / "data"
     for _ in range(kills):
         run = start(*make_data_command(texts, vocab_folder, output, draw.choice([1, 2, 7])))
@@ -172,9 +170,7 @@ def test_a_stopped_run_goes_on_and_rebuilds_a_shard_that_was_damaged(
 
 
 @pytest.mark.parametrize("kills", [2, pytest.param(20, marks=pytest.mark.slow)])
-def test_a_vocabulary_killed_at_random_moments_has_the_same_bytes(
-    tmp_path: Path, english_text: Path, vocab_folder: Path, kills: int
-) -> None:
+def test_a_vocabulary_killed_at_random_moments_has_the_same_bytes(tmp_path, english_text, vocab_folder, kills) -> None:
     draw, output = random.Random(5), tmp_path / "vocab"
     arguments = ("vocab", english_text, "--output", output, "--vocab-size", 3000, "--workers")
     for _ in range(kills):
@@ -293,9 +289,7 @@ def test_odd_documents_take_little_memory_and_none_is_lost(
     assert json.loads((tmp_path / "vocab" / "manifest.json").read_text())["figures"]["documents"] == documents
 
 
-def test_every_dropped_line_and_document_is_counted_by_reason(
-    tmp_path: Path, vocab_folder: Path, english_text: Path
-) -> None:
+def test_every_dropped_line_and_document_is_counted_by_reason(tmp_path, vocab_folder, english_text) -> None:
     ordinary = english_text.read_text()
     (tmp_path / "a.txt").write_bytes(b"Caf\xe9.\nTwo.\n\n\x01\n\x02\n\n" + ordinary.encode())
     records = ['{"text": "One. Two."}', '{"text": ""}', '{"text": null}', '{"text": " "}', '{"text": "\\ud800 x. Y."}']

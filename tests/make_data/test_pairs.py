@@ -103,9 +103,7 @@ def test_windows_cover_every_token_and_never_leave_their_document(
 
 
 @given(st.lists(st.lists(st.integers(1, 30), min_size=2, max_size=30), min_size=1, max_size=9), SHORT, SEEDS)
-def test_sentences_of_half_a_window_are_never_cut_and_only_the_last_ones_are_seen_twice(
-    documents: list[list[int]], short: float, seed: int
-) -> None:
+def test_sentences_of_half_a_window_are_never_cut_and_only_the_last_ones_are_seen_twice(documents, short, seed) -> None:
     text, windows = text_of(documents), halves(cut(documents, 61, short, seed))
     assert np.isin(np.concatenate([windows.a_start, windows.b_start, windows.b_end]), text.sentence_starts).all()
     assert text.begins_sentence(windows.b_start).all()

@@ -86,9 +86,7 @@ def test_one_table_is_many_tasks_and_gives_the_shards_of_one(
     assert (len(one), len(several) > 3) == (1, True)
 
 
-def test_many_small_files_are_few_store_shards_and_keep_their_figures(
-    tmp_path: Path, vocab_folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_many_small_files_are_few_store_shards_and_keep_their_figures(tmp_path, vocab_folder, monkeypatch) -> None:
     monkeypatch.setattr(documents, "PART_BYTES", 2000)
     for number in range(120):
         sentences = [f"File {number} says sentence {place}." for place in range(number % 5)]

@@ -45,9 +45,7 @@ def joined(document: list[list[int]]) -> list[int]:
     return list(itertools.chain.from_iterable(document))
 
 
-def test_the_store_holds_what_the_tokenizer_says(
-    english_text: Path, english_documents: list[list[str]], vocab_folder: Path, tmp_path: Path
-) -> None:
+def test_the_store_holds_what_the_tokenizer_says(english_text, english_documents, vocab_folder, tmp_path) -> None:
     store, (summary,) = fill(english_text, vocab_folder, tmp_path)
     tokenizer, found = Tokenizer.load(vocab_folder), sentences_of(store)
     expected = [[tokenizer.encode_text(sentence) for sentence in document] for document in english_documents]
@@ -63,9 +61,7 @@ def test_the_store_holds_what_the_tokenizer_says(
     assert tokens.tolist() == [sum(map(len, document)) for document in found]
 
 
-def test_parts_of_the_input_change_no_document(
-    english_text: Path, vocab_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_parts_of_the_input_change_no_document(english_text, vocab_folder, tmp_path, monkeypatch) -> None:
     whole, _ = fill(english_text, vocab_folder, tmp_path / "whole")
     monkeypatch.setattr(documents, "PART_BYTES", 30_000)
     parts, summaries = fill(english_text, vocab_folder, tmp_path / "parts")
@@ -98,9 +94,7 @@ def test_the_slices_of_a_document_add_up(english_text, vocab_folder: Path, tmp_p
         assert begin == len(whole)
 
 
-def test_a_store_shard_is_written_once_and_never_half(
-    english_text: Path, vocab_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_store_shard_is_written_once_and_never_half(english_text, vocab_folder, tmp_path, monkeypatch) -> None:
     fill(english_text, vocab_folder, tmp_path)
     before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")}
     fill(english_text, vocab_folder, tmp_path)
@@ -153,9 +147,7 @@ def test_a_segmenter_tells_which_characters_continue_a_word(vocab_folder: Path, 
 
 
 @pytest.mark.parametrize("name", ["ids", "sentence_offsets", "is_continuation", "document_offsets"])
-def test_a_store_shard_that_is_cut_off_is_an_error(
-    english_text: Path, vocab_folder: Path, tmp_path: Path, name: str
-) -> None:
+def test_a_store_shard_that_is_cut_off_is_an_error(english_text, vocab_folder, tmp_path, name) -> None:
     store, _ = fill(english_text, vocab_folder, tmp_path)
     sentences_of(store)
     file = store_shard_folder(tmp_path, 0) / f"{name}.npy"

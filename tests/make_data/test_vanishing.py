@@ -57,9 +57,7 @@ def removing(folder: Path, pattern: str) -> Iterator[None]:
         ("vocab", "vocab/manifest.partial.json"),
     ],
 )
-def test_a_folder_that_is_removed_is_one_message_and_then_made(
-    tmp_path: Path, text: Path, vocab_folder: Path, removed: str, pattern: str
-) -> None:
+def test_a_folder_that_is_removed_is_one_message_and_then_made(tmp_path, text, vocab_folder, removed, pattern) -> None:
     settings = [f"--set={setting}" for setting in SETTINGS]
     command = ["make-data", str(text), "--vocab", str(vocab_folder), "--output", str(tmp_path / "data"), *settings]
     if removed == "vocab":
@@ -73,9 +71,7 @@ def test_a_folder_that_is_removed_is_one_message_and_then_made(
     assert list(tmp_path.glob("*/manifest.json"))
 
 
-def test_a_command_waits_for_another_with_its_token_store_and_shares_it(
-    tmp_path: Path, text: Path, vocab_folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_command_waits_for_another_with_its_token_store_and_shares_it(tmp_path, text, vocab_folder, capsys) -> None:
     config = load_config(settings=SETTINGS)
     make_data(config, [str(text)], vocab_folder, tmp_path / "a", workers=1)
     (store,) = (tmp_path / ".token-store").iterdir()

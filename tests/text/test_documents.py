@@ -169,9 +169,7 @@ def test_txt_oddities(tmp_path: Path, reason: str, content: bytes, texts: list[s
 
 @pytest.mark.parametrize("compression", ["", ".gz"])
 @pytest.mark.parametrize("ending", [".txt", ".jsonl", ".csv"])
-def test_invalid_utf8_is_replaced_and_counted_or_refused_by_line(
-    tmp_path: Path, ending: str, compression: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_invalid_utf8_is_replaced_and_counted_or_refused_by_line(tmp_path, ending, compression, monkeypatch) -> None:
     monkeypatch.setattr(text_files, "BLOCK_BYTES", 1000)
     texts = [f"text number {number}" for number in range(500)]
     texts[7] = "a real \ufffd"
@@ -278,9 +276,7 @@ ENDS += ["\r\n", "\n \t\n", "\n\n\n", "\n\r\n", "\n\x0c\n", "\n\u3000\n", "\x0b\
 
 @pytest.mark.parametrize("seed", range(6))
 @pytest.mark.parametrize("kind", [".txt", ".jsonl"])
-def test_cutting_a_file_changes_none_of_its_documents(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int, kind: str
-) -> None:
+def test_cutting_a_file_changes_none_of_its_documents(tmp_path, monkeypatch, seed, kind) -> None:
     draw = random.Random(seed)
     text = "".join(draw.choice("字a é") * draw.randint(0, 40) + draw.choice(ENDS) for _ in range(400))
     path = write(tmp_path / f"a{kind}", text if kind == ".txt" else as_jsonl(text.split("\n")))
@@ -344,9 +340,7 @@ def test_every_line_may_be_a_document(tmp_path: Path, monkeypatch: pytest.Monkey
         ("One line.\n", "file", ""),
     ],
 )
-def test_a_boundary_is_advised_that_is_not_in_effect_and_divides_the_text(
-    tmp_path: Path, text: str, boundary: str, flag: str
-) -> None:
+def test_a_boundary_is_advised_that_is_not_in_effect_and_divides_the_text(tmp_path, text, boundary, flag) -> None:
     path = write(tmp_path / "a.txt", text)
     advice = finer_boundary(resolve([str(path)], DataConfig.model_validate({"document_boundary": boundary})))
     assert flag in advice if flag else advice == ""

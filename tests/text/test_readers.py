@@ -183,9 +183,7 @@ def test_a_json_array_is_cut_into_its_elements_wherever_a_block_ends(values, siz
     ids=range(9),
 )  # fmt: skip
 @pytest.mark.parametrize("size", [3, 1 << 20])
-def test_a_json_array_that_is_none_is_refused_by_record(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: str, size: int
-) -> None:
+def test_a_json_array_that_is_none_is_refused_by_record(tmp_path, monkeypatch, content, size) -> None:
     monkeypatch.setattr(text_files, "BLOCK_BYTES", max(size, len(content) // 9))
     with pytest.raises(InputError) as caught:
         read(write(tmp_path / "a.json", content))

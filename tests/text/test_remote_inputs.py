@@ -90,9 +90,7 @@ def test_every_format_and_compression_is_read_from_a_server(server: Server, send
 
 
 @pytest.mark.parametrize("ending", [".jsonl", ".parquet"])
-def test_a_large_file_is_read_in_pieces_by_several_cores(
-    server: Server, monkeypatch: pytest.MonkeyPatch, ending: str
-) -> None:
+def test_a_large_file_is_read_in_pieces_by_several_cores(server, monkeypatch, ending) -> None:
     texts = [f"Document {number}." + f" {number}" * 1000 for number in range(4000)]
     server.files["a" + ending] = FORMATS[ending](texts)
     monkeypatch.setattr(documents, "PART_BYTES", len(server.files["a" + ending]) // 80)

@@ -56,9 +56,7 @@ def test_windows_and_passages_of_a_document_lose_nothing(text: str, cuts: list[i
 
 
 @pytest.mark.parametrize("language", ["en", "zh"])
-def test_windows_split_as_the_whole_text_is_split(
-    english_documents, chinese_documents, language: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_windows_split_as_the_whole_text_is_split(english_documents, chinese_documents, language, monkeypatch) -> None:
     documents = english_documents[:40] if language == "en" else chinese_documents
     # An odd quotation mark makes one sentence of all that follows, up to the window's end.
     plain = [sentence for document in documents for sentence in document if not set(sentence) & set("\"'`()[]")]

@@ -140,9 +140,7 @@ def test_a_token_that_cannot_be_one_is_named_by_its_line(tmp_path: Path, token: 
     assert len(str(caught.value)) < 500
 
 
-def test_data_is_made_with_a_bare_vocabulary_and_a_flag(
-    tmp_path: Path, vocab_folder: Path, english_text: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_data_is_made_with_a_bare_vocabulary_and_a_flag(tmp_path, vocab_folder, english_text, capsys) -> None:
     stated = Tokenizer.load(vocab_folder)
     bare = write_vocabulary(tmp_path / "bare", stated.tokens)
     config, inputs = load_config(settings=["data.max_seq_length=64", "data.dupe_factor=1"]), [str(english_text)]

@@ -1,7 +1,6 @@
 """Counting chunks in bounded memory: what is dropped is the rarest, and told."""
 
 from collections import Counter
-from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -31,9 +30,7 @@ def test_no_count_is_off_by_more_than_is_told(batches: list[list[bytes]]) -> Non
     )
 
 
-def test_a_table_that_is_emptied_on_the_way_counts_the_same(
-    english_text: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_table_that_is_emptied_on_the_way_counts_the_same(english_text, monkeypatch) -> None:
     config = load_config()
     (source,) = resolve([str(english_text)], config.data)
     whole = count_groups([(0, [ByteRange(source)])], config)

@@ -76,9 +76,7 @@ def test_the_old_treatment_of_text_is_kept(text: Path, tmp_path: Path) -> None:
     assert {"River", "Zebra"} <= set(new.tokens)
 
 
-def test_a_vocabulary_is_extended_opens_in_transformers_and_says_what_is_new(
-    text: Path, tmp_path: Path, capsys
-) -> None:
+def test_a_vocabulary_is_extended_opens_in_transformers_and_says_what_is_new(text, tmp_path, capsys) -> None:
     from transformers import AutoTokenizer
 
     old, new = tmp_path / "old", tmp_path / "new"

@@ -34,9 +34,7 @@ def test_two_processes_with_other_hash_seeds_write_the_same_bytes(english_text: 
     assert digests(tmp_path / "1") == digests(tmp_path / "2")
 
 
-def test_counts_of_many_parts_and_workers_give_the_vocabulary_of_one_table(
-    english_text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_counts_of_many_parts_and_workers_give_the_vocabulary_of_one_table(english_text, tmp_path, monkeypatch) -> None:
     make(english_text, tmp_path / "one", "vocab.size=3000")
     monkeypatch.setattr(documents, "PART_BYTES", 20_000)
     monkeypatch.setattr(run, "MAX_TASKS", 1)
@@ -49,9 +47,7 @@ def test_counts_of_many_parts_and_workers_give_the_vocabulary_of_one_table(
 
 
 @pytest.mark.parametrize("lowercase", [True, False])
-def test_it_equals_the_librarys_own_training_on_the_text(
-    english_text: Path, tmp_path: Path, lowercase: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_it_equals_the_librarys_own_training_on_the_text(english_text, tmp_path, lowercase, monkeypatch) -> None:
     monkeypatch.setattr("bert_pretrain.vocab.counting.HELD_OUT_SHARE", 0.0)
     ours = make(english_text, tmp_path / "vocab", "vocab.size=2500", f"vocab.lowercase={lowercase}")
     ends = next(index for index, token in enumerate(ours.tokens) if len(token.removeprefix("##")) > 1 and index > 103)
@@ -103,9 +99,7 @@ def test_counts_beyond_32_bits_are_scaled_down(monkeypatch: pytest.MonkeyPatch) 
     assert "x" * 101 not in kept
 
 
-def test_a_least_count_is_one_of_the_text_however_much_there_is(
-    english_text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_least_count_is_one_of_the_text_however_much_there_is(english_text, tmp_path, monkeypatch) -> None:
     settings = ("vocab.size=30000", "vocab.min_frequency=20")
     num_tokens = make(english_text, tmp_path / "all", *settings).vocab_size
     monkeypatch.setattr(wordpiece, "MAX_REPLAYED_WORDS", figures_of(tmp_path / "all")["words"] // 45)
@@ -126,9 +120,7 @@ def test_casing_and_accents_stay_where_they_are_asked_to(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("apart", [True, False])
-def test_chinese_characters_stand_alone_or_are_learned_as_words(
-    chinese_text: Path, tmp_path: Path, apart: bool
-) -> None:
+def test_chinese_characters_stand_alone_or_are_learned_as_words(chinese_text, tmp_path, apart) -> None:
     tokenizer = make(chinese_text, tmp_path / "v", "vocab.size=2000", f"vocab.handle_chinese_chars={apart}")
     longer = re.findall(r"\S+[\u4e00-\u9fff]|[\u4e00-\u9fff]\S", " ".join(tokenizer.tokens))
     assert bool(longer) is not apart
