@@ -102,6 +102,8 @@ def test_of_equal_documents_the_heaviest_stays(tmp_path: Path, vocab_folder: Pat
         ("same", ["data.next_sentence=sop"], "at least 2"),
         ("same", ["data.validation=[{}/one.txt]"], "at least 1"),
         ("many", ["data.validation=[{}/one.txt]", "data.next_sentence=nsp"], "at least 2"),
+        ("none", [], "no text"),
+        ("control", [], "no text"),
         ("none", ["data.validation=[{}/many.txt]", "data.next_sentence=nsp"], "no text"),
         ("none", ["data.validation=[{}/many.txt]", "data.next_sentence=none"], "no text"),
     ],
@@ -110,7 +112,8 @@ def test_a_corpus_too_small_without_what_is_left_out_is_refused(tmp_path, vocab_
     (text,) = write(tmp_path / "one.txt", 1, 1)
     write(tmp_path / "many.txt", 2, 9)
     (tmp_path / "same.txt").write_text("\n\n".join([text] * 5) + "\n")
-    (tmp_path / "none.txt").write_text("\n\n\n")
+    (tmp_path / "none.txt").write_text("\n\n \n")
+    (tmp_path / "control.txt").write_text("\x00\x01\n\n\x02\n\n\x03\n\n\x04\n")
     settings = [each.format(tmp_path) for each in settings]
     with pytest.raises(InputError, match=part):
         build(tmp_path, vocab_folder, [train], *settings)

@@ -3,23 +3,23 @@
 import json
 import random
 import re
-from collections import Counter
+from collections.abc import Sequence
 from itertools import product
 from pathlib import Path
 
 import pytest
 
-from bert_pretrain.config import Config, DataConfig
+from bert_pretrain.config import Config
 from bert_pretrain.config_file import load_config
 from bert_pretrain.errors import InputError
 from bert_pretrain.examples.shards import DataFolder
 from bert_pretrain.make_data import estimate as module
 from bert_pretrain.make_data.estimate import Estimate, estimate
 from bert_pretrain.make_data.run import make_data
-from bert_pretrain.text import documents, sources
+from bert_pretrain.text import sources
 from bert_pretrain.text.sources import resolve
 from bert_pretrain.text.tokenizer import Tokenizer
-from tests.text.test_documents import COMPRESS, FORMATS, write
+from tests.text.test_documents import COMPRESS, FORMATS, as_jsonl, write
 
 
 def estimated(config: Config, inputs: list[str], vocab: Path) -> Estimate:
@@ -35,27 +35,39 @@ def corpus(number: int) -> list[str]:
     ]
 
 
+def as_array(texts: Sequence[str]) -> bytes:
+    return json.dumps([{"text": text, "n": [{}]} for text in texts], indent=1).encode()
+
+
+WHOLE, SAMPLE = 1 << 24, 40_000
+
+
 @pytest.mark.parametrize(
     ("ending", "compression", "sample_bytes"),
     [
-        *product((".txt", ".jsonl"), [""], [1 << 24]),
-        *product((".txt", ".parquet"), [""], [40_000]),
-        *product([".txt"], [".gz"], [1 << 24, 40_000]),
+        *((ending, "", WHOLE) for ending in (".txt", ".jsonl")),
+        *((ending, "", SAMPLE) for ending in (".txt", ".jsonl", ".json", ".csv", ".parquet")),
+        *(
+            (".txt", compression, size)
+            for compression, size in product((".gz", ".bz2", ".xz", ".zst"), (SAMPLE, WHOLE))
+        ),
+        (".json", ".gz", SAMPLE),
     ],
 )
 def test_an_estimate_is_near_what_comes_out(
-    tmp_path: Path, vocab_folder: Path, monkeypatch: pytest.MonkeyPatch, ending, compression, sample_bytes: int
+    tmp_path, vocab_folder, monkeypatch, ending, compression, sample_bytes
 ) -> None:
     monkeypatch.setattr(module, "SAMPLE_BYTES", sample_bytes)
-    path = write(tmp_path / f"a{ending}{compression}", COMPRESS[compression](FORMATS[ending](corpus(400))))
-    weights = f"data.input_weights={{{path}: 1.5}}"
-    config = load_config(settings=[weights, "data.max_seq_length=64", "data.validation_fraction=0"])
+    content = (as_array if ending == ".json" else FORMATS[ending])(corpus(400))
+    path = write(tmp_path / f"a{ending}{compression}", COMPRESS[compression](content))
+    settings = [f"data.input_weights={{{path}: 1.5}}", "data.max_seq_length=64", "data.validation_fraction=0"]
+    config = load_config(settings=[*settings, "data.strict=yes"])
     found = estimated(config, [str(path)], vocab_folder)
     assert list(tmp_path.iterdir()) == [path]
     data = DataFolder.open(make_data(config, [str(path)], vocab_folder, tmp_path / "data", workers=1))
     store = sum(file.stat().st_size for file in (tmp_path / ".token-store").rglob("*.npy"))
     times_seen = data.manifest["splits"]["train"]["statistics"]["times_text_is_seen"]
-    exact = 0.02 if sample_bytes > 100_000 else 0.25
+    exact = 0.02 if sample_bytes == WHOLE else 0.25
     assert found.documents == pytest.approx(data.manifest["corpus"]["documents"], rel=exact)
     assert found.tokens == pytest.approx(data.manifest["corpus"]["tokens"], rel=exact)
     assert found.rows == pytest.approx(data.rows("train"), rel=exact + 0.03)
@@ -65,36 +77,15 @@ def test_an_estimate_is_near_what_comes_out(
     assert found.core_seconds > 0
 
 
-LONG = " ".join(f"Sentence number {number} of one long text." for number in range(400))
-
-
-@pytest.mark.parametrize(
-    ("name", "content"),
-    [
-        ("a.jsonl", "".join(json.dumps({"text": f"{LONG} {number}"}) + "\n" for number in range(8))),
-        ("a.csv", "text\n" + "".join('"' + LONG.replace(". ", ".\n") + f' {number}"\n' for number in range(8))),
-        ("a.txt", "\u4e2d\u6587\u3002" * 3000),
-    ],
-)
-def test_a_sample_ends_where_a_record_or_character_does(tmp_path, vocab_folder, monkeypatch, name, content) -> None:
-    (tmp_path / name).write_text(content)
-    config = load_config(settings=["data.next_sentence=none", "data.strict=yes"])
-    whole = estimated(config, [str(tmp_path / name)], vocab_folder)
-    monkeypatch.setattr(module, "SAMPLE_BYTES", 4001)
-    sample = estimated(config, [str(tmp_path / name)], vocab_folder)
-    assert sample.tokens == pytest.approx(whole.tokens, rel=0.05)
-
-
-def test_a_sample_of_one_document_stands_for_a_corpus_of_several(tmp_path, vocab_folder, monkeypatch) -> None:
-    path = tmp_path / "a.jsonl"
-    path.write_text("".join(json.dumps({"text": f"{LONG} {number}"}) + "\n" for number in range(8)))
+def test_a_sample_of_one_document_is_taken_for_a_corpus_of_several(tmp_path, vocab_folder, monkeypatch) -> None:
+    long = " ".join(f"Sentence number {number} of one long text." for number in range(400))
+    path = write(tmp_path / "a.jsonl", as_jsonl([f"{long} {number}" for number in range(8)]))
     config = load_config(settings=["data.max_seq_length=64", "data.validation_fraction=0"])
     whole = estimated(config, [str(path)], vocab_folder)
     monkeypatch.setattr(module, "SAMPLE_BYTES", 10)
     assert estimated(config, [str(path)], vocab_folder).rows == pytest.approx(whole.rows, rel=0.15)
-    path.write_text(json.dumps({"text": LONG}) + "\n")
-    with pytest.raises(InputError, match="hold 1 document"):
-        estimated(config, [str(path)], vocab_folder)
+    with pytest.raises(InputError, match="1 document"):
+        estimated(config, [str(write(path, as_jsonl([long])))], vocab_folder)
 
 
 def test_a_dry_run_writes_nothing_and_shows_that_it_works(tmp_path: Path, vocab_folder: Path, capsys) -> None:
@@ -124,19 +115,6 @@ def test_a_dry_run_of_many_small_files_opens_few_of_them(tmp_path, vocab_folder,
     assert times_seen > 3.1
 
 
-# The smaller sample is measured within the file, the larger one by reading to its end.
-@pytest.mark.parametrize("compression", COMPRESS)
-def test_a_decompressor_that_reads_ahead_does_not_change_the_share(tmp_path: Path, compression: str) -> None:
-    draw = random.Random(1)
-    words = ["".join(draw.choices("abcdefghijkl", k=draw.randint(2, 9))) for _ in range(3000)]
-    content = "\n".join(" ".join(draw.choices(words, k=12)) for _ in range(30_000)).encode()
-    path = write(tmp_path / f"a.txt{compression}", COMPRESS[compression](content))
-    (source,) = resolve([str(path)], DataConfig())
-    for size in (50_000, 400_000):
-        _, share = module.sample_source(source, tmp_path / "sample", size, DataConfig())
-        assert share == pytest.approx(size / len(content), rel=0.1)
-
-
 def test_a_dry_run_warns_as_the_real_run(tmp_path: Path, vocab_folder: Path, capsys) -> None:
     texts = [f"Number {n} ① ㎏ ① 語. Second sentence of it.\n\n{n} is alone." for n in range(300)]
     path = write(tmp_path / "a.txt", "\n\n".join(texts) + "\n")
@@ -153,16 +131,3 @@ def test_a_dry_run_warns_as_the_real_run(tmp_path: Path, vocab_folder: Path, cap
     found = int(re.search(r"; ([\d,]+) for validation", dry)[1])
     assert found == pytest.approx(data.rows("validation"), rel=0.3)
     assert float(re.search(r"no pair: ([\d.]+)%", real)[1]) == pytest.approx(50, abs=6)
-
-
-@pytest.mark.parametrize("encoding", ["utf-8", "utf-16"])
-def test_a_sample_of_a_json_array_is_its_first_elements(tmp_path: Path, encoding: str) -> None:
-    texts = [f"Text number {number}.\n" + "words " * 50 for number in range(3000)]
-    content = json.dumps([{"text": text, "n": [{}]} for text in texts], indent=1)
-    (tmp_path / "a.json").write_bytes(content.encode(encoding))
-    config = DataConfig(encoding=encoding)
-    (source,) = resolve([str(tmp_path / "a.json")], config)
-    part, share = module.sample_source(source, tmp_path / "sample", 300_000, config)
-    found = [document.text for document in documents.read(part, config, Counter())]
-    assert found == texts[: len(found)]
-    assert share == pytest.approx(len(found) / len(texts), rel=0.3)

@@ -18,7 +18,6 @@ from bert_pretrain.text import documents
 from bert_pretrain.text.sources import resolve
 from bert_pretrain.text.tokenizer import Tokenizer
 from bert_pretrain.vocab.run import make_vocab
-from tests.conftest import digests
 
 from .conftest import NUM_RESERVED, SMALL, Numbered, originals, tables
 from .test_pairs import documents_of
@@ -157,13 +156,6 @@ def test_datasets_opens_every_variant_with_all_its_columns(small, variant: str, 
         if table.masks is not None:
             assert row["masked_lm_ids"] == table.masks.original_ids[: table.masks.offsets[1]].tolist()
     assert (data / "README.md").exists() == ("dynamic" in variant)
-
-
-@pytest.mark.parametrize("variant", ["sop", "none dynamic"])
-def test_bytes_of_no_objective_depend_on_workers(small, variant: str, tmp_path: Path) -> None:
-    config, inputs = small.config(*SMALL, *VARIANTS[variant]), [str(small.text)]
-    one, two = (make_data(config, inputs, small.vocab, tmp_path / str(workers), workers=workers) for workers in (1, 2))
-    assert digests(one) == digests(two)
 
 
 def test_the_contents_are_the_stored_ones(numbered) -> None:

@@ -145,27 +145,17 @@ def test_of_few_documents_only_as_many_are_held_out_as_needed(numbered) -> None:
     assert splits["validation"]["tokens"] < splits["train"]["tokens"] / 8
 
 
-@pytest.mark.parametrize("text", ["\n\n \n", "\x00\x01\n\n\x02\n\n\x03\n\n\x04\n"])
-def test_inputs_without_text_are_refused(tmp_path: Path, vocab_folder: Path, text: str) -> None:
-    (tmp_path / "a.txt").write_text(text)
-    with pytest.raises(InputError, match="no text"):
-        make_data(load_config(), [str(tmp_path / "a.txt")], vocab_folder, tmp_path / "data", workers=1)
-
-
-def test_bytes_do_not_depend_on_workers_place_or_store(small, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    config = small.config(*SMALL)
+@pytest.mark.parametrize(
+    "settings", [(), ("data.next_sentence=sop",), ("data.next_sentence=none", "data.masking=dynamic")]
+)
+def test_bytes_do_not_depend_on_workers_place_or_store(small, monkeypatch, tmp_path: Path, settings) -> None:
+    config = small.config(*SMALL, *settings)
     one = make_data(config, [str(small.text)], small.vocab, tmp_path / "one", workers=1, store=tmp_path / "a")
     two = make_data(config, [str(small.text)], small.vocab, tmp_path / "two", workers=2, store=tmp_path / "b")
     monkeypatch.chdir(small.folder)
     here = make_data(config, ["text.txt"], Path("vocab"), tmp_path / "here", workers=1)
     assert digests(one) == digests(two)
     assert {**digests(here), "manifest.json": ""} == {**digests(one), "manifest.json": ""}  # it names the input
-
-
-def test_another_seed_gives_other_examples_of_the_same_text(small) -> None:
-    first, second = (small.make(*SMALL, f"data.seed={seed}", name=f"seed{seed}") for seed in (1, 7))
-    assert DataFolder.open(first).content_hash != DataFolder.open(second).content_hash
-    assert len([path for path in (small.folder / ".token-store").iterdir() if path.is_dir()]) == 1
 
 
 def test_copies_differ_in_pairs_and_masks(small) -> None:
@@ -197,6 +187,8 @@ def test_the_same_command_again_touches_nothing_and_another_is_refused(numbered,
     (aside,) = small.folder.glob("data.old-*")
     assert digests(aside) == before
     assert DataFolder.open(overwritten).manifest["seed"] == 99
+    assert digests(overwritten / "train") != digests(aside / "train")
+    assert len([path for path in (small.folder / ".token-store").iterdir() if path.is_dir()]) == 1
 
 
 def test_an_input_that_changes_meanwhile_is_refused(numbered, monkeypatch: pytest.MonkeyPatch) -> None:
