@@ -43,13 +43,9 @@ def build_vocab(
 ) -> Path:
     """Make a WordPiece vocabulary as `bert-pretrain vocab` does, and return the path of the tokenizer folder.
 
-    Args:
-        inputs: a file, glob, folder, URL or `dataset:` name, or several.
-        output: the tokenizer folder, local.
-        config: a shipped preset such as "tiny", or the path of a YAML file; several are joined by commas.
-        vocab: keys of the section `vocab` to set, such as `{"size": 8192}`.
-        data: keys of the section `data`, which say how text is read.
-        options: `extend`, `lowercase`, `workers`, `scheduler` and `overwrite`, as for the command.
+    `inputs` are files, globs, folders, URLs or `dataset:` names; `config` is a preset such as "tiny" or the path of a
+    YAML file, several joined by commas; `vocab` and `data` are keys of these sections, such as `{"size": 8192}`.
+    `options` are `extend`, `lowercase`, `workers`, `scheduler` and `overwrite`, as for the command.
     """
     from bert_pretrain.model.hub import model_folder
     from bert_pretrain.vocab.run import make_vocab
@@ -71,13 +67,8 @@ def build_data(
 ) -> Path:
     """Make training examples as `bert-pretrain make-data` does, and return the path of the data folder.
 
-    Args:
-        inputs: a file, glob, folder, URL or `dataset:` name, or several.
-        vocab: the tokenizer folder.
-        output: the data folder, local.
-        config: as for `build_vocab`.
-        data: keys of the section `data` to set, such as `{"max_seq_length": 128}`.
-        options: `workers`, `scheduler`, `store`, `overwrite`, `verify`, `lowercase` and `dry_run`, as for the command.
+    `vocab` is the tokenizer folder; `inputs`, `config` and `data` are as for `build_vocab`. `options` are `workers`,
+    `scheduler`, `store`, `overwrite`, `verify`, `lowercase` and `dry_run`, as for the command.
     """
     from bert_pretrain.make_data.run import make_data
 
@@ -110,15 +101,10 @@ def load_tokenizer(folder: str | Path) -> "Tokenizer":
 
 
 def load_model(folder: str | Path, *, device: str = "auto", precision: str = "fp32") -> "Bert":
-    """Open any BERT folder with its tokenizer.
+    """Open any BERT folder with its tokenizer, or a model by its name on the Hub.
 
     The result has `network`, the PyTorch module in evaluation mode, `tokenizer`, `add_special_tokens`, `pack`, which
     makes the network's inputs from lists of ids, and `running()`, a context without gradients in that precision.
-
-    Args:
-        folder: written by this package or by Hugging Face's tools, or a name on the Hub.
-        device: auto, cpu, cuda, cuda:N or mps.
-        precision: of the matrix products: fp32, bf16, fp16 or auto.
     """
     from bert_pretrain.config_file import load_config
     from bert_pretrain.model.hub import model_folder
@@ -140,24 +126,14 @@ def pretrain(
     """Train a BERT as `bert-pretrain train` does, and return the path of the final model folder.
 
     The same call again resumes an unfinished run and returns at once for a finished one. Interrupting the kernel saves
-    a checkpoint first.
-
-    Args:
-        data: a data folder.
-        output: the run folder.
-        config: a shipped preset such as "tiny", or the path of a YAML file; several are joined by commas.
-        model: keys of the section `model` to set, such as `{"num_hidden_layers": 4}`.
-        train: keys of the section `train`, such as `{"max_steps": 1000}`.
-        options: `init_from`, `carry_optimizer`, `resume`, `overwrite` and `dry_run`, as for the command.
+    a checkpoint first. `config` is as for `build_vocab`; `model` and `train` are keys of these sections, such as
+    `{"max_steps": 1000}`. `options` are `init_from`, `carry_optimizer`, `resume`, `overwrite` and `dry_run`, as for the
+    command.
     """
     from bert_pretrain.model.hub import model_folder
     from bert_pretrain.train.run import train as run
 
     if options.get("init_from") is not None:
         options["init_from"] = model_folder(options["init_from"], "--init-from")
-    return run(
-        _config(config, model=model, train=train),
-        local_path(data, "data"),
-        local_path(output, "output"),
-        **options,
-    )
+    loaded = _config(config, model=model, train=train)
+    return run(loaded, local_path(data, "data"), local_path(output, "output"), **options)

@@ -272,21 +272,16 @@ class TrainConfig(_Section):
 
         `time` is that of all stages, where the clock ends the run.
         """
-        if self.warmup_steps is None:
-            return
-        what, of = "", "time"
-        if self.time_budget is not None or time is not None:
-            clock = f"time_budget {self.time_budget:g}" if self.time_budget is not None else f"time {time:g}"
-            what = f"cannot be combined with {clock}: the number of steps is not known beforehand"
-        elif spanned_steps is not None and self.warmup_steps > spanned_steps:
-            what, of = f"is longer than the run of {spanned_steps:,} steps", "run, or train for more steps"
-        if what:
-            raise ConfigError(
-                f"warmup_steps {self.warmup_steps:,} {what}",
-                where=where,
-                remedy="set train.warmup_steps=null and train.warmup_ratio "
-                f"(now {self.warmup_ratio:g}), which is a share of the {of}",
+        clock = f"time {time:g}" if time is not None else ""
+        clock = f"time_budget {self.time_budget:g}" if self.time_budget is not None else clock
+        what = f"cannot be combined with {clock}: the number of steps is not known beforehand" if clock else ""
+        if not clock and spanned_steps is not None and (self.warmup_steps or 0) > spanned_steps:
+            what = f"is longer than the run of {spanned_steps:,} steps"
+        if self.warmup_steps is not None and what:
+            remedy = (
+                f"set train.warmup_steps=null and train.warmup_ratio (now {self.warmup_ratio:g}), a share of the run"
             )
+            raise ConfigError(f"warmup_steps {self.warmup_steps:,} {what}", where=where, remedy=remedy)
 
 
 # A section of overrides left empty in YAML (`data:`) is null there.

@@ -11,36 +11,23 @@ import json
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import yaml
 from pydantic import ValidationError
-from pydantic.fields import FieldInfo
 
 from bert_pretrain.config import DURATIONS, LENGTHS, Config, PhaseConfig, TrainConfig
-from bert_pretrain.config_keys import SECTIONS, suggest_key
-from bert_pretrain.config_values import duration_text, expected
+from bert_pretrain.config_keys import SECTIONS, keys_of, suggest_key
+from bert_pretrain.config_values import duration_text
 from bert_pretrain.errors import ConfigError
 from bert_pretrain.io.cores import is_first_rank
 
 KeyPath = tuple[str, ...]  # the path of a key in the tree, for example ("train", "peak_lr")
-COMMAND_LINE = sys.maxsize  # number of the layer that holds `--set` pairs and flags
+Places = dict[KeyPath, str]  # the file and line, or the flag, of each key and of what is inside it
+Layer = tuple[dict[str, Any], Places]
 _PLAIN = ("map", "seq", "str", "int", "float", "bool", "null", "timestamp", "merge", "value")
 _TAGS = {f"tag:yaml.org,2002:{kind}" for kind in _PLAIN}
 MAX_DEPTH, MAX_VALUES = 32, 100_000  # with every alias (`*`) expanded: a few lines can stand for billions of values
-
-
-class Given(NamedTuple):
-    """The value of a key, and where it was given."""
-
-    value: Any
-    places: Mapping[KeyPath, str]
-    """File and line, or the flag, of the key and of what is inside it."""
-    layer: int
-
-
-Settings = dict[KeyPath, Given]
-"""By key: `(name,)` at the top level, `(section, name)` inside a section."""
 
 
 def load_config(
@@ -56,58 +43,36 @@ def load_config(
     dotted key -> (the flag's name for messages, its value); a value of None counts as not given. Without `with_phases`,
     phases may contradict the rest, for example in the run's length.
     """
-    given: Settings = {}
     sources = [] if source is None else source.split(",") if isinstance(source, str) else [source]
     layers = [layer for each in sources for layer in _layers_of(each, "--config")]
-    for number, (tree, places) in enumerate(layers):
-        _put(given, tree, places, number)
-    for setting in settings:
-        key, equals, text = setting.partition("=")
-        if not equals or not key:
-            raise ConfigError(
-                f"'{setting}' is not of the form section.key=value",
-                where="--set",
-                remedy="write for example --set train.peak_lr=2e-4",
-            )
-        _set(given, key, parse_value(text, f"--set {key}"), f"--set {key}")
-    for key, (flag, value) in (flags or {}).items():
-        if value is not None:
-            _set(given, key, value, flag)
-    _drop_replaced_lengths(given)
-    return _validated(given, with_phases)
+    return _validated(*_merged([*layers, _command_line(settings, flags or {})]), with_phases)
 
 
-def _layers_of(
-    source: str | Path, where: str, inside: tuple[Path, ...] = ()
-) -> Iterator[tuple[dict[str, Any], dict[KeyPath, str]]]:
-    """Yield the content and places of a file, after those of the files it extends; `inside` are those extending it."""
+def _layers_of(source: str | Path, where: str, inside: tuple[Path, ...] = ()) -> Iterator[Layer]:
+    """Yield the content of a file, after that of the files it extends; `inside` are those extending it."""
     path = find_config(source, where)
     if path.resolve() in inside:
         raise ConfigError(f"'{source}' extends itself", where=where, remedy="remove it from 'extends'")
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(
-            f"cannot read the configuration: {error}", where=str(path), remedy="give a readable YAML file"
-        ) from error
+        what = f"cannot read the configuration: {error}"
+        raise ConfigError(what, where=str(path), remedy="give a readable YAML file") from error
     tree, places = parse_yaml(text, str(path))
     extended = tree.pop("extends", None) or []
     names = extended.split(",") if isinstance(extended, str) else extended
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-        raise ConfigError(
-            f"extends is {extended!r}",
-            where=places["extends",],
-            remedy="give the name of a preset or the path of a YAML file, or a list of them",
-        )
+        remedy = "give the name of a preset or the path of a YAML file, or a list of them"
+        raise ConfigError(f"extends is {extended!r}", where=places["extends",], remedy=remedy)
     for name in names:
         below = path.parent / name if _is_path(name) else name
         yield from _layers_of(below, places["extends",], (*inside, path.resolve()))
     yield tree, places
 
 
-def parse_yaml(text: str, name: str) -> tuple[dict[str, Any], dict[KeyPath, str]]:
+def parse_yaml(text: str, name: str) -> Layer:
     """Parse YAML into plain dicts, lists, strings and None, and record the file and line of each key."""
-    places: dict[KeyPath, str] = {}
+    places: Places = {}
     try:
         node = yaml.compose(text, Loader=yaml.SafeLoader)
         tree: Any = {} if node is None else _construct(node, (), name, places)
@@ -125,12 +90,7 @@ def parse_yaml(text: str, name: str) -> tuple[dict[str, Any], dict[KeyPath, str]
     return tree, places
 
 
-def parse_value(text: str, where: str) -> Any:
-    """Parse the value of a `--set`, which may be a scalar, `[a, b]` or `{key: value}`."""
-    return parse_yaml(f"value: {text}", where)[0].get("value") if text.strip() else ""
-
-
-def _construct(node: yaml.Node, path: KeyPath, name: str, places: dict[KeyPath, str]) -> Any:
+def _construct(node: yaml.Node, path: KeyPath, name: str, places: Places) -> Any:
     places[path] = f"{name}:{node.start_mark.line + 1}"
     if len(path) > MAX_DEPTH:
         raise _too_deep(places[path])
@@ -162,46 +122,67 @@ def _too_deep(where: str) -> ConfigError:
     return ConfigError(what, where=where, remedy="remove the alias (*) that leads in a circle, or some levels")
 
 
-def _put(given: Settings, tree: Mapping[str, Any], places: Mapping[KeyPath, str], layer: int) -> None:
-    """Put a layer over those before it; what is left empty at the top level changes nothing."""
-    for name, value in tree.items():
+def _command_line(settings: Sequence[str], flags: Mapping[str, tuple[str, object]]) -> Layer:
+    """Return the layer of `--set` pairs, whose values are scalars, `[a, b]` or `{key: value}`, and flags."""
+    given = []
+    for setting in settings:
+        key, equals, text = setting.partition("=")
+        if not equals or not key:
+            what = f"'{setting}' is not of the form section.key=value"
+            raise ConfigError(what, where="--set", remedy="write for example --set train.peak_lr=2e-4")
+        value = parse_yaml(f"value: {text}", f"--set {key}")[0].get("value") if text.strip() else ""
+        given.append((key, value, f"--set {key}"))
+    given += [(key, value, flag) for key, (flag, value) in flags.items() if value is not None]
+    tree: dict[str, Any] = {}
+    places: Places = {}
+    for dotted, value, where in given:
+        name, *inner = dotted.split(".")
+        if len(inner) > 1 or (inner and name in ("inputs", "time", "phases")):
+            what = f"'{dotted.rpartition('.')[0]}' holds no keys"
+            raise ConfigError(what, where=where, remedy="name a key of a section, for example train.peak_lr")
+        layer = {name: {inner[0]: value} if inner else value}
+        _put(tree, places, layer, {(name,): where, (name, *inner): where})
+    return tree, places
+
+
+def _merged(layers: Sequence[Layer]) -> tuple[dict[str, Any], Places, dict[KeyPath, int]]:
+    """Put each layer over those before it, key by key; returns the layer of each key, too: 0 for the last one."""
+    merged: dict[str, Any] = {}
+    places: Places = {}
+    numbers: dict[KeyPath, int] = {}
+    for number, (tree, its_places) in enumerate(layers, start=1 - len(layers)):
+        for name in LENGTHS if _has_length(tree) else ():  # a run has one, whichever key gives it
+            merged.get("train", {}).pop(name, None)
+            places.pop(("train", name), None)
+        numbers.update(dict.fromkeys(_put(merged, places, tree, its_places), number))
+    return merged, places, numbers
+
+
+def _put(tree: dict[str, Any], places: Places, over: Mapping[str, Any], places_over: Places) -> set[KeyPath]:
+    """Put a layer over others, and return its keys; what is left empty at the top level changes nothing."""
+    keys: set[KeyPath] = set()
+    for name, value in over.items():
         if name not in SECTIONS and value is not None:
-            given[name,] = Given(value, places, layer)
+            tree[name] = value
+            keys.add((name,))
         elif isinstance(value, dict):
-            given.update({(name, key): Given(inner, places, layer) for key, inner in value.items()})
+            tree.setdefault(name, {}).update(value)
+            keys.update((name, key) for key in value)
         elif value is not None:
             remedy = "give a section with keys, such as {seed: 1}"
-            raise ConfigError(f"{name} is {value!r}", where=places[name,], remedy=remedy)
+            raise ConfigError(f"{name} is {value!r}", where=places_over[name,], remedy=remedy)
+    for path in [path for path in places if not keys.isdisjoint((path[:1], path[:2]))]:
+        del places[path]
+    places.update({path: where for path, where in places_over.items() if path and over.get(path[0]) is not None})
+    return keys
 
 
-def _set(given: Settings, dotted: str, value: object, where: str) -> None:
-    """Put the value of a dotted key over all layers."""
-    path = tuple(dotted.split("."))
-    places = {path[:end]: where for end in range(1, len(path) + 1)}
-    if len(path) == 1:
-        _put(given, {dotted: value}, places, COMMAND_LINE)
-    elif len(path) == 2 and path[0] not in ("inputs", "time", "phases"):
-        given[path] = Given(value, places, COMMAND_LINE)
-    else:
-        what = f"'{'.'.join(path[:-1])}' holds no keys"
-        raise ConfigError(what, where=where, remedy="name a key of a section, for example train.peak_lr")
-
-
-def _drop_replaced_lengths(given: Settings) -> None:
-    """Drop a length of the run where a later layer gives it by another key: a run has one length."""
-    lengths = {key: given[key] for key in (("train", name) for name in LENGTHS) if key in given}
-    layers = [one.layer for one in lengths.values() if one.value is not None]
-    phases = given.get(("phases",))
-    own = [phase.get("train") for phase in _as_dicts(phases.value)] if phases is not None else []
-    if phases is not None and any(isinstance(train, dict) and not train.keys().isdisjoint(LENGTHS) for train in own):
-        layers.append(phases.layer)
-    for key, one in lengths.items():
-        if one.value is not None and one.layer < max(layers):
-            del given[key]
-
-
-def _as_dicts(phases: object) -> list[dict[str, Any]]:
-    return [phase for phase in phases if isinstance(phase, dict)] if isinstance(phases, list) else []
+def _has_length(layer: dict[str, Any]) -> bool:
+    """Whether a layer gives the length of the run, or of a phase."""
+    phases = layer.get("phases")
+    holders = [layer, *phases] if isinstance(phases, list) else [layer]
+    sections = [holder.get("train") for holder in holders if isinstance(holder, dict)]
+    return any(isinstance(each, dict) and any(each.get(name) is not None for name in LENGTHS) for each in sections)
 
 
 def _is_path(source: str | Path) -> bool:
@@ -212,21 +193,16 @@ def _is_path(source: str | Path) -> bool:
 def find_config(source: str | Path, where: str = "--config") -> Path:
     """Return the file behind a path or a preset's name; `where` is what names it."""
     presets = preset_paths()
+    names = ", ".join(sorted(presets))
     if _is_path(source):
         if not (path := Path(source)).is_file():
-            raise ConfigError(
-                f"there is no configuration file '{path}'",
-                where=where,
-                remedy="check the path, or name a preset: " + ", ".join(sorted(presets)),
-            )
+            what = f"there is no configuration file '{path}'"
+            raise ConfigError(what, where=where, remedy=f"check the path, or name a preset: {names}")
         return path
     if str(source) not in presets:
         near = next(iter(difflib.get_close_matches(str(source), presets, n=1)), None)
-        raise ConfigError(
-            f"there is no preset '{source}'{_did_you_mean(near)}",
-            where=where,
-            remedy="name one of " + ", ".join(sorted(presets)) + ", or give the path of a .yaml file",
-        )
+        what = f"there is no preset '{source}'{_did_you_mean(near)}"
+        raise ConfigError(what, where=where, remedy=f"name one of {names}, or give the path of a .yaml file")
     return presets[str(source)]
 
 
@@ -237,21 +213,15 @@ def preset_paths() -> dict[str, Path]:
     return {path.stem: path for path in sorted(folder.glob("*.yaml"))} if folder else {}
 
 
-def _validated(given: Settings, with_phases: bool) -> Config:
-    tree: dict[str, Any] = {}
-    for path, one in given.items():
-        (tree if len(path) == 1 else tree.setdefault(path[0], {}))[path[-1]] = one.value
+def _validated(tree: dict[str, Any], places: Places, layers: Mapping[KeyPath, int], with_phases: bool) -> Config:
     try:
         config = Config.model_validate(tree)
     except ValidationError as error:
-        raise _explain(error, (), given) from error
+        raise _explain(error, (), places) from error
     names = [phase.name for phase in config.phases]
     if len(set(names)) < len(names):
-        raise ConfigError(
-            f"two phases share a name: {', '.join(names)}",
-            where=_place(given, ("phases",)),
-            remedy="give each phase a name of its own",
-        )
+        what = f"two phases share a name: {', '.join(names)}"
+        raise ConfigError(what, where=_place(places, ("phases",)), remedy="give each phase a name of its own")
     stages: list[tuple[KeyPath, TrainConfig]] = [(("train",), config.train)]
     if with_phases and config.phases:
         stages = []
@@ -259,84 +229,73 @@ def _validated(given: Settings, with_phases: bool) -> Config:
             try:
                 stages.append((("phases", str(index), "train"), config.for_phase(phase).train))
             except ValidationError as error:
-                raise _explain(error, ("phases", str(index)), given) from error
-        _refuse_overruled(config.phases, given)
-    _check_warmup(stages, given, config.time if with_phases else None)
-    _explain_bare_durations(config, given)
+                raise _explain(error, ("phases", str(index)), places) from error
+        _refuse_overruled(config.phases, places, layers)
+    _check_warmup(stages, places, config.time if with_phases else None)
+    for path in DURATIONS:
+        text = tree.get(path[0]) if len(path) == 1 else tree.get(path[0], {}).get(path[1])
+        if isinstance(text, str) and text.replace(".", "").isdecimal() and is_first_rank():
+            read = f"{path[-1]} {text} is {duration_text(float(text))}"  # minutes or hours may have been meant
+            print(f"note: {read}; with a unit it is plain, such as {text}m", file=sys.stderr)
     return config
 
 
-def _explain_bare_durations(config: Config, given: Settings) -> None:
-    """Say that a number without a unit was read as seconds, for minutes or hours may have been meant."""
-    for path in DURATIONS:
-        text = given[path].value if path in given else None
-        if isinstance(text, str) and text.replace(".", "").isdecimal() and is_first_rank():
-            seconds = config.time if path == ("time",) else config.train.time_budget
-            read = duration_text(seconds or 0.0)
-            print(f"note: {path[-1]} {text} is {read}; with a unit it is plain, such as {text}m", file=sys.stderr)
-
-
-def _check_warmup(stages: Sequence[tuple[KeyPath, TrainConfig]], given: Settings, time: float | None) -> None:
+def _check_warmup(stages: Sequence[tuple[KeyPath, TrainConfig]], places: Places, time: float | None) -> None:
     """Refuse a warm-up that is known to be longer than the schedule, which phases share."""
     steps = [train.planned_steps for _, train in stages]
     known = sum(each for each in steps if each is not None) if None not in steps else None
     for path, train in stages:
         spanned = max(known, train.schedule_steps or 0) if known is not None else None
         keys = ("warmup_steps", "max_steps", "schedule_steps", "time_budget")
-        places = [_own_place(given, (*path, key)) or _own_place(given, ("train", key)) for key in keys]
-        places += [_own_place(given, ("time",))] if time is not None else []
-        train.check_warmup(spanned, " and ".join(dict.fromkeys(filter(None, places))) or "train.warmup_steps", time)
+        found = [places.get((*path, key)) or places.get(("train", key)) for key in keys]
+        found += [places.get(("time",))] if time is not None else []
+        train.check_warmup(spanned, " and ".join(dict.fromkeys(filter(None, found))) or "train.warmup_steps", time)
 
 
-def _refuse_overruled(phases: Sequence[PhaseConfig], given: Settings) -> None:
+def _refuse_overruled(phases: Sequence[PhaseConfig], places: Places, layers: Mapping[KeyPath, int]) -> None:
     """Refuse a key of the command line, or of a layer over the phases', that every phase sets: it changes nothing."""
+    over = min(layers["phases",] + 1, 0)
     for section in ("data", "train"):
         for key in set.intersection(*(set(getattr(phase, section)) for phase in phases)):
-            one = given.get((section, key))
-            if one is not None and (one.layer == COMMAND_LINE or one.layer > given["phases",].layer):
+            if layers.get((section, key), over - 1) >= over:
                 raise ConfigError(
                     f"every phase sets {section}.{key} itself, so that this changes nothing",
-                    where=_place(given, (section, key)),
+                    where=_place(places, (section, key)),
                     remedy="add --set 'phases=[]' to do without phases, or give phases of your own in a YAML file",
                 )
 
 
-def _own_place(given: Settings, path: KeyPath) -> str | None:
-    """Return where exactly this key was given."""
-    one = given.get(path[:2]) or given.get(path[:1])
-    return one.places.get(path) if one is not None else None
-
-
-def _place(given: Settings, path: KeyPath) -> str:
+def _place(places: Places, path: KeyPath) -> str:
     """Return where a key was given, or what it is in."""
-    places = (_own_place(given, path[:end]) for end in range(len(path), 0, -1))
-    inside = (one.places[path[:1]] for key, one in given.items() if key[:1] == path[:1])
-    return next((place for place in places if place), None) or next(inside, "the configuration")
+    found = (places.get(path[:end]) for end in range(len(path), 0, -1))
+    return next(filter(None, found), "the configuration")
 
 
-def _explain(error: ValidationError, prefix: KeyPath, given: Settings) -> ConfigError:
+def _explain(error: ValidationError, prefix: KeyPath, places: Places) -> ConfigError:
     """Turn pydantic's first complaint into our three parts; `prefix` is the phase it is about."""
     problem = error.errors()[0]
     location = tuple(map(str, problem["loc"]))
     # Pydantic adds members of unions and items of lists, which are no keys.
     path = (*prefix, *location[: 2 if location[0] in SECTIONS else 3 if location[0] == "phases" else 1])
-    dotted, where = ".".join(path), _place(given, path)
+    dotted, where = ".".join(path), _place(places, path)
     if problem["type"] == "extra_forbidden":
         return _unknown_key(dotted, where, of_file=len(path) == 1 and not where.startswith("--"))
     if problem["type"] == "value_error":
         message = problem["msg"].removeprefix("Value error, ")
-        keys = [(*path, key) for key in _keys_at(path) if key in message]
-        places = dict.fromkeys(place for key in keys if (place := _own_place(given, key)))
-        return ConfigError(f"{dotted}: {message}", where=" and ".join(places) or where, remedy="change one of the two")
+        named = [key.path[1] for key in keys_of() if key.path[:-1] == path[-1:] and key.path[1] in message]
+        found = dict.fromkeys(filter(None, (places.get((*path, name)) for name in named)))
+        return ConfigError(f"{dotted}: {message}", where=" and ".join(found) or where, remedy="change one of the two")
     if problem["type"] == "missing" and path[-1] == location[-1]:  # else of a list that is too short
         return ConfigError(f"'{dotted}' is missing", where=where, remedy="add it")
     value = "empty" if problem["input"] is None else repr(problem["input"])
     is_item = isinstance(problem["loc"][-1], int) and path[-1] != location[-1] and problem["type"] != "missing"
-    field = _field_at(path)
-    remedy = f"give {expected(field.annotation, tuple(field.metadata))}" if field else "remove it"
+    of_phase = path[0] == "phases" and len(path) == 3
+    own = path[2:] if path[0] == "phases" and len(path) > 2 else path
+    remedy = next((f"give {key.values}" for key in keys_of(PhaseConfig if of_phase else Config) if key.path == own), "")
     if problem["type"] == "finite_number":
         remedy = remedy.replace("a number", "a finite number")
-    return ConfigError(f"{dotted} {'contains' if is_item else 'is'} {value}", where=where, remedy=remedy)
+    what = f"{dotted} {'contains' if is_item else 'is'} {value}"
+    return ConfigError(what, where=where, remedy=remedy or "remove it")
 
 
 def _unknown_key(dotted: str, where: str, *, of_file: bool) -> ConfigError:
@@ -353,18 +312,3 @@ def _unknown_key(dotted: str, where: str, *, of_file: bool) -> ConfigError:
 
 def _did_you_mean(word: str | None) -> str:
     return f"; did you mean '{word}'?" if word else ""
-
-
-def _keys_at(path: KeyPath) -> list[str]:
-    """Return the keys of the section at a path."""
-    return list(Config.model_fields[path[-1]].annotation.model_fields) if path[-1] in SECTIONS else []  # type: ignore[union-attr]
-
-
-def _field_at(path: KeyPath) -> FieldInfo | None:
-    """Return the field of a key, or of the section itself."""
-    if path[0] == "phases" and len(path) > 2:
-        path = path[2:] if path[2] in SECTIONS else path
-        if len(path) == 3:
-            return PhaseConfig.model_fields.get(path[2])
-    field = Config.model_fields.get(path[0])
-    return getattr(field.annotation, "model_fields", {}).get(path[1]) if field and len(path) > 1 else field

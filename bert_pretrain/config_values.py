@@ -4,7 +4,6 @@ import codecs
 import contextlib
 import math
 import re
-from dataclasses import dataclass
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
@@ -13,11 +12,8 @@ from pydantic import BaseModel, BeforeValidator, Field, StringConstraints, WithJ
 from pydantic.fields import FieldInfo
 
 
-@dataclass(frozen=True)
-class Expects:
+class Expects(str):
     """In the metadata of a type: what a value may be, in words, in place of those made from the type."""
-
-    words: str
 
 
 def _whole_number(value: object) -> object:
@@ -153,8 +149,8 @@ def _alternatives(kind: Any, metadata: tuple[Any, ...] = ()) -> list[str]:
         kind, *more = get_args(kind)
         return _alternatives(kind, (*more, *metadata))
     flat = [part for item in metadata for part in (item.metadata if isinstance(item, FieldInfo) else [item])]
-    if own := [item.words for item in flat if isinstance(item, Expects)]:
-        return own[-1:]
+    if own := [item for item in flat if isinstance(item, Expects)]:
+        return list(map(str, own[-1:]))
     if get_origin(kind) in (Union, UnionType):
         return [word for member in get_args(kind) for word in _alternatives(member)]
     if get_origin(kind) is Literal:

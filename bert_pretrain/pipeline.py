@@ -186,11 +186,11 @@ def with_one_schedule(stages: Sequence[Config], folders: Sequence[Path]) -> list
     """Let phases count their steps on from one another, under one learning-rate schedule over all of them."""
     from bert_pretrain.train.schedule import own_length
 
-    lengths = [
-        own_length(stage.train, DataFolder.open(folder).rows("train"))
+    lengths = (
+        own_length(stage.train, DataFolder.open(folder).rows("train")).steps
         for stage, folder in zip(stages, folders, strict=True)
-    ]
-    own = [length.steps for length in lengths if length.steps is not None]
+    )
+    own = [steps for steps in lengths if steps is not None]
     if len(own) < len(stages):
         if len(stages) == 1:
             return list(stages)

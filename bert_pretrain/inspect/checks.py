@@ -15,7 +15,7 @@ from bert_pretrain.examples.examples import Examples
 from bert_pretrain.examples.masking import masking_rule, num_to_mask
 from bert_pretrain.examples.shards import ShardRecord, read_shard
 from bert_pretrain.make_data import summary
-from bert_pretrain.text.tokenizer import Tokenizer, TokenizerReference, load_once
+from bert_pretrain.text.tokenizer import Tokenizer
 from bert_pretrain.text.tokenizer_folder import is_reserved
 
 CHECKS = {
@@ -53,7 +53,7 @@ class ShardTask:
     record: ShardRecord
     first_row: int
     """The row of the split with which it begins."""
-    tokenizer: TokenizerReference
+    tokenizer: Tokenizer
     config: DataConfig
 
 
@@ -88,7 +88,7 @@ def check_shard(task: ShardTask) -> ShardReport:
     columns = (examples.next_sentence_label, examples.masks, examples.starts_word)
     if expected != tuple(column is not None for column in columns):
         return ShardReport({"shards": f"{record.path} lacks a column, or has one too many"})
-    tokenizer = load_once(task.tokenizer)
+    tokenizer = task.tokenizer
     broken = _check_layout(examples, tokenizer, config)
     rows = np.setdiff1d(np.arange(len(examples)), np.concatenate([*broken.values()]))
     sound = examples if len(rows) == len(examples) else examples.take(rows)

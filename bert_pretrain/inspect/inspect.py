@@ -159,7 +159,7 @@ def _check_shards(
     folder: DataFolder, split: str, numbers: Sequence[int], workers: int | None
 ) -> dict[int, ShardReport]:
     """Return the reports of the shards of these numbers."""
-    records, tokenizer = folder.shards(split), folder.tokenizer().reference
+    records, tokenizer = folder.shards(split), folder.tokenizer()
     first_rows = np.cumsum([0, *(record.rows for record in records)]).tolist()
     tasks = [
         ShardTask(folder.path, split, records[number], first_rows[number], tokenizer, folder.config)

@@ -1,4 +1,4 @@
-"""Several machines: the pool of `parallel/executor.py` on an existing Dask cluster whose workers share our file system.
+"""Several machines: the pool of `io/pool.py` on an existing Dask cluster whose workers share our file system.
 
 Before any work, every worker is checked to have the same versions and see the same files as this process. Scheduler,
 workers and all who can reach them are trusted: tasks and results are pickles, which can run any code. With a `tls://`
@@ -15,9 +15,8 @@ import platform
 import re
 import secrets
 import time
-import weakref
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -45,12 +44,11 @@ class Expectation:
 
 
 class Cluster:
-    """A pool like `executor.LocalPool`, of the workers of a Dask cluster."""
+    """A pool like `pool.LocalPool`, of the workers of a Dask cluster."""
 
     def __init__(self, client: Any, expectation: Expectation) -> None:
         self._client = client
         self._expectation = expectation
-        self._handles: weakref.WeakSet[Any] = weakref.WeakSet()
         self._num_workers = 0
         self._counted = -_COUNT_SECONDS
 
@@ -66,9 +64,7 @@ class Cluster:
         # Not `Client.get_executor`: its futures may return garbage when a worker dies while it holds a result. The key
         # is random, because Dask takes equal keys, even of another client, for the same result.
         key = f"{description}-{secrets.token_hex(8)}"
-        handle = self._client.submit(_run_task, function, task, self._expectation, key=key, pure=False)
-        self._handles.add(handle)
-        return handle
+        return self._client.submit(_run_task, function, task, self._expectation, key=key, pure=False)
 
     def explain(self, error: BaseException, description: str) -> UserError | None:
         from distributed import KilledWorker
@@ -90,8 +86,7 @@ class Cluster:
             print("the cluster has no workers left; waiting for new ones")
 
     def stop(self) -> None:
-        with contextlib.suppress(OSError):  # the scheduler may be what failed
-            self._client.cancel(list(self._handles))
+        self._client.close(timeout=CONNECT_SECONDS)  # the scheduler drops what no client waits for
 
 
 @contextlib.contextmanager
@@ -102,10 +97,8 @@ def connect(address: str, *, folders: Sequence[Path], files: Sequence[Path]) -> 
     """
     with needs_extra("cluster", "clusters", where="--scheduler"):
         import distributed
-    loggers = [logging.getLogger(name) for name in ("distributed", "distributed.client")]
-    levels = [logger.level for logger in loggers]
-    for logger in loggers:  # we report what matters, once
-        logger.setLevel(logging.CRITICAL)
+    for name in ("distributed", "distributed.client"):  # we report what matters, once
+        logging.getLogger(name).setLevel(logging.CRITICAL)
     _check_scheduler(address)
     client = distributed.Client(address, timeout=CONNECT_SECONDS, set_as_default=False)
     expectation = Expectation(
@@ -124,8 +117,6 @@ def connect(address: str, *, folders: Sequence[Path], files: Sequence[Path]) -> 
         yield cluster
     finally:
         client.close(timeout=CONNECT_SECONDS)
-        for logger, level in zip(loggers, levels, strict=True):
-            logger.setLevel(level)
 
 
 def _check_scheduler(address: str) -> None:
@@ -177,13 +168,13 @@ def _warn_of_memory_limits(client: Any) -> None:
 
 
 def _check_workers(client: Any, expectation: Expectation) -> None:
-    """Let every worker read a random file in each folder, and compare versions and files."""
-    secret = secrets.token_hex(16)
-    probes = [Path(folder) / f".cluster-{secret}.tmp" for folder in expectation.folders]
+    """Compare all workers with this process; each must see a file of a random name in each folder."""
+    probes = [Path(folder) / f".cluster-{secrets.token_hex(16)}.tmp" for folder in expectation.folders]
+    expectation = replace(expectation, files=(*expectation.files, *((str(probe), 0) for probe in probes)))
     try:
         for probe in probes:
-            probe.write_text(secret)
-        found = client.run(_examine, expectation, secret, on_error="return")
+            probe.touch()
+        found = client.run(_difference, expectation, on_error="return")
     finally:
         for probe in probes:
             probe.unlink(missing_ok=True)
@@ -211,42 +202,21 @@ def _versions() -> dict[str, str]:
     return {**library_versions(), "source of bert-pretrain": digest.hexdigest()[:12]}
 
 
-def _examine(expectation: Expectation, secret: str) -> str | None:
-    """On a worker: return how it differs, None if it does not."""
-    return next(
-        filter(None, (_compare(expectation), *(_check_folder(folder, secret) for folder in expectation.folders))), None
-    )
-
-
-def _compare(expectation: Expectation) -> str | None:
+def _difference(expectation: Expectation) -> str | None:
+    """On a worker: return how it differs from the process that sends it work, None if it does not."""
     here, own = f"({platform.node()})", _versions()
     for name, version in expectation.versions:
         if own.get(name) != version:
             return f"{here} has {name} {own.get(name)}, this process {version}"
     for folder in expectation.folders:
-        if not Path(folder).is_dir():
-            return f"{here} sees no folder {folder}"
+        if not os.access(folder, os.W_OK):
+            return f"{here} sees no folder {folder}" + ", or may not write there" * os.path.exists(folder)
     for path, size in expectation.files:
         file = Path(path)
         if not file.exists():
             return f"{here} does not see {path}"
         if size >= 0 and file.stat().st_size != size:
             return f"{here} sees another {path}: {file.stat().st_size:,} bytes instead of {size:,}"
-    return None
-
-
-def _check_folder(folder: str, secret: str) -> str | None:
-    here = f"({platform.node()})"
-    try:
-        if (Path(folder) / f".cluster-{secret}.tmp").read_text() != secret:
-            return f"{here} sees another folder under {folder}"
-        own = Path(folder) / f".cluster-{secret}-{platform.node()}-{os.getpid()}.tmp"
-        own.write_text(secret)
-        own.unlink()
-    except FileNotFoundError:
-        return f"{here} has a folder {folder}, but it is not this one: the file system is not shared"
-    except OSError as error:
-        return f"{here} cannot write in {folder}: {error.strerror}"
     return None
 
 
@@ -259,8 +229,7 @@ def _run_task(function: Callable[[Any], Any], task: Any, expectation: Expectatio
 
 @lru_cache(maxsize=4)  # a process cannot change its versions, and reading them takes longer than a small task
 def _check_own_process(expectation: Expectation) -> None:
-    difference = _compare(expectation)
-    if difference:
+    if difference := _difference(expectation):
         from distributed import get_worker
 
         raise _mismatch(get_worker().address, difference)

@@ -4,6 +4,7 @@ import bz2
 import gzip
 import io
 import lzma
+from collections.abc import Iterator
 from typing import Any, BinaryIO, cast
 
 from bert_pretrain.errors import InputError
@@ -20,7 +21,7 @@ def decompress(raw: BinaryIO, location: str) -> BinaryIO:
     if location.endswith(".bz2"):
         return cast(BinaryIO, bz2.BZ2File(raw))
     if location.endswith(".xz"):
-        return cast(BinaryIO, io.BufferedReader(_XzReader(raw, location), _XZ_BLOCK_BYTES))
+        return cast(BinaryIO, io.BufferedReader(BlockStream(raw, _unpack_xz(raw, location)), _XZ_BLOCK_BYTES))
     if location.endswith(".zst"):
         import pyarrow as pa
 
@@ -28,56 +29,48 @@ def decompress(raw: BinaryIO, location: str) -> BinaryIO:
     return raw
 
 
-class _XzReader(io.RawIOBase):
-    """The content of an `.xz` file, in bounded memory: `lzma.LZMAFile` takes no limit."""
+def _unpack_xz(raw: BinaryIO, location: str) -> Iterator[bytes]:
+    """Yield the content of an `.xz` file in bounded memory; `lzma.LZMAFile` takes no limit."""
+    packed = raw.read(_XZ_BLOCK_BYTES)
+    while packed:
+        decompressor = lzma.LZMADecompressor(memlimit=_XZ_MEMORY_BYTES)
+        while not decompressor.eof:
+            if decompressor.needs_input and not (packed := packed or raw.read(_XZ_BLOCK_BYTES)):
+                raise EOFError("the compressed file ends too early")
+            try:
+                yield decompressor.decompress(packed, _XZ_BLOCK_BYTES)
+            except lzma.LZMAError as error:
+                if "Memory usage limit" not in str(error):
+                    raise
+                what = f"decompressing needs more than {_XZ_MEMORY_BYTES >> 20} MiB of memory"
+                remedy = "compress it again with a smaller dictionary, such as that of xz -9"
+                raise InputError(what, where=location, remedy=remedy) from error
+            packed = b""
+        packed = decompressor.unused_data.lstrip(b"\0")  # a further stream, after zeros that fill the first one up
+        while not packed and (block := raw.read(_XZ_BLOCK_BYTES)):
+            packed = block.lstrip(b"\0")
 
-    def __init__(self, raw: BinaryIO, location: str) -> None:
-        self._raw = raw
-        self._location = location
-        self._decompressor = lzma.LZMADecompressor(memlimit=_XZ_MEMORY_BYTES)
+
+class BlockStream(io.RawIOBase):
+    """A stream of the blocks that are made from those of a file."""
+
+    def __init__(self, file: BinaryIO, blocks: Iterator[bytes]) -> None:
+        self._file, self._blocks = file, blocks
+        self._ready = io.BytesIO()
 
     def readable(self) -> bool:
         return True
 
     def readinto(self, buffer: Any) -> int:
-        packed = b""
-        while True:
-            if self._decompressor.eof:
-                packed = self._next_stream()
-                if not packed:
-                    return 0
-            elif self._decompressor.needs_input:
-                packed = self._raw.read(_XZ_BLOCK_BYTES)
-                if not packed:
-                    raise EOFError("the compressed file ends too early")
-            if data := self._decompress(packed, len(buffer)):
-                buffer[: len(data)] = data
-                return len(data)
-            packed = b""
-
-    def _next_stream(self) -> bytes:
-        """Return the beginning of the stream after the one that has ended, and zeros that fill it up; b"" if none."""
-        packed = self._decompressor.unused_data.lstrip(b"\0")
-        while not packed and (block := self._raw.read(_XZ_BLOCK_BYTES)):
-            packed = block.lstrip(b"\0")
-        if packed:
-            self._decompressor = lzma.LZMADecompressor(memlimit=_XZ_MEMORY_BYTES)
-        return packed
-
-    def _decompress(self, packed: bytes, max_bytes: int) -> bytes:
-        try:
-            return self._decompressor.decompress(packed, max_bytes)
-        except lzma.LZMAError as error:
-            if "Memory usage limit" not in str(error):
-                raise
-            raise InputError(
-                f"decompressing needs more than {_XZ_MEMORY_BYTES >> 20} MiB of memory",
-                where=self._location,
-                remedy="compress it again with a smaller dictionary, such as that of xz -9",
-            ) from error
+        while not (num_bytes := self._ready.readinto(buffer)):
+            block = next(self._blocks, None)
+            if block is None:
+                break
+            self._ready = io.BytesIO(block)
+        return num_bytes
 
     def close(self) -> None:
-        self._raw.close()
+        self._file.close()
         super().close()
 
 

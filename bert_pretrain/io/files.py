@@ -5,14 +5,12 @@ import errno
 import glob
 import hashlib
 import io
-import itertools
 import json
 import os
 import secrets
 import shutil
-import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from functools import partial
+from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, cast
 
@@ -25,6 +23,8 @@ if TYPE_CHECKING:
 LOCK = ".lock"
 STATUS = "status.json"
 _REMOTE_BUFFER_BYTES = 1 << 20
+# File systems' names for what changes with a file, the best first.
+_VERSIONS = ("ETag", "etag", "blob_id", "Content-MD5", "mtime", "LastModified", "Last-Modified", "updated", "modified")
 MAX_JSON_BYTES = 256 << 20
 MAX_INDENTED_BYTES = 1 << 20
 MAX_JSON_DEPTH = 100
@@ -37,9 +37,8 @@ def open_input(location: str) -> BinaryIO:
     try:
         return decompress(open_raw(location), location)
     except (OSError, ValueError, ImportError) as error:
-        raise InputError(
-            f"cannot open the input: {error}", where=location, remedy="check that it exists and may be read"
-        ) from error
+        remedy = "check that it exists and may be read"
+        raise InputError(f"cannot open the input: {error}", where=location, remedy=remedy) from error
 
 
 def open_raw(location: str) -> BinaryIO:
@@ -61,6 +60,40 @@ def open_raw(location: str) -> BinaryIO:
     except (ValueError, OSError):
         is_seekable = False
     return cast(BinaryIO, io.BufferedReader(Stream(stream, is_seekable=is_seekable), _REMOTE_BUFFER_BYTES))
+
+
+@contextlib.contextmanager
+def _reaching(url: str) -> Iterator[None]:
+    try:
+        yield
+    except Exception as error:  # each file system has errors of its own
+        remedy = "check the address and access"
+        if isinstance(error, ImportError):
+            remedy = "pip install 'bert-pretrain[http]'" if url.startswith("http") else "install the package it names"
+        what = f"cannot reach the URL: {str(error) or type(error).__name__}"
+        raise InputError(what, where=url, remedy=remedy) from error
+
+
+def matching_urls(url: str) -> list[str]:
+    """Return the URLs that match a pattern, in order, or the URL itself if it is none."""
+    import fsspec
+
+    with _reaching(url):
+        filesystem, path = fsspec.core.url_to_fs(url)
+        paths = sorted(filesystem.glob(path)) if any(character in url for character in "*?[") else [path]
+    if not paths:
+        raise InputError("no file matches the URL", where=url, remedy="check the pattern")
+    return [filesystem.unstrip_protocol(entry) for entry in paths]
+
+
+def size_and_version(url: str) -> tuple[int | None, str]:
+    """Return the size of a file in bytes if it is known, and what changes with its content, "" if nothing tells it."""
+    import fsspec
+
+    with _reaching(url):
+        filesystem, path = fsspec.core.url_to_fs(url)
+        info = filesystem.info(path)
+    return info.get("size"), next((f"{key}:{info[key]}" for key in _VERSIONS if info.get(key)), "")
 
 
 @contextlib.contextmanager
@@ -102,7 +135,7 @@ def _temporary_name(path: Path) -> Path:
 
 def _replace_folder(new: Path, path: Path) -> None:
     """Move the old folder aside, the new one in, and only then remove the old one: a kill leaves one of them."""
-    for attempts_left in reversed(range(5)):
+    while True:
         with contextlib.suppress(FileNotFoundError):
             os.replace(path, path.with_name(f".{path.name}.{secrets.token_hex(8)}{_REPLACED}"))
         try:
@@ -110,7 +143,7 @@ def _replace_folder(new: Path, path: Path) -> None:
             break
         except OSError as error:
             # Another machine may have written the same folder in the meantime.
-            if error.errno not in (errno.ENOTEMPTY, errno.EEXIST) or not attempts_left:
+            if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
                 _restore(path)
                 raise
     _flush_to_disk(path.parent)
@@ -184,13 +217,9 @@ def checked_json_text(value: Mapping[str, Any]) -> str:
 def read_json(path: Path, remedy: str = "restore the file from a copy, or write its folder again") -> Any:
     """Read a JSON file, written here or elsewhere."""
     try:
-        with path.open("rb") as file:
-            # In blocks, because reading up to a limit takes that much memory, however small the file.
-            blocks = itertools.islice(iter(partial(file.read, 1 << 20), b""), (MAX_JSON_BYTES >> 20) + 1)
-            content = b"".join(blocks)
-        if len(content) > MAX_JSON_BYTES:
+        if path.stat().st_size > MAX_JSON_BYTES:
             raise ValueError(f"it is larger than {MAX_JSON_BYTES >> 20} MiB")
-        found = parse_json(content.decode())
+        found = parse_json(path.read_text(encoding="utf-8"))
         if isinstance(found, dict) and _DIGEST in found and found.pop(_DIGEST) != _digest_of(found):
             raise ValueError("it is damaged: its content is not what was written")
     except (OSError, ValueError) as error:
@@ -200,23 +229,18 @@ def read_json(path: Path, remedy: str = "restore the file from a copy, or write 
 
 def parse_json(text: str) -> Any:
     """Return the value of JSON text, or raise a ValueError; whole numbers of thousands of digits become infinite."""
-    try:
+    with contextlib.suppress(RecursionError):
         found = _DECODER.decode(text)
-    except RecursionError:
-        raise ValueError(f"it is nested deeper than {MAX_JSON_DEPTH} levels") from None
-    if text.count("[") + text.count("{") <= MAX_JSON_DEPTH:
-        return found
-    level = [found]
-    for _ in range(MAX_JSON_DEPTH):
-        level = [
-            child
-            for each in level
-            if isinstance(each, dict | list)
-            for child in (each.values() if isinstance(each, dict) else each)
-        ]
-        if not level:
+        if text.count("[") + text.count("{") <= MAX_JSON_DEPTH or not _is_deeper(found, MAX_JSON_DEPTH):
             return found
     raise ValueError(f"it is nested deeper than {MAX_JSON_DEPTH} levels")
+
+
+def _is_deeper(value: Any, levels: int) -> bool:
+    if not isinstance(value, dict | list):
+        return False
+    inner = value.values() if isinstance(value, dict) else value
+    return levels == 0 or any(_is_deeper(each, levels - 1) for each in inner)
 
 
 def _parse_int(digits: str) -> float:
@@ -245,11 +269,7 @@ def move_aside(folder: Path) -> Path:
     Manifests are moved first, so that what an interruption leaves does not look like a finished output.
     """
     folder = folder.resolve()  # `.` has no name of its own
-    aside = stem = folder.with_name(f"{folder.name}.old-{time.strftime('%Y%m%d-%H%M%S')}")
-    number = 1
-    while aside.exists():
-        number += 1
-        aside = stem.with_name(f"{stem.name}-{number}")
+    aside = folder.with_name(f"{folder.name}.old-{datetime.now():%Y%m%d-%H%M%S-%f}")
     aside.mkdir()
     for path in sorted(folder.iterdir(), key=lambda path: (not path.name.startswith("manifest"), path.name)):
         if path.name != LOCK:

@@ -163,14 +163,11 @@ def reopen(folder: Path) -> None:
 
 def is_output(folder: Path) -> bool:
     """Return whether a stage has written, or is writing, a folder."""
-    for name in (MANIFEST, PARTIAL):
-        try:
-            found = read_json(folder / name)
-        except DataError:
-            continue
-        if isinstance(found, dict) and found.get("kind") in FORMAT_VERSIONS and "identity" in found:
-            return True
-    return False
+    try:
+        found = read_record(folder)
+    except DataError:
+        return False
+    return found.get("kind") in FORMAT_VERSIONS and "identity" in found
 
 
 def may_hold_status(folder: Path) -> bool:
@@ -231,13 +228,22 @@ def exclusive(folder: Path, *, waits: bool = False) -> Iterator[None]:
 
     Where another process has the lock, this one `waits` until that is done, or is refused.
     """
-    is_held = False
-    while not is_held:
-        with _open_lock(folder) as file:
-            _lock(file, folder, waits)
-            is_held = is_in_place(file, folder / LOCK)
-            if is_held:  # else the previous process removed its lock between our opening and locking it
-                yield from _holding(file, folder)
+    lock = folder / LOCK
+    with contextlib.ExitStack() as opened:
+        file = opened.enter_context(_locked(folder, waits))
+        while not is_in_place(file, lock):  # the previous process removed it between our opening and locking it
+            file = opened.enter_context(_locked(folder, waits))
+        try:
+            yield
+            if not is_in_place(file, lock):
+                raise moved_while_writing(folder)
+        except Exception as error:
+            if is_in_place(file, lock) or isinstance(error, OutputError):
+                raise
+            raise moved_while_writing(folder) from error
+        finally:
+            if is_in_place(file, lock):
+                lock.unlink()
 
 
 def check_writable(folder: Path) -> None:
@@ -257,49 +263,30 @@ def _not_writable(folder: Path, number: int | None) -> OutputError:
     return OutputError(what, where=str(folder), remedy="name a folder that you may write to")
 
 
-def _open_lock(folder: Path) -> IO[str]:
+def _locked(folder: Path, waits: bool) -> IO[str]:
+    """Open the lock of a folder, lock it and write into it who has it."""
     check_writable(folder)
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        return (folder / LOCK).open("a+")
+        file = (folder / LOCK).open("a+")
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             raise
         raise _not_writable(folder, error.errno) from error
-
-
-def _lock(file: IO[str], folder: Path, waits: bool) -> None:
-    """Lock an open file and write into it who has the lock."""
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError as error:
         file.seek(0)
         other = f"another process ({file.read().strip() or 'just started'})"
         if not waits:
-            raise OutputError(
-                f"{other} is writing this folder", where=str(folder), remedy="wait for it, or stop it"
-            ) from error
+            what = f"{other} is writing this folder"
+            raise OutputError(what, where=str(folder), remedy="wait for it, or stop it") from error
         print(f"waiting for {other}, which is writing {folder}", flush=True)
         fcntl.flock(file, fcntl.LOCK_EX)
     file.truncate(0)
     file.write(f"{os.getpid()} on {platform.node()}")
     file.flush()
-
-
-def _holding(file: IO[str], folder: Path) -> Iterator[None]:
-    lock = folder / LOCK
-    try:
-        yield
-    except Exception as error:
-        if is_in_place(file, lock):
-            raise
-        raise moved_while_writing(folder) from error
-    else:
-        if not is_in_place(file, lock):
-            raise moved_while_writing(folder)
-    finally:
-        if is_in_place(file, lock):
-            lock.unlink()
+    return file
 
 
 def is_in_place(file: IO[Any], path: Path) -> bool:
@@ -315,6 +302,5 @@ def moved_while_writing(folder: Path) -> OutputError:
     return OutputError(
         "the folder was moved or removed while the command was writing it",
         where=str(folder),
-        remedy="run the same command again, after putting the folder back if it was moved: it continues from what is "
-        "there",
+        remedy="put it back if it was moved, and run the same command again: it continues from what is there",
     )

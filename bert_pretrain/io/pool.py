@@ -57,9 +57,8 @@ def run_each(
     may be interrupted while it holds a result opens a pool itself, which then stops at once.
     """
     weights = [1] * len(tasks) if weights is None else weights
-    is_own = isinstance(workers, int)
-    pool = LocalPool(workers) if isinstance(workers, int) else workers
     with contextlib.ExitStack() as stack:
+        pool: Pool = stack.enter_context(LocalPool(workers)) if isinstance(workers, int) else workers
         bar = stack.enter_context(progress_bar(total=sum(weights), desc=description, unit=unit, unit_scale=unit == "B"))
         if isinstance(pool, LocalPool) and (pool.num_workers == 1 or len(tasks) < 2):
             for task, weight in zip(tasks, weights, strict=True):
@@ -67,8 +66,6 @@ def run_each(
                 bar.update(weight)
                 yield result
             return
-        if is_own and isinstance(pool, LocalPool):
-            stack.enter_context(pool)
         try:
             yield from _run_on(pool, function, tasks, description, lambda index: bar.update(weights[index]))
         except BaseException as error:

@@ -27,7 +27,6 @@ from bert_pretrain.make_data.pairs import (
 from bert_pretrain.make_data.plan import Plan, SplitPlan, locate_slices, shard_slices
 from bert_pretrain.make_data.summary import ShardResult
 from bert_pretrain.make_data.token_store import DocumentSlices, ShardText
-from bert_pretrain.text.tokenizer import load_once
 
 RECORDS = ".records"
 """The folder of what is known about finished shards, in an output that is not complete."""
@@ -75,7 +74,7 @@ def build_shard(plan: Plan, shard: tuple[SplitPlan, int]) -> tuple[ShardResult, 
 
 
 def _build(plan: Plan, split: SplitPlan, number: int) -> ShardResult:
-    config, tokenizer = plan.config, load_once(plan.tokenizer)
+    config, tokenizer = plan.config, plan.tokenizer
     stream = partial(rng.stream, config.seed, split=split.name, shard=number)
     pairs = stream("pairs")
     text = _read_text(plan, split, shard_slices(plan, split, number), stream)

@@ -18,7 +18,7 @@ from bert_pretrain.make_data.token_store import TokenStore, store_key, store_sha
 from bert_pretrain.text import documents
 from bert_pretrain.text.sources import Source
 from bert_pretrain.text.text_files import ByteRange
-from bert_pretrain.text.tokenizer import Tokenizer, TokenizerReference, load_once
+from bert_pretrain.text.tokenizer import Tokenizer
 
 
 def ingest(
@@ -32,10 +32,7 @@ def ingest(
     with exclusive(folder, waits=True):  # for another command with these inputs, whose store serves this one too
         remove_temporaries(folder)
         groups = cut_inputs([source.absolute for source in sources], folder, pool)
-        tasks = [
-            (parts, store_shard_folder(folder, number), tokenizer.reference, config)
-            for number, parts in enumerate(groups)
-        ]
+        tasks = [(parts, store_shard_folder(folder, number), tokenizer, config) for number, parts in enumerate(groups)]
         progress = documents.progress_of(groups)
         try:
             results = list(run_each(_run, tasks, workers=pool, description="tokenise", **progress))
@@ -59,11 +56,8 @@ def ingest(
     return corpus, TokenStore(folder, len(groups))
 
 
-def _run(
-    task: tuple[Sequence[ByteRange], Path, TokenizerReference, DataConfig],
-) -> tuple[StoreShardSummary, str | None]:
-    parts, folder, tokenizer, config = task
-    return ensure_store_shard(parts, folder, load_once(tokenizer), config)
+def _run(task: tuple[Sequence[ByteRange], Path, Tokenizer, DataConfig]) -> tuple[StoreShardSummary, str | None]:
+    return ensure_store_shard(*task)
 
 
 def ensure_store_shard(

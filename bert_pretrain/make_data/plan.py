@@ -22,7 +22,7 @@ from bert_pretrain.make_data.token_store import DocumentSlices, TokenStore
 from bert_pretrain.rng import Permutation
 from bert_pretrain.text import ragged
 from bert_pretrain.text.sources import FEW_DOCUMENTS
-from bert_pretrain.text.tokenizer import Tokenizer, TokenizerReference
+from bert_pretrain.text.tokenizer import Tokenizer
 
 MAX_SLICE_TOKENS = 1 << 15
 SLICES_PER_SHARD = 16
@@ -65,7 +65,7 @@ class Plan:
     """All that the shards of a data folder are built from; small, since it is sent with every shard to build."""
 
     store: TokenStore
-    tokenizer: TokenizerReference
+    tokenizer: Tokenizer
     output: Path
     config: DataConfig
     first_documents: tuple[int, ...]
@@ -146,7 +146,7 @@ def make_plan(
     """
     ends = np.cumsum([counts["documents"] for counts in inputs])
     copies = tuple(0.0 if weight is None else config.dupe_factor * weight for weight in weights)
-    plan = Plan(store, tokenizer.reference, output, config, (0, *ends.tolist()), copies)
+    plan = Plan(store, tokenizer, output, config, (0, *ends.tolist()), copies)
     left_out: Counter[str] = Counter()
     if config.drop_duplicates:
         plan, left_out = _leave_out_duplicates(plan, ends, weights)

@@ -69,24 +69,18 @@ def _row_bounds(source: Source, part_bytes: int) -> list[tuple[int, int | None]]
 
 
 def _cuts_of_text(file: BinaryIO, source: Source, size: int, part_bytes: int) -> list[int]:
+    """Return the bytes at which parts begin: each the first at which a document does, after `part_bytes` of another."""
     cuts = [0]
     while cuts[-1] + 2 * part_bytes < size:
         file.seek(cuts[-1] + part_bytes)
-        position = _next_boundary(file, source)
-        if position is None:
+        _skip_line(file)
+        while source.boundary == "blank_line" and not _skip_line(file):
+            pass
+        position = file.tell()
+        if not file.read(1):  # the end of the file
             break
         cuts.append(position)
     return cuts
-
-
-def _next_boundary(file: BinaryIO, source: Source) -> int | None:
-    """Return the next byte at which a document begins, None at the end of the file."""
-    _skip_line(file)
-    if source.format == "txt" and source.boundary == "blank_line":
-        while not _skip_line(file):
-            pass
-    position = file.tell()
-    return position if file.read(1) else None
 
 
 def _skip_line(file: BinaryIO) -> bool:

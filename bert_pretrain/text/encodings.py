@@ -6,9 +6,11 @@ to be is refused with the likely encoding, never read as something else without 
 
 import codecs
 import io
+from collections.abc import Iterator
 from typing import BinaryIO, cast
 
 from bert_pretrain.errors import InputError
+from bert_pretrain.io.compression import BlockStream
 
 AUTO, UTF8 = "auto", "utf-8"
 _INVALID, _MARKING = "\udcff", "bert_pretrain.marking"
@@ -112,30 +114,16 @@ def _guess(sample: bytes) -> str | None:
 
 def as_utf8(file: BinaryIO, encoding: str) -> BinaryIO:
     """Return the content of a file as UTF-8; a sequence of bytes that is invalid becomes one that is invalid there."""
-    return file if encoding == UTF8 else cast(BinaryIO, io.BufferedReader(_Utf8Stream(file, encoding)))
+    if encoding == UTF8:
+        return file
+    return cast(BinaryIO, io.BufferedReader(BlockStream(file, _recoded(file, encoding))))
 
 
-class _Utf8Stream(io.RawIOBase):
-    def __init__(self, file: BinaryIO, encoding: str) -> None:
-        self._file = file
-        self._decoder = codecs.getincrementaldecoder(encoding)(_MARKING)
-        self._ready = io.BytesIO()
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: "memoryview") -> int:  # type: ignore[override]
-        num_bytes, block = self._ready.readinto(buffer), b"more"
-        while not num_bytes and block:
-            block = self._file.read(_BLOCK_BYTES)
-            text = self._decoder.decode(block, final=not block)
-            self._ready = io.BytesIO(text.encode("utf-8", "surrogateescape"))
-            num_bytes = self._ready.readinto(buffer)
-        return num_bytes
-
-    def close(self) -> None:
-        self._file.close()
-        super().close()
+def _recoded(file: BinaryIO, encoding: str) -> Iterator[bytes]:
+    decoder, block = codecs.getincrementaldecoder(encoding)(_MARKING), b"more"
+    while block:
+        block = file.read(_BLOCK_BYTES)
+        yield decoder.decode(block, final=not block).encode("utf-8", "surrogateescape")
 
 
 def decode(sample: bytes, encoding: str) -> str:

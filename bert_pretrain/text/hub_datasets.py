@@ -47,13 +47,13 @@ def version_of(location: str) -> str:
 
 def split_names(location: str) -> list[str]:
     """Return the names of a dataset's splits that have rows, in order; none if one is chosen or it has only one."""
-    folder, _, split = _parse(location)
+    folder, name, config, split = _parse(location)
     if split:
         return []
     if not _is_saved(folder):
         import datasets
 
-        return _asked(lambda: list(datasets.get_dataset_split_names(*_name_of(location))), location)
+        return _asked(lambda: list(datasets.get_dataset_split_names(name, config or None)), location)
     names, found = _saved_splits(folder), _splits_to_read(location)
     if skipped := [name for name in names if name not in found]:
         print(f"warning: {location}: skipped, since they have no rows: {', '.join(skipped)}")
@@ -71,7 +71,7 @@ def _splits_to_read(location: str) -> list[str]:
 
     A split without rows has no file of them, and `datasets` cannot open it.
     """
-    folder, _, split = _parse(location)
+    folder, _, _, split = _parse(location)
     names = _saved_splits(folder)
     if split and split not in names:
         raise _no_split(f"no split '{split}'", location, names)
@@ -100,15 +100,15 @@ def choices(location: str, names: Sequence[str]) -> str:
     return " or ".join(f"{name}@{split}" for split in names[:4])
 
 
-def training_splits(location: str, names: Sequence[str], *, holds_out: bool) -> tuple[str, str | None]:
-    """Return which of a dataset's splits is trained on, and which is held out, and print both and what is not read."""
+def held_out_split(location: str, names: Sequence[str], *, holds_out: bool) -> str | None:
+    """Return which of a dataset's splits is held out, and print that, `train`, and what is not read."""
     if TRAIN not in names:
         raise _no_split(f"no split '{TRAIN}'", location, names)
     held_out = next((name for name in VALIDATION if holds_out and name in names), None)
     rest = [name for name in names if name not in (TRAIN, held_out)]
     said = [f"'{TRAIN}' is trained on", *([f"'{held_out}' is held out"] if held_out else [])]
     print(f"{location}: {', '.join([*said, *(f'{name!r} is not read' for name in rest)])}")
-    return TRAIN, held_out
+    return held_out
 
 
 def open_dataset(location: str, *, streaming: bool = False) -> dict[str, Any]:
@@ -118,17 +118,17 @@ def open_dataset(location: str, *, streaming: bool = False) -> dict[str, Any]:
     """
     import datasets
 
-    folder, _, split = _parse(location)
+    folder, name, config, split = _parse(location)
     data: Any
     if _is_saved(folder):
         names, remedy = _splits_to_read(location), "a file may be damaged; write it again"
-        folders = [str(Path(folder) / name) for name in names]
-        tables = _asked(lambda: [datasets.load_from_disk(name) for name in folders], location, remedy)
+        folders = [str(Path(folder) / each) for each in names]
+        tables = _asked(lambda: list(map(datasets.load_from_disk, folders)), location, remedy)
         data = tables[0] if split else dict(zip(names, tables, strict=True))
     else:
         options: dict[str, Any] = {"split": split or None, "streaming": streaming}
         try:
-            data = _asked(lambda: datasets.load_dataset(*_name_of(location), **options), location)
+            data = _asked(lambda: datasets.load_dataset(name, config or None, **options), location)
         except InputError:  # neither a slice of a split can be streamed, nor what only the cache holds
             if not streaming:
                 raise
@@ -146,19 +146,14 @@ def rows_or_files(location: str) -> tuple[int, list[str]]:
     """Return the number of rows of a dataset, or, where only building it would tell, 0 and the files of its split."""
     import datasets
 
-    folder, _, split = _parse(location)
+    folder, name, config, split = _parse(location)
     if not _is_saved(folder):
-        builder = _asked(lambda: datasets.load_dataset_builder(*_name_of(location)), location)
+        builder = _asked(lambda: datasets.load_dataset_builder(name, config or None), location)
         if found := (builder.info.splits or {}).get(split):
             return int(found.num_examples), []
         if files := (builder.config.data_files or {}).get(split):
             return 0, [str(file) for file in files]
     return sum(len(rows) for rows in open_dataset(location).values()), []
-
-
-def _name_of(location: str) -> tuple[str, str | None]:
-    """Return the name of a dataset as `datasets` takes it, and its configuration."""
-    return location.removeprefix(DATASET).partition("@")[0].partition(":")[0], _parse(location)[1] or None
 
 
 def _asked(call: Callable[[], T], location: str, remedy: str = "check the name") -> T:
@@ -168,8 +163,9 @@ def _asked(call: Callable[[], T], location: str, remedy: str = "check the name")
         raise InputError(f"datasets cannot open it: {error}", where=location, remedy=remedy) from error
 
 
-def _parse(location: str) -> tuple[str, str, str]:
-    """Return the local folder, the configuration and the split that a name gives, each "" if it gives none."""
+def _parse(location: str) -> tuple[str, str, str, str]:
+    """Return what a name gives: a local folder, the name `datasets` takes, its configuration and split; "" if not."""
     folder = folder_of(location)
     rest, _, split = location.removeprefix(DATASET).removeprefix(folder).partition("@")
-    return folder, rest.partition(":")[2], split
+    name, _, config = rest.partition(":")
+    return folder, folder + name, config, split

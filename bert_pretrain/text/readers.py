@@ -17,6 +17,7 @@ from bert_pretrain.config import MAX_RECORD_BYTES, DataConfig
 from bert_pretrain.config_values import names_of
 from bert_pretrain.errors import InputError
 from bert_pretrain.io import files
+from bert_pretrain.io.files import size_and_version
 from bert_pretrain.text import parquet
 from bert_pretrain.text.hub_datasets import open_dataset, open_version, rows_or_files
 from bert_pretrain.text.sources import FEW_SOURCES, Source, evenly_spaced
@@ -29,7 +30,6 @@ from bert_pretrain.text.text_files import (
     read_lines,
     text_blocks,
 )
-from bert_pretrain.text.urls import size_and_version
 
 Record = tuple[dict[str, Any], Position]
 SURPLUS: Any = None
@@ -58,10 +58,8 @@ def read_records(
     A record has at most `max_bytes`; those of `datasets` may be larger.
     """
     location, format_ = part.source.location, part.source.format
-    if format_ == "jsonl":
-        return _read_jsonl(part, counts, strict, max_bytes)
-    if format_ == "json":
-        return _read_array(part, counts, strict, max_bytes)
+    if format_ in ("jsonl", "json"):
+        return _read_json(part, counts, strict, max_bytes)
     if format_ in ("csv", "tsv"):
         return _read_csv(part, counts, columns, strict, max_bytes, header, any_width)
     if format_ == "parquet":
@@ -134,20 +132,23 @@ def repair_surrogates(value: Any) -> Any:
     return value
 
 
-def _read_jsonl(part: ByteRange, counts: Counter[str], strict: bool, max_bytes: int) -> Iterator[Record]:
-    for line, position in read_lines(part, counts, strict=strict, max_line_bytes=max_bytes):
-        if not line or line.isspace():
+def _read_json(part: ByteRange, counts: Counter[str], strict: bool, max_bytes: int) -> Iterator[Record]:
+    if part.source.format == "json":
+        blocks = (text for _, text in text_blocks(part, counts, whole_lines=False, strict=strict))
+        found = array_elements(blocks, part, max_bytes)
+    else:
+        found = read_lines(part, counts, strict=strict, max_line_bytes=max_bytes)
+    for text, position in found:
+        if not text or text.isspace():
             counts["blank_lines"] += 1
             continue
-        value = parse_json(line, position)
-        del line
-        yield _as_record(value, position), position
-
-
-def _read_array(part: ByteRange, counts: Counter[str], strict: bool, max_bytes: int) -> Iterator[Record]:
-    blocks = (text for _, text in text_blocks(part, counts, whole_lines=False, strict=strict))
-    for element, position in array_elements(blocks, part, max_bytes):
-        yield _as_record(parse_json(element, position), position), position
+        value = parse_json(text, position)
+        del text
+        if not isinstance(value, dict):
+            what = f"the record is not an object but {type(value).__name__}"
+            remedy = "write {...} with a field for each column, such as text"
+            raise InputError(what, where=str(position), remedy=remedy)
+        yield value, position
 
 
 _BLANKS = re.compile(r"[ \t\r\n]*")
@@ -205,14 +206,6 @@ def _not_json(what: str, where: object) -> InputError:
     return InputError(f"it is not JSON: {what}", where=str(where), remedy=remedy)
 
 
-def _as_record(value: Any, position: Position) -> dict[str, Any]:
-    if not isinstance(value, dict):
-        what = f"the record is not an object but {type(value).__name__}"
-        remedy = "write {...} with a field for each column, such as text"
-        raise InputError(what, where=str(position), remedy=remedy)
-    return value
-
-
 def _read_csv(
     part: ByteRange,
     counts: Counter[str],
@@ -235,12 +228,12 @@ def _read_csv(
 
     dialect = _TSV if part.source.format == "tsv" else {"strict": True, "delimiter": part.source.delimiter}
     reader = csv.reader(lines(), **dialect)
-    rows = _rows(reader, max_bytes)
+    csv.field_size_limit(max(csv.field_size_limit(), max_bytes))  # the process's
     try:
-        names = list(header) or next(filter(None, rows), [])
+        names = list(header) or next(filter(None, reader), [])
         present_columns(part, columns, names)
         position, num_bytes = Position(part, "line", reader.line_num + 1), 0
-        for row in rows:
+        for row in reader:
             surplus = row[len(names) :]
             if surplus and not any_width:  # a delimiter in an unquoted text would cut the text
                 raise _not_csv(f"the row has {len(row)} fields, the header {len(names)}", position)
@@ -254,19 +247,6 @@ def _read_csv(
         raise _not_csv(str(error), position) from error
 
 
-def _rows(reader: Iterator[list[str]], max_bytes: int) -> Iterator[list[str]]:
-    """Yield the rows of a CSV reader under a limit of fields, which is the process's and so set only while it reads."""
-    while True:
-        limit = csv.field_size_limit(max_bytes)
-        try:
-            row = next(reader)
-        except StopIteration:
-            return
-        finally:
-            csv.field_size_limit(limit)
-        yield row
-
-
 def _not_csv(what: str, position: Position) -> InputError:
     return InputError(
         f"the record is not {position.part.source.format.upper()}: {what}",
@@ -278,15 +258,15 @@ def _not_csv(what: str, position: Position) -> InputError:
 def num_rows(source: Source) -> float:
     """Return the records of a Parquet file or dataset; where only building it would tell, by the size of the first."""
     if source.format == "dataset":
-        known, files = rows_or_files(source.location)
-        if files and all(file.endswith(".parquet") for file in files):
-            some = evenly_spaced(files, min(len(files), FEW_SOURCES))
-            return sum(num_rows(Source(file, "parquet", None, "")) for file in some) * len(files) / len(some)
+        known, names = rows_or_files(source.location)
+        if names and all(name.endswith(".parquet") for name in names):
+            some = evenly_spaced(names, min(len(names), FEW_SOURCES))
+            return sum(num_rows(Source(name, "parquet", None, "")) for name in some) * len(names) / len(some)
         if known:
             return known
         (rows,) = open_dataset(source.location, streaming=True).values()
         lengths = [len(json.dumps(row, default=str)) + 1 for row in itertools.islice(rows, 1000)]
-        return len(lengths) / max(1, sum(lengths)) * sum(size_and_version(file)[0] or 0 for file in files)
+        return len(lengths) / max(1, sum(lengths)) * sum(size_and_version(file)[0] or 0 for file in names)
     return parquet.num_rows(source)
 
 

@@ -21,12 +21,11 @@ from typing import Any, TypeVar
 from bert_pretrain.config import DataConfig
 from bert_pretrain.errors import ConfigError, InputError
 from bert_pretrain.io.compression import COMPRESSIONS
-from bert_pretrain.io.files import is_url, open_input
+from bert_pretrain.io.files import is_url, matching_urls, open_input, size_and_version
 from bert_pretrain.io.manifest import is_output
 from bert_pretrain.text import hub_datasets
 from bert_pretrain.text.encodings import AUTO, UTF8, decode, encoding_of
-from bert_pretrain.text.hub_datasets import DATASET, VALIDATION
-from bert_pretrain.text.urls import matching_urls, size_and_version
+from bert_pretrain.text.hub_datasets import DATASET, TRAIN, VALIDATION
 
 FORMATS = {
     **{".txt": "txt", ".jsonl": "jsonl", ".json": "jsonl", ".ndjson": "jsonl"},
@@ -194,8 +193,8 @@ def _for_training(item: str, sources: list[Source], *, holds_out: bool) -> list[
     splits = {source.split: source for source in sources}
     if "" in splits:
         return sources
-    train, held_out = hub_datasets.training_splits(item, list(splits), holds_out=holds_out)
-    return [splits[train], *([replace(splits[held_out], is_validation=True)] if held_out else [])]
+    held_out = hub_datasets.held_out_split(item, list(splits), holds_out=holds_out)
+    return [splits[TRAIN], *([replace(splits[held_out], is_validation=True)] if held_out else [])]
 
 
 def is_mix(sources: Sequence[Source], config: DataConfig) -> bool:
@@ -255,15 +254,13 @@ def _size_and_version(source: Source) -> tuple[int | None, str]:
 def _files_below(path: Path) -> list[str]:
     """Return the files of a folder that can be read, in a fixed order."""
     files: list[str] = []
-    outputs: set[str] = set()
+    outputs: list[str] = []
     for folder, inner, names in os.walk(path):
-        # Hidden files and folders are skipped, among them our token store.
-        inner[:] = [name for name in inner if not name.startswith(".")]
+        # Hidden files and folders are skipped, among them our token store, and outputs with files such as vocab.txt.
+        below = [name for name in inner if not name.startswith(".")]
+        inner[:] = [name for name in below if not is_output(Path(folder, name))]
+        outputs += [os.path.join(folder, name) for name in below if name not in inner]
         found = [name for name in names if not name.startswith(".") and _format_of(name)]
-        # The stages' outputs, with files such as vocab.txt, may be in the same folder.
-        if found and (output := _output_around(Path(folder), path)):
-            outputs.add(str(output))
-            continue
         files += filter(os.path.isfile, (os.path.join(folder, name) for name in found))
     if outputs:
         print(f"skipped, since bert-pretrain wrote them: {', '.join(sorted(outputs))}")
@@ -280,12 +277,6 @@ def _not_empty(files: list[str]) -> list[str]:
         print(f"skipped, since they are empty: {len(files) - len(kept)} files, {empty} the first")
         return kept
     return files
-
-
-def _output_around(folder: Path, within: Path) -> Path | None:
-    """Return the output of a stage, below `within`, that contains a folder or is it."""
-    depth = len(folder.relative_to(within).parts)
-    return next((each for each in [folder, *folder.parents][:depth] if is_output(each)), None)
 
 
 def _format_of(name: str) -> str | None:
@@ -313,28 +304,25 @@ def evenly_spaced(items: Sequence[T], number: int) -> list[T]:
 
 def examined(source: Source, config: DataConfig, *, whole_words: bool = False) -> Source:
     """Return a source with what is detected at the beginning of its text: encoding, layout, and form of a table."""
-    boundary, splitter = source.boundary, str(config.sentence_splitter)
-    is_text = source.format == "txt"
-    if splitter == "auto" and not is_text:
-        splitter = "lines" if whole_words else "sentencex"
-    if source.format not in TEXT_FORMATS:
-        return replace(source, boundary="record", splitter=splitter)
-    sample = _sample(source)
-    encoding = encoding_of(sample, config.encoding, source.location)
-    text = decode(sample, encoding)
-    if not is_text:
-        is_array = source.format == "jsonl" and text.lstrip().startswith("[")  # not one value per line
-        delimiter = delimiter_of(text) if source.format == "csv" else source.delimiter
-        format_ = "json" if is_array else source.format
-        found = replace(source, format=format_, encoding=encoding, delimiter=delimiter)
-        return replace(found, boundary="record", splitter=splitter)
-    if "auto" in (boundary, splitter):
-        is_split = whole_words or has_one_sentence_a_line(text, config.language)
+    boundary, splitter = "record", str(config.sentence_splitter)
+    is_split = whole_words
+    if source.format in TEXT_FORMATS:
+        sample = _sample(source)
+        source = replace(source, encoding=encoding_of(sample, config.encoding, source.location))
+        text = decode(sample, source.encoding)
+    if source.format == "txt":
+        boundary = source.boundary
+        if "auto" in (boundary, splitter):
+            is_split = whole_words or has_one_sentence_a_line(text, config.language)
         if boundary == "auto":
             boundary = "blank_line" if is_split else "file"
-        if splitter == "auto":
-            splitter = "lines" if is_split else "sentencex"
-    return replace(source, encoding=encoding, boundary=boundary, splitter=splitter)
+    elif source.format == "jsonl" and text.lstrip().startswith("["):  # not one value per line
+        source = replace(source, format="json")
+    elif source.format == "csv":
+        source = replace(source, delimiter=delimiter_of(text))
+    if splitter == "auto":
+        splitter = "lines" if is_split else "sentencex"
+    return replace(source, boundary=boundary, splitter=splitter)
 
 
 def few_documents(number: int) -> str:

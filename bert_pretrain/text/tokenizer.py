@@ -22,6 +22,7 @@ from bert_pretrain.text.tokenizer_folder import (
     CONFIG,
     FILES,
     MAX_WORD_CHARACTERS,
+    NORMALIZER_NAMES,
     REMEDY,
     SPECIAL_TOKENS,
     TOKENIZER,
@@ -73,10 +74,7 @@ class Tokenizer:
             "strip_accents": strip_accents,
             "handle_chinese_chars": handle_chinese_chars,
         }
-        self._processing: dict[str, Any] = {**processing, "whole_words": whole_words}
-        self.settings = dict(
-            zip(("do_lower_case", "strip_accents", "tokenize_chinese_chars"), processing.values(), strict=True)
-        )
+        self.settings = {name: processing[key] for name, key in NORMALIZER_NAMES.items()}
         self.pad_id, self.unk_id, self.cls_id, self.sep_id, self.mask_id = (ids[token] for token in SPECIAL_TOKENS)
         self.backend = _word_level(ids) if whole_words else _word_piece(ids, processing)
         self.backend.add_special_tokens(list(SPECIAL_TOKENS))
@@ -122,7 +120,8 @@ class Tokenizer:
 
     def with_tokens(self, tokens: Sequence[str]) -> "Tokenizer":
         """Return a tokenizer with another vocabulary that treats text as this one does."""
-        return Tokenizer(tokens, **self._processing)
+        processing: dict[str, Any] = {key: self.settings[name] for name, key in NORMALIZER_NAMES.items()}
+        return Tokenizer(tokens, **processing, whole_words=self.whole_words)
 
     @property
     def files(self) -> tuple[str, ...]:
@@ -133,18 +132,17 @@ class Tokenizer:
     def vocab_size(self) -> int:
         return len(self.tokens)
 
-    @property
+    @cached_property
     def hash(self) -> str:
         """A SHA-256 of all that decides the ids of a text."""
         decisive = [self.tokens, "whole words" if self.whole_words else self.settings]
         content = json.dumps(decisive, ensure_ascii=False, sort_keys=True)
         return hashlib.sha256(content.encode()).hexdigest()
 
-    @property
-    def reference(self) -> "TokenizerReference":
-        """What a worker needs to open this tokenizer, which came from a folder."""
+    def __reduce__(self) -> tuple[Any, ...]:
+        # A worker opens the folder that this tokenizer came from, once for all its tasks.
         assert self.folder is not None
-        return TokenizerReference(self.folder.absolute(), bool(self.settings["do_lower_case"]), self.hash)
+        return _load_once, (self.folder.absolute(), bool(self.settings["do_lower_case"]), self.hash)
 
     @property
     def id_dtype(self) -> Any:
@@ -202,23 +200,12 @@ class Tokenizer:
         return {name: text for name, text in texts.items() if name in self.files}
 
 
-@dataclass(frozen=True)
-class TokenizerReference:
-    """How another process opens the same tokenizer."""
-
-    folder: Path
-    lowercase: bool
-    hash: str
-
-
 @lru_cache(maxsize=1)
-def load_once(reference: TokenizerReference) -> Tokenizer:
-    """Open a tokenizer folder, once in the life of a process."""
-    tokenizer = Tokenizer.load(reference.folder, lowercase=reference.lowercase)
-    if tokenizer.hash != reference.hash:
-        raise DataError(
-            "the tokenizer changed while it was used", where=str(reference.folder), remedy="run the command again"
-        )
+def _load_once(folder: Path, lowercase: bool, hash_: str) -> Tokenizer:
+    tokenizer = Tokenizer.load(folder, lowercase=lowercase)
+    if tokenizer.hash != hash_:
+        what = "the tokenizer changed while it was used"
+        raise DataError(what, where=str(folder), remedy="run the command again")
     return tokenizer
 
 

@@ -24,7 +24,7 @@ REMEDY = "name a folder that 'bert-pretrain vocab' has written, or one of a BERT
 # Others with a vocab.txt cut text by rules of their own, such as BertJapaneseTokenizer.
 _CLASSES = ("BertTokenizer", "DistilBertTokenizer", "ElectraTokenizer", "PreTrainedTokenizer", "TokenizersBackend")
 # tokenizer_config.json's name of a setting -> that of the normalizer in tokenizer.json.
-_NORMALIZER_NAMES = {
+NORMALIZER_NAMES = {
     "do_lower_case": "lowercase",
     "strip_accents": "strip_accents",
     "tokenize_chinese_chars": "handle_chinese_chars",
@@ -98,12 +98,10 @@ def _read_tokens(folder: Path, backend: Mapping[str, Any]) -> list[str]:
     path, tokens = folder / VOCABULARY, None
     if path.exists():
         try:
-            with path.open("rb") as file:
-                content = file.read(MAX_VOCABULARY_BYTES + 1)
-            if len(content) > MAX_VOCABULARY_BYTES:
+            if path.stat().st_size > MAX_VOCABULARY_BYTES:
                 raise ValueError(f"it is larger than {MAX_VOCABULARY_BYTES >> 20} MiB")
             # Only line ends end a token: Google's Chinese BERT has U+2028, a line separator.
-            tokens = content.decode().replace("\r\n", "\n").removesuffix("\n").split("\n")
+            tokens = path.read_bytes().decode().replace("\r\n", "\n").removesuffix("\n").split("\n")
         except (OSError, ValueError) as error:
             raise DataError(f"{path.name} is broken: {error}", where=str(path), remedy=REMEDY) from error
     if backend:
@@ -162,7 +160,7 @@ def _settings_of_backend(backend: Mapping[str, Any], path: Path) -> dict[str, An
     for what, (found, expected) in seen.items():
         if found != expected:
             raise DataError(f"{what} is {repr(found)[:80]}, {whose} is {expected!r}", where=str(path), remedy=REMEDY)
-    return _checked({name: normalizer[key] for name, key in _NORMALIZER_NAMES.items() if key in normalizer}, path)
+    return _checked({name: normalizer[key] for name, key in NORMALIZER_NAMES.items() if key in normalizer}, path)
 
 
 def _settings_of_config(config: Mapping[str, Any], path: Path) -> dict[str, Any]:
@@ -173,7 +171,7 @@ def _settings_of_config(config: Mapping[str, Any], path: Path) -> dict[str, Any]
     if config.get("do_basic_tokenize") is False:
         what = "do_basic_tokenize is false: the text must be split into words before, which is not supported"
         raise DataError(what, where=str(path), remedy=REMEDY)
-    return _checked({name: config[name] for name in _NORMALIZER_NAMES if name in config}, path)
+    return _checked({name: config[name] for name in NORMALIZER_NAMES if name in config}, path)
 
 
 def _checked(settings: dict[str, Any], path: Path) -> dict[str, Any]:

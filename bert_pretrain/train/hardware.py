@@ -258,7 +258,7 @@ def _activation_bytes(
     A layer keeps, a token: what its normalisations are given, in fp32 (8 H); what its products are given, query,
     key, value and the attention's projection (7 H values); the wide activations before and after GELU (2 I values); and
     dropout masks (2 H). Attention that pads also keeps its padded context and a row of probabilities a head, with
-    dropout twice and with a mask. With checkpointing a layer keeps its input (H values), and one at a time all the rest.
+    dropout twice and with a mask. With checkpointing a layer keeps its input (H values), one at a time the rest.
     Tests trace whole steps and hold the estimate against the peak.
     """
     config, width = model.config, dtype.itemsize

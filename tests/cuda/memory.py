@@ -13,7 +13,7 @@ from bert_pretrain.config_file import load_config
 from bert_pretrain.train.batches import Batch, GlobalBatch
 from bert_pretrain.train.hardware import DTYPES, estimate_memory
 from tests.cuda.pretended import fake_global_batch, make_state, pin, pretended_cuda
-from tests.cuda.steps import run_step
+from tests.cuda.traces import run_step
 
 VOCAB_SIZE = 30522
 MASKED_SHARE = 0.15

@@ -3,8 +3,10 @@
 What is inside a kernel of PyTorch does not show here; what the operators are given and what they return does.
 """
 
+import contextlib
 import traceback
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 
 import bert_pretrain
-from tests.cuda.pretended import is_pinned
+from tests.cuda.pretended import CUDA, is_pinned, pretended_cuda
 
 PACKAGE = Path(bert_pretrain.__file__).parent
 aten = torch.ops.aten
@@ -112,3 +114,31 @@ def _project_line() -> str:
         if PACKAGE in Path(frame.filename).parents:
             return f"{Path(frame.filename).relative_to(PACKAGE)}:{frame.lineno} {frame.line}"
     return "no line of the project"
+
+
+def notes() -> list[list[list[int]]]:
+    """Return for waits, data-dependent shapes and harmless things, done on purpose, how many of both were noted."""
+    waits: list[Callable[[Tensor], object]] = [
+        lambda values: values.sum().item(),
+        lambda values: values.cpu(),
+        lambda values: torch.tensor([1.0, 2.0], device=values.device),
+        lambda values: torch.ones(3).to(values.device, non_blocking=True),  # from memory that is not page-locked
+        lambda values: values.__setitem__(1, 1.0),  # a single element: PyTorch copies the number
+        lambda values: torch.where(values > 0, torch.tensor(1.0), values),
+    ]
+    data_dependent = [lambda values: values[values > 0], lambda values: values.repeat_interleave(values.long())]
+    harmless = [
+        lambda values: values.__setitem__(slice(1, 3), 1.0),
+        lambda values: torch.where(values > 0, 0.0, values * 2.0 + 1.0).clamp(max=1.0),
+        lambda values: torch.ones(3).pin_memory().to(values.device, non_blocking=True),
+        lambda values: values.repeat_interleave(values.long(), output_size=7),
+    ]
+    return [[_noted(thing) for thing in things] for things in (waits, data_dependent, harmless)]
+
+
+def _noted(thing: Callable[[Tensor], object]) -> list[int]:
+    with pretended_cuda(), Recorder() as recorder:
+        values = torch.ones(4, device=CUDA)
+        with contextlib.suppress(RuntimeError, TypeError):  # a fake tensor has no values to decide by
+            thing(values)
+        return [len(recorder.waits), len(recorder.data_dependent)]

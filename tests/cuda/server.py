@@ -9,7 +9,7 @@ import traceback
 from pathlib import Path
 from typing import Any
 
-from tests.cuda import compiled, memory, mistakes, runs, steps  # noqa: F401  # imported once, before any fork
+from tests.cuda import memory, traces  # noqa: F401  # imported once, before any fork
 from tests.cuda.pretended import pretended_cuda
 
 SECONDS = 600

@@ -1,12 +1,14 @@
-"""Both attention backends mean the same, and `auto` chooses what can run, saying why."""
+"""Both attention backends mean the same, `auto` chooses what can run, and dropout on CPU draws masks of its own."""
 
 from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 
 from bert_pretrain.errors import ConfigError
 from bert_pretrain.model.attention import attend, choose_attention, layout_of
+from bert_pretrain.model.dropout import Dropout, dropout
 
 
 def layout(lengths: list[int], backend: str = "padded") -> Any:
@@ -33,12 +35,6 @@ def test_padded_attention_and_its_gradient_equal_the_definition(lengths: list[in
     torch.testing.assert_close(ours, definition)
     gradients = [torch.autograd.grad((output * weights).sum(), values) for output in (ours, definition)]
     torch.testing.assert_close(*gradients)
-
-
-def test_nothing_is_padded_where_all_lengths_are_equal() -> None:
-    assert layout([6, 6]).mask is None
-    assert layout([6, 6]).slots is None
-    assert layout([6, 5]).mask is not None
 
 
 def test_varlen_hands_flash_attention_bounds_and_three_matrices(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -76,10 +72,10 @@ def test_both_backends_agree_forward_and_backward_on_the_gpu(dtype: torch.dtype)
     ("device", "dtype", "head_size", "dropout_rate", "reason"),
     [
         ("cpu", torch.bfloat16, 64, 0.0, "needs CUDA"),
-        ("cuda", torch.float32, 64, 0.0, "needs bf16 or fp16, the precision is float32"),
-        ("cuda", torch.bfloat16, 64, 0.1, "has no dropout, attention_probs_dropout_prob is 0.1"),
-        ("cuda", torch.bfloat16, 26, 0.0, "here they are 26 wide"),
-        ("cuda", torch.bfloat16, 512, 0.0, "here they are 512 wide"),
+        ("cuda", torch.float32, 64, 0.0, "needs bf16 or fp16"),
+        ("cuda", torch.bfloat16, 64, 0.1, "attention_probs_dropout_prob"),
+        ("cuda", torch.bfloat16, 26, 0.0, "26 wide"),
+        ("cuda", torch.bfloat16, 512, 0.0, "512 wide"),
     ],
 )
 def test_varlen_is_refused_where_it_cannot_run(
@@ -91,3 +87,46 @@ def test_varlen_is_refused_where_it_cannot_run(
     chosen, why = choose_attention("auto", place, dtype, head_size=head_size, dropout_rate=dropout_rate)
     assert chosen == "padded"
     assert reason in why
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("rate", [0.1, 0.5])
+def test_elements_are_zeroed_at_the_rate_and_the_mean_stays(dtype: torch.dtype, rate: float) -> None:
+    torch.manual_seed(1)
+    values = torch.ones(300, 501, dtype=dtype)
+    dropped = dropout(values, rate)
+    zeros = (dropped == 0).double().mean().item()
+    assert zeros == pytest.approx(rate, abs=5 * (rate / values.numel()) ** 0.5)
+    assert dropped.max().item() == pytest.approx(1 / (1 - rate), rel=1e-2)
+    assert dropped.double().mean().item() == pytest.approx(1.0, abs=0.01)
+    # No row or column is favoured, as one would be by a generator that repeats itself.
+    assert (dropped == 0).double().mean(dim=0).std().item() == pytest.approx((rate * (1 - rate) / 300) ** 0.5, rel=0.2)
+
+
+def test_the_gradient_passes_where_the_value_did_and_is_scaled_alike() -> None:
+    torch.manual_seed(2)
+    values = torch.randn(40, 30, requires_grad=True)
+    dropped = dropout(values, 0.25)
+    dropped.backward(torch.full_like(dropped, 3.0))
+    expected = torch.where(dropped == 0, 0.0, 3.0 / 0.75)
+    torch.testing.assert_close(values.grad, expected)
+    torch.testing.assert_close(dropped.detach(), torch.where(dropped == 0, 0.0, values.detach() / 0.75))
+
+
+def test_nothing_is_dropped_in_evaluation_or_at_rate_zero_and_all_at_rate_one() -> None:
+    values = torch.randn(50)
+    assert Dropout(0.5).eval()(values) is values
+    assert Dropout(0.0).train()(values) is values
+    assert not Dropout(1.0).train()(values).any()
+
+
+def test_attention_with_dropout_is_that_without_it_on_average() -> None:
+    torch.manual_seed(4)
+    lengths = [5, 9, 3]
+    query_key_value = torch.randn(sum(lengths), 3, 2, 8)
+    layout = layout_of(F.pad(torch.tensor(lengths).cumsum(0), (1, 0)).int(), 9, sum(lengths), "padded")
+    plain = attend(query_key_value, layout, "padded", 0.0)
+    draws = torch.stack([attend(query_key_value, layout, "padded", 0.2) for _ in range(1000)])
+    assert (draws[0] - draws[1]).abs().max() > 0.1
+    # Each draw's error is of the size of the values; their mean's is a thirtieth of it.
+    torch.testing.assert_close(draws.mean(dim=0), plain, atol=0.14, rtol=0)

@@ -3,6 +3,7 @@
 import hashlib
 import json
 import os
+import re
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -137,44 +138,36 @@ def test_only_data_is_fetched_and_only_once(
     assert model_folder("org/name", "MODEL") == folder  # from the cache
 
 
-def test_commands_and_functions_take_a_name(published: Path, hub: Hub, bert_folder: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("call", ["fill-mask {} [MASK]", "embed {} a.txt --output {}.npy"])
+def test_commands_and_functions_take_a_name(published: Path, bert_folder: Path, tmp_path: Path, call: str) -> None:
     (tmp_path / "a.txt").write_text("the one\n")
-    calls = [
-        "fill-mask {} [MASK]",
-        "embed {} a.txt --output {}.npy",
-        "evaluate {} --text a.txt --json {}.json",
-    ]
-    for call in calls:
-        results = []
-        for model, output in (("org/name", "hub"), (str(bert_folder), "local")):
-            result = CliRunner().invoke(app, [*call.format(model, output).split(), "--device", "cpu"])
-            assert result.exit_code == 0, result.output
-            results.append(result.stdout.replace("hub.", "local."))
-        assert results[0] == results[1]
+    results = []
+    for model, output in (("org/name", "hub"), (str(bert_folder), "local")):
+        result = CliRunner().invoke(app, [*call.format(model, output).split(), "--device", "cpu"])
+        assert result.exit_code == 0, result.output
+        results.append(result.stdout.replace("hub.", "local."))
+    assert results[0] == results[1]
     opened = bert_pretrain.load_model("org/name", device="cpu")
-    name = "bert.embeddings.word_embeddings.weight"
-    weights = load_file(bert_folder / "model.safetensors")[name]
+    weights = load_file(bert_folder / "model.safetensors")["bert.embeddings.word_embeddings.weight"]
     assert (opened.network.embeddings.word_embeddings.weight == weights).all()
 
 
 def test_what_the_hub_does_not_give_is_told(published: Path, hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
-    def attempt(name: str, what: str, remedy: str = "hf download org/") -> None:
-        with pytest.raises(DataError, match=what) as refused:
+    def attempt(name: str, word: str) -> None:
+        with pytest.raises(DataError, match=word):
             model_folder(name, "--init-from")
-        assert refused.value.where == "--init-from"
-        assert remedy in refused.value.remedy
 
-    attempt("org/other", "there is no folder 'org/other', and the Hub has no public model of that name")
-    attempt("org/name@v9", "no revision 'v9'")
+    attempt("org/other", "no public model")
+    attempt("org/name@v9", "v9")
     (published / "model.safetensors").unlink()
-    attempt("org/name", "has no safetensors, and pickles are not fetched", "open and save it")
+    attempt("org/name", "no safetensors")
     monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
-    attempt("org/new", "the Hub cannot be reached .ConnectError")
+    attempt("org/new", "cannot be reached")
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
-    attempt("org/new", "the Hub cannot be reached")
+    attempt("org/new", "cannot be reached")
 
 
-def test_a_path_is_never_looked_up(hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_path_is_never_looked_up(hub: Hub, tmp_path: Path) -> None:
     (tmp_path / "runs" / "a").mkdir(parents=True)
     for path in ("runs/a", "runs/mistyped", "name", "a/b/c", "./a/b", "../a", "/a/b", str(tmp_path / "x")):
         assert model_folder(path, "MODEL") == Path(path)
@@ -182,35 +175,30 @@ def test_a_path_is_never_looked_up(hub: Hub, tmp_path: Path, monkeypatch: pytest
 
 
 @pytest.mark.parametrize(
-    ("inside", "expected"),
+    ("call", "inside", "expected"),
     [
-        (("model", "checkpoints/step-10"), "model"),
-        (("train/128/model", "train/512/model"), "train/512/model"),
-        (("checkpoints/step-10", "checkpoints/step-20"), "checkpoints/step-20"),
+        ("fill-mask {} [MASK]", ("model/config.json", "checkpoints/step-10/config.json"), "model"),
+        ("fill-mask {} [MASK]", ("train/128/model/config.json", "train/512/model/config.json"), "train/512/model"),
+        ("fill-mask {} [MASK]", ("checkpoints/step-10/config.json", "checkpoints/step-20/config.json"), "step-20"),
+        ("make-data a.txt --vocab {} --output new", ("vocab/vocab.txt",), "vocab"),
+        ("train --data {} --output new", ("data/manifest.json",), "data"),
+        ("inspect {}", ("data/manifest.json",), "data"),
     ],
 )
-def test_a_run_folder_is_answered_with_the_model_in_it(tmp_path: Path, inside: tuple[str, ...], expected: str) -> None:
+def test_a_run_folder_is_answered_with_what_was_meant_in_it(
+    tmp_path: Path,
+    data_folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    call: str,
+    inside: tuple[str, ...],
+    expected: str,
+) -> None:
+    monkeypatch.chdir(tmp_path)
     for number, name in enumerate(inside):
-        (tmp_path / name).mkdir(parents=True)
-        (tmp_path / name / "config.json").write_text("{}")
-        os.utime(tmp_path / name, (number, number))
-    result = CliRunner().invoke(app, ["fill-mask", str(tmp_path), "a [MASK]"])
+        (tmp_path / name).parent.mkdir(parents=True)
+        content = (data_folder / "manifest.json").read_text() if "manifest" in name else "{}"
+        (tmp_path / name).write_text(content)
+        os.utime((tmp_path / name).parent, (number, number))
+    result = CliRunner().invoke(app, call.format(tmp_path).split())
     assert result.exit_code == 2
-    assert f"did you mean {tmp_path / expected}?" in " ".join(result.output.split())
-    assert "is the folder of a run" in result.output
-    assert model_folder(tmp_path / expected, "MODEL") == tmp_path / expected
-
-
-def test_a_run_folder_is_answered_with_the_vocabulary_or_data_in_it(tmp_path: Path, data_folder: Path) -> None:
-    (tmp_path / "vocab").mkdir()
-    (tmp_path / "vocab" / "vocab.txt").write_text("[PAD]\n")
-    (tmp_path / "data").symlink_to(data_folder)
-    run, output = str(tmp_path), str(tmp_path / "new")
-    for arguments, expected in (
-        (["make-data", "a.txt", "--vocab", run, "--output", output], "vocab"),
-        (["train", "--data", run, "--output", output], "data"),
-        (["inspect", run], "data"),
-    ):
-        result = CliRunner().invoke(app, arguments)
-        assert result.exit_code == 2
-        assert f"did you mean {tmp_path / expected}?" in " ".join(result.output.split())
+    assert re.search(rf"did you mean \S+{expected}\?", " ".join(result.output.split()))

@@ -15,6 +15,7 @@ from safetensors.torch import load_file, save_file
 from bert_pretrain.errors import DataError
 from bert_pretrain.model.huggingface import exported, load_model, save_model, save_tensors
 from bert_pretrain.text.tokenizer import Tokenizer
+from tests.train.conftest import VOCAB_SIZE
 
 
 @pytest.fixture
@@ -35,15 +36,9 @@ def rewrite(folder: Path, change: Any) -> None:
     save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, folder / "model.safetensors")
 
 
-def set_config(folder: Path, **values: Any) -> None:
-    config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps({**config, **values}))
-
-
 def test_the_configuration_survives_transformers(model_folder: Path, make_model: Any) -> None:
     config = transformers.AutoConfig.from_pretrained(model_folder)
-    ours = make_model(dropout=0.1).config
-    for key, value in ours.model_dump().items():
+    for key, value in make_model(dropout=0.1).config.model_dump().items():
         assert getattr(config, key) == value
     assert config.pad_token_id == 0
 
@@ -60,8 +55,7 @@ def test_large_embeddings_are_exported_smaller_with_equal_outputs(
     save_tensors(weights, model, tmp_path, tokenizer)
     theirs = transformers.BertForPreTraining.from_pretrained(tmp_path).eval()
     assert 0.025 < theirs.bert.embeddings.word_embeddings.weight.square().mean().sqrt() <= 0.05
-    ids = torch.randint(5, tokenizer.vocab_size, (1, 16))
-    places = torch.arange(16)
+    ids, places = torch.randint(5, VOCAB_SIZE, (1, 16)), torch.arange(16)
     output = model(ids[0], torch.zeros_like(places), places, torch.tensor([0, 16], dtype=torch.int32), 16, places)
     found = theirs(input_ids=ids)
     logits = model.decode(output.mlm_features)  # (tokens, vocabulary), of the order of 100
@@ -69,38 +63,15 @@ def test_large_embeddings_are_exported_smaller_with_equal_outputs(
     torch.testing.assert_close(output.nsp_logits, found.seq_relationship_logits, atol=1e-5, rtol=1e-5)
 
 
-def test_whoever_may_read_new_files_may_read_a_model(model_folder: Path) -> None:
-    modes = {path.name: oct(path.stat().st_mode & 0o777) for path in model_folder.iterdir()}
-    assert len(set(modes.values())) == 1, modes
-
-
 def test_our_own_folder_and_what_transformers_saves_of_it_come_back_bit_for_bit(
     model_folder: Path, make_model: Any, tmp_path: Path
 ) -> None:
+    assert len({path.stat().st_mode for path in model_folder.iterdir()}) == 1  # whoever reads one file reads all
     transformers.AutoModelForPreTraining.from_pretrained(model_folder).save_pretrained(tmp_path / "theirs")
     for folder in (model_folder, tmp_path / "theirs"):
         loaded = load_model(folder)
         assert (loaded.fresh, loaded.unused) == ([], {})
         assert_same(loaded.model, make_model(dropout=0.1))
-
-
-def test_a_bare_encoder_gets_fresh_heads_and_says_so(model_folder: Path, make_model: Any, tmp_path: Path) -> None:
-    transformers.BertModel.from_pretrained(model_folder, add_pooling_layer=False).save_pretrained(tmp_path / "bare")
-    assert not any(name.startswith("bert.") for name in load_file(tmp_path / "bare" / "model.safetensors"))
-    loaded = load_model(tmp_path / "bare")
-    assert sorted(loaded.fresh) == [
-        "bert.pooler.dense.bias",
-        "bert.pooler.dense.weight",
-        "cls.predictions.bias",
-        "cls.predictions.transform.LayerNorm.bias",
-        "cls.predictions.transform.LayerNorm.weight",
-        "cls.predictions.transform.dense.bias",
-        "cls.predictions.transform.dense.weight",
-        "cls.seq_relationship.bias",
-        "cls.seq_relationship.weight",
-    ]
-    assert_same(loaded.model.encoder, make_model(dropout=0.1).encoder)
-    assert loaded.model.pooler.dense.weight.std() > 0
 
 
 def test_old_names_buffers_and_untied_copies_are_understood(model_folder: Path, make_model: Any) -> None:
@@ -132,84 +103,66 @@ class Trap:
         return (Path.touch, (self.path,))
 
 
-def _dump(value: Any, file: Any) -> None:
-    pickle.dump(value, file, protocol=2)
-
-
-@pytest.mark.parametrize("writer", ["torch", "pickle"])
-def test_a_pickle_that_could_run_code_is_refused_unread(model_folder: Path, tmp_path: Path, writer: str) -> None:
+@pytest.mark.parametrize("dump", [torch.save, lambda value, file: pickle.dump(value, file, protocol=2)])
+def test_a_pickle_that_could_run_code_is_refused_unread(model_folder: Path, tmp_path: Path, dump: Any) -> None:
     (model_folder / "model.safetensors").unlink()
-    trap = Trap(tmp_path / "sprung")
     with (model_folder / "pytorch_model.bin").open("wb") as file:
-        (torch.save if writer == "torch" else _dump)({"weights": trap}, file)
-    with pytest.raises(DataError, match="was not unpickled"):
+        dump({"weights": Trap(tmp_path / "sprung")}, file)
+    with pytest.raises(DataError, match="unpickled"):
         load_model(model_folder)
     assert not (tmp_path / "sprung").exists()
 
 
 @pytest.mark.parametrize(
-    ("index", "message"),
+    ("index", "word"),
     [
-        ({"weight_map": {"a": "model-1.safetensors"}}, "1 of 1 files of weights are missing: model-1"),
-        ({"weight_map": {"a": "../model.safetensors"}}, "names no files in its folder"),
-        ({"weight_map": {"a": "/etc/hostname"}}, "names no files in its folder"),
-        ({"weight_map": {}}, "names no files in its folder"),
-        ([], "names no files in its folder"),
-        ({"weight_map": {"a": "model-1.safetensors", "b": 7}}, "names no files in its folder"),
-        ({"weight_map": {"a": "\0"}}, "files of weights are missing"),
-        ({"weight_map": {"a": "config.json"}}, "was not unpickled"),
+        ({"weight_map": {"a": "model-1.safetensors"}}, "model-1"),
+        ({"weight_map": {"a": "../model.safetensors"}}, "names no files"),
+        ({"weight_map": {"a": "/etc/hostname"}}, "names no files"),
+        ({"weight_map": {}}, "names no files"),
+        ([], "names no files"),
+        ({"weight_map": {"a": "model-1.safetensors", "b": 7}}, "names no files"),
+        ({"weight_map": {"a": "\0"}}, "missing"),
+        ({"weight_map": {"a": "config.json"}}, "unpickled"),
     ],
 )
-def test_an_index_without_its_files_is_refused(model_folder: Path, index: Any, message: str) -> None:
+def test_an_index_without_its_files_is_refused(model_folder: Path, index: Any, word: str) -> None:
     (model_folder / "model.safetensors").rename(model_folder.parent / "model.safetensors")
     (model_folder / "model.safetensors.index.json").write_text(json.dumps(index))
-    with pytest.raises(DataError, match=message):
+    with pytest.raises(DataError, match=word):
         load_model(model_folder)
 
 
 @pytest.mark.parametrize(
-    ("change", "message"),
+    ("change", "word"),
     [
-        ({"model_type": "roberta"}, "model_type is 'roberta'"),
-        ({"hidden_act": "gelu_new"}, "hidden_act is 'gelu_new'"),
-        ({"position_embedding_type": "relative_key"}, "position_embedding_type is 'relative_key'"),
-        ({"hidden_size": 64}, r"has the shape \(150, 32\), the model needs \(150, 64\)"),
-        ({"vocab_size": 151}, r"has the shape \(150, 32\), the model needs \(151, 32\)"),
+        ({"hidden_act": "gelu_new"}, "gelu_new"),
+        ({"position_embedding_type": "relative_key"}, "relative_key"),
+        ({"hidden_size": 64}, "shape"),
+        ({"vocab_size": VOCAB_SIZE + 1}, "shape"),
         ({"num_attention_heads": 5}, "not a multiple"),
-        ({"vocab_size": None}, "states no vocab_size"),
-        ({"vocab_size": -150}, "states no vocab_size"),
-        ({"num_hidden_layers": 10**9}, r"holds no bert\.encoder\.layer\.2\."),
-        ({"num_hidden_layers": -1}, "num_hidden_layers is -1; it should be greater than 0"),
-        ({"hidden_size": True}, "hidden_size is True; it should be a valid integer"),
-        ({"intermediate_size": 10**4000}, "has the shape"),
+        ({"vocab_size": None}, "vocab_size"),
+        ({"num_hidden_layers": 3}, r"encoder\.layer\.2\."),
+        ({"intermediate_size": 10**4000}, "shape"),
         ({"layer_norm_eps": float("inf")}, "layer_norm_eps"),
         ({"hidden_dropout_prob": [0.1]}, "hidden_dropout_prob"),
     ],
 )
-def test_what_is_no_fitting_bert_is_refused(model_folder: Path, change: dict[str, Any], message: str) -> None:
-    set_config(model_folder, **change)
-    with pytest.raises(DataError, match=message):
+def test_what_is_no_fitting_bert_is_refused(model_folder: Path, change: dict[str, Any], word: str) -> None:
+    config = json.loads((model_folder / "config.json").read_text())
+    (model_folder / "config.json").write_text(json.dumps({**config, **change}))
+    with pytest.raises(DataError, match=word):
         load_model(model_folder)
 
 
-def test_broken_and_missing_files_are_refused(model_folder: Path, tmp_path: Path) -> None:
-    weights = model_folder / "model.safetensors"
-    weights.write_bytes(weights.read_bytes()[:1000])
-    with pytest.raises(DataError, match=r"model\.safetensors is broken"):
-        load_model(model_folder)
-    weights.unlink()
-    with pytest.raises(DataError, match="has neither"):
-        load_model(model_folder)
-    with pytest.raises(DataError, match="there is no folder"):
+def test_weights_of_another_model_or_type_are_refused(model_folder: Path, tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="no folder"):
         load_model(tmp_path / "nowhere")
-    (tmp_path / "empty").mkdir()
-    with pytest.raises(DataError, match=r"has no config\.json"):
-        load_model(tmp_path / "empty")
-    save_file({"something.weight": torch.zeros(2)}, weights)
-    with pytest.raises(DataError, match=r"holds no bert\.embeddings\.word_embeddings"):
+    rewrite(model_folder, lambda tensors: {name: tensor.long() for name, tensor in tensors.items()})
+    with pytest.raises(DataError, match="not supported"):
         load_model(model_folder)
-    (model_folder / "config.json").write_text('{"a":' * 100_000 + "1" + "}" * 100_000)
-    with pytest.raises(DataError, match=r"cannot read config\.json: it is nested deeper"):
+    rewrite(model_folder, lambda tensors: {"something.weight": torch.zeros(2)})
+    with pytest.raises(DataError, match="word_embeddings"):
         load_model(model_folder)
 
 
@@ -225,30 +178,24 @@ def test_an_outside_bert_gives_the_hidden_states_that_transformers_gives(tmp_pat
     texts = ["A man sat by the river.", "Language models read text, a great deal of it, before anything else!"]
     padded = transformers.AutoTokenizer.from_pretrained(folder)(texts, padding=True, return_tensors="pt")
     keep = padded["attention_mask"].bool()
+    lengths = keep.sum(1).tolist()
+    positions = torch.cat([torch.arange(length) for length in lengths])
+    bounds = torch.tensor([0, *lengths]).cumsum(0).int()
     with torch.no_grad():
         peer = transformers.AutoModel.from_pretrained(folder, dtype=torch.float32).eval()
-        theirs = peer(**padded).last_hidden_state[keep]
-        lengths = keep.sum(1).tolist()
-        ours = load_model(folder).model.encode(
-            padded["input_ids"][keep],
-            padded["token_type_ids"][keep],
-            torch.cat([torch.arange(length) for length in lengths]),
-            torch.tensor([0, *lengths]).cumsum(0).int(),
-            max(lengths),
-        )
-    torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=1e-5)
+        columns = (padded["input_ids"][keep], padded["token_type_ids"][keep], positions, bounds)
+        ours = load_model(folder).model.encode(*columns, max(lengths))
+        torch.testing.assert_close(ours, peer(**padded).last_hidden_state[keep], atol=1e-5, rtol=1e-5)
 
 
-def test_a_model_without_its_heads_or_with_untied_ones_is_refused(tmp_path: Path, tokenizer: Tokenizer) -> None:
-    sizes = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 64}
-    config = transformers.BertConfig(vocab_size=tokenizer.vocab_size, **sizes)
-    transformers.BertModel(config).save_pretrained(tmp_path / "bare")
+def test_a_model_without_its_heads_or_with_untied_ones_is_refused(model_folder: Path, tmp_path: Path) -> None:
+    transformers.BertModel.from_pretrained(model_folder).save_pretrained(tmp_path / "bare")
     assert load_model(tmp_path / "bare").fresh
-    with pytest.raises(DataError, match=r"lacks weights that this needs: cls\."):
+    with pytest.raises(DataError, match=r"cls\."):
         load_model(tmp_path / "bare", required=("cls.",))
-    config.tie_word_embeddings = False
+    config = transformers.AutoConfig.from_pretrained(model_folder, tie_word_embeddings=False)
     transformers.BertForPreTraining(config).save_pretrained(tmp_path / "untied")
-    with pytest.raises(DataError, match="not its word embeddings"):
+    with pytest.raises(DataError, match="word embeddings"):
         load_model(tmp_path / "untied")
 
 
@@ -266,34 +213,12 @@ def header(**changes: Any) -> dict[str, Any]:
         (header(dtype="F31"), None),
         ({**header(), "b": header()["a"]}, None),
         (header(), 2**63),
-        (header(), 10**8),
         ([1], None),
     ],
 )
 def test_a_header_that_lies_is_refused(model_folder: Path, content: Any, length: int | None) -> None:
     text = json.dumps(content).encode()
-    size = len(text) if length is None else length
+    size = length or len(text)
     (model_folder / "model.safetensors").write_bytes(size.to_bytes(8, "little") + text + bytes(64))
     with pytest.raises(DataError, match=r"model\.safetensors is broken"):
         load_model(model_folder)
-
-
-def test_weights_that_are_no_floating_point_numbers_are_refused(model_folder: Path) -> None:
-    rewrite(model_folder, lambda tensors: {name: tensor.long() for name, tensor in tensors.items()})
-    with pytest.raises(DataError, match="which is not supported"):
-        load_model(model_folder)
-
-
-@pytest.mark.parametrize("name", ["model.safetensors", "config.json", "vocab.txt", "checksums.json"])
-def test_a_flipped_bit_or_a_lost_end_of_a_model_written_here_is_refused(
-    make_model: Any, tokenizer: Tokenizer, tmp_path: Path, name: str
-) -> None:
-    save_model(make_model(), tmp_path, tokenizer)
-    (tmp_path / "README.md").write_text("A card may be edited.")
-    assert load_model(tmp_path).fresh == []
-    content = (tmp_path / name).read_bytes()
-    middle = content.index(b'"sha256": "') + 20 if name == "checksums.json" else len(content) - 5
-    for damaged in (content[:-10], content[:middle] + bytes([content[middle] ^ 1]) + content[middle + 1 :]):
-        (tmp_path / name).write_bytes(damaged)
-        with pytest.raises(DataError, match="is damaged"):
-            load_model(tmp_path)

@@ -8,9 +8,10 @@ import pytest
 from bert_pretrain.config_values import duration_text
 from bert_pretrain.errors import ConfigError
 from bert_pretrain.plan import law
-from bert_pretrain.plan.machine_facts import Size, read_machine
+from bert_pretrain.plan.machine_facts import SHIPPED, SIZES, Size, read_machine
 from bert_pretrain.plan.planner import Plan, make_plan
 from bert_pretrain.plan.text_facts import TextFacts
+from bert_pretrain.plan.timing import measure_machine
 
 DOCS = Path(__file__).parents[2] / "docs" / "auto.md"
 EN_MAIN = TextFacts(95e6, 6982.0, 87.5, 0.0, 0.0, is_divisible=True)
@@ -19,7 +20,7 @@ MINUTE, HOUR, DAY = 60.0, 3600.0, 86_400.0
 
 
 def row(name: str, text: TextFacts, seconds: float, made: Plan) -> str:
-    """Return the row of the docs' table."""
+    """The row of the docs' table."""
     config, best = made.config, made.training
     low, high = best.forecast.mlm_loss
     batch = f"{config.train.global_batch_size:,} × {config.data.max_seq_length}"
@@ -59,53 +60,60 @@ def test_plans_are_those_of_the_docs(name: str, text: TextFacts, seconds: float,
     assert 1e6 * made.training.tokens / batch > (law.MIN_STEPS if facts.device == "cuda" else 300)
 
 
-def test_the_rate_falls_with_width_and_depth_and_rises_little_with_the_batch() -> None:
-    """At 3e-3 L4-H512 came out at 4.33 nats on an H100 in batches of 4,096 tokens; the measured networks keep 4e-3."""
-    assert law.peak_lr(Size(2, 128), 2048) == law.peak_lr(Size(2, 256), 4096) == 4e-3
-    assert law.peak_lr(Size(4, 512), 4096) <= 1.5e-3
-    sizes = [Size(2, 256), Size(4, 256), Size(4, 512), Size(8, 512), Size(12, 768), Size(24, 1024)]
-    rates = [law.peak_lr(size, 32_768) for size in sizes]
-    assert rates == sorted(rates, reverse=True)
-    assert law.peak_lr(Size(12, 768), 1 << 20) == pytest.approx(1.5 * law.peak_lr(Size(12, 768), 4096), rel=0.05)
-
-
 def test_the_range_outside_the_fit_contains_the_run_that_was_recorded() -> None:
     """At its rate, which was too high, it would not have been planned today."""
     recorded = law.forecast(Size(4, 512), 30_522, 46.6, 2.0, is_chinese=False, batch_tokens=4096)
-    assert "4 layers of 512" in recorded.beyond
+    assert recorded.beyond
     assert recorded.mlm_loss[0] < 4.33 < recorded.mlm_loss[1]
     large = law.forecast(Size(2, 256), 30_522, 9.0, 1.0, is_chinese=False, batch_tokens=1 << 16)
-    assert "batches of 65,536" in large.beyond
+    assert large.beyond
 
 
-@pytest.mark.parametrize("path", ["missing.json", "."])
-def test_what_is_no_file_of_facts_gets_one_message(path: str) -> None:
+def test_without_time_only_the_smallest_network_is_timed_and_the_others_are_extrapolated() -> None:
+    facts = measure_machine(0.0, 5000, "cpu")
+    assert [speed.size for speed in facts.speeds] == list(SIZES)
+    assert [speed.size for speed in facts.speeds if speed.is_timed] == [SIZES[0]]
+    smallest = facts.speed(SIZES[0])
+    assert {speed.flops_per_second for speed in facts.speeds} == {smallest.flops_per_second}
+    # Twice the width and the same layers: four times the weights, each multiplied by twice the width.
+    assert facts.speed(Size(2, 256)).update_seconds == pytest.approx(8 * smallest.update_seconds)
+
+
+@pytest.mark.parametrize("path", sorted(SHIPPED.glob("*.json")), ids=lambda path: path.stem)
+def test_shipped_facts_say_where_they_come_from_and_larger_networks_need_more_time(path: Path, tmp_path: Path) -> None:
+    facts = read_machine(path.stem)
+    assert ("not measured" in facts.source) is not any(speed.is_timed for speed in facts.speeds)
+    rates = [facts.tokens_per_second(size, 30_522, 128, 1 << 20) for size in facts.sizes]
+    assert rates == sorted(rates, reverse=True)
+    (tmp_path / "machine.json").write_text(facts.model_dump_json())
+    assert read_machine(str(tmp_path / "machine.json")) == facts
+
+
+@pytest.mark.parametrize("name", ["missing.json", ".", "h1000"])
+def test_an_unknown_name_gets_those_that_are_known(name: str) -> None:
     with pytest.raises(ConfigError, match="no machine"):
-        read_machine(path)
+        read_machine(name)
 
 
 @pytest.mark.parametrize(
-    ("change", "word"),
+    ("place", "key", "value"),
     [
-        ({"flops_per_second": 0.0}, "flops_per_second"),
-        ({"flops_per_second": "inf"}, "flops_per_second"),
-        ({"update_seconds": -1.0}, "update_seconds"),
-        ({"hidden": 200}, "hidden"),
-        ({"layers": 0}, "layers"),
+        (None, "version", 2),
+        (None, "memory_bytes", 0),
+        (None, "speeds", []),
+        (None, "device", "tpu"),
+        (None, "note", "more"),
+        (0, "flops_per_second", 0.0),
+        (0, "flops_per_second", "inf"),
+        (0, "update_seconds", -1.0),
+        (0, "hidden", 200),
     ],
 )
-def test_a_speed_of_zero_or_of_no_network_is_refused_by_its_key(
-    tmp_path: Path, change: dict[str, object], word: str
+def test_a_wrong_file_of_facts_is_refused_by_its_key(
+    tmp_path: Path, place: int | None, key: str, value: object
 ) -> None:
     facts = json.loads(read_machine("t4").model_dump_json())
-    facts["speeds"][0].update(change)
+    (facts if place is None else facts["speeds"][place])[key] = value
     (tmp_path / "machine.json").write_text(json.dumps(facts))
-    with pytest.raises(ConfigError, match=word):
+    with pytest.raises(ConfigError, match=key):
         read_machine(str(tmp_path / "machine.json"))
-
-
-def test_a_card_of_4_gb_gets_a_network_that_fits() -> None:
-    small = read_machine("t4").model_copy(update={"memory_bytes": 4 << 30})
-    made = make_plan(("corpus",), SIXTEEN_GB, small, 40 * DAY)
-    assert 24 * made.training.size.weights < 4 << 30
-    assert made.training.size != Size(24, 1024)

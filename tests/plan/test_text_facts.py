@@ -7,22 +7,17 @@ import pytest
 
 from bert_pretrain.config import DataConfig
 from bert_pretrain.errors import InputError
-from bert_pretrain.plan.text_facts import SAMPLE_BYTES, measure_text
+from bert_pretrain.plan.text_facts import SAMPLE_BYTES, TextFacts, measure_text
 
 
 def test_a_small_corpus_is_known_exactly(tmp_path: Path) -> None:
     documents = [[f"Sentence {number} of document {place}." for number in range(place + 1)] for place in range(1, 6)]
     text = "\n\n".join("\n".join(lines) for lines in documents) + "\n"
     (tmp_path / "a.txt").write_text(text)
-    facts = measure_text([str(tmp_path / "a.txt")], DataConfig())
-    assert facts.is_divisible
-    assert not facts.vocab_reads_all
     (tmp_path / "a.txt.gz").write_bytes(gzip.compress(text.encode()))
+    facts = measure_text([str(tmp_path / "a.txt")], DataConfig())
+    assert facts == TextFacts(len(text), 5, 4, 0.0, 0.0, is_divisible=True)
     assert measure_text([str(tmp_path / "a.txt.gz")], DataConfig()).vocab_reads_all
-    assert facts.num_bytes == len(text)
-    assert facts.documents == 5
-    assert facts.sentences_per_document == 4
-    assert facts.single_sentence_share == facts.cjk_share == 0.0
 
 
 def test_script_and_single_sentences_are_seen(tmp_path: Path) -> None:

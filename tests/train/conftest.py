@@ -3,7 +3,11 @@
 A masked word follows from its neighbours, and B follows A if both speak of one topic.
 """
 
-from collections.abc import Callable, Iterator
+import inspect
+import itertools
+import json
+import shutil
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,18 +15,31 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from bert_pretrain.config import Config, DataConfig
 from bert_pretrain.examples.examples import Examples, Masks
 from bert_pretrain.examples.shards import write_shard
 from bert_pretrain.io import manifest
 from bert_pretrain.make_data import summary
+from bert_pretrain.model.bert import BertForPreTraining
 from bert_pretrain.text import ragged
 from bert_pretrain.text.tokenizer import Tokenizer
+from bert_pretrain.train.batches import Batch, GlobalBatch, assign_evenly, global_batch_of, multiples_of_equal_shares
+from bert_pretrain.train.hardware import compile_layers
+from bert_pretrain.train.loss import PretrainingLoss
+from bert_pretrain.train.optimizers import make_optimizers
 from bert_pretrain.train.run import train
+from bert_pretrain.train.state import TrainState
+from bert_pretrain.train.step import LossScale, train_step
 
 NUM_TOPICS, WORDS_PER_TOPIC = 4, 12
 FIRST_WORD = 104
+VOCAB_SIZE = FIRST_WORD + NUM_TOPICS * WORDS_PER_TOPIC
+NO_DROPOUT = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+CLOCK_AND_MEMORY = {
+    *("elapsed_seconds", "examples_per_second", "tokens_per_second", "data_wait_share", "peak_memory_bytes", "time")
+}
 
 
 def make_tokenizer() -> Tokenizer:
@@ -126,6 +143,92 @@ def make_data_folder(
     return folder
 
 
+def rows_of(micros: Iterable[Batch]) -> list[tuple[tuple[int, ...], ...]]:
+    """Ids, token types and labels (-100 where nothing is predicted) of each sequence, without dummy tails."""
+    found = []
+    for micro in micros:
+        labels = torch.full_like(micro.input_ids, -100)
+        labels[micro.masked_positions[: micro.num_predictions]] = micro.masked_labels
+        for begin, end in itertools.pairwise(micro.cu_seqlens[: micro.num_sequences + 1].tolist()):
+            columns = (micro.input_ids, micro.token_type_ids, labels)
+            found.append(tuple(tuple(column[begin:end].tolist()) for column in columns))
+    return found
+
+
+def cut_alike(
+    examples: Examples, tokens: int, max_seq_length: int, mean_tokens: float, rank: int = 0, num_ranks: int = 1
+) -> GlobalBatch:
+    """One rank's micro-batches of nearly equal shape, as `TrainingData` cuts them with `static_shapes`."""
+    assigned = assign_evenly(examples.lengths, tokens, rank, num_ranks)
+    multiples = multiples_of_equal_shares(len(examples), len(assigned) * num_ranks, max_seq_length, mean_tokens)
+    return global_batch_of([(examples, np.arange(len(examples)))], assigned, multiples)
+
+
+def make_model(config: Config, attention: str = "padded") -> BertForPreTraining:
+    model = BertForPreTraining(config.model, VOCAB_SIZE, attention=attention)
+    model.initialize(1)
+    return model
+
+
+def make_state(
+    config: Config,
+    *,
+    attention: str = "padded",
+    compiled: bool = False,
+    loss_scale: LossScale | None = None,
+    device: str = "cpu",
+) -> TrainState:
+    model = make_model(config, attention).to(device)
+    if compiled:
+        compile_layers(model)
+    network = PretrainingLoss(model, compiled=compiled)
+    return TrainState.start(model, network, make_optimizers(model, config.train), loss_scale)
+
+
+def step(
+    state: TrainState, batch: GlobalBatch, number: int = 0, dtype: torch.dtype = torch.float32, rate: float = 1e-3
+) -> None:
+    train_step(
+        state.network.train(), state.optimizers, batch, state.sums, seed=1, step=number, learning_rate=rate,
+        max_grad_norm=1.0, dtype=dtype, loss_scale=state.loss_scale,
+    )  # fmt: skip
+
+
+def metrics(run: Path, key: str = "step") -> list[dict[str, Any]]:
+    """The lines of a run's metrics that have a key."""
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    return [line for line in lines if key in line]
+
+
+def final_tensors(run: Path) -> dict[str, torch.Tensor]:
+    newest = sorted((run / "checkpoints").glob("step-????????"))[-1]
+    return {**load_file(run / "model" / "model.safetensors"), **load_file(newest / "training_state.safetensors")}
+
+
+def assert_same_run(left: Path, right: Path) -> None:
+    ours, theirs = final_tensors(left), final_tensors(right)
+    assert ours.keys() == theirs.keys()
+    assert all(torch.equal(ours[name], theirs[name]) for name in ours)
+    lines = [
+        [{k: v for k, v in line.items() if k not in CLOCK_AND_MEMORY} for line in metrics(r)] for r in (left, right)
+    ]
+    assert lines[0] == lines[1]
+
+
+def interrupted_copy(finished: Path, run: Path, *lost: str) -> Path:
+    """Copy a finished run as if it had been killed before its end, without the named checkpoints."""
+    shutil.copytree(finished, run)
+    manifest.reopen(run)
+    for folder in ("model", *(f"checkpoints/{name}" for name in lost)):
+        shutil.rmtree(run / folder)
+    return run
+
+
+def flip_bit(path: Path, position: int = 1000) -> None:
+    content = path.read_bytes()
+    path.write_bytes(content[:position] + bytes([content[position] ^ 1]) + content[position + 1 :])
+
+
 @pytest.fixture(scope="session", autouse=True)
 def one_thread() -> Iterator[None]:
     """Compute on one thread: at these sizes it is the fastest, and tests beside one another do not wait in turn."""
@@ -163,26 +266,32 @@ def tiny() -> Callable[..., Config]:
 
     def make(*, model: dict[str, Any] | None = None, **train: Any) -> Config:
         sizes = {
-            "hidden_size": 32,
-            "num_hidden_layers": 2,
-            "num_attention_heads": 2,
-            "intermediate_size": 64,
+            "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64,
             "max_position_embeddings": 32,
-        }
+        }  # fmt: skip
         settings = {
-            "global_batch_size": 16,
-            "micro_batch_tokens": 256,
-            "max_steps": 12,
-            "peak_lr": 1e-3,
-            "precision": "fp32",
-            "device": "cpu",
-            "log_every": 5,
-            "eval_every": 6,
-            "save_every": 4,
-        }
+            "global_batch_size": 16, "micro_batch_tokens": 256, "max_steps": 12, "peak_lr": 1e-3, "precision": "fp32",
+            "device": "cpu", "log_every": 5, "eval_every": 6, "save_every": 4,
+        }  # fmt: skip
         return Config.model_validate({"model": {**sizes, **(model or {})}, "train": {**settings, **train}})
 
     return make
+
+
+Fit = Callable[..., Path]
+
+
+@pytest.fixture
+def fit(tiny: Callable[..., Config], data_folder: Path, tmp_path: Path) -> Fit:
+    """Train: `fit("name", max_steps=5, init_from=folder)`; keywords that `train` does not take go into the section."""
+    of_train = inspect.signature(train).parameters
+
+    def fit(output: str | Path = "run", data: Path = data_folder, **settings: Any) -> Path:
+        options = {name: settings.pop(name) for name in of_train if name in settings}
+        train(tiny(**settings), data, tmp_path / output, **options)
+        return tmp_path / output
+
+    return fit
 
 
 @pytest.fixture(scope="session")

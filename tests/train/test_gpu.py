@@ -5,8 +5,6 @@ Traces of the same code without a device are in `tests/cuda`; here are the numbe
 
 import contextlib
 import gc
-import json
-import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -23,11 +21,11 @@ from bert_pretrain.train.checkpoint import WEIGHT_PREFIX, HostBuffers, all_tenso
 from bert_pretrain.train.hardware import estimate_memory
 from bert_pretrain.train.loss import PretrainingLoss
 from bert_pretrain.train.optimizers import make_optimizers
-from bert_pretrain.train.run import train
 from bert_pretrain.train.state import TrainState
-from bert_pretrain.train.step import LossScale, StepSums, train_step
-from tests.train.static_batches import cut_alike
-from tests.train.test_resume import final_tensors, interrupted_copy, metrics
+from bert_pretrain.train.step import LossScale, StepSums
+from tests.train.conftest import NO_DROPOUT, Fit, cut_alike, final_tensors, interrupted_copy, metrics
+from tests.train.conftest import make_state as make_state_on
+from tests.train.conftest import step as step_at
 
 pytestmark = [
     pytest.mark.gpu,
@@ -35,7 +33,6 @@ pytestmark = [
 ]
 Tiny = Callable[..., Config]
 CUDA = torch.device("cuda")
-NO_DROPOUT = {"hidden_dropout_prob": 0, "attention_probs_dropout_prob": 0}
 
 
 WIDE = {"hidden_size": 256, "num_hidden_layers": 4, "num_attention_heads": 4, "intermediate_size": 1024}
@@ -43,23 +40,24 @@ LOSS_TOLERANCE = 1e-3
 """Relative, of ten steps in 16 bits: on the CPU bf16 and fp16 stay within 1e-4 of fp32, and the loss falls by 8e-2."""
 
 
-def make_state(config: Config, *, attention: str = "varlen", compiled: bool = False, fp16: bool = False) -> TrainState:
-    model = BertForPreTraining(config.model, 152, attention=attention)
-    model.initialize(1)
-    model.to(CUDA)
-    if compiled:
-        hardware.compile_layers(model)
+def make_state(config: Config, *, fp16: bool = False, **options: Any) -> TrainState:
     scale = LossScale.start(CUDA) if fp16 else None
-    return TrainState.start(
-        model, PretrainingLoss(model, compiled=compiled), make_optimizers(model, config.train), scale
-    )
+    return make_state_on(config, **{"attention": "varlen", **options}, loss_scale=scale, device="cuda")
 
 
 def step(state: TrainState, batch: GlobalBatch, number: int, dtype: torch.dtype) -> None:
-    train_step(
-        state.network.train(), state.optimizers, batch, state.sums, seed=1, step=number, learning_rate=2e-3,
-        max_grad_norm=1.0, dtype=dtype, loss_scale=state.loss_scale,
-    )  # fmt: skip
+    step_at(state, batch, number, dtype, rate=2e-3)
+
+
+@contextlib.contextmanager
+def no_waiting() -> Iterator[None]:
+    """A context in which every call that makes the host wait for the device is an error."""
+    torch.cuda.synchronize()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        yield
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
 
 
 def run_steps(state: TrainState, batches: list[GlobalBatch], dtype: torch.dtype) -> list[float]:
@@ -72,31 +70,10 @@ def run_steps(state: TrainState, batches: list[GlobalBatch], dtype: torch.dtype)
 
 
 def pinned(batch: GlobalBatch) -> GlobalBatch:
-    """A batch as the reader hands it to the training loop."""
     return replace(batch, micro_batches=[micro.pin_memory() for micro in batch.micro_batches])
 
 
-@pytest.fixture
-def no_waiting() -> Iterator[Callable[[], contextlib.AbstractContextManager[None]]]:
-    """A context in which every call that makes the host wait for the device is an error."""
-
-    @contextlib.contextmanager
-    def forbidding() -> Iterator[None]:
-        torch.cuda.synchronize()
-        torch.cuda.set_sync_debug_mode("error")
-        try:
-            yield
-        finally:
-            torch.cuda.set_sync_debug_mode("default")
-
-    yield forbidding
-    torch.cuda.set_sync_debug_mode("default")
-
-
-# ── no waiting ──
-
-
-def test_waiting_is_noticed(no_waiting: Any) -> None:
+def test_waiting_is_noticed() -> None:
     with no_waiting(), pytest.raises(RuntimeError, match="synchronizing"):
         torch.ones(1, device=CUDA).item()
 
@@ -113,9 +90,8 @@ def test_waiting_is_noticed(no_waiting: Any) -> None:
     ],
 )
 def test_no_step_waits_for_the_device(
-    tiny: Tiny, examples: Callable[..., Any], no_waiting: Any,
-    optimizer: str, dtype: torch.dtype, attention: str, compiled: bool,
-) -> None:  # fmt: skip
+    tiny: Tiny, examples: Callable[..., Any], optimizer: str, dtype: torch.dtype, attention: str, compiled: bool
+) -> None:
     # What is compiled has the sizes of the other tests', so that the compiler's cache has it.
     config, fp16 = tiny(optimizer=optimizer, model=NO_DROPOUT if compiled else None), dtype == torch.float16
     state = make_state(config, attention=attention, compiled=compiled, fp16=fp16)
@@ -129,9 +105,7 @@ def test_no_step_waits_for_the_device(
     assert StepSums.read(state.sums).skipped == 0
 
 
-def test_a_snapshot_is_of_its_moment_and_does_not_wait(
-    tiny: Tiny, examples: Callable[..., Any], no_waiting: Any
-) -> None:
+def test_a_snapshot_is_of_its_moment_and_does_not_wait(tiny: Tiny, examples: Callable[..., Any]) -> None:
     state = make_state(tiny(model=NO_DROPOUT))
     batch = cut(examples(64), 4000).to(CUDA)
     run_steps(state, [batch] * 2, torch.bfloat16)
@@ -156,9 +130,6 @@ def test_a_snapshot_is_of_its_moment_and_does_not_wait(
         assert torch.equal(later[key], parameter.detach().cpu())
         assert not torch.equal(snapshot[key], later[key])
     assert all(torch.equal(snapshot[name], tensor.cpu()) for name, tensor in moments.items())
-
-
-# ── numerics ──
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
@@ -205,38 +176,32 @@ def test_gradients_in_bf16_are_as_near_to_fp32_by_every_path(tiny: Tiny, example
     assert distance(gradients(torch.bfloat16, "varlen", compiled=True)) < 1.5 * padded
 
 
-# ── whole runs ──
-
-
 @pytest.mark.parametrize("precision", ["bf16", "fp16", "fp32"])
 def test_a_run_trains_evaluates_saves_and_continues(
-    tiny: Tiny, data_folder: Path, tmp_path: Path, precision: str, capsys: pytest.CaptureFixture[str]
+    fit: Fit, tmp_path: Path, precision: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     settings = {"device": "cuda", "precision": precision, "peak_lr": 3e-3, "max_steps": 20, "save_every": 8}
     settings["compile"] = "auto" if precision == "bf16" else False
     if precision == "bf16" and not torch.cuda.is_bf16_supported(including_emulation=False):
         pytest.skip("the card has no bf16")
     run = tmp_path / "run"
-    train(tiny(model=NO_DROPOUT, **settings), data_folder, run)
+    fit(run, model=NO_DROPOUT, **settings)
     said = capsys.readouterr().out
     assert ("attention  varlen" in said) == (precision != "fp32")
     assert ("compiled   yes" in said) == (precision == "bf16")
-    train(tiny(model=NO_DROPOUT, **{**settings, "max_steps": 30}), data_folder, run)
-    lines = metrics(run)
-    losses = [line["loss"] for line in lines if "loss" in line]
-    assert losses[-1] < losses[0]
-    assert max(line["step"] for line in lines) == 30
-    assert all(line["peak_memory_bytes"] > 0 for line in lines if "loss" in line)
+    fit(run, model=NO_DROPOUT, **{**settings, "max_steps": 30})
+    lines = metrics(run, "loss")
+    assert lines[-1]["loss"] < lines[0]["loss"]
+    assert lines[-1]["step"] == 30
+    assert all(line["peak_memory_bytes"] > 0 for line in lines)
 
 
 @pytest.mark.parametrize("precision", ["bf16", "fp32"])
-def test_a_resumed_run_goes_on_where_it_was(tiny: Tiny, data_folder: Path, tmp_path: Path, precision: str) -> None:
-    config = tiny(device="cuda", precision=precision, peak_lr=3e-3, max_steps=20, save_every=8)
-    train(config, data_folder, tmp_path / "straight")
-    run = interrupted_copy(tmp_path / "straight", tmp_path / "run")
-    for step_folder in ("step-00000016", "step-00000020"):
-        shutil.rmtree(run / "checkpoints" / step_folder)
-    train(config, data_folder, run)
+def test_a_resumed_run_goes_on_where_it_was(fit: Fit, tmp_path: Path, precision: str) -> None:
+    config = {"device": "cuda", "precision": precision, "peak_lr": 3e-3, "max_steps": 20, "save_every": 8}
+    fit("straight", **config)
+    run = interrupted_copy(tmp_path / "straight", tmp_path / "run", "step-00000016", "step-00000020")
+    fit(run, **config)
     straight, resumed = metrics(tmp_path / "straight"), metrics(run)
     assert [line["step"] for line in resumed] == [line["step"] for line in straight]
     for ours, theirs in zip(resumed, straight, strict=True):
@@ -248,20 +213,6 @@ def test_a_resumed_run_goes_on_where_it_was(tiny: Tiny, data_folder: Path, tmp_p
         # Flash attention and compiled embeddings add up gradients in any order; without them nothing here does.
         found, expected = final_tensors(run), final_tensors(tmp_path / "straight")
         assert [name for name in expected if not torch.equal(found[name], expected[name])] == []
-
-
-def test_a_time_budget_holds_where_the_host_runs_ahead(tiny: Tiny, data_folder: Path, tmp_path: Path) -> None:
-    # Steps that take the device longer than the host needs to launch them, and few that are waited for.
-    settings = {"global_batch_size": 4096, "micro_batch_tokens": "auto", "compile": False, "precision": "auto"}
-    rare = {"max_steps": None, "log_every": 50, "eval_every": 10**6, "save_every": 10**6}
-    model = {**NO_DROPOUT, **WIDE, "num_hidden_layers": 8}
-    config = tiny(model=model, device="cuda", time_budget="6s", **settings, **rare)
-    train(config, data_folder, tmp_path / "run")
-    record = json.loads((tmp_path / "run" / "manifest.json").read_text())
-    assert 3 < record["progress"]["wall_seconds"] < 7
-
-
-# ── memory ──
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,5 @@
 """Initial weights: from a teacher, with positional heads, with the frequencies of tokens."""
 
-import json
 import math
 import shutil
 from collections import Counter
@@ -18,23 +17,16 @@ from bert_pretrain.model.bert import BertForPreTraining
 from bert_pretrain.model.huggingface import save_model
 from bert_pretrain.text.tokenizer import Tokenizer
 from bert_pretrain.train.initial_weights import UNSEEN_COUNT, start_from_teacher, start_positional_heads, unigram_bias
-from bert_pretrain.train.run import train
-from tests.train.test_resume import assert_same_run, interrupted_copy
+from tests.train.conftest import NO_DROPOUT, VOCAB_SIZE, Fit, assert_same_run, interrupted_copy, metrics
 
 Tiny = Callable[..., Config]
-VOCAB_SIZE = 152
 
 
 def bert(seed: int, **sizes: int) -> BertForPreTraining:
-    """A model without dropout, with weights large enough that tokens differ."""
-    config = ModelConfig.model_validate(
-        {
-            "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 48,
-            "max_position_embeddings": 32, "hidden_dropout_prob": 0, "attention_probs_dropout_prob": 0,
-            "initializer_range": 0.3, **sizes,
-        }
-    )  # fmt: skip
-    model = BertForPreTraining(config, VOCAB_SIZE)
+    """A model with weights large enough that tokens differ."""
+    small = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 48}
+    settings = {**NO_DROPOUT, **small, "max_position_embeddings": 32, "initializer_range": 0.3, **sizes}
+    model = BertForPreTraining(ModelConfig.model_validate(settings), VOCAB_SIZE)
     model.initialize(seed)
     return model
 
@@ -76,43 +68,28 @@ def teacher_folder(tmp_path_factory: pytest.TempPathFactory, tokenizer: Tokenize
 
 
 def test_a_student_continues_bit_for_bit_where_its_teacher_has_moved(
-    tiny: Tiny, data_folder: Path, teacher_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    fit: Fit, teacher_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    train(tiny(teacher=str(teacher_folder), log_every=2), data_folder, tmp_path / "whole")
-    out = capsys.readouterr().out
-    assert "first weights from the teacher: token embeddings on 32 principal axes" in out
-    assert f"teacher    {teacher_folder}, 3 layers of 64, 2 heads" in out
-
-    # As killed after step 8.
-    run = interrupted_copy(tmp_path / "whole", tmp_path / "run")
-    shutil.rmtree(run / "checkpoints" / "step-00000012")
+    fit("whole", teacher=str(teacher_folder), log_every=2)
+    assert "teacher" in capsys.readouterr().out
+    run = interrupted_copy(tmp_path / "whole", tmp_path / "run", "step-00000012")
     moved = shutil.copytree(teacher_folder, tmp_path / "moved")
-    train(tiny(teacher=str(moved), log_every=2), data_folder, run)
-    assert "continues from step 8" in capsys.readouterr().out
+    fit(run, teacher=str(moved), log_every=2)
     assert_same_run(tmp_path / "whole", run)
-    with pytest.raises(OutputError, match="another command or configuration"):
-        train(tiny(log_every=2), data_folder, run)
-
-
-def test_init_from_decides_the_first_weights(
-    tiny: Tiny, data_folder: Path, teacher_folder: Path, finished: Path, tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-) -> None:  # fmt: skip
-    config = tiny(teacher=str(teacher_folder), max_steps=1)
-    train(config, data_folder, tmp_path / "run", init_from=finished / "model")
-    out = capsys.readouterr().out
-    assert "weights from" in out
-    assert "first weights from the teacher" not in out
+    fit("other", init_from=run / "model", teacher=str(moved), max_steps=1)
+    assert "from the teacher" not in capsys.readouterr().out  # --init-from decides
+    with pytest.raises(OutputError, match="another command"):
+        fit(run, log_every=2)
 
 
 def test_a_teacher_that_does_not_fit_is_refused(
-    tiny: Tiny, data_folder: Path, teacher_folder: Path, tmp_path: Path, tokenizer: Tokenizer
+    fit: Fit, teacher_folder: Path, tmp_path: Path, tokenizer: Tokenizer
 ) -> None:
     other = Tokenizer([*tokenizer.tokens[:-1], "other"], lowercase=True, strip_accents=None, handle_chinese_chars=True)
     (tmp_path / "words").mkdir()
     save_model(bert(2), tmp_path / "words", other)
-    with pytest.raises(DataError, match="is not that of the data"):
-        train(tiny(teacher=str(tmp_path / "words")), data_folder, tmp_path / "run")
+    with pytest.raises(DataError, match="that of the data"):
+        fit(teacher=str(tmp_path / "words"))
     assert not (tmp_path / "run").exists()
 
 
@@ -129,7 +106,7 @@ def with_positional_heads(hidden: int, heads: int, positions: int, *, seed: int 
 
 @torch.no_grad()
 def attention(model: BertForPreTraining) -> torch.Tensor:
-    """Return the attention of the first layer on random tokens, (heads, queries, keys)."""
+    """The attention of the first layer on random tokens, (heads, queries, keys)."""
     embeddings, first = model.embeddings, model.encoder.layers[0].attention
     num_positions, hidden = embeddings.position_embeddings.weight.shape
     ids = torch.randint(0, 1000, (num_positions,), generator=torch.Generator().manual_seed(1))
@@ -139,7 +116,7 @@ def attention(model: BertForPreTraining) -> torch.Tensor:
     return logits.softmax(-1)
 
 
-@pytest.mark.parametrize(("hidden", "heads", "positions"), [(128, 2, 64), (100, 5, 40), (99, 3, 40), (768, 12, 512)])
+@pytest.mark.parametrize(("hidden", "heads", "positions"), [(100, 5, 40), (99, 3, 40), (768, 12, 512)])
 def test_heads_of_the_first_layer_attend_to_their_neighbours(hidden: int, heads: int, positions: int) -> None:
     model = with_positional_heads(hidden, heads, positions).eval()
     found = attention(model)
@@ -186,16 +163,12 @@ def test_the_bias_is_the_logarithm_of_the_shares_before_masking(data_folder: Pat
 
 @pytest.mark.parametrize("mlm_bias", ["zeros", "unigram"])
 def test_a_run_starts_near_the_entropy_of_the_tokens_with_it(
-    mlm_bias: str, tiny: Callable[..., Config], data_folder: Path, tmp_path: Path
+    fit: Fit, mlm_bias: str, data_folder: Path, tmp_path: Path
 ) -> None:
-    train(tiny(max_steps=1, mlm_bias=mlm_bias), data_folder, tmp_path / "run")
-    first = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()[0]
+    fit(max_steps=1, mlm_bias=mlm_bias)
     data = DataFolder.open(data_folder)
-    uniform = math.log(data.tokenizer().vocab_size)
     bias = unigram_bias(data, data.tokenizer()).double()
-    entropy = -(bias.exp() * bias).sum().item()
-    loss = float(json.loads(first)["validation_mlm_loss"])
-    expected = uniform if mlm_bias == "zeros" else entropy
+    uniform, entropy = math.log(VOCAB_SIZE), -(bias.exp() * bias).sum().item()
     assert uniform - entropy > 0.5
-    assert loss == pytest.approx(expected, abs=0.35)
-    assert torch.isfinite(bias).all()
+    expected = uniform if mlm_bias == "zeros" else entropy
+    assert metrics(tmp_path / "run")[0]["validation_mlm_loss"] == pytest.approx(expected, abs=0.35)

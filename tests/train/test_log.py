@@ -1,4 +1,4 @@
-"""Metrics: truncated at a checkpoint, shown on the console, and sent to trackers."""
+"""Metrics: truncated at a checkpoint, sent to trackers, and judged by hints."""
 
 import json
 import sys
@@ -10,9 +10,15 @@ from typing import Any
 import pytest
 
 from bert_pretrain.config import Config
-from bert_pretrain.errors import DataError
-from bert_pretrain.train.log import MetricsFile, bar_text, console_line
-from bert_pretrain.train.run import train
+from bert_pretrain.errors import ConfigError, DataError
+from bert_pretrain.io.manifest import PARTIAL, reopen
+from bert_pretrain.report.curves import read_metrics, read_run_record
+from bert_pretrain.report.diagnosis import diagnose
+from bert_pretrain.report.report import write_report
+from bert_pretrain.train.log import MetricsFile
+from tests.train.conftest import Fit, metrics
+
+Tiny = Callable[..., Config]
 
 
 def test_metrics_are_cut_back_to_a_checkpoint_and_a_torn_line_goes(tmp_path: Path) -> None:
@@ -29,15 +35,13 @@ def test_metrics_are_cut_back_to_a_checkpoint_and_a_torn_line_goes(tmp_path: Pat
     assert log.newest == {"training": {"step": 10, "loss": 1.0}}
     log.write({"step": 12, "validation_mlm_loss": 2.0})
     log.close()
-    assert [json.loads(line)["step"] for line in path.read_text().splitlines()] == [5, 10, 12]
+    assert [line["step"] for line in metrics(tmp_path)] == [5, 10, 12]
     MetricsFile(path, kept=None).close()
     assert path.read_text() == ""
 
 
 @pytest.mark.parametrize("damage", ["another figure", "a lost line"])
-def test_metrics_that_were_damaged_are_refused_and_may_be_given_up(
-    tmp_path: Path, damage: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_metrics_that_were_damaged_are_refused_and_may_be_given_up(tmp_path: Path, damage: str) -> None:
     path = tmp_path / "metrics.jsonl"
     log = MetricsFile(path, kept=None)
     log.write({"step": 5, "loss": 1.5})
@@ -45,77 +49,88 @@ def test_metrics_that_were_damaged_are_refused_and_may_be_given_up(
     log.close()
     path.write_text(path.read_text().replace("1.5", "1.7") if damage == "another figure" else "")
     before = path.read_bytes()
-    with pytest.raises(DataError, match=r"metrics\.jsonl is damaged"):
+    with pytest.raises(DataError, match=r"metrics\.jsonl"):
         MetricsFile(path, kept=position)
     assert path.read_bytes() == before
     path.unlink()
     MetricsFile(path, kept=position).close()
-    assert "is missing" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("change", [b"", b"a", b"a line more\n"])
-def test_metrics_that_are_changed_during_the_run_end_it(tmp_path: Path, change: bytes) -> None:
+@pytest.mark.parametrize("change", [lambda content: b"a", lambda content: content + b"a line more\n"])
+def test_metrics_that_are_changed_during_the_run_end_it(tmp_path: Path, change: Callable[[bytes], bytes]) -> None:
     path = tmp_path / "metrics.jsonl"
     log = MetricsFile(path, kept=None)
     log.write({"step": 5, "loss": 1.5})
-    path.write_bytes(path.read_bytes() + change if len(change) > 1 else change)
-    with pytest.raises(DataError, match=r"metrics\.jsonl is damaged: another program has changed it"):
-        log.write({"step": 10, "loss": 1.5})
-    with pytest.raises(DataError, match="another program"):
-        log.position  # noqa: B018
+    path.write_bytes(change(path.read_bytes()))
+    for use in (lambda: log.write({"step": 10, "loss": 1.5}), lambda: log.position):
+        with pytest.raises(DataError, match="another program"):
+            use()
     log.close()
 
 
-def test_an_interval_of_skipped_steps_has_no_losses_and_a_line_all_the_same() -> None:
-    line = {"step": 5, "loss": None, "skipped_steps": 5}
-    assert "all 5 steps skipped" in console_line(line, 100)
-
-
-def test_rates_are_left_out_where_only_the_first_step_was_done() -> None:
-    line = {"loss": 1.0, "learning_rate": 1e-3, "tokens_per_second": None, "examples_per_second": None, "mfu": None}
-    assert bar_text(line) == "loss 1.000, lr 1.0e-03"
-
-
-Tiny = Callable[..., Config]
-
-
-def test_tensorboard_shows_what_the_metrics_hold(tiny: Tiny, data_folder: Path, tmp_path: Path) -> None:
+def test_tensorboard_shows_what_the_metrics_hold(fit: Fit) -> None:
     pytest.importorskip("tensorboard")
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    run = tmp_path / "run"
-    train(tiny(trackers=["tensorboard"], max_steps=6), data_folder, run)
-    train(tiny(trackers=["tensorboard"], max_steps=8), data_folder, run)  # free to change, and continued
+    for max_steps in (6, 8):
+        run = fit(trackers=["tensorboard"], max_steps=max_steps)
     events = EventAccumulator(str(run / "tensorboard"))
     events.Reload()
-    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    expected = {line["step"]: line["loss"] for line in lines if "loss" in line}
     shown = {event.step: event.value for event in events.Scalars("train/loss")}
-    assert shown == pytest.approx(expected, rel=1e-6)
+    assert shown == pytest.approx({line["step"]: line["loss"] for line in metrics(run, "loss")}, rel=1e-6)
     assert "validation/mlm_loss" in events.Tags()["scalars"]
 
 
 def test_weights_and_biases_gets_figures_by_step_under_the_same_name_again(
-    tiny: Tiny, data_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    fit: Fit, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     started: list[dict[str, Any]] = []
-    logged: list[tuple[int, dict[str, float]]] = []
-    finished: list[bool] = []
-
-    class Run:
-        def log(self, figures: dict[str, float], step: int) -> None:
-            logged.append((step, figures))
-
-        def finish(self) -> None:
-            finished.append(True)
-
+    steps: list[int] = []
+    run: Any = ModuleType("run")
+    run.log = lambda figures, step: steps.append(step) if "train/loss" in figures else None
+    run.finish = lambda: steps.append(-1)
     module: Any = ModuleType("wandb")  # the service needs an account
-    module.init = lambda **settings: started.append(settings) or Run()
+    module.init = lambda **settings: started.append(settings) or run
     monkeypatch.setitem(sys.modules, "wandb", module)
-    for steps in (2, 3):
-        train(tiny(trackers=["wandb"], max_steps=steps), data_folder, tmp_path / "run")
+    for max_steps in (2, 3):
+        fit(trackers=["wandb"], max_steps=max_steps)
     assert started[0]["id"] == started[1]["id"]
     assert started[0]["resume"] == "allow"
     assert started[0]["config"]["train"]["max_steps"] == 2
-    assert [step for step, figures in logged if "train/loss" in figures] == [2, 3]
-    assert finished == [True, True]
+    assert steps == [2, -1, 3, -1]
+
+
+def test_a_tracker_that_is_missing_ends_a_run_that_has_noted_what_hints_need(
+    fit: Fit, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "wandb", None)
+    with pytest.raises(ConfigError, match="wandb"):
+        fit(trackers=["wandb"])
+    known = json.loads((tmp_path / "run" / PARTIAL).read_text())
+    assert known["length"]["steps"] == 12
+    assert known["data"]["statistics"]["unigram_entropy"]["train"] == pytest.approx(3.87, abs=0.05)
+    assert known["identity"]["data"] == known["data"]["content_hash"]
+
+
+def test_a_run_prints_each_hint_once_and_report_finds_them_again(
+    fit: Fit, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("matplotlib")
+
+    def printed() -> list[str]:
+        lines = capsys.readouterr().out.splitlines()
+        return [line[line.index("hint: ") :] for line in lines if "hint: " in line and " (" in line]
+
+    config = {"max_steps": 60, "peak_lr": 3.0, "warmup_ratio": 0.1, "log_every": 2, "eval_every": 20, "save_every": 30}
+    run = fit(**config)
+    hints = printed()
+    assert [hint.split(" (")[0] for hint in hints] == ["hint: learning rate too high", "hint: nothing learnt"]
+    assert "**Nothing learnt**" in (run / "model" / "README.md").read_text()
+    assert "othing learnt" not in (run / "checkpoints" / "step-00000060" / "README.md").read_text()
+    reopen(run)
+    fit(run, **config)
+    assert printed() == hints[-1:]
+    assert list(map(str, diagnose(read_run_record(run), read_metrics(run)))) == hints
+    write_report([run, run], tmp_path / "both.png")
+    assert printed() == hints * 2
+    assert "learning rate too high" in (tmp_path / "both.html").read_text()

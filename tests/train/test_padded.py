@@ -1,6 +1,5 @@
 """`DataFolder.loader`: padded batches that `transformers` takes, of the examples and masks that `train` sees."""
 
-import itertools
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
@@ -9,56 +8,50 @@ import pytest
 import torch
 from torch import Tensor
 from torch.utils.data import DataLoader
+from transformers import BertForPreTraining as Theirs
 
 from bert_pretrain.config import Config
 from bert_pretrain.errors import ConfigError
 from bert_pretrain.examples.padded import NOT_PREDICTED, pad
 from bert_pretrain.examples.shards import DataFolder
-from bert_pretrain.model.bert import BertForPreTraining
 from bert_pretrain.model.huggingface import save_model
 from bert_pretrain.train.batches import pack
 from bert_pretrain.train.evaluation import evaluate_batches
 from bert_pretrain.train.loader import TrainingData, evaluation_batches
 from bert_pretrain.train.loss import PretrainingLoss, pretraining_loss
+from tests.train.conftest import make_model, rows_of
 
 NewData = Callable[..., Path]
 Row = tuple[tuple[int, ...], ...]
 CPU = torch.device("cpu")
 
 
-def rows_of(batch: dict[str, Tensor]) -> list[Row]:
-    """Return ids, token types and labels of the real tokens of each example."""
+def rows_of_padded(batch: dict[str, Tensor]) -> list[Row]:
+    """Ids, token types and labels of the real tokens of each example."""
     columns = ("input_ids", "token_type_ids", "labels")
     lengths = batch["attention_mask"].sum(dim=1).tolist()
     return [tuple(tuple(batch[name][row, :length].tolist()) for name in columns) for row, length in enumerate(lengths)]
-
-
-def rows_of_train(data: DataFolder, step: int, batch_size: int) -> list[Row]:
-    """Return the same of a global batch of `train`."""
-    reader = TrainingData(data, seed=12345, global_batch_size=batch_size, micro_batch_tokens=512)
-    found = []
-    for micro in reader.global_batch(step).micro_batches:
-        labels = torch.full_like(micro.input_ids, NOT_PREDICTED)
-        labels[micro.masked_positions[: micro.num_predictions]] = micro.masked_labels
-        for begin, end in itertools.pairwise(micro.cu_seqlens[: micro.num_sequences + 1].tolist()):
-            columns = (micro.input_ids, micro.token_type_ids, labels)
-            found.append(tuple(tuple(column[begin:end].tolist()) for column in columns))
-    return found
 
 
 @pytest.mark.parametrize("masking", ["static", "dynamic"])
 def test_an_epoch_has_the_examples_and_masks_of_train(new_data_folder: NewData, masking: str) -> None:
     """360 examples: an epoch is six batches of 60."""
     data = DataFolder.open(new_data_folder(masking=masking))
+    loader = data.loader("train", batch_size=60)
+    ours = TrainingData(data, seed=12345, global_batch_size=60, micro_batch_tokens=512)
     for epoch in (1, 0):
-        batches = [rows_of(batch) for batch in data.loader("train", batch_size=60, epoch=epoch)]
-        assert len(batches) == len(data.loader("train", batch_size=60)) == 6
+        loader.set_epoch(epoch)
+        batches = [rows_of_padded(batch) for batch in loader]
+        assert len(batches) == len(loader) == 6
+        assert batches == [rows_of_padded(batch) for batch in data.loader("train", batch_size=60, epoch=epoch)]
         for step, batch in enumerate(batches):
-            assert sorted(batch) == sorted(rows_of_train(data, 6 * epoch + step, 60))
-    assert rows_of(next(iter(data.loader(batch_size=60, seed=1)))) != batches[0]
+            assert sorted(batch) == sorted(rows_of(ours.global_batch(6 * epoch + step).micro_batches))
+    assert rows_of_padded(next(iter(data.loader(batch_size=60, seed=1)))) != batches[0]
 
 
-def test_padding_is_the_models_own_and_labels_are_of_masked_tokens_alone(data_folder: Path) -> None:
+def test_padding_is_the_models_own_and_labels_are_of_masked_tokens_alone(
+    data_folder: Path, new_data_folder: NewData
+) -> None:
     data = DataFolder.open(data_folder)
     for padding, width in (("longest", None), ("max_length", 32)):
         batch = next(iter(data.loader(batch_size=5, padding=padding)))
@@ -71,16 +64,16 @@ def test_padding_is_the_models_own_and_labels_are_of_masked_tokens_alone(data_fo
         assert not batch["token_type_ids"][is_pad].any()
         assert torch.equal(is_pad, batch["attention_mask"] == 0)
         assert batch["next_sentence_label"].shape == (5,)
+    alone = next(iter(DataFolder.open(new_data_folder(next_sentence="none")).loader(batch_size=4)))
+    assert "next_sentence_label" not in alone
+    assert not alone["token_type_ids"].any()
 
 
 def test_the_loss_of_transformers_is_ours(
     tiny: Callable[..., Config], examples: Callable[..., Any], tmp_path: Path, data_folder: Path
 ) -> None:
-    from transformers import BertForPreTraining as Theirs
-
     data = DataFolder.open(data_folder)
-    model = BertForPreTraining(tiny().model, data.tokenizer().vocab_size).eval()
-    model.initialize(3)
+    model = make_model(tiny()).eval()
     save_model(model, tmp_path, data.tokenizer())
     theirs = Theirs.from_pretrained(tmp_path, dtype=torch.float32).eval()
     table = examples(9, seed=4)
@@ -98,8 +91,8 @@ def test_held_out_examples_keep_their_order_across_shards_and_the_last_batch_is_
     new_data_folder: NewData,
 ) -> None:
     data = DataFolder.open(new_data_folder(shard_rows=(5, 3, 4), validation_rows=11))
-    whole = rows_of(next(iter(data.loader("validation", batch_size=100))))
-    batches = [rows_of(batch) for batch in data.loader("validation", batch_size=4, epoch=3)]
+    whole = rows_of_padded(next(iter(data.loader("validation", batch_size=100))))
+    batches = [rows_of_padded(batch) for batch in data.loader("validation", batch_size=4, epoch=3)]
     assert [len(batch) for batch in batches] == [4, 4, 3]
     assert [row for batch in batches for row in batch] == whole
     assert sorted(len(batch["labels"]) for batch in data.loader("train", batch_size=5)) == [2, 5, 5]
@@ -109,33 +102,14 @@ def test_held_out_examples_keep_their_order_across_shards_and_the_last_batch_is_
 def test_workers_share_the_batches(data_folder: Path, split: Literal["train", "validation"], start: str) -> None:
     batches = DataFolder.open(data_folder).loader(split, batch_size=7)
     loader = DataLoader(batches, batch_size=None, num_workers=2, multiprocessing_context=start)
-    assert sorted(map(rows_of, loader)) == sorted(map(rows_of, batches))
+    assert sorted(map(rows_of_padded, loader)) == sorted(map(rows_of_padded, batches))
 
 
 def test_a_dataloader_does_not_batch_batches(new_data_folder: NewData) -> None:
     batches = DataFolder.open(new_data_folder()).loader("train", batch_size=4, padding="max_length")
-    for size in (1, 16):
-        with pytest.raises(ConfigError, match="give batch_size=None to DataLoader"):
-            next(iter(DataLoader(batches, batch_size=size)))
-    whole = next(iter(DataLoader(batches, batch_size=None)))
-    assert whole["input_ids"].shape[0] == 4
-    assert rows_of(whole) == rows_of(next(iter(batches)))
-
-
-def test_trainer_begins_each_epoch_by_set_epoch(data_folder: Path) -> None:
-    data = DataFolder.open(data_folder)
-    batches = data.loader(batch_size=60)
-    batches.set_epoch(2)
-    assert repr(batches) == "<6 batches of 60 train examples, epoch 2>"
-    later = data.loader(batch_size=60, epoch=2)
-    assert [rows_of(batch) for batch in batches] == [rows_of(batch) for batch in later]
-
-
-def test_without_pairs_there_is_no_label_of_pairs(new_data_folder: NewData) -> None:
-    data = DataFolder.open(new_data_folder(next_sentence="none"))
-    batch = next(iter(data.loader(batch_size=4)))
-    assert "next_sentence_label" not in batch
-    assert not batch["token_type_ids"].any()
+    with pytest.raises(ConfigError, match="batch_size=None"):
+        next(iter(DataLoader(batches, batch_size=16)))
+    assert rows_of_padded(next(iter(DataLoader(batches, batch_size=None)))) == rows_of_padded(next(iter(batches)))
 
 
 @pytest.mark.parametrize(

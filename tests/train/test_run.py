@@ -1,4 +1,4 @@
-"""A run from data folder to model folder: it learns, says what it does, and refuses what does not fit."""
+"""A run from data folder to model folder: it learns, writes what the docs name, and refuses what does not fit."""
 
 import json
 import math
@@ -7,36 +7,37 @@ import shutil
 from collections.abc import Callable
 from datetime import datetime
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 import yaml
 
 from bert_pretrain.cli import stages
-from bert_pretrain.config import Config, TrainConfig
-from bert_pretrain.errors import DataError, OutputError
+from bert_pretrain.config import Config
+from bert_pretrain.errors import ConfigError, DataError, OutputError
 from bert_pretrain.examples.shards import DataFolder, read_shard
-from bert_pretrain.train.clock import Boundary
 from bert_pretrain.train.evaluation import evaluate
-from bert_pretrain.train.resolved import ResolvedRun
+from bert_pretrain.train.loader import evaluation_batches
 from bert_pretrain.train.run import train
-from tests.train.test_resume import metrics
+from tests.train.conftest import NO_DROPOUT, Fit, metrics
 
 Tiny = Callable[..., Config]
-
+NewData = Callable[..., Path]
 TRAINING_NAMES = [
     *("step", "epoch", "examples", "tokens", "elapsed_seconds", "loss", "mlm_loss", "mlm_accuracy", "nsp_loss"),
     *("nsp_accuracy", "learning_rate", "grad_norm", "examples_per_second", "tokens_per_second", "mfu"),
-    *("padding_share", "data_wait_share", "peak_memory_bytes", "skipped_steps"),
-    *("time", "host", "job"),
+    *("padding_share", "data_wait_share", "peak_memory_bytes", "skipped_steps", "time", "host", "job"),
 ]
-
 VALIDATION_NAMES = [
     *("step", "validation_mlm_loss", "validation_mlm_accuracy", "validation_nsp_loss", "validation_nsp_accuracy"),
     *("time", "host", "job"),
 ]
+
+
+def times(folder: Path) -> dict[Path, int]:
+    return {path: path.stat().st_mtime_ns for path in folder.rglob("*")}
 
 
 def test_a_run_folder_holds_what_the_design_names(finished: Path) -> None:
@@ -51,19 +52,16 @@ def test_a_run_folder_holds_what_the_design_names(finished: Path) -> None:
 
 
 def test_metrics_have_the_names_of_the_design(finished: Path) -> None:
-    lines = metrics(finished)
-    training = [line for line in lines if "loss" in line]
-    validation = [line for line in lines if "validation_mlm_loss" in line]
+    training, validation = metrics(finished, "loss"), metrics(finished, "validation_mlm_loss")
     assert [line["step"] for line in training] == [5, 10, 12]
     assert [line["step"] for line in validation] == [0, 6, 12]
     assert all(list(line) == TRAINING_NAMES for line in training)
     assert all(list(line) == VALIDATION_NAMES for line in validation)
-    assert datetime.fromisoformat(training[0]["time"]) <= datetime.fromisoformat(training[-1]["time"])
-    assert training[-1]["host"] == platform.node()
-    assert training[-1]["examples"] == 12 * 16
-    assert training[-1]["epoch"] == pytest.approx(12 * 16 / 360)
-    assert training[0]["mfu"] is None
-    assert 0 < training[0]["padding_share"] < 0.6
+    assert datetime.fromisoformat(training[0]["time"])
+    last = training[-1]
+    assert (last["host"], last["examples"], last["mfu"]) == (platform.node(), 12 * 16, None)
+    assert last["epoch"] == pytest.approx(12 * 16 / 360)
+    assert 0 < last["padding_share"] < 0.6
 
 
 def test_the_final_figures_are_those_of_evaluate(finished: Path, data_folder: Path, tiny: Tiny) -> None:
@@ -74,16 +72,7 @@ def test_the_final_figures_are_those_of_evaluate(finished: Path, data_folder: Pa
     assert figures["mlm_perplexity"] == pytest.approx(math.exp(figures["mlm_loss"]))
 
 
-def test_the_same_command_again_finds_the_run_done(
-    finished: Path, tiny: Tiny, data_folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    before = {path: path.stat().st_mtime_ns for path in finished.rglob("*") if path.is_file()}
-    train(tiny(log_every=3, device="auto"), data_folder, finished)
-    assert "up to date" in capsys.readouterr().out
-    assert before == {path: path.stat().st_mtime_ns for path in finished.rglob("*") if path.is_file()}
-
-
-def test_the_command_opens_its_data_once_and_finds_the_run_done(
+def test_the_same_command_opens_its_data_once_and_finds_the_run_done(
     finished: Path, tiny: Tiny, data_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     opened: list[Path] = []
@@ -94,86 +83,100 @@ def test_the_command_opens_its_data_once_and_finds_the_run_done(
         return original(path, flag, verify=verify)
 
     monkeypatch.setattr(DataFolder, "open", staticmethod(noted))
-    file = tmp_path / "config.yaml"
-    file.write_text(yaml.safe_dump(tiny().model_dump(mode="json")))
+    before, file = times(finished), tmp_path / "config.yaml"
+    file.write_text(yaml.safe_dump(tiny(log_every=3, device="auto").model_dump(mode="json")))
     stages.train(str(data_folder), str(finished), config=str(file))
     assert opened == [data_folder]
+    assert {path: time for path, time in times(finished).items() if path.is_file()}.items() <= before.items()
+
+
+def test_a_dry_run_meets_the_folder_as_a_run_would_and_leaves_it_as_it_is(
+    fit: Fit, finished: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copytree(finished, tmp_path / "run")
+    before = times(tmp_path)
+
+    def dry(output: str = "run", **settings: Any) -> str:
+        fit(output, dry_run=True, **settings)
+        return capsys.readouterr().out
+
+    assert "for 12 steps" in dry("new")
+    assert "1d 0h" in dry("new", max_steps=None, time_budget="24h")
+    assert "up to date" in dry()
+    assert "for 8 steps" in dry(max_steps=20)
+    assert "for 12 steps" in dry(peak_lr=2e-3, overwrite=True)
+    for settings, error in (
+        ({"peak_lr": 2e-3}, OutputError),
+        ({"max_steps": 8}, ConfigError),
+        ({"max_steps": 20, "resume": False}, OutputError),
+    ):
+        with pytest.raises(error):
+            dry(**settings)
+    assert times(tmp_path) == before
 
 
 def test_other_data_is_refused_and_moved_data_is_not(
-    finished: Path, tiny: Tiny, data_folder: Path, new_data_folder: Callable[..., Path], tmp_path: Path
+    fit: Fit, finished: Path, data_folder: Path, new_data_folder: NewData, tmp_path: Path
 ) -> None:
     with pytest.raises(OutputError, match="data: "):
-        train(tiny(), new_data_folder(shard_rows=(100,)), finished)
+        fit(finished, data=new_data_folder(shard_rows=(100,)))
     shutil.copytree(data_folder, tmp_path / "elsewhere")
-    train(tiny(), tmp_path / "elsewhere", finished)
+    fit(finished, data=tmp_path / "elsewhere")
 
 
-def test_a_run_without_validation_split_says_so(
-    tiny: Tiny, new_data_folder: Callable[..., Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    train(tiny(max_steps=3), new_data_folder(validation_rows=0), tmp_path / "run")
-    assert "no validation split" in capsys.readouterr().out
-    assert all("validation_mlm_loss" not in line for line in metrics(tmp_path / "run"))
+def test_a_run_without_validation_split_has_no_such_figures(fit: Fit, new_data_folder: NewData) -> None:
+    assert not metrics(fit(data=new_data_folder(validation_rows=0), max_steps=3), "validation_mlm_loss")
 
 
-def test_a_tiny_run_learns(tiny: Tiny, new_data_folder: Callable[..., Path], tmp_path: Path) -> None:
+def test_a_tiny_run_learns(fit: Fit, new_data_folder: NewData) -> None:
     data = new_data_folder(shard_rows=(1000, 1000), validation_rows=200)
-    config = tiny(
-        model={"hidden_dropout_prob": 0, "attention_probs_dropout_prob": 0},
-        max_steps=300,
-        global_batch_size=64,
-        micro_batch_tokens=2048,
-        peak_lr=5e-3,
-        warmup_ratio=0.1,
-        log_every=100,
-        eval_every=1000,
-        save_every=1000,
-    )
-    train(config, data, tmp_path / "run")
-    folder = DataFolder.open(data)
-    labels = np.concatenate([read_shard(data, record).masks.original_ids for record in folder.shards("train")])
-    shares = np.bincount(labels) / len(labels)
-    unigram_entropy = -float((shares[shares > 0] * np.log(shares[shares > 0])).sum())
-    last = metrics(tmp_path / "run")[-1]
-    assert last["validation_mlm_loss"] < unigram_entropy - 0.7
+    rare = {"log_every": 100, "eval_every": 1000, "save_every": 1000}
+    batch = {"global_batch_size": 64, "micro_batch_tokens": 2048}
+    config = {"model": NO_DROPOUT, "max_steps": 300, "peak_lr": 5e-3, "warmup_ratio": 0.1, **rare, **batch}
+    last = metrics(fit(data=data, **config))[-1]
+    records = DataFolder.open(data).shards("train")
+    shares = np.bincount(np.concatenate([read_shard(data, record).masks.original_ids for record in records]))
+    shares = shares[shares > 0] / shares.sum()
+    assert last["validation_mlm_loss"] < -float((shares * np.log(shares)).sum()) - 0.7
     assert last["validation_nsp_accuracy"] > 0.75
 
 
 def test_a_vocabulary_of_equal_size_but_other_words_is_refused(
-    finished: Path, tiny: Tiny, data_folder: Path, new_data_folder: Callable[..., Path], tmp_path: Path
+    fit: Fit, finished: Path, tiny: Tiny, data_folder: Path, new_data_folder: NewData, tmp_path: Path
 ) -> None:
-    other = new_data_folder("swapped")
-    vocabulary = other / "tokenizer" / "vocab.txt"
-    words = vocabulary.read_text().splitlines()
-    vocabulary.write_text("\n".join([*words[:-2], words[-1], words[-2]]) + "\n")
-    vocabulary.with_name("tokenizer.json").unlink()  # which holds the vocabulary too
-    with pytest.raises(DataError, match="is not the one that made the data"):
-        train(tiny(), other, tmp_path / "run")
-    model = shutil.copytree(finished / "model", tmp_path / "model")
+    other, model = new_data_folder("swapped"), shutil.copytree(finished / "model", tmp_path / "model")
     (model / "checksums.json").unlink()
-    shutil.copy(vocabulary, model / "vocab.txt")
-    (model / "tokenizer.json").unlink()
-    with pytest.raises(DataError, match="is not that of the data"):
-        train(tiny(), data_folder, tmp_path / "run", init_from=model)
-    with pytest.raises(DataError, match="is not that of the data"):
+    for folder in (other / "tokenizer", model):
+        words = (folder / "vocab.txt").read_text().splitlines()
+        (folder / "vocab.txt").write_text("\n".join([*words[:-2], words[-1], words[-2]]) + "\n")
+        (folder / "tokenizer.json").unlink()  # which holds the vocabulary too
+    with pytest.raises(DataError, match="made the data"):
+        fit(data=other)
+    with pytest.raises(DataError, match="that of the data"):
+        fit(init_from=model)
+    with pytest.raises(DataError, match="that of the data"):
         evaluate(model, data_folder, config=tiny().train)
 
 
-def test_a_run_that_diverges_ends_with_null_for_what_is_not_finite(
-    tiny: Tiny, data_folder: Path, tmp_path: Path
-) -> None:
-    train(tiny(peak_lr=1e30, warmup_steps=0), data_folder, tmp_path / "run")
-    assert metrics(tmp_path / "run")[-1]["validation_mlm_loss"] is None
+def test_a_run_that_diverges_ends_with_null_for_what_is_not_finite(fit: Fit) -> None:
+    assert metrics(fit(peak_lr=1e30, warmup_steps=0))[-1]["validation_mlm_loss"] is None
 
 
-@pytest.mark.parametrize(
-    ("before", "after", "reserve", "every", "due"),
-    [(10, 11, 1, 1000, False), (12, 13, 1, 1000, True), (12, 13, 9, 1000, False), (12, 13, 1, 500, False)],
-)
-def test_a_time_budget_is_evaluated_after_every_eighth(
-    before: float, after: float, reserve: float, every: int, due: bool
+def test_an_evaluation_takes_some_rows_evenly_and_the_last_one_all(
+    tiny: Tiny, new_data_folder: NewData, tmp_path: Path
 ) -> None:
-    length = SimpleNamespace(seconds=100.0)
-    run: Any = SimpleNamespace(length=length, config=SimpleNamespace(train=TrainConfig(eval_every=every)))
-    assert ResolvedRun.evaluates_by_clock(run, before, Boundary(0, after, reserve)) == due
+    data = DataFolder.open(new_data_folder(validation_rows=23))
+    rows = read_shard(data.path, data.shards("validation")[0])
+    few = list(evaluation_batches(data, "validation", 64, at_most=5))
+    chosen = np.linspace(0, 23, 5, endpoint=False).astype(int)
+    assert sum(batch.num_sequences for batch in few) == 5
+    assert sum(batch.num_predictions for batch in few) == len(rows.take(chosen).masks.positions)
+    whole = list(evaluation_batches(data, "validation", 64, at_most=100))
+    assert sum(batch.num_sequences for batch in whole) == 23
+    ranks = [list(evaluation_batches(data, "validation", 64, rank=rank, num_ranks=3)) for rank in range(3)]
+    for number, batch in enumerate(whole):  # they take them in turns
+        assert torch.equal(ranks[number % 3][number // 3].input_ids, batch.input_ids)
+    assert sum(map(len, ranks)) == len(whole)
+    runs = [train(tiny(eval_examples=size), data.path, tmp_path / str(size)).parent for size in (5, None)]
+    losses = [[line["validation_mlm_loss"] for line in metrics(run, "validation_mlm_loss")] for run in runs]
+    assert [a == b for a, b in zip(*losses, strict=True)] == [False, False, True]

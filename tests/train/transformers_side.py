@@ -74,6 +74,12 @@ def check_tokenizer_and_pipeline(folder: Path, expected: dict[str, Any]) -> None
         assert all(abs(a["score"] - share) < 1e-5 for a, (_, share) in zip(found, answers, strict=True))
 
 
+def check_folder(folder: Path, expected: Path) -> None:
+    for name in CLASSES:
+        check_class(folder, name, load_file(expected.with_suffix(".safetensors")))
+    check_tokenizer_and_pipeline(folder, json.loads(expected.with_suffix(".json").read_text()))
+
+
 def layouts() -> dict[str, Any]:
     """Return small BERTs with random weights, by the name of their layout."""
     torch.manual_seed(5)
@@ -134,10 +140,7 @@ def main() -> None:
     if sys.argv[1] == "save":
         save_layouts(Path(sys.argv[2]))
         return
-    folder, expected = Path(sys.argv[2]), Path(sys.argv[3])
-    for name in CLASSES:
-        check_class(folder, name, load_file(expected.with_suffix(".safetensors")))
-    check_tokenizer_and_pipeline(folder, json.loads(expected.with_suffix(".json").read_text()))
+    check_folder(Path(sys.argv[2]), Path(sys.argv[3]))
     print("opened by every class, the same numbers")
 
 

@@ -1,4 +1,4 @@
-"""What each of two processes computes for `test_ranks.py`, which starts them by torchrun: `two_ranks.py FOLDER`.
+"""What each of two processes computes for `test_distributed.py`, which starts them by torchrun: `two_ranks.py FOLDER`.
 
 Every rank writes what it found to `FOLDER/rank-N.safetensors`. One process computes the same by the same function.
 """
@@ -20,7 +20,7 @@ from bert_pretrain.train.loss import PretrainingLoss
 from bert_pretrain.train.optimizers import make_optimizers
 from bert_pretrain.train.state import TrainState
 from bert_pretrain.train.step import train_step
-from tests.train.conftest import make_examples
+from tests.train.conftest import NO_DROPOUT, make_examples
 
 CASES = {"adamw": torch.float32, "lamb": torch.float32, "muon": torch.float32, "adamw in bf16": torch.bfloat16}
 
@@ -34,9 +34,8 @@ def trained(case: str, dist_context: DistContext) -> dict[str, Tensor]:
     torch.set_autocast_enabled("cuda", dtype == torch.bfloat16)
     torch.set_autocast_dtype("cuda", torch.bfloat16)
     sizes = {"hidden_size": 36, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 60}
-    no_dropout = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
     train = TrainConfig.model_validate({"optimizer": optimizer})
-    model = BertForPreTraining(ModelConfig(**sizes, **no_dropout, max_position_embeddings=32), 153)
+    model = BertForPreTraining(ModelConfig(**sizes, **NO_DROPOUT, max_position_embeddings=32), 153)
     model.initialize(1)
     network = parallelize(PretrainingLoss(model, compiled=dtype == torch.bfloat16), dist_context)
     state = TrainState.start(model, network, make_optimizers(model, train), None)

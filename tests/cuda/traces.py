@@ -1,0 +1,232 @@
+"""Traces steps, the loop, an evaluation and a snapshot on the pretended device, and tells what was seen."""
+
+import contextlib
+import functools
+import itertools
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import torch
+from torch._dynamo.backends.debugging import aot_eager
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from bert_pretrain.config import Config
+from bert_pretrain.examples.shards import DataFolder
+from bert_pretrain.train import loss
+from bert_pretrain.train.batches import GlobalBatch
+from bert_pretrain.train.checkpoint import CheckpointWriter, HostBuffers, all_tensors
+from bert_pretrain.train.distributed import SINGLE_PROCESS
+from bert_pretrain.train.evaluation import evaluate_batches
+from bert_pretrain.train.hardware import DTYPES, Precision
+from bert_pretrain.train.loader import TrainingData, evaluation_batches
+from bert_pretrain.train.log import RunLog
+from bert_pretrain.train.loop import fit
+from bert_pretrain.train.resolved import ResolvedRun
+from bert_pretrain.train.schedule import Length
+from bert_pretrain.train.state import TrainState
+from tests.cuda.pretended import CUDA, fake_batch, fake_global_batch, make_state, pin, pretended_cuda
+from tests.cuda.recorder import Recorder
+from tests.train.conftest import step as train_one
+
+OPTIMIZERS = ("adamw", "lamb", "muon")
+
+
+@dataclass(frozen=True)
+class Combination:
+    """What decides which operators a step consists of."""
+
+    optimizer: str
+    precision: str
+    attention: str
+    checkpointing: bool
+    dropout: float
+    pairs: bool
+
+    def __str__(self) -> str:
+        parts = [self.optimizer, self.precision, self.attention, f"dropout {self.dropout}"]
+        return ", ".join(parts + ["checkpointing"] * self.checkpointing + ["without pairs"] * (not self.pairs))
+
+
+def combinations() -> Iterator[Combination]:
+    """Yield all that can run, each with one of the optimizers: flash attention takes 16 bits only."""
+    choices = itertools.product(("bf16", "fp16", "fp32"), ("varlen", "padded"), (False, True), (0.0, 0.1))
+    optimizers = itertools.cycle(OPTIMIZERS)
+    for number, (precision, attention, checkpointing, dropout) in enumerate(choices):
+        if attention == "padded" or precision != "fp32":
+            has_pairs = (number + number // 2) % 2 == 0
+            yield Combination(next(optimizers), precision, attention, checkpointing, dropout, has_pairs)
+
+
+def make_config(combination: Combination) -> Config:
+    sizes = {
+        "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 128,
+        "max_position_embeddings": 32, "hidden_dropout_prob": combination.dropout,
+        "attention_probs_dropout_prob": combination.dropout if combination.attention == "padded" else 0.0,
+    }  # fmt: skip
+    train = {
+        "optimizer": combination.optimizer, "precision": combination.precision,
+        "activation_checkpointing": combination.checkpointing,
+    }  # fmt: skip
+    return Config.model_validate({"model": sizes, "train": train})
+
+
+def run_step(state: TrainState, config: Config, batch: GlobalBatch, step: int) -> None:
+    """Run one step of the project's own, from bringing the batch to the device on."""
+    batch = batch.to(CUDA)
+    train_one(state, batch, step, DTYPES[config.train.precision])
+    state.count(batch)
+
+
+def trace(combination: Combination, batches: list[GlobalBatch], vocab_size: int) -> dict[str, Any]:
+    config = make_config(combination)
+    if not combination.pairs:
+        batches = [without_pairs(batch) for batch in batches]
+    with pretended_cuda() as mode:
+        state = make_state(config, vocab_size, attention=combination.attention, pairs=combination.pairs)
+        recorders = [Recorder() for _ in batches]
+        for step, (recorder, batch) in enumerate(zip(recorders, batches, strict=True)):
+            fake = fake_global_batch(mode, batch)
+            with recorder:
+                run_step(state, config, pin(fake), step)
+        gradients = {str(parameter.grad.dtype) for parameter in state.model.parameters() if parameter.grad is not None}
+    return {
+        "name": str(combination),
+        **asdict(combination),
+        "waits": [wait for recorder in recorders for wait in recorder.waits],
+        "data_dependent": [shape for recorder in recorders for shape in recorder.data_dependent],
+        "gradients": sorted(gradients),
+        "operators": dict(recorders[-1].operators),
+    }
+
+
+def without_pairs(batch: GlobalBatch) -> GlobalBatch:
+    micro_batches = [replace(micro, next_sentence_labels=None) for micro in batch.micro_batches]
+    return replace(batch, micro_batches=micro_batches, num_pairs=0)
+
+
+def read_batches(data: str, **settings: Any) -> tuple[list[GlobalBatch], int]:
+    """Return the first global batches of a data folder, and the size of its vocabulary."""
+    folder = DataFolder.open(Path(data))
+    reader = TrainingData(folder, **{"seed": 1, "global_batch_size": 24, "micro_batch_tokens": 600, **settings})
+    return [reader.global_batch(step) for step in range(2)], folder.tokenizer().vocab_size
+
+
+def all_combinations(data: str) -> list[dict[str, Any]]:
+    """Trace the first step, which lacks nothing that later ones do, of all combinations."""
+    batches, vocab_size = read_batches(data)
+    return [trace(combination, batches[:1], vocab_size) for combination in combinations()]
+
+
+def plain_combinations(data: str) -> dict[str, dict[str, int]]:
+    """Return the operators of a step in bf16 with flash attention and dropout, for each optimizer."""
+    batches, vocab_size = read_batches(data)
+    plain = [Combination(name, "bf16", "varlen", False, 0.1, True) for name in OPTIMIZERS]
+    return {one.optimizer: trace(one, batches, vocab_size)["operators"] for one in plain}
+
+
+GLOBAL_BATCH_SIZES = (24, 19, 37)
+
+
+def compilations(data: str, checkpointing: str) -> dict[str, Any]:
+    """Return the graphs after each step in fp16, and the waits."""
+    by_size = [
+        read_batches(data, static_shapes=True, global_batch_size=size, micro_batch_tokens=10**6)
+        for size in GLOBAL_BATCH_SIZES
+    ]
+    batches = [batches[0] for batches, _ in by_size]
+    compiled, graphs = [], []
+
+    def counter(graph: torch.fx.GraphModule, inputs: list[Any]) -> Any:
+        """A compiler that makes no code and counts the graphs that it is given."""
+        compiled.append(graph)
+        return aot_eager(graph, inputs)
+
+    config = make_config(Combination("adamw", "fp16", "varlen", checkpointing == "True", 0.1, True))
+    softmax = functools.partial(loss._compiled_softmax, counter)
+    with pretended_cuda() as mode, mock.patch.object(loss, "_compiled_softmax", softmax):
+        state = make_state(config, by_size[0][1], attention="varlen", backend=counter)
+        with Recorder() as recorder:
+            for step, batch in enumerate(batches):
+                run_step(state, config, pin(fake_global_batch(mode, batch)), step)
+                graphs.append(len(compiled))
+    micro = [batch.micro_batches[0] for batch in batches]
+    return {
+        "graphs": graphs,
+        "waits": recorder.waits + recorder.data_dependent,
+        "casts": recorder.operators["aten._to_copy"],
+        "gradients": sorted({str(one.grad.dtype) for one in state.model.parameters() if one.grad is not None}),
+        "shapes": [(len(one.input_ids), len(one.cu_seqlens), len(one.masked_positions)) for one in micro],
+    }
+
+
+MICRO_BATCH_TOKENS = 300
+STEPS = 6
+SYNCHRONIZE = "torch.cuda.synchronize"
+
+
+class FakeData(TrainingData):
+    """The project's own batches with fake tensors, made beforehand: a thread asks for them."""
+
+    def prepare(self, mode: FakeTensorMode) -> None:
+        self._prepared = [fake_global_batch(mode, super(FakeData, self).global_batch(step)) for step in range(STEPS)]
+
+    def global_batch(self, step: int) -> GlobalBatch:
+        return self._prepared[step]
+
+
+def loop_evaluation_snapshot(data: str) -> dict[str, Any]:
+    """Return the waits of a loop of six steps by the number of finished ones, and those of what it calls alone."""
+    folder = DataFolder.open(Path(data))
+    config = make_config(Combination("adamw", "bf16", "varlen", False, 0.1, True))
+    train = {"max_steps": STEPS, "log_every": 3, "eval_every": 100, "save_every": 100, "global_batch_size": 24}
+    config = config.model_copy(update={"train": config.train.model_copy(update=train)})
+    with pretended_cuda() as mode:
+        state = make_state(config, folder.tokenizer().vocab_size, attention="varlen")
+        loop = _loop(mode, state, config, folder)
+        with Recorder() as evaluation:
+            micro_batches = evaluation_batches(folder, "validation", MICRO_BATCH_TOKENS)
+            batches = [fake_batch(mode, batch) for batch in micro_batches]
+            evaluate_batches(state.losses, batches, CUDA, torch.bfloat16)
+        with Recorder() as snapshot:
+            copies, _ = HostBuffers.of(CUDA).copy(all_tensors(state))
+        num_tensors = len(copies)
+    return {
+        "loop": loop,
+        "evaluation": evaluation.waits,
+        "evaluated_batches": len(batches),
+        "snapshot_waits": snapshot.waits,
+        "snapshot_copies": snapshot.asynchronous_copies,
+        "tensors": num_tensors,
+        "data_dependent": evaluation.data_dependent + snapshot.data_dependent,
+    }
+
+
+def _loop(mode: FakeTensorMode, state: TrainState, config: Config, folder: DataFolder) -> dict[int, list[str]]:
+    """Run the loop, and return the waits by the number of finished steps."""
+    data = FakeData(folder, seed=1, global_batch_size=24, micro_batch_tokens=MICRO_BATCH_TOKENS)
+    data.prepare(mode)
+    run = ResolvedRun(
+        config, folder, folder.tokenizer(), Path("run"), None, None, Length(STEPS), CUDA, Precision("bf16", ""),
+        "varlen", "", False, "", SINGLE_PROCESS, 0, MICRO_BATCH_TOKENS,
+    )  # fmt: skip
+    waits: dict[int, list[str]] = {}
+
+    class ByStep(list[str]):
+        def append(self, note: str) -> None:
+            waits.setdefault(state.progress.step, []).append(note.rpartition(" at ")[2])
+
+    recorder = Recorder()
+    recorder.waits = ByStep()
+    with (
+        contextlib.closing(RunLog(run.length, None, [], state.progress)) as log,
+        mock.patch("torch.cuda.get_device_name", return_value="NVIDIA H200"),
+        mock.patch("torch.cuda.synchronize", side_effect=lambda *_: recorder.waits.append(SYNCHRONIZE)),
+        recorder,
+    ):
+        # Evaluations and copies of the state are traced by themselves; fake tensors cannot be written.
+        checkpoints = CheckpointWriter(run.output, state, run.tokenizer, 1, None)
+        fit(run, state, data, log, lambda whole: None, checkpoints, evaluate_first=False)
+    return waits
