@@ -5,6 +5,7 @@ import os
 os.environ.setdefault("HF_HUB_OFFLINE", "1")  # before `datasets` and `transformers` are imported anywhere
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
+import hashlib
 import random
 import re
 import subprocess
@@ -34,8 +35,19 @@ CHINESE_WORDS = re.findall(
 )
 
 
-def _english_documents() -> list[list[str]]:
-    """The pydoc topics of the standard library: one document a topic, each a list of sentences of plain prose."""
+def one_sentence_a_line(documents: list[list[str]]) -> str:
+    return "\n\n".join("\n".join(document) for document in documents) + "\n"
+
+
+def digests(folder: Path) -> dict[str, str]:
+    """The SHA-256 of every file in a folder, hidden ones included."""
+    files = (path for path in sorted(folder.rglob("*")) if path.is_file())
+    return {str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
+
+
+@pytest.fixture(scope="session")
+def english_documents() -> list[list[str]]:
+    """Real English: the pydoc topics of the standard library as lists of sentences of plain prose."""
     from pydoc_data.topics import topics
 
     documents = []
@@ -46,28 +58,14 @@ def _english_documents() -> list[list[str]]:
     return [document for document in documents if len(document) > 1]
 
 
-def _chinese_documents(count: int = 120) -> list[list[str]]:
-    draw = random.Random(7)
-    return [
-        ["".join(draw.choices(CHINESE_WORDS, k=draw.randint(3, 12))) + draw.choice("。。。！？") for _ in range(size)]
-        for size in (draw.randint(2, 30) for _ in range(count))
-    ]
-
-
-def one_sentence_a_line(documents: list[list[str]]) -> str:
-    return "\n\n".join("\n".join(document) for document in documents) + "\n"
-
-
-@pytest.fixture(scope="session")
-def english_documents() -> list[list[str]]:
-    """Real English: documents as lists of sentences."""
-    return _english_documents()
-
-
 @pytest.fixture(scope="session")
 def chinese_documents() -> list[list[str]]:
     """Chinese composed of ordinary words: documents as lists of sentences."""
-    return _chinese_documents()
+    draw = random.Random(7)
+    return [
+        ["".join(draw.choices(CHINESE_WORDS, k=draw.randint(3, 12))) + draw.choice("。。。！？") for _ in range(size)]
+        for size in (draw.randint(2, 30) for _ in range(120))
+    ]
 
 
 @pytest.fixture(scope="session")

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from bert_pretrain.config import LENGTHS, Config, PhaseConfig
 from bert_pretrain.config_file import load_config, preset_paths
-from bert_pretrain.config_keys import OTHER_NAMES, as_commented_yaml, dump_yaml, keys_of, suggest_key
+from bert_pretrain.config_keys import as_commented_yaml, dump_yaml, keys_of, suggest_key
 from bert_pretrain.errors import ConfigError
 from bert_pretrain.model.bert import BertForPreTraining
 
@@ -34,20 +34,15 @@ def value_at(config: Config, dotted: str) -> object:
 
 MEANINGS = [
     ("train.peak_lr", "1e-4", 1e-4),
-    ("train.peak_lr", "2.5E-4", 2.5e-4),
     ("train.max_steps", "1e5", 100_000),
     ("train.max_steps", "1_000", 1000),
     ("train.max_steps", "null", None),
     ("train.time_budget", "24h", 86400.0),
     ("train.time_budget", "1d 2h", 93600.0),
-    ("train.time_budget", "1h30m", 5400.0),
     ("train.time_budget", "90", 90.0),
-    ("train.time_budget", "2 hours", 7200.0),
     ("train.time_budget", "90 min", 5400.0),
     ("train.time_budget", "1 Day 30 secs", 86430.0),
     ("train.time_budget", "2.5e-1s", 0.25),
-    ("train.time_budget", "2.5s", 2.5),
-    ("train.max_steps", "~", None),
     ("data.language", "no", "no"),
     ("data.language", "'no'", "no"),
     ("data.language", '"on"', "on"),
@@ -55,7 +50,6 @@ MEANINGS = [
     ("data.text_field", "'null'", "null"),
     ("data.whole_word_mask", "no", False),
     ("data.whole_word_mask", "yes", True),
-    ("data.whole_word_mask", "on", True),
     ("data.whole_word_mask", "False", False),
     ("vocab.strip_accents", "no", False),
     ("vocab.strip_accents", "null", None),
@@ -64,7 +58,6 @@ MEANINGS = [
     ("train.micro_batch_tokens", "8192", 8192),
     ("train.device", "cuda:1", "cuda:1"),
     ("train.device", "gpu", "cuda"),
-    ("train.device", "CPU", "cpu"),
     ("data.max_record_bytes", "1G", 10**9),
 ]
 
@@ -76,21 +69,6 @@ def test_a_value_means_the_same_in_a_file_and_in_set(tmp_path: Path, key: str, t
     assert value_at(load_config(settings=[f"{key}={text}"]), key) == value
 
 
-@pytest.mark.parametrize("path", preset_paths().values(), ids=preset_paths().keys())
-def test_every_preset_loads_and_so_do_its_phases(path: Path) -> None:
-    config = load_config(path.stem)
-    assert config == load_config(path)
-    for phase in config.phases:
-        assert not config.for_phase(phase).phases
-
-
-def test_defaults_are_those_of_bert_base() -> None:
-    config = load_config()
-    assert (config.vocab.size, config.vocab.unused_tokens) == (30522, 99)
-    assert (config.model.hidden_size, config.model.num_hidden_layers, config.model.layer_norm_eps) == (768, 12, 1e-12)
-    assert (config.data.masked_lm_prob, config.train.peak_lr) == (0.15, 1e-4)
-
-
 def test_later_sources_win_and_replace_what_stood_there(tmp_path: Path) -> None:
     flags = {"vocab.size": ("--vocab-size", 9000), "data.strict": ("--strict", None)}
     settings = ["vocab.size=8000", "data.seed=1", "data.seed=2"]
@@ -98,31 +76,22 @@ def test_later_sources_win_and_replace_what_stood_there(tmp_path: Path) -> None:
     assert (config.vocab.size, config.vocab.lowercase, config.data.seed, config.data.strict) == (9000, False, 2, False)
 
 
-@pytest.mark.parametrize("text", ["", "# nothing\n", "train:\n", "train: {}\nphases:\ninputs:\n", "train: null\n"])
+@pytest.mark.parametrize("text", ["", "# nothing\n", "train: {}\nphases:\ninputs:\n", "train: null\n"])
 def test_empty_files_and_sections_mean_the_defaults(tmp_path: Path, text: str) -> None:
     assert from_yaml(tmp_path, text) == Config()
-
-
-def test_set_fills_a_section_that_a_file_left_empty(tmp_path: Path) -> None:
     assert from_yaml(tmp_path, "train:\n", settings=["train.seed=7"]).train.seed == 7
-
-
-def test_an_empty_override_section_of_a_phase_changes_nothing(tmp_path: Path) -> None:
-    config = from_yaml(tmp_path, "data: {seed: 3}\nphases:\n  - name: first\n    data:\n    train: {seed: 4}\n")
-    assert config.for_phase(config.phases[0]).data.seed == 3
-
-
-def test_anchors_and_aliases_work(tmp_path: Path) -> None:
-    config = from_yaml(tmp_path, "data: {seed: &seed 9}\ntrain: {seed: *seed}\n")
-    assert (config.data.seed, config.train.seed) == (9, 9)
+    config = load_config()
+    assert (config.vocab.size, config.vocab.unused_tokens) == (30522, 99)
+    assert (config.model.hidden_size, config.model.num_hidden_layers, config.model.layer_norm_eps) == (768, 12, 1e-12)
+    assert (config.data.masked_lm_prob, config.train.peak_lr) == (0.15, 1e-4)
 
 
 def test_phases_override_data_and_training(tmp_path: Path) -> None:
     text = """
-data: {max_seq_length: 64, dupe_factor: 3}
-train: {peak_lr: 3e-4}
+data: {max_seq_length: 64, dupe_factor: 3, seed: &seed 9}
+train: {peak_lr: 3e-4, seed: *seed}
 phases:
-  - {name: short, train: {max_steps: 90}}
+  - {name: short, data: , train: {max_steps: 90}}
   - {name: long, data: {max_seq_length: 512}, train: {max_steps: 10, peak_lr: 1e-4}}
 """
     config = from_yaml(tmp_path, text)
@@ -130,91 +99,76 @@ phases:
     assert (short.data.max_seq_length, short.train.max_steps, short.train.peak_lr) == (64, 90, 3e-4)
     assert (long.data.max_seq_length, long.train.max_steps, long.train.peak_lr) == (512, 10, 1e-4)
     assert short.data.dupe_factor == long.data.dupe_factor == 3
+    assert short.data.seed == long.train.seed == 9
     assert not long.phases
 
 
 ALIAS_BOMB = "a0: &a0 [x]\n" + "".join(f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 10)}]\n" for n in range(1, 10))
 MISTAKES = [
-    ("train:\n  peak_lrr: 1\n", ["'train.peak_lrr'", "'train.peak_lr'", ":2"]),
-    ("data:\n  seed: 1\n\n  max_seq_lenght: 5\n", ["'data.max_seq_length'", ":4"]),
-    ("train:\n  seed: 1\n  seed: 2\n", ["'seed'", "twice", ":3"]),
-    ("train:\n  peak_lr: fast\n", ["train.peak_lr", "'fast'", "number", ":2"]),
-    ("train:\n  peak_lr: inf\n", ["train.peak_lr", "'inf'", "finite", ":2"]),
-    ("train:\n  peak_lr:\n", ["train.peak_lr is empty", ":2"]),
-    ("train:\n  max_steps: 0\n", ["train.max_steps", "greater than 0", ":2"]),
-    ("data:\n  masked_lm_prob: 1.5\n", ["data.masked_lm_prob", "less than 1", ":2"]),
+    ("train:\n  peak_lrr: 1\n", ["'train.peak_lr'", ":2"]),
+    ("train:\n  peak_lr: fast\n", ["train.peak_lr", "'fast'", ":2"]),
+    ("train:\n  peak_lr: inf\n", ["train.peak_lr", "finite", ":2"]),
+    ("train:\n  peak_lr:\n", ["train.peak_lr", "empty", ":2"]),
+    ("train:\n  max_steps: 0\n", ["train.max_steps", ":2"]),
+    ("data:\n  masked_lm_prob: 1.5\n", ["data.masked_lm_prob", ":2"]),
     ("data:\n  whole_word_mask: maybe\n", ["data.whole_word_mask", "'maybe'", ":2"]),
-    ("data:\n  next_sentence: roberta\n", ["data.next_sentence", "give nsp, sop or none", ":2"]),
-    ("data:\n  word_segmenter: jieba\n", ["word_segmenter jieba needs whole_word_mask: true", ":2"]),
-    (
-        "model:\n  hidden_size: 100\n  num_attention_heads: 3\n",
-        ["hidden_size 100", ":2 and", ":3"],
-    ),
-    ("train:\n  max_steps: 5\n  max_epochs: 2\n", ["max_steps 5", "max_epochs 2", "keep one", ":2 and", ":3"]),
+    ("data:\n  next_sentence: roberta\n", ["nsp, sop or none", ":2"]),
+    ("data:\n  word_segmenter: jieba\n", ["whole_word_mask", ":2"]),
+    ("train:\n  max_steps: 5\n  max_epochs: 2\n", ["max_steps 5", "max_epochs 2", ":2 and", ":3"]),
     (
         "train:\n  warmup_steps: 10\n  max_steps: 3\n  schedule_steps: 9\n",
         ["warmup_steps 10", "9 steps", ":2 and", ":4"],
     ),
-    (
-        "train:\n  warmup_steps: 0\n  time_budget: 2h\n",
-        ["warmup_steps 0 cannot be combined with time_budget 7200", "train.warmup_ratio", ":2 and", ":3"],
-    ),
+    ("train:\n  warmup_steps: 0\n  time_budget: 2h\n", ["warmup_steps 0", "train.warmup_ratio", ":2 and", ":3"]),
+    ("time: 2h\ntrain:\n  warmup_steps: 10\n", ["warmup_steps 10", "train.warmup_ratio", ":3 and", ":1"]),
     (
         "train: {max_steps: 4}\nphases:\n  - name: a\n  - name: b\n    train:\n      warmup_steps: 9\n",
         ["warmup_steps 9", "8 steps", ":6 and", ":1"],
     ),
-    (
-        "time: 2h\ntrain:\n  warmup_steps: 10\n",
-        ["warmup_steps 10 cannot be combined with time 7200", "train.warmup_ratio", ":3 and", ":1"],
-    ),
-    ("train:\n  time_budget: soon\n", ["train.time_budget", "'soon'", "such as 90s, 30m", ":2"]),
-    ("train:\n  betas: [0.9]\n", ["train.betas", "a list of 2 values in brackets", ":2"]),
-    ("train:\n  device: tpu\n", ["train.device", "'tpu'", "auto, cpu, cuda, cuda:N", ":2"]),
-    ("train: [\n", ["YAML", ":2"]),
-    ("data: {seed: 1}\ntrain: " + "[" * 33 + "]" * 33, ["nested more than 32 deep", ":2"]),
-    ("".join(" " * depth + "a:\n" for depth in range(500)), ["nested more than 32 deep"]),
-    ("data: {seed: 1}\ninputs: !!python/object/apply:os.system [a.txt]\n", ["!!python/object/apply:os.system", ":2"]),
-    (ALIAS_BOMB, ["more than 100,000 values", "aliases"]),
-    ('data: {language: "\\ud800"}', ["YAML", "surrogates"]),
-    ("data: {max_record_bytes: 1M}", ["max_record_bytes", "4,194,304", ":1"]),
-    ("phases:\n  - name: a\n    train: {peek_lr: 1}\n", ["phases.0.train.peek_lr", "'phases.0.train.peak_lr'", ":3"]),
-    ("phases:\n  - train: {seed: 1}\n", ["'phases.0.name' is missing", ":2"]),
-    ("phases:\n  - {name: a, model: {hidden_size: 5}}\n", ["phases.0.model", "name, data, train, time_share", ":2"]),
+    ("train:\n  time_budget: soon\n", ["train.time_budget", "'soon'", ":2"]),
+    ("train:\n  betas: [0.9]\n", ["train.betas", "2 values", ":2"]),
+    ("data: {seed: 1}\ntrain: " + "[" * 33 + "]" * 33, ["nested", ":2"]),
+    ("".join(" " * depth + "a:\n" for depth in range(500)), ["nested"]),
+    ("data: {seed: 1}\ninputs: !!python/object/apply:os.system [a.txt]\n", ["os.system", ":2"]),
+    (ALIAS_BOMB, ["100,000 values"]),
+    ('data: {language: "\\ud800"}', ["surrogates"]),
+    ("data: {max_record_bytes: 1M}", ["max_record_bytes", ":1"]),
+    ("phases:\n  - name: a\n    train: {peek_lr: 1}\n", ["'phases.0.train.peak_lr'", ":3"]),
+    ("phases:\n  - train: {seed: 1}\n", ["'phases.0.name'", ":2"]),
+    ("phases:\n  - {name: a, model: {hidden_size: 5}}\n", ["phases.0.model", ":2"]),
 ]
 
 
-@pytest.mark.parametrize(("text", "parts"), MISTAKES)
+@pytest.mark.parametrize(("text", "parts"), MISTAKES, ids=range(len(MISTAKES)))
 def test_a_mistake_names_the_value_the_line_and_a_remedy(tmp_path: Path, text: str, parts: list[str]) -> None:
     with pytest.raises(ConfigError) as caught:
         from_yaml(tmp_path, text)
-    error = caught.value
-    assert error.where.startswith(str(tmp_path / "config.yaml"))
-    assert error.remedy
-    for part in parts:
-        assert part in str(error)
+    assert caught.value.where.startswith(str(tmp_path / "config.yaml"))
+    assert caught.value.remedy
+    assert [part for part in parts if part not in str(caught.value)] == []
 
 
 @pytest.mark.parametrize(
-    ("setting", "parts"),
+    ("setting", "part"),
     [
-        ("=3", ["section.key=value", "--set"]),
-        ("train.peak_lr=x", ["'x'", "--set train.peak_lr"]),
-        ("train.peak_lr.deep=3", ["train.peak_lr", "--set train.peak_lr.deep"]),
-        ("train.betas=[0.9", ["YAML", "--set train.betas"]),
-        ("inputs=*.txt", ["YAML", "--set inputs"]),
-        ("inputs=a.txt", ["inputs is 'a.txt'", "such as [a.txt, corpus/*.gz]"]),
-        ("train.trackers=wandb", ["give a list in brackets, each tensorboard or wandb"]),
-        ("data.input_weights={a.txt: 0}", ["data.input_weights is '0'", "such as {a.txt: 3}"]),
-        ("data.text_field=", ["data.text_field is ''", "several such as subject,body"]),
-        ("phases=7", ["phases is '7'", "such as [{name: first"]),
-        ("train.seed=", ["train.seed", "--set train.seed"]),
+        ("=3", "section.key=value"),
+        ("train.peak_lr=x", "--set train.peak_lr"),
+        ("train.peak_lr.deep=3", "--set train.peak_lr.deep"),
+        ("train.betas=[0.9", "--set train.betas"),
+        ("inputs=*.txt", "--set inputs"),
+        ("inputs=a.txt", "[a.txt, "),
+        ("train.trackers=wandb", "tensorboard or wandb"),
+        ("data.input_weights={a.txt: 0}", "{a.txt: 3}"),
+        ("data.text_field=", "subject,body"),
+        ("phases=7", "[{name: first"),
+        ("train.seed=", "--set train.seed"),
+        ("extends=tiny", "'extends'"),
     ],
 )
-def test_a_mistake_in_set_names_it(setting: str, parts: list[str]) -> None:
+def test_a_mistake_in_set_names_it(setting: str, part: str) -> None:
     with pytest.raises(ConfigError) as caught:
         load_config(settings=["train.betas=[0.9, 0.99]", "train.peak_lr=1", setting])
-    for part in parts:
-        assert part in str(caught.value)
+    assert part in str(caught.value)
 
 
 WORDS = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=12)
@@ -257,12 +211,8 @@ def test_the_commented_configuration_loads_back_and_explains_every_key(names: st
     assert again.model_dump(exclude={"phases"}) == config.model_dump(exclude={"phases"})
     assert list(map(again.for_phase, again.phases)) == list(map(config.for_phase, config.phases))
     assert all(f"{key.path[-1]}:" in text for key in keys_of())
-
-
-def test_every_key_has_a_meaning_and_values_in_words() -> None:
-    keys = [*keys_of(), *keys_of(PhaseConfig)]
-    assert [key.dotted for key in keys if not re.fullmatch(r"[A-Z`].*\.", key.meaning)] == []
-    assert [key.dotted for key in keys if re.search(r"[\\^$<>]|str|int|float", key.values)] == []
+    assert [key.dotted for key in keys_of() if not re.fullmatch(r"[A-Z`].*\.", key.meaning)] == []
+    assert names is None or "," in names or config == load_config(preset_paths()[names])
 
 
 @pytest.mark.parametrize(("seconds", "text"), [(7200.0, "2h"), (5400.0, "1h30m"), (90061.0, "25h1m1s"), (2.5, "2.5s")])
@@ -294,85 +244,57 @@ def test_the_key_that_was_meant_is_named(written: str) -> None:
     assert suggest_key(written) == SUGGESTIONS[written]
 
 
-def test_other_names_lead_to_keys_and_are_none_themselves() -> None:
-    keys = {key.dotted for key in keys_of()}
-    assert OTHER_NAMES.keys() <= keys
-    names = [name for names in OTHER_NAMES.values() for name in names.split()]
-    assert len(set(names)) == len(names)
-    assert not set(names) & {key.rpartition(".")[2] for key in keys}
-
-
 @pytest.mark.parametrize("path", write_reference.FILES, ids=lambda path: path.name)
 def test_generated_files_are_those_of_the_code(path: Path) -> None:
     """Write them again with: python scripts/write_reference.py."""
     assert path.read_text(encoding="utf-8") == write_reference.FILES[path]()
 
 
-def test_what_every_phase_overrules_cannot_be_set_beside_them() -> None:
-    with pytest.raises(ConfigError, match=r"every phase sets train\.max_steps itself") as caught:
-        load_config("base", ["train.max_steps=1000"])
-    assert caught.value.where == "--set train.max_steps"
-    assert load_config("base", ["train.max_steps=1000", "phases=[]"]).train.max_steps == 1000
-    one_of_two = ["phases=[{name: a}, {name: b, train: {peak_lr: 1}}]", "train.peak_lr=2"]
-    assert load_config(None, one_of_two).train.peak_lr == 2
-
-
-def test_where_phases_are_not_run_they_may_contradict_the_rest() -> None:
-    config = load_config("base", ["train.time_budget=24h"], with_phases=False)
-    assert config.train.time_budget is not None
-    with pytest.raises(ConfigError, match="are all lengths of the run"):
-        load_config("base", ["train.time_budget=24h"])
-
-
 PHASES_OF_40_AND_60_STEPS = "phases=[{name: a, train: {max_steps: 40}}, {name: b, train: {max_steps: 60}}]"
 
 
-@pytest.mark.parametrize(
-    "settings",
-    [
+def test_a_warm_up_that_fits_is_taken_and_one_longer_than_a_run_without_its_phases_is_refused() -> None:
+    for settings in (
         ["train.warmup_steps=9", "train.max_steps=9"],
         ["train.warmup_steps=9", "train.max_steps=5", "train.schedule_steps=9"],
         ["train.warmup_steps=9", "train.max_epochs=1"],  # how many steps that is, the data will tell
-        ["train.warmup_steps=100", PHASES_OF_40_AND_60_STEPS],
         ["train.warmup_ratio=1", "train.time_budget=60"],
-    ],
-)
-def test_a_warm_up_that_fits_is_taken(settings: list[str]) -> None:
-    assert load_config(None, settings)
-
-
-def test_a_warm_up_longer_than_a_run_without_its_phases_is_refused() -> None:
-    settings = ["train.warmup_steps=100", PHASES_OF_40_AND_60_STEPS]
-    assert load_config(None, settings).train.warmup_steps == 100
-    with pytest.raises(ConfigError, match="longer than the run of 40 steps") as caught:
+        ["train.warmup_steps=100", PHASES_OF_40_AND_60_STEPS],
+    ):
+        assert load_config(None, settings)
+    with pytest.raises(ConfigError, match="40 steps") as caught:
         load_config(None, settings, {"train.max_steps": ("--max-steps", 40)}, with_phases=False)
     assert caught.value.where == "--set train.warmup_steps and --max-steps"
 
 
 @pytest.mark.parametrize("names", PAPER_PRESETS)
-def test_presets_warm_up_for_a_hundredth_of_any_run(names: str) -> None:
+def test_the_recipe_of_the_paper_stays_as_it_is(names: str) -> None:
+    """The file holds what differed from the defaults when each preset still had a recipe of its own."""
     whole = load_config(names)
+    assert whole.model_dump(mode="json", exclude_defaults=True) == PAPER_PRESETS[names]
     steps = sum(whole.for_phase(phase).train.max_steps or 0 for phase in whole.phases)
-    assert steps * whole.train.warmup_ratio == 10_000  # as in the paper
+    assert steps * whole.train.warmup_ratio == 10_000
     for length in ("train.time_budget=3m", "train.max_steps=1000"):
         config = load_config(names, [length], with_phases=False)
         assert (config.train.warmup_steps, config.train.warmup_ratio) == (None, 0.01)
 
 
-@pytest.mark.parametrize("names", PAPER_PRESETS)
-def test_the_recipe_of_the_paper_stays_as_it_is(names: str) -> None:
-    """The file holds what differed from the defaults when each preset still had a recipe of its own."""
-    assert load_config(names).model_dump(mode="json", exclude_defaults=True) == PAPER_PRESETS[names]
+def test_what_phases_overrule_or_contradict_is_refused_unless_they_are_not_run() -> None:
+    with pytest.raises(ConfigError) as caught:
+        load_config("base", ["train.max_steps=1000"])
+    assert caught.value.where == "--set train.max_steps"
+    assert load_config("base", ["train.max_steps=1000", "phases=[]"]).train.max_steps == 1000
+    one_of_two = ["phases=[{name: a}, {name: b, train: {peak_lr: 1}}]", "train.peak_lr=2"]
+    assert load_config(None, one_of_two).train.peak_lr == 2
+    assert load_config("base", ["train.time_budget=24h"], with_phases=False).train.time_budget == 86400
+    with pytest.raises(ConfigError, match="lengths of the run"):
+        load_config("base", ["train.time_budget=24h"])
 
 
 @pytest.mark.parametrize(("name", "peak_lr"), [("tiny", 4e-3), ("mini", 4e-3), ("small", 3e-3), ("medium", 2e-3)])
 def test_small_sizes_have_the_recipe_for_short_runs(name: str, peak_lr: float) -> None:
     config = load_config(name)
-    train, data = config.train, config.data
-    assert (config.phases, data.max_seq_length, data.dupe_factor, data.masking) == ((), 128, 5, "static")
-    assert (train.optimizer, train.peak_lr, train.warmup_ratio, train.schedule) == ("muon", peak_lr, 0.05, "linear")
-    assert (train.global_batch_size, train.max_epochs, train.max_steps) == (64, 5.0, None)
-    assert (config.model.hidden_dropout_prob, config.model.attention_probs_dropout_prob) == (0.0, 0.0)
+    assert (config.phases, config.train.optimizer, config.train.peak_lr) == ((), "muon", peak_lr)
     assert config.model == load_config(f"{name},paper,short").model
     assert (load_config("base,short").phases, load_config("base,short").train) == ((), load_config("medium").train)
 
@@ -393,41 +315,38 @@ def test_presets_have_the_sizes_that_they_are_named_for() -> None:
         assert round((model.num_parameters - heads) / 1e6, 1) == millions, name
 
 
-LAYERS = {
-    "under.yaml": """inputs: [a.txt]
+UNDER = """inputs: [a.txt]
 data: {seed: 1, dupe_factor: 2}
 train:
   peak_lr: 1e-3
   max_epochs: 3
 phases:
   - {name: only, train: {seed: 5}}
-""",
-    "over.yaml": """extends: under.yaml
-data: {seed: 2}
-train:
-  max_steps: 7
-""",
-}
+"""
+OVER = "extends: under.yaml\ndata: {seed: 2}\ntrain:\n  max_steps: 7\n"
 
 
 @pytest.fixture
 def layers(tmp_path: Path) -> Callable[..., str]:
-    """Write files of YAML, and return their paths joined by commas."""
+    """Write files of YAML beside under.yaml and over.yaml, and return their paths joined by commas."""
 
     def write(**texts: str) -> str:
-        for name, text in {**LAYERS, **{f"{name}.yaml": text for name, text in texts.items()}}.items():
-            (tmp_path / name).write_text(text, encoding="utf-8")
+        for name, text in {"under": UNDER, "over": OVER, **texts}.items():
+            (tmp_path / f"{name}.yaml").write_text(text, encoding="utf-8")
         return ",".join(str(tmp_path / f"{name}.yaml") for name in texts)
 
     return write
 
 
 def test_later_layers_win_key_by_key_and_phases_are_replaced_whole(layers: Callable[..., str]) -> None:
-    source = layers(under=LAYERS["under.yaml"], last="data: {dupe_factor: 9}\ntrain:\nphases: [{name: new}]\n")
+    source = layers(under=UNDER, last="data: {dupe_factor: 9}\ntrain:\nphases: [{name: new}]\n")
     config = load_config(source)
     assert (config.inputs, config.data.seed, config.data.dupe_factor, config.train.peak_lr) == (("a.txt",), 1, 9, 1e-3)
     assert config.phases == (PhaseConfig(name="new"),)
     assert load_config(source, ["data.dupe_factor=4"]).data.dupe_factor == 4
+    two = "extends: tiny\nphases: [{name: a, train: {max_steps: 8}}, {name: b, train: {max_steps: 2}}]\n"
+    config = load_config(layers(top=two))
+    assert [config.for_phase(phase).train.max_steps for phase in config.phases] == [8, 2]
 
 
 def test_a_file_may_extend_presets_and_other_files(layers: Callable[..., str]) -> None:
@@ -446,54 +365,31 @@ def test_a_file_may_extend_presets_and_other_files(layers: Callable[..., str]) -
         (["train={max_steps: 5}"], ("max_steps", 5)),
     ],
 )
-def test_the_length_of_a_later_layer_replaces_one_by_another_key(
-    layers: Callable[..., str], settings: list[str], length: tuple[str, float]
-) -> None:
-    train = load_config(layers(over=LAYERS["over.yaml"]), settings).train
+def test_the_length_of_a_later_layer_replaces_one_by_another_key(layers, settings, length: tuple[str, float]) -> None:
+    train = load_config(layers(over=OVER), settings).train
     assert {key: getattr(train, key) for key in LENGTHS if getattr(train, key) is not None} == dict([length])
 
 
-def test_phases_of_a_later_layer_bring_their_own_length(layers: Callable[..., str]) -> None:
-    source = layers(top="extends: tiny\nphases: [{name: a, train: {max_steps: 8}}, {name: b, train: {max_steps: 2}}]\n")
-    config = load_config(source)
-    assert [config.for_phase(phase).train.max_steps for phase in config.phases] == [8, 2]
-
-
 @pytest.mark.parametrize(
-    ("texts", "where", "parts"),
+    ("texts", "where", "part"),
     [
-        ({"a": "train:\n  seed: 1\n", "b": "train:\n\n  seed: x\n"}, "b.yaml:3", ["train.seed is 'x'"]),
-        ({"a": "extends: over.yaml\ntrain:\n  sed: 1\n"}, "a.yaml:3", ["unknown key 'train.sed'"]),
-        ({"a": "\nextend: base\n"}, "a.yaml:2", ["did you mean 'extends'"]),
-        ({"a": "\nextends: bse\n"}, "a.yaml:2", ["no preset 'bse'", "did you mean 'base'"]),
-        ({"a": "extends: [base, sub/no.yaml]\n"}, "a.yaml:1", ["no configuration file", "sub/no.yaml"]),
-        ({"a": "extends: {a: b}\n"}, "a.yaml:1", ["extends is {'a': 'b'}"]),
-        ({"a": "extends: b.yaml\n", "b": "data:\nextends: a.yaml\n"}, "b.yaml:2", ["a.yaml' extends itself"]),
+        ({"a": "train:\n  seed: 1\n", "b": "train:\n\n  seed: x\n"}, "b.yaml:3", "train.seed"),
+        ({"a": "extends: over.yaml\ntrain:\n  sed: 1\n"}, "a.yaml:3", "'train.sed'"),
+        ({"a": "\nextend: base\n"}, "a.yaml:2", "'extends'"),
+        ({"a": "\nextends: bse\n"}, "a.yaml:2", "'base'"),
+        ({"a": "extends: [base, sub/no.yaml]\n"}, "a.yaml:1", "sub/no.yaml"),
+        ({"a": "extends: {a: b}\n"}, "a.yaml:1", "extends"),
+        ({"a": "extends: b.yaml\n", "b": "data:\nextends: a.yaml\n"}, "b.yaml:2", "extends itself"),
         (
             {"a": "model: {hidden_size: 100}\n", "b": "model:\n  num_attention_heads: 3\n"},
             "a.yaml:1 and {}/b.yaml:2",
-            ["hidden_size 100 is not a multiple of num_attention_heads 3"],
+            "hidden_size 100",
         ),
-        (
-            {"a": "extends: base\ntrain:\n  max_steps: 1000\n"},
-            "a.yaml:3",
-            ["every phase sets train.max_steps itself", "phases=[]"],
-        ),
+        ({"a": "extends: base\ntrain:\n  max_steps: 1000\n"}, "a.yaml:3", "phases=[]"),
     ],
 )
-def test_a_mistake_in_layers_names_the_file_and_line(
-    layers: Callable[..., str], tmp_path: Path, texts: dict[str, str], where: str, parts: list[str]
-) -> None:
+def test_a_mistake_in_layers_names_the_file_and_line(layers, tmp_path: Path, texts, where: str, part: str) -> None:
     with pytest.raises(ConfigError) as caught:
         load_config(layers(**texts))
     assert caught.value.where == f"{tmp_path}/{where.format(tmp_path)}"
-    for part in parts:
-        assert part in str(caught.value)
-
-
-def test_extends_belongs_to_files() -> None:
-    with pytest.raises(ConfigError, match="unknown key 'extends'") as caught:
-        load_config(None, ["extends=tiny"])
-    assert "extends" not in caught.value.remedy
-    with pytest.raises(ConfigError, match="there is no preset ''"):
-        load_config("small,")
+    assert part in str(caught.value)

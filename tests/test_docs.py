@@ -4,7 +4,6 @@ Each page is run in order, block by block, in a folder prepared for it, by proce
 here has the reason in a comment before it, `<!-- not run: needs Slurm -->`; its commands must still parse.
 """
 
-import csv
 import gzip
 import itertools
 import json
@@ -13,7 +12,6 @@ import re
 import subprocess
 import sys
 import types
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -30,6 +28,7 @@ from tests.pages import PAGES, PYTHON, ROOT, SHELL, Block, anchor, blocks, headi
 
 GROUP = typer.main.get_command(app)
 ALL_BLOCKS = [block for page in PAGES for block in blocks(page)]
+
 # What a page takes for granted: names of folders that earlier stages have made.
 BEFOREHAND: dict[str, tuple[str, ...]] = {
     "README.md": ("runs/demo",),
@@ -73,13 +72,7 @@ def test_the_blocks_of_a_page_run_as_they_stand(page: Path, workplace: Path, env
 
 
 @pytest.fixture
-def workplace(
-    page: Path,
-    tmp_path: Path,
-    english_documents: list[list[str]],
-    chinese_text: Path,
-    request: pytest.FixtureRequest,
-) -> Path:
+def workplace(page: Path, tmp_path: Path, english_documents, chinese_text: Path, request) -> Path:
     """A folder with small inputs of every kind that pages name, and what the page has beforehand."""
     folder = tmp_path / "work"
     (folder / "corpus").mkdir(parents=True)
@@ -90,9 +83,8 @@ def workplace(
     write_labelled_rows(folder)
     for name in BEFOREHAND.get(page.name, ()):
         (folder / name).parent.mkdir(exist_ok=True)
-        source = "data_folder" if name == "data" else "trained"
-        made: Path = request.getfixturevalue(source)
-        (folder / name).symlink_to(made if source == "data_folder" or name == "runs/demo" else made / "train")
+        made: Path = request.getfixturevalue("data_folder" if name == "data" else "trained")
+        (folder / name).symlink_to(made if name in ("data", "runs/demo") else made / "train")
     return folder
 
 
@@ -104,21 +96,12 @@ def environment(tmp_path: Path) -> dict[str, str]:
     for name, call in (("bert-pretrain", f"{sys.executable} -m bert_pretrain"), ("python", sys.executable)):
         (programs / name).write_text(f'#!/bin/sh\nexec {call} "$@"\n')
         (programs / name).chmod(0o755)
-    return {
-        **os.environ,
-        "PATH": f"{programs}{os.pathsep}{os.environ['PATH']}",
-        "PYTHONPATH": str(ROOT),
-        "HF_HUB_OFFLINE": "1",
-        "OMP_NUM_THREADS": "1",
-    }
+    path = f"{programs}{os.pathsep}{os.environ['PATH']}"
+    return {**os.environ, "PATH": path, "PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
 
 
 @pytest.fixture(scope="session")
-def trained(
-    tmp_path_factory: pytest.TempPathFactory,
-    data_folder: Path,
-    command_line: Callable[..., subprocess.CompletedProcess[str]],
-) -> Path:
+def trained(tmp_path_factory: pytest.TempPathFactory, data_folder: Path, command_line) -> Path:
     """A folder laid out as `run` does, `data` and `train`, with a very small model after three steps."""
     folder = tmp_path_factory.mktemp("trained")
     (folder / "data").symlink_to(data_folder)
@@ -132,33 +115,39 @@ def trained(
 def write_labelled_rows(folder: Path) -> None:
     """Write the few rows of each task that the page on fine-tuning names."""
     for name, count in (("reviews.csv", 40), ("unseen.csv", 8)):
-        with (folder / name).open("w", encoding="utf-8", newline="") as file:
-            rows = csv.writer(file)
-            rows.writerow(["text", "label"])
-            rows.writerows([f"the {'good' if i % 2 else 'bad'} function number {i}", i % 2] for i in range(count))
+        rows = (f"the {'good' if i % 2 else 'bad'} function number {i},{i % 2}\n" for i in range(count))
+        (folder / name).write_text("text,label\n" + "".join(rows), encoding="utf-8")
     for name, count in (("sts-train.csv", 40), ("sts-dev.csv", 8)):
         pairs = (f"main\tmade\t2012\t{i}\t{i % 6}\tItem {i} is here.\tItem {i % 6} is here.\n" for i in range(count))
         (folder / name).write_text("".join(pairs), encoding="utf-8")
     sentence = "Anna\tB-PER\nsings\tO\nin\tO\nNew\tB-LOC\nYork\tI-LOC\n"
-    (folder / "names.conll").write_text("\n".join([sentence] * 24), encoding="utf-8")
-    (folder / "dev.conll").write_text("\n".join([sentence] * 6), encoding="utf-8")
+    for name, count in (("names.conll", 24), ("dev.conll", 6)):
+        (folder / name).write_text("\n".join([sentence] * count), encoding="utf-8")
     for name, count in (("train-v2.0.json", 24), ("dev-v2.0.json", 6)):
+        contexts = [f"The value of item {i} is stored in the list." for i in range(count)]
         paragraphs = [
             {
-                "context": f"The value of item {i} is stored in the list.",
+                "context": text,
                 "qas": [
-                    {
-                        "id": f"{i}a",
-                        "question": "Where is it stored?",
-                        "answers": [{"text": "the list", "answer_start": len(f"The value of item {i} is stored in ")}],
-                    },
-                    {"id": f"{i}b", "question": "Who sang?", "answers": [], "is_impossible": True},
+                    {"id": f"{text}a", "question": "Where is it stored?",
+                     "answers": [{"text": "the list", "answer_start": text.index("the list")}]},
+                    {"id": f"{text}b", "question": "Who sang?", "answers": [], "is_impossible": True},
                 ],
             }
-            for i in range(count)
-        ]
+            for text in contexts
+        ]  # fmt: skip
         squad = {"version": "v2.0", "data": [{"title": "items", "paragraphs": paragraphs}]}
         (folder / name).write_text(json.dumps(squad), encoding="utf-8")
+
+
+def test_the_readmes_lead_to_every_page_and_command() -> None:
+    linked = {(ROOT / link.partition("#")[0]).resolve() for link in links(ROOT / "README.md")}
+    assert [page.name for page in PAGES[1:] if page not in linked] == []
+    text = (ROOT / "README.zh-CN.md").read_text(encoding="utf-8")
+    assert [name for name in GROUP.commands if f"| `{name}` |" not in text] == []
+    assert [page.name for page in (ROOT / "docs").glob("*.md") if f"docs/{page.name}" not in text] == []
+    # A line end inside a sentence shows as a blank.
+    assert re.findall(r"[\u4e00-\u9fff，、；]\n[\u4e00-\u9fff]", text) == []
 
 
 def check_command(command: list[str]) -> None:
@@ -225,11 +214,6 @@ def test_every_path_and_heading_that_a_page_names_exists(page: Path) -> None:
     assert missing == []
 
 
-def test_the_readme_leads_to_every_page() -> None:
-    linked = {(ROOT / link.partition("#")[0]).resolve() for link in links(ROOT / "README.md")}
-    assert [page.name for page in PAGES[1:] if page not in linked] == []
-
-
 def test_the_site_has_every_page_and_follows_links_to_the_root() -> None:
     named = re.findall(r"[\w.]+\.md", (ROOT / "mkdocs.yml").read_text(encoding="utf-8").partition("nav:")[2])
     pages = [page.name for page in (ROOT / "docs").glob("*.md")]
@@ -239,14 +223,6 @@ def test_the_site_has_every_page_and_follows_links_to_the_root() -> None:
     text = "[a](../RESULTS.md#x) [b](data.md) [c](../bert_pretrain/rng.py) [d](#x)\n```\n[e](../RESULTS.md)\n```\n"
     made = "[a](results.md#x) [b](data.md) c (`bert_pretrain/rng.py`) [d](#x)\n```\n[e](../RESULTS.md)\n```\n"
     assert mkdocs_hooks.on_page_markdown(text, page) == made
-
-
-def test_the_chinese_readme_has_every_command_and_page() -> None:
-    text = (ROOT / "README.zh-CN.md").read_text(encoding="utf-8")
-    assert [name for name in GROUP.commands if f"| `{name}` |" not in text] == []
-    assert [page.name for page in (ROOT / "docs").glob("*.md") if f"docs/{page.name}" not in text] == []
-    # A line end inside a sentence shows as a blank.
-    assert re.findall(r"[\u4e00-\u9fff，、；]\n[\u4e00-\u9fff]", text) == []
 
 
 def test_the_lines_that_repair_wikitext_repair_it(tmp_path: Path) -> None:

@@ -1,8 +1,9 @@
-"""What the system refuses is one message and exit code 2; a bug keeps its traceback."""
+"""What the system refuses is one message and exit code 2; a bug keeps its traceback; errors cross process borders."""
 
 import errno
 import json
 import os
+import pickle
 import resource
 import signal
 import subprocess
@@ -13,36 +14,46 @@ import pytest
 import typer
 
 from bert_pretrain.cli.exits import reports_errors
+from bert_pretrain.errors import ConfigError, DataError, InputError, Interrupted, OutputError, UserError
+
+
+def os_error(number: int, *path: str) -> OSError:
+    return OSError(number, os.strerror(number), *path)
+
+
+def fail(error: Exception, output: str = "some/folder") -> None:
+    """Raise an error as a command of an output does."""
+
+    @reports_errors
+    def embed(output: str) -> None:
+        raise error
+
+    embed(output=output)
 
 
 @pytest.mark.parametrize(
     ("error", "said"),
     [
-        (OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "data/x"), "the disk is full"),
-        (OSError(errno.EFBIG, os.strerror(errno.EFBIG)), "larger than allowed"),
-        (OSError(errno.EMFILE, os.strerror(errno.EMFILE), "data/x"), "too many files are open"),
-        (OSError(errno.ENOMEM, os.strerror(errno.ENOMEM)), "memory is exhausted"),
-        (MemoryError(), "memory is exhausted"),
-        (RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to"), "memory is exhausted"),
-        (RuntimeError("could not create a primitive"), "memory is exhausted"),
-        (RuntimeError("can't start new thread"), "memory is exhausted"),
-        (ImportError("a.so: failed to map segment from shared object"), "memory is exhausted"),
-        (RuntimeError("[enforce fail at inline_container.cc:672] . unexpected pos 64 vs 0"), "could not be written"),
-        (RuntimeError("basic_ios::clear: iostream error"), "could not be written"),
-        (Exception("Error while serializing: I/O error: No space left on device (os error 28)"), "the disk is full"),
-        (OSError(errno.ENOENT, os.strerror(errno.ENOENT), "data/x"), "is gone"),
-        (OSError(errno.EACCES, os.strerror(errno.EACCES), "data/x"), "cannot use that path: Permission denied"),
+        (os_error(errno.ENOSPC, "data/x"), "disk is full"),
+        (os_error(errno.ENOSPC), "where: some/folder"),  # as a write to an open file says it
+        (os_error(errno.EFBIG), "larger than allowed"),
+        (os_error(errno.EMFILE, "data/x"), "too many files"),
+        (os_error(errno.ENOMEM), "memory"),
+        (MemoryError(), "memory"),
+        (RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to"), "memory"),
+        (RuntimeError("could not create a primitive"), "memory"),
+        (RuntimeError("can't start new thread"), "memory"),
+        (ImportError("a.so: failed to map segment from shared object"), "memory"),
+        (RuntimeError("[enforce fail at inline_container.cc:672] . unexpected pos 64 vs 0"), "not be written"),
+        (RuntimeError("basic_ios::clear: iostream error"), "not be written"),
+        (Exception("Error while serializing: I/O error: No space left on device (os error 28)"), "disk is full"),
+        (os_error(errno.ENOENT, "data/x"), "is gone"),
+        (os_error(errno.EACCES, "data/x"), "Permission denied"),
     ],
 )
-def test_what_the_system_refuses_is_one_message(
-    error: Exception, said: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    @reports_errors
-    def embed() -> None:
-        raise error
-
+def test_what_the_system_refuses_is_one_message(error: Exception, said: str, capsys) -> None:
     with pytest.raises(typer.Exit) as leaving:
-        embed()
+        fail(error)
     assert leaving.value.exit_code == 2
     message = capsys.readouterr().err
     assert said in message
@@ -50,26 +61,34 @@ def test_what_the_system_refuses_is_one_message(
     assert "where: data/x" in message or getattr(error, "filename", None) is None
 
 
-def test_a_full_disk_is_where_the_output_is(capsys: pytest.CaptureFixture[str]) -> None:
-    @reports_errors
-    def embed(output: str) -> None:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))  # as a write to an open file says it
-
-    with pytest.raises(typer.Exit):
-        embed(output="some/folder")
-    assert "where: some/folder" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
-    "error", [RuntimeError("a bug"), OSError(errno.EIO, "Input/output error"), ValueError("a bug")]
-)
+@pytest.mark.parametrize("error", [RuntimeError("a bug"), os_error(errno.EIO), ValueError("a bug")])
 def test_a_bug_keeps_its_traceback(error: Exception) -> None:
-    @reports_errors
-    def embed() -> None:
-        raise error
-
     with pytest.raises(type(error)):
-        embed()
+        fail(error)
+
+
+def test_an_output_that_cannot_be_written_is_one_message_and_one_that_is_closed_is_none(tmp_path: Path) -> None:
+    with (tmp_path / "file").open("w") as file:
+        found = _version(stdout=file, preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0)))
+    assert found.returncode == 1
+    assert found.stderr.startswith("error: cannot write")
+    assert "ignored" not in found.stderr
+    reading, writing = os.pipe()
+    os.close(reading)  # a reader that leaves
+    with os.fdopen(writing, "w") as pipe:
+        found = _version(stdout=pipe)
+    assert (found.returncode, found.stderr) == (1, "")
+    found = _version(preexec_fn=lambda: os.close(1))
+    assert (found.returncode, found.stderr) == (0, "")
+
+
+@pytest.mark.parametrize("kind", [UserError, ConfigError, InputError, OutputError, DataError])
+def test_a_mistake_crosses_process_borders_whole(kind: type[UserError]) -> None:
+    error = pickle.loads(pickle.dumps(kind("what", where="a.yaml:3", remedy="correct it")))
+    assert type(error) is kind
+    assert (error.what, error.where, error.remedy) == ("what", "a.yaml:3", "correct it")
+    stopped = pickle.loads(pickle.dumps(Interrupted(130, "go on so")))
+    assert (stopped.exit_code, stopped.message) == (130, "go on so")
 
 
 def test_the_status_of_a_training_tells_a_mistake(tmp_path: Path) -> None:
@@ -94,14 +113,6 @@ def _version(**streams: object) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, stderr=subprocess.PIPE, text=True, timeout=60, **streams)  # type: ignore[call-overload, no-any-return]
 
 
-def test_an_output_that_cannot_be_written_is_one_message(tmp_path: Path) -> None:
-    with (tmp_path / "file").open("w") as file:
-        found = _version(stdout=file, preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0)))
-    assert found.returncode == 1
-    assert found.stderr.startswith("error: cannot write to the standard output: File too large")
-    assert "ignored" not in found.stderr
-
-
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_at_the_very_end_is_no_traceback(number: int) -> None:
     program = f"""
@@ -113,16 +124,3 @@ main()
 """
     found = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
     assert (found.returncode, found.stderr) == (-number, "")
-
-
-def test_a_reader_that_leaves_is_no_message() -> None:
-    reading, writing = os.pipe()
-    os.close(reading)
-    with os.fdopen(writing, "w") as pipe:
-        found = _version(stdout=pipe)
-    assert (found.returncode, found.stderr) == (1, "")
-
-
-def test_a_closed_output_is_no_error() -> None:
-    found = _version(preexec_fn=lambda: os.close(1))
-    assert (found.returncode, found.stderr) == (0, "")

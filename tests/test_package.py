@@ -2,7 +2,6 @@
 
 import gzip
 import re
-import shlex
 import subprocess
 import sys
 import tarfile
@@ -12,43 +11,52 @@ from pathlib import Path
 import pytest
 import transformers
 
-from bert_pretrain.config_file import preset_paths
-
-ROOT = Path(__file__).parent.parent
-SMALL = [
-    f"--set=model.{key}={value}"
-    for key, value in {
-        "hidden_size": 32,
-        "num_hidden_layers": 1,
-        "num_attention_heads": 2,
-        "intermediate_size": 64,
-    }.items()
-] + ["--set=train.max_steps=2", "--set=train.global_batch_size=4"]
-
-
-def readme_commands() -> list[list[str]]:
-    """Return the first block of `bert-pretrain` commands of the README, in order."""
-    blocks = re.findall(r"```bash\n(.*?)```", (ROOT / "README.md").read_text(), flags=re.DOTALL)
-    block = next(block for block in blocks if "bert-pretrain vocab" in block)
-    return [shlex.split(line) for line in block.splitlines() if line.startswith("bert-pretrain")]
+from tests.pages import ROOT, blocks
 
 
 def test_the_three_commands_of_the_readme_make_a_model_that_opens(english_text: Path, tmp_path: Path) -> None:
     (tmp_path / "corpus").mkdir()
     (tmp_path / "corpus" / "a.txt.gz").write_bytes(gzip.compress(english_text.read_bytes()[:200_000]))
-    commands = readme_commands()
-    assert [command[1] for command in commands] == ["vocab", "make-data", "train"]
-    for command in commands:
-        extra = SMALL if command[1] == "train" else ["--set=vocab.size=1000"] if command[1] == "vocab" else []
+    block = next(each for each in blocks(ROOT / "README.md") if each.commands and each.commands[0][0] == "vocab")
+    assert [command[0] for command in block.commands] == ["vocab", "make-data", "train"]
+    sizes = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 64}
+    extra = {"vocab": ["--set=vocab.size=1000"], "make-data": []}
+    extra["train"] = [f"--set=model.{key}={value}" for key, value in sizes.items()]
+    extra["train"] += ["--set=train.max_steps=2", "--set=train.global_batch_size=4"]
+    for command in block.commands:
         # As a shell would, let the program see the file names.
-        words = [name for word in command[1:] for name in (["corpus/a.txt.gz"] if "*" in word else [word])]
-        subprocess.run([sys.executable, "-m", "bert_pretrain", *words, *extra], cwd=tmp_path, check=True)
+        words = ["corpus/a.txt.gz" if "*" in word else word for word in command]
+        subprocess.run([sys.executable, "-m", "bert_pretrain", *words, *extra[command[0]]], cwd=tmp_path, check=True)
     model, info = transformers.AutoModelForPreTraining.from_pretrained(
         str(tmp_path / "run" / "model"), output_loading_info=True
     )
     assert not info["missing_keys"]
     assert not info["unexpected_keys"]
     assert model.config.hidden_size == 32
+
+
+def test_the_wheel_holds_the_package_and_the_presets_alone_and_runs(built: Path, tmp_path: Path) -> None:
+    (wheel,) = built.glob("*.whl")
+    with zipfile.ZipFile(wheel) as archive:
+        names = archive.namelist()
+        (metadata,) = [name for name in names if name.endswith(".dist-info/METADATA")]
+        page = archive.read(metadata).decode()
+        archive.extractall(tmp_path / "installed")
+    found = {name for name in names if ".dist-info/" not in name}
+    assert found == tracked("bert_pretrain") | {f"bert_pretrain/{name}" for name in tracked("configs")}
+    assert "bert_pretrain/py.typed" in names
+    address = re.search(r"^Project-URL: Repository, (https://\S+)$", page, re.MULTILINE)[1]
+    links = re.findall(r"\]\(([^)]+)\)", page)
+    assert len(links) > 20
+    assert {link for link in links if not link.startswith((address, "https://", "#"))} == set()
+    script = (
+        "import sys; sys.path.insert(0, sys.argv.pop(1)); from bert_pretrain import config_file, cli; "
+        "assert 'installed' in config_file.__file__; "
+        "assert config_file.load_config('large').model.hidden_size == 1024; cli.main()"
+    )
+    command = [sys.executable, "-c", script, str(tmp_path / "installed"), "--help"]
+    done = subprocess.run(command, cwd=tmp_path, check=True, capture_output=True, text=True)
+    assert "make-data" in done.stdout
 
 
 @pytest.fixture(scope="module")
@@ -78,26 +86,6 @@ def tracked(*folders: str) -> set[str]:
     return {str(path.relative_to(ROOT)) for path in paths if "__pycache__" not in path.parts}
 
 
-def test_the_wheel_holds_the_package_and_the_presets_alone(built: Path) -> None:
-    (wheel,) = built.glob("*.whl")
-    with zipfile.ZipFile(wheel) as archive:
-        names = {name for name in archive.namelist() if ".dist-info/" not in name}
-    assert names == tracked("bert_pretrain") | {f"bert_pretrain/{name}" for name in tracked("configs")}
-
-
-def test_the_wheel_is_typed_and_its_page_has_no_link_that_leads_nowhere(built: Path) -> None:
-    (wheel,) = built.glob("*.whl")
-    with zipfile.ZipFile(wheel) as archive:
-        assert "bert_pretrain/py.typed" in archive.namelist()
-        (name,) = [name for name in archive.namelist() if name.endswith(".dist-info/METADATA")]
-        page = archive.read(name).decode()
-    address = re.search(r"^Project-URL: Repository, (https://\S+)$", page, re.MULTILINE)
-    assert address
-    links = re.findall(r"\]\(([^)]+)\)", page)
-    assert len(links) > 20
-    assert {link for link in links if not link.startswith((address[1], "https://", "#"))} == set()
-
-
 def test_the_source_distribution_holds_what_the_wheel_is_built_and_tested_from(built: Path) -> None:
     (source,) = built.glob("*.tar.gz")
     with tarfile.open(source) as archive:
@@ -108,21 +96,3 @@ def test_the_source_distribution_holds_what_the_wheel_is_built_and_tested_from(b
     single += " CITATION.cff .pre-commit-config.yaml constraints.txt requirements.lock hatch_build.py mkdocs_hooks.py"
     single += " CHANGELOG.md CONTRIBUTING.md SECURITY.md"
     assert names == tracked("bert_pretrain", "configs", "scripts", "tests", "docs") | set(single.split())
-
-
-def test_the_wheel_holds_the_presets_and_runs(built: Path, tmp_path: Path) -> None:
-    (wheel,) = built.glob("*.whl")
-    with zipfile.ZipFile(wheel) as archive:
-        archive.extractall(tmp_path / "installed")
-    installed = {path.stem for path in (tmp_path / "installed" / "bert_pretrain" / "configs").glob("*.yaml")}
-    assert installed == set(preset_paths())
-    script = (
-        "import sys; sys.path.insert(0, sys.argv.pop(1)); from bert_pretrain import config_file, cli; "
-        "assert 'installed' in config_file.__file__; "
-        "assert config_file.load_config('large').model.hidden_size == 1024; cli.main()"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", script, str(tmp_path / "installed"), "--help"],
-        cwd=tmp_path, check=True, capture_output=True, text=True,
-    )  # fmt: skip
-    assert "make-data" in done.stdout

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from bert_pretrain.errors import DataError
-from bert_pretrain.io import files, manifest
+from bert_pretrain.io import files
 from bert_pretrain.io.files import (
     CHECKSUMS,
     damage_of_folder,
@@ -25,10 +25,9 @@ def flips(content: bytes) -> list[bytes]:
 
 def test_no_flipped_bit_changes_what_a_checked_file_says(tmp_path: Path) -> None:
     value = {"used_seconds": 90.5, "name": "größer", "parts": [[0, 80], [80, 90]], "more": {"2": None, "10": 1e-12}}
-    path = tmp_path / "file.json"
+    path, refused = tmp_path / "file.json", 0
     write_checked_json(path, value)
     assert read_json(path) == value
-    refused = 0
     for content in flips(path.read_bytes()):
         path.write_bytes(content)
         try:
@@ -40,40 +39,19 @@ def test_no_flipped_bit_changes_what_a_checked_file_says(tmp_path: Path) -> None
     assert refused > 0.9 * path.stat().st_size
 
 
-def test_a_number_changed_in_a_manifest_is_refused(tmp_path: Path) -> None:
-    manifest.complete(tmp_path, "run", {"seed": 1}, {"progress": {"examples": 80}})
-    assert manifest.read_manifest(tmp_path, "run", "RUN")["progress"] == {"examples": 80}
-    path = tmp_path / "manifest.json"
-    path.write_text(path.read_text().replace("80", "90"))
-    with pytest.raises(DataError, match="damaged: its content is not what was written"):
-        manifest.claim(tmp_path, "run", {"seed": 1})
-
-
-def test_json_of_others_has_no_checksum_and_is_read(tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text('{"model_type": "bert"}')
-    assert read_json(tmp_path / "config.json") == {"model_type": "bert"}
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("[" * 100_000, "nested deeper than 100"),
-        ("[" * 100_000 + "]" * 100_000, "nested deeper than 100"),
-        ('{"a":' * 500 + "1" + "}" * 500, "nested deeper than 100"),
-        ("", "Expecting value"),
-        ('"\ud800', "Unterminated string"),
-    ],
-)
-def test_json_that_cannot_be_read_is_a_value_error(text: str, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
+@pytest.mark.parametrize("text", ["[" * 100_000, "[" * 200 + "]" * 200, '{"a":' * 500 + "1" + "}" * 500, "", '"\ud800'])
+def test_json_that_cannot_be_read_is_a_value_error(text: str) -> None:
+    with pytest.raises(ValueError):
         parse_json(text)
     assert parse_json("[" * 100 + "]" * 100)
 
 
-def test_a_file_larger_than_any_of_ours_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_json_of_others_has_no_checksum_and_is_read_up_to_a_size(tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setattr(files, "MAX_JSON_BYTES", 1 << 20)
+    (tmp_path / "config.json").write_text('{"model_type": "bert"}')
+    assert read_json(tmp_path / "config.json") == {"model_type": "bert"}
     (tmp_path / "config.json").write_text(" " * (1 << 20) + "{}")
-    with pytest.raises(DataError, match="larger than 1 MiB"):
+    with pytest.raises(DataError, match="1 MiB"):
         read_json(tmp_path / "config.json")
 
 
@@ -81,20 +59,21 @@ def test_every_damage_of_a_sealed_folder_is_found(tmp_path: Path) -> None:
     for name in ("weights", "config"):
         (tmp_path / name).write_bytes(name.encode() * 3)
     assert not is_sealed(tmp_path)
+    with pytest.raises(FileNotFoundError, match="gone"):
+        seal_folder(tmp_path, ("weights", "gone"))
+    assert not is_sealed(tmp_path)
     seal_folder(tmp_path)
     assert is_sealed(tmp_path)
     (tmp_path / "README.md").write_text("a card of one's own")
     assert damage_of_folder(tmp_path) is None
     for path in (tmp_path / "weights", tmp_path / "config"):
         content = path.read_bytes()
-        for broken in flips(content)[::7]:
+        for broken in [*flips(content)[::7], content[:-1]]:
             path.write_bytes(broken)
-            assert damage_of_folder(tmp_path) == f"the SHA-256 of {path.name} has changed"
-        path.write_bytes(content[:-1])
-        assert damage_of_folder(tmp_path) == f"{path.name} has {len(content) - 1} bytes instead of {len(content)}"
+            assert path.name in str(damage_of_folder(tmp_path))
         assert damage_of_folder(tmp_path, {"weights", "config"} - {path.name}) is None
         path.unlink()
-        assert damage_of_folder(tmp_path) == f"{path.name} is missing"
+        assert path.name in str(damage_of_folder(tmp_path))
         path.write_bytes(content)
 
 
@@ -108,10 +87,3 @@ def test_damage_to_the_checksums_themselves_never_hides_that_of_a_file(tmp_path:
         (tmp_path / CHECKSUMS).write_bytes(broken)
         if damage_of_folder(tmp_path) is None:
             assert json.loads(broken) == json.loads(content)
-
-
-def test_a_file_that_is_gone_before_the_sums_are_taken_is_not_overlooked(tmp_path: Path) -> None:
-    (tmp_path / "a").write_text("a")
-    with pytest.raises(FileNotFoundError, match="b"):
-        seal_folder(tmp_path, ("a", "b"))
-    assert not is_sealed(tmp_path)

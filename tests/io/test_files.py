@@ -1,10 +1,9 @@
-"""Files appear whole or not at all, whatever happens to the writer."""
+"""Files and folders appear whole or not at all, whatever happens to the writer; locks end with their process."""
 
 import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -26,9 +25,10 @@ def names(folder: Path) -> set[str]:
     return {path.name for path in folder.iterdir()}
 
 
-def in_another_process(code: str) -> "subprocess.Popen[str]":
+def run_until_ready(code: str, *arguments: object) -> "subprocess.Popen[str]":
     """Start Python on `code`; returns when it has printed `ready`."""
-    process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
+    command = [sys.executable, "-c", code, *map(str, arguments)]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
     assert process.stdout.readline() == "ready\n"
     return process
@@ -36,69 +36,64 @@ def in_another_process(code: str) -> "subprocess.Popen[str]":
 
 def kill(process: "subprocess.Popen[str]") -> None:
     process.send_signal(signal.SIGKILL)
-    process.wait()
-    assert process.stdout is not None
-    process.stdout.close()
+    process.communicate()
 
 
 @pytest.mark.parametrize("failure", [RuntimeError, KeyboardInterrupt, SystemExit])
-def test_a_failed_writer_leaves_the_old_file_and_nothing_else(tmp_path: Path, failure: type[BaseException]) -> None:
-    path = tmp_path / "file.txt"
-    write_text(path, "old")
+def test_a_failed_writer_leaves_what_was_there_and_nothing_else(tmp_path: Path, failure: type[BaseException]) -> None:
+    write_text(tmp_path / "file", "old")
+    for name in ("old", "new"):
+        with atomic_folder(tmp_path / "folder") as temporary:
+            write_text(temporary / name, name)
+    assert names(tmp_path / "folder") == {"new"}
 
-    def fail() -> None:
-        with atomic_path(path) as temporary:
-            temporary.write_text("half of the n")
+    def fail(writer) -> None:
+        with writer as temporary:
+            write_text(temporary if temporary.suffix == ".tmp" and not temporary.is_dir() else temporary / "a", "half")
             raise failure
 
-    with pytest.raises(failure):
-        fail()
-    assert path.read_text() == "old"
-    assert names(tmp_path) == {"file.txt"}
+    for writer in (atomic_path(tmp_path / "file"), atomic_folder(tmp_path / "folder")):
+        with pytest.raises(failure):
+            fail(writer)
+    assert (tmp_path / "file").read_text() == "old"
+    assert names(tmp_path / "folder") == {"new"}
+    assert names(tmp_path) == {"file", "folder"}
 
 
-def test_a_failed_writer_leaves_the_old_folder_and_nothing_else(tmp_path: Path) -> None:
-    path = tmp_path / "folder"
-    with atomic_folder(path) as temporary:
-        (temporary / "sub").mkdir()
-        (temporary / "sub" / "old.txt").write_text("old")
-
-    def fail() -> None:
-        with atomic_folder(path) as temporary:
-            (temporary / "new.txt").write_text("new")
-            raise RuntimeError
-
-    with pytest.raises(RuntimeError):
-        fail()
-    assert (path / "sub" / "old.txt").read_text() == "old"
-    assert names(tmp_path) == {"folder"}
-
-
-def test_a_folder_takes_the_place_of_the_old_one(tmp_path: Path) -> None:
-    for name in ("old.txt", "new.txt"):
-        with atomic_folder(tmp_path / "deep" / "folder") as temporary:
-            (temporary / name).write_text(name)
-    assert names(tmp_path / "deep" / "folder") == {"new.txt"}
-
-
-@pytest.mark.parametrize("kind", ["atomic_path", "atomic_folder"])
-def test_a_killed_writer_leaves_nothing_that_can_be_seen(tmp_path: Path, kind: str) -> None:
-    write = "temporary.write_text('half')" if kind == "atomic_path" else "(temporary / 'a').write_text('half')"
-    process = in_another_process(f"""
-import pathlib, time
-from bert_pretrain.io.files import {kind}
-with {kind}(pathlib.Path({str(tmp_path / "out")!r})) as temporary:
-    {write}
+WRITE = """
+import pathlib, sys, time
+from bert_pretrain.io import files
+with getattr(files, sys.argv[1])(pathlib.Path(sys.argv[2])) as temporary:
+    (temporary if sys.argv[1] == "atomic_path" else temporary / "a").write_text("half")
     print("ready", flush=True)
     time.sleep(60)
-""")
-    kill(process)
-    assert not (tmp_path / "out").exists()
-    leftovers = list(tmp_path.iterdir())
-    assert len(leftovers) == 1
-    assert all(is_bookkeeping(path) for path in leftovers)
+"""
+
+
+@pytest.mark.parametrize("writer", ["atomic_path", "atomic_folder"])
+def test_a_killed_writer_leaves_nothing_that_can_be_seen(tmp_path: Path, writer: str) -> None:
+    kill(run_until_ready(WRITE, writer, tmp_path / "out"))
+    (left,) = tmp_path.iterdir()
+    assert is_bookkeeping(left)
+    for name in ("kept.tmp", ".kept", "kept.txt"):
+        (tmp_path / name).write_text("")
     remove_temporaries(tmp_path)
-    assert not list(tmp_path.iterdir())
+    assert names(tmp_path) == {"kept.tmp", ".kept", "kept.txt"}
+
+
+REPLACE = """
+import os, pathlib, sys, time
+from bert_pretrain.io import files
+replace = os.replace
+def stop(source, target):
+    if str(target) == sys.argv[1]:
+        print("ready", flush=True)
+        time.sleep(60)
+    replace(source, target)
+os.replace = stop
+with files.atomic_folder(pathlib.Path(sys.argv[1])) as temporary:
+    (temporary / "a").write_text("new")
+"""
 
 
 @pytest.mark.parametrize("again", ["remove_temporaries", "atomic_folder"])
@@ -106,20 +101,7 @@ def test_a_kill_while_a_folder_is_replaced_leaves_the_old_one(tmp_path: Path, ag
     out = tmp_path / "out"
     out.mkdir()
     (out / "a").write_text("old")
-    process = in_another_process(f"""
-import os, pathlib, time
-from bert_pretrain.io import files
-replace = os.replace
-def stop(source, target):
-    if str(target) == {str(out)!r}:
-        print("ready", flush=True)
-        time.sleep(60)
-    replace(source, target)
-os.replace = stop
-with files.atomic_folder(pathlib.Path({str(out)!r})) as temporary:
-    (temporary / "a").write_text("new")
-""")
-    kill(process)
+    kill(run_until_ready(REPLACE, out))
     assert not out.exists()
     assert all(is_bookkeeping(path) for path in tmp_path.iterdir())
     if again == "remove_temporaries":
@@ -132,22 +114,18 @@ with files.atomic_folder(pathlib.Path({str(out)!r})) as temporary:
     assert (out / "a").read_text() == "newer"
 
 
-def test_only_temporaries_of_ours_are_removed(tmp_path: Path) -> None:
-    for name in ("kept.tmp", ".kept", ".gone.txt.1.tmp", "kept.txt"):
-        (tmp_path / name).write_text("")
-    remove_temporaries(tmp_path)
-    assert names(tmp_path) == {"kept.tmp", ".kept", "kept.txt"}
+LOCK = """
+import pathlib, sys, time
+from bert_pretrain.io.manifest import exclusive
+with exclusive(pathlib.Path(sys.argv[1])):
+    print("ready", flush=True)
+    time.sleep(60)
+"""
 
 
 def test_a_lock_refuses_a_second_process_and_dies_with_a_killed_one(tmp_path: Path) -> None:
     folder = tmp_path / "output"
-    process = in_another_process(f"""
-import pathlib, time
-from bert_pretrain.io.manifest import exclusive
-with exclusive(pathlib.Path({str(folder)!r})):
-    print("ready", flush=True)
-    time.sleep(60)
-""")
+    process = run_until_ready(LOCK, folder)
     with pytest.raises(OutputError, match="another process"), exclusive(folder):
         pytest.fail("two processes hold one folder")
     kill(process)
@@ -156,16 +134,8 @@ with exclusive(pathlib.Path({str(folder)!r})):
     assert not names(folder)
 
 
-def test_a_file_in_the_place_of_the_output_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("mine")
-    with pytest.raises(OutputError, match="is a file"), exclusive(tmp_path / "file"):
-        pass
-    assert (tmp_path / "file").read_text() == "mine"
-
-
 def test_moving_aside_keeps_everything_but_the_lock(tmp_path: Path) -> None:
-    folder = tmp_path / "output"
-    asides = []
+    folder, asides = tmp_path / "output", []
     for content in ("first", "second"):
         with exclusive(folder):
             (folder / "train").mkdir()
@@ -186,25 +156,24 @@ def test_json_that_is_missing_or_broken_names_the_file(tmp_path: Path, content: 
     assert caught.value.where == str(tmp_path / "a.json")
 
 
-def test_written_files_are_complete_when_seen(tmp_path: Path) -> None:
-    """A reader that polls while a writer replaces a file a hundred times sees only whole contents."""
-    path = tmp_path / "file.json"
-    process = in_another_process(f"""
-import pathlib
+MANY = """
+import pathlib, sys
 from bert_pretrain.io.files import write_json
 print("ready", flush=True)
 for number in range(100):
-    write_json(pathlib.Path({str(path)!r}), [number] * 5000)
-""")
-    seen: set[int] = set()
+    write_json(pathlib.Path(sys.argv[1]), [number] * 5000)
+"""
+
+
+def test_written_files_are_complete_when_seen(tmp_path: Path) -> None:
+    path, seen = tmp_path / "file.json", set()
+    process = run_until_ready(MANY, path)
     while process.poll() is None:
         if path.exists():
             value = read_json(path)
             assert value == [value[0]] * 5000
             seen.add(value[0])
-        time.sleep(0.001)
-    assert process.stdout is not None
-    process.stdout.close()
+    process.communicate()
     assert read_json(path) == [99] * 5000
     assert os.listdir(tmp_path) == ["file.json"]
     assert seen

@@ -16,6 +16,7 @@ from bert_pretrain.text.tokenizer import Tokenizer
 from bert_pretrain.vocab.wordpiece import special_tokens
 
 NUM_RESERVED = len(special_tokens(9))
+SMALL = ("data.max_seq_length=32", "data.dupe_factor=2", "data.examples_per_shard=64", "data.validation_fraction=0.1")
 
 
 @dataclass(frozen=True)
@@ -35,7 +36,7 @@ class Numbered:
     document: np.ndarray  # (words,): the document of each word
     begins: np.ndarray  # (words,) bool: whether a sentence begins there
     ends: np.ndarray  # (words,) bool: whether it is the last word of its sentence
-    is_lines: bool
+    splitter: str
 
     @property
     def text(self) -> Path:
@@ -46,18 +47,19 @@ class Numbered:
         return self.folder / "vocab"
 
     def config(self, *settings: str) -> Config:
-        splitter = "lines" if self.is_lines else "sentencex"
-        return load_config(
-            settings=["data.document_boundary=blank_line", f"data.sentence_splitter={splitter}", *settings]
-        )
+        always = ["data.document_boundary=blank_line", f"data.sentence_splitter={self.splitter}"]
+        return load_config(settings=[*always, *settings])
 
     def make(self, *settings: str, name: str = "data", workers: int = 1, verify: bool = False) -> Path:
         config, inputs = self.config(*settings), [str(self.text)]
         return make_data(config, inputs, self.vocab, self.folder / name, workers=workers, verify=verify)
 
     def pairs(self, data: Path, split: str) -> list[Pair]:
-        folder = DataFolder.open(data)
-        return [pair for record in folder.shards(split) for pair in unmasked(read_shard(data, record))]
+        return [pair for table in tables(data, split) for pair in unmasked(table)]
+
+
+def tables(data: Path, split: str) -> list[Examples]:
+    return [read_shard(data, record) for record in DataFolder.open(data).shards(split)]
 
 
 def originals(examples: Examples) -> np.ndarray:
@@ -74,7 +76,6 @@ def unmasked(examples: Examples) -> Iterator[Pair]:
     for row in range(len(examples)):
         example = numbers[examples.offsets[row] : examples.offsets[row + 1]]
         b_start = int(examples.segment_b_start[row])
-        assert examples.next_sentence_label is not None
         yield Pair(example[1 : b_start - 1], example[b_start:-1], int(examples.next_sentence_label[row]))
 
 
@@ -84,24 +85,16 @@ def label_from_shape(corpus: Numbered, pairs: list[Pair]) -> float:
     from sklearn.model_selection import GroupKFold, cross_val_score
     from threadpoolctl import threadpool_limits
 
-    columns = [
-        (
-            len(pair.a),
-            len(pair.b),
-            len(pair.a) + len(pair.b),
-            *(corpus.begins[[pair.a[0], pair.b[0]]]),
-            *(corpus.ends[[pair.a[-1], pair.b[-1]]]),
-        )
-        for pair in pairs
-    ]
-    labels = np.array([pair.label for pair in pairs])
+    sizes = np.array([(len(pair.a), len(pair.b), len(pair.a) + len(pair.b)) for pair in pairs])
+    firsts, lasts = (np.array([(pair.a[at], pair.b[at]) for pair in pairs]) for at in (0, -1))
+    columns = np.hstack([sizes, corpus.begins[firsts], corpus.ends[lasts]])
+    labels, places = np.array([pair.label for pair in pairs]), firsts[:, 0]
     # Whole documents are held out, or stretches of a few, or the classifier would know them by heart from another copy.
-    places = np.array([pair.a[0] for pair in pairs])
     groups = corpus.document[places] if len(set(corpus.document[places])) > 50 else places // 500
     classifier = HistGradientBoostingClassifier(max_iter=30, random_state=0)
     with threadpool_limits(1):
         scores = cross_val_score(
-            classifier, np.array(columns), labels, groups=groups, cv=GroupKFold(4), scoring="balanced_accuracy"
+            classifier, columns, labels, groups=groups, cv=GroupKFold(4), scoring="balanced_accuracy"
         )
     return float(scores.mean())
 
@@ -114,22 +107,27 @@ def numbered(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Numbered
         folder = tmp_path_factory.mktemp("numbered")
         lengths = np.array([length for document in documents for length in document])
         words = [f"w{number}" for number in range(int(lengths.sum()))]
-        source = iter(words)
-        separator = "\n" if is_lines else " "
-        texts = [
+        source, separator = iter(words), "\n" if is_lines else " "
+        texts = (
             separator.join(" ".join(next(source) for _ in range(length)) for length in document)
             for document in documents
-        ]
+        )
         (folder / "text.txt").write_text("\n\n".join(texts) + "\n")
-        (folder / "vocab").mkdir()
         tokenizer = Tokenizer(
             [*special_tokens(9), *words], lowercase=True, strip_accents=None, handle_chinese_chars=True
         )
         tokenizer.save(folder / "vocab")
         ends = np.zeros(len(words), dtype=bool)
         ends[np.cumsum(lengths) - 1] = True
-        begins = np.roll(ends, 1)
         document = np.repeat(np.arange(len(documents)), [sum(document) for document in documents])
-        return Numbered(folder, document, begins, ends, is_lines)
+        return Numbered(folder, document, np.roll(ends, 1), ends, "lines" if is_lines else "sentencex")
 
     return write
+
+
+@pytest.fixture(scope="session")
+def small(numbered: Callable[..., Numbered]) -> Numbered:
+    """Sixty documents, whose token store no test may damage; a test of faults takes `numbered`."""
+    from .test_pairs import documents_of
+
+    return numbered(documents_of(30, 60, (2, 20), (3, 15)))

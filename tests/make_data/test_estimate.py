@@ -1,29 +1,25 @@
 """A dry run tells what the real one gives, from a sample, and writes nothing."""
 
-import bz2
-import gzip
 import json
-import lzma
 import random
 import re
-from collections import Counter
+from collections.abc import Sequence
 from itertools import product
 from pathlib import Path
 
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 
-from bert_pretrain.config import Config, DataConfig
+from bert_pretrain.config import Config
 from bert_pretrain.config_file import load_config
 from bert_pretrain.errors import InputError
 from bert_pretrain.examples.shards import DataFolder
 from bert_pretrain.make_data import estimate as module
 from bert_pretrain.make_data.estimate import Estimate, estimate
 from bert_pretrain.make_data.run import make_data
-from bert_pretrain.text import documents, sources
+from bert_pretrain.text import sources
 from bert_pretrain.text.sources import resolve
 from bert_pretrain.text.tokenizer import Tokenizer
+from tests.text.test_documents import COMPRESS, FORMATS, as_jsonl, write
 
 
 def estimated(config: Config, inputs: list[str], vocab: Path) -> Estimate:
@@ -39,175 +35,99 @@ def corpus(number: int) -> list[str]:
     ]
 
 
+def as_array(texts: Sequence[str]) -> bytes:
+    return json.dumps([{"text": text, "n": [{}]} for text in texts], indent=1).encode()
+
+
+WHOLE, SAMPLE = 1 << 24, 40_000
+
+
 @pytest.mark.parametrize(
-    ("ending", "sample_bytes"),
-    [*product((".txt", ".txt.gz", ".jsonl"), [1 << 24]), *product((".txt", ".txt.gz", ".parquet"), [40_000])],
+    ("ending", "compression", "sample_bytes"),
+    [
+        *((ending, "", WHOLE) for ending in (".txt", ".jsonl")),
+        *((ending, "", SAMPLE) for ending in (".txt", ".jsonl", ".json", ".csv", ".parquet")),
+        *(
+            (".txt", compression, size)
+            for compression, size in product((".gz", ".bz2", ".xz", ".zst"), (SAMPLE, WHOLE))
+        ),
+        (".json", ".gz", SAMPLE),
+    ],
 )
 def test_an_estimate_is_near_what_comes_out(
-    tmp_path: Path, vocab_folder: Path, monkeypatch: pytest.MonkeyPatch, ending: str, sample_bytes: int
+    tmp_path, vocab_folder, monkeypatch, ending, compression, sample_bytes
 ) -> None:
     monkeypatch.setattr(module, "SAMPLE_BYTES", sample_bytes)
-    texts = corpus(400)
-    path = tmp_path / f"a{ending}"
-    if ending == ".parquet":
-        pq.write_table(pa.table({"text": texts}), path)
-    elif ending == ".jsonl":
-        path.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
-    else:
-        content = "\n\n".join(texts).encode()
-        path.write_bytes(gzip.compress(content) if ending.endswith(".gz") else content)
-    weights = f"data.input_weights={{{path}: 1.5}}"
-    config = load_config(settings=[weights, "data.max_seq_length=64", "data.validation_fraction=0"])
-    before = sorted(tmp_path.rglob("*"))
+    content = (as_array if ending == ".json" else FORMATS[ending])(corpus(400))
+    path = write(tmp_path / f"a{ending}{compression}", COMPRESS[compression](content))
+    settings = [f"data.input_weights={{{path}: 1.5}}", "data.max_seq_length=64", "data.validation_fraction=0"]
+    config = load_config(settings=[*settings, "data.strict=yes"])
     found = estimated(config, [str(path)], vocab_folder)
-    assert sorted(tmp_path.rglob("*")) == before
+    assert list(tmp_path.iterdir()) == [path]
     data = DataFolder.open(make_data(config, [str(path)], vocab_folder, tmp_path / "data", workers=1))
     store = sum(file.stat().st_size for file in (tmp_path / ".token-store").rglob("*.npy"))
-    exact = 0.02 if sample_bytes > 100_000 else 0.25
+    times_seen = data.manifest["splits"]["train"]["statistics"]["times_text_is_seen"]
+    exact = 0.02 if sample_bytes == WHOLE else 0.25
     assert found.documents == pytest.approx(data.manifest["corpus"]["documents"], rel=exact)
     assert found.tokens == pytest.approx(data.manifest["corpus"]["tokens"], rel=exact)
     assert found.rows == pytest.approx(data.rows("train"), rel=exact + 0.03)
     assert found.shard_bytes == pytest.approx(sum(each.bytes for each in data.shards("train")), rel=exact + 0.1)
     assert found.store_bytes == pytest.approx(store, rel=exact)
-    assert found.times_seen == pytest.approx(
-        data.manifest["splits"]["train"]["statistics"]["times_text_is_seen"], rel=0.1
-    )
+    assert found.times_seen == pytest.approx(times_seen, rel=0.1)
     assert found.core_seconds > 0
-    assert f"{found.rows:,.0f} examples" in found.describe(workers=2)
 
 
-LONG = " ".join(f"Sentence number {number} of one long text." for number in range(400))
-
-
-@pytest.mark.parametrize(
-    ("name", "content"),
-    [
-        ("a.jsonl", "".join(json.dumps({"text": f"{LONG} {number}"}) + "\n" for number in range(8))),
-        ("a.csv", "text\n" + "".join('"' + LONG.replace(". ", ".\n") + f' {number}"\n' for number in range(8))),
-        ("a.txt", "\u4e2d\u6587\u3002" * 3000),
-    ],
-)
-def test_a_sample_ends_where_a_record_or_character_does(
-    tmp_path: Path, vocab_folder: Path, monkeypatch: pytest.MonkeyPatch, name: str, content: str
-) -> None:
-    (tmp_path / name).write_text(content)
-    config = load_config(settings=["data.next_sentence=none", "data.strict=yes"])
-    whole = estimated(config, [str(tmp_path / name)], vocab_folder)
-    monkeypatch.setattr(module, "SAMPLE_BYTES", 4001)
-    sample = estimated(config, [str(tmp_path / name)], vocab_folder)
-    assert sample.tokens == pytest.approx(whole.tokens, rel=0.05)
-
-
-def test_a_sample_of_one_document_stands_for_a_corpus_of_several(
-    tmp_path: Path, vocab_folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path = tmp_path / "a.jsonl"
-    path.write_text("".join(json.dumps({"text": f"{LONG} {number}"}) + "\n" for number in range(8)))
+def test_a_sample_of_one_document_is_taken_for_a_corpus_of_several(tmp_path, vocab_folder, monkeypatch) -> None:
+    long = " ".join(f"Sentence number {number} of one long text." for number in range(400))
+    path = write(tmp_path / "a.jsonl", as_jsonl([f"{long} {number}" for number in range(8)]))
     config = load_config(settings=["data.max_seq_length=64", "data.validation_fraction=0"])
     whole = estimated(config, [str(path)], vocab_folder)
     monkeypatch.setattr(module, "SAMPLE_BYTES", 10)
     assert estimated(config, [str(path)], vocab_folder).rows == pytest.approx(whole.rows, rel=0.15)
-    path.write_text(json.dumps({"text": LONG}) + "\n")
-    with pytest.raises(InputError, match="hold 1 document"):
-        estimated(config, [str(path)], vocab_folder)
+    with pytest.raises(InputError, match="1 document"):
+        estimated(config, [str(write(path, as_jsonl([long])))], vocab_folder)
 
 
-def test_a_dry_run_writes_nothing_and_shows_that_it_works(
-    tmp_path: Path, vocab_folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    path = tmp_path / "a.txt"
-    path.write_text("\n\n".join(corpus(40)))
+def test_a_dry_run_writes_nothing_and_shows_that_it_works(tmp_path: Path, vocab_folder: Path, capsys) -> None:
+    path = write(tmp_path / "a.txt", "\n\n".join(corpus(40)))
     config = load_config(settings=["data.document_boundary=blank_line", "data.max_seq_length=64"])
     make_data(config, [str(path)], vocab_folder, tmp_path / "data", workers=1, dry_run=True)
     printed = capsys.readouterr()
     assert "nothing is written" in printed.out
-    assert "sample: 100%" in printed.err
+    assert "100%" in printed.err
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_a_dry_run_of_many_small_files_opens_few_of_them(
-    tmp_path: Path, vocab_folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (tmp_path / "texts").mkdir()
+def test_a_dry_run_of_many_small_files_opens_few_of_them(tmp_path, vocab_folder, monkeypatch, capsys) -> None:
     for number, text in enumerate(corpus(300)):
-        (tmp_path / "texts" / f"{number:03}.txt").write_text(text)
+        write(tmp_path / "texts" / f"{number:03}.txt", text)
     monkeypatch.setattr(module, "MAX_SOURCES", 60)
-    opened: list[str] = []
-    open_input = sources.open_input
+    opened, open_input = [], sources.open_input
     monkeypatch.setattr(sources, "open_input", lambda location: (opened.append(location), open_input(location))[1])
     inputs, config = [str(tmp_path / "texts")], load_config(settings=["data.dupe_factor=3", "data.max_seq_length=64"])
     make_data(config, inputs, vocab_folder, tmp_path / "data", dry_run=True)
     assert len(set(opened)) < 100
-    said = {name: float(number.replace(",", "")) for name, number in
-            re.findall(r"(training|sees the text) +([\d.,]+)", capsys.readouterr().out)}  # fmt: skip
-    split = DataFolder.open(make_data(config, inputs, vocab_folder, tmp_path / "data", workers=1)).manifest["splits"][
-        "train"
-    ]
-    assert said["training"] == pytest.approx(split["rows"], rel=0.15)
-    assert said["sees the text"] == pytest.approx(split["statistics"]["times_text_is_seen"], rel=0.15)
-    assert split["statistics"]["times_text_is_seen"] > 3.1
+    found = dict(re.findall(r"(training|sees the text) +([\d.,]+)", capsys.readouterr().out))
+    data = DataFolder.open(make_data(config, inputs, vocab_folder, tmp_path / "data", workers=1))
+    times_seen = data.manifest["splits"]["train"]["statistics"]["times_text_is_seen"]
+    assert float(found["training"].replace(",", "")) == pytest.approx(data.rows("train"), rel=0.15)
+    assert float(found["sees the text"]) == pytest.approx(times_seen, rel=0.15)
+    assert times_seen > 3.1
 
 
-# The smaller sample is measured within the file, the larger one by reading to its end.
-@pytest.mark.parametrize("ending", ["", ".gz", ".bz2", ".xz", ".zst"])
-def test_a_decompressor_that_reads_ahead_does_not_change_the_share(tmp_path: Path, ending: str) -> None:
-    draw = random.Random(1)
-    words = ["".join(draw.choices("abcdefghijkl", k=draw.randint(2, 9))) for _ in range(3000)]
-    content = "\n".join(" ".join(draw.choices(words, k=12)) for _ in range(30_000)).encode()
-    packed = {"": lambda: content, ".gz": lambda: gzip.compress(content, 1), ".bz2": lambda: bz2.compress(content, 1)}
-    packed |= {
-        ".xz": lambda: lzma.compress(content, preset=0),
-        ".zst": lambda: pa.Codec("zstd").compress(content, asbytes=True),
-    }
-    (tmp_path / f"a.txt{ending}").write_bytes(packed[ending]())
-    (source,) = resolve([str(tmp_path / f"a.txt{ending}")], DataConfig())
-    for size in (50_000, 400_000):
-        _, share = module.sample_source(source, tmp_path / "sample", size, DataConfig())
-        assert share == pytest.approx(size / len(content), rel=0.1)
-
-
-@pytest.mark.parametrize("encoding", ["utf-8", "utf-16"])
-def test_a_sample_of_a_json_array_is_its_first_elements(tmp_path: Path, encoding: str) -> None:
-    texts = [f"Text number {number}.\n" + "words " * 50 for number in range(3000)]
-    content = json.dumps([{"text": text, "n": [{}]} for text in texts], indent=1)
-    (tmp_path / "a.json").write_bytes(content.encode(encoding))
-    config = DataConfig(encoding=encoding)
-    (source,) = resolve([str(tmp_path / "a.json")], config)
-    part, share = module.sample_source(source, tmp_path / "sample", 300_000, config)
-    found = [document.text for document in documents.read(part, config, Counter())]
-    assert found == texts[: len(found)]
-    assert share == pytest.approx(len(found) / len(texts), rel=0.3)
-
-
-def test_a_dry_run_names_unknown_characters_and_warns_as_the_real_run(
-    tmp_path: Path, vocab_folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    path = tmp_path / "a.txt"
-    path.write_text("\n\n".join(f"Number {number} ① ㎏ ① 語." for number in range(300)) + "\n", encoding="utf-8")
+def test_a_dry_run_warns_as_the_real_run(tmp_path: Path, vocab_folder: Path, capsys) -> None:
+    texts = [f"Number {n} ① ㎏ ① 語. Second sentence of it.\n\n{n} is alone." for n in range(300)]
+    path = write(tmp_path / "a.txt", "\n\n".join(texts) + "\n")
     settings = ["data.document_boundary=blank_line", "data.next_sentence=sop", "data.validation_fraction=0.1"]
-    config = load_config(settings=["data.max_seq_length=16", *settings])
-    text = " Second sentence of it."
+    config = load_config(settings=["data.max_seq_length=32", "data.dupe_factor=1", *settings])
     make_data(config, [str(path)], vocab_folder, tmp_path / "data", workers=1, dry_run=True)
     dry = capsys.readouterr().out
     assert "① 600, ㎏ 300, 語 300" in dry
-    assert "[UNK]; is the vocabulary made for this language" in dry
-    path.write_text(path.read_text(encoding="utf-8").replace("語.", f"語.{text}"), encoding="utf-8")
-    make_data(config, [str(path)], vocab_folder, tmp_path / "data", workers=1, dry_run=True)
-    found = int(re.search(r"; ([\d,]+) for validation", capsys.readouterr().out)[1])
     data = DataFolder.open(make_data(config, [str(path)], vocab_folder, tmp_path / "data", workers=1))
+    real = capsys.readouterr().out
+    for printed in (dry, real):
+        assert "[UNK];" in printed
+        assert "many documents are a single sentence" in printed
+    found = int(re.search(r"; ([\d,]+) for validation", dry)[1])
     assert found == pytest.approx(data.rows("validation"), rel=0.3)
-
-
-def test_documents_of_one_sentence_are_said_in_plain_words(
-    tmp_path: Path, vocab_folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    pairs, single = "One sentence of some words. And another one of them.", "This is alone."
-    path = tmp_path / "a.txt"
-    path.write_text("\n\n".join(f"{number} {pairs}\n\n{number} {single}" for number in range(60)) + "\n")
-    settings = ["data.document_boundary=blank_line", "data.max_seq_length=32", "data.dupe_factor=1"]
-    config = load_config(settings=[*settings, "data.validation_fraction=0.05"])
-    make_data(config, [str(path)], vocab_folder, tmp_path / "data", workers=1, dry_run=True)
-    assert "many documents are a single sentence" in capsys.readouterr().out
-    make_data(config, [str(path)], vocab_folder, tmp_path / "data", workers=1)
-    share = float(re.search(r"of one sentence, which give no pair: ([\d.]+)%", capsys.readouterr().out)[1])
-    assert share == pytest.approx(50, abs=6)
+    assert float(re.search(r"no pair: ([\d.]+)%", real)[1]) == pytest.approx(50, abs=6)

@@ -1,17 +1,28 @@
-"""Pairs: lengths and boundaries give no hint of the label, and windows skip no text."""
+"""Pairs and full sentences: windows skip no text, and lengths and boundaries give no hint of the label."""
 
+import itertools
 import random
 from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
 import pytest
-from hypothesis import assume, given
+from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
-from bert_pretrain.make_data.pairs import Segments, cut_windows, shuffle_segment_b, slices_with_windows
+from bert_pretrain.make_data.pairs import (
+    Segments,
+    assemble,
+    cut_windows,
+    pack_sentences,
+    shuffle_segment_b,
+    slices_with_windows,
+    swap_segments,
+)
 from bert_pretrain.make_data.token_store import ShardText, split_long
 from bert_pretrain.text import ragged
+from bert_pretrain.text.tokenizer import Tokenizer
+from bert_pretrain.vocab.wordpiece import special_tokens
 
 from .conftest import label_from_shape
 
@@ -31,6 +42,16 @@ def text_of(documents: list[list[int]]) -> ShardText:
     )
 
 
+def documents_of(seed: int, count: int, sentences: tuple[int, int], words: tuple[int, int]) -> list[list[int]]:
+    draw = random.Random(seed)
+    return [[draw.randint(*words) for _ in range(draw.randint(*sentences))] for _ in range(count)]
+
+
+def owners(documents: list[list[int]]) -> np.ndarray:
+    """The document of each token."""
+    return np.repeat(np.arange(len(documents)), [sum(document) for document in documents])
+
+
 class Halves(NamedTuple):
     """Segments of pairs by columns, each (pairs,)."""
 
@@ -48,57 +69,109 @@ def halves(pairs: Segments) -> Halves:
     return Halves(pairs.starts[0::2], pairs.lengths[0::2], pairs.starts[1::2], pairs.lengths[1::2])
 
 
+def cut(
+    documents: list[list[int]], max_tokens: int, short: float = 0.0, seed: int = 0, at_sentences: bool = True
+) -> Segments:
+    return cut_windows(text_of(documents), max_tokens, short, np.random.default_rng(seed), at_sentences=at_sentences)
+
+
 DOCUMENTS = st.lists(st.lists(st.integers(1, 80), min_size=1, max_size=12), min_size=1, max_size=12)
+MAX_TOKENS, SHORT, SEEDS = st.sampled_from([5, 13, 61]), st.sampled_from([0.0, 0.1, 1.0]), st.integers(0, 99)
 
 
-@given(DOCUMENTS, st.sampled_from([5, 13, 61]), st.sampled_from([0.0, 0.1, 1.0]), st.integers(0, 99))
+@pytest.mark.parametrize("at_sentences", [False, True])
+@given(DOCUMENTS, MAX_TOKENS, SHORT, SEEDS)
+@example([[5, 5], [30]], 13, 0.0, 0)  # an odd number of units of one sentence, cut from the end of the text
+@example(  # a last unit is left alone, and the next targets are short
+    [[1, 1, 1, 1, 31, 31, 31, 31, 61, 31, 61, 15], [1, 31], [61], [1, 1, 1, 31, 61],
+     [1, 1, 1, 31, 7, 1, 32, 80, 80, 30, 63, 19], [4, 2, 35, 61], [1, 1, 1, 1, 31, 28]], 61, 1.0, 81,
+)  # fmt: skip
 def test_windows_cover_every_token_and_never_leave_their_document(
-    documents: list[list[int]], max_tokens: int, short: float, seed: int
+    at_sentences: bool, documents: list[list[int]], max_tokens: int, short: float, seed: int
 ) -> None:
-    text = text_of(documents)
-    rng = np.random.default_rng(seed)
-    cut = cut_windows(text, max_tokens, short, rng, at_sentences=False)
-    windows = halves(cut)
-    document, text_end = text.slices_of(windows.a_start), np.cumsum([sum(document) for document in documents])
-    single = int((~slices_with_windows(text, max_tokens)).sum())
+    text, owner = text_of(documents), owners(documents)
+    windows = halves(cut(documents, max_tokens, short, seed, at_sentences))
     assert np.array_equal(windows.b_start, windows.a_start + windows.a_lengths)
-    owner = np.repeat(np.arange(len(documents)), [sum(document) for document in documents])
     covered = np.zeros(len(owner), dtype=bool)
-    for row in range(len(cut)):
-        a, b, end = windows.a_start[row], windows.b_start[row], windows.b_end[row]
-        assert a < b < end <= text_end[document[row]]
-        assert end - a <= max_tokens
-        assert set(owner[a:end].tolist()) == {int(document[row])}
+    for a, b, end in zip(windows.a_start, windows.b_start, windows.b_end, strict=True):
+        assert a < b < end <= a + max_tokens
+        assert set(owner[a:end].tolist()) == {int(text.slices_of(a))}
         covered[a:end] = True
-    has_pairs = np.isin(owner, document)
-    assert covered[has_pairs].all()
-    assert single == len(documents) - len(np.unique(document))
-    assert all(len(d) == 1 and d[0] <= max_tokens // 2 for i, d in enumerate(documents) if i not in document)
+    dropped = [number for number, d in enumerate(documents) if len(d) == 1 and d[0] <= max_tokens // 2]
+    assert np.array_equal(~covered, np.isin(owner, dropped))
+    assert np.array_equal(np.flatnonzero(~slices_with_windows(text, max_tokens)), dropped)
 
 
-@given(DOCUMENTS, st.sampled_from([5, 13, 61]), st.integers(0, 99))
-def test_pairs_have_balanced_labels_that_are_true(documents: list[list[int]], max_tokens: int, seed: int) -> None:
-    text = text_of(documents)
-    rng = np.random.default_rng(seed)
-    windows = cut_windows(text, max_tokens, 0.3, rng, at_sentences=False)
-    assume(len(np.unique(text.slices_of(windows.starts))) > 1)
-    exchanged = shuffle_segment_b(windows, text, max_tokens, rng)
-    labels, pairs = exchanged.labels, halves(exchanged)
-    owner = np.repeat(np.arange(len(documents)), [sum(document) for document in documents])
-    assert len(exchanged) == len(windows)
+@given(st.lists(st.lists(st.integers(1, 30), min_size=2, max_size=30), min_size=1, max_size=9), SHORT, SEEDS)
+def test_sentences_of_half_a_window_are_never_cut_and_only_the_last_ones_are_seen_twice(documents, short, seed) -> None:
+    text, windows = text_of(documents), halves(cut(documents, 61, short, seed))
+    assert np.isin(np.concatenate([windows.a_start, windows.b_start, windows.b_end]), text.sentence_starts).all()
+    assert text.begins_sentence(windows.b_start).all()
+    seen = np.zeros(text.sentence_starts[-1], dtype=int)
+    for a, end in zip(windows.a_start, windows.b_end, strict=True):
+        seen[a:end] += 1
+    assert seen.max() <= 2
+    # A last sentence left alone takes sentences before it along: once a document at most, and a window of them.
+    for begin, end in itertools.pairwise(text.sentence_starts[text.slice_offsets]):
+        assert (seen[begin:end] == 2).sum() < 61
+
+
+@given(st.lists(st.integers(1, 30), min_size=2, max_size=60))
+def test_windows_are_full_where_text_goes_on(document: list[int]) -> None:
+    starts, windows = text_of([document]).sentence_starts, halves(cut([document], 61))
+    for a, end in zip(windows.a_start, windows.b_end, strict=True):
+        assert end == sum(document) or starts[np.searchsorted(starts, end) + 1] - a > 61
+
+
+def test_a_sentence_above_half_a_window_stays_whole_where_it_fits_with_a_neighbour() -> None:
+    windows = halves(cut([[15, 40, 10, 45]], 61))
+    assert np.column_stack([windows.a_start, windows.b_start, windows.b_end]).tolist() == [[0, 15, 55], [55, 65, 110]]
+
+
+@given(DOCUMENTS, MAX_TOKENS, SEEDS)
+def test_half_of_the_windows_are_swapped(documents: list[list[int]], max_tokens: int, seed: int) -> None:
+    segments = cut(documents, max_tokens, 0.3, seed)
+    swapped = swap_segments(segments, np.random.default_rng(seed))
+    windows, pairs, labels = halves(segments), halves(swapped), swapped.labels
+    assert len(labels) == len(segments)
     assert abs(2 * int(labels.sum()) - len(labels)) <= 1
-    assert (pairs.a_lengths > 0).all()
-    assert (pairs.b_lengths > 0).all()
+    assert (pairs.b_start == pairs.a_start + pairs.a_lengths)[labels == 0].all()
+    assert (pairs.a_start == pairs.b_start + pairs.b_lengths)[labels == 1].all()
+    first = np.minimum(pairs.a_start, pairs.b_start)
+    assert np.array_equal(first, windows.a_start)
+    assert np.array_equal(first + pairs.a_lengths + pairs.b_lengths, windows.b_end)
+
+
+def test_the_two_sides_of_a_window_are_equally_long() -> None:
+    """Cut from the front alone, A would begin with the sentence that did not fit before: longer than most."""
+    rng = np.random.default_rng(0)
+    many, one = [rng.integers(4, 30, 400).tolist() for _ in range(100)], [rng.integers(4, 30, 40_000).tolist()]
+    difference, one_sided = (
+        windows.a_lengths - windows.b_lengths for windows in (halves(cut(each, 61)) for each in (many, one))
+    )
+    error = difference.std() / np.sqrt(len(difference))
+    assert abs(difference.mean()) < 4 * error
+    assert one_sided.mean() > 10 * error
+
+
+@given(DOCUMENTS, MAX_TOKENS, SEEDS)
+def test_pairs_have_balanced_labels_that_are_true(documents: list[list[int]], max_tokens: int, seed: int) -> None:
+    text, owner = text_of(documents), owners(documents)
+    windows = cut(documents, max_tokens, 0.3, seed, at_sentences=False)
+    assume(len(np.unique(text.slices_of(windows.starts))) > 1)
+    shuffled = shuffle_segment_b(windows, text, max_tokens, np.random.default_rng(seed))
+    labels, pairs = shuffled.labels, halves(shuffled)
+    assert len(shuffled) == len(windows)
+    assert abs(2 * int(labels.sum()) - len(labels)) <= 1
+    assert min(pairs.a_lengths.min(), pairs.b_lengths.min()) > 0
     assert (pairs.a_lengths + pairs.b_lengths <= max_tokens).all()
     assert np.array_equal(labels == 1, owner[pairs.a_start] != owner[pairs.b_start])
-    follows = pairs.b_start == pairs.a_start + pairs.a_lengths
-    assert follows[labels == 0].all()
+    assert (pairs.b_start == pairs.a_start + pairs.a_lengths)[labels == 0].all()
     assert np.array_equal(owner[pairs.a_start], owner[pairs.a_start + pairs.a_lengths - 1])
     assert np.array_equal(owner[pairs.b_start], owner[pairs.b_end - 1])
-    assert np.array_equal(owner[pairs.b_start], text.slices_of(pairs.b_start))
 
 
-@given(DOCUMENTS, st.integers(1, 11), st.integers(0, 99))
+@given(DOCUMENTS, st.integers(1, 11), SEEDS)
 def test_donor_slices_offer_bs_and_give_no_pairs(documents: list[list[int]], num_own: int, seed: int) -> None:
     assume(num_own < len(documents))
     text = replace(text_of(documents), num_own_slices=num_own)
@@ -112,11 +185,9 @@ def test_donor_slices_offer_bs_and_give_no_pairs(documents: list[list[int]], num
 
 
 def test_a_single_document_gives_no_random_b() -> None:
-    text = text_of([[5] * 50])
-    rng = np.random.default_rng(0)
-    windows = cut_windows(text, 61, 0.1, rng, at_sentences=False)
+    windows = cut([[5] * 50], 61, 0.1, at_sentences=False)
     with pytest.raises(ValueError, match="one document"):
-        shuffle_segment_b(windows, text, 61, rng)
+        shuffle_segment_b(windows, text_of([[5] * 50]), 61, np.random.default_rng(0))
 
 
 @given(st.lists(st.integers(0, 3000), max_size=20), st.integers(1, 300))
@@ -127,40 +198,84 @@ def test_long_lists_are_split_into_nearly_equal_units(lengths: list[int], limit:
     for length, begin, end in zip(lengths, first[:-1], first[1:], strict=True):
         sizes = np.diff(units[begin : end + 1])
         assert sizes.sum() == length
-        assert sizes.max() <= limit
-        assert sizes.max() - sizes.min() <= 1
+        assert sizes.max() <= min(limit, sizes.min() + 1)
 
 
-def documents_of(seed: int, count: int, sentences: tuple[int, int], words: tuple[int, int]) -> list[list[int]]:
-    draw = random.Random(seed)
-    return [[draw.randint(*words) for _ in range(draw.randint(*sentences))] for _ in range(count)]
-
-
+LONG, SHORTER = documents_of(1, 60, (30, 120), (4, 30)), documents_of(2, 1200, (1, 8), (3, 30))
 SHAPES = {
-    "long documents": (documents_of(1, 60, (30, 120), (4, 30)), True, []),
-    "documents of 1 to 8 sentences": (documents_of(2, 1200, (1, 8), (3, 40)), True, []),
-    "text without sentence ends": (documents_of(3, 100, (1, 1), (300, 3000)), False, []),
-    "sentences longer than a window": (documents_of(4, 150, (2, 20), (1, 100)), True, []),
-    "one document outweighs all": (
-        [*documents_of(5, 200, (2, 8), (4, 30)), *documents_of(6, 1, (5000, 5000), (4, 30))],
-        True,
-        [],
+    "nsp-long documents": (LONG, ()),
+    "nsp-documents of 1 to 8 sentences": (documents_of(2, 1200, (1, 8), (3, 40)), ()),
+    "nsp-text without sentence ends": (documents_of(3, 100, (1, 1), (300, 3000)), ()),
+    "nsp-sentences longer than a window": (documents_of(4, 150, (2, 20), (1, 100)), ()),
+    "nsp-one document outweighs all": (
+        documents_of(5, 200, (2, 8), (4, 30)) + documents_of(6, 1, (5000, 5000), (4, 30)), ()
     ),
-    "tiny shards": (documents_of(7, 100, (1, 60), (4, 30)), True, ["data.examples_per_shard=64"]),
-}
+    "nsp-tiny shards": (documents_of(7, 100, (1, 60), (4, 30)), ("data.examples_per_shard=64",)),
+    # As for next sentences, but no sentence is longer than half a window.
+    "sop-long documents": (LONG, ("data.dupe_factor=6",)),
+    "sop-documents of 1 to 8 sentences": (SHORTER, ("data.dupe_factor=5",)),
+    "sop-shorter windows": (
+        documents_of(3, 60, (30, 120), (2, 30)), ("data.dupe_factor=6", "data.short_seq_prob=0.5")
+    ),
+    "sop-a single document": (documents_of(8, 1, (5000, 5000), (2, 30)), ("data.dupe_factor=6",)),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", SHAPES)
 def test_lengths_and_boundaries_give_no_hint_of_the_label(numbered, name: str) -> None:
     """A classifier on lengths and boundaries, taken from finished shards, is as good as a coin."""
-    documents, is_lines, settings = SHAPES[name]
-    corpus = numbered(documents, is_lines=is_lines)
-    scores = []
-    for seed in range(3):
-        data = corpus.make(
-            f"data.seed={seed}", "data.max_seq_length=64", "data.validation_fraction=0", *settings, name=str(seed)
-        )
-        pairs = corpus.pairs(data, "train")[:8_000]
-        assert len(pairs) > 4000
-        scores.append(label_from_shape(corpus, pairs))
-    assert np.mean(scores) < 0.52
+    (documents, settings), objective = SHAPES[name], name[:3]
+    corpus = numbered(documents, is_lines="without sentence ends" not in name)
+    always = (f"data.next_sentence={objective}", "data.max_seq_length=64", "data.validation_fraction=0")
+    pairs = corpus.pairs(corpus.make(*always, *settings), "train")[:8000]
+    assert len(pairs) > 4000
+    assert label_from_shape(corpus, pairs) < 0.525
+    if objective == "sop":
+        assert all(corpus.begins[[pair.a[0], pair.b[0]]].all() for pair in pairs)
+        assert all(corpus.ends[[pair.a[-1], pair.b[-1]]].all() for pair in pairs)
+
+
+MAX_SEQ_LENGTHS = st.sampled_from([8, 16, 64])
+TOKENIZER = Tokenizer(special_tokens(0), lowercase=True, strip_accents=None, handle_chinese_chars=True)
+
+
+def rows_of(text: ShardText, max_seq_length: int) -> list[list[range]]:
+    """The segments of each example of full sentences, as ranges of tokens."""
+    packed = pack_sentences(text, max_seq_length)
+    segments = [range(start, start + length) for start, length in zip(packed.starts, packed.lengths, strict=True)]
+    assert packed.labels is None
+    assert all(segments)
+    rows = [segments[begin:end] for begin, end in itertools.pairwise(packed.offsets)]
+    examples = assemble(packed, text, TOKENIZER)
+    assert examples.lengths.tolist() == [1 + sum(len(segment) + 1 for segment in row) for row in rows]
+    assert np.array_equal(examples.segment_b_start, examples.lengths)  # no B: its start is the length
+    return rows
+
+
+@given(DOCUMENTS, MAX_SEQ_LENGTHS)
+def test_full_sentences_hold_every_token_once_in_full_examples(documents: list[list[int]], longest: int) -> None:
+    owner, lengths = owners(documents), [length for document in documents for length in document]
+    is_inside = np.concatenate([np.arange(length) > 0 for length in lengths])
+    is_long = np.repeat(np.array(lengths) > longest - 2, lengths)
+    starts = dict(zip(np.cumsum([0, *lengths]).tolist(), lengths, strict=False))
+    document_ends = set(np.cumsum([sum(document) for document in documents]).tolist())
+    rows = rows_of(text_of(documents), longest)
+    assert [token for row in rows for segment in row for token in segment] == list(range(len(owner)))
+    for row, following in itertools.pairwise([*rows, None]):
+        free = longest - (1 + sum(len(segment) + 1 for segment in row))
+        assert free >= 0
+        found = [set(owner[list(segment)].tolist()) for segment in row]
+        # A [SEP] stands where a document ends, and nowhere else.
+        assert [len(each) for each in found] == [1] * len(set.union(*found))
+        assert not is_inside[row[0][0]] or is_long[row[0][0]]
+        if following:
+            token = following[0][0]
+            is_whole = starts.get(token, longest) <= longest - 2
+            assert free < (starts[token] if is_whole else 1) + (token in document_ends)
+
+
+def test_a_sentence_cut_by_the_store_is_one_sentence_and_look_ahead_is_left_out() -> None:
+    divided, own = np.array([False, True, False, False, False]), np.array([3, 1])
+    text = replace(text_of([[6, 6, 6, 6], [5]]), is_continuation=divided, slice_own_sentences=own)
+    assert rows_of(text, 16) == [[range(0, 12)], [range(12, 18), range(24, 29)]]
+    assert rows_of(replace(text_of([[5]]), slice_own_sentences=np.array([0])), 16) == []

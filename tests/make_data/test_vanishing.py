@@ -13,7 +13,6 @@ from typer.testing import CliRunner
 
 from bert_pretrain.cli import app
 from bert_pretrain.config_file import load_config
-from bert_pretrain.examples.shards import DataFolder
 from bert_pretrain.io.manifest import exclusive
 from bert_pretrain.make_data.run import make_data
 
@@ -28,18 +27,13 @@ def text(tmp_path: Path, english_documents: list[list[str]]) -> Path:
     return path
 
 
-def arguments(text: Path, vocab: Path, output: Path) -> list[str]:
-    settings = [part for setting in SETTINGS for part in ("--set", setting)]
-    return ["make-data", str(text), "--vocab", str(vocab), "--output", str(output), "--workers", "1", *settings]
-
-
 @contextmanager
-def removing(folder: Path, sign: Path, pattern: str) -> Iterator[None]:
-    """Remove a folder as soon as a file is there, by another thread."""
+def removing(folder: Path, pattern: str) -> Iterator[None]:
+    """Remove a folder as soon as a file beside it is there, by another thread."""
+    is_over = threading.Event()
 
     def wait_and_remove() -> None:
-        deadline = time.monotonic() + 60
-        while not any(sign.glob(pattern)) and time.monotonic() < deadline:
+        while not any(folder.parent.glob(pattern)) and not is_over.is_set():
             time.sleep(0.0005)
         while folder.exists():
             shutil.rmtree(folder, ignore_errors=True)
@@ -49,6 +43,7 @@ def removing(folder: Path, sign: Path, pattern: str) -> Iterator[None]:
     try:
         yield
     finally:
+        is_over.set()
         thread.join()
 
 
@@ -58,60 +53,38 @@ def removing(folder: Path, sign: Path, pattern: str) -> Iterator[None]:
         ("data", "data/manifest.partial.json"),
         ("data", "data/train/*.parquet"),
         (".token-store", "data/train/*.parquet"),
+        (".token-store", ".token-store/*/.part-*/*.npy"),
+        ("vocab", "vocab/manifest.partial.json"),
     ],
 )
-def test_data_whose_folder_is_removed_is_one_message_and_then_made(
-    tmp_path: Path, text: Path, vocab_folder: Path, removed: str, pattern: str
-) -> None:
-    command = arguments(text, vocab_folder, tmp_path / "data")
-    with removing(tmp_path / removed, tmp_path, pattern):
-        done = CliRunner().invoke(app, command)
-    assert done.exit_code == 2
-    assert str(tmp_path / removed) in done.stderr
-    assert "removed" in done.stderr or "is gone" in done.stderr
-    again = CliRunner().invoke(app, command)
-    assert again.exit_code == 0, again.output
-    assert DataFolder.open(tmp_path / "data").rows("train") > 100
-
-
-def test_a_token_store_removed_while_it_is_written_is_not_taken_for_whole(
-    tmp_path: Path, text: Path, vocab_folder: Path
-) -> None:
-    command = arguments(text, vocab_folder, tmp_path / "data")
-    with removing(tmp_path / ".token-store", tmp_path, ".token-store/*/.part-*/*.npy"):
-        done = CliRunner().invoke(app, command)
+def test_a_folder_that_is_removed_is_one_message_and_then_made(tmp_path, text, vocab_folder, removed, pattern) -> None:
+    settings = [f"--set={setting}" for setting in SETTINGS]
+    command = ["make-data", str(text), "--vocab", str(vocab_folder), "--output", str(tmp_path / "data"), *settings]
+    if removed == "vocab":
+        command = ["vocab", str(text), "--output", str(tmp_path / "vocab"), "--vocab-size", "500"]
+    with removing(tmp_path / removed, pattern):
+        done = CliRunner().invoke(app, [*command, "--workers", "1"])
     assert done.exit_code == 2, done.output
-    assert CliRunner().invoke(app, command).exit_code == 0
+    assert done.stderr.count("error: ") == 1
+    assert str(tmp_path / removed) in done.stderr
+    assert CliRunner().invoke(app, [*command, "--workers", "1"]).exit_code == 0
+    assert list(tmp_path.glob("*/manifest.json"))
 
 
-def test_a_vocabulary_whose_folder_is_removed_is_one_message_and_then_made(tmp_path: Path, text: Path) -> None:
-    command = ["vocab", str(text), "--output", str(tmp_path / "v"), "--vocab-size", "500", "--workers", "1"]
-    with removing(tmp_path / "v", tmp_path, "v/manifest.partial.json"):
-        done = CliRunner().invoke(app, command)
-    assert done.exit_code == 2
-    assert "moved or removed" in done.stderr
-    assert CliRunner().invoke(app, command).exit_code == 0
-
-
-def test_a_command_waits_for_another_with_its_token_store_and_shares_it(
-    tmp_path: Path, text: Path, vocab_folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_command_waits_for_another_with_its_token_store_and_shares_it(tmp_path, text, vocab_folder, capsys) -> None:
     config = load_config(settings=SETTINGS)
     make_data(config, [str(text)], vocab_folder, tmp_path / "a", workers=1)
     (store,) = (tmp_path / ".token-store").iterdir()
-    written = (store / "part-00000" / "ids.npy").stat().st_mtime_ns
-    options = {"workers": 1}
+    written, printed = (store / "part-00000" / "ids.npy").stat().st_mtime_ns, ""
+    arguments = (config, [str(text)], vocab_folder, tmp_path / "b")
+    capsys.readouterr()
     with exclusive(store):
-        other = threading.Thread(
-            target=make_data, args=(config, [str(text)], vocab_folder, tmp_path / "b"), kwargs=options
-        )
+        other = threading.Thread(target=make_data, args=arguments, kwargs={"workers": 1})
         other.start()
-        printed = ""
         while "waiting for" not in printed:
             assert other.is_alive()
-            time.sleep(0.01)
             printed += capsys.readouterr().out
-        assert f"waiting for another process ({os.getpid()} on " in printed
+        assert str(os.getpid()) in printed
         assert str(store) in printed
         assert not (tmp_path / "b" / "train").exists()
     other.join()

@@ -8,6 +8,7 @@ import json
 import lzma
 import os
 import random
+import textwrap
 from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -25,26 +26,13 @@ from bert_pretrain.text.documents import cut, read
 from bert_pretrain.text.sources import finer_boundary, has_one_sentence_a_line, resolve
 
 TEXTS = ["The first one.\nIt has two lines.", 'Zwei: "Größe", 3.', "第三个文档。\n它也有两行。", "Last 🙂."]
-
-
-def zstd(data: bytes) -> bytes:
-    sink = pa.BufferOutputStream()
-    with pa.CompressedOutputStream(sink, "zstd") as stream:
-        stream.write(data)
-    return bytes(sink.getvalue())
-
-
 COMPRESS: dict[str, Callable[[bytes], bytes]] = {
     "": bytes,
     ".gz": gzip.compress,
     ".bz2": bz2.compress,
     ".xz": lzma.compress,
-    ".zst": zstd,
+    ".zst": lambda content: pa.Codec("zstd").compress(content, asbytes=True),
 }
-
-
-def as_txt(texts: Sequence[str]) -> bytes:
-    return "\n\n".join(texts).encode() + b"\n"
 
 
 def as_jsonl(texts: Sequence[str]) -> bytes:
@@ -65,7 +53,7 @@ def as_parquet(texts: Sequence[str]) -> bytes:
 
 
 FORMATS: dict[str, Callable[[Sequence[str]], bytes]] = {
-    ".txt": as_txt,
+    ".txt": lambda texts: "\n\n".join(texts).encode() + b"\n",
     ".jsonl": as_jsonl,
     ".json": as_jsonl,
     ".ndjson": as_jsonl,
@@ -84,16 +72,15 @@ def write(path: Path, content: bytes | str) -> Path:
 def read_all(*inputs: object, config: DataConfig = BY_BLANK_LINES) -> tuple[list[str], Counter[str]]:
     """Return the documents of some inputs, and what was counted."""
     counts: Counter[str] = Counter()
-    parts = [
-        part for source in resolve([str(item) for item in inputs], config) for part in cut(source, documents.PART_BYTES)
-    ]
     texts, held = [], ""
-    for passage in (passage for part in parts for passage in read(part, config, counts)):
-        held += passage.text
-        if passage.ends_document:
-            # Blanks at the ends of a document mean nothing; a file as a whole keeps them.
-            texts.append(held if config.document_boundary == "file" else held.strip(" \t\r\n"))
-            held = ""
+    for source in resolve([str(item) for item in inputs], config):
+        for part in cut(source, documents.PART_BYTES):
+            for passage in read(part, config, counts):
+                held += passage.text
+                if passage.ends_document:
+                    # Blanks at the ends of a document mean nothing; a file as a whole keeps them.
+                    texts.append(held if config.document_boundary == "file" else held.strip(" \t\r\n"))
+                    held = ""
     assert not held
     return texts, +counts
 
@@ -120,78 +107,45 @@ def test_every_format_and_compression_gives_the_same_documents(tmp_path: Path, e
 @pytest.mark.parametrize("ending", [".txt", ".csv", ".parquet"])
 def test_a_damaged_compressed_file_is_named(tmp_path: Path, ending: str, compression: str, damage: str) -> None:
     if (compression, damage) == (".zst", "overwritten"):
-        return  # its checksum is optional
+        pytest.skip("its checksum is optional")
     draw = random.Random(1)
     texts = ["".join(draw.choices("abcdefgh ", k=40)) for _ in range(2000)]
-    whole = COMPRESS[compression](FORMATS[ending](texts))
+    plain = FORMATS[ending](texts)
+    whole = COMPRESS[compression](plain)
     half = len(whole) // 2
     overwritten = whole[:half] + bytes(byte ^ 0xFF for byte in whole[half : half + 64]) + whole[half + 64 :]
-    content = {"truncated": whole[:half], "overwritten": overwritten, "not compressed": as_txt(texts)}[damage]
-    error = refusal(write(tmp_path / f"a{ending}{compression}", content))
-    assert str(tmp_path / f"a{ending}{compression}") in error.where
+    content = {"truncated": whole[:half], "overwritten": overwritten, "not compressed": plain}[damage]
+    path = write(tmp_path / f"a{ending}{compression}", content)
+    assert str(path) in refusal(path).where
 
 
-def test_folders_globs_and_urls_find_files_in_a_fixed_order(tmp_path: Path) -> None:
+def test_folders_globs_and_urls_find_files_in_a_fixed_order(tmp_path: Path, capsys) -> None:
     for number, name in enumerate(["b.txt", "a.jsonl", "sub/c.txt", "sub/deep/d.txt.gz", "README.md", ".x/._e.txt"]):
-        ending = ".jsonl" if name == "a.jsonl" else ".txt"
-        content = FORMATS[ending]([f"number {number}"])
+        content = FORMATS[".jsonl" if name == "a.jsonl" else ".txt"]([f"number {number}"])
         write(tmp_path / name, gzip.compress(content) if name.endswith(".gz") else content)
+    write(tmp_path / "empty.txt", "")
     assert read_all(tmp_path)[0] == ["number 1", "number 0", "number 2", "number 3"]
     assert read_all(f"{tmp_path}/*.txt")[0] == ["number 0"]
+    assert capsys.readouterr().out.count(str(tmp_path / "empty.txt")) == 2
     assert read_all(f"{tmp_path}/**/*.txt*")[0] == ["number 0", "number 2", "number 3"]
     assert read_all(f"file://{tmp_path}/*.txt", f"file://{tmp_path}/a.jsonl")[0] == ["number 0", "number 1"]
 
 
 def test_outputs_below_an_input_folder_are_no_inputs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    write(tmp_path / "a.txt", as_txt(TEXTS))
+    write(tmp_path / "a.txt", FORMATS[".txt"](TEXTS))
     for name, kind in (("vocab", "vocab"), ("deep/data", "data")):
         manifest.claim(tmp_path / name, kind, {"seed": 1})
         write(tmp_path / name / "train" / "vocab.txt", b"[PAD]\n")
     manifest.complete(tmp_path / "vocab", "vocab", {"seed": 1}, {})
     write(tmp_path / "sub" / "manifest.json", b'{"text": "a manifest of others"}')
     assert read_all(tmp_path)[0] == [*TEXTS, "a manifest of others"]
-    assert f"wrote them: {tmp_path / 'deep' / 'data'}, {tmp_path / 'vocab'}\n" in capsys.readouterr().out
+    assert f"{tmp_path / 'deep' / 'data'}, {tmp_path / 'vocab'}" in capsys.readouterr().out
     assert read_all(tmp_path / "vocab" / "train")[0] == ["[PAD]"]  # if named, it is meant
 
 
-@pytest.mark.parametrize(
-    ("item", "part"),
-    [
-        ("missing.txt", "no such file"),
-        ("no*.txt", "no such file"),
-        ("sub*", "no such file"),
-        ("a.pdf", "unknown"),
-        ("a", "unknown"),
-        ("a.txt.gz.gz", "unknown"),
-        ("empty.txt", "empty"),
-        ("sub", "no readable file"),
-    ],
-)
-def test_an_input_that_cannot_be_used_is_named(tmp_path: Path, item: str, part: str) -> None:
-    (tmp_path / "sub").mkdir()
-    for name in ("a.pdf", "a", "a.txt.gz.gz"):
-        write(tmp_path / name, "text")
-    write(tmp_path / "empty.txt", "")
-    error = refusal(tmp_path / item)
-    assert part in error.what
-    assert str(tmp_path / item) == error.where
-
-
-def test_urls_that_lead_nowhere_are_named_and_empty_files_among_others_left_out(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    for url in ("file:///nowhere/a.txt", "file:///nowhere/*.txt", "nosuch://a/b.txt"):
-        assert refusal(url).where == url
-    write(tmp_path / "a.txt", as_txt(TEXTS))
-    write(tmp_path / "b.txt", "")
-    for item in (tmp_path, tmp_path / "*.txt"):
-        assert read_all(item)[0] == TEXTS
-        assert str(tmp_path / "b.txt") in capsys.readouterr().out
-
-
-@pytest.mark.parametrize("second", ["a.txt", "./a.txt", "sub/../a.txt", "link.txt", "*.txt"])
+@pytest.mark.parametrize("second", ["sub/../a.txt", "link.txt", "*.txt"])
 def test_an_input_given_twice_is_refused(tmp_path: Path, second: str) -> None:
-    write(tmp_path / "a.txt", as_txt(TEXTS))
+    write(tmp_path / "a.txt", FORMATS[".txt"](TEXTS))
     (tmp_path / "sub").mkdir()
     (tmp_path / "link.txt").symlink_to(tmp_path / "a.txt")
     assert "twice" in refusal(tmp_path / "a.txt", os.path.join(tmp_path, second)).what
@@ -213,57 +167,39 @@ def test_txt_oddities(tmp_path: Path, reason: str, content: bytes, texts: list[s
     assert read_all(write(tmp_path / "a.txt", content)) == (texts, Counter())
 
 
-def test_odd_csv(tmp_path: Path) -> None:
-    path = write(tmp_path / "a.csv", b'\xef\xbb\xbftext,n\r\n"a\r\n""b""",1\r\n\r\nshort\r\n,4\r\n')
-    assert read_all(path) == (['a\r\n"b"', "short"], Counter(empty_documents=1, blank_lines=1))
-
-
 @pytest.mark.parametrize("compression", ["", ".gz"])
 @pytest.mark.parametrize("ending", [".txt", ".jsonl", ".csv"])
-def test_invalid_utf8_is_replaced_and_counted_or_refused_by_line(
-    tmp_path: Path, ending: str, compression: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_invalid_utf8_is_replaced_and_counted_or_refused_by_line(tmp_path, ending, compression, monkeypatch) -> None:
     monkeypatch.setattr(text_files, "BLOCK_BYTES", 1000)
     texts = [f"text number {number}" for number in range(500)]
     texts[7] = "a real \ufffd"
-    content = FORMATS[ending](texts).replace(b"number 400", b"number \xff\xfe00").replace(b"number 30\n", b"\xc3(\n")
+    content = FORMATS[ending](texts).replace(b"number 400", b"number \xff\xfe00")
     path = write(tmp_path / f"a{ending}{compression}", COMPRESS[compression](content))
+    texts[400] = "text number \ufffd\ufffd00"
+    assert read_all(path) == (texts, Counter(invalid_utf8_characters=2))
     line = content[: content.index(b"\xff\xfe")].count(b"\n") + 1
-    found, counts = read_all(path)
-    assert len(found) == 500
-    assert found[400] == "text number \ufffd\ufffd00"
-    assert found[7] == texts[7]
-    assert counts["invalid_utf8_characters"] == content.count(b"\xff\xfe") * 2 + content.count(b"\xc3(")
-    error = refusal(path, config=DataConfig(document_boundary="blank_line", strict=True))
-    if content.count(b"\xc3("):
-        line = content[: content.index(b"\xc3(")].count(b"\n") + 1
-    assert error.where == f"{path}: line {line}"
+    assert refusal(path, config=BY_BLANK_LINES.model_copy(update={"strict": True})).where == f"{path}: line {line}"
 
 
-JSON_MISTAKES = [
-    ("{broken", "not JSON"),
-    ("'text'", "not JSON"),
-    ('{"text": "a"} {"text": "b"}', "not JSON"),
-    ("[" * 100_000, "not JSON"),
-    ('["text"]', "not an object but list"),
-    ("5", "not an object but int"),
-    ('{"text": 5}', "int, not a string"),
-    ('{"text": ["a"]}', "list, not a string"),
-]
-
-
-@pytest.mark.parametrize(("line", "part"), JSON_MISTAKES, ids=[str(number) for number in range(len(JSON_MISTAKES))])
-def test_a_mistake_in_jsonl_names_file_and_line(
-    tmp_path: Path, line: str, part: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.parametrize("line", ["{broken", '{"text": "a"} {"text": "b"}', "5", '{"text": ["a"]}'])
+def test_a_mistake_in_jsonl_names_file_and_line(tmp_path: Path, line: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(text_files, "BLOCK_BYTES", 128)
     good = as_jsonl(["a"] * 50).decode()
     path = write(tmp_path / "a.jsonl", f"\n{good}\r\n{line}\n{good}")
-    error = refusal(path)
-    assert part in error.what
-    assert error.where == f"{path}: line 53"
-    monkeypatch.setattr(documents, "PART_BYTES", 300)
-    assert refusal(path).where == f"{path}: line 53"
+    for part_bytes in (documents.PART_BYTES, 300):
+        monkeypatch.setattr(documents, "PART_BYTES", part_bytes)
+        assert refusal(path).where == f"{path}: line 53"
+
+
+def test_odd_values_of_json_and_csv(tmp_path: Path) -> None:
+    lines = ['{"text": null}', '{"text": ""}', '{"text": " \\n"}', '{"text": "half \\ud83d a pair"}', '{"text": "ok"}']
+    found, counts = read_all(write(tmp_path / "a.jsonl", "\n".join(lines)))
+    assert found == ["half ? a pair", "ok"]
+    assert counts == {"empty_documents": 3, "documents_with_lone_surrogates": 1}
+    path = write(tmp_path / "a.csv", b'\xef\xbb\xbftext,n\r\n"a\r\n""b""",1\r\n\r\nshort\r\n,4\r\n')
+    assert read_all(path) == (['a\r\n"b"', "short"], Counter(empty_documents=1, blank_lines=1))
+    path = write(tmp_path / "b.csv", b'n,text\n1,"two\nlines"\n2,"a"b\n3,more\n')
+    assert refusal(path).where == f"{path}: line 4"
 
 
 def test_odd_json_values(tmp_path: Path) -> None:
@@ -277,111 +213,73 @@ def test_records_without_the_field_are_left_out_and_counted(tmp_path: Path, monk
     monkeypatch.setattr(readers, "MAX_WITHOUT_FIELD", 20)
     without = b'{"title": "a"}\n'
     path = write(tmp_path / "a.jsonl", without * 19 + as_jsonl(TEXTS) + without * 500 + b'{"text": null}\n')
-    counted = Counter(records_without_text_field=519, empty_documents=1)
-    assert read_all(path) == (TEXTS, counted)
-    monkeypatch.setattr(documents, "PART_BYTES", 1000)  # in a later part, all records may be without
-    assert read_all(path) == (TEXTS, counted)
+    for part_bytes in (documents.PART_BYTES, 1000):  # in a later part, all records may be without
+        monkeypatch.setattr(documents, "PART_BYTES", part_bytes)
+        assert read_all(path) == (TEXTS, Counter(records_without_text_field=519, empty_documents=1))
     error = refusal(write(tmp_path / "b.jsonl", without * 20 + as_jsonl(TEXTS)))
-    assert error.what == "none of the first 20 records has a field 'text' (it has: title)"
+    assert "title" in error.what
     assert error.where == f"{tmp_path}/b.jsonl: line 1"
 
 
 @pytest.mark.parametrize("ending", [".jsonl", ".json", ".csv", ".parquet"])
 def test_the_texts_of_several_fields_are_joined_by_blank_lines(tmp_path: Path, ending: str) -> None:
     rows = [{"subject": "One", "n": "1", "body": "Two.\nThree."}, {"subject": None, "n": "2", "body": "Four."}]
+    path = tmp_path / f"a{ending}"
     if ending == ".parquet":
-        pq.write_table(pa.Table.from_pylist(rows), tmp_path / "a.parquet")
+        pq.write_table(pa.Table.from_pylist(rows), path)
     else:
         lines = {
             ".jsonl": "".join(json.dumps(row) + "\n" for row in rows),
             ".json": json.dumps([rows[0], {"body": "Four."}]),
             ".csv": 'subject,n,body\nOne,1,"Two.\nThree."\n,2,Four.\n',
         }
-        write(tmp_path / f"a{ending}", lines[ending])
+        write(path, lines[ending])
     config = DataConfig(text_field=("subject", "body"))
-    assert read_all(tmp_path / f"a{ending}", config=config) == (["One\n\nTwo.\nThree.", "Four."], Counter())
-    other = DataConfig(text_field=("body", "title"))  # where inputs differ
-    assert read_all(tmp_path / f"a{ending}", config=other)[0][1] == "Four."
-    error = refusal(tmp_path / f"a{ending}", config=DataConfig(text_field=("title", "summary")))
+    assert read_all(path, config=config) == (["One\n\nTwo.\nThree.", "Four."], Counter())
+    assert read_all(path, config=DataConfig(text_field=("body", "title")))[0][1] == "Four."  # where inputs differ
+    error = refusal(path, config=DataConfig(text_field=("title", "summary")))
     assert "'title'" in error.what
     assert "body" in error.what
-    assert "data.text_field" in error.remedy
 
 
 def test_odd_parquet_columns(tmp_path: Path) -> None:
-    for name, column in {
-        "large": pa.array(TEXTS, pa.large_string()),
-        "dictionary": pa.array(TEXTS).dictionary_encode(),
-        "nulls": pa.array([None, *TEXTS, None, "  "]),
-    }.items():
-        pq.write_table(pa.table({"text": column}), tmp_path / f"{name}.parquet", row_group_size=2)
-        assert read_all(tmp_path / f"{name}.parquet")[0] == TEXTS
-    pq.write_table(pa.table({"text": ["a"] * 5 + ["b"], "n": range(6)}), tmp_path / "n.parquet")
-    assert "int, not a string" in refusal(tmp_path / "n.parquet", config=DataConfig(text_field="n")).what
-    assert "damaged" in refusal(write(tmp_path / "bad.parquet", b"PAR1 no more")).remedy
+    path = tmp_path / "a.parquet"
+    for column in (
+        pa.array(TEXTS, pa.large_string()), pa.array(TEXTS).dictionary_encode(), pa.array([None, *TEXTS, None, "  "])
+    ):  # fmt: skip
+        pq.write_table(pa.table({"text": column}), path, row_group_size=2)
+        assert read_all(path)[0] == TEXTS
+    pq.write_table(pa.table({"text": ["a"] * 5 + ["b"], "n": range(6)}), path)
+    assert "not a string" in refusal(path, config=DataConfig(text_field="n")).what
 
 
-@pytest.mark.parametrize(
-    ("record", "what"), [(b"long, text", "3 fields"), (b'"never closed\nx', "unexpected end"), (b'"a"b', "expected")]
-)
-def test_csv_in_which_text_would_be_lost_or_joined_is_refused_by_line(tmp_path: Path, record: bytes, what: str) -> None:
-    error = refusal(write(tmp_path / "a.csv", b'n,text\n1,"two\nlines"\n2,' + record + b"\n3,more\n"))
-    assert what in error.what
-    assert error.where.endswith("a.csv: line 4")
-
-
-def layouts(sentences: list[list[str]], joiner: str) -> dict[str, str]:
-    import textwrap
-
-    paragraphs = [joiner.join(document) for document in sentences]
-    wrapped = [textwrap.fill(paragraph, 72) if joiner else paragraph for paragraph in paragraphs]
-    if not joiner:  # Chinese has no blanks to break at
-        wrapped = ["\n".join(text[begin : begin + 35] for begin in range(0, len(text), 35)) for text in paragraphs]
-    return {
-        "lines": "\n\n".join("\n".join(document) for document in sentences) + "\n",
-        "paragraphs": "\n\n".join(paragraphs) + "\n",
-        "wrapped": "\n\n".join(wrapped) + "\n",
-    }
-
-
-@pytest.mark.parametrize(("layout", "one_a_line"), [("lines", True), ("paragraphs", False), ("wrapped", False)])
-@pytest.mark.parametrize("language", ["en", "zh"])
-def test_the_layout_is_recognised(
-    tmp_path: Path,
-    english_documents: list[list[str]],
-    chinese_documents: list[list[str]],
-    language: str,
-    layout: str,
-    one_a_line: bool,
-) -> None:
-    sentences, joiner = (english_documents, " ") if language == "en" else (chinese_documents, "")
-    path = write(tmp_path / "a.txt", layouts(sentences, joiner)[layout])
+@pytest.mark.parametrize("layout", ["lines", "paragraphs", "wrapped"])
+@pytest.mark.parametrize("language", ["en", "zh", "auto"])
+def test_the_layout_is_recognised(tmp_path: Path, english_documents, chinese_documents, language, layout: str) -> None:
+    sentences, joint = (english_documents, " ") if language == "en" else (chinese_documents, "")
+    texts = ["\n".join(document) if layout == "lines" else joint.join(document) for document in sentences]
+    if layout == "wrapped":  # Chinese has no blanks to break at
+        texts = [textwrap.fill(text, 72 if joint else 35) for text in texts]
+    path = write(tmp_path / "a.txt", "\n\n".join(texts) + "\n")
     (source,) = resolve([str(path)], DataConfig(language=language))
-    assert source.boundary == ("blank_line" if one_a_line else "file")
-    assert source.splitter == ("lines" if one_a_line else "sentencex")
+    assert (source.boundary, source.splitter) == (
+        ("blank_line", "lines") if layout == "lines" else ("file", "sentencex")
+    )
     assert not has_one_sentence_a_line("no ends here\n" * 50, language)
     (source,) = resolve([str(path)], DataConfig(document_boundary="line", sentence_splitter="sentencex"))
     assert (source.boundary, source.splitter) == ("line", "sentencex")
 
 
-def random_txt(draw: random.Random) -> str:
-    ends = (
-        ["\n"] * 5
-        + ["\n\n"] * 3
-        + ["\r\n", "\n \t\n", "\n\n\n", "\n\r\n", "\n\x0c\n", "\n\u3000\n", "\x0b\n", "\n" * 9]
-    )
-    return "".join(draw.choice("字a é") * draw.randint(0, 40) + draw.choice(ends) for _ in range(400))
+ENDS = ["\n"] * 5 + ["\n\n"] * 3
+ENDS += ["\r\n", "\n \t\n", "\n\n\n", "\n\r\n", "\n\x0c\n", "\n\u3000\n", "\x0b\n", "\n" * 9]
 
 
 @pytest.mark.parametrize("seed", range(6))
 @pytest.mark.parametrize("kind", [".txt", ".jsonl"])
-def test_cutting_a_file_changes_none_of_its_documents(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int, kind: str
-) -> None:
+def test_cutting_a_file_changes_none_of_its_documents(tmp_path, monkeypatch, seed, kind) -> None:
     draw = random.Random(seed)
-    text = random_txt(draw)
-    content = text.encode() if kind == ".txt" else as_jsonl(text.split("\n"))
-    path = write(tmp_path / f"a{kind}", content)
+    text = "".join(draw.choice("字a é") * draw.randint(0, 40) + draw.choice(ENDS) for _ in range(400))
+    path = write(tmp_path / f"a{kind}", text if kind == ".txt" else as_jsonl(text.split("\n")))
     (source,) = resolve([str(path)], BY_BLANK_LINES)
     assert len(cut(source, documents.PART_BYTES)) == 1
     whole = read_all(path)
@@ -391,33 +289,35 @@ def test_cutting_a_file_changes_none_of_its_documents(
         parts = cut(source, documents.PART_BYTES)
         assert len(parts) > 5
         assert [part.start for part in parts] == [0, *(part.stop for part in parts[:-1])]
-        assert parts[-1].stop == len(content)
+        assert parts[-1].stop == path.stat().st_size
         assert read_all(path) == whole
 
 
 def test_the_identity_of_an_input_follows_its_content_not_its_place(tmp_path: Path) -> None:
-    path = write(tmp_path / "here" / "a.txt", as_txt(TEXTS))
-    (before,) = resolve([str(path)], BY_BLANK_LINES)
-    moved = tmp_path / "there"
-    path.parent.rename(moved)
-    (after,) = resolve([str(moved / "a.txt")], BY_BLANK_LINES)
-    assert after.identity == before.identity
-    write(moved / "a.txt", as_txt(TEXTS[::-1]))
-    os.utime(moved / "a.txt", ns=(1, 1))
-    assert resolve([str(moved / "a.txt")], BY_BLANK_LINES)[0].identity != before.identity
+    def identity(path: Path) -> object:
+        return resolve([str(path)], BY_BLANK_LINES)[0].identity
+
+    path = write(tmp_path / "here" / "a.txt", FORMATS[".txt"](TEXTS))
+    before, moved = identity(path), tmp_path / "there" / "a.txt"
+    path.parent.rename(moved.parent)
+    assert identity(moved) == before
+    write(moved, FORMATS[".txt"](TEXTS[::-1]))
+    os.utime(moved, ns=(1, 1))
+    assert identity(moved) != before
 
 
 def test_an_input_can_be_named_from_elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    write(tmp_path / "a.txt", as_txt(TEXTS))
+    write(tmp_path / "a.txt", FORMATS[".txt"](TEXTS))
     (tmp_path / "data").mkdir()
     monkeypatch.chdir(tmp_path)
-    (file,) = resolve(["a.txt"], BY_BLANK_LINES)
-    (folder,) = resolve(["dataset:./data:part@train"], BY_BLANK_LINES)
-    (name,) = resolve(["dataset:org/name@train"], BY_BLANK_LINES)
-    assert file.absolute.location == str(tmp_path / "a.txt")
-    assert file.absolute.identity == file.identity
-    assert folder.absolute.location == f"dataset:{tmp_path / 'data'}:part@train"
-    assert name.absolute == name
+    for name, absolute in (
+        ("a.txt", f"{tmp_path}/a.txt"),
+        ("dataset:./data:part@train", f"dataset:{tmp_path}/data:part@train"),
+        ("dataset:org/name@train", "dataset:org/name@train"),
+    ):
+        (source,) = resolve([name], BY_BLANK_LINES)
+        assert source.absolute.location == absolute
+        assert source.absolute.identity == source.identity or "./" in name
 
 
 def test_every_line_may_be_a_document(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -440,9 +340,7 @@ def test_every_line_may_be_a_document(tmp_path: Path, monkeypatch: pytest.Monkey
         ("One line.\n", "file", ""),
     ],
 )
-def test_a_boundary_is_advised_that_is_not_in_effect_and_divides_the_text(
-    tmp_path: Path, text: str, boundary: str, flag: str
-) -> None:
+def test_a_boundary_is_advised_that_is_not_in_effect_and_divides_the_text(tmp_path, text, boundary, flag) -> None:
     path = write(tmp_path / "a.txt", text)
     advice = finer_boundary(resolve([str(path)], DataConfig.model_validate({"document_boundary": boundary})))
     assert flag in advice if flag else advice == ""

@@ -11,7 +11,7 @@ from bert_pretrain.text import sentences
 from bert_pretrain.text.sentences import SentenceSplitter
 
 
-def split(text: str, splitter: str, language: str) -> list[str]:
+def split(text: str, splitter: str = "sentencex", language: str = "en") -> list[str]:
     return SentenceSplitter(splitter, language).split(text)
 
 
@@ -31,13 +31,6 @@ def test_no_character_is_lost_and_no_sentence_is_blank(text: str, splitter: str,
     assert all(sentence and "\n" not in sentence and sentence == sentence.strip() for sentence in found)
 
 
-@given(text=TEXTS, window=st.integers(1, 40))
-def test_windows_lose_nothing(text: str, window: int) -> None:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sentences, "WINDOW_CHARACTERS", window)
-        assert squeezed("".join(split(text, "sentencex", "en"))) == squeezed(text)
-
-
 @given(text=TEXTS, cuts=st.lists(st.integers(0, 300), max_size=4))
 def test_a_document_in_passages_loses_nothing(text: str, cuts: list[int]) -> None:
     splitter = SentenceSplitter("sentencex", "en")
@@ -49,60 +42,61 @@ def test_a_document_in_passages_loses_nothing(text: str, cuts: list[int]) -> Non
         assert squeezed("".join(found)) == squeezed(text)
 
 
+@given(text=TEXTS, cuts=st.lists(st.integers(0, 300), max_size=4), window=st.sampled_from([1, 7, 40, 1 << 20]))
+def test_windows_and_passages_of_a_document_lose_nothing(text: str, cuts: list[int], window: int) -> None:
+    bounds = sorted({0, len(text), *(cut for cut in cuts if cut < len(text))})
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sentences, "WINDOW_CHARACTERS", window)
+        splitter = SentenceSplitter("sentencex", "en")
+        for _ in range(2):  # nothing of one document is left for the next
+            passages = [text[begin:end] for begin, end in itertools.pairwise(bounds)]
+            found = [sentence for passage in passages for sentence in splitter.split(passage, ends_document=False)]
+            found += splitter.split("", ends_document=True)
+            assert squeezed("".join(found)) == squeezed(text)
+
+
 @pytest.mark.parametrize("language", ["en", "zh"])
-def test_windows_split_as_the_whole_text_is_split(
-    english_documents: list[list[str]], chinese_documents: list[list[str]], language: str
-) -> None:
+def test_windows_split_as_the_whole_text_is_split(english_documents, chinese_documents, language, monkeypatch) -> None:
     documents = english_documents[:40] if language == "en" else chinese_documents
     # An odd quotation mark makes one sentence of all that follows, up to the window's end.
     plain = [sentence for document in documents for sentence in document if not set(sentence) & set("\"'`()[]")]
-    text = (" " if language == "en" else "").join(plain)
-    whole = split(text[:60_000], "sentencex", language)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sentences, "WINDOW_CHARACTERS", 4096)
-        assert split(text[:60_000], "sentencex", language) == whole
+    text = (" " if language == "en" else "").join(plain)[:60_000]
+    whole = split(text, language=language)
+    monkeypatch.setattr(sentences, "WINDOW_CHARACTERS", 4096)
+    assert split(text, language=language) == whole
     assert len(whole) > 100
 
 
 def test_an_odd_quotation_mark_spoils_no_more_than_a_window() -> None:
-    text = 'He said: "Stop. ' + "Then came another sentence. " * 3000
-    assert len(split(text, "sentencex", "en")) > 2800
+    assert len(split('He said: "Stop. ' + "Then came another sentence. " * 3000)) > 2800
 
 
 def test_the_rules_know_english_and_chinese() -> None:
-    english = "Dr. Smith met J. K. Rowling on Jan. 5th. She smiled! Did he?"
-    assert split(english, "sentencex", "en") == ["Dr. Smith met J. K. Rowling on Jan. 5th.", "She smiled!", "Did he?"]
-    assert split("今天天气很好。我们去公园!你呢？", "sentencex", "zh") == ["今天天气很好。", "我们去公园!", "你呢？"]
+    english = "Dr. Smith met J. K. Rowling\non Jan. 5th. She smiled! Did he?"
+    assert split(english) == ["Dr. Smith met J. K. Rowling on Jan. 5th.", "She smiled!", "Did he?"]
+    assert split("今天天气很好。我们去公园!你呢？", language="zh") == ["今天天气很好。", "我们去公园!", "你呢？"]
 
 
-def test_hard_wrapped_lines_are_joined_with_a_blank() -> None:
-    assert split("One sentence\nover two lines. Another\none.", "sentencex", "en") == [
-        "One sentence over two lines.",
-        "Another one.",
-    ]
+LONG = {
+    "no end": "word " * 600_000,
+    "no blank": "x" * 3_000_000,
+    "sentences": "A sentence here. " * 180_000,
+    "chinese": "字" * 1_000_000,
+    "blanks": " " * 3_000_000,
+    "line ends": "\n" * 999_999,
+}
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "word " * 600_000,
-        "x" * 3_000_000,
-        "A sentence here. " * 180_000,
-        "字" * 1_000_000,
-        " " * 3_000_000,
-        "\n" * 999_999,
-    ],
-    ids=["no end", "no blank", "sentences", "chinese", "blanks", "line ends"],
-)
-def test_the_work_is_linear_in_the_length_of_a_line(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    segment, lengths = sentencex.segment, []
+@pytest.mark.parametrize("kind", LONG)
+def test_the_work_is_linear_in_the_length_of_a_line(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    segment, lengths, text = sentencex.segment, [], LONG[kind]
 
     def counted(language: str, part: str) -> list[str]:
         lengths.append(len(part))
         return list(segment(language, part))
 
     monkeypatch.setattr(sentencex, "segment", counted)
-    found = split(text, "sentencex", "en")
+    found = split(text)
     assert max(lengths) <= 2 * sentences.WINDOW_CHARACTERS
     assert sum(lengths) < 3 * len(text)
     assert squeezed("".join(found)) == squeezed(text)

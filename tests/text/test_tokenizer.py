@@ -1,13 +1,19 @@
-"""A tokenizer folder opens in `transformers`, loads back the same, and is named when it is broken."""
+"""A tokenizer, of word pieces or of whole words: its folder opens in `transformers` and loads back the same."""
 
 import itertools
+import json
 from pathlib import Path
-from typing import Any
 
+import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tokenizers import Tokenizer as Backend
 
+from bert_pretrain.errors import DataError
+from bert_pretrain.text.fast_tokenizer import Encoder
 from bert_pretrain.text.tokenizer import Tokenizer, find_extension, old_pieces
-from bert_pretrain.text.tokenizer_folder import FILES
+from bert_pretrain.text.tokenizer_folder import SPECIAL_TOKENS
 from bert_pretrain.vocab.wordpiece import special_tokens
 
 PIECES = list("abcxyzABC019.,中文é")
@@ -15,13 +21,19 @@ VARIANTS = [
     dict(zip(("lowercase", "strip_accents", "handle_chinese_chars"), values, strict=True))
     for values in itertools.product((True, False), (None, True, False), (True, False))
 ]
+WORDS = ["ACGT", "acgt", "a", "a.b", "ไทย", "ភាសា", "##x", "x", "中文", "中", "é", "E4-17\u200b", "[mask]"]
+WORDS += ["longer-than-8", "w" * 90]
+OF_WORDS = Tokenizer.of_words([*special_tokens(9), *WORDS])
 
 
-def build(**variant: Any) -> Tokenizer:
-    return Tokenizer([*special_tokens(9), *PIECES], **variant)
+@pytest.fixture(scope="module")
+def of_words(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("words")
+    OF_WORDS.save(folder)
+    return folder
 
 
-def test_transformers_opens_the_folder_with_segments_and_special_tokens(vocab_folder: Path) -> None:
+def test_transformers_opens_a_folder_of_pieces(vocab_folder: Path) -> None:
     from transformers import AutoTokenizer
 
     theirs = AutoTokenizer.from_pretrained(vocab_folder)
@@ -34,24 +46,68 @@ def test_transformers_opens_the_folder_with_segments_and_special_tokens(vocab_fo
     assert theirs.decode(theirs("Functions, loops.")["input_ids"], skip_special_tokens=True) == "functions, loops."
 
 
-@pytest.mark.parametrize("variant", VARIANTS[::5])
-def test_a_saved_tokenizer_loads_back_the_same(tmp_path: Path, variant: dict[str, Any]) -> None:
-    ours = build(**variant)
-    ours.save(tmp_path)
-    loaded = Tokenizer.load(tmp_path)
+def test_transformers_opens_a_folder_of_words(of_words: Path) -> None:
+    from transformers import AutoTokenizer
+
+    ours, theirs = OF_WORDS, AutoTokenizer.from_pretrained(of_words)
+    assert theirs.convert_ids_to_tokens(range(ours.vocab_size)) == ours.tokens
+    assert (theirs.mask_token_id, theirs.unk_token_id, theirs.pad_token_id) == (ours.mask_id, ours.unk_id, ours.pad_id)
+    pair = theirs("ACGT acgt", "a.b [MASK]")
+    ids = [ours.tokens.index(word) for word in ("[CLS]", "ACGT", "acgt", "[SEP]", "a.b", "[MASK]", "[SEP]")]
+    assert (pair["input_ids"], pair["token_type_ids"]) == (ids, [0, 0, 0, 0, 1, 1, 1])
+    assert theirs.decode(ids[1:3]) == ours.decode(ids[1:3]) == "ACGT acgt"
+
+
+@pytest.mark.parametrize(
+    "ours", [OF_WORDS, *(Tokenizer([*special_tokens(9), *PIECES], **variant) for variant in VARIANTS[::5])]
+)
+def test_a_saved_tokenizer_loads_back_the_same(tmp_path: Path, ours: Tokenizer) -> None:
+    ours.save(tmp_path / "first")
+    loaded = Tokenizer.load(tmp_path / "first")
     assert (loaded.tokens, loaded.settings, loaded.hash) == (ours.tokens, ours.settings, ours.hash)
+    assert loaded.whole_words == (ours is OF_WORDS)
     loaded.save(tmp_path / "deep" / "copy")
-    for name in FILES:
-        assert (tmp_path / "deep" / "copy" / name).read_bytes() == (tmp_path / name).read_bytes()
-    content = (tmp_path / "vocab.txt").read_bytes()
-    (tmp_path / "vocab.txt").write_bytes(content.replace(b"\n", b"\r\n"))  # line ends of Windows
-    assert Tokenizer.load(tmp_path).tokens == ours.tokens
+    for path in (tmp_path / "first").iterdir():
+        assert (tmp_path / "deep" / "copy" / path.name).read_bytes() == path.read_bytes()
+    if ours is not OF_WORDS:
+        vocab = tmp_path / "first" / "vocab.txt"
+        vocab.write_bytes(vocab.read_bytes().replace(b"\n", b"\r\n"))  # line ends of Windows
+        assert Tokenizer.load(tmp_path / "first").tokens == ours.tokens
 
 
 def test_all_that_decides_ids_is_in_the_hash() -> None:
-    hashes = [build(**variant).hash for variant in VARIANTS]
-    hashes += [Tokenizer([*special_tokens(9), *reversed(PIECES)], **VARIANTS[0]).hash]
+    tokens = [*special_tokens(9), *PIECES]
+    hashes = [Tokenizer(tokens, **variant).hash for variant in VARIANTS]
+    hashes += [Tokenizer([*special_tokens(9), *reversed(PIECES)], **VARIANTS[0]).hash, Tokenizer.of_words(tokens).hash]
     assert len(set(hashes)) == len(hashes)
+
+
+PARTS = [*WORDS, *SPECIAL_TOKENS, "[unused3]", "unknown", "\0", "a\0", "ACGT\0\0", ".", "w" * 91]
+BLANKS = ["  ", "\r\n", *" \n\t\x0b\x0c\x1c\x85\u00a0\u1680\u2003\u2028\u200b\u3000"]
+TEXT = st.lists(st.sampled_from(PARTS).flatmap(lambda part: st.sampled_from(BLANKS).map(part.__add__)), max_size=12)
+ANYTHING = st.text(st.characters(exclude_categories=["Cs"]), max_size=30)
+
+
+@given(text=st.one_of(TEXT.map("".join), ANYTHING))
+def test_ids_of_words_are_those_of_the_library(text: str, of_words: Path) -> None:
+    theirs = Backend.from_file(str(of_words / "tokenizer.json"))
+    theirs.encode_special_tokens = True
+    # A word that is spelled like a special token is unknown.
+    known, found = set(OF_WORDS.word_piece_ids.tolist()), theirs.encode(text, add_special_tokens=False).ids
+    expected = [index if index in known else OF_WORDS.unk_id for index in found]
+    assert OF_WORDS.encode_text(text) == expected
+    encoded = np.frombuffer(text.encode(), dtype=np.uint8)
+    ids, offsets = Encoder(OF_WORDS).encode(encoded, np.zeros(1, dtype=np.int64))
+    assert (ids.tolist(), offsets.tolist()) == (expected, [0, len(expected)])
+    assert not OF_WORDS.is_subword.any()
+
+
+@pytest.mark.parametrize("what", ["normalizer", "pre_tokenizer"])
+def test_another_treatment_of_words_is_refused(what: str, of_words: Path, tmp_path: Path) -> None:
+    found = json.loads((of_words / "tokenizer.json").read_text(encoding="utf-8"))
+    (tmp_path / "tokenizer.json").write_text(json.dumps({**found, what: {"type": "Lowercase"}}), encoding="utf-8")
+    with pytest.raises(DataError, match="whole words"):
+        Tokenizer.load(tmp_path)
 
 
 OLD = ["[PAD]", "[unused0]", "[unused1]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "un", "##fold", "##s", "a", "##a", "b"]
@@ -62,12 +118,9 @@ def test_new_tokens_come_from_the_slots_and_the_end_with_their_old_pieces() -> N
     new = [*OLD, "bs", "##as"]
     new[2] = "unfolds"
     extension = find_extension(OLD, new)
-    assert extension is not None
     assert extension.pieces == {2: [7, 8, 9], 13: [12, 9], 14: [11, 9]}
     assert (extension.num_old_tokens, extension.num_tokens, extension.num_in_slots) == (13, 15, 1)
-    same = find_extension(OLD, OLD)
-    assert same is not None
-    assert same.pieces == {}
+    assert find_extension(OLD, OLD).pieces == {}
 
 
 @pytest.mark.parametrize("new", [OLD[:-1], [*OLD[:-1], "c"], [OLD[1], OLD[0], *OLD[2:]], ["[PAD]", *OLD[2:], "c"]])

@@ -1,7 +1,6 @@
 """Counting chunks in bounded memory: what is dropped is the rarest, and told."""
 
 from collections import Counter
-from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -31,22 +30,15 @@ def test_no_count_is_off_by_more_than_is_told(batches: list[list[bytes]]) -> Non
     )
 
 
-def counted(path: Path) -> Counts:
+def test_a_table_that_is_emptied_on_the_way_counts_the_same(english_text, monkeypatch) -> None:
     config = load_config()
-    (source,) = resolve([str(path)], config.data)
-    return count_groups([(0, [ByteRange(source)])], config)
-
-
-def test_a_table_that_is_emptied_on_the_way_counts_the_same(
-    tmp_path: Path, english_text: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    whole = counted(english_text)
+    (source,) = resolve([str(english_text)], config.data)
+    whole = count_groups([(0, [ByteRange(source)])], config)
+    flushes, add = [], Counts.add
     monkeypatch.setattr(counting, "_BLOCK_BYTES", 1 << 14)
-    flushes = []
-    add = Counts.add
     monkeypatch.setattr(Counts, "add", lambda self, other: (flushes.append(1), add(self, other))[1])
     monkeypatch.setattr(counting, "MAX_DISTINCT", 2 * len(whole.learned) // 3)
     monkeypatch.setattr(Counts, "_prune", lambda self: None)
-    pieces = counted(english_text)
+    pieces = count_groups([(0, [ByteRange(source)])], config)
     assert len(flushes) > 2
     assert (pieces.learned, pieces.held_out, pieces.documents) == (whole.learned, whole.held_out, whole.documents)

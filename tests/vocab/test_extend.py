@@ -1,6 +1,5 @@
 """`vocab --extend`: the words that save most, slots first, the rest of the file as it was."""
 
-import json
 from pathlib import Path
 
 import pytest
@@ -14,6 +13,7 @@ from bert_pretrain.text.tokenizer import Tokenizer
 from bert_pretrain.vocab.extend import extend_vocabulary, lost_characters
 from bert_pretrain.vocab.run import make_vocab
 from bert_pretrain.vocab.wordpiece import special_tokens
+from tests.conftest import digests
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
 PIECES = [*LETTERS, *(f"##{letter}" for letter in LETTERS), ".", ",", "the", "river", "##ing"]
@@ -60,35 +60,10 @@ def test_characters_without_which_words_are_lost_come_before_words() -> None:
 
 
 @pytest.fixture
-def old_folder(tmp_path: Path) -> Path:
-    old_tokenizer(5).save(tmp_path / "old")
-    return tmp_path / "old"
-
-
-@pytest.fixture
 def text(tmp_path: Path) -> Path:
     path = tmp_path / "domain.txt"
     path.write_text("The River flooding, OX and riving. Zebra flooding.\n\n" * 300, encoding="utf-8")
     return path
-
-
-def test_the_folder_opens_in_transformers_and_says_what_is_new(old_folder: Path, text: Path, tmp_path: Path) -> None:
-    from transformers import AutoTokenizer
-
-    out = make_vocab(load_config(), [str(text)], tmp_path / "new", extend=old_folder, workers=1)
-    ours, theirs = Tokenizer.load(out), AutoTokenizer.from_pretrained(out)
-    for line in ("Flooding OX", "the riving zebra, unseen."):
-        assert theirs(line, add_special_tokens=False)["input_ids"] == ours.encode_text(line)
-    assert ours.tokens[1] == "flooding"
-    found = read_manifest(out, "vocab", "")["figures"]
-    assert found["extends"] == {"folder": str(old_folder), "hash": Tokenizer.load(old_folder).hash, "vocab_size": 67}
-    assert found["added"][0] == {
-        "token": "flooding",
-        "id": 1,
-        "pieces": ["f", "##l", "##o", "##o", "##d", "##ing"],
-        "count": found["added"][0]["count"],
-    }
-    assert found["pieces_per_word"] == 1.0 < found["before"]["pieces_per_word"]
 
 
 def test_the_old_treatment_of_text_is_kept(text: Path, tmp_path: Path) -> None:
@@ -101,39 +76,44 @@ def test_the_old_treatment_of_text_is_kept(text: Path, tmp_path: Path) -> None:
     assert {"River", "Zebra"} <= set(new.tokens)
 
 
-def test_the_same_command_again(
-    old_folder: Path, text: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def command(*settings: str) -> Path:
-        config = load_config(settings=settings)
-        return make_vocab(config, [str(text)], tmp_path / "new", extend=old_folder, workers=1)
+def test_a_vocabulary_is_extended_opens_in_transformers_and_says_what_is_new(text, tmp_path, capsys) -> None:
+    from transformers import AutoTokenizer
 
-    command()
-    before = {path.name: path.read_bytes() for path in (tmp_path / "new").iterdir()}
+    old, new = tmp_path / "old", tmp_path / "new"
+    old_tokenizer(5).save(old)
+
+    def command(*settings: str) -> Path:
+        return make_vocab(load_config(settings=settings), [str(text)], new, extend=old, workers=1)
+
+    ours, theirs = Tokenizer.load(command()), AutoTokenizer.from_pretrained(new)
+    for line in ("Flooding OX", "the riving zebra, unseen."):
+        assert theirs(line, add_special_tokens=False)["input_ids"] == ours.encode_text(line)
+    found = read_manifest(new, "vocab", "")["figures"]
+    assert found["extends"] == {"folder": str(old), "hash": Tokenizer.load(old).hash, "vocab_size": 67}
+    first = {name: found["added"][0][name] for name in ("token", "id", "pieces")}
+    assert first == {"token": "flooding", "id": 1, "pieces": ["f", "##l", "##o", "##o", "##d", "##ing"]}
+    assert found["pieces_per_word"] == 1.0 < found["before"]["pieces_per_word"]
+    before = digests(new)
     command()
     command("vocab.size=9000")  # decides nothing here
     assert capsys.readouterr().out.count("up to date") == 2
     with pytest.raises(OutputError, match="add_tokens: None -> 2"):
         command("vocab.add_tokens=2")
-    assert before == {path.name: path.read_bytes() for path in (tmp_path / "new").iterdir()}
-    old_tokenizer(7).save(old_folder)
+    old_tokenizer(7).save(old)
     with pytest.raises(OutputError, match="extends"):
         command()
+    assert digests(new) == before
 
 
-def test_nothing_to_add_and_flags_that_do_not_belong_together_are_refused(
-    old_folder: Path, text: Path, tmp_path: Path
-) -> None:
+def test_nothing_to_add_is_refused_and_flags_must_belong_together(text: Path, tmp_path: Path) -> None:
+    old_tokenizer(5).save(tmp_path / "old")
     (tmp_path / "known.txt").write_text("the river\n" * 50)
     with pytest.raises(InputError, match="already holds every frequent word"):
-        make_vocab(load_config(), [str(tmp_path / "known.txt")], tmp_path / "a", extend=old_folder, workers=1)
-    for flags in (["--extend", str(old_folder), "--vocab-size", "900"], ["--add-tokens", "7"]):
+        make_vocab(load_config(), [str(tmp_path / "known.txt")], tmp_path / "a", extend=tmp_path / "old", workers=1)
+    extend = ["--extend", str(tmp_path / "old")]
+    for flags, code in (
+        ([*extend, "--vocab-size", "900"], 2), (["--add-tokens", "7"], 2), ([*extend, "--add-tokens", "2"], 0)
+    ):  # fmt: skip
         done = CliRunner().invoke(app, ["vocab", str(text), "--output", str(tmp_path / "b"), *flags])
-        assert done.exit_code == 2
-        assert flags[-2] in done.stderr
-    done = CliRunner().invoke(
-        app,
-        ["vocab", str(text), "--output", str(tmp_path / "c"), "--extend", str(old_folder), "--add-tokens", "2"],
-    )
-    assert done.exit_code == 0
-    assert len(json.loads((tmp_path / "c" / "manifest.json").read_text())["figures"]["added"]) == 2
+        assert done.exit_code == code
+    assert len(read_manifest(tmp_path / "b", "vocab", "")["figures"]["added"]) == 2

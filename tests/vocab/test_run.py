@@ -1,6 +1,5 @@
 """`vocab`: the same bytes in every run, BERT's layout, sizes that hold, and honest figures."""
 
-import hashlib
 import json
 import os
 import re
@@ -17,70 +16,56 @@ from bert_pretrain.errors import ConfigError, InputError, OutputError
 from bert_pretrain.io.manifest import read_manifest
 from bert_pretrain.text import documents
 from bert_pretrain.text.tokenizer import Tokenizer
-from bert_pretrain.text.tokenizer_folder import FILES
 from bert_pretrain.vocab import run, wordpiece
 from bert_pretrain.vocab.run import make_vocab
 from bert_pretrain.vocab.wordpiece import choose_alphabet, special_tokens, trainable
+from tests.conftest import digests
 
 
 def make(text: Path, output: Path, *settings: str, workers: int = 1) -> Tokenizer:
     return Tokenizer.load(make_vocab(load_config(settings=settings), [str(text)], output, workers=workers))
 
 
-def digests(folder: Path) -> dict[str, str]:
-    return {name: hashlib.sha256((folder / name).read_bytes()).hexdigest() for name in (*FILES, "manifest.json")}
-
-
 def test_two_processes_with_other_hash_seeds_write_the_same_bytes(english_text: Path, tmp_path: Path) -> None:
-    found = []
-    for number, seed in enumerate(("1", "2")):
-        command = [sys.executable, "-m", "bert_pretrain", "vocab", str(english_text), "--vocab-size", "2000"]
-        command += ["--output", str(tmp_path / seed), "--workers", str(number + 1)]
+    for seed in "12":
+        command = [sys.executable, "-m", "bert_pretrain", "vocab", english_text, "--vocab-size", "2000"]
+        command += ["--output", tmp_path / seed, "--workers", seed]
         subprocess.run(command, env={**os.environ, "PYTHONHASHSEED": seed}, check=True, capture_output=True)
-        found.append(digests(tmp_path / seed))
-    assert found[0] == found[1]
+    assert digests(tmp_path / "1") == digests(tmp_path / "2")
 
 
-def test_workers_and_parts_change_nothing_in_the_vocabulary(
-    english_text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    one = make(english_text, tmp_path / "one", "vocab.size=1500")
-    whole = read_manifest(tmp_path / "one", "vocab", "")["figures"]
-    two = make(english_text, tmp_path / "two", "vocab.size=1500", workers=2)
-    assert digests(tmp_path / "two") == digests(tmp_path / "one")
-    assert one.tokens == two.tokens
-    monkeypatch.setattr(documents, "PART_BYTES", 50_000)
-    make(english_text, tmp_path / "parts", "vocab.size=1500")
-    assert read_manifest(tmp_path / "parts", "vocab", "")["figures"]["documents"] == whole["documents"]
+def test_counts_of_many_parts_and_workers_give_the_vocabulary_of_one_table(english_text, tmp_path, monkeypatch) -> None:
+    make(english_text, tmp_path / "one", "vocab.size=3000")
+    monkeypatch.setattr(documents, "PART_BYTES", 20_000)
+    monkeypatch.setattr(run, "MAX_TASKS", 1)
+    make(english_text, tmp_path / "whole", "vocab.size=3000")
+    assert figures_of(tmp_path / "whole")["documents"] == figures_of(tmp_path / "one")["documents"]
+    monkeypatch.setattr(run, "MAX_TASKS", 11)
+    monkeypatch.setattr(run, "MERGED_AT_ONCE", 3)
+    make(english_text, tmp_path / "merged", "vocab.size=3000", workers=2)
+    assert digests(tmp_path / "merged") == digests(tmp_path / "whole")
 
 
-@pytest.mark.parametrize("lowercase", ["true", "false"])
-def test_it_equals_the_librarys_own_training_on_the_text(english_text: Path, tmp_path: Path, lowercase: str) -> None:
-    settings = ["vocab.size=2500", f"vocab.lowercase={lowercase}"]
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("bert_pretrain.vocab.counting.HELD_OUT_SHARE", 0.0)
-        ours = make(english_text, tmp_path / "vocab", *settings)
+@pytest.mark.parametrize("lowercase", [True, False])
+def test_it_equals_the_librarys_own_training_on_the_text(english_text, tmp_path, lowercase, monkeypatch) -> None:
+    monkeypatch.setattr("bert_pretrain.vocab.counting.HELD_OUT_SHARE", 0.0)
+    ours = make(english_text, tmp_path / "vocab", "vocab.size=2500", f"vocab.lowercase={lowercase}")
     ends = next(index for index, token in enumerate(ours.tokens) if len(token.removeprefix("##")) > 1 and index > 103)
     backend = Backend(models.WordPiece(unk_token="[UNK]"))
-    backend.normalizer = normalizers.BertNormalizer(lowercase=lowercase == "true")
+    backend.normalizer = normalizers.BertNormalizer(lowercase=lowercase)
     backend.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     trainer = trainers.WordPieceTrainer(
         vocab_size=2500, min_frequency=2, special_tokens=ours.tokens[:ends], limit_alphabet=ends, show_progress=False
     )
-    alphabet = {token for token in ours.tokens[104:ends] if len(token) == 1}
-    backend.train_from_iterator(_known_words(english_text, backend, alphabet), trainer)
+    # Words that hold a character outside the alphabet are [UNK] to both.
+    alphabet, known = {token for token in ours.tokens[104:ends] if len(token) == 1}, []
+    for line in english_text.read_text(encoding="utf-8").splitlines():
+        words = backend.pre_tokenizer.pre_tokenize_str(backend.normalizer.normalize_str(line))
+        known.append(" ".join(word for word, _ in words if alphabet.issuperset(word) and len(word) <= 100))
+    backend.train_from_iterator(known, trainer)
     theirs = backend.get_vocab()
     assert ours.tokens == sorted(theirs, key=theirs.__getitem__)
     assert len(ours.tokens) == 2500
-
-
-def _known_words(path: Path, backend: Backend, alphabet: set[str]) -> list[str]:
-    """The text without the words that hold a character outside the alphabet: [UNK] to both."""
-    kept = []
-    for line in path.read_text(encoding="utf-8").splitlines():
-        words = backend.pre_tokenizer.pre_tokenize_str(backend.normalizer.normalize_str(line))
-        kept.append(" ".join(word for word, _ in words if alphabet.issuperset(word) and len(word) <= 100))
-    return kept
 
 
 @pytest.mark.parametrize("unused", [0, 994])
@@ -92,18 +77,15 @@ def test_the_number_of_unused_tokens_can_be_chosen(english_text: Path, tmp_path:
     assert not set(tokenizer.word_piece_ids) & set(range(unused + 5))
 
 
-def test_rare_characters_are_cut_by_frequency_and_the_loss_is_reported(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    text = tmp_path / "a.txt"
+def test_rare_characters_are_cut_by_frequency_and_the_loss_is_reported(tmp_path: Path, capsys) -> None:
     rare = "".join(chr(point) for point in range(0x4E00, 0x4E00 + 40))
-    text.write_text("common words here\n" * 2000 + rare + "@\n", encoding="utf-8")
-    tokenizer = make(text, tmp_path / "v", "vocab.size=140")
-    alphabet = read_manifest(tmp_path / "v", "vocab", "")["figures"]["alphabet"]
+    (tmp_path / "a.txt").write_text("common words here\n" * 2000 + rare + "@\n", encoding="utf-8")
+    tokenizer = make(tmp_path / "a.txt", tmp_path / "v", "vocab.size=140")
+    alphabet = figures_of(tmp_path / "v")["alphabet"]
     assert 0.99 < alphabet["coverage"] < 1
     assert alphabet["left_out"] > 0
     assert tokenizer.vocab_size <= 140
-    assert "rarer ones left out" in capsys.readouterr().out
+    assert "left out" in capsys.readouterr().out
     assert set("comnwrdshe") <= set(tokenizer.tokens)
 
 
@@ -117,31 +99,12 @@ def test_counts_beyond_32_bits_are_scaled_down(monkeypatch: pytest.MonkeyPatch) 
     assert "x" * 101 not in kept
 
 
-def test_a_least_count_is_one_of_the_text_however_much_there_is(
-    english_text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_least_count_is_one_of_the_text_however_much_there_is(english_text, tmp_path, monkeypatch) -> None:
     settings = ("vocab.size=30000", "vocab.min_frequency=20")
     num_tokens = make(english_text, tmp_path / "all", *settings).vocab_size
-    num_words = read_manifest(tmp_path / "all", "vocab", "")["figures"]["words"]
-    monkeypatch.setattr(wordpiece, "MAX_REPLAYED_WORDS", num_words // 45)
-    capsys.readouterr()
+    monkeypatch.setattr(wordpiece, "MAX_REPLAYED_WORDS", figures_of(tmp_path / "all")["words"] // 45)
     assert make(english_text, tmp_path / "scaled", *settings).vocab_size > 0.6 * num_tokens
-    seen_from = read_manifest(tmp_path / "scaled", "vocab", "")["figures"]["words_seen_from_count"]
-    assert seen_from in (23, 24)
-    assert f"fewer than {seen_from} times" in capsys.readouterr().out
-
-
-def test_counts_merged_by_the_workers_give_the_vocabulary_of_one_table(
-    english_text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(documents, "PART_BYTES", 20_000)
-    monkeypatch.setattr(run, "MAX_TASKS", 1)
-    make(english_text, tmp_path / "whole", "vocab.size=3000")
-    monkeypatch.setattr(run, "MAX_TASKS", 11)
-    monkeypatch.setattr(run, "MERGED_AT_ONCE", 3)
-    make(english_text, tmp_path / "merged", "vocab.size=3000")
-    assert digests(tmp_path / "merged") == digests(tmp_path / "whole")
-    assert not list((tmp_path / "merged").glob(".counts*"))
+    assert figures_of(tmp_path / "scaled")["words_seen_from_count"] in (23, 24)
 
 
 def test_casing_and_accents_stay_where_they_are_asked_to(tmp_path: Path) -> None:
@@ -157,45 +120,35 @@ def test_casing_and_accents_stay_where_they_are_asked_to(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("apart", [True, False])
-def test_chinese_characters_stand_alone_or_are_learned_as_words(
-    chinese_text: Path, tmp_path: Path, apart: bool
-) -> None:
+def test_chinese_characters_stand_alone_or_are_learned_as_words(chinese_text, tmp_path, apart) -> None:
     tokenizer = make(chinese_text, tmp_path / "v", "vocab.size=2000", f"vocab.handle_chinese_chars={apart}")
     longer = re.findall(r"\S+[\u4e00-\u9fff]|[\u4e00-\u9fff]\S", " ".join(tokenizer.tokens))
     assert bool(longer) is not apart
-    figures = read_manifest(tmp_path / "v", "vocab", "")["figures"]
-    assert figures["measured_on"] == "held-out documents"
-    assert not apart or figures["unk_share_of_words"] == 0
+    assert figures_of(tmp_path / "v")["measured_on"] == "held-out documents"
+    assert not apart or figures_of(tmp_path / "v")["unk_share_of_words"] == 0
 
 
 @pytest.mark.parametrize("setting", ["vocab.size=150", "vocab.limit_alphabet=20"])
 def test_an_alphabet_that_covers_too_little_is_refused_with_the_least_that_suffices(
     chinese_text: Path, tmp_path: Path, setting: str
 ) -> None:
-    with pytest.raises(ConfigError, match="covers only") as caught:
+    with pytest.raises(ConfigError) as caught:
         make(chinese_text, tmp_path / "v", setting)
     name, _, value = setting.partition("=")
     assert caught.value.where == name
-    found = re.search(r"raise it by ([\d,]+)", caught.value.remedy)
-    assert found is not None
-    least = int(value) + int(found[1].replace(",", ""))
-    with pytest.raises(ConfigError, match="covers only"):
+    least = int(value) + int(re.search(r"by ([\d,]+)", caught.value.remedy)[1].replace(",", ""))
+    with pytest.raises(ConfigError):
         make(chinese_text, tmp_path / "v", f"{name}={least - 1}")
     make(chinese_text, tmp_path / "v", f"{name}={least}")
 
 
-def test_a_small_corpus_gives_a_smaller_vocabulary_and_a_warning_and_none_is_refused(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_small_corpus_gives_a_smaller_vocabulary_and_a_warning_and_none_is_refused(tmp_path: Path, capsys) -> None:
     (tmp_path / "a.txt").write_text("three small words. three small words.\n")
     assert 104 < make(tmp_path / "a.txt", tmp_path / "v").vocab_size < 200
-    printed = capsys.readouterr().out
-    assert "too small for vocab.size" in printed
-    assert "--set vocab.min_frequency=1" in printed
-    for text in ("\n\n\n", "\x00\x01\n"):
-        (tmp_path / "b.txt").write_text(text)
-        with pytest.raises(InputError, match="no text"):
-            make(tmp_path / "b.txt", tmp_path / "none")
+    assert "too small for vocab.size" in capsys.readouterr().out
+    (tmp_path / "b.txt").write_text("\n\n\n")
+    with pytest.raises(InputError, match="no text"):
+        make(tmp_path / "b.txt", tmp_path / "none")
 
 
 def test_the_same_command_again(english_text: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -211,5 +164,9 @@ def test_the_same_command_again(english_text: Path, tmp_path: Path, capsys: pyte
         path = tmp_path / "v" / name
         path.write_bytes(path.read_bytes().replace(b"[MASK]", b"[MASk]"))
         make(english_text, tmp_path / "v", "vocab.size=800")
-        assert "missing or damaged" in capsys.readouterr().out
+        assert "damaged" in capsys.readouterr().out
         assert digests(tmp_path / "v") == before
+
+
+def figures_of(folder: Path) -> dict:
+    return read_manifest(folder, "vocab", "")["figures"]

@@ -11,9 +11,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tqdm import tqdm
 
 from bert_pretrain.errors import UserError
-from bert_pretrain.io.pool import LocalPool, run_each
+from bert_pretrain.io.pool import LocalPool, progress_bar, run_each
+from bert_pretrain.text.documents import progress_of
+from bert_pretrain.text.sources import Source
+from bert_pretrain.text.text_files import ByteRange
 
 
 def run_all(function: Callable[[Any], Any], tasks: Sequence[Any], workers: int | LocalPool) -> list[Any]:
@@ -60,7 +64,6 @@ def test_work_keeps_only_a_little_ahead_of_who_takes_the_results(tmp_path: Path,
         assert list(tmp_path.iterdir()) == []
         for taken in range(1, 9):
             next(results)
-            time.sleep(0.02)  # workers may run ahead meanwhile
             assert taken <= len(list(tmp_path.iterdir())) <= taken - 1 + most
         results.close()
     assert len(list(tmp_path.iterdir())) < len(tasks)
@@ -80,61 +83,92 @@ def test_an_error_of_one_task_ends_the_others_at_once(tmp_path: Path) -> None:
         run_all(stumble, [tmp_path / str(number) for number in range(4)], workers=2)
     assert list(tmp_path.iterdir()) == []
     assert multiprocessing.active_children() == []
-
-
-def test_a_worker_killed_from_outside_is_one_message() -> None:
-    with pytest.raises(UserError, match="killed from outside"):
+    with pytest.raises(UserError, match="killed"):
         run_all(die, range(4), workers=2)
 
 
 def test_ctrl_c_never_reaches_a_worker() -> None:
     before = signal.pthread_sigmask(signal.SIG_BLOCK, set())
-    found = run_all(blocked_signals, range(2), workers=2)
-    assert found == [{signal.SIGINT}] * 2
+    assert run_all(blocked_signals, range(2), workers=2) == [{signal.SIGINT}] * 2
     assert signal.pthread_sigmask(signal.SIG_BLOCK, set()) == before
+
+
+WORK = """
+import os, pathlib, sys, time, signal
+from bert_pretrain.io.pool import run_each
+def work(name):
+    print(os.getpid(), flush=True)
+    time.sleep(120)
+if __name__ == '__main__':
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    list(run_each(work, [1, 2], workers=2, description='test', unit='task'))
+"""
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 def test_workers_do_not_outlive_an_interrupted_parent(tmp_path: Path, number: signal.Signals) -> None:
-    script = (
-        "import os, pathlib, sys, time, signal\n"
-        "from bert_pretrain.io.pool import run_each\n"
-        "def work(name):\n"
-        "    pathlib.Path(name).write_text(str(os.getpid())); time.sleep(120)\n"
-        "if __name__ == '__main__':\n"
-        "    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))\n"
-        "    list(run_each(work, sys.argv[1:], workers=2, description='test', unit='task'))\n"
-    )
-    (tmp_path / "script.py").write_text(script)
-    notes = [tmp_path / "a", tmp_path / "b"]
-    parent = subprocess.Popen(
-        [sys.executable, str(tmp_path / "script.py"), *map(str, notes)], stderr=subprocess.DEVNULL
-    )
-    deadline = time.monotonic() + 180  # on a machine under load
-    while not all(note.exists() and note.read_text() for note in notes):
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+    (tmp_path / "script.py").write_text(WORK)
+    command = [sys.executable, str(tmp_path / "script.py")]
+    parent = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+    workers = [int(parent.stdout.readline()) for _ in range(2)]
     parent.send_signal(number)
-    parent.wait(timeout=180)
-    workers = [int(note.read_text()) for note in notes]
+    parent.communicate(timeout=180)  # to the end of the output, which the workers hold too
+    deadline = time.monotonic() + 180
     while any(Path(f"/proc/{worker}").exists() for worker in workers):
         assert time.monotonic() < deadline
         time.sleep(0.05)
 
 
+STOPPED = """
+import sys, time
+from tqdm import tqdm
+from bert_pretrain.io.pool import run_each
+def work(number):
+    list(tqdm(range(2), disable=None))  # as in the libraries that a task uses
+    time.sleep(1)
+    sys.exit(1 / number)
+if __name__ == '__main__':
+    list(run_each(work, [0, 0], workers=2, description='test', unit='task'))
+"""
+
+
 def test_a_worker_that_is_stopped_leaves_no_semaphore(tmp_path: Path) -> None:
-    script = (
-        "import sys, time\n"
-        "from tqdm import tqdm\n"
-        "from bert_pretrain.io.pool import run_each\n"
-        "def work(number):\n"
-        "    list(tqdm(range(2), disable=None))\n"  # as in the libraries that a task uses
-        "    time.sleep(1)\n"
-        "    sys.exit(1 / number)\n"
-        "if __name__ == '__main__':\n"
-        "    list(run_each(work, [0, 0], workers=2, description='test', unit='task'))\n"
-    )
-    (tmp_path / "script.py").write_text(script)
+    (tmp_path / "script.py").write_text(STOPPED)
     done = subprocess.run([sys.executable, str(tmp_path / "script.py")], capture_output=True, text=True, check=False)
     assert "ZeroDivisionError" in done.stderr
     assert "leaked" not in done.stderr
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="the system cannot limit a process to some cores")
+def test_a_process_that_is_limited_to_one_core_counts_one() -> None:
+    program = "import os; os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})\n"
+    program += "from bert_pretrain.io.cores import available_cores; print(available_cores())"
+    assert subprocess.run([sys.executable, "-c", program], capture_output=True, check=True).stdout == b"1\n"
+
+
+@pytest.mark.parametrize("is_terminal", [False, True])
+def test_bars_stay_in_place_on_a_terminal_and_are_lines_elsewhere(capsys, monkeypatch, is_terminal: bool) -> None:
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: is_terminal)
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: is_terminal)
+    with progress_bar(total=3, desc="work", unit="step") as bar, progress_bar(total=2, desc="inner", leave=False):
+        bar.update(1)
+        tqdm.write("a line")
+        bar.refresh()
+        print("another line")
+    out, err = capsys.readouterr()
+    assert {"a line", "another line"} <= set((out + err).split("\n"))
+    if is_terminal:
+        assert "\rwork:   0%" in err
+    else:
+        assert [line[:9] for line in err.split("\n") if line.startswith("work")] == [
+            "work:   0",
+            "work:  33",
+            "work:  33",
+        ]
+        assert not {"\r", "\x1b"} & set(err)
+
+
+def test_bytes_are_counted_only_where_all_sizes_are_known() -> None:
+    file, dataset = ByteRange(Source("a.txt", "txt", 7, "")), ByteRange(Source("dataset:a", "dataset", None, ""))
+    assert progress_of([[file, file], [file]]) == {"unit": "B", "weights": [14.0, 7.0]}
+    assert progress_of([[file, file], [dataset]]) == {"unit": "part", "weights": [2, 1]}
