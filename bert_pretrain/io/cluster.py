@@ -97,8 +97,10 @@ def connect(address: str, *, folders: Sequence[Path], files: Sequence[Path]) -> 
     """
     with needs_extra("cluster", "clusters", where="--scheduler"):
         import distributed
-    for name in ("distributed", "distributed.client"):  # we report what matters, once
-        logging.getLogger(name).setLevel(logging.CRITICAL)
+    loggers = [logging.getLogger(name) for name in ("distributed", "distributed.client")]
+    levels = [logger.level for logger in loggers]
+    for logger in loggers:  # we report what matters, once
+        logger.setLevel(logging.CRITICAL)
     _check_scheduler(address)
     client = distributed.Client(address, timeout=CONNECT_SECONDS, set_as_default=False)
     expectation = Expectation(
@@ -117,6 +119,8 @@ def connect(address: str, *, folders: Sequence[Path], files: Sequence[Path]) -> 
         yield cluster
     finally:
         client.close(timeout=CONNECT_SECONDS)
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)
 
 
 def _check_scheduler(address: str) -> None:
@@ -174,7 +178,7 @@ def _check_workers(client: Any, expectation: Expectation) -> None:
     try:
         for probe in probes:
             probe.touch()
-        found = client.run(_difference, expectation, on_error="return")
+        found = client.run(_examine, expectation, on_error="return")
     finally:
         for probe in probes:
             probe.unlink(missing_ok=True)
@@ -202,6 +206,20 @@ def _versions() -> dict[str, str]:
     return {**library_versions(), "source of bert-pretrain": digest.hexdigest()[:12]}
 
 
+def _examine(expectation: Expectation) -> str | None:
+    """On a worker: return how it differs, or that it cannot write in a folder; None if neither."""
+    if difference := _difference(expectation):
+        return difference
+    for folder in expectation.folders:
+        own = Path(folder, f".cluster-{secrets.token_hex(16)}.tmp")
+        try:
+            own.touch()
+            own.unlink()
+        except OSError as error:
+            return f"({platform.node()}) cannot write in {folder}: {error.strerror}"
+    return None
+
+
 def _difference(expectation: Expectation) -> str | None:
     """On a worker: return how it differs from the process that sends it work, None if it does not."""
     here, own = f"({platform.node()})", _versions()
@@ -209,8 +227,8 @@ def _difference(expectation: Expectation) -> str | None:
         if own.get(name) != version:
             return f"{here} has {name} {own.get(name)}, this process {version}"
     for folder in expectation.folders:
-        if not os.access(folder, os.W_OK):
-            return f"{here} sees no folder {folder}" + ", or may not write there" * os.path.exists(folder)
+        if not Path(folder).is_dir():
+            return f"{here} sees no folder {folder}"
     for path, size in expectation.files:
         file = Path(path)
         if not file.exists():

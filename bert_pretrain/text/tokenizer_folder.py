@@ -98,10 +98,12 @@ def _read_tokens(folder: Path, backend: Mapping[str, Any]) -> list[str]:
     path, tokens = folder / VOCABULARY, None
     if path.exists():
         try:
-            if path.stat().st_size > MAX_VOCABULARY_BYTES:
+            with path.open("rb") as file:  # a pipe or a device tells no size
+                content = file.read(MAX_VOCABULARY_BYTES + 1)
+            if len(content) > MAX_VOCABULARY_BYTES:
                 raise ValueError(f"it is larger than {MAX_VOCABULARY_BYTES >> 20} MiB")
             # Only line ends end a token: Google's Chinese BERT has U+2028, a line separator.
-            tokens = path.read_bytes().decode().replace("\r\n", "\n").removesuffix("\n").split("\n")
+            tokens = content.decode().replace("\r\n", "\n").removesuffix("\n").split("\n")
         except (OSError, ValueError) as error:
             raise DataError(f"{path.name} is broken: {error}", where=str(path), remedy=REMEDY) from error
     if backend:
