@@ -228,12 +228,12 @@ def _read_csv(
 
     dialect = _TSV if part.source.format == "tsv" else {"strict": True, "delimiter": part.source.delimiter}
     reader = csv.reader(lines(), **dialect)
-    csv.field_size_limit(max(csv.field_size_limit(), max_bytes))  # the process's
+    rows = _rows(reader, max_bytes)
     try:
-        names = list(header) or next(filter(None, reader), [])
+        names = list(header) or next(filter(None, rows), [])
         present_columns(part, columns, names)
         position, num_bytes = Position(part, "line", reader.line_num + 1), 0
-        for row in reader:
+        for row in rows:
             surplus = row[len(names) :]
             if surplus and not any_width:  # a delimiter in an unquoted text would cut the text
                 raise _not_csv(f"the row has {len(row)} fields, the header {len(names)}", position)
@@ -245,6 +245,19 @@ def _read_csv(
             position, num_bytes = Position(part, "line", reader.line_num + 1), 0
     except csv.Error as error:
         raise _not_csv(str(error), position) from error
+
+
+def _rows(reader: Iterator[list[str]], max_bytes: int) -> Iterator[list[str]]:
+    """Yield the rows of a CSV reader under a limit of fields, which is the process's and so set only while it reads."""
+    while True:
+        limit = csv.field_size_limit(max_bytes)
+        try:
+            row = next(reader)
+        except StopIteration:
+            return
+        finally:
+            csv.field_size_limit(limit)
+        yield row
 
 
 def _not_csv(what: str, position: Position) -> InputError:

@@ -29,6 +29,7 @@ from bert_pretrain.io.files import (
     write_json,
     write_text,
 )
+from bert_pretrain.io.manifest import moved_while_writing
 from bert_pretrain.model.bert import BertForPreTraining
 from bert_pretrain.model.folder import CARD, WEIGHTS
 from bert_pretrain.model.huggingface import PRETRAINING, exported, save_tensors, write_tensors
@@ -196,11 +197,14 @@ def write_checkpoint(
                     where=str(path),
                     remedy="check the disk; the checkpoints before it are untouched",
                 )
+    except FileNotFoundError as error:
+        raise moved_while_writing(path.parent.parent) from error
     except (OSError, safetensors.SafetensorError) as error:
-        what, remedy = f"cannot write a checkpoint: {error}", "make room on the disk and run the same command again"
-        if isinstance(error, FileNotFoundError):
-            what, remedy = "the folder was moved or removed during the run", "put it back, or begin again"
-        raise OutputError(what, where=str(path), remedy=f"{remedy}; it continues from the checkpoint before") from error
+        raise OutputError(
+            f"cannot write a checkpoint: {error}",
+            where=str(path),
+            remedy="make room on the disk and run the same command again; it continues from the checkpoint before",
+        ) from error
 
 
 def newest_checkpoint(folder: Path, *, changes: bool = True) -> Checkpoint | None:

@@ -202,13 +202,6 @@ def test_odd_values_of_json_and_csv(tmp_path: Path) -> None:
     assert refusal(path).where == f"{path}: line 4"
 
 
-def test_odd_json_values(tmp_path: Path) -> None:
-    lines = ['{"text": null}', '{"text": ""}', '{"text": " \\n"}', '{"text": "half \\ud83d a pair"}', '{"text": "ok"}']
-    found, counts = read_all(write(tmp_path / "a.jsonl", "\n".join(lines)))
-    assert found == ["half ? a pair", "ok"]
-    assert counts == {"empty_documents": 3, "documents_with_lone_surrogates": 1}
-
-
 def test_records_without_the_field_are_left_out_and_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(readers, "MAX_WITHOUT_FIELD", 20)
     without = b'{"title": "a"}\n'
