@@ -22,6 +22,7 @@ from bert_pretrain.vocab.run import make_vocab
 
 # The same cases in every run; look for new ones with --hypothesis-profile=default.
 hypothesis.settings.register_profile("suite", derandomize=True, deadline=None, max_examples=60, database=None)
+hypothesis.settings.register_profile("long", deadline=5000, max_examples=20_000, database=None)
 hypothesis.settings.load_profile("suite")
 
 pytest_plugins = ["tests.small_bert"]

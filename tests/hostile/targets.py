@@ -1,4 +1,4 @@
-"""Targets of the fuzzer: one for each reader of outside data, with valid inputs as seeds and ways to damage them.
+"""Readers of outside data, each with valid inputs to damage.
 
 A target writes its input to where the reader expects it, among files that are whole, and reads it as a command does.
 The only exception that a reader may raise is `UserError`.
