@@ -261,6 +261,8 @@ def main() -> None:
     print(f"\n{len(args.models)} models, {args.split} rows; difference: {first} less the way, with its 95 % interval")
     print("\n| task | way | accuracy, % | least–most | difference | s |")
     print("|---|---|--:|---|---|--:|\n" + "\n".join(lines))
+    if args.minutes:
+        draw(args.minutes, drawn, args.work / "use.png")
 
 
 if __name__ == "__main__":
