@@ -15,8 +15,8 @@ mean, least and most, and the difference of the first way to it with a 95 % inte
     grid         the best of 3 rates, 2 numbers of epochs and 2 dropouts of AdamW on validation rows
     features     logistic regression (C = 10) on the mean of the layer that is best on validation rows; also untrained
 
-What is in OUT/results.jsonl is not repeated. With `--minutes`, those of each model's pretraining, OUT/use.png shows the
-accuracies over them, a line for each way, a panel for each task.
+What is in OUT/results.jsonl is not repeated. With `--minutes`, those of each model's pretraining, the accuracies are
+appended to `--record`, and all that is there is drawn beside it, a panel for each task.
 """
 
 import argparse
@@ -43,6 +43,7 @@ from bert_pretrain.finetune.run import METRICS, finetune
 from bert_pretrain.finetune.settings import Settings
 
 Rows = list[dict[str, Any]]
+RECORD = Path(__file__).resolve().parents[1] / "docs" / "use.jsonl"
 GRID = tuple(
     Settings(learning_rate=(3e-4, 1e-3, 2e-3), epochs=epochs, dropout=dropout)
     for epochs, dropout in itertools.product((4, 8), (0.0, 0.1))
@@ -190,6 +191,11 @@ WAYS: Mapping[str, Callable[[Path, Split], list[str]]] = {
 }
 
 
+def network_of(model: Path) -> str:
+    config = json.loads((model / "config.json").read_text(encoding="utf-8"))
+    return f"L{config['num_hidden_layers']}-H{config['hidden_size']}"
+
+
 def interval(right: np.ndarray, other: np.ndarray) -> tuple[float, float]:
     """Return the mean difference of (models, rows) booleans in points, and half of its 95 % interval.
 
@@ -202,21 +208,34 @@ def interval(right: np.ndarray, other: np.ndarray) -> tuple[float, float]:
     return float(difference.mean()), 1.96 * float(np.sqrt(variance))
 
 
-def draw(minutes: Sequence[float], scores: Mapping[str, Mapping[str, Sequence[float]]], path: Path) -> None:
-    """Draw accuracies in percent, by task and way, over the minutes of pretraining: mean, least and most."""
-    figure = Figure(figsize=(4.2 * len(scores), 3.4), layout="constrained")
-    times = sorted(set(minutes))
-    for axes, (task, ways) in zip(figure.subplots(1, len(scores), squeeze=False)[0], scores.items(), strict=True):
-        for (way, values), marker in zip(ways.items(), itertools.cycle("o^s")):
-            groups = [[score for at, score in zip(minutes, values, strict=True) if at == time] for time in times]
-            means = [statistics.mean(group) for group in groups]
-            spread = [[mean - min(group) for mean, group in zip(means, groups, strict=True)],
-                      [max(group) - mean for mean, group in zip(means, groups, strict=True)]]  # fmt: skip
-            axes.errorbar(times, means, yerr=spread, marker=marker, capsize=3, label=way)
+LINES = {"own rate": ("--", "untrained, own best rate"), "words": (":", "word counts")}
+"""Ways that no pretraining changes, as lines across the picture."""
+
+
+def draw(rows: Rows, path: Path) -> None:
+    """Draw accuracies in percent by task over the minutes of pretraining: mean, least and most, a line a network."""
+    tasks = list(dict.fromkeys(row["task"] for row in rows))
+    times = sorted({row["minutes"] for row in rows})
+    figure = Figure(figsize=(4.2 * len(tasks), 3.4), layout="constrained")
+    for axes, task in zip(figure.subplots(1, len(tasks), squeeze=False)[0], tasks, strict=True):
+        scores: dict[str, dict[float, list[float]]] = {}
+        for row in rows:
+            name = row["way"] if row["way"] in LINES else f"{row['network']}, {row['way']}"
+            if row["task"] == task:
+                scores.setdefault(name, {}).setdefault(row["minutes"], []).append(row["accuracy"])
+        for number, (name, groups) in enumerate(scores.items()):
+            means = [statistics.mean(group) for group in groups.values()]
+            if name in LINES:
+                style, label = LINES[name]
+                axes.axhline(statistics.mean(means), color="gray", linestyle=style, label=label)
+                continue
+            below = [mean - min(group) for mean, group in zip(means, groups.values(), strict=True)]
+            above = [max(group) - mean for mean, group in zip(means, groups.values(), strict=True)]
+            axes.errorbar(list(groups), means, yerr=[below, above], marker="os^v"[number % 4], capsize=3, label=name)
         axes.set(title=task, xscale="log", xlabel="minutes of two cores", ylabel="accuracy, %")
         axes.set_xticks(times, [f"{time:g}" for time in times])
         axes.minorticks_off()
-    axes.legend()
+        axes.legend(fontsize="small")
     figure.savefig(path, dpi=110)
 
 
@@ -227,14 +246,15 @@ def main() -> None:
     parser.add_argument("--work", type=Path, required=True)
     parser.add_argument("--tasks", nargs="+", default=["en_subj", "en_trec"])
     parser.add_argument("--ways", nargs="+", default=["defaults", "untrained", "words"], choices=WAYS)
-    parser.add_argument("--minutes", type=float, nargs="+", default=[])
+    parser.add_argument("--minutes", type=float, nargs="+", default=[], help="of pretraining, one for each model")
+    parser.add_argument("--record", type=Path, default=RECORD)
     parser.add_argument("--split", choices=("validation", "test"), default="validation")
     args = parser.parse_args()
     args.work.mkdir(parents=True, exist_ok=True)
     kept = args.work / "results.jsonl"
     known = {tuple(one["key"]): one for one in (read(kept) if kept.exists() else [])}
     lines = []
-    drawn: dict[str, dict[str, list[float]]] = {}
+    measured: Rows = []
     for task in args.tasks:
         right: dict[str, list[np.ndarray]] = {way: [] for way in args.ways}
         seconds: dict[str, list[float]] = {way: [] for way in args.ways}
@@ -251,7 +271,10 @@ def main() -> None:
         first = args.ways[0]
         for way in args.ways:
             scores = [100 * float(one.mean()) for one in right[way]]
-            drawn.setdefault(task, {})[way] = scores
+            for minutes, model, score in zip(args.minutes, args.models, scores, strict=False):
+                network = network_of(model)
+                row = {"task": task, "way": way, "minutes": minutes, "network": network, "accuracy": round(score, 1)}
+                measured.append(row)
             mean, half = interval(np.stack(right[first]), np.stack(right[way]))
             less = "" if way == first else f"{mean:+.1f} ± {half:.1f}"
             lines.append(
@@ -262,7 +285,8 @@ def main() -> None:
     print("\n| task | way | accuracy, % | least–most | difference | s |")
     print("|---|---|--:|---|---|--:|\n" + "\n".join(lines))
     if args.minutes:
-        draw(args.minutes, drawn, args.work / "use.png")
+        write(args.record, (read(args.record) if args.record.exists() else []) + measured)
+        draw(read(args.record), args.record.with_suffix(".png"))
 
 
 if __name__ == "__main__":
