@@ -370,13 +370,13 @@ def pad(micro: Batch, length: int) -> dict[str, Tensor]:
     token_types[rows, columns] = micro.token_type_ids.cpu()[: micro.num_tokens]
     mask[rows, columns] = 1
     masked = micro.masked_positions.cpu()[: micro.num_predictions]
-    labels[rows[masked], columns[masked]] = micro.masked_labels.cpu()
+    labels[rows[masked], columns[masked]] = micro.masked_labels.cpu()[: micro.num_predictions]
     return {
         "input_ids": input_ids,
         "token_type_ids": token_types,
         "attention_mask": mask,
         "labels": labels,
-        "next_sentence_label": micro.next_sentence_labels.cpu(),
+        "next_sentence_label": micro.next_sentence_labels.cpu()[: micro.num_sequences],
     }
 
 

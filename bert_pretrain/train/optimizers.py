@@ -41,8 +41,11 @@ def make_optimizers(model: nn.Module, config: TrainConfig) -> Optimizers:
     return (Muon(_groups(hidden, config), lr=config.peak_lr, weight_decay=config.weight_decay), adamw)
 
 
-def update(optimizers: Optimizers, learning_rate: float, skip: Tensor) -> None:
-    """Run the optimizers, or leave weights and state as they are where `skip`, () bool, is true."""
+def update(optimizers: Optimizers, learning_rate: float | Tensor, skip: Tensor) -> None:
+    """Run the optimizers, or leave weights and state as they are where `skip`, () bool, is true.
+
+    A learning rate on the device, (), is read there by whatever launches.
+    """
     found_inf: Tensor | None = skip.float()
     if skip.device.type == "mps":
         if bool(skip):  # PyTorch's fused AdamW ignores `found_inf` there (torch 2.13), so the host must look
