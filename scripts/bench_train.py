@@ -13,7 +13,6 @@ data sheet's peak of a known card.
 
 import argparse
 import contextlib
-import functools
 import importlib.metadata
 import importlib.util
 import itertools
@@ -38,6 +37,7 @@ from bert_pretrain.model.attention import choose_attention
 from bert_pretrain.model.bert import BertForPreTraining
 from bert_pretrain.train import hardware
 from bert_pretrain.train.batches import Batch, GlobalBatch
+from bert_pretrain.train.cuda_graph import StepGraphs, graphs_that_pay
 from bert_pretrain.train.flops import batch_flops, peak_flops
 from bert_pretrain.train.loader import Prefetcher, TrainingData
 from bert_pretrain.train.loss import PretrainingLoss
@@ -52,7 +52,7 @@ LEARNING_RATE = 1e-4
 
 @dataclass
 class Recipe:
-    """A training step of ours, as `gpu_step.py` may change it."""
+    """A training step of ours."""
 
     folder: DataFolder
     device: torch.device
@@ -66,10 +66,6 @@ class Recipe:
     attention_dropout: float = 0.0
     train: dict[str, Any] = field(default_factory=dict)
     """Keys of the section `train`."""
-    micro_batch_share: float | None = None
-    """Of a batch's tokens that a micro-batch holds; None: as much as fits."""
-    compile_mode: str | None = None
-    before_step: Callable[[], object] = lambda: None
 
     @classmethod
     def of(cls, arguments: argparse.Namespace, size: str) -> "Recipe":
@@ -283,14 +279,21 @@ class Step:
     def __init__(self, recipe: Recipe, network: nn.Module, model: nn.Module, train: TrainConfig) -> None:
         self._recipe, self._network = recipe, network
         self._optimizers, self._sums = make_optimizers(model, train), StepSums.zeros(recipe.device)
+        self._graphs: StepGraphs | None = None
+
+    def capture(self, flops: float) -> None:
+        """Let steps of so many operations be CUDA graphs, where training would."""
+        recipe = self._recipe
+        self._graphs = graphs_that_pay(
+            self._optimizers, recipe.device, recipe.precision.dtype, recipe.model_config(), flops
+        )
 
     def take(self, batch: GlobalBatch) -> None:
         """Update the weights by a batch."""
-        self._recipe.before_step()
         self._sums.zero_()
         train_step(
             self._network, self._optimizers, batch, self._sums, seed=1, step=0, learning_rate=LEARNING_RATE,
-            max_grad_norm=1.0, dtype=self._recipe.precision.dtype,
+            max_grad_norm=1.0, dtype=self._recipe.precision.dtype, graphs=self._graphs,
         )  # fmt: skip
 
     def loss(self) -> float:
@@ -312,26 +315,14 @@ def build(recipe: Recipe, num_batches: int) -> tuple[Step, list[GlobalBatch]]:
     model.to(device).train()
     network = PretrainingLoss(model, compiled=compiled)
     if compiled:
-        _compile(model, recipe.compile_mode)
-    longest, shards = recipe.folder.max_seq_length, recipe.folder.shards("train")
-    tokens = hardware.choose_micro_batch_tokens(train, model, longest, device, dtype)
-    if recipe.micro_batch_share is not None:
-        mean = sum(record.tokens for record in shards) / recipe.folder.rows("train")
-        # A little more, since some batches have more tokens than others.
-        tokens = max(longest, int(1.05 * recipe.micro_batch_share * recipe.examples * mean))
-    data = recipe.batches(tokens, compiled)
-    return Step(recipe, network, model, train), [data.global_batch(number).to(device) for number in range(num_batches)]
-
-
-def _compile(model: BertForPreTraining, mode: str | None) -> None:
-    """Compile the modules that the package compiles, in one of the compiler's modes."""
-    plain = torch.compile
-    if mode is not None:
-        torch.compile = functools.partial(plain, mode=mode)
-    try:
         hardware.compile_layers(model)
-    finally:
-        torch.compile = plain
+    tokens = hardware.choose_micro_batch_tokens(train, model, recipe.folder.max_seq_length, device, dtype)
+    data = recipe.batches(tokens, compiled)
+    batches = [data.global_batch(number).to(device) for number in range(num_batches)]
+    step = Step(recipe, network, model, train)
+    if compiled and not train.activation_checkpointing:
+        step.capture(batch_flops(batches[0], config, recipe.vocab_size))
+    return step, batches
 
 
 def peer(recipe: Recipe, *, compiled: bool) -> Callable[[], None]:

@@ -25,8 +25,8 @@ IGNORED = -100  # the label of what is not predicted, as in `torch.nn.functional
 class Batch:
     """One packed micro-batch, perhaps with a tail of dummy sequences that gives it a common shape.
 
-    Labels have no tail, and what the model returns for one is dropped; or theirs is `IGNORED`, where all shapes shall be
-    known before the data.
+    What the model returns for a tail is dropped, and labels have none; or theirs is `IGNORED`, which lets all shapes be
+    known without the data.
     """
 
     input_ids: Tensor  # (tokens,) int64

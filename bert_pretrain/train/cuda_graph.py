@@ -1,8 +1,8 @@
-"""The whole training step as one launch: CUDA graphs over static inputs (Gray, "Getting started with CUDA graphs", 2019).
+"""The whole training step as one launch: CUDA graphs over static inputs, for networks that are bound by launches.
 
-A small network's step is some hundred launches, which take the host longer than the device computes. Captured once, with
-forward and backward pass, clipping and update, they are replayed as one. A graph is of one shape, so micro-batches get
-tails for all that they hold. Traced and run without capturing; never captured on a GPU.
+A small network's step is some hundred launches, which take the host longer than the device computes. Captured once with
+forward and backward pass, clipping and update, they are replayed as one. A graph has one shape, so all that a
+micro-batch holds gets a tail. Traced, and run without a capture; never captured on a GPU.
 """
 
 from collections.abc import Callable
@@ -15,6 +15,7 @@ from torch import Tensor
 from bert_pretrain.config import ModelConfig
 from bert_pretrain.train import hardware
 from bert_pretrain.train.batches import Batch, GlobalBatch
+from bert_pretrain.train.flops import peak_flops
 from bert_pretrain.train.optimizers import Optimizers
 
 MAX_GRAPHS = 32
@@ -23,12 +24,6 @@ LAUNCHES, LAUNCHES_PER_LAYER, LAUNCH_SECONDS = 226, 49, 42e-6
 USUAL_MFU = 0.4
 Compute = Callable[[Batch, Tensor, Tensor], None]
 """Computes a step of one micro-batch, the counts that its losses are divided by, (2,), and the learning rate, ()."""
-
-
-def launches_dominate(model: ModelConfig, flops: float, peak_flops: float | None) -> bool:
-    """Whether launching the kernels of a step takes longer than so many operations on a card of a known peak."""
-    launching = (LAUNCHES + LAUNCHES_PER_LAYER * model.num_hidden_layers) * LAUNCH_SECONDS
-    return peak_flops is not None and launching > flops / (USUAL_MFU * peak_flops)
 
 
 class StepGraphs:
@@ -99,3 +94,16 @@ class StepGraphs:
         self._graphs.clear()
         self.has_failed = True
         return had_graphs
+
+
+def graphs_that_pay(
+    optimizers: Optimizers, device: torch.device, dtype: torch.dtype, model: ModelConfig, flops: float
+) -> StepGraphs | None:
+    """Return graphs for compiled steps of so many operations, or None where launching does not take longer."""
+    return StepGraphs(optimizers, device) if launches_dominate(model, flops, peak_flops(device, dtype)) else None
+
+
+def launches_dominate(model: ModelConfig, flops: float, peak_flops: float | None) -> bool:
+    """Whether launching the kernels of a step takes longer than its operations, on a card of a known peak."""
+    launching = (LAUNCHES + LAUNCHES_PER_LAYER * model.num_hidden_layers) * LAUNCH_SECONDS
+    return peak_flops is not None and launching > flops / (USUAL_MFU * peak_flops)

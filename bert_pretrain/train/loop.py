@@ -16,7 +16,7 @@ from torch import Tensor
 from bert_pretrain.errors import ConfigError, UserError
 from bert_pretrain.train.batches import GlobalBatch
 from bert_pretrain.train.checkpoint import CheckpointWriter
-from bert_pretrain.train.cuda_graph import StepGraphs, launches_dominate
+from bert_pretrain.train.cuda_graph import StepGraphs, graphs_that_pay
 from bert_pretrain.train.distributed import DistContext
 from bert_pretrain.train.flops import training_flops
 from bert_pretrain.train.loader import Prefetcher, TrainingData
@@ -108,16 +108,14 @@ def _next_batch(batches: Prefetcher[GlobalBatch], step: int, checkpoints: Checkp
 
 def _step_graphs(run: ResolvedRun, state: TrainState, data: TrainingData) -> StepGraphs | None:
     """Return the graphs of a run whose steps shall be captured, if they pay and can be."""
-    is_possible = run.device.type == "cuda" and run.compiled and run.dist_context.size == 1
     # A layer that is computed again sets the generator back, which a graph cannot.
-    if not is_possible or run.config.train.activation_checkpointing:
+    if not run.compiled or run.dist_context.size > 1 or run.config.train.activation_checkpointing:
         return None
     mean_tokens = run.data.mean_tokens("train")
     tokens = data.global_batch_size * mean_tokens
     masked = run.data.config.masked_lm_prob * tokens
     flops = training_flops(run.config.model, state.model.vocab_size, tokens, mean_tokens * tokens, masked)
-    dominate = launches_dominate(run.config.model, flops, run.peak_flops)
-    return StepGraphs(state.optimizers, run.device) if dominate else None
+    return graphs_that_pay(state.optimizers, run.device, run.precision.dtype, run.config.model, flops)
 
 
 def _step(
