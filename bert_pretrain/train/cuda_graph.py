@@ -5,7 +5,7 @@ forward and backward pass, clipping and update, they are replayed as one. A grap
 micro-batch holds gets a tail. Traced, and run without a capture; never captured on a GPU.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any
 
@@ -22,8 +22,8 @@ MAX_GRAPHS = 32
 LAUNCHES, LAUNCHES_PER_LAYER, LAUNCH_SECONDS = 226, 49, 42e-6
 """Of a compiled step with AdamW; measured on an H100, with all that the host does for a launch."""
 USUAL_MFU = 0.4
-Compute = Callable[[Batch, Tensor, Tensor], None]
-"""Computes a step of one micro-batch, the counts that its losses are divided by, (2,), and the learning rate, ()."""
+Compute = Callable[[Iterable[Batch], Tensor, Tensor], None]
+"""Computes a step of micro-batches, the counts that their losses are divided by, (2,), and the learning rate, ()."""
 
 
 class StepGraphs:
@@ -69,7 +69,7 @@ class StepGraphs:
             for group in optimizer.param_groups:
                 group["capturable"] = True  # PyTorch's AdamW asks for the word
         try:
-            return inputs, self.capture(lambda: compute(inputs, self._counts, self._rate))
+            return inputs, self.capture(lambda: compute([inputs], self._counts, self._rate))
         except Exception as error:  # nothing has run, so the step can still be computed as ever
             print(f"steps are not captured as CUDA graphs: {type(error).__name__}: {error}")
             self.drop()

@@ -4,7 +4,6 @@ Nothing here waits for the device: whether the gradients are finite is decided t
 there, and all figures are added to a tensor there, read when a log line is due.
 """
 
-import contextlib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Generic, NamedTuple, TypeVar
@@ -120,15 +119,13 @@ def train_step(
             loss_scale.update(~finite)
         _add(sums, figures, finite)
 
-    micro_batches = seeded()
     if graphs is not None and len(batch.micro_batches) == 1:
-        first = next(micro_batches)
-        if graphs.run(lambda given, *numbers: compute([given], *numbers), batch, learning_rate):
+        next(seeded())
+        if graphs.run(compute, batch, learning_rate):
             return
-        micro_batches = iter([first])
     # Filled in on the device; `torch.tensor` would copy there, and wait.
     counts = [sums.new_full((), number) for number in (batch.num_predictions, batch.num_pairs)]
-    compute(micro_batches, torch.stack(counts), learning_rate)
+    compute(seeded(), torch.stack(counts), learning_rate)
 
 
 def _add_gradients(
@@ -149,21 +146,16 @@ def _add_gradients(
     # The backward pass is outside it, in a region within, after which the casts are still there.
     with torch.autocast(counts.device.type, dtype, enabled=dtype != torch.float32):
         for micro_batch in micro_batches:
-            with gradient_sync(network, is_last=len(parts) == number - 1), _memory_checked():
-                part: LossSums = network(micro_batch)
-                loss = part.mean(num_predictions, num_pairs) * scale
-                with torch.autocast(counts.device.type, enabled=False):
-                    loss.backward()  # type: ignore[no-untyped-call]
+            with gradient_sync(network, is_last=len(parts) == number - 1):
+                try:
+                    part: LossSums = network(micro_batch)
+                    loss = part.mean(num_predictions, num_pairs) * scale
+                    with torch.autocast(counts.device.type, enabled=False):
+                        loss.backward()  # type: ignore[no-untyped-call]
+                except torch.OutOfMemoryError as error:
+                    raise DoesNotFit from error
             parts.append(part)
     return parts
-
-
-@contextlib.contextmanager
-def _memory_checked() -> Iterator[None]:
-    try:
-        yield
-    except torch.OutOfMemoryError as error:
-        raise DoesNotFit from error
 
 
 def _clip(network: nn.Module, max_grad_norm: float, loss_scale: LossScale | None) -> Tensor:
@@ -198,7 +190,7 @@ def _figures(parts: list[LossSums], counts: Tensor, norm: Tensor, dist_context: 
 @torch.no_grad()
 def _add(sums: Tensor, figures: StepSums[Tensor], finite: Tensor) -> None:
     """Add a step's figures to the sums, or only note that it was skipped."""
-    zero, one = torch.zeros_like(figures.skipped), torch.ones_like(figures.skipped)
+    zero, one = figures.skipped, torch.ones_like(figures.skipped)
     if_skipped = StepSums(*[zero] * len(figures))._replace(skipped=one, skipped_in_a_row=one)
     sums += torch.where(finite, torch.stack(figures), torch.stack(if_skipped))
     StepSums(*sums.unbind()).skipped_in_a_row.mul_(~finite)
