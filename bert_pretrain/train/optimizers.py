@@ -31,9 +31,7 @@ def make_optimizers(model: nn.Module, config: TrainConfig) -> Optimizers:
     names = {name for name, _ in hidden}
     rest = _groups([(name, parameter) for name, parameter in named if name not in names], config)
     # Fused, because it can skip a step on the device, and is the fastest on CPU too.
-    adamw = torch.optim.AdamW(
-        [{"params": g["params"], "weight_decay": g["weight_decay"]} for g in rest], **adam, fused=True
-    )
+    adamw = torch.optim.AdamW(rest, **adam, fused=True)
     if not config.bias_correction:
         disable_bias_correction(adamw)
     if not hidden:
