@@ -28,7 +28,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from bert_pretrain.config import ModelConfig, TrainConfig
 from bert_pretrain.examples.shards import DataFolder
@@ -37,7 +37,7 @@ from bert_pretrain.model.attention import choose_attention
 from bert_pretrain.model.bert import BertForPreTraining
 from bert_pretrain.train import hardware
 from bert_pretrain.train.batches import Batch, GlobalBatch
-from bert_pretrain.train.cuda_graph import StepGraphs, graphs_that_pay
+from bert_pretrain.train.cuda_graph import StepGraphs
 from bert_pretrain.train.flops import batch_flops, peak_flops
 from bert_pretrain.train.loader import Prefetcher, TrainingData
 from bert_pretrain.train.loss import PretrainingLoss
@@ -276,17 +276,10 @@ def contend(recipe: Recipe, name: str) -> None:
 class Step:
     """A training step of ours with its state."""
 
-    def __init__(self, recipe: Recipe, network: nn.Module, model: nn.Module, train: TrainConfig) -> None:
+    def __init__(self, recipe: Recipe, network: PretrainingLoss, model: BertForPreTraining, train: TrainConfig) -> None:
         self._recipe, self._network = recipe, network
         self._optimizers, self._sums = make_optimizers(model, train), StepSums.zeros(recipe.device)
-        self._graphs: StepGraphs | None = None
-
-    def capture(self, flops: float) -> None:
-        """Let steps of so many operations be CUDA graphs, where training would."""
-        recipe = self._recipe
-        self._graphs = graphs_that_pay(
-            self._optimizers, recipe.device, recipe.precision.dtype, recipe.model_config(), flops
-        )
+        self._graphs = StepGraphs(model, self._optimizers, recipe.precision.dtype) if network.compiled else None
 
     def take(self, batch: GlobalBatch) -> None:
         """Update the weights by a batch."""
@@ -319,10 +312,7 @@ def build(recipe: Recipe, num_batches: int) -> tuple[Step, list[GlobalBatch]]:
     tokens = hardware.choose_micro_batch_tokens(train, model, recipe.folder.max_seq_length, device, dtype)
     data = recipe.batches(tokens, compiled)
     batches = [data.global_batch(number).to(device) for number in range(num_batches)]
-    step = Step(recipe, network, model, train)
-    if compiled and not train.activation_checkpointing:
-        step.capture(batch_flops(batches[0], config, recipe.vocab_size))
-    return step, batches
+    return Step(recipe, network, model, train), batches
 
 
 def peer(recipe: Recipe, *, compiled: bool) -> Callable[[], None]:

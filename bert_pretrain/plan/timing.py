@@ -16,7 +16,7 @@ from bert_pretrain.model.bert import BertForPreTraining
 from bert_pretrain.plan.machine_facts import MASKED_SHARE, SIZES, MachineFacts, Size, Speed
 from bert_pretrain.train import hardware
 from bert_pretrain.train.batches import GlobalBatch, cut
-from bert_pretrain.train.cuda_graph import StepGraphs, graphs_that_pay
+from bert_pretrain.train.cuda_graph import StepGraphs
 from bert_pretrain.train.loss import PretrainingLoss
 from bert_pretrain.train.optimizers import make_optimizers, update
 from bert_pretrain.train.step import StepSums, train_step
@@ -101,8 +101,7 @@ def _measure_speed(size: Size, vocab_size: int, device: torch.device) -> Speed:
         )
         batch = _random_batch(vocab_size, examples, micro_batch_tokens).to(device)
 
-        flops = examples * LENGTH * size.flops_per_token(vocab_size, LENGTH)
-        graphs = graphs_that_pay(optimizers, device, dtype, shape, flops) if compiled else None
+        graphs = StepGraphs(model, optimizers, dtype) if compiled else None
 
         def step(batch: GlobalBatch = batch, graphs: StepGraphs | None = graphs) -> None:
             train_step(
@@ -115,6 +114,7 @@ def _measure_speed(size: Size, vocab_size: int, device: torch.device) -> Speed:
             updating = _median_seconds(lambda: update(optimizers, 1e-4, keep), device)
         whole = _median_seconds(step, device)
         shortest, before = min(shortest, whole), rate
+        flops = examples * LENGTH * size.flops_per_token(vocab_size, LENGTH)
         rate = max(before, flops / max(whole - updating, 0.1 * whole))
         if rate < FLAT * before:
             break

@@ -7,15 +7,15 @@ micro-batch holds gets a tail. Traced, and run without a capture; never captured
 
 from collections.abc import Callable, Iterable
 from dataclasses import replace
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from bert_pretrain.config import ModelConfig
+from bert_pretrain.model.bert import BertForPreTraining
 from bert_pretrain.train import hardware
 from bert_pretrain.train.batches import Batch, GlobalBatch
-from bert_pretrain.train.flops import peak_flops
+from bert_pretrain.train.flops import batch_flops, peak_flops
 from bert_pretrain.train.optimizers import Optimizers
 
 MAX_GRAPHS = 32
@@ -27,15 +27,16 @@ Compute = Callable[[Iterable[Batch], Tensor, Tensor], None]
 
 
 class StepGraphs:
-    """The graphs of a run's steps, one for each shape of a micro-batch.
+    """The graphs of a compiled model's steps, one for each shape of a micro-batch.
 
-    A shape's first step is computed as ever, by which kernels are compiled and chosen. Where capturing fails, or there
-    are too many shapes, all or those steps are.
+    A shape's first step is computed as ever, by which kernels are compiled and chosen. Where graphs do not pay or
+    capturing fails, or there are too many shapes, all or those steps are.
     """
 
-    def __init__(self, optimizers: Optimizers, device: torch.device) -> None:
-        self._optimizers = optimizers
-        self._pool: Any = None
+    def __init__(self, model: BertForPreTraining, optimizers: Optimizers, dtype: torch.dtype) -> None:
+        self._model, self._optimizers = model, optimizers
+        device = model.mlm_head.bias.device
+        self._peak, self._pool = peak_flops(device, dtype), None
         self._counts = torch.zeros(2, dtype=hardware.figures_dtype(device), device=device)
         self._rate = torch.zeros((), device=device)
         self._graphs: dict[tuple[object, ...], tuple[Batch, Callable[[], None]] | None] = {}
@@ -43,12 +44,13 @@ class StepGraphs:
 
     def run(self, compute: Compute, batch: GlobalBatch, learning_rate: float) -> bool:
         """Compute the step by its graph, with dropout from the generator's present state; False if there is none."""
+        if self.has_failed or len(batch.micro_batches) > 1 or not self.pays(batch):
+            return False
         (given,) = batch.micro_batches
         shape = (*(len(tensor) for tensor in given.tensors().values()), given.max_seqlen)
-        if self.has_failed or (shape not in self._graphs and len(self._graphs) == MAX_GRAPHS):
-            return False
         if shape not in self._graphs:
-            self._graphs[shape] = None
+            if len(self._graphs) < MAX_GRAPHS:
+                self._graphs[shape] = None
             return False
         graph = self._graphs[shape] or self._captured(compute, given)
         if graph is None:
@@ -78,6 +80,11 @@ class StepGraphs:
             for optimizer in self._optimizers:
                 optimizer.zero_grad(set_to_none=True)  # they are in the graph's own memory
 
+    def pays(self, batch: GlobalBatch) -> bool:
+        """Whether launching a step's kernels takes longer than computing them."""
+        model = self._model
+        return launches_dominate(model.config, batch_flops(batch, model.config, model.vocab_size), self._peak)
+
     def capture(self, compute: Callable[[], None]) -> Callable[[], None]:
         """Return what launches all that `compute` launches, and run nothing."""
         graph = torch.cuda.CUDAGraph()
@@ -94,13 +101,6 @@ class StepGraphs:
         self._graphs.clear()
         self.has_failed = True
         return had_graphs
-
-
-def graphs_that_pay(
-    optimizers: Optimizers, device: torch.device, dtype: torch.dtype, model: ModelConfig, flops: float
-) -> StepGraphs | None:
-    """Return graphs for compiled steps of so many operations, or None where launching does not take longer."""
-    return StepGraphs(optimizers, device) if launches_dominate(model, flops, peak_flops(device, dtype)) else None
 
 
 def launches_dominate(model: ModelConfig, flops: float, peak_flops: float | None) -> bool:

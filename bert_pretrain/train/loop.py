@@ -16,9 +16,8 @@ from torch import Tensor
 from bert_pretrain.errors import ConfigError, UserError
 from bert_pretrain.train.batches import GlobalBatch
 from bert_pretrain.train.checkpoint import CheckpointWriter
-from bert_pretrain.train.cuda_graph import StepGraphs, graphs_that_pay
+from bert_pretrain.train.cuda_graph import StepGraphs
 from bert_pretrain.train.distributed import DistContext
-from bert_pretrain.train.flops import training_flops
 from bert_pretrain.train.loader import Prefetcher, TrainingData
 from bert_pretrain.train.log import RunLog, training_line
 from bert_pretrain.train.resolved import ResolvedRun
@@ -49,7 +48,7 @@ def fit(
     saves a checkpoint.
     """
     config, progress = run.config.train, state.progress
-    graphs = _step_graphs(run, state, data)
+    graphs = _step_graphs(run, state)
     state.network.train()
     with (
         contextlib.closing(Prefetcher(data.batches(progress.step, run.length.steps), run.device)) as batches,
@@ -106,16 +105,10 @@ def _next_batch(batches: Prefetcher[GlobalBatch], step: int, checkpoints: Checkp
         raise
 
 
-def _step_graphs(run: ResolvedRun, state: TrainState, data: TrainingData) -> StepGraphs | None:
-    """Return the graphs of a run whose steps shall be captured, if they pay and can be."""
-    # A layer that is computed again sets the generator back, which a graph cannot.
-    if not run.compiled or run.dist_context.size > 1 or run.config.train.activation_checkpointing:
-        return None
-    mean_tokens = run.data.mean_tokens("train")
-    tokens = data.global_batch_size * mean_tokens
-    masked = run.data.config.masked_lm_prob * tokens
-    flops = training_flops(run.config.model, state.model.vocab_size, tokens, mean_tokens * tokens, masked)
-    return graphs_that_pay(state.optimizers, run.device, run.precision.dtype, run.config.model, flops)
+def _step_graphs(run: ResolvedRun, state: TrainState) -> StepGraphs | None:
+    # Ranks talk within a step; and a layer that is computed again sets the generator back, which a graph cannot.
+    is_possible = run.compiled and run.dist_context.size == 1 and not run.config.train.activation_checkpointing
+    return StepGraphs(state.model, state.optimizers, run.precision.dtype) if is_possible else None
 
 
 def _step(
@@ -199,7 +192,7 @@ def time_steps(run: ResolvedRun, state: TrainState, data: TrainingData) -> float
     The first, in which kernels are chosen or compiled, counts only where a minute is over after it.
     """
     times: list[float] = []
-    graphs = _step_graphs(run, state, data)
+    graphs = _step_graphs(run, state)
     state.network.train()
     with _own_random_state(run.device):
         while len(times) < TIMED_STEPS and (run.dist_context.size > 1 or sum(times) < PATIENCE_SECONDS):

@@ -119,7 +119,7 @@ def train_step(
             loss_scale.update(~finite)
         _add(sums, figures, finite)
 
-    if graphs is not None and len(batch.micro_batches) == 1:
+    if graphs is not None:
         next(seeded())
         if graphs.run(compute, batch, learning_rate):
             return

@@ -170,6 +170,9 @@ def compilations(data: str, checkpointing: str) -> dict[str, Any]:
 class TracedGraphs(StepGraphs):
     """Notes what a capture would record, and what is launched around it."""
 
+    def pays(self, batch: GlobalBatch) -> bool:
+        return True
+
     def capture(self, compute: Callable[[], None]) -> Callable[[], None]:
         self.captured = Recorder()
         with self.captured, mock.patch("torch.manual_seed", side_effect=AssertionError("a capture has one seed")):
@@ -205,7 +208,7 @@ def _captured(combination: Combination, batches: list[GlobalBatch], vocab_size: 
     with pretended_cuda() as mode, mock.patch.object(loss, "_compiled_softmax", softmax):
         state = make_state(config, vocab_size, attention="varlen", pairs=combination.pairs, backend=aot_eager)
         for batch in batches:
-            graphs = TracedGraphs(state.optimizers, CUDA)
+            graphs = TracedGraphs(state.model, state.optimizers, torch.float32)
             for step in range(2):
                 with Recorder() as whole:
                     run_step(state, config, pin(fake_global_batch(mode, batch)), step, graphs)

@@ -21,6 +21,9 @@ class Launches(StepGraphs):
 
     captured = launched = 0
 
+    def pays(self, batch: GlobalBatch) -> bool:
+        return True
+
     def capture(self, compute: Callable[[], None]) -> Callable[[], None]:
         self.captured += 1
 
@@ -55,7 +58,7 @@ def test_steps_over_static_inputs_are_bit_equal(
             vars(batch.micro_batches[0])["next_sentence_labels"] = None
             vars(batch)["num_pairs"] = 0
     states = [make_state(config, loss_scale=LossScale.start(CPU) if scaled else None) for _ in range(2)]
-    graphs = Launches(states[1].optimizers, CPU)
+    graphs = Launches(states[1].model, states[1].optimizers, torch.float32)
     plain, static = train(states[0], batches * 2, None), train(states[1], batches * 2, graphs)
     assert static == plain
     for name, expected in states[0].tensors().items():
@@ -72,13 +75,13 @@ def test_steps_over_static_inputs_are_bit_equal(
 def test_what_cannot_be_captured_is_computed_as_ever(
     tiny: Callable[..., Any], examples: Callable[..., Any], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    class Fails(StepGraphs):
+    class Fails(Launches):
         def capture(self, compute: Callable[[], None]) -> Callable[[], None]:
             raise RuntimeError("operation not permitted when stream is capturing")
 
     batch = cut_alike(examples(64), 10_000, 32, 16.5)
     states = [make_state(tiny(model=NO_DROPOUT)) for _ in range(2)]
-    graphs = Fails(states[1].optimizers, CPU)
+    graphs = Fails(states[1].model, states[1].optimizers, torch.float32)
     assert train(states[1], [batch] * 4, graphs) == train(states[0], [batch] * 4, None)
     assert capsys.readouterr().out.count("not captured") == 1
     assert not graphs.drop()
@@ -88,7 +91,7 @@ def test_micro_batches_and_too_many_shapes_are_computed_as_ever(
     tiny: Callable[..., Any], examples: Callable[..., Any]
 ) -> None:
     state = make_state(tiny(model=NO_DROPOUT))
-    graphs = Launches(state.optimizers, CPU)
+    graphs = Launches(state.model, state.optimizers, torch.float32)
     train(state, [cut_alike(examples(64), 500, 32, 16.5)] * 3, graphs)
     assert graphs.captured == 0
     for rows in range(20, MAX_GRAPHS + 24):
@@ -97,6 +100,9 @@ def test_micro_batches_and_too_many_shapes_are_computed_as_ever(
     assert graphs.drop()
     train(state, [cut_alike(examples(2), 10_000, 32, 16.5)] * 2, graphs)
     assert graphs.captured == MAX_GRAPHS
+    plain = StepGraphs(state.model, state.optimizers, torch.float32)  # a CPU is no card of a known peak
+    train(state, [cut_alike(examples(2), 10_000, 32, 16.5)] * 2, plain)
+    assert not plain.drop()
 
 
 @pytest.mark.parametrize(
