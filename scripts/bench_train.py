@@ -13,7 +13,6 @@ data sheet's peak of a known card.
 
 import argparse
 import contextlib
-import functools
 import importlib.metadata
 import importlib.util
 import itertools
@@ -29,7 +28,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from bert_pretrain.config import ModelConfig, TrainConfig
 from bert_pretrain.examples.shards import DataFolder
@@ -38,6 +37,7 @@ from bert_pretrain.model.attention import choose_attention
 from bert_pretrain.model.bert import BertForPreTraining
 from bert_pretrain.train import hardware
 from bert_pretrain.train.batches import Batch, GlobalBatch
+from bert_pretrain.train.cuda_graph import StepGraphs
 from bert_pretrain.train.flops import batch_flops, peak_flops
 from bert_pretrain.train.loader import Prefetcher, TrainingData
 from bert_pretrain.train.loss import PretrainingLoss
@@ -52,7 +52,7 @@ LEARNING_RATE = 1e-4
 
 @dataclass
 class Recipe:
-    """A training step of ours, as `gpu_step.py` may change it."""
+    """A training step of ours."""
 
     folder: DataFolder
     device: torch.device
@@ -66,10 +66,6 @@ class Recipe:
     attention_dropout: float = 0.0
     train: dict[str, Any] = field(default_factory=dict)
     """Keys of the section `train`."""
-    micro_batch_share: float | None = None
-    """Of a batch's tokens that a micro-batch holds; None: as much as fits."""
-    compile_mode: str | None = None
-    before_step: Callable[[], object] = lambda: None
 
     @classmethod
     def of(cls, arguments: argparse.Namespace, size: str) -> "Recipe":
@@ -280,17 +276,17 @@ def contend(recipe: Recipe, name: str) -> None:
 class Step:
     """A training step of ours with its state."""
 
-    def __init__(self, recipe: Recipe, network: nn.Module, model: nn.Module, train: TrainConfig) -> None:
+    def __init__(self, recipe: Recipe, network: PretrainingLoss, model: BertForPreTraining, train: TrainConfig) -> None:
         self._recipe, self._network = recipe, network
         self._optimizers, self._sums = make_optimizers(model, train), StepSums.zeros(recipe.device)
+        self._graphs = StepGraphs(model, self._optimizers, recipe.precision.dtype) if network.compiled else None
 
     def take(self, batch: GlobalBatch) -> None:
         """Update the weights by a batch."""
-        self._recipe.before_step()
         self._sums.zero_()
         train_step(
             self._network, self._optimizers, batch, self._sums, seed=1, step=0, learning_rate=LEARNING_RATE,
-            max_grad_norm=1.0, dtype=self._recipe.precision.dtype,
+            max_grad_norm=1.0, dtype=self._recipe.precision.dtype, graphs=self._graphs,
         )  # fmt: skip
 
     def loss(self) -> float:
@@ -312,26 +308,11 @@ def build(recipe: Recipe, num_batches: int) -> tuple[Step, list[GlobalBatch]]:
     model.to(device).train()
     network = PretrainingLoss(model, compiled=compiled)
     if compiled:
-        _compile(model, recipe.compile_mode)
-    longest, shards = recipe.folder.max_seq_length, recipe.folder.shards("train")
-    tokens = hardware.choose_micro_batch_tokens(train, model, longest, device, dtype)
-    if recipe.micro_batch_share is not None:
-        mean = sum(record.tokens for record in shards) / recipe.folder.rows("train")
-        # A little more, since some batches have more tokens than others.
-        tokens = max(longest, int(1.05 * recipe.micro_batch_share * recipe.examples * mean))
-    data = recipe.batches(tokens, compiled)
-    return Step(recipe, network, model, train), [data.global_batch(number).to(device) for number in range(num_batches)]
-
-
-def _compile(model: BertForPreTraining, mode: str | None) -> None:
-    """Compile the modules that the package compiles, in one of the compiler's modes."""
-    plain = torch.compile
-    if mode is not None:
-        torch.compile = functools.partial(plain, mode=mode)
-    try:
         hardware.compile_layers(model)
-    finally:
-        torch.compile = plain
+    tokens = hardware.choose_micro_batch_tokens(train, model, recipe.folder.max_seq_length, device, dtype)
+    data = recipe.batches(tokens, compiled)
+    batches = [data.global_batch(number).to(device) for number in range(num_batches)]
+    return Step(recipe, network, model, train), batches
 
 
 def peer(recipe: Recipe, *, compiled: bool) -> Callable[[], None]:
@@ -370,13 +351,13 @@ def pad(micro: Batch, length: int) -> dict[str, Tensor]:
     token_types[rows, columns] = micro.token_type_ids.cpu()[: micro.num_tokens]
     mask[rows, columns] = 1
     masked = micro.masked_positions.cpu()[: micro.num_predictions]
-    labels[rows[masked], columns[masked]] = micro.masked_labels.cpu()
+    labels[rows[masked], columns[masked]] = micro.masked_labels.cpu()[: micro.num_predictions]
     return {
         "input_ids": input_ids,
         "token_type_ids": token_types,
         "attention_mask": mask,
         "labels": labels,
-        "next_sentence_label": micro.next_sentence_labels.cpu(),
+        "next_sentence_label": micro.next_sentence_labels.cpu()[: micro.num_sequences],
     }
 
 

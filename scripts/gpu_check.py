@@ -1,10 +1,9 @@
 """All that only a GPU can show, in one command that ends within its limit: the most valuable first.
 
 Each part is a process of its own with a limit of its own; what fails or does not fit says so and stops nothing. Results
-lie in FOLDER, complete after every part: at most eight small files, of which `results.md` is for RESULTS.md. All else
-(examples, runs) goes to a folder of work. The exit code is that of the tests.
+are in FOLDER, complete after every part; examples and runs go to a folder of work. The exit code is that of the tests.
 
-    python scripts/gpu_check.py [FOLDER] [--limit SECONDS] [--parts NAME …] [--corpus FILE] [--old FOLDER] [--all]
+    scripts/gpu_check.sh [FOLDER] [--limit SECONDS] [--parts NAME …] [--corpus FILE] [--old FOLDER]
 """
 
 import argparse
@@ -18,7 +17,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
@@ -26,7 +25,6 @@ from typing import Any
 
 from gpu_parts import PART_NAMES, Options, Part, Row, make_parts
 
-Column = tuple[str, Callable[[Row], str]]
 DEFAULT_LIMIT = 540.0
 END_SECONDS = 5.0
 """Kept back of the limit, for what comes after the last part."""
@@ -77,177 +75,34 @@ def _plain(value: Any) -> Any:
 
 
 def markdown(rows: Sequence[Row]) -> str:
-    """Return all tables for which there are rows."""
-    machine = next((row for row in rows if row["kind"] == "machine"), None)
-    blocks = [] if machine is None else [_machine_line(machine)]
-    endings = [row for row in rows if row["kind"] == "part"]
-    if endings:
-        blocks.append(_table(PARTS, endings))
-    for title, parts, columns in SECTIONS:
-        chosen = [row for row in rows if row["kind"] == "result" and row["part"] in parts and _fits(row, columns)]
-        if chosen:
-            blocks.append(f"**{title}**\n\n{_table(columns, chosen)}")
+    """Return a line of the machine, and tables: of how the parts ended, and of what each found, by equal keys."""
+    blocks, tables = [], dict[tuple[str, ...], list[Row]]()
+    for row in rows:
+        shown = {key: value for key, value in row.items() if key not in ("part", "kind")}
+        if row["kind"] == "machine":
+            command = shown.pop("command", "")
+            blocks.append(", ".join(f"{key} {value}" for key, value in shown.items()) + f"; `{command}`")
+        else:
+            title = "how the parts ended" if row["kind"] == "part" else row["part"]
+            tables.setdefault((title, *shown), []).append(shown)
+    blocks += [f"**{title}**\n\n{_table(keys, found)}" for (title, *keys), found in tables.items()]
     return "\n\n".join(blocks) + "\n"
 
 
-def _machine_line(row: Row) -> str:
-    known = {
-        "device": row.get("device"),
-        "driver": row.get("driver") and f"driver {row['driver']}",
-        "torch": row.get("torch") and f"torch {row['torch']}",
-        "transformers": f"transformers {row['transformers']}" if row.get("transformers") else "no transformers",
-        "python": row.get("python") and f"Python {row['python']}",
-        "cores": row.get("cores") and f"{row['cores']} cores",
-        "commit": row.get("commit") and f"commit {row['commit']}",
-    }
-    return ", ".join(str(text) for text in known.values() if text) + f"; `{row.get('command', '')}`"
+def _table(keys: Sequence[str], rows: Sequence[Row]) -> str:
+    lines = ["| " + " | ".join(key.replace("_", " ") for key in keys) + " |", "|---" * len(keys) + "|"]
+    return "\n".join([*lines, *("| " + " | ".join(_shown(row[key]) for key in keys) + " |" for row in rows)])
 
 
-def _table(columns: Sequence[Column], rows: Sequence[Row]) -> str:
-    lines = ["| " + " | ".join(title for title, _ in columns) + " |", "|---" * len(columns) + "|"]
-    lines += ["| " + " | ".join(_shown(cell, row) for _, cell in columns) + " |" for row in rows]
-    return "\n".join(lines)
+def _shown(value: Any) -> str:
+    if isinstance(value, list):
+        return "–".join(map(_shown, value))
+    if isinstance(value, float):
+        return f"{value:,.0f}" if abs(value) >= 1e4 else f"{value:.4g}"
+    return "–" if value is None else str(value).replace("|", "\\|")
 
 
-def _shown(cell: Callable[[Row], str], row: Row) -> str:
-    """Return a cell's text; one that cannot be shown must not cost the others, and the row is in the JSON lines."""
-    try:
-        return cell(row)
-    except (KeyError, TypeError, ValueError):
-        return "?"
-
-
-def _fits(row: Row, columns: Sequence[Column]) -> bool:
-    """Whether a row is one of this table: it has what the first column shows."""
-    return _shown(columns[0][1], row) != "–"
-
-
-def text(key: str) -> Callable[[Row], str]:
-    """Return a cell that shows a text."""
-    return lambda row: "–" if row.get(key) is None else str(row[key]).replace("|", "\\|")
-
-
-def number(key: str, form: str, factor: float = 1.0, unit: str = "") -> Callable[[Row], str]:
-    """Return a cell that shows a number, multiplied and formatted."""
-    return lambda row: "–" if row.get(key) is None else f"{format(factor * row[key], form)}{unit}"
-
-
-def _spread(row: Row, key: str, form: str, factor: float = 1.0, unit: str = "") -> str:
-    """Return a median with its quartiles."""
-    if row.get(key) is None:
-        return "–"
-    low, high = (format(factor * value, form) for value in row[f"{key}_quartiles"])
-    return f"{format(factor * row[key], form)}{unit} ({low}–{high})"
-
-
-def _memory_against_ours(row: Row) -> str:
-    shown = number("peak_memory_bytes", ".2f", 2**-30, " GiB")(row)
-    return shown if row.get("memory_over_it") is None else f"{shown} (ours {row['memory_over_it']:.2f} of it)"
-
-
-def _variant_time(row: Row) -> str:
-    return _spread(row, "step_seconds", ".2f", 1e3) if row.get("outcome") == "done" else str(row.get("outcome"))
-
-
-def _loss_difference(row: Row) -> str:
-    if row.get("outcome") != "done":
-        return "–"
-    if "largest_loss_difference" not in row:
-        return "other batches"
-    difference = row["largest_loss_difference"]
-    return "a loss is not finite" if difference is None else f"{difference:.1e}"
-
-
-def _last_loss(row: Row) -> str:
-    losses = row.get("losses") or [None]
-    return "–" if losses[-1] is None else f"{losses[-1]:.4f}"
-
-
-def _held_out(row: Row) -> str:
-    before, after = row.get("mlm_loss_before"), row.get("mlm_loss_after")
-    return "–" if before is None or after is None else f"{before:.3f} → {after:.3f} nats"
-
-
-def _accuracy(name: str) -> Callable[[Row], str]:
-    before, after = number(f"{name}_before", ".1%"), number(f"{name}_after", ".1%")
-    return lambda row: f"{before(row)} → {after(row)}"
-
-
-PARTS: tuple[Column, ...] = (
-    ("part", text("title")),
-    ("outcome", text("outcome")),
-    ("time", number("seconds", ".0f", unit=" s")),
-)
-SECTIONS: tuple[tuple[str, tuple[str, ...], tuple[Column, ...]], ...] = (
-    (
-        "The training step against `BertForPreTraining` and, with --old, an older one",
-        ("bench-base", "bench-large", "bench-small", "bench-base-512"),
-        (
-            ("size, length", lambda row: f"{row['size']}, {row['max_seq_length']}" if "size" in row else "–"),
-            ("step", text("step")),
-            ("examples", text("examples")),
-            ("step, ms", number("step_seconds", ".2f", 1e3)),
-            ("examples/s", number("examples_per_second", ",.0f")),
-            ("real tokens/s", number("tokens_per_second", ",.0f")),
-            ("MFU of the data sheet", number("mfu", ".1%")),
-            ("MFU of the largest product", number("mfu_of_product", ".1%")),
-            ("peak memory", _memory_against_ours),
-            ("ours over it (quartiles)", lambda row: _spread(row, "ours_over_it", ".2f", unit=" ×")),
-        ),
-    ),
-    (
-        "Where the time of a step goes",
-        ("profile",),
-        (
-            ("step, ms", number("step_seconds", ".2f", 1e3)),
-            ("under the profiler, ms", number("profiled_step_seconds", ".2f", 1e3)),
-            ("gaps", number("gap_share", ".1%")),
-            ("launches a step", number("launches_per_step", ",.0f")),
-        ),
-    ),
-    (
-        "By kind",
-        ("profile",),
-        (
-            ("kind", text("kind_of_kernel")),
-            ("ms a step", number("seconds", ".3f", 1e3)),
-            ("share", number("share", ".1%")),
-        ),
-    ),
-    (
-        "Variants",
-        ("variants",),
-        (
-            ("variant", text("variant")),
-            ("what", text("says")),
-            ("step, ms (quartiles)", _variant_time),
-            ("time over base", number("time_over_base", ".3f")),
-            ("examples/s", number("examples_per_second", ",.0f")),
-            ("peak memory", number("peak_memory_bytes", ".2f", 2**-30, " GiB")),
-            ("last of the first losses", _last_loss),
-            ("largest difference of losses", _loss_difference),
-        ),
-    ),
-    (
-        "Runs",
-        ("auto", "demo", "pretraining"),
-        (
-            ("run", text("run")),
-            ("forecast", text("forecast")),
-            ("time of training", number("wall_seconds", ",.0f", unit=" s")),
-            ("steps", number("steps", ",.0f")),
-            ("examples/s", number("examples_per_second", ",.0f")),
-            ("MFU", number("mfu", ".1%")),
-            ("waiting for data", number("data_wait_share", ".2%")),
-            ("held-out MLM loss", _held_out),
-            ("MLM accuracy", _accuracy("mlm_accuracy")),
-            ("NSP accuracy", _accuracy("nsp_accuracy")),
-        ),
-    ),
-)
-
-
-# ── parts ──
+# ── the scheduler ──
 
 
 @dataclass
@@ -296,15 +151,12 @@ def parse_arguments() -> tuple[Options, float, set[str]]:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("output", type=Path, nargs="?", metavar="FOLDER", help="of the results; a new one by default")
     parser.add_argument("--limit", type=float, help=f"seconds for all; $GPU_CHECK_LIMIT, else {DEFAULT_LIMIT:.0f}")
-    parser.add_argument("--all", action="store_true", help="longer parts and no limit but the one that is given")
     parser.add_argument(
         "--parts", nargs="+", choices=PART_NAMES, default=PART_NAMES, metavar="NAME", help="of them all"
     )
     parser.add_argument("--corpus", type=Path, help="text for the examples; else the documentation inside Python")
     parser.add_argument("--work", type=Path, help="folder of examples and runs, used again where it has some")
     parser.add_argument("--old", type=Path, help="checkout of an older commit, whose step is timed next to this one's")
-    parser.add_argument("--variants", nargs="+", metavar="NAME", help="of gpu_step.py; all by default")
-    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="setting of the pretraining")
     parser.add_argument("--device", default="cuda", choices=["cuda", "cpu"], help=argparse.SUPPRESS)
     parser.add_argument("--small", action="store_true", help=argparse.SUPPRESS)
     given = parser.parse_args()
@@ -316,10 +168,9 @@ def parse_arguments() -> tuple[Options, float, set[str]]:
         stale.unlink()
     options = Options(
         output.resolve(), work.resolve(), given.corpus and given.corpus.resolve(), given.device,
-        is_small=given.small, is_long=given.all, variants=given.variants, settings=given.set,
-        old=given.old and given.old.resolve(),
+        is_small=given.small, old=given.old and given.old.resolve(),
     )  # fmt: skip
-    default = float("inf") if given.all else float(os.environ.get("GPU_CHECK_LIMIT", DEFAULT_LIMIT))
+    default = float(os.environ.get("GPU_CHECK_LIMIT", DEFAULT_LIMIT))
     return options, default if given.limit is None else given.limit, {"examples", *given.parts}
 
 

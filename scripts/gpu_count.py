@@ -22,10 +22,14 @@ ATTENTION_U = (6.2, 25.7)
 """Flash attention over packed sequences of 128, forward and backward; it must move 4 and 8."""
 SCORE_FLOPS = 300e12
 """Of attention to more than 128 tokens, where products decide; an assumption."""
-LAUNCH_SECONDS = 42e-6
-"""With all that the host does for a launch, in a step that waits for the host."""
-OUTSIDE_LAUNCHES, IDLE_SECONDS = 226, 2e-3
-"""Of a step, outside the layers; and how long nothing runs between two steps."""
+LAUNCH_SECONDS, OUTSIDE_LAUNCHES = 42e-6, 226
+"""With all that the host does for one, in a step that waits for the host; launches of a step outside its layers."""
+AROUND_A_GRAPH = 20
+"""Launches of a step that is one CUDA graph: the batch to the device and to the graph's inputs."""
+IDLE_SECONDS = 2e-3
+"""How long nothing runs between two steps."""
+STACK_U = 6
+"""Gradients of query, key and value put together, and summed for the bias meanwhile."""
 EMBEDDINGS_U = 24
 VOCABULARY, MASKED_SHARE, BLOCK_ROWS = 30_528, 0.15, 1024
 OPTIMIZER_BYTES, CAST_BYTES, LOGIT_BYTES, DECODER_BYTES = 40, 12, 20, 12
@@ -34,7 +38,7 @@ OPTIMIZER_BYTES, CAST_BYTES, LOGIT_BYTES, DECODER_BYTES = 40, 12, 20, 12
 
 @dataclass(frozen=True)
 class Step:
-    """A step that was recorded."""
+    """A step that was recorded; its tokens with the tail."""
 
     name: str
     layers: int
@@ -45,9 +49,9 @@ class Step:
 
 
 RECORDED = (
-    Step("Base, 256 × 128", 12, 768, 128, 30_686, 52.1),
-    Step("Large, 32 × 512", 24, 1024, 512, 14_509, 85.9),
-    Step("L4-H256, 256 × 128", 4, 256, 128, 30_686, 21.0),
+    Step("Base, 256 × 128", 12, 768, 128, 30_720, 52.1),
+    Step("Large, 32 × 512", 24, 1024, 512, 14_592, 85.9),
+    Step("L4-H256, 256 × 128", 4, 256, 128, 30_720, 21.0),
 )
 
 
@@ -70,17 +74,18 @@ def estimate(step: Step, layer_bytes: float, launches: float, attention_u: float
 
 
 def attention_choices(filled: float) -> dict[str, float]:
-    """Return u of attention to 128 tokens, forward and backward, with the gradients of q, k, v in one tensor.
+    """Return u of attention to 128 tokens, forward and backward, with the gradients of q, k, v as products take them.
 
     `filled` is the share of tokens in padded rows. The first two are measured; the others must move so much.
     """
     return {
-        "packed, flash; stacks the gradients of q, k, v": sum(ATTENTION_U) + 6,
-        # Of out-projection's shape, 60.4 and 58.6 µs in the profile, three times each, for 147.2 and 155.1 in one.
-        "the same, three products each way for the stack": sum(ATTENTION_U) + 3.4,
-        "packed, flex: two kernels backward, and the stack": 4 + 13 + 6,
+        "packed, flash, as now": sum(ATTENTION_U) + STACK_U,
+        # Of out-projection's shape, 60.4 and 58.6 µs in the profile, three times each, for 147.2 and 155.1 in one; then
+        # the bias reads the gradients for its sums, and the input's three gradients, written apart, are added up.
+        "the same, three products each way for the stack": sum(ATTENTION_U) + 3.4 + 3 + 5,
+        "packed, flex: two kernels backward, and the stack": 4 + 13 + STACK_U,
         "cuDNN over padded rows, which pads and packs": 8 + 20 / filled,
-        "packed, one kernel each way, into one tensor": 12,
+        "packed, one kernel each way, into one tensor": 12 + 3,
     }
 
 
@@ -109,14 +114,13 @@ def main() -> None:
             compared = f"{step.milliseconds} ({found / step.milliseconds - 1:+.0%})" if is_recorded else ""
             shown = moved / unit(step) + sum(ATTENTION_U)
             print(f"| {step.name} | {name} | {shown:.0f} | {launches:.0f} | {found:.1f} | {compared} |", flush=True)
-        whole = OUTSIDE_LAUNCHES / step.layers
-        print(f"| | now, the step one CUDA graph | {shown:.0f} | – | {estimate(step, moved, -whole):.1f} | |")
+        whole = (AROUND_A_GRAPH - OUTSIDE_LAUNCHES) / step.layers
+        print(f"| | now, the step one CUDA graph | {shown:.0f} | – | {estimate(step, moved, whole):.1f} | |")
         if step.length == 128:
             for name, attention_u in attention_choices(step.tokens / (256 * 128)).items():
-                found = estimate(step, moved - 6 * unit(step), -whole, attention_u)
-                print(
-                    f"| | and attention {name} | {shown - sum(ATTENTION_U) - 6 + attention_u:.0f} | – | {found:.1f} | |"
-                )
+                found = estimate(step, moved - STACK_U * unit(step), whole, attention_u)
+                u = shown - sum(ATTENTION_U) - STACK_U + attention_u
+                print(f"| | and attention {name} | {u:.0f} | – | {found:.1f} | |")
 
 
 if __name__ == "__main__":

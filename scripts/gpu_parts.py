@@ -3,10 +3,8 @@
 import json
 import re
 import shlex
-import shutil
-import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,23 +12,12 @@ from typing import Any
 Row = dict[str, Any]
 Found = tuple[list[Row], str]
 """Rows, and a remark on the outcome or nothing."""
-
 REPOSITORY = Path(__file__).resolve().parents[1]
-PART_NAMES = ("examples", "tests", "bench", "auto", "profile", "variants", "demo", "pretraining")
-ROWS_OF_BERT = 30522
-PYDOC_VOCABULARY = 8192
-PRETRAINING_SECONDS, AROUND_TRAINING_SECONDS = 480, 60
-"""How long the pretraining takes where there is time, and what its process needs before and after."""
-LEAST_PRETRAINING_SECONDS = 120
+PART_NAMES = ("examples", "tests", "bench", "auto", "profile")
+ROWS_OF_BERT, PYDOC_VOCABULARY = 30522, 8192
 AUTO_SECONDS, LEAST_AUTO_SECONDS, AROUND_AUTO_SECONDS = 240, 60, 20
-LONG_FACTOR = 4.0
-"""What limits are multiplied by with `--all`, and in small, where they end nothing but what hangs."""
-DRAW = """
-import sys
-from pathlib import Path
-from bert_pretrain.report.curves import draw_curves
-draw_curves([Path(sys.argv[1])], Path(sys.argv[2]))
-"""
+SMALL_FACTOR = 4.0
+"""What limits are multiplied by in small, where they end nothing but what hangs."""
 
 
 @dataclass(frozen=True)
@@ -43,10 +30,6 @@ class Options:
     device: str = "cuda"
     is_small: bool = False
     """Tiny sizes, to try all of it on a CPU."""
-    is_long: bool = False
-    variants: Sequence[str] | None = None
-    settings: Sequence[str] = ()
-    """Of the pretraining, as `--set` takes them."""
     old: Path | None = None
     """A checkout of an older commit, whose step is timed too."""
 
@@ -78,7 +61,7 @@ class Part:
 
 def make_parts(options: Options) -> list[Part]:
     """Return the parts in their order: the examples that others need, then what is new, the most valuable first."""
-    parts = [
+    return [
         _examples(options),
         _tests(options),
         _bench(options, "bench-base", "12x768", 128, 256),
@@ -86,18 +69,12 @@ def make_parts(options: Options) -> list[Part]:
         _bench(options, "bench-small", "4x256", 128, 256),
         _auto(options),
         _profile(options),
-        _variants(options),
-        _demo(options),
-        _pretraining(options),
     ]
-    if options.is_long:
-        parts.insert(5, _bench(options, "bench-base-512", "12x768", 512, 64))
-    return parts
 
 
 def _limits(options: Options, limit: float, least: float) -> tuple[float, float]:
     """Return limit and least time of a part for this kind of check."""
-    return limit * (LONG_FACTOR if options.is_long or options.is_small else 1.0), 5.0 if options.is_small else least
+    return (SMALL_FACTOR * limit, 5.0) if options.is_small else (limit, least)
 
 
 def read_rows(path: Path) -> list[Row]:
@@ -189,7 +166,7 @@ def _read_examples(options: Options) -> Found:
 # ── speed ──
 
 
-def _shape(options: Options, size: str, examples: int) -> list[object]:
+def _shape(options: Options, examples: int) -> list[object]:
     """Return the arguments that say what is measured, by the scripts' common names."""
     if options.is_small:
         return ["--examples", 8, "--device", options.device]
@@ -198,10 +175,10 @@ def _shape(options: Options, size: str, examples: int) -> list[object]:
 
 def _bench(options: Options, name: str, size: str, length: int, examples: int) -> Part:
     shown = "1x64" if options.is_small else size
-    pairs = 2 if options.is_small else 15 if options.is_long else 7
+    pairs = 2 if options.is_small else 7
     command = _python(
         REPOSITORY / "scripts" / "bench_train.py", options.data(length), "--sizes", shown, "--pairs", pairs,
-        "--dropout", 0, "--json", options.rows(name), *_shape(options, size, examples),
+        "--dropout", 0, "--json", options.rows(name), *_shape(options, examples),
         *([] if options.old is None else ["--old", options.old, "--peers", "compiled"]),
     )  # fmt: skip
     title = f"step of L{shown.replace('x', '-H')} at {length}"
@@ -216,34 +193,14 @@ def _read_rows(options: Options, name: str) -> Found:
 def _profile(options: Options) -> Part:
     size = "1x64" if options.is_small else "12x768"
     command = _python(
-        REPOSITORY / "scripts" / "gpu_step.py", "profile", options.data(128), "--output", options.output,
-        "--size", size, "--json", options.rows("profile"), *_shape(options, size, 256),
+        REPOSITORY / "scripts" / "gpu_profile.py", options.data(128), "--output", options.output,
+        "--size", size, "--json", options.rows("profile"), *_shape(options, 256),
     )  # fmt: skip
     title = f"profile of L{size.replace('x', '-H')} at 128"
     needs = options.data(128) / "manifest.json"
     return Part(
         "profile", title, lambda _: command, *_limits(options, 80, 30), lambda: _read_rows(options, "profile"), needs
     )
-
-
-def _variants(options: Options) -> Part:
-    sizes = ["--size", "1x64", "--small-size", "1x64"] if options.is_small else []
-    steps = ["--loss-steps", 3, "--timed-steps", 2, "--least", 1] if options.is_small else []
-    chosen = ["--variants", *options.variants] if options.variants else []
-
-    def script(seconds: float) -> str:
-        return _python(
-            REPOSITORY / "scripts" / "gpu_step.py", "variants", options.data(128), "--json", options.rows("variants"),
-            "--limit", f"{max(seconds - 15, 1):.0f}", *_shape(options, "", 256), *sizes, *steps, *chosen,
-        )  # fmt: skip
-
-    needs = options.data(128) / "manifest.json"
-    title = "variants of the step at 128"
-    limits = _limits(options, 500, 60)
-    return Part("variants", title, script, *limits, lambda: _read_rows(options, "variants"), needs)
-
-
-# ── runs ──
 
 
 def _auto(options: Options) -> Part:
@@ -257,63 +214,16 @@ def _auto(options: Options) -> Part:
         return "\n".join([*lines, shlex.join(["rm", "-rf", str(run)]), command])
 
     def read() -> Found:
-        (row,), _ = _read_run("run auto", run / "train")
         forecast = re.findall(r"^forecast: (.*)", log.read_text("utf-8"), re.MULTILINE)
-        return [{**row, "forecast": forecast[-1] if forecast else None}], ""
+        return [{**_read_run("run auto", run / "train"), "forecast": forecast[-1] if forecast else None}], ""
 
     least = around + (5.0 if options.is_small else LEAST_AUTO_SECONDS)
-    limit = wanted + around * (LONG_FACTOR if options.is_small else 1.0)
+    limit = wanted + around * (SMALL_FACTOR if options.is_small else 1.0)
     return Part("auto", f"run auto for {wanted:.0f} s", script, limit, least, read)
 
 
-def _demo(options: Options) -> Part:
-    corpus, lines = _pydoc(options)
-    output = options.work / "demo"
-    keys = [f"inputs=[{corpus}]", f"train.device={options.device}"]
-    if options.is_small:
-        keys += ["vocab.size=1000", "data.dupe_factor=1", "train.max_steps=6", "train.eval_every=3"]
-    lines.append(shlex.join(["rm", "-rf", str(output)]))  # else a run of before is found done
-    lines.append(_package("run", "demo", "--output", output, *(part for key in keys for part in ("--set", key))))
-    limits = _limits(options, 120, 60)
-    return Part("demo", "the demo", lambda _: "\n".join(lines), *limits, lambda: _read_run("demo", output / "train"))
-
-
-def _pretraining(options: Options) -> Part:
-    run = options.work / "pretraining"
-    preset, around = ("tiny", 1.0) if options.is_small else ("base", float(AROUND_TRAINING_SECONDS))
-    wanted = 8.0 if options.is_small else float(PRETRAINING_SECONDS)
-
-    def script(seconds: float) -> str:
-        budget = min(wanted, seconds - around)
-        keys = [
-            f"train.time_budget={budget:.0f}s", "train.warmup_ratio=0.1",
-            "train.peak_lr=2e-4", "train.log_every=50", "train.eval_every=500", "train.save_every=1000000",
-            "train.keep_checkpoints=1", f"train.device={options.device}", *options.settings,
-        ]  # fmt: skip
-        if options.is_small:
-            keys += ["model.num_attention_heads=1", "model.hidden_size=64", "train.global_batch_size=8"]
-        settings = [part for key in keys for part in ("--set", key)]
-        command = _package("train", "--data", options.data(128), "--output", run, "--config", preset, *settings)
-        return f"{shlex.join(['rm', '-rf', str(run)])}\n{command}"
-
-    def read() -> Found:
-        metrics = run / "metrics.jsonl"
-        shutil.copyfile(metrics, options.output / "pretraining-metrics.jsonl")
-        drawn = subprocess.run(
-            [sys.executable, "-c", DRAW, run, options.output / "pretraining-curves.png"],
-            capture_output=True, text=True, timeout=60,
-        )  # fmt: skip
-        rows, remark = _read_run(f"{preset} at 128", run)
-        return rows, remark if drawn.returncode == 0 else f"no curves drawn: {drawn.stderr.strip().splitlines()[-1]}"
-
-    least = around + (3.0 if options.is_small else LEAST_PRETRAINING_SECONDS)
-    limit = wanted + 1.5 * around + (60.0 if options.is_small else 0.0)
-    needs = options.data(128) / "manifest.json"
-    return Part("pretraining", f"pretraining of {preset} at 128", script, limit, least, read, needs)
-
-
-def _read_run(name: str, run: Path) -> Found:
-    """Return one row of a run's figures, before and after; of a run that was stopped, those so far."""
+def _read_run(name: str, run: Path) -> Row:
+    """Return a row of a run's figures, before and after; of a run that was stopped, those so far."""
     lines = read_rows(run / "metrics.jsonl")
     evaluations = [line for line in lines if "validation_mlm_loss" in line]
     steps = [line for line in lines if "loss" in line]
@@ -329,4 +239,4 @@ def _read_run(name: str, run: Path) -> Found:
     manifest = run / "manifest.json"
     if manifest.is_file():
         row["wall_seconds"] = json.loads(manifest.read_text("utf-8"))["progress"]["wall_seconds"]
-    return [row], ""
+    return row

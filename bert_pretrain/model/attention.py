@@ -55,27 +55,21 @@ def pad(rows: Tensor, layout: Layout) -> Tensor:
     return _scatter(rows, layout.slots, layout.num_sequences * layout.max_seqlen)
 
 
-def attend(query_key_value: Tensor, layout: Layout, backend: str, dropout_rate: float) -> Tensor:
-    """Attend within each sequence by `varlen` or `padded`; (tokens, 3, heads, size) to (tokens, heads * size).
-
-    The dropout is of the attention probabilities; 0 for evaluation, and always for `varlen`.
-    """
-    if backend == "varlen":
-        return _attend_varlen(query_key_value, layout)
-    return _attend_padded(query_key_value, layout, dropout_rate)
-
-
-def _attend_varlen(query_key_value: Tensor, layout: Layout) -> Tensor:
+def attend_varlen(query: Tensor, key: Tensor, value: Tensor, layout: Layout) -> Tensor:
+    """Attend within each sequence by flash attention; 3 × (tokens, heads, head size) to (tokens, heads * head size)."""
     from torch.nn.attention.varlen import varlen_attn
 
-    query, key, value = query_key_value.unbind(dim=1)  # 3 × (tokens, heads, head size)
     bounds, longest = layout.cu_seqlens, layout.max_seqlen
     # Only the first seven arguments have the same meaning in all releases of torch.
     context: Any = varlen_attn(query, key, value, bounds, bounds, longest, longest)
     return context.flatten(1)  # (tokens, hidden)
 
 
-def _attend_padded(query_key_value: Tensor, layout: Layout, dropout_rate: float) -> Tensor:
+def attend_padded(query_key_value: Tensor, layout: Layout, dropout_rate: float) -> Tensor:
+    """Attend within each sequence by padding; (tokens, 3, heads, head size) to (tokens, heads * head size).
+
+    The dropout is of the attention probabilities; 0 for evaluation.
+    """
     num_tokens, _, heads, head_size = query_key_value.shape
     padded = pad(query_key_value.flatten(1), layout)  # (sequences * max_seqlen, 3 * hidden)
     padded = padded.view(layout.num_sequences, layout.max_seqlen, 3, heads, head_size)

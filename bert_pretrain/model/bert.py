@@ -15,8 +15,9 @@ from torch.utils.checkpoint import checkpoint
 
 from bert_pretrain import rng
 from bert_pretrain.config import ModelConfig
-from bert_pretrain.model.attention import Layout, attend, layout_of
+from bert_pretrain.model.attention import Layout, attend_padded, attend_varlen, layout_of
 from bert_pretrain.model.dropout import Dropout
+from bert_pretrain.model.linear import gelu_of, three_outputs
 
 
 def normalized(norm: nn.LayerNorm, hidden: Tensor) -> Tensor:
@@ -56,10 +57,14 @@ class SelfAttention(nn.Module):
         self.output = nn.Linear(config.hidden_size, config.hidden_size)
 
     def forward(self, hidden: Tensor, layout: Layout) -> Tensor:
-        query_key_value = self.query_key_value(hidden)  # (tokens, 3 * hidden)
-        query_key_value = query_key_value.view(hidden.shape[0], 3, self.num_heads, -1)
-        dropout = self.dropout if self.training else 0.0
-        return self.output(attend(query_key_value, layout, self.backend, dropout))  # (tokens, hidden)
+        num_tokens = hidden.shape[0]
+        if self.backend == "varlen":
+            parts = three_outputs(hidden, self.query_key_value)
+            context = attend_varlen(*(part.view(num_tokens, self.num_heads, -1) for part in parts), layout)
+        else:
+            query_key_value = self.query_key_value(hidden).view(num_tokens, 3, self.num_heads, -1)
+            context = attend_padded(query_key_value, layout, self.dropout if self.training else 0.0)
+        return self.output(context)  # (tokens, hidden)
 
 
 class Layer(nn.Module):
@@ -76,7 +81,7 @@ class Layer(nn.Module):
 
     def forward(self, hidden: Tensor, layout: Layout) -> Tensor:
         hidden = normalized(self.attention_norm, hidden + self.dropout(self.attention(hidden, layout)))
-        wide = F.gelu(self.intermediate(hidden))  # (tokens, intermediate); the exact GELU, by erf
+        wide = gelu_of(hidden, self.intermediate)  # (tokens, intermediate)
         return normalized(self.output_norm, hidden + self.dropout(self.output(wide)))  # (tokens, hidden)
 
 

@@ -16,6 +16,7 @@ from bert_pretrain.model.bert import BertForPreTraining
 from bert_pretrain.plan.machine_facts import MASKED_SHARE, SIZES, MachineFacts, Size, Speed
 from bert_pretrain.train import hardware
 from bert_pretrain.train.batches import GlobalBatch, cut
+from bert_pretrain.train.cuda_graph import StepGraphs
 from bert_pretrain.train.loss import PretrainingLoss
 from bert_pretrain.train.optimizers import make_optimizers, update
 from bert_pretrain.train.step import StepSums, train_step
@@ -100,14 +101,18 @@ def _measure_speed(size: Size, vocab_size: int, device: torch.device) -> Speed:
         )
         batch = _random_batch(vocab_size, examples, micro_batch_tokens).to(device)
 
-        def step(batch: GlobalBatch = batch) -> None:
-            train_step(
-                network, optimizers, batch, sums, seed=0, step=0, learning_rate=1e-4, max_grad_norm=1.0, dtype=dtype
-            )
+        graphs = StepGraphs(model, optimizers, dtype) if compiled else None
 
+        def step(batch: GlobalBatch = batch, graphs: StepGraphs | None = graphs) -> None:
+            train_step(
+                network, optimizers, batch, sums, seed=0, step=0, learning_rate=1e-4, max_grad_norm=1.0, dtype=dtype,
+                graphs=graphs,
+            )  # fmt: skip
+
+        if not updating:
+            step(graphs=None)  # which leaves gradients
+            updating = _median_seconds(lambda: update(optimizers, 1e-4, keep), device)
         whole = _median_seconds(step, device)
-        # Gradients are there now.
-        updating = updating or _median_seconds(lambda: update(optimizers, 1e-4, keep), device)
         shortest, before = min(shortest, whole), rate
         flops = examples * LENGTH * size.flops_per_token(vocab_size, LENGTH)
         rate = max(before, flops / max(whole - updating, 0.1 * whole))

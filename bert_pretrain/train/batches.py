@@ -11,19 +11,22 @@ from typing import Any
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from bert_pretrain.examples.examples import Examples, concatenate
 from bert_pretrain.text import ragged
 
 MAX_DUMMY_SHARE = 0.02  # of a micro-batch's tokens: how many a dummy tail may add so that few distinct shapes occur
+IGNORED = -100  # the label of what is not predicted, as in `torch.nn.functional.cross_entropy`
 
 
 @dataclass(frozen=True)
 class Batch:
     """One packed micro-batch, perhaps with a tail of dummy sequences that gives it a common shape.
 
-    Labels have no tail; what the model returns for one is dropped.
+    What the model returns for a tail is dropped, and labels have none; or theirs is `IGNORED`, which lets all shapes be
+    known without the data.
     """
 
     input_ids: Tensor  # (tokens,) int64
@@ -36,10 +39,7 @@ class Batch:
     max_seqlen: int
     num_tokens: int  # real ones
     num_sequences: int  # real ones
-
-    @property
-    def num_predictions(self) -> int:
-        return self.masked_labels.shape[0]
+    num_predictions: int  # real ones
 
     @property
     def sequences(self) -> tuple[Tensor, Tensor, Tensor, Tensor, int]:
@@ -55,12 +55,13 @@ class Batch:
         """Return this batch in page-locked memory, from which CUDA copies in the background."""
         return self._with_tensors(Tensor.pin_memory)
 
+    def tensors(self) -> dict[str, Tensor]:
+        """Return the tensors by their fields' names."""
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        return {name: value for name, value in values.items() if isinstance(value, Tensor)}
+
     def _with_tensors(self, change: Callable[[Tensor], Tensor]) -> "Batch":
-        changes: dict[str, Any] = {
-            field.name: change(getattr(self, field.name))
-            for field in fields(self)
-            if isinstance(getattr(self, field.name), Tensor)
-        }
+        changes: dict[str, Any] = {name: change(tensor) for name, tensor in self.tensors().items()}
         return replace(self, **changes)
 
 
@@ -95,6 +96,8 @@ class ShapeMultiples:
     masked: int
     sequences: int
     max_seqlen: int
+    with_labels: bool = False
+    """Whether labels have a tail too."""
 
     @staticmethod
     def for_padded_attention(micro_batch_tokens: int) -> "ShapeMultiples":
@@ -143,7 +146,8 @@ def multiples_of_equal_shares(
     usual = mean_tokens * num_examples / num_shares
     unit = _power_of_two(MAX_DUMMY_SHARE * usual)
     num_sequences = -(-num_examples // num_shares) + _tail_sequences(unit, max_seq_length)
-    return ShapeMultiples(unit, _power_of_two(0.1 * usual), num_sequences, max_seq_length)
+    # About a tenth of the predicted tokens, which vary by a few percent: mostly one number.
+    return ShapeMultiples(unit, _power_of_two(0.015 * usual), num_sequences, max_seq_length, with_labels=True)
 
 
 def with_tail(batch: Batch, multiples: ShapeMultiples) -> Batch:
@@ -155,14 +159,19 @@ def with_tail(batch: Batch, multiples: ShapeMultiples) -> Batch:
     tail_masks = -batch.num_predictions % multiples.masked
     lengths = np.full(missing, tail_tokens // missing) + (np.arange(missing) < tail_tokens % missing)
     bounds = torch.from_numpy((batch.num_tokens + np.cumsum(lengths)).astype(np.int32))
-    dummy = torch.zeros(tail_tokens, dtype=torch.int64)
+    masked_labels, pair_labels = batch.masked_labels, batch.next_sentence_labels
+    if multiples.with_labels:
+        masked_labels = F.pad(masked_labels, (0, tail_masks), value=IGNORED)
+        pair_labels = None if pair_labels is None else F.pad(pair_labels, (0, missing), value=IGNORED)
     return replace(
         batch,
-        input_ids=torch.cat([batch.input_ids, dummy]),
-        token_type_ids=torch.cat([batch.token_type_ids, dummy]),
-        position_ids=torch.cat([batch.position_ids, dummy]),
+        input_ids=F.pad(batch.input_ids, (0, tail_tokens)),
+        token_type_ids=F.pad(batch.token_type_ids, (0, tail_tokens)),
+        position_ids=F.pad(batch.position_ids, (0, tail_tokens)),
         cu_seqlens=torch.cat([batch.cu_seqlens, bounds]),
-        masked_positions=torch.cat([batch.masked_positions, torch.zeros(tail_masks, dtype=torch.int64)]),
+        masked_positions=F.pad(batch.masked_positions, (0, tail_masks)),
+        masked_labels=masked_labels,
+        next_sentence_labels=pair_labels,
         max_seqlen=max_seqlen,
     )
 
@@ -255,6 +264,7 @@ def pack(examples: Examples) -> Batch:
         max_seqlen=int(lengths.max()),
         num_tokens=len(examples.input_ids),
         num_sequences=len(examples),
+        num_predictions=len(masks.original_ids),
     )
 
 

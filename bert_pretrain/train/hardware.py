@@ -176,15 +176,17 @@ def choose_micro_batch_tokens(
     if config.micro_batch_tokens != "auto":
         return config.micro_batch_tokens
     whole_batch = -(-config.global_batch_size // num_ranks) * max_seq_length
+    kept, backward = activation_bytes_per_token(model, max_seq_length, dtype, config.activation_checkpointing)
     if device.type == "cuda":
         free, _ = torch.cuda.mem_get_info(device)
         free += torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)  # kept of freed tensors
         # Weights that are there already are counted in the state.
         free += sum(4 * each.numel() for each in model.parameters() if each.device.type == "cuda")
-        fitting = fitting_tokens(config, model, max_seq_length, free, dtype)
+        room = USED_SHARE * (free - _state_bytes(config, model, dtype))
+        with_logits = (room - USED_SHARE * _logits_bytes(model, dtype)) / kept
+        fitting = int(min(with_logits, room / (kept + backward)))
     else:
-        per_token = activation_bytes_per_token(model, max_seq_length, dtype, config.activation_checkpointing)
-        fitting = min(CPU_MICRO_BATCH_TOKENS, CPU_ACTIVATION_BYTES // per_token)
+        fitting = min(CPU_MICRO_BATCH_TOKENS, CPU_ACTIVATION_BYTES // (kept + backward))
     return max(max_seq_length, min(fitting, whole_batch))
 
 
@@ -201,20 +203,10 @@ def estimate_memory(
     dtype: torch.dtype,
 ) -> int:
     """Estimate the bytes of a run on its device; in 16 bits, matrix products run on copies of the weights."""
-    kept, backward = _activation_bytes(model, max_seq_length, dtype, config.activation_checkpointing)
+    kept, backward = activation_bytes_per_token(model, max_seq_length, dtype, config.activation_checkpointing)
     # A block of masked rows and the backward pass of a layer do not exist at once.
     passing = max(_logits_bytes(model, dtype), backward * micro_batch_tokens)
     return _state_bytes(config, model, dtype) + kept * micro_batch_tokens + passing
-
-
-def fitting_tokens(
-    config: TrainConfig, model: BertForPreTraining, max_seq_length: int, free_bytes: int, dtype: torch.dtype
-) -> int:
-    """Return the tokens of the largest micro-batch that fits, with the state, into free memory."""
-    kept, backward = _activation_bytes(model, max_seq_length, dtype, config.activation_checkpointing)
-    room = USED_SHARE * (free_bytes - _state_bytes(config, model, dtype))
-    with_logits = (room - USED_SHARE * _logits_bytes(model, dtype)) / kept
-    return max(0, int(min(with_logits, room / (kept + backward))))
 
 
 def _state_bytes(config: TrainConfig, model: BertForPreTraining, dtype: torch.dtype) -> int:
@@ -235,13 +227,6 @@ def _logits_bytes(model: BertForPreTraining, dtype: torch.dtype) -> int:
 
 def activation_bytes_per_token(
     model: BertForPreTraining, max_seq_length: int, dtype: torch.dtype, checkpointing: bool = False
-) -> int:
-    """Estimate what a token takes: what it leaves until its backward pass, and what that takes for one layer."""
-    return sum(_activation_bytes(model, max_seq_length, dtype, checkpointing))
-
-
-def _activation_bytes(
-    model: BertForPreTraining, max_seq_length: int, dtype: torch.dtype, checkpointing: bool
 ) -> tuple[int, int]:
     """Return what a token leaves in memory until its backward pass, and what the backward pass of a layer adds.
 

@@ -16,6 +16,7 @@ from torch import Tensor
 from bert_pretrain.errors import ConfigError, UserError
 from bert_pretrain.train.batches import GlobalBatch
 from bert_pretrain.train.checkpoint import CheckpointWriter
+from bert_pretrain.train.cuda_graph import StepGraphs
 from bert_pretrain.train.distributed import DistContext
 from bert_pretrain.train.loader import Prefetcher, TrainingData
 from bert_pretrain.train.log import RunLog, training_line
@@ -47,6 +48,7 @@ def fit(
     saves a checkpoint.
     """
     config, progress = run.config.train, state.progress
+    graphs = _step_graphs(run, state)
     state.network.train()
     with (
         contextlib.closing(Prefetcher(data.batches(progress.step, run.length.steps), run.device)) as batches,
@@ -62,9 +64,12 @@ def fit(
             batch = _next_batch(batches, progress.step, checkpoints)
             rate = run.learning_rate(progress.step, now.seconds, now.reserve)
             try:
-                _step(run, state, batch, progress.step, rate)
+                _step(run, state, batch, progress.step, rate, graphs)
             except DoesNotFit as error:
-                _halve_micro_batches(run, data, error)
+                if graphs is None or not graphs.drop():
+                    _halve_micro_batches(run, data, error)
+                if run.device.type == "cuda":
+                    torch.cuda.empty_cache()
                 batches.close()
                 batches.start(data.batches(progress.step, run.length.steps))
                 continue
@@ -100,11 +105,19 @@ def _next_batch(batches: Prefetcher[GlobalBatch], step: int, checkpoints: Checkp
         raise
 
 
-def _step(run: ResolvedRun, state: TrainState, batch: GlobalBatch, step: int, rate: float) -> None:
+def _step_graphs(run: ResolvedRun, state: TrainState) -> StepGraphs | None:
+    # Ranks talk within a step; and a layer that is computed again sets the generator back, which a graph cannot.
+    is_possible = run.compiled and run.dist_context.size == 1 and not run.config.train.activation_checkpointing
+    return StepGraphs(state.model, state.optimizers, run.precision.dtype) if is_possible else None
+
+
+def _step(
+    run: ResolvedRun, state: TrainState, batch: GlobalBatch, step: int, rate: float, graphs: StepGraphs | None
+) -> None:
     train_step(
         state.network, state.optimizers, batch, state.sums, seed=run.config.train.seed, step=step,
         learning_rate=rate, max_grad_norm=run.config.train.max_grad_norm, dtype=run.precision.dtype,
-        loss_scale=state.loss_scale, dist_context=run.dist_context,
+        loss_scale=state.loss_scale, dist_context=run.dist_context, graphs=graphs,
     )  # fmt: skip
 
 
@@ -170,8 +183,6 @@ def _halve_micro_batches(run: ResolvedRun, data: TrainingData, error: DoesNotFit
             remedy=f"set it to {data.micro_batch_tokens // 2}, and run the same command again",
         ) from error
     data.halve_micro_batches()
-    if run.device.type == "cuda":
-        torch.cuda.empty_cache()
     print(f"memory does not suffice: micro-batches of {data.micro_batch_tokens:,} tokens from now on")
 
 
@@ -181,12 +192,13 @@ def time_steps(run: ResolvedRun, state: TrainState, data: TrainingData) -> float
     The first, in which kernels are chosen or compiled, counts only where a minute is over after it.
     """
     times: list[float] = []
+    graphs = _step_graphs(run, state)
     state.network.train()
     with _own_random_state(run.device):
         while len(times) < TIMED_STEPS and (run.dist_context.size > 1 or sum(times) < PATIENCE_SECONDS):
             batch = data.global_batch(state.progress.step + len(times)).to(run.device)
             begin = time.perf_counter()
-            _step(run, state, batch, len(times), run.config.train.peak_lr)
+            _step(run, state, batch, len(times), run.config.train.peak_lr, graphs)
             _wait_for(run.device)
             times.append(time.perf_counter() - begin)
     return statistics.median(times[1:] or times)

@@ -40,9 +40,9 @@ class LossSums(NamedTuple):
     mlm_correct: Tensor
     nsp_correct: Tensor
 
-    def mean(self, num_predictions: int, num_pairs: int) -> Tensor:
-        """Return the part of the loss that this micro-batch adds to a global batch of the given numbers."""
-        return self.mlm_loss / max(num_predictions, 1) + self.nsp_loss / max(num_pairs, 1)
+    def mean(self, num_predictions: float | Tensor, num_pairs: float | Tensor) -> Tensor:
+        """Return the part of the loss that this micro-batch adds to a global batch of these numbers, at least 1."""
+        return self.mlm_loss / num_predictions + self.nsp_loss / num_pairs
 
 
 class PretrainingLoss(nn.Module):
@@ -61,13 +61,12 @@ def pretraining_loss(model: BertForPreTraining, batch: Batch, *, compiled: bool 
     """Run the model on one micro-batch and return the sums of both losses, or of the one there is without pairs."""
     inputs, weights = (*batch.sequences, batch.masked_positions), _cast_weights(model, compiled)
     features, nsp_logits = functional_call(model, weights, inputs) if weights else model(*inputs)
-    # What follows the real ones belongs to a dummy tail.
-    features, nsp_logits = features[: batch.num_predictions], nsp_logits[: batch.num_sequences]
+    features = features[: len(batch.masked_labels)]  # what follows belongs to a dummy tail
     weight, bias = model.embeddings.word_embeddings.weight, model.mlm_head.bias
     mlm_loss, mlm_correct = masked_lm_loss(features, weight, bias, batch.masked_labels, compiled=compiled)
     if batch.next_sentence_labels is None:
         return LossSums(mlm_loss, torch.zeros_like(mlm_loss), mlm_correct, torch.zeros_like(mlm_correct))
-    nsp_logits = nsp_logits.float()
+    nsp_logits = nsp_logits[: len(batch.next_sentence_labels)].float()
     nsp_loss = F.cross_entropy(nsp_logits, batch.next_sentence_labels, reduction="sum")
     nsp_correct = (nsp_logits.argmax(dim=1) == batch.next_sentence_labels).sum()
     return LossSums(mlm_loss, nsp_loss, mlm_correct, nsp_correct)
@@ -112,8 +111,8 @@ def masked_lm_loss(
 ) -> tuple[Tensor, Tensor]:
     """Return the summed cross-entropy of `features @ weight.T + bias`, and how many labels have the largest logit.
 
-    `features` are (masked, hidden), `weight` (vocabulary, hidden), `bias` (vocabulary,), `labels` (masked,) int64. If
-    `compiled`, the softmax of a block is one kernel that the compiler makes.
+    `features` are (masked, hidden), `weight` (vocabulary, hidden), `bias` (vocabulary,), `labels` (masked,) int64, with
+    `IGNORED` where nothing is predicted. If `compiled`, the softmax of a block is one kernel that the compiler makes.
     """
     device = features.device.type
     dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else weight.dtype
@@ -148,6 +147,8 @@ class _DecoderLoss(torch.autograd.Function):
         d_bias = torch.zeros_like(bias_row)
         d_weight: Tensor | None = None
         softmax_in_place = _compiled_softmax() if compiled else _softmax_in_place
+        # The host may look at labels on CPU only, where leaving out the factors saves time.
+        has_tail = labels.device.type != "cpu" or bool((labels < 0).any())
         # Room for one block, used again by every block: fresh memory this large costs as much as the products.
         room = rows.new_empty(min(BLOCK_ROWS, len(rows)), len(decoder))
         num_softmax_rows = SOFTMAX_ROWS.get(features.device.type, BLOCK_ROWS)
@@ -159,7 +160,7 @@ class _DecoderLoss(torch.autograd.Function):
             parts = (torch.split(each, num_softmax_rows) for each in (logits[: len(targets)], targets))
             for part, part_labels in zip(*parts, strict=True):
                 part_loss, part_correct = softmax_in_place(
-                    part, bias_row, part_labels, factor, d_bias if with_gradient else None
+                    part, bias_row, part_labels, factor, d_bias if with_gradient else None, has_tail
                 )
                 loss += part_loss
                 correct += part_correct
@@ -210,24 +211,31 @@ _decoder_loss: Callable[..., tuple[Tensor, Tensor]] = _DecoderLoss.apply
 
 
 def _softmax_in_place(
-    logits: Tensor, bias: Tensor, labels: Tensor, factor: float, d_bias: Tensor | None
+    logits: Tensor, bias: Tensor, labels: Tensor, factor: float, d_bias: Tensor | None, has_tail: bool
 ) -> tuple[Tensor, Tensor]:
     """Return loss and correct counts of some rows, and turn their logits into `factor` times their gradient.
 
     `logits`, (rows, columns), lack `bias`, (columns,) fp32, -inf in the columns that pad the vocabulary; `labels` are
     (rows,) int64. The gradient's sum over rows is added to `d_bias`, (columns,); without it nothing is overwritten.
+    With `has_tail`, rows may be labelled `IGNORED`, and have no loss and no gradient.
     """
     targets = labels[:, None]
+    is_real = targets >= 0
+    if has_tail:
+        targets = targets.clamp(min=0)
     wide = logits.float().add_(bias)  # (rows, columns): the softmax is taken in fp32
     likeliest = _argmax(wide)
     target_logits, largest = wide.gather(1, targets), wide.gather(1, likeliest)
-    correct = (likeliest == targets).sum()
+    correct = (likeliest == labels[:, None]).sum()
     probabilities = wide.softmax(dim=1)
     # The largest probability is 1 / sum(exp(logit - largest)), which is never near 0.
-    loss = (largest - probabilities.gather(1, likeliest).log() - target_logits).sum()
+    losses = largest - probabilities.gather(1, likeliest).log() - target_logits
+    loss = (losses.where(is_real, 0.0) if has_tail else losses).sum()
     if d_bias is not None:
         probabilities.scatter_add_(1, targets, torch.full_like(largest, -1.0))
         gradient = probabilities.mul_(factor) if factor != 1.0 else probabilities
+        if has_tail:
+            gradient *= is_real
         d_bias += gradient.sum(dim=0)
         logits.copy_(gradient)
     return loss, correct

@@ -31,9 +31,7 @@ def make_optimizers(model: nn.Module, config: TrainConfig) -> Optimizers:
     names = {name for name, _ in hidden}
     rest = _groups([(name, parameter) for name, parameter in named if name not in names], config)
     # Fused, because it can skip a step on the device, and is the fastest on CPU too.
-    adamw = torch.optim.AdamW(
-        [{"params": g["params"], "weight_decay": g["weight_decay"]} for g in rest], **adam, fused=True
-    )
+    adamw = torch.optim.AdamW(rest, **adam, fused=True)
     if not config.bias_correction:
         disable_bias_correction(adamw)
     if not hidden:
@@ -41,8 +39,11 @@ def make_optimizers(model: nn.Module, config: TrainConfig) -> Optimizers:
     return (Muon(_groups(hidden, config), lr=config.peak_lr, weight_decay=config.weight_decay), adamw)
 
 
-def update(optimizers: Optimizers, learning_rate: float, skip: Tensor) -> None:
-    """Run the optimizers, or leave weights and state as they are where `skip`, () bool, is true."""
+def update(optimizers: Optimizers, learning_rate: float | Tensor, skip: Tensor) -> None:
+    """Run the optimizers, or leave weights and state as they are where `skip`, () bool, is true.
+
+    A learning rate on the device, (), is read there by whatever launches.
+    """
     found_inf: Tensor | None = skip.float()
     if skip.device.type == "mps":
         if bool(skip):  # PyTorch's fused AdamW ignores `found_inf` there (torch 2.13), so the host must look

@@ -4,8 +4,7 @@ Nothing here waits for the device: whether the gradients are finite is decided t
 there, and all figures are added to a tensor there, read when a log line is due.
 """
 
-import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Generic, NamedTuple, TypeVar
 
@@ -14,7 +13,8 @@ from torch import Tensor, nn
 
 from bert_pretrain import rng
 from bert_pretrain.train import hardware
-from bert_pretrain.train.batches import GlobalBatch
+from bert_pretrain.train.batches import Batch, GlobalBatch
+from bert_pretrain.train.cuda_graph import StepGraphs
 from bert_pretrain.train.distributed import SINGLE_PROCESS, DistContext, gradient_sync
 from bert_pretrain.train.loss import LossSums
 from bert_pretrain.train.optimizers import Optimizers, update
@@ -89,46 +89,73 @@ def train_step(
     dtype: torch.dtype,
     loss_scale: LossScale | None = None,
     dist_context: DistContext = SINGLE_PROCESS,
+    graphs: StepGraphs | None = None,
 ) -> None:
     """Update the weights by one global batch, and add its figures to `sums` (see `StepSums`).
 
     `network` is what `distributed.parallelize` made of a `PretrainingLoss`, `batch` this rank's share. `sums`, (10,),
     are the same on all ranks; a skipped step adds nothing but itself. `step` counts the finished ones; with `seed` and
     the number of the micro-batch among those of all ranks it fixes every dropout mask. `max_grad_norm` is a 2-norm.
+    With `graphs`, a step of one micro-batch is launched at once where it can be.
     """
-    for optimizer in optimizers:
-        optimizer.zero_grad(set_to_none=True)
-    # DDP takes the mean of the ranks' gradients; each rank's loss is a share of a sum.
-    scale = (loss_scale.scale if loss_scale is not None else 1.0) * dist_context.size
-    parts, last = [], len(batch.micro_batches) - 1
-    device = sums.device
-    # One autocast region for the whole step: each weight is cast once, where layers are compiled once per micro-batch.
-    # The backward pass is outside it, in a region within, after which the casts are still there.
-    with torch.autocast(device.type, dtype, enabled=dtype != torch.float32):
+
+    def seeded() -> Iterator[Batch]:
         for number, micro_batch in enumerate(batch.micro_batches):
             index = number * dist_context.size + dist_context.rank
             torch.manual_seed(rng.torch_seed(seed, "dropout", step=step, micro_batch=index))
-            with gradient_sync(network, is_last=number == last), _memory_checked():
-                part: LossSums = network(micro_batch)
-                loss = part.mean(batch.num_predictions, batch.num_pairs) * scale
-                with torch.autocast(device.type, enabled=False):
-                    loss.backward()  # type: ignore[no-untyped-call]
+            yield micro_batch
+
+    def compute(micro_batches: Iterable[Batch], counts: Tensor, rate: float | Tensor) -> None:
+        for optimizer in optimizers:
+            optimizer.zero_grad(set_to_none=True)
+        parts = _add_gradients(
+            network, micro_batches, len(batch.micro_batches), counts, dtype, loss_scale, dist_context
+        )
+        norm = _clip(network, max_grad_norm, loss_scale)
+        figures = _figures(parts, counts, norm, dist_context)
+        finite = torch.stack(figures).isfinite().all()
+        update(optimizers, rate, ~finite)
+        if loss_scale is not None:
+            loss_scale.update(~finite)
+        _add(sums, figures, finite)
+
+    if graphs is not None:
+        next(seeded())
+        if graphs.run(compute, batch, learning_rate):
+            return
+    # Filled in on the device; `torch.tensor` would copy there, and wait.
+    counts = [sums.new_full((), number) for number in (batch.num_predictions, batch.num_pairs)]
+    compute(seeded(), torch.stack(counts), learning_rate)
+
+
+def _add_gradients(
+    network: nn.Module,
+    micro_batches: Iterable[Batch],
+    number: int,
+    counts: Tensor,
+    dtype: torch.dtype,
+    loss_scale: LossScale | None,
+    dist_context: DistContext,
+) -> list[LossSums]:
+    """Add up the gradients of so many micro-batches; `counts`, (2,), of predictions and pairs divide their losses."""
+    num_predictions, num_pairs = counts.clamp(min=1.0).float().unbind()
+    # DDP takes the mean of the ranks' gradients; each rank's loss is a share of a sum.
+    scale = (loss_scale.scale if loss_scale is not None else 1.0) * dist_context.size
+    parts: list[LossSums] = []
+    # One autocast region for the whole step: each weight is cast once, where layers are compiled once per micro-batch.
+    # The backward pass is outside it, in a region within, after which the casts are still there.
+    with torch.autocast(counts.device.type, dtype, enabled=dtype != torch.float32):
+        for micro_batch in micro_batches:
+            with gradient_sync(network, is_last=len(parts) == number - 1):
+                try:
+                    part: LossSums = network(micro_batch)
+                    loss = part.mean(num_predictions, num_pairs) * scale
+                    with torch.autocast(counts.device.type, enabled=False):
+                        loss.backward()  # type: ignore[no-untyped-call]
+                except torch.OutOfMemoryError as error:
+                    raise DoesNotFit from error
             parts.append(part)
-    norm = _clip(network, max_grad_norm, loss_scale)
-    figures = _figures(parts, batch, norm, dist_context, sums.dtype)
-    finite = torch.stack(figures).isfinite().all()
-    update(optimizers, learning_rate, ~finite)
-    if loss_scale is not None:
-        loss_scale.update(~finite)
-    _add(sums, figures, finite)
-
-
-@contextlib.contextmanager
-def _memory_checked() -> Iterator[None]:
-    try:
-        yield
-    except torch.OutOfMemoryError as error:
-        raise DoesNotFit from error
+    return parts
 
 
 def _clip(network: nn.Module, max_grad_norm: float, loss_scale: LossScale | None) -> Tensor:
@@ -146,36 +173,24 @@ def _clip(network: nn.Module, max_grad_norm: float, loss_scale: LossScale | None
 
 
 @torch.no_grad()
-def _figures(
-    parts: list[LossSums], batch: GlobalBatch, norm: Tensor, dist_context: DistContext, dtype: torch.dtype
-) -> StepSums[Tensor]:
+def _figures(parts: list[LossSums], counts: Tensor, norm: Tensor, dist_context: DistContext) -> StepSums[Tensor]:
     """Return the figures of a step that is not skipped."""
-    measured = torch.stack([value.to(dtype) for part in parts for value in part])
+    measured = torch.stack([value.to(counts.dtype) for part in parts for value in part])
     measured = measured.view(len(parts), -1).sum(dim=0)
     mlm_loss, nsp_loss, mlm_correct, nsp_correct = dist_context.all_reduce_sum(measured).unbind()
-
-    # `full` fills in on the device; `torch.tensor` would copy there, and wait.
-    def number(value: float) -> Tensor:
-        return torch.full((), value, dtype=dtype, device=norm.device)
-
+    predictions, pairs = counts.unbind()
+    mean = mlm_loss / predictions.clamp(min=1.0) + nsp_loss / pairs.clamp(min=1.0)
+    zero = torch.zeros_like(mean)
     return StepSums(
-        mlm_loss,
-        nsp_loss,
-        mlm_correct,
-        nsp_correct,
-        predictions=number(batch.num_predictions),
-        pairs=number(batch.num_pairs),
-        skipped=number(0.0),
-        loss=mlm_loss / max(batch.num_predictions, 1) + nsp_loss / max(batch.num_pairs, 1),
-        grad_norm=norm.to(dtype),
-        skipped_in_a_row=number(0.0),
-    )
+        mlm_loss, nsp_loss, mlm_correct, nsp_correct, predictions, pairs,
+        skipped=zero, loss=mean, grad_norm=norm.to(counts.dtype), skipped_in_a_row=zero,
+    )  # fmt: skip
 
 
 @torch.no_grad()
 def _add(sums: Tensor, figures: StepSums[Tensor], finite: Tensor) -> None:
     """Add a step's figures to the sums, or only note that it was skipped."""
-    zero, one = torch.zeros_like(figures.skipped), torch.ones_like(figures.skipped)
+    zero, one = figures.skipped, torch.ones_like(figures.skipped)
     if_skipped = StepSums(*[zero] * len(figures))._replace(skipped=one, skipped_in_a_row=one)
     sums += torch.where(finite, torch.stack(figures), torch.stack(if_skipped))
     StepSums(*sums.unbind()).skipped_in_a_row.mul_(~finite)

@@ -46,12 +46,14 @@ def count(hidden_size: int, tokens: int, length: int, recorded: str = "False") -
             hidden = torch.empty(tokens, hidden_size, dtype=dtype).requires_grad_()
             bounds = torch.zeros(-(-tokens // length) + 1, dtype=torch.int32)
         weights = {
-            f"_orig_mod.{name}": weight if is_recorded or "norm" in name else weight.detach().to(dtype).requires_grad_()
+            name: weight if is_recorded or "norm" in name else weight.detach().to(dtype).requires_grad_()
             for name, weight in layer.named_parameters()
         }
-        compiled: Any = torch.compile(layer, backend=backend, dynamic=False)
+        torch._dynamo.maybe_mark_dynamic(hidden, 0)
+        torch._dynamo.maybe_mark_dynamic(bounds, 0)
+        layer.forward = torch.compile(layer.forward, backend=backend)  # type: ignore[method-assign]
         with torch.autocast("cuda", torch.bfloat16):
-            torch.func.functional_call(compiled, weights, (hidden, Layout(bounds, length, None, None)))
+            torch.func.functional_call(layer, weights, (hidden, Layout(bounds, length, None, None)))
     kernels = [node for node in nodes if not node.is_extern()]
     libraries = [node.node.op_overload.name().rpartition("::")[2].partition(".")[0] for node in nodes
                  if node.is_extern() and getattr(node.node, "op_overload", None) is not None]  # fmt: skip

@@ -60,7 +60,7 @@ def full_batch(tokens: int, length: int) -> GlobalBatch:
     rows, masked = tokens // length, int(MASKED_SHARE * tokens)
     ids, masks = torch.zeros(tokens, dtype=torch.int64), torch.zeros(masked, dtype=torch.int64)
     cu_seqlens, labels = torch.arange(rows + 1, dtype=torch.int32) * length, torch.zeros(rows, dtype=torch.int64)
-    micro = Batch(ids, ids, ids, cu_seqlens, masks, masks, labels, length, tokens, rows)
+    micro = Batch(ids, ids, ids, cu_seqlens, masks, masks, labels, length, tokens, rows, masked)
     return GlobalBatch([micro, micro], 2 * rows, 2 * rows, 2 * masked, 2 * tokens, 2 * rows * length**2)
 
 

@@ -3,12 +3,13 @@
 import contextlib
 import functools
 import itertools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 from unittest import mock
 
+import numpy as np
 import torch
 from torch._dynamo.backends.debugging import aot_eager
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -16,8 +17,9 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from bert_pretrain.config import Config
 from bert_pretrain.examples.shards import DataFolder
 from bert_pretrain.train import loss
-from bert_pretrain.train.batches import GlobalBatch
+from bert_pretrain.train.batches import GlobalBatch, ShapeMultiples, global_batch_of
 from bert_pretrain.train.checkpoint import CheckpointWriter, HostBuffers, all_tensors
+from bert_pretrain.train.cuda_graph import StepGraphs
 from bert_pretrain.train.distributed import SINGLE_PROCESS
 from bert_pretrain.train.evaluation import evaluate_batches
 from bert_pretrain.train.hardware import DTYPES, Precision
@@ -29,6 +31,7 @@ from bert_pretrain.train.schedule import Length
 from bert_pretrain.train.state import TrainState
 from tests.cuda.pretended import CUDA, fake_batch, fake_global_batch, make_state, pin, pretended_cuda
 from tests.cuda.recorder import Recorder
+from tests.train.conftest import VOCAB_SIZE, make_examples
 from tests.train.conftest import step as train_one
 
 OPTIMIZERS = ("adamw", "lamb", "muon")
@@ -73,10 +76,12 @@ def make_config(combination: Combination) -> Config:
     return Config.model_validate({"model": sizes, "train": train})
 
 
-def run_step(state: TrainState, config: Config, batch: GlobalBatch, step: int) -> None:
+def run_step(
+    state: TrainState, config: Config, batch: GlobalBatch, step: int, graphs: StepGraphs | None = None
+) -> None:
     """Run one step of the project's own, from bringing the batch to the device on."""
     batch = batch.to(CUDA)
-    train_one(state, batch, step, DTYPES[config.train.precision])
+    train_one(state, batch, step, DTYPES[config.train.precision], graphs=graphs)
     state.count(batch)
 
 
@@ -159,6 +164,64 @@ def compilations(data: str, checkpointing: str) -> dict[str, Any]:
         "casts": recorder.operators["aten._to_copy"],
         "gradients": sorted({str(one.grad.dtype) for one in state.model.parameters() if one.grad is not None}),
         "shapes": [(len(one.input_ids), len(one.cu_seqlens), len(one.masked_positions)) for one in micro],
+    }
+
+
+class TracedGraphs(StepGraphs):
+    """Notes what a capture would record, and what is launched around it."""
+
+    def pays(self, batch: GlobalBatch) -> bool:
+        return True
+
+    def capture(self, compute: Callable[[], None]) -> Callable[[], None]:
+        self.captured = Recorder()
+        with self.captured, mock.patch("torch.manual_seed", side_effect=AssertionError("a capture has one seed")):
+            compute()
+        return lambda: None
+
+
+def captured_steps() -> list[dict[str, Any]]:
+    """Trace the capture of a step, compiled as far as graphs go, of all combinations that can be captured.
+
+    Two batches of one shape differ in their tokens, predictions and lengths; what is captured must not.
+    """
+    multiples = ShapeMultiples(1024, 256, 32, 32, with_labels=True)
+    batches = [
+        global_batch_of(
+            [(make_examples(rows, np.random.default_rng(rows)), np.arange(rows))], [np.arange(rows)], multiples
+        )
+        for rows in (23, 24)
+    ]
+    return [
+        _captured(combination, batches, VOCAB_SIZE)
+        for combination in combinations()
+        if combination.attention == "varlen" and not combination.checkpointing
+    ]
+
+
+def _captured(combination: Combination, batches: list[GlobalBatch], vocab_size: int) -> dict[str, Any]:
+    config = make_config(combination)
+    if not combination.pairs:
+        batches = [without_pairs(batch) for batch in batches]
+    captured: list[Recorder] = []
+    softmax = functools.partial(loss._compiled_softmax, aot_eager)
+    with pretended_cuda() as mode, mock.patch.object(loss, "_compiled_softmax", softmax):
+        state = make_state(config, vocab_size, attention="varlen", pairs=combination.pairs, backend=aot_eager)
+        for batch in batches:
+            graphs = TracedGraphs(state.model, state.optimizers, torch.float32)
+            for step in range(2):
+                with Recorder() as whole:
+                    run_step(state, config, pin(fake_global_batch(mode, batch)), step, graphs)
+            captured.append(graphs.captured)
+        left = sum(parameter.grad is not None for parameter in state.model.parameters())
+    return {
+        "name": str(combination),
+        "waits": [wait for recorder in (whole, *captured) for wait in recorder.waits + recorder.data_dependent],
+        "copies": sum(recorder.asynchronous_copies for recorder in captured),
+        "operators": [dict(recorder.operators) for recorder in captured],
+        "around": sum(whole.operators.values()) - sum(captured[-1].operators.values()),
+        "gradients_left": left,
+        "sizes": [[batch.num_sequences, batch.num_tokens, batch.num_predictions] for batch in batches],
     }
 
 

@@ -63,6 +63,7 @@ def make_batch() -> Callable[..., SimpleNamespace]:
             max_seqlen=width,
             num_tokens=num_tokens,
             num_sequences=rows,
+            num_predictions=len(masked),
         )
         place = (torch.repeat_interleave(torch.arange(rows), torch.tensor(lengths)), positions)
 

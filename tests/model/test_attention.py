@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 
 from bert_pretrain.errors import ConfigError
-from bert_pretrain.model.attention import attend, choose_attention, layout_of
+from bert_pretrain.model.attention import attend_padded, attend_varlen, choose_attention, layout_of
 from bert_pretrain.model.dropout import Dropout, dropout
 
 
@@ -31,7 +31,7 @@ def test_padded_attention_and_its_gradient_equal_the_definition(lengths: list[in
     generator = torch.Generator().manual_seed(0)
     values = torch.randn(sum(lengths), 3, 2, 8, generator=generator, dtype=torch.float64, requires_grad=True)
     weights = torch.randn(sum(lengths), 16, generator=generator, dtype=torch.float64)
-    ours, definition = attend(values, layout(lengths), "padded", 0.0), reference(values, lengths)
+    ours, definition = attend_padded(values, layout(lengths), 0.0), reference(values, lengths)
     torch.testing.assert_close(ours, definition)
     gradients = [torch.autograd.grad((output * weights).sum(), values) for output in (ours, definition)]
     torch.testing.assert_close(*gradients)
@@ -49,8 +49,8 @@ def test_varlen_hands_flash_attention_bounds_and_three_matrices(monkeypatch: pyt
 
     monkeypatch.setattr("torch.nn.attention.varlen.varlen_attn", flash)
     values = torch.randn(15, 3, 2, 8, generator=torch.Generator().manual_seed(0))
-    varlen = attend(values, layout(lengths, "varlen"), "varlen", 0.0)
-    torch.testing.assert_close(varlen, attend(values, layout(lengths), "padded", 0.0))
+    varlen = attend_varlen(*values.unbind(1), layout(lengths, "varlen"))
+    torch.testing.assert_close(varlen, attend_padded(values, layout(lengths), 0.0))
 
 
 @pytest.mark.gpu
@@ -60,11 +60,10 @@ def test_both_backends_agree_forward_and_backward_on_the_gpu(dtype: torch.dtype)
     lengths = [128, 17, 64, 1]
     generator = torch.Generator().manual_seed(0)
     values = torch.randn(sum(lengths), 3, 4, 64, generator=generator).to("cuda", dtype).requires_grad_()
-    results = []
-    for backend in ("varlen", "padded"):
-        bounds = torch.tensor([0, *lengths]).cumsum(0).int().cuda()
-        output = attend(values, layout_of(bounds, max(lengths), sum(lengths), backend), backend, 0.0)
-        results.append((output.detach(), *torch.autograd.grad(output.square().sum(), values)))
+    bounds = torch.tensor([0, *lengths]).cumsum(0).int().cuda()
+    varlen, padded = (layout_of(bounds, max(lengths), sum(lengths), backend) for backend in ("varlen", "padded"))
+    outputs = (attend_varlen(*values.unbind(1), varlen), attend_padded(values, padded, 0.0))
+    results = [(output.detach(), *torch.autograd.grad(output.square().sum(), values)) for output in outputs]
     torch.testing.assert_close(results[0], results[1], atol=2e-2, rtol=2e-2)
 
 
@@ -125,8 +124,8 @@ def test_attention_with_dropout_is_that_without_it_on_average() -> None:
     lengths = [5, 9, 3]
     query_key_value = torch.randn(sum(lengths), 3, 2, 8)
     layout = layout_of(F.pad(torch.tensor(lengths).cumsum(0), (1, 0)).int(), 9, sum(lengths), "padded")
-    plain = attend(query_key_value, layout, "padded", 0.0)
-    draws = torch.stack([attend(query_key_value, layout, "padded", 0.2) for _ in range(1000)])
+    plain = attend_padded(query_key_value, layout, 0.0)
+    draws = torch.stack([attend_padded(query_key_value, layout, 0.2) for _ in range(1000)])
     assert (draws[0] - draws[1]).abs().max() > 0.1
     # Each draw's error is of the size of the values; their mean's is a thirtieth of it.
     torch.testing.assert_close(draws.mean(dim=0), plain, atol=0.14, rtol=0)

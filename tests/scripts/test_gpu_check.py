@@ -16,10 +16,7 @@ import torch
 from tests.conftest import REPOSITORY
 
 SCRIPT = str(REPOSITORY / "scripts" / "gpu_check.sh")
-FILES = {
-    *("results.jsonl", "results.md", "log.txt", "profile.txt", "profile-trace.json.gz"),
-    *("pretraining-metrics.jsonl", "pretraining-curves.png"),
-}
+FILES = {"results.jsonl", "results.md", "log.txt", "profile.txt", "profile-trace.json.gz"}
 
 
 @pytest.fixture
@@ -45,34 +42,24 @@ def outcomes(results: Any) -> dict[str, str]:
     return {row["part"]: row["outcome"] for row in results.rows if row["kind"] == "part"}
 
 
-def bench_row(**changes: Any) -> dict[str, Any]:
-    row = {
-        "size": "L12-H768", "max_seq_length": 128, "step": "compiled", "examples": 256, "step_seconds": 0.05,
-        "examples_per_second": 5120.0, "tokens_per_second": 640_000.4, "mfu": 0.507, "mfu_of_product": 0.613,
-        "peak_memory_bytes": 3 * 2**30, "memory_over_it": 0.25, "ours_over_it": 1.5,
-        "ours_over_it_quartiles": [1.4, 1.6],
-    }  # fmt: skip
-    return {**row, **changes}
-
-
 # ── tables ──
 
 
 def test_rows_become_json_lines_and_tables(results: Any) -> None:
+    bench = {"size": "L12-H768", "step_seconds": 0.05, "tokens_per_second": 640_000.4, "quartiles": [1.4, None]}
     results.add("machine", "machine", {"device": "NVIDIA H200", "torch": "2.11.0", "command": "scripts/gpu_check.sh"})
     results.add("bench-base", "part", {"title": "Base at 128", "outcome": "done", "seconds": 71.4})
-    results.add("bench-base", "result", bench_row())
-    results.add("bench-base", "result", bench_row(mfu="much", ours_over_it_quartiles=None))  # which cannot be shown
+    results.add("bench-base", "result", bench)
+    results.add("bench-base", "result", {**bench, "step_seconds": float("nan")})  # which JSON lacks
+    results.add("bench-base", "result", {"other": "a|b"})
     text = (results.folder / "results.md").read_text()
-    assert text.startswith("NVIDIA H200, torch 2.11.0, no transformers; `scripts/gpu_check.sh`\n\n| part | outcome |")
-    assert "| Base at 128 | done | 71 s |" in text
-    compiled = "| L12-H768, 128 | compiled | 256 | 50.00 | 5,120 | 640,000 | 50.7% | 61.3% "
-    assert compiled + "| 3.00 GiB (ours 0.25 of it) | 1.50 × (1.40–1.60) |" in text
+    assert text.startswith("device NVIDIA H200, torch 2.11.0; `scripts/gpu_check.sh`\n\n")
+    assert "| title | outcome | seconds |\n|---|---|---|\n| Base at 128 | done | 71.4 |" in text
+    assert "| L12-H768 | 0.05 | 640,000 | 1.4–– |\n| L12-H768 | – | 640,000 | 1.4–– |" in text
+    assert "| other |\n|---|\n| a\\|b |" in text
     lines = [json.loads(line) for line in (results.folder / "results.jsonl").read_text().splitlines()]
-    assert [line["kind"] for line in lines] == ["machine", "part", "result", "result"]
-    assert lines[2]["examples_per_second"] == 5120.0
-    assert text.count("L12-H768, 128") == 2
-    assert "| ? | 61.3% |" in text
+    assert [line["kind"] for line in lines] == ["machine", "part", "result", "result", "result"]
+    assert (lines[2]["tokens_per_second"], lines[3]["step_seconds"]) == (640_000.4, None)
 
 
 def test_lines_torn_by_a_kill_are_left_out(tmp_path: Path) -> None:
@@ -98,9 +85,9 @@ def test_what_was_found_is_kept_however_a_part_ended(results: Any, capsys: pytes
         raise FileNotFoundError("metrics.jsonl")
 
     run(results, part("tests", "echo words of the error; exit 1", read=lambda: ([{"found": 7}], "3 passed, 1 failed")))
-    run(results, part("demo", "true", read=unreadable))
+    run(results, part("auto", "true", read=unreadable))
     assert outcomes(results)["tests"] == "failed with exit code 1; 3 passed, 1 failed"
-    assert outcomes(results)["demo"] == "done; its results cannot be read: FileNotFoundError: metrics.jsonl"
+    assert outcomes(results)["auto"] == "done; its results cannot be read: FileNotFoundError: metrics.jsonl"
     assert [row["found"] for row in results.rows if row["kind"] == "result"] == [7]
     assert "   | words of the error" in capsys.readouterr().out
 
@@ -171,8 +158,7 @@ def test_the_figures_of_a_run_that_was_stopped_are_read(tmp_path: Path) -> None:
     ]
     lines.insert(1, {"step": 450, "loss": 5.0, **dict.fromkeys(rates, 2.0)})
     (tmp_path / "metrics.jsonl").write_text("\n".join(map(json.dumps, lines)) + '\n{"step": 550, "lo')
-    (row,), remark = parts._read_run("base at 128", tmp_path)
-    assert remark == ""
+    row = parts._read_run("base at 128", tmp_path)
     assert (row["mlm_loss_before"], row["mlm_loss_after"], row["steps"]) == (9.0, 4.0, 450)
     assert "wall_seconds" not in row
 
@@ -202,13 +188,8 @@ def test_all_of_it_runs_on_a_cpu_in_small(tmp_path: Path) -> None:
     assert "skipped" in tests
     assert all(outcome.startswith("done") for outcome in ended.values()), done.stdout
     assert {path.name for path in (tmp_path / "out").iterdir()} == FILES
-    variants = {row["variant"]: row["outcome"] for row in rows if row["part"] == "variants" and row["kind"] == "result"}
-    assert all(outcome == "done" or outcome.startswith("not possible here") for outcome in variants.values()), variants
-    assert variants["CUDA graphs"] == "not possible here: it needs CUDA"
     assert {row["step"] for row in rows if row["part"] == "bench-base" and row["kind"] == "result"} == {"ours", "eager"}
-    table = (tmp_path / "out" / "results.md").read_text()
-    assert table in done.stdout
-    assert "| ? |" not in table
+    assert (tmp_path / "out" / "results.md").read_text() in done.stdout
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a card")

@@ -26,6 +26,7 @@ from bert_pretrain.model.bert import BertForPreTraining
 from bert_pretrain.text import ragged
 from bert_pretrain.text.tokenizer import Tokenizer
 from bert_pretrain.train.batches import Batch, GlobalBatch, assign_evenly, global_batch_of, multiples_of_equal_shares
+from bert_pretrain.train.cuda_graph import StepGraphs
 from bert_pretrain.train.hardware import compile_layers
 from bert_pretrain.train.loss import PretrainingLoss
 from bert_pretrain.train.optimizers import make_optimizers
@@ -148,7 +149,8 @@ def rows_of(micros: Iterable[Batch]) -> list[tuple[tuple[int, ...], ...]]:
     found = []
     for micro in micros:
         labels = torch.full_like(micro.input_ids, -100)
-        labels[micro.masked_positions[: micro.num_predictions]] = micro.masked_labels
+        number = micro.num_predictions
+        labels[micro.masked_positions[:number]] = micro.masked_labels[:number]
         for begin, end in itertools.pairwise(micro.cu_seqlens[: micro.num_sequences + 1].tolist()):
             columns = (micro.input_ids, micro.token_type_ids, labels)
             found.append(tuple(tuple(column[begin:end].tolist()) for column in columns))
@@ -186,11 +188,16 @@ def make_state(
 
 
 def step(
-    state: TrainState, batch: GlobalBatch, number: int = 0, dtype: torch.dtype = torch.float32, rate: float = 1e-3
+    state: TrainState,
+    batch: GlobalBatch,
+    number: int = 0,
+    dtype: torch.dtype = torch.float32,
+    rate: float = 1e-3,
+    graphs: StepGraphs | None = None,
 ) -> None:
     train_step(
         state.network.train(), state.optimizers, batch, state.sums, seed=1, step=number, learning_rate=rate,
-        max_grad_norm=1.0, dtype=dtype, loss_scale=state.loss_scale,
+        max_grad_norm=1.0, dtype=dtype, loss_scale=state.loss_scale, graphs=graphs,
     )  # fmt: skip
 
 
