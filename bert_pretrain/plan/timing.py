@@ -13,7 +13,7 @@ from bert_pretrain.io.cores import available_cores
 from bert_pretrain.io.pool import progress_bar
 from bert_pretrain.model.attention import choose_attention
 from bert_pretrain.model.bert import BertForPreTraining
-from bert_pretrain.plan.machine_facts import MASKED_SHARE, SIZES, MachineFacts, Size, Speed
+from bert_pretrain.plan.facts import MASKED_SHARE, SIZES, MachineFacts, Size, Speed
 from bert_pretrain.train import hardware
 from bert_pretrain.train.batches import GlobalBatch, cut
 from bert_pretrain.train.loss import PretrainingLoss
