@@ -23,8 +23,8 @@ from bert_pretrain.report.use import VOCAB_POWER, VOCAB_SIZE, Use, expected_use
 FLOOR_POWER = 0.153  # perplexities 5.84, 4.68, 3.99, 3.54, 3.23 at 21, 42, 85, 151, 302 million weights, within 3 %
 PLATEAU = 6.3  # loss of a network that knows how often tokens occur, and nothing of their context
 # Critical batch in tokens, with which a training needs twice the tokens: 2.1e8 * loss ^ -4.8, as Kaplan et al. (2020,
-# section 5.1) fitted it to GPTs. An assumption for BERTs, of whose tokens 30 % are predicted; a second phase of long
-# trainings on larger batches, such as Izsak et al. (2021) have, agrees with it.
+# section 5.1) fitted it to GPTs. An assumption for BERTs, of whose tokens 30 % are predicted; it allows the batches of
+# Izsak et al. (2021), 524,288 tokens, from 3.5 nats on.
 CRITICAL_BATCH, CRITICAL_POWER = 2.1e8, 4.8
 
 
@@ -46,8 +46,8 @@ class Curve(NamedTuple):
 
 
 # English is for all text written with letters.
-CURVES = {"en": Curve(2.0, 0.1489, 0.1712, 53.0, 0.0389), "zh": Curve(2.0, 0.0351, 0.1712, 53.0, 0.0565)}
-# What the measured runs cover: networks, smallest and largest vocabulary, million tokens, tokens per batch.
+CURVES = {"en": Curve(2.0, 0.1819, 0.1807, 52.0, 0.0378), "zh": Curve(2.0, 0.0443, 0.1807, 52.0, 0.0607)}
+# What the measured runs of at least 1,000 steps cover: networks, smallest and largest vocabulary, million tokens, tokens per batch.
 MEASURED_SIZES, MEASURED_VOCAB_SIZES = {Size(2, 128), Size(4, 128), Size(2, 256)}, (4096, 30_522)
 MAX_MEASURED_TOKENS, MAX_MEASURED_BATCH_TOKENS = 44.778316, 8192
 # Added to the spread: another corpus, another machine, other held-out documents; beyond the measured runs, below and
@@ -56,9 +56,9 @@ MARGIN, MARGINS_BEYOND = 0.05, (0.1, 0.3)
 # Half-life of repeated text in epochs, and the most that are planned (Muennighoff et al., 2023; measured: 100 epochs
 # gave no less loss per byte than 25).
 REPETITION_HALF_LIFE, MAX_EPOCHS = 15.0, 40.0
-# Networks are considered with at least so many training tokens per weight: the fewest of a measured run, and for other
-# networks half of what Hoffmann et al. (2022) found for GPTs (an assumption); and with at most so many weights per token
-# of text, the most of a measured run.
+# Networks are considered with at least so many training tokens per weight, the measured ones and others, half of what
+# Hoffmann et al. (2022) found for GPTs (an assumption), and with at most so many weights per token of text, the most of
+# a measured run.
 MIN_TOKENS_PER_WEIGHT, MIN_EXTRAPOLATED_TOKENS_PER_WEIGHT, MAX_WEIGHTS_PER_TOKEN = 2.0, 10.0, 10.0
 # Share of the loss by which a network beyond the measured ones must beat a smaller one, or a batch a larger one. An
 # assumption, about half of the fit's spread, chosen by looking at the plans in docs/auto.md.
@@ -96,7 +96,7 @@ class Forecast:
 
 
 def forecast(
-    size: Size, vocab_size: int, tokens: float, epochs: float, *, is_chinese: bool, batch_tokens: int = BATCHES[0]
+    size: Size, vocab_size: int, tokens: float, epochs: float, *, is_chinese: bool, batch_tokens: float = BATCHES[0]
 ) -> Forecast:
     """Return what to expect of a network after `tokens` million tokens, seen in `epochs` epochs."""
     language = "zh" if is_chinese else "en"
@@ -119,7 +119,7 @@ def counted(tokens: float, epochs: float) -> float:
 
 
 def critical_batch(loss: float) -> float:
-    """Return the batch, in tokens, with which a training to this loss needs twice as many tokens as with a small one."""
+    """Return the batch, in tokens, with which a training to this loss needs twice as many tokens as with few."""
     return CRITICAL_BATCH * loss**-CRITICAL_POWER
 
 
@@ -130,7 +130,7 @@ def nsp_range(tokens: float, language: str) -> tuple[float, float]:
     return max(0.47, expected - NSP_SPREAD), min(1.0, expected + NSP_SPREAD)
 
 
-def _beyond(size: Size, vocab_size: int, tokens: float, batch_tokens: int) -> str:
+def _beyond(size: Size, vocab_size: int, tokens: float, batch_tokens: float) -> str:
     found = []
     if size not in MEASURED_SIZES:
         found.append(f"a network of {size.layers} layers of {size.hidden}")
@@ -139,7 +139,7 @@ def _beyond(size: Size, vocab_size: int, tokens: float, batch_tokens: int) -> st
     if tokens > MAX_MEASURED_TOKENS:
         found.append(f"{tokens:,.0f} million tokens")
     if batch_tokens > MAX_MEASURED_BATCH_TOKENS:
-        found.append(f"batches of {batch_tokens:,} tokens")
+        found.append(f"batches of {batch_tokens:,.0f} tokens")
     return ", ".join(found)
 
 

@@ -107,7 +107,6 @@ def make_plan(inputs: tuple[str, ...], text: TextFacts, machine: MachineFacts, s
     taken = max(MIN_SECONDS, float(math.ceil(before + best.time_share * (seconds - before))))
     read = replace(text, num_bytes=fraction * text.num_bytes, documents=fraction * text.documents)
     choices = (
-        *_text_choices(read, best),
         *_data_choices(read, fraction, best),
         *_model_choices(best, considered, machine),
         *_train_choices(best, taken),
@@ -215,52 +214,35 @@ def _best_batch(trainings: list[Training]) -> Training:
     return good[0] if good else best
 
 
-def _text_choices(text: TextFacts, best: Training) -> list[Choice]:
-    is_largest = best.vocab_size == VOCAB_SIZES[False][-1][1]
-    why = (
+def _data_choices(text: TextFacts, fraction: float, best: Training) -> list[Choice]:
+    """Return the choices of stages 1 and 2; `text` is the share that is read."""
+    why_size = (
         "smaller ones gave more loss per byte in the same time"
-        if is_largest
+        if best.vocab_size == VOCAB_SIZES[False][-1][1]
         else "its tokens occur often enough to be learned"
     )
-    choices = [Choice("vocab.size", best.vocab_size, f"for {text.num_bytes / 1e6:,.0f} MB of text; {why}")]
+    choices = [Choice("vocab.size", best.vocab_size, f"for {text.num_bytes / 1e6:,.0f} MB of text; {why_size}")]
     if text.is_chinese:
         choices.append(Choice("data.language", "zh", f"{text.cjk_share:.0%} of the letters are Chinese characters"))
-    return choices
-
-
-def _data_choices(text: TextFacts, fraction: float, best: Training) -> list[Choice]:
-    """Return the choices of stage 2; `text` is the share that is read."""
+    if fraction < 1.0:
+        choices.append(Choice("data.fraction", fraction, "more of the text would not be seen in this time"))
+    if text.boundary:
+        ends = "blank lines end documents" if text.boundary == "blank_line" else "each line is a document"
+        why = f"{ends}: otherwise there would be {text.documents_as_configured:,.0f}, too few to hold one out"
+        choices.append(Choice("data.document_boundary", text.boundary, why))
+    short = "short examples: more pairs and steps in the time"
     copies = 1 if best.epochs < 1.5 else min(5, math.ceil(best.epochs / 2))
-    pairs, why = _pairs(text)
-    share = [Choice("data.fraction", fraction, "more of the text would not be seen in this time")]
+    seen = f"training sees about {best.tokens:,.1f} million tokens, {best.epochs:.2g} times the text"
+    pairs, why_pairs = _pairs(text)
     return [
-        *(share if fraction < 1.0 else ()),
-        *_boundary(text),
-        Choice(
-            "data.max_seq_length",
-            best.length,
-            "short examples: more pairs and steps in the time" if best.length == 64 else "the paper's length",
-        ),
+        *choices,
+        Choice("data.max_seq_length", best.length, short if best.length == SHORT_LENGTH else "the paper's length"),
         Choice("data.masked_lm_prob", MASKED_SHARE, "lower loss in the same time than with the paper's 15 %"),
         Choice("data.masking", "dynamic", "other masks in every epoch, without more copies on disk"),
-        Choice(
-            "data.dupe_factor",
-            copies,
-            f"training sees about {best.tokens:,.1f} million tokens, {best.epochs:.2g} times the text"
-            + ("; copies have other pairs" if copies > 1 else ""),
-        ),
-        Choice("data.next_sentence", pairs, why),
+        Choice("data.dupe_factor", copies, seen + ("; copies have other pairs" if copies > 1 else "")),
+        Choice("data.next_sentence", pairs, why_pairs),
         _held_out(text, best, 2 if pairs == "nsp" else 1),
     ]
-
-
-def _boundary(text: TextFacts) -> list[Choice]:
-    """Return what ends documents, where it is not as configured."""
-    if not text.boundary:
-        return []
-    ends = "blank lines end documents" if text.boundary == "blank_line" else "each line is a document"
-    why = f"{ends}: otherwise there would be {text.documents_as_configured:,.0f}, too few to hold one out"
-    return [Choice("data.document_boundary", text.boundary, why)]
 
 
 def _held_out(text: TextFacts, best: Training, needed: int) -> Choice:

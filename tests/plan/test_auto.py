@@ -1,4 +1,4 @@
-"""`run auto` and `run --time`: a plan that can be repeated, a run that ends in time, and the forecast next to the outcome."""
+"""`run auto` and `run --time`: a plan to repeat, a run that ends in time, the forecast and the outcome."""
 
 import json
 from pathlib import Path

@@ -105,6 +105,7 @@ def test_an_unknown_name_gets_those_that_are_known(name: str) -> None:
     [
         (None, "version", 2),
         (None, "memory_bytes", 0),
+        (None, "cores", 0),
         (None, "speeds", []),
         (None, "device", "tpu"),
         (None, "note", "more"),
