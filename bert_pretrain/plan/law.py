@@ -79,9 +79,9 @@ PEAK_LR, LR_SIZE, LR_BATCH_TOKENS, MAX_LR_FACTOR = 4e-3, Size(2, 256), 4096, 1.5
 """Peak learning rate up to a size and a batch: measured. The rest of `peak_lr` is an assumption. It falls as 1/width,
 as Yang and Hu (2021) derive for AdamW, which trains the tied embeddings: in 250 steps the best rates of L4-H512 and
 L2-H128 were 2e-3 and 8e-3, and on an H100 L4-H512 stopped learning at 3e-3. (For Muon's matrices sqrt(width) should
-do; Yang et al., 2023.) It falls as 1/sqrt(layers) (Yang et al., 2024): at 4e-3 L4-H128 learns no more than L2-H128. It
-rises with the square root of the batch (Malladi et al., 2022), up to a factor: with post-LayerNorm, a rate too high
-costs more than one too low."""
+do; Yang et al., 2023.) It falls as 1/sqrt(layers) (Yang et al., 2024), which is not borne out: L4-H128 learns less at
+2e-3 than at 4e-3. It rises with the square root of the batch (Malladi et al., 2022), up to a factor: with
+post-LayerNorm, a rate too high costs more than one too low."""
 
 
 @dataclass(frozen=True)
