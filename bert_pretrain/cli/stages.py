@@ -270,7 +270,7 @@ def _planned(
 
 def _compare_with_forecast(output: Path, run: Path, settings: list[str], flags: Flags) -> None:
     """Print what the plan expected and what came of it."""
-    from bert_pretrain.plan.outcome import compare
+    from bert_pretrain.plan.auto import compare
 
     given = [key for key, (_, value) in flags.items() if value is not None and key not in GIVEN_TO_AUTO]
     if line := compare(output, run, [*(setting.partition("=")[0] for setting in settings), *given]):

@@ -47,8 +47,6 @@ from bert_pretrain.io.manifest import exclusive
 from bert_pretrain.model.folder import CARD, CONFIG, weights_sha256
 from bert_pretrain.model.hub import name_of_folder
 from bert_pretrain.model.huggingface import PRETRAINING
-from bert_pretrain.plan.law import times_to_beat_word_counts
-from bert_pretrain.plan.machine_facts import Size
 from bert_pretrain.report.render import render
 from bert_pretrain.tools.inference import open_bert
 from bert_pretrain.train.hardware import choose_device, choose_precision
@@ -59,6 +57,11 @@ if TYPE_CHECKING:
 KIND = "finetune"
 _PIPELINES = {"classify": "text-classification", "tag": "token-classification", "answer": "question-answering"}
 """The Hub's names of the tasks."""
+_REMEDIES = {
+    True: "Pretrain a larger network on more text, or label more rows",
+    False: "Pretrain it on text of this kind (train --init-from), or label more rows",
+}
+"""What makes a model better than its baselines, by whether it was pretrained here."""
 METRICS = "metrics.json"
 _TRIALS = "trials"
 _PACKAGES = ("transformers", "accelerate", "sklearn", "seqeval")
@@ -296,28 +299,12 @@ def _warning(learner: "Learner", scores: dict[str, dict[str, float]], baselines:
             return ""
         return (
             f"not clearly better than {name}: {metric} {score:.4f} and {baselines[name]:.4f} on the "
-            f"{len(examples):,} {split} rows. {_remedy(learner.model)}"
+            f"{len(examples):,} {split} rows. {_REMEDIES[PRETRAINING in read_json(learner.model / CONFIG)]}"
         )
     return (
         f"no sign of learning: {metric} {score:.4f} on the {len(examples):,} {split} rows is no better than "
         f"{constant} ({floor:.4f}). Check the labels; try a larger --learning-rate, more --epochs or rows"
     )
-
-
-def _remedy(model: Path) -> str:
-    """Return what is expected to make a model better than its baselines: more pretraining by the law, or more rows."""
-    config = read_json(model / CONFIG)
-    match config.get(PRETRAINING):
-        case {"tokens": int(tokens), "language": str(language)}:
-            size = Size(config["num_hidden_layers"], config["hidden_size"])
-            times = times_to_beat_word_counts(size, config["vocab_size"], 1e-6 * tokens, language)
-        case _:
-            return "Pretrain it on text of this kind (train --init-from), or label more rows"
-    if times is None:
-        return "Pretrain a larger network on more text, or label more rows"
-    if times == 1:
-        return "Label more rows: models of this held-out loss were better on other rows"
-    return f"Pretrain it for {times} times as long, with which such models were better, or label more rows"
 
 
 def _write_results(

@@ -13,9 +13,8 @@ from bert_pretrain.config_values import duration_text
 from bert_pretrain.errors import ConfigError
 from bert_pretrain.make_data.plan import MAX_HELD_OUT_SHARE
 from bert_pretrain.plan import law
+from bert_pretrain.plan.facts import MASKED_SHARE, MachineFacts, Size, TextFacts
 from bert_pretrain.plan.law import Forecast
-from bert_pretrain.plan.machine_facts import MASKED_SHARE, MachineFacts, Size
-from bert_pretrain.plan.text_facts import TextFacts
 from bert_pretrain.text.sources import FEW_DOCUMENTS
 
 MIN_SECONDS = 120.0
@@ -38,7 +37,7 @@ VOCAB_SIZES = {
     False: ((1e6, 4096), (2e6, 8192), (4e6, 16_384), (math.inf, 30_522)),
     True: ((1e9, 8192), (math.inf, 21_128)),
 }
-MAX_DOUBLINGS = 6  # of the time, in the search for a model better than word counts
+FAST_SHARE = 0.9  # of the tokens per second with the best batch, from which on a smaller batch is as good
 MAX_SINGLE_SENTENCES = 0.5  # share of documents of one sentence above which no pairs are made
 
 
@@ -56,16 +55,12 @@ class Training:
 
     size: Size
     vocab_size: int
-    length: int
-    """Tokens per example in the first phase."""
+    length: int  # tokens per example in the first phase
     batch_tokens: int
-    tokens: float
-    """Tokens seen in training, millions."""
+    tokens: float  # seen in training, millions
     epochs: float
-    time_share: float
-    """Share of the training time that these tokens need."""
-    positions: int
-    """Tokens of the longest examples."""
+    time_share: float  # share of the training time that these tokens need
+    positions: int  # tokens of the longest examples
     forecast: Forecast
 
     @property
@@ -83,14 +78,10 @@ class Plan:
 
     inputs: tuple[str, ...]
     text: TextFacts
-    seconds: float
-    """Duration of the whole run."""
-    why_seconds: str
-    """Why the run is shorter than allowed; empty if it is not."""
+    seconds: float  # duration of the whole run
+    why_seconds: str  # why the run is shorter than allowed; empty if it is not
     choices: tuple[Choice, ...]
     training: Training
-    better_after: float | None
-    """Seconds after which a model is expected to beat word counts on classification; None: longer than tried."""
 
     @property
     def config(self) -> Config:
@@ -116,7 +107,6 @@ def make_plan(inputs: tuple[str, ...], text: TextFacts, machine: MachineFacts, s
     taken = max(MIN_SECONDS, float(math.ceil(before + best.time_share * (seconds - before))))
     read = replace(text, num_bytes=fraction * text.num_bytes, documents=fraction * text.documents)
     choices = (
-        *_text_choices(read, best),
         *_data_choices(read, fraction, best),
         *_model_choices(best, considered, machine),
         *_train_choices(best, taken),
@@ -127,21 +117,12 @@ def make_plan(inputs: tuple[str, ...], text: TextFacts, machine: MachineFacts, s
         if taken < seconds
         else ""
     )
-    return Plan(inputs, text, taken, why_seconds, choices, best, _better_after(text, machine, seconds))
+    return Plan(inputs, text, taken, why_seconds, choices, best)
 
 
 def vocab_size_for(text: TextFacts, fraction: float = 1.0) -> int:
     """Return the size of the vocabulary for a fraction of the text."""
     return next(size for limit, size in VOCAB_SIZES[text.is_chinese] if fraction * text.num_bytes < limit)
-
-
-def _better_after(text: TextFacts, machine: MachineFacts, seconds: float) -> float | None:
-    """Return the first of `seconds`, twice that, and so on, that is expected to beat word counts."""
-    for allowed in (seconds * 2.0**doublings for doublings in range(MAX_DOUBLINGS + 1)):
-        best, _ = _best_training(text, machine, allowed, _affordable_fraction(text, machine, allowed))
-        if best.forecast.use.is_better:
-            return allowed
-    return None
 
 
 def _data_seconds(text: TextFacts, machine: MachineFacts, fraction: float) -> float:
@@ -215,71 +196,53 @@ def _training(size: Size, machine: MachineFacts, train_seconds: float, fraction:
         positions = LONG_LENGTH if has_long_phase else length
         return Training(size, vocab_size, length, batch_tokens, tokens, tokens / new, share, positions, expected)
 
-    best = _best_batch([tried(batch_tokens, SHORT_LENGTH) for batch_tokens in law.BATCHES])
-    if best.tokens <= law.SHORT_UP_TO_TOKENS:
-        return best
+    short = _best_batch([tried(batch_tokens, SHORT_LENGTH) for batch_tokens in law.BATCHES])
+    if short.tokens <= law.SHORT_UP_TO_TOKENS:
+        return short
     return _best_batch([tried(batch_tokens, LENGTH) for batch_tokens in law.BATCHES])
 
 
 def _best_batch(trainings: list[Training]) -> Training:
-    """Return the training of the lowest loss with enough steps, or a larger batch of nearly the same loss."""
-    best = min([one for one in trainings if one.steps >= law.MIN_STEPS] or trainings[:1], key=lambda one: one.loss)
-    ties = [
+    """Return the training of the smallest batch that is fast and costs nearly no loss, or else of the lowest loss."""
+    best = min(trainings, key=lambda one: one.loss)
+    fastest = max(one.tokens / one.time_share for one in trainings)
+    good = [
         one
         for one in trainings
-        if one.steps >= law.MANY_STEPS
-        and one.batch_tokens <= law.critical_batch(one.tokens)
-        and one.loss <= (1.0 + law.TIE) * best.loss
+        if one.tokens / one.time_share >= FAST_SHARE * fastest and one.loss <= (1.0 + law.TIE) * best.loss
     ]
-    return max([best, *ties], key=lambda one: one.batch_tokens)
-
-
-def _text_choices(text: TextFacts, best: Training) -> list[Choice]:
-    is_largest = best.vocab_size == VOCAB_SIZES[False][-1][1]
-    why = (
-        "smaller ones gave more loss per byte in the same time"
-        if is_largest
-        else "its tokens occur often enough to be learned"
-    )
-    choices = [Choice("vocab.size", best.vocab_size, f"for {text.num_bytes / 1e6:,.0f} MB of text; {why}")]
-    if text.is_chinese:
-        choices.append(Choice("data.language", "zh", f"{text.cjk_share:.0%} of the letters are Chinese characters"))
-    return choices
+    return good[0] if good else best
 
 
 def _data_choices(text: TextFacts, fraction: float, best: Training) -> list[Choice]:
-    """Return the choices of stage 2; `text` is the share that is read."""
+    """Return the choices of stages 1 and 2; `text` is the share that is read."""
+    why_size = (
+        "smaller ones gave more loss per byte in the same time"
+        if best.vocab_size == VOCAB_SIZES[False][-1][1]
+        else "its tokens occur often enough to be learned"
+    )
+    choices = [Choice("vocab.size", best.vocab_size, f"for {text.num_bytes / 1e6:,.0f} MB of text; {why_size}")]
+    if text.is_chinese:
+        choices.append(Choice("data.language", "zh", f"{text.cjk_share:.0%} of the letters are Chinese characters"))
+    if fraction < 1.0:
+        choices.append(Choice("data.fraction", fraction, "more of the text would not be seen in this time"))
+    if text.boundary:
+        ends = "blank lines end documents" if text.boundary == "blank_line" else "each line is a document"
+        why = f"{ends}: otherwise there would be {text.documents_as_configured:,.0f}, too few to hold one out"
+        choices.append(Choice("data.document_boundary", text.boundary, why))
+    short = "short examples: more pairs and steps in the time"
     copies = 1 if best.epochs < 1.5 else min(5, math.ceil(best.epochs / 2))
-    pairs, why = _pairs(text)
-    share = [Choice("data.fraction", fraction, "more of the text would not be seen in this time")]
+    seen = f"training sees about {best.tokens:,.1f} million tokens, {best.epochs:.2g} times the text"
+    pairs, why_pairs = _pairs(text)
     return [
-        *(share if fraction < 1.0 else ()),
-        *_boundary(text),
-        Choice(
-            "data.max_seq_length",
-            best.length,
-            "short examples: more pairs and steps in the time" if best.length == 64 else "the paper's length",
-        ),
+        *choices,
+        Choice("data.max_seq_length", best.length, short if best.length == SHORT_LENGTH else "the paper's length"),
         Choice("data.masked_lm_prob", MASKED_SHARE, "lower loss in the same time than with the paper's 15 %"),
         Choice("data.masking", "dynamic", "other masks in every epoch, without more copies on disk"),
-        Choice(
-            "data.dupe_factor",
-            copies,
-            f"training sees about {best.tokens:,.1f} million tokens, {best.epochs:.2g} times the text"
-            + ("; copies have other pairs" if copies > 1 else ""),
-        ),
-        Choice("data.next_sentence", pairs, why),
+        Choice("data.dupe_factor", copies, seen + ("; copies have other pairs" if copies > 1 else "")),
+        Choice("data.next_sentence", pairs, why_pairs),
         _held_out(text, best, 2 if pairs == "nsp" else 1),
     ]
-
-
-def _boundary(text: TextFacts) -> list[Choice]:
-    """Return what ends documents, where it is not as configured."""
-    if not text.boundary:
-        return []
-    ends = "blank lines end documents" if text.boundary == "blank_line" else "each line is a document"
-    why = f"{ends}: otherwise there would be {text.documents_as_configured:,.0f}, too few to hold one out"
-    return [Choice("data.document_boundary", text.boundary, why)]
 
 
 def _held_out(text: TextFacts, best: Training, needed: int) -> Choice:
@@ -304,20 +267,13 @@ def _pairs(text: TextFacts) -> tuple[str, str]:
 
 def _model_choices(best: Training, considered: list[Training], machine: MachineFacts) -> list[Choice]:
     size = best.size
-    near = sorted(
-        (one for one in considered if one.size != size),
-        key=lambda one: one.loss,
-    )[:2]
-    others = ", ".join(f"L{o.size.layers}-H{o.size.hidden} {o.loss:.2f}" for o in near)
+    near = sorted((one for one in considered if one.size != size), key=lambda one: one.loss)[:2]
+    others = ", ".join(f"{one.size} {one.loss:.2f}" for one in near)
     than = f" ({others})" if near else ", and no other network is of a size for this text and time"
     timed = "" if machine.speed(size).is_timed else "; its speed is computed from other networks"
     config = size.model_config(best.positions)
     return [
-        Choice(
-            "model.num_hidden_layers",
-            size.layers,
-            f"{best.loss:.2f} nats expected{than}{timed}",
-        ),
+        Choice("model.num_hidden_layers", size.layers, f"{best.loss:.2f} nats expected{than}{timed}"),
         Choice("model.hidden_size", size.hidden, "as above"),
         Choice("model.num_attention_heads", config.num_attention_heads, "64 wide each, as in the paper"),
         Choice("model.intermediate_size", config.intermediate_size, "four times the width, as in the paper"),
@@ -328,23 +284,23 @@ def _model_choices(best: Training, considered: list[Training], machine: MachineF
 
 
 def _train_choices(best: Training, seconds: float) -> list[Choice]:
-    recipe = law.recipe(best.size, best.batch_tokens, best.length, best.epochs)
-    steps = max(1.0, 1e6 * best.tokens / (recipe.batch * law.FILLED_SHARE * best.length))
+    batch, weight_decay = best.batch_tokens // best.length, law.weight_decay(best.epochs)
+    steps = max(1.0, best.steps / law.FILLED_SHARE)
     every = max(20, int(steps / EVALUATIONS))
     save_every = max(20, min(every, int(steps * SAVE_SECONDS / seconds)))
     return [
         Choice("train.optimizer", "muon", "lower loss than AdamW in the same time"),
         Choice("train.mlm_bias", "unigram", "training need not learn the frequencies of tokens first"),
         Choice("train.init", "positional_heads", "nor to attend to neighbouring tokens: there is no plateau"),
-        Choice("train.peak_lr", recipe.peak_lr, f"for a width of {best.size.hidden}"),
-        Choice("train.global_batch_size", recipe.batch, f"about {steps:,.0f} steps"),
-        Choice("train.warmup_ratio", recipe.warmup_ratio, "of the time"),
+        Choice("train.peak_lr", law.peak_lr(best.size, best.batch_tokens), f"for a width of {best.size.hidden}"),
+        Choice("train.global_batch_size", batch, f"about {steps:,.0f} steps"),
+        Choice("train.warmup_ratio", law.WARMUP_RATIO, "of the time"),
         Choice("train.schedule", "linear", "to zero at the end of the time"),
         Choice(
             "train.weight_decay",
-            recipe.weight_decay,
+            weight_decay,
             "holds weights at the scale for which fine-tuning is made; costs no loss"
-            if recipe.weight_decay == law.WEIGHT_DECAY
+            if weight_decay == law.WEIGHT_DECAY
             else f"less overfitting where the text is seen {best.epochs:,.0f} times",
         ),
         Choice("train.log_every", max(10, every // 10), "about ten lines between evaluations"),
@@ -357,10 +313,10 @@ def _phases(best: Training) -> list[Choice]:
     """Return a second phase of long examples, for trainings that are long enough."""
     if best.positions == best.length:
         return []
-    recipe = law.recipe(best.size, best.batch_tokens, best.positions, best.epochs)
+    peak_lr = float(f"{LONG_LR_SHARE * law.peak_lr(best.size, best.batch_tokens):.1g}")
     long = {
         "data": {"max_seq_length": best.positions},
-        "train": {"global_batch_size": recipe.batch, "peak_lr": float(f"{LONG_LR_SHARE * recipe.peak_lr:.1g}")},
+        "train": {"global_batch_size": best.batch_tokens // best.positions, "peak_lr": peak_lr},
     }
     phases = [
         {"name": str(best.length), "time_share": 1.0 - LONG_TIME_SHARE},

@@ -1,10 +1,10 @@
 """The wall-clock time of a whole `run`: counted from the start of the command, and on over interruptions."""
 
+import contextlib
 import os
 import threading
 import time
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 from bert_pretrain.errors import DataError
@@ -21,10 +21,7 @@ class TimeLimit:
     """
 
     def __init__(self, seconds: float, file: Path, *, used_before_open: float = 0.0) -> None:
-        """Count on from what the file says.
-
-        `used_before_open` are the seconds that this command has run already.
-        """
+        """Count on from what the file says; this command has run `used_before_open` seconds already."""
         self.seconds = seconds
         self._file = file
         self._start = time.monotonic() - used_before_open - _used_before(file)
@@ -50,9 +47,7 @@ class TimeLimit:
         self._thread.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_error: object) -> None:
         self._closed.set()
         self._thread.join()
         os.close(self._descriptor)
@@ -60,10 +55,8 @@ class TimeLimit:
 
     def _keep_writing(self) -> None:
         while not self._closed.wait(SECONDS_BETWEEN_WRITES):
-            try:
+            with contextlib.suppress(OSError):  # the stages say what is wrong with the disk
                 os.pwrite(self._descriptor, self._content().encode(), 0)
-            except OSError:  # the stages say what is wrong with the disk
-                continue
 
     def _content(self) -> str:
         return checked_json_text({"used_seconds": round(self.used, 3)}).ljust(_FILE_BYTES)
@@ -73,10 +66,7 @@ def _used_before(file: Path) -> float:
     if not file.exists():
         return 0.0
     remedy = "remove it to count from zero again"
-    try:
-        used = float(read_json(file, remedy)["used_seconds"])
-        if not 0.0 <= used < float("inf"):
-            raise ValueError
-    except (KeyError, TypeError, ValueError) as error:
-        raise DataError("it does not say how much time the run has used", where=str(file), remedy=remedy) from error
-    return used
+    with contextlib.suppress(KeyError, TypeError, ValueError):
+        if 0.0 <= (used := float(read_json(file, remedy)["used_seconds"])) < float("inf"):
+            return used
+    raise DataError("it does not say how much time the run has used", where=str(file), remedy=remedy)

@@ -13,7 +13,7 @@ from bert_pretrain.io.cores import available_cores
 from bert_pretrain.io.pool import progress_bar
 from bert_pretrain.model.attention import choose_attention
 from bert_pretrain.model.bert import BertForPreTraining
-from bert_pretrain.plan.machine_facts import MASKED_SHARE, SIZES, MachineFacts, Size, Speed
+from bert_pretrain.plan.facts import MASKED_SHARE, SIZES, MachineFacts, Size, Speed
 from bert_pretrain.train import hardware
 from bert_pretrain.train.batches import GlobalBatch, cut
 from bert_pretrain.train.cuda_graph import StepGraphs
@@ -35,10 +35,11 @@ def measure_machine(seconds: float, vocab_size: int, device_setting: str = "auto
     speeds: list[Speed] = []
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
         for size in progress_bar(SIZES, desc="time", unit="network"):
-            left = seconds - (time.perf_counter() - begin)
-            if speeds and took * _growth(size, speeds[-1].size, vocab_size) > left:
-                break
             started = time.perf_counter()
+            if speeds:  # it takes as many times as long as the one before as it has more operations, at most
+                flops, before = (one.flops_per_token(vocab_size, LENGTH) for one in (size, speeds[-1].size))
+                if took * max(1.0, flops / before) > seconds - (started - begin):
+                    break
             speeds.append(_measure_speed(size, vocab_size, device))
             took = time.perf_counter() - started
     timed = {speed.size: speed for speed in speeds}
@@ -67,11 +68,6 @@ def extrapolated(size: Size, last: Speed) -> Speed:
         launch_seconds=last.launch_seconds * size.layers / last.layers,
         is_timed=False,
     )
-
-
-def _growth(size: Size, last: Size, vocab_size: int) -> float:
-    """Return how many times as long as the network before another one takes to be timed, at most."""
-    return max(size.flops_per_token(vocab_size, LENGTH) / last.flops_per_token(vocab_size, LENGTH), 1.0)
 
 
 def _memory_bytes(device: torch.device) -> int:

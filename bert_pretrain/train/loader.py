@@ -51,7 +51,9 @@ class TrainingData:
         """Begin with `first_example`, counted over all epochs, at `first_step`.
 
         The global batch is the same for any number of ranks; from the lengths of its examples each rank finds its own
-        share, and takes only the tokens of that. `static_shapes` gives all micro-batches nearly the same shape.
+        share, and takes only the tokens of that. All ranks read and mask whole shards, so that an example has the masks
+        that one rank gives it: 2.5 µs of a core per example of 64 tokens, beside 2.9 to gather and pack one of its own.
+        `static_shapes` gives all micro-batches nearly the same shape.
         """
         self._rank, self._num_ranks = rank, num_ranks
         self._static_shapes, self._max_seq_length = static_shapes, data.max_seq_length

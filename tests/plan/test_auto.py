@@ -1,4 +1,4 @@
-"""`run auto` and `run --time`: a plan that can be repeated, and a run that ends in time, killed or not."""
+"""`run auto` and `run --time`: a plan to repeat, a run that ends in time, the forecast and the outcome."""
 
 import json
 from pathlib import Path
@@ -12,7 +12,7 @@ from bert_pretrain.config_file import load_config
 from bert_pretrain.errors import ConfigError
 from bert_pretrain.pipeline import SECONDS_AFTER_TRAINING, run_pipeline
 from bert_pretrain.plan import auto, timing
-from tests.plan.test_planner import machine
+from tests.plan.test_planner import machine, plan
 
 TINY = [
     "vocab.size=1500", "data.max_seq_length=32", "data.dupe_factor=1", "data.validation_fraction=0.05",
@@ -20,6 +20,10 @@ TINY = [
     "model.max_position_embeddings=32", "train.global_batch_size=16", "train.eval_every=50", "train.save_every=20",
     "train.device=cpu", "train.precision=fp32",
 ]  # fmt: skip
+MADE = plan()
+TOKENS = MADE.training.tokens
+LOW, HIGH = MADE.training.forecast.mlm_loss
+EXPECTED = sum(MADE.training.forecast.nsp_accuracy) / 2
 
 
 @pytest.fixture
@@ -103,3 +107,48 @@ def test_too_little_time_after_the_data_is_an_error(english_text: Path, tmp_path
     config = load_config("tiny", TINY, {"inputs": ("", [str(english_text)]), "time": ("", 30.0)})
     with pytest.raises(ConfigError, match="too little"):
         run_pipeline(config, tmp_path / "out", workers=1, seconds_before=29.0)
+
+
+def outcome(folder: Path, loss: float, accuracy: float | None = EXPECTED, tokens: float = TOKENS, **more: Any) -> str:
+    """Compare the forecast with a run that ended with these held-out figures after so many million tokens."""
+    (folder / auto.FORECAST).write_text(auto.expected(MADE).model_dump_json())
+    last = {"step": 9, "validation_mlm_loss": loss, "validation_nsp_accuracy": accuracy}
+    (folder / "metrics.jsonl").write_text(json.dumps(last) + "\n")
+    statistics = {"next_sentence": "nsp", "unigram_entropy": {"train": 6.5}}
+    record = {"data": {"statistics": statistics}, "progress": {"tokens": round(1e6 * tokens)}}
+    (folder / "manifest.json").write_text(json.dumps(record))
+    return auto.compare(folder, folder, **more) or ""
+
+
+def test_an_outcome_inside_of_the_forecast_is_said(tmp_path: Path) -> None:
+    for loss in ((LOW + HIGH) / 2, round(HIGH, 2) + 0.004):  # printed as the end of the range
+        line = outcome(tmp_path, loss)
+        assert line.count("inside") == 2
+        assert "cause" not in line
+
+
+@pytest.mark.parametrize(
+    ("figures", "cause"),
+    [
+        ({"loss": 6.6}, "nothing learnt"),
+        ({"loss": HIGH + 0.1, "changed": ["train.peak_lr"]}, "train.peak_lr"),
+        ({"loss": HIGH + 0.1, "changed": ["data.encoding"]}, "text unlike the corpora"),
+        ({"loss": HIGH + 0.1, "tokens": TOKENS / 2}, "instead of"),
+        ({"loss": (LOW + HIGH) / 2, "accuracy": 0.95}, "text unlike the corpora"),
+        ({"loss": LOW - 0.3, "tokens": 2 * TOKENS}, "instead of"),
+    ],
+)
+def test_an_outcome_outside_gets_its_likely_cause(figures: dict[str, Any], cause: str, tmp_path: Path) -> None:
+    line = outcome(tmp_path, **figures)
+    assert "outside" in line
+    assert cause in line.partition("likely cause: ")[2]
+
+
+def test_without_a_readable_forecast_or_held_out_figures_nothing_is_said(tmp_path: Path) -> None:
+    assert outcome(tmp_path, LOW, None)
+    (tmp_path / "metrics.jsonl").write_text('{"step": 3, "mlm_loss": 5.0}\n')
+    assert auto.compare(tmp_path, tmp_path) is None
+    (tmp_path / auto.FORECAST).write_text("{")
+    assert auto.compare(tmp_path, tmp_path) is None
+    (tmp_path / auto.FORECAST).unlink()
+    assert auto.compare(tmp_path, tmp_path) is None

@@ -125,9 +125,14 @@ def test_micro_batches_for_a_compiler_have_few_shapes_and_hardly_a_tail(
 
 
 @pytest.mark.parametrize("static_shapes", [False, True])
-def test_ranks_share_a_global_batch_and_agree_on_its_numbers(data_folder: Path, static_shapes: bool) -> None:
+@pytest.mark.parametrize("masking", ["static", "dynamic"])
+def test_ranks_share_a_global_batch_and_agree_on_its_numbers(
+    new_data_folder: Callable[..., Path], masking: str, static_shapes: bool
+) -> None:
+    folder = new_data_folder(masking, masking=masking)
+
     def share(rank: int, ranks: int) -> Any:
-        data = open_data(data_folder, batch=50, tokens=200, rank=rank, num_ranks=ranks, static_shapes=static_shapes)
+        data = open_data(folder, batch=50, tokens=200, rank=rank, num_ranks=ranks, static_shapes=static_shapes)
         return data.global_batch(7)
 
     whole, shares = share(0, 1), [share(rank, 3) for rank in range(3)]

@@ -55,9 +55,10 @@ def assert_same_losses(left: Path, right: Path) -> None:
 
 
 def test_two_ranks_have_the_losses_of_one_and_their_checkpoint_continues_on_one(
-    tiny: Tiny, data_folder: Path, tmp_path: Path
+    tiny: Tiny, new_data_folder: Callable[..., Path], tmp_path: Path
 ) -> None:
     # 15 examples do not divide by two, and make several micro-batches of unequal numbers.
+    data_folder = new_data_folder("dynamic", masking="dynamic")  # each rank draws the masks of whole shards
     config = tiny(
         model=NO_DROPOUT, max_steps=8, log_every=1, eval_every=3, save_every=4,
         global_batch_size=15, micro_batch_tokens=90, peak_lr=5e-3, keep_checkpoints=9,

@@ -1,13 +1,15 @@
-"""What a sample tells of a corpus."""
+"""What a sample tells of a corpus; facts of machines, measured and from files, good and bad."""
 
 import gzip
+import json
 from pathlib import Path
 
 import pytest
 
 from bert_pretrain.config import DataConfig
-from bert_pretrain.errors import InputError
-from bert_pretrain.plan.text_facts import SAMPLE_BYTES, TextFacts, measure_text
+from bert_pretrain.errors import ConfigError, InputError
+from bert_pretrain.plan.facts import SAMPLE_BYTES, SHIPPED, SIZES, Size, TextFacts, measure_text, read_machine
+from bert_pretrain.plan.timing import measure_machine
 
 
 def test_a_small_corpus_is_known_exactly(tmp_path: Path) -> None:
@@ -70,3 +72,54 @@ def test_a_file_that_is_one_document_counts_as_one_however_little_of_it_is_read(
     facts = measure_text([str(tmp_path / "a.txt")], DataConfig())
     assert facts.documents == 1
     assert facts.sentences_per_document == pytest.approx(3 * facts.num_bytes / len(PARAGRAPH), rel=0.2)
+
+
+def test_without_time_only_the_smallest_network_is_timed_and_the_others_are_extrapolated() -> None:
+    facts = measure_machine(0.0, 5000, "cpu")
+    assert [speed.size for speed in facts.speeds] == list(SIZES)
+    assert [speed.size for speed in facts.speeds if speed.is_timed] == [SIZES[0]]
+    smallest = facts.speed(SIZES[0])
+    assert {speed.flops_per_second for speed in facts.speeds} == {smallest.flops_per_second}
+    # Twice the width and the same layers: four times the weights, each multiplied by twice the width.
+    assert facts.speed(Size(2, 256)).update_seconds == pytest.approx(8 * smallest.update_seconds)
+
+
+@pytest.mark.parametrize("path", sorted(SHIPPED.glob("*.json")), ids=lambda path: path.stem)
+def test_shipped_facts_say_where_they_come_from_and_larger_networks_need_more_time(path: Path, tmp_path: Path) -> None:
+    facts = read_machine(path.stem)
+    assert ("not measured" in facts.source) is not any(speed.is_timed for speed in facts.speeds)
+    rates = [facts.tokens_per_second(size, 30_522, 128, 1 << 20) for size in facts.sizes]
+    assert rates == sorted(rates, reverse=True)
+    (tmp_path / "machine.json").write_text(facts.model_dump_json())
+    assert read_machine(str(tmp_path / "machine.json")) == facts
+
+
+@pytest.mark.parametrize("name", ["missing.json", ".", "h1000"])
+def test_an_unknown_name_gets_those_that_are_known(name: str) -> None:
+    with pytest.raises(ConfigError, match="no machine"):
+        read_machine(name)
+
+
+@pytest.mark.parametrize(
+    ("place", "key", "value"),
+    [
+        (None, "version", 2),
+        (None, "memory_bytes", 0),
+        (None, "cores", 0),
+        (None, "speeds", []),
+        (None, "device", "tpu"),
+        (None, "note", "more"),
+        (0, "flops_per_second", 0.0),
+        (0, "flops_per_second", "inf"),
+        (0, "update_seconds", -1.0),
+        (0, "hidden", 200),
+    ],
+)
+def test_a_wrong_file_of_facts_is_refused_by_its_key(
+    tmp_path: Path, place: int | None, key: str, value: object
+) -> None:
+    facts = json.loads(read_machine("t4").model_dump_json())
+    (facts if place is None else facts["speeds"][place])[key] = value
+    (tmp_path / "machine.json").write_text(json.dumps(facts))
+    with pytest.raises(ConfigError, match=key):
+        read_machine(str(tmp_path / "machine.json"))
