@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from bert_pretrain.cli import app
 from bert_pretrain.cli.options import KEYS_OF_FLAGS
-from bert_pretrain.config_keys import keys_of
+from bert_pretrain.config_keys import key_schemas
 
 HEAVY = ("torch", "datasets", "transformers", "pyarrow", "numpy", "tokenizers")
 COMMANDS = (
@@ -171,4 +171,4 @@ def test_a_wrong_call_exits_with_2_and_names_the_flag_that_was_meant(call: str) 
     assert (result.exit_code, type(result.exception)) == (2, SystemExit)
     assert result.stderr.strip()
     assert WRONG[call] in result.stderr
-    assert set(KEYS_OF_FLAGS.values()) <= {key.dotted for key in keys_of()}
+    assert set(KEYS_OF_FLAGS.values()) <= key_schemas().keys()

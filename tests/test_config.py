@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from bert_pretrain.config import LENGTHS, Config, PhaseConfig
 from bert_pretrain.config_file import load_config, preset_paths
-from bert_pretrain.config_keys import as_commented_yaml, dump_yaml, keys_of, suggest_key
+from bert_pretrain.config_keys import as_commented_yaml, dump_yaml, key_schemas, suggest_key
 from bert_pretrain.errors import ConfigError
 from bert_pretrain.model.bert import BertForPreTraining
 
@@ -105,47 +105,48 @@ phases:
 
 ALIAS_BOMB = "a0: &a0 [x]\n" + "".join(f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 10)}]\n" for n in range(1, 10))
 MISTAKES = [
-    ("train:\n  peak_lrr: 1\n", ["'train.peak_lr'", ":2"]),
-    ("train:\n  peak_lr: fast\n", ["train.peak_lr", "'fast'", ":2"]),
-    ("train:\n  peak_lr: inf\n", ["train.peak_lr", "finite", ":2"]),
-    ("train:\n  peak_lr:\n", ["train.peak_lr", "empty", ":2"]),
-    ("train:\n  max_steps: 0\n", ["train.max_steps", ":2"]),
-    ("data:\n  masked_lm_prob: 1.5\n", ["data.masked_lm_prob", ":2"]),
-    ("data:\n  whole_word_mask: maybe\n", ["data.whole_word_mask", "'maybe'", ":2"]),
-    ("data:\n  next_sentence: roberta\n", ["nsp, sop or none", ":2"]),
-    ("data:\n  word_segmenter: jieba\n", ["whole_word_mask", ":2"]),
-    ("train:\n  max_steps: 5\n  max_epochs: 2\n", ["max_steps 5", "max_epochs 2", ":2 and", ":3"]),
-    (
-        "train:\n  warmup_steps: 10\n  max_steps: 3\n  schedule_steps: 9\n",
-        ["warmup_steps 10", "9 steps", ":2 and", ":4"],
-    ),
-    ("train:\n  warmup_steps: 0\n  time_budget: 2h\n", ["warmup_steps 0", "train.warmup_ratio", ":2 and", ":3"]),
-    ("time: 2h\ntrain:\n  warmup_steps: 10\n", ["warmup_steps 10", "train.warmup_ratio", ":3 and", ":1"]),
-    (
-        "train: {max_steps: 4}\nphases:\n  - name: a\n  - name: b\n    train:\n      warmup_steps: 9\n",
-        ["warmup_steps 9", "8 steps", ":6 and", ":1"],
-    ),
-    ("train:\n  time_budget: soon\n", ["train.time_budget", "'soon'", ":2"]),
-    ("train:\n  betas: [0.9]\n", ["train.betas", "2 values", ":2"]),
-    ("data: {seed: 1}\ntrain: " + "[" * 33 + "]" * 33, ["nested", ":2"]),
-    ("".join(" " * depth + "a:\n" for depth in range(500)), ["nested"]),
-    ("data: {seed: 1}\ninputs: !!python/object/apply:os.system [a.txt]\n", ["os.system", ":2"]),
-    (ALIAS_BOMB, ["100,000 values"]),
-    ('data: {language: "\\ud800"}', ["surrogates"]),
-    ("data: {max_record_bytes: 1M}", ["max_record_bytes", ":1"]),
-    ("phases:\n  - name: a\n    train: {peek_lr: 1}\n", ["'phases.0.train.peak_lr'", ":3"]),
-    ("phases:\n  - train: {seed: 1}\n", ["'phases.0.name'", ":2"]),
-    ("phases:\n  - {name: a, model: {hidden_size: 5}}\n", ["phases.0.model", ":2"]),
+    ("train:\n  peak_lrr: 1\n", 2, "'train.peak_lr'"),
+    ("train:\n  peak_lr: fast\n", 2, "train.peak_lr is 'fast'"),
+    ("train:\n  peak_lr: inf\n", 2, "a number greater than 0"),
+    ("train:\n  peak_lr:\n", 2, "empty"),
+    ("train:\n  max_steps: 0\n", 2, "whole number greater than 0, or null"),
+    ("data:\n  masked_lm_prob: 1.5\n", 2, "greater than 0 and less than 1"),
+    ("data:\n  whole_word_mask: maybe\n", 2, "'maybe'"),
+    ("data:\n  next_sentence: roberta\n", 2, "nsp, sop or none"),
+    ("data:\n  word_segmenter: jieba\n", 2, "whole_word_mask"),
+    ("data:\n  encoding: gb18031\n", 2, "gb18030"),
+    ("data:\n  max_record_bytes: 1M\n", 2, "4,194,304"),
+    ("train:\n  max_steps: 5\n  max_epochs: 2\n", "2 and {}:3", "max_steps 5 and max_epochs 2"),
+    ("train:\n  max_steps: 3\n  schedule_steps: 9\n  warmup_steps: 10\n", 4, "9 steps"),
+    ("train:\n  time_budget: 2h\n  warmup_steps: 0\n", 3, "train.warmup_ratio"),
+    ("time: 2h\ntrain:\n  warmup_steps: 10\n", 3, "train.warmup_ratio"),
+    ("train: {max_steps: 4}\nphases:\n  - name: a\n  - name: b\n    train:\n      warmup_steps: 9\n", 6, "8 steps"),
+    ("train:\n  time_budget: soon\n", 2, "1h30m"),
+    ("train:\n  betas: [0.9]\n", 2, "2 values"),
+    ("data: {seed: 1}\ndata: {seed: 2}\n", 2, "twice"),
+    ("data:\n\tseed: 5\n", 2, "YAML"),
+    ("- data\n", None, "mapping"),
+    ("data: &a {seed: *a}\n", None, "contains itself"),
+    ("data: " + "[" * 10_000, None, "nested"),
+    ("data: {seed: 1}\ninputs: !!python/object/apply:os.system [a.txt]\n", 2, "os.system"),
+    (ALIAS_BOMB, 1, "100,000 values"),
+    ('data: {language: "\\ud800"}', None, "surrogates"),
+    ("phases:\n  - name: a\n    train: {peek_lr: 1}\n", 3, "'phases.0.train.peak_lr'"),
+    ("phases:\n  - train: {seed: 1}\n", 2, "'phases.0.name' is missing"),
+    ("phases:\n  - {name: a, model: {hidden_size: 5}}\n", 2, "phases.0.model"),
+    ("phases: [{name: a}, {name: a}]\n", 1, "share a name"),
+    ("phases: [{name: a/b}]\n", 1, "phases.0.name is 'a/b'"),
 ]
 
 
-@pytest.mark.parametrize(("text", "parts"), MISTAKES, ids=range(len(MISTAKES)))
-def test_a_mistake_names_the_value_the_line_and_a_remedy(tmp_path: Path, text: str, parts: list[str]) -> None:
+@pytest.mark.parametrize(("text", "line", "part"), MISTAKES, ids=range(len(MISTAKES)))
+def test_a_mistake_names_the_value_the_line_and_a_remedy(tmp_path: Path, text: str, line: object, part: str) -> None:
     with pytest.raises(ConfigError) as caught:
         from_yaml(tmp_path, text)
-    assert caught.value.where.startswith(str(tmp_path / "config.yaml"))
+    path = str(tmp_path / "config.yaml")
+    assert caught.value.where == (path if line is None else f"{path}:{line}".format(path))
     assert caught.value.remedy
-    assert [part for part in parts if part not in str(caught.value)] == []
+    assert part in str(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -155,13 +156,12 @@ def test_a_mistake_names_the_value_the_line_and_a_remedy(tmp_path: Path, text: s
         ("train.peak_lr=x", "--set train.peak_lr"),
         ("train.peak_lr.deep=3", "--set train.peak_lr.deep"),
         ("train.betas=[0.9", "--set train.betas"),
-        ("inputs=*.txt", "--set inputs"),
         ("inputs=a.txt", "[a.txt, "),
         ("train.trackers=wandb", "tensorboard or wandb"),
         ("data.input_weights={a.txt: 0}", "{a.txt: 3}"),
         ("data.text_field=", "subject,body"),
         ("phases=7", "[{name: first"),
-        ("train.seed=", "--set train.seed"),
+        ("model.hidden_size=100", "num_attention_heads"),
         ("extends=tiny", "'extends'"),
     ],
 )
@@ -169,6 +169,7 @@ def test_a_mistake_in_set_names_it(setting: str, part: str) -> None:
     with pytest.raises(ConfigError) as caught:
         load_config(settings=["train.betas=[0.9, 0.99]", "train.peak_lr=1", setting])
     assert part in str(caught.value)
+    assert caught.value.where.startswith("--set")
 
 
 WORDS = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=12)
@@ -210,8 +211,10 @@ def test_the_commented_configuration_loads_back_and_explains_every_key(names: st
     again = from_yaml(tmp_path, text)
     assert again.model_dump(exclude={"phases"}) == config.model_dump(exclude={"phases"})
     assert list(map(again.for_phase, again.phases)) == list(map(config.for_phase, config.phases))
-    assert all(f"{key.path[-1]}:" in text for key in keys_of())
-    assert [key.dotted for key in keys_of() if not re.fullmatch(r"[A-Z`].*\.", key.meaning)] == []
+    assert all(f"{key.rpartition('.')[2]}:" in text for key in key_schemas() if not key.startswith("phases."))
+    assert [
+        key for key, schema in key_schemas().items() if not re.fullmatch(r"[A-Z`].*\.", schema["description"])
+    ] == []
     assert names is None or "," in names or config == load_config(preset_paths()[names])
 
 
@@ -250,21 +253,21 @@ def test_generated_files_are_those_of_the_code(path: Path) -> None:
     assert path.read_text(encoding="utf-8") == write_reference.FILES[path]()
 
 
-PHASES_OF_40_AND_60_STEPS = "phases=[{name: a, train: {max_steps: 40}}, {name: b, train: {max_steps: 60}}]"
-
-
-def test_a_warm_up_that_fits_is_taken_and_one_longer_than_a_run_without_its_phases_is_refused() -> None:
-    for settings in (
+@pytest.mark.parametrize(
+    "settings",
+    [
         ["train.warmup_steps=9", "train.max_steps=9"],
         ["train.warmup_steps=9", "train.max_steps=5", "train.schedule_steps=9"],
         ["train.warmup_steps=9", "train.max_epochs=1"],  # how many steps that is, the data will tell
         ["train.warmup_ratio=1", "train.time_budget=60"],
-        ["train.warmup_steps=100", PHASES_OF_40_AND_60_STEPS],
-    ):
-        assert load_config(None, settings)
-    with pytest.raises(ConfigError, match="40 steps") as caught:
-        load_config(None, settings, {"train.max_steps": ("--max-steps", 40)}, with_phases=False)
-    assert caught.value.where == "--set train.warmup_steps and --max-steps"
+        ["train.warmup_steps=100", "phases=[{name: a, train: {max_steps: 40}}, {name: b, train: {max_steps: 60}}]"],
+    ],
+)
+def test_a_warm_up_that_fits_or_may_fit_is_taken(settings: list[str]) -> None:
+    assert load_config(None, settings)
+    if "phases" in settings[-1]:
+        with pytest.raises(ConfigError, match="40 steps"):
+            load_config(None, settings, {"train.max_steps": ("--max-steps", 40)}, with_phases=False)
 
 
 @pytest.mark.parametrize("names", PAPER_PRESETS)
@@ -378,7 +381,6 @@ def test_the_length_of_a_later_layer_replaces_one_by_another_key(layers, setting
         ({"a": "\nextend: base\n"}, "a.yaml:2", "'extends'"),
         ({"a": "\nextends: bse\n"}, "a.yaml:2", "'base'"),
         ({"a": "extends: [base, sub/no.yaml]\n"}, "a.yaml:1", "sub/no.yaml"),
-        ({"a": "extends: {a: b}\n"}, "a.yaml:1", "extends"),
         ({"a": "extends: b.yaml\n", "b": "data:\nextends: a.yaml\n"}, "b.yaml:2", "extends itself"),
         (
             {"a": "model: {hidden_size: 100}\n", "b": "model:\n  num_attention_heads: 3\n"},

@@ -5,10 +5,9 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from bert_pretrain.config import Config
+from bert_pretrain.config import Config, duration_text
 from bert_pretrain.config_file import load_config
 from bert_pretrain.config_keys import inline_yaml
-from bert_pretrain.config_values import duration_text
 from bert_pretrain.errors import ConfigError
 from bert_pretrain.io.files import write_text
 from bert_pretrain.io.manifest import check_writable

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from bert_pretrain.config_values import duration_text
+from bert_pretrain.config import duration_text
 from bert_pretrain.errors import ConfigError
 from bert_pretrain.plan import law
 from bert_pretrain.plan.machine_facts import SHIPPED, SIZES, Size, read_machine
