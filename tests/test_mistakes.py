@@ -161,7 +161,6 @@ MISTAKES = {
     "not parquet": ("vocab broken.parquet --output v", "broken.parquet"),
     # whole words
     "no such tokens": ("vocab a.txt --output v --tokens bpe", "--tokens"),
-    "whole words in lower case": ("vocab a.txt --output v --tokens words --lowercase", "--lowercase --tokens words"),
     "pieces of words extended by whole words": ("vocab a.txt --output v --extend bert --tokens words", "vocab.tokens"),
     # configuration
     "unknown key": ("vocab a.txt --output v --config key.yaml", "key.yaml:2"),
@@ -172,7 +171,6 @@ MISTAKES = {
     "two lengths": ("train --data mine --output r --steps 5 --time 1h", "--steps and --time"),
     "no such device": ("run tiny a.txt --output r --device tpu", "--device"),
     "flag overruled by phases": ("run base a.txt --output r --steps 5", "--steps"),
-    "inputs given twice": ("run tiny a.txt --output r --set inputs=[b.txt]", "a.txt and --set inputs"),
     "no inputs": ("run tiny --output r", "inputs"),
     "auto without time": ("run auto a.txt --output r", "run auto"),
     # outputs

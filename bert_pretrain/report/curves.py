@@ -167,7 +167,7 @@ def figure_of(
     return figure
 
 
-def _font(names: list[str]) -> dict[str, Any]:
+def _font(names: list[str]) -> Any:
     """Return the font that names of runs need besides matplotlib's own: Chinese ones, where one is installed."""
     from matplotlib.font_manager import fontManager
 
