@@ -39,22 +39,15 @@ MEANINGS = [
     ("train.max_steps", "null", None),
     ("train.time_budget", "24h", 86400.0),
     ("train.time_budget", "1d 2h", 93600.0),
-    ("train.time_budget", "90", 90.0),
     ("train.time_budget", "90 min", 5400.0),
-    ("train.time_budget", "1 Day 30 secs", 86430.0),
     ("train.time_budget", "2.5e-1s", 0.25),
     ("data.language", "no", "no"),
-    ("data.language", "'no'", "no"),
-    ("data.language", '"on"', "on"),
     ("data.text_field", "1", "1"),
     ("data.text_field", "'null'", "null"),
     ("data.whole_word_mask", "no", False),
     ("data.whole_word_mask", "yes", True),
-    ("data.whole_word_mask", "False", False),
     ("vocab.strip_accents", "no", False),
-    ("vocab.strip_accents", "null", None),
     ("train.betas", "[0.9, 0.98]", (0.9, 0.98)),
-    ("train.micro_batch_tokens", "auto", "auto"),
     ("train.micro_batch_tokens", "8192", 8192),
     ("train.device", "cuda:1", "cuda:1"),
     ("train.device", "gpu", "cuda"),
@@ -69,21 +62,10 @@ def test_a_value_means_the_same_in_a_file_and_in_set(tmp_path: Path, key: str, t
     assert value_at(load_config(settings=[f"{key}={text}"]), key) == value
 
 
-def test_later_sources_win_and_replace_what_stood_there(tmp_path: Path) -> None:
-    flags = {"vocab.size": ("--vocab-size", 9000), "data.strict": ("--strict", None)}
-    settings = ["vocab.size=8000", "data.seed=1", "data.seed=2"]
-    config = from_yaml(tmp_path, "vocab: {size: 7000, lowercase: no}\n", settings=settings, flags=flags)
-    assert (config.vocab.size, config.vocab.lowercase, config.data.seed, config.data.strict) == (9000, False, 2, False)
-
-
 @pytest.mark.parametrize("text", ["", "# nothing\n", "train: {}\nphases:\ninputs:\n", "train: null\n"])
 def test_empty_files_and_sections_mean_the_defaults(tmp_path: Path, text: str) -> None:
     assert from_yaml(tmp_path, text) == Config()
     assert from_yaml(tmp_path, "train:\n", settings=["train.seed=7"]).train.seed == 7
-    config = load_config()
-    assert (config.vocab.size, config.vocab.unused_tokens) == (30522, 99)
-    assert (config.model.hidden_size, config.model.num_hidden_layers, config.model.layer_norm_eps) == (768, 12, 1e-12)
-    assert (config.data.masked_lm_prob, config.train.peak_lr) == (0.15, 1e-4)
 
 
 def test_phases_override_data_and_training(tmp_path: Path) -> None:
@@ -218,7 +200,7 @@ def test_the_commented_configuration_loads_back_and_explains_every_key(names: st
     assert names is None or "," in names or config == load_config(preset_paths()[names])
 
 
-@pytest.mark.parametrize(("seconds", "text"), [(7200.0, "2h"), (5400.0, "1h30m"), (90061.0, "25h1m1s"), (2.5, "2.5s")])
+@pytest.mark.parametrize(("seconds", "text"), [(5400.0, "1h30m"), (90061.0, "25h1m1s"), (2.5, "2.5s")])
 def test_a_duration_is_written_with_units_and_reads_back(seconds: float, text: str, tmp_path: Path) -> None:
     config = load_config(settings=[f"train.time_budget={seconds}", f"time={seconds}"])
     written = yaml.safe_load(dump_yaml(config))
@@ -253,21 +235,17 @@ def test_generated_files_are_those_of_the_code(path: Path) -> None:
     assert path.read_text(encoding="utf-8") == write_reference.FILES[path]()
 
 
-@pytest.mark.parametrize(
-    "settings",
-    [
-        ["train.warmup_steps=9", "train.max_steps=9"],
+def test_a_warm_up_that_fits_or_may_fit_is_taken() -> None:
+    phases = "phases=[{name: a, train: {max_steps: 40}}, {name: b, train: {max_steps: 60}}]"
+    for settings in (
         ["train.warmup_steps=9", "train.max_steps=5", "train.schedule_steps=9"],
         ["train.warmup_steps=9", "train.max_epochs=1"],  # how many steps that is, the data will tell
         ["train.warmup_ratio=1", "train.time_budget=60"],
-        ["train.warmup_steps=100", "phases=[{name: a, train: {max_steps: 40}}, {name: b, train: {max_steps: 60}}]"],
-    ],
-)
-def test_a_warm_up_that_fits_or_may_fit_is_taken(settings: list[str]) -> None:
-    assert load_config(None, settings)
-    if "phases" in settings[-1]:
-        with pytest.raises(ConfigError, match="40 steps"):
-            load_config(None, settings, {"train.max_steps": ("--max-steps", 40)}, with_phases=False)
+        ["train.warmup_steps=100", phases],
+    ):
+        assert load_config(None, settings)
+    with pytest.raises(ConfigError, match="40 steps"):
+        load_config(None, [*settings, "train.max_steps=40"], with_phases=False)
 
 
 @pytest.mark.parametrize("names", PAPER_PRESETS)
@@ -294,11 +272,11 @@ def test_what_phases_overrule_or_contradict_is_refused_unless_they_are_not_run()
         load_config("base", ["train.time_budget=24h"])
 
 
-@pytest.mark.parametrize(("name", "peak_lr"), [("tiny", 4e-3), ("mini", 4e-3), ("small", 3e-3), ("medium", 2e-3)])
-def test_small_sizes_have_the_recipe_for_short_runs(name: str, peak_lr: float) -> None:
-    config = load_config(name)
-    assert (config.phases, config.train.optimizer, config.train.peak_lr) == ((), "muon", peak_lr)
-    assert config.model == load_config(f"{name},paper,short").model
+def test_small_sizes_have_the_recipe_for_short_runs() -> None:
+    for name, peak_lr in (("tiny", 4e-3), ("mini", 4e-3), ("small", 3e-3), ("medium", 2e-3)):
+        config = load_config(name)
+        assert (config.phases, config.train.optimizer, config.train.peak_lr) == ((), "muon", peak_lr)
+        assert config.model == load_config(f"{name},paper,short").model
     assert (load_config("base,short").phases, load_config("base,short").train) == ((), load_config("medium").train)
 
 
@@ -346,7 +324,9 @@ def test_later_layers_win_key_by_key_and_phases_are_replaced_whole(layers: Calla
     config = load_config(source)
     assert (config.inputs, config.data.seed, config.data.dupe_factor, config.train.peak_lr) == (("a.txt",), 1, 9, 1e-3)
     assert config.phases == (PhaseConfig(name="new"),)
-    assert load_config(source, ["data.dupe_factor=4"]).data.dupe_factor == 4
+    flags = {"vocab.size": ("--vocab-size", 9000), "data.strict": ("--strict", None), "data.seed": ("--seed", 3)}
+    config = load_config(source, ["data.dupe_factor=4", "data.seed=1", "data.seed=2"], flags)
+    assert (config.data.dupe_factor, config.data.seed, config.vocab.size, config.data.strict) == (4, 3, 9000, False)
     two = "extends: tiny\nphases: [{name: a, train: {max_steps: 8}}, {name: b, train: {max_steps: 2}}]\n"
     config = load_config(layers(top=two))
     assert [config.for_phase(phase).train.max_steps for phase in config.phases] == [8, 2]
@@ -359,18 +339,14 @@ def test_a_file_may_extend_presets_and_other_files(layers: Callable[..., str]) -
     assert load_config(layers(top="extends: small,paper\n")) == load_config("small,paper")
 
 
-@pytest.mark.parametrize(
-    ("settings", "length"),
-    [
-        ([], ("max_steps", 7)),
-        (["train.time_budget=1h"], ("time_budget", 3600.0)),
-        (["train.max_epochs=2"], ("max_epochs", 2.0)),
-        (["train={max_steps: 5}"], ("max_steps", 5)),
-    ],
-)
-def test_the_length_of_a_later_layer_replaces_one_by_another_key(layers, settings, length: tuple[str, float]) -> None:
-    train = load_config(layers(over=OVER), settings).train
-    assert {key: getattr(train, key) for key in LENGTHS if getattr(train, key) is not None} == dict([length])
+def test_the_length_of_a_later_layer_replaces_one_by_another_key(layers: Callable[..., str]) -> None:
+    for settings, length in (
+        ([], {"max_steps": 7}),
+        (["train.time_budget=1h"], {"time_budget": 3600.0}),
+        (["train={max_epochs: 2}"], {"max_epochs": 2.0}),
+    ):
+        train = load_config(layers(over=OVER), settings).train
+        assert {key: value for key in LENGTHS if (value := getattr(train, key)) is not None} == length
 
 
 @pytest.mark.parametrize(
