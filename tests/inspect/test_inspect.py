@@ -266,9 +266,7 @@ def test_rows_are_chosen_by_number_or_by_seed(data_folder: Path) -> None:
     assert rows("--stats") == []
 
 
-def test_without_colours_marks_say_the_same(
-    data_folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_without_colours_marks_say_the_same(data_folder: Path, monkeypatch, capsys) -> None:
     def output() -> str:
         assert inspect(data_folder, rows=4)
         return capsys.readouterr().out
@@ -284,9 +282,7 @@ def test_without_colours_marks_say_the_same(
     assert output() == plain
 
 
-def test_characters_that_the_terminal_lacks_become_question_marks(
-    data_folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_characters_that_the_terminal_lacks_become_question_marks(data_folder: Path, monkeypatch) -> None:
     output = io.BytesIO()
     monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(output, encoding="ascii"))
     assert inspect(data_folder, rows=2, stats=True)

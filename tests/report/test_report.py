@@ -223,15 +223,6 @@ def test_values_in_markdown_are_escaped_on_one_line_and_settings_not_given_are_l
     assert "| metric | validation |\n| --- | --- |\n| f1 | 0.9000 |" in text
 
 
-def test_values_in_html_are_escaped() -> None:
-    hint = {"cause": EVIL, "observed": EVIL, "remedy": EVIL}
-    run = {"name": EVIL, "use": None, "normal": [(EVIL, EVIL)], "cells": [EVIL], "settings": {EVIL: EVIL}}
-    text = render("report.html", runs=[{**run, "hints": [hint]}], columns=[EVIL], pictures=[], settings=[EVIL])
-    assert "<b>" not in text
-    # Title, heading, name and hint, column, name and cell, name of the run and setting, normal values.
-    assert text.count("&lt;b&gt;") == 14
-
-
 def test_a_missing_value_is_an_error() -> None:
     with pytest.raises(jinja2.UndefinedError, match="base"):
         render("finetuned_card.md", **{name: value for name, value in FINETUNED.items() if name != "base"})
