@@ -260,6 +260,8 @@ def _place(tree: Any, path: KeyPath, *, exact: bool = False) -> str:
         elif isinstance(tree, dict) and name in tree:
             found.append(next(getattr(key, "where", found[-1]) for key in tree if key == name))
             tree = tree[name]
+        else:
+            break
     return "" if exact and len(found) <= len(path) else found[-1]
 
 
@@ -268,13 +270,11 @@ def _explain(error: ValidationError, prefix: KeyPath, tree: Tree) -> ConfigError
     problem = error.errors()[0]
     location = tuple(map(str, problem["loc"]))
     # Pydantic adds members of unions and items of lists, which are no keys.
-    path = (
-        *prefix,
-        *location[: {"phases": 3}.get(location[0], 2 if location[0] in SECTIONS else 1) if location else 0],
-    )
+    depth = 3 if location[:1] == ("phases",) else 2 if location and location[0] in SECTIONS else 1
+    path = (*prefix, *location[:depth])
     dotted, where = ".".join(path), _place(tree, path)
     if problem["type"] == "extra_forbidden":
-        return _unknownKey(dotted, where)
+        return _unknown_key(dotted, where)
     if problem["type"] == "value_error":
         message = problem["msg"].removeprefix("Value error, ")
         places = (_place(tree, (*path, word), exact=True) for word in re.findall(r"\w+", message))
@@ -291,7 +291,7 @@ def _explain(error: ValidationError, prefix: KeyPath, tree: Tree) -> ConfigError
     return ConfigError(f"{dotted} {'contains' if is_item else 'is'} {value}", where=where, remedy=remedy)
 
 
-def _unknownKey(dotted: str, where: str) -> ConfigError:
+def _unknown_key(dotted: str, where: str) -> ConfigError:
     """Refuse a key, and name the one that was probably meant."""
     parts = dotted.split(".")
     head = ".".join(parts[:2]) + "." if parts[0] == "phases" and len(parts) > 2 else ""
