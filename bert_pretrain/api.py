@@ -24,11 +24,8 @@ def _config(source: str | Path | None, **sections: Keys | None) -> "Config":
     """Return the configuration of presets or files, and keys put over them."""
     from bert_pretrain.config_file import load_config
 
-    flags = {
-        f"{section}.{key}": (f"{section}['{key}']", value)
-        for section, values in sections.items()
-        for key, value in (values or {}).items()
-    }
+    keys = [(section, key, value) for section, values in sections.items() for key, value in (values or {}).items()]
+    flags = {f"{section}.{key}": (f"{section}['{key}']", value) for section, key, value in keys}
     return load_config(source, flags=flags, with_phases=False)
 
 

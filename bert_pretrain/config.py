@@ -1,23 +1,24 @@
-"""The configuration: one YAML with a section for each stage, checked once, here; everything inside trusts it."""
+"""The configuration: one YAML with a section for each stage, checked once, here; everything inside trusts it.
 
+Numbers, durations and the like are read as people write them: `1e5`, `2 hours`, `64M`, `gpu`.
+"""
+
+import codecs
+import contextlib
+import re
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
-
-from bert_pretrain.config_values import (
-    Count,
-    Device,
-    Encoding,
-    Expects,
-    Float,
-    Int,
-    Name,
-    PositiveInt,
-    Probability,
-    Seconds,
-    Share,
-    TextField,
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ByteSize,
+    ConfigDict,
+    Field,
+    WithJsonSchema,
+    model_validator,
 )
+
 from bert_pretrain.errors import ConfigError
 
 MIN_RECORD_BYTES, MAX_RECORD_BYTES = 4 << 20, 64 << 20
@@ -28,10 +29,61 @@ AUTO_LANGUAGE, SINGLE_CHARACTERS = "auto", "characters"
 DEFAULT_EVAL_EVERY = 1000
 LENGTHS = ("max_steps", "max_epochs", "time_budget")
 """Keys of the section `train` that give the length of a run; it has one."""
-DURATIONS = (("time",), ("train", "time_budget"))
-"""Keys whose values are durations."""
+ENCODINGS = ("auto", "gb18030", "big5", "cp1252", "shift_jis")
+_UNITS = {"d(?:ays?)?": 86400, "h(?:(?:ou)?rs?)?": 3600, "m(?:in(?:ute)?s?)?": 60, "s(?:ec(?:ond)?s?)?": 1}
+_DURATION = re.compile(r"\s*" + "".join(rf"(?:([\d.]+(?:e-?\d+)?)\s*{unit}\s*)?" for unit in _UNITS), re.IGNORECASE)
 
-Boundary = Literal["auto", "blank_line", "line", "file"]
+
+def _whole_number(value: object) -> object:
+    """Accept `1e5` where a whole number is expected."""
+    if isinstance(value, str) and re.fullmatch(r"\d+(\.\d+)?[eE]\+?\d+", value) and float(value).is_integer():
+        return int(float(value))
+    return value
+
+
+def _seconds(value: object) -> object:
+    """Accept `24h`, `1h30m`, `2 hours`, `90 min` where a duration is expected; a bare number is seconds."""
+    if isinstance(value, str) and (found := _DURATION.fullmatch(value)) and any(found.groups()):
+        with contextlib.suppress(ValueError):
+            return sum(float(part) * size for part, size in zip(found.groups(), _UNITS.values(), strict=True) if part)
+    return value
+
+
+def duration_text(seconds: float) -> str:
+    """Write a duration so that it reads back to the same number: `1h30m`, `2.5s`."""
+    if not seconds.is_integer() or not seconds:
+        return f"{seconds!r}s"
+    minutes, rest = divmod(int(seconds), 60)
+    parts = zip((*divmod(minutes, 60), rest), "hms", strict=True)
+    return "".join(f"{number}{unit}" for number, unit in parts if number)
+
+
+def check_encoding(name: str) -> str:
+    """Return the name of an encoding of text that Python knows, or `auto`; any other is a ValueError."""
+    try:
+        if name != "auto":
+            "".encode(name)  # refuses encodings of bytes
+            codecs.getincrementaldecoder(name)("replace")
+    except (LookupError, ValueError) as error:
+        raise ValueError(f"there is no encoding {name!r}; there are for example {', '.join(ENCODINGS)}") from error
+    return name
+
+
+def _fields(value: object) -> object:
+    """Accept `subject,body` for a list; a name with a comma is a list of one."""
+    if not isinstance(value, str) or "," not in value:
+        return value
+    return [name.strip() for name in value.strip().removeprefix("[").removesuffix("]").split(",")]
+
+
+def names_of(field: "TextField") -> tuple[str, ...]:
+    """Return the names of the fields whose texts are joined, in order."""
+    return (field,) if isinstance(field, str) else field
+
+
+def _device(value: object) -> object:
+    """Accept `gpu` for `cuda`, in any case."""
+    return re.sub("^gpu", "cuda", value.strip().lower()) if isinstance(value, str) else value
 
 
 def _boundaries(value: object) -> object:
@@ -41,12 +93,43 @@ def _boundaries(value: object) -> object:
     return {name: boundary for name, _, boundary in (part.rpartition("=") for part in value.split(","))}
 
 
+def _or_text(*examples: str, **limits: float) -> WithJsonSchema:
+    """Let editors accept a text such as `24h` beside a number."""
+    return WithJsonSchema({"anyOf": [{"type": "number"}, {"type": "string"}], "examples": list(examples), **limits})
+
+
+# The JSON schema of a type says in messages what its values are: by its limits, or by examples.
+Whole = BeforeValidator(_whole_number)
+Int = Annotated[int, Whole]
+PositiveInt = Annotated[int, Field(gt=0), Whole]
+Float = Annotated[float, Field(gt=0)]
+Probability = Annotated[float, Field(ge=0, le=1)]
+Share = Annotated[float, Field(ge=0, lt=1)]
+NonEmpty = Annotated[str, Field(min_length=1)]
+Seconds = Annotated[float, Field(gt=0), BeforeValidator(_seconds), _or_text("90s", "30m", "1h30m", "2 days")]
+RecordBytes = Annotated[
+    ByteSize, AfterValidator(int), Field(ge=MIN_RECORD_BYTES), _or_text("64M", minimum=MIN_RECORD_BYTES)
+]
+Device = Annotated[
+    str,
+    Field(pattern=r"^(auto|cpu|cuda(:\d+)?|mps)$", examples=["auto", "cpu", "cuda", "cuda:1", "mps"]),
+    BeforeValidator(_device),
+]
+Encoding = Annotated[str, AfterValidator(check_encoding), Field(examples=list(ENCODINGS))]
+TextField = Annotated[
+    NonEmpty | Annotated[tuple[NonEmpty, ...], Field(min_length=1)],
+    BeforeValidator(_fields),
+    Field(examples=["text", "subject,body"]),
+]
+Boundary = Literal["auto", "blank_line", "line", "file"]
 DocumentBoundary = Annotated[
     Boundary | dict[str, Boundary],
     BeforeValidator(_boundaries),
-    Expects("auto, blank_line, line or file, or one for an input, such as a.txt=line"),
+    Field(examples=["auto", "blank_line", "line", "file", "a.txt=line"]),
 ]
-Inputs = Annotated[tuple[str, ...], Expects("a list in brackets, such as [a.txt, corpus/*.gz]")]
+Inputs = Annotated[tuple[str, ...], Field(examples=[["a.txt", "corpus/*.gz"]])]
+# A section left empty in YAML (`data:`) is null there.
+Overrides = Annotated[dict[str, Any], BeforeValidator(lambda value: {} if value is None else value)]
 
 
 class _Section(BaseModel):
@@ -60,7 +143,7 @@ class VocabConfig(_Section):
     tokens: Literal["wordpiece", "words"] = "wordpiece"
     """Pieces of words, or whole words of text that is tokenized already: split at white space, otherwise as it is, so
     that `lowercase`, `strip_accents`, `handle_chinese_chars` and `limit_alphabet` are without effect."""
-    size: Annotated[Int, Field(ge=6)] = 30522
+    size: Annotated[int, Field(ge=6), Whole] = 30522
     """Tokens in the vocabulary, special and unused ones included; never exceeded."""
     lowercase: bool = True
     """Lowercase the text before it is split."""
@@ -72,7 +155,7 @@ class VocabConfig(_Section):
     """Least number of occurrences of a token."""
     limit_alphabet: PositiveInt | None = None
     """Characters kept; null keeps the most frequent ones up to a coverage of 99.99 %."""
-    unused_tokens: Annotated[Int, Field(ge=0)] = 99
+    unused_tokens: Annotated[int, Field(ge=0), Whole] = 99
     """Unused slots between [PAD] and [UNK]; 99 gives BERT's own special ids."""
     add_tokens: PositiveInt | None = None
     """With `vocab --extend`: tokens to add, into unused slots first, then at the end; null means as many as slots."""
@@ -83,7 +166,7 @@ class VocabConfig(_Section):
 class DataConfig(_Section):
     """How raw text is read, and stage 2: sentence pairs (Devlin et al., 2018, section 3.1 and appendix A.1)."""
 
-    max_seq_length: Annotated[Int, Field(ge=8, le=65535)] = 128
+    max_seq_length: Annotated[int, Field(ge=8, le=65535), Whole] = 128
     """Tokens of an example at most, [CLS] and [SEP] included."""
     dupe_factor: PositiveInt = 5
     """Copies of the corpus, each with its own pairs and masks."""
@@ -105,7 +188,7 @@ class DataConfig(_Section):
     """Masks are stored in the shards (static), or drawn anew in every epoch of training (dynamic)."""
     sentence_splitter: Literal["auto", "lines", "sentencex"] = "auto"
     """One sentence per line, or running text that `sentencex` cuts; auto looks at the text of each input."""
-    language: Annotated[str, Field(min_length=2), Expects("auto, or a language code such as en or zh")] = AUTO_LANGUAGE
+    language: Annotated[str, Field(min_length=2, examples=["auto", "en", "zh"])] = AUTO_LANGUAGE
     """An ISO 639 code, for splitting sentences and for the model card; auto: zh where the text is Chinese, else en."""
     document_boundary: DocumentBoundary = "auto"
     """What ends a document of a text file: a blank line, every line, or its end; auto: blank lines where it has one
@@ -117,9 +200,7 @@ class DataConfig(_Section):
     input has are joined."""
     strict: bool = False
     """Refuse text that is not valid in its encoding instead of replacing and counting it."""
-    max_record_bytes: Annotated[
-        Count, Field(ge=MIN_RECORD_BYTES), Expects(f"a count such as 64M, at least {MIN_RECORD_BYTES:,}")
-    ] = MAX_RECORD_BYTES
+    max_record_bytes: RecordBytes = MAX_RECORD_BYTES  # type: ignore[assignment]
     """Largest record that is read: a line of JSONL, a row of CSV or Parquet, which is held in memory."""
     validation_fraction: Share = 0.01
     """Share of the documents held out for validation."""
@@ -127,11 +208,11 @@ class DataConfig(_Section):
     """Inputs of your own validation split, instead of `validation_fraction`."""
     fraction: Annotated[float, Field(gt=0.0, le=1.0)] = 1.0
     """Share of the text that is read: of more than 16 inputs that share of them, of fewer pieces of 8 MiB of each."""
-    input_weights: Annotated[dict[str, Float], Expects("numbers greater than 0 by input, such as {a.txt: 3}")] = {}
+    input_weights: Annotated[dict[str, Float], Field(examples=[{"a.txt": 3}])] = {}
     """How many times as often as others an input is seen; 1 for inputs that are not named."""
     drop_duplicates: bool = True
     """Leave out documents that equal another one token by token; those for validation stay."""
-    examples_per_shard: Annotated[Int, Field(ge=64)] = 16384
+    examples_per_shard: Annotated[int, Field(ge=64), Whole] = 16384
     """Examples in each Parquet file."""
     seed: Int = 12345
     """Random seed of pairs, masks, order and the choice of what is held out."""
@@ -162,7 +243,7 @@ class ModelConfig(_Section):
     """Dropout of attention probabilities."""
     max_position_embeddings: PositiveInt = 512
     """Longest sequence that the model takes, in tokens."""
-    type_vocab_size: Annotated[Int, Field(ge=2)] = 2
+    type_vocab_size: Annotated[int, Field(ge=2), Whole] = 2
     """Number of segments: A and B."""
     initializer_range: Float = 0.02
     """Standard deviation of the first weights."""
@@ -199,7 +280,7 @@ class TrainConfig(_Section):
     """Learning rate at the end of the warm-up."""
     warmup_ratio: Probability = 0.01
     """Share of the run in which the learning rate rises from 0 to `peak_lr`."""
-    warmup_steps: Annotated[Int, Field(ge=0)] | None = None
+    warmup_steps: Annotated[int, Field(ge=0), Whole] | None = None
     """Steps of warm-up, in place of `warmup_ratio`; not with `time_budget`, and no more than the run has."""
     init: Literal["normal", "positional_heads"] = "normal"
     """First weights: BERT's, or some with which the first layer begins by attending to neighbouring tokens."""
@@ -215,10 +296,7 @@ class TrainConfig(_Section):
     """Steps that the schedule spans where phases share one; null means the run's own."""
     weight_decay: Annotated[float, Field(ge=0.0)] = 0.01
     """Decoupled weight decay, of matrices only."""
-    betas: tuple[Share, Share] = (
-        0.9,
-        0.999,
-    )
+    betas: tuple[Share, Share] = (0.9, 0.999)
     """Decay of the first and the second moment in AdamW and LAMB."""
     eps: Float = 1e-6
     """Added to the denominator of AdamW and LAMB."""
@@ -265,34 +343,21 @@ class TrainConfig(_Section):
             return None
         return self.max_steps or DEFAULT_MAX_STEPS
 
-    def check_warmup(
-        self, spanned_steps: int | None, where: str = "train.warmup_steps", time: float | None = None
-    ) -> None:
-        """Refuse `warmup_steps` that do not fit into a schedule of `spanned_steps`, None where they are not known yet.
-
-        `time` is that of all stages, where the clock ends the run.
-        """
-        clock = f"time {time:g}" if time is not None else ""
-        clock = f"time_budget {self.time_budget:g}" if self.time_budget is not None else clock
-        what = f"cannot be combined with {clock}: the number of steps is not known beforehand" if clock else ""
-        if not clock and spanned_steps is not None and (self.warmup_steps or 0) > spanned_steps:
-            what = f"is longer than the run of {spanned_steps:,} steps"
-        if self.warmup_steps is not None and what:
-            remedy = (
-                f"set train.warmup_steps=null and train.warmup_ratio (now {self.warmup_ratio:g}), a share of the run"
-            )
-            raise ConfigError(f"warmup_steps {self.warmup_steps:,} {what}", where=where, remedy=remedy)
-
-
-# A section of overrides left empty in YAML (`data:`) is null there.
-Overrides = Annotated[dict[str, Any], BeforeValidator(lambda value: {} if value is None else value)]
+    def check_warmup(self, steps: int | None, where: str = "train.warmup_steps") -> None:
+        """Refuse `warmup_steps` that do not fit into a schedule of `steps`; None where the clock ends the run."""
+        if self.warmup_steps is None or (steps is not None and self.warmup_steps <= steps):
+            return
+        length = "the clock ends the run" if steps is None else f"the run has {steps:,} steps"
+        what = f"warmup_steps {self.warmup_steps:,} does not fit: {length}"
+        remedy = f"set train.warmup_steps=null and train.warmup_ratio (now {self.warmup_ratio:g}), a share of the run"
+        raise ConfigError(what, where=where, remedy=remedy)
 
 
 class PhaseConfig(_Section):
     """One phase of training: what it changes in the sections `data` and `train`."""
 
-    name: Name
-    """Name of the folders of this phase."""
+    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", examples=["first", "512-tokens"])]
+    """Name of the folders of this phase: letters, digits, '.', '_' and '-', the first a letter or digit."""
     data: Overrides = {}
     """Keys of the section `data` that differ in this phase."""
     train: Overrides = {}
@@ -301,19 +366,8 @@ class PhaseConfig(_Section):
     """With `time`: what the phase gets of the time for training, relative to the other phases."""
 
 
-def _describe_extends(schema: dict[str, Any]) -> None:
-    """Add the key of YAML files that `config_file` resolves before a configuration is built."""
-    name = {"type": "string"}
-    schema["properties"]["extends"] = {
-        "anyOf": [name, {"type": "array", "items": name}],
-        "description": "Presets or YAML files that this file is put over.",
-    }
-
-
 class Config(_Section):
     """The whole configuration of `bert-pretrain`."""
-
-    model_config = ConfigDict(json_schema_extra=_describe_extends)
 
     inputs: Inputs = ()
     """Raw text: files, globs, folders, URLs, or dataset:NAME[:config][@split]."""
@@ -328,10 +382,15 @@ class Config(_Section):
     """The network, by the names of Hugging Face's `BertConfig`; `vocab_size` comes from the tokenizer."""
     train: TrainConfig = TrainConfig()
     """Stage 3: the optimisation."""
-    phases: Annotated[
-        tuple[PhaseConfig, ...], Expects("a list in brackets, such as [{name: first, train: {max_steps: 900}}]")
-    ] = ()
+    phases: Annotated[tuple[PhaseConfig, ...], Field(examples=[[{"name": "first", "train": {"max_steps": 900}}]])] = ()
     """Phases of training, run in order; each may change keys of `data` and `train`."""
+
+    @model_validator(mode="after")
+    def _phases_have_names(self) -> "Config":
+        names = [phase.name for phase in self.phases]
+        if len(set(names)) < len(names):
+            raise ValueError(f"two phases share a name: {', '.join(names)}")
+        return self
 
     def for_phase(self, phase: PhaseConfig) -> "Config":
         """Return this configuration with the phase's overrides applied and no phases."""

@@ -1,4 +1,4 @@
-"""Configuration files: presets and YAML files, `--set` pairs and flags, later ones winning; and explaining mistakes.
+"""Configuration files: presets and YAML, `--set` and flags, later ones winning; mistakes explained; written as YAML.
 
 YAML files are layers: `small,paper` puts the second over the first, `extends: short` puts a file over another one.
 Layers are merged key by key; lists such as `phases` are replaced as a whole. YAML scalars are read as text and get
@@ -6,28 +6,26 @@ their type from the field they belong to: `1e-4` is a number where a number is e
 value is and Norwegian where a language is.
 """
 
-import difflib
-import json
+import itertools
+import re
+import reprlib
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
 import yaml
 from pydantic import ValidationError
 
-from bert_pretrain.config import DURATIONS, LENGTHS, Config, PhaseConfig, TrainConfig
-from bert_pretrain.config_keys import SECTIONS, keys_of, suggest_key
-from bert_pretrain.config_values import duration_text
+from bert_pretrain.config import LENGTHS, Config, TrainConfig, duration_text
+from bert_pretrain.config_keys import SECTIONS, key_schemas, suggest_key, values_of
 from bert_pretrain.errors import ConfigError
 from bert_pretrain.io.cores import is_first_rank
 
 KeyPath = tuple[str, ...]  # the path of a key in the tree, for example ("train", "peak_lr")
-Places = dict[KeyPath, str]  # the file and line, or the flag, of each key and of what is inside it
-Layer = tuple[dict[str, Any], Places]
-_PLAIN = ("map", "seq", "str", "int", "float", "bool", "null", "timestamp", "merge", "value")
-_TAGS = {f"tag:yaml.org,2002:{kind}" for kind in _PLAIN}
-MAX_DEPTH, MAX_VALUES = 32, 100_000  # with every alias (`*`) expanded: a few lines can stand for billions of values
+Tree = dict[str, Any]
+MAX_VALUES = 100_000  # with every alias (`*`) expanded: a few lines can stand for billions of values
 
 
 def load_config(
@@ -45,10 +43,39 @@ def load_config(
     """
     sources = [] if source is None else source.split(",") if isinstance(source, str) else [source]
     layers = [layer for each in sources for layer in _layers_of(each, "--config")]
-    return _validated(*_merged([*layers, _command_line(settings, flags or {})]), with_phases)
+    layers.append(_command_line(settings, flags or {}))
+    tree = _merged(layers)
+    path: KeyPath = ()
+    try:
+        config = Config.model_validate(tree)
+        stages: list[tuple[KeyPath, TrainConfig]] = []
+        for index, phase in enumerate(config.phases if with_phases else ()):
+            path = ("phases", str(index))
+            stages.append((path, config.for_phase(phase).train))
+    except ValidationError as error:
+        raise _explain(error, path, tree) from error
+    if stages:
+        _refuse_overruled(config, layers)
+    _check_warmup(stages or [((), config.train)], tree, by_clock=with_phases and config.time is not None)
+    for name, text in (("time", tree.get("time")), ("time_budget", tree.get("train", {}).get("time_budget"))):
+        if isinstance(text, str) and text.replace(".", "").isdecimal() and is_first_rank():
+            read = f"{name} {text} is {duration_text(float(text))}"  # minutes or hours may have been meant
+            print(f"note: {read}; with a unit it is plain, such as {text}m", file=sys.stderr)
+    return config
 
 
-def _layers_of(source: str | Path, where: str, inside: tuple[Path, ...] = ()) -> Iterator[Layer]:
+class Key(str):
+    """A key of YAML or of the command line that knows where it was written: the file and line, or the flag."""
+
+    where: str
+
+    def __new__(cls, name: str, where: str = "") -> "Key":
+        key = super().__new__(cls, name)
+        key.where = where
+        return key
+
+
+def _layers_of(source: str | Path, where: str, inside: tuple[Path, ...] = ()) -> Iterator[Tree]:
     """Yield the content of a file, after that of the files it extends; `inside` are those extending it."""
     path = find_config(source, where)
     if path.resolve() in inside:
@@ -58,71 +85,62 @@ def _layers_of(source: str | Path, where: str, inside: tuple[Path, ...] = ()) ->
     except (OSError, UnicodeDecodeError) as error:
         what = f"cannot read the configuration: {error}"
         raise ConfigError(what, where=str(path), remedy="give a readable YAML file") from error
-    tree, places = parse_yaml(text, str(path))
+    tree = _parse(text, str(path)) or {}
+    if not isinstance(tree, dict):
+        what = "the configuration is not a mapping of sections"
+        raise ConfigError(what, where=str(path), remedy="start with sections such as 'train:'")
+    place = _place(tree, ("extends",))
     extended = tree.pop("extends", None) or []
     names = extended.split(",") if isinstance(extended, str) else extended
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
         remedy = "give the name of a preset or the path of a YAML file, or a list of them"
-        raise ConfigError(f"extends is {extended!r}", where=places["extends",], remedy=remedy)
+        raise ConfigError(f"extends is {reprlib.repr(extended)}", where=place, remedy=remedy)
     for name in names:
-        below = path.parent / name if _is_path(name) else name
-        yield from _layers_of(below, places["extends",], (*inside, path.resolve()))
-    yield tree, places
+        yield from _layers_of(path.parent / name if _is_path(name) else name, place, (*inside, path.resolve()))
+    yield tree
 
 
-def parse_yaml(text: str, name: str) -> Layer:
-    """Parse YAML into plain dicts, lists, strings and None, and record the file and line of each key."""
-    places: Places = {}
+def _parse(text: str, name: str) -> Any:
+    """Parse YAML into plain dicts with keys that know their place, lists, strings and None."""
     try:
         node = yaml.compose(text, Loader=yaml.SafeLoader)
-        tree: Any = {} if node is None else _construct(node, (), name, places)
-        json.dumps(tree, ensure_ascii=False).encode()  # half a surrogate pair is not text
+        return "" if node is None else _construct(node, name, itertools.count(1))
     except RecursionError as error:
-        raise _too_deep(name) from error
+        what = "a value contains itself, or is nested too deep"
+        raise ConfigError(what, where=name, remedy="remove the alias (*) that leads in a circle") from error
     except (yaml.YAMLError, ValueError, OverflowError) as error:
-        mark = getattr(error, "problem_mark", None)
-        where = f"{name}:{mark.line + 1}" if mark else name
         what = f"not valid YAML: {getattr(error, 'problem', None) or error}"
+        where = _line(name, getattr(error, "problem_mark", None))
         raise ConfigError(what, where=where, remedy="correct the syntax there") from error
-    if not isinstance(tree, dict):
-        what = "the configuration is not a mapping of sections"
-        raise ConfigError(what, where=name, remedy="start with sections such as 'train:'")
-    return tree, places
 
 
-def _construct(node: yaml.Node, path: KeyPath, name: str, places: Places) -> Any:
-    places[path] = f"{name}:{node.start_mark.line + 1}"
-    if len(path) > MAX_DEPTH:
-        raise _too_deep(places[path])
-    if len(places) > MAX_VALUES:
+def _line(name: str, mark: Any) -> str:
+    return name if mark is None or name.startswith("--") else f"{name}:{mark.line + 1}"
+
+
+def _construct(node: yaml.Node, name: str, count: Iterator[int]) -> Any:
+    where = _line(name, node.start_mark)
+    if next(count) > MAX_VALUES:
         what = f"the configuration has more than {MAX_VALUES:,} values"
-        raise ConfigError(what, where=places[path], remedy="remove aliases (*) of aliases, or name a folder or a glob")
-    if node.tag not in _TAGS:
+        raise ConfigError(what, where=where, remedy="remove aliases (*) of aliases, or name a folder or a glob")
+    if not node.tag.startswith("tag:yaml.org,2002:") or "python/" in node.tag:
         what = f"the tag {node.tag.replace('tag:yaml.org,2002:', '!!')} asks for more than a plain value"
-        raise ConfigError(what, where=places[path], remedy="remove it")
+        raise ConfigError(what, where=where, remedy="remove it")
     if isinstance(node, yaml.MappingNode):
-        mapping: dict[str, Any] = {}
+        mapping: Tree = {}
         for key_node, value_node in node.value:
-            key = str(key_node.value)
-            place = f"{name}:{key_node.start_mark.line + 1}"
+            key = Key(str(key_node.value), _line(name, key_node.start_mark))
             if key in mapping:
-                raise ConfigError(f"the key '{key}' occurs twice", where=place, remedy="keep one of the two")
-            mapping[key] = _construct(value_node, (*path, key), name, places)
-            places[(*path, key)] = place
+                raise ConfigError(f"the key '{key}' occurs twice", where=key.where, remedy="keep one of the two")
+            mapping[key] = _construct(value_node, name, count)
         return mapping
     if isinstance(node, yaml.SequenceNode):
-        return [_construct(item, (*path, str(index)), name, places) for index, item in enumerate(node.value)]
-    if isinstance(node, yaml.ScalarNode) and node.style is None and node.value in ("", "~", "null", "Null", "NULL"):
-        return None
-    return node.value
+        return [_construct(item, name, count) for item in node.value]
+    node.value.encode()  # half a surrogate pair is not text
+    return None if node.tag.endswith(":null") else node.value
 
 
-def _too_deep(where: str) -> ConfigError:
-    what = f"a value contains itself, or is nested more than {MAX_DEPTH} deep"
-    return ConfigError(what, where=where, remedy="remove the alias (*) that leads in a circle, or some levels")
-
-
-def _command_line(settings: Sequence[str], flags: Mapping[str, tuple[str, object]]) -> Layer:
+def _command_line(settings: Sequence[str], flags: Mapping[str, tuple[str, object]]) -> Tree:
     """Return the layer of `--set` pairs, whose values are scalars, `[a, b]` or `{key: value}`, and flags."""
     given = []
     for setting in settings:
@@ -130,54 +148,47 @@ def _command_line(settings: Sequence[str], flags: Mapping[str, tuple[str, object
         if not equals or not key:
             what = f"'{setting}' is not of the form section.key=value"
             raise ConfigError(what, where="--set", remedy="write for example --set train.peak_lr=2e-4")
-        value = parse_yaml(f"value: {text}", f"--set {key}")[0].get("value") if text.strip() else ""
-        given.append((key, value, f"--set {key}"))
+        given.append((key, _parse(text, f"--set {key}"), f"--set {key}"))
     given += [(key, value, flag) for key, (flag, value) in flags.items() if value is not None]
-    tree: dict[str, Any] = {}
-    places: Places = {}
+    layers: list[Tree] = []
     for dotted, value, where in given:
         name, *inner = dotted.split(".")
         if len(inner) > 1 or (inner and name in ("inputs", "time", "phases")):
             what = f"'{dotted.rpartition('.')[0]}' holds no keys"
             raise ConfigError(what, where=where, remedy="name a key of a section, for example train.peak_lr")
-        layer = {name: {inner[0]: value} if inner else value}
-        _put(tree, places, layer, {(name,): where, (name, *inner): where})
-    return tree, places
+        layers.append({Key(name, where): {Key(inner[0], where): value} if inner else value})
+    return _put_together(layers)
 
 
-def _merged(layers: Sequence[Layer]) -> tuple[dict[str, Any], Places, dict[KeyPath, int]]:
-    """Put each layer over those before it, key by key; returns the layer of each key, too: 0 for the last one."""
-    merged: dict[str, Any] = {}
-    places: Places = {}
-    numbers: dict[KeyPath, int] = {}
-    for number, (tree, its_places) in enumerate(layers, start=1 - len(layers)):
-        for name in LENGTHS if _has_length(tree) else ():  # a run has one, whichever key gives it
-            merged.get("train", {}).pop(name, None)
-            places.pop(("train", name), None)
-        numbers.update(dict.fromkeys(_put(merged, places, tree, its_places), number))
-    return merged, places, numbers
+def _merged(layers: Sequence[Tree]) -> Tree:
+    """Put each layer over those before it; a run has one length, whichever key gives it."""
+    merged: Tree = {}
+    for layer in layers:
+        if _has_length(layer):
+            for name in LENGTHS:
+                merged.get("train", {}).pop(name, None)
+        merged = _put_together([merged, layer])
+    return merged
 
 
-def _put(tree: dict[str, Any], places: Places, over: Mapping[str, Any], places_over: Places) -> set[KeyPath]:
-    """Put a layer over others, and return its keys; what is left empty at the top level changes nothing."""
-    keys: set[KeyPath] = set()
-    for name, value in over.items():
-        if name not in SECTIONS and value is not None:
-            tree[name] = value
-            keys.add((name,))
-        elif isinstance(value, dict):
-            tree.setdefault(name, {}).update(value)
-            keys.update((name, key) for key in value)
-        elif value is not None:
-            remedy = "give a section with keys, such as {seed: 1}"
-            raise ConfigError(f"{name} is {value!r}", where=places_over[name,], remedy=remedy)
-    for path in [path for path in places if not keys.isdisjoint((path[:1], path[:2]))]:
-        del places[path]
-    places.update({path: where for path, where in places_over.items() if path and over.get(path[0]) is not None})
-    return keys
+def _put_together(layers: Sequence[Tree]) -> Tree:
+    """Merge layers key by key, the later over the earlier; what is left empty at the top level changes nothing."""
+    merged: Tree = {}
+    for layer in layers:
+        for name, value in layer.items():
+            if value is None:
+                continue
+            if name in SECTIONS:
+                if not isinstance(value, dict):
+                    what, remedy = f"{name} is {reprlib.repr(value)}", "give a section with keys, such as {seed: 1}"
+                    raise ConfigError(what, where=_place(layer, (name,)), remedy=remedy)
+                value = {**{key: each for key, each in merged.get(name, {}).items() if key not in value}, **value}
+            merged.pop(name, None)  # a dict would keep the old key, with its place
+            merged[name] = value
+    return merged
 
 
-def _has_length(layer: dict[str, Any]) -> bool:
+def _has_length(layer: Tree) -> bool:
     """Whether a layer gives the length of the run, or of a phase."""
     phases = layer.get("phases")
     holders = [layer, *phases] if isinstance(phases, list) else [layer]
@@ -200,7 +211,7 @@ def find_config(source: str | Path, where: str = "--config") -> Path:
             raise ConfigError(what, where=where, remedy=f"check the path, or name a preset: {names}")
         return path
     if str(source) not in presets:
-        near = next(iter(difflib.get_close_matches(str(source), presets, n=1)), None)
+        near = next(iter(get_close_matches(str(source), presets, n=1)), None)
         what = f"there is no preset '{source}'{_did_you_mean(near)}"
         raise ConfigError(what, where=where, remedy=f"name one of {names}, or give the path of a .yaml file")
     return presets[str(source)]
@@ -213,100 +224,82 @@ def preset_paths() -> dict[str, Path]:
     return {path.stem: path for path in sorted(folder.glob("*.yaml"))} if folder else {}
 
 
-def _validated(tree: dict[str, Any], places: Places, layers: Mapping[KeyPath, int], with_phases: bool) -> Config:
-    try:
-        config = Config.model_validate(tree)
-    except ValidationError as error:
-        raise _explain(error, (), places) from error
-    names = [phase.name for phase in config.phases]
-    if len(set(names)) < len(names):
-        what = f"two phases share a name: {', '.join(names)}"
-        raise ConfigError(what, where=_place(places, ("phases",)), remedy="give each phase a name of its own")
-    stages: list[tuple[KeyPath, TrainConfig]] = [(("train",), config.train)]
-    if with_phases and config.phases:
-        stages = []
-        for index, phase in enumerate(config.phases):
-            try:
-                stages.append((("phases", str(index), "train"), config.for_phase(phase).train))
-            except ValidationError as error:
-                raise _explain(error, ("phases", str(index)), places) from error
-        _refuse_overruled(config.phases, places, layers)
-    _check_warmup(stages, places, config.time if with_phases else None)
-    for path in DURATIONS:
-        text = tree.get(path[0]) if len(path) == 1 else tree.get(path[0], {}).get(path[1])
-        if isinstance(text, str) and text.replace(".", "").isdecimal() and is_first_rank():
-            read = f"{path[-1]} {text} is {duration_text(float(text))}"  # minutes or hours may have been meant
-            print(f"note: {read}; with a unit it is plain, such as {text}m", file=sys.stderr)
-    return config
-
-
-def _check_warmup(stages: Sequence[tuple[KeyPath, TrainConfig]], places: Places, time: float | None) -> None:
+def _check_warmup(stages: Sequence[tuple[KeyPath, TrainConfig]], tree: Tree, *, by_clock: bool) -> None:
     """Refuse a warm-up that is known to be longer than the schedule, which phases share."""
     steps = [train.planned_steps for _, train in stages]
     known = sum(each for each in steps if each is not None) if None not in steps else None
     for path, train in stages:
-        spanned = max(known, train.schedule_steps or 0) if known is not None else None
-        keys = ("warmup_steps", "max_steps", "schedule_steps", "time_budget")
-        found = [places.get((*path, key)) or places.get(("train", key)) for key in keys]
-        found += [places.get(("time",))] if time is not None else []
-        train.check_warmup(spanned, " and ".join(dict.fromkeys(filter(None, found))) or "train.warmup_steps", time)
+        where = [_place(tree, (*before, "train", "warmup_steps"), exact=True) for before in (path, ())]
+        if by_clock or train.time_budget is not None:
+            train.check_warmup(None, where[0] or where[1])
+        elif known is not None:
+            train.check_warmup(max(known, train.schedule_steps or 0), where[0] or where[1])
 
 
-def _refuse_overruled(phases: Sequence[PhaseConfig], places: Places, layers: Mapping[KeyPath, int]) -> None:
+def _refuse_overruled(config: Config, layers: Sequence[Tree]) -> None:
     """Refuse a key of the command line, or of a layer over the phases', that every phase sets: it changes nothing."""
-    over = min(layers["phases",] + 1, 0)
-    for section in ("data", "train"):
-        for key in set.intersection(*(set(getattr(phase, section)) for phase in phases)):
-            if layers.get((section, key), over - 1) >= over:
+    last = max(number for number, layer in enumerate(layers) if layer.get("phases") is not None)
+    for layer in layers[last + 1 :] or layers[-1:]:
+        for section in ("data", "train"):
+            common = set.intersection(*(set(getattr(phase, section)) for phase in config.phases))
+            for key in common & set(layer.get(section) or ()):
                 raise ConfigError(
                     f"every phase sets {section}.{key} itself, so that this changes nothing",
-                    where=_place(places, (section, key)),
+                    where=_place(layer, (section, key)),
                     remedy="add --set 'phases=[]' to do without phases, or give phases of your own in a YAML file",
                 )
 
 
-def _place(places: Places, path: KeyPath) -> str:
-    """Return where a key was given, or what it is in."""
-    found = (places.get(path[:end]) for end in range(len(path), 0, -1))
-    return next(filter(None, found), "the configuration")
+def _place(tree: Any, path: KeyPath, *, exact: bool = False) -> str:
+    """Return where a key was written, or what it is in; with `exact` nothing if it was not."""
+    found = ["the configuration"]
+    for name in path:
+        if isinstance(tree, list) and name.isdecimal() and int(name) < len(tree):  # an item is where its first key is
+            tree = tree[int(name)]
+            found.append(getattr(next(iter(tree), None), "where", found[-1]) if isinstance(tree, dict) else found[-1])
+        elif isinstance(tree, dict) and name in tree:
+            found.append(next(getattr(key, "where", found[-1]) for key in tree if key == name))
+            tree = tree[name]
+        else:
+            break
+    return "" if exact and len(found) <= len(path) else found[-1]
 
 
-def _explain(error: ValidationError, prefix: KeyPath, places: Places) -> ConfigError:
+def _explain(error: ValidationError, prefix: KeyPath, tree: Tree) -> ConfigError:
     """Turn pydantic's first complaint into our three parts; `prefix` is the phase it is about."""
     problem = error.errors()[0]
     location = tuple(map(str, problem["loc"]))
     # Pydantic adds members of unions and items of lists, which are no keys.
-    path = (*prefix, *location[: 2 if location[0] in SECTIONS else 3 if location[0] == "phases" else 1])
-    dotted, where = ".".join(path), _place(places, path)
+    depth = 3 if location[:1] == ("phases",) else 2 if location and location[0] in SECTIONS else 1
+    path = (*prefix, *location[:depth])
+    dotted, where = ".".join(path), _place(tree, path)
     if problem["type"] == "extra_forbidden":
-        return _unknown_key(dotted, where, of_file=len(path) == 1 and not where.startswith("--"))
+        return _unknown_key(dotted, where)
     if problem["type"] == "value_error":
         message = problem["msg"].removeprefix("Value error, ")
-        named = [key.path[1] for key in keys_of() if key.path[:-1] == path[-1:] and key.path[1] in message]
-        found = dict.fromkeys(filter(None, (places.get((*path, name)) for name in named)))
-        return ConfigError(f"{dotted}: {message}", where=" and ".join(found) or where, remedy="change one of the two")
+        places = (_place(tree, (*path, word), exact=True) for word in re.findall(r"\w+", message))
+        named = " and ".join(dict.fromkeys(filter(None, places)))
+        remedy = "change one of the two" if " and " in named else "correct it"
+        return ConfigError(": ".join(filter(None, (dotted, message))), where=named or where, remedy=remedy)
     if problem["type"] == "missing" and path[-1] == location[-1]:  # else of a list that is too short
         return ConfigError(f"'{dotted}' is missing", where=where, remedy="add it")
-    value = "empty" if problem["input"] is None else repr(problem["input"])
+    value = "empty" if problem["input"] is None else reprlib.repr(problem["input"])
     is_item = isinstance(problem["loc"][-1], int) and path[-1] != location[-1] and problem["type"] != "missing"
-    of_phase = path[0] == "phases" and len(path) == 3
-    own = path[2:] if path[0] == "phases" and len(path) > 2 else path
-    remedy = next((f"give {key.values}" for key in keys_of(PhaseConfig if of_phase else Config) if key.path == own), "")
-    if problem["type"] == "finite_number":
-        remedy = remedy.replace("a number", "a finite number")
-    what = f"{dotted} {'contains' if is_item else 'is'} {value}"
-    return ConfigError(what, where=where, remedy=remedy or "remove it")
+    own = path[2:] if prefix else (path[0], *path[2:]) if path[0] == "phases" else path
+    schema = key_schemas().get(".".join(own))
+    remedy = f"give {values_of(schema)}" if schema else "remove it"
+    return ConfigError(f"{dotted} {'contains' if is_item else 'is'} {value}", where=where, remedy=remedy)
 
 
-def _unknown_key(dotted: str, where: str, *, of_file: bool) -> ConfigError:
-    """Refuse a key, and name the one that was probably meant; `of_file` says that `extends` would be a key there."""
+def _unknown_key(dotted: str, where: str) -> ConfigError:
+    """Refuse a key, and name the one that was probably meant."""
     parts = dotted.split(".")
     head = ".".join(parts[:2]) + "." if parts[0] == "phases" and len(parts) > 2 else ""
-    name = dotted.removeprefix(head)
-    meant = "extends" if of_file and difflib.get_close_matches(name, ["extends"]) else suggest_key(name)
+    meant = suggest_key(dotted.removeprefix(head)) if dotted != "extends" else None
     remedy = "'bert-pretrain config' shows every key with its meaning"
     if head and (meant is None or not meant.startswith(("data.", "train."))):
-        meant, remedy = None, "a phase has the keys " + ", ".join(PhaseConfig.model_fields)
+        keys = (key.removeprefix("phases.") for key in key_schemas() if key.startswith("phases."))
+        meant, remedy = None, f"a phase has the keys {', '.join(keys)}"
     return ConfigError(f"unknown key '{dotted}'{_did_you_mean(meant and head + meant)}", where=where, remedy=remedy)
 
 

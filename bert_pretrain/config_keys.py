@@ -1,19 +1,15 @@
-"""Every key of the configuration with its value and meaning: for `bert-pretrain config`, docs/keys.md and messages."""
+"""Every key of the configuration by name: its meaning and values, the key that a wrong one was meant to be; YAML."""
 
 import functools
-import operator
 import re
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Mapping
 from difflib import get_close_matches
-from typing import Any, NamedTuple
+from typing import Any
 
 import yaml
-from pydantic import BaseModel
-from pydantic.fields import FieldInfo
 
-from bert_pretrain.config import DURATIONS, Config
-from bert_pretrain.config_values import duration_text, expected
+from bert_pretrain.config import Config, duration_text
 
 SECTIONS = ("vocab", "data", "model", "train")
 OTHER_NAMES = {
@@ -50,45 +46,79 @@ OTHER_NAMES = {
 """Keys by the names that other programs give them."""
 
 
-class Key(NamedTuple):
-    """A key, or a section with keys of its own."""
-
-    path: tuple[str, ...]
-    field: FieldInfo
-
-    @property
-    def dotted(self) -> str:
-        """The key as `--set` takes it."""
-        return ".".join(self.path)
-
-    @property
-    def is_section(self) -> bool:
-        return self.path[0] in SECTIONS and len(self.path) == 1
-
-    @property
-    def meaning(self) -> str:
-        return " ".join((self.field.description or "").split())
-
-    @property
-    def values(self) -> str:
-        """What the key may be, in words."""
-        return expected(self.field.annotation, tuple(self.field.metadata))
+@functools.cache
+def key_schemas() -> dict[str, dict[str, Any]]:
+    """Return the JSON schema of every key by its dotted name, in the order of the file, a section before its keys."""
+    whole = Config.model_json_schema()
+    keys: dict[str, dict[str, Any]] = {}
+    for name, schema in whole["properties"].items():
+        reference = schema.get("$ref") or schema.get("items", {}).get("$ref", "")
+        section = whole["$defs"].get(reference.rpartition("/")[2], {})
+        keys[name] = {"description": section.get("description"), **schema}
+        keys |= {f"{name}.{key}": inner for key, inner in section.get("properties", {}).items()}
+    return {key: {**schema, "description": " ".join(schema["description"].split())} for key, schema in keys.items()}
 
 
-def keys_of(section: type[BaseModel] = Config, path: tuple[str, ...] = ()) -> Iterator[Key]:
-    """Yield the keys in the order of the file; a section comes before its keys."""
-    for name, field in section.model_fields.items():
-        yield (key := Key((*path, name), field))
-        if section is Config and key.is_section:
-            yield from keys_of(field.annotation, key.path)  # type: ignore[arg-type]
+_LIMITS = {"exclusiveMinimum": "greater than", "minimum": "of at least", "exclusiveMaximum": "less than"}
+_LIMITS |= {"maximum": "at most"}
+_KINDS = {"integer": "a whole number", "number": "a number", "string": "a text", "null": "null"}
+
+
+def values_of(schema: Mapping[str, Any]) -> str:
+    """Return which values a key takes, in words: `a whole number greater than 0, or null`."""
+    words = _alternatives(schema)
+    return ", ".join(words[:-1]) + (", or " if " " in words[0] else " or ") + words[-1] if words[1:] else words[0]
+
+
+def _alternatives(schema: Mapping[str, Any]) -> list[str]:
+    examples, members, kind = schema.get("examples"), schema.get("anyOf"), schema.get("type")
+    if "const" in schema or "enum" in schema:
+        return schema.get("enum") or [schema["const"]]
+    if members and not examples:
+        return [word for member in members for word in _alternatives(member)]
+    if kind == "boolean":
+        return ["true", "false"]
+    if examples:
+        values = "a value such as " + ", ".join(
+            each if isinstance(each, str) else inline_yaml(each) for each in examples
+        )
+    elif kind == "array":
+        number = f"of {schema['minItems']} values " if "prefixItems" in schema else ""
+        values = f"a list {number}in brackets, each {values_of(schema.get('items') or schema['prefixItems'][0])}"
+    else:
+        values = _KINDS.get(str(kind), "keys with values, such as {seed: 1}")
+    limits = [f"{words} {schema[name]:,}".removesuffix(".0") for name, words in _LIMITS.items() if name in schema]
+    return [f"{values} {' and '.join(limits)}".rstrip()]
+
+
+def suggest_key(written: str) -> str | None:
+    """Return the key that was probably meant: by another program's name, in another section, or misspelled.
+
+    For example for `train.lr`, `train['steps']` or `max_steps`.
+    """
+    *sections, name = re.findall(r"\w+", written) or [""]
+    keys = [key for key in key_schemas() if not key.startswith("phases.")]
+    names = {key.rpartition(".")[2]: key for key in keys} | {key: key for key in [*keys, "extends"]}
+    names |= {other: key for key, others in OTHER_NAMES.items() for other in others.split()}
+    section = f"{sections[-1]}." if sections else "."
+    own = {key.removeprefix(section): key for key in keys if key.startswith(section)}
+    misspelled = {} if not sections or sections[-1] in names else {key: key for key in keys}
+    attempts = (
+        (name, own, 1.0),
+        (".".join((*sections, name)), misspelled, 0.8),
+        (name, names, 1.0),
+        (name, own, 0.7),
+        (name, names, 0.75),
+    )
+    near = (known[match] for word, known, cutoff in attempts for match in get_close_matches(word, known, 1, cutoff))
+    return next(near, None)
 
 
 def as_values(config: Config) -> dict[str, Any]:
     """Return a configuration as plain values for YAML; durations have units."""
     tree = config.model_dump(mode="json")
-    for *sections, name in DURATIONS:
-        section = tree[sections[0]] if sections else tree
-        section[name] = None if section[name] is None else duration_text(section[name])
+    for holder, name in ((tree, "time"), (tree["train"], "time_budget")):
+        holder[name] = None if holder[name] is None else duration_text(holder[name])
     for phase in tree["phases"]:
         for section in ("data", "train"):
             phase[section] = {name: _plain_number(value) for name, value in phase[section].items()}
@@ -114,33 +144,13 @@ def inline_yaml(value: object) -> str:
 def as_commented_yaml(config: Config) -> str:
     """Return every key with its value, and its meaning as a comment; YAML that `--config` takes."""
     tree, blocks = as_values(config), []
-    for key in keys_of():
-        comment = key.meaning if key.is_section else f"{key.meaning} Value: {key.values}."
+    for key, schema in key_schemas().items():
+        *section, name = key.split(".")
+        if section == ["phases"]:
+            continue
+        comment = schema["description"] if key in SECTIONS else f"{schema['description']} Value: {values_of(schema)}."
         lines = textwrap.wrap(comment, 76, initial_indent="# ", subsequent_indent="# ", break_on_hyphens=False)
-        value = functools.reduce(operator.getitem, key.path, tree)
-        lines.append(f"{key.path[-1]}:" + ("" if key.is_section else f" {inline_yaml(value)}"))
-        blocks.append(textwrap.indent("\n".join(lines), "  " * (len(key.path) - 1)))
+        value = (tree[section[0]] if section else tree)[name]
+        lines.append(f"{name}:" + ("" if key in SECTIONS else f" {inline_yaml(value)}"))
+        blocks.append(textwrap.indent("\n".join(lines), "  " * len(section)))
     return "\n\n".join(blocks) + "\n"
-
-
-def suggest_key(written: str) -> str | None:
-    """Return the key that was probably meant: by another program's name, in another section, or misspelled.
-
-    For example for `train.lr`, `train['steps']` or `max_steps`.
-    """
-    *sections, name = re.findall(r"\w+", written) or [""]
-    keys = [key.dotted for key in keys_of()]
-    names = {key.rpartition(".")[2]: key for key in keys} | {key: key for key in keys}
-    names |= {other: key for key, others in OTHER_NAMES.items() for other in others.split()}
-    section = f"{sections[-1]}." if sections else "."
-    own = {key.removeprefix(section): key for key in keys if key.startswith(section)}
-    misspelled = {} if not sections or sections[-1] in names else {key: key for key in keys}
-    attempts = (
-        (name, own, 1.0),
-        (".".join((*sections, name)), misspelled, 0.8),
-        (name, names, 1.0),
-        (name, own, 0.7),
-        (name, names, 0.75),
-    )
-    near = (known[match] for word, known, cutoff in attempts for match in get_close_matches(word, known, 1, cutoff))
-    return next(near, None)

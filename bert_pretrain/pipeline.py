@@ -2,6 +2,7 @@
 
 import contextlib
 import io
+import itertools
 import math
 import os
 import statistics
@@ -10,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from bert_pretrain.config import Config
+from bert_pretrain.config import LENGTHS, Config
 from bert_pretrain.errors import ConfigError, OutputError
 from bert_pretrain.examples.examples import with_error
 from bert_pretrain.examples.shards import DataFolder
@@ -24,16 +25,11 @@ from bert_pretrain.text.sources import evenly_spaced, resolve
 from bert_pretrain.vocab.run import make_vocab
 
 TIME = "time.json"
-MAX_POSITIONS = 512
-"""Of BERT; a model with fewer is told with its limit."""
-SAMPLE_BYTES = 2 << 20
-"""Of the text, for a dry run."""
-SECONDS_AFTER_TRAINING = 3.0
-SHARE_AFTER_TRAINING = 0.005
-"""Of `config.time`; both are kept back for the final model, the curves and the end of the process. The seconds are kept
-back for each training."""
-MIN_TRAINING_SHARE = 0.1
-"""Of `config.time`: with less left for training, the run is refused."""
+MAX_POSITIONS = 512  # of BERT; a model with fewer is told with its limit
+SAMPLE_BYTES = 2 << 20  # of the text, for a dry run
+SECONDS_AFTER_TRAINING, SHARE_AFTER_TRAINING = 3.0, 0.005
+"""For each training, and of `config.time`: kept back for the final model, the curves and the end of the process."""
+MIN_TRAINING_SHARE = 0.1  # of `config.time`: with less left for training, the run is refused
 
 
 def run_pipeline(
@@ -115,14 +111,18 @@ def dry_run(config: Config, *, workers: int | None = None) -> None:
             found = DataFolder.open(data)
             tokens = scale * found.manifest["corpus"]["tokens"]
             print(f"text       about {tokens:,.0f} tokens; the vocabulary and the examples are of a sample")
-            length: dict[str, Any] = {}
             if config.time is not None:
-                length = {"max_epochs": None, "max_steps": None, "time_budget": config.time}
+                stage = _with_length(stage, time_budget=config.time)
             elif (epochs := stage.train.max_epochs) is not None:
                 steps = epochs * scale * found.rows("train") / stage.train.global_batch_size
-                length = {"max_epochs": None, "max_steps": max(1, round(steps))}
-            stage = stage.model_copy(update={"train": stage.train.model_copy(update=length)})
+                stage = _with_length(stage, max_steps=max(1, round(steps)))
             train(stage, data, folder / "run", dry_run=True, corpus_tokens=tokens)
+
+
+def _with_length(config: Config, **length: Any) -> Config:
+    """Return a configuration whose training has this length instead of its own."""
+    train = config.train.model_copy(update={**dict.fromkeys(LENGTHS), **length})
+    return config.model_copy(update={"train": train})
 
 
 def _last_checkpoint(run: Path) -> Path:
@@ -178,8 +178,7 @@ def _in_time_left(config: Config, limit: TimeLimit, run: Path, shares: Sequence[
             )
         trained = latest.record["progress"]["wall_seconds"] if latest is not None else 0.0
         budget = max(shares[0] / sum(shares) * (trained + left), trained + 0.1)
-    train = config.train.model_copy(update={"time_budget": budget, "max_steps": None, "max_epochs": None})
-    return config.model_copy(update={"train": train})
+    return _with_length(config, time_budget=budget)
 
 
 def with_one_schedule(stages: Sequence[Config], folders: Sequence[Path]) -> list[Config]:
@@ -200,33 +199,29 @@ def with_one_schedule(stages: Sequence[Config], folders: Sequence[Path]) -> list
             remedy="give every phase max_steps or max_epochs, or train without phases",
         )
     shared = [
-        stage.train.model_copy(
-            update={"max_steps": sum(own[: index + 1]), "max_epochs": None, "schedule_steps": sum(own)}
-        )
-        for index, stage in enumerate(stages)
+        _with_length(stage, max_steps=steps, schedule_steps=sum(own))
+        for stage, steps in zip(stages, itertools.accumulate(own), strict=True)
     ]
-    for train in shared:  # before the first phase begins, not when a later one does
-        train.check_warmup(sum(own))
-    return [stage.model_copy(update={"train": train}) for stage, train in zip(stages, shared, strict=True)]
+    for stage in shared:  # before the first phase begins, not when a later one does
+        stage.train.check_warmup(sum(own))
+    return shared
 
 
 def _show_results(runs: Sequence[Path], model: Path, output: Path) -> None:
     """Print held-out figures before and after, draw the curves, and say how to open the model."""
     records = [read_record(run) for run in runs]
-    pairs_title = names_of_pairs(records)[1]
-    figures = {run: [line for line in read_metrics(run) if "validation_mlm_loss" in line] for run in runs}
+    title = names_of_pairs(records)[1]
+    evaluations = [[line for line in read_metrics(run) if "validation_mlm_loss" in line] for run in runs]
     nothing = "nothing was held out, so nothing was evaluated"
-    print(f"\nheld out            MLM loss   MLM accuracy   {pairs_title}" if any(figures.values()) else f"\n{nothing}")
-    for (run, lines), record in zip(figures.items(), records, strict=True):
+    print(f"\nheld out            MLM loss   MLM accuracy   {title}" if any(evaluations) else f"\n{nothing}")
+    for run, lines, record in zip(runs, evaluations, records, strict=True):
         for when, line in zip(("before", "after"), (lines[0], lines[-1]) if lines else (), strict=False):
             label = f"{run.name} {when}" if len(runs) > 1 else when
-            loss, masked, pairs = (
-                math.nan if line[f"validation_{name}"] is None else line[f"validation_{name}"]
-                for name in ("mlm_loss", "mlm_accuracy", "nsp_accuracy")
-            )
-            examples = value_of(record, "data.statistics.held_out")
-            nsp = "–" if math.isnan(pairs) else with_error(pairs, examples)  # without pairs there is none
-            print(f"{label:<18}{loss:>8.3f} nats{masked:>12.1%}{nsp:>{len(pairs_title) + 3}}")
+            names = ("validation_mlm_loss", "validation_mlm_accuracy")
+            loss, masked = (math.nan if line[name] is None else line[name] for name in names)
+            pairs = line["validation_nsp_accuracy"]  # None without pairs
+            shown = "–" if pairs is None else with_error(pairs, value_of(record, "data.statistics.held_out"))
+            print(f"{label:<18}{loss:>8.3f} nats{masked:>12.1%}{shown:>{len(title) + 3}}")
     try:
         print(f"\ncurves: {draw_curves(list(runs), output / 'curves.png')}")
     except ConfigError as error:  # matplotlib is an extra

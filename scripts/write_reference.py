@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from bert_pretrain.config import Config, PhaseConfig
-from bert_pretrain.config_keys import Key, as_values, inline_yaml, keys_of
+from bert_pretrain.config_keys import SECTIONS, as_values, inline_yaml, key_schemas, values_of
 
 ROOT = Path(__file__).resolve().parents[1]
 INTRODUCTION = """# Keys of the configuration
@@ -23,31 +23,31 @@ from the code by `scripts/write_reference.py`.)
 
 def keys_page() -> str:
     """Return docs/keys.md: a table for each section."""
-    tree, keys = as_values(Config()), list(keys_of())
-    top = [key for key in keys if len(key.path) == 1 and not key.is_section]
-    lines = [INTRODUCTION, *_table(top, tree)]
-    for section in (key for key in keys if key.is_section):
-        own = [key for key in keys if key.path[:-1] == section.path]
-        lines += [f"\n## {section.dotted}\n\n{section.meaning}\n", *_table(own, tree[section.dotted])]
-    meaning = "Each phase in the list `phases` has these keys."
-    defaults = PhaseConfig(name="first").model_dump(exclude={"name"})
-    return "\n".join([*lines, f"\n## phases\n\n{meaning}\n", *_table(list(keys_of(PhaseConfig)), defaults)]) + "\n"
-
-
-def _table(keys: list[Key], defaults: dict[str, object]) -> list[str]:
-    rows = [(key.path[-1], key.values, _default(key, defaults), key.meaning) for key in keys]
-    cells = [f"| `{name}` | {values} | {default} | {meaning} |" for name, values, default, meaning in rows]
-    return ["| key | value | default | meaning |", "|---|---|---|---|", *cells]
-
-
-def _default(key: Key, defaults: dict[str, object]) -> str:
-    name = key.path[-1]
-    return f"`{inline_yaml(defaults[name])}`" if name in defaults else "none: must be given"
+    tree = as_values(Config())
+    sections = {"": tree, **{name: tree[name] for name in SECTIONS}}
+    sections["phases"] = PhaseConfig(name="first").model_dump(exclude={"name"})
+    pages = []
+    for section, defaults in sections.items():
+        meaning = key_schemas()[section]["description"] if section in SECTIONS else ""
+        meaning = "Each phase in the list `phases` has these keys." if section == "phases" else meaning
+        lines = [f"## {section}\n\n{meaning}\n"] if section else []
+        lines += ["| key | value | default | meaning |", "|---|---|---|---|"]
+        for key, schema in key_schemas().items():
+            holder, _, name = key.rpartition(".")
+            if holder == section and key not in SECTIONS:
+                default = f"`{inline_yaml(defaults[name])}`" if name in defaults else "none: must be given"
+                lines.append(f"| `{name}` | {values_of(schema)} | {default} | {schema['description']} |")
+        pages.append("\n".join(lines) + "\n")
+    return "\n".join([INTRODUCTION, *pages])
 
 
 def schema() -> str:
     """Return configs/schema.json, for editors."""
-    return json.dumps(Config.model_json_schema(), indent=2, ensure_ascii=False) + "\n"
+    schema = Config.model_json_schema()
+    kinds = [{"type": "string"}, {"type": "array", "items": {"type": "string"}}]
+    meaning = "Presets or YAML files that this file is put over."
+    schema["properties"]["extends"] = {"anyOf": kinds, "description": meaning}
+    return json.dumps(schema, indent=2, ensure_ascii=False) + "\n"
 
 
 FILES: dict[Path, Callable[[], str]] = {

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from bert_pretrain.cli import app
 from bert_pretrain.cli.options import KEYS_OF_FLAGS
-from bert_pretrain.config_keys import keys_of
+from bert_pretrain.config_keys import key_schemas
 
 HEAVY = ("torch", "datasets", "transformers", "pyarrow", "numpy", "tokenizers")
 COMMANDS = (
@@ -41,7 +41,6 @@ runpy.run_module("bert_pretrain", run_name="__main__")
 
 COMPLETE = {
     "": set(COMMANDS),
-    "tr": {"train"},
     "train --con": {"--config"},
     "train --config ba": {"base", "base-chinese"},
     "run ti": {"tiny"},
@@ -49,19 +48,12 @@ COMPLETE = {
 }
 
 
-@pytest.mark.parametrize(
-    ("shell", "words"), [*(("bash", words) for words in COMPLETE), ("zsh", "run ti"), ("fish", "train --con")]
-)
-def test_a_shell_completes_commands_flags_and_presets_without_heavy_libraries(shell: str, words: str) -> None:
+@pytest.mark.parametrize("words", COMPLETE)
+def test_a_shell_completes_commands_flags_and_presets_without_heavy_libraries(words: str) -> None:
     line = f"bert-pretrain {words}"
-    asked = {
-        "bash": {"COMP_WORDS": line, "COMP_CWORD": str(len(line.split(" ")) - 1)},
-        "zsh": {"_TYPER_COMPLETE_ARGS": line},
-        "fish": {"_TYPER_COMPLETE_ARGS": line, "_TYPER_COMPLETE_FISH_ACTION": "get-args"},
-    }[shell]
-    done = run_main([], env={**os.environ, **asked, "_BERT_PRETRAIN_COMPLETE": f"complete_{shell}"})
-    offered = done.stdout.removeprefix("_arguments '*: :((")
-    assert {re.match(r"[\w,-]+", line.lstrip('"'))[0] for line in offered.splitlines() if line} == COMPLETE[words]
+    asked = {"COMP_WORDS": line, "COMP_CWORD": str(len(line.split(" ")) - 1)}
+    done = run_main([], env={**os.environ, **asked, "_BERT_PRETRAIN_COMPLETE": "complete_bash"})
+    assert set(done.stdout.split()) == COMPLETE[words]
     assert done.stderr.splitlines()[-1] == "[]"
 
 
@@ -72,15 +64,6 @@ def test_completion_is_written_for_the_program_whoever_starts_it(command_line) -
         script = command_line("--show-completion", shell, env=environment).stdout
         assert "_BERT_PRETRAIN_COMPLETE" in script
         assert "-m" not in script.split()
-
-
-def test_all_stages_at_once_are_refused_under_torchrun(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    (tmp_path / "a.txt").write_text("One.\nTwo.\n")
-    result = CliRunner().invoke(app, ["run", "tiny", str(tmp_path / "a.txt"), "--output", str(tmp_path / "o")])
-    assert result.exit_code == 2
-    assert "torchrun" in result.stderr
-    assert not (tmp_path / "o").exists()
 
 
 @pytest.mark.parametrize(
@@ -97,21 +80,6 @@ def test_threads_soon_sleep_while_they_wait_unless_the_user_says_otherwise(own: 
     environment = {name: value for name, value in os.environ.items() if name not in names} | own
     run = run_main(["--version"], f"atexit.register(lambda: print(*map(os.environ.get, {names})))", env=environment)
     assert (run.stdout.splitlines()[-1], run.stderr) == (expected, "[]\n")
-
-
-def test_a_bar_of_fractions_that_ends_above_its_total_is_silent() -> None:
-    before = """
-from bert_pretrain import cli
-from bert_pretrain.io.pool import progress_bar
-def work(**_):
-    with progress_bar(total=1) as bar:
-        bar.update(1.2)
-cli.app = work
-"""
-    done = run_main([], before)
-    assert done.returncode == 0
-    assert "it/s" in done.stderr
-    assert "Warning" not in done.stderr
 
 
 def run_main(arguments: list[str], before: str = "", **options: object) -> "subprocess.CompletedProcess[str]":
@@ -171,4 +139,4 @@ def test_a_wrong_call_exits_with_2_and_names_the_flag_that_was_meant(call: str) 
     assert (result.exit_code, type(result.exception)) == (2, SystemExit)
     assert result.stderr.strip()
     assert WRONG[call] in result.stderr
-    assert set(KEYS_OF_FLAGS.values()) <= {key.dotted for key in keys_of()}
+    assert set(KEYS_OF_FLAGS.values()) <= key_schemas().keys()

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from bert_pretrain.config import LENGTHS, Config, PhaseConfig
 from bert_pretrain.config_file import load_config, preset_paths
-from bert_pretrain.config_keys import as_commented_yaml, dump_yaml, keys_of, suggest_key
+from bert_pretrain.config_keys import as_commented_yaml, dump_yaml, key_schemas, suggest_key
 from bert_pretrain.errors import ConfigError
 from bert_pretrain.model.bert import BertForPreTraining
 
@@ -39,22 +39,15 @@ MEANINGS = [
     ("train.max_steps", "null", None),
     ("train.time_budget", "24h", 86400.0),
     ("train.time_budget", "1d 2h", 93600.0),
-    ("train.time_budget", "90", 90.0),
     ("train.time_budget", "90 min", 5400.0),
-    ("train.time_budget", "1 Day 30 secs", 86430.0),
     ("train.time_budget", "2.5e-1s", 0.25),
     ("data.language", "no", "no"),
-    ("data.language", "'no'", "no"),
-    ("data.language", '"on"', "on"),
     ("data.text_field", "1", "1"),
     ("data.text_field", "'null'", "null"),
     ("data.whole_word_mask", "no", False),
     ("data.whole_word_mask", "yes", True),
-    ("data.whole_word_mask", "False", False),
     ("vocab.strip_accents", "no", False),
-    ("vocab.strip_accents", "null", None),
     ("train.betas", "[0.9, 0.98]", (0.9, 0.98)),
-    ("train.micro_batch_tokens", "auto", "auto"),
     ("train.micro_batch_tokens", "8192", 8192),
     ("train.device", "cuda:1", "cuda:1"),
     ("train.device", "gpu", "cuda"),
@@ -69,21 +62,10 @@ def test_a_value_means_the_same_in_a_file_and_in_set(tmp_path: Path, key: str, t
     assert value_at(load_config(settings=[f"{key}={text}"]), key) == value
 
 
-def test_later_sources_win_and_replace_what_stood_there(tmp_path: Path) -> None:
-    flags = {"vocab.size": ("--vocab-size", 9000), "data.strict": ("--strict", None)}
-    settings = ["vocab.size=8000", "data.seed=1", "data.seed=2"]
-    config = from_yaml(tmp_path, "vocab: {size: 7000, lowercase: no}\n", settings=settings, flags=flags)
-    assert (config.vocab.size, config.vocab.lowercase, config.data.seed, config.data.strict) == (9000, False, 2, False)
-
-
 @pytest.mark.parametrize("text", ["", "# nothing\n", "train: {}\nphases:\ninputs:\n", "train: null\n"])
 def test_empty_files_and_sections_mean_the_defaults(tmp_path: Path, text: str) -> None:
     assert from_yaml(tmp_path, text) == Config()
     assert from_yaml(tmp_path, "train:\n", settings=["train.seed=7"]).train.seed == 7
-    config = load_config()
-    assert (config.vocab.size, config.vocab.unused_tokens) == (30522, 99)
-    assert (config.model.hidden_size, config.model.num_hidden_layers, config.model.layer_norm_eps) == (768, 12, 1e-12)
-    assert (config.data.masked_lm_prob, config.train.peak_lr) == (0.15, 1e-4)
 
 
 def test_phases_override_data_and_training(tmp_path: Path) -> None:
@@ -105,47 +87,48 @@ phases:
 
 ALIAS_BOMB = "a0: &a0 [x]\n" + "".join(f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 10)}]\n" for n in range(1, 10))
 MISTAKES = [
-    ("train:\n  peak_lrr: 1\n", ["'train.peak_lr'", ":2"]),
-    ("train:\n  peak_lr: fast\n", ["train.peak_lr", "'fast'", ":2"]),
-    ("train:\n  peak_lr: inf\n", ["train.peak_lr", "finite", ":2"]),
-    ("train:\n  peak_lr:\n", ["train.peak_lr", "empty", ":2"]),
-    ("train:\n  max_steps: 0\n", ["train.max_steps", ":2"]),
-    ("data:\n  masked_lm_prob: 1.5\n", ["data.masked_lm_prob", ":2"]),
-    ("data:\n  whole_word_mask: maybe\n", ["data.whole_word_mask", "'maybe'", ":2"]),
-    ("data:\n  next_sentence: roberta\n", ["nsp, sop or none", ":2"]),
-    ("data:\n  word_segmenter: jieba\n", ["whole_word_mask", ":2"]),
-    ("train:\n  max_steps: 5\n  max_epochs: 2\n", ["max_steps 5", "max_epochs 2", ":2 and", ":3"]),
-    (
-        "train:\n  warmup_steps: 10\n  max_steps: 3\n  schedule_steps: 9\n",
-        ["warmup_steps 10", "9 steps", ":2 and", ":4"],
-    ),
-    ("train:\n  warmup_steps: 0\n  time_budget: 2h\n", ["warmup_steps 0", "train.warmup_ratio", ":2 and", ":3"]),
-    ("time: 2h\ntrain:\n  warmup_steps: 10\n", ["warmup_steps 10", "train.warmup_ratio", ":3 and", ":1"]),
-    (
-        "train: {max_steps: 4}\nphases:\n  - name: a\n  - name: b\n    train:\n      warmup_steps: 9\n",
-        ["warmup_steps 9", "8 steps", ":6 and", ":1"],
-    ),
-    ("train:\n  time_budget: soon\n", ["train.time_budget", "'soon'", ":2"]),
-    ("train:\n  betas: [0.9]\n", ["train.betas", "2 values", ":2"]),
-    ("data: {seed: 1}\ntrain: " + "[" * 33 + "]" * 33, ["nested", ":2"]),
-    ("".join(" " * depth + "a:\n" for depth in range(500)), ["nested"]),
-    ("data: {seed: 1}\ninputs: !!python/object/apply:os.system [a.txt]\n", ["os.system", ":2"]),
-    (ALIAS_BOMB, ["100,000 values"]),
-    ('data: {language: "\\ud800"}', ["surrogates"]),
-    ("data: {max_record_bytes: 1M}", ["max_record_bytes", ":1"]),
-    ("phases:\n  - name: a\n    train: {peek_lr: 1}\n", ["'phases.0.train.peak_lr'", ":3"]),
-    ("phases:\n  - train: {seed: 1}\n", ["'phases.0.name'", ":2"]),
-    ("phases:\n  - {name: a, model: {hidden_size: 5}}\n", ["phases.0.model", ":2"]),
+    ("train:\n  peak_lrr: 1\n", 2, "'train.peak_lr'"),
+    ("train:\n  peak_lr: fast\n", 2, "train.peak_lr is 'fast'"),
+    ("train:\n  peak_lr: inf\n", 2, "a number greater than 0"),
+    ("train:\n  peak_lr:\n", 2, "empty"),
+    ("train:\n  max_steps: 0\n", 2, "whole number greater than 0, or null"),
+    ("data:\n  masked_lm_prob: 1.5\n", 2, "greater than 0 and less than 1"),
+    ("data:\n  whole_word_mask: maybe\n", 2, "'maybe'"),
+    ("data:\n  next_sentence: roberta\n", 2, "nsp, sop or none"),
+    ("data:\n  word_segmenter: jieba\n", 2, "whole_word_mask"),
+    ("data:\n  encoding: gb18031\n", 2, "gb18030"),
+    ("data:\n  max_record_bytes: 1M\n", 2, "4,194,304"),
+    ("train:\n  max_steps: 5\n  max_epochs: 2\n", "2 and {}:3", "max_steps 5 and max_epochs 2"),
+    ("train:\n  max_steps: 3\n  schedule_steps: 9\n  warmup_steps: 10\n", 4, "9 steps"),
+    ("train:\n  time_budget: 2h\n  warmup_steps: 0\n", 3, "train.warmup_ratio"),
+    ("time: 2h\ntrain:\n  warmup_steps: 10\n", 3, "train.warmup_ratio"),
+    ("train: {max_steps: 4}\nphases:\n  - name: a\n  - name: b\n    train:\n      warmup_steps: 9\n", 6, "8 steps"),
+    ("train:\n  time_budget: soon\n", 2, "1h30m"),
+    ("train:\n  betas: [0.9]\n", 2, "2 values"),
+    ("data: {seed: 1}\ndata: {seed: 2}\n", 2, "twice"),
+    ("data:\n\tseed: 5\n", 2, "YAML"),
+    ("- data\n", None, "mapping"),
+    ("data: &a {seed: *a}\n", None, "contains itself"),
+    ("data: " + "[" * 10_000, None, "nested"),
+    ("data: {seed: 1}\ninputs: !!python/object/apply:os.system [a.txt]\n", 2, "os.system"),
+    (ALIAS_BOMB, 1, "100,000 values"),
+    ('data: {language: "\\ud800"}', None, "surrogates"),
+    ("phases:\n  - name: a\n    train: {peek_lr: 1}\n", 3, "'phases.0.train.peak_lr'"),
+    ("phases:\n  - train: {seed: 1}\n", 2, "'phases.0.name' is missing"),
+    ("phases:\n  - {name: a, model: {hidden_size: 5}}\n", 2, "phases.0.model"),
+    ("phases: [{name: a}, {name: a}]\n", 1, "share a name"),
+    ("phases: [{name: a/b}]\n", 1, "phases.0.name is 'a/b'"),
 ]
 
 
-@pytest.mark.parametrize(("text", "parts"), MISTAKES, ids=range(len(MISTAKES)))
-def test_a_mistake_names_the_value_the_line_and_a_remedy(tmp_path: Path, text: str, parts: list[str]) -> None:
+@pytest.mark.parametrize(("text", "line", "part"), MISTAKES, ids=range(len(MISTAKES)))
+def test_a_mistake_names_the_value_the_line_and_a_remedy(tmp_path: Path, text: str, line: object, part: str) -> None:
     with pytest.raises(ConfigError) as caught:
         from_yaml(tmp_path, text)
-    assert caught.value.where.startswith(str(tmp_path / "config.yaml"))
+    path = str(tmp_path / "config.yaml")
+    assert caught.value.where == (path if line is None else f"{path}:{line}".format(path))
     assert caught.value.remedy
-    assert [part for part in parts if part not in str(caught.value)] == []
+    assert part in str(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -155,13 +138,12 @@ def test_a_mistake_names_the_value_the_line_and_a_remedy(tmp_path: Path, text: s
         ("train.peak_lr=x", "--set train.peak_lr"),
         ("train.peak_lr.deep=3", "--set train.peak_lr.deep"),
         ("train.betas=[0.9", "--set train.betas"),
-        ("inputs=*.txt", "--set inputs"),
         ("inputs=a.txt", "[a.txt, "),
         ("train.trackers=wandb", "tensorboard or wandb"),
         ("data.input_weights={a.txt: 0}", "{a.txt: 3}"),
         ("data.text_field=", "subject,body"),
         ("phases=7", "[{name: first"),
-        ("train.seed=", "--set train.seed"),
+        ("model.hidden_size=100", "num_attention_heads"),
         ("extends=tiny", "'extends'"),
     ],
 )
@@ -169,6 +151,7 @@ def test_a_mistake_in_set_names_it(setting: str, part: str) -> None:
     with pytest.raises(ConfigError) as caught:
         load_config(settings=["train.betas=[0.9, 0.99]", "train.peak_lr=1", setting])
     assert part in str(caught.value)
+    assert caught.value.where.startswith("--set")
 
 
 WORDS = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=12)
@@ -210,12 +193,14 @@ def test_the_commented_configuration_loads_back_and_explains_every_key(names: st
     again = from_yaml(tmp_path, text)
     assert again.model_dump(exclude={"phases"}) == config.model_dump(exclude={"phases"})
     assert list(map(again.for_phase, again.phases)) == list(map(config.for_phase, config.phases))
-    assert all(f"{key.path[-1]}:" in text for key in keys_of())
-    assert [key.dotted for key in keys_of() if not re.fullmatch(r"[A-Z`].*\.", key.meaning)] == []
+    assert all(f"{key.rpartition('.')[2]}:" in text for key in key_schemas() if not key.startswith("phases."))
+    assert [
+        key for key, schema in key_schemas().items() if not re.fullmatch(r"[A-Z`].*\.", schema["description"])
+    ] == []
     assert names is None or "," in names or config == load_config(preset_paths()[names])
 
 
-@pytest.mark.parametrize(("seconds", "text"), [(7200.0, "2h"), (5400.0, "1h30m"), (90061.0, "25h1m1s"), (2.5, "2.5s")])
+@pytest.mark.parametrize(("seconds", "text"), [(5400.0, "1h30m"), (90061.0, "25h1m1s"), (2.5, "2.5s")])
 def test_a_duration_is_written_with_units_and_reads_back(seconds: float, text: str, tmp_path: Path) -> None:
     config = load_config(settings=[f"train.time_budget={seconds}", f"time={seconds}"])
     written = yaml.safe_load(dump_yaml(config))
@@ -250,21 +235,17 @@ def test_generated_files_are_those_of_the_code(path: Path) -> None:
     assert path.read_text(encoding="utf-8") == write_reference.FILES[path]()
 
 
-PHASES_OF_40_AND_60_STEPS = "phases=[{name: a, train: {max_steps: 40}}, {name: b, train: {max_steps: 60}}]"
-
-
-def test_a_warm_up_that_fits_is_taken_and_one_longer_than_a_run_without_its_phases_is_refused() -> None:
+def test_a_warm_up_that_fits_or_may_fit_is_taken() -> None:
+    phases = "phases=[{name: a, train: {max_steps: 40}}, {name: b, train: {max_steps: 60}}]"
     for settings in (
-        ["train.warmup_steps=9", "train.max_steps=9"],
         ["train.warmup_steps=9", "train.max_steps=5", "train.schedule_steps=9"],
         ["train.warmup_steps=9", "train.max_epochs=1"],  # how many steps that is, the data will tell
         ["train.warmup_ratio=1", "train.time_budget=60"],
-        ["train.warmup_steps=100", PHASES_OF_40_AND_60_STEPS],
+        ["train.warmup_steps=100", phases],
     ):
         assert load_config(None, settings)
-    with pytest.raises(ConfigError, match="40 steps") as caught:
-        load_config(None, settings, {"train.max_steps": ("--max-steps", 40)}, with_phases=False)
-    assert caught.value.where == "--set train.warmup_steps and --max-steps"
+    with pytest.raises(ConfigError, match="40 steps"):
+        load_config(None, [*settings, "train.max_steps=40"], with_phases=False)
 
 
 @pytest.mark.parametrize("names", PAPER_PRESETS)
@@ -291,11 +272,11 @@ def test_what_phases_overrule_or_contradict_is_refused_unless_they_are_not_run()
         load_config("base", ["train.time_budget=24h"])
 
 
-@pytest.mark.parametrize(("name", "peak_lr"), [("tiny", 4e-3), ("mini", 4e-3), ("small", 3e-3), ("medium", 2e-3)])
-def test_small_sizes_have_the_recipe_for_short_runs(name: str, peak_lr: float) -> None:
-    config = load_config(name)
-    assert (config.phases, config.train.optimizer, config.train.peak_lr) == ((), "muon", peak_lr)
-    assert config.model == load_config(f"{name},paper,short").model
+def test_small_sizes_have_the_recipe_for_short_runs() -> None:
+    for name, peak_lr in (("tiny", 4e-3), ("mini", 4e-3), ("small", 3e-3), ("medium", 2e-3)):
+        config = load_config(name)
+        assert (config.phases, config.train.optimizer, config.train.peak_lr) == ((), "muon", peak_lr)
+        assert config.model == load_config(f"{name},paper,short").model
     assert (load_config("base,short").phases, load_config("base,short").train) == ((), load_config("medium").train)
 
 
@@ -343,7 +324,9 @@ def test_later_layers_win_key_by_key_and_phases_are_replaced_whole(layers: Calla
     config = load_config(source)
     assert (config.inputs, config.data.seed, config.data.dupe_factor, config.train.peak_lr) == (("a.txt",), 1, 9, 1e-3)
     assert config.phases == (PhaseConfig(name="new"),)
-    assert load_config(source, ["data.dupe_factor=4"]).data.dupe_factor == 4
+    flags = {"vocab.size": ("--vocab-size", 9000), "data.strict": ("--strict", None), "data.seed": ("--seed", 3)}
+    config = load_config(source, ["data.dupe_factor=4", "data.seed=1", "data.seed=2"], flags)
+    assert (config.data.dupe_factor, config.data.seed, config.vocab.size, config.data.strict) == (4, 3, 9000, False)
     two = "extends: tiny\nphases: [{name: a, train: {max_steps: 8}}, {name: b, train: {max_steps: 2}}]\n"
     config = load_config(layers(top=two))
     assert [config.for_phase(phase).train.max_steps for phase in config.phases] == [8, 2]
@@ -356,18 +339,14 @@ def test_a_file_may_extend_presets_and_other_files(layers: Callable[..., str]) -
     assert load_config(layers(top="extends: small,paper\n")) == load_config("small,paper")
 
 
-@pytest.mark.parametrize(
-    ("settings", "length"),
-    [
-        ([], ("max_steps", 7)),
-        (["train.time_budget=1h"], ("time_budget", 3600.0)),
-        (["train.max_epochs=2"], ("max_epochs", 2.0)),
-        (["train={max_steps: 5}"], ("max_steps", 5)),
-    ],
-)
-def test_the_length_of_a_later_layer_replaces_one_by_another_key(layers, settings, length: tuple[str, float]) -> None:
-    train = load_config(layers(over=OVER), settings).train
-    assert {key: getattr(train, key) for key in LENGTHS if getattr(train, key) is not None} == dict([length])
+def test_the_length_of_a_later_layer_replaces_one_by_another_key(layers: Callable[..., str]) -> None:
+    for settings, length in (
+        ([], {"max_steps": 7}),
+        (["train.time_budget=1h"], {"time_budget": 3600.0}),
+        (["train={max_epochs: 2}"], {"max_epochs": 2.0}),
+    ):
+        train = load_config(layers(over=OVER), settings).train
+        assert {key: value for key in LENGTHS if (value := getattr(train, key)) is not None} == length
 
 
 @pytest.mark.parametrize(
@@ -378,7 +357,6 @@ def test_the_length_of_a_later_layer_replaces_one_by_another_key(layers, setting
         ({"a": "\nextend: base\n"}, "a.yaml:2", "'extends'"),
         ({"a": "\nextends: bse\n"}, "a.yaml:2", "'base'"),
         ({"a": "extends: [base, sub/no.yaml]\n"}, "a.yaml:1", "sub/no.yaml"),
-        ({"a": "extends: {a: b}\n"}, "a.yaml:1", "extends"),
         ({"a": "extends: b.yaml\n", "b": "data:\nextends: a.yaml\n"}, "b.yaml:2", "extends itself"),
         (
             {"a": "model: {hidden_size: 100}\n", "b": "model:\n  num_attention_heads: 3\n"},

@@ -14,7 +14,7 @@ import pytest
 import typer
 
 from bert_pretrain.cli.exits import reports_errors
-from bert_pretrain.errors import ConfigError, DataError, InputError, Interrupted, OutputError, UserError
+from bert_pretrain.errors import DataError, Interrupted
 
 
 def os_error(number: int, *path: str) -> OSError:
@@ -82,10 +82,9 @@ def test_an_output_that_cannot_be_written_is_one_message_and_one_that_is_closed_
     assert (found.returncode, found.stderr) == (0, "")
 
 
-@pytest.mark.parametrize("kind", [UserError, ConfigError, InputError, OutputError, DataError])
-def test_a_mistake_crosses_process_borders_whole(kind: type[UserError]) -> None:
-    error = pickle.loads(pickle.dumps(kind("what", where="a.yaml:3", remedy="correct it")))
-    assert type(error) is kind
+def test_a_mistake_crosses_process_borders_whole() -> None:
+    error = pickle.loads(pickle.dumps(DataError("what", where="a.yaml:3", remedy="correct it")))
+    assert type(error) is DataError
     assert (error.what, error.where, error.remedy) == ("what", "a.yaml:3", "correct it")
     stopped = pickle.loads(pickle.dumps(Interrupted(130, "go on so")))
     assert (stopped.exit_code, stopped.message) == (130, "go on so")

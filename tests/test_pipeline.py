@@ -101,6 +101,13 @@ def test_a_dry_run_of_any_configuration_prints_the_first_screen_of_training(engl
     assert list(tmp_path.iterdir()) == []
 
 
+def test_all_stages_at_once_are_refused_under_torchrun(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(ConfigError, match="torchrun"):
+        run_pipeline(Config(inputs=("a.txt",)), tmp_path / "out")
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_a_training_of_more_than_a_day_is_said() -> None:
     assert not too_long(86_000)
     assert "1d 1h" in too_long(90_000)

@@ -48,40 +48,37 @@ def reports_errors(command: Callable[..., None]) -> Callable[..., None]:
 
     @functools.wraps(command)
     def wrapped(*args: Any, **kwargs: Any) -> None:
-        run = _run_of(command.__name__, kwargs)
+        output = str(kwargs.get("output") or "this process")
+        writes_run = command.__name__ == "train" and not kwargs["dry_run"] and not is_url(output)
+        run = Path(output) if writes_run else None
         try:
             if run is not None and is_first_rank():
                 _status().remove_status(run)
             command(*args, **kwargs)
         except (Exception, KeyboardInterrupt, Terminated) as error:
             with held_signals():  # torchrun ends this rank while it tells why, if another has left
-                output = str(kwargs.get("output") or "this process")
                 message, code = _ending(_cause(error), _next_step(command.__name__, run), output)
                 _write_status(run, code, message or repr(error))
                 if message is None:
                     raise
-                _exit(message, code)
+                flush_output()
+                print(message if is_first_rank() else f"[rank {os.environ['RANK']}] {message}", file=sys.stderr)
+                raise typer.Exit(code) from error
         _write_status(run, 0, "")
 
     return wrapped
-
-
-def _run_of(command: str, options: dict[str, Any]) -> Path | None:
-    """Return the run folder of a training."""
-    writes = command == "train" and not options["dry_run"] and not is_url(options["output"])
-    return Path(options["output"]) if writes else None
-
-
-def _status() -> Any:
-    with held_signals():
-        from bert_pretrain.train import status  # which imports the manifests: not for --help
-    return status
 
 
 def _write_status(run: Path | None, code: int, message: str) -> None:
     if run is not None and is_first_rank():
         with contextlib.suppress(OSError):  # a full disk, for example, has its own message
             _status().write_status(run, code, message)
+
+
+def _status() -> Any:
+    with held_signals():
+        from bert_pretrain.train import status  # which imports the manifests: not for --help
+    return status
 
 
 def _next_step(command: str, run: Path | None) -> str:
@@ -146,12 +143,6 @@ class Terminated(BaseException):
 def terminate(_signal: int, _frame: object) -> NoReturn:
     """Handle SIGTERM."""
     raise Terminated
-
-
-def _exit(message: str, code: int) -> NoReturn:
-    flush_output()
-    print(message if is_first_rank() else f"[rank {os.environ['RANK']}] {message}", file=sys.stderr)
-    raise typer.Exit(code)
 
 
 def flush_output() -> bool:

@@ -3,7 +3,7 @@
 import contextlib
 import signal
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -41,30 +41,11 @@ def held_signals() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def load_config(
-    source: str | None,
-    settings: list[str] | None,
-    flags: Mapping[str, tuple[str, object]] | None = None,
-    *,
-    with_phases: bool = True,
-) -> "Config":
-    """Read the configuration that the flags of a command describe."""
-    from bert_pretrain.config_file import load_config as read_config
-
-    return read_config(source, settings or (), flags, with_phases=with_phases)
-
-
-def model_folder(model: Path, flag: str = "MODEL") -> Path:
-    """Return the folder of a model, which is fetched if it is a name on the Hub."""
-    from bert_pretrain.model.hub import model_folder as find_folder
-
-    return find_folder(model, flag)
-
-
 def bert_folder(model: Path, flag: str = "MODEL") -> Path:
     """Return the folder of a BERT, refused before torch is imported if its sizes, headers or checksums are wrong."""
     with importing(with_pandas=False):
         from bert_pretrain.model.folder import CONFIG, check_model, read_config
+        from bert_pretrain.model.hub import model_folder
     folder = model_folder(model, flag)
     if (folder / CONFIG).exists() or not (folder / "modules.json").exists():  # in which modules may have own folders
         check_model(folder, flag, whole=False)
@@ -76,10 +57,12 @@ def inference_config(
     device: str, precision: str, text_field: str | None = None, encoding: str | None = None
 ) -> "Config":
     """Return the configuration of a command that uses a model."""
+    from bert_pretrain.config_file import load_config
+
     flags = {
         "train.device": ("--device", device),
         "train.precision": ("--precision", precision),
         "data.text_field": ("--text-field", text_field),
         "data.encoding": ("--encoding", encoding),
     }
-    return load_config(None, None, flags)
+    return load_config(flags=flags)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from bert_pretrain import __version__
 from bert_pretrain.cli import options as cli
-from bert_pretrain.cli.loading import bert_folder, importing, load_config, model_folder, seconds_since_start
+from bert_pretrain.cli.loading import bert_folder, importing, seconds_since_start
 from bert_pretrain.cli.options import argument, option, presets, switch, training_flags
 from bert_pretrain.errors import ConfigError
 from bert_pretrain.io.files import local_path
@@ -45,6 +45,8 @@ def vocab(
     Example: bert-pretrain vocab corpus/*.txt.gz --output vocab
     """
     with importing(with_pandas=False):
+        from bert_pretrain.config_file import load_config
+        from bert_pretrain.model.hub import model_folder
         from bert_pretrain.vocab.run import make_vocab
     misplaced = ("--vocab-size", vocab_size) if extend else ("--add-tokens", add_tokens)
     if misplaced[1] is not None:
@@ -52,12 +54,6 @@ def vocab(
             f"{misplaced[0]} has no meaning {'with' if extend else 'without'} --extend",
             where=f"{misplaced[0]} {misplaced[1]}",
             remedy="use --add-tokens N instead" if extend else "add --extend FOLDER, or leave it out",
-        )
-    if tokens == "words" and lowercase is not None:
-        raise ConfigError(
-            "whole words are taken as they are",
-            where=f"--{'' if lowercase else 'no-'}lowercase --tokens words",
-            remedy="leave one of the two out",
         )
     flags = {
         "vocab.tokens": ("--tokens", tokens),
@@ -68,7 +64,7 @@ def vocab(
         "data.encoding": ("--encoding", encoding),
     }
     make_vocab(
-        load_config(config, settings, flags),
+        load_config(config, settings or (), flags),
         inputs,
         local_path(output, "--output"),
         extend=None if extend is None else model_folder(extend, "--extend"),
@@ -77,15 +73,6 @@ def vocab(
         scheduler=scheduler,
         overwrite=overwrite,
     )
-
-
-def _weight_of_input(setting: str) -> tuple[str, str]:
-    name, _, weight = setting.rpartition("=")
-    if not name:
-        raise ConfigError(
-            f"'{setting}' is not an input and a weight", where="--weight", remedy="write INPUT=N, such as a.txt=3"
-        )
-    return name, weight
 
 
 def make_data(
@@ -111,15 +98,18 @@ def make_data(
     Example: bert-pretrain make-data corpus/*.txt.gz --vocab vocab --output data
     """
     with importing(with_pandas=False):
+        from bert_pretrain.config_file import load_config
         from bert_pretrain.make_data.run import make_data as run_make_data
+        from bert_pretrain.model.hub import model_folder
+    weights = {name: number for name, _, number in (setting.rpartition("=") for setting in weight or ())}
     flags = {
         "data.strict": ("--strict", strict or None),
         "data.encoding": ("--encoding", encoding),
         "data.validation": ("--validation", validation or None),
-        "data.input_weights": ("--weight", dict(map(_weight_of_input, weight)) if weight else None),
+        "data.input_weights": ("--weight", weights or None),
     }
     run_make_data(
-        load_config(config, settings, flags),
+        load_config(config, settings or (), flags),
         inputs,
         model_folder(local_path(vocab, "--vocab"), "--vocab"),
         local_path(output, "--output"),
@@ -157,11 +147,12 @@ def train(
     """
     flags = training_flags(steps=steps, learning_rate=learning_rate, batch_size=batch_size, device=device, time=time)
     flags["train.teacher"] = ("--teacher", teacher)
-    loaded = load_config(config, settings, flags, with_phases=False)
+    with importing(with_pandas=False):
+        from bert_pretrain.config_file import load_config
+        from bert_pretrain.train.inputs import check_inputs
+    loaded = load_config(config, settings or (), flags, with_phases=False)
     run_folder = local_path(output, "--output")
     first = None if init_from is None else bert_folder(init_from, "--init-from")
-    with importing(with_pandas=False):
-        from bert_pretrain.train.inputs import check_inputs
     loaded, opened = check_inputs(
         loaded,
         local_path(data, "--data"),
@@ -213,46 +204,37 @@ def run(
     Example: bert-pretrain run my-corpus.yaml --output runs/my-corpus
     """
     with importing():
-        from bert_pretrain.pipeline import dry_run as run_dry
-        from bert_pretrain.pipeline import run_pipeline
+        from bert_pretrain import pipeline
+        from bert_pretrain.config_file import load_config
     folder = local_path(output, "--output")
-    if inputs and any(setting.partition("=")[0] == "inputs" for setting in settings or ()):
-        raise ConfigError(
-            "inputs are given as arguments and by --set",
-            where=f"{inputs[0]} and --set inputs",
-            remedy="keep one of the two",
-        )
     flags = {
         "inputs": ("INPUT", inputs or None),
         "time": ("--time", time),
         "data.encoding": ("--encoding", encoding),
         **training_flags(steps=steps, learning_rate=learning_rate, batch_size=batch_size, device=device),
     }
-    if is_auto := config == AUTO:
-        loaded = _planned(inputs or [], folder, settings or [], flags, machine, overwrite=overwrite, dry_run=dry_run)
-    else:
-        if machine is not None:
-            raise ConfigError("--machine is for 'run auto'", where="--machine", remedy="leave it out")
-        loaded = load_config(config, settings, flags)
-    if dry_run:
-        return None if is_auto else run_dry(loaded, workers=workers)
     place: dict[str, Any] = {"workers": workers, "scheduler": scheduler, "overwrite": overwrite}
-    model = run_pipeline(loaded, folder, **place, seconds_before=seconds_since_start())
+    if is_auto := config == AUTO:
+        options = {"machine": machine, "overwrite": overwrite, "dry_run": dry_run}
+        loaded = _planned(inputs or [], folder, settings or [], flags, **options)
+    elif machine is not None:
+        raise ConfigError("--machine is for 'run auto'", where="--machine", remedy="leave it out")
+    else:
+        loaded = load_config(config, settings or (), flags)
+    if dry_run:
+        return None if is_auto else pipeline.dry_run(loaded, workers=workers)
+    model = pipeline.run_pipeline(loaded, folder, **place, seconds_before=seconds_since_start())
     if is_auto:
-        _compare_with_forecast(folder, model.parent, settings or [], flags)
+        from bert_pretrain.plan.auto import compare
+
+        given = [key for key, (_, value) in flags.items() if value is not None and key not in GIVEN_TO_AUTO]
+        if line := compare(folder, model.parent, [*(setting.partition("=")[0] for setting in settings or ()), *given]):
+            print(line)
 
 
-def _planned(
-    inputs: list[str],
-    output: Path,
-    settings: list[str],
-    flags: Flags,
-    machine: str | None,
-    *,
-    overwrite: bool,
-    dry_run: bool,
-) -> "Config":
-    """Return the configuration that `run auto` plans, which is shown; with `dry_run` nothing is written."""
+def _planned(inputs: list[str], output: Path, settings: list[str], flags: Flags, **options: Any) -> "Config":
+    """Return the configuration that `run auto` plans, which is shown."""
+    from bert_pretrain.config_file import load_config
     from bert_pretrain.plan import auto
 
     own = load_config(None, settings, flags)
@@ -263,18 +245,7 @@ def _planned(
             remedy="write for example: run auto corpus/*.txt.gz --time 1h --output runs/mine",
         )
     rest = {key: given for key, given in flags.items() if key not in GIVEN_TO_AUTO}
-    return auto.planned_config(
-        inputs, own.time, output, settings=settings, flags=rest, machine=machine, overwrite=overwrite, dry_run=dry_run
-    )
-
-
-def _compare_with_forecast(output: Path, run: Path, settings: list[str], flags: Flags) -> None:
-    """Print what the plan expected and what came of it."""
-    from bert_pretrain.plan.auto import compare
-
-    given = [key for key, (_, value) in flags.items() if value is not None and key not in GIVEN_TO_AUTO]
-    if line := compare(output, run, [*(setting.partition("=")[0] for setting in settings), *given]):
-        print(line)
+    return auto.planned_config(inputs, own.time, output, settings=settings, flags=rest, **options)
 
 
 def config(
@@ -289,9 +260,8 @@ def config(
 
     Example: bert-pretrain config base > mine.yaml
     """
+    from bert_pretrain.config_file import load_config
     from bert_pretrain.config_keys import as_commented_yaml
 
-    loaded = load_config(preset, None)
-    print(
-        f"# {preset or 'The defaults'}, as bert-pretrain {__version__} reads it.\n\n{as_commented_yaml(loaded)}", end=""
-    )
+    text = as_commented_yaml(load_config(preset))
+    print(f"# {preset or 'The defaults'}, as bert-pretrain {__version__} reads it.\n\n{text}", end="")

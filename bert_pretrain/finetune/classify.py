@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from bert_pretrain.config_values import TextField, names_of
+from bert_pretrain.config import TextField, names_of
 from bert_pretrain.errors import InputError
 from bert_pretrain.finetune.baselines import predict_from_words
 from bert_pretrain.finetune.inputs import LabelledInput, UnusableRow

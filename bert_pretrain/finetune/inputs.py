@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
 
-from bert_pretrain.config_values import Encoding, expected, is_encoding
+from bert_pretrain.config import check_encoding
 from bert_pretrain.errors import ConfigError, InputError
 from bert_pretrain.finetune.settings import FORMATS
 from bert_pretrain.io.compression import COMPRESSIONS
@@ -55,9 +55,11 @@ class LabelledInput:
         if self.format is not None and self.format not in FORMATS:
             what, remedy = f"there is no format '{self.format}'", f"choose one of {', '.join(FORMATS)}"
             raise ConfigError(what, where="--format", remedy=remedy)
-        if not is_encoding(self.encoding):
-            what, remedy = f"there is no encoding '{self.encoding}'", f"give {expected(Encoding)}"
-            raise ConfigError(what, where="--encoding", remedy=remedy)
+        try:
+            check_encoding(self.encoding)
+        except ValueError as error:
+            remedy = "name the encoding of the file, or leave it out for UTF-8"
+            raise ConfigError(str(error), where="--encoding", remedy=remedy) from error
 
     @property
     def ending(self) -> str:

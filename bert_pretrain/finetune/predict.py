@@ -12,8 +12,7 @@ from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
-from bert_pretrain.config import TrainConfig
-from bert_pretrain.config_values import TextField
+from bert_pretrain.config import TextField, TrainConfig
 from bert_pretrain.errors import ConfigError, DataError, InputError
 from bert_pretrain.finetune import row_files
 from bert_pretrain.finetune.finetuned_bert import FinetunedBert, are_finite

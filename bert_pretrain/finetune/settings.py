@@ -3,9 +3,12 @@
 import dataclasses
 import math
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from bert_pretrain.config_values import TextField
 from bert_pretrain.errors import ConfigError
+
+if TYPE_CHECKING:  # pydantic would make --help slower
+    from bert_pretrain.config import TextField
 
 TASKS = ("classify", "tag", "answer")
 FORMATS = ("csv", "tsv", "json", "jsonl", "parquet", "conll")
@@ -45,7 +48,7 @@ class Settings:
     baselines: bool = False
     """Whether the same network is fine-tuned untrained, too."""
     seed: int = 42
-    text_field: TextField = "text"
+    text_field: "TextField" = "text"
     pair_field: str | None = None
     label_field: str = "label"
     regression: bool = False

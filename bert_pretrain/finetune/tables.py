@@ -12,8 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bert_pretrain.config import MAX_RECORD_BYTES, DataConfig
-from bert_pretrain.config_values import TextField, names_of
+from bert_pretrain.config import MAX_RECORD_BYTES, DataConfig, TextField, names_of
 from bert_pretrain.errors import InputError
 from bert_pretrain.finetune.inputs import LabelledInput, UnusableRow
 from bert_pretrain.finetune.settings import FORMATS

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from tokenizers.pre_tokenizers import BertPreTokenizer
 
-from bert_pretrain.config_values import names_of
+from bert_pretrain.config import names_of
 from bert_pretrain.errors import InputError
 from bert_pretrain.finetune.baselines import most_frequent_tags
 from bert_pretrain.finetune.inputs import LabelledInput, UnusableRow

@@ -4,8 +4,8 @@ Input: the record of a shard. Output: what breaks each check, in words, and the 
 array operations; the text of rows whose lengths, positions or ids are impossible is not checked.
 """
 
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
@@ -31,26 +31,11 @@ CHECKS = {
 """What each check demands, filled in from the configuration."""
 
 
-@dataclass(frozen=True)
-class Check:
-    """One check, with what breaks it: a line for each shard."""
-
-    name: str
-    demand: str
-    failures: list[str]
-
-    @property
-    def passed(self) -> bool:
-        return not self.failures
-
-
-@dataclass(frozen=True)
-class ShardReport:
+class ShardReport(NamedTuple):
     """What the checks of a shard found."""
 
     failures: dict[str, str]  # by check; empty for one that passed, absent for one that does not apply
-    statistics: summary.ShardStatistics | None = None
-    """Of the rows that can be counted; None where the shard cannot be used."""
+    statistics: summary.ShardStatistics | None = None  # of the rows that can be counted; None: it cannot be used
     longest: int = 0
 
 

@@ -14,13 +14,14 @@ from bert_pretrain import rng
 from bert_pretrain.errors import ConfigError
 from bert_pretrain.examples.shards import DataFolder
 from bert_pretrain.inspect import terminal
-from bert_pretrain.inspect.checks import CHECKS, Check, ShardReport, check_shard, demand
+from bert_pretrain.inspect.checks import CHECKS, ShardReport, check_shard, demand
 from bert_pretrain.inspect.rendering import RenderedExample, locate_rows, render_rows
 from bert_pretrain.io.cores import available_cores
 from bert_pretrain.io.manifest import read_manifest
 from bert_pretrain.io.pool import run_each
 from bert_pretrain.make_data import summary
 from bert_pretrain.report.curves import write_file
+from bert_pretrain.text.tokenizer import Tokenizer
 
 ROWS_IN_TERMINAL, ROWS_ON_PAGE = 3, 24
 _SHARDS_PER_PROCESS = 16  # fewer are read before a second process has started
@@ -44,13 +45,25 @@ class Inspection:
     """What is shown of a data folder."""
 
     folder: DataFolder
+    tokenizer: Tokenizer
     reports: dict[str, list[ShardReport]]  # of each split; of all its shards, or of those that hold the examples shown
-    checks: list[Check]  # those that apply
     examples: list[RenderedExample]
 
     @property
-    def failed(self) -> list[Check]:
-        return [check for check in self.checks if not check.passed]
+    def failures(self) -> dict[str, list[str]]:
+        """The lines, one for each shard, of what breaks each check that applies."""
+        found = [report.failures for reports in self.reports.values() for report in reports]
+        applied = [name for name in CHECKS if any(name in failures for failures in found)]
+        return {name: [line for failures in found if (line := failures.get(name))] for name in applied}
+
+    @property
+    def demands(self) -> dict[str, str]:
+        """What each check demands that applies."""
+        return {name: demand(name, self.folder.config, self.tokenizer) for name in self.failures}
+
+    @property
+    def failed(self) -> list[str]:
+        return [name for name, lines in self.failures.items() if lines]
 
     @property
     def scope(self) -> str:
@@ -69,7 +82,7 @@ class Inspection:
     def statistics(self) -> list[list[str]]:
         """A header, and of each statistic its name, its value in each split, and what is configured."""
         config = self.folder.config
-        columns = {split: _count(self.folder, reports) for split, reports in self.reports.items()}
+        columns = {split: self._count(reports) for split, reports in self.reports.items()}
         columns["configuration"] = {
             "longest": config.max_seq_length,
             "masked_share": config.masked_lm_prob,
@@ -86,15 +99,14 @@ class Inspection:
                 rows.append([title, *values])
         return rows
 
-
-def _count(folder: DataFolder, reports: Sequence[ShardReport]) -> dict[str, float]:
-    """Join the statistics of the shards of a split."""
-    results: list[summary.ShardResult] = [
-        {"record": {}, "statistics": report.statistics, "drops": {}} for report in reports if report.statistics
-    ]
-    entry = summary.join_split(results, folder.config)
-    longest = max((report.longest for report in reports), default=0)
-    return {**entry["statistics"], "rows": entry["rows"], "tokens": entry["tokens"], "longest": longest}
+    def _count(self, reports: Sequence[ShardReport]) -> dict[str, float]:
+        """Join the statistics of the shards of a split."""
+        results: list[summary.ShardResult] = [
+            {"record": {}, "statistics": report.statistics, "drops": {}} for report in reports if report.statistics
+        ]
+        entry = summary.join_split(results, self.folder.config)
+        longest = max((report.longest for report in reports), default=0)
+        return {**entry["statistics"], "rows": entry["rows"], "tokens": entry["tokens"], "longest": longest}
 
 
 def inspect(
@@ -115,8 +127,8 @@ def inspect(
     if html is not None and html.suffix.lower() not in (".html", ".htm"):  # nothing else may be overwritten
         raise ConfigError(f"'{html.name}' does not end in .html", where="--html", remedy="name it .html")
     folder = DataFolder(data, read_manifest(data, "data", "DATA_DIR"))
-    is_default = rows is None and not chosen
-    count = rows if rows is not None else ROWS_ON_PAGE if html else 0 if stats else ROWS_IN_TERMINAL
+    in_terminal = 0 if stats else ROWS_IN_TERMINAL
+    count = rows if rows is not None else ROWS_ON_PAGE if html else in_terminal
     numbers = _choose_rows(folder, split, count, chosen, seed)
     inspection = inspect_rows(folder, split, numbers, everything=stats or html is not None, workers=workers)
     if html is not None:
@@ -124,7 +136,7 @@ def inspect(
 
         name = folder.path.resolve().name
         write_file(html, render("inspect.html", name=name, inspection=inspection).encode())
-    limit = (0 if stats else ROWS_IN_TERMINAL) if is_default else None
+    limit = in_terminal if rows is None and not chosen else None
     terminal.show(inspection, examples=inspection.examples[:limit], with_statistics=stats)
     if html is not None:
         print(f"page: {html}")
@@ -138,35 +150,20 @@ def inspect_rows(
     tokenizer = folder.tokenizer()
     shards, _ = locate_rows(folder, split, rows)
     reports: dict[str, dict[int, ShardReport]] = {}
-    failures: dict[str, list[str]] = {}
     for name in folder.manifest["splits"] if everything else [split]:
-        numbers = range(len(folder.shards(name))) if everything else np.unique(shards).tolist()
-        reports[name] = _check_shards(folder, name, numbers, workers)
-        for report in reports[name].values():
-            for check, failure in report.failures.items():
-                failures.setdefault(check, []).extend([failure] if failure else [])
-    checks = [
-        Check(name, demand(name, folder.config, tokenizer), failures[name]) for name in CHECKS if name in failures
-    ]
+        records = folder.shards(name)
+        first_rows = np.cumsum([0, *(record.rows for record in records)]).tolist()
+        numbers = range(len(records)) if everything else np.unique(shards).tolist()
+        tasks = [(records[number], first_rows[number]) for number in numbers]
+        check = partial(check_shard, folder.path, name, tokenizer, folder.config)
+        processes = workers or min(available_cores(), 1 + len(tasks) // _SHARDS_PER_PROCESS)
+        # One shard is not worth a progress bar.
+        done = run_each(check, tasks, workers=processes, description=f"read {name}", unit="shard") if tasks[1:] else ()
+        reports[name] = dict(zip(numbers, done or map(check, tasks), strict=True))
     usable = [number for number, report in reports[split].items() if report.statistics]
     readable = [row for row, shard in zip(rows, shards, strict=True) if shard in usable]
     found = {name: list(by_number.values()) for name, by_number in reports.items()}
-    return Inspection(folder, found, checks, render_rows(folder, split, readable, tokenizer))
-
-
-def _check_shards(
-    folder: DataFolder, split: str, numbers: Sequence[int], workers: int | None
-) -> dict[int, ShardReport]:
-    """Return the reports of the shards of these numbers."""
-    records = folder.shards(split)
-    first_rows = np.cumsum([0, *(record.rows for record in records)]).tolist()
-    check = partial(check_shard, folder.path, split, folder.tokenizer(), folder.config)
-    tasks = [(records[number], first_rows[number]) for number in numbers]
-    if len(tasks) == 1:
-        return {numbers[0]: check(tasks[0])}  # not worth a progress bar
-    processes = workers or min(available_cores(), 1 + len(tasks) // _SHARDS_PER_PROCESS)
-    reports = run_each(check, tasks, workers=processes, description=f"read {split}", unit="shard")
-    return dict(zip(numbers, reports, strict=True))
+    return Inspection(folder, tokenizer, found, render_rows(folder, split, readable, tokenizer))
 
 
 def _choose_rows(folder: DataFolder, split: str, count: int, chosen: Sequence[int], seed: int) -> list[int]:
@@ -177,9 +174,8 @@ def _choose_rows(folder: DataFolder, split: str, count: int, chosen: Sequence[in
     total = folder.rows(split)
     for row in chosen:
         if not 0 <= row < total:
-            raise ConfigError(
-                f"there is no row {row} in {split}", where="--row", remedy=f"rows go from 0 to {total - 1}"
-            )
+            remedy = f"rows go from 0 to {total - 1}"
+            raise ConfigError(f"there is no row {row} in {split}", where="--row", remedy=remedy)
     if chosen:
         return list(dict.fromkeys(chosen))
     draw = rng.stream(seed, "inspect", split=split).choice(total, min(count, total), replace=False, shuffle=False)

@@ -4,10 +4,9 @@ Input: rows of a split. Output: `RenderedExample`s without control characters, f
 """
 
 import itertools
-import unicodedata
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
+from unicodedata import east_asian_width
 
 import numpy as np
 
@@ -17,15 +16,14 @@ from bert_pretrain.text.tokenizer import Tokenizer
 
 Kind = Literal["plain", "mask", "random", "kept"]
 LABELS = {
-    "nsp": ("B follows A", "B is from another document"),
-    "sop": ("A and B in order", "A and B swapped"),
+    "nsp": {0: "B follows A", 1: "B is from another document"},
+    "sop": {0: "A and B in order", 1: "A and B swapped"},
 }
 _NO_SPACE_BEFORE = frozenset(".,;:!?%)]}’”…")
 _NO_SPACE_AFTER = frozenset("([{“‘")
 
 
-@dataclass(frozen=True)
-class Token:
+class Token(NamedTuple):
     """One token as the model sees it, and as it was."""
 
     shown: str
@@ -34,8 +32,7 @@ class Token:
     has_space: bool  # whether a space precedes it
 
 
-@dataclass(frozen=True)
-class RenderedExample:
+class RenderedExample(NamedTuple):
     """One example in readable form."""
 
     split: str
@@ -59,9 +56,9 @@ def render_rows(folder: DataFolder, split: str, rows: Sequence[int], tokenizer: 
     for shard in np.unique(shards).tolist():
         chosen = np.flatnonzero(shards == shard)
         examples = read_shard(folder.path, folder.shards(split)[shard]).take(places[chosen])
-        for place, number in enumerate(chosen.tolist()):
-            rendered[number] = render_example(examples, place, tokenizer, objective, split=split, row=rows[number])
-    return [rendered[number] for number in range(len(rows))]
+        for place, row in enumerate(np.asarray(rows)[chosen].tolist()):
+            rendered[row] = _render(examples, place, tokenizer, objective, split=split, row=row)
+    return [rendered[row] for row in rows]
 
 
 def locate_rows(folder: DataFolder, split: str, rows: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
@@ -71,7 +68,7 @@ def locate_rows(folder: DataFolder, split: str, rows: Sequence[int]) -> tuple[np
     return shards, np.array(rows, dtype=np.int64) - first_rows[shards]
 
 
-def render_example(
+def _render(
     examples: Examples, place: int, tokenizer: Tokenizer, objective: str, *, split: str, row: int
 ) -> RenderedExample:
     """Return one example; invalid ones too, as far as they can be read."""
@@ -91,29 +88,21 @@ def render_example(
         row=row,
         num_tokens=len(ids),
         num_masked=None if masks is None else len(originals),
-        label="" if labels is None else _label(objective, int(labels[place])),
+        label="" if labels is None else LABELS[objective].get(int(labels[place]), f"label {labels[place]}"),
         segments=[(name, _tokens(ids, range(begin, end), originals, tokenizer)) for name, begin, end in bounds],
     )
-
-
-def _label(objective: str, label: int) -> str:
-    names = LABELS.get(objective, ())
-    return names[label] if label < len(names) else f"label {label}"
 
 
 def _tokens(ids: list[int], places: range, originals: dict[int, int], tokenizer: Tokenizer) -> list[Token]:
     tokens: list[Token] = []
     for place in places:
-        shown = _readable(ids[place], tokenizer)
-        original = _readable(originals.get(place, ids[place]), tokenizer)
-        kind: Kind = "plain"
-        if place in originals:
-            is_mask, is_kept = ids[place] == tokenizer.mask_id, originals[place] == ids[place]
-            kind = "mask" if is_mask else "kept" if is_kept else "random"
+        shown_id, original_id = ids[place], originals.get(place, ids[place])
+        shown, original = _readable(shown_id, tokenizer), _readable(original_id, tokenizer)
+        replaced: Kind = "mask" if shown_id == tokenizer.mask_id else "kept" if shown_id == original_id else "random"
         has_space = bool(tokens) and _is_spaced(tokens[-1].original, original)
-        if kind == "plain" and tokens and not has_space:
+        if place not in originals and tokens and not has_space:
             shown = original = shown.removeprefix("##")
-        tokens.append(Token(shown, original, kind, has_space))
+        tokens.append(Token(shown, original, replaced if place in originals else "plain", has_space))
     return tokens
 
 
@@ -127,9 +116,5 @@ def _readable(token_id: int, tokenizer: Tokenizer) -> str:
 def _is_spaced(before: str, token: str) -> bool:
     if token.startswith("##") or token in _NO_SPACE_BEFORE or before in _NO_SPACE_AFTER:
         return False
-    return not (before and token and is_wide(before[-1]) and is_wide(token[0]))
-
-
-def is_wide(character: str) -> bool:
-    """Whether a character takes two columns in a terminal."""
-    return unicodedata.east_asian_width(character) in "WF"
+    # Between characters of two columns, such as Chinese ones, there is none.
+    return not (before and token and {east_asian_width(before[-1]), east_asian_width(token[0])} <= {"W", "F"})

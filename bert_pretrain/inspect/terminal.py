@@ -88,20 +88,18 @@ def _print_statistics(console: Console, inspection: "Inspection") -> None:
         table.add_row(*row)
     console.print(table)
     console.print("checks", style=TITLE)
-    for check in inspection.checks:
-        console.print(Text("passed", GOOD) if check.passed else Text("FAILED", BAD), f"{check.name:<18}{check.demand}")
+    for name, demand in inspection.demands.items():
+        console.print(Text("FAILED", BAD) if inspection.failures[name] else Text("passed", GOOD), f"{name:<18}{demand}")
     console.print()
 
 
 def _print_outcome(console: Console, inspection: "Inspection") -> None:
-    failed, number = inspection.failed, len(inspection.checks)
-    for check in failed:
-        console.print(f"failed check: {check.name} ({check.demand})", style=BAD)
-        for failure in check.failures[:_MAX_FAILURES]:
-            console.print(f"  {failure}")
-        if len(check.failures) > _MAX_FAILURES:
-            console.print(f"  and {len(check.failures) - _MAX_FAILURES:,} more shards")
-    if failed:
-        console.print(f"{len(failed)} of {number} checks failed ({inspection.scope})", style=BAD)
-    else:
-        console.print(f"all {number} checks passed ({inspection.scope})", style=GOOD)
+    failed, number = inspection.failed, len(inspection.failures)
+    for name in failed:
+        console.print(f"failed check: {name} ({inspection.demands[name]})", style=BAD)
+        lines = inspection.failures[name]
+        more = [f"and {len(lines) - _MAX_FAILURES:,} more shards"] if len(lines) > _MAX_FAILURES else []
+        for line in lines[:_MAX_FAILURES] + more:
+            console.print(f"  {line}")
+    outcome = f"{len(failed)} of {number} checks failed" if failed else f"all {number} checks passed"
+    console.print(f"{outcome} ({inspection.scope})", style=BAD if failed else GOOD)

@@ -17,8 +17,7 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from bert_pretrain.config import Config, DataConfig
-from bert_pretrain.config_values import names_of
+from bert_pretrain.config import Config, DataConfig, names_of
 from bert_pretrain.errors import InputError
 from bert_pretrain.io.compression import decompress
 from bert_pretrain.io.files import open_raw

@@ -7,7 +7,7 @@ import hashlib
 import os
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import safetensors
 from pydantic import ValidationError
@@ -43,12 +43,8 @@ def check_model(folder: Path, flag: str, *, whole: bool = True) -> None:
     """Compare the bytes of a model folder, or without `whole` their number, with its checksums, if it has any."""
     damage = damage_of_model(folder, whole=whole) if is_sealed(folder) else None
     if damage:
-        raise DataError(
-            f"{folder} is damaged: {damage}",
-            where=flag,
-            remedy="copy it again, or run the command that wrote it again; after a change of your own, remove its "
-            f"{CHECKSUMS}",
-        )
+        remedy = "copy it again, or run the command that wrote it again; after a change of your own, remove its "
+        raise DataError(f"{folder} is damaged: {damage}", where=flag, remedy=remedy + CHECKSUMS)
 
 
 def read_config(folder: Path, flag: str) -> tuple[ModelConfig, int]:
@@ -77,7 +73,7 @@ def read_config(folder: Path, flag: str) -> tuple[ModelConfig, int]:
 
 def _check_sizes(config: ModelConfig, vocab_size: int, folder: Path, flag: str) -> None:
     """Compare sizes with the weights before anything is built: then a model is no larger than its file."""
-    shapes = {current_name(name): shape for name, shape in read_shapes(folder, flag).items()}
+    shapes = {current_name(name): shape for name, shape in read_weights(folder, flag, only_shapes=True).items()}
     hidden = config.hidden_size
     demanded = {
         WORD_EMBEDDINGS: (vocab_size, hidden),
@@ -101,32 +97,29 @@ def weights_sha256(folder: Path, flag: str) -> str:
     return sums[0] if len(sums) == 1 else hashlib.sha256("".join(sums).encode()).hexdigest()
 
 
-def read_shapes(folder: Path, flag: str) -> dict[str, tuple[int, ...]]:
-    """Return the shapes of a folder's tensors under their names there; of safetensors only the header is read."""
-    shapes: dict[str, tuple[int, ...]] = {}
+def read_weights(folder: Path, flag: str, *, only_shapes: bool = False) -> dict[str, Any]:
+    """Return a folder's tensors under their names there, on the CPU.
+
+    With `only_shapes` their shapes instead, for which of safetensors no more than the header is read.
+    """
+    found: dict[str, Any] = {}
     for path in weight_files(folder, flag):
         if path.suffix != ".safetensors":
-            shapes |= {name: tuple(tensor.shape) for name, tensor in read_pickle(path).items()}
+            tensors = read_pickle(path)
+            found |= {name: tuple(tensor.shape) for name, tensor in tensors.items()} if only_shapes else tensors
             continue
         try:
-            with safe_open(path, "np") as file:
-                shapes |= {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
+            if only_shapes:
+                with safe_open(path, "np") as file:
+                    found |= {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
+            else:
+                from safetensors.torch import load_file
+
+                found |= load_file(path)
         except (safetensors.SafetensorError, OSError, ValueError) as error:
-            raise broken_weights(path, error) from error
-    return shapes
-
-
-def read_weights(folder: Path, flag: str) -> "dict[str, Tensor]":
-    """Return the tensors of a folder under their names there, on the CPU."""
-    from safetensors.torch import load_file
-
-    tensors: dict[str, Tensor] = {}
-    for path in weight_files(folder, flag):
-        try:
-            tensors |= load_file(path) if path.suffix == ".safetensors" else read_pickle(path)
-        except (safetensors.SafetensorError, OSError, ValueError) as error:
-            raise broken_weights(path, error) from error
-    return tensors
+            what = f"{path.name} is broken: {error}"
+            raise DataError(what, where=str(path), remedy="copy it again") from error
+    return found
 
 
 def read_pickle(path: Path) -> "dict[str, Tensor]":
@@ -135,17 +128,13 @@ def read_pickle(path: Path) -> "dict[str, Tensor]":
 
     try:
         found = torch.load(path, map_location="cpu", weights_only=True)
+        if all(isinstance(name, str) and isinstance(value, torch.Tensor) for name, value in found.items()):
+            return found
+        cause = None
     except Exception as error:  # the bytes of a broken pickle may do anything but run code
-        raise DataError(
-            f"{path.name} is broken or holds more than tensors, and was not unpickled",
-            where=str(path),
-            remedy="convert it to model.safetensors if you trust it",
-        ) from error
-    if not isinstance(found, dict) or not all(
-        isinstance(name, str) and isinstance(value, torch.Tensor) for name, value in found.items()
-    ):
-        raise DataError(f"{path.name} holds more than named tensors", where=str(path), remedy=REMEDY)
-    return found
+        cause = error
+    what = f"{path.name} is broken or holds more than named tensors, and was not unpickled"
+    raise DataError(what, where=str(path), remedy="convert it to model.safetensors if you trust it") from cause
 
 
 def weight_files(folder: Path, flag: str) -> list[Path]:
@@ -163,30 +152,21 @@ def _parts(index: Path) -> list[Path]:
     found = read_json(index)
     weight_map = found.get("weight_map") if isinstance(found, dict) else None
     names = list(weight_map.values()) if isinstance(weight_map, dict) else []
-    if not names or not all(isinstance(name, str) and Path(name).name == name for name in names):
-        raise DataError(f"{index.name} names no files in its folder", where=str(index), remedy="copy the folder again")
-    files = sorted({index.parent / name for name in names})
-    missing = [path.name for path in files if not os.path.isfile(path)]  # unlike Path, for names of any length
-    if missing:
-        raise DataError(
-            f"{len(missing)} of {len(files)} files of weights are missing: {', '.join(missing[:3])}",
-            where=str(index),
-            remedy="copy the folder again",
-        )
-    return files
-
-
-def broken_weights(path: Path, error: Exception) -> DataError:
-    return DataError(f"{path.name} is broken: {error}", where=str(path), remedy="copy it again")
+    what, files = f"{index.name} names no files in its folder", []
+    if names and all(isinstance(name, str) and Path(name).name == name for name in names):
+        files = sorted({index.parent / name for name in names})
+        missing = [path.name for path in files if not os.path.isfile(path)]  # unlike Path, for names of any length
+        if not missing:
+            return files
+        what = f"{len(missing)} of {len(files)} files of weights are missing: {', '.join(missing[:3])}"
+    raise DataError(what, where=str(index), remedy="copy the folder again")
 
 
 def check_shape(name: str, found: tuple[int, ...], needed: tuple[int, ...], folder: Path, flag: str) -> None:
     if found != needed:
-        raise DataError(
-            f"the tensor {name} has the shape {str(found)[:80]}, the model needs {str(needed)[:80]}",
-            where=f"{flag} {folder}",
-            remedy=f"correct the sizes in that folder's {CONFIG}, and use data of its tokenizer",
-        )
+        what = f"the tensor {name} has the shape {str(found)[:80]}, the model needs {str(needed)[:80]}"
+        remedy = f"correct the sizes in that folder's {CONFIG}, and use data of its tokenizer"
+        raise DataError(what, where=f"{flag} {folder}", remedy=remedy)
 
 
 def current_name(name: str) -> str:

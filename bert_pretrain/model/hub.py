@@ -38,11 +38,8 @@ def model_folder(model: str | Path, flag: str) -> Path:
     name, revision = found[1], found[2]
     folder = _fetch(name, revision, flag)
     if not any(folder.glob("*.safetensors")):
-        raise DataError(
-            f"{name} on the Hub has no safetensors, and pickles are not fetched",
-            where=flag,
-            remedy="open and save it by transformers, and give that folder",
-        )
+        what = f"{name} on the Hub has no safetensors, and pickles are not fetched"
+        raise DataError(what, where=flag, remedy="open and save it by transformers, and give that folder")
     print(f"model {model} of the Hub: {folder}", file=sys.stderr)
     return folder
 
@@ -69,25 +66,19 @@ def _fetch(name: str, revision: str | None, flag: str) -> Path:
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import GatedRepoError, HFValidationError, RepositoryNotFoundError, RevisionNotFoundError
 
-    cause: Exception
     try:
         return Path(snapshot_download(name, revision=revision, allow_patterns=list(_PATTERNS)))
-    except GatedRepoError as error:
-        what, cause = "the Hub gives it only to users who have accepted its terms", error
-    except RevisionNotFoundError as error:
-        what, cause = f"on the Hub it has no revision '{revision}'", error
-    except (RepositoryNotFoundError, HFValidationError) as error:
-        what, cause = "the Hub has no public model of that name", error
-    except Exception as error:  # of the network, which has errors of its own
-        what, cause = f"the Hub cannot be reached ({_first_line(error)})", error
-    raise DataError(
-        f"there is no folder '{name}', and {what}",
-        where=flag,
-        remedy=f"check the path; or, where the Hub can be reached, run 'hf download {name} --local-dir FOLDER' and "
-        "give that FOLDER",
-    ) from cause
-
-
-def _first_line(error: BaseException) -> str:
-    cause = error.__cause__ or error
-    return f"{type(cause).__name__}: {cause}".partition("\n")[0][:200]
+    except Exception as error:  # the network has errors of its own
+        if isinstance(error, GatedRepoError):
+            what = "the Hub gives it only to users who have accepted its terms"
+        elif isinstance(error, RevisionNotFoundError):
+            what = f"on the Hub it has no revision '{revision}'"
+        elif isinstance(error, RepositoryNotFoundError | HFValidationError):
+            what = "the Hub has no public model of that name"
+        else:
+            cause = error.__cause__ or error
+            what = f"the Hub cannot be reached ({type(cause).__name__}: {str(cause).partition(chr(10))[0][:200]})"
+        remedy = f"check the path; or, where the Hub can be reached, run 'hf download {name} --local-dir FOLDER' and "
+        raise DataError(
+            f"there is no folder '{name}', and {what}", where=flag, remedy=remedy + "give that FOLDER"
+        ) from error

@@ -6,9 +6,8 @@ matrix and the names are ours. Tied weights are stored once. A pickle is read on
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from safetensors.torch import save_file
@@ -58,15 +57,12 @@ _FUSED = "encoder.layers.{}.attention.query_key_value"
 _FUSED_PARTS = tuple(f"bert.encoder.layer.{{}}.attention.self.{part}" for part in ("query", "key", "value"))
 
 
-@dataclass(frozen=True)
-class Loaded:
+class Loaded(NamedTuple):
     """A model read from a folder, and the tensors that only one of the two has."""
 
     model: BertForPreTraining
-    fresh: list[str]
-    """Hugging Face's names of tensors that the folder lacks, which were initialized."""
-    unused: dict[str, Tensor]
-    """Tensors of the folder that a BERT for pretraining does not have, such as another task's head."""
+    fresh: list[str]  # Hugging Face's names of tensors that the folder lacks, which were initialized
+    unused: dict[str, Tensor]  # of the folder, which a BERT for pretraining does not have, such as another task's head
 
 
 def save_model(model: BertForPreTraining, folder: Path, tokenizer: Tokenizer) -> None:
@@ -87,8 +83,17 @@ def save_tensors(
     `pretraining` says by what `optimizer`, in which `language` and on how many `tokens`. The checksums cover what the
     folder holds then; a card that is written later may be edited.
     """
-    about = {} if pretraining is None else {PRETRAINING: pretraining}
-    write_json(folder / CONFIG, {**huggingface_config(model, tokenizer), **about})
+    config = {
+        "architectures": ["BertForPreTraining"],
+        "model_type": "bert",
+        "vocab_size": model.vocab_size,
+        "pad_token_id": tokenizer.pad_id,
+        **model.config.model_dump(mode="json"),
+        "position_embedding_type": "absolute",
+        "tie_word_embeddings": True,
+        "torch_dtype": "float32",
+    }
+    write_json(folder / CONFIG, config if pretraining is None else {**config, PRETRAINING: pretraining})
     write_tensors(tensors, folder / WEIGHTS)
     tokenizer.save(folder, model.config.max_position_embeddings)
     seal_folder(folder, {CONFIG, WEIGHTS, *tokenizer.files})
@@ -103,20 +108,6 @@ def write_tensors(tensors: Mapping[str, Tensor], path: Path) -> None:
     mode = path.stat().st_mode
     save_file(dict(tensors), path, metadata={"format": "pt"})
     path.chmod(mode)
-
-
-def huggingface_config(model: BertForPreTraining, tokenizer: Tokenizer) -> dict[str, Any]:
-    """Return the content of `config.json`."""
-    return {
-        "architectures": ["BertForPreTraining"],
-        "model_type": "bert",
-        "vocab_size": model.vocab_size,
-        "pad_token_id": tokenizer.pad_id,
-        **model.config.model_dump(mode="json"),
-        "position_embedding_type": "absolute",
-        "tie_word_embeddings": True,
-        "torch_dtype": "float32",
-    }
 
 
 def exported(weights: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], int]:
@@ -169,13 +160,10 @@ def load_model(
     backend, _ = choose_attention(attention, device, dtype, head_size=head_size, dropout_rate=0.0)
     model = BertForPreTraining(config, vocab_size, attention=backend)
     fresh, unused = load_weights(model, folder, flag=flag, seed=0)
-    lacking = [name for name in fresh if name.startswith(required)] if required else []
-    if lacking:
-        raise DataError(
-            f"{folder} lacks weights that this needs: {', '.join(lacking[:4])}{' …' if len(lacking) > 4 else ''}",
-            where=flag,
-            remedy="give a model with its pretraining heads, such as one written by 'bert-pretrain train'",
-        )
+    if lacking := [name for name in fresh if required and name.startswith(required)]:
+        what = f"{folder} lacks weights that this needs: {', '.join(lacking[:4])}{' …' if len(lacking) > 4 else ''}"
+        remedy = "give a model with its pretraining heads, such as one written by 'bert-pretrain train'"
+        raise DataError(what, where=flag, remedy=remedy)
     return Loaded(model.to(device).eval(), fresh, unused)
 
 
@@ -227,11 +215,8 @@ def _extended(name: str, rows: Tensor, extension: Extension, folder: Path, flag:
     dropped.
     """
     if rows.shape[0] < extension.num_old_tokens:
-        raise DataError(
-            f"the vocabulary has {extension.num_old_tokens} tokens, the tensor {name} only {rows.shape[0]} rows",
-            where=f"{flag} {folder}",
-            remedy="put the model's own vocabulary there",
-        )
+        what = f"the vocabulary has {extension.num_old_tokens} tokens, the tensor {name} only {rows.shape[0]} rows"
+        raise DataError(what, where=f"{flag} {folder}", remedy="put the model's own vocabulary there")
     extended = rows.new_empty((extension.num_tokens, *rows.shape[1:]), dtype=torch.float32)
     extended[: extension.num_old_tokens] = rows[: extension.num_old_tokens]
     for index, pieces in extension.pieces.items():
@@ -251,15 +236,12 @@ def _normalised(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
             raise DataError(what, where=old_name, remedy="convert the model to fp32, bf16 or fp16")
         renamed[name] = tensor
     # The decoder is tied to the embeddings; some versions store its two tensors nevertheless.
-    decoder = renamed.pop("cls.predictions.decoder.weight", None)
+    decoder, bias = (renamed.pop(f"cls.predictions.decoder.{leaf}", None) for leaf in ("weight", "bias"))
     embeddings = renamed.get(WORD_EMBEDDINGS)
     if decoder is not None and embeddings is not None and not torch.equal(decoder.to(embeddings.dtype), embeddings):
-        raise DataError(
-            "its output matrix is not its word embeddings (tie_word_embeddings is false); BERT ties the two",
-            where="cls.predictions.decoder.weight",
-            remedy="give a BERT with tied embeddings",
-        )
-    decoder_bias = renamed.pop("cls.predictions.decoder.bias", None)
-    if decoder_bias is not None:
-        renamed.setdefault("cls.predictions.bias", decoder_bias)
+        what = "its output matrix is not its word embeddings (tie_word_embeddings is false); BERT ties the two"
+        remedy = "give a BERT with tied embeddings"
+        raise DataError(what, where="cls.predictions.decoder.weight", remedy=remedy)
+    if bias is not None:
+        renamed.setdefault("cls.predictions.bias", bias)
     return renamed

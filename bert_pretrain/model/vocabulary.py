@@ -23,34 +23,24 @@ def match_vocabulary(folder: Path, tokenizer: Tokenizer, flag: str) -> Extension
             remedy="make the data with this model's folder as --vocab, or with one that 'vocab --extend' made from it; "
             "or take a model trained on such data",
         )
-    if found.whole_words != tokenizer.whole_words:
+    theirs = (found.whole_words, found.lowercase, found.strip_accents, found.handle_chinese_chars)
+    ours = (tokenizer.whole_words, *tokenizer.settings.values())
+    names = ("whole words", *tokenizer.settings)
+    compared = 1 if found.lowercase is None else 4
+    if _in_effect(theirs)[:compared] != _in_effect(ours)[:compared]:
+        pairs = zip(names, theirs, ours, strict=True)
+        differences = ", ".join(f"{name} {old} and {new}" for name, old, new in pairs if old != new)
         raise DataError(
-            f"the tokens of {folder} are {_kind(found.whole_words)}, those of the data are "
-            f"{_kind(tokenizer.whole_words)}",
+            f"the tokenizer of {folder} treats text differently from that of the data: {differences}",
             where=flag,
             remedy="make the data with this model's folder as --vocab",
         )
-    if found.lowercase is not None:
-        theirs = (found.lowercase, found.strip_accents, found.handle_chinese_chars)
-        ours = tuple(tokenizer.settings.values())
-        if _in_effect(theirs) != _in_effect(ours):
-            names = dict(zip(tokenizer.settings, zip(theirs, ours, strict=True), strict=True))
-            differences = ", ".join(f"{name} {old} and {new}" for name, (old, new) in names.items() if old != new)
-            raise DataError(
-                f"the tokenizer of {folder} treats text differently from that of the data: {differences}",
-                where=flag,
-                remedy="make the data with this model's folder as --vocab",
-            )
     return extension
 
 
-def _kind(whole_words: bool) -> str:
-    return "whole words" if whole_words else "pieces of words"
-
-
 def _in_effect(settings: tuple[bool | None, ...]) -> tuple[bool | None, ...]:
-    lowercase, strip_accents, handle_chinese_chars = settings
-    return lowercase, lowercase if strip_accents is None else strip_accents, handle_chinese_chars
+    whole_words, lowercase, strip_accents, handle_chinese_chars = settings
+    return whole_words, lowercase, lowercase if strip_accents is None else strip_accents, handle_chinese_chars
 
 
 def check_rows(folder: Path, num_rows: int, tokenizer: Tokenizer, flag: str) -> None:

@@ -8,10 +8,9 @@ from pathlib import Path
 
 from pydantic import BaseModel, ValidationError
 
-from bert_pretrain.config import Config
+from bert_pretrain.config import Config, duration_text
 from bert_pretrain.config_file import load_config
 from bert_pretrain.config_keys import inline_yaml
-from bert_pretrain.config_values import duration_text
 from bert_pretrain.errors import ConfigError
 from bert_pretrain.io.files import write_text
 from bert_pretrain.io.manifest import check_writable, read_record

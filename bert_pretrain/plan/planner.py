@@ -7,9 +7,8 @@ import math
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from bert_pretrain.config import Config
+from bert_pretrain.config import Config, duration_text
 from bert_pretrain.config_file import load_config
-from bert_pretrain.config_values import duration_text
 from bert_pretrain.errors import ConfigError
 from bert_pretrain.make_data.plan import MAX_HELD_OUT_SHARE
 from bert_pretrain.plan import law

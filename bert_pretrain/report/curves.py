@@ -37,8 +37,6 @@ class Panel(NamedTuple):
     is_share: bool = False
 
 
-Panels = tuple[Panel, ...]
-
 _MLM_LOSS = "mlm_loss"
 PANELS = (
     Panel("masked tokens: loss", "nats per token", _MLM_LOSS, "validation_mlm_loss", axis=()),
@@ -72,9 +70,8 @@ def write_figure(figure: Any, output: Path) -> Path:
     """Write a picture, whose ending decides the format, and return its path."""
     ending = output.suffix.lstrip(".").lower()
     if ending not in figure.canvas.get_supported_filetypes():
-        raise ConfigError(
-            f"'{output.name}' does not end like a picture", where="--output", remedy="name it .png, .svg or .pdf"
-        )
+        what = f"'{output.name}' does not end like a picture"
+        raise ConfigError(what, where="--output", remedy="name it .png, .svg or .pdf")
     write_file(output, encoded(figure, ending))
     return output
 
@@ -95,10 +92,9 @@ def number_of(record: Mapping[str, Any], path: str) -> float | None:
 
 def names_of_pairs(records: Iterable[Mapping[str, Any]]) -> tuple[str, str]:
     """Return what the task of these runs' pairs is called, and its accuracy."""
-    tasks = sorted(
-        {"sop" if value_of(record, "data.statistics.next_sentence") == "sop" else "nsp" for record in records}
-    )
-    task, accuracy = (" or ".join(names) for names in zip(*(_TASKS[task] for task in tasks), strict=True))
+    are_swapped = (value_of(record, "data.statistics.next_sentence") == "sop" for record in records)
+    tasks = (_TASKS["sop" if is_swapped else "nsp"] for is_swapped in sorted(set(are_swapped)))
+    task, accuracy = (" or ".join(names) for names in zip(*tasks, strict=True))
     return task, accuracy
 
 
@@ -126,21 +122,17 @@ def read_metrics(run: Path) -> Metrics:
     records = []
     for number, line in enumerate(lines, start=1):
         try:
-            records.append(_figures(parse_json(line.decode())))
+            found = parse_json(line.decode())
+            if not isinstance(found, dict) or type(found.get("step")) is not int:
+                raise ValueError("it has no step")
+            record = {name: value for name, value in found.items() if name not in WRITTEN}
+            for name, value in record.items():
+                if not (value is None or (isinstance(value, int | float) and math.isfinite(value))):
+                    raise ValueError(f"{name} is {str(value)[:40]}")
+            records.append(record)
         except ValueError as error:
             raise DataError(f"not a line of figures: {error}", where=f"{path}:{number}", remedy=remedy) from error
     return records
-
-
-def _figures(line: Any) -> dict[str, Any]:
-    """Return a line of metrics, which has a step and numbers or null, without when and where it was written."""
-    if not isinstance(line, dict) or type(line.get("step")) is not int:
-        raise ValueError("it has no step")
-    line = {name: value for name, value in line.items() if name not in WRITTEN}
-    for name, value in line.items():
-        if not (value is None or (isinstance(value, int | float) and math.isfinite(value))):
-            raise ValueError(f"{name} is {str(value)[:40]}")
-    return line
 
 
 def encoded(figure: Any, form: str = "png") -> bytes:
@@ -150,7 +142,9 @@ def encoded(figure: Any, form: str = "png") -> bytes:
     return picture.getvalue()
 
 
-def figure_of(runs: list[Path], records: Sequence[Mapping[str, Any]], metrics: list[Metrics], panels: Panels) -> Any:
+def figure_of(
+    runs: list[Path], records: Sequence[Mapping[str, Any]], metrics: list[Metrics], panels: tuple[Panel, ...]
+) -> Any:
     """Draw panels of run folders, whose manifests and metrics have been read."""
     drawn = {name for lines in metrics for line in lines for name, value in line.items() if value is not None}
     panels = tuple(panel for panel in panels if drawn & {panel.training, panel.validation})
@@ -163,8 +157,8 @@ def figure_of(runs: list[Path], records: Sequence[Mapping[str, Any]], metrics: l
     # Fixed margins: a layout by matplotlib would take as long as the drawing, at the end of every run.
     edge = 0.54 / (3 * num_rows)
     figure.subplots_adjust(left=0.1, right=0.98, bottom=edge, top=1 - edge * 2 / 3, wspace=0.3, hspace=0.35)
-    (pairs, _), (names, font) = names_of_pairs(records), _drawable(run_names(runs))
-    with matplotlib.rc_context(font):
+    pairs, names = names_of_pairs(records)[0], run_names(runs)
+    with matplotlib.rc_context(_font(names)):
         for axes, panel in zip(figure.subplots(num_rows, 2).flat, panels, strict=False):
             _draw_panel(axes, panel._replace(title=panel.title.format(pairs=pairs)), names, metrics)
             _draw_references(axes, panel, records)
@@ -173,19 +167,12 @@ def figure_of(runs: list[Path], records: Sequence[Mapping[str, Any]], metrics: l
     return figure
 
 
-def _drawable(names: list[str]) -> tuple[list[str], Any]:
-    """Return the names of runs as they can be drawn, and the font that Chinese ones need."""
+def _font(names: list[str]) -> Any:
+    """Return the font that names of runs need besides matplotlib's own: Chinese ones, where one is installed."""
     from matplotlib.font_manager import fontManager
 
-    if all(name.isascii() for name in names):
-        return names, {}
-    installed = {entry.name for entry in fontManager.ttflist}
-    if fonts := [font for font in sorted(installed) if font.startswith(_CJK_FONTS)]:
-        return names, {"font.family": ["DejaVu Sans", fonts[0]]}
-    numbered = [name if name.isascii() else f"run {number}" for number, name in enumerate(names, start=1)]
-    said = ", ".join(f"{label} is {name}" for label, name in zip(numbered, names, strict=True) if label != name)
-    print(f"no font has Chinese characters (install fonts-noto-cjk), so in the picture {said}")
-    return numbered, {}
+    fonts = sorted(entry.name for entry in fontManager.ttflist if entry.name.startswith(_CJK_FONTS))
+    return {} if all(map(str.isascii, names)) or not fonts else {"font.family": ["DejaVu Sans", fonts[0]]}
 
 
 def _draw_references(axes: Any, panel: Panel, records: Sequence[Mapping[str, Any]]) -> None:
@@ -200,8 +187,7 @@ def _draw_references(axes: Any, panel: Panel, records: Sequence[Mapping[str, Any
     for (label, value), style in zip(lines, ("--", ":"), strict=False):
         if value is not None:
             axes.axhline(value, linestyle=style, color="black", linewidth=0.9, alpha=0.6, label=label)
-    is_crowded = len(records) > 1
-    axes.legend(fontsize="x-small" if is_crowded else "small", framealpha=0.6)
+    axes.legend(fontsize="x-small" if len(records) > 1 else "small", framealpha=0.6)
 
 
 def frequency_loss(record: Mapping[str, Any]) -> float | None:
@@ -250,6 +236,5 @@ def write_file(path: Path, content: bytes) -> None:
         with atomic_path(path) as temporary:
             temporary.write_bytes(content)
     except OSError as error:
-        raise OutputError(
-            f"cannot write there: {error.strerror}", where=str(path), remedy="name a file that you may write"
-        ) from error
+        what = f"cannot write there: {error.strerror}"
+        raise OutputError(what, where=str(path), remedy="name a file that you may write") from error

@@ -14,29 +14,14 @@ from typing import Any
 
 from bert_pretrain.examples.examples import with_error
 from bert_pretrain.io import manifest
-from bert_pretrain.report.curves import (
-    MORE_PANELS,
-    PANELS,
-    Metrics,
-    encoded,
-    figure_of,
-    frequency_loss,
-    names_of_pairs,
-    number_of,
-    perplexity,
-    read_metrics,
-    run_folders,
-    run_names,
-    value_of,
-    write_figure,
-    write_file,
-)
+from bert_pretrain.report import curves
+from bert_pretrain.report.curves import Metrics, frequency_loss, number_of, value_of
 from bert_pretrain.report.diagnosis import diagnose
 from bert_pretrain.report.render import render
 from bert_pretrain.report.use import use_of
 
 COLUMNS = (
-    "run", "step", "examples", "held-out MLM loss", "held-out perplexity", "held-out MLM accuracy",
+    "run", "step", "examples", "held-out MLM loss", "held-out curves.perplexity", "held-out MLM accuracy",
     "held-out {pair_accuracy}", "tokens/s", "MFU",
 )  # fmt: skip
 SETTINGS = {
@@ -54,33 +39,25 @@ def write_report(runs: list[Path], output: Path) -> tuple[Path, Path]:
 
     The page has the name of the picture with the ending `.html`.
     """
-    runs = [run for folder in runs for run in run_folders(folder)]
+    runs = [run for folder in runs for run in curves.run_folders(folder)]
     page = output.with_suffix(".html")
     if page == output:
         output = output.with_suffix(".png")
-    records, metrics = [manifest.read_record(run) for run in runs], [read_metrics(run) for run in runs]
-    figures = [figure_of(runs, records, metrics, panels) for panels in (PANELS, MORE_PANELS)]
-    pictures = [base64.b64encode(encoded(figure)).decode() for figure in figures]
+    records, metrics = [manifest.read_record(run) for run in runs], [curves.read_metrics(run) for run in runs]
+    figures = [curves.figure_of(runs, records, metrics, panels) for panels in (curves.PANELS, curves.MORE_PANELS)]
+    pictures = [base64.b64encode(curves.encoded(figure)).decode() for figure in figures]
     summaries: list[dict[str, Any]] = []
-    for name, run, record, lines in zip(run_names(runs), runs, records, metrics, strict=True):
-        hints = diagnose(record, lines)
+    for name, run, record, lines in zip(curves.run_names(runs), runs, records, metrics, strict=True):
+        hints, cells = diagnose(record, lines), _cells(lines, value_of(record, "data.statistics.held_out"))
         for hint in hints:
             print(hint if len(runs) == 1 else f"{name}: {hint}")
-        summaries.append(
-            {
-                "name": name,
-                "hints": hints,
-                "cells": _cells(lines, value_of(record, "data.statistics.held_out")),
-                "use": use_of(record, lines),
-                "settings": _settings(run, record),
-                "normal": normal_values(record),
-            }
-        )
+        about = {"settings": _settings(run, record), "use": use_of(record, lines), "normal": normal_values(record)}
+        summaries.append({"name": name, "hints": hints, "cells": cells, **about})
     settings = list(dict.fromkeys(name for summary in summaries for name in summary["settings"]))
-    columns = [title.format(pair_accuracy=names_of_pairs(records)[1]) for title in COLUMNS]
+    columns = [title.format(pair_accuracy=curves.names_of_pairs(records)[1]) for title in COLUMNS]
     text = render("report.html", runs=summaries, columns=columns, pictures=pictures, settings=settings)
-    write_figure(figures[0], output)
-    write_file(page, text.encode())
+    curves.write_figure(figures[0], output)
+    curves.write_file(page, text.encode())
     return output, page
 
 
@@ -124,22 +101,20 @@ def _settings(run: Path, record: Mapping[str, Any]) -> dict[str, str]:
 def _cells(metrics: Metrics, held_out: int | None) -> list[str]:
     training = [line for line in metrics if "skipped_steps" in line]
     validation = next((line for line in reversed(metrics) if "validation_mlm_loss" in line), {})
-    last = training[-1] if training else {}
-    loss = validation.get("validation_mlm_loss")
-    accuracy = validation.get("validation_nsp_accuracy")
-    values = (
-        (last.get("step", validation.get("step")), ",.0f"),
+    last = {**validation, **(training[-1] if training else {})}
+    loss, accuracy = validation.get("validation_mlm_loss"), validation.get("validation_nsp_accuracy")
+    medians = []
+    for name in ("tokens_per_second", "mfu"):
+        values = [line[name] for line in training if line.get(name) is not None]
+        medians.append(statistics.median(values) if values else None)
+    cells = (
+        (last.get("step"), ",.0f"),
         (last.get("examples"), ",.0f"),
         (loss, ".3f"),
-        (None if loss is None else perplexity(loss), ",.1f"),
+        (None if loss is None else curves.perplexity(loss), ",.1f"),
         (validation.get("validation_mlm_accuracy"), ".1%"),
         (None if accuracy is None else with_error(accuracy, held_out), ""),
-        (_median(training, "tokens_per_second"), ",.0f"),
-        (_median(training, "mfu"), ".1%"),
+        (medians[0], ",.0f"),
+        (medians[1], ".1%"),
     )
-    return ["–" if value is None else format(value, form) for value, form in values]
-
-
-def _median(lines: Metrics, name: str) -> float | None:
-    values = [line[name] for line in lines if line.get(name) is not None]
-    return statistics.median(values) if values else None
+    return ["–" if value is None else format(value, form) for value, form in cells]

@@ -13,8 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
-from bert_pretrain.config import MAX_RECORD_BYTES, DataConfig
-from bert_pretrain.config_values import names_of
+from bert_pretrain.config import MAX_RECORD_BYTES, DataConfig, names_of
 from bert_pretrain.errors import InputError
 from bert_pretrain.io import files
 from bert_pretrain.io.files import size_and_version

@@ -14,8 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from bert_pretrain.config import TrainConfig
-from bert_pretrain.config_values import TextField
+from bert_pretrain.config import TextField, TrainConfig
 from bert_pretrain.errors import ConfigError, InputError
 from bert_pretrain.io.pool import progress_bar
 from bert_pretrain.text.ragged import offsets_of, spans

@@ -18,8 +18,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from bert_pretrain.config import TrainConfig
-from bert_pretrain.config_values import TextField
+from bert_pretrain.config import TextField, TrainConfig
 from bert_pretrain.errors import ConfigError, InputError
 from bert_pretrain.io.files import atomic_path
 from bert_pretrain.io.pool import progress_bar

@@ -14,8 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
-from bert_pretrain.config import DataConfig
-from bert_pretrain.config_values import TextField
+from bert_pretrain.config import DataConfig, TextField
 from bert_pretrain.errors import InputError, OutputError
 from bert_pretrain.io.pool import progress_bar
 from bert_pretrain.text.fast_tokenizer import Encoder

@@ -142,6 +142,8 @@ def test_an_index_without_its_files_is_refused(model_folder: Path, index: Any, w
         ({"vocab_size": VOCAB_SIZE + 1}, "shape"),
         ({"num_attention_heads": 5}, "not a multiple"),
         ({"vocab_size": None}, "vocab_size"),
+        ({"vocab_size": True}, "vocab_size"),
+        ({"hidden_size": -16}, "hidden_size"),
         ({"num_hidden_layers": 3}, r"encoder\.layer\.2\."),
         ({"intermediate_size": 10**4000}, "shape"),
         ({"layer_norm_eps": float("inf")}, "layer_norm_eps"),

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from bert_pretrain.config_values import duration_text
+from bert_pretrain.config import duration_text
 from bert_pretrain.plan import law
 from bert_pretrain.plan.facts import BYTES_PER_WEIGHT, MachineFacts, Size, TextFacts, read_machine
 from bert_pretrain.plan.planner import FAST_SHARE, Plan, Training, make_plan
