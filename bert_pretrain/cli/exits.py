@@ -74,8 +74,8 @@ def _run_of(command: str, options: dict[str, Any]) -> Path | None:
 
 def _status() -> Any:
     with held_signals():
-        from bert_pretrain.train import status  # which imports the manifests: not for --help
-    return status
+        from bert_pretrain.train import signals  # which imports the manifests: not for --help
+    return signals
 
 
 def _write_status(run: Path | None, code: int, message: str) -> None:

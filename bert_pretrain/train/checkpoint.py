@@ -8,9 +8,9 @@ Saving copies the state to host memory and returns; a thread writes the copy whi
 import re
 import shutil
 import sys
-import threading
 import time
 from collections.abc import Callable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -73,48 +73,39 @@ class CheckpointWriter:
         self._folder, self._state, self._tokenizer, self._keep = folder, state, tokenizer, keep
         self._describe = describe
         self._buffers = buffers or HostBuffers.of(state.sums.device)
-        self._thread: threading.Thread | None = None
-        self._error: Exception | None = None
+        self._thread = ThreadPoolExecutor(1, "checkpoint")
+        self._writing: Future[None] | None = None
 
     def save(self) -> Path:
         """Begin to write a checkpoint, after the one before is on disk, and return its path."""
         state, path = self._state, self._folder / f"step-{self._state.progress.step:08d}"
-        if self._describe is None:
-            return path
-        self.wait()  # the host memory is free then
-        about, card = self._describe()
-        record = {"progress": asdict(state.progress), "interval": asdict(state.interval), **about}
-        copies, arrival = self._buffers.copy(all_tensors(state))
-
-        def write() -> None:
-            begin = time.perf_counter()
-            try:
-                if arrival is not None:
-                    arrival.synchronize()
-                write_checkpoint(path, state.model, copies, record, self._tokenizer, card)
-                for old in checkpoint_paths(self._folder)[: -self._keep]:
-                    shutil.rmtree(old)
-                self.write_seconds = time.perf_counter() - begin
-            except Exception as error:  # raised in the training thread, by `wait`
-                self._error = error
-
-        self._thread = threading.Thread(target=write, name="checkpoint", daemon=True)
-        self._thread.start()
+        if self._describe is not None:
+            self.wait()  # the host memory is free then
+            about, card = self._describe()
+            record = {"progress": asdict(state.progress), "interval": asdict(state.interval), **about}
+            copies, arrival = self._buffers.copy(all_tensors(state))
+            self._writing = self._thread.submit(self._write, path, copies, arrival, record, card)
         return path
+
+    def _write(self, path: Path, copies: dict[str, Tensor], arrival: Any, record: dict[str, Any], card: str) -> None:
+        begin = time.perf_counter()
+        if arrival is not None:
+            arrival.synchronize()
+        write_checkpoint(path, self._state.model, copies, record, self._tokenizer, card)
+        for old in checkpoint_paths(self._folder)[: -self._keep]:
+            shutil.rmtree(old)
+        self.write_seconds = time.perf_counter() - begin
 
     def check(self) -> None:
         """Raise what failed in the thread since the last call, without waiting."""
-        if self._thread is not None and not self._thread.is_alive():
+        if self._writing is not None and self._writing.done():
             self.wait()
 
     def wait(self) -> None:
         """Wait until all checkpoints are on disk."""
-        if self._thread is not None:
-            self._thread.join()
-            self._thread = None
-        if self._error is not None:
-            error, self._error = self._error, None
-            raise error
+        writing, self._writing = self._writing, None
+        if writing is not None:
+            writing.result()
 
 
 class HostBuffers:
@@ -134,21 +125,20 @@ class HostBuffers:
     @staticmethod
     def of(device: torch.device) -> "HostBuffers":
         """Return buffers for the tensors of a device."""
-        return HostBuffers(page_locked, cuda_event) if device.type == "cuda" else HostBuffers()
+        return HostBuffers(_page_locked, _cuda_event) if device.type == "cuda" else HostBuffers()
 
     def copy(self, tensors: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], Any]:
         """Return copies and the CUDA event after the last of them; None where all are complete."""
         if self._allocate is None:
             return {name: tensor.detach().to("cpu", copy=True).contiguous() for name, tensor in tensors.items()}, None
         for name, tensor in tensors.items():
-            buffer = self._buffers.get(name)
-            if buffer is None or buffer.shape != tensor.shape or buffer.dtype != tensor.dtype:
-                buffer = self._buffers[name] = self._allocate(tensor)
-            buffer.copy_(tensor.detach(), non_blocking=True)
+            if name not in self._buffers:
+                self._buffers[name] = self._allocate(tensor)
+            self._buffers[name].copy_(tensor.detach(), non_blocking=True)
         return {name: self._buffers[name] for name in tensors}, self._record_event()
 
 
-def page_locked(tensor: Tensor) -> Tensor:
+def _page_locked(tensor: Tensor) -> Tensor:
     """Return page-locked memory of a tensor's shape and type, or ordinary memory where no more can be locked."""
     memory = torch.empty(tensor.shape, dtype=tensor.dtype)
     try:
@@ -157,7 +147,7 @@ def page_locked(tensor: Tensor) -> Tensor:
         return memory
 
 
-def cuda_event() -> Any:
+def _cuda_event() -> Any:
     """Return an event after all work of the current stream; None without a driver."""
     if not torch.cuda.is_available():
         return None
@@ -215,27 +205,27 @@ def newest_checkpoint(folder: Path, *, changes: bool = True) -> Checkpoint | Non
     """
     if changes and folder.is_dir():
         remove_temporaries(folder)
-    damages: dict[Path, str] = {}
+    found, damages = None, dict[Path, str]()
     for path in reversed(checkpoint_paths(folder)):
         try:
             found = open_checkpoint(path)
+            break
         except DataError as error:
             damages[path] = error.what
-            continue
-        for newer, damage in damages.items() if changes else ():
-            broken = newer.with_name(f"broken-{newer.name}")
-            shutil.rmtree(broken, ignore_errors=True)
-            newer.rename(broken)
-            text = f"WARNING: {newer} is broken ({damage}); it is now {broken.name}, and {path.name} is used."
-            print(text, file=sys.stderr)
-        return found
-    for newest, damage in damages.items():
+    if damages and found is None:
+        newest, damage = next(iter(damages.items()))
         raise DataError(
             f"none of the run's checkpoints is whole; of the newest, {newest.name}, {damage}",
             where=str(folder),
             remedy="restore one from a copy, or start over with --overwrite (the old folder is moved aside)",
         )
-    return None
+    for newer, damage in damages.items() if found is not None and changes else ():
+        broken = newer.with_name(f"broken-{newer.name}")
+        shutil.rmtree(broken, ignore_errors=True)
+        newer.rename(broken)
+        text = f"WARNING: {newer} is broken ({damage}); it is now {broken.name}, and {found.path.name} is used."
+        print(text, file=sys.stderr)
+    return found
 
 
 def open_checkpoint(path: Path, flag: str = "checkpoint") -> Checkpoint:

@@ -65,7 +65,7 @@ def model_card(
         name=run.name,
         model=run.config.model,
         num_parameters=model.num_parameters,
-        origin=name_of_folder(run.init.folder) if run.init else None,
+        origin=name_of_folder(run.init_from) if run.init_from else None,
         version=__version__,
         objective=OBJECTIVES[data.next_sentence],
         is_final=is_final,
@@ -159,7 +159,7 @@ def _training_rows(run: ResolvedRun, progress: Progress) -> list[tuple[str, str]
         warmup = f"{train.warmup_ratio:.1%} of the time"
     else:
         warmup = f"{warmup_steps(train, spanned_steps(train, run.length.steps)):,} steps"
-    teacher = [] if run.teacher is None else [("teacher", name_of_folder(run.teacher.folder))]
+    teacher = [] if run.teacher is None else [("teacher", name_of_folder(run.teacher))]
     return [
         *teacher,
         ("steps", f"{progress.step:,}"),

@@ -210,7 +210,7 @@ def _loop(mode: FakeTensorMode, state: TrainState, config: Config, folder: DataF
     data.prepare(mode)
     run = ResolvedRun(
         config, folder, folder.tokenizer(), Path("run"), None, None, Length(STEPS), CUDA, Precision("bf16", ""),
-        "varlen", "", False, "", SINGLE_PROCESS, 0, MICRO_BATCH_TOKENS,
+        "varlen", "", False, "", SINGLE_PROCESS, 0, MICRO_BATCH_TOKENS, {},
     )  # fmt: skip
     waits: dict[int, list[str]] = {}
 
@@ -221,7 +221,7 @@ def _loop(mode: FakeTensorMode, state: TrainState, config: Config, folder: DataF
     recorder = Recorder()
     recorder.waits = ByStep()
     with (
-        contextlib.closing(RunLog(run.length, None, [], state.progress)) as log,
+        contextlib.closing(RunLog(run, state.progress)) as log,
         mock.patch("torch.cuda.get_device_name", return_value="NVIDIA H200"),
         mock.patch("torch.cuda.synchronize", side_effect=lambda *_: recorder.waits.append(SYNCHRONIZE)),
         recorder,

@@ -18,7 +18,6 @@ from bert_pretrain.model.attention import choose_attention
 from bert_pretrain.train import hardware
 from bert_pretrain.train.batches import cut
 from bert_pretrain.train.checkpoint import HostBuffers, all_tensors
-from bert_pretrain.train.distributed import init_distributed
 from bert_pretrain.train.evaluation import evaluate_batches
 from bert_pretrain.train.optimizers import make_optimizers, update
 from tests.train.conftest import NO_DROPOUT, make_state, step
@@ -46,16 +45,6 @@ def test_on_mps_attention_pads_in_fp32_without_a_compiler() -> None:
     assert hardware.choose_compile("auto", MPS, backend)[0] is False
     with pytest.raises(ConfigError, match="mps"):
         hardware.choose_compile(True, MPS, backend)
-
-
-@pytest.mark.parametrize(("rank", "error"), [("0", ConfigError), ("1", SystemExit)])
-def test_several_processes_cannot_share_mps(
-    monkeypatch: pytest.MonkeyPatch, rank: str, error: type[BaseException]
-) -> None:
-    for name, value in (("WORLD_SIZE", "2"), ("RANK", rank), ("LOCAL_RANK", "0")):
-        monkeypatch.setenv(name, value)
-    with pytest.raises(error):
-        init_distributed("mps")
 
 
 class WithoutFloat64(TorchDispatchMode):
