@@ -14,7 +14,6 @@ from bert_pretrain.config_file import load_config
 from bert_pretrain.errors import ConfigError, OutputError
 from bert_pretrain.examples.shards import DataFolder
 from bert_pretrain.pipeline import dry_run, run_pipeline, with_one_schedule
-from bert_pretrain.train.schedule import too_long
 
 
 def test_phases_of_unlike_objectives_follow_one_another(english_text: Path, tmp_path: Path, capsys) -> None:
@@ -99,11 +98,6 @@ def test_a_dry_run_of_any_configuration_prints_the_first_screen_of_training(engl
     assert ("weights for" in out[16]) == (parameters > tokens)
     assert "a smaller model" in out[128]
     assert list(tmp_path.iterdir()) == []
-
-
-def test_a_training_of_more_than_a_day_is_said() -> None:
-    assert not too_long(86_000)
-    assert "1d 1h" in too_long(90_000)
 
 
 SMALL_MODEL = {

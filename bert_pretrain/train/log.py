@@ -26,7 +26,6 @@ from bert_pretrain.io.pool import progress_bar
 from bert_pretrain.report.curves import perplexity
 from bert_pretrain.report.diagnosis import Diagnosis, Hint
 from bert_pretrain.train.resolved import ResolvedRun
-from bert_pretrain.train.schedule import too_long
 from bert_pretrain.train.state import Progress, TrainState
 from bert_pretrain.train.step import StepSums
 
@@ -63,10 +62,6 @@ class RunLog:
     def training(self, line: dict[str, Any]) -> None:
         """Log the line of an interval."""
         self._bar.set_postfix(loss=line["loss"], refresh=False)
-        if self._file is not None and self.newest("training") is None and self._length.steps is not None:
-            per_step = line["examples"] / line["step"] / (line["examples_per_second"] or math.inf)
-            if warning := too_long((self._length.steps - line["step"]) * per_step):
-                tqdm.write(warning)
         self._write(line)
 
     def validation(self, step: int, metrics: dict[str, float] | None) -> None:

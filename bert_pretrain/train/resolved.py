@@ -62,11 +62,6 @@ class ResolvedRun:
     carried: Checkpoint | None = None  # `init_from`, where the optimizer's state and the step are carried over
 
     @property
-    def name(self) -> str:
-        """The name of the output folder."""
-        return self.output.resolve().name
-
-    @property
     def peak_flops(self) -> float | None:
         """Of all devices in this precision; None where unknown."""
         one = flops.peak_flops(self.device, self.precision.dtype)
@@ -105,7 +100,8 @@ def resolve_run(
 ) -> ResolvedRun:
     """Make the choices that a configuration leaves open, after `check_inputs`."""
     train, tokenizer = config.train, data.tokenizer()
-    length = schedule.run_length(train, data.rows("train"))
+    length = schedule.own_length(train, data.rows("train"))
+    train.check_warmup(None if length.steps is None else schedule.spanned_steps(train, length.steps))
     extension, carried = None, None
     if init_from is not None:
         check_model(init_from, "--init-from")
@@ -270,15 +266,10 @@ def resumed(run: ResolvedRun, latest: Checkpoint) -> ResolvedRun:
 
 def describe_resume(latest: Checkpoint, run: ResolvedRun) -> str:
     """Return, for users, where a run resumes and what has changed."""
-    lines = [f"continues from step {latest.step}, {latest.path}"]
-    was, threads = latest.record, torch.get_num_threads()
+    was, text = latest.record, f"continues from step {latest.step}, {latest.path}"
     if (length := Length(**was["length"])) != run.length:
-        lines.append(f"the schedule is recomputed: {length} -> {run.length}")
-    if run.device.type == "cpu" and was["threads"] != threads:
-        lines.append(f"threads {was['threads']} -> {threads}: the result may differ in the last bits")
-    if was["ranks"] != run.dist_context.size:
-        lines.append(
-            f"processes {was['ranks']} -> {run.dist_context.size}: the same global batches, but rounding and dropout "
-            "masks differ"
-        )
-    return "\n".join(lines)
+        text += f"\nthe schedule is recomputed: {length} -> {run.length}"
+    for name, now in (("threads", torch.get_num_threads()), ("ranks", run.dist_context.size)):
+        if was[name] != now:
+            text += f"\n{name} {was[name]} -> {now}: the result may differ in the last bits"
+    return text

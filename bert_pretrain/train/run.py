@@ -25,7 +25,7 @@ from bert_pretrain.report.curves import read_metrics, value_of
 from bert_pretrain.report.diagnosis import nothing_learnt
 from bert_pretrain.train import distributed, hardware
 from bert_pretrain.train.checkpoint import Checkpoint, CheckpointWriter, carry_over, restore
-from bert_pretrain.train.evaluation import evaluate_held_out
+from bert_pretrain.train.evaluation import WITHOUT_PAIRS, evaluate_held_out
 from bert_pretrain.train.initial_weights import start_from_teacher, start_positional_heads, unigram_bias
 from bert_pretrain.train.inputs import TEACHER, check_inputs
 from bert_pretrain.train.loader import TrainingData
@@ -42,11 +42,9 @@ from bert_pretrain.train.resolved import (
     resolve_run,
     resumed,
 )
-from bert_pretrain.train.schedule import duration, too_long
+from bert_pretrain.train.schedule import duration
 from bert_pretrain.train.state import TrainState
 from bert_pretrain.train.step import LossScale
-
-TEACHER_PARTS = ("bert.embeddings", "bert.encoder", "cls.predictions")
 
 
 def train(
@@ -150,8 +148,6 @@ def _dry_run(run: ResolvedRun, latest: Checkpoint | None, corpus_tokens: float |
     else:
         time = f"{run.length} for about {(run.length.seconds or 0.0) / seconds:,.0f} steps"
     print(f"time       {time} of {seconds:.3g} s, without evaluations and checkpoints; nothing was written (--dry-run)")
-    if run.length.steps is not None and (warning := too_long(left * seconds)):
-        print(warning)
 
 
 def _prepare(run: ResolvedRun, latest: Checkpoint | None, corpus_tokens: float | None = None) -> TrainState:
@@ -203,7 +199,7 @@ def _make_model(run: ResolvedRun, latest: Checkpoint | None) -> BertForPreTraini
         if train.mlm_bias == "unigram":
             model.mlm_head.bias.data.copy_(unigram_bias(run.data, run.tokenizer))
         if run.teacher is not None:
-            teacher = load_model(run.teacher, required=TEACHER_PARTS, flag=TEACHER).model
+            teacher = load_model(run.teacher, required=WITHOUT_PAIRS, flag=TEACHER).model
             print(f"first weights from the teacher {run.teacher}: {start_from_teacher(model, teacher)}")
     if run.data.config.next_sentence == "none":  # no loss reaches these two; they stay as they are
         model.pooler.requires_grad_(False)

@@ -191,7 +191,7 @@ def loop_evaluation_snapshot(data: str) -> dict[str, Any]:
             batches = [fake_batch(mode, batch) for batch in micro_batches]
             evaluate_batches(state.losses, batches, CUDA, torch.bfloat16)
         with Recorder() as snapshot:
-            copies, _ = HostBuffers.of(CUDA).copy(all_tensors(state))
+            copies, _ = HostBuffers().copy(all_tensors(state))
         num_tensors = len(copies)
     return {
         "loop": loop,

@@ -68,7 +68,7 @@ def test_where_figures_are_fp32_nothing_is_float64(
         with WithoutFloat64() if dtype == torch.float32 else torch.enable_grad():
             for number in range(2):
                 step(state, batch, number)
-            copies, _ = HostBuffers.of(state.sums.device).copy(all_tensors(state))
+            copies, _ = HostBuffers().copy(all_tensors(state))
             assert copies["interval/sums"].dtype == dtype
             held_out = evaluate_batches(state.losses, batch.micro_batches, CPU, torch.float32)
             return [*state.sums.tolist(), *held_out.values()]

@@ -76,6 +76,17 @@ def test_a_step_that_hangs_shortly_before_the_end_makes_the_run_short_not_late(
 
 
 @pytest.mark.parametrize(
+    "settings",
+    [{"max_steps": 7, "warmup_steps": 8}, {"max_steps": None, "time_budget": 60.0, "warmup_steps": 5}],
+)
+def test_a_warm_up_longer_than_the_run_or_in_steps_of_a_run_by_the_clock_is_refused(
+    fit: Fit, settings: dict[str, Any]
+) -> None:
+    with pytest.raises(ConfigError, match="warmup_steps"):
+        fit(**settings)
+
+
+@pytest.mark.parametrize(
     ("before", "after", "reserve", "every", "due"),
     [(10, 11, 1, 1000, False), (12, 13, 1, 1000, True), (12, 13, 9, 1000, False), (12, 13, 1, 500, False)],
 )
