@@ -185,19 +185,19 @@ def newest_checkpoint(folder: Path, *, changes: bool = True) -> Checkpoint | Non
             break
         except DataError as error:
             damages[path] = error.what
-    if damages and found is None:
-        newest, damage = next(iter(damages.items()))
-        raise DataError(
-            f"none of the run's checkpoints is whole; of the newest, {newest.name}, {damage}",
-            where=str(folder),
-            remedy="restore one from a copy, or start over with --overwrite (the old folder is moved aside)",
-        )
-    for newer, damage in damages.items() if found is not None and changes else ():
-        broken = newer.with_name(f"broken-{newer.name}")
-        shutil.rmtree(broken, ignore_errors=True)
-        newer.rename(broken)
-        text = f"WARNING: {newer} is broken ({damage}); it is now {broken.name}, and {found.path.name} is used."
-        print(text, file=sys.stderr)
+    for newer, damage in damages.items():
+        if found is None:
+            raise DataError(
+                f"none of the run's checkpoints is whole; of the newest, {newer.name}, {damage}",
+                where=str(folder),
+                remedy="restore one from a copy, or start over with --overwrite (the old folder is moved aside)",
+            )
+        if changes:
+            broken = newer.with_name(f"broken-{newer.name}")
+            shutil.rmtree(broken, ignore_errors=True)
+            newer.rename(broken)
+            text = f"WARNING: {newer} is broken ({damage}); it is now {broken.name}, and {found.path.name} is used."
+            print(text, file=sys.stderr)
     return found
 
 
