@@ -8,9 +8,10 @@ Saving copies the state to host memory and returns; a thread writes the copy whi
 import re
 import shutil
 import sys
+import threading
 import time
 from collections.abc import Callable, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -72,7 +73,6 @@ class CheckpointWriter:
         self._folder, self._state, self._tokenizer, self._keep = folder, state, tokenizer, keep
         self._describe = describe
         self._buffers = buffers or HostBuffers()
-        self._thread = ThreadPoolExecutor(1, "checkpoint")
         self._writing: Future[None] | None = None
 
     def save(self) -> Path:
@@ -83,7 +83,17 @@ class CheckpointWriter:
             about, card = self._describe()
             record = {"progress": asdict(state.progress), "interval": asdict(state.interval), **about}
             copies, arrival = self._buffers.copy(all_tensors(state))
-            self._writing = self._thread.submit(self._write, path, copies, arrival, record, card)
+            writing = self._writing = Future[None]()
+
+            def write() -> None:
+                try:
+                    self._write(path, copies, arrival, record, card)
+                    writing.set_result(None)
+                except Exception as error:
+                    writing.set_exception(error)
+
+            # A daemon, unlike the threads of an executor: a run that shall end at once does not wait for it.
+            threading.Thread(target=write, name="checkpoint", daemon=True).start()
         return path
 
     def _write(self, path: Path, tensors: dict[str, Tensor], arrival: Any, record: dict[str, Any], card: str) -> None:

@@ -46,8 +46,10 @@ class RunLog:
         """Show a run from `start` on; `metrics.jsonl` is cut back to the position `kept`."""
         self._length, self._pairs = run.length, run.data.config.next_sentence
         self._file, self._trackers = None, list[Tracker]()
+        self.newest: Mapping[str, dict[str, Any]] = {}  # lines of `training` and of `validation`
         if record is not None:
             self._file = MetricsFile(run.output / "metrics.jsonl", kept=kept, diagnosis=Diagnosis(record))
+            self.newest = self._file.newest
             for name in run.config.train.trackers:
                 open_tracker = _tensorboard if name == "tensorboard" else _weights_and_biases
                 self._trackers.append(open_tracker(run.output, record["config"], start.step))
@@ -69,10 +71,6 @@ class RunLog:
         if metrics is not None:
             names = ("mlm_loss", "mlm_accuracy", "nsp_loss", "nsp_accuracy")
             self._write({"step": step, **{f"validation_{name}": metrics.get(name) for name in names}})
-
-    def newest(self, kind: str) -> dict[str, Any] | None:
-        """Return the newest line of `training` or of `validation`."""
-        return self._file.newest.get(kind) if self._file is not None else None
 
     @property
     def position(self) -> dict[str, Any] | None:

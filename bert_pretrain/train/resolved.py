@@ -69,11 +69,7 @@ class ResolvedRun:
 
     def pretraining(self, tokens: int) -> dict[str, Any]:
         """Return what `config.json` says of the training after so many tokens."""
-        return {
-            "optimizer": self.config.train.optimizer,
-            "language": self.data.config.language,
-            "tokens": tokens,
-        }
+        return {"optimizer": self.config.train.optimizer, "language": self.data.config.language, "tokens": tokens}
 
     def evaluates_by_clock(self, before: float, now: float, reserve: float) -> bool:
         """Whether an eighth of a time budget ends between two steps, and an evaluation, by default, costs little."""

@@ -122,7 +122,9 @@ def _train(run: ResolvedRun, latest: Checkpoint | None) -> None:
                 PRETRAINING: run.pretraining(state.progress.tokens),
                 "metrics": log.position,
             }
-            return about, model_card(run, state.progress, log.newest("validation"), model=state.model, is_final=False)
+            return about, model_card(
+                run, state.progress, log.newest.get("validation"), model=state.model, is_final=False
+            )
 
         checkpoints = CheckpointWriter(
             run.output / "checkpoints", state, run.tokenizer, run.config.train.keep_checkpoints,
@@ -258,7 +260,7 @@ def _finish(run: ResolvedRun, state: TrainState, log: RunLog, record: dict[str, 
         save_tensors(weights, state.model, temporary, run.tokenizer, run.pretraining(state.progress.tokens))
         drawn = bool(metrics) and draw_beside_card(run.output, record, metrics, temporary)
         card = model_card(
-            run, state.progress, log.newest("validation"),
+            run, state.progress, log.newest.get("validation"),
             model=state.model, is_final=True, has_curves=drawn, warning=warning,
         )  # fmt: skip
         write_text(temporary / CARD, card)
@@ -266,8 +268,8 @@ def _finish(run: ResolvedRun, state: TrainState, log: RunLog, record: dict[str, 
         **record,
         "progress": asdict(state.progress),
         "metrics": log.position,
-        "training": log.newest("training"),
-        "validation": log.newest("validation"),
+        "training": log.newest.get("training"),
+        "validation": log.newest.get("validation"),
         "parameters": state.model.num_parameters,
         "device": str(run.device),
         "torch": torch.__version__,
