@@ -77,8 +77,8 @@ def _write_status(run: Path | None, code: int, message: str) -> None:
 
 def _status() -> Any:
     with held_signals():
-        from bert_pretrain.train import status  # which imports the manifests: not for --help
-    return status
+        from bert_pretrain.train import signals  # which imports the manifests: not for --help
+    return signals
 
 
 def _next_step(command: str, run: Path | None) -> str:

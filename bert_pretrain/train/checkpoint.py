@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
+from concurrent.futures import Future
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -30,7 +31,6 @@ from bert_pretrain.io.files import (
     write_text,
 )
 from bert_pretrain.io.manifest import moved_while_writing
-from bert_pretrain.model.bert import BertForPreTraining
 from bert_pretrain.model.folder import CARD, WEIGHTS
 from bert_pretrain.model.huggingface import PRETRAINING, exported, save_tensors, write_tensors
 from bert_pretrain.model.scale import scale_embeddings
@@ -72,83 +72,100 @@ class CheckpointWriter:
         """Save a state with what `describe` returns: values kept as JSON, and the model card; without it, nothing."""
         self._folder, self._state, self._tokenizer, self._keep = folder, state, tokenizer, keep
         self._describe = describe
-        self._buffers = buffers or HostBuffers.of(state.sums.device)
-        self._thread: threading.Thread | None = None
-        self._error: Exception | None = None
+        self._buffers = buffers or HostBuffers()
+        self._writing: Future[None] | None = None
 
     def save(self) -> Path:
         """Begin to write a checkpoint, after the one before is on disk, and return its path."""
         state, path = self._state, self._folder / f"step-{self._state.progress.step:08d}"
-        if self._describe is None:
-            return path
-        self.wait()  # the host memory is free then
-        about, card = self._describe()
-        record = {"progress": asdict(state.progress), "interval": asdict(state.interval), **about}
-        copies, arrival = self._buffers.copy(all_tensors(state))
+        if self._describe is not None:
+            self.wait()  # the host memory is free then
+            about, card = self._describe()
+            record = {"progress": asdict(state.progress), "interval": asdict(state.interval), **about}
+            copies, arrival = self._buffers.copy(all_tensors(state))
+            writing = self._writing = Future[None]()
 
-        def write() -> None:
-            begin = time.perf_counter()
-            try:
-                if arrival is not None:
-                    arrival.synchronize()
-                write_checkpoint(path, state.model, copies, record, self._tokenizer, card)
-                for old in checkpoint_paths(self._folder)[: -self._keep]:
-                    shutil.rmtree(old)
-                self.write_seconds = time.perf_counter() - begin
-            except Exception as error:  # raised in the training thread, by `wait`
-                self._error = error
+            def write() -> None:
+                try:
+                    self._write(path, copies, arrival, record, card)
+                    writing.set_result(None)
+                except Exception as error:
+                    writing.set_exception(error)
 
-        self._thread = threading.Thread(target=write, name="checkpoint", daemon=True)
-        self._thread.start()
+            # A daemon, unlike the threads of an executor: a run that shall end at once does not wait for it.
+            threading.Thread(target=write, name="checkpoint", daemon=True).start()
         return path
+
+    def _write(self, path: Path, tensors: dict[str, Tensor], arrival: Any, record: dict[str, Any], card: str) -> None:
+        """Write a checkpoint from copies of `all_tensors`, and remove older ones; of the model only sizes are used."""
+        begin = time.perf_counter()
+        if arrival is not None:
+            arrival.synchronize()
+        ours = {name: tensor for name, tensor in tensors.items() if name.startswith(WEIGHT_PREFIX)}
+        weights, exponent = exported({name.removeprefix(WEIGHT_PREFIX): tensor for name, tensor in ours.items()})
+        rest = {name: tensor for name, tensor in tensors.items() if name not in ours}
+        try:
+            with atomic_folder(path) as temporary:
+                write_tensors(rest, temporary / STATE_TENSORS)
+                write_json(temporary / STATE_JSON, {**record, EXPONENT: exponent})
+                save_tensors(weights, self._state.model, temporary, self._tokenizer, record[PRETRAINING])
+                write_text(temporary / CARD, card)
+                for name, written in ((WEIGHTS, weights), (STATE_TENSORS, rest)):
+                    if not _are_equal(written, load_file(temporary / name)):
+                        raise DataError(
+                            "a checkpoint does not read back as it was written",
+                            where=str(path),
+                            remedy="check the disk; the checkpoints before it are untouched",
+                        )
+            for old in checkpoint_paths(self._folder)[: -self._keep]:
+                shutil.rmtree(old)
+        except FileNotFoundError as error:
+            raise moved_while_writing(path.parent.parent) from error
+        except (OSError, safetensors.SafetensorError) as error:
+            raise OutputError(
+                f"cannot write a checkpoint: {error}",
+                where=str(path),
+                remedy="make room on the disk and run the same command again; it continues from the checkpoint before",
+            ) from error
+        self.write_seconds = time.perf_counter() - begin
 
     def check(self) -> None:
         """Raise what failed in the thread since the last call, without waiting."""
-        if self._thread is not None and not self._thread.is_alive():
+        if self._writing is not None and self._writing.done():
             self.wait()
 
     def wait(self) -> None:
         """Wait until all checkpoints are on disk."""
-        if self._thread is not None:
-            self._thread.join()
-            self._thread = None
-        if self._error is not None:
-            error, self._error = self._error, None
-            raise error
+        writing, self._writing = self._writing, None
+        if writing is not None:
+            writing.result()
 
 
 class HostBuffers:
-    """Host memory for one copy of a state, used again for the next.
+    """Host memory for one copy of a state on a GPU, used again for the next.
 
     Only page-locked memory takes copies from a GPU asynchronously, and locking pages is slow. The GPU works in order:
     kernels that change a tensor run after its copy, so training continues at once.
     """
 
-    def __init__(
-        self, allocate: Callable[[Tensor], Tensor] | None = None, record_event: Callable[[], Any] = lambda: None
-    ) -> None:
-        """Copy to memory from `allocate`, once per name; without it to fresh memory, synchronously."""
-        self._allocate, self._record_event = allocate, record_event
+    def __init__(self) -> None:
         self._buffers: dict[str, Tensor] = {}
-
-    @staticmethod
-    def of(device: torch.device) -> "HostBuffers":
-        """Return buffers for the tensors of a device."""
-        return HostBuffers(page_locked, cuda_event) if device.type == "cuda" else HostBuffers()
 
     def copy(self, tensors: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], Any]:
         """Return copies and the CUDA event after the last of them; None where all are complete."""
-        if self._allocate is None:
+        if next(iter(tensors.values())).device.type != "cuda":
             return {name: tensor.detach().to("cpu", copy=True).contiguous() for name, tensor in tensors.items()}, None
         for name, tensor in tensors.items():
-            buffer = self._buffers.get(name)
-            if buffer is None or buffer.shape != tensor.shape or buffer.dtype != tensor.dtype:
-                buffer = self._buffers[name] = self._allocate(tensor)
-            buffer.copy_(tensor.detach(), non_blocking=True)
-        return {name: self._buffers[name] for name in tensors}, self._record_event()
+            if name not in self._buffers:
+                self._buffers[name] = _page_locked(tensor)
+            self._buffers[name].copy_(tensor.detach(), non_blocking=True)
+        event: Any = torch.cuda.Event() if torch.cuda.is_available() else None  # type: ignore[no-untyped-call]
+        if event is not None:  # without a driver, in traces, there is none
+            event.record()
+        return {name: self._buffers[name] for name in tensors}, event
 
 
-def page_locked(tensor: Tensor) -> Tensor:
+def _page_locked(tensor: Tensor) -> Tensor:
     """Return page-locked memory of a tensor's shape and type, or ordinary memory where no more can be locked."""
     memory = torch.empty(tensor.shape, dtype=tensor.dtype)
     try:
@@ -157,54 +174,10 @@ def page_locked(tensor: Tensor) -> Tensor:
         return memory
 
 
-def cuda_event() -> Any:
-    """Return an event after all work of the current stream; None without a driver."""
-    if not torch.cuda.is_available():
-        return None
-    event = torch.cuda.Event()  # type: ignore[no-untyped-call]
-    event.record()
-    return event
-
-
 def all_tensors(state: TrainState) -> dict[str, Tensor]:
     """Return the weights, under our own names with a prefix, and the rest of the state."""
     weights = {WEIGHT_PREFIX + name: parameter for name, parameter in state.model.named_parameters()}
     return {**weights, **state.tensors()}
-
-
-def write_checkpoint(
-    path: Path,
-    model: BertForPreTraining,
-    tensors: Mapping[str, Tensor],
-    record: Mapping[str, Any],
-    tokenizer: Tokenizer,
-    card: str,
-) -> None:
-    """Write a checkpoint from copies of `all_tensors`; of the model only the sizes are used."""
-    ours = {name: tensor for name, tensor in tensors.items() if name.startswith(WEIGHT_PREFIX)}
-    weights, exponent = exported({name.removeprefix(WEIGHT_PREFIX): tensor for name, tensor in ours.items()})
-    rest = {name: tensor for name, tensor in tensors.items() if name not in ours}
-    try:
-        with atomic_folder(path) as temporary:
-            write_tensors(rest, temporary / STATE_TENSORS)
-            write_json(temporary / STATE_JSON, {**record, EXPONENT: exponent})
-            save_tensors(weights, model, temporary, tokenizer, record[PRETRAINING])
-            write_text(temporary / CARD, card)
-            written = {WEIGHTS: weights, STATE_TENSORS: rest}
-            if not all(_are_equal(tensors, load_file(temporary / name)) for name, tensors in written.items()):
-                raise DataError(
-                    "a checkpoint does not read back as it was written",
-                    where=str(path),
-                    remedy="check the disk; the checkpoints before it are untouched",
-                )
-    except FileNotFoundError as error:
-        raise moved_while_writing(path.parent.parent) from error
-    except (OSError, safetensors.SafetensorError) as error:
-        raise OutputError(
-            f"cannot write a checkpoint: {error}",
-            where=str(path),
-            remedy="make room on the disk and run the same command again; it continues from the checkpoint before",
-        ) from error
 
 
 def newest_checkpoint(folder: Path, *, changes: bool = True) -> Checkpoint | None:
@@ -215,27 +188,27 @@ def newest_checkpoint(folder: Path, *, changes: bool = True) -> Checkpoint | Non
     """
     if changes and folder.is_dir():
         remove_temporaries(folder)
-    damages: dict[Path, str] = {}
+    found, damages = None, dict[Path, str]()
     for path in reversed(checkpoint_paths(folder)):
         try:
             found = open_checkpoint(path)
+            break
         except DataError as error:
             damages[path] = error.what
-            continue
-        for newer, damage in damages.items() if changes else ():
+    for newer, damage in damages.items():
+        if found is None:
+            raise DataError(
+                f"none of the run's checkpoints is whole; of the newest, {newer.name}, {damage}",
+                where=str(folder),
+                remedy="restore one from a copy, or start over with --overwrite (the old folder is moved aside)",
+            )
+        if changes:
             broken = newer.with_name(f"broken-{newer.name}")
             shutil.rmtree(broken, ignore_errors=True)
             newer.rename(broken)
-            text = f"WARNING: {newer} is broken ({damage}); it is now {broken.name}, and {path.name} is used."
+            text = f"WARNING: {newer} is broken ({damage}); it is now {broken.name}, and {found.path.name} is used."
             print(text, file=sys.stderr)
-        return found
-    for newest, damage in damages.items():
-        raise DataError(
-            f"none of the run's checkpoints is whole; of the newest, {newest.name}, {damage}",
-            where=str(folder),
-            remedy="restore one from a copy, or start over with --overwrite (the old folder is moved aside)",
-        )
-    return None
+    return found
 
 
 def open_checkpoint(path: Path, flag: str = "checkpoint") -> Checkpoint:
@@ -263,7 +236,7 @@ def carry_over(state: TrainState, checkpoint: Checkpoint, data: str) -> None:
     Equal data (by the folder's content hash) continues where that run ended; other data starts at its first epoch.
     """
     _undo_export(state, checkpoint)
-    state.load_optimizers(load_file(checkpoint.path / STATE_TENSORS))
+    state.load_tensors(load_file(checkpoint.path / STATE_TENSORS), only_optimizers=True)
     state.progress = replace(
         Progress(**checkpoint.record["progress"]), elapsed_seconds=0.0, wall_seconds=0.0, longest_seconds={}
     )

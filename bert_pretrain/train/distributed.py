@@ -19,7 +19,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from bert_pretrain.errors import ConfigError, UserError
+from bert_pretrain.errors import UserError
 
 Answer = TypeVar("Answer")
 TIMEOUT = timedelta(minutes=30)  # the first rank may verify a large checkpoint while the others wait
@@ -80,14 +80,6 @@ def init_distributed(device: str) -> DistContext:
     if int(os.environ.get("WORLD_SIZE", "1")) < 2:
         return SINGLE_PROCESS
     dist_context = DistContext(*(int(os.environ[name]) for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK")))
-    if device == "mps":
-        if not dist_context.is_main:
-            raise SystemExit(2)  # the first rank says why
-        raise ConfigError(
-            f"the device is 'mps', and {dist_context.size} processes were started",
-            where="train.device",
-            remedy="train in one process, without torchrun, or set the device to cpu",
-        )
     if not dist.is_initialized():
         with_cuda = device != "cpu" and torch.cuda.is_available()
         backend = "cpu:gloo,cuda:nccl" if with_cuda else "gloo"

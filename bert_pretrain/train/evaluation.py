@@ -21,6 +21,9 @@ from bert_pretrain.train.loss import LossSums, PretrainingLoss
 from bert_pretrain.train.resolved import ResolvedRun
 from bert_pretrain.train.state import TrainState
 
+WITHOUT_PAIRS = ("bert.embeddings", "bert.encoder", "cls.predictions")
+"""Names of the weights that a model of masked tokens alone has."""
+
 
 def evaluate(model: Path, data: Path, *, config: TrainConfig, split: str = "validation") -> dict[str, float]:
     """Return held-out metrics of a model folder on a data folder, losses in nats per token and per pair.
@@ -46,8 +49,7 @@ def evaluate(model: Path, data: Path, *, config: TrainConfig, split: str = "vali
     device = hardware.choose_device(config.device)
     hardware.keep_freed_memory(device)
     dtype = hardware.choose_precision(config.precision, device).dtype
-    required = ("bert.embeddings", "bert.encoder", "cls.predictions")
-    loaded = load_model(model, attention=config.attention, device=device, dtype=dtype, required=required)
+    loaded = load_model(model, attention=config.attention, device=device, dtype=dtype, required=WITHOUT_PAIRS)
     network = loaded.model
     # A model of masked tokens alone has no pooler and no next-sentence head.
     has_pairs = not any(name.startswith(("bert.pooler", "cls.seq_relationship")) for name in loaded.fresh)

@@ -14,54 +14,20 @@ projections are random matrices that keep lengths at any width, which `initializ
 
 import math
 import re
-from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from bert_pretrain import rng
-from bert_pretrain.config import ModelConfig, TrainConfig
 from bert_pretrain.examples.examples import UNSEEN_COUNT
 from bert_pretrain.examples.shards import DataFolder, read_shard
 from bert_pretrain.model.bert import BertForPreTraining, SelfAttention
-from bert_pretrain.model.folder import check_model, read_config, weights_sha256
-from bert_pretrain.model.hub import model_folder
-from bert_pretrain.model.huggingface import load_model
-from bert_pretrain.model.vocabulary import check_rows, check_same_vocabulary
 from bert_pretrain.text.tokenizer import Tokenizer
-from bert_pretrain.train.inputs import TEACHER
 
-_NEEDED = ("bert.embeddings", "bert.encoder", "cls.predictions")
 _WORDS, _OUTPUT_BIAS = "embeddings.word_embeddings.weight", "mlm_head.bias"
 PEAK = 4.0  # attention logit at the offset, above the logarithm of the number of positions; elsewhere it is near 0
 GAIN = 0.7  # length of a projection's output over that of its input
-
-
-@dataclass(frozen=True)
-class TeacherFolder:
-    """What `train.teacher` names: a model folder with the vocabulary of the data."""
-
-    folder: Path
-    weights_sha256: str
-    model: ModelConfig
-
-    def read(self) -> BertForPreTraining:
-        """Return the teacher, on the CPU."""
-        return load_model(self.folder, required=_NEEDED, flag=TEACHER).model
-
-
-def open_teacher(train: TrainConfig, tokenizer: Tokenizer) -> TeacherFolder | None:
-    """Open what `train.teacher` names, and refuse another vocabulary; None where there is no teacher."""
-    if train.teacher is None:
-        return None
-    folder = model_folder(train.teacher, TEACHER)
-    check_model(folder, TEACHER)
-    model, vocab_size = read_config(folder, TEACHER)
-    check_same_vocabulary(folder, tokenizer, TEACHER)
-    check_rows(folder, vocab_size, tokenizer, TEACHER)
-    return TeacherFolder(folder, weights_sha256(folder, TEACHER), model)
 
 
 @torch.no_grad()
@@ -69,41 +35,36 @@ def start_from_teacher(model: BertForPreTraining, teacher: BertForPreTraining) -
     """Overwrite first weights of a model, after `initialize`; returns, for users, what was taken."""
     found: dict[str, Tensor] = dict(teacher.named_parameters())
     own, theirs = model.config, teacher.config
-    chosen = spread(own.num_hidden_layers, theirs.num_hidden_layers)
+    # Spread evenly from the first to the last; for one, the first.
+    last, gaps = theirs.num_hidden_layers - 1, max(own.num_hidden_layers - 1, 1)
+    chosen = [round(index * last / gaps) for index in range(own.num_hidden_layers)]
     if own.hidden_size == theirs.hidden_size:
-        taken = {name: found[_renumbered(name, chosen)] for name, _ in model.named_parameters()}
+        taken = {
+            name: found[re.sub(r"(?<=\.layers\.)\d+", lambda number: str(chosen[int(number[0])]), name)]
+            for name, _ in model.named_parameters()
+        }
         what = f"embeddings, heads, and of {theirs.num_hidden_layers} layers {', '.join(str(i + 1) for i in chosen)}"
     else:
         taken, what = {_OUTPUT_BIAS: found[_OUTPUT_BIAS]}, "output bias"
         if own.hidden_size < theirs.hidden_size:
-            embeddings = on_principal_axes(found[_WORDS][: model.vocab_size], own.hidden_size)
+            embeddings = _on_principal_axes(found[_WORDS][: model.vocab_size], own.hidden_size)
             # At the scale of random ones, for which the other initial weights are made.
             taken[_WORDS] = embeddings * (own.initializer_range / embeddings.square().mean().sqrt())
             what = f"token embeddings on {own.hidden_size} principal axes, {what}"
-    for name, parameter in model.named_parameters():
-        if name in taken:
-            block = tuple(map(slice, map(min, parameter.shape, taken[name].shape)))
-            parameter[block] = taken[name][block]
+    for name, tensor in taken.items():
+        parameter = model.get_parameter(name)
+        block = tuple(map(slice, map(min, parameter.shape, tensor.shape)))
+        parameter[block] = tensor[block]
     return what
 
 
-def spread(number: int, num_layers: int) -> list[int]:
-    """Return `number` layer indices spread evenly from the first to the last; for one, the first."""
-    return [round(index * (num_layers - 1) / max(number - 1, 1)) for index in range(number)]
-
-
-def on_principal_axes(rows: Tensor, size: int) -> Tensor:
+def _on_principal_axes(rows: Tensor, size: int) -> Tensor:
     """Return rows, (rows, hidden), in the coordinates of their `size` principal axes, (rows, size)."""
     rows = rows.double()
     _, axes = torch.linalg.eigh(rows.T @ rows)  # ascending
     axes = axes[:, -size:].flip(1)
     signs = axes.gather(0, axes.abs().argmax(dim=0, keepdim=True)).sign()  # which of the two is up to the library
     return (rows @ (axes * signs)).float()
-
-
-def _renumbered(name: str, chosen: list[int]) -> str:
-    """Return the teacher's name of a student's parameter."""
-    return re.sub(r"\.layers\.(\d+)\.", lambda found: f".layers.{chosen[int(found.group(1))]}.", name)
 
 
 @torch.no_grad()

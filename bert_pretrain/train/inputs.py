@@ -3,11 +3,12 @@
 The command checks it before torch is imported, which takes seconds, so that most mistakes are told within one.
 """
 
+import importlib
 import os
 from pathlib import Path
 
 from bert_pretrain.config import Config, ModelConfig
-from bert_pretrain.errors import ConfigError, DataError
+from bert_pretrain.errors import ConfigError, DataError, needs_extra
 from bert_pretrain.examples.shards import DataFolder
 from bert_pretrain.io.cores import is_first_rank
 from bert_pretrain.io.manifest import check_output
@@ -36,21 +37,24 @@ def check_inputs(
     check_output(output, overwrite=overwrite)
     if init_from is not None:
         check_model(init_from, "--init-from", whole=False)
-        config = with_model_of(config, init_from, carry_optimizer=carry_optimizer)
+        config = _with_model_of(config, init_from, carry_optimizer=carry_optimizer)
     elif carry_optimizer:
         raise ConfigError(
             "there is no optimizer state to carry over",
             where="--carry-optimizer",
             remedy="add --init-from RUN/checkpoints/step-…",
         )
-    check_sizes(config, folder, int(os.environ.get("WORLD_SIZE", "1")))
+    _check_sizes(config, folder)
+    for tracker in config.train.trackers:
+        with needs_extra(tracker, "its curves", where="train.trackers"):
+            importlib.import_module(tracker)
     teacher = config.train.teacher
     if teacher is not None and Path(teacher).exists():  # else it is looked for on the Hub
         read_config(Path(teacher), TEACHER)
     return config, folder
 
 
-def with_model_of(config: Config, init_from: Path, *, carry_optimizer: bool) -> Config:
+def _with_model_of(config: Config, init_from: Path, *, carry_optimizer: bool) -> Config:
     """Take from a model folder what the section `model` leaves open, and say so.
 
     There may be more positions than in the folder, unless the optimizer's state, which lacks them, is carried over.
@@ -69,7 +73,8 @@ def with_model_of(config: Config, init_from: Path, *, carry_optimizer: bool) -> 
             )
     if is_first_rank() and len(given) < len(ModelConfig.model_fields):
         print(
-            f"model section from {init_from}: {describe_size(model)}, dropout {model.hidden_dropout_prob:g} and "
+            f"model section from {init_from}: {model.num_hidden_layers} layers of {model.hidden_size}, "
+            f"{model.num_attention_heads} heads, dropout {model.hidden_dropout_prob:g} and "
             f"{model.attention_probs_dropout_prob:g} (attention)"
         )
     if is_first_rank() and has_more_positions:
@@ -77,8 +82,9 @@ def with_model_of(config: Config, init_from: Path, *, carry_optimizer: bool) -> 
     return config.model_copy(update={"model": model})
 
 
-def check_sizes(config: Config, folder: DataFolder, num_ranks: int) -> None:
+def _check_sizes(config: Config, folder: DataFolder) -> None:
     """Refuse data that does not fit the model, the ranks or itself."""
+    batch, num_ranks = config.train.global_batch_size, int(os.environ.get("WORLD_SIZE", "1"))
     if folder.max_seq_length > config.model.max_position_embeddings:
         raise ConfigError(
             f"the data holds examples of up to {folder.max_seq_length} tokens, "
@@ -88,14 +94,15 @@ def check_sizes(config: Config, folder: DataFolder, num_ranks: int) -> None:
         )
     if not folder.rows("train"):
         raise DataError("the data has no training examples", where=str(folder.path), remedy="make it from more text")
-    if config.train.global_batch_size < num_ranks:
+    if batch < num_ranks:
         raise ConfigError(
-            f"a global batch of {config.train.global_batch_size} examples cannot be shared by {num_ranks} processes",
+            f"a global batch of {batch} examples cannot be shared by {num_ranks} processes",
             where="train.global_batch_size",
             remedy=f"set it to {num_ranks} or more, or start fewer processes",
         )
-
-
-def describe_size(model: ModelConfig) -> str:
-    """Return the size of a network in words."""
-    return f"{model.num_hidden_layers} layers of {model.hidden_size}, {model.num_attention_heads} heads"
+    if num_ranks > 1 and config.train.device == "mps":
+        raise ConfigError(
+            f"the device is 'mps', and {num_ranks} processes were started",
+            where="train.device",
+            remedy="train in one process, without torchrun, or set the device to cpu",
+        )

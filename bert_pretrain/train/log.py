@@ -12,20 +12,21 @@ import os
 import platform
 import resource
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 from tqdm import tqdm
 
-from bert_pretrain.errors import DataError, needs_extra
+from bert_pretrain.errors import DataError
 from bert_pretrain.io.files import parse_json, write_text
 from bert_pretrain.io.manifest import is_in_place, moved_while_writing
 from bert_pretrain.io.pool import progress_bar
 from bert_pretrain.report.curves import perplexity
 from bert_pretrain.report.diagnosis import Diagnosis, Hint
-from bert_pretrain.train.schedule import Length, too_long
+from bert_pretrain.train.resolved import ResolvedRun
+from bert_pretrain.train.schedule import too_long
 from bert_pretrain.train.state import Progress, TrainState
 from bert_pretrain.train.step import StepSums
 
@@ -34,37 +35,37 @@ Tracker = tuple[Callable[[dict[str, float], int], Any], Callable[[], Any]]
 
 
 class RunLog:
-    """The log of one run; without a file, on all ranks but the first, it shows and keeps nothing."""
+    """The log of one run; without a record, on all ranks but the first, it shows and keeps nothing."""
 
     def __init__(
         self,
-        length: Length,
-        file: "MetricsFile | None",
-        trackers: Sequence[Tracker],
+        run: ResolvedRun,
         start: Progress,
-        pairs: str = "nsp",
+        record: Mapping[str, Any] | None = None,
+        kept: Mapping[str, Any] | None = None,
     ) -> None:
-        """Show a run from `start` on; `pairs` is what the metrics of pairs are called on the console."""
-        self._length, self._file, self._trackers, self._pairs = length, file, trackers, pairs
-        options: dict[str, Any] = {"total": length.steps, "unit": "step"}
-        if length.steps is None:  # a rate of seconds per second tells nothing
-            form = "{l_bar}{bar}| {n_fmt}/{total_fmt} s [{elapsed}<{remaining}{postfix}]"
-            options = {"total": round(length.seconds or 0.0), "unit": "s", "bar_format": form}
-        self._bar = progress_bar(desc="train", **options, initial=self._position(start), disable=file is None)
-
-    def _position(self, progress: Progress) -> int:
-        if self._length.steps is not None:
-            return progress.step
-        return min(round(progress.wall_seconds), round(self._length.seconds or 0.0))
+        """Show a run from `start` on; `metrics.jsonl` is cut back to the position `kept`."""
+        self._length, self._pairs = run.length, run.data.config.next_sentence
+        self._file, self._trackers = None, list[Tracker]()
+        self.newest: Mapping[str, dict[str, Any]] = {}  # lines of `training` and of `validation`
+        if record is not None:
+            self._file = MetricsFile(run.output / "metrics.jsonl", kept=kept, diagnosis=Diagnosis(record))
+            self.newest = self._file.newest
+            for name in run.config.train.trackers:
+                open_tracker = _tensorboard if name == "tensorboard" else _weights_and_biases
+                self._trackers.append(open_tracker(run.output, record["config"], start.step))
+        self._bar = progress_bar(
+            desc="train", total=run.length.steps, unit="step", initial=start.step, disable=record is None
+        )
 
     def advance(self, progress: Progress) -> None:
         """Move the progress bar."""
-        self._bar.update(self._position(progress) - self._bar.n)
+        self._bar.update(progress.step - self._bar.n)
 
     def training(self, line: dict[str, Any]) -> None:
         """Log the line of an interval."""
         self._bar.set_postfix(loss=line["loss"], refresh=False)
-        if self._file is not None and self.newest("training") is None and self._length.steps is not None:
+        if self._file is not None and "training" not in self.newest and self._length.steps is not None:
             per_step = line["examples"] / line["step"] / (line["examples_per_second"] or math.inf)
             if warning := too_long((self._length.steps - line["step"]) * per_step):
                 tqdm.write(warning)
@@ -75,10 +76,6 @@ class RunLog:
         if metrics is not None:
             names = ("mlm_loss", "mlm_accuracy", "nsp_loss", "nsp_accuracy")
             self._write({"step": step, **{f"validation_{name}": metrics.get(name) for name in names}})
-
-    def newest(self, kind: str) -> dict[str, Any] | None:
-        """Return the newest line of `training` or of `validation`."""
-        return self._file.newest.get(kind) if self._file is not None else None
 
     @property
     def position(self) -> dict[str, Any] | None:
@@ -91,7 +88,7 @@ class RunLog:
             where = {"host": platform.node(), "job": os.environ.get("SLURM_JOB_ID")}
             hints = self._file.write({**line, "time": now.isoformat("T", "seconds"), **where})
             for log, _ in self._trackers:
-                log(grouped(line), line["step"])
+                log(_grouped(line), line["step"])
             shown = console_line(line, self._length.steps, self._pairs)
             for text in (f"{now:%m-%d %H:%M:%S}  {shown}", *map(str, hints)):
                 tqdm.write(text)
@@ -181,13 +178,12 @@ class MetricsFile:
 
     def __init__(self, path: Path, *, kept: Mapping[str, Any] | None, diagnosis: Diagnosis | None = None) -> None:
         """Open the file and truncate it to the position `kept`, or to nothing; the diagnosis reads the lines kept."""
-        self._path = path
+        self._path, self._diagnosis = path, diagnosis or Diagnosis({})
         content = _read_until(path, kept) if kept is not None else b""
         write_text(path, content.decode())
         self._file = path.open("a", encoding="utf-8")
         self._digest, self._bytes = hashlib.sha256(content), len(content)
         self.newest: dict[str, dict[str, Any]] = {}  # lines of `training` and of `validation`
-        self._diagnosis = Diagnosis({}) if diagnosis is None else diagnosis
         for line in content.decode().splitlines():
             self._note(parse_json(line))
 
@@ -219,8 +215,6 @@ class MetricsFile:
     def _check_in_place(self) -> None:
         if not is_in_place(self._file, self._path):
             raise moved_while_writing(self._path.parent)
-        if os.fstat(self._file.fileno()).st_size != self._bytes:
-            raise _damaged(self._path, "another program has changed it during the run")
 
     def close(self) -> None:
         self._file.close()
@@ -233,32 +227,15 @@ def _read_until(path: Path, position: Mapping[str, Any]) -> bytes:
         return b""
     content = path.read_bytes()[: position["bytes"]]
     if hashlib.sha256(content).hexdigest() != position["sha256"]:
-        raise _damaged(path, "up to the checkpoint it does not hold what was written")
+        raise DataError(
+            f"{path.name} is damaged: up to the checkpoint it does not hold what was written",
+            where=str(path),
+            remedy="restore it from a copy, or remove it: the run then continues without the metrics so far",
+        )
     return content
 
 
-def _damaged(path: Path, what: str) -> DataError:
-    remedy = "restore it from a copy, or remove it: the run then continues without the metrics so far"
-    return DataError(f"{path.name} is damaged: {what}", where=str(path), remedy=remedy)
-
-
-def open_trackers(names: Sequence[str], run: Path, config: dict[str, Any], step: int) -> list[Tracker]:
-    """Open the named trackers for a run that continues after `step`."""
-    check_trackers(names)
-    return [_tensorboard(run, step) if name == "tensorboard" else _weights_and_biases(run, config) for name in names]
-
-
-def check_trackers(names: Sequence[str]) -> None:
-    """Refuse trackers that are not installed."""
-    for name in names:
-        with needs_extra(name, "its curves", where="train.trackers"):
-            if name == "tensorboard":
-                from torch.utils import tensorboard  # noqa: F401
-            else:
-                import wandb  # noqa: F401
-
-
-def grouped(line: dict[str, Any]) -> dict[str, float]:
+def _grouped(line: dict[str, Any]) -> dict[str, float]:
     """Return a line's numbers under names that trackers sort into `train/` and `validation/`; nulls are left out."""
     group = "validation" if "validation_mlm_loss" in line else "train"
     return {
@@ -268,7 +245,7 @@ def grouped(line: dict[str, Any]) -> dict[str, float]:
     }
 
 
-def _tensorboard(run: Path, step: int) -> Tracker:
+def _tensorboard(run: Path, _config: dict[str, Any], step: int) -> Tracker:
     """Write event files to `RUN/tensorboard`."""
     from torch.utils.tensorboard import SummaryWriter
 
@@ -282,7 +259,7 @@ def _tensorboard(run: Path, step: int) -> Tracker:
     return log, writer.close
 
 
-def _weights_and_biases(run: Path, config: dict[str, Any]) -> Tracker:
+def _weights_and_biases(run: Path, config: dict[str, Any], _step: int) -> Tracker:
     """Log to the project `bert-pretrain`, or to what the environment (`WANDB_PROJECT`) names."""
     import wandb
 

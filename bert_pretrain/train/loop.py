@@ -21,9 +21,8 @@ from bert_pretrain.train.distributed import DistContext
 from bert_pretrain.train.loader import Prefetcher, TrainingData
 from bert_pretrain.train.log import RunLog, training_line
 from bert_pretrain.train.resolved import ResolvedRun
-from bert_pretrain.train.signals import STOPS, interrupted, noting_signals
+from bert_pretrain.train.signals import STOPS, SignalRequests, interrupted, write_status
 from bert_pretrain.train.state import Progress, TrainState
-from bert_pretrain.train.status import write_status
 from bert_pretrain.train.step import DoesNotFit, train_step
 
 TIMED_STEPS, PATIENCE_SECONDS = 4, 60.0
@@ -53,7 +52,7 @@ def fit(
     with (
         contextlib.closing(Prefetcher(data.batches(progress.step, run.length.steps), run.device)) as batches,
         contextlib.closing(Clock(progress, run.dist_context)) as clock,
-        noting_signals() as signals,
+        SignalRequests() as signals,
         _own_random_state(run.device),
     ):
         if evaluate_first:

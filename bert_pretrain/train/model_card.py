@@ -57,35 +57,41 @@ def model_card(
     fine-tuning; `has_curves` if their picture is next to it; `warning` is that nothing was learnt.
     """
     data, manifest, held_out = run.data.config, run.data.manifest, run.data.rows("validation")
-    results = _results(run, validation or {})
+    train, results, name = run.config.train, _results(run, validation or {}), run.output.resolve().name
     loss = next((result.metric_value for result in results), None)
     inputs = [_public_name(one["name"]) for one in manifest["inputs"] if one["split"] == "train"]
+    if run.length.steps is None:
+        warmup = f"{train.warmup_ratio:.1%} of the time"
+    else:
+        warmup = f"{warmup_steps(train, spanned_steps(train, run.length.steps)):,} steps"
     body = render(
         "model_card.md",
-        name=run.name,
-        model=run.config.model,
-        num_parameters=model.num_parameters,
-        origin=name_of_folder(run.init.folder) if run.init else None,
-        version=__version__,
-        objective=OBJECTIVES[data.next_sentence],
+        run=run, name=name, model=run.config.model, train=train, data=data, manifest=manifest, progress=progress,
+        origin=name_of_folder(run.init_from) if run.init_from else None,
+        teacher=name_of_folder(run.teacher) if run.teacher else None,
+        version=__version__, torch=torch.__version__,
+        objective=OBJECTIVES[data.next_sentence], masks=MASKING[data.masking], warmup=warmup,
         is_final=is_final,
         rate=f"{fine_tuning_rate(model.encoder, run.config.model.hidden_size):.0e}" if is_final else None,
-        has_curves=has_curves,
-        warning=warning,
-        progress=progress,
+        has_curves=has_curves, warning=warning, held_out=held_out,
         figures=[(result.metric_name, _shown(result, held_out)) for result in results],
         use=None if loss is None else expected_use(loss, run.tokenizer.vocab_size, data.language),
         evaluated_step=validation["step"] if results and validation else None,
-        held_out=held_out,
-        data=_data_rows(run),
-        inputs=inputs[:_MAX_INPUTS],
-        more_inputs=max(0, len(inputs) - _MAX_INPUTS),
-        training=_training_rows(run, progress),
-        max_seq_length=run.data.max_seq_length,
-        has_pairs=data.next_sentence != "none",
+        inputs=inputs[:_MAX_INPUTS], more_inputs=max(0, len(inputs) - _MAX_INPUTS),
         is_lower_case=run.tokenizer.settings["do_lower_case"],
+        machine=torch.cuda.get_device_name(run.device) if run.device.type == "cuda" else "CPU",
+        time=duration(progress.elapsed_seconds),
+    )  # fmt: skip
+    # A licence is for the owner of the text to name, so there is none.
+    metadata = ModelCardData(
+        language=data.language if re.fullmatch(r"[a-z]{2,3}", data.language) else None,
+        library_name="transformers",
+        pipeline_tag="fill-mask",
+        tags=["bert", "fill-mask", "pretraining", "bert-pretrain"],
+        model_name=name if results else None,
+        eval_results=results or None,
     )
-    return f"---\n{_metadata(run, results)}\n---\n\n{body}"
+    return f"---\n{metadata}\n---\n\n{body}"
 
 
 def draw_beside_card(run: Path, record: Mapping[str, Any], metrics: Metrics, folder: Path) -> bool:
@@ -127,70 +133,6 @@ def _shown(result: EvalResult, held_out: int) -> str:
     if result.task_type == "text-classification" and result.metric_type == "accuracy":
         return with_error(result.metric_value, held_out, form)
     return format(result.metric_value, form)
-
-
-def _data_rows(run: ResolvedRun) -> list[tuple[str, str]]:
-    manifest, config = run.data.manifest, run.data.config
-    casing = "lower case" if run.tokenizer.settings["do_lower_case"] else "cased"
-    kind = "whole words" if run.tokenizer.whole_words else f"WordPiece tokens, {casing}"
-    rows = [("vocabulary", f"{run.tokenizer.vocab_size:,} {kind}")]
-    corpus = manifest["corpus"]
-    rows += [(name, f"{corpus[name]:,}") for name in ("documents", "sentences", "tokens")]
-    rows.append(("[UNK] among the tokens", f"{corpus['unk_share']:.3%}"))
-    for split, what in (("train", "training examples"), ("validation", "held-out examples")):
-        if run.data.rows(split):
-            rows.append((what, f"{run.data.rows(split):,}"))
-    statistics = manifest["splits"]["train"]["statistics"]
-    rows.append(("mean tokens per example", f"{statistics['mean_length_tokens']:.1f}"))
-    whole = f", whole words{f' by {config.word_segmenter}' if config.word_segmenter else ''}" * config.whole_word_mask
-    return [
-        *rows,
-        ("maximum tokens per example", f"{config.max_seq_length:,}"),
-        ("copies of the corpus", f"{config.dupe_factor}"),
-        ("masked", f"{config.masked_lm_prob:.0%} of the tokens{whole}, masks {MASKING[config.masking]}"),
-        ("language of the sentence rules", config.language),
-    ]
-
-
-def _training_rows(run: ResolvedRun, progress: Progress) -> list[tuple[str, str]]:
-    model, train = run.config.model, run.config.train
-    machine = torch.cuda.get_device_name(run.device) if run.device.type == "cuda" else "CPU"
-    if run.length.steps is None:
-        warmup = f"{train.warmup_ratio:.1%} of the time"
-    else:
-        warmup = f"{warmup_steps(train, spanned_steps(train, run.length.steps)):,} steps"
-    teacher = [] if run.teacher is None else [("teacher", name_of_folder(run.teacher.folder))]
-    return [
-        *teacher,
-        ("steps", f"{progress.step:,}"),
-        ("examples and tokens seen", f"{progress.examples:,} and {progress.tokens:,}"),
-        ("global batch", f"{train.global_batch_size:,} examples"),
-        ("optimizer", f"{train.optimizer}, betas {train.betas[0]:g} and {train.betas[1]:g}, epsilon {train.eps:g}"),
-        ("peak learning rate", f"{train.peak_lr:g}"),
-        ("schedule", f"{train.schedule}, warm-up {warmup}"),
-        ("weight decay", f"{train.weight_decay:g}"),
-        ("maximum gradient norm", f"{train.max_grad_norm:g}"),
-        ("dropout", f"{model.hidden_dropout_prob:g}"),
-        ("attention dropout", f"{model.attention_probs_dropout_prob:g}"),
-        ("precision", f"{run.precision.name} products, fp32 weights"),
-        ("seed", f"{train.seed}"),
-        ("hardware", f"{run.dist_context.size} × {machine}"),
-        ("time in training steps", duration(progress.elapsed_seconds)),
-        ("torch", torch.__version__),
-    ]
-
-
-def _metadata(run: ResolvedRun, results: list[EvalResult]) -> ModelCardData:
-    """Return what the Hub reads; a licence is for the owner of the text to name, so there is none."""
-    language = run.data.config.language
-    return ModelCardData(
-        language=language if re.fullmatch(r"[a-z]{2,3}", language) else None,
-        library_name="transformers",
-        pipeline_tag="fill-mask",
-        tags=["bert", "fill-mask", "pretraining", "bert-pretrain"],
-        model_name=run.name if results else None,
-        eval_results=results or None,
-    )
 
 
 def _public_name(name: str) -> str:

@@ -20,22 +20,28 @@ from bert_pretrain.io.files import atomic_folder, write_text
 from bert_pretrain.io.manifest import exclusive
 from bert_pretrain.model.bert import BertForPreTraining
 from bert_pretrain.model.folder import CARD
-from bert_pretrain.model.huggingface import PRETRAINING, exported, load_weights, save_tensors
+from bert_pretrain.model.huggingface import PRETRAINING, exported, load_model, load_weights, save_tensors
 from bert_pretrain.report.curves import read_metrics, value_of
-from bert_pretrain.report.diagnosis import Diagnosis, nothing_learnt
+from bert_pretrain.report.diagnosis import nothing_learnt
 from bert_pretrain.train import distributed, hardware
 from bert_pretrain.train.checkpoint import Checkpoint, CheckpointWriter, carry_over, restore
-from bert_pretrain.train.evaluation import evaluate_held_out
+from bert_pretrain.train.evaluation import WITHOUT_PAIRS, evaluate_held_out
 from bert_pretrain.train.initial_weights import start_from_teacher, start_positional_heads, unigram_bias
-from bert_pretrain.train.inputs import check_inputs
+from bert_pretrain.train.inputs import TEACHER, check_inputs
 from bert_pretrain.train.loader import TrainingData
-from bert_pretrain.train.log import MetricsFile, RunLog, check_trackers, open_trackers
+from bert_pretrain.train.log import RunLog
 from bert_pretrain.train.loop import fit, time_steps
 from bert_pretrain.train.loss import PretrainingLoss
 from bert_pretrain.train.model_card import draw_beside_card, model_card
 from bert_pretrain.train.optimizers import make_optimizers
-from bert_pretrain.train.resolved import ResolvedRun, describe, identity_of, resolve_run, resumed
-from bert_pretrain.train.resume import describe_resume, progress_of
+from bert_pretrain.train.resolved import (
+    ResolvedRun,
+    describe,
+    describe_resume,
+    find_progress,
+    resolve_run,
+    resumed,
+)
 from bert_pretrain.train.schedule import duration, too_long
 from bert_pretrain.train.state import TrainState
 from bert_pretrain.train.step import LossScale
@@ -72,31 +78,34 @@ def train(
         run = resolve_run(config, data, output, dist_context, init_from=init_from, carry_optimizer=carry_optimizer)
         if run.device.type == "cuda":
             torch.cuda.set_device(run.device)
-        identity = identity_of(run)
 
         def claim() -> tuple[bool, Checkpoint | None]:
             if dry_run:
-                progress = manifest.would_claim(output, "run", identity, overwrite=overwrite)
-                return (False, None) if overwrite else progress_of(run, progress, resume=resume, changes=False)
+                progress = manifest.would_claim(output, "run", run.identity, overwrite=overwrite)
+                return (False, None) if overwrite else find_progress(run, progress, resume=resume, changes=False)
             held.enter_context(exclusive(output))
-            progress = held.enter_context(manifest.claimed(output, "run", identity, overwrite=overwrite))
-            return progress_of(run, progress, resume=resume, changes=True)
+            progress = held.enter_context(manifest.claimed(output, "run", run.identity, overwrite=overwrite))
+            return find_progress(run, progress, resume=resume, changes=True)
 
         is_done, latest = dist_context.run_on_main(claim)
         run = run if latest is None else resumed(run, latest)
         if not is_done and dry_run:
             _dry_run(run, latest, corpus_tokens)
         elif not is_done:
-            _train(run, latest, identity)
+            _train(run, latest)
     return output / "model"
 
 
-def _train(run: ResolvedRun, latest: Checkpoint | None, identity: dict[str, Any]) -> None:
+def _train(run: ResolvedRun, latest: Checkpoint | None) -> None:
     """Train to the end and complete the run folder."""
     state = _prepare(run, latest)
     data = _training_data(run, state)
-    record = _record(run)
-    with contextlib.closing(_open_log(run, state, latest, record)) as log:
+    is_main, record = run.dist_context.is_main, _record(run)
+    if is_main:
+        write_text(run.output / "config.yaml", dump_yaml(run.config))
+        manifest.note(run.output, record)
+    kept = None if latest is None else latest.record["metrics"]
+    with contextlib.closing(RunLog(run, state.progress, record if is_main else None, kept)) as log:
 
         def measure(whole: bool) -> dict[str, float] | None:
             return evaluate_held_out(run, state, data.micro_batch_tokens, whole=whole)
@@ -113,11 +122,13 @@ def _train(run: ResolvedRun, latest: Checkpoint | None, identity: dict[str, Any]
                 PRETRAINING: run.pretraining(state.progress.tokens),
                 "metrics": log.position,
             }
-            return about, model_card(run, state.progress, log.newest("validation"), model=state.model, is_final=False)
+            return about, model_card(
+                run, state.progress, log.newest.get("validation"), model=state.model, is_final=False
+            )
 
         checkpoints = CheckpointWriter(
             run.output / "checkpoints", state, run.tokenizer, run.config.train.keep_checkpoints,
-            describe if run.dist_context.is_main else None,
+            describe if is_main else None,
         )  # fmt: skip
         try:
             fit(run, state, data, log, measure, checkpoints, evaluate_first=latest is None)
@@ -125,14 +136,13 @@ def _train(run: ResolvedRun, latest: Checkpoint | None, identity: dict[str, Any]
             with contextlib.suppress(Exception):
                 checkpoints.wait()
             raise
-        if run.dist_context.is_main:
-            _finish(run, state, log, identity, record)
+        if is_main:
+            _finish(run, state, log, record)
 
 
 def _dry_run(run: ResolvedRun, latest: Checkpoint | None, corpus_tokens: float | None) -> None:
-    """Say what the run would do and how long it would take; refuse what it would refuse before its first step."""
+    """Say what the run would do and how long it would take."""
     state = _prepare(run, latest, corpus_tokens)
-    check_trackers(run.config.train.trackers)
     seconds = time_steps(run, state, _training_data(run, state))
     if run.length.steps is not None:
         left = run.length.steps - state.progress.step
@@ -149,7 +159,7 @@ def _prepare(run: ResolvedRun, latest: Checkpoint | None, corpus_tokens: float |
     model = _make_model(run, latest)
     print(describe(run))
     tokens = corpus_tokens or run.data.manifest["corpus"]["tokens"]
-    if run.num_parameters > tokens and run.init is None:
+    if run.num_parameters > tokens and run.init_from is None:
         print(
             f"warning: {run.num_parameters:,} weights for {tokens:,.0f} tokens of text\n  hint: a smaller model, "
             "such as --config tiny, learns more from so little; 'run auto' plans one"
@@ -163,54 +173,43 @@ def _prepare(run: ResolvedRun, latest: Checkpoint | None, corpus_tokens: float |
     if latest is not None:
         restore(state, latest)
         print(describe_resume(latest, run))
-    elif run.init is not None and run.init.carried is not None:
-        carry_over(state, run.init.carried, run.data.content_hash)
+    elif run.carried is not None:
+        carry_over(state, run.carried, run.data.content_hash)
     return state
 
 
 def _make_model(run: ResolvedRun, latest: Checkpoint | None) -> BertForPreTraining:
     """Build the model with weights from the run's checkpoint, `--init-from`, the teacher, or drawn from the seed."""
-    seed, init = run.config.train.seed, run.init
+    train, extension = run.config.train, run.extension
     model = BertForPreTraining(run.config.model, run.tokenizer.vocab_size, attention=run.attention)
     if latest is not None:
-        load_weights(model, latest.path, flag="checkpoint", seed=seed)
-    elif init is not None:
-        fresh, unused = load_weights(model, init.folder, flag="--init-from", seed=seed, extension=init.extension)
-        print(f"weights from {init.folder}")
-        if init.extension is not None and (new := len(init.extension.pieces)):
-            in_slots = init.extension.num_in_slots
+        load_weights(model, latest.path, flag="checkpoint", seed=train.seed)
+    elif run.init_from is not None:
+        fresh, unused = load_weights(model, run.init_from, flag="--init-from", seed=train.seed, extension=extension)
+        print(f"weights from {run.init_from}")
+        if extension is not None and (new := len(extension.pieces)):
             print(
-                f"the data's vocabulary extends that model's by {new:,} tokens, {in_slots:,} in unused slots and "
-                f"{new - in_slots:,} at the end; their rows begin as the mean of their old pieces'"
+                f"the data's vocabulary extends that model's by {new:,} tokens, {extension.num_in_slots:,} in unused "
+                f"slots and {new - extension.num_in_slots:,} at the end; their rows begin as the mean of their old "
+                "pieces'"
             )
         for names, what in ((fresh, "not there, initialised from the seed"), (unused, "there, but not used here")):
             if names:
                 print(f"  {what}: {', '.join(names)}")
     else:
-        model.initialize(seed)
-        if run.config.train.init == "positional_heads":
-            start_positional_heads(model, seed)
-        if run.config.train.mlm_bias == "unigram":
+        model.initialize(train.seed)
+        if train.init == "positional_heads":
+            start_positional_heads(model, train.seed)
+        if train.mlm_bias == "unigram":
             model.mlm_head.bias.data.copy_(unigram_bias(run.data, run.tokenizer))
         if run.teacher is not None:
-            print(f"first weights from the teacher: {start_from_teacher(model, run.teacher.read())}")
+            teacher = load_model(run.teacher, required=WITHOUT_PAIRS, flag=TEACHER).model
+            print(f"first weights from the teacher {run.teacher}: {start_from_teacher(model, teacher)}")
     if run.data.config.next_sentence == "none":  # no loss reaches these two; they stay as they are
         model.pooler.requires_grad_(False)
         model.nsp_head.requires_grad_(False)
-    model.encoder.activation_checkpointing = run.config.train.activation_checkpointing
+    model.encoder.activation_checkpointing = train.activation_checkpointing
     return model.to(run.device)
-
-
-def _open_log(run: ResolvedRun, state: TrainState, latest: Checkpoint | None, record: dict[str, Any]) -> RunLog:
-    """Open `metrics.jsonl` and the trackers on the main process, which also writes `config.yaml`."""
-    if not run.dist_context.is_main:
-        return RunLog(run.length, None, (), state.progress)
-    write_text(run.output / "config.yaml", dump_yaml(run.config))
-    manifest.note(run.output, record)
-    kept = latest.record["metrics"] if latest is not None else None
-    file = MetricsFile(run.output / "metrics.jsonl", kept=kept, diagnosis=Diagnosis(record))
-    trackers = open_trackers(run.config.train.trackers, run.output, record["config"], state.progress.step)
-    return RunLog(run.length, file, trackers, state.progress, run.data.config.next_sentence)
 
 
 def _record(run: ResolvedRun) -> dict[str, Any]:
@@ -250,7 +249,7 @@ def _training_data(run: ResolvedRun, state: TrainState) -> TrainingData:
     )
 
 
-def _finish(run: ResolvedRun, state: TrainState, log: RunLog, identity: dict[str, Any], record: dict[str, Any]) -> None:
+def _finish(run: ResolvedRun, state: TrainState, log: RunLog, record: dict[str, Any]) -> None:
     """Write the final model and, last of all, the manifest with the final figures."""
     try:
         metrics = read_metrics(run.output)
@@ -263,7 +262,7 @@ def _finish(run: ResolvedRun, state: TrainState, log: RunLog, identity: dict[str
         save_tensors(weights, state.model, temporary, run.tokenizer, run.pretraining(state.progress.tokens))
         drawn = bool(metrics) and draw_beside_card(run.output, record, metrics, temporary)
         card = model_card(
-            run, state.progress, log.newest("validation"),
+            run, state.progress, log.newest.get("validation"),
             model=state.model, is_final=True, has_curves=drawn, warning=warning,
         )  # fmt: skip
         write_text(temporary / CARD, card)
@@ -271,13 +270,13 @@ def _finish(run: ResolvedRun, state: TrainState, log: RunLog, identity: dict[str
         **record,
         "progress": asdict(state.progress),
         "metrics": log.position,
-        "training": log.newest("training"),
-        "validation": log.newest("validation"),
+        "training": log.newest.get("training"),
+        "validation": log.newest.get("validation"),
         "parameters": state.model.num_parameters,
         "device": str(run.device),
         "torch": torch.__version__,
     }
-    manifest.complete(run.output, "run", identity, body)
+    manifest.complete(run.output, "run", run.identity, body)
     print(f"the model is {run.output / 'model'}")
     if warning is not None:
         print(warning)

@@ -29,15 +29,8 @@ class Length:
         return self.seconds is not None and seconds + reserve >= self.seconds
 
 
-def run_length(config: TrainConfig, num_rows: int) -> Length:
-    """Return the length of a run over a training split of `num_rows` examples."""
-    length = own_length(config, num_rows)
-    config.check_warmup(None if length.steps is None else spanned_steps(config, length.steps))
-    return length
-
-
 def own_length(config: TrainConfig, num_rows: int) -> Length:
-    """Return the length of a run, or of one of several phases, whose schedule may be longer than it."""
+    """Return the length of a run over `num_rows` examples, or of one of several phases, which share one schedule."""
     if config.time_budget is not None:
         return Length(None, config.time_budget)
     if config.max_epochs is not None:

@@ -101,29 +101,23 @@ class TrainState:
                 for key, value in optimizer.state.get(parameter, {}).items():
                     tensors[f"optimizer/{name}/{key}"] = value
         if self.loss_scale is not None:
-            tensors["loss_scale/scale"] = self.loss_scale.scale
-            tensors["loss_scale/good_steps"] = self.loss_scale.good_steps
+            tensors |= {f"loss_scale/{name}": getattr(self.loss_scale, name) for name in ("scale", "good_steps")}
         return tensors
 
-    def load_tensors(self, tensors: dict[str, Tensor]) -> None:
-        """Take back what `tensors` gave, from copies on the CPU."""
-        self.load_optimizers(tensors)
-        self.sums.copy_(tensors["interval/sums"])
-        if self.loss_scale is not None:
-            self.loss_scale.scale.copy_(tensors["loss_scale/scale"])
-            self.loss_scale.good_steps.copy_(tensors["loss_scale/good_steps"])
-
-    def load_optimizers(self, tensors: dict[str, Tensor]) -> None:
-        """Take back the optimizers' state alone."""
-        parameters = dict(self.model.named_parameters())
+    def load_tensors(self, tensors: dict[str, Tensor], *, only_optimizers: bool = False) -> None:
+        """Take back what `tensors` gave, or the optimizers' state alone, from copies on the CPU."""
         states: dict[Tensor, dict[Tensor, Any]] = {}
         for optimizer in self.optimizers:
             optimizer.state.clear()
             states |= {parameter: optimizer.state for group in optimizer.param_groups for parameter in group["params"]}
         for full_name, tensor in tensors.items():
             kind, _, rest = full_name.partition("/")
+            name, _, key = rest.rpartition("/")
             if kind == "optimizer":
-                name, _, key = rest.rpartition("/")
-                parameter = parameters[name]
+                parameter = self.model.get_parameter(name)
                 # A copy: what safetensors returns may lie in the mapped file, which goes away with the checkpoint.
                 states[parameter][parameter][key] = tensor.to(parameter.device, copy=True)
+            elif kind == "interval" and not only_optimizers:
+                self.sums.copy_(tensor)
+            elif kind == "loss_scale" and not only_optimizers and self.loss_scale is not None:
+                getattr(self.loss_scale, key).copy_(tensor)

@@ -254,7 +254,7 @@ def loop_evaluation_snapshot(data: str) -> dict[str, Any]:
             batches = [fake_batch(mode, batch) for batch in micro_batches]
             evaluate_batches(state.losses, batches, CUDA, torch.bfloat16)
         with Recorder() as snapshot:
-            copies, _ = HostBuffers.of(CUDA).copy(all_tensors(state))
+            copies, _ = HostBuffers().copy(all_tensors(state))
         num_tensors = len(copies)
     return {
         "loop": loop,
@@ -273,7 +273,7 @@ def _loop(mode: FakeTensorMode, state: TrainState, config: Config, folder: DataF
     data.prepare(mode)
     run = ResolvedRun(
         config, folder, folder.tokenizer(), Path("run"), None, None, Length(STEPS), CUDA, Precision("bf16", ""),
-        "varlen", "", False, "", SINGLE_PROCESS, 0, MICRO_BATCH_TOKENS,
+        "varlen", "", False, "", SINGLE_PROCESS, 0, MICRO_BATCH_TOKENS, {},
     )  # fmt: skip
     waits: dict[int, list[str]] = {}
 
@@ -284,7 +284,7 @@ def _loop(mode: FakeTensorMode, state: TrainState, config: Config, folder: DataF
     recorder = Recorder()
     recorder.waits = ByStep()
     with (
-        contextlib.closing(RunLog(run.length, None, [], state.progress)) as log,
+        contextlib.closing(RunLog(run, state.progress)) as log,
         mock.patch("torch.cuda.get_device_name", return_value="NVIDIA H200"),
         mock.patch("torch.cuda.synchronize", side_effect=lambda *_: recorder.waits.append(SYNCHRONIZE)),
         recorder,

@@ -16,9 +16,8 @@ from torch import Tensor
 
 from bert_pretrain.config import Config
 from bert_pretrain.errors import ConfigError
-from bert_pretrain.examples.shards import DataFolder
 from bert_pretrain.train.distributed import SINGLE_PROCESS
-from bert_pretrain.train.inputs import check_sizes
+from bert_pretrain.train.inputs import check_inputs
 from bert_pretrain.train.run import train
 from tests.train.conftest import NO_DROPOUT, Fit, final_tensors, interrupted_copy, metrics
 from tests.train.test_resume import wait_until
@@ -74,9 +73,13 @@ def test_two_ranks_have_the_losses_of_one_and_their_checkpoint_continues_on_one(
     torch.testing.assert_close(final_tensors(mixed), final_tensors(tmp_path / "one"), atol=1e-4, rtol=1e-4)
 
 
-def test_more_ranks_than_examples_are_refused(tiny: Tiny, data_folder: Path) -> None:
+@pytest.mark.parametrize("settings", [{"global_batch_size": 4}, {"device": "mps"}])
+def test_more_ranks_than_examples_or_than_devices_are_refused(
+    tiny: Tiny, data_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, settings: dict[str, object]
+) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "5")
     with pytest.raises(ConfigError, match="5 processes"):
-        check_sizes(tiny(global_batch_size=4), DataFolder.open(data_folder), 5)
+        check_inputs(tiny(**settings), data_folder, tmp_path / "run")
 
 
 def newest_step(run: Path) -> int:

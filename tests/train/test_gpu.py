@@ -109,7 +109,7 @@ def test_a_snapshot_is_of_its_moment_and_does_not_wait(tiny: Tiny, examples: Cal
     state = make_state(tiny(model=NO_DROPOUT))
     batch = cut(examples(64), 4000).to(CUDA)
     run_steps(state, [batch] * 2, torch.bfloat16)
-    buffers, others = HostBuffers.of(CUDA), HostBuffers.of(CUDA)
+    buffers, others = HostBuffers(), HostBuffers()
     for each in (buffers, others):
         each.copy(all_tensors(state))[1].synchronize()  # locks pages, which takes its time
     expected = {name: parameter.detach().clone() for name, parameter in state.model.named_parameters()}

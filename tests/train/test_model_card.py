@@ -19,7 +19,7 @@ from bert_pretrain.model.scale import fine_tuning_rate
 from bert_pretrain.train import run as run_module
 from bert_pretrain.train.distributed import SINGLE_PROCESS
 from bert_pretrain.train.model_card import model_card
-from bert_pretrain.train.resolved import InitialCheckpoint, ResolvedRun, resolve_run
+from bert_pretrain.train.resolved import ResolvedRun, resolve_run
 from bert_pretrain.train.run import train
 from bert_pretrain.train.state import Progress
 from tests.train.conftest import make_model
@@ -83,7 +83,7 @@ def test_names_are_shown_as_they_are_and_never_as_markup(resolved: ResolvedRun) 
     run = replace(
         resolved,
         output=resolved.output.with_name("x: [y]\n---"),
-        init=InitialCheckpoint(Path("<b>"), "", None, None),
+        init_from=Path("<b>"),
         data=replace(resolved.data, manifest={**resolved.data.manifest, "inputs": inputs}),
     )
     text = card_of(run, VALIDATION)

@@ -18,7 +18,6 @@ from bert_pretrain.model.attention import choose_attention
 from bert_pretrain.train import hardware
 from bert_pretrain.train.batches import cut
 from bert_pretrain.train.checkpoint import HostBuffers, all_tensors
-from bert_pretrain.train.distributed import init_distributed
 from bert_pretrain.train.evaluation import evaluate_batches
 from bert_pretrain.train.optimizers import make_optimizers, update
 from tests.train.conftest import NO_DROPOUT, make_state, step
@@ -48,16 +47,6 @@ def test_on_mps_attention_pads_in_fp32_without_a_compiler() -> None:
         hardware.choose_compile(True, MPS, backend)
 
 
-@pytest.mark.parametrize(("rank", "error"), [("0", ConfigError), ("1", SystemExit)])
-def test_several_processes_cannot_share_mps(
-    monkeypatch: pytest.MonkeyPatch, rank: str, error: type[BaseException]
-) -> None:
-    for name, value in (("WORLD_SIZE", "2"), ("RANK", rank), ("LOCAL_RANK", "0")):
-        monkeypatch.setenv(name, value)
-    with pytest.raises(error):
-        init_distributed("mps")
-
-
 class WithoutFloat64(TorchDispatchMode):
     """Refuses operators that take or return float64."""
 
@@ -79,7 +68,7 @@ def test_where_figures_are_fp32_nothing_is_float64(
         with WithoutFloat64() if dtype == torch.float32 else torch.enable_grad():
             for number in range(2):
                 step(state, batch, number)
-            copies, _ = HostBuffers.of(state.sums.device).copy(all_tensors(state))
+            copies, _ = HostBuffers().copy(all_tensors(state))
             assert copies["interval/sums"].dtype == dtype
             held_out = evaluate_batches(state.losses, batch.micro_batches, CPU, torch.float32)
             return [*state.sums.tolist(), *held_out.values()]

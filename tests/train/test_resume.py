@@ -222,9 +222,6 @@ def test_steps_carried_over_begin_other_data_anew_and_go_on_in_the_same(
     assert line["epoch"] == pytest.approx((before + batch_size) / DataFolder.open(data).rows("train"))
 
 
-Tiny = Callable[..., Config]
-
-
 def change(path: Path, old: str, new: str) -> None:
     text = path.read_text()
     assert text.count(old) == 1

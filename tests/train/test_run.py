@@ -152,10 +152,10 @@ def test_a_vocabulary_of_equal_size_but_other_words_is_refused(
         (folder / "tokenizer.json").unlink()  # which holds the vocabulary too
     with pytest.raises(DataError, match="made the data"):
         fit(data=other)
-    with pytest.raises(DataError, match="that of the data"):
-        fit(init_from=model)
-    with pytest.raises(DataError, match="that of the data"):
-        evaluate(model, data_folder, config=tiny().train)
+    uses = (lambda: fit(init_from=model), lambda: fit(teacher=str(model)))
+    for use in (*uses, lambda: evaluate(model, data_folder, config=tiny().train)):
+        with pytest.raises(DataError, match="that of the data"):
+            use()
 
 
 def test_a_run_that_diverges_ends_with_null_for_what_is_not_finite(fit: Fit) -> None:

@@ -11,7 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from bert_pretrain.config import Config, TrainConfig
+from bert_pretrain.config import DEFAULT_EVAL_EVERY, Config
 from bert_pretrain.errors import ConfigError, UserError
 from bert_pretrain.examples.shards import DataFolder
 from bert_pretrain.io.files import seal_folder
@@ -22,7 +22,6 @@ from bert_pretrain.train.batches import Batch
 from bert_pretrain.train.checkpoint import open_checkpoint
 from bert_pretrain.train.loader import TrainingData
 from bert_pretrain.train.loss import PretrainingLoss, pretraining_loss
-from bert_pretrain.train.resolved import ResolvedRun
 from bert_pretrain.train.run import train
 from tests.train.conftest import NO_DROPOUT, VOCAB_SIZE, Fit, metrics
 
@@ -76,15 +75,22 @@ def test_a_step_that_hangs_shortly_before_the_end_makes_the_run_short_not_late(
 
 
 @pytest.mark.parametrize(
-    ("before", "after", "reserve", "every", "due"),
-    [(10, 11, 1, 1000, False), (12, 13, 1, 1000, True), (12, 13, 9, 1000, False), (12, 13, 1, 500, False)],
+    "settings",
+    [{"max_steps": 7, "warmup_steps": 8}, {"max_steps": None, "time_budget": 60.0, "warmup_steps": 5}],
 )
-def test_a_time_budget_is_evaluated_after_every_eighth(
-    before: float, after: float, reserve: float, every: int, due: bool
+def test_a_warm_up_longer_than_the_run_or_in_steps_of_a_run_by_the_clock_is_refused(
+    fit: Fit, settings: dict[str, Any]
 ) -> None:
-    config = SimpleNamespace(train=TrainConfig(eval_every=every))
-    run: Any = SimpleNamespace(length=SimpleNamespace(seconds=100.0), config=config)
-    assert ResolvedRun.evaluates_by_clock(run, before, after, reserve) == due
+    with pytest.raises(ConfigError, match="warmup_steps"):
+        fit(**settings)
+
+
+@pytest.mark.parametrize(("every", "number"), [(DEFAULT_EVAL_EVERY, 9), (DEFAULT_EVAL_EVERY + 1, 2)])
+def test_a_time_budget_is_evaluated_after_every_eighth_by_default(
+    fit: Fit, tmp_path: Path, hanging_steps: list[int], every: int, number: int
+) -> None:
+    fit(max_steps=None, time_budget="80s", eval_every=every, save_every=1000)
+    assert len(metrics(tmp_path / "run", "validation_mlm_loss")) == number
 
 
 @pytest.fixture

@@ -5,8 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bert_pretrain.config import TrainConfig
-from bert_pretrain.errors import ConfigError
-from bert_pretrain.train.schedule import Length, learning_rate, learning_rate_by_clock, run_length, warmup_steps
+from bert_pretrain.train.schedule import Length, learning_rate, learning_rate_by_clock, own_length, warmup_steps
 
 
 def rates(steps: int, **settings: object) -> list[float]:
@@ -49,14 +48,7 @@ def test_every_rate_is_positive_and_at_most_the_peak(steps_and_warmup: tuple[int
     ],
 )
 def test_the_length_of_a_run(settings: dict[str, float], length: Length) -> None:
-    assert run_length(TrainConfig(**settings), 1000) == length
-
-
-@pytest.mark.parametrize("settings", [{"max_steps": 7, "warmup_steps": 8}, {"time_budget": 60.0, "warmup_steps": 5}])
-def test_a_warm_up_longer_than_the_run_or_in_steps_of_a_run_by_the_clock_is_refused(settings: dict[str, float]) -> None:
-    with pytest.raises(ConfigError, match="warmup_steps") as caught:
-        run_length(TrainConfig(**settings), 1000)
-    assert "warmup_ratio" in caught.value.remedy
+    assert own_length(TrainConfig(**settings), 1000) == length
 
 
 def test_the_warm_up_is_a_share_of_the_steps_or_their_number() -> None:
