@@ -146,7 +146,7 @@ def inspect_rows(
             for check, failure in report.failures.items():
                 failures.setdefault(check, []).extend([failure] if failure else [])
     checks = [
-        Check(name, demand(name, folder.config, tokenizer), failures[name]) for name in CHECKS if name in failures
+        Check(name, demand(name, folder.config), failures[name]) for name in CHECKS if name in failures
     ]
     usable = [number for number, report in reports[split].items() if report.statistics]
     readable = [row for row, shard in zip(rows, shards, strict=True) if shard in usable]

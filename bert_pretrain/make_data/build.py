@@ -11,7 +11,7 @@ import numpy as np
 
 from bert_pretrain import rng
 from bert_pretrain.errors import DataError, InputError
-from bert_pretrain.examples.masking import mask_examples, masking_rule
+from bert_pretrain.examples.masking import mask_examples
 from bert_pretrain.examples.shards import ShardRecord, damage_of, write_shard
 from bert_pretrain.io.files import read_json, remove_temporaries, write_checked_json, write_text
 from bert_pretrain.make_data import summary
@@ -81,7 +81,7 @@ def _build(plan: Plan, split: SplitPlan, number: int) -> ShardResult:
     segments = _make_segments(plan, text, pairs)
     examples = assemble(segments.take(pairs.permutation(len(segments))), text, tokenizer)
     if config.masking == "static" or split.name == "validation":
-        examples = mask_examples(examples, masking_rule(tokenizer, config), stream("mask"))
+        examples = mask_examples(examples, tokenizer, config, stream("mask"))
     _check_claim(plan)
     record = write_shard(plan.output, shard_name(split, number), examples)
     drops = {}
