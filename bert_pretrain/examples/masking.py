@@ -17,9 +17,7 @@ from bert_pretrain.text.tokenizer import Tokenizer
 _ROWS_AT_ONCE = 2048
 
 
-def mask_examples(
-    examples: Examples, tokenizer: Tokenizer, config: DataConfig, rng: np.random.Generator
-) -> Examples:
+def mask_examples(examples: Examples, tokenizer: Tokenizer, config: DataConfig, rng: np.random.Generator) -> Examples:
     """Choose and replace tokens of unmasked examples; returns the masked ones, without `starts_word`.
 
     Words begin where `examples.starts_word` says so or, where it is None, at every token without `##`.
@@ -42,7 +40,7 @@ def mask_examples(
             chosen = _choose_tokens(candidates, limit, rng)
         else:
             chosen = _choose_words(candidates, _as_matrix(starts_word[span], local), limit, rng)
-        positions.append(np.nonzero(chosen)[1])
+        positions.append(np.flatnonzero(chosen) % chosen.shape[1])
         counts.append(chosen.sum(axis=1))
     masked_offsets = ragged.offsets_of(np.concatenate(counts))
     within = np.concatenate(positions)
@@ -106,9 +104,9 @@ def _choose_tokens(candidates: np.ndarray, limit: np.ndarray, rng: np.random.Gen
     if most < keys.shape[1]:
         keys = np.partition(keys, most, axis=1)[:, :most]
     keys.sort(axis=1)
-    rows, ranks = np.nonzero(np.arange(most) < limit[:, None])
+    lowest = keys[np.arange(most) < limit[:, None]] & keys.dtype.type(column_mask)
     chosen = np.zeros_like(candidates)
-    chosen[rows, keys[rows, ranks] & keys.dtype.type(column_mask)] = True
+    chosen[np.repeat(np.arange(len(limit)), limit), lowest] = True
     return chosen
 
 

@@ -110,7 +110,9 @@ class DataFolder:
         folder = DataFolder(path, read_manifest(path, "data", flag))
         records = (*folder.shards("train"), *folder.shards("validation"))
         with ThreadPoolExecutor(FOOTER_READERS) as readers:
-            for record, damage in zip(records, readers.map(partial(damage_of, path, whole=verify), records), strict=True):
+            for record, damage in zip(
+                records, readers.map(partial(damage_of, path, whole=verify), records), strict=True
+            ):
                 if damage is not None:
                     raise _damaged(path, record, damage)
         return folder

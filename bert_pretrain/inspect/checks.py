@@ -49,7 +49,7 @@ class ShardReport:
     """What the checks of a shard found."""
 
     failures: dict[str, str]  # by check; empty for one that passed, absent for one that does not apply
-    statistics: summary.ShardStatistics | None = None
+    statistics: dict[str, int] | None = None
     """Of the rows that can be counted; None where the shard cannot be used."""
     longest: int = 0
 

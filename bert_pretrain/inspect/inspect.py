@@ -89,10 +89,8 @@ class Inspection:
 
 def _count(folder: DataFolder, reports: Sequence[ShardReport]) -> dict[str, float]:
     """Join the statistics of the shards of a split."""
-    results: list[summary.ShardResult] = [
-        {"record": {}, "statistics": report.statistics, "drops": {}} for report in reports if report.statistics
-    ]
-    entry = summary.join_split(results, folder.config)
+    counted = [{"record": {}, "statistics": report.statistics} for report in reports if report.statistics]
+    entry = summary.join_split(counted, folder.config)
     longest = max((report.longest for report in reports), default=0)
     return {**entry["statistics"], "rows": entry["rows"], "tokens": entry["tokens"], "longest": longest}
 
@@ -145,9 +143,7 @@ def inspect_rows(
         for report in reports[name].values():
             for check, failure in report.failures.items():
                 failures.setdefault(check, []).extend([failure] if failure else [])
-    checks = [
-        Check(name, demand(name, folder.config), failures[name]) for name in CHECKS if name in failures
-    ]
+    checks = [Check(name, demand(name, folder.config), failures[name]) for name in CHECKS if name in failures]
     usable = [number for number, report in reports[split].items() if report.statistics]
     readable = [row for row, shard in zip(rows, shards, strict=True) if shard in usable]
     found = {name: list(by_number.values()) for name, by_number in reports.items()}
