@@ -231,7 +231,7 @@ def documents_needed(config: DataConfig) -> int:
 
 
 def _num_held_out(plan: Plan) -> int:
-    """Return how many training documents go to validation: the fraction, but at least two, of few as the objective needs.
+    """Return how many training documents are held out: the fraction, but at least two, of few as the objective needs.
 
     A single document is not divided; it is for training.
     """

@@ -120,7 +120,8 @@ def _ingest(
     """Tokenise all text, check that it suffices, and plan the shards; returns the statistics of the corpus too."""
     data = config.data
     corpus, store = ingest(sources, tokenizer, data, stores, pool)
-    summary.check_corpus(corpus, data, sources)
+    summary.warn_of_unknown_tokens(corpus, sources)
+    summary.check_documents([counts["documents"] for counts in corpus["inputs"]], data, sources)
     weights = [None if source.is_validation else source.weight for source in sources]
     with exclusive(store.folder, waits=True):  # the plan's arrays are in the store too
         inputs, place, mixed = corpus["inputs"], output.absolute(), is_mix(sources, data)

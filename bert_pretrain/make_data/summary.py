@@ -141,42 +141,31 @@ def _median(counts: Counter[int]) -> float:
     return float(values[middle].mean())
 
 
-def describe(manifest: dict[str, Any]) -> str:
+def describe(manifest: Mapping[str, Any]) -> str:
     """Return the statistics of a manifest as aligned lines for the terminal."""
-    lines = []
+    lines, corpus, copies = [], manifest["corpus"], manifest["config"]["data"]["dupe_factor"]
     for name, split in manifest["splits"].items():
-        figures = split["statistics"]
-        labels = [
-            f"{share.removesuffix('_share').replace('_', '-')} {figures[share]:.2%}"
+        statistics, rows = split["statistics"], split["rows"]
+        shares = [
+            f"{share.removesuffix('_share').replace('_', '-')} {statistics[share]:.2%}"
             for share in LABEL_SHARES.values()
-            if share in figures
+            if share in statistics
         ]
-        lines += [
-            f"{name:<11}{split['rows']:>12,} examples in {len(split['shards'])} shards, {split['tokens']:,} tokens, "
-            f"{figures['mean_length_tokens']:.1f} per example",
-            f"{'':<11}"
-            + " · ".join(
-                [
-                    *labels,
-                    _describe_masks(figures),
-                    f"[UNK] {figures['unk_share']:.3%}",
-                    f"padding saved {figures['padding_share_at_max_seq_length']:.1%}",
-                ]
-            ),
-        ]
-        if name == "train" and (times := figures.get("times_text_is_seen")):
-            lines.append(f"{'':<11}{describe_times(times, manifest['config']['data']['dupe_factor'])}")
-        if name == "validation" and split["rows"] < FEW_EXAMPLES:
-            lines.append(f"{'':<11}few: chance on them is {with_error(0.5, split['rows'])}, its standard error")
-        for reason, count in figures["drops"].items():
-            what = f"{count:,} {reason.replace('_', ' ')}"
-            if reason == "single_sentence_spans":
-                what = f"{count:,} documents, or ends of documents, of one sentence, which give no pair"
-                if name == "train":
-                    all_copies = manifest["corpus"]["documents"] * manifest["config"]["data"]["dupe_factor"]
-                    what += f": {count / max(1, all_copies):.1%} of the documents in all copies"
-            lines.append(f"{'':<11}left out: {what}")
-    corpus = manifest["corpus"]
+        shares += [_describe_masks(statistics), f"[UNK] {statistics['unk_share']:.3%}"]
+        notes = [" · ".join([*shares, f"padding saved {statistics['padding_share_at_max_seq_length']:.1%}"])]
+        if name == "train":
+            notes.append(describe_times(statistics["times_text_is_seen"], copies))
+        elif rows < FEW_EXAMPLES:
+            notes.append(f"few: chance on them is {with_error(0.5, rows)}, its standard error")
+        if single := statistics["drops"].get("single_sentence_spans"):
+            share = f": {single / (corpus['documents'] * copies):.1%} of the documents in all copies"
+            note = f"left out: {single:,} documents, or ends of documents, of one sentence, which give no pair"
+            notes.append(note + (share if name == "train" else ""))
+        lines.append(
+            f"{name:<11}{rows:>12,} examples in {len(split['shards'])} shards, {split['tokens']:,} tokens, "
+            f"{statistics['mean_length_tokens']:.1f} per example"
+        )
+        lines += [f"{'':<11}{note}" for note in notes]
     drops = {
         **corpus["repairs_and_drops"],
         **{f"{name}, left out": count for name, count in corpus["left_out"].items()},
@@ -199,14 +188,6 @@ def _describe_masks(figures: dict[str, Any]) -> str:
     )
 
 
-def check_corpus(corpus: dict[str, Any], config: DataConfig, sources: list[Source]) -> None:
-    """Refuse a corpus without text, or with too few documents for random Bs from other documents."""
-    if corpus["tokens"] == 0:
-        raise InputError("the inputs hold no text", where=_names(sources), remedy="give files with text in them")
-    warn_of_unknown_tokens(corpus, sources)
-    check_documents([counts["documents"] for counts in corpus["inputs"]], config, sources)
-
-
 def warn_of_unknown_tokens(corpus: dict[str, Any], sources: Sequence[Source]) -> None:
     """Warn of inputs of which much is [UNK]."""
     for source, counts in zip(sources, corpus["inputs"], strict=True):
@@ -223,12 +204,11 @@ def check_documents(documents: Sequence[int], config: DataConfig, sources: Seque
     needed, training = documents_needed(config), [source for source in sources if not source.is_validation]
     held_out = sum(number for number, source in zip(documents, sources, strict=True) if source.is_validation)
     if sum(documents) == held_out:
-        raise InputError(
-            "the inputs hold no text to train on", where=_names(training), remedy="give files with text in them"
-        )
+        what = "the inputs hold no text to train on"
+        raise InputError(what, where=_names(training), remedy="give files with text in them")
     if config.validation and held_out < needed:
-        held_out_sources = [source for source in sources if source.is_validation]
-        raise _too_few(held_out, "inputs held out for validation", needed, held_out_sources)
+        validation = [source for source in sources if source.is_validation]
+        raise _too_few(held_out, "inputs held out for validation", needed, validation)
     if config.validation_fraction and not config.validation:
         needed *= 2
     if sum(documents) - held_out < needed and config.next_sentence == "nsp":
