@@ -3,6 +3,7 @@
 Of the maskable tokens (all but [CLS], [SEP] and [PAD]) 15 %, rounded, at least one, are chosen; 80 % of them become
 [MASK], 10 % a random word piece, 10 % are kept. With whole-word masking all tokens of a word are chosen together, while
 80/10/10 is drawn for each token independently, as in google-research/bert.
+`mask` in `tests/make_data/reference.py` is the same in plain Python.
 """
 
 from dataclasses import replace
