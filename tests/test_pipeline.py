@@ -14,6 +14,7 @@ from bert_pretrain.config_file import load_config
 from bert_pretrain.errors import ConfigError, OutputError
 from bert_pretrain.examples.shards import DataFolder
 from bert_pretrain.pipeline import dry_run, run_pipeline, with_one_schedule
+from bert_pretrain.train.schedule import too_long
 
 
 def test_phases_of_unlike_objectives_follow_one_another(english_text: Path, tmp_path: Path, capsys) -> None:

@@ -44,9 +44,7 @@ class Examples:
 
     input_ids: np.ndarray  # (tokens,) uint16, or uint32 for vocabularies above 65,536; with masks applied, if any
     offsets: np.ndarray  # (rows + 1,) int64
-    segment_b_start: (
-        np.ndarray
-    )  # (rows,) uint16: index of B's first token in the example; its length where there is none
+    segment_b_start: np.ndarray  # (rows,) uint16: index of B's first token in the example, or its length
     masks: Masks | None = None
     """None where masks are drawn in training (`masking: dynamic`)."""
     next_sentence_label: np.ndarray | None = None  # (rows,) uint8
@@ -97,37 +95,27 @@ class Examples:
             "input_ids": self.input_ids,
             "offsets": self.offsets,
             "segment_b_start": self.segment_b_start,
+            "masked_lm_positions": self.masks and self.masks.positions,
+            "masked_lm_ids": self.masks and self.masks.original_ids,
+            "masked_offsets": self.masks and self.masks.offsets,
+            "next_sentence_label": self.next_sentence_label,
+            "starts_word": self.starts_word,
         }
-        if self.masks is not None:
-            columns["masked_lm_positions"] = self.masks.positions
-            columns["masked_lm_ids"] = self.masks.original_ids
-            columns["masked_offsets"] = self.masks.offsets
-        columns["next_sentence_label"] = self.next_sentence_label
-        columns["starts_word"] = self.starts_word
         return {name: column for name, column in columns.items() if column is not None}
 
 
 def concatenate(tables: list[Examples]) -> Examples:
     """Join tables of examples that have the same columns, in order; at least one."""
-    masks = [table.masks for table in tables if table.masks is not None]
-    return Examples(
-        input_ids=np.concatenate([table.input_ids for table in tables]),
-        offsets=ragged.offsets_of(np.concatenate([table.lengths for table in tables])),
-        segment_b_start=np.concatenate([table.segment_b_start for table in tables]),
-        masks=_join_masks(masks) if masks else None,
-        next_sentence_label=_join([table.next_sentence_label for table in tables]),
-        starts_word=_join([table.starts_word for table in tables]),
-    )
-
-
-def _join(columns: list[np.ndarray | None]) -> np.ndarray | None:
-    present = [column for column in columns if column is not None]
-    return np.concatenate(present) if present else None
-
-
-def _join_masks(masks: list[Masks]) -> Masks:
-    return Masks(
-        positions=np.concatenate([part.positions for part in masks]),
-        original_ids=np.concatenate([part.original_ids for part in masks]),
-        offsets=ragged.offsets_of(np.concatenate([np.diff(part.offsets) for part in masks])),
-    )
+    all_columns = [table.columns() for table in tables]
+    joined = {}
+    for name in all_columns[0]:
+        values = [columns[name] for columns in all_columns]
+        if name.endswith("offsets"):
+            joined[name] = ragged.offsets_of(np.concatenate([np.diff(each) for each in values]))
+        else:
+            joined[name] = np.concatenate(values)
+    masks = None
+    if "masked_offsets" in joined:
+        masks = Masks(joined["masked_lm_positions"], joined["masked_lm_ids"], joined["masked_offsets"])
+    labels, starts_word = joined.get("next_sentence_label"), joined.get("starts_word")
+    return Examples(joined["input_ids"], joined["offsets"], joined["segment_b_start"], masks, labels, starts_word)

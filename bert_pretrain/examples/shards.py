@@ -1,4 +1,4 @@
-"""Parquet shards of examples: written atomically, read as columns, checked against the manifest.
+"""A data folder: Parquet shards of examples, written atomically, read as columns, checked against the manifest.
 
 Zstd with dictionary encoding, because 16-bit ids would otherwise cost four bytes each in Parquet.
 """
@@ -17,10 +17,10 @@ from pydantic import BaseModel, Field, ValidationError, with_config
 
 from bert_pretrain.config import DataConfig
 from bert_pretrain.errors import DataError, first_problem
-from bert_pretrain.examples.examples import Examples
-from bert_pretrain.examples.tables import from_table, to_table
+from bert_pretrain.examples.examples import Examples, Masks
 from bert_pretrain.io.files import atomic_path, sha256_file
 from bert_pretrain.io.manifest import MANIFEST, read_manifest
+from bert_pretrain.text import ragged
 from bert_pretrain.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
@@ -37,8 +37,17 @@ REBUILD = "run the make-data command that wrote it again, with --verify: it buil
 
 
 _Number = Annotated[int, Field(ge=0, strict=True)]
-_Figure = Annotated[float, Field(strict=True, allow_inf_nan=False)]
 _Digest = Annotated[str, Field(pattern=r"^[0-9a-f]*$")]
+_IDS = (pa.list_(pa.uint16()), pa.list_(pa.uint32()))
+_TYPES: dict[str, tuple[pa.DataType, ...]] = {
+    "input_ids": _IDS,
+    "segment_b_start": (pa.uint16(),),
+    "masked_lm_positions": (pa.list_(pa.uint16()),),
+    "masked_lm_ids": _IDS,
+    "next_sentence_label": (pa.uint8(),),
+    "word_starts": (pa.list_(pa.uint16()),),
+}
+"""Of the columns in Parquet."""
 
 
 @with_config(extra="forbid")
@@ -60,48 +69,21 @@ class ShardRecord:
         return asdict(self)
 
 
-class _Statistics(BaseModel, extra="allow"):
-    __pydantic_extra__: dict[str, _Figure | None]
-    drops: dict[str, _Number]
-    mean_length_tokens: _Figure
-
-
 class _Split(BaseModel):
     rows: _Number
     tokens: _Number
     shards: list[ShardRecord]
-    statistics: _Statistics
-
-
-class _Vocabulary(BaseModel):
-    hash: str
-    vocab_size: _Number
-
-
-class _Sections(BaseModel):
-    data: dict[str, Any]
-
-
-class _Input(BaseModel):
-    location: str
-
-
-class _Corpus(BaseModel):
-    documents: _Number
-    sentences: _Number
-    tokens: _Number
-    unk_share: _Figure
-    repairs_and_drops: dict[str, _Number]
+    statistics: dict[str, Any]
 
 
 class _Contents(BaseModel):
     """What the manifest of a data folder must say, so that it can be opened."""
 
-    inputs: list[_Input]
-    corpus: _Corpus
+    inputs: list[dict[str, Any]]
+    corpus: dict[str, Any]
     splits: dict[str, _Split]
-    tokenizer: _Vocabulary
-    config: _Sections
+    tokenizer: dict[str, Any]
+    config: dict[str, dict[str, Any]]
 
 
 @dataclass(frozen=True)
@@ -115,15 +97,8 @@ class DataFolder:
         try:
             _Contents.model_validate(self.manifest)
         except ValidationError as error:
-            raise self._broken(first_problem(error)) from error
-        for split, entry in self.manifest["splits"].items():
-            for name in ("rows", "tokens"):
-                if entry[name] != sum(shard[name] for shard in entry["shards"]):
-                    raise self._broken(f"splits.{split}.{name} is {entry[name]}, not the sum over the shards")
-
-    def _broken(self, what: str) -> DataError:
-        remedy = "restore the file from a copy, or make the data again"
-        return DataError(what, where=str(self.path / MANIFEST), remedy=remedy)
+            remedy = "restore the file from a copy, or make the data again"
+            raise DataError(first_problem(error), where=str(self.path / MANIFEST), remedy=remedy) from error
 
     def __repr__(self) -> str:
         rows = " and ".join(f"{self.rows(split):,} {split}" for split in self.manifest["splits"])
@@ -135,8 +110,11 @@ class DataFolder:
         folder = DataFolder(path, read_manifest(path, "data", flag))
         records = (*folder.shards("train"), *folder.shards("validation"))
         with ThreadPoolExecutor(FOOTER_READERS) as readers:
-            for _ in readers.map(partial(_check_shard, path, whole=verify), records):  # raises for the first damaged
-                pass
+            for record, damage in zip(
+                records, readers.map(partial(damage_of, path, whole=verify), records), strict=True
+            ):
+                if damage is not None:
+                    raise _damaged(path, record, damage)
         return folder
 
     def shards(self, split: str) -> list[ShardRecord]:
@@ -185,7 +163,7 @@ class DataFolder:
     def tokenizer(self) -> Tokenizer:
         """Open the tokenizer that made these examples, from its copy here."""
         tokenizer = Tokenizer.load(self.path / "tokenizer", "--data")
-        if tokenizer.hash != self.manifest["tokenizer"]["hash"]:
+        if tokenizer.hash != self.manifest["tokenizer"].get("hash"):
             raise DataError(
                 "the tokenizer in the data folder is not the one that made the data",
                 where=str(self.path / "tokenizer"),
@@ -197,7 +175,7 @@ class DataFolder:
     def config(self) -> DataConfig:
         """The section `data` of the configuration that made this folder."""
         try:
-            return DataConfig.model_validate(self.manifest["config"]["data"])
+            return DataConfig.model_validate(self.manifest["config"].get("data"))
         except ValidationError as error:
             raise DataError(
                 f"the data was made with a configuration unknown here: {first_problem(error)}",
@@ -221,38 +199,26 @@ class DataFolder:
 
 def write_shard(folder: Path, name: str, examples: Examples) -> ShardRecord:
     """Write one shard to `folder / name`, whole or not at all, and return its record."""
-    path = folder / name
-    with atomic_path(path) as temporary:
-        pq.write_table(
-            to_table(examples),
-            temporary,
-            compression="zstd",
-            use_dictionary=True,
-            row_group_size=ROW_GROUP_ROWS,
-            store_schema=True,
-        )
+    with atomic_path(folder / name) as temporary:
+        table = _to_table(examples)
+        pq.write_table(table, temporary, compression="zstd", use_dictionary=True, row_group_size=ROW_GROUP_ROWS)
         digest, size = sha256_file(temporary), temporary.stat().st_size
     return ShardRecord(name, len(examples), len(examples.input_ids), size, digest, content_hash(examples))
 
 
 def read_shard(folder: Path, record: ShardRecord) -> Examples:
     """Check a shard's SHA-256 and counts, and return its examples."""
-    _check_shard(folder, record, whole=True)
-    where = str(folder / record.path)
-    try:
-        with (folder / record.path).open("rb") as file:
-            examples = from_table(pq.read_table(file, use_threads=False))
-    except UNREADABLE as error:
-        damage = f"holds no examples: {str(error) or type(error).__name__}"
-        raise DataError(f"the shard {record.path} {damage}", where=where, remedy=REBUILD) from error
-    for name, count, named in (
-        ("rows", len(examples), record.rows),
-        ("tokens", len(examples.input_ids), record.tokens),
-    ):
-        if count != named:
-            damage = f"has {count:,} {name}, the manifest says {named:,}"
-            raise DataError(f"the shard {record.path} {damage}", where=where, remedy=REBUILD)
-    return examples
+    damage = damage_of(folder, record, whole=True)
+    if damage is None:
+        try:
+            with (folder / record.path).open("rb") as file:
+                examples = _from_table(pq.read_table(file, use_threads=False))
+            if (len(examples), len(examples.input_ids)) == (record.rows, record.tokens):
+                return examples
+            damage = f"has other numbers of rows and tokens than the manifest: {record.rows:,} and {record.tokens:,}"
+        except UNREADABLE as error:
+            damage = f"holds no examples: {str(error) or type(error).__name__}"
+    raise _damaged(folder, record, damage)
 
 
 def damage_of(folder: Path, record: ShardRecord, *, whole: bool) -> str | None:
@@ -277,9 +243,8 @@ def damage_of(folder: Path, record: ShardRecord, *, whole: bool) -> str | None:
     return None if rows == record.rows else f"has {rows:,} rows, the manifest says {record.rows:,}"
 
 
-def _check_shard(folder: Path, record: ShardRecord, *, whole: bool) -> None:
-    if damage := damage_of(folder, record, whole=whole):
-        raise DataError(f"the shard {record.path} {damage}", where=str(folder / record.path), remedy=REBUILD)
+def _damaged(folder: Path, record: ShardRecord, damage: str) -> DataError:
+    return DataError(f"the shard {record.path} {damage}", where=str(folder / record.path), remedy=REBUILD)
 
 
 def content_hash(examples: Examples) -> str:
@@ -292,3 +257,80 @@ def content_hash(examples: Examples) -> str:
         digest.update(f"{name}:{len(values)};".encode())
         digest.update(np.ascontiguousarray(values, dtype="<u4" if is_wide else "<u2").data)
     return digest.hexdigest()
+
+
+def _to_table(examples: Examples) -> pa.Table:
+    """Return the columns as in Parquet; those that an objective does not need are absent."""
+    columns = {
+        "input_ids": _list_array(examples.input_ids, examples.offsets),
+        "segment_b_start": _array(examples.segment_b_start.astype(np.uint16)),
+    }
+    if examples.masks is not None:
+        columns["masked_lm_positions"] = _list_array(examples.masks.positions, examples.masks.offsets)
+        columns["masked_lm_ids"] = _list_array(examples.masks.original_ids, examples.masks.offsets)
+    if examples.next_sentence_label is not None:
+        columns["next_sentence_label"] = _array(examples.next_sentence_label.astype(np.uint8))
+    if examples.starts_word is not None:
+        positions = ragged.positions_within(examples.offsets)[examples.starts_word]
+        before = np.concatenate([[0], np.cumsum(examples.starts_word, dtype=np.int64)])  # words before each token
+        columns["word_starts"] = _list_array(positions.astype(np.uint16), before[examples.offsets])
+    return pa.Table.from_arrays(list(columns.values()), names=list(columns))
+
+
+def _from_table(table: pa.Table) -> Examples:
+    """Return the examples of a table; ValueError where columns are missing, of other types, or disagree in lengths."""
+    found = set(table.column_names)
+    if missing := {"input_ids", "segment_b_start"} - found:
+        raise ValueError(f"there is no column {min(missing)}")
+    if ("masked_lm_positions" in found) != ("masked_lm_ids" in found):
+        raise ValueError("masked_lm_positions and masked_lm_ids belong together")
+    columns = {name: table.column(name).combine_chunks() for name in found & set(_TYPES)}
+    for name, column in columns.items():
+        values = column.flatten() if pa.types.is_list(column.type) else column
+        if column.type not in _TYPES[name] or column.null_count or values.null_count:
+            raise ValueError(f"the column {name} is {column.type}, or has nulls")
+    input_ids, offsets = _flat(columns["input_ids"])
+    masks = starts_word = None
+    if "masked_lm_positions" in columns:
+        positions, masked_offsets = _flat(columns["masked_lm_positions"])
+        original_ids, original_offsets = _flat(columns["masked_lm_ids"])
+        if not np.array_equal(masked_offsets, original_offsets):
+            raise ValueError("masked_lm_positions and masked_lm_ids have different lengths")
+        _check_within(positions, masked_offsets, offsets)
+        masks = Masks(positions, original_ids, masked_offsets)
+    if "word_starts" in columns:
+        word_starts, word_offsets = _flat(columns["word_starts"])
+        _check_within(word_starts, word_offsets, offsets)
+        starts_word = np.zeros(len(input_ids), dtype=bool)
+        starts_word[np.repeat(offsets[:-1], np.diff(word_offsets)) + word_starts] = True
+    labels = columns.get("next_sentence_label")
+    return Examples(
+        input_ids=input_ids,
+        offsets=offsets,
+        segment_b_start=columns["segment_b_start"].to_numpy(),
+        masks=masks,
+        next_sentence_label=None if labels is None else labels.to_numpy(),
+        starts_word=starts_word,
+    )
+
+
+def _check_within(positions: np.ndarray, offsets: np.ndarray, of_examples: np.ndarray) -> None:
+    if (positions >= np.repeat(np.diff(of_examples), np.diff(offsets))).any():
+        raise ValueError("a position is beyond its example")
+
+
+def _list_array(values: np.ndarray, offsets: np.ndarray) -> pa.Array:
+    flat = _array(values)
+    begins = pa.py_buffer(offsets.astype(np.int32))
+    return pa.Array.from_buffers(pa.list_(flat.type), len(offsets) - 1, [None, begins], children=[flat])
+
+
+def _array(values: np.ndarray) -> pa.Array:
+    """Return an array as Arrow's; `pa.array` would import pandas, which takes longer than many a shard."""
+    buffer = pa.py_buffer(np.ascontiguousarray(values))
+    return pa.Array.from_buffers(pa.from_numpy_dtype(values.dtype), len(values), [None, buffer])
+
+
+def _flat(column: Any) -> tuple[np.ndarray, np.ndarray]:
+    values = column.flatten().to_numpy()
+    return values, ragged.offsets_of(np.diff(column.offsets.to_numpy()))

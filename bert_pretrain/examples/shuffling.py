@@ -4,13 +4,14 @@ A pure function of (data folder, seed, position), so that reading may begin anyw
 asked for are read. Masks that no shard holds are drawn for a whole shard when an epoch opens it.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import TypeVar
 
 import numpy as np
 
 from bert_pretrain import rng
 from bert_pretrain.examples.examples import Examples
-from bert_pretrain.examples.masking import mask_examples, masking_rule
+from bert_pretrain.examples.masking import mask_examples
 from bert_pretrain.examples.shards import DataFolder, read_shard
 from bert_pretrain.text import ragged
 
@@ -19,6 +20,7 @@ OPEN_SHARDS = 4
 
 Rows = tuple[Examples, np.ndarray]
 """A shard, and the chosen rows of it."""
+Key, Value = TypeVar("Key"), TypeVar("Value")
 
 
 class ShuffledExamples:
@@ -28,11 +30,11 @@ class ShuffledExamples:
         """Read nothing yet; what is read later is checked then."""
         self.num_rows = data.rows("train")
         """Of an epoch."""
-        self._folder, self._seed = data.path, seed
+        self._folder, self._config, self._seed = data.path, data.config, seed
         self._records = data.shards("train")
         self._shard_rows = np.array([record.rows for record in self._records], dtype=np.int64)
-        self._rule = masking_rule(data.tokenizer(), data.config) if data.config.masking == "dynamic" else None
-        self._open: dict[tuple[int, int], Examples] = {}
+        self._tokenizer = data.tokenizer() if data.config.masking == "dynamic" else None
+        self._shards: dict[tuple[int, int], Examples] = {}
         self._row_orders: dict[tuple[int, int], np.ndarray] = {}
 
     def take(self, first: int, count: int) -> list[Rows]:
@@ -59,26 +61,30 @@ class ShuffledExamples:
             position, count, place = position + len(rows), count - len(rows), place + 1
 
     def _order_of_rows(self, epoch: int, shard: int) -> np.ndarray:
-        """Return a new order of a shard's rows; the last few are kept."""
-        key = (epoch, shard)
-        if key not in self._row_orders:
-            while len(self._row_orders) >= OPEN_SHARDS:
-                del self._row_orders[next(iter(self._row_orders))]
-            stream = rng.stream(self._seed, "row order", epoch=epoch, shard=shard)
-            self._row_orders[key] = stream.permutation(self._shard_rows[shard])
-        return self._row_orders[key]
+        """Return a new order of a shard's rows."""
 
-    def _shard(self, epoch: int, index: int) -> Examples:
-        """Return a shard's examples, with the masks of an epoch where none are stored; the last few are kept."""
-        key = (0 if self._rule is None else epoch, index)
-        if key in self._open:
-            self._open[key] = self._open.pop(key)  # the last one used goes to the end
-        else:
-            examples = read_shard(self._folder, self._records[index])
-            if self._rule is not None:
-                generator = rng.stream(self._seed, "mask", epoch=epoch, shard=index)
-                examples = mask_examples(examples, self._rule, generator)
-            while len(self._open) >= OPEN_SHARDS:
-                del self._open[next(iter(self._open))]
-            self._open[key] = examples
-        return self._open[key]
+        def draw() -> np.ndarray:
+            stream = rng.stream(self._seed, "row order", epoch=epoch, shard=shard)
+            return stream.permutation(self._shard_rows[shard])
+
+        return _remembered(self._row_orders, (epoch, shard), draw)
+
+    def _shard(self, epoch: int, shard: int) -> Examples:
+        """Return a shard's examples, with the masks of an epoch where none are stored."""
+
+        def read() -> Examples:
+            examples = read_shard(self._folder, self._records[shard])
+            if self._tokenizer is None:
+                return examples
+            stream = rng.stream(self._seed, "mask", epoch=epoch, shard=shard)
+            return mask_examples(examples, self._tokenizer, self._config, stream)
+
+        return _remembered(self._shards, (0 if self._tokenizer is None else epoch, shard), read)
+
+
+def _remembered(last: dict[Key, Value], key: Key, make: Callable[[], Value]) -> Value:
+    """Return the value of a key; those of the last few keys are kept, others are made."""
+    while key not in last and len(last) >= OPEN_SHARDS:
+        del last[next(iter(last))]
+    last[key] = last.pop(key) if key in last else make()  # the last one used goes to the end
+    return last[key]

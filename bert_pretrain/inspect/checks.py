@@ -12,7 +12,7 @@ import numpy as np
 from bert_pretrain.config import DataConfig
 from bert_pretrain.errors import DataError
 from bert_pretrain.examples.examples import Examples
-from bert_pretrain.examples.masking import masking_rule, num_to_mask
+from bert_pretrain.examples.masking import max_predictions, num_to_mask
 from bert_pretrain.examples.shards import ShardRecord, read_shard
 from bert_pretrain.make_data import summary
 from bert_pretrain.text.tokenizer import Tokenizer
@@ -35,14 +35,13 @@ class ShardReport(NamedTuple):
     """What the checks of a shard found."""
 
     failures: dict[str, str]  # by check; empty for one that passed, absent for one that does not apply
-    statistics: summary.ShardStatistics | None = None  # of the rows that can be counted; None: it cannot be used
+    statistics: dict[str, int] | None = None  # of the rows that can be counted; None: it cannot be used
     longest: int = 0
 
 
-def demand(name: str, config: DataConfig, tokenizer: Tokenizer) -> str:
+def demand(name: str, config: DataConfig) -> str:
     """Return what a check demands of data made with this configuration."""
-    max_predictions = masking_rule(tokenizer, config).max_predictions
-    text = CHECKS[name].format(**config.model_dump(), max_predictions=max_predictions)
+    text = CHECKS[name].format(**config.model_dump(), max_predictions=max_predictions(config))
     is_fewer = name == "predictions" and config.whole_word_mask
     return f"{text}; fewer where no further word fits" if is_fewer else text
 
@@ -124,7 +123,7 @@ def _check_text(examples: Examples, tokenizer: Tokenizer, config: DataConfig) ->
     broken = {"special tokens": np.unique(np.repeat(np.arange(len(examples)), examples.lengths)[is_wrong])}
     if examples.masks is not None:
         counts = np.diff(examples.masks.offsets)
-        expected = num_to_mask(np.add.reduceat(is_text, first, dtype=np.int64), masking_rule(tokenizer, config))
+        expected = num_to_mask(np.add.reduceat(is_text, first, dtype=np.int64), config)
         is_miscounted = (counts < 1) | (counts > expected) if config.whole_word_mask else counts != expected
         broken["predictions"] = np.flatnonzero(is_miscounted)
     return broken

@@ -101,10 +101,8 @@ class Inspection:
 
     def _count(self, reports: Sequence[ShardReport]) -> dict[str, float]:
         """Join the statistics of the shards of a split."""
-        results: list[summary.ShardResult] = [
-            {"record": {}, "statistics": report.statistics, "drops": {}} for report in reports if report.statistics
-        ]
-        entry = summary.join_split(results, self.folder.config)
+        counted = [{"record": {}, "statistics": report.statistics} for report in reports if report.statistics]
+        entry = summary.join_split(counted, self.folder.config)
         longest = max((report.longest for report in reports), default=0)
         return {**entry["statistics"], "rows": entry["rows"], "tokens": entry["tokens"], "longest": longest}
 

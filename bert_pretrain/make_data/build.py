@@ -6,17 +6,17 @@ again.
 
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import numpy as np
 
 from bert_pretrain import rng
 from bert_pretrain.errors import DataError, InputError
-from bert_pretrain.examples.masking import mask_examples, masking_rule
+from bert_pretrain.examples.masking import mask_examples
 from bert_pretrain.examples.shards import ShardRecord, damage_of, write_shard
 from bert_pretrain.io.files import read_json, remove_temporaries, write_checked_json, write_text
 from bert_pretrain.make_data import summary
 from bert_pretrain.make_data.pairs import (
-    Segments,
     assemble,
     cut_windows,
     pack_sentences,
@@ -24,45 +24,40 @@ from bert_pretrain.make_data.pairs import (
     slices_with_windows,
     swap_segments,
 )
-from bert_pretrain.make_data.plan import Plan, SplitPlan, locate_slices, shard_slices
-from bert_pretrain.make_data.summary import ShardResult
-from bert_pretrain.make_data.token_store import DocumentSlices, ShardText
+from bert_pretrain.make_data.plan import Plan, locate_slices, shard_slices
+from bert_pretrain.make_data.token_store import ShardText
 
 RECORDS = ".records"
 """The folder of what is known about finished shards, in an output that is not complete."""
 CLAIM = "claim"
-Stream = Callable[[str], np.random.Generator]
-"""Random numbers of a shard, by purpose."""
 DONORS = (0, 64, 4096)
 """How many slices of other shards are read, one after the other, where a shard's text is of a single document."""
-SINGLE_SENTENCES_REMEDY = (
-    "--set data.next_sentence=none, if each document is one sentence or sequence; or "
-    "--set data.document_boundary=file, if lines or blank lines separate the sentences of one document (with few "
-    "files also --set data.next_sentence=sop)"
-)
 
 
 def open_records(plan: Plan) -> None:
     """Prepare an output for its shards: folders, without leftovers of killed writers, and the claim of this plan."""
-    for folder in (*(plan.output / split.name for split in plan.splits), plan.output / RECORDS):
-        folder.mkdir(parents=True, exist_ok=True)
-        remove_temporaries(folder)
+    for name in (*plan.shards_per_copy, RECORDS):
+        (plan.output / name).mkdir(parents=True, exist_ok=True)
+        remove_temporaries(plan.output / name)
     write_text(plan.output / RECORDS / CLAIM, plan.claim)
 
 
-def shard_name(split: SplitPlan, number: int) -> str:
+def shard_name(split: str, number: int) -> str:
     """Return the file of a shard, relative to the data folder."""
-    return f"{split.name}/{number:05d}.parquet"
+    return f"{split}/{number:05d}.parquet"
 
 
-def build_shard(plan: Plan, shard: tuple[SplitPlan, int]) -> tuple[ShardResult, str | None]:
-    """Build and write one shard, unless it is there undamaged; returns what is known of it, and any damage found."""
+def build_shard(plan: Plan, shard: tuple[str, int]) -> tuple[dict[str, Any], str | None]:
+    """Build and write a shard, given by split and number, unless it is there undamaged; returns any damage found too.
+
+    What is known of it, as JSON: its `record`, its `statistics`, and `token_counts` of its text before masking.
+    """
     split, number = shard
-    file = plan.output / RECORDS / f"{split.name}-{number:05d}.json"
+    file = plan.output / RECORDS / f"{split}-{number:05d}.json"
     damage = None
     if file.exists():
         try:
-            known: ShardResult = read_json(file)
+            known = read_json(file)
             damage = damage_of(plan.output, ShardRecord(**known["record"]), whole=True)
             if damage is None:
                 return known, None
@@ -73,69 +68,50 @@ def build_shard(plan: Plan, shard: tuple[SplitPlan, int]) -> tuple[ShardResult, 
     return result, damage
 
 
-def _build(plan: Plan, split: SplitPlan, number: int) -> ShardResult:
-    config, tokenizer = plan.config, plan.tokenizer
-    stream = partial(rng.stream, config.seed, split=split.name, shard=number)
+def _build(plan: Plan, split: str, number: int) -> dict[str, Any]:
+    config, tokenizer, max_tokens = plan.config, plan.tokenizer, plan.max_tokens
+    stream = partial(rng.stream, config.seed, split=split, shard=number)
     pairs = stream("pairs")
     text = _read_text(plan, split, shard_slices(plan, split, number), stream)
-    segments = _make_segments(plan, text, pairs)
-    examples = assemble(segments.take(pairs.permutation(len(segments))), text, tokenizer)
-    if config.masking == "static" or split.name == "validation":
-        examples = mask_examples(examples, masking_rule(tokenizer, config), stream("mask"))
-    _check_claim(plan)
-    record = write_shard(plan.output, shard_name(split, number), examples)
-    drops = {}
-    if config.next_sentence != "none":
-        is_single = (text.slice_own_sentences > 0) & ~slices_with_windows(text, plan.max_tokens)
-        drops["single_sentence_spans"] = int(is_single.sum())
-    statistics = summary.measure(examples, tokenizer)
-    counts = summary.pack_counts(examples, tokenizer)
-    return {"record": record.as_json(), "statistics": statistics, "drops": drops, "token_counts": counts}
-
-
-def _make_segments(plan: Plan, text: ShardText, rng: np.random.Generator) -> Segments:
-    """Cut text into segments and pair them as the objective says."""
-    config, max_tokens = plan.config, plan.max_tokens
     if config.next_sentence == "none":
-        return pack_sentences(text, config.max_seq_length)
-    is_sop = config.next_sentence == "sop"
-    windows = cut_windows(text, max_tokens, config.short_seq_prob, rng, at_sentences=is_sop)
-    return swap_segments(windows, rng) if is_sop else shuffle_segment_b(windows, text, max_tokens, rng)
-
-
-def _check_claim(plan: Plan) -> None:
-    """Write nothing into a folder that meanwhile belongs to another command.
-
-    The command that sent this task may be dead, its folder moved aside, and the task still run on a cluster.
-    """
+        segments = pack_sentences(text, config.max_seq_length)
+    elif config.next_sentence == "sop":
+        windows = cut_windows(text, max_tokens, config.short_seq_prob, pairs, at_sentences=True)
+        segments = swap_segments(windows, pairs)
+    else:
+        windows = cut_windows(text, max_tokens, config.short_seq_prob, pairs, at_sentences=False)
+        segments = shuffle_segment_b(windows, text, max_tokens, pairs)
+    examples = assemble(segments.take(pairs.permutation(len(segments))), text, tokenizer)
+    if config.masking == "static" or split == "validation":
+        examples = mask_examples(examples, tokenizer, config, stream("mask"))
+    # The command that sent this task may be dead, its folder moved aside, and the task still run on a cluster.
     if (plan.output / RECORDS / CLAIM).read_text() != plan.claim:
         raise DataError("the output was claimed by another command", where=str(plan.output), remedy="let that one work")
+    record = write_shard(plan.output, shard_name(split, number), examples)
+    statistics = summary.measure(examples, tokenizer)
+    if config.next_sentence != "none":
+        is_single = (text.slice_own_sentences > 0) & ~slices_with_windows(text, max_tokens)
+        statistics["single_sentence_spans"] = int(is_single.sum())
+    counts = summary.pack_counts(examples, tokenizer)
+    return {"record": record.as_json(), "statistics": statistics, "token_counts": counts}
 
 
-def _read_text(plan: Plan, split: SplitPlan, own: DocumentSlices, stream: Stream) -> ShardText:
+def _read_text(plan: Plan, split: str, own: np.ndarray, stream: Callable[[str], np.random.Generator]) -> ShardText:
     """Read a shard's text; for next-sentence pairs with donors, where all windows would come from one document."""
+    look_ahead_tokens, num_documents = plan.max_tokens + plan.max_tokens // 2, plan.num_documents(split)
     for num_donors in DONORS:
-        donors = _donors(plan, split, own, stream, num_donors)
-        slices = DocumentSlices._make(np.concatenate(columns) for columns in zip(own, donors, strict=True))
-        look_ahead_tokens = plan.max_tokens + plan.max_tokens // 2
-        text = plan.store.read(slices, look_ahead_tokens, len(donors.documents))
-        of_windows = slices.documents[slices_with_windows(text, plan.max_tokens)]
+        positions = np.arange(num_documents)
+        if num_donors < num_documents:
+            positions = stream("lenders").integers(0, num_documents, num_donors)
+        donors = locate_slices(plan, split, positions)
+        donors = donors[:, ~np.isin(donors[0], own[0]) & ~plan.is_left_out(donors[0])]
+        slices = np.concatenate([own, donors], axis=1)
+        text = plan.store.read(slices, look_ahead_tokens, donors.shape[1])
+        of_windows = slices[0, slices_with_windows(text, plan.max_tokens)]
         if plan.config.next_sentence != "nsp" or len(np.unique(of_windows)) != 1:
             return text
     raise InputError(
-        f"only one document of the {split.name} split has two sentences, so there is no other to take a random B from",
-        where=f"{split.num_documents:,} documents",
-        remedy=SINGLE_SENTENCES_REMEDY,
+        f"only one document of the {split} split has two sentences, so there is no other to take a random B from",
+        where=f"{num_documents:,} documents",
+        remedy=summary.SINGLE_SENTENCES_REMEDY,
     )
-
-
-def _donors(plan: Plan, split: SplitPlan, own: DocumentSlices, stream: Stream, number: int) -> DocumentSlices:
-    """Return slices of documents that are not the shard's own, of `number` that are drawn at most."""
-    num_documents = split.num_documents
-    if number and num_documents <= number:
-        positions = np.arange(num_documents)
-    else:
-        positions = stream("lenders").integers(0, num_documents, number)
-    donors = locate_slices(plan, split, positions)
-    is_other = ~np.isin(donors.documents, own.documents) & ~plan.is_left_out(donors.documents)
-    return donors.take(is_other)

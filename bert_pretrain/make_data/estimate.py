@@ -23,15 +23,16 @@ from bert_pretrain.io.compression import decompress
 from bert_pretrain.io.files import open_raw
 from bert_pretrain.io.pool import progress_bar
 from bert_pretrain.make_data.build import build_shard, open_records
-from bert_pretrain.make_data.corpus_checks import (
+from bert_pretrain.make_data.ingest import write_store_shard
+from bert_pretrain.make_data.plan import make_plan
+from bert_pretrain.make_data.summary import (
     check_documents,
+    describe_times,
+    join_corpus,
     warn_of_large_documents,
     warn_of_single_sentences,
     warn_of_unknown_tokens,
 )
-from bert_pretrain.make_data.plan import make_plan
-from bert_pretrain.make_data.store_writer import write_store_shard
-from bert_pretrain.make_data.summary import ShardResult, TextCounts, describe_times, join_corpus
 from bert_pretrain.make_data.token_store import TokenStore, store_shard_folder
 from bert_pretrain.text import documents, readers
 from bert_pretrain.text.encodings import as_utf8
@@ -154,7 +155,7 @@ def estimate(config: Config, sources: Sequence[Source], tokenizer: Tokenizer, *,
             data = data.model_copy(update={"next_sentence": "sop"})
         built, text_tokens = _build(folder, counts, tokenizer, data)
         rows, shard_bytes = (sum(each["record"][name] for each in built) for name in ("rows", "bytes"))
-        single = sum(each["drops"].get("single_sentence_spans", 0) for each in built)
+        single = sum(each["statistics"].get("single_sentence_spans", 0) for each in built)
         warn_of_single_sentences(single, corpus, data.model_copy(update={"dupe_factor": 1}))
         end = time.process_time()
         store_bytes = sum(file.stat().st_size for file in store_shard_folder(folder, 0).glob("*.npy"))
@@ -184,7 +185,7 @@ def estimate(config: Config, sources: Sequence[Source], tokenizer: Tokenizer, *,
 
 def _check_documents(
     folder: Path,
-    counts: Sequence[TextCounts],
+    counts: Sequence[dict[str, int]],
     corpus: Any,
     sources: Sequence[Source],
     chosen: Sequence[Source],
@@ -304,11 +305,10 @@ def _rest_of_record(file: BinaryIO, content: bytes, format_: str, max_bytes: int
 
 
 def _build(
-    folder: Path, counts: list[TextCounts], tokenizer: Tokenizer, config: DataConfig
-) -> tuple[list[ShardResult], int]:
+    folder: Path, counts: list[dict[str, int]], tokenizer: Tokenizer, config: DataConfig
+) -> tuple[list[dict[str, Any]], int]:
     """Build the shards of one copy of the sample; returns what is known of them, and the tokens of their text."""
     once = config.model_copy(update={"dupe_factor": 1, "validation_fraction": 0.0})
     plan, _ = make_plan(TokenStore(folder, 1), counts, [1.0] * len(counts), tokenizer, folder / "data", once)
     open_records(plan)
-    (split,) = plan.splits
-    return [build_shard(plan, (split, number))[0] for number in range(split.num_shards)], split.tokens
+    return [build_shard(plan, shard)[0] for shard in plan.shards], plan.tokens["train"]

@@ -5,9 +5,10 @@ long ones in several slices. Weighted inputs take part in more or fewer of the c
 """
 
 import hashlib
+import itertools
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -15,10 +16,8 @@ import numpy as np
 from bert_pretrain import rng
 from bert_pretrain.config import DataConfig
 from bert_pretrain.io.files import save_array
-from bert_pretrain.make_data.duplicates import find_duplicates
 from bert_pretrain.make_data.pairs import NUM_SPECIAL
-from bert_pretrain.make_data.summary import TextCounts
-from bert_pretrain.make_data.token_store import DocumentSlices, TokenStore
+from bert_pretrain.make_data.token_store import TokenStore
 from bert_pretrain.rng import Permutation
 from bert_pretrain.text import ragged
 from bert_pretrain.text.sources import FEW_DOCUMENTS
@@ -28,41 +27,17 @@ MAX_SLICE_TOKENS = 1 << 15
 SLICES_PER_SHARD = 16
 MAX_HELD_OUT_SHARE = 0.1
 """Of the text, above which holding documents out is worth a warning, and `run auto` does not plan it."""
-
-
-@dataclass(frozen=True)
-class SplitPlan:
-    """The documents of `train` or `validation` and how they are assigned to shards, differently for every copy.
-
-    A document is a position, from `first` on, in a permutation of the document numbers `numbers`. Of long documents,
-    the slices after the first are `num_extra` further ones. A shard holds those of them that take part.
-    """
-
-    name: str
-    numbers: range
-    first: int
-    num_documents: int
-    num_extra: int
-    also: range
-    """Numbers of documents after those of the permutation."""
-    long_file: Path
-    """An `.npy` file (2, documents): the numbers of the split's long documents, ascending, and the slices of each."""
-    shards_per_copy: tuple[int, ...]
-    tokens: int
-    """Of the documents, each counted once."""
-
-    @property
-    def num_slices(self) -> int:
-        return self.num_documents + self.num_extra
-
-    @property
-    def num_shards(self) -> int:
-        return sum(self.shards_per_copy)
+BUCKET_DOCUMENTS = 1 << 22
 
 
 @dataclass(frozen=True)
 class Plan:
-    """All that the shards of a data folder are built from; small, since it is sent with every shard to build."""
+    """All that the shards of a data folder are built from; small, since it is sent with every shard to build.
+
+    The store holds the training inputs first. A permutation of their documents begins with those that are held out, and
+    continues with those for training. A split is a list of positions: its documents, then the slices after the first of
+    its long documents. For every copy, another permutation assigns them to shards.
+    """
 
     store: TokenStore
     tokenizer: Tokenizer
@@ -72,15 +47,29 @@ class Plan:
     """The number of the first document of each input, with the total at the end."""
     copies: tuple[float, ...]
     """In how many copies the documents of each input take part; a fraction is the share of them in one more copy."""
+    num_training: int
+    """Documents of the inputs that are not for validation."""
+    num_held_out: int = 0
+    """How many of these are held out."""
     left_out_file: Path | None = None
     """An `.npy` file of the numbers of documents that take part nowhere, ascending; None if all take part."""
-    splits: tuple[SplitPlan, ...] = ()
+    long_file: Path | None = None
+    """An `.npy` file (3, documents): the numbers of long documents, ascending, the slices of each, and whether it is
+    for validation."""
+    shards_per_copy: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    """Of each split that has documents."""
+    tokens: dict[str, int] = field(default_factory=dict)
+    """Of the documents of each split, each counted once."""
+
+    @property
+    def shards(self) -> list[tuple[str, int]]:
+        """The shards to build, each as its split and its number there."""
+        return [(split, number) for split, copies in self.shards_per_copy.items() for number in range(sum(copies))]
 
     @property
     def held_out_share(self) -> float:
         """Of the tokens that take part, the share of those for validation."""
-        held_out = sum(split.tokens for split in self.splits if split.name == "validation")
-        return held_out / max(1, sum(split.tokens for split in self.splits))
+        return self.tokens.get("validation", 0) / max(1, sum(self.tokens.values()))
 
     @property
     def claim(self) -> str:
@@ -107,11 +96,6 @@ class Plan:
         rows = np.minimum(np.searchsorted(left_out, numbers), len(left_out) - 1)
         return left_out[rows] == numbers
 
-    def is_in_copy(self, numbers: np.ndarray, copy: int) -> np.ndarray:
-        """Return which documents take part in a copy of the training documents, unless left out, (numbers,) bool."""
-        left = np.array(self.copies)[self.inputs_of(numbers)] - copy
-        return left > rng.uniform(self.config.seed, "part of a copy", numbers)
-
     def inputs_of(self, numbers: np.ndarray) -> np.ndarray:
         """Return the input that each document comes from, (numbers,)."""
         return np.searchsorted(self.first_documents, numbers, side="right") - 1
@@ -127,10 +111,33 @@ class Plan:
         copies = np.array(self.copies)
         return [float((tokens * np.clip(copies - copy, 0, 1)).sum()) for copy in range(int(np.ceil(copies.max())))]
 
+    def num_documents(self, split: str) -> int:
+        """Return how many documents a split has, those left out among them."""
+        num_for_training = self.num_training - self.num_held_out
+        return num_for_training if split == "train" else self.store.num_documents - num_for_training
+
+    def documents_at(self, split: str, positions: np.ndarray) -> np.ndarray:
+        """Return the documents of a split at positions below their number."""
+        if split == "train":
+            return self._in_order(self.num_training, self.num_held_out + positions)
+        if self.num_held_out == 0:
+            return self.num_training + self._in_order(self.store.num_documents - self.num_training, positions)
+        held_out = self._in_order(self.num_training, np.minimum(positions, self.num_held_out - 1))
+        return np.where(positions < self.num_held_out, held_out, self.num_training + positions - self.num_held_out)
+
+    def _in_order(self, number: int, positions: np.ndarray) -> np.ndarray:
+        return Permutation(number, self.config.seed, "split")(positions) if number else positions
+
+    def long_documents(self, split: str) -> np.ndarray:
+        """Return the numbers of a split's documents of several slices, ascending, and the slices of each, (2, …)."""
+        assert self.long_file is not None
+        numbers, slices, is_held_out = np.load(self.long_file)
+        return np.stack([numbers, slices])[:, is_held_out == (split == "validation")]
+
 
 def make_plan(
     store: TokenStore,
-    inputs: Sequence[TextCounts],
+    inputs: Sequence[dict[str, int]],
     weights: Sequence[float | None],
     tokenizer: Tokenizer,
     output: Path,
@@ -146,77 +153,76 @@ def make_plan(
     """
     ends = np.cumsum([counts["documents"] for counts in inputs])
     copies = tuple(0.0 if weight is None else config.dupe_factor * weight for weight in weights)
-    plan = Plan(store, tokenizer, output, config, (0, *ends.tolist()), copies)
-    left_out: Counter[str] = Counter()
+    num_training = int(ends[sum(weight is not None for weight in weights) - 1])
+    plan, left_out = Plan(store, tokenizer, output, config, (0, *ends.tolist()), copies, num_training), Counter[str]()
     if config.drop_duplicates:
-        plan, left_out = _leave_out_duplicates(plan, ends, weights)
-    training = range(sum(each["documents"] for each, weight in zip(inputs, weights, strict=True) if weight is not None))
-    validation, also = range(len(training), store.num_documents), range(0)
-    count, first, held_out = len(validation), 0, np.array(validation, dtype=np.int64)
-    if is_mix or not validation:
-        validation, also = training, validation
-        first = num_held_out(plan, len(training))
-        count = first + len(also)
-        held_out = np.concatenate([np.sort(split_order(training, config)(np.arange(first))), held_out])
+        priorities = np.array([np.inf if weight is None else weight for weight in weights])
+        duplicates, left_out = _find_duplicates(plan, priorities)
+        plan = replace(plan, left_out_file=_save(store, "duplicates", duplicates) if len(duplicates) else None)
+    if is_mix or num_training == store.num_documents:
+        plan = replace(plan, num_held_out=_num_held_out(plan))
+    held_out = np.sort(plan.documents_at("validation", np.arange(plan.num_documents("validation"))))
     tokens = np.array([counts["tokens"] for counts in inputs], dtype=np.int64) - plan.tokens_by_input(plan.left_out)
     tokens_held_out = plan.tokens_by_input(held_out[~plan.is_left_out(held_out)])
-    by_copy, num_held_out_tokens = plan.tokens_by_copy(tokens - tokens_held_out), int(tokens_held_out.sum())
-    long = _long_documents(store, config)
-    is_held_out = np.isin(long[0], held_out)
-    left, long_left, long_held_out = (
-        int(tokens.sum()) - num_held_out_tokens,
-        long[:, ~is_held_out],
-        long[:, is_held_out],
-    )
-    splits = (
-        _plan_split(plan, "train", training, first, len(training) - first, range(0), left, by_copy, long_left),
-        _plan_split(
-            plan, "validation", validation, 0, count, also, num_held_out_tokens, [num_held_out_tokens], long_held_out
-        ),
-    )
-    return replace(plan, splits=tuple(split for split in splits if split.num_documents)), left_out
-
-
-def _leave_out_duplicates(plan: Plan, ends: np.ndarray, weights: Sequence[float | None]) -> tuple[Plan, Counter[str]]:
-    """Return the plan without duplicates; their list is kept in the store, to which it belongs."""
-    priorities = np.array([np.inf if weight is None else weight for weight in weights])
-    numbers, counts = find_duplicates(plan.store, lambda documents: priorities[plan.inputs_of(documents)])
-    if len(numbers) == 0:
-        return plan, counts
-    digest = hashlib.sha256(np.concatenate([ends, priorities]).tobytes()).hexdigest()[:16]
-    file = plan.store.folder / f"duplicates-{digest}.npy"
-    save_array(file, numbers)
-    return replace(plan, left_out_file=file), counts
-
-
-def _long_documents(store: TokenStore, config: DataConfig) -> np.ndarray:
-    """Return the numbers of documents of several slices, ascending, and how many each has, (2, documents)."""
-    max_tokens = config.max_seq_length - NUM_SPECIAL
+    of_splits = {"train": int((tokens - tokens_held_out).sum()), "validation": int(tokens_held_out.sum())}
+    by_copy = {"train": plan.tokens_by_copy(tokens - tokens_held_out), "validation": [of_splits["validation"]]}
+    shards = {
+        split: tuple(max(1, round(each / plan.max_tokens / config.examples_per_shard)) for each in tokens_of_copies)
+        for split, tokens_of_copies in by_copy.items()
+        if plan.num_documents(split)
+    }
     # Small enough that a shard holds slices of many documents, large enough that few windows meet a slice's end.
-    slice_tokens = config.examples_per_shard * max_tokens // SLICES_PER_SHARD
-    slice_tokens = min(MAX_SLICE_TOKENS, max(8 * max_tokens, slice_tokens))
-    documents, tokens = store.documents_longer_than(slice_tokens)
-    return np.stack([documents, -(-tokens // slice_tokens)])
+    slice_tokens = config.examples_per_shard * plan.max_tokens // SLICES_PER_SHARD
+    slice_tokens = min(MAX_SLICE_TOKENS, max(8 * plan.max_tokens, slice_tokens))
+    long, long_tokens = store.documents_longer_than(slice_tokens)
+    slices = np.stack([long, -(-long_tokens // slice_tokens), np.isin(long, held_out)])
+    long_file = _save(store, "long-documents", slices)
+    return replace(plan, long_file=long_file, shards_per_copy=shards, tokens=of_splits), left_out
 
 
-def _plan_split(
-    plan: Plan,
-    name: str,
-    numbers: range,
-    first: int,
-    num_documents: int,
-    also: range,
-    tokens: int,
-    tokens_by_copy: Sequence[float],
-    long: np.ndarray,
-) -> SplitPlan:
-    digest = hashlib.sha256(long.tobytes()).hexdigest()[:16]
-    long_file = plan.store.folder / f"long-documents-{digest}.npy"
-    save_array(long_file, long)
-    num_shards = tuple(
-        max(1, round(each / plan.max_tokens / plan.config.examples_per_shard)) for each in tokens_by_copy
-    )
-    return SplitPlan(name, numbers, first, num_documents, int((long[1] - 1).sum()), also, long_file, num_shards, tokens)
+def _save(store: TokenStore, name: str, values: np.ndarray) -> Path:
+    """Save an array of a plan in the store, to which it belongs, under a name of its content."""
+    file = store.folder / f"{name}-{hashlib.sha256(np.ascontiguousarray(values).data).hexdigest()[:16]}.npy"
+    save_array(file, values)
+    return file
+
+
+def _find_duplicates(plan: Plan, priorities: np.ndarray) -> tuple[np.ndarray, Counter[str]]:
+    """Return the numbers of documents that equal another one, ascending, and how many there are, by reason.
+
+    Of equal documents one of the input of highest priority (inputs,), infinity for validation, is kept, the first of
+    them. They are found by hashes of their ids, bucket by bucket, so that memory does not grow with their number.
+    """
+    num_buckets = -(-plan.store.num_documents // BUCKET_DOCUMENTS)
+    found = [np.zeros(0, dtype=np.int64)]
+    counts: Counter[str] = Counter()
+    for bucket in range(num_buckets):
+        numbers, hashes, lengths = _bucket(plan.store, bucket, num_buckets)
+        priority = priorities[plan.inputs_of(numbers)]
+        order = np.lexsort((numbers, -priority, lengths, hashes))
+        numbers, hashes, lengths, priority = numbers[order], hashes[order], lengths[order], priority[order]
+        is_first = np.ones(len(numbers), dtype=bool)
+        is_first[1:] = (hashes[1:] != hashes[:-1]) | (lengths[1:] != lengths[:-1])
+        kept = priority[is_first][np.cumsum(is_first) - 1]  # for each document, the priority of the one that is kept
+        num_leaks = int((np.isinf(kept) & ~np.isinf(priority)).sum())
+        counts["documents_also_in_validation"] += num_leaks
+        counts["duplicate_documents"] += int((~is_first).sum()) - num_leaks
+        found.append(numbers[~is_first])
+    return np.sort(np.concatenate(found)), +counts
+
+
+def _bucket(store: TokenStore, bucket: int, num_buckets: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return number, hash and tokens of the documents whose hash falls in a bucket."""
+    numbers, hashes, lengths = [], [], []
+    for index, (first, last) in enumerate(itertools.pairwise(store.first_documents)):
+        if first == last:
+            continue
+        document_hashes = store.map(index, "document_hashes")
+        own = np.flatnonzero(document_hashes % np.uint64(num_buckets) == bucket)
+        numbers.append(own + first)
+        hashes.append(document_hashes[own])
+        lengths.append(store.document_sizes(index, own)[1])
+    return np.concatenate(numbers), np.concatenate(hashes), np.concatenate(lengths)
 
 
 def documents_needed(config: DataConfig) -> int:
@@ -224,72 +230,64 @@ def documents_needed(config: DataConfig) -> int:
     return 2 if config.next_sentence == "nsp" else 1
 
 
-def num_held_out(plan: Plan, num_documents: int) -> int:
-    """Return how many documents go to validation: the fraction, but at least two, of few as the objective needs.
+def _num_held_out(plan: Plan) -> int:
+    """Return how many training documents are held out: the fraction, but at least two, of few as the objective needs.
 
     A single document is not divided; it is for training.
     """
-    config = plan.config
-    needed = documents_needed(config)
-    limit = num_documents - needed
+    config, needed = plan.config, documents_needed(plan.config)
+    limit = plan.num_training - needed
     if not config.validation_fraction or limit < needed:
         return 0
-    least = needed if num_documents < FEW_DOCUMENTS else 2
-    count = min(max(least, round(config.validation_fraction * num_documents)), limit)
-    order = split_order(range(num_documents), config)
-    usable = 0
+    least = needed if plan.num_training < FEW_DOCUMENTS else 2
+    count = min(max(least, round(config.validation_fraction * plan.num_training)), limit)
+    missing = needed  # of those held out, so many must give examples
     for first in range(0, limit, 1024):
-        numbers = order(np.arange(first, min(first + 1024, limit)))
+        numbers = plan.documents_at("train", np.arange(first, min(first + 1024, limit)))
         ascending = np.argsort(numbers)
         sentences, tokens = plan.store.sizes_of(numbers[ascending])
         is_usable = np.ones(len(numbers), dtype=bool)
         if config.next_sentence != "none":
             is_usable[ascending] = (sentences > 1) | (tokens > plan.max_tokens // 2)
-        found = np.flatnonzero(is_usable & ~plan.is_left_out(numbers))
-        if usable + len(found) >= needed:
-            return max(count, first + int(found[needed - 1 - usable]) + 1)
-        usable += len(found)
+        usable = np.flatnonzero(is_usable & ~plan.is_left_out(numbers))
+        if len(usable) >= missing:
+            return max(count, first + int(usable[missing - 1]) + 1)
+        missing -= len(usable)
     return count
 
 
-def split_order(numbers: range, config: DataConfig) -> Permutation:
-    """Return the order of documents whose beginning is the validation split, as positions in `numbers`."""
-    return Permutation(len(numbers), config.seed, "split")
+def shard_slices(plan: Plan, split: str, number: int) -> np.ndarray:
+    """Return the slices assigned to a shard, (3, slices) as `TokenStore.read` takes them.
 
-
-def shard_slices(plan: Plan, split: SplitPlan, number: int) -> DocumentSlices:
-    """Return the slices assigned to a shard; there may be none, where most of its documents are left out."""
-    ends = np.cumsum(split.shards_per_copy)
+    There may be none, where most of its documents are left out.
+    """
+    ends = np.cumsum(plan.shards_per_copy[split])
     copy = int(np.searchsorted(ends, number, side="right"))
-    num_shards = split.shards_per_copy[copy]
+    num_shards = plan.shards_per_copy[split][copy]
     position = number - int(ends[copy]) + num_shards
+    num_slices = plan.num_documents(split) + int((plan.long_documents(split)[1] - 1).sum())
     # The names of random streams decide what is drawn, so they never change.
-    assignment = Permutation(split.num_slices, plan.config.seed, "deal", split=split.name, copy=copy)
-    begin, end = ((position + side) * split.num_slices // num_shards for side in (0, 1))
+    assignment = Permutation(num_slices, plan.config.seed, "deal", split=split, copy=copy)
+    begin, end = ((position + side) * num_slices // num_shards for side in (0, 1))
     slices = locate_slices(plan, split, assignment(np.arange(begin, end)))
-    is_in = ~plan.is_left_out(slices.documents)
-    if split.name == "train":
-        is_in &= plan.is_in_copy(slices.documents, copy)
-    return slices.take(is_in)
+    documents = slices[0]
+    is_in = ~plan.is_left_out(documents)
+    if split == "train":
+        copies_left = np.array(plan.copies)[plan.inputs_of(documents)] - copy
+        is_in &= copies_left > rng.uniform(plan.config.seed, "part of a copy", documents)
+    return slices[:, is_in]
 
 
-def locate_slices(plan: Plan, split: SplitPlan, positions: np.ndarray) -> DocumentSlices:
-    """Return the slices of a split at positions in [0, num_slices): the first of each document, then further ones."""
-    long_documents, num_slices = np.load(split.long_file)
+def locate_slices(plan: Plan, split: str, positions: np.ndarray) -> np.ndarray:
+    """Return the slices of a split at positions, (3, positions): the first of each document, then further ones."""
+    num_documents, (long, num_slices) = plan.num_documents(split), plan.long_documents(split)
     extra = ragged.positions_within(ragged.offsets_of(num_slices - 1))
-    is_extra = positions >= split.num_documents
-    rows = positions[is_extra] - split.num_documents
-    documents, which = np.empty(len(positions), dtype=np.int64), np.zeros(len(positions), dtype=np.int64)
-    order = split_order(split.numbers, plan.config)
-    own = split.num_documents - len(split.also)
-    at = positions[~is_extra]
-    documents[~is_extra] = np.where(
-        at < own,
-        split.numbers.start + order(split.first + np.minimum(at, max(own - 1, 0))),
-        split.also.start + at - own,
-    )
-    documents[is_extra], which[is_extra] = np.repeat(long_documents, num_slices - 1)[rows], 1 + extra[rows]
-    is_long = np.isin(documents, long_documents)
-    of = np.ones(len(positions), dtype=np.int64)
-    of[is_long] = num_slices[np.searchsorted(long_documents, documents[is_long])]
-    return DocumentSlices(documents, which, of)
+    slices = np.ones((3, len(positions)), dtype=np.int64)
+    documents, which, of = slices
+    is_extra = positions >= num_documents
+    rows = positions[is_extra] - num_documents
+    documents[~is_extra], which[~is_extra] = plan.documents_at(split, positions[~is_extra]), 0
+    documents[is_extra], which[is_extra] = np.repeat(long, num_slices - 1)[rows], 1 + extra[rows]
+    is_long = np.isin(documents, long)
+    of[is_long] = num_slices[np.searchsorted(long, documents[is_long])]
+    return slices

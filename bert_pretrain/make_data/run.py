@@ -22,11 +22,10 @@ from bert_pretrain.io.cores import available_cores
 from bert_pretrain.io.files import remove_temporaries, write_text
 from bert_pretrain.io.manifest import Progress, exclusive
 from bert_pretrain.io.pool import Pool, open_pool, run_each
-from bert_pretrain.make_data import build, corpus_checks, summary
+from bert_pretrain.make_data import build, summary
 from bert_pretrain.make_data.estimate import estimate
 from bert_pretrain.make_data.ingest import ingest
 from bert_pretrain.make_data.plan import Plan, make_plan
-from bert_pretrain.make_data.summary import CorpusStatistics, SplitStatistics
 from bert_pretrain.text.language import with_language
 from bert_pretrain.text.sources import Source, is_mix, resolve
 from bert_pretrain.text.tokenizer import Tokenizer
@@ -80,7 +79,14 @@ def make_data(
         with open_pool(workers, scheduler, folders=[output, stores], files=files) as pool:
             corpus, plan = _ingest(config, sources, tokenizer, output, stores, pool)
             splits = _build_splits(plan, corpus, pool)
-        return _finish(output, tokenizer, identity, _body(config, tokenizer, sources, corpus, splits))
+        remove_temporaries(output / TOKENIZER)
+        tokenizer.save(output / TOKENIZER)
+        _write_columns(output, list(splits))
+        body = _body(config, tokenizer, sources, corpus, splits)
+        manifest.complete(output, "data", identity, body)
+        shutil.rmtree(output / build.RECORDS, ignore_errors=True)
+        print(f"{summary.describe(body)}\ndata folder: {output}")
+    return output
 
 
 def _identity(config: Config, sources: list[Source], tokenizer: Tokenizer) -> dict[str, Any]:
@@ -110,60 +116,54 @@ def _damage(output: Path, tokenizer: Tokenizer, *, verify: bool) -> str | None:
 
 def _ingest(
     config: Config, sources: list[Source], tokenizer: Tokenizer, output: Path, stores: Path, pool: Pool
-) -> tuple[CorpusStatistics, Plan]:
-    """Tokenise all text, check that it suffices, and plan the shards."""
-    corpus, text = ingest(sources, tokenizer, config.data, stores, pool)
-    corpus_checks.check_corpus(corpus, config.data, sources)
+) -> tuple[dict[str, Any], Plan]:
+    """Tokenise all text, check that it suffices, and plan the shards; returns the statistics of the corpus too."""
+    data = config.data
+    corpus, store = ingest(sources, tokenizer, data, stores, pool)
+    summary.warn_of_unknown_tokens(corpus, sources)
+    summary.check_documents([counts["documents"] for counts in corpus["inputs"]], data, sources)
     weights = [None if source.is_validation else source.weight for source in sources]
-    with exclusive(text.folder, waits=True):  # the plan's arrays are in the store too
-        mixed = is_mix(sources, config.data)
-        plan, corpus["left_out"] = make_plan(
-            text,
-            corpus["inputs"],
-            weights,
-            tokenizer,
-            output.absolute(),
-            config.data,
-            is_mix=mixed,
-        )
-    corpus_checks.check_left_out(plan, corpus["left_out"])
-    corpus_checks.warn_of_large_documents(plan, corpus, sources)
+    with exclusive(store.folder, waits=True):  # the plan's arrays are in the store too
+        inputs, place, mixed = corpus["inputs"], output.absolute(), is_mix(sources, data)
+        plan, corpus["left_out"] = make_plan(store, inputs, weights, tokenizer, place, data, is_mix=mixed)
+    summary.check_left_out(plan, corpus["left_out"])
+    summary.warn_of_large_documents(plan, corpus, sources)
     return corpus, plan
 
 
-def _build_splits(plan: Plan, corpus: CorpusStatistics, pool: Pool) -> dict[str, SplitStatistics]:
+def _build_splits(plan: Plan, corpus: dict[str, Any], pool: Pool) -> dict[str, dict[str, Any]]:
     """Build all shards; where that is refused, leave the output empty, so that another command may use it."""
     try:
         splits = build_shards(plan, pool)
-        corpus_checks.check_splits(splits, corpus, plan)
+        summary.check_splits(splits, corpus, plan)
     except InputError:
-        for leftover in (*(split.name for split in plan.splits), build.RECORDS):
+        for leftover in (*plan.shards_per_copy, build.RECORDS):
             shutil.rmtree(plan.output / leftover, ignore_errors=True)
         raise
     return splits
 
 
-def build_shards(plan: Plan, pool: Pool) -> dict[str, SplitStatistics]:
+def build_shards(plan: Plan, pool: Pool) -> dict[str, dict[str, Any]]:
     """Build all shards; returns the manifest's entries of the splits."""
     build.open_records(plan)
-    shards = [(split, number) for split in plan.splits for number in range(split.num_shards)]
-    built = run_each(partial(build.build_shard, plan), shards, workers=pool, description="build", unit="shard")
-    results: dict[str, list[summary.ShardResult]] = {split.name: [] for split in plan.splits}
+    built = run_each(partial(build.build_shard, plan), plan.shards, workers=pool, description="build", unit="shard")
+    results: dict[str, list[dict[str, Any]]] = {split: [] for split in plan.shards_per_copy}
     counts: dict[str, Any] = dict.fromkeys(results, 0)
     damages = []
-    for (split, number), (result, damage) in zip(shards, built, strict=True):
-        counts[split.name] += summary.unpack_counts(result.pop("token_counts"))
-        results[split.name].append(result)
+    for (split, number), (result, damage) in zip(plan.shards, built, strict=True):
+        counts[split] += summary.unpack_counts(result.pop("token_counts"))
+        results[split].append(result)
         damages += [f"{build.shard_name(split, number)} {damage}; rebuilt"] if damage else []
     for line in damages:
         print(line)
-    entries = {name: summary.join_split(of_split, plan.config) for name, of_split in results.items()}
-    for planned in plan.splits:
-        seen = sum(result["statistics"]["maskable_tokens"] for result in results[planned.name])
-        entries[planned.name]["statistics"]["times_text_is_seen"] = round(seen / max(1, planned.tokens), 4)
-    for name, entry in entries.items():
-        remove_temporaries(plan.output / name)  # of workers that were killed while this process was not
-        entry["statistics"]["unigram_entropy"] = summary.unigram_entropy(counts[name], counts["train"])
+    entries = {}
+    for split, found in results.items():
+        remove_temporaries(plan.output / split)  # of workers that were killed while this process was not
+        entries[split] = summary.join_split(found, plan.config)
+        seen = sum(result["statistics"]["maskable_tokens"] for result in found)
+        entries[split]["statistics"]["times_text_is_seen"] = round(seen / max(1, plan.tokens[split]), 4)
+        entropy = summary.unigram_entropy(counts[split], counts["train"])
+        entries[split]["statistics"]["unigram_entropy"] = entropy
     return entries
 
 
@@ -171,8 +171,8 @@ def _body(
     config: Config,
     tokenizer: Tokenizer,
     sources: list[Source],
-    corpus: CorpusStatistics,
-    splits: Mapping[str, SplitStatistics],
+    corpus: Mapping[str, Any],
+    splits: Mapping[str, Any],
 ) -> dict[str, Any]:
     """Return what the manifest says of the finished folder."""
     return {
@@ -191,17 +191,6 @@ def _body(
         "corpus": corpus,
         "splits": splits,
     }
-
-
-def _finish(output: Path, tokenizer: Tokenizer, identity: dict[str, Any], body: dict[str, Any]) -> Path:
-    """Write what a data folder has besides its shards, the manifest last."""
-    remove_temporaries(output / TOKENIZER)
-    tokenizer.save(output / TOKENIZER)
-    _write_columns(output, list(body["splits"]))
-    manifest.complete(output, "data", identity, body)
-    shutil.rmtree(output / build.RECORDS, ignore_errors=True)
-    print(f"{summary.describe(body)}\ndata folder: {output}")
-    return output
 
 
 def _write_columns(output: Path, splits: Sequence[str]) -> None:

@@ -1,105 +1,50 @@
-"""Statistics of the text and of the examples: each shard reports sums, the manifest joins them into shares.
+"""Statistics of the text and of the examples, and the refusals and warnings that follow from them.
 
-They are counted in the finished examples, not taken from the configuration, so they can be compared with it. All are
-dictionaries as JSON has them: store shards, records and the manifest hold them as they are.
+Each shard reports sums, the manifest joins them into shares. They are counted in the finished examples, not taken from
+the configuration, so they can be compared with it. All are dictionaries as JSON has them: store shards, records of
+shards and the manifest hold them as they are.
 """
 
 import base64
 import zlib
 from collections import Counter
-from collections.abc import Iterable, Sequence
-from typing import Any, NotRequired, TypedDict
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
 from bert_pretrain.config import DataConfig
+from bert_pretrain.errors import InputError
 from bert_pretrain.examples.examples import FEW_EXAMPLES, UNSEEN_COUNT, Examples, with_error
-from bert_pretrain.text.tokenizer import Tokenizer
+from bert_pretrain.make_data.plan import MAX_HELD_OUT_SHARE, Plan, documents_needed
+from bert_pretrain.text.sources import Source, few_documents, finer_boundary
+from bert_pretrain.text.tokenizer import MAX_UNK_SHARE, Tokenizer
 
 LABEL_SHARES = {"nsp": "is_next_share", "sop": "in_order_share"}
 """What the share of the label 0 is called under each objective that has labels."""
+TEXT_COUNTS = ("documents", "sentences", "tokens", "unk_tokens")
+"""What is counted of each input, and of each byte range of one."""
+SINGLE_SENTENCES_REMEDY = (
+    "--set data.next_sentence=none, if each document is one sentence or sequence; or "
+    "--set data.document_boundary=file, if lines or blank lines separate the sentences of one document (with few "
+    "files also --set data.next_sentence=sop)"
+)
+_OTHER_TEXT = "--set 'data.validation=[FILE]' holds out another file"
 
 
-class TextCounts(TypedDict):
-    """What there is of an input, or of a byte range of one."""
-
-    documents: int
-    sentences: int
-    tokens: int
-    unk_tokens: int
-
-
-class StoreShardSummary(TypedDict):
-    """What a store shard holds."""
-
-    parts: list[TextCounts]
-    """Of each byte range, in order."""
-    sentences_a_document: list[tuple[int, int]]
-    """How many documents there are of each number of sentences."""
-    repairs_and_drops: dict[str, int]
-
-
-class CorpusStatistics(TypedDict):
-    """What all inputs hold: the manifest's entry `corpus`."""
-
-    documents: int
-    sentences: int
-    tokens: int
-    unk_share: float
-    median_sentences_per_document: float
-    repairs_and_drops: dict[str, int]
-    inputs: list[TextCounts]
-    left_out: dict[str, int]
-    """Documents that take part nowhere, by reason."""
-
-
-class ShardStatistics(TypedDict):
-    """Sums over a shard's examples; those of what it does without are absent."""
-
-    examples: int
-    tokens: int
-    unk_tokens: int
-    maskable_tokens: int
-    label_0: NotRequired[int]
-    masked_tokens: NotRequired[int]
-    shown_as_mask: NotRequired[int]
-    shown_as_original: NotRequired[int]
-    shown_as_random: NotRequired[int]
-
-
-class ShardResult(TypedDict):
-    """What is known of a finished shard."""
-
-    record: dict[str, Any]  # a `ShardRecord` as JSON
-    statistics: ShardStatistics
-    drops: dict[str, int]
-    token_counts: NotRequired[str]
-    """Of each token of the vocabulary in the text before masking: `pack_counts`."""
-
-
-class SplitStatistics(TypedDict):
-    """What a split holds: its entry in the manifest."""
-
-    rows: int
-    tokens: int
-    shards: list[dict[str, Any]]  # each a `ShardRecord` as JSON
-    statistics: dict[str, Any]  # shares by name, and drops by reason
-
-
-def measure(examples: Examples, tokenizer: Tokenizer) -> ShardStatistics:
-    """Return the statistics of a shard, which add up over shards."""
-    sums: ShardStatistics = {
+def measure(examples: Examples, tokenizer: Tokenizer) -> dict[str, int]:
+    """Return sums over the examples of a shard; those of what it does without are absent."""
+    ids = examples.input_ids
+    sums = {
         "examples": len(examples),
-        "tokens": len(examples.input_ids),
-        "unk_tokens": int((examples.input_ids == tokenizer.unk_id).sum()),
-        "maskable_tokens": int(
-            ((examples.input_ids != tokenizer.cls_id) & (examples.input_ids != tokenizer.sep_id)).sum()
-        ),
+        "tokens": len(ids),
+        "unk_tokens": int((ids == tokenizer.unk_id).sum()),
+        "maskable_tokens": int(((ids != tokenizer.cls_id) & (ids != tokenizer.sep_id)).sum()),
     }
     if examples.next_sentence_label is not None:
         sums["label_0"] = int((examples.next_sentence_label == 0).sum())
     if examples.masks is not None:
-        originals, shown = examples.masks.original_ids, examples.input_ids[examples.masked_indices]
+        originals, shown = examples.masks.original_ids, ids[examples.masked_indices]
         is_mask, is_kept = shown == tokenizer.mask_id, shown == originals
         sums["masked_tokens"] = len(shown)
         sums["shown_as_mask"] = int(is_mask.sum())
@@ -131,44 +76,40 @@ def unigram_entropy(counts: np.ndarray, train_counts: np.ndarray) -> float:
     return round(float(-(counts * np.log(frequencies)).sum()) / max(int(counts.sum()), 1), 6)
 
 
-def join_split(results: Iterable[ShardResult], config: DataConfig) -> SplitStatistics:
-    """Join the results of the shards of one split to its entry in the manifest."""
-    results = list(results)
+def join_split(shards: Sequence[Mapping[str, Any]], config: DataConfig) -> dict[str, Any]:
+    """Join the records and statistics of the shards of one split to its entry in the manifest."""
     sums: Counter[str] = Counter()
-    drops: Counter[str] = Counter()
-    for result in results:
-        sums.update({name: value for name, value in result["statistics"].items() if isinstance(value, int)})
-        drops.update(result["drops"])
+    for shard in shards:
+        sums.update(shard["statistics"])
     examples, tokens = sums["examples"], sums["tokens"]
-    shares = {
+    statistics: dict[str, Any] = {
         "mean_length_tokens": _share(tokens, examples),
         "padding_share_at_max_seq_length": 1 - _share(tokens, examples * config.max_seq_length),
     }
     if "label_0" in sums:
-        shares[LABEL_SHARES[config.next_sentence]] = _share(sums["label_0"], examples)
+        statistics[LABEL_SHARES[config.next_sentence]] = _share(sums["label_0"], examples)
     if "masked_tokens" in sums:
         masked = sums["masked_tokens"]
-        shares["masked_share"] = _share(masked, sums["maskable_tokens"])
+        statistics["masked_share"] = _share(masked, sums["maskable_tokens"])
         for shown in ("mask", "random", "original"):
-            shares[f"masked_shown_as_{shown}_share"] = _share(sums[f"shown_as_{shown}"], masked)
+            statistics[f"masked_shown_as_{shown}_share"] = _share(sums[f"shown_as_{shown}"], masked)
+    statistics["unk_share"] = _share(sums["unk_tokens"], tokens)
+    single = sums["single_sentence_spans"]
+    statistics["drops"] = {"single_sentence_spans": single} if single else {}
     return {
         "rows": examples,
         "tokens": tokens,
-        "shards": [result["record"] for result in results],
-        "statistics": {
-            **shares,
-            "unk_share": _share(sums["unk_tokens"], tokens),
-            "drops": _positive(drops),
-        },
+        "shards": [shard["record"] for shard in shards],
+        "statistics": statistics,
     }
 
 
 def join_corpus(
-    parts_of_inputs: Sequence[Sequence[TextCounts]], store_shards: Sequence[StoreShardSummary]
-) -> CorpusStatistics:
-    """Join the counts of the byte ranges of each input, and the summaries of the store shards."""
-    inputs = [add_counts(parts) for parts in parts_of_inputs]
-    sums = add_counts(inputs)
+    parts_of_inputs: Sequence[Sequence[dict[str, int]]], store_shards: Sequence[dict[str, Any]]
+) -> dict[str, Any]:
+    """Join the counts of the byte ranges of each input, and the summaries of the store shards: the entry `corpus`."""
+    inputs = [{name: sum(part[name] for part in parts) for name in TEXT_COUNTS} for parts in parts_of_inputs]
+    sums = {name: sum(each[name] for each in inputs) for name in TEXT_COUNTS}
     sentences: Counter[int] = Counter()
     reasons: Counter[str] = Counter()
     for summary in store_shards:
@@ -180,24 +121,10 @@ def join_corpus(
         "tokens": sums["tokens"],
         "unk_share": _share(sums["unk_tokens"], sums["tokens"]),
         "median_sentences_per_document": _median(sentences),
-        "repairs_and_drops": _positive(reasons),
+        "repairs_and_drops": dict(sorted((+reasons).items())),
         "inputs": inputs,
         "left_out": {},
     }
-
-
-def add_counts(counts: Sequence[TextCounts]) -> TextCounts:
-    """Return the sums of counts."""
-    return {
-        "documents": sum(each["documents"] for each in counts),
-        "sentences": sum(each["sentences"] for each in counts),
-        "tokens": sum(each["tokens"] for each in counts),
-        "unk_tokens": sum(each["unk_tokens"] for each in counts),
-    }
-
-
-def _positive(counts: Counter[str]) -> dict[str, int]:
-    return dict(sorted((+counts).items()))
 
 
 def _share(part: float, whole: float) -> float:
@@ -214,42 +141,31 @@ def _median(counts: Counter[int]) -> float:
     return float(values[middle].mean())
 
 
-def describe(manifest: dict[str, Any]) -> str:
+def describe(manifest: Mapping[str, Any]) -> str:
     """Return the statistics of a manifest as aligned lines for the terminal."""
-    lines = []
+    lines, corpus, copies = [], manifest["corpus"], manifest["config"]["data"]["dupe_factor"]
     for name, split in manifest["splits"].items():
-        figures = split["statistics"]
-        labels = [
-            f"{share.removesuffix('_share').replace('_', '-')} {figures[share]:.2%}"
+        statistics, rows = split["statistics"], split["rows"]
+        shares = [
+            f"{share.removesuffix('_share').replace('_', '-')} {statistics[share]:.2%}"
             for share in LABEL_SHARES.values()
-            if share in figures
+            if share in statistics
         ]
-        lines += [
-            f"{name:<11}{split['rows']:>12,} examples in {len(split['shards'])} shards, {split['tokens']:,} tokens, "
-            f"{figures['mean_length_tokens']:.1f} per example",
-            f"{'':<11}"
-            + " · ".join(
-                [
-                    *labels,
-                    _describe_masks(figures),
-                    f"[UNK] {figures['unk_share']:.3%}",
-                    f"padding saved {figures['padding_share_at_max_seq_length']:.1%}",
-                ]
-            ),
-        ]
-        if name == "train" and (times := figures.get("times_text_is_seen")):
-            lines.append(f"{'':<11}{describe_times(times, manifest['config']['data']['dupe_factor'])}")
-        if name == "validation" and split["rows"] < FEW_EXAMPLES:
-            lines.append(f"{'':<11}few: chance on them is {with_error(0.5, split['rows'])}, its standard error")
-        for reason, count in figures["drops"].items():
-            what = f"{count:,} {reason.replace('_', ' ')}"
-            if reason == "single_sentence_spans":
-                what = f"{count:,} documents, or ends of documents, of one sentence, which give no pair"
-                if name == "train":
-                    all_copies = manifest["corpus"]["documents"] * manifest["config"]["data"]["dupe_factor"]
-                    what += f": {count / max(1, all_copies):.1%} of the documents in all copies"
-            lines.append(f"{'':<11}left out: {what}")
-    corpus = manifest["corpus"]
+        shares += [_describe_masks(statistics), f"[UNK] {statistics['unk_share']:.3%}"]
+        notes = [" · ".join([*shares, f"padding saved {statistics['padding_share_at_max_seq_length']:.1%}"])]
+        if name == "train":
+            notes.append(describe_times(statistics["times_text_is_seen"], copies))
+        elif rows < FEW_EXAMPLES:
+            notes.append(f"few: chance on them is {with_error(0.5, rows)}, its standard error")
+        if single := statistics["drops"].get("single_sentence_spans"):
+            share = f": {single / (corpus['documents'] * copies):.1%} of the documents in all copies"
+            note = f"left out: {single:,} documents, or ends of documents, of one sentence, which give no pair"
+            notes.append(note + (share if name == "train" else ""))
+        lines.append(
+            f"{name:<11}{rows:>12,} examples in {len(split['shards'])} shards, {split['tokens']:,} tokens, "
+            f"{statistics['mean_length_tokens']:.1f} per example"
+        )
+        lines += [f"{'':<11}{note}" for note in notes]
     drops = {
         **corpus["repairs_and_drops"],
         **{f"{name}, left out": count for name, count in corpus["left_out"].items()},
@@ -270,3 +186,115 @@ def _describe_masks(figures: dict[str, Any]) -> str:
         f"masked {figures['masked_share']:.2%} (shown as [MASK] {figures['masked_shown_as_mask_share']:.1%}, random "
         f"{figures['masked_shown_as_random_share']:.1%}, original {figures['masked_shown_as_original_share']:.1%})"
     )
+
+
+def warn_of_unknown_tokens(corpus: dict[str, Any], sources: Sequence[Source]) -> None:
+    """Warn of inputs of which much is [UNK]."""
+    for source, counts in zip(sources, corpus["inputs"], strict=True):
+        if counts["unk_tokens"] > MAX_UNK_SHARE * counts["tokens"]:
+            share = counts["unk_tokens"] / counts["tokens"]
+            print(
+                f"warning: {share:.0%} of the tokens of {source.location} are [UNK]; is the vocabulary made for this "
+                "language and casing?"
+            )
+
+
+def check_documents(documents: Sequence[int], config: DataConfig, sources: Sequence[Source]) -> None:
+    """Refuse inputs with too few documents, given the number of each."""
+    needed, training = documents_needed(config), [source for source in sources if not source.is_validation]
+    held_out = sum(number for number, source in zip(documents, sources, strict=True) if source.is_validation)
+    if sum(documents) == held_out:
+        what = "the inputs hold no text to train on"
+        raise InputError(what, where=_names(training), remedy="give files with text in them")
+    if config.validation and held_out < needed:
+        validation = [source for source in sources if source.is_validation]
+        raise _too_few(held_out, "inputs held out for validation", needed, validation)
+    if config.validation_fraction and not config.validation:
+        needed *= 2
+    if sum(documents) - held_out < needed and config.next_sentence == "nsp":
+        raise _too_few(sum(documents) - held_out, "inputs", needed, training)
+
+
+def warn_of_large_documents(plan: Plan, corpus: dict[str, Any], sources: Sequence[Source]) -> None:
+    """Warn where documents are so few or large that much of the text is held out, with what divides it further."""
+    inputs = [
+        (counts, source) for counts, source in zip(corpus["inputs"], sources, strict=True) if not source.is_validation
+    ]
+    number, tokens = (sum(counts[name] for counts, _ in inputs) for name in ("documents", "tokens"))
+    shares = [(counts["tokens"] / max(1, tokens), source) for counts, source in inputs if counts["documents"] == 1]
+    large = [(share, source) for share, source in shares if share > MAX_HELD_OUT_SHARE]
+    found = [f"{source.location} is one document, {share:.0%} of the text" for share, source in large[:1]]
+    if few := few_documents(number):
+        found = [few]
+    # Only what is too large is divided; other inputs stay as they are.
+    remedies = [finer_boundary([source for _, source in large or inputs])]
+    if plan.config.validation_fraction and not plan.config.validation and len(inputs) == len(sources):
+        count = plan.num_documents("validation")
+        if plan.held_out_share > max(MAX_HELD_OUT_SHARE, 2 * plan.config.validation_fraction):
+            found.append(f"{count:,} documents, {plan.held_out_share:.0%} of the text, are held out for validation")
+            remedies.append(f"{_OTHER_TEXT}, --set data.validation_fraction=0 nothing")
+        elif count == 0:
+            found.append("nothing is held out for validation")
+            remedies.append(_OTHER_TEXT)
+    if found:
+        print(f"warning: {'; '.join(found)}\n  hint: {'; or '.join(filter(None, remedies))}")
+
+
+def _names(sources: Sequence[Source]) -> str:
+    return ", ".join(source.location for source in sources[:3]) + (" …" if len(sources) > 3 else "")
+
+
+def _too_few(number: int, of: str, needed: int, sources: Sequence[Source]) -> InputError:
+    finer = finer_boundary(sources)
+    return InputError(
+        f"the {of} hold {number} document(s); next-sentence prediction takes a random B from another document and "
+        f"needs at least {needed}",
+        where=_names(sources),
+        remedy="--set data.next_sentence=sop, which takes both sentences from one document"
+        + (f"; or {finer}" if finer else "; or give more documents"),
+    )
+
+
+def check_left_out(plan: Plan, left_out: dict[str, int]) -> None:
+    """Refuse a corpus of which too little is left without duplicates."""
+    documents = {"train": range(plan.num_training)}
+    if plan.num_held_out:
+        documents = {"train and validation": range(plan.num_training)}
+    elif plan.num_documents("validation"):
+        documents["validation"] = range(plan.num_training, plan.store.num_documents)
+    for names, numbers in documents.items():
+        needed = documents_needed(plan.config) * (2 if plan.num_held_out else 1)
+        gone = np.diff(np.searchsorted(plan.left_out, (numbers.start, numbers.stop))).item()
+        if gone and len(numbers) - gone < needed:
+            reasons = ", ".join(f"{count:,} {reason.replace('_', ' ')}" for reason, count in sorted(left_out.items()))
+            raise InputError(
+                f"without duplicates {len(numbers) - gone} of {len(numbers):,} documents are left for "
+                f"{names}, at least {needed} are needed",
+                where=reasons,
+                remedy="give other text, or keep duplicates with data.drop_duplicates=no",
+            )
+
+
+def check_splits(splits: Mapping[str, dict[str, Any]], corpus: dict[str, Any], plan: Plan) -> None:
+    """Refuse splits without examples, and warn when much of the text cannot be paired."""
+    for name, split in splits.items():
+        if split["rows"] == 0:
+            raise InputError(
+                f"the {name} split has no document of two sentences, so no pair can be made",
+                where=f"{corpus['documents']:,} documents, {corpus['sentences']:,} sentences",
+                remedy=SINGLE_SENTENCES_REMEDY,
+            )
+    single = splits["train"]["statistics"]["drops"].get("single_sentence_spans", 0)
+    warn_of_single_sentences(single, corpus, plan.config)
+
+
+def warn_of_single_sentences(single: int, corpus: dict[str, Any], config: DataConfig) -> None:
+    """Warn when much of the text is spans of a single sentence, which cannot be paired."""
+    if config.next_sentence == "none":
+        return
+    share = single / (corpus["documents"] * config.dupe_factor)
+    if corpus["median_sentences_per_document"] < 2 or share > 0.2:
+        print(
+            f"warning: many documents are a single sentence (median {corpus['median_sentences_per_document']:g} "
+            f"sentences per document) and give no pairs; {SINGLE_SENTENCES_REMEDY}"
+        )

@@ -1,19 +1,21 @@
-"""The token store: text as ids, tokenised once, whatever is made from it later; `store_writer.py` writes it.
+"""The token store: text as ids, tokenised once, whatever is made from it later; `ingest.py` writes it.
 
-A store is a folder of store shards, one for each group of byte ranges of the inputs: flat ids, sentence offsets and
-document offsets as `.npy` files. It is a cache: its key covers all that decides the ids, and it may be deleted.
+A store is a folder of store shards, one for each group of byte ranges of the inputs. It is a cache: its key covers all
+that decides the ids, and it may be deleted. A store shard has the arrays `ids`, `sentence_offsets` (into ids),
+`is_continuation` (of each sentence), `document_offsets` (into sentences), `document_hashes` and, with a segmenter,
+`continues_word` (of each id), as `.npy` files.
 """
 
 import hashlib
 import importlib.metadata
-import itertools
 import json
+import mmap
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, NamedTuple, Self, cast
+from typing import Any
 
 import numpy as np
 
@@ -59,18 +61,6 @@ def split_long(offsets: np.ndarray, limit: int) -> tuple[np.ndarray, np.ndarray]
     return np.append(begins, offsets[-1]), first_units
 
 
-class DocumentSlices(NamedTuple):
-    """What to read: of each document the slice `which`, out of `of` nearly equal ones; most often the only one."""
-
-    documents: np.ndarray  # (slices,) int64: the number of the document in the store
-    which: np.ndarray  # (slices,) int64
-    of: np.ndarray  # (slices,) int64
-
-    def take(self, rows: np.ndarray) -> "DocumentSlices":
-        """Return the chosen slices, by number or mask."""
-        return DocumentSlices(self.documents[rows], self.which[rows], self.of[rows])
-
-
 @dataclass(frozen=True)
 class ShardText:
     """The text that a shard is made from: slices of documents, each with its look-ahead."""
@@ -99,42 +89,42 @@ class ShardText:
         return (self.sentence_starts[sentences] == places) & ~self.is_continuation[sentences]
 
 
-def map_array(file: Path) -> np.memmap:
-    """Map an array of a store shard."""
-    try:
-        return cast(np.memmap, np.load(file, mmap_mode="r"))
-    except (ValueError, EOFError) as error:
-        raise _too_short(f"{file.name}: {error}", str(file.parent)) from error
-
-
-def _too_short(what: str, folder: str) -> DataError:
-    remedy = "run the same command again: a damaged store shard is tokenised again"
-    return DataError(f"the token store ends too early: {what}", where=folder, remedy=remedy)
-
-
 class TokenStore:
     """Reads the documents of a store by their numbers, which run through all store shards.
 
-    Store shards are opened one after another, each for as long as it is read: there may be thousands, and every open
-    file and every map of one takes a descriptor, of which a process has 1,024 on most systems.
+    Store shards are opened one after another, each for as long as it is read: there may be thousands, and every map of
+    a file takes a descriptor, of which a process has 1,024 on most systems.
     """
 
     def __init__(self, folder: Path, num_shards: int) -> None:
         self.folder = folder
         self.num_shards = num_shards
+        self._formats: dict[str, tuple[np.dtype[Any], int]] = {}
+        """The type of each array and the byte where its values begin, the same in all store shards."""
+        for file in store_shard_folder(folder, 0).glob("*.npy"):
+            try:
+                array = np.load(file, mmap_mode="r")
+            except (ValueError, EOFError) as error:
+                raise _too_short(str(file.parent), file.stem) from error
+            self._formats[file.stem] = (array.dtype, array.offset)
         counts = [len(self.map(index, "document_offsets")) - 1 for index in range(num_shards)]
         self.first_documents = ragged.offsets_of(np.array(counts, dtype=np.int64))
         """The number of each store shard's first document, with the total at the end, (shards + 1,)."""
-        arrays = {file.stem: map_array(file) for file in store_shard_folder(folder, 0).glob("*.npy")}
-        self._formats: _Formats = {name: (array.dtype, array.offset) for name, array in arrays.items()}
 
     @property
     def num_documents(self) -> int:
         return int(self.first_documents[-1])
 
     def map(self, index: int, name: str) -> np.ndarray:
-        """Return an array of a store shard, mapped for as long as it is in use; see `_StoreShard` for the names."""
-        return np.asarray(map_array(store_shard_folder(self.folder, index) / f"{name}.npy"))
+        """Return an array of a store shard, mapped for as long as it is in use."""
+        dtype, start = self._formats[name]
+        folder = str(store_shard_folder(self.folder, index))
+        with open(f"{folder}/{name}.npy", "rb", buffering=0) as file:
+            try:
+                content = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+                return np.frombuffer(content, dtype, offset=start)
+            except ValueError as error:
+                raise _too_short(folder, name) from error
 
     def document_sizes(self, index: int, documents: np.ndarray | slice) -> tuple[np.ndarray, np.ndarray]:
         """Return the sentences and the tokens of documents of a store shard, by their numbers in it."""
@@ -145,9 +135,7 @@ class TokenStore:
     def sizes_of(self, numbers: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return the sentences and the tokens of the given documents, both (numbers,) int64; numbers ascending."""
         sentences, tokens = np.zeros_like(numbers), np.zeros_like(numbers)
-        bounds = np.searchsorted(numbers, self.first_documents)
-        for index in np.flatnonzero(np.diff(bounds)).tolist():
-            rows = slice(bounds[index], bounds[index + 1])
+        for index, rows in self._by_shard(numbers):
             local = numbers[rows] - self.first_documents[index]
             sentences[rows], tokens[rows] = self.document_sizes(index, local)
         return sentences, tokens
@@ -162,104 +150,76 @@ class TokenStore:
             tokens.append(lengths[long])
         return np.concatenate(numbers), np.concatenate(tokens)
 
-    def read(self, slices: DocumentSlices, look_ahead_tokens: int, num_donors: int = 0) -> ShardText:
+    def _by_shard(self, numbers: np.ndarray) -> Iterator[tuple[int, slice]]:
+        """Yield the store shards that hold documents of ascending numbers, and which of the numbers each holds."""
+        bounds = np.searchsorted(numbers, self.first_documents)
+        for index in np.flatnonzero(np.diff(bounds)).tolist():
+            yield index, slice(bounds[index], bounds[index + 1])
+
+    def read(self, slices: np.ndarray, look_ahead_tokens: int, num_donors: int = 0) -> ShardText:
         """Read slices of documents, each with at least `look_ahead_tokens` of what follows in its document, if any.
 
-        The last `num_donors` of the slices are donors.
+        Of each of the slices, (3, slices) int64: the number of its document, and which it is of how many nearly equal
+        ones; most often the only one. The last `num_donors` of them are donors.
         """
-        shards = np.searchsorted(self.first_documents, slices.documents, side="right") - 1
-        wanted = np.stack([slices.documents - self.first_documents[shards], slices.which, slices.of], axis=1).tolist()
-        in_order = np.argsort(slices.documents, kind="stable").tolist()  # so that each store shard is opened once
-        found: list[Any] = [None] * len(wanted)
-        for index, rows in itertools.groupby(in_order, key=shards.tolist().__getitem__):
-            with _StoreShard(store_shard_folder(self.folder, index), self._formats) as shard:
-                for row in rows:
-                    document, which, of = wanted[row]
-                    found[row] = shard.read(document, which, of, look_ahead_tokens)
-        columns: Sequence[tuple[Any, ...]] = list(zip(*found, strict=True)) or [()] * 5
-        ids, lengths, is_continuation, num_own, continues_word = columns
-        lengths_of_all = np.concatenate([np.zeros(0, dtype=np.int64), *lengths])
+        in_order = np.argsort(slices[0], kind="stable")  # so that each store shard is opened once
+        found: list[tuple[Any, ...]] = [()] * len(in_order)
+        for index, rows in self._by_shard(slices[0, in_order]):
+            chosen = in_order[rows]
+            pieces = self._read_from(index, slices[:, chosen], look_ahead_tokens)
+            for row, piece in zip(chosen.tolist(), pieces, strict=True):
+                found[row] = piece
+        ids, lengths, is_continuation, num_own, words = zip(*found, strict=True) if found else [()] * 5
         return ShardText(
-            ids=np.frombuffer(b"".join(ids), self._formats["ids"][0]),
-            sentence_starts=ragged.offsets_of(lengths_of_all),
-            is_continuation=np.frombuffer(b"".join(is_continuation), bool),
-            slice_offsets=ragged.offsets_of(np.array([len(each) for each in lengths], dtype=np.int64)),
-            slice_own_sentences=np.array(num_own, dtype=np.int64),
-            documents=slices.documents,
-            num_own_slices=len(wanted) - num_donors,
-            continues_word=np.frombuffer(b"".join(continues_word), bool) if "continues_word" in self._formats else None,
+            ids=np.concatenate([np.zeros(0, self._formats["ids"][0]), *ids]),
+            sentence_starts=ragged.offsets_of(np.concatenate([np.zeros(0, np.int64), *lengths])),
+            is_continuation=np.concatenate([np.zeros(0, bool), *is_continuation]),
+            slice_offsets=ragged.offsets_of(np.array([len(each) for each in lengths], np.int64)),
+            slice_own_sentences=np.array(num_own, np.int64),
+            documents=slices[0],
+            num_own_slices=len(found) - num_donors,
+            continues_word=np.concatenate([np.zeros(0, bool), *words]) if "continues_word" in self._formats else None,
         )
 
+    def _read_from(self, index: int, slices: np.ndarray, look_ahead: int) -> Iterator[tuple[Any, ...]]:
+        """Yield ids, lengths of sentences, `is_continuation`, number of own sentences and `continues_word` of slices.
 
-_Formats = dict[str, tuple[np.dtype[Any], int]]
-"""The type of each array of a store shard and the byte where its values begin; all store shards have the same."""
-
-
-class _StoreShard:
-    """A store shard while it is open: documents are read from its files by position, not mapped.
-
-    Its arrays are `ids`, `sentence_offsets` (into ids), `is_continuation` (of each sentence), `document_offsets` (into
-    sentences), `document_hashes` and, with a segmenter, `continues_word` (of each id).
-    """
-
-    def __init__(self, folder: Path, formats: _Formats) -> None:
-        self._folder = str(folder)
-        self._formats = formats
-        self._descriptors: dict[str, int] = {}
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for descriptor in self._descriptors.values():
-            os.close(descriptor)
-
-    def read(
-        self, document: int, which: int, of: int, look_ahead_tokens: int
-    ) -> tuple[bytes, np.ndarray, bytes, int, bytes]:
-        """Read a slice of a document, given by its number in the store shard.
-
-        Returns ids, lengths (sentences,), `is_continuation`, how many sentences are the slice's own, and
-        `continues_word` if there is a segmenter; arrays that are only concatenated are still bytes.
+        All are of one store shard, whose files are read by position, not mapped: there may be many store shards with
+        one slice each.
         """
-        first, last = self._offsets("document_offsets", document, document + 2).tolist()
-        own = last
-        if of > 1:
-            first, own, last = self._slice(first, last, which, of, look_ahead_tokens)
-        offsets = self._offsets("sentence_offsets", first, last + 1)
-        tokens = int(offsets[0]), int(offsets[-1])
-        return (
-            self._bytes("ids", *tokens),
-            offsets[1:] - offsets[:-1],
-            self._bytes("is_continuation", first, last),
-            own - first,
-            self._bytes("continues_word", *tokens) if "continues_word" in self._formats else b"",
-        )
+        folder, files = str(store_shard_folder(self.folder, index)), dict[str, int]()
 
-    def _slice(self, begin: int, end: int, which: int, of: int, look_ahead: int) -> tuple[int, int, int]:
-        """Return the first sentence of a slice of sentences [begin, end), the end of its own and of its look-ahead."""
-        offsets = self._mapped_offsets[begin : end + 1]
-        cuts = offsets[0] + np.array([which, which + 1]) * int(offsets[-1] - offsets[0]) // of
-        first, own = (begin + int(value) for value in np.searchsorted(offsets, cuts))
-        ahead = self._mapped_offsets[own] + look_ahead
-        last = min(end, begin + int(np.searchsorted(offsets, ahead)) + 1)
-        return first, own, max(last, own)
+        def values(name: str, first: int, last: int) -> np.ndarray:
+            dtype, start = self._formats[name]
+            if name not in files:
+                files[name] = os.open(f"{folder}/{name}.npy", os.O_RDONLY)
+            size = (last - first) * dtype.itemsize
+            content = os.pread(files[name], size, start + first * dtype.itemsize)
+            if len(content) < size:
+                raise _too_short(folder, name)
+            return np.frombuffer(content, dtype)
 
-    @cached_property
-    def _mapped_offsets(self) -> np.ndarray:
-        # A long document has many sentences, and its slices are found by bisection, which touches few of them.
-        return np.asarray(map_array(Path(self._folder) / "sentence_offsets.npy"))
+        documents = (slices[0] - self.first_documents[index]).tolist()
+        try:
+            for document, which, of in zip(documents, *slices[1:].tolist(), strict=True):
+                begin, end = values("document_offsets", document, document + 2).tolist()
+                first, own, last = begin, end, end
+                if of > 1:  # a long document has many sentences: its slices are found by bisection
+                    offsets = self.map(index, "sentence_offsets")[begin : end + 1]
+                    cuts = offsets[0] + np.array([which, which + 1]) * int(offsets[-1] - offsets[0]) // of
+                    first, own = (begin + np.searchsorted(offsets, cuts)).tolist()
+                    ahead = begin + int(np.searchsorted(offsets, offsets[own - begin] + look_ahead)) + 1
+                    last = max(own, min(end, ahead))
+                offsets = values("sentence_offsets", first, last + 1)
+                tokens = int(offsets[0]), int(offsets[-1])
+                lengths, is_continuation = offsets[1:] - offsets[:-1], values("is_continuation", first, last)
+                words = values("continues_word", *tokens) if "continues_word" in self._formats else ()
+                yield values("ids", *tokens), lengths, is_continuation, own - first, words
+        finally:
+            for file in files.values():
+                os.close(file)
 
-    def _offsets(self, name: str, first: int, last: int) -> np.ndarray:
-        return np.frombuffer(self._bytes(name, first, last), np.int64)
 
-    def _bytes(self, name: str, first: int, last: int) -> bytes:
-        """Read the values [first, last) of an array."""
-        dtype, start = self._formats[name]
-        if name not in self._descriptors:
-            self._descriptors[name] = os.open(f"{self._folder}/{name}.npy", os.O_RDONLY)
-        size = (last - first) * dtype.itemsize
-        values = os.pread(self._descriptors[name], size, start + first * dtype.itemsize)
-        if len(values) < size:
-            raise _too_short(f"{name}.npy has no value {last - 1:,}", self._folder)
-        return values
+def _too_short(folder: str, name: str) -> DataError:
+    remedy = "run the same command again: a damaged store shard is tokenised again"
+    return DataError(f"the token store ends too early: {name}.npy", where=folder, remedy=remedy)

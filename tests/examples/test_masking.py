@@ -8,19 +8,22 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from bert_pretrain.config import DataConfig
 from bert_pretrain.examples.examples import Examples, Masks
-from bert_pretrain.examples.masking import MaskingRule, mask_examples
+from bert_pretrain.examples.masking import mask_examples
 from bert_pretrain.text import ragged
+from bert_pretrain.text.tokenizer import Tokenizer
 
 PAD, CLS, SEP, MASK, UNUSED, UNK = range(6)
 FIRST_PIECE, NUM_IDS = 6, 1006
-SUBWORDS = np.zeros(NUM_IDS, dtype=bool)
-SUBWORDS[500:] = True
+SUBWORDS = np.arange(NUM_IDS) >= 500
+TOKENS = ["[PAD]", "[CLS]", "[SEP]", "[MASK]", "[unused0]", "[UNK]"]
+TOKENS += [f"##{number}" if number >= 500 else f"w{number}" for number in range(FIRST_PIECE, NUM_IDS)]
+TOKENIZER = Tokenizer(TOKENS, lowercase=True, strip_accents=None, handle_chinese_chars=True)
 
 
-def rule(probability: float = 0.15, most: int = 10_000, whole_word: bool = False) -> MaskingRule:
-    replacements = np.arange(FIRST_PIECE, NUM_IDS)
-    return MaskingRule(probability, most, whole_word, MASK, (CLS, SEP, PAD), replacements, SUBWORDS)
+def rule(probability: float = 0.15, most: int = 10_000, whole_word: bool = False) -> DataConfig:
+    return DataConfig(masked_lm_prob=probability, max_predictions_per_seq=most, whole_word_mask=whole_word)
 
 
 def table(lengths: list[int], seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
@@ -34,14 +37,11 @@ def table(lengths: list[int], seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
     return np.concatenate(rows).astype(np.uint16), ragged.offsets_of(np.array([len(row) for row in rows]))
 
 
-def mask(
-    input_ids: np.ndarray, offsets: np.ndarray, rule: MaskingRule, seed: int, starts_word: np.ndarray | None = None
-) -> tuple[np.ndarray, Masks]:
+def mask(input_ids: np.ndarray, offsets: np.ndarray, config: DataConfig, seed: int) -> tuple[np.ndarray, Masks]:
     """The ids with masks in place, and the masks."""
-    examples = Examples(input_ids, offsets, np.zeros(len(offsets) - 1, np.uint16), starts_word=starts_word)
-    masked = mask_examples(examples, rule, np.random.default_rng(seed))
+    examples = Examples(input_ids, offsets, np.zeros(len(offsets) - 1, np.uint16))
+    masked = mask_examples(examples, TOKENIZER, config, np.random.default_rng(seed))
     assert masked.masks is not None
-    assert masked.starts_word is None
     return masked.input_ids, masked.masks
 
 

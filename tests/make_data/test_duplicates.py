@@ -10,7 +10,7 @@ import pytest
 from bert_pretrain.config_file import load_config
 from bert_pretrain.errors import InputError
 from bert_pretrain.examples.shards import DataFolder
-from bert_pretrain.make_data import duplicates
+from bert_pretrain.make_data import plan
 from bert_pretrain.make_data.run import make_data
 
 from .conftest import originals, tables
@@ -43,7 +43,7 @@ def tokens(data: DataFolder, split: str) -> Counter[int]:
 
 @pytest.mark.parametrize("bucket", [1 << 22, 7])
 def test_equal_documents_are_seen_once_and_counted(tmp_path, vocab_folder, monkeypatch, bucket) -> None:
-    monkeypatch.setattr(duplicates, "BUCKET_DOCUMENTS", bucket)
+    monkeypatch.setattr(plan, "BUCKET_DOCUMENTS", bucket)
     documents = write(tmp_path / "once.txt", 1, 40)
     (tmp_path / "more.txt").write_text("\n\n".join([*documents[:15], documents[0].upper(), "One more. And one."]))
     alone, both = (["once"], ["once", "more"])

@@ -190,7 +190,7 @@ def segmented(numbered):
     (source,) = resolve([str(corpus.text)], config)
     shard = store_shard_folder(corpus.folder / ".token-store" / store_key([source], tokenizer, config), 0)
     (part,) = documents.cut(source, documents.PART_BYTES)
-    ensure_store_shard([part], shard, tokenizer, config)
+    ensure_store_shard(tokenizer, config, ([part], shard))
     np.save(shard / "continues_word.npy", np.load(shard / "ids.npy") % 2 == 1)
     return corpus
 

@@ -12,7 +12,7 @@ import pytest
 from bert_pretrain.config_file import load_config
 from bert_pretrain.errors import InputError
 from bert_pretrain.examples.shards import DataFolder
-from bert_pretrain.make_data import parts
+from bert_pretrain.make_data import ingest
 from bert_pretrain.make_data.run import make_data
 from bert_pretrain.text import documents
 from bert_pretrain.text.sources import resolve
@@ -22,7 +22,7 @@ from tests.text.test_documents import COMPRESS, write
 @pytest.fixture
 def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(documents, "PART_BYTES", 30_000)
-    monkeypatch.setattr(parts, "LARGE_ARCHIVE_BYTES", 1000)
+    monkeypatch.setattr(ingest, "LARGE_ARCHIVE_BYTES", 1000)
 
 
 def build(source: object, vocab: Path, folder: Path, *settings: str) -> tuple[list[str], dict, list[Path]]:

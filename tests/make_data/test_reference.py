@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from bert_pretrain.config import DataConfig
-from bert_pretrain.examples.masking import mask_examples, masking_rule
+from bert_pretrain.examples.masking import mask_examples
 from bert_pretrain.make_data.pairs import assemble, cut_windows, shuffle_segment_b
 from bert_pretrain.text.tokenizer import Tokenizer
 
@@ -99,7 +99,7 @@ def by_arrays(documents: list[list[int]], tokenizer: Tokenizer, seed: int) -> Fi
         figures.add(a, b, label, owner)
     ids = (FIRST_ID + text.ids % NUM_IDS).astype(np.uint16)
     unmasked = assemble(segments, replace(text, ids=ids), tokenizer)
-    examples = mask_examples(unmasked, masking_rule(tokenizer, DataConfig(max_seq_length=64)), rng)
+    examples = mask_examples(unmasked, tokenizer, DataConfig(max_seq_length=64), rng)
     assert examples.masks is not None
     positions = np.repeat(examples.offsets[:-1], np.diff(examples.masks.offsets)) + examples.masks.positions
     figures.maskable = int(sum(a + b for a, b in figures.windows))

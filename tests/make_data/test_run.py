@@ -12,9 +12,8 @@ import pytest
 from bert_pretrain.config_file import load_config
 from bert_pretrain.errors import ConfigError, InputError, OutputError
 from bert_pretrain.examples.shards import DataFolder, read_shard
-from bert_pretrain.io.pool import run_each
-from bert_pretrain.make_data import ingest as ingest_module
 from bert_pretrain.make_data.run import make_data
+from bert_pretrain.text import documents
 from bert_pretrain.text.tokenizer import Tokenizer
 from tests.conftest import digests
 
@@ -192,18 +191,18 @@ def test_the_same_command_again_touches_nothing_and_another_is_refused(numbered,
 
 
 def test_an_input_that_changes_meanwhile_is_refused(numbered, monkeypatch: pytest.MonkeyPatch) -> None:
-    corpus = numbered([[5, 5, 5]] * 8)
+    corpus, read = numbered([[5, 5, 5]] * 8), documents.read
     changes = iter([lambda: os.utime(corpus.text, ns=(5, 5)), corpus.text.unlink])
 
-    def run_and_change(*args, **kwargs):
-        yield from run_each(*args, **kwargs)
+    def read_and_change(*args):
+        yield from read(*args)
         next(changes)()
 
-    monkeypatch.setattr(ingest_module, "run_each", run_and_change)
+    monkeypatch.setattr(documents, "read", read_and_change)
     for _ in range(2):
         with pytest.raises(InputError, match="changed while it was read"):
             corpus.make()
-    assert not [path for path in (corpus.folder / ".token-store").iterdir() if path.is_dir()]
+    assert not list(corpus.folder.glob(".token-store/*/part-*"))
 
 
 def test_a_vocabulary_that_replaces_another_is_noticed(numbered) -> None:

@@ -11,10 +11,9 @@ import pytest
 
 from bert_pretrain.config import DataConfig
 from bert_pretrain.errors import DataError
-from bert_pretrain.make_data import store_writer
-from bert_pretrain.make_data.ingest import ensure_store_shard
-from bert_pretrain.make_data.store_writer import MAX_SENTENCE_TOKENS, GrowingArray
-from bert_pretrain.make_data.token_store import DocumentSlices, TokenStore, store_key, store_shard_folder
+from bert_pretrain.make_data import ingest
+from bert_pretrain.make_data.ingest import MAX_SENTENCE_TOKENS, GrowingArray, ensure_store_shard
+from bert_pretrain.make_data.token_store import TokenStore, store_key, store_shard_folder
 from bert_pretrain.text import documents, sources, text_files
 from bert_pretrain.text.tokenizer import Tokenizer
 
@@ -27,7 +26,7 @@ def fill(text: Path, vocab: Path, folder: Path, config: DataConfig = LINES) -> t
     tokenizer = Tokenizer.load(vocab)
     summaries = []
     for number, part in enumerate(parts):
-        summary, damage = ensure_store_shard([part], store_shard_folder(folder, number), tokenizer, config)
+        summary, damage = ensure_store_shard(tokenizer, config, ([part], store_shard_folder(folder, number)))
         assert damage is None
         summaries.append(summary)
     return TokenStore(folder, len(parts)), summaries
@@ -36,7 +35,7 @@ def fill(text: Path, vocab: Path, folder: Path, config: DataConfig = LINES) -> t
 def sentences_of(store: TokenStore) -> list[list[list[int]]]:
     """All documents as lists of sentences as lists of ids."""
     numbers = np.arange(store.num_documents)
-    text = store.read(DocumentSlices(numbers, np.zeros_like(numbers), np.ones_like(numbers)), 0)
+    text = store.read(np.stack([numbers, np.zeros_like(numbers), np.ones_like(numbers)]), 0)
     found = [text.ids[begin:end].tolist() for begin, end in itertools.pairwise(text.sentence_starts)]
     return [found[first:last] for first, last in itertools.pairwise(text.slice_offsets)]
 
@@ -81,7 +80,7 @@ def test_the_slices_of_a_document_add_up(english_text, vocab_folder: Path, tmp_p
     assert (numbers.tolist(), lengths.tolist()) == ([longest], [int(tokens[longest])])
     whole = joined(sentences_of(store)[longest])
     for of in (2, 7, 50):
-        text = store.read(DocumentSlices(np.full(of, longest), np.arange(of), np.full(of, of)), look_ahead)
+        text = store.read(np.stack([np.full(of, longest), np.arange(of), np.full(of, of)]), look_ahead)
         begin, starts = 0, text.sentence_starts
         for (first, last), num_own in zip(
             itertools.pairwise(text.slice_offsets), text.slice_own_sentences, strict=True
@@ -126,7 +125,7 @@ def test_a_byte_range_read_in_small_blocks_gives_the_same_store_shard(
 ) -> None:
     config = LINES.model_copy(update=settings)
     _, whole = fill(english_text, vocab_folder, tmp_path / "whole", config)
-    monkeypatch.setattr(store_writer, "_BLOCK_CHARACTERS", 1000)
+    monkeypatch.setattr(ingest, "BLOCK_CHARACTERS", 1000)
     monkeypatch.setattr(text_files, "BLOCK_BYTES", 3000)
     _, in_blocks = fill(english_text, vocab_folder, tmp_path / "blocks", config)
     assert in_blocks == whole
@@ -155,15 +154,3 @@ def test_a_store_shard_that_is_cut_off_is_an_error(english_text, vocab_folder, t
         os.truncate(file, size)
         with pytest.raises(DataError, match=rf"too early: {name}\.npy"):
             sentences_of(TokenStore(tmp_path, 1) if name == "document_offsets" else store)
-
-
-@pytest.mark.parametrize("name", ["ids", "sentence_offsets", "is_continuation"])
-def test_a_store_shard_that_is_cut_off_while_it_is_in_use_is_an_error(
-    english_text: Path, vocab_folder: Path, tmp_path: Path, name: str
-) -> None:
-    store, _ = fill(english_text, vocab_folder, tmp_path)
-    sentences_of(store)
-    file = store_shard_folder(tmp_path, 0) / f"{name}.npy"
-    os.truncate(file, file.stat().st_size - 1)
-    with pytest.raises(DataError, match=f"the token store ends too early: {name}.npy"):
-        sentences_of(store)

@@ -111,7 +111,7 @@ def make_data_folder(
     splits: dict[str, Any] = {}
     counts: dict[str, np.ndarray] = {}
     for split, rows_of in (("train", shard_rows), ("validation", (validation_rows,) if validation_rows else ())):
-        shards: list[summary.ShardResult] = []
+        shards: list[dict[str, Any]] = []
         counts[split] = np.zeros(tokenizer.vocab_size, dtype=np.int64)
         for number, rows in enumerate(rows_of):
             examples = make_examples(rows, generator)
@@ -127,7 +127,7 @@ def make_data_folder(
             record = write_shard(folder, f"{split}/{number:05d}.parquet", examples).as_json()
             statistics = summary.measure(examples, tokenizer)
             counts[split] += summary.unpack_counts(packed)
-            shards.append({"record": record, "statistics": statistics, "drops": {}})
+            shards.append({"record": record, "statistics": statistics})
         splits[split] = summary.join_split(shards, config)
         splits[split]["statistics"]["unigram_entropy"] = summary.unigram_entropy(counts[split], counts["train"])
     body = {

@@ -12,7 +12,7 @@ from transformers import AutoModelForPreTraining
 
 from bert_pretrain.config import Config
 from bert_pretrain.errors import DataError
-from bert_pretrain.examples.masking import mask_examples, masking_rule
+from bert_pretrain.examples.masking import mask_examples
 from bert_pretrain.examples.shards import DataFolder, read_shard
 from bert_pretrain.io.files import read_json, write_checked_json
 from bert_pretrain.model.huggingface import load_model
@@ -52,11 +52,10 @@ def test_masks_depend_on_seed_epoch_and_example_alone(dynamic: Path) -> None:
 
 def test_every_epoch_masks_the_same_examples_anew_by_the_rule_of_the_data(dynamic: Path) -> None:
     folder, epochs = DataFolder.open(dynamic), []
-    rule = masking_rule(folder.tokenizer(), folder.config)
     stored = [read_shard(dynamic, record) for record in folder.shards("train")]
     for epoch in range(2):
         masked = [
-            mask_examples(examples, rule, stream(1, "mask", epoch=epoch, shard=shard))
+            mask_examples(examples, folder.tokenizer(), folder.config, stream(1, "mask", epoch=epoch, shard=shard))
             for shard, examples in enumerate(stored)
         ]
         epochs.append(masked_examples(dynamic, range(6 * epoch, 6 * epoch + 6)))
