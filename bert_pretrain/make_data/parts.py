@@ -32,7 +32,6 @@ def cut_inputs(sources: Sequence[Source], store: Path, pool: Pool) -> list[tuple
     remedy = f"remove the folder {store}: it is a cache, and is made again"
     cuts = read_json(store / _CUTS, remedy) if (store / _CUTS).exists() else None
     if cuts is None:
-        documents.report_undivided(sources, pool.num_workers)
         if unpacked:
             tasks = [ByteRange(source, unpacked=unpacked[source.location]) for source in large]
             weights = [float(source.size or 1) for source in large]

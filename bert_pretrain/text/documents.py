@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
 from bert_pretrain.config import DataConfig
-from bert_pretrain.io.files import open_input
+from bert_pretrain.io.inputs import open_input
 from bert_pretrain.text import parquet
 from bert_pretrain.text.hub_datasets import open_version
 from bert_pretrain.text.readers import read_texts
@@ -107,22 +107,11 @@ def group(parts: Iterable[ByteRange], part_bytes: int) -> list[tuple[ByteRange, 
     return [tuple(parts) for parts in groups]
 
 
-def report_undivided(sources: Sequence[Source], num_workers: int) -> None:
-    """Say, before the text is read, of which large inputs the other cores will have to wait for one."""
-    sizes = {source.location: source.size or 0 for source in sources if not source.is_divisible}
-    least = max(2 * PART_BYTES, sum(source.size or 0 for source in sources) / num_workers)
-    if num_workers > 1 and (large := [location for location, size in sizes.items() if size >= least]):
-        print(
-            f"{', '.join(large)}: one core reads it while others wait, since such a file cannot be divided; plain .txt "
-            "and .jsonl, Parquet and datasets can, and many files are read side by side"
-        )
-
-
 def progress_of(groups: Sequence[Sequence[ByteRange]]) -> dict[str, Any]:
     """Return unit and weights of a progress bar over groups of parts: bytes, or parts where a size is not known."""
     if any(part.source.size is None for parts in groups for part in parts):
         return {"unit": "part", "weights": [len(parts) for parts in groups]}
-    return {"unit": "B", "weights": [float(sum(part.num_bytes for part in parts)) for parts in groups]}
+    return {"unit": "B", "weights": [sum(part.num_bytes for part in parts) for parts in groups]}
 
 
 def check_unchanged(parts: Iterable[ByteRange]) -> None:

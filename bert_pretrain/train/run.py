@@ -79,7 +79,7 @@ def train(
                 progress = manifest.would_claim(output, "run", identity, overwrite=overwrite)
                 return (False, None) if overwrite else progress_of(run, progress, resume=resume, changes=False)
             held.enter_context(exclusive(output))
-            progress = held.enter_context(manifest.claimed(output, "run", identity, overwrite=overwrite))
+            progress = manifest.claim(output, "run", identity, overwrite=overwrite)
             return progress_of(run, progress, resume=resume, changes=True)
 
         is_done, latest = dist_context.run_on_main(claim)

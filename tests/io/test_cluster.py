@@ -154,7 +154,7 @@ def test_a_worker_tells_what_it_does_not_see(tmp_path: Path) -> None:
     sound = {"versions": tuple(cluster._versions().items()), "folders": (str(tmp_path),), "files": ()}
 
     def difference(**changes: object) -> str:
-        return str(cluster._difference(Expectation(**{**sound, **changes})))
+        return str(cluster.difference(Expectation(**{**sound, **changes})))
 
     assert difference(files=((str(tmp_path / "a.txt"), 4),)) == "None"
     assert "/nowhere" in difference(folders=("/nowhere",))
