@@ -99,21 +99,6 @@ def test_threads_soon_sleep_while_they_wait_unless_the_user_says_otherwise(own: 
     assert (run.stdout.splitlines()[-1], run.stderr) == (expected, "[]\n")
 
 
-def test_a_bar_of_fractions_that_ends_above_its_total_is_silent() -> None:
-    before = """
-from bert_pretrain import cli
-from bert_pretrain.io.pool import progress_bar
-def work(**_):
-    with progress_bar(total=1) as bar:
-        bar.update(1.2)
-cli.app = work
-"""
-    done = run_main([], before)
-    assert done.returncode == 0
-    assert "it/s" in done.stderr
-    assert "Warning" not in done.stderr
-
-
 def run_main(arguments: list[str], before: str = "", **options: object) -> "subprocess.CompletedProcess[str]":
     """Run the program in a process of its own; its last line of standard error names the heavy libraries loaded."""
     code = f"""

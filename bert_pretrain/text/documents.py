@@ -47,16 +47,11 @@ def _bounds(source: Source, part_bytes: int, unpacked: Path | None) -> list[tupl
     part_bytes *= 1 if source.is_local else 8  # to find a cut, a few megabytes are fetched
     if not (unpacked or source.is_divisible) or size <= 2 * part_bytes:
         return [(0, None)]
-    try:
-        with open_input(str(unpacked or source.location)) as file:
-            file.seek(size // 2)
-            file.read(1)
-            is_table = source.format == "parquet"
-            cuts = parquet.cuts(source, part_bytes) if is_table else _cuts_of_text(file, source, size, part_bytes)
-    except OSError:
-        if source.is_local:
-            raise
-        return [(0, None)]  # from a server that sends whole files only
+    with open_input(str(unpacked or source.location)) as file:
+        if not file.seekable():  # from a server that sends whole files only
+            return [(0, None)]
+        is_table = source.format == "parquet"
+        cuts = parquet.cuts(source, part_bytes) if is_table else _cuts_of_text(file, source, size, part_bytes)
     return list(itertools.pairwise([*cuts, size]))
 
 
