@@ -24,7 +24,7 @@ REMEDY = "name a folder that 'bert-pretrain vocab' has written, or one of a BERT
 # Others with a vocab.txt cut text by rules of their own, such as BertJapaneseTokenizer.
 _CLASSES = ("BertTokenizer", "DistilBertTokenizer", "ElectraTokenizer", "PreTrainedTokenizer", "TokenizersBackend")
 # What a tokenizer.json must say; old files leave out what _OPTIONAL names.
-_WORD_PIECE = {
+_WORD_PIECE: dict[str, dict[str, object]] = {
     "model": {
         "type": "WordPiece",
         "continuing_subword_prefix": "##",
@@ -34,7 +34,7 @@ _WORD_PIECE = {
     "normalizer": {"type": "BertNormalizer", "clean_text": True},
     "pre_tokenizer": {"type": "BertPreTokenizer"},
 }
-_WHOLE_WORDS = {
+_WHOLE_WORDS: dict[str, dict[str, object]] = {
     "model": {"unk_token": "[UNK]"},
     "normalizer": {"type": None},
     "pre_tokenizer": {"type": "WhitespaceSplit"},
@@ -157,8 +157,9 @@ def _check_added_tokens(folder: Path, tokens: list[str], added: set[str]) -> Non
 
 def _settings_of_backend(backend: Mapping[str, Any], whole_words: bool, path: Path) -> dict[str, Any]:
     """Return what the normalizer of a `tokenizer.json` states; refuse any but BERT's WordPiece and whole words."""
-    expected = _WHOLE_WORDS if whole_words else _WORD_PIECE
-    for part, wanted in expected.items() if backend else ():
+    if not backend:
+        return {}
+    for part, wanted in (_WHOLE_WORDS if whole_words else _WORD_PIECE).items():
         stated = backend.get(part) or {}
         for key, value in wanted.items():
             found = stated.get(key, value if (part, key) in _OPTIONAL else None)
