@@ -22,7 +22,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from bert_pretrain.io.files import open_input, read_json, write_json
+from bert_pretrain.io.files import read_json, write_json
+from bert_pretrain.io.inputs import open_input
 from bert_pretrain.io.manifest import library_versions
 from bert_pretrain.vocab.counting import MAX_DISTINCT
 from bert_pretrain.vocab.run import MAX_TASKS, MERGED_AT_ONCE

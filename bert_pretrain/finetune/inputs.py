@@ -13,7 +13,7 @@ from typing import TypeVar
 from bert_pretrain.config import check_encoding
 from bert_pretrain.errors import ConfigError, InputError
 from bert_pretrain.finetune.settings import FORMATS
-from bert_pretrain.io.compression import COMPRESSIONS
+from bert_pretrain.io.inputs import COMPRESSIONS
 from bert_pretrain.text.hub_datasets import is_dataset
 
 _BY_ENDING = {f".{name}": name for name in FORMATS} | {".ndjson": "jsonl", ".txt": ""}

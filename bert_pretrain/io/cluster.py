@@ -16,10 +16,9 @@ import re
 import secrets
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from bert_pretrain.errors import ConfigError, DataError, UserError, needs_extra
 from bert_pretrain.io.manifest import library_versions
@@ -32,8 +31,7 @@ _MAX_CHECKED_FILES = 16
 _RUN_AGAIN = "run the same command again; it continues where it stopped"
 
 
-@dataclass(frozen=True)
-class Expectation:
+class Expectation(NamedTuple):
     """What every worker must have in common with the process that sends it work."""
 
     versions: tuple[tuple[str, str], ...]
@@ -97,30 +95,21 @@ def connect(address: str, *, folders: Sequence[Path], files: Sequence[Path]) -> 
     """
     with needs_extra("cluster", "clusters", where="--scheduler"):
         import distributed
-    loggers = [logging.getLogger(name) for name in ("distributed", "distributed.client")]
-    levels = [logger.level for logger in loggers]
-    for logger in loggers:  # we report what matters, once
-        logger.setLevel(logging.CRITICAL)
-    _check_scheduler(address)
-    client = distributed.Client(address, timeout=CONNECT_SECONDS, set_as_default=False)
+        from distributed.utils import silence_logging_cmgr
+    sizes = ((file.absolute(), file.stat().st_size if file.is_file() else -1) for file in files[:_MAX_CHECKED_FILES])
     expectation = Expectation(
-        tuple(_versions().items()),
-        tuple(str(folder.absolute()) for folder in folders),
-        tuple(
-            (str(file.absolute()), file.stat().st_size if file.is_file() else -1) for file in files[:_MAX_CHECKED_FILES]
-        ),
+        versions=tuple(_versions().items()),
+        folders=tuple(str(folder.absolute()) for folder in folders),
+        files=tuple((str(path), size) for path, size in sizes),
     )
-    try:
-        _wait_for_a_worker(client, address)
-        _check_workers(client, expectation)
-        cluster = Cluster(client, expectation)
-        print(f"cluster: {cluster.num_workers} worker threads at {address}")
-        _warn_of_memory_limits(client)
-        yield cluster
-    finally:
-        client.close(timeout=CONNECT_SECONDS)
-        for logger, level in zip(loggers, levels, strict=True):
-            logger.setLevel(level)
+    with silence_logging_cmgr(logging.CRITICAL):  # we report what matters, once
+        _check_scheduler(address)
+        with distributed.Client(address, timeout=CONNECT_SECONDS, set_as_default=False) as client:
+            _wait_for_a_worker(client, address)
+            _check_workers(client, expectation)
+            cluster = Cluster(client, expectation)
+            print(f"cluster: {cluster.num_workers} worker threads at {address}")
+            yield cluster
 
 
 def _check_scheduler(address: str) -> None:
@@ -128,10 +117,10 @@ def _check_scheduler(address: str) -> None:
     from distributed.core import rpc
     from distributed.security import Security
 
-    async def ask() -> str:
+    async def ask() -> None:
         connection = Security().get_connection_args("client")
         async with rpc(address, timeout=CONNECT_SECONDS, connection_args=connection) as peer:
-            return str((await asyncio.wait_for(peer.identity(), CONNECT_SECONDS))["type"])
+            await asyncio.wait_for(peer.identity(), CONNECT_SECONDS)
 
     remedy = "start 'dask scheduler' there, or correct the address; it prints one like tcp://10.0.0.1:8786"
     if address.startswith("tls://"):
@@ -139,59 +128,46 @@ def _check_scheduler(address: str) -> None:
     if not re.fullmatch(r"(tcp|tls)://.+:\d+", address):
         raise ConfigError(f"'{address}' is not the address of a scheduler", where="--scheduler", remedy=remedy)
     try:
-        kind = asyncio.run(ask())
+        asyncio.run(ask())
     except Exception as error:  # what answers may break the protocol in any way
         what = f"cannot reach a scheduler at {address}: {str(error) or type(error).__name__}"
         raise ConfigError(what, where="--scheduler", remedy=remedy) from error
-    if kind != "Scheduler":
-        raise ConfigError(f"{address} is a {kind.lower()}, not a scheduler", where="--scheduler", remedy=remedy)
 
 
 def _wait_for_a_worker(client: Any, address: str) -> None:
+    """Wait for the first worker, and warn of a memory limit."""
     if not client.nthreads():
         print(f"waiting for workers at {address}")
+    start = f"dask worker {address} --nthreads 1 --nworkers N --memory-limit 0"
     try:
         client.wait_for_workers(1, timeout=WORKERS_SECONDS)
     except TimeoutError as error:
-        raise ConfigError(
-            f"no worker came within {WORKERS_SECONDS:.0f} s",
-            where=f"--scheduler {address}",
-            remedy=f"start some: dask worker {address} --nthreads 1 --nworkers N --memory-limit 0",
-        ) from error
-
-
-def _warn_of_memory_limits(client: Any) -> None:
-    """Warn if Dask may pause workers because of mapped pages of the token store, which need no memory of theirs."""
+        what = f"no worker came within {WORKERS_SECONDS:.0f} s"
+        raise ConfigError(what, where=f"--scheduler {address}", remedy=f"start some: {start}") from error
     workers = client.scheduler_info(n_workers=-1)["workers"].values()
-    limits = [worker["memory_limit"] for worker in workers if worker["memory_limit"]]
-    if limits:
-        print(
-            f"warning: workers have a memory limit of {min(limits) / 1e9:.1f} GB; Dask counts the mapped pages of the "
-            "token store towards it and may pause them; start them with --memory-limit 0"
-        )
+    if any(worker["memory_limit"] for worker in workers):  # mapped pages of the token store count towards it
+        print(f"warning: workers have a memory limit, and Dask may pause them without need; start them by: {start}")
 
 
 def _check_workers(client: Any, expectation: Expectation) -> None:
     """Compare all workers with this process; each must see a file of a random name in each folder."""
     probes = [Path(folder) / f".cluster-{secrets.token_hex(16)}.tmp" for folder in expectation.folders]
-    expectation = replace(expectation, files=(*expectation.files, *((str(probe), 0) for probe in probes)))
+    expectation = expectation._replace(files=(*expectation.files, *((str(probe), 0) for probe in probes)))
     try:
         for probe in probes:
             probe.touch()
-        found = client.run(_examine, expectation, on_error="return")
+        found = client.run(difference, expectation, on_error="return")
     finally:
         for probe in probes:
             probe.unlink(missing_ok=True)
-    for worker, difference in sorted(found.items()):
-        if isinstance(difference, Exception):
-            raise _mismatch(worker, f"cannot run our code: {difference}")
-        if difference:
-            raise _mismatch(worker, difference)
+    for worker, differs in sorted(found.items()):
+        if differs:
+            raise _mismatch(worker, f"cannot run our code: {differs}" if isinstance(differs, Exception) else differs)
 
 
-def _mismatch(worker: str, difference: str) -> DataError:
+def _mismatch(worker: str, differs: str) -> DataError:
     return DataError(
-        f"the worker {worker} {difference}",
+        f"the worker {worker} {differs}",
         where="--scheduler",
         remedy="workers must run the same installation and see the output, the token store, the tokenizer and the "
         "inputs under the same absolute paths (docs/scaling.md)",
@@ -206,29 +182,15 @@ def _versions() -> dict[str, str]:
     return {**library_versions(), "source of bert-pretrain": digest.hexdigest()[:12]}
 
 
-def _examine(expectation: Expectation) -> str | None:
-    """On a worker: return how it differs, or that it cannot write in a folder; None if neither."""
-    if difference := _difference(expectation):
-        return difference
-    for folder in expectation.folders:
-        own = Path(folder, f".cluster-{secrets.token_hex(16)}.tmp")
-        try:
-            own.touch()
-            own.unlink()
-        except OSError as error:
-            return f"({platform.node()}) cannot write in {folder}: {error.strerror}"
-    return None
-
-
-def _difference(expectation: Expectation) -> str | None:
+def difference(expectation: Expectation) -> str | None:
     """On a worker: return how it differs from the process that sends it work, None if it does not."""
     here, own = f"({platform.node()})", _versions()
     for name, version in expectation.versions:
         if own.get(name) != version:
             return f"{here} has {name} {own.get(name)}, this process {version}"
     for folder in expectation.folders:
-        if not Path(folder).is_dir():
-            return f"{here} sees no folder {folder}"
+        if not os.access(folder, os.W_OK):
+            return f"{here} sees no folder {folder}, or cannot write there"
     for path, size in expectation.files:
         file = Path(path)
         if not file.exists():
@@ -247,7 +209,7 @@ def _run_task(function: Callable[[Any], Any], task: Any, expectation: Expectatio
 
 @lru_cache(maxsize=4)  # a process cannot change its versions, and reading them takes longer than a small task
 def _check_own_process(expectation: Expectation) -> None:
-    if difference := _difference(expectation):
+    if differs := difference(expectation):
         from distributed import get_worker
 
-        raise _mismatch(get_worker().address, difference)
+        raise _mismatch(get_worker().address, differs)

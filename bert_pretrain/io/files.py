@@ -1,10 +1,9 @@
-"""Files: reading any compression from any file system, and writing outputs whole or not at all."""
+"""Files: written whole or not at all, JSON and folders with checksums, and what a user's path means."""
 
 import contextlib
 import errno
 import glob
 import hashlib
-import io
 import json
 import os
 import secrets
@@ -12,88 +11,49 @@ import shutil
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO, cast
+from typing import TYPE_CHECKING, Any
 
-from bert_pretrain.errors import ConfigError, DataError, InputError
-from bert_pretrain.io.compression import Stream, decompress
+from bert_pretrain.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
     import numpy as np
 
 LOCK = ".lock"
 STATUS = "status.json"
-_REMOTE_BUFFER_BYTES = 1 << 20
-# File systems' names for what changes with a file, the best first.
-_VERSIONS = ("ETag", "etag", "blob_id", "Content-MD5", "mtime", "LastModified", "Last-Modified", "updated", "modified")
+CHECKSUMS = "checksums.json"
 MAX_JSON_BYTES = 256 << 20
-MAX_INDENTED_BYTES = 1 << 20
 MAX_JSON_DEPTH = 100
+_MAX_INDENTED_BYTES = 1 << 20  # a large one, as the manifest of many inputs, takes ten times as long with indentation
 _REPLACED = ".old.tmp"
 _DIGEST = "content_sha256"
 
 
-def open_input(location: str) -> BinaryIO:
-    """Open a local path or fsspec URL for reading bytes, decompressed as its ending says."""
-    try:
-        return decompress(open_raw(location), location)
-    except (OSError, ValueError, ImportError) as error:
-        remedy = "check that it exists and may be read"
-        raise InputError(f"cannot open the input: {error}", where=location, remedy=remedy) from error
+def is_url(location: str) -> bool:
+    """Whether a location is for fsspec rather than the local file system."""
+    return "://" in location
 
 
-def open_raw(location: str) -> BinaryIO:
-    """Open a local path or fsspec URL for reading its bytes as they are."""
-    if not is_url(location):
-        return open(location, "rb")
-    import fsspec
-
-    try:
-        stream = fsspec.open(location, "rb").open()
-    except OSError:
-        raise
-    except Exception as error:  # each file system has errors of its own
-        raise OSError(f"{type(error).__name__}: {error}") from error
-    try:  # the stream of a server that cannot send a part of a file says it is seekable, and is not
-        stream.seek(1)
-        stream.seek(0)
-        is_seekable = True
-    except (ValueError, OSError):
-        is_seekable = False
-    return cast(BinaryIO, io.BufferedReader(Stream(stream, is_seekable=is_seekable), _REMOTE_BUFFER_BYTES))
+def local_path(location: str | Path, flag: str) -> Path:
+    """Return the path that a user's path or `file://` URL means; other URLs are refused."""
+    location = str(location).removeprefix("file://")
+    if is_url(location):
+        raise ConfigError(
+            f"{location} is a URL, and this must be local",
+            where=flag,
+            remedy="name a local path; 'aws s3 sync' or 'rclone copy' copies it from or to a store",
+        )
+    return Path(location)
 
 
-@contextlib.contextmanager
-def _reaching(url: str) -> Iterator[None]:
-    try:
-        yield
-    except Exception as error:  # each file system has errors of its own
-        remedy = "check the address and access"
-        if isinstance(error, ImportError):
-            remedy = "pip install 'bert-pretrain[http]'" if url.startswith("http") else "install the package it names"
-        what = f"cannot reach the URL: {str(error) or type(error).__name__}"
-        raise InputError(what, where=url, remedy=remedy) from error
+def did_you_mean(folder: Path, patterns: Sequence[str], file: str) -> str | None:
+    """Return a remedy that names the folder inside a given one that was likely meant, None where there is none.
 
-
-def matching_urls(url: str) -> list[str]:
-    """Return the URLs that match a pattern, in order, or the URL itself if it is none."""
-    import fsspec
-
-    with _reaching(url):
-        filesystem, path = fsspec.core.url_to_fs(url)
-        paths = sorted(filesystem.glob(path)) if any(character in url for character in "*?[") else [path]
-    if not paths:
-        raise InputError("no file matches the URL", where=url, remedy="check the pattern")
-    return [filesystem.unstrip_protocol(entry) for entry in paths]
-
-
-def size_and_version(url: str) -> tuple[int | None, str]:
-    """Return the size of a file in bytes if it is known, and what changes with its content, "" if nothing tells it."""
-    import fsspec
-
-    with _reaching(url):
-        filesystem, path = fsspec.core.url_to_fs(url)
-        info = filesystem.info(path)
-    return info.get("size"), next((f"{key}:{info[key]}" for key in _VERSIONS if info.get(key)), "")
+    It is the newest match that holds `file`, of the first of the patterns that has one.
+    """
+    for pattern in patterns:
+        if found := [each for each in folder.glob(pattern) if (each / file).is_file()]:
+            return f"did you mean {max(found, key=lambda each: each.stat().st_mtime)}?"
+    return None
 
 
 @contextlib.contextmanager
@@ -114,7 +74,10 @@ def atomic_path(path: Path) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def atomic_folder(path: Path) -> Iterator[Path]:
-    """Yield a temporary folder, which is flushed to disk and replaces `path` on success, and is removed otherwise."""
+    """Yield a temporary folder, which is flushed to disk and replaces `path` on success, and is removed otherwise.
+
+    The old folder is first moved aside, and moved back by the next writer after a kill in between.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     _restore(path)
     temporary = _temporary_name(path)
@@ -123,35 +86,28 @@ def atomic_folder(path: Path) -> Iterator[Path]:
         yield temporary
         for file in temporary.rglob("*"):
             _flush_to_disk(file)
-        _replace_folder(temporary, path)
+        try:
+            with contextlib.suppress(FileNotFoundError):
+                os.replace(path, _temporary_name(path, _REPLACED))
+            os.replace(temporary, path)
+        except OSError as error:
+            # Another machine may have done the same task in the meantime, with the same result.
+            if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+                raise
+        finally:
+            _restore(path)
+        _flush_to_disk(path.parent)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
 
 
-def _temporary_name(path: Path) -> Path:
+def _temporary_name(path: Path, ending: str = ".tmp") -> Path:
     # Random, because on a cluster two processes with the same number may write the same file.
-    return path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")
-
-
-def _replace_folder(new: Path, path: Path) -> None:
-    """Move the old folder aside, the new one in, and only then remove the old one: a kill leaves one of them."""
-    while True:
-        with contextlib.suppress(FileNotFoundError):
-            os.replace(path, path.with_name(f".{path.name}.{secrets.token_hex(8)}{_REPLACED}"))
-        try:
-            os.replace(new, path)
-            break
-        except OSError as error:
-            # Another machine may have written the same folder in the meantime.
-            if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
-                _restore(path)
-                raise
-    _flush_to_disk(path.parent)
-    _restore(path)
+    return path.with_name(f".{path.name}.{secrets.token_hex(8)}{ending}")
 
 
 def _restore(path: Path) -> None:
-    """Move a folder back that was moved aside, if a kill came before its successor was there, or else remove it."""
+    """Move a folder back that was moved aside, if its successor is not there, or else remove it."""
     for old in path.parent.glob(f".{glob.escape(path.name)}.*{_REPLACED}"):
         if path.exists():
             shutil.rmtree(old, ignore_errors=True)
@@ -173,6 +129,28 @@ def remove_temporaries(folder: Path) -> None:
             shutil.rmtree(leftover, ignore_errors=True)
         else:
             leftover.unlink(missing_ok=True)
+
+
+def move_aside(folder: Path) -> Path:
+    """Move the content of a folder to a new folder next to it and return that; the folder keeps its lock.
+
+    Manifests are moved first, so that what an interruption leaves does not look like a finished output.
+    """
+    folder = folder.resolve()  # `.` has no name of its own
+    aside = folder.with_name(f"{folder.name}.old-{datetime.now():%Y%m%d-%H%M%S-%f}")
+    aside.mkdir()
+    for path in sorted(folder.iterdir(), key=lambda path: (not path.name.startswith("manifest"), path.name)):
+        if path.name != LOCK:
+            path.rename(str(aside / path.name))
+    return aside
+
+
+def _flush_to_disk(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def save_array(path: Path, values: "np.ndarray") -> None:
@@ -200,10 +178,7 @@ def json_text(value: object) -> str:
 
 
 def write_checked_json(path: Path, value: Mapping[str, Any]) -> None:
-    """Write a JSON file with a SHA-256 of its own content, which `read_json` checks and leaves out.
-
-    A large one, as the manifest of many inputs, is not indented, which would take ten times as long.
-    """
+    """Write a JSON file with a SHA-256 of its own content, which `read_json` checks and leaves out."""
     write_text(path, checked_json_text(value))
 
 
@@ -211,7 +186,7 @@ def checked_json_text(value: Mapping[str, Any]) -> str:
     """Return the content of a file of `write_checked_json`."""
     body = {**value, _DIGEST: _digest_of(value)}
     text = json.dumps(body, ensure_ascii=False)
-    return f"{text}\n" if len(text) > MAX_INDENTED_BYTES else json_text(body)
+    return f"{text}\n" if len(text) > _MAX_INDENTED_BYTES else json_text(body)
 
 
 def read_json(path: Path, remedy: str = "restore the file from a copy, or write its folder again") -> Any:
@@ -263,31 +238,6 @@ def sha256_file(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def move_aside(folder: Path) -> Path:
-    """Move the content of a folder to a new folder next to it and return that; the folder keeps its lock.
-
-    Manifests are moved first, so that what an interruption leaves does not look like a finished output.
-    """
-    folder = folder.resolve()  # `.` has no name of its own
-    aside = folder.with_name(f"{folder.name}.old-{datetime.now():%Y%m%d-%H%M%S-%f}")
-    aside.mkdir()
-    for path in sorted(folder.iterdir(), key=lambda path: (not path.name.startswith("manifest"), path.name)):
-        if path.name != LOCK:
-            path.rename(str(aside / path.name))
-    return aside
-
-
-def _flush_to_disk(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-CHECKSUMS = "checksums.json"
-
-
 def seal_folder(folder: Path, written: Collection[str] = ()) -> None:
     """Record the size and SHA-256 of every file that a folder holds now; FileNotFoundError if one `written` is gone."""
     for name in written:
@@ -322,32 +272,4 @@ def damage_of_folder(folder: Path, names: Collection[str] | None = None, *, whol
         return f"{Path(error.filename).name} is missing"
     except (DataError, OSError, AttributeError, TypeError, KeyError, ValueError) as error:
         return str(error).partition("\n")[0]
-    return None
-
-
-def is_url(location: str) -> bool:
-    """Whether a location is for fsspec rather than the local file system."""
-    return "://" in location
-
-
-def local_path(location: str | Path, flag: str) -> Path:
-    """Return the path that a user's path or `file://` URL means; other URLs are refused."""
-    location = str(location).removeprefix("file://")
-    if is_url(location):
-        raise ConfigError(
-            f"{location} is a URL, and this must be local",
-            where=flag,
-            remedy="name a local path; 'aws s3 sync' or 'rclone copy' copies it from or to a store",
-        )
-    return Path(location)
-
-
-def did_you_mean(folder: Path, patterns: Sequence[str], file: str) -> str | None:
-    """Return a remedy that names the folder inside a given one that was likely meant, None where there is none.
-
-    It is the newest match that holds `file`, of the first of the patterns that has one.
-    """
-    for pattern in patterns:
-        if found := [each for each in folder.glob(pattern) if (each / file).is_file()]:
-            return f"did you mean {max(found, key=lambda each: each.stat().st_mtime)}?"
     return None

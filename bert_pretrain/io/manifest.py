@@ -6,13 +6,11 @@ its work complete, or continues it, and another command is refused with the diff
 """
 
 import contextlib
-import errno
 import fcntl
 import importlib.metadata
 import os
 import platform
-import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from enum import Enum
 from pathlib import Path
 from typing import IO, Any
@@ -24,16 +22,8 @@ from bert_pretrain.io.files import LOCK, did_you_mean, is_bookkeeping, move_asid
 FORMAT_VERSIONS = {"vocab": 1, "data": 1, "run": 1, "finetune": 1}
 MANIFEST = "manifest.json"
 PARTIAL = "manifest.partial.json"
-_CONTENT = {
-    "vocab": {"vocab.txt", "tokenizer.json", "tokenizer_config.json"},
-    "data": {"train", "validation", "tokenizer", ".records", "README.md"},
-    "run": {"config.yaml", "metrics.jsonl", "checkpoints", "model"},
-}
-"""What an output holds besides manifests."""
 _INSIDE_A_RUN = {"vocab": ("vocab",), "data": ("data", "data/*"), "run": ("train", "train/*")}
 """Where `run` puts the output of each stage."""
-
-
 _ABSENT = object()
 """The value of a key that only the other of two dictionaries has."""
 
@@ -71,58 +61,35 @@ def claim(folder: Path, kind: str, identity: Mapping[str, Any], *, overwrite: bo
 
 def would_claim(folder: Path, kind: str, identity: Mapping[str, Any], *, overwrite: bool = False) -> Progress:
     """Return what `claim` would return, for a dry run: nothing is locked or written."""
-    check_writable(folder)
+    check_output(folder, overwrite=overwrite)
     return Progress.NEW if overwrite else _progress(folder, kind, identity)
 
 
 def _progress(folder: Path, kind: str, identity: Mapping[str, Any]) -> Progress:
+    check_output(folder, overwrite=False)
     record, present = _record(kind, identity), _content(folder)
     if not present or (present == [PARTIAL] and read_json(folder / PARTIAL) != record):
         return Progress.NEW  # empty, or only claimed by a command that failed before its first output
-    for name, progress in ((MANIFEST, Progress.COMPLETE), (PARTIAL, Progress.INCOMPLETE)):
-        if name in present:
-            found = read_json(folder / name)
-            changes = _differences({key: found.get(key) for key in record} if isinstance(found, dict) else {}, record)
-            if changes:
-                raise OutputError(
-                    f"{folder} was written by another command or configuration:\n    " + "\n    ".join(changes),
-                    where=str(folder / name),
-                    remedy="name another --output, undo the change, or add --overwrite (the old folder is moved aside)",
-                )
-            return progress
-    raise _something_else(folder, present)
+    found = read_record(folder)
+    if changes := _differences({key: found.get(key) for key in record}, record):
+        raise OutputError(
+            f"{folder} was written by another command or configuration:\n    " + "\n    ".join(changes),
+            where=str(folder / (MANIFEST if MANIFEST in present else PARTIAL)),
+            remedy="name another --output, undo the change, or add --overwrite (the old folder is moved aside)",
+        )
+    return Progress.COMPLETE if MANIFEST in present else Progress.INCOMPLETE
 
 
 def check_output(folder: Path, *, overwrite: bool) -> None:
-    """Refuse, before the identity of an output is known, a folder that no command of this package has written to."""
+    """Refuse a folder that cannot be written, or that no command of this package has written to."""
     check_writable(folder)
     present = _content(folder)
     if present and not overwrite and not {MANIFEST, PARTIAL} & set(present):
-        raise _something_else(folder, present)
-
-
-def _something_else(folder: Path, present: Sequence[str]) -> OutputError:
-    return OutputError(
-        f"{folder} holds something else: {', '.join(present[:5])}{' …' if len(present) > 5 else ''}",
-        where="--output",
-        remedy="name another folder, or add --overwrite (the old folder is moved aside)",
-    )
-
-
-@contextlib.contextmanager
-def claimed(folder: Path, kind: str, identity: Mapping[str, Any], *, overwrite: bool = False) -> Iterator[Progress]:
-    """Claim a folder, as `claim` does, for the time of a command.
-
-    If it is removed meanwhile, workers and threads may write a few more files, in a new folder of that name, or keep
-    the removal from ending. What is left is claimed again, so that the same command continues.
-    """
-    progress = claim(folder, kind, identity, overwrite=overwrite)
-    try:
-        yield progress
-    finally:
-        left = _content(folder)
-        if left and _CONTENT[kind].issuperset(left):
-            write_checked_json(folder / PARTIAL, _record(kind, identity))
+        raise OutputError(
+            f"{folder} holds something else: {', '.join(present[:5])}{' …' if len(present) > 5 else ''}",
+            where="--output",
+            remedy="name another folder, or add --overwrite (the old folder is moved aside)",
+        )
 
 
 def _record(kind: str, identity: Mapping[str, Any]) -> dict[str, Any]:
@@ -178,19 +145,17 @@ def may_hold_status(folder: Path) -> bool:
 def read_manifest(folder: Path, kind: str, flag: str) -> dict[str, Any]:
     """Return the manifest of a finished output of a kind (see `FORMAT_VERSIONS`); `flag` named it, for messages."""
     stage = {"vocab": "bert-pretrain vocab", "data": "bert-pretrain make-data", "run": "bert-pretrain train"}[kind]
-    name_another = f"name a folder that '{stage}' has written"
+    remedy = did_you_mean(folder, _INSIDE_A_RUN[kind], MANIFEST) or f"name a folder that '{stage}' has written"
     if not folder.is_dir():
-        raise DataError(f"there is no folder '{folder}'", where=flag, remedy=name_another)
-    name_another = did_you_mean(folder, _INSIDE_A_RUN[kind], MANIFEST) or name_another
+        raise DataError(f"there is no folder '{folder}'", where=flag, remedy=remedy)
     if not (folder / MANIFEST).exists():
         if (folder / PARTIAL).exists():
             remedy = "run the command that writes it again; it continues"
             raise DataError(f"{folder} is unfinished", where=flag, remedy=remedy)
-        raise DataError(f"{folder} has no {MANIFEST}", where=flag, remedy=name_another)
-    found = read_json(folder / MANIFEST)
-    if not isinstance(found, dict) or found.get("kind") != kind:
-        seen = found.get("kind") if isinstance(found, dict) else type(found).__name__
-        raise DataError(f"{folder} holds {seen!r}, not {kind!r}", where=flag, remedy=name_another)
+        raise DataError(f"{folder} has no {MANIFEST}", where=flag, remedy=remedy)
+    found = read_record(folder)
+    if found.get("kind") != kind:
+        raise DataError(f"{folder} holds {found.get('kind')!r}, not {kind!r}", where=flag, remedy=remedy)
     if found.get("format_version") != FORMAT_VERSIONS[kind]:
         raise DataError(
             f"{folder} has format version {found.get('format_version')}, "
@@ -209,17 +174,8 @@ def _differences(old: Any, new: Any, path: str = "") -> list[str]:
         paths = {key: f"{path}.{key}" if path else str(key) for key in (*old, *new)}
         pairs = ((old.get(key, _ABSENT), new.get(key, _ABSENT), at) for key, at in paths.items())
         return [line for was, now, at in pairs for line in _differences(was, now, at)]
-    if old == new:
-        return []
-    path = path.removeprefix("identity.")
-    if all(isinstance(value, str) and re.fullmatch("[0-9a-f]{64}", value) for value in (old, new)):
-        return [f"{path}: other content than before (its SHA-256 was {old[:8]}…, now it is {new[:8]}…)"]
-    return [f"{path}: {_short(old)} -> {_short(new)}"]
-
-
-def _short(value: object) -> str:
-    text = "not given" if value is _ABSENT else repr(value)
-    return text if len(text) <= 100 else text[:97] + "..."
+    values = ("not given" if value is _ABSENT else repr(value)[:100] for value in (old, new))
+    return [] if old == new else [f"{path.removeprefix('identity.')}: {' -> '.join(values)}"]
 
 
 @contextlib.contextmanager
@@ -251,28 +207,18 @@ def check_writable(folder: Path) -> None:
     if folder.exists() and not folder.is_dir():
         raise OutputError(f"'{folder}' is a file", where="--output", remedy="name a folder")
     nearest = next(path for path in (folder, *folder.absolute().parents) if path.exists())
-    if not nearest.is_dir():
-        raise _not_writable(folder, errno.ENOTDIR)
-    if not os.access(nearest, os.W_OK):
-        is_read_only = os.statvfs(nearest).f_flag & os.ST_RDONLY
-        raise _not_writable(folder, errno.EROFS if is_read_only else errno.EACCES)
-
-
-def _not_writable(folder: Path, number: int | None) -> OutputError:
-    what = f"cannot write there: {os.strerror(number or errno.EIO)}"
-    return OutputError(what, where=str(folder), remedy="name a folder that you may write to")
+    if not nearest.is_dir() or not os.access(nearest, os.W_OK):
+        what = f"{nearest} is read-only, or not yours to write" if nearest.is_dir() else f"{nearest} is a file"
+        raise OutputError(
+            f"cannot write there: {what}", where=str(folder), remedy="name a folder that you may write to"
+        )
 
 
 def _locked(folder: Path, waits: bool) -> IO[str]:
     """Open the lock of a folder, lock it and write into it who has it."""
     check_writable(folder)
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        file = (folder / LOCK).open("a+")
-    except OSError as error:
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            raise
-        raise _not_writable(folder, error.errno) from error
+    folder.mkdir(parents=True, exist_ok=True)
+    file = (folder / LOCK).open("a+")
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError as error:
@@ -302,5 +248,5 @@ def moved_while_writing(folder: Path) -> OutputError:
     return OutputError(
         "the folder was moved or removed while the command was writing it",
         where=str(folder),
-        remedy="put it back if it was moved, and run the same command again: it continues from what is there",
+        remedy="put it back if it was moved, else remove what is left of it, and run the same command again",
     )

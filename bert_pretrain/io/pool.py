@@ -5,7 +5,6 @@ submitted ahead of the consumer is bounded, so that results waiting for it canno
 """
 
 import concurrent.futures
-import contextlib
 import multiprocessing
 import multiprocessing.connection
 import os
@@ -56,23 +55,24 @@ def run_each(
     `workers` is a pool, or a number of processes for this call only; 1 runs everything in this process. A caller that
     may be interrupted while it holds a result opens a pool itself, which then stops at once.
     """
+    if isinstance(workers, int):
+        with LocalPool(workers) as pool:
+            yield from run_each(function, tasks, workers=pool, description=description, unit=unit, weights=weights)
+        return
     weights = [1] * len(tasks) if weights is None else weights
-    with contextlib.ExitStack() as stack:
-        pool: Pool = stack.enter_context(LocalPool(workers)) if isinstance(workers, int) else workers
-        bar = stack.enter_context(progress_bar(total=sum(weights), desc=description, unit=unit, unit_scale=unit == "B"))
-        if isinstance(pool, LocalPool) and (pool.num_workers == 1 or len(tasks) < 2):
+    with progress_bar(total=sum(weights), desc=description, unit=unit, unit_scale=unit == "B") as bar:
+        if isinstance(workers, LocalPool) and (workers.num_workers == 1 or len(tasks) < 2):
             for task, weight in zip(tasks, weights, strict=True):
                 result = function(task)
                 bar.update(weight)
                 yield result
             return
         try:
-            yield from _run_on(pool, function, tasks, description, lambda index: bar.update(weights[index]))
+            yield from _run_on(workers, function, tasks, description, lambda index: bar.update(weights[index]))
         except BaseException as error:
             # Tasks are pure and their outputs atomic, so an error or interruption need not wait for the rest.
-            pool.stop()
-            explanation = pool.explain(error, description)
-            if explanation is not None:
+            workers.stop()
+            if explanation := workers.explain(error, description):
                 raise explanation from error
             raise
 
@@ -183,9 +183,6 @@ def _exit_with(sentinel: int) -> None:
     os._exit(1)
 
 
-_MOVE_UP = "\x1b[A"
-
-
 class _Lines:
     """A file that is no terminal: every state of a bar is a line of its own, so that nothing else is on it."""
 
@@ -196,20 +193,12 @@ class _Lines:
         return getattr(self._file, name)
 
     def write(self, text: str) -> None:
-        if line := text.replace(_MOVE_UP, "").strip():
+        if line := text.replace("\x1b[A", "").strip():  # tqdm moves up to outer bars
             self._file.write(f"{line}\n")
-
-
-class _Bar(tqdm):  # type: ignore[type-arg]
-    @staticmethod
-    def format_meter(n: float, total: float, *arguments: Any, **options: Any) -> str:
-        """Return the state of a bar; sums of fractions end a little above the total, of which tqdm would warn."""
-        is_above = bool(total) and total < n < total + 0.5
-        return str(tqdm.format_meter(total if is_above else n, total, *arguments, **options))
 
 
 def progress_bar(items: Iterable[Any] | None = None, **options: Any) -> Any:
     """Return a tqdm bar with the given options, perhaps over items."""
     is_terminal = sys.stderr is not None and sys.stderr.isatty()
     file = sys.stderr if is_terminal or sys.stderr is None else _Lines(sys.stderr)
-    return _Bar(items, dynamic_ncols=True, mininterval=0.2 if is_terminal else 10.0, file=file, **options)
+    return tqdm(items, dynamic_ncols=True, mininterval=0.2 if is_terminal else 10.0, file=file, **options)

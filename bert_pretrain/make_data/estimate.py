@@ -19,8 +19,7 @@ import numpy as np
 
 from bert_pretrain.config import Config, DataConfig, names_of
 from bert_pretrain.errors import InputError
-from bert_pretrain.io.compression import decompress
-from bert_pretrain.io.files import open_raw
+from bert_pretrain.io.inputs import decompress, open_raw
 from bert_pretrain.io.pool import progress_bar
 from bert_pretrain.make_data.build import build_shard, open_records
 from bert_pretrain.make_data.ingest import write_store_shard

@@ -26,7 +26,7 @@ from bert_pretrain.make_data import build, summary
 from bert_pretrain.make_data.estimate import estimate
 from bert_pretrain.make_data.ingest import ingest
 from bert_pretrain.make_data.plan import Plan, make_plan
-from bert_pretrain.text.language import with_language
+from bert_pretrain.text.sentences import with_language
 from bert_pretrain.text.sources import Source, is_mix, resolve
 from bert_pretrain.text.tokenizer import Tokenizer
 
@@ -63,7 +63,8 @@ def make_data(
         manifest.would_claim(output, "data", identity, overwrite=overwrite)
         print(estimate(config, sources, tokenizer, looks=not looks).describe(workers or available_cores()))
         return output
-    with exclusive(output), manifest.claimed(output, "data", identity, overwrite=overwrite) as progress:
+    with exclusive(output):
+        progress = manifest.claim(output, "data", identity, overwrite=overwrite)
         remove_temporaries(output)
         if progress is Progress.COMPLETE:
             shutil.rmtree(output / build.RECORDS, ignore_errors=True)  # of a command killed at its very end

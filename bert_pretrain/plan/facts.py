@@ -19,8 +19,7 @@ from bert_pretrain.config import DataConfig, ModelConfig
 from bert_pretrain.errors import ConfigError, InputError
 from bert_pretrain.make_data.estimate import MIN_SOURCES, sample_source
 from bert_pretrain.text import documents
-from bert_pretrain.text.language import CHINESE_FROM, count_letters
-from bert_pretrain.text.sentences import SentenceSplitter
+from bert_pretrain.text.sentences import CHINESE_FROM, SentenceSplitter, count_letters
 from bert_pretrain.text.sources import FEW_DOCUMENTS, FEW_SOURCES, Source, examined, resolve
 from bert_pretrain.train.flops import training_flops
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
 from bert_pretrain.config import DataConfig
-from bert_pretrain.io.files import open_input
+from bert_pretrain.io.inputs import open_input
 from bert_pretrain.text import parquet
 from bert_pretrain.text.hub_datasets import open_version
 from bert_pretrain.text.readers import read_texts
@@ -47,16 +47,11 @@ def _bounds(source: Source, part_bytes: int, unpacked: Path | None) -> list[tupl
     part_bytes *= 1 if source.is_local else 8  # to find a cut, a few megabytes are fetched
     if not (unpacked or source.is_divisible) or size <= 2 * part_bytes:
         return [(0, None)]
-    try:
-        with open_input(str(unpacked or source.location)) as file:
-            file.seek(size // 2)
-            file.read(1)
-            is_table = source.format == "parquet"
-            cuts = parquet.cuts(source, part_bytes) if is_table else _cuts_of_text(file, source, size, part_bytes)
-    except OSError:
-        if source.is_local:
-            raise
-        return [(0, None)]  # from a server that sends whole files only
+    with open_input(str(unpacked or source.location)) as file:
+        if not file.seekable():  # from a server that sends whole files only
+            return [(0, None)]
+        is_table = source.format == "parquet"
+        cuts = parquet.cuts(source, part_bytes) if is_table else _cuts_of_text(file, source, size, part_bytes)
     return list(itertools.pairwise([*cuts, size]))
 
 
@@ -122,7 +117,7 @@ def progress_of(groups: Sequence[Sequence[ByteRange]]) -> dict[str, Any]:
     """Return unit and weights of a progress bar over groups of parts: bytes, or parts where a size is not known."""
     if any(part.source.size is None for parts in groups for part in parts):
         return {"unit": "part", "weights": [len(parts) for parts in groups]}
-    return {"unit": "B", "weights": [float(sum(part.num_bytes for part in parts)) for parts in groups]}
+    return {"unit": "B", "weights": [sum(part.num_bytes for part in parts) for parts in groups]}
 
 
 def check_unchanged(parts: Iterable[ByteRange]) -> None:

@@ -5,12 +5,11 @@ to be is refused with the likely encoding, never read as something else without 
 """
 
 import codecs
-import io
 from collections.abc import Iterator
 from typing import BinaryIO, cast
 
 from bert_pretrain.errors import InputError
-from bert_pretrain.io.compression import BlockStream
+from bert_pretrain.io.inputs import stream_of
 
 AUTO, UTF8 = "auto", "utf-8"
 _INVALID, _MARKING = "\udcff", "bert_pretrain.marking"
@@ -114,9 +113,7 @@ def _guess(sample: bytes) -> str | None:
 
 def as_utf8(file: BinaryIO, encoding: str) -> BinaryIO:
     """Return the content of a file as UTF-8; a sequence of bytes that is invalid becomes one that is invalid there."""
-    if encoding == UTF8:
-        return file
-    return cast(BinaryIO, io.BufferedReader(BlockStream(file, _recoded(file, encoding))))
+    return file if encoding == UTF8 else stream_of(file, _recoded(file, encoding))
 
 
 def _recoded(file: BinaryIO, encoding: str) -> Iterator[bytes]:

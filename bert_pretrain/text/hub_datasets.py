@@ -5,6 +5,7 @@ Their splits are never mixed without a word: training reads `train`, and holds o
 
 import hashlib
 import json
+import os
 import re
 from collections.abc import Callable, Sequence
 from functools import lru_cache
@@ -27,6 +28,20 @@ def folder_of(location: str) -> str:
     return next((folder for folder in found if folder and Path(folder).is_dir()), "")
 
 
+def _parse(location: str) -> tuple[str, str, str]:
+    """Return what a name gives: a local folder or a name on the hub, its configuration and split; "" if not."""
+    folder = folder_of(location)
+    rest, _, split = location.removeprefix(DATASET).removeprefix(folder).partition("@")
+    name, _, config = rest.partition(":")
+    return folder + name, config, split
+
+
+def absolute(location: str) -> str:
+    """Return a location with the absolute path of its folder, if it has one."""
+    folder, prefix = folder_of(location), DATASET if location.startswith(DATASET) else ""
+    return prefix + os.path.abspath(folder) + location[len(prefix + folder) :] if folder else location
+
+
 def is_dataset(location: str) -> bool:
     """Whether an input is a `dataset:` name, or a folder of `save_to_disk`, with or without `@split`."""
     return location.startswith(DATASET) or _is_saved(folder_of(location))
@@ -46,18 +61,16 @@ def version_of(location: str) -> str:
 
 
 def split_names(location: str) -> list[str]:
-    """Return the names of a dataset's splits that have rows, in order; none if one is chosen or it has only one."""
-    folder, name, config, split = _parse(location)
+    """Return the names of a dataset's splits, in order; none if one is chosen or it has only one."""
+    import datasets
+
+    name, config, split = _parse(location)
     if split:
         return []
-    if not _is_saved(folder):
-        import datasets
-
+    if not _is_saved(name):
         return _asked(lambda: list(datasets.get_dataset_split_names(name, config or None)), location)
-    names, found = _saved_splits(folder), _splits_to_read(location)
-    if skipped := [name for name in names if name not in found]:
-        print(f"warning: {location}: skipped, since they have no rows: {', '.join(skipped)}")
-    return found if len(names) > 1 else []
+    names = _saved_splits(name)
+    return names if len(names) > 1 else []
 
 
 def _saved_splits(folder: str) -> list[str]:
@@ -66,44 +79,23 @@ def _saved_splits(folder: str) -> list[str]:
     return [str(name) for name in read_json(file)["splits"]] if file.is_file() else []
 
 
-def _splits_to_read(location: str) -> list[str]:
-    """Return which splits of a saved dataset to open, the chosen one or all with rows; [""] for a single table.
-
-    A split without rows has no file of them, and `datasets` cannot open it.
-    """
-    folder, _, _, split = _parse(location)
-    names = _saved_splits(folder)
-    if split and split not in names:
-        raise _no_split(f"no split '{split}'", location, names)
-    filled = [name for name in names or [""] if not _is_empty(Path(folder) / name)]
-    if found := [name for name in filled if not split or name == split]:
-        return found
-    raise _no_split("no rows", location, filled)
-
-
-def _is_empty(folder: Path) -> bool:
-    file = folder / "state.json"
-    state = read_json(file) if file.is_file() else {}
-    return isinstance(state, dict) and state.get("_data_files") == []
-
-
-def _no_split(what: str, location: str, names: Sequence[str]) -> InputError:
-    remedy = f"choose one: {choices(location, names)}" if any(names) else "name a folder with rows, without a split"
-    return InputError(f"the dataset has {what} (it has: {', '.join(names) or 'none'})", where=location, remedy=remedy)
+def _no_split(split: str, location: str, names: Sequence[str]) -> InputError:
+    remedy = f"choose one: {choices(location, names)}" if names else "name the folder without a split"
+    what = f"the dataset has no split '{split}' (it has: {', '.join(names) or 'none'})"
+    return InputError(what, where=location, remedy=remedy)
 
 
 def choices(location: str, names: Sequence[str]) -> str:
     """Return the first few splits of a dataset as a user names them."""
-    folder = folder_of(location)
-    prefix = DATASET if location.startswith(DATASET) else ""
-    name = f"{prefix}{folder}" if folder else location.partition("@")[0]
+    folder, prefix = folder_of(location), DATASET if location.startswith(DATASET) else ""
+    name = prefix + folder if folder else location.partition("@")[0]
     return " or ".join(f"{name}@{split}" for split in names[:4])
 
 
 def held_out_split(location: str, names: Sequence[str], *, holds_out: bool) -> str | None:
     """Return which of a dataset's splits is held out, and print that, `train`, and what is not read."""
     if TRAIN not in names:
-        raise _no_split(f"no split '{TRAIN}'", location, names)
+        raise _no_split(TRAIN, location, names)
     held_out = next((name for name in VALIDATION if holds_out and name in names), None)
     rest = [name for name in names if name not in (TRAIN, held_out)]
     said = [f"'{TRAIN}' is trained on", *([f"'{held_out}' is held out"] if held_out else [])]
@@ -118,21 +110,25 @@ def open_dataset(location: str, *, streaming: bool = False) -> dict[str, Any]:
     """
     import datasets
 
-    folder, name, config, split = _parse(location)
+    name, config, split = _parse(location)
     data: Any
-    if _is_saved(folder):
-        names, remedy = _splits_to_read(location), "a file may be damaged; write it again"
-        folders = [str(Path(folder) / each) for each in names]
-        tables = _asked(lambda: list(map(datasets.load_from_disk, folders)), location, remedy)
-        data = tables[0] if split else dict(zip(names, tables, strict=True))
-    else:
-        options: dict[str, Any] = {"split": split or None, "streaming": streaming}
-        try:
-            data = _asked(lambda: datasets.load_dataset(name, config or None, **options), location)
-        except InputError:  # neither a slice of a split can be streamed, nor what only the cache holds
-            if not streaming:
-                raise
-            return open_dataset(location)
+    if _is_saved(name):  # split by split, for `datasets` cannot open one without rows
+        names, remedy = (
+            _saved_splits(name),
+            "a split without rows cannot be read; a file may be damaged: write it again",
+        )
+        if split and split not in names:
+            raise _no_split(split, location, names)
+        folders = {each: str(Path(name) / each) for each in ([split] if split else names or [""])}
+        data = _asked(lambda: {each: datasets.load_from_disk(path) for each, path in folders.items()}, location, remedy)
+        return {"": data[split]} if split else data
+    options: dict[str, Any] = {"split": split or None, "streaming": streaming}
+    try:
+        data = _asked(lambda: datasets.load_dataset(name, config or None, **options), location)
+    except InputError:  # neither a slice of a split can be streamed, nor what only the cache holds
+        if not streaming:
+            raise
+        return open_dataset(location)
     return dict(data) if isinstance(data, dict) else {"": data}
 
 
@@ -146,8 +142,8 @@ def rows_or_files(location: str) -> tuple[int, list[str]]:
     """Return the number of rows of a dataset, or, where only building it would tell, 0 and the files of its split."""
     import datasets
 
-    folder, name, config, split = _parse(location)
-    if not _is_saved(folder):
+    name, config, split = _parse(location)
+    if not _is_saved(name):
         builder = _asked(lambda: datasets.load_dataset_builder(name, config or None), location)
         if found := (builder.info.splits or {}).get(split):
             return int(found.num_examples), []
@@ -161,11 +157,3 @@ def _asked(call: Callable[[], T], location: str, remedy: str = "check the name")
         return call()
     except Exception as error:  # `datasets` raises whatever its readers raise
         raise InputError(f"datasets cannot open it: {error}", where=location, remedy=remedy) from error
-
-
-def _parse(location: str) -> tuple[str, str, str, str]:
-    """Return what a name gives: a local folder, the name `datasets` takes, its configuration and split; "" if not."""
-    folder = folder_of(location)
-    rest, _, split = location.removeprefix(DATASET).removeprefix(folder).partition("@")
-    name, _, config = rest.partition(":")
-    return folder, folder + name, config, split

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from bert_pretrain.errors import InputError
-from bert_pretrain.io.files import open_input
+from bert_pretrain.io.inputs import open_input
 from bert_pretrain.text.sources import READ_ERRORS, Source, damaged, is_compressed
 from bert_pretrain.text.text_files import ByteRange, Position, check_record_size, present_columns
 

@@ -16,7 +16,7 @@ from typing import Any
 from bert_pretrain.config import MAX_RECORD_BYTES, DataConfig, names_of
 from bert_pretrain.errors import InputError
 from bert_pretrain.io import files
-from bert_pretrain.io.files import size_and_version
+from bert_pretrain.io.inputs import size_and_version
 from bert_pretrain.text import parquet
 from bert_pretrain.text.hub_datasets import open_dataset, open_version, rows_or_files
 from bert_pretrain.text.sources import FEW_SOURCES, Source, evenly_spaced
@@ -167,9 +167,7 @@ def array_elements(blocks: Iterable[str], part: ByteRange, max_bytes: int) -> It
                 try:
                     end = find_end(text, begin)[1]
                 except (ValueError, RecursionError) as error:
-                    # Whatever the next block can mend is reported near the end of the text, or of its string.
-                    is_near_end = getattr(error, "pos", 0) > len(text) - 10
-                    if block and (is_near_end or str(error).startswith("Unterminated string")):
+                    if block:  # the next one may complete the element
                         break
                     raise _not_json(getattr(error, "msg", "it is nested too deeply"), position) from error
                 if block and end == len(text):  # a number may continue
@@ -178,19 +176,14 @@ def array_elements(blocks: Iterable[str], part: ByteRange, max_bytes: int) -> It
                 begin, state = end, "behind"
                 continue
             if (state, mark) not in _AFTER_MARK:
-                raise _not_array(f"unexpected {text[begin : begin + 20]!r}", position)
+                raise _not_json(f"unexpected {text[begin : begin + 20]!r} in an array", position)
             begin, state = begin + 1, _AFTER_MARK[state, mark]
             if mark == ",":
                 position = position._replace(in_part=position.in_part + 1)
         rest = text[begin:]
         check_record_size(len(rest.encode()), max_bytes, position)
     if state != "end":
-        raise _not_array("it has no end", position)
-
-
-def _not_array(what: str, position: Position) -> InputError:
-    remedy = "fetch it again if it is cut off; records without an array around them are one per line"
-    return InputError(f"it is not a JSON array: {what}", where=str(position), remedy=remedy)
+        raise _not_json("the array has no end", position)
 
 
 def parse_json(text: str, where: object) -> Any:
@@ -226,13 +219,13 @@ def _read_csv(
                 yield line
 
     dialect = _TSV if part.source.format == "tsv" else {"strict": True, "delimiter": part.source.delimiter}
+    csv.field_size_limit(max(max_bytes, csv.field_size_limit()))  # the process's; ours is the record's
     reader = csv.reader(lines(), **dialect)
-    rows = _rows(reader, max_bytes)
     try:
-        names = list(header) or next(filter(None, rows), [])
+        names = list(header) or next(filter(None, reader), [])
         present_columns(part, columns, names)
         position, num_bytes = Position(part, "line", reader.line_num + 1), 0
-        for row in rows:
+        for row in reader:
             surplus = row[len(names) :]
             if surplus and not any_width:  # a delimiter in an unquoted text would cut the text
                 raise _not_csv(f"the row has {len(row)} fields, the header {len(names)}", position)
@@ -244,19 +237,6 @@ def _read_csv(
             position, num_bytes = Position(part, "line", reader.line_num + 1), 0
     except csv.Error as error:
         raise _not_csv(str(error), position) from error
-
-
-def _rows(reader: Iterator[list[str]], max_bytes: int) -> Iterator[list[str]]:
-    """Yield the rows of a CSV reader under a limit of fields, which is the process's and so set only while it reads."""
-    while True:
-        limit = csv.field_size_limit(max_bytes)
-        try:
-            row = next(reader)
-        except StopIteration:
-            return
-        finally:
-            csv.field_size_limit(limit)
-        yield row
 
 
 def _not_csv(what: str, position: Position) -> InputError:

@@ -5,7 +5,6 @@ configuration does not say is detected at the beginning of its text.
 """
 
 import glob
-import itertools
 import lzma
 import math
 import os
@@ -14,14 +13,13 @@ import zlib
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
 from pathlib import Path
 from typing import Any, TypeVar
 
 from bert_pretrain.config import DataConfig
 from bert_pretrain.errors import ConfigError, InputError
-from bert_pretrain.io.compression import COMPRESSIONS
-from bert_pretrain.io.files import is_url, matching_urls, open_input, size_and_version
+from bert_pretrain.io.files import is_url
+from bert_pretrain.io.inputs import COMPRESSIONS, matching_urls, open_input, size_and_version
 from bert_pretrain.io.manifest import is_output
 from bert_pretrain.text import hub_datasets
 from bert_pretrain.text.encodings import AUTO, UTF8, decode, encoding_of
@@ -82,28 +80,19 @@ class Source:
     @property
     def absolute(self) -> "Source":
         """The same input with an absolute path, for processes in other folders or on other machines."""
-        if self.is_local:
-            return replace(self, location=os.path.abspath(self.location))
-        if self.format != "dataset":
-            return self
-        folder = hub_datasets.folder_of(self.location)
-        begin = len(DATASET) if self.location.startswith(DATASET) else 0
-        rest = self.location[begin + len(folder) :]
-        return replace(self, location=self.location[:begin] + os.path.abspath(folder) + rest) if folder else self
+        if self.format == "dataset":
+            return replace(self, location=hub_datasets.absolute(self.location))
+        return replace(self, location=os.path.abspath(self.location)) if self.is_local else self
 
     def check_unchanged(self) -> None:
         """Check that an input has not changed since it was resolved, as far as its version tells."""
-        now: tuple[int | None, str] | None
         try:
-            now = _size_and_version(self)
+            if _size_and_version(self) == (self.size, self.version):
+                return
         except OSError:
-            now = None
-        if now != (self.size, self.version):
-            raise InputError(
-                "the input changed while it was read",
-                where=self.location,
-                remedy="run the command again once the input no longer changes",
-            )
+            pass
+        remedy = "run the command again once the input no longer changes"
+        raise InputError("the input changed while it was read", where=self.location, remedy=remedy)
 
     @property
     def is_divisible(self) -> bool:
@@ -177,12 +166,8 @@ def resolve(
 
 def _refuse_duplicates(sources: Sequence[Source]) -> None:
     seen: set[str] = set()
-    real_folder = lru_cache(os.path.realpath)
     for source in sources:
-        name = source.location
-        if source.is_local:
-            folder, file = os.path.split(name)
-            name = os.path.realpath(name) if os.path.islink(name) else os.path.join(real_folder(folder), file)
+        name = os.path.realpath(source.location) if source.is_local else source.location
         if name in seen:
             raise InputError("an input is given twice", where=source.location, remedy="name it once")
         seen.add(name)
@@ -224,10 +209,16 @@ def _find(item: str, config: DataConfig) -> list[Source]:
         locations = _files_below(Path(item))
     elif not os.path.isfile(item):
         matches = sorted(glob.glob(str(Path(item)), recursive=True))
-        locations = _not_empty([str(Path(match)) for match in matches if os.path.isfile(match)])
+        locations = [str(Path(match)) for match in matches if os.path.isfile(match)]
         if not locations:
             raise InputError("there is no such file or folder", where=item, remedy="check the path; no file matches it")
-    return [_source(location, boundaries.get(location, default)) for location in locations]
+    sources = [_source(location, boundaries.get(location, default)) for location in locations]
+    empty = [source.location for source in sources if source.size == 0]
+    if len(empty) == len(sources):
+        raise InputError("the file is empty", where=empty[0], remedy="leave it out, or write it again")
+    if empty:
+        print(f"skipped, since they are empty: {len(empty)} files, {empty[0]} the first")
+    return [source for source in sources if source.size != 0]
 
 
 def _source(location: str, boundary: str, format_: str | None = None, split: str = "") -> Source:
@@ -237,8 +228,6 @@ def _source(location: str, boundary: str, format_: str | None = None, split: str
         raise InputError(what, where=location, remedy=f"supported: {SUPPORTED}")
     source = Source(location, format_, None, "", boundary=boundary, split=split)
     size, version = _size_and_version(source)
-    if size == 0 and source.is_local:
-        raise InputError("the file is empty", where=location, remedy="leave it out, or write it again")
     return replace(source, size=size, version=version)
 
 
@@ -266,17 +255,7 @@ def _files_below(path: Path) -> list[str]:
         print(f"skipped, since bert-pretrain wrote them: {', '.join(sorted(outputs))}")
     if not files:
         raise InputError("the folder holds no readable file", where=str(path), remedy=f"supported: {SUPPORTED}")
-    return _not_empty(sorted(files, key=lambda file: file.split(os.sep)))
-
-
-def _not_empty(files: list[str]) -> list[str]:
-    """Skip empty files among others, with a message; if all are empty, that is an error elsewhere."""
-    kept = [file for file in files if os.path.getsize(file)]
-    if kept and len(kept) < len(files):
-        empty = next(file for file in files if not os.path.getsize(file))
-        print(f"skipped, since they are empty: {len(files) - len(kept)} files, {empty} the first")
-        return kept
-    return files
+    return sorted(files, key=lambda file: file.split(os.sep))
 
 
 def _format_of(name: str) -> str | None:
@@ -304,8 +283,7 @@ def evenly_spaced(items: Sequence[T], number: int) -> list[T]:
 
 def examined(source: Source, config: DataConfig, *, whole_words: bool = False) -> Source:
     """Return a source with what is detected at the beginning of its text: encoding, layout, and form of a table."""
-    boundary, splitter = "record", str(config.sentence_splitter)
-    is_split = whole_words
+    boundary, splitter, is_split = "record", str(config.sentence_splitter), whole_words
     if source.format in TEXT_FORMATS:
         sample = _sample(source)
         source = replace(source, encoding=encoding_of(sample, config.encoding, source.location))
@@ -352,8 +330,7 @@ def sample_text(source: Source) -> str:
 def _sample(source: Source) -> bytes:
     with open_input(source.location) as file:
         try:
-            is_small = source.is_local and not source.needs_decoding and (source.size or 0) < _SAMPLE_BYTES
-            return file.read() if is_small else file.read(_SAMPLE_BYTES)
+            return file.read(_SAMPLE_BYTES)
         except READ_ERRORS as error:
             raise damaged(source, error) from error
 
@@ -376,9 +353,8 @@ def has_one_sentence_a_line(sample: str, language: str) -> bool:
     ended = sum(line[-1] in ".!?。！？…;；:：\"'”’」』）)]》" for line in lines)
     if ended < 0.5 * len(lines):
         return False
-    may_hold_several = int(0.35 * len(lines[:500]))
-    several = (line for line in lines[:500] if len(sentencex.segment(language, line[:2000])) > 1)
-    return next(itertools.islice(several, may_hold_several, None), None) is None
+    several = sum(len(sentencex.segment(language, line[:2000])) > 1 for line in lines[:500])
+    return several <= 0.35 * len(lines[:500])
 
 
 def delimiter_of(sample: str) -> str:

@@ -12,7 +12,7 @@ from typing import BinaryIO, NamedTuple
 
 from bert_pretrain.config import MAX_RECORD_BYTES
 from bert_pretrain.errors import InputError
-from bert_pretrain.io.files import open_input
+from bert_pretrain.io.inputs import open_input
 from bert_pretrain.text.encodings import UTF8, as_utf8
 from bert_pretrain.text.sources import READ_ERRORS, Source, damaged
 
@@ -77,7 +77,7 @@ def check_record_size(num_bytes: int, max_bytes: int, position: object) -> None:
         raise InputError(
             f"the record has more than {max_bytes:,} bytes",
             where=str(position),
-            remedy="split it, and close every quote in CSV; vocab and make-data: or set data.max_record_bytes higher",
+            remedy="fix a missing quote, bracket or comma, or split it; or raise data.max_record_bytes (make-data)",
         )
 
 

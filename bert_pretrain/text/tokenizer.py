@@ -69,14 +69,20 @@ class Tokenizer:
         self.tokens = list(tokens)
         self.whole_words = whole_words
         self.folder = folder
-        processing = {
-            "lowercase": lowercase,
-            "strip_accents": strip_accents,
-            "handle_chinese_chars": handle_chinese_chars,
-        }
-        self.settings = {name: processing[key] for name, key in NORMALIZER_NAMES.items()}
+        self.settings = dict(zip(NORMALIZER_NAMES, (lowercase, strip_accents, handle_chinese_chars), strict=True))
         self.pad_id, self.unk_id, self.cls_id, self.sep_id, self.mask_id = (ids[token] for token in SPECIAL_TOKENS)
-        self.backend = _word_level(ids) if whole_words else _word_piece(ids, processing)
+        if whole_words:
+            self.backend = Backend(models.WordLevel(ids, unk_token=UNKNOWN))
+            self.backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+        else:
+            self.backend = Backend(
+                models.WordPiece(ids, unk_token=UNKNOWN, max_input_chars_per_word=MAX_WORD_CHARACTERS)
+            )
+            self.backend.normalizer = bert_normalizer(
+                lowercase=lowercase, strip_accents=strip_accents, handle_chinese_chars=handle_chinese_chars
+            )
+            self.backend.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+            self.backend.decoder = decoders.WordPiece(prefix="##")
         self.backend.add_special_tokens(list(SPECIAL_TOKENS))
         self.backend.post_processor = processors.TemplateProcessing(
             single="[CLS]:0 $A:0 [SEP]:0",
@@ -84,10 +90,6 @@ class Tokenizer:
             special_tokens=[("[CLS]", self.cls_id), ("[SEP]", self.sep_id)],
         )
         self.backend.encode_special_tokens = True
-
-    def __repr__(self) -> str:
-        casing = "lower case" if self.settings["do_lower_case"] else "cased"
-        return f"<WordPiece tokenizer of {self.vocab_size:,} tokens, {casing}>"
 
     @staticmethod
     def of_words(tokens: Sequence[str]) -> "Tokenizer":
@@ -98,22 +100,23 @@ class Tokenizer:
     def load(folder: Path, flag: str = "--vocab", *, lowercase: bool | None = None) -> "Tokenizer":
         """Open a tokenizer folder, named by `flag`; `lowercase` is its casing where the folder does not state it."""
         found = read_tokenizer_folder(folder, flag)
-        if found.lowercase is None and lowercase is None:
+        stated = found.lowercase
+        if stated is None and lowercase is None:
             raise DataError(
                 "the casing of this vocabulary is not stated",
-                where=str(folder / "tokenizer_config.json"),
+                where=str(folder / CONFIG),
                 remedy='write {"do_lower_case": true} or {"do_lower_case": false} there, or add --lowercase or '
                 "--no-lowercase to vocab --extend or make-data",
             )
-        if None not in (found.lowercase, lowercase) and found.lowercase != lowercase:
+        if None not in (stated, lowercase) and stated != lowercase:
             raise DataError(
-                f"{folder} states do_lower_case {str(found.lowercase).lower()}",
+                f"{folder} states do_lower_case {str(stated).lower()}",
                 where="--lowercase" if lowercase else "--no-lowercase",
-                remedy="leave the flag out, or correct the folder's tokenizer_config.json",
+                remedy=f"leave the flag out, or correct the folder's {CONFIG}",
             )
+        found = found._replace(lowercase=lowercase if stated is None else stated)
         try:
-            is_lowercase = lowercase if found.lowercase is None else found.lowercase
-            return Tokenizer(**{**found._asdict(), "lowercase": bool(is_lowercase)}, folder=folder)
+            return Tokenizer(**found._asdict(), folder=folder)
         except ValueError as error:
             name = VOCABULARY if (folder / VOCABULARY).is_file() else TOKENIZER
             raise DataError(f"{name} is broken: {error}", where=str(folder / name), remedy=REMEDY) from error
@@ -219,20 +222,6 @@ _WORD_LEVEL_CONFIG = {
     "model_input_names": ["input_ids", "token_type_ids", "attention_mask"],
     "clean_up_tokenization_spaces": False,
 }
-
-
-def _word_level(ids: dict[str, int]) -> Backend:
-    backend = Backend(models.WordLevel(ids, unk_token="[UNK]"))
-    backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    return backend
-
-
-def _word_piece(ids: dict[str, int], processing: dict[str, Any]) -> Backend:
-    backend = Backend(models.WordPiece(ids, unk_token="[UNK]", max_input_chars_per_word=MAX_WORD_CHARACTERS))
-    backend.normalizer = bert_normalizer(**processing)
-    backend.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
-    backend.decoder = decoders.WordPiece(prefix="##")
-    return backend
 
 
 @dataclass(frozen=True)

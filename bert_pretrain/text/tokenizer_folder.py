@@ -23,6 +23,23 @@ VOCABULARY, TOKENIZER, CONFIG = FILES = ("vocab.txt", "tokenizer.json", "tokeniz
 REMEDY = "name a folder that 'bert-pretrain vocab' has written, or one of a BERT with vocab.txt or tokenizer.json"
 # Others with a vocab.txt cut text by rules of their own, such as BertJapaneseTokenizer.
 _CLASSES = ("BertTokenizer", "DistilBertTokenizer", "ElectraTokenizer", "PreTrainedTokenizer", "TokenizersBackend")
+# What a tokenizer.json must say; old files leave out what _OPTIONAL names.
+_WORD_PIECE: dict[str, dict[str, object]] = {
+    "model": {
+        "type": "WordPiece",
+        "continuing_subword_prefix": "##",
+        "unk_token": "[UNK]",
+        "max_input_chars_per_word": MAX_WORD_CHARACTERS,
+    },
+    "normalizer": {"type": "BertNormalizer", "clean_text": True},
+    "pre_tokenizer": {"type": "BertPreTokenizer"},
+}
+_WHOLE_WORDS: dict[str, dict[str, object]] = {
+    "model": {"unk_token": "[UNK]"},
+    "normalizer": {"type": None},
+    "pre_tokenizer": {"type": "WhitespaceSplit"},
+}
+_OPTIONAL = (("model", "type"), ("model", "max_input_chars_per_word"), ("normalizer", "clean_text"))
 # tokenizer_config.json's name of a setting -> that of the normalizer in tokenizer.json.
 NORMALIZER_NAMES = {
     "do_lower_case": "lowercase",
@@ -71,7 +88,9 @@ def read_tokenizer_folder(folder: Path, flag: str) -> TokenizerFolder:
         raise DataError(f"{folder} is unfinished", where=flag, remedy="run the command that writes it again")
     try:
         backend, config, added = (_read_object(folder / name) for name in (TOKENIZER, CONFIG, "added_tokens.json"))
-        settings = _settings_of_backend(backend, folder / TOKENIZER) | _settings_of_config(config, folder / CONFIG)
+        whole_words = bool(backend) and backend["model"].get("type") == "WordLevel"
+        stated = _settings_of_backend(backend, whole_words, folder / TOKENIZER)
+        stated |= _settings_of_config(config, folder / CONFIG)
         tokens = _read_tokens(folder, backend)
         in_config = config.get("added_tokens_decoder") or {}
         entries = [*(backend.get("added_tokens") or []), *in_config.values()]
@@ -79,10 +98,10 @@ def read_tokenizer_folder(folder: Path, flag: str) -> TokenizerFolder:
     except (AttributeError, KeyError, TypeError) as error:  # JSON of another form
         what = f"its files describe no tokenizer: {type(error).__name__}: {error}"
         raise DataError(what, where=f"{folder / TOKENIZER} or {CONFIG}", remedy=REMEDY) from error
-    if backend and backend["model"].get("type") == "WordLevel":
-        return TokenizerFolder(tokens, False, False, False, whole_words=True)
-    lowercase, strip_accents = settings.get("do_lower_case"), settings.get("strip_accents")
-    return TokenizerFolder(tokens, lowercase, strip_accents, settings.get("tokenize_chinese_chars", True), False)
+    if whole_words:
+        return TokenizerFolder(tokens, False, False, False, whole_words)
+    lowercase, strip_accents = stated.get("do_lower_case"), stated.get("strip_accents")
+    return TokenizerFolder(tokens, lowercase, strip_accents, stated.get("tokenize_chinese_chars", True), whole_words)
 
 
 def _read_object(path: Path) -> dict[str, Any]:
@@ -136,32 +155,19 @@ def _check_added_tokens(folder: Path, tokens: list[str], added: set[str]) -> Non
         )
 
 
-def _settings_of_backend(backend: Mapping[str, Any], path: Path) -> dict[str, Any]:
+def _settings_of_backend(backend: Mapping[str, Any], whole_words: bool, path: Path) -> dict[str, Any]:
     """Return what the normalizer of a `tokenizer.json` states; refuse any but BERT's WordPiece and whole words."""
     if not backend:
         return {}
-    model, pre_tokenizer = backend["model"], backend.get("pre_tokenizer") or {}
-    kind = model.get("type", "WordPiece" if "continuing_subword_prefix" in model else None)  # old files state none
+    for part, wanted in (_WHOLE_WORDS if whole_words else _WORD_PIECE).items():
+        stated = backend.get(part) or {}
+        for key, value in wanted.items():
+            found = stated.get(key, value if (part, key) in _OPTIONAL else None)
+            if found != value:
+                whose = "that of whole words" if whole_words else "BERT's"
+                what = f"the {key} of its {part} is {repr(found)[:80]}, {whose} is {value!r}"
+                raise DataError(what, where=str(path), remedy=REMEDY)
     normalizer = backend.get("normalizer") or {}
-    seen: dict[str, tuple[object, object]] = {
-        "the model": (kind, "WordPiece"),
-        "the continuing prefix": (model.get("continuing_subword_prefix"), "##"),
-        "the unknown token": (model.get("unk_token"), "[UNK]"),
-        "the longest word": (model.get("max_input_chars_per_word", MAX_WORD_CHARACTERS), MAX_WORD_CHARACTERS),
-        "the normalizer": (normalizer.get("type"), "BertNormalizer"),
-        "clean_text of the normalizer": (normalizer.get("clean_text", True), True),
-        "the pre-tokenizer": (pre_tokenizer.get("type"), "BertPreTokenizer"),
-    }
-    if kind == "WordLevel":
-        seen = {
-            "the unknown token": (model.get("unk_token"), "[UNK]"),
-            "the normalizer": (normalizer.get("type"), None),
-            "the pre-tokenizer": (pre_tokenizer.get("type"), "WhitespaceSplit"),
-        }
-    whose = "that of whole words" if kind == "WordLevel" else "BERT's"
-    for what, (found, expected) in seen.items():
-        if found != expected:
-            raise DataError(f"{what} is {repr(found)[:80]}, {whose} is {expected!r}", where=str(path), remedy=REMEDY)
     return _checked({name: normalizer[key] for name, key in NORMALIZER_NAMES.items() if key in normalizer}, path)
 
 

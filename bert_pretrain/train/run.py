@@ -84,7 +84,7 @@ def train(
                 progress = manifest.would_claim(output, "run", run.identity, overwrite=overwrite)
                 return (False, None) if overwrite else find_progress(run, progress, resume=resume, changes=False)
             held.enter_context(exclusive(output))
-            progress = held.enter_context(manifest.claimed(output, "run", run.identity, overwrite=overwrite))
+            progress = manifest.claim(output, "run", run.identity, overwrite=overwrite)
             return find_progress(run, progress, resume=resume, changes=True)
 
         is_done, latest = dist_context.run_on_main(claim)

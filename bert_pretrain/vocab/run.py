@@ -60,7 +60,8 @@ def make_vocab(
         **_choices(config.vocab, old),
         "reading": config.data.model_dump(mode="json", include={"text_field", "strict"}),
     }
-    with exclusive(output), manifest.claimed(output, "vocab", identity, overwrite=overwrite) as progress:
+    with exclusive(output):
+        progress = manifest.claim(output, "vocab", identity, overwrite=overwrite)
         if progress is Progress.COMPLETE:
             if _is_intact(output):
                 print(f"up to date: {output}")
@@ -151,7 +152,6 @@ def _count(sources: list[Source], output: Path, config: Config, workers: int | N
         open_pool(workers, scheduler, folders=[output], files=files) as pool,
         tempfile.TemporaryDirectory(dir=output.absolute(), prefix=".counts-", suffix=".tmp") as folder,
     ):
-        documents.report_undivided(sources, pool.num_workers)
         found = [Path(folder, f"{number}") for number in range(len(batches))]
         count = partial(_count_groups, config=config)
         list(run_each(count, list(zip(found, batches, strict=True)), workers=pool, description="count", **shown))

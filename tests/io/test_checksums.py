@@ -53,6 +53,11 @@ def test_json_of_others_has_no_checksum_and_is_read_up_to_a_size(tmp_path: Path,
     (tmp_path / "config.json").write_text(" " * (1 << 20) + "{}")
     with pytest.raises(DataError, match="1 MiB"):
         read_json(tmp_path / "config.json")
+    (tmp_path / "latin.json").write_bytes(b"\xff\xfe")
+    for name in ("latin.json", "missing.json"):
+        with pytest.raises(DataError) as caught:
+            read_json(tmp_path / name)
+        assert caught.value.where == str(tmp_path / name)
 
 
 def test_every_damage_of_a_sealed_folder_is_found(tmp_path: Path) -> None:

@@ -133,10 +133,23 @@ def test_a_cluster_without_workers_waits_for_them_and_a_scheduler_that_dies_is_o
     assert "Traceback" not in stderr
 
 
-@pytest.mark.parametrize("address", ["nonsense", "", "http://127.0.0.1:80", "tcp://127.0.0.1"])
-def test_an_address_that_is_none_is_refused(address: str) -> None:
-    with pytest.raises(ConfigError, match="is not the address"), cluster.connect(address, folders=[], files=[]):
-        pass
+@pytest.mark.parametrize(
+    ("address", "settings", "part"),
+    [
+        *(
+            (address, {}, "is not the address")
+            for address in ("nonsense", "", "http://127.0.0.1:80", "tcp://127.0.0.1")
+        ),
+        ("tcp://127.0.0.1:1", {}, "cannot reach a scheduler"),
+        ("tls://127.0.0.1:1", {}, "distributed.comm.tls"),
+        ("tcp://127.0.0.1:1", {"distributed.comm.require-encryption": True}, "encryption required"),
+    ],
+)
+def test_an_address_that_cannot_be_used_is_one_message(address: str, settings: dict[str, bool], part: str) -> None:
+    import dask
+
+    with dask.config.set(settings), pytest.raises(ConfigError, match=part):
+        cluster.connect(address, folders=[], files=[]).__enter__()
 
 
 def test_a_scheduler_that_does_not_answer_is_one_message(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -145,8 +158,6 @@ def test_a_scheduler_that_does_not_answer_is_one_message(monkeypatch: pytest.Mon
         address = f"tcp://127.0.0.1:{silent.getsockname()[1]}"
         with pytest.raises(ConfigError, match=f"cannot reach a scheduler at {address}: "):
             cluster.connect(address, folders=[], files=[]).__enter__()
-    with pytest.raises(ConfigError, match=f"cannot reach a scheduler at {address}: "):  # and none at all
-        cluster.connect(address, folders=[], files=[]).__enter__()
 
 
 def test_a_worker_tells_what_it_does_not_see(tmp_path: Path) -> None:
@@ -154,7 +165,7 @@ def test_a_worker_tells_what_it_does_not_see(tmp_path: Path) -> None:
     sound = {"versions": tuple(cluster._versions().items()), "folders": (str(tmp_path),), "files": ()}
 
     def difference(**changes: object) -> str:
-        return str(cluster._difference(Expectation(**{**sound, **changes})))
+        return str(cluster.difference(Expectation(**{**sound, **changes})))
 
     assert difference(files=((str(tmp_path / "a.txt"), 4),)) == "None"
     assert "/nowhere" in difference(folders=("/nowhere",))
@@ -195,17 +206,3 @@ def test_tls_takes_its_certificates_from_the_configuration_of_dask_and_refuses_o
                         cluster.connect(running.address, folders=[], files=[]).__enter__()
     finally:
         running.close()
-
-
-@pytest.mark.parametrize(
-    ("address", "settings", "part"),
-    [
-        ("tls://127.0.0.1:1", {}, "distributed.comm.tls"),
-        ("tcp://127.0.0.1:1", {"distributed.comm.require-encryption": True}, "encryption required"),
-    ],
-)
-def test_tls_without_certificates_and_tcp_where_encryption_is_required_are_one_message(address, settings, part) -> None:
-    import dask
-
-    with dask.config.set(settings), pytest.raises(ConfigError, match=part):
-        cluster.connect(address, folders=[], files=[]).__enter__()

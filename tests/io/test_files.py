@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from bert_pretrain.errors import DataError, OutputError
+from bert_pretrain.errors import OutputError
 from bert_pretrain.io.files import (
     atomic_folder,
     atomic_path,
@@ -145,15 +145,6 @@ def test_moving_aside_keeps_everything_but_the_lock(tmp_path: Path) -> None:
                 pytest.fail("moving aside let go of the lock")
     assert [(aside / "train" / "a").read_text() for aside in asides] == ["first", "second"]
     assert not names(folder)
-
-
-@pytest.mark.parametrize("content", [None, b"{", b"\xff\xfe"])
-def test_json_that_is_missing_or_broken_names_the_file(tmp_path: Path, content: bytes | None) -> None:
-    if content is not None:
-        (tmp_path / "a.json").write_bytes(content)
-    with pytest.raises(DataError) as caught:
-        read_json(tmp_path / "a.json")
-    assert caught.value.where == str(tmp_path / "a.json")
 
 
 MANY = """

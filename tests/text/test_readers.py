@@ -66,9 +66,7 @@ def read(path: Path, **options: int) -> list[Record]:
 
 def test_csv_has_blank_lines_before_its_header_and_short_rows(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_text("\n\ntext,kind,n\none\n,b\n")
-    limit = csv.field_size_limit()
     (first, position), (second, _) = read(tmp_path / "a.csv")
-    assert csv.field_size_limit() == limit  # of other readers in this process
     assert (first, position.number) == ({"text": "one", "kind": None, "n": None}, 4)
     assert second == {"text": "", "kind": "b", "n": None}
 

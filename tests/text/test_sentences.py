@@ -31,17 +31,6 @@ def test_no_character_is_lost_and_no_sentence_is_blank(text: str, splitter: str,
     assert all(sentence and "\n" not in sentence and sentence == sentence.strip() for sentence in found)
 
 
-@given(text=TEXTS, cuts=st.lists(st.integers(0, 300), max_size=4))
-def test_a_document_in_passages_loses_nothing(text: str, cuts: list[int]) -> None:
-    splitter = SentenceSplitter("sentencex", "en")
-    bounds = sorted({0, len(text), *(cut for cut in cuts if cut < len(text))})
-    for _ in range(2):  # nothing of one document is left for the next
-        passages = [text[begin:end] for begin, end in itertools.pairwise(bounds)]
-        found = [sentence for passage in passages for sentence in splitter.split(passage, ends_document=False)]
-        found += splitter.split("", ends_document=True)
-        assert squeezed("".join(found)) == squeezed(text)
-
-
 @given(text=TEXTS, cuts=st.lists(st.integers(0, 300), max_size=4), window=st.sampled_from([1, 7, 40, 1 << 20]))
 def test_windows_and_passages_of_a_document_lose_nothing(text: str, cuts: list[int], window: int) -> None:
     bounds = sorted({0, len(text), *(cut for cut in cuts if cut < len(text))})

@@ -85,7 +85,7 @@ KINDS = {
     "BPE": models.BPE(unk_token="[UNK]"),
     "Unigram": models.Unigram(),
     "WhitespaceSplit": models.WordLevel({"[UNK]": 0}, unk_token="[UNK]"),
-    "the normalizer is None": models.WordPiece({"[UNK]": 0}, unk_token="[UNK]"),
+    "its normalizer is None": models.WordPiece({"[UNK]": 0}, unk_token="[UNK]"),
 }
 
 
