@@ -312,8 +312,8 @@ def scaling_table(bench: Bench) -> str:
             cpu.append(run_measured(*make_data_words(texts, vocab, place, length=length, copies=copies))[2])
         made = [read_json(place / f"data-{length}-5" / "manifest.json") for length in (128, 512)]
         rows = [data["splits"]["train"]["rows"] for data in made]
-        disk = [size_of(place / name) for name in ("store", "data-128-5", "data-512-5")]
-        found.append(np.array([*cpu, *rows, *disk, made[0]["corpus"]["tokens"]], dtype=float))
+        sizes_on_disk = [size_of(place / name) for name in ("store", "data-128-5", "data-512-5")]
+        found.append(np.array([*cpu, *rows, *sizes_on_disk, made[0]["corpus"]["tokens"]], dtype=float))
     shutil.rmtree(place)
     slope = (found[1] - found[0]) / (sizes[1] - sizes[0])
     fixed = np.maximum(0, found[1] - slope * sizes[1])
