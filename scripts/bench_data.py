@@ -1,14 +1,13 @@
-"""The data stage against its peers: a row a figure, medians of repeated runs with their spread, as text and as JSON.
+"""The data stage against its peers and on corpora of several shapes: medians of repeated runs, as a table.
 
-Everything is measured in a fresh process, ours and the peer's in turn, so that caches, threads and the noise of the
-machine meet both alike. Corpora are one sentence a line with blank lines between documents, plain or compressed.
+Each figure is measured in fresh processes, ours and the peer's in turn. Corpora are one sentence a line with blank
+lines between documents, plain or compressed. `--only scaling` prints the table of docs/scaling.md.
 
     python scripts/bench_data.py --english en.txt.xz --chinese zh.txt.xz [--only vocab …] [--repeats 5]
 """
 
 import argparse
 import json
-import math
 import os
 import platform
 import re
@@ -16,24 +15,36 @@ import shutil
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from bert_pretrain.io.files import read_json, write_json
+import numpy as np
+
+from bert_pretrain.config_file import load_config
+from bert_pretrain.io.files import read_json
 from bert_pretrain.io.inputs import open_input
 from bert_pretrain.io.manifest import library_versions
-from bert_pretrain.vocab.counting import MAX_DISTINCT
-from bert_pretrain.vocab.run import MAX_TASKS, MERGED_AT_ONCE
+from bert_pretrain.io.pool import LocalPool
+from bert_pretrain.text.fast_tokenizer import Encoder
+from bert_pretrain.text.sources import resolve
+from bert_pretrain.text.text_files import ByteRange
+from bert_pretrain.text.tokenizer import Tokenizer
+from bert_pretrain.vocab.counting import MAX_DISTINCT, Counts, count_groups
+from bert_pretrain.vocab.run import MAX_TASKS, merge_counts
 
 ROOT = Path(__file__).resolve().parents[1]
-ROWS = ("ids-english", "ids-chinese", "make-data", "second-length", "workers", "vocab", "memory", "busy", "merge")
 SHAPES = ("parquet", "save_to_disk", "jsonl", "small files", "mix")
-TASKS = Path(__file__).with_name("bench_data_tasks.py")
 SAMPLE_SECONDS = 0.02
 GIB = 1 << 30
+BLOCK_BYTES = 4 << 20  # as the token store feeds its encoder
+PEER_SENTENCES = 10_000  # in one call of encode_batch_fast
+SIZES = {"16 GB": 16e3, "1 TB": 1e6}  # in MB
+CORES = (2, 16, 128)
 
 # google-research/bert, create_pretraining_data.py: 5 copies, length 128, 2 MB of English took about 10 s after start-up
 # on one of two such slow cores, and it has no way to use the other. Measured earlier, not in this run.
@@ -70,244 +81,290 @@ class Row:
 
 @dataclass
 class Bench:
-    """Where things lie and how often they are measured."""
+    """Where things are and how often they are measured."""
 
     work: Path
     texts: dict[str, Path]
-    repeats: int
-    slice_bytes: int
-    vocab_sizes: dict[str, int]
-    memory_times: int
-    shape_mb: float
+    arguments: argparse.Namespace
+
+    def vocab_size(self, language: str) -> int:
+        size: int = self.arguments.vocab_size
+        return size if language == "english" else min(21128, size)
 
     def vocab(self, language: str) -> Path:
         """Return the vocabulary of a corpus, made if needed."""
-        size = self.vocab_sizes[language]
-        folder = self.work / f"vocab-{language}-{size}"
-        run_program("vocab", self.texts[language], "--output", folder, "--vocab-size", size)
+        folder = self.work / f"vocab-{language}-{self.vocab_size(language)}"
+        run_program("vocab", self.texts[language], "--output", folder, "--vocab-size", self.vocab_size(language))
         return folder
 
     def megabytes(self, language: str) -> float:
-        """Return the size of a corpus."""
         return self.texts[language].stat().st_size / 1e6
 
 
 def main() -> None:
     arguments = parse()
-    arguments.work.mkdir(parents=True, exist_ok=True)
-    texts = {
-        language: unpack(path, arguments.work / f"{language}.txt")
-        for language, path in (("english", arguments.english), ("chinese", arguments.chinese))
-        if path is not None
-    }
-    bench = Bench(
-        arguments.work,
-        texts,
-        arguments.repeats,
-        round(arguments.slice_mb * 1e6),
-        {"english": arguments.vocab_size, "chinese": min(21128, arguments.vocab_size)},
-        arguments.memory_times,
-        arguments.shape_mb,
-    )
+    work: Path = arguments.work
+    work.mkdir(parents=True, exist_ok=True)
+    packed = {"english": arguments.english, "chinese": arguments.chinese}
+    texts = {name: unpack(path, work / f"{name}.txt") for name, path in packed.items() if path is not None}
+    bench = Bench(work, texts, arguments)
     machine = describe_machine()
     for name, value in machine.items():
         print(f"{name + ':':<10}{value}")
     for language in texts:
-        print(f"{language + ':':<10}{bench.megabytes(language):.1f} MB; peers on {bench.slice_bytes / 1e6:g} MB of it")
+        print(f"{language + ':':<10}{bench.megabytes(language):.1f} MB; peers on {arguments.slice_mb:g} MB of it")
     print("\n| what | ours | peer | ratio | aim | met |\n|---|---|---|---|---|---|", flush=True)
-    rows = []
-    for names, measure in MEASURES:
+    begin = time.monotonic()
+    for names, measure in MEASURES.items():
         language = "chinese" if "ids-chinese" in names else "english"
         if set(names) & set(arguments.only) and language in texts:
             for row in measure(bench, set(names) & set(arguments.only)):
-                rows.append(row)
                 print(format_row(row), flush=True)
-    if arguments.json:
-        body = [{**asdict(row), "ratios": row.ratios, "is_met": row.is_met} for row in rows]
-        write_json(arguments.json, {"machine": machine, "repeats": bench.repeats, "rows": body})
+    if "scaling" in arguments.only and "english" in texts:
+        print(f"\n{scaling_table(bench)}")
+    print(f"\n{(time.monotonic() - begin) / 60:.1f} minutes")
 
 
 def parse() -> argparse.Namespace:
+    names = [name for names in MEASURES for name in names] + ["scaling"]
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--english", type=Path)
     parser.add_argument("--chinese", type=Path)
     parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--only", nargs="+", choices=ROWS, default=list(ROWS), metavar="ROW", help=", ".join(ROWS))
+    parser.add_argument("--only", nargs="+", choices=names, default=names, metavar="ROW", help=", ".join(names))
     parser.add_argument("--work", type=Path, default=Path("bench-data"), help="a folder for texts and outputs")
-    parser.add_argument("--json", type=Path, help="write every measurement to this file")
-    parser.add_argument(
-        "--slice-mb", type=float, default=20.0, help="how much of a corpus the encoders' peer is timed on"
-    )
+    parser.add_argument("--slice-mb", type=float, default=20.0, help="how much text the encoders' peer is timed on")
     parser.add_argument("--vocab-size", type=int, default=30522, help="English; Chinese has 21,128 at most")
-    parser.add_argument("--memory-times", type=int, default=1, help="measure memory on so many times the corpus, too")
-    parser.add_argument("--shape-mb", type=float, default=300.0, help="the size of each input of the row busy")
+    parser.add_argument("--shape-mb", type=float, default=300.0, help="size of the inputs of busy, merge and scaling")
     return parser.parse_args()
 
 
 def measure_ids(bench: Bench, names: set[str]) -> Iterator[Row]:
     """Ids on one core: ours on the whole corpus, first pass and with all chunks known; the peer on a slice."""
     language = next(iter(names)).removeprefix("ids-")
-    vocab, text = bench.vocab(language), bench.texts[language]
-    if not run_task("ids-equal", vocab, text, bench.slice_bytes):
+    vocab, text, slice_bytes = bench.vocab(language), bench.texts[language], round(bench.arguments.slice_mb * 1e6)
+    if not run_task("ids_equal", vocab, text, slice_bytes):
         sys.exit(f"the ids of {text} are not those of tokenizers: there is nothing to compare")
     title, peer = f"ids of {language.title()}, one core", "encode_batch_fast, one core"
     first = Row(f"ids-{language}", f"{title}, first pass", peer, 10.0 if language == "english" else 15.0)
     known = Row(f"ids-{language}", f"{title}, chunks known", peer, 25.0 if language == "english" else None)
-    for _ in range(bench.repeats):
-        ours = run_task("ids-ours", vocab, text, cores=1)
-        theirs = run_task("ids-peer", vocab, text, bench.slice_bytes, cores=1)
-        first.ours.append(ours[0])
-        known.ours.append(ours[1])
-        first.peer.append(theirs)
-        known.peer.append(theirs)
+    for _ in range(bench.arguments.repeats):
+        ours = run_task("ids_ours", vocab, text, cores=1)
+        theirs = run_task("ids_peer", vocab, text, slice_bytes, cores=1)
+        for row, value in zip((first, known), ours, strict=True):
+            row.ours.append(value)
+            row.peer.append(theirs)
     yield from (first, known)
 
 
 def measure_make_data(bench: Bench, names: set[str]) -> Iterator[Row]:
     """`make-data` from process start to its end: against the encoder alone, a second length, one worker."""
-    vocab, megabytes = bench.vocab("english"), bench.megabytes("english")
+    vocab, text, megabytes = bench.vocab("english"), bench.texts["english"], bench.megabytes("english")
+
+    def speed(*, length: int = 128, workers: int = 2) -> float:
+        return megabytes / run_program(*make_data_words([text], vocab, place, length=length, workers=workers))
+
     title = "make-data, 5 copies, length 128, two workers"
     encoder = Row("make-data", title, "encode_batch_fast alone, two cores", 2.0)
     google = Row("make-data", title, "google-research/bert, measured earlier", 45.0)
     second = Row("second-length", "make-data, length 512, from the cached token store", "the first run", 2.0)
     workers = Row("workers", title, "one worker", 1.7)
-    for _ in range(bench.repeats):
+    for _ in range(bench.arguments.repeats):
         place = fresh(bench.work / "make-data")
-        first_speed = megabytes / make_data(bench, vocab, place, length=128, workers=2)
+        first_speed = speed()
         if "make-data" in names:
             encoder.ours.append(first_speed)
-            encoder.peer.append(run_task("ids-peer", vocab, bench.texts["english"], bench.slice_bytes, cores=2))
+            encoder.peer.append(run_task("ids_peer", vocab, text, round(bench.arguments.slice_mb * 1e6), cores=2))
             google.ours.append(first_speed)
             google.peer.append(GOOGLE_MB_PER_SECOND)
         if "second-length" in names:
-            second.ours.append(megabytes / make_data(bench, vocab, place, length=512, workers=2))
+            second.ours.append(speed(length=512))
             second.peer.append(first_speed)
         if "workers" in names:
             workers.ours.append(first_speed)
-            workers.peer.append(megabytes / make_data(bench, vocab, fresh(place), length=128, workers=1))
+            fresh(place)
+            workers.peer.append(speed(workers=1))
         shutil.rmtree(place)
     yield from (row for row in (encoder, google, second, workers) if row.row in names)
 
 
-def make_data(bench: Bench, vocab: Path, place: Path, *, length: int, workers: int) -> float:
-    """Return the seconds of one `make-data`, whose store stays in `place`."""
-    return run_program(*make_data_words(bench.texts["english"], vocab, place, length=length, workers=workers))
+def make_data_words(
+    texts: list[Any], vocab: Path, place: Path, *, length: int = 128, workers: int = 2, copies: int = 5
+) -> list[object]:
+    settings = ["--set", f"data.dupe_factor={copies}", "--set", f"data.max_seq_length={length}"]
+    folders = ["--vocab", vocab, "--output", place / f"data-{length}-{copies}", "--store", place / "store"]
+    return ["make-data", *texts, *folders, "--workers", workers, *settings]
 
 
-def make_data_words(text: Path | str, vocab: Path, place: Path, *, length: int = 128, workers: int = 2) -> list[object]:
-    settings = ["--set", "data.dupe_factor=5", "--set", f"data.max_seq_length={length}"]
-    folders = ["--vocab", vocab, "--output", place / f"data-{length}", "--store", place / "store"]
-    return ["make-data", text, *folders, "--workers", workers, *settings]
+def vocab_words(texts: list[Any], place: Path) -> list[object]:
+    return ["vocab", *texts, "--output", place / "vocab", "--workers", 2]
 
 
 def measure_vocab(bench: Bench, _names: set[str]) -> Iterator[Row]:
     """`vocab` against the library's own trainer on the same file, from process start to end, with as many cores."""
-    text, size, megabytes = bench.texts["english"], bench.vocab_sizes["english"], bench.megabytes("english")
+    text, size, megabytes = bench.texts["english"], bench.vocab_size("english"), bench.megabytes("english")
     for workers, aim in ((2, 3.0), (1, None)):
         cores = "two cores" if workers == 2 else "one core"
         row = Row("vocab", f"vocabulary of {size:,}, {cores}", f"BertWordPieceTokenizer.train, {cores}", aim)
-        for _ in range(bench.repeats):
+        for _ in range(bench.arguments.repeats):
             place = fresh(bench.work / "vocab")
             words = ("vocab", text, "--output", place, "--vocab-size", size, "--workers", workers)
             row.ours.append(megabytes / run_program(*words))
             begin = time.perf_counter()
-            run_task("vocab-peer", text, size, cores=workers)
+            run_task("vocab_peer", text, size, cores=workers)
             row.peer.append(megabytes / (time.perf_counter() - begin))
         yield row
 
 
 def measure_memory(bench: Bench, _names: set[str]) -> Iterator[Row]:
-    """The largest anonymous memory of any process, on the corpus and on several times as much."""
-    sizes = {1: bench.texts["english"]}
-    vocab = bench.vocab("english")
-    if bench.memory_times > 1:
-        sizes[bench.memory_times] = repeat_corpus(bench.texts["english"], bench.memory_times, bench.work)
+    """The largest anonymous memory of any process."""
+    text, vocab = bench.texts["english"], bench.vocab("english")
     for command in ("make-data", "vocab"):
-        peaks: dict[int, list[float]] = {}
-        for times, text in sizes.items():
-            for _ in range(bench.repeats if times == 1 else 1):  # the larger one once: it takes so many times as long
-                place = fresh(bench.work / "memory")
-                words = make_data_words(text, vocab, place)
-                if command == "vocab":
-                    words = ["vocab", text, "--output", place / "vocab", "--workers", 2]
-                    words += ["--vocab-size", bench.vocab_sizes["english"]]
-                peaks.setdefault(times, []).append(peak_memory(words) / GIB)
-                shutil.rmtree(place)
-            what = f"{command}, peak RssAnon of any process" + (f", {times} × the corpus" if times > 1 else "")
-            yield Row("memory", what, "", 1.0, "GiB", peaks[times], at_most=True)
-            if times > 1:
-                yield Row("memory", what, "the corpus once", 1.1, "GiB", peaks[times], peaks[1], at_most=True)
+        row = Row("memory", f"{command}, peak RssAnon of any process", "", 1.0, "GiB", at_most=True)
+        for _ in range(bench.arguments.repeats):
+            place = fresh(bench.work / "memory")
+            words = vocab_words([text], place) if command == "vocab" else make_data_words([text], vocab, place)
+            row.ours.append(peak_memory(words) / GIB)
+        yield row
 
 
 def measure_busy(bench: Bench, _names: set[str]) -> Iterator[Row]:
     """Both cores' share of the wall-clock time on each shape of input, and how near the dry run was."""
     vocab = bench.vocab("english")
     for kind in SHAPES:
-        texts = run_task("shape", bench.texts["english"], kind, bench.shape_mb, bench.work / "shape")
-        what = f"{kind}, {bench.shape_mb:g} MB"
-        found: dict[str, list[float]] = {}
-        for _ in range(bench.repeats):
+        texts = run_task("shape", bench.texts["english"], kind, bench.arguments.shape_mb, bench.work / "shape")
+        what = f"{kind}, {bench.arguments.shape_mb:g} MB"
+        busy, whole = "CPU time over wall time and cores", "whole"
+        dry_run = Row("busy", f"dry run, {what}", "", 10.0, "s", at_most=True)
+        examples = Row("busy", f"dry run, {what}: examples over true ones", "", None, "")
+        estimate = Row("busy", f"dry run, {what}: time over CPU time per core", "", None, "")
+        rows = {
+            name: (
+                Row("busy", f"{name}, {what}: {busy}", "", 0.85, ""),
+                Row("busy", f"{name}, {what}: {whole}", "", None, "s"),
+            )
+            for name in ("make-data", "vocab")
+        }
+        for _ in range(bench.arguments.repeats):
             place = fresh(bench.work / "busy")
-            words = make_data_words(texts[0], vocab, place)
-            words[1:2] = texts
-            begin = time.perf_counter()
-            said = subprocess.run(
-                program([*words, "--dry-run"]), env=environment(), capture_output=True, text=True, check=True
-            ).stdout
-            found.setdefault("dry run", []).append(time.perf_counter() - begin)
+            words = make_data_words(texts, vocab, place)
+            said, seconds, _ = run_measured(*words, "--dry-run")
+            dry_run.ours.append(seconds)
             for name, command in (
                 ("make-data", words),
-                ("vocab", ["vocab", *texts, "--output", place, "--workers", 2]),
+                ("vocab", vocab_words(texts, place)),
             ):
-                before, seconds = os.times(), run_program(*command)
-                after = os.times()
-                cpu = after.children_user + after.children_system - before.children_user - before.children_system
-                found.setdefault(name, []).append(cpu / seconds / 2)
-                found.setdefault(f"{name}, seconds", []).append(seconds)
+                _, seconds, cpu = run_measured(*command)
+                rows[name][0].ours.append(cpu / seconds / 2)
+                rows[name][1].ours.append(seconds)
                 if name == "make-data":
-                    made = read_json(place / "data-128" / "manifest.json")["splits"]["train"]
-                    estimated = float(re.search(r"training +([\d,]+)", said)[1].replace(",", ""))  # type: ignore[index]
-                    found.setdefault("rows", []).append(estimated / made["rows"])
-                    amount, unit = re.search(r"time +([\d.]+) (\w+)", said).groups()  # type: ignore[union-attr]
-                    factor = {"hours": 3600, "minutes": 60, "seconds": 1}[unit]
-                    found.setdefault("time", []).append(float(amount) * factor / (cpu / 2))
-                    shutil.rmtree(fresh(place))
-        yield Row("busy", f"make-data, {what}: CPU time over wall time and cores", "", 0.85, "", found["make-data"])
-        yield Row("busy", f"vocab, {what}: CPU time over wall time and cores", "", 0.85, "", found["vocab"])
-        for name in ("make-data", "vocab"):
-            yield Row("busy", f"{name}, {what}: whole", "", None, "s", found[f"{name}, seconds"])
-        yield Row("busy", f"dry run, {what}", "", 10.0, "s", found["dry run"], at_most=True)
-        yield Row("busy", f"dry run, {what}: examples over true ones", "", None, "", found["rows"])
-        yield Row("busy", f"dry run, {what}: time over CPU time per core", "", None, "", found["time"])
+                    made = read_json(place / "data-128-5" / "manifest.json")["splits"]["train"]["rows"]
+                    found = re.search(r"training +([\d,]+).*time +([\d.]+) (hours|minutes|seconds)", said, re.DOTALL)
+                    assert found is not None
+                    unit = {"hours": 3600, "minutes": 60, "seconds": 1}[found[3]]
+                    examples.ours.append(float(found[1].replace(",", "")) / made)
+                    estimate.ours.append(float(found[2]) * unit / (cpu / 2))
+        yield from (*rows["make-data"], *rows["vocab"], dry_run, examples, estimate)
 
 
 def measure_merge(bench: Bench, _names: set[str]) -> Iterator[Row]:
-    """Merging of counts that nothing else can run beside: one task on each level of the tree, with full tables."""
-    slope = [run_task("merge") for _ in range(bench.repeats)]
-    for size, tasks in (("16 GB", 250), ("1 TB", MAX_TASKS)):
-        levels = math.ceil(math.log(tasks, MERGED_AT_ONCE))
-        full = levels * MERGED_AT_ONCE * MAX_DISTINCT / 1e6
-        yield Row(
-            "merge", f"serial merging of counts, {size}", "", 30.0, "s", [full * each for each in slope], at_most=True
+    """Merging of counts on two workers: its slope from 8 and 24 tables of 32 MB of text each."""
+    times: dict[int, list[float]] = {8: [], 24: []}
+    for _ in range(bench.arguments.repeats):
+        for number, seconds in times.items():
+            found, chunks = run_task("merge", bench.texts["english"], number)
+            seconds.append(found)
+    few, many = times
+    slopes = [(high - low) / (many - few) for low, high in zip(times[few], times[many], strict=True)]
+    yield Row("merge", f"merging a table of counts of {chunks:,} chunks, two workers", "", None, "s", slopes)
+    # 16 GB is 250 tables of 64 MB; those of 1 TB are full.
+    for (size, tables), times_chunks, aim in zip(
+        {"16 GB": 250, "1 TB": MAX_TASKS}.items(), (1.0, MAX_DISTINCT / chunks), (30.0, 600.0), strict=True
+    ):
+        whole = [tables * times_chunks * slope for slope in slopes]
+        yield Row("merge", f"merging of counts, {size}, two workers, from the slope", "", aim, "s", whole, at_most=True)
+
+
+MEASURES: dict[tuple[str, ...], Callable[[Bench, set[str]], Iterator[Row]]] = {
+    ("ids-english",): measure_ids,
+    ("ids-chinese",): measure_ids,
+    ("make-data", "second-length", "workers"): measure_make_data,
+    ("vocab",): measure_vocab,
+    ("memory",): measure_memory,
+    ("busy",): measure_busy,
+    ("merge",): measure_merge,
+}
+
+
+def scaling_table(bench: Bench) -> str:
+    """Return what 16 GB and 1 TB take: CPU time, disk and memory at half of `--shape-mb` and at all of it, extended.
+
+    Times are those of cores that never wait. The first `make-data` makes one copy and fills the store, from which the
+    second makes five, and so four more in four fifths of its time. Below 100 MB, `vocab` has not seen the words that it
+    learns from at most, and its slope is too steep.
+    """
+    vocab, found = bench.vocab("english"), []
+    sizes = [bench.arguments.shape_mb / 2, bench.arguments.shape_mb]
+    for megabytes in sizes:
+        texts = run_task("shape", bench.texts["english"], "text", megabytes, bench.work / "shape")
+        place = fresh(bench.work / "scaling")
+        cpu = [run_measured(*vocab_words(texts, place))[2]]
+        for length, copies in ((128, 1), (128, 5), (512, 5)):
+            cpu.append(run_measured(*make_data_words(texts, vocab, place, length=length, copies=copies))[2])
+        made = [read_json(place / f"data-{length}-5" / "manifest.json") for length in (128, 512)]
+        rows = [data["splits"]["train"]["rows"] for data in made]
+        sizes_on_disk = [size_of(place / name) for name in ("store", "data-128-5", "data-512-5")]
+        found.append(np.array([*cpu, *rows, *sizes_on_disk, made[0]["corpus"]["tokens"]], dtype=float))
+    shutil.rmtree(place)
+    slope = (found[1] - found[0]) / (sizes[1] - sizes[0])
+    fixed = np.maximum(0, found[1] - slope * sizes[1])
+    at = {name: fixed + slope * megabytes for name, megabytes in SIZES.items()}
+
+    def times(*terms: tuple[int, float]) -> str:
+        cells = []
+        for values in at.values():
+            core_seconds = sum(factor * values[term] for term, factor in terms)
+            per_cores = [core_seconds / cores for cores in CORES]
+            cells.append(
+                " / ".join(f"{each / 60:.2g} min" if each < 5400 else f"{each / 3600:.2g} h" for each in per_cores)
+            )
+        return " | ".join(cells)
+
+    def disk(rows: int, size: int) -> str:
+        return " | ".join(
+            f"{values[rows] / 1e6:,.0f} million examples, {values[size] / 1e9:,.0f} GB" for values in at.values()
         )
 
+    cores = " / ".join(map(str, CORES))
+    peaks = [peak_memory(vocab_words(texts, fresh(bench.work / "memory")))]
+    peaks.append(peak_memory(make_data_words(texts, vocab, fresh(bench.work / "memory"))))
+    memory = " / ".join(f"{peak / GIB:.2f} GiB" for peak in peaks)
+    lines = [
+        f"| from {sizes[0]:g} and {sizes[1]:g} MB | {' | '.join(at)} |",
+        f"|---|{'---:|' * len(at)}",
+        f"| tokens | {' | '.join(f'{values[9] / 1e9:.1f} billion' for values in at.values())} |",
+        f"| `vocab`, {cores} cores | {times((0, 1))} |",
+        f"| `make-data`, 5 copies, {cores} cores | {times((1, 1), (2, 0.8))} |",
+        f"| a second length (512) from the store, 5 copies | {times((3, 1))} |",
+        f"| `make-data`, one copy | {times((1, 1))} |",
+        f"| token store | {' | '.join(f'{values[6] / 1e9:,.1f} GB' for values in at.values())} |",
+        f"| shards, length 128, 5 copies | {disk(4, 7)} |",
+        f"| shards, length 512, 5 copies | {disk(5, 8)} |",
+        f"| anonymous memory of a process, `vocab` / `make-data`, at {sizes[1]:g} MB | {memory} | |",
+    ]
+    return "\n".join(lines)
 
-MEASURES: tuple[tuple[tuple[str, ...], Callable[[Bench, set[str]], Iterator[Row]]], ...] = (
-    (("ids-english",), measure_ids),
-    (("ids-chinese",), measure_ids),
-    (("make-data", "second-length", "workers"), measure_make_data),
-    (("vocab",), measure_vocab),
-    (("memory",), measure_memory),
-    (("busy",), measure_busy),
-    (("merge",), measure_merge),
-)
+
+def size_of(folder: Path) -> int:
+    """Return the bytes of the arrays or shards below a folder."""
+    return sum(file.stat().st_size for file in folder.rglob("*") if file.suffix in (".npy", ".parquet"))
 
 
 def run_task(name: str, *words: object, cores: int | None = None) -> Any:
-    """Run one of the tasks in a process of its own and return what it prints."""
+    """Run one of `TASKS` in a process of its own and return what it prints."""
     threads = {} if cores is None else {"RAYON_NUM_THREADS": str(cores)}
     threads["TOKENIZERS_PARALLELISM"] = str(cores != 1).lower()
-    command = [sys.executable, str(TASKS), name, *map(str, words)]
+    command = [sys.executable, __file__, "--task", name, *map(str, words)]
     done = subprocess.run(command, env={**environment(), **threads}, capture_output=True, text=True)
     if done.returncode:
         sys.exit(f"{name} failed:\n{done.stderr}")
@@ -316,12 +373,18 @@ def run_task(name: str, *words: object, cores: int | None = None) -> Any:
 
 def run_program(*words: object) -> float:
     """Run a command of ours in a process of its own and return its seconds."""
-    begin = time.perf_counter()
+    return run_measured(*words)[1]
+
+
+def run_measured(*words: object) -> tuple[str, float, float]:
+    """Run a command of ours; returns what it prints, its seconds, and the CPU time of all its processes."""
+    before, begin = os.times(), time.perf_counter()
     done = subprocess.run(program(words), env=environment(), capture_output=True, text=True)
-    seconds = time.perf_counter() - begin
+    seconds, after = time.perf_counter() - begin, os.times()
     if done.returncode:
         sys.exit(f"bert-pretrain {words[0]} failed:\n{done.stderr}")
-    return seconds
+    cpu = after.children_user + after.children_system - before.children_user - before.children_system
+    return done.stdout, seconds, cpu
 
 
 def peak_memory(words: list[object]) -> float:
@@ -384,20 +447,6 @@ def unpack(source: Path, target: Path) -> Path:
     return target
 
 
-def repeat_corpus(text: Path, times: int, work: Path) -> Path:
-    """Write a corpus several times over, each document with a number in front, since exact copies are dropped."""
-    target = work / f"{text.stem}-{times}.txt"
-    with target.open("wb") as file:
-        for number in range(times):
-            begins = True
-            with text.open("rb") as lines:
-                for line in lines:
-                    file.write(b"%d %s" % (number, line) if begins and line.strip() else line)
-                    begins = not line.strip()
-            file.write(b"\n")
-    return target
-
-
 def fresh(folder: Path) -> Path:
     """Return an empty folder."""
     shutil.rmtree(folder, ignore_errors=True)
@@ -437,5 +486,151 @@ def spread(values: list[float], unit: str) -> str:
     return middle if len(set(values)) == 1 else f"{middle} ({min(values):.3g}–{max(values):.3g})"
 
 
+def ids_ours(vocab: str, text: str) -> list[float]:
+    """Return MB/s of a first pass with a fresh encoder, and of a second one that knows every chunk."""
+    tokenizer = Tokenizer.load(Path(vocab))
+    blocks = [with_starts(block) for block in blocks_of(Path(text))]
+    megabytes = sum(len(block) for block, _ in blocks) / 1e6
+    begin = time.perf_counter()
+    encoder = Encoder(tokenizer)
+    for block, starts in blocks:
+        encoder.encode(block, starts)
+    middle = time.perf_counter()
+    for block, starts in blocks:
+        encoder.encode(block, starts)
+    return [megabytes / (middle - begin), megabytes / (time.perf_counter() - middle)]
+
+
+def ids_peer(vocab: str, text: str, slice_bytes: str) -> float:
+    """Return MB/s of `encode_batch_fast` on sentences that are Python strings already."""
+    backend = library_tokenizer(Path(vocab))
+    content = slice_of(Path(text), int(slice_bytes))
+    found = content.decode().split("\n")
+    batches = [found[first : first + PEER_SENTENCES] for first in range(0, len(found), PEER_SENTENCES)]
+    begin = time.perf_counter()
+    for batch in batches:
+        backend.encode_batch_fast(batch, add_special_tokens=False)
+    return len(content) / 1e6 / (time.perf_counter() - begin)
+
+
+def ids_equal(vocab: str, text: str, slice_bytes: str) -> bool:
+    """Whether ours and the library give the same ids, sentence by sentence."""
+    content = slice_of(Path(text), int(slice_bytes))
+    block, starts = with_starts(content)
+    ids, offsets = Encoder(Tokenizer.load(Path(vocab))).encode(block, starts)
+    backend, found, first = library_tokenizer(Path(vocab)), content.decode().split("\n"), 0
+    for first in range(0, len(found), PEER_SENTENCES):
+        encodings = backend.encode_batch_fast(found[first : first + PEER_SENTENCES], add_special_tokens=False)
+        lengths = [len(encoding.ids) for encoding in encodings]
+        flat = np.array([token for encoding in encodings for token in encoding.ids], dtype=ids.dtype)
+        span = offsets[first : first + len(encodings) + 1]
+        if np.diff(span).tolist() != lengths or not np.array_equal(ids[span[0] : span[-1]], flat):
+            return False
+    return True
+
+
+def vocab_peer(text: str, size: str) -> int:
+    """Train the library's vocabulary; returns its size."""
+    from tokenizers import BertWordPieceTokenizer
+
+    trained = BertWordPieceTokenizer()
+    trained.train([text], vocab_size=int(size), show_progress=False)
+    return int(trained.get_vocab_size())
+
+
+def library_tokenizer(vocab: Path) -> Any:
+    from tokenizers import Tokenizer as Backend
+
+    backend = Backend.from_file(str(vocab / "tokenizer.json"))
+    backend.encode_special_tokens = True  # text such as [MASK] is text, as it is with us
+    return backend
+
+
+def blocks_of(text: Path) -> Iterator[bytes]:
+    """Yield the sentences of a corpus in blocks that end at line ends, without the blank lines."""
+    with text.open("rb") as file:
+        while lines := file.readlines(BLOCK_BYTES):
+            yield b"".join(line for line in lines if line.strip()).removesuffix(b"\n")
+
+
+def slice_of(text: Path, num_bytes: int) -> bytes:
+    """Return about so many bytes of sentences, taken evenly from the whole corpus."""
+    with text.open("rb") as file:
+        lines = [line for line in file if line.strip()]
+    every = max(1, round(sum(map(len, lines)) / num_bytes))
+    runs = [lines[first : first + 100] for first in range(0, len(lines), 100)]
+    return b"".join(line for run in runs[::every] for line in run).removesuffix(b"\n")
+
+
+def with_starts(block: bytes) -> tuple[np.ndarray, np.ndarray]:
+    """Return text as the encoder takes it: bytes, and where sentences begin."""
+    text = np.frombuffer(block, dtype=np.uint8)
+    return text, np.concatenate([[0], np.flatnonzero(text == ord("\n")) + 1])
+
+
+def shape(text: str, kind: str, megabytes: str, target: str) -> list[str]:
+    """Write sentences of a text, drawn again and again, in a shape that corpora have; returns the inputs."""
+    import datasets
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    sentences = [line for line in Path(text).read_text(encoding="utf-8").splitlines() if line]
+    draw, place = np.random.default_rng(len(kind)), Path(target)
+    shutil.rmtree(place, ignore_errors=True)
+    place.mkdir(parents=True)
+    if kind == "mix":
+        share = str(float(megabytes) / len(SHAPES[:-1]))
+        return [found for each in SHAPES[:-1] for found in shape(text, each, share, str(place / each))]
+    length = 7000 / (sum(map(len, sentences)) / len(sentences) + 1)  # sentences of a document
+    rows = ("\n".join(sentences[place] for place in draw.integers(0, len(sentences), max(2, draw.poisson(length))))
+            for _ in range(round(float(megabytes) * 1e6 / 7000)))  # fmt: skip
+    if kind == "small files":
+        for number, row in enumerate(rows):
+            (place / f"{number:07}.txt").write_text(row, encoding="utf-8")
+    elif kind == "text":
+        with (place / "a.txt").open("w", encoding="utf-8") as file:
+            file.writelines(f"{row}\n\n" for row in rows)
+    elif kind == "jsonl":
+        with (place / "a.jsonl").open("w", encoding="utf-8") as file:
+            file.writelines(json.dumps({"text": row}) + "\n" for row in rows)
+    else:
+        table = pa.table({"text": list(rows)})
+        if kind == "save_to_disk":
+            datasets.Dataset(table).save_to_disk(str(place / "saved"))
+            return [str(place / "saved")]
+        pq.write_table(table, place / "a.parquet")
+    return [str(place)]
+
+
+def merge(text: str, number: str) -> tuple[float, int]:
+    """Return the seconds of merging so many tables on two workers, and the chunks of each.
+
+    A table is the counts of 32 MB of a text; one chunk in ten is in no other table.
+    """
+    config = load_config()
+    (source,) = resolve([text], config.data)
+    chunks = count_groups([(0, [ByteRange(source, 0, min(32_000_000, source.size or 0))])], config).learned
+    with tempfile.TemporaryDirectory() as folder:
+        files = [Path(folder, str(each)) for each in range(int(number))]
+        for table, file in enumerate(files):
+            some = enumerate(chunks.items())
+            Counts(
+                Counter(
+                    {b"%d %s" % (table, chunk) if rank % 10 == 0 else chunk: count for rank, (chunk, count) in some}
+                )
+            ).save(file)
+        with LocalPool(2) as pool:
+            begin = time.perf_counter()
+            merge_counts(files, pool)
+            return time.perf_counter() - begin, len(chunks)
+
+
+TASKS: dict[str, Callable[..., Any]] = {
+    task.__name__: task for task in (ids_ours, ids_peer, ids_equal, vocab_peer, shape, merge)
+}
+
 if __name__ == "__main__":
-    main()
+    if sys.argv[1:2] == ["--task"]:
+        print(json.dumps(TASKS[sys.argv[2]](*sys.argv[3:])))
+    else:
+        main()

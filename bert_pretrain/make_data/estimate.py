@@ -4,6 +4,7 @@ The beginnings of some inputs go through the same steps as in a real run, in a t
 """
 
 import codecs
+import hashlib
 import json
 import re
 import tempfile
@@ -11,7 +12,7 @@ import time
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -62,8 +63,8 @@ class Estimate:
     tokens: float
     rows: float
     held_out: float
-    unknown_characters: Counter[str]
-    """Of the sample."""
+    unknown_characters: str
+    """Of the sample: how many, and the most frequent ones."""
     store_bytes: float
     shard_bytes: float
     core_seconds: float
@@ -88,29 +89,8 @@ class Estimate:
             f"memory     {_bytes(self.worker_bytes)} for each worker\n"
             f"disk       {_bytes(self.shard_bytes)} of shards, {_bytes(self.store_bytes)} of token store\n"
             f"time       {duration} on {workers} cores like this one ({self.core_seconds / 3600:.2f} core hours)"
-            + describe_unknown(self.unknown_characters)
+            + (self.unknown_characters and f"\n[UNK]      {self.unknown_characters}")
         )
-
-
-def describe_unknown(characters: Counter[str]) -> str:
-    """Return a line of the characters that the vocabulary lacks, "" if there are none."""
-    if not characters:
-        return ""
-    named = ", ".join(f"{character} {count:,}" for character, count in characters.most_common(10))
-    return f"\n[UNK]      {characters.total():,} characters of the sample are not in the vocabulary: {named}"
-
-
-def _unknown_characters(parts: Sequence[ByteRange], tokenizer: Tokenizer, config: DataConfig) -> Counter[str]:
-    """Count the characters of a text that are [UNK] by themselves."""
-    found: Counter[str] = Counter()
-    if not tokenizer.whole_words:
-        for part in parts:
-            for document in documents.read(part, config, Counter()):
-                found.update(document.text)
-    encoded = tokenizer.backend.encode_batch(list(found), add_special_tokens=False)
-    return Counter(
-        {each: found[each] for each, one in zip(list(found), encoded, strict=True) if tokenizer.unk_id in one.ids}
-    )
 
 
 def _bytes(number: float) -> str:
@@ -119,24 +99,25 @@ def _bytes(number: float) -> str:
 
 def estimate(config: Config, sources: Sequence[Source], tokenizer: Tokenizer, *, looks: bool = False) -> Estimate:
     """Estimate a whole run of `make-data` from a sample; with `looks`, of sources that were resolved without."""
-    places, others, sizes = zip(*_choose([source.size for source in sources]), strict=True)
+    data = config.data
+    places, others, sizes, repeats = map(np.array, zip(*_choose(sources), strict=True))
     chosen = [sources[place] for place in places]
     if looks:
-        chosen = [examined(source, config.data, whole_words=tokenizer.whole_words) for source in chosen]
+        chosen = [examined(source, data, whole_words=tokenizer.whole_words) for source in chosen]
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        samples, scales = [], []
+        samples, shares = [], []
         for number, source in enumerate(progress_bar(chosen, desc="sample", unit="input")):
-            sample, share = sample_source(source, folder / f"{number}.txt", sizes[number], config.data)
+            sample, share = sample_source(source, folder / f"{number}.txt", int(sizes[number]), data)
             samples.append(sample)
-            scales.append(others[number] * source.fraction / share)
+            shares.append(share / source.fraction)
+        scales = others / np.array(shares)
         seconds = []  # of the first time and of a second time, when all words are known
         for number in (1, 0):
             begin = time.process_time()
-            shard = write_store_shard(samples, store_shard_folder(folder, number), tokenizer, config.data)
+            shard = write_store_shard(samples, store_shard_folder(folder, number), tokenizer, data)
             seconds.append(time.process_time() - begin)
         counts = shard["parts"]
-        unknown = _unknown_characters(samples, tokenizer, config.data)
         tokens = np.array([each["tokens"] for each in counts])
         if not tokens.sum():
             raise InputError(
@@ -144,26 +125,29 @@ def estimate(config: Config, sources: Sequence[Source], tokenizer: Tokenizer, *,
             )
         corpus = join_corpus([[each] for each in counts], [shard])
         warn_of_unknown_tokens(corpus, chosen)
-        if len(chosen) == len(sources) and all(each == 1.0 for each in scales):  # nothing is left to be estimated
-            _check_documents(folder, counts, corpus, sources, chosen, tokenizer, config)
-        scale = float((tokens * scales).sum() / tokens.sum())
-        middle = time.process_time()
-        data = config.data
-        if scale > 1 and data.next_sentence == "nsp" and sum(each["documents"] for each in counts) < 2:
+        if len(chosen) == len(sources) and (scales == 1).all():  # nothing is left to be estimated
+            _check_documents(folder, counts, corpus, chosen, tokenizer, data)
+        if (scales > 1).any() and data.next_sentence == "nsp" and corpus["documents"] < 2:
             # The sample has no other document to take a B from, the corpus may; `sop` gives nearly as many pairs.
             data = data.model_copy(update={"next_sentence": "sop"})
-        built, text_tokens = _build(folder, counts, tokenizer, data)
+        _build(folder, "first", counts, tokenizer, data)  # what only the first shard of a process takes is not scaled
+        begin = time.process_time()
+        built, text_tokens = _build(folder, "data", counts, tokenizer, data)
+        build_seconds = time.process_time() - begin
         rows, shard_bytes = (sum(each["record"][name] for each in built) for name in ("rows", "bytes"))
         single = sum(each["statistics"].get("single_sentence_spans", 0) for each in built)
         warn_of_single_sentences(single, corpus, data.model_copy(update={"dupe_factor": 1}))
-        end = time.process_time()
         store_bytes = sum(file.stat().st_size for file in store_shard_folder(folder, 0).glob("*.npy"))
+        unknown = _unknown_characters(samples, tokenizer, data) if corpus["unk_share"] else ""
+    scaled = tokens * scales
+    scale = float(scaled.sum() / tokens.sum())
     weights = np.array([0.0 if source.is_validation else source.weight for source in chosen])
-    copies = config.data.dupe_factor * float((tokens * scales * weights).sum() / (tokens * scales).sum())
-    held_out = _held_out_share(tokens * scales, sources, chosen, config.data)
+    distinct = float((scaled / repeats).sum() / scaled.sum()) if data.drop_duplicates else 1.0
+    copies = data.dupe_factor * float((scaled * weights).sum() / scaled.sum()) * distinct  # of the whole text
+    held_out = _held_out_share(scaled, sources, chosen, data) * distinct
     length = sum(each["statistics"]["tokens"] for each in built) / max(1, rows)
     seen = sum(each["statistics"]["maskable_tokens"] for each in built) / max(1, text_tokens)
-    per_shard = length * min(config.data.examples_per_shard, max(1.0, scale * copies * rows))
+    per_shard = length * min(data.examples_per_shard, max(1.0, scale * copies * rows))
     return Estimate(
         documents=sum(
             each["documents"] * (number if source.boundary == "file" else by)
@@ -175,11 +159,24 @@ def estimate(config: Config, sources: Sequence[Source], tokenizer: Tokenizer, *,
         unknown_characters=unknown,
         store_bytes=scale * store_bytes,
         shard_bytes=scale * copies * shard_bytes,
-        core_seconds=scale * (seconds[1] + copies * (end - middle)) + (seconds[0] - seconds[1]) * scale**_NEW_WORDS,
-        times_seen=seen * copies / (1 - float((tokens * scales)[weights == 0].sum() / (tokens * scales).sum())),
+        core_seconds=scale * (seconds[1] + copies * build_seconds) + (seconds[0] - seconds[1]) * scale**_NEW_WORDS,
+        times_seen=seen * copies / distinct / (1 - float(scaled[weights == 0].sum() / scaled.sum())),
         worker_bytes=max(_INGEST_BYTES, _BUILD_BYTES + _BUILD_BYTES_PER_TOKEN * per_shard),
-        copies=config.data.dupe_factor,
+        copies=data.dupe_factor,
     )
+
+
+def _unknown_characters(parts: Sequence[ByteRange], tokenizer: Tokenizer, config: DataConfig) -> str:
+    """Return the characters of a text that are [UNK] by themselves in words, "" where there are none."""
+    if tokenizer.whole_words:
+        return ""
+    found = Counter("".join(document.text for part in parts for document in documents.read(part, config, Counter())))
+    encoded = tokenizer.backend.encode_batch(list(found), add_special_tokens=False)
+    unknown = Counter(
+        {each: found[each] for each, one in zip(list(found), encoded, strict=True) if tokenizer.unk_id in one.ids}
+    )
+    named = ", ".join(f"{character} {count:,}" for character, count in unknown.most_common(10))
+    return f"{unknown.total():,} characters of the sample are not in the vocabulary: {named}" if unknown else ""
 
 
 def _check_documents(
@@ -187,15 +184,14 @@ def _check_documents(
     counts: Sequence[dict[str, int]],
     corpus: Any,
     sources: Sequence[Source],
-    chosen: Sequence[Source],
     tokenizer: Tokenizer,
-    config: Config,
+    config: DataConfig,
 ) -> None:
     """Refuse and warn of what the plan of the whole text would."""
-    check_documents([each["documents"] for each in counts], config.data, sources)
-    weights = [None if source.is_validation else source.weight for source in chosen]
-    mixed = is_mix(sources, config.data)
-    plan, _ = make_plan(TokenStore(folder, 1), counts, weights, tokenizer, folder / "data", config.data, is_mix=mixed)
+    check_documents([each["documents"] for each in counts], config, sources)
+    weights = [None if source.is_validation else source.weight for source in sources]
+    mixed = is_mix(sources, config)
+    plan, _ = make_plan(TokenStore(folder, 1), counts, weights, tokenizer, folder / "plan", config, is_mix=mixed)
     warn_of_large_documents(plan, corpus, sources)
 
 
@@ -209,17 +205,54 @@ def _held_out_share(
     return held_out
 
 
-def _choose(sizes: Sequence[int | None]) -> list[tuple[int, float, int]]:
-    """Return which inputs to sample, large and small ones apart, for how many others each stands, and bytes to read."""
+def _build(
+    folder: Path, name: str, counts: list[TextCounts], tokenizer: Tokenizer, config: DataConfig
+) -> tuple[list[ShardResult], int]:
+    """Build the shards of one copy of the sample; returns what is known of them, and the tokens of their text."""
+    once = config.model_copy(update={"dupe_factor": 1, "validation_fraction": 0.0})
+    plan, _ = make_plan(TokenStore(folder, 1), counts, [1.0] * len(counts), tokenizer, folder / name, once)
+    open_records(plan)
+    (split,) = plan.splits
+    return [build_shard(plan, (split, number))[0] for number in range(split.num_shards)], split.tokens
+
+
+def _choose(sources: Sequence[Source]) -> list[tuple[int, float, int, int]]:
+    """Return which inputs to sample, large and small ones apart, and of each: for how many inputs it stands, how many
+    bytes to read, and how many inputs equal it. Of equal inputs one is chosen.
+    """
+    sizes = [source.size for source in sources]
     is_large = [size is None or size >= SAMPLE_BYTES // MIN_SOURCES for size in sizes]
+    of_size: dict[int | None, list[int]] = {}
+    for place, size in enumerate(sizes):
+        of_size.setdefault(size, []).append(place)
     chosen = []
     for group in ([place for place, large in enumerate(is_large) if large is kind] for kind in set(is_large)):
         known = np.array([sizes[place] or SAMPLE_BYTES for place in group], dtype=np.int64)
         number = min(MAX_SOURCES, max(MIN_SOURCES, SAMPLE_BYTES // int(known.mean())))
         rows = np.unique(np.linspace(0, len(group) - 1, number).astype(int))
         size = SAMPLE_BYTES // len(rows) // len(set(is_large))
-        chosen += [(group[row], float(known.sum() / known[rows].sum()), size) for row in rows.tolist()]
+        others = float(known.sum() / known[rows].sum())
+        firsts: Counter[tuple[int, int]] = Counter()  # the first of equal inputs, and how many there are
+        for place in (group[row] for row in rows.tolist()):
+            equal = [other for other in of_size[sizes[place]] if _is_equal(sources[place], sources[other])]
+            firsts[equal[0], len(equal)] += 1
+        chosen += [(place, others * times, size, repeats) for (place, repeats), times in firsts.items()]
     return sorted(chosen)
+
+
+def _is_equal(source: Source, other: Source) -> bool:
+    """Whether two inputs of equal size begin with the same bytes; of datasets and URLs, that is not asked."""
+    if source is other:
+        return True
+    use = {(each.is_validation, each.weight, each.is_local and bool(each.size)) for each in (source, other)}
+    is_asked = use == {(source.is_validation, source.weight, True)}
+    return is_asked and len({_beginning(each.location, each.version) for each in (source, other)}) == 1
+
+
+@lru_cache(maxsize=1 << 14)
+def _beginning(location: str, _version: str) -> bytes:
+    with open(location, "rb") as file:
+        return hashlib.blake2b(file.read(_BLOCK_BYTES)).digest()
 
 
 def sample_source(source: Source, path: Path, size: int, config: DataConfig) -> tuple[ByteRange, float]:
@@ -301,13 +334,3 @@ def _rest_of_record(file: BinaryIO, content: bytes, format_: str, max_bytes: int
             num_bytes += len(line)
             quotes += line.count(b'"')
     return b"".join(rest)
-
-
-def _build(
-    folder: Path, counts: list[dict[str, int]], tokenizer: Tokenizer, config: DataConfig
-) -> tuple[list[dict[str, Any]], int]:
-    """Build the shards of one copy of the sample; returns what is known of them, and the tokens of their text."""
-    once = config.model_copy(update={"dupe_factor": 1, "validation_fraction": 0.0})
-    plan, _ = make_plan(TokenStore(folder, 1), counts, [1.0] * len(counts), tokenizer, folder / "data", once)
-    open_records(plan)
-    return [build_shard(plan, shard)[0] for shard in plan.shards], plan.tokens["train"]

@@ -16,7 +16,7 @@ from bert_pretrain.errors import ConfigError, DataError, InputError
 from bert_pretrain.io import manifest
 from bert_pretrain.io.files import remove_temporaries
 from bert_pretrain.io.manifest import Progress, exclusive
-from bert_pretrain.io.pool import open_pool, run_each
+from bert_pretrain.io.pool import Pool, open_pool, run_each
 from bert_pretrain.text import documents
 from bert_pretrain.text.sources import Source, few_documents, finer_boundary, resolve
 from bert_pretrain.text.text_files import ByteRange
@@ -155,14 +155,19 @@ def _count(sources: list[Source], output: Path, config: Config, workers: int | N
         found = [Path(folder, f"{number}") for number in range(len(batches))]
         count = partial(_count_groups, config=config)
         list(run_each(count, list(zip(found, batches, strict=True)), workers=pool, description="count", **shown))
-        while len(found) > MERGED_AT_ONCE:
-            merges = [found[first : first + MERGED_AT_ONCE] for first in range(0, len(found), MERGED_AT_ONCE)]
-            tasks = [(files[0].with_name(f"{files[0].name}+"), files) for files in merges]
-            list(run_each(_merge, tasks, workers=pool, description="merge", unit="table"))
-            for file in found:
-                file.unlink()
-            found = [file for file, _ in tasks]
-        return _merged(found)
+        return merge_counts(found, pool)
+
+
+def merge_counts(files: Sequence[Path], pool: Pool) -> Counts:
+    """Merge files of counts, which are deleted, on all workers: `MERGED_AT_ONCE` at a time, then what that gives."""
+    while len(files) > MERGED_AT_ONCE:
+        merges = [files[first : first + MERGED_AT_ONCE] for first in range(0, len(files), MERGED_AT_ONCE)]
+        tasks = [(some[0].with_name(f"{some[0].name}+"), some) for some in merges]
+        list(run_each(_merge, tasks, workers=pool, description="merge", unit="table"))
+        for file in files:
+            file.unlink()
+        files = [file for file, _ in tasks]
+    return _merged(files)
 
 
 def _make(counts: Counts, old: Tokenizer | None, config: Config, where: str) -> tuple[Tokenizer, dict[str, Any], str]:

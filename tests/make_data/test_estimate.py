@@ -77,6 +77,21 @@ def test_an_estimate_is_near_what_comes_out(
     assert found.core_seconds > 0
 
 
+def test_inputs_that_repeat_each_other_are_counted_once(tmp_path, vocab_folder, monkeypatch) -> None:
+    for number, text in enumerate(corpus(150)):
+        write(tmp_path / "texts" / "a" / f"{number:03}.txt", text)
+        write(tmp_path / "texts" / "b" / f"{number:03}.txt", text)
+    monkeypatch.setattr(module, "SAMPLE_BYTES", SAMPLE)
+    inputs, config = [str(tmp_path / "texts")], load_config(settings=["data.max_seq_length=64"])
+    found = estimated(config, inputs, vocab_folder)
+    data = DataFolder.open(make_data(config, inputs, vocab_folder, tmp_path / "data", workers=1))
+    times_seen = data.manifest["splits"]["train"]["statistics"]["times_text_is_seen"]
+    assert found.documents == pytest.approx(300, rel=0.15)
+    assert found.tokens == pytest.approx(data.manifest["corpus"]["tokens"], rel=0.15)
+    assert found.rows == pytest.approx(data.rows("train"), rel=0.15)
+    assert found.times_seen == pytest.approx(times_seen, rel=0.1)
+
+
 def test_a_sample_of_one_document_is_taken_for_a_corpus_of_several(tmp_path, vocab_folder, monkeypatch) -> None:
     long = " ".join(f"Sentence number {number} of one long text." for number in range(400))
     path = write(tmp_path / "a.jsonl", as_jsonl([f"{long} {number}" for number in range(8)]))
