@@ -50,7 +50,7 @@ from bert_pretrain.report.diagnosis import diagnose
 from bert_pretrain.text import documents
 from bert_pretrain.text.sources import resolve
 from bert_pretrain.text.tokenizer import Tokenizer
-from bert_pretrain.tools.minimal_pairs import read_pairs
+from bert_pretrain.tools.score import read_pairs
 from bert_pretrain.tools.texts import Texts
 from bert_pretrain.train.checkpoint import open_checkpoint
 from bert_pretrain.train.run import train

@@ -29,7 +29,7 @@ def finetune(
     model: cli.Model,
     train: Annotated[str, option("Labelled rows: a file, or dataset:NAME.", "INPUT")],
     output: cli.Output,
-    validation: Annotated[str | None, option("Rows that select the epoch; by default 10 % of --train.", "INPUT")] = None,
+    validation: Annotated[str | None, option("Rows to select the epoch; default 10 % of --train.", "INPUT")] = None,
     test: Annotated[str | None, option("Rows to predict at the end; labels are optional.", "INPUT")] = None,
     learning_rate: Rates = "auto",
     epochs: Annotated[int | None, option("Passes over the rows; by default by their number.")] = None,
