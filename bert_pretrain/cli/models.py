@@ -71,7 +71,8 @@ def evaluate(
     Example: bert-pretrain evaluate run/model --pairs blimp/
     """
     config = inference_config(device, precision or ("auto" if data else "fp32"), text_field, encoding)
-    files = {flag: file and local_path(file, flag) for flag, file in (("--output", output), ("--json", json))}
+    scores_file = None if output is None else local_path(output, "--output")
+    json_file = None if json is None else local_path(json, "--json")
     folder = bert_folder(model)
     with importing():
         from bert_pretrain.tools.evaluate import evaluate as run_evaluate
@@ -81,10 +82,10 @@ def evaluate(
         data=data,
         texts=text or (),
         pairs=pairs or (),
-        json=files["--json"],
+        json=json_file,
         metric=metric,
         batch_tokens=batch_tokens,
-        output=files["--output"],
+        output=scores_file,
         skip_empty=skip_empty,
         by=by,
         per_token=per_token,

@@ -11,6 +11,7 @@ MODULES, _LENGTH, _PROMPTS = SENTENCE_FILES
 _KNOWN = ("Transformer", "Pooling", "Normalize")
 # The names of the flags in older folders.
 _OLD_MODES = {"pooling_mode_cls_token": "cls", "pooling_mode_mean_tokens": "mean"}
+_LENGTH_KEYS = {_LENGTH: "max_seq_length", "tokenizer_config.json": "model_max_length"}
 _REMEDY = "name the vectors of its BERT alone, such as --pooling mean, or use the library sentence-transformers"
 
 
@@ -43,8 +44,7 @@ def read_sentence_model(folder: Path) -> tuple[str, bool, int | None] | None:
     mode = settings.get("pooling_mode") or ", ".join(modes)
     if mode not in _OLD_MODES.values():
         raise problem(f"{path}/config.json", f"its pooling is {str(mode)[:100] or 'not named'}; known are cls and mean")
-    lengths = (_settings(folder / _LENGTH).get("max_seq_length"),)
-    lengths += (_settings(folder / "tokenizer_config.json").get("model_max_length"),)
+    lengths = [_settings(folder / name).get(key) for name, key in _LENGTH_KEYS.items()]
     length = next((each for each in lengths if type(each) is int and each >= 3), None)
     return mode, "Normalize" in kinds, length
 
