@@ -45,22 +45,22 @@ def inspect(
 
 def evaluate(
     model: cli.Model,
-    data: Annotated[Path | None, option("A data folder: losses and accuracies.")] = None,
-    text: Annotated[list[str] | None, option("Texts: pseudo-log-likelihoods.", "INPUT")] = None,
-    pairs: Annotated[list[str] | None, option("Minimal pairs in .jsonl: accuracy.", "INPUT")] = None,
+    data: Annotated[Path | None, option("A data folder, for losses and accuracies.")] = None,
+    text: Annotated[list[str] | None, option("Texts, for pseudo-log-likelihoods.", "INPUT")] = None,
+    pairs: Annotated[list[str] | None, option("Minimal pairs in .jsonl, for accuracy.", "INPUT")] = None,
     output: Annotated[str | None, option("Write the score of each text or pair to this .jsonl.", "FILE")] = None,
     json: Annotated[str | None, option("Also write the metrics to this file.", "FILE")] = None,
-    metric: Annotated[str | None, option("Of texts and pairs: original (default) or word-l2r.")] = None,
+    metric: Annotated[str | None, option("Score of texts and pairs: original (default) or word-l2r.")] = None,
     by: Annotated[str | None, option("Report accuracy by this field; UID if present.", "FIELD")] = None,
-    prefix_field: Annotated[str | None, option("Score given the text in this field before.", "FIELD")] = None,
     per_token: Annotated[bool, switch("--per-token", "Also write the score of every token.")] = False,
-    bits: Annotated[bool, switch("--bits", "Scores in bits instead of nats.")] = False,
     batch_tokens: cli.BatchTokens = None,
     text_field: cli.TextField = None,
     encoding: cli.Encoding = None,
     skip_empty: cli.SkipEmpty = False,
     device: cli.Device = "auto",
-    precision: Annotated[str | None, option("fp32, bf16, fp16 or auto; default auto with --data, else fp32.")] = None,
+    precision: Annotated[
+        str | None, option("Precision of matrix products; default auto with --data, else fp32.")
+    ] = None,
 ) -> None:
     """Evaluate a model on a data folder, texts or minimal pairs.
 
@@ -88,9 +88,7 @@ def evaluate(
         output=scores_file,
         skip_empty=skip_empty,
         by=by,
-        prefix_field=prefix_field,
         per_token=per_token,
-        bits=bits,
     )
 
 

@@ -12,13 +12,16 @@ from bert_pretrain.io.files import local_path
 
 DEFAULT = Settings()
 FileFormat = Annotated[str | None, option(f"{', '.join(FORMATS)}; by default by the ending.", "FORMAT", "--format")]
-ColumnNames = Annotated[str | None, option("Of CSV or TSV without a header; a last ... for others.", "NAME,...")]
+_COLUMNS = "Names of the columns of CSV or TSV without a header; after a last ..., more fields are ignored."
+ColumnNames = Annotated[str | None, option(_COLUMNS, "NAME,...")]
 _TEXT = "Column of the text, or several."
-Rates = Annotated[str, option("By width and scale of the model, or the best of these.", "auto|RATE,...")]
+_RATES = "Learning rate: auto follows width and scale of the model; of several, the best is kept."
+Rates = Annotated[str, option(_RATES, "auto|RATE,...")]
 Baselines = Annotated[bool, switch("--baselines", "Also fine-tune the same network untrained, to compare.")]
 Regression = Annotated[bool, switch("--regression", "Predict numbers instead of classes.", "classify")]
 Stride = Annotated[int | None, option("Tokens shared by neighbouring windows of a long context.", panel="answer")]
-MaxAnswer = Annotated[int | None, option("Most tokens; default: 99 % of the training answers.", panel="answer")]
+_ANSWER = "Longest answer in tokens; by default as long as 99 % of the training answers."
+MaxAnswer = Annotated[int | None, option(_ANSWER, panel="answer")]
 
 
 def finetune(
@@ -26,17 +29,17 @@ def finetune(
     model: cli.Model,
     train: Annotated[str, option("Labelled rows: a file, or dataset:NAME.", "INPUT")],
     output: cli.Output,
-    validation: Annotated[str | None, option("Selects the epoch; by default 10 % of --train.", "INPUT")] = None,
+    validation: Annotated[str | None, option("Rows to select the epoch; default 10 % of --train.", "INPUT")] = None,
     test: Annotated[str | None, option("Rows to predict at the end; labels are optional.", "INPUT")] = None,
     learning_rate: Rates = "auto",
     epochs: Annotated[int | None, option("Passes over the rows; by default by their number.")] = None,
     batch_size: Annotated[int, option("Windows of text per step.")] = DEFAULT.batch_size,
-    warmup_ratio: Annotated[float, option("Share of all steps.")] = DEFAULT.warmup_ratio,
-    weight_decay: Annotated[float, option("Of matrices.")] = DEFAULT.weight_decay,
+    warmup_ratio: Annotated[float, option("Warm-up of the learning rate, as a share of all steps.")] = 0.1,
+    weight_decay: Annotated[float, option("Weight decay of matrices (not biases, LayerNorm).")] = DEFAULT.weight_decay,
     max_length: Annotated[int | None, option("Tokens per window; 128 by default, 384 for answer.")] = None,
-    dropout: Annotated[float | None, option("By default the better of 0.1 and 0.")] = None,
+    dropout: Annotated[float | None, option("Dropout; by default the better of 0.1 and 0.")] = None,
     baselines: Baselines = False,
-    seed: Annotated[int, option("Of the head, the order and what is held out.")] = DEFAULT.seed,
+    seed: Annotated[int, option("Seed for head, data order and split.")] = DEFAULT.seed,
     text_field: Annotated[str, option(_TEXT, "NAME,...", panel="classify")] = "text",
     pair_field: Annotated[str | None, option("Column of a second text.", panel="classify")] = None,
     label_field: Annotated[str, option("Column of the label.", panel="classify")] = DEFAULT.label_field,
@@ -62,23 +65,15 @@ def finetune(
     """
     given = {**locals(), "learning_rate": _rates(learning_rate)}
     given["text_field"] = inference_config("auto", "auto", text_field).data.text_field
-    chosen = Settings(**{field.name: given[field.name] for field in dataclasses.fields(Settings)})
-    chosen.check(task)
+    settings = Settings(**{field.name: given[field.name] for field in dataclasses.fields(Settings)})
+    settings.check(task)
     place, folder = local_path(output, "--output"), bert_folder(model)
     with importing():
         from bert_pretrain.finetune.run import finetune as run_finetune
+    rows = {"train": train, "validation": validation, "test": test, **_reading(file_format, columns, encoding)}
+    device = "cuda" if device == "gpu" else device
     run_finetune(
-        task,
-        folder,
-        train=train,
-        output=place,
-        validation=validation,
-        test=test,
-        settings=chosen,
-        **_reading(file_format, columns, encoding),
-        strict=strict,
-        device="cuda" if device == "gpu" else device,
-        overwrite=overwrite,
+        task, folder, output=place, settings=settings, **rows, strict=strict, device=device, overwrite=overwrite
     )
 
 
@@ -88,7 +83,7 @@ def predict(
     output: Annotated[str, option("A .jsonl, .csv, .tsv or .parquet; .conll for tags, .json for answers.", "FILE")],
     text_field: Annotated[str | None, option(_TEXT, "NAME,...")] = None,
     pair_field: Annotated[str | None, option("Column of a second text.")] = None,
-    tokens_field: Annotated[str | None, option("Taggers: column of the words.")] = None,
+    tokens_field: Annotated[str | None, option("Column of the words, for a tagger.")] = None,
     max_length: Annotated[int | None, option("Tokens per window.")] = None,
     allow_no_answer: Annotated[
         bool | None, switch("--allow-no-answer/--always-answer", "Whether a question may have no answer.")
@@ -137,9 +132,6 @@ def _rates(text: str) -> tuple[float, ...]:
 
 
 def _reading(file_format: str | None, columns: str | None, encoding: str | None) -> dict[str, Any]:
-    """Return how the inputs are read, as both tools take it."""
-    return {
-        "format": file_format,
-        "columns": columns.split(",") if columns else (),
-        "encoding": encoding or "utf-8",
-    }
+    """Return how the inputs are read, as both commands take it."""
+    names = columns.split(",") if columns else ()
+    return {"format": file_format, "columns": names, "encoding": encoding or "utf-8"}

@@ -22,27 +22,25 @@ def predict_from_words(
     that no training row has gets 0.
     """
     from scipy import sparse
+    from sklearn.dummy import DummyClassifier
     from sklearn.feature_extraction.text import TfidfVectorizer
     from sklearn.linear_model import LogisticRegression, Ridge
 
-    sample = "".join(text for texts in train[:1000] for text in texts)
-    ideographs, letters = count_letters(sample)
+    ideographs, letters = count_letters("".join(text for texts in train[:1000] for text in texts))
     is_chinese = 2 * ideographs > letters
-    words, characters = {"token_pattern": r"\w+|[^\w\s]"}, {"analyzer": "char", "ngram_range": (1, 2)}
+    options = {"analyzer": "char", "ngram_range": (1, 2)} if is_chinese else {"token_pattern": r"\w+|[^\w\s]"}
     counts = []
-    for own, others in zip(zip(*train, strict=True), zip(*rows, strict=True), strict=True):
-        if not any(own):
-            continue  # second texts, all of them empty
-        vectorizer = TfidfVectorizer(**(characters if is_chinese else words))
-        counts.append((vectorizer.fit_transform(own), vectorizer.transform(others)))
+    for texts, others in zip(zip(*train, strict=True), zip(*rows, strict=True), strict=True):
+        if any(texts):  # second texts may all be empty
+            vectorizer = TfidfVectorizer(**options)
+            counts.append((vectorizer.fit_transform(texts), vectorizer.transform(others)))
     known, new = (sparse.hstack(columns).tocsr() for columns in zip(*counts, strict=True))
     if not classes:
         return Ridge().fit(known, labels).predict(new)
+    is_one_class = len(set(labels)) == 1
+    model = DummyClassifier() if is_one_class else LogisticRegression(C=REGULARIZATION, max_iter=1000)
+    model.fit(known, labels)
     found = np.zeros((len(rows), len(classes)))
-    if len(set(labels)) == 1:
-        found[:, classes.index(labels[0])] = 1.0
-        return found
-    model = LogisticRegression(C=REGULARIZATION, max_iter=1000).fit(known, labels)
     found[:, [classes.index(name) for name in model.classes_]] = model.predict_proba(new)
     return found
 
@@ -61,5 +59,5 @@ def most_frequent_tags(
 
 def is_clearly_better(score: float, baseline: float, num_rows: int) -> bool:
     """Whether a score, between 0 and 1, is more than two standard errors of a share above a baseline."""
-    share = float(np.clip(baseline, 0.0, 1.0))
-    return score - baseline > 2.0 * float(np.sqrt(share * (1.0 - share) / num_rows))
+    share = min(1.0, max(0.0, baseline))
+    return score - baseline > 2.0 * (share * (1.0 - share) / num_rows) ** 0.5

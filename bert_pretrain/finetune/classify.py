@@ -2,9 +2,6 @@
 
 import math
 from collections import Counter
-from collections.abc import Iterator
-from dataclasses import dataclass
-from itertools import repeat
 from typing import Any
 
 import numpy as np
@@ -12,149 +9,119 @@ import numpy as np
 from bert_pretrain.config import TextField, names_of
 from bert_pretrain.errors import InputError
 from bert_pretrain.finetune.baselines import predict_from_words
-from bert_pretrain.finetune.inputs import LabelledInput, UnusableRow
+from bert_pretrain.finetune.rows import LabelledInput, Row, UnusableRow, read_rows
 from bert_pretrain.finetune.settings import Settings
-from bert_pretrain.finetune.tables import Row, iterate_rows, read_rows
-from bert_pretrain.finetune.task import Window, encodings, quiet_warnings, softmax
+from bert_pretrain.finetune.task import Example, Task, Window, encodings, quiet_warnings
 from bert_pretrain.text.readers import ClassName, join_fields
 from bert_pretrain.text.tokenizer import Tokenizer
 
 _USE_REGRESSION = "add --regression to predict numbers, or write classes as words or whole numbers"
 
 
-@dataclass(frozen=True)
-class Example:
-    """A text or a pair, with its label if it has one."""
-
-    row: int
-    where: str
-    text: str
-    pair: str | None
-    label: Any
-
-
-class Classify:
+class Classify(Task):
     """Labels, windows and metrics of the task."""
 
     model_class = "AutoModelForSequenceClassification"
-    label_names: tuple[str, ...] = ("labels",)
-    group_field = "row"
-    may_be_none = False
 
     def __init__(self, settings: Settings, tokenizer: Tokenizer) -> None:
-        self.settings = settings
-        self.tokenizer = tokenizer
-        self.classes: list[str] = []
-        self.has_dash = False
+        super().__init__(settings, tokenizer)
         self.main_metric = "spearman" if settings.regression else "accuracy"
+        self.label_column = settings.label_field
+        self.has_dash = True
+        """Whether `-` is a label like others, rather than that of rows on which annotators disagree."""
 
-    def read(self, source: LabelledInput) -> list[Example]:
-        rows, field = read_rows(source, self.settings.text_field), self.settings.label_field
-        is_test = source.flag == "--test"
-        has_labels = not is_test or field in rows[0].values
+    def rows(self, source: LabelledInput) -> list[Row]:
+        rows = read_rows(source, self.settings.text_field)
         if source.flag == "--train":
-            labels = {str(row.values.get(field) or "") for row in rows} - {""}
+            labels = {str(row.values.get(self.label_column) or "") for row in rows} - {""}
             self.has_dash = "+" in labels or len(labels) < 3
+        return rows
 
-        def make(number: int, row: Row) -> Example:
-            text, pair = self._texts_of(row, source)
-            label = _label_in(row, field, is_test=is_test) if has_labels else None
-            if label == "-" and not self.has_dash:  # annotators of SNLI and OCNLI disagree
-                remedy = "label or remove it, or leave out --strict"
-                raise UnusableRow("its label is '-', no agreement", where=row.where, remedy=remedy)
-            return Example(number, row.where, text, pair, None if label is None else self._label_of(label, row))
+    def inputs_of(self, row: Row, source: LabelledInput) -> dict[str, Any]:
+        """Return the texts of a row; the second of a pair may be empty, which is counted."""
+        inputs, column = {"text": _text_of(row, self.settings.text_field, "--text-field")}, self.settings.pair_field
+        if column is None:
+            return inputs
+        second = row.get(column, "--pair-field")
+        if second is not None and not (isinstance(second, str) and not second.strip()):
+            return {**inputs, "pair": _text_of(row, column, "--pair-field")}
+        error = UnusableRow(f"'{column}' is empty", where=row.where, remedy="fill it, or leave out --strict")
+        source.note(f"rows kept whose second text, '{column}', is empty", error)
+        return {**inputs, "pair": ""}
 
-        return source.usable(rows, make)
-
-    def _label_of(self, label: Any, row: Row) -> str | float:
+    def label_of(self, row: Row, inputs: dict[str, Any], source: LabelledInput) -> Any:
+        label = row.get(self.label_column, "--label-field")
+        if label is None or label == "" or label != label:  # NaN
+            return None
         if self.settings.regression:
             return _number_of(label, row)
+        if label == "-" and not self.has_dash:  # annotators of SNLI and OCNLI disagree
+            remedy = "label or remove it, or leave out --strict"
+            raise UnusableRow("its label is '-', no agreement", where=row.where, remedy=remedy)
         if isinstance(label, ClassName):
             return label
-        if isinstance(label, (str, int)):  # a boolean is an int too: "True" or "False"
-            return str(label)
         if isinstance(label, float) and label.is_integer():
-            return str(int(label))
-        what = "a fraction" if isinstance(label, float) else f"not a word or number but {type(label).__name__}"
-        raise InputError(f"the label {label!r} is {what}", where=row.where, remedy=_USE_REGRESSION)
+            label = int(label)
+        if not isinstance(label, str | int):  # a boolean is an int too: "True" or "False"
+            what = f"the label {label!r} is neither a word nor a whole number but {type(label).__name__}"
+            raise InputError(what, where=row.where, remedy=_USE_REGRESSION)
+        return str(label)
 
-    def set_labels(self, train: list[Example], validation: list[Example], test: list[Example]) -> None:
-        if self.settings.regression:
-            if len({example.label for example in train}) == 1:
-                raise _one_class(train, "every label is the same number")
-            return
+    def set_labels(self, train: list[Example], others: list[Example]) -> None:
         counts = Counter(example.label for example in train)
-        self.classes = sorted(counts, key=_order)
         if len(counts) == 1:
-            raise _one_class(train, "there is only one class")
-        if all(_is_number(name) for name in counts) and not all(_is_whole(name) for name in counts):
-            name = next(name for name in self.classes if not _is_whole(name))
-            raise InputError(
-                f"the labels are numbers with fractions, such as {name}",
-                where=next(example.where for example in train if example.label == name),
-                remedy=_USE_REGRESSION,
-            )
-        for example in [*validation, *test]:
+            what = f"every row has the label {train[0].label!r}"
+            where, remedy = f"{train[0].where} and all others", "give training rows of at least two labels"
+            raise InputError(what, where=where, remedy=remedy)
+        if self.settings.regression:
+            return
+        self.labels = sorted(counts, key=_order)
+        fractions = [name for name in counts if not name.strip().lstrip("+-").isdigit()]
+        if fractions and all(map(_is_number, counts)):
+            where = next(example.where for example in train if example.label == fractions[0])
+            what = f"the labels are numbers with fractions, such as {fractions[0]}"
+            raise InputError(what, where=where, remedy=_USE_REGRESSION)
+        for example in others:
             if example.label is not None and example.label not in counts:
-                shown = ", ".join(self.classes[:10]) + (" …" if len(self.classes) > 10 else "")
-                raise InputError(
-                    f"the label {example.label!r} does not occur in the training rows",
-                    where=example.where,
-                    remedy=f"correct it (known: {shown}), or add training rows with it",
-                )
-        print(f"classes: {', '.join(f'{name} {counts[name]:,}' for name in self.classes[:20])}")
-
-    def content(self, example: Example) -> object:
-        return [example.text, example.pair, example.label]
+                what = f"the label {example.label!r} does not occur in the training rows"
+                remedy = f"correct it (known: {', '.join(self.labels[:10])}), or add training rows with it"
+                raise InputError(what, where=example.where, remedy=remedy)
+        print(f"classes: {', '.join(f'{name} {counts[name]:,}' for name in self.labels[:20])}")
 
     def model_config(self) -> dict[str, Any]:
         if self.settings.regression:
             return {"num_labels": 1, "problem_type": "regression"}
-        names = dict(enumerate(self.classes))
-        return {
-            "id2label": names,
-            "label2id": {name: number for number, name in names.items()},
-            "problem_type": "single_label_classification",
-        }
+        return {**super().model_config(), "problem_type": "single_label_classification"}
 
     def encode(self, examples: list[Example], split: str, counts: Counter[str]) -> list[Window]:
-        assert self.settings.max_length is not None
         has_labels = all(example.label is not None for example in examples)
-        has_pairs = examples[0].pair is not None
-        numbers = {name: number for number, name in enumerate(self.classes)}
-        firsts = encodings(self.tokenizer, [example.text for example in examples])
-        seconds = encodings(self.tokenizer, [example.pair for example in examples]) if has_pairs else repeat(None)
-        cls_id, sep_id = self.tokenizer.cls_id, self.tokenizer.sep_id
-        windows = []
-        for number, (example, first, second) in enumerate(zip(examples, firsts, seconds, strict=has_pairs)):
-            # As in BERT's code, a pair whose second text is empty is a single text.
-            room = self.settings.max_length - (3 if second else 2)
-            kept_first, kept_second = longest_first_lengths(len(first), len(second or ()), room)
-            is_truncated = kept_first < len(first) or kept_second < len(second or ())
-            counts[f"are longer than {self.settings.max_length} tokens and were truncated"] += is_truncated
-            ids = [cls_id, *first.ids[:kept_first], sep_id]
-            types = [0] * len(ids)
-            if second:
-                ids += [*second.ids[:kept_second], sep_id]
-                types += [1] * (len(ids) - len(types))
+        numbers = {name: number for number, name in enumerate(self.labels)}
+        # As in BERT's code, a pair whose second text is empty is a single text.
+        texts = [tuple(each.inputs.values()) if each.inputs.get("pair") else each.inputs["text"] for each in examples]
+        windows, length = [], self.settings.max_length
+        found = encodings(self.tokenizer, texts, {"max_length": length, "strategy": "longest_first"})
+        for number, (example, encoding) in enumerate(zip(examples, found, strict=True)):
+            counts[f"are longer than {length} tokens and were truncated"] += bool(encoding.overflowing)
             labels = {"labels": numbers.get(example.label, example.label)} if has_labels else {}
-            windows.append(Window(number, ids, types, labels))
+            windows.append(Window(number, encoding.ids, encoding.type_ids, labels))
         return windows
 
     def decode(self, examples: list[Example], windows: list[Window], logits: Any) -> list[Any]:
         """Return a number for each example, or (classes,) probabilities."""
         rows = np.asarray(logits, dtype=np.float64)
-        ordered = np.empty_like(rows)
-        ordered[[window.example for window in windows]] = rows
-        return list(ordered[:, 0] if self.settings.regression else softmax(ordered))
+        rows = rows[np.argsort([window.example for window in windows])]
+        if self.settings.regression:
+            return list(rows[:, 0])
+        powers = np.exp(rows - rows.max(axis=1, keepdims=True))
+        return list(powers / powers.sum(axis=1, keepdims=True))
 
     def score(self, examples: list[Example], predictions: list[Any]) -> dict[str, float]:
         from sklearn import metrics
 
-        if self.settings.regression:
-            return _regression_scores(np.array([example.label for example in examples]), np.array(predictions))
-        found = [self.classes[int(np.argmax(prediction))] for prediction in predictions]
         truth = [example.label for example in examples]
+        if self.settings.regression:
+            return _regression_scores(np.array(truth), np.array(predictions))
+        found = [self.labels[int(np.argmax(prediction))] for prediction in predictions]
         with quiet_warnings():
             return {
                 "accuracy": float(metrics.accuracy_score(truth, found)),
@@ -169,59 +136,22 @@ class Classify:
         return f"always '{name}'", count / len(examples)
 
     def words_alone(self, train: list[Example], examples: list[Example]) -> list[Any] | None:
-        def texts(rows: list[Example]) -> list[list[str]]:
-            return [[row.text] if row.pair is None else [row.text, row.pair] for row in rows]
+        texts, others = ([list(example.inputs.values()) for example in rows] for rows in (train, examples))
+        return list(predict_from_words(texts, [example.label for example in train], others, self.labels))
 
-        labels = [example.label for example in train]
-        return list(predict_from_words(texts(train), labels, texts(examples), self.classes))
-
-    def use(self, labels: list[str], may_be_none: bool) -> None:
-        self.classes = labels
-
-    def rows(self, source: LabelledInput) -> Iterator[Row]:
-        return iterate_rows(source, text_field=self.settings.text_field)
-
-    def unlabelled(self, row: Row, source: LabelledInput) -> Example:
-        return Example(0, row.where, *self._texts_of(row, source), label=None)
-
-    def _texts_of(self, row: Row, source: LabelledInput) -> tuple[str, str | None]:
-        """Return the texts of a row; the second of a pair may be empty, which is counted."""
-        text, column = _text_of(row, self.settings.text_field, "--text-field"), self.settings.pair_field
-        if column is None:
-            return text, None
-        if not _is_empty(row.get(column, "--pair-field")):
-            return text, _text_of(row, column, "--pair-field")
-        error = UnusableRow(f"'{column}' is empty", where=row.where, remedy="fill it, or leave out --strict")
-        source.repair(f"rows kept whose second text, '{column}', is empty", error)
-        return text, ""
-
-    def columns(self, example: Example, prediction: Any) -> dict[str, Any]:
+    def columns(self, prediction: Any) -> dict[str, Any]:
         if self.settings.regression:
             return {"label": float(prediction)}
         best = int(np.argmax(prediction))
-        return {"label": self.classes[best], "score": round(float(prediction[best]), 6)}
+        return {"label": self.labels[best], "score": round(float(prediction[best]), 6)}
 
     def record(self, example: Example, prediction: Any) -> dict[str, Any]:
-        texts = {"text": example.text} | ({} if example.pair is None else {"pair": example.pair})
         label = {} if example.label is None else {"label": example.label}
+        found = {"row": example.row, **example.inputs, **label, "prediction": self.columns(prediction)["label"]}
         if self.settings.regression:
-            return {"row": example.row, **texts, **label, "prediction": float(prediction)}
-        shares = {name: round(float(share), 6) for name, share in zip(self.classes, prediction, strict=True)}
-        found = self.classes[int(np.argmax(prediction))]
-        return {"row": example.row, **texts, **label, "prediction": found, "probabilities": shares}
-
-
-def longest_first_lengths(first: int, second: int, room: int) -> tuple[int, int]:
-    """Return how many tokens of two texts to keep if `room` fit in all: the longer text is truncated first.
-
-    As `longest_first` of `tokenizers` does.
-    """
-    if first + second <= room:
-        return first, second
-    half = room // 2
-    if min(first, second) <= half:
-        return (first, room - first) if first <= second else (room - second, second)
-    return (half, room - half) if first <= second else (room - half, half)
+            return found
+        shares = {name: round(float(share), 6) for name, share in zip(self.labels, prediction, strict=True)}
+        return {**found, "probabilities": shares}
 
 
 def _regression_scores(truth: np.ndarray, found: np.ndarray) -> dict[str, float]:
@@ -234,16 +164,6 @@ def _regression_scores(truth: np.ndarray, found: np.ndarray) -> dict[str, float]
         "pearson": float(stats.pearsonr(truth, found).statistic) if is_defined else 0.0,
         "mse": float(np.mean((truth - found) ** 2)),
     }
-
-
-def _label_in(row: Row, column: str, *, is_test: bool) -> Any:
-    """Return the label of a row, or None if it has none."""
-    label = row.get(column, "--label-field")
-    if label is not None and label != "" and not (isinstance(label, float) and math.isnan(label)):
-        return label
-    if not is_test:
-        raise UnusableRow(f"'{column}' holds no label", where=row.where, remedy="label the row, or remove it")
-    return None
 
 
 def _number_of(label: Any, row: Row) -> float:
@@ -267,23 +187,10 @@ def _text_of(row: Row, field: TextField, flag: str) -> str:
             what = f"'{name}' is not a text but {type(value).__name__}"
             raise UnusableRow(what, where=row.where, remedy="correct it, or remove the row")
     text = join_fields(values)
-    if _is_empty(text):
-        what = " and ".join(f"'{name}'" for name in names) + (" is empty" if len(names) == 1 else " are empty")
+    if not text.strip():
+        what = f"{' and '.join(map(repr, names))} {'is' if len(names) == 1 else 'are'} empty"
         raise UnusableRow(what, where=row.where, remedy="fill it, or remove the row")
     return text
-
-
-def _is_empty(text: Any) -> bool:
-    """Whether a value is a text of nothing but blanks, or null."""
-    return text is None or (isinstance(text, str) and not text.strip())
-
-
-def _one_class(train: list[Example], what: str) -> InputError:
-    return InputError(
-        f"{what}: {train[0].label!r}",
-        where=f"{train[0].where} and all others",
-        remedy="give training rows of at least two; there is nothing to learn from one",
-    )
 
 
 def _order(name: str) -> tuple[int, float, str]:
@@ -298,7 +205,3 @@ def _is_number(name: str) -> bool:
         return math.isfinite(float(name))
     except ValueError:
         return False
-
-
-def _is_whole(name: str) -> bool:
-    return name.strip().lstrip("+-").isdigit()

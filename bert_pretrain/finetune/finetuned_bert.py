@@ -7,7 +7,7 @@ The folders are those of `finetune`, and of `transformers` with the same classes
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch.nn.functional as F
@@ -20,21 +20,12 @@ from bert_pretrain.io.files import read_json
 from bert_pretrain.model.folder import CONFIG, read_config
 from bert_pretrain.tools.inference import Bert, batches_by_length, open_bert
 
-
-class _Head(NamedTuple):
-    task: str
-    layer: str
-    """The name of its linear layer."""
-    is_pooled: bool
-    """Whether its input is the pooler's output for each sequence, or the last hidden state of each token."""
-
-
 _HEADS = {
-    "BertForSequenceClassification": _Head("classify", "classifier", True),
-    "BertForTokenClassification": _Head("tag", "classifier", False),
-    "BertForQuestionAnswering": _Head("answer", "qa_outputs", False),
+    "BertForSequenceClassification": ("classify", "classifier"),
+    "BertForTokenClassification": ("tag", "classifier"),
+    "BertForQuestionAnswering": ("answer", "qa_outputs"),
 }
-"""By the class of `transformers`, which `config.json` names."""
+"""The task, and the name of its linear layer, by the class of `transformers` that `config.json` names."""
 _REMEDY = "give a folder that 'bert-pretrain finetune' has written, or one of " + ", ".join(_HEADS)
 
 
@@ -48,60 +39,59 @@ class FinetunedBert:
     """The names of the outputs; empty for a regression and for `answer`."""
     weight: Tensor  # (outputs, hidden)
     bias: Tensor  # (outputs,)
-    is_pooled: bool
 
     @staticmethod
     def open(folder: Path, config: TrainConfig) -> "FinetunedBert":
         """Open a fine-tuned folder; `config` gives device, precision and attention."""
         read_config(folder, "MODEL")
         settings = read_json(folder / CONFIG)
-        head = _head_of(settings, folder)
-        bert = open_bert(folder, config, ("bert.pooler",) if head.is_pooled else ())
-        weight, bias = (bert.unused.get(f"{head.layer}.{name}") for name in ("weight", "bias"))
+        task, layer = _head_of(settings, folder)
+        bert = open_bert(folder, config, ("bert.pooler",) if task == "classify" else ())
+        weight, bias = (bert.unused.get(f"{layer}.{name}") for name in ("weight", "bias"))
         hidden = bert.network.config.hidden_size
         if weight is None or bias is None or weight.shape != (*bias.shape, hidden) or not len(bias):
-            what = f"{folder} has no layer '{head.layer}' for a hidden size of {hidden}"
+            what = f"{folder} has no layer '{layer}' for a hidden size of {hidden}"
             raise DataError(what, where="MODEL", remedy=_REMEDY)
-        labels = [] if head.task == "answer" else _labels_of(settings, len(bias), folder)
-        weight, bias = weight.to(bert.device).float(), bias.to(bert.device).float()
-        return FinetunedBert(bert, head.task, labels, weight, bias, head.is_pooled)
+        labels = [] if task == "answer" else _labels_of(settings, len(bias), folder)
+        return FinetunedBert(bert, task, labels, weight.to(bert.device).float(), bias.to(bert.device).float())
 
     def logits(self, windows: Sequence[Window], batch_tokens: int, done: Callable[[int], object]) -> Any:
         """Return the outputs of the head for every window, in their order and in float32.
 
         For `classify` these are a list of (outputs,), for `tag` of (tokens, outputs), for `answer` two lists of
         (tokens,), scores of the start and of the end. After every batch, `done` is called with its number of windows.
+        An error says that they are not finite.
         """
         lengths = np.array([len(window.input_ids) for window in windows])
         found: list[np.ndarray] = [np.empty(0)] * len(windows)
         with self.bert.running():
             for batch in batches_by_length(lengths, batch_tokens):
-                outputs = self._outputs([windows[index] for index in batch]).float().cpu().numpy()
-                parts = outputs if self.is_pooled else np.split(outputs, np.cumsum(lengths[batch])[:-1])
-                for index, part in zip(batch, parts, strict=True):
+                ids, types = (
+                    [np.array(getattr(windows[index], name)) for index in batch]
+                    for name in ("input_ids", "token_type_ids")
+                )
+                packed = self.bert.pack(ids, types)
+                hidden = self.bert.network.encode(*packed)  # (tokens, hidden)
+                sizes = lengths[batch]
+                if self.task == "classify":
+                    hidden, sizes = (
+                        self.bert.network.pooler(hidden, packed[3]),
+                        np.ones_like(sizes),
+                    )  # (windows, hidden)
+                outputs = F.linear(hidden, self.weight, self.bias).float().cpu().numpy()
+                if not np.isfinite(outputs).all():
+                    what = "the outputs of the network are not finite"
+                    remedy = "if this was training: it has diverged, give a smaller --learning-rate, with --overwrite"
+                    raise DataError(what, where="MODEL", remedy=f"{remedy}; otherwise --precision fp32")
+                for index, part in zip(batch, np.split(outputs, np.cumsum(sizes)[:-1]), strict=True):
                     found[index] = part
                 done(len(batch))
         if self.task == "answer":
             return [each[:, 0] for each in found], [each[:, 1] for each in found]
-        return found
-
-    def _outputs(self, windows: Sequence[Window]) -> Tensor:
-        """Return the head's outputs for one batch, (windows, outputs) or (tokens, outputs)."""
-        types = [np.array(window.token_type_ids) for window in windows]
-        packed = self.bert.pack([np.array(window.input_ids) for window in windows], types)
-        hidden = self.bert.network.encode(*packed)  # (tokens, hidden)
-        if self.is_pooled:
-            hidden = self.bert.network.pooler(hidden, packed[3])  # (windows, hidden)
-        return F.linear(hidden, self.weight, self.bias)
+        return [each[0] for each in found] if self.task == "classify" else found
 
 
-def are_finite(logits: Any) -> bool:
-    """Whether what `FinetunedBert.logits` has returned holds numbers only."""
-    lists = logits if isinstance(logits, tuple) else (logits,)
-    return all(np.isfinite(each).all() for found in lists for each in found)
-
-
-def _head_of(settings: Mapping[str, Any], folder: Path) -> _Head:
+def _head_of(settings: Mapping[str, Any], folder: Path) -> tuple[str, str]:
     found = settings.get("architectures")
     name = found[0] if isinstance(found, list) and found else None
     if not isinstance(name, str) or name not in _HEADS:
@@ -118,9 +108,9 @@ def _labels_of(settings: Mapping[str, Any], count: int, folder: Path) -> list[st
     if settings.get("problem_type") == "regression" or count == 1:
         return []
     names = settings.get("id2label", {str(number): f"LABEL_{number}" for number in range(count)})
-    found = [names.get(str(number)) for number in range(count)] if isinstance(names, dict) else []
-    labels = [label for label in found if isinstance(label, str)]
-    if len(labels) != count or len(names) != count:
+    labels = [names.get(str(number)) for number in range(count)] if isinstance(names, dict) else []
+    known = [label for label in labels if isinstance(label, str)]
+    if len(known) != count or len(names) != count:
         what = f"its id2label does not name the {count} outputs of the head"
         raise DataError(what, where=str(folder / CONFIG), remedy="restore the file from a copy")
-    return labels
+    return known

@@ -1,4 +1,4 @@
-"""Files of rows, written whole or not at all: JSON lines, CSV, TSV or Parquet by the file's ending."""
+"""Files of rows with predictions, written whole or not at all, in the format of the file's ending."""
 
 import csv
 import json
@@ -10,21 +10,20 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from bert_pretrain.errors import ConfigError, OutputError
-from bert_pretrain.io.files import atomic_path, write_text
+from bert_pretrain.io.files import atomic_path
 
 Rows = Sequence[dict[str, Any]]
-_JSONL, _CSV, _TSV, _PARQUET = ".jsonl", ".csv", ".tsv", ".parquet"
-OF_TASKS = {".conll": "tag", ".json": "answer"}
-"""The forms of evaluation scripts, by the ending of the file, and their tasks."""
 FORMATS = {
-    _JSONL: "JSON lines, UTF-8",
-    _CSV: "comma-separated, UTF-8; beyond ASCII with a byte order mark, for Excel",
-    _TSV: "tab-separated, UTF-8",
-    _PARQUET: "Parquet",
+    ".jsonl": "JSON lines, UTF-8",
+    ".csv": "comma-separated, UTF-8; beyond ASCII with a byte order mark, for Excel",
+    ".tsv": "tab-separated, UTF-8",
+    ".parquet": "Parquet",
     ".conll": "a word and its tag per line",
     ".json": "SQuAD's form, an answer by id",
 }
 """By the ending of the file."""
+OF_TASKS = {".conll": "tag", ".json": "answer"}
+"""The forms of evaluation scripts, and their tasks."""
 
 
 def check_output(output: Path) -> None:
@@ -38,45 +37,41 @@ def check_output(output: Path) -> None:
 
 def check_rows(output: Path, rows: Rows) -> None:
     """Refuse rows that the format cannot hold: values of several kinds in Parquet, tabs and line ends in TSV."""
-    if output.suffix == _PARQUET:
+    if output.suffix == ".parquet":
         _parquet_table(rows)
-    if output.suffix == _TSV:
+    if output.suffix == ".tsv":
         for row in rows:
             _tsv_line([*row, *row.values()])
 
 
 def write_rows(output: Path, rows: Rows) -> None:
-    """Write rows with the columns of all of them, in order."""
+    """Write rows with the columns of all of them, in order.
+
+    `.conll` holds the columns `tokens` and `tags` alone, `.json` an object with every `answer` by its `id`.
+    """
     output.parent.mkdir(parents=True, exist_ok=True)
+    names = list(dict.fromkeys(name for row in rows for name in row))
+    # Excel takes CSV for the system's encoding, unless a byte order mark tells.
+    encoding = "utf-8-sig" if output.suffix == ".csv" and not _json(rows).isascii() else "utf-8"
     with atomic_path(output) as temporary:
-        if output.suffix == _PARQUET:
+        if output.suffix == ".parquet":
             pq.write_table(_parquet_table(rows), temporary, compression="zstd")
             return
-        names = list(dict.fromkeys(name for row in rows for name in row))
-        # Excel takes CSV for the system's encoding, unless a byte order mark tells.
-        encoding = "utf-8-sig" if output.suffix == _CSV and not _json(rows).isascii() else "utf-8"
         with temporary.open("w", encoding=encoding, newline="") as file:
-            if output.suffix == _JSONL:
+            if output.suffix == ".jsonl":
                 file.writelines(_json(row) + "\n" for row in rows)
-            elif output.suffix == _TSV:
+            elif output.suffix == ".tsv":
                 file.write(_tsv_line(names))
                 file.writelines(_tsv_line([row.get(name) for name in names]) for row in rows)
-            else:
+            elif output.suffix == ".csv":
                 lines = csv.writer(file, lineterminator="\n")
                 lines.writerow(names)
                 lines.writerows([_cell(row.get(name)) for name in names] for row in rows)
-
-
-def write_task_form(output: Path, rows: Rows, examples: Sequence[Any], added: Rows) -> None:
-    """Write tags as CoNLL's lines, or answers by the ids of their questions, as evaluation scripts read them."""
-    if output.suffix == ".conll":
-        pairs = ((example.words, each["tags"]) for example, each in zip(examples, added, strict=True))
-        text = "\n".join("".join(f"{word}\t{tag}\n" for word, tag in zip(*pair, strict=True)) for pair in pairs)
-    else:
-        ids = [str(row.get("id", number)) for number, row in enumerate(rows)]
-        text = _json(dict(zip(ids, (each["answer"] for each in added), strict=True))) + "\n"
-    output.parent.mkdir(parents=True, exist_ok=True)
-    write_text(output, text)
+            elif output.suffix == ".conll":
+                pairs = (zip(row["tokens"], row["tags"], strict=True) for row in rows)
+                file.write("\n".join("".join(f"{word}\t{tag}\n" for word, tag in pair) for pair in pairs))
+            else:
+                file.write(_json({str(row.get("id", number)): row["answer"] for number, row in enumerate(rows)}) + "\n")
 
 
 def _parquet_table(rows: Rows) -> pa.Table:
@@ -85,8 +80,7 @@ def _parquet_table(rows: Rows) -> pa.Table:
         pq.ParquetWriter(pa.BufferOutputStream(), table.schema).close()  # it refuses objects without fields
     except (pa.ArrowException, OverflowError) as error:
         what = f"Parquet cannot hold a column: {str(error).partition(chr(10))[0]}"
-        remedy = f"write {_JSONL}, which keeps each value as it is"
-        raise OutputError(what, where="--output", remedy=remedy) from error
+        raise OutputError(what, where="--output", remedy="write .jsonl, which keeps each value as it is") from error
     return table
 
 
@@ -95,8 +89,8 @@ def _tsv_line(values: Sequence[Any]) -> str:
     texts = ["" if value is None else str(_cell(value)) for value in values]
     for text in texts:
         if not set("\t\r\n").isdisjoint(text):
-            what, remedy = f"a tab or line end cannot be written in TSV: {text[:60]!r}", f"write {_CSV} or {_JSONL}"
-            raise OutputError(what, where="--output", remedy=remedy)
+            what = f"a tab or line end cannot be written in TSV: {text[:60]!r}"
+            raise OutputError(what, where="--output", remedy="write .csv or .jsonl")
     return "\t".join(texts) + "\n"
 
 

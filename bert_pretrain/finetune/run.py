@@ -12,9 +12,8 @@ import json
 import os
 import shutil
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
-from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,10 +26,10 @@ from bert_pretrain.errors import ConfigError, DataError, InputError
 from bert_pretrain.finetune.answer import Answer
 from bert_pretrain.finetune.baselines import is_clearly_better
 from bert_pretrain.finetune.classify import Classify
-from bert_pretrain.finetune.inputs import LabelledInput
+from bert_pretrain.finetune.rows import LabelledInput
 from bert_pretrain.finetune.settings import Settings
 from bert_pretrain.finetune.tag import Tag
-from bert_pretrain.finetune.task import Task
+from bert_pretrain.finetune.task import Example, Task
 from bert_pretrain.io import manifest
 from bert_pretrain.io.files import (
     atomic_folder,
@@ -43,11 +42,11 @@ from bert_pretrain.io.files import (
     write_json,
     write_text,
 )
-from bert_pretrain.io.manifest import exclusive
 from bert_pretrain.model.folder import CARD, CONFIG, weights_sha256
 from bert_pretrain.model.hub import name_of_folder
 from bert_pretrain.model.huggingface import PRETRAINING
 from bert_pretrain.report.render import render
+from bert_pretrain.text.tokenizer import Tokenizer
 from bert_pretrain.tools.inference import open_bert
 from bert_pretrain.train.hardware import choose_device, choose_precision
 
@@ -55,17 +54,20 @@ if TYPE_CHECKING:
     from bert_pretrain.finetune.training import Learner
 
 KIND = "finetune"
-_PIPELINES = {"classify": "text-classification", "tag": "token-classification", "answer": "question-answering"}
-"""The Hub's names of the tasks."""
 _REMEDIES = {
-    True: "Pretrain a larger network on more text, or label more rows",
+    True: "Pretrain it for longer on more text, or label more rows",
     False: "Pretrain it on text of this kind (train --init-from), or label more rows",
 }
 """What makes a model better than its baselines, by whether it was pretrained here."""
 METRICS = "metrics.json"
 _TRIALS = "trials"
 _PACKAGES = ("transformers", "accelerate", "sklearn", "seqeval")
-HEADS: dict[str, type[Classify] | type[Tag] | type[Answer]] = {"classify": Classify, "tag": Tag, "answer": Answer}
+HEADS: dict[str, Callable[[Settings, Tokenizer], Task]] = {"classify": Classify, "tag": Tag, "answer": Answer}
+_PIPELINES = {"classify": "text-classification", "tag": "token-classification", "answer": "question-answering"}
+"""The Hub's names of the tasks."""
+
+Scores = dict[str, dict[str, float]]
+"""Metrics by split."""
 
 
 def finetune(
@@ -95,7 +97,7 @@ def finetune(
         what, remedy = "--columns is for the tasks 'classify' and 'answer', this is 'tag'", "leave it out"
         raise ConfigError(what, where="--columns", remedy=remedy)
     inputs = {
-        split: LabelledInput(location, f"--{split}", format, tuple(columns), encoding, strict)
+        split: LabelledInput(location, f"--{split}", format, columns, encoding, strict)
         for split, location in (("train", train), ("validation", validation), ("test", test))
         if location is not None
     }
@@ -103,11 +105,9 @@ def finetune(
     _check_environment(device)
     chosen_device = choose_device(device)
     opened = open_bert(model, TrainConfig(device="cpu"))  # only for its checks
-    settings = settings.resolve(task, opened.max_length)
-    chosen: Task = HEADS[task](settings, opened.tokenizer)
-    examples = _read(chosen, inputs, settings.seed)
-    settings = chosen.settings
-    identity = _identity(task, chosen, model, examples, settings)
+    chosen = HEADS[task](settings.resolve(task, opened.max_length), opened.tokenizer)
+    examples = _read(chosen, inputs)
+    identity = {"task": task, **_identity(chosen, model, examples)}
     work = output.with_name(f"{output.name}.partial")
     with _working_folder(work):
         if _is_complete(output, work, identity, overwrite):
@@ -117,7 +117,9 @@ def finetune(
         else:
             for leftover in output.parent.glob(f".{glob.escape(output.name)}.*.tmp"):  # of a run killed while writing
                 shutil.rmtree(leftover)
-            _train(chosen, model, examples, chosen_device, identity, work, output)
+            from bert_pretrain.finetune.training import Learner
+
+            _train(Learner(chosen, model, examples, chosen_device), identity, work, output)
     return output
 
 
@@ -125,7 +127,7 @@ def finetune(
 def _working_folder(work: Path) -> Iterator[None]:
     """Lock the working folder; remove what is in it on success, and the folder if it is empty at the end."""
     try:
-        with exclusive(work):
+        with manifest.exclusive(work):
             yield
             shutil.rmtree(work / _TRIALS, ignore_errors=True)
             (work / manifest.PARTIAL).unlink(missing_ok=True)
@@ -142,54 +144,49 @@ def _check_environment(device: str) -> None:
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         raise ConfigError("torchrun starts several processes", where="finetune", remedy="start one, without torchrun")
     if device not in ("auto", "cpu", "cuda"):
-        raise ConfigError(
-            f"the device is '{device}'",
-            where="--device",
-            remedy="give auto, cpu or cuda; select one of several GPUs with CUDA_VISIBLE_DEVICES=N",
-        )
+        remedy = "give auto, cpu or cuda; select one of several GPUs with CUDA_VISIBLE_DEVICES=N"
+        raise ConfigError(f"the device is '{device}'", where="--device", remedy=remedy)
 
 
-def _read(task: Task, inputs: dict[str, LabelledInput], seed: int) -> dict[str, list[Any]]:
+def _read(task: Task, inputs: dict[str, LabelledInput]) -> dict[str, list[Example]]:
     """Return the examples of each split; without an input for validation, a tenth of the training rows is held out."""
     examples = {}
     for split, source in inputs.items():
         examples[split] = task.read(source)
-        if found := source.summary():
-            print(found)
-    task.set_labels(examples["train"], examples.get("validation", []), examples.get("test", []))
+        source.print_notes()
+    task.set_labels(examples["train"], [each for split, rows in examples.items() if split != "train" for each in rows])
     if "validation" not in examples:
-        train, group_of = examples["train"], attrgetter(task.group_field)
-        groups = list(dict.fromkeys(map(group_of, train)))
+        train, seed = examples["train"], task.settings.seed
+        group_of = {example.row: example.inputs.get(task.group, example.row) for example in train}
+        groups = list(dict.fromkeys(group_of.values()))
         if len(groups) < 2:
-            unit = "row" if task.group_field == "row" else task.group_field
-            what = f"there is only one {unit}, so none can be held out for validation"
-            if unit != "row":
-                what += f"; the {len(train):,} rows on it stay together"
+            unit = task.group or "row"
+            what = f"there is only one {unit} in {len(train):,} rows, so none can be held out for validation"
             raise InputError(what, where="--train", remedy=f"give more {unit}s, or --validation INPUT")
         order = rng.stream(seed, "hold out").permutation(len(groups))
         held = {groups[number] for number in order[: max(1, round(len(groups) / 10))]}
-        examples["validation"] = [example for example in train if group_of(example) in held]
-        examples["train"] = [example for example in train if group_of(example) not in held]
+        examples["validation"] = [example for example in train if group_of[example.row] in held]
+        examples["train"] = [example for example in train if group_of[example.row] not in held]
         num_held = len(examples["validation"])
         print(f"held out for validation: {num_held:,} of {len(train):,} rows, drawn with seed {seed}")
     print("rows: " + ", ".join(f"{split} {len(rows):,}" for split, rows in examples.items()))
     return examples
 
 
-def _identity(task: str, head: Task, model: Path, examples: dict[str, list[Any]], settings: Settings) -> dict[str, Any]:
+def _identity(task: Task, model: Path, examples: dict[str, list[Example]]) -> dict[str, Any]:
     """Return everything that changes the result; inputs by their content, so that they may be moved."""
-    rows = {}
-    for split, each in examples.items():
+    data = {}
+    for split, rows in examples.items():
         digest = hashlib.sha256()
-        for example in each:
-            digest.update(json.dumps(head.content(example), ensure_ascii=False).encode("utf-8", "surrogatepass"))
-        rows[split] = {"rows": len(each), "sha256": digest.hexdigest()}
+        for example in rows:
+            content = json.dumps([example.inputs, example.label], ensure_ascii=False)
+            digest.update(content.encode("utf-8", "surrogatepass"))
+        data[split] = {"rows": len(rows), "sha256": digest.hexdigest()}
     weights = {"config": sha256_file(model / CONFIG), "weights": weights_sha256(model, "MODEL")}
     return {
-        "task": task,
-        "model": weights | {"tokenizer": head.tokenizer.hash},
-        "data": rows,
-        "settings": json.loads(json.dumps(asdict(settings))),  # as the manifest will hold them
+        "model": weights | {"tokenizer": task.tokenizer.hash},
+        "data": data,
+        "settings": json.loads(json.dumps(asdict(task.settings))),  # as the manifest will hold them
     }
 
 
@@ -200,32 +197,19 @@ def _is_complete(output: Path, work: Path, identity: dict[str, Any], overwrite: 
         print(f"moved the old content to {move_aside(output)}")
     elif exists:
         is_complete = manifest.claim(output, KIND, identity) is manifest.Progress.COMPLETE
-        damage = damage_of_folder(output) if is_complete else None
-        if damage:
-            raise DataError(
-                f"{output} is damaged: {damage}",
-                where="--output",
-                remedy="restore it from a copy, or fine-tune again with --overwrite (the old folder is moved aside)",
-            )
+        if is_complete and (damage := damage_of_folder(output)):
+            remedy = "restore it from a copy, or fine-tune again with --overwrite (the old folder is moved aside)"
+            raise DataError(f"{output} is damaged: {damage}", where="--output", remedy=remedy)
         return is_complete
     manifest.claim(work, KIND, identity, overwrite=overwrite)
     return False
 
 
-def _train(
-    task: Task,
-    model: Path,
-    examples: dict[str, list[Any]],
-    device: torch.device,
-    identity: dict[str, Any],
-    work: Path,
-    output: Path,
-) -> None:
+def _train(learner: "Learner", identity: dict[str, Any], work: Path, output: Path) -> None:
     """Train in `work` and write the result to `output`."""
     from bert_pretrain.finetune import training
 
-    began = time.monotonic()
-    learner = training.Learner(task, model, examples, device)
+    began, task, examples = time.monotonic(), learner.task, learner.examples
     precision = choose_precision("auto", learner.device)
     print(f"{learner.device.type}, {precision.name} ({precision.reason}), {torch.get_num_threads()} threads")
     with training.quiet():
@@ -233,37 +217,39 @@ def _train(
         trials = task.settings.trials(len(learner.windows["train"]))
         reports = [learner.train(trial, folder / str(number), precision) for number, trial in enumerate(trials)]
         best = max(range(len(trials)), key=lambda number: reports[number]["score"])
-        chosen, report = trials[best], reports[best]
-        if len(trials) > 1:
-            print(_describe_trials(task, reports, best))
+        report = reports[best]
         report["trials"] = [{name: each[name] for name in ("learning_rate", "dropout", "score")} for each in reports]
+        for number, each in enumerate(report["trials"] if len(trials) > 1 else ()):
+            trial = f"learning rate {each['learning_rate']:g}, dropout {each['dropout']:g}"
+            kept = ", kept" if number == best else ""
+            print(f"{trial}: {task.main_metric} {each['score']:.4f} on the validation rows{kept}")
         with atomic_folder(output) as result:
             shutil.copytree(folder / str(best) / training.MODEL, result, dirs_exist_ok=True)
             found = learner.predict(result)
             scores = _scores(learner, found)
-            baselines = {"words alone": task.words_alone(examples["train"], examples[_judged(scores)])}
+            judged = "test" if "test" in scores else "validation"
+            baselines = {"words alone": task.words_alone(examples["train"], examples[judged])}
             if task.settings.baselines:
-                learner.train(chosen, folder / "untrained", precision, untrained=True)
-                predicted = learner.predict(folder / "untrained" / training.MODEL)
-                baselines["the same network untrained"] = predicted[_judged(scores)]
+                learner.train(trials[best], folder / "untrained", precision, untrained=True)
+                baselines["the same network untrained"] = learner.predict(folder / "untrained" / training.MODEL)[judged]
             report["baselines"] = {
-                name: task.score(examples[_judged(scores)], predictions)[task.main_metric]
+                name: task.score(examples[judged], predictions)[task.main_metric]
                 for name, predictions in baselines.items()
                 if predictions is not None
             }
-            warning = _warning(learner, scores, report["baselines"])
-            report |= {"warning": warning, "seconds": round(time.monotonic() - began, 1)}
-            _write_results(learner, identity, chosen, scores, report, found, result)
-    for split, figures in scores.items():
-        print(f"{split}: " + "  ".join(f"{name} {value:.4f}" for name, value in figures.items()))
+            report["warning"] = _warning(learner, judged, scores[judged][task.main_metric], report["baselines"])
+            report["seconds"] = round(time.monotonic() - began, 1)
+            _write_results(learner, identity, trials[best], scores, report, found, result)
+    for split, metrics in scores.items():
+        print(f"{split}: " + "  ".join(f"{name} {value:.4f}" for name, value in metrics.items()))
     for name, score in report["baselines"].items():
         print(f"{name}: {100 * score:.1f} %")
-    print(f"best epoch {report['best_epoch']} of {chosen.epochs}; model, metrics and predictions: {output}")
-    if warning:
-        print(f"WARNING: {warning}")
+    print(f"best epoch {report['best_epoch']} of {trials[best].epochs}; model, metrics and predictions: {output}")
+    if report["warning"]:
+        print(f"WARNING: {report['warning']}")
 
 
-def _scores(learner: "Learner", found: dict[str, list[Any]]) -> dict[str, dict[str, float]]:
+def _scores(learner: "Learner", found: dict[str, list[Any]]) -> Scores:
     """Return the metrics of the splits that have labels."""
     scores = {}
     for split, predictions in found.items():
@@ -274,44 +260,26 @@ def _scores(learner: "Learner", found: dict[str, list[Any]]) -> dict[str, dict[s
     return scores
 
 
-def _judged(scores: dict[str, dict[str, float]]) -> str:
-    """Return the split by which the model is compared with others."""
-    return "test" if "test" in scores else "validation"
-
-
-def _describe_trials(task: Task, reports: list[dict[str, Any]], best: int) -> str:
-    lines = []
-    for number, report in enumerate(reports):
-        kept = ", kept" if number == best else ""
-        trial = f"learning rate {report['learning_rate']:g}, dropout {report['dropout']:g}"
-        lines.append(f"  {trial}: {report['score']:.4f}{kept}")
-    return f"{task.main_metric} on the validation rows:\n" + "\n".join(lines)
-
-
-def _warning(learner: "Learner", scores: dict[str, dict[str, float]], baselines: dict[str, float]) -> str:
+def _warning(learner: "Learner", split: str, score: float, baselines: dict[str, float]) -> str:
     """Return a warning if the model is no better than a constant or not clearly better than a baseline, else ""."""
-    split, metric = _judged(scores), learner.task.main_metric
-    examples, score = learner.examples[split], scores[split][metric]
+    examples = learner.examples[split]
+    rows, metric = f"the {len(examples):,} {split} rows", learner.task.main_metric
     constant, floor = learner.task.constant(examples)
-    if score > floor:
-        name = max(baselines, key=lambda name: baselines[name], default=None)
-        if name is None or is_clearly_better(score, baselines[name], len(examples)):
-            return ""
-        return (
-            f"not clearly better than {name}: {metric} {score:.4f} and {baselines[name]:.4f} on the "
-            f"{len(examples):,} {split} rows. {_REMEDIES[PRETRAINING in read_json(learner.model / CONFIG)]}"
-        )
-    return (
-        f"no sign of learning: {metric} {score:.4f} on the {len(examples):,} {split} rows is no better than "
-        f"{constant} ({floor:.4f}). Check the labels; try a larger --learning-rate, more --epochs or rows"
-    )
+    if score <= floor:
+        what = f"no sign of learning: {metric} {score:.4f} on {rows} is no better than {constant} ({floor:.4f})"
+        return f"{what}. Check the labels; try a larger --learning-rate, more --epochs or rows"
+    for name, baseline in sorted(baselines.items(), key=lambda item: -item[1])[:1]:
+        if not is_clearly_better(score, baseline, len(examples)):
+            what = f"not clearly better than {name}: {metric} {score:.4f} and {baseline:.4f} on {rows}"
+            return f"{what}. {_REMEDIES[PRETRAINING in read_json(learner.model / CONFIG)]}"
+    return ""
 
 
 def _write_results(
     learner: "Learner",
     identity: dict[str, Any],
-    settings: Settings,
-    scores: dict[str, dict[str, float]],
+    chosen: Settings,
+    scores: Scores,
     report: dict[str, Any],
     found: dict[str, list[Any]],
     result: Path,
@@ -325,29 +293,28 @@ def _write_results(
         for example, prediction in zip(learner.examples[predicted], found[predicted], strict=True):
             file.write(json.dumps(task.record(example, prediction), ensure_ascii=False) + "\n")
     seal_folder(result)
-    write_text(result / CARD, _card(learner, identity["task"], settings, rows, scores, report))
-    body = {"rows": rows, "predictions": predicted, "may_be_none": task.may_be_none}
-    manifest.complete(result, KIND, identity, body)
+    settings = asdict(chosen) | {"learning_rate": f"{report['learning_rate']:g}"}
+    write_text(result / CARD, _card(learner, head, settings, rows, scores, report))
+    manifest.complete(result, KIND, identity, {"rows": rows, "predictions": predicted, "may_be_none": task.may_be_none})
 
 
 def _card(
     learner: "Learner",
-    task: str,
-    chosen: Settings,
+    head: dict[str, str],
+    settings: dict[str, Any],
     rows: dict[str, int],
-    scores: dict[str, dict[str, float]],
+    scores: Scores,
     report: dict[str, Any],
 ) -> str:
     """Return the `README.md`: what the folder is, what it was made from, its metrics, and how to load it."""
-    pipeline, settings = _PIPELINES[task], asdict(chosen)
-    settings["learning_rate"] = f"{report['learning_rate']:g}"
-    metrics = dict.fromkeys(name for figures in scores.values() for name in figures)
+    pipeline = _PIPELINES[head["task"]]
+    names = dict.fromkeys(name for metrics in scores.values() for name in metrics)
     table = [
-        (name, *(f"{figures[name]:.4f}" if name in figures else "" for figures in scores.values())) for name in metrics
+        (name, *(f"{metrics[name]:.4f}" if name in metrics else "" for metrics in scores.values())) for name in names
     ]
     body = render(
         "finetuned_card.md",
-        task=task,
+        task=head["task"],
         kind="regression" if settings["regression"] else pipeline.replace("-", " "),
         model_class=learner.task.model_class,
         base=name_of_folder(learner.model),
@@ -357,7 +324,7 @@ def _card(
         settings=settings,
         best_epoch=report["best_epoch"],
         baselines={name: f"{score:.4f}" for name, score in report["baselines"].items()},
-        metric=learner.task.main_metric,
+        metric=head["main_metric"],
         warning=report["warning"],
     )
     data = ModelCardData(library_name="transformers", pipeline_tag=pipeline, tags=["bert", pipeline, "bert-pretrain"])

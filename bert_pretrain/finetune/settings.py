@@ -12,21 +12,25 @@ if TYPE_CHECKING:  # pydantic would make --help slower
 
 TASKS = ("classify", "tag", "answer")
 FORMATS = ("csv", "tsv", "json", "jsonl", "parquet", "conll")
-"""Of labelled rows in files; the last is a word and its tag per line."""
+"""Formats of files of labelled rows; the last is a word and its tag per line."""
 DROPOUTS = (0.1, 0.0)
 MIN_EPOCHS, MAX_EPOCHS, ENOUGH_STEPS = 3, 10, 1000
 MAX_LENGTH = {"classify": 128, "tag": 128, "answer": 384}
-MAX_ANSWER_LENGTH = 30
-"""Of a model that does not say its own."""
-_OWNERS = {
-    "text_field": "classify",
-    "pair_field": "classify",
-    "label_field": "classify",
-    "regression": "classify",
-    "tokens_field": "tag",
-    "tags_field": "tag",
-    "stride": "answer",
-    "max_answer_length": "answer",
+_FIELDS_OF = {
+    "classify": ("text_field", "pair_field", "label_field", "regression"),
+    "tag": ("tokens_field", "tags_field"),
+    "answer": ("stride", "max_answer_length"),
+}
+_RANGES = {
+    "epochs": (1, math.inf),
+    "batch_size": (1, math.inf),
+    "warmup_ratio": (0.0, 1.0),
+    "weight_decay": (0.0, math.inf),
+    "max_length": (16, math.inf),
+    "dropout": (0.0, 0.9),
+    "seed": (0, 2**32 - 1),
+    "stride": (0, math.inf),
+    "max_answer_length": (1, math.inf),
 }
 
 
@@ -60,51 +64,32 @@ class Settings:
     """Tokens; None: the 99th percentile of the training answers."""
 
     def check(self, task: str) -> None:
-        """Refuse values out of range, and those of another task."""
+        """Refuse values of another task."""
         if task not in TASKS:
             raise ConfigError(f"there is no task '{task}'", where="TASK", remedy=f"choose {', '.join(TASKS)}")
-        for name, owner in _OWNERS.items():
-            if task != owner and getattr(self, name) != _DEFAULTS[name]:
-                raise ConfigError(
-                    f"{flag_of(name)} is for the task '{owner}', this is '{task}'",
-                    where=flag_of(name),
-                    remedy="leave it out",
-                )
-        self.check_ranges()
-
-    def check_ranges(self) -> None:
-        """Refuse values out of range."""
-        for rate in self.learning_rate:
-            if not (0.0 < rate < math.inf):
-                remedy = "give auto, or numbers above 0 joined by commas"
-                raise ConfigError(f"it is {rate}", where="--learning-rate", remedy=remedy)
-        minimum = {"warmup_ratio": 0.0, "weight_decay": 0.0, "dropout": 0.0}
-        minimum |= {"epochs": 1, "batch_size": 1, "max_length": 16, "stride": 0, "max_answer_length": 1, "seed": 0}
-        maximum = {"warmup_ratio": 1.0, "dropout": 0.9, "seed": 2**32 - 1}
-        for name, low in minimum.items():
-            value, high = getattr(self, name), maximum.get(name, math.inf)
-            if value is not None and not (low <= value <= high and math.isfinite(value)):
-                bounds = f"{low:g} or more" if high == math.inf else f"between {low:g} and {high:g}"
-                raise ConfigError(f"it is {value}", where=flag_of(name), remedy=f"give a number, {bounds}")
+        for owner, names in _FIELDS_OF.items():
+            for name in names:
+                if owner != task and getattr(self, name) != getattr(Settings, name):
+                    what = f"{flag_of(name)} is for the task '{owner}', this is '{task}'"
+                    raise ConfigError(what, where=flag_of(name), remedy="leave it out")
 
     def resolve(self, task: str, positions: int) -> "Settings":
-        """Return these settings with `max_length` and `stride` set, for a model with that many positions."""
-        if self.max_length is not None and self.max_length > positions:
-            raise ConfigError(
-                f"--max-length is {self.max_length}, the model has {positions} positions",
-                where="--max-length",
-                remedy=f"give at most {positions}",
-            )
+        """Return these settings, checked, with `max_length` and `stride` for a model with that many positions."""
+        for rate in self.learning_rate:
+            if not 0.0 < rate < math.inf:
+                remedy = "give auto, or numbers above 0 joined by commas"
+                raise ConfigError(f"it is {rate}", where="--learning-rate", remedy=remedy)
         max_length = self.max_length or min(MAX_LENGTH[task], positions)
+        upper = {"max_length": positions, "stride": max_length // 3}
+        for name, (low, high) in _RANGES.items():
+            value, high = getattr(self, name), upper.get(name, high)
+            if value is not None and not (low <= value <= high and math.isfinite(value)):
+                note = f", the model has {positions} positions" if name == "max_length" else ""
+                bounds = f"{low:g} or more" if high == math.inf else f"between {low:g} and {high:.10g}"
+                raise ConfigError(f"it is {value}{note}", where=flag_of(name), remedy=f"give a number, {bounds}")
         if self.max_length is None and max_length < MAX_LENGTH[task]:
             print(f"the model has {positions} positions, so windows have {max_length} tokens")
-        stride = self.stride if self.stride is not None else min(128, max_length // 3)
-        if stride > max_length // 3:
-            raise ConfigError(
-                f"windows of {max_length} tokens would share {stride}, more than a third",
-                where="--stride",
-                remedy=f"give at most {max_length // 3}",
-            )
+        stride = min(128, max_length // 3) if self.stride is None else self.stride
         return dataclasses.replace(self, max_length=max_length, stride=stride)
 
     def trials(self, num_windows: int) -> list["Settings"]:
@@ -121,9 +106,6 @@ class Settings:
             for rate in rates
             for dropout in dropouts
         ]
-
-
-_DEFAULTS = {field.name: field.default for field in dataclasses.fields(Settings)}
 
 
 def flag_of(name: str) -> str:

@@ -1,27 +1,38 @@
-"""A task of fine-tuning, and what a model sees of it at once: windows of token ids with labels, padded to batches."""
+"""A task of fine-tuning: examples of rows, and what a model sees of them at once: windows of token ids with labels."""
 
 import contextlib
 import warnings
+from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
-import numpy as np
 import torch
 from tokenizers import Encoding
 from tokenizers import Tokenizer as Backend
 from torch import Tensor
 
-from bert_pretrain.finetune.inputs import LabelledInput
+from bert_pretrain.finetune.rows import LabelledInput, Row, UnusableRow
 from bert_pretrain.finetune.settings import Settings
-from bert_pretrain.finetune.tables import Row
 from bert_pretrain.text.tokenizer import Tokenizer
 
 _TEXTS_AT_ONCE = 1000
 IGNORED = -100
 """The label of a position without one, which the loss of `transformers` ignores."""
 DIVIDED = "are longer than {} tokens and were divided into overlapping windows"
+
+
+@dataclass(frozen=True)
+class Example:
+    """A row that a task can use."""
+
+    row: int
+    where: str
+    inputs: dict[str, Any]
+    """`text` and perhaps `pair`; `tokens`; or `id`, `question` and `context`."""
+    label: Any = None
+    """A class or number; tags; or answers, each with its first character in the context. None if it is not known."""
 
 
 @dataclass(frozen=True)
@@ -42,78 +53,107 @@ class Window:
         return {"input_ids": self.input_ids, "token_type_ids": self.token_type_ids, **self.labels}
 
 
-class Task(Protocol):
-    """The differences between tasks; `run.py` does the rest."""
+class Task(ABC):
+    """The differences between tasks; `run.py` and `predict.py` do the rest."""
 
-    settings: Settings
-    tokenizer: Tokenizer
     model_class: str
     """The class of `transformers` that opens the result."""
-    may_be_none: bool
-    """Whether a question may have no answer."""
-    group_field: str
-    """Examples with the same value of this field are held out together."""
+    label_column: str
+    """The column of the labels."""
     main_metric: str
-    """It selects the best checkpoint, larger is better."""
-    label_names: tuple[str, ...]
+    """It selects the best checkpoint; larger is better."""
+    label_names: tuple[str, ...] = ("labels",)
     """The keys of `Window.labels`."""
+    group = ""
+    """Examples with an equal input of this name are held out together."""
 
-    def read(self, source: LabelledInput) -> list[Any]:
-        """Return the checked examples of an input, to which it adds what was repaired; raises `InputError`."""
+    def __init__(self, settings: Settings, tokenizer: Tokenizer) -> None:
+        self.settings = settings
+        self.tokenizer = tokenizer
+        self.labels: list[str] = []
+        """Classes or tags, in the order of the model's outputs; empty for regression and `answer`."""
+        self.may_be_none = False
+        """Whether a question may have no answer."""
 
-    def set_labels(self, train: list[Any], validation: list[Any], test: list[Any]) -> None:
-        """Take the labels from the training examples and check the others; raises `InputError`."""
+    @abstractmethod
+    def rows(self, source: LabelledInput) -> list[Row]:
+        """Return the rows of an input, labelled or, for `predict`, not."""
 
-    def content(self, example: Any) -> object:
-        """Return all of an example that affects training."""
+    @abstractmethod
+    def inputs_of(self, row: Row, source: LabelledInput) -> dict[str, Any]:
+        """Return what the task reads from a row, checked."""
 
-    def score(self, examples: list[Any], predictions: list[Any]) -> dict[str, float]:
-        """Return the metrics of predictions, the main one first."""
+    @abstractmethod
+    def label_of(self, row: Row, inputs: dict[str, Any], source: LabelledInput) -> Any:
+        """Return the checked label of a row, or None if it has none."""
 
-    def constant(self, examples: list[Any]) -> tuple[str, float]:
-        """Return the best constant prediction for examples, and its score by the main metric."""
+    def read(self, source: LabelledInput) -> list[Example]:
+        """Return the examples of an input, to which it adds what was repaired or left out."""
+        rows, is_test = self.rows(source), source.flag == "--test"
+        has_labels = not is_test or self.label_column in rows[0].values
 
-    def words_alone(self, train: list[Any], examples: list[Any]) -> list[Any] | None:
-        """Return predictions that need no network, from the words of the training examples; None if there are none."""
+        def make(number: int, row: Row) -> Example:
+            inputs = self.inputs_of(row, source)
+            label = self.label_of(row, inputs, source) if has_labels else None
+            if label is None and not is_test:
+                what, remedy = f"'{self.label_column}' holds no label", "label the row, or remove it"
+                raise UnusableRow(what, where=row.where, remedy=remedy)
+            return Example(number, row.where, inputs, label)
 
-    def record(self, example: Any, prediction: Any) -> dict[str, Any]:
-        """Return a line of `predictions.jsonl`."""
+        return source.usable(rows, make)
+
+    @abstractmethod
+    def set_labels(self, train: list[Example], others: list[Example]) -> None:
+        """Take the labels from the training examples and check those of the others."""
 
     def model_config(self) -> dict[str, Any]:
         """Return the keys of `config.json` that the task sets."""
+        names = dict(enumerate(self.labels))
+        return {"id2label": names, "label2id": {name: number for number, name in names.items()}} if names else {}
 
-    def encode(self, examples: list[Any], split: str, counts: Counter[str]) -> list[Window]:
+    @abstractmethod
+    def encode(self, examples: list[Example], split: str, counts: Counter[str]) -> list[Window]:
         """Return the windows of examples; counts those that were truncated or divided, by what was done."""
 
-    def decode(self, examples: list[Any], windows: list[Window], logits: Any) -> list[Any]:
-        """Return a prediction for each example."""
+    @abstractmethod
+    def decode(self, examples: list[Example], windows: list[Window], logits: Any) -> list[Any]:
+        """Return a prediction for each example, from the outputs of `FinetunedBert.logits`."""
 
-    def use(self, labels: list[str], may_be_none: bool) -> None:
-        """Take the labels of a fine-tuned model, for `predict`, and whether a question may have no answer."""
+    @abstractmethod
+    def score(self, examples: list[Example], predictions: list[Any]) -> dict[str, float]:
+        """Return the metrics of predictions, the main one first."""
 
-    def rows(self, source: LabelledInput) -> Iterator[Row]:
-        """Yield the rows to predict, which need no labels; raises `InputError`."""
+    @abstractmethod
+    def constant(self, examples: list[Example]) -> tuple[str, float]:
+        """Return the best constant prediction for examples, and its score by the main metric."""
 
-    def unlabelled(self, row: Row, source: LabelledInput) -> Any:
-        """Return the example of a row of an input, without its label; raises `InputError`."""
+    def words_alone(self, train: list[Example], examples: list[Example]) -> list[Any] | None:
+        """Return predictions that need no network, from the words of the training examples; None if there are none."""
+        return None
 
-    def columns(self, example: Any, prediction: Any) -> dict[str, Any]:
+    @abstractmethod
+    def columns(self, prediction: Any) -> dict[str, Any]:
         """Return what `predict` adds to a row, by the names of the columns."""
 
+    @abstractmethod
+    def record(self, example: Example, prediction: Any) -> dict[str, Any]:
+        """Return a line of `predictions.jsonl`."""
 
-def encodings(tokenizer: Tokenizer, texts: Sequence[Any], **truncation: Any) -> Iterator[Encoding]:
+
+def encodings(
+    tokenizer: Tokenizer, texts: Sequence[Any], truncation: dict[str, Any] | None = None, *, special: bool = True
+) -> Iterator[Encoding]:
     """Yield the encodings of texts or pairs, in which `[MASK]` and the like are plain text; few are held at once.
 
-    Texts get no special tokens, pairs are `[CLS] A [SEP] B [SEP]`. `truncation` are arguments of the library's
-    `enable_truncation`; without them nothing is truncated.
+    `truncation` are arguments of the library's `enable_truncation`; without them nothing is truncated. With `special`
+    there are [CLS] and [SEP].
     """
     backend = Backend.from_str(tokenizer.backend.to_str())
     backend.encode_special_tokens = True
     if truncation:
         backend.enable_truncation(**truncation)
     for begin in range(0, len(texts), _TEXTS_AT_ONCE):
-        some = texts[begin : begin + _TEXTS_AT_ONCE]
-        yield from backend.encode_batch(some, add_special_tokens=isinstance(some[0], tuple))
+        yield from backend.encode_batch(texts[begin : begin + _TEXTS_AT_ONCE], add_special_tokens=special)
 
 
 def collator(pad_id: int) -> Callable[[list[dict[str, Any]]], dict[str, Tensor]]:
@@ -139,12 +179,6 @@ def quiet_warnings() -> Iterator[None]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         yield
-
-
-def softmax(logits: np.ndarray) -> np.ndarray:
-    """Return the probabilities of logits (..., classes)."""
-    powers = np.exp(logits - logits.max(axis=-1, keepdims=True))
-    return powers / powers.sum(axis=-1, keepdims=True)
 
 
 def report_counts(counts: Counter[str], total: int, split: str) -> None:

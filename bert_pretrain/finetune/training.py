@@ -20,9 +20,9 @@ from transformers.utils import logging as _logging
 
 from bert_pretrain.config import TrainConfig
 from bert_pretrain.errors import ConfigError, DataError
-from bert_pretrain.finetune.finetuned_bert import FinetunedBert, are_finite
+from bert_pretrain.finetune.finetuned_bert import FinetunedBert
 from bert_pretrain.finetune.settings import Settings
-from bert_pretrain.finetune.task import Task, Window, collator, report_counts
+from bert_pretrain.finetune.task import Example, Task, Window, collator, report_counts
 from bert_pretrain.io.files import atomic_folder, read_json, write_json
 from bert_pretrain.io.pool import progress_bar
 from bert_pretrain.model.scale import fine_tuning_rate
@@ -68,7 +68,7 @@ def open_network(folder: Path, task: Task, settings: Settings, *, untrained: boo
 class Learner:
     """Trains a model on examples, by split, and applies the finished folder."""
 
-    def __init__(self, task: Task, model: Path, examples: dict[str, list[Any]], device: torch.device) -> None:
+    def __init__(self, task: Task, model: Path, examples: dict[str, list[Example]], device: torch.device) -> None:
         self.task = task
         self.model = model
         self.examples = examples
@@ -136,15 +136,15 @@ class Learner:
         trainer = Trainer(
             model=network,
             args=arguments,
-            data_collator=collator(self.task.tokenizer.pad_id),
+            data_collator=collator(task.tokenizer.pad_id),
             train_dataset=[window.inputs for window in self.windows["train"]],
             eval_dataset=[window.inputs for window in self.windows["validation"]],
             compute_metrics=lambda evaluated: task.score(
                 self.examples["validation"], self._decode("validation", evaluated.predictions)
             ),
+            callbacks=[_Bar()],
         )
         trainer.remove_callback(transformers.PrinterCallback)
-        trainer.add_callback(_Bar())
         return trainer
 
     def predict(self, folder: Path) -> dict[str, list[Any]]:
@@ -155,14 +155,7 @@ class Learner:
             if split == "train":
                 continue
             with progress_bar(desc=split, total=len(windows), unit="window") as bar:
-                logits = finetuned.logits(windows, finetuned.bert.batch_tokens, bar.update)
-            if not are_finite(logits):
-                raise ConfigError(
-                    "the outputs of the network are not finite: training has diverged",
-                    where="--learning-rate",
-                    remedy="give a smaller one, with --overwrite",
-                )
-            found[split] = self._decode(split, logits)
+                found[split] = self._decode(split, finetuned.logits(windows, finetuned.bert.batch_tokens, bar.update))
         return found
 
     def _decode(self, split: str, logits: Any) -> list[Any]:
@@ -172,8 +165,7 @@ class Learner:
 def fit(trainer: Any, folder: Path) -> dict[str, Any]:
     """Train to the end, from the newest complete checkpoint if there is one, and load the best weights.
 
-    Returns:
-        The score of the best epoch, its number, and loss and metrics of every epoch.
+    Returns the score of the best epoch, its number, and loss and metrics of every epoch.
     """
     newest = last_checkpoint(folder)
     if newest is None:
@@ -193,18 +185,17 @@ def fit(trainer: Any, folder: Path) -> dict[str, Any]:
             raise
         what = f"a checkpoint is damaged: {str(error).partition(chr(10))[0]}"
         raise DataError(what, where=str(folder), remedy="start over with --overwrite") from error
-    assert trainer.state.best_model_checkpoint is not None  # otherwise these would be the last weights
+    state = trainer.state
+    assert state.best_model_checkpoint is not None  # otherwise these would be the last weights
     epochs: dict[int, dict[str, float]] = {}
-    for line in trainer.state.log_history:
-        if "loss" in line or _is_evaluation(line):
-            # Sorted, as they are in the state of a run that was continued.
-            kept = {name: value for name, value in sorted(line.items()) if _is_figure(name)}
-            epochs.setdefault(round(line["epoch"]), {}).update(kept)
-    steps = {line["step"]: round(line["epoch"]) for line in trainer.state.log_history if _is_evaluation(line)}
+    for line in state.log_history:
+        # Sorted, as they are in the state of a run that was continued.
+        if metrics := {name: value for name, value in sorted(line.items()) if _is_metric(name)}:
+            epochs.setdefault(round(line["epoch"]), {}).update(metrics)
     return {
-        "score": trainer.state.best_metric,
-        "best_epoch": steps[trainer.state.best_global_step],
-        "epochs": [{"epoch": epoch, **figures} for epoch, figures in sorted(epochs.items())],
+        "score": state.best_metric,
+        "best_epoch": round(state.best_global_step / state.max_steps * state.num_train_epochs),
+        "epochs": [{"epoch": epoch, **metrics} for epoch, metrics in sorted(epochs.items())],
     }
 
 
@@ -234,11 +225,7 @@ def quiet() -> Iterator[None]:
             logging.enable_progress_bar()
 
 
-def _is_evaluation(line: dict[str, Any]) -> bool:
-    return any(name.startswith("eval_") for name in line)
-
-
-def _is_figure(name: str) -> bool:
+def _is_metric(name: str) -> bool:
     return name == "loss" or (name.startswith("eval_") and not name.endswith(("_runtime", "_second")))
 
 
@@ -258,12 +245,9 @@ class _Bar(TrainerCallback):
         self.loss = (logs or {}).get("loss", self.loss)
 
     def on_evaluate(self, args: Any, state: Any, control: Any, metrics: Any = None, **_: Any) -> None:
-        if self.bar is None:
-            return
-        figures = {name.removeprefix("eval_"): value for name, value in metrics.items() if _is_figure(name)}
+        shown = [f"{name.removeprefix('eval_')} {value:.4f}" for name, value in metrics.items() if _is_metric(name)]
         head = f"epoch {round(state.epoch)}/{args.num_train_epochs:g}  loss {self.loss:.4f}  validation: "
-        self.bar.write(head + "  ".join(f"{name} {value:.4f}" for name, value in list(figures.items())[:4]))
+        self.bar.write(head + "  ".join(shown[:4]))
 
     def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         self.bar.close()
-        self.bar = None

@@ -206,14 +206,13 @@ def _held_out_share(
 
 
 def _build(
-    folder: Path, name: str, counts: list[TextCounts], tokenizer: Tokenizer, config: DataConfig
-) -> tuple[list[ShardResult], int]:
+    folder: Path, name: str, counts: list[dict[str, int]], tokenizer: Tokenizer, config: DataConfig
+) -> tuple[list[dict[str, Any]], int]:
     """Build the shards of one copy of the sample; returns what is known of them, and the tokens of their text."""
     once = config.model_copy(update={"dupe_factor": 1, "validation_fraction": 0.0})
     plan, _ = make_plan(TokenStore(folder, 1), counts, [1.0] * len(counts), tokenizer, folder / name, once)
     open_records(plan)
-    (split,) = plan.splits
-    return [build_shard(plan, (split, number))[0] for number in range(split.num_shards)], split.tokens
+    return [build_shard(plan, shard)[0] for shard in plan.shards], plan.tokens["train"]
 
 
 def _choose(sources: Sequence[Source]) -> list[tuple[int, float, int, int]]:

@@ -9,6 +9,17 @@ from bert_pretrain.errors import ConfigError
 from bert_pretrain.examples.examples import with_error
 from bert_pretrain.io.files import write_json
 
+_SCORED = ("--text", "--pairs")
+_SUBJECTS_OF = {
+    "--metric": _SCORED,
+    "--batch-tokens": _SCORED,
+    "--output": _SCORED,
+    "--skip-empty": ("--text",),
+    "--per-token": ("--text",),
+    "--by": ("--pairs",),
+}
+"""What may be evaluated with each flag."""
+
 
 def evaluate(
     model: Path,
@@ -18,76 +29,49 @@ def evaluate(
     texts: Sequence[str],
     pairs: Sequence[str],
     json: Path | None,
-    metric: str | None = None,
-    batch_tokens: int | None = None,
-    output: Path | None = None,
-    skip_empty: bool = False,
-    by: str | None = None,
-    prefix_field: str | None = None,
-    per_token: bool = False,
-    bits: bool = False,
+    **options: Any,
 ) -> None:
-    """Evaluate a model on one of data, texts and pairs, print the metrics, and write them to `json` if given."""
-    of_texts: dict[str, Any] = {"--skip-empty": skip_empty, "--per-token": per_token}
-    of_both = {
-        "--metric": metric, "--batch-tokens": batch_tokens, "--output": output, "--prefix-field": prefix_field,
-        "--bits": bits,
-    }  # fmt: skip
-    _check_flags({"--data": data, "--text": texts, "--pairs": pairs}, of_texts, {"--by": by}, of_both)
+    """Evaluate a model on one of data, texts and pairs, print the metrics, and write them to `json` if given.
+
+    `options` are `metric`, `batch_tokens`, `output`, `skip_empty`, `per_token` and `by`.
+    """
+    given = {name: value for name, value in options.items() if value}
+    subjects = [flag for flag, value in (("--data", data), ("--text", texts), ("--pairs", pairs)) if value]
+    if len(subjects) != 1:
+        what = f"there is {' and '.join(subjects) or 'nothing'} to evaluate on"
+        raise ConfigError(what, where="MODEL", remedy="give one of --data DIR, --text INPUT or --pairs INPUT")
+    for flag in (f"--{name.replace('_', '-')}" for name in given):
+        if subjects[0] not in _SUBJECTS_OF[flag]:
+            what, remedy = f"{flag} has no meaning with {subjects[0]}", f"it is for {' and '.join(_SUBJECTS_OF[flag])}"
+            raise ConfigError(what, where=flag, remedy=f"leave it out; {remedy}")
+    if "per_token" in given and "output" not in given:
+        what, remedy = "the scores of tokens are written to a file", "add --output FILE.jsonl"
+        raise ConfigError(what, where="--per-token", remedy=remedy)
     if data is not None:
         from bert_pretrain.train.evaluation import evaluate as evaluate_data
 
         _report(evaluate_data(model, data, config=config.train), {}, json)
         return
-    from bert_pretrain.tools.score import BITS, NATS, score_pairs, score_texts
+    from bert_pretrain.tools.score import score_pairs, score_texts
 
-    options: dict[str, Any] = {
-        "config": config.train,
-        "metric": metric or "original",
-        "batch_tokens": batch_tokens,
-        "output": output,
-        "prefix_field": prefix_field,
-        "unit": BITS if bits else NATS,
-        "encoding": config.data.encoding,
-    }
+    given |= {"config": config.train, "encoding": config.data.encoding}
     if pairs:
-        figures, groups = score_pairs(model, pairs, by=by, **options)
+        metrics, groups = score_pairs(model, pairs, **given)
     else:
-        options |= {"text_field": config.data.text_field, "skip_empty": skip_empty, "per_token": per_token}
-        figures, groups = score_texts(model, texts, **options), {}
-    _report(figures, groups, json)
-    if output is not None:
-        print(f"{'scores':<24}{output}")
+        metrics, groups = score_texts(model, texts, text_field=config.data.text_field, **given), {}
+    _report(metrics, groups, json)
+    if "output" in given:
+        print(f"{'scores':<24}{given['output']}")
 
 
-def _check_flags(
-    subjects: Mapping[str, Any], of_texts: Mapping[str, Any], of_pairs: Mapping[str, Any], of_both: Mapping[str, Any]
-) -> None:
-    given = [flag for flag, value in subjects.items() if value]
-    if len(given) != 1:
-        raise ConfigError(
-            f"there is {' and '.join(given) or 'nothing'} to evaluate on",
-            where="MODEL",
-            remedy="give one of --data DIR, --text INPUT or --pairs INPUT",
-        )
-    for modes, flags in ((("--text", "--pairs"), of_both), (("--text",), of_texts), (("--pairs",), of_pairs)):
-        for flag, value in flags.items():
-            if value and given[0] not in modes:
-                what = f"{flag} has no meaning with {given[0]}"
-                raise ConfigError(what, where=flag, remedy=f"leave it out; it is for {modes[0]}")
-    if of_texts["--per-token"] and of_both["--output"] is None:
-        what, remedy = "the scores of tokens are written to a file", "add --output FILE.jsonl"
-        raise ConfigError(what, where="--per-token", remedy=remedy)
-
-
-def _report(figures: Mapping[str, float], groups: Mapping[str, Mapping[str, float]], json: Path | None) -> None:
+def _report(metrics: Mapping[str, float], groups: Mapping[str, Mapping[str, float]], json: Path | None) -> None:
     for name, group in groups.items():
         print(f"{name:<54}{group['accuracy']:>8.2%}{group['pairs']:>9,}")
-    for name, value in figures.items():
+    for name, value in metrics.items():
         shown = f"{value:,.4f}" if isinstance(value, float) else f"{value:,}"
         if name == "nsp_accuracy":
-            shown = with_error(value, int(figures["examples"]), ".4f")
+            shown = with_error(value, int(metrics["examples"]), ".4f")
         print(f"{name:<24}{shown:>16}")
     if json is not None:
         json.parent.mkdir(parents=True, exist_ok=True)
-        write_json(json, {**figures, **({"groups": groups} if groups else {})})
+        write_json(json, {**metrics, **({"groups": groups} if groups else {})})

@@ -2,7 +2,6 @@
 
 import json
 import re
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +12,7 @@ from bert_pretrain.config import TrainConfig
 from bert_pretrain.errors import InputError
 from bert_pretrain.text.tokenizer import Tokenizer
 from bert_pretrain.tools.inference import open_bert
-from bert_pretrain.tools.unknown_words import describe_unknown, unknown_words
+from bert_pretrain.tools.texts import UnknownWords
 
 MASK = "[MASK]"
 _LIKE_MASK = re.compile(r"[\[【［<(（]\s*(?:mask|ｍａｓｋ)\s*[\]】］>)）]", re.IGNORECASE)
@@ -31,13 +30,8 @@ def fill_mask(model: Path, text: str, *, config: TrainConfig, top_k: int = 5) ->
     tokenizer = bert.tokenizer
     input_ids = encode_with_masks(text, tokenizer)
     if len(input_ids) > bert.max_length:
-        raise InputError(
-            f"the text has {len(input_ids)} tokens, the model has {bert.max_length} positions",
-            where="TEXT",
-            remedy="shorten it",
-        )
-    if warning := warn_of_unknown_words(text, tokenizer):
-        print(warning, file=sys.stderr)
+        what = f"the text has {len(input_ids)} tokens, the model has {bert.max_length} positions"
+        raise InputError(what, where="TEXT", remedy="shorten it")
     masks = np.flatnonzero(input_ids == tokenizer.mask_id)
     with bert.running():
         output = bert.network(*bert.pack([input_ids]), torch.from_numpy(masks).to(bert.device))
@@ -48,17 +42,6 @@ def fill_mask(model: Path, text: str, *, config: TrainConfig, top_k: int = 5) ->
         [(tokenizer.tokens[token], share) for token, share in zip(tokens, shares, strict=True)]
         for tokens, shares in zip(best.indices.tolist(), best.values.tolist(), strict=True)
     ]
-
-
-def warn_of_unknown_words(text: str, tokenizer: Tokenizer) -> str | None:
-    """Return a warning if the model sees words of the text only as [UNK], with the likely cause; else None."""
-    pieces = text.split(MASK)
-    unknown = [word for piece in pieces for word in unknown_words(piece, tokenizer)]
-    if not unknown:
-        return None
-    encoded = tokenizer.backend.encode_batch(pieces, add_special_tokens=False)
-    number = sum(int(np.count_nonzero(~tokenizer.is_subword[each.ids])) for each in encoded)
-    return f"warning: {len(unknown)} of {number} words of the text are unknown, {describe_unknown(unknown, tokenizer)}"
 
 
 def filled(text: str, answers: Answers) -> str:
@@ -88,17 +71,16 @@ def as_json(text: str, answers: Answers) -> str:
 
 
 def encode_with_masks(text: str, tokenizer: Tokenizer) -> np.ndarray:
-    """Return the ids of `[CLS] text [SEP]`, where each literal [MASK] is the special token."""
+    """Return the ids of `[CLS] text [SEP]`, where each literal [MASK] is the special token; warn of unknown words."""
     if MASK not in text:
-        raise InputError(
-            f"the text has no {MASK}: {text[:60]!r}",
-            where="TEXT",
-            remedy=f"did you mean {MASK} for {found[0]}?"
-            if (found := _LIKE_MASK.findall(text))
-            else f"put {MASK} where a word is missing, for example 'The capital of France is {MASK}.'",
-        )
-    ids = [tokenizer.cls_id]
+        meant = _LIKE_MASK.findall(text)
+        example = f"put {MASK} where a word is missing, for example 'The capital of France is {MASK}.'"
+        remedy = f"did you mean {MASK} for {meant[0]}?" if meant else example
+        raise InputError(f"the text has no {MASK}: {text[:60]!r}", where="TEXT", remedy=remedy)
+    ids, unknown = [tokenizer.cls_id], UnknownWords(tokenizer)
     for number, piece in enumerate(text.split(MASK)):
-        ids += [tokenizer.mask_id] if number else []
-        ids += tokenizer.encode_text(piece)
+        found = tokenizer.encode_text(piece)
+        unknown.add(piece, found)
+        ids += [tokenizer.mask_id] * (number > 0) + found
+    unknown.warn(0.0)
     return np.array([*ids, tokenizer.sep_id])

@@ -8,70 +8,33 @@ not predicted from its own end (Kauf and Ivanova, 2023).
 
 import contextlib
 import json
-import math
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
 
-from bert_pretrain.config import TextField, TrainConfig
+from bert_pretrain.config import DataConfig, TextField, TrainConfig
 from bert_pretrain.errors import ConfigError, InputError
 from bert_pretrain.io.files import atomic_path
 from bert_pretrain.io.pool import progress_bar
 from bert_pretrain.report.curves import perplexity
 from bert_pretrain.text.ragged import offsets_of, positions_within
-from bert_pretrain.tools.inference import Bert, batches_by_length, open_bert
-from bert_pretrain.tools.minimal_pairs import Pair, read_pairs
+from bert_pretrain.text.readers import read_records, repair_surrogates
+from bert_pretrain.text.sources import resolve
+from bert_pretrain.text.text_files import ByteRange, Position
+from bert_pretrain.tools.inference import batches_by_length, open_bert
 from bert_pretrain.tools.texts import Text, Texts, encoded_groups, refuse_input_as_output
 
 METRICS = ("original", "word-l2r")
-
-
-class Unit(NamedTuple):
-    """A unit of log-probabilities."""
-
-    nats: float
-    suffix: str
-    """Of the names of figures in this unit."""
-
-    def figures(self, **nats: float) -> dict[str, float]:
-        """Return figures given in nats, in this unit and under its names."""
-        return {f"{name}{self.suffix}": value / self.nats for name, value in nats.items()}
-
-
-NATS, BITS = Unit(1.0, ""), Unit(math.log(2), "_bits")
+GOOD, BAD = "sentence_good", "sentence_bad"
+"""The fields of a minimal pair, as in BLiMP (Warstadt et al., 2020)."""
+DEFAULT_GROUP = "UID"
+"""BLiMP's name of a phenomenon."""
 DECODED_ROWS = 256
 """Masked positions whose logits exist at once: 31 MB in fp32 for 30,522 tokens."""
-
-
-@dataclass(frozen=True)
-class Scoring:
-    """A model and its scoring metric."""
-
-    bert: Bert
-    metric: str
-    batch_tokens: int
-
-
-@dataclass(frozen=True)
-class Scored:
-    """The score of one text."""
-
-    text: Text
-    ids: np.ndarray  # (tokens,)
-    token_scores: np.ndarray  # (tokens,), in nats
-
-    @property
-    def num_tokens(self) -> int:
-        return len(self.ids)
-
-    @property
-    def pll(self) -> float:
-        return float(self.token_scores.sum())
 
 
 def score_texts(
@@ -84,36 +47,36 @@ def score_texts(
     text_field: TextField = "text",
     encoding: str = "utf-8",
     skip_empty: bool = False,
-    prefix_field: str | None = None,
     per_token: bool = False,
-    unit: Unit = NATS,
     output: Path | None = None,
 ) -> dict[str, float]:
     """Score every text of some inputs by a model.
 
-    Each line of `.txt` is a text. `batch_tokens` run at once, padding included. `prefix_field` is a field of records
-    with text before each text: the network sees it, but it is neither masked nor scored, so that scores are conditional
-    on it. `output` is a file of JSON lines with the score of each text, and with `per_token` of every token. Returns
-    `pll` (of all texts) and `pll_per_token`, in bits with the ending `_bits`, `pseudo_perplexity` (per token, over the
-    whole corpus), and the numbers of `texts` and `tokens`, without [CLS], [SEP] and prefixes.
+    Each line of `.txt` is a text. `batch_tokens` run at once, padding included. `output` is a file of JSON lines with
+    the score of each text, and with `per_token` of every token. Returns `pll` (of all texts) and `pll_per_token` in
+    nats, `pseudo_perplexity` (per token, over the whole corpus), and the numbers of `texts` and `tokens`, without [CLS]
+    and [SEP].
     """
-    scoring = _open(model, config, metric, batch_tokens)
-    texts = Texts.open(inputs, text_field, encoding=encoding, skip_empty=skip_empty, prefix_field=prefix_field)
+    scorer = Scorer(model, config, metric, batch_tokens)
+    texts = Texts.open(inputs, text_field, encoding=encoding, skip_empty=skip_empty)
     refuse_input_as_output(output, (source.location for source in texts.sources))
-    truncated = _check_lengths(scoring, texts, truncates=True)
-    total, num_tokens = 0.0, 0
+    total, num_tokens, names = 0.0, 0, scorer.bert.tokenizer.tokens
     with progress_bar(total=texts.number, unit=" texts", unit_scale=True, desc="score") as bar, _lines(output) as write:
-        for scored in _scored(scoring, texts, bar.update):
-            total += scored.pll
-            num_tokens += scored.num_tokens
-            write(_text_record(scored, unit, scoring.bert.tokenizer.tokens if per_token else None))
-    if truncated:
-        what = f"{truncated:,} texts longer than the model's {scoring.bert.max_length} positions"
+        for text, ids, scores in scorer.scored(texts, bar.update):
+            pll = float(scores.sum())
+            total, num_tokens = total + pll, num_tokens + len(ids)
+            record = {"source": text.location, "row": text.row, "text": text.text, "tokens": len(ids)}
+            record |= {"pll": round(pll, 6), "pll_per_token": round(pll / len(ids), 6)}
+            if per_token:
+                record["token_texts"] = [names[index] for index in ids]
+                record["token_plls"] = [round(score, 6) for score in scores.tolist()]
+            write(record)
+    if scorer.num_truncated:
+        what = f"{scorer.num_truncated:,} texts longer than the model's {scorer.bert.max_length} positions"
         print(f"truncated  {what}: the score is that of the beginning")
-    if texts.num_skipped:
-        print(f"skipped    {texts.num_skipped:,} empty texts")
     return {
-        **unit.figures(pll=total, pll_per_token=total / num_tokens),
+        "pll": total,
+        "pll_per_token": total / num_tokens,
         "pseudo_perplexity": perplexity(-total / num_tokens),
         "texts": texts.number,
         "tokens": num_tokens,
@@ -129,73 +92,63 @@ def score_pairs(
     batch_tokens: int | None = None,
     by: str | None = None,
     encoding: str = "utf-8",
-    prefix_field: str | None = None,
-    unit: Unit = NATS,
     output: Path | None = None,
 ) -> tuple[dict[str, float], dict[str, dict[str, float]]]:
     """Measure for how many minimal pairs a model gives the good sentence the higher pseudo-log-likelihood.
 
-    Inputs are `.jsonl` with `sentence_good` and `sentence_bad`, as BLiMP's. `by` is a field for whose values accuracy
-    is reported too; by default `UID` where records have it. All else is as in `score_texts`. Returns `accuracy` (equal
-    scores count as wrong) and the number of `pairs`, in total and for every value of the field.
+    Inputs are `.jsonl` with `sentence_good` and `sentence_bad`. `by` is a field for whose values accuracy is reported
+    too; by default `UID` where records have it. All else is as in `score_texts`. Returns `accuracy` (equal scores count
+    as wrong) and the number of `pairs`, in total and for every value of the field.
     """
-    scoring = _open(model, config, metric, batch_tokens)
-    pairs = read_pairs(inputs, by, prefix_field, encoding=encoding)
+    scorer = Scorer(model, config, metric, batch_tokens)
+    pairs = read_pairs(inputs, by, encoding=encoding)
+    texts = [text for good, bad, _ in pairs for text in (good, bad)]
+    refuse_input_as_output(output, (text.location for text in texts))
+    scorer.refuse_long(texts)
     correct: dict[str | None, list[bool]] = defaultdict(list)
-    refuse_input_as_output(output, (pair.good.location for pair in pairs))
-    texts = [text for pair in pairs for text in (pair.good, pair.bad)]
-    _check_lengths(scoring, texts)
     with progress_bar(total=len(pairs), unit=" pairs", unit_scale=True, desc="score") as bar, _lines(output) as write:
-        scores = _scored(scoring, texts, lambda number: bar.update(number / 2))
-        for pair, good, bad in zip(pairs, scores, scores, strict=True):
-            is_correct = good.pll > bad.pll
-            correct[pair.group].append(is_correct)
-            write(_pair_record(pair, good, bad, is_correct, unit))
+        plls = (float(scores.sum()) for _, _, scores in scorer.scored(texts, lambda number: bar.update(number / 2)))
+        for (good, bad, group), pll_good, pll_bad in zip(pairs, plls, plls, strict=True):
+            correct[group].append(pll_good > pll_bad)
+            record = {
+                "source": good.location,
+                "row": good.row,
+                **({} if group is None else {by or DEFAULT_GROUP: group}),
+            }
+            record |= {GOOD: good.text, BAD: bad.text, "pll_good": round(pll_good, 6), "pll_bad": round(pll_bad, 6)}
+            write({**record, "correct": pll_good > pll_bad})
     named = {name: correct[name] for name in sorted(name for name in correct if name is not None)}
     every = [each for found in correct.values() for each in found]
     total, *groups = ({"accuracy": sum(each) / len(each), "pairs": len(each)} for each in (every, *named.values()))
     return total, dict(zip(named, groups, strict=True))
 
 
-def _text_record(scored: Scored, unit: Unit, tokens: Sequence[str] | None) -> dict[str, Any]:
-    """Return the record of a text, with the scores of its tokens if the vocabulary is given."""
-    figures = unit.figures(pll=scored.pll, pll_per_token=scored.pll / scored.num_tokens)
-    record = {
-        "source": scored.text.location,
-        "row": scored.text.row,
-        **_prefix(scored.text),
-        "text": scored.text.text,
-        "tokens": scored.num_tokens,
-        **{name: round(value, 6) for name, value in figures.items()},
-    }
-    if tokens is not None:
-        record["token_texts"] = [tokens[index] for index in scored.ids]
-        record[f"token_plls{unit.suffix}"] = [round(score / unit.nats, 6) for score in scored.token_scores.tolist()]
-    return record
+def read_pairs(
+    inputs: Sequence[str], by: str | None, *, encoding: str = "utf-8"
+) -> list[tuple[Text, Text, str | None]]:
+    """Return the good and the bad sentence of each record of `.jsonl` inputs, and its group.
 
+    The group is the value of the field `by`, required in every record; if None, of `UID` where a record has it.
+    """
 
-def _prefix(text: Text) -> dict[str, str]:
-    return {} if text.prefix is None else {"prefix": text.prefix}
+    def pair_of(record: dict[str, Any], position: Position) -> tuple[Text, Text, str | None]:
+        for field in (GOOD, BAD, *filter(None, (by,))):
+            value = record.get(field)
+            if not isinstance(value, str | int if field == by else str) or not str(value).strip():
+                what = f"the record has no text in '{field}' (it has: {', '.join(list(record)[:8])})"
+                raise InputError(what, where=str(position), remedy="add it, or remove the pair")
+        location, group = position.part.source.location, record.get(by or DEFAULT_GROUP)
+        good, bad = (Text(repair_surrogates(record[field]), location, position.number, "line") for field in (GOOD, BAD))
+        return good, bad, None if group is None else str(group)
 
-
-def _pair_record(pair: Pair, good: Scored, bad: Scored, is_correct: bool, unit: Unit) -> dict[str, Any]:
-    return {
-        "source": good.text.location,
-        "row": good.text.row,
-        **({} if pair.group is None else {pair.field: pair.group}),
-        **_prefix(good.text),
-        "sentence_good": good.text.text,
-        "sentence_bad": bad.text.text,
-        **{name: round(value, 6) for name, value in unit.figures(pll_good=good.pll, pll_bad=bad.pll).items()},
-        "correct": is_correct,
-    }
-
-
-def _open(model: Path, config: TrainConfig, metric: str, batch_tokens: int | None) -> Scoring:
-    if metric not in METRICS:
-        raise ConfigError(f"the metric is '{metric}'", where="--metric", remedy=f"choose {' or '.join(METRICS)}")
-    bert = open_bert(model, config, ("cls.predictions",))
-    return Scoring(bert, metric, batch_tokens or bert.batch_tokens)
+    pairs = []
+    for source in resolve(inputs, DataConfig(encoding=encoding)):
+        if source.format not in ("json", "jsonl"):
+            raise InputError("pairs are read from .jsonl", where=source.location, remedy=f"give {GOOD} and {BAD} there")
+        pairs += [pair_of(*found) for found in read_records(ByteRange(source), Counter())]
+    if not pairs:
+        raise InputError("there is no pair", where=", ".join(inputs), remedy=f"give records with {GOOD} and {BAD}")
+    return pairs
 
 
 @contextlib.contextmanager
@@ -209,86 +162,80 @@ def _lines(output: Path | None) -> Iterator[Callable[[dict[str, Any]], object]]:
         yield lambda record: file.write(json.dumps(record, ensure_ascii=False) + "\n")
 
 
-def _check_lengths(scoring: Scoring, texts: Iterable[Text], *, truncates: bool = False) -> int:
-    """Return the number of texts that are too long for the model, or refuse them."""
-    longest, num_long = scoring.bert.max_length, 0
-    for group in encoded_groups(texts, scoring.bert.tokenizer, warns=False):
-        for text, ids, prefix in zip(group.texts, group.ids, group.prefixes, strict=True):
-            length = len(prefix) + len(ids) + 2
-            num_long += length > longest
-            if length > longest and (not truncates or len(prefix) + 2 >= longest):
-                raise InputError(
-                    f"the text has {length} tokens, the model {longest} positions: {text.text[:60]!r}",
-                    where=text.where,
-                    remedy="split it into sentences; the score of a truncated text is not comparable",
+class Scorer:
+    """A model and its scoring metric."""
+
+    def __init__(self, model: Path, config: TrainConfig, metric: str, batch_tokens: int | None) -> None:
+        if metric not in METRICS:
+            raise ConfigError(f"the metric is '{metric}'", where="--metric", remedy=f"choose {' or '.join(METRICS)}")
+        self.bert = open_bert(model, config, ("cls.predictions",))
+        self.metric = metric
+        self.batch_tokens = batch_tokens or self.bert.batch_tokens
+        self.num_truncated = 0
+
+    def refuse_long(self, texts: Iterable[Text]) -> None:
+        """Refuse texts that are too long for the model."""
+        for group, ids in encoded_groups(texts, self.bert.tokenizer, warns=False):
+            for text, each in zip(group, ids, strict=True):
+                if len(each) + 2 > self.bert.max_length:
+                    what = f"the text has {len(each) + 2} tokens, the model {self.bert.max_length} positions"
+                    remedy = "split it into sentences; the score of a truncated text is not comparable"
+                    raise InputError(f"{what}: {text.text[:60]!r}", where=text.where, remedy=remedy)
+
+    def scored(
+        self, texts: Iterable[Text], done: Callable[[float], object]
+    ) -> Iterator[tuple[Text, np.ndarray, np.ndarray]]:
+        """Yield texts in their order, each with its ids and the scores of these tokens, (tokens,)."""
+        room = self.bert.max_length - 2
+        for group, ids in encoded_groups(texts, self.bert.tokenizer):
+            self.num_truncated += sum(len(each) > room for each in ids)
+            kept = [each[:room] for each in ids]
+            yield from zip(group, kept, self.token_scores(kept, done), strict=True)
+
+    def token_scores(self, texts: Sequence[np.ndarray], done: Callable[[float], object]) -> list[np.ndarray]:
+        """Return the log-probability of every token of texts, in nats, given the rest of the text.
+
+        Texts are ids without [CLS] and [SEP]; the results are (tokens,) float64. After every batch, `done` is called
+        with the number of texts in it, as a fraction.
+        """
+        sequences = [self.bert.add_special_tokens(ids) for ids in texts]
+        ends = [self._mask_ends(sequence) for sequence in sequences]
+        num_tokens = np.array([len(ids) for ids in texts])
+        text_of = np.repeat(np.arange(len(texts)), num_tokens)  # (masked,): each token of each text is masked in turn
+        position_of = 1 + positions_within(offsets_of(num_tokens))  # after [CLS]
+        scores = np.zeros(len(text_of))
+        with self.bert.running():
+            for batch in batches_by_length(num_tokens[text_of] + 2, self.batch_tokens):
+                copies = []
+                for text, position in zip(text_of[batch].tolist(), position_of[batch].tolist(), strict=True):
+                    copies.append(sequences[text].copy())
+                    copies[-1][position : ends[text][position]] = self.bert.tokenizer.mask_id
+                labels = np.array(
+                    [sequences[text][position_of[at]] for at, text in zip(batch, text_of[batch], strict=True)]
                 )
-    return num_long
+                scores[batch] = self._log_probabilities(copies, position_of[batch], labels)
+                done(float((1 / num_tokens[text_of[batch]]).sum()))
+        return np.split(scores, np.cumsum(num_tokens)[:-1])
 
+    def _mask_ends(self, sequence: np.ndarray) -> np.ndarray:
+        """Return for every token of `[CLS] … [SEP]` the end of the tokens that are masked together with it."""
+        follows = np.arange(1, len(sequence) + 1)
+        if self.metric == "original":
+            return follows
+        begins = np.flatnonzero(np.append(~self.bert.tokenizer.is_subword[sequence], True))
+        return begins[np.searchsorted(begins, follows)]
 
-def _scored(scoring: Scoring, texts: Iterable[Text], done: Callable[[float], object]) -> Iterator[Scored]:
-    """Yield the scores of texts in their order."""
-    for group in encoded_groups(texts, scoring.bert.tokenizer):
-        room = scoring.bert.max_length - 2
-        kept = [ids[: room - len(prefix)] for ids, prefix in zip(group.ids, group.prefixes, strict=True)]
-        scores = token_scores(scoring, kept, group.prefixes, done)
-        for text, ids, found in zip(group.texts, kept, scores, strict=True):
-            yield Scored(text, ids, found)
-
-
-def token_scores(
-    scoring: Scoring, texts: Sequence[np.ndarray], prefixes: Sequence[np.ndarray], done: Callable[[float], object]
-) -> list[np.ndarray]:
-    """Return the log-probability of every token of texts, in nats, given the rest of the text and its prefix.
-
-    Texts and prefixes are ids without [CLS] and [SEP]; the results are (tokens,) float64. After every batch, `done` is
-    called with the number of texts in it, as a fraction.
-    """
-    bert = scoring.bert
-    sequences = [bert.add_special_tokens(np.concatenate(pair)) for pair in zip(prefixes, texts, strict=True)]
-    ends = [_mask_ends(sequence, scoring) for sequence in sequences]
-    num_tokens = np.array([len(ids) for ids in texts])
-    text_of = np.repeat(np.arange(len(texts)), num_tokens)  # (masked,): each token of each text is masked in turn
-    first = np.array([1 + len(prefix) for prefix in prefixes])  # after [CLS]
-    position_of = first[text_of] + positions_within(offsets_of(num_tokens))
-    lengths = np.array([len(sequence) for sequence in sequences])
-    scores = np.zeros(len(text_of))
-    with bert.running():
-        for batch in batches_by_length(lengths[text_of], scoring.batch_tokens):
-            masked = list(zip(text_of[batch].tolist(), position_of[batch].tolist(), strict=True))
-            copies = [_masked(sequences[text], position, ends[text][position], bert) for text, position in masked]
-            labels = np.array([sequences[text][position] for text, position in masked])
-            scores[batch] = _log_probabilities(bert, copies, position_of[batch], labels)
-            done(float((1 / num_tokens[text_of[batch]]).sum()))
-    return np.split(scores, np.cumsum(num_tokens)[:-1])
-
-
-def _mask_ends(sequence: np.ndarray, scoring: Scoring) -> np.ndarray:
-    """Return for every token of `[CLS] … [SEP]` the end of the tokens that are masked together with it."""
-    follows = np.arange(1, len(sequence) + 1)
-    if scoring.metric == "original":
-        return follows
-    word_begins = np.append(~scoring.bert.tokenizer.is_subword[sequence], True)
-    begins = np.flatnonzero(word_begins)
-    return begins[np.searchsorted(begins, follows)]
-
-
-def _masked(sequence: np.ndarray, begin: int, end: int, bert: Bert) -> np.ndarray:
-    copy = sequence.copy()
-    copy[begin:end] = bert.tokenizer.mask_id
-    return copy
-
-
-def _log_probabilities(
-    bert: Bert, sequences: Sequence[np.ndarray], positions: np.ndarray, labels: np.ndarray
-) -> np.ndarray:
-    """Return the log-probability of one label per sequence, at the given position, (sequences,) float64."""
-    packed = bert.pack(sequences)
-    masked = packed[3][:-1].long() + torch.from_numpy(positions).to(bert.device)
-    features = bert.network(*packed, masked).mlm_features  # (sequences, hidden)
-    wanted = torch.from_numpy(labels).to(bert.device)[:, None]
-    found = []
-    for begin in range(0, len(labels), DECODED_ROWS):
-        block = slice(begin, begin + DECODED_ROWS)
-        logits = bert.network.decode(features[block]).float()  # (rows, vocabulary)
-        found.append(logits.gather(1, wanted[block]).squeeze(1) - logits.logsumexp(dim=1))
-    return torch.cat(found).cpu().double().numpy()
+    def _log_probabilities(
+        self, sequences: Sequence[np.ndarray], positions: np.ndarray, labels: np.ndarray
+    ) -> np.ndarray:
+        """Return the log-probability of one label per sequence, at the given position, (sequences,) float64."""
+        packed = self.bert.pack(sequences)
+        masked = packed[3][:-1].long() + torch.from_numpy(positions).to(self.bert.device)
+        features = self.bert.network(*packed, masked).mlm_features  # (sequences, hidden)
+        wanted = torch.from_numpy(labels).to(self.bert.device)[:, None]
+        found = []
+        for begin in range(0, len(labels), DECODED_ROWS):
+            block = slice(begin, begin + DECODED_ROWS)
+            logits = self.bert.network.decode(features[block]).float()  # (rows, vocabulary)
+            found.append(logits.gather(1, wanted[block]).squeeze(1) - logits.logsumexp(dim=1))
+        return torch.cat(found).cpu().double().numpy()

@@ -22,12 +22,14 @@ from bert_pretrain.text.ragged import offsets_of
 from bert_pretrain.text.readers import read_texts
 from bert_pretrain.text.sources import Source, resolve
 from bert_pretrain.text.text_files import ByteRange
-from bert_pretrain.text.tokenizer import Tokenizer
-from bert_pretrain.tools.unknown_words import UnknownWords
+from bert_pretrain.text.tokenizer import MAX_UNK_SHARE, Tokenizer
+from bert_pretrain.text.tokenizer_folder import is_reserved
 
 GROUP_TEXTS = 8192
 GROUP_CHARACTERS = 1 << 21
 """Read, tokenized and sorted by length at once; a single text may be longer."""
+MAX_UNKNOWN_WORDS = 100
+"""Unknown words after which no more are looked up."""
 
 
 @dataclass(frozen=True)
@@ -40,12 +42,18 @@ class Text:
     """In its source, from 1."""
     unit: str
     """What a row is: a line or a record."""
-    prefix: str | None = None
-    """Text before it that is not scored itself."""
 
     @property
     def where(self) -> str:
         return f"{self.location}: {self.unit} {self.row}"
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether it has no token: it holds nothing but blanks and what BERT's clean-up removes."""
+        return all(
+            character.isspace() or character == "\ufffd" or unicodedata.category(character).startswith("C")
+            for character in self.text
+        )
 
 
 @dataclass(frozen=True)
@@ -54,18 +62,12 @@ class Texts:
 
     sources: list[Source]
     config: DataConfig
-    prefix_field: str | None
     number: int
     num_skipped: int
 
     @staticmethod
     def open(
-        inputs: Sequence[str],
-        text_field: TextField,
-        *,
-        encoding: str = "utf-8",
-        skip_empty: bool = False,
-        prefix_field: str | None = None,
+        inputs: Sequence[str], text_field: TextField = "text", *, encoding: str = "utf-8", skip_empty: bool = False
     ) -> "Texts":
         """Resolve inputs and read through them once."""
         config = DataConfig(
@@ -76,26 +78,23 @@ class Texts:
             print("texts      each line of .txt is one")
         number = num_skipped = 0
         counts: Counter[str] = Counter()
-        with progress_bar(unit=" texts", desc="reading", leave=False) as bar:
-            for text in _all_texts(sources, config, counts, prefix_field):
-                if not _is_empty(text):
-                    number += 1
-                elif skip_empty:
-                    num_skipped += 1
-                else:
-                    raise _empty(text)
-                bar.update()
+        for text in progress_bar(_read(sources, config, counts), unit=" texts", desc="reading", leave=False):
+            if text.is_empty and not skip_empty:
+                raise _empty(text)
+            num_skipped += text.is_empty
+            number += not text.is_empty
         if counts:
             found = (f"{count:,} {name.replace('_', ' ')}" for name, count in sorted(counts.items()))
             print(f"found      {', '.join(found)}")
+        if num_skipped:
+            print(f"skipped    {num_skipped:,} empty texts")
         if not number:
             raise InputError("the inputs hold no text", where=", ".join(inputs), remedy="name inputs with text in them")
-        return Texts(sources, config, prefix_field, number, num_skipped)
+        return Texts(sources, config, number, num_skipped)
 
     def __iter__(self) -> Iterator[Text]:
         """Read the texts that are not empty, in the order of the inputs."""
-        texts = _all_texts(self.sources, self.config, Counter(), self.prefix_field)
-        return (text for text in texts if not _is_empty(text))
+        return (text for text in _read(self.sources, self.config, Counter()) if not text.is_empty)
 
 
 def refuse_input_as_output(output: Path | None, locations: Iterable[str]) -> None:
@@ -104,43 +103,26 @@ def refuse_input_as_output(output: Path | None, locations: Iterable[str]) -> Non
         raise OutputError(f"{output} is an input", where="--output", remedy="name another file")
 
 
-@dataclass(frozen=True)
-class Group:
-    """Some consecutive texts with their ids, without [CLS] and [SEP]."""
+def encoded_groups(
+    texts: Iterable[Text], tokenizer: Tokenizer, *, warns: bool = True
+) -> Iterator[tuple[list[Text], list[np.ndarray]]]:
+    """Yield texts in groups with their ids, without [CLS] and [SEP], in order.
 
-    texts: list[Text]
-    ids: list[np.ndarray]
-    prefixes: list[np.ndarray]
-    """The ids of their prefixes."""
-
-
-def encoded_groups(texts: Iterable[Text], tokenizer: Tokenizer, *, warns: bool = True) -> Iterator[Group]:
-    """Tokenize texts group by group, in order; warn at the end if the model knows few of their words.
-
-    `warns` is for one pass of several over the same texts.
+    Warns at the end if the model knows few of their words, unless this is one pass of several over the same texts.
     """
     encoder, unknown = Encoder(tokenizer), UnknownWords(tokenizer)
     for group in _grouped(texts):
-        ids = _encoded([text.text for text in group], encoder)
-        empty = next((text for text, own in zip(group, ids, strict=True) if not len(own)), None)
-        if empty is not None:
-            raise _empty(empty)
+        encoded = [text.text.encode() for text in group]
+        starts = offsets_of(np.array([len(one) for one in encoded]))[:-1]
+        joined, offsets = encoder.encode(np.frombuffer(b"".join(encoded), dtype=np.uint8), starts)
+        ids = [joined[begin:end] for begin, end in itertools.pairwise(offsets)]
         for text, own in zip(group, ids, strict=True):
+            if not len(own):
+                raise _empty(text)
             unknown.add(text.text, own)
-        prefixes = [text.prefix or "" for text in group]
-        yield Group(group, ids, _encoded(prefixes, encoder) if any(prefixes) else [_NO_IDS] * len(group))
-    if warns and (warning := unknown.warning()):
-        print(warning, file=sys.stderr)
-
-
-_NO_IDS = np.empty(0, dtype=np.int64)
-
-
-def _encoded(texts: Sequence[str], encoder: Encoder) -> list[np.ndarray]:
-    encoded = [text.encode() for text in texts]
-    starts = offsets_of(np.array([len(one) for one in encoded]))[:-1]
-    ids, offsets = encoder.encode(np.frombuffer(b"".join(encoded), dtype=np.uint8), starts)
-    return [ids[begin:end] for begin, end in itertools.pairwise(offsets)]
+        yield group, ids
+    if warns:
+        unknown.warn(MAX_UNK_SHARE)
 
 
 def _grouped(texts: Iterable[Text]) -> Iterator[list[Text]]:
@@ -148,7 +130,7 @@ def _grouped(texts: Iterable[Text]) -> Iterator[list[Text]]:
     characters = 0
     for text in texts:
         group.append(text)
-        characters += len(text.text) + len(text.prefix or "")
+        characters += len(text.text)
         if len(group) == GROUP_TEXTS or characters >= GROUP_CHARACTERS:
             yield group
             group, characters = [], 0
@@ -156,41 +138,62 @@ def _grouped(texts: Iterable[Text]) -> Iterator[list[Text]]:
         yield group
 
 
-def _all_texts(
-    sources: Sequence[Source], config: DataConfig, counts: Counter[str], prefix_field: str | None
-) -> Iterator[Text]:
+def _read(sources: Sequence[Source], config: DataConfig, counts: Counter[str]) -> Iterator[Text]:
     for source in sources:
         unit = "line" if source.format == "txt" else "record"
-        texts, prefixes = read_texts(ByteRange(source), config, counts), _prefixes(source, config, prefix_field)
-        for row, (text, prefix) in enumerate(zip(texts, prefixes, strict=prefix_field is not None), start=1):
-            yield Text(text or "", source.location, row, unit, prefix)
-
-
-def _prefixes(source: Source, config: DataConfig, field: str | None) -> Iterator[str | None]:
-    """Yield the prefixes of the texts of a source, None for each text if no field holds them."""
-    if field is None:
-        return itertools.repeat(None)
-    if source.format == "txt":
-        what, remedy = "lines of .txt have no fields", "give records, such as .jsonl, or leave out --prefix-field"
-        raise InputError(what, where=source.location, remedy=remedy)
-    return read_texts(ByteRange(source), config.model_copy(update={"text_field": field}), Counter())
-
-
-def _is_empty(text: Text) -> bool:
-    """Whether a text has no token: it holds nothing but blanks and what BERT's clean-up removes."""
-    return all(
-        character.isspace() or character == "\ufffd" or unicodedata.category(character).startswith("C")
-        for character in text.text
-    )
+        for row, text in enumerate(read_texts(ByteRange(source), config, counts), start=1):
+            yield Text(text or "", source.location, row, unit)
 
 
 def _empty(text: Text) -> InputError:
-    return InputError(
-        f"the text is empty: {text.text[:60]!r}",
-        where=text.where,
-        remedy="fill it or remove it; for one text per row, --skip-empty skips all empty ones"
-        + (
-            ", such as blank lines between documents; for one per document, give records (.jsonl)"
-            * (text.unit == "line")
-        ),
-    )
+    remedy = "fill it or remove it; for one text per row, --skip-empty skips all empty ones"
+    if text.unit == "line":
+        remedy += ", such as blank lines between documents; for one per document, give records (.jsonl)"
+    return InputError(f"the text is empty: {text.text[:60]!r}", where=text.where, remedy=remedy)
+
+
+class UnknownWords:
+    """Counts the tokens of texts that are [UNK], and warns of their words, with the likely cause."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._words: list[str] = []
+        self._num_tokens = self._num_unknown = 0
+
+    def add(self, text: str, ids: Sequence[int] | np.ndarray) -> None:
+        """Count a text, given its ids."""
+        unknown = int(np.count_nonzero(np.asarray(ids) == self._tokenizer.unk_id))
+        self._num_tokens += len(ids)
+        self._num_unknown += unknown
+        if unknown and len(self._words) < MAX_UNKNOWN_WORDS:
+            offsets = self._tokenizer.backend.encode(text, add_special_tokens=False).offsets
+            pairs = zip(self._tokenizer.encode_text(text), offsets, strict=True)
+            self._words += [text[slice(*span)] for token, span in pairs if token == self._tokenizer.unk_id]
+
+    def warn(self, tolerated_share: float) -> None:
+        """Warn if a larger share is unknown."""
+        if self._num_unknown > tolerated_share * self._num_tokens:
+            words = (word if len(word) <= 24 else f"{word[:23]}…" for word in dict.fromkeys(self._words[:3]))
+            what = f"{self._num_unknown:,} of {self._num_tokens:,} tokens are [UNK] to the model"
+            cause, remedy = self._cause()
+            shown = ", ".join(map(repr, words))
+            print(f"warning: {what}: {shown}\n  likely cause: {cause}\n  hint: {remedy}", file=sys.stderr)
+
+    def _cause(self) -> tuple[str, str]:
+        """Return the likely cause and its remedy."""
+        tokenizer, words = self._tokenizer, self._words
+        known = set(tokenizer.tokens)
+        for change, case in ((str.upper, "upper"), (str.lower, "lower"), (str.capitalize, "title")):
+            if 2 * sum(change(word) in known for word in words) > len(words):
+                return f"the vocabulary has these words in {case} case", "write the text in that case"
+        if tokenizer.whole_words:
+            longest = max(len(token) for token in tokenizer.tokens if not is_reserved(token))
+            if max(map(len, words)) > longest:
+                what = f"the tokens are whole words of at most {longest} characters"
+                return f"{what}; the text may lack the spaces between them", "separate the words by spaces"
+            return "the tokens are whole words, and these are none of them", "write words as in the training text"
+        letters = dict.fromkeys(tokenizer.backend.normalizer.normalize_str("".join(words)))
+        if missing := [letter for letter in letters if not {letter, f"##{letter}"} & known]:
+            what = f"characters that the vocabulary does not have: {', '.join(map(repr, missing[:8]))}"
+            return what, "use text in the script and language of the model"
+        return "words too long to be split", "use text in the language of the model"

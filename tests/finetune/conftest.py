@@ -9,29 +9,17 @@ from typing import Any
 import pytest
 
 from bert_pretrain.config import ModelConfig
+from bert_pretrain.finetune.rows import LabelledInput
+from bert_pretrain.finetune.run import HEADS
+from bert_pretrain.finetune.settings import Settings
 from bert_pretrain.model.bert import BertForPreTraining
 from bert_pretrain.model.huggingface import save_model
 from bert_pretrain.text.tokenizer import Tokenizer
 
 POSITIONS = 32
 FILLERS = ["film", "book", "day", "the", "was", "is", "very"]
-WORDS = [
-    *FILLERS,
-    "good",
-    "fine",
-    "bad",
-    "poor",
-    "anna",
-    "berlin",
-    "paris",
-    "who",
-    "where",
-    "?",
-    ".",
-    "##s",
-    "天",
-    "气",
-]
+WORDS = [*FILLERS, "good", "fine", "bad", "poor", "anna", "berlin", "paris", "who", "where", "?", ".", "##s", *"天气"]
+Read = Callable[..., tuple[list[Any], str]]
 
 
 @pytest.fixture(scope="session")
@@ -49,6 +37,30 @@ def toy_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder.mkdir()
     save_model(model, folder, tokenizer)
     return folder
+
+
+@pytest.fixture(scope="session")
+def tokenizer(toy_model: Path) -> Tokenizer:
+    return Tokenizer.load(toy_model)
+
+
+@pytest.fixture
+def read(tokenizer: Tokenizer, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Read:
+    """Write a file, and return its examples with what is printed of it: `read("tag", "eng.train", text)`."""
+
+    def read_one(
+        task: str, name: str, content: str | list[Any], flag: str = "--train", settings: Any = None, **how: Any
+    ) -> tuple[list[Any], str]:
+        path = tmp_path / name
+        path.parent.mkdir(exist_ok=True)
+        rows = content if isinstance(content, str) else "\n".join(map(json.dumps, content))
+        path.write_text(rows, encoding="utf-8", newline="")
+        source = LabelledInput(str(path), flag, **how)
+        examples = HEADS[task](Settings(**settings or {}), tokenizer).read(source)
+        source.print_notes()
+        return examples, capsys.readouterr().out.replace(f"{flag} {path}: ", "")
+
+    return read_one
 
 
 @pytest.fixture(scope="session")

@@ -1,56 +1,42 @@
-"""SQuAD's layout and scores, and spans that say exactly what stands in the context."""
+"""SQuAD's layout and scores, and spans that are exactly what is in the context."""
 
 import json
 from collections import Counter
-from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 
 from bert_pretrain.finetune.answer import Answer
-from bert_pretrain.finetune.inputs import LabelledInput
-from bert_pretrain.finetune.questions import read_questions, squad_scores, word_f1, words_of
+from bert_pretrain.finetune.questions import squad_scores, word_f1, words_of
 from bert_pretrain.finetune.settings import Settings
 from bert_pretrain.text.tokenizer import Tokenizer
+from tests.finetune.conftest import Read
 
 CONTEXT = "Äpfel, grown\u00a0in  BERLIN since 1900."
+ASKED = [
+    {"id": "a", "question": "Where?", "answers": [{"text": "BERLIN", "answer_start": CONTEXT.index("BERLIN")}]},
+    {"id": "b", "question": "Why?", "answers": [], "is_impossible": True},
+]
+SQUAD = json.dumps({"data": [{"title": "t", "paragraphs": [{"context": CONTEXT, "qas": ASKED}]}]})
 
 
-def squad(tmp_path: Path) -> Path:
-    asked = [
-        {"id": "a", "question": "Where?", "answers": [{"text": "BERLIN", "answer_start": CONTEXT.index("BERLIN")}]},
-        {"id": "b", "question": "Why?", "answers": [], "is_impossible": True},
-    ]
-    path = tmp_path / "squad.json"
-    path.write_text(json.dumps({"data": [{"title": "t", "paragraphs": [{"context": CONTEXT, "qas": asked}]}]}))
-    return path
-
-
-def test_squad_and_flat_rows_are_the_same_questions(tmp_path: Path) -> None:
-    nested = read_questions(LabelledInput(str(squad(tmp_path)), "--train"))
+def test_squad_and_flat_rows_are_the_same_questions(read: Read) -> None:
+    nested, _ = read("answer", "squad.json", SQUAD)
     rows = [
-        {
-            "id": question.id,
-            "question": question.question,
-            "context": question.context,
-            "answers": {"text": [each[0] for each in question.answers or []]}
-            | {"answer_start": [each[1] for each in question.answers or []]},
-        }
-        for question in nested
+        {**each.inputs, "answers": dict(zip(("text", "answer_start"), zip(*each.label, strict=True), strict=False))}
+        for each in nested
     ]
-    (tmp_path / "flat.json").write_text(json.dumps(rows))
-    flat = read_questions(LabelledInput(str(tmp_path / "flat.json"), "--train"))
-    contents = [[(each.id, each.question, each.context, each.answers) for each in some] for some in (nested, flat)]
-    assert contents[0] == contents[1]
-    assert nested[1].answers == []
+    rows[1]["answers"] = {"text": [], "answer_start": []}
+    flat, _ = read("answer", "flat.json", json.dumps(rows))
+    assert [(each.inputs, each.label) for each in nested] == [(each.inputs, each.label) for each in flat]
+    assert nested[1].label == []
 
 
-def test_labels_mark_the_pieces_of_the_raw_answer_in_every_window_that_holds_it(tmp_path: Path) -> None:
+def test_labels_mark_the_pieces_of_the_raw_answer_in_every_window_that_holds_it(read: Read) -> None:
     tokens = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *"abcdefghijklmnopqrstuvwxyz0123456789.,?"]
     tokens += [f"##{token}" for token in "abcdefghijklmnopqrstuvwxyz0123456789"]
     tokenizer = Tokenizer(tokens, lowercase=True, strip_accents=None, handle_chinese_chars=True)
     task = Answer(Settings(max_length=24, stride=8).resolve("answer", 64), tokenizer)
-    examples = read_questions(LabelledInput(str(squad(tmp_path)), "--train"))
+    examples, _ = read("answer", "squad.json", SQUAD)
     windows = task.encode(examples, "validation", Counter())
     assert not any(window.positions for window in task.encode(examples, "train", Counter()))
     own = [window for window in windows if window.example == 0]
@@ -83,12 +69,3 @@ def test_chinese_answers_are_compared_by_character() -> None:
     assert words_of("《北京》大学。") == ["北", "京", "大", "学"]
     assert word_f1("北京大学", "北京") == pytest.approx(2 / 3)
     assert words_of("“quoted”") == ["“quoted”"]  # without ideographs exactly SQuAD, which knows ASCII's marks only
-
-
-def test_a_repeated_id_is_made_unique_and_counted(tmp_path: Path, as_jsonl: Callable[..., str]) -> None:
-    answers = {"text": ["anna"], "answer_start": [4]}
-    ids = ["q", "q-2", "q", "q", None, None]
-    rows = [{"id": name, "question": "who ?", "context": "the anna", "answers": answers} for name in ids]
-    source = LabelledInput(as_jsonl(tmp_path / "a.jsonl", rows), "--train")
-    assert [question.id for question in read_questions(source)] == ["q", "q-2", "q-3", "q-4", "4", "5"]
-    assert source.summary().endswith("repeated ids, made unique by a number: 2 (--strict refuses this)")

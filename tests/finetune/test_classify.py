@@ -1,4 +1,4 @@
-"""`classify`: what a text and a pair become, and in which order classes stand."""
+"""`classify`: what a text and a pair become, and in which order classes are."""
 
 from collections import Counter
 from pathlib import Path
@@ -8,50 +8,36 @@ import numpy as np
 import pytest
 from tokenizers import Tokenizer as Backend
 
-from bert_pretrain.finetune.classify import Classify, Example, longest_first_lengths
-from bert_pretrain.finetune.inputs import LabelledInput
+from bert_pretrain.finetune.classify import Classify
+from bert_pretrain.finetune.rows import LabelledInput
 from bert_pretrain.finetune.settings import Settings
 from bert_pretrain.finetune.tag import entity_scores
-from bert_pretrain.finetune.task import report_counts
+from bert_pretrain.finetune.task import Example, report_counts
 from bert_pretrain.text.tokenizer import Tokenizer
+from tests.finetune.conftest import Read
 
 
-@pytest.fixture
-def tokenizer(toy_model: Path) -> Tokenizer:
-    return Tokenizer.load(toy_model)
-
-
-def test_a_pair_is_cut_as_the_library_cuts_it(tokenizer: Tokenizer) -> None:
-    backend = Backend.from_str(tokenizer.backend.to_str())
-    for room in (6, 7):
-        backend.enable_truncation(room + 3, strategy="longest_first")
-        for first in range(1, 12):
-            for second in range(1, 12):
-                parts = backend.encode("good " * first, "bad " * second).sequence_ids
-                assert longest_first_lengths(first, second, room) == (parts.count(0), parts.count(1))
-
-
+@pytest.mark.parametrize("pair_field", [None, "pair"])
 def test_texts_and_pairs_are_what_the_library_makes_of_them(
-    tokenizer: Tokenizer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    read: Read, tokenizer: Tokenizer, capsys: pytest.CaptureFixture[str], pair_field: str | None
 ) -> None:
     backend = Backend.from_str(tokenizer.backend.to_str())
     backend.encode_special_tokens = True
     backend.enable_truncation(16, strategy="longest_first")
     texts = ["good film", "bad [MASK] book", "very " * 40, "天气 is fine"]
-    for pair_field in (None, "pair"):
-        task = Classify(Settings(max_length=16, pair_field=pair_field), tokenizer)
-        rows = [f'{{"text": "{text}", "pair": "{text} ?", "label": {number}}}' for number, text in enumerate(texts)]
-        (tmp_path / "a.jsonl").write_text("\n".join(rows), encoding="utf-8")
-        examples = task.read(LabelledInput(str(tmp_path / "a.jsonl"), "--train"))
-        task.set_labels(examples, [], [])
-        counts: Counter[str] = Counter()
-        windows = task.encode(examples, "train", counts)
-        peers = backend.encode_batch([(text, f"{text} ?") if pair_field else text for text in texts])
-        assert [window.input_ids for window in windows] == [peer.ids for peer in peers]
-        assert [window.token_type_ids for window in windows] == [peer.type_ids for peer in peers]
-        assert [window.labels["labels"] for window in windows] == [0, 1, 2, 3]
-        report_counts(counts, len(examples), "train")
-        assert "train: 1 of 4 are longer than 16 tokens and were truncated\n" in capsys.readouterr().out
+    settings = {"max_length": 16, "pair_field": pair_field}
+    rows = [{"text": text, "pair": f"{text} ?", "label": number} for number, text in enumerate(texts)]
+    examples, _ = read("classify", "a.jsonl", rows, settings=settings)
+    task = Classify(Settings(**settings), tokenizer)
+    task.set_labels(examples, [])
+    counts: Counter[str] = Counter()
+    windows = task.encode(examples, "train", counts)
+    peers = backend.encode_batch([(text, f"{text} ?") if pair_field else text for text in texts])
+    assert [window.input_ids for window in windows] == [peer.ids for peer in peers]
+    assert [window.token_type_ids for window in windows] == [peer.type_ids for peer in peers]
+    assert [window.labels["labels"] for window in windows] == [0, 1, 2, 3]
+    report_counts(counts, len(examples), "train")
+    assert "train: 1 of 4 are longer than 16 tokens and were truncated\n" in capsys.readouterr().out
 
 
 def test_classes_of_a_dataset_keep_their_order_and_numbers_have_theirs(tokenizer: Tokenizer, tmp_path: Path) -> None:
@@ -63,18 +49,18 @@ def test_classes_of_a_dataset_keep_their_order_and_numbers_have_theirs(tokenizer
     (tmp_path / "numbers.csv").write_text("text,label\nfilm,10\nbook,9\nday,x\n")
     for source, classes in (("saved", ["b", "c", "a"]), ("numbers.csv", ["9", "10", "x"])):
         task = Classify(Settings(), tokenizer)
-        task.set_labels(task.read(LabelledInput(str(tmp_path / source), "--train")), [], [])
-        assert task.classes == classes
+        task.set_labels(task.read(LabelledInput(str(tmp_path / source), "--train")), [])
+        assert task.labels == classes
 
 
-def test_a_pair_with_an_empty_second_text_is_trained_as_a_single_text(tokenizer: Tokenizer, tmp_path: Path) -> None:
-    (tmp_path / "a.csv").write_text('text,pair,label\ngood,,a\nbad,film,b\n"",film,a\n')
-    source = LabelledInput(str(tmp_path / "a.csv"), "--train")
-    task = Classify(Settings(pair_field="pair", max_length=16), tokenizer)
-    examples = task.read(source)
-    assert [example.pair for example in examples] == ["", "film"]
-    assert "rows kept whose second text, 'pair', is empty: 1; left out, since 'text' is empty: 1" in source.summary()
-    task.set_labels(examples, [], [])
+def test_a_pair_with_an_empty_second_text_is_trained_as_a_single_text(read: Read, tokenizer: Tokenizer) -> None:
+    settings = {"pair_field": "pair", "max_length": 16}
+    text = 'text,pair,label\ngood,,a\nbad,film,b\n"",film,a\n'
+    examples, notes = read("classify", "a.csv", text, settings=settings)
+    assert [example.inputs["pair"] for example in examples] == ["", "film"]
+    assert "rows kept whose second text, 'pair', is empty: 1 (first: line 2); left out, since 'text' is empty" in notes
+    task = Classify(Settings(**settings), tokenizer)
+    task.set_labels(examples, [])
     windows = task.encode(examples, "train", Counter())
     assert [window.input_ids.count(tokenizer.sep_id) for window in windows] == [1, 2]
     assert set(windows[0].token_type_ids) == {0}
@@ -83,7 +69,7 @@ def test_a_pair_with_an_empty_second_text_is_trained_as_a_single_text(tokenizer:
 @pytest.mark.filterwarnings("error")
 def test_scores_of_rows_of_one_class_give_no_warning(tokenizer: Tokenizer) -> None:
     task = Classify(Settings(), tokenizer)
-    task.classes = ["a", "b"]
-    examples = [Example(number, "", "a text", None, "a") for number in range(3)]
+    task.labels = ["a", "b"]
+    examples = [Example(number, "", {"text": "a text"}, "a") for number in range(3)]
     assert task.score(examples, [np.array([0.9, 0.1])] * 3)["accuracy"] == 1.0
     assert entity_scores([["PER"]], [["PER"]])["word_accuracy"] == 1.0

@@ -256,7 +256,7 @@ def test_what_is_truncated_or_skipped_is_counted_once(
     found = run(folder, source, tmp_path / "o.jsonl", skip_empty=True)
     assert [line["text"][:5] for line in found] == ["very ", "good"]
     shown = capsys.readouterr().out
-    assert f"INPUT {source}: left out, since 'text' is empty: 1 (line 2)\n" in shown
+    assert f"INPUT {source}: left out, since 'text' is empty: 1 (first: line 2)\n" in shown
     assert "input: 1 of 2 are longer than 32 tokens and were truncated\n" in shown
 
 
@@ -267,7 +267,10 @@ def test_an_empty_second_text_is_kept_and_counted(
     seconds = ["film", "", None, " "]
     source = write_rows(tmp_path / "a.jsonl", [{"text": "good day", "other": second} for second in seconds])
     found = run(folder, source, tmp_path / "o.jsonl", pair_field="other")
-    assert f"INPUT {source}: rows kept whose second text, 'other', is empty: 3\n" in capsys.readouterr().out
+    assert (
+        f"INPUT {source}: rows kept whose second text, 'other', is empty: 3 (first: line 2)\n"
+        in capsys.readouterr().out
+    )
     model, tokenizer = peer_of(folder, "SequenceClassification")
     for line, second in zip(found, seconds, strict=True):
         encoded = tokenizer("good day", (second or "").strip() or None, return_tensors="pt")

@@ -1,17 +1,23 @@
-"""The rate by width and scale, trials on validation rows, and the baselines beside a model."""
+"""The rate by width and scale, trials on validation rows, baselines, and the warning of a model that is not better."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 import transformers
 
+from bert_pretrain.finetune.answer import Answer, Prediction
 from bert_pretrain.finetune.baselines import is_clearly_better, most_frequent_tags, predict_from_words
+from bert_pretrain.finetune.classify import Classify
 from bert_pretrain.finetune.run import METRICS, finetune
 from bert_pretrain.finetune.settings import Settings
+from bert_pretrain.finetune.tag import Tag
+from bert_pretrain.finetune.task import Example
 from bert_pretrain.io.files import read_json
 from bert_pretrain.model.huggingface import load_model
 from bert_pretrain.model.scale import INITIAL_RMS, fine_tuning_rate
+from bert_pretrain.text.tokenizer import Tokenizer
 
 
 def test_the_automatic_rate_follows_width_and_scale() -> None:
@@ -77,3 +83,39 @@ def test_words_have_their_most_frequent_tag() -> None:
 def test_two_standard_errors_are_clear() -> None:
     assert not is_clearly_better(0.92, 0.916, 2000)
     assert is_clearly_better(0.93, 0.916, 2000)
+
+
+@pytest.mark.parametrize("is_true", [True, False])
+def test_a_model_that_is_not_better_gets_a_warning_in_the_last_line_and_the_card(
+    toy_model: Path, tmp_path: Path, reviews, as_jsonl, capsys: pytest.CaptureFixture[str], is_true: bool
+) -> None:
+    rows = {name: reviews(count, seed) for name, count, seed in (("train", 160, 1), ("test", 200, 2))}
+    for row in () if is_true else rows["test"]:
+        row["label"] = {"pos": "neg", "neg": "pos"}[row["label"]]
+    call: dict[str, Any] = {name: as_jsonl(tmp_path / f"{name}.jsonl", each) for name, each in rows.items()}
+    settings = Settings(learning_rate=(3e-3,), dropout=0.1, batch_size=16, epochs=2)
+    call |= {"output": tmp_path / "o", "device": "cpu", "settings": settings}
+    finetune("classify", toy_model, **call)
+    last = capsys.readouterr().out.splitlines()[-1]
+    warning = read_json(tmp_path / "o" / METRICS)["warning"]
+    assert last == f"WARNING: {warning}"
+    assert f"**Warning:** {warning}" in (tmp_path / "o" / "README.md").read_text()
+    # Words tell the two classes apart.
+    assert warning.startswith("not clearly better than words alone" if is_true else "no sign of learning: accuracy 0.")
+    assert is_true or "on the 200 test rows is no better than always '" in warning
+    finetune("classify", toy_model, **call)
+    assert capsys.readouterr().out.splitlines()[-2:] == [f"up to date: {tmp_path / 'o'}", last]
+
+
+def test_the_constants_have_the_score_that_the_metric_gives_them(tokenizer: Tokenizer) -> None:
+    classify = Classify(Settings(), tokenizer)
+    assert classify.constant([Example(0, "", {"text": "text"}, label) for label in "aab"]) == ("always 'a'", 2 / 3)
+    number = Classify(Settings(regression=True), tokenizer)
+    examples = [Example(row, "", {"text": "text"}, float(row)) for row in range(3)]
+    assert number.score(examples, [1.0] * 3)["spearman"] == number.constant(examples)[1]
+    tag = Tag(Settings(), tokenizer)
+    sentences = [Example(0, "", {"tokens": ["anna", "is"]}, ["B-PER", "O"])] * 2
+    assert tag.score(sentences, [["O", "O"]] * 2)["f1"] == tag.constant(sentences)[1]
+    answer = Answer(Settings(), tokenizer)
+    questions = [Example(0, "", {"question": "who ?", "context": "the anna"}, label) for label in ([("anna", 4)], [])]
+    assert answer.score(questions, [Prediction("", [], 0.0)] * 2)["f1"] == answer.constant(questions)[1] == 0.5

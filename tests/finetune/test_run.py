@@ -99,7 +99,7 @@ def test_a_head_for_other_labels_is_drawn_anew_and_one_for_the_same_is_kept(
     saved = load_file(classifier["output"] / "model.safetensors")["classifier.weight"]
     for classes, is_kept in ((["neg", "pos"], True), (["pos", "neg"], False)):
         task = Classify(Settings(), tokenizer)
-        task.classes = classes
+        task.labels = classes
         network = open_network(classifier["output"], task, Settings(dropout=0.1))
         assert torch.equal(network.classifier.weight.detach(), saved) == is_kept
         assert ("classifier.weight" in capsys.readouterr().out) == (not is_kept)

@@ -1,75 +1,62 @@
 """Every word is labelled in exactly one window, and words are read with their tags from both layouts."""
 
 from collections import Counter
-from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from bert_pretrain.errors import InputError
-from bert_pretrain.finetune.inputs import LabelledInput
 from bert_pretrain.finetune.settings import Settings
-from bert_pretrain.finetune.tag import Tag, entity_scores, spans
+from bert_pretrain.finetune.tag import Tag, divide, entity_scores
 from bert_pretrain.text.tokenizer import Tokenizer
+from tests.finetune.conftest import Read
 
 TOKENS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "anna", "sing", "##s", "in", "ber", "##lin", "."]
-
-
-@pytest.fixture
-def task() -> Tag:
-    tokenizer = Tokenizer(TOKENS, lowercase=True, strip_accents=None, handle_chinese_chars=True)
-    return Tag(Settings().resolve("tag", 128), tokenizer)
 
 
 @given(st.integers(1, 40).flatmap(lambda room: st.tuples(st.just(room), st.lists(st.integers(1, room), max_size=60))))
 def test_windows_fit_and_label_every_word_once(case: tuple[int, list[int]]) -> None:
     room, lengths = case
-    found = spans(lengths, room)
-    assert [word for span in found for word in range(span.own_begin, span.own_end)] == list(range(len(lengths)))
-    for span in found:
-        assert span.begin <= span.own_begin <= span.own_end <= span.end
-        assert sum(lengths[span.begin : span.end]) <= room
+    found = divide(lengths, room)
+    assert [word for _, labelled in found for word in labelled] == list(range(len(lengths)))
+    for words, labelled in found:
+        assert set(labelled) <= set(words)
+        assert sum(lengths[word] for word in words) <= room
 
 
 def test_a_word_at_a_border_has_words_around_it() -> None:
-    first, second = spans([1] * 50, 30)
-    assert (first.own_begin, first.own_end) == (0, 25)
-    assert (second.begin, second.end) == (20, 50)
+    assert divide([1] * 50, 30) == [(range(30), range(25)), (range(20, 50), range(25, 50))]
 
 
-def test_words_a_line_and_lists_are_the_same(task: Tag, tmp_path: Path) -> None:
-    (tmp_path / "a.tsv").write_text("-DOCSTART-\tO\n\nanna\tB-PER\nsings\tO\n\n\nin\tO\nberlin\tB-LOC\n.\tO")
-    (tmp_path / "a.conll").write_text(
-        "anna NNP B-NP B-PER\nsings VB B-VP O\n\nin IN B-PP O\nberlin NN B-NP B-LOC\n. . O O\n"
-    )
-    (tmp_path / "a.jsonl").write_text(
-        '{"tokens": ["anna", "sings"], "tags": ["B-PER", "O"]}\n'
-        '{"tokens": ["in", "berlin", "."], "tags": ["O", "B-LOC", "O"]}\n'
-    )
-    found = {
-        name: task.read(LabelledInput(str(tmp_path / name), "--train")) for name in ("a.tsv", "a.conll", "a.jsonl")
+def test_words_a_line_and_lists_are_the_same(read: Read) -> None:
+    files = {
+        "a.tsv": "-DOCSTART-\tO\n\nanna\tB-PER\nsings\tO\n\n\nin\tO\nberlin\tB-LOC\n.\tO",
+        "a.conll": "anna NNP B-NP B-PER\nsings VB B-VP O\n\nin IN B-PP O\nberlin NN B-NP B-LOC\n. . O O\n",
+        "a.jsonl": '{"tokens": ["anna", "sings"], "tags": ["B-PER", "O"]}\n'
+        '{"tokens": ["in", "berlin", "."], "tags": ["O", "B-LOC", "O"]}\n',
     }
-    contents = {name: [task.content(example) for example in examples] for name, examples in found.items()}
-    assert contents["a.tsv"] == contents["a.conll"] == contents["a.jsonl"]
+    found = {name: read("tag", name, text)[0] for name, text in files.items()}
+    tsv, conll, jsonl = ([(example.inputs, example.label) for example in each] for each in found.values())
+    assert tsv == conll == jsonl
     assert [example.where.rpartition(" ")[2] for example in found["a.tsv"]] == ["3", "7"]
-    (tmp_path / "c.conll").write_text("10\u00a0000 CD B-NUM\r\na\u2028b NN O\r\n", newline="")
-    (example,) = task.read(LabelledInput(str(tmp_path / "c.conll"), "--train"))
-    assert (example.words, example.tags) == (["10\u00a0000", "a\u2028b"], ["B-NUM", "O"])
-    (tmp_path / "b.tsv").write_text("anna\tO\nlonely\n")
+    (example,) = read("tag", "c.conll", "10\u00a0000 CD B-NUM\r\na\u2028b NN O\r\n")[0]
+    assert (example.inputs["tokens"], example.label) == (["10\u00a0000", "a\u2028b"], ["B-NUM", "O"])
     with pytest.raises(InputError, match="a word has no tag"):
-        task.read(LabelledInput(str(tmp_path / "b.tsv"), "--train"))
+        read("tag", "b.tsv", "anna\tO\nlonely\n")
 
 
-def test_the_first_piece_of_a_word_carries_its_tag(task: Tag, tmp_path: Path) -> None:
+def test_the_first_piece_of_a_word_carries_its_tag(read: Read) -> None:
+    tokenizer = Tokenizer(TOKENS, lowercase=True, strip_accents=None, handle_chinese_chars=True)
+    task = Tag(Settings().resolve("tag", 128), tokenizer)
     # Of a control character the normaliser leaves nothing; the word keeps a place all the same.
-    (tmp_path / "a.jsonl").write_text('{"tokens": ["sings", "\\u0007", "berlin"], "tags": ["O", "O", "B-LOC"]}\n')
-    examples = task.read(LabelledInput(str(tmp_path / "a.jsonl"), "--train"))
-    task.set_labels(examples, [], [])
+    row = {"tokens": ["sings", "\u0007", "berlin"], "tags": ["O", "O", "B-LOC"]}
+    examples, _ = read("tag", "a.jsonl", [row])
+    task.set_labels(examples, [])
     (window,) = task.encode(examples, "train", Counter())
     assert [TOKENS[token] for token in window.input_ids] == ["[CLS]", "sing", "##s", "[UNK]", "ber", "##lin", "[SEP]"]
     assert window.labels["labels"] == [-100, 0, -100, 0, 1, -100, -100]
-    assert task.tags == ["O", "B-LOC", "I-LOC"]
+    assert task.labels == ["O", "B-LOC", "I-LOC"]
     assert window.positions == [(0, 1), (1, 3), (2, 4)]
 
 

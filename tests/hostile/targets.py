@@ -31,11 +31,11 @@ from bert_pretrain.config_file import load_config, preset_paths
 from bert_pretrain.config_keys import dump_yaml
 from bert_pretrain.errors import OutputError
 from bert_pretrain.examples.shards import DataFolder, ShardRecord, damage_of, read_shard
+from bert_pretrain.finetune.answer import Answer
 from bert_pretrain.finetune.classify import Classify
-from bert_pretrain.finetune.inputs import LabelledInput
 from bert_pretrain.finetune.predict import read_unlabelled
-from bert_pretrain.finetune.questions import read_questions
-from bert_pretrain.finetune.row_files import FORMATS, check_rows, write_rows
+from bert_pretrain.finetune.row_files import FORMATS, OF_TASKS, check_rows, write_rows
+from bert_pretrain.finetune.rows import LabelledInput
 from bert_pretrain.finetune.run import HEADS
 from bert_pretrain.finetune.settings import Settings
 from bert_pretrain.finetune.tag import Tag
@@ -50,7 +50,7 @@ from bert_pretrain.report.diagnosis import diagnose
 from bert_pretrain.text import documents
 from bert_pretrain.text.sources import resolve
 from bert_pretrain.text.tokenizer import Tokenizer
-from bert_pretrain.tools.minimal_pairs import read_pairs
+from bert_pretrain.tools.score import read_pairs
 from bert_pretrain.tools.texts import Texts
 from bert_pretrain.train.checkpoint import open_checkpoint
 from bert_pretrain.train.run import train
@@ -333,8 +333,11 @@ def _tables(folder: Path, outputs: Outputs) -> dict[str, Target]:
         "classify.json": (Classify(Settings(), tokenizer).read, _json(ROWS)),
         "classify.tsv": (Classify(Settings(), tokenizer).read, [b"text\tlabel\na\tx\nb\ty\n"]),
         "classify.parquet": (Classify(Settings(), tokenizer).read, [_bytes_of(partial(pq.write_table, tables))]),
-        "answer.json": (read_questions, _json({"data": [{"paragraphs": [paragraph]}]}, [question], cmrc)),
-        "answer.jsonl": (read_questions, _json(question)),
+        "answer.json": (
+            Answer(Settings(), tokenizer).read,
+            _json({"data": [{"paragraphs": [paragraph]}]}, [question], cmrc),
+        ),
+        "answer.jsonl": (Answer(Settings(), tokenizer).read, _json(question)),
         "tag.jsonl": (Tag(Settings(), tokenizer).read, _json(*tagged)),
         "tag.conll": (Tag(Settings(), tokenizer).read, [b"Anna B-PER\nsings O\n\nOslo\tS-LOC\nBonn I-LOC\n"]),
     }
@@ -353,12 +356,9 @@ def _tables(folder: Path, outputs: Outputs) -> dict[str, Target]:
 
 def _rows_to_predict(task: Task, folder: Path, source: LabelledInput) -> None:
     """Read rows as `predict` does, encode them, and write them in every format."""
-    found = read_unlabelled(task, dataclasses.replace(source, flag="INPUT"), skip_empty=True)
-    if not found:
-        return
-    task.encode([example for _, example in found], "input", Counter())
-    rows = [row.values for row, _ in found]
-    for ending in FORMATS:
+    rows, examples = read_unlabelled(task, dataclasses.replace(source, flag="INPUT"), skip_empty=True)
+    task.encode(examples, "input", Counter())
+    for ending in FORMATS.keys() - OF_TASKS:
         with contextlib.suppress(OutputError):
             check_rows(folder / f"rows{ending}", rows)
             write_rows(folder / f"rows{ending}", rows)

@@ -137,7 +137,7 @@ def test_texts_that_the_model_does_not_know_get_a_warning(
     (tmp_path / "greek.txt").write_text("λόγος και μύθος\nάνθρωπος\n", encoding="utf-8")
     embed(bert_folder, [str(tmp_path / "greek.txt")], tmp_path / "v.npy", config=CPU)
     warning = capsys.readouterr().err
-    assert "warning: 100% of the tokens of the texts are unknown, in 2 of 2 texts all of them, [UNK] to" in warning
+    assert "warning: 4 of 4 tokens are [UNK] to the model: 'λόγος'" in warning
 
 
 def test_longer_texts_are_truncated_and_counted(

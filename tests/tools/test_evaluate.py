@@ -49,8 +49,6 @@ CALLS = {
     "tokens without a file": ["--text", "a.txt", "--per-token"],
     "an unknown precision": ["--text", "a.txt", "--precision", "fp8"],
     "tokens of pairs": ["--pairs", "p.jsonl", "--per-token", "--output", "o.jsonl"],
-    "bits of data": ["--data", "d", "--bits"],
-    "a prefix of data": ["--data", "d", "--prefix-field", "p"],
 }
 
 

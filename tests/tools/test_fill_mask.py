@@ -16,7 +16,6 @@ from bert_pretrain.tools.fill_mask import (
     encode_with_masks,
     fill_mask,
     filled,
-    warn_of_unknown_words,
 )
 
 CPU = TrainConfig(device="cpu", precision="fp32")
@@ -92,12 +91,14 @@ def test_the_filled_text_has_the_likeliest_tokens_and_no_hashes() -> None:
         ("ACG NNN [MASK]", "1 of 2", "whole words, and these are none"),
     ],
 )
-def test_unknown_words_of_a_vocabulary_of_words_are_told(text: str, number: str, cause: str) -> None:
+def test_unknown_words_of_a_vocabulary_of_words_are_told(
+    text: str, number: str, cause: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     tokens = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "ACG", "TTG", "CGA"]
     whole = {"whole_words": True, "lowercase": False, "strip_accents": None, "handle_chinese_chars": True}
-    warning = warn_of_unknown_words(text, Tokenizer(tokens, **whole))
-    assert warning is not None
-    assert f"{number} words of the text are unknown" in warning
+    encode_with_masks(text, Tokenizer(tokens, **whole))
+    warning = capsys.readouterr().err
+    assert f"warning: {number} tokens are [UNK] to the model" in warning
     assert cause in warning
 
 
@@ -105,8 +106,8 @@ def test_unknown_characters_are_told_and_known_words_are_not(folder: Path, capsy
     fill_mask(folder, "Die Straße [MASK]", config=CPU)
     captured = capsys.readouterr()
     assert captured.out == ""
-    assert captured.err.startswith("warning: 2 of 2 words of the text are unknown, [UNK] to the model: 'Die', 'Straße'")
-    assert "of another script or language: 'd', 'i', 'e'" in captured.err
+    assert captured.err.startswith("warning: 2 of 2 tokens are [UNK] to the model: 'Die', 'Straße'")
+    assert "characters that the vocabulary does not have: 'd', 'i', 'e'" in captured.err
     fill_mask(folder, "the [MASK] was rivers .", config=CPU)
     assert capsys.readouterr().err == ""
 

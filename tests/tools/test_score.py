@@ -11,7 +11,7 @@ import torch
 from bert_pretrain.config import TrainConfig
 from bert_pretrain.errors import ConfigError, DataError, InputError, OutputError
 from bert_pretrain.tools import score as score_module
-from bert_pretrain.tools.score import BITS, METRICS, NATS, score_pairs, score_texts
+from bert_pretrain.tools.score import METRICS, score_pairs, score_texts
 
 CPU = TrainConfig(device="cpu", precision="fp32")
 
@@ -28,18 +28,18 @@ def short(sentences: list[str], bert_folder: Path) -> list[str]:
 
 @pytest.fixture(scope="module")
 def their_tokens(bert_folder: Path) -> Any:
-    """Score the tokens of a text as the papers describe it: `their_tokens(text, metric, prefix)`."""
+    """Score the tokens of a text as the papers describe it: `their_tokens(text, metric)`."""
     from transformers import AutoTokenizer, BertForMaskedLM
 
     tokenizer = AutoTokenizer.from_pretrained(str(bert_folder))
     model = BertForMaskedLM.from_pretrained(str(bert_folder), attn_implementation="eager").eval()
 
-    def token_scores(text: str, metric: str, prefix: str = "") -> list[float]:
-        encoded = tokenizer(f"{prefix} {text}", return_tensors="pt")
+    def token_scores(text: str, metric: str) -> list[float]:
+        encoded = tokenizer(text, return_tensors="pt")
         ids = encoded["input_ids"][0]
         tokens = tokenizer.convert_ids_to_tokens(ids)
         scores = []
-        for place in range(1 + len(tokenizer.tokenize(prefix)), len(ids) - 1):
+        for place in range(1, len(ids) - 1):
             masked = ids.clone()
             masked[place] = tokenizer.mask_token_id
             after = place + 1
@@ -85,7 +85,7 @@ def test_pairs_are_judged_by_their_scores(bert_folder: Path, short: list[str], t
 GOOD = '{"sentence_good": "the one", "sentence_bad": "one the"}'
 MISTAKES = {
     "field missing": (f'{GOOD}\n{{"sentence_good": "the"}}\n', "no text in 'sentence_bad'", "line 2"),
-    "empty sentence": ('\n{"sentence_good": " ", "sentence_bad": "the"}\n', "is empty", "line 2"),
+    "empty sentence": ('\n{"sentence_good": " ", "sentence_bad": "the"}\n', "no text in 'sentence_good'", "line 2"),
     "not JSON": (f"{GOOD}\n{GOOD}\nthe\n", "not JSON", "line 3"),
     "no object": ("[1]\n", "not an object", "record 1"),
     "too long": (f'{GOOD}\n{{"sentence_good": "the", "sentence_bad": "{"the " * 50}"}}', "52 tokens", "line 2"),
@@ -134,7 +134,7 @@ def test_what_cannot_be_scored_is_refused(bert_folder: Path, vocab_folder: Path,
 
 
 @pytest.mark.parametrize("metric", METRICS)
-def test_tokens_have_the_scores_of_a_plain_loop_given_the_prefix_in_nats_or_bits(
+def test_tokens_have_the_scores_of_a_plain_loop(
     bert_folder: Path,
     short: list[str],
     their_tokens: Any,
@@ -143,68 +143,21 @@ def test_tokens_have_the_scores_of_a_plain_loop_given_the_prefix_in_nats_or_bits
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(score_module, "DECODED_ROWS", 3)
-    prefixes = ["", *(text.partition(" ")[0] for text in short[:-1])]
-    rows = [{"before": prefix, "text": text} for prefix, text in zip(prefixes, short, strict=True)]
-    (tmp_path / "a.jsonl").write_text("\n".join(map(json.dumps, rows)) + "\n")
-    figures: dict[str, Any] = {}
-    for name, unit in (("nats", NATS), ("bits", BITS)):
-        options: dict[str, Any] = {"metric": metric, "prefix_field": "before", "per_token": True, "unit": unit}
-        options["batch_tokens"] = 100
-        figures[name] = score_texts(
-            bert_folder, [str(tmp_path / "a.jsonl")], config=CPU, output=tmp_path / f"{name}.jsonl", **options
-        )
-    written = ((tmp_path / f"{name}.jsonl").read_text().splitlines() for name in figures)
-    nats, bits = ([json.loads(line) for line in lines] for lines in written)
+    (tmp_path / "a.jsonl").write_text("\n".join(json.dumps({"text": text}) for text in short) + "\n")
+    options: dict[str, Any] = {"metric": metric, "per_token": True, "batch_tokens": 100, "output": tmp_path / "s.jsonl"}
+    metrics = score_texts(bert_folder, [str(tmp_path / "a.jsonl")], config=CPU, **options)
+    records = [json.loads(line) for line in (tmp_path / "s.jsonl").read_text().splitlines()]
     total = 0.0
-    for row, one, other in zip(rows, nats, bits, strict=True):
-        expected = their_tokens(row["text"], metric, row["before"])
+    for text, record in zip(short, records, strict=True):
+        expected = their_tokens(text, metric)
         total += sum(expected)
-        assert one["token_plls"] == pytest.approx(expected, abs=1e-4)
-        assert one["pll"] == pytest.approx(sum(expected), abs=1e-4)
-        assert (one["prefix"], one["text"]) == (row["before"], row["text"])
-        assert one["tokens"] == len(one["token_texts"]) == len(expected)
-        assert other["token_plls_bits"] == pytest.approx([score / math.log(2) for score in expected], abs=1e-4)
-        assert other["pll_per_token_bits"] == pytest.approx(sum(expected) / len(expected) / math.log(2), abs=1e-4)
-        assert "pll" not in other
-    assert figures["bits"]["pll_bits"] == pytest.approx(total / math.log(2), abs=1e-3)
-    tokens = sum(record["tokens"] for record in nats)
-    assert (figures["nats"]["texts"], figures["nats"]["tokens"]) == (len(short), tokens)
-    assert figures["nats"]["pll"] == pytest.approx(total, abs=1e-3)
-    assert figures["nats"]["pseudo_perplexity"] == pytest.approx(math.exp(-total / tokens), rel=1e-4)
-    assert figures["bits"]["pseudo_perplexity"] == figures["nats"]["pseudo_perplexity"]
-    assert nats[1]["token_texts"][0] == short[1].partition(" ")[0].lower()
-
-
-def test_pairs_are_judged_given_their_prefix(bert_folder: Path, short: list[str], theirs: Any, tmp_path: Path) -> None:
-    prefix, pairs = "the value", list(zip(short[:4], short[4:8], strict=True))
-    records = [{"before": prefix, "sentence_good": good, "sentence_bad": bad} for good, bad in pairs]
-    (tmp_path / "pairs.jsonl").write_text("\n".join(map(json.dumps, records)) + "\n")
-    score_pairs(
-        bert_folder,
-        [str(tmp_path / "pairs.jsonl")],
-        config=CPU,
-        prefix_field="before",
-        unit=BITS,
-        output=tmp_path / "s.jsonl",
-    )
-    for (good, bad), line in zip(pairs, (tmp_path / "s.jsonl").read_text().splitlines(), strict=True):
-        record = json.loads(line)
-        expected = [theirs(text, "original", prefix) / math.log(2) for text in (good, bad)]
-        assert [record["pll_good_bits"], record["pll_bad_bits"]] == pytest.approx(expected, abs=1e-4)
-        assert record["prefix"] == prefix
-
-
-def test_prefixes_that_do_not_fit_are_refused(bert_folder: Path, tmp_path: Path) -> None:
-    def attempt(name: str, content: str, what: str, where: str) -> None:
-        (tmp_path / name).write_text(content)
-        score = score_pairs if name == "pairs.jsonl" else score_texts
-        with pytest.raises(InputError, match=what) as refused:
-            score(bert_folder, [str(tmp_path / name)], config=CPU, prefix_field="before")
-        assert refused.value.where.endswith(where)
-
-    attempt("a.txt", "the one\n", "lines of .txt have no fields", "a.txt")
-    attempt("a.jsonl", '{"text": "the one"}\n', "no field 'before'", "line 1")
-    attempt(
-        "b.jsonl", json.dumps({"text": "the one", "before": "the " * 38}) + "\n", "42 tokens, the model 40", "record 1"
-    )
-    attempt("pairs.jsonl", GOOD + "\n", "no text in 'before'", "line 1")
+        assert record["token_plls"] == pytest.approx(expected, abs=1e-4)
+        assert record["pll"] == pytest.approx(sum(expected), abs=1e-4)
+        assert record["pll_per_token"] == pytest.approx(sum(expected) / len(expected), abs=1e-4)
+        assert record["text"] == text
+        assert record["tokens"] == len(record["token_texts"]) == len(expected)
+    tokens = sum(record["tokens"] for record in records)
+    assert (metrics["texts"], metrics["tokens"]) == (len(short), tokens)
+    assert metrics["pll"] == pytest.approx(total, abs=1e-3)
+    assert metrics["pseudo_perplexity"] == pytest.approx(math.exp(-total / tokens), rel=1e-4)
+    assert records[0]["token_texts"][0] == short[0].partition(" ")[0].lower()

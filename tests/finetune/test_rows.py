@@ -10,8 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from bert_pretrain.errors import ConfigError, InputError
-from bert_pretrain.finetune.inputs import LabelledInput
-from bert_pretrain.finetune.tables import read_rows
+from bert_pretrain.finetune.rows import LabelledInput, read_rows
 from bert_pretrain.text.hub_datasets import VALIDATION
 
 ROWS = [{"text": 'NA, "quoted"', "label": "007"}, {"text": "null", "label": "None"}, {"text": "天气", "label": "1.0"}]
