@@ -91,13 +91,14 @@ class Examples:
 
     def columns(self) -> dict[str, np.ndarray]:
         """Return every array by name; examples are equal if these are."""
+        masks = self.masks
         columns: dict[str, np.ndarray | None] = {
             "input_ids": self.input_ids,
             "offsets": self.offsets,
             "segment_b_start": self.segment_b_start,
-            "masked_lm_positions": self.masks and self.masks.positions,
-            "masked_lm_ids": self.masks and self.masks.original_ids,
-            "masked_offsets": self.masks and self.masks.offsets,
+            "masked_lm_positions": None if masks is None else masks.positions,
+            "masked_lm_ids": None if masks is None else masks.original_ids,
+            "masked_offsets": None if masks is None else masks.offsets,
             "next_sentence_label": self.next_sentence_label,
             "starts_word": self.starts_word,
         }

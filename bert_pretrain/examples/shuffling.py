@@ -20,7 +20,7 @@ OPEN_SHARDS = 4
 
 Rows = tuple[Examples, np.ndarray]
 """A shard, and the chosen rows of it."""
-Key, Value = TypeVar("Key"), TypeVar("Value")
+Value = TypeVar("Value")
 
 
 class ShuffledExamples:
@@ -82,7 +82,7 @@ class ShuffledExamples:
         return _remembered(self._shards, (0 if self._tokenizer is None else epoch, shard), read)
 
 
-def _remembered(last: dict[Key, Value], key: Key, make: Callable[[], Value]) -> Value:
+def _remembered(last: dict[tuple[int, int], Value], key: tuple[int, int], make: Callable[[], Value]) -> Value:
     """Return the value of a key; those of the last few keys are kept, others are made."""
     while key not in last and len(last) >= OPEN_SHARDS:
         del last[next(iter(last))]

@@ -165,7 +165,10 @@ def make_plan(
     tokens = np.array([counts["tokens"] for counts in inputs], dtype=np.int64) - plan.tokens_by_input(plan.left_out)
     tokens_held_out = plan.tokens_by_input(held_out[~plan.is_left_out(held_out)])
     of_splits = {"train": int((tokens - tokens_held_out).sum()), "validation": int(tokens_held_out.sum())}
-    by_copy = {"train": plan.tokens_by_copy(tokens - tokens_held_out), "validation": [of_splits["validation"]]}
+    by_copy: dict[str, list[float]] = {
+        "train": plan.tokens_by_copy(tokens - tokens_held_out),
+        "validation": [of_splits["validation"]],
+    }
     shards = {
         split: tuple(max(1, round(each / plan.max_tokens / config.examples_per_shard)) for each in tokens_of_copies)
         for split, tokens_of_copies in by_copy.items()
