@@ -15,9 +15,8 @@ from torch.utils.checkpoint import checkpoint
 
 from bert_pretrain import rng
 from bert_pretrain.config import ModelConfig
-from bert_pretrain.model.attention import Layout, attend_padded, attend_varlen, layout_of
+from bert_pretrain.model.attention import Layout, attend_padded, attend_varlen, gelu_of, layout_of, three_outputs
 from bert_pretrain.model.dropout import Dropout
-from bert_pretrain.model.linear import gelu_of, three_outputs
 
 
 def normalized(norm: nn.LayerNorm, hidden: Tensor) -> Tensor:

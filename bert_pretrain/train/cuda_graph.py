@@ -7,6 +7,7 @@ micro-batch holds gets a tail. Traced, and run without a capture; never captured
 
 from collections.abc import Callable, Iterable
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -36,7 +37,8 @@ class StepGraphs:
     def __init__(self, model: BertForPreTraining, optimizers: Optimizers, dtype: torch.dtype) -> None:
         self._model, self._optimizers = model, optimizers
         device = model.mlm_head.bias.device
-        self._peak, self._pool = peak_flops(device, dtype), None
+        self._peak = peak_flops(device, dtype)
+        self._pool: Any = None
         self._counts = torch.zeros(2, dtype=hardware.figures_dtype(device), device=device)
         self._rate = torch.zeros((), device=device)
         self._graphs: dict[tuple[object, ...], tuple[Batch, Callable[[], None]] | None] = {}
