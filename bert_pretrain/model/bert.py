@@ -59,7 +59,8 @@ class SelfAttention(nn.Module):
         num_tokens = hidden.shape[0]
         if self.backend == "varlen":
             parts = three_outputs(hidden, self.query_key_value)
-            context = attend_varlen(*(part.view(num_tokens, self.num_heads, -1) for part in parts), layout)
+            query, key, value = (part.view(num_tokens, self.num_heads, -1) for part in parts)
+            context = attend_varlen(query, key, value, layout)
         else:
             query_key_value = self.query_key_value(hidden).view(num_tokens, 3, self.num_heads, -1)
             context = attend_padded(query_key_value, layout, self.dropout if self.training else 0.0)

@@ -6,7 +6,6 @@ micro-batch holds gets a tail. Traced, and run without a capture; never captured
 """
 
 from collections.abc import Callable, Iterable
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -68,7 +67,7 @@ class StepGraphs:
 
     def _captured(self, compute: Compute, given: Batch) -> tuple[Batch, Callable[[], None]] | None:
         """Return the static inputs of a shape and the launch of its graph, or None where capturing fails."""
-        inputs = replace(given, **{name: tensor.clone() for name, tensor in given.tensors().items()})
+        inputs = given.with_tensors(Tensor.clone)
         for optimizer in self._optimizers:
             for group in optimizer.param_groups:
                 group["capturable"] = True  # PyTorch's AdamW asks for the word
