@@ -15,9 +15,8 @@ from torch.utils.checkpoint import checkpoint
 
 from bert_pretrain import rng
 from bert_pretrain.config import ModelConfig
-from bert_pretrain.model.attention import Layout, attend_padded, attend_varlen, layout_of
+from bert_pretrain.model.attention import Layout, attend_padded, attend_varlen, gelu_of, layout_of, three_outputs
 from bert_pretrain.model.dropout import Dropout
-from bert_pretrain.model.linear import gelu_of, three_outputs
 
 
 def normalized(norm: nn.LayerNorm, hidden: Tensor) -> Tensor:
@@ -60,7 +59,8 @@ class SelfAttention(nn.Module):
         num_tokens = hidden.shape[0]
         if self.backend == "varlen":
             parts = three_outputs(hidden, self.query_key_value)
-            context = attend_varlen(*(part.view(num_tokens, self.num_heads, -1) for part in parts), layout)
+            query, key, value = (part.view(num_tokens, self.num_heads, -1) for part in parts)
+            context = attend_varlen(query, key, value, layout)
         else:
             query_key_value = self.query_key_value(hidden).view(num_tokens, 3, self.num_heads, -1)
             context = attend_padded(query_key_value, layout, self.dropout if self.training else 0.0)

@@ -49,18 +49,19 @@ class Batch:
     def to(self, device: torch.device) -> "Batch":
         """Return this batch on a device; from pinned memory the copy to CUDA does not block."""
         # Elsewhere (mps) a copy that does not block may read memory that is reused meanwhile.
-        return self._with_tensors(lambda tensor: tensor.to(device, non_blocking=device.type == "cuda"))
+        return self.with_tensors(lambda tensor: tensor.to(device, non_blocking=device.type == "cuda"))
 
     def pin_memory(self) -> "Batch":
         """Return this batch in page-locked memory, from which CUDA copies in the background."""
-        return self._with_tensors(Tensor.pin_memory)
+        return self.with_tensors(Tensor.pin_memory)
 
     def tensors(self) -> dict[str, Tensor]:
         """Return the tensors by their fields' names."""
         values = {field.name: getattr(self, field.name) for field in fields(self)}
         return {name: value for name, value in values.items() if isinstance(value, Tensor)}
 
-    def _with_tensors(self, change: Callable[[Tensor], Tensor]) -> "Batch":
+    def with_tensors(self, change: Callable[[Tensor], Tensor]) -> "Batch":
+        """Return this batch with other tensors."""
         changes: dict[str, Any] = {name: change(tensor) for name, tensor in self.tensors().items()}
         return replace(self, **changes)
 

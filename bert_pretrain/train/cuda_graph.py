@@ -6,7 +6,7 @@ micro-batch holds gets a tail. Traced, and run without a capture; never captured
 """
 
 from collections.abc import Callable, Iterable
-from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -36,7 +36,8 @@ class StepGraphs:
     def __init__(self, model: BertForPreTraining, optimizers: Optimizers, dtype: torch.dtype) -> None:
         self._model, self._optimizers = model, optimizers
         device = model.mlm_head.bias.device
-        self._peak, self._pool = peak_flops(device, dtype), None
+        self._peak = peak_flops(device, dtype)
+        self._pool: Any = None
         self._counts = torch.zeros(2, dtype=hardware.figures_dtype(device), device=device)
         self._rate = torch.zeros((), device=device)
         self._graphs: dict[tuple[object, ...], tuple[Batch, Callable[[], None]] | None] = {}
@@ -66,7 +67,7 @@ class StepGraphs:
 
     def _captured(self, compute: Compute, given: Batch) -> tuple[Batch, Callable[[], None]] | None:
         """Return the static inputs of a shape and the launch of its graph, or None where capturing fails."""
-        inputs = replace(given, **{name: tensor.clone() for name, tensor in given.tensors().items()})
+        inputs = given.with_tensors(Tensor.clone)
         for optimizer in self._optimizers:
             for group in optimizer.param_groups:
                 group["capturable"] = True  # PyTorch's AdamW asks for the word

@@ -87,7 +87,7 @@ def make_state(
 
 def fake_batch(mode: FakeTensorMode, batch: Batch) -> Batch:
     """Return a real micro-batch with fake tensors, still on the CPU."""
-    return batch._with_tensors(mode.from_tensor)
+    return batch.with_tensors(mode.from_tensor)
 
 
 def fake_global_batch(mode: FakeTensorMode, batch: GlobalBatch) -> GlobalBatch:

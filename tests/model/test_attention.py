@@ -5,8 +5,10 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from torch import nn
 
 from bert_pretrain.errors import ConfigError
+from bert_pretrain.model import attention
 from bert_pretrain.model.attention import attend_padded, attend_varlen, choose_attention, layout_of
 from bert_pretrain.model.dropout import Dropout, dropout
 
@@ -129,3 +131,17 @@ def test_attention_with_dropout_is_that_without_it_on_average() -> None:
     assert (draws[0] - draws[1]).abs().max() > 0.1
     # Each draw's error is of the size of the values; their mean's is a thirtieth of it.
     torch.testing.assert_close(draws.mean(dim=0), plain, atol=0.14, rtol=0)
+
+
+@pytest.mark.parametrize("with_gelu", [True, False])
+def test_outputs_and_gradients_of_summed_layers_are_those_of_autograd(with_gelu: bool) -> None:
+    torch.manual_seed(0)
+    linear, hidden = nn.Linear(16, 48), torch.randn(3 * attention.BLOCK_ROWS, 16, requires_grad=True)
+    found = attention._apply(hidden, linear, with_gelu)
+    expected = (attention.gelu_of(hidden, linear),) if with_gelu else attention.three_outputs(hidden, linear)
+    torch.testing.assert_close(found, tuple(expected))
+    directions = [torch.randn_like(part) for part in expected]
+    inputs = (hidden, linear.weight, linear.bias)
+    torch.testing.assert_close(
+        torch.autograd.grad(found, inputs, directions), torch.autograd.grad(expected, inputs, directions)
+    )
