@@ -59,7 +59,7 @@ class Inspection:
     @property
     def demands(self) -> dict[str, str]:
         """What each check demands that applies."""
-        return {name: demand(name, self.folder.config, self.tokenizer) for name in self.failures}
+        return {name: demand(name, self.folder.config) for name in self.failures}
 
     @property
     def failed(self) -> list[str]:
