@@ -122,7 +122,8 @@ def decompress(raw: BinaryIO, location: str) -> BinaryIO:
     if location.endswith(".zst"):
         import pyarrow as pa
 
-        return stream_of(raw, iter(partial(pa.CompressedInputStream(raw, "zstd").read, _BLOCK_BYTES), b""))
+        stream = pa.CompressedInputStream(raw, "zstd")  # which closes `raw` when nothing holds it any more
+        return stream_of(stream, iter(partial(stream.read, _BLOCK_BYTES), b""))
     return raw
 
 
