@@ -201,7 +201,6 @@ MISTAKES = {
     ),
     # models
     "a model that is neither here nor on the Hub": ("fill-mask nosuch/model [MASK]", "MODEL"),
-    "a prefix of lines": ("evaluate bert --text a.txt --prefix-field p", "a.txt"),
     "tokens without a file": ("evaluate bert --text a.txt --per-token", "--per-token"),
     "no model": ("fill-mask nosuch [MASK]", "MODEL"),
     "no [MASK]": ("fill-mask bert word", "TEXT"),

@@ -3,12 +3,8 @@
 import dataclasses
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from bert_pretrain.errors import ConfigError
-
-if TYPE_CHECKING:  # pydantic would make --help slower
-    from bert_pretrain.config import TextField
 
 TASKS = ("classify", "tag", "answer")
 FORMATS = ("csv", "tsv", "json", "jsonl", "parquet", "conll")
@@ -52,7 +48,7 @@ class Settings:
     baselines: bool = False
     """Whether the same network is fine-tuned untrained, too."""
     seed: int = 42
-    text_field: "TextField" = "text"
+    text_field: str | tuple[str, ...] = "text"
     pair_field: str | None = None
     label_field: str = "label"
     regression: bool = False

@@ -162,7 +162,7 @@ def test_a_stopped_run_goes_on_and_rebuilds_a_shard_that_was_damaged(
         run.process.send_signal(number)
         run.process.wait(timeout=180)
     assert word in run.finish(code)[1]
-    damaged = sorted(output.glob("train/[0-9]*.parquet"))[3]
+    damaged = sorted(output.glob("train/[0-9]*.parquet"))[0]  # the signal may come before the last ones are recorded
     flip_a_byte(damaged)
     stdout = finish_and_check(texts, vocab_folder, output, reference)
     assert f"train/{damaged.name} is damaged" in stdout
