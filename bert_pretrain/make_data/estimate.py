@@ -106,17 +106,9 @@ def estimate(config: Config, sources: Sequence[Source], tokenizer: Tokenizer, *,
         chosen = [examined(source, data, whole_words=tokenizer.whole_words) for source in chosen]
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        samples, shares = [], []
-        for number, source in enumerate(progress_bar(chosen, desc="sample", unit="input")):
-            sample, share = sample_source(source, folder / f"{number}.txt", int(sizes[number]), data)
-            samples.append(sample)
-            shares.append(share / source.fraction)
-        scales = others / np.array(shares)
-        seconds = []  # of the first time and of a second time, when all words are known
-        for number in (1, 0):
-            begin = time.process_time()
-            shard = write_store_shard(samples, store_shard_folder(folder, number), tokenizer, data)
-            seconds.append(time.process_time() - begin)
+        samples, shares = _samples(folder, chosen, sizes, data)
+        scales = others / shares
+        shard, seconds = _store(folder, samples, tokenizer, data)
         counts = shard["parts"]
         tokens = np.array([each["tokens"] for each in counts])
         if not tokens.sum():
@@ -164,6 +156,33 @@ def estimate(config: Config, sources: Sequence[Source], tokenizer: Tokenizer, *,
         worker_bytes=max(_INGEST_BYTES, _BUILD_BYTES + _BUILD_BYTES_PER_TOKEN * per_shard),
         copies=data.dupe_factor,
     )
+
+
+def _samples(
+    folder: Path, sources: Sequence[Source], sizes: np.ndarray, config: DataConfig
+) -> tuple[list[ByteRange], np.ndarray]:
+    """Read samples of so many bytes; returns them, and which share of its source's text each is."""
+    samples, shares = [], []
+    for number, source in enumerate(progress_bar(sources, desc="sample", unit="input")):
+        sample, share = sample_source(source, folder / f"{number}.txt", int(sizes[number]), config)
+        samples.append(sample)
+        shares.append(share / source.fraction)
+    return samples, np.array(shares)
+
+
+def _store(
+    folder: Path, samples: Sequence[ByteRange], tokenizer: Tokenizer, config: DataConfig
+) -> tuple[dict[str, Any], list[float]]:
+    """Write the samples' store shard; returns its record, and the seconds of a first and of a second time.
+
+    The second time all words are known.
+    """
+    seconds = []
+    for number in (1, 0):
+        begin = time.process_time()
+        shard = write_store_shard(samples, store_shard_folder(folder, number), tokenizer, config)
+        seconds.append(time.process_time() - begin)
+    return shard, seconds
 
 
 def _unknown_characters(parts: Sequence[ByteRange], tokenizer: Tokenizer, config: DataConfig) -> str:

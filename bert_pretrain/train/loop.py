@@ -65,10 +65,7 @@ def fit(
             try:
                 _step(run, state, batch, progress.step, rate, graphs)
             except DoesNotFit as error:
-                if graphs is None or not graphs.drop():
-                    _halve_micro_batches(run, data, error)
-                if run.device.type == "cuda":
-                    torch.cuda.empty_cache()
+                _make_room(run, data, graphs, error)
                 batches.close()
                 batches.start(data.batches(progress.step, run.length.steps))
                 continue
@@ -173,8 +170,11 @@ def _save(
         raise reason
 
 
-def _halve_micro_batches(run: ResolvedRun, data: TrainingData, error: DoesNotFit) -> None:
-    """Make room for the same step; several ranks would have to agree."""
+def _make_room(run: ResolvedRun, data: TrainingData, graphs: StepGraphs | None, error: DoesNotFit) -> None:
+    """Give back the memory of CUDA graphs, or halve the micro-batches; several ranks would have to agree on that."""
+    if graphs is not None and graphs.drop():
+        torch.cuda.empty_cache()
+        return
     if run.dist_context.size > 1 or run.config.train.micro_batch_tokens != "auto":
         raise ConfigError(
             f"micro-batches of {data.micro_batch_tokens:,} tokens do not fit into the memory of the device",
@@ -182,6 +182,8 @@ def _halve_micro_batches(run: ResolvedRun, data: TrainingData, error: DoesNotFit
             remedy=f"set it to {data.micro_batch_tokens // 2}, and run the same command again",
         ) from error
     data.halve_micro_batches()
+    if run.device.type == "cuda":
+        torch.cuda.empty_cache()
     print(f"memory does not suffice: micro-batches of {data.micro_batch_tokens:,} tokens from now on")
 
 
