@@ -19,6 +19,7 @@ from scipy.optimize import least_squares
 from bert_pretrain.plan import law
 from bert_pretrain.plan.facts import Size
 from bert_pretrain.plan.law import Curve
+from bert_pretrain.report.use import VOCAB_POWER, VOCAB_SIZE
 
 RUNS = Path(__file__).with_name("measured_runs.jsonl")
 START = Curve(2.4, 0.3, 0.25, 50.0, 0.0)
@@ -41,7 +42,8 @@ def batch_of(row: Row) -> int:
 def loss_of(curve: Curve, row: Row) -> float:
     """Return the loss of a run by the law."""
     weights, tokens = size_of(row).weights / 1e6, row["tokens"] / 1e6
-    return curve.loss(weights, tokens, row["steps"], row["tokens"] / row["steps"])
+    loss = curve.loss(weights, tokens, row["steps"], row["tokens"] / row["steps"])
+    return loss * (row["vocab_size"] / VOCAB_SIZE) ** VOCAB_POWER
 
 
 def fits(rows: Sequence[Row]) -> dict[str, Curve]:
@@ -65,6 +67,16 @@ def fit(rows: Sequence[Row], start: Curve, names: tuple[str, ...]) -> Curve:
     least = [math.log(LEAST_FLOOR) if name == "floor" else -np.inf for name in names]
     found = least_squares(ratios, first, diff_step=1e-3, bounds=(least, np.inf)).x
     return curve(found, spread=round(float(np.abs(np.expm1(ratios(found))).max()), 4))
+
+
+def vocab_power(rows: Sequence[Row], curve: Curve) -> float:
+    """Return the power of the vocabulary's size by which the losses of other vocabularies are as the curve says."""
+    found = []
+    for row in rows:
+        if row["vocab_size"] != VOCAB_SIZE:
+            size = math.log(row["vocab_size"] / VOCAB_SIZE)
+            found.append(VOCAB_POWER + math.log(row["mlm_loss"] / loss_of(curve, row)) / size)
+    return float(np.mean(found))
 
 
 def left_out(rows: Sequence[Row]) -> list[tuple[str, Row, float, bool]]:
@@ -105,6 +117,7 @@ def main() -> None:
     curves = fits(rows)
     for language, curve in curves.items():
         print(f'"{language}": {curve}')
+    print(f"power of the vocabulary's size: {vocab_power(_of(rows, 'en'), curves['en']):.3f}")
     forecasts = left_out(rows)
     for name, row, loss, inside in forecasts:
         verdict = "inside" if inside else "OUTSIDE"

@@ -20,7 +20,12 @@ def test_the_constants_are_what_the_script_fits(language: str) -> None:
 def test_every_measured_run_is_in_its_expected_range(run: dict[str, Any]) -> None:
     size, tokens = fit_law.size_of(run), run["tokens"] / 1e6
     expected = law.forecast(
-        size, law.VOCAB_SIZE, tokens, 1.0, is_chinese=run["language"] == "zh", batch_tokens=run["tokens"] / run["steps"]
+        size,
+        run["vocab_size"],
+        tokens,
+        1.0,
+        is_chinese=run["language"] == "zh",
+        batch_tokens=run["tokens"] / run["steps"],
     )
     assert expected.mlm_loss[0] <= run["mlm_loss"] <= expected.mlm_loss[1]
     if run["nsp_accuracy"] is not None:
