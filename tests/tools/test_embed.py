@@ -14,7 +14,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from bert_pretrain.config import TrainConfig
-from bert_pretrain.errors import ConfigError, DataError, InputError, OutputError, UserError
+from bert_pretrain.errors import ConfigError, DataError, InputError
 from bert_pretrain.tools import texts as texts_module
 from bert_pretrain.tools.embed import POOLINGS, embed
 from bert_pretrain.tools.texts import Texts
@@ -167,35 +167,6 @@ def test_empty_texts_are_left_out_or_refused_by_row_and_leave_the_file_of_before
     embed(bert_folder, [str(path)], tmp_path / "v.parquet", config=CPU, skip_empty=True)
     assert read(tmp_path / "v.parquet")["row"] == [1, 3]
     assert "1 empty texts" in capsys.readouterr().out
-
-
-CHOICES: dict[str, tuple[dict[str, Any], type[UserError], str]] = {
-    "unknown ending": ({"output": "v.jsonl"}, ConfigError, "--output"),
-    "tokens as a matrix": ({"output": "v.npy", "level": "token"}, ConfigError, "--output"),
-    "level": ({"level": "word"}, ConfigError, "--level"),
-    "pooled tokens": ({"level": "token", "pooling": "cls"}, ConfigError, "--pooling"),
-    "unknown pooling": ({"pooling": "max"}, ConfigError, "--pooling"),
-    "too long": ({"max_length": 41}, ConfigError, "--max-length"),
-    "input as output": ({"input": "in.parquet", "output": "in.parquet"}, OutputError, "--output"),
-    "other field": ({"text_field": "body"}, InputError, "in.jsonl: line 1"),
-}
-
-
-@pytest.mark.parametrize(("choice", "kind", "where"), CHOICES.values(), ids=CHOICES)
-def test_choices_that_do_not_fit_are_refused(
-    bert_folder: Path, tmp_path: Path, choice: dict[str, Any], kind: type[UserError], where: str
-) -> None:
-    source = tmp_path / choice.get("input", "in.jsonl")
-    if source.suffix == ".parquet":
-        pq.write_table(pa.table({"text": ["the"]}), source)
-    else:
-        source.write_text('{"text": "the"}\n')
-    output = tmp_path / choice.get("output", "v.parquet")
-    options = {name: value for name, value in choice.items() if name not in ("input", "output")}
-    with pytest.raises(kind) as refused:
-        embed(bert_folder, [str(source)], output, config=CPU, **options)
-    assert where in refused.value.where
-    assert list(tmp_path.iterdir()) == [source]
 
 
 def test_models_that_do_not_fit_are_refused(
