@@ -213,7 +213,7 @@ MISTAKES = {
     "no weights": ("fill-mask bert-weights [MASK]", "MODEL"),
     "cut weights of our own": ("fill-mask bert-sealed [MASK]", "MODEL"),
     "nothing to evaluate": ("evaluate bert", "MODEL"),
-    "two things to evaluate": ("evaluate bert --text a.txt --pairs bad.jsonl", ""),
+    "two things to evaluate": ("evaluate bert --text a.txt --pairs bad.jsonl", "MODEL"),
     "metric of data": ("evaluate bert --data data --metric original", "--metric"),
     "empty pairs": ("evaluate bert --pairs bad.jsonl --skip-empty", "--skip-empty"),
     "tokens of pairs": ("evaluate bert --pairs bad.jsonl --per-token --output o.jsonl", "--per-token"),
@@ -236,6 +236,7 @@ MISTAKES = {
     "broken metrics": ("report run --output c.png", "metrics.jsonl:1"),
     # fine-tuning
     "no such task": ("finetune translate bert --train rows.jsonl --output o", "TASK"),
+    "rows for another architecture": ("finetune classify bert-gpt --train rows.jsonl --output o", "config.json"),
     "missing rows": ("finetune classify bert --train missing.csv --output o", "missing.csv"),
     "rows of unknown ending": ("finetune classify bert --train a.pdf --output o", "a.pdf"),
     "no such format of rows": ("finetune classify bert --train rows.jsonl --output o --format xml", "--format"),

@@ -2,9 +2,7 @@
 
 import json
 import os
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 from transformers import Trainer
@@ -15,6 +13,7 @@ from bert_pretrain.finetune.settings import Settings
 from bert_pretrain.finetune.training import last_checkpoint
 from bert_pretrain.io import manifest
 from bert_pretrain.io.files import seal_folder
+from tests.finetune.conftest import reviews, write_rows
 
 
 def make_checkpoint(folder: Path, step: int, best: int) -> Path:
@@ -62,8 +61,6 @@ def test_a_damaged_result_is_not_up_to_date(tmp_path: Path, name: str, left: int
 @pytest.mark.parametrize("name", ["model.safetensors", "optimizer.pt"])
 def test_a_damaged_checkpoint_is_one_message_and_overwrite_starts_over(
     toy_model: Path,
-    reviews: Callable[[int, int], list[dict[str, Any]]],
-    as_jsonl: Callable[[Path, list[dict[str, Any]]], str],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     name: str,
@@ -73,7 +70,7 @@ def test_a_damaged_checkpoint_is_one_message_and_overwrite_starts_over(
         os.truncate(path, path.stat().st_size - 8)
         raise KeyboardInterrupt
 
-    call = {"train": as_jsonl(tmp_path / "a.jsonl", reviews(40, 1)), "output": tmp_path / "out"}
+    call = {"train": write_rows(tmp_path / "a.jsonl", reviews(40, 1)), "output": tmp_path / "out"}
     settings = Settings(epochs=1, batch_size=8, max_length=16, dropout=0.1)
     monkeypatch.setattr(Trainer, "_load_best_model", killed)
     with pytest.raises(KeyboardInterrupt):

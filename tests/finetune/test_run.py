@@ -26,6 +26,7 @@ from bert_pretrain.finetune.run import finetune
 from bert_pretrain.finetune.settings import Settings
 from bert_pretrain.finetune.training import last_checkpoint, open_network
 from bert_pretrain.text.tokenizer import Tokenizer
+from tests.finetune.conftest import peer_of, questions, reviews, tagged_sentences, write_rows
 
 FAST = {"learning_rate": (3e-3,), "dropout": 0.1, "batch_size": 16}
 
@@ -33,13 +34,6 @@ FAST = {"learning_rate": (3e-3,), "dropout": 0.1, "batch_size": 16}
 def results(folder: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     lines = (folder / "predictions.jsonl").read_text(encoding="utf-8").splitlines()
     return json.loads((folder / "metrics.json").read_text()), [json.loads(line) for line in lines]
-
-
-def peer_of(folder: Path, kind: str) -> tuple[Any, Any]:
-    model, info = getattr(transformers, f"AutoModelFor{kind}").from_pretrained(folder, output_loading_info=True)
-    assert not info["missing_keys"]
-    assert not info["unexpected_keys"]
-    return model.eval(), transformers.AutoTokenizer.from_pretrained(folder)
 
 
 def predicted(folder: Path, source: str, column: str) -> list[Any]:
@@ -50,12 +44,12 @@ def predicted(folder: Path, source: str, column: str) -> list[Any]:
 
 
 @pytest.fixture(scope="module")
-def classifier(tmp_path_factory: pytest.TempPathFactory, toy_model: Path, reviews, as_jsonl) -> dict[str, Any]:
+def classifier(tmp_path_factory: pytest.TempPathFactory, toy_model: Path) -> dict[str, Any]:
     """A finished classification, and the call that made it."""
     place = tmp_path_factory.mktemp("classifier")
     call = {
-        "train": as_jsonl(place / "train.jsonl", reviews(200, 1)),
-        "test": as_jsonl(place / "test.jsonl", reviews(60, 2)),
+        "train": write_rows(place / "train.jsonl", reviews(200, 1)),
+        "test": write_rows(place / "test.jsonl", reviews(60, 2)),
         "output": place / "out",
         "settings": Settings(**FAST, epochs=5),
         "device": "cpu",
@@ -127,14 +121,14 @@ def test_the_same_command_is_up_to_date_and_another_is_refused(
     assert not list(classifier["output"].parent.glob("*.partial"))
 
 
-def test_pairs_give_numbers_with_the_correlations_of_scipy(toy_model: Path, tmp_path: Path, as_jsonl) -> None:
+def test_pairs_give_numbers_with_the_correlations_of_scipy(toy_model: Path, tmp_path: Path) -> None:
     words = ["bad", "poor", "book", "fine", "good"]
     rows = [
         {"a": f"the {words[i % 5]}", "b": f"is {words[i // 5 % 5]}", "score": float(i % 5 - i // 5 % 5)}
         for i in range(100)
     ]
     settings = Settings(**FAST, epochs=6, text_field="a", pair_field="b", label_field="score", regression=True)
-    source = as_jsonl(tmp_path / "pairs.jsonl", rows)
+    source = write_rows(tmp_path / "pairs.jsonl", rows)
     output = finetune("classify", toy_model, train=source, test=source, output=tmp_path / "o", settings=settings)
     report, predictions = results(output)
     truth, found = ([line[key] for line in predictions] for key in ("label", "prediction"))
@@ -143,12 +137,12 @@ def test_pairs_give_numbers_with_the_correlations_of_scipy(toy_model: Path, tmp_
     assert report["test"]["mse"] == pytest.approx(sklearn_metrics.mean_squared_error(truth, found))
     assert report["test"]["spearman"] > 0.8
     peer_of(output, "SequenceClassification")
-    assert predicted(output, source, "predicted_score") == pytest.approx(found, abs=1e-5)
+    assert predicted(output, source, "label") == pytest.approx(found, abs=1e-5)
 
 
-def test_tags_are_learned_also_beyond_the_positions(toy_model: Path, tmp_path: Path, sentences, as_jsonl) -> None:
-    train = as_jsonl(tmp_path / "train.jsonl", sentences(150, 1))
-    validation = as_jsonl(tmp_path / "validation.jsonl", sentences(40, 2))
+def test_tags_are_learned_also_beyond_the_positions(toy_model: Path, tmp_path: Path) -> None:
+    train = write_rows(tmp_path / "train.jsonl", tagged_sentences(150, 1))
+    validation = write_rows(tmp_path / "validation.jsonl", tagged_sentences(40, 2))
     settings = Settings(**FAST)
     output = finetune(
         "tag", toy_model, train=train, validation=validation, output=tmp_path / "o", settings=settings, device="cpu"
@@ -164,10 +158,10 @@ def test_tags_are_learned_also_beyond_the_positions(toy_model: Path, tmp_path: P
 
 
 def test_answers_are_found_in_long_contexts_and_none_where_none_is(
-    toy_model: Path, tmp_path: Path, questions, as_jsonl, capsys: pytest.CaptureFixture[str]
+    toy_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    train = as_jsonl(tmp_path / "train.jsonl", questions(250, 1))
-    test = as_jsonl(tmp_path / "test.jsonl", questions(60, 2))
+    train = write_rows(tmp_path / "train.jsonl", questions(250, 1))
+    test = write_rows(tmp_path / "test.jsonl", questions(60, 2))
     settings = Settings(**FAST, epochs=4, max_answer_length=30)
     output = finetune(
         "answer", toy_model, train=train, test=test, output=tmp_path / "o", settings=settings, device="cpu"
@@ -192,8 +186,8 @@ def test_without_the_extra_one_message_says_what_to_install(
 
 
 @pytest.mark.slow
-def test_a_killed_run_continues_to_the_same_weights(toy_model: Path, tmp_path: Path, reviews, as_jsonl) -> None:
-    train = as_jsonl(tmp_path / "train.jsonl", reviews(1000, 1))
+def test_a_killed_run_continues_to_the_same_weights(toy_model: Path, tmp_path: Path) -> None:
+    train = write_rows(tmp_path / "train.jsonl", reviews(1000, 1))
     command = [sys.executable, "-m", "bert_pretrain", "finetune", "classify", str(toy_model), "--train", train]
     command += ["--learning-rate", "1e-3,3e-3", "--epochs", "4", "--device", "cpu", "--output"]
     subprocess.run([*command, str(tmp_path / "whole")], check=True)

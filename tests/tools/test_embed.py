@@ -258,35 +258,40 @@ def test_older_folders_of_sentence_transformers_are_read(bert_folder: Path, text
     np.testing.assert_allclose(found, plain / np.linalg.norm(plain, axis=1, keepdims=True), atol=1e-6)
 
 
-UNKNOWN: dict[str, tuple[dict[str, Any], tuple[str, ...], str]] = {
-    "dense layer": (MEAN, ("Transformer", "Pooling", "Dense"), "its modules are Transformer, Pooling, Dense"),
-    "two modes": ({**MEAN, "pooling_mode_max_tokens": True}, ("Transformer", "Pooling"), "its pooling is"),
-    "no mode": ({}, ("Transformer", "Pooling"), "its pooling is"),
+OF_TWO = ("Transformer", "Pooling")
+MODULES = [
+    {"path": name, "type": f"sentence_transformers.models.{kind}"}
+    for name, kind in (("", "Transformer"), ("../x", "Pooling"))
+]
+UNKNOWN: dict[str, tuple[dict[str, Any], tuple[str, ...], dict[str, str], str]] = {
+    "dense layer": (MEAN, (*OF_TWO, "Dense"), {}, "its modules are Transformer, Pooling, Dense"),
+    "two modes": ({**MEAN, "pooling_mode_max_tokens": True}, OF_TWO, {}, "its pooling is"),
+    "no mode": ({}, OF_TWO, {}, "its pooling is"),
+    "no list": (MEAN, OF_TWO, {"modules.json": "[7]"}, "no list of modules"),
+    "a path outside": (MEAN, OF_TWO, {"modules.json": json.dumps(MODULES)}, "outside of the folder"),
+    "a prompt": (
+        MEAN,
+        OF_TWO,
+        {"config_sentence_transformers.json": '{"default_prompt_name": "query"}'},
+        "puts a prompt before every text",
+    ),
 }
 
 
-@pytest.mark.parametrize(("pooling", "kinds", "what"), UNKNOWN.values(), ids=UNKNOWN)
+@pytest.mark.parametrize(("pooling", "kinds", "files", "what"), UNKNOWN.values(), ids=UNKNOWN)
 def test_what_is_not_known_of_sentence_transformers_is_refused(
-    bert_folder: Path, text_file: Path, tmp_path: Path, pooling: dict[str, Any], kinds: tuple[str, ...], what: str
+    bert_folder: Path,
+    text_file: Path,
+    tmp_path: Path,
+    pooling,
+    kinds: tuple[str, ...],
+    files: dict[str, str],
+    what: str,
 ) -> None:
     folder = as_sentence_model(bert_folder, tmp_path / "m", pooling, *kinds)
+    for name, content in files.items():
+        (folder / name).write_text(content)
     with pytest.raises(DataError, match=what) as refused:
         embed(folder, [str(text_file)], tmp_path / "v.npy", config=CPU)
     assert "--pooling mean" in refused.value.remedy
     embed(folder, [str(text_file)], tmp_path / "v.npy", config=CPU, pooling="mean")
-
-
-def test_damaged_modules_and_prompts_are_refused(bert_folder: Path, text_file: Path, tmp_path: Path) -> None:
-    folder = as_sentence_model(bert_folder, tmp_path / "m", MEAN, "Transformer", "Pooling")
-    kept = (folder / "modules.json").read_text()
-    changes = {
-        "modules.json": [("[7]", "no list of modules"), (kept.replace("1_Pooling", "../x"), "outside of the folder")],
-        "config_sentence_transformers.json": [('{"default_prompt_name": "query"}', "puts a prompt before every text")],
-    }
-    for name, contents in changes.items():
-        for content, what in contents:
-            (folder / name).write_text(content)
-            with pytest.raises(DataError, match=what) as refused:
-                embed(folder, [str(text_file)], tmp_path / "v.npy", config=CPU)
-            assert name in refused.value.where
-        (folder / "modules.json").write_text(kept)

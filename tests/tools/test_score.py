@@ -54,13 +54,9 @@ def their_tokens(bert_folder: Path) -> Any:
     return token_scores
 
 
-@pytest.fixture(scope="module")
-def theirs(their_tokens: Any) -> Any:
-    """The sums of `their_tokens`."""
-    return lambda *arguments: sum(their_tokens(*arguments))
-
-
-def test_pairs_are_judged_by_their_scores(bert_folder: Path, short: list[str], theirs: Any, tmp_path: Path) -> None:
+def test_pairs_are_judged_by_their_scores(
+    bert_folder: Path, short: list[str], their_tokens: Any, tmp_path: Path
+) -> None:
     pairs = list(zip(short, reversed(short), strict=True))  # among them a sentence with itself, which is no success
     lines = [
         json.dumps({"sentence_good": good, "sentence_bad": bad, "UID": f"set{index % 2}", "kind": "x"})
@@ -69,7 +65,8 @@ def test_pairs_are_judged_by_their_scores(bert_folder: Path, short: list[str], t
     (tmp_path / "pairs.jsonl").write_text("\n".join(lines) + "\n")
     output = tmp_path / "scores.jsonl"
     figures, groups = score_pairs(bert_folder, [str(tmp_path / "pairs.jsonl")], config=CPU, output=output)
-    expected = [theirs(good, "original") > theirs(bad, "original") + 1e-3 for good, bad in pairs]
+    scores = [[sum(their_tokens(text, "original")) for text in pair] for pair in pairs]
+    expected = [good > bad + 1e-3 for good, bad in scores]
     assert 0 < sum(expected) < len(expected)
     assert figures == {"accuracy": sum(expected) / len(pairs), "pairs": len(pairs)}
     assert {name: group["accuracy"] for name, group in groups.items()} == {
