@@ -1,4 +1,4 @@
-"""What a fine-tuning has written is whole before it is used: checkpoints to continue from, and the finished folder."""
+"""Checkpoints of a fine-tuning are whole before it continues from them."""
 
 import json
 import os
@@ -8,11 +8,9 @@ import pytest
 from transformers import Trainer
 
 from bert_pretrain.errors import DataError
-from bert_pretrain.finetune.run import KIND, _is_complete, finetune
+from bert_pretrain.finetune.run import finetune
 from bert_pretrain.finetune.settings import Settings
 from bert_pretrain.finetune.training import last_checkpoint
-from bert_pretrain.io import manifest
-from bert_pretrain.io.files import seal_folder
 from tests.finetune.conftest import reviews, write_rows
 
 
@@ -41,21 +39,6 @@ def test_checkpoints_that_were_moved_or_lack_the_best_one_are_not_used(tmp_path:
     assert last_checkpoint(tmp_path / "there") is None
     make_checkpoint(tmp_path / "lost", 18, 9)
     assert last_checkpoint(tmp_path / "lost") is None
-
-
-@pytest.mark.parametrize(
-    ("name", "left"), [("model.safetensors", None), ("model.safetensors", 8), ("checksums.json", None)]
-)
-def test_a_damaged_result_is_not_up_to_date(tmp_path: Path, name: str, left: int | None) -> None:
-    output, work = tmp_path / "out", tmp_path / "out.partial"
-    output.mkdir()
-    (output / "model.safetensors").write_bytes(b"weights" * 9)
-    seal_folder(output)
-    manifest.complete(output, KIND, {"seed": 1}, {})
-    assert _is_complete(output, work, {"seed": 1}, overwrite=False)
-    (output / name).unlink() if left is None else os.truncate(output / name, left)
-    with pytest.raises(DataError, match=f"is damaged: {name}"):
-        _is_complete(output, work, {"seed": 1}, overwrite=False)
 
 
 @pytest.mark.parametrize("name", ["model.safetensors", "optimizer.pt"])

@@ -1,6 +1,8 @@
 """Fine-tuning learns what can be learned, measures as others do, and writes folders that `transformers` reads alike."""
 
 import json
+import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -19,7 +21,7 @@ from seqeval.metrics import f1_score
 from sklearn import metrics as sklearn_metrics
 
 from bert_pretrain.config import TrainConfig
-from bert_pretrain.errors import ConfigError, OutputError
+from bert_pretrain.errors import ConfigError, DataError, OutputError
 from bert_pretrain.finetune.classify import Classify
 from bert_pretrain.finetune.predict import predict
 from bert_pretrain.finetune.run import finetune
@@ -119,6 +121,18 @@ def test_the_same_command_is_up_to_date_and_another_is_refused(
         finetune("classify", toy_model, **other)
     assert (classifier["output"] / "model.safetensors").stat().st_mtime_ns == before
     assert not list(classifier["output"].parent.glob("*.partial"))
+
+
+@pytest.mark.parametrize(
+    ("name", "left"), [("model.safetensors", None), ("model.safetensors", 8), ("checksums.json", None)]
+)
+def test_a_damaged_result_is_not_up_to_date(
+    classifier: dict[str, Any], toy_model: Path, tmp_path: Path, name: str, left: int | None
+) -> None:
+    output = shutil.copytree(classifier["output"], tmp_path / "out")
+    (output / name).unlink() if left is None else os.truncate(output / name, left)
+    with pytest.raises(DataError, match=f"is damaged: {name}"):
+        finetune("classify", toy_model, **{**classifier, "output": output})
 
 
 def test_pairs_give_numbers_with_the_correlations_of_scipy(toy_model: Path, tmp_path: Path) -> None:
