@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 
 import bert_pretrain
 from bert_pretrain.config_file import load_config
-from bert_pretrain.errors import ConfigError, UserError
+from bert_pretrain.errors import UserError
 from bert_pretrain.train.run import train
 
 PAGE = Path(__file__).parent.parent / "docs" / "python.md"
@@ -54,27 +54,6 @@ def test_a_data_folder_gives_its_examples(data_folder: Path) -> None:
     assert data.tokenizer().decode(splits["validation"][0]["input_ids"]).startswith("[CLS]")
 
 
-def test_hidden_states_and_logits_are_those_of_transformers(model_folder: Path) -> None:
-    from transformers import AutoModelForPreTraining, AutoTokenizer
-
-    texts = ["A module.", "The value of an [MASK] is [MASK] value, or [SEP] not.", ""]
-    model = bert_pretrain.load_model(model_folder, device="cpu")
-    theirs, tokenizer = (x.from_pretrained(model_folder) for x in (AutoModelForPreTraining, AutoTokenizer))
-    sequences = [model.add_special_tokens(model.tokenizer.encode_text(text)) for text in texts]
-    with model.running():
-        together = model.network.encode(*model.pack(sequences))
-        logits_together = model.network.decode(model.network.mlm_head(together))
-    assert not together.requires_grad
-    lengths = [len(sequence) for sequence in sequences]
-    for text, hidden, logits in zip(texts, together.split(lengths), logits_together.split(lengths), strict=True):
-        # Raw text is never a special token here.
-        batch = tokenizer(text.replace("[SEP]", "[ SEP ]").replace("[MASK]", "[ MASK ]"), return_tensors="pt")
-        with torch.inference_mode():
-            expected = theirs(**batch, output_hidden_states=True)
-        torch.testing.assert_close(hidden, expected.hidden_states[-1][0], atol=1e-5, rtol=1e-5)
-        torch.testing.assert_close(logits, expected.prediction_logits[0], atol=1e-5, rtol=1e-5)
-
-
 def test_vocabulary_and_data_from_python_are_those_of_the_commands(
     english_text: Path, vocab_folder: Path, data_folder: Path, tmp_path: Path
 ) -> None:
@@ -88,6 +67,7 @@ def test_vocabulary_and_data_from_python_are_those_of_the_commands(
 MISTAKES: dict[str, Callable[[Path, Path], object]] = {
     "folder": lambda data, new: bert_pretrain.load_tokenizer("nosuch"),
     "MODEL": lambda data, new: bert_pretrain.load_model("nosuch"),
+    "device": lambda data, new: bert_pretrain.load_model("nosuch", device="tpu"),
     "nosuch.txt": lambda data, new: bert_pretrain.build_vocab("nosuch.txt", new),
     "vocab['size']": lambda data, new: bert_pretrain.build_vocab("a", new, vocab={"size": 3}),
     "--vocab": lambda data, new: bert_pretrain.build_data("a.txt", "nosuch", new),
@@ -104,20 +84,6 @@ def test_mistakes_name_what_was_given(where: str, data_folder: Path, tmp_path: P
         MISTAKES[where](data_folder, tmp_path / "new")
     assert caught.value.where == where
     assert caught.value.remedy
-
-
-def test_mistakes_of_folders_and_devices(model_folder: Path, data_folder: Path, tmp_path: Path) -> None:
-    with pytest.raises(UserError) as caught:
-        bert_pretrain.load_data("nosuch")
-    assert "make-data" in caught.value.remedy
-    with pytest.raises(UserError) as caught:
-        bert_pretrain.pretrain(data_folder, data_folder, "tiny")
-    assert "--overwrite" in caught.value.remedy
-    with pytest.raises(ConfigError, match="URL"):
-        bert_pretrain.pretrain("s3://bucket/data", tmp_path / "run")
-    with pytest.raises(ConfigError) as caught:
-        bert_pretrain.load_model(model_folder, device="tpu")
-    assert caught.value.where == "device"
 
 
 def test_the_page_does_what_it_says(data_folder: Path, tmp_path: Path, monkeypatch, capsys) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import transformers
 
 from bert_pretrain.config import ModelConfig
 from bert_pretrain.finetune.rows import LabelledInput
@@ -39,6 +40,14 @@ def toy_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+def peer_of(folder: Path, kind: str) -> tuple[Any, Any]:
+    """Return model and tokenizer as `transformers` opens them, which finds every weight of the model and no other."""
+    model, info = getattr(transformers, f"AutoModelFor{kind}").from_pretrained(folder, output_loading_info=True)
+    assert not info["missing_keys"]
+    assert not info["unexpected_keys"]
+    return model.eval(), transformers.AutoTokenizer.from_pretrained(folder)
+
+
 @pytest.fixture(scope="session")
 def tokenizer(toy_model: Path) -> Tokenizer:
     return Tokenizer.load(toy_model)
@@ -63,63 +72,42 @@ def read(tokenizer: Tokenizer, tmp_path: Path, capsys: pytest.CaptureFixture[str
     return read_one
 
 
-@pytest.fixture(scope="session")
-def reviews() -> Callable[[int, int], list[dict[str, Any]]]:
-    """Make rows whose last word tells the label: `reviews(count, seed)`."""
-
-    def make(count: int, seed: int) -> list[dict[str, Any]]:
-        draw = random.Random(seed)
-        rows = []
-        for _ in range(count):
-            label = draw.choice(["pos", "neg"])
-            cue = draw.choice(["good", "fine"] if label == "pos" else ["bad", "poor"])
-            rows.append({"text": " ".join([*draw.choices(FILLERS, k=draw.randint(1, 6)), cue]), "label": label})
-        return rows
-
-    return make
+def reviews(count: int, seed: int) -> list[dict[str, Any]]:
+    """Make rows whose last word tells the label."""
+    draw = random.Random(seed)
+    rows = []
+    for _ in range(count):
+        label = draw.choice(["pos", "neg"])
+        cue = draw.choice(["good", "fine"] if label == "pos" else ["bad", "poor"])
+        rows.append({"text": " ".join([*draw.choices(FILLERS, k=draw.randint(1, 6)), cue]), "label": label})
+    return rows
 
 
-@pytest.fixture(scope="session")
-def sentences() -> Callable[[int, int], list[dict[str, Any]]]:
-    """Make tagged sentences, some longer than the positions: `sentences(count, seed)`."""
-
-    def make(count: int, seed: int) -> list[dict[str, Any]]:
-        draw = random.Random(seed)
-        tags = {"anna": "B-PER", "berlin": "B-LOC", "paris": "B-LOC"}
-        words = [draw.choices([*FILLERS, *tags], k=draw.randint(2, 50)) for _ in range(count)]
-        return [{"tokens": each, "tags": [tags.get(word, "O") for word in each]} for each in words]
-
-    return make
+def tagged_sentences(count: int, seed: int) -> list[dict[str, Any]]:
+    """Make tagged sentences, some longer than the positions."""
+    draw = random.Random(seed)
+    tags = {"anna": "B-PER", "berlin": "B-LOC", "paris": "B-LOC"}
+    words = [draw.choices([*FILLERS, *tags], k=draw.randint(2, 50)) for _ in range(count)]
+    return [{"tokens": each, "tags": [tags.get(word, "O") for word in each]} for each in words]
 
 
-@pytest.fixture(scope="session")
-def questions() -> Callable[[int, int], list[dict[str, Any]]]:
-    """Make questions, some without an answer, some on contexts longer than the positions: `questions(count, seed)`."""
-
-    def make(count: int, seed: int) -> list[dict[str, Any]]:
-        draw = random.Random(seed)
-        rows = []
-        for number in range(count):
-            asked, name = draw.choice([("who ?", "anna"), ("where ?", "berlin")])
-            words = draw.choices(FILLERS, k=draw.randint(3, 40))
-            has_answer = draw.random() < 0.8
-            if has_answer:
-                words.insert(draw.randint(0, len(words)), name)
-            context = " ".join(words)
-            answers = {"text": [name], "answer_start": [context.index(name)]} if has_answer else {}
-            answers = answers or {"text": [], "answer_start": []}
-            rows.append({"id": f"{seed}-{number}", "question": asked, "context": context, "answers": answers})
-        return rows
-
-    return make
+def questions(count: int, seed: int) -> list[dict[str, Any]]:
+    """Make questions, some without an answer, some on contexts longer than the positions."""
+    draw = random.Random(seed)
+    rows = []
+    for number in range(count):
+        asked, name = draw.choice([("who ?", "anna"), ("where ?", "berlin")])
+        words = draw.choices(FILLERS, k=draw.randint(3, 40))
+        has_answer = draw.random() < 0.8
+        if has_answer:
+            words.insert(draw.randint(0, len(words)), name)
+        context = " ".join(words)
+        answers = {"text": [name] * has_answer, "answer_start": [context.index(name)] if has_answer else []}
+        rows.append({"id": f"{seed}-{number}", "question": asked, "context": context, "answers": answers})
+    return rows
 
 
-@pytest.fixture(scope="session")
-def as_jsonl() -> Callable[[Path, list[dict[str, Any]]], str]:
-    """Write rows as JSONL and return the path."""
-
-    def write(path: Path, rows: list[dict[str, Any]]) -> str:
-        path.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows), encoding="utf-8")
-        return str(path)
-
-    return write
+def write_rows(path: Path | str, rows: list[dict[str, Any]]) -> str:
+    """Write rows as JSONL and return the path, as a command has it."""
+    Path(path).write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows), encoding="utf-8")
+    return str(path)

@@ -19,18 +19,6 @@ ASKED = [
 SQUAD = json.dumps({"data": [{"title": "t", "paragraphs": [{"context": CONTEXT, "qas": ASKED}]}]})
 
 
-def test_squad_and_flat_rows_are_the_same_questions(read: Read) -> None:
-    nested, _ = read("answer", "squad.json", SQUAD)
-    rows = [
-        {**each.inputs, "answers": dict(zip(("text", "answer_start"), zip(*each.label, strict=True), strict=False))}
-        for each in nested
-    ]
-    rows[1]["answers"] = {"text": [], "answer_start": []}
-    flat, _ = read("answer", "flat.json", json.dumps(rows))
-    assert [(each.inputs, each.label) for each in nested] == [(each.inputs, each.label) for each in flat]
-    assert nested[1].label == []
-
-
 def test_labels_mark_the_pieces_of_the_raw_answer_in_every_window_that_holds_it(read: Read) -> None:
     tokens = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *"abcdefghijklmnopqrstuvwxyz0123456789.,?"]
     tokens += [f"##{token}" for token in "abcdefghijklmnopqrstuvwxyz0123456789"]

@@ -115,17 +115,19 @@ def test_rows_that_cannot_be_used_are_left_out_and_counted(read: Read) -> None:
     assert len(read("classify", "a.tsv", "text\tlabel\nfine\t\ngood\ta\n", flag="--test")[0]) == 2
 
 
-def test_an_unquoted_comma_is_refused_as_make_data_does(read: Read) -> None:
-    rows = "".join(f"day {number},a\n" for number in range(9))
-    with pytest.raises(InputError, match="3 fields, the header 2") as caught:
-        read("classify", "a.csv", f"text,label\n{rows}good, but long,b\n")
-    assert caught.value.where.endswith("line 11")
-
-
-def test_a_file_of_which_most_rows_cannot_be_used_is_refused(read: Read) -> None:
-    with pytest.raises(InputError, match="'text' is empty; 2 of 3 rows cannot be used") as caught:
-        read("classify", "a.csv", "text,label\n,a\n,b\nfine,a\n")
-    assert caught.value.where.endswith("line 2")
+@pytest.mark.parametrize(
+    ("rows", "what", "line"),
+    [
+        ("day,a\n" * 9 + "good, but long,b\n", "3 fields, the header 2", "line 11"),
+        (",a\n,b\nfine,a\n", "'text' is empty; 2 of 3 rows cannot be used", "line 2"),
+    ],
+)
+def test_an_unquoted_comma_and_a_file_of_mostly_useless_rows_are_refused(
+    read: Read, rows: str, what: str, line: str
+) -> None:
+    with pytest.raises(InputError, match=what) as caught:
+        read("classify", "a.csv", f"text,label\n{rows}")
+    assert caught.value.where.endswith(line)
 
 
 FORMS = {
@@ -219,26 +221,12 @@ def test_the_own_form_of_cmrc_2018_is_read(read: Read) -> None:
     assert read("answer", "cmrc2018_dev.json", json.dumps(own), strict=True)[0] == [question]
 
 
-@pytest.mark.parametrize(
-    "answers",
-    [
-        {"text": ["anna"]},
-        ["anna"],
-        "anna",
-        {"text": "anna", "answer_start": 4},
-        [{"text": "anna", "answer_start": 4.0}],
-    ],
-)
-def test_flat_rows_with_other_forms_of_answers_are_read(read: Read, answers: Any) -> None:
-    row = {"question": "who ?", "context": "the anna", "answers": answers}
-    for name, text in (("a.json", json.dumps([row])), ("a.jsonl", json.dumps(row))):
-        (question,), _ = read("answer", name, text)
-        assert question.label == [("anna", 4)]
-
-
-def test_a_format_that_is_not_the_tasks_is_refused(read: Read) -> None:
-    with pytest.raises(InputError, match="is for the task tag"):
-        read("classify", "a.csv", "", format="conll")
+def test_flat_rows_with_other_forms_of_answers_are_read(read: Read) -> None:
+    at = {"text": "anna", "answer_start": 4.0}
+    forms: list[Any] = [{"text": ["anna"]}, ["anna"], "anna", at, [at]]
+    rows = [{"question": "who ?", "context": "the anna", "answers": answers} for answers in forms]
+    for name, text in (("a.json", json.dumps(rows)), ("a.jsonl", "\n".join(map(json.dumps, rows)))):
+        assert [question.label for question in read("answer", name, text)[0]] == [[("anna", 4)]] * len(forms)
 
 
 def test_the_longest_answer_is_that_of_99_of_100_in_training(read: Read, tokenizer: Tokenizer) -> None:

@@ -1,20 +1,17 @@
-"""What a fine-tuning has written is whole before it is used: checkpoints to continue from, and the finished folder."""
+"""Checkpoints of a fine-tuning are whole before it continues from them."""
 
 import json
 import os
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 from transformers import Trainer
 
 from bert_pretrain.errors import DataError
-from bert_pretrain.finetune.run import KIND, _is_complete, finetune
+from bert_pretrain.finetune.run import finetune
 from bert_pretrain.finetune.settings import Settings
 from bert_pretrain.finetune.training import last_checkpoint
-from bert_pretrain.io import manifest
-from bert_pretrain.io.files import seal_folder
+from tests.finetune.conftest import reviews, write_rows
 
 
 def make_checkpoint(folder: Path, step: int, best: int) -> Path:
@@ -44,26 +41,9 @@ def test_checkpoints_that_were_moved_or_lack_the_best_one_are_not_used(tmp_path:
     assert last_checkpoint(tmp_path / "lost") is None
 
 
-@pytest.mark.parametrize(
-    ("name", "left"), [("model.safetensors", None), ("model.safetensors", 8), ("checksums.json", None)]
-)
-def test_a_damaged_result_is_not_up_to_date(tmp_path: Path, name: str, left: int | None) -> None:
-    output, work = tmp_path / "out", tmp_path / "out.partial"
-    output.mkdir()
-    (output / "model.safetensors").write_bytes(b"weights" * 9)
-    seal_folder(output)
-    manifest.complete(output, KIND, {"seed": 1}, {})
-    assert _is_complete(output, work, {"seed": 1}, overwrite=False)
-    (output / name).unlink() if left is None else os.truncate(output / name, left)
-    with pytest.raises(DataError, match=f"is damaged: {name}"):
-        _is_complete(output, work, {"seed": 1}, overwrite=False)
-
-
 @pytest.mark.parametrize("name", ["model.safetensors", "optimizer.pt"])
 def test_a_damaged_checkpoint_is_one_message_and_overwrite_starts_over(
     toy_model: Path,
-    reviews: Callable[[int, int], list[dict[str, Any]]],
-    as_jsonl: Callable[[Path, list[dict[str, Any]]], str],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     name: str,
@@ -73,7 +53,7 @@ def test_a_damaged_checkpoint_is_one_message_and_overwrite_starts_over(
         os.truncate(path, path.stat().st_size - 8)
         raise KeyboardInterrupt
 
-    call = {"train": as_jsonl(tmp_path / "a.jsonl", reviews(40, 1)), "output": tmp_path / "out"}
+    call = {"train": write_rows(tmp_path / "a.jsonl", reviews(40, 1)), "output": tmp_path / "out"}
     settings = Settings(epochs=1, batch_size=8, max_length=16, dropout=0.1)
     monkeypatch.setattr(Trainer, "_load_best_model", killed)
     with pytest.raises(KeyboardInterrupt):

@@ -18,6 +18,7 @@ from bert_pretrain.io.files import read_json
 from bert_pretrain.model.huggingface import load_model
 from bert_pretrain.model.scale import INITIAL_RMS, fine_tuning_rate
 from bert_pretrain.text.tokenizer import Tokenizer
+from tests.finetune.conftest import reviews, write_rows
 
 
 def test_the_automatic_rate_follows_width_and_scale() -> None:
@@ -45,9 +46,9 @@ def test_what_is_not_given_is_tried_in_twice_the_time() -> None:
 
 
 def test_the_best_of_several_rates_is_kept_beside_baselines(
-    toy_model: Path, tmp_path: Path, reviews, as_jsonl, capsys: pytest.CaptureFixture[str]
+    toy_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    rows = as_jsonl(tmp_path / "rows.jsonl", reviews(200, 1))
+    rows = write_rows(tmp_path / "rows.jsonl", reviews(200, 1))
     settings = Settings(learning_rate=(1e-6, 3e-3), batch_size=16, epochs=3, baselines=True)
     finetune("classify", toy_model, train=rows, output=tmp_path / "o", settings=settings, device="cpu")
     printed, report = capsys.readouterr().out, read_json(tmp_path / "o" / METRICS)
@@ -75,24 +76,20 @@ def test_a_class_that_was_held_out_whole_gets_no_share() -> None:
     assert predict_from_words([["a"]] * 3, ["9"] * 3, [["b"]], ["8", "9"]).tolist() == [[0.0, 1.0]]
 
 
-def test_words_have_their_most_frequent_tag() -> None:
+def test_words_have_their_most_frequent_tag_and_two_standard_errors_are_clear() -> None:
     train = [(["Paris", "is"], ["B-LOC", "O"]), (["Paris"], ["B-PER"]), (["Paris"], ["B-LOC"])]
     assert most_frequent_tags(train, [["Paris", "sleeps"]], "O") == [["B-LOC", "O"]]
-
-
-def test_two_standard_errors_are_clear() -> None:
-    assert not is_clearly_better(0.92, 0.916, 2000)
-    assert is_clearly_better(0.93, 0.916, 2000)
+    assert [is_clearly_better(accuracy, 0.916, 2000) for accuracy in (0.92, 0.93)] == [False, True]
 
 
 @pytest.mark.parametrize("is_true", [True, False])
 def test_a_model_that_is_not_better_gets_a_warning_in_the_last_line_and_the_card(
-    toy_model: Path, tmp_path: Path, reviews, as_jsonl, capsys: pytest.CaptureFixture[str], is_true: bool
+    toy_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], is_true: bool
 ) -> None:
     rows = {name: reviews(count, seed) for name, count, seed in (("train", 160, 1), ("test", 200, 2))}
     for row in () if is_true else rows["test"]:
         row["label"] = {"pos": "neg", "neg": "pos"}[row["label"]]
-    call: dict[str, Any] = {name: as_jsonl(tmp_path / f"{name}.jsonl", each) for name, each in rows.items()}
+    call: dict[str, Any] = {name: write_rows(tmp_path / f"{name}.jsonl", each) for name, each in rows.items()}
     settings = Settings(learning_rate=(3e-3,), dropout=0.1, batch_size=16, epochs=2)
     call |= {"output": tmp_path / "o", "device": "cpu", "settings": settings}
     finetune("classify", toy_model, **call)

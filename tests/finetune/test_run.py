@@ -1,6 +1,8 @@
 """Fine-tuning learns what can be learned, measures as others do, and writes folders that `transformers` reads alike."""
 
 import json
+import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -18,12 +20,15 @@ from scipy import stats
 from seqeval.metrics import f1_score
 from sklearn import metrics as sklearn_metrics
 
-from bert_pretrain.errors import ConfigError, OutputError
+from bert_pretrain.config import TrainConfig
+from bert_pretrain.errors import ConfigError, DataError, OutputError
 from bert_pretrain.finetune.classify import Classify
+from bert_pretrain.finetune.predict import predict
 from bert_pretrain.finetune.run import finetune
 from bert_pretrain.finetune.settings import Settings
 from bert_pretrain.finetune.training import last_checkpoint, open_network
 from bert_pretrain.text.tokenizer import Tokenizer
+from tests.finetune.conftest import peer_of, questions, reviews, tagged_sentences, write_rows
 
 FAST = {"learning_rate": (3e-3,), "dropout": 0.1, "batch_size": 16}
 
@@ -33,20 +38,20 @@ def results(folder: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     return json.loads((folder / "metrics.json").read_text()), [json.loads(line) for line in lines]
 
 
-def peer_of(folder: Path, kind: str) -> tuple[Any, Any]:
-    model, info = getattr(transformers, f"AutoModelFor{kind}").from_pretrained(folder, output_loading_info=True)
-    assert not info["missing_keys"]
-    assert not info["unexpected_keys"]
-    return model.eval(), transformers.AutoTokenizer.from_pretrained(folder)
+def predicted(folder: Path, source: str, column: str) -> list[Any]:
+    """Return what `predict`, which has the settings of the fine-tuning, writes into a column."""
+    output = folder.with_suffix(".jsonl")
+    predict(folder, source, output, config=TrainConfig(device="cpu", precision="fp32"))
+    return [json.loads(line)[column] for line in output.read_text(encoding="utf-8").splitlines()]
 
 
 @pytest.fixture(scope="module")
-def classifier(tmp_path_factory: pytest.TempPathFactory, toy_model: Path, reviews, as_jsonl) -> dict[str, Any]:
+def classifier(tmp_path_factory: pytest.TempPathFactory, toy_model: Path) -> dict[str, Any]:
     """A finished classification, and the call that made it."""
     place = tmp_path_factory.mktemp("classifier")
     call = {
-        "train": as_jsonl(place / "train.jsonl", reviews(200, 1)),
-        "test": as_jsonl(place / "test.jsonl", reviews(60, 2)),
+        "train": write_rows(place / "train.jsonl", reviews(200, 1)),
+        "test": write_rows(place / "test.jsonl", reviews(60, 2)),
         "output": place / "out",
         "settings": Settings(**FAST, epochs=5),
         "device": "cpu",
@@ -118,14 +123,26 @@ def test_the_same_command_is_up_to_date_and_another_is_refused(
     assert not list(classifier["output"].parent.glob("*.partial"))
 
 
-def test_pairs_give_numbers_with_the_correlations_of_scipy(toy_model: Path, tmp_path: Path, as_jsonl) -> None:
+@pytest.mark.parametrize(
+    ("name", "left"), [("model.safetensors", None), ("model.safetensors", 8), ("checksums.json", None)]
+)
+def test_a_damaged_result_is_not_up_to_date(
+    classifier: dict[str, Any], toy_model: Path, tmp_path: Path, name: str, left: int | None
+) -> None:
+    output = shutil.copytree(classifier["output"], tmp_path / "out")
+    (output / name).unlink() if left is None else os.truncate(output / name, left)
+    with pytest.raises(DataError, match=f"is damaged: {name}"):
+        finetune("classify", toy_model, **{**classifier, "output": output})
+
+
+def test_pairs_give_numbers_with_the_correlations_of_scipy(toy_model: Path, tmp_path: Path) -> None:
     words = ["bad", "poor", "book", "fine", "good"]
     rows = [
         {"a": f"the {words[i % 5]}", "b": f"is {words[i // 5 % 5]}", "score": float(i % 5 - i // 5 % 5)}
         for i in range(100)
     ]
     settings = Settings(**FAST, epochs=6, text_field="a", pair_field="b", label_field="score", regression=True)
-    source = as_jsonl(tmp_path / "pairs.jsonl", rows)
+    source = write_rows(tmp_path / "pairs.jsonl", rows)
     output = finetune("classify", toy_model, train=source, test=source, output=tmp_path / "o", settings=settings)
     report, predictions = results(output)
     truth, found = ([line[key] for line in predictions] for key in ("label", "prediction"))
@@ -133,15 +150,13 @@ def test_pairs_give_numbers_with_the_correlations_of_scipy(toy_model: Path, tmp_
     assert report["test"]["pearson"] == pytest.approx(stats.pearsonr(truth, found).statistic)
     assert report["test"]["mse"] == pytest.approx(sklearn_metrics.mean_squared_error(truth, found))
     assert report["test"]["spearman"] > 0.8
-    model, tokenizer = peer_of(output, "SequenceClassification")
-    with torch.no_grad():
-        peer = model(**tokenizer(rows[7]["a"], rows[7]["b"], return_tensors="pt")).logits.item()
-    assert peer == pytest.approx(found[7], abs=1e-5)
+    peer_of(output, "SequenceClassification")
+    assert predicted(output, source, "label") == pytest.approx(found, abs=1e-5)
 
 
-def test_tags_are_learned_also_beyond_the_positions(toy_model: Path, tmp_path: Path, sentences, as_jsonl) -> None:
-    train = as_jsonl(tmp_path / "train.jsonl", sentences(150, 1))
-    validation = as_jsonl(tmp_path / "validation.jsonl", sentences(40, 2))
+def test_tags_are_learned_also_beyond_the_positions(toy_model: Path, tmp_path: Path) -> None:
+    train = write_rows(tmp_path / "train.jsonl", tagged_sentences(150, 1))
+    validation = write_rows(tmp_path / "validation.jsonl", tagged_sentences(40, 2))
     settings = Settings(**FAST)
     output = finetune(
         "tag", toy_model, train=train, validation=validation, output=tmp_path / "o", settings=settings, device="cpu"
@@ -152,21 +167,15 @@ def test_tags_are_learned_also_beyond_the_positions(toy_model: Path, tmp_path: P
     assert max(map(len, truth)) > 32
     assert report["validation"]["f1"] == pytest.approx(f1_score(truth, found))
     assert report["validation"]["f1"] > 0.95
-    model, tokenizer = peer_of(output, "TokenClassification")
-    line = next(line for line in predictions if 5 < len(line["tokens"]) < 20)
-    encoding = tokenizer(line["tokens"], is_split_into_words=True, return_tensors="pt")
-    with torch.no_grad():
-        likeliest = model(**encoding).logits[0].argmax(dim=-1).tolist()
-    word_ids = encoding.word_ids()
-    firsts = [word_ids.index(word) for word in range(len(line["tokens"]))]
-    assert [model.config.id2label[likeliest[position]] for position in firsts] == line["prediction"]
+    peer_of(output, "TokenClassification")
+    assert predicted(output, validation, "predicted_tags") == found
 
 
 def test_answers_are_found_in_long_contexts_and_none_where_none_is(
-    toy_model: Path, tmp_path: Path, questions, as_jsonl, capsys: pytest.CaptureFixture[str]
+    toy_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    train = as_jsonl(tmp_path / "train.jsonl", questions(250, 1))
-    test = as_jsonl(tmp_path / "test.jsonl", questions(60, 2))
+    train = write_rows(tmp_path / "train.jsonl", questions(250, 1))
+    test = write_rows(tmp_path / "test.jsonl", questions(60, 2))
     settings = Settings(**FAST, epochs=4, max_answer_length=30)
     output = finetune(
         "answer", toy_model, train=train, test=test, output=tmp_path / "o", settings=settings, device="cpu"
@@ -177,22 +186,8 @@ def test_answers_are_found_in_long_contexts_and_none_where_none_is(
     assert report["test"]["no_answer_f1"] > 0.8
     exact = np.mean([line["prediction"] in (line["answers"] or [""]) for line in predictions])
     assert report["test"]["exact_match"] == pytest.approx(exact)
-    model, tokenizer = peer_of(output, "QuestionAnswering")
-    contexts = [json.loads(line)["context"] for line in Path(test).read_text().splitlines()]
-    for line, context in list(zip(predictions, contexts, strict=True))[:20]:
-        encoding = tokenizer(line["question"], context, return_tensors="pt", return_offsets_mapping=True)
-        offsets = encoding.pop("offset_mapping")[0].tolist()
-        if len(offsets) > 32:
-            continue
-        with torch.no_grad():
-            outputs = model(**encoding)
-        scores = outputs.start_logits[0][:, None] + outputs.end_logits[0][None, :]
-        assert line["null_score"] == pytest.approx(scores[0, 0].item(), abs=1e-3)
-        first = encoding["token_type_ids"][0].tolist().index(1)
-        inside = scores[first:-1, first:-1]
-        where = inside.masked_fill(torch.ones_like(inside).tril(-1).bool(), -torch.inf).argmax().item()
-        begin, end = where // len(inside) + first, where % len(inside) + first
-        assert line["best"][0]["text"] == context[offsets[begin][0] : offsets[end][1]]
+    peer_of(output, "QuestionAnswering")
+    assert predicted(output, test, "answer") == [line["prediction"] for line in predictions]
 
 
 def test_without_the_extra_one_message_says_what_to_install(
@@ -205,8 +200,8 @@ def test_without_the_extra_one_message_says_what_to_install(
 
 
 @pytest.mark.slow
-def test_a_killed_run_continues_to_the_same_weights(toy_model: Path, tmp_path: Path, reviews, as_jsonl) -> None:
-    train = as_jsonl(tmp_path / "train.jsonl", reviews(1000, 1))
+def test_a_killed_run_continues_to_the_same_weights(toy_model: Path, tmp_path: Path) -> None:
+    train = write_rows(tmp_path / "train.jsonl", reviews(1000, 1))
     command = [sys.executable, "-m", "bert_pretrain", "finetune", "classify", str(toy_model), "--train", train]
     command += ["--learning-rate", "1e-3,3e-3", "--epochs", "4", "--device", "cpu", "--output"]
     subprocess.run([*command, str(tmp_path / "whole")], check=True)

@@ -121,13 +121,6 @@ def test_a_planted_cause_is_named_once_within_a_tenth_of_the_run_or_a_dozen_line
     assert begin <= found[cause] <= begin + max(0.1, 12 / num_lines) + 0.01
 
 
-@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
-def test_muon_is_proposed_where_it_is_not_used_already(optimizer: str) -> None:
-    known = {**RECORD, "config": {"train": {**RECORD["config"]["train"], "optimizer": optimizer}}}
-    (hint, *_) = diagnose(known, run(mlm_loss=stays))
-    assert ("muon" in hint.remedy) == (optimizer != "muon")
-
-
 def test_the_length_of_a_run_is_that_of_its_record() -> None:
     short = [{**line, "step": line["step"] * 298 // STEPS} for line in run(nsp_accuracy=lambda _: 0.501)]
     assert named(short, {**RECORD, "length": {"steps": 298, "seconds": None}}) == {}
@@ -164,23 +157,6 @@ def test_a_resumed_run_does_not_repeat_its_hints(tmp_path: Path) -> None:
     assert [hint for line in lines[middle:] for hint in file.write(line)] == []
     file.close()
     assert diagnose(RECORD, map(json.loads, path.read_text().splitlines())) == first
-
-
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"config": {"train": {"warmup_ratio": "0.1"}}},
-        {"length": {"seconds": 1e-300}},
-        {"length": {"steps": True}},
-        {"data": {"statistics": {"unigram_entropy": {"train": [7.0]}}}},
-        {"data": {"statistics": {"vocab_size": math.inf}}},
-    ],
-)
-def test_a_figure_of_a_manifest_that_no_run_writes_counts_as_none(changes: dict[str, Any]) -> None:
-    ((key, _),) = changes.items()
-    without = {name: each for name, each in RECORD.items() if name != key}
-    lines = [{"step": step, "mlm_loss": 7.0, "grad_norm": 1.0, "elapsed_seconds": float(step)} for step in range(50)]
-    assert diagnose({**without, **changes}, lines) == diagnose(without, lines)
 
 
 FREQUENCIES = "only token frequencies learnt"

@@ -196,24 +196,14 @@ def test_points_are_interpolated_and_a_run_is_judged_by_its_last_evaluation(monk
 
 
 EVIL = "<b>|`*_[x](y)\n# &amp;"
-FINETUNED = {
-    "task": "tag",
-    "kind": "token classification",
-    "model_class": "BertForTokenClassification",
-    "base": EVIL,
-    "rows": {"train": 1000, "validation": 50},
-    "splits": ["validation"],
-    "scores": [("f1", "0.9000")],
-    "settings": {"epochs": 3, "dropout": 0.0, "stride": None, "regression": False, "text_field": EVIL},
-    "best_epoch": 2,
-    "metric": "f1",
-    "baselines": {"words alone": "0.5000"},
-    "warning": "",
-}
 
 
 def test_values_in_markdown_are_escaped_on_one_line_and_settings_not_given_are_left_out() -> None:
-    text = render("finetuned_card.md", **FINETUNED)
+    settings = {"epochs": 3, "dropout": 0.0, "stride": None, "regression": False, "text_field": EVIL}
+    values = {"task": "tag", "kind": "token classification", "base": EVIL, "settings": settings, "warning": ""}
+    values |= {"model_class": "BertForTokenClassification", "rows": {"train": 1000, "validation": 50}}
+    values |= {"splits": ["validation"], "scores": [("f1", "0.9000")], "best_epoch": 2, "metric": "f1"}
+    text = render("finetuned_card.md", **values, baselines={"words alone": "0.5000"})
     assert text.startswith(f"# {escaped(EVIL)}, fine-tuned for token classification\n")
     assert f"* `text_field`: {escaped(EVIL)}\n" in text
     assert EVIL not in text
@@ -224,5 +214,5 @@ def test_values_in_markdown_are_escaped_on_one_line_and_settings_not_given_are_l
 
 
 def test_a_missing_value_is_an_error() -> None:
-    with pytest.raises(jinja2.UndefinedError, match="base"):
-        render("finetuned_card.md", **{name: value for name, value in FINETUNED.items() if name != "base"})
+    with pytest.raises(jinja2.UndefinedError):
+        render("finetuned_card.md", task="tag")

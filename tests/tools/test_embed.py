@@ -14,7 +14,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from bert_pretrain.config import TrainConfig
-from bert_pretrain.errors import ConfigError, DataError, InputError, OutputError, UserError
+from bert_pretrain.errors import ConfigError, DataError, InputError
 from bert_pretrain.tools import texts as texts_module
 from bert_pretrain.tools.embed import POOLINGS, embed
 from bert_pretrain.tools.texts import Texts
@@ -169,35 +169,6 @@ def test_empty_texts_are_left_out_or_refused_by_row_and_leave_the_file_of_before
     assert "1 empty texts" in capsys.readouterr().out
 
 
-CHOICES: dict[str, tuple[dict[str, Any], type[UserError], str]] = {
-    "unknown ending": ({"output": "v.jsonl"}, ConfigError, "--output"),
-    "tokens as a matrix": ({"output": "v.npy", "level": "token"}, ConfigError, "--output"),
-    "level": ({"level": "word"}, ConfigError, "--level"),
-    "pooled tokens": ({"level": "token", "pooling": "cls"}, ConfigError, "--pooling"),
-    "unknown pooling": ({"pooling": "max"}, ConfigError, "--pooling"),
-    "too long": ({"max_length": 41}, ConfigError, "--max-length"),
-    "input as output": ({"input": "in.parquet", "output": "in.parquet"}, OutputError, "--output"),
-    "other field": ({"text_field": "body"}, InputError, "in.jsonl: line 1"),
-}
-
-
-@pytest.mark.parametrize(("choice", "kind", "where"), CHOICES.values(), ids=CHOICES)
-def test_choices_that_do_not_fit_are_refused(
-    bert_folder: Path, tmp_path: Path, choice: dict[str, Any], kind: type[UserError], where: str
-) -> None:
-    source = tmp_path / choice.get("input", "in.jsonl")
-    if source.suffix == ".parquet":
-        pq.write_table(pa.table({"text": ["the"]}), source)
-    else:
-        source.write_text('{"text": "the"}\n')
-    output = tmp_path / choice.get("output", "v.parquet")
-    options = {name: value for name, value in choice.items() if name not in ("input", "output")}
-    with pytest.raises(kind) as refused:
-        embed(bert_folder, [str(source)], output, config=CPU, **options)
-    assert where in refused.value.where
-    assert list(tmp_path.iterdir()) == [source]
-
-
 def test_models_that_do_not_fit_are_refused(
     bert_folder: Path, make_bert: Callable[..., Path], text_file: Path, vocab_folder: Path, tmp_path: Path
 ) -> None:
@@ -287,35 +258,40 @@ def test_older_folders_of_sentence_transformers_are_read(bert_folder: Path, text
     np.testing.assert_allclose(found, plain / np.linalg.norm(plain, axis=1, keepdims=True), atol=1e-6)
 
 
-UNKNOWN: dict[str, tuple[dict[str, Any], tuple[str, ...], str]] = {
-    "dense layer": (MEAN, ("Transformer", "Pooling", "Dense"), "its modules are Transformer, Pooling, Dense"),
-    "two modes": ({**MEAN, "pooling_mode_max_tokens": True}, ("Transformer", "Pooling"), "its pooling is"),
-    "no mode": ({}, ("Transformer", "Pooling"), "its pooling is"),
+OF_TWO = ("Transformer", "Pooling")
+MODULES = [
+    {"path": name, "type": f"sentence_transformers.models.{kind}"}
+    for name, kind in (("", "Transformer"), ("../x", "Pooling"))
+]
+UNKNOWN: dict[str, tuple[dict[str, Any], tuple[str, ...], dict[str, str], str]] = {
+    "dense layer": (MEAN, (*OF_TWO, "Dense"), {}, "its modules are Transformer, Pooling, Dense"),
+    "two modes": ({**MEAN, "pooling_mode_max_tokens": True}, OF_TWO, {}, "its pooling is"),
+    "no mode": ({}, OF_TWO, {}, "its pooling is"),
+    "no list": (MEAN, OF_TWO, {"modules.json": "[7]"}, "no list of modules"),
+    "a path outside": (MEAN, OF_TWO, {"modules.json": json.dumps(MODULES)}, "outside of the folder"),
+    "a prompt": (
+        MEAN,
+        OF_TWO,
+        {"config_sentence_transformers.json": '{"default_prompt_name": "query"}'},
+        "puts a prompt before every text",
+    ),
 }
 
 
-@pytest.mark.parametrize(("pooling", "kinds", "what"), UNKNOWN.values(), ids=UNKNOWN)
+@pytest.mark.parametrize(("pooling", "kinds", "files", "what"), UNKNOWN.values(), ids=UNKNOWN)
 def test_what_is_not_known_of_sentence_transformers_is_refused(
-    bert_folder: Path, text_file: Path, tmp_path: Path, pooling: dict[str, Any], kinds: tuple[str, ...], what: str
+    bert_folder: Path,
+    text_file: Path,
+    tmp_path: Path,
+    pooling,
+    kinds: tuple[str, ...],
+    files: dict[str, str],
+    what: str,
 ) -> None:
     folder = as_sentence_model(bert_folder, tmp_path / "m", pooling, *kinds)
+    for name, content in files.items():
+        (folder / name).write_text(content)
     with pytest.raises(DataError, match=what) as refused:
         embed(folder, [str(text_file)], tmp_path / "v.npy", config=CPU)
     assert "--pooling mean" in refused.value.remedy
     embed(folder, [str(text_file)], tmp_path / "v.npy", config=CPU, pooling="mean")
-
-
-def test_damaged_modules_and_prompts_are_refused(bert_folder: Path, text_file: Path, tmp_path: Path) -> None:
-    folder = as_sentence_model(bert_folder, tmp_path / "m", MEAN, "Transformer", "Pooling")
-    kept = (folder / "modules.json").read_text()
-    changes = {
-        "modules.json": [("[7]", "no list of modules"), (kept.replace("1_Pooling", "../x"), "outside of the folder")],
-        "config_sentence_transformers.json": [('{"default_prompt_name": "query"}', "puts a prompt before every text")],
-    }
-    for name, contents in changes.items():
-        for content, what in contents:
-            (folder / name).write_text(content)
-            with pytest.raises(DataError, match=what) as refused:
-                embed(folder, [str(text_file)], tmp_path / "v.npy", config=CPU)
-            assert name in refused.value.where
-        (folder / "modules.json").write_text(kept)
