@@ -70,14 +70,6 @@ def test_work_keeps_only_a_little_ahead_of_who_takes_the_results(tmp_path: Path,
     assert multiprocessing.active_children() == []
 
 
-def test_a_pool_keeps_its_processes_from_one_stage_to_the_next(tmp_path: Path) -> None:
-    tasks = [tmp_path / str(number) for number in range(8)]
-    with LocalPool(2) as pool:
-        runs = [set(run_all(leave_note, tasks, workers=pool)) for _ in range(2)]
-    assert len(runs[0] | runs[1]) <= 2
-    assert os.getpid() not in runs[0]
-
-
 def test_an_error_of_one_task_ends_the_others_at_once(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="no"):
         run_all(stumble, [tmp_path / str(number) for number in range(4)], workers=2)
@@ -117,26 +109,6 @@ def test_workers_do_not_outlive_an_interrupted_parent(tmp_path: Path, number: si
     while any(Path(f"/proc/{worker}").exists() for worker in workers):
         assert time.monotonic() < deadline
         time.sleep(0.05)
-
-
-STOPPED = """
-import sys, time
-from tqdm import tqdm
-from bert_pretrain.io.pool import run_each
-def work(number):
-    list(tqdm(range(2), disable=None))  # as in the libraries that a task uses
-    time.sleep(1)
-    sys.exit(1 / number)
-if __name__ == '__main__':
-    list(run_each(work, [0, 0], workers=2, description='test', unit='task'))
-"""
-
-
-def test_a_worker_that_is_stopped_leaves_no_semaphore(tmp_path: Path) -> None:
-    (tmp_path / "script.py").write_text(STOPPED)
-    done = subprocess.run([sys.executable, str(tmp_path / "script.py")], capture_output=True, text=True, check=False)
-    assert "ZeroDivisionError" in done.stderr
-    assert "leaked" not in done.stderr
 
 
 @pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="the system cannot limit a process to some cores")

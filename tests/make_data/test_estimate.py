@@ -103,16 +103,6 @@ def test_a_sample_of_one_document_is_taken_for_a_corpus_of_several(tmp_path, voc
         estimated(config, [str(write(path, as_jsonl([long])))], vocab_folder)
 
 
-def test_a_dry_run_writes_nothing_and_shows_that_it_works(tmp_path: Path, vocab_folder: Path, capsys) -> None:
-    path = write(tmp_path / "a.txt", "\n\n".join(corpus(40)))
-    config = load_config(settings=["data.document_boundary=blank_line", "data.max_seq_length=64"])
-    make_data(config, [str(path)], vocab_folder, tmp_path / "data", workers=1, dry_run=True)
-    printed = capsys.readouterr()
-    assert "nothing is written" in printed.out
-    assert "100%" in printed.err
-    assert list(tmp_path.iterdir()) == [path]
-
-
 def test_a_dry_run_of_many_small_files_opens_few_of_them(tmp_path, vocab_folder, monkeypatch, capsys) -> None:
     for number, text in enumerate(corpus(300)):
         write(tmp_path / "texts" / f"{number:03}.txt", text)
@@ -130,13 +120,15 @@ def test_a_dry_run_of_many_small_files_opens_few_of_them(tmp_path, vocab_folder,
     assert times_seen > 3.1
 
 
-def test_a_dry_run_warns_as_the_real_run(tmp_path: Path, vocab_folder: Path, capsys) -> None:
+def test_a_dry_run_writes_nothing_and_warns_as_the_real_run(tmp_path: Path, vocab_folder: Path, capsys) -> None:
     texts = [f"Number {n} ① ㎏ ① 語. Second sentence of it.\n\n{n} is alone." for n in range(300)]
     path = write(tmp_path / "a.txt", "\n\n".join(texts) + "\n")
     settings = ["data.document_boundary=blank_line", "data.next_sentence=sop", "data.validation_fraction=0.1"]
     config = load_config(settings=["data.max_seq_length=32", "data.dupe_factor=1", *settings])
     make_data(config, [str(path)], vocab_folder, tmp_path / "data", workers=1, dry_run=True)
-    dry = capsys.readouterr().out
+    dry, bar = capsys.readouterr()
+    assert "100%" in bar
+    assert list(tmp_path.iterdir()) == [path]
     assert "① 600, ㎏ 300, 語 300" in dry
     data = DataFolder.open(make_data(config, [str(path)], vocab_folder, tmp_path / "data", workers=1))
     real = capsys.readouterr().out
