@@ -15,9 +15,6 @@ from tqdm import tqdm
 
 from bert_pretrain.errors import UserError
 from bert_pretrain.io.pool import LocalPool, progress_bar, run_each
-from bert_pretrain.text.documents import progress_of
-from bert_pretrain.text.sources import Source
-from bert_pretrain.text.text_files import ByteRange
 
 
 def run_all(function: Callable[[Any], Any], tasks: Sequence[Any], workers: int | LocalPool) -> list[Any]:
@@ -111,6 +108,26 @@ def test_workers_do_not_outlive_an_interrupted_parent(tmp_path: Path, number: si
         time.sleep(0.05)
 
 
+STOPPED = """
+import sys, time
+from tqdm import tqdm
+from bert_pretrain.io.pool import run_each
+def work(number):
+    list(tqdm(range(2), disable=None))  # as in the libraries that a task uses
+    time.sleep(1)
+    sys.exit(1 / number)
+if __name__ == '__main__':
+    list(run_each(work, [0, 0], workers=2, description='test', unit='task'))
+"""
+
+
+def test_a_worker_that_is_stopped_leaves_no_semaphore(tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text(STOPPED)
+    done = subprocess.run([sys.executable, str(tmp_path / "script.py")], capture_output=True, text=True, check=False)
+    assert "ZeroDivisionError" in done.stderr
+    assert "leaked" not in done.stderr
+
+
 @pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="the system cannot limit a process to some cores")
 def test_a_process_that_is_limited_to_one_core_counts_one() -> None:
     program = "import os; os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})\n"
@@ -138,9 +155,3 @@ def test_bars_stay_in_place_on_a_terminal_and_are_lines_elsewhere(capsys, monkey
             "work:  33",
         ]
         assert not {"\r", "\x1b"} & set(err)
-
-
-def test_bytes_are_counted_only_where_all_sizes_are_known() -> None:
-    file, dataset = ByteRange(Source("a.txt", "txt", 7, "")), ByteRange(Source("dataset:a", "dataset", None, ""))
-    assert progress_of([[file, file], [file]]) == {"unit": "B", "weights": [14.0, 7.0]}
-    assert progress_of([[file, file], [dataset]]) == {"unit": "part", "weights": [2, 1]}

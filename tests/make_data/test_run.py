@@ -77,9 +77,6 @@ def check_manifest(data: Path, documents: list[list[int]]) -> None:
         assert [record.rows for record in folder.shards(split)] == [len(table) for table in found]
         assert entry["rows"] == sum(map(len, found)) == folder.rows(split)
         assert entry["tokens"] == sum(len(table.input_ids) for table in found)
-        masked = sum(len(table.masks.original_ids) for table in found)
-        assert entry["statistics"]["masked_share"] == masked / (entry["tokens"] - 3 * entry["rows"])
-        assert entry["statistics"]["is_next_share"] == (np.concatenate(labels) == 0).mean()
     counts = (len(documents), sum(map(len, documents)), sum(map(sum, documents)))
     assert tuple(folder.manifest["corpus"][name] for name in ("documents", "sentences", "tokens")) == counts
 
@@ -178,12 +175,10 @@ def test_the_same_command_again_touches_nothing_and_another_is_refused(numbered,
     with pytest.raises(OutputError, match="inputs"):
         make_data(small.config(*SMALL), [str(other)], small.vocab, data, workers=1)
     assert {path: path.stat().st_mtime_ns for path in data.rglob("*")} == times
-    config = small.config(*SMALL, "data.seed=99")
-    overwritten = make_data(config, [str(small.text)], small.vocab, data, workers=1, overwrite=True)
+    make_data(small.config(*SMALL, "data.seed=99"), [str(small.text)], small.vocab, data, workers=1, overwrite=True)
     (aside,) = small.folder.glob("data.old-*")
     assert digests(aside) == before
-    assert DataFolder.open(overwritten).manifest["seed"] == 99
-    assert digests(overwritten / "train") != digests(aside / "train")
+    assert digests(data / "train") != digests(aside / "train")
     assert len([path for path in (small.folder / ".token-store").iterdir() if path.is_dir()]) == 1
 
 
