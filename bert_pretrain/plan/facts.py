@@ -55,13 +55,13 @@ class TextFacts:
 
 def measure_text(inputs: Sequence[str], config: DataConfig) -> TextFacts:
     """Read a sample of a corpus; where it is few documents and the boundary is `auto`, look for one that makes more."""
-    sources = [source for source in resolve(inputs, config) if not source.is_validation]
+    sources = [source for source in resolve(inputs, config, looks=False) if not source.is_validation]
     facts = _measure(sources, config)
     if config.document_boundary != "auto" or all(source.format != "txt" for source in sources):
         return facts
     for boundary in ("blank_line", "line") if facts.documents < FEW_DOCUMENTS else ():
         other = config.model_copy(update={"document_boundary": boundary})
-        found = _measure([examined(replace(source, boundary=boundary), other) for source in sources], other)
+        found = _measure([replace(source, boundary=boundary) for source in sources], other)
         # A line of one sentence may be all of a document, or hard-wrapped: that cannot be told.
         if found.documents >= FEW_DOCUMENTS and (boundary != "line" or found.sentences_per_document >= 2):
             return replace(found, boundary=boundary, documents_as_configured=facts.documents)
@@ -69,7 +69,8 @@ def measure_text(inputs: Sequence[str], config: DataConfig) -> TextFacts:
 
 
 def _measure(sources: Sequence[Source], config: DataConfig) -> TextFacts:
-    chosen = [sources[index] for index in np.unique(np.linspace(0, len(sources) - 1, MIN_SOURCES).astype(int))]
+    places = np.unique(np.linspace(0, len(sources) - 1, MIN_SOURCES).astype(int))  # of up to `FEW_SOURCES`, all
+    chosen = [examined(sources[place], config) for place in places]
     others = sum(source.size or 0 for source in sources) / max(1, sum(source.size or 0 for source in chosen)) or 1.0
     sentences: list[float] = []  # of each document
     num_bytes = num_documents = 0.0
@@ -99,8 +100,8 @@ def _measure(sources: Sequence[Source], config: DataConfig) -> TextFacts:
         sentences_per_document=statistics.median(sentences),
         single_sentence_share=sum(number == 1 for number in sentences) / len(sentences),
         cjk_share=cjk / max(1, letters),
-        is_divisible=len(sources) > FEW_SOURCES or all(source.has_documents_at_lines for source in sources),
-        vocab_reads_all=len(sources) <= FEW_SOURCES and any(source.needs_decoding for source in sources),
+        is_divisible=len(sources) > FEW_SOURCES or all(source.has_documents_at_lines for source in chosen),
+        vocab_reads_all=len(sources) <= FEW_SOURCES and any(source.needs_decoding for source in chosen),
     )
 
 

@@ -1,6 +1,5 @@
 """Files and folders appear whole or not at all, whatever happens to the writer; locks end with their process."""
 
-import os
 import signal
 import subprocess
 import sys
@@ -13,8 +12,6 @@ from bert_pretrain.io.files import (
     atomic_folder,
     atomic_path,
     is_bookkeeping,
-    move_aside,
-    read_json,
     remove_temporaries,
     write_text,
 )
@@ -132,39 +129,3 @@ def test_a_lock_refuses_a_second_process_and_dies_with_a_killed_one(tmp_path: Pa
     with exclusive(folder):
         assert names(folder) == {".lock"}
     assert not names(folder)
-
-
-def test_moving_aside_keeps_everything_but_the_lock(tmp_path: Path) -> None:
-    folder, asides = tmp_path / "output", []
-    for content in ("first", "second"):
-        with exclusive(folder):
-            (folder / "train").mkdir()
-            (folder / "train" / "a").write_text(content)
-            asides.append(move_aside(folder))
-            with pytest.raises(OutputError), exclusive(folder):
-                pytest.fail("moving aside let go of the lock")
-    assert [(aside / "train" / "a").read_text() for aside in asides] == ["first", "second"]
-    assert not names(folder)
-
-
-MANY = """
-import pathlib, sys
-from bert_pretrain.io.files import write_json
-print("ready", flush=True)
-for number in range(100):
-    write_json(pathlib.Path(sys.argv[1]), [number] * 5000)
-"""
-
-
-def test_written_files_are_complete_when_seen(tmp_path: Path) -> None:
-    path, seen = tmp_path / "file.json", set()
-    process = run_until_ready(MANY, path)
-    while process.poll() is None:
-        if path.exists():
-            value = read_json(path)
-            assert value == [value[0]] * 5000
-            seen.add(value[0])
-    process.communicate()
-    assert read_json(path) == [99] * 5000
-    assert os.listdir(tmp_path) == ["file.json"]
-    assert seen

@@ -123,7 +123,12 @@ def test_a_broken_partial_manifest_beside_output_is_refused(unfinished: Path, co
 def test_overwrite_moves_everything_aside(unfinished: Path, capsys: pytest.CaptureFixture[str]) -> None:
     before = digests(unfinished)
     with exclusive(unfinished):
-        assert claim(unfinished, "data", OTHER, overwrite=True) is Progress.NEW
-    (aside,) = (path for path in unfinished.parent.iterdir() if path != unfinished)
-    assert digests(aside) == before
-    assert str(aside) in capsys.readouterr().out
+        for identity in (OTHER, IDENTITY):
+            assert claim(unfinished, "data", identity, overwrite=True) is Progress.NEW
+            (unfinished / "a").write_text(str(identity))
+            with pytest.raises(OutputError), exclusive(unfinished):
+                pytest.fail("moving aside let go of the lock")
+    first, second = sorted(path for path in unfinished.parent.iterdir() if path != unfinished)
+    assert digests(first) == before
+    assert (second / "a").read_text() == str(OTHER)
+    assert str(first) in capsys.readouterr().out

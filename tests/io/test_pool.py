@@ -15,9 +15,6 @@ from tqdm import tqdm
 
 from bert_pretrain.errors import UserError
 from bert_pretrain.io.pool import LocalPool, progress_bar, run_each
-from bert_pretrain.text.documents import progress_of
-from bert_pretrain.text.sources import Source
-from bert_pretrain.text.text_files import ByteRange
 
 
 def run_all(function: Callable[[Any], Any], tasks: Sequence[Any], workers: int | LocalPool) -> list[Any]:
@@ -68,14 +65,6 @@ def test_work_keeps_only_a_little_ahead_of_who_takes_the_results(tmp_path: Path,
         results.close()
     assert len(list(tmp_path.iterdir())) < len(tasks)
     assert multiprocessing.active_children() == []
-
-
-def test_a_pool_keeps_its_processes_from_one_stage_to_the_next(tmp_path: Path) -> None:
-    tasks = [tmp_path / str(number) for number in range(8)]
-    with LocalPool(2) as pool:
-        runs = [set(run_all(leave_note, tasks, workers=pool)) for _ in range(2)]
-    assert len(runs[0] | runs[1]) <= 2
-    assert os.getpid() not in runs[0]
 
 
 def test_an_error_of_one_task_ends_the_others_at_once(tmp_path: Path) -> None:
@@ -166,9 +155,3 @@ def test_bars_stay_in_place_on_a_terminal_and_are_lines_elsewhere(capsys, monkey
             "work:  33",
         ]
         assert not {"\r", "\x1b"} & set(err)
-
-
-def test_bytes_are_counted_only_where_all_sizes_are_known() -> None:
-    file, dataset = ByteRange(Source("a.txt", "txt", 7, "")), ByteRange(Source("dataset:a", "dataset", None, ""))
-    assert progress_of([[file, file], [file]]) == {"unit": "B", "weights": [14.0, 7.0]}
-    assert progress_of([[file, file], [dataset]]) == {"unit": "part", "weights": [2, 1]}

@@ -62,17 +62,8 @@ def tables(data: Path, split: str) -> list[Examples]:
     return [read_shard(data, record) for record in DataFolder.open(data).shards(split)]
 
 
-def originals(examples: Examples) -> np.ndarray:
-    """Return the ids before masking, (tokens,)."""
-    ids = examples.input_ids.copy()
-    if examples.masks is not None:
-        rows = np.repeat(np.arange(len(examples)), np.diff(examples.masks.offsets))
-        ids[examples.offsets[rows] + examples.masks.positions] = examples.masks.original_ids
-    return ids
-
-
 def unmasked(examples: Examples) -> Iterator[Pair]:
-    numbers = originals(examples).astype(np.int64) - NUM_RESERVED
+    numbers = examples.original_ids.astype(np.int64) - NUM_RESERVED
     for row in range(len(examples)):
         example = numbers[examples.offsets[row] : examples.offsets[row + 1]]
         b_start = int(examples.segment_b_start[row])

@@ -13,7 +13,7 @@ from bert_pretrain.examples.shards import DataFolder
 from bert_pretrain.make_data import plan
 from bert_pretrain.make_data.run import make_data
 
-from .conftest import originals, tables
+from .conftest import tables
 
 WORDS = ["alpha", "beta", "gamma", "delta", "file", "list", "return", "string", "object", "value", "number", "name"]
 NO_VALIDATION = "data.validation_fraction=0"
@@ -38,7 +38,7 @@ def build(tmp_path: Path, vocab: Path, names: list[str], *settings: str, name: s
 
 
 def tokens(data: DataFolder, split: str) -> Counter[int]:
-    return Counter(np.concatenate([originals(table) for table in tables(data.path, split)]).tolist())
+    return Counter(np.concatenate([table.original_ids for table in tables(data.path, split)]).tolist())
 
 
 @pytest.mark.parametrize("bucket", [1 << 22, 7])

@@ -42,6 +42,19 @@ def as_array(texts: Sequence[str]) -> bytes:
 WHOLE, SAMPLE = 1 << 24, 40_000
 
 
+def made_and_near(
+    found: Estimate, config: Config, inputs: list[str], vocab: Path, rel: float, rel_rows: float
+) -> DataFolder:
+    """Make the data, check what was estimated of it, and return it."""
+    data = DataFolder.open(make_data(config, inputs, vocab, Path(inputs[0]).parent / "data", workers=1))
+    times_seen = data.manifest["splits"]["train"]["statistics"]["times_text_is_seen"]
+    assert found.documents == pytest.approx(data.manifest["corpus"]["documents"], rel=rel)
+    assert found.tokens == pytest.approx(data.manifest["corpus"]["tokens"], rel=rel)
+    assert found.rows == pytest.approx(data.rows("train"), rel=rel_rows)
+    assert found.times_seen == pytest.approx(times_seen, rel=0.1)
+    return data
+
+
 @pytest.mark.parametrize(
     ("ending", "compression", "sample_bytes"),
     [
@@ -64,16 +77,11 @@ def test_an_estimate_is_near_what_comes_out(
     config = load_config(settings=[*settings, "data.strict=yes"])
     found = estimated(config, [str(path)], vocab_folder)
     assert list(tmp_path.iterdir()) == [path]
-    data = DataFolder.open(make_data(config, [str(path)], vocab_folder, tmp_path / "data", workers=1))
-    store = sum(file.stat().st_size for file in (tmp_path / ".token-store").rglob("*.npy"))
-    times_seen = data.manifest["splits"]["train"]["statistics"]["times_text_is_seen"]
     exact = 0.02 if sample_bytes == WHOLE else 0.25
-    assert found.documents == pytest.approx(data.manifest["corpus"]["documents"], rel=exact)
-    assert found.tokens == pytest.approx(data.manifest["corpus"]["tokens"], rel=exact)
-    assert found.rows == pytest.approx(data.rows("train"), rel=exact + 0.03)
+    data = made_and_near(found, config, [str(path)], vocab_folder, exact, exact + 0.03)
+    store = sum(file.stat().st_size for file in (tmp_path / ".token-store").rglob("*.npy"))
     assert found.shard_bytes == pytest.approx(sum(each.bytes for each in data.shards("train")), rel=exact + 0.1)
     assert found.store_bytes == pytest.approx(store, rel=exact)
-    assert found.times_seen == pytest.approx(times_seen, rel=0.1)
     assert found.core_seconds > 0
 
 
@@ -83,13 +91,8 @@ def test_inputs_that_repeat_each_other_are_counted_once(tmp_path, vocab_folder, 
         write(tmp_path / "texts" / "b" / f"{number:03}.txt", text)
     monkeypatch.setattr(module, "SAMPLE_BYTES", SAMPLE)
     inputs, config = [str(tmp_path / "texts")], load_config(settings=["data.max_seq_length=64"])
-    found = estimated(config, inputs, vocab_folder)
-    data = DataFolder.open(make_data(config, inputs, vocab_folder, tmp_path / "data", workers=1))
-    times_seen = data.manifest["splits"]["train"]["statistics"]["times_text_is_seen"]
-    assert found.documents == pytest.approx(300, rel=0.15)
-    assert found.tokens == pytest.approx(data.manifest["corpus"]["tokens"], rel=0.15)
-    assert found.rows == pytest.approx(data.rows("train"), rel=0.15)
-    assert found.times_seen == pytest.approx(times_seen, rel=0.1)
+    data = made_and_near(estimated(config, inputs, vocab_folder), config, inputs, vocab_folder, 0.15, 0.15)
+    assert data.manifest["corpus"]["documents"] == 300
 
 
 def test_a_sample_of_one_document_is_taken_for_a_corpus_of_several(tmp_path, vocab_folder, monkeypatch) -> None:
@@ -101,16 +104,6 @@ def test_a_sample_of_one_document_is_taken_for_a_corpus_of_several(tmp_path, voc
     assert estimated(config, [str(path)], vocab_folder).rows == pytest.approx(whole.rows, rel=0.15)
     with pytest.raises(InputError, match="1 document"):
         estimated(config, [str(write(path, as_jsonl([long])))], vocab_folder)
-
-
-def test_a_dry_run_writes_nothing_and_shows_that_it_works(tmp_path: Path, vocab_folder: Path, capsys) -> None:
-    path = write(tmp_path / "a.txt", "\n\n".join(corpus(40)))
-    config = load_config(settings=["data.document_boundary=blank_line", "data.max_seq_length=64"])
-    make_data(config, [str(path)], vocab_folder, tmp_path / "data", workers=1, dry_run=True)
-    printed = capsys.readouterr()
-    assert "nothing is written" in printed.out
-    assert "100%" in printed.err
-    assert list(tmp_path.iterdir()) == [path]
 
 
 def test_a_dry_run_of_many_small_files_opens_few_of_them(tmp_path, vocab_folder, monkeypatch, capsys) -> None:
@@ -130,13 +123,15 @@ def test_a_dry_run_of_many_small_files_opens_few_of_them(tmp_path, vocab_folder,
     assert times_seen > 3.1
 
 
-def test_a_dry_run_warns_as_the_real_run(tmp_path: Path, vocab_folder: Path, capsys) -> None:
+def test_a_dry_run_writes_nothing_and_warns_as_the_real_run(tmp_path: Path, vocab_folder: Path, capsys) -> None:
     texts = [f"Number {n} ① ㎏ ① 語. Second sentence of it.\n\n{n} is alone." for n in range(300)]
     path = write(tmp_path / "a.txt", "\n\n".join(texts) + "\n")
     settings = ["data.document_boundary=blank_line", "data.next_sentence=sop", "data.validation_fraction=0.1"]
     config = load_config(settings=["data.max_seq_length=32", "data.dupe_factor=1", *settings])
     make_data(config, [str(path)], vocab_folder, tmp_path / "data", workers=1, dry_run=True)
-    dry = capsys.readouterr().out
+    dry, bar = capsys.readouterr()
+    assert "100%" in bar
+    assert list(tmp_path.iterdir()) == [path]
     assert "① 600, ㎏ 300, 語 300" in dry
     data = DataFolder.open(make_data(config, [str(path)], vocab_folder, tmp_path / "data", workers=1))
     real = capsys.readouterr().out

@@ -1,6 +1,5 @@
 """`make-data` under each objective: what examples hold, which corpora do, and what `datasets` makes of the folder."""
 
-import itertools
 import json
 import os
 from collections import Counter
@@ -9,17 +8,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bert_pretrain.config_file import load_config
 from bert_pretrain.examples.shards import DataFolder
 from bert_pretrain.make_data.ingest import ensure_store_shard
-from bert_pretrain.make_data.run import make_data
 from bert_pretrain.make_data.token_store import store_key, store_shard_folder
 from bert_pretrain.text import documents
 from bert_pretrain.text.sources import resolve
 from bert_pretrain.text.tokenizer import Tokenizer
-from bert_pretrain.vocab.run import make_vocab
 
-from .conftest import NUM_RESERVED, SMALL, Numbered, originals, tables
+from .conftest import NUM_RESERVED, SMALL, Numbered, tables
 from .test_pairs import documents_of
 from .test_run import CORPORA
 
@@ -47,7 +43,7 @@ WITHOUT_PAIRS = {
 
 def words_seen(corpus: Numbered, data: Path, split: str) -> Counter[int]:
     """How often each word of the corpus stands in a split."""
-    ids = np.concatenate([[0], *map(originals, tables(data, split))]).astype(int)
+    ids = np.concatenate([[0], *(table.original_ids for table in tables(data, split))]).astype(int)
     return Counter((ids[ids >= NUM_RESERVED] - NUM_RESERVED).tolist())
 
 
@@ -71,7 +67,9 @@ def test_sentence_orders_hold_all_text_of_any_corpus(numbered, name: str) -> Non
     data = corpus.make("data.next_sentence=sop", "data.max_seq_length=64", "data.dupe_factor=2", *settings)
     check_examples(data)
     seen: set[int] = set()
-    for split in DataFolder.open(data).manifest["splits"]:
+    splits = list(DataFolder.open(data).manifest["splits"])
+    assert ("validation" in splits) == (len(documents) > 1 and "data.validation_fraction=0" not in settings)
+    for split in splits:
         for pair in corpus.pairs(data, split):
             words = np.concatenate([pair.a, pair.b] if pair.label == 0 else [pair.b, pair.a])
             assert np.array_equal(words, np.arange(words[0], words[0] + len(words)))
@@ -97,37 +95,20 @@ def test_full_sentences_hold_every_word_of_any_corpus_once_a_copy(numbered, name
     assert bool(held_out) == (len(documents) > 1 and "data.validation_fraction=0" not in settings)
 
 
-def test_full_sentences_are_packed_over_the_ends_of_documents(numbered) -> None:
-    corpus = numbered(documents_of(41, 200, (1, 4), (3, 20)))
-    data = corpus.make("data.next_sentence=none", "data.max_seq_length=64", "data.dupe_factor=1")
-    tokenizer = DataFolder.open(data).tokenizer()
-    for table in tables(data, "train"):
-        assert table.lengths.mean() > 50
-        assert np.array_equal(table.segment_b_start, table.lengths)
-        ids = originals(table)
-        for begin, end in itertools.pairwise(table.offsets):
-            example = ids[begin:end]
-            assert (example[0], example[-1]) == (tokenizer.cls_id, tokenizer.sep_id)
-            segments = np.split(example, np.flatnonzero(example == tokenizer.sep_id))[:-1]
-            owners = [set(corpus.document[part[part >= NUM_RESERVED] - NUM_RESERVED].tolist()) for part in segments]
-            assert all(len(owner) == 1 for owner in owners)
-            assert all(left != right for left, right in itertools.pairwise(owners))
-
-
-@pytest.mark.parametrize("objective", ["sop", "none"])
-def test_a_single_document_is_not_held_out(numbered, capsys: pytest.CaptureFixture[str], objective: str) -> None:
-    data = numbered([[5, 6, 7, 8]]).make(f"data.next_sentence={objective}")
-    assert list(DataFolder.open(data).manifest["splits"]) == ["train"]
-    assert "nothing is held out" in capsys.readouterr().out
-
-
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_statistics_are_of_what_the_examples_hold(small, variant: str) -> None:
+def test_statistics_and_datasets_tell_what_the_examples_hold(small, variant: str, tmp_path: Path) -> None:
+    import datasets
+
     data = small.make(*SMALL, *VARIANTS[variant], name=variant)
     check_examples(data)
-    folder = DataFolder.open(data)
+    folder, loaded = DataFolder.open(data), datasets.load_dataset(str(data), cache_dir=str(tmp_path))
+    assert (data / "README.md").exists() == ("dynamic" in variant)
     for split in ("train", "validation"):
         statistics, found = folder.manifest["splits"][split]["statistics"], tables(data, split)
+        row = loaded[split][0]
+        assert len(loaded[split]) == folder.rows(split)
+        assert row["input_ids"] == found[0].input_ids[: found[0].offsets[1]].tolist()
+        assert (row.get("next_sentence_label") is None) == (found[0].next_sentence_label is None)
         for share, objective in (("is_next_share", "nsp"), ("in_order_share", "sop")):
             assert (share in statistics) == (folder.config.next_sentence == objective)
             if share in statistics:
@@ -135,27 +116,14 @@ def test_statistics_are_of_what_the_examples_hold(small, variant: str) -> None:
                 assert statistics[share] == (labels == 0).mean()
         if found[0].masks is None:
             assert not [name for name in statistics if name.startswith("mask")]
+            assert row.get("masked_lm_positions") is None
         else:
+            masks = found[0].masks
+            assert row["masked_lm_positions"] == masks.positions[: masks.offsets[1]].tolist()
+            assert row["masked_lm_ids"] == masks.original_ids[: masks.offsets[1]].tolist()
             masked = sum(len(table.masks.positions) for table in found)
-            maskable = sum(int((originals(table) >= NUM_RESERVED).sum()) for table in found)
+            maskable = sum(int((table.original_ids >= NUM_RESERVED).sum()) for table in found)
             assert statistics["masked_share"] == masked / maskable
-
-
-@pytest.mark.parametrize("variant", VARIANTS)
-def test_datasets_opens_every_variant_with_all_its_columns(small, variant: str, tmp_path: Path) -> None:
-    import datasets
-
-    data = small.make(*SMALL, *VARIANTS[variant], name=variant)
-    loaded = datasets.load_dataset(str(data), cache_dir=str(tmp_path))
-    for split in ("train", "validation"):
-        table, row = tables(data, split)[0], loaded[split][0]
-        assert len(loaded[split]) == DataFolder.open(data).rows(split)
-        assert row["input_ids"] == table.input_ids[: table.offsets[1]].tolist()
-        assert (row.get("masked_lm_positions") is None) == (table.masks is None)
-        assert (row.get("next_sentence_label") is None) == (table.next_sentence_label is None)
-        if table.masks is not None:
-            assert row["masked_lm_ids"] == table.masks.original_ids[: table.masks.offsets[1]].tolist()
-    assert (data / "README.md").exists() == ("dynamic" in variant)
 
 
 def test_the_contents_are_the_stored_ones(numbered) -> None:
@@ -176,7 +144,7 @@ def test_the_contents_are_the_stored_ones(numbered) -> None:
 def test_masks_drawn_later_leave_the_examples_as_they_are(small) -> None:
     static, dynamic = (small.make(*SMALL, *VARIANTS[name], name=name) for name in ("nsp", "nsp dynamic"))
     for ours, theirs in zip(tables(static, "train"), tables(dynamic, "train"), strict=True):
-        assert np.array_equal(originals(ours), theirs.input_ids)
+        assert np.array_equal(ours.original_ids, theirs.input_ids)
         assert np.array_equal(ours.next_sentence_label, theirs.next_sentence_label)
     held_out = [[record.sha256 for record in DataFolder.open(data).shards("validation")] for data in (static, dynamic)]
     assert held_out[0] == held_out[1]
@@ -201,7 +169,7 @@ def test_segmented_words_are_masked_whole_or_told_to_training(segmented, variant
     whole = divided = 0
     for split in ("train", "validation"):
         for table in tables(data, split):
-            ids = originals(table)
+            ids = table.original_ids
             # A word is an even token with the odd one after it; at the beginning of a segment an odd one stands alone.
             before = np.roll(ids, 1)
             starts_word = (ids >= NUM_RESERVED) & ((ids % 2 == 0) | (before < NUM_RESERVED))
@@ -216,19 +184,3 @@ def test_segmented_words_are_masked_whole_or_told_to_training(segmented, variant
             whole, divided = whole + (halves == 2).sum(), divided + (halves == 1).sum()
     # An example of a few tokens predicts one, where no word of two fits.
     assert divided < 0.1 * whole
-
-
-def test_words_of_chinese_are_those_of_the_segmenter(chinese_text: Path, chinese_documents, tmp_path: Path) -> None:
-    rjieba = pytest.importorskip("rjieba")
-    settings = ["vocab.size=1000", "vocab.min_frequency=1", "data.sentence_splitter=lines"]
-    settings += ["data.next_sentence=none", "data.masking=dynamic", "data.dupe_factor=1", "data.validation_fraction=0"]
-    config = load_config(settings=[*settings, "data.whole_word_mask=true", "data.word_segmenter=jieba"])
-    vocab = make_vocab(config, [str(chinese_text)], tmp_path / "vocab", workers=1)
-    data = make_data(config, [str(chinese_text)], vocab, tmp_path / "data", workers=1)
-    tokenizer, found = Tokenizer.load(vocab), Counter()
-    for table in tables(data, "train"):
-        characters = ["" if token <= tokenizer.mask_id else tokenizer.tokens[token] for token in table.input_ids]
-        starts = [*np.flatnonzero(table.starts_word), len(characters)]
-        found.update("".join(characters[begin:end]) for begin, end in itertools.pairwise(starts))
-    assert found == Counter(word for document in chinese_documents for text in document for word in rjieba.cut(text))
-    assert sum(count for word, count in found.items() if len(word) > 1) > 1000

@@ -247,7 +247,10 @@ def rows_of(text: ShardText, max_seq_length: int) -> list[list[range]]:
     assert all(segments)
     rows = [segments[begin:end] for begin, end in itertools.pairwise(packed.offsets)]
     examples = assemble(packed, text, TOKENIZER)
-    assert examples.lengths.tolist() == [1 + sum(len(segment) + 1 for segment in row) for row in rows]
+    cls, sep = TOKENIZER.cls_id, TOKENIZER.sep_id
+    expected = [[cls, *(token for segment in row for token in (*segment, sep))] for row in rows]
+    assert examples.lengths.tolist() == list(map(len, expected))
+    assert examples.input_ids.tolist() == list(itertools.chain(*expected))
     assert np.array_equal(examples.segment_b_start, examples.lengths)  # no B: its start is the length
     return rows
 

@@ -60,17 +60,6 @@ def test_the_store_holds_what_the_tokenizer_says(english_text, english_documents
     assert tokens.tolist() == [sum(map(len, document)) for document in found]
 
 
-def test_parts_of_the_input_change_no_document(english_text, vocab_folder, tmp_path, monkeypatch) -> None:
-    whole, _ = fill(english_text, vocab_folder, tmp_path / "whole")
-    monkeypatch.setattr(documents, "PART_BYTES", 30_000)
-    parts, summaries = fill(english_text, vocab_folder, tmp_path / "parts")
-    assert len(summaries) > 3
-    assert sentences_of(parts) == sentences_of(whole)
-    some = np.array([0, 5, 20, 70])
-    for ours, theirs in zip(parts.sizes_of(some), whole.sizes_of(some), strict=True):
-        assert ours.tolist() == theirs.tolist()
-
-
 @pytest.mark.parametrize("look_ahead", [0, 50])
 def test_the_slices_of_a_document_add_up(english_text, vocab_folder: Path, tmp_path: Path, look_ahead: int) -> None:
     store, _ = fill(english_text, vocab_folder, tmp_path)

@@ -62,6 +62,13 @@ def test_for_large_files_of_running_text_another_boundary_is_found(tmp_path: Pat
     assert (as_configured.boundary, as_configured.documents, as_configured.is_divisible) == ("", 3, False)
 
 
+def test_of_many_files_only_those_of_the_sample_are_opened(tmp_path: Path) -> None:
+    for number in range(40):
+        (tmp_path / f"{number:02}.txt").write_text(PARAGRAPH)
+    (tmp_path / "01.txt").write_bytes(bytes(range(128, 256)))  # `vocab` refuses it
+    assert measure_text([str(tmp_path)], DataConfig(document_boundary="file")).documents == pytest.approx(40, abs=1)
+
+
 def test_lines_that_may_be_wrapped_are_no_documents(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("\n".join(["a line without its end, as in a book that was"] * 100))
     assert measure_text([str(tmp_path / "a.txt")], DataConfig()).boundary == ""

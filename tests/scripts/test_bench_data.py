@@ -5,6 +5,7 @@ import os
 import re
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 
 import bench_data as bench
@@ -58,13 +59,33 @@ def test_one_command_prints_every_row_and_the_table_of_scaling(
     words += ["--slice-mb", 0.2, "--vocab-size", 1500, "--shape-mb", 1]
     command = [sys.executable, bench.__file__, *map(str, words)]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
-    for title in (
-        "ids of Chinese",
-        "make-data, 5 copies",
-        "vocabulary of 1,500",
-        "vocab, mix, 1 MB",
-        "merging of counts",
-    ):
-        assert f"| {title}" in done.stdout
-    assert re.search(r"token store \| [1-9][\d.]* GB \| [1-9][\d.,]* GB", done.stdout)
     assert "commit:" in done.stdout
+    table, scaling = done.stdout.split("| from 0.5 and 1 MB |")
+    rows = [line.strip("| ").split(" | ") for line in table.splitlines() if line.startswith("| ")][1:]
+    assert Counter(re.sub(r"\d[\d,]* chunks", "chunks", row[0]) for row in rows) == Counter(EXPECTED_ROWS)
+    for name, ours, peer, *_ in rows:
+        assert (peer == "–") == bool(re.search(r"peak|merging|1 MB", name)), name
+        is_slope = name.startswith("merging")  # a difference of two times, which may be anything in so small a text
+        assert all(float(cell.split()[0]) > 0 for cell in (ours, peer) if cell != "–" and not is_slope), name
+    cells = [line.strip("| ").split(" | ", 1) for line in scaling.splitlines() if line.startswith("| ")]
+    assert [name.split(",")[0] for name, _ in cells] == EXPECTED_OF_SCALING
+    for name, values in cells:
+        if not re.search("vocab`,|make-data`,|second", name):  # slopes of times, likewise
+            assert all(float(value.replace(",", "")) > 0 for value in re.findall(r"-?[\d.,]*\d", values)), name
+
+
+MADE, BUSY = "make-data, 5 copies, length 128, two workers", "CPU time over wall time and cores"
+EXPECTED_ROWS = [
+    *(f"ids of {name}, one core, {what}" for name in ("English", "Chinese") for what in ("first pass", "chunks known")),
+    *(MADE, MADE, MADE, "make-data, length 512, from the cached token store"),
+    *(f"vocabulary of 1,500, {cores}" for cores in ("two cores", "one core")),
+    *(f"{stage}, peak RssAnon of any process" for stage in ("make-data", "vocab")),
+    *(f"{at}, {of}, 1 MB: {what}" for of in bench.SHAPES for at in ("make-data", "vocab") for what in (BUSY, "whole")),
+    *(f"dry run, {of}, 1 MB" for of in bench.SHAPES),
+    *(f"dry run, {of}, 1 MB: examples over true ones" for of in bench.SHAPES),
+    *(f"dry run, {of}, 1 MB: time over CPU time per core" for of in bench.SHAPES),
+    "merging a table of counts of chunks, two workers",
+    *(f"merging of counts, {size}, two workers, from the slope" for size in bench.SIZES),
+]
+EXPECTED_OF_SCALING = ["tokens", "`vocab`", "`make-data`", "a second length (512) from the store", "`make-data`"]
+EXPECTED_OF_SCALING += ["token store", "shards", "shards", "anonymous memory of a process"]

@@ -299,20 +299,6 @@ def test_the_identity_of_an_input_follows_its_content_not_its_place(tmp_path: Pa
     assert identity(moved) != before
 
 
-def test_an_input_can_be_named_from_elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    write(tmp_path / "a.txt", FORMATS[".txt"](TEXTS))
-    (tmp_path / "data").mkdir()
-    monkeypatch.chdir(tmp_path)
-    for name, absolute in (
-        ("a.txt", f"{tmp_path}/a.txt"),
-        ("dataset:./data:part@train", f"dataset:{tmp_path}/data:part@train"),
-        ("dataset:org/name@train", "dataset:org/name@train"),
-    ):
-        (source,) = resolve([name], BY_BLANK_LINES)
-        assert source.absolute.location == absolute
-        assert source.absolute.identity == source.identity or "./" in name
-
-
 def test_every_line_may_be_a_document(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     lines = [f"sequence {number} " * (1 + number % 5) for number in range(300)]
     path = write(tmp_path / "a.txt", "\n\n" + "\r\n".join(lines[:100]) + "\n\n" + "\n".join(lines[100:]))

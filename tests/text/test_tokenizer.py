@@ -1,6 +1,5 @@
 """A tokenizer, of word pieces or of whole words: its folder opens in `transformers` and loads back the same."""
 
-import itertools
 import json
 from pathlib import Path
 
@@ -16,11 +15,9 @@ from bert_pretrain.text.tokenizer import Tokenizer, find_extension, old_pieces
 from bert_pretrain.text.tokenizer_folder import SPECIAL_TOKENS
 from bert_pretrain.vocab.wordpiece import special_tokens
 
+from .test_fast_tokenizer import ANYTHING, VARIANTS
+
 PIECES = list("abcxyzABC019.,中文é")
-VARIANTS = [
-    dict(zip(("lowercase", "strip_accents", "handle_chinese_chars"), values, strict=True))
-    for values in itertools.product((True, False), (None, True, False), (True, False))
-]
 WORDS = ["ACGT", "acgt", "a", "a.b", "ไทย", "ភាសា", "##x", "x", "中文", "中", "é", "E4-17\u200b", "[mask]"]
 WORDS += ["longer-than-8", "w" * 90]
 OF_WORDS = Tokenizer.of_words([*special_tokens(9), *WORDS])
@@ -85,7 +82,6 @@ def test_all_that_decides_ids_is_in_the_hash() -> None:
 PARTS = [*WORDS, *SPECIAL_TOKENS, "[unused3]", "unknown", "\0", "a\0", "ACGT\0\0", ".", "w" * 91]
 BLANKS = ["  ", "\r\n", *" \n\t\x0b\x0c\x1c\x85\u00a0\u1680\u2003\u2028\u200b\u3000"]
 TEXT = st.lists(st.sampled_from(PARTS).flatmap(lambda part: st.sampled_from(BLANKS).map(part.__add__)), max_size=12)
-ANYTHING = st.text(st.characters(exclude_categories=["Cs"]), max_size=30)
 
 
 @given(text=st.one_of(TEXT.map("".join), ANYTHING))

@@ -1,6 +1,5 @@
 """Tokenizer folders of any BERT give the ids that `transformers` gives; what is not BERT's, or unknown, is refused."""
 
-import itertools
 import json
 import shutil
 from pathlib import Path
@@ -17,13 +16,13 @@ from bert_pretrain.make_data.run import make_data
 from bert_pretrain.text.tokenizer import Tokenizer
 from bert_pretrain.vocab.wordpiece import special_tokens
 
+from .test_fast_tokenizer import VARIANTS
+
 WORDS = ["the", "The", "cafe", "café", "Café", "un", "##fold", "##s", "中", "国", "中国", "##国", ".", "-", "a", "##é"]
 TOKENS = [*special_tokens(3), *WORDS]
 TEXTS = ("The café unfolds - a 中国.", "Café THE the\u0301 国中国 [MASK] unfoldé", "")
-SETTINGS = [
-    dict(zip(("do_lower_case", "strip_accents", "tokenize_chinese_chars"), values, strict=True))
-    for values in itertools.product((True, False), (None, True, False), (True, False))
-]
+NAMES = ("do_lower_case", "strip_accents", "tokenize_chinese_chars")
+SETTINGS = [dict(zip(NAMES, variant.values(), strict=True)) for variant in VARIANTS]
 
 
 def write_vocabulary(folder: Path, tokens: list[str] = TOKENS) -> Path:
