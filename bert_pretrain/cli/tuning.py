@@ -98,7 +98,7 @@ def predict(
 ) -> None:
     """Predict labels, tags or answers by a fine-tuned model.
 
-    Columns, lengths and the like are those of the fine-tuning, unless flags say otherwise.
+    Columns and lengths are those of the fine-tuning, unless flags change them.
 
     Example: bert-pretrain predict classifier unseen.csv --output new.jsonl
     """

@@ -64,7 +64,7 @@ class Estimate:
     rows: float
     held_out: float
     unknown_characters: str
-    """Of the sample: how many, and the most frequent ones."""
+    """In the sample: their number, and the most frequent ones."""
     store_bytes: float
     shard_bytes: float
     core_seconds: float

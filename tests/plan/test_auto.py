@@ -130,7 +130,7 @@ def test_an_outcome_inside_of_the_forecast_is_said(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("figures", "cause"),
     [
-        ({"loss": 6.6}, "nothing learnt"),
+        ({"loss": 6.6}, "nothing learned"),
         ({"loss": HIGH + 0.1, "changed": ["train.peak_lr"]}, "train.peak_lr"),
         ({"loss": HIGH + 0.1, "changed": ["data.encoding"]}, "text unlike the corpora"),
         ({"loss": HIGH + 0.1, "tokens": TOKENS / 2}, "instead of"),
