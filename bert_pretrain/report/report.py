@@ -21,7 +21,7 @@ from bert_pretrain.report.render import render
 from bert_pretrain.report.use import use_of
 
 COLUMNS = (
-    "run", "step", "examples", "held-out MLM loss", "held-out curves.perplexity", "held-out MLM accuracy",
+    "run", "step", "examples", "held-out MLM loss", "held-out perplexity", "held-out MLM accuracy",
     "held-out {pair_accuracy}", "tokens/s", "MFU",
 )  # fmt: skip
 SETTINGS = {
