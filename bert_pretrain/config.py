@@ -1,6 +1,6 @@
 """The configuration: one YAML with a section for each stage, checked once, here; everything inside trusts it.
 
-Numbers, durations and the like are read as people write them: `1e5`, `2 hours`, `64M`, `gpu`.
+Numbers and durations are read as people write them: `1e5`, `2 hours`, `64M`, `gpu`.
 """
 
 import codecs
@@ -94,7 +94,7 @@ def _boundaries(value: object) -> object:
 
 
 def _or_text(*examples: str, **limits: float) -> WithJsonSchema:
-    """Let editors accept a text such as `24h` beside a number."""
+    """Let editors accept a text such as `24h` as well as a number."""
     return WithJsonSchema({"anyOf": [{"type": "number"}, {"type": "string"}], "examples": list(examples), **limits})
 
 
@@ -303,7 +303,7 @@ class TrainConfig(_Section):
     max_grad_norm: Float = 1.0
     """Gradients with a larger norm are clipped to it."""
     precision: Literal["auto", "bf16", "fp16", "fp32"] = "auto"
-    """Of matrix products; auto: bf16 where the device has it, else fp16 on CUDA and fp32 on the CPU."""
+    """Precision of matrix products; auto: bf16 where the device has it, else fp16 on CUDA and fp32 on the CPU."""
     attention: Literal["auto", "varlen", "padded"] = "auto"
     """Sequences packed without padding (varlen) or padded; auto: varlen where the device supports it."""
     compile: bool | Literal["auto"] = "auto"

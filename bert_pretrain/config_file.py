@@ -218,7 +218,7 @@ def find_config(source: str | Path, where: str = "--config") -> Path:
 
 
 def preset_paths() -> dict[str, Path]:
-    """Return the shipped presets: name -> file. In a checkout they are in `configs/`, in a wheel beside this module."""
+    """Return the shipped presets: name -> file. In a checkout they are in `configs/`, in a wheel in this folder."""
     here = Path(__file__).resolve().parent
     folder = next((path for path in (here / "configs", here.parent / "configs") if path.is_dir()), None)
     return {path.stem: path for path in sorted(folder.glob("*.yaml"))} if folder else {}

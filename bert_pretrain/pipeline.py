@@ -74,7 +74,7 @@ def run_pipeline(
             print(f"── training ── {run}")
             if limit is not None:
                 stage = _in_time_left(stage, limit, run, shares[number:], may_refuse=number == 0)
-            # By steps, phases share one schedule and go on with the optimizer's state; by the clock, each has its own.
+            # By steps, phases share one schedule and the optimizer's state; by the clock, each has its own.
             carry = previous is not None and limit is None
             model = train(stage, data, run, init_from=previous, carry_optimizer=carry, overwrite=overwrite)
             if number + 1 < len(runs):
@@ -208,7 +208,7 @@ def with_one_schedule(stages: Sequence[Config], folders: Sequence[Path]) -> list
 
 
 def _show_results(runs: Sequence[Path], model: Path, output: Path) -> None:
-    """Print held-out figures before and after, draw the curves, and say how to open the model."""
+    """Print held-out metrics before and after, draw the curves, and say how to open the model."""
     records = [read_record(run) for run in runs]
     title = names_of_pairs(records)[1]
     evaluations = [[line for line in read_metrics(run) if "validation_mlm_loss" in line] for run in runs]

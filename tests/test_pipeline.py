@@ -34,7 +34,7 @@ def test_phases_of_unlike_objectives_follow_one_another(english_text: Path, tmp_
     model = run_pipeline(config, tmp_path / "out", workers=1)
     assert model == tmp_path / "out" / "train" / "order" / "model"
     out = capsys.readouterr().out
-    assert "hint: nothing learnt (" in out.splitlines()[-1]
+    assert "hint: nothing learned (" in out.splitlines()[-1]
     assert "at most 64 tokens" in out
     assert "at most 64 tokens" in (model / "README.md").read_text()
     table = [line.split() for line in out[out.index("held out            MLM") :].splitlines()[1:5]]

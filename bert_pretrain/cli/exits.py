@@ -26,11 +26,11 @@ _CANNOT_ALLOCATE = re.compile(
 )
 """In the errors of torch's CPU allocator, of oneDNN, which does not say why, of an import, of a thread."""
 _CANNOT_WRITE = re.compile("inline_container|iostream error")
-"""In the RuntimeError of `torch.save`, which does not say why."""
+"""Text in the RuntimeError of `torch.save`, which does not say why."""
 _LOST_RANK = re.compile(r"gloo|NCCL|Dist(Backend|Network|Store)Error|Connection (closed|reset) by peer")
-"""In the errors of collective operations whose other ranks are gone."""
+"""Texts in errors of collective operations whose other ranks have ended."""
 _OS_ERROR = re.compile(r"\(os error (\d+)\)")
-"""In the exceptions of safetensors and tokenizers."""
+"""Pattern of the error number in exceptions of safetensors and tokenizers."""
 _SPENT = {
     errno.ENOSPC: ("the disk is full", "free some space"),
     errno.EDQUOT: ("the quota of the disk is used up", "free some space"),

@@ -23,7 +23,7 @@ def inspect(
 ) -> None:
     """Show and check a data folder.
 
-    The exit code is 1 if it does not match its configuration.
+    The exit code is 1 if the data does not match its configuration.
 
     Example: bert-pretrain inspect data --stats --html data.html
     """

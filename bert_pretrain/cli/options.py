@@ -46,7 +46,7 @@ Strict = Annotated[bool, switch("--strict", "Refuse text that is not UTF-8 inste
 Encoding = Annotated[str | None, option("Encoding of text files, if not UTF-8; auto: detected per file.", "NAME")]
 Lowercase = Annotated[bool | None, option("Whether the vocabulary is lowercase, if its folder does not say.")]
 Model = Annotated[Path, argument("MODEL", "A model folder, or org/name on the Hub.")]
-BatchTokens = Annotated[int | None, option("Tokens that run at once.", min=1)]
+BatchTokens = Annotated[int | None, option("Maximum number of tokens in a batch.", min=1)]
 TextField = Annotated[str | None, option("Field of the text in records; text by default.")]
 SkipEmpty = Annotated[bool, switch("--skip-empty", "Skip empty texts instead of refusing them.")]
 Precision = Annotated[str, option("Precision of matrix products: fp32, bf16, fp16 or auto.")]
@@ -54,7 +54,7 @@ Device = Annotated[str, option("auto, cpu, cuda, cuda:N or mps.", "DEVICE")]
 # As texts: the configuration says what they mean, `1e5` and `24h` too.
 Steps = Annotated[str | None, option("Length of the run in steps.", "N")]
 Time = Annotated[str | None, option("Length of the run, such as 24h or 1h30m.", "TIME")]
-LearningRate = Annotated[str | None, option("At the end of the warm-up.", "RATE")]
+LearningRate = Annotated[str | None, option("Peak learning rate, after the warm-up.", "RATE")]
 BatchSize = Annotated[str | None, option("Examples per step.", "N")]
 TrainingDevice = Annotated[str | None, option("auto (default), cpu, cuda, cuda:N or mps.", "DEVICE")]
 

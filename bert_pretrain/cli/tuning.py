@@ -32,7 +32,7 @@ def finetune(
     validation: Annotated[str | None, option("Rows to select the epoch; default 10 % of --train.", "INPUT")] = None,
     test: Annotated[str | None, option("Rows to predict at the end; labels are optional.", "INPUT")] = None,
     learning_rate: Rates = "auto",
-    epochs: Annotated[int | None, option("Passes over the rows; by default by their number.")] = None,
+    epochs: Annotated[int | None, option("Passes over the rows; the default depends on their number.")] = None,
     batch_size: Annotated[int, option("Windows of text per step.")] = DEFAULT.batch_size,
     warmup_ratio: Annotated[float, option("Warm-up of the learning rate, as a share of all steps.")] = 0.1,
     weight_decay: Annotated[float, option("Weight decay of matrices (not biases, LayerNorm).")] = DEFAULT.weight_decay,
@@ -98,7 +98,7 @@ def predict(
 ) -> None:
     """Predict labels, tags or answers by a fine-tuned model.
 
-    Columns, lengths and the like are those of the fine-tuning, unless flags say otherwise.
+    Columns and lengths are those of the fine-tuning, unless flags change them.
 
     Example: bert-pretrain predict classifier unseen.csv --output new.jsonl
     """

@@ -47,7 +47,7 @@ _TYPES: dict[str, tuple[pa.DataType, ...]] = {
     "next_sentence_label": (pa.uint8(),),
     "word_starts": (pa.list_(pa.uint16()),),
 }
-"""Of the columns in Parquet."""
+"""The accepted types of each column in Parquet."""
 
 
 @with_config(extra="forbid")
@@ -61,9 +61,9 @@ class ShardRecord:
     tokens: _Number
     bytes: _Number
     sha256: _Digest
-    """Of the file; equal for equal versions of pyarrow."""
+    """Hash of the file; equal for equal versions of pyarrow."""
     content_hash: _Digest
-    """Of the columns' values; equal across versions and machines."""
+    """Hash of the columns' values; equal across versions and machines."""
 
     def as_json(self) -> dict[str, Any]:
         return asdict(self)

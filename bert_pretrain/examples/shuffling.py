@@ -29,7 +29,7 @@ class ShuffledExamples:
     def __init__(self, data: DataFolder, seed: int) -> None:
         """Read nothing yet; what is read later is checked then."""
         self.num_rows = data.rows("train")
-        """Of an epoch."""
+        """Examples in an epoch."""
         self._folder, self._config, self._seed = data.path, data.config, seed
         self._records = data.shards("train")
         self._shard_rows = np.array([record.rows for record in self._records], dtype=np.int64)

@@ -100,8 +100,8 @@ class Answer(Task):
         """Return questions cut to their first tokens, so that most of a window holds context."""
         assert self.settings.max_length is not None
         limit = min(MAX_QUESTION_TOKENS, self.settings.max_length // 3)
-        found = zip(questions, encodings(self.tokenizer, questions, special=False), strict=True)
-        kept = [text[: encoding.offsets[limit - 1][1]] if len(encoding) > limit else text for text, encoding in found]
+        encoded = zip(questions, encodings(self.tokenizer, questions, special=False), strict=True)
+        kept = [text[: encoding.offsets[limit - 1][1]] if len(encoding) > limit else text for text, encoding in encoded]
         too_long = sum(short != question for short, question in zip(kept, questions, strict=True))
         counts[f"have a question longer than {limit} tokens, which was truncated"] += too_long
         return kept
@@ -115,8 +115,8 @@ class Answer(Task):
             # A window without the answer correctly predicts none; there is none only if all windows do.
             nulls[window.example] = min(nulls[window.example], float(starts[0] + ends[0]))
         predictions = []
-        for example, found, null in zip(examples, spans, nulls, strict=True):
-            best = sorted(found, key=lambda span: (-span[2], span))[:N_BEST]
+        for example, candidates, null in zip(examples, spans, nulls, strict=True):
+            best = sorted(candidates, key=lambda span: (-span[2], span))[:N_BEST]
             is_none = not best or (self.may_be_none and null > best[0][2])
             text = "" if is_none else example.inputs["context"][slice(*best[0][:2])]
             predictions.append(Prediction(text, best, null))
@@ -153,13 +153,13 @@ def best_spans(positions: Any, starts: np.ndarray, ends: np.ndarray, max_tokens:
         [at for at in np.argsort(-scores[: len(positions)], kind="stable") if positions[at] is not None][:N_BEST]
         for scores in (starts, ends)
     )
-    found = [
+    candidates = [
         (positions[first][0], positions[last][1], float(starts[first] + ends[last]))
         for first in likely_starts
         for last in likely_ends
         if first <= last < first + max_tokens
     ]
-    return sorted(found, key=lambda span: -span[2])[:N_BEST]
+    return sorted(candidates, key=lambda span: -span[2])[:N_BEST]
 
 
 def _characters(encoding: Encoding) -> list[tuple[int, int] | None]:

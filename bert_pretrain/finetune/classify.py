@@ -99,8 +99,8 @@ class Classify(Task):
         # As in BERT's code, a pair whose second text is empty is a single text.
         texts = [tuple(each.inputs.values()) if each.inputs.get("pair") else each.inputs["text"] for each in examples]
         windows, length = [], self.settings.max_length
-        found = encodings(self.tokenizer, texts, {"max_length": length, "strategy": "longest_first"})
-        for number, (example, encoding) in enumerate(zip(examples, found, strict=True)):
+        encoded = encodings(self.tokenizer, texts, {"max_length": length, "strategy": "longest_first"})
+        for number, (example, encoding) in enumerate(zip(examples, encoded, strict=True)):
             counts[f"are longer than {length} tokens and were truncated"] += bool(encoding.overflowing)
             labels = {"labels": numbers.get(example.label, example.label)} if has_labels else {}
             windows.append(Window(number, encoding.ids, encoding.type_ids, labels))
@@ -121,12 +121,12 @@ class Classify(Task):
         truth = [example.label for example in examples]
         if self.settings.regression:
             return _regression_scores(np.array(truth), np.array(predictions))
-        found = [self.labels[int(np.argmax(prediction))] for prediction in predictions]
+        predicted = [self.labels[int(np.argmax(prediction))] for prediction in predictions]
         with quiet_warnings():
             return {
-                "accuracy": float(metrics.accuracy_score(truth, found)),
-                "macro_f1": float(metrics.f1_score(truth, found, average="macro", zero_division=0)),
-                "mcc": float(metrics.matthews_corrcoef(truth, found)),
+                "accuracy": float(metrics.accuracy_score(truth, predicted)),
+                "macro_f1": float(metrics.f1_score(truth, predicted, average="macro", zero_division=0)),
+                "mcc": float(metrics.matthews_corrcoef(truth, predicted)),
             }
 
     def constant(self, examples: list[Example]) -> tuple[str, float]:
@@ -147,22 +147,22 @@ class Classify(Task):
 
     def record(self, example: Example, prediction: Any) -> dict[str, Any]:
         label = {} if example.label is None else {"label": example.label}
-        found = {"row": example.row, **example.inputs, **label, "prediction": self.columns(prediction)["label"]}
+        row = {"row": example.row, **example.inputs, **label, "prediction": self.columns(prediction)["label"]}
         if self.settings.regression:
-            return found
+            return row
         shares = {name: round(float(share), 6) for name, share in zip(self.labels, prediction, strict=True)}
-        return {**found, "probabilities": shares}
+        return {**row, "probabilities": shares}
 
 
-def _regression_scores(truth: np.ndarray, found: np.ndarray) -> dict[str, float]:
+def _regression_scores(truth: np.ndarray, predicted: np.ndarray) -> dict[str, float]:
     """Return Pearson's and Spearman's correlation, 0 where a constant side leaves them undefined, and the MSE."""
     from scipy import stats
 
-    is_defined = np.ptp(truth) > 0 and np.ptp(found) > 0
+    is_defined = np.ptp(truth) > 0 and np.ptp(predicted) > 0
     return {
-        "spearman": float(stats.spearmanr(truth, found).statistic) if is_defined else 0.0,
-        "pearson": float(stats.pearsonr(truth, found).statistic) if is_defined else 0.0,
-        "mse": float(np.mean((truth - found) ** 2)),
+        "spearman": float(stats.spearmanr(truth, predicted).statistic) if is_defined else 0.0,
+        "pearson": float(stats.pearsonr(truth, predicted).statistic) if is_defined else 0.0,
+        "mse": float(np.mean((truth - predicted) ** 2)),
     }
 
 

@@ -101,28 +101,28 @@ def _predictions(
 
 def read_unlabelled(task: Task, source: LabelledInput, skip_empty: bool) -> tuple[list[dict[str, Any]], list[Example]]:
     """Return the rows of an input and their examples; those that cannot be predicted are refused or left out."""
-    found: list[tuple[Row, Example]] = []
+    kept: list[tuple[Row, Example]] = []
     for row in task.rows(source):
         try:
-            found.append((row, Example(len(found), row.where, task.inputs_of(row, source))))
+            kept.append((row, Example(len(kept), row.where, task.inputs_of(row, source))))
         except UnusableRow as error:
             if not skip_empty:
                 remedy = f"{error.remedy}; --skip-empty leaves out all rows that cannot be predicted"
                 raise InputError(error.what, where=error.where, remedy=remedy) from error
             source.note(f"left out, since {error.what}", error)
-    if not found:
+    if not kept:
         raise source.no_rows()
-    return [row.values for row, _ in found], [example for _, example in found]
+    return [row.values for row, _ in kept], [example for _, example in kept]
 
 
 def _free_names(names: Iterable[str], taken: set[str]) -> dict[str, str]:
     """Return the columns for what is predicted; the name of one that the input has already gets a prefix."""
-    found = {}
+    renamed = {}
     for name in names:
-        found[name] = name
-        while found[name] in taken:
-            found[name] = f"predicted_{found[name]}"
-    return found
+        renamed[name] = name
+        while renamed[name] in taken:
+            renamed[name] = f"predicted_{renamed[name]}"
+    return renamed
 
 
 def _open_task(model: Path, finetuned: FinetunedBert, changes: dict[str, Any]) -> Task:

@@ -21,7 +21,7 @@ FORMATS = {
     ".conll": "a word and its tag per line",
     ".json": "SQuAD's form, an answer by id",
 }
-"""By the ending of the file."""
+"""Formats by the ending of the file."""
 OF_TASKS = {".conll": "tag", ".json": "answer"}
 """The forms of evaluation scripts, and their tasks."""
 

@@ -225,8 +225,8 @@ def _train(learner: "Learner", identity: dict[str, Any], work: Path, output: Pat
             print(f"{trial}: {task.main_metric} {each['score']:.4f} on the validation rows{kept}")
         with atomic_folder(output) as result:
             shutil.copytree(folder / str(best) / training.MODEL, result, dirs_exist_ok=True)
-            found = learner.predict(result)
-            scores = _scores(learner, found)
+            by_split = learner.predict(result)
+            scores = _scores(learner, by_split)
             judged = "test" if "test" in scores else "validation"
             baselines = {"words alone": task.words_alone(examples["train"], examples[judged])}
             if task.settings.baselines:
@@ -239,7 +239,7 @@ def _train(learner: "Learner", identity: dict[str, Any], work: Path, output: Pat
             }
             report["warning"] = _warning(learner, judged, scores[judged][task.main_metric], report["baselines"])
             report["seconds"] = round(time.monotonic() - began, 1)
-            _write_results(learner, identity, trials[best], scores, report, found, result)
+            _write_results(learner, identity, trials[best], scores, report, by_split, result)
     for split, metrics in scores.items():
         print(f"{split}: " + "  ".join(f"{name} {value:.4f}" for name, value in metrics.items()))
     for name, score in report["baselines"].items():
@@ -249,10 +249,10 @@ def _train(learner: "Learner", identity: dict[str, Any], work: Path, output: Pat
         print(f"WARNING: {report['warning']}")
 
 
-def _scores(learner: "Learner", found: dict[str, list[Any]]) -> Scores:
+def _scores(learner: "Learner", by_split: dict[str, list[Any]]) -> Scores:
     """Return the metrics of the splits that have labels."""
     scores = {}
-    for split, predictions in found.items():
+    for split, predictions in by_split.items():
         if all(window.labels for window in learner.windows[split]):
             scores[split] = learner.task.score(learner.examples[split], predictions)
         else:
@@ -281,16 +281,16 @@ def _write_results(
     chosen: Settings,
     scores: Scores,
     report: dict[str, Any],
-    found: dict[str, list[Any]],
+    by_split: dict[str, list[Any]],
     result: Path,
 ) -> None:
     """Write metrics, the predictions of the last split, checksums of all so far, the card, and finally the manifest."""
-    task, predicted = learner.task, "test" if "test" in found else "validation"
+    task, predicted = learner.task, "test" if "test" in by_split else "validation"
     rows = {split: len(examples) for split, examples in learner.examples.items()}
     head = {"task": identity["task"], "main_metric": task.main_metric}
     write_json(result / METRICS, {**head, **scores, **report, "rows": rows})
     with (result / "predictions.jsonl").open("w", encoding="utf-8") as file:
-        for example, prediction in zip(learner.examples[predicted], found[predicted], strict=True):
+        for example, prediction in zip(learner.examples[predicted], by_split[predicted], strict=True):
             file.write(json.dumps(task.record(example, prediction), ensure_ascii=False) + "\n")
     seal_folder(result)
     settings = asdict(chosen) | {"learning_rate": f"{report['learning_rate']:g}"}

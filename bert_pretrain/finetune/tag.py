@@ -100,10 +100,10 @@ class Tag(Task):
         room = self.settings.max_length - 2
         ids = {name: number for number, name in enumerate(self.labels)}
         words = sorted({word for example in examples for word in example.inputs["tokens"]})
-        found = encodings(self.tokenizer, words, special=False)
+        encoded = encodings(self.tokenizer, words, special=False)
         # A word without pieces, such as a control character, becomes [UNK].
         pieces_of = {
-            word: (each.ids or [self.tokenizer.unk_id])[:room] for word, each in zip(words, found, strict=True)
+            word: (each.ids or [self.tokenizer.unk_id])[:room] for word, each in zip(words, encoded, strict=True)
         }
         has_labels = all(example.label is not None for example in examples)
         windows = []
@@ -125,11 +125,11 @@ class Tag(Task):
 
     def decode(self, examples: list[Example], windows: list[Window], logits: Any) -> list[list[str]]:
         """Return the most likely tag of every word; every entity begins with `B-`."""
-        found = [[OUTSIDE] * len(example.inputs["tokens"]) for example in examples]
+        tags = [[OUTSIDE] * len(example.inputs["tokens"]) for example in examples]
         for window, scores in zip(windows, logits, strict=True):
             for word, position in window.positions:
-                found[window.example][word] = self.labels[int(np.argmax(scores[position]))]
-        return list(map(as_bio, found))
+                tags[window.example][word] = self.labels[int(np.argmax(scores[position]))]
+        return list(map(as_bio, tags))
 
     def score(self, examples: list[Example], predictions: list[list[str]]) -> dict[str, float]:
         return entity_scores([example.label for example in examples], predictions)
@@ -149,19 +149,19 @@ class Tag(Task):
         return {"row": example.row, **example.inputs, **tags, "prediction": prediction}
 
 
-def entity_scores(truth: list[list[str]], found: list[list[str]]) -> dict[str, float]:
+def entity_scores(truth: list[list[str]], predicted: list[list[str]]) -> dict[str, float]:
     """Return precision, recall and F1 of whole entities as `seqeval` counts them, F1 by kind, and word accuracy."""
     from seqeval import metrics
 
     with quiet_warnings():
-        report = metrics.classification_report(truth, found, output_dict=True, zero_division=0)
+        report = metrics.classification_report(truth, predicted, output_dict=True, zero_division=0)
     total = report["micro avg"]
     kinds = {name: scores for name, scores in report.items() if not name.endswith(" avg")}
     return {
         "f1": float(total["f1-score"]),
         "precision": float(total["precision"]),
         "recall": float(total["recall"]),
-        "word_accuracy": float(metrics.accuracy_score(truth, found)),
+        "word_accuracy": float(metrics.accuracy_score(truth, predicted)),
         **{f"f1_{name}": float(scores["f1-score"]) for name, scores in kinds.items()},
     }
 
@@ -240,13 +240,13 @@ def _has_tags(source: LabelledInput) -> bool:
 
 def as_bio(tags: list[str]) -> list[str]:
     """Return the tags of a sentence as BIO, from BIO with stray `I-`, IOB1, IOBES (BIOES, BMES) or BILOU."""
-    found = []
+    converted = []
     open_kind = None  # of the entity that the next tag may continue
     for tag in tags:
         prefix, kind = match.groups() if (match := _TAG.fullmatch(tag)) else (None, None)
-        found.append(f"{'I' if prefix in _INSIDE and kind == open_kind else 'B'}-{kind}" if prefix else tag)
+        converted.append(f"{'I' if prefix in _INSIDE and kind == open_kind else 'B'}-{kind}" if prefix else tag)
         open_kind = kind if prefix and prefix not in _LAST else None
-    return found
+    return converted
 
 
 def _words_of(row: Row, column: str, flag: str) -> list[str] | None:

@@ -64,7 +64,7 @@ class Estimate:
     rows: float
     held_out: float
     unknown_characters: str
-    """Of the sample: how many, and the most frequent ones."""
+    """Number of unknown characters in the sample, and the most frequent ones."""
     store_bytes: float
     shard_bytes: float
     core_seconds: float

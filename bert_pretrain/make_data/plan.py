@@ -26,7 +26,7 @@ from bert_pretrain.text.tokenizer import Tokenizer
 MAX_SLICE_TOKENS = 1 << 15
 SLICES_PER_SHARD = 16
 MAX_HELD_OUT_SHARE = 0.1
-"""Of the text, above which holding documents out is worth a warning, and `run auto` does not plan it."""
+"""Share of the text above which held-out documents give a warning, and `run auto` plans none."""
 BUCKET_DOCUMENTS = 1 << 22
 
 
@@ -57,9 +57,9 @@ class Plan:
     """An `.npy` file (3, documents): the numbers of long documents, ascending, the slices of each, and whether it is
     for validation."""
     shards_per_copy: dict[str, tuple[int, ...]] = field(default_factory=dict)
-    """Of each split that has documents."""
+    """Shards per copy of each split that has documents."""
     tokens: dict[str, int] = field(default_factory=dict)
-    """Of the documents of each split, each counted once."""
+    """Tokens of each split, each document counted once."""
 
     @property
     def shards(self) -> list[tuple[str, int]]:
@@ -68,7 +68,7 @@ class Plan:
 
     @property
     def held_out_share(self) -> float:
-        """Of the tokens that take part, the share of those for validation."""
+        """Validation tokens as a share of all tokens that take part."""
         return self.tokens.get("validation", 0) / max(1, sum(self.tokens.values()))
 
     @property

@@ -15,7 +15,7 @@ from bert_pretrain.text.tokenizer_folder import FILES
 
 CONFIG = "config.json"
 SENTENCE_FILES = ("modules.json", "sentence_bert_config.json", "config_sentence_transformers.json")
-"""Of a folder of `sentence-transformers`; each of its modules after the first has a folder of its own."""
+"""Files of a `sentence-transformers` folder; each module after the first has its own subfolder."""
 _TOKENIZER = (*FILES, "added_tokens.json")
 _WEIGHTS = ("model.safetensors", "model-*.safetensors", "model.safetensors.index.json")
 _PATTERNS = (CONFIG, CHECKSUMS, MANIFEST, *_TOKENIZER, *_WEIGHTS, *SENTENCE_FILES, "[0-9]_*/config.json")

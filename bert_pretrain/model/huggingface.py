@@ -203,7 +203,7 @@ def load_weights(
 def more_positions(rows: Tensor, number: int) -> Tensor:
     """Return so many position embeddings, (number, hidden): those there are, (positions, hidden), again and again.
 
-    Neighbours then keep their distance, which attention has learnt, everywhere but at the seams. Fewer are not made.
+    Neighbours then keep their distance, which attention has learned, everywhere but at the seams. Fewer are not made.
     """
     return rows if number <= len(rows) else rows[torch.arange(number) % len(rows)]
 

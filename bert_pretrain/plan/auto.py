@@ -28,7 +28,7 @@ Range = tuple[float, float]
 
 
 class Expected(BaseModel):
-    """What `forecast.json` holds: ranges of held-out figures as they are printed, and what they rest on."""
+    """What `forecast.json` holds: ranges of held-out metrics as they are printed, and what they are computed from."""
 
     mlm_loss: Range  # nats per masked token
     pair_accuracy: Range | None  # None without pairs
@@ -143,7 +143,7 @@ def describe(plan: Plan) -> str:
 
 
 def compare(output: Path, run: Path, changed: Sequence[str] = ()) -> str | None:
-    """Return a line with the forecast, the last held-out figures, and the likely cause where they are outside.
+    """Return a line with the forecast, the last held-out metrics, and the likely cause where they are outside.
 
     None where the forecast cannot be read or nothing is held out. `changed` are keys that the user has put over the
     plan.

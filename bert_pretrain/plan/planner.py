@@ -256,7 +256,7 @@ def _held_out(text: TextFacts, best: Training, needed: int) -> Choice:
 
 
 def _pairs(text: TextFacts) -> tuple[str, str]:
-    """Return the objective beside masked tokens, and why."""
+    """Return the objective besides masked tokens, and why."""
     if text.single_sentence_share > MAX_SINGLE_SENTENCES:
         return "none", f"{text.single_sentence_share:.0%} of the documents are one sentence, of which no pair is made"
     if text.documents < FEW_DOCUMENTS:

@@ -26,7 +26,7 @@ _TASKS = {"nsp": ("next sentence", "NSP accuracy"), "sop": ("sentence order", "s
 
 
 class Panel(NamedTuple):
-    """One diagram: a figure of training and of evaluations, by step."""
+    """One diagram: a metric of training and of evaluations, by step."""
 
     title: str
     unit: str
@@ -110,7 +110,7 @@ def read_metrics(run: Path) -> Metrics:
     written = value_of(manifest.read_record(run), "metrics.sha256") if is_finished else None
     if written is not None and hashlib.sha256(content).hexdigest() != written:
         raise DataError(
-            "the figures were changed after the run had finished",
+            "the metrics were changed after the run had finished",
             where=str(path),
             remedy="restore the file from a copy; alone in another folder it is read as it is",
         )
@@ -118,7 +118,7 @@ def read_metrics(run: Path) -> Metrics:
     if lines and not lines[-1].endswith(b"\n"):
         lines.pop()  # a run is writing it, or was killed while it did
     if not lines:
-        raise DataError("there are no figures yet", where=str(path), remedy="wait for the first line")
+        raise DataError("there are no metrics yet", where=str(path), remedy="wait for the first line")
     records = []
     for number, line in enumerate(lines, start=1):
         try:
@@ -131,7 +131,7 @@ def read_metrics(run: Path) -> Metrics:
                     raise ValueError(f"{name} is {str(value)[:40]}")
             records.append(record)
         except ValueError as error:
-            raise DataError(f"not a line of figures: {error}", where=f"{path}:{number}", remedy=remedy) from error
+            raise DataError(f"not a line of metrics: {error}", where=f"{path}:{number}", remedy=remedy) from error
     return records
 
 

@@ -17,11 +17,11 @@ from bert_pretrain.report.curves import frequency_loss, number_of, value_of
 NUM_POINTS = 400  # points that the lines of a run are summed up to, at most
 MIN_LINES = 10  # lines of training before which nothing is said of how it goes
 SHORT, LONG = 0.05, 0.1
-"""Shares of the run over which figures are averaged."""
+"""Shares of the run over which metrics are averaged."""
 
 PATIENCE_STEPS, PATIENCE_SHARES = 20_000, (0.1, 0.5)
 """Steps, within shares of the run: healthy runs have left the loss of token frequencies so long after the warm-up, and
-chance at next sentences so long after masked tokens are learnt."""
+chance at next sentences so long after masked tokens are learned."""
 PLATEAU_NATS, STEADY_NATS = 0.1, 0.03
 """Distance from the loss of token frequencies that is no progress yet; and the fall in a tenth that is some."""
 FAR_NATS = 0.5  # distance from a loss that is not noise
@@ -29,11 +29,11 @@ ABOVE_START_NATS, ABOVE_PLATEAU_NATS = 0.3, 0.2
 """Where no healthy loss is after the warm-up: above the first one, or for long above that of token frequencies."""
 STUCK_SHARE = 0.05  # of what a loss has fallen so far: it no longer falls
 NSP_NATS, NSP_CHANCE, NSP_STEPS = 1.0, 0.53, 3000
-"""How far masked tokens are learnt before next sentences must be, the accuracy that is chance, and the steps that a
+"""How far masked tokens are learned before next sentences must be, the accuracy that is chance, and the steps that a
 healthy run may stay at it."""
 NORM_FACTOR = 10.0
 _LOSSES = {"validation_mlm_loss": "held-out", "mlm_loss": "training"}
-"""The figures that tell whether a model has learnt anything, the better one first."""
+"""The metrics that show whether a model has learned anything, the better one first."""
 
 
 class Hint(NamedTuple):
@@ -114,7 +114,7 @@ class Diagnosis:
         return any(hint.cause in causes for hint in self.hints)
 
     def _values(self, name: str, since: float = 0.0) -> list[float]:
-        """Return a figure of every point that has it, from a share of the run on."""
+        """Return a metric of every point that has it, from a share of the run on."""
         return [means[name][0] for share, means in self._points if name in means and since <= share]
 
     def _losses(self, share: float) -> tuple[float, float] | None:
@@ -186,7 +186,7 @@ class Diagnosis:
         )
 
     def _no_next_sentence(self) -> Hint | None:
-        """Masked tokens are learnt, next sentences are not."""
+        """Masked tokens are learned, next sentences are not."""
         number = self._number_of_points(self._expected_share(), 3)
         accuracies, losses = self._values("nsp_accuracy"), self._values("mlm_loss")
         if self._entropy is None or min(len(accuracies), len(losses)) < number or not self._has_next_sentence:
@@ -197,8 +197,8 @@ class Diagnosis:
         if max(losses[-number:]) > self._entropy - NSP_NATS or accuracy > NSP_CHANCE:
             return None
         return Hint(
-            "next sentence not learnt",
-            f"its accuracy is {accuracy:.1%} while masked tokens are learnt",
+            "next sentence not learned",
+            f"its accuracy is {accuracy:.1%} while masked tokens are learned",
             "check with 'bert-pretrain inspect' that B continues A; if lines are shuffled or documents have no "
             "boundaries, fix the text, or set data.next_sentence=none",
         )
@@ -229,7 +229,7 @@ def nothing_learnt(record: Mapping[str, Any], lines: Iterable[Mapping[str, Any]]
         if last < reference - PLATEAU_NATS:
             return None
         return Hint(
-            "only token frequencies learnt" if last < start - FAR_NATS else "nothing learnt",
+            "only token frequencies learned" if last < start - FAR_NATS else "nothing learned",
             f"the {what} loss of masked tokens began at {start:.2f} and ended at {last:.2f} nats; the frequencies of "
             f"the training tokens alone give {reference:.2f}",
             "train for more steps or with another train.peak_lr; check the data with 'bert-pretrain inspect'",
@@ -245,6 +245,6 @@ _mean = statistics.fmean
 
 
 def _number(line: Mapping[str, Any], name: str) -> float | None:
-    """Return a figure of a line, None where it is not there or not finite."""
+    """Return a metric of a line, None where it is not there or not finite."""
     value = line.get(name)
     return float(value) if value is not None and math.isfinite(value) else None

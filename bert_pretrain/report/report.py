@@ -21,7 +21,7 @@ from bert_pretrain.report.render import render
 from bert_pretrain.report.use import use_of
 
 COLUMNS = (
-    "run", "step", "examples", "held-out MLM loss", "held-out curves.perplexity", "held-out MLM accuracy",
+    "run", "step", "examples", "held-out MLM loss", "held-out perplexity", "held-out MLM accuracy",
     "held-out {pair_accuracy}", "tokens/s", "MFU",
 )  # fmt: skip
 SETTINGS = {
@@ -62,7 +62,7 @@ def write_report(runs: list[Path], output: Path) -> tuple[Path, Path]:
 
 
 def normal_values(record: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Return what to expect of the figures of a run, by its own recipe."""
+    """Return what to expect of the metrics of a run, by its own recipe."""
     size, frequencies = number_of(record, "data.statistics.vocab_size"), frequency_loss(record)
     first, why = math.log(size) if size else None, "the logarithm of the vocabulary's size"
     if value_of(record, "config.train.mlm_bias") == "unigram":
@@ -80,14 +80,14 @@ def normal_values(record: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 
 def _settings(run: Path, record: Mapping[str, Any]) -> dict[str, str]:
-    """Return what the page says of a run besides its figures; metrics without a manifest say less."""
+    """Return what the page says of a run besides its metrics; without a manifest it is less."""
     written = datetime.fromtimestamp((run / "metrics.jsonl").stat().st_mtime, UTC)
     paths = ["parameters", "device", "length.steps", "length.seconds"]
     paths += [f"config.{section}.{key}" for section, keys in SETTINGS.items() for key in keys]
     found = {
         "folder": str(run),
         "state": "finished" if "progress" in record else "not finished",
-        "last figures": f"{written:%Y-%m-%d %H:%M} UTC",
+        "last metrics": f"{written:%Y-%m-%d %H:%M} UTC",
         "data": value_of(record, "data.path"),
         **{path.rpartition(".")[2]: value_of(record, path) for path in paths},
     }

@@ -1,4 +1,4 @@
-"""What a model is worth in use, told by its held-out loss: accuracy of classification beside word counts, as measured.
+"""Expected accuracy in classification, by held-out loss, next to that of word counts, as measured.
 
 The runs are of `run auto`, fine-tuned by `finetune classify` with its defaults; `scripts/bench_use.py` repeats them.
 """
@@ -27,7 +27,7 @@ class Use(NamedTuple):
     """What to expect of a model on classification."""
 
     points: float  # of accuracy, above word counts
-    is_measured: bool  # whether the loss lies within the measured ones
+    is_measured: bool  # whether the loss is within the measured range
 
     @property
     def is_better(self) -> bool:

@@ -20,7 +20,7 @@ from bert_pretrain.text.sources import Source, evenly_spaced
 from bert_pretrain.text.text_files import ByteRange, text_blocks
 
 MAX_CHARACTERS = 4 << 20
-"""Of a `Document`; a longer one comes in several."""
+"""Maximum length of a `Document`; a longer one is divided into several."""
 PART_BYTES = 8 << 20
 MAX_PARTS = 4096  # about; each part is a folder of the token store and a task
 _BLANK = b" \t\r\n"  # what a blank line may hold; not the form feed, which ends pages rather than documents

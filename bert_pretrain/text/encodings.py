@@ -1,4 +1,4 @@
-"""Encodings of text: what a file is written in, told from its beginning, and its content as UTF-8.
+"""Encodings of text: detected from the beginning of a file, and its content as UTF-8.
 
 UTF-8 is expected unless the configuration names another encoding or says `auto`. Text that is not what it is expected
 to be is refused with the likely encoding, never read as something else without a word.
@@ -19,7 +19,7 @@ codecs.register_error(_MARKING, lambda error: (_INVALID, cast(UnicodeDecodeError
 _BLOCK_BYTES = 1 << 15
 _GUESS_BYTES, _PIECE_BYTES = 1 << 16, 1 << 13
 _MAX_INVALID, _MAX_INVALID_UTF8, _MAX_INVALID_OTHERS = 1e-3, 0.1, 0.01
-"""Of all characters, and of those beyond ASCII: above both shares, text is in another encoding rather than damaged.
+"""Shares of all characters, and of those beyond ASCII: above both, text is in another encoding rather than damaged.
 Other encodings read more of a foreign text than UTF-8 does: GB18030 is Shift-JIS by all but 2 %."""
 _MAX_NUL = 0.2  # text has none, but in UTF-16 and UTF-32 each ASCII character holds some
 _MIN_UTF8_CHARACTERS = 10  # of several bytes, from which on valid UTF-8 is no chance

@@ -54,7 +54,7 @@ class Position(NamedTuple):
     part: ByteRange
     unit: str
     in_part: int
-    """From 1; a line in the part, a record or row in the source."""
+    """Number from 1: of the line in the part, or of the record or row in the source."""
 
     @property
     def number(self) -> int:

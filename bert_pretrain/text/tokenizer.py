@@ -36,7 +36,7 @@ from bert_pretrain.text.tokenizer_folder import (
 _PREFIX = "##"
 
 MAX_UNK_SHARE = 0.05
-"""Of tokens, above which a vocabulary is likely of another language or casing than the text."""
+"""Share of tokens above which the vocabulary is probably for another language or casing than the text."""
 
 
 class Tokenizer:

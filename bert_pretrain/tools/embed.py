@@ -29,7 +29,7 @@ POOLINGS = {
     "sentence": ("mean", "cls", "pooler", "last4-mean", "last4-concat"),
     "token": ("last", "last4-mean", "last4-concat"),
 }
-"""By level; the first is the default."""
+"""Poolings by level; the first is the default."""
 NUM_LAST_LAYERS = 4
 """Devlin et al. (2018), section 5.3, table 7: the last four layers, concatenated, were the best features."""
 BLOCK_BYTES = 128 << 20

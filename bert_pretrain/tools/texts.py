@@ -39,7 +39,7 @@ class Text:
     text: str
     location: str
     row: int
-    """In its source, from 1."""
+    """Number in its source, from 1."""
     unit: str
     """What a row is: a line or a record."""
 

@@ -20,7 +20,7 @@ from bert_pretrain.train.optimizers import Optimizers
 
 MAX_GRAPHS = 32
 LAUNCHES, LAUNCHES_PER_LAYER, LAUNCH_SECONDS = 226, 49, 42e-6
-"""Of a compiled step with AdamW; measured on an H100, with all that the host does for a launch."""
+"""Kernel launches of a compiled step with AdamW, and the host's time for one; measured on an H100."""
 USUAL_MFU = 0.4
 Compute = Callable[[Iterable[Batch], Tensor, Tensor], None]
 """Computes a step of micro-batches, the counts that their losses are divided by, (2,), and the learning rate, ()."""

@@ -71,7 +71,7 @@ def evaluate(model: Path, data: Path, *, config: TrainConfig, split: str = "vali
 def evaluate_held_out(
     run: ResolvedRun, state: TrainState, micro_batch_tokens: int, *, whole: bool
 ) -> dict[str, float] | None:
-    """Return the figures of `evaluate` for the present weights of a run, or None where nothing is held out.
+    """Return the metrics of `evaluate` for the present weights of a run, or None where nothing is held out.
 
     The split is taken whole, or as many examples as `train.eval_examples` says.
     """
@@ -93,7 +93,7 @@ def evaluate_batches(
     dtype: torch.dtype,
     dist_context: DistContext = SINGLE_PROCESS,
 ) -> dict[str, float]:
-    """Return the figures of `evaluate` for a model in memory; its mode (training or not) is left as it was.
+    """Return the metrics of `evaluate` for a model in memory; its mode (training or not) is left as it was.
 
     `batches` are this rank's share of the split.
     """

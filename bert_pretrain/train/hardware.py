@@ -191,7 +191,7 @@ def choose_micro_batch_tokens(
 
 
 USED_SHARE = 0.8
-"""Of the memory that is free for activations: the estimate is within 15 % of the peak, and blocks do not fill it."""
+"""Share of the free memory for activations: the estimate is within 15 % of the peak, and blocks do not fill it."""
 
 
 def estimate_memory(

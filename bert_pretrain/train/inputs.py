@@ -1,6 +1,6 @@
 """What a run is given, checked without torch: data, output, first weights and teacher, against the configuration.
 
-The command checks it before torch is imported, which takes seconds, so that most mistakes are told within one.
+The command checks it before torch is imported, which takes seconds, so that most mistakes are reported within one.
 """
 
 import importlib

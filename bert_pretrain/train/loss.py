@@ -20,7 +20,7 @@ from bert_pretrain.train.batches import Batch
 
 BLOCK_ROWS = 1024  # masked rows whose logits exist at once in the precision of the matrix product
 SOFTMAX_ROWS = {"cpu": 64, "cuda": BLOCK_ROWS}
-"""Of these, rows whose logits exist in fp32: on CPU few, so that they stay in the cache."""
+"""Rows of a block whose logits exist in fp32: few on CPU, so that they stay in the cache."""
 ROW_MULTIPLE = 32
 """Masked rows are padded to a multiple of this: on CPU oneDNN keeps code for every shape of a 16-bit product, and is a
 fifth slower where the number of rows is odd."""

@@ -1,4 +1,4 @@
-"""The `README.md` of a model folder: what the model is, its data and training, its figures, how to load it.
+"""The `README.md` of a model folder: what the model is, its data and training, its metrics, how to load it.
 
 In: what a run knows of itself. Out: Markdown with the metadata that the Hugging Face Hub reads. Names given by users
 are escaped, and shown without the folders that they are in.
@@ -53,8 +53,8 @@ def model_card(
 ) -> str:
     """Return the card of a model.
 
-    `validation` is the newest line of `metrics.jsonl` with held-out figures. A card that `is_final` advises on
-    fine-tuning; `has_curves` if their picture is next to it; `warning` is that nothing was learnt.
+    `validation` is the newest line of `metrics.jsonl` with held-out metrics. A card that `is_final` advises on
+    fine-tuning; `has_curves` if their picture is next to it; `warning` says that nothing was learned.
     """
     data, manifest, held_out = run.data.config, run.data.manifest, run.data.rows("validation")
     train, results, name = run.config.train, _results(run, validation or {}), run.output.resolve().name
@@ -112,7 +112,7 @@ def draw_beside_card(run: Path, record: Mapping[str, Any], metrics: Metrics, fol
 
 
 def _results(run: ResolvedRun, validation: Mapping[str, Any]) -> list[EvalResult]:
-    """Return the held-out figures that have values, as the Hub reads them, the loss of masked tokens first."""
+    """Return the held-out metrics that have values, as the Hub reads them, the loss of masked tokens first."""
     objective, loss = run.data.config.next_sentence, validation.get("validation_mlm_loss")
     values = validation if loss is None else {**validation, "validation_mlm_perplexity": perplexity(loss)}
     return [

@@ -194,10 +194,10 @@ def _scale_to_weights(weights: list[Tensor], directions: list[Tensor], number: i
 
 
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)
-"""Of the quintic, from Jordan's post: steep at 0; singular values end between 0.5 and 1.5 rather than at 1."""
+"""Terms of the quintic, from Jordan's post: steep at 0; singular values end between 0.5 and 1.5 rather than at 1."""
 ITERATIONS = 5
 NUMBERS_AT_ONCE = 2**25
-"""In matrices that are computed together: all of BERT-Base's square ones. More would take more memory."""
+"""Maximum number of weights in matrices that are computed together: all of BERT-Base's square ones."""
 
 
 class Muon(torch.optim.Optimizer):

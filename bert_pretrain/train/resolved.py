@@ -56,14 +56,14 @@ class ResolvedRun:
     compiled_reason: str
     dist_context: DistContext
     num_parameters: int
-    micro_batch_tokens: int  # at most; training goes on with fewer where they do not fit
+    micro_batch_tokens: int  # at most; training continues with fewer where they do not fit
     identity: dict[str, Any]  # all that changes the weights this run will write, as JSON values
     extension: Extension | None = None  # how the data's vocabulary extends that of `init_from`, if that has one
     carried: Checkpoint | None = None  # `init_from`, where the optimizer's state and the step are carried over
 
     @property
     def peak_flops(self) -> float | None:
-        """Of all devices in this precision; None where unknown."""
+        """Peak FLOP/s of all devices in this precision; None where unknown."""
         one = flops.peak_flops(self.device, self.precision.dtype)
         return None if one is None else one * self.dist_context.size
 
@@ -212,7 +212,7 @@ def find_progress(
     latest = newest_checkpoint(folder, changes=changes)
     if latest is None and is_complete:
         raise OutputError(
-            "the finished run has no checkpoint from which it could go on",
+            "the finished run has no checkpoint from which it could continue",
             where=str(folder),
             remedy="restore one from a copy, or name another --output, with --init-from for the weights",
         )

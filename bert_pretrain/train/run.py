@@ -250,11 +250,11 @@ def _training_data(run: ResolvedRun, state: TrainState) -> TrainingData:
 
 
 def _finish(run: ResolvedRun, state: TrainState, log: RunLog, record: dict[str, Any]) -> None:
-    """Write the final model and, last of all, the manifest with the final figures."""
+    """Write the final model and, last of all, the manifest with the final metrics."""
     try:
         metrics = read_metrics(run.output)
     except DataError as error:  # must not cost the model
-        print(f"no curves and no check of what was learnt: {error}")
+        print(f"no curves and no check of what was learned: {error}")
         metrics = []
     warning = nothing_learnt(record, metrics)
     with atomic_folder(run.output / "model") as temporary:

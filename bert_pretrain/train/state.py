@@ -1,4 +1,4 @@
-"""The state of a run, whole: what a checkpoint saves and a resumed run continues from."""
+"""The complete state of a run: what a checkpoint saves and a resumed run continues from."""
 
 from dataclasses import dataclass, field
 from typing import Any
@@ -23,7 +23,7 @@ class Progress:
     elapsed_seconds: float = 0.0  # in training steps, without evaluations and checkpoints
     wall_seconds: float = 0.0  # from start to end of the training loop, everything included; what a time budget counts
     longest_seconds: dict[str, float] = field(default_factory=dict)
-    """Of what comes once more at the end of a run: a step, an evaluation, saving. A time budget keeps it back."""
+    """Longest step, evaluation and save so far; a time budget reserves this time for the end of a run."""
 
 
 @dataclass

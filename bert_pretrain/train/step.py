@@ -1,7 +1,7 @@
 """One optimizer step: the only place that touches gradients.
 
 Nothing here waits for the device: whether the gradients are finite is decided there, a step that is not is skipped
-there, and all figures are added to a tensor there, read when a log line is due.
+there, and all metrics are added to a tensor there, read when a log line is due.
 """
 
 from collections.abc import Iterable, Iterator
@@ -52,7 +52,7 @@ class DoesNotFit(Exception):
 
 
 class StepSums(NamedTuple, Generic[Value]):
-    """The figures of one step, or their sums since the last log line: on the device one tensor, (10,)."""
+    """The metrics of one step, or their sums since the last log line: on the device one tensor, (10,)."""
 
     mlm_loss: Value
     nsp_loss: Value
@@ -91,7 +91,7 @@ def train_step(
     dist_context: DistContext = SINGLE_PROCESS,
     graphs: StepGraphs | None = None,
 ) -> None:
-    """Update the weights by one global batch, and add its figures to `sums` (see `StepSums`).
+    """Update the weights by one global batch, and add its metrics to `sums` (see `StepSums`).
 
     `network` is what `distributed.parallelize` made of a `PretrainingLoss`, `batch` this rank's share. `sums`, (10,),
     are the same on all ranks; a skipped step adds nothing but itself. `step` counts the finished ones; with `seed` and
@@ -174,7 +174,7 @@ def _clip(network: nn.Module, max_grad_norm: float, loss_scale: LossScale | None
 
 @torch.no_grad()
 def _figures(parts: list[LossSums], counts: Tensor, norm: Tensor, dist_context: DistContext) -> StepSums[Tensor]:
-    """Return the figures of a step that is not skipped."""
+    """Return the metrics of a step that is not skipped."""
     measured = torch.stack([value.to(counts.dtype) for part in parts for value in part])
     measured = measured.view(len(parts), -1).sum(dim=0)
     mlm_loss, nsp_loss, mlm_correct, nsp_correct = dist_context.all_reduce_sum(measured).unbind()
@@ -189,7 +189,7 @@ def _figures(parts: list[LossSums], counts: Tensor, norm: Tensor, dist_context: 
 
 @torch.no_grad()
 def _add(sums: Tensor, figures: StepSums[Tensor], finite: Tensor) -> None:
-    """Add a step's figures to the sums, or only note that it was skipped."""
+    """Add a step's metrics to the sums, or only note that it was skipped."""
     zero, one = figures.skipped, torch.ones_like(figures.skipped)
     if_skipped = StepSums(*[zero] * len(figures))._replace(skipped=one, skipped_in_a_row=one)
     sums += torch.where(finite, torch.stack(figures), torch.stack(if_skipped))

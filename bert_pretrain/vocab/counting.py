@@ -37,9 +37,9 @@ class Counts:
     documents: int = 0
     repairs_and_drops: Counter[str] = field(default_factory=Counter)
     dropped_occurrences: int = 0
-    """Of rare chunks that were dropped to bound memory."""
+    """Occurrences of rare chunks that were dropped to bound memory."""
     undercount: int = 0
-    """How many occurrences any one chunk can have lost so."""
+    """Maximum number of occurrences that any one chunk can have lost this way."""
 
     def add(self, other: "Counts") -> None:
         """Add the counts of further text. The same texts in the same order give the same counts."""

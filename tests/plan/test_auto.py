@@ -125,7 +125,7 @@ def outcome(folder: Path, loss: float, accuracy: float | None = EXPECTED, tokens
     [
         ({"loss": (LOW + HIGH) / 2}, ""),
         ({"loss": round(HIGH, 2) + 0.004}, ""),  # printed as the end of the range
-        ({"loss": 6.6}, "nothing learnt"),
+        ({"loss": 6.6}, "nothing learned"),
         ({"loss": HIGH + 0.1, "changed": ["train.peak_lr"]}, "train.peak_lr"),
         ({"loss": HIGH + 0.1, "changed": ["data.encoding"]}, "text unlike the corpora"),
         ({"loss": HIGH + 0.1, "tokens": TOKENS / 2}, "instead of"),

@@ -107,7 +107,7 @@ PLANTED: list[tuple[str, dict[str, Figure], float]] = [
     ("learning rate too high", {"mlm_loss": lambda share: 7.8 if share > 0.02 else 10.3}, 0.1),
     ("learning rate too high", {"mlm_loss": lambda share: 12.0 if share < 0.1 else healthy_loss(share)}, 0.01),
     ("learning rate too high", {"grad_norm": lambda share: 0.8 if share < 0.3 else 80.0}, 0.3),
-    ("next sentence not learnt", {"nsp_accuracy": lambda _: 0.501}, 0.27),
+    ("next sentence not learned", {"nsp_accuracy": lambda _: 0.501}, 0.27),
 ]
 
 
@@ -159,13 +159,13 @@ def test_a_resumed_run_does_not_repeat_its_hints(tmp_path: Path) -> None:
     assert diagnose(RECORD, map(json.loads, path.read_text().splitlines())) == first
 
 
-FREQUENCIES = "only token frequencies learnt"
+FREQUENCIES = "only token frequencies learned"
 
 
 @pytest.mark.parametrize(
     ("first", "loss", "cause"),
     [
-        (10.3, 10.3, "nothing learnt"),
+        (10.3, 10.3, "nothing learned"),
         (10.3, 7.1, FREQUENCIES),
         (10.3, 6.95, FREQUENCIES),
         (10.3, 6.85, None),

@@ -116,9 +116,9 @@ def test_a_run_prints_each_hint_once_and_report_finds_them_again(
     config = {"max_steps": 60, "peak_lr": 3.0, "warmup_ratio": 0.1, "log_every": 2, "eval_every": 20, "save_every": 30}
     run = fit(**config)
     hints = printed()
-    assert [hint.split(" (")[0] for hint in hints] == ["hint: learning rate too high", "hint: nothing learnt"]
-    assert "**Nothing learnt**" in (run / "model" / "README.md").read_text()
-    assert "othing learnt" not in (run / "checkpoints" / "step-00000060" / "README.md").read_text()
+    assert [hint.split(" (")[0] for hint in hints] == ["hint: learning rate too high", "hint: nothing learned"]
+    assert "**Nothing learned**" in (run / "model" / "README.md").read_text()
+    assert "othing learned" not in (run / "checkpoints" / "step-00000060" / "README.md").read_text()
     reopen(run)
     fit(run, **config)
     assert printed() == hints[-1:]
