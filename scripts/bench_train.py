@@ -142,7 +142,7 @@ def main() -> None:
 def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     add_step_arguments(parser, examples=64, dropout=0.1)
-    parser.add_argument("--sizes", nargs="+", default=["2x128", "4x256"], help="layers x hidden size")
+    parser.add_argument("--sizes", "--size", nargs="+", default=["2x128", "4x256"], help="layers x hidden size")
     parser.add_argument("--pairs", type=int, default=5)
     parser.add_argument("--peers", nargs="+", default=None, choices=["eager", "compiled"])
     parser.add_argument("--old", type=Path, metavar="FOLDER", help="checkout of an older commit, to compare with it")

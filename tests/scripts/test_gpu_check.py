@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import gpu_check as check
-import gpu_parts as parts
 import pytest
 import torch
 
@@ -28,7 +27,7 @@ def results(tmp_path: Path) -> Any:
 
 def part(name: str, lines: str, **changes: Any) -> Any:
     values = {"title": f"part {name}", "limit": 60.0, "least": 1.0, "read": lambda: ([], "")}
-    return parts.Part(name=name, script=lambda seconds: lines, **{**values, **changes})
+    return check.Part(name=name, script=lambda seconds: lines, **{**values, **changes})
 
 
 def run(results: Any, *group: Any, seconds: float = 60.0) -> dict[str, int]:
@@ -65,8 +64,8 @@ def test_rows_become_json_lines_and_tables(results: Any) -> None:
 def test_lines_torn_by_a_kill_are_left_out(tmp_path: Path) -> None:
     path = tmp_path / "rows.jsonl"
     path.write_text('{"a": 1}\n{"a": 2}\n{"a": ')
-    assert parts.read_rows(path) == [{"a": 1}, {"a": 2}]
-    assert parts.read_rows(tmp_path / "none.jsonl") == []
+    assert check.read_rows(path) == [{"a": 1}, {"a": 2}]
+    assert check.read_rows(tmp_path / "none.jsonl") == []
 
 
 # ── the scheduler ──
@@ -132,12 +131,12 @@ def test_tests_are_counted_and_those_that_failed_named(tmp_path: Path) -> None:
         "FAILED tests/train/test_gpu.py::test_a[True-a b] - AssertionError\n"
         "tests/train/test_gpu.py::test_d \n"
     )
-    assert parts._read_tests(log) == ([], "1 failed, 1 passed, 1 skipped (test_a[True-a b])")
+    assert check._read_tests(log) == ([], "1 failed, 1 passed, 1 skipped (test_a[True-a b])")
 
 
 def test_the_plan_of_auto_is_run_in_the_time_left_and_its_forecast_read(tmp_path: Path) -> None:
-    options = parts.Options(tmp_path, tmp_path, corpus=tmp_path / "corpus.txt")
-    auto = next(one for one in parts.make_parts(options) if one.name == "auto")
+    options = check.Options(tmp_path, tmp_path, corpus=tmp_path / "corpus.txt")
+    auto = next(one for one in check.make_parts(options) if one.name == "auto")
     assert "--time 240s" in auto.script(1000.0)
     assert "--time 80s" in auto.script(100.0)
     (tmp_path / "logs").mkdir()
@@ -146,7 +145,7 @@ def test_the_plan_of_auto_is_run_in_the_time_left_and_its_forecast_read(tmp_path
 
 
 def test_an_older_step_is_timed_by_its_own_scripts(tmp_path: Path) -> None:
-    commands = [one.script(9.0) for one in parts.make_parts(parts.Options(tmp_path, tmp_path, old=tmp_path / "old"))]
+    commands = [one.script(9.0) for one in check.make_parts(check.Options(tmp_path, tmp_path, old=tmp_path / "old"))]
     assert sum(f"--old {tmp_path / 'old'}" in command for command in commands) == 3
 
 
@@ -158,13 +157,13 @@ def test_the_figures_of_a_run_that_was_stopped_are_read(tmp_path: Path) -> None:
     ]
     lines.insert(1, {"step": 450, "loss": 5.0, **dict.fromkeys(rates, 2.0)})
     (tmp_path / "metrics.jsonl").write_text("\n".join(map(json.dumps, lines)) + '\n{"step": 550, "lo')
-    row = parts._read_run("base at 128", tmp_path)
+    row = check._read_run("base at 128", tmp_path)
     assert (row["mlm_loss_before"], row["mlm_loss_after"], row["steps"]) == (9.0, 4.0, 450)
     assert "wall_seconds" not in row
 
 
 def test_only_files_with_tests_marked_gpu_are_run(tmp_path: Path) -> None:
-    command = next(one for one in parts.make_parts(parts.Options(tmp_path, tmp_path)) if one.name == "tests").script(
+    command = next(one for one in check.make_parts(check.Options(tmp_path, tmp_path)) if one.name == "tests").script(
         9.0
     )
     assert "tests/train/test_gpu.py" in command
