@@ -18,6 +18,7 @@ import argparse
 import json
 import os
 import random
+import shutil
 import signal
 import sys
 import tempfile
@@ -260,21 +261,23 @@ def main() -> int:
     else:
         import_packages()
     memory = Path("/dev/shm")
+    # Not a TemporaryDirectory, which the forks would remove at their exit.
+    folder = Path(tempfile.mkdtemp(prefix="chaos-", dir=memory if memory.is_dir() else None))
     outcomes: list[dict[str, Any]] = []
-    with (
-        tempfile.TemporaryDirectory(prefix="chaos-", dir=memory if memory.is_dir() else None) as folder,
-        arguments.output.open("w", encoding="utf-8") as file,
-    ):
-        bench = chaos_trial.Bench(Path(folder).resolve())
+    try:
+        bench = chaos_trial.Bench(folder.resolve())
         bench.prepare([command.name for command in commands])
         end = time.monotonic() + arguments.seconds
-        for number in arguments.only or range(arguments.faults):
-            if time.monotonic() > end:
-                break
-            outcomes.append(try_fault(bench, commands, number, arguments.seed))
-            print(json.dumps(outcomes[-1], ensure_ascii=False), file=file, flush=True)
-            if outcomes[-1]["verdict"] in DEFECTS or arguments.only:
-                _print(outcomes[-1], whole=bool(arguments.only))
+        with arguments.output.open("w", encoding="utf-8") as file:
+            for number in arguments.only or range(arguments.faults):
+                if time.monotonic() > end:
+                    break
+                outcomes.append(try_fault(bench, commands, number, arguments.seed))
+                print(json.dumps(outcomes[-1], ensure_ascii=False), file=file, flush=True)
+                if outcomes[-1]["verdict"] in DEFECTS or arguments.only:
+                    _print(outcomes[-1], whole=bool(arguments.only))
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
     print("\n".join(table(outcomes)))
     num_defects = sum(outcome["verdict"] in DEFECTS for outcome in outcomes)
     print(f"\n{len(outcomes):,} faults, {num_defects} defects: {arguments.output}")
