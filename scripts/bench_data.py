@@ -38,7 +38,6 @@ from bert_pretrain.vocab.run import MAX_TASKS, merge_counts
 
 ROOT = Path(__file__).resolve().parents[1]
 SHAPES = ("parquet", "save_to_disk", "jsonl", "small files", "mix")
-SAMPLE_SECONDS = 0.02
 GIB = 1 << 30
 BLOCK_BYTES = 4 << 20  # as the token store feeds its encoder
 PEER_SENTENCES = 10_000  # in one call of encode_batch_fast
@@ -86,7 +85,7 @@ class Bench:
     def vocab(self, language: str) -> Path:
         """Return the vocabulary of a corpus, made if needed."""
         folder = self.work / f"vocab-{language}-{self.vocab_size(language)}"
-        run_measured("vocab", self.texts[language], "--output", folder, "--vocab-size", self.vocab_size(language))
+        run_program("vocab", self.texts[language], "--output", folder, "--vocab-size", self.vocab_size(language))
         return folder
 
     def megabytes(self, language: str) -> float:
@@ -151,7 +150,7 @@ def measure_make_data(bench: Bench) -> Iterator[Row]:
     vocab, text, megabytes = bench.vocab("english"), bench.texts["english"], bench.megabytes("english")
 
     def speed(*, length: int = 128, workers: int = 2) -> float:
-        return megabytes / run_measured(*make_data_words([text], vocab, place, length=length, workers=workers))[1]
+        return megabytes / run_program(*make_data_words([text], vocab, place, length=length, workers=workers))[0]
 
     title = "make-data, 5 copies, length 128, two workers"
     encoder = Row(title, "encode_batch_fast alone, two cores")
@@ -191,7 +190,7 @@ def measure_vocab(bench: Bench) -> Iterator[Row]:
         for _ in range(bench.arguments.repeats):
             place = fresh(bench.work / "vocab")
             words = ("vocab", text, "--output", place, "--vocab-size", size, "--workers", workers)
-            row.ours.append(megabytes / run_measured(*words)[1])
+            row.ours.append(megabytes / run_program(*words)[0])
             begin = time.perf_counter()
             run_task("vocab_peer", text, size, cores=workers)
             row.peer.append(megabytes / (time.perf_counter() - begin))
@@ -209,24 +208,22 @@ def measure_busy(bench: Bench) -> Iterator[Row]:
         for _ in range(bench.arguments.repeats):
             place = fresh(bench.work / "busy")
             words = make_data_words(texts, vocab, place)
-            dry_run.ours.append(run_measured(*words, "--dry-run")[1])
+            dry_run.ours.append(run_program(*words, "--dry-run")[0])
             for row, command in zip(shares, (words, vocab_words(texts, place)), strict=True):
-                _, seconds, cpu = run_measured(*command)
+                seconds, cpu, _ = run_program(*command)
                 row.ours.append(cpu / seconds / 2)
         yield from (*shares, dry_run)
 
 
 def measure_merge(bench: Bench) -> Iterator[Row]:
-    """Merging of counts on two workers: its slope from 8 and 24 tables of 32 MB of text each."""
-    slopes = []
-    for _ in range(bench.arguments.repeats):
-        (few, _), (many, chunks) = (run_task("merge", bench.texts["english"], number) for number in (8, 24))
-        slopes.append((many - few) / (24 - 8))
-    yield Row(f"merging a table of counts of {chunks:,} chunks, two workers", unit="s", ours=slopes)
+    """Merging of counts on two workers: its time for 24 tables of 32 MB of text each, extended to larger corpora."""
+    found = [run_task("merge", bench.texts["english"], 24) for _ in range(bench.arguments.repeats)]
+    each, chunks = [seconds / 24 for seconds, _ in found], found[0][1]
+    yield Row(f"merging a table of counts of {chunks:,} chunks, two workers", unit="s", ours=each)
     # 16 GB is 250 tables of 64 MB; those of 1 TB are full.
     for size, times in (("16 GB", 250.0), ("1 TB", MAX_TASKS * MAX_DISTINCT / chunks)):
-        whole = [times * slope for slope in slopes]
-        yield Row(f"merging of counts, {size}, two workers, from the slope", unit="s", ours=whole)
+        whole = [times * seconds for seconds in each]
+        yield Row(f"merging of counts, {size}, two workers, computed from it", unit="s", ours=whole)
 
 
 MEASURES: dict[str, Callable[[Bench], Iterator[Row]]] = {
@@ -250,12 +247,13 @@ def scaling_table(bench: Bench) -> str:
     for megabytes in sizes:
         texts = run_task("shape", bench.texts["english"], "text", megabytes, bench.work / "shape")
         place = fresh(bench.work / "scaling")
-        cpu = [run_measured(*vocab_words(texts, place))[2]]
-        for length, copies in ((128, 1), (128, 5), (512, 5)):
-            cpu.append(run_measured(*make_data_words(texts, vocab, place, length=length, copies=copies))[2])
+        lengths = ((128, 1), (128, 5), (512, 5))
+        made_by = [make_data_words(texts, vocab, place, length=length, copies=copies) for length, copies in lengths]
+        used = [run_program(*words) for words in (vocab_words(texts, place), *made_by)]
         made = [read_json(place / f"data-{length}-5" / "manifest.json") for length in (128, 512)]
         rows = [data["splits"]["train"]["rows"] for data in made]
         sizes_on_disk = [size_of(place / name) for name in ("store", "data-128-5", "data-512-5")]
+        cpu = [cpu for _, cpu, _ in used]
         found.append(np.array([*cpu, *rows, *sizes_on_disk, made[0]["corpus"]["tokens"]], dtype=float))
     shutil.rmtree(place)
     slope = (found[1] - found[0]) / (sizes[1] - sizes[0])
@@ -278,9 +276,7 @@ def scaling_table(bench: Bench) -> str:
         )
 
     cores = " / ".join(map(str, CORES))
-    peaks = [peak_memory(vocab_words(texts, fresh(bench.work / "memory")))]
-    peaks.append(peak_memory(make_data_words(texts, vocab, fresh(bench.work / "memory"))))
-    memory = " / ".join(f"{peak / GIB:.2f} GiB" for peak in peaks)
+    memory = " / ".join(f"{peak / GIB:.2f} GiB" for _, _, peak in used[:2])
     lines = [
         f"| from {sizes[0]:g} and {sizes[1]:g} MB | {' | '.join(at)} |",
         f"|---|{'---:|' * len(at)}",
@@ -292,7 +288,7 @@ def scaling_table(bench: Bench) -> str:
         f"| token store | {' | '.join(f'{values[6] / 1e9:,.1f} GB' for values in at.values())} |",
         f"| shards, length 128, 5 copies | {disk(4, 7)} |",
         f"| shards, length 512, 5 copies | {disk(5, 8)} |",
-        f"| anonymous memory of a process, `vocab` / `make-data`, at {sizes[1]:g} MB | {memory} | |",
+        f"| resident memory of a process, with mapped files, `vocab` / `make-data`, at {sizes[1]:g} MB | {memory} | |",
     ]
     return "\n".join(lines)
 
@@ -313,56 +309,17 @@ def run_task(name: str, *words: object, cores: int | None = None) -> Any:
     return json.loads(done.stdout)
 
 
-def run_measured(*words: object) -> tuple[str, float, float]:
-    """Run a command of ours; returns what it prints, its seconds, and the CPU time of all its processes."""
-    before, begin = os.times(), time.perf_counter()
-    done = subprocess.run(program(words), env=environment(), capture_output=True, text=True)
-    seconds, after = time.perf_counter() - begin, os.times()
-    if done.returncode:
-        sys.exit(f"bert-pretrain {words[0]} failed:\n{done.stderr}")
-    cpu = after.children_user + after.children_system - before.children_user - before.children_system
-    return done.stdout, seconds, cpu
-
-
-def peak_memory(words: list[object]) -> float:
-    """Run a command of ours and return the largest RssAnon, in bytes, seen in any of its processes."""
-    process = subprocess.Popen(program(words), env=environment(), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    peak = 0
-    while process.poll() is None:
-        peak = max([peak, *(anonymous_bytes(number) for number in tree_of(process.pid))])
-        time.sleep(SAMPLE_SECONDS)
+def run_program(*words: object) -> tuple[float, float, int]:
+    """Run a command of ours; returns its seconds, the CPU time of all its processes, and the largest one's peak RSS."""
+    command, begin = [sys.executable, "-m", "bert_pretrain", *map(str, words)], time.perf_counter()
+    with subprocess.Popen(command, env=environment(), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE) as process:
+        assert process.stderr is not None
+        errors = process.stderr.read().decode()
+        _, status, usage = os.wait4(process.pid, 0)
+        process.returncode = os.waitstatus_to_exitcode(status)
     if process.returncode:
-        sys.exit(f"bert-pretrain {words[0]} failed")
-    return peak
-
-
-def tree_of(root: int) -> list[int]:
-    """Return a process and all its descendants."""
-    children: dict[int, list[int]] = {}
-    for entry in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            content = entry.read_text()
-        except OSError:  # it has ended meanwhile
-            continue
-        parent = int(content.rpartition(")")[2].split()[1])  # the name before may hold anything
-        children.setdefault(parent, []).append(int(entry.parent.name))
-    found = [root]
-    for number in found:
-        found += children.get(number, [])
-    return found
-
-
-def anonymous_bytes(process: int) -> int:
-    """Return a process's anonymous memory that is in use; 0 when it has ended."""
-    try:
-        lines = Path(f"/proc/{process}/status").read_text().splitlines()
-    except OSError:
-        return 0
-    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("RssAnon:")), 0)
-
-
-def program(words: Any) -> list[str]:
-    return [sys.executable, "-m", "bert_pretrain", *map(str, words)]
+        sys.exit(f"bert-pretrain {words[0]} failed:\n{errors}")
+    return time.perf_counter() - begin, usage.ru_utime + usage.ru_stime, 1024 * usage.ru_maxrss
 
 
 def environment() -> dict[str, str]:
@@ -394,16 +351,13 @@ def fresh(folder: Path) -> Path:
 def describe_machine() -> dict[str, str]:
     """Return what the figures depend on besides the code, and the code's commit."""
     models = [line for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("model name")]
-    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / GIB
-    git = ["git", "-C", str(ROOT)]
-    commit = subprocess.run([*git, "rev-parse", "--short", "HEAD"], capture_output=True, text=True).stdout.strip()
-    changed = subprocess.run([*git, "status", "--porcelain", "-uno"], capture_output=True, text=True).stdout.strip()
+    git = ["git", "-C", str(ROOT), "describe", "--always", "--dirty"]
     versions = {"python": platform.python_version(), **library_versions()}
     return {
         "machine": f"{models[0].partition(':')[2].strip() if models else platform.machine()}, "
-        f"{len(os.sched_getaffinity(0))} cores, {memory:.0f} GiB, load {os.getloadavg()[0]:.1f}",
+        f"{len(os.sched_getaffinity(0))} cores, load {os.getloadavg()[0]:.1f}",
         "versions": ", ".join(f"{name} {version}" for name, version in versions.items()),
-        "commit": (commit or "unknown") + (" with changes" if changed else ""),
+        "commit": subprocess.run(git, capture_output=True, text=True).stdout.strip() or "unknown",
     }
 
 
