@@ -61,34 +61,27 @@ def test_rows_become_json_lines_and_tables(results: Any) -> None:
     assert (lines[2]["tokens_per_second"], lines[3]["step_seconds"]) == (640_000.4, None)
 
 
-def test_lines_torn_by_a_kill_are_left_out(tmp_path: Path) -> None:
-    path = tmp_path / "rows.jsonl"
-    path.write_text('{"a": 1}\n{"a": 2}\n{"a": ')
-    assert check.read_rows(path) == [{"a": 1}, {"a": 2}]
-    assert check.read_rows(tmp_path / "none.jsonl") == []
-
-
 # ── the scheduler ──
 
 
-def test_parts_run_one_after_the_other_and_what_fails_stops_nothing(results: Any) -> None:
-    fails = part("a", f"sleep 0.2; touch {results.work}/a; echo on the way; exit 3")
-    assert run(results, fails, part("b", f"[ -e {results.work}/a ]; echo met")) == {"a": 3, "b": 0}
-    assert outcomes(results) == {"a": "failed with exit code 3", "b": "done"}
-    log = (results.folder / "log.txt").read_text()
-    assert log.index("on the way") < log.index("met")
-
-
-def test_what_was_found_is_kept_however_a_part_ended(results: Any, capsys: pytest.CaptureFixture[str]) -> None:
+def test_parts_run_in_turn_and_what_fails_stops_nothing_and_loses_nothing(
+    results: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
     def unreadable() -> Any:
         raise FileNotFoundError("metrics.jsonl")
 
-    run(results, part("tests", "echo words of the error; exit 1", read=lambda: ([{"found": 7}], "3 passed, 1 failed")))
-    run(results, part("auto", "true", read=unreadable))
-    assert outcomes(results)["tests"] == "failed with exit code 1; 3 passed, 1 failed"
-    assert outcomes(results)["auto"] == "done; its results cannot be read: FileNotFoundError: metrics.jsonl"
+    lines = f"touch {results.work}/a; echo words of the error; exit 3"
+    fails = part("tests", lines, read=lambda: ([{"found": 7}], "3 passed, 1 failed"))
+    met = part("auto", f"[ -e {results.work}/a ]; echo met", read=unreadable)
+    assert run(results, fails, met) == {"tests": 3, "auto": 0}
+    assert outcomes(results) == {
+        "tests": "failed with exit code 3; 3 passed, 1 failed",
+        "auto": "done; its results cannot be read: FileNotFoundError: metrics.jsonl",
+    }
     assert [row["found"] for row in results.rows if row["kind"] == "result"] == [7]
     assert "   | words of the error" in capsys.readouterr().out
+    log = (results.folder / "log.txt").read_text()
+    assert log.index("words of the error") < log.index("met")
 
 
 def test_a_part_is_stopped_at_its_limit_with_all_its_processes_or_killed(
@@ -159,14 +152,6 @@ def test_the_figures_of_a_run_that_was_stopped_are_read(tmp_path: Path) -> None:
     (tmp_path / "metrics.jsonl").write_text("\n".join(map(json.dumps, lines)) + '\n{"step": 550, "lo')
     row = check._read_run(tmp_path)
     assert (row["mlm_loss_before"], row["mlm_loss_after"], row["step"]) == (9.0, 4.0, 450)
-
-
-def test_only_files_with_tests_marked_gpu_are_run(tmp_path: Path) -> None:
-    command = next(one for one in check.make_parts(check.Options(tmp_path, tmp_path)) if one.name == "tests").script(
-        9.0
-    )
-    assert "tests/train/test_gpu.py" in command
-    assert "tests/test_cli.py" not in command
 
 
 # ── all of it ──

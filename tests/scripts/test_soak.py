@@ -69,11 +69,9 @@ def test_a_real_training_is_watched(
     assert status in (0, 1), (output / "train.log").read_text()
     assert out.rstrip().endswith("FAILED" if status else "passed")
     found = [json.loads(line) for line in (output / "samples.jsonl").read_text().splitlines()]
-    steps = [sample["step"] for sample in found]
-    assert steps == sorted(steps)
-    assert steps[-1] > 20
-    assert max(sample["rss_bytes"] for sample in found) > max(sample["anonymous_bytes"] for sample in found) > 10**7
-    assert min(sample["descriptors"] for sample in found[-10:]) >= 3
+    assert found[-1]["step"] > 20
+    assert all(sample["rss_bytes"] > sample["anonymous_bytes"] > 10**7 for sample in found)
+    assert min(sample["descriptors"] for sample in found) >= 3
     assert len(list((output / "run" / "checkpoints").glob("step-*"))) == 2
 
 
