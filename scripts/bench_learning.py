@@ -344,7 +344,7 @@ def compare_with_usual(texts: Mapping[str, Path], options: argparse.Namespace) -
             seconds = 60 * options.usual * options.share
             arguments = ["run", "auto", str(texts["train"]), "--time", f"{seconds:g}s", "--output", str(model)]
             settings = {"train.seed": str(seed), "train.device": options.device}
-            call(arguments, settings, model.with_suffix(".log"))
+            call(arguments, settings, model.with_name(f"{model.name}.log"))
         seconds = time.perf_counter() - begin
         scores[way].append(score_of(model / "train" / "model" if way == "auto" else model, texts["test"], options))
         print(f"{way}, seed {seed}: {seconds:.0f} s, {scores[way][-1]:.4f} nats per byte", flush=True)
