@@ -3,14 +3,13 @@
 Each figure is measured in fresh processes, ours and the peer's in turn. Corpora are one sentence a line with blank
 lines between documents, plain or compressed. `--only scaling` prints the table of docs/scaling.md.
 
-    python scripts/bench_data.py --english en.txt.xz --chinese zh.txt.xz [--only vocab …] [--repeats 5]
+    python scripts/bench_data.py --english en.txt.xz --chinese zh.txt.xz [--only ids vocab …] [--repeats 5]
 """
 
 import argparse
 import json
 import os
 import platform
-import re
 import shutil
 import statistics
 import subprocess
@@ -39,44 +38,36 @@ from bert_pretrain.vocab.run import MAX_TASKS, merge_counts
 
 ROOT = Path(__file__).resolve().parents[1]
 SHAPES = ("parquet", "save_to_disk", "jsonl", "small files", "mix")
-SAMPLE_SECONDS = 0.02
 GIB = 1 << 30
 BLOCK_BYTES = 4 << 20  # as the token store feeds its encoder
 PEER_SENTENCES = 10_000  # in one call of encode_batch_fast
 SIZES = {"16 GB": 16e3, "1 TB": 1e6}  # in MB
 CORES = (2, 16, 128)
 
-# google-research/bert, create_pretraining_data.py: 5 copies, length 128, 2 MB of English took about 10 s after start-up
-# on one of two such slow cores, and it has no way to use the other. Measured earlier, not in this run.
-GOOGLE_MB_PER_SECOND = 0.216
-
 
 @dataclass
 class Row:
     """One line of the table: repeated measurements of ours and the peer's, in the same order."""
 
-    row: str
     what: str
-    peer_name: str
-    aim: float | None
+    peer_name: str = ""
     unit: str = "MB/s"
     ours: list[float] = field(default_factory=list)
     peer: list[float] = field(default_factory=list)
-    at_most: bool = False
-    """The aim is a bound from above, on the figure or, where there is a peer, on the ratio."""
 
-    @property
-    def ratios(self) -> list[float]:
-        """Ours over the peer's of the same repeat; empty where there is no peer."""
-        return [ours / peer for ours, peer in zip(self.ours, self.peer, strict=False)]
+    def __str__(self) -> str:
+        """Return medians, and from the least to the most."""
+        peer, ratio = "–", "–"
+        if self.peer:
+            peer = f"{spread(self.peer, self.unit)}: {self.peer_name}"
+            ratio = spread([ours / peer for ours, peer in zip(self.ours, self.peer, strict=True)], "×")
+        return f"| {self.what} | {spread(self.ours, self.unit)} | {peer} | {ratio} |"
 
-    @property
-    def is_met(self) -> bool | None:
-        """Whether the aim is met; None where there is none."""
-        if self.aim is None:
-            return None
-        reached = statistics.median(self.ratios or self.ours)
-        return reached <= self.aim if self.at_most else reached >= self.aim
+
+def spread(values: list[float], unit: str) -> str:
+    """Return the median with the least and the most, if there are several."""
+    middle = f"{statistics.median(values):.3g} {unit}"
+    return middle if len(set(values)) == 1 else f"{middle} ({min(values):.3g}–{max(values):.3g})"
 
 
 @dataclass
@@ -113,79 +104,70 @@ def main() -> None:
         print(f"{name + ':':<10}{value}")
     for language in texts:
         print(f"{language + ':':<10}{bench.megabytes(language):.1f} MB; peers on {arguments.slice_mb:g} MB of it")
-    print("\n| what | ours | peer | ratio | aim | met |\n|---|---|---|---|---|---|", flush=True)
+    print("\n| what | ours | peer | ratio |\n|---|---|---|---|", flush=True)
     begin = time.monotonic()
-    for names, measure in MEASURES.items():
-        language = "chinese" if "ids-chinese" in names else "english"
-        if set(names) & set(arguments.only) and language in texts:
-            for row in measure(bench, set(names) & set(arguments.only)):
-                print(format_row(row), flush=True)
-    if "scaling" in arguments.only and "english" in texts:
+    for name in arguments.only:
+        for row in MEASURES[name](bench) if name != "scaling" else ():
+            print(row, flush=True)
+    if "scaling" in arguments.only:
         print(f"\n{scaling_table(bench)}")
     print(f"\n{(time.monotonic() - begin) / 60:.1f} minutes")
 
 
 def parse() -> argparse.Namespace:
-    names = [name for names in MEASURES for name in names] + ["scaling"]
+    names = [*MEASURES, "scaling"]
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--english", type=Path)
-    parser.add_argument("--chinese", type=Path)
+    parser.add_argument("--english", type=Path, required=True)
+    parser.add_argument("--chinese", type=Path, help="its ids are measured, too")
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--only", nargs="+", choices=names, default=names, metavar="ROW", help=", ".join(names))
     parser.add_argument("--work", type=Path, default=Path("bench-data"), help="a folder for texts and outputs")
     parser.add_argument("--slice-mb", type=float, default=20.0, help="how much text the encoders' peer is timed on")
     parser.add_argument("--vocab-size", type=int, default=30522, help="English; Chinese has 21,128 at most")
-    parser.add_argument("--shape-mb", type=float, default=300.0, help="size of the inputs of busy, merge and scaling")
+    parser.add_argument("--shape-mb", type=float, default=300.0, help="size of the inputs of busy and scaling")
     return parser.parse_args()
 
 
-def measure_ids(bench: Bench, names: set[str]) -> Iterator[Row]:
+def measure_ids(bench: Bench) -> Iterator[Row]:
     """Ids on one core: ours on the whole corpus, first pass and with all chunks known; the peer on a slice."""
-    language = next(iter(names)).removeprefix("ids-")
-    vocab, text, slice_bytes = bench.vocab(language), bench.texts[language], round(bench.arguments.slice_mb * 1e6)
-    if not run_task("ids_equal", vocab, text, slice_bytes):
-        sys.exit(f"the ids of {text} are not those of tokenizers: there is nothing to compare")
-    title, peer = f"ids of {language.title()}, one core", "encode_batch_fast, one core"
-    first = Row(f"ids-{language}", f"{title}, first pass", peer, 10.0 if language == "english" else 15.0)
-    known = Row(f"ids-{language}", f"{title}, chunks known", peer, 25.0 if language == "english" else None)
-    for _ in range(bench.arguments.repeats):
-        ours = run_task("ids_ours", vocab, text, cores=1)
-        theirs = run_task("ids_peer", vocab, text, slice_bytes, cores=1)
-        for row, value in zip((first, known), ours, strict=True):
-            row.ours.append(value)
-            row.peer.append(theirs)
-    yield from (first, known)
+    for language, text in bench.texts.items():
+        vocab, slice_bytes = bench.vocab(language), round(bench.arguments.slice_mb * 1e6)
+        if not run_task("ids_equal", vocab, text, slice_bytes):
+            sys.exit(f"the ids of {text} are not those of tokenizers: there is nothing to compare")
+        title, peer = f"ids of {language.title()}, one core", "encode_batch_fast, one core"
+        rows = (Row(f"{title}, first pass", peer), Row(f"{title}, chunks known", peer))
+        for _ in range(bench.arguments.repeats):
+            ours = run_task("ids_ours", vocab, text, cores=1)
+            theirs = run_task("ids_peer", vocab, text, slice_bytes, cores=1)
+            for row, value in zip(rows, ours, strict=True):
+                row.ours.append(value)
+                row.peer.append(theirs)
+        yield from rows
 
 
-def measure_make_data(bench: Bench, names: set[str]) -> Iterator[Row]:
+def measure_make_data(bench: Bench) -> Iterator[Row]:
     """`make-data` from process start to its end: against the encoder alone, a second length, one worker."""
     vocab, text, megabytes = bench.vocab("english"), bench.texts["english"], bench.megabytes("english")
 
     def speed(*, length: int = 128, workers: int = 2) -> float:
-        return megabytes / run_program(*make_data_words([text], vocab, place, length=length, workers=workers))
+        return megabytes / run_program(*make_data_words([text], vocab, place, length=length, workers=workers))[0]
 
     title = "make-data, 5 copies, length 128, two workers"
-    encoder = Row("make-data", title, "encode_batch_fast alone, two cores", 2.0)
-    google = Row("make-data", title, "google-research/bert, measured earlier", 45.0)
-    second = Row("second-length", "make-data, length 512, from the cached token store", "the first run", 2.0)
-    workers = Row("workers", title, "one worker", 1.7)
+    encoder = Row(title, "encode_batch_fast alone, two cores")
+    second = Row("make-data, length 512, from the cached token store", "the first run")
+    workers = Row(title, "one worker")
     for _ in range(bench.arguments.repeats):
         place = fresh(bench.work / "make-data")
         first_speed = speed()
-        if "make-data" in names:
-            encoder.ours.append(first_speed)
-            encoder.peer.append(run_task("ids_peer", vocab, text, round(bench.arguments.slice_mb * 1e6), cores=2))
-            google.ours.append(first_speed)
-            google.peer.append(GOOGLE_MB_PER_SECOND)
-        if "second-length" in names:
-            second.ours.append(speed(length=512))
-            second.peer.append(first_speed)
-        if "workers" in names:
-            workers.ours.append(first_speed)
-            fresh(place)
-            workers.peer.append(speed(workers=1))
-        shutil.rmtree(place)
-    yield from (row for row in (encoder, google, second, workers) if row.row in names)
+        encoder.ours.append(first_speed)
+        encoder.peer.append(run_task("ids_peer", vocab, text, round(bench.arguments.slice_mb * 1e6), cores=2))
+        second.ours.append(speed(length=512))
+        second.peer.append(first_speed)
+        workers.ours.append(first_speed)
+        fresh(place)
+        workers.peer.append(speed(workers=1))
+    shutil.rmtree(place)
+    yield from (encoder, second, workers)
 
 
 def make_data_words(
@@ -200,99 +182,56 @@ def vocab_words(texts: list[Any], place: Path) -> list[object]:
     return ["vocab", *texts, "--output", place / "vocab", "--workers", 2]
 
 
-def measure_vocab(bench: Bench, _names: set[str]) -> Iterator[Row]:
+def measure_vocab(bench: Bench) -> Iterator[Row]:
     """`vocab` against the library's own trainer on the same file, from process start to end, with as many cores."""
     text, size, megabytes = bench.texts["english"], bench.vocab_size("english"), bench.megabytes("english")
-    for workers, aim in ((2, 3.0), (1, None)):
-        cores = "two cores" if workers == 2 else "one core"
-        row = Row("vocab", f"vocabulary of {size:,}, {cores}", f"BertWordPieceTokenizer.train, {cores}", aim)
+    for workers, cores in ((2, "two cores"), (1, "one core")):
+        row = Row(f"vocabulary of {size:,}, {cores}", f"BertWordPieceTokenizer.train, {cores}")
         for _ in range(bench.arguments.repeats):
             place = fresh(bench.work / "vocab")
             words = ("vocab", text, "--output", place, "--vocab-size", size, "--workers", workers)
-            row.ours.append(megabytes / run_program(*words))
+            row.ours.append(megabytes / run_program(*words)[0])
             begin = time.perf_counter()
             run_task("vocab_peer", text, size, cores=workers)
             row.peer.append(megabytes / (time.perf_counter() - begin))
         yield row
 
 
-def measure_memory(bench: Bench, _names: set[str]) -> Iterator[Row]:
-    """The largest anonymous memory of any process."""
-    text, vocab = bench.texts["english"], bench.vocab("english")
-    for command in ("make-data", "vocab"):
-        row = Row("memory", f"{command}, peak RssAnon of any process", "", 1.0, "GiB", at_most=True)
-        for _ in range(bench.arguments.repeats):
-            place = fresh(bench.work / "memory")
-            words = vocab_words([text], place) if command == "vocab" else make_data_words([text], vocab, place)
-            row.ours.append(peak_memory(words) / GIB)
-        yield row
-
-
-def measure_busy(bench: Bench, _names: set[str]) -> Iterator[Row]:
-    """Both cores' share of the wall-clock time on each shape of input, and how near the dry run was."""
+def measure_busy(bench: Bench) -> Iterator[Row]:
+    """Both cores' share of the wall-clock time on each shape of input, and the time of the dry run."""
     vocab = bench.vocab("english")
     for kind in SHAPES:
         texts = run_task("shape", bench.texts["english"], kind, bench.arguments.shape_mb, bench.work / "shape")
         what = f"{kind}, {bench.arguments.shape_mb:g} MB"
-        busy, whole = "CPU time over wall time and cores", "whole"
-        dry_run = Row("busy", f"dry run, {what}", "", 10.0, "s", at_most=True)
-        examples = Row("busy", f"dry run, {what}: examples over true ones", "", None, "")
-        estimate = Row("busy", f"dry run, {what}: time over CPU time per core", "", None, "")
-        rows = {
-            name: (
-                Row("busy", f"{name}, {what}: {busy}", "", 0.85, ""),
-                Row("busy", f"{name}, {what}: {whole}", "", None, "s"),
-            )
-            for name in ("make-data", "vocab")
-        }
+        dry_run = Row(f"dry run, {what}", unit="s")
+        shares = [Row(f"{name}, {what}: CPU time over wall time and cores", unit="") for name in ("make-data", "vocab")]
         for _ in range(bench.arguments.repeats):
             place = fresh(bench.work / "busy")
             words = make_data_words(texts, vocab, place)
-            said, seconds, _ = run_measured(*words, "--dry-run")
-            dry_run.ours.append(seconds)
-            for name, command in (
-                ("make-data", words),
-                ("vocab", vocab_words(texts, place)),
-            ):
-                _, seconds, cpu = run_measured(*command)
-                rows[name][0].ours.append(cpu / seconds / 2)
-                rows[name][1].ours.append(seconds)
-                if name == "make-data":
-                    made = read_json(place / "data-128-5" / "manifest.json")["splits"]["train"]["rows"]
-                    found = re.search(r"training +([\d,]+).*time +([\d.]+) (hours|minutes|seconds)", said, re.DOTALL)
-                    assert found is not None
-                    unit = {"hours": 3600, "minutes": 60, "seconds": 1}[found[3]]
-                    examples.ours.append(float(found[1].replace(",", "")) / made)
-                    estimate.ours.append(float(found[2]) * unit / (cpu / 2))
-        yield from (*rows["make-data"], *rows["vocab"], dry_run, examples, estimate)
+            dry_run.ours.append(run_program(*words, "--dry-run")[0])
+            for row, command in zip(shares, (words, vocab_words(texts, place)), strict=True):
+                seconds, cpu, _ = run_program(*command)
+                row.ours.append(cpu / seconds / 2)
+        yield from (*shares, dry_run)
 
 
-def measure_merge(bench: Bench, _names: set[str]) -> Iterator[Row]:
-    """Merging of counts on two workers: its slope from 8 and 24 tables of 32 MB of text each."""
-    times: dict[int, list[float]] = {8: [], 24: []}
-    for _ in range(bench.arguments.repeats):
-        for number, seconds in times.items():
-            found, chunks = run_task("merge", bench.texts["english"], number)
-            seconds.append(found)
-    few, many = times
-    slopes = [(high - low) / (many - few) for low, high in zip(times[few], times[many], strict=True)]
-    yield Row("merge", f"merging a table of counts of {chunks:,} chunks, two workers", "", None, "s", slopes)
+def measure_merge(bench: Bench) -> Iterator[Row]:
+    """Merging of counts on two workers: its time for 24 tables of 32 MB of text each, extended to larger corpora."""
+    found = [run_task("merge", bench.texts["english"], 24) for _ in range(bench.arguments.repeats)]
+    each, chunks = [seconds / 24 for seconds, _ in found], found[0][1]
+    yield Row(f"merging a table of counts of {chunks:,} chunks, two workers", unit="s", ours=each)
     # 16 GB is 250 tables of 64 MB; those of 1 TB are full.
-    for (size, tables), times_chunks, aim in zip(
-        {"16 GB": 250, "1 TB": MAX_TASKS}.items(), (1.0, MAX_DISTINCT / chunks), (30.0, 600.0), strict=True
-    ):
-        whole = [tables * times_chunks * slope for slope in slopes]
-        yield Row("merge", f"merging of counts, {size}, two workers, from the slope", "", aim, "s", whole, at_most=True)
+    for size, times in (("16 GB", 250.0), ("1 TB", MAX_TASKS * MAX_DISTINCT / chunks)):
+        whole = [times * seconds for seconds in each]
+        yield Row(f"merging of counts, {size}, two workers, computed from it", unit="s", ours=whole)
 
 
-MEASURES: dict[tuple[str, ...], Callable[[Bench, set[str]], Iterator[Row]]] = {
-    ("ids-english",): measure_ids,
-    ("ids-chinese",): measure_ids,
-    ("make-data", "second-length", "workers"): measure_make_data,
-    ("vocab",): measure_vocab,
-    ("memory",): measure_memory,
-    ("busy",): measure_busy,
-    ("merge",): measure_merge,
+MEASURES: dict[str, Callable[[Bench], Iterator[Row]]] = {
+    "ids": measure_ids,
+    "make-data": measure_make_data,
+    "vocab": measure_vocab,
+    "busy": measure_busy,
+    "merge": measure_merge,
 }
 
 
@@ -308,12 +247,13 @@ def scaling_table(bench: Bench) -> str:
     for megabytes in sizes:
         texts = run_task("shape", bench.texts["english"], "text", megabytes, bench.work / "shape")
         place = fresh(bench.work / "scaling")
-        cpu = [run_measured(*vocab_words(texts, place))[2]]
-        for length, copies in ((128, 1), (128, 5), (512, 5)):
-            cpu.append(run_measured(*make_data_words(texts, vocab, place, length=length, copies=copies))[2])
+        lengths = ((128, 1), (128, 5), (512, 5))
+        made_by = [make_data_words(texts, vocab, place, length=length, copies=copies) for length, copies in lengths]
+        used = [run_program(*words) for words in (vocab_words(texts, place), *made_by)]
         made = [read_json(place / f"data-{length}-5" / "manifest.json") for length in (128, 512)]
         rows = [data["splits"]["train"]["rows"] for data in made]
         sizes_on_disk = [size_of(place / name) for name in ("store", "data-128-5", "data-512-5")]
+        cpu = [cpu for _, cpu, _ in used]
         found.append(np.array([*cpu, *rows, *sizes_on_disk, made[0]["corpus"]["tokens"]], dtype=float))
     shutil.rmtree(place)
     slope = (found[1] - found[0]) / (sizes[1] - sizes[0])
@@ -336,9 +276,7 @@ def scaling_table(bench: Bench) -> str:
         )
 
     cores = " / ".join(map(str, CORES))
-    peaks = [peak_memory(vocab_words(texts, fresh(bench.work / "memory")))]
-    peaks.append(peak_memory(make_data_words(texts, vocab, fresh(bench.work / "memory"))))
-    memory = " / ".join(f"{peak / GIB:.2f} GiB" for peak in peaks)
+    memory = " / ".join(f"{peak / GIB:.2f} GiB" for _, _, peak in used[:2])
     lines = [
         f"| from {sizes[0]:g} and {sizes[1]:g} MB | {' | '.join(at)} |",
         f"|---|{'---:|' * len(at)}",
@@ -350,7 +288,7 @@ def scaling_table(bench: Bench) -> str:
         f"| token store | {' | '.join(f'{values[6] / 1e9:,.1f} GB' for values in at.values())} |",
         f"| shards, length 128, 5 copies | {disk(4, 7)} |",
         f"| shards, length 512, 5 copies | {disk(5, 8)} |",
-        f"| anonymous memory of a process, `vocab` / `make-data`, at {sizes[1]:g} MB | {memory} | |",
+        f"| resident memory of a process, with mapped files, `vocab` / `make-data`, at {sizes[1]:g} MB | {memory} | |",
     ]
     return "\n".join(lines)
 
@@ -371,61 +309,17 @@ def run_task(name: str, *words: object, cores: int | None = None) -> Any:
     return json.loads(done.stdout)
 
 
-def run_program(*words: object) -> float:
-    """Run a command of ours in a process of its own and return its seconds."""
-    return run_measured(*words)[1]
-
-
-def run_measured(*words: object) -> tuple[str, float, float]:
-    """Run a command of ours; returns what it prints, its seconds, and the CPU time of all its processes."""
-    before, begin = os.times(), time.perf_counter()
-    done = subprocess.run(program(words), env=environment(), capture_output=True, text=True)
-    seconds, after = time.perf_counter() - begin, os.times()
-    if done.returncode:
-        sys.exit(f"bert-pretrain {words[0]} failed:\n{done.stderr}")
-    cpu = after.children_user + after.children_system - before.children_user - before.children_system
-    return done.stdout, seconds, cpu
-
-
-def peak_memory(words: list[object]) -> float:
-    """Run a command of ours and return the largest RssAnon, in bytes, seen in any of its processes."""
-    process = subprocess.Popen(program(words), env=environment(), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    peak = 0
-    while process.poll() is None:
-        peak = max([peak, *(anonymous_bytes(number) for number in tree_of(process.pid))])
-        time.sleep(SAMPLE_SECONDS)
+def run_program(*words: object) -> tuple[float, float, int]:
+    """Run a command of ours; returns its seconds, the CPU time of all its processes, and the largest one's peak RSS."""
+    command, begin = [sys.executable, "-m", "bert_pretrain", *map(str, words)], time.perf_counter()
+    with subprocess.Popen(command, env=environment(), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE) as process:
+        assert process.stderr is not None
+        errors = process.stderr.read().decode()
+        _, status, usage = os.wait4(process.pid, 0)
+        process.returncode = os.waitstatus_to_exitcode(status)
     if process.returncode:
-        sys.exit(f"bert-pretrain {words[0]} failed")
-    return peak
-
-
-def tree_of(root: int) -> list[int]:
-    """Return a process and all its descendants."""
-    children: dict[int, list[int]] = {}
-    for entry in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            content = entry.read_text()
-        except OSError:  # it has ended meanwhile
-            continue
-        parent = int(content.rpartition(")")[2].split()[1])  # the name before may hold anything
-        children.setdefault(parent, []).append(int(entry.parent.name))
-    found = [root]
-    for number in found:
-        found += children.get(number, [])
-    return found
-
-
-def anonymous_bytes(process: int) -> int:
-    """Return a process's anonymous memory that is in use; 0 when it has ended."""
-    try:
-        lines = Path(f"/proc/{process}/status").read_text().splitlines()
-    except OSError:
-        return 0
-    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("RssAnon:")), 0)
-
-
-def program(words: Any) -> list[str]:
-    return [sys.executable, "-m", "bert_pretrain", *map(str, words)]
+        sys.exit(f"bert-pretrain {words[0]} failed:\n{errors}")
+    return time.perf_counter() - begin, usage.ru_utime + usage.ru_stime, 1024 * usage.ru_maxrss
 
 
 def environment() -> dict[str, str]:
@@ -457,33 +351,14 @@ def fresh(folder: Path) -> Path:
 def describe_machine() -> dict[str, str]:
     """Return what the figures depend on besides the code, and the code's commit."""
     models = [line for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("model name")]
-    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / GIB
-    git = ["git", "-C", str(ROOT)]
-    commit = subprocess.run([*git, "rev-parse", "--short", "HEAD"], capture_output=True, text=True).stdout.strip()
-    changed = subprocess.run([*git, "status", "--porcelain", "-uno"], capture_output=True, text=True).stdout.strip()
+    git = ["git", "-C", str(ROOT), "describe", "--always", "--dirty"]
     versions = {"python": platform.python_version(), **library_versions()}
     return {
         "machine": f"{models[0].partition(':')[2].strip() if models else platform.machine()}, "
-        f"{len(os.sched_getaffinity(0))} cores, {memory:.0f} GiB, load {os.getloadavg()[0]:.1f}",
+        f"{len(os.sched_getaffinity(0))} cores, load {os.getloadavg()[0]:.1f}",
         "versions": ", ".join(f"{name} {version}" for name, version in versions.items()),
-        "commit": (commit or "unknown") + (" with changes" if changed else ""),
+        "commit": subprocess.run(git, capture_output=True, text=True).stdout.strip() or "unknown",
     }
-
-
-def format_row(row: Row) -> str:
-    """Return a row of the table: medians, and from the least to the most."""
-    ratio = spread(row.ratios, "×") if row.ratios else "–"
-    peer = f"{spread(row.peer, row.unit)}: {row.peer_name}" if row.peer else "–"
-    sign = "≤" if row.at_most else "≥"
-    aim = "–" if row.aim is None else f"{sign} {row.aim:g} {'×' if row.peer else row.unit}"
-    met = {None: "–", True: "yes", False: "no"}[row.is_met]
-    return f"| {row.what} | {spread(row.ours, row.unit)} | {peer} | {ratio} | {aim} | {met} |"
-
-
-def spread(values: list[float], unit: str) -> str:
-    """Return the median with the least and the most, if there are several."""
-    middle = f"{statistics.median(values):.3g} {unit}"
-    return middle if len(set(values)) == 1 else f"{middle} ({min(values):.3g}–{max(values):.3g})"
 
 
 def ids_ours(vocab: str, text: str) -> list[float]:

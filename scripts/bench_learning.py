@@ -10,24 +10,28 @@ its own. Runs that are in `results.jsonl` are not repeated.
 `a+b` takes both changes; `KEY=VALUE` is a variant too. The score compares across vocabularies: nats per byte of masked
 words. The words are chosen from plain text before it is tokenized, all pieces of a word are masked, and `transformers`
 opens the folder. A word that becomes [UNK] costs the entropy of uniform bytes.
+
+`--usual MINUTES` compares `run auto` with the usual way instead: `BertForPreTraining` of `transformers` from scratch,
+padded batches of 64 examples of 128 tokens, 30,522 tokens, AdamW 5e-4, weight decay 0.01, warm-up 6 %, linear decay,
+dropout 0.1, L4-H256. Its vocabulary and data come from this package and do not count in its time. `run auto` gets a
+share of the time, for everything.
 """
 
 import argparse
 import contextlib
 import hashlib
+import itertools
 import json
 import lzma
 import math
+import multiprocessing
 import os
 import re
-import shutil
 import statistics
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -35,7 +39,9 @@ from typing import Any
 import numpy as np
 import torch
 
+from bert_pretrain import load_data
 from bert_pretrain.rng import stream
+from bert_pretrain.train import hardware
 
 SPLITS = {"dev": 0.01, "test": 0.02, "validation": 0.003}
 SHARED_SETTINGS = ("data.", "vocab.")
@@ -70,6 +76,9 @@ VARIANTS: dict[str, dict[str, str]] = {
     },
 }
 """Changes to it; `base` is without any. Sizes, vocabularies and batches are flags."""
+USUAL_BATCH, USUAL_LENGTH, USUAL_VOCAB_SIZE = 64, 128, 30522
+USUAL_LR, USUAL_WEIGHT_DECAY, USUAL_WARMUP_SHARE = 5e-4, 0.01, 0.06
+USUAL_LAYERS, USUAL_HIDDEN = 4, 256
 MASKED_SHARE = 0.15
 MAX_CHARACTERS = {"latin": 130, "cjk": 44}
 """Of a context."""
@@ -79,8 +88,6 @@ SCORED_AT_ONCE = 32
 CJK = "\u3400-\u4dbf\u4e00-\u9fff"
 TOKENS = re.compile(rf"[{CJK}]|[^\W{CJK}]+|[^\w\s]")
 NATS_OF_A_BYTE = math.log(256)
-_SCORING = threading.Lock()
-"""`transformers` opens one model at a time."""
 
 
 @dataclass(frozen=True)
@@ -118,9 +125,9 @@ def main() -> None:
     options.work.mkdir(parents=True, exist_ok=True)
     name = options.corpus.name.split(".")[0]
     texts = split_corpus(options.corpus, options.work / name)
-    if options.train_bytes is not None:
-        name = f"{name}-{options.train_bytes / 1e6:g}MB"
-        texts["train"] = first_documents(texts["train"], options.train_bytes, options.work / name)
+    if options.usual is not None:
+        compare_with_usual(texts, options)
+        return
     wanted = [
         Run(name, variant, size, vocab_size, batch, steps, seed)
         for size in options.sizes
@@ -133,12 +140,10 @@ def main() -> None:
     results = options.work / "results.jsonl"
     done = read_results(results)
     missing = [run for run in wanted if key_of(run) not in done]
-    with ThreadPoolExecutor(options.jobs) as pool:
-        data = {run: make_data(run, options, texts) for run in missing}
-        for run, row in zip(missing, pool.map(lambda run: train(run, data[run], options, texts), missing), strict=True):
-            done[key_of(run)] = row
-            with results.open("a", encoding="utf-8") as file:
-                file.write(json.dumps(row) + "\n")
+    for run in missing:
+        done[key_of(run)] = row = train(run, make_data(run, options, texts), options, texts)
+        with results.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(row) + "\n")
     if options.split == "test":
         score_finally(wanted, options, texts)
     else:
@@ -156,15 +161,15 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--sizes", nargs="+", default=["2x128"], help="layers x hidden size")
     parser.add_argument("--vocab-sizes", nargs="+", type=int, default=[8192])
     parser.add_argument("--batch", nargs="+", type=int, default=[32], help="examples a step")
-    parser.add_argument("--train-bytes", type=float, help="of text to train on, instead of all: many epochs of little")
     parser.add_argument("--steps", nargs="+", type=int, default=[1200])
     parser.add_argument("--seeds", nargs="+", type=int, default=[1, 2, 3])
-    parser.add_argument("--jobs", type=int, default=1, help="trainings at a time")
     parser.add_argument("--threads", type=int, default=1, help="CPU threads of each")
     parser.add_argument("--contexts", type=int, default=1500, help="contexts that are scored")
     parser.add_argument("--split", choices=["dev", "test"], default="dev", help="which held-out documents score")
     parser.add_argument("--device", default="auto")
-    parser.add_argument("--keep", action="store_true", help="keep the models, which --split test needs")
+    parser.add_argument("--usual", type=float, metavar="MINUTES", help="compare run auto with so long a usual training")
+    parser.add_argument("--share", type=float, default=0.1, help="of that time, for run auto, all stages included")
+    parser.add_argument("--cpu-time", action="store_true", help="count processor time for the usual way")
     return parser.parse_args()
 
 
@@ -184,20 +189,6 @@ def split_corpus(corpus: Path, folder: Path) -> dict[str, Path]:
     for path in paths.values():
         path.with_suffix(".part").rename(path)
     return paths
-
-
-def first_documents(text: Path, num_bytes: float, folder: Path) -> Path:
-    """Write the first documents of a split to a file of about so many bytes, and return it."""
-    path = folder / "train.txt"
-    if not path.exists():
-        folder.mkdir(parents=True, exist_ok=True)
-        with path.with_suffix(".part").open("w", encoding="utf-8") as file:
-            for document in read_documents(text):
-                if file.tell() >= num_bytes:
-                    break
-                file.write(document + "\n\n")
-        path.with_suffix(".part").rename(path)
-    return path
 
 
 def read_documents(corpus: Path) -> Iterator[str]:
@@ -256,8 +247,6 @@ def train(run: Run, data: Path, options: argparse.Namespace, texts: Mapping[str,
     trained = [line for line in lines if "validation_mlm_loss" not in line][-1]
     validation = [line for line in lines if "validation_mlm_loss" in line][-1]
     score = score_of(folder / "model", texts["dev"], options)
-    if not options.keep:
-        shutil.rmtree(folder)
     return {
         **asdict(run),
         "language": options.language,
@@ -274,19 +263,15 @@ def train(run: Run, data: Path, options: argparse.Namespace, texts: Mapping[str,
 
 
 def score_finally(wanted: list[Run], options: argparse.Namespace, texts: Mapping[str, Path]) -> None:
-    """Print the score of kept models on the test split."""
+    """Print the score of models on the test split."""
     for run in wanted:
-        model = options.work / "runs" / key_of(run) / "model"
-        if not model.exists():
-            raise SystemExit(f"{model} is not there: train with --keep")
-        score = score_of(model, texts["test"], options)
+        score = score_of(options.work / "runs" / key_of(run) / "model", texts["test"], options)
         print(f"{key_of(run)}: {score:.4f} nats per byte of masked words (test)")
 
 
 def score_of(model: Path, text: Path, options: argparse.Namespace) -> float:
     """Return what a byte of a masked word of a text costs a model folder, in nats."""
-    with _SCORING:
-        return nats_per_byte(model, contexts(text, options.contexts))
+    return nats_per_byte(model, contexts(text, options.contexts))
 
 
 def call(arguments: list[str], settings: Mapping[str, str], log: Path, *, threads: int | None = None) -> None:
@@ -334,6 +319,97 @@ def table(rows: list[dict[str, Any]]) -> list[str]:
         cells += [f"{value:,.0f}" for value in means]
         lines.append(f"| {' | '.join(cells)} |")
     return lines
+
+
+# ── run auto against the usual way ──
+
+
+def compare_with_usual(texts: Mapping[str, Path], options: argparse.Namespace) -> None:
+    """Train both ways from each seed, and print their scores on the test split."""
+    data = usual_data(texts["train"], options)
+    scores: dict[str, list[float]] = {"usual": [], "auto": []}
+    for seed, way in itertools.product(options.seeds, scores):
+        model = texts["train"].parent / f"{way}-{options.usual:g}m-s{seed}"
+        begin = time.perf_counter()
+        if way == "usual" and not model.exists():
+            # A process of its own, which leaves nothing to the next one.
+            process = multiprocessing.get_context("spawn").Process(
+                target=train_usual, args=(data, model, seed, options)
+            )
+            process.start()
+            process.join()
+            if process.exitcode:
+                raise SystemExit("the usual training failed")
+        elif way == "auto":
+            seconds = 60 * options.usual * options.share
+            arguments = ["run", "auto", str(texts["train"]), "--time", f"{seconds:g}s", "--output", str(model)]
+            settings = {"train.seed": str(seed), "train.device": options.device}
+            call(arguments, settings, model.with_name(f"{model.name}.log"))
+        seconds = time.perf_counter() - begin
+        scores[way].append(score_of(model / "train" / "model" if way == "auto" else model, texts["test"], options))
+        print(f"{way}, seed {seed}: {seconds:.0f} s, {scores[way][-1]:.4f} nats per byte", flush=True)
+    for way, values in scores.items():
+        print(f"{way}: {np.mean(values):.4f} ({min(values):.4f}–{max(values):.4f}) nats per byte of masked words")
+
+
+def usual_data(text: Path, options: argparse.Namespace) -> Path:
+    """Make vocabulary and data of the usual way; what is there stays."""
+    vocab, data = text.with_name(f"vocab-{USUAL_VOCAB_SIZE}"), text.with_name(f"usual-{USUAL_LENGTH}")
+    shared, log = {"data.language": options.language}, text.with_name("usual.log")
+    call(["vocab", str(text), "--output", str(vocab)], {**shared, "vocab.size": str(USUAL_VOCAB_SIZE)}, log)
+    settings = {**shared, "data.max_seq_length": str(USUAL_LENGTH), "data.dupe_factor": "1"}
+    call(["make-data", str(text), "--vocab", str(vocab), "--output", str(data)], settings, log)
+    return data
+
+
+def train_usual(data: Path, output: Path, seed: int, options: argparse.Namespace) -> None:
+    """Train `BertForPreTraining` for so many minutes, and save it."""
+    from transformers import AutoTokenizer, BertConfig, BertForPreTraining
+
+    torch.manual_seed(seed)
+    torch.set_num_threads(options.threads)
+    total, clock = 60 * options.usual, time.perf_counter
+    if options.cpu_time:
+        total, clock = total * options.threads, time.process_time
+    device = hardware.choose_device(options.device)
+    dtype = hardware.choose_precision("auto", device).dtype
+    config = BertConfig(
+        vocab_size=USUAL_VOCAB_SIZE,
+        hidden_size=USUAL_HIDDEN,
+        num_hidden_layers=USUAL_LAYERS,
+        num_attention_heads=USUAL_HIDDEN // 64,
+        intermediate_size=4 * USUAL_HIDDEN,
+        max_position_embeddings=USUAL_LENGTH,
+    )
+    model: Any = BertForPreTraining(config).train()
+    model.to(device)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=USUAL_LR, weight_decay=USUAL_WEIGHT_DECAY)
+    begin, folder = clock(), load_data(data)
+    epochs = (
+        folder.loader("train", batch_size=USUAL_BATCH, epoch=epoch, seed=seed, padding="max_length")
+        for epoch in itertools.count()
+    )
+    for step, batch in enumerate(itertools.chain.from_iterable(epochs), 1):
+        passed = (clock() - begin) / total
+        if passed >= 1.0:
+            break
+        rate = USUAL_LR * min((passed + 1e-3) / USUAL_WARMUP_SHARE, (1.0 - passed) / (1.0 - USUAL_WARMUP_SHARE))
+        for group in optimizer.param_groups:
+            group["lr"] = rate
+        with torch.autocast(device.type, dtype, enabled=dtype != torch.float32):
+            loss = model(**{name: values.to(device) for name, values in batch.items()}).loss
+        optimizer.zero_grad(set_to_none=True)
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        if step % 20 == 0:
+            print(f"usual way: step {step}, loss {loss.item():.3f}, {passed:.0%} of the time", flush=True)
+    print(f"usual way: {step:,} steps of {USUAL_BATCH} examples", flush=True)
+    model.save_pretrained(output)
+    AutoTokenizer.from_pretrained(data / "tokenizer").save_pretrained(output)
+
+
+# ── the score ──
 
 
 @dataclass(frozen=True)

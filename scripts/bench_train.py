@@ -28,7 +28,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from bert_pretrain.config import ModelConfig, TrainConfig
 from bert_pretrain.examples.shards import DataFolder
@@ -36,17 +35,16 @@ from bert_pretrain.io import cores
 from bert_pretrain.model.attention import choose_attention
 from bert_pretrain.model.bert import BertForPreTraining
 from bert_pretrain.train import hardware
-from bert_pretrain.train.batches import Batch, GlobalBatch
+from bert_pretrain.train.batches import GlobalBatch
 from bert_pretrain.train.cuda_graph import StepGraphs
 from bert_pretrain.train.flops import batch_flops, peak_flops
-from bert_pretrain.train.loader import Prefetcher, TrainingData
+from bert_pretrain.train.loader import TrainingData
 from bert_pretrain.train.loss import PretrainingLoss
 from bert_pretrain.train.optimizers import make_optimizers
 from bert_pretrain.train.step import StepSums, train_step
 
-FAR_STEP = 10**6
-DATA_STEPS = 20
 WARM_UP_STEPS = 3
+SEED = 1
 LEARNING_RATE = 1e-4
 
 
@@ -93,7 +91,7 @@ class Recipe:
     ) -> TrainingData:
         return TrainingData(
             self.folder,
-            seed=1,
+            seed=SEED,
             global_batch_size=self.examples,
             micro_batch_tokens=micro_batch_tokens,
             static_shapes=compiled,
@@ -136,13 +134,12 @@ def main() -> None:
     )
     for size in arguments.sizes:
         compare(Recipe.of(arguments, size), arguments)
-    report_reading(recipe)
 
 
 def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     add_step_arguments(parser, examples=64, dropout=0.1)
-    parser.add_argument("--sizes", nargs="+", default=["2x128", "4x256"], help="layers x hidden size")
+    parser.add_argument("--sizes", "--size", nargs="+", default=["2x128", "4x256"], help="layers x hidden size")
     parser.add_argument("--pairs", type=int, default=5)
     parser.add_argument("--peers", nargs="+", default=None, choices=["eager", "compiled"])
     parser.add_argument("--old", type=Path, metavar="FOLDER", help="checkout of an older commit, to compare with it")
@@ -289,10 +286,6 @@ class Step:
             max_grad_norm=1.0, dtype=self._recipe.precision.dtype, graphs=self._graphs,
         )  # fmt: skip
 
-    def loss(self) -> float:
-        """Return the loss of the step before, in nats, which waits for the device."""
-        return StepSums.read(self._sums).loss
-
 
 def build(recipe: Recipe, num_batches: int) -> tuple[Step, list[GlobalBatch]]:
     """Return a training step of ours, and its first batches on the device."""
@@ -324,8 +317,8 @@ def peer(recipe: Recipe, *, compiled: bool) -> Callable[[], None]:
     model = model.to(device).train()
     network = torch.compile(model) if compiled else model
     optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, weight_decay=0.01, fused=True)
-    padded = [pad(micro, recipe.folder.max_seq_length) for micro in recipe.batches().global_batch(0).micro_batches]
-    inputs = {name: torch.cat([one[name] for one in padded]).to(device) for name in padded[0]}
+    loader = recipe.folder.loader("train", batch_size=recipe.examples, seed=SEED, padding="max_length")
+    inputs = {name: values.to(device) for name, values in next(iter(loader)).items()}  # as ours, of which it is step 0
 
     def step() -> None:
         optimizer.zero_grad(set_to_none=True)
@@ -336,29 +329,6 @@ def peer(recipe: Recipe, *, compiled: bool) -> Callable[[], None]:
         optimizer.step()
 
     return step
-
-
-def pad(micro: Batch, length: int) -> dict[str, Tensor]:
-    """Return a packed batch of sentence pairs as the padded tensors that transformers takes."""
-    assert micro.next_sentence_labels is not None
-    lengths = np.diff(micro.cu_seqlens.cpu().numpy())[: micro.num_sequences]
-    rows = torch.from_numpy(np.repeat(np.arange(len(lengths)), lengths))
-    columns = micro.position_ids.cpu()[: micro.num_tokens]
-    shape = (len(lengths), length)
-    input_ids, token_types, mask = (torch.zeros(shape, dtype=torch.int64) for _ in range(3))
-    labels = torch.full(shape, -100, dtype=torch.int64)
-    input_ids[rows, columns] = micro.input_ids.cpu()[: micro.num_tokens]
-    token_types[rows, columns] = micro.token_type_ids.cpu()[: micro.num_tokens]
-    mask[rows, columns] = 1
-    masked = micro.masked_positions.cpu()[: micro.num_predictions]
-    labels[rows[masked], columns[masked]] = micro.masked_labels.cpu()[: micro.num_predictions]
-    return {
-        "input_ids": input_ids,
-        "token_type_ids": token_types,
-        "attention_mask": mask,
-        "labels": labels,
-        "next_sentence_label": micro.next_sentence_labels.cpu()[: micro.num_sequences],
-    }
 
 
 def product_ceiling(device: torch.device, dtype: torch.dtype) -> float:
@@ -385,25 +355,6 @@ def resident(name: str) -> int:
     """Return one of Linux's counts of this process's memory, in bytes."""
     lines = Path("/proc/self/status").read_text().splitlines()
     return 1024 * int(next(line.split()[1] for line in lines if line.startswith(f"{name}:")))
-
-
-def report_reading(recipe: Recipe) -> None:
-    """Print how long a resumed run takes to its first batch, and how fast batches come where nothing else is done."""
-    seconds = []
-    for step in (0, FAR_STEP):
-        begin = time.perf_counter()
-        recipe.folder = DataFolder.open(recipe.folder.path)
-        data = recipe.batches()
-        data.global_batch(step)
-        seconds.append(time.perf_counter() - begin)
-    print(
-        f"\nfrom opening the data to the first batch: {seconds[0]:.2f} s at step 0, {seconds[1]:.2f} s at step "
-        f"{FAR_STEP:,}, {recipe.folder.rows('train'):,} examples"
-    )
-    begin = time.perf_counter()
-    read = len(list(Prefetcher(data.batches(0, DATA_STEPS), recipe.device)))
-    rate = read * recipe.examples / (time.perf_counter() - begin)
-    print(f"batches alone: {rate:,.0f} examples/s; a step that takes longer does not wait for them")
 
 
 def device_name(device: torch.device) -> str:

@@ -11,7 +11,7 @@ made first, and every command runs once undisturbed. The verdict of a fault is
     python scripts/chaos.py --faults 1000 --seed 1 [--seconds 1800] [--only 17] [--commands train fill-mask]
 
 Prints a table of commands and faults, writes every fault to chaos.jsonl, and exits with 1 when there is a defect.
-Linux only; as root it also mounts small file systems in memory, for a full disk and for a folder without permission.
+Linux only; as root it also mounts small file systems in memory, for a full disk.
 """
 
 import argparse
@@ -28,18 +28,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from chaos_process import (
-    READ_ONLY,
-    Action,
-    Child,
-    at_file_event,
-    import_packages,
-    kill_at,
-    limit,
-    may_mount,
-    remount,
-    small_disk,
-)
+import chaos_trial
+from chaos_process import Action, Child, import_packages, kill_at, limit, may_mount, remount, small_disk
 from chaos_trial import (
     COMMANDS,
     DEFECTS,
@@ -50,74 +40,49 @@ from chaos_trial import (
     SAME,
     SILENT,
     UNCHECKED,
-    USER_FILES,
-    VERDICTS,
-    Bench,
     Command,
     Defect,
     Trial,
     files_of,
-    remove,
 )
 
 SIGNALS = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT)
-CACHES = (".token-store", "tuned.partial")
-METRICS, METRICS_LOST = "run/metrics.jsonl", "the figures before this step are lost"
 ANOTHER_CONFIGURATION = "was written by another command or configuration"
 
 
 # ── signals and limits ──
 
 
-def _codes(number: int) -> tuple[int, ...]:
-    """Return the exit codes that a signal may lead to: the command may have finished before it, or not yet begun."""
-    return (0, -number, 128 + number)
+def _repeat_after(trial: Trial, child: Child, number: int) -> str:
+    """Judge a process that got a signal, and repeat: it may have ended before the signal, or not yet begun.
 
-
-def _judge_and_repeat(trial: Trial, child: Child, number: int) -> str:
-    """Judge a process that got a signal, and repeat; a rank may have got SIGTERM after the end of another, too."""
-    if trial.command.ranks == 1:
-        trial.judge(child, _codes(number))
-    elif number != signal.SIGKILL:
-        trial.judge(child, (*_codes(number), *_codes(signal.SIGTERM)))
+    A rank may have got SIGTERM after the end of another, too.
+    """
+    numbers = [number] if trial.command.ranks == 1 else [number, signal.SIGTERM]
+    if trial.command.ranks == 1 or number != signal.SIGKILL:
+        trial.judge(child, (0, *(code for one in numbers for code in (-one, 128 + one))))
     return trial.repeat()
 
 
 def signal_at_event(trial: Trial) -> str:
     """A signal at the n-th file event of the process itself."""
-    number, event = trial.draw.choice(SIGNALS), trial.event()
-    rank = trial.draw.randrange(trial.command.ranks)
+    number, event, rank = trial.draw.choice(SIGNALS), trial.event(), trial.draw.randrange(trial.command.ranks)
     trial.reset()
     children = trial.start(kill_at(trial.now, event, number), rank=rank)
     trial.wait(children)
-    return _judge_and_repeat(trial, children[rank], number)
+    return _repeat_after(trial, children[rank], number)
 
 
 def signal_at_time(trial: Trial) -> str:
     """A signal from outside, at a random moment."""
-    number = trial.draw.choice(SIGNALS)
-    rank = trial.draw.randrange(trial.command.ranks)
+    number, rank = trial.draw.choice(SIGNALS), trial.draw.randrange(trial.command.ranks)
     delay = trial.draw.uniform(0, 1.1) * trial.reference.seconds
     trial.reset()
     children = trial.start()
     children[rank].wait(delay)
     children[rank].send(number)
     trial.wait(children)
-    return _judge_and_repeat(trial, children[rank], number)
-
-
-def two_signals(trial: Trial) -> str:
-    """SIGINT or SIGTERM, and a second one soon after."""
-    first, second = trial.draw.choices(SIGNALS[1:], k=2)
-    delay, gap = trial.draw.uniform(0, 1.0) * trial.reference.seconds, trial.draw.uniform(0, 0.3)
-    trial.reset()
-    (child,) = trial.start()
-    for number, seconds in ((first, delay), (second, gap)):
-        child.wait(seconds)
-        child.send(number)
-    trial.wait([child])
-    trial.judge(child, (*_codes(first), *_codes(second)))
-    return trial.repeat()
+    return _repeat_after(trial, children[rank], number)
 
 
 def two_at_once(trial: Trial) -> str:
@@ -146,11 +111,6 @@ def little_memory(trial: Trial) -> str:
     return _survives(trial, limit("RLIMIT_AS", int(2 ** trial.draw.uniform(20, 28))), (0, 1, 2, 127, -signal.SIGABRT))
 
 
-def small_files(trial: Trial) -> str:
-    """A limit of the size of files, which cuts writes short; what the process says is a file, too, and must fit."""
-    return _survives(trial, limit("RLIMIT_FSIZE", int(2 ** trial.draw.uniform(13.5, 17))))
-
-
 def _survives(trial: Trial, plant: Action, codes: Sequence[int] = (0, 1, 2)) -> str:
     """Run with a fault of the process; its outputs, or those of the repeated command, must be the undisturbed ones."""
     trial.reset()
@@ -174,21 +134,6 @@ def disk_full(trial: Trial) -> str:
         remount(trial.now, f"size={used + 4096 + int(trial.draw.uniform(0, 1.1) * trial.reference.num_bytes)}")
         child = trial.run((0, 2))
         remount(trial.now)
-        trial.repeat()
-        return MESSAGE if child.code else SAME
-
-
-def read_only(trial: Trial) -> str:
-    """A file system without permission to write, from the start or over an unfinished output."""
-    with small_disk(trial.now):
-        trial.reset()
-        if trial.draw.random() < 0.5:
-            trial.wait(trial.start(kill_at(trial.now, trial.event())))
-        remount(trial.now, flags=READ_ONLY)
-        child = trial.run((0, 2))
-        remount(trial.now)
-        if child.code == 0 and trial.differences(child):
-            raise Defect(SILENT, "exit 0 on a file system that cannot be written")
         trial.repeat()
         return MESSAGE if child.code else SAME
 
@@ -257,7 +202,7 @@ def _damaged(trial: Trial, files: Sequence[Path]) -> str:
     if child.code:
         return _undone(trial, file, original, (status.st_atime_ns, status.st_mtime_ns), how)
     differences = trial.differences(child)
-    if differences and name.parts[0] in USER_FILES:
+    if differences and name.parts[0] in chaos_trial.USER_FILES:
         return UNCHECKED
     found = file.read_bytes() if file.exists() else None
     is_left = damaged != original and found == damaged and (trial.bench.finished(trial.command) / name).exists()
@@ -290,72 +235,16 @@ def _undone(trial: Trial, file: Path, original: bytes, times: tuple[int, int], h
     return MESSAGE
 
 
-def underneath(trial: Trial) -> str:
-    """Outputs deleted or changed while the command runs."""
-    event, what, share = trial.event(), trial.draw.choice(("folder", "file", "change")), trial.draw.random()
-    note = trial.bench.logs / "struck"
-    note.write_text("")
-
-    def act() -> None:
-        files = [file for output in (*trial.command.outputs, *CACHES) for file in files_of(trial.now / output)]
-        if not files:
-            return
-        file = files[int(share * len(files))]
-        name = file.relative_to(trial.now)
-        note.write_text(name.as_posix())
-        if what == "change":
-            content = file.read_bytes()
-            file.write_bytes(content[: int(share * len(content))])
-        else:
-            remove(file if what == "file" else trial.now / name.parts[0])
-
-    trial.reset()
-    child = trial.run((0, 1, 2), at_file_event(trial.now, event, act))
-    differences, struck = trial.differences(child), note.read_text()
-    missing = [name for name in differences if name != "standard output" and not (trial.now / name).exists()]
-    if child.code == 0 and missing and what == "folder":
-        raise Defect(SILENT, f"its output was deleted, exit 0: without {', '.join(missing[:3])}")
-    is_unread = NOT_READ_BACK.search(struck) or (
-        "/checkpoints/" in struck and (trial.now / struck).parents[2].joinpath("manifest.json").exists()
-    )  # a finished run's checkpoint is checked by what reads it later
-    if child.code == 0 and differences == [struck] and is_unread:
-        return UNCHECKED  # as in a finished output
-    if what == "folder" or (child.code == 0 and what == "file"):
-        return trial.repeat()
-    return _after_message(trial)
-
-
-def _after_message(trial: Trial) -> str:
-    """The command said what is wrong; it may succeed now, or is refused until the output is removed."""
-    child = trial.run((0, 1, 2))
-    if child.code:
-        trial.log.append({"then": "outputs removed"})
-        for output in (*trial.command.outputs, *CACHES):
-            remove(trial.now / output)
-        trial.repeat()
-        return MESSAGE
-    differences = trial.differences(child)
-    if differences == [METRICS] and METRICS_LOST in child.stdout():
-        return MESSAGE  # the run's folder was removed, all but a checkpoint that was being written
-    if differences:
-        raise Defect(SILENT, f"other bytes: {', '.join(differences[:4])}")
-    return SAME
-
-
 FAULTS: dict[str, tuple[Callable[[Trial], str], float]] = {
     "signal at a file event": (signal_at_event, 4),
     "signal at a moment": (signal_at_time, 2),
-    "two signals": (two_signals, 0.7),
     "damaged input": (damage_input, 4),
     "damaged, unfinished": (damage_unfinished, 4),
     "damaged, finished": (damage_finished, 3),
-    "changed underneath": (underneath, 2),
     "two at once": (two_at_once, 1),
     "few descriptors": (few_descriptors, 1),
     "little memory": (little_memory, 1),
-    "file size limited": (small_files, 1),
     "disk full": (disk_full, 2),
-    "read-only": (read_only, 1),
 }
 """Each returns a verdict or raises `Defect`; the number is how often it is drawn."""
 
@@ -372,11 +261,12 @@ def main() -> int:
     else:
         import_packages()
     memory = Path("/dev/shm")
-    folder = arguments.folder or Path(tempfile.mkdtemp(prefix="chaos-", dir=memory if memory.is_dir() else None))
+    # Not a TemporaryDirectory, which the forks would remove at their exit.
+    folder = Path(tempfile.mkdtemp(prefix="chaos-", dir=memory if memory.is_dir() else None))
+    outcomes: list[dict[str, Any]] = []
     try:
-        bench = Bench(folder.resolve())
+        bench = chaos_trial.Bench(folder.resolve())
         bench.prepare([command.name for command in commands])
-        outcomes: list[dict[str, Any]] = []
         end = time.monotonic() + arguments.seconds
         with arguments.output.open("w", encoding="utf-8") as file:
             for number in arguments.only or range(arguments.faults):
@@ -387,8 +277,7 @@ def main() -> int:
                 if outcomes[-1]["verdict"] in DEFECTS or arguments.only:
                     _print(outcomes[-1], whole=bool(arguments.only))
     finally:
-        if arguments.folder is None:
-            shutil.rmtree(folder, ignore_errors=True)
+        shutil.rmtree(folder, ignore_errors=True)
     print("\n".join(table(outcomes)))
     num_defects = sum(outcome["verdict"] in DEFECTS for outcome in outcomes)
     print(f"\n{len(outcomes):,} faults, {num_defects} defects: {arguments.output}")
@@ -402,7 +291,6 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--seconds", type=float, default=float("inf"), help="stop after this time")
     parser.add_argument("--only", type=int, nargs="+", metavar="N", help="the numbers of single faults, to repeat them")
     parser.add_argument("--commands", nargs="+", choices=[command.name for command in COMMANDS], help="all by default")
-    parser.add_argument("--folder", type=Path, help="a new folder to work in, which is kept; else a temporary one")
     parser.add_argument("--output", type=Path, default=Path("chaos.jsonl"), help="a line per fault")
     return parser.parse_args()
 
@@ -415,11 +303,11 @@ def choose(commands: Sequence[Command], number: int, seed: int) -> tuple[Command
     if command.ranks > 1:  # the others are those of one process
         weights = {name: weight for name, weight in weights.items() if name.startswith("signal at ")}
     elif not may_mount():
-        del weights["disk full"], weights["read-only"]
+        del weights["disk full"]
     return command, draw.choices(list(weights), list(weights.values()))[0], draw
 
 
-def try_fault(bench: Bench, commands: Sequence[Command], number: int, seed: int) -> dict[str, Any]:
+def try_fault(bench: chaos_trial.Bench, commands: Sequence[Command], number: int, seed: int) -> dict[str, Any]:
     """Try the fault of a number, and return its outcome."""
     command, fault, draw = choose(commands, number, seed)
     trial, began = Trial(bench, command, draw), time.monotonic()
@@ -440,12 +328,12 @@ def _print(outcome: dict[str, Any], *, whole: bool) -> None:
 
 def table(outcomes: Sequence[dict[str, Any]]) -> list[str]:
     """Return the lines of a Markdown table: each command and each fault with the counts of its verdicts."""
-    lines = [f"| | {' | '.join(VERDICTS)} |", "|---|" + "---:|" * len(VERDICTS)]
+    lines = [f"| | {' | '.join(chaos_trial.VERDICTS)} |", "|---|" + "---:|" * len(chaos_trial.VERDICTS)]
     groups = [("command", command.name) for command in COMMANDS] + [("fault", name) for name in FAULTS]
     for key, name in [*groups, (None, "all")]:
         counts = Counter(outcome["verdict"] for outcome in outcomes if key is None or outcome[key] == name)
         if counts:
-            lines.append(f"| {name} | {' | '.join(str(counts[verdict] or '') for verdict in VERDICTS)} |")
+            lines.append(f"| {name} | {' | '.join(str(counts[verdict] or '') for verdict in chaos_trial.VERDICTS)} |")
     return lines
 
 

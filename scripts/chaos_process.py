@@ -36,7 +36,7 @@ LIBRARIES = (
     "sklearn.metrics",
 )
 EVENTS = ("open", "os.rename", "os.remove", "os.mkdir", "os.rmdir", "os.truncate", "os.link")
-READ_ONLY, _REMOUNT, _DETACH = 1, 32, 2
+_REMOUNT, _DETACH = 32, 2
 _HANDLED = (signal.SIGINT, signal.SIGTERM)
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -251,9 +251,9 @@ def small_disk(folder: Path) -> Iterator[None]:
         _libc.umount2(str(folder).encode(), _DETACH)
 
 
-def remount(folder: Path, options: str = "size=1g", flags: int = 0) -> None:
-    """Change the size of such a file system, or whether it can be written."""
-    _mount(folder, _REMOUNT | flags, options)
+def remount(folder: Path, options: str = "size=1g") -> None:
+    """Change the size of such a file system."""
+    _mount(folder, _REMOUNT, options)
 
 
 def _mount(folder: Path, flags: int, options: str) -> None:

@@ -28,7 +28,7 @@ VERDICTS = (SAME, MESSAGE, UNCHECKED, *DEFECTS)
 HANG_SECONDS = 150.0
 RANKS_SECONDS = 20.0
 """Other ranks get this long to end after a SIGTERM; torchrun kills them then, too."""
-USER_FILES = ("text", "tiny.yaml", "lines.txt", "pairs.jsonl", "rows.jsonl", "tags.jsonl", "squad.json")
+USER_FILES = ("text", "tiny.yaml", "lines.txt", "pairs.jsonl", "rows.jsonl")
 """Inputs without a checksum: what is damaged there, but can be read, cannot be told from what was meant."""
 WRITERS = {"vocab": "vocab", "data": "make-data", "run": "train", "model": "train", "tuned": "finetune classify"}
 NOT_READ_BACK = re.compile(r"\.(png|md|html|log|yaml)$|(^|/)\.")
@@ -95,7 +95,6 @@ COMMANDS = (
     Command("train", _TRAIN, ("run",)),
     Command("train (2 ranks)", _TRAIN, ("run",), ranks=2),
     Command("train --init-from", f"{_TRAIN} --init-from model --set train.max_steps=8", ("run",)),
-    Command("train --teacher", f"{_TRAIN} --teacher model --set train.max_steps=8", ("run",), share=0.5),
     Command("run", "run tiny.yaml text --output all --workers 1", ("all",), share=0.5),
     Command("inspect", "inspect data --stats --html page.html --workers 1", ("page.html",), prints_result=True),
     Command("evaluate --data", "evaluate model --data data --json found.json", ("found.json",)),
@@ -104,26 +103,9 @@ COMMANDS = (
     Command("fill-mask", "fill-mask model 'the [MASK] of a river' --json", prints_result=True),
     Command("embed", "embed model lines.txt --output vectors.npy", ("vectors.npy",)),
     Command(
-        "embed --level token",
-        "embed model lines.txt --output vectors.parquet --level token",
-        ("vectors.parquet",),
-    ),
-    Command(
         "finetune classify",
         f"finetune classify model --train rows.jsonl --epochs 2 --max-length 24 {_TUNING}",
         ("tuned",),
-    ),
-    Command(
-        "finetune tag",
-        f"finetune tag model --train tags.jsonl --epochs 2 --max-length 24 {_TUNING}",
-        ("tuned",),
-        share=0.5,
-    ),
-    Command(
-        "finetune answer",
-        f"finetune answer model --train squad.json --epochs 1 --max-length 32 {_TUNING}",
-        ("tuned",),
-        share=0.5,
     ),
     Command("predict", "predict tuned rows.jsonl --output predictions.jsonl", ("predictions.jsonl",)),
     Command("report", "report run --output curves.png", ("curves.png", "curves.html")),
@@ -148,12 +130,6 @@ def write_inputs(folder: Path) -> None:
     def lines_of(rows: Sequence[object]) -> str:
         return "".join(json.dumps(row) + "\n" for row in rows)
 
-    def question(number: int) -> dict[str, Any]:
-        context = sentence(14)
-        word = context.split()[number % 12]
-        answer = {"text": word, "answer_start": context.index(word)}
-        return {"context": context, "qas": [{"id": str(number), "question": "which?", "answers": [answer]}]}
-
     (folder / "text").mkdir()
     (folder / "text" / "a.txt").write_text("\n\n".join(documents("\n")) + "\n")
     records = lines_of([{"text": text} for text in documents(" ")])
@@ -165,10 +141,6 @@ def write_inputs(folder: Path) -> None:
     (folder / "pairs.jsonl").write_text(lines_of(pairs))
     rows = [{"text": sentence(), "label": "abc"[number % 3]} for number in range(60)]
     (folder / "rows.jsonl").write_text(lines_of(rows))
-    tagged = [{"tokens": draw.choices(words, k=6), "tags": ["O", "B-X", "I-X", "O", "B-Y", "O"]} for _ in range(60)]
-    (folder / "tags.jsonl").write_text(lines_of(tagged))
-    squad = {"data": [{"title": "", "paragraphs": [question(number) for number in range(24)]}]}
-    (folder / "squad.json").write_text(json.dumps(squad))
 
 
 # ── what a command has written ──

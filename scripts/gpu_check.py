@@ -9,40 +9,244 @@ are in FOLDER, complete after every part; examples and runs go to a folder of wo
 import argparse
 import contextlib
 import json
-import math
 import os
+import re
 import shlex
 import signal
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
-from gpu_parts import PART_NAMES, Options, Part, Row, make_parts
-
+Row = dict[str, Any]
+Found = tuple[list[Row], str]
+"""Rows, and a remark on the outcome or nothing."""
+REPOSITORY = Path(__file__).resolve().parents[1]
+PART_NAMES = ("examples", "tests", "bench", "auto", "profile")
+ROWS_OF_BERT, PYDOC_VOCABULARY = 30522, 8192
+AUTO_SECONDS, LEAST_AUTO_SECONDS, AROUND_AUTO_SECONDS = 240.0, 60.0, 20.0
+SMALL_FACTOR = 4.0
+"""What limits are multiplied by in small, where they end nothing but what hangs."""
 DEFAULT_LIMIT = 540.0
 END_SECONDS = 5.0
 """Kept back of the limit, for what comes after the last part."""
 GRACE_SECONDS = 10.0
 """Between SIGTERM and SIGKILL of a part that is over its limit: a training run saves a checkpoint."""
 SHOWN_LINES, KEPT_CHARACTERS = 15, 400_000
-
 MACHINE = """
-import importlib.metadata, importlib.util, json, os, platform, torch
-def version(name):
-    return importlib.metadata.version(name) if importlib.util.find_spec(name) else None
+import json, os, platform, sys, torch
+from importlib import metadata, util
 cuda = torch.cuda.is_available()
 print(json.dumps({
     "cuda": cuda, "device": torch.cuda.get_device_name() if cuda else "CPU", "torch": torch.__version__,
-    "transformers": version("transformers"), "python": platform.python_version(),
-    "cores": len(os.sched_getaffinity(0)),
+    "transformers": metadata.version("transformers") if util.find_spec("transformers") else None,
+    "python": platform.python_version(), "cores": len(os.sched_getaffinity(0)),
 }))
 """
+"""A process of its own, so that this one holds nothing on the card."""
+
+
+@dataclass(frozen=True)
+class Options:
+    """What the command line asks for."""
+
+    output: Path
+    work: Path
+    corpus: Path | None = None
+    device: str = "cuda"
+    is_small: bool = False
+    """Tiny sizes, to try all of it on a CPU."""
+    old: Path | None = None
+    """A checkout of an older commit, whose step is timed too."""
+
+    def rows(self, name: str) -> Path:
+        """Return the file to which a part appends its rows."""
+        return self.work / "rows" / f"{name}.jsonl"
+
+    def data(self, length: int) -> Path:
+        """Return the data folder of a length."""
+        return self.work / f"data-{length}"
+
+
+@dataclass(frozen=True)
+class Part:
+    """One thing that is run and measured."""
+
+    name: str
+    title: str
+    script: Callable[[float], str]
+    """Returns lines for bash, given the seconds that they may take."""
+    limit: float
+    least: float
+    """Seconds that must be left to start it."""
+    read: Callable[[], Found]
+    """Returns what it has found, however it ended."""
+    needs: Path | None = None
+    """A file without which it cannot run."""
+
+
+# ── the parts ──
+
+
+def make_parts(options: Options) -> list[Part]:
+    """Return the parts in their order: the examples that others need, then what is new, the most valuable first."""
+    parts = [
+        _examples(options),
+        _tests(options),
+        _bench(options, "bench-base", "12x768", 128, 256),
+        _bench(options, "bench-large", "24x1024", 512, 32),
+        _bench(options, "bench-small", "4x256", 128, 256),
+        _auto(options),
+        _profile(options),
+    ]
+    return [replace(one, limit=SMALL_FACTOR * one.limit, least=5.0) for one in parts] if options.is_small else parts
+
+
+def read_rows(path: Path) -> list[Row]:
+    """Return the whole lines of a file of JSON lines; one that a kill has torn is left out, as is a missing file."""
+    rows = []
+    for line in path.read_text(encoding="utf-8").splitlines() if path.is_file() else ():
+        try:
+            rows.append(json.loads(line))
+        except ValueError:
+            continue
+    return rows
+
+
+def _python(*arguments: object) -> str:
+    return shlex.join([sys.executable, *map(str, arguments)])
+
+
+def _package(*arguments: object) -> str:
+    return _python("-m", "bert_pretrain", *arguments)
+
+
+def _pydoc(options: Options) -> tuple[Path, list[str]]:
+    """Return the corpus of Python's documentation, and the lines that make it."""
+    corpus = options.work / "pydoc.jsonl"
+    lines = [_python(REPOSITORY / "scripts" / "pydoc_corpus.py", corpus)]
+    if options.is_small:
+        lines.append(f"sed -i 120q {shlex.quote(str(corpus))}")
+    return corpus, [f"[ -s {shlex.quote(str(corpus))} ] || {{ {'; '.join(lines)}; }}"]
+
+
+# ── tests and examples ──
+
+
+def _tests(options: Options) -> Part:
+    marked = [
+        path.relative_to(REPOSITORY)
+        for path in sorted((REPOSITORY / "tests").rglob("test_*.py"))
+        if re.search(
+            r"^pytestmark\b.*\n?.*pytest\.mark\.gpu|^@pytest\.mark\.gpu", path.read_text("utf-8"), re.MULTILINE
+        )
+    ]  # only these: other tests import what a machine with a card may lack
+    command = _python(
+        "-m", "pytest", "-m", "gpu", "-v", "--tb=short", "--durations=5", "-p", "no:cacheprovider", *marked
+    )
+    log = options.work / "logs" / "tests.txt"
+    return Part("tests", "tests marked gpu", lambda _: command, 120, 30, lambda: _read_tests(log))
+
+
+def _read_tests(log: Path) -> Found:
+    """Return no rows, and how many tests passed and which did not."""
+    found: dict[str, list[str]] = {}
+    for name, outcome in re.findall(
+        r"^(\S+::.+?) (PASSED|FAILED|SKIPPED|ERROR)\b", log.read_text("utf-8"), re.MULTILINE
+    ):
+        found.setdefault(outcome.lower(), []).append(name.rpartition("::")[2])
+    counts = [f"{len(names)} {outcome}" for outcome, names in sorted(found.items())]
+    wrong = [*found.get("failed", []), *found.get("error", [])]
+    return [], ", ".join(counts) + (f" ({', '.join(wrong)})" if wrong else "")
+
+
+def _examples(options: Options) -> Part:
+    corpus, lines = _pydoc(options)
+    size = 1000 if options.is_small else PYDOC_VOCABULARY
+    if options.corpus is not None:
+        corpus, lines, size = options.corpus, [], 1000 if options.is_small else ROWS_OF_BERT
+    vocab = options.work / "vocab"
+    lines.append(_package("vocab", corpus, "--output", vocab, "--vocab-size", size))
+    for length in (128, 512):
+        keys = (f"data.max_seq_length={length}", f"data.dupe_factor={1 if options.is_small else 5}")
+        settings = [part for key in keys for part in ("--set", key)]
+        lines.append(_package("make-data", corpus, "--vocab", vocab, "--output", options.data(length), *settings))
+    source = "the documentation of Python" if options.corpus is None else corpus.name
+    title = f"examples of 128 and 512 tokens from {source}"
+    return Part("examples", title, lambda _: "\n".join(lines), 150, 20, lambda: _read_examples(options))
+
+
+def _read_examples(options: Options) -> Found:
+    rows = []
+    for length in (128, 512):
+        splits = json.loads((options.data(length) / "manifest.json").read_text("utf-8"))["splits"]
+        shards = splits["train"]["shards"]
+        counts = {name: sum(shard[name] for shard in shards) for name in ("rows", "tokens")}
+        rows.append({"max_seq_length": length, **counts})
+    return rows, ", ".join(f"{row['rows']:,} of {row['max_seq_length']}" for row in rows)
+
+
+# ── speed ──
+
+
+def _measured(options: Options, name: str, script: str, size: str, length: int, examples: int, *more: object) -> Part:
+    """Return a part that runs one of the scripts that measure a training step and append rows of JSON."""
+    size = "1x64" if options.is_small else size
+    shape = ["--examples", 8] if options.is_small else ["--examples", examples, "--vocab-size", ROWS_OF_BERT]
+    command = _python(
+        REPOSITORY / "scripts" / script, options.data(length), "--size", size, "--device", options.device,
+        "--json", options.rows(name), *shape, *more,
+    )  # fmt: skip
+    title = f"{name.partition('-')[0]} of L{size.replace('x', '-H')} at {length}"
+    needs = options.data(length) / "manifest.json"
+    return Part(name, title, lambda _: command, 140, 40, lambda: (read_rows(options.rows(name)), ""), needs)
+
+
+def _bench(options: Options, name: str, size: str, length: int, examples: int) -> Part:
+    old = [] if options.old is None else ["--old", options.old, "--peers", "compiled"]
+    pairs = 2 if options.is_small else 7
+    return _measured(options, name, "bench_train.py", size, length, examples, "--pairs", pairs, "--dropout", 0, *old)
+
+
+def _profile(options: Options) -> Part:
+    part = _measured(options, "profile", "gpu_profile.py", "12x768", 128, 256, "--output", options.output)
+    return replace(part, limit=80, least=30)
+
+
+def _auto(options: Options) -> Part:
+    corpus, lines = (options.corpus, []) if options.corpus is not None else _pydoc(options)
+    run, log = options.work / "auto", options.work / "logs" / "auto.txt"
+    wanted, around = (150.0, 5.0) if options.is_small else (AUTO_SECONDS, AROUND_AUTO_SECONDS)
+
+    def script(seconds: float) -> str:
+        time = f"{max(min(wanted, seconds - around), 1.0):.0f}s"
+        command = _package("run", "auto", corpus, "--time", time, "--output", run, "--device", options.device)
+        return "\n".join([*lines, shlex.join(["rm", "-rf", str(run)]), command])
+
+    def read() -> Found:
+        forecast = re.findall(r"^forecast: (.*)", log.read_text("utf-8"), re.MULTILINE)
+        return [{**_read_run(run / "train"), "forecast": forecast[-1] if forecast else None}], ""
+
+    return Part("auto", f"run auto for {wanted:.0f} s", script, wanted + around, around + LEAST_AUTO_SECONDS, read)
+
+
+def _read_run(run: Path) -> Row:
+    """Return a row of a run's figures, before and after; of a run that was stopped, those so far."""
+    lines = read_rows(run / "metrics.jsonl")
+    evaluations = [line for line in lines if "validation_mlm_loss" in line]
+    steps = [line for line in lines if "loss" in line]
+    row: Row = {"run": "run auto"}
+    for key in ("mlm_loss", "mlm_accuracy", "nsp_loss", "nsp_accuracy") if evaluations else ():
+        row[f"{key}_before"] = evaluations[0][f"validation_{key}"]
+        row[f"{key}_after"] = evaluations[-1][f"validation_{key}"]
+    if steps:
+        keys = ("step", "elapsed_seconds", "epoch", "examples", "examples_per_second", "mfu", "data_wait_share")
+        row |= {key: steps[-1][key] for key in keys}
+    return row
 
 
 # ── results ──
@@ -58,20 +262,12 @@ class Results:
 
     def add(self, part: str, kind: str, row: Row) -> None:
         """Note a row, on disk at once."""
-        row = _plain({"part": part, "kind": kind, **row})
+        row = {"part": part, "kind": kind, **row}
+        row = json.loads(json.dumps(row), parse_constant=lambda _: None)  # JSON lacks NaN and infinity
         self.rows.append(row)
         with (self.folder / "results.jsonl").open("a", encoding="utf-8") as file:
-            file.write(json.dumps(row, allow_nan=False, ensure_ascii=False) + "\n")
+            file.write(json.dumps(row, ensure_ascii=False) + "\n")
         (self.folder / "results.md").write_text(markdown(self.rows), encoding="utf-8")
-
-
-def _plain(value: Any) -> Any:
-    """Return a JSON value without numbers that JSON lacks: they become null."""
-    if isinstance(value, dict):
-        return {key: _plain(item) for key, item in value.items()}
-    if isinstance(value, list):
-        return [_plain(item) for item in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def markdown(rows: Sequence[Row]) -> str:
@@ -105,23 +301,6 @@ def _shown(value: Any) -> str:
 # ── the scheduler ──
 
 
-@dataclass
-class Running:
-    """A part that has been started."""
-
-    part: Part
-    process: subprocess.Popen[bytes]
-    log: Path
-    begin: float
-    allowed: float
-    """Seconds."""
-    stop_sent: float | None = None
-
-
-class Stopped(Exception):
-    """SIGINT or SIGTERM came; the argument is its number."""
-
-
 def main() -> int:
     options, limit, chosen = parse_arguments()
     begin = time.monotonic()
@@ -132,15 +311,14 @@ def main() -> int:
     if options.device == "cuda" and not machine["cuda"]:
         print("there is no CUDA device here; nothing was checked", file=sys.stderr)
         return 2
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, _stop)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     statuses: dict[str, int] = {}
     try:
         for part in make_parts(options):
             if part.name.partition("-")[0] in chosen:
                 run_part(part, begin + limit - END_SECONDS, results, statuses)
-    except Stopped as stopped:
-        statuses["tests"] = 128 + int(stopped.args[0])
+    except KeyboardInterrupt:
+        statuses["tests"] = 128 + signal.SIGINT
     finally:
         print(f"\n{(options.output / 'results.md').read_text()}\ntook {time.monotonic() - begin:.0f} s", flush=True)
     return statuses.get("tests", 0)
@@ -176,10 +354,10 @@ def parse_arguments() -> tuple[Options, float, set[str]]:
 
 def machine_row() -> Row:
     """Return what the results were measured on."""
-    done = subprocess.run([sys.executable, "-c", MACHINE], stdout=subprocess.PIPE, text=True)
-    if done.returncode:
+    found = _output_of([sys.executable, "-c", MACHINE])
+    if found is None:
         raise SystemExit(f"{sys.executable} cannot import torch; set PYTHON to one that can")
-    row: Row = json.loads(done.stdout.splitlines()[-1])
+    row: Row = json.loads(found.splitlines()[-1])
     row["commit"] = _output_of(["git", "rev-parse", "--short", "HEAD"]) or os.environ.get("GPU_CHECK_COMMIT")
     if row["cuda"]:
         row["driver"] = _output_of(["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"])
@@ -189,13 +367,13 @@ def machine_row() -> Row:
 def _output_of(command: Sequence[str]) -> str | None:
     """Return what a command prints, or None where it fails or is not there."""
     try:
-        return subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout.strip() or None
+        return subprocess.run(command, capture_output=True, text=True, timeout=120, check=True).stdout.strip() or None
     except (OSError, subprocess.SubprocessError):
         return None
 
 
 def run_part(part: Part, deadline: float, results: Results, statuses: dict[str, int]) -> None:
-    """Run a part, and add how it ended and what it found."""
+    """Run a part as a group of processes of its own, and add how it ended and what it found."""
     allowed = min(part.limit, deadline - time.monotonic())
     reason = None if allowed >= part.least else "not run: no time left"
     if reason is None and part.needs is not None and not part.needs.exists():
@@ -204,81 +382,48 @@ def run_part(part: Part, deadline: float, results: Results, statuses: dict[str, 
         print(f"== {part.title}: {reason}", flush=True)
         results.add(part.name, "part", {"title": part.title, "outcome": reason, "seconds": None})
         return
-    running = start(part, allowed, results)
-    try:
-        while running.process.poll() is None:
-            _stop_if_over(running)
-            time.sleep(0.05)
-    finally:
-        outcome = _end(running)
-        statuses[part.name] = 124 if running.stop_sent is not None else running.process.returncode
-        finish(running, outcome, results)
-
-
-def start(part: Part, allowed: float, results: Results) -> Running:
-    """Start a part as a group of processes of its own."""
     print(f"== {part.title} (at most {allowed:.0f} s)", flush=True)
-    log = results.work / "logs" / f"{part.name}.txt"
+    log, begin, outcome = results.work / "logs" / f"{part.name}.txt", time.monotonic(), "stopped from outside"
     with log.open("wb") as file:
         # Not a session of its own: whoever ends this one by force ends the part as well.
         process = subprocess.Popen(
             ["bash", "-ec", part.script(allowed)], stdout=file, stderr=subprocess.STDOUT, process_group=0
         )
-    return Running(part, process, log, time.monotonic(), allowed)
-
-
-def _stop_if_over(one: Running) -> None:
-    now = time.monotonic()
-    if one.process.poll() is not None or now < one.begin + one.allowed:
-        return
-    if one.stop_sent is None:
-        one.stop_sent = now
-        _signal(one, signal.SIGTERM)
-    elif now > one.stop_sent + GRACE_SECONDS:
-        _signal(one, signal.SIGKILL)
-
-
-def _end(one: Running) -> str:
-    """Return how a part ended, after ending what is left of it: nothing after it shall find the card busy."""
-    code = one.process.poll()
-    _signal(one, signal.SIGKILL)
-    one.process.wait()
-    if one.stop_sent is not None:
-        return f"stopped at its limit of {one.allowed:.0f} s"
-    if code is None:
-        return "stopped from outside"
-    return "done" if code == 0 else f"failed with exit code {code}"
-
-
-def _signal(one: Running, number: int) -> None:
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(one.process.pid, number)
-
-
-def finish(one: Running, outcome: str, results: Results) -> None:
-    """Add what a part has found, keep its output, and show the end of it where it failed."""
-    seconds = time.monotonic() - one.begin
     try:
-        rows, remark = one.part.read()
+        code = process.wait(allowed)
+        statuses[part.name], outcome = code, f"failed with exit code {code}" if code else "done"
+    except subprocess.TimeoutExpired:
+        statuses[part.name], outcome = 124, f"stopped at its limit of {allowed:.0f} s"
+        _signal(process, signal.SIGTERM)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(GRACE_SECONDS)
+    finally:
+        _signal(process, signal.SIGKILL)  # what is left of it: nothing after it shall find the card busy
+        process.wait()
+        finish(part, log, time.monotonic() - begin, outcome, results)
+
+
+def _signal(process: "subprocess.Popen[bytes]", number: int) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, number)
+
+
+def finish(part: Part, log: Path, seconds: float, outcome: str, results: Results) -> None:
+    """Add what a part has found, keep its output, and show the end of it where it failed."""
+    try:
+        rows, remark = part.read()
     except Exception as error:  # a part that was stopped may leave anything
         rows, remark = [], f"its results cannot be read: {type(error).__name__}: {error}"
-    results.add(
-        one.part.name,
-        "part",
-        {"title": one.part.title, "outcome": f"{outcome}{f'; {remark}' if remark else ''}", "seconds": seconds},
-    )
+    ended = f"{outcome}; {remark}" if remark else outcome
+    results.add(part.name, "part", {"title": part.title, "outcome": ended, "seconds": seconds})
     for row in rows:
-        results.add(one.part.name, "result", row)
-    output = one.log.read_text(encoding="utf-8", errors="replace")
+        results.add(part.name, "result", row)
+    output = log.read_text(encoding="utf-8", errors="replace")
     with (results.folder / "log.txt").open("a", encoding="utf-8") as file:
-        file.write(f"== {one.part.title}: {outcome} after {seconds:.0f} s\n{output[-KEPT_CHARACTERS:]}\n")
-    print(f"   {one.part.title}: {outcome} after {seconds:.0f} s{f'; {remark}' if remark else ''}", flush=True)
+        file.write(f"== {part.title}: {outcome} after {seconds:.0f} s\n{output[-KEPT_CHARACTERS:]}\n")
+    print(f"   {part.title}: {ended} after {seconds:.0f} s", flush=True)
     if outcome != "done":
         print("\n".join("   | " + line[:200] for line in output.splitlines()[-SHOWN_LINES:]), flush=True)
-
-
-def _stop(number: int, frame: FrameType | None) -> None:
-    raise Stopped(number)
 
 
 if __name__ == "__main__":

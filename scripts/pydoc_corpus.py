@@ -6,6 +6,7 @@ order of the source. Modules are parsed, not imported, so nothing of theirs runs
     python scripts/pydoc_corpus.py data/pydoc.jsonl
 """
 
+import argparse
 import ast
 import inspect
 import json
@@ -43,7 +44,9 @@ def docstrings(path: Path) -> Iterator[str]:
 
 
 def main() -> None:
-    output = Path(sys.argv[1] if len(sys.argv) > 1 else "data/pydoc.jsonl")
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("output", type=Path, nargs="?", default=Path("data/pydoc.jsonl"))
+    output: Path = parser.parse_args().output
     output.parent.mkdir(parents=True, exist_ok=True)
     texts = [text for text in dict.fromkeys(documents()) if len(text) >= LEAST_CHARACTERS]
     temporary = output.with_suffix(".tmp")

@@ -1,7 +1,6 @@
 """The benchmark of the data stage measures what it says, on texts that are what it says."""
 
 import lzma
-import os
 import re
 import subprocess
 import sys
@@ -23,30 +22,10 @@ def test_ids_are_compared_before_speeds_are(english_text: Path, vocab_folder: Pa
     assert not bench.ids_equal(str(tmp_path), str(english_text), "100000")
 
 
-def test_memory_is_that_of_the_whole_tree_of_processes() -> None:
-    code = "import subprocess, sys; subprocess.run([sys.executable, '-c', 'x = bytearray(50 << 20); input()'])"
-    parent = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE)
-    try:
-        largest = 0
-        while largest < 50 << 20:  # it must come: the child holds as much until it is told to end
-            assert parent.poll() is None
-            tree = bench.tree_of(parent.pid)
-            assert os.getpid() not in tree
-            largest = max(bench.anonymous_bytes(process) for process in tree)
-        assert bench.anonymous_bytes(parent.pid) < largest
-    finally:
-        parent.communicate(b"\n")
-    assert bench.anonymous_bytes(parent.pid) == 0
-
-
-def test_a_row_says_medians_spread_and_whether_the_aim_is_met() -> None:
-    row = bench.Row("vocab", "a job", "the peer", 3.0, ours=[30.0, 33.0, 36.0], peer=[10.0, 10.0, 9.0])
-    assert row.ratios == [3.0, 3.3, 4.0]
-    assert bench.format_row(row) == (
-        "| a job | 33 MB/s (30–36) | 10 MB/s (9–10): the peer | 3.3 × (3–4) | ≥ 3 × | yes |"
-    )
-    memory = bench.Row("memory", "peak", "", 1.0, "GiB", ours=[1.5], at_most=True)
-    assert bench.format_row(memory) == "| peak | 1.5 GiB | – | – | ≤ 1 GiB | no |"
+def test_a_row_says_medians_and_spread() -> None:
+    row = bench.Row("a job", "the peer", ours=[30.0, 33.0, 36.0], peer=[10.0, 10.0, 9.0])
+    assert str(row) == "| a job | 33 MB/s (30–36) | 10 MB/s (9–10): the peer | 3.3 × (3–4) |"
+    assert str(bench.Row("peak", unit="GiB", ours=[1.5])) == "| peak | 1.5 GiB | – | – |"
 
 
 @pytest.mark.slow

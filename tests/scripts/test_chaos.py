@@ -17,7 +17,7 @@ import pytest
 from tests.conftest import REPOSITORY
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the campaign needs /proc and pidfd_open")
-SEED = 5
+SEED = 4
 SCRIPTS = REPOSITORY / "scripts"
 Campaign = Callable[..., tuple[int, list[dict[str, Any]], str]]
 

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import gpu_check as check
-import gpu_parts as parts
 import pytest
 import torch
 
@@ -28,7 +27,7 @@ def results(tmp_path: Path) -> Any:
 
 def part(name: str, lines: str, **changes: Any) -> Any:
     values = {"title": f"part {name}", "limit": 60.0, "least": 1.0, "read": lambda: ([], "")}
-    return parts.Part(name=name, script=lambda seconds: lines, **{**values, **changes})
+    return check.Part(name=name, script=lambda seconds: lines, **{**values, **changes})
 
 
 def run(results: Any, *group: Any, seconds: float = 60.0) -> dict[str, int]:
@@ -62,34 +61,27 @@ def test_rows_become_json_lines_and_tables(results: Any) -> None:
     assert (lines[2]["tokens_per_second"], lines[3]["step_seconds"]) == (640_000.4, None)
 
 
-def test_lines_torn_by_a_kill_are_left_out(tmp_path: Path) -> None:
-    path = tmp_path / "rows.jsonl"
-    path.write_text('{"a": 1}\n{"a": 2}\n{"a": ')
-    assert parts.read_rows(path) == [{"a": 1}, {"a": 2}]
-    assert parts.read_rows(tmp_path / "none.jsonl") == []
-
-
 # ── the scheduler ──
 
 
-def test_parts_run_one_after_the_other_and_what_fails_stops_nothing(results: Any) -> None:
-    fails = part("a", f"sleep 0.2; touch {results.work}/a; echo on the way; exit 3")
-    assert run(results, fails, part("b", f"[ -e {results.work}/a ]; echo met")) == {"a": 3, "b": 0}
-    assert outcomes(results) == {"a": "failed with exit code 3", "b": "done"}
-    log = (results.folder / "log.txt").read_text()
-    assert log.index("on the way") < log.index("met")
-
-
-def test_what_was_found_is_kept_however_a_part_ended(results: Any, capsys: pytest.CaptureFixture[str]) -> None:
+def test_parts_run_in_turn_and_what_fails_stops_nothing_and_loses_nothing(
+    results: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
     def unreadable() -> Any:
         raise FileNotFoundError("metrics.jsonl")
 
-    run(results, part("tests", "echo words of the error; exit 1", read=lambda: ([{"found": 7}], "3 passed, 1 failed")))
-    run(results, part("auto", "true", read=unreadable))
-    assert outcomes(results)["tests"] == "failed with exit code 1; 3 passed, 1 failed"
-    assert outcomes(results)["auto"] == "done; its results cannot be read: FileNotFoundError: metrics.jsonl"
+    lines = f"touch {results.work}/a; echo words of the error; exit 3"
+    fails = part("tests", lines, read=lambda: ([{"found": 7}], "3 passed, 1 failed"))
+    met = part("auto", f"[ -e {results.work}/a ]; echo met", read=unreadable)
+    assert run(results, fails, met) == {"tests": 3, "auto": 0}
+    assert outcomes(results) == {
+        "tests": "failed with exit code 3; 3 passed, 1 failed",
+        "auto": "done; its results cannot be read: FileNotFoundError: metrics.jsonl",
+    }
     assert [row["found"] for row in results.rows if row["kind"] == "result"] == [7]
     assert "   | words of the error" in capsys.readouterr().out
+    log = (results.folder / "log.txt").read_text()
+    assert log.index("words of the error") < log.index("met")
 
 
 def test_a_part_is_stopped_at_its_limit_with_all_its_processes_or_killed(
@@ -132,12 +124,12 @@ def test_tests_are_counted_and_those_that_failed_named(tmp_path: Path) -> None:
         "FAILED tests/train/test_gpu.py::test_a[True-a b] - AssertionError\n"
         "tests/train/test_gpu.py::test_d \n"
     )
-    assert parts._read_tests(log) == ([], "1 failed, 1 passed, 1 skipped (test_a[True-a b])")
+    assert check._read_tests(log) == ([], "1 failed, 1 passed, 1 skipped (test_a[True-a b])")
 
 
 def test_the_plan_of_auto_is_run_in_the_time_left_and_its_forecast_read(tmp_path: Path) -> None:
-    options = parts.Options(tmp_path, tmp_path, corpus=tmp_path / "corpus.txt")
-    auto = next(one for one in parts.make_parts(options) if one.name == "auto")
+    options = check.Options(tmp_path, tmp_path, corpus=tmp_path / "corpus.txt")
+    auto = next(one for one in check.make_parts(options) if one.name == "auto")
     assert "--time 240s" in auto.script(1000.0)
     assert "--time 80s" in auto.script(100.0)
     (tmp_path / "logs").mkdir()
@@ -146,7 +138,7 @@ def test_the_plan_of_auto_is_run_in_the_time_left_and_its_forecast_read(tmp_path
 
 
 def test_an_older_step_is_timed_by_its_own_scripts(tmp_path: Path) -> None:
-    commands = [one.script(9.0) for one in parts.make_parts(parts.Options(tmp_path, tmp_path, old=tmp_path / "old"))]
+    commands = [one.script(9.0) for one in check.make_parts(check.Options(tmp_path, tmp_path, old=tmp_path / "old"))]
     assert sum(f"--old {tmp_path / 'old'}" in command for command in commands) == 3
 
 
@@ -158,17 +150,8 @@ def test_the_figures_of_a_run_that_was_stopped_are_read(tmp_path: Path) -> None:
     ]
     lines.insert(1, {"step": 450, "loss": 5.0, **dict.fromkeys(rates, 2.0)})
     (tmp_path / "metrics.jsonl").write_text("\n".join(map(json.dumps, lines)) + '\n{"step": 550, "lo')
-    row = parts._read_run("base at 128", tmp_path)
-    assert (row["mlm_loss_before"], row["mlm_loss_after"], row["steps"]) == (9.0, 4.0, 450)
-    assert "wall_seconds" not in row
-
-
-def test_only_files_with_tests_marked_gpu_are_run(tmp_path: Path) -> None:
-    command = next(one for one in parts.make_parts(parts.Options(tmp_path, tmp_path)) if one.name == "tests").script(
-        9.0
-    )
-    assert "tests/train/test_gpu.py" in command
-    assert "tests/test_cli.py" not in command
+    row = check._read_run(tmp_path)
+    assert (row["mlm_loss_before"], row["mlm_loss_after"], row["step"]) == (9.0, 4.0, 450)
 
 
 # ── all of it ──
