@@ -5,6 +5,7 @@ benchmarks have flaws: what has one meaning is repaired, other rows are left out
 """
 
 import difflib
+import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -19,7 +20,7 @@ from bert_pretrain.io.inputs import COMPRESSIONS
 from bert_pretrain.text.encodings import AUTO, UTF8
 from bert_pretrain.text.hub_datasets import TRAIN, VALIDATION, choices, is_dataset, open_dataset
 from bert_pretrain.text.readers import SURPLUS, Record, dataset_records, read_records, repair_surrogates
-from bert_pretrain.text.sources import Source, examined
+from bert_pretrain.text.sources import Source, examined, sample_text
 from bert_pretrain.text.text_files import ByteRange, check_record_size, read_lines, text_blocks
 
 _BY_ENDING = {f".{name}": name for name in FORMATS} | {".ndjson": "jsonl", ".txt": "txt"}
@@ -197,6 +198,10 @@ def _records(source: LabelledInput, header: Sequence[str]) -> Iterable[Record]:
         remedy = f"name the format by --format ({', '.join(FORMATS)}); see docs/finetuning.md"
         raise InputError(what, where=f"{source.flag} {location}", remedy=remedy)
     file = _file(source, "jsonl" if kind == "json" else kind)
+    if file.format == "json" and re.match(r"\s*\[\s*\[", sample_text(file)):
+        what = "an array of arrays, such as the choices of C3, is not supported"
+        remedy = "for classify, write each choice as a row: text (question and choice), pair (context), label (1 or 0)"
+        raise InputError(what, where=f"{source.flag} {location}", remedy=remedy)
     return read_records(ByteRange(file), Counter(), header=header, any_width=True)
 
 

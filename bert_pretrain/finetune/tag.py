@@ -48,7 +48,13 @@ class Tag(Task):
                 what, remedy = "a file of words and their tags has no columns", "leave it out, or give a table"
                 raise InputError(what, where="--text-field", remedy=remedy)
             return read_word_per_line(source, column, self.label_column)
-        return [self._with_words(row, source) for row in read_rows(source, fields)] if is_new else read_rows(source)
+        if is_new:
+            return [self._with_words(row, source) for row in read_rows(source, fields)]
+        rows = read_rows(source)
+        if isinstance(rows[0].values.get("label"), dict):
+            what = "entities as positions in a text, as in CLUENER, are not supported"
+            raise InputError(what, where=rows[0].where, remedy=f"convert it to JSONL with {_FORM}")
+        return rows
 
     def _with_words(self, row: Row, source: LabelledInput) -> Row:
         names, column = names_of(self.settings.text_field), self.settings.tokens_field
@@ -204,6 +210,10 @@ def read_word_per_line(source: LabelledInput, tokens_field: str, tags_field: str
             # Other blanks do not separate: a no-break space may be inside a number such as 10 000.
             text = line.strip(" \t\r")
             fields = [field for field in text.split("\t" if "\t" in text else " ") if field]
+            if not rows and not words and source.flag != "INPUT" and _is_sentence(fields):
+                what = "a line is a whole sentence; sentences and tags in two parallel files (MSRA) are not supported"
+                where, remedy = f"{source.location}: line {number}", f"convert it to JSONL with {_FORM}"
+                raise InputError(what, where=where, remedy=remedy)
             words.append(fields[0])
             tags.append(fields[-1])
             untagged = untagged or (number if len(fields) == 1 else 0)
@@ -224,6 +234,12 @@ def read_word_per_line(source: LabelledInput, tokens_field: str, tags_field: str
         for words in sentences:
             words[:] = [word[0] for word in words]
     return rows
+
+
+def _is_sentence(fields: list[str]) -> bool:
+    """Whether a line has more fields than CoNLL-2003's four, which are words alone or tags alone."""
+    are_tags = [_TAG.fullmatch(field) is not None for field in fields]
+    return len(fields) > 4 and (all(are_tags) or not are_tags[-1])
 
 
 def _are_numbered(words: list[str]) -> bool:

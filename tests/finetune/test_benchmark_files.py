@@ -263,15 +263,18 @@ C3 = json.dumps([[["男：你好。"], [{"question": "谁？", "choice": ["甲",
 
 
 @pytest.mark.parametrize(
-    ("task", "name", "text", "what"),
+    ("task", "name", "text", "columns"),
     [
-        ("tag", "sentences.txt", "中 共 中 央 致 电\n中 国 致 公 党\n", "'电' is not BIO"),
-        ("tag", "train.json", CLUENER, "no column 'tokens'"),
-        ("classify", "m-train.json", C3, "not an object but list"),
-        ("answer", "m-train.json", C3, "not an object but list"),
+        ("tag", "sentences.txt", "中 共 中 央 致 电\n中 国 致 公 党\n", ["tokens", "tags"]),
+        ("tag", "tags.txt", "O O O O O B-ORG I-ORG\n", ["tokens", "tags"]),
+        ("tag", "train.json", CLUENER, ["tokens", "tags"]),
+        ("classify", "m-train.json", C3, ["text", "pair", "label"]),
+        ("answer", "m-train.json", C3, ["text", "pair", "label"]),
     ],
 )
-def test_other_forms_are_refused_with_what_is_needed(read: Read, task: str, name: str, text: str, what: str) -> None:
-    with pytest.raises(InputError, match=what) as caught:
+def test_what_is_not_read_is_named_with_the_columns_to_convert_it_to(
+    read: Read, task: str, name: str, text: str, columns: list[str]
+) -> None:
+    with pytest.raises(InputError, match="not supported") as caught:
         read(task, name, text)
-    assert "column" in caught.value.remedy or '"tokens": [' in caught.value.remedy
+    assert all(column in caught.value.remedy for column in columns)
