@@ -268,11 +268,11 @@ def _warning(learner: "Learner", split: str, score: float, baselines: dict[str, 
     if score <= floor:
         what = f"no sign of learning: {metric} {score:.4f} on {rows} is no better than {constant} ({floor:.4f})"
         return f"{what}. Check the labels; try a larger --learning-rate, more --epochs or rows"
-    for name, baseline in sorted(baselines.items(), key=lambda item: -item[1])[:1]:
-        if not is_clearly_better(score, baseline, len(examples)):
-            what = f"not clearly better than {name}: {metric} {score:.4f} and {baseline:.4f} on {rows}"
-            return f"{what}. {_REMEDIES[PRETRAINING in read_json(learner.model / CONFIG)]}"
-    return ""
+    best = max(baselines, key=lambda name: baselines[name], default=None)
+    if best is None or is_clearly_better(score, baselines[best], len(examples)):
+        return ""
+    what = f"not clearly better than {best}: {metric} {score:.4f} and {baselines[best]:.4f} on {rows}"
+    return f"{what}. {_REMEDIES[PRETRAINING in read_json(learner.model / CONFIG)]}"
 
 
 def _write_results(
