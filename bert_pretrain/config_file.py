@@ -25,6 +25,10 @@ from bert_pretrain.io.cores import is_first_rank
 
 KeyPath = tuple[str, ...]  # the path of a key in the tree, for example ("train", "peak_lr")
 Tree = dict[str, Any]
+Places = dict[KeyPath, str]
+"""Where each key is written: the file and line, or the flag."""
+Layer = tuple[Tree, Places]
+"""What a file or the command line gives."""
 MAX_VALUES = 100_000  # with every alias (`*`) expanded: a few lines can stand for billions of values
 
 
@@ -44,7 +48,7 @@ def load_config(
     sources = [] if source is None else source.split(",") if isinstance(source, str) else [source]
     layers = [layer for each in sources for layer in _layers_of(each, "--config")]
     layers.append(_command_line(settings, flags or {}))
-    tree = _merged(layers)
+    tree, places = _merged(layers)
     path: KeyPath = ()
     try:
         config = Config.model_validate(tree)
@@ -53,10 +57,10 @@ def load_config(
             path = ("phases", str(index))
             stages.append((path, config.for_phase(phase).train))
     except ValidationError as error:
-        raise _explain(error, path, tree) from error
+        raise _explain(error, path, places) from error
     if stages:
         _refuse_overruled(config, layers)
-    _check_warmup(stages or [((), config.train)], tree, by_clock=with_phases and config.time is not None)
+    _check_warmup(stages or [((), config.train)], places, by_clock=with_phases and config.time is not None)
     for name, text in (("time", tree.get("time")), ("time_budget", tree.get("train", {}).get("time_budget"))):
         if isinstance(text, str) and text.replace(".", "").isdecimal() and is_first_rank():
             read = f"{name} {text} is {duration_text(float(text))}"  # minutes or hours may have been meant
@@ -64,18 +68,7 @@ def load_config(
     return config
 
 
-class Key(str):
-    """A key of YAML or of the command line that knows where it was written: the file and line, or the flag."""
-
-    where: str
-
-    def __new__(cls, name: str, where: str = "") -> "Key":
-        key = super().__new__(cls, name)
-        key.where = where
-        return key
-
-
-def _layers_of(source: str | Path, where: str, inside: tuple[Path, ...] = ()) -> Iterator[Tree]:
+def _layers_of(source: str | Path, where: str, inside: tuple[Path, ...] = ()) -> Iterator[Layer]:
     """Yield the content of a file, after that of the files it extends; `inside` are those extending it."""
     path = find_config(source, where)
     if path.resolve() in inside:
@@ -85,26 +78,27 @@ def _layers_of(source: str | Path, where: str, inside: tuple[Path, ...] = ()) ->
     except (OSError, UnicodeDecodeError) as error:
         what = f"cannot read the configuration: {error}"
         raise ConfigError(what, where=str(path), remedy="give a readable YAML file") from error
-    tree = _parse(text, str(path)) or {}
+    places: Places = {}
+    tree = _parse(text, str(path), places) or {}
     if not isinstance(tree, dict):
         what = "the configuration is not a mapping of sections"
         raise ConfigError(what, where=str(path), remedy="start with sections such as 'train:'")
-    place = _place(tree, ("extends",))
     extended = tree.pop("extends", None) or []
     names = extended.split(",") if isinstance(extended, str) else extended
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
         remedy = "give the name of a preset or the path of a YAML file, or a list of them"
-        raise ConfigError(f"extends is {reprlib.repr(extended)}", where=place, remedy=remedy)
+        raise ConfigError(f"extends is {reprlib.repr(extended)}", where=places["extends",], remedy=remedy)
     for name in names:
-        yield from _layers_of(path.parent / name if _is_path(name) else name, place, (*inside, path.resolve()))
-    yield tree
+        source = path.parent / name if _is_path(name) else name
+        yield from _layers_of(source, places["extends",], (*inside, path.resolve()))
+    yield tree, places
 
 
-def _parse(text: str, name: str) -> Any:
-    """Parse YAML into plain dicts with keys that know their place, lists, strings and None."""
+def _parse(text: str, name: str, places: Places) -> Any:
+    """Parse YAML into plain dicts, lists, strings and None, and note where each key is."""
     try:
         node = yaml.compose(text, Loader=yaml.SafeLoader)
-        return "" if node is None else _construct(node, name, itertools.count(1))
+        return "" if node is None else _construct(node, name, (), places, itertools.count(1))
     except RecursionError as error:
         what = "a value contains itself, or is nested too deep"
         raise ConfigError(what, where=name, remedy="remove the alias (*) that leads in a circle") from error
@@ -118,8 +112,9 @@ def _line(name: str, mark: Any) -> str:
     return name if mark is None or name.startswith("--") else f"{name}:{mark.line + 1}"
 
 
-def _construct(node: yaml.Node, name: str, count: Iterator[int]) -> Any:
+def _construct(node: yaml.Node, name: str, path: KeyPath, places: Places, count: Iterator[int]) -> Any:
     where = _line(name, node.start_mark)
+    places.setdefault(path, where)
     if next(count) > MAX_VALUES:
         what = f"the configuration has more than {MAX_VALUES:,} values"
         raise ConfigError(what, where=where, remedy="remove aliases (*) of aliases, or name a folder or a glob")
@@ -129,18 +124,20 @@ def _construct(node: yaml.Node, name: str, count: Iterator[int]) -> Any:
     if isinstance(node, yaml.MappingNode):
         mapping: Tree = {}
         for key_node, value_node in node.value:
-            key = Key(str(key_node.value), _line(name, key_node.start_mark))
+            key, where = str(key_node.value), _line(name, key_node.start_mark)
             if key in mapping:
-                raise ConfigError(f"the key '{key}' occurs twice", where=key.where, remedy="keep one of the two")
-            mapping[key] = _construct(value_node, name, count)
+                raise ConfigError(f"the key '{key}' occurs twice", where=where, remedy="keep one of the two")
+            places[*path, key] = where
+            mapping[key] = _construct(value_node, name, (*path, key), places, count)
         return mapping
     if isinstance(node, yaml.SequenceNode):
-        return [_construct(item, name, count) for item in node.value]
+        items = enumerate(node.value)
+        return [_construct(item, name, (*path, str(number)), places, count) for number, item in items]
     node.value.encode()  # half a surrogate pair is not text
     return None if node.tag.endswith(":null") else node.value
 
 
-def _command_line(settings: Sequence[str], flags: Mapping[str, tuple[str, object]]) -> Tree:
+def _command_line(settings: Sequence[str], flags: Mapping[str, tuple[str, object]]) -> Layer:
     """Return the layer of `--set` pairs, whose values are scalars, `[a, b]` or `{key: value}`, and flags."""
     given = []
     for setting in settings:
@@ -148,44 +145,43 @@ def _command_line(settings: Sequence[str], flags: Mapping[str, tuple[str, object
         if not equals or not key:
             what = f"'{setting}' is not of the form section.key=value"
             raise ConfigError(what, where="--set", remedy="write for example --set train.peak_lr=2e-4")
-        given.append((key, _parse(text, f"--set {key}"), f"--set {key}"))
+        given.append((key, _parse(text, f"--set {key}", {}), f"--set {key}"))
     given += [(key, value, flag) for key, (flag, value) in flags.items() if value is not None]
-    layers: list[Tree] = []
+    layers: list[Layer] = []
     for dotted, value, where in given:
-        name, *inner = dotted.split(".")
+        name, *inner = path = tuple(dotted.split("."))
         if len(inner) > 1 or (inner and name in ("inputs", "time", "phases")):
             what = f"'{dotted.rpartition('.')[0]}' holds no keys"
             raise ConfigError(what, where=where, remedy="name a key of a section, for example train.peak_lr")
-        layers.append({Key(name, where): {Key(inner[0], where): value} if inner else value})
-    return _put_together(layers)
+        keys = value if isinstance(value, dict) else ()
+        places = {path[:1]: where, path: where} | {(*path, str(key)): where for key in keys}
+        layers.append(({name: {inner[0]: value} if inner else value}, places))
+    return _merged(layers, one_length=False)
 
 
-def _merged(layers: Sequence[Tree]) -> Tree:
-    """Put each layer over those before it; a run has one length, whichever key gives it."""
-    merged: Tree = {}
-    for layer in layers:
-        if _has_length(layer):
-            for name in LENGTHS:
-                merged.get("train", {}).pop(name, None)
-        merged = _put_together([merged, layer])
-    return merged
+def _merged(layers: Sequence[Layer], *, one_length: bool = True) -> Layer:
+    """Put each layer over those before it, key by key; with `one_length`, the last key for a run's length stays.
 
-
-def _put_together(layers: Sequence[Tree]) -> Tree:
-    """Merge layers key by key, the later over the earlier; what is left empty at the top level changes nothing."""
-    merged: Tree = {}
-    for layer in layers:
+    What is left empty at the top level changes nothing.
+    """
+    tree: Tree = {}
+    places: Places = {}
+    for layer, written in layers:
+        if one_length and _has_length(layer):
+            tree["train"] = {key: value for key, value in tree.get("train", {}).items() if key not in LENGTHS}
+        if "phases" in layer:
+            places = {path: where for path, where in places.items() if path[:1] != ("phases",)}
+        places |= written
         for name, value in layer.items():
             if value is None:
                 continue
             if name in SECTIONS:
                 if not isinstance(value, dict):
                     what, remedy = f"{name} is {reprlib.repr(value)}", "give a section with keys, such as {seed: 1}"
-                    raise ConfigError(what, where=_place(layer, (name,)), remedy=remedy)
-                value = {**{key: each for key, each in merged.get(name, {}).items() if key not in value}, **value}
-            merged.pop(name, None)  # a dict would keep the old key, with its place
-            merged[name] = value
-    return merged
+                    raise ConfigError(what, where=_place(places, (name,)), remedy=remedy)
+                value = {**tree.get(name, {}), **value}
+            tree[name] = value
+    return tree, places
 
 
 def _has_length(layer: Tree) -> bool:
@@ -224,61 +220,53 @@ def preset_paths() -> dict[str, Path]:
     return {path.stem: path for path in sorted(folder.glob("*.yaml"))} if folder else {}
 
 
-def _check_warmup(stages: Sequence[tuple[KeyPath, TrainConfig]], tree: Tree, *, by_clock: bool) -> None:
+def _check_warmup(stages: Sequence[tuple[KeyPath, TrainConfig]], places: Places, *, by_clock: bool) -> None:
     """Refuse a warm-up that is known to be longer than the schedule, which phases share."""
     steps = [train.planned_steps for _, train in stages]
     known = sum(each for each in steps if each is not None) if None not in steps else None
     for path, train in stages:
-        where = [_place(tree, (*before, "train", "warmup_steps"), exact=True) for before in (path, ())]
+        key = ("train", "warmup_steps")
+        where = places.get((*path, *key)) or _place(places, key)
         if by_clock or train.time_budget is not None:
-            train.check_warmup(None, where[0] or where[1])
+            train.check_warmup(None, where)
         elif known is not None:
-            train.check_warmup(max(known, train.schedule_steps or 0), where[0] or where[1])
+            train.check_warmup(max(known, train.schedule_steps or 0), where)
 
 
-def _refuse_overruled(config: Config, layers: Sequence[Tree]) -> None:
+def _refuse_overruled(config: Config, layers: Sequence[Layer]) -> None:
     """Refuse a key of the command line, or of a layer over the phases', that every phase sets: it changes nothing."""
-    last = max(number for number, layer in enumerate(layers) if layer.get("phases") is not None)
-    for layer in layers[last + 1 :] or layers[-1:]:
+    last = max(number for number, (layer, _) in enumerate(layers) if layer.get("phases") is not None)
+    for layer, places in layers[last + 1 :] or layers[-1:]:
         for section in ("data", "train"):
             common = set.intersection(*(set(getattr(phase, section)) for phase in config.phases))
             for key in common & set(layer.get(section) or ()):
                 raise ConfigError(
                     f"every phase sets {section}.{key} itself, so that this changes nothing",
-                    where=_place(layer, (section, key)),
+                    where=_place(places, (section, key)),
                     remedy="add --set 'phases=[]' to do without phases, or give phases of your own in a YAML file",
                 )
 
 
-def _place(tree: Any, path: KeyPath, *, exact: bool = False) -> str:
-    """Return where a key was written, or what it is in; with `exact` nothing if it was not."""
-    found = ["the configuration"]
-    for name in path:
-        if isinstance(tree, list) and name.isdecimal() and int(name) < len(tree):  # an item is where its first key is
-            tree = tree[int(name)]
-            found.append(getattr(next(iter(tree), None), "where", found[-1]) if isinstance(tree, dict) else found[-1])
-        elif isinstance(tree, dict) and name in tree:
-            found.append(next(getattr(key, "where", found[-1]) for key in tree if key == name))
-            tree = tree[name]
-        else:
-            break
-    return "" if exact and len(found) <= len(path) else found[-1]
+def _place(places: Places, path: KeyPath) -> str:
+    """Return where a key was written, or what it is in."""
+    outward = (path[:length] for length in range(len(path), 0, -1))
+    return next((places[each] for each in outward if each in places), "the configuration")
 
 
-def _explain(error: ValidationError, prefix: KeyPath, tree: Tree) -> ConfigError:
+def _explain(error: ValidationError, prefix: KeyPath, places: Places) -> ConfigError:
     """Turn pydantic's first complaint into our three parts; `prefix` is the phase it is about."""
     problem = error.errors()[0]
     location = tuple(map(str, problem["loc"]))
     # Pydantic adds members of unions and items of lists, which are no keys.
     depth = 3 if location[:1] == ("phases",) else 2 if location and location[0] in SECTIONS else 1
     path = (*prefix, *location[:depth])
-    dotted, where = ".".join(path), _place(tree, path)
+    dotted, where = ".".join(path), _place(places, path)
     if problem["type"] == "extra_forbidden":
         return _unknown_key(dotted, where)
     if problem["type"] == "value_error":
         message = problem["msg"].removeprefix("Value error, ")
-        places = (_place(tree, (*path, word), exact=True) for word in re.findall(r"\w+", message))
-        named = " and ".join(dict.fromkeys(filter(None, places)))
+        found = (places.get((*path, word)) for word in re.findall(r"\w+", message))
+        named = " and ".join(dict.fromkeys(filter(None, found)))
         remedy = "change one of the two" if " and " in named else "correct it"
         return ConfigError(": ".join(filter(None, (dotted, message))), where=named or where, remedy=remedy)
     if problem["type"] == "missing" and path[-1] == location[-1]:  # else of a list that is too short
