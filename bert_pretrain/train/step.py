@@ -119,13 +119,14 @@ def train_step(
             loss_scale.update(~finite)
         _add(sums, figures, finite)
 
-    if graphs is not None:
-        next(seeded())
-        if graphs.run(compute, batch, learning_rate):
-            return
+    metrics = [sums, *(vars(loss_scale).values() if loss_scale is not None else ())]
+    if graphs is not None and graphs.run(compute, batch, learning_rate, lambda: next(seeded()), metrics):
+        return
     # Filled in on the device; `torch.tensor` would copy there, and wait.
     counts = [sums.new_full((), number) for number in (batch.num_predictions, batch.num_pairs)]
     compute(seeded(), torch.stack(counts), learning_rate)
+    if graphs is not None:
+        graphs.check()
 
 
 def _add_gradients(

@@ -16,6 +16,11 @@ from tests.train.conftest import NO_DROPOUT, cut_alike, make_state, step
 CPU = torch.device("cpu")
 
 
+@pytest.fixture(autouse=True)
+def _tries_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(StepGraphs, "has_failed", False)
+
+
 class Launches(StepGraphs):
     """Computes a step over static inputs again and again, where a graph would be launched."""
 
@@ -72,19 +77,48 @@ def test_steps_over_static_inputs_are_bit_equal(
     assert all((batch.micro_batches[0].masked_labels == IGNORED).any() for batch in batches)
 
 
-def test_what_cannot_be_captured_is_computed_as_ever(
-    tiny: Callable[..., Any], examples: Callable[..., Any], capsys: pytest.CaptureFixture[str]
-) -> None:
-    class Fails(Launches):
-        def capture(self, compute: Callable[[], None]) -> Callable[[], None]:
-            raise RuntimeError("operation not permitted when stream is capturing")
+class Fails(Launches):
+    """Cannot capture a step."""
 
+    def capture(self, compute: Callable[[], None]) -> Callable[[], None]:
+        raise RuntimeError("operation not permitted when stream is capturing")
+
+
+class FailsAtLaunch(Launches):
+    """Cannot launch what it has captured, and has changed the state before."""
+
+    def capture(self, compute: Callable[[], None]) -> Callable[[], None]:
+        def launch() -> None:
+            compute()
+            raise torch.OutOfMemoryError
+
+        return launch
+
+
+class Repeats(Launches):
+    """Launches more than a step."""
+
+    def capture(self, compute: Callable[[], None]) -> Callable[[], None]:
+        def launch() -> None:
+            compute()
+            compute()
+
+        return launch
+
+
+@pytest.mark.parametrize("wrong", [Fails, FailsAtLaunch, Repeats])
+def test_what_cannot_be_captured_or_is_wrong_is_computed_as_ever(
+    tiny: Callable[..., Any], examples: Callable[..., Any], capsys: pytest.CaptureFixture[str], wrong: type[Launches]
+) -> None:
     batch = cut_alike(examples(64), 10_000, 32, 16.5)
-    states = [make_state(tiny(model=NO_DROPOUT)) for _ in range(2)]
-    graphs = Fails(states[1].model, states[1].optimizers, torch.float32)
+    states = [make_state(tiny()) for _ in range(3)]
+    graphs = wrong(states[1].model, states[1].optimizers, torch.float32)
     assert train(states[1], [batch] * 4, graphs) == train(states[0], [batch] * 4, None)
     assert capsys.readouterr().out.count("not captured") == 1
     assert not graphs.drop()
+    another = Launches(states[2].model, states[2].optimizers, torch.float32)
+    train(states[2], [batch] * 3, another)
+    assert another.captured == 0  # one failure is enough for a process
 
 
 def test_micro_batches_and_too_many_shapes_are_computed_as_ever(
@@ -116,3 +150,59 @@ def test_micro_batches_and_too_many_shapes_are_computed_as_ever(
 )
 def test_small_networks_are_captured(layers: int, flops: float, peak: float | None, dominate: bool) -> None:
     assert launches_dominate(ModelConfig(num_hidden_layers=layers), flops, peak) == dominate
+
+
+CARD = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")]
+
+
+class Counted(StepGraphs):
+    """Captures any step, and counts launches."""
+
+    launched = 0
+
+    def pays(self, batch: GlobalBatch) -> bool:
+        return True
+
+    def capture(self, compute: Callable[[], None]) -> Callable[[], None]:
+        captured = super().capture(compute)
+
+        def launch() -> None:
+            self.launched += 1
+            captured()
+
+        return launch
+
+
+class Waits(Counted):
+    """Does in a capture what a capture does not allow."""
+
+    def capture(self, compute: Callable[[], None]) -> Callable[[], None]:
+        def waiting() -> None:
+            compute()
+            torch.cuda.synchronize()
+
+        return super().capture(waiting)
+
+
+@pytest.mark.parametrize("kind", [pytest.param(kind, marks=CARD) for kind in (Counted, Waits)])
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+def test_on_a_card_graphs_compute_the_steps_and_a_failed_capture_leaves_nothing(
+    tiny: Callable[..., Any], examples: Callable[..., Any], kind: type[Counted], optimizer: str
+) -> None:
+    config = tiny(optimizer=optimizer)  # with dropout
+    batches = [cut_alike(examples(256, seed), 10_000, 32, 16.5).to(torch.device("cuda")) for seed in range(3)]
+
+    def losses(state: TrainState, graphs: StepGraphs | None) -> list[float]:
+        found = []
+        for number in range(12):
+            state.sums.zero_()
+            step(state, batches[number % 3], number, torch.bfloat16, graphs=graphs)
+            found.append(StepSums.read(state.sums).loss)
+        return found
+
+    states = [make_state(config, attention="varlen", compiled=True, device="cuda") for _ in range(2)]
+    graphs = kind(states[1].model, states[1].optimizers, torch.bfloat16)
+    assert losses(states[1], graphs) == pytest.approx(losses(states[0], None), rel=1e-3)
+    assert (graphs.launched > 0) == (kind is Counted)
+    torch.cuda.empty_cache()
+    assert torch.cuda.current_stream() == torch.cuda.default_stream()
