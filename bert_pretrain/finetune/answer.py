@@ -6,7 +6,6 @@ span over all windows of a context is the answer. Spans are cut from the raw tex
 
 import dataclasses
 import math
-from collections import Counter
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -15,8 +14,8 @@ from tokenizers import Encoding
 from bert_pretrain.errors import InputError
 from bert_pretrain.finetune.questions import NOT_FOUND, answers_of, read_questions, squad_scores
 from bert_pretrain.finetune.questions import Answer as Answered
-from bert_pretrain.finetune.rows import LabelledInput, Row, UnusableRow
-from bert_pretrain.finetune.task import DIVIDED, Example, Task, Window, encodings
+from bert_pretrain.finetune.rows import Example, LabelledInput, UnusableRow
+from bert_pretrain.finetune.task import Task, Window, encodings
 
 MAX_QUESTION_TOKENS = 64
 DEFAULT_ANSWER_LENGTH = 30
@@ -45,18 +44,18 @@ class Answer(Task):
     label_column = "answers"
     group = "context"
 
-    def rows(self, source: LabelledInput) -> list[Row]:
+    def rows(self, source: LabelledInput) -> list[Example]:
         return read_questions(source)
 
-    def inputs_of(self, row: Row, source: LabelledInput) -> dict[str, Any]:
+    def inputs_of(self, row: Example) -> dict[str, Any]:
         inputs = {name: row.get(name) for name in ("question", "context")}
         for name, value in inputs.items():
             if not isinstance(value, str) or not value.strip():
                 raise UnusableRow(f"its {name} is empty", where=row.where, remedy="fill it, or leave the row out")
         return ({} if row.values.get("id") is None else {"id": str(row.values["id"])}) | inputs
 
-    def label_of(self, row: Row, inputs: dict[str, Any], source: LabelledInput) -> list[Answered] | None:
-        return answers_of(row, inputs["context"], source)
+    def label_of(self, row: Example, source: LabelledInput) -> list[Answered] | None:
+        return answers_of(row, row.inputs["context"], source)
 
     def set_labels(self, train: list[Example], others: list[Example]) -> None:
         unanswered = sum(not question.label for question in train)
@@ -75,36 +74,30 @@ class Answer(Task):
         elif any(question.label == [] for question in others):
             print("every training question has an answer, so one is always given, even to questions without one")
 
-    def encode(self, examples: list[Example], split: str, counts: Counter[str]) -> list[Window]:
+    def encode(self, examples: list[Example], split: str) -> list[Window]:
         max_length, stride = self.settings.max_length, self.settings.stride
-        questions = self._truncated([example.inputs["question"] for example in examples], counts)
+        questions = self._truncated([example.inputs["question"] for example in examples])
         pairs = list(zip(questions, (example.inputs["context"] for example in examples), strict=True))
         truncation = {"max_length": max_length, "stride": stride, "strategy": "only_second"}
         has_labels = all(example.label is not None for example in examples)
         windows: list[Window] = []
         for number, encoding in enumerate(encodings(self.tokenizer, pairs, truncation)):
-            counts[DIVIDED.format(max_length)] += bool(encoding.overflowing)
-            is_learned = False
+            is_part = bool(encoding.overflowing)
             for part in (encoding, *encoding.overflowing):
                 positions = _characters(part)
                 bounds = _label(positions, examples[number].label) if has_labels else ()
                 labels = dict(zip(self.label_names, bounds, strict=False))
-                is_learned |= any(bounds)
                 # Only predictions need the characters, and there may be millions of training windows.
-                windows.append(Window(number, part.ids, part.type_ids, labels, positions if split != "train" else ()))
-            is_found = has_labels and any(start != NOT_FOUND for _, start in examples[number].label)
-            counts["have an answer longer than any window, which is not learned"] += is_found and not is_learned
+                kept = positions if split != "train" else ()
+                windows.append(Window(number, part.ids, part.type_ids, labels, kept, is_part))
         return windows
 
-    def _truncated(self, questions: list[str], counts: Counter[str]) -> list[str]:
+    def _truncated(self, questions: list[str]) -> list[str]:
         """Return questions cut to their first tokens, so that most of a window holds context."""
         assert self.settings.max_length is not None
         limit = min(MAX_QUESTION_TOKENS, self.settings.max_length // 3)
         encoded = zip(questions, encodings(self.tokenizer, questions, special=False), strict=True)
-        kept = [text[: encoding.offsets[limit - 1][1]] if len(encoding) > limit else text for text, encoding in encoded]
-        too_long = sum(short != question for short, question in zip(kept, questions, strict=True))
-        counts[f"have a question longer than {limit} tokens, which was truncated"] += too_long
-        return kept
+        return [text[: encoding.offsets[limit - 1][1]] if len(encoding) > limit else text for text, encoding in encoded]
 
     def decode(self, examples: list[Example], windows: list[Window], logits: Any) -> list[Prediction]:
         spans: list[set[Span]] = [set() for _ in examples]

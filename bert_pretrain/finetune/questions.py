@@ -7,7 +7,7 @@ from collections import Counter
 from typing import Any
 
 from bert_pretrain.errors import InputError
-from bert_pretrain.finetune.rows import LabelledInput, Row, UnusableRow, read_rows, read_text
+from bert_pretrain.finetune.rows import Example, LabelledInput, UnusableRow, read_rows, read_text
 from bert_pretrain.text.readers import parse_json, repair_surrogates
 
 Answer = tuple[str, int]
@@ -16,24 +16,23 @@ NOT_FOUND = -1
 _CMRC_NAMES = {"context_text": "context", "query_text": "question", "query_id": "id"}
 
 
-def read_questions(source: LabelledInput) -> list[Row]:
+def read_questions(source: LabelledInput) -> list[Example]:
     """Return the questions of an input: SQuAD's JSON, that of CMRC 2018, or flat rows."""
     text = read_text(source) if source.kind == "json" else ""
     if '"qas"' not in text:
         return read_rows(source)
-    rows, content = [], repair_surrogates(parse_json(text, source.location))
+    rows: list[Example] = []
+    content = repair_surrogates(parse_json(text, source.location))
     try:
         for article in content if isinstance(content, list) else content["data"]:  # CMRC has a list of paragraphs
             for paragraph in map(_renamed, article.get("paragraphs", [article])):
                 for asked in map(_renamed, paragraph["qas"]):
                     where = f"{source.location}: question {asked.get('id')}"
-                    rows.append(Row({"context": paragraph["context"], **asked}, where))
+                    rows.append(Example(len(rows), where, {"context": paragraph["context"], **asked}))
     except (KeyError, TypeError, AttributeError) as error:
         what = f"it does not have SQuAD's format: {type(error).__name__} {error}"
         remedy = "write data > paragraphs > context, qas > id, question, answers > text, answer_start"
         raise InputError(what, where=source.location, remedy=remedy) from error
-    if not rows:
-        raise source.no_rows()
     return rows
 
 
@@ -41,7 +40,7 @@ def _renamed(values: dict[str, Any]) -> dict[str, Any]:
     return {_CMRC_NAMES.get(name, name): value for name, value in values.items()}
 
 
-def answers_of(row: Row, context: str, source: LabelledInput) -> list[Answer] | None:
+def answers_of(row: Example, context: str, source: LabelledInput) -> list[Answer] | None:
     """Return the answers of a row at their positions, empty if there is none, None if that is not known."""
     answers = [] if row.values.get("is_impossible") else row.get("answers")
     if answers is None:
@@ -62,33 +61,23 @@ def answers_of(row: Row, context: str, source: LabelledInput) -> list[Answer] | 
             where=row.where,
             remedy='write {"text": ["…"], "answer_start": [0]}, both lists empty where there is no answer',
         ) from error
-    if len(pairs) < len(given):
-        problem = InputError("an answer is empty", where=row.where, remedy="leave it out, or leave out --strict")
-        source.note("empty answers ignored", problem)
-    placed = [_placed(answer, context, row.where, source) for answer in pairs]
+    placed = [_placed(answer, context) for answer in pairs]
     if placed and source.flag == "--train" and all(start == NOT_FOUND for _, start in placed):
         raise UnusableRow("its answer is not in its context", where=row.where, remedy="correct or remove it")
+    if any(NOT_FOUND != given != start for (_, given), (_, start) in zip(pairs, placed, strict=True)):
+        source.notes["questions whose answer was moved to where the context contains it"].append(row.where)
     return placed
 
 
-def _placed(answer: Answer, context: str, where: str, source: LabelledInput) -> Answer:
+def _placed(answer: Answer, context: str) -> Answer:
     """Return an answer at its position, or else at the nearest one at which the context contains it, or NOT_FOUND."""
     text, start = answer
     if start >= 0 and context.startswith(text, start):
         return answer
     places = [match.start() for match in re.finditer(re.escape(text.strip()), context)]
-    place = min(places, key=lambda each: abs(each - start), default=NOT_FOUND)
-    if start == NOT_FOUND and places:
-        source.say("answers have no answer_start: each is looked for in its context, and its first place taken")
-        return text.strip(), place
-    error = InputError(
-        f"the answer {text[:60]!r} is not in the context at answer_start {start}; "
-        + (f"it is at {place}" if places else "the context does not contain it"),
-        where=where,
-        remedy="count answer_start in characters from 0, and spell the answer as the context does",
-    )
-    source.note("answers moved to where the context contains them" if places else "answers not in the context", error)
-    return (text.strip() if places else text), place
+    if not places:
+        return text, NOT_FOUND
+    return text.strip(), min(places, key=lambda each: abs(each - start))
 
 
 def squad_scores(truth: list[list[str]], found: list[str]) -> dict[str, float]:

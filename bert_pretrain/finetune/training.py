@@ -7,7 +7,6 @@ import contextlib
 import math
 import pickle
 import shutil
-from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -21,8 +20,9 @@ from transformers.utils import logging as _logging
 from bert_pretrain.config import TrainConfig
 from bert_pretrain.errors import ConfigError, DataError
 from bert_pretrain.finetune.finetuned_bert import FinetunedBert
+from bert_pretrain.finetune.rows import Example
 from bert_pretrain.finetune.settings import Settings
-from bert_pretrain.finetune.task import Example, Task, Window, collator, report_counts
+from bert_pretrain.finetune.task import Task, Window, collator, num_cut
 from bert_pretrain.io.files import atomic_folder, read_json, write_json
 from bert_pretrain.io.pool import progress_bar
 from bert_pretrain.model.scale import fine_tuning_rate
@@ -75,11 +75,10 @@ class Learner:
         self.device = device
         self.windows: dict[str, list[Window]] = {}
         for split, rows in examples.items():
-            counts: Counter[str] = Counter()
-            self.windows[split] = task.encode(rows, split, counts)
+            self.windows[split] = task.encode(rows, split)
+            task.report_cut(num_cut(self.windows[split]), len(rows), split)
             if split != "train":  # so that batches have little padding
                 self.windows[split].sort(key=lambda window: -len(window.input_ids))
-            report_counts(counts, len(rows), split)
 
     def train(
         self, settings: Settings, folder: Path, precision: Precision, *, untrained: bool = False
@@ -155,7 +154,7 @@ class Learner:
             if split == "train":
                 continue
             with progress_bar(desc=split, total=len(windows), unit="window") as bar:
-                found[split] = self._decode(split, finetuned.logits(windows, finetuned.bert.batch_tokens, bar.update))
+                found[split] = self._decode(split, finetuned.logits(windows, bar, len(windows)))
         return found
 
     def _decode(self, split: str, logits: Any) -> list[Any]:

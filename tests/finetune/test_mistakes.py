@@ -21,7 +21,12 @@ def asked(**changes: object) -> str:
 # What stands in the file, the task and its flags, what the message says, where it points.
 MISTAKES = {
     "no such column": ('{"txt": "a", "label": "b"}\n', "classify", "did you mean 'txt'", "x.jsonl: line 1"),
-    "missing label": (GOOD + '{"text": "a", "label": null}\n', "classify --strict", "no label", "x.jsonl: line 3"),
+    "missing label": (
+        '{"text": "good", "label": "a"}\n' + '{"text": "a", "label": null}\n' * 2,
+        "classify",
+        "no label; 2 of 3",
+        "x.jsonl: line 2",
+    ),
     "one class": ('{"text": "good", "label": "a"}\n' * 3, "classify", "every row has the label 'a'", "x.jsonl: line 1"),
     "fractions": ('{"text": "good", "label": 0.5}\n', "classify", "a word nor a whole number", "x.jsonl: line 1"),
     "words in a regression": (GOOD, "classify --regression", "'a' is not a number", "x.jsonl: line 1"),
@@ -29,7 +34,6 @@ MISTAKES = {
     "nothing to hold out": (TAGGED, "tag", "there is only one row in 1 rows, so none can be held out", "--train"),
     "one context": (asked() + asked(id="2", question="where ?"), "answer", "there is only one context", "--train"),
     "format of another task": (GOOD, "classify --format conll", "is for the task tag", "x.jsonl"),
-    "no such field of several": (GOOD, "classify --text-field text,body", "there is no column 'body'", "x.jsonl"),
     "unequal length": ('{"tokens": ["a", "b"], "tags": ["O"]}\n', "tag", "'tags' differ", "x.jsonl: line 1"),
     "nothing to find": ('{"tokens": ["a"], "tags": ["O"]}\n', "tag", "every tag is O", "x.jsonl: line 1"),
     "text for words": ('{"tokens": "a", "tags": ["O"]}\n', "tag", "not a list of words", "x.jsonl: line 1"),

@@ -10,10 +10,10 @@ import transformers
 from bert_pretrain.finetune.answer import Answer, Prediction
 from bert_pretrain.finetune.baselines import is_clearly_better, most_frequent_tags, predict_from_words
 from bert_pretrain.finetune.classify import Classify
+from bert_pretrain.finetune.rows import Example
 from bert_pretrain.finetune.run import METRICS, finetune
 from bert_pretrain.finetune.settings import Settings
 from bert_pretrain.finetune.tag import Tag
-from bert_pretrain.finetune.task import Example
 from bert_pretrain.io.files import read_json
 from bert_pretrain.model.huggingface import load_model
 from bert_pretrain.model.scale import INITIAL_RMS, fine_tuning_rate
@@ -106,13 +106,15 @@ def test_a_model_that_is_not_better_gets_a_warning_in_the_last_line_and_the_card
 
 def test_the_constants_have_the_score_that_the_metric_gives_them(tokenizer: Tokenizer) -> None:
     classify = Classify(Settings(), tokenizer)
-    assert classify.constant([Example(0, "", {"text": "text"}, label) for label in "aab"]) == ("always 'a'", 2 / 3)
+    assert classify.constant([Example(0, "", {}, {"text": "text"}, label) for label in "aab"]) == ("always 'a'", 2 / 3)
     number = Classify(Settings(regression=True), tokenizer)
-    examples = [Example(row, "", {"text": "text"}, float(row)) for row in range(3)]
+    examples = [Example(row, "", {}, {"text": "text"}, float(row)) for row in range(3)]
     assert number.score(examples, [1.0] * 3)["spearman"] == number.constant(examples)[1]
     tag = Tag(Settings(), tokenizer)
-    sentences = [Example(0, "", {"tokens": ["anna", "is"]}, ["B-PER", "O"])] * 2
+    sentences = [Example(0, "", {}, {"tokens": ["anna", "is"]}, ["B-PER", "O"])] * 2
     assert tag.score(sentences, [["O", "O"]] * 2)["f1"] == tag.constant(sentences)[1]
     answer = Answer(Settings(), tokenizer)
-    questions = [Example(0, "", {"question": "who ?", "context": "the anna"}, label) for label in ([("anna", 4)], [])]
+    questions = [
+        Example(0, "", {}, {"question": "who ?", "context": "the anna"}, label) for label in ([("anna", 4)], [])
+    ]
     assert answer.score(questions, [Prediction("", [], 0.0)] * 2)["f1"] == answer.constant(questions)[1] == 0.5
