@@ -125,17 +125,12 @@ def read_rows(source: LabelledInput, text_field: str = "text") -> list[Example]:
             what, remedy = "the first line is a header", "leave out --columns, or remove the line"
             raise InputError(what, where=str(position), remedy=remedy)
         surplus = record.pop(SURPLUS, [])
-        if source.columns and source.kind == "tsv":
-            surplus = []
         num_fields = sum(value is not None for value in record.values()) + len(surplus)
-        if is_delimited and num_fields != len(record):
-            remedy = 'fix it; in CSV, put text with commas, quotes or line ends in "quotes"'
-            error = UnusableRow(
-                f"the row has {num_fields} fields, the header {len(record)}", where=str(position), remedy=remedy
+        if is_delimited and num_fields != len(record) and not (surplus and source.columns):
+            what = f"the row has {num_fields} fields, the header {len(record)}"
+            source.leave_out(
+                UnusableRow(what, where=str(position), remedy="give each column a value, or remove the row")
             )
-            if source.kind == "csv" and surplus:  # an unquoted comma may have cut many texts
-                raise error
-            source.leave_out(error)
         else:
             rows.append(Example(number, str(position), repair_surrogates(record)))
     return rows
@@ -159,7 +154,8 @@ def _records(source: LabelledInput, text_field: str) -> Iterable[Record]:
         what = "an array of arrays, such as the choices of C3, is not supported"
         remedy = "for classify, write each choice as a row: text (question and choice), pair (context), label (1 or 0)"
         raise InputError(what, where=f"{source.flag} {location}", remedy=remedy)
-    return read_records(ByteRange(file), Counter(), header=source.columns, any_width=True)
+    # In CSV a surplus field is refused: an unquoted comma may have cut many texts.
+    return read_records(ByteRange(file), Counter(), header=source.columns, any_width=kind == "tsv")
 
 
 def read_text(source: LabelledInput) -> str:

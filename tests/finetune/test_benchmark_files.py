@@ -103,8 +103,8 @@ def test_rows_that_cannot_be_used_are_left_out_and_counted(read: Read) -> None:
     text = "\n".join(["text\tlabel", *lines, *["day\ta"] * 10])
     examples, notes = read("classify", "a.tsv", text)
     assert [example.row for example in examples[:3]] == [0, 1, 7]
-    reasons = ("'text' is empty: 2 (first: line 4)", "'label' holds no label: 1 (first: line 6)")
-    reasons += tuple(f"the row has {n} fields, the header 2: 1 (first: line {line})" for n, line in ((1, 7), (3, 8)))
+    reasons = [f"the row has {n} fields, the header 2: 1 (first: line {line})" for n, line in ((1, 7), (3, 8))]
+    reasons += ["'text' is empty: 2 (first: line 4)", "'label' holds no label: 1 (first: line 6)"]
     assert notes == "; ".join(f"left out, since {reason}" for reason in reasons) + "\n"
     # Rows without a label may be predicted.
     assert len(read("classify", "a.tsv", "text\tlabel\nfine\t\ngood\ta\n", flag="--test")[0]) == 2
