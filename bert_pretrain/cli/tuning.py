@@ -75,7 +75,7 @@ def finetune(
         test=test,
         output=place,
         settings=settings,
-        device="cuda" if device == "gpu" else device,
+        device=device,
         overwrite=overwrite,
         **_reading(file_format, columns, encoding),
     )
@@ -89,9 +89,6 @@ def predict(
     pair_field: Annotated[str | None, option("Column of a second text.")] = None,
     tokens_field: Annotated[str | None, option("Column of the words, for a tagger.")] = None,
     max_length: Annotated[int | None, option("Tokens per window.")] = None,
-    allow_no_answer: Annotated[
-        bool | None, switch("--allow-no-answer/--always-answer", "Whether a question may have no answer.")
-    ] = None,
     skip_empty: cli.SkipEmpty = False,
     file_format: FileFormat = None,
     columns: ColumnNames = None,
@@ -116,7 +113,6 @@ def predict(
         file,
         config=config.train,
         batch_tokens=batch_tokens,
-        allow_no_answer=allow_no_answer,
         skip_empty=skip_empty,
         changes={
             "text_field": text_field,

@@ -37,7 +37,6 @@ def predict(
     *,
     config: TrainConfig,
     batch_tokens: int | None = None,
-    allow_no_answer: bool | None = None,
     skip_empty: bool = False,
     changes: dict[str, Any] | None = None,
     **reading: Any,
@@ -46,8 +45,8 @@ def predict(
 
     `model` is a folder that `finetune` has written, or one of `transformers` with the same head. `reading` are
     `format`, `columns` and `encoding` of the input; labels are not needed. If `output` exists, it is replaced at the
-    end. `changes` are `text_field`, `pair_field`, `tokens_field` and `max_length`; they and `allow_no_answer` are those
-    of the fine-tuning if not given.
+    end. `changes` are `text_field`, `pair_field`, `tokens_field` and `max_length`; they are those of the fine-tuning if
+    not given.
     """
     if output.suffix not in TASK_OF_ENDING:
         what, remedy = f"the ending of '{output.name}' is not a format for rows", "end it in .jsonl or .csv"
@@ -60,8 +59,6 @@ def predict(
         what = f"{output.suffix} is for the task '{TASK_OF_ENDING[output.suffix]}', this is '{finetuned.task}'"
         raise ConfigError(what, where="--output", remedy="write .jsonl")
     task = _open_task(model, finetuned, changes or {})
-    if allow_no_answer is not None:
-        task.may_be_none = allow_no_answer
     examples = task.read(LabelledInput(location, NEW, **reading, skips=skip_empty))
     added: list[dict[str, Any]] = []
     number_cut = 0

@@ -103,12 +103,6 @@ class LabelledInput:
         self.errors.append(error)
         self.notes[f"left out, since {error.what}"].append(error.where.removeprefix(f"{self.location}: "))
 
-    def print_notes(self) -> None:
-        """Print all counts in one message."""
-        found = [f"{what}: {len(places):,} (first: {places[0]})" for what, places in self.notes.items()]
-        if found:
-            print(f"{self.flag} {self.location}: {'; '.join(found)}")
-
 
 def read_rows(source: LabelledInput, text_field: str = "text") -> list[Example]:
     """Return the rows of a table, or the lines of a `.txt`, each as a row of the column `text_field`."""

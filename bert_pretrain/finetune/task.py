@@ -93,7 +93,9 @@ class Task(ABC):
         if source.flag != NEW and len(errors := source.errors) > len(examples):
             what = f"{errors[0].what}; {len(errors):,} of {len(errors) + len(examples):,} rows cannot be used"
             raise InputError(what, where=errors[0].where, remedy=errors[0].remedy)
-        source.print_notes()
+        if source.notes:
+            notes = (f"{what}: {len(places):,} (first: {places[0]})" for what, places in source.notes.items())
+            print(f"{source.flag} {source.location}: {'; '.join(notes)}")
         if not examples:
             where, remedy = f"{source.flag} {source.location}", "give a table with rows"
             raise InputError("it holds no row", where=where, remedy=remedy)

@@ -6,8 +6,8 @@ whatever the precision of the matrix products; in fp32 they are those of `transf
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -17,12 +17,12 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from bert_pretrain.config import TextField, TrainConfig
-from bert_pretrain.errors import ConfigError, InputError
-from bert_pretrain.io.files import atomic_path
+from bert_pretrain.errors import ConfigError, DataError, InputError
+from bert_pretrain.io.files import atomic_path, read_json
 from bert_pretrain.io.pool import progress_bar
+from bert_pretrain.model.hub import SENTENCE_FILES
 from bert_pretrain.text.ragged import offsets_of, spans
-from bert_pretrain.tools.inference import Bert, batches_by_length, open_bert
-from bert_pretrain.tools.sentence_model import MODULES, read_sentence_model
+from bert_pretrain.tools.inference import batches_by_length, open_bert
 from bert_pretrain.tools.texts import Text, Texts, encoded_groups, refuse_input_as_output
 
 POOLINGS = {
@@ -35,21 +35,48 @@ NUM_LAST_LAYERS = 4
 BLOCK_BYTES = 128 << 20
 """Vectors held in memory before they are written, approximately."""
 
+MODULES, _LENGTH, _PROMPTS = SENTENCE_FILES
+_KNOWN = ["Transformer", "Pooling", "Normalize"]
+_MODES = {"pooling_mode_cls_token": "cls", "pooling_mode_mean_tokens": "mean"}
+"""The names of the flags in older folders."""
+
 Block = tuple[list[Text], list[list[str]], np.ndarray]
 """Some consecutive texts, their tokens, and their vectors: (texts, size) float32, or (tokens of all, size)."""
 
 
-@dataclass(frozen=True)
-class _Embedder:
+class Embedder:
     """A model and the kind of vectors wanted from it."""
 
-    bert: Bert
-    level: str
-    pooling: str
-    max_length: int
-    batch_tokens: int
-    is_normalized: bool
-    """Whether vectors are divided by their length."""
+    def __init__(
+        self,
+        model: Path,
+        config: TrainConfig,
+        level: str,
+        pooling: str | None,
+        max_length: int | None,
+        batch_tokens: int | None,
+    ) -> None:
+        """Check the options and open the model; a folder of `sentence-transformers` gives defaults."""
+        sentence = read_sentence_model(model) if level == "sentence" and pooling is None else None
+        own_pooling, self.is_normalized, own_length = sentence or (POOLINGS[level][0], False, None)
+        self.level, self.pooling = level, pooling or own_pooling
+        if self.pooling not in POOLINGS[level]:
+            what = f"'{self.pooling}' is not a pooling of a {level}"
+            raise ConfigError(what, where="--pooling", remedy=f"choose {', '.join(POOLINGS[level])}")
+        self.bert = open_bert(model, config, ("bert.pooler",) if self.pooling == "pooler" else ())
+        positions, num_layers = self.bert.max_length, self.bert.network.config.num_hidden_layers
+        if max_length is not None and not 3 <= max_length <= positions:
+            what = f"the length is {max_length}, the model {model} has {positions} positions"
+            remedy = f"give 3 to {positions} tokens, [CLS] and [SEP] included"
+            raise ConfigError(what, where="--max-length", remedy=remedy)
+        if self.pooling.startswith("last4") and num_layers < NUM_LAST_LAYERS:
+            what = f"{self.pooling} takes the last {NUM_LAST_LAYERS} layers, the model has {num_layers}"
+            raise ConfigError(what, where="--pooling", remedy=f"choose another, such as {POOLINGS[level][0]}")
+        self.max_length = max_length or min(positions, own_length or positions)
+        self.batch_tokens = batch_tokens or self.bert.batch_tokens
+        if sentence is not None:
+            normalized = ", normalized" if self.is_normalized else ""
+            print(f"pooling    {self.pooling}{normalized}, texts of at most {self.max_length} tokens ({MODULES})")
 
     @property
     def size(self) -> int:
@@ -131,7 +158,7 @@ def embed(
     if output.suffix not in (".parquet", ".npy") or (output.suffix == ".npy" and level == "token"):
         what = f"the ending of '{output.name}' is not a format for {level} vectors"
         raise ConfigError(what, where="--output", remedy="end it in .parquet, or for sentences in .npy")
-    embedder = _open(model, config, level, pooling, max_length, batch_tokens)
+    embedder = Embedder(model, config, level, pooling, max_length, batch_tokens)
     texts = Texts.open(inputs, text_field, encoding=encoding, skip_empty=skip_empty)
     refuse_input_as_output(output, (source.location for source in texts.sources))
     print(f"features   {embedder.size} numbers per {level}, {embedder.pooling}, of {texts.number:,} texts")
@@ -149,37 +176,6 @@ def embed(
     if counted["truncated"]:
         print(f"truncated  {counted['truncated']:,} texts longer than {embedder.max_length} tokens (--max-length)")
     print(f"written    {output}: {counted['texts']:,} texts, {counted['tokens']:,} tokens")
-
-
-def _open(
-    model: Path,
-    config: TrainConfig,
-    level: str,
-    pooling: str | None,
-    max_length: int | None,
-    batch_tokens: int | None,
-) -> _Embedder:
-    """Check the options and open the model."""
-    sentence = read_sentence_model(model) if level == "sentence" and pooling is None else None
-    own_pooling, is_normalized, own_length = sentence or (POOLINGS[level][0], False, None)
-    pooling = pooling or own_pooling
-    if pooling not in POOLINGS[level]:
-        what = f"'{pooling}' is not a pooling of a {level}"
-        raise ConfigError(what, where="--pooling", remedy=f"choose {', '.join(POOLINGS[level])}")
-    bert = open_bert(model, config, ("bert.pooler",) if pooling == "pooler" else ())
-    if max_length is not None and not 3 <= max_length <= bert.max_length:
-        what = f"the length is {max_length}, the model {model} has {bert.max_length} positions"
-        remedy = f"give 3 to {bert.max_length} tokens, [CLS] and [SEP] included"
-        raise ConfigError(what, where="--max-length", remedy=remedy)
-    num_layers = bert.network.config.num_hidden_layers
-    if pooling.startswith("last4") and num_layers < NUM_LAST_LAYERS:
-        what = f"{pooling} takes the last {NUM_LAST_LAYERS} layers, the model has {num_layers}"
-        raise ConfigError(what, where="--pooling", remedy=f"choose another, such as {POOLINGS[level][0]}")
-    longest = min(bert.max_length, own_length or bert.max_length)
-    if sentence is not None:
-        normalized = ", normalized" if is_normalized else ""
-        print(f"pooling    {pooling}{normalized}, texts of at most {longest} tokens ({MODULES})")
-    return _Embedder(bert, level, pooling, max_length or longest, batch_tokens or bert.batch_tokens, is_normalized)
 
 
 def _write_parquet(path: Path, blocks: Iterable[Block], size: int, level: str) -> None:
@@ -208,3 +204,41 @@ def _write_npy(path: Path, blocks: Iterable[Block], shape: tuple[int, int]) -> N
         np.lib.format.write_array_header_1_0(file, header)
         for _, _, vectors in blocks:
             file.write(np.ascontiguousarray(vectors, dtype="<f4").data)
+
+
+def read_sentence_model(folder: Path) -> tuple[str, bool, int | None] | None:
+    """Return pooling, whether vectors are normalized, and the maximal length; None for any other folder.
+
+    The pooling is `cls` or `mean`. The length is in tokens, [CLS] and [SEP] included; None: as the model has positions.
+    """
+    if not (folder / MODULES).is_file():
+        return None
+    try:
+        modules = read_json(folder / MODULES)
+        kinds = [str(module["type"]).rpartition(".")[2] for module in modules]
+        pooling = _settings(folder / Path(modules[1]["path"]).name / "config.json")
+        modes = [
+            _MODES.get(key, key) for key, value in pooling.items() if key.startswith("pooling_mode_") and value is True
+        ]
+        mode = pooling.get("pooling_mode") or ", ".join(modes)
+        is_known = kinds in (_KNOWN, _KNOWN[:2]) and mode in _MODES.values()
+        is_prompted = _settings(folder / _PROMPTS).get("default_prompt_name") is not None
+    except (KeyError, TypeError, IndexError) as error:
+        raise _unknown(folder, "it is no list of modules with type and path") from error
+    if not is_known or is_prompted:
+        what = f"its modules are {', '.join(kinds)[:200]}, its pooling {str(mode)[:100]}"
+        raise _unknown(folder, f"{what}, with a prompt before every text" if is_prompted else what)
+    keys = {_LENGTH: "max_seq_length", "tokenizer_config.json": "model_max_length"}
+    lengths = [_settings(folder / name).get(key) for name, key in keys.items()]
+    return mode, "Normalize" in kinds, next((each for each in lengths if type(each) is int and each >= 3), None)
+
+
+def _unknown(folder: Path, what: str) -> DataError:
+    remedy = "name the vectors of its BERT alone, such as --pooling mean, or use the library sentence-transformers"
+    known = "known are Transformer, Pooling by cls or mean, and perhaps Normalize"
+    return DataError(f"{what}; {known}", where=str(folder / MODULES), remedy=remedy)
+
+
+def _settings(path: Path) -> dict[str, Any]:
+    found = read_json(path) if path.is_file() else {}
+    return found if isinstance(found, dict) else {}

@@ -4,8 +4,7 @@ import json
 
 import pytest
 
-from bert_pretrain.finetune.answer import Answer
-from bert_pretrain.finetune.questions import squad_scores, word_f1, words_of
+from bert_pretrain.finetune.answer import Answer, squad_scores, word_f1, words_of
 from bert_pretrain.finetune.settings import Settings
 from bert_pretrain.text.tokenizer import Tokenizer
 from tests.finetune.conftest import Read

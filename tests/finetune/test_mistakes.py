@@ -71,8 +71,7 @@ def assert_told(model: Path, place: Path, call: str, what: str, where: str) -> N
 @pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without CUDA")
 def test_a_device_that_is_not_there_is_told_before_anything_is_read(toy_model: Path, tmp_path: Path) -> None:
     (tmp_path / "x.jsonl").write_text("{broken")
-    for device in ("gpu", "cuda"):
-        assert_told(toy_model, tmp_path, f"classify --device {device}", "this machine has 0 CUDA devices", "--device")
+    assert_told(toy_model, tmp_path, "classify --device cuda", "this machine has 0 CUDA devices", "--device")
 
 
 def test_labels_that_training_does_not_know_are_told(toy_model: Path, tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from bert_pretrain.config import TrainConfig
 from bert_pretrain.errors import ConfigError, DataError, OutputError
 from bert_pretrain.finetune.predict import predict
 from bert_pretrain.text.tokenizer import Tokenizer
-from tests.finetune.conftest import FILLERS, peer_of, write_rows
+from tests.finetune.conftest import peer_of, write_rows
 
 CPU = TrainConfig(device="cpu", precision="fp32")
 TAGS = dict(enumerate(["O", "B-PER", "I-PER"]))
@@ -146,18 +146,6 @@ def test_answers_are_those_of_transformers(folder_of: Callable[..., Path], tmp_p
     assert (line["id"], line["answer"]) == ("q", found[0]["answer"])
 
 
-def test_whether_there_may_be_no_answer_is_the_fine_tunings_or_the_users(
-    folder_of: Callable[..., Path], tmp_path: Path
-) -> None:
-    folder = folder_of("QuestionAnswering")
-    asked = [{"question": question, "context": word} for question in ("who ?", "where ?") for word in FILLERS]
-    source = write_rows(tmp_path / "a.jsonl", asked)
-    always = run(folder, source, tmp_path / "a1.jsonl")
-    allowed = run(folder, source, tmp_path / "a2.jsonl", allow_no_answer=True)
-    assert all(line["answer"] for line in always)
-    assert 0 < sum(not line["answer"] for line in allowed) < len(allowed)
-
-
 @pytest.mark.parametrize("ending", ["jsonl", "csv"])
 def test_rows_of_every_format_keep_their_columns_in_every_format(
     binary: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ending: str
@@ -228,10 +216,9 @@ def test_tags_and_answers_are_written_in_the_form_of_their_task(
     assert json.loads((tmp_path / "o.json").read_text(encoding="utf-8")) == {"q1": line["answer"]}
 
 
-def test_the_same_command_replaces_its_output(binary: Path, tmp_path: Path) -> None:
+def test_an_output_is_replaced_unless_it_is_a_folder(binary: Path, tmp_path: Path) -> None:
     source, output = write_rows(tmp_path / "a.jsonl", [{"text": "good"}]), tmp_path / "o.csv"
     output.write_text("old")
-    assert [line["text"] for line in run(binary, source, output)] == ["good"]
     assert [line["text"] for line in run(binary, source, output)] == ["good"]
     (tmp_path / "d.csv").mkdir()
     with pytest.raises(OutputError, match="is a folder"):
