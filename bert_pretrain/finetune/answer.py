@@ -91,14 +91,14 @@ class Answer(Task):
         has_labels = all(example.label is not None for example in examples)
         windows: list[Window] = []
         for number, encoding in enumerate(encodings(self.tokenizer, pairs, truncation)):
-            is_part = bool(encoding.overflowing)
+            examples[number].is_cut = bool(encoding.overflowing)
             for part in (encoding, *encoding.overflowing):
                 positions = _characters(part)
                 bounds = _label(positions, examples[number].label) if has_labels else ()
                 labels = dict(zip(self.label_names, bounds, strict=False))
                 # Only predictions need the characters, and there may be millions of training windows.
                 kept = positions if split != "train" else ()
-                windows.append(Window(number, part.ids, part.type_ids, labels, kept, is_part))
+                windows.append(Window(number, part.ids, part.type_ids, labels, kept))
         return windows
 
     def _truncated(self, questions: list[str]) -> list[str]:

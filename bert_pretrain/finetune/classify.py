@@ -108,8 +108,8 @@ class Classify(Task):
         encoded = encodings(self.tokenizer, texts, {"max_length": length, "strategy": "longest_first"})
         for number, (example, encoding) in enumerate(zip(examples, encoded, strict=True)):
             labels = {"labels": numbers.get(example.label, example.label)} if has_labels else {}
-            is_part = bool(encoding.overflowing)
-            windows.append(Window(number, encoding.ids, encoding.type_ids, labels, is_part=is_part))
+            example.is_cut = bool(encoding.overflowing)
+            windows.append(Window(number, encoding.ids, encoding.type_ids, labels))
         return windows
 
     def decode(self, examples: list[Example], windows: list[Window], logits: Any) -> list[Any]:

@@ -18,7 +18,7 @@ from bert_pretrain.finetune.finetuned_bert import FinetunedBert
 from bert_pretrain.finetune.rows import NEW, LabelledInput
 from bert_pretrain.finetune.run import HEADS, KIND
 from bert_pretrain.finetune.settings import Settings
-from bert_pretrain.finetune.task import Task, num_cut
+from bert_pretrain.finetune.task import Task
 from bert_pretrain.io.files import atomic_path
 from bert_pretrain.io.manifest import MANIFEST, read_record
 from bert_pretrain.io.pool import progress_bar
@@ -61,12 +61,10 @@ def predict(
     task = _open_task(model, finetuned, changes or {})
     examples = task.read(LabelledInput(location, NEW, **reading, skips=skip_empty))
     added: list[dict[str, Any]] = []
-    number_cut = 0
     with progress_bar(total=len(examples), unit=" rows", unit_scale=True, desc="predict") as bar:
         for begin in range(0, len(examples), ROWS_AT_ONCE):
             some = examples[begin : begin + ROWS_AT_ONCE]
             windows = task.encode(some, "input")
-            number_cut += num_cut(windows)
             logits = finetuned.logits(windows, bar, len(some), batch_tokens)
             added += map(task.columns, task.decode(some, windows, logits))
     taken = {name for example in examples for name in example.values}
@@ -79,7 +77,7 @@ def predict(
         renamed = [{names[name]: value for name, value in new.items()} for new in added]
         rows = [each.values | new for each, new in zip(examples, renamed, strict=True)]
     write_rows(output, rows)
-    task.report_cut(number_cut, len(examples), "input")
+    task.report_cut(examples, "input")
     print(f"written    {output}: {len(examples):,} rows with {', '.join(names.values())}")
 
 

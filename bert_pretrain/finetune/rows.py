@@ -46,6 +46,8 @@ class Example:
     """`text` and perhaps `pair`; `tokens`; or `id`, `question` and `context`."""
     label: Any = None
     """A class or number; tags; or answers, each with its first character in the context. None if it is not known."""
+    is_cut: bool = False
+    """Whether it is longer than a window."""
 
     def get(self, column: str, flag: str = "") -> Any:
         """Return a value; `flag` names the column, if there is such a flag."""

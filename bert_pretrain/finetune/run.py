@@ -217,15 +217,13 @@ def _train(learner: "Learner", identity: dict[str, Any], work: Path, output: Pat
                 if all(window.labels for window in learner.windows[split])
             }
             judged = "test" if "test" in scores else "validation"
-            baselines = {"words alone": task.words_alone(examples["train"], examples[judged])}
+            baselines = {}
+            if (predictions := task.words_alone(examples["train"], examples[judged])) is not None:
+                baselines["words alone"] = task.score(examples[judged], predictions)[task.main_metric]
             if task.settings.baselines:
                 learner.train(trials[best], folder / "untrained", precision, untrained=True)
-                baselines["the same network untrained"] = learner.predict(folder / "untrained" / training.MODEL)[judged]
-            compared = {
-                name: task.score(examples[judged], predictions)[task.main_metric]
-                for name, predictions in baselines.items()
-                if predictions is not None
-            }
+                predictions = learner.predict(folder / "untrained" / training.MODEL)[judged]
+                baselines["the same network untrained"] = task.score(examples[judged], predictions)[task.main_metric]
             trial_names = ("learning_rate", "dropout", "score")
             metrics = {
                 "task": identity["task"],
@@ -233,8 +231,8 @@ def _train(learner: "Learner", identity: dict[str, Any], work: Path, output: Pat
                 **scores,
                 **reports[best],
                 "trials": [{name: each[name] for name in trial_names} for each in reports],
-                "baselines": compared,
-                "warning": _warning(learner, judged, scores[judged][task.main_metric], compared),
+                "baselines": baselines,
+                "warning": _warning(learner, judged, scores[judged][task.main_metric], baselines),
                 "seconds": round(time.monotonic() - began, 1),
                 "rows": {split: len(rows) for split, rows in examples.items()},
             }
@@ -243,7 +241,7 @@ def _train(learner: "Learner", identity: dict[str, Any], work: Path, output: Pat
         print(f"{split}: " + "  ".join(f"{name} {value:.4f}" for name, value in found.items()))
     for split in by_split.keys() - scores:
         print(f"not all rows of --{split} have a label, so they are predicted but not scored")
-    for name, score in compared.items():
+    for name, score in baselines.items():
         print(f"{name}: {100 * score:.1f} %")
     print(f"best epoch {metrics['best_epoch']} of {trials[best].epochs}; model, metrics and predictions: {output}")
     if metrics["warning"]:

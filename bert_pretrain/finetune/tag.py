@@ -103,6 +103,7 @@ class Tag(Task):
         for number, example in enumerate(examples):
             pieces = [pieces_of[word] for word in example.inputs["tokens"]]
             divided = divide([len(piece) for piece in pieces], room)
+            example.is_cut = len(divided) > 1
             for shown, labelled in divided:
                 input_ids, labels, positions = [self.tokenizer.cls_id], [IGNORED], []
                 for word in shown:
@@ -112,7 +113,7 @@ class Tag(Task):
                     input_ids += pieces[word]
                 input_ids.append(self.tokenizer.sep_id)
                 own_labels = {"labels": [*labels, IGNORED]} if has_labels else {}
-                windows.append(Window(number, input_ids, [0] * len(input_ids), own_labels, positions, len(divided) > 1))
+                windows.append(Window(number, input_ids, [0] * len(input_ids), own_labels, positions))
         return windows
 
     def decode(self, examples: list[Example], windows: list[Window], logits: Any) -> list[list[str]]:

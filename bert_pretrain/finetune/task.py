@@ -32,8 +32,6 @@ class Window:
     """By their names in the model's `forward`; empty unless all examples of the split have labels."""
     positions: Sequence[Any] = field(default=())
     """The task's own record of what each position holds."""
-    is_part: bool = False
-    """Whether the example is longer than the window."""
 
     @property
     def inputs(self) -> dict[str, Any]:
@@ -114,10 +112,11 @@ class Task(ABC):
     def encode(self, examples: list[Example], split: str) -> list[Window]:
         """Return the windows of examples, in their order."""
 
-    def report_cut(self, number: int, total: int, split: str) -> None:
+    def report_cut(self, examples: list[Example], split: str) -> None:
         """Print how many examples are longer than a window."""
-        if number:
-            print(f"{split}: {number:,} of {total:,} are longer than {self.settings.max_length} tokens, {self.cut}")
+        if number := sum(example.is_cut for example in examples):
+            what = f"{number:,} of {len(examples):,} are longer than {self.settings.max_length} tokens, {self.cut}"
+            print(f"{split}: {what}")
 
     @abstractmethod
     def decode(self, examples: list[Example], windows: list[Window], logits: Any) -> list[Any]:
@@ -142,11 +141,6 @@ class Task(ABC):
     @abstractmethod
     def record(self, example: Example, prediction: Any) -> dict[str, Any]:
         """Return a line of `predictions.jsonl`."""
-
-
-def num_cut(windows: Sequence[Window]) -> int:
-    """Return how many examples are longer than a window."""
-    return len({window.example for window in windows if window.is_part})
 
 
 def encodings(

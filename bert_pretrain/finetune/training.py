@@ -22,7 +22,7 @@ from bert_pretrain.errors import ConfigError, DataError
 from bert_pretrain.finetune.finetuned_bert import FinetunedBert
 from bert_pretrain.finetune.rows import Example
 from bert_pretrain.finetune.settings import Settings
-from bert_pretrain.finetune.task import Task, Window, collator, num_cut
+from bert_pretrain.finetune.task import Task, Window, collator
 from bert_pretrain.io.files import atomic_folder, read_json, write_json
 from bert_pretrain.io.pool import progress_bar
 from bert_pretrain.model.scale import fine_tuning_rate
@@ -72,7 +72,7 @@ class Learner:
         self.windows: dict[str, list[Window]] = {}
         for split, rows in examples.items():
             self.windows[split] = task.encode(rows, split)
-            task.report_cut(num_cut(self.windows[split]), len(rows), split)
+            task.report_cut(rows, split)
             if split != "train":  # so that batches have little padding
                 self.windows[split].sort(key=lambda window: -len(window.input_ids))
 

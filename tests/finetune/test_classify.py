@@ -11,7 +11,6 @@ from bert_pretrain.finetune.classify import Classify
 from bert_pretrain.finetune.rows import Example, LabelledInput
 from bert_pretrain.finetune.settings import Settings
 from bert_pretrain.finetune.tag import entity_scores
-from bert_pretrain.finetune.task import num_cut
 from bert_pretrain.text.tokenizer import Tokenizer
 from tests.finetune.conftest import Read
 
@@ -34,7 +33,7 @@ def test_texts_and_pairs_are_what_the_library_makes_of_them(
     assert [window.input_ids for window in windows] == [peer.ids for peer in peers]
     assert [window.token_type_ids for window in windows] == [peer.type_ids for peer in peers]
     assert [window.labels["labels"] for window in windows] == [0, 1, 2, 3]
-    assert num_cut(windows) == 1
+    assert [example.is_cut for example in examples] == [False, False, True, False]
 
 
 def test_classes_of_a_dataset_keep_their_order_and_numbers_have_theirs(tokenizer: Tokenizer, tmp_path: Path) -> None:
