@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from bert_pretrain.config import TextField, TrainConfig
+from bert_pretrain.config import Config, TrainConfig
 from bert_pretrain.errors import ConfigError, DataError, InputError
 from bert_pretrain.io.files import atomic_path, read_json
 from bert_pretrain.io.pool import progress_bar
@@ -138,13 +138,11 @@ def embed(
     inputs: Sequence[str],
     output: Path,
     *,
-    config: TrainConfig,
+    config: Config,
     level: str = "sentence",
     pooling: str | None = None,
     max_length: int | None = None,
     batch_tokens: int | None = None,
-    text_field: TextField = "text",
-    encoding: str = "utf-8",
     skip_empty: bool = False,
 ) -> None:
     """Write the vectors of all texts of some inputs to a file.
@@ -158,8 +156,8 @@ def embed(
     if output.suffix not in (".parquet", ".npy") or (output.suffix == ".npy" and level == "token"):
         what = f"the ending of '{output.name}' is not a format for {level} vectors"
         raise ConfigError(what, where="--output", remedy="end it in .parquet, or for sentences in .npy")
-    embedder = Embedder(model, config, level, pooling, max_length, batch_tokens)
-    texts = Texts.open(inputs, text_field, encoding=encoding, skip_empty=skip_empty)
+    embedder = Embedder(model, config.train, level, pooling, max_length, batch_tokens)
+    texts = Texts.open(inputs, config.data.text_field, encoding=config.data.encoding, skip_empty=skip_empty)
     refuse_input_as_output(output, (source.location for source in texts.sources))
     print(f"features   {embedder.size} numbers per {level}, {embedder.pooling}, of {texts.number:,} texts")
     counted: Counter[str] = Counter()

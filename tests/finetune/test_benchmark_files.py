@@ -83,11 +83,6 @@ def test_tables_without_a_header_get_the_names_of_their_columns(read: Read) -> N
     assert [each.inputs["text"] for each in examples[:2]] == ["the day was fine .", "day the fine was ."]
     assert [each.label for each in examples] == ["1", "0", "1"]
     assert not notes
-    settings = {"pair_field": "pair"}
-    (first, _), _ = read(
-        "classify", "train.txt", LCQMC, settings=settings, format="tsv", columns=("text", "pair", "label")
-    )
-    assert (first.inputs, first.label) == ({"text": "天气 怎样", "pair": "今天 天气"}, "1")
     for name, text, columns, what in (
         ("in_domain_train.tsv", COLA, (), "no column 'text'"),
         ("a.csv", "text,label\na,b\n", ("text", "label"), "first line is a header"),

@@ -20,7 +20,6 @@ def asked(**changes: object) -> str:
 
 # What stands in the file, the task and its flags, what the message says, where it points.
 MISTAKES = {
-    "no such column": ('{"txt": "a", "label": "b"}\n', "classify", "did you mean 'txt'", "x.jsonl: line 1"),
     "missing label": (
         '{"text": "good", "label": "a"}\n' + '{"text": "a", "label": null}\n' * 2,
         "classify",
@@ -33,7 +32,6 @@ MISTAKES = {
     "empty file": ("\n", "classify", "no row", "x.jsonl"),
     "nothing to hold out": (TAGGED, "tag", "there is only one row in 1 rows, so none can be held out", "--train"),
     "one context": (asked() + asked(id="2", question="where ?"), "answer", "there is only one context", "--train"),
-    "format of another task": (GOOD, "classify --format conll", "is for the task tag", "x.jsonl"),
     "unequal length": ('{"tokens": ["a", "b"], "tags": ["O"]}\n', "tag", "'tags' differ", "x.jsonl: line 1"),
     "nothing to find": ('{"tokens": ["a"], "tags": ["O"]}\n', "tag", "every tag is O", "x.jsonl: line 1"),
     "text for words": ('{"tokens": "a", "tags": ["O"]}\n', "tag", "not a list of words", "x.jsonl: line 1"),

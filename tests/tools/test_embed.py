@@ -13,14 +13,14 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from bert_pretrain.config import TrainConfig
+from bert_pretrain.config import Config, TrainConfig
 from bert_pretrain.errors import ConfigError, DataError, InputError
 from bert_pretrain.tools import texts as texts_module
 from bert_pretrain.tools.embed import POOLINGS, embed
 from bert_pretrain.tools.texts import Texts
 from tests.small_bert import MODEL
 
-CPU = TrainConfig(device="cpu", precision="fp32")
+CPU = Config(train=TrainConfig(device="cpu", precision="fp32"))
 LONGEST = 40
 
 
@@ -127,17 +127,6 @@ def test_texts_come_from_every_kind_of_input(tmp_path: Path, capsys: pytest.Capt
     assert "1 blank lines, 1 invalid utf8 characters, 3 skipped empty texts" in capsys.readouterr().out
     assert found[2].where == f"{tmp_path}/a.txt: line 4"
     assert found[4].where == f"{tmp_path}/b.jsonl: record 3"
-
-
-def test_texts_that_the_model_does_not_know_get_a_warning(
-    bert_folder: Path, text_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    embed(bert_folder, [str(text_file)], tmp_path / "v.npy", config=CPU)
-    assert "warning" not in capsys.readouterr().err
-    (tmp_path / "greek.txt").write_text("λόγος και μύθος\nάνθρωπος\n", encoding="utf-8")
-    embed(bert_folder, [str(tmp_path / "greek.txt")], tmp_path / "v.npy", config=CPU)
-    warning = capsys.readouterr().err
-    assert "warning: 4 of 4 tokens are [UNK] to the model: 'λόγος'" in warning
 
 
 def test_longer_texts_are_truncated_and_counted(
