@@ -157,7 +157,7 @@ def embed(
         what = f"the ending of '{output.name}' is not a format for {level} vectors"
         raise ConfigError(what, where="--output", remedy="end it in .parquet, or for sentences in .npy")
     embedder = Embedder(model, config.train, level, pooling, max_length, batch_tokens)
-    texts = Texts.open(inputs, config.data.text_field, encoding=config.data.encoding, skip_empty=skip_empty)
+    texts = Texts(inputs, config.data.text_field, encoding=config.data.encoding, skip_empty=skip_empty)
     refuse_input_as_output(output, (source.location for source in texts.sources))
     print(f"features   {embedder.size} numbers per {level}, {embedder.pooling}, of {texts.number:,} texts")
     counted: Counter[str] = Counter()

@@ -56,7 +56,7 @@ def score_texts(
     and [SEP].
     """
     scorer = Scorer(model, config.train, metric, batch_tokens)
-    texts = Texts.open(inputs, config.data.text_field, encoding=config.data.encoding, skip_empty=skip_empty)
+    texts = Texts(inputs, config.data.text_field, encoding=config.data.encoding, skip_empty=skip_empty)
     refuse_input_as_output(output, (source.location for source in texts.sources))
     total, num_tokens, names = 0.0, 0, scorer.bert.tokenizer.tokens
     with progress_bar(total=texts.number, unit=" texts", unit_scale=True, desc="score") as bar, _lines(output) as write:

@@ -20,7 +20,7 @@ from bert_pretrain.io.pool import progress_bar
 from bert_pretrain.text.fast_tokenizer import Encoder
 from bert_pretrain.text.ragged import offsets_of
 from bert_pretrain.text.readers import read_texts
-from bert_pretrain.text.sources import Source, resolve
+from bert_pretrain.text.sources import resolve
 from bert_pretrain.text.text_files import ByteRange
 from bert_pretrain.text.tokenizer import MAX_UNK_SHARE, Tokenizer
 
@@ -55,41 +55,45 @@ class Text:
         )
 
 
-@dataclass(frozen=True)
 class Texts:
     """All texts of some inputs, checked and counted."""
 
-    sources: list[Source]
-    config: DataConfig
-    number: int
-
-    @staticmethod
-    def open(
-        inputs: Sequence[str], text_field: TextField = "text", *, encoding: str = "utf-8", skip_empty: bool = False
-    ) -> "Texts":
+    def __init__(
+        self,
+        inputs: Sequence[str],
+        text_field: TextField = "text",
+        *,
+        encoding: str = "utf-8",
+        skip_empty: bool = False,
+    ) -> None:
         """Resolve inputs and read through them once."""
-        config = DataConfig(
+        self._config = DataConfig(
             text_field=text_field, encoding=encoding, sentence_splitter="lines", document_boundary="blank_line"
         )
-        sources = resolve(inputs, config, every_split=True)
-        if any(source.format == "txt" for source in sources):
+        self.sources = resolve(inputs, self._config, every_split=True)
+        self.number = 0
+        if any(source.format == "txt" for source in self.sources):
             print("texts      each line of .txt is one")
-        number = 0
         counts: Counter[str] = Counter()
-        for text in progress_bar(_read(sources, config, counts), unit=" texts", desc="reading", leave=False):
+        for text in progress_bar(self._read(counts), unit=" texts", desc="reading", leave=False):
             if text.is_empty and not skip_empty:
                 raise _empty(text)
             counts["skipped_empty_texts"] += text.is_empty
-            number += not text.is_empty
+            self.number += not text.is_empty
         if found := [f"{count:,} {name.replace('_', ' ')}" for name, count in sorted(counts.items()) if count]:
             print(f"found      {', '.join(found)}")
-        if not number:
+        if not self.number:
             raise InputError("the inputs hold no text", where=", ".join(inputs), remedy="name inputs with text in them")
-        return Texts(sources, config, number)
+
+    def _read(self, counts: Counter[str]) -> Iterator[Text]:
+        for source in self.sources:
+            unit = "line" if source.format == "txt" else "record"
+            for row, text in enumerate(read_texts(ByteRange(source), self._config, counts), start=1):
+                yield Text(text or "", source.location, row, unit)
 
     def __iter__(self) -> Iterator[Text]:
         """Read the texts that are not empty, in the order of the inputs."""
-        return (text for text in _read(self.sources, self.config, Counter()) if not text.is_empty)
+        return (text for text in self._read(Counter()) if not text.is_empty)
 
 
 def refuse_input_as_output(output: Path | None, locations: Iterable[str]) -> None:
@@ -128,13 +132,6 @@ def _grouped(texts: Iterable[Text]) -> Iterator[list[Text]]:
             group, characters = [], 0
     if group:
         yield group
-
-
-def _read(sources: Sequence[Source], config: DataConfig, counts: Counter[str]) -> Iterator[Text]:
-    for source in sources:
-        unit = "line" if source.format == "txt" else "record"
-        for row, text in enumerate(read_texts(ByteRange(source), config, counts), start=1):
-            yield Text(text or "", source.location, row, unit)
 
 
 def _empty(text: Text) -> InputError:

@@ -167,7 +167,7 @@ def _read_corpus(path: Path, data: bytes) -> None:
     for part in documents.cut(source, part_bytes=64):
         for document in documents.read(part, config, Counter()):
             document.text.encode()  # what follows relies on texts that UTF-8 can hold
-    list(Texts.open([str(path)], "text", skip_empty=True))
+    list(Texts([str(path)], "text", skip_empty=True))
 
 
 def _configurations(folder: Path) -> dict[str, Target]:

@@ -119,7 +119,7 @@ def test_texts_come_from_every_kind_of_input(tmp_path: Path, capsys: pytest.Capt
     pq.write_table(pa.table({"body": ["nine", None]}), tmp_path / "d.parquet")
     Dataset.from_dict({"body": ["ten"]}).save_to_disk(tmp_path / "e")
     inputs = [str(tmp_path / name) for name in ("a.txt", "b.jsonl", "c.csv", "d.parquet", "e")]
-    texts = Texts.open(inputs, "body", skip_empty=True)
+    texts = Texts(inputs, "body", skip_empty=True)
     found = list(texts)
     words = ["one", "two ", "thr\ufffde " + "é" * 20, "four", "five\nlines", "six", "seven\neight", "nine", "ten"]
     assert [text.text for text in found] == words
