@@ -60,7 +60,10 @@ class Classify(Task):
         if label is None or label == "" or label != label:  # NaN
             return None
         if self.settings.regression:
-            return _number_of(label, row)
+            if (value := _number_of(label)) is None:
+                remedy = "correct it, or leave out --regression"
+                raise InputError(f"the label {label!r} is not a number", where=row.where, remedy=remedy)
+            return value
         if label == "-" and not self.has_dash:  # annotators of SNLI and OCNLI disagree
             what, remedy = "its label is '-', no agreement", "label the row, or remove it"
             raise UnusableRow(what, where=row.where, remedy=remedy)
@@ -83,7 +86,7 @@ class Classify(Task):
             return
         self.labels = sorted(counts, key=_order)
         fractions = [name for name in counts if not name.strip().lstrip("+-").isdigit()]
-        if fractions and all(map(_is_number, counts)):
+        if fractions and all(_number_of(name) is not None for name in counts):
             where = next(example.where for example in train if example.label == fractions[0])
             what = f"the labels are numbers with fractions, such as {fractions[0]}"
             raise InputError(what, where=where, remedy=_USE_REGRESSION)
@@ -172,26 +175,17 @@ def _regression_scores(truth: np.ndarray, predicted: np.ndarray) -> dict[str, fl
     }
 
 
-def _number_of(label: Any, row: Example) -> float:
+def _number_of(label: Any) -> float | None:
     try:
         value = float(label)
     except (TypeError, ValueError):
-        value = math.nan
-    if not math.isfinite(value):
-        remedy = "correct it, or leave out --regression"
-        raise InputError(f"the label {label!r} is not a number", where=row.where, remedy=remedy)
-    return value
+        return None
+    return value if math.isfinite(value) else None
 
 
 def _order(name: str) -> tuple[int, float, str]:
     """Sort classes of `datasets` by their number, then numbers by value, then words alphabetically."""
     if isinstance(name, ClassName):
         return (0, float(name.number), name)
-    return (1, float(name), name) if _is_number(name) else (2, 0.0, name)
-
-
-def _is_number(name: str) -> bool:
-    try:
-        return math.isfinite(float(name))
-    except ValueError:
-        return False
+    value = _number_of(name)
+    return (2, 0.0, name) if value is None else (1, value, name)

@@ -34,7 +34,6 @@ from bert_pretrain.io import manifest
 from bert_pretrain.io.files import (
     atomic_folder,
     damage_of_folder,
-    is_bookkeeping,
     move_aside,
     read_json,
     seal_folder,
@@ -178,16 +177,14 @@ def _identity(task: Task, model: Path, examples: dict[str, list[Example]]) -> di
 
 
 def _is_complete(output: Path, work: Path, identity: dict[str, Any], overwrite: bool) -> bool:
-    """Claim the output and the working folder; return whether the same command has finished before."""
-    exists = output.exists() and any(not is_bookkeeping(path) for path in output.iterdir())
-    if exists and overwrite:
-        print(f"moved the old content to {move_aside(output)}")
-    elif exists:
-        is_complete = manifest.claim(output, KIND, identity) is manifest.Progress.COMPLETE
-        if is_complete and (damage := damage_of_folder(output)):
+    """Return whether the same command has finished before; otherwise claim the working folder."""
+    if manifest.would_claim(output, KIND, identity, overwrite=overwrite) is manifest.Progress.COMPLETE:
+        if damage := damage_of_folder(output):
             remedy = "restore it from a copy, or fine-tune again with --overwrite (the old folder is moved aside)"
             raise DataError(f"{output} is damaged: {damage}", where="--output", remedy=remedy)
-        return is_complete
+        return True
+    if overwrite and output.exists():
+        print(f"moved the old content to {move_aside(output)}")
     manifest.claim(work, KIND, identity, overwrite=overwrite)
     return False
 
