@@ -68,7 +68,10 @@ def predict(
             logits = finetuned.logits(windows, bar, len(some), batch_tokens)
             added += map(task.columns, task.decode(some, windows, logits))
     taken = {name for example in examples for name in example.values}
-    names = {name: f"predicted_{name}" if name in taken else name for name in added[0]}
+    names = {name: name for name in added[0]}
+    for name in names:
+        while names[name] in taken:
+            names[name] = f"predicted_{names[name]}"
     if output.suffix == ".conll":
         rows = [{"tokens": each.inputs["tokens"], **new} for each, new in zip(examples, added, strict=True)]
     elif output.suffix == ".json":

@@ -38,17 +38,18 @@ class Tag(Task):
     def rows(self, source: LabelledInput) -> list[Example]:
         """Return rows with lists of words; for `predict`, texts are split into words as BERT splits them."""
         column, text_field, kind = self.settings.tokens_field, self.settings.text_field, source.kind
-        # Only `predict` lets the text of a tagger have a name.
-        is_text = source.flag == NEW and (kind == "txt" or (kind == "tsv" and text_field != Settings.text_field))
+        is_text = kind == "txt" and source.flag == NEW
+        if kind == "tsv" and source.flag == NEW:  # a table, if it has a header
+            is_text = text_field in re.split(r"[\t\r\n]", read_text(source).partition("\n")[0])
         if kind in ("conll", "tsv", "txt", "") and not is_text:  # the ending may be one of its own, such as .train
             return read_word_per_line(source, column, self.label_column)
         rows = read_rows(source, text_field)
-        for row in rows:
-            if isinstance(row.values.get("label"), dict):
-                what = "entities as positions in a text, as in CLUENER, are not supported"
-                raise InputError(what, where=row.where, remedy=f"convert it to JSONL with {_FORM}")
+        if source.flag != NEW and rows and isinstance(rows[0].values.get("label"), dict):
+            what = "entities as positions in a text, as in CLUENER, are not supported"
+            raise InputError(what, where=rows[0].where, remedy=f"convert it to JSONL with {_FORM}")
+        for row in rows if source.flag == NEW else ():
             text = row.values.get(text_field, 0)
-            if source.flag == NEW and column not in row.values and isinstance(text, str | None):
+            if column not in row.values and isinstance(text, str | None):
                 row.values[column] = self._words_in(text or "")
         return rows
 
