@@ -203,7 +203,8 @@ def read_word_per_line(source: LabelledInput, tokens_field: str, tags_field: str
             # Other blanks do not separate: a no-break space may be inside a number such as 10 000.
             text = line.strip(" \t\r")
             fields = [field for field in text.split("\t" if "\t" in text else " ") if field]
-            if len(fields) > 4 and not _TAG.fullmatch(fields[-1]):  # CoNLL-2003 has four
+            is_first = not rows and not lines and source.flag != NEW
+            if is_first and len(fields) > 4 and not _TAG.fullmatch(fields[-1]):  # CoNLL-2003 has four
                 what = "a line is a whole sentence; sentences and tags in two parallel files (MSRA) are not supported"
                 where, remedy = f"{source.location}: line {number}", f"convert it to JSONL with {_FORM}"
                 raise InputError(what, where=where, remedy=remedy)
