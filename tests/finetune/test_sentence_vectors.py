@@ -15,6 +15,9 @@ from tests.pages import PYTHON, ROOT, blocks
 
 MEANINGS = [("good", "fine"), ("bad", "poor"), ("film", "book"), ("anna", "who"), ("berlin", "paris"), ("天", "气")]
 FILLERS = ["the", "was", "is", "very"]
+BEFORE = 0.933
+"""Spearman's correlation that `finetune similarity` of commit 3544eec reached with the recipe's rate and epochs, on the
+same model and files. Its defaults reached 0.306."""
 
 
 def write_pairs(path: Path, count: int, seed: int) -> list[tuple[float, str, str]]:
@@ -36,7 +39,7 @@ def write_pairs(path: Path, count: int, seed: int) -> list[tuple[float, str, str
 
 
 @pytest.mark.slow
-def test_the_recipe_learns_which_sentences_mean_the_same(
+def test_the_recipe_is_as_good_as_the_command_before_it(
     toy_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tokenizer = Tokenizer.load(toy_model)
@@ -46,8 +49,9 @@ def test_the_recipe_learns_which_sentences_mean_the_same(
     network.initialize(1)
     (tmp_path / "run" / "model").mkdir(parents=True)
     save_model(network, tmp_path / "run" / "model", tokenizer)
-    write_pairs(tmp_path / "sts-train.csv", 800, 1)
-    scores, firsts, seconds = zip(*write_pairs(tmp_path / "sts-test.csv", 100, 3), strict=True)
+    write_pairs(tmp_path / "sts-train.csv", 1000, 1)
+    write_pairs(tmp_path / "sts-dev.csv", 100, 2)
+    scores, firsts, seconds = zip(*write_pairs(tmp_path / "sts-test.csv", 300, 3), strict=True)
     (recipe,) = (
         block.text
         for block in blocks(ROOT / "docs" / "finetuning.md")
@@ -62,4 +66,4 @@ def test_the_recipe_learns_which_sentences_mean_the_same(
 
     assert spearman("run/model") < 0.3
     exec(recipe, {})
-    assert spearman("vectors") > 0.8
+    assert spearman("vectors") > BEFORE - 0.01  # rounding differs between processors
