@@ -7,18 +7,16 @@ whatever the precision of the matrix products; in fp32 they are those of `transf
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from bert_pretrain.config import Config, TrainConfig
-from bert_pretrain.errors import ConfigError, DataError, InputError
-from bert_pretrain.io.files import atomic_path, read_json
+from bert_pretrain.errors import ConfigError, InputError
+from bert_pretrain.io.files import atomic_path
 from bert_pretrain.io.pool import progress_bar
 from bert_pretrain.model.hub import SENTENCE_FILES
 from bert_pretrain.text.ragged import offsets_of, spans
@@ -34,11 +32,6 @@ NUM_LAST_LAYERS = 4
 """Devlin et al. (2018), section 5.3, table 7: the last four layers, concatenated, were the best features."""
 BLOCK_BYTES = 128 << 20
 """Vectors held in memory before they are written, approximately."""
-
-MODULES, _LENGTH, _PROMPTS = SENTENCE_FILES
-_KNOWN = ["Transformer", "Pooling", "Normalize"]
-_MODES = {"pooling_mode_cls_token": "cls", "pooling_mode_mean_tokens": "mean"}
-"""The names of the flags in older folders."""
 
 Block = tuple[list[Text], list[list[str]], np.ndarray]
 """Some consecutive texts, their tokens, and their vectors: (texts, size) float32, or (tokens of all, size)."""
@@ -56,10 +49,12 @@ class Embedder:
         max_length: int | None,
         batch_tokens: int | None,
     ) -> None:
-        """Check the options and open the model; a folder of `sentence-transformers` gives defaults."""
-        sentence = read_sentence_model(model) if level == "sentence" and pooling is None else None
-        own_pooling, self.is_normalized, own_length = sentence or (POOLINGS[level][0], False, None)
-        self.level, self.pooling = level, pooling or own_pooling
+        """Check the options and open the model."""
+        if pooling is None and level == "sentence" and (model / SENTENCE_FILES[0]).is_file():
+            what = "it is a folder of sentence-transformers, with its own pooling, normalization and maximal length"
+            remedy = "use that library, or name the vectors of its BERT alone, such as --pooling mean"
+            raise ConfigError(what, where="MODEL", remedy=remedy)
+        self.level, self.pooling = level, pooling or POOLINGS[level][0]
         if self.pooling not in POOLINGS[level]:
             what = f"'{self.pooling}' is not a pooling of a {level}"
             raise ConfigError(what, where="--pooling", remedy=f"choose {', '.join(POOLINGS[level])}")
@@ -72,11 +67,8 @@ class Embedder:
         if self.pooling.startswith("last4") and num_layers < NUM_LAST_LAYERS:
             what = f"{self.pooling} takes the last {NUM_LAST_LAYERS} layers, the model has {num_layers}"
             raise ConfigError(what, where="--pooling", remedy=f"choose another, such as {POOLINGS[level][0]}")
-        self.max_length = max_length or min(positions, own_length or positions)
+        self.max_length = max_length or positions
         self.batch_tokens = batch_tokens or self.bert.batch_tokens
-        if sentence is not None:
-            normalized = ", normalized" if self.is_normalized else ""
-            print(f"pooling    {self.pooling}{normalized}, texts of at most {self.max_length} tokens ({MODULES})")
 
     @property
     def size(self) -> int:
@@ -111,7 +103,6 @@ class Embedder:
         with self.bert.running():
             for batch in batches_by_length(lengths, self.batch_tokens):
                 found = self.pooled([sequences[index] for index in batch]).float()
-                found = F.normalize(found, dim=1) if self.is_normalized else found
                 vectors[spans(offsets[batch], counts[batch])] = found.cpu().numpy()
                 done(len(batch))
         return vectors
@@ -147,9 +138,8 @@ def embed(
 ) -> None:
     """Write the vectors of all texts of some inputs to a file.
 
-    `output` is `.parquet`, or for sentences `.npy`. A folder of `sentence-transformers` gives the defaults of `pooling`
-    and `max_length`, and may also normalize vectors; otherwise they are the first of the level's `POOLINGS`, and the
-    model's positions. `max_length` includes [CLS] and [SEP]; `batch_tokens` run at once, padding included.
+    `output` is `.parquet`, or for sentences `.npy`. By default `pooling` is the first of the level's `POOLINGS`, and
+    `max_length`, which includes [CLS] and [SEP], the model's positions; `batch_tokens` run at once, padding included.
     """
     if level not in POOLINGS:
         raise ConfigError(f"the level is '{level}'", where="--level", remedy=f"choose {' or '.join(POOLINGS)}")
@@ -202,41 +192,3 @@ def _write_npy(path: Path, blocks: Iterable[Block], shape: tuple[int, int]) -> N
         np.lib.format.write_array_header_1_0(file, header)
         for _, _, vectors in blocks:
             file.write(np.ascontiguousarray(vectors, dtype="<f4").data)
-
-
-def read_sentence_model(folder: Path) -> tuple[str, bool, int | None] | None:
-    """Return pooling, whether vectors are normalized, and the maximal length; None for any other folder.
-
-    The pooling is `cls` or `mean`. The length is in tokens, [CLS] and [SEP] included; None: as the model has positions.
-    """
-    if not (folder / MODULES).is_file():
-        return None
-    try:
-        modules = read_json(folder / MODULES)
-        kinds = [str(module["type"]).rpartition(".")[2] for module in modules]
-        pooling = _settings(folder / Path(modules[1]["path"]).name / "config.json")
-        modes = [
-            _MODES.get(key, key) for key, value in pooling.items() if key.startswith("pooling_mode_") and value is True
-        ]
-        mode = pooling.get("pooling_mode") or ", ".join(modes)
-        is_known = kinds in (_KNOWN, _KNOWN[:2]) and mode in _MODES.values()
-        is_prompted = _settings(folder / _PROMPTS).get("default_prompt_name") is not None
-    except (KeyError, TypeError, IndexError) as error:
-        raise _unknown(folder, "it is no list of modules with type and path") from error
-    if not is_known or is_prompted:
-        what = f"its modules are {', '.join(kinds)[:200]}, its pooling {str(mode)[:100]}"
-        raise _unknown(folder, f"{what}, with a prompt before every text" if is_prompted else what)
-    keys = {_LENGTH: "max_seq_length", "tokenizer_config.json": "model_max_length"}
-    lengths = [_settings(folder / name).get(key) for name, key in keys.items()]
-    return mode, "Normalize" in kinds, next((each for each in lengths if type(each) is int and each >= 3), None)
-
-
-def _unknown(folder: Path, what: str) -> DataError:
-    remedy = "name the vectors of its BERT alone, such as --pooling mean, or use the library sentence-transformers"
-    known = "known are Transformer, Pooling by cls or mean, and perhaps Normalize"
-    return DataError(f"{what}; {known}", where=str(folder / MODULES), remedy=remedy)
-
-
-def _settings(path: Path) -> dict[str, Any]:
-    found = read_json(path) if path.is_file() else {}
-    return found if isinstance(found, dict) else {}

@@ -1,6 +1,5 @@
 """`embed` gives what `transformers` gives from the same folder, in the order of the input, from every kind of input."""
 
-import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -18,7 +17,6 @@ from bert_pretrain.errors import ConfigError, DataError, InputError
 from bert_pretrain.tools import texts as texts_module
 from bert_pretrain.tools.embed import POOLINGS, embed
 from bert_pretrain.tools.texts import Texts
-from tests.small_bert import MODEL
 
 CPU = Config(train=TrainConfig(device="cpu", precision="fp32"))
 LONGEST = 40
@@ -179,94 +177,11 @@ def test_models_that_do_not_fit_are_refused(make_bert: Callable[..., Path], text
         attempt(bare)
 
 
-@pytest.fixture(scope="module")
-def sentence_folder_of(bert_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
-    """Write a folder by `sentence-transformers`: `sentence_folder_of("cls", 12, is_normalized=True)`."""
-    modules = pytest.importorskip("sentence_transformers.models")
-    from sentence_transformers import SentenceTransformer
-
-    def make(pooling: str, max_length: int, *, is_normalized: bool) -> Path:
-        folder = tmp_path_factory.mktemp("sentences")
-        transformer = modules.Transformer(str(bert_folder), max_seq_length=max_length)
-        parts = [transformer, modules.Pooling(MODEL.hidden_size, pooling_mode=pooling)]
-        SentenceTransformer(modules=[*parts, *([modules.Normalize()] if is_normalized else [])]).save(str(folder))
-        return folder
-
-    return make
-
-
-@pytest.mark.parametrize(("pooling", "is_normalized"), [("mean", True), ("cls", False)])
-def test_a_folder_of_sentence_transformers_gives_its_own_vectors(
-    sentence_folder_of: Callable[..., Path],
-    text_file: Path,
-    sentences: list[str],
-    tmp_path: Path,
-    pooling: str,
-    is_normalized: bool,
-    capsys: pytest.CaptureFixture[str],
+def test_a_folder_of_sentence_transformers_needs_the_name_of_a_pooling(
+    bert_folder: Path, text_file: Path, tmp_path: Path
 ) -> None:
-    from sentence_transformers import SentenceTransformer
-
-    folder = sentence_folder_of(pooling, 12, is_normalized=is_normalized)
-    embed(folder, [str(text_file)], tmp_path / "v.npy", config=CPU)
-    normalized = ", normalized" if is_normalized else ""
-    assert f"pooling    {pooling}{normalized}, texts of at most 12 tokens (modules.json)" in capsys.readouterr().out
-    theirs = SentenceTransformer(str(folder), device="cpu").encode(sentences)
-    np.testing.assert_allclose(np.load(tmp_path / "v.npy"), theirs, atol=1e-5)
-    lengths = np.linalg.norm(theirs, axis=1)
-    assert np.allclose(lengths, 1, atol=1e-5) == is_normalized
-    embed(folder, [str(text_file)], tmp_path / "w.npy", config=CPU, pooling="mean", max_length=30)
-    assert "modules.json" not in capsys.readouterr().out
-
-
-def as_sentence_model(bert_folder: Path, folder: Path, pooling: dict[str, Any], *kinds: str) -> Path:
-    """Write a folder in the older layout of `sentence-transformers`."""
-    shutil.copytree(bert_folder, folder)
-    names = ("", *(f"{number}_{kind}" for number, kind in enumerate(kinds[1:], start=1)))
-    kind_of = "sentence_transformers.models.{}".format
-    modules = [{"idx": i, "name": str(i), "path": names[i], "type": kind_of(kind)} for i, kind in enumerate(kinds)]
-    (folder / "modules.json").write_text(json.dumps(modules))
-    (folder / "sentence_bert_config.json").write_text('{"max_seq_length": 9, "do_lower_case": false}')
-    (folder / "1_Pooling").mkdir()
-    (folder / "1_Pooling" / "config.json").write_text(json.dumps(pooling))
-    return folder
-
-
-MEAN = {"word_embedding_dimension": 16, "pooling_mode_cls_token": False, "pooling_mode_mean_tokens": True}
-
-
-def test_older_folders_of_sentence_transformers_are_read(bert_folder: Path, text_file: Path, tmp_path: Path) -> None:
-    folder = as_sentence_model(bert_folder, tmp_path / "m", MEAN, "Transformer", "Pooling", "Normalize")
-    embed(folder, [str(text_file)], tmp_path / "v.npy", config=CPU)
-    embed(folder, [str(text_file)], tmp_path / "w.npy", config=CPU, pooling="mean", max_length=9)
-    found, plain = np.load(tmp_path / "v.npy"), np.load(tmp_path / "w.npy")
-    np.testing.assert_allclose(found, plain / np.linalg.norm(plain, axis=1, keepdims=True), atol=1e-6)
-
-
-OF_TWO = ("Transformer", "Pooling")
-PROMPT = {"config_sentence_transformers.json": '{"default_prompt_name": "query"}'}
-UNKNOWN: dict[str, tuple[dict[str, Any], tuple[str, ...], dict[str, str], str]] = {
-    "dense layer": (MEAN, (*OF_TWO, "Dense"), {}, "its modules are Transformer, Pooling, Dense"),
-    "two modes": ({**MEAN, "pooling_mode_max_tokens": True}, OF_TWO, {}, "its pooling "),
-    "no list": (MEAN, OF_TWO, {"modules.json": "[7]"}, "no list of modules"),
-    "a prompt": (MEAN, OF_TWO, PROMPT, "prompt before every text"),
-}
-
-
-@pytest.mark.parametrize(("pooling", "kinds", "files", "what"), UNKNOWN.values(), ids=UNKNOWN)
-def test_what_is_not_known_of_sentence_transformers_is_refused(
-    bert_folder: Path,
-    text_file: Path,
-    tmp_path: Path,
-    pooling: dict[str, Any],
-    kinds: tuple[str, ...],
-    files: dict[str, str],
-    what: str,
-) -> None:
-    folder = as_sentence_model(bert_folder, tmp_path / "m", pooling, *kinds)
-    for name, content in files.items():
-        (folder / name).write_text(content)
-    with pytest.raises(DataError, match=what) as refused:
+    folder = shutil.copytree(bert_folder, tmp_path / "m")
+    (folder / "modules.json").write_text("[]")
+    with pytest.raises(ConfigError, match="sentence-transformers"):
         embed(folder, [str(text_file)], tmp_path / "v.npy", config=CPU)
-    assert "--pooling mean" in refused.value.remedy
     embed(folder, [str(text_file)], tmp_path / "v.npy", config=CPU, pooling="mean")
