@@ -133,7 +133,7 @@ def embed(
 
     Example: bert-pretrain embed run/model texts.txt --output vectors.parquet
     """
-    loaded = inference_config(device, precision, text_field, encoding)
+    config = inference_config(device, precision, text_field, encoding)
     file, folder = local_path(output, "--output"), bert_folder(model)
     with importing():
         from bert_pretrain.tools.embed import embed as run_embed
@@ -141,13 +141,11 @@ def embed(
         folder,
         inputs,
         file,
-        config=loaded.train,
+        config=config,
         level=level,
         pooling=pooling,
         max_length=max_length,
         batch_tokens=batch_tokens,
-        text_field=loaded.data.text_field,
-        encoding=loaded.data.encoding,
         skip_empty=skip_empty,
     )
 

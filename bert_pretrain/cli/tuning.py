@@ -12,9 +12,8 @@ from bert_pretrain.io.files import local_path
 
 DEFAULT = Settings()
 FileFormat = Annotated[str | None, option(f"{', '.join(FORMATS)}; by default by the ending.", "FORMAT", "--format")]
-_COLUMNS = "Names of the columns of CSV or TSV without a header; after a last ..., more fields are ignored."
+_COLUMNS = "Names of the columns of CSV or TSV without a header; further fields of TSV are ignored."
 ColumnNames = Annotated[str | None, option(_COLUMNS, "NAME,...")]
-_TEXT = "Column of the text, or several."
 _RATES = "Learning rate: auto follows width and scale of the model; of several, the best is kept."
 Rates = Annotated[str, option(_RATES, "auto|RATE,...")]
 Baselines = Annotated[bool, switch("--baselines", "Also fine-tune the same network untrained, to compare.")]
@@ -40,7 +39,7 @@ def finetune(
     dropout: Annotated[float | None, option("Dropout; by default the better of 0.1 and 0.")] = None,
     baselines: Baselines = False,
     seed: Annotated[int, option("Seed for head, data order and split.")] = DEFAULT.seed,
-    text_field: Annotated[str, option(_TEXT, "NAME,...", panel="classify")] = "text",
+    text_field: Annotated[str, option("Column of the text.", panel="classify")] = DEFAULT.text_field,
     pair_field: Annotated[str | None, option("Column of a second text.", panel="classify")] = None,
     label_field: Annotated[str, option("Column of the label.", panel="classify")] = DEFAULT.label_field,
     regression: Regression = False,
@@ -51,7 +50,6 @@ def finetune(
     file_format: FileFormat = None,
     columns: ColumnNames = None,
     encoding: cli.Encoding = None,
-    strict: Annotated[bool, switch("--strict", "Refuse rows that would be repaired or left out.")] = False,
     device: Annotated[str, option("auto, cpu or cuda.", "DEVICE")] = "auto",
     overwrite: cli.Overwrite = False,
 ) -> None:
@@ -64,30 +62,33 @@ def finetune(
     Example: bert-pretrain finetune tag run/model --train a.conll --output o
     """
     given = {**locals(), "learning_rate": _rates(learning_rate)}
-    given["text_field"] = inference_config("auto", "auto", text_field).data.text_field
     settings = Settings(**{field.name: given[field.name] for field in dataclasses.fields(Settings)})
     settings.check(task)
     place, folder = local_path(output, "--output"), bert_folder(model)
     with importing():
         from bert_pretrain.finetune.run import finetune as run_finetune
-    rows = {"train": train, "validation": validation, "test": test, **_reading(file_format, columns, encoding)}
-    device = "cuda" if device == "gpu" else device
     run_finetune(
-        task, folder, output=place, settings=settings, **rows, strict=strict, device=device, overwrite=overwrite
+        task,
+        folder,
+        train=train,
+        validation=validation,
+        test=test,
+        output=place,
+        settings=settings,
+        device=device,
+        overwrite=overwrite,
+        **_reading(file_format, columns, encoding),
     )
 
 
 def predict(
     model: cli.Model,
     input: Annotated[str, argument("INPUT", "Rows without labels: a file, or dataset:NAME.")],
-    output: Annotated[str, option("A .jsonl, .csv, .tsv or .parquet; .conll for tags, .json for answers.", "FILE")],
-    text_field: Annotated[str | None, option(_TEXT, "NAME,...")] = None,
+    output: Annotated[str, option("A .jsonl or .csv; .conll for tags, .json for answers.", "FILE")],
+    text_field: Annotated[str | None, option("Column of the text.")] = None,
     pair_field: Annotated[str | None, option("Column of a second text.")] = None,
     tokens_field: Annotated[str | None, option("Column of the words, for a tagger.")] = None,
     max_length: Annotated[int | None, option("Tokens per window.")] = None,
-    allow_no_answer: Annotated[
-        bool | None, switch("--allow-no-answer/--always-answer", "Whether a question may have no answer.")
-    ] = None,
     skip_empty: cli.SkipEmpty = False,
     file_format: FileFormat = None,
     columns: ColumnNames = None,
@@ -102,7 +103,7 @@ def predict(
 
     Example: bert-pretrain predict classifier unseen.csv --output new.jsonl
     """
-    config = inference_config(device, precision, text_field)
+    config = inference_config(device, precision)
     file, folder = local_path(output, "--output"), bert_folder(model)
     with importing():
         from bert_pretrain.finetune.predict import predict as run_predict
@@ -111,14 +112,15 @@ def predict(
         input,
         file,
         config=config.train,
-        **_reading(file_format, columns, encoding),
-        text_field=text_field and config.data.text_field,
-        pair_field=pair_field,
-        tokens_field=tokens_field,
-        max_length=max_length,
         batch_tokens=batch_tokens,
-        allow_no_answer=allow_no_answer,
         skip_empty=skip_empty,
+        changes={
+            "text_field": text_field,
+            "pair_field": pair_field,
+            "tokens_field": tokens_field,
+            "max_length": max_length,
+        },
+        **_reading(file_format, columns, encoding),
     )
 
 
@@ -133,5 +135,5 @@ def _rates(text: str) -> tuple[float, ...]:
 
 def _reading(file_format: str | None, columns: str | None, encoding: str | None) -> dict[str, Any]:
     """Return how the inputs are read, as both commands take it."""
-    names = columns.split(",") if columns else ()
-    return {"format": file_format, "columns": names, "encoding": encoding or "utf-8"}
+    checked = inference_config("auto", "auto", encoding=encoding).data.encoding
+    return {"format": file_format, "columns": columns.split(",") if columns else (), "encoding": checked}

@@ -1,18 +1,18 @@
 """`classify`: a class, or with `--regression` a number, for a text or a pair of texts, from the [CLS] token."""
 
 import math
+import warnings
 from collections import Counter
 from typing import Any
 
 import numpy as np
 
-from bert_pretrain.config import TextField, names_of
 from bert_pretrain.errors import InputError
 from bert_pretrain.finetune.baselines import predict_from_words
-from bert_pretrain.finetune.rows import LabelledInput, Row, UnusableRow, read_rows
-from bert_pretrain.finetune.settings import Settings
-from bert_pretrain.finetune.task import Example, Task, Window, encodings, quiet_warnings
-from bert_pretrain.text.readers import ClassName, join_fields
+from bert_pretrain.finetune.rows import Example, LabelledInput, UnusableRow, read_rows
+from bert_pretrain.finetune.settings import Settings, flag_of
+from bert_pretrain.finetune.task import Task, Window, encodings
+from bert_pretrain.text.readers import ClassName
 from bert_pretrain.text.tokenizer import Tokenizer
 
 _USE_REGRESSION = "add --regression to predict numbers, or write classes as words or whole numbers"
@@ -22,6 +22,7 @@ class Classify(Task):
     """Labels, windows and metrics of the task."""
 
     model_class = "AutoModelForSequenceClassification"
+    cut = "truncated"
 
     def __init__(self, settings: Settings, tokenizer: Tokenizer) -> None:
         super().__init__(settings, tokenizer)
@@ -30,34 +31,42 @@ class Classify(Task):
         self.has_dash = True
         """Whether `-` is a label like others, rather than that of rows on which annotators disagree."""
 
-    def rows(self, source: LabelledInput) -> list[Row]:
+    def rows(self, source: LabelledInput) -> list[Example]:
         rows = read_rows(source, self.settings.text_field)
         if source.flag == "--train":
             labels = {str(row.values.get(self.label_column) or "") for row in rows} - {""}
             self.has_dash = "+" in labels or len(labels) < 3
         return rows
 
-    def inputs_of(self, row: Row, source: LabelledInput) -> dict[str, Any]:
-        """Return the texts of a row; the second of a pair may be empty, which is counted."""
-        inputs, column = {"text": _text_of(row, self.settings.text_field, "--text-field")}, self.settings.pair_field
-        if column is None:
-            return inputs
-        second = row.get(column, "--pair-field")
-        if second is not None and not (isinstance(second, str) and not second.strip()):
-            return {**inputs, "pair": _text_of(row, column, "--pair-field")}
-        error = UnusableRow(f"'{column}' is empty", where=row.where, remedy="fill it, or leave out --strict")
-        source.note(f"rows kept whose second text, '{column}', is empty", error)
-        return {**inputs, "pair": ""}
+    def inputs_of(self, row: Example) -> dict[str, Any]:
+        """Return the texts of a row; the second of a pair may be empty."""
+        fields = {"text": ("text_field", self.settings.text_field), "pair": ("pair_field", self.settings.pair_field)}
+        inputs = {}
+        for name, (setting, column) in fields.items():
+            if column is None:
+                continue
+            value = row.get(column, flag_of(setting))
+            if value is not None and not isinstance(value, str):
+                what = f"'{column}' is not a text but {type(value).__name__}"
+                raise UnusableRow(what, where=row.where, remedy="correct it, or remove the row")
+            inputs[name] = value if value and value.strip() else ""
+        if not inputs["text"]:
+            what = f"'{self.settings.text_field}' is empty"
+            raise UnusableRow(what, where=row.where, remedy="fill it, or remove the row")
+        return inputs
 
-    def label_of(self, row: Row, inputs: dict[str, Any], source: LabelledInput) -> Any:
+    def label_of(self, row: Example, source: LabelledInput) -> Any:
         label = row.get(self.label_column, "--label-field")
         if label is None or label == "" or label != label:  # NaN
             return None
         if self.settings.regression:
-            return _number_of(label, row)
+            if (value := _number_of(label)) is None:
+                remedy = "correct it, or leave out --regression"
+                raise InputError(f"the label {label!r} is not a number", where=row.where, remedy=remedy)
+            return value
         if label == "-" and not self.has_dash:  # annotators of SNLI and OCNLI disagree
-            remedy = "label or remove it, or leave out --strict"
-            raise UnusableRow("its label is '-', no agreement", where=row.where, remedy=remedy)
+            what, remedy = "its label is '-', no agreement", "label the row, or remove it"
+            raise UnusableRow(what, where=row.where, remedy=remedy)
         if isinstance(label, ClassName):
             return label
         if isinstance(label, float) and label.is_integer():
@@ -77,7 +86,7 @@ class Classify(Task):
             return
         self.labels = sorted(counts, key=_order)
         fractions = [name for name in counts if not name.strip().lstrip("+-").isdigit()]
-        if fractions and all(map(_is_number, counts)):
+        if fractions and all(_number_of(name) is not None for name in counts):
             where = next(example.where for example in train if example.label == fractions[0])
             what = f"the labels are numbers with fractions, such as {fractions[0]}"
             raise InputError(what, where=where, remedy=_USE_REGRESSION)
@@ -93,7 +102,7 @@ class Classify(Task):
             return {"num_labels": 1, "problem_type": "regression"}
         return {**super().model_config(), "problem_type": "single_label_classification"}
 
-    def encode(self, examples: list[Example], split: str, counts: Counter[str]) -> list[Window]:
+    def encode(self, examples: list[Example], split: str) -> list[Window]:
         has_labels = all(example.label is not None for example in examples)
         numbers = {name: number for number, name in enumerate(self.labels)}
         # As in BERT's code, a pair whose second text is empty is a single text.
@@ -101,8 +110,8 @@ class Classify(Task):
         windows, length = [], self.settings.max_length
         encoded = encodings(self.tokenizer, texts, {"max_length": length, "strategy": "longest_first"})
         for number, (example, encoding) in enumerate(zip(examples, encoded, strict=True)):
-            counts[f"are longer than {length} tokens and were truncated"] += bool(encoding.overflowing)
             labels = {"labels": numbers.get(example.label, example.label)} if has_labels else {}
+            example.is_cut = bool(encoding.overflowing)
             windows.append(Window(number, encoding.ids, encoding.type_ids, labels))
         return windows
 
@@ -122,7 +131,7 @@ class Classify(Task):
         if self.settings.regression:
             return _regression_scores(np.array(truth), np.array(predictions))
         predicted = [self.labels[int(np.argmax(prediction))] for prediction in predictions]
-        with quiet_warnings():
+        with warnings.catch_warnings(action="ignore"):  # of rows of one class
             return {
                 "accuracy": float(metrics.accuracy_score(truth, predicted)),
                 "macro_f1": float(metrics.f1_score(truth, predicted, average="macro", zero_division=0)),
@@ -166,42 +175,17 @@ def _regression_scores(truth: np.ndarray, predicted: np.ndarray) -> dict[str, fl
     }
 
 
-def _number_of(label: Any, row: Row) -> float:
+def _number_of(label: Any) -> float | None:
     try:
         value = float(label)
     except (TypeError, ValueError):
-        value = math.nan
-    if not math.isfinite(value):
-        remedy = "correct it, or leave out --regression"
-        raise InputError(f"the label {label!r} is not a number", where=row.where, remedy=remedy)
-    return value
-
-
-def _text_of(row: Row, field: TextField, flag: str) -> str:
-    """Return the text of a column, or of several that are joined as in pretraining; `flag` names them."""
-    names = names_of(field)
-    names = tuple(name for name in names if name in row.values) or names[:1]
-    values = [row.get(name, flag) for name in names]
-    for name, value in zip(names, values, strict=True):
-        if value is not None and not isinstance(value, str):
-            what = f"'{name}' is not a text but {type(value).__name__}"
-            raise UnusableRow(what, where=row.where, remedy="correct it, or remove the row")
-    text = join_fields(values)
-    if not text.strip():
-        what = f"{' and '.join(map(repr, names))} {'is' if len(names) == 1 else 'are'} empty"
-        raise UnusableRow(what, where=row.where, remedy="fill it, or remove the row")
-    return text
+        return None
+    return value if math.isfinite(value) else None
 
 
 def _order(name: str) -> tuple[int, float, str]:
     """Sort classes of `datasets` by their number, then numbers by value, then words alphabetically."""
     if isinstance(name, ClassName):
         return (0, float(name.number), name)
-    return (1, float(name), name) if _is_number(name) else (2, 0.0, name)
-
-
-def _is_number(name: str) -> bool:
-    try:
-        return math.isfinite(float(name))
-    except ValueError:
-        return False
+    value = _number_of(name)
+    return (2, 0.0, name) if value is None else (1, value, name)

@@ -4,7 +4,7 @@ The folders are those of `finetune`, and of `transformers` with the same classes
 `transformers`, up to rounding.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -55,24 +55,22 @@ class FinetunedBert:
         labels = [] if task == "answer" else _labels_of(settings, len(bias), folder)
         return FinetunedBert(bert, task, labels, weight.to(bert.device).float(), bias.to(bert.device).float())
 
-    def logits(self, windows: Sequence[Window], batch_tokens: int, done: Callable[[int], object]) -> Any:
+    def logits(self, windows: Sequence[Window], bar: Any, num_rows: int, batch_tokens: int | None = None) -> Any:
         """Return the outputs of the head for every window, in their order and in float32.
 
         For `classify` these are a list of (outputs,), for `tag` of (tokens, outputs), for `answer` two lists of
-        (tokens,), scores of the start and of the end. After every batch, `done` is called with its number of windows.
-        An error says that they are not finite.
+        (tokens,), scores of the start and of the end. The bar advances by the `num_rows` rows that the windows show.
         """
         lengths = np.array([len(window.input_ids) for window in windows])
         found: list[np.ndarray] = [np.empty(0)] * len(windows)
         with self.bert.running():
-            for batch in batches_by_length(lengths, batch_tokens):
+            for batch in batches_by_length(lengths, batch_tokens or self.bert.batch_tokens):
                 ids, types = (
                     [np.array(getattr(windows[index], name)) for index in batch]
                     for name in ("input_ids", "token_type_ids")
                 )
                 packed = self.bert.pack(ids, types)
-                hidden = self.bert.network.encode(*packed)  # (tokens, hidden)
-                sizes = lengths[batch]
+                hidden, sizes = self.bert.network.encode(*packed), lengths[batch]  # (tokens, hidden)
                 if self.task == "classify":
                     hidden, sizes = (
                         self.bert.network.pooler(hidden, packed[3]),
@@ -85,7 +83,7 @@ class FinetunedBert:
                     raise DataError(what, where="MODEL", remedy=f"{remedy}; otherwise --precision fp32")
                 for index, part in zip(batch, np.split(outputs, np.cumsum(sizes)[:-1]), strict=True):
                     found[index] = part
-                done(len(batch))
+                bar.update(len(batch) * num_rows / len(windows))
         if self.task == "answer":
             return [each[:, 0] for each in found], [each[:, 1] for each in found]
         return [each[0] for each in found] if self.task == "classify" else found
@@ -95,7 +93,7 @@ def _head_of(settings: Mapping[str, Any], folder: Path) -> tuple[str, str]:
     found = settings.get("architectures")
     name = found[0] if isinstance(found, list) and found else None
     if not isinstance(name, str) or name not in _HEADS:
-        what = f"{folder} holds {str(name)[:80]}, which has no head for a task" if name else f"{folder} names no head"
+        what = f"{folder} holds {str(name)[:80]}, which has no head for a task"
         raise DataError(what, where="MODEL", remedy=f"fine-tune it first, or {_REMEDY}")
     if settings.get("problem_type") == "multi_label_classification":
         what = "it gives each text several labels (multi_label_classification), which is not supported"
@@ -108,9 +106,8 @@ def _labels_of(settings: Mapping[str, Any], count: int, folder: Path) -> list[st
     if settings.get("problem_type") == "regression" or count == 1:
         return []
     names = settings.get("id2label", {str(number): f"LABEL_{number}" for number in range(count)})
-    labels = [names.get(str(number)) for number in range(count)] if isinstance(names, dict) else []
-    known = [label for label in labels if isinstance(label, str)]
-    if len(known) != count or len(names) != count:
+    is_whole = isinstance(names, dict) and names.keys() == {str(number) for number in range(count)}
+    if not is_whole or not all(isinstance(label, str) for label in names.values()):
         what = f"its id2label does not name the {count} outputs of the head"
         raise DataError(what, where=str(folder / CONFIG), remedy="restore the file from a copy")
-    return known
+    return [names[str(number)] for number in range(count)]

@@ -12,7 +12,7 @@ import json
 import os
 import shutil
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,15 +26,14 @@ from bert_pretrain.errors import ConfigError, DataError, InputError
 from bert_pretrain.finetune.answer import Answer
 from bert_pretrain.finetune.baselines import is_clearly_better
 from bert_pretrain.finetune.classify import Classify
-from bert_pretrain.finetune.rows import LabelledInput
+from bert_pretrain.finetune.rows import Example, LabelledInput
 from bert_pretrain.finetune.settings import Settings
 from bert_pretrain.finetune.tag import Tag
-from bert_pretrain.finetune.task import Example, Task
+from bert_pretrain.finetune.task import Task
 from bert_pretrain.io import manifest
 from bert_pretrain.io.files import (
     atomic_folder,
     damage_of_folder,
-    is_bookkeeping,
     move_aside,
     read_json,
     seal_folder,
@@ -66,9 +65,6 @@ HEADS: dict[str, Callable[[Settings, Tokenizer], Task]] = {"classify": Classify,
 _PIPELINES = {"classify": "text-classification", "tag": "token-classification", "answer": "question-answering"}
 """The Hub's names of the tasks."""
 
-Scores = dict[str, dict[str, float]]
-"""Metrics by split."""
-
 
 def finetune(
     task: str,
@@ -79,33 +75,26 @@ def finetune(
     validation: str | None = None,
     test: str | None = None,
     settings: Settings | None = None,
-    format: str | None = None,
-    columns: Sequence[str] = (),
-    encoding: str = "utf-8",
-    strict: bool = False,
     device: str = "auto",
     overwrite: bool = False,
+    **reading: Any,
 ) -> Path:
     """Fine-tune a BERT folder on a task and return the folder written.
 
-    The arguments are the options of the command; `settings` holds those of the training, `columns` the names of the
-    columns of CSV and TSV without a header. Without `validation`, a tenth of the training rows selects the best epoch.
+    The arguments are the options of the command; `settings` holds those of the training, and `reading` are `format`,
+    `columns` and `encoding` of all inputs. Without `validation`, a tenth of the training rows selects the best epoch.
     """
-    settings = settings or Settings()
-    settings.check(task)
-    if columns and task == "tag":
-        what, remedy = "--columns is for the tasks 'classify' and 'answer', this is 'tag'", "leave it out"
-        raise ConfigError(what, where="--columns", remedy=remedy)
-    inputs = {
-        split: LabelledInput(location, f"--{split}", format, columns, encoding, strict)
-        for split, location in (("train", train), ("validation", validation), ("test", test))
+    inputs = [
+        LabelledInput(location, flag, **reading)
+        for flag, location in (("--train", train), ("--validation", validation), ("--test", test))
         if location is not None
-    }
+    ]
     output = output if output.name not in ("", "..") else output.resolve()
     _check_environment(device)
     chosen_device = choose_device(device)
     opened = open_bert(model, TrainConfig(device="cpu"))  # only for its checks
-    chosen = HEADS[task](settings.resolve(task, opened.max_length), opened.tokenizer)
+    settings = (settings or Settings()).resolve(task, opened.max_length)
+    chosen = HEADS[task](settings, opened.tokenizer)
     examples = _read(chosen, inputs)
     identity = {"task": task, **_identity(chosen, model, examples)}
     work = output.with_name(f"{output.name}.partial")
@@ -148,12 +137,9 @@ def _check_environment(device: str) -> None:
         raise ConfigError(f"the device is '{device}'", where="--device", remedy=remedy)
 
 
-def _read(task: Task, inputs: dict[str, LabelledInput]) -> dict[str, list[Example]]:
+def _read(task: Task, inputs: list[LabelledInput]) -> dict[str, list[Example]]:
     """Return the examples of each split; without an input for validation, a tenth of the training rows is held out."""
-    examples = {}
-    for split, source in inputs.items():
-        examples[split] = task.read(source)
-        source.print_notes()
+    examples = {source.flag.removeprefix("--"): task.read(source) for source in inputs}
     task.set_labels(examples["train"], [each for split, rows in examples.items() if split != "train" for each in rows])
     if "validation" not in examples:
         train, seed = examples["train"], task.settings.seed
@@ -191,16 +177,14 @@ def _identity(task: Task, model: Path, examples: dict[str, list[Example]]) -> di
 
 
 def _is_complete(output: Path, work: Path, identity: dict[str, Any], overwrite: bool) -> bool:
-    """Claim the output and the working folder; return whether the same command has finished before."""
-    exists = output.exists() and any(not is_bookkeeping(path) for path in output.iterdir())
-    if exists and overwrite:
-        print(f"moved the old content to {move_aside(output)}")
-    elif exists:
-        is_complete = manifest.claim(output, KIND, identity) is manifest.Progress.COMPLETE
-        if is_complete and (damage := damage_of_folder(output)):
+    """Return whether the same command has finished before; otherwise claim the working folder."""
+    if manifest.would_claim(output, KIND, identity, overwrite=overwrite) is manifest.Progress.COMPLETE:
+        if damage := damage_of_folder(output):
             remedy = "restore it from a copy, or fine-tune again with --overwrite (the old folder is moved aside)"
             raise DataError(f"{output} is damaged: {damage}", where="--output", remedy=remedy)
-        return is_complete
+        return True
+    if overwrite and output.exists():
+        print(f"moved the old content to {move_aside(output)}")
     manifest.claim(work, KIND, identity, overwrite=overwrite)
     return False
 
@@ -217,47 +201,48 @@ def _train(learner: "Learner", identity: dict[str, Any], work: Path, output: Pat
         trials = task.settings.trials(len(learner.windows["train"]))
         reports = [learner.train(trial, folder / str(number), precision) for number, trial in enumerate(trials)]
         best = max(range(len(trials)), key=lambda number: reports[number]["score"])
-        report = reports[best]
-        report["trials"] = [{name: each[name] for name in ("learning_rate", "dropout", "score")} for each in reports]
-        for number, each in enumerate(report["trials"] if len(trials) > 1 else ()):
+        for number, each in enumerate(reports if len(trials) > 1 else ()):
             trial = f"learning rate {each['learning_rate']:g}, dropout {each['dropout']:g}"
             kept = ", kept" if number == best else ""
             print(f"{trial}: {task.main_metric} {each['score']:.4f} on the validation rows{kept}")
         with atomic_folder(output) as result:
             shutil.copytree(folder / str(best) / training.MODEL, result, dirs_exist_ok=True)
             by_split = learner.predict(result)
-            scores = _scores(learner, by_split)
+            scores = {
+                split: task.score(examples[split], predictions)
+                for split, predictions in by_split.items()
+                if all(window.labels for window in learner.windows[split])
+            }
             judged = "test" if "test" in scores else "validation"
-            baselines = {"words alone": task.words_alone(examples["train"], examples[judged])}
+            baselines = {}
+            if (predictions := task.words_alone(examples["train"], examples[judged])) is not None:
+                baselines["words alone"] = task.score(examples[judged], predictions)[task.main_metric]
             if task.settings.baselines:
                 learner.train(trials[best], folder / "untrained", precision, untrained=True)
-                baselines["the same network untrained"] = learner.predict(folder / "untrained" / training.MODEL)[judged]
-            report["baselines"] = {
-                name: task.score(examples[judged], predictions)[task.main_metric]
-                for name, predictions in baselines.items()
-                if predictions is not None
+                predictions = learner.predict(folder / "untrained" / training.MODEL)[judged]
+                baselines["the same network untrained"] = task.score(examples[judged], predictions)[task.main_metric]
+            trial_names = ("learning_rate", "dropout", "score")
+            metrics = {
+                "task": identity["task"],
+                "main_metric": task.main_metric,
+                **scores,
+                **reports[best],
+                "trials": [{name: each[name] for name in trial_names} for each in reports],
+                "baselines": baselines,
+                "warning": _warning(learner, judged, scores[judged][task.main_metric], baselines),
+                "seconds": round(time.monotonic() - began, 1),
+                "rows": {split: len(rows) for split, rows in examples.items()},
             }
-            report["warning"] = _warning(learner, judged, scores[judged][task.main_metric], report["baselines"])
-            report["seconds"] = round(time.monotonic() - began, 1)
-            _write_results(learner, identity, trials[best], scores, report, by_split, result)
-    for split, metrics in scores.items():
-        print(f"{split}: " + "  ".join(f"{name} {value:.4f}" for name, value in metrics.items()))
-    for name, score in report["baselines"].items():
+            _write_results(learner, identity, trials[best], metrics, by_split, result)
+    for split, found in scores.items():
+        print(f"{split}: " + "  ".join(f"{name} {value:.4f}" for name, value in found.items()))
+    for split in by_split.keys() - scores:
+        print(f"not all rows of --{split} have a label, so they are predicted but not scored")
+    for name, score in baselines.items():
         print(f"{name}: {100 * score:.1f} %")
-    print(f"best epoch {report['best_epoch']} of {trials[best].epochs}; model, metrics and predictions: {output}")
-    if report["warning"]:
-        print(f"WARNING: {report['warning']}")
-
-
-def _scores(learner: "Learner", by_split: dict[str, list[Any]]) -> Scores:
-    """Return the metrics of the splits that have labels."""
-    scores = {}
-    for split, predictions in by_split.items():
-        if all(window.labels for window in learner.windows[split]):
-            scores[split] = learner.task.score(learner.examples[split], predictions)
-        else:
-            print(f"not all rows of --{split} have a label, so they are predicted but not scored")
-    return scores
+    print(f"best epoch {metrics['best_epoch']} of {trials[best].epochs}; model, metrics and predictions: {output}")
+    if metrics["warning"]:
+        print(f"WARNING: {metrics['warning']}")
 
 
 def _warning(learner: "Learner", split: str, score: float, baselines: dict[str, float]) -> str:
@@ -279,53 +264,35 @@ def _write_results(
     learner: "Learner",
     identity: dict[str, Any],
     chosen: Settings,
-    scores: Scores,
-    report: dict[str, Any],
+    metrics: dict[str, Any],
     by_split: dict[str, list[Any]],
     result: Path,
 ) -> None:
     """Write metrics, the predictions of the last split, checksums of all so far, the card, and finally the manifest."""
     task, predicted = learner.task, "test" if "test" in by_split else "validation"
-    rows = {split: len(examples) for split, examples in learner.examples.items()}
-    head = {"task": identity["task"], "main_metric": task.main_metric}
-    write_json(result / METRICS, {**head, **scores, **report, "rows": rows})
+    write_json(result / METRICS, metrics)
     with (result / "predictions.jsonl").open("w", encoding="utf-8") as file:
         for example, prediction in zip(learner.examples[predicted], by_split[predicted], strict=True):
             file.write(json.dumps(task.record(example, prediction), ensure_ascii=False) + "\n")
     seal_folder(result)
-    settings = asdict(chosen) | {"learning_rate": f"{report['learning_rate']:g}"}
-    write_text(result / CARD, _card(learner, head, settings, rows, scores, report))
-    manifest.complete(result, KIND, identity, {"rows": rows, "predictions": predicted, "may_be_none": task.may_be_none})
-
-
-def _card(
-    learner: "Learner",
-    head: dict[str, str],
-    settings: dict[str, Any],
-    rows: dict[str, int],
-    scores: Scores,
-    report: dict[str, Any],
-) -> str:
-    """Return the `README.md`: what the folder is, what it was made from, its metrics, and how to load it."""
-    pipeline = _PIPELINES[head["task"]]
-    names = dict.fromkeys(name for metrics in scores.values() for name in metrics)
-    table = [
-        (name, *(f"{metrics[name]:.4f}" if name in metrics else "" for metrics in scores.values())) for name in names
-    ]
-    body = render(
+    pipeline, scores = _PIPELINES[metrics["task"]], {split: metrics[split] for split in by_split if split in metrics}
+    names = dict.fromkeys(name for each in scores.values() for name in each)
+    card = render(
         "finetuned_card.md",
-        task=head["task"],
-        kind="regression" if settings["regression"] else pipeline.replace("-", " "),
-        model_class=learner.task.model_class,
+        task=metrics["task"],
+        kind="regression" if chosen.regression else pipeline.replace("-", " "),
+        model_class=task.model_class,
         base=name_of_folder(learner.model),
-        rows=rows,
+        rows=metrics["rows"],
         splits=list(scores),
-        scores=table,
-        settings=settings,
-        best_epoch=report["best_epoch"],
-        baselines={name: f"{score:.4f}" for name, score in report["baselines"].items()},
-        metric=head["main_metric"],
-        warning=report["warning"],
+        scores=[(name, *(f"{each[name]:.4f}" if name in each else "" for each in scores.values())) for name in names],
+        settings=asdict(chosen) | {"learning_rate": f"{metrics['learning_rate']:g}"},
+        best_epoch=metrics["best_epoch"],
+        baselines={name: f"{score:.4f}" for name, score in metrics["baselines"].items()},
+        metric=metrics["main_metric"],
+        warning=metrics["warning"],
     )
     data = ModelCardData(library_name="transformers", pipeline_tag=pipeline, tags=["bert", pipeline, "bert-pretrain"])
-    return f"---\n{data}\n---\n\n{body}"
+    write_text(result / CARD, f"---\n{data}\n---\n\n{card}")
+    body = {"rows": metrics["rows"], "predictions": predicted, "may_be_none": task.may_be_none}
+    manifest.complete(result, KIND, identity, body)

@@ -48,7 +48,7 @@ class Settings:
     baselines: bool = False
     """Whether the same network is fine-tuned untrained, too."""
     seed: int = 42
-    text_field: str | tuple[str, ...] = "text"
+    text_field: str = "text"
     pair_field: str | None = None
     label_field: str = "label"
     regression: bool = False
@@ -83,8 +83,6 @@ class Settings:
                 note = f", the model has {positions} positions" if name == "max_length" else ""
                 bounds = f"{low:g} or more" if high == math.inf else f"between {low:g} and {high:.10g}"
                 raise ConfigError(f"it is {value}{note}", where=flag_of(name), remedy=f"give a number, {bounds}")
-        if self.max_length is None and max_length < MAX_LENGTH[task]:
-            print(f"the model has {positions} positions, so windows have {max_length} tokens")
         stride = min(128, max_length // 3) if self.stride is None else self.stride
         return dataclasses.replace(self, max_length=max_length, stride=stride)
 

@@ -4,21 +4,18 @@ Every word is labelled in exactly one window, one in which it has context on bot
 """
 
 import re
-from collections import Counter
-from dataclasses import replace
+import warnings
 from itertools import pairwise
 from typing import Any
 
 import numpy as np
 from tokenizers.pre_tokenizers import BertPreTokenizer
 
-from bert_pretrain.config import names_of
 from bert_pretrain.errors import InputError
 from bert_pretrain.finetune.baselines import most_frequent_tags
-from bert_pretrain.finetune.rows import LabelledInput, Row, UnusableRow, read_rows, read_text
+from bert_pretrain.finetune.rows import NEW, Example, LabelledInput, UnusableRow, read_rows, read_text
 from bert_pretrain.finetune.settings import Settings
-from bert_pretrain.finetune.task import DIVIDED, IGNORED, Example, Task, Window, encodings, quiet_warnings
-from bert_pretrain.text.readers import join_fields
+from bert_pretrain.finetune.task import IGNORED, Task, Window, encodings
 from bert_pretrain.text.tokenizer import Tokenizer, bert_normalizer
 
 OUTSIDE = "O"
@@ -38,55 +35,46 @@ class Tag(Task):
         super().__init__(settings, tokenizer)
         self.label_column = settings.tags_field
 
-    def rows(self, source: LabelledInput) -> list[Row]:
+    def rows(self, source: LabelledInput) -> list[Example]:
         """Return rows with lists of words; for `predict`, texts are split into words as BERT splits them."""
-        column, fields, kind = self.settings.tokens_field, self.settings.text_field, source.kind
-        is_new = source.flag == "INPUT"
-        is_text = is_new and (source.names_text if kind == "tsv" else kind == "txt" and not _has_tags(source))
+        column, text_field, kind = self.settings.tokens_field, self.settings.text_field, source.kind
+        is_text = kind == "txt" and source.flag == NEW
+        if kind == "tsv" and source.flag == NEW:  # a table, if it has a header
+            is_text = text_field in re.split(r"[\t\r\n]", read_text(source).partition("\n")[0])
         if kind in ("conll", "tsv", "txt", "") and not is_text:  # the ending may be one of its own, such as .train
-            if source.names_text:
-                what, remedy = "a file of words and their tags has no columns", "leave it out, or give a table"
-                raise InputError(what, where="--text-field", remedy=remedy)
             return read_word_per_line(source, column, self.label_column)
-        if is_new:
-            return [self._with_words(row, source) for row in read_rows(source, fields)]
-        rows = read_rows(source)
-        if isinstance(rows[0].values.get("label"), dict):
+        rows = read_rows(source, text_field)
+        if source.flag != NEW and rows and isinstance(rows[0].values.get("label"), dict):
             what = "entities as positions in a text, as in CLUENER, are not supported"
             raise InputError(what, where=rows[0].where, remedy=f"convert it to JSONL with {_FORM}")
+        for row in rows if source.flag == NEW else ():
+            text = row.values.get(text_field, 0)
+            if column not in row.values and isinstance(text, str | None):
+                row.values[column] = self._words_in(text or "")
         return rows
 
-    def _with_words(self, row: Row, source: LabelledInput) -> Row:
-        names, column = names_of(self.settings.text_field), self.settings.tokens_field
-        texts = [row.values[name] for name in names if name in row.values]
-        if not texts and source.names_text:
-            row.get(names[0], "--text-field")
-        if column in row.values or not texts or not all(text is None or isinstance(text, str) for text in texts):
-            return row
+    def _words_in(self, text: str) -> list[str]:
         splits_ideographs = bool(self.tokenizer.settings["tokenize_chinese_chars"])
         normalizer = bert_normalizer(lowercase=False, strip_accents=False, handle_chinese_chars=splits_ideographs)
-        words = BertPreTokenizer().pre_tokenize_str(normalizer.normalize_str(join_fields(texts)))
-        return replace(row, values={**row.values, column: [word for word, _ in words]})
+        return [word for word, _ in BertPreTokenizer().pre_tokenize_str(normalizer.normalize_str(text))]
 
-    def inputs_of(self, row: Row, source: LabelledInput) -> dict[str, Any]:
+    def inputs_of(self, row: Example) -> dict[str, Any]:
         words = _words_of(row, self.settings.tokens_field, "--tokens-field")
         if not words:
             raise UnusableRow("there are no words", where=row.where, remedy="remove the row")
         return {"tokens": words}
 
-    def label_of(self, row: Row, inputs: dict[str, Any], source: LabelledInput) -> list[str] | None:
+    def label_of(self, row: Example, source: LabelledInput) -> list[str] | None:
         tags = _words_of(row, self.label_column, "--tags-field")
         if tags is None:
             return None
-        if len(tags) != len(inputs["tokens"]):
+        if len(tags) != len(row.inputs["tokens"]):
             what = f"'{self.settings.tokens_field}' and '{self.label_column}' differ in length"
             raise UnusableRow(what, where=row.where, remedy="give each word one tag")
         if wrong := [tag for tag in tags if not _TAG.fullmatch(tag)]:
             remedy = f"write O, B-KIND for the first word of an entity and I-KIND for its other words, such as {_FORM}"
             raise UnusableRow(f"the tag {wrong[0]!r} is not BIO", where=row.where, remedy=remedy)
-        if (converted := as_bio(tags)) != tags:
-            source.say("its tags are IOB1, IOBES, BMES or BILOU, or have an I- that begins an entity; read as BIO")
-        return converted
+        return as_bio(tags)
 
     def set_labels(self, train: list[Example], others: list[Example]) -> None:
         kinds = sorted({tag[2:] for example in train for tag in example.label if tag != OUTSIDE})
@@ -101,7 +89,7 @@ class Tag(Task):
                 raise InputError(what, where=example.where, remedy=remedy)
         print(f"kinds of entities: {', '.join(kinds[:20])}")
 
-    def encode(self, examples: list[Example], split: str, counts: Counter[str]) -> list[Window]:
+    def encode(self, examples: list[Example], split: str) -> list[Window]:
         assert self.settings.max_length is not None
         room = self.settings.max_length - 2
         ids = {name: number for number, name in enumerate(self.labels)}
@@ -116,7 +104,7 @@ class Tag(Task):
         for number, example in enumerate(examples):
             pieces = [pieces_of[word] for word in example.inputs["tokens"]]
             divided = divide([len(piece) for piece in pieces], room)
-            counts[DIVIDED.format(self.settings.max_length)] += len(divided) > 1
+            example.is_cut = len(divided) > 1
             for shown, labelled in divided:
                 input_ids, labels, positions = [self.tokenizer.cls_id], [IGNORED], []
                 for word in shown:
@@ -159,7 +147,7 @@ def entity_scores(truth: list[list[str]], predicted: list[list[str]]) -> dict[st
     """Return precision, recall and F1 of whole entities as `seqeval` counts them, F1 by kind, and word accuracy."""
     from seqeval import metrics
 
-    with quiet_warnings():
+    with warnings.catch_warnings(action="ignore"):  # of kinds without an entity
         report = metrics.classification_report(truth, predicted, output_dict=True, zero_division=0)
     total = report["micro avg"]
     kinds = {name: scores for name, scores in report.items() if not name.endswith(" avg")}
@@ -199,59 +187,42 @@ def divide(lengths: list[int], room: int) -> list[tuple[range, range]]:
     return [(words, range(*labelled)) for words, labelled in zip(shown, pairwise(borders), strict=True)]
 
 
-def read_word_per_line(source: LabelledInput, tokens_field: str, tags_field: str) -> list[Row]:
-    """Read CoNLL's format: first on a line the word, last the tag; an empty line ends a sentence."""
-    rows: list[Row] = []
-    words: list[str] = []
-    tags: list[str] = []
-    begin, untagged = 1, 0
+def read_word_per_line(source: LabelledInput, tokens_field: str, tags_field: str) -> list[Example]:
+    """Read CoNLL's format: first on a line the word, last the tag; an empty line ends a sentence.
+
+    A sentence of `predict` may have no tags.
+    """
+    if source.columns:
+        what, remedy = "--columns is for tables, this is a word and its tag per line", "leave it out"
+        raise InputError(what, where="--columns", remedy=remedy)
+    rows: list[Example] = []
+    lines: list[tuple[int, list[str]]] = []  # of the sentence: numbers and fields
+    number_of_row = 0
     for number, line in enumerate([*read_text(source).split("\n"), ""], start=1):
         if line.strip() and not line.startswith("-DOCSTART-"):
             # Other blanks do not separate: a no-break space may be inside a number such as 10 000.
             text = line.strip(" \t\r")
             fields = [field for field in text.split("\t" if "\t" in text else " ") if field]
-            if not rows and not words and source.flag != "INPUT" and _is_sentence(fields):
+            is_first = not rows and not lines and source.flag != NEW
+            if is_first and len(fields) > 4 and not _TAG.fullmatch(fields[-1]):  # CoNLL-2003 has four
                 what = "a line is a whole sentence; sentences and tags in two parallel files (MSRA) are not supported"
                 where, remedy = f"{source.location}: line {number}", f"convert it to JSONL with {_FORM}"
                 raise InputError(what, where=where, remedy=remedy)
-            words.append(fields[0])
-            tags.append(fields[-1])
-            untagged = untagged or (number if len(fields) == 1 else 0)
-            continue
-        where = f"{source.location}: line {begin}"
-        if words and untagged and source.flag == "INPUT":
-            rows.append(Row({tokens_field: words}, where))
-        elif words:
-            remedy = f"write word TAB tag; for words without tags give JSONL with {_FORM}"
-            error = UnusableRow("a word has no tag", where=f"{source.location}: line {untagged}", remedy=remedy)
-            rows.append(Row({tokens_field: words, tags_field: tags}, where, error if untagged else None))
-        words, tags, begin, untagged = [], [], number + 1, 0
-    if not rows:
-        raise source.no_rows()
-    sentences = [row.values[tokens_field] for row in rows]
-    if all(map(_are_numbered, sentences)):
-        source.say(f"its words are characters with their positions, such as {sentences[0][0]}: the digits are left out")
-        for words in sentences:
-            words[:] = [word[0] for word in words]
+            lines.append((number, fields))
+        elif lines:
+            where = f"{source.location}: line {lines[0][0]}"
+            untagged = [at for at, fields in lines if len(fields) == 1]
+            row = Example(number_of_row, where, {tokens_field: [fields[0] for _, fields in lines]})
+            if not untagged:
+                row.values[tags_field] = [fields[-1] for _, fields in lines]
+            if not untagged or source.flag == NEW:
+                rows.append(row)
+            else:
+                where = f"{source.location}: line {untagged[0]}"
+                remedy = f"write word TAB tag; for words without tags give JSONL with {_FORM}"
+                source.leave_out(UnusableRow("a word has no tag", where=where, remedy=remedy))
+            lines, number_of_row = [], number_of_row + 1
     return rows
-
-
-def _is_sentence(fields: list[str]) -> bool:
-    """Whether a line has more fields than CoNLL-2003's four, which are words alone or tags alone."""
-    are_tags = [_TAG.fullmatch(field) is not None for field in fields]
-    return len(fields) > 4 and (all(are_tags) or not are_tags[-1])
-
-
-def _are_numbered(words: list[str]) -> bool:
-    """Whether each word is a character with its position in a word, as in Weibo NER: 科0 技1."""
-    numbers = [int(word[1:]) if re.fullmatch(r"\D\d{1,2}", word) else -1 for word in words]
-    return all(number in (0, before + 1) for before, number in pairwise([-1, *numbers]))
-
-
-def _has_tags(source: LabelledInput) -> bool:
-    """Whether a text file begins with a word and its tag, rather than with a text."""
-    first = read_text(source).lstrip().partition("\n")[0]
-    return first.startswith("-DOCSTART-") or bool(re.fullmatch(rf"\S+[ \t](.*[ \t])?({_TAG.pattern})\s*", first))
 
 
 def as_bio(tags: list[str]) -> list[str]:
@@ -265,7 +236,7 @@ def as_bio(tags: list[str]) -> list[str]:
     return converted
 
 
-def _words_of(row: Row, column: str, flag: str) -> list[str] | None:
+def _words_of(row: Example, column: str, flag: str) -> list[str] | None:
     """Return the words or tags in a column; None if there are none."""
     values = row.get(column, flag)
     if values is None or (isinstance(values, list) and all(isinstance(value, str) for value in values)):

@@ -1,9 +1,6 @@
-"""A task of fine-tuning: examples of rows, and what a model sees of them at once: windows of token ids with labels."""
+"""A task of fine-tuning: what it reads from rows, and what a model sees of them at once: windows of token ids."""
 
-import contextlib
-import warnings
 from abc import ABC, abstractmethod
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -13,26 +10,14 @@ from tokenizers import Encoding
 from tokenizers import Tokenizer as Backend
 from torch import Tensor
 
-from bert_pretrain.finetune.rows import LabelledInput, Row, UnusableRow
+from bert_pretrain.errors import InputError
+from bert_pretrain.finetune.rows import NEW, Example, LabelledInput, UnusableRow
 from bert_pretrain.finetune.settings import Settings
 from bert_pretrain.text.tokenizer import Tokenizer
 
 _TEXTS_AT_ONCE = 1000
 IGNORED = -100
 """The label of a position without one, which the loss of `transformers` ignores."""
-DIVIDED = "are longer than {} tokens and were divided into overlapping windows"
-
-
-@dataclass(frozen=True)
-class Example:
-    """A row that a task can use."""
-
-    row: int
-    where: str
-    inputs: dict[str, Any]
-    """`text` and perhaps `pair`; `tokens`; or `id`, `question` and `context`."""
-    label: Any = None
-    """A class or number; tags; or answers, each with its first character in the context. None if it is not known."""
 
 
 @dataclass(frozen=True)
@@ -59,13 +44,14 @@ class Task(ABC):
     model_class: str
     """The class of `transformers` that opens the result."""
     label_column: str
-    """The column of the labels."""
     main_metric: str
     """It selects the best checkpoint; larger is better."""
     label_names: tuple[str, ...] = ("labels",)
     """The keys of `Window.labels`."""
     group = ""
     """Examples with an equal input of this name are held out together."""
+    cut = "divided into overlapping windows"
+    """What happens to examples longer than a window."""
 
     def __init__(self, settings: Settings, tokenizer: Tokenizer) -> None:
         self.settings = settings
@@ -76,31 +62,42 @@ class Task(ABC):
         """Whether a question may have no answer."""
 
     @abstractmethod
-    def rows(self, source: LabelledInput) -> list[Row]:
-        """Return the rows of an input, labelled or, for `predict`, not."""
+    def rows(self, source: LabelledInput) -> list[Example]:
+        """Return the rows of an input as they are read."""
 
     @abstractmethod
-    def inputs_of(self, row: Row, source: LabelledInput) -> dict[str, Any]:
+    def inputs_of(self, row: Example) -> dict[str, Any]:
         """Return what the task reads from a row, checked."""
 
     @abstractmethod
-    def label_of(self, row: Row, inputs: dict[str, Any], source: LabelledInput) -> Any:
+    def label_of(self, row: Example, source: LabelledInput) -> Any:
         """Return the checked label of a row, or None if it has none."""
 
     def read(self, source: LabelledInput) -> list[Example]:
-        """Return the examples of an input, to which it adds what was repaired or left out."""
-        rows, is_test = self.rows(source), source.flag == "--test"
-        has_labels = not is_test or self.label_column in rows[0].values
-
-        def make(number: int, row: Row) -> Example:
-            inputs = self.inputs_of(row, source)
-            label = self.label_of(row, inputs, source) if has_labels else None
-            if label is None and not is_test:
-                what, remedy = f"'{self.label_column}' holds no label", "label the row, or remove it"
-                raise UnusableRow(what, where=row.where, remedy=remedy)
-            return Example(number, row.where, inputs, label)
-
-        return source.usable(rows, make)
+        """Return the rows of an input that can be used, with inputs and labels; print what was left out."""
+        rows, needs_labels = self.rows(source), source.flag not in (NEW, "--test")
+        has_labels = needs_labels or (source.flag == "--test" and any(self.label_column in row.values for row in rows))
+        examples = []
+        for row in rows:
+            try:
+                row.inputs = self.inputs_of(row)
+                row.label = self.label_of(row, source) if has_labels else None
+                if needs_labels and row.label is None:
+                    what, remedy = f"'{self.label_column}' holds no label", "label the row, or remove it"
+                    raise UnusableRow(what, where=row.where, remedy=remedy)
+                examples.append(row)
+            except UnusableRow as error:
+                source.leave_out(error)
+        if source.flag != NEW and len(errors := source.errors) > len(examples):
+            what = f"{errors[0].what}; {len(errors):,} of {len(errors) + len(examples):,} rows cannot be used"
+            raise InputError(what, where=errors[0].where, remedy=errors[0].remedy)
+        if source.notes:
+            notes = (f"{what}: {len(places):,} (first: {places[0]})" for what, places in source.notes.items())
+            print(f"{source.flag} {source.location}: {'; '.join(notes)}")
+        if not examples:
+            where, remedy = f"{source.flag} {source.location}", "give a table with rows"
+            raise InputError("it holds no row", where=where, remedy=remedy)
+        return examples
 
     @abstractmethod
     def set_labels(self, train: list[Example], others: list[Example]) -> None:
@@ -112,8 +109,14 @@ class Task(ABC):
         return {"id2label": names, "label2id": {name: number for number, name in names.items()}} if names else {}
 
     @abstractmethod
-    def encode(self, examples: list[Example], split: str, counts: Counter[str]) -> list[Window]:
-        """Return the windows of examples; counts those that were truncated or divided, by what was done."""
+    def encode(self, examples: list[Example], split: str) -> list[Window]:
+        """Return the windows of examples, in their order."""
+
+    def report_cut(self, examples: list[Example], split: str) -> None:
+        """Print how many examples are longer than a window."""
+        if number := sum(example.is_cut for example in examples):
+            what = f"{number:,} of {len(examples):,} are longer than {self.settings.max_length} tokens, {self.cut}"
+            print(f"{split}: {what}")
 
     @abstractmethod
     def decode(self, examples: list[Example], windows: list[Window], logits: Any) -> list[Any]:
@@ -171,18 +174,3 @@ def collator(pad_id: int) -> Callable[[list[dict[str, Any]]], dict[str, Tensor]]
         return batch
 
     return collate
-
-
-@contextlib.contextmanager
-def quiet_warnings() -> Iterator[None]:
-    """Hide what metrics warn of, such as rows of one class."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        yield
-
-
-def report_counts(counts: Counter[str], total: int, split: str) -> None:
-    """Print what `Task.encode` has counted."""
-    for what, count in sorted(counts.items()):
-        if count:
-            print(f"{split}: {count:,} of {total:,} {what}")

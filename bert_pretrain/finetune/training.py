@@ -7,7 +7,6 @@ import contextlib
 import math
 import pickle
 import shutil
-from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -21,8 +20,9 @@ from transformers.utils import logging as _logging
 from bert_pretrain.config import TrainConfig
 from bert_pretrain.errors import ConfigError, DataError
 from bert_pretrain.finetune.finetuned_bert import FinetunedBert
+from bert_pretrain.finetune.rows import Example
 from bert_pretrain.finetune.settings import Settings
-from bert_pretrain.finetune.task import Example, Task, Window, collator, report_counts
+from bert_pretrain.finetune.task import Task, Window, collator
 from bert_pretrain.io.files import atomic_folder, read_json, write_json
 from bert_pretrain.io.pool import progress_bar
 from bert_pretrain.model.scale import fine_tuning_rate
@@ -45,14 +45,10 @@ def open_network(folder: Path, task: Task, settings: Settings, *, untrained: boo
     model_class = getattr(transformers, task.model_class)
     if untrained:
         return model_class.from_config(transformers.AutoConfig.from_pretrained(folder, **changes))
-    try:
-        # A head for another number of classes is initialized again.
-        network, info = model_class.from_pretrained(
-            folder, output_loading_info=True, ignore_mismatched_sizes=True, dtype=torch.float32, **changes
-        )
-    except Exception as error:  # transformers reads keys of config.json that we do not, and takes what it finds
-        what, remedy = f"transformers cannot open {folder}: {error}", "name a folder that holds a BERT"
-        raise DataError(what, where="MODEL", remedy=remedy) from error
+    # A head for another number of classes is initialized again.
+    network, info = model_class.from_pretrained(
+        folder, output_loading_info=True, ignore_mismatched_sizes=True, dtype=torch.float32, **changes
+    )
     new = {*info["missing_keys"], *(str(entry[0]) for entry in info["mismatched_keys"])}
     labels = changes.get("id2label")
     if labels and not new and labels != transformers.AutoConfig.from_pretrained(folder).id2label:
@@ -75,11 +71,10 @@ class Learner:
         self.device = device
         self.windows: dict[str, list[Window]] = {}
         for split, rows in examples.items():
-            counts: Counter[str] = Counter()
-            self.windows[split] = task.encode(rows, split, counts)
+            self.windows[split] = task.encode(rows, split)
+            task.report_cut(rows, split)
             if split != "train":  # so that batches have little padding
                 self.windows[split].sort(key=lambda window: -len(window.input_ids))
-            report_counts(counts, len(rows), split)
 
     def train(
         self, settings: Settings, folder: Path, precision: Precision, *, untrained: bool = False
@@ -155,7 +150,7 @@ class Learner:
             if split == "train":
                 continue
             with progress_bar(desc=split, total=len(windows), unit="window") as bar:
-                found[split] = self._decode(split, finetuned.logits(windows, finetuned.bert.batch_tokens, bar.update))
+                found[split] = self._decode(split, finetuned.logits(windows, bar, len(windows)))
         return found
 
     def _decode(self, split: str, logits: Any) -> list[Any]:

@@ -6,23 +6,21 @@ whatever the precision of the matrix products; in fp32 they are those of `transf
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
-from bert_pretrain.config import TextField, TrainConfig
+from bert_pretrain.config import Config, TrainConfig
 from bert_pretrain.errors import ConfigError, InputError
 from bert_pretrain.io.files import atomic_path
 from bert_pretrain.io.pool import progress_bar
+from bert_pretrain.model.hub import SENTENCE_FILES
 from bert_pretrain.text.ragged import offsets_of, spans
-from bert_pretrain.tools.inference import Bert, batches_by_length, open_bert
-from bert_pretrain.tools.sentence_model import MODULES, read_sentence_model
+from bert_pretrain.tools.inference import batches_by_length, open_bert
 from bert_pretrain.tools.texts import Text, Texts, encoded_groups, refuse_input_as_output
 
 POOLINGS = {
@@ -39,17 +37,38 @@ Block = tuple[list[Text], list[list[str]], np.ndarray]
 """Some consecutive texts, their tokens, and their vectors: (texts, size) float32, or (tokens of all, size)."""
 
 
-@dataclass(frozen=True)
-class _Embedder:
+class Embedder:
     """A model and the kind of vectors wanted from it."""
 
-    bert: Bert
-    level: str
-    pooling: str
-    max_length: int
-    batch_tokens: int
-    is_normalized: bool
-    """Whether vectors are divided by their length."""
+    def __init__(
+        self,
+        model: Path,
+        config: TrainConfig,
+        level: str,
+        pooling: str | None,
+        max_length: int | None,
+        batch_tokens: int | None,
+    ) -> None:
+        """Check the options and open the model."""
+        if pooling is None and level == "sentence" and (model / SENTENCE_FILES[0]).is_file():
+            what = "it is a folder of sentence-transformers, with its own pooling, normalization and maximal length"
+            remedy = "use that library, or name the vectors of its BERT alone, such as --pooling mean"
+            raise ConfigError(what, where="MODEL", remedy=remedy)
+        self.level, self.pooling = level, pooling or POOLINGS[level][0]
+        if self.pooling not in POOLINGS[level]:
+            what = f"'{self.pooling}' is not a pooling of a {level}"
+            raise ConfigError(what, where="--pooling", remedy=f"choose {', '.join(POOLINGS[level])}")
+        self.bert = open_bert(model, config, ("bert.pooler",) if self.pooling == "pooler" else ())
+        positions, num_layers = self.bert.max_length, self.bert.network.config.num_hidden_layers
+        if max_length is not None and not 3 <= max_length <= positions:
+            what = f"the length is {max_length}, the model {model} has {positions} positions"
+            remedy = f"give 3 to {positions} tokens, [CLS] and [SEP] included"
+            raise ConfigError(what, where="--max-length", remedy=remedy)
+        if self.pooling.startswith("last4") and num_layers < NUM_LAST_LAYERS:
+            what = f"{self.pooling} takes the last {NUM_LAST_LAYERS} layers, the model has {num_layers}"
+            raise ConfigError(what, where="--pooling", remedy=f"choose another, such as {POOLINGS[level][0]}")
+        self.max_length = max_length or positions
+        self.batch_tokens = batch_tokens or self.bert.batch_tokens
 
     @property
     def size(self) -> int:
@@ -84,7 +103,6 @@ class _Embedder:
         with self.bert.running():
             for batch in batches_by_length(lengths, self.batch_tokens):
                 found = self.pooled([sequences[index] for index in batch]).float()
-                found = F.normalize(found, dim=1) if self.is_normalized else found
                 vectors[spans(offsets[batch], counts[batch])] = found.cpu().numpy()
                 done(len(batch))
         return vectors
@@ -111,28 +129,25 @@ def embed(
     inputs: Sequence[str],
     output: Path,
     *,
-    config: TrainConfig,
+    config: Config,
     level: str = "sentence",
     pooling: str | None = None,
     max_length: int | None = None,
     batch_tokens: int | None = None,
-    text_field: TextField = "text",
-    encoding: str = "utf-8",
     skip_empty: bool = False,
 ) -> None:
     """Write the vectors of all texts of some inputs to a file.
 
-    `output` is `.parquet`, or for sentences `.npy`. A folder of `sentence-transformers` gives the defaults of `pooling`
-    and `max_length`, and may also normalize vectors; otherwise they are the first of the level's `POOLINGS`, and the
-    model's positions. `max_length` includes [CLS] and [SEP]; `batch_tokens` run at once, padding included.
+    `output` is `.parquet`, or for sentences `.npy`. By default `pooling` is the first of the level's `POOLINGS`, and
+    `max_length`, which includes [CLS] and [SEP], the model's positions; `batch_tokens` run at once, padding included.
     """
     if level not in POOLINGS:
         raise ConfigError(f"the level is '{level}'", where="--level", remedy=f"choose {' or '.join(POOLINGS)}")
     if output.suffix not in (".parquet", ".npy") or (output.suffix == ".npy" and level == "token"):
         what = f"the ending of '{output.name}' is not a format for {level} vectors"
         raise ConfigError(what, where="--output", remedy="end it in .parquet, or for sentences in .npy")
-    embedder = _open(model, config, level, pooling, max_length, batch_tokens)
-    texts = Texts.open(inputs, text_field, encoding=encoding, skip_empty=skip_empty)
+    embedder = Embedder(model, config.train, level, pooling, max_length, batch_tokens)
+    texts = Texts(inputs, config.data.text_field, encoding=config.data.encoding, skip_empty=skip_empty)
     refuse_input_as_output(output, (source.location for source in texts.sources))
     print(f"features   {embedder.size} numbers per {level}, {embedder.pooling}, of {texts.number:,} texts")
     counted: Counter[str] = Counter()
@@ -149,37 +164,6 @@ def embed(
     if counted["truncated"]:
         print(f"truncated  {counted['truncated']:,} texts longer than {embedder.max_length} tokens (--max-length)")
     print(f"written    {output}: {counted['texts']:,} texts, {counted['tokens']:,} tokens")
-
-
-def _open(
-    model: Path,
-    config: TrainConfig,
-    level: str,
-    pooling: str | None,
-    max_length: int | None,
-    batch_tokens: int | None,
-) -> _Embedder:
-    """Check the options and open the model."""
-    sentence = read_sentence_model(model) if level == "sentence" and pooling is None else None
-    own_pooling, is_normalized, own_length = sentence or (POOLINGS[level][0], False, None)
-    pooling = pooling or own_pooling
-    if pooling not in POOLINGS[level]:
-        what = f"'{pooling}' is not a pooling of a {level}"
-        raise ConfigError(what, where="--pooling", remedy=f"choose {', '.join(POOLINGS[level])}")
-    bert = open_bert(model, config, ("bert.pooler",) if pooling == "pooler" else ())
-    if max_length is not None and not 3 <= max_length <= bert.max_length:
-        what = f"the length is {max_length}, the model {model} has {bert.max_length} positions"
-        remedy = f"give 3 to {bert.max_length} tokens, [CLS] and [SEP] included"
-        raise ConfigError(what, where="--max-length", remedy=remedy)
-    num_layers = bert.network.config.num_hidden_layers
-    if pooling.startswith("last4") and num_layers < NUM_LAST_LAYERS:
-        what = f"{pooling} takes the last {NUM_LAST_LAYERS} layers, the model has {num_layers}"
-        raise ConfigError(what, where="--pooling", remedy=f"choose another, such as {POOLINGS[level][0]}")
-    longest = min(bert.max_length, own_length or bert.max_length)
-    if sentence is not None:
-        normalized = ", normalized" if is_normalized else ""
-        print(f"pooling    {pooling}{normalized}, texts of at most {longest} tokens ({MODULES})")
-    return _Embedder(bert, level, pooling, max_length or longest, batch_tokens or bert.batch_tokens, is_normalized)
 
 
 def _write_parquet(path: Path, blocks: Iterable[Block], size: int, level: str) -> None:

@@ -54,11 +54,10 @@ def evaluate(
         return
     from bert_pretrain.tools.score import score_pairs, score_texts
 
-    given |= {"config": config.train, "encoding": config.data.encoding}
     if pairs:
-        metrics, groups = score_pairs(model, pairs, **given)
+        metrics, groups = score_pairs(model, pairs, config=config, **given)
     else:
-        metrics, groups = score_texts(model, texts, text_field=config.data.text_field, **given), {}
+        metrics, groups = score_texts(model, texts, config=config, **given), {}
     _report(metrics, groups, json)
     if "output" in given:
         print(f"{'scores':<24}{given['output']}")

@@ -1,7 +1,6 @@
 """`fill-mask`: the most likely tokens for each [MASK] of a text, by any BERT folder with its tokenizer."""
 
 import json
-import re
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +14,6 @@ from bert_pretrain.tools.inference import open_bert
 from bert_pretrain.tools.texts import UnknownWords
 
 MASK = "[MASK]"
-_LIKE_MASK = re.compile(r"[\[【［<(（]\s*(?:mask|ｍａｓｋ)\s*[\]】］>)）]", re.IGNORECASE)
 
 Answers = list[list[tuple[str, float]]]
 """For each [MASK], tokens with their probabilities, the most likely first."""
@@ -73,9 +71,7 @@ def as_json(text: str, answers: Answers) -> str:
 def encode_with_masks(text: str, tokenizer: Tokenizer) -> np.ndarray:
     """Return the ids of `[CLS] text [SEP]`, where each literal [MASK] is the special token; warn of unknown words."""
     if MASK not in text:
-        meant = _LIKE_MASK.findall(text)
-        example = f"put {MASK} where a word is missing, for example 'The capital of France is {MASK}.'"
-        remedy = f"did you mean {MASK} for {meant[0]}?" if meant else example
+        remedy = f"put {MASK} where a word is missing, for example 'The capital of France is {MASK}.'"
         raise InputError(f"the text has no {MASK}: {text[:60]!r}", where="TEXT", remedy=remedy)
     ids, unknown = [tokenizer.cls_id], UnknownWords(tokenizer)
     for number, piece in enumerate(text.split(MASK)):

@@ -41,13 +41,8 @@ class Bert:
     tokenizer: Tokenizer
     device: torch.device
     dtype: torch.dtype
-    unused: Mapping[str, Tensor] = field(default_factory=dict)
+    unused: Mapping[str, Tensor] = field(default_factory=dict, repr=False)
     """Tensors of the folder that the network does not have, such as the head of a task."""
-
-    def __repr__(self) -> str:
-        config, number = self.network.config, self.network.num_parameters
-        sizes = f"{config.num_hidden_layers} layers of {config.hidden_size:,}, {number:,} parameters"
-        return f"<BERT of {sizes}, on {self.device}>"
 
     @property
     def max_length(self) -> int:

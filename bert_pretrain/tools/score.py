@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from bert_pretrain.config import DataConfig, TextField, TrainConfig
+from bert_pretrain.config import Config, DataConfig, TrainConfig
 from bert_pretrain.errors import ConfigError, InputError
 from bert_pretrain.io.files import atomic_path
 from bert_pretrain.io.pool import progress_bar
@@ -41,11 +41,9 @@ def score_texts(
     model: Path,
     inputs: Sequence[str],
     *,
-    config: TrainConfig,
+    config: Config,
     metric: str = "original",
     batch_tokens: int | None = None,
-    text_field: TextField = "text",
-    encoding: str = "utf-8",
     skip_empty: bool = False,
     per_token: bool = False,
     output: Path | None = None,
@@ -57,8 +55,8 @@ def score_texts(
     nats, `pseudo_perplexity` (per token, over the whole corpus), and the numbers of `texts` and `tokens`, without [CLS]
     and [SEP].
     """
-    scorer = Scorer(model, config, metric, batch_tokens)
-    texts = Texts.open(inputs, text_field, encoding=encoding, skip_empty=skip_empty)
+    scorer = Scorer(model, config.train, metric, batch_tokens)
+    texts = Texts(inputs, config.data.text_field, encoding=config.data.encoding, skip_empty=skip_empty)
     refuse_input_as_output(output, (source.location for source in texts.sources))
     total, num_tokens, names = 0.0, 0, scorer.bert.tokenizer.tokens
     with progress_bar(total=texts.number, unit=" texts", unit_scale=True, desc="score") as bar, _lines(output) as write:
@@ -87,11 +85,10 @@ def score_pairs(
     model: Path,
     inputs: Sequence[str],
     *,
-    config: TrainConfig,
+    config: Config,
     metric: str = "original",
     batch_tokens: int | None = None,
     by: str | None = None,
-    encoding: str = "utf-8",
     output: Path | None = None,
 ) -> tuple[dict[str, float], dict[str, dict[str, float]]]:
     """Measure for how many minimal pairs a model gives the good sentence the higher pseudo-log-likelihood.
@@ -100,38 +97,35 @@ def score_pairs(
     too; by default `UID` where records have it. All else is as in `score_texts`. Returns `accuracy` (equal scores count
     as wrong) and the number of `pairs`, in total and for every value of the field.
     """
-    scorer = Scorer(model, config, metric, batch_tokens)
-    pairs = read_pairs(inputs, by, encoding=encoding)
+    scorer = Scorer(model, config.train, metric, batch_tokens)
+    pairs = read_pairs(inputs, by, encoding=config.data.encoding)
     texts = [text for good, bad, _ in pairs for text in (good, bad)]
     refuse_input_as_output(output, (text.location for text in texts))
-    scorer.refuse_long(texts)
-    correct: dict[str | None, list[bool]] = defaultdict(list)
+    correct: dict[str, list[bool]] = defaultdict(list)
     with progress_bar(total=len(pairs), unit=" pairs", unit_scale=True, desc="score") as bar, _lines(output) as write:
-        plls = (float(scores.sum()) for _, _, scores in scorer.scored(texts, lambda number: bar.update(number / 2)))
+        scored = scorer.scored(texts, lambda number: bar.update(number / 2), truncates=False)
+        plls = (float(scores.sum()) for _, _, scores in scored)
         for (good, bad, group), pll_good, pll_bad in zip(pairs, plls, plls, strict=True):
             correct[group].append(pll_good > pll_bad)
-            record = {
-                "source": good.location,
-                "row": good.row,
-                **({} if group is None else {by or DEFAULT_GROUP: group}),
-            }
+            record: dict[str, Any] = {"source": good.location, "row": good.row}
+            record |= {by or DEFAULT_GROUP: group} if group else {}
             record |= {GOOD: good.text, BAD: bad.text, "pll_good": round(pll_good, 6), "pll_bad": round(pll_bad, 6)}
             write({**record, "correct": pll_good > pll_bad})
-    named = {name: correct[name] for name in sorted(name for name in correct if name is not None)}
-    every = [each for found in correct.values() for each in found]
-    total, *groups = ({"accuracy": sum(each) / len(each), "pairs": len(each)} for each in (every, *named.values()))
-    return total, dict(zip(named, groups, strict=True))
+    groups = {name: _accuracy(found) for name, found in sorted(correct.items()) if name}
+    return _accuracy([each for found in correct.values() for each in found]), groups
 
 
-def read_pairs(
-    inputs: Sequence[str], by: str | None, *, encoding: str = "utf-8"
-) -> list[tuple[Text, Text, str | None]]:
+def _accuracy(correct: list[bool]) -> dict[str, float]:
+    return {"accuracy": sum(correct) / len(correct), "pairs": len(correct)}
+
+
+def read_pairs(inputs: Sequence[str], by: str | None, *, encoding: str = "utf-8") -> list[tuple[Text, Text, str]]:
     """Return the good and the bad sentence of each record of `.jsonl` inputs, and its group.
 
     The group is the value of the field `by`, required in every record; if None, of `UID` where a record has it.
     """
 
-    def pair_of(record: dict[str, Any], position: Position) -> tuple[Text, Text, str | None]:
+    def pair_of(record: dict[str, Any], position: Position) -> tuple[Text, Text, str]:
         for field in (GOOD, BAD, *filter(None, (by,))):
             value = record.get(field)
             if not isinstance(value, str | int if field == by else str) or not str(value).strip():
@@ -139,7 +133,7 @@ def read_pairs(
                 raise InputError(what, where=str(position), remedy="add it, or remove the pair")
         location, group = position.part.source.location, record.get(by or DEFAULT_GROUP)
         good, bad = (Text(repair_surrogates(record[field]), location, position.number, "line") for field in (GOOD, BAD))
-        return good, bad, None if group is None else str(group)
+        return good, bad, "" if group is None else str(group)
 
     pairs = []
     for source in resolve(inputs, DataConfig(encoding=encoding)):
@@ -173,22 +167,21 @@ class Scorer:
         self.batch_tokens = batch_tokens or self.bert.batch_tokens
         self.num_truncated = 0
 
-    def refuse_long(self, texts: Iterable[Text]) -> None:
-        """Refuse texts that are too long for the model."""
-        for group, ids in encoded_groups(texts, self.bert.tokenizer, warns=False):
-            for text, each in zip(group, ids, strict=True):
-                if len(each) + 2 > self.bert.max_length:
-                    what = f"the text has {len(each) + 2} tokens, the model {self.bert.max_length} positions"
-                    remedy = "split it into sentences; the score of a truncated text is not comparable"
-                    raise InputError(f"{what}: {text.text[:60]!r}", where=text.where, remedy=remedy)
-
     def scored(
-        self, texts: Iterable[Text], done: Callable[[float], object]
+        self, texts: Iterable[Text], done: Callable[[float], object], *, truncates: bool = True
     ) -> Iterator[tuple[Text, np.ndarray, np.ndarray]]:
-        """Yield texts in their order, each with its ids and the scores of these tokens, (tokens,)."""
+        """Yield texts in their order, each with its ids and the scores of these tokens, (tokens,).
+
+        Texts that are too long for the model are truncated or refused.
+        """
         room = self.bert.max_length - 2
         for group, ids in encoded_groups(texts, self.bert.tokenizer):
-            self.num_truncated += sum(len(each) > room for each in ids)
+            long = [(text, len(each)) for text, each in zip(group, ids, strict=True) if len(each) > room]
+            if long and not truncates:
+                what = f"the text has {long[0][1] + 2} tokens, the model {self.bert.max_length} positions"
+                remedy = "split it into sentences; the score of a truncated text is not comparable"
+                raise InputError(f"{what}: {long[0][0].text[:60]!r}", where=long[0][0].where, remedy=remedy)
+            self.num_truncated += len(long)
             kept = [each[:room] for each in ids]
             yield from zip(group, kept, self.token_scores(kept, done), strict=True)
 

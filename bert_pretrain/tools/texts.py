@@ -20,16 +20,15 @@ from bert_pretrain.io.pool import progress_bar
 from bert_pretrain.text.fast_tokenizer import Encoder
 from bert_pretrain.text.ragged import offsets_of
 from bert_pretrain.text.readers import read_texts
-from bert_pretrain.text.sources import Source, resolve
+from bert_pretrain.text.sources import resolve
 from bert_pretrain.text.text_files import ByteRange
 from bert_pretrain.text.tokenizer import MAX_UNK_SHARE, Tokenizer
-from bert_pretrain.text.tokenizer_folder import is_reserved
 
 GROUP_TEXTS = 8192
 GROUP_CHARACTERS = 1 << 21
 """Read, tokenized and sorted by length at once; a single text may be longer."""
-MAX_UNKNOWN_WORDS = 100
-"""Unknown words after which no more are looked up."""
+NUM_WORDS_SHOWN = 3
+"""Unknown words in a warning."""
 
 
 @dataclass(frozen=True)
@@ -56,45 +55,45 @@ class Text:
         )
 
 
-@dataclass(frozen=True)
 class Texts:
     """All texts of some inputs, checked and counted."""
 
-    sources: list[Source]
-    config: DataConfig
-    number: int
-    num_skipped: int
-
-    @staticmethod
-    def open(
-        inputs: Sequence[str], text_field: TextField = "text", *, encoding: str = "utf-8", skip_empty: bool = False
-    ) -> "Texts":
+    def __init__(
+        self,
+        inputs: Sequence[str],
+        text_field: TextField = "text",
+        *,
+        encoding: str = "utf-8",
+        skip_empty: bool = False,
+    ) -> None:
         """Resolve inputs and read through them once."""
-        config = DataConfig(
+        self._config = DataConfig(
             text_field=text_field, encoding=encoding, sentence_splitter="lines", document_boundary="blank_line"
         )
-        sources = resolve(inputs, config, every_split=True)
-        if any(source.format == "txt" for source in sources):
+        self.sources = resolve(inputs, self._config, every_split=True)
+        self.number = 0
+        if any(source.format == "txt" for source in self.sources):
             print("texts      each line of .txt is one")
-        number = num_skipped = 0
         counts: Counter[str] = Counter()
-        for text in progress_bar(_read(sources, config, counts), unit=" texts", desc="reading", leave=False):
+        for text in progress_bar(self._read(counts), unit=" texts", desc="reading", leave=False):
             if text.is_empty and not skip_empty:
                 raise _empty(text)
-            num_skipped += text.is_empty
-            number += not text.is_empty
-        if counts:
-            found = (f"{count:,} {name.replace('_', ' ')}" for name, count in sorted(counts.items()))
+            counts["skipped_empty_texts"] += text.is_empty
+            self.number += not text.is_empty
+        if found := [f"{count:,} {name.replace('_', ' ')}" for name, count in sorted(counts.items()) if count]:
             print(f"found      {', '.join(found)}")
-        if num_skipped:
-            print(f"skipped    {num_skipped:,} empty texts")
-        if not number:
+        if not self.number:
             raise InputError("the inputs hold no text", where=", ".join(inputs), remedy="name inputs with text in them")
-        return Texts(sources, config, number, num_skipped)
+
+    def _read(self, counts: Counter[str]) -> Iterator[Text]:
+        for source in self.sources:
+            unit = "line" if source.format == "txt" else "record"
+            for row, text in enumerate(read_texts(ByteRange(source), self._config, counts), start=1):
+                yield Text(text or "", source.location, row, unit)
 
     def __iter__(self) -> Iterator[Text]:
         """Read the texts that are not empty, in the order of the inputs."""
-        return (text for text in _read(self.sources, self.config, Counter()) if not text.is_empty)
+        return (text for text in self._read(Counter()) if not text.is_empty)
 
 
 def refuse_input_as_output(output: Path | None, locations: Iterable[str]) -> None:
@@ -103,12 +102,10 @@ def refuse_input_as_output(output: Path | None, locations: Iterable[str]) -> Non
         raise OutputError(f"{output} is an input", where="--output", remedy="name another file")
 
 
-def encoded_groups(
-    texts: Iterable[Text], tokenizer: Tokenizer, *, warns: bool = True
-) -> Iterator[tuple[list[Text], list[np.ndarray]]]:
+def encoded_groups(texts: Iterable[Text], tokenizer: Tokenizer) -> Iterator[tuple[list[Text], list[np.ndarray]]]:
     """Yield texts in groups with their ids, without [CLS] and [SEP], in order.
 
-    Warns at the end if the model knows few of their words, unless this is one pass of several over the same texts.
+    Warns at the end if the model knows few of their words.
     """
     encoder, unknown = Encoder(tokenizer), UnknownWords(tokenizer)
     for group in _grouped(texts):
@@ -121,8 +118,7 @@ def encoded_groups(
                 raise _empty(text)
             unknown.add(text.text, own)
         yield group, ids
-    if warns:
-        unknown.warn(MAX_UNK_SHARE)
+    unknown.warn(MAX_UNK_SHARE)
 
 
 def _grouped(texts: Iterable[Text]) -> Iterator[list[Text]]:
@@ -138,13 +134,6 @@ def _grouped(texts: Iterable[Text]) -> Iterator[list[Text]]:
         yield group
 
 
-def _read(sources: Sequence[Source], config: DataConfig, counts: Counter[str]) -> Iterator[Text]:
-    for source in sources:
-        unit = "line" if source.format == "txt" else "record"
-        for row, text in enumerate(read_texts(ByteRange(source), config, counts), start=1):
-            yield Text(text or "", source.location, row, unit)
-
-
 def _empty(text: Text) -> InputError:
     remedy = "fill it or remove it; for one text per row, --skip-empty skips all empty ones"
     if text.unit == "line":
@@ -153,7 +142,7 @@ def _empty(text: Text) -> InputError:
 
 
 class UnknownWords:
-    """Counts the tokens of texts that are [UNK], and warns of their words, with the likely cause."""
+    """Counts the tokens of texts that are [UNK], and warns with some of their words."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
@@ -165,35 +154,15 @@ class UnknownWords:
         unknown = int(np.count_nonzero(np.asarray(ids) == self._tokenizer.unk_id))
         self._num_tokens += len(ids)
         self._num_unknown += unknown
-        if unknown and len(self._words) < MAX_UNKNOWN_WORDS:
-            offsets = self._tokenizer.backend.encode(text, add_special_tokens=False).offsets
-            pairs = zip(self._tokenizer.encode_text(text), offsets, strict=True)
-            self._words += [text[slice(*span)] for token, span in pairs if token == self._tokenizer.unk_id]
+        if unknown and len(self._words) < NUM_WORDS_SHOWN:
+            encoding = self._tokenizer.backend.encode(text, add_special_tokens=False)
+            pairs = zip(encoding.ids, encoding.offsets, strict=True)
+            self._words += [text[slice(*span)][:24] for token, span in pairs if token == self._tokenizer.unk_id]
 
     def warn(self, tolerated_share: float) -> None:
         """Warn if a larger share is unknown."""
         if self._num_unknown > tolerated_share * self._num_tokens:
-            words = (word if len(word) <= 24 else f"{word[:23]}…" for word in dict.fromkeys(self._words[:3]))
-            what = f"{self._num_unknown:,} of {self._num_tokens:,} tokens are [UNK] to the model"
-            cause, remedy = self._cause()
-            shown = ", ".join(map(repr, words))
-            print(f"warning: {what}: {shown}\n  likely cause: {cause}\n  hint: {remedy}", file=sys.stderr)
-
-    def _cause(self) -> tuple[str, str]:
-        """Return the likely cause and its remedy."""
-        tokenizer, words = self._tokenizer, self._words
-        known = set(tokenizer.tokens)
-        for change, case in ((str.upper, "upper"), (str.lower, "lower"), (str.capitalize, "title")):
-            if 2 * sum(change(word) in known for word in words) > len(words):
-                return f"the vocabulary has these words in {case} case", "write the text in that case"
-        if tokenizer.whole_words:
-            longest = max(len(token) for token in tokenizer.tokens if not is_reserved(token))
-            if max(map(len, words)) > longest:
-                what = f"the tokens are whole words of at most {longest} characters"
-                return f"{what}; the text may lack the spaces between them", "separate the words by spaces"
-            return "the tokens are whole words, and these are none of them", "write words as in the training text"
-        letters = dict.fromkeys(tokenizer.backend.normalizer.normalize_str("".join(words)))
-        if missing := [letter for letter in letters if not {letter, f"##{letter}"} & known]:
-            what = f"characters that the vocabulary does not have: {', '.join(map(repr, missing[:8]))}"
-            return what, "use text in the script and language of the model"
-        return "words too long to be split", "use text in the language of the model"
+            shown = ", ".join(map(repr, self._words[:NUM_WORDS_SHOWN]))
+            what = f"{self._num_unknown:,} of {self._num_tokens:,} tokens are [UNK] to the model: {shown}"
+            hint = "write the text in the language, script and case of the model's vocabulary, with its spaces"
+            print(f"warning: {what}\n  hint: {hint}", file=sys.stderr)

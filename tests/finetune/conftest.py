@@ -66,7 +66,6 @@ def read(tokenizer: Tokenizer, tmp_path: Path, capsys: pytest.CaptureFixture[str
         path.write_text(rows, encoding="utf-8", newline="")
         source = LabelledInput(str(path), flag, **how)
         examples = HEADS[task](Settings(**settings or {}), tokenizer).read(source)
-        source.print_notes()
         return examples, capsys.readouterr().out.replace(f"{flag} {path}: ", "")
 
     return read_one

@@ -1,12 +1,10 @@
 """SQuAD's layout and scores, and spans that are exactly what is in the context."""
 
 import json
-from collections import Counter
 
 import pytest
 
-from bert_pretrain.finetune.answer import Answer
-from bert_pretrain.finetune.questions import squad_scores, word_f1, words_of
+from bert_pretrain.finetune.answer import Answer, squad_scores, word_f1, words_of
 from bert_pretrain.finetune.settings import Settings
 from bert_pretrain.text.tokenizer import Tokenizer
 from tests.finetune.conftest import Read
@@ -25,8 +23,8 @@ def test_labels_mark_the_pieces_of_the_raw_answer_in_every_window_that_holds_it(
     tokenizer = Tokenizer(tokens, lowercase=True, strip_accents=None, handle_chinese_chars=True)
     task = Answer(Settings(max_length=24, stride=8).resolve("answer", 64), tokenizer)
     examples, _ = read("answer", "squad.json", SQUAD)
-    windows = task.encode(examples, "validation", Counter())
-    assert not any(window.positions for window in task.encode(examples, "train", Counter()))
+    windows = task.encode(examples, "validation")
+    assert not any(window.positions for window in task.encode(examples, "train"))
     own = [window for window in windows if window.example == 0]
     assert len(own) > 1
     assert all(len(window.input_ids) <= 24 for window in windows)

@@ -1,6 +1,5 @@
 """`classify`: what a text and a pair become, and in which order classes are."""
 
-from collections import Counter
 from pathlib import Path
 
 import datasets
@@ -9,17 +8,16 @@ import pytest
 from tokenizers import Tokenizer as Backend
 
 from bert_pretrain.finetune.classify import Classify
-from bert_pretrain.finetune.rows import LabelledInput
+from bert_pretrain.finetune.rows import Example, LabelledInput
 from bert_pretrain.finetune.settings import Settings
 from bert_pretrain.finetune.tag import entity_scores
-from bert_pretrain.finetune.task import Example, report_counts
 from bert_pretrain.text.tokenizer import Tokenizer
 from tests.finetune.conftest import Read
 
 
 @pytest.mark.parametrize("pair_field", [None, "pair"])
 def test_texts_and_pairs_are_what_the_library_makes_of_them(
-    read: Read, tokenizer: Tokenizer, capsys: pytest.CaptureFixture[str], pair_field: str | None
+    read: Read, tokenizer: Tokenizer, pair_field: str | None
 ) -> None:
     backend = Backend.from_str(tokenizer.backend.to_str())
     backend.encode_special_tokens = True
@@ -30,14 +28,12 @@ def test_texts_and_pairs_are_what_the_library_makes_of_them(
     examples, _ = read("classify", "a.jsonl", rows, settings=settings)
     task = Classify(Settings(**settings), tokenizer)
     task.set_labels(examples, [])
-    counts: Counter[str] = Counter()
-    windows = task.encode(examples, "train", counts)
+    windows = task.encode(examples, "train")
     peers = backend.encode_batch([(text, f"{text} ?") if pair_field else text for text in texts])
     assert [window.input_ids for window in windows] == [peer.ids for peer in peers]
     assert [window.token_type_ids for window in windows] == [peer.type_ids for peer in peers]
     assert [window.labels["labels"] for window in windows] == [0, 1, 2, 3]
-    report_counts(counts, len(examples), "train")
-    assert "train: 1 of 4 are longer than 16 tokens and were truncated\n" in capsys.readouterr().out
+    assert [example.is_cut for example in examples] == [False, False, True, False]
 
 
 def test_classes_of_a_dataset_keep_their_order_and_numbers_have_theirs(tokenizer: Tokenizer, tmp_path: Path) -> None:
@@ -56,12 +52,11 @@ def test_classes_of_a_dataset_keep_their_order_and_numbers_have_theirs(tokenizer
 def test_a_pair_with_an_empty_second_text_is_trained_as_a_single_text(read: Read, tokenizer: Tokenizer) -> None:
     settings = {"pair_field": "pair", "max_length": 16}
     text = 'text,pair,label\ngood,,a\nbad,film,b\n"",film,a\n'
-    examples, notes = read("classify", "a.csv", text, settings=settings)
+    examples, _ = read("classify", "a.csv", text, settings=settings)
     assert [example.inputs["pair"] for example in examples] == ["", "film"]
-    assert "rows kept whose second text, 'pair', is empty: 1 (first: line 2); left out, since 'text' is empty" in notes
     task = Classify(Settings(**settings), tokenizer)
     task.set_labels(examples, [])
-    windows = task.encode(examples, "train", Counter())
+    windows = task.encode(examples, "train")
     assert [window.input_ids.count(tokenizer.sep_id) for window in windows] == [1, 2]
     assert set(windows[0].token_type_ids) == {0}
 
@@ -70,6 +65,6 @@ def test_a_pair_with_an_empty_second_text_is_trained_as_a_single_text(read: Read
 def test_scores_of_rows_of_one_class_give_no_warning(tokenizer: Tokenizer) -> None:
     task = Classify(Settings(), tokenizer)
     task.labels = ["a", "b"]
-    examples = [Example(number, "", {"text": "a text"}, "a") for number in range(3)]
+    examples = [Example(number, "", {}, {"text": "a text"}, "a") for number in range(3)]
     assert task.score(examples, [np.array([0.9, 0.1])] * 3)["accuracy"] == 1.0
     assert entity_scores([["PER"]], [["PER"]])["word_accuracy"] == 1.0

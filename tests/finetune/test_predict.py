@@ -2,7 +2,6 @@
 
 import csv
 import json
-from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,17 +14,13 @@ import transformers
 from typer.testing import CliRunner
 
 from bert_pretrain.cli import app
-from bert_pretrain.config import DataConfig, TrainConfig
-from bert_pretrain.errors import ConfigError, DataError, InputError, OutputError
+from bert_pretrain.config import TrainConfig
+from bert_pretrain.errors import ConfigError, DataError, OutputError
 from bert_pretrain.finetune.predict import predict
-from bert_pretrain.text.readers import read_texts
-from bert_pretrain.text.sources import Source
-from bert_pretrain.text.text_files import ByteRange
 from bert_pretrain.text.tokenizer import Tokenizer
-from tests.finetune.conftest import FILLERS, peer_of, write_rows
+from tests.finetune.conftest import peer_of, write_rows
 
 CPU = TrainConfig(device="cpu", precision="fp32")
-_FIELDS = DataConfig(text_field=("head", "text"))
 TAGS = dict(enumerate(["O", "B-PER", "I-PER"]))
 WORDS = ["the film was good", "bad book", "anna is in berlin .", "very " * 40 + "good", "天气 is fine"]
 
@@ -51,25 +46,20 @@ def folder_of(toy_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Call
 def run(model: Path, source: Path | str, output: Path, **options: Any) -> list[dict[str, Any]]:
     """Predict the rows of a file and return those written."""
     predict(model, str(source), output, config=CPU, **options)
-    if output.suffix == ".parquet":
-        return pq.read_table(output).to_pylist()
     with output.open(encoding="utf-8-sig", newline="") as file:
-        if output.suffix == ".tsv":
-            return list(csv.DictReader(file, delimiter="\t", quoting=csv.QUOTE_NONE))
         return list(csv.DictReader(file)) if output.suffix == ".csv" else [json.loads(line) for line in file]
 
 
 @pytest.mark.parametrize(("num_labels", "is_pair"), [(3, False), (3, True), (1, False)])
 def test_classes_and_numbers_are_those_of_transformers(
-    folder_of: Callable[..., Path], tmp_path: Path, capsys: pytest.CaptureFixture[str], num_labels: int, is_pair: bool
+    folder_of: Callable[..., Path], tmp_path: Path, num_labels: int, is_pair: bool
 ) -> None:
     folder = folder_of("SequenceClassification", num_labels=num_labels)
     rows = [{"number": number, "text": text, "other": text[::-1]} for number, text in enumerate(WORDS)]
     rows += [{"number": 9, "text": "good day", "other": None}, {"number": 10, "text": "bad day", "other": " "}]
     source = write_rows(tmp_path / "a.jsonl", rows)
-    found = run(folder, source, tmp_path / "o.jsonl", pair_field="other" if is_pair else None, batch_tokens=40)
-    said = "rows kept whose second text, 'other', is empty: 2 (first: line 6)\n"
-    assert (said in capsys.readouterr().out) == is_pair
+    changes = {"pair_field": "other" if is_pair else None}
+    found = run(folder, source, tmp_path / "o.jsonl", changes=changes, batch_tokens=40)
     model, tokenizer = peer_of(folder, "SequenceClassification")
     for row, line in zip(rows, found, strict=True):
         second = (row["other"] or "").strip() or None if is_pair else None
@@ -99,7 +89,7 @@ def test_words_and_texts_get_the_tags_of_transformers(tagger: Path, tmp_path: Pa
     sources: dict[str, Any] = {
         "words": write_rows(tmp_path / "a.jsonl", [{"tokens": words, "tags": ["O"] * len(words)} for words in split]),
         "texts": tmp_path / "a.txt",
-        "word per line": tmp_path / "b.txt",
+        "word per line": tmp_path / "b.conll",
         "words alone": tmp_path / "c.conll",
     }
     sources["texts"].write_text("the film was good\nanna's book.\n天气 is Fine\n", encoding="utf-8")
@@ -128,13 +118,8 @@ def test_words_and_texts_get_the_tags_of_transformers(tagger: Path, tmp_path: Pa
 def test_a_table_gives_a_tagger_the_column_that_is_named(tagger: Path, tmp_path: Path) -> None:
     table = tmp_path / "a.tsv"
     table.write_text("id\tsentence\n1\tthe film was good\n2\tanna is in berlin\n", encoding="utf-8")
-    found = run(tagger, table, tmp_path / "o.jsonl", text_field="sentence")
+    found = run(tagger, table, tmp_path / "o.jsonl", changes={"text_field": "sentence"})
     assert [line["tokens"] for line in found] == [["the", "film", "was", "good"], ["anna", "is", "in", "berlin"]]
-    for name, field in (("a.tsv", "text"), ("a.conll", "sentence")):
-        (tmp_path / name).write_text(table.read_text(encoding="utf-8"), encoding="utf-8")
-        with pytest.raises(InputError) as caught:
-            run(tagger, tmp_path / name, tmp_path / "o.jsonl", text_field=field)
-        assert "--text-field" in str(caught.value)
 
 
 def test_answers_are_those_of_transformers(folder_of: Callable[..., Path], tmp_path: Path) -> None:
@@ -161,31 +146,17 @@ def test_answers_are_those_of_transformers(folder_of: Callable[..., Path], tmp_p
     assert (line["id"], line["answer"]) == ("q", found[0]["answer"])
 
 
-def test_whether_there_may_be_no_answer_is_the_fine_tunings_or_the_users(
-    folder_of: Callable[..., Path], tmp_path: Path
-) -> None:
-    folder = folder_of("QuestionAnswering")
-    asked = [{"question": question, "context": word} for question in ("who ?", "where ?") for word in FILLERS]
-    source = write_rows(tmp_path / "a.jsonl", asked)
-    always = run(folder, source, tmp_path / "a1.jsonl")
-    allowed = run(folder, source, tmp_path / "a2.jsonl", allow_no_answer=True)
-    assert all(line["answer"] for line in always)
-    assert 0 < sum(not line["answer"] for line in allowed) < len(allowed)
-
-
-@pytest.mark.parametrize("ending", ["jsonl", "csv", "parquet", "tsv"])
+@pytest.mark.parametrize("ending", ["jsonl", "csv"])
 def test_rows_of_every_format_keep_their_columns_in_every_format(
     binary: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ending: str
 ) -> None:
     monkeypatch.setattr("bert_pretrain.finetune.predict.ROWS_AT_ONCE", 2)
-    line_end = "" if ending == "tsv" else "\n"  # which TSV cannot hold
     rows: list[dict[str, Any]] = [
-        {"text": text, "label": "x", "kinds": ["a", "b"], "note": f'{number},"{line_end}'}
-        for number, text in enumerate(WORDS)
+        {"text": text, "label": "x", "kinds": ["a", "b"], "note": f'{number},"\n'} for number, text in enumerate(WORDS)
     ]
     rows[3]["late"] = 1.5
     write_rows(tmp_path / "a.jsonl", rows)
-    (tmp_path / "a.csv").write_text(f'text,label\nthe film,"a{line_end}""b"\nbad,NA\n')
+    (tmp_path / "a.csv").write_text('text,label\nthe film,"a\n""b"\nbad,NA\n')
     pq.write_table(pa.table({"text": ["good", "bad"], "day": pa.array([0, 1], pa.date32())}), tmp_path / "a.parquet")
     (tmp_path / "a.txt").write_text("good film\r\nbad\r\n")
     lines, table, parquet, text = (
@@ -194,10 +165,10 @@ def test_rows_of_every_format_keep_their_columns_in_every_format(
     )
     assert [(row["text"], row["note"]) for row in lines] == [(row["text"], row["note"]) for row in rows]
     assert [float(row.get("late") or 0) for row in lines] == [0, 0, 0, 1.5, 0]
-    kinds = json.dumps(["a", "b"]) if ending in ("csv", "tsv") else ["a", "b"]
+    kinds = json.dumps(["a", "b"]) if ending == "csv" else ["a", "b"]
     assert [row["kinds"] for row in lines] == [kinds] * len(rows)
     assert {row["predicted_label"] for row in lines} <= {"LABEL_0", "LABEL_1"}
-    assert [(row["text"], row["label"]) for row in table] == [("the film", f'a{line_end}"b'), ("bad", "NA")]
+    assert [(row["text"], row["label"]) for row in table] == [("the film", 'a\n"b'), ("bad", "NA")]
     assert [str(row["day"]) for row in parquet] == ["1970-01-01", "1970-01-02"]
     assert [row["text"] for row in text] == ["good film", "bad"]
     scores = [row["score"] for row in run(binary, tmp_path / "a.jsonl", tmp_path / "scores.jsonl")]
@@ -212,39 +183,12 @@ def test_what_is_truncated_or_skipped_is_counted_once(
     assert [line["text"][:5] for line in found] == ["very ", "good"]
     shown = capsys.readouterr().out
     assert f"INPUT {source}: left out, since 'text' is empty: 1 (first: line 2)\n" in shown
-    assert "input: 1 of 2 are longer than 32 tokens and were truncated\n" in shown
-
-
-def test_several_fields_are_joined_as_in_pretraining(
-    toy_model: Path, folder_of: Callable[..., Path], tagger: Path, tmp_path: Path
-) -> None:
-    folder = folder_of("SequenceClassification", num_labels=3)
-    rows: list[dict[str, Any]] = [{"head": "good", "text": "bad day"}, {"head": None, "text": "film"}, {"text": "book"}]
-    source = write_rows(tmp_path / "a.jsonl", rows)
-    found = run(folder, source, tmp_path / "o.jsonl", text_field=("head", "text"))
-    joined = list(read_texts(ByteRange(Source(str(source), "jsonl", None, "")), _FIELDS, Counter()))
-    assert joined[0] == "good\n\nbad day"
-    same = run(folder, write_rows(source, [{"text": text} for text in joined]), tmp_path / "o.jsonl")
-    assert [line["score"] for line in found] == [line["score"] for line in same]
-    with pytest.raises(InputError, match="there is no column 'nosuch'"):
-        run(folder, source, tmp_path / "o.jsonl", text_field=("nosuch", "text"))
-    labelled = write_rows(source, [row | {"label": "ab"[number % 2]} for number, row in enumerate(rows * 4)])
-    call = (
-        f"finetune classify {toy_model} --train {labelled} --output {tmp_path}/c --epochs 1 --dropout 0.1 --device cpu"
-    )
-    assert CliRunner().invoke(app, [*call.split(), "--text-field", "head,text"]).exit_code == 0
-    again = CliRunner().invoke(app, [*call.split(), "--text-field", "[head, text]"])
-    assert "up to date" in again.output
-    by_default = run(tmp_path / "c", labelled, tmp_path / "o1.jsonl")
-    assert by_default == run(tmp_path / "c", labelled, tmp_path / "o2.jsonl", text_field=("head", "text"))
-    assert by_default != run(tmp_path / "c", labelled, tmp_path / "o3.jsonl", text_field="text")
-    (line,) = run(tagger, write_rows(source, rows[:1]), tmp_path / "t.jsonl", text_field=("head", "text"))
-    assert line["tokens"] == ["good", "bad", "day"]
+    assert "input: 1 of 2 are longer than 32 tokens, truncated\n" in shown
 
 
 def test_the_encoding_is_said_once(binary: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "a.csv").write_bytes("text\ncafé\n".encode("cp1252"))
-    predict(binary, str(tmp_path / "a.csv"), tmp_path / "o.tsv", config=CPU, encoding="auto")
+    predict(binary, str(tmp_path / "a.csv"), tmp_path / "o.csv", config=CPU, encoding="auto")
     assert capsys.readouterr().out.count(": its encoding is cp1252") == 1
 
 
@@ -272,10 +216,9 @@ def test_tags_and_answers_are_written_in_the_form_of_their_task(
     assert json.loads((tmp_path / "o.json").read_text(encoding="utf-8")) == {"q1": line["answer"]}
 
 
-def test_the_same_command_replaces_its_output(binary: Path, tmp_path: Path) -> None:
+def test_an_output_is_replaced_unless_it_is_a_folder(binary: Path, tmp_path: Path) -> None:
     source, output = write_rows(tmp_path / "a.jsonl", [{"text": "good"}]), tmp_path / "o.csv"
     output.write_text("old")
-    assert [line["text"] for line in run(binary, source, output)] == ["good"]
     assert [line["text"] for line in run(binary, source, output)] == ["good"]
     (tmp_path / "d.csv").mkdir()
     with pytest.raises(OutputError, match="is a folder"):
@@ -288,13 +231,6 @@ MISTAKES = {
     "empty text": ('{"text": "a"}\n{"text": ""}\n', "", "'text' is empty", "x.jsonl: line 2"),
     "only empty rows": ('{"text": ""}\n', "--skip-empty", "it holds no row", "x.jsonl"),
     "not JSON": ('{"text": "a"}\n{broken\n', "", "not JSON", "x.jsonl: line 2"),
-    "a tab in TSV": ('{"text": "a\\tb"}\n', "--output o.tsv", "a tab or line end", "--output"),
-    "several kinds": (
-        '{"text": "a", "n": 1}\n{"text": "a", "n": "b"}\n',
-        "--output o.parquet",
-        "cannot hold a column",
-        "--output",
-    ),
     "beyond the positions": ('{"text": "a"}\n', "--max-length 33", "the model has 32 positions", "--max-length"),
 }
 

@@ -53,7 +53,7 @@ def classifier(tmp_path_factory: pytest.TempPathFactory, toy_model: Path) -> dic
         "train": write_rows(place / "train.jsonl", reviews(200, 1)),
         "test": write_rows(place / "test.jsonl", reviews(60, 2)),
         "output": place / "out",
-        "settings": Settings(**FAST, epochs=5),
+        "settings": Settings(**FAST, epochs=4),
         "device": "cpu",
     }
     finetune("classify", toy_model, **call)
@@ -74,7 +74,7 @@ def test_a_separable_task_is_learned_and_scored_as_scikit_learn_scores(classifie
     )
     best = max(report["epochs"], key=lambda epoch: epoch["eval_accuracy"])
     assert report["best_epoch"] == best["epoch"]
-    assert [epoch["epoch"] for epoch in report["epochs"]] == [1, 2, 3, 4, 5]
+    assert [epoch["epoch"] for epoch in report["epochs"]] == [1, 2, 3, 4]
 
 
 def test_classes_are_what_transformers_gives_from_the_folder(classifier: dict[str, Any]) -> None:
@@ -94,7 +94,9 @@ def test_the_card_says_what_it_is_and_gives_its_figures(classifier: dict[str, An
     assert yaml.safe_load(head)["pipeline_tag"] == "text-classification"
     figures = (report[split]["accuracy"] for split in ("validation", "test"))
     assert f"| accuracy | {' | '.join(f'{figure:.4f}' for figure in figures)} |" in body
-    assert f"weights of epoch {report['best_epoch']}, the best of 5" in body
+    assert f"weights of epoch {report['best_epoch']}, the best of 4" in body
+    assert f"**Warning:** {report['warning']}" in body
+    assert report["warning"].startswith("not clearly better than words alone")
 
 
 def test_a_head_for_other_labels_is_drawn_anew_and_one_for_the_same_is_kept(
@@ -115,8 +117,9 @@ def test_the_same_command_is_up_to_date_and_another_is_refused(
 ) -> None:
     before = (classifier["output"] / "model.safetensors").stat().st_mtime_ns
     finetune("classify", toy_model, **classifier)
-    assert "up to date" in capsys.readouterr().out
-    other = {**classifier, "settings": Settings(**FAST, epochs=5, weight_decay=0.1)}
+    warning = results(classifier["output"])[0]["warning"]
+    assert capsys.readouterr().out.splitlines()[-2:] == [f"up to date: {classifier['output']}", f"WARNING: {warning}"]
+    other = {**classifier, "settings": Settings(**FAST, epochs=4, weight_decay=0.1)}
     with pytest.raises(OutputError, match=r"settings.weight_decay: 0.01 -> 0.1"):
         finetune("classify", toy_model, **other)
     assert (classifier["output"] / "model.safetensors").stat().st_mtime_ns == before
@@ -155,9 +158,9 @@ def test_pairs_give_numbers_with_the_correlations_of_scipy(toy_model: Path, tmp_
 
 
 def test_tags_are_learned_also_beyond_the_positions(toy_model: Path, tmp_path: Path) -> None:
-    train = write_rows(tmp_path / "train.jsonl", tagged_sentences(150, 1))
-    validation = write_rows(tmp_path / "validation.jsonl", tagged_sentences(40, 2))
-    settings = Settings(**FAST)
+    train = write_rows(tmp_path / "train.jsonl", tagged_sentences(120, 1))
+    validation = write_rows(tmp_path / "validation.jsonl", tagged_sentences(30, 2))
+    settings = Settings(**FAST, epochs=5)
     output = finetune(
         "tag", toy_model, train=train, validation=validation, output=tmp_path / "o", settings=settings, device="cpu"
     )
@@ -174,8 +177,8 @@ def test_tags_are_learned_also_beyond_the_positions(toy_model: Path, tmp_path: P
 def test_answers_are_found_in_long_contexts_and_none_where_none_is(
     toy_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    train = write_rows(tmp_path / "train.jsonl", questions(250, 1))
-    test = write_rows(tmp_path / "test.jsonl", questions(60, 2))
+    train = write_rows(tmp_path / "train.jsonl", questions(200, 1))
+    test = write_rows(tmp_path / "test.jsonl", questions(40, 2))
     settings = Settings(**FAST, epochs=4, max_answer_length=30)
     output = finetune(
         "answer", toy_model, train=train, test=test, output=tmp_path / "o", settings=settings, device="cpu"
@@ -201,7 +204,7 @@ def test_without_the_extra_one_message_says_what_to_install(
 
 @pytest.mark.slow
 def test_a_killed_run_continues_to_the_same_weights(toy_model: Path, tmp_path: Path) -> None:
-    train = write_rows(tmp_path / "train.jsonl", reviews(1000, 1))
+    train = write_rows(tmp_path / "train.jsonl", reviews(500, 1))
     command = [sys.executable, "-m", "bert_pretrain", "finetune", "classify", str(toy_model), "--train", train]
     command += ["--learning-rate", "1e-3,3e-3", "--epochs", "4", "--device", "cpu", "--output"]
     subprocess.run([*command, str(tmp_path / "whole")], check=True)

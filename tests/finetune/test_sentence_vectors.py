@@ -38,6 +38,7 @@ def write_pairs(path: Path, count: int, seed: int) -> list[tuple[float, str, str
     return pairs
 
 
+@pytest.mark.slow
 def test_the_recipe_is_as_good_as_the_command_before_it(
     toy_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,7 +1,5 @@
 """Every word is labelled in exactly one window, and words are read with their tags from both layouts."""
 
-from collections import Counter
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -53,7 +51,7 @@ def test_the_first_piece_of_a_word_carries_its_tag(read: Read) -> None:
     row = {"tokens": ["sings", "\u0007", "berlin"], "tags": ["O", "O", "B-LOC"]}
     examples, _ = read("tag", "a.jsonl", [row])
     task.set_labels(examples, [])
-    (window,) = task.encode(examples, "train", Counter())
+    (window,) = task.encode(examples, "train")
     assert [TOKENS[token] for token in window.input_ids] == ["[CLS]", "sing", "##s", "[UNK]", "ber", "##lin", "[SEP]"]
     assert window.labels["labels"] == [-100, 0, -100, 0, 1, -100, -100]
     assert task.labels == ["O", "B-LOC", "I-LOC"]

@@ -29,13 +29,11 @@ from safetensors.torch import load_file
 from bert_pretrain.config import DataConfig
 from bert_pretrain.config_file import load_config, preset_paths
 from bert_pretrain.config_keys import dump_yaml
-from bert_pretrain.errors import OutputError
 from bert_pretrain.examples.shards import DataFolder, ShardRecord, damage_of, read_shard
 from bert_pretrain.finetune.answer import Answer
 from bert_pretrain.finetune.classify import Classify
-from bert_pretrain.finetune.predict import read_unlabelled
-from bert_pretrain.finetune.row_files import FORMATS, OF_TASKS, check_rows, write_rows
-from bert_pretrain.finetune.rows import LabelledInput
+from bert_pretrain.finetune.predict import write_rows
+from bert_pretrain.finetune.rows import NEW, LabelledInput
 from bert_pretrain.finetune.run import HEADS
 from bert_pretrain.finetune.settings import Settings
 from bert_pretrain.finetune.tag import Tag
@@ -169,7 +167,7 @@ def _read_corpus(path: Path, data: bytes) -> None:
     for part in documents.cut(source, part_bytes=64):
         for document in documents.read(part, config, Counter()):
             document.text.encode()  # what follows relies on texts that UTF-8 can hold
-    list(Texts.open([str(path)], "text", skip_empty=True))
+    list(Texts([str(path)], "text", skip_empty=True))
 
 
 def _configurations(folder: Path) -> dict[str, Target]:
@@ -356,12 +354,10 @@ def _tables(folder: Path, outputs: Outputs) -> dict[str, Target]:
 
 def _rows_to_predict(task: Task, folder: Path, source: LabelledInput) -> None:
     """Read rows as `predict` does, encode them, and write them in every format."""
-    rows, examples = read_unlabelled(task, dataclasses.replace(source, flag="INPUT"), skip_empty=True)
-    task.encode(examples, "input", Counter())
-    for ending in FORMATS.keys() - OF_TASKS:
-        with contextlib.suppress(OutputError):
-            check_rows(folder / f"rows{ending}", rows)
-            write_rows(folder / f"rows{ending}", rows)
+    examples = task.read(dataclasses.replace(source, flag=NEW))
+    task.encode(examples, "input")
+    for ending in (".jsonl", ".csv"):
+        write_rows(folder / f"rows{ending}", [example.values for example in examples])
 
 
 def _file(path: Path, read: Callable[[], object]) -> Callable[[bytes], object]:

@@ -1,6 +1,5 @@
 """`embed` gives what `transformers` gives from the same folder, in the order of the input, from every kind of input."""
 
-import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -13,14 +12,13 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from bert_pretrain.config import TrainConfig
+from bert_pretrain.config import Config, TrainConfig
 from bert_pretrain.errors import ConfigError, DataError, InputError
 from bert_pretrain.tools import texts as texts_module
 from bert_pretrain.tools.embed import POOLINGS, embed
 from bert_pretrain.tools.texts import Texts
-from tests.small_bert import MODEL
 
-CPU = TrainConfig(device="cpu", precision="fp32")
+CPU = Config(train=TrainConfig(device="cpu", precision="fp32"))
 LONGEST = 40
 
 
@@ -119,25 +117,14 @@ def test_texts_come_from_every_kind_of_input(tmp_path: Path, capsys: pytest.Capt
     pq.write_table(pa.table({"body": ["nine", None]}), tmp_path / "d.parquet")
     Dataset.from_dict({"body": ["ten"]}).save_to_disk(tmp_path / "e")
     inputs = [str(tmp_path / name) for name in ("a.txt", "b.jsonl", "c.csv", "d.parquet", "e")]
-    texts = Texts.open(inputs, "body", skip_empty=True)
+    texts = Texts(inputs, "body", skip_empty=True)
     found = list(texts)
     words = ["one", "two ", "thr\ufffde " + "é" * 20, "four", "five\nlines", "six", "seven\neight", "nine", "ten"]
     assert [text.text for text in found] == words
-    assert (texts.number, texts.num_skipped) == (len(words), 3)
-    assert "1 blank lines, 1 invalid utf8 characters" in capsys.readouterr().out
+    assert texts.number == len(words)
+    assert "1 blank lines, 1 invalid utf8 characters, 3 skipped empty texts" in capsys.readouterr().out
     assert found[2].where == f"{tmp_path}/a.txt: line 4"
     assert found[4].where == f"{tmp_path}/b.jsonl: record 3"
-
-
-def test_texts_that_the_model_does_not_know_get_a_warning(
-    bert_folder: Path, text_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    embed(bert_folder, [str(text_file)], tmp_path / "v.npy", config=CPU)
-    assert "warning" not in capsys.readouterr().err
-    (tmp_path / "greek.txt").write_text("λόγος και μύθος\nάνθρωπος\n", encoding="utf-8")
-    embed(bert_folder, [str(tmp_path / "greek.txt")], tmp_path / "v.npy", config=CPU)
-    warning = capsys.readouterr().err
-    assert "warning: 4 of 4 tokens are [UNK] to the model: 'λόγος'" in warning
 
 
 def test_longer_texts_are_truncated_and_counted(
@@ -166,20 +153,16 @@ def test_empty_texts_are_left_out_or_refused_by_row_and_leave_the_file_of_before
     assert {found.name for found in tmp_path.iterdir()} == {"v.parquet", "a.txt"}
     embed(bert_folder, [str(path)], tmp_path / "v.parquet", config=CPU, skip_empty=True)
     assert read(tmp_path / "v.parquet")["row"] == [1, 3]
-    assert "1 empty texts" in capsys.readouterr().out
+    assert "1 skipped empty texts" in capsys.readouterr().out
 
 
-def test_models_that_do_not_fit_are_refused(
-    bert_folder: Path, make_bert: Callable[..., Path], text_file: Path, vocab_folder: Path, tmp_path: Path
-) -> None:
+def test_models_that_do_not_fit_are_refused(make_bert: Callable[..., Path], text_file: Path, tmp_path: Path) -> None:
     def attempt(model: Path, pooling: str = "mean") -> None:
         embed(model, [str(text_file)], tmp_path / "v.npy", config=CPU, pooling=pooling)
 
-    with pytest.raises(DataError, match=r"no config\.json"):
-        attempt(vocab_folder)
+    bare = make_bert(num_hidden_layers=3)
     with pytest.raises(ConfigError, match="the model has 3"):
-        attempt(make_bert(num_hidden_layers=3), "last4-mean")
-    bare = make_bert()
+        attempt(bare, "last4-mean")
     (bare / "checksums.json").unlink()
     tensors = load_file(bare / "model.safetensors")
     kept = {name: tensor for name, tensor in tensors.items() if ".pooler." not in name and not name.startswith("cls.")}
@@ -194,104 +177,11 @@ def test_models_that_do_not_fit_are_refused(
         attempt(bare)
 
 
-@pytest.fixture(scope="module")
-def sentence_folder_of(bert_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
-    """Write a folder by `sentence-transformers`: `sentence_folder_of("cls", 12, is_normalized=True)`."""
-    modules = pytest.importorskip("sentence_transformers.models")
-    from sentence_transformers import SentenceTransformer
-
-    def make(pooling: str, max_length: int, *, is_normalized: bool) -> Path:
-        folder = tmp_path_factory.mktemp("sentences")
-        transformer = modules.Transformer(str(bert_folder), max_seq_length=max_length)
-        parts = [transformer, modules.Pooling(MODEL.hidden_size, pooling_mode=pooling)]
-        SentenceTransformer(modules=[*parts, *([modules.Normalize()] if is_normalized else [])]).save(str(folder))
-        return folder
-
-    return make
-
-
-@pytest.mark.parametrize(("pooling", "is_normalized"), [("mean", True), ("cls", False)])
-def test_a_folder_of_sentence_transformers_gives_its_own_vectors(
-    sentence_folder_of: Callable[..., Path],
-    text_file: Path,
-    sentences: list[str],
-    tmp_path: Path,
-    pooling: str,
-    is_normalized: bool,
-    capsys: pytest.CaptureFixture[str],
+def test_a_folder_of_sentence_transformers_needs_the_name_of_a_pooling(
+    bert_folder: Path, text_file: Path, tmp_path: Path
 ) -> None:
-    from sentence_transformers import SentenceTransformer
-
-    folder = sentence_folder_of(pooling, 12, is_normalized=is_normalized)
-    embed(folder, [str(text_file)], tmp_path / "v.npy", config=CPU)
-    normalized = ", normalized" if is_normalized else ""
-    assert f"pooling    {pooling}{normalized}, texts of at most 12 tokens (modules.json)" in capsys.readouterr().out
-    theirs = SentenceTransformer(str(folder), device="cpu").encode(sentences)
-    np.testing.assert_allclose(np.load(tmp_path / "v.npy"), theirs, atol=1e-5)
-    lengths = np.linalg.norm(theirs, axis=1)
-    assert np.allclose(lengths, 1, atol=1e-5) == is_normalized
-    embed(folder, [str(text_file)], tmp_path / "w.npy", config=CPU, pooling="mean", max_length=30)
-    assert "modules.json" not in capsys.readouterr().out
-
-
-def as_sentence_model(bert_folder: Path, folder: Path, pooling: dict[str, Any], *kinds: str) -> Path:
-    """Write a folder in the older layout of `sentence-transformers`."""
-    shutil.copytree(bert_folder, folder)
-    names = ("", *(f"{number}_{kind}" for number, kind in enumerate(kinds[1:], start=1)))
-    kind_of = "sentence_transformers.models.{}".format
-    modules = [{"idx": i, "name": str(i), "path": names[i], "type": kind_of(kind)} for i, kind in enumerate(kinds)]
-    (folder / "modules.json").write_text(json.dumps(modules))
-    (folder / "sentence_bert_config.json").write_text('{"max_seq_length": 9, "do_lower_case": false}')
-    (folder / "1_Pooling").mkdir()
-    (folder / "1_Pooling" / "config.json").write_text(json.dumps(pooling))
-    return folder
-
-
-MEAN = {"word_embedding_dimension": 16, "pooling_mode_cls_token": False, "pooling_mode_mean_tokens": True}
-
-
-def test_older_folders_of_sentence_transformers_are_read(bert_folder: Path, text_file: Path, tmp_path: Path) -> None:
-    folder = as_sentence_model(bert_folder, tmp_path / "m", MEAN, "Transformer", "Pooling", "Normalize")
-    embed(folder, [str(text_file)], tmp_path / "v.npy", config=CPU)
-    embed(folder, [str(text_file)], tmp_path / "w.npy", config=CPU, pooling="mean", max_length=9)
-    found, plain = np.load(tmp_path / "v.npy"), np.load(tmp_path / "w.npy")
-    np.testing.assert_allclose(found, plain / np.linalg.norm(plain, axis=1, keepdims=True), atol=1e-6)
-
-
-OF_TWO = ("Transformer", "Pooling")
-MODULES = [
-    {"path": name, "type": f"sentence_transformers.models.{kind}"}
-    for name, kind in (("", "Transformer"), ("../x", "Pooling"))
-]
-UNKNOWN: dict[str, tuple[dict[str, Any], tuple[str, ...], dict[str, str], str]] = {
-    "dense layer": (MEAN, (*OF_TWO, "Dense"), {}, "its modules are Transformer, Pooling, Dense"),
-    "two modes": ({**MEAN, "pooling_mode_max_tokens": True}, OF_TWO, {}, "its pooling is"),
-    "no mode": ({}, OF_TWO, {}, "its pooling is"),
-    "no list": (MEAN, OF_TWO, {"modules.json": "[7]"}, "no list of modules"),
-    "a path outside": (MEAN, OF_TWO, {"modules.json": json.dumps(MODULES)}, "outside of the folder"),
-    "a prompt": (
-        MEAN,
-        OF_TWO,
-        {"config_sentence_transformers.json": '{"default_prompt_name": "query"}'},
-        "puts a prompt before every text",
-    ),
-}
-
-
-@pytest.mark.parametrize(("pooling", "kinds", "files", "what"), UNKNOWN.values(), ids=UNKNOWN)
-def test_what_is_not_known_of_sentence_transformers_is_refused(
-    bert_folder: Path,
-    text_file: Path,
-    tmp_path: Path,
-    pooling,
-    kinds: tuple[str, ...],
-    files: dict[str, str],
-    what: str,
-) -> None:
-    folder = as_sentence_model(bert_folder, tmp_path / "m", pooling, *kinds)
-    for name, content in files.items():
-        (folder / name).write_text(content)
-    with pytest.raises(DataError, match=what) as refused:
+    folder = shutil.copytree(bert_folder, tmp_path / "m")
+    (folder / "modules.json").write_text("[]")
+    with pytest.raises(ConfigError, match="sentence-transformers"):
         embed(folder, [str(text_file)], tmp_path / "v.npy", config=CPU)
-    assert "--pooling mean" in refused.value.remedy
     embed(folder, [str(text_file)], tmp_path / "v.npy", config=CPU, pooling="mean")

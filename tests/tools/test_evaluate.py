@@ -16,7 +16,7 @@ def run(*arguments: object) -> tuple[int, str]:
 
 
 def test_figures_are_printed_and_written(make_bert, data_folder: Path, tmp_path: Path) -> None:
-    (tmp_path / "a.txt").write_text("the one\nanother one\n")
+    (tmp_path / "a.txt").write_text("the one\n" + "the " * 70)
     (tmp_path / "p.jsonl").write_text('{"sentence_good": "the one", "sentence_bad": "one the", "UID": "order"}\n')
     model = make_bert(max_position_embeddings=64)
     code, shown = run(model, "--data", data_folder, "--json", tmp_path / "data.json", "--precision", "fp32")
@@ -28,7 +28,9 @@ def test_figures_are_printed_and_written(make_bert, data_folder: Path, tmp_path:
         assert f"{figures[name]:,.4f}" in next(line for line in shown.splitlines() if line.startswith(f"{name} "))
     for flag, file in (("--text", "a.txt"), ("--pairs", "p.jsonl")):
         files = ("--json", tmp_path / f"{file}.json", "--output", tmp_path / f"{file}.jsonl")
-        assert run(model, flag, tmp_path / file, *files)[0] == 0
+        code, shown = run(model, flag, tmp_path / file, *files)
+        assert code == 0
+        assert ("1 texts longer than the model's 64 positions" in shown) == (flag == "--text")
     assert json.loads((tmp_path / "a.txt.json").read_text())["texts"] == 2
     assert set(json.loads((tmp_path / "p.jsonl.json").read_text())["groups"]) == {"order"}
     assert len((tmp_path / "a.txt.jsonl").read_text().splitlines()) == 2

@@ -1,5 +1,6 @@
 """Pseudo-log-likelihoods equal those of a plain loop over `transformers`' model, one masked copy after the other."""
 
+import functools
 import json
 import math
 from pathlib import Path
@@ -8,12 +9,12 @@ from typing import Any
 import pytest
 import torch
 
-from bert_pretrain.config import TrainConfig
+from bert_pretrain.config import Config, TrainConfig
 from bert_pretrain.errors import InputError, OutputError
 from bert_pretrain.tools import score as score_module
 from bert_pretrain.tools.score import METRICS, score_pairs, score_texts
 
-CPU = TrainConfig(device="cpu", precision="fp32")
+CPU = Config(train=TrainConfig(device="cpu", precision="fp32"))
 
 
 @pytest.fixture(scope="module")
@@ -21,7 +22,7 @@ def short(sentences: list[str], bert_folder: Path) -> list[str]:
     from bert_pretrain.text.tokenizer import Tokenizer
 
     tokenizer = Tokenizer.load(bert_folder)
-    found = [sentence for sentence in sentences if len(tokenizer.encode_text(sentence)) <= 30][:9]
+    found = [sentence for sentence in sentences if len(tokenizer.encode_text(sentence)) <= 30][:5]
     assert any(tokenizer.is_subword[tokenizer.encode_text(sentence)].any() for sentence in found)
     return [*found, "antidisestablishmentarianism", "the"]
 
@@ -34,6 +35,7 @@ def their_tokens(bert_folder: Path) -> Any:
     tokenizer = AutoTokenizer.from_pretrained(str(bert_folder))
     model = BertForMaskedLM.from_pretrained(str(bert_folder), attn_implementation="eager").eval()
 
+    @functools.cache
     def token_scores(text: str, metric: str) -> list[float]:
         encoded = tokenizer(text, return_tensors="pt")
         ids = encoded["input_ids"][0]
@@ -83,8 +85,6 @@ GOOD = '{"sentence_good": "the one", "sentence_bad": "one the"}'
 MISTAKES = {
     "field missing": (f'{GOOD}\n{{"sentence_good": "the"}}\n', "no text in 'sentence_bad'", "line 2"),
     "empty sentence": ('\n{"sentence_good": " ", "sentence_bad": "the"}\n', "no text in 'sentence_good'", "line 2"),
-    "not JSON": (f"{GOOD}\n{GOOD}\nthe\n", "not JSON", "line 3"),
-    "no object": ("[1]\n", "not an object", "record 1"),
     "too long": (f'{GOOD}\n{{"sentence_good": "the", "sentence_bad": "{"the " * 50}"}}', "52 tokens", "line 2"),
     "blank lines alone": ("\n\n", "no pair", "pairs.jsonl"),
 }
@@ -101,15 +101,6 @@ def test_broken_pairs_are_named_by_file_and_line(
     assert str(path) in refused.value.where
     assert refused.value.where.endswith(where)
     assert [found.name for found in tmp_path.iterdir()] == ["pairs.jsonl"]
-
-
-def test_longer_texts_are_truncated_and_counted_as_embed_does(
-    bert_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    path = tmp_path / "a.txt"
-    path.write_text("the one\n" + "the " * 39 + "\n")
-    assert score_texts(bert_folder, [str(path)], config=CPU)["tokens"] == 2 + 38
-    assert "1 texts longer than the model's 40 positions" in capsys.readouterr().out
 
 
 def test_an_input_as_output_and_groups_without_a_field_are_refused(bert_folder: Path, tmp_path: Path) -> None:
