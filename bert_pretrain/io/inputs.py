@@ -6,16 +6,13 @@ import gzip
 import io
 import lzma
 from collections.abc import Iterator
-from functools import partial
 from typing import Any, BinaryIO, cast
 
 from bert_pretrain.errors import InputError
 from bert_pretrain.io.files import is_url
 
 COMPRESSIONS = (".gz", ".bz2", ".xz", ".zst")
-_REMOTE_BUFFER_BYTES = 1 << 20
-_BLOCK_BYTES = 1 << 16
-_XZ_MEMORY_BYTES = 256 << 20  # `xz -9` needs 65 MiB; the header of a file can ask for gigabytes
+_BUFFER_BYTES = 1 << 20
 # File systems' names for what changes with a file, the best first.
 _VERSIONS = ("ETag", "etag", "blob_id", "Content-MD5", "mtime", "LastModified", "Last-Modified", "updated", "modified")
 
@@ -37,7 +34,7 @@ def open_raw(location: str) -> BinaryIO:
 
     with _reaching(location):
         stream = fsspec.open(location, "rb").open()
-    return cast(BinaryIO, io.BufferedReader(_RemoteStream(stream), _REMOTE_BUFFER_BYTES))
+    return cast(BinaryIO, io.BufferedReader(_RemoteStream(stream), _BUFFER_BYTES))
 
 
 @contextlib.contextmanager
@@ -118,58 +115,9 @@ def decompress(raw: BinaryIO, location: str) -> BinaryIO:
     if location.endswith(".bz2"):
         return cast(BinaryIO, bz2.BZ2File(raw))
     if location.endswith(".xz"):
-        return stream_of(raw, _unpack_xz(raw, location))
+        return cast(BinaryIO, lzma.LZMAFile(raw))
     if location.endswith(".zst"):
         import pyarrow as pa
 
-        stream = pa.CompressedInputStream(raw, "zstd")  # which closes `raw` when nothing holds it any more
-        return stream_of(stream, iter(partial(stream.read, _BLOCK_BYTES), b""))
+        return cast(BinaryIO, io.BufferedReader(pa.CompressedInputStream(raw, "zstd"), _BUFFER_BYTES))
     return raw
-
-
-def _unpack_xz(raw: BinaryIO, location: str) -> Iterator[bytes]:
-    """Yield the content of an `.xz` file in bounded memory; `lzma.LZMAFile` takes no limit."""
-    packed = raw.read(_BLOCK_BYTES)
-    while packed:
-        decompressor = lzma.LZMADecompressor(memlimit=_XZ_MEMORY_BYTES)
-        while not decompressor.eof:
-            if decompressor.needs_input and not (packed := packed or raw.read(_BLOCK_BYTES)):
-                raise EOFError("the compressed file ends too early")
-            try:
-                yield decompressor.decompress(packed, _BLOCK_BYTES)
-            except lzma.LZMAError as error:
-                if "Memory usage limit" not in str(error):
-                    raise
-                what = f"decompressing needs more than {_XZ_MEMORY_BYTES >> 20} MiB of memory"
-                remedy = "compress it again with a smaller dictionary, such as that of xz -9"
-                raise InputError(what, where=location, remedy=remedy) from error
-            packed = b""
-        packed = decompressor.unused_data.lstrip(b"\0")  # a further stream, after zeros that fill the first one up
-        while not packed and (block := raw.read(_BLOCK_BYTES)):
-            packed = block.lstrip(b"\0")
-
-
-def stream_of(file: BinaryIO, blocks: Iterator[bytes]) -> BinaryIO:
-    """Return a stream of the blocks that are made from those of a file, which is closed with it."""
-    return cast(BinaryIO, io.BufferedReader(_BlockStream(file, blocks), _BLOCK_BYTES))
-
-
-class _BlockStream(io.RawIOBase):
-    def __init__(self, file: BinaryIO, blocks: Iterator[bytes]) -> None:
-        self._file, self._blocks = file, blocks
-        self._ready = io.BytesIO()
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: Any) -> int:
-        while not (num_bytes := self._ready.readinto(buffer)):
-            block = next(self._blocks, None)
-            if block is None:
-                break
-            self._ready = io.BytesIO(block)
-        return num_bytes
-
-    def close(self) -> None:
-        self._file.close()
-        super().close()

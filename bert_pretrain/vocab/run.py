@@ -21,7 +21,6 @@ from bert_pretrain.text import documents
 from bert_pretrain.text.sources import Source, few_documents, finer_boundary, resolve
 from bert_pretrain.text.text_files import ByteRange
 from bert_pretrain.text.tokenizer import Tokenizer
-from bert_pretrain.text.tokenizer_folder import TOKENIZER
 from bert_pretrain.vocab.counting import Counts, count_groups, count_words
 from bert_pretrain.vocab.extend import extend_vocabulary
 from bert_pretrain.vocab.wordpiece import choose_alphabet, choose_words, special_tokens, train_wordpiece
@@ -109,13 +108,10 @@ def _choices(config: VocabConfig, old: Tokenizer | None) -> dict[str, Any]:
 def _is_intact(output: Path) -> bool:
     try:
         found = Tokenizer.load(output)
-        texts = found.contents()
-        del texts[TOKENIZER]  # whose form may be that of another version of the library
-        is_same = all((output / name).read_text(encoding="utf-8") == text for name, text in texts.items())
-    except (DataError, OSError, UnicodeDecodeError):
+    except DataError:
         return False
     written = manifest.read_manifest(output, "vocab", "--output")["tokenizer"]["hash"]
-    return is_same and (output / TOKENIZER).is_file() and found.hash == written
+    return found.hash == written and all((output / name).is_file() for name in found.files)
 
 
 def _count_groups(task: tuple[Path, Sequence[tuple[int, Sequence[ByteRange]]]], config: Config) -> None:
@@ -269,18 +265,14 @@ def _report(tokenizer: Tokenizer, figures: dict[str, Any], line: str, config: Vo
     print(f"{tokenizer.vocab_size:,} tokens from {figures['words']:,} words in {figures['documents']:,} documents")
     print(f"{line}\non {figures['measured_on']}: {' (before: '.join(measured)}{')' * (len(measured) - 1)}")
     if dropped := figures["dropped_rare_chunks"]["occurrences"]:
-        print(
-            f"the text has too many different words to keep: {dropped:,} occurrences of rare ones are not counted, "
-            f"at most {figures['dropped_rare_chunks']['at_most_of_one']:,} of any one"
-        )
+        print(f"the text has too many different words to keep: {dropped:,} occurrences of rare ones are not counted")
     for reason, count in figures["repairs_and_drops"].items():
         print(f"corpus: {count:,} {reason.replace('_', ' ')}")
     if (least := figures.get("words_seen_from_count", 1)) > config.min_frequency:
         print(f"words that occur fewer than {least:,} times are not learned from: too small a share of so much text")
     if "alphabet" in figures and tokenizer.vocab_size < config.size:
         print(
-            f"warning: the corpus is too small for vocab.size {config.size:,}; "
-            f"the vocabulary has {tokenizer.vocab_size:,} tokens, each made of pieces that occur together at least "
-            f"vocab.min_frequency ({config.min_frequency}) times\n  hint: use it as it is, give more text"
-            + (", or --set vocab.min_frequency=1" if config.min_frequency > 1 else "")
+            f"warning: the corpus is too small for vocab.size {config.size:,}; the vocabulary has "
+            f"{tokenizer.vocab_size:,} tokens, as vocab.min_frequency is {config.min_frequency}\n"
+            "  hint: use it as it is, give more text, or lower vocab.min_frequency"
         )

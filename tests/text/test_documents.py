@@ -23,7 +23,7 @@ from bert_pretrain.errors import ConfigError, InputError
 from bert_pretrain.io import manifest
 from bert_pretrain.text import documents, readers, text_files
 from bert_pretrain.text.documents import cut, read
-from bert_pretrain.text.sources import finer_boundary, has_one_sentence_a_line, resolve
+from bert_pretrain.text.sources import finer_boundary, resolve
 
 TEXTS = ["The first one.\nIt has two lines.", 'Zwei: "Größe", 3.', "第三个文档。\n它也有两行。", "Last 🙂."]
 COMPRESS: dict[str, Callable[[bytes], bytes]] = {
@@ -258,7 +258,6 @@ def test_the_layout_is_recognised(tmp_path: Path, english_documents, chinese_doc
     assert (source.boundary, source.splitter) == (
         ("blank_line", "lines") if layout == "lines" else ("file", "sentencex")
     )
-    assert not has_one_sentence_a_line("no ends here\n" * 50, language)
     (source,) = resolve([str(path)], DataConfig(document_boundary="line", sentence_splitter="sentencex"))
     assert (source.boundary, source.splitter) == ("line", "sentencex")
 
@@ -309,28 +308,13 @@ def test_every_line_may_be_a_document(tmp_path: Path, monkeypatch: pytest.Monkey
     assert not counts
 
 
-@pytest.mark.parametrize(
-    ("text", "boundary", "flag"),
-    [
-        ("One. Two.\n\nThree. Four.\n", "file", "a.txt=blank_line"),
-        ("ACGT\nACCT\n", "file", "a.txt=line"),
-        ("ACGT\nACCT\n", "blank_line", "a.txt=line"),
-        ("ACGT\nACCT\n", "line", ""),
-        ("One line.\n", "file", ""),
-    ],
-)
-def test_a_boundary_is_advised_that_is_not_in_effect_and_divides_the_text(tmp_path, text, boundary, flag) -> None:
-    path = write(tmp_path / "a.txt", text)
-    advice = finer_boundary(resolve([str(path)], DataConfig.model_validate({"document_boundary": boundary})))
-    assert flag in advice if flag else advice == ""
-
-
 def test_one_input_gets_a_boundary_of_its_own(tmp_path: Path) -> None:
     prose, lines = write(tmp_path / "prose.txt", "One. Two.\n\nThree.\n"), write(tmp_path / "lines.txt", "ACGT\nACCT\n")
     inputs = [str(prose), str(lines)]
     config = load_config(settings=[f"data.document_boundary={lines}=line"]).data
-    assert [source.boundary for source in resolve(inputs, config)] == ["file", "line"]
-    advice = finer_boundary(resolve(inputs, DataConfig())[1:])
-    assert f"document_boundary={lines}=line" in advice
+    sources = resolve(inputs, config)
+    assert [source.boundary for source in sources] == ["file", "line"]
+    assert "blank_line" in finer_boundary(sources)
+    assert finer_boundary(sources[1:]) == ""  # nothing divides lines
     with pytest.raises(ConfigError, match="no input"):
         resolve([str(prose)], config)

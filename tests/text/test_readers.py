@@ -149,12 +149,10 @@ def test_a_row_of_parquet_over_the_limit_is_one_message(tmp_path: Path, rows: li
 
 @pytest.mark.parametrize("depth", [101, 100_000])
 def test_a_record_nested_deeply_is_one_message(tmp_path: Path, depth: int) -> None:
-    (tmp_path / "a.jsonl").write_text(f'{{"text": "one", "n": {"7" * 5000}, "x": {"[" * depth}{"]" * depth}}}\n')
+    (tmp_path / "a.jsonl").write_text(f'{{"text": "one", "x": {"[" * depth}{"]" * depth}}}\n')
     with pytest.raises(InputError, match="nested") as caught:
         read(tmp_path / "a.jsonl")
     assert caught.value.where == f"{tmp_path}/a.jsonl: line 1"
-    (tmp_path / "b.jsonl").write_text(f'{{"n": -{"7" * 5000}, "label": 3}}\n')  # of thousands of digits
-    assert read(tmp_path / "b.jsonl")[0][0] == {"n": float("-inf"), "label": 3}
 
 
 JSON_VALUES = st.recursive(

@@ -106,7 +106,6 @@ MODEL = {"type": "WordPiece", "unk_token": "[UNK]", "continuing_subword_prefix":
     ("name", "values", "said"),
     [
         ("tokenizer_config.json", {"tokenizer_class": "BertJapaneseTokenizer"}, "BertJapaneseTokenizer"),
-        ("tokenizer_config.json", {"do_basic_tokenize": False}, "do_basic_tokenize"),
         ("tokenizer_config.json", {"added_tokens_decoder": {"24": {"content": "[E1]"}}}, r"\[E1\]"),
         ("tokenizer_config.json", {"added_tokens_decoder": {"0": "[PAD]"}}, "no tokenizer"),
         ("tokenizer_config.json", "[]", "tokenizer_config"),

@@ -129,17 +129,10 @@ def test_chinese_characters_stand_alone_or_are_learned_as_words(chinese_text, tm
 
 
 @pytest.mark.parametrize("setting", ["vocab.size=150", "vocab.limit_alphabet=20"])
-def test_an_alphabet_that_covers_too_little_is_refused_with_the_least_that_suffices(
-    chinese_text: Path, tmp_path: Path, setting: str
-) -> None:
+def test_an_alphabet_that_covers_too_little_is_refused(chinese_text: Path, tmp_path: Path, setting: str) -> None:
     with pytest.raises(ConfigError) as caught:
         make(chinese_text, tmp_path / "v", setting)
-    name, _, value = setting.partition("=")
-    assert caught.value.where == name
-    least = int(value) + int(re.search(r"by ([\d,]+)", caught.value.remedy)[1].replace(",", ""))
-    with pytest.raises(ConfigError):
-        make(chinese_text, tmp_path / "v", f"{name}={least - 1}")
-    make(chinese_text, tmp_path / "v", f"{name}={least}")
+    assert caught.value.where == setting.partition("=")[0]
 
 
 def test_a_small_corpus_gives_a_smaller_vocabulary_and_a_warning_and_none_is_refused(tmp_path: Path, capsys) -> None:
@@ -160,9 +153,9 @@ def test_the_same_command_again(english_text: Path, tmp_path: Path, capsys: pyte
         make(english_text, tmp_path / "v", "vocab.size=900")
     (tmp_path / "v" / "manifest.json").rename(tmp_path / "v" / "manifest.partial.json")
     make(english_text, tmp_path / "v", "vocab.size=800")
-    for name in ("vocab.txt", "tokenizer_config.json"):
-        path = tmp_path / "v" / name
-        path.write_bytes(path.read_bytes().replace(b"[MASK]", b"[MASk]"))
+    path = tmp_path / "v" / "vocab.txt"
+    for damage in (path.unlink, lambda: path.write_bytes(path.read_bytes().replace(b"the", b"teh"))):
+        damage()
         make(english_text, tmp_path / "v", "vocab.size=800")
         assert "damaged" in capsys.readouterr().out
         assert digests(tmp_path / "v") == before
