@@ -22,7 +22,7 @@ WORDS = ["the", "The", "cafe", "café", "Café", "un", "##fold", "##s", "中", "
 TOKENS = [*special_tokens(3), *WORDS]
 TEXTS = ("The café unfolds - a 中国.", "Café THE the\u0301 国中国 [MASK] unfoldé", "")
 NAMES = ("do_lower_case", "strip_accents", "tokenize_chinese_chars")
-SETTINGS = [dict(zip(NAMES, variant.values(), strict=True)) for variant in VARIANTS]
+SETTINGS = [dict(zip(NAMES, variant.values(), strict=True)) for variant in VARIANTS[::3]]
 
 
 def write_vocabulary(folder: Path, tokens: list[str] = TOKENS) -> Path:
