@@ -102,23 +102,25 @@ def test_hostile_texts_and_every_character_get_the_ids_of_transformers(both: Bot
     assert encode(both.encoder, texts) == both.ours.encode_texts(texts)
 
 
+OURS = build(lowercase=True, strip_accents=None, handle_chinese_chars=True)
+ENCODER = Encoder(OURS)
+
+
 @given(sentences=st.lists(st.one_of(ANYTHING, PLAIN), min_size=1, max_size=8))
 def test_sentences_encoded_together_equal_sentences_encoded_alone(sentences: list[str]) -> None:
-    ours = build(lowercase=True, strip_accents=None, handle_chinese_chars=True)
-    assert encode(Encoder(ours), sentences) == [ours.encode_text(sentence) for sentence in sentences]
-    assert encode(Encoder(ours), [""]) == [[]]
+    assert encode(ENCODER, sentences) == OURS.encode_texts(sentences)
+    assert encode(ENCODER, [""]) == [[]]
 
 
 @given(data=st.data())
 def test_a_cache_that_overflows_changes_nothing(data: st.DataObject) -> None:
     words = st.lists(st.sampled_from(["the", "words", "中", "a-b", "MASK", "é", "x.y"]), min_size=1, max_size=9)
     batches = data.draw(st.lists(st.lists(words.map(" ".join), min_size=1, max_size=4), min_size=1, max_size=6))
-    ours = build(lowercase=True, strip_accents=None, handle_chinese_chars=True)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(fast_tokenizer, "MAX_CACHED_WORDS", data.draw(st.integers(0, 4)))
-        encoder = Encoder(ours)
+        encoder = Encoder(OURS)
         found = [encode(encoder, batch) for batch in batches]
-    assert found == [[ours.encode_text(sentence) for sentence in batch] for batch in batches]
+    assert found == [OURS.encode_texts(batch) for batch in batches]
 
 
 def test_ids_above_65536_need_four_bytes() -> None:

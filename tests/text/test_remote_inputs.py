@@ -11,11 +11,11 @@ import pytest
 
 from bert_pretrain.config_file import load_config
 from bert_pretrain.errors import InputError, OutputError
-from bert_pretrain.examples.shards import DataFolder
 from bert_pretrain.make_data.run import make_data
 from bert_pretrain.text import documents
 from bert_pretrain.text.sources import resolve
 from bert_pretrain.vocab.run import make_vocab
+from tests.conftest import one_sentence_a_line
 
 from .test_documents import BY_BLANK_LINES, COMPRESS, FORMATS, TEXTS, read_all, refusal
 
@@ -122,31 +122,20 @@ def test_a_connection_that_breaks_is_named(server: Server, ending: str, sends_pa
 SETTINGS = ["data.max_seq_length=32", "data.dupe_factor=1", "data.document_boundary=blank_line"]
 
 
-def test_a_url_gives_the_shards_of_the_file_and_a_change_is_noticed(
-    server: Server, tmp_path: Path, english_text: Path, vocab_folder: Path
+def test_a_change_on_the_server_is_noticed_while_it_is_read_and_later(
+    server: Server, tmp_path: Path, english_documents: list[list[str]], vocab_folder: Path
 ) -> None:
-    config, url = load_config(settings=SETTINGS), f"{server.url}/english.txt"
-    server.files["english.txt"] = english_text.read_bytes()
-    here, there = (
-        make_data(config, [source], vocab_folder, tmp_path / name / "data", workers=1)
-        for name, source in (("here", str(english_text)), ("there", url))
-    )
-    assert DataFolder.open(there).shards("train") == DataFolder.open(here).shards("train")
-    server.headers = {"ETag": '"2"'}
-    with pytest.raises(OutputError, match="version"):
-        make_data(config, [url], vocab_folder, there, workers=1)
-
-
-@pytest.mark.parametrize("stage", ["vocab", "make-data"])
-def test_a_file_that_changes_on_the_server_while_it_is_read_is_refused(
-    server: Server, tmp_path: Path, english_text: Path, vocab_folder: Path, stage: str
-) -> None:
-    server.files["english.txt"], server.changes_after_gets = english_text.read_bytes(), 1
+    server.files["english.txt"] = one_sentence_a_line(english_documents[:20]).encode()
     config, inputs = load_config(settings=SETTINGS), [f"{server.url}/english.txt"]
-    run = {
-        "vocab": lambda: make_vocab(config, inputs, tmp_path / "vocab", workers=1),
-        "make-data": lambda: make_data(config, inputs, vocab_folder, tmp_path / "data", workers=1),
-    }
-    with pytest.raises(InputError, match="changed while it was read"):
-        run[stage]()
+    data = make_data(config, inputs, vocab_folder, tmp_path / "there" / "data", workers=1)
+    server.headers = {"ETag": '"1.5"'}
+    with pytest.raises(OutputError, match="version"):
+        make_data(config, inputs, vocab_folder, data, workers=1)
+    for run in (
+        lambda: make_vocab(config, inputs, tmp_path / "vocab", workers=1),
+        lambda: make_data(config, inputs, vocab_folder, tmp_path / "data", workers=1),
+    ):
+        server.num_gets, server.changes_after_gets = 0, 1
+        with pytest.raises(InputError, match="changed while it was read"):
+            run()
     assert not list((tmp_path / ".token-store").glob("*/part-*"))

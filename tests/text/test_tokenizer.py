@@ -1,6 +1,5 @@
 """A tokenizer, of word pieces or of whole words: its folder opens in `transformers` and loads back the same."""
 
-import json
 from pathlib import Path
 
 import numpy as np
@@ -9,7 +8,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer as Backend
 
-from bert_pretrain.errors import DataError
 from bert_pretrain.text.fast_tokenizer import Encoder
 from bert_pretrain.text.tokenizer import Tokenizer, find_extension, old_pieces
 from bert_pretrain.text.tokenizer_folder import SPECIAL_TOKENS
@@ -96,14 +94,6 @@ def test_ids_of_words_are_those_of_the_library(text: str, of_words: Path) -> Non
     ids, offsets = Encoder(OF_WORDS).encode(encoded, np.zeros(1, dtype=np.int64))
     assert (ids.tolist(), offsets.tolist()) == (expected, [0, len(expected)])
     assert not OF_WORDS.is_subword.any()
-
-
-@pytest.mark.parametrize("what", ["normalizer", "pre_tokenizer"])
-def test_another_treatment_of_words_is_refused(what: str, of_words: Path, tmp_path: Path) -> None:
-    found = json.loads((of_words / "tokenizer.json").read_text(encoding="utf-8"))
-    (tmp_path / "tokenizer.json").write_text(json.dumps({**found, what: {"type": "Lowercase"}}), encoding="utf-8")
-    with pytest.raises(DataError, match="whole words"):
-        Tokenizer.load(tmp_path)
 
 
 OLD = ["[PAD]", "[unused0]", "[unused1]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "un", "##fold", "##s", "a", "##a", "b"]
