@@ -26,11 +26,11 @@ def make(text: Path, output: Path, *settings: str, workers: int = 1) -> Tokenize
     return Tokenizer.load(make_vocab(load_config(settings=settings), [str(text)], output, workers=workers))
 
 
-def test_two_processes_with_other_hash_seeds_write_the_same_bytes(english_text: Path, tmp_path: Path) -> None:
-    for seed in "12":
-        command = [sys.executable, "-m", "bert_pretrain", "vocab", english_text, "--vocab-size", "2000"]
-        command += ["--output", tmp_path / seed, "--workers", seed]
-        subprocess.run(command, env={**os.environ, "PYTHONHASHSEED": seed}, check=True, capture_output=True)
+def test_processes_with_other_hash_seeds_write_the_same_bytes(english_text: Path, tmp_path: Path) -> None:
+    make(english_text, tmp_path / "1", "vocab.size=2000")
+    command = [sys.executable, "-m", "bert_pretrain", "vocab", english_text, "--vocab-size", "2000"]
+    command += ["--output", tmp_path / "2", "--workers", "2"]
+    subprocess.run(command, env={**os.environ, "PYTHONHASHSEED": "2"}, check=True, capture_output=True)
     assert digests(tmp_path / "1") == digests(tmp_path / "2")
 
 
