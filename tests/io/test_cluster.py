@@ -155,16 +155,14 @@ def test_an_address_that_cannot_be_used_is_one_message(address, settings, part, 
 
 def test_a_worker_tells_what_it_does_not_see(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("text")
-    sound = {"versions": tuple(cluster._versions().items()), "folders": (str(tmp_path),), "files": ()}
-
-    def difference(**changes: object) -> str:
-        return str(cluster.difference(Expectation(**{**sound, **changes})))
-
-    assert difference(files=((str(tmp_path / "a.txt"), 4),)) == "None"
-    assert "/nowhere" in difference(folders=("/nowhere",))
-    assert "/nowhere/a" in difference(files=(("/nowhere/a", 4),))
-    assert "4 bytes instead of 5" in difference(files=((str(tmp_path / "a.txt"), 5),))
-    assert "numpy" in difference(versions=(("numpy", "0.1"),))
+    expectation = Expectation.of([str(tmp_path)], [str(tmp_path / "a.txt"), str(tmp_path)])
+    assert cluster.difference(expectation) is None
+    changed = expectation._replace(facts=(*expectation.facts, ("numpy", "0.1")))
+    assert "numpy" in str(cluster.difference(changed))
+    (tmp_path / "a.txt").write_text("texts")
+    assert "a.txt is 5 bytes there" in str(cluster.difference(expectation))
+    (tmp_path / "a.txt").unlink()
+    assert "a.txt is no file" in str(cluster.difference(expectation))
 
 
 def certificate_of(folder: Path, name: str) -> str:
