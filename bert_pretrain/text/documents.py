@@ -167,7 +167,7 @@ def _split_long(text: str) -> Iterator[Document]:
 def _read_txt(part: ByteRange, config: DataConfig, counts: Counter[str]) -> Iterator[Document]:
     separator = _SEPARATORS[part.source.boundary]
     line_end = ""
-    for _, text in text_blocks(part, counts, whole_lines=False, strict=config.strict):
+    for text in text_blocks(part, counts, strict=config.strict):
         *documents, rest = separator.split(line_end + text) if separator else [text]
         for document in documents:
             yield Document(document, ends_document=True)

@@ -5,7 +5,6 @@ of `.txt`. Memory is bounded by a block of a file and the limit of a record; eve
 """
 
 import csv
-import io
 import itertools
 import json
 import re
@@ -130,8 +129,7 @@ def repair_surrogates(value: Any) -> Any:
 
 def _read_json(part: ByteRange, counts: Counter[str], strict: bool, max_bytes: int) -> Iterator[Record]:
     if part.source.format == "json":
-        blocks = (text for _, text in text_blocks(part, counts, whole_lines=False, strict=strict))
-        found = array_elements(blocks, part, max_bytes)
+        found = array_elements(text_blocks(part, counts, strict=strict), part, max_bytes)
     else:
         found = read_lines(part, counts, strict=strict, max_line_bytes=max_bytes)
     for text, position in found:
@@ -207,11 +205,10 @@ def _read_csv(
 
     def lines() -> Iterator[str]:
         nonlocal num_bytes
-        for _, text in text_blocks(part, counts, whole_lines=True, strict=strict, max_line_bytes=max_bytes):
-            for line in io.StringIO(text, newline=""):
-                num_bytes += len(line) if line.isascii() else len(line.encode())
-                check_record_size(num_bytes, max_bytes, position)
-                yield line
+        for line, _ in read_lines(part, counts, strict=strict, max_line_bytes=max_bytes):
+            num_bytes += 1 + (len(line) if line.isascii() else len(line.encode()))
+            check_record_size(num_bytes, max_bytes, position)
+            yield f"{line}\n"
 
     dialect = _TSV if part.source.format == "tsv" else {"strict": True, "delimiter": part.source.delimiter}
     csv.field_size_limit(max(max_bytes, csv.field_size_limit()))  # the process's; ours is the record's
