@@ -117,19 +117,19 @@ def as_utf8(file: BinaryIO, encoding: str) -> BinaryIO:
 
 class _Recoded(io.RawIOBase):
     def __init__(self, file: BinaryIO, encoding: str) -> None:
-        self._file, self._ready, self._is_end = file, io.BytesIO(), False
+        self._file, self._ready = file, io.BytesIO()
         self._decoder = codecs.getincrementaldecoder(encoding)(_MARKING)
 
     def readable(self) -> bool:
         return True
 
     def readinto(self, buffer: Any) -> int:
-        while not (num_bytes := self._ready.readinto(buffer)) and not self._is_end:
+        block = b"more"
+        while not (num_bytes := self._ready.readinto(buffer)) and block:
             block = self._file.read(_BLOCK_BYTES)
-            self._is_end = not block
-            text = self._decoder.decode(block, final=self._is_end)
+            text = self._decoder.decode(block, final=not block)
             self._ready = io.BytesIO(text.encode("utf-8", "surrogateescape"))
-        return num_bytes
+        return num_bytes or self._ready.readinto(buffer)
 
     def close(self) -> None:
         self._file.close()

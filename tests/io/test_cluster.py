@@ -163,37 +163,3 @@ def test_a_worker_tells_what_it_does_not_see(tmp_path: Path) -> None:
     assert "a.txt is 5 bytes there" in str(cluster.difference(expectation))
     (tmp_path / "a.txt").unlink()
     assert "a.txt is no file" in str(cluster.difference(expectation))
-
-
-def certificate_of(folder: Path, name: str) -> str:
-    """Make a self-signed certificate with its key in one file, and return its path."""
-    key, certificate = folder / f"{name}.key", folder / f"{name}.pem"
-    command = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"]
-    command += ["-days", "2", "-subj", f"/CN={name}", "-keyout", str(key), "-out", str(certificate)]
-    subprocess.run(command, check=True, capture_output=True)
-    certificate.write_text(certificate.read_text() + key.read_text())
-    return str(certificate)
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(shutil.which("openssl") is None, reason="makes a certificate with openssl")
-def test_tls_takes_its_certificates_from_the_configuration_of_dask_and_refuses_others(tmp_path: Path) -> None:
-    import dask
-
-    own, foreign = (certificate_of(tmp_path, name) for name in ("own", "foreign"))
-    keys = ("CA_FILE", "SCHEDULER__CERT", "WORKER__CERT", "CLIENT__CERT")
-    running = LoopbackCluster(tmp_path, protocol="tls", **{f"DASK_DISTRIBUTED__COMM__TLS__{key}": own for key in keys})
-    try:
-        assert running.address.startswith("tls://")
-        running.add_worker()
-        for certificate in (own, foreign):
-            tls = {"distributed.comm.tls.ca-file": certificate, "distributed.comm.tls.client.cert": certificate}
-            with dask.config.set(tls):
-                if certificate == own:
-                    with cluster.connect(running.address, folders=[tmp_path], files=[]) as pool:
-                        assert pool.submit(abs, -7, "task").result(timeout=60) == 7
-                else:
-                    with pytest.raises(ConfigError, match="cannot reach a scheduler"):
-                        cluster.connect(running.address, folders=[], files=[]).__enter__()
-    finally:
-        running.close()

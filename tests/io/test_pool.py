@@ -14,6 +14,7 @@ import pytest
 from tqdm import tqdm
 
 from bert_pretrain.errors import UserError
+from bert_pretrain.io.cores import available_cores
 from bert_pretrain.io.pool import LocalPool, progress_bar, run_each
 
 
@@ -91,31 +92,13 @@ def test_workers_do_not_outlive_an_interrupted_parent(tmp_path: Path, number: si
         time.sleep(0.05)
 
 
-STOPPED = """
-import sys, time
-from tqdm import tqdm
-from bert_pretrain.io.pool import run_each
-def work(number):
-    list(tqdm(range(2), disable=None))  # as in the libraries that a task uses
-    time.sleep(1)
-    sys.exit(1 / number)
-if __name__ == '__main__':
-    list(run_each(work, [0, 0], workers=2, description='test', unit='task'))
-"""
-
-
-def test_a_worker_that_is_stopped_leaves_no_semaphore(tmp_path: Path) -> None:
-    (tmp_path / "script.py").write_text(STOPPED)
-    done = subprocess.run([sys.executable, str(tmp_path / "script.py")], capture_output=True, text=True, check=False)
-    assert "ZeroDivisionError" in done.stderr
-    assert "leaked" not in done.stderr
-
-
-@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="the system cannot limit a process to some cores")
 def test_a_process_that_is_limited_to_one_core_counts_one() -> None:
-    program = "import os; os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})\n"
-    program += "from bert_pretrain.io.cores import available_cores; print(available_cores())"
-    assert subprocess.run([sys.executable, "-c", program], capture_output=True, check=True).stdout == b"1\n"
+    allowed = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {min(allowed)})
+    try:
+        assert available_cores() == 1
+    finally:
+        os.sched_setaffinity(0, allowed)
 
 
 @pytest.mark.parametrize("is_terminal", [False, True])
