@@ -14,9 +14,11 @@ from pathlib import Path
 import pytest
 
 from bert_pretrain.config_file import load_config
-from bert_pretrain.errors import ConfigError
+from bert_pretrain.errors import ConfigError, DataError
 from bert_pretrain.io import cluster
 from bert_pretrain.io.cluster import Expectation
+from bert_pretrain.io.files import read_json
+from bert_pretrain.io.pool import run_each
 from bert_pretrain.make_data.run import make_data
 from tests.conftest import REPOSITORY, digests, one_sentence_a_line
 
@@ -86,7 +88,7 @@ def shards(output: Path) -> int:
 
 
 def test_a_cluster_that_loses_a_worker_makes_the_bytes_of_one_process(
-    loopback: LoopbackCluster, tmp_path: Path, english_documents: list[list[str]], vocab_folder: Path, command_line
+    loopback: LoopbackCluster, tmp_path: Path, english_documents: list[list[str]], vocab_folder: Path
 ) -> None:
     doomed, _ = loopback.add_worker(), loopback.add_worker()
     text, output = tmp_path / "a.txt", tmp_path / "data"
@@ -107,14 +109,14 @@ def test_a_cluster_that_loses_a_worker_makes_the_bytes_of_one_process(
     odd = loopback.add_worker(cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(tmp_path / "other")})
     note = (loopback.folder / f"dask_worker{len(loopback.processes) - 1}.log").read_text
     wait_for(lambda: "Registered to" in note())
-    (tmp_path / "a.jsonl").write_text('{"text": "a"}\n{broken\n')
-    for part in ("0.0.7", f"where: {tmp_path}/a.jsonl: line 2"):
-        done = command_line("vocab", tmp_path / "a.jsonl", "--output", tmp_path / "v", "--scheduler", loopback.address)
-        assert (done.returncode, done.stderr.count("error: ")) == (2, 1)
-        assert part in done.stderr
-        assert "Traceback" not in done.stderr
-        odd.kill()
-        odd.wait()
+    with pytest.raises(DataError, match=r"0\.0\.7"):
+        cluster.connect(loopback.address, folders=[tmp_path], files=[]).__enter__()
+    odd.kill()
+    odd.wait()
+    with cluster.connect(loopback.address, folders=[tmp_path], files=[]) as pool:
+        results = run_each(read_json, [tmp_path / "none.json"] * 2, workers=pool, description="read", unit="file")
+        with pytest.raises(DataError, match=r"none\.json"):
+            list(results)
 
 
 @pytest.mark.slow
