@@ -145,7 +145,7 @@ def resolve(
     sources += held_out
     _check_names(inputs, sources, config)
     if unversioned := [source.location for source in sources if not source.version]:
-        print(f"no version is known for {unversioned[0]} …: if its content changes, that will not be detected")
+        print(f"no version is known for {', '.join(unversioned[:3])}: a change of the content will not be detected")
     if not looks:
         return sources
     sources = [examined(source, config, whole_words=whole_words) for source in sources]

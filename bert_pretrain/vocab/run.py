@@ -69,7 +69,7 @@ def make_vocab(
             manifest.reopen(output)
         remove_temporaries(output)
         counts = _count(sources, output, config, workers, scheduler)
-        tokenizer, figures, line = _make(counts, old, config, inputs[0])
+        tokenizer, figures = _make(counts, old, config, inputs[0])
         tokenizer.save(output)
         body = {
             "config": {"vocab": config.vocab.model_dump(mode="json")},
@@ -78,7 +78,7 @@ def make_vocab(
             "figures": figures,
         }
         manifest.complete(output, "vocab", identity, body)
-    _report(tokenizer, figures, line, config.vocab)
+    _report(tokenizer, figures, config.vocab)
     if (few := few_documents(figures["documents"])) and (finer := finer_boundary(sources)):
         print(f"warning: {few}, for make-data too\n  hint: {finer}")
     print(f"tokenizer folder: {output}")
@@ -166,15 +166,15 @@ def merge_counts(files: Sequence[Path], pool: Pool) -> Counts:
     return _merged(files)
 
 
-def _make(counts: Counts, old: Tokenizer | None, config: Config, where: str) -> tuple[Tokenizer, dict[str, Any], str]:
-    """Train or extend a vocabulary; returns its tokenizer, what the manifest says of it and of the text, and a line."""
+def _make(counts: Counts, old: Tokenizer | None, config: Config, where: str) -> tuple[Tokenizer, dict[str, Any]]:
+    """Train or extend a vocabulary; returns its tokenizer, and what the manifest says of it and of the text."""
     words = count_words(counts.learned, config.vocab)
     if not words:
         raise InputError("the inputs hold no text", where=where, remedy="give files with text in them")
-    tokenizer, made, line = _train(words, config) if old is None else _extend(words, old, config.vocab)
+    tokenizer, made = _train(words, config) if old is None else _extend(words, old, config.vocab)
     held_out = count_words(counts.held_out, config.vocab)
     measured = held_out or words
-    metrics = {
+    return tokenizer, {
         "documents": counts.documents,
         "words": words.total(),
         "distinct_words": len(words),
@@ -183,19 +183,19 @@ def _make(counts: Counts, old: Tokenizer | None, config: Config, where: str) -> 
         "measured_on": "held-out documents" if held_out else "the training text: too few documents to hold one out",
         **measure(tokenizer, measured),
         **({} if old is None else {"before": measure(old, measured)}),
+        **made,
     }
-    return tokenizer, {**metrics, **made}, line
 
 
-def _train(words: Counter[str], config: Config) -> tuple[Tokenizer, dict[str, Any], str]:
+def _train(words: Counter[str], config: Config) -> tuple[Tokenizer, dict[str, Any]]:
     """Return a vocabulary of its own, and what the manifest says of its alphabet, or of its words."""
     vocab = config.vocab
     if vocab.tokens == "words":
         tokenizer = Tokenizer.of_words(choose_words(words, vocab))
         kept = [words[token] for token in tokenizer.tokens if words[token]]
         share = sum(kept) / words.total()
-        line = f"{len(kept):,} of {len(words):,} different words cover {share:.4%} of the text"
-        return tokenizer, {"whole_words": {"distinct": len(words), "coverage": share}}, line
+        print(f"{len(kept):,} of {len(words):,} different words cover {share:.4%} of the text")
+        return tokenizer, {"whole_words": {"distinct": len(words), "coverage": share}}
     alphabet = choose_alphabet(words, vocab.limit_alphabet, _room(config))
     tokens, divisor = train_wordpiece(words, alphabet, vocab)
     tokenizer = Tokenizer(tokens, **vocab.model_dump(include={"lowercase", "strip_accents", "handle_chinese_chars"}))
@@ -206,11 +206,11 @@ def _train(words: Counter[str], config: Config) -> tuple[Tokenizer, dict[str, An
         "left_out": len(alphabet.left_out),
         "most_frequent_left_out": alphabet.left_out[:50],
     }
-    line = (
+    print(
         f"alphabet: {len(alphabet.characters):,} characters cover {alphabet.coverage:.4%}, {len(alphabet.left_out):,} "
+        f"rarer ones left out{': ' if alphabet.left_out else ''}{' '.join(alphabet.left_out[:10])}"
     )
-    line += f"rarer ones left out{': ' if alphabet.left_out else ''}{' '.join(alphabet.left_out[:10])}"
-    return tokenizer, {"alphabet": described, "words_seen_from_count": int(divisor / 2) + 1}, line
+    return tokenizer, {"alphabet": described, "words_seen_from_count": int(divisor / 2) + 1}
 
 
 def _room(config: Config) -> int:
@@ -226,7 +226,7 @@ def _room(config: Config) -> int:
     return config.vocab.size - reserved
 
 
-def _extend(words: Counter[str], old: Tokenizer, config: VocabConfig) -> tuple[Tokenizer, dict[str, Any], str]:
+def _extend(words: Counter[str], old: Tokenizer, config: VocabConfig) -> tuple[Tokenizer, dict[str, Any]]:
     """Return the extended vocabulary, and what the manifest says of each new token."""
     tokenizer, added = extend_vocabulary(words, old, add_tokens=config.add_tokens, min_frequency=config.min_frequency)
     if not added:
@@ -237,9 +237,9 @@ def _extend(words: Counter[str], old: Tokenizer, config: VocabConfig) -> tuple[T
         )
     in_slots = sum(token["id"] < old.vocab_size for token in added)
     examples = ", ".join(f"{token['token']} ({' '.join(token['pieces'])})" for token in added[:5])
-    line = f"{len(added):,} new: {in_slots:,} in unused slots, {len(added) - in_slots:,} at the end: {examples}, …"
+    print(f"{len(added):,} new: {in_slots:,} in unused slots, {len(added) - in_slots:,} at the end: {examples}, …")
     extends = {"folder": str(old.folder), "hash": old.hash, "vocab_size": old.vocab_size}
-    return tokenizer, {"extends": extends, "added": added}, line
+    return tokenizer, {"extends": extends, "added": added}
 
 
 def measure(tokenizer: Tokenizer, words: Counter[str]) -> dict[str, Any]:
@@ -256,14 +256,12 @@ def measure(tokenizer: Tokenizer, words: Counter[str]) -> dict[str, Any]:
     }
 
 
-def _report(tokenizer: Tokenizer, figures: dict[str, Any], line: str, config: VocabConfig) -> None:
-    measured = [
-        f"[UNK] {found['unk_share_of_words']:.4%} of words, {found['pieces_per_word']:.3f} pieces per word"
-        for found in (figures, figures.get("before"))
-        if found
-    ]
+def _report(tokenizer: Tokenizer, figures: dict[str, Any], config: VocabConfig) -> None:
     print(f"{tokenizer.vocab_size:,} tokens from {figures['words']:,} words in {figures['documents']:,} documents")
-    print(f"{line}\non {figures['measured_on']}: {' (before: '.join(measured)}{')' * (len(measured) - 1)}")
+    for name, found in (("", figures), ("before, ", figures.get("before"))):
+        if found:
+            share, pieces = found["unk_share_of_words"], found["pieces_per_word"]
+            print(f"{name}on {figures['measured_on']}: [UNK] {share:.4%} of words, {pieces:.3f} pieces per word")
     if dropped := figures["dropped_rare_chunks"]["occurrences"]:
         print(f"the text has too many different words to keep: {dropped:,} occurrences of rare ones are not counted")
     for reason, count in figures["repairs_and_drops"].items():
