@@ -3,10 +3,10 @@
 import json
 import os
 import shutil
-import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -28,13 +28,11 @@ SETTINGS = ["data.max_seq_length=32", "data.dupe_factor=3", "data.examples_per_s
 class LoopbackCluster:
     """A scheduler and its workers, each a process of its own."""
 
-    def __init__(self, folder: Path, *, protocol: str = "tcp", **environment: str) -> None:
+    def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.environment = {**os.environ, **environment}
         self.processes: list[subprocess.Popen[bytes]] = []
         note = folder / "scheduler.json"
-        place = ["--host", "127.0.0.1", "--port", "0", "--protocol", protocol]
-        self._start("dask_scheduler", *place, "--scheduler-file", str(note))
+        self._start("dask_scheduler", "--host", "127.0.0.1", "--port", "0", "--scheduler-file", str(note))
         wait_for(lambda: note.exists() and note.read_text().endswith("}"))
         self.address = str(json.loads(note.read_text())["address"])
 
@@ -46,7 +44,7 @@ class LoopbackCluster:
         command = [sys.executable, "-m", f"distributed.cli.{module}", *arguments, "--no-dashboard"]
         with (self.folder / f"{module}{len(self.processes)}.log").open("w") as log:
             process: subprocess.Popen[bytes] = subprocess.Popen(
-                command, stdout=log, stderr=log, **{"cwd": REPOSITORY, "env": self.environment, **options}
+                command, stdout=log, stderr=log, **{"cwd": REPOSITORY, **options}
             )  # type: ignore[call-overload]
         self.processes.append(process)
         return process
@@ -72,36 +70,31 @@ def loopback(tmp_path: Path) -> Iterator[LoopbackCluster]:
     running.close()
 
 
-def start(text: Path, vocab: Path, output: Path, address: str) -> "subprocess.Popen[str]":
-    # Relative paths, as people type them: the workers run elsewhere.
-    command = ["make-data", os.path.relpath(text, output.parent), "--vocab", os.path.relpath(vocab, output.parent)]
-    command += ["--output", output.name, "--scheduler", address, *(f"--set={setting}" for setting in SETTINGS)]
-    return subprocess.Popen(
-        [sys.executable, "-m", "bert_pretrain", *command],
-        cwd=output.parent, env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-    )  # fmt: skip
-
-
 def shards(output: Path) -> int:
     return len(list(output.glob("train/[0-9]*.parquet")))
 
 
 def test_a_cluster_that_loses_a_worker_makes_the_bytes_of_one_process(
-    loopback: LoopbackCluster, tmp_path: Path, english_documents: list[list[str]], vocab_folder: Path
+    loopback: LoopbackCluster, tmp_path: Path, english_documents: list[list[str]], vocab_folder: Path, monkeypatch
 ) -> None:
     doomed, _ = loopback.add_worker(), loopback.add_worker()
-    text, output = tmp_path / "a.txt", tmp_path / "data"
-    text.write_text(one_sentence_a_line(english_documents[:40]))
-    process = start(text, vocab_folder, output, loopback.address)
-    wait_for(lambda: shards(output) >= 3 or process.poll() is not None)
-    doomed.send_signal(signal.SIGKILL)
-    assert not (output / "manifest.json").exists()
-    _, stderr = process.communicate(timeout=180)
-    assert process.returncode == 0, stderr
-    here = make_data(load_config(settings=SETTINGS), [str(text)], vocab_folder, tmp_path / "here" / "data", workers=1)
-    # The manifest names the input as it was typed.
-    assert {**digests(output), "manifest.json": ""} == {**digests(here), "manifest.json": ""}
+    config, output = load_config(settings=SETTINGS), tmp_path / "data"
+    (tmp_path / "a.txt").write_text(one_sentence_a_line(english_documents[:40]))
+    is_late = []
+
+    def lose_a_worker() -> None:
+        wait_for(lambda: shards(output) >= 3)
+        doomed.kill()
+        is_late.append((output / "manifest.json").exists())
+
+    watcher = threading.Thread(target=lose_a_worker)
+    watcher.start()
+    monkeypatch.chdir(tmp_path)  # relative paths, as people type them: the workers run elsewhere
+    make_data(config, ["a.txt"], Path(os.path.relpath(vocab_folder)), Path("data"), scheduler=loopback.address)
+    watcher.join()
+    assert is_late == [False]
+    here = make_data(config, ["a.txt"], vocab_folder, tmp_path / "here" / "data", workers=1)
+    assert digests(output) == digests(here)
 
     # A worker of another version, and then a mistake of a task: one message each.
     shutil.copytree(REPOSITORY / "bert_pretrain", tmp_path / "other" / "bert_pretrain")
@@ -121,18 +114,21 @@ def test_a_cluster_that_loses_a_worker_makes_the_bytes_of_one_process(
 
 @pytest.mark.slow
 def test_a_cluster_without_workers_waits_for_them_and_a_scheduler_that_dies_is_one_message(
-    loopback: LoopbackCluster, tmp_path: Path, english_text: Path, vocab_folder: Path
+    loopback: LoopbackCluster, tmp_path: Path, english_text: Path, vocab_folder: Path, capsys
 ) -> None:
-    output = tmp_path / "data"
-    process = start(english_text, vocab_folder, output, loopback.address)
-    assert any("waiting for workers" in line for line in process.stdout)
-    loopback.add_worker()
-    wait_for(lambda: shards(output) >= 5)
-    loopback.processes[0].kill()
-    _, stderr = process.communicate(timeout=180)
-    assert process.returncode == 2
-    assert "the scheduler is gone" in stderr
-    assert "Traceback" not in stderr
+    def come_and_die() -> None:
+        time.sleep(1)
+        loopback.add_worker()
+        wait_for(lambda: shards(tmp_path / "data") >= 5)
+        loopback.processes[0].kill()
+
+    watcher = threading.Thread(target=come_and_die)
+    watcher.start()
+    config = load_config(settings=SETTINGS)
+    with pytest.raises(DataError, match="the scheduler is gone"):
+        make_data(config, [str(english_text)], vocab_folder, tmp_path / "data", scheduler=loopback.address)
+    watcher.join()
+    assert "waiting for workers" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
