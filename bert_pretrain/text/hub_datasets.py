@@ -110,10 +110,8 @@ def open_dataset(location: str, *, streaming: bool = False) -> dict[str, Any]:
     _, name, config, split = parsed
     data: Any
     if parsed.is_saved:  # split by split, for `datasets` cannot open one without rows
-        names, remedy = (
-            parsed.saved_splits,
-            "a split without rows cannot be read; a file may be damaged: write it again",
-        )
+        names = parsed.saved_splits
+        remedy = "a split without rows cannot be read; a file may be damaged: write it again"
         if split and split not in names:
             raise _no_split(split, location, names)
         folders = {each: str(Path(name, each)) for each in ([split] if split else names or [""])}
