@@ -33,7 +33,7 @@ from bert_pretrain.config_keys import dump_yaml
 from bert_pretrain.errors import OutputError, UserError
 from bert_pretrain.examples.shards import DataFolder, ShardRecord, damage_of, read_shard
 from bert_pretrain.finetune.predict import read_unlabelled
-from bert_pretrain.finetune.row_files import FORMATS, OF_TASKS, check_rows, write_rows
+from bert_pretrain.finetune.row_files import check_rows, write_rows
 from bert_pretrain.finetune.rows import LabelledInput
 from bert_pretrain.finetune.run import HEADS
 from bert_pretrain.finetune.settings import Settings
@@ -250,14 +250,14 @@ def of_tables(folder: Path) -> Iterator[Target]:
     }
 
     def read(path: Path) -> None:
-        """Read rows as `finetune` and `predict` do, encode them, and write them in every format."""
+        """Read rows as `finetune` and `predict` do, encode them, and write them."""
         head = HEADS[path.name.partition(".")[0]]
         with contextlib.suppress(UserError):
             head(Settings(regression=path.suffix == ".jsonl"), tokenizer).read(LabelledInput(str(path), "--train"))
         task = head(Settings(pair_field="label", max_length=32, stride=8), tokenizer)
         rows, examples = read_unlabelled(task, LabelledInput(str(path), "INPUT"), skip_empty=True)
         task.encode(examples, "input", Counter())
-        for ending in FORMATS.keys() - OF_TASKS:
+        for ending in (".csv", ".parquet"):
             with contextlib.suppress(OutputError):
                 check_rows(folder / f"rows{ending}", rows)
                 write_rows(folder / f"rows{ending}", rows)

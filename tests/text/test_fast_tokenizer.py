@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bert_pretrain.text import fast_tokenizer
@@ -73,10 +73,11 @@ class Both:
         assert encode(self.encoder, [text]) == [expected]
 
 
-DISTINCT = [variant for variant in VARIANTS if variant["strip_accents"] is not variant["lowercase"]]  # None is that
-
-
-@pytest.fixture(scope="module", params=DISTINCT, ids=lambda variant: "-".join(map(str, variant.values())))
+@pytest.fixture(
+    scope="module",
+    params=[VARIANTS[index] for index in (0, 5, 7, 8)],
+    ids=lambda variant: "-".join(map(str, variant.values())),
+)
 def both(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Both:
     return Both(request.param, tmp_path_factory.mktemp("tokenizer"))
 
@@ -112,6 +113,7 @@ def test_sentences_encoded_together_equal_sentences_encoded_alone(sentences: lis
     assert encode(ENCODER, [""]) == [[]]
 
 
+@settings(max_examples=20)
 @given(data=st.data())
 def test_a_cache_that_overflows_changes_nothing(data: st.DataObject) -> None:
     words = st.lists(st.sampled_from(["the", "words", "中", "a-b", "MASK", "é", "x.y"]), min_size=1, max_size=9)

@@ -73,12 +73,11 @@ LONG = "a" * MIN_RECORD_BYTES
         ("a.jsonl", f'{{"text": "b"}}\n{{"text": "{LONG}"}}\n', "line 2"),
         ("a.json", f'[{{"text": "b"}}, {{"text": "{LONG}"}}]', "record 2"),
         ("a.csv", 'text\nb\n"' + "unclosed\n" * (MIN_RECORD_BYTES // 8), "line 3"),
-        ("a.csv.gz", 'text\nb\n"' + "开\n" * (MIN_RECORD_BYTES // 4 + 1), "line 3"),
         ("a.tsv", f"text\tn\nb\t1\n{LONG}\t2\n", "line 3"),
     ],
 )
 def test_a_record_over_the_limit_is_one_message(tmp_path: Path, name: str, content: str, where: str) -> None:
-    path = write(tmp_path / name, gzip.compress(content.encode(), 1) if name.endswith(".gz") else content)
+    path = write(tmp_path / name, content)
     with pytest.raises(InputError, match=f"{MIN_RECORD_BYTES:,} bytes") as caught:
         read(path, max_bytes=MIN_RECORD_BYTES)
     assert caught.value.where == f"{path}: {where}"
