@@ -119,5 +119,5 @@ def decompress(raw: BinaryIO, location: str) -> BinaryIO:
     if location.endswith(".zst"):
         import pyarrow as pa
 
-        return cast(BinaryIO, io.BufferedReader(pa.CompressedInputStream(raw, "zstd"), _BUFFER_BYTES))
+        return cast(BinaryIO, io.BufferedReader(pa.CompressedInputStream(raw, "zstd"), 1 << 16))
     return raw
