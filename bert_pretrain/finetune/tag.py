@@ -10,7 +10,6 @@ from itertools import pairwise
 from typing import Any
 
 import numpy as np
-from tokenizers.normalizers import BertNormalizer
 from tokenizers.pre_tokenizers import BertPreTokenizer
 
 from bert_pretrain.config import names_of
@@ -20,7 +19,7 @@ from bert_pretrain.finetune.rows import LabelledInput, Row, UnusableRow, read_ro
 from bert_pretrain.finetune.settings import Settings
 from bert_pretrain.finetune.task import DIVIDED, IGNORED, Example, Task, Window, encodings, quiet_warnings
 from bert_pretrain.text.readers import join_fields
-from bert_pretrain.text.tokenizer import Tokenizer
+from bert_pretrain.text.tokenizer import Tokenizer, bert_normalizer
 
 OUTSIDE = "O"
 _TAG = re.compile(r"O|([BIMESLUW])-(\S+)")
@@ -65,7 +64,7 @@ class Tag(Task):
         if column in row.values or not texts or not all(text is None or isinstance(text, str) for text in texts):
             return row
         splits_ideographs = bool(self.tokenizer.settings["tokenize_chinese_chars"])
-        normalizer = BertNormalizer(lowercase=False, strip_accents=False, handle_chinese_chars=splits_ideographs)
+        normalizer = bert_normalizer(lowercase=False, strip_accents=False, handle_chinese_chars=splits_ideographs)
         words = BertPreTokenizer().pre_tokenize_str(normalizer.normalize_str(join_fields(texts)))
         return replace(row, values={**row.values, column: [word for word, _ in words]})
 

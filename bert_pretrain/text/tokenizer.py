@@ -76,7 +76,7 @@ class Tokenizer:
         else:
             word_piece = models.WordPiece(ids, unk_token=UNKNOWN, max_input_chars_per_word=MAX_WORD_CHARACTERS)
             self.backend = Backend(word_piece)
-            self.backend.normalizer = normalizers.BertNormalizer(
+            self.backend.normalizer = bert_normalizer(
                 lowercase=lowercase, strip_accents=strip_accents, handle_chinese_chars=handle_chinese_chars
             )
             self.backend.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
@@ -201,6 +201,8 @@ def _load_once(folder: Path, lowercase: bool, hash_: str) -> Tokenizer:
         raise DataError(what, where=str(folder), remedy="run the command again")
     return tokenizer
 
+
+bert_normalizer = normalizers.BertNormalizer  # BERT's text clean-up
 
 _WORD_LEVEL_CONFIG = {
     "tokenizer_class": "PreTrainedTokenizerFast",

@@ -14,13 +14,13 @@ from typing import Self
 
 import numpy as np
 from tokenizers import pre_tokenizers
-from tokenizers.normalizers import BertNormalizer
 
 from bert_pretrain.config import Config, VocabConfig
 from bert_pretrain.rng import stream
 from bert_pretrain.text import documents
 from bert_pretrain.text.fast_tokenizer import FIRST_WORD_NUMBER, ChunkTable, characters
 from bert_pretrain.text.text_files import ByteRange
+from bert_pretrain.text.tokenizer import bert_normalizer
 
 HELD_OUT_SHARE = 0.01
 MAX_DISTINCT = 1 << 21
@@ -144,7 +144,7 @@ def count_words(chunk_counts: Mapping[bytes, int], config: VocabConfig) -> Count
             for word, _ in white_space.pre_tokenize_str(chunk.decode()):
                 words[word] += count
         return words
-    normalizer = BertNormalizer(**config.model_dump(include={"lowercase", "strip_accents", "handle_chinese_chars"}))
+    normalizer = bert_normalizer(**config.model_dump(include={"lowercase", "strip_accents", "handle_chinese_chars"}))
     pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     for chunk, count in chunk_counts.items():
         if chunk.isalnum():  # ASCII letters and digits alone: one word, nothing to clean
