@@ -5,6 +5,7 @@ of `.txt`. Memory is bounded by a block of a file and the limit of a record; eve
 """
 
 import csv
+import io
 import itertools
 import json
 import re
@@ -205,10 +206,16 @@ def _read_csv(
 
     def lines() -> Iterator[str]:
         nonlocal num_bytes
-        for line, _ in read_lines(part, counts, strict=strict, max_line_bytes=max_bytes):
-            num_bytes += 1 + (len(line) if line.isascii() else len(line.encode()))
-            check_record_size(num_bytes, max_bytes, position)
-            yield f"{line}\n"
+        rest = ""  # of a block that ends inside a line
+        for block in itertools.chain(text_blocks(part, counts, strict=strict), [""]):
+            text = rest + block
+            end = text.rfind("\n") + 1 if block else len(text)
+            for line in io.StringIO(text[:end], newline=""):
+                num_bytes += len(line) if line.isascii() else len(line.encode())
+                check_record_size(num_bytes, max_bytes, position)
+                yield line
+            rest = text[end:]
+            check_record_size(num_bytes + len(rest.encode()), max_bytes, position)
 
     dialect = _TSV if part.source.format == "tsv" else {"strict": True, "delimiter": part.source.delimiter}
     csv.field_size_limit(max(max_bytes, csv.field_size_limit()))  # the process's; ours is the record's
