@@ -157,7 +157,7 @@ def _records(source: LabelledInput, text_field: str) -> Iterable[Record]:
 def read_text(source: LabelledInput) -> str:
     """Return a whole text file, decompressed, without a byte order mark."""
     texts: list[str] = []
-    for _, text in text_blocks(ByteRange(_file(source, "txt")), Counter(), whole_lines=True):
+    for text in text_blocks(ByteRange(_file(source, "txt")), Counter()):
         texts.append(text)
         check_record_size(sum(map(len, texts)), MAX_RECORD_BYTES, source.location)
     return "".join(texts)

@@ -11,7 +11,6 @@ import contextlib
 import hashlib
 import logging
 import os
-import platform
 import re
 import secrets
 import time
@@ -32,13 +31,39 @@ _RUN_AGAIN = "run the same command again; it continues where it stopped"
 
 
 class Expectation(NamedTuple):
-    """What every worker must have in common with the process that sends it work."""
+    """What every worker must have in common with the process that sends it work; absolute paths."""
 
-    versions: tuple[tuple[str, str], ...]
     folders: tuple[str, ...]
-    """Absolute paths of folders that all write to."""
-    files: tuple[tuple[str, int], ...]
-    """Absolute paths of inputs and folders that all read, and their sizes in bytes, -1 for a folder."""
+    """All write to them."""
+    files: tuple[str, ...]
+    """Inputs and folders that all read."""
+    facts: tuple[tuple[str, str], ...]
+    """What this process sees of them, and its versions."""
+
+    @staticmethod
+    def of(folders: Sequence[str], files: Sequence[str]) -> "Expectation":
+        """Return what this process expects of its workers."""
+        return Expectation(tuple(folders), tuple(files), tuple(_facts(folders, files).items()))
+
+
+def _facts(folders: Sequence[str], files: Sequence[str]) -> dict[str, str]:
+    """Return what determines the bytes of an output: versions, this package's source, and what is at some paths."""
+    digest = hashlib.sha256()
+    for file in sorted(Path(__file__).parents[1].rglob("*.py")):
+        digest.update(file.read_bytes())
+    facts = {**library_versions(), "the source of bert-pretrain": digest.hexdigest()[:12]}
+    facts |= {path: f"{os.path.getsize(path):,} bytes" if os.path.isfile(path) else "no file" for path in files}
+    facts |= {path: "a folder" for path in files if os.path.isdir(path)}
+    return facts | {path: "writable" if os.access(path, os.W_OK) else "not writable" for path in folders}
+
+
+def difference(expectation: Expectation) -> str | None:
+    """On a worker: return how it differs from the process that sends it work, None if it does not."""
+    own = _facts(expectation.folders, expectation.files)
+    differs = (
+        f"{name} is {own.get(name)} there, {fact} here" for name, fact in expectation.facts if own.get(name) != fact
+    )
+    return next(differs, None)
 
 
 class Cluster:
@@ -96,12 +121,8 @@ def connect(address: str, *, folders: Sequence[Path], files: Sequence[Path]) -> 
     with needs_extra("cluster", "clusters", where="--scheduler"):
         import distributed
         from distributed.utils import silence_logging_cmgr
-    sizes = ((file.absolute(), file.stat().st_size if file.is_file() else -1) for file in files[:_MAX_CHECKED_FILES])
-    expectation = Expectation(
-        versions=tuple(_versions().items()),
-        folders=tuple(str(folder.absolute()) for folder in folders),
-        files=tuple((str(path), size) for path, size in sizes),
-    )
+    paths = ([str(path.absolute()) for path in given] for given in (folders, files[:_MAX_CHECKED_FILES]))
+    expectation = Expectation.of(*paths)
     with silence_logging_cmgr(logging.CRITICAL):  # we report what matters, once
         _check_scheduler(address)
         with distributed.Client(address, timeout=CONNECT_SECONDS, set_as_default=False) as client:
@@ -151,53 +172,27 @@ def _wait_for_a_worker(client: Any, address: str) -> None:
 
 def _check_workers(client: Any, expectation: Expectation) -> None:
     """Compare all workers with this process; each must see a file of a random name in each folder."""
-    probes = [Path(folder) / f".cluster-{secrets.token_hex(16)}.tmp" for folder in expectation.folders]
-    expectation = expectation._replace(files=(*expectation.files, *((str(probe), 0) for probe in probes)))
+    probes = [f"{folder}/.cluster-{secrets.token_hex(16)}.tmp" for folder in expectation.folders]
     try:
         for probe in probes:
-            probe.touch()
+            Path(probe).touch()
+        expectation = Expectation.of(expectation.folders, [*expectation.files, *probes])
         found = client.run(difference, expectation, on_error="return")
     finally:
         for probe in probes:
-            probe.unlink(missing_ok=True)
+            Path(probe).unlink(missing_ok=True)
     for worker, differs in sorted(found.items()):
         if differs:
-            raise _mismatch(worker, f"cannot run our code: {differs}" if isinstance(differs, Exception) else differs)
+            raise _mismatch(worker, f"it cannot run our code: {differs}" if isinstance(differs, Exception) else differs)
 
 
 def _mismatch(worker: str, differs: str) -> DataError:
     return DataError(
-        f"the worker {worker} {differs}",
+        f"the worker {worker} does not fit: {differs}",
         where="--scheduler",
         remedy="workers must run the same installation and see the output, the token store, the tokenizer and the "
         "inputs under the same absolute paths (docs/scaling.md)",
     )
-
-
-def _versions() -> dict[str, str]:
-    """Return everything that determines the bytes of an output: versions, and a hash of this package's source."""
-    digest = hashlib.sha256()
-    for file in sorted(Path(__file__).parents[1].rglob("*.py")):
-        digest.update(file.read_bytes())
-    return {**library_versions(), "source of bert-pretrain": digest.hexdigest()[:12]}
-
-
-def difference(expectation: Expectation) -> str | None:
-    """On a worker: return how it differs from the process that sends it work, None if it does not."""
-    here, own = f"({platform.node()})", _versions()
-    for name, version in expectation.versions:
-        if own.get(name) != version:
-            return f"{here} has {name} {own.get(name)}, this process {version}"
-    for folder in expectation.folders:
-        if not os.access(folder, os.W_OK):
-            return f"{here} sees no folder {folder}, or cannot write there"
-    for path, size in expectation.files:
-        file = Path(path)
-        if not file.exists():
-            return f"{here} does not see {path}"
-        if size >= 0 and file.stat().st_size != size:
-            return f"{here} sees another {path}: {file.stat().st_size:,} bytes instead of {size:,}"
-    return None
 
 
 def _run_task(function: Callable[[Any], Any], task: Any, expectation: Expectation) -> Any:

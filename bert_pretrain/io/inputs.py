@@ -6,14 +6,13 @@ import gzip
 import io
 import lzma
 from collections.abc import Iterator
-from functools import partial
 from typing import Any, BinaryIO, cast
 
 from bert_pretrain.errors import InputError
 from bert_pretrain.io.files import is_url
 
 COMPRESSIONS = (".gz", ".bz2", ".xz", ".zst")
-_REMOTE_BUFFER_BYTES = 1 << 20
+_BUFFER_BYTES = 1 << 20
 _BLOCK_BYTES = 1 << 16
 _XZ_MEMORY_BYTES = 256 << 20  # `xz -9` needs 65 MiB; the header of a file can ask for gigabytes
 # File systems' names for what changes with a file, the best first.
@@ -37,7 +36,7 @@ def open_raw(location: str) -> BinaryIO:
 
     with _reaching(location):
         stream = fsspec.open(location, "rb").open()
-    return cast(BinaryIO, io.BufferedReader(_RemoteStream(stream), _REMOTE_BUFFER_BYTES))
+    return cast(BinaryIO, io.BufferedReader(_RemoteStream(stream), _BUFFER_BYTES))
 
 
 @contextlib.contextmanager
@@ -118,17 +117,16 @@ def decompress(raw: BinaryIO, location: str) -> BinaryIO:
     if location.endswith(".bz2"):
         return cast(BinaryIO, bz2.BZ2File(raw))
     if location.endswith(".xz"):
-        return stream_of(raw, _unpack_xz(raw, location))
+        return cast(BinaryIO, io.BufferedReader(_BlockStream(raw, _unpack_xz(raw, location)), _BLOCK_BYTES))
     if location.endswith(".zst"):
         import pyarrow as pa
 
-        stream = pa.CompressedInputStream(raw, "zstd")  # which closes `raw` when nothing holds it any more
-        return stream_of(stream, iter(partial(stream.read, _BLOCK_BYTES), b""))
+        return cast(BinaryIO, io.BufferedReader(pa.CompressedInputStream(raw, "zstd"), _BLOCK_BYTES))
     return raw
 
 
 def _unpack_xz(raw: BinaryIO, location: str) -> Iterator[bytes]:
-    """Yield the content of an `.xz` file in bounded memory; `lzma.LZMAFile` takes no limit."""
+    """Yield the content; `lzma.LZMAFile` has no limit of memory, and ends at zeros between two streams."""
     packed = raw.read(_BLOCK_BYTES)
     while packed:
         decompressor = lzma.LZMADecompressor(memlimit=_XZ_MEMORY_BYTES)
@@ -147,11 +145,6 @@ def _unpack_xz(raw: BinaryIO, location: str) -> Iterator[bytes]:
         packed = decompressor.unused_data.lstrip(b"\0")  # a further stream, after zeros that fill the first one up
         while not packed and (block := raw.read(_BLOCK_BYTES)):
             packed = block.lstrip(b"\0")
-
-
-def stream_of(file: BinaryIO, blocks: Iterator[bytes]) -> BinaryIO:
-    """Return a stream of the blocks that are made from those of a file, which is closed with it."""
-    return cast(BinaryIO, io.BufferedReader(_BlockStream(file, blocks), _BLOCK_BYTES))
 
 
 class _BlockStream(io.RawIOBase):

@@ -146,24 +146,21 @@ def read_manifest(folder: Path, kind: str, flag: str) -> dict[str, Any]:
     """Return the manifest of a finished output of a kind (see `FORMAT_VERSIONS`); `flag` named it, for messages."""
     stage = {"vocab": "bert-pretrain vocab", "data": "bert-pretrain make-data", "run": "bert-pretrain train"}[kind]
     remedy = did_you_mean(folder, _INSIDE_A_RUN[kind], MANIFEST) or f"name a folder that '{stage}' has written"
-    if not folder.is_dir():
-        raise DataError(f"there is no folder '{folder}'", where=flag, remedy=remedy)
-    if not (folder / MANIFEST).exists():
-        if (folder / PARTIAL).exists():
-            remedy = "run the command that writes it again; it continues"
-            raise DataError(f"{folder} is unfinished", where=flag, remedy=remedy)
-        raise DataError(f"{folder} has no {MANIFEST}", where=flag, remedy=remedy)
     found = read_record(folder)
-    if found.get("kind") != kind:
-        raise DataError(f"{folder} holds {found.get('kind')!r}, not {kind!r}", where=flag, remedy=remedy)
-    if found.get("format_version") != FORMAT_VERSIONS[kind]:
-        raise DataError(
-            f"{folder} has format version {found.get('format_version')}, "
-            f"bert-pretrain {__version__} reads version {FORMAT_VERSIONS[kind]}",
-            where=str(folder / MANIFEST),
-            remedy=f"make it again with '{stage}' of this version",
-        )
-    return found
+    if not folder.is_dir():
+        what = f"there is no folder '{folder}'"
+    elif (folder / PARTIAL).exists() and not (folder / MANIFEST).exists():
+        what, remedy = f"{folder} is unfinished", "run the command that writes it again; it continues"
+    elif not (folder / MANIFEST).exists():
+        what = f"{folder} has no {MANIFEST}"
+    elif found.get("kind") != kind:
+        what = f"{folder} holds {found.get('kind')!r}, not {kind!r}"
+    elif (version := found.get("format_version")) != FORMAT_VERSIONS[kind]:
+        what = f"{folder} has format version {version}, bert-pretrain {__version__} reads {FORMAT_VERSIONS[kind]}"
+        remedy = f"make it again with '{stage}' of this version"
+    else:
+        return found
+    raise DataError(what, where=flag, remedy=remedy)
 
 
 def _differences(old: Any, new: Any, path: str = "") -> list[str]:

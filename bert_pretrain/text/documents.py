@@ -24,7 +24,8 @@ MAX_CHARACTERS = 4 << 20
 PART_BYTES = 8 << 20
 MAX_PARTS = 4096  # about; each part is a folder of the token store and a task
 _BLANK = b" \t\r\n"  # what a blank line may hold; not the form feed, which ends pages rather than documents
-_BLANK_LINE = re.compile(r"\n[ \t\r]*\n")
+_SEPARATORS = {"file": None, "line": re.compile("\n"), "blank_line": re.compile(r"\n[ \t\r]*\n")}
+"""What is between documents, by the boundary."""
 
 
 def part_bytes_of(sources: Sequence[Source]) -> int:
@@ -164,20 +165,13 @@ def _split_long(text: str) -> Iterator[Document]:
 
 
 def _read_txt(part: ByteRange, config: DataConfig, counts: Counter[str]) -> Iterator[Document]:
+    separator = _SEPARATORS[part.source.boundary]
     line_end = ""
-    for _, text in text_blocks(part, counts, whole_lines=False, strict=config.strict):
-        if part.source.boundary == "file":
-            yield Document(text, ends_document=False)
-            continue
-        if part.source.boundary == "line":
-            *documents, rest = text.split("\n")
-            yield from (Document(document, ends_document=True) for document in documents)
-            yield Document(rest, ends_document=False)
-            continue
-        *documents, rest = _BLANK_LINE.split(line_end + text)
+    for text in text_blocks(part, counts, strict=config.strict):
+        *documents, rest = separator.split(line_end + text) if separator else [text]
         for document in documents:
             yield Document(document, ends_document=True)
         # A blank line may begin with the line end that closes this block, which is therefore read with the next block.
-        line_end = "\n" if text.endswith("\n") else ""
-        yield Document(rest.removesuffix("\n"), ends_document=False)
+        line_end = "\n" if part.source.boundary == "blank_line" and text.endswith("\n") else ""
+        yield Document(rest.removesuffix(line_end), ends_document=False)
     yield Document("", ends_document=True)

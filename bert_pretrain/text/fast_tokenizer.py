@@ -313,6 +313,22 @@ def _join(words: list[bytes]) -> tuple[np.ndarray, np.ndarray]:
     return text, ragged.offsets_of(np.array([len(word) for word in words], dtype=np.int64))
 
 
+_TokenTables = list[tuple[KeyTable, np.ndarray]]
+"""Tables from tokens of up to `KEY_BYTES` bytes, and from longer ones, to numbers; with the id of each number."""
+
+
+def _token_tables(tokens: list[tuple[bytes, int]]) -> _TokenTables:
+    tables = []
+    for columns, is_long in ((1, False), (MAX_KEY_BYTES // KEY_BYTES, True)):
+        some = [token for token in tokens if (len(token[0]) > KEY_BYTES) is is_long]
+        table = KeyTable(columns)
+        text, offsets = _join([token for token, _ in some])
+        _, order = table.insert(_word_keys(text, offsets[:-1], np.diff(offsets), columns), 0)
+        # -1 for the number -1, which is none.
+        tables.append((table, np.append(np.array([index for _, index in some], dtype=np.int64)[order], -1)))
+    return tables
+
+
 class _WordPiece:
     """Longest match first (Wu et al., 2016; Devlin et al., 2018) for words of ASCII letters and digits, all at once."""
 
@@ -324,18 +340,18 @@ class _WordPiece:
         tokens = [(token.removeprefix("##").encode(), index) for index, token in enumerate(tokenizer.tokens)]
         plain = [token for token in tokens if token[0].isalnum() and len(token[0]) <= MAX_KEY_BYTES]
         self._longest = max((len(token) for token, _ in plain), default=0)
-        self._first = _TokenTable([(token, index) for token, index in plain if not is_subword[index]])
-        self._later = _TokenTable([(token, index) for token, index in plain if is_subword[index]])
+        self._first = _token_tables([(token, index) for token, index in plain if not is_subword[index]])
+        self._later = _token_tables([(token, index) for token, index in plain if is_subword[index]])
 
     def encode(self, words: list[bytes]) -> tuple[np.ndarray, np.ndarray]:
         """Return the ids of words of at most `MAX_KEY_BYTES` bytes, one after the other, and ids per word."""
         text, offsets = _join([word.lower() for word in words] if self._lowercase else words)
         position, ends = offsets[:-1].copy(), offsets[1:]
         active = np.arange(len(words))
-        table = self._first
+        tables = self._first
         found_words, found_ids, unknown = [active[:0]], [np.zeros(0, dtype=np.int64)], [active[:0]]
         while len(active):
-            ids, lengths = self._longest_matches(table, text, position[active], ends[active])
+            ids, lengths = self._longest_matches(tables, text, position[active], ends[active])
             is_match = lengths > 0
             unknown.append(active[~is_match])
             active = active[is_match]
@@ -343,7 +359,7 @@ class _WordPiece:
             found_ids.append(ids[is_match])
             position[active] += lengths[is_match]
             active = active[position[active] < ends[active]]
-            table = self._later
+            tables = self._later
         # A word of which any piece is unknown is [UNK] as a whole.
         is_unknown = np.zeros(len(words), dtype=bool)
         is_unknown[np.concatenate(unknown)] = True
@@ -356,7 +372,7 @@ class _WordPiece:
         return ids[order].astype(self._dtype), np.bincount(word, minlength=len(words))
 
     def _longest_matches(
-        self, table: "_TokenTable", text: np.ndarray, starts: np.ndarray, ends: np.ndarray
+        self, tables: "_TokenTables", text: np.ndarray, starts: np.ndarray, ends: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray]:
         """Return the id and length of the longest token that begins at each start, length 0 where there is none."""
         ids = np.zeros(len(starts), dtype=np.int64)
@@ -367,30 +383,10 @@ class _WordPiece:
             tried = pending[rooms[pending] >= length]
             if len(tried) == 0:
                 continue
-            found = table.find(text, starts[tried], length)
+            table, ids_of = tables[length > KEY_BYTES]
+            found = ids_of[table.find(_word_keys(text, starts[tried], np.full(len(tried), length), table.columns))]
             hits = tried[found >= 0]
             ids[hits] = found[found >= 0]
             lengths[hits] = length
             pending = pending[lengths[pending] == 0]
         return ids, lengths
-
-
-class _TokenTable:
-    """Finds tokens by their bytes."""
-
-    def __init__(self, tokens: list[tuple[bytes, int]]) -> None:
-        self._short = self._table([token for token in tokens if len(token[0]) <= KEY_BYTES], 1)
-        self._medium = self._table([token for token in tokens if len(token[0]) > KEY_BYTES], MAX_KEY_BYTES // KEY_BYTES)
-
-    @staticmethod
-    def _table(tokens: list[tuple[bytes, int]], columns: int) -> tuple[KeyTable, np.ndarray]:
-        """Return a table from tokens to numbers, and the id of each number; -1 for the number -1, which is none."""
-        table = KeyTable(columns)
-        text, offsets = _join([token for token, _ in tokens])
-        _, order = table.insert(_word_keys(text, offsets[:-1], np.diff(offsets), columns), 0)
-        return table, np.append(np.array([index for _, index in tokens], dtype=np.int64)[order], -1)
-
-    def find(self, text: np.ndarray, starts: np.ndarray, length: int) -> np.ndarray:
-        """Return the ids of the tokens of `length` bytes at `starts`, -1 where there is none."""
-        table, ids = self._short if length <= KEY_BYTES else self._medium
-        return ids[table.find(_word_keys(text, starts, np.full(len(starts), length), table.columns))]

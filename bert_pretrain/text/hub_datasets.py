@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable, Sequence
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from bert_pretrain.errors import InputError
 from bert_pretrain.io.files import read_json
@@ -18,42 +18,49 @@ from bert_pretrain.io.files import read_json
 DATASET = "dataset:"
 TRAIN, VALIDATION = "train", ("validation", "valid", "val", "dev")
 T = TypeVar("T")
-_SAVED = ("dataset_info.json", "dataset_dict.json")
+_NAME = re.compile(r"(dataset:)?(.+?)(?::([^:/@]+))?(?:@([^/@]+))?")
 
 
-def folder_of(location: str) -> str:
-    """Return the local folder of a `dataset:` name or a saved dataset, "" for a name on the hub."""
-    name = location.removeprefix(DATASET)
-    found = (name, name.partition("@")[0], re.split("[:@]", name, maxsplit=1)[0])
-    return next((folder for folder in found if folder and Path(folder).is_dir()), "")
+class _Name(NamedTuple):
+    """The parts of a location, "" where it has none."""
+
+    prefix: str
+    name: str
+    """A local folder, or a name on the hub."""
+    config: str
+    split: str
+
+    @property
+    def is_saved(self) -> bool:
+        """Whether it is a folder of `save_to_disk`."""
+        return any(os.path.isfile(f"{self.name}/{file}") for file in ("dataset_info.json", "dataset_dict.json"))
+
+    @property
+    def saved_splits(self) -> list[str]:
+        """The names of the splits of a saved dataset; none if it is a single table."""
+        file = Path(self.name, "dataset_dict.json")
+        return [str(name) for name in read_json(file)["splits"]] if file.is_file() else []
 
 
-def _parse(location: str) -> tuple[str, str, str]:
-    """Return what a name gives: a local folder or a name on the hub, its configuration and split; "" if not."""
-    folder = folder_of(location)
-    rest, _, split = location.removeprefix(DATASET).removeprefix(folder).partition("@")
-    name, _, config = rest.partition(":")
-    return folder + name, config, split
+def _parse(location: str) -> _Name:
+    match = _NAME.fullmatch(location)
+    return _Name(*(match.groups(default="") if match else ("", location, "", "")))
 
 
 def absolute(location: str) -> str:
     """Return a location with the absolute path of its folder, if it has one."""
-    folder, prefix = folder_of(location), DATASET if location.startswith(DATASET) else ""
-    return prefix + os.path.abspath(folder) + location[len(prefix + folder) :] if folder else location
+    prefix, name, _, _ = _parse(location)
+    return prefix + os.path.abspath(name) + location[len(prefix + name) :] if os.path.isdir(name) else location
 
 
 def is_dataset(location: str) -> bool:
     """Whether an input is a `dataset:` name, or a folder of `save_to_disk`, with or without `@split`."""
-    return location.startswith(DATASET) or _is_saved(folder_of(location))
-
-
-def _is_saved(folder: str) -> bool:
-    return bool(folder) and any((Path(folder) / name).is_file() for name in _SAVED)
+    return location.startswith(DATASET) or _parse(location).is_saved
 
 
 def version_of(location: str) -> str:
     """Return a hash that changes when a file of a local dataset does, "" for a name on the hub."""
-    if not (folder := folder_of(location)):
+    if not os.path.isdir(folder := _parse(location).name):
         return ""
     files = [(str(file.relative_to(folder)), file.stat()) for file in sorted(Path(folder).rglob("*")) if file.is_file()]
     content = [(name, status.st_size, status.st_mtime_ns) for name, status in files]
@@ -64,32 +71,22 @@ def split_names(location: str) -> list[str]:
     """Return the names of a dataset's splits, in order; none if one is chosen or it has only one."""
     import datasets
 
-    name, config, split = _parse(location)
-    if split:
+    parsed = _parse(location)
+    if parsed.split:
         return []
-    if not _is_saved(name):
-        return _asked(lambda: list(datasets.get_dataset_split_names(name, config or None)), location)
-    names = _saved_splits(name)
-    return names if len(names) > 1 else []
-
-
-def _saved_splits(folder: str) -> list[str]:
-    """Return the names of the splits of a saved dataset; none if it is a single table."""
-    file = Path(folder) / _SAVED[1]
-    return [str(name) for name in read_json(file)["splits"]] if file.is_file() else []
+    if parsed.is_saved:
+        return names if len(names := parsed.saved_splits) > 1 else []
+    return _asked(lambda: list(datasets.get_dataset_split_names(parsed.name, parsed.config or None)), location)
 
 
 def _no_split(split: str, location: str, names: Sequence[str]) -> InputError:
     remedy = f"choose one: {choices(location, names)}" if names else "name the folder without a split"
-    what = f"the dataset has no split '{split}' (it has: {', '.join(names) or 'none'})"
-    return InputError(what, where=location, remedy=remedy)
+    return InputError(f"the dataset has no split '{split}'", where=location, remedy=remedy)
 
 
 def choices(location: str, names: Sequence[str]) -> str:
     """Return the first few splits of a dataset as a user names them."""
-    folder, prefix = folder_of(location), DATASET if location.startswith(DATASET) else ""
-    name = prefix + folder if folder else location.partition("@")[0]
-    return " or ".join(f"{name}@{split}" for split in names[:4])
+    return " or ".join(f"{location.removesuffix(f'@{_parse(location).split}')}@{split}" for split in names[:4])
 
 
 def held_out_split(location: str, names: Sequence[str], *, holds_out: bool) -> str | None:
@@ -97,9 +94,8 @@ def held_out_split(location: str, names: Sequence[str], *, holds_out: bool) -> s
     if TRAIN not in names:
         raise _no_split(TRAIN, location, names)
     held_out = next((name for name in VALIDATION if holds_out and name in names), None)
-    rest = [name for name in names if name not in (TRAIN, held_out)]
-    said = [f"'{TRAIN}' is trained on", *([f"'{held_out}' is held out"] if held_out else [])]
-    print(f"{location}: {', '.join([*said, *(f'{name!r} is not read' for name in rest)])}")
+    uses, unread = {TRAIN: "trained on", held_out: "held out"}, "not read"
+    print(f"{location}: {', '.join(f'{name!r} is {uses.get(name, unread)}' for name in names)}")
     return held_out
 
 
@@ -110,16 +106,15 @@ def open_dataset(location: str, *, streaming: bool = False) -> dict[str, Any]:
     """
     import datasets
 
-    name, config, split = _parse(location)
+    parsed = _parse(location)
+    _, name, config, split = parsed
     data: Any
-    if _is_saved(name):  # split by split, for `datasets` cannot open one without rows
-        names, remedy = (
-            _saved_splits(name),
-            "a split without rows cannot be read; a file may be damaged: write it again",
-        )
+    if parsed.is_saved:  # split by split, for `datasets` cannot open one without rows
+        names = parsed.saved_splits
+        remedy = "a split without rows cannot be read; a file may be damaged: write it again"
         if split and split not in names:
             raise _no_split(split, location, names)
-        folders = {each: str(Path(name) / each) for each in ([split] if split else names or [""])}
+        folders = {each: str(Path(name, each)) for each in ([split] if split else names or [""])}
         data = _asked(lambda: {each: datasets.load_from_disk(path) for each, path in folders.items()}, location, remedy)
         return {"": data[split]} if split else data
     options: dict[str, Any] = {"split": split or None, "streaming": streaming}
@@ -142,12 +137,12 @@ def rows_or_files(location: str) -> tuple[int, list[str]]:
     """Return the number of rows of a dataset, or, where only building it would tell, 0 and the files of its split."""
     import datasets
 
-    name, config, split = _parse(location)
-    if not _is_saved(name):
-        builder = _asked(lambda: datasets.load_dataset_builder(name, config or None), location)
-        if found := (builder.info.splits or {}).get(split):
+    parsed = _parse(location)
+    if not parsed.is_saved:
+        builder = _asked(lambda: datasets.load_dataset_builder(parsed.name, parsed.config or None), location)
+        if found := (builder.info.splits or {}).get(parsed.split):
             return int(found.num_examples), []
-        if files := (builder.config.data_files or {}).get(split):
+        if files := (builder.config.data_files or {}).get(parsed.split):
             return 0, [str(file) for file in files]
     return sum(len(rows) for rows in open_dataset(location).values()), []
 

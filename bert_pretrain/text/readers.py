@@ -76,15 +76,14 @@ def read_texts(part: ByteRange, config: DataConfig, counts: Counter[str]) -> Ite
             yield line.removesuffix("\r")
         return
     fields, has_text = names_of(config.text_field), part.start > 0
-    without: list[Record] = []  # before the first record that has one
+    without: list[Record] = []  # those before the first that has one, without their values
     for record, position in read_records(part, counts, columns=fields, strict=config.strict, max_bytes=limit):
         texts = [_text_of(record[field], position, counts) for field in fields if field in record]
-        if texts and not has_text:
-            has_text = True
-            yield from [None] * len(without)
         if not texts:
             counts["records_without_text_field"] += 1
-        if has_text:
+        if has_text or texts:
+            yield from [] if has_text else [None] * len(without)
+            has_text = True
             yield join_fields(texts) if texts else None
             continue
         without.append((dict.fromkeys(record), position))
@@ -92,10 +91,8 @@ def read_texts(part: ByteRange, config: DataConfig, counts: Counter[str]) -> Ite
             break
     if without and not has_text:
         names = " or ".join(f"'{field}'" for field in fields)
-        many = f"none of the first {len(without):,} records has a field {names}"
-        record, position = without[0]
-        what = many if len(without) > 1 else f"the record has no field {names}"
-        raise no_field(what, list(record), str(position))
+        what = f"none of the first {len(without):,} records has a field {names}"
+        raise no_field(what, list(without[0][0]), str(without[0][1]))
 
 
 def join_fields(texts: Iterable[str | None]) -> str:
@@ -133,8 +130,7 @@ def repair_surrogates(value: Any) -> Any:
 
 def _read_json(part: ByteRange, counts: Counter[str], strict: bool, max_bytes: int) -> Iterator[Record]:
     if part.source.format == "json":
-        blocks = (text for _, text in text_blocks(part, counts, whole_lines=False, strict=strict))
-        found = array_elements(blocks, part, max_bytes)
+        found = array_elements(text_blocks(part, counts, strict=strict), part, max_bytes)
     else:
         found = read_lines(part, counts, strict=strict, max_line_bytes=max_bytes)
     for text, position in found:
@@ -151,38 +147,36 @@ def _read_json(part: ByteRange, counts: Counter[str], strict: bool, max_bytes: i
 
 
 _BLANKS = re.compile(r"[ \t\r\n]*")
-# Where an array is after a mark: before it, at its first element, behind a comma, behind an element, behind its end.
-_AFTER_MARK = {("before", "["): "first", ("first", "]"): "end", ("behind", ","): "next", ("behind", "]"): "end"}
+# What may come after a mark of an array: further marks, and whether an element may.
+_AFTER_MARK = {"[": ("]", True), ",": ("", True), "]": ("", False)}
 
 
 def array_elements(blocks: Iterable[str], part: ByteRange, max_bytes: int) -> Iterator[tuple[str, Position]]:
     """Yield the text of each element of a JSON array, which comes in blocks; one element is held in memory."""
     find_end = json.JSONDecoder(parse_int=float).raw_decode
-    rest, state, position = "", "before", Position(part, "record", 1)
+    rest, marks, is_element, position = "", "[", False, Position(part, "record", 1)
     for block in itertools.chain(blocks, [""]):
         text, begin = rest + block, 0
         while (begin := _BLANKS.match(text, begin).end()) < len(text):  # type: ignore[union-attr]
-            mark = text[begin]
-            if state == "next" or (state == "first" and mark != "]"):
-                try:
-                    end = find_end(text, begin)[1]
-                except (ValueError, RecursionError) as error:
-                    if block:  # the next one may complete the element
-                        break
-                    raise _not_json(getattr(error, "msg", "it is nested too deeply"), position) from error
-                if block and end == len(text):  # a number may continue
-                    break
-                yield text[begin:end], position
-                begin, state = end, "behind"
+            if (mark := text[begin]) in marks:
+                begin, (marks, is_element) = begin + 1, _AFTER_MARK[mark]
+                position = position._replace(in_part=position.in_part + (mark == ","))
                 continue
-            if (state, mark) not in _AFTER_MARK:
+            if not is_element:
                 raise _not_json(f"unexpected {text[begin : begin + 20]!r} in an array", position)
-            begin, state = begin + 1, _AFTER_MARK[state, mark]
-            if mark == ",":
-                position = position._replace(in_part=position.in_part + 1)
+            try:
+                end = find_end(text, begin)[1]
+            except (ValueError, RecursionError) as error:
+                if block:  # the next one may complete the element
+                    break
+                raise _not_json(getattr(error, "msg", "it is nested too deeply"), position) from error
+            if block and end == len(text):  # a number may continue
+                break
+            yield text[begin:end], position
+            begin, marks, is_element = end, ",]", False
         rest = text[begin:]
         check_record_size(len(rest.encode()), max_bytes, position)
-    if state != "end":
+    if marks or is_element:
         raise _not_json("the array has no end", position)
 
 
@@ -212,11 +206,16 @@ def _read_csv(
 
     def lines() -> Iterator[str]:
         nonlocal num_bytes
-        for _, text in text_blocks(part, counts, whole_lines=True, strict=strict, max_line_bytes=max_bytes):
-            for line in io.StringIO(text, newline=""):
+        rest = ""  # of a block that ends inside a line
+        for block in itertools.chain(text_blocks(part, counts, strict=strict), [""]):
+            text = rest + block
+            end = text.rfind("\n") + 1 if block else len(text)
+            for line in io.StringIO(text[:end], newline=""):
                 num_bytes += len(line) if line.isascii() else len(line.encode())
                 check_record_size(num_bytes, max_bytes, position)
                 yield line
+            rest = text[end:]
+            check_record_size(num_bytes + len(rest.encode()), max_bytes, position)
 
     dialect = _TSV if part.source.format == "tsv" else {"strict": True, "delimiter": part.source.delimiter}
     csv.field_size_limit(max(max_bytes, csv.field_size_limit()))  # the process's; ours is the record's
@@ -228,7 +227,7 @@ def _read_csv(
         for row in reader:
             surplus = row[len(names) :]
             if surplus and not any_width:  # a delimiter in an unquoted text would cut the text
-                raise _not_csv(f"the row has {len(row)} fields, the header {len(names)}", position)
+                raise csv.Error(f"the row has {len(row)} fields, the header {len(names)}")
             if row:
                 record = dict(itertools.zip_longest(names, row[: len(names)]))
                 yield record | ({SURPLUS: surplus} if surplus else {}), position
@@ -236,15 +235,9 @@ def _read_csv(
                 counts["blank_lines"] += 1
             position, num_bytes = Position(part, "line", reader.line_num + 1), 0
     except csv.Error as error:
-        raise _not_csv(str(error), position) from error
-
-
-def _not_csv(what: str, position: Position) -> InputError:
-    return InputError(
-        f"the record is not {position.part.source.format.upper()}: {what}",
-        where=str(position),
-        remedy='fix it; in CSV, put text with commas, quotes or line ends in "quotes", and double the quotes within it',
-    )
+        what = f"the record is not {part.source.format.upper()}: {error}"
+        remedy = 'fix it; in CSV, put text with commas, quotes or line ends in "quotes", and double those within it'
+        raise InputError(what, where=str(position), remedy=remedy) from error
 
 
 def num_rows(source: Source) -> float:

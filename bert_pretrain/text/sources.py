@@ -48,8 +48,8 @@ class Source:
     location: str
     format: str
     """txt, jsonl, json (one array), csv, tsv, parquet, or dataset; stream is a dataset that is not to be built."""
-    size: int | None
-    version: str
+    size: int | None = None
+    version: str = ""
     """Changes when the content does: modification time, ETag or fingerprint."""
     boundary: str = "auto"
     """For txt: where documents end, `blank_line`, `line` or `file`; `auto` until that is detected."""
@@ -68,9 +68,8 @@ class Source:
     def identity(self) -> dict[str, Any]:
         """What identifies the content without reading it: a file may be moved, but not changed."""
         name = self.location if self.format == "dataset" else self.location.rsplit("/", 1)[-1]
-        layout = {"boundary": self.boundary, "splitter": self.splitter}
-        read = {"fraction": self.fraction, "encoding": self.encoding}
-        return {"name": name, "size": self.size, "version": self.version, **layout, **read}
+        keys = ("size", "version", "boundary", "splitter", "fraction", "encoding")
+        return {"name": name, **{key: getattr(self, key) for key in keys}}
 
     @property
     def is_local(self) -> bool:
@@ -128,33 +127,25 @@ def resolve(
     """
     if not inputs:
         raise InputError("no input is given", where="INPUT", remedy="name files, folders, globs or dataset:NAME")
-    spelled = "spell it as the input: " + ", ".join(inputs)
-    if unknown := set(config.input_weights) - set(inputs):
-        raise ConfigError(f"'{min(unknown)}' has a weight but is no input", where="data.input_weights", remedy=spelled)
     sources: list[Source] = []
+    held_out: list[Source] = []
     for item in inputs:
         found = _find(item, config)
-        found = found if every_split else _for_training(item, found, holds_out=not config.validation)
-        sources += [replace(source, weight=config.input_weights.get(item, 1.0)) for source in found]
-    held_out = [source for source in sources if source.is_validation]
-    sources = [source for source in sources if not source.is_validation]
+        if found[0].split and not every_split:
+            found = _for_training(item, found, holds_out=not config.validation)
+        found = [replace(source, weight=config.input_weights.get(item, 1.0)) for source in found]
+        sources += (source for source in found if not source.is_validation)
+        held_out += (source for source in found if source.is_validation)
     if config.fraction < 1.0:
         sources = _some_of(sources, config.fraction)
     for item in config.validation:
         found = _find(item, config)
         found = [source for source in found if source.split in VALIDATION] or found
-        held_out += [replace(source, is_validation=True) for source in found]
+        held_out += (replace(source, is_validation=True) for source in found)
     sources += held_out
-    _refuse_duplicates(sources)
-    if isinstance(config.document_boundary, dict):
-        known = {*inputs, *config.validation, *(source.location for source in sources)}
-        if unknown := set(config.document_boundary) - known:
-            raise ConfigError(f"'{min(unknown)}' is no input", where="data.document_boundary", remedy=spelled)
+    _check_names(inputs, sources, config)
     if unversioned := [source.location for source in sources if not source.version]:
-        print(
-            f"no version is known for {', '.join(unversioned[:3])}{' …' if len(unversioned) > 3 else ''}: a change of "
-            "its content will not be detected, and the same command will be treated as complete"
-        )
+        print(f"no version is known for {', '.join(unversioned[:3])}: a change of the content will not be detected")
     if not looks:
         return sources
     sources = [examined(source, config, whole_words=whole_words) for source in sources]
@@ -164,20 +155,26 @@ def resolve(
     return sources
 
 
-def _refuse_duplicates(sources: Sequence[Source]) -> None:
-    seen: set[str] = set()
-    for source in sources:
-        name = os.path.realpath(source.location) if source.is_local else source.location
-        if name in seen:
-            raise InputError("an input is given twice", where=source.location, remedy="name it once")
-        seen.add(name)
+def _check_names(inputs: Sequence[str], sources: Sequence[Source], config: DataConfig) -> None:
+    """Refuse an input that is given twice, and a key of the configuration that names none."""
+    names = [os.path.realpath(source.location) if source.is_local else source.location for source in sources]
+    name, times = Counter(names).most_common(1)[0]
+    if times > 1:
+        raise InputError("an input is given twice", where=name, remedy="name it once")
+    boundaries = config.document_boundary if isinstance(config.document_boundary, dict) else {}
+    known = {*inputs, *config.validation, *(source.location for source in sources)}
+    for key, unknown in (
+        ("input_weights", set(config.input_weights) - set(inputs)),
+        ("document_boundary", set(boundaries) - known),
+    ):
+        if unknown:
+            remedy = f"spell it as the input: {', '.join(inputs)}"
+            raise ConfigError(f"'{min(unknown)}' is no input", where=f"data.{key}", remedy=remedy)
 
 
-def _for_training(item: str, sources: list[Source], *, holds_out: bool) -> list[Source]:
-    """Return those of a dataset's splits that are read for training, or held out; any other input as it is."""
-    splits = {source.split: source for source in sources}
-    if "" in splits:
-        return sources
+def _for_training(item: str, found: list[Source], *, holds_out: bool) -> list[Source]:
+    """Return those of a dataset's splits that are read for training, or held out."""
+    splits = {source.split: source for source in found}
     held_out = hub_datasets.held_out_split(item, list(splits), holds_out=holds_out)
     return [splits[TRAIN], *([replace(splits[held_out], is_validation=True)] if held_out else [])]
 
@@ -309,17 +306,10 @@ def few_documents(number: int) -> str:
 
 
 def finer_boundary(sources: Sequence[Source]) -> str:
-    """Return which setting would divide a text file into more documents, as a flag and its condition, "" if none."""
-    for source in sources:
-        if source.format != "txt" or source.boundary == "line":
-            continue
-        lines = [line.strip() for line in sample_text(source).strip().splitlines()]
-        flag = f"--set data.document_boundary={source.location}="
-        if source.boundary == "file" and not all(lines):
-            return f"{flag}blank_line, if blank lines of {source.location} separate documents"
-        if sum(map(bool, lines)) > 1:
-            return f"{flag}line, if each line of {source.location} is a document or sequence"
-    return ""
+    """Return which setting may divide text files into more documents, "" where there is none."""
+    if all(source.format != "txt" or source.boundary == "line" for source in sources):
+        return ""
+    return "--set data.document_boundary=blank_line (or line), if blank lines (or line ends) separate documents"
 
 
 def sample_text(source: Source) -> str:

@@ -96,47 +96,27 @@ def no_field(what: str, names: Sequence[str], where: str) -> InputError:
     return InputError(f"{what} (it has: {', '.join(list(names)[:8])})", where=where, remedy=remedy)
 
 
-def text_blocks(
-    part: ByteRange,
-    counts: Counter[str],
-    *,
-    whole_lines: bool,
-    strict: bool = True,
-    max_line_bytes: int = MAX_RECORD_BYTES,
-) -> Iterator[tuple[int, str]]:
-    """Yield the text of a part in blocks that end with a line, each with the number of lines before it in the part.
-
-    A line longer than a block is cut after a blank or a character, unless lines must be whole.
-    """
-    lines_before, held = 0, b""
+def text_blocks(part: ByteRange, counts: Counter[str], *, strict: bool = True) -> Iterator[str]:
+    """Yield the text of a part in blocks that end with a line, or inside one that is longer than a block."""
+    num_lines, held = 0, b""
     remaining = float("inf") if part.stop is None else part.stop - part.start
+    mark = b"" if part.start else codecs.BOM_UTF8
     with part.open() as file:
         try:
             if part.start:
                 file.seek(part.start)
-            mark = b"" if part.start else codecs.BOM_UTF8
-            while True:
-                block = file.read(int(min(BLOCK_BYTES, remaining)))
+            while block := file.read(int(min(BLOCK_BYTES, remaining))):
                 remaining -= len(block)
-                is_end, block, mark = not block, block.removeprefix(mark), b""
-                end = block.rfind(b"\n") + 1
-                if block and not end and not whole_lines:
-                    end = block.rfind(b" ") + 1 or last_character(block)
-                position = Position(part, "line", 1 + lines_before)
-                if whole_lines and len(held) + len(block) > max_line_bytes:
-                    check_record_size(len(held) + (block.find(b"\n") if end else len(block)), max_line_bytes, position)
-                if not end and not is_end:
+                block, mark = block.removeprefix(mark), b""
+                end = block.rfind(b"\n") + 1 or block.rfind(b" ") + 1 or last_character(block)
+                if not end:  # a few bytes of a character
                     held += block
                     continue
-                ready, held = held + block[:end], block[end:]
-                num_lines = ready.count(b"\n")
-                if ready:
-                    text = [_decoded(ready, position, counts, strict=strict)]
-                    ready = b""  # so that this frame does not keep a large block alive
-                    yield lines_before, text.pop()
-                lines_before += num_lines
-                if is_end:
-                    return
+                yield _decoded(held + block[:end], Position(part, "line", 1 + num_lines), counts, strict=strict)
+                num_lines += block.count(b"\n", 0, end)
+                held = block[end:]
+            if held:
+                yield _decoded(held, Position(part, "line", 1 + num_lines), counts, strict=strict)
         except READ_ERRORS as error:
             raise damaged(part.source, error) from error
 
@@ -170,12 +150,22 @@ def _decoded(block: bytes, position: Position, counts: Counter[str], *, strict: 
 def read_lines(
     part: ByteRange, counts: Counter[str], *, strict: bool, max_line_bytes: int = MAX_RECORD_BYTES
 ) -> Iterator[tuple[str, Position]]:
-    """Yield the lines of a text file without their `\\n`, each with its position."""
-    for lines_before, text in text_blocks(part, counts, whole_lines=True, strict=strict, max_line_bytes=max_line_bytes):
-        lines = text.split("\n")
-        del text  # a single line can have hundreds of megabytes
-        if not lines[-1]:
-            lines.pop()  # after the last line end
-        lines.reverse()
-        for index in range(1, len(lines) + 1):
-            yield lines.pop(), Position(part, "line", lines_before + index)
+    """Yield the lines of a text file without their `\\n`, each with its position; only one is held in memory."""
+    held: list[str] = []  # the beginning of a line
+    number, num_bytes = 1, 0
+    for text in text_blocks(part, counts, strict=strict):
+        first, *lines = text.split("\n")
+        num_bytes += len(first.encode())
+        check_record_size(num_bytes, max_line_bytes, Position(part, "line", number))
+        held.append(first)
+        if lines:
+            lines[0:0] = ["".join(held)]
+            held = [lines.pop()]
+            num_bytes = len(held[0].encode())
+            lines.reverse()
+            del text, first  # a single line can have hundreds of megabytes
+            while lines:
+                yield lines.pop(), Position(part, "line", number)
+                number += 1
+    if held and held != [""]:
+        yield "".join(held), Position(part, "line", number)

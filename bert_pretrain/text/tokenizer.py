@@ -17,7 +17,7 @@ from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
 
 from bert_pretrain.errors import DataError
-from bert_pretrain.io.files import json_text, write_text
+from bert_pretrain.io.files import write_json, write_text
 from bert_pretrain.text.tokenizer_folder import (
     CONFIG,
     FILES,
@@ -63,8 +63,7 @@ class Tokenizer:
         if len(ids) < len(tokens):
             duplicate = next(token for index, token in enumerate(tokens) if ids[token] != index)
             raise ValueError(f"the token {duplicate!r} occurs twice")
-        missing = [token for token in SPECIAL_TOKENS if token not in ids]
-        if missing:
+        if missing := [token for token in SPECIAL_TOKENS if token not in ids]:
             raise ValueError(f"the vocabulary lacks {', '.join(missing)}")
         self.tokens = list(tokens)
         self.whole_words = whole_words
@@ -75,9 +74,8 @@ class Tokenizer:
             self.backend = Backend(models.WordLevel(ids, unk_token=UNKNOWN))
             self.backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
         else:
-            self.backend = Backend(
-                models.WordPiece(ids, unk_token=UNKNOWN, max_input_chars_per_word=MAX_WORD_CHARACTERS)
-            )
+            word_piece = models.WordPiece(ids, unk_token=UNKNOWN, max_input_chars_per_word=MAX_WORD_CHARACTERS)
+            self.backend = Backend(word_piece)
             self.backend.normalizer = bert_normalizer(
                 lowercase=lowercase, strip_accents=strip_accents, handle_chinese_chars=handle_chinese_chars
             )
@@ -184,23 +182,15 @@ class Tokenizer:
 
     def save(self, folder: Path, model_max_length: int = 512) -> None:
         """Write `files`, all made from the vocabulary, also where it came from elsewhere, so that they agree."""
-        folder.mkdir(parents=True, exist_ok=True)
-        for name, text in self.contents(model_max_length).items():
-            write_text(folder / name, text)
-
-    def contents(self, model_max_length: int = 512) -> dict[str, str]:
-        """Return the texts of `files`."""
-        names = dict(
-            zip(("pad_token", "unk_token", "cls_token", "sep_token", "mask_token"), SPECIAL_TOKENS, strict=True)
-        )
+        names = ("pad_token", "unk_token", "cls_token", "sep_token", "mask_token")
         # Other classes than BertTokenizer open in transformers too, but drop the token_type_ids silently unless told.
         kind = _WORD_LEVEL_CONFIG if self.whole_words else {"tokenizer_class": "BertTokenizer", **self.settings}
-        texts = {
-            VOCABULARY: "\n".join(self.tokens) + "\n",
-            TOKENIZER: self.backend.to_str(pretty=True) + "\n",
-            CONFIG: json_text({**kind, "model_max_length": model_max_length, **names}),
-        }
-        return {name: text for name, text in texts.items() if name in self.files}
+        config = {**kind, "model_max_length": model_max_length, **dict(zip(names, SPECIAL_TOKENS, strict=True))}
+        folder.mkdir(parents=True, exist_ok=True)
+        write_text(folder / TOKENIZER, self.backend.to_str(pretty=True) + "\n")
+        write_json(folder / CONFIG, config)
+        if VOCABULARY in self.files:
+            write_text(folder / VOCABULARY, "\n".join(self.tokens) + "\n")
 
 
 @lru_cache(maxsize=1)
@@ -212,10 +202,7 @@ def _load_once(folder: Path, lowercase: bool, hash_: str) -> Tokenizer:
     return tokenizer
 
 
-def bert_normalizer(*, lowercase: bool, strip_accents: bool | None, handle_chinese_chars: bool) -> Any:
-    """Return BERT's text clean-up as `tokenizers` has it."""
-    return normalizers.BertNormalizer(True, handle_chinese_chars, strip_accents, lowercase)
-
+bert_normalizer = normalizers.BertNormalizer  # BERT's text clean-up
 
 _WORD_LEVEL_CONFIG = {
     "tokenizer_class": "PreTrainedTokenizerFast",

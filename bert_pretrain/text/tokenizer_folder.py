@@ -89,15 +89,18 @@ def read_tokenizer_folder(folder: Path, flag: str) -> TokenizerFolder:
     try:
         backend, config, added = (_read_object(folder / name) for name in (TOKENIZER, CONFIG, "added_tokens.json"))
         whole_words = bool(backend) and backend["model"].get("type") == "WordLevel"
-        stated = _settings_of_backend(backend, whole_words, folder / TOKENIZER)
-        stated |= _settings_of_config(config, folder / CONFIG)
+        stated = _stated_settings(backend, config, whole_words, folder)
         tokens = _read_tokens(folder, backend)
-        in_config = config.get("added_tokens_decoder") or {}
-        entries = [*(backend.get("added_tokens") or []), *in_config.values()]
-        _check_added_tokens(folder, tokens, {*(entry["content"] for entry in entries), *added})
+        entries = [*(backend.get("added_tokens") or []), *(config.get("added_tokens_decoder") or {}).values()]
+        beyond = sorted({*(entry["content"] for entry in entries), *added} - set(tokens))
     except (AttributeError, KeyError, TypeError) as error:  # JSON of another form
         what = f"its files describe no tokenizer: {type(error).__name__}: {error}"
         raise DataError(what, where=f"{folder / TOKENIZER} or {CONFIG}", remedy=REMEDY) from error
+    if beyond:  # `transformers` finds them in raw text, which WordPiece does not
+        what = f"the tokenizer has {len(beyond)} added tokens outside its WordPiece vocabulary, such as {beyond[0]!r}"
+        remedy = "give the folder from before they were added, or write them at the end of its vocab.txt and remove "
+        remedy += "tokenizer.json, added_tokens.json and added_tokens_decoder"
+        raise DataError(what, where=str(folder), remedy=remedy)
     if whole_words:
         return TokenizerFolder(tokens, False, False, False, whole_words)
     lowercase, strip_accents = stated.get("do_lower_case"), stated.get("strip_accents")
@@ -144,46 +147,30 @@ def _read_tokens(folder: Path, backend: Mapping[str, Any]) -> list[str]:
     return tokens
 
 
-def _check_added_tokens(folder: Path, tokens: list[str], added: set[str]) -> None:
-    """Refuse tokens beyond the vocabulary: `transformers` finds them in raw text, which WordPiece does not."""
-    if beyond := sorted(added - set(tokens)):
-        raise DataError(
-            f"the tokenizer has {len(beyond)} added tokens outside its WordPiece vocabulary, such as {beyond[0]!r}",
-            where=str(folder),
-            remedy="give the folder from before they were added, or write them at the end of its vocab.txt and remove "
-            "tokenizer.json, added_tokens.json and added_tokens_decoder",
-        )
+def _stated_settings(
+    backend: Mapping[str, Any], config: Mapping[str, Any], whole_words: bool, folder: Path
+) -> dict[str, Any]:
+    """Return how the files say that text is treated; refuse any but BERT's WordPiece and whole words.
 
-
-def _settings_of_backend(backend: Mapping[str, Any], whole_words: bool, path: Path) -> dict[str, Any]:
-    """Return what the normalizer of a `tokenizer.json` states; refuse any but BERT's WordPiece and whole words."""
-    if not backend:
-        return {}
-    for part, wanted in (_WHOLE_WORDS if whole_words else _WORD_PIECE).items():
+    As in `transformers`, the `tokenizer_config.json` outweighs the `tokenizer.json`.
+    """
+    for part, wanted in (_WHOLE_WORDS if whole_words else _WORD_PIECE).items() if backend else ():
         stated = backend.get(part) or {}
         for key, value in wanted.items():
             found = stated.get(key, value if (part, key) in _OPTIONAL else None)
             if found != value:
                 whose = "that of whole words" if whole_words else "BERT's"
                 what = f"the {key} of its {part} is {repr(found)[:80]}, {whose} is {value!r}"
-                raise DataError(what, where=str(path), remedy=REMEDY)
-    normalizer = backend.get("normalizer") or {}
-    return _checked({name: normalizer[key] for name, key in NORMALIZER_NAMES.items() if key in normalizer}, path)
-
-
-def _settings_of_config(config: Mapping[str, Any], path: Path) -> dict[str, Any]:
-    """Return what a `tokenizer_config.json` states; as in `transformers` it outweighs the `tokenizer.json`."""
+                raise DataError(what, where=str(folder / TOKENIZER), remedy=REMEDY)
     kind = str(config.get("tokenizer_class") or "BertTokenizer").removesuffix("Fast")
     if kind not in _CLASSES:
-        raise DataError(f"the tokenizer is a {kind[:80]}, not BERT's WordPiece", where=str(path), remedy=REMEDY)
-    if config.get("do_basic_tokenize") is False:
-        what = "do_basic_tokenize is false: the text must be split into words before, which is not supported"
-        raise DataError(what, where=str(path), remedy=REMEDY)
-    return _checked({name: config[name] for name in NORMALIZER_NAMES if name in config}, path)
-
-
-def _checked(settings: dict[str, Any], path: Path) -> dict[str, Any]:
+        what = f"the tokenizer is a {kind[:80]}, not BERT's WordPiece"
+        raise DataError(what, where=str(folder / CONFIG), remedy=REMEDY)
+    normalizer = backend.get("normalizer") or {}
+    settings = {name: normalizer[key] for name, key in NORMALIZER_NAMES.items() if key in normalizer}
+    settings |= {name: config[name] for name in NORMALIZER_NAMES if name in config}
     for name, value in settings.items():
         if not isinstance(value, bool) and not (name == "strip_accents" and value is None):
-            raise DataError(f"{name} is {repr(value)[:80]}", where=str(path), remedy="give true or false there")
+            where = str(folder / (CONFIG if name in config else TOKENIZER))
+            raise DataError(f"{name} is {repr(value)[:80]}", where=where, remedy="give true or false there")
     return settings

@@ -36,13 +36,12 @@ def extend_vocabulary(
         if len(chosen) >= room:
             break
         chosen[word] = count
-    tokens = list(old.tokens)
-    places = [*slots[: len(chosen)], *range(len(tokens), len(tokens) + max(0, len(chosen) - len(slots)))]
-    tokens += [""] * (len(places) - min(len(slots), len(places)))
+    tokens, free = list(old.tokens), iter(slots)
     ids = {token: index for index, token in enumerate(old.tokens)}
     added = []
-    for index, (token, count) in zip(places, chosen.items(), strict=True):
-        tokens[index] = token
+    for token, count in chosen.items():
+        index = next(free, len(tokens))
+        tokens[index : index + 1] = [token]
         pieces = [old.tokens[piece] for piece in old_pieces(token, ids)]
         added.append({"token": token, "id": index, "pieces": pieces, "count": count})
     return old.with_tokens(tokens), added
@@ -54,13 +53,10 @@ def lost_characters(words: Mapping[str, int], old: Tokenizer, min_frequency: int
     Only as many as a new vocabulary would keep: up to 99.99 % of the running characters.
     """
     known = set(old.tokens)
-    begins = {token for token in known if len(token) == 1}
     inside = {token[2:] for token in known if len(token) == 3 and token.startswith("##")}
-    doubtful = [
-        word
-        for word in words
-        if len(word) <= MAX_WORD_CHARACTERS and not (word[0] in begins and inside.issuperset(word[1:]))
-    ]
+    # Of others, each character is a token.
+    doubtful = [word for word in words if not (word[0] in known and inside.issuperset(word[1:]))]
+    doubtful = [word for word in doubtful if len(word) <= MAX_WORD_CHARACTERS]
     lacking: Counter[str] = Counter()
     for word, ids in zip(doubtful, old.encode_texts(doubtful), strict=True):
         if ids == [old.unk_id]:

@@ -21,7 +21,6 @@ from bert_pretrain.text import documents
 from bert_pretrain.text.sources import Source, few_documents, finer_boundary, resolve
 from bert_pretrain.text.text_files import ByteRange
 from bert_pretrain.text.tokenizer import Tokenizer
-from bert_pretrain.text.tokenizer_folder import TOKENIZER
 from bert_pretrain.vocab.counting import Counts, count_groups, count_words
 from bert_pretrain.vocab.extend import extend_vocabulary
 from bert_pretrain.vocab.wordpiece import choose_alphabet, choose_words, special_tokens, train_wordpiece
@@ -70,7 +69,7 @@ def make_vocab(
             manifest.reopen(output)
         remove_temporaries(output)
         counts = _count(sources, output, config, workers, scheduler)
-        tokenizer, figures, line = _make(counts, old, config, inputs[0])
+        tokenizer, figures = _make(counts, old, config, inputs[0])
         tokenizer.save(output)
         body = {
             "config": {"vocab": config.vocab.model_dump(mode="json")},
@@ -79,7 +78,7 @@ def make_vocab(
             "figures": figures,
         }
         manifest.complete(output, "vocab", identity, body)
-    _report(tokenizer, figures, line, config.vocab)
+    _report(tokenizer, figures, config.vocab)
     if (few := few_documents(figures["documents"])) and (finer := finer_boundary(sources)):
         print(f"warning: {few}, for make-data too\n  hint: {finer}")
     print(f"tokenizer folder: {output}")
@@ -109,13 +108,10 @@ def _choices(config: VocabConfig, old: Tokenizer | None) -> dict[str, Any]:
 def _is_intact(output: Path) -> bool:
     try:
         found = Tokenizer.load(output)
-        texts = found.contents()
-        del texts[TOKENIZER]  # whose form may be that of another version of the library
-        is_same = all((output / name).read_text(encoding="utf-8") == text for name, text in texts.items())
-    except (DataError, OSError, UnicodeDecodeError):
+    except DataError:
         return False
     written = manifest.read_manifest(output, "vocab", "--output")["tokenizer"]["hash"]
-    return is_same and (output / TOKENIZER).is_file() and found.hash == written
+    return found.hash == written and all((output / name).is_file() for name in found.files)
 
 
 def _count_groups(task: tuple[Path, Sequence[tuple[int, Sequence[ByteRange]]]], config: Config) -> None:
@@ -170,15 +166,15 @@ def merge_counts(files: Sequence[Path], pool: Pool) -> Counts:
     return _merged(files)
 
 
-def _make(counts: Counts, old: Tokenizer | None, config: Config, where: str) -> tuple[Tokenizer, dict[str, Any], str]:
-    """Train or extend a vocabulary; returns its tokenizer, what the manifest says of it and of the text, and a line."""
+def _make(counts: Counts, old: Tokenizer | None, config: Config, where: str) -> tuple[Tokenizer, dict[str, Any]]:
+    """Train or extend a vocabulary; returns its tokenizer, and what the manifest says of it and of the text."""
     words = count_words(counts.learned, config.vocab)
     if not words:
         raise InputError("the inputs hold no text", where=where, remedy="give files with text in them")
-    tokenizer, made, line = _train(words, config) if old is None else _extend(words, old, config.vocab)
+    tokenizer, made = _train(words, config) if old is None else _extend(words, old, config.vocab)
     held_out = count_words(counts.held_out, config.vocab)
     measured = held_out or words
-    metrics = {
+    return tokenizer, {
         "documents": counts.documents,
         "words": words.total(),
         "distinct_words": len(words),
@@ -187,19 +183,19 @@ def _make(counts: Counts, old: Tokenizer | None, config: Config, where: str) -> 
         "measured_on": "held-out documents" if held_out else "the training text: too few documents to hold one out",
         **measure(tokenizer, measured),
         **({} if old is None else {"before": measure(old, measured)}),
+        **made,
     }
-    return tokenizer, {**metrics, **made}, line
 
 
-def _train(words: Counter[str], config: Config) -> tuple[Tokenizer, dict[str, Any], str]:
+def _train(words: Counter[str], config: Config) -> tuple[Tokenizer, dict[str, Any]]:
     """Return a vocabulary of its own, and what the manifest says of its alphabet, or of its words."""
     vocab = config.vocab
     if vocab.tokens == "words":
         tokenizer = Tokenizer.of_words(choose_words(words, vocab))
         kept = [words[token] for token in tokenizer.tokens if words[token]]
         share = sum(kept) / words.total()
-        line = f"{len(kept):,} of {len(words):,} different words cover {share:.4%} of the text"
-        return tokenizer, {"whole_words": {"distinct": len(words), "coverage": share}}, line
+        print(f"{len(kept):,} of {len(words):,} different words cover {share:.4%} of the text")
+        return tokenizer, {"whole_words": {"distinct": len(words), "coverage": share}}
     alphabet = choose_alphabet(words, vocab.limit_alphabet, _room(config))
     tokens, divisor = train_wordpiece(words, alphabet, vocab)
     tokenizer = Tokenizer(tokens, **vocab.model_dump(include={"lowercase", "strip_accents", "handle_chinese_chars"}))
@@ -210,11 +206,11 @@ def _train(words: Counter[str], config: Config) -> tuple[Tokenizer, dict[str, An
         "left_out": len(alphabet.left_out),
         "most_frequent_left_out": alphabet.left_out[:50],
     }
-    line = (
+    print(
         f"alphabet: {len(alphabet.characters):,} characters cover {alphabet.coverage:.4%}, {len(alphabet.left_out):,} "
+        f"rarer ones left out{': ' if alphabet.left_out else ''}{' '.join(alphabet.left_out[:10])}"
     )
-    line += f"rarer ones left out{': ' if alphabet.left_out else ''}{' '.join(alphabet.left_out[:10])}"
-    return tokenizer, {"alphabet": described, "words_seen_from_count": int(divisor / 2) + 1}, line
+    return tokenizer, {"alphabet": described, "words_seen_from_count": int(divisor / 2) + 1}
 
 
 def _room(config: Config) -> int:
@@ -230,7 +226,7 @@ def _room(config: Config) -> int:
     return config.vocab.size - reserved
 
 
-def _extend(words: Counter[str], old: Tokenizer, config: VocabConfig) -> tuple[Tokenizer, dict[str, Any], str]:
+def _extend(words: Counter[str], old: Tokenizer, config: VocabConfig) -> tuple[Tokenizer, dict[str, Any]]:
     """Return the extended vocabulary, and what the manifest says of each new token."""
     tokenizer, added = extend_vocabulary(words, old, add_tokens=config.add_tokens, min_frequency=config.min_frequency)
     if not added:
@@ -241,9 +237,9 @@ def _extend(words: Counter[str], old: Tokenizer, config: VocabConfig) -> tuple[T
         )
     in_slots = sum(token["id"] < old.vocab_size for token in added)
     examples = ", ".join(f"{token['token']} ({' '.join(token['pieces'])})" for token in added[:5])
-    line = f"{len(added):,} new: {in_slots:,} in unused slots, {len(added) - in_slots:,} at the end: {examples}, …"
+    print(f"{len(added):,} new: {in_slots:,} in unused slots, {len(added) - in_slots:,} at the end: {examples}, …")
     extends = {"folder": str(old.folder), "hash": old.hash, "vocab_size": old.vocab_size}
-    return tokenizer, {"extends": extends, "added": added}, line
+    return tokenizer, {"extends": extends, "added": added}
 
 
 def measure(tokenizer: Tokenizer, words: Counter[str]) -> dict[str, Any]:
@@ -260,27 +256,21 @@ def measure(tokenizer: Tokenizer, words: Counter[str]) -> dict[str, Any]:
     }
 
 
-def _report(tokenizer: Tokenizer, figures: dict[str, Any], line: str, config: VocabConfig) -> None:
-    measured = [
-        f"[UNK] {found['unk_share_of_words']:.4%} of words, {found['pieces_per_word']:.3f} pieces per word"
-        for found in (figures, figures.get("before"))
-        if found
-    ]
+def _report(tokenizer: Tokenizer, figures: dict[str, Any], config: VocabConfig) -> None:
     print(f"{tokenizer.vocab_size:,} tokens from {figures['words']:,} words in {figures['documents']:,} documents")
-    print(f"{line}\non {figures['measured_on']}: {' (before: '.join(measured)}{')' * (len(measured) - 1)}")
+    for name, found in (("", figures), ("before, ", figures.get("before"))):
+        if found:
+            share, pieces = found["unk_share_of_words"], found["pieces_per_word"]
+            print(f"{name}on {figures['measured_on']}: [UNK] {share:.4%} of words, {pieces:.3f} pieces per word")
     if dropped := figures["dropped_rare_chunks"]["occurrences"]:
-        print(
-            f"the text has too many different words to keep: {dropped:,} occurrences of rare ones are not counted, "
-            f"at most {figures['dropped_rare_chunks']['at_most_of_one']:,} of any one"
-        )
+        print(f"the text has too many different words to keep: {dropped:,} occurrences of rare ones are not counted")
     for reason, count in figures["repairs_and_drops"].items():
         print(f"corpus: {count:,} {reason.replace('_', ' ')}")
     if (least := figures.get("words_seen_from_count", 1)) > config.min_frequency:
         print(f"words that occur fewer than {least:,} times are not learned from: too small a share of so much text")
     if "alphabet" in figures and tokenizer.vocab_size < config.size:
         print(
-            f"warning: the corpus is too small for vocab.size {config.size:,}; "
-            f"the vocabulary has {tokenizer.vocab_size:,} tokens, each made of pieces that occur together at least "
-            f"vocab.min_frequency ({config.min_frequency}) times\n  hint: use it as it is, give more text"
-            + (", or --set vocab.min_frequency=1" if config.min_frequency > 1 else "")
+            f"warning: the corpus is too small for vocab.size {config.size:,}; the vocabulary has "
+            f"{tokenizer.vocab_size:,} tokens, as vocab.min_frequency is {config.min_frequency}\n"
+            "  hint: use it as it is, give more text, or lower vocab.min_frequency"
         )

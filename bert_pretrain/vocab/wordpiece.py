@@ -92,28 +92,15 @@ def choose_alphabet(words: Mapping[str, int], limit: int | None, room: int) -> A
     coverage = covered / total if total else 0.0
     if coverage < MIN_COVERAGE:
         by_size = limit is None or len(kept) < limit
-        characters, tokens = _needed(counts, inside, ranked)
-        more = tokens - room if by_size else characters - len(kept)
         raise ConfigError(
             f"an alphabet of {len(kept):,} characters covers only {coverage:.2%} of the text; every word with another "
             f"one would be [UNK] (the text has {len(ranked):,} different characters)",
             where="vocab.size" if by_size else "vocab.limit_alphabet",
-            remedy=f"raise it by {more:,} at least; Chinese takes about 21,128 tokens",
+            remedy="raise it; Chinese takes about 21,128 tokens",
         )
     members = set(kept)
     left_out = [character for character in ranked if character not in members]
     return Alphabet(sorted(kept), sorted(inside & members), coverage, left_out)
-
-
-def _needed(counts: Counter[str], inside: set[str], ranked: list[str]) -> tuple[int, int]:
-    """Return how many of the most frequent characters cover just enough of the text, and the tokens they take."""
-    covered = characters = tokens = 0
-    while covered < MIN_COVERAGE * counts.total():
-        character = ranked[characters]
-        covered += counts[character]
-        characters += 1
-        tokens += 2 if character in inside else 1
-    return characters, tokens
 
 
 def train_wordpiece(words: Mapping[str, int], alphabet: Alphabet, config: VocabConfig) -> tuple[list[str], float]:

@@ -3,17 +3,54 @@
 The inputs are random changes of valid ones. A long campaign: `pytest tests/hostile --hypothesis-profile=long`.
 """
 
+import bz2
 import contextlib
+import gzip
+import io
 import json
+import lzma
 import random
-from typing import Any
+import shutil
+from collections import Counter
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
 
+import numpy as np
+import pyarrow as pa
+import pyarrow.csv
+import pyarrow.parquet as pq
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from safetensors.torch import load_file
 
+from bert_pretrain.config import DataConfig
+from bert_pretrain.config_file import load_config, preset_paths
+from bert_pretrain.config_keys import dump_yaml
 from bert_pretrain.errors import UserError
-from tests.hostile.targets import Outputs, Target, targets
+from bert_pretrain.examples.shards import DataFolder, ShardRecord, damage_of, read_shard
+from bert_pretrain.finetune.predict import write_rows
+from bert_pretrain.finetune.rows import NEW, LabelledInput
+from bert_pretrain.finetune.run import HEADS
+from bert_pretrain.finetune.settings import Settings
+from bert_pretrain.io import manifest
+from bert_pretrain.io.files import CHECKSUMS, damage_of_folder, seal_folder, sha256_file
+from bert_pretrain.make_data.run import make_data
+from bert_pretrain.model.huggingface import load_model
+from bert_pretrain.plan.time_limit import TimeLimit
+from bert_pretrain.report.curves import read_metrics
+from bert_pretrain.report.diagnosis import diagnose
+from bert_pretrain.text import documents
+from bert_pretrain.text.sources import resolve
+from bert_pretrain.text.tokenizer import Tokenizer
+from bert_pretrain.tools.score import read_pairs
+from bert_pretrain.tools.texts import Texts
+from bert_pretrain.train.checkpoint import open_checkpoint
+from bert_pretrain.train.run import train
+from bert_pretrain.vocab.run import make_vocab
 
 # Values that readers have stumbled over elsewhere: extremes, other types, text that is no text.
 _ODD: tuple[Any, ...] = (
@@ -24,52 +61,242 @@ _ODD_BYTES = (
     b"\x00", b"\xff", b"\n", b"\r\n", b'"', b",", b"\t", b"{", b"}", b"[", b"]", b":", b"&a", b"*a", b"\xef\xbb\xbf"
     b"\xff\xfe", b"1e999", b"-1", b"99999999999", b"\\ud800", "\u2028".encode(),
 )  # fmt: skip
-TABLES = (
-    *(f"classify.{ending}" for ending in ("csv", "jsonl", "json", "tsv", "parquet")),
-    *("answer.json", "answer.jsonl", "tag.jsonl", "tag.conll"),
-)
-NAMES = (
-    *(f"corpus.{ending}" for ending in ("txt", "jsonl", "csv", "parquet")),
-    *(f"corpus.{ending}" for ending in ("txt.gz", "csv.bz2", "jsonl.xz", "txt.zst", "parquet.gz")),
-    *("pairs.jsonl", "set", "config.yaml", "duration"),
-    *(f"vocab/{name}" for name in ("vocab.txt", "tokenizer.json", "tokenizer_config.json")),
-    *("data/manifest.json", "data/claim", "data/shard", "run/manifest.json", "run/metrics.jsonl"),
-    *(f"model/{name}" for name in ("config.json", "model.safetensors", "pytorch_model.bin", "index.json")),
-    *(f"state/{name}" for name in ("training_state.json", "training_state.safetensors", "model.safetensors")),
-    *("sealed/checksums.json", "used_time.json"),
-    *(f"{tool}/{name}" for tool in ("finetune", "predict") for name in TABLES),
-)
+NOUNS, VERBS, PLACES = ("cat", "dog", "naïve 猫"), ("sat", "ran"), ("here", "there")
+SENTENCES = [f"The {noun} {verb} {place}." for noun in NOUNS for verb in VERBS for place in PLACES]
+ROWS = [{"text": text, "label": str(number % 2)} for number, text in enumerate(SENTENCES[:3])]
+SETTINGS = [
+    *("vocab.size=150", "data.max_seq_length=32", "data.validation_fraction=0.2", "data.examples_per_shard=64"),
+    *("model.hidden_size=8", "model.num_hidden_layers=1", "model.num_attention_heads=2", "model.intermediate_size=8"),
+    *("model.max_position_embeddings=32", "train.max_steps=1", "train.global_batch_size=2"),
+    *("train.device=cpu", "train.precision=fp32"),
+]
+
+
+class Target(NamedTuple):
+    """A file that a reader reads, perhaps among others that are whole, and valid contents of it."""
+
+    path: Path
+    read: Callable[[], object]
+    seeds: list[bytes]
 
 
 @pytest.fixture(scope="module")
-def every_target(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Target]:
-    outputs = Outputs.make(tmp_path_factory.mktemp("outputs") / "new")
-    return targets(tmp_path_factory.mktemp("targets"), outputs)
+def outputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Small outputs of all stages."""
+    folder = tmp_path_factory.mktemp("outputs")
+    (folder / "text.txt").write_text(
+        "\n\n".join("\n".join(SENTENCES[number:] + SENTENCES[:number]) for number in range(20)) + "\n"
+    )
+    config = load_config(settings=SETTINGS)
+    vocab = make_vocab(config, [str(folder / "text.txt")], folder / "vocab", workers=1)
+    data = make_data(config, [str(folder / "text.txt")], vocab, folder / "data", workers=1)
+    train(config, data, folder / "run")
+    shutil.copytree(folder / "run" / "model", folder / "model")
+    shutil.copytree(next((folder / "run" / "checkpoints").glob("step-*")), folder / "state")
+    (folder / "model" / CHECKSUMS).unlink()  # they would refuse every change, before it is read
+    return folder
 
 
-def test_every_reader_is_a_target(every_target: dict[str, Target]) -> None:
-    assert tuple(every_target) == NAMES
+def of_corpora(folder: Path) -> Iterator[Target]:
+    table = pa.Table.from_pylist(ROWS)
+    plain = {
+        "txt": "\n".join([*SENTENCES[:4], "", *SENTENCES[4:]]).encode(),
+        "jsonl": b"".join(json.dumps(row).encode() + b"\n" for row in ROWS),
+        "csv": bytes_of(partial(pyarrow.csv.write_csv, table)),
+        "parquet": bytes_of(partial(pq.write_table, table)),
+    }
+    archives = {
+        "txt.gz": gzip.compress(plain["txt"]),
+        "csv.bz2": bz2.compress(plain["csv"]),
+        "jsonl.xz": lzma.compress(plain["jsonl"]),
+        "txt.zst": pa.compress(plain["txt"], "zstd", asbytes=True),
+        "parquet.gz": gzip.compress(plain["parquet"]),
+    }
+
+    def read(path: Path) -> None:
+        config = DataConfig(strict=path.stat().st_size % 2 == 0)
+        (source,) = resolve([str(path)], config)
+        for part in documents.cut(source, part_bytes=64):
+            for document in documents.read(part, config, Counter()):
+                document.text.encode()  # what follows relies on texts that UTF-8 can hold
+        list(Texts([str(path)], "text", skip_empty=True))
+
+    for ending, seed in {**plain, **archives}.items():
+        path = folder / f"corpus.{ending}"
+        yield Target(path, partial(read, path), [seed])
+    path = folder / "pairs.jsonl"
+    yield Target(
+        path, lambda: read_pairs([str(path)], "UID"), as_json({"sentence_good": "a", "sentence_bad": "b", "UID": "c"})
+    )
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_a_damaged_input_is_read_or_refused(every_target: dict[str, Target], name: str) -> None:
-    target = every_target[name]
-    target.read(target.seeds[0])  # which is valid: a reader that refuses everything proves nothing
+def of_configurations(folder: Path) -> Iterator[Target]:
+    path, given = folder / "config.yaml", folder / "settings.txt"
+    lines = ["train.betas=[0.9, 0.98]", "data.input_weights={a: 2}", "data.max_record_bytes=64M", "time=1h"]
+    lines += ["train.time_budget=1h30m", "train.time_budget=2.5s"]
+
+    def read_settings() -> None:
+        config = load_config(settings=given.read_text(errors="replace").split("\n"))
+        path.write_text(dump_yaml(config), encoding="utf-8")
+        assert load_config(path) == config
+
+    yield Target(given, read_settings, [line.encode() for line in [*lines, "\n".join(lines[:5])]])
+    presets = [preset.read_bytes() for preset in preset_paths().values()]
+    yield Target(path, lambda: load_config(path), [*presets, b"extends: short\ndata: &a {seed: 1}\n"])
+
+
+def of_outputs(folder: Path) -> Iterator[Target]:
+    """Yield files that this package has written, or that look so."""
+    vocab, data, run = folder / "vocab", folder / "data", folder / "run"
+
+    def in_file(path: Path, read: Callable[[], object]) -> Target:
+        seeds = [path.read_bytes()]
+        if path.suffix == ".json":
+            content = json.loads(seeds[0])
+            seeds.append(json.dumps({key: content[key] for key in content if key != "content_sha256"}).encode())
+        return Target(path, read, seeds)
+
+    def read_vocab() -> None:
+        tokenizer = Tokenizer.load(vocab)
+        tokenizer.decode(tokenizer.encode_text("The naïve cat."))
+
+    def read_data() -> None:
+        found = DataFolder.open(data)
+        found.tokenizer()
+        print(found.content_hash, found.max_seq_length, found.mean_tokens("train"))
+        for split in ("train", "validation"):
+            for record in found.shards(split):
+                read_shard(data, record)
+        manifest.claim(data, "data", identity)
+
+    for name in ("vocab.txt", "tokenizer.json", "tokenizer_config.json"):
+        yield in_file(vocab / name, read_vocab)
+    identity = manifest.read_record(data)["identity"]
+    yield in_file(data / "manifest.json", read_data)
+    yield shard(data)
+    for name in ("manifest.json", "metrics.jsonl"):
+        yield in_file(run / name, lambda: diagnose(manifest.read_record(run), read_metrics(run)))
+    sealed = folder / "sealed"
+    sealed.mkdir()
+    (sealed / "a").write_bytes(b"a")
+    seal_folder(sealed)
+    yield in_file(sealed / CHECKSUMS, lambda: damage_of_folder(sealed))
+    used = folder / "used.json"
+    yield Target(used, lambda: TimeLimit(1.0, used), as_json({"used_seconds": 1.5}))
+
+
+def shard(data: Path) -> Target:
+    """Return the target of a shard with whatever content, whose manifest agrees with it."""
+    name = DataFolder.open(data).shards("train")[0].path
+    path = data / name
+
+    def read() -> None:
+        rows = tokens = 0
+        with contextlib.suppress(Exception):  # judged by read_shard
+            ids = pq.read_table(path, columns=["input_ids"])["input_ids"].to_pylist()
+            rows, tokens = len(ids), sum(map(len, ids))
+        record = ShardRecord(name, rows, tokens, path.stat().st_size, sha256_file(path), "")
+        damage_of(data, record, whole=False)
+        examples = read_shard(data, record)
+        examples.take(np.arange(len(examples)))
+        print(examples.original_ids)
+
+    table = pq.read_table(path)
+    upper = table.rename_columns([name.upper() for name in table.column_names])
+    variants = [bytes_of(partial(pq.write_table, each)) for each in (table.select(["input_ids"]), table[:2], upper)]
+    return Target(path, read, [path.read_bytes(), *variants])
+
+
+def of_models(folder: Path) -> Iterator[Target]:
+    model, state = folder / "model", folder / "state"
+
+    def load() -> object:
+        return load_model(model)
+
+    for name in ("config.json", "model.safetensors"):
+        yield Target(model / name, load, [(model / name).read_bytes()])
+    for name in ("training_state.json", "training_state.safetensors", "model.safetensors"):
+        yield Target(state / name, lambda: open_checkpoint(state).step, [(state / name).read_bytes()])
+    tensors = load_file(model / "model.safetensors")
+    (model / "model.safetensors").rename(model / "a.safetensors")
+    seed = {"metadata": {"total_size": 1}, "weight_map": {"bert.embeddings.word_embeddings.weight": "a.safetensors"}}
+    yield Target(model / "model.safetensors.index.json", load, as_json(seed))
+    (model / "model.safetensors.index.json").unlink()
+    old = partial(torch.save, tensors, _use_new_zipfile_serialization=False)
+    yield Target(model / "pytorch_model.bin", load, [bytes_of(partial(torch.save, tensors)), bytes_of(old)])
+
+
+def of_tables(folder: Path) -> Iterator[Target]:
+    """Yield tables of `finetune` and `predict`: texts, questions, tagged words."""
+    tokenizer = Tokenizer.load(folder / "vocab")
+    answers = {"text": ["cat"], "answer_start": [4]}
+    question = {"id": "1", "question": "Who?", "context": "The cat sat.", "answers": answers}
+    squad_answers = [{"text": "cat", "answer_start": 4}]
+    paragraph = {"context": question["context"], "qas": [{**question, "answers": squad_answers}]}
+    asked = {"query_id": "1", "query_text": "Who?", "answers": ["cat", "dog"]}
+    cmrc = [{"context_id": "1", "context_text": question["context"], "qas": [asked]}]
+    table = pa.Table.from_pylist(ROWS)
+    tables = {
+        "classify.csv": [bytes_of(partial(pyarrow.csv.write_csv, table))],
+        "classify.jsonl": as_json(*ROWS),
+        "classify.json": as_json(ROWS),
+        "classify.tsv": [b"text\tlabel\na\tx\nb\ty\n"],
+        "classify.parquet": [bytes_of(partial(pq.write_table, table))],
+        "answer.json": as_json({"data": [{"paragraphs": [paragraph]}]}, [question], cmrc),
+        "answer.jsonl": as_json(question),
+        "tag.jsonl": as_json({"tokens": ["Anna", "sings"], "tags": ["B-PER", "O"]}),
+        "tag.conll": [b"Anna B-PER\nsings O\n\nOslo\tS-LOC\nBonn I-LOC\n"],
+    }
+
+    def read(path: Path) -> None:
+        """Read rows as `finetune` and `predict` do, encode them, and write them."""
+        head = HEADS[path.name.partition(".")[0]]
+        with contextlib.suppress(UserError):
+            head(Settings(regression=path.suffix == ".jsonl"), tokenizer).read(LabelledInput(str(path), "--train"))
+        task = head(Settings(pair_field="label", max_length=32, stride=8), tokenizer)
+        examples = task.read(LabelledInput(str(path), NEW))
+        task.encode(examples, "input")
+        for ending in (".jsonl", ".csv"):
+            write_rows(folder / f"rows{ending}", [example.values for example in examples])
+
+    for name, seeds in tables.items():
+        yield Target(folder / name, partial(read, folder / name), seeds)
+
+
+def bytes_of(write: Callable[[Any], object]) -> bytes:
+    stream = io.BytesIO()
+    write(stream)
+    return stream.getvalue()
+
+
+def as_json(*values: object) -> list[bytes]:
+    return [json.dumps(value).encode() for value in values]
+
+
+@pytest.mark.parametrize("group", [of_corpora, of_configurations, of_outputs, of_models, of_tables])
+def test_a_damaged_input_is_read_or_refused(group, outputs: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "outputs"
+    shutil.copytree(outputs, folder)
+    for target in group(folder):
+        check(target)
+
+
+def check(target: Target) -> None:
+    path, read, seeds = target
+    before = path.read_bytes() if path.exists() else seeds[0]
+    path.write_bytes(seeds[0])
+    read()  # it is valid: a reader that refuses everything proves nothing
+    is_json = st.just(".json" in path.name)
 
     @settings(max_examples=settings().max_examples // 2)
-    @given(
-        data=st.builds(
-            mutated,
-            st.sampled_from(target.seeds),
-            st.randoms(use_true_random=False),
-            is_json=st.just(target.is_json),
-        )
-    )
-    def read(data: bytes) -> None:
+    @given(data=st.builds(mutated, st.sampled_from(seeds), st.randoms(use_true_random=False), is_json=is_json))
+    def damage(data: bytes) -> None:
+        path.write_bytes(data)
         with contextlib.suppress(UserError):
-            target.read(data)
+            read()
 
-    read()
+    damage()
+    path.write_bytes(before)  # other targets may read the same folder
 
 
 def test_mutations_are_as_the_seed_says_and_keep_to_json_where_asked() -> None:

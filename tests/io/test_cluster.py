@@ -3,10 +3,10 @@
 import json
 import os
 import shutil
-import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -14,25 +14,25 @@ from pathlib import Path
 import pytest
 
 from bert_pretrain.config_file import load_config
-from bert_pretrain.errors import ConfigError
+from bert_pretrain.errors import ConfigError, DataError
 from bert_pretrain.io import cluster
 from bert_pretrain.io.cluster import Expectation
+from bert_pretrain.io.files import read_json
+from bert_pretrain.io.pool import run_each
 from bert_pretrain.make_data.run import make_data
-from tests.conftest import REPOSITORY, digests
+from tests.conftest import REPOSITORY, digests, one_sentence_a_line
 
-SETTINGS = ["data.max_seq_length=32", "data.dupe_factor=6", "data.examples_per_shard=128"]
+SETTINGS = ["data.max_seq_length=32", "data.dupe_factor=3", "data.examples_per_shard=128"]
 
 
 class LoopbackCluster:
     """A scheduler and its workers, each a process of its own."""
 
-    def __init__(self, folder: Path, *, protocol: str = "tcp", **environment: str) -> None:
+    def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.environment = {**os.environ, **environment}
         self.processes: list[subprocess.Popen[bytes]] = []
         note = folder / "scheduler.json"
-        place = ["--host", "127.0.0.1", "--port", "0", "--protocol", protocol]
-        self._start("dask_scheduler", *place, "--scheduler-file", str(note))
+        self._start("dask_scheduler", "--host", "127.0.0.1", "--port", "0", "--scheduler-file", str(note))
         wait_for(lambda: note.exists() and note.read_text().endswith("}"))
         self.address = str(json.loads(note.read_text())["address"])
 
@@ -44,7 +44,7 @@ class LoopbackCluster:
         command = [sys.executable, "-m", f"distributed.cli.{module}", *arguments, "--no-dashboard"]
         with (self.folder / f"{module}{len(self.processes)}.log").open("w") as log:
             process: subprocess.Popen[bytes] = subprocess.Popen(
-                command, stdout=log, stderr=log, **{"cwd": REPOSITORY, "env": self.environment, **options}
+                command, stdout=log, stderr=log, **{"cwd": REPOSITORY, **options}
             )  # type: ignore[call-overload]
         self.processes.append(process)
         return process
@@ -70,139 +70,94 @@ def loopback(tmp_path: Path) -> Iterator[LoopbackCluster]:
     running.close()
 
 
-def start(text: Path, vocab: Path, output: Path, address: str) -> "subprocess.Popen[str]":
-    # Relative paths, as people type them: the workers run elsewhere.
-    command = ["make-data", os.path.relpath(text, output.parent), "--vocab", os.path.relpath(vocab, output.parent)]
-    command += ["--output", output.name, "--scheduler", address, *(f"--set={setting}" for setting in SETTINGS)]
-    return subprocess.Popen(
-        [sys.executable, "-m", "bert_pretrain", *command],
-        cwd=output.parent, env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-    )  # fmt: skip
-
-
 def shards(output: Path) -> int:
     return len(list(output.glob("train/[0-9]*.parquet")))
 
 
 def test_a_cluster_that_loses_a_worker_makes_the_bytes_of_one_process(
-    loopback: LoopbackCluster, tmp_path: Path, english_text: Path, vocab_folder: Path
+    loopback: LoopbackCluster, tmp_path: Path, english_documents: list[list[str]], vocab_folder: Path, monkeypatch
 ) -> None:
     doomed, _ = loopback.add_worker(), loopback.add_worker()
-    output = tmp_path / "data"
-    process = start(english_text, vocab_folder, output, loopback.address)
-    wait_for(lambda: shards(output) >= 5 or process.poll() is not None)
-    doomed.send_signal(signal.SIGKILL)
-    assert not (output / "manifest.json").exists()
-    _, stderr = process.communicate(timeout=180)
-    assert process.returncode == 0, stderr
-    config = load_config(settings=SETTINGS)
-    here = make_data(config, [str(english_text)], vocab_folder, tmp_path / "here" / "data", workers=1)
-    # The manifest names the input as it was typed.
-    assert {**digests(output), "manifest.json": ""} == {**digests(here), "manifest.json": ""}
+    config, output = load_config(settings=SETTINGS), tmp_path / "data"
+    (tmp_path / "a.txt").write_text(one_sentence_a_line(english_documents[:40]))
+    is_late = []
 
+    def lose_a_worker() -> None:
+        wait_for(lambda: shards(output) >= 3)
+        doomed.kill()
+        is_late.append((output / "manifest.json").exists())
 
-def test_workers_that_do_not_fit_and_mistakes_of_tasks_are_one_message(loopback, command_line, tmp_path) -> None:
+    watcher = threading.Thread(target=lose_a_worker)
+    watcher.start()
+    monkeypatch.chdir(tmp_path)  # relative paths, as people type them: the workers run elsewhere
+    make_data(config, ["a.txt"], Path(os.path.relpath(vocab_folder)), Path("data"), scheduler=loopback.address)
+    watcher.join()
+    assert is_late == [False]
+    here = make_data(config, ["a.txt"], vocab_folder, tmp_path / "here" / "data", workers=1)
+    assert digests(output) == digests(here)
+
+    # A worker of another version, and then a mistake of a task: one message each.
     shutil.copytree(REPOSITORY / "bert_pretrain", tmp_path / "other" / "bert_pretrain")
     (tmp_path / "other" / "bert_pretrain" / "__init__.py").write_text('__version__ = "0.0.7"\n')
     odd = loopback.add_worker(cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(tmp_path / "other")})
-    (tmp_path / "a.jsonl").write_text('{"text": "a"}\n{broken\n')
-    for part in ("0.0.7", f"where: {tmp_path}/a.jsonl: line 2"):
-        arguments = ("vocab", tmp_path / "a.jsonl", "--output", tmp_path / "v", "--scheduler", loopback.address)
-        done = command_line(*arguments)
-        assert (done.returncode, done.stderr.count("error: ")) == (2, 1)
-        assert part in done.stderr
-        assert "Traceback" not in done.stderr
-        odd.kill()
-        loopback.add_worker()
+    note = (loopback.folder / f"dask_worker{len(loopback.processes) - 1}.log").read_text
+    wait_for(lambda: "Registered to" in note())
+    with pytest.raises(DataError, match=r"0\.0\.7"):
+        cluster.connect(loopback.address, folders=[tmp_path], files=[]).__enter__()
+    odd.kill()
+    odd.wait()
+    with cluster.connect(loopback.address, folders=[tmp_path], files=[]) as pool:
+        results = run_each(read_json, [tmp_path / "none.json"] * 2, workers=pool, description="read", unit="file")
+        with pytest.raises(DataError, match=r"none\.json"):
+            list(results)
 
 
 @pytest.mark.slow
 def test_a_cluster_without_workers_waits_for_them_and_a_scheduler_that_dies_is_one_message(
-    loopback: LoopbackCluster, tmp_path: Path, english_text: Path, vocab_folder: Path
+    loopback: LoopbackCluster, tmp_path: Path, english_text: Path, vocab_folder: Path, capsys
 ) -> None:
-    output = tmp_path / "data"
-    process = start(english_text, vocab_folder, output, loopback.address)
-    assert any("waiting for workers" in line for line in process.stdout)
-    loopback.add_worker()
-    wait_for(lambda: shards(output) >= 5)
-    loopback.processes[0].kill()
-    _, stderr = process.communicate(timeout=180)
-    assert process.returncode == 2
-    assert "the scheduler is gone" in stderr
-    assert "Traceback" not in stderr
+    def come_and_die() -> None:
+        time.sleep(1)
+        loopback.add_worker()
+        wait_for(lambda: shards(tmp_path / "data") >= 5)
+        loopback.processes[0].kill()
+
+    watcher = threading.Thread(target=come_and_die)
+    watcher.start()
+    config = load_config(settings=SETTINGS)
+    with pytest.raises(DataError, match="the scheduler is gone"):
+        make_data(config, [str(english_text)], vocab_folder, tmp_path / "data", scheduler=loopback.address)
+    watcher.join()
+    assert "waiting for workers" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
     ("address", "settings", "part"),
     [
-        *(
-            (address, {}, "is not the address")
-            for address in ("nonsense", "", "http://127.0.0.1:80", "tcp://127.0.0.1")
-        ),
+        *((address, {}, "is not the address") for address in ("nonsense", "http://127.0.0.1:80", "tcp://127.0.0.1")),
         ("tcp://127.0.0.1:1", {}, "cannot reach a scheduler"),
         ("tls://127.0.0.1:1", {}, "distributed.comm.tls"),
         ("tcp://127.0.0.1:1", {"distributed.comm.require-encryption": True}, "encryption required"),
+        ("silent", {}, "cannot reach a scheduler"),
     ],
 )
-def test_an_address_that_cannot_be_used_is_one_message(address: str, settings: dict[str, bool], part: str) -> None:
+def test_an_address_that_cannot_be_used_is_one_message(address, settings, part, monkeypatch) -> None:
     import dask
 
-    with dask.config.set(settings), pytest.raises(ConfigError, match=part):
-        cluster.connect(address, folders=[], files=[]).__enter__()
-
-
-def test_a_scheduler_that_does_not_answer_is_one_message(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cluster, "CONNECT_SECONDS", 0.3)
-    with socket.create_server(("127.0.0.1", 0)) as silent:
-        address = f"tcp://127.0.0.1:{silent.getsockname()[1]}"
-        with pytest.raises(ConfigError, match=f"cannot reach a scheduler at {address}: "):
+    with socket.create_server(("127.0.0.1", 0)) as silent, dask.config.set(settings):
+        address = f"tcp://127.0.0.1:{silent.getsockname()[1]}" if address == "silent" else address
+        with pytest.raises(ConfigError, match=part):
             cluster.connect(address, folders=[], files=[]).__enter__()
 
 
 def test_a_worker_tells_what_it_does_not_see(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("text")
-    sound = {"versions": tuple(cluster._versions().items()), "folders": (str(tmp_path),), "files": ()}
-
-    def difference(**changes: object) -> str:
-        return str(cluster.difference(Expectation(**{**sound, **changes})))
-
-    assert difference(files=((str(tmp_path / "a.txt"), 4),)) == "None"
-    assert "/nowhere" in difference(folders=("/nowhere",))
-    assert "/nowhere/a" in difference(files=(("/nowhere/a", 4),))
-    assert "4 bytes instead of 5" in difference(files=((str(tmp_path / "a.txt"), 5),))
-    assert "numpy" in difference(versions=(("numpy", "0.1"),))
-
-
-def certificate_of(folder: Path, name: str) -> str:
-    """Make a self-signed certificate with its key in one file, and return its path."""
-    key, certificate = folder / f"{name}.key", folder / f"{name}.pem"
-    command = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"]
-    command += ["-days", "2", "-subj", f"/CN={name}", "-keyout", str(key), "-out", str(certificate)]
-    subprocess.run(command, check=True, capture_output=True)
-    certificate.write_text(certificate.read_text() + key.read_text())
-    return str(certificate)
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(shutil.which("openssl") is None, reason="makes a certificate with openssl")
-def test_tls_takes_its_certificates_from_the_configuration_of_dask_and_refuses_others(tmp_path: Path) -> None:
-    import dask
-
-    own, foreign = (certificate_of(tmp_path, name) for name in ("own", "foreign"))
-    keys = ("CA_FILE", "SCHEDULER__CERT", "WORKER__CERT", "CLIENT__CERT")
-    running = LoopbackCluster(tmp_path, protocol="tls", **{f"DASK_DISTRIBUTED__COMM__TLS__{key}": own for key in keys})
-    try:
-        assert running.address.startswith("tls://")
-        running.add_worker()
-        for certificate in (own, foreign):
-            tls = {"distributed.comm.tls.ca-file": certificate, "distributed.comm.tls.client.cert": certificate}
-            with dask.config.set(tls):
-                if certificate == own:
-                    with cluster.connect(running.address, folders=[tmp_path], files=[]) as pool:
-                        assert pool.submit(abs, -7, "task").result(timeout=60) == 7
-                else:
-                    with pytest.raises(ConfigError, match="cannot reach a scheduler"):
-                        cluster.connect(running.address, folders=[], files=[]).__enter__()
-    finally:
-        running.close()
+    expectation = Expectation.of([str(tmp_path)], [str(tmp_path / "a.txt"), str(tmp_path)])
+    assert cluster.difference(expectation) is None
+    changed = expectation._replace(facts=(*expectation.facts, ("numpy", "0.1")))
+    assert "numpy" in str(cluster.difference(changed))
+    (tmp_path / "a.txt").write_text("texts")
+    assert "a.txt is 5 bytes there" in str(cluster.difference(expectation))
+    (tmp_path / "a.txt").unlink()
+    assert "a.txt is no file" in str(cluster.difference(expectation))

@@ -9,7 +9,6 @@ import pytest
 
 from bert_pretrain.config import DataConfig
 from bert_pretrain.config_file import load_config
-from bert_pretrain.examples.shards import DataFolder
 from bert_pretrain.make_data import estimate
 from bert_pretrain.make_data.run import make_data
 from bert_pretrain.text.sources import resolve
@@ -87,15 +86,6 @@ def test_a_dry_run_estimates_the_rows_of_all_splits_that_are_read(
     monkeypatch.setattr(estimate, "SAMPLE_BYTES", 4000)
     make_data(load_config(), [f"dataset:{tmp_path}/set"], vocab_folder, tmp_path / "data", dry_run=True)
     assert 380 < int(re.search(r"corpus +(\d+) documents", capsys.readouterr().out)[1]) < 420
-
-
-def test_a_data_folder_holds_out_the_validation_of_the_dataset(tmp_path: Path, vocab_folder: Path) -> None:
-    saved = save(tmp_path / "saved", "train", "validation", "test", texts=[f"Number {n}. The end." for n in range(30)])
-    config = load_config(settings=["data.dupe_factor=1", "data.next_sentence=none"])
-    data = DataFolder.open(make_data(config, [saved], vocab_folder, tmp_path / "data", workers=1))
-    inputs = [(Path(found["location"]).name, found["split"]) for found in data.manifest["inputs"]]
-    assert inputs == [("saved@train", "train"), ("saved@validation", "validation")]
-    assert [found["documents"] for found in data.manifest["corpus"]["inputs"]] == [30, 30]
 
 
 def test_a_cut_off_file_of_a_saved_dataset_is_told(tmp_path: Path) -> None:

@@ -31,7 +31,7 @@ LINES = [json.dumps(row) + "\n" for row in ROWS]
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     (tmp_path / "a.jsonl").write_text(LINES[0] + "\n" + "".join(LINES[1:]))
-    (tmp_path / "a.csv").write_text('text,kind\none,a\n\n"two ""quoted""",\n三,c\n', encoding="utf-8-sig")
+    (tmp_path / "a.csv").write_text('\ntext,kind\none,a\n\n"two ""quoted""",\n三,c\n', encoding="utf-8-sig")
     (tmp_path / "a.json").write_text(json.dumps(ROWS, indent=1))
     (tmp_path / "a.tsv").write_text('text\tkind\none\ta\n\ntwo "quoted"\t\n三\tc', encoding="utf-8")
     pq.write_table(pa.Table.from_pylist(ROWS), tmp_path / "a.parquet")
@@ -42,7 +42,7 @@ def folder(tmp_path: Path) -> Path:
 @pytest.mark.parametrize(
     ("format_", "positions"),
     [
-        ("jsonl", "line 1 3 4"), ("json", "record 1 2 3"), ("csv", "line 2 4 5"), ("tsv", "line 2 4 5"),
+        ("jsonl", "line 1 3 4"), ("json", "record 1 2 3"), ("csv", "line 3 5 6"), ("tsv", "line 2 4 5"),
         ("parquet", "row 1 2 3"), ("dataset", "row 1 2 3"),
     ],
 )  # fmt: skip
@@ -64,13 +64,6 @@ def read(path: Path, **options: int) -> list[Record]:
     return list(read_records(ByteRange(Source(str(path), path.name.split(".")[1], None, "")), Counter(), **options))
 
 
-def test_csv_has_blank_lines_before_its_header_and_short_rows(tmp_path: Path) -> None:
-    (tmp_path / "a.csv").write_text("\n\ntext,kind,n\none\n,b\n")
-    (first, position), (second, _) = read(tmp_path / "a.csv")
-    assert (first, position.number) == ({"text": "one", "kind": None, "n": None}, 4)
-    assert second == {"text": "", "kind": "b", "n": None}
-
-
 LONG = "a" * MIN_RECORD_BYTES
 
 
@@ -78,16 +71,13 @@ LONG = "a" * MIN_RECORD_BYTES
     ("name", "content", "where"),
     [
         ("a.jsonl", f'{{"text": "b"}}\n{{"text": "{LONG}"}}\n', "line 2"),
-        ("a.jsonl.gz", f'{{"text": "b"}}\n\n{{"text": "{LONG}', "line 3"),
         ("a.json", f'[{{"text": "b"}}, {{"text": "{LONG}"}}]', "record 2"),
-        ("a.json.gz", f'[{{"text": "b"}}, {{"text": "{LONG}{LONG}', "record 2"),
         ("a.csv", 'text\nb\n"' + "unclosed\n" * (MIN_RECORD_BYTES // 8), "line 3"),
-        ("a.csv.gz", 'text\nb\n"' + "开\n" * (MIN_RECORD_BYTES // 4 + 1), "line 3"),
         ("a.tsv", f"text\tn\nb\t1\n{LONG}\t2\n", "line 3"),
     ],
 )
 def test_a_record_over_the_limit_is_one_message(tmp_path: Path, name: str, content: str, where: str) -> None:
-    path = write(tmp_path / name, gzip.compress(content.encode(), 1) if name.endswith(".gz") else content)
+    path = write(tmp_path / name, content)
     with pytest.raises(InputError, match=f"{MIN_RECORD_BYTES:,} bytes") as caught:
         read(path, max_bytes=MIN_RECORD_BYTES)
     assert caught.value.where == f"{path}: {where}"
@@ -149,12 +139,10 @@ def test_a_row_of_parquet_over_the_limit_is_one_message(tmp_path: Path, rows: li
 
 @pytest.mark.parametrize("depth", [101, 100_000])
 def test_a_record_nested_deeply_is_one_message(tmp_path: Path, depth: int) -> None:
-    (tmp_path / "a.jsonl").write_text(f'{{"text": "one", "n": {"7" * 5000}, "x": {"[" * depth}{"]" * depth}}}\n')
+    (tmp_path / "a.jsonl").write_text(f'{{"text": "one", "x": {"[" * depth}{"]" * depth}}}\n')
     with pytest.raises(InputError, match="nested") as caught:
         read(tmp_path / "a.jsonl")
     assert caught.value.where == f"{tmp_path}/a.jsonl: line 1"
-    (tmp_path / "b.jsonl").write_text(f'{{"n": -{"7" * 5000}, "label": 3}}\n')  # of thousands of digits
-    assert read(tmp_path / "b.jsonl")[0][0] == {"n": float("-inf"), "label": 3}
 
 
 JSON_VALUES = st.recursive(

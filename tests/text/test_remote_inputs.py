@@ -4,77 +4,71 @@ import http.server
 import threading
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
 
 from bert_pretrain.config_file import load_config
 from bert_pretrain.errors import InputError, OutputError
-from bert_pretrain.examples.shards import DataFolder
 from bert_pretrain.make_data.run import make_data
 from bert_pretrain.text import documents
 from bert_pretrain.text.sources import resolve
 from bert_pretrain.vocab.run import make_vocab
+from tests.conftest import one_sentence_a_line
 
 from .test_documents import BY_BLANK_LINES, COMPRESS, FORMATS, TEXTS, read_all, refusal
 
 
-@dataclass
-class Server:
+class Server(http.server.ThreadingHTTPServer):
     """A web server with files in memory, and what it is capable of."""
 
-    files: dict[str, bytes] = field(default_factory=dict)
-    sends_parts: bool = True
-    headers: dict[str, str] = field(default_factory=lambda: {"ETag": '"1"'})
-    changes_after_gets: int | None = None
-    missing_bytes: int = 0
-    status: int = 200
-    num_gets: int = 0
-    url: str = ""
+    sends_parts, changes_after_gets, missing_bytes, status, num_gets = True, 1 << 30, 0, 200, 0
 
-    def answer(self, request: http.server.BaseHTTPRequestHandler) -> None:
-        name = request.path.removeprefix("/")
-        self.num_gets += request.command == "GET"
-        if name not in self.files or self.status != 200:
-            request.send_error(404 if self.status == 200 else self.status)
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), Handler)
+        self.files: dict[str, bytes] = {}
+        self.headers = {"ETag": '"1"'}
+        self.url = f"http://127.0.0.1:{self.server_port}"
+
+
+class Handler(http.server.BaseHTTPRequestHandler):
+    server: Server
+
+    def do_GET(self) -> None:
+        server, name = self.server, self.path.removeprefix("/")
+        server.num_gets += self.command == "GET"
+        if name not in server.files or server.status != 200:
+            self.send_error(404 if server.status == 200 else server.status)
             return
-        content, status, headers = self.files[name], 200, dict(self.headers)
-        if self.changes_after_gets is not None and self.num_gets > self.changes_after_gets:
+        content, status, headers = server.files[name], 200, dict(server.headers)
+        if server.num_gets > server.changes_after_gets:
             headers["ETag"] = '"2"'
-        if self.sends_parts:
+        if server.sends_parts:
             headers["Accept-Ranges"] = "bytes"
-            if asked := request.headers.get("Range"):
+            if asked := self.headers.get("Range"):
                 first, last = asked.removeprefix("bytes=").split("-")
                 end = min(int(last or len(content)), len(content) - 1)
                 headers["Content-Range"] = f"bytes {first}-{end}/{len(content)}"
                 content, status = content[int(first) : end + 1], 206
-        request.send_response(status)
+        self.send_response(status)
         for key, value in {**headers, "Content-Length": str(len(content))}.items():
-            request.send_header(key, value)
-        request.end_headers()
-        if request.command == "GET":
-            request.wfile.write(content[: len(content) - self.missing_bytes])
+            self.send_header(key, value)
+        self.end_headers()
+        if self.command == "GET":
+            self.wfile.write(content[: len(content) - server.missing_bytes])
+
+    do_HEAD = do_GET
+
+    def log_message(self, *_: object) -> None:
+        pass
 
 
 @pytest.fixture
 def server() -> Iterator[Server]:
-    files = Server()
-
-    class Handler(http.server.BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            files.answer(self)
-
-        do_HEAD = do_GET
-
-        def log_message(self, *_: object) -> None:
-            pass
-
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as running:
-        files.url = f"http://127.0.0.1:{running.server_port}"
+    with Server() as running:
         thread = threading.Thread(target=running.serve_forever, kwargs={"poll_interval": 0.01})
         thread.start()
-        yield files
+        yield running
         running.shutdown()
         thread.join()
 
@@ -122,31 +116,20 @@ def test_a_connection_that_breaks_is_named(server: Server, ending: str, sends_pa
 SETTINGS = ["data.max_seq_length=32", "data.dupe_factor=1", "data.document_boundary=blank_line"]
 
 
-def test_a_url_gives_the_shards_of_the_file_and_a_change_is_noticed(
-    server: Server, tmp_path: Path, english_text: Path, vocab_folder: Path
+def test_a_change_on_the_server_is_noticed_while_it_is_read_and_later(
+    server: Server, tmp_path: Path, english_documents: list[list[str]], vocab_folder: Path
 ) -> None:
-    config, url = load_config(settings=SETTINGS), f"{server.url}/english.txt"
-    server.files["english.txt"] = english_text.read_bytes()
-    here, there = (
-        make_data(config, [source], vocab_folder, tmp_path / name / "data", workers=1)
-        for name, source in (("here", str(english_text)), ("there", url))
-    )
-    assert DataFolder.open(there).shards("train") == DataFolder.open(here).shards("train")
-    server.headers = {"ETag": '"2"'}
-    with pytest.raises(OutputError, match="version"):
-        make_data(config, [url], vocab_folder, there, workers=1)
-
-
-@pytest.mark.parametrize("stage", ["vocab", "make-data"])
-def test_a_file_that_changes_on_the_server_while_it_is_read_is_refused(
-    server: Server, tmp_path: Path, english_text: Path, vocab_folder: Path, stage: str
-) -> None:
-    server.files["english.txt"], server.changes_after_gets = english_text.read_bytes(), 1
+    server.files["english.txt"] = one_sentence_a_line(english_documents[:20]).encode()
     config, inputs = load_config(settings=SETTINGS), [f"{server.url}/english.txt"]
-    run = {
-        "vocab": lambda: make_vocab(config, inputs, tmp_path / "vocab", workers=1),
-        "make-data": lambda: make_data(config, inputs, vocab_folder, tmp_path / "data", workers=1),
-    }
-    with pytest.raises(InputError, match="changed while it was read"):
-        run[stage]()
+    data = make_data(config, inputs, vocab_folder, tmp_path / "there" / "data", workers=1)
+    server.headers = {"ETag": '"1.5"'}
+    with pytest.raises(OutputError, match="version"):
+        make_data(config, inputs, vocab_folder, data, workers=1)
+    for run in (
+        lambda: make_vocab(config, inputs, tmp_path / "vocab", workers=1),
+        lambda: make_data(config, inputs, vocab_folder, tmp_path / "data", workers=1),
+    ):
+        server.num_gets, server.changes_after_gets = 0, 1
+        with pytest.raises(InputError, match="changed while it was read"):
+            run()
     assert not list((tmp_path / ".token-store").glob("*/part-*"))

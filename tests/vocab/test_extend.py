@@ -66,33 +66,26 @@ def text(tmp_path: Path) -> Path:
     return path
 
 
-def test_the_old_treatment_of_text_is_kept(text: Path, tmp_path: Path) -> None:
-    tokens = [*special_tokens(4), *PIECES, *LETTERS.upper(), *(f"##{letter}" for letter in LETTERS.upper())]
-    cased = Tokenizer(tokens, lowercase=False, strip_accents=None, handle_chinese_chars=True)
-    cased.save(tmp_path / "cased")
-    out = make_vocab(load_config("tiny"), [str(text)], tmp_path / "new", extend=tmp_path / "cased", workers=1)
-    new = Tokenizer.load(out)
-    assert new.settings == cased.settings
-    assert {"River", "Zebra"} <= set(new.tokens)
-
-
 def test_a_vocabulary_is_extended_opens_in_transformers_and_says_what_is_new(text, tmp_path, capsys) -> None:
     from transformers import AutoTokenizer
 
     old, new = tmp_path / "old", tmp_path / "new"
-    old_tokenizer(5).save(old)
+    tokens = [*special_tokens(5), *PIECES, *LETTERS.upper(), *(f"##{letter}" for letter in LETTERS.upper())]
+    cased = Tokenizer(tokens, lowercase=False, strip_accents=None, handle_chinese_chars=True)
+    cased.save(old)
 
     def command(*settings: str) -> Path:
         return make_vocab(load_config(settings=settings), [str(text)], new, extend=old, workers=1)
 
     ours, theirs = Tokenizer.load(command()), AutoTokenizer.from_pretrained(new)
-    for line in ("Flooding OX", "the riving zebra, unseen."):
+    assert (ours.settings, {"River", "Zebra"} - set(ours.tokens)) == (cased.settings, set())
+    for line in ("Flooding OX", "the riving Zebra, unseen."):
         assert theirs(line, add_special_tokens=False)["input_ids"] == ours.encode_text(line)
     found = read_manifest(new, "vocab", "")["figures"]
-    assert found["extends"] == {"folder": str(old), "hash": Tokenizer.load(old).hash, "vocab_size": 67}
+    assert found["extends"] == {"folder": str(old), "hash": Tokenizer.load(old).hash, "vocab_size": cased.vocab_size}
     first = {name: found["added"][0][name] for name in ("token", "id", "pieces")}
     assert first == {"token": "flooding", "id": 1, "pieces": ["f", "##l", "##o", "##o", "##d", "##ing"]}
-    assert found["pieces_per_word"] == 1.0 < found["before"]["pieces_per_word"]
+    assert found["pieces_per_word"] < 1.3 < found["before"]["pieces_per_word"]
     before = digests(new)
     command()
     command("vocab.size=9000")  # decides nothing here

@@ -19,30 +19,35 @@ from bert_pretrain.text.tokenizer import Tokenizer
 from bert_pretrain.vocab import run, wordpiece
 from bert_pretrain.vocab.run import make_vocab
 from bert_pretrain.vocab.wordpiece import choose_alphabet, special_tokens, trainable
-from tests.conftest import digests
+from tests.conftest import digests, one_sentence_a_line
 
 
 def make(text: Path, output: Path, *settings: str, workers: int = 1) -> Tokenizer:
     return Tokenizer.load(make_vocab(load_config(settings=settings), [str(text)], output, workers=workers))
 
 
-def test_two_processes_with_other_hash_seeds_write_the_same_bytes(english_text: Path, tmp_path: Path) -> None:
-    for seed in "12":
-        command = [sys.executable, "-m", "bert_pretrain", "vocab", english_text, "--vocab-size", "2000"]
-        command += ["--output", tmp_path / seed, "--workers", seed]
-        subprocess.run(command, env={**os.environ, "PYTHONHASHSEED": seed}, check=True, capture_output=True)
+@pytest.fixture(scope="module")
+def small_text(tmp_path_factory: pytest.TempPathFactory, english_documents: list[list[str]]) -> Path:
+    path = tmp_path_factory.mktemp("small") / "small.txt"
+    path.write_text(one_sentence_a_line(english_documents[:25]), encoding="utf-8")
+    return path
+
+
+def test_processes_with_other_hash_seeds_write_the_same_bytes(english_text: Path, tmp_path: Path) -> None:
+    make(english_text, tmp_path / "1", "vocab.size=2000")
+    command = [sys.executable, "-m", "bert_pretrain", "vocab", english_text, "--vocab-size", "2000"]
+    command += ["--output", tmp_path / "2", "--workers", "2"]
+    subprocess.run(command, env={**os.environ, "PYTHONHASHSEED": "2"}, check=True, capture_output=True)
     assert digests(tmp_path / "1") == digests(tmp_path / "2")
 
 
 def test_counts_of_many_parts_and_workers_give_the_vocabulary_of_one_table(english_text, tmp_path, monkeypatch) -> None:
-    make(english_text, tmp_path / "one", "vocab.size=3000")
     monkeypatch.setattr(documents, "PART_BYTES", 20_000)
     monkeypatch.setattr(run, "MAX_TASKS", 1)
-    make(english_text, tmp_path / "whole", "vocab.size=3000")
-    assert figures_of(tmp_path / "whole")["documents"] == figures_of(tmp_path / "one")["documents"]
+    make(english_text, tmp_path / "whole", "vocab.size=800")
     monkeypatch.setattr(run, "MAX_TASKS", 11)
     monkeypatch.setattr(run, "MERGED_AT_ONCE", 3)
-    make(english_text, tmp_path / "merged", "vocab.size=3000", workers=2)
+    make(english_text, tmp_path / "merged", "vocab.size=800", workers=2)
     assert digests(tmp_path / "merged") == digests(tmp_path / "whole")
 
 
@@ -69,8 +74,8 @@ def test_it_equals_the_librarys_own_training_on_the_text(english_text, tmp_path,
 
 
 @pytest.mark.parametrize("unused", [0, 994])
-def test_the_number_of_unused_tokens_can_be_chosen(english_text: Path, tmp_path: Path, unused: int) -> None:
-    tokenizer = make(english_text, tmp_path / "v", f"vocab.unused_tokens={unused}", f"vocab.size={unused + 600}")
+def test_the_number_of_unused_tokens_can_be_chosen(small_text: Path, tmp_path: Path, unused: int) -> None:
+    tokenizer = make(small_text, tmp_path / "v", f"vocab.unused_tokens={unused}", f"vocab.size={unused + 600}")
     assert tokenizer.tokens[: unused + 5] == special_tokens(unused)
     assert (tokenizer.pad_id, tokenizer.unk_id, tokenizer.mask_id) == (0, unused + 1, unused + 4)
     assert tokenizer.vocab_size == unused + 600
@@ -129,17 +134,10 @@ def test_chinese_characters_stand_alone_or_are_learned_as_words(chinese_text, tm
 
 
 @pytest.mark.parametrize("setting", ["vocab.size=150", "vocab.limit_alphabet=20"])
-def test_an_alphabet_that_covers_too_little_is_refused_with_the_least_that_suffices(
-    chinese_text: Path, tmp_path: Path, setting: str
-) -> None:
+def test_an_alphabet_that_covers_too_little_is_refused(chinese_text: Path, tmp_path: Path, setting: str) -> None:
     with pytest.raises(ConfigError) as caught:
         make(chinese_text, tmp_path / "v", setting)
-    name, _, value = setting.partition("=")
-    assert caught.value.where == name
-    least = int(value) + int(re.search(r"by ([\d,]+)", caught.value.remedy)[1].replace(",", ""))
-    with pytest.raises(ConfigError):
-        make(chinese_text, tmp_path / "v", f"{name}={least - 1}")
-    make(chinese_text, tmp_path / "v", f"{name}={least}")
+    assert caught.value.where == setting.partition("=")[0]
 
 
 def test_a_small_corpus_gives_a_smaller_vocabulary_and_a_warning_and_none_is_refused(tmp_path: Path, capsys) -> None:
@@ -151,19 +149,19 @@ def test_a_small_corpus_gives_a_smaller_vocabulary_and_a_warning_and_none_is_ref
         make(tmp_path / "b.txt", tmp_path / "none")
 
 
-def test_the_same_command_again(english_text: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    make(english_text, tmp_path / "v", "vocab.size=800")
+def test_the_same_command_again(small_text: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    make(small_text, tmp_path / "v", "vocab.size=800")
     before = digests(tmp_path / "v")
-    make(english_text, tmp_path / "v", "vocab.size=800")
+    make(small_text, tmp_path / "v", "vocab.size=800")
     assert "up to date" in capsys.readouterr().out
     with pytest.raises(OutputError, match="size: 800 -> 900"):
-        make(english_text, tmp_path / "v", "vocab.size=900")
+        make(small_text, tmp_path / "v", "vocab.size=900")
     (tmp_path / "v" / "manifest.json").rename(tmp_path / "v" / "manifest.partial.json")
-    make(english_text, tmp_path / "v", "vocab.size=800")
-    for name in ("vocab.txt", "tokenizer_config.json"):
-        path = tmp_path / "v" / name
-        path.write_bytes(path.read_bytes().replace(b"[MASK]", b"[MASk]"))
-        make(english_text, tmp_path / "v", "vocab.size=800")
+    make(small_text, tmp_path / "v", "vocab.size=800")
+    path = tmp_path / "v" / "vocab.txt"
+    for damage in (path.unlink, lambda: path.write_bytes(path.read_bytes().replace(b"the", b"teh"))):
+        damage()
+        make(small_text, tmp_path / "v", "vocab.size=800")
         assert "damaged" in capsys.readouterr().out
         assert digests(tmp_path / "v") == before
 

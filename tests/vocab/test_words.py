@@ -4,7 +4,6 @@ import random
 import shlex
 from pathlib import Path
 
-import numpy as np
 from typer.testing import CliRunner, Result
 
 from bert_pretrain.cli import app
@@ -45,12 +44,8 @@ def test_a_model_is_trained_on_words(tmp_path: Path) -> None:
     corpus = read_manifest(tmp_path / "data", "data", "")["corpus"]
     assert (corpus["documents"], corpus["sentences"]) == (60, 60)
     assert (corpus["tokens"], corpus["unk_share"]) == (60 * 198, 0.0)
-    call(f"inspect {tmp_path}/data --stats")
     small = "--set model.hidden_size=16 --set model.num_hidden_layers=1 --set model.num_attention_heads=1"
     small += " --set model.intermediate_size=32 --set train.global_batch_size=8"
     call(f"train --data {tmp_path}/data --output {tmp_path}/run {small} --steps 2")
     answer = call(f"fill-mask {tmp_path}/run/model 'AAA AAT [MASK] TTT' --json").output
     assert '"filled": "AAA AAT ' in answer
-    (tmp_path / "new.txt").write_text("AAA AAT ATC\nCCC\n", encoding="utf-8")
-    call(f"embed {tmp_path}/run/model {tmp_path}/new.txt --output {tmp_path}/vectors.npy")
-    assert np.load(tmp_path / "vectors.npy").shape == (2, 16)
