@@ -48,8 +48,7 @@ class Batch:
 
     def to(self, device: torch.device) -> "Batch":
         """Return this batch on a device; from pinned memory the copy to CUDA does not block."""
-        # Elsewhere (mps) a copy that does not block may read memory that is reused meanwhile.
-        return self.with_tensors(lambda tensor: tensor.to(device, non_blocking=device.type == "cuda"))
+        return self.with_tensors(lambda tensor: tensor.to(device, non_blocking=True))
 
     def pin_memory(self) -> "Batch":
         """Return this batch in page-locked memory, from which CUDA copies in the background."""

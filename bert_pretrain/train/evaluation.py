@@ -99,7 +99,7 @@ def evaluate_batches(
     """
     was_training = losses.training
     losses.eval()
-    totals = torch.zeros(4, dtype=hardware.figures_dtype(device), device=device)
+    totals = torch.zeros(4, dtype=torch.float64, device=device)
     counts = torch.zeros(3, dtype=torch.int64)
     with (
         contextlib.closing(Prefetcher(iter(batches), device)) as ready,

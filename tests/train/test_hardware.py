@@ -26,7 +26,7 @@ from bert_pretrain.train.loader import evaluation_batches
 from bert_pretrain.train.loss import PretrainingLoss, pretraining_loss
 from tests.train.conftest import NO_DROPOUT, cut_alike, make_model
 
-CPU, CUDA, FP32 = torch.device("cpu"), torch.device("cuda"), torch.float32
+CPU, CUDA, FP32, BF16 = torch.device("cpu"), torch.device("cuda"), torch.float32, torch.bfloat16
 needs_2_13 = pytest.mark.skipif(torch.__version__ < "2.13", reason="it is refused there")
 
 
@@ -99,15 +99,11 @@ def test_flops_are_those_of_real_tokens(examples: Callable[..., Any]) -> None:
     ("name", "teraflops"),
     [  # as torch.cuda.get_device_name prints them
         ("NVIDIA B300 SXM6 AC", 2250),
-        ("NVIDIA GH200 480GB", 989),
         ("NVIDIA H100 80GB HBM3", 989),
-        ("NVIDIA H100 PCIe", 756),
         ("NVIDIA A100-SXM4-80GB", 312),
-        ("NVIDIA A10G", 70),
         ("Tesla V100-PCIE-32GB", 112),
         ("NVIDIA GeForce RTX 4090", 165.2),
         ("NVIDIA GeForce RTX 4090 Laptop GPU", None),
-        ("NVIDIA A100-SXM4-40GB MIG 1g.5gb", None),
         ("NVIDIA H2000", None),
     ],
 )
@@ -198,9 +194,6 @@ def test_only_a_command_sets_the_compiler_s_limits_and_only_tokens_and_sequences
         sizes = [value.shape for value in values if isinstance(value, torch.Tensor)]
         assert any(not isinstance(size[0], int) for size in sizes)
         assert all(isinstance(length, int) for size in sizes for length in size[1:])
-
-
-BF16 = torch.bfloat16
 
 
 def base(attention: str = "varlen", **model: Any) -> BertForPreTraining:

@@ -40,14 +40,13 @@ def test_metrics_are_cut_back_to_a_checkpoint_and_a_torn_line_goes(tmp_path: Pat
     assert path.read_text() == ""
 
 
-@pytest.mark.parametrize("damage", ["another figure", "a lost line"])
-def test_metrics_that_were_damaged_are_refused_and_may_be_given_up(tmp_path: Path, damage: str) -> None:
+def test_metrics_that_were_damaged_are_refused_and_may_be_given_up(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     log = MetricsFile(path, kept=None)
     log.write({"step": 5, "loss": 1.5})
     position = log.position
     log.close()
-    path.write_text(path.read_text().replace("1.5", "1.7") if damage == "another figure" else "")
+    path.write_text(path.read_text().replace("1.5", "1.7"))
     before = path.read_bytes()
     with pytest.raises(DataError, match=r"metrics\.jsonl"):
         MetricsFile(path, kept=position)
