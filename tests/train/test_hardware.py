@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 import torch
-from torch._dynamo.testing import EagerAndRecordGraphs
 from torch.torch_version import TorchVersion
 
 from bert_pretrain.config import Config, ModelConfig, TrainConfig
@@ -27,7 +26,6 @@ from bert_pretrain.train.loss import PretrainingLoss, pretraining_loss
 from tests.train.conftest import NO_DROPOUT, cut_alike, make_model
 
 CPU, CUDA, FP32, BF16 = torch.device("cpu"), torch.device("cuda"), torch.float32, torch.bfloat16
-needs_2_13 = pytest.mark.skipif(torch.__version__ < "2.13", reason="it is refused there")
 
 
 @pytest.mark.parametrize(
@@ -116,7 +114,9 @@ def test_the_peak_of_a_card_is_known_by_its_name(
     assert peak_flops(CUDA, FP32) is peak_flops(CPU, torch.bfloat16) is None
 
 
-def test_layers_are_compiled_on_cuda_where_nothing_pads(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_layers_are_compiled_on_cuda_where_nothing_pads_and_only_a_command_sets_the_compiler_s_limits(
+    tiny: Callable[..., Config], monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert hardware.choose_compile("auto", CUDA, "varlen")[0]
     assert not hardware.choose_compile("auto", CUDA, "padded")[0]
     assert not hardware.choose_compile("auto", CPU, "padded")[0]
@@ -124,18 +124,24 @@ def test_layers_are_compiled_on_cuda_where_nothing_pads(monkeypatch: pytest.Monk
         monkeypatch.setattr(torch, "__version__", TorchVersion(version))
         with pytest.raises(ConfigError, match="wrong gradients") if is_refused else contextlib.nullcontext():
             assert hardware.choose_compile(True, CPU, "padded")[0]
+    settings = torch._dynamo.config
+    for is_command, expected in ((False, (7, True)), (True, (64, False))):
+        monkeypatch.setattr(hardware.cores, "owns_process", is_command)
+        with settings.patch(recompile_limit=7, optimize_ddp=True):
+            hardware.compile_layers(make_model(tiny()))
+            assert (settings.recompile_limit, settings.optimize_ddp) == expected
 
 
-@needs_2_13
-def test_a_compiled_model_has_no_graph_breaks_and_the_same_gradients(
-    tiny: Callable[..., Config], examples: Callable[..., Any]
+@pytest.mark.skipif(torch.__version__ < "2.13", reason="it is refused there")
+def test_a_compiled_model_has_no_graph_breaks_and_the_same_gradients_and_held_out_figures(
+    tiny: Callable[..., Config], examples: Callable[..., Any], data_folder: Path
 ) -> None:
     # Steps differ in their numbers of tokens, sequences and masks.
-    batches = [cut_alike(examples(rows), 10**6, 32, 16.0).micro_batches[0] for rows in (30, 44, 61, 90, 133)]
-    results = []
+    batches = [cut_alike(examples(rows), 10**6, 32, 16.0).micro_batches[0] for rows in (30, 61, 90)]
+    data, counters, results, graphs = DataFolder.open(data_folder), torch._dynamo.utils.counters, [], []
     for compiled in (False, True):
         torch._dynamo.reset()
-        torch._dynamo.utils.counters.clear()
+        counters.clear()
         model = make_model(tiny(model=NO_DROPOUT)).train()
         if compiled:
             # Traced as for a GPU, but without the code that would be generated, which takes a minute on a slow core.
@@ -145,55 +151,18 @@ def test_a_compiled_model_has_no_graph_breaks_and_the_same_gradients(
             model.zero_grad()
             losses = torch.stack([pretraining_loss(model, batch).mean(100, 30) for batch in batches])
             losses.sum().backward()
-            results.append((losses.detach(), {name: p.grad.clone() for name, p in model.named_parameters()}))
-    # One graph for all layers, one for the embeddings, one for the head, whatever the shape.
-    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 3
-    for result in results[1:]:
-        torch.testing.assert_close(result, results[0], atol=1e-5, rtol=1e-5)
-
-
-@needs_2_13
-def test_an_evaluation_compiles_once_for_all_its_batches_and_has_the_same_figures(
-    tiny: Callable[..., Config], data_folder: Path
-) -> None:
-    torch._dynamo.reset()
-    torch._dynamo.utils.counters.clear()
-    data, model = DataFolder.open(data_folder), make_model(tiny())
-
-    def figures(tokens: int, **options: bool) -> dict[str, float]:
-        batches = evaluation_batches(data, "validation", tokens, **options)
-        return evaluate_batches(PretrainingLoss(model), batches, CPU, FP32)
-
-    plain = figures(200)
-    hardware.compile_layers(model, backend="aot_eager", strict=True)
-    for tokens in (200, 90, 1000):
-        assert figures(tokens, static_shapes=True) == pytest.approx(plain, rel=1e-5)
-    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 3
-
-
-@pytest.mark.parametrize("is_command", [False, True])
-def test_only_a_command_sets_the_compiler_s_limits_and_only_tokens_and_sequences_vary(
-    is_command: bool, tiny: Callable[..., Config], examples: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    torch._dynamo.reset()
-    monkeypatch.setattr(hardware.cores, "owns_process", is_command)
-    seen, recorder = set(), EagerAndRecordGraphs()
-
-    def backend(graph: torch.fx.GraphModule, inputs: list[Any]) -> Callable[..., Any]:
-        seen.add((torch._dynamo.config.recompile_limit, torch._dynamo.config.optimize_ddp))
-        return recorder(graph, inputs)
-
-    with torch._dynamo.config.patch(recompile_limit=7, optimize_ddp=True):
-        model = make_model(tiny())
-        hardware.compile_layers(model, backend, strict=True)
-        pretraining_loss(model, cut_alike(examples(44), 10**6, 32, 16.0).micro_batches[0])
-    assert seen == {(64, False) if is_command else (7, True)}
-    assert len(recorder.graphs) == 3
-    for graph in recorder.graphs:
-        values = [node.meta["example_value"] for node in graph.graph.nodes if node.op == "placeholder"]
-        sizes = [value.shape for value in values if isinstance(value, torch.Tensor)]
-        assert any(not isinstance(size[0], int) for size in sizes)
-        assert all(isinstance(length, int) for size in sizes for length in size[1:])
+            gradients = {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+            results.append((losses.detach(), gradients))
+        graphs.append(counters["stats"]["unique_graphs"])
+        for tokens in (200, 90, 1000):
+            held_out = evaluation_batches(data, "validation", tokens, static_shapes=compiled)
+            figures = evaluate_batches(PretrainingLoss(model), held_out, CPU, FP32)
+            results.append((torch.tensor(list(figures.values())), {}))
+        graphs.append(counters["stats"]["unique_graphs"])
+    # One graph for all layers, one for the embeddings, one for the head, whatever the shape; and as many to evaluate.
+    assert graphs == [0, 0, 3, 6]
+    for number, result in enumerate(results):
+        torch.testing.assert_close(result, results[0 if number % 5 < 2 else 2], atol=1e-5, rtol=1e-5)
 
 
 def base(attention: str = "varlen", **model: Any) -> BertForPreTraining:

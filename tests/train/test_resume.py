@@ -60,10 +60,6 @@ def num_lines(run: Path) -> int:
     return (run / "metrics.jsonl").read_text().count("\n") if (run / "metrics.jsonl").exists() else 0
 
 
-def test_a_rerun_is_bit_equal(fit: Fit, finished: Path) -> None:
-    assert_same_run(finished, fit("again"))
-
-
 def test_a_killed_run_continues_bit_for_bit(tiny: Tiny, data_folder: Path, tmp_path: Path) -> None:
     config = tiny(max_steps=40, save_every=7, log_every=10, eval_every=20, keep_checkpoints=2)
     train(config, data_folder, tmp_path / "straight")
