@@ -146,19 +146,14 @@ def test_rows_that_only_fill_up_stay_for_inference_and_go_in_training(
         evaluate(model, data_folder, config=config)
 
 
-def test_sizes_come_from_the_folder(finished: Path, tiny: Tiny, data_folder: Path, tmp_path: Path) -> None:
-    settings: dict[str, Any] = tiny(max_steps=1).train.model_dump()
-    free = Config.model_validate({"model": {"hidden_dropout_prob": 0.0}, "train": settings})
-    train(free, data_folder, tmp_path / "run", init_from=finished / "model")
-    config = load_model(tmp_path / "run" / "model").model.config
-    assert config == tiny().model.model_copy(update={"hidden_dropout_prob": 0.0})
-
-
-def test_a_model_with_more_positions_begins_with_those_there_are_repeated(
-    fit: Fit, finished: Path, tmp_path: Path
+def test_sizes_come_from_the_folder_and_more_positions_begin_as_those_there_are(
+    fit: Fit, finished: Path, tiny: Tiny, data_folder: Path, tmp_path: Path
 ) -> None:
-    longer = {"max_steps": 1, "peak_lr": 1e-30, "weight_decay": 0.0, "model": {"max_position_embeddings": 80}}
-    fit(init_from=finished / "model", **longer)
+    settings = tiny(max_steps=1, peak_lr=1e-30, weight_decay=0.0).train.model_dump()
+    changed = {"hidden_dropout_prob": 0.0, "max_position_embeddings": 80}
+    config = Config.model_validate({"model": changed, "train": settings})
+    train(config, data_folder, tmp_path / "run", init_from=finished / "model")
+    assert load_model(tmp_path / "run" / "model").model.config == tiny().model.model_copy(update=changed)
     before, after = (load_file(run / "model" / "model.safetensors")[POSITIONS] for run in (finished, tmp_path / "run"))
     assert torch.equal(after, torch.cat([before, before, before[:16]]))
     newest = finished / "checkpoints" / "step-00000012"

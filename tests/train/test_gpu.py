@@ -179,9 +179,10 @@ def test_a_run_trains_and_continues_where_it_was(
 ) -> None:
     if precision == "bf16" and not torch.cuda.is_bf16_supported(including_emulation=False):
         pytest.skip("the card has no bf16")
-    # With dropout: other masks after a resumption would be off by far more than the tolerance.
     config = {"device": "cuda", "precision": precision, "peak_lr": 3e-3, "max_steps": 20, "save_every": 8}
     config["compile"] = "auto" if precision == "bf16" else False
+    # With dropout of hidden states: other masks after a resumption would be off by far more than the tolerance.
+    config["model"] = {"attention_probs_dropout_prob": 0.0}
     straight = fit("straight", **config)
     said = capsys.readouterr().out
     assert ("attention  varlen" in said) == (precision != "fp32")

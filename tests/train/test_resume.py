@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 import torch
+import yaml
 from safetensors.torch import load_file, save_file
 
 from bert_pretrain.config import Config
@@ -25,30 +26,22 @@ from bert_pretrain.train.run import train
 from tests.train.conftest import Fit, assert_same_run, final_tensors, flip_bit, interrupted_copy, metrics
 
 Tiny = Callable[..., Config]
+ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parents[2])}
 RARE = {"save_every": 100_000, "eval_every": 100_000, "log_every": 3}
 
-# A process of its own, to be killed: it leaves with the exit code of the command line.
-SCRIPT = """
-import sys
-from pathlib import Path
-from bert_pretrain.config import Config
-from bert_pretrain.errors import Interrupted
-from bert_pretrain.train.run import train
-try:
-    train(Config.model_validate_json(sys.argv[1]), Path(sys.argv[2]), Path(sys.argv[3]))
-except Interrupted as interrupted:
-    sys.exit(interrupted.exit_code)
-"""
 
-
-def start(config: Config, data: Path, output: Path) -> subprocess.Popen[str]:
-    command = [sys.executable, "-c", SCRIPT, config.model_dump_json(), str(data), str(output)]
+def start(config: Config, data: Path, output: Path, *launcher: str) -> "subprocess.Popen[str]":
+    """Start the command `train` in a process of its own, perhaps by a launcher such as torchrun."""
+    file = output.with_suffix(".yaml")
+    file.write_text(yaml.safe_dump(config.model_dump(mode="json")))
+    command = [sys.executable, *launcher, "-m", "bert_pretrain", "train", "--config", str(file)]
     return subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"}
-    )
+        [*command, "--data", str(data), "--output", str(output)], cwd=output.parent, env=ENVIRONMENT,
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
 
 
-def wait_until(is_so: Callable[[], object], process: subprocess.Popen[str]) -> None:
+def wait_until(is_so: Callable[[], object], process: "subprocess.Popen[str]") -> None:
     deadline = time.monotonic() + 180
     while not is_so():
         assert process.poll() is None, process.communicate()
