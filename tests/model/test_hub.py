@@ -113,15 +113,10 @@ def test_only_data_is_fetched_and_only_once(
     assert model_folder("org/name", "MODEL") == folder  # from the cache
 
 
-@pytest.mark.parametrize("call", ["fill-mask {} [MASK]", "embed {} a.txt --output {}.npy"])
-def test_commands_and_functions_take_a_name(published: Path, bert_folder: Path, tmp_path: Path, call: str) -> None:
-    (tmp_path / "a.txt").write_text("the one\n")
-    results = []
-    for model, output in (("org/name", "hub"), (str(bert_folder), "local")):
-        result = CliRunner().invoke(app, [*call.format(model, output).split(), "--device", "cpu"])
-        assert result.exit_code == 0, result.output
-        results.append(result.stdout.replace("hub.", "local."))
-    assert results[0] == results[1]
+def test_commands_and_functions_take_a_name(published: Path, bert_folder: Path) -> None:
+    results = [CliRunner().invoke(app, ["fill-mask", name, "[MASK]"]) for name in ("org/name", str(bert_folder))]
+    assert [result.exit_code for result in results] == [0, 0]
+    assert results[0].stdout == results[1].stdout
     opened = bert_pretrain.load_model("org/name", device="cpu")
     weights = load_file(bert_folder / "model.safetensors")["bert.embeddings.word_embeddings.weight"]
     assert (opened.network.embeddings.word_embeddings.weight == weights).all()

@@ -1,6 +1,7 @@
 """What protects a run: its time budget is kept, gradients that stay non-finite end it, and micro-batches fit."""
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -91,11 +92,11 @@ def test_a_warm_up_longer_than_the_run_or_in_steps_of_a_run_by_the_clock_is_refu
 
 
 @pytest.fixture
-def poisoned(tiny: Tiny, data_folder: Path, tmp_path: Path) -> Callable[[str, int], Path]:
+def poisoned(finished: Path, tmp_path: Path) -> Callable[[str, int], Path]:
     """Make a model folder with NaN in one row of one of its tables."""
 
     def make(name: str, row: int) -> Path:
-        model = train(tiny(max_steps=1), data_folder, tmp_path / "origin")
+        model = shutil.copytree(finished / "model", tmp_path / "model")
         tensors = load_file(model / "model.safetensors")
         tensors[name][row] = float("nan")
         save_file(tensors, model / "model.safetensors", metadata={"format": "pt"})
