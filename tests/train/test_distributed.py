@@ -4,6 +4,7 @@ import json
 import multiprocessing
 import os
 import signal
+import socket
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -19,7 +20,7 @@ from bert_pretrain.config import Config, ModelConfig, TrainConfig
 from bert_pretrain.errors import ConfigError
 from bert_pretrain.model.bert import BertForPreTraining
 from bert_pretrain.train.batches import cut
-from bert_pretrain.train.distributed import SINGLE_PROCESS, DistContext, parallelize, shut_down
+from bert_pretrain.train.distributed import SINGLE_PROCESS, DistContext, init_distributed, parallelize, shut_down
 from bert_pretrain.train.inputs import check_inputs
 from bert_pretrain.train.loss import PretrainingLoss
 from bert_pretrain.train.optimizers import make_optimizers
@@ -33,10 +34,25 @@ TORCHRUN = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2",
 Tiny = Callable[..., Config]
 
 
-def finish(process: "subprocess.Popen[str]") -> str:
-    out, err = process.communicate(timeout=180)
-    assert process.returncode == 0, out + err
-    return out + err
+def on_two_ranks(function: Callable[..., object], *arguments: object) -> None:
+    """Call a function in two processes, as torchrun starts them, but forked: to import torch takes far longer."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+
+    def run(rank: int) -> None:
+        os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2"}
+        os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+        function(*arguments)
+        dist.barrier()
+        shut_down(0)
+
+    processes = [multiprocessing.get_context("fork").Process(target=run, args=(rank,)) for rank in range(2)]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join(180)
+    assert [process.exitcode for process in processes] == [0, 0]
 
 
 def assert_same_losses(left: Path, right: Path) -> None:
@@ -56,9 +72,9 @@ def test_two_ranks_have_the_losses_of_one_and_their_checkpoint_continues_on_one(
         global_batch_size=15, micro_batch_tokens=90, peak_lr=5e-3, keep_checkpoints=9,
     )  # fmt: skip
     two = tmp_path / "two"
-    process = start(config, data_folder, two, *TORCHRUN)
+    on_two_ranks(train, config, data_folder, two)
+    assert json.loads((two / "checkpoints" / "step-00000008" / "training_state.json").read_text())["ranks"] == 2
     train(config, data_folder, tmp_path / "one")
-    assert "processes  2" in finish(process)
     assert_same_losses(tmp_path / "one", two)
     mixed = interrupted_copy(two, tmp_path / "mixed", "step-00000008")
     train(config, data_folder, mixed)
@@ -136,7 +152,8 @@ def test_compiled_layers_on_two_ranks_have_the_losses_of_plain_ones_on_one(
     settings = {"model": NO_DROPOUT, "max_steps": 4, "save_every": 2, "eval_every": 2, "log_every": 1}
     process = start(tiny(**settings, compile=True), data_folder, tmp_path / "two", *TORCHRUN)
     fit("one", **settings)
-    assert "compiled   yes" in finish(process)
+    out, err = process.communicate(timeout=180)
+    assert "compiled   yes" in out, err
     assert_same_losses(tmp_path / "one", tmp_path / "two")
 
 
@@ -172,27 +189,19 @@ def trained(case: str, dist_context: DistContext) -> dict[str, Tensor]:
     return {**found, f"{case}/sums": state.sums}
 
 
-def compute(rank: int, folder: Path) -> None:
+def compute(folder: Path) -> None:
     """Compute all cases as one of two ranks."""
-    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2)
+    dist_context = init_distributed("cpu")
     found: dict[str, Tensor] = {}
     for case in CASES:
-        found |= trained(case, DistContext(rank, 2))
-    save_file(found, folder / f"{rank}.safetensors")
-    dist.barrier()
-    shut_down(0)
+        found |= trained(case, dist_context)
+    save_file(found, folder / f"{dist_context.rank}.safetensors")
 
 
 @pytest.fixture(scope="module")
 def found(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Tensor]]:
-    """What each rank has computed, by processes that are forked: to import torch anew would take them longer."""
-    folder, fork = tmp_path_factory.mktemp("ranks"), multiprocessing.get_context("fork")
-    processes = [fork.Process(target=compute, args=(rank, folder)) for rank in range(2)]
-    for process in processes:
-        process.start()
-    for process in processes:
-        process.join(180)
-        assert process.exitcode == 0
+    folder = tmp_path_factory.mktemp("ranks")
+    on_two_ranks(compute, folder)
     return [load_file(folder / f"{rank}.safetensors") for rank in range(2)]
 
 
