@@ -12,7 +12,7 @@ from bert_pretrain.config import Config
 from bert_pretrain.config_file import load_config
 from bert_pretrain.train.batches import Batch, GlobalBatch
 from bert_pretrain.train.hardware import DTYPES, estimate_memory
-from tests.cuda.pretended import fake_global_batch, make_state, pin, pretended_cuda
+from tests.cuda.pretended import fake_global_batch, make_state, pretended_cuda
 from tests.cuda.traces import run_step
 
 VOCAB_SIZE = 30522
@@ -86,7 +86,7 @@ def peaks(num_layers: int | None, tokens: int) -> list[dict[str, Any]]:
 def _measure(config: Config, length: int, tokens: int) -> tuple[int, int]:
     with pretended_cuda() as mode, MemoryTracker() as tracker:
         state = make_state(config, VOCAB_SIZE, attention="varlen")
-        batch = pin(fake_global_batch(mode, full_batch(tokens, length)))
+        batch = fake_global_batch(mode, full_batch(tokens, length))
         for step in range(2):  # the optimizer's state is there from the first on
             tracker.peak_bytes = 0
             run_step(state, config, batch, step)

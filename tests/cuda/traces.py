@@ -29,7 +29,7 @@ from bert_pretrain.train.loop import fit
 from bert_pretrain.train.resolved import ResolvedRun
 from bert_pretrain.train.schedule import Length
 from bert_pretrain.train.state import TrainState
-from tests.cuda.pretended import CUDA, fake_batch, fake_global_batch, make_state, pin, pretended_cuda
+from tests.cuda.pretended import CUDA, fake_batch, fake_global_batch, make_state, pretended_cuda
 from tests.cuda.recorder import Recorder
 from tests.train.conftest import VOCAB_SIZE, make_examples
 from tests.train.conftest import step as train_one
@@ -94,7 +94,7 @@ def trace(combination: Combination, batches: list[GlobalBatch]) -> dict[str, Any
         for step, (recorder, batch) in enumerate(zip(recorders, batches, strict=True)):
             fake = fake_global_batch(mode, batch)
             with recorder:
-                run_step(state, config, pin(fake), step)
+                run_step(state, config, fake, step)
         gradients = {str(parameter.grad.dtype) for parameter in state.model.parameters() if parameter.grad is not None}
     return {
         "name": str(combination),
@@ -150,7 +150,7 @@ def compilations(data: Path, checkpointing: bool) -> dict[str, Any]:
         state = make_state(config, VOCAB_SIZE, attention="varlen", backend=counter)
         with Recorder() as recorder:
             for step, batch in enumerate(batches):
-                run_step(state, config, pin(fake_global_batch(mode, batch)), step)
+                run_step(state, config, fake_global_batch(mode, batch), step)
                 graphs.append(len(compiled))
     micro = [batch.micro_batches[0] for batch in batches]
     return {
@@ -206,7 +206,7 @@ def _captured(combination: Combination, batches: list[GlobalBatch]) -> dict[str,
             graphs = TracedGraphs(state.model, state.optimizers, torch.float32)
             for step in range(2):
                 with Recorder() as whole:
-                    run_step(state, config, pin(fake_global_batch(mode, batch)), step, graphs)
+                    run_step(state, config, fake_global_batch(mode, batch), step, graphs)
             captured.append(graphs.captured)
         left = sum(parameter.grad is not None for parameter in state.model.parameters())
     return {
