@@ -112,7 +112,7 @@ RecordBytes = Annotated[
 ]
 Device = Annotated[
     str,
-    Field(pattern=r"^(auto|cpu|cuda(:\d+)?|mps)$", examples=["auto", "cpu", "cuda", "cuda:1", "mps"]),
+    Field(pattern=r"^(auto|cpu|cuda(:\d+)?)$", examples=["auto", "cpu", "cuda", "cuda:1"]),
     BeforeValidator(_device),
 ]
 Encoding = Annotated[str, AfterValidator(check_encoding), Field(examples=list(ENCODINGS))]
@@ -312,8 +312,7 @@ class TrainConfig(_Section):
     """Compute a layer's activations again in its backward pass instead of keeping them: a third more work, far less
     memory."""
     device: Device = "auto"
-    """Device that computes; auto: CUDA where there is some, else the CPU; `cuda` without a number: that of the process;
-    `mps`: Apple's GPU, untested."""
+    """Device that computes; auto: CUDA where there is some, else the CPU; `cuda`: that of the process."""
     log_every: PositiveInt = 10
     """Steps between lines of the log and of `metrics.jsonl`."""
     eval_every: PositiveInt = DEFAULT_EVAL_EVERY

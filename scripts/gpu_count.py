@@ -107,7 +107,7 @@ def main() -> None:
     print("| step | layer | u a layer | launches | ms | recorded |\n|---|---|--:|--:|--:|--:|")
     for step in RECORDED:
         for name, is_recorded in (("as recorded", True), ("now", False)):
-            moved, launches = count(step.hidden, step.tokens, step.length, str(is_recorded)).values()
+            moved, launches = count(step.hidden, step.tokens, step.length, is_recorded).values()
             if not is_recorded:  # the casts are outside the layer, two launches
                 moved, launches = moved + CAST_BYTES * 12 * step.hidden**2, launches + 2
             found = estimate(step, moved, launches)

@@ -50,13 +50,13 @@ BatchTokens = Annotated[int | None, option("Maximum number of tokens in a batch.
 TextField = Annotated[str | None, option("Field of the text in records; text by default.")]
 SkipEmpty = Annotated[bool, switch("--skip-empty", "Skip empty texts instead of refusing them.")]
 Precision = Annotated[str, option("Precision of matrix products: fp32, bf16, fp16 or auto.")]
-Device = Annotated[str, option("auto, cpu, cuda, cuda:N or mps.", "DEVICE")]
+Device = Annotated[str, option("auto, cpu, cuda or cuda:N.", "DEVICE")]
 # As texts: the configuration says what they mean, `1e5` and `24h` too.
 Steps = Annotated[str | None, option("Length of the run in steps.", "N")]
 Time = Annotated[str | None, option("Length of the run, such as 24h or 1h30m.", "TIME")]
 LearningRate = Annotated[str | None, option("Peak learning rate, after the warm-up.", "RATE")]
 BatchSize = Annotated[str | None, option("Examples per step.", "N")]
-TrainingDevice = Annotated[str | None, option("auto (default), cpu, cuda, cuda:N or mps.", "DEVICE")]
+TrainingDevice = Annotated[str | None, option("auto (default), cpu, cuda or cuda:N.", "DEVICE")]
 
 KEYS_OF_FLAGS = {
     "--steps": "train.max_steps",

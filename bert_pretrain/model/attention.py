@@ -58,7 +58,8 @@ def pad(rows: Tensor, layout: Layout) -> Tensor:
     """Return packed rows, (tokens, width), in their slots, (sequences * max_seqlen, width), with zeros between."""
     if layout.slots is None:
         return rows
-    return _scatter(rows, layout.slots, layout.num_sequences * layout.max_seqlen)
+    padded = rows.new_zeros(layout.num_sequences * layout.max_seqlen, rows.shape[1])
+    return padded.index_copy_(0, layout.slots, rows)
 
 
 def attend_varlen(query: Tensor, key: Tensor, value: Tensor, layout: Layout) -> Tensor:
@@ -99,21 +100,8 @@ def _weigh(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, dropo
         return dropout(scores.softmax(dim=-1), dropout_rate) @ value
 
 
-class _Scatter(torch.autograd.Function):
-    """Copy rows into distinct slots of a zero matrix. Autograd's adjoint of indexing adds, which is far slower."""
-
-    @staticmethod
-    def forward(ctx: Any, rows: Tensor, slots: Tensor, num_slots: int) -> Tensor:
-        ctx.save_for_backward(slots)
-        return rows.new_zeros(num_slots, rows.shape[1]).index_copy_(0, slots, rows)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
-        return gradients[0].index_select(0, ctx.saved_tensors[0]), None, None
-
-
 class _Gather(torch.autograd.Function):
-    """Copy the rows of distinct slots: the adjoint of `_Scatter`."""
+    """Copy the rows of distinct slots. Autograd's own adjoint of that adds, which is far slower than copying."""
 
     @staticmethod
     def forward(ctx: Any, padded: Tensor, slots: Tensor) -> Tensor:
@@ -128,7 +116,6 @@ class _Gather(torch.autograd.Function):
         return padded.index_copy_(0, ctx.saved_tensors[0], gradient), None
 
 
-_scatter: Callable[[Tensor, Tensor, int], Tensor] = _Scatter.apply
 _gather: Callable[[Tensor, Tensor], Tensor] = _Gather.apply
 
 

@@ -35,8 +35,19 @@ def model_folder(model: str | Path, flag: str) -> Path:
             wanted = "a vocabulary" if flag == "--vocab" else "a model"
             raise DataError(f"{path} is the folder of a run, not of {wanted}", where=flag, remedy=remedy)
         return path
-    name, revision = found[1], found[2]
-    folder = _fetch(name, revision, flag)
+    from huggingface_hub import snapshot_download
+
+    name = found[1]
+    try:
+        folder = Path(snapshot_download(name, revision=found[2], allow_patterns=list(_PATTERNS)))
+    except Exception as error:  # the network has errors of its own
+        message = " ".join(str(error).split())[:200]
+        raise DataError(
+            f"there is no folder '{name}', and the Hub does not give it: {type(error).__name__}: {message}",
+            where=flag,
+            remedy=f"check the path; or, where the Hub can be reached, run 'hf download {name} --local-dir FOLDER' and "
+            "give that FOLDER",
+        ) from error
     if not any(folder.glob("*.safetensors")):
         what = f"{name} on the Hub has no safetensors, and pickles are not fetched"
         raise DataError(what, where=flag, remedy="open and save it by transformers, and give that folder")
@@ -60,25 +71,3 @@ def name_of_folder(folder: Path) -> str:
     if folder.parent.name == "snapshots" and repository.startswith("models--"):
         return repository.removeprefix("models--").replace("--", "/", 1)
     return folder.parent.name if folder.name == "model" else folder.name
-
-
-def _fetch(name: str, revision: str | None, flag: str) -> Path:
-    from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import GatedRepoError, HFValidationError, RepositoryNotFoundError, RevisionNotFoundError
-
-    try:
-        return Path(snapshot_download(name, revision=revision, allow_patterns=list(_PATTERNS)))
-    except Exception as error:  # the network has errors of its own
-        if isinstance(error, GatedRepoError):
-            what = "the Hub gives it only to users who have accepted its terms"
-        elif isinstance(error, RevisionNotFoundError):
-            what = f"on the Hub it has no revision '{revision}'"
-        elif isinstance(error, RepositoryNotFoundError | HFValidationError):
-            what = "the Hub has no public model of that name"
-        else:
-            cause = error.__cause__ or error
-            what = f"the Hub cannot be reached ({type(cause).__name__}: {str(cause).partition(chr(10))[0][:200]})"
-        remedy = f"check the path; or, where the Hub can be reached, run 'hf download {name} --local-dir FOLDER' and "
-        raise DataError(
-            f"there is no folder '{name}', and {what}", where=flag, remedy=remedy + "give that FOLDER"
-        ) from error

@@ -27,7 +27,6 @@ _BEFORE_DECODER = ("mlm_head.layer_norm.weight", "mlm_head.layer_norm.bias")
 
 
 def rms(weight: Tensor) -> float:
-    """Return the root mean square of a tensor's values."""
     return float(weight.detach().float().square().mean().sqrt())
 
 

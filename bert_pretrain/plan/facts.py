@@ -172,7 +172,7 @@ class MachineFacts(_Facts):
     version: Literal[1] = 1
     name: str = "this machine"
     source: str = "measured"
-    device: Literal["cpu", "cuda", "mps"] = "cpu"
+    device: Literal["cpu", "cuda"] = "cpu"
     cores: PositiveInt  # of the host, for vocabulary and data
     memory_bytes: PositiveInt  # of the device
     speeds: Annotated[tuple[Speed, ...], Field(min_length=1)]

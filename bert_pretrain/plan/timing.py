@@ -22,7 +22,7 @@ from bert_pretrain.train.optimizers import make_optimizers, update
 from bert_pretrain.train.step import StepSums, train_step
 
 LENGTH = 64  # tokens per example; for other lengths, batches and vocabularies the FLOPs are scaled
-BATCHES = {"cpu": (32,), "mps": (32,), "cuda": (64, 512, 4096)}  # examples per step
+BATCHES = {"cpu": (32,), "cuda": (64, 512, 4096)}  # examples per step
 FLAT = 1.1  # larger batches are not timed once the throughput grows by less than this factor
 TIMED_STEPS = 3
 

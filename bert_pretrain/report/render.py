@@ -4,6 +4,7 @@ Every value in `{{ }}` is escaped, by Jinja2 for `.html` and by `escaped` for `.
 `number` formats as `format` does, and `table` turns rows into a Markdown table.
 """
 
+import functools
 import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -14,7 +15,12 @@ from markupsafe import Markup
 
 def render(template: str, /, **values: object) -> str:
     """Return a file of `templates/` filled with values; a value that it names must be given."""
-    is_html = template.endswith(".html")
+    return _environment(template.endswith(".html")).get_template(template).render(values)
+
+
+@functools.cache
+def _environment(is_html: bool) -> Environment:
+    """Return what reads templates, which keeps them compiled."""
     environment = Environment(
         loader=FileSystemLoader(Path(__file__).with_name("templates")),
         autoescape=is_html,
@@ -26,7 +32,7 @@ def render(template: str, /, **values: object) -> str:
     )
     environment.filters["number"] = lambda value, form=",": format(value, form)
     environment.filters["table"] = lambda rows, *header: Markup(table(header, rows))
-    return environment.get_template(template).render(values)
+    return environment
 
 
 def table(header: Sequence[str], rows: Iterable[Sequence[object]]) -> str:

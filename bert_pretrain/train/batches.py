@@ -48,8 +48,7 @@ class Batch:
 
     def to(self, device: torch.device) -> "Batch":
         """Return this batch on a device; from pinned memory the copy to CUDA does not block."""
-        # Elsewhere (mps) a copy that does not block may read memory that is reused meanwhile.
-        return self.with_tensors(lambda tensor: tensor.to(device, non_blocking=device.type == "cuda"))
+        return self.with_tensors(lambda tensor: tensor.to(device, non_blocking=True))
 
     def pin_memory(self) -> "Batch":
         """Return this batch in page-locked memory, from which CUDA copies in the background."""
@@ -61,7 +60,6 @@ class Batch:
         return {name: value for name, value in values.items() if isinstance(value, Tensor)}
 
     def with_tensors(self, change: Callable[[Tensor], Tensor]) -> "Batch":
-        """Return this batch with other tensors."""
         changes: dict[str, Any] = {name: change(tensor) for name, tensor in self.tensors().items()}
         return replace(self, **changes)
 
@@ -78,11 +76,9 @@ class GlobalBatch:
     sum_squared_lengths: int
 
     def to(self, device: torch.device) -> "GlobalBatch":
-        """Return this batch with its micro-batches on a device, as `Batch.to` brings them there."""
         return replace(self, micro_batches=[batch.to(device) for batch in self.micro_batches])
 
     def pin_memory(self) -> "GlobalBatch":
-        """Return this batch with its micro-batches in page-locked memory."""
         return replace(self, micro_batches=[batch.pin_memory() for batch in self.micro_batches])
 
 

@@ -5,6 +5,7 @@
 Saving copies the state to host memory and returns; a thread writes the copy while training continues.
 """
 
+import contextlib
 import re
 import shutil
 import sys
@@ -157,21 +158,14 @@ class HostBuffers:
             return {name: tensor.detach().to("cpu", copy=True).contiguous() for name, tensor in tensors.items()}, None
         for name, tensor in tensors.items():
             if name not in self._buffers:
-                self._buffers[name] = _page_locked(tensor)
+                self._buffers[name] = torch.empty(tensor.shape, dtype=tensor.dtype)
+                with contextlib.suppress(RuntimeError):  # no more pages can be locked
+                    self._buffers[name] = self._buffers[name].pin_memory()
             self._buffers[name].copy_(tensor.detach(), non_blocking=True)
         event: Any = torch.cuda.Event() if torch.cuda.is_available() else None  # type: ignore[no-untyped-call]
         if event is not None:  # without a driver, in traces, there is none
             event.record()
         return {name: self._buffers[name] for name in tensors}, event
-
-
-def _page_locked(tensor: Tensor) -> Tensor:
-    """Return page-locked memory of a tensor's shape and type, or ordinary memory where no more can be locked."""
-    memory = torch.empty(tensor.shape, dtype=tensor.dtype)
-    try:
-        return memory.pin_memory()
-    except RuntimeError:
-        return memory
 
 
 def all_tensors(state: TrainState) -> dict[str, Tensor]:

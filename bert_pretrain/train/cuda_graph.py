@@ -16,7 +16,6 @@ from torch import Tensor
 
 from bert_pretrain.config import ModelConfig
 from bert_pretrain.model.bert import BertForPreTraining
-from bert_pretrain.train import hardware
 from bert_pretrain.train.batches import Batch, GlobalBatch
 from bert_pretrain.train.flops import batch_flops, peak_flops
 from bert_pretrain.train.optimizers import Optimizers
@@ -74,7 +73,7 @@ class StepGraphs:
         self._peak = peak_flops(device, dtype)
         self._pool: Any = None
         self._stream: Any = None
-        self._counts = torch.zeros(2, dtype=hardware.figures_dtype(device), device=device)
+        self._counts = torch.zeros(2, dtype=torch.float64, device=device)
         self._rate = torch.zeros((), device=device)
         self._graphs: dict[tuple[object, ...], Graph | None] = {}
         self._trials: list[Trial] = []

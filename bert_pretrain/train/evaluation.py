@@ -18,8 +18,6 @@ from bert_pretrain.train.batches import Batch
 from bert_pretrain.train.distributed import SINGLE_PROCESS, DistContext
 from bert_pretrain.train.loader import Prefetcher, evaluation_batches
 from bert_pretrain.train.loss import LossSums, PretrainingLoss
-from bert_pretrain.train.resolved import ResolvedRun
-from bert_pretrain.train.state import TrainState
 
 WITHOUT_PAIRS = ("bert.embeddings", "bert.encoder", "cls.predictions")
 """Names of the weights that a model of masked tokens alone has."""
@@ -68,23 +66,6 @@ def evaluate(model: Path, data: Path, *, config: TrainConfig, split: str = "vali
     return {name: value for name, value in figures.items() if has_pairs or not name.startswith("nsp")}
 
 
-def evaluate_held_out(
-    run: ResolvedRun, state: TrainState, micro_batch_tokens: int, *, whole: bool
-) -> dict[str, float] | None:
-    """Return the metrics of `evaluate` for the present weights of a run, or None where nothing is held out.
-
-    The split is taken whole, or as many examples as `train.eval_examples` says.
-    """
-    if not run.data.rows("validation"):
-        return None
-    at_most = None if whole else run.config.train.eval_examples
-    batches = evaluation_batches(
-        run.data, "validation", micro_batch_tokens, at_most, static_shapes=run.compiled,
-        rank=run.dist_context.rank, num_ranks=run.dist_context.size,
-    )  # fmt: skip
-    return evaluate_batches(state.losses, batches, run.device, run.precision.dtype, run.dist_context)
-
-
 @torch.no_grad()
 def evaluate_batches(
     losses: nn.Module,
@@ -99,7 +80,7 @@ def evaluate_batches(
     """
     was_training = losses.training
     losses.eval()
-    totals = torch.zeros(4, dtype=hardware.figures_dtype(device), device=device)
+    totals = torch.zeros(4, dtype=torch.float64, device=device)
     counts = torch.zeros(3, dtype=torch.int64)
     with (
         contextlib.closing(Prefetcher(iter(batches), device)) as ready,

@@ -40,7 +40,7 @@ class Precision:
 
 
 def choose_device(setting: str, local_rank: int = 0) -> torch.device:
-    """Return the device of a setting such as `auto`, `cpu`, `cuda`, `cuda:1`, `mps`; without a number, the rank's.
+    """Return the device of a setting such as `auto`, `cpu`, `cuda`, `cuda:1`; without a number, the rank's.
 
     Where each rank sees one card of its own, as with Slurm's `--gpus-per-task=1`, that is number 0 for all.
     """
@@ -56,12 +56,6 @@ def choose_device(setting: str, local_rank: int = 0) -> torch.device:
             where="train.device, or --device",
             remedy="set it to auto or cpu, or run where there is one",
         )
-    if device.type == "mps" and not torch.backends.mps.is_available():
-        raise ConfigError(
-            f"the device is 'mps', but torch {torch.__version__} finds no Apple GPU",
-            where="train.device, or --device",
-            remedy="set it to auto or cpu, or run on macOS on Apple silicon",
-        )
     return device
 
 
@@ -69,12 +63,7 @@ def describe_device(device: torch.device) -> str:
     """Return a device in words, with what a reader should know of it."""
     if device.type == "cpu":
         return f"cpu, {torch.get_num_threads()} threads (OMP_NUM_THREADS) on {cores.available_cores()} cores"
-    return f"{device} (untested)" if device.type == "mps" else str(device)
-
-
-def figures_dtype(device: torch.device) -> torch.dtype:
-    """Return the type in which losses and counts are added up on a device: float64, which Apple's GPUs lack."""
-    return torch.float32 if device.type == "mps" else torch.float64
+    return str(device)
 
 
 def keep_freed_memory(device: torch.device) -> None:
@@ -100,8 +89,6 @@ def choose_precision(setting: str, device: torch.device) -> Precision:
         if torch.cuda.is_bf16_supported(including_emulation=False):
             return Precision("bf16", "the card has it")
         return Precision("fp16", "the card has no bf16")
-    if device.type == "mps":
-        return Precision("fp32", "16 bits are untested on mps")
     if found := cores.cpu_bf16_feature():
         return Precision("bf16", f"the CPU has {found}")
     return Precision("fp32", "the CPU has neither avx512_bf16 nor AMX, without which bf16 is slower")
@@ -109,12 +96,6 @@ def choose_precision(setting: str, device: torch.device) -> Precision:
 
 def choose_compile(setting: bool | str, device: torch.device, attention: str) -> tuple[bool, str]:
     """Return whether layers are compiled, and the reason in words."""
-    if setting is True and device.type == "mps":
-        raise ConfigError(
-            "compile is true, but layers are not compiled for mps",
-            where="train.compile",
-            remedy="set it to auto or false",
-        )
     if setting is True and attention == "padded" and torch.__version__ < _PADDED_COMPILES_FROM:
         raise ConfigError(
             f"torch {torch.__version__} compiles attention that pads to wrong gradients",

@@ -7,7 +7,7 @@ import importlib
 import os
 from pathlib import Path
 
-from bert_pretrain.config import Config, ModelConfig
+from bert_pretrain.config import Config
 from bert_pretrain.errors import ConfigError, DataError, needs_extra
 from bert_pretrain.examples.shards import DataFolder
 from bert_pretrain.io.cores import is_first_rank
@@ -55,7 +55,7 @@ def check_inputs(
 
 
 def _with_model_of(config: Config, init_from: Path, *, carry_optimizer: bool) -> Config:
-    """Take from a model folder what the section `model` leaves open, and say so.
+    """Take from a model folder what the section `model` leaves open.
 
     There may be more positions than in the folder, unless the optimizer's state, which lacks them, is carried over.
     """
@@ -71,14 +71,6 @@ def _with_model_of(config: Config, init_from: Path, *, carry_optimizer: bool) ->
                 where=f"model.{key}",
                 remedy="leave the key out; what the section model does not give is taken from that folder",
             )
-    if is_first_rank() and len(given) < len(ModelConfig.model_fields):
-        print(
-            f"model section from {init_from}: {model.num_hidden_layers} layers of {model.hidden_size}, "
-            f"{model.num_attention_heads} heads, dropout {model.hidden_dropout_prob:g} and "
-            f"{model.attention_probs_dropout_prob:g} (attention)"
-        )
-    if is_first_rank() and has_more_positions:
-        print(f"{model.max_position_embeddings} positions: the {found.max_position_embeddings} of that model, repeated")
     return config.model_copy(update={"model": model})
 
 
@@ -99,10 +91,4 @@ def _check_sizes(config: Config, folder: DataFolder) -> None:
             f"a global batch of {batch} examples cannot be shared by {num_ranks} processes",
             where="train.global_batch_size",
             remedy=f"set it to {num_ranks} or more, or start fewer processes",
-        )
-    if num_ranks > 1 and config.train.device == "mps":
-        raise ConfigError(
-            f"the device is 'mps', and {num_ranks} processes were started",
-            where="train.device",
-            remedy="train in one process, without torchrun, or set the device to cpu",
         )

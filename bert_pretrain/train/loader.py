@@ -79,17 +79,17 @@ class TrainingData:
         lengths = lengths_of(parts)
         assign = assign_evenly if self._static_shapes else assign_by_length
         assigned = assign(lengths, self.micro_batch_tokens, self._rank, self._num_ranks)
-        return global_batch_of(parts, assigned, self._multiples(len(lengths), len(assigned) * self._num_ranks))
+        if self._static_shapes:
+            num_shares = len(assigned) * self._num_ranks
+            multiples = multiples_of_equal_shares(len(lengths), num_shares, self._max_seq_length, self._mean_tokens)
+        else:
+            multiples = ShapeMultiples.for_padded_attention(self.micro_batch_tokens)
+        return global_batch_of(parts, assigned, multiples)
 
     def batches(self, first_step: int, last_step: int | None) -> Iterator[GlobalBatch]:
         """Yield the global batches from one step to before another, or for ever."""
         steps = itertools.count(first_step) if last_step is None else range(first_step, last_step)
         return map(self.global_batch, steps)
-
-    def _multiples(self, num_examples: int, num_micro_batches: int) -> ShapeMultiples:
-        if not self._static_shapes:
-            return ShapeMultiples.for_padded_attention(self.micro_batch_tokens)
-        return multiples_of_equal_shares(num_examples, num_micro_batches, self._max_seq_length, self._mean_tokens)
 
     def epoch(self, step: int) -> float:
         """Return how often the training split has been seen after so many steps."""

@@ -59,7 +59,6 @@ class RunLog:
         )
 
     def advance(self, progress: Progress) -> None:
-        """Move the progress bar."""
         self._bar.update(progress.step - self._bar.n)
 
     def training(self, line: dict[str, Any]) -> None:
@@ -94,7 +93,6 @@ class RunLog:
                 tqdm.write(text)
 
     def close(self) -> None:
-        """Close the bar, the trackers and the file."""
         self._bar.close()
         for _, close in self._trackers:
             close()

@@ -4,6 +4,7 @@ Its clock counts the time of the steps and of all of the run, and what a time bu
 """
 
 import contextlib
+import signal
 import statistics
 import time
 from collections.abc import Callable, Iterator
@@ -13,7 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from bert_pretrain.errors import ConfigError, UserError
+from bert_pretrain.errors import ConfigError, Interrupted, UserError
 from bert_pretrain.train.batches import GlobalBatch
 from bert_pretrain.train.checkpoint import CheckpointWriter
 from bert_pretrain.train.cuda_graph import StepGraphs
@@ -21,7 +22,7 @@ from bert_pretrain.train.distributed import DistContext
 from bert_pretrain.train.loader import Prefetcher, TrainingData
 from bert_pretrain.train.log import RunLog, training_line
 from bert_pretrain.train.resolved import ResolvedRun
-from bert_pretrain.train.signals import STOPS, SignalRequests, interrupted, write_status
+from bert_pretrain.train.signals import STOPS, SignalRequests, write_status
 from bert_pretrain.train.state import Progress, TrainState
 from bert_pretrain.train.step import DoesNotFit, train_step
 
@@ -160,7 +161,8 @@ def _save(
     # At the end training waits for it, and for the final model, which is smaller.
     clock.reserve("write", 1.5 * checkpoints.write_seconds)
     if signal_number in STOPS and not is_last:
-        reason = interrupted(signal_number, checkpoint)
+        text = f"stopped by {signal.Signals(signal_number).name} at {checkpoint}; the same command continues from there"
+        reason = Interrupted(128 + signal_number, text)  # as a shell reports a process that a signal has ended
 
         def complete() -> None:
             checkpoints.wait()

@@ -53,7 +53,6 @@ class PretrainingLoss(nn.Module):
         self.model, self.compiled = model, compiled
 
     def forward(self, batch: Batch) -> LossSums:
-        """Return the sums of one micro-batch."""
         return pretraining_loss(self.model, batch, compiled=self.compiled)
 
 

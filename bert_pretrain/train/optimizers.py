@@ -44,11 +44,7 @@ def update(optimizers: Optimizers, learning_rate: float | Tensor, skip: Tensor) 
 
     A learning rate on the device, (), is read there by whatever launches.
     """
-    found_inf: Tensor | None = skip.float()
-    if skip.device.type == "mps":
-        if bool(skip):  # PyTorch's fused AdamW ignores `found_inf` there (torch 2.13), so the host must look
-            return
-        found_inf = None
+    found_inf = skip.float()
     for optimizer in optimizers:
         for group in optimizer.param_groups:
             group["lr"] = learning_rate

@@ -25,10 +25,10 @@ from bert_pretrain.report.curves import read_metrics, value_of
 from bert_pretrain.report.diagnosis import nothing_learnt
 from bert_pretrain.train import distributed, hardware
 from bert_pretrain.train.checkpoint import Checkpoint, CheckpointWriter, carry_over, restore
-from bert_pretrain.train.evaluation import WITHOUT_PAIRS, evaluate_held_out
+from bert_pretrain.train.evaluation import WITHOUT_PAIRS, evaluate_batches
 from bert_pretrain.train.initial_weights import start_from_teacher, start_positional_heads, unigram_bias
 from bert_pretrain.train.inputs import TEACHER, check_inputs
-from bert_pretrain.train.loader import TrainingData
+from bert_pretrain.train.loader import TrainingData, evaluation_batches
 from bert_pretrain.train.log import RunLog
 from bert_pretrain.train.loop import fit, time_steps
 from bert_pretrain.train.loss import PretrainingLoss
@@ -108,7 +108,13 @@ def _train(run: ResolvedRun, latest: Checkpoint | None) -> None:
     with contextlib.closing(RunLog(run, state.progress, record if is_main else None, kept)) as log:
 
         def measure(whole: bool) -> dict[str, float] | None:
-            return evaluate_held_out(run, state, data.micro_batch_tokens, whole=whole)
+            if not run.data.rows("validation"):
+                return None
+            batches = evaluation_batches(
+                run.data, "validation", data.micro_batch_tokens, None if whole else run.config.train.eval_examples,
+                static_shapes=run.compiled, rank=run.dist_context.rank, num_ranks=run.dist_context.size,
+            )  # fmt: skip
+            return evaluate_batches(state.losses, batches, run.device, run.precision.dtype, run.dist_context)
 
         def describe() -> tuple[dict[str, Any], str]:
             about = {

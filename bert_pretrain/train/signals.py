@@ -12,7 +12,6 @@ import time
 from pathlib import Path
 from types import FrameType
 
-from bert_pretrain.errors import Interrupted
 from bert_pretrain.io import manifest
 from bert_pretrain.io.files import STATUS, write_json
 
@@ -56,13 +55,6 @@ class SignalRequests:
         elif time.monotonic() - self._since > REPEAT_SECONDS:
             self.__exit__()
             signal.raise_signal(number)
-
-
-def interrupted(number: int, checkpoint: Path) -> Interrupted:
-    """Return the exception that ends a run after a signal, when its checkpoint is on disk."""
-    name = signal.Signals(number).name
-    # 128 + the number is what a shell reports of a process that a signal has ended.
-    return Interrupted(128 + number, f"stopped by {name} at {checkpoint}; the same command continues from there")
 
 
 def newest_step(run: Path) -> int:

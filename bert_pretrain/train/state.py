@@ -14,8 +14,6 @@ from bert_pretrain.train.step import LossScale, StepSums
 
 @dataclass
 class Progress:
-    """How far a run is."""
-
     step: int = 0
     examples: int = 0
     examples_before: int = 0  # of these, examples of other data, which a run carried over was trained on
@@ -59,7 +57,6 @@ class TrainState:
     def start(
         model: BertForPreTraining, network: nn.Module, optimizers: Optimizers, loss_scale: LossScale | None
     ) -> "TrainState":
-        """Return the state of a run before its first step."""
         device = next(model.parameters()).device
         return TrainState(model, network, optimizers, loss_scale, StepSums.zeros(device), Progress(), IntervalCounts())
 
@@ -89,7 +86,6 @@ class TrainState:
         self.interval.waited_seconds += waited_seconds
 
     def start_interval(self) -> None:
-        """Begin the interval after a log line."""
         self.sums[:-1].zero_()  # the count of steps skipped in a row is kept
         self.interval = IntervalCounts()
 

@@ -12,7 +12,6 @@ import torch
 from torch import Tensor, nn
 
 from bert_pretrain import rng
-from bert_pretrain.train import hardware
 from bert_pretrain.train.batches import Batch, GlobalBatch
 from bert_pretrain.train.cuda_graph import StepGraphs
 from bert_pretrain.train.distributed import SINGLE_PROCESS, DistContext, gradient_sync
@@ -67,8 +66,8 @@ class StepSums(NamedTuple, Generic[Value]):
 
     @staticmethod
     def zeros(device: torch.device) -> Tensor:
-        """Return the empty sums, (10,); in float64, but on mps, counts are exact."""
-        return torch.zeros(len(StepSums._fields), dtype=hardware.figures_dtype(device), device=device)
+        """Return the empty sums, (10,); in float64 counts are exact."""
+        return torch.zeros(len(StepSums._fields), dtype=torch.float64, device=device)
 
     @staticmethod
     def read(sums: Tensor) -> "StepSums[float]":

@@ -1,21 +1,20 @@
 """Processes with a pretended CUDA device, and a small data folder for them."""
 
-import json
-import os
+import multiprocessing
 import shutil
 import subprocess
-import sys
 from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from tests.cuda.server import call, load
 from tests.train.conftest import make_data_folder
 
 HERE = Path(__file__).parent
-REPOSITORY = HERE.parents[1]
 TORCH = Path(torch.__file__).parent
 Pretended = Callable[..., Any]
 
@@ -36,34 +35,11 @@ def cuda_library(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def pretended(cuda_library: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pretended]:
-    """Run a function of a module here, `module.function`, in a process with the pretended device.
-
-    It gets strings, and what it returns is passed on as JSON.
-    """
-    folder = tmp_path_factory.mktemp("calls")
-    # The library must be loaded before torch is imported.
-    code = "import ctypes, sys; ctypes.CDLL(sys.argv[1]); from tests.cuda.server import serve; serve()"
-    path = [str(REPOSITORY), *filter(None, [os.environ.get("PYTHONPATH")])]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(path)}
-    server = subprocess.Popen(
-        [sys.executable, "-c", code, str(cuda_library)],
-        cwd=REPOSITORY, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
-    )  # fmt: skip
-    assert server.stdin is not None
-    assert server.stdout is not None
-
-    def run(what: str, *arguments: object) -> Any:
-        log, result = folder / "log", folder / "result"
-        request = {"what": what, "arguments": list(map(str, arguments)), "log": str(log), "result": str(result)}
-        print(json.dumps(request), file=server.stdin, flush=True)
-        status = server.stdout.readline().strip()
-        assert status == "0", log.read_text() if log.exists() else f"the process ended: {server.poll()}"
-        return json.loads(result.read_text())
-
-    yield run
-    server.stdin.close()
-    server.wait(timeout=30)
+def pretended(cuda_library: Path) -> Iterator[Pretended]:
+    """Call a function of a module here, `module.function`, in a process with the pretended device."""
+    spawn = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(1, spawn, initializer=load, initargs=(str(cuda_library),)) as pool:
+        yield lambda what, *arguments: pool.submit(call, what, *arguments).result(timeout=600)
 
 
 @pytest.fixture(scope="session")

@@ -23,12 +23,11 @@ LAUNCHES = {"mm": 2, "addmm": 2, "_varlen_attn": 2, "_varlen_attn_backward": 3}
 """In the recorded profile: a product has a memset before it or a reduction after it; attention fills its state."""
 
 
-def count(hidden_size: int, tokens: int, length: int, recorded: str = "False") -> dict[str, float]:
+def count(hidden_size: int, tokens: int, length: int, is_recorded: bool = False) -> dict[str, float]:
     """Return bytes moved outside products and attention, and launches, of a layer's forward and backward pass.
 
-    `recorded` is for the layer of the recorded profile: fp32 between the layers, weights cast in the layer, torch 2.11.
+    That of the recorded profile, by torch 2.11, had fp32 between the layers, and cast weights in the layer.
     """
-    hidden_size, tokens, length, is_recorded = int(hidden_size), int(tokens), int(length), recorded == "True"
     config = ModelConfig(
         hidden_size=hidden_size, num_hidden_layers=1, num_attention_heads=hidden_size // 64,
         intermediate_size=4 * hidden_size, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0,

@@ -12,7 +12,7 @@ from bert_pretrain.config import Config
 from bert_pretrain.config_file import load_config
 from bert_pretrain.train.batches import Batch, GlobalBatch
 from bert_pretrain.train.hardware import DTYPES, estimate_memory
-from tests.cuda.pretended import fake_global_batch, make_state, pin, pretended_cuda
+from tests.cuda.pretended import fake_global_batch, make_state, pretended_cuda
 from tests.cuda.traces import run_step
 
 VOCAB_SIZE = 30522
@@ -64,20 +64,20 @@ def full_batch(tokens: int, length: int) -> GlobalBatch:
     return GlobalBatch([micro, micro], 2 * rows, 2 * rows, 2 * masked, 2 * tokens, 2 * rows * length**2)
 
 
-def peaks(num_layers: str, tokens: str) -> list[dict[str, Any]]:
+def peaks(num_layers: int | None, tokens: int) -> list[dict[str, Any]]:
     """Return peak and estimate, in bytes, of BERT-Base at 128 and BERT-Large at 512 tokens.
 
-    With `num_layers` layers, or "all" that they have; `tokens` is of a micro-batch.
+    With `num_layers` layers, or all that they have; `tokens` is of a micro-batch.
     """
     found = []
     for name, length, optimizer, checkpointing in (("base", 128, "adamw", True), ("large", 512, "muon", False)):
         config = load_config(name)
         model: dict[str, Any] = {"attention_probs_dropout_prob": 0.0}
-        if num_layers != "all":
-            model["num_hidden_layers"] = int(num_layers)
+        if num_layers is not None:
+            model["num_hidden_layers"] = num_layers
         train = {"optimizer": optimizer, "activation_checkpointing": checkpointing, "precision": "bf16"}
         sections = {"model": config.model.model_copy(update=model), "train": config.train.model_copy(update=train)}
-        peak, estimate = _measure(config.model_copy(update=sections), length, int(tokens))
+        peak, estimate = _measure(config.model_copy(update=sections), length, tokens)
         label = f"{name} at {length}, {optimizer}{', checkpointing' if checkpointing else ''}"
         found.append({"name": label, "peak": peak, "estimate": estimate})
     return found
@@ -86,7 +86,7 @@ def peaks(num_layers: str, tokens: str) -> list[dict[str, Any]]:
 def _measure(config: Config, length: int, tokens: int) -> tuple[int, int]:
     with pretended_cuda() as mode, MemoryTracker() as tracker:
         state = make_state(config, VOCAB_SIZE, attention="varlen")
-        batch = pin(fake_global_batch(mode, full_batch(tokens, length)))
+        batch = fake_global_batch(mode, full_batch(tokens, length))
         for step in range(2):  # the optimizer's state is there from the first on
             tracker.peak_bytes = 0
             run_step(state, config, batch, step)

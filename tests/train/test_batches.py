@@ -11,7 +11,9 @@ from typing import Any
 import pytest
 import torch
 
+from bert_pretrain.examples.masking import mask_examples
 from bert_pretrain.examples.shards import DataFolder, read_shard
+from bert_pretrain.rng import stream
 from bert_pretrain.train.batches import Batch, GlobalBatch, cut, pack
 from bert_pretrain.train.loader import Prefetcher, TrainingData
 from bert_pretrain.train.loss import pretraining_loss
@@ -58,17 +60,26 @@ def test_micro_batches_hold_the_budget_and_every_example_once(examples: Callable
     assert [batch.num_sequences for batch in cut(table, 1).micro_batches] == [1] * 50  # a longer one is alone
 
 
-def test_an_epoch_holds_every_example_once_and_epochs_differ(data_folder: Path) -> None:
-    data = open_data(data_folder, batch=30)
-    folder = DataFolder.open(data_folder)
-    stored = Counter(rows_of(pack(read_shard(folder.path, record)) for record in folder.shards("train")))
+@pytest.mark.parametrize("masking", ["static", "dynamic"])
+def test_an_epoch_holds_every_example_once_in_another_order_and_with_masks_of_its_own(
+    new_data_folder: Callable[..., Path], masking: str
+) -> None:
+    folder = DataFolder.open(new_data_folder(masking=masking))
+    data, stored = open_data(folder.path, batch=30), [read_shard(folder.path, one) for one in folder.shards("train")]
     orders = []
     for epoch in range(2):
+        expected = [
+            examples
+            if masking == "static"
+            else mask_examples(examples, folder.tokenizer(), folder.config, stream(1, "mask", epoch=epoch, shard=shard))
+            for shard, examples in enumerate(stored)
+        ]
         steps = [data.global_batch(step) for step in range(epoch * 12, epoch * 12 + 12)]
         orders.append(rows_of(micro for batch in steps for micro in batch.micro_batches))
-        assert Counter(orders[-1]) == stored
+        assert Counter(orders[-1]) == Counter(rows_of(map(pack, expected)))
     assert orders[0] != orders[1]
-    assert open_data(data_folder, batch=1000).global_batch(0).num_sequences == 1000  # of 360 rows
+    assert (len(set(orders[0]) & set(orders[1])) < 20) == (masking == "dynamic")
+    assert open_data(folder.path, batch=1000).global_batch(0).num_sequences == 1000  # of 360 rows
 
 
 def test_any_step_is_reached_at_once_and_the_order_depends_on_the_seed(data_folder: Path) -> None:

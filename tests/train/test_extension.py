@@ -114,9 +114,14 @@ def test_what_an_extended_vocabulary_does_not_allow_is_refused(
         fit("a", data=extended_data, init_from=checkpoint, carry_optimizer=True)
     with pytest.raises(DataError, match="3 tokens"):
         evaluate(finished / "model", extended_data, config=tiny().train)
+    shown = (model / "tokenizer_config.json").read_text()
     change_json(model / "tokenizer_config.json", do_lower_case=False)
     with pytest.raises(DataError, match="do_lower_case"):
         fit("b", data=extended_data, init_from=model)
+    (model / "tokenizer_config.json").write_text(shown)
+    change_tensors(model, lambda rows: rows[:150], vocab_size=150)
+    with pytest.raises(DataError, match="only 150 rows"):
+        fit("c", init_from=model)
 
 
 def test_rows_that_only_fill_up_stay_for_inference_and_go_in_training(
@@ -141,25 +146,14 @@ def test_rows_that_only_fill_up_stay_for_inference_and_go_in_training(
         evaluate(model, data_folder, config=config)
 
 
-def test_an_embedding_too_small_for_its_vocabulary_is_refused(fit: Fit, model: Path) -> None:
-    change_tensors(model, lambda rows: rows[:150], vocab_size=150)
-    with pytest.raises(DataError, match="only 150 rows"):
-        fit(init_from=model)
-
-
-def test_sizes_come_from_the_folder(finished: Path, tiny: Tiny, data_folder: Path, tmp_path: Path) -> None:
-    settings: dict[str, Any] = tiny(max_steps=1).train.model_dump()
-    free = Config.model_validate({"model": {"hidden_dropout_prob": 0.0}, "train": settings})
-    train(free, data_folder, tmp_path / "run", init_from=finished / "model")
-    config = load_model(tmp_path / "run" / "model").model.config
-    assert config == tiny().model.model_copy(update={"hidden_dropout_prob": 0.0})
-
-
-def test_a_model_with_more_positions_begins_with_those_there_are_repeated(
-    fit: Fit, finished: Path, tmp_path: Path
+def test_sizes_come_from_the_folder_and_more_positions_begin_as_those_there_are(
+    fit: Fit, finished: Path, tiny: Tiny, data_folder: Path, tmp_path: Path
 ) -> None:
-    longer = {"max_steps": 1, "peak_lr": 1e-30, "weight_decay": 0.0, "model": {"max_position_embeddings": 80}}
-    fit(init_from=finished / "model", **longer)
+    settings = tiny(max_steps=1, peak_lr=1e-30, weight_decay=0.0).train.model_dump()
+    changed = {"hidden_dropout_prob": 0.0, "max_position_embeddings": 80}
+    config = Config.model_validate({"model": changed, "train": settings})
+    train(config, data_folder, tmp_path / "run", init_from=finished / "model")
+    assert load_model(tmp_path / "run" / "model").model.config == tiny().model.model_copy(update=changed)
     before, after = (load_file(run / "model" / "model.safetensors")[POSITIONS] for run in (finished, tmp_path / "run"))
     assert torch.equal(after, torch.cat([before, before, before[:16]]))
     newest = finished / "checkpoints" / "step-00000012"
@@ -169,14 +163,13 @@ def test_a_model_with_more_positions_begins_with_those_there_are_repeated(
             fit("other", init_from=origin, carry_optimizer=carry, **config)
 
 
-@pytest.mark.parametrize("tokenizer_file", ["vocab.txt", "tokenizer.json"])
 def test_a_masked_language_model_of_transformers_trains_on(
-    fit: Fit, finished: Path, tiny: Tiny, data_folder: Path, tmp_path: Path, tokenizer_file: str
+    fit: Fit, finished: Path, tiny: Tiny, data_folder: Path, tmp_path: Path
 ) -> None:
     outside = tmp_path / "outside"
     AutoModelForMaskedLM.from_pretrained(finished / "model").save_pretrained(outside, max_shard_size="20KB")
-    shutil.copy(finished / "model" / tokenizer_file, outside)
-    shutil.copy(finished / "model" / "tokenizer_config.json", outside)
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(finished / "model" / name, outside)
     fit(init_from=outside, max_steps=1, peak_lr=1e-30)
     after, before = (load_file(run / "model" / "model.safetensors") for run in (tmp_path / "run", finished))
     same = [name for name in before if torch.equal(before[name], after[name])]

@@ -105,20 +105,12 @@ def attention(model: BertForPreTraining) -> torch.Tensor:
     return logits.softmax(-1)
 
 
-@pytest.mark.parametrize(("hidden", "heads", "positions"), [(100, 5, 40), (99, 3, 40), (768, 12, 512)])
+@pytest.mark.parametrize(("hidden", "heads", "positions"), [(99, 3, 40), (768, 12, 512)])
 def test_heads_of_the_first_layer_attend_to_their_neighbours(hidden: int, heads: int, positions: int) -> None:
     model = with_positional_heads(hidden, heads, positions).eval()
     found = attention(model)
     for head, offset in zip(range(heads), (-1, 1, -2, 2, -3, 3, -4, 4, -5, 5, -6, 6), strict=False):
         assert torch.diagonal(found[head], offset).mean() > 0.5, offset
-
-
-def test_projections_keep_lengths_at_any_width() -> None:
-    for hidden in (64, 512):
-        weight = with_positional_heads(hidden, hidden // 64, 16).encoder.layers[1].attention.output.weight
-        inputs = torch.randn(100, hidden, generator=torch.Generator().manual_seed(2))
-        ratio = (inputs @ weight.detach().T).norm() / inputs.norm()
-        assert ratio.item() == pytest.approx(0.7, rel=0.05)
 
 
 def test_the_bias_is_the_logarithm_of_the_shares_before_masking(data_folder: Path) -> None:
@@ -143,14 +135,10 @@ def test_the_bias_is_the_logarithm_of_the_shares_before_masking(data_folder: Pat
     assert bias[tokenizer.cls_id] == bias[tokenizer.mask_id] == bias.min()
 
 
-@pytest.mark.parametrize("mlm_bias", ["zeros", "unigram"])
-def test_a_run_starts_near_the_entropy_of_the_tokens_with_it(
-    fit: Fit, mlm_bias: str, data_folder: Path, tmp_path: Path
-) -> None:
-    fit(max_steps=1, mlm_bias=mlm_bias)
+def test_a_run_starts_near_the_entropy_of_the_tokens_with_it(fit: Fit, data_folder: Path) -> None:
     data = DataFolder.open(data_folder)
     bias = unigram_bias(data, data.tokenizer()).double()
-    uniform, entropy = math.log(VOCAB_SIZE), -(bias.exp() * bias).sum().item()
-    assert uniform - entropy > 0.5
-    expected = uniform if mlm_bias == "zeros" else entropy
-    assert metrics(tmp_path / "run")[0]["validation_mlm_loss"] == pytest.approx(expected, abs=0.35)
+    entropy = -(bias.exp() * bias).sum().item()
+    assert math.log(VOCAB_SIZE) - entropy > 0.5
+    run = fit(max_steps=1, mlm_bias="unigram")
+    assert metrics(run)[0]["validation_mlm_loss"] == pytest.approx(entropy, abs=0.35)

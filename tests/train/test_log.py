@@ -14,7 +14,6 @@ from bert_pretrain.errors import ConfigError, DataError
 from bert_pretrain.io.manifest import PARTIAL, read_record, reopen
 from bert_pretrain.report.curves import read_metrics
 from bert_pretrain.report.diagnosis import diagnose
-from bert_pretrain.report.report import write_report
 from bert_pretrain.train.log import MetricsFile
 from tests.train.conftest import Fit, metrics
 
@@ -40,14 +39,13 @@ def test_metrics_are_cut_back_to_a_checkpoint_and_a_torn_line_goes(tmp_path: Pat
     assert path.read_text() == ""
 
 
-@pytest.mark.parametrize("damage", ["another figure", "a lost line"])
-def test_metrics_that_were_damaged_are_refused_and_may_be_given_up(tmp_path: Path, damage: str) -> None:
+def test_metrics_that_were_damaged_are_refused_and_may_be_given_up(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     log = MetricsFile(path, kept=None)
     log.write({"step": 5, "loss": 1.5})
     position = log.position
     log.close()
-    path.write_text(path.read_text().replace("1.5", "1.7") if damage == "another figure" else "")
+    path.write_text(path.read_text().replace("1.5", "1.7"))
     before = path.read_bytes()
     with pytest.raises(DataError, match=r"metrics\.jsonl"):
         MetricsFile(path, kept=position)
@@ -104,11 +102,9 @@ def test_a_tracker_that_is_missing_is_refused_and_one_that_fails_ends_a_run_that
     assert known["identity"]["data"] == known["data"]["content_hash"]
 
 
-def test_a_run_prints_each_hint_once_and_report_finds_them_again(
-    fit: Fit, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_a_run_prints_each_hint_once_and_its_files_tell_them_again(
+    fit: Fit, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    pytest.importorskip("matplotlib")
-
     def printed() -> list[str]:
         lines = capsys.readouterr().out.splitlines()
         return [line[line.index("hint: ") :] for line in lines if "hint: " in line and " (" in line]
@@ -123,6 +119,3 @@ def test_a_run_prints_each_hint_once_and_report_finds_them_again(
     fit(run, **config)
     assert printed() == hints[-1:]
     assert list(map(str, diagnose(read_record(run), read_metrics(run)))) == hints
-    write_report([run, run], tmp_path / "both.png")
-    assert printed() == hints * 2
-    assert "learning rate too high" in (tmp_path / "both.html").read_text()

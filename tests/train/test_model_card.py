@@ -1,7 +1,6 @@
 """The card of a model folder: the Hub can read it, its figures are the run's, and nothing in it can become markup."""
 
 import json
-import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -20,9 +19,8 @@ from bert_pretrain.train import run as run_module
 from bert_pretrain.train.distributed import SINGLE_PROCESS
 from bert_pretrain.train.model_card import model_card
 from bert_pretrain.train.resolved import ResolvedRun, resolve_run
-from bert_pretrain.train.run import train
 from bert_pretrain.train.state import Progress
-from tests.train.conftest import make_model
+from tests.train.conftest import Fit, make_model
 
 Tiny = Callable[..., Config]
 VALIDATION = {
@@ -59,18 +57,14 @@ def test_the_hub_reads_the_card_of_the_final_model(finished: Path) -> None:
 
 @pytest.mark.parametrize("is_damaged", [False, True])
 def test_without_matplotlib_or_with_damaged_metrics_there_is_a_model_without_a_picture(
-    tiny: Tiny, data_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_damaged: bool
+    fit: Fit, monkeypatch: pytest.MonkeyPatch, is_damaged: bool
 ) -> None:
     def refuse(run: Path) -> None:
         raise DataError("line 1 is damaged", where=str(run), remedy="restore it")
 
     if is_damaged:
         monkeypatch.setattr(run_module, "read_metrics", refuse)
-    else:
-        for name in [name for name in sys.modules if name.partition(".")[0] == "matplotlib"]:
-            monkeypatch.delitem(sys.modules, name)
-        monkeypatch.setitem(sys.modules, "matplotlib", None)
-    model = train(tiny(max_steps=1, save_every=1), data_folder, tmp_path / "run")
+    model = fit(max_steps=1, save_every=1) / "model"
     assert (model / "model.safetensors").exists()
     assert not (model / "curves.png").exists()
     assert "bert-pretrain report" in (model / "README.md").read_text()

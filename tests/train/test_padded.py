@@ -1,8 +1,9 @@
 """`DataFolder.loader`: padded batches that `transformers` takes, of the examples and masks that `train` sees."""
 
+import pickle
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import pytest
 import torch
@@ -12,18 +13,16 @@ from transformers import BertForPreTraining as Theirs
 
 from bert_pretrain.config import Config
 from bert_pretrain.errors import ConfigError
-from bert_pretrain.examples.padded import NOT_PREDICTED, pad
+from bert_pretrain.examples.padded import NOT_PREDICTED
 from bert_pretrain.examples.shards import DataFolder
 from bert_pretrain.model.huggingface import save_model
-from bert_pretrain.train.batches import pack
 from bert_pretrain.train.evaluation import evaluate_batches
 from bert_pretrain.train.loader import TrainingData, evaluation_batches
-from bert_pretrain.train.loss import PretrainingLoss, pretraining_loss
+from bert_pretrain.train.loss import PretrainingLoss
 from tests.train.conftest import make_model, rows_of
 
 NewData = Callable[..., Path]
 Row = tuple[tuple[int, ...], ...]
-CPU = torch.device("cpu")
 
 
 def rows_of_padded(batch: dict[str, Tensor]) -> list[Row]:
@@ -69,22 +68,17 @@ def test_padding_is_the_models_own_and_labels_are_of_masked_tokens_alone(
     assert not alone["token_type_ids"].any()
 
 
-def test_the_loss_of_transformers_is_ours(
-    tiny: Callable[..., Config], examples: Callable[..., Any], tmp_path: Path, data_folder: Path
+def test_the_loss_of_transformers_is_that_of_evaluate(
+    tiny: Callable[..., Config], tmp_path: Path, data_folder: Path
 ) -> None:
-    data = DataFolder.open(data_folder)
-    model = make_model(tiny()).eval()
+    data, model = DataFolder.open(data_folder), make_model(tiny())
     save_model(model, tmp_path, data.tokenizer())
     theirs = Theirs.from_pretrained(tmp_path, dtype=torch.float32).eval()
-    table = examples(9, seed=4)
+    (held_out,) = data.loader("validation", batch_size=60)
+    batches = evaluation_batches(data, "validation", 512)
+    figures = evaluate_batches(PretrainingLoss(model), batches, torch.device("cpu"), torch.float32)
     with torch.no_grad():
-        ours = pretraining_loss(model, pack(table)).mean(len(table.masks.positions), len(table))
-        torch.testing.assert_close(theirs(**pad(table, 0, 32)).loss, ours)
-        held_out = list(data.loader("validation", batch_size=60))
-        figures = evaluate_batches(
-            PretrainingLoss(model), evaluation_batches(data, "validation", 512), CPU, torch.float32
-        )
-        torch.testing.assert_close(theirs(**held_out[0]).loss.item(), figures["mlm_loss"] + figures["nsp_loss"])
+        torch.testing.assert_close(theirs(**held_out).loss.item(), figures["mlm_loss"] + figures["nsp_loss"])
 
 
 def test_held_out_examples_keep_their_order_across_shards_and_the_last_batch_is_smaller(
@@ -98,18 +92,13 @@ def test_held_out_examples_keep_their_order_across_shards_and_the_last_batch_is_
     assert sorted(len(batch["labels"]) for batch in data.loader("train", batch_size=5)) == [2, 5, 5]
 
 
-@pytest.mark.parametrize(("split", "start"), [("validation", "fork"), ("train", "spawn")])
-def test_workers_share_the_batches(data_folder: Path, split: Literal["train", "validation"], start: str) -> None:
-    batches = DataFolder.open(data_folder).loader(split, batch_size=7)
-    loader = DataLoader(batches, batch_size=None, num_workers=2, multiprocessing_context=start)
+def test_workers_of_a_dataloader_share_the_batches_and_it_does_not_batch_them(data_folder: Path) -> None:
+    batches = DataFolder.open(data_folder).loader("train", batch_size=7, padding="max_length")
+    sent = pickle.loads(pickle.dumps(batches))  # as to a worker that is spawned
+    loader = DataLoader(sent, batch_size=None, num_workers=2, multiprocessing_context="fork")
     assert sorted(map(rows_of_padded, loader)) == sorted(map(rows_of_padded, batches))
-
-
-def test_a_dataloader_does_not_batch_batches(new_data_folder: NewData) -> None:
-    batches = DataFolder.open(new_data_folder()).loader("train", batch_size=4, padding="max_length")
     with pytest.raises(ConfigError, match="batch_size=None"):
         next(iter(DataLoader(batches, batch_size=16)))
-    assert rows_of_padded(next(iter(DataLoader(batches, batch_size=None)))) == rows_of_padded(next(iter(batches)))
 
 
 @pytest.mark.parametrize(

@@ -96,7 +96,7 @@ def layouts() -> dict[str, Any]:
 
 @torch.no_grad()
 def save_layouts(target: Path) -> None:
-    """Save every layout whole, in parts and as pickles, and beside it what the model computes."""
+    """Save every layout in parts and as pickles, and beside it what the model computes."""
     generator = torch.Generator().manual_seed(3)
     mask = torch.arange(12)[None] < torch.tensor([12, 5, 9])[:, None]
     inputs = {
@@ -114,24 +114,19 @@ def save_layouts(target: Path) -> None:
             found["pairs"] = output.seq_relationship_logits if name == "pretraining" else output.logits
         target.mkdir(parents=True, exist_ok=True)
         save_file({key: value.contiguous() for key, value in found.items()}, target / f"{name}.safetensors")
-        model.save_pretrained(target / f"{name} whole")
         model.save_pretrained(target / f"{name} parts", max_shard_size="20KB")
-        _save_pickles(model, target / f"{name} pickle", parts=1)
-        _save_pickles(model, target / f"{name} pickles", parts=3)
+        _save_pickles(model, target / f"{name} pickles")
 
 
-def _save_pickles(model: Any, folder: Path, parts: int) -> None:
-    """Save `pytorch_model.bin` with all of the state, tied tensors twice, as versions did that knew no safetensors."""
+def _save_pickles(model: Any, folder: Path) -> None:
+    """Save pickles of all of the state, tied tensors twice, as versions did that knew no safetensors."""
     folder.mkdir()
     model.config.save_pretrained(folder)
     state = list(model.state_dict().items())
-    if parts == 1:
-        torch.save(dict(state), folder / "pytorch_model.bin")
-        return
-    names = [f"pytorch_model-{number + 1:05d}-of-{parts:05d}.bin" for number in range(parts)]
+    names = [f"pytorch_model-0000{number}-of-00003.bin" for number in (1, 2, 3)]
     for number, name in enumerate(names):
-        torch.save(dict(state[number::parts]), folder / name)
-    places = {key: names[place % parts] for place, (key, _) in enumerate(state)}
+        torch.save(dict(state[number::3]), folder / name)
+    places = {key: names[place % 3] for place, (key, _) in enumerate(state)}
     (folder / "pytorch_model.bin.index.json").write_text(json.dumps({"metadata": {}, "weight_map": places}))
 
 
