@@ -9,6 +9,7 @@ import base64
 import zlib
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,8 @@ import numpy as np
 from bert_pretrain.config import DataConfig
 from bert_pretrain.errors import InputError
 from bert_pretrain.examples.examples import FEW_EXAMPLES, UNSEEN_COUNT, Examples, with_error
-from bert_pretrain.make_data.plan import MAX_HELD_OUT_SHARE, Plan, documents_needed
+from bert_pretrain.make_data.plan import MAX_HELD_OUT_SHARE, Plan, documents_needed, make_plan
+from bert_pretrain.make_data.token_store import TokenStore
 from bert_pretrain.text.sources import Source, few_documents, finer_boundary
 from bert_pretrain.text.tokenizer import MAX_UNK_SHARE, Tokenizer
 
@@ -199,7 +201,22 @@ def warn_of_unknown_tokens(corpus: dict[str, Any], sources: Sequence[Source]) ->
             )
 
 
-def check_documents(documents: Sequence[int], config: DataConfig, sources: Sequence[Source]) -> None:
+def checked_plan(
+    store: TokenStore,
+    corpus: dict[str, Any],
+    sources: Sequence[Source],
+    tokenizer: Tokenizer,
+    output: Path,
+    config: DataConfig,
+) -> Plan:
+    """Plan the shards of a corpus, which gets its `left_out`; refuse too few documents, and warn of large ones."""
+    _check_documents([counts["documents"] for counts in corpus["inputs"]], config, sources)
+    plan, corpus["left_out"] = make_plan(store, corpus["inputs"], sources, tokenizer, output, config)
+    _warn_of_large_documents(plan, corpus, sources)
+    return plan
+
+
+def _check_documents(documents: Sequence[int], config: DataConfig, sources: Sequence[Source]) -> None:
     """Refuse inputs with too few documents, given the number of each."""
     needed, training = documents_needed(config), [source for source in sources if not source.is_validation]
     held_out = sum(number for number, source in zip(documents, sources, strict=True) if source.is_validation)
@@ -215,25 +232,17 @@ def check_documents(documents: Sequence[int], config: DataConfig, sources: Seque
         raise _too_few(sum(documents) - held_out, "inputs", needed, training)
 
 
-def warn_of_large_documents(plan: Plan, corpus: dict[str, Any], sources: Sequence[Source]) -> None:
-    """Warn where documents are so few or large that much of the text is held out, with what divides it further."""
-    inputs = [
-        (counts, source) for counts, source in zip(corpus["inputs"], sources, strict=True) if not source.is_validation
-    ]
-    number, tokens = (sum(counts[name] for counts, _ in inputs) for name in ("documents", "tokens"))
-    shares = [(counts["tokens"] / max(1, tokens), source) for counts, source in inputs if counts["documents"] == 1]
-    large = [(share, source) for share, source in shares if share > MAX_HELD_OUT_SHARE]
-    found = [f"{source.location} is one document, {share:.0%} of the text" for share, source in large[:1]]
-    if few := few_documents(number):
-        found = [few]
-    # Only what is too large is divided; other inputs stay as they are.
-    remedies = [finer_boundary([source for _, source in large or inputs])]
-    if plan.config.validation_fraction and not plan.config.validation and len(inputs) == len(sources):
-        count = plan.num_documents("validation")
+def _warn_of_large_documents(plan: Plan, corpus: dict[str, Any], sources: Sequence[Source]) -> None:
+    """Warn where documents are few, or so large that too much of the text is held out, with what divides it further."""
+    inputs = [source for source in sources if not source.is_validation]
+    number = sum(counts["documents"] for counts, _ in zip(corpus["inputs"], inputs, strict=False))
+    found = [few] if (few := few_documents(number)) else []
+    remedies = [finer_boundary(inputs)]
+    if plan.config.validation_fraction and len(inputs) == len(sources):
         if plan.held_out_share > max(MAX_HELD_OUT_SHARE, 2 * plan.config.validation_fraction):
-            found.append(f"{count:,} documents, {plan.held_out_share:.0%} of the text, are held out for validation")
+            found.append(f"{plan.held_out_share:.0%} of the text is held out for validation")
             remedies.append(f"{_OTHER_TEXT}, --set data.validation_fraction=0 nothing")
-        elif count == 0:
+        elif plan.num_documents("validation") == 0:
             found.append("nothing is held out for validation")
             remedies.append(_OTHER_TEXT)
     if found:
@@ -255,33 +264,15 @@ def _too_few(number: int, of: str, needed: int, sources: Sequence[Source]) -> In
     )
 
 
-def check_left_out(plan: Plan, left_out: dict[str, int]) -> None:
-    """Refuse a corpus of which too little is left without duplicates."""
-    documents = {"train": range(plan.num_training)}
-    if plan.num_held_out:
-        documents = {"train and validation": range(plan.num_training)}
-    elif plan.num_documents("validation"):
-        documents["validation"] = range(plan.num_training, plan.store.num_documents)
-    for names, numbers in documents.items():
-        needed = documents_needed(plan.config) * (2 if plan.num_held_out else 1)
-        gone = np.diff(np.searchsorted(plan.left_out, (numbers.start, numbers.stop))).item()
-        if gone and len(numbers) - gone < needed:
-            reasons = ", ".join(f"{count:,} {reason.replace('_', ' ')}" for reason, count in sorted(left_out.items()))
-            raise InputError(
-                f"without duplicates {len(numbers) - gone} of {len(numbers):,} documents are left for "
-                f"{names}, at least {needed} are needed",
-                where=reasons,
-                remedy="give other text, or keep duplicates with data.drop_duplicates=no",
-            )
-
-
 def check_splits(splits: Mapping[str, dict[str, Any]], corpus: dict[str, Any], plan: Plan) -> None:
     """Refuse splits without examples, and warn when much of the text cannot be paired."""
     for name, split in splits.items():
         if split["rows"] == 0:
+            gone = [f"{count:,} {reason.replace('_', ' ')} left out" for reason, count in corpus["left_out"].items()]
+            what = "document" if plan.config.next_sentence == "none" else "document of two sentences"
             raise InputError(
-                f"the {name} split has no document of two sentences, so no pair can be made",
-                where=f"{corpus['documents']:,} documents, {corpus['sentences']:,} sentences",
+                f"the {name} split has no {what}, so no example can be made",
+                where=", ".join([f"{corpus['documents']:,} documents, {corpus['sentences']:,} sentences", *gone]),
                 remedy=SINGLE_SENTENCES_REMEDY,
             )
     single = splits["train"]["statistics"]["drops"].get("single_sentence_spans", 0)
