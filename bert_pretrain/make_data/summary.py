@@ -16,7 +16,7 @@ import numpy as np
 
 from bert_pretrain.config import DataConfig
 from bert_pretrain.errors import InputError
-from bert_pretrain.examples.examples import FEW_EXAMPLES, UNSEEN_COUNT, Examples, with_error
+from bert_pretrain.examples.examples import UNSEEN_COUNT, Examples
 from bert_pretrain.make_data.plan import MAX_HELD_OUT_SHARE, Plan, documents_needed, make_plan
 from bert_pretrain.make_data.token_store import TokenStore
 from bert_pretrain.text.sources import Source, few_documents, finer_boundary
@@ -122,7 +122,11 @@ def join_corpus(
         "sentences": sums["sentences"],
         "tokens": sums["tokens"],
         "unk_share": _share(sums["unk_tokens"], sums["tokens"]),
-        "median_sentences_per_document": _median(sentences),
+        "median_sentences_per_document": float(
+            np.quantile(list(sentences), 0.5, weights=list(sentences.values()), method="inverted_cdf")
+        )
+        if sentences
+        else 0.0,
         "repairs_and_drops": dict(sorted((+reasons).items())),
         "inputs": inputs,
         "left_out": {},
@@ -133,21 +137,11 @@ def _share(part: float, whole: float) -> float:
     return part / whole if whole else 0.0
 
 
-def _median(counts: Counter[int]) -> float:
-    """Return the median of values that occur so often, 0 where there is none."""
-    values = np.array(sorted(counts), dtype=np.int64)
-    ranks = np.cumsum([counts[value] for value in values.tolist()])
-    if not len(values):
-        return 0.0
-    middle = np.searchsorted(ranks, [(ranks[-1] - 1) // 2, ranks[-1] // 2], side="right")
-    return float(values[middle].mean())
-
-
 def describe(manifest: Mapping[str, Any]) -> str:
     """Return the statistics of a manifest as aligned lines for the terminal."""
     lines, corpus, copies = [], manifest["corpus"], manifest["config"]["data"]["dupe_factor"]
     for name, split in manifest["splits"].items():
-        statistics, rows = split["statistics"], split["rows"]
+        statistics = split["statistics"]
         shares = [
             f"{share.removesuffix('_share').replace('_', '-')} {statistics[share]:.2%}"
             for share in LABEL_SHARES.values()
@@ -157,14 +151,10 @@ def describe(manifest: Mapping[str, Any]) -> str:
         notes = [" · ".join([*shares, f"padding saved {statistics['padding_share_at_max_seq_length']:.1%}"])]
         if name == "train":
             notes.append(describe_times(statistics["times_text_is_seen"], copies))
-        elif rows < FEW_EXAMPLES:
-            notes.append(f"few: chance on them is {with_error(0.5, rows)}, its standard error")
         if single := statistics["drops"].get("single_sentence_spans"):
-            share = f": {single / (corpus['documents'] * copies):.1%} of the documents in all copies"
-            note = f"left out: {single:,} documents, or ends of documents, of one sentence, which give no pair"
-            notes.append(note + (share if name == "train" else ""))
+            notes.append(f"left out: {single:,} documents, or ends of documents, of one sentence, which give no pair")
         lines.append(
-            f"{name:<11}{rows:>12,} examples in {len(split['shards'])} shards, {split['tokens']:,} tokens, "
+            f"{name:<11}{split['rows']:>12,} examples in {len(split['shards'])} shards, {split['tokens']:,} tokens, "
             f"{statistics['mean_length_tokens']:.1f} per example"
         )
         lines += [f"{'':<11}{note}" for note in notes]
