@@ -18,7 +18,7 @@ from bert_pretrain.io.files import atomic_path, did_you_mean, parse_json
 Metrics = list[dict[str, Any]]  # the lines of a run's metrics.jsonl
 
 WRITTEN = ("time", "host", "job")  # of a line of metrics: when, and where
-_TASKS = {"nsp": ("next sentence", "NSP accuracy"), "sop": ("sentence order", "sentence-order accuracy")}
+TASKS = {"nsp": ("next sentence", "NSP accuracy"), "sop": ("sentence order", "sentence-order accuracy")}
 """Metrics of both have the names of `nsp`."""
 
 
@@ -89,7 +89,7 @@ def number_of(record: Mapping[str, Any], path: str) -> float | None:
 
 def names_of_pairs(records: Iterable[Mapping[str, Any]]) -> tuple[str, str]:
     """Return what the task of these runs' pairs is called, and its accuracy."""
-    return _TASKS["sop" if {value_of(each, "data.statistics.next_sentence") for each in records} == {"sop"} else "nsp"]
+    return TASKS["sop" if {value_of(each, "data.statistics.next_sentence") for each in records} == {"sop"} else "nsp"]
 
 
 def read_metrics(run: Path) -> Metrics:
