@@ -4,7 +4,6 @@ import json
 import random
 import re
 from collections.abc import Sequence
-from itertools import product
 from pathlib import Path
 
 import pytest
@@ -58,12 +57,10 @@ def made_and_near(
 @pytest.mark.parametrize(
     ("ending", "compression", "sample_bytes"),
     [
-        *((ending, "", WHOLE) for ending in (".txt", ".jsonl")),
-        *((ending, "", SAMPLE) for ending in (".txt", ".jsonl", ".json", ".csv", ".parquet")),
-        *(
-            (".txt", compression, size)
-            for compression, size in product((".gz", ".bz2", ".xz", ".zst"), (SAMPLE, WHOLE))
-        ),
+        (".txt", "", WHOLE),
+        (".txt", ".gz", WHOLE),
+        *((ending, "", SAMPLE) for ending in (".txt", ".jsonl", ".csv", ".parquet")),
+        *((".txt", compression, SAMPLE) for compression in (".gz", ".bz2", ".xz", ".zst")),
         (".json", ".gz", SAMPLE),
     ],
 )

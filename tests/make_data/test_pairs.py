@@ -221,7 +221,12 @@ SHAPES = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", SHAPES)
+SLOW = {"nsp-sentences longer than a window", "nsp-tiny shards", "sop-long documents", "sop-shorter windows"}
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.slow) if name in SLOW else name for name in SHAPES]
+)
 def test_lengths_and_boundaries_give_no_hint_of_the_label(numbered, name: str) -> None:
     """A classifier on lengths and boundaries, taken from finished shards, is as good as a coin."""
     (documents, settings), objective = SHAPES[name], name[:3]
