@@ -57,8 +57,6 @@ class Estimate:
     tokens: float
     rows: float
     held_out: float
-    unknown_characters: str
-    """Number of unknown characters in the sample, and the most frequent ones."""
     store_bytes: float
     shard_bytes: float
     core_seconds: float
@@ -78,7 +76,6 @@ class Estimate:
             f"memory     {_bytes(self.worker_bytes)} for each worker\n"
             f"disk       {_bytes(self.shard_bytes)} of shards, {_bytes(self.store_bytes)} of token store\n"
             f"time       {duration} on {workers} cores like this one ({self.core_seconds / 3600:.2f} core hours)"
-            + (self.unknown_characters and f"\n[UNK]      {self.unknown_characters}")
         )
 
 
@@ -120,7 +117,6 @@ def estimate(config: Config, sources: Sequence[Source], tokenizer: Tokenizer, *,
         single = sum(each["statistics"].get("single_sentence_spans", 0) for each in built)
         summary.warn_of_single_sentences(single, corpus, data.model_copy(update={"dupe_factor": 1}))
         store_bytes = sum(file.stat().st_size for file in store_shard_folder(folder, 0).glob("*.npy"))
-        unknown = _unknown_characters(samples, tokenizer, data) if corpus["unk_share"] else ""
     scaled = tokens * scales
     scale = float(scaled.sum() / tokens.sum())
     weights = np.array([0.0 if source.is_validation else source.weight for source in chosen])
@@ -138,7 +134,6 @@ def estimate(config: Config, sources: Sequence[Source], tokenizer: Tokenizer, *,
         tokens=scale * float(tokens.sum()),
         rows=scale * copies * rows,
         held_out=scale * held_out * rows,
-        unknown_characters=unknown,
         store_bytes=scale * store_bytes,
         shard_bytes=scale * copies * shard_bytes,
         core_seconds=scale * (seconds[1] + copies * build_seconds) + (seconds[0] - seconds[1]) * scale**_NEW_WORDS,
@@ -173,19 +168,6 @@ def _store(
         shard = write_store_shard(samples, store_shard_folder(folder, number), tokenizer, config)
         seconds.append(time.process_time() - begin)
     return shard, seconds
-
-
-def _unknown_characters(parts: Sequence[ByteRange], tokenizer: Tokenizer, config: DataConfig) -> str:
-    """Return the characters of a text that are [UNK] by themselves in words, "" where there are none."""
-    if tokenizer.whole_words:
-        return ""
-    found = Counter("".join(document.text for part in parts for document in documents.read(part, config, Counter())))
-    encoded = tokenizer.backend.encode_batch(list(found), add_special_tokens=False)
-    unknown = Counter(
-        {each: found[each] for each, one in zip(list(found), encoded, strict=True) if tokenizer.unk_id in one.ids}
-    )
-    named = ", ".join(f"{character} {count:,}" for character, count in unknown.most_common(10))
-    return f"{unknown.total():,} characters of the sample are not in the vocabulary: {named}" if unknown else ""
 
 
 def _held_out_share(

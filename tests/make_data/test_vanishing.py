@@ -50,9 +50,7 @@ def removing(folder: Path, pattern: str) -> Iterator[None]:
 @pytest.mark.parametrize(
     ("removed", "pattern"),
     [
-        ("data", "data/manifest.partial.json"),
         ("data", "data/train/*.parquet"),
-        (".token-store", "data/train/*.parquet"),
         (".token-store", ".token-store/*/.part-*/*.npy"),
         ("vocab", "vocab/manifest.partial.json"),
     ],
