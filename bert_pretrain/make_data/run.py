@@ -10,6 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import yaml
@@ -142,15 +143,14 @@ def _build_shards(plan: Plan, pool: Pool) -> dict[str, dict[str, Any]]:
     build.open_records(plan)
     built = run_each(partial(build.build_shard, plan), plan.shards, workers=pool, description="build", unit="shard")
     results: dict[str, list[dict[str, Any]]] = {split: [] for split in plan.shards_per_copy}
+    counts = {split: np.zeros(plan.tokenizer.vocab_size, dtype=np.int64) for split in results}
     for (split, number), (result, damage) in zip(plan.shards, built, strict=True):
+        counts[split] += summary.unpack_counts(result.pop("token_counts"))
         results[split].append(result)
         if damage:
             print(f"{build.shard_name(split, number)} {damage}; rebuilt")
     for split in results:
         remove_temporaries(plan.output / split)  # of workers that were killed while this process was not
-    counts = {
-        split: sum(summary.unpack_counts(each["token_counts"]) for each in found) for split, found in results.items()
-    }
     entries = {split: summary.join_split(found, plan.config) for split, found in results.items()}
     for split, entry in entries.items():
         seen = sum(each["statistics"]["maskable_tokens"] for each in results[split])
