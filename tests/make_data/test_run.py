@@ -1,15 +1,21 @@
 """`make-data` as a whole: examples that say the truth about any corpus, and the same bytes every time."""
 
 import os
+import shutil
 import sys
+import threading
 from pathlib import Path
 
 import numpy as np
 import pytest
+from typer.testing import CliRunner
 
+from bert_pretrain.cli import app
 from bert_pretrain.config_file import load_config
 from bert_pretrain.errors import ConfigError, InputError, OutputError
 from bert_pretrain.examples.shards import DataFolder
+from bert_pretrain.io.manifest import exclusive
+from bert_pretrain.make_data import build
 from bert_pretrain.make_data.run import make_data
 from bert_pretrain.text import documents
 from tests.conftest import digests
@@ -178,6 +184,45 @@ def test_an_input_that_changes_meanwhile_is_refused(numbered, monkeypatch: pytes
         with pytest.raises(InputError, match="changed while it was read"):
             corpus.make()
     assert not list(corpus.folder.glob(".token-store/*/part-*"))
+
+
+@pytest.mark.parametrize("removed", ["data", ".token-store"])
+def test_a_folder_that_is_removed_meanwhile_is_one_message_and_then_made(numbered, monkeypatch, removed: str) -> None:
+    corpus, build_shard = numbered(documents_of(30, 60, (2, 20), (3, 15))), build.build_shard
+    command = ["make-data", corpus.text, "--vocab", corpus.vocab, "--output", corpus.folder / "data", "--workers", 1]
+    command += [f"--set={setting}" for setting in (*SMALL, "data.document_boundary=blank_line")]
+
+    def remove_and_build(*args):
+        shutil.rmtree(corpus.folder / removed, ignore_errors=True)
+        return build_shard(*args)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(build, "build_shard", remove_and_build)
+        done = CliRunner().invoke(app, list(map(str, command)))
+    assert done.exit_code == 2, done.output
+    assert done.stderr.count("error: ") == 1
+    assert str(corpus.folder / removed) in done.stderr
+    shutil.rmtree(corpus.folder / removed, ignore_errors=True)  # what was written after that
+    assert CliRunner().invoke(app, list(map(str, command))).exit_code == 0
+
+
+def test_a_command_waits_for_another_with_its_token_store_and_shares_it(small, tmp_path: Path, capsys) -> None:
+    arguments = (small.config(*SMALL), [str(small.text)], small.vocab)
+    make_data(*arguments, tmp_path / "a", workers=1)
+    (store,) = (tmp_path / ".token-store").iterdir()
+    written, printed = (store / "part-00000" / "ids.npy").stat().st_mtime_ns, ""
+    capsys.readouterr()
+    with exclusive(store):
+        other = threading.Thread(target=make_data, args=(*arguments, tmp_path / "b"), kwargs={"workers": 1})
+        other.start()
+        while "waiting for" not in printed:
+            assert other.is_alive()
+            printed += capsys.readouterr().out
+        assert str(store) in printed
+        assert not (tmp_path / "b" / "train").exists()
+    other.join()
+    assert (store / "part-00000" / "ids.npy").stat().st_mtime_ns == written
+    assert (tmp_path / "b" / "manifest.json").exists()
 
 
 def test_the_entropy_of_tokens_is_that_of_all_shards_together(numbered) -> None:
