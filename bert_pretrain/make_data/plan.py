@@ -106,11 +106,6 @@ class Plan:
         np.add.at(tokens, self.inputs_of(numbers), self.store.sizes_of(numbers)[1])
         return tokens
 
-    def tokens_by_copy(self, tokens: np.ndarray) -> list[float]:
-        """Return how many of the inputs' tokens, (inputs,), take part in each copy."""
-        copies = np.array(self.copies)
-        return [float((tokens * np.clip(copies - copy, 0, 1)).sum()) for copy in range(int(np.ceil(copies.max())))]
-
     def num_documents(self, split: str) -> int:
         """Return how many documents a split has, those left out among them."""
         num_for_training = self.num_training - self.num_held_out
@@ -162,9 +157,12 @@ def make_plan(
     tokens = np.array([counts["tokens"] for counts in inputs], dtype=np.int64) - plan.tokens_by_input(plan.left_out)
     tokens_held_out = plan.tokens_by_input(held_out[~plan.is_left_out(held_out)])
     of_splits = {"train": int((tokens - tokens_held_out).sum()), "validation": int(tokens_held_out.sum())}
-    by_copy: dict[str, list[float]] = {
-        "train": plan.tokens_by_copy(tokens - tokens_held_out),
-        "validation": [of_splits["validation"]],
+    by_copy = {
+        "train": [
+            float(((tokens - tokens_held_out) * np.clip(np.array(copies) - copy, 0, 1)).sum())
+            for copy in range(int(np.ceil(max(copies))))
+        ],
+        "validation": [float(of_splits["validation"])],
     }
     shards = {
         split: tuple(max(1, round(each / plan.max_tokens / config.examples_per_shard)) for each in tokens_of_copies)

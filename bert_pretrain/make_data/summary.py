@@ -208,18 +208,23 @@ def checked_plan(
 
 def _check_documents(documents: Sequence[int], config: DataConfig, sources: Sequence[Source]) -> None:
     """Refuse inputs with too few documents, given the number of each."""
-    needed, training = documents_needed(config), [source for source in sources if not source.is_validation]
-    held_out = sum(number for number, source in zip(documents, sources, strict=True) if source.is_validation)
-    if sum(documents) == held_out:
-        what = "the inputs hold no text to train on"
-        raise InputError(what, where=_names(training), remedy="give files with text in them")
-    if config.validation and held_out < needed:
-        validation = [source for source in sources if source.is_validation]
-        raise _too_few(held_out, "inputs held out for validation", needed, validation)
-    if config.validation_fraction and not config.validation:
-        needed *= 2
-    if sum(documents) - held_out < needed and config.next_sentence == "nsp":
-        raise _too_few(sum(documents) - held_out, "inputs", needed, training)
+    for is_validation in (False, True) if config.validation else (False,):
+        chosen = [source for source in sources if source.is_validation is is_validation]
+        number = sum(n for n, source in zip(documents, sources, strict=True) if source.is_validation is is_validation)
+        of = "inputs held out for validation" if is_validation else "inputs"
+        where = ", ".join(source.location for source in chosen[:3]) + (" …" if len(chosen) > 3 else "")
+        if number == 0:
+            raise InputError(f"the {of} hold no text", where=where, remedy="give files with text in them")
+        needed = documents_needed(config) * (2 if config.validation_fraction and not config.validation else 1)
+        if number < needed and config.next_sentence == "nsp":
+            finer = finer_boundary(chosen)
+            raise InputError(
+                f"the {of} hold {number} document(s); next-sentence prediction takes a random B from another document "
+                f"and needs at least {needed}",
+                where=where,
+                remedy="--set data.next_sentence=sop, which takes both sentences from one document; or "
+                + (finer or "give more documents"),
+            )
 
 
 def _warn_of_large_documents(plan: Plan, corpus: dict[str, Any], sources: Sequence[Source]) -> None:
@@ -237,21 +242,6 @@ def _warn_of_large_documents(plan: Plan, corpus: dict[str, Any], sources: Sequen
             remedies.append(_OTHER_TEXT)
     if found:
         print(f"warning: {'; '.join(found)}\n  hint: {'; or '.join(filter(None, remedies))}")
-
-
-def _names(sources: Sequence[Source]) -> str:
-    return ", ".join(source.location for source in sources[:3]) + (" …" if len(sources) > 3 else "")
-
-
-def _too_few(number: int, of: str, needed: int, sources: Sequence[Source]) -> InputError:
-    finer = finer_boundary(sources)
-    return InputError(
-        f"the {of} hold {number} document(s); next-sentence prediction takes a random B from another document and "
-        f"needs at least {needed}",
-        where=_names(sources),
-        remedy="--set data.next_sentence=sop, which takes both sentences from one document"
-        + (f"; or {finer}" if finer else "; or give more documents"),
-    )
 
 
 def check_splits(splits: Mapping[str, dict[str, Any]], corpus: dict[str, Any], plan: Plan) -> None:

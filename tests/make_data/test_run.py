@@ -34,7 +34,7 @@ CORPORA = {
     "mostly single sentences": (documents_of(9, 300, (1, 1), (3, 30)) + documents_of(10, 9, (2, 9), (3, 30)), []),
     "tiny examples": (documents_of(11, 40, (2, 20), (1, 9)), ["data.max_seq_length=8"]),
     "many shards": (
-        documents_of(12, 150, (1, 30), (3, 30)), ["data.examples_per_shard=64", "data.short_seq_prob=0.5"]
+        documents_of(12, 60, (1, 30), (3, 30)), ["data.examples_per_shard=64", "data.short_seq_prob=0.5"]
     ),
 }  # fmt: skip
 
