@@ -250,11 +250,11 @@ def test_make_data_takes_no_more_descriptors_for_more_parts_and_leaves_none_open
     assert result.stdout.splitlines()[-1] == "left open: 0"
 
 
-def write_odd_documents(folder: Path, megabytes: int, words: int, english: str) -> int:
+def write_odd_documents(folder: Path, words: int, english: str) -> int:
     """Write documents on one line, one without any sentence end, and many of one word, beside ordinary ones."""
     folder.mkdir()
     line = " ".join(english.replace("\\", "").replace('"', "").split()) + " "
-    repeats = megabytes * 1_000_000 // len(line) + 1
+    repeats = 200_000_000 // len(line) + 1
     endless = "".join(character if character.isalnum() else " " for character in line)
     with (folder / "line.txt").open("w") as one_line, (folder / "endless.txt").open("w") as no_sentence_end:
         for _ in range(repeats):
@@ -273,7 +273,7 @@ def test_odd_documents_take_little_memory_and_none_is_lost(
 ) -> None:
     words = 1_000_000
     texts, ordinary = tmp_path / "texts", english_text.read_text().strip().split("\n\n")
-    documents = write_odd_documents(texts, 200, words, english_text.read_text())
+    documents = write_odd_documents(texts, words, english_text.read_text())
     boundary, one_copy = "--set=data.document_boundary=blank_line", "--set=data.dupe_factor=1"
     for command in (
         ("vocab", texts, "--output", tmp_path / "vocab", "--vocab-size", 3000, "--workers", 2, boundary),
