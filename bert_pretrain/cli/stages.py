@@ -227,8 +227,7 @@ def run(
     if is_auto:
         from bert_pretrain.plan.auto import compare
 
-        given = [key for key, (_, value) in flags.items() if value is not None and key not in GIVEN_TO_AUTO]
-        if line := compare(folder, model.parent, [*(setting.partition("=")[0] for setting in settings or ()), *given]):
+        if line := compare(folder, model.parent):
             print(line)
 
 

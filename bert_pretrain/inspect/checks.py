@@ -12,7 +12,7 @@ import numpy as np
 from bert_pretrain.config import DataConfig
 from bert_pretrain.errors import DataError
 from bert_pretrain.examples.examples import Examples
-from bert_pretrain.examples.masking import max_predictions, num_to_mask
+from bert_pretrain.examples.masking import num_to_mask
 from bert_pretrain.examples.shards import ShardRecord, read_shard
 from bert_pretrain.make_data import summary
 from bert_pretrain.text.tokenizer import Tokenizer
@@ -20,15 +20,15 @@ from bert_pretrain.text.tokenizer_folder import is_reserved
 
 CHECKS = {
     "shards": "SHA-256, rows and tokens as the manifest says, columns as the configuration says",
-    "lengths": "at most {max_seq_length} tokens, and none without text",
+    "lengths": "at most max_seq_length tokens, and none without text",
     "segments": "segment_b_start leaves text on both sides, or is the length where there is no B",
     "labels": "0 or 1, and half of each in every shard, to within one example",
     "token ids": "all in the vocabulary; every masked_lm_id is a WordPiece token or [UNK]",
     "masked positions": "ascending, inside the example, never on [CLS] or [SEP]",
     "special tokens": "[CLS] first, [SEP] after each segment, [MASK] where it is predicted; no other, and none unused",
-    "predictions": "{masked_lm_prob:.0%} of the text of each example, rounded, at least 1, at most {max_predictions}",
+    "predictions": "masked_lm_prob of the text, at least 1, at most max_predictions_per_seq; fewer of whole words",
 }
-"""What each check demands, filled in from the configuration."""
+"""What each check demands."""
 
 
 class ShardReport(NamedTuple):
@@ -37,13 +37,6 @@ class ShardReport(NamedTuple):
     failures: dict[str, str]  # by check; empty for one that passed, absent for one that does not apply
     statistics: dict[str, int] | None = None  # of the rows that can be counted; None: it cannot be used
     longest: int = 0
-
-
-def demand(name: str, config: DataConfig) -> str:
-    """Return what a check demands of data made with this configuration."""
-    text = CHECKS[name].format(**config.model_dump(), max_predictions=max_predictions(config))
-    is_fewer = name == "predictions" and config.whole_word_mask
-    return f"{text}; fewer where no further word fits" if is_fewer else text
 
 
 def check_shard(

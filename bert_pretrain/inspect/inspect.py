@@ -14,7 +14,7 @@ from bert_pretrain import rng
 from bert_pretrain.errors import ConfigError
 from bert_pretrain.examples.shards import DataFolder
 from bert_pretrain.inspect import terminal
-from bert_pretrain.inspect.checks import CHECKS, ShardReport, check_shard, demand
+from bert_pretrain.inspect.checks import CHECKS, ShardReport, check_shard
 from bert_pretrain.inspect.rendering import RenderedExample, locate_rows, render_rows
 from bert_pretrain.io.cores import available_cores
 from bert_pretrain.io.manifest import read_manifest
@@ -55,11 +55,6 @@ class Inspection:
         found = [report.failures for reports in self.reports.values() for report in reports]
         applied = [name for name in CHECKS if any(name in failures for failures in found)]
         return {name: [line for failures in found if (line := failures.get(name))] for name in applied}
-
-    @property
-    def demands(self) -> dict[str, str]:
-        """What each check demands that applies."""
-        return {name: demand(name, self.folder.config) for name in self.failures}
 
     @property
     def failed(self) -> list[str]:
@@ -133,7 +128,7 @@ def inspect(
         from bert_pretrain.report.render import render  # Jinja2 only where a page is asked for
 
         name = folder.path.resolve().name
-        write_file(html, render("inspect.html", name=name, inspection=inspection).encode())
+        write_file(html, render("inspect.html", name=name, inspection=inspection, demands=CHECKS).encode())
     limit = in_terminal if rows is None and not chosen else None
     terminal.show(inspection, examples=inspection.examples[:limit], with_statistics=stats)
     if html is not None:
@@ -155,9 +150,8 @@ def inspect_rows(
         tasks = [(records[number], first_rows[number]) for number in numbers]
         check = partial(check_shard, folder.path, name, tokenizer, folder.config)
         processes = workers or min(available_cores(), 1 + len(tasks) // _SHARDS_PER_PROCESS)
-        # One shard is not worth a progress bar.
-        done = run_each(check, tasks, workers=processes, description=f"read {name}", unit="shard") if tasks[1:] else ()
-        reports[name] = dict(zip(numbers, done or map(check, tasks), strict=True))
+        done = run_each(check, tasks, workers=processes, description=f"read {name}", unit="shard")
+        reports[name] = dict(zip(numbers, done, strict=True))
     usable = [number for number, report in reports[split].items() if report.statistics]
     readable = [row for row, shard in zip(rows, shards, strict=True) if shard in usable]
     found = {name: list(by_number.values()) for name, by_number in reports.items()}

@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from bert_pretrain.inspect.checks import CHECKS
 from bert_pretrain.inspect.rendering import RenderedExample, Token
 
 if TYPE_CHECKING:
@@ -88,15 +89,15 @@ def _print_statistics(console: Console, inspection: "Inspection") -> None:
         table.add_row(*row)
     console.print(table)
     console.print("checks", style=TITLE)
-    for name, demand in inspection.demands.items():
-        console.print(Text("FAILED", BAD) if inspection.failures[name] else Text("passed", GOOD), f"{name:<18}{demand}")
+    for name, lines in inspection.failures.items():
+        console.print(Text("FAILED", BAD) if lines else Text("passed", GOOD), f"{name:<18}{CHECKS[name]}")
     console.print()
 
 
 def _print_outcome(console: Console, inspection: "Inspection") -> None:
     failed, number = inspection.failed, len(inspection.failures)
     for name in failed:
-        console.print(f"failed check: {name} ({inspection.demands[name]})", style=BAD)
+        console.print(f"failed check: {name} ({CHECKS[name]})", style=BAD)
         lines = inspection.failures[name]
         more = [f"and {len(lines) - _MAX_FAILURES:,} more shards"] if len(lines) > _MAX_FAILURES else []
         for line in lines[:_MAX_FAILURES] + more:

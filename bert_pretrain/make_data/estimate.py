@@ -6,6 +6,7 @@ The beginnings of some inputs go through the same steps as in a real run, in a t
 import codecs
 import hashlib
 import json
+import math
 import re
 import tempfile
 import time
@@ -18,21 +19,14 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from bert_pretrain.config import Config, DataConfig, names_of
+from bert_pretrain.config import Config, DataConfig, duration_text, names_of
 from bert_pretrain.errors import InputError
 from bert_pretrain.io.inputs import decompress, open_raw
 from bert_pretrain.io.pool import progress_bar
+from bert_pretrain.make_data import summary
 from bert_pretrain.make_data.build import build_shard, open_records
 from bert_pretrain.make_data.ingest import write_store_shard
 from bert_pretrain.make_data.plan import make_plan
-from bert_pretrain.make_data.summary import (
-    check_documents,
-    describe_times,
-    join_corpus,
-    warn_of_large_documents,
-    warn_of_single_sentences,
-    warn_of_unknown_tokens,
-)
 from bert_pretrain.make_data.token_store import TokenStore, store_shard_folder
 from bert_pretrain.text import documents, readers
 from bert_pretrain.text.encodings import as_utf8
@@ -63,8 +57,6 @@ class Estimate:
     tokens: float
     rows: float
     held_out: float
-    unknown_characters: str
-    """Number of unknown characters in the sample, and the most frequent ones."""
     store_bytes: float
     shard_bytes: float
     core_seconds: float
@@ -75,21 +67,15 @@ class Estimate:
 
     def describe(self, workers: int) -> str:
         """Return the estimate as aligned lines for the terminal."""
-        seconds = _START_SECONDS + self.core_seconds / workers
-        duration = next(
-            f"{seconds / unit:.1f} {name}"
-            for unit, name in ((3600, "hours"), (60, "minutes"), (1, "seconds"))
-            if seconds >= unit or unit == 1
-        )
+        duration = duration_text(float(math.ceil(_START_SECONDS + self.core_seconds / workers)))
         return (
             "estimated from a sample; nothing is written\n"
             f"corpus     {self.documents:,.0f} documents, {self.tokens:,.0f} tokens\n"
             f"training   {self.rows:,.0f} examples; {self.held_out:,.0f} for validation\n"
-            f"           {describe_times(self.times_seen, self.copies)}\n"
+            f"           {summary.describe_times(self.times_seen, self.copies)}\n"
             f"memory     {_bytes(self.worker_bytes)} for each worker\n"
             f"disk       {_bytes(self.shard_bytes)} of shards, {_bytes(self.store_bytes)} of token store\n"
             f"time       {duration} on {workers} cores like this one ({self.core_seconds / 3600:.2f} core hours)"
-            + (self.unknown_characters and f"\n[UNK]      {self.unknown_characters}")
         )
 
 
@@ -115,22 +101,22 @@ def estimate(config: Config, sources: Sequence[Source], tokenizer: Tokenizer, *,
             raise InputError(
                 "the inputs hold no text", where=sources[0].location, remedy="give files with text in them"
             )
-        corpus = join_corpus([[each] for each in counts], [shard])
-        warn_of_unknown_tokens(corpus, chosen)
+        corpus = summary.join_corpus([[each] for each in counts], [shard])
+        summary.warn_of_unknown_tokens(corpus, chosen)
         if len(chosen) == len(sources) and (scales == 1).all():  # nothing is left to be estimated
-            _check_documents(folder, counts, corpus, chosen, tokenizer, data)
+            summary.checked_plan(TokenStore(folder, 1), corpus, chosen, tokenizer, folder / "plan", data)
         if (scales > 1).any() and data.next_sentence == "nsp" and corpus["documents"] < 2:
             # The sample has no other document to take a B from, the corpus may; `sop` gives nearly as many pairs.
             data = data.model_copy(update={"next_sentence": "sop"})
-        _build(folder, "first", counts, tokenizer, data)  # what only the first shard of a process takes is not scaled
+        # What only the first shard of a process takes is not scaled.
+        _build(folder, counts, chosen, tokenizer, data, "first")
         begin = time.process_time()
-        built, text_tokens = _build(folder, "data", counts, tokenizer, data)
+        built, text_tokens = _build(folder, counts, chosen, tokenizer, data, "data")
         build_seconds = time.process_time() - begin
         rows, shard_bytes = (sum(each["record"][name] for each in built) for name in ("rows", "bytes"))
         single = sum(each["statistics"].get("single_sentence_spans", 0) for each in built)
-        warn_of_single_sentences(single, corpus, data.model_copy(update={"dupe_factor": 1}))
+        summary.warn_of_single_sentences(single, corpus, data.model_copy(update={"dupe_factor": 1}))
         store_bytes = sum(file.stat().st_size for file in store_shard_folder(folder, 0).glob("*.npy"))
-        unknown = _unknown_characters(samples, tokenizer, data) if corpus["unk_share"] else ""
     scaled = tokens * scales
     scale = float(scaled.sum() / tokens.sum())
     weights = np.array([0.0 if source.is_validation else source.weight for source in chosen])
@@ -148,7 +134,6 @@ def estimate(config: Config, sources: Sequence[Source], tokenizer: Tokenizer, *,
         tokens=scale * float(tokens.sum()),
         rows=scale * copies * rows,
         held_out=scale * held_out * rows,
-        unknown_characters=unknown,
         store_bytes=scale * store_bytes,
         shard_bytes=scale * copies * shard_bytes,
         core_seconds=scale * (seconds[1] + copies * build_seconds) + (seconds[0] - seconds[1]) * scale**_NEW_WORDS,
@@ -185,35 +170,6 @@ def _store(
     return shard, seconds
 
 
-def _unknown_characters(parts: Sequence[ByteRange], tokenizer: Tokenizer, config: DataConfig) -> str:
-    """Return the characters of a text that are [UNK] by themselves in words, "" where there are none."""
-    if tokenizer.whole_words:
-        return ""
-    found = Counter("".join(document.text for part in parts for document in documents.read(part, config, Counter())))
-    encoded = tokenizer.backend.encode_batch(list(found), add_special_tokens=False)
-    unknown = Counter(
-        {each: found[each] for each, one in zip(list(found), encoded, strict=True) if tokenizer.unk_id in one.ids}
-    )
-    named = ", ".join(f"{character} {count:,}" for character, count in unknown.most_common(10))
-    return f"{unknown.total():,} characters of the sample are not in the vocabulary: {named}" if unknown else ""
-
-
-def _check_documents(
-    folder: Path,
-    counts: Sequence[dict[str, int]],
-    corpus: Any,
-    sources: Sequence[Source],
-    tokenizer: Tokenizer,
-    config: DataConfig,
-) -> None:
-    """Refuse and warn of what the plan of the whole text would."""
-    check_documents([each["documents"] for each in counts], config, sources)
-    weights = [None if source.is_validation else source.weight for source in sources]
-    mixed = is_mix(sources, config)
-    plan, _ = make_plan(TokenStore(folder, 1), counts, weights, tokenizer, folder / "plan", config, is_mix=mixed)
-    warn_of_large_documents(plan, corpus, sources)
-
-
 def _held_out_share(
     tokens: np.ndarray, sources: Sequence[Source], chosen: Sequence[Source], config: DataConfig
 ) -> float:
@@ -225,11 +181,17 @@ def _held_out_share(
 
 
 def _build(
-    folder: Path, name: str, counts: list[dict[str, int]], tokenizer: Tokenizer, config: DataConfig
+    folder: Path,
+    counts: list[dict[str, int]],
+    sources: Sequence[Source],
+    tokenizer: Tokenizer,
+    config: DataConfig,
+    name: str,
 ) -> tuple[list[dict[str, Any]], int]:
     """Build the shards of one copy of the sample; returns what is known of them, and the tokens of their text."""
     once = config.model_copy(update={"dupe_factor": 1, "validation_fraction": 0.0})
-    plan, _ = make_plan(TokenStore(folder, 1), counts, [1.0] * len(counts), tokenizer, folder / name, once)
+    sources = [replace(source, weight=1.0, is_validation=False) for source in sources]
+    plan, _ = make_plan(TokenStore(folder, 1), counts, sources, tokenizer, folder / name, once)
     open_records(plan)
     return [build_shard(plan, shard)[0] for shard in plan.shards], plan.tokens["train"]
 

@@ -20,7 +20,7 @@ from bert_pretrain.make_data.pairs import NUM_SPECIAL
 from bert_pretrain.make_data.token_store import TokenStore
 from bert_pretrain.rng import Permutation
 from bert_pretrain.text import ragged
-from bert_pretrain.text.sources import FEW_DOCUMENTS
+from bert_pretrain.text.sources import FEW_DOCUMENTS, Source, is_mix
 from bert_pretrain.text.tokenizer import Tokenizer
 
 MAX_SLICE_TOKENS = 1 << 15
@@ -106,11 +106,6 @@ class Plan:
         np.add.at(tokens, self.inputs_of(numbers), self.store.sizes_of(numbers)[1])
         return tokens
 
-    def tokens_by_copy(self, tokens: np.ndarray) -> list[float]:
-        """Return how many of the inputs' tokens, (inputs,), take part in each copy."""
-        copies = np.array(self.copies)
-        return [float((tokens * np.clip(copies - copy, 0, 1)).sum()) for copy in range(int(np.ceil(copies.max())))]
-
     def num_documents(self, split: str) -> int:
         """Return how many documents a split has, those left out among them."""
         num_for_training = self.num_training - self.num_held_out
@@ -138,36 +133,36 @@ class Plan:
 def make_plan(
     store: TokenStore,
     inputs: Sequence[dict[str, int]],
-    weights: Sequence[float | None],
+    sources: Sequence[Source],
     tokenizer: Tokenizer,
     output: Path,
     config: DataConfig,
-    *,
-    is_mix: bool = False,
 ) -> tuple[Plan, Counter[str]]:
     """Leave out duplicates, hold documents out for validation, and decide how many shards the copies fill.
 
-    The store is complete, with enough documents for the objective. The weight of an input is None where it is for
-    validation; such inputs are the last. With `is_mix`, documents are held out besides them. Returns the plan, and how
-    many documents are left out, by reason.
+    The store is complete, with enough documents for the objective. `inputs` are the counts of each source; sources for
+    validation are the last. Returns the plan, and how many documents are left out, by reason.
     """
     ends = np.cumsum([counts["documents"] for counts in inputs])
-    copies = tuple(0.0 if weight is None else config.dupe_factor * weight for weight in weights)
-    num_training = int(ends[sum(weight is not None for weight in weights) - 1])
+    copies = tuple(0.0 if source.is_validation else config.dupe_factor * source.weight for source in sources)
+    num_training = int(ends[sum(not source.is_validation for source in sources) - 1])
     plan, left_out = Plan(store, tokenizer, output, config, (0, *ends.tolist()), copies, num_training), Counter[str]()
     if config.drop_duplicates:
-        priorities = np.array([np.inf if weight is None else weight for weight in weights])
+        priorities = np.array([np.inf if source.is_validation else source.weight for source in sources])
         duplicates, left_out = _find_duplicates(plan, priorities)
         plan = replace(plan, left_out_file=_save(store, "duplicates", duplicates) if len(duplicates) else None)
-    if is_mix or num_training == store.num_documents:
+    if is_mix(sources, config) or num_training == store.num_documents:
         plan = replace(plan, num_held_out=_num_held_out(plan))
     held_out = np.sort(plan.documents_at("validation", np.arange(plan.num_documents("validation"))))
     tokens = np.array([counts["tokens"] for counts in inputs], dtype=np.int64) - plan.tokens_by_input(plan.left_out)
     tokens_held_out = plan.tokens_by_input(held_out[~plan.is_left_out(held_out)])
     of_splits = {"train": int((tokens - tokens_held_out).sum()), "validation": int(tokens_held_out.sum())}
-    by_copy: dict[str, list[float]] = {
-        "train": plan.tokens_by_copy(tokens - tokens_held_out),
-        "validation": [of_splits["validation"]],
+    by_copy = {
+        "train": [
+            float(((tokens - tokens_held_out) * np.clip(np.array(copies) - copy, 0, 1)).sum())
+            for copy in range(int(np.ceil(max(copies))))
+        ],
+        "validation": [float(of_splits["validation"])],
     }
     shards = {
         split: tuple(max(1, round(each / plan.max_tokens / config.examples_per_shard)) for each in tokens_of_copies)

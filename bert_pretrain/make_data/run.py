@@ -10,6 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import yaml
@@ -25,9 +26,9 @@ from bert_pretrain.io.pool import Pool, open_pool, run_each
 from bert_pretrain.make_data import build, summary
 from bert_pretrain.make_data.estimate import estimate
 from bert_pretrain.make_data.ingest import ingest
-from bert_pretrain.make_data.plan import Plan, make_plan
+from bert_pretrain.make_data.plan import Plan
 from bert_pretrain.text.sentences import with_language
-from bert_pretrain.text.sources import Source, is_mix, resolve
+from bert_pretrain.text.sources import Source, resolve
 from bert_pretrain.text.tokenizer import Tokenizer
 
 TOKENIZER = "tokenizer"
@@ -119,23 +120,16 @@ def _ingest(
     config: Config, sources: list[Source], tokenizer: Tokenizer, output: Path, stores: Path, pool: Pool
 ) -> tuple[dict[str, Any], Plan]:
     """Tokenise all text, check that it suffices, and plan the shards; returns the statistics of the corpus too."""
-    data = config.data
-    corpus, store = ingest(sources, tokenizer, data, stores, pool)
+    corpus, store = ingest(sources, tokenizer, config.data, stores, pool)
     summary.warn_of_unknown_tokens(corpus, sources)
-    summary.check_documents([counts["documents"] for counts in corpus["inputs"]], data, sources)
-    weights = [None if source.is_validation else source.weight for source in sources]
     with exclusive(store.folder, waits=True):  # the plan's arrays are in the store too
-        inputs, place, mixed = corpus["inputs"], output.absolute(), is_mix(sources, data)
-        plan, corpus["left_out"] = make_plan(store, inputs, weights, tokenizer, place, data, is_mix=mixed)
-    summary.check_left_out(plan, corpus["left_out"])
-    summary.warn_of_large_documents(plan, corpus, sources)
-    return corpus, plan
+        return corpus, summary.checked_plan(store, corpus, sources, tokenizer, output.absolute(), config.data)
 
 
 def _build_splits(plan: Plan, corpus: dict[str, Any], pool: Pool) -> dict[str, dict[str, Any]]:
     """Build all shards; where that is refused, leave the output empty, so that another command may use it."""
     try:
-        splits = build_shards(plan, pool)
+        splits = _build_shards(plan, pool)
         summary.check_splits(splits, corpus, plan)
     except InputError:
         for leftover in (*plan.shards_per_copy, build.RECORDS):
@@ -144,27 +138,24 @@ def _build_splits(plan: Plan, corpus: dict[str, Any], pool: Pool) -> dict[str, d
     return splits
 
 
-def build_shards(plan: Plan, pool: Pool) -> dict[str, dict[str, Any]]:
+def _build_shards(plan: Plan, pool: Pool) -> dict[str, dict[str, Any]]:
     """Build all shards; returns the manifest's entries of the splits."""
     build.open_records(plan)
     built = run_each(partial(build.build_shard, plan), plan.shards, workers=pool, description="build", unit="shard")
     results: dict[str, list[dict[str, Any]]] = {split: [] for split in plan.shards_per_copy}
-    counts: dict[str, Any] = dict.fromkeys(results, 0)
-    damages = []
+    counts = {split: np.zeros(plan.tokenizer.vocab_size, dtype=np.int64) for split in results}
     for (split, number), (result, damage) in zip(plan.shards, built, strict=True):
         counts[split] += summary.unpack_counts(result.pop("token_counts"))
         results[split].append(result)
-        damages += [f"{build.shard_name(split, number)} {damage}; rebuilt"] if damage else []
-    for line in damages:
-        print(line)
-    entries = {}
-    for split, found in results.items():
+        if damage:
+            print(f"{build.shard_name(split, number)} {damage}; rebuilt")
+    for split in results:
         remove_temporaries(plan.output / split)  # of workers that were killed while this process was not
-        entries[split] = summary.join_split(found, plan.config)
-        seen = sum(result["statistics"]["maskable_tokens"] for result in found)
-        entries[split]["statistics"]["times_text_is_seen"] = round(seen / max(1, plan.tokens[split]), 4)
-        entropy = summary.unigram_entropy(counts[split], counts["train"])
-        entries[split]["statistics"]["unigram_entropy"] = entropy
+    entries = {split: summary.join_split(found, plan.config) for split, found in results.items()}
+    for split, entry in entries.items():
+        seen = sum(each["statistics"]["maskable_tokens"] for each in results[split])
+        entry["statistics"]["times_text_is_seen"] = round(seen / max(1, plan.tokens[split]), 4)
+        entry["statistics"]["unigram_entropy"] = summary.unigram_entropy(counts[split], counts["train"])
     return entries
 
 

@@ -9,14 +9,16 @@ import base64
 import zlib
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from bert_pretrain.config import DataConfig
 from bert_pretrain.errors import InputError
-from bert_pretrain.examples.examples import FEW_EXAMPLES, UNSEEN_COUNT, Examples, with_error
-from bert_pretrain.make_data.plan import MAX_HELD_OUT_SHARE, Plan, documents_needed
+from bert_pretrain.examples.examples import UNSEEN_COUNT, Examples
+from bert_pretrain.make_data.plan import MAX_HELD_OUT_SHARE, Plan, documents_needed, make_plan
+from bert_pretrain.make_data.token_store import TokenStore
 from bert_pretrain.text.sources import Source, few_documents, finer_boundary
 from bert_pretrain.text.tokenizer import MAX_UNK_SHARE, Tokenizer
 
@@ -120,7 +122,11 @@ def join_corpus(
         "sentences": sums["sentences"],
         "tokens": sums["tokens"],
         "unk_share": _share(sums["unk_tokens"], sums["tokens"]),
-        "median_sentences_per_document": _median(sentences),
+        "median_sentences_per_document": float(
+            np.quantile(list(sentences), 0.5, weights=list(sentences.values()), method="inverted_cdf")
+        )
+        if sentences
+        else 0.0,
         "repairs_and_drops": dict(sorted((+reasons).items())),
         "inputs": inputs,
         "left_out": {},
@@ -131,21 +137,11 @@ def _share(part: float, whole: float) -> float:
     return part / whole if whole else 0.0
 
 
-def _median(counts: Counter[int]) -> float:
-    """Return the median of values that occur so often, 0 where there is none."""
-    values = np.array(sorted(counts), dtype=np.int64)
-    ranks = np.cumsum([counts[value] for value in values.tolist()])
-    if not len(values):
-        return 0.0
-    middle = np.searchsorted(ranks, [(ranks[-1] - 1) // 2, ranks[-1] // 2], side="right")
-    return float(values[middle].mean())
-
-
 def describe(manifest: Mapping[str, Any]) -> str:
     """Return the statistics of a manifest as aligned lines for the terminal."""
     lines, corpus, copies = [], manifest["corpus"], manifest["config"]["data"]["dupe_factor"]
     for name, split in manifest["splits"].items():
-        statistics, rows = split["statistics"], split["rows"]
+        statistics = split["statistics"]
         shares = [
             f"{share.removesuffix('_share').replace('_', '-')} {statistics[share]:.2%}"
             for share in LABEL_SHARES.values()
@@ -155,14 +151,10 @@ def describe(manifest: Mapping[str, Any]) -> str:
         notes = [" · ".join([*shares, f"padding saved {statistics['padding_share_at_max_seq_length']:.1%}"])]
         if name == "train":
             notes.append(describe_times(statistics["times_text_is_seen"], copies))
-        elif rows < FEW_EXAMPLES:
-            notes.append(f"few: chance on them is {with_error(0.5, rows)}, its standard error")
         if single := statistics["drops"].get("single_sentence_spans"):
-            share = f": {single / (corpus['documents'] * copies):.1%} of the documents in all copies"
-            note = f"left out: {single:,} documents, or ends of documents, of one sentence, which give no pair"
-            notes.append(note + (share if name == "train" else ""))
+            notes.append(f"left out: {single:,} documents, or ends of documents, of one sentence, which give no pair")
         lines.append(
-            f"{name:<11}{rows:>12,} examples in {len(split['shards'])} shards, {split['tokens']:,} tokens, "
+            f"{name:<11}{split['rows']:>12,} examples in {len(split['shards'])} shards, {split['tokens']:,} tokens, "
             f"{statistics['mean_length_tokens']:.1f} per example"
         )
         lines += [f"{'':<11}{note}" for note in notes]
@@ -199,89 +191,68 @@ def warn_of_unknown_tokens(corpus: dict[str, Any], sources: Sequence[Source]) ->
             )
 
 
-def check_documents(documents: Sequence[int], config: DataConfig, sources: Sequence[Source]) -> None:
+def checked_plan(
+    store: TokenStore,
+    corpus: dict[str, Any],
+    sources: Sequence[Source],
+    tokenizer: Tokenizer,
+    output: Path,
+    config: DataConfig,
+) -> Plan:
+    """Plan the shards of a corpus, which gets its `left_out`; refuse too few documents, and warn of large ones."""
+    _check_documents([counts["documents"] for counts in corpus["inputs"]], config, sources)
+    plan, corpus["left_out"] = make_plan(store, corpus["inputs"], sources, tokenizer, output, config)
+    _warn_of_large_documents(plan, corpus, sources)
+    return plan
+
+
+def _check_documents(documents: Sequence[int], config: DataConfig, sources: Sequence[Source]) -> None:
     """Refuse inputs with too few documents, given the number of each."""
-    needed, training = documents_needed(config), [source for source in sources if not source.is_validation]
-    held_out = sum(number for number, source in zip(documents, sources, strict=True) if source.is_validation)
-    if sum(documents) == held_out:
-        what = "the inputs hold no text to train on"
-        raise InputError(what, where=_names(training), remedy="give files with text in them")
-    if config.validation and held_out < needed:
-        validation = [source for source in sources if source.is_validation]
-        raise _too_few(held_out, "inputs held out for validation", needed, validation)
-    if config.validation_fraction and not config.validation:
-        needed *= 2
-    if sum(documents) - held_out < needed and config.next_sentence == "nsp":
-        raise _too_few(sum(documents) - held_out, "inputs", needed, training)
+    for is_validation in (False, True) if config.validation else (False,):
+        chosen = [source for source in sources if source.is_validation is is_validation]
+        number = sum(n for n, source in zip(documents, sources, strict=True) if source.is_validation is is_validation)
+        of = "inputs held out for validation" if is_validation else "inputs"
+        where = ", ".join(source.location for source in chosen[:3]) + (" …" if len(chosen) > 3 else "")
+        if number == 0:
+            raise InputError(f"the {of} hold no text", where=where, remedy="give files with text in them")
+        needed = documents_needed(config) * (2 if config.validation_fraction and not config.validation else 1)
+        if number < needed and config.next_sentence == "nsp":
+            finer = finer_boundary(chosen)
+            raise InputError(
+                f"the {of} hold {number} document(s); next-sentence prediction takes a random B from another document "
+                f"and needs at least {needed}",
+                where=where,
+                remedy="--set data.next_sentence=sop, which takes both sentences from one document; or "
+                + (finer or "give more documents"),
+            )
 
 
-def warn_of_large_documents(plan: Plan, corpus: dict[str, Any], sources: Sequence[Source]) -> None:
-    """Warn where documents are so few or large that much of the text is held out, with what divides it further."""
-    inputs = [
-        (counts, source) for counts, source in zip(corpus["inputs"], sources, strict=True) if not source.is_validation
-    ]
-    number, tokens = (sum(counts[name] for counts, _ in inputs) for name in ("documents", "tokens"))
-    shares = [(counts["tokens"] / max(1, tokens), source) for counts, source in inputs if counts["documents"] == 1]
-    large = [(share, source) for share, source in shares if share > MAX_HELD_OUT_SHARE]
-    found = [f"{source.location} is one document, {share:.0%} of the text" for share, source in large[:1]]
-    if few := few_documents(number):
-        found = [few]
-    # Only what is too large is divided; other inputs stay as they are.
-    remedies = [finer_boundary([source for _, source in large or inputs])]
-    if plan.config.validation_fraction and not plan.config.validation and len(inputs) == len(sources):
-        count = plan.num_documents("validation")
+def _warn_of_large_documents(plan: Plan, corpus: dict[str, Any], sources: Sequence[Source]) -> None:
+    """Warn where documents are few, or so large that too much of the text is held out, with what divides it further."""
+    inputs = [source for source in sources if not source.is_validation]
+    number = sum(counts["documents"] for counts, _ in zip(corpus["inputs"], inputs, strict=False))
+    found = [few] if (few := few_documents(number)) else []
+    remedies = [finer_boundary(inputs)]
+    if plan.config.validation_fraction and len(inputs) == len(sources):
         if plan.held_out_share > max(MAX_HELD_OUT_SHARE, 2 * plan.config.validation_fraction):
-            found.append(f"{count:,} documents, {plan.held_out_share:.0%} of the text, are held out for validation")
+            found.append(f"{plan.held_out_share:.0%} of the text is held out for validation")
             remedies.append(f"{_OTHER_TEXT}, --set data.validation_fraction=0 nothing")
-        elif count == 0:
+        elif plan.num_documents("validation") == 0:
             found.append("nothing is held out for validation")
             remedies.append(_OTHER_TEXT)
     if found:
         print(f"warning: {'; '.join(found)}\n  hint: {'; or '.join(filter(None, remedies))}")
 
 
-def _names(sources: Sequence[Source]) -> str:
-    return ", ".join(source.location for source in sources[:3]) + (" …" if len(sources) > 3 else "")
-
-
-def _too_few(number: int, of: str, needed: int, sources: Sequence[Source]) -> InputError:
-    finer = finer_boundary(sources)
-    return InputError(
-        f"the {of} hold {number} document(s); next-sentence prediction takes a random B from another document and "
-        f"needs at least {needed}",
-        where=_names(sources),
-        remedy="--set data.next_sentence=sop, which takes both sentences from one document"
-        + (f"; or {finer}" if finer else "; or give more documents"),
-    )
-
-
-def check_left_out(plan: Plan, left_out: dict[str, int]) -> None:
-    """Refuse a corpus of which too little is left without duplicates."""
-    documents = {"train": range(plan.num_training)}
-    if plan.num_held_out:
-        documents = {"train and validation": range(plan.num_training)}
-    elif plan.num_documents("validation"):
-        documents["validation"] = range(plan.num_training, plan.store.num_documents)
-    for names, numbers in documents.items():
-        needed = documents_needed(plan.config) * (2 if plan.num_held_out else 1)
-        gone = np.diff(np.searchsorted(plan.left_out, (numbers.start, numbers.stop))).item()
-        if gone and len(numbers) - gone < needed:
-            reasons = ", ".join(f"{count:,} {reason.replace('_', ' ')}" for reason, count in sorted(left_out.items()))
-            raise InputError(
-                f"without duplicates {len(numbers) - gone} of {len(numbers):,} documents are left for "
-                f"{names}, at least {needed} are needed",
-                where=reasons,
-                remedy="give other text, or keep duplicates with data.drop_duplicates=no",
-            )
-
-
 def check_splits(splits: Mapping[str, dict[str, Any]], corpus: dict[str, Any], plan: Plan) -> None:
     """Refuse splits without examples, and warn when much of the text cannot be paired."""
     for name, split in splits.items():
         if split["rows"] == 0:
+            gone = [f"{count:,} {reason.replace('_', ' ')} left out" for reason, count in corpus["left_out"].items()]
+            what = "document" if plan.config.next_sentence == "none" else "document of two sentences"
             raise InputError(
-                f"the {name} split has no document of two sentences, so no pair can be made",
-                where=f"{corpus['documents']:,} documents, {corpus['sentences']:,} sentences",
+                f"the {name} split has no {what}, so no example can be made",
+                where=", ".join([f"{corpus['documents']:,} documents, {corpus['sentences']:,} sentences", *gone]),
                 remedy=SINGLE_SENTENCES_REMEDY,
             )
     single = splits["train"]["statistics"]["drops"].get("single_sentence_spans", 0)

@@ -215,12 +215,7 @@ def _best_batch(trainings: list[Training]) -> Training:
 
 def _data_choices(text: TextFacts, fraction: float, best: Training) -> list[Choice]:
     """Return the choices of stages 1 and 2; `text` is the share that is read."""
-    why_size = (
-        "smaller ones gave more loss per byte in the same time"
-        if best.vocab_size == VOCAB_SIZES[False][-1][1]
-        else "its tokens occur often enough to be learned"
-    )
-    choices = [Choice("vocab.size", best.vocab_size, f"for {text.num_bytes / 1e6:,.0f} MB of text; {why_size}")]
+    choices = [Choice("vocab.size", best.vocab_size, f"for {text.num_bytes / 1e6:,.0f} MB of text")]
     if text.is_chinese:
         choices.append(Choice("data.language", "zh", f"{text.cjk_share:.0%} of the letters are Chinese characters"))
     if fraction < 1.0:
@@ -283,7 +278,7 @@ def _model_choices(best: Training, considered: list[Training], machine: MachineF
 
 
 def _train_choices(best: Training, seconds: float) -> list[Choice]:
-    batch, weight_decay = best.batch_tokens // best.length, law.weight_decay(best.epochs)
+    batch = best.batch_tokens // best.length
     steps = max(1.0, best.steps / law.FILLED_SHARE)
     every = max(20, int(steps / EVALUATIONS))
     save_every = max(20, min(every, int(steps * SAVE_SECONDS / seconds)))
@@ -295,13 +290,7 @@ def _train_choices(best: Training, seconds: float) -> list[Choice]:
         Choice("train.global_batch_size", batch, f"about {steps:,.0f} steps"),
         Choice("train.warmup_ratio", law.WARMUP_RATIO, "of the time"),
         Choice("train.schedule", "linear", "to zero at the end of the time"),
-        Choice(
-            "train.weight_decay",
-            weight_decay,
-            "holds weights at the scale for which fine-tuning is made; costs no loss"
-            if weight_decay == law.WEIGHT_DECAY
-            else f"less overfitting where the text is seen {best.epochs:,.0f} times",
-        ),
+        Choice("train.weight_decay", law.weight_decay(best.epochs), "weights of a scale from which fine-tuning works"),
         Choice("train.log_every", max(10, every // 10), "about ten lines between evaluations"),
         Choice("train.eval_every", every, f"about {EVALUATIONS} evaluations"),
         Choice("train.save_every", save_every, "a kill costs at most what was done since the last one"),

@@ -6,6 +6,7 @@ Drawn for `report`, for `run`, and for the card of a finished model. Matplotlib 
 import hashlib
 import io
 import math
+import os
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -17,11 +18,7 @@ from bert_pretrain.io.files import atomic_path, did_you_mean, parse_json
 Metrics = list[dict[str, Any]]  # the lines of a run's metrics.jsonl
 
 WRITTEN = ("time", "host", "job")  # of a line of metrics: when, and where
-_CJK_FONTS = (
-    "Noto Sans CJK", "Noto Serif CJK", "Source Han", "WenQuanYi", "Microsoft YaHei", "SimHei", "SimSun", "PingFang",
-    "Heiti", "Hiragino", "Droid Sans Fallback", "Arial Unicode",
-)  # fmt: skip
-_TASKS = {"nsp": ("next sentence", "NSP accuracy"), "sop": ("sentence order", "sentence-order accuracy")}
+TASKS = {"nsp": ("next sentence", "NSP accuracy"), "sop": ("sentence order", "sentence-order accuracy")}
 """Metrics of both have the names of `nsp`."""
 
 
@@ -92,10 +89,7 @@ def number_of(record: Mapping[str, Any], path: str) -> float | None:
 
 def names_of_pairs(records: Iterable[Mapping[str, Any]]) -> tuple[str, str]:
     """Return what the task of these runs' pairs is called, and its accuracy."""
-    are_swapped = (value_of(record, "data.statistics.next_sentence") == "sop" for record in records)
-    tasks = (_TASKS["sop" if is_swapped else "nsp"] for is_swapped in sorted(set(are_swapped)))
-    task, accuracy = (" or ".join(names) for names in zip(*tasks, strict=True))
-    return task, accuracy
+    return TASKS["sop" if {value_of(each, "data.statistics.next_sentence") for each in records} == {"sop"} else "nsp"]
 
 
 def read_metrics(run: Path) -> Metrics:
@@ -151,28 +145,18 @@ def figure_of(
     num_rows = max(1, math.ceil(len(panels) / 2))
     # Without pyplot, matplotlib needs no display and leaves no global state.
     with needs_extra("plot", "pictures", where="the extra 'plot'"):
-        import matplotlib
         from matplotlib.figure import Figure
     figure = Figure(figsize=(10, 3 * num_rows))
     # Fixed margins: a layout by matplotlib would take as long as the drawing, at the end of every run.
     edge = 0.54 / (3 * num_rows)
     figure.subplots_adjust(left=0.1, right=0.98, bottom=edge, top=1 - edge * 2 / 3, wspace=0.3, hspace=0.35)
     pairs, names = names_of_pairs(records)[0], run_names(runs)
-    with matplotlib.rc_context(_font(names)):
-        for axes, panel in zip(figure.subplots(num_rows, 2).flat, panels, strict=False):
-            _draw_panel(axes, panel._replace(title=panel.title.format(pairs=pairs)), names, metrics)
-            _draw_references(axes, panel, records)
-        for axes in figure.axes[len(panels) :]:
-            axes.remove()
+    for axes, panel in zip(figure.subplots(num_rows, 2).flat, panels, strict=False):
+        _draw_panel(axes, panel._replace(title=panel.title.format(pairs=pairs)), names, metrics)
+        _draw_references(axes, panel, records)
+    for axes in figure.axes[len(panels) :]:
+        axes.remove()
     return figure
-
-
-def _font(names: list[str]) -> Any:
-    """Return the font that names of runs need besides matplotlib's own: Chinese ones, where one is installed."""
-    from matplotlib.font_manager import fontManager
-
-    fonts = sorted(entry.name for entry in fontManager.ttflist if entry.name.startswith(_CJK_FONTS))
-    return {} if all(map(str.isascii, names)) or not fonts else {"font.family": ["DejaVu Sans", fonts[0]]}
 
 
 def _draw_references(axes: Any, panel: Panel, records: Sequence[Mapping[str, Any]]) -> None:
@@ -202,12 +186,12 @@ def perplexity(loss: float) -> float:
 
 
 def run_names(runs: Sequence[Path]) -> list[str]:
-    """Return the shortest ends of the paths that differ from each other."""
-    parts = [run.resolve().parts for run in runs]
-    is_stage = len(runs) == 1 and parts[0][-1] == "train"  # of `run`, in whose folder it tells nothing
-    depths = range(1 + is_stage, max(map(len, parts)) + 1)
-    tries = (["/".join(each[-depth:]) for each in parts] for depth in depths)
-    return next((names for names in tries if len(set(names)) == len(set(parts))), [str(run) for run in runs])
+    """Return the paths from the folder on that holds all of them."""
+    paths = [run.resolve() for run in runs]
+    base = Path(os.path.commonpath([path.parent for path in paths]))
+    if len(paths) == 1 and paths[0].name == "train":  # of `run`, in whose folder it tells nothing
+        base = base.parent
+    return [str(path.relative_to(base)) for path in paths]
 
 
 def _draw_panel(axes: Any, panel: Panel, names: list[str], metrics: list[Metrics]) -> None:

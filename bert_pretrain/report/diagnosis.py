@@ -16,8 +16,7 @@ from bert_pretrain.report.curves import frequency_loss, number_of, value_of
 
 NUM_POINTS = 400  # points that the lines of a run are summed up to, at most
 MIN_LINES = 10  # lines of training before which nothing is said of how it goes
-SHORT, LONG = 0.05, 0.1
-"""Shares of the run over which metrics are averaged."""
+LONG = 0.1  # share of the run over which metrics are averaged
 
 PATIENCE_STEPS, PATIENCE_SHARES = 20_000, (0.1, 0.5)
 """Steps, within shares of the run: healthy runs have left the loss of token frequencies so long after the warm-up, and
@@ -25,13 +24,12 @@ chance at next sentences so long after masked tokens are learned."""
 PLATEAU_NATS, STEADY_NATS = 0.1, 0.03
 """Distance from the loss of token frequencies that is no progress yet; and the fall in a tenth that is some."""
 FAR_NATS = 0.5  # distance from a loss that is not noise
-ABOVE_START_NATS, ABOVE_PLATEAU_NATS = 0.3, 0.2
-"""Where no healthy loss is after the warm-up: above the first one, or for long above that of token frequencies."""
-STUCK_SHARE = 0.05  # of what a loss has fallen so far: it no longer falls
+ABOVE_PLATEAU_NATS = 0.2  # distance above the loss of token frequencies where no healthy loss stays
 NSP_NATS, NSP_CHANCE, NSP_STEPS = 1.0, 0.53, 3000
 """How far masked tokens are learned before next sentences must be, the accuracy that is chance, and the steps that a
 healthy run may stay at it."""
 NORM_FACTOR = 10.0
+RATE_TOO_HIGH = "learning rate too high"
 _LOSSES = {"validation_mlm_loss": "held-out", "mlm_loss": "training"}
 """The metrics that show whether a model has learned anything, the better one first."""
 
@@ -52,7 +50,7 @@ class Diagnosis:
 
     def __init__(self, record: Mapping[str, Any]) -> None:
         """Begin a run, given its manifest, finished or partial; what that does not say is not judged."""
-        self.hints: list[Hint] = []
+        self.hints: dict[str, Hint] = {}  # by cause
         self._steps, self._seconds = number_of(record, "length.steps"), number_of(record, "length.seconds")
         self._warmup = number_of(record, "config.train.warmup_ratio") or 0.0
         if self._steps:  # of which the schedule may span more, where phases share one
@@ -65,8 +63,6 @@ class Diagnosis:
         self._has_next_sentence = value_of(record, "data.statistics.next_sentence") == "nsp"
         self._first_step: int | None = None
         self._start: float | None = None  # the first loss
-        self._highest = 0.0  # held-out loss since the warm-up
-        self._falls_slowly = False  # far above token frequencies: then a rate is rather too low
         self._num_lines, self._num_steps, self._share = 0, 0, 0.0
         self._points: list[tuple[float, dict[str, tuple[float, int]]]] = []  # share; mean and number of each figure
 
@@ -75,15 +71,12 @@ class Diagnosis:
         self._first_step = line["step"] if self._first_step is None else self._first_step
         held_out, loss = _number(line, "validation_mlm_loss"), _number(line, "mlm_loss")
         self._start = self._start or held_out or loss
-        num_before = len(self.hints)
-        if held_out is not None and self._share >= self._warmup:
-            self._highest = max(self._highest, held_out)
+        known = set(self.hints)
         if "mlm_loss" in line and self._take(line) and self._num_lines >= MIN_LINES:
-            for rule in (self._rate_too_high, self._stuck, self._plateau, self._no_next_sentence):
-                hint = rule()
-                if hint is not None and not self._has(hint.cause):
-                    self.hints.append(hint)
-        return self.hints[num_before:]
+            for rule in (self._rate_too_high, self._plateau, self._no_next_sentence):
+                if hint := rule():
+                    self.hints.setdefault(hint.cause, hint)
+        return [hint for cause, hint in self.hints.items() if cause not in known]
 
     def _take(self, line: Mapping[str, Any]) -> bool:
         """Add a line of training to the points; returns whether it begins one."""
@@ -110,33 +103,18 @@ class Diagnosis:
         """Return how many points a share of the run has."""
         return max(at_least, round(share * len(self._points) / max(self._share, 1 / NUM_POINTS)))
 
-    def _has(self, *causes: str) -> bool:
-        return any(hint.cause in causes for hint in self.hints)
-
-    def _values(self, name: str, since: float = 0.0) -> list[float]:
-        """Return a metric of every point that has it, from a share of the run on."""
-        return [means[name][0] for share, means in self._points if name in means and since <= share]
-
-    def _losses(self, share: float) -> tuple[float, float] | None:
-        """Return the loss of masked tokens over the last share of the run, and over the share before it.
-
-        None where they are too few, or no further hint about the loss is due.
-        """
-        number, losses = self._number_of_points(share, 2), self._values("mlm_loss")
-        if len(losses) < 2 * number or self._falls_slowly or self._has("learning rate too high", "plateau"):
-            return None
-        return _mean(losses[-number:]), _mean(losses[-2 * number : -number])
+    def _values(self, name: str) -> list[float]:
+        """Return a metric of every point that has it."""
+        return [means[name][0] for _, means in self._points if name in means]
 
     def _rate_too_high(self) -> Hint | None:
         """The loss is far above what it was, or the gradients are."""
         number, losses, norms = self._number_of_points(0.02, 3), self._values("mlm_loss"), self._values("grad_norm")
         if self._share < self._warmup or len(losses) < 2 * number:
             return None
-        peak = max([*self._values("mlm_loss", since=self._warmup), self._highest])
-        if self._start is not None and peak > self._start + ABOVE_START_NATS:
-            return _too_high(f"the loss of masked tokens rose from {self._start:.2f} to {peak:.2f} nats")
         sums = [0.0, *itertools.accumulate(losses)]
         best = min(after - before for before, after in zip(sums, sums[number:], strict=False)) / number
+        best = min(best, self._start or best)
         now = _mean(losses[-number:])
         if now > best + FAR_NATS:
             return _too_high(f"the loss of masked tokens rose from {best:.2f} to {now:.2f} nats")
@@ -145,34 +123,20 @@ class Diagnosis:
             return _too_high(f"the gradient norm rose from {before:.2g} to {norm:.2g}")
         return None
 
-    def _stuck(self) -> Hint | None:
-        """After the warm-up, the loss hardly falls, and will not even come near to that of token frequencies."""
-        entropy, losses = self._entropy, self._losses(SHORT)
-        if entropy is None or losses is None or self._share < max(0.1, self._warmup) + SHORT:
-            return None
-        now, before = losses
-        # The learning rate falls, too: half of what is left at the present speed.
-        possible = (before - now) * (1 - self._share) / SHORT / 2
-        if now < entropy + FAR_NATS or now - possible < entropy or now > before + STEADY_NATS:
-            return None
-        fallen = (self._start or now) - now
-        self._falls_slowly = fallen <= FAR_NATS or before - now >= STUCK_SHARE * fallen
-        if self._falls_slowly:
-            return None
-        return _too_high(f"the loss of masked tokens is {now:.2f} nats, that of token frequencies alone {entropy:.2f}")
-
     def _expected_share(self) -> float:
         """Return the share of the run that a model needs for its first steps away from chance."""
         least, most = PATIENCE_SHARES
         return min(most, max(least, PATIENCE_STEPS * self._share / max(self._num_steps, 1)))
 
     def _plateau(self) -> Hint | None:
-        """The loss stays that of token frequencies."""
-        entropy, losses = self._entropy, self._losses(LONG)
-        if entropy is None or losses is None or self._share < self._warmup + self._expected_share():
+        """The loss no longer falls, and is that of token frequencies, or above."""
+        entropy, losses, number = self._entropy, self._values("mlm_loss"), self._number_of_points(LONG, 2)
+        # Towards the end no loss falls much, as the learning rate is small; `nothing_learnt` judges it.
+        is_due = self._warmup + self._expected_share() <= self._share <= 1 - LONG
+        if entropy is None or len(losses) < 2 * number or not is_due:
             return None
-        now, before = losses
-        if not entropy - PLATEAU_NATS < now < entropy + FAR_NATS or before - now > STEADY_NATS:
+        now, before = _mean(losses[-number:]), _mean(losses[-2 * number : -number])
+        if now < entropy - PLATEAU_NATS or before - now > STEADY_NATS or self.hints.keys() & {"plateau", RATE_TOO_HIGH}:
             return None
         observed = f"after {self._share:.0%} of the run the loss of masked tokens is {now:.2f} nats, that of token "
         observed += f"frequencies {entropy:.2f}"
@@ -210,7 +174,7 @@ def diagnose(record: Mapping[str, Any], lines: Iterable[Mapping[str, Any]]) -> l
     for line in lines:
         diagnosis.add(line)
     final = nothing_learnt(record, lines) if "progress" in record else None  # else the run is not finished
-    return diagnosis.hints + ([final] if final else [])
+    return [*diagnosis.hints.values(), *([final] if final else [])]
 
 
 def nothing_learnt(record: Mapping[str, Any], lines: Iterable[Mapping[str, Any]]) -> Hint | None:
@@ -238,7 +202,7 @@ def nothing_learnt(record: Mapping[str, Any], lines: Iterable[Mapping[str, Any]]
 
 
 def _too_high(observed: str) -> Hint:
-    return Hint("learning rate too high", observed, "lower train.peak_lr, or lengthen train.warmup_ratio")
+    return Hint(RATE_TOO_HIGH, observed, "lower train.peak_lr, or lengthen train.warmup_ratio")
 
 
 _mean = statistics.fmean

@@ -8,7 +8,6 @@ import base64
 import math
 import statistics
 from collections.abc import Mapping
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -24,14 +23,6 @@ COLUMNS = (
     "run", "step", "examples", "held-out MLM loss", "held-out perplexity", "held-out MLM accuracy",
     "held-out {pair_accuracy}", "tokens/s", "MFU",
 )  # fmt: skip
-SETTINGS = {
-    "model": ("num_hidden_layers", "hidden_size", "num_attention_heads", "hidden_dropout_prob"),
-    "train": (
-        "global_batch_size", "optimizer", "peak_lr", "schedule", "warmup_ratio", "weight_decay", "init", "mlm_bias",
-        "precision", "seed",
-    ),
-}  # fmt: skip
-"""Keys of the configuration that the page shows; `config.yaml` has all."""
 
 
 def write_report(runs: list[Path], output: Path) -> tuple[Path, Path]:
@@ -47,15 +38,14 @@ def write_report(runs: list[Path], output: Path) -> tuple[Path, Path]:
     figures = [curves.figure_of(runs, records, metrics, panels) for panels in (curves.PANELS, curves.MORE_PANELS)]
     pictures = [base64.b64encode(curves.encoded(figure)).decode() for figure in figures]
     summaries: list[dict[str, Any]] = []
-    for name, run, record, lines in zip(curves.run_names(runs), runs, records, metrics, strict=True):
+    for name, record, lines in zip(curves.run_names(runs), records, metrics, strict=True):
         hints, cells = diagnose(record, lines), _cells(lines, value_of(record, "data.statistics.held_out"))
         for hint in hints:
             print(hint if len(runs) == 1 else f"{name}: {hint}")
-        about = {"settings": _settings(run, record), "use": use_of(record, lines), "normal": normal_values(record)}
+        about = {"use": use_of(record, lines), "normal": normal_values(record)}
         summaries.append({"name": name, "hints": hints, "cells": cells, **about})
-    settings = list(dict.fromkeys(name for summary in summaries for name in summary["settings"]))
     columns = [title.format(pair_accuracy=curves.names_of_pairs(records)[1]) for title in COLUMNS]
-    text = render("report.html", runs=summaries, columns=columns, pictures=pictures, settings=settings)
+    text = render("report.html", runs=summaries, columns=columns, pictures=pictures)
     curves.write_figure(figures[0], output)
     curves.write_file(page, text.encode())
     return output, page
@@ -77,25 +67,6 @@ def normal_values(record: Mapping[str, Any]) -> list[tuple[str, str]]:
         ("Held out", number_of(record, "config.model.hidden_dropout_prob"), "may stay below training, by dropout."),
     )
     return [(title, text.format(value)) for title, value, text in found if value]
-
-
-def _settings(run: Path, record: Mapping[str, Any]) -> dict[str, str]:
-    """Return what the page says of a run besides its metrics; without a manifest it is less."""
-    written = datetime.fromtimestamp((run / "metrics.jsonl").stat().st_mtime, UTC)
-    paths = ["parameters", "device", "length.steps", "length.seconds"]
-    paths += [f"config.{section}.{key}" for section, keys in SETTINGS.items() for key in keys]
-    found = {
-        "folder": str(run),
-        "state": "finished" if "progress" in record else "not finished",
-        "last metrics": f"{written:%Y-%m-%d %H:%M} UTC",
-        "data": value_of(record, "data.path"),
-        **{path.rpartition(".")[2]: value_of(record, path) for path in paths},
-    }
-    return {
-        name: format(value, {int: "" if name == "seed" else ",", float: "g"}.get(type(value), ""))
-        for name, value in found.items()
-        if value is not None
-    }
 
 
 def _cells(metrics: Metrics, held_out: int | None) -> list[str]:

@@ -4,7 +4,6 @@ import json
 import random
 import re
 from collections.abc import Sequence
-from itertools import product
 from pathlib import Path
 
 import pytest
@@ -58,12 +57,10 @@ def made_and_near(
 @pytest.mark.parametrize(
     ("ending", "compression", "sample_bytes"),
     [
-        *((ending, "", WHOLE) for ending in (".txt", ".jsonl")),
-        *((ending, "", SAMPLE) for ending in (".txt", ".jsonl", ".json", ".csv", ".parquet")),
-        *(
-            (".txt", compression, size)
-            for compression, size in product((".gz", ".bz2", ".xz", ".zst"), (SAMPLE, WHOLE))
-        ),
+        (".txt", "", WHOLE),
+        (".txt", ".gz", WHOLE),
+        *((ending, "", SAMPLE) for ending in (".txt", ".jsonl", ".csv", ".parquet")),
+        *((".txt", compression, SAMPLE) for compression in (".gz", ".bz2", ".xz", ".zst")),
         (".json", ".gz", SAMPLE),
     ],
 )
@@ -132,12 +129,9 @@ def test_a_dry_run_writes_nothing_and_warns_as_the_real_run(tmp_path: Path, voca
     dry, bar = capsys.readouterr()
     assert "100%" in bar
     assert list(tmp_path.iterdir()) == [path]
-    assert "① 600, ㎏ 300, 語 300" in dry
     data = DataFolder.open(make_data(config, [str(path)], vocab_folder, tmp_path / "data", workers=1))
-    real = capsys.readouterr().out
-    for printed in (dry, real):
+    for printed in (dry, capsys.readouterr().out):
         assert "[UNK];" in printed
         assert "many documents are a single sentence" in printed
     found = int(re.search(r"; ([\d,]+) for validation", dry)[1])
     assert found == pytest.approx(data.rows("validation"), rel=0.3)
-    assert float(re.search(r"no pair: ([\d.]+)%", real)[1]) == pytest.approx(50, abs=6)

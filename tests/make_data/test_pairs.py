@@ -116,18 +116,6 @@ def test_sentences_of_half_a_window_are_never_cut_and_only_the_last_ones_are_see
         assert (seen[begin:end] == 2).sum() < 61
 
 
-@given(st.lists(st.integers(1, 30), min_size=2, max_size=60))
-def test_windows_are_full_where_text_goes_on(document: list[int]) -> None:
-    starts, windows = text_of([document]).sentence_starts, halves(cut([document], 61))
-    for a, end in zip(windows.a_start, windows.b_end, strict=True):
-        assert end == sum(document) or starts[np.searchsorted(starts, end) + 1] - a > 61
-
-
-def test_a_sentence_above_half_a_window_stays_whole_where_it_fits_with_a_neighbour() -> None:
-    windows = halves(cut([[15, 40, 10, 45]], 61))
-    assert np.column_stack([windows.a_start, windows.b_start, windows.b_end]).tolist() == [[0, 15, 55], [55, 65, 110]]
-
-
 @given(DOCUMENTS, MAX_TOKENS, SEEDS)
 def test_half_of_the_windows_are_swapped(documents: list[list[int]], max_tokens: int, seed: int) -> None:
     segments = cut(documents, max_tokens, 0.3, seed)
@@ -221,7 +209,12 @@ SHAPES = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", SHAPES)
+SLOW = {"nsp-sentences longer than a window", "nsp-tiny shards", "sop-long documents", "sop-shorter windows"}
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.slow) if name in SLOW else name for name in SHAPES]
+)
 def test_lengths_and_boundaries_give_no_hint_of_the_label(numbered, name: str) -> None:
     """A classifier on lengths and boundaries, taken from finished shards, is as good as a coin."""
     (documents, settings), objective = SHAPES[name], name[:3]

@@ -104,8 +104,8 @@ def stays(share: float) -> float:
 PLANTED: list[tuple[str, dict[str, Figure], float]] = [
     ("plateau", {"mlm_loss": stays}, 0.21),
     ("learning rate too high", {"mlm_loss": rises}, 0.4),
-    ("learning rate too high", {"mlm_loss": lambda share: 7.8 if share > 0.02 else 10.3}, 0.1),
-    ("learning rate too high", {"mlm_loss": lambda share: 12.0 if share < 0.1 else healthy_loss(share)}, 0.01),
+    ("learning rate too high", {"mlm_loss": lambda share: 7.8 if share > 0.02 else 10.3}, 0.21),
+    ("learning rate too high", {"mlm_loss": lambda share: 12.0 if share < 0.4 else healthy_loss(share)}, 0.01),
     ("learning rate too high", {"grad_norm": lambda share: 0.8 if share < 0.3 else 80.0}, 0.3),
     ("next sentence not learned", {"nsp_accuracy": lambda _: 0.501}, 0.27),
 ]

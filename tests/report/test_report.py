@@ -1,6 +1,5 @@
 """`report` draws what the metrics hold; templates escape every value, and refuse to render without one."""
 
-import dataclasses
 import json
 import math
 import shutil
@@ -86,16 +85,6 @@ def test_nothing_is_drawn_that_holds_nothing(run: Path) -> None:
     (axes,) = figure_of([run], [{}], [lines], PANELS).axes
     drawn = [line.get_label() for line in axes.lines if line.get_marker() != "None" or len(line.get_xdata()) > 1]
     assert [text.get_text() for text in axes.get_legend().get_texts()] == drawn == ["training", "held out"]
-
-
-def test_chinese_names_have_a_font_where_one_is_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    manager = pytest.importorskip("matplotlib.font_manager").fontManager
-    font = "Noto Sans CJK SC"
-    monkeypatch.setattr(manager, "ttflist", [*manager.ttflist, dataclasses.replace(manager.ttflist[0], name=font)])
-    runs = [write_run(tmp_path / name) for name in ("大", "小")]
-    labels = figure_of(runs, [{}, {}], [LINES, LINES], PANELS).axes[0].get_legend().get_texts()
-    assert [text.get_text() for text in labels if "training" in text.get_text()] == ["大: training", "小: training"]
-    assert any("CJK" in family for family in labels[0].get_fontfamily())
 
 
 def test_normal_values_are_those_of_the_runs_own_recipe() -> None:
