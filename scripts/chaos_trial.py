@@ -31,8 +31,8 @@ RANKS_SECONDS = 20.0
 USER_FILES = ("text", "tiny.yaml", "lines.txt", "pairs.jsonl", "rows.jsonl")
 """Inputs without a checksum: what is damaged there, but can be read, cannot be told from what was meant."""
 WRITERS = {"vocab": "vocab", "data": "make-data", "run": "train", "model": "train", "tuned": "finetune classify"}
-NOT_READ_BACK = re.compile(r"\.(png|md|html|log|yaml)$|(^|/)\.")
-"""For readers, and caches; of a finished run, the same command does not read the checkpoints either."""
+NOT_READ_BACK = re.compile(r"\.(png|md|html|log|yaml)$|(^|/)\.|^all/data/.*\.parquet$")
+"""For readers, and caches; of finished outputs, `run` reads the shards' footers alone, and `train` no checkpoint."""
 VOLATILE_FILES = ("time.json", "checksums.json", "manifest.partial.json", ".lock", "training_args.bin")
 """Clocks and sums of files that hold some, and what a finished output may or may not have."""
 VOLATILE_KEYS = re.compile(
