@@ -75,7 +75,7 @@ def finetune(
         test=test,
         output=place,
         settings=settings,
-        device=device,
+        device="cuda" if device == "gpu" else device,
         overwrite=overwrite,
         **_reading(file_format, columns, encoding),
     )

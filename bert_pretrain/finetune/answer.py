@@ -235,8 +235,15 @@ def answers_of(row: Example, context: str, source: LabelledInput) -> list[Given]
     placed = [_placed(answer, context) for answer in pairs]
     if placed and source.flag == "--train" and all(start == NOT_FOUND for _, start in placed):
         raise UnusableRow("its answer is not in its context", where=row.where, remedy="correct or remove it")
-    if any(NOT_FOUND != given != start for (_, given), (_, start) in zip(pairs, placed, strict=True)):
-        source.notes["questions whose answer was moved to where the context contains it"].append(row.where)
+    place = row.where.removeprefix(f"{source.location}: ")
+    if any(
+        NOT_FOUND not in (given, start) and given != start for (_, given), (_, start) in zip(pairs, placed, strict=True)
+    ):
+        source.notes["questions whose answer was moved to where the context contains it"].append(place)
+    if any(start == NOT_FOUND for _, start in placed):
+        source.notes["questions with an answer that the context does not contain"].append(place)
+    if len(pairs) < len(given):
+        source.notes["questions with an empty answer, which was ignored"].append(place)
     return placed
 
 

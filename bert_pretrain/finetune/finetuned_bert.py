@@ -93,7 +93,7 @@ def _head_of(settings: Mapping[str, Any], folder: Path) -> tuple[str, str]:
     found = settings.get("architectures")
     name = found[0] if isinstance(found, list) and found else None
     if not isinstance(name, str) or name not in _HEADS:
-        what = f"{folder} holds {str(name)[:80]}, which has no head for a task"
+        what = f"{folder} holds {str(name)[:80]}, which has no head for a task" if name else f"{folder} names no head"
         raise DataError(what, where="MODEL", remedy=f"fine-tune it first, or {_REMEDY}")
     if settings.get("problem_type") == "multi_label_classification":
         what = "it gives each text several labels (multi_label_classification), which is not supported"

@@ -106,8 +106,8 @@ class LabelledInput:
         self.notes[f"left out, since {error.what}"].append(error.where.removeprefix(f"{self.location}: "))
 
 
-def read_rows(source: LabelledInput, text_field: str = "text") -> list[Example]:
-    """Return the rows of a table, or the lines of a `.txt`, each as a row of the column `text_field`."""
+def read_rows(source: LabelledInput, text_field: str | None = None) -> list[Example]:
+    """Return the rows of a table, or with `text_field` the lines of a `.txt`, each as a row of that column."""
     is_delimited = source.kind in ("csv", "tsv")
     if source.columns and not is_delimited:
         raise InputError(
@@ -128,22 +128,26 @@ def read_rows(source: LabelledInput, text_field: str = "text") -> list[Example]:
                 UnusableRow(what, where=str(position), remedy="give each column a value, or remove the row")
             )
         else:
+            if surplus:
+                source.notes["rows whose further fields were ignored"].append(
+                    str(position).removeprefix(f"{source.location}: ")
+                )
             rows.append(Example(number, str(position), repair_surrogates(record)))
     return rows
 
 
-def _records(source: LabelledInput, text_field: str) -> Iterable[Record]:
+def _records(source: LabelledInput, text_field: str | None) -> Iterable[Record]:
     location, kind = source.location, source.kind
     if kind == "dataset":
         part = ByteRange(Source(location, "dataset", None, ""))
         return dataset_records(part, [_split_of(open_dataset(location), location, source.flag)])
-    if kind in ("", "conll"):
+    if kind in ("", "conll") or (kind == "txt" and text_field is None):
         is_conll = kind == "conll"
         what = "a tag per word is for the task tag" if is_conll else f"the ending of '{location}' tells no format"
         remedy = f"name the format by --format ({', '.join(FORMATS)}); see docs/finetuning.md"
         raise InputError(what, where=f"{source.flag} {location}", remedy=remedy)
     file = _file(source, "jsonl" if kind == "json" else kind)
-    if kind == "txt":
+    if kind == "txt" and text_field is not None:
         lines = read_lines(ByteRange(file), Counter(), strict=True)
         return (({text_field: line.removesuffix("\r")}, position) for line, position in lines)
     if file.format == "json" and re.match(r"\s*\[\s*\[", sample_text(file)):

@@ -20,6 +20,7 @@ from bert_pretrain.text.tokenizer import Tokenizer, bert_normalizer
 
 OUTSIDE = "O"
 _TAG = re.compile(r"O|([BIMESLUW])-(\S+)")
+_TAGGED = re.compile(rf"-DOCSTART-.*|\S+[ \t](.*[ \t])?({_TAG.pattern})\s*")
 _INSIDE, _LAST = "IMEL", "SUWEL"
 """Prefixes of all schemes: of an entity's words but the first, and of its last or only word."""
 _FORM = 'lists of equal length: "tokens": ["Anna", "sings"], "tags": ["B-PER", "O"]'
@@ -38,9 +39,13 @@ class Tag(Task):
     def rows(self, source: LabelledInput) -> list[Example]:
         """Return rows with lists of words; for `predict`, texts are split into words as BERT splits them."""
         column, text_field, kind = self.settings.tokens_field, self.settings.text_field, source.kind
-        is_text = kind == "txt" and source.flag == NEW
-        if kind == "tsv" and source.flag == NEW:  # a table, if it has a header
-            is_text = text_field in re.split(r"[\t\r\n]", read_text(source).partition("\n")[0])
+        names_text = text_field != Settings.text_field  # only `predict` takes it for a tagger
+        is_text = False
+        if source.flag == NEW and kind in ("tsv", "txt"):
+            lines = [line for line in read_text(source).splitlines()[:100] if line.strip()]
+            has_tags = bool(lines) and all(map(_TAGGED.fullmatch, lines))
+            has_header = bool(lines) and text_field in lines[0].split("\t")
+            is_text = not has_tags and (kind == "txt" or names_text or has_header)
         if kind in ("conll", "tsv", "txt", "") and not is_text:  # the ending may be one of its own, such as .train
             return read_word_per_line(source, column, self.label_column)
         rows = read_rows(source, text_field)
@@ -48,6 +53,8 @@ class Tag(Task):
             what = "entities as positions in a text, as in CLUENER, are not supported"
             raise InputError(what, where=rows[0].where, remedy=f"convert it to JSONL with {_FORM}")
         for row in rows if source.flag == NEW else ():
+            if names_text and column not in row.values:
+                row.get(text_field, "--text-field")
             text = row.values.get(text_field, 0)
             if column not in row.values and isinstance(text, str | None):
                 row.values[column] = self._words_in(text or "")
@@ -204,7 +211,7 @@ def read_word_per_line(source: LabelledInput, tokens_field: str, tags_field: str
             text = line.strip(" \t\r")
             fields = [field for field in text.split("\t" if "\t" in text else " ") if field]
             is_first = not rows and not lines and source.flag != NEW
-            if is_first and len(fields) > 4 and not _TAG.fullmatch(fields[-1]):  # CoNLL-2003 has four
+            if is_first and len(fields) > 4 and (not _TAG.fullmatch(fields[-1]) or all(map(_TAG.fullmatch, fields))):
                 what = "a line is a whole sentence; sentences and tags in two parallel files (MSRA) are not supported"
                 where, remedy = f"{source.location}: line {number}", f"convert it to JSONL with {_FORM}"
                 raise InputError(what, where=where, remedy=remedy)

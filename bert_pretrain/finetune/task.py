@@ -76,7 +76,7 @@ class Task(ABC):
     def read(self, source: LabelledInput) -> list[Example]:
         """Return the rows of an input that can be used, with inputs and labels; print what was left out."""
         rows, needs_labels = self.rows(source), source.flag not in (NEW, "--test")
-        has_labels = needs_labels or (source.flag == "--test" and any(self.label_column in row.values for row in rows))
+        has_labels = needs_labels or (source.flag == "--test" and all(self.label_column in row.values for row in rows))
         examples = []
         for row in rows:
             try:

@@ -45,10 +45,14 @@ def open_network(folder: Path, task: Task, settings: Settings, *, untrained: boo
     model_class = getattr(transformers, task.model_class)
     if untrained:
         return model_class.from_config(transformers.AutoConfig.from_pretrained(folder, **changes))
-    # A head for another number of classes is initialized again.
-    network, info = model_class.from_pretrained(
-        folder, output_loading_info=True, ignore_mismatched_sizes=True, dtype=torch.float32, **changes
-    )
+    try:
+        # A head for another number of classes is initialized again.
+        network, info = model_class.from_pretrained(
+            folder, output_loading_info=True, ignore_mismatched_sizes=True, dtype=torch.float32, **changes
+        )
+    except Exception as error:  # transformers reads keys of config.json that we do not, and takes what it finds
+        what, remedy = f"transformers cannot open {folder}: {error}", "name a folder that holds a BERT"
+        raise DataError(what, where="MODEL", remedy=remedy) from error
     new = {*info["missing_keys"], *(str(entry[0]) for entry in info["mismatched_keys"])}
     labels = changes.get("id2label")
     if labels and not new and labels != transformers.AutoConfig.from_pretrained(folder).id2label:

@@ -205,7 +205,7 @@ def read_json(path: Path, remedy: str = "restore the file from a copy, or write 
 def parse_json(text: str) -> Any:
     """Return the value of JSON text, or raise a ValueError."""
     with contextlib.suppress(RecursionError):
-        found = json.loads(text)
+        found = _DECODER.decode(text)
         if text.count("[") + text.count("{") <= MAX_JSON_DEPTH or not _is_deeper(found, MAX_JSON_DEPTH):
             return found
     raise ValueError(f"it is nested deeper than {MAX_JSON_DEPTH} levels")
@@ -216,6 +216,16 @@ def _is_deeper(value: Any, levels: int) -> bool:
         return False
     inner = value.values() if isinstance(value, dict) else value
     return levels == 0 or any(_is_deeper(each, levels - 1) for each in inner)
+
+
+def _parse_int(digits: str) -> float:
+    try:
+        return int(digits)
+    except ValueError:  # Python limits the digits of a whole number
+        return float(digits)
+
+
+_DECODER = json.JSONDecoder(parse_int=_parse_int)
 
 
 def _digest_of(value: Mapping[str, Any]) -> str:

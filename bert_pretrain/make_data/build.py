@@ -112,6 +112,6 @@ def _read_text(plan: Plan, split: str, own: np.ndarray, stream: Callable[[str], 
             return text
     raise InputError(
         f"only one document of the {split} split has two sentences, so there is no other to take a random B from",
-        where=f"{num_documents:,} documents, with those that equal another one",
+        where=f"{num_documents:,} documents",
         remedy=summary.SINGLE_SENTENCES_REMEDY,
     )

@@ -199,9 +199,13 @@ def checked_plan(
     output: Path,
     config: DataConfig,
 ) -> Plan:
-    """Plan the shards of a corpus, which gets its `left_out`; refuse too few documents, and warn of large ones."""
+    """Plan the shards of a corpus, which gets its `left_out`; refuse too few documents, and warn of large ones.
+
+    Those that equal another one do not count.
+    """
     _check_documents([counts["documents"] for counts in corpus["inputs"]], config, sources)
     plan, corpus["left_out"] = make_plan(store, corpus["inputs"], sources, tokenizer, output, config)
+    _check_left_out(plan, corpus["left_out"])
     _warn_of_large_documents(plan, corpus, sources)
     return plan
 
@@ -222,8 +226,23 @@ def _check_documents(documents: Sequence[int], config: DataConfig, sources: Sequ
                 f"the {of} hold {number} document(s); next-sentence prediction takes a random B from another document "
                 f"and needs at least {needed}",
                 where=where,
-                remedy="--set data.next_sentence=sop, which takes both sentences from one document; or "
-                + (finer or "give more documents"),
+                remedy="--set data.next_sentence=sop, which takes both sentences from one document; or give more "
+                f"documents{finer and f'; or {finer}'}",
+            )
+
+
+def _check_left_out(plan: Plan, left_out: Mapping[str, int]) -> None:
+    """Refuse a corpus of which too little is left without duplicates, before its shards are built."""
+    ends = {"training": (0, plan.num_training), "validation": (plan.num_training, plan.store.num_documents)}
+    needed = documents_needed(plan.config) * (2 if plan.num_held_out else 1)
+    for name, (begin, end) in ends.items():
+        gone = int(np.diff(np.searchsorted(plan.left_out, (begin, end)))[0])
+        if gone and end - begin - gone < needed:
+            raise InputError(
+                f"without duplicates {end - begin - gone} of {end - begin:,} documents are left for {name}, at least "
+                f"{needed} are needed",
+                where=", ".join(f"{count:,} {reason.replace('_', ' ')}" for reason, count in left_out.items()),
+                remedy="give other text, or keep duplicates with --set data.drop_duplicates=no",
             )
 
 

@@ -14,11 +14,11 @@ from bert_pretrain.io.manifest import MANIFEST
 from bert_pretrain.text.tokenizer_folder import FILES
 
 CONFIG = "config.json"
-SENTENCE_FILES = ("modules.json", "sentence_bert_config.json", "config_sentence_transformers.json")
-"""Files of a `sentence-transformers` folder; each module after the first has its own subfolder."""
+MODULES = "modules.json"
+"""In a `sentence-transformers` folder, what is done with the vectors of the BERT."""
 _TOKENIZER = (*FILES, "added_tokens.json")
 _WEIGHTS = ("model.safetensors", "model-*.safetensors", "model.safetensors.index.json")
-_PATTERNS = (CONFIG, CHECKSUMS, MANIFEST, *_TOKENIZER, *_WEIGHTS, *SENTENCE_FILES, "[0-9]_*/config.json")
+_PATTERNS = (CONFIG, CHECKSUMS, MANIFEST, *_TOKENIZER, *_WEIGHTS, MODULES)
 _NAME = re.compile(r"([A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(?:@([\w./-]+))?")
 
 

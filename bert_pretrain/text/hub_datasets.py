@@ -43,6 +43,8 @@ class _Name(NamedTuple):
 
 
 def _parse(location: str) -> _Name:
+    if os.path.isdir(name := location.removeprefix(DATASET)):  # whose own name may hold ":" or "@"
+        return _Name(location[: len(location) - len(name)], name, "", "")
     match = _NAME.fullmatch(location)
     return _Name(*(match.groups(default="") if match else ("", location, "", "")))
 

@@ -166,6 +166,9 @@ def _stated_settings(
     if kind not in _CLASSES:
         what = f"the tokenizer is a {kind[:80]}, not BERT's WordPiece"
         raise DataError(what, where=str(folder / CONFIG), remedy=REMEDY)
+    if config.get("do_basic_tokenize") is False:
+        what = "do_basic_tokenize is false: the text must be split into words before, which is not supported"
+        raise DataError(what, where=str(folder / CONFIG), remedy=REMEDY)
     normalizer = backend.get("normalizer") or {}
     settings = {name: normalizer[key] for name, key in NORMALIZER_NAMES.items() if key in normalizer}
     settings |= {name: config[name] for name in NORMALIZER_NAMES if name in config}

@@ -18,7 +18,7 @@ from bert_pretrain.config import Config, TrainConfig
 from bert_pretrain.errors import ConfigError, InputError
 from bert_pretrain.io.files import atomic_path
 from bert_pretrain.io.pool import progress_bar
-from bert_pretrain.model.hub import SENTENCE_FILES
+from bert_pretrain.model.hub import MODULES
 from bert_pretrain.text.ragged import offsets_of, spans
 from bert_pretrain.tools.inference import batches_by_length, open_bert
 from bert_pretrain.tools.texts import Text, Texts, encoded_groups, refuse_input_as_output
@@ -50,7 +50,7 @@ class Embedder:
         batch_tokens: int | None,
     ) -> None:
         """Check the options and open the model."""
-        if pooling is None and level == "sentence" and (model / SENTENCE_FILES[0]).is_file():
+        if pooling is None and level == "sentence" and (model / MODULES).is_file():
             what = "it is a folder of sentence-transformers, with its own pooling, normalization and maximal length"
             remedy = "use that library, or name the vectors of its BERT alone, such as --pooling mean"
             raise ConfigError(what, where="MODEL", remedy=remedy)

@@ -101,9 +101,10 @@ def score_pairs(
     pairs = read_pairs(inputs, by, encoding=config.data.encoding)
     texts = [text for good, bad, _ in pairs for text in (good, bad)]
     refuse_input_as_output(output, (text.location for text in texts))
+    scorer.refuse_long(texts)  # before hours of scoring
     correct: dict[str, list[bool]] = defaultdict(list)
     with progress_bar(total=len(pairs), unit=" pairs", unit_scale=True, desc="score") as bar, _lines(output) as write:
-        scored = scorer.scored(texts, lambda number: bar.update(number / 2), truncates=False)
+        scored = scorer.scored(texts, lambda number: bar.update(number / 2))
         plls = (float(scores.sum()) for _, _, scores in scored)
         for (good, bad, group), pll_good, pll_bad in zip(pairs, plls, plls, strict=True):
             correct[group].append(pll_good > pll_bad)
@@ -167,21 +168,22 @@ class Scorer:
         self.batch_tokens = batch_tokens or self.bert.batch_tokens
         self.num_truncated = 0
 
-    def scored(
-        self, texts: Iterable[Text], done: Callable[[float], object], *, truncates: bool = True
-    ) -> Iterator[tuple[Text, np.ndarray, np.ndarray]]:
-        """Yield texts in their order, each with its ids and the scores of these tokens, (tokens,).
+    def refuse_long(self, texts: Iterable[Text]) -> None:
+        """Refuse texts with more tokens than the model has positions."""
+        for group, ids in encoded_groups(texts, self.bert.tokenizer):
+            for text, each in zip(group, ids, strict=True):
+                if len(each) + 2 > self.bert.max_length:
+                    what = f"the text has {len(each) + 2} tokens, the model {self.bert.max_length} positions"
+                    remedy = "split it into sentences; the score of a truncated text is not comparable"
+                    raise InputError(f"{what}: {text.text[:60]!r}", where=text.where, remedy=remedy)
 
-        Texts that are too long for the model are truncated or refused.
-        """
+    def scored(
+        self, texts: Iterable[Text], done: Callable[[float], object]
+    ) -> Iterator[tuple[Text, np.ndarray, np.ndarray]]:
+        """Yield texts in their order, truncated to the model, each with its ids and their scores, (tokens,)."""
         room = self.bert.max_length - 2
         for group, ids in encoded_groups(texts, self.bert.tokenizer):
-            long = [(text, len(each)) for text, each in zip(group, ids, strict=True) if len(each) > room]
-            if long and not truncates:
-                what = f"the text has {long[0][1] + 2} tokens, the model {self.bert.max_length} positions"
-                remedy = "split it into sentences; the score of a truncated text is not comparable"
-                raise InputError(f"{what}: {long[0][0].text[:60]!r}", where=long[0][0].where, remedy=remedy)
-            self.num_truncated += len(long)
+            self.num_truncated += sum(len(each) > room for each in ids)
             kept = [each[:room] for each in ids]
             yield from zip(group, kept, self.token_scores(kept, done), strict=True)
 

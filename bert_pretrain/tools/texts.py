@@ -78,7 +78,7 @@ class Texts:
         for text in progress_bar(self._read(counts), unit=" texts", desc="reading", leave=False):
             if text.is_empty and not skip_empty:
                 raise _empty(text)
-            counts["skipped_empty_texts"] += text.is_empty
+            counts["empty_texts_skipped"] += text.is_empty
             self.number += not text.is_empty
         if found := [f"{count:,} {name.replace('_', ' ')}" for name, count in sorted(counts.items()) if count]:
             print(f"found      {', '.join(found)}")

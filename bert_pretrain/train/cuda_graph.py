@@ -133,7 +133,7 @@ class StepGraphs:
             graph = Graph(inputs, self.capture(lambda: compute([inputs], self._counts, self._rate)))
             try:
                 launch(graph)
-                by_graph = [_copies(tensors) for tensors in changing]
+                by_graph = [_copies(tensors) for tensors in changing[:2]]
             finally:
                 with torch.no_grad():
                     for tensors, old in zip(changing, before, strict=True):
@@ -207,6 +207,7 @@ class StepGraphs:
         """Give back the graphs' memory, and capture no more; returns whether there were any."""
         had_graphs = any(self._graphs.values())
         self._graphs.clear()
+        self._trials = []
         self._is_dropped = True
         return had_graphs
 

@@ -21,6 +21,7 @@ from bert_pretrain.text import documents
 from bert_pretrain.text.sources import Source, few_documents, finer_boundary, resolve
 from bert_pretrain.text.text_files import ByteRange
 from bert_pretrain.text.tokenizer import Tokenizer
+from bert_pretrain.text.tokenizer_folder import TOKENIZER
 from bert_pretrain.vocab.counting import Counts, count_groups, count_words
 from bert_pretrain.vocab.extend import extend_vocabulary
 from bert_pretrain.vocab.wordpiece import choose_alphabet, choose_words, special_tokens, train_wordpiece
@@ -110,8 +111,18 @@ def _is_intact(output: Path) -> bool:
         found = Tokenizer.load(output)
     except DataError:
         return False
+    with tempfile.TemporaryDirectory() as folder:  # `tokenizer.json` may have the form of another library version
+        found.save(Path(folder))
+        is_same = all(
+            (output / name).is_file() and (name == TOKENIZER or _text(output / name) == _text(Path(folder, name)))
+            for name in found.files
+        )
     written = manifest.read_manifest(output, "vocab", "--output")["tokenizer"]["hash"]
-    return found.hash == written and all((output / name).is_file() for name in found.files)
+    return is_same and found.hash == written
+
+
+def _text(file: Path) -> str:
+    return file.read_text(encoding="utf-8", errors="replace")
 
 
 def _count_groups(task: tuple[Path, Sequence[tuple[int, Sequence[ByteRange]]]], config: Config) -> None:

@@ -97,9 +97,9 @@ def test_of_equal_documents_the_heaviest_stays(tmp_path: Path, vocab_folder: Pat
 @pytest.mark.parametrize(
     ("train", "settings", "part"),
     [
-        ("same", ["data.next_sentence=nsp"], "only one document"),
-        ("same", ["data.next_sentence=sop"], "no document of two sentences"),
-        ("same", ["data.validation=[{}/one.txt]"], "train split has no document"),
+        ("same", ["data.next_sentence=nsp"], "at least 4"),
+        ("same", ["data.next_sentence=sop"], "at least 2"),
+        ("same", ["data.validation=[{}/one.txt]"], "at least 1"),
         ("many", ["data.validation=[{}/one.txt]", "data.next_sentence=nsp"], "at least 2"),
         ("control", [], "no text"),
         ("none", ["data.validation=[{}/many.txt]", "data.next_sentence=nsp"], "no text"),

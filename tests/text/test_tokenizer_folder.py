@@ -89,6 +89,7 @@ MODEL = {"type": "WordPiece", "unk_token": "[UNK]", "continuing_subword_prefix":
         ("tokenizer_config.json", {"tokenizer_class": "BertJapaneseTokenizer"}, "BertJapaneseTokenizer"),
         ("tokenizer_config.json", {"added_tokens_decoder": {"24": {"content": "[E1]"}}}, r"\[E1\]"),
         ("tokenizer_config.json", {"added_tokens_decoder": {"0": "[PAD]"}}, "no tokenizer"),
+        ("tokenizer_config.json", {"do_basic_tokenize": False}, "do_basic_tokenize"),
         ("tokenizer_config.json", "[]", "tokenizer_config"),
         ("added_tokens.json", {"[E2]": 24}, r"\[E2\]"),
         ("added_tokens.json", "[1]", "added_tokens"),

@@ -122,7 +122,7 @@ def test_texts_come_from_every_kind_of_input(tmp_path: Path, capsys: pytest.Capt
     words = ["one", "two ", "thr\ufffde " + "é" * 20, "four", "five\nlines", "six", "seven\neight", "nine", "ten"]
     assert [text.text for text in found] == words
     assert texts.number == len(words)
-    assert "1 blank lines, 1 invalid utf8 characters, 3 skipped empty texts" in capsys.readouterr().out
+    assert "1 blank lines, 3 empty texts skipped, 1 invalid utf8 characters" in capsys.readouterr().out
     assert found[2].where == f"{tmp_path}/a.txt: line 4"
     assert found[4].where == f"{tmp_path}/b.jsonl: record 3"
 
@@ -153,7 +153,7 @@ def test_empty_texts_are_left_out_or_refused_by_row_and_leave_the_file_of_before
     assert {found.name for found in tmp_path.iterdir()} == {"v.parquet", "a.txt"}
     embed(bert_folder, [str(path)], tmp_path / "v.parquet", config=CPU, skip_empty=True)
     assert read(tmp_path / "v.parquet")["row"] == [1, 3]
-    assert "1 skipped empty texts" in capsys.readouterr().out
+    assert "1 empty texts skipped" in capsys.readouterr().out
 
 
 def test_models_that_do_not_fit_are_refused(make_bert: Callable[..., Path], text_file: Path, tmp_path: Path) -> None:
