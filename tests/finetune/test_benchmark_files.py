@@ -197,15 +197,6 @@ def test_a_question_whose_answer_has_no_place_is_scored_but_not_learned(read: Re
     assert "the anna"[windows[0].positions[first][0] : windows[0].positions[last][1]] == "anna"
 
 
-def test_the_own_form_of_cmrc_2018_is_read(read: Read) -> None:
-    asked = {"query_text": "首都 ？", "query_id": "DEV_0_QUERY_0", "answers": ["北京", "首都"]}
-    own = [{"context_id": "DEV_0", "context_text": CONTEXT, "title": "t", "qas": [asked]}]
-    (question,), notes = read("answer", "cmrc2018_dev.json", json.dumps(own))
-    assert question.inputs == {"id": "DEV_0_QUERY_0", "question": "首都 ？", "context": CONTEXT}
-    assert question.label == [("北京", 0), ("首都", CONTEXT.index("首都"))]
-    assert not notes
-
-
 def test_flat_rows_with_other_forms_of_answers_are_read(read: Read) -> None:
     at = {"text": "anna", "answer_start": 4.0}
     forms: list[Any] = [{"text": ["anna"]}, ["anna"], "anna", at, [at]]

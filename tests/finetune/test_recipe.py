@@ -5,7 +5,6 @@ from typing import Any
 
 import pytest
 import torch
-import transformers
 
 from bert_pretrain.finetune.answer import Answer, Prediction
 from bert_pretrain.finetune.baselines import is_clearly_better, most_frequent_tags, predict_from_words
@@ -15,7 +14,6 @@ from bert_pretrain.finetune.run import METRICS, finetune
 from bert_pretrain.finetune.settings import Settings
 from bert_pretrain.finetune.tag import Tag
 from bert_pretrain.io.files import read_json
-from bert_pretrain.model.huggingface import load_model
 from bert_pretrain.model.scale import INITIAL_RMS, fine_tuning_rate
 from bert_pretrain.text.tokenizer import Tokenizer
 from tests.finetune.conftest import reviews, write_rows
@@ -30,12 +28,6 @@ def test_the_automatic_rate_follows_width_and_scale() -> None:
     assert rate(128, INITIAL_RMS) == rate(256, INITIAL_RMS) == 3e-4
     assert rate(256, 2 * INITIAL_RMS) == 6e-4
     assert rate(768, 0.04) == 5e-5  # the paper's, for BERT-Base
-
-
-def test_the_model_card_and_fine_tuning_name_the_same_rate(toy_model: Path) -> None:
-    model = load_model(toy_model).model
-    theirs = transformers.AutoModel.from_pretrained(toy_model)
-    assert fine_tuning_rate(model.encoder, 32) == fine_tuning_rate(theirs.encoder, 32)
 
 
 def test_what_is_not_given_is_tried_in_twice_the_time() -> None:
@@ -62,21 +54,13 @@ def test_the_best_of_several_rates_is_kept_beside_baselines(
     assert not (tmp_path / "o.partial").exists()
 
 
-def test_words_alone_separate_chinese_by_characters() -> None:
+def test_baselines_know_chinese_characters_held_out_classes_and_the_most_frequent_tag() -> None:
     good, bad = [["这家店很好"], ["味道不错"]] * 5, [["这家店很差"], ["味道糟糕"]] * 5
-    found = predict_from_words(good + bad, ["1"] * 10 + ["0"] * 10, [["很差"], ["不错"]], ["0", "1"])
+    found = predict_from_words(good + bad, ["1"] * 10 + ["0"] * 10, [["很差"], ["不错"]], ["0", "1", "2"])
     assert [row.argmax() for row in found] == [0, 1]
+    assert found[:, 2].tolist() == [0.0, 0.0]
     assert predict_from_words([["a"], ["b b"]] * 9, [1.0, 2.0] * 9, [["b"], ["a"]], [])[0] > 1.5
-
-
-def test_a_class_that_was_held_out_whole_gets_no_share() -> None:
-    found = predict_from_words([["a"], ["b b"]] * 5, ["10", "9"] * 5, [["b"]], ["8", "9", "10"])
-    assert found.argmax() == 1
-    assert found[0, 0] == 0.0
     assert predict_from_words([["a"]] * 3, ["9"] * 3, [["b"]], ["8", "9"]).tolist() == [[0.0, 1.0]]
-
-
-def test_words_have_their_most_frequent_tag_and_two_standard_errors_are_clear() -> None:
     train = [(["Paris", "is"], ["B-LOC", "O"]), (["Paris"], ["B-PER"]), (["Paris"], ["B-LOC"])]
     assert most_frequent_tags(train, [["Paris", "sleeps"]], "O") == [["B-LOC", "O"]]
     assert [is_clearly_better(accuracy, 0.916, 2000) for accuracy in (0.92, 0.93)] == [False, True]

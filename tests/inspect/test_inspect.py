@@ -25,7 +25,6 @@ from bert_pretrain.inspect.rendering import render_rows
 from bert_pretrain.io.files import read_json, write_json
 from bert_pretrain.make_data.run import make_data
 from bert_pretrain.text.tokenizer import Tokenizer
-from bert_pretrain.vocab.run import make_vocab
 from tests.train.conftest import flip_bit
 
 Change = Callable[[Examples, Tokenizer], Examples]
@@ -187,13 +186,6 @@ def test_every_objective_is_shown_and_checked_by_its_own_rules(
     output = call(folder, "--rows", 2, "--html", tmp_path / "page.html")
     assert ("masks drawn in training" in output) == (config.data.masking == "dynamic")
     assert failed_checks(rewritten(folder, tmp_path / "pad", column("input_ids", plain, "[PAD]"))) == {"special tokens"}
-
-
-def test_masks_drawn_later_over_the_words_of_a_segmenter_pass(tmp_path: Path, chinese_text: Path) -> None:
-    settings = ["whole_word_mask=true", "word_segmenter=jieba", "masking=dynamic", "dupe_factor=1"]
-    config = load_config(settings=["vocab.size=1500", *(f"data.{setting}" for setting in settings)])
-    vocab = make_vocab(config, [str(chinese_text)], tmp_path / "vocab", workers=1)
-    assert failed_checks(make_data(config, [str(chinese_text)], vocab, tmp_path / "data", workers=1)) == set()
 
 
 def test_a_damaged_shard_is_named_and_the_others_are_still_counted(data_folder: Path, tmp_path: Path) -> None:

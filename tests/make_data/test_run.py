@@ -123,12 +123,6 @@ def test_few_documents_and_many_single_sentences_are_warned_about(
     assert warned in printed
 
 
-def test_of_few_documents_only_as_many_are_held_out_as_needed(numbered) -> None:
-    data = numbered(documents_of(9, 12, (20, 20), (3, 9))).make("data.next_sentence=sop", "data.dupe_factor=1")
-    splits = DataFolder.open(data).manifest["splits"]
-    assert splits["validation"]["tokens"] < splits["train"]["tokens"] / 8
-
-
 @pytest.mark.parametrize("settings", [(), ("data.next_sentence=none", "data.masking=dynamic")])
 def test_bytes_do_not_depend_on_workers_place_or_store(small, monkeypatch, tmp_path: Path, settings) -> None:
     config = small.config(*SMALL, *settings)

@@ -7,7 +7,6 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import jinja2
 import pytest
 
 from bert_pretrain.errors import ConfigError, DataError
@@ -78,13 +77,6 @@ def test_runs_on_different_data_have_no_line_of_token_frequencies(tmp_path: Path
     drawn = draw_curves(runs, tmp_path / "both.svg").read_text()
     assert "token frequencies" not in drawn
     assert all(label in drawn for label in ("all tokens equally likely", "one: held out", "other: held out"))
-
-
-def test_nothing_is_drawn_that_holds_nothing(run: Path) -> None:
-    lines = [{"step": 10, "mlm_loss": 2.0}, {"step": 10, "validation_mlm_loss": 2.0, "validation_nsp_loss": None}]
-    (axes,) = figure_of([run], [{}], [lines], PANELS).axes
-    drawn = [line.get_label() for line in axes.lines if line.get_marker() != "None" or len(line.get_xdata()) > 1]
-    assert [text.get_text() for text in axes.get_legend().get_texts()] == drawn == ["training", "held out"]
 
 
 def test_normal_values_are_those_of_the_runs_own_recipe() -> None:
@@ -200,8 +192,3 @@ def test_values_in_markdown_are_escaped_on_one_line_and_settings_not_given_are_l
     assert "* `dropout`: 0.0\n" in text
     assert "stride" not in text
     assert "| metric | validation |\n| --- | --- |\n| f1 | 0.9000 |" in text
-
-
-def test_a_missing_value_is_an_error() -> None:
-    with pytest.raises(jinja2.UndefinedError):
-        render("finetuned_card.md", task="tag")

@@ -99,27 +99,3 @@ def test_a_process_without_an_end_is_found_and_killed(trial: Any, monkeypatch: p
     assert found.value.verdict == "hang"
     assert child.code == -9
     process.returncode = -9  # reaped by the child
-
-
-def test_every_kind_of_damage_changes_a_file(trial: Any) -> None:
-    content = bytes(range(1, 200))
-    kinds = set()
-    for _ in range(60):
-        path = trial.now / "file"
-        path.write_bytes(content)
-        kinds.add(chaos.damage(path, trial.draw))
-        assert not path.exists() or path.read_bytes() != content
-    assert kinds == {"bit", "cut", "zeros", "empty", "deleted", "longer"}
-
-
-def test_times_are_not_compared_and_all_else_is(tmp_path: Path) -> None:
-    def digest(line: dict[str, float]) -> dict[str, str]:
-        (tmp_path / "metrics.jsonl").write_text(json.dumps(line) + "\n")
-        found: dict[str, str] = chaos_trial.digest(tmp_path, ["metrics.jsonl"])
-        return found
-
-    first = digest({"loss": 6.0, "elapsed_seconds": 1.0})
-    assert digest({"loss": 6.0, "elapsed_seconds": 2.0}) == first
-    assert digest({"loss": 6.1, "elapsed_seconds": 1.0}) != first
-    for time in ("3 s", "1 h 4 min", "2 d 3 h"):
-        assert chaos_trial.without_times(f"| time in steps | {time} |") == "| time in steps |  |"

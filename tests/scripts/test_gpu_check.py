@@ -111,49 +111,6 @@ def test_what_does_not_fit_or_lacks_its_data_says_so(results: Any) -> None:
     assert "| part a | not run: no time left | – |" in (results.folder / "results.md").read_text()
 
 
-# ── what the parts read ──
-
-
-def test_tests_are_counted_and_those_that_failed_named(tmp_path: Path) -> None:
-    log = tmp_path / "tests.txt"
-    log.write_text(
-        "collected 4 items\n"
-        "tests/train/test_gpu.py::test_a[False-adamw] PASSED [ 25%]\n"
-        "tests/train/test_gpu.py::test_a[True-a b] FAILED    [ 50%]\n"
-        "tests/train/test_gpu.py::test_c SKIPPED (no bf16)   [ 75%]\n"
-        "FAILED tests/train/test_gpu.py::test_a[True-a b] - AssertionError\n"
-        "tests/train/test_gpu.py::test_d \n"
-    )
-    assert check._read_tests(log) == ([], "1 failed, 1 passed, 1 skipped (test_a[True-a b])")
-
-
-def test_the_plan_of_auto_is_run_in_the_time_left_and_its_forecast_read(tmp_path: Path) -> None:
-    options = check.Options(tmp_path, tmp_path, corpus=tmp_path / "corpus.txt")
-    auto = next(one for one in check.make_parts(options) if one.name == "auto")
-    assert "--time 240s" in auto.script(1000.0)
-    assert "--time 80s" in auto.script(100.0)
-    (tmp_path / "logs").mkdir()
-    (tmp_path / "logs" / "auto.txt").write_text("planned\nforecast: MLM loss 2.9\n")
-    assert auto.read()[0] == [{"run": "run auto", "forecast": "MLM loss 2.9"}]
-
-
-def test_an_older_step_is_timed_by_its_own_scripts(tmp_path: Path) -> None:
-    commands = [one.script(9.0) for one in check.make_parts(check.Options(tmp_path, tmp_path, old=tmp_path / "old"))]
-    assert sum(f"--old {tmp_path / 'old'}" in command for command in commands) == 3
-
-
-def test_the_figures_of_a_run_that_was_stopped_are_read(tmp_path: Path) -> None:
-    names = ("mlm_loss", "mlm_accuracy", "nsp_loss", "nsp_accuracy")
-    rates = ("epoch", "examples", "examples_per_second", "mfu", "data_wait_share", "elapsed_seconds")
-    lines = [
-        {"step": step, **{f"validation_{name}": value for name in names}} for step, value in ((0, 9.0), (500, 4.0))
-    ]
-    lines.insert(1, {"step": 450, "loss": 5.0, **dict.fromkeys(rates, 2.0)})
-    (tmp_path / "metrics.jsonl").write_text("\n".join(map(json.dumps, lines)) + '\n{"step": 550, "lo')
-    row = check._read_run(tmp_path)
-    assert (row["mlm_loss_before"], row["mlm_loss_after"], row["step"]) == (9.0, 4.0, 450)
-
-
 # ── all of it ──
 
 ENVIRONMENT = {**os.environ, "PYTHON": sys.executable, "OMP_NUM_THREADS": "1"}

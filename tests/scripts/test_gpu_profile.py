@@ -1,15 +1,7 @@
 """What the check of a GPU measures: the profile's tables and the benchmark's rows."""
 
-import json
-from pathlib import Path
-
-import bench_train as bench
 import gpu_profile
-import numpy as np
 import pytest
-import torch
-
-from bert_pretrain.examples.shards import DataFolder
 
 # ── the profile ──
 
@@ -51,18 +43,3 @@ def test_a_profile_adds_up_kernels_gaps_and_launches() -> None:
 
 
 # ── the benchmark ──
-
-
-def test_a_contestant_is_held_against_ours(data_folder: Path) -> None:
-    folder, device = DataFolder.open(data_folder), torch.device("cpu")
-    recipe = bench.Recipe(folder, device, bench.hardware.choose_precision("fp32", device), 3000, "1x64", 8)
-    batch = recipe.batches(4096).global_batch(0)
-    times = {"ours": np.array([0.5, 0.5, 0.5]), "eager": np.array([1.0, 1.5, 2.0])}
-    memory = {"ours": 2.0**30, "eager": 2.0**32}
-    row = bench.result_row(recipe, "eager", batch, times, 1e12, memory)
-    assert (row["examples"], row["examples_per_second"], row["ours_over_it"]) == (8, 8 / 1.5, 3.0)
-    assert row["ours_over_it_quartiles"] == [2.5, 3.5]
-    assert row["memory_over_it"] == 0.25
-    assert row["mfu"] is None
-    assert json.loads(json.dumps(row)) == row
-    assert bench.table_line(row).endswith("| – | 4.00 GiB (ours 0.25 of it) | 3.00 × (2.50–3.50) |")

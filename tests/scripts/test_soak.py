@@ -47,13 +47,6 @@ def test_a_run_too_short_for_a_verdict_gets_none() -> None:
             soak.judge(samples, from_step)
 
 
-def test_the_table_has_a_row_for_each_tenth_of_the_training() -> None:
-    rows = soak.table(training(memory=lambda step: 500.0 + step / 100))[2:]
-    cells = [[cell.strip() for cell in row.strip("|").split("|")] for row in rows]
-    assert [row[0] for row in cells] == [str(number) for number in range(1, 11)]
-    assert cells[-1][1:] == ["5,800", "555", "278", "9", "1,000"]
-
-
 @LINUX
 @pytest.mark.slow
 def test_a_real_training_is_watched(

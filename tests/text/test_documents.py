@@ -281,19 +281,6 @@ def test_cutting_a_file_changes_none_of_its_documents(tmp_path, monkeypatch, see
         assert read_all(path) == whole
 
 
-def test_the_identity_of_an_input_follows_its_content_not_its_place(tmp_path: Path) -> None:
-    def identity(path: Path) -> object:
-        return resolve([str(path)], BY_BLANK_LINES)[0].identity
-
-    path = write(tmp_path / "here" / "a.txt", FORMATS[".txt"](TEXTS))
-    before, moved = identity(path), tmp_path / "there" / "a.txt"
-    path.parent.rename(moved.parent)
-    assert identity(moved) == before
-    write(moved, FORMATS[".txt"](TEXTS[::-1]))
-    os.utime(moved, ns=(1, 1))
-    assert identity(moved) != before
-
-
 def test_every_line_may_be_a_document(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     lines = [f"sequence {number} " * (1 + number % 5) for number in range(300)]
     path = write(tmp_path / "a.txt", "\n\n" + "\r\n".join(lines[:100]) + "\n\n" + "\n".join(lines[100:]))

@@ -18,7 +18,7 @@ from bert_pretrain.text import documents
 from bert_pretrain.text.tokenizer import Tokenizer
 from bert_pretrain.vocab import run, wordpiece
 from bert_pretrain.vocab.run import make_vocab
-from bert_pretrain.vocab.wordpiece import choose_alphabet, special_tokens, trainable
+from bert_pretrain.vocab.wordpiece import special_tokens
 from tests.conftest import digests, one_sentence_a_line
 
 
@@ -92,16 +92,6 @@ def test_rare_characters_are_cut_by_frequency_and_the_loss_is_reported(tmp_path:
     assert tokenizer.vocab_size <= 140
     assert "left out" in capsys.readouterr().out
     assert set("comnwrdshe") <= set(tokenizer.tokens)
-
-
-def test_counts_beyond_32_bits_are_scaled_down(monkeypatch: pytest.MonkeyPatch) -> None:
-    words = {"the": 2**40, "cat": 2**35, "x" * 101: 2**36, "rare": 1, "ünlike": 2**20}
-    alphabet = choose_alphabet(words, None, 1000)
-    kept, divisor = trainable(words, alphabet)
-    assert kept["the"] == round(2**40 / divisor)
-    assert sum(kept.values()) <= wordpiece.MAX_REPLAYED_WORDS + len(kept)
-    assert kept["the"] / kept["cat"] == pytest.approx(32, rel=0.01)
-    assert "x" * 101 not in kept
 
 
 def test_a_least_count_is_one_of_the_text_however_much_there_is(english_text, tmp_path, monkeypatch) -> None:
