@@ -113,9 +113,8 @@ def test_words_and_texts_get_the_tags_of_transformers(tagger: Path, tmp_path: Pa
     for kind, source in sources.items():
         found = run(tagger, source, tmp_path / f"{kind}.jsonl")
         assert [line["tokens"] for line in found] == split
-        assert [
-            line["tags" if kind in ("texts", "words alone", "a table") else "predicted_tags"] for line in found
-        ] == expected
+        column = "predicted_tags" if kind in ("words", "word per line") else "tags"
+        assert [line[column] for line in found] == expected
         assert kind != "texts" or [line["text"] for line in found] == source.read_text().splitlines()
 
 

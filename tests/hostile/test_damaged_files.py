@@ -343,8 +343,7 @@ def _with_other_bytes(data: bytes, draw: random.Random) -> bytes:
     end = min(len(data), begin + draw.choice((0, 1, 1, 2, 8, 64)))
     source = draw.randint(0, len(data))
     changes = {
-        "flip a bit": bytes(byte ^ (1 << draw.randrange(8)) for byte in data[begin : begin + 1])
-        + data[begin + 1 : end],
+        "flip bits": bytes(byte ^ (1 << draw.randrange(8)) for byte in data[begin:end]),
         "repeat": data[begin:end] * draw.choice((2, 3, 100)),
         "copy from elsewhere": data[source : source + end - begin],
         "remove": b"",
