@@ -11,11 +11,9 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 import transformers
-from typer.testing import CliRunner
 
-from bert_pretrain.cli import app
 from bert_pretrain.config import TrainConfig
-from bert_pretrain.errors import ConfigError, DataError, OutputError
+from bert_pretrain.errors import ConfigError, DataError, InputError, OutputError
 from bert_pretrain.finetune.predict import predict
 from bert_pretrain.text.tokenizer import Tokenizer
 from tests.finetune.conftest import peer_of, write_rows
@@ -210,34 +208,22 @@ def test_an_output_is_replaced_unless_it_is_a_folder(binary: Path, tmp_path: Pat
         run(binary, source, tmp_path / "d.csv")
 
 
-# What is in the file, the flags, what the message says, where it points.
-MISTAKES = {
-    "no such column": ('{"txt": "a"}\n', "", "no column 'text'; did you mean 'txt'?", "x.jsonl: line 1"),
-    "empty text": ('{"text": "a"}\n{"text": ""}\n', "", "'text' is empty", "x.jsonl: line 2"),
-    "only empty rows": ('{"text": ""}\n', "--skip-empty", "it holds no row", "x.jsonl"),
-    "not JSON": ('{"text": "a"}\n{broken\n', "", "not JSON", "x.jsonl: line 2"),
-    "beyond the positions": ('{"text": "a"}\n', "--max-length 33", "the model has 32 positions", "--max-length"),
-}
-
-
-@pytest.mark.parametrize(("text", "flags", "what", "where"), MISTAKES.values(), ids=MISTAKES)
-def test_a_mistake_is_one_message_and_leaves_no_file(
-    binary: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    text: str,
-    flags: str,
-    what: str,
-    where: str,
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "x.jsonl").write_text(text)
-    result = CliRunner().invoke(app, ["predict", str(binary), "x.jsonl", "--output", "o.jsonl", *flags.split()])
-    assert result.exit_code == 2, result.output
-    head, _, rest = result.stderr[result.stderr.index("error: ") :].partition("\n  where: ")
-    assert what in head
-    assert where in rest.split("\n  hint: ")[0]
-    assert [path.name for path in tmp_path.iterdir()] == ["x.jsonl"]
+@pytest.mark.parametrize(
+    ("text", "options", "what", "where"),
+    [
+        ('{"txt": "a"}\n', {}, "no column 'text'; did you mean 'txt'?", ": line 1"),
+        ('{"text": "a"}\n{"text": ""}\n', {}, "'text' is empty", ": line 2"),
+        ('{"text": ""}\n', {"skip_empty": True}, "it holds no row", ""),
+    ],
+)
+def test_a_mistake_names_its_line_and_leaves_no_file(binary: Path, tmp_path: Path, text, options, what, where) -> None:
+    source = tmp_path / "x.jsonl"
+    source.write_text(text)
+    with pytest.raises(InputError) as caught:
+        run(binary, source, tmp_path / "o.jsonl", **options)
+    assert what in caught.value.what
+    assert caught.value.where.endswith(f"{source}{where}")
+    assert list(tmp_path.iterdir()) == [source]
 
 
 def test_folders_that_cannot_predict_are_refused(

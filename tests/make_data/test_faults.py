@@ -5,6 +5,7 @@ import json
 import os
 import random
 import re
+import resource
 import shutil
 import signal
 import subprocess
@@ -19,6 +20,7 @@ from bert_pretrain.config_file import load_config
 from bert_pretrain.errors import DataError
 from bert_pretrain.examples.shards import DataFolder, read_shard
 from bert_pretrain.make_data.run import make_data
+from bert_pretrain.text import documents
 from tests.conftest import REPOSITORY, digests
 
 from .conftest import SMALL, Numbered
@@ -220,34 +222,23 @@ def test_a_full_disk_is_one_message_and_the_work_goes_on_once_there_is_room(
     assert files == digests(reference)
 
 
-WITH_FEW_DESCRIPTORS = """
-import os, resource, sys
-from pathlib import Path
-from bert_pretrain.text import documents
-from bert_pretrain.config_file import load_config
-from bert_pretrain.make_data.run import make_data
-
-documents.PART_BYTES = 4096
-text, copy, vocab, output, limit = sys.argv[1:]
-config = load_config(settings=["data.max_seq_length=64", "data.dupe_factor=2", "data.examples_per_shard=512"])
-before = len(os.listdir("/dev/fd"))
-resource.setrlimit(resource.RLIMIT_NOFILE, (int(limit), int(limit)))
-make_data(config, [text, copy], Path(vocab), Path(output), workers=1)
-print("left open:", len(os.listdir("/dev/fd")) - before)
-"""
-
-
 def test_make_data_takes_no_more_descriptors_for_more_parts_and_leaves_none_open(
-    english_text: Path, vocab_folder: Path, tmp_path: Path
+    english_text: Path, vocab_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    copy, limit = tmp_path / "copy.txt", 30
+    copy = tmp_path / "copy.txt"
     copy.write_text(english_text.read_text(encoding="utf-8")[:20000], encoding="utf-8")  # duplicates
-    arguments = map(str, (english_text, copy, vocab_folder, tmp_path / "data", limit))
-    result = subprocess.run([sys.executable, "-c", WITH_FEW_DESCRIPTORS, *arguments], capture_output=True, text=True)
-    assert result.returncode == 0, result.stderr
+    monkeypatch.setattr(documents, "PART_BYTES", 4096)
+    inputs, before = [str(english_text), str(copy)], set(os.listdir("/dev/fd"))
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    limit = max(map(int, before)) + 20
+    resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
+    try:
+        make_data(load_config(settings=SETTINGS), inputs, vocab_folder, tmp_path / "data", workers=1)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert len(os.listdir("/dev/fd")) <= len(before)
     assert len(list(tmp_path.glob(".token-store/*/part-*"))) > limit
     assert list(tmp_path.glob(".token-store/*/duplicates-*.npy"))
-    assert result.stdout.splitlines()[-1] == "left open: 0"
 
 
 def write_odd_documents(folder: Path, words: int, english: str) -> int:
@@ -273,7 +264,7 @@ def test_odd_documents_take_little_memory_and_none_is_lost(
 ) -> None:
     words = 1_000_000
     texts, ordinary = tmp_path / "texts", english_text.read_text().strip().split("\n\n")
-    documents = write_odd_documents(texts, words, english_text.read_text())
+    number = write_odd_documents(texts, words, english_text.read_text())
     boundary, one_copy = "--set=data.document_boundary=blank_line", "--set=data.dupe_factor=1"
     for command in (
         ("vocab", texts, "--output", tmp_path / "vocab", "--vocab-size", 3000, "--workers", 2, boundary),
@@ -283,12 +274,12 @@ def test_odd_documents_take_little_memory_and_none_is_lost(
         assert run.peak_anonymous_bytes() < 1 << 30
         run.finish()
     manifest = DataFolder.open(tmp_path / "data").manifest
-    assert manifest["corpus"]["documents"] == documents
+    assert manifest["corpus"]["documents"] == number
     duplicates = words - 977 + len(ordinary) - len(set(ordinary))
     assert manifest["corpus"]["left_out"] == {"duplicate_documents": duplicates}
     drops = (split["statistics"]["drops"]["single_sentence_spans"] for split in manifest["splits"].values())
     assert sum(drops) == 977
-    assert json.loads((tmp_path / "vocab" / "manifest.json").read_text())["figures"]["documents"] == documents
+    assert json.loads((tmp_path / "vocab" / "manifest.json").read_text())["figures"]["documents"] == number
 
 
 def test_every_dropped_line_and_document_is_counted_by_reason(tmp_path, vocab_folder, english_text) -> None:

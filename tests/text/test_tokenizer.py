@@ -27,19 +27,6 @@ def of_words(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_transformers_opens_a_folder_of_pieces(vocab_folder: Path) -> None:
-    from transformers import AutoTokenizer
-
-    theirs = AutoTokenizer.from_pretrained(vocab_folder)
-    pair = theirs("the first one", "the second")
-    first, second = (len(theirs(text)["input_ids"]) for text in ("the first one", "the second"))
-    assert pair["token_type_ids"] == [0] * first + [1] * (second - 1)
-    assert (theirs.pad_token_id, theirs.unk_token_id, theirs.cls_token_id) == (0, 100, 101)
-    assert (theirs.sep_token_id, theirs.mask_token_id, theirs.model_max_length) == (102, 103, 512)
-    assert theirs("[MASK]")["input_ids"] == [101, 103, 102]
-    assert theirs.decode(theirs("Functions, loops.")["input_ids"], skip_special_tokens=True) == "functions, loops."
-
-
 def test_transformers_opens_a_folder_of_words(of_words: Path) -> None:
     from transformers import AutoTokenizer
 

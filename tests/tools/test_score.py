@@ -83,7 +83,6 @@ def test_pairs_are_judged_by_their_scores(
 
 GOOD = '{"sentence_good": "the one", "sentence_bad": "one the"}'
 MISTAKES = {
-    "field missing": (f'{GOOD}\n{{"sentence_good": "the"}}\n', "no text in 'sentence_bad'", "line 2"),
     "empty sentence": ('\n{"sentence_good": " ", "sentence_bad": "the"}\n', "no text in 'sentence_good'", "line 2"),
     "too long": (f'{GOOD}\n{{"sentence_good": "the", "sentence_bad": "{"the " * 50}"}}', "52 tokens", "line 2"),
     "blank lines alone": ("\n\n", "no pair", "pairs.jsonl"),
