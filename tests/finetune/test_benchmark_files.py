@@ -112,9 +112,7 @@ def test_rows_that_cannot_be_used_are_left_out_and_counted(read: Read) -> None:
         (",a\n,b\nfine,a\n", "'text' is empty; 2 of 3 rows cannot be used", "line 2"),
     ],
 )
-def test_an_unquoted_comma_and_a_file_of_mostly_useless_rows_are_refused(
-    read: Read, rows: str, what: str, line: str
-) -> None:
+def test_an_unquoted_comma_and_a_file_of_mostly_useless_rows_are_refused(read, rows, what, line) -> None:
     with pytest.raises(InputError, match=what) as caught:
         read("classify", "a.csv", f"text,label\n{rows}")
     assert caught.value.where.endswith(line)
@@ -239,9 +237,7 @@ C3 = json.dumps([[["男：你好。"], [{"question": "谁？", "choice": ["甲",
         ("answer", "m-train.json", C3, ["text", "pair", "label"]),
     ],
 )
-def test_what_is_not_read_is_named_with_the_columns_to_convert_it_to(
-    read: Read, task: str, name: str, text: str, columns: list[str]
-) -> None:
+def test_what_is_not_read_is_named_with_the_columns_to_convert_it_to(read, task, name, text, columns) -> None:
     with pytest.raises(InputError, match="not supported") as caught:
         read(task, name, text)
     assert all(column in caught.value.remedy for column in columns)

@@ -10,13 +10,10 @@ from bert_pretrain.finetune.classify import Classify
 from bert_pretrain.finetune.rows import LabelledInput
 from bert_pretrain.finetune.settings import Settings
 from bert_pretrain.text.tokenizer import Tokenizer
-from tests.finetune.conftest import Read
 
 
 @pytest.mark.parametrize("pair_field", [None, "pair"])
-def test_texts_and_pairs_are_what_the_library_makes_of_them(
-    read: Read, tokenizer: Tokenizer, pair_field: str | None
-) -> None:
+def test_texts_and_pairs_are_what_the_library_makes_of_them(read, tokenizer, pair_field) -> None:
     backend = Backend.from_str(tokenizer.backend.to_str())
     backend.encode_special_tokens = True
     backend.enable_truncation(16, strategy="longest_first")

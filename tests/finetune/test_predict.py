@@ -49,9 +49,7 @@ def run(model: Path, source: Path | str, output: Path, **options: Any) -> list[d
 
 
 @pytest.mark.parametrize(("num_labels", "is_pair"), [(3, False), (3, True), (1, False)])
-def test_classes_and_numbers_are_those_of_transformers(
-    folder_of: Callable[..., Path], tmp_path: Path, num_labels: int, is_pair: bool
-) -> None:
+def test_classes_and_numbers_are_those_of_transformers(folder_of, tmp_path, num_labels, is_pair) -> None:
     folder = folder_of("SequenceClassification", num_labels=num_labels)
     rows = [{"number": number, "text": text, "other": text[::-1]} for number, text in enumerate(WORDS)]
     rows += [{"number": 9, "text": "good day", "other": None}, {"number": 10, "text": "bad day", "other": " "}]
@@ -141,9 +139,7 @@ def test_answers_are_those_of_transformers(folder_of: Callable[..., Path], tmp_p
 
 
 @pytest.mark.parametrize("ending", ["jsonl", "csv"])
-def test_rows_of_every_format_keep_their_columns_in_every_format(
-    binary: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ending: str
-) -> None:
+def test_rows_of_every_format_keep_their_columns_in_every_format(binary, tmp_path, monkeypatch, ending) -> None:
     monkeypatch.setattr("bert_pretrain.finetune.predict.ROWS_AT_ONCE", 2)
     rows: list[dict[str, Any]] = [
         {"text": text, "label": "x", "kinds": ["a", "b"], "note": f'{number},"\n'} for number, text in enumerate(WORDS)
@@ -171,9 +167,7 @@ def test_rows_of_every_format_keep_their_columns_in_every_format(
     assert [float(row["score"]) for row in lines] == scores
 
 
-def test_what_is_truncated_or_skipped_is_counted_once(
-    binary: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_is_truncated_or_skipped_is_counted_once(binary, tmp_path, capsys) -> None:
     source = write_rows(tmp_path / "a.jsonl", [{"text": "very " * 40}, {"text": " "}, {"text": "good"}])
     found = run(binary, source, tmp_path / "o.jsonl", skip_empty=True)
     assert [line["text"][:5] for line in found] == ["very ", "good"]
@@ -182,9 +176,7 @@ def test_what_is_truncated_or_skipped_is_counted_once(
     assert "input: 1 of 2 are longer than 32 tokens, truncated\n" in shown
 
 
-def test_tags_and_answers_are_written_in_the_form_of_their_task(
-    folder_of: Callable[..., Path], tagger: Path, tmp_path: Path
-) -> None:
+def test_tags_and_answers_are_written_in_the_form_of_their_task(folder_of, tagger, tmp_path) -> None:
     source = write_rows(tmp_path / "a.jsonl", [{"tokens": ["anna", "is"]}, {"tokens": ["天"]}])
     tags = [line["tags"] for line in run(tagger, source, tmp_path / "o.jsonl")]
     predict(tagger, str(source), tmp_path / "o.conll", config=CPU)
@@ -226,9 +218,7 @@ def test_a_mistake_names_its_line_and_leaves_no_file(binary: Path, tmp_path: Pat
     assert list(tmp_path.iterdir()) == [source]
 
 
-def test_folders_that_cannot_predict_are_refused(
-    folder_of: Callable[..., Path], toy_model: Path, tmp_path: Path
-) -> None:
+def test_folders_that_cannot_predict_are_refused(folder_of, toy_model, tmp_path) -> None:
     source = write_rows(tmp_path / "a.jsonl", [{"text": "good"}])
 
     def attempt(folder: Path, what: str) -> None:

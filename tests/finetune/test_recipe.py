@@ -1,6 +1,5 @@
 """The rate by width and scale, trials on validation rows, baselines, and the warning of a model that is not better."""
 
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -37,9 +36,7 @@ def test_what_is_not_given_is_tried_in_twice_the_time() -> None:
     assert [(trial.learning_rate, trial.dropout) for trial in rates] == [((1e-4,), 0.1), ((3e-4,), 0.1)]
 
 
-def test_the_best_of_several_rates_is_kept_beside_baselines(
-    toy_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_best_of_several_rates_is_kept_beside_baselines(toy_model, tmp_path, capsys) -> None:
     rows = write_rows(tmp_path / "rows.jsonl", reviews(100, 1))
     settings = Settings(learning_rate=(1e-6, 3e-3), batch_size=16, epochs=2, baselines=True)
     finetune("classify", toy_model, train=rows, output=tmp_path / "o", settings=settings, device="cpu")
@@ -66,9 +63,7 @@ def test_baselines_know_chinese_characters_held_out_classes_and_the_most_frequen
     assert [is_clearly_better(accuracy, 0.916, 2000) for accuracy in (0.92, 0.93)] == [False, True]
 
 
-def test_a_model_that_is_no_better_than_a_constant_gets_a_warning(
-    toy_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_model_that_is_no_better_than_a_constant_gets_a_warning(toy_model, tmp_path, capsys) -> None:
     rows = {"train": reviews(100, 1), "test": reviews(100, 2)}
     for row in rows["test"]:
         row["label"] = {"pos": "neg", "neg": "pos"}[row["label"]]

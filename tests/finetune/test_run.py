@@ -89,9 +89,7 @@ def test_the_card_says_what_it_is_and_gives_its_figures(classifier: dict[str, An
     assert report["warning"].startswith("not clearly better than words alone")
 
 
-def test_a_head_for_other_labels_is_drawn_anew_and_one_for_the_same_is_kept(
-    classifier: dict[str, Any], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_head_for_other_labels_is_drawn_anew_and_one_for_the_same_is_kept(classifier, capsys) -> None:
     tokenizer = Tokenizer.load(classifier["output"])
     saved = load_file(classifier["output"] / "model.safetensors")["classifier.weight"]
     for classes, is_kept in ((["neg", "pos"], True), (["pos", "neg"], False)):
@@ -102,9 +100,7 @@ def test_a_head_for_other_labels_is_drawn_anew_and_one_for_the_same_is_kept(
         assert ("classifier.weight" in capsys.readouterr().out) == (not is_kept)
 
 
-def test_the_same_command_is_up_to_date_and_another_is_refused(
-    classifier: dict[str, Any], toy_model: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_same_command_is_up_to_date_and_another_is_refused(classifier, toy_model, capsys) -> None:
     before = (classifier["output"] / "model.safetensors").stat().st_mtime_ns
     finetune("classify", toy_model, **classifier)
     warning = results(classifier["output"])[0]["warning"]
@@ -119,9 +115,7 @@ def test_the_same_command_is_up_to_date_and_another_is_refused(
 @pytest.mark.parametrize(
     ("name", "left"), [("model.safetensors", None), ("model.safetensors", 8), ("checksums.json", None)]
 )
-def test_a_damaged_result_is_not_up_to_date(
-    classifier: dict[str, Any], toy_model: Path, tmp_path: Path, name: str, left: int | None
-) -> None:
+def test_a_damaged_result_is_not_up_to_date(classifier, toy_model, tmp_path, name, left) -> None:
     output = shutil.copytree(classifier["output"], tmp_path / "out")
     (output / name).unlink() if left is None else os.truncate(output / name, left)
     with pytest.raises(DataError, match=f"is damaged: {name}"):
@@ -164,9 +158,7 @@ def test_tags_are_learned_also_beyond_the_positions(toy_model: Path, tmp_path: P
     assert predicted(output, validation, "predicted_tags") == found
 
 
-def test_answers_are_found_in_long_contexts_and_none_where_none_is(
-    toy_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_answers_are_found_in_long_contexts_and_none_where_none_is(toy_model, tmp_path, capsys) -> None:
     train = write_rows(tmp_path / "train.jsonl", questions(200, 1))
     test = write_rows(tmp_path / "test.jsonl", questions(40, 2))
     settings = Settings(**FAST, epochs=4, max_answer_length=30)
@@ -183,9 +175,7 @@ def test_answers_are_found_in_long_contexts_and_none_where_none_is(
     assert predicted(output, test, "answer") == [line["prediction"] for line in predictions]
 
 
-def test_without_the_extra_one_message_says_what_to_install(
-    toy_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_the_extra_one_message_says_what_to_install(toy_model, tmp_path, monkeypatch) -> None:
     monkeypatch.setitem(sys.modules, "seqeval", None)
     with pytest.raises(ConfigError, match="needs seqeval") as caught:
         finetune("tag", toy_model, train="t.tsv", output=tmp_path / "o")

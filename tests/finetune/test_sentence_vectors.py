@@ -39,9 +39,7 @@ def write_pairs(path: Path, count: int, seed: int) -> list[tuple[float, str, str
 
 
 @pytest.mark.slow
-def test_the_recipe_is_as_good_as_the_command_before_it(
-    toy_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_recipe_is_as_good_as_the_command_before_it(toy_model, tmp_path, monkeypatch) -> None:
     tokenizer = Tokenizer.load(toy_model)
     sizes = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 128}
     quiet = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}  # as models of short runs

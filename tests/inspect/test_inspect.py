@@ -139,9 +139,7 @@ def test_one_damage_fails_one_check(data_folder: Path, tmp_path: Path, change: C
     assert "train/00000.parquet" in failure
 
 
-def test_the_first_row_at_fault_is_named_by_its_number_in_the_shard_and_in_the_split(
-    data_folder: Path, tmp_path: Path
-) -> None:
+def test_the_first_row_at_fault_is_named_by_its_number_in_the_shard_and_in_the_split(data_folder, tmp_path) -> None:
     folder = rewritten(data_folder, tmp_path / "data", column("next_sentence_label", 5, 9), shard=1)
     row = DataFolder.open(folder).shards("train")[0].rows + 5
     assert inspected(folder).failures["labels"] == [f"train/00001.parquet: 1 example in row 5 (train row {row})"]
@@ -171,9 +169,7 @@ OBJECTIVES = {
 
 
 @pytest.mark.parametrize("settings", OBJECTIVES.values(), ids=OBJECTIVES)
-def test_every_objective_is_shown_and_checked_by_its_own_rules(
-    tmp_path: Path, english_text: Path, vocab_folder: Path, settings: list[str]
-) -> None:
+def test_every_objective_is_shown_and_checked_by_its_own_rules(tmp_path, english_text, vocab_folder, settings) -> None:
     config = load_config(settings=[f"data.{setting}" for setting in (*settings, "max_seq_length=64", "dupe_factor=1")])
     folder = make_data(config, [str(english_text)], vocab_folder, tmp_path / "data", workers=1)
     found = inspected(folder)

@@ -227,7 +227,7 @@ def test_make_data_takes_no_more_descriptors_for_more_parts_and_leaves_none_open
 ) -> None:
     copy = tmp_path / "copy.txt"
     copy.write_text(english_text.read_text(encoding="utf-8")[:20000], encoding="utf-8")  # duplicates
-    monkeypatch.setattr(documents, "PART_BYTES", 4096)
+    monkeypatch.setattr(documents, "PART_BYTES", 2048)
     inputs, before = [str(english_text), str(copy)], set(os.listdir("/dev/fd"))
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     limit = max(map(int, before)) + 20
@@ -237,7 +237,7 @@ def test_make_data_takes_no_more_descriptors_for_more_parts_and_leaves_none_open
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
     assert len(os.listdir("/dev/fd")) <= len(before)
-    assert len(list(tmp_path.glob(".token-store/*/part-*"))) > limit
+    assert len(list(tmp_path.glob(".token-store/*/part-*"))) > limit - len(before)
     assert list(tmp_path.glob(".token-store/*/duplicates-*.npy"))
 
 
@@ -259,9 +259,7 @@ def write_odd_documents(folder: Path, words: int, english: str) -> int:
 
 
 @pytest.mark.slow
-def test_odd_documents_take_little_memory_and_none_is_lost(
-    tmp_path: Path, vocab_folder: Path, english_text: Path
-) -> None:
+def test_odd_documents_take_little_memory_and_none_is_lost(tmp_path, vocab_folder, english_text) -> None:
     words = 1_000_000
     texts, ordinary = tmp_path / "texts", english_text.read_text().strip().split("\n\n")
     number = write_odd_documents(texts, words, english_text.read_text())
@@ -313,40 +311,26 @@ def few(numbered) -> Numbered:
         ("document_offsets.npy", cut_short),
         ("summary.json", Path.unlink),
         ("checksums.json", flip_a_byte),
-    ],
-)
-def test_a_damaged_store_shard_is_named_and_tokenised_again(few, capsys, name: str, damage) -> None:
-    first = few.make(*SMALL, name="first")
-    (shard,) = (few.folder / ".token-store").glob("*/part-00000")
-    before = digests(shard)
-    damage(shard / name)
-    capsys.readouterr()
-    second = few.make(*SMALL, name="second")
-    (line,) = [line for line in capsys.readouterr().out.splitlines() if "the token store was damaged" in line]
-    assert str(shard) in line
-    assert name in line
-    assert digests(shard) == before
-    assert digests(second) == digests(first)
-
-
-@pytest.mark.parametrize(
-    ("name", "damage"),
-    [
         ("train/00000.parquet", Path.unlink),
         ("train/00001.parquet", cut_short),
         ("train/00002.parquet", flip_a_byte),
         ("tokenizer/vocab.txt", cut_short),
     ],
 )
-def test_a_damaged_file_is_named_and_the_data_is_built_again(few, capsys, name: str, damage) -> None:
+def test_a_damaged_file_is_named_and_made_again(few, capsys, name: str, damage) -> None:
     data = few.make(*SMALL)
-    before, records = digests(data), DataFolder.open(data).shards("train")
-    damage(data / name)
+    (shard,) = (few.folder / ".token-store").glob("*/part-00000")
+    before, stored, records = digests(data), digests(shard), DataFolder.open(data).shards("train")
+    is_stored = "/" not in name
+    damage((shard if is_stored else data) / name)
     if name.startswith("train"):
         with pytest.raises(DataError, match=name) as caught:
             [read_shard(data, record) for record in records]
         assert "make-data" in caught.value.remedy
     capsys.readouterr()
-    few.make(*SMALL, verify=True)
-    assert len(re.findall(rf"\b{name.split('/')[0]}.*; the data is built again", capsys.readouterr().out)) == 1
-    assert digests(data) == before
+    again = few.make(*SMALL, name="second" if is_stored else "data", verify=True)
+    said = (
+        f"token store was damaged, {shard}: .*{name}" if is_stored else rf"\b{name.split('/')[0]}.*; the data is built"
+    )
+    assert len(re.findall(said, capsys.readouterr().out)) == 1
+    assert (digests(again), digests(shard)) == (before, stored)

@@ -116,9 +116,7 @@ def test_an_unknown_name_gets_those_that_are_known(name: str) -> None:
         (0, "hidden", 200),
     ],
 )
-def test_a_wrong_file_of_facts_is_refused_by_its_key(
-    tmp_path: Path, place: int | None, key: str, value: object
-) -> None:
+def test_a_wrong_file_of_facts_is_refused_by_its_key(tmp_path, place, key, value) -> None:
     facts = json.loads(read_machine("t4").model_dump_json())
     (facts if place is None else facts["speeds"][place])[key] = value
     (tmp_path / "machine.json").write_text(json.dumps(facts))

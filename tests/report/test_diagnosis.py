@@ -172,9 +172,7 @@ FREQUENCIES = "only token frequencies learned"
         (7.2, 6.51, None),
     ],
 )
-def test_a_finished_model_no_better_than_token_frequencies_has_learnt_no_more(
-    first: float, loss: float, cause: str | None
-) -> None:
+def test_a_finished_model_no_better_than_token_frequencies_has_learnt_no_more(first, loss, cause) -> None:
     lines = [{"step": 0, "validation_mlm_loss": first}, {"step": 9, "mlm_loss": 2.0}]
     lines += [{"step": 9, "validation_mlm_loss": loss}]
     found = nothing_learnt(RECORD, lines)

@@ -28,9 +28,7 @@ def test_a_row_says_medians_and_spread() -> None:
 
 
 @pytest.mark.slow
-def test_one_command_prints_every_row_and_the_table_of_scaling(
-    english_text: Path, chinese_text: Path, tmp_path: Path
-) -> None:
+def test_one_command_prints_every_row_and_the_table_of_scaling(english_text, chinese_text, tmp_path) -> None:
     packed = tmp_path / "chinese.txt.xz"
     packed.write_bytes(lzma.compress(chinese_text.read_bytes()))
     words = ["--english", english_text, "--chinese", packed, "--work", tmp_path / "work", "--repeats", 1]

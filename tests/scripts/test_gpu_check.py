@@ -64,9 +64,7 @@ def test_rows_become_json_lines_and_tables(results: Any) -> None:
 # ── the scheduler ──
 
 
-def test_parts_run_in_turn_and_what_fails_stops_nothing_and_loses_nothing(
-    results: Any, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_parts_run_in_turn_and_what_fails_stops_nothing_and_loses_nothing(results, capsys) -> None:
     def unreadable() -> Any:
         raise FileNotFoundError("metrics.jsonl")
 
@@ -84,9 +82,7 @@ def test_parts_run_in_turn_and_what_fails_stops_nothing_and_loses_nothing(
     assert log.index("words of the error") < log.index("met")
 
 
-def test_a_part_is_stopped_at_its_limit_with_all_its_processes_or_killed(
-    results: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_part_is_stopped_at_its_limit_with_all_its_processes_or_killed(results, monkeypatch) -> None:
     monkeypatch.setattr(check, "GRACE_SECONDS", 0.3)
     deep = part("a", f"bash -c 'echo $$ >{results.work}/pid; sleep 100; true' & wait", limit=1.0)
     stubborn = part("b", "trap 'echo not yet' TERM; while true; do sleep 0.05; done", limit=1.0)

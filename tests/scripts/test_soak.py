@@ -3,7 +3,6 @@
 import json
 import sys
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 
@@ -35,9 +34,7 @@ def training(
         (lambda step: 500.0, lambda step: 9 + step // 1000, 500, False),
     ],
 )
-def test_a_leak_of_memory_or_descriptors_fails(
-    memory: Callable[[int], float], descriptors: Callable[[int], int], from_step: int, passes: bool
-) -> None:
+def test_a_leak_of_memory_or_descriptors_fails(memory, descriptors, from_step, passes) -> None:
     assert soak.judge(training(memory, descriptors), from_step)[1] is passes
 
 
@@ -49,9 +46,7 @@ def test_a_run_too_short_for_a_verdict_gets_none() -> None:
 
 @LINUX
 @pytest.mark.slow
-def test_a_real_training_is_watched(
-    data_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_a_real_training_is_watched(data_folder, tmp_path, monkeypatch, capfd) -> None:
     output = tmp_path / "soak"
     settings = ("train.device=cpu", "train.global_batch_size=16", "train.save_every=20", "train.log_every=2")
     words = [word for setting in settings for word in ("--set", setting)]
@@ -69,9 +64,7 @@ def test_a_real_training_is_watched(
 
 
 @LINUX
-def test_a_training_that_fails_gets_no_verdict(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_a_training_that_fails_gets_no_verdict(tmp_path, monkeypatch, capfd) -> None:
     monkeypatch.setattr(sys, "argv", ["soak.py", str(tmp_path / "no-data"), "--output", str(tmp_path / "soak")])
     assert soak.main() == 2
     assert "exit status 2" in capfd.readouterr().err

@@ -56,9 +56,7 @@ def their_tokens(bert_folder: Path) -> Any:
     return token_scores
 
 
-def test_pairs_are_judged_by_their_scores(
-    bert_folder: Path, short: list[str], their_tokens: Any, tmp_path: Path
-) -> None:
+def test_pairs_are_judged_by_their_scores(bert_folder, short, their_tokens, tmp_path) -> None:
     pairs = list(zip(short, reversed(short), strict=True))  # among them a sentence with itself, which is no success
     lines = [
         json.dumps({"sentence_good": good, "sentence_bad": bad, "UID": f"set{index % 2}", "kind": "x"})
@@ -90,9 +88,7 @@ MISTAKES = {
 
 
 @pytest.mark.parametrize(("content", "what", "where"), MISTAKES.values(), ids=MISTAKES)
-def test_broken_pairs_are_named_by_file_and_line(
-    bert_folder: Path, tmp_path: Path, content: str, what: str, where: str
-) -> None:
+def test_broken_pairs_are_named_by_file_and_line(bert_folder, tmp_path, content, what, where) -> None:
     path = tmp_path / "pairs.jsonl"
     path.write_text(content)
     with pytest.raises(InputError, match=what) as refused:
