@@ -8,7 +8,7 @@ import pytest
 from bert_pretrain.config import Config
 from bert_pretrain.errors import ConfigError
 from bert_pretrain.plan import law
-from bert_pretrain.plan.facts import MASKED_SHARE, SIZES, MachineFacts, Size, Speed, TextFacts
+from bert_pretrain.plan.facts import MASKED_SHARE, SIZES, MachineFacts, Speed, TextFacts
 from bert_pretrain.plan.planner import MIN_SECONDS, Plan, make_plan
 
 ENGLISH = TextFacts(
@@ -87,14 +87,6 @@ def test_a_little_text_is_seen_no_more_often_than_was_measured_and_takes_no_more
     assert MIN_SECONDS <= day.seconds == day.config.time < 3600.0
     assert day.why_seconds
     assert (plan(seconds=3600.0).seconds, plan(seconds=3600.0).why_seconds) == (3600.0, "")
-
-
-def test_weights_decay_and_repeated_text_is_worth_less_the_more_often_the_text_is_seen() -> None:
-    decays = [law.weight_decay(epochs) for epochs in (0.5, 2.0, 8.0, 25.0, 100.0)]
-    assert decays == sorted(decays)
-    assert 0.1 <= decays[0] < decays[-1]
-    new, seen = (law.forecast(Size(2, 128), 8192, 10.0, epochs, is_chinese=False) for epochs in (1.0, 20.0))
-    assert seen.loss > new.loss
 
 
 @pytest.mark.parametrize(

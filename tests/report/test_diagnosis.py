@@ -164,13 +164,7 @@ FREQUENCIES = "only token frequencies learned"
 
 @pytest.mark.parametrize(
     ("first", "loss", "cause"),
-    [
-        (10.3, 10.3, "nothing learned"),
-        (10.3, 7.1, FREQUENCIES),
-        (10.3, 6.95, FREQUENCIES),
-        (10.3, 6.85, None),
-        (7.2, 6.51, None),
-    ],
+    [(10.3, 10.3, "nothing learned"), (10.3, 6.95, FREQUENCIES), (10.3, 6.85, None), (7.2, 6.51, None)],
 )
 def test_a_finished_model_no_better_than_token_frequencies_has_learnt_no_more(first, loss, cause) -> None:
     lines = [{"step": 0, "validation_mlm_loss": first}, {"step": 9, "mlm_loss": 2.0}]
