@@ -109,13 +109,7 @@ def test_chosen_examples_are_those_chosen_and_joined_ones_are_in_order(rows, see
         assert_equal(taken.take(np.array([place])), examples.take(np.array([row])))
 
 
-LISTS = pa.list_(pa.uint16())
-
-
-LENGTHS = st.lists(st.integers(0, 9), max_size=20)
-
-
-@given(LENGTHS)
+@given(st.lists(st.integers(0, 9), max_size=20))
 def test_ragged_arrays(lengths: list[int]) -> None:
     offsets = ragged.offsets_of(np.array(lengths, dtype=np.int64))
     values = np.arange(offsets[-1])
@@ -128,6 +122,7 @@ def test_ragged_arrays(lengths: list[int]) -> None:
     assert np.diff(taken_offsets).tolist() == lengths[::-1]
 
 
+LISTS = pa.list_(pa.uint16())
 # What a file holds that is Parquet and whole, and that no `make-data` has written: other columns, or less of them.
 FOREIGN: dict[str, tuple[dict[str, pa.Array | None], str]] = {
     "a column less": ({"segment_b_start": None}, "segment_b_start"),
@@ -159,21 +154,21 @@ def test_whole_parquet_without_examples_is_refused(tmp_path: Path, kind: str) ->
     assert error.value.where == str(path)
 
 
+FIRST = ("splits", "train", "shards", 0)
+
+
 @pytest.mark.parametrize(
     ("keys", "value"),
     [
         (("splits",), []),
         (("splits", "train", "shards"), 7),
-        (("splits", "train", "shards", 0, "path"), "../../elsewhere.parquet"),
-        (("splits", "train", "shards", 0, "path"), "/etc/passwd"),
-        (("splits", "train", "shards", 0, "rows"), "31"),
-        (("splits", "train", "shards", 0, "bytes"), -1),
-        (("splits", "train", "shards", 0, "more"), 1),
-        (("splits", "train", "shards", 0, "content_hash"), "x7"),
-        (("tokenizer",), None),
+        *(((*FIRST, "path"), path) for path in ("../../elsewhere.parquet", "/etc/passwd")),
+        *(
+            ((*FIRST, name), value)
+            for name, value in (("rows", "31"), ("bytes", -1), ("more", 1), ("content_hash", "x7"))
+        ),
+        *(((name,), value) for name, value in (("tokenizer", None), ("inputs", {}), ("corpus", 1.5))),
         (("config", "data"), "short"),
-        (("inputs",), {}),
-        (("corpus",), 1.5),
     ],
 )
 def test_a_manifest_that_says_something_else_is_refused(data_folder: Path, tmp_path: Path, keys, value) -> None:

@@ -102,22 +102,16 @@ def test_a_corpus_without_honest_pairs_is_refused_and_the_folder_stays_free(numb
     assert DataFolder.open(data).rows("train") > 0
 
 
-TINY = ["data.examples_per_shard=64", "data.max_seq_length=16", "data.dupe_factor=2"]
-
-
 @pytest.mark.parametrize(
-    ("documents", "settings", "warned"),
+    ("documents", "warned"),
     [
-        (documents_of(9, 5, (20, 20), (3, 9)), [], "only 5 documents"),
-        (documents_of(9, 40, (5, 5), (3, 9)), [], ""),
-        (documents_of(9, 30, (1, 1), (3, 9)) + documents_of(10, 30, (3, 40), (3, 9)), TINY, "a single sentence"),
-        (documents_of(9, 2, (1, 1), (3, 9)) + documents_of(10, 58, (3, 20), (3, 9)), TINY, ""),
+        (documents_of(9, 5, (20, 20), (3, 9)), "only 5 documents"),
+        (documents_of(9, 30, (1, 1), (3, 9)) + documents_of(10, 30, (3, 40), (3, 9)), "a single sentence"),
+        (documents_of(9, 2, (1, 1), (3, 9)) + documents_of(10, 58, (3, 20), (3, 9)), ""),
     ],
 )
-def test_few_documents_and_many_single_sentences_are_warned_about(
-    numbered, documents, settings, warned, capsys: pytest.CaptureFixture[str]
-) -> None:
-    numbered(documents).make(*settings)
+def test_few_documents_and_many_single_sentences_are_warned_about(numbered, documents, warned: str, capsys) -> None:
+    numbered(documents).make("data.examples_per_shard=64", "data.max_seq_length=16", "data.dupe_factor=2")
     printed = capsys.readouterr().out
     assert ("warning" in printed) == bool(warned)
     assert warned in printed
