@@ -35,14 +35,6 @@ Lee NNP I-NP I-PER
 """
 
 
-def test_conll_2003_is_read_with_its_ending_and_its_iob1(read: Read) -> None:
-    for name, how in (("eng.train", {}), ("train.csv", {"format": "conll"})):
-        (first, second), notes = read("tag", name, CONLL_2003, **how)
-        assert (first.inputs["tokens"], first.label) == (["Paris", "Berlin", "wins"], ["B-LOC", "B-LOC", "O"])
-        assert (second.inputs["tokens"], second.label) == (["Anna", "Lee"], ["B-PER", "I-PER"])
-        assert not notes
-
-
 KINDS = st.sampled_from(["PER", "LOC"])
 ENTITIES = st.lists(st.one_of(st.none(), st.tuples(KINDS, st.integers(1, 4))), min_size=1, max_size=8)
 SCHEMES = {"IOBES": "BIES", "BMES": "BMES", "BILOU": "BILU", "BMEWO": "BMEW"}

@@ -13,7 +13,7 @@ import torch
 import transformers
 
 from bert_pretrain.config import TrainConfig
-from bert_pretrain.errors import ConfigError, DataError, InputError, OutputError
+from bert_pretrain.errors import ConfigError, DataError, InputError
 from bert_pretrain.finetune.predict import predict
 from bert_pretrain.text.tokenizer import Tokenizer
 from tests.finetune.conftest import peer_of, write_rows
@@ -189,15 +189,6 @@ def test_tags_and_answers_are_written_in_the_form_of_their_task(folder_of, tagge
     (line,) = run(reader, source, tmp_path / "q.out.jsonl")
     predict(reader, str(source), tmp_path / "o.json", config=CPU)
     assert json.loads((tmp_path / "o.json").read_text(encoding="utf-8")) == {"q1": line["answer"]}
-
-
-def test_an_output_is_replaced_unless_it_is_a_folder(binary: Path, tmp_path: Path) -> None:
-    source, output = write_rows(tmp_path / "a.jsonl", [{"text": "good"}]), tmp_path / "o.csv"
-    output.write_text("old")
-    assert [line["text"] for line in run(binary, source, output)] == ["good"]
-    (tmp_path / "d.csv").mkdir()
-    with pytest.raises(OutputError, match="is a folder"):
-        run(binary, source, tmp_path / "d.csv")
 
 
 @pytest.mark.parametrize(

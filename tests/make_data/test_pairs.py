@@ -17,7 +17,6 @@ from bert_pretrain.make_data.pairs import (
     pack_sentences,
     shuffle_segment_b,
     slices_with_windows,
-    swap_segments,
 )
 from bert_pretrain.make_data.token_store import ShardText, split_long
 from bert_pretrain.text import ragged
@@ -114,49 +113,6 @@ def test_sentences_of_half_a_window_are_never_cut_and_only_the_last_ones_are_see
     # A last sentence left alone takes sentences before it along: once a document at most, and a window of them.
     for begin, end in itertools.pairwise(text.sentence_starts[text.slice_offsets]):
         assert (seen[begin:end] == 2).sum() < 61
-
-
-@given(DOCUMENTS, MAX_TOKENS, SEEDS)
-def test_half_of_the_windows_are_swapped(documents: list[list[int]], max_tokens: int, seed: int) -> None:
-    segments = cut(documents, max_tokens, 0.3, seed)
-    swapped = swap_segments(segments, np.random.default_rng(seed))
-    windows, pairs, labels = halves(segments), halves(swapped), swapped.labels
-    assert len(labels) == len(segments)
-    assert abs(2 * int(labels.sum()) - len(labels)) <= 1
-    assert (pairs.b_start == pairs.a_start + pairs.a_lengths)[labels == 0].all()
-    assert (pairs.a_start == pairs.b_start + pairs.b_lengths)[labels == 1].all()
-    first = np.minimum(pairs.a_start, pairs.b_start)
-    assert np.array_equal(first, windows.a_start)
-    assert np.array_equal(first + pairs.a_lengths + pairs.b_lengths, windows.b_end)
-
-
-def test_the_two_sides_of_a_window_are_equally_long() -> None:
-    """Cut from the front alone, A would begin with the sentence that did not fit before: longer than most."""
-    rng = np.random.default_rng(0)
-    many, one = [rng.integers(4, 30, 400).tolist() for _ in range(100)], [rng.integers(4, 30, 40_000).tolist()]
-    difference, one_sided = (
-        windows.a_lengths - windows.b_lengths for windows in (halves(cut(each, 61)) for each in (many, one))
-    )
-    error = difference.std() / np.sqrt(len(difference))
-    assert abs(difference.mean()) < 4 * error
-    assert one_sided.mean() > 10 * error
-
-
-@given(DOCUMENTS, MAX_TOKENS, SEEDS)
-def test_pairs_have_balanced_labels_that_are_true(documents: list[list[int]], max_tokens: int, seed: int) -> None:
-    text, owner = text_of(documents), owners(documents)
-    windows = cut(documents, max_tokens, 0.3, seed, at_sentences=False)
-    assume(len(np.unique(text.slices_of(windows.starts))) > 1)
-    shuffled = shuffle_segment_b(windows, text, max_tokens, np.random.default_rng(seed))
-    labels, pairs = shuffled.labels, halves(shuffled)
-    assert len(shuffled) == len(windows)
-    assert abs(2 * int(labels.sum()) - len(labels)) <= 1
-    assert min(pairs.a_lengths.min(), pairs.b_lengths.min()) > 0
-    assert (pairs.a_lengths + pairs.b_lengths <= max_tokens).all()
-    assert np.array_equal(labels == 1, owner[pairs.a_start] != owner[pairs.b_start])
-    assert (pairs.b_start == pairs.a_start + pairs.a_lengths)[labels == 0].all()
-    assert np.array_equal(owner[pairs.a_start], owner[pairs.a_start + pairs.a_lengths - 1])
-    assert np.array_equal(owner[pairs.b_start], owner[pairs.b_end - 1])
 
 
 @given(DOCUMENTS, st.integers(1, 11), SEEDS)

@@ -213,19 +213,6 @@ def test_a_command_waits_for_another_with_its_token_store_and_shares_it(small, t
     assert (tmp_path / "b" / "manifest.json").exists()
 
 
-def test_the_entropy_of_tokens_is_that_of_all_shards_together(numbered) -> None:
-    data = numbered([[9, 7, 5, 3, 8, 6]] * 60).make("data.examples_per_shard=64")
-    tokenizer, counts = DataFolder.open(data).tokenizer(), {}
-    for split in ("train", "validation"):
-        ids = np.concatenate([table.original_ids for table in tables(data, split)])
-        counts[split] = np.bincount(ids, minlength=tokenizer.vocab_size)
-        counts[split][[tokenizer.cls_id, tokenizer.sep_id]] = 0
-    frequencies = (counts["train"] + 0.1) / (counts["train"] + 0.1).sum()
-    for split, own in counts.items():
-        measured = DataFolder.open(data).manifest["splits"][split]["statistics"]["unigram_entropy"]
-        assert measured == pytest.approx(-(own * np.log(frequencies)).sum() / own.sum(), abs=1e-5)
-
-
 WHOLE = "data.whole_word_mask=true"
 ESCAPED = '{"text": "An English text of some words. \\u4e2d\\u6587"}\n' * 9
 

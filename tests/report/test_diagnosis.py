@@ -129,14 +129,6 @@ def test_the_length_of_a_run_is_that_of_its_record() -> None:
     assert list(named(run(mlm_loss=rises), timed)) == ["learning rate too high"]
 
 
-def test_without_a_manifest_or_its_statistics_what_is_there_is_judged() -> None:
-    lines = run(mlm_loss=rises)
-    for known in ({}, {"length": 5, "config": [], "data": {"statistics": None}}):
-        assert diagnose(known, lines) == []
-        assert nothing_learnt(known, lines) is None
-    assert list(named(lines, {**RECORD, "data": {}})) == ["learning rate too high"]
-
-
 @pytest.mark.parametrize("name", ["grad_norm", "mlm_loss", "nsp_accuracy"])
 def test_figures_that_are_missing_or_not_finite_are_left_out(name: str) -> None:
     lines = run(**{name: lambda _: math.nan})

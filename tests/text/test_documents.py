@@ -281,16 +281,6 @@ def test_cutting_a_file_changes_none_of_its_documents(tmp_path, monkeypatch, see
         assert read_all(path) == whole
 
 
-def test_every_line_may_be_a_document(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    lines = [f"sequence {number} " * (1 + number % 5) for number in range(300)]
-    path = write(tmp_path / "a.txt", "\n\n" + "\r\n".join(lines[:100]) + "\n\n" + "\n".join(lines[100:]))
-    monkeypatch.setattr(documents, "PART_BYTES", 1000)
-    monkeypatch.setattr(text_files, "BLOCK_BYTES", 40)
-    found, counts = read_all(path, config=DataConfig(document_boundary="line"))
-    assert found == [line.strip() for line in lines]
-    assert not counts
-
-
 def test_one_input_gets_a_boundary_of_its_own(tmp_path: Path) -> None:
     prose, lines = write(tmp_path / "prose.txt", "One. Two.\n\nThree.\n"), write(tmp_path / "lines.txt", "ACGT\nACCT\n")
     inputs = [str(prose), str(lines)]
