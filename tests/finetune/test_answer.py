@@ -1,4 +1,4 @@
-"""SQuAD's layout and scores, and spans that are exactly what is in the context."""
+"""Scores of answers are those of SQuAD, and compare Chinese by character."""
 
 import pytest
 

@@ -322,18 +322,16 @@ def _with_other_value(data: bytes, draw: random.Random) -> bytes | None:
         if isinstance(value, dict | list) and len(places) < 2000:
             places += [(value, each) for each in (value if isinstance(value, dict) else range(len(value)))]
     holder, key = draw.choice(places)
-    kind = draw.randrange(8)
-    if kind == 0 and len(places) > 1 and holder is not tree:
+    other, place = draw.choice(places)
+    kind = draw.choice(("remove", "rename", "copy", "wrap", *["odd"] * 4))
+    if kind == "remove" and holder is not tree:
         del holder[key]
-    elif kind == 1 and isinstance(holder, dict):
+    elif kind == "rename" and isinstance(holder, dict):
         holder[str(draw.choice(_ODD))] = holder.pop(key)
-    elif kind == 2:
-        other, place = draw.choice(places)
+    elif kind == "copy":
         holder[key] = json.loads(json.dumps(other[place]))
-    elif kind == 3:
-        holder[key] = [holder[key]]
     else:
-        holder[key] = draw.choice(_ODD)
+        holder[key] = [holder[key]] if kind == "wrap" else draw.choice(_ODD)
     text = json.dumps(tree[0]).encode()
     return text if whole else b"\n".join([*lines[:number], text, *lines[number + 1 :]])
 

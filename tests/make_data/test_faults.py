@@ -11,7 +11,6 @@ import signal
 import subprocess
 import sys
 import time
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -39,60 +38,46 @@ def cut_short(path: Path) -> None:
     os.truncate(path, path.stat().st_size // 2)
 
 
-@dataclass(frozen=True)
-class Run:
-    """A command in a process of its own, whose workers can be told by its session."""
-
-    process: "subprocess.Popen[str]"
-
-    def members(self) -> list[int]:
-        """The processes of the command that are alive."""
-        found = []
-        for stat in Path("/proc").glob("[0-9]*/stat"):
-            with contextlib.suppress(OSError):
-                state, _, _, session = stat.read_text().rpartition(")")[2].split()[:4]
-                if int(session) == self.process.pid and state != "Z":
-                    found.append(int(stat.parent.name))
-        return found
-
-    def wait_for_shards(self, output: Path, number: int) -> None:
-        while num_shards(output) < number and self.process.poll() is None:
-            time.sleep(0.005)
-
-    def kill(self) -> None:
-        """Kill the parent, and see that its workers leave with it."""
-        self.process.kill()
-        self.process.communicate()
-        deadline = time.monotonic() + 60
-        while self.members():
-            assert time.monotonic() < deadline, "a worker outlives its parent"
-            time.sleep(0.02)
-
-    def finish(self, code: int = 0) -> tuple[str, str]:
-        stdout, stderr = self.process.communicate(timeout=600)
-        assert self.process.returncode == code, stdout + stderr
-        assert "Traceback" not in stderr
-        return stdout, stderr
-
-    def peak_anonymous_bytes(self) -> int:
-        """Watch until the command ends; return the most anonymous memory that one of its processes had."""
-        peak = 0
-        while self.process.poll() is None:
-            for member in self.members():
-                with contextlib.suppress(OSError):
-                    status = Path(f"/proc/{member}/status").read_text()
-                    peak = max([peak, *(int(found) << 10 for found in re.findall(r"RssAnon:\s+(\d+)", status))])
-            time.sleep(0.05)
-        return peak
+def start(*arguments: object) -> "subprocess.Popen[str]":
+    """Start a command; its workers have its session, and hold its output open as long as they live."""
+    command, pipe = [sys.executable, "-m", "bert_pretrain", *map(str, arguments)], subprocess.PIPE
+    return subprocess.Popen(command, cwd=REPOSITORY, stdout=pipe, stderr=pipe, text=True, start_new_session=True)
 
 
 def num_shards(output: Path) -> int:
     return len(list(output.glob("train/[0-9]*.parquet")))
 
 
-def start(*arguments: object) -> Run:
-    command, pipe = [sys.executable, "-m", "bert_pretrain", *map(str, arguments)], subprocess.PIPE
-    return Run(subprocess.Popen(command, cwd=REPOSITORY, stdout=pipe, stderr=pipe, text=True, start_new_session=True))
+def wait_for_shards(process: "subprocess.Popen[str]", output: Path, number: int) -> None:
+    while num_shards(output) < number and process.poll() is None:
+        time.sleep(0.005)
+
+
+def kill(process: "subprocess.Popen[str]") -> None:
+    """Kill the parent, and see that its workers leave with it."""
+    process.kill()
+    process.communicate(timeout=60)
+
+
+def finish(process: "subprocess.Popen[str]", code: int = 0) -> str:
+    """Wait for the end of a command, and return what it said of errors."""
+    stdout, stderr = process.communicate(timeout=600)
+    assert process.returncode == code, stdout + stderr
+    assert "Traceback" not in stderr
+    return stderr
+
+
+def peak_anonymous_bytes(process: "subprocess.Popen[str]") -> int:
+    """Watch until the command ends; return the most anonymous memory that one of its processes had."""
+    peak = 0
+    while process.poll() is None:
+        for stat in Path("/proc").glob("[0-9]*/stat"):
+            with contextlib.suppress(OSError):
+                if int(stat.read_text().rpartition(")")[2].split()[3]) == process.pid:  # its session
+                    status = stat.with_name("status").read_text()
+                    peak = max([peak, *(int(found) << 10 for found in re.findall(r"RssAnon:\s+(\d+)", status))])
+        time.sleep(0.05)
+    return peak
 
 
 def make_data_command(texts: Path, vocab: Path, output: Path, workers: int) -> list[object]:
@@ -130,10 +115,10 @@ def test_a_run_killed_at_random_moments_makes_the_same_bytes(tmp_path, texts, vo
     for _ in range(20):
         run = start(*make_data_command(texts, vocab_folder, output, draw.choice([1, 2, 7])))
         if draw.random() < 0.6:
-            run.wait_for_shards(output, num_shards(output) + draw.randint(1, 15))
+            wait_for_shards(run, output, num_shards(output) + draw.randint(1, 15))
         else:
             time.sleep(draw.uniform(0.2, 2))
-        run.kill()
+        kill(run)
         if (output / "manifest.json").exists():
             # Killed after the manifest, it may leave its lock and records, which the next command removes.
             finish_and_check(texts, vocab_folder, output, reference)
@@ -158,10 +143,10 @@ def test_a_stopped_run_goes_on_and_rebuilds_a_shard_that_was_damaged(
     while num_shards(output) < 5 or (output / "manifest.json").exists():  # a fast command is done before the signal
         shutil.rmtree(output, ignore_errors=True)
         run = start(*make_data_command(texts, vocab_folder, output, 2))
-        run.wait_for_shards(output, 5)
-        run.process.send_signal(number)
-        run.process.wait(timeout=180)
-    assert word in run.finish(code)[1]
+        wait_for_shards(run, output, 5)
+        run.send_signal(number)
+        run.wait(timeout=180)
+    assert word in finish(run, code)
     damaged = sorted(output.glob("train/[0-9]*.parquet"))[0]  # the signal may come before the last ones are recorded
     flip_a_byte(damaged)
     finish_and_check(texts, vocab_folder, output, reference)
@@ -177,8 +162,8 @@ def test_a_vocabulary_killed_at_random_moments_has_the_same_bytes(tmp_path, engl
     for _ in range(20):
         run = start(*arguments, draw.choice([1, 2, 7]))
         time.sleep(draw.uniform(0.3, 2.0))
-        run.kill()
-    start(*arguments, 2).finish()
+        kill(run)
+    finish(start(*arguments, 2))
     assert digests(output) == digests(vocab_folder)
 
 
@@ -270,8 +255,8 @@ def test_odd_documents_take_little_memory_and_none_is_lost(tmp_path, vocab_folde
         ("make-data", texts, "--vocab", vocab_folder, "--output", tmp_path / "data", one_copy, boundary),
     ):
         run = start(*command)
-        assert run.peak_anonymous_bytes() < 1 << 30
-        run.finish()
+        assert peak_anonymous_bytes(run) < 1 << 30
+        finish(run)
     manifest = DataFolder.open(tmp_path / "data").manifest
     assert manifest["corpus"]["documents"] == number
     duplicates = words - 977 + len(ordinary) - len(set(ordinary))

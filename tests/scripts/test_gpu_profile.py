@@ -3,26 +3,6 @@
 import gpu_profile
 import pytest
 
-# ── the profile ──
-
-
-@pytest.mark.parametrize(
-    ("name", "kind"),
-    [
-        ("nvjet_tst_256x128_64x4_1x2_h_bz_coopA_TNN", "matrix products"),
-        ("void pytorch_flash::flash_fwd_kernel<Flash_fwd_kernel_traits<64, 128, cutlass::bfloat16_t>>", "attention"),
-        ("void at::native::multi_tensor_apply_kernel<FusedAdamMathFunctor>", "optimizer and clipping"),
-        ("triton_poi_fused__to_copy_7", "casts"),
-        ("triton_red_fused__to_copy_add_embedding_native_layer_norm_2", "norms, softmax, sums"),
-        ("void at::native::elementwise_kernel<128, 4, gpu_kernel_impl<bfloat16_copy_kernel_cuda>>", "casts"),
-        ("Memcpy HtoD (Pinned -> Device)", "copies and fills of memory"),
-        ("a_kernel_of_the_future", "other"),
-        ("aten::addmm", "matrix products"),
-    ],
-)
-def test_kernels_are_sorted_by_their_names(name: str, kind: str) -> None:
-    assert gpu_profile.kind_of(name) == kind
-
 
 def test_a_profile_adds_up_kernels_gaps_and_launches() -> None:
     events = [
