@@ -59,8 +59,6 @@ def test_a_folder_goes_from_new_to_incomplete_to_complete(folder: Path) -> None:
         ("vocab", IDENTITY, "kind: 'data' -> 'vocab'"),
         ("data", {**IDENTITY, "inputs": []}, "inputs.0: {'name': 'a.txt', 'size': 5} -> not given"),
         ("data", {**IDENTITY, "inputs": [{"name": "a.txt", "size": 6}]}, "inputs.0.size: 5 -> 6"),
-        ("data", {"inputs": IDENTITY["inputs"]}, "data: {"),
-        ("data", {**IDENTITY, "new": 1}, "new: not given -> 1"),
         ("data", {**IDENTITY, "data": "ab" * 32}, "data: "),
     ],
 )

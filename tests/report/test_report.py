@@ -1,4 +1,4 @@
-"""`report` draws what the metrics hold; templates escape every value, and refuse to render without one."""
+"""`report` draws what the metrics hold; templates escape every value."""
 
 import json
 import math

@@ -1,4 +1,4 @@
-"""What the check of a GPU measures: the profile's tables and the benchmark's rows."""
+"""The profile that the check of a GPU takes."""
 
 import gpu_profile
 import pytest
