@@ -71,12 +71,12 @@ def test_classes_and_numbers_are_those_of_transformers(folder_of, tmp_path, num_
 
 
 @pytest.fixture(scope="module")
-def binary(folder_of: Callable[..., Path]) -> Path:
+def binary(folder_of) -> Path:
     return folder_of("SequenceClassification", num_labels=2)
 
 
 @pytest.fixture(scope="module")
-def tagger(folder_of: Callable[..., Path]) -> Path:
+def tagger(folder_of) -> Path:
     return folder_of("TokenClassification", id2label=TAGS, label2id={name: n for n, name in TAGS.items()})
 
 
@@ -114,7 +114,7 @@ def test_words_and_texts_get_the_tags_of_transformers(tagger: Path, tmp_path: Pa
         assert kind != "texts" or [line["text"] for line in found] == source.read_text().splitlines()
 
 
-def test_answers_are_those_of_transformers(folder_of: Callable[..., Path], tmp_path: Path) -> None:
+def test_answers_are_those_of_transformers(folder_of, tmp_path: Path) -> None:
     folder = folder_of("QuestionAnswering")
     contexts = ["the film was good .", "anna is in Berlin , the book", "bad day " * 4]
     rows = [{"question": "who ?", "context": context, "year": 1900} for context in contexts]

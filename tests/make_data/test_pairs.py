@@ -3,7 +3,6 @@
 import itertools
 import random
 from dataclasses import replace
-from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -11,7 +10,6 @@ from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
 from bert_pretrain.make_data.pairs import (
-    Segments,
     assemble,
     cut_windows,
     pack_sentences,
@@ -51,27 +49,12 @@ def owners(documents: list[list[int]]) -> np.ndarray:
     return np.repeat(np.arange(len(documents)), [sum(document) for document in documents])
 
 
-class Halves(NamedTuple):
-    """Segments of pairs by columns, each (pairs,)."""
-
-    a_start: np.ndarray
-    a_lengths: np.ndarray
-    b_start: np.ndarray
-    b_lengths: np.ndarray
-
-    @property
-    def b_end(self) -> np.ndarray:
-        return self.b_start + self.b_lengths
-
-
-def halves(pairs: Segments) -> Halves:
-    return Halves(pairs.starts[0::2], pairs.lengths[0::2], pairs.starts[1::2], pairs.lengths[1::2])
-
-
-def cut(
-    documents: list[list[int]], max_tokens: int, short: float = 0.0, seed: int = 0, at_sentences: bool = True
-) -> Segments:
-    return cut_windows(text_of(documents), max_tokens, short, np.random.default_rng(seed), at_sentences=at_sentences)
+def cut(text: ShardText, max_tokens: int, short: float, seed: int, *, at_sentences: bool) -> np.ndarray:
+    """Where each window, its B, and what follows it begin, (windows, 3)."""
+    windows = cut_windows(text, max_tokens, short, np.random.default_rng(seed), at_sentences=at_sentences)
+    begins, ends = windows.starts, windows.starts + windows.lengths
+    assert np.array_equal(ends[0::2], begins[1::2])
+    return np.stack([begins[0::2], begins[1::2], ends[1::2]], axis=1)
 
 
 DOCUMENTS = st.lists(st.lists(st.integers(1, 80), min_size=1, max_size=12), min_size=1, max_size=12)
@@ -89,10 +72,8 @@ def test_windows_cover_every_token_and_never_leave_their_document(
     at_sentences: bool, documents: list[list[int]], max_tokens: int, short: float, seed: int
 ) -> None:
     text, owner = text_of(documents), owners(documents)
-    windows = halves(cut(documents, max_tokens, short, seed, at_sentences))
-    assert np.array_equal(windows.b_start, windows.a_start + windows.a_lengths)
     covered = np.zeros(len(owner), dtype=bool)
-    for a, b, end in zip(windows.a_start, windows.b_start, windows.b_end, strict=True):
+    for a, b, end in cut(text, max_tokens, short, seed, at_sentences=at_sentences):
         assert a < b < end <= a + max_tokens
         assert set(owner[a:end].tolist()) == {int(text.slices_of(a))}
         covered[a:end] = True
@@ -103,11 +84,12 @@ def test_windows_cover_every_token_and_never_leave_their_document(
 
 @given(st.lists(st.lists(st.integers(1, 30), min_size=2, max_size=30), min_size=1, max_size=9), SHORT, SEEDS)
 def test_sentences_of_half_a_window_are_never_cut_and_only_the_last_ones_are_seen_twice(documents, short, seed) -> None:
-    text, windows = text_of(documents), halves(cut(documents, 61, short, seed))
-    assert np.isin(np.concatenate([windows.a_start, windows.b_start, windows.b_end]), text.sentence_starts).all()
-    assert text.begins_sentence(windows.b_start).all()
+    text = text_of(documents)
+    windows = cut(text, 61, short, seed, at_sentences=True)
+    assert np.isin(windows, text.sentence_starts).all()
+    assert text.begins_sentence(windows[:, 1]).all()
     seen = np.zeros(text.sentence_starts[-1], dtype=int)
-    for a, end in zip(windows.a_start, windows.b_end, strict=True):
+    for a, _, end in windows:
         seen[a:end] += 1
     assert seen.max() <= 2
     # A last sentence left alone takes sentences before it along: once a document at most, and a window of them.
@@ -129,9 +111,9 @@ def test_donor_slices_offer_bs_and_give_no_pairs(documents: list[list[int]], num
 
 
 def test_a_single_document_gives_no_random_b() -> None:
-    windows = cut([[5] * 50], 61, 0.1, at_sentences=False)
+    text, rng = text_of([[5] * 50]), np.random.default_rng(0)
     with pytest.raises(ValueError, match="one document"):
-        shuffle_segment_b(windows, text_of([[5] * 50]), 61, np.random.default_rng(0))
+        shuffle_segment_b(cut_windows(text, 61, 0.1, rng, at_sentences=False), text, 61, rng)
 
 
 @given(st.lists(st.integers(0, 3000), max_size=20), st.integers(1, 300))

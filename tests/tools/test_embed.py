@@ -61,9 +61,7 @@ def embedded(model: Path, texts: Path, output: Path, **options: Any) -> dict[str
 
 
 @pytest.mark.parametrize(("level", "pooling"), [(level, each) for level, all_ in POOLINGS.items() for each in all_])
-def test_vectors_are_those_of_transformers(
-    bert_folder: Path, text_file: Path, sentences: list[str], theirs: list[Any], tmp_path: Path, level, pooling
-) -> None:
+def test_vectors_are_those_of_transformers(bert_folder, text_file, sentences, theirs, tmp_path, level, pooling) -> None:
     options = {"level": level, "pooling": pooling, "batch_tokens": 128}
     ours = embedded(bert_folder, text_file, tmp_path / "v.parquet", **options)
     assert (ours["text"], ours["row"]) == (sentences, list(range(1, len(sentences) + 1)))
