@@ -112,11 +112,8 @@ def test_a_damaged_compressed_file_is_named(tmp_path: Path, ending: str, compres
     half = len(whole) // 2
     overwritten = whole[:half] + bytes(byte ^ 0xFF for byte in whole[half : half + 64]) + whole[half + 64 :]
     path = tmp_path / f"a{ending}{compression}"
-    for content in (
-        whole[:half],
-        plain,
-        *([] if compression == ".zst" else [overwritten]),
-    ):  # whose checksum is optional
+    # The checksum of .zst is optional.
+    for content in (whole[:half], plain, *([overwritten] if compression != ".zst" else [])):
         assert str(path) in refusal(write(path, content)).where
 
 
@@ -251,9 +248,8 @@ def test_the_layout_is_recognised(tmp_path: Path, english_documents, chinese_doc
         texts = [textwrap.fill(text, 72 if joint else 35) for text in texts]
     path = write(tmp_path / "a.txt", "\n\n".join(texts) + "\n")
     (source,) = resolve([str(path)], DataConfig(language=language))
-    assert (source.boundary, source.splitter) == (
-        ("blank_line", "lines") if layout == "lines" else ("file", "sentencex")
-    )
+    expected = ("blank_line", "lines") if layout == "lines" else ("file", "sentencex")
+    assert (source.boundary, source.splitter) == expected
     (source,) = resolve([str(path)], DataConfig(document_boundary="line", sentence_splitter="sentencex"))
     assert (source.boundary, source.splitter) == ("line", "sentencex")
 
