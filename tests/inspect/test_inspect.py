@@ -171,9 +171,8 @@ def test_every_objective_is_shown_and_checked_by_its_own_rules(tmp_path, english
     assert bool(titles["masked, of the text"]) == (config.data.masking == "static")  # of train; validation has masks
     output = call(folder, "--rows", 2, "--html", tmp_path / "page.html")
     assert ("masks drawn in training" in output) == (config.data.masking == "dynamic")
-    assert inspected(rewritten(folder, tmp_path / "pad", column("input_ids", plain, "[PAD]"))).failed == [
-        "special tokens"
-    ]
+    padded = rewritten(folder, tmp_path / "pad", column("input_ids", plain, "[PAD]"))
+    assert inspected(padded).failed == ["special tokens"]
 
 
 def test_a_damaged_shard_is_named_and_the_others_are_still_counted(data_folder: Path, tmp_path: Path) -> None:

@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 
 from bert_pretrain.report.diagnosis import Diagnosis, diagnose, nothing_learnt
-from bert_pretrain.train.log import MetricsFile
 
 HEALTHY: dict[str, Any] = json.loads(Path(__file__).with_name("healthy_runs.json").read_text())
 SICK: dict[str, Any] = json.loads(Path(__file__).with_name("sick_runs.json").read_text())
@@ -135,20 +134,6 @@ def test_figures_that_are_missing_or_not_finite_are_left_out(name: str) -> None:
     for line in lines[5:8]:
         line.update({name: None for name in line if name != "step"})
     assert named(lines) == {}
-
-
-def test_a_resumed_run_does_not_repeat_its_hints(tmp_path: Path) -> None:
-    lines, path = run(mlm_loss=rises), tmp_path / "metrics.jsonl"
-    middle = next(number for number, line in enumerate(lines) if line["step"] > 0.6 * STEPS)
-    file = MetricsFile(path, kept=None, diagnosis=Diagnosis(RECORD))
-    first = [hint for line in lines[:middle] for hint in file.write(line)]
-    position = file.position
-    file.close()
-    assert [hint.cause for hint in first] == ["learning rate too high"]
-    file = MetricsFile(path, kept=position, diagnosis=Diagnosis(RECORD))
-    assert [hint for line in lines[middle:] for hint in file.write(line)] == []
-    file.close()
-    assert diagnose(RECORD, map(json.loads, path.read_text().splitlines())) == first
 
 
 FREQUENCIES = "only token frequencies learned"
