@@ -1,4 +1,4 @@
-"""The check of a GPU: its tables, its scheduler and its profile, and in small sizes on a CPU all of it but what needs CUDA."""
+"""The check of a GPU: its tables, its scheduler, its profile, and in small sizes on a CPU all but what needs CUDA."""
 
 import json
 import os
