@@ -62,9 +62,7 @@ MAX_TOKENS, SHORT, SEEDS = st.sampled_from([5, 13, 61]), st.sampled_from([0.0, 0
     [[1, 1, 1, 1, 31, 31, 31, 31, 61, 31, 61, 15], [1, 31], [61], [1, 1, 1, 31, 61],
      [1, 1, 1, 31, 7, 1, 32, 80, 80, 30, 63, 19], [4, 2, 35, 61], [1, 1, 1, 1, 31, 28]], 61, 1.0, 81,
 )  # fmt: skip
-def test_windows_cover_every_token_and_never_leave_their_document(
-    at_sentences: bool, documents: list[list[int]], max_tokens: int, short: float, seed: int
-) -> None:
+def test_windows_cover_every_token_and_stay_in_their_document(at_sentences, documents, max_tokens, short, seed) -> None:
     text, owner = text_of(documents), owners(documents)
     covered = np.zeros(len(owner), dtype=bool)
     for a, b, end in cut(text, max_tokens, short, seed, at_sentences=at_sentences):

@@ -57,9 +57,7 @@ def test_an_archive_gives_the_shards_of_the_plain_file_from_many_parts(
 
 
 @pytest.mark.parametrize("kind", ["row groups", "one row group", "folder of datasets"])
-def test_one_table_is_many_tasks_and_gives_the_shards_of_one(
-    tmp_path: Path, english_text: Path, vocab_folder: Path, monkeypatch: pytest.MonkeyPatch, kind: str
-) -> None:
+def test_a_table_is_many_tasks_with_the_shards_of_one(tmp_path, english_text, vocab_folder, monkeypatch, kind) -> None:
     table = pa.table({"text": english_text.read_text(encoding="utf-8").split("\n\n")})
     source = f"{tmp_path}/a.parquet"
     if kind != "folder of datasets":
@@ -89,9 +87,7 @@ def test_many_small_files_are_few_store_shards_and_keep_their_figures(tmp_path, 
     assert corpus["repairs_and_drops"] == {"empty_documents": 24}
 
 
-def test_a_fraction_of_a_large_file_and_of_its_archive_is_read(
-    tmp_path: Path, english_text: Path, vocab_folder: Path, small_parts: None
-) -> None:
+def test_a_fraction_of_a_large_file_and_its_archive_is_read(tmp_path, english_text, vocab_folder, small_parts) -> None:
     archive = write(tmp_path / "text.txt.gz", gzip.compress(english_text.read_bytes()))
     _, whole, _ = build(english_text, vocab_folder, tmp_path / "whole")
     for source in (english_text, archive):

@@ -231,9 +231,7 @@ def test_chinese_is_recognised(settings, language, segmenter, chinese_text: Path
 
 
 @pytest.mark.parametrize("settings", [[WHOLE], [WHOLE, "data.word_segmenter=jieba"]])
-def test_a_segmenter_that_is_missing_is_named_before_any_work(
-    settings, chinese_text: Path, vocab_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_missing_segmenter_is_named_first(settings, chinese_text, vocab_folder, tmp_path, monkeypatch) -> None:
     monkeypatch.setitem(sys.modules, "rjieba", None)
     with pytest.raises(ConfigError) as caught:
         make_data(load_config(settings=settings), [str(chinese_text)], vocab_folder, tmp_path / "data", workers=1)

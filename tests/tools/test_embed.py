@@ -123,9 +123,7 @@ def test_longer_texts_are_truncated_and_counted(bert_folder: Path, text_file: Pa
 
 
 @pytest.mark.parametrize("empty", [" \u200b\ufeff", "\x01"])  # of which nothing is left for a model
-def test_empty_texts_are_left_out_or_refused_by_row_and_leave_the_file_of_before(
-    bert_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], empty: str
-) -> None:
+def test_empty_texts_are_left_out_or_refused_and_the_old_file_stays(bert_folder, tmp_path, capsys, empty) -> None:
     path = tmp_path / "a.txt"
     path.write_text(f"the first\n{empty}\nthe third\n")
     (tmp_path / "v.parquet").write_bytes(b"before")

@@ -108,9 +108,7 @@ def test_an_input_as_output_and_groups_without_a_field_are_refused(bert_folder: 
 
 
 @pytest.mark.parametrize("metric", METRICS)
-def test_tokens_have_the_scores_of_a_plain_loop(
-    bert_folder: Path, short: list[str], their_tokens: Any, tmp_path: Path, metric: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_tokens_score_as_in_a_plain_loop(bert_folder, short, their_tokens, tmp_path, metric, monkeypatch) -> None:
     monkeypatch.setattr(score_module, "DECODED_ROWS", 3)
     (tmp_path / "a.jsonl").write_text("\n".join(json.dumps({"text": text}) for text in short) + "\n")
     options: dict[str, Any] = {"metric": metric, "per_token": True, "batch_tokens": 100, "output": tmp_path / "s.jsonl"}
