@@ -15,7 +15,6 @@ from bert_pretrain.finetune.answer import Answer
 from bert_pretrain.finetune.settings import Settings
 from bert_pretrain.finetune.tag import as_bio
 from bert_pretrain.text.tokenizer import Tokenizer
-from tests.finetune.conftest import Read
 from tests.pages import ROOT
 
 COLA = "own1\t1\t\tthe day was fine .\nown1\t0\t*\tday the fine was .\nown2\t1\t\tthe film is good .\n"
@@ -33,14 +32,6 @@ wins VBZ I-VP O
 Anna NNP I-NP I-PER
 Lee NNP I-NP I-PER
 """
-
-
-def test_conll_2003_is_read_with_its_ending_and_its_iob1(read: Read) -> None:
-    for name, how in (("eng.train", {}), ("train.csv", {"format": "conll"})):
-        (first, second), notes = read("tag", name, CONLL_2003, **how)
-        assert (first.inputs["tokens"], first.label) == (["Paris", "Berlin", "wins"], ["B-LOC", "B-LOC", "O"])
-        assert (second.inputs["tokens"], second.label) == (["Anna", "Lee"], ["B-PER", "I-PER"])
-        assert not notes
 
 
 KINDS = st.sampled_from(["PER", "LOC"])
@@ -72,13 +63,13 @@ def test_every_scheme_tells_the_same_entities(entities: list[tuple[str, int] | N
     assert as_bio(["NOUN", "I-PER"]) == ["NOUN", "B-PER"]  # what is no tag of an entity stays
 
 
-def test_a_blank_word_keeps_its_place_and_a_sentence_with_an_untagged_word_is_left_out(read: Read) -> None:
+def test_a_blank_word_keeps_its_place_and_a_sentence_with_an_untagged_word_is_left_out(read) -> None:
     examples, notes = read("tag", "a.conll", "人 O\n\u3000 O\n\n民 O\nlonely\n\n日 O\n")
     assert [(example.row, example.inputs["tokens"]) for example in examples] == [(0, ["人", "\u3000"]), (2, ["日"])]
     assert notes == "left out, since a word has no tag: 1 (first: line 5)\n"
 
 
-def test_tables_without_a_header_get_the_names_of_their_columns(read: Read) -> None:
+def test_tables_without_a_header_get_the_names_of_their_columns(read) -> None:
     examples, notes = read("classify", "in_domain_train.tsv", COLA, columns=("source", "label", "star", "text"))
     assert [each.inputs["text"] for each in examples[:2]] == ["the day was fine .", "day the fine was ."]
     assert [each.label for each in examples] == ["1", "0", "1"]
@@ -93,7 +84,7 @@ def test_tables_without_a_header_get_the_names_of_their_columns(read: Read) -> N
         assert "--columns" in caught.value.remedy or columns
 
 
-def test_rows_that_cannot_be_used_are_left_out_and_counted(read: Read) -> None:
+def test_rows_that_cannot_be_used_are_left_out_and_counted(read) -> None:
     lines = ["good\ta", "bad\tb", "\ta", " \tb", "fine\t", "poor", "book\tb\tmore", "", "film\ta"]
     text = "\n".join(["text\tlabel", *lines, *["day\ta"] * 10])
     examples, notes = read("classify", "a.tsv", text)
@@ -112,9 +103,7 @@ def test_rows_that_cannot_be_used_are_left_out_and_counted(read: Read) -> None:
         (",a\n,b\nfine,a\n", "'text' is empty; 2 of 3 rows cannot be used", "line 2"),
     ],
 )
-def test_an_unquoted_comma_and_a_file_of_mostly_useless_rows_are_refused(
-    read: Read, rows: str, what: str, line: str
-) -> None:
+def test_an_unquoted_comma_and_a_file_of_mostly_useless_rows_are_refused(read, rows, what, line) -> None:
     with pytest.raises(InputError, match=what) as caught:
         read("classify", "a.csv", f"text,label\n{rows}")
     assert caught.value.where.endswith(line)
@@ -140,7 +129,7 @@ FORMS = {
 
 
 @pytest.mark.parametrize("name", FORMS)
-def test_the_commands_of_the_documentation_read_their_files(read: Read, name: str) -> None:
+def test_the_commands_of_the_documentation_read_their_files(read, name: str) -> None:
     commands = re.findall(r"^\| .* \| `(finetune .*)` \|$", (ROOT / "docs" / "finetuning.md").read_text(), re.MULTILINE)
     assert len(commands) == len(FORMS)
     (command,) = (each.split() for each in commands if f"--train {name} " in each)
@@ -162,7 +151,7 @@ def squad(answers: list[Any], context: str = CONTEXT, **more: Any) -> str:
     return json.dumps({"version": "own", "data": [{"title": "t", "paragraphs": [{"context": context, "qas": asked}]}]})
 
 
-def test_answers_at_wrong_places_are_moved_and_those_in_no_context_left_out(read: Read) -> None:
+def test_answers_at_wrong_places_are_moved_and_those_in_no_context_left_out(read) -> None:
     text = squad(
         [
             [{"text": "首都", "answer_start": CONTEXT.index("首都")}],
@@ -187,7 +176,7 @@ def test_answers_at_wrong_places_are_moved_and_those_in_no_context_left_out(read
     assert validation[4].label == [("上海", -1)]
 
 
-def test_a_question_whose_answer_has_no_place_is_scored_but_not_learned(read: Read, tokenizer: Tokenizer) -> None:
+def test_a_question_whose_answer_has_no_place_is_scored_but_not_learned(read, tokenizer: Tokenizer) -> None:
     text = squad([[{"text": "who", "answer_start": -1}, {"text": "anna", "answer_start": 4}], []], "the anna")
     examples, _ = read("answer", "a.json", text, flag="--validation")
     task = Answer(Settings().resolve("answer", 32), tokenizer)
@@ -197,16 +186,7 @@ def test_a_question_whose_answer_has_no_place_is_scored_but_not_learned(read: Re
     assert "the anna"[windows[0].positions[first][0] : windows[0].positions[last][1]] == "anna"
 
 
-def test_the_own_form_of_cmrc_2018_is_read(read: Read) -> None:
-    asked = {"query_text": "首都 ？", "query_id": "DEV_0_QUERY_0", "answers": ["北京", "首都"]}
-    own = [{"context_id": "DEV_0", "context_text": CONTEXT, "title": "t", "qas": [asked]}]
-    (question,), notes = read("answer", "cmrc2018_dev.json", json.dumps(own))
-    assert question.inputs == {"id": "DEV_0_QUERY_0", "question": "首都 ？", "context": CONTEXT}
-    assert question.label == [("北京", 0), ("首都", CONTEXT.index("首都"))]
-    assert not notes
-
-
-def test_flat_rows_with_other_forms_of_answers_are_read(read: Read) -> None:
+def test_flat_rows_with_other_forms_of_answers_are_read(read) -> None:
     at = {"text": "anna", "answer_start": 4.0}
     forms: list[Any] = [{"text": ["anna"]}, ["anna"], "anna", at, [at]]
     rows = [{"question": "who ?", "context": "the anna", "answers": answers} for answers in forms]
@@ -214,7 +194,7 @@ def test_flat_rows_with_other_forms_of_answers_are_read(read: Read) -> None:
         assert [question.label for question in read("answer", name, text)[0]] == [[("anna", 4)]] * len(forms)
 
 
-def test_the_longest_answer_is_that_of_99_of_100_in_training(read: Read, tokenizer: Tokenizer) -> None:
+def test_the_longest_answer_is_that_of_99_of_100_in_training(read, tokenizer: Tokenizer) -> None:
     """CMRC's answers are longer than the 30 tokens of SQuAD's code."""
     context = "天气" * 50
     text = squad([[{"text": context[:60], "answer_start": 0}]] * 3, context)
@@ -224,7 +204,7 @@ def test_the_longest_answer_is_that_of_99_of_100_in_training(read: Read, tokeniz
     assert task.settings.max_answer_length == 60
 
 
-def test_rows_without_agreement_are_left_out(read: Read) -> None:
+def test_rows_without_agreement_are_left_out(read) -> None:
     """OCNLI's label `-`; where it is the other of two classes it stays."""
     labels = ["entailment", "neutral", "-", "contradiction", "-"]
     text = "".join(json.dumps({"text": "天气", "label": label}) + "\n" for label in labels)
@@ -248,9 +228,7 @@ C3 = json.dumps([[["男：你好。"], [{"question": "谁？", "choice": ["甲",
         ("answer", "m-train.json", C3, ["text", "pair", "label"]),
     ],
 )
-def test_what_is_not_read_is_named_with_the_columns_to_convert_it_to(
-    read: Read, task: str, name: str, text: str, columns: list[str]
-) -> None:
+def test_what_is_not_read_is_named_with_the_columns_to_convert_it_to(read, task, name, text, columns) -> None:
     with pytest.raises(InputError, match="not supported") as caught:
         read(task, name, text)
     assert all(column in caught.value.remedy for column in columns)

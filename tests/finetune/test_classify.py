@@ -3,22 +3,17 @@
 from pathlib import Path
 
 import datasets
-import numpy as np
 import pytest
 from tokenizers import Tokenizer as Backend
 
 from bert_pretrain.finetune.classify import Classify
-from bert_pretrain.finetune.rows import Example, LabelledInput
+from bert_pretrain.finetune.rows import LabelledInput
 from bert_pretrain.finetune.settings import Settings
-from bert_pretrain.finetune.tag import entity_scores
 from bert_pretrain.text.tokenizer import Tokenizer
-from tests.finetune.conftest import Read
 
 
 @pytest.mark.parametrize("pair_field", [None, "pair"])
-def test_texts_and_pairs_are_what_the_library_makes_of_them(
-    read: Read, tokenizer: Tokenizer, pair_field: str | None
-) -> None:
+def test_texts_and_pairs_are_what_the_library_makes_of_them(read, tokenizer, pair_field) -> None:
     backend = Backend.from_str(tokenizer.backend.to_str())
     backend.encode_special_tokens = True
     backend.enable_truncation(16, strategy="longest_first")
@@ -47,24 +42,3 @@ def test_classes_of_a_dataset_keep_their_order_and_numbers_have_theirs(tokenizer
         task = Classify(Settings(), tokenizer)
         task.set_labels(task.read(LabelledInput(str(tmp_path / source), "--train")), [])
         assert task.labels == classes
-
-
-def test_a_pair_with_an_empty_second_text_is_trained_as_a_single_text(read: Read, tokenizer: Tokenizer) -> None:
-    settings = {"pair_field": "pair", "max_length": 16}
-    text = 'text,pair,label\ngood,,a\nbad,film,b\n"",film,a\n'
-    examples, _ = read("classify", "a.csv", text, settings=settings)
-    assert [example.inputs["pair"] for example in examples] == ["", "film"]
-    task = Classify(Settings(**settings), tokenizer)
-    task.set_labels(examples, [])
-    windows = task.encode(examples, "train")
-    assert [window.input_ids.count(tokenizer.sep_id) for window in windows] == [1, 2]
-    assert set(windows[0].token_type_ids) == {0}
-
-
-@pytest.mark.filterwarnings("error")
-def test_scores_of_rows_of_one_class_give_no_warning(tokenizer: Tokenizer) -> None:
-    task = Classify(Settings(), tokenizer)
-    task.labels = ["a", "b"]
-    examples = [Example(number, "", {}, {"text": "a text"}, "a") for number in range(3)]
-    assert task.score(examples, [np.array([0.9, 0.1])] * 3)["accuracy"] == 1.0
-    assert entity_scores([["PER"]], [["PER"]])["word_accuracy"] == 1.0

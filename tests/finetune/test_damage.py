@@ -41,9 +41,7 @@ def test_checkpoints_that_were_moved_or_lack_the_best_one_are_not_used(tmp_path:
     assert last_checkpoint(tmp_path / "lost") is None
 
 
-def test_a_damaged_checkpoint_is_one_message_and_overwrite_starts_over(
-    toy_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_damaged_checkpoint_is_one_message_and_overwrite_starts_over(toy_model, tmp_path, monkeypatch) -> None:
     def killed(trainer: Trainer) -> None:
         raise KeyboardInterrupt
 

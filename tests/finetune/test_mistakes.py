@@ -46,9 +46,7 @@ MISTAKES = {
 
 
 @pytest.mark.parametrize(("text", "call", "what", "where"), MISTAKES.values(), ids=MISTAKES)
-def test_bad_rows_and_flags_are_told(
-    toy_model: Path, tmp_path: Path, text: str, call: str, what: str, where: str
-) -> None:
+def test_bad_rows_and_flags_are_told(toy_model, tmp_path, text, call, what, where) -> None:
     (tmp_path / "x.jsonl").write_text(text)
     assert_told(toy_model, tmp_path, call, what, where)
 

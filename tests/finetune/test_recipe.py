@@ -1,11 +1,9 @@
 """The rate by width and scale, trials on validation rows, baselines, and the warning of a model that is not better."""
 
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-import transformers
 
 from bert_pretrain.finetune.answer import Answer, Prediction
 from bert_pretrain.finetune.baselines import is_clearly_better, most_frequent_tags, predict_from_words
@@ -15,7 +13,6 @@ from bert_pretrain.finetune.run import METRICS, finetune
 from bert_pretrain.finetune.settings import Settings
 from bert_pretrain.finetune.tag import Tag
 from bert_pretrain.io.files import read_json
-from bert_pretrain.model.huggingface import load_model
 from bert_pretrain.model.scale import INITIAL_RMS, fine_tuning_rate
 from bert_pretrain.text.tokenizer import Tokenizer
 from tests.finetune.conftest import reviews, write_rows
@@ -32,12 +29,6 @@ def test_the_automatic_rate_follows_width_and_scale() -> None:
     assert rate(768, 0.04) == 5e-5  # the paper's, for BERT-Base
 
 
-def test_the_model_card_and_fine_tuning_name_the_same_rate(toy_model: Path) -> None:
-    model = load_model(toy_model).model
-    theirs = transformers.AutoModel.from_pretrained(toy_model)
-    assert fine_tuning_rate(model.encoder, 32) == fine_tuning_rate(theirs.encoder, 32)
-
-
 def test_what_is_not_given_is_tried_in_twice_the_time() -> None:
     assert [(trial.dropout, trial.epochs) for trial in Settings().trials(320_000)] == [(0.1, 3), (0.0, 3)]
     assert [trial.epochs for trial in Settings(dropout=0.1).trials(320)] == [10]
@@ -45,9 +36,7 @@ def test_what_is_not_given_is_tried_in_twice_the_time() -> None:
     assert [(trial.learning_rate, trial.dropout) for trial in rates] == [((1e-4,), 0.1), ((3e-4,), 0.1)]
 
 
-def test_the_best_of_several_rates_is_kept_beside_baselines(
-    toy_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_best_of_several_rates_is_kept_beside_baselines(toy_model, tmp_path, capsys) -> None:
     rows = write_rows(tmp_path / "rows.jsonl", reviews(100, 1))
     settings = Settings(learning_rate=(1e-6, 3e-3), batch_size=16, epochs=2, baselines=True)
     finetune("classify", toy_model, train=rows, output=tmp_path / "o", settings=settings, device="cpu")
@@ -62,29 +51,19 @@ def test_the_best_of_several_rates_is_kept_beside_baselines(
     assert not (tmp_path / "o.partial").exists()
 
 
-def test_words_alone_separate_chinese_by_characters() -> None:
+def test_baselines_know_chinese_characters_held_out_classes_and_the_most_frequent_tag() -> None:
     good, bad = [["这家店很好"], ["味道不错"]] * 5, [["这家店很差"], ["味道糟糕"]] * 5
-    found = predict_from_words(good + bad, ["1"] * 10 + ["0"] * 10, [["很差"], ["不错"]], ["0", "1"])
+    found = predict_from_words(good + bad, ["1"] * 10 + ["0"] * 10, [["很差"], ["不错"]], ["0", "1", "2"])
     assert [row.argmax() for row in found] == [0, 1]
+    assert found[:, 2].tolist() == [0.0, 0.0]
     assert predict_from_words([["a"], ["b b"]] * 9, [1.0, 2.0] * 9, [["b"], ["a"]], [])[0] > 1.5
-
-
-def test_a_class_that_was_held_out_whole_gets_no_share() -> None:
-    found = predict_from_words([["a"], ["b b"]] * 5, ["10", "9"] * 5, [["b"]], ["8", "9", "10"])
-    assert found.argmax() == 1
-    assert found[0, 0] == 0.0
     assert predict_from_words([["a"]] * 3, ["9"] * 3, [["b"]], ["8", "9"]).tolist() == [[0.0, 1.0]]
-
-
-def test_words_have_their_most_frequent_tag_and_two_standard_errors_are_clear() -> None:
     train = [(["Paris", "is"], ["B-LOC", "O"]), (["Paris"], ["B-PER"]), (["Paris"], ["B-LOC"])]
     assert most_frequent_tags(train, [["Paris", "sleeps"]], "O") == [["B-LOC", "O"]]
     assert [is_clearly_better(accuracy, 0.916, 2000) for accuracy in (0.92, 0.93)] == [False, True]
 
 
-def test_a_model_that_is_no_better_than_a_constant_gets_a_warning(
-    toy_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_model_that_is_no_better_than_a_constant_gets_a_warning(toy_model, tmp_path, capsys) -> None:
     rows = {"train": reviews(100, 1), "test": reviews(100, 2)}
     for row in rows["test"]:
         row["label"] = {"pos": "neg", "neg": "pos"}[row["label"]]

@@ -48,21 +48,3 @@ def test_a_dataset_gives_the_split_of_the_flag_and_the_names_of_its_classes(tmp_
     with pytest.raises(InputError) as caught:
         read_rows(LabelledInput(str(tmp_path / "other"), "--test"))
     assert caught.value.remedy == f"choose one: {tmp_path}/other@train or {tmp_path}/other@{VALIDATION[1]}"
-
-
-def test_rows_are_read_in_other_encodings(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    rows = [
-        {"text": "那人见他年纪虽大，却是甚有精神。", "label": "甲"},
-        {"text": "大家都说：这地方不错了。", "label": "乙"},
-    ] * 5
-    (tmp_path / "a.csv").write_text(
-        "text;label\n" + "".join(f"{row['text']};{row['label']}\n" for row in rows), "gb18030"
-    )
-    (tmp_path / "a.json").write_text(json.dumps(rows, ensure_ascii=False), "gb18030")
-    for name in ("a.csv", "a.json"):
-        for encoding in ("gb18030", "auto"):
-            source = LabelledInput(str(tmp_path / name), "--train", encoding=encoding)
-            assert [row.values for row in read_rows(source)] == rows
-        assert f"{name}: its encoding is gb18030" in capsys.readouterr().out
-        with pytest.raises(InputError, match="probably gb18030"):
-            read_rows(LabelledInput(str(tmp_path / name), "--train"))

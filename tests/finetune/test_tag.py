@@ -8,7 +8,6 @@ from bert_pretrain.errors import InputError
 from bert_pretrain.finetune.settings import Settings
 from bert_pretrain.finetune.tag import Tag, divide, entity_scores
 from bert_pretrain.text.tokenizer import Tokenizer
-from tests.finetune.conftest import Read
 
 TOKENS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "anna", "sing", "##s", "in", "ber", "##lin", "."]
 
@@ -27,7 +26,7 @@ def test_a_word_at_a_border_has_words_around_it() -> None:
     assert divide([1] * 50, 30) == [(range(30), range(25)), (range(20, 50), range(25, 50))]
 
 
-def test_words_a_line_and_lists_are_the_same(read: Read) -> None:
+def test_words_a_line_and_lists_are_the_same(read) -> None:
     files = {
         "a.tsv": "-DOCSTART-\tO\n\nanna\tB-PER\nsings\tO\n\n\nin\tO\nberlin\tB-LOC\n.\tO",
         "a.conll": "anna NNP B-NP B-PER\nsings VB B-VP O\n\nin IN B-PP O\nberlin NN B-NP B-LOC\n. . O O\n",
@@ -44,7 +43,7 @@ def test_words_a_line_and_lists_are_the_same(read: Read) -> None:
         read("tag", "b.tsv", "anna\tO\nlonely\n")
 
 
-def test_the_first_piece_of_a_word_carries_its_tag(read: Read) -> None:
+def test_the_first_piece_of_a_word_carries_its_tag(read) -> None:
     tokenizer = Tokenizer(TOKENS, lowercase=True, strip_accents=None, handle_chinese_chars=True)
     task = Tag(Settings().resolve("tag", 128), tokenizer)
     # Of a control character the normaliser leaves nothing; the word keeps a place all the same.

@@ -7,14 +7,7 @@ import pytest
 
 from bert_pretrain.errors import DataError
 from bert_pretrain.io import files
-from bert_pretrain.io.files import (
-    CHECKSUMS,
-    damage_of_folder,
-    is_sealed,
-    read_json,
-    seal_folder,
-    write_checked_json,
-)
+from bert_pretrain.io.files import CHECKSUMS, damage_of_folder, is_sealed, read_json, seal_folder, write_checked_json
 
 
 def flips(content: bytes) -> list[bytes]:

@@ -43,9 +43,7 @@ class LoopbackCluster:
     def _start(self, module: str, *arguments: str, **options: object) -> "subprocess.Popen[bytes]":
         command = [sys.executable, "-m", f"distributed.cli.{module}", *arguments, "--no-dashboard"]
         with (self.folder / f"{module}{len(self.processes)}.log").open("w") as log:
-            process: subprocess.Popen[bytes] = subprocess.Popen(
-                command, stdout=log, stderr=log, **{"cwd": REPOSITORY, **options}
-            )  # type: ignore[call-overload]
+            process = subprocess.Popen(command, stdout=log, stderr=log, **{"cwd": REPOSITORY, **options})
         self.processes.append(process)
         return process
 

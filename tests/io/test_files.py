@@ -8,13 +8,7 @@ from pathlib import Path
 import pytest
 
 from bert_pretrain.errors import OutputError
-from bert_pretrain.io.files import (
-    atomic_folder,
-    atomic_path,
-    is_bookkeeping,
-    remove_temporaries,
-    write_text,
-)
+from bert_pretrain.io.files import atomic_folder, atomic_path, is_bookkeeping, remove_temporaries, write_text
 from bert_pretrain.io.manifest import exclusive
 
 
@@ -26,7 +20,6 @@ def run_until_ready(code: str, *arguments: object) -> "subprocess.Popen[str]":
     """Start Python on `code`; returns when it has printed `ready`."""
     command = [sys.executable, "-c", code, *map(str, arguments)]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-    assert process.stdout is not None
     assert process.stdout.readline() == "ready\n"
     return process
 

@@ -59,8 +59,6 @@ def test_a_folder_goes_from_new_to_incomplete_to_complete(folder: Path) -> None:
         ("vocab", IDENTITY, "kind: 'data' -> 'vocab'"),
         ("data", {**IDENTITY, "inputs": []}, "inputs.0: {'name': 'a.txt', 'size': 5} -> not given"),
         ("data", {**IDENTITY, "inputs": [{"name": "a.txt", "size": 6}]}, "inputs.0.size: 5 -> 6"),
-        ("data", {"inputs": IDENTITY["inputs"]}, "data: {"),
-        ("data", {**IDENTITY, "new": 1}, "new: not given -> 1"),
         ("data", {**IDENTITY, "data": "ab" * 32}, "data: "),
     ],
 )
@@ -75,14 +73,6 @@ def test_every_kind_of_difference_is_refused_with_its_key(unfinished, kind, iden
     assert digests(unfinished) == before
 
 
-def test_a_number_changed_in_a_manifest_is_refused(tmp_path: Path) -> None:
-    complete(tmp_path, "run", {"seed": 1}, {"progress": {"examples": 80}})
-    path = tmp_path / MANIFEST
-    path.write_text(path.read_text().replace("80", "90"))
-    with pytest.raises(DataError, match="damaged"):
-        claim(tmp_path, "run", {"seed": 1})
-
-
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
 def test_a_folder_of_others_is_refused_before_any_work(folder: Path, tmp_path: Path) -> None:
     tmp_path.chmod(0o500)
@@ -94,24 +84,16 @@ def test_a_folder_of_others_is_refused_before_any_work(folder: Path, tmp_path: P
     ("name", "content"),
     [
         *((name, "years of work") for name in ("thesis.docx", ".hidden", "manifest.json.bak")),
-        *((MANIFEST, content) for content in ("[]", "{}", '{"kind": "data"}')),
+        *((name, content) for name in (MANIFEST, PARTIAL) for content in ("[]", "{}", "not JSON at all")),
+        (MANIFEST, '{"kind": "data"}'),
     ],
 )
 def test_a_folder_with_something_else_is_refused(folder: Path, name: str, content: str) -> None:
-    folder.mkdir(parents=True)
+    (folder / "train").mkdir(parents=True)
     (folder / name).write_text(content)
-    with pytest.raises(OutputError):
+    with pytest.raises((OutputError, DataError)):
         claim(folder, "data", IDENTITY)
-    assert [path.name for path in folder.iterdir()] == [name]
     assert (folder / name).read_text() == content
-
-
-@pytest.mark.parametrize("content", ["[]", "{}", "not JSON at all"])
-def test_a_broken_partial_manifest_beside_output_is_refused(unfinished: Path, content: str) -> None:
-    (unfinished / PARTIAL).write_text(content)
-    with pytest.raises((OutputError, DataError)) as caught:
-        claim(unfinished, "data", IDENTITY)
-    assert str(unfinished / PARTIAL) == caught.value.where
 
 
 def test_overwrite_moves_everything_aside(unfinished: Path, capsys: pytest.CaptureFixture[str]) -> None:

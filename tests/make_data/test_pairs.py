@@ -3,22 +3,13 @@
 import itertools
 import random
 from dataclasses import replace
-from typing import NamedTuple
 
 import numpy as np
 import pytest
 from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
-from bert_pretrain.make_data.pairs import (
-    Segments,
-    assemble,
-    cut_windows,
-    pack_sentences,
-    shuffle_segment_b,
-    slices_with_windows,
-    swap_segments,
-)
+from bert_pretrain.make_data.pairs import assemble, cut_windows, pack_sentences, shuffle_segment_b, slices_with_windows
 from bert_pretrain.make_data.token_store import ShardText, split_long
 from bert_pretrain.text import ragged
 from bert_pretrain.text.tokenizer import Tokenizer
@@ -52,27 +43,12 @@ def owners(documents: list[list[int]]) -> np.ndarray:
     return np.repeat(np.arange(len(documents)), [sum(document) for document in documents])
 
 
-class Halves(NamedTuple):
-    """Segments of pairs by columns, each (pairs,)."""
-
-    a_start: np.ndarray
-    a_lengths: np.ndarray
-    b_start: np.ndarray
-    b_lengths: np.ndarray
-
-    @property
-    def b_end(self) -> np.ndarray:
-        return self.b_start + self.b_lengths
-
-
-def halves(pairs: Segments) -> Halves:
-    return Halves(pairs.starts[0::2], pairs.lengths[0::2], pairs.starts[1::2], pairs.lengths[1::2])
-
-
-def cut(
-    documents: list[list[int]], max_tokens: int, short: float = 0.0, seed: int = 0, at_sentences: bool = True
-) -> Segments:
-    return cut_windows(text_of(documents), max_tokens, short, np.random.default_rng(seed), at_sentences=at_sentences)
+def cut(text: ShardText, max_tokens: int, short: float, seed: int, *, at_sentences: bool) -> np.ndarray:
+    """Where each window, its B, and what follows it begin, (windows, 3)."""
+    windows = cut_windows(text, max_tokens, short, np.random.default_rng(seed), at_sentences=at_sentences)
+    begins, ends = windows.starts, windows.starts + windows.lengths
+    assert np.array_equal(ends[0::2], begins[1::2])
+    return np.stack([begins[0::2], begins[1::2], ends[1::2]], axis=1)
 
 
 DOCUMENTS = st.lists(st.lists(st.integers(1, 80), min_size=1, max_size=12), min_size=1, max_size=12)
@@ -86,14 +62,10 @@ MAX_TOKENS, SHORT, SEEDS = st.sampled_from([5, 13, 61]), st.sampled_from([0.0, 0
     [[1, 1, 1, 1, 31, 31, 31, 31, 61, 31, 61, 15], [1, 31], [61], [1, 1, 1, 31, 61],
      [1, 1, 1, 31, 7, 1, 32, 80, 80, 30, 63, 19], [4, 2, 35, 61], [1, 1, 1, 1, 31, 28]], 61, 1.0, 81,
 )  # fmt: skip
-def test_windows_cover_every_token_and_never_leave_their_document(
-    at_sentences: bool, documents: list[list[int]], max_tokens: int, short: float, seed: int
-) -> None:
+def test_windows_cover_every_token_and_stay_in_their_document(at_sentences, documents, max_tokens, short, seed) -> None:
     text, owner = text_of(documents), owners(documents)
-    windows = halves(cut(documents, max_tokens, short, seed, at_sentences))
-    assert np.array_equal(windows.b_start, windows.a_start + windows.a_lengths)
     covered = np.zeros(len(owner), dtype=bool)
-    for a, b, end in zip(windows.a_start, windows.b_start, windows.b_end, strict=True):
+    for a, b, end in cut(text, max_tokens, short, seed, at_sentences=at_sentences):
         assert a < b < end <= a + max_tokens
         assert set(owner[a:end].tolist()) == {int(text.slices_of(a))}
         covered[a:end] = True
@@ -104,59 +76,17 @@ def test_windows_cover_every_token_and_never_leave_their_document(
 
 @given(st.lists(st.lists(st.integers(1, 30), min_size=2, max_size=30), min_size=1, max_size=9), SHORT, SEEDS)
 def test_sentences_of_half_a_window_are_never_cut_and_only_the_last_ones_are_seen_twice(documents, short, seed) -> None:
-    text, windows = text_of(documents), halves(cut(documents, 61, short, seed))
-    assert np.isin(np.concatenate([windows.a_start, windows.b_start, windows.b_end]), text.sentence_starts).all()
-    assert text.begins_sentence(windows.b_start).all()
+    text = text_of(documents)
+    windows = cut(text, 61, short, seed, at_sentences=True)
+    assert np.isin(windows, text.sentence_starts).all()
+    assert text.begins_sentence(windows[:, 1]).all()
     seen = np.zeros(text.sentence_starts[-1], dtype=int)
-    for a, end in zip(windows.a_start, windows.b_end, strict=True):
+    for a, _, end in windows:
         seen[a:end] += 1
     assert seen.max() <= 2
     # A last sentence left alone takes sentences before it along: once a document at most, and a window of them.
     for begin, end in itertools.pairwise(text.sentence_starts[text.slice_offsets]):
         assert (seen[begin:end] == 2).sum() < 61
-
-
-@given(DOCUMENTS, MAX_TOKENS, SEEDS)
-def test_half_of_the_windows_are_swapped(documents: list[list[int]], max_tokens: int, seed: int) -> None:
-    segments = cut(documents, max_tokens, 0.3, seed)
-    swapped = swap_segments(segments, np.random.default_rng(seed))
-    windows, pairs, labels = halves(segments), halves(swapped), swapped.labels
-    assert len(labels) == len(segments)
-    assert abs(2 * int(labels.sum()) - len(labels)) <= 1
-    assert (pairs.b_start == pairs.a_start + pairs.a_lengths)[labels == 0].all()
-    assert (pairs.a_start == pairs.b_start + pairs.b_lengths)[labels == 1].all()
-    first = np.minimum(pairs.a_start, pairs.b_start)
-    assert np.array_equal(first, windows.a_start)
-    assert np.array_equal(first + pairs.a_lengths + pairs.b_lengths, windows.b_end)
-
-
-def test_the_two_sides_of_a_window_are_equally_long() -> None:
-    """Cut from the front alone, A would begin with the sentence that did not fit before: longer than most."""
-    rng = np.random.default_rng(0)
-    many, one = [rng.integers(4, 30, 400).tolist() for _ in range(100)], [rng.integers(4, 30, 40_000).tolist()]
-    difference, one_sided = (
-        windows.a_lengths - windows.b_lengths for windows in (halves(cut(each, 61)) for each in (many, one))
-    )
-    error = difference.std() / np.sqrt(len(difference))
-    assert abs(difference.mean()) < 4 * error
-    assert one_sided.mean() > 10 * error
-
-
-@given(DOCUMENTS, MAX_TOKENS, SEEDS)
-def test_pairs_have_balanced_labels_that_are_true(documents: list[list[int]], max_tokens: int, seed: int) -> None:
-    text, owner = text_of(documents), owners(documents)
-    windows = cut(documents, max_tokens, 0.3, seed, at_sentences=False)
-    assume(len(np.unique(text.slices_of(windows.starts))) > 1)
-    shuffled = shuffle_segment_b(windows, text, max_tokens, np.random.default_rng(seed))
-    labels, pairs = shuffled.labels, halves(shuffled)
-    assert len(shuffled) == len(windows)
-    assert abs(2 * int(labels.sum()) - len(labels)) <= 1
-    assert min(pairs.a_lengths.min(), pairs.b_lengths.min()) > 0
-    assert (pairs.a_lengths + pairs.b_lengths <= max_tokens).all()
-    assert np.array_equal(labels == 1, owner[pairs.a_start] != owner[pairs.b_start])
-    assert (pairs.b_start == pairs.a_start + pairs.a_lengths)[labels == 0].all()
-    assert np.array_equal(owner[pairs.a_start], owner[pairs.a_start + pairs.a_lengths - 1])
-    assert np.array_equal(owner[pairs.b_start], owner[pairs.b_end - 1])
 
 
 @given(DOCUMENTS, st.integers(1, 11), SEEDS)
@@ -173,9 +103,9 @@ def test_donor_slices_offer_bs_and_give_no_pairs(documents: list[list[int]], num
 
 
 def test_a_single_document_gives_no_random_b() -> None:
-    windows = cut([[5] * 50], 61, 0.1, at_sentences=False)
+    text, rng = text_of([[5] * 50]), np.random.default_rng(0)
     with pytest.raises(ValueError, match="one document"):
-        shuffle_segment_b(windows, text_of([[5] * 50]), 61, np.random.default_rng(0))
+        shuffle_segment_b(cut_windows(text, 61, 0.1, rng, at_sentences=False), text, 61, rng)
 
 
 @given(st.lists(st.integers(0, 3000), max_size=20), st.integers(1, 300))

@@ -33,9 +33,7 @@ def fast_machine(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     return allowed
 
 
-def test_a_plan_is_yaml_that_says_why_and_is_made_once(
-    english_text: Path, tmp_path: Path, fast_machine: list[float]
-) -> None:
+def test_a_plan_is_yaml_that_says_why_and_is_made_once(english_text, tmp_path, fast_machine) -> None:
     inputs, seed = [str(english_text)], ["train.seed=7"]
     config = auto.planned_config(inputs, 150.0, tmp_path, settings=seed)
     text = (tmp_path / "plan.yaml").read_text()
@@ -53,12 +51,9 @@ def test_a_plan_is_yaml_that_says_why_and_is_made_once(
         auto.planned_config(["other.txt"], 150.0, tmp_path)
 
 
-def test_a_plan_that_needs_less_than_the_time_ends_then(
-    english_text: Path, tmp_path: Path, fast_machine: list[float]
-) -> None:
+def test_a_plan_that_needs_less_than_the_time_ends_then(english_text, tmp_path, fast_machine) -> None:
     inputs, day = [str(english_text)], 86_400.0
     config = auto.planned_config(inputs, day, tmp_path)
-    assert config.time is not None
     assert 120.0 <= config.time < day
     assert load_config(tmp_path / "plan.yaml").time == config.time
     assert auto.planned_config(inputs, day, tmp_path) == config
@@ -66,15 +61,12 @@ def test_a_plan_that_needs_less_than_the_time_ends_then(
     assert len(fast_machine) == 1
 
 
-def test_a_dry_run_prints_the_plan_and_writes_nothing(
-    english_text: Path, tmp_path: Path, fast_machine: list[float]
-) -> None:
-    output = tmp_path / "out"
-    arguments = ["run", "auto", str(english_text), "--time", "10m", "--output", str(output), "--dry-run"]
+def test_a_dry_run_prints_the_plan_and_writes_nothing(english_text: Path, tmp_path: Path, fast_machine) -> None:
+    arguments = ["run", "auto", str(english_text), "--time", "10m", "--output", str(tmp_path / "out"), "--dry-run"]
     result = CliRunner().invoke(app, arguments)
     assert result.exit_code == 0, result.output
     assert "# Expected" in result.output
-    assert not output.exists()
+    assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.slow

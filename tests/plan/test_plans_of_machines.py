@@ -69,20 +69,6 @@ def test_plans_are_those_of_the_docs(name: str, text: TextFacts, seconds: float,
     assert made.training.steps > 10 * law.CURVES["en"].lost_steps
 
 
-def test_six_minutes_of_an_h100_use_it() -> None:
-    facts = read_machine("h100")
-    assert (mfu(facts, make_plan(("corpus",), EN_MAIN, facts, 6 * MINUTE).training) or 0.0) > 0.1
-
-
-def test_the_range_outside_the_fit_contains_the_run_that_was_recorded() -> None:
-    """At its rate, which was too high, it would not have been planned today."""
-    recorded = law.forecast(Size(4, 512), 30_522, 46.6, 2.0, is_chinese=False, batch_tokens=4096)
-    assert recorded.beyond
-    assert recorded.mlm_loss[0] < 4.33 < recorded.mlm_loss[1]
-    large = law.forecast(Size(2, 256), 30_522, 9.0, 1.0, is_chinese=False, batch_tokens=1 << 16)
-    assert large.beyond
-
-
 def test_a_card_of_4_gb_or_without_bf16_has_a_plan_that_fits() -> None:
     facts = read_machine("t4").model_copy(update={"memory_bytes": 4 * 10**9})
     made: Plan = make_plan(("corpus",), SIXTEEN_GB, facts, 4 * DAY)

@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 
 from bert_pretrain.report.diagnosis import Diagnosis, diagnose, nothing_learnt
-from bert_pretrain.train.log import MetricsFile
 
 HEALTHY: dict[str, Any] = json.loads(Path(__file__).with_name("healthy_runs.json").read_text())
 SICK: dict[str, Any] = json.loads(Path(__file__).with_name("sick_runs.json").read_text())
@@ -113,9 +112,7 @@ PLANTED: list[tuple[str, dict[str, Figure], float]] = [
 
 @pytest.mark.parametrize(("cause", "figures", "begin"), PLANTED)
 @pytest.mark.parametrize("num_lines", [40, 2000])
-def test_a_planted_cause_is_named_once_within_a_tenth_of_the_run_or_a_dozen_lines(
-    cause: str, figures: dict[str, Figure], begin: float, num_lines: int
-) -> None:
+def test_a_planted_cause_is_named_once_within_a_tenth_of_the_run(cause, figures, begin, num_lines) -> None:
     found = named(run(num_lines, **figures))
     assert list(found) == [cause]
     assert begin <= found[cause] <= begin + max(0.1, 12 / num_lines) + 0.01
@@ -129,14 +126,6 @@ def test_the_length_of_a_run_is_that_of_its_record() -> None:
     assert list(named(run(mlm_loss=rises), timed)) == ["learning rate too high"]
 
 
-def test_without_a_manifest_or_its_statistics_what_is_there_is_judged() -> None:
-    lines = run(mlm_loss=rises)
-    for known in ({}, {"length": 5, "config": [], "data": {"statistics": None}}):
-        assert diagnose(known, lines) == []
-        assert nothing_learnt(known, lines) is None
-    assert list(named(lines, {**RECORD, "data": {}})) == ["learning rate too high"]
-
-
 @pytest.mark.parametrize("name", ["grad_norm", "mlm_loss", "nsp_accuracy"])
 def test_figures_that_are_missing_or_not_finite_are_left_out(name: str) -> None:
     lines = run(**{name: lambda _: math.nan})
@@ -145,36 +134,14 @@ def test_figures_that_are_missing_or_not_finite_are_left_out(name: str) -> None:
     assert named(lines) == {}
 
 
-def test_a_resumed_run_does_not_repeat_its_hints(tmp_path: Path) -> None:
-    lines, path = run(mlm_loss=rises), tmp_path / "metrics.jsonl"
-    middle = next(number for number, line in enumerate(lines) if line["step"] > 0.6 * STEPS)
-    file = MetricsFile(path, kept=None, diagnosis=Diagnosis(RECORD))
-    first = [hint for line in lines[:middle] for hint in file.write(line)]
-    position = file.position
-    file.close()
-    assert [hint.cause for hint in first] == ["learning rate too high"]
-    file = MetricsFile(path, kept=position, diagnosis=Diagnosis(RECORD))
-    assert [hint for line in lines[middle:] for hint in file.write(line)] == []
-    file.close()
-    assert diagnose(RECORD, map(json.loads, path.read_text().splitlines())) == first
-
-
 FREQUENCIES = "only token frequencies learned"
 
 
 @pytest.mark.parametrize(
     ("first", "loss", "cause"),
-    [
-        (10.3, 10.3, "nothing learned"),
-        (10.3, 7.1, FREQUENCIES),
-        (10.3, 6.95, FREQUENCIES),
-        (10.3, 6.85, None),
-        (7.2, 6.51, None),
-    ],
+    [(10.3, 10.3, "nothing learned"), (10.3, 6.95, FREQUENCIES), (10.3, 6.85, None), (7.2, 6.51, None)],
 )
-def test_a_finished_model_no_better_than_token_frequencies_has_learnt_no_more(
-    first: float, loss: float, cause: str | None
-) -> None:
+def test_a_finished_model_no_better_than_token_frequencies_has_learnt_no_more(first, loss, cause) -> None:
     lines = [{"step": 0, "validation_mlm_loss": first}, {"step": 9, "mlm_loss": 2.0}]
     lines += [{"step": 9, "validation_mlm_loss": loss}]
     found = nothing_learnt(RECORD, lines)

@@ -1,4 +1,4 @@
-"""The check of a GPU: its tables and its scheduler, and in small sizes on a CPU all of it but what needs CUDA."""
+"""The check of a GPU: its tables, its scheduler, its profile, and in small sizes on a CPU all but what needs CUDA."""
 
 import json
 import os
@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import gpu_check as check
+import gpu_profile
 import pytest
 import torch
 
@@ -64,9 +65,7 @@ def test_rows_become_json_lines_and_tables(results: Any) -> None:
 # ── the scheduler ──
 
 
-def test_parts_run_in_turn_and_what_fails_stops_nothing_and_loses_nothing(
-    results: Any, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_parts_run_in_turn_and_what_fails_stops_nothing_and_loses_nothing(results, capsys) -> None:
     def unreadable() -> Any:
         raise FileNotFoundError("metrics.jsonl")
 
@@ -84,9 +83,7 @@ def test_parts_run_in_turn_and_what_fails_stops_nothing_and_loses_nothing(
     assert log.index("words of the error") < log.index("met")
 
 
-def test_a_part_is_stopped_at_its_limit_with_all_its_processes_or_killed(
-    results: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_part_is_stopped_at_its_limit_with_all_its_processes_or_killed(results, monkeypatch) -> None:
     monkeypatch.setattr(check, "GRACE_SECONDS", 0.3)
     deep = part("a", f"bash -c 'echo $$ >{results.work}/pid; sleep 100; true' & wait", limit=1.0)
     stubborn = part("b", "trap 'echo not yet' TERM; while true; do sleep 0.05; done", limit=1.0)
@@ -94,13 +91,10 @@ def test_a_part_is_stopped_at_its_limit_with_all_its_processes_or_killed(
     assert outcomes(results) == dict.fromkeys("ab", "stopped at its limit of 1 s")
     assert "not yet" in (results.folder / "log.txt").read_text()
     pid = int((results.work / "pid").read_text())
-    for _ in range(100):
-        state = Path(f"/proc/{pid}/stat")
-        if not state.exists() or state.read_text().rpartition(")")[2].split()[0] == "Z":
-            break
+    state, deadline = Path(f"/proc/{pid}/stat"), time.monotonic() + 5
+    while state.exists() and state.read_text().rpartition(")")[2].split()[0] != "Z":
+        assert time.monotonic() < deadline, "a process outlived its part"
         time.sleep(0.05)
-    else:
-        pytest.fail("a process outlived its part")
 
 
 def test_what_does_not_fit_or_lacks_its_data_says_so(results: Any) -> None:
@@ -111,47 +105,28 @@ def test_what_does_not_fit_or_lacks_its_data_says_so(results: Any) -> None:
     assert "| part a | not run: no time left | – |" in (results.folder / "results.md").read_text()
 
 
-# ── what the parts read ──
+# ── the profile ──
 
 
-def test_tests_are_counted_and_those_that_failed_named(tmp_path: Path) -> None:
-    log = tmp_path / "tests.txt"
-    log.write_text(
-        "collected 4 items\n"
-        "tests/train/test_gpu.py::test_a[False-adamw] PASSED [ 25%]\n"
-        "tests/train/test_gpu.py::test_a[True-a b] FAILED    [ 50%]\n"
-        "tests/train/test_gpu.py::test_c SKIPPED (no bf16)   [ 75%]\n"
-        "FAILED tests/train/test_gpu.py::test_a[True-a b] - AssertionError\n"
-        "tests/train/test_gpu.py::test_d \n"
-    )
-    assert check._read_tests(log) == ([], "1 failed, 1 passed, 1 skipped (test_a[True-a b])")
-
-
-def test_the_plan_of_auto_is_run_in_the_time_left_and_its_forecast_read(tmp_path: Path) -> None:
-    options = check.Options(tmp_path, tmp_path, corpus=tmp_path / "corpus.txt")
-    auto = next(one for one in check.make_parts(options) if one.name == "auto")
-    assert "--time 240s" in auto.script(1000.0)
-    assert "--time 80s" in auto.script(100.0)
-    (tmp_path / "logs").mkdir()
-    (tmp_path / "logs" / "auto.txt").write_text("planned\nforecast: MLM loss 2.9\n")
-    assert auto.read()[0] == [{"run": "run auto", "forecast": "MLM loss 2.9"}]
-
-
-def test_an_older_step_is_timed_by_its_own_scripts(tmp_path: Path) -> None:
-    commands = [one.script(9.0) for one in check.make_parts(check.Options(tmp_path, tmp_path, old=tmp_path / "old"))]
-    assert sum(f"--old {tmp_path / 'old'}" in command for command in commands) == 3
-
-
-def test_the_figures_of_a_run_that_was_stopped_are_read(tmp_path: Path) -> None:
-    names = ("mlm_loss", "mlm_accuracy", "nsp_loss", "nsp_accuracy")
-    rates = ("epoch", "examples", "examples_per_second", "mfu", "data_wait_share", "elapsed_seconds")
-    lines = [
-        {"step": step, **{f"validation_{name}": value for name in names}} for step, value in ((0, 9.0), (500, 4.0))
+def test_a_profile_adds_up_kernels_gaps_and_launches() -> None:
+    events = [
+        {"ph": "X", "cat": "kernel", "name": name, "ts": begin, "dur": duration, "tid": 7}
+        for name, begin, duration in [("nvjet_a", 0, 40), ("flash_fwd", 20, 40), ("nvjet_a", 80, 20), ("Memset", 90, 5)]
     ]
-    lines.insert(1, {"step": 450, "loss": 5.0, **dict.fromkeys(rates, 2.0)})
-    (tmp_path / "metrics.jsonl").write_text("\n".join(map(json.dumps, lines)) + '\n{"step": 550, "lo')
-    row = check._read_run(tmp_path)
-    assert (row["mlm_loss_before"], row["mlm_loss_after"], row["step"]) == (9.0, 4.0, 450)
+    host = {"ph": "X", "cat": "cpu_op", "name": "aten::mm", "ts": -50, "dur": 500, "tid": 1}
+    rows = gpu_profile.summarize(gpu_profile.events_of({"traceEvents": [host, *events, {"ph": "M"}]}), steps=2)
+    assert rows[0] == {
+        "profiled_step_seconds": pytest.approx(50e-6),
+        "gap_share": pytest.approx(0.2),  # nothing runs from 60 to 80 of 100
+        "launches_per_step": 2,
+    }
+    kinds = {row["kind_of_kernel"]: row["seconds"] for row in rows[1:4]}
+    assert kinds == pytest.approx({"matrix products": 30e-6, "attention": 20e-6, "copies and fills of memory": 2.5e-6})
+    assert (rows[4]["kernel"], rows[4]["calls_per_step"]) == ("nvjet_a", 1.0)
+    assert "gaps 20.0% of it, 2 launches a step" in gpu_profile.as_text(rows, "title")
+
+
+# ── the benchmark ──
 
 
 # ── all of it ──

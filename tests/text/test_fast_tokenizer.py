@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bert_pretrain.text import fast_tokenizer
-from bert_pretrain.text.fast_tokenizer import Encoder, KeyTable
+from bert_pretrain.text.fast_tokenizer import Encoder
 from bert_pretrain.text.tokenizer import Tokenizer
 from bert_pretrain.vocab.wordpiece import special_tokens
 
@@ -143,18 +143,3 @@ def test_longest_match_is_that_of_the_library(words: list[str], pieces: list[str
     tokens = dict.fromkeys([*special_tokens(0), *"abcx01", *pieces, *(f"##{piece}" for piece in ["a", "b", *pieces])])
     ours = Tokenizer(list(tokens), lowercase=lowercase, strip_accents=None, handle_chinese_chars=True)
     assert encode(Encoder(ours), words) == [ours.encode_text(word) for word in words]
-
-
-@given(batches=st.lists(st.lists(st.integers(0, 40), max_size=30), max_size=6), columns=st.sampled_from([1, 4]))
-def test_a_key_table_numbers_keys_as_a_dictionary_would(batches: list[list[int]], columns: int) -> None:
-    table = KeyTable(columns)
-    known: dict[int, int] = {}
-    for batch in batches:
-        # Multiples of 2**57 share their slots in a small table; the last column tells others apart.
-        keys = [np.array(batch, dtype=np.uint64) << np.uint64(57 if column == 0 else 3) for column in range(columns)]
-        found = table.find(keys)
-        assert found.tolist() == [known.get(key, -1) for key in batch]
-        absent = np.flatnonzero(found < 0)
-        numbers, new = table.insert([key[absent] for key in keys], len(known))
-        known |= {batch[absent[place]]: len(known) + index for index, place in enumerate(new)}
-        assert numbers.tolist() == [known[batch[place]] for place in absent]

@@ -1,6 +1,5 @@
 """Datasets with splits: `train` is trained on, `validation` is held out, nothing is mixed without a word."""
 
-import re
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -8,9 +7,6 @@ import datasets
 import pytest
 
 from bert_pretrain.config import DataConfig
-from bert_pretrain.config_file import load_config
-from bert_pretrain.make_data import estimate
-from bert_pretrain.make_data.run import make_data
 from bert_pretrain.text.sources import resolve
 
 from .test_documents import BY_BLANK_LINES, as_jsonl, read_all, refusal, write
@@ -60,10 +56,7 @@ def test_a_split_that_is_missing_is_named_with_those_there_are(tmp_path: Path) -
         assert f"{saved}@left" in error.remedy
     datasets.Dataset.from_dict({"text": ["a"]}).save_to_disk(str(tmp_path / "plain"))
     assert "'text'" in refusal(f"{tmp_path}/plain@text").what
-
-
-def test_a_split_without_rows_is_in_nobodys_way_and_refused_by_name(tmp_path: Path) -> None:
-    saved = save(tmp_path / "saved", "train", empty=["test"])
+    saved = save(tmp_path / "some", "train", empty=["test"])
     assert read_all(saved)[0] == ["One. Two. train"]
     assert "without rows" in refusal(f"{saved}@test").remedy
 
@@ -76,16 +69,6 @@ def test_a_dataset_by_name_keeps_its_splits_apart(tmp_path: Path) -> None:
     assert read_all(f"dataset:{tmp_path}/set@train[:1]")[0] == ["One. train"]
     assert "nosuch" in str(refusal(f"dataset:{tmp_path}/set@nosuch"))
     assert "nosuch" in refusal(f"dataset:{tmp_path}/nosuch").where
-
-
-def test_a_dry_run_estimates_the_rows_of_all_splits_that_are_read(
-    tmp_path: Path, vocab_folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    for split, count in (("train", 200), ("validation", 200), ("test", 50)):
-        write(tmp_path / "set" / f"{split}.jsonl", as_jsonl([f"One {n} {split}. Two." for n in range(count)]))
-    monkeypatch.setattr(estimate, "SAMPLE_BYTES", 4000)
-    make_data(load_config(), [f"dataset:{tmp_path}/set"], vocab_folder, tmp_path / "data", dry_run=True)
-    assert 380 < int(re.search(r"corpus +(\d+) documents", capsys.readouterr().out)[1]) < 420
 
 
 def test_a_cut_off_file_of_a_saved_dataset_is_told(tmp_path: Path) -> None:

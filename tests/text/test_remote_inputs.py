@@ -116,9 +116,7 @@ def test_a_connection_that_breaks_is_named(server: Server, ending: str, sends_pa
 SETTINGS = ["data.max_seq_length=32", "data.dupe_factor=1", "data.document_boundary=blank_line"]
 
 
-def test_a_change_on_the_server_is_noticed_while_it_is_read_and_later(
-    server: Server, tmp_path: Path, english_documents: list[list[str]], vocab_folder: Path
-) -> None:
+def test_a_changed_file_is_noticed_while_read_and_later(server, tmp_path, english_documents, vocab_folder) -> None:
     server.files["english.txt"] = one_sentence_a_line(english_documents[:20]).encode()
     config, inputs = load_config(settings=SETTINGS), [f"{server.url}/english.txt"]
     data = make_data(config, inputs, vocab_folder, tmp_path / "there" / "data", workers=1)

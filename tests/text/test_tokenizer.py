@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer as Backend
 
 from bert_pretrain.text.fast_tokenizer import Encoder
-from bert_pretrain.text.tokenizer import Tokenizer, find_extension, old_pieces
+from bert_pretrain.text.tokenizer import Tokenizer, old_pieces
 from bert_pretrain.text.tokenizer_folder import SPECIAL_TOKENS
 from bert_pretrain.vocab.wordpiece import special_tokens
 
@@ -25,19 +25,6 @@ def of_words(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("words")
     OF_WORDS.save(folder)
     return folder
-
-
-def test_transformers_opens_a_folder_of_pieces(vocab_folder: Path) -> None:
-    from transformers import AutoTokenizer
-
-    theirs = AutoTokenizer.from_pretrained(vocab_folder)
-    pair = theirs("the first one", "the second")
-    first, second = (len(theirs(text)["input_ids"]) for text in ("the first one", "the second"))
-    assert pair["token_type_ids"] == [0] * first + [1] * (second - 1)
-    assert (theirs.pad_token_id, theirs.unk_token_id, theirs.cls_token_id) == (0, 100, 101)
-    assert (theirs.sep_token_id, theirs.mask_token_id, theirs.model_max_length) == (102, 103, 512)
-    assert theirs("[MASK]")["input_ids"] == [101, 103, 102]
-    assert theirs.decode(theirs("Functions, loops.")["input_ids"], skip_special_tokens=True) == "functions, loops."
 
 
 def test_transformers_opens_a_folder_of_words(of_words: Path) -> None:
@@ -98,17 +85,6 @@ def test_ids_of_words_are_those_of_the_library(text: str, of_words: Path) -> Non
 
 OLD = ["[PAD]", "[unused0]", "[unused1]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "un", "##fold", "##s", "a", "##a", "b"]
 IDS = {token: index for index, token in enumerate(OLD)}
-
-
-def test_new_tokens_come_from_the_slots_and_the_end_with_their_old_pieces() -> None:
-    new = [*OLD, "bs", "##as"]
-    new[2] = "unfolds"
-    extension = find_extension(OLD, new)
-    assert extension.pieces == {2: [7, 8, 9], 13: [12, 9], 14: [11, 9]}
-    assert (extension.num_old_tokens, extension.num_tokens, extension.num_in_slots) == (13, 15, 1)
-    assert find_extension(OLD, OLD).pieces == {}
-    for other in (OLD[:-1], [*OLD[:-1], "c"], [OLD[1], OLD[0], *OLD[2:]], ["[PAD]", *OLD[2:], "c"]):
-        assert find_extension(OLD, other) is None
 
 
 @pytest.mark.parametrize("word", ["unfolds", "aas", "as", "una", "bx", "x", "a" * 100, "a" * 101, "ba", "unfoldx"])

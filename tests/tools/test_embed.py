@@ -1,6 +1,5 @@
 """`embed` gives what `transformers` gives from the same folder, in the order of the input, from every kind of input."""
 
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -55,54 +54,41 @@ def features_of_theirs(output: Any, pooling: str) -> torch.Tensor:
     return torch.cat(last_four, dim=-1)[0] if pooling == "last4-concat" else output.last_hidden_state[0]
 
 
-def read(path: Path) -> dict[str, list[Any]]:
-    return pq.read_table(path).to_pydict()
+def embedded(model: Path, texts: Path, output: Path, **options: Any) -> dict[str, list[Any]]:
+    """Return the columns of the Parquet file that `embed` writes."""
+    embed(model, [str(texts)], output, config=CPU, **options)
+    return pq.read_table(output).to_pydict()
 
 
-@pytest.mark.parametrize("pooling", POOLINGS["sentence"])
-def test_a_sentence_has_the_vector_of_transformers(
-    bert_folder: Path, text_file: Path, sentences: list[str], theirs: list[Any], tmp_path: Path, pooling: str
-) -> None:
-    output = tmp_path / "v.parquet"
-    embed(bert_folder, [str(text_file)], output, config=CPU, pooling=pooling, batch_tokens=128)
-    ours = read(output)
-    assert ours["text"] == sentences
-    assert ours["row"] == list(range(1, len(sentences) + 1))
-    for vector, (found, _) in zip(ours["embedding"], theirs, strict=True):
-        features = features_of_theirs(found, pooling)
-        expected = features[0] if pooling in ("cls", "pooler") else features.mean(dim=0)
-        np.testing.assert_allclose(vector, expected.numpy(), atol=1e-5)
-    embed(bert_folder, [str(text_file)], tmp_path / "v.npy", config=CPU, pooling=pooling, batch_tokens=128)
-    matrix = np.load(tmp_path / "v.npy", mmap_mode="r")
-    assert matrix.dtype == np.float32
-    assert np.array_equal(matrix, np.array(ours["embedding"], dtype=np.float32))
+@pytest.mark.parametrize(("level", "pooling"), [(level, each) for level, all_ in POOLINGS.items() for each in all_])
+def test_vectors_are_those_of_transformers(bert_folder, text_file, sentences, theirs, tmp_path, level, pooling) -> None:
+    options = {"level": level, "pooling": pooling, "batch_tokens": 128}
+    ours = embedded(bert_folder, text_file, tmp_path / "v.parquet", **options)
+    assert (ours["text"], ours["row"]) == (sentences, list(range(1, len(sentences) + 1)))
+    for number, (output, tokens) in enumerate(theirs):
+        expected = features_of_theirs(output, pooling)
+        if level == "token":
+            assert ours["tokens"][number] == tokens
+        else:
+            expected = expected[0] if pooling in ("cls", "pooler") else expected.mean(dim=0)
+        found = ours["embeddings" if level == "token" else "embedding"][number]
+        np.testing.assert_allclose(found, expected.numpy(), atol=1e-5)
+    if level == "sentence":
+        embed(bert_folder, [str(text_file)], tmp_path / "v.npy", config=CPU, **options)
+        matrix = np.load(tmp_path / "v.npy", mmap_mode="r")
+        assert matrix.dtype == np.float32
+        assert np.array_equal(matrix, np.array(ours["embedding"], dtype=np.float32))
 
 
-@pytest.mark.parametrize("pooling", POOLINGS["token"])
-def test_every_token_has_the_vector_of_transformers(
-    bert_folder: Path, text_file: Path, theirs: list[Any], tmp_path: Path, pooling: str
-) -> None:
-    output = tmp_path / "v.parquet"
-    embed(bert_folder, [str(text_file)], output, config=CPU, level="token", pooling=pooling, batch_tokens=128)
-    ours = read(output)
-    for tokens, vectors, (found, their_tokens) in zip(ours["tokens"], ours["embeddings"], theirs, strict=True):
-        assert tokens == their_tokens
-        np.testing.assert_allclose(vectors, features_of_theirs(found, pooling).numpy(), atol=1e-5)
-
-
-def test_vectors_do_not_depend_on_batches_and_groups(
-    bert_folder: Path, text_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for level in POOLINGS:
-        embed(bert_folder, [str(text_file)], tmp_path / "a.parquet", config=CPU, level=level)
+def test_vectors_do_not_depend_on_batches_and_groups(bert_folder, text_file, tmp_path, monkeypatch) -> None:
+    for level, name in (("sentence", "embedding"), ("token", "embeddings")):
+        a = embedded(bert_folder, text_file, tmp_path / "a.parquet", level=level)
         with monkeypatch.context() as patched:
             patched.setattr(texts_module, "GROUP_TEXTS", 7)
             patched.setattr("bert_pretrain.tools.embed.BLOCK_BYTES", 8000)
-            embed(bert_folder, [str(text_file)], tmp_path / "b.parquet", config=CPU, level=level, batch_tokens=50)
+            b = embedded(bert_folder, text_file, tmp_path / "b.parquet", level=level, batch_tokens=50)
         groups = [pq.ParquetFile(tmp_path / f"{name}.parquet").num_row_groups for name in "ab"]
         assert groups[0] < groups[1]
-        a, b = read(tmp_path / "a.parquet"), read(tmp_path / "b.parquet")
-        name = "embedding" if level == "sentence" else "embeddings"
         for one, other in zip(a.pop(name), b.pop(name), strict=True):
             np.testing.assert_allclose(one, other, atol=1e-5)
         assert a == b
@@ -127,22 +113,17 @@ def test_texts_come_from_every_kind_of_input(tmp_path: Path, capsys: pytest.Capt
     assert found[4].where == f"{tmp_path}/b.jsonl: record 3"
 
 
-def test_longer_texts_are_truncated_and_counted(
-    bert_folder: Path, text_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    embed(bert_folder, [str(text_file)], tmp_path / "v.parquet", config=CPU, level="token", max_length=5)
-    tokens = read(tmp_path / "v.parquet")["tokens"]
-    assert max(map(len, tokens)) == 5
-    assert all(found[-1] == "[SEP]" for found in tokens)
-    embed(bert_folder, [str(text_file)], tmp_path / "w.parquet", config=CPU, level="token")
-    longer = sum(len(found) > 5 for found in read(tmp_path / "w.parquet")["tokens"])
-    assert f"{longer:,} texts longer than 5 tokens" in capsys.readouterr().out
+def test_longer_texts_are_truncated_and_counted(bert_folder: Path, text_file: Path, tmp_path: Path, capsys) -> None:
+    cut, whole = (
+        embedded(bert_folder, text_file, tmp_path / "v.parquet", level="token", max_length=length)["tokens"]
+        for length in (5, None)
+    )
+    assert {(len(each), each[-1]) for each in cut if len(each) >= 5} == {(5, "[SEP]")}
+    assert f"{sum(len(each) > 5 for each in whole):,} texts longer than 5 tokens" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("empty", [" \u200b\ufeff", "\x01"])  # of which nothing is left for a model
-def test_empty_texts_are_left_out_or_refused_by_row_and_leave_the_file_of_before(
-    bert_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], empty: str
-) -> None:
+def test_empty_texts_are_left_out_or_refused_and_the_old_file_stays(bert_folder, tmp_path, capsys, empty) -> None:
     path = tmp_path / "a.txt"
     path.write_text(f"the first\n{empty}\nthe third\n")
     (tmp_path / "v.parquet").write_bytes(b"before")
@@ -151,13 +132,12 @@ def test_empty_texts_are_left_out_or_refused_by_row_and_leave_the_file_of_before
     assert refused.value.where == f"{path}: line 2"
     assert (tmp_path / "v.parquet").read_bytes() == b"before"
     assert {found.name for found in tmp_path.iterdir()} == {"v.parquet", "a.txt"}
-    embed(bert_folder, [str(path)], tmp_path / "v.parquet", config=CPU, skip_empty=True)
-    assert read(tmp_path / "v.parquet")["row"] == [1, 3]
+    assert embedded(bert_folder, path, tmp_path / "v.parquet", skip_empty=True)["row"] == [1, 3]
     assert "1 empty texts skipped" in capsys.readouterr().out
 
 
 def test_models_that_do_not_fit_are_refused(make_bert: Callable[..., Path], text_file: Path, tmp_path: Path) -> None:
-    def attempt(model: Path, pooling: str = "mean") -> None:
+    def attempt(model: Path, pooling: str | None = "mean") -> None:
         embed(model, [str(text_file)], tmp_path / "v.npy", config=CPU, pooling=pooling)
 
     bare = make_bert(num_hidden_layers=3)
@@ -168,6 +148,10 @@ def test_models_that_do_not_fit_are_refused(make_bert: Callable[..., Path], text
     kept = {name: tensor for name, tensor in tensors.items() if ".pooler." not in name and not name.startswith("cls.")}
     save_file(kept, bare / "model.safetensors")
     attempt(bare)
+    (bare / "modules.json").write_text("[]")
+    with pytest.raises(ConfigError, match="sentence-transformers"):
+        attempt(bare, None)
+    attempt(bare)
     with pytest.raises(DataError, match="pooler"):
         attempt(bare, "pooler")
     with (bare / "vocab.txt").open("a") as file:
@@ -175,13 +159,3 @@ def test_models_that_do_not_fit_are_refused(make_bert: Callable[..., Path], text
     (bare / "tokenizer.json").unlink()
     with pytest.raises(DataError, match="3000 tokens, the vocabulary 3001"):
         attempt(bare)
-
-
-def test_a_folder_of_sentence_transformers_needs_the_name_of_a_pooling(
-    bert_folder: Path, text_file: Path, tmp_path: Path
-) -> None:
-    folder = shutil.copytree(bert_folder, tmp_path / "m")
-    (folder / "modules.json").write_text("[]")
-    with pytest.raises(ConfigError, match="sentence-transformers"):
-        embed(folder, [str(text_file)], tmp_path / "v.npy", config=CPU)
-    embed(folder, [str(text_file)], tmp_path / "v.npy", config=CPU, pooling="mean")

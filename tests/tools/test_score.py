@@ -56,9 +56,7 @@ def their_tokens(bert_folder: Path) -> Any:
     return token_scores
 
 
-def test_pairs_are_judged_by_their_scores(
-    bert_folder: Path, short: list[str], their_tokens: Any, tmp_path: Path
-) -> None:
+def test_pairs_are_judged_by_their_scores(bert_folder, short, their_tokens, tmp_path) -> None:
     pairs = list(zip(short, reversed(short), strict=True))  # among them a sentence with itself, which is no success
     lines = [
         json.dumps({"sentence_good": good, "sentence_bad": bad, "UID": f"set{index % 2}", "kind": "x"})
@@ -83,7 +81,6 @@ def test_pairs_are_judged_by_their_scores(
 
 GOOD = '{"sentence_good": "the one", "sentence_bad": "one the"}'
 MISTAKES = {
-    "field missing": (f'{GOOD}\n{{"sentence_good": "the"}}\n', "no text in 'sentence_bad'", "line 2"),
     "empty sentence": ('\n{"sentence_good": " ", "sentence_bad": "the"}\n', "no text in 'sentence_good'", "line 2"),
     "too long": (f'{GOOD}\n{{"sentence_good": "the", "sentence_bad": "{"the " * 50}"}}', "52 tokens", "line 2"),
     "blank lines alone": ("\n\n", "no pair", "pairs.jsonl"),
@@ -91,9 +88,7 @@ MISTAKES = {
 
 
 @pytest.mark.parametrize(("content", "what", "where"), MISTAKES.values(), ids=MISTAKES)
-def test_broken_pairs_are_named_by_file_and_line(
-    bert_folder: Path, tmp_path: Path, content: str, what: str, where: str
-) -> None:
+def test_broken_pairs_are_named_by_file_and_line(bert_folder, tmp_path, content, what, where) -> None:
     path = tmp_path / "pairs.jsonl"
     path.write_text(content)
     with pytest.raises(InputError, match=what) as refused:
@@ -113,14 +108,7 @@ def test_an_input_as_output_and_groups_without_a_field_are_refused(bert_folder: 
 
 
 @pytest.mark.parametrize("metric", METRICS)
-def test_tokens_have_the_scores_of_a_plain_loop(
-    bert_folder: Path,
-    short: list[str],
-    their_tokens: Any,
-    tmp_path: Path,
-    metric: str,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_tokens_score_as_in_a_plain_loop(bert_folder, short, their_tokens, tmp_path, metric, monkeypatch) -> None:
     monkeypatch.setattr(score_module, "DECODED_ROWS", 3)
     (tmp_path / "a.jsonl").write_text("\n".join(json.dumps({"text": text}) for text in short) + "\n")
     options: dict[str, Any] = {"metric": metric, "per_token": True, "batch_tokens": 100, "output": tmp_path / "s.jsonl"}
