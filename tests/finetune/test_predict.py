@@ -88,11 +88,13 @@ def test_words_and_texts_get_the_tags_of_transformers(tagger: Path, tmp_path: Pa
         "word per line": tmp_path / "b.conll",
         "words alone": tmp_path / "c.conll",
         "a table": tmp_path / "d.tsv",
+        "word per line, .txt": tmp_path / "e.txt",
     }
     sources["texts"].write_text("the film was good\nanna's book.\n天气 is Fine\n", encoding="utf-8")
     sources["a table"].write_text("text\n" + sources["texts"].read_text(), encoding="utf-8")
     lines = "\n\n".join("\n".join(f"{word}\tO" for word in words) for words in split)
     sources["word per line"].write_text(lines + "\n", encoding="utf-8")
+    sources["word per line, .txt"].write_text("-DOCSTART- -X- O O\n\n" + lines + "\n", encoding="utf-8")
     sources["words alone"].write_text("\n\n".join("\n".join(words) for words in split), encoding="utf-8")
     model, tokenizer = peer_of(tagger, "TokenClassification")
     expected = []
@@ -109,9 +111,11 @@ def test_words_and_texts_get_the_tags_of_transformers(tagger: Path, tmp_path: Pa
     for kind, source in sources.items():
         found = run(tagger, source, tmp_path / f"{kind}.jsonl")
         assert [line["tokens"] for line in found] == split
-        column = "predicted_tags" if kind in ("words", "word per line") else "tags"
+        column = "predicted_tags" if kind.startswith("word") and kind != "words alone" else "tags"
         assert [line[column] for line in found] == expected
         assert kind != "texts" or [line["text"] for line in found] == source.read_text().splitlines()
+    with pytest.raises(InputError, match="'sentence'"):
+        run(tagger, sources["a table"], tmp_path / "o.jsonl", changes={"text_field": "sentence"})
 
 
 def test_answers_are_those_of_transformers(folder_of, tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ import torch
 from bert_pretrain.config import Config, TrainConfig
 from bert_pretrain.errors import InputError, OutputError
 from bert_pretrain.tools import score as score_module
-from bert_pretrain.tools.score import METRICS, score_pairs, score_texts
+from bert_pretrain.tools.score import METRICS, Scorer, score_pairs, score_texts
 
 CPU = Config(train=TrainConfig(device="cpu", precision="fp32"))
 
@@ -88,7 +88,8 @@ MISTAKES = {
 
 
 @pytest.mark.parametrize(("content", "what", "where"), MISTAKES.values(), ids=MISTAKES)
-def test_broken_pairs_are_named_by_file_and_line(bert_folder, tmp_path, content, what, where) -> None:
+def test_broken_pairs_are_named_before_any_is_scored(bert_folder, tmp_path, monkeypatch, content, what, where) -> None:
+    monkeypatch.setattr(Scorer, "token_scores", None)
     path = tmp_path / "pairs.jsonl"
     path.write_text(content)
     with pytest.raises(InputError, match=what) as refused:
