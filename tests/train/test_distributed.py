@@ -6,6 +6,7 @@ import os
 import signal
 import socket
 import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -28,26 +29,29 @@ from bert_pretrain.train.run import train
 from bert_pretrain.train.state import TrainState
 from bert_pretrain.train.step import train_step
 from tests.train.conftest import NO_DROPOUT, Fit, final_tensors, interrupted_copy, make_examples, metrics
-from tests.train.test_resume import start, wait_until
+from tests.train.test_resume import command, num_lines, start, wait_until
 
-TORCHRUN = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "--monitor-interval=0.1"]
 Tiny = Callable[..., Config]
 
 
-def on_two_ranks(function: Callable[..., object], *arguments: object) -> None:
-    """Call a function in two processes, as torchrun starts them, but forked: to import torch takes far longer."""
+def ranks() -> list[dict[str, str]]:
+    """What torchrun would say to each of two processes."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+        shared = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1])}
+    return [{"RANK": rank, "LOCAL_RANK": rank, **shared} for rank in "01"]
 
-    def run(rank: int) -> None:
-        os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2"}
-        os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+
+def on_two_ranks(function: Callable[..., object], *arguments: object) -> None:
+    """Call a function in two forked processes."""
+
+    def run(environment: dict[str, str]) -> None:
+        os.environ |= environment
         function(*arguments)
         dist.barrier()
         shut_down(0)
 
-    processes = [multiprocessing.get_context("fork").Process(target=run, args=(rank,)) for rank in range(2)]
+    processes = [multiprocessing.get_context("fork").Process(target=run, args=(rank,)) for rank in ranks()]
     for process in processes:
         process.start()
     for process in processes:
@@ -94,37 +98,42 @@ def newest_step(run: Path) -> int:
     return max((int(path.name[5:]) for path in (run / "checkpoints").glob("step-*")), default=0)
 
 
-def ranks_of(process: "subprocess.Popen[str]") -> list[int]:
-    """The processes that torchrun has started."""
-    children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
-    return [pid for pid in map(int, children) if b"bert_pretrain" in Path(f"/proc/{pid}/cmdline").read_bytes()]
-
-
-def assert_stopped(process: "subprocess.Popen[str]", run: Path) -> str:
-    """Check that all ranks have stopped at one step, whose checkpoint is whole, and return what they said."""
-    out, err = process.communicate(timeout=180)
-    assert "the same command continues" in err
+def assert_stopped(run: Path) -> None:
+    """Check that all ranks have stopped at one step, whose checkpoint is whole."""
     status = json.loads((run / "status.json").read_text())
     assert (status["status"], status["step"]) == ("stopped", newest_step(run))
+    assert "the same command continues" in status["message"]
     state = run / "checkpoints" / f"step-{newest_step(run):08d}" / "training_state.json"
     assert json.loads(state.read_text())["ranks"] == 2
-    return out + err
 
 
-def test_a_killed_rank_is_restarted_from_the_last_checkpoint_and_a_signal_to_one_rank_stops_both(
+def test_both_ranks_end_where_one_is_killed_or_stopped_and_start_again_from_the_last_checkpoint(
     fit: Fit, tiny: Tiny, data_folder: Path, tmp_path: Path
 ) -> None:
     settings, run = {"save_every": 10, "eval_every": 100_000, "log_every": 5}, tmp_path / "run"
-    process = start(tiny(max_steps=100_000, **settings), data_folder, run, *TORCHRUN, "--max-restarts=1")
-    for send in (signal.SIGKILL, signal.SIGTERM):
-        before = newest_step(run)
-        wait_until(lambda before=before: newest_step(run) > before, process)
-        os.kill(ranks_of(process)[-1], send)
-    assert "continues from step" in assert_stopped(process, run)
+    words = command(tiny(max_steps=100_000, **settings), data_folder, run)
+    for number, exit_codes in ((signal.SIGKILL, [1, -signal.SIGKILL]), (signal.SIGTERM, [143, 143])):
+        before, processes = newest_step(run), [start(words, **rank) for rank in ranks()]
+        wait_until(lambda before=before: newest_step(run) > before, processes[0])
+        os.kill(processes[1].pid, number)
+        for process in processes:
+            process.join(180)
+        assert [process.exitcode for process in processes] == exit_codes
+    assert_stopped(run)
     last = newest_step(run)
     assert [line["step"] for line in metrics(run, "loss")] == list(range(5, last + 1, 5))
     fit(run, max_steps=last + 2, **settings)
     assert metrics(run, "loss")[-1]["step"] == last + 2
+
+
+def torchrun(words: list[str], folder: Path) -> "subprocess.Popen[str]":
+    """Start the program as two ranks, in a folder."""
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parents[2])}
+    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "--monitor-interval=0.1"]
+    return subprocess.Popen(
+        [sys.executable, *launcher, "-m", "bert_pretrain", *words], cwd=folder, env=environment,
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
 
 
 @pytest.mark.slow
@@ -132,15 +141,16 @@ def test_signals_to_torchrun_and_all_ranks_stop_all_of_them_at_one_step(
     tiny: Tiny, data_folder: Path, tmp_path: Path
 ) -> None:
     run, rare, last = tmp_path / "run", {"save_every": 100_000, "eval_every": 100_000, "log_every": 3}, 0
+    words = command(tiny(max_steps=100_000, **rare), data_folder, run)
     for _ in range(20):
-        process = start(tiny(max_steps=100_000, **rare), data_folder, run, *TORCHRUN)
-        wait_until(
-            lambda: (run / "metrics.jsonl").exists() and len(metrics(run, "loss")) >= last // 3 + 2,  # noqa: B023
-            process,
-        )
-        for pid in (process.pid, *ranks_of(process)):
+        process = torchrun(words, tmp_path)
+        wait_until(lambda last=last: num_lines(run) >= last // 3 + 2, process)
+        children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+        started = [pid for pid in map(int, children) if b"bert_pretrain" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+        for pid in (process.pid, *started):
             os.kill(pid, signal.SIGTERM)
-        assert_stopped(process, run)
+        process.communicate(timeout=180)
+        assert_stopped(run)
         before, last = last, newest_step(run)
         assert last > before
 
@@ -150,7 +160,7 @@ def test_compiled_layers_on_two_ranks_have_the_losses_of_plain_ones_on_one(
     fit: Fit, tiny: Tiny, data_folder: Path, tmp_path: Path
 ) -> None:
     settings = {"model": NO_DROPOUT, "max_steps": 4, "save_every": 2, "eval_every": 2, "log_every": 1}
-    process = start(tiny(**settings, compile=True), data_folder, tmp_path / "two", *TORCHRUN)
+    process = torchrun(command(tiny(**settings, compile=True), data_folder, tmp_path / "two"), tmp_path)
     fit("one", **settings)
     out, err = process.communicate(timeout=180)
     assert "compiled   yes" in out, err

@@ -19,6 +19,7 @@ import torch
 import yaml
 from safetensors.torch import load_file, save_file
 
+from bert_pretrain.cli import main
 from bert_pretrain.config import Config
 from bert_pretrain.errors import ConfigError, DataError, OutputError
 from bert_pretrain.examples.shards import DataFolder
@@ -28,19 +29,27 @@ from bert_pretrain.train.run import train
 from tests.train.conftest import Fit, assert_same_run, final_tensors, flip_bit, interrupted_copy, metrics
 
 Tiny = Callable[..., Config]
-ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parents[2])}
 RARE = {"save_every": 100_000, "eval_every": 100_000, "log_every": 3}
 
 
-def start(config: Config, data: Path, output: Path, *launcher: str) -> "subprocess.Popen[str]":
-    """Start the command `train` in a process of its own, perhaps by a launcher such as torchrun."""
+def command(config: Config, data: Path, output: Path) -> list[str]:
+    """The words of the command `train`."""
     file = output.with_suffix(".yaml")
     file.write_text(yaml.safe_dump(config.model_dump(mode="json")))
-    command = [sys.executable, *launcher, "-m", "bert_pretrain", "train", "--config", str(file)]
-    return subprocess.Popen(
-        [*command, "--data", str(data), "--output", str(output)], cwd=output.parent, env=ENVIRONMENT,
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-    )  # fmt: skip
+    return ["train", "--config", str(file), "--data", str(data), "--output", str(output)]
+
+
+def start(words: list[str], **environment: str) -> BaseProcess:
+    """Start the program in a process of its own, but forked: to import torch takes far longer than to train."""
+
+    def run() -> None:
+        os.environ |= environment
+        sys.argv = ["bert-pretrain", *words]
+        main()
+
+    process = multiprocessing.get_context("fork").Process(target=run)
+    process.start()
+    return process
 
 
 def wait_until(is_so: Callable[[], object], process: "subprocess.Popen[str] | BaseProcess") -> None:
@@ -62,8 +71,7 @@ def test_a_killed_run_continues_bit_for_bit(tiny: Tiny, data_folder: Path, tmp_p
     config = tiny(max_steps=60, save_every=7, log_every=10, eval_every=20, keep_checkpoints=2)
     train(config, data_folder, tmp_path / "straight")
     run = tmp_path / "killed"
-    process = multiprocessing.get_context("fork").Process(target=train, args=(config, data_folder, run))
-    process.start()  # forked: to import torch takes far longer than to train
+    process = start(command(config, data_folder, run))
     wait_until((run / "checkpoints" / "step-00000014").exists, process)
     process.kill()
     process.join()
@@ -81,15 +89,15 @@ def test_sigusr1_saves_and_a_signal_to_stop_saves_and_exits_and_the_run_continue
     fit: Fit, tiny: Tiny, data_folder: Path, tmp_path: Path, number: int, exit_code: int
 ) -> None:
     run = tmp_path / "run"
-    process = start(tiny(max_steps=100_000, **RARE), data_folder, run)
+    process = start(command(tiny(max_steps=100_000, **RARE), data_folder, run))
     wait_until(lambda: num_lines(run) >= 2, process)
-    process.send_signal(signal.SIGUSR1)
+    os.kill(process.pid, signal.SIGUSR1)
     wait_until(lambda: list((run / "checkpoints").glob("step-*")), process)
     (saved,) = (run / "checkpoints").glob("step-*")
     wait_until(lambda: metrics(run)[-1]["step"] > int(saved.name[5:]) + 3, process)
-    process.send_signal(number)
-    out, _ = process.communicate(timeout=180)
-    assert process.returncode == exit_code, out
+    os.kill(process.pid, number)
+    process.join(180)
+    assert process.exitcode == exit_code
     first, checkpoint = sorted((run / "checkpoints").iterdir())
     step = json.loads((checkpoint / "training_state.json").read_text())["progress"]["step"]
     assert (first, checkpoint.name) == (saved, f"step-{step:08d}")
@@ -107,11 +115,12 @@ def test_a_run_killed_five_times_ends_with_the_same_bits(
     run, draw = tmp_path / "killed", random.Random(seed)
     train(config, data_folder, tmp_path / "straight")
     for _ in range(5):
-        process = start(config, data_folder, run)
-        wait_until(lambda process=process: num_lines(run) or process.poll() is not None, process)
+        process = start(command(config, data_folder, run))
+        while not num_lines(run) and process.is_alive():
+            time.sleep(0.005)
         time.sleep(draw.uniform(0.0, 0.4))
         process.kill()
-        process.communicate()
+        process.join()
     train(config, data_folder, run)
     assert_same_run(tmp_path / "straight", run)
 
