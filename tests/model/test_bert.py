@@ -75,13 +75,6 @@ def test_twenty_steps_of_adamw_stay_together(make_model: Any, make_batch: Any, a
         torch.testing.assert_close(final[name], parameter.detach(), atol=1e-4, rtol=0.0)
 
 
-def test_a_sequence_does_not_see_its_neighbours_in_the_batch(make_model: Any, make_batch: Any) -> None:
-    model, batch = make_model(), make_batch([7, 24, 3]).packed
-    columns = (batch.input_ids[7:31], batch.token_type_ids[7:31], batch.position_ids[7:31])
-    alone = model.encode(*columns, torch.tensor([0, 24], dtype=torch.int32), 24)
-    torch.testing.assert_close(model.encode(*batch.sequences)[7:31], alone, atol=1e-6, rtol=1e-5)
-
-
 def test_initial_weights_are_bert_s_and_depend_on_the_seed_alone(make_model: Any) -> None:
     first, again, other = make_model(seed=1), make_model(seed=1), make_model(seed=2)
     deviation = first.config.initializer_range

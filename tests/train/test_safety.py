@@ -80,17 +80,6 @@ def test_a_time_budget_is_evaluated_after_every_eighth_by_default(fit: Fit, hang
     assert len(metrics(run, "validation_mlm_loss")) == 9
 
 
-@pytest.mark.parametrize(
-    "settings",
-    [{"max_steps": 7, "warmup_steps": 8}, {"max_steps": None, "time_budget": 60.0, "warmup_steps": 5}],
-)
-def test_a_warm_up_longer_than_the_run_or_in_steps_of_a_run_by_the_clock_is_refused(
-    fit: Fit, settings: dict[str, Any]
-) -> None:
-    with pytest.raises(ConfigError, match="warmup_steps"):
-        fit(**settings)
-
-
 @pytest.fixture
 def poisoned(finished: Path, tmp_path: Path) -> Callable[[str, int], Path]:
     """Make a model folder with NaN in one row of one of its tables."""
