@@ -34,9 +34,12 @@ class Launches(StepGraphs):
 
         def launch() -> None:
             self.launched += 1
-            compute()
+            self.launch(compute)
 
         return launch
+
+    def launch(self, compute: Callable[[], None]) -> None:
+        compute()
 
 
 def train(state: TrainState, batches: list[GlobalBatch], graphs: StepGraphs | None) -> list[StepSums[float]]:
@@ -87,23 +90,17 @@ class Fails(Launches):
 class FailsAtLaunch(Launches):
     """Cannot launch what it has captured, and has changed the state before."""
 
-    def capture(self, compute: Callable[[], None]) -> Callable[[], None]:
-        def launch() -> None:
-            compute()
-            raise torch.OutOfMemoryError
-
-        return launch
+    def launch(self, compute: Callable[[], None]) -> None:
+        compute()
+        raise torch.OutOfMemoryError
 
 
 class Repeats(Launches):
     """Launches more than a step."""
 
-    def capture(self, compute: Callable[[], None]) -> Callable[[], None]:
-        def launch() -> None:
-            compute()
-            compute()
-
-        return launch
+    def launch(self, compute: Callable[[], None]) -> None:
+        compute()
+        compute()
 
 
 @pytest.mark.parametrize("wrong", [Fails, FailsAtLaunch, Repeats])
@@ -152,33 +149,18 @@ def test_small_networks_are_captured(layers: int, flops: float, peak: float | No
     assert launches_dominate(ModelConfig(num_hidden_layers=layers), flops, peak) == dominate
 
 
-class Counted(StepGraphs):
-    """Captures any step, and counts launches."""
-
-    launched = 0
-
-    def pays(self, batch: GlobalBatch) -> bool:
-        return True
+class Counted(Launches):
+    """Captures any step on a card, and counts launches."""
 
     def capture(self, compute: Callable[[], None]) -> Callable[[], None]:
-        captured = super().capture(compute)
-
-        def launch() -> None:
-            self.launched += 1
-            captured()
-
-        return launch
+        return super().capture(StepGraphs.capture(self, compute))
 
 
 class Waits(Counted):
     """Does in a capture what a capture does not allow."""
 
     def capture(self, compute: Callable[[], None]) -> Callable[[], None]:
-        def waiting() -> None:
-            compute()
-            torch.cuda.synchronize()
-
-        return super().capture(waiting)
+        return super().capture(lambda: (compute(), torch.cuda.synchronize()))
 
 
 @pytest.mark.gpu
