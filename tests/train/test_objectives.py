@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file
 from transformers import AutoModelForPreTraining
 
 from bert_pretrain.config import Config
@@ -13,7 +12,7 @@ from bert_pretrain.errors import DataError
 from bert_pretrain.model.huggingface import load_model
 from bert_pretrain.train.evaluation import evaluate
 from bert_pretrain.train.run import train
-from tests.train.conftest import Fit, make_data_folder, metrics
+from tests.train.conftest import make_data_folder, metrics
 
 Tiny = Callable[..., Config]
 
@@ -45,18 +44,3 @@ def test_without_pairs_the_loss_is_that_of_masked_tokens_and_the_heads_of_pairs_
     fresh.initialize(tiny().train.seed)
     untrained = {name for name, weight in ours.named_parameters() if torch.equal(weight, fresh.get_parameter(name))}
     assert untrained == {name for name, _ in ours.named_parameters() if name.startswith(("pooler", "nsp_head"))}
-
-
-def test_objectives_follow_one_another_with_one_optimizer(
-    fit: Fit, without_pairs: tuple[Path, Path], data_folder: Path
-) -> None:
-    data, _ = without_pairs
-    origin: dict[str, object] = {}
-    heads = []
-    for number, folder in enumerate((data, data_folder, data), start=1):
-        run = fit(f"run{number}", data=folder, **origin, max_steps=4 * number, optimizer="muon")
-        origin = {"init_from": run / "checkpoints" / f"step-{4 * number:08d}", "carry_optimizer": True}
-        heads.append(load_file(run / "model" / "model.safetensors")["cls.seq_relationship.weight"])
-        assert (metrics(run)[-2]["nsp_loss"] is None) == (folder is data)
-    assert not torch.equal(heads[0], heads[1])
-    assert torch.equal(heads[1], heads[2])

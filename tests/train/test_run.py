@@ -39,14 +39,16 @@ def times(folder: Path) -> dict[Path, int]:
 
 
 def test_a_run_folder_holds_what_the_design_names(finished: Path) -> None:
-    names = {path.name for path in finished.iterdir()}
-    assert names == {"config.yaml", "metrics.jsonl", "checkpoints", "model", "manifest.json"}
-    steps = {path.name for path in (finished / "checkpoints").iterdir()}
-    assert steps == {"step-00000004", "step-00000008", "step-00000012"}
-    for folder in (finished / "model", finished / "checkpoints" / "step-00000008"):
-        names = {path.name for path in folder.iterdir()}
-        assert {"config.json", "model.safetensors", "vocab.txt", "tokenizer.json", "tokenizer_config.json"} <= names
-        assert not [name for name in names if name.endswith((".pt", ".bin", ".pkl"))]
+    model = {"config.json", "model.safetensors", "vocab.txt", "tokenizer.json", "tokenizer_config.json"}
+    for folder, expected in {
+        "": {"config.yaml", "metrics.jsonl", "checkpoints", "model", "manifest.json"},
+        "checkpoints": {"step-00000004", "step-00000008", "step-00000012"},
+        "model": {*model, "README.md", "checksums.json", "curves.png"},
+        "checkpoints/step-00000008": {
+            *(*model, "README.md", "checksums.json", "training_state.json", "training_state.safetensors")
+        },
+    }.items():
+        assert {path.name for path in (finished / folder).iterdir()} == expected
 
 
 def test_metrics_have_the_names_of_the_design(finished: Path) -> None:

@@ -1,83 +1,48 @@
-"""The Slurm script of docs/scaling.md, run with stand-ins for `srun` and `scontrol`: stopped, requeued, done."""
+"""The Slurm script of docs/scaling.md, run with stand-ins for Slurm and for the program: done, requeued, failed."""
 
-import json
 import os
-import signal
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-import yaml
 
-from bert_pretrain.config import Config
 from tests.pages import ROOT, blocks
-from tests.train.conftest import assert_same_run
-from tests.train.test_resume import num_lines, wait_until
 
-# As with --kill-on-bad-exit: a rank that leaves with an error takes the others with it, at once.
-SRUN = """#!/usr/bin/env python
-import os, subprocess, sys, time
-command = [word for word in sys.argv[1:] if not word.startswith("--kill")]
-numbers = range(int(os.environ["SLURM_NTASKS"]))
-names = ("SLURM_PROCID", "SLURM_LOCALID")
-ranks = [subprocess.Popen(command, env={**os.environ, **dict.fromkeys(names, str(number))}) for number in numbers]
-with open("ranks", "w") as file:
-    file.write(" ".join(str(rank.pid) for rank in ranks))
-while any(rank.poll() is None for rank in ranks):
-    if any(rank.poll() for rank in ranks):
-        for rank in ranks:
-            rank.kill()
-    time.sleep(0.01)
-sys.exit(max(abs(rank.returncode) for rank in ranks))
-"""
-SCONTROL = """#!/bin/bash
-if [ "$1" = show ]; then echo localhost; else echo "$@" >> requeued; fi
-"""
+STAND_INS = {
+    "bin/srun": '#!/bin/bash\nfor n in 0 1; do SLURM_PROCID=$n SLURM_LOCALID=$n "${@:2}"; done\n',
+    "bin/scontrol": '#!/bin/bash\nif [ "$1" = show ]; then echo node1; else echo "$@" > requeued; fi\n',
+    "venv/bin/activate": "",
+    "bert_pretrain/__init__.py": "",
+    "bert_pretrain/__main__.py": """
+import json, os, sys
+names = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "OMP_NUM_THREADS")
+with open("ranks", "a") as file:
+    print(*map(os.environ.get, names), *sys.argv[1:], file=file)
+if os.environ["OUTCOME"] != "killed":
+    with open(sys.argv[sys.argv.index("--output") + 1] + "/status.json", "w") as file:
+        json.dump({"status": os.environ["OUTCOME"]}, file)
+""",
+}
 
 
-@pytest.fixture
-def sbatch(tmp_path: Path) -> Callable[..., "subprocess.Popen[str]"]:
-    """Start the script as Slurm would, with two ranks."""
+@pytest.mark.parametrize(
+    ("outcome", "exit_code", "requeued"),
+    [("done", 0, []), ("stopped", 0, ["requeue 40007\n"]), ("wrong_input", 1, []), ("killed", 1, [])],
+)
+def test_the_outcome_of_all_ranks_is_that_of_the_job(
+    tmp_path: Path, outcome: str, exit_code: int, requeued: list[str]
+) -> None:
     (script,) = [block.text for block in blocks(ROOT / "docs" / "scaling.md") if "--signal=TERM" in block.text]
-    (tmp_path / "train.sh").write_text(script)
-    for name, text in (("bin/srun", SRUN), ("bin/scontrol", SCONTROL), ("venv/bin/activate", "")):
+    for name, text in {**STAND_INS, "train.sh": script, "run/status.json": '{"status": "done"}'}.items():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(text)
         (tmp_path / name).chmod(0o755)
-    job = {"SLURM_JOB_ID": str(os.getpid()), "SLURM_NTASKS": "2", "SLURM_CPUS_PER_TASK": "1", "SLURM_JOB_NODELIST": "a"}
+    job = {"SLURM_JOB_ID": "40007", "SLURM_NTASKS": "2", "SLURM_CPUS_PER_TASK": "6", "SLURM_JOB_NODELIST": "a"}
     path = f"{tmp_path / 'bin'}:{Path(sys.executable).parent}:{os.environ['PATH']}"
-    environment = {**os.environ, **job, "PATH": path, "PYTHONPATH": str(ROOT), "VENV": str(tmp_path / "venv")}
-    return lambda *arguments: subprocess.Popen(
-        ["bash", "train.sh", *map(str, arguments)],
-        cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment,
-    )  # fmt: skip
-
-
-def status(run: Path) -> str:
-    return str(json.loads((run / "status.json").read_text())["status"])
-
-
-@pytest.mark.slow
-def test_a_job_that_is_stopped_and_requeued_ends_with_the_bytes_of_an_undisturbed_one(
-    sbatch: Callable[..., "subprocess.Popen[str]"], tiny: Callable[..., Config], data_folder: Path, tmp_path: Path
-) -> None:
-    config = tiny(max_steps=400, save_every=1000, eval_every=100, log_every=5)
-    (tmp_path / "tiny.yaml").write_text(yaml.safe_dump(config.model_dump(mode="json")))
-    run, straight = tmp_path / "run", tmp_path / "straight"
-    options = (data_folder, "--config", "tiny.yaml")
-    job = sbatch(run, *options)
-    wait_until(lambda: num_lines(run) >= 2, job)
-    for rank in (tmp_path / "ranks").read_text().split():
-        os.kill(int(rank), signal.SIGTERM)
-    out, _ = job.communicate(timeout=180)
-    assert (job.returncode, status(run)) == (0, "stopped"), out
-    assert (tmp_path / "requeued").read_text() == f"requeue {os.getpid()}\n"
-    for folder in (run, straight):
-        job = sbatch(folder, *options)
-        out, _ = job.communicate(timeout=180)
-        assert (job.returncode, status(folder)) == (0, "done"), out
-    assert_same_run(straight, run)
-    job = sbatch(run, "missing")
-    assert (job.wait(timeout=180), status(run)) == (1, "wrong_input")
+    here = {"PATH": path, "PYTHONPATH": str(tmp_path), "VENV": str(tmp_path / "venv"), "OUTCOME": outcome}
+    words = ["bash", "train.sh", "run", "data", "--config", "tiny"]
+    assert subprocess.run(words, cwd=tmp_path, env={**os.environ, **job, **here}).returncode == exit_code
+    call = "train --output run --data data --config tiny"
+    assert (tmp_path / "ranks").read_text() == "".join(f"{n} {n} 2 node1 20007 6 {call}\n" for n in (0, 1))
+    assert [file.read_text() for file in tmp_path.glob("requeued")] == requeued
