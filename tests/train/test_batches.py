@@ -3,7 +3,6 @@
 import contextlib
 import itertools
 from collections import Counter
-from collections.abc import Callable
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,7 @@ from bert_pretrain.rng import stream
 from bert_pretrain.train.batches import Batch, GlobalBatch, cut, pack
 from bert_pretrain.train.loader import Prefetcher, TrainingData
 from bert_pretrain.train.loss import pretraining_loss
-from tests.train.conftest import FIRST_WORD, NO_DROPOUT, cut_alike, make_model, rows_of
+from tests.train.conftest import FIRST_WORD, NO_DROPOUT, Draw, NewData, Tiny, cut_alike, make_model, rows_of
 
 
 def open_data(folder: Path, *, batch: int = 16, seed: int = 1, tokens: int = 256, **more: Any) -> TrainingData:
@@ -32,7 +31,7 @@ def assert_equal(left: GlobalBatch, right: GlobalBatch) -> None:
             assert torch.equal(a, b) if isinstance(a, torch.Tensor) else a == b
 
 
-def test_packing_keeps_every_example(examples: Callable[..., Any]) -> None:
+def test_packing_keeps_every_example(examples: Draw) -> None:
     table = examples(7)
     batch = pack(table)
     assert batch.num_sequences == 7
@@ -51,7 +50,7 @@ def test_packing_keeps_every_example(examples: Callable[..., Any]) -> None:
     assert batch.next_sentence_labels.tolist() == table.next_sentence_label.tolist()
 
 
-def test_micro_batches_hold_the_budget_and_every_example_once(examples: Callable[..., Any]) -> None:
+def test_micro_batches_hold_the_budget_and_every_example_once(examples: Draw) -> None:
     table = examples(50)
     whole = cut(table, 100)
     assert all(batch.num_tokens <= 100 for batch in whole.micro_batches)
@@ -79,7 +78,7 @@ WORDS_AS_TOLD = {"whole_word_mask": True, "word_segmenter": "jieba", "starts_wor
     ids=["static", "dynamic", "whole words"],
 )
 def test_an_epoch_holds_every_example_once_in_another_order_and_with_masks_of_its_own(
-    new_data_folder: Callable[..., Path], batch: int, tokens: int, settings: dict[str, Any]
+    new_data_folder: NewData, batch: int, tokens: int, settings: dict[str, Any]
 ) -> None:
     folder, masking = DataFolder.open(new_data_folder(**settings)), settings["masking"]
     data = open_data(folder.path, batch=batch, tokens=tokens)
@@ -133,7 +132,7 @@ def test_the_reader_runs_ahead_in_order_and_stops(data_folder: Path) -> None:
 
 @pytest.mark.parametrize(("rows", "budget", "ranks"), [(256, 2000, 3), (10, 40, 4), (5, 1, 5)])
 def test_micro_batches_for_a_compiler_have_few_shapes_and_hardly_a_tail(
-    examples: Callable[..., Any], rows: int, budget: int, ranks: int
+    examples: Draw, rows: int, budget: int, ranks: int
 ) -> None:
     shapes = set()
     for seed in range(6):
@@ -157,7 +156,7 @@ def test_micro_batches_for_a_compiler_have_few_shapes_and_hardly_a_tail(
 @pytest.mark.parametrize("static_shapes", [False, True])
 @pytest.mark.parametrize("masking", ["static", "dynamic"])
 def test_ranks_share_a_global_batch_and_agree_on_its_numbers(
-    new_data_folder: Callable[..., Path], masking: str, static_shapes: bool
+    new_data_folder: NewData, masking: str, static_shapes: bool
 ) -> None:
     folder = new_data_folder(masking, masking=masking)
 
@@ -174,9 +173,7 @@ def test_ranks_share_a_global_batch_and_agree_on_its_numbers(
     assert max(tokens) - min(tokens) <= 2 * 32
 
 
-def test_the_losses_and_gradients_do_not_depend_on_how_a_batch_is_cut(
-    examples: Callable[..., Any], tiny: Callable[..., Any]
-) -> None:
+def test_the_losses_and_gradients_do_not_depend_on_how_a_batch_is_cut(examples: Draw, tiny: Tiny) -> None:
     model, table, found = make_model(tiny(model=NO_DROPOUT)), examples(32), []
     quarter = int(table.lengths.sum() / 4) + 20
     cuts = [cut(table, 10_000), cut(table, quarter), cut_alike(table, quarter, 32, 16.5)]

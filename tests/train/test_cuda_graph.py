@@ -1,7 +1,6 @@
 """Steps over static inputs, as a CUDA graph computes them, run without one; traces of them are in `tests/cuda`."""
 
 from collections.abc import Callable
-from typing import Any
 
 import pytest
 import torch
@@ -11,7 +10,7 @@ from bert_pretrain.train.batches import IGNORED, GlobalBatch
 from bert_pretrain.train.cuda_graph import MAX_GRAPHS, StepGraphs, launches_dominate
 from bert_pretrain.train.state import TrainState
 from bert_pretrain.train.step import LossScale, StepSums
-from tests.train.conftest import NO_DROPOUT, cut_alike, make_state, step
+from tests.train.conftest import NO_DROPOUT, Draw, Tiny, cut_alike, make_state, step
 
 CPU = torch.device("cpu")
 
@@ -56,7 +55,7 @@ def train(state: TrainState, batches: list[GlobalBatch], graphs: StepGraphs | No
     ("optimizer", "scaled", "pairs"), [("adamw", True, True), ("lamb", False, True), ("muon", False, False)]
 )
 def test_steps_over_static_inputs_are_bit_equal(
-    tiny: Callable[..., Any], examples: Callable[..., Any], optimizer: str, scaled: bool, pairs: bool
+    tiny: Tiny, examples: Draw, optimizer: str, scaled: bool, pairs: bool
 ) -> None:
     # Dropout as well: its masks come from the seed of each step.
     config = tiny(optimizer=optimizer, bias_correction=optimizer != "lamb")
@@ -105,7 +104,7 @@ class Repeats(Launches):
 
 @pytest.mark.parametrize("wrong", [Fails, FailsAtLaunch, Repeats])
 def test_what_cannot_be_captured_or_is_wrong_is_computed_as_ever(
-    tiny: Callable[..., Any], examples: Callable[..., Any], capsys: pytest.CaptureFixture[str], wrong: type[Launches]
+    tiny: Tiny, examples: Draw, capsys: pytest.CaptureFixture[str], wrong: type[Launches]
 ) -> None:
     batch = cut_alike(examples(64), 10_000, 32, 16.5)
     states = [make_state(tiny()) for _ in range(3)]
@@ -118,9 +117,7 @@ def test_what_cannot_be_captured_or_is_wrong_is_computed_as_ever(
     assert another.captured == 0  # one failure is enough for a process
 
 
-def test_micro_batches_and_too_many_shapes_are_computed_as_ever(
-    tiny: Callable[..., Any], examples: Callable[..., Any]
-) -> None:
+def test_micro_batches_and_too_many_shapes_are_computed_as_ever(tiny: Tiny, examples: Draw) -> None:
     state = make_state(tiny(model=NO_DROPOUT))
     graphs = Launches(state.model, state.optimizers, torch.float32)
     train(state, [cut_alike(examples(64), 500, 32, 16.5)] * 3, graphs)
@@ -168,7 +165,7 @@ class Waits(Counted):
 @pytest.mark.parametrize("kind", [Counted, Waits])
 @pytest.mark.parametrize("optimizer", ["adamw", "muon"])
 def test_on_a_card_graphs_compute_the_steps_and_a_failed_capture_leaves_nothing(
-    tiny: Callable[..., Any], examples: Callable[..., Any], kind: type[Counted], optimizer: str
+    tiny: Tiny, examples: Draw, kind: type[Counted], optimizer: str
 ) -> None:
     config = tiny(optimizer=optimizer)  # with dropout
     batches = [cut_alike(examples(256, seed), 10_000, 32, 16.5).to(torch.device("cuda")) for seed in range(3)]

@@ -17,7 +17,7 @@ import torch.distributed as dist
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from bert_pretrain.config import Config, ModelConfig, TrainConfig
+from bert_pretrain.config import ModelConfig, TrainConfig
 from bert_pretrain.errors import ConfigError
 from bert_pretrain.model.bert import BertForPreTraining
 from bert_pretrain.train.batches import cut
@@ -28,10 +28,8 @@ from bert_pretrain.train.optimizers import make_optimizers
 from bert_pretrain.train.run import train
 from bert_pretrain.train.state import TrainState
 from bert_pretrain.train.step import train_step
-from tests.train.conftest import NO_DROPOUT, Fit, final_tensors, interrupted_copy, make_examples, metrics
+from tests.train.conftest import NO_DROPOUT, Fit, NewData, Tiny, final_tensors, interrupted_copy, make_examples, metrics
 from tests.train.test_resume import command, num_lines, start, wait_until
-
-Tiny = Callable[..., Config]
 
 
 def ranks() -> list[dict[str, str]]:
@@ -67,7 +65,7 @@ def assert_same_losses(left: Path, right: Path) -> None:
 
 
 def test_two_ranks_have_the_losses_of_one_and_their_checkpoint_continues_on_one(
-    tiny: Tiny, new_data_folder: Callable[..., Path], tmp_path: Path
+    tiny: Tiny, new_data_folder: NewData, tmp_path: Path
 ) -> None:
     # 15 examples do not divide by two, and make several micro-batches of unequal numbers.
     data_folder = new_data_folder("dynamic", masking="dynamic")  # each rank draws the masks of whole shards
@@ -86,9 +84,7 @@ def test_two_ranks_have_the_losses_of_one_and_their_checkpoint_continues_on_one(
     torch.testing.assert_close(final_tensors(mixed), final_tensors(tmp_path / "one"), atol=1e-4, rtol=1e-4)
 
 
-def test_more_ranks_than_examples_are_refused(
-    tiny: Tiny, data_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_more_ranks_than_examples_are_refused(tiny: Tiny, data_folder: Path, tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setenv("WORLD_SIZE", "5")
     with pytest.raises(ConfigError, match="5 processes"):
         check_inputs(tiny(global_batch_size=4), data_folder, tmp_path / "run")

@@ -20,9 +20,8 @@ from bert_pretrain.text.tokenizer import Tokenizer
 from bert_pretrain.tools.fill_mask import fill_mask
 from bert_pretrain.train.evaluation import evaluate
 from bert_pretrain.train.run import train
-from tests.train.conftest import VOCAB_SIZE, Fit
+from tests.train.conftest import VOCAB_SIZE, Fit, NewData, Tiny
 
-Tiny = Callable[..., Config]
 EMBEDDINGS, BIAS = "bert.embeddings.word_embeddings.weight", "cls.predictions.bias"
 POSITIONS = "bert.embeddings.position_embeddings.weight"
 
@@ -41,7 +40,7 @@ def extend(tokenizer: Tokenizer, data: Path) -> Path:
 
 
 @pytest.fixture
-def extended_data(tokenizer: Tokenizer, new_data_folder: Callable[..., Path]) -> Path:
+def extended_data(tokenizer: Tokenizer, new_data_folder: NewData) -> Path:
     return extend(tokenizer, new_data_folder("extended"))
 
 
@@ -66,7 +65,7 @@ def change_json(path: Path, **values: Any) -> None:
 
 
 def test_rows_of_new_tokens_are_the_mean_of_their_pieces_and_all_others_stay(
-    fit: Fit, model: Path, new_data_folder: Callable[..., Path], tokenizer: Tokenizer, tmp_path: Path
+    fit: Fit, model: Path, new_data_folder: NewData, tokenizer: Tokenizer, tmp_path: Path
 ) -> None:
     old = tokenizer.with_tokens([*tokenizer.tokens[:-2], "##wa", "##wb"])
     old.save(model)

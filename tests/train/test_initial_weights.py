@@ -3,13 +3,12 @@
 import math
 import shutil
 from collections import Counter
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 
-from bert_pretrain.config import Config, ModelConfig
+from bert_pretrain.config import ModelConfig
 from bert_pretrain.errors import OutputError
 from bert_pretrain.examples.shards import DataFolder, read_shard
 from bert_pretrain.model.bert import BertForPreTraining
@@ -17,8 +16,6 @@ from bert_pretrain.model.huggingface import save_model
 from bert_pretrain.text.tokenizer import Tokenizer
 from bert_pretrain.train.initial_weights import UNSEEN_COUNT, start_from_teacher, start_positional_heads, unigram_bias
 from tests.train.conftest import NO_DROPOUT, VOCAB_SIZE, Fit, assert_same_run, interrupted_copy, metrics, unmasked
-
-Tiny = Callable[..., Config]
 
 
 def bert(seed: int, **sizes: float) -> BertForPreTraining:

@@ -2,22 +2,18 @@
 
 import json
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pytest
 
-from bert_pretrain.config import Config
 from bert_pretrain.errors import ConfigError, DataError
 from bert_pretrain.io.manifest import PARTIAL, read_record, reopen
 from bert_pretrain.report.curves import read_metrics
 from bert_pretrain.report.diagnosis import diagnose
 from bert_pretrain.train.log import MetricsFile
 from tests.train.conftest import Fit, metrics
-
-Tiny = Callable[..., Config]
 
 
 def test_metrics_are_cut_back_to_a_checkpoint_a_torn_line_goes_and_damaged_ones_are_refused(tmp_path: Path) -> None:
@@ -57,9 +53,7 @@ def test_tensorboard_shows_what_the_metrics_hold(fit: Fit) -> None:
     assert "validation/mlm_loss" in events.Tags()["scalars"]
 
 
-def test_weights_and_biases_gets_figures_by_step_under_the_same_name_again(
-    fit: Fit, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_weights_and_biases_gets_figures_by_step_under_the_same_name_again(fit: Fit, monkeypatch) -> None:
     started: list[dict[str, Any]] = []
     steps: list[int] = []
     run: Any = ModuleType("run")
@@ -92,9 +86,7 @@ def test_a_tracker_that_is_missing_is_refused_and_one_that_fails_ends_a_run_that
     assert known["identity"]["data"] == known["data"]["content_hash"]
 
 
-def test_a_run_prints_each_hint_once_and_its_files_tell_them_again(
-    fit: Fit, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_run_prints_each_hint_once_and_its_files_tell_them_again(fit: Fit, capsys) -> None:
     def printed() -> list[str]:
         lines = capsys.readouterr().out.splitlines()
         return [line[line.index("hint: ") :] for line in lines if "hint: " in line and " (" in line]

@@ -1,20 +1,16 @@
 """Training under each objective: what the data folder says is done."""
 
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 from transformers import AutoModelForPreTraining
 
-from bert_pretrain.config import Config
 from bert_pretrain.errors import DataError
 from bert_pretrain.model.huggingface import load_model
 from bert_pretrain.train.evaluation import evaluate
 from bert_pretrain.train.run import train
-from tests.train.conftest import make_data_folder, metrics
-
-Tiny = Callable[..., Config]
+from tests.train.conftest import Tiny, make_data_folder, metrics
 
 
 @pytest.fixture(scope="module")

@@ -1,7 +1,6 @@
 """`DataFolder.loader`: padded batches that `transformers` takes, of the examples and masks that `train` sees."""
 
 import pickle
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +13,8 @@ from bert_pretrain.errors import ConfigError
 from bert_pretrain.examples.padded import NOT_PREDICTED
 from bert_pretrain.examples.shards import DataFolder
 from bert_pretrain.train.loader import TrainingData
-from tests.train.conftest import rows_of
+from tests.train.conftest import NewData, rows_of
 
-NewData = Callable[..., Path]
 Row = tuple[tuple[int, ...], ...]
 
 

@@ -26,9 +26,8 @@ from bert_pretrain.examples.shards import DataFolder
 from bert_pretrain.train import loop
 from bert_pretrain.train.inputs import check_inputs
 from bert_pretrain.train.run import train
-from tests.train.conftest import Fit, assert_same_run, final_tensors, flip_bit, interrupted_copy, metrics
+from tests.train.conftest import Fit, NewData, Tiny, assert_same_run, final_tensors, flip_bit, interrupted_copy, metrics
 
-Tiny = Callable[..., Config]
 RARE = {"save_every": 100_000, "eval_every": 100_000, "log_every": 3}
 
 
@@ -152,7 +151,7 @@ def test_no_resume_and_overwrite(fit: Fit, finished: Path, tmp_path: Path) -> No
     ids=str,
 )
 def test_every_optimizer_continues_bit_for_bit(
-    fit: Fit, new_data_folder: Fit, tmp_path: Path, masking: str, settings: dict[str, Any]
+    fit: Fit, new_data_folder: NewData, tmp_path: Path, masking: str, settings: dict[str, Any]
 ) -> None:
     # An epoch is 11 steps and a part.
     settings = {**settings, "data": new_data_folder(masking=masking), "global_batch_size": 32}
@@ -208,7 +207,7 @@ def test_embeddings_that_are_exported_smaller_resume_bit_for_bit(fit: Fit) -> No
 
 @pytest.mark.parametrize(("is_other_data", "batch_size"), [(True, 16), (False, 32)])
 def test_steps_carried_over_begin_other_data_anew_and_go_on_in_the_same(
-    fit: Fit, finished: Path, data_folder: Path, new_data_folder: Fit, is_other_data: bool, batch_size: int
+    fit: Fit, finished: Path, data_folder: Path, new_data_folder: NewData, is_other_data: bool, batch_size: int
 ) -> None:
     data = new_data_folder("other", shard_rows=(97,)) if is_other_data else data_folder
     checkpoint = finished / "checkpoints" / "step-00000008"
@@ -278,9 +277,7 @@ def test_a_damaged_final_model_is_written_again(fit: Fit, finished: Path, tmp_pa
 
 
 @pytest.mark.parametrize("last_step", [2, 11])
-def test_a_run_whose_folder_goes_away_does_not_end_well(
-    fit: Fit, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, last_step: int
-) -> None:
+def test_a_run_whose_folder_goes_away_does_not_end_well(fit: Fit, tmp_path: Path, monkeypatch, last_step: int) -> None:
     run, train_step = tmp_path / "run", loop.train_step
 
     def and_remove(*arguments: Any, step: int, **options: Any) -> None:
@@ -296,7 +293,7 @@ def test_a_run_whose_folder_goes_away_does_not_end_well(
 
 
 def test_the_steps_before_a_damaged_shard_are_saved_and_verify_finds_it_before_them(
-    fit: Fit, tiny: Tiny, new_data_folder: Fit, tmp_path: Path
+    fit: Fit, tiny: Tiny, new_data_folder: NewData, tmp_path: Path
 ) -> None:
     config, data = {"max_steps": 24, "save_every": 1000, "log_every": 2}, new_data_folder()
     shard = data / "train" / "00002.parquet"  # the second of the first epoch: 90 examples come before
@@ -311,9 +308,7 @@ def test_the_steps_before_a_damaged_shard_are_saved_and_verify_finds_it_before_t
     assert_same_run(straight, fit(data=data, **config))
 
 
-def test_a_full_disk_leaves_the_checkpoints_before_it(
-    fit: Fit, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_full_disk_leaves_the_checkpoints_before_it(fit: Fit, tmp_path: Path, monkeypatch) -> None:
     calls = []
 
     def write_some(tensors: Any, path: Path, **rest: Any) -> None:

@@ -4,7 +4,6 @@ import json
 import math
 import platform
 import shutil
-from collections.abc import Callable
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -13,16 +12,13 @@ import numpy as np
 import pytest
 import torch
 
-from bert_pretrain.config import Config
 from bert_pretrain.errors import ConfigError, DataError, OutputError
 from bert_pretrain.examples.shards import DataFolder, read_shard
 from bert_pretrain.train.evaluation import evaluate
 from bert_pretrain.train.loader import evaluation_batches
 from bert_pretrain.train.run import train
-from tests.train.conftest import NO_DROPOUT, Fit, metrics
+from tests.train.conftest import NO_DROPOUT, Fit, NewData, Tiny, metrics
 
-Tiny = Callable[..., Config]
-NewData = Callable[..., Path]
 TRAINING_NAMES = [
     *("step", "epoch", "examples", "tokens", "elapsed_seconds", "loss", "mlm_loss", "mlm_accuracy", "nsp_loss"),
     *("nsp_accuracy", "learning_rate", "grad_norm", "examples_per_second", "tokens_per_second", "mfu"),

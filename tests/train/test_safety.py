@@ -11,7 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from bert_pretrain.config import DEFAULT_EVAL_EVERY, Config
+from bert_pretrain.config import DEFAULT_EVAL_EVERY
 from bert_pretrain.errors import ConfigError, UserError
 from bert_pretrain.examples.shards import DataFolder
 from bert_pretrain.io.files import seal_folder
@@ -23,9 +23,7 @@ from bert_pretrain.train.checkpoint import open_checkpoint
 from bert_pretrain.train.loader import TrainingData
 from bert_pretrain.train.loss import PretrainingLoss, pretraining_loss
 from bert_pretrain.train.run import train
-from tests.train.conftest import NO_DROPOUT, VOCAB_SIZE, Fit, metrics
-
-Tiny = Callable[..., Config]
+from tests.train.conftest import NO_DROPOUT, VOCAB_SIZE, Fit, Tiny, metrics
 
 
 @pytest.fixture

@@ -1,21 +1,17 @@
 """One step: works in every precision, and draws dropout from its place in the run."""
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 
-from bert_pretrain.config import Config
 from bert_pretrain.train.batches import cut
 from bert_pretrain.train.step import LOSS_SCALE_GROWTH_STEPS, LossScale, StepSums
-from tests.train.conftest import NO_DROPOUT, make_state, step
-
-Tiny = Callable[..., Config]
+from tests.train.conftest import NO_DROPOUT, Draw, Tiny, make_state, step
 
 
 @pytest.fixture
-def batch(examples: Callable[..., Any]) -> Any:
+def batch(examples: Draw) -> Any:
     return cut(examples(20), 200)
 
 
