@@ -124,8 +124,10 @@ def test_a_run_killed_five_times_ends_with_the_same_bits(
     assert_same_run(tmp_path / "straight", run)
 
 
-def test_a_run_is_extended(fit: Fit, finished: Path, tmp_path: Path) -> None:
+def test_a_run_is_extended_or_moved_aside(fit: Fit, finished: Path, tmp_path: Path) -> None:
     run = shutil.copytree(finished, tmp_path / "run")
+    with pytest.raises(OutputError, match="holds checkpoints"):
+        fit(run, resume=False, max_steps=14)
     fit(run, max_steps=16)
     assert metrics(run)[-1]["step"] == 16
     assert json.loads((run / "manifest.json").read_text())["progress"]["step"] == 16
@@ -134,12 +136,6 @@ def test_a_run_is_extended(fit: Fit, finished: Path, tmp_path: Path) -> None:
     shutil.rmtree(run / "checkpoints")
     with pytest.raises(OutputError, match="no checkpoint"):
         fit(run, max_steps=20)
-
-
-def test_no_resume_and_overwrite(fit: Fit, finished: Path, tmp_path: Path) -> None:
-    run = shutil.copytree(finished, tmp_path / "run")
-    with pytest.raises(OutputError, match="holds checkpoints"):
-        fit(run, resume=False, max_steps=14)
     fit(run, overwrite=True, peak_lr=2e-3, max_steps=2)
     (aside,) = tmp_path.glob("run.old-*")
     assert (aside / "model" / "model.safetensors").exists()
