@@ -5,7 +5,6 @@ import multiprocessing
 import os
 import shutil
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -50,13 +49,10 @@ def start(words: list[str], **environment: str) -> BaseProcess:
     return process
 
 
-def wait_until(is_so: Callable[[], object], process: "subprocess.Popen[str] | BaseProcess") -> None:
+def wait_until(is_so: Callable[[], object], process: BaseProcess) -> None:
     deadline = time.monotonic() + 180
     while not is_so():
-        if isinstance(process, subprocess.Popen):
-            assert process.poll() is None, process.communicate()
-        else:
-            assert process.exitcode is None
+        assert process.exitcode is None
         assert time.monotonic() < deadline
         time.sleep(0.005)
 
