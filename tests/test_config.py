@@ -272,14 +272,6 @@ def test_what_phases_overrule_or_contradict_is_refused_unless_they_are_not_run()
         load_config("base", ["train.time_budget=24h"])
 
 
-def test_small_sizes_have_the_recipe_for_short_runs() -> None:
-    for name, peak_lr in (("tiny", 4e-3), ("mini", 4e-3), ("small", 3e-3), ("medium", 2e-3)):
-        config = load_config(name)
-        assert (config.phases, config.train.optimizer, config.train.peak_lr) == ((), "muon", peak_lr)
-        assert config.model == load_config(f"{name},paper,short").model
-    assert (load_config("base,short").phases, load_config("base,short").train) == ((), load_config("medium").train)
-
-
 SIZES = {  # millions of weights with the pooler, without the heads
     "tiny": 4.4, "mini": 11.2, "small": 28.8, "medium": 41.4, "base": 109.5, "classic": 109.5, "base-chinese": 102.3,
     "large": 335.1, "large-12gb": 335.1,

@@ -10,13 +10,16 @@ from pathlib import Path
 
 import pytest
 import transformers
+from typer.testing import CliRunner
 
+from bert_pretrain.cli import app
 from tests.pages import ROOT, blocks
 
 
-def test_the_three_commands_of_the_readme_make_a_model_that_opens(english_text: Path, tmp_path: Path) -> None:
-    (tmp_path / "corpus").mkdir()
-    (tmp_path / "corpus" / "a.txt.gz").write_bytes(gzip.compress(english_text.read_bytes()[:200_000]))
+def test_the_three_commands_of_the_readme_make_a_model_that_opens(english_text, tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("corpus").mkdir()
+    Path("corpus/a.txt.gz").write_bytes(gzip.compress(english_text.read_bytes()[:200_000]))
     block = next(each for each in blocks(ROOT / "README.md") if each.commands and each.commands[0][0] == "vocab")
     assert [command[0] for command in block.commands] == ["vocab", "make-data", "train"]
     sizes = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 64}
@@ -26,10 +29,9 @@ def test_the_three_commands_of_the_readme_make_a_model_that_opens(english_text: 
     for command in block.commands:
         # As a shell would, let the program see the file names.
         words = ["corpus/a.txt.gz" if "*" in word else word for word in command]
-        subprocess.run([sys.executable, "-m", "bert_pretrain", *words, *extra[command[0]]], cwd=tmp_path, check=True)
-    model, info = transformers.AutoModelForPreTraining.from_pretrained(
-        str(tmp_path / "run" / "model"), output_loading_info=True
-    )
+        done = CliRunner().invoke(app, [*words, *extra[command[0]]])
+        assert done.exit_code == 0, done.output
+    model, info = transformers.AutoModelForPreTraining.from_pretrained("run/model", output_loading_info=True)
     assert not info["missing_keys"]
     assert not info["unexpected_keys"]
     assert model.config.hidden_size == 32

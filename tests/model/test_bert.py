@@ -2,38 +2,58 @@
 
 import functools
 import math
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from transformers import BertForPreTraining as Peer
 
 from bert_pretrain.config import TrainConfig
-from bert_pretrain.model.huggingface import to_huggingface
-from bert_pretrain.train.batches import Batch
+from bert_pretrain.examples.padded import pad
+from bert_pretrain.model.bert import BertForPreTraining
+from bert_pretrain.model.huggingface import save_model, to_huggingface
+from bert_pretrain.text.tokenizer import Tokenizer
+from bert_pretrain.train.batches import Batch, pack
 from bert_pretrain.train.loss import pretraining_loss
 from bert_pretrain.train.optimizers import make_optimizers
-
-MIXED, EQUAL = [7, 24, 3, 16, 11], [12, 12, 12]
+from tests.train.conftest import make_examples
 
 
 def our_loss(model: Any, batch: Batch) -> torch.Tensor:
     return pretraining_loss(model, batch).mean(batch.num_predictions, batch.num_sequences)
 
 
-@pytest.mark.parametrize("lengths", [MIXED, EQUAL], ids=["mixed lengths", "equal lengths"])
-def test_logits_losses_and_all_gradients_equal_those_of_transformers(
-    make_model: Any, make_batch: Any, as_huggingface: Any, lengths: list[int]
-) -> None:
-    model, batch = make_model(), make_batch(lengths)
-    packed, peer = batch.packed, as_huggingface(model)
-    theirs = peer(**batch.padded, output_hidden_states=True)
+def make_batch(rows: int, seed: int) -> tuple[Batch, dict[str, torch.Tensor]]:
+    """Make one batch of mixed lengths twice, packed and padded."""
+    examples = make_examples(rows, np.random.default_rng(seed), max_seq_length=24)
+    return pack(examples), pad(examples, 0, int(examples.lengths.max()))
+
+
+@pytest.fixture
+def as_huggingface(tmp_path: Path, tokenizer: Tokenizer) -> Callable[[BertForPreTraining], Any]:
+    """Return Hugging Face's model with the weights of ours, by way of the folder we write."""
+
+    def convert(model: BertForPreTraining) -> Any:
+        save_model(model, tmp_path, tokenizer)
+        return Peer.from_pretrained(tmp_path, attn_implementation="eager").train()
+
+    return convert
+
+
+def test_logits_losses_and_all_gradients_equal_those_of_transformers(make_model: Any, as_huggingface: Any) -> None:
+    model, (packed, padded) = make_model(), make_batch(5, seed=0)
+    peer, is_real = as_huggingface(model), padded["attention_mask"].bool()
+    theirs = peer(**padded, output_hidden_states=True)
     close = functools.partial(torch.testing.assert_close, atol=1e-5, rtol=1e-5)
     hidden, two_layers = model.encode(*packed.sequences), model.encode(*packed.sequences, num_layers=2)
-    their_hidden = [states[batch.place] for states in theirs.hidden_states]
+    their_hidden = [states[is_real] for states in theirs.hidden_states]
     close(hidden, their_hidden[-1])
     close(two_layers, torch.cat(their_hidden[-2:], dim=1))
     features, nsp_logits = model(*packed.sequences, packed.masked_positions)
-    their_logits = theirs.prediction_logits[batch.place][packed.masked_positions]
+    their_logits = theirs.prediction_logits[is_real][packed.masked_positions]
     close(model.decode(features), their_logits)
     close(nsp_logits, theirs.seq_relationship_logits)
     mlm_loss = torch.nn.functional.cross_entropy(their_logits, packed.masked_labels)
@@ -50,7 +70,7 @@ def test_logits_losses_and_all_gradients_equal_those_of_transformers(
         close(our_gradients[name], gradient, msg=lambda m, n=name: f"{n}: {m}")
 
 
-def test_twenty_steps_of_adamw_stay_together(make_model: Any, make_batch: Any, as_huggingface: Any) -> None:
+def test_twenty_steps_of_adamw_stay_together(make_model: Any, as_huggingface: Any) -> None:
     model = make_model(initializer_range=0.02)
     peer = as_huggingface(model)
     config = TrainConfig(peak_lr=1e-3)
@@ -62,8 +82,8 @@ def test_twenty_steps_of_adamw_stay_together(make_model: Any, make_batch: Any, a
     ]
     theirs = torch.optim.AdamW(groups, lr=config.peak_lr, betas=config.betas, eps=config.eps)
     for step in range(20):
-        batch = make_batch(MIXED if step % 2 else [20, 5, 9], seed=step)
-        our_value, their_value = our_loss(model, batch.packed), peer(**batch.padded).loss
+        packed, padded = make_batch(5 if step % 2 else 3, seed=step)
+        our_value, their_value = our_loss(model, packed), peer(**padded).loss
         assert abs(our_value.item() - their_value.item()) < 1e-4
         for optimizer, loss, network in ((ours, our_value, model), (theirs, their_value, peer)):
             optimizer.zero_grad()
@@ -73,13 +93,6 @@ def test_twenty_steps_of_adamw_stay_together(make_model: Any, make_batch: Any, a
     final = to_huggingface({name: p.detach() for name, p in model.named_parameters()})
     for name, parameter in peer.named_parameters():
         torch.testing.assert_close(final[name], parameter.detach(), atol=1e-4, rtol=0.0)
-
-
-def test_a_sequence_does_not_see_its_neighbours_in_the_batch(make_model: Any, make_batch: Any) -> None:
-    model, batch = make_model(), make_batch([7, 24, 3]).packed
-    columns = (batch.input_ids[7:31], batch.token_type_ids[7:31], batch.position_ids[7:31])
-    alone = model.encode(*columns, torch.tensor([0, 24], dtype=torch.int32), 24)
-    torch.testing.assert_close(model.encode(*batch.sequences)[7:31], alone, atol=1e-6, rtol=1e-5)
 
 
 def test_initial_weights_are_bert_s_and_depend_on_the_seed_alone(make_model: Any) -> None:

@@ -100,9 +100,7 @@ def published(bert_folder: Path, hub: Hub, tmp_path: Path) -> Path:
     return folder
 
 
-def test_only_data_is_fetched_and_only_once(
-    published: Path, hub: Hub, bert_folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_only_data_is_fetched_and_only_once(published: Path, hub: Hub, bert_folder: Path, monkeypatch) -> None:
     for name in ("org/name", "org/name@main", f"org/name@{COMMIT}"):
         folder = model_folder(name, "MODEL")
         assert (folder / "model.safetensors").read_bytes() == (bert_folder / "model.safetensors").read_bytes()

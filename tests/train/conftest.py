@@ -38,6 +38,10 @@ from bert_pretrain.train.step import LossScale, train_step
 NUM_TOPICS, WORDS_PER_TOPIC = 4, 12
 FIRST_WORD = 104
 VOCAB_SIZE = FIRST_WORD + NUM_TOPICS * WORDS_PER_TOPIC
+Tiny = Callable[..., Config]
+Draw = Callable[..., Examples]
+NewData = Fit = Callable[..., Path]
+"""What the fixtures `tiny`, `examples`, `new_data_folder` and `fit` are."""
 NO_DROPOUT = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
 CLOCK_AND_MEMORY = {
     *("elapsed_seconds", "examples_per_second", "tokens_per_second", "data_wait_share", "peak_memory_bytes", "time")
@@ -263,19 +267,19 @@ def data_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def new_data_folder(tmp_path: Path) -> Callable[..., Path]:
+def new_data_folder(tmp_path: Path) -> NewData:
     """Make a data folder of one's own, to be changed or broken."""
     return lambda name="data", **settings: make_data_folder(tmp_path / name, **settings)
 
 
 @pytest.fixture(scope="session")
-def examples() -> Callable[..., Examples]:
+def examples() -> Draw:
     """Make examples without files: `examples(rows, seed)`."""
     return lambda rows, seed=0: make_examples(rows, np.random.default_rng(seed))
 
 
 @pytest.fixture(scope="session")
-def tiny() -> Callable[..., Config]:
+def tiny() -> Tiny:
     """Make the configuration of a tiny run on the CPU; keywords go into the section `train`."""
 
     def make(*, model: dict[str, Any] | None = None, **train: Any) -> Config:
@@ -292,11 +296,8 @@ def tiny() -> Callable[..., Config]:
     return make
 
 
-Fit = Callable[..., Path]
-
-
 @pytest.fixture
-def fit(tiny: Callable[..., Config], data_folder: Path, tmp_path: Path) -> Fit:
+def fit(tiny: Tiny, data_folder: Path, tmp_path: Path) -> Fit:
     """Train: `fit("name", max_steps=5, init_from=folder)`; keywords that `train` does not take go into the section."""
     of_train = inspect.signature(train).parameters
 
@@ -309,7 +310,7 @@ def fit(tiny: Callable[..., Config], data_folder: Path, tmp_path: Path) -> Fit:
 
 
 @pytest.fixture(scope="session")
-def finished(tiny: Callable[..., Config], data_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def finished(tiny: Tiny, data_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """One undisturbed run of twelve steps, not to be changed."""
     run = tmp_path_factory.mktemp("finished") / "run"
     assert train(tiny(), data_folder, run) == run / "model"

@@ -1,13 +1,12 @@
 """Checkpoints are written from copies in host memory, which training neither changes nor waits for."""
 
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from bert_pretrain.config import Config
 from bert_pretrain.examples.shards import DataFolder
 from bert_pretrain.model.bert import BertForPreTraining
 from bert_pretrain.model.huggingface import PRETRAINING, load_weights
@@ -16,12 +15,10 @@ from bert_pretrain.train.checkpoint import CheckpointWriter, HostBuffers, open_c
 from bert_pretrain.train.distributed import SINGLE_PROCESS
 from bert_pretrain.train.optimizers import update
 from bert_pretrain.train.resolved import resolve_run
-from tests.train.conftest import VOCAB_SIZE, make_state
+from tests.train.conftest import VOCAB_SIZE, Tiny, make_state
 
 
-def test_the_writer_waits_for_copies_and_training_does_not(
-    tiny: Callable[..., Config], data_folder: Path, tmp_path: Path
-) -> None:
+def test_the_writer_waits_for_copies_and_training_does_not(tiny: Tiny, data_folder: Path, tmp_path: Path) -> None:
     folder = tmp_path / "checkpoints"
     waits: list[tuple[bool, list[str]]] = []
 

@@ -1,7 +1,6 @@
 """Steps over static inputs, as a CUDA graph computes them, run without one; traces of them are in `tests/cuda`."""
 
 from collections.abc import Callable
-from typing import Any
 
 import pytest
 import torch
@@ -11,7 +10,7 @@ from bert_pretrain.train.batches import IGNORED, GlobalBatch
 from bert_pretrain.train.cuda_graph import MAX_GRAPHS, StepGraphs, launches_dominate
 from bert_pretrain.train.state import TrainState
 from bert_pretrain.train.step import LossScale, StepSums
-from tests.train.conftest import NO_DROPOUT, cut_alike, make_state, step
+from tests.train.conftest import NO_DROPOUT, Draw, Tiny, cut_alike, make_state, step
 
 CPU = torch.device("cpu")
 
@@ -34,9 +33,12 @@ class Launches(StepGraphs):
 
         def launch() -> None:
             self.launched += 1
-            compute()
+            self.launch(compute)
 
         return launch
+
+    def launch(self, compute: Callable[[], None]) -> None:
+        compute()
 
 
 def train(state: TrainState, batches: list[GlobalBatch], graphs: StepGraphs | None) -> list[StepSums[float]]:
@@ -53,11 +55,11 @@ def train(state: TrainState, batches: list[GlobalBatch], graphs: StepGraphs | No
     ("optimizer", "scaled", "pairs"), [("adamw", True, True), ("lamb", False, True), ("muon", False, False)]
 )
 def test_steps_over_static_inputs_are_bit_equal(
-    tiny: Callable[..., Any], examples: Callable[..., Any], optimizer: str, scaled: bool, pairs: bool
+    tiny: Tiny, examples: Draw, optimizer: str, scaled: bool, pairs: bool
 ) -> None:
     # Dropout as well: its masks come from the seed of each step.
     config = tiny(optimizer=optimizer, bias_correction=optimizer != "lamb")
-    batches = [cut_alike(examples(256, seed), 10_000, 32, 16.5) for seed in range(8)]
+    batches = [cut_alike(examples(128, seed), 10_000, 32, 16.5) for seed in range(8)]
     if not pairs:
         for batch in batches:
             vars(batch.micro_batches[0])["next_sentence_labels"] = None
@@ -87,28 +89,22 @@ class Fails(Launches):
 class FailsAtLaunch(Launches):
     """Cannot launch what it has captured, and has changed the state before."""
 
-    def capture(self, compute: Callable[[], None]) -> Callable[[], None]:
-        def launch() -> None:
-            compute()
-            raise torch.OutOfMemoryError
-
-        return launch
+    def launch(self, compute: Callable[[], None]) -> None:
+        compute()
+        raise torch.OutOfMemoryError
 
 
 class Repeats(Launches):
     """Launches more than a step."""
 
-    def capture(self, compute: Callable[[], None]) -> Callable[[], None]:
-        def launch() -> None:
-            compute()
-            compute()
-
-        return launch
+    def launch(self, compute: Callable[[], None]) -> None:
+        compute()
+        compute()
 
 
 @pytest.mark.parametrize("wrong", [Fails, FailsAtLaunch, Repeats])
 def test_what_cannot_be_captured_or_is_wrong_is_computed_as_ever(
-    tiny: Callable[..., Any], examples: Callable[..., Any], capsys: pytest.CaptureFixture[str], wrong: type[Launches]
+    tiny: Tiny, examples: Draw, capsys: pytest.CaptureFixture[str], wrong: type[Launches]
 ) -> None:
     batch = cut_alike(examples(64), 10_000, 32, 16.5)
     states = [make_state(tiny()) for _ in range(3)]
@@ -121,9 +117,7 @@ def test_what_cannot_be_captured_or_is_wrong_is_computed_as_ever(
     assert another.captured == 0  # one failure is enough for a process
 
 
-def test_micro_batches_and_too_many_shapes_are_computed_as_ever(
-    tiny: Callable[..., Any], examples: Callable[..., Any]
-) -> None:
+def test_micro_batches_and_too_many_shapes_are_computed_as_ever(tiny: Tiny, examples: Draw) -> None:
     state = make_state(tiny(model=NO_DROPOUT))
     graphs = Launches(state.model, state.optimizers, torch.float32)
     train(state, [cut_alike(examples(64), 500, 32, 16.5)] * 3, graphs)
@@ -152,33 +146,18 @@ def test_small_networks_are_captured(layers: int, flops: float, peak: float | No
     assert launches_dominate(ModelConfig(num_hidden_layers=layers), flops, peak) == dominate
 
 
-class Counted(StepGraphs):
-    """Captures any step, and counts launches."""
-
-    launched = 0
-
-    def pays(self, batch: GlobalBatch) -> bool:
-        return True
+class Counted(Launches):
+    """Captures any step on a card, and counts launches."""
 
     def capture(self, compute: Callable[[], None]) -> Callable[[], None]:
-        captured = super().capture(compute)
-
-        def launch() -> None:
-            self.launched += 1
-            captured()
-
-        return launch
+        return super().capture(StepGraphs.capture(self, compute))
 
 
 class Waits(Counted):
     """Does in a capture what a capture does not allow."""
 
     def capture(self, compute: Callable[[], None]) -> Callable[[], None]:
-        def waiting() -> None:
-            compute()
-            torch.cuda.synchronize()
-
-        return super().capture(waiting)
+        return super().capture(lambda: (compute(), torch.cuda.synchronize()))
 
 
 @pytest.mark.gpu
@@ -186,7 +165,7 @@ class Waits(Counted):
 @pytest.mark.parametrize("kind", [Counted, Waits])
 @pytest.mark.parametrize("optimizer", ["adamw", "muon"])
 def test_on_a_card_graphs_compute_the_steps_and_a_failed_capture_leaves_nothing(
-    tiny: Callable[..., Any], examples: Callable[..., Any], kind: type[Counted], optimizer: str
+    tiny: Tiny, examples: Draw, kind: type[Counted], optimizer: str
 ) -> None:
     config = tiny(optimizer=optimizer)  # with dropout
     batches = [cut_alike(examples(256, seed), 10_000, 32, 16.5).to(torch.device("cuda")) for seed in range(3)]

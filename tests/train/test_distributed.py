@@ -6,6 +6,7 @@ import os
 import signal
 import socket
 import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -16,7 +17,7 @@ import torch.distributed as dist
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from bert_pretrain.config import Config, ModelConfig, TrainConfig
+from bert_pretrain.config import ModelConfig, TrainConfig
 from bert_pretrain.errors import ConfigError
 from bert_pretrain.model.bert import BertForPreTraining
 from bert_pretrain.train.batches import cut
@@ -27,27 +28,28 @@ from bert_pretrain.train.optimizers import make_optimizers
 from bert_pretrain.train.run import train
 from bert_pretrain.train.state import TrainState
 from bert_pretrain.train.step import train_step
-from tests.train.conftest import NO_DROPOUT, Fit, final_tensors, interrupted_copy, make_examples, metrics
-from tests.train.test_resume import start, wait_until
+from tests.train.conftest import NO_DROPOUT, Fit, NewData, Tiny, final_tensors, interrupted_copy, make_examples, metrics
+from tests.train.test_resume import RARE, command, newest_step, num_lines, start, wait_until
 
-TORCHRUN = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "--monitor-interval=0.1"]
-Tiny = Callable[..., Config]
+
+def ranks() -> list[dict[str, str]]:
+    """What torchrun would say to each of two processes."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        shared = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1])}
+    return [{"RANK": rank, "LOCAL_RANK": rank, **shared} for rank in "01"]
 
 
 def on_two_ranks(function: Callable[..., object], *arguments: object) -> None:
-    """Call a function in two processes, as torchrun starts them, but forked: to import torch takes far longer."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    """Call a function in two forked processes."""
 
-    def run(rank: int) -> None:
-        os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2"}
-        os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    def run(environment: dict[str, str]) -> None:
+        os.environ |= environment
         function(*arguments)
         dist.barrier()
         shut_down(0)
 
-    processes = [multiprocessing.get_context("fork").Process(target=run, args=(rank,)) for rank in range(2)]
+    processes = [multiprocessing.get_context("fork").Process(target=run, args=(rank,)) for rank in ranks()]
     for process in processes:
         process.start()
     for process in processes:
@@ -63,7 +65,7 @@ def assert_same_losses(left: Path, right: Path) -> None:
 
 
 def test_two_ranks_have_the_losses_of_one_and_their_checkpoint_continues_on_one(
-    tiny: Tiny, new_data_folder: Callable[..., Path], tmp_path: Path
+    tiny: Tiny, new_data_folder: NewData, tmp_path: Path
 ) -> None:
     # 15 examples do not divide by two, and make several micro-batches of unequal numbers.
     data_folder = new_data_folder("dynamic", masking="dynamic")  # each rank draws the masks of whole shards
@@ -82,65 +84,68 @@ def test_two_ranks_have_the_losses_of_one_and_their_checkpoint_continues_on_one(
     torch.testing.assert_close(final_tensors(mixed), final_tensors(tmp_path / "one"), atol=1e-4, rtol=1e-4)
 
 
-def test_more_ranks_than_examples_are_refused(
-    tiny: Tiny, data_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_more_ranks_than_examples_are_refused(tiny: Tiny, data_folder: Path, tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setenv("WORLD_SIZE", "5")
     with pytest.raises(ConfigError, match="5 processes"):
         check_inputs(tiny(global_batch_size=4), data_folder, tmp_path / "run")
 
 
-def newest_step(run: Path) -> int:
-    return max((int(path.name[5:]) for path in (run / "checkpoints").glob("step-*")), default=0)
-
-
-def ranks_of(process: "subprocess.Popen[str]") -> list[int]:
-    """The processes that torchrun has started."""
-    children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
-    return [pid for pid in map(int, children) if b"bert_pretrain" in Path(f"/proc/{pid}/cmdline").read_bytes()]
-
-
-def assert_stopped(process: "subprocess.Popen[str]", run: Path) -> str:
-    """Check that all ranks have stopped at one step, whose checkpoint is whole, and return what they said."""
-    out, err = process.communicate(timeout=180)
-    assert "the same command continues" in err
+def assert_stopped(run: Path) -> None:
+    """Check that all ranks have stopped at one step, whose checkpoint is whole."""
     status = json.loads((run / "status.json").read_text())
     assert (status["status"], status["step"]) == ("stopped", newest_step(run))
+    assert "the same command continues" in status["message"]
     state = run / "checkpoints" / f"step-{newest_step(run):08d}" / "training_state.json"
     assert json.loads(state.read_text())["ranks"] == 2
-    return out + err
 
 
-def test_a_killed_rank_is_restarted_from_the_last_checkpoint_and_a_signal_to_one_rank_stops_both(
+def test_both_ranks_end_where_one_is_killed_or_stopped_and_start_again_from_the_last_checkpoint(
     fit: Fit, tiny: Tiny, data_folder: Path, tmp_path: Path
 ) -> None:
     settings, run = {"save_every": 10, "eval_every": 100_000, "log_every": 5}, tmp_path / "run"
-    process = start(tiny(max_steps=100_000, **settings), data_folder, run, *TORCHRUN, "--max-restarts=1")
-    for send in (signal.SIGKILL, signal.SIGTERM):
-        before = newest_step(run)
-        wait_until(lambda before=before: newest_step(run) > before, process)
-        os.kill(ranks_of(process)[-1], send)
-    assert "continues from step" in assert_stopped(process, run)
+    words = command(tiny(max_steps=100_000, **settings), data_folder, run)
+    for number, receivers, exit_codes in (
+        (signal.SIGKILL, [1], [1, -signal.SIGKILL]),
+        (signal.SIGTERM, [1], [143, 143]),
+        (signal.SIGTERM, [1, 0, 1], None),  # a cluster signals torchrun and its ranks, and torchrun forwards
+    ):
+        before, processes = newest_step(run), [start(words, **rank) for rank in ranks()]
+        wait_until(lambda before=before: newest_step(run) > before, processes[0])
+        for rank in receivers:
+            os.kill(processes[rank].pid, number)
+        for process in processes:
+            process.join(180)
+        assert exit_codes in (None, [process.exitcode for process in processes])
+        if number == signal.SIGTERM:
+            assert_stopped(run)
     last = newest_step(run)
     assert [line["step"] for line in metrics(run, "loss")] == list(range(5, last + 1, 5))
     fit(run, max_steps=last + 2, **settings)
     assert metrics(run, "loss")[-1]["step"] == last + 2
 
 
+def torchrun(words: list[str]) -> "subprocess.Popen[str]":
+    """Start the program by torchrun, on two ranks."""
+    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m", "bert_pretrain"]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parents[2])}
+    return subprocess.Popen(
+        [sys.executable, *launcher, *words], env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+
+
 @pytest.mark.slow
 def test_signals_to_torchrun_and_all_ranks_stop_all_of_them_at_one_step(
     tiny: Tiny, data_folder: Path, tmp_path: Path
 ) -> None:
-    run, rare, last = tmp_path / "run", {"save_every": 100_000, "eval_every": 100_000, "log_every": 3}, 0
+    run, last = tmp_path / "run", 0
     for _ in range(20):
-        process = start(tiny(max_steps=100_000, **rare), data_folder, run, *TORCHRUN)
-        wait_until(
-            lambda: (run / "metrics.jsonl").exists() and len(metrics(run, "loss")) >= last // 3 + 2,  # noqa: B023
-            process,
-        )
-        for pid in (process.pid, *ranks_of(process)):
+        process = torchrun(command(tiny(max_steps=100_000, **RARE), data_folder, run))
+        wait_until(lambda last=last: num_lines(run) >= last // 3 + 4, process)
+        children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+        for pid in (process.pid, *map(int, children)):
             os.kill(pid, signal.SIGTERM)
-        assert_stopped(process, run)
+        process.communicate(timeout=180)
+        assert_stopped(run)
         before, last = last, newest_step(run)
         assert last > before
 
@@ -150,9 +155,9 @@ def test_compiled_layers_on_two_ranks_have_the_losses_of_plain_ones_on_one(
     fit: Fit, tiny: Tiny, data_folder: Path, tmp_path: Path
 ) -> None:
     settings = {"model": NO_DROPOUT, "max_steps": 4, "save_every": 2, "eval_every": 2, "log_every": 1}
-    process = start(tiny(**settings, compile=True), data_folder, tmp_path / "two", *TORCHRUN)
+    words = command(tiny(**settings, compile=True), data_folder, tmp_path / "two")
+    out, err = torchrun(words).communicate(timeout=180)
     fit("one", **settings)
-    out, err = process.communicate(timeout=180)
     assert "compiled   yes" in out, err
     assert_same_losses(tmp_path / "one", tmp_path / "two")
 

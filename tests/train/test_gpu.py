@@ -5,7 +5,7 @@ Traces of the same code without a device are in `tests/cuda`; here are the numbe
 
 import contextlib
 import gc
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,7 @@ from bert_pretrain.train.loss import PretrainingLoss
 from bert_pretrain.train.optimizers import make_optimizers
 from bert_pretrain.train.state import TrainState
 from bert_pretrain.train.step import LossScale, StepSums
-from tests.train.conftest import NO_DROPOUT, Fit, cut_alike, final_tensors, interrupted_copy, metrics
+from tests.train.conftest import NO_DROPOUT, Draw, Fit, Tiny, cut_alike, final_tensors, interrupted_copy, metrics
 from tests.train.conftest import make_state as make_state_on
 from tests.train.conftest import step as step_at
 
@@ -31,7 +31,6 @@ pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device"),
 ]
-Tiny = Callable[..., Config]
 CUDA = torch.device("cuda")
 
 
@@ -85,7 +84,7 @@ def pinned(batch: GlobalBatch) -> GlobalBatch:
     ],
 )
 def test_no_step_waits_for_the_device(
-    tiny: Tiny, examples: Callable[..., Any], optimizer: str, dtype: torch.dtype, attention: str, compiled: bool
+    tiny: Tiny, examples: Draw, optimizer: str, dtype: torch.dtype, attention: str, compiled: bool
 ) -> None:
     # What is compiled has the sizes of the other tests', so that the compiler's cache has it.
     config, fp16 = tiny(optimizer=optimizer, model=NO_DROPOUT if compiled else None), dtype == torch.float16
@@ -102,7 +101,7 @@ def test_no_step_waits_for_the_device(
     assert StepSums.read(state.sums).skipped == 0
 
 
-def test_a_snapshot_is_of_its_moment_and_does_not_wait(tiny: Tiny, examples: Callable[..., Any]) -> None:
+def test_a_snapshot_is_of_its_moment_and_does_not_wait(tiny: Tiny, examples: Draw) -> None:
     state = make_state(tiny(model=NO_DROPOUT))
     batch = cut(examples(64), 4000).to(CUDA)
     run_steps(state, [batch] * 2, torch.bfloat16)
@@ -131,7 +130,7 @@ def test_a_snapshot_is_of_its_moment_and_does_not_wait(tiny: Tiny, examples: Cal
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_flash_attention_and_compiled_layers_train_as_padding_does(
-    tiny: Tiny, examples: Callable[..., Any], dtype: torch.dtype
+    tiny: Tiny, examples: Draw, dtype: torch.dtype
 ) -> None:
     batches = [cut(examples(32, seed), 400).to(CUDA) for seed in range(10)]
     alike = [cut_alike(examples(32, seed), 400, 32, 20.0).to(CUDA) for seed in range(10)]
@@ -147,7 +146,7 @@ def test_flash_attention_and_compiled_layers_train_as_padding_does(
     assert exact[-1] < 0.95 * exact[0]
 
 
-def test_gradients_in_bf16_are_as_near_to_fp32_by_every_path(tiny: Tiny, examples: Callable[..., Any]) -> None:
+def test_gradients_in_bf16_are_as_near_to_fp32_by_every_path(tiny: Tiny, examples: Draw) -> None:
     config = tiny(model={**NO_DROPOUT, **WIDE})
     batch = cut(examples(256), 10**6).to(CUDA)
 
@@ -174,9 +173,7 @@ def test_gradients_in_bf16_are_as_near_to_fp32_by_every_path(tiny: Tiny, example
 
 
 @pytest.mark.parametrize("precision", ["bf16", "fp16", "fp32"])
-def test_a_run_trains_and_continues_where_it_was(
-    fit: Fit, tmp_path: Path, precision: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_run_trains_and_continues_where_it_was(fit: Fit, tmp_path: Path, precision: str, capsys) -> None:
     if precision == "bf16" and not torch.cuda.is_bf16_supported(including_emulation=False):
         pytest.skip("the card has no bf16")
     config = {"device": "cuda", "precision": precision, "peak_lr": 3e-3, "max_steps": 20, "save_every": 8}
@@ -205,7 +202,7 @@ def test_a_run_trains_and_continues_where_it_was(
 @pytest.mark.parametrize(
     ("checkpointing", "compiled"), [(False, False), (False, True), (True, False)], ids=["plain", "compiled", "again"]
 )
-def test_the_estimate_of_memory_is_near(examples: Callable[..., Any], checkpointing: bool, compiled: bool) -> None:
+def test_the_estimate_of_memory_is_near(examples: Draw, checkpointing: bool, compiled: bool) -> None:
     config = ModelConfig(num_hidden_layers=4, max_position_embeddings=32)
     settings = TrainConfig(global_batch_size=1024, activation_checkpointing=checkpointing)
     gc.collect()

@@ -4,7 +4,6 @@ import contextlib
 import ctypes
 import multiprocessing
 import resource
-from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,7 @@ import torch
 from torch._dynamo.backends.debugging import aot_eager
 from torch.torch_version import TorchVersion
 
-from bert_pretrain.config import Config, ModelConfig, TrainConfig
+from bert_pretrain.config import ModelConfig, TrainConfig
 from bert_pretrain.config_file import load_config
 from bert_pretrain.errors import ConfigError
 from bert_pretrain.examples.shards import DataFolder
@@ -26,7 +25,7 @@ from bert_pretrain.train.flops import batch_flops, peak_flops
 from bert_pretrain.train.hardware import activation_bytes_per_token, choose_micro_batch_tokens, estimate_memory
 from bert_pretrain.train.loader import evaluation_batches
 from bert_pretrain.train.loss import PretrainingLoss, pretraining_loss
-from tests.train.conftest import NO_DROPOUT, cut_alike, make_model
+from tests.train.conftest import NO_DROPOUT, Draw, Tiny, cut_alike, make_model
 
 CPU, CUDA, FP32, BF16 = torch.device("cpu"), torch.device("cuda"), torch.float32, torch.bfloat16
 
@@ -35,9 +34,7 @@ CPU, CUDA, FP32, BF16 = torch.device("cpu"), torch.device("cuda"), torch.float32
     ("flags", "feature"),
     [("fpu avx512_bf16", "avx512_bf16"), ("fpu avx512_bf16 amx_bf16 amx_tile", "amx_bf16"), ("fpu avx512f", None)],
 )
-def test_bf16_on_the_cpu_needs_its_instructions(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, flags: str, feature: str | None
-) -> None:
+def test_bf16_on_the_cpu_needs_its_instructions(tmp_path: Path, monkeypatch, flags: str, feature: str | None) -> None:
     assert hardware.cores.cpu_bf16_feature(tmp_path / "nothing") is None
     cpuinfo = tmp_path / "cpuinfo"
     cpuinfo.write_text(f"processor\t: 0\nflags\t\t: {flags}\nbugs\t: none\n")
@@ -79,7 +76,7 @@ def test_freed_memory_is_kept_for_the_next_tensors_in_a_process_of_our_own() -> 
     assert kept < 3000
 
 
-def test_flops_are_those_of_real_tokens(examples: Callable[..., Any]) -> None:
+def test_flops_are_those_of_real_tokens(examples: Draw) -> None:
     table = examples(9)
     config = ModelConfig(hidden_size=8, num_hidden_layers=3, num_attention_heads=2, intermediate_size=20)
     weights = 3 * (4 * 8 * 8 + 2 * 8 * 20)
@@ -105,9 +102,7 @@ def test_flops_are_those_of_real_tokens(examples: Callable[..., Any]) -> None:
         ("NVIDIA H2000", None),
     ],
 )
-def test_the_peak_of_a_card_is_known_by_its_name(
-    monkeypatch: pytest.MonkeyPatch, name: str, teraflops: float | None
-) -> None:
+def test_the_peak_of_a_card_is_known_by_its_name(monkeypatch, name: str, teraflops: float | None) -> None:
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: name)
     peak = None if teraflops is None else pytest.approx(teraflops * 1e12)
     assert peak_flops(CUDA, torch.bfloat16) == peak_flops(CUDA, torch.float16) == peak
@@ -115,7 +110,7 @@ def test_the_peak_of_a_card_is_known_by_its_name(
 
 
 def test_layers_are_compiled_on_cuda_where_nothing_pads_and_only_a_command_sets_the_compiler_s_limits(
-    tiny: Callable[..., Config], monkeypatch: pytest.MonkeyPatch
+    tiny: Tiny, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert hardware.choose_compile("auto", CUDA, "varlen")[0]
     assert not hardware.choose_compile("auto", CUDA, "padded")[0]
@@ -134,7 +129,7 @@ def test_layers_are_compiled_on_cuda_where_nothing_pads_and_only_a_command_sets_
 
 @pytest.mark.skipif(torch.__version__ < "2.13", reason="it is refused there")
 def test_a_compiled_model_has_no_graph_breaks_and_the_same_gradients_and_held_out_figures(
-    tiny: Callable[..., Config], examples: Callable[..., Any], data_folder: Path
+    tiny: Tiny, examples: Draw, data_folder: Path
 ) -> None:
     # Steps differ in their numbers of tokens, sequences and masks.
     batches = [cut_alike(examples(rows), 10**6, 32, 16.0).micro_batches[0] for rows in (30, 61, 90)]
@@ -178,7 +173,7 @@ def base(attention: str = "varlen", **model: Any) -> BertForPreTraining:
         return BertForPreTraining(ModelConfig(**model), 30522, attention=attention)
 
 
-def test_on_the_cpu_micro_batches_are_as_given_or_fit_into_its_cache(tiny: Callable[..., Config]) -> None:
+def test_on_the_cpu_micro_batches_are_as_given_or_fit_into_its_cache(tiny: Tiny) -> None:
     small, large = make_model(tiny()), base("padded")
 
     def chosen(model: BertForPreTraining, **settings: int) -> int:
@@ -222,9 +217,7 @@ def test_a_micro_batch_takes_what_the_card_has_up_to_the_whole_batch(
     assert choose_micro_batch_tokens(config, model, length, CUDA, BF16) == length
 
 
-def test_checkpointed_activations_give_the_same_gradients_with_dropout(
-    tiny: Callable[..., Config], examples: Callable[..., Any]
-) -> None:
+def test_checkpointed_activations_give_the_same_gradients_with_dropout(tiny: Tiny, examples: Draw) -> None:
     model, batch, gradients = make_model(tiny()).train(), cut(examples(20), 10**6).micro_batches[0], []
     for checkpointing in (False, True):
         model.encoder.activation_checkpointing = checkpointing

@@ -3,26 +3,22 @@
 import math
 import shutil
 from collections import Counter
-from collections.abc import Callable
 from pathlib import Path
 
-import pyarrow.parquet as pq
 import pytest
 import torch
 
-from bert_pretrain.config import Config, ModelConfig
+from bert_pretrain.config import ModelConfig
 from bert_pretrain.errors import OutputError
-from bert_pretrain.examples.shards import DataFolder
+from bert_pretrain.examples.shards import DataFolder, read_shard
 from bert_pretrain.model.bert import BertForPreTraining
 from bert_pretrain.model.huggingface import save_model
 from bert_pretrain.text.tokenizer import Tokenizer
 from bert_pretrain.train.initial_weights import UNSEEN_COUNT, start_from_teacher, start_positional_heads, unigram_bias
-from tests.train.conftest import NO_DROPOUT, VOCAB_SIZE, Fit, assert_same_run, interrupted_copy, metrics
-
-Tiny = Callable[..., Config]
+from tests.train.conftest import NO_DROPOUT, VOCAB_SIZE, Fit, assert_same_run, interrupted_copy, metrics, unmasked
 
 
-def bert(seed: int, **sizes: int) -> BertForPreTraining:
+def bert(seed: int, **sizes: float) -> BertForPreTraining:
     """A model with weights large enough that tokens differ."""
     small = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 48}
     settings = {**NO_DROPOUT, **small, "max_position_embeddings": 32, "initializer_range": 0.3, **sizes}
@@ -82,35 +78,19 @@ def test_a_student_continues_bit_for_bit_where_its_teacher_has_moved(
         fit(run, log_every=2)
 
 
-def with_positional_heads(hidden: int, heads: int, positions: int) -> BertForPreTraining:
-    config = ModelConfig(
-        hidden_size=hidden, num_hidden_layers=2, num_attention_heads=heads, intermediate_size=2 * hidden,
-        max_position_embeddings=positions,
-    )  # fmt: skip
-    model = BertForPreTraining(config, 1000)
-    model.initialize(3)
-    start_positional_heads(model, 3)
-    return model
-
-
 @torch.no_grad()
-def attention(model: BertForPreTraining) -> torch.Tensor:
-    """The attention of the first layer on random tokens, (heads, queries, keys)."""
-    embeddings, first = model.embeddings, model.encoder.layers[0].attention
-    num_positions, hidden = embeddings.position_embeddings.weight.shape
-    ids = torch.randint(0, 1000, (num_positions,), generator=torch.Generator().manual_seed(1))
-    inputs = embeddings(ids, torch.zeros_like(ids), torch.arange(num_positions))
-    query, key, _ = first.query_key_value(inputs).view(num_positions, 3, first.num_heads, -1).unbind(1)
-    logits = torch.einsum("qhd,khd->hqk", query, key) / (hidden / first.num_heads) ** 0.5
-    return logits.softmax(-1)
-
-
 @pytest.mark.parametrize(("hidden", "heads", "positions"), [(99, 3, 40), (768, 12, 512)])
 def test_heads_of_the_first_layer_attend_to_their_neighbours(hidden: int, heads: int, positions: int) -> None:
-    model = with_positional_heads(hidden, heads, positions).eval()
-    found = attention(model)
+    sizes = {"hidden_size": hidden, "num_attention_heads": heads, "intermediate_size": 2 * hidden}
+    model = bert(3, **sizes, max_position_embeddings=positions, initializer_range=0.02).eval()
+    start_positional_heads(model, 3)
+    ids = torch.randint(0, VOCAB_SIZE, (positions,), generator=torch.Generator().manual_seed(1))
+    inputs = model.embeddings(ids, torch.zeros_like(ids), torch.arange(positions))
+    fused = model.encoder.layers[0].attention.query_key_value(inputs)  # type: ignore[union-attr, operator]
+    query, key, _ = fused.view(positions, 3, heads, -1).unbind(1)
+    shares = (torch.einsum("qhd,khd->hqk", query, key) / (hidden / heads) ** 0.5).softmax(-1)
     for head, offset in zip(range(heads), (-1, 1, -2, 2, -3, 3, -4, 4, -5, 5, -6, 6), strict=False):
-        assert torch.diagonal(found[head], offset).mean() > 0.5, offset
+        assert torch.diagonal(shares[head], offset).mean() > 0.5, offset
 
 
 def test_the_bias_is_the_logarithm_of_the_shares_before_masking(data_folder: Path) -> None:
@@ -119,13 +99,7 @@ def test_the_bias_is_the_logarithm_of_the_shares_before_masking(data_folder: Pat
     bias = unigram_bias(data, tokenizer)
     assert bias.shape == (tokenizer.vocab_size,)
     assert bias.exp().sum().item() == pytest.approx(1.0, abs=1e-4)
-    rows = pq.read_table(data_folder / data.shards("train")[0].path).to_pylist()
-    counts: Counter[int] = Counter()
-    for row in rows:
-        ids = list(row["input_ids"])
-        for position, original in zip(row["masked_lm_positions"], row["masked_lm_ids"], strict=True):
-            ids[position] = original
-        counts.update(ids)
+    counts = Counter(unmasked(read_shard(data_folder, data.shards("train")[0])).input_ids.tolist())
     for special in (tokenizer.cls_id, tokenizer.sep_id, tokenizer.pad_id):
         del counts[special]
     assert counts[tokenizer.mask_id] == 0

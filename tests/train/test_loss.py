@@ -19,9 +19,7 @@ def inputs(rows: int, dtype: torch.dtype = torch.float32, vocabulary: int = 90) 
 
 
 @pytest.mark.parametrize(("rows", "vocabulary"), [(0, 90), (1, 96), (31, 90), (32, 96), (100, 90)])
-def test_loss_gradient_and_accuracy_are_those_of_cross_entropy(
-    rows: int, vocabulary: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_loss_gradient_and_accuracy_are_those_of_cross_entropy(rows: int, vocabulary: int, monkeypatch) -> None:
     monkeypatch.setattr(loss, "BLOCK_ROWS", 48)
     features, weight, bias, labels = inputs(rows, vocabulary=vocabulary)
     total, correct = masked_lm_loss(features, weight, bias, labels)

@@ -1,7 +1,6 @@
 """The card of a model folder: the Hub can read it, its figures are the run's, and nothing in it can become markup."""
 
 import json
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,7 +9,6 @@ import pytest
 import yaml
 from huggingface_hub import ModelCard
 
-from bert_pretrain.config import Config
 from bert_pretrain.errors import DataError
 from bert_pretrain.examples.shards import DataFolder
 from bert_pretrain.model.huggingface import load_model
@@ -20,9 +18,8 @@ from bert_pretrain.train.distributed import SINGLE_PROCESS
 from bert_pretrain.train.model_card import model_card
 from bert_pretrain.train.resolved import ResolvedRun, resolve_run
 from bert_pretrain.train.state import Progress
-from tests.train.conftest import Fit, make_model
+from tests.train.conftest import Fit, NewData, Tiny, make_model
 
-Tiny = Callable[..., Config]
 VALIDATION = {
     "step": 12, "validation_mlm_loss": 2.0, "validation_mlm_accuracy": 0.5, "validation_nsp_loss": None,
     "validation_nsp_accuracy": None,
@@ -90,7 +87,7 @@ def test_names_are_shown_as_they_are_and_never_as_markup(resolved: ResolvedRun) 
 
 
 def test_what_was_not_measured_or_trained_is_not_claimed(
-    resolved: ResolvedRun, tiny: Tiny, new_data_folder: Callable[..., Path]
+    resolved: ResolvedRun, tiny: Tiny, new_data_folder: NewData
 ) -> None:
     text = card_of(resolved, VALIDATION)
     assert "NSP" not in text

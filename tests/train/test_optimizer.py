@@ -1,14 +1,13 @@
 """Optimizers: each is the algorithm of its paper, skips on the device, and continues bit for bit."""
 
 import math
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
-from bert_pretrain.config import Config, TrainConfig
+from bert_pretrain.config import TrainConfig
 from bert_pretrain.io import cores
 from bert_pretrain.train.optimizers import (
     SATURATED_STEP,
@@ -20,7 +19,7 @@ from bert_pretrain.train.optimizers import (
     orthogonalised,
     update,
 )
-from tests.train.conftest import make_model
+from tests.train.conftest import Tiny, make_model
 
 KINDS = ("adamw", "lamb", "muon")
 
@@ -108,7 +107,7 @@ def test_without_bias_correction_adamw_is_the_papers() -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_every_parameter_has_one_optimizer_and_only_matrices_decay(tiny: Callable[..., Config], kind: str) -> None:
+def test_every_parameter_has_one_optimizer_and_only_matrices_decay(tiny: Tiny, kind: str) -> None:
     config = tiny(optimizer=kind)
     model = make_model(config)
     names = {parameter: name for name, parameter in model.named_parameters()}
@@ -149,9 +148,7 @@ def test_a_skipped_step_leaves_weights_and_state_as_they_are(kind: str, bias_cor
 
 
 @pytest.mark.parametrize("feature", ["avx512_bf16", None])
-def test_a_cpu_without_bf16_gets_the_same_directions_from_fp32(
-    feature: str | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_cpu_without_bf16_gets_the_same_directions_from_fp32(feature: str | None, monkeypatch) -> None:
     matrices = torch.randn(2, 24, 40, generator=torch.Generator().manual_seed(0))
     monkeypatch.setattr(cores, "cpu_bf16_feature", lambda: feature)
     found = orthogonalised(matrices)

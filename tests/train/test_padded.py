@@ -1,7 +1,6 @@
 """`DataFolder.loader`: padded batches that `transformers` takes, of the examples and masks that `train` sees."""
 
 import pickle
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -9,19 +8,13 @@ import pytest
 import torch
 from torch import Tensor
 from torch.utils.data import DataLoader
-from transformers import BertForPreTraining as Theirs
 
-from bert_pretrain.config import Config
 from bert_pretrain.errors import ConfigError
 from bert_pretrain.examples.padded import NOT_PREDICTED
 from bert_pretrain.examples.shards import DataFolder
-from bert_pretrain.model.huggingface import save_model
-from bert_pretrain.train.evaluation import evaluate_batches
-from bert_pretrain.train.loader import TrainingData, evaluation_batches
-from bert_pretrain.train.loss import PretrainingLoss
-from tests.train.conftest import make_model, rows_of
+from bert_pretrain.train.loader import TrainingData
+from tests.train.conftest import NewData, rows_of
 
-NewData = Callable[..., Path]
 Row = tuple[tuple[int, ...], ...]
 
 
@@ -66,19 +59,6 @@ def test_padding_is_the_models_own_and_labels_are_of_masked_tokens_alone(
     alone = next(iter(DataFolder.open(new_data_folder(next_sentence="none")).loader(batch_size=4)))
     assert "next_sentence_label" not in alone
     assert not alone["token_type_ids"].any()
-
-
-def test_the_loss_of_transformers_is_that_of_evaluate(
-    tiny: Callable[..., Config], tmp_path: Path, data_folder: Path
-) -> None:
-    data, model = DataFolder.open(data_folder), make_model(tiny())
-    save_model(model, tmp_path, data.tokenizer())
-    theirs = Theirs.from_pretrained(tmp_path, dtype=torch.float32).eval()
-    (held_out,) = data.loader("validation", batch_size=60)
-    batches = evaluation_batches(data, "validation", 512)
-    figures = evaluate_batches(PretrainingLoss(model), batches, torch.device("cpu"), torch.float32)
-    with torch.no_grad():
-        torch.testing.assert_close(theirs(**held_out).loss.item(), figures["mlm_loss"] + figures["nsp_loss"])
 
 
 def test_held_out_examples_keep_their_order_across_shards_and_the_last_batch_is_smaller(

@@ -4,7 +4,6 @@ import json
 import math
 import platform
 import shutil
-from collections.abc import Callable
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -13,16 +12,13 @@ import numpy as np
 import pytest
 import torch
 
-from bert_pretrain.config import Config
 from bert_pretrain.errors import ConfigError, DataError, OutputError
 from bert_pretrain.examples.shards import DataFolder, read_shard
 from bert_pretrain.train.evaluation import evaluate
 from bert_pretrain.train.loader import evaluation_batches
 from bert_pretrain.train.run import train
-from tests.train.conftest import NO_DROPOUT, Fit, metrics
+from tests.train.conftest import NO_DROPOUT, Fit, NewData, Tiny, metrics
 
-Tiny = Callable[..., Config]
-NewData = Callable[..., Path]
 TRAINING_NAMES = [
     *("step", "epoch", "examples", "tokens", "elapsed_seconds", "loss", "mlm_loss", "mlm_accuracy", "nsp_loss"),
     *("nsp_accuracy", "learning_rate", "grad_norm", "examples_per_second", "tokens_per_second", "mfu"),
@@ -39,14 +35,16 @@ def times(folder: Path) -> dict[Path, int]:
 
 
 def test_a_run_folder_holds_what_the_design_names(finished: Path) -> None:
-    names = {path.name for path in finished.iterdir()}
-    assert names == {"config.yaml", "metrics.jsonl", "checkpoints", "model", "manifest.json"}
-    steps = {path.name for path in (finished / "checkpoints").iterdir()}
-    assert steps == {"step-00000004", "step-00000008", "step-00000012"}
-    for folder in (finished / "model", finished / "checkpoints" / "step-00000008"):
-        names = {path.name for path in folder.iterdir()}
-        assert {"config.json", "model.safetensors", "vocab.txt", "tokenizer.json", "tokenizer_config.json"} <= names
-        assert not [name for name in names if name.endswith((".pt", ".bin", ".pkl"))]
+    model = {"config.json", "model.safetensors", "vocab.txt", "tokenizer.json", "tokenizer_config.json"}
+    for folder, expected in {
+        "": {"config.yaml", "metrics.jsonl", "checkpoints", "model", "manifest.json"},
+        "checkpoints": {"step-00000004", "step-00000008", "step-00000012"},
+        "model": {*model, "README.md", "checksums.json", "curves.png"},
+        "checkpoints/step-00000008": {
+            *(*model, "README.md", "checksums.json", "training_state.json", "training_state.safetensors")
+        },
+    }.items():
+        assert {path.name for path in (finished / folder).iterdir()} == expected
 
 
 def test_metrics_have_the_names_of_the_design(finished: Path) -> None:

@@ -11,7 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from bert_pretrain.config import DEFAULT_EVAL_EVERY, Config
+from bert_pretrain.config import DEFAULT_EVAL_EVERY
 from bert_pretrain.errors import ConfigError, UserError
 from bert_pretrain.examples.shards import DataFolder
 from bert_pretrain.io.files import seal_folder
@@ -23,9 +23,7 @@ from bert_pretrain.train.checkpoint import open_checkpoint
 from bert_pretrain.train.loader import TrainingData
 from bert_pretrain.train.loss import PretrainingLoss, pretraining_loss
 from bert_pretrain.train.run import train
-from tests.train.conftest import NO_DROPOUT, VOCAB_SIZE, Fit, metrics
-
-Tiny = Callable[..., Config]
+from tests.train.conftest import NO_DROPOUT, VOCAB_SIZE, Fit, Tiny, metrics
 
 
 @pytest.fixture
@@ -78,17 +76,6 @@ def test_a_step_that_hangs_shortly_before_the_end_makes_the_run_short_not_late(
 def test_a_time_budget_is_evaluated_after_every_eighth_by_default(fit: Fit, hanging_steps: list[int]) -> None:
     run = fit(max_steps=None, time_budget="80s", eval_every=DEFAULT_EVAL_EVERY, save_every=1000)
     assert len(metrics(run, "validation_mlm_loss")) == 9
-
-
-@pytest.mark.parametrize(
-    "settings",
-    [{"max_steps": 7, "warmup_steps": 8}, {"max_steps": None, "time_budget": 60.0, "warmup_steps": 5}],
-)
-def test_a_warm_up_longer_than_the_run_or_in_steps_of_a_run_by_the_clock_is_refused(
-    fit: Fit, settings: dict[str, Any]
-) -> None:
-    with pytest.raises(ConfigError, match="warmup_steps"):
-        fit(**settings)
 
 
 @pytest.fixture
