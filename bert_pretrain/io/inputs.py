@@ -117,7 +117,7 @@ def decompress(raw: BinaryIO, location: str) -> BinaryIO:
     if location.endswith(".bz2"):
         return cast(BinaryIO, bz2.BZ2File(raw))
     if location.endswith(".xz"):
-        return cast(BinaryIO, io.BufferedReader(_BlockStream(raw, _unpack_xz(raw, location)), _BLOCK_BYTES))
+        return stream_of(raw, _unpack_xz(raw, location))
     if location.endswith(".zst"):
         import pyarrow as pa
 
@@ -145,6 +145,11 @@ def _unpack_xz(raw: BinaryIO, location: str) -> Iterator[bytes]:
         packed = decompressor.unused_data.lstrip(b"\0")  # a further stream, after zeros that fill the first one up
         while not packed and (block := raw.read(_BLOCK_BYTES)):
             packed = block.lstrip(b"\0")
+
+
+def stream_of(file: BinaryIO, blocks: Iterator[bytes]) -> BinaryIO:
+    """Return a stream of the blocks that are made from those of a file, which is closed with it."""
+    return cast(BinaryIO, io.BufferedReader(_BlockStream(file, blocks), _BLOCK_BYTES))
 
 
 class _BlockStream(io.RawIOBase):

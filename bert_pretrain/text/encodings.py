@@ -5,10 +5,11 @@ to be is refused with the likely encoding, never read as something else without 
 """
 
 import codecs
-import io
-from typing import Any, BinaryIO, cast
+from collections.abc import Iterator
+from typing import BinaryIO, cast
 
 from bert_pretrain.errors import InputError
+from bert_pretrain.io.inputs import stream_of
 
 AUTO, UTF8 = "auto", "utf-8"
 _INVALID, _MARKING = "\udcff", "bert_pretrain.marking"
@@ -112,28 +113,14 @@ def _guess(sample: bytes) -> str | None:
 
 def as_utf8(file: BinaryIO, encoding: str) -> BinaryIO:
     """Return the content of a file as UTF-8; a sequence of bytes that is invalid becomes one that is invalid there."""
-    return file if encoding == UTF8 else cast(BinaryIO, io.BufferedReader(_Recoded(file, encoding), _BLOCK_BYTES))
+    return file if encoding == UTF8 else stream_of(file, _recoded(file, encoding))
 
 
-class _Recoded(io.RawIOBase):
-    def __init__(self, file: BinaryIO, encoding: str) -> None:
-        self._file, self._ready = file, io.BytesIO()
-        self._decoder = codecs.getincrementaldecoder(encoding)(_MARKING)
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: Any) -> int:
-        block = b"more"
-        while not (num_bytes := self._ready.readinto(buffer)) and block:
-            block = self._file.read(_BLOCK_BYTES)
-            text = self._decoder.decode(block, final=not block)
-            self._ready = io.BytesIO(text.encode("utf-8", "surrogateescape"))
-        return num_bytes or self._ready.readinto(buffer)
-
-    def close(self) -> None:
-        self._file.close()
-        super().close()
+def _recoded(file: BinaryIO, encoding: str) -> Iterator[bytes]:
+    decoder, block = codecs.getincrementaldecoder(encoding)(_MARKING), b"more"
+    while block:
+        block = file.read(_BLOCK_BYTES)
+        yield decoder.decode(block, final=not block).encode("utf-8", "surrogateescape")
 
 
 def decode(sample: bytes, encoding: str) -> str:
