@@ -17,7 +17,7 @@ from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
 
 from bert_pretrain.errors import DataError
-from bert_pretrain.io.files import write_json, write_text
+from bert_pretrain.io.files import json_text, write_text
 from bert_pretrain.text.tokenizer_folder import (
     CONFIG,
     FILES,
@@ -182,15 +182,22 @@ class Tokenizer:
 
     def save(self, folder: Path, model_max_length: int = 512) -> None:
         """Write `files`, all made from the vocabulary, also where it came from elsewhere, so that they agree."""
+        folder.mkdir(parents=True, exist_ok=True)
+        for name, text in self.contents(model_max_length).items():
+            write_text(folder / name, text)
+
+    def contents(self, model_max_length: int = 512) -> dict[str, str]:
+        """Return the texts of `files`."""
         names = ("pad_token", "unk_token", "cls_token", "sep_token", "mask_token")
         # Other classes than BertTokenizer open in transformers too, but drop the token_type_ids silently unless told.
         kind = _WORD_LEVEL_CONFIG if self.whole_words else {"tokenizer_class": "BertTokenizer", **self.settings}
         config = {**kind, "model_max_length": model_max_length, **dict(zip(names, SPECIAL_TOKENS, strict=True))}
-        folder.mkdir(parents=True, exist_ok=True)
-        write_text(folder / TOKENIZER, self.backend.to_str(pretty=True) + "\n")
-        write_json(folder / CONFIG, config)
-        if VOCABULARY in self.files:
-            write_text(folder / VOCABULARY, "\n".join(self.tokens) + "\n")
+        texts = {
+            VOCABULARY: "\n".join(self.tokens) + "\n",
+            TOKENIZER: self.backend.to_str(pretty=True) + "\n",
+            CONFIG: json_text(config),
+        }
+        return {name: text for name, text in texts.items() if name in self.files}
 
 
 @lru_cache(maxsize=1)

@@ -146,7 +146,12 @@ def test_the_same_command_again(small_text: Path, tmp_path: Path, capsys: pytest
     (tmp_path / "v" / "manifest.json").rename(tmp_path / "v" / "manifest.partial.json")
     make(small_text, tmp_path / "v", "vocab.size=800")
     path = tmp_path / "v" / "vocab.txt"
-    for damage in (path.unlink, lambda: path.write_bytes(path.read_bytes().replace(b"the", b"teh"))):
+    config = path.with_name("tokenizer_config.json")
+    for damage in (
+        path.unlink,
+        lambda: path.write_bytes(path.read_bytes().replace(b"the", b"teh")),
+        lambda: config.write_text(config.read_text().replace("512", "5")),
+    ):
         damage()
         make(small_text, tmp_path / "v", "vocab.size=800")
         assert "damaged" in capsys.readouterr().out
