@@ -235,15 +235,13 @@ def answers_of(row: Example, context: str, source: LabelledInput) -> list[Given]
     placed = [_placed(answer, context) for answer in pairs]
     if placed and source.flag == "--train" and all(start == NOT_FOUND for _, start in placed):
         raise UnusableRow("its answer is not in its context", where=row.where, remedy="correct or remove it")
-    place = row.where.removeprefix(f"{source.location}: ")
-    if any(
-        NOT_FOUND not in (given, start) and given != start for (_, given), (_, start) in zip(pairs, placed, strict=True)
-    ):
-        source.notes["questions whose answer was moved to where the context contains it"].append(place)
+    moves = ((start, found) for (_, start), (_, found) in zip(pairs, placed, strict=True))
+    if any(NOT_FOUND not in move and len(set(move)) > 1 for move in moves):
+        source.note("questions whose answer was moved to where the context contains it", row.where)
     if any(start == NOT_FOUND for _, start in placed):
-        source.notes["questions with an answer that the context does not contain"].append(place)
+        source.note("questions with an answer that the context does not contain", row.where)
     if len(pairs) < len(given):
-        source.notes["questions with an empty answer, which was ignored"].append(place)
+        source.note("questions with an empty answer, which was ignored", row.where)
     return placed
 
 

@@ -97,13 +97,17 @@ class LabelledInput:
         ending = Path(self.location.removesuffix(compression)).suffix.lower()
         return self.format or _BY_ENDING.get(ending, "")
 
+    def note(self, what: str, where: str) -> None:
+        """Count something repaired or left out, at a position."""
+        self.notes[what].append(where.removeprefix(f"{self.location}: "))
+
     def leave_out(self, error: UnusableRow) -> None:
         """Count a row that cannot be used, or refuse it."""
         if not self.skips:
             remedy = f"{error.remedy}; --skip-empty leaves out all rows that cannot be predicted"
             raise InputError(error.what, where=error.where, remedy=remedy) from error
         self.errors.append(error)
-        self.notes[f"left out, since {error.what}"].append(error.where.removeprefix(f"{self.location}: "))
+        self.note(f"left out, since {error.what}", error.where)
 
 
 def read_rows(source: LabelledInput, text_field: str | None = None) -> list[Example]:
@@ -129,9 +133,7 @@ def read_rows(source: LabelledInput, text_field: str | None = None) -> list[Exam
             )
         else:
             if surplus:
-                source.notes["rows whose further fields were ignored"].append(
-                    str(position).removeprefix(f"{source.location}: ")
-                )
+                source.note("rows whose further fields were ignored", str(position))
             rows.append(Example(number, str(position), repair_surrogates(record)))
     return rows
 
@@ -158,6 +160,11 @@ def _records(source: LabelledInput, text_field: str | None) -> Iterable[Record]:
     return read_records(ByteRange(file), Counter(), header=source.columns, any_width=kind == "tsv")
 
 
+def first_lines(source: LabelledInput) -> list[str]:
+    """Return the first lines of a text file that are not blank, a hundred at most."""
+    return [line for line in sample_text(_file(source, "txt")).splitlines()[:100] if line.strip()]
+
+
 def read_text(source: LabelledInput) -> str:
     """Return a whole text file, decompressed, without a byte order mark."""
     texts: list[str] = []
@@ -172,8 +179,10 @@ def _file(source: LabelledInput, format_: str) -> Source:
         raise InputError("there is no such file or folder", where=source.location, remedy="check the path")
     reading = DataConfig(encoding=source.encoding, sentence_splitter="lines")
     found = examined(Source(source.location, format_, None, "", boundary="file"), reading)
-    if source.encoding == AUTO and found.encoding != UTF8:
-        print(f"{source.flag} {source.location}: its encoding is {found.encoding}")
+    if source.encoding == AUTO:
+        source.encoding = found.encoding  # detected and said once
+        if found.encoding != UTF8:
+            print(f"{source.flag} {source.location}: its encoding is {found.encoding}")
     return found
 
 

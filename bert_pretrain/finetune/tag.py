@@ -13,7 +13,7 @@ from tokenizers.pre_tokenizers import BertPreTokenizer
 
 from bert_pretrain.errors import InputError
 from bert_pretrain.finetune.baselines import most_frequent_tags
-from bert_pretrain.finetune.rows import NEW, Example, LabelledInput, UnusableRow, read_rows, read_text
+from bert_pretrain.finetune.rows import NEW, Example, LabelledInput, UnusableRow, first_lines, read_rows, read_text
 from bert_pretrain.finetune.settings import Settings
 from bert_pretrain.finetune.task import IGNORED, Task, Window, encodings
 from bert_pretrain.text.tokenizer import Tokenizer, bert_normalizer
@@ -42,7 +42,7 @@ class Tag(Task):
         names_text = text_field != Settings.text_field  # only `predict` takes it for a tagger
         is_text = False
         if source.flag == NEW and kind in ("tsv", "txt"):
-            lines = [line for line in read_text(source).splitlines()[:100] if line.strip()]
+            lines = first_lines(source)
             has_tags = bool(lines) and all(map(_TAGGED.fullmatch, lines))
             has_header = bool(lines) and text_field in lines[0].split("\t")
             is_text = not has_tags and (kind == "txt" or names_text or has_header)

@@ -118,6 +118,12 @@ def test_words_and_texts_get_the_tags_of_transformers(tagger: Path, tmp_path: Pa
         run(tagger, sources["a table"], tmp_path / "o.jsonl", changes={"text_field": "sentence"})
 
 
+def test_the_encoding_is_said_once(tagger: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "a.txt").write_text("这个电影很好。我们都喜欢它。\n" * 5, encoding="gb18030")
+    run(tagger, tmp_path / "a.txt", tmp_path / "o.jsonl", encoding="auto")
+    assert capsys.readouterr().out.count("its encoding is gb18030") == 1
+
+
 def test_answers_are_those_of_transformers(folder_of, tmp_path: Path) -> None:
     folder = folder_of("QuestionAnswering")
     contexts = ["the film was good .", "anna is in Berlin , the book", "bad day " * 4]
