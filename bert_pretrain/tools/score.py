@@ -170,7 +170,7 @@ class Scorer:
 
     def refuse_long(self, texts: Iterable[Text]) -> None:
         """Refuse texts with more tokens than the model has positions."""
-        for group, ids in encoded_groups(texts, self.bert.tokenizer):
+        for group, ids in encoded_groups(texts, self.bert.tokenizer, warns=False):
             for text, each in zip(group, ids, strict=True):
                 if len(each) + 2 > self.bert.max_length:
                     what = f"the text has {len(each) + 2} tokens, the model {self.bert.max_length} positions"

@@ -102,10 +102,12 @@ def refuse_input_as_output(output: Path | None, locations: Iterable[str]) -> Non
         raise OutputError(f"{output} is an input", where="--output", remedy="name another file")
 
 
-def encoded_groups(texts: Iterable[Text], tokenizer: Tokenizer) -> Iterator[tuple[list[Text], list[np.ndarray]]]:
+def encoded_groups(
+    texts: Iterable[Text], tokenizer: Tokenizer, *, warns: bool = True
+) -> Iterator[tuple[list[Text], list[np.ndarray]]]:
     """Yield texts in groups with their ids, without [CLS] and [SEP], in order.
 
-    Warns at the end if the model knows few of their words.
+    Warns at the end if the model knows few of their words, unless this is one pass of several over the same texts.
     """
     encoder, unknown = Encoder(tokenizer), UnknownWords(tokenizer)
     for group in _grouped(texts):
@@ -118,7 +120,8 @@ def encoded_groups(texts: Iterable[Text], tokenizer: Tokenizer) -> Iterator[tupl
                 raise _empty(text)
             unknown.add(text.text, own)
         yield group, ids
-    unknown.warn(MAX_UNK_SHARE)
+    if warns:
+        unknown.warn(MAX_UNK_SHARE)
 
 
 def _grouped(texts: Iterable[Text]) -> Iterator[list[Text]]:
