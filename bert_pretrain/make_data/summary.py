@@ -267,11 +267,9 @@ def check_splits(splits: Mapping[str, dict[str, Any]], corpus: dict[str, Any], p
     """Refuse splits without examples, and warn when much of the text cannot be paired."""
     for name, split in splits.items():
         if split["rows"] == 0:
-            gone = [f"{count:,} {reason.replace('_', ' ')} left out" for reason, count in corpus["left_out"].items()]
-            what = "document" if plan.config.next_sentence == "none" else "document of two sentences"
             raise InputError(
-                f"the {name} split has no {what}, so no example can be made",
-                where=", ".join([f"{corpus['documents']:,} documents, {corpus['sentences']:,} sentences", *gone]),
+                f"the {name} split has no document of two sentences, so no pair can be made",
+                where=f"{corpus['documents']:,} documents, {corpus['sentences']:,} sentences",
                 remedy=SINGLE_SENTENCES_REMEDY,
             )
     single = splits["train"]["statistics"]["drops"].get("single_sentence_spans", 0)
