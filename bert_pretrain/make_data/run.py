@@ -57,12 +57,13 @@ def make_data(
     tokenizer = Tokenizer.load(vocab, lowercase=lowercase)
     # A dry run opens only what it samples, unless the identity of all is compared with an output that exists.
     looks = not dry_run or output.exists() or isinstance(config.data.document_boundary, dict)
-    sources = resolve(inputs, config.data, whole_words=tokenizer.whole_words, looks=looks)
+    cores = workers or available_cores()
+    sources = resolve(inputs, config.data, whole_words=tokenizer.whole_words, looks=looks, workers=cores)
     config = config.model_copy(update={"data": with_language(config.data, sources)})
     identity = _identity(config, sources, tokenizer)
     if dry_run:
         manifest.would_claim(output, "data", identity, overwrite=overwrite)
-        print(estimate(config, sources, tokenizer, looks=not looks).describe(workers or available_cores()))
+        print(estimate(config, sources, tokenizer, looks=not looks).describe(cores))
         return output
     with exclusive(output):
         progress = manifest.claim(output, "data", identity, overwrite=overwrite)

@@ -13,6 +13,7 @@ import zlib
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -21,6 +22,7 @@ from bert_pretrain.errors import ConfigError, InputError
 from bert_pretrain.io.files import is_url
 from bert_pretrain.io.inputs import COMPRESSIONS, matching_urls, open_input, size_and_version
 from bert_pretrain.io.manifest import is_output
+from bert_pretrain.io.pool import run_each
 from bert_pretrain.text import hub_datasets
 from bert_pretrain.text.encodings import AUTO, UTF8, decode, encoding_of
 from bert_pretrain.text.hub_datasets import DATASET, TRAIN, VALIDATION
@@ -37,6 +39,7 @@ FEW_SOURCES = 16
 READ_ERRORS = (OSError, EOFError, ValueError, zlib.error, lzma.LZMAError)
 """Raised for damaged files; not all decompressors raise OSError."""
 _SAMPLE_BYTES = 1 << 18
+SOURCES_PER_TASK = 1000
 _QUOTED = re.compile(r'"[^"]*("|$)')
 T = TypeVar("T")
 
@@ -118,12 +121,14 @@ def resolve(
     whole_words: bool = False,
     every_split: bool = False,
     looks: bool = True,
+    workers: int = 1,
 ) -> list[Source]:
     """Resolve files, globs, folders, URLs and `dataset:` names to sources, in a fixed order, those held out last.
 
     With `whole_words`, words are tokens already; `auto` then means a sentence per line and documents that end at blank
     lines. With `every_split` all splits of a dataset are read and none is held out; otherwise `train` is read, and
     `validation` held out unless the configuration names what is. Without `looks` no file is opened: see `examined`.
+    Thousands of files are looked at by `workers` processes.
     """
     if not inputs:
         raise InputError("no input is given", where="INPUT", remedy="name files, folders, globs or dataset:NAME")
@@ -148,7 +153,14 @@ def resolve(
         print(f"no version is known for {', '.join(unversioned[:3])}: a change of the content will not be detected")
     if not looks:
         return sources
-    sources = [examined(source, config, whole_words=whole_words) for source in sources]
+    examine = partial(_all_examined, config=config, whole_words=whole_words)
+    if len(sources) <= SOURCES_PER_TASK:
+        sources = examine(sources)
+    else:
+        tasks = [sources[first : first + SOURCES_PER_TASK] for first in range(0, len(sources), SOURCES_PER_TASK)]
+        sizes = [len(task) for task in tasks]
+        parts = run_each(examine, tasks, workers=workers, description="inputs", unit="input", weights=sizes)
+        sources = [source for part in parts for source in part]
     others = Counter(source.encoding for source in sources if source.encoding != UTF8)
     if config.encoding == AUTO and others:
         print("; ".join(f"{number} of {len(sources)} inputs in {name}" for name, number in others.items()))
@@ -298,6 +310,10 @@ def examined(source: Source, config: DataConfig, *, whole_words: bool = False) -
     if splitter == "auto":
         splitter = "lines" if is_split else "sentencex"
     return replace(source, boundary=boundary, splitter=splitter)
+
+
+def _all_examined(sources: Sequence[Source], config: DataConfig, *, whole_words: bool) -> list[Source]:
+    return [examined(source, config, whole_words=whole_words) for source in sources]
 
 
 def few_documents(number: int) -> str:

@@ -14,6 +14,7 @@ from typing import Any
 from bert_pretrain.config import Config, VocabConfig
 from bert_pretrain.errors import ConfigError, DataError, InputError
 from bert_pretrain.io import manifest
+from bert_pretrain.io.cores import available_cores
 from bert_pretrain.io.files import remove_temporaries
 from bert_pretrain.io.manifest import Progress, exclusive
 from bert_pretrain.io.pool import Pool, open_pool, run_each
@@ -53,7 +54,7 @@ def make_vocab(
     else:
         _room(config)  # before the text is read
     whole_words = config.vocab.tokens == "words"
-    found = resolve(inputs, config.data, whole_words=whole_words)
+    found = resolve(inputs, config.data, whole_words=whole_words, workers=workers or available_cores())
     sources = [source for source in found if not source.is_validation]
     identity = {
         "inputs": [source.identity for source in sources],

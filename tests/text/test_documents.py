@@ -22,7 +22,7 @@ from bert_pretrain.config import DataConfig
 from bert_pretrain.config_file import load_config
 from bert_pretrain.errors import ConfigError, InputError
 from bert_pretrain.io import manifest
-from bert_pretrain.text import documents, readers, text_files
+from bert_pretrain.text import documents, readers, sources, text_files
 from bert_pretrain.text.documents import cut, read
 from bert_pretrain.text.sources import finer_boundary, resolve
 
@@ -139,6 +139,21 @@ def test_outputs_below_an_input_folder_are_no_inputs(tmp_path: Path, capsys: pyt
     assert read_all(tmp_path)[0] == [*TEXTS, "a manifest of others"]
     assert f"{tmp_path / 'deep' / 'data'}, {tmp_path / 'vocab'}" in capsys.readouterr().out
     assert read_all(tmp_path / "vocab" / "train")[0] == ["[PAD]"]  # if named, it is meant
+
+
+def test_workers_detect_the_same_of_many_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = DataConfig(encoding="auto")
+    for number in range(7):
+        encoding = ("utf-8", "utf-16")[number % 2]
+        (tmp_path / f"{number}.txt").write_text("One line.\nAnd another.\nA third.\n" * (number + 1), encoding=encoding)
+    alone = resolve([str(tmp_path)], config)
+    monkeypatch.setattr(sources, "SOURCES_PER_TASK", 2)
+    assert resolve([str(tmp_path)], config, workers=2) == alone
+    assert len({source.encoding for source in alone}) == 2
+    assert {source.splitter for source in alone} == {"lines"}
+    (tmp_path / "5.txt.gz").write_bytes(b"no gzip")
+    with pytest.raises(InputError, match=r"5\.txt\.gz"):
+        resolve([str(tmp_path)], config, workers=2)
 
 
 @pytest.mark.parametrize("second", ["sub/../a.txt", "link.txt", "*.txt"])
