@@ -36,7 +36,7 @@ def finetune(
     warmup_ratio: Annotated[float, option("Warm-up of the learning rate, as a share of all steps.")] = 0.1,
     weight_decay: Annotated[float, option("Weight decay of matrices (not biases, LayerNorm).")] = DEFAULT.weight_decay,
     max_length: Annotated[int | None, option("Tokens per window; 128 by default, 384 for answer.")] = None,
-    dropout: Annotated[float | None, option("Dropout; by default the better of 0.1 and 0.")] = None,
+    dropout: Annotated[float | None, option("Dropout; by default that of the model.")] = None,
     baselines: Baselines = False,
     seed: Annotated[int, option("Seed for head, data order and split.")] = DEFAULT.seed,
     text_field: Annotated[str, option("Column of the text.", panel="classify")] = DEFAULT.text_field,

@@ -1,4 +1,4 @@
-"""`finetune`: read and check, train and keep the best epoch, predict, and write a Hugging Face folder.
+"""`finetune`: read and check, train and choose the best epoch, predict, and write a Hugging Face folder.
 
 The work is done in `OUTPUT.partial`; `OUTPUT` appears when all is finished, with `metrics.json` and `predictions.jsonl`
 next to the model. The same command again continues, or finds it complete.
@@ -82,7 +82,8 @@ def finetune(
     """Fine-tune a BERT folder on a task and return the folder written.
 
     The arguments are the options of the command; `settings` holds those of the training, and `reading` are `format`,
-    `columns` and `encoding` of all inputs. Without `validation`, a tenth of the training rows selects the best epoch.
+    `columns` and `encoding` of all inputs. Without `validation`, a tenth of the training rows selects the best epoch,
+    and the model is then trained again on all of them.
     """
     inputs = [
         LabelledInput(location, flag, **reading)
@@ -96,7 +97,7 @@ def finetune(
     settings = (settings or Settings()).resolve(task, opened.max_length)
     chosen = HEADS[task](settings, opened.tokenizer)
     examples = _read(chosen, inputs)
-    identity = {"task": task, **_identity(chosen, model, examples)}
+    identity = {"task": task, "refits": validation is None, **_identity(chosen, model, examples)}
     work = output.with_name(f"{output.name}.partial")
     with _working_folder(work):
         if _is_complete(output, work, identity, overwrite):
@@ -202,32 +203,35 @@ def _train(learner: "Learner", identity: dict[str, Any], work: Path, output: Pat
         reports = [learner.train(trial, folder / str(number), precision) for number, trial in enumerate(trials)]
         best = max(range(len(trials)), key=lambda number: reports[number]["score"])
         for number, each in enumerate(reports if len(trials) > 1 else ()):
-            trial = f"learning rate {each['learning_rate']:g}, dropout {each['dropout']:g}"
             kept = ", kept" if number == best else ""
-            print(f"{trial}: {task.main_metric} {each['score']:.4f} on the validation rows{kept}")
+            line = f"learning rate {each['learning_rate']:g}: {task.main_metric} {each['score']:.4f}"
+            print(f"{line} on the validation rows{kept}")
+        validated = final = folder / str(best)
+        refit_epochs = None
+        if identity["refits"]:
+            final = folder / "all"
+            refit_epochs = learner.train_again(trials[best], reports[best], final, precision)
         with atomic_folder(output) as result:
-            shutil.copytree(folder / str(best) / training.MODEL, result, dirs_exist_ok=True)
-            by_split = learner.predict(result)
+            shutil.copytree(final / training.MODEL, result, dirs_exist_ok=True)
+            by_split = {"validation": learner.predict(validated / training.MODEL, "validation")}
+            if "test" in examples:
+                by_split["test"] = learner.predict(result, "test")
             scores = {
                 split: task.score(examples[split], predictions)
                 for split, predictions in by_split.items()
                 if all(window.labels for window in learner.windows[split])
             }
             judged = "test" if "test" in scores else "validation"
-            baselines = {}
-            if (predictions := task.words_alone(examples["train"], examples[judged])) is not None:
-                baselines["words alone"] = task.score(examples[judged], predictions)[task.main_metric]
-            if task.settings.baselines:
-                learner.train(trials[best], folder / "untrained", precision, untrained=True)
-                predictions = learner.predict(folder / "untrained" / training.MODEL)[judged]
-                baselines["the same network untrained"] = task.score(examples[judged], predictions)[task.main_metric]
-            trial_names = ("learning_rate", "dropout", "score")
+            baselines = _baselines(
+                learner, trials[best], folder, judged, refits=identity["refits"] and judged == "test"
+            )
             metrics = {
                 "task": identity["task"],
                 "main_metric": task.main_metric,
                 **scores,
                 **reports[best],
-                "trials": [{name: each[name] for name in trial_names} for each in reports],
+                "trials": [{name: each[name] for name in ("learning_rate", "score")} for each in reports],
+                "refit_epochs": refit_epochs,
                 "baselines": baselines,
                 "warning": _warning(learner, judged, scores[judged][task.main_metric], baselines),
                 "seconds": round(time.monotonic() - began, 1),
@@ -240,9 +244,29 @@ def _train(learner: "Learner", identity: dict[str, Any], work: Path, output: Pat
         print(f"not all rows of --{split} have a label, so they are predicted but not scored")
     for name, score in baselines.items():
         print(f"{name}: {100 * score:.1f} %")
-    print(f"best epoch {metrics['best_epoch']} of {trials[best].epochs}; model, metrics and predictions: {output}")
+    best_epoch = f"best epoch {metrics['best_epoch']} of {trials[best].epochs}"
+    trained = f"{refit_epochs} epochs over all rows" if refit_epochs else best_epoch
+    print(f"{trained}; model, metrics and predictions: {output}")
     if metrics["warning"]:
         print(f"WARNING: {metrics['warning']}")
+
+
+def _baselines(learner: "Learner", chosen: Settings, folder: Path, judged: str, *, refits: bool) -> dict[str, float]:
+    """Return the scores on a split of what needs no pretraining; with `refits`, trained on the validation rows too."""
+    from bert_pretrain.finetune.training import MODEL
+
+    task, examples = learner.task, learner.examples
+    found, train = {}, examples["train"] + (examples["validation"] if refits else [])
+    if (predictions := task.words_alone(train, examples[judged])) is not None:
+        found["words alone"] = predictions
+    if task.settings.baselines:
+        precision, untrained = choose_precision("auto", learner.device), folder / "untrained"
+        report = learner.train(chosen, untrained, precision, untrained=True)
+        if refits:
+            untrained = folder / "untrained-all"
+            learner.train_again(chosen, report, untrained, precision, untrained=True)
+        found["the same network untrained"] = learner.predict(untrained / MODEL, judged)
+    return {name: task.score(examples[judged], each)[task.main_metric] for name, each in found.items()}
 
 
 def _warning(learner: "Learner", split: str, score: float, baselines: dict[str, float]) -> str:
@@ -288,6 +312,7 @@ def _write_results(
         scores=[(name, *(f"{each[name]:.4f}" if name in each else "" for each in scores.values())) for name in names],
         settings=asdict(chosen) | {"learning_rate": f"{metrics['learning_rate']:g}"},
         best_epoch=metrics["best_epoch"],
+        refit_epochs=metrics["refit_epochs"],
         baselines={name: f"{score:.4f}" for name, score in metrics["baselines"].items()},
         metric=metrics["main_metric"],
         warning=metrics["warning"],

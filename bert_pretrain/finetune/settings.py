@@ -9,7 +9,6 @@ from bert_pretrain.errors import ConfigError
 TASKS = ("classify", "tag", "answer")
 FORMATS = ("csv", "tsv", "json", "jsonl", "parquet", "conll")
 """Formats of files of labelled rows; the last is a word and its tag per line."""
-DROPOUTS = (0.1, 0.0)
 MIN_EPOCHS, MAX_EPOCHS, ENOUGH_STEPS = 3, 10, 1000
 MAX_LENGTH = {"classify": 128, "tag": 128, "answer": 384}
 _FIELDS_OF = {
@@ -37,14 +36,14 @@ class Settings:
     learning_rate: tuple[float, ...] = ()
     """Rates to try; without any, the one by width and scale (`model/scale.py`)."""
     epochs: int | None = None
-    """None: by the number of rows. The weights of the best epoch are kept."""
+    """None: by the number of rows. The best of them is chosen on validation rows."""
     batch_size: int = 32
     warmup_ratio: float = 0.1
     weight_decay: float = 0.01
     max_length: int | None = None
     """Tokens per window; 128, for `answer` 384, and at most the model's positions."""
     dropout: float | None = None
-    """None: with 0.1 and without dropout, of which the better is kept."""
+    """None: as the model says, which is how it was pretrained."""
     baselines: bool = False
     """Whether the same network is fine-tuned untrained, too."""
     seed: int = 42
@@ -87,19 +86,11 @@ class Settings:
         return dataclasses.replace(self, max_length=max_length, stride=stride)
 
     def trials(self, num_windows: int) -> list["Settings"]:
-        """Return the settings to fine-tune with, of which validation rows choose, for so many windows of training.
-
-        What is not given takes no more than two trials.
-        """
+        """Return the settings to fine-tune with, of which validation rows choose, for so many windows of training."""
         steps = math.ceil(num_windows / self.batch_size)
         epochs = self.epochs or min(MAX_EPOCHS, max(MIN_EPOCHS, math.ceil(ENOUGH_STEPS / steps)))
         rates: list[tuple[float, ...]] = [(rate,) for rate in self.learning_rate] or [()]
-        dropouts = DROPOUTS[: 1 if len(rates) > 1 else 2] if self.dropout is None else [self.dropout]
-        return [
-            dataclasses.replace(self, learning_rate=rate, dropout=dropout, epochs=epochs)
-            for rate in rates
-            for dropout in dropouts
-        ]
+        return [dataclasses.replace(self, learning_rate=rate, epochs=epochs) for rate in rates]
 
 
 def flag_of(name: str) -> str:

@@ -4,6 +4,7 @@ Loss, optimizer, schedule, mixed precision and resuming are the Trainer's own; h
 """
 
 import contextlib
+import dataclasses
 import math
 import pickle
 import shutil
@@ -19,6 +20,7 @@ from transformers.utils import logging as _logging
 
 from bert_pretrain.config import TrainConfig
 from bert_pretrain.errors import ConfigError, DataError
+from bert_pretrain.finetune.baselines import is_clearly_better
 from bert_pretrain.finetune.finetuned_bert import FinetunedBert
 from bert_pretrain.finetune.rows import Example
 from bert_pretrain.finetune.settings import Settings
@@ -81,19 +83,28 @@ class Learner:
                 self.windows[split].sort(key=lambda window: -len(window.input_ids))
 
     def train(
-        self, settings: Settings, folder: Path, precision: Precision, *, untrained: bool = False
+        self,
+        settings: Settings,
+        folder: Path,
+        precision: Precision,
+        *,
+        untrained: bool = False,
+        on_all_rows: bool = False,
     ) -> dict[str, Any]:
-        """Fine-tune with the settings of a trial, keep the model in `folder`, and return the report of `fit`.
+        """Fine-tune with the settings of a trial, keep the model in `folder`, and return the report of `report_of`.
 
-        A trial that is finished is not repeated, another one continues from its last checkpoint.
+        With `on_all_rows`, those for validation are trained on too, and the last epoch is kept. A trial that is
+        finished is not repeated, another one continues from its last checkpoint.
         """
         if (folder / _REPORT).exists():
             return dict(read_json(folder / _REPORT))
         network = open_network(self.model, self.task, settings, untrained=untrained)
         (rate,) = settings.learning_rate or (fine_tuning_rate(network.base_model.encoder, network.config.hidden_size),)
         checkpoints = folder / "checkpoints"
-        report = {"learning_rate": rate, "dropout": settings.dropout}
-        report |= fit(self._make_trainer(network, settings, rate, checkpoints, precision), checkpoints)
+        trainer = self._make_trainer(network, settings, rate, checkpoints, precision, on_all_rows=on_all_rows)
+        fit(trainer, checkpoints)
+        report = {"learning_rate": rate, "dropout": network.config.hidden_dropout_prob}
+        report |= {} if on_all_rows else report_of(trainer.state)
         with atomic_folder(folder / MODEL) as model:
             network.save_pretrained(model)
             self.task.tokenizer.save(model, network.config.max_position_embeddings)
@@ -101,11 +112,30 @@ class Learner:
         write_json(folder / _REPORT, report)
         return report
 
-    def _make_trainer(self, network: Any, settings: Settings, rate: float, folder: Path, precision: Precision) -> Any:
+    def train_again(
+        self, trial: Settings, report: dict[str, Any], folder: Path, precision: Precision, *, untrained: bool = False
+    ) -> int:
+        """Train on all rows with the settings of a trial; returns for how many epochs.
+
+        These are the trial's, or up to its best one where the last one was clearly worse.
+        """
+        best, last = report["score"], report["epochs"][-1][f"eval_{self.task.main_metric}"]
+        is_worse = is_clearly_better(best, last, len(self.examples["validation"]))
+        epochs = report["best_epoch"] if is_worse else report["epochs"][-1]["epoch"]
+        print(f"again for {epochs} epochs, with the validation rows")
+        settings = dataclasses.replace(trial, epochs=epochs)
+        self.train(settings, folder, precision, untrained=untrained, on_all_rows=True)
+        return int(epochs)
+
+    def _make_trainer(
+        self, network: Any, settings: Settings, rate: float, folder: Path, precision: Precision, *, on_all_rows: bool
+    ) -> Any:
         """Return a Trainer that keeps its checkpoints in `folder`, and shows a bar instead of logs."""
-        task = self.task
+        task, windows = self.task, self.windows["train"]
+        if on_all_rows:
+            windows = task.encode(self.examples["train"] + self.examples["validation"], "train")
         assert settings.epochs is not None
-        steps = math.ceil(len(self.windows["train"]) / settings.batch_size) * settings.epochs
+        steps = math.ceil(len(windows) / settings.batch_size) * settings.epochs
         arguments: Any = TrainingArguments(
             output_dir=str(folder),
             learning_rate=rate,
@@ -115,11 +145,11 @@ class Learner:
             per_device_eval_batch_size=settings.batch_size,
             warmup_steps=round(settings.warmup_ratio * steps),  # the argument for a ratio differs between 4.57 and 5
             seed=settings.seed,
-            eval_strategy="epoch",
+            eval_strategy="no" if on_all_rows else "epoch",
             save_strategy="epoch",
             logging_strategy="epoch",
             save_total_limit=2,  # the newest and the best
-            load_best_model_at_end=True,
+            load_best_model_at_end=not on_all_rows,
             metric_for_best_model=f"eval_{task.main_metric}",
             greater_is_better=True,
             report_to="none",
@@ -136,7 +166,7 @@ class Learner:
             model=network,
             args=arguments,
             data_collator=collator(task.tokenizer.pad_id),
-            train_dataset=[window.inputs for window in self.windows["train"]],
+            train_dataset=[window.inputs for window in windows],
             eval_dataset=[window.inputs for window in self.windows["validation"]],
             compute_metrics=lambda evaluated: task.score(
                 self.examples["validation"], self._decode("validation", evaluated.predictions)
@@ -146,26 +176,19 @@ class Learner:
         trainer.remove_callback(transformers.PrinterCallback)
         return trainer
 
-    def predict(self, folder: Path) -> dict[str, list[Any]]:
-        """Return the predictions of a finished folder in fp32, by split, training left out."""
+    def predict(self, folder: Path, split: str) -> list[Any]:
+        """Return the predictions of a finished folder in fp32."""
         finetuned = FinetunedBert.open(folder, TrainConfig(device=str(self.device), precision="fp32"))
-        found: dict[str, list[Any]] = {}
-        for split, windows in self.windows.items():
-            if split == "train":
-                continue
-            with progress_bar(desc=split, total=len(windows), unit="window") as bar:
-                found[split] = self._decode(split, finetuned.logits(windows, bar, len(windows)))
-        return found
+        windows = self.windows[split]
+        with progress_bar(desc=split, total=len(windows), unit="window") as bar:
+            return self._decode(split, finetuned.logits(windows, bar, len(windows)))
 
     def _decode(self, split: str, logits: Any) -> list[Any]:
         return self.task.decode(self.examples[split], self.windows[split], logits)
 
 
-def fit(trainer: Any, folder: Path) -> dict[str, Any]:
-    """Train to the end, from the newest complete checkpoint if there is one, and load the best weights.
-
-    Returns the score of the best epoch, its number, and loss and metrics of every epoch.
-    """
+def fit(trainer: Any, folder: Path) -> None:
+    """Train to the end, from the newest complete checkpoint if there is one; the Trainer loads the best weights."""
     newest = last_checkpoint(folder)
     if newest is None:
         shutil.rmtree(folder, ignore_errors=True)
@@ -184,7 +207,10 @@ def fit(trainer: Any, folder: Path) -> dict[str, Any]:
             raise
         what = f"a checkpoint is damaged: {str(error).partition(chr(10))[0]}"
         raise DataError(what, where=str(folder), remedy="start over with --overwrite") from error
-    state = trainer.state
+
+
+def report_of(state: Any) -> dict[str, Any]:
+    """Return the score of the best epoch, its number, and loss and metrics of every epoch."""
     assert state.best_model_checkpoint is not None  # otherwise these would be the last weights
     epochs: dict[int, dict[str, float]] = {}
     for line in state.log_history:

@@ -1,10 +1,13 @@
-"""The rate by width and scale, trials on validation rows, baselines, and the warning of a model that is not better."""
+"""The rate by width and scale, trials, training again on all rows, baselines, and warnings of models not better."""
 
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
+from bert_pretrain.finetune import training
 from bert_pretrain.finetune.answer import Answer, Prediction
 from bert_pretrain.finetune.baselines import is_clearly_better, most_frequent_tags, predict_from_words
 from bert_pretrain.finetune.classify import Classify
@@ -29,11 +32,43 @@ def test_the_automatic_rate_follows_width_and_scale() -> None:
     assert rate(768, 0.04) == 5e-5  # the paper's, for BERT-Base
 
 
-def test_what_is_not_given_is_tried_in_twice_the_time() -> None:
-    assert [(trial.dropout, trial.epochs) for trial in Settings().trials(320_000)] == [(0.1, 3), (0.0, 3)]
-    assert [trial.epochs for trial in Settings(dropout=0.1).trials(320)] == [10]
+def test_epochs_follow_the_number_of_rows_and_each_rate_is_a_trial() -> None:
+    assert [trial.epochs for trial in Settings().trials(320_000)] == [3]
+    assert [trial.epochs for trial in Settings().trials(320)] == [10]
     rates = Settings(learning_rate=(1e-4, 3e-4), epochs=2).trials(320)
-    assert [(trial.learning_rate, trial.dropout) for trial in rates] == [((1e-4,), 0.1), ((3e-4,), 0.1)]
+    assert [(trial.learning_rate, trial.epochs) for trial in rates] == [((1e-4,), 2), ((3e-4,), 2)]
+
+
+def test_rows_that_were_held_out_are_trained_on_in_the_end(toy_model, tmp_path, monkeypatch) -> None:
+    seen: list[tuple[int, float]] = []
+
+    class Spy(training.Trainer):
+        def __init__(self, **options: Any) -> None:
+            seen.append((len(options["train_dataset"]), options["args"].num_train_epochs))
+            super().__init__(**options)
+
+    monkeypatch.setattr(training, "Trainer", Spy)
+    call = {"train": write_rows(tmp_path / "train.jsonl", reviews(40, 1)), "device": "cpu"}
+    call["settings"] = Settings(learning_rate=(1e-6,), batch_size=16, epochs=2)
+    reports = []
+    for name, more in (("held_out", {}), ("given", {"validation": write_rows(tmp_path / "v.jsonl", reviews(10, 2))})):
+        finetune("classify", toy_model, **call, **more, output=tmp_path / name)
+        reports.append(read_json(tmp_path / name / METRICS))
+    assert seen == [(36, 2), (40, 2), (40, 2)]
+    assert [report["refit_epochs"] for report in reports] == [2, None]
+    for report in reports:  # the validation rows judge a model that has not seen them
+        assert report["validation"]["accuracy"] == pytest.approx(report["trials"][0]["score"])
+
+
+@pytest.mark.parametrize(("last", "epochs"), [(0.82, 3), (0.5, 2)])
+def test_training_again_ends_early_only_where_later_epochs_were_clearly_worse(last: float, epochs: int) -> None:
+    seen: list[int | None] = []
+    learner: Any = SimpleNamespace(task=SimpleNamespace(main_metric="accuracy"), examples={"validation": [None] * 100})
+    learner.train = lambda settings, *_, **options: seen.append(settings.epochs if options["on_all_rows"] else None)
+    report = {"score": 0.84, "best_epoch": 2, "epochs": [{"epoch": 3, "eval_accuracy": last}]}
+    again: Any = training.Learner.train_again
+    assert again(learner, Settings(epochs=3), report, Path(), None) == epochs
+    assert seen == [epochs]
 
 
 def test_the_best_of_several_rates_is_kept_beside_baselines(toy_model, tmp_path, capsys) -> None:
@@ -41,7 +76,7 @@ def test_the_best_of_several_rates_is_kept_beside_baselines(toy_model, tmp_path,
     settings = Settings(learning_rate=(1e-6, 3e-3), batch_size=16, epochs=2, baselines=True)
     finetune("classify", toy_model, train=rows, output=tmp_path / "o", settings=settings, device="cpu")
     printed, report = capsys.readouterr().out, read_json(tmp_path / "o" / METRICS)
-    assert "learning rate 0.003, dropout 0.1" in printed
+    assert "learning rate 0.003: accuracy" in printed
     scores = [trial["score"] for trial in report["trials"]]
     assert scores[1] > scores[0]
     assert report["validation"]["accuracy"] == pytest.approx(scores[1])

@@ -84,7 +84,7 @@ def test_the_card_says_what_it_is_and_gives_its_figures(classifier: dict[str, An
     assert yaml.safe_load(head)["pipeline_tag"] == "text-classification"
     figures = (report[split]["accuracy"] for split in ("validation", "test"))
     assert f"| accuracy | {' | '.join(f'{figure:.4f}' for figure in figures)} |" in body
-    assert f"weights of epoch {report['best_epoch']}, the best of 4" in body
+    assert f"in {report['refit_epochs']} epochs over the rows for training and validation" in body
     assert f"**Warning:** {report['warning']}" in body
     assert report["warning"].startswith("not clearly better than words alone")
 
@@ -183,14 +183,15 @@ def test_without_the_extra_one_message_says_what_to_install(toy_model, tmp_path,
 
 
 @pytest.mark.slow
-def test_a_killed_run_continues_to_the_same_weights(toy_model: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("stage", ["1", "all"])  # the second trial, or training on all rows
+def test_a_killed_run_continues_to_the_same_weights(toy_model: Path, tmp_path: Path, stage: str) -> None:
     train = write_rows(tmp_path / "train.jsonl", reviews(500, 1))
     command = [sys.executable, "-m", "bert_pretrain", "finetune", "classify", str(toy_model), "--train", train]
     command += ["--learning-rate", "1e-3,3e-3", "--epochs", "4", "--device", "cpu", "--output"]
     subprocess.run([*command, str(tmp_path / "whole")], check=True)
     process = subprocess.Popen([*command, str(tmp_path / "killed")])
     deadline = time.monotonic() + 120
-    checkpoints = (tmp_path / "killed.partial" / "trials" / "1" / "checkpoints").resolve()  # the first trial is done
+    checkpoints = (tmp_path / "killed.partial" / "trials" / stage / "checkpoints").resolve()
     while last_checkpoint(checkpoints) is None:
         assert process.poll() is None
         assert time.monotonic() < deadline

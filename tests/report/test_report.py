@@ -167,7 +167,13 @@ def test_values_in_markdown_are_escaped_on_one_line_and_settings_not_given_are_l
     settings = {"epochs": 3, "dropout": 0.0, "stride": None, "regression": False, "text_field": EVIL}
     values = {"task": "tag", "kind": "token classification", "base": EVIL, "settings": settings, "warning": ""}
     values |= {"model_class": "BertForTokenClassification", "rows": {"train": 1000, "validation": 50}}
-    values |= {"splits": ["validation"], "scores": [("f1", "0.9000")], "best_epoch": 2, "metric": "f1"}
+    values |= {
+        "splits": ["validation"],
+        "scores": [("f1", "0.9000")],
+        "best_epoch": 2,
+        "refit_epochs": None,
+        "metric": "f1",
+    }
     text = render("finetuned_card.md", **values, baselines={"words alone": "0.5000"})
     assert text.startswith(f"# {escaped(EVIL)}, fine-tuned for token classification\n")
     assert f"* `text_field`: {escaped(EVIL)}\n" in text
