@@ -5,7 +5,6 @@ import io
 import itertools
 import math
 import os
-import statistics
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,13 +14,13 @@ from bert_pretrain.config import LENGTHS, Config
 from bert_pretrain.errors import ConfigError, OutputError
 from bert_pretrain.examples.examples import with_error
 from bert_pretrain.examples.shards import DataFolder
-from bert_pretrain.io.manifest import MANIFEST, read_manifest, read_record
+from bert_pretrain.io.manifest import MANIFEST, exclusive, read_manifest, read_record
 from bert_pretrain.make_data.estimate import MAX_SOURCES, sample_source
 from bert_pretrain.make_data.run import make_data
 from bert_pretrain.plan.time_limit import TimeLimit
 from bert_pretrain.report.curves import draw_curves, names_of_pairs, read_metrics, value_of
 from bert_pretrain.report.diagnosis import nothing_learnt
-from bert_pretrain.text.sources import evenly_spaced, resolve
+from bert_pretrain.text.sources import evenly_spaced, examined, resolve
 from bert_pretrain.vocab.run import make_vocab
 
 TIME = "time.json"
@@ -49,8 +48,11 @@ def run_pipeline(
     _check(config)
     place: dict[str, Any] = {"workers": workers, "scheduler": scheduler, "overwrite": overwrite}
     with contextlib.ExitStack() as held:
+        held.enter_context(exclusive(output))
         limit = None
         if config.time is not None:
+            if overwrite:  # the time of what is moved aside does not count
+                (output / TIME).unlink(missing_ok=True)
             limit = held.enter_context(TimeLimit(config.time, output / TIME, used_before_open=seconds_before))
         print(f"── vocabulary ── {output / 'vocab'}")
         vocab = make_vocab(config, config.inputs, output / "vocab", **place)
@@ -73,7 +75,7 @@ def run_pipeline(
         for number, (stage, data, run) in enumerate(zip(scheduled, folders, runs, strict=True)):
             print(f"── training ── {run}")
             if limit is not None:
-                stage = _in_time_left(stage, limit, run, shares[number:], may_refuse=number == 0)
+                stage = _in_time_left(stage, limit, run, shares[number:], may_refuse=number == 0, is_new=overwrite)
             # By steps, phases share one schedule and the optimizer's state; by the clock, each has its own.
             carry = previous is not None and limit is None
             model = train(stage, data, run, init_from=previous, carry_optimizer=carry, overwrite=overwrite)
@@ -92,18 +94,23 @@ def dry_run(config: Config, *, workers: int | None = None) -> None:
 
     with tempfile.TemporaryDirectory() as name:
         folder, inputs = Path(name), list[str]()
-        sources = [source for source in resolve(config.inputs, config.data) if not source.is_validation]
+        sources = [source for source in resolve(config.inputs, config.data, looks=False) if not source.is_validation]
+        whole_words = config.vocab.tokens == "words"
         chosen = evenly_spaced(sources, min(len(sources), MAX_SOURCES))
+        chosen = [examined(source, config.data, whole_words=whole_words) for source in chosen]
         shares = []
         for number, source in enumerate(chosen):
             inputs.append(f"{folder}/{number}.{source.format if source.format in ('txt', 'csv', 'tsv') else 'jsonl'}")
             shares.append(sample_source(source, Path(inputs[-1]), SAMPLE_BYTES // len(chosen), config.data)[1])
-        scale = config.data.fraction * len(sources) / len(chosen) * statistics.fmean(1 / share for share in shares)
+        sizes = [os.path.getsize(sample) for sample in inputs]
+        whole = sum(size / share for size, share in zip(sizes, shares, strict=True))
+        scale = config.data.fraction * len(sources) / len(chosen) * whole / max(1, sum(sizes))
         # The samples are in UTF-8, under other names.
         reading: dict[str, Any] = {"encoding": "utf-8", "validation": (), "input_weights": {}, "fraction": 1.0}
         if isinstance(config.data.document_boundary, dict):
             reading["document_boundary"] = "auto"
-        for index, stage in enumerate([config.for_phase(phase) for phase in config.phases] or [config]):
+        stages = [(config.for_phase(phase), phase.time_share) for phase in config.phases] or [(config, 1.0)]
+        for index, (stage, time_share) in enumerate(stages):
             stage = stage.model_copy(update={"phases": (), "data": stage.data.model_copy(update=reading)})
             with contextlib.redirect_stdout(io.StringIO()):
                 vocab = make_vocab(stage, inputs, folder / "vocab", workers=workers)
@@ -112,7 +119,8 @@ def dry_run(config: Config, *, workers: int | None = None) -> None:
             tokens = scale * found.manifest["corpus"]["tokens"]
             print(f"text       about {tokens:,.0f} tokens; the vocabulary and the examples are of a sample")
             if config.time is not None:
-                stage = _with_length(stage, time_budget=config.time)
+                time_share /= sum(share for _, share in stages)
+                stage = _with_length(stage, time_budget=time_share * config.time)
             elif (epochs := stage.train.max_epochs) is not None:
                 steps = epochs * scale * found.rows("train") / stage.train.global_batch_size
                 stage = _with_length(stage, max_steps=max(1, round(steps)))
@@ -154,20 +162,22 @@ def _check(config: Config) -> None:
         )
 
 
-def _in_time_left(config: Config, limit: TimeLimit, run: Path, shares: Sequence[float], *, may_refuse: bool) -> Config:
+def _in_time_left(
+    config: Config, limit: TimeLimit, run: Path, shares: Sequence[float], *, may_refuse: bool, is_new: bool
+) -> Config:
     """Give a training its share of the time that it and those after it have, on top of what it has had already.
 
-    It may have begun before an interruption. `shares` are those of this training and of those after it, relative to one
-    another. Too little time is an error only with `may_refuse`: once something is trained, the rest is as short as it
-    must be.
+    Unless it `is_new`, it may have begun before an interruption. `shares` are those of this training and of those after
+    it, relative to one another. Too little time is an error only with `may_refuse`: once something is trained, the rest
+    is as short as it must be.
     """
     from bert_pretrain.train.checkpoint import newest_checkpoint
     from bert_pretrain.train.schedule import duration
 
-    if (run / MANIFEST).exists():  # finished: it stays as long as it is
+    if not is_new and (run / MANIFEST).exists():  # finished: it stays as long as it is
         budget = read_manifest(run, "run", "--output")["config"]["train"]["time_budget"]
     else:
-        latest = newest_checkpoint(run / "checkpoints")
+        latest = None if is_new else newest_checkpoint(run / "checkpoints")
         left = limit.left - len(shares) * SECONDS_AFTER_TRAINING - SHARE_AFTER_TRAINING * limit.seconds
         if left < MIN_TRAINING_SHARE * limit.seconds and latest is None and may_refuse:
             raise ConfigError(

@@ -43,6 +43,7 @@ def fail(error: Exception, output: str = "some/folder") -> None:
         (os_error(errno.ENOMEM), "memory"),
         (MemoryError(), "memory"),
         (RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to"), "memory"),
+        (RuntimeError("CUDA out of memory. Tried to allocate 2.00 GiB"), "memory"),
         (RuntimeError("could not create a primitive"), "memory"),
         (RuntimeError("can't start new thread"), "memory"),
         (ImportError("a.so: failed to map segment from shared object"), "memory"),

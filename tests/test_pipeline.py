@@ -13,6 +13,7 @@ from bert_pretrain.config import Config
 from bert_pretrain.config_file import load_config
 from bert_pretrain.errors import ConfigError, OutputError
 from bert_pretrain.examples.shards import DataFolder
+from bert_pretrain.io.manifest import exclusive
 from bert_pretrain.pipeline import dry_run, run_pipeline, with_one_schedule
 from bert_pretrain.train.schedule import too_long
 
@@ -79,17 +80,23 @@ def test_inputs_as_arguments_replace_those_of_the_file(english_text, tmp_path, m
     assert (trained.global_batch_size, trained.device, trained.optimizer) == (8, "cpu", "muon")
 
 
-def test_a_dry_run_of_any_configuration_prints_the_first_screen_of_training(english_text, tmp_path, capsys) -> None:
+def test_a_dry_run_of_any_configuration_prints_the_first_screen_of_training(
+    english_text: Path, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, capsys: pytest.CaptureFixture[str]
+) -> None:
+    small = tmp_path_factory.mktemp("small")
     settings = {"vocab": {"size": 30000}, "data": {"max_seq_length": 32, "dupe_factor": 1}}
     train = {"global_batch_size": 8, "device": "cpu", "max_epochs": 1}
-    out = {}
+    out, inputs = {}, [str(english_text)]
     for hidden_size in (16, 128):
         model = {**SMALL_MODEL, "hidden_size": hidden_size}
         dry_run(
-            Config.model_validate({"inputs": [str(english_text)], **settings, "model": model, "train": train}),
+            Config.model_validate({"inputs": inputs, **settings, "model": model, "train": train}),
             workers=1,
         )
         out[hidden_size] = capsys.readouterr().out
+        for number in range(9):  # nine tiny files change nothing
+            inputs.append(str(small / f"{number}.txt"))
+            Path(inputs[-1]).write_text("A tiny one. It ends.\n")
     tokens, steps, parameters = (
         int(re.search(pattern, out[16])[1].replace(",", ""))
         for pattern in (r"text +about ([\d,]+) tokens", r"for ([\d,]+) steps", r"([\d,]+) parameters")
@@ -98,6 +105,8 @@ def test_a_dry_run_of_any_configuration_prints_the_first_screen_of_training(engl
     assert 0.8 * tokens / 32 / 8 < steps < 3 * tokens / 32 / 8
     assert ("weights for" in out[16]) == (parameters > tokens)
     assert "a smaller model" in out[128]
+    with_tiny_ones = int(re.search(r"text +about ([\d,]+) tokens", out[128])[1].replace(",", ""))
+    assert with_tiny_ones == pytest.approx(tokens, rel=0.1)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -106,6 +115,11 @@ def test_all_stages_at_once_are_refused_under_torchrun(tmp_path: Path, monkeypat
     with pytest.raises(ConfigError, match="torchrun"):
         run_pipeline(Config(inputs=("a.txt",)), tmp_path / "out")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_two_commands_do_not_write_one_output(tmp_path: Path) -> None:
+    with exclusive(tmp_path / "out"), pytest.raises(OutputError, match="another process"):
+        run_pipeline(Config(inputs=("a.txt",)), tmp_path / "out")
 
 
 def test_a_training_of_more_than_a_day_is_said() -> None:

@@ -22,9 +22,10 @@ _STARTS_AGAIN = "its output was not written; the same command starts again"
 _FROM_THE_BEGINNING = "no checkpoint was saved yet; the same command starts from the beginning"
 _WITHOUT_RESUME = ("vocab", "inspect", "evaluate", "fill_mask", "embed", "predict", "report")
 _CANNOT_ALLOCATE = re.compile(
-    "can't allocate memory|could not create a (primitive|memory)|failed to map segment|can't start new thread"
+    "can't allocate memory|CUDA out of memory|could not create a (primitive|memory)|"
+    "failed to map segment|can't start new thread"
 )
-"""In the errors of torch's CPU allocator, of oneDNN, which does not say why, of an import, of a thread."""
+"""In the errors of torch's allocators, of oneDNN, which does not say why, of an import, of a thread."""
 _CANNOT_WRITE = re.compile("inline_container|iostream error")
 """Text in the RuntimeError of `torch.save`, which does not say why."""
 _LOST_RANK = re.compile(r"gloo|NCCL|Dist(Backend|Network|Store)Error|Connection (closed|reset) by peer")

@@ -188,7 +188,7 @@ class DataFolder:
         """The longest an example can be, [CLS] and [SEP] included."""
         return self.config.max_seq_length
 
-    @property
+    @cached_property
     def content_hash(self) -> str:
         """A hash of all examples in order, and of the masking rule if masks are drawn in training."""
         hashes = [record.content_hash for split in ("train", "validation") for record in self.shards(split)]

@@ -35,6 +35,7 @@ class ShuffledExamples:
         self._shard_rows = np.array([record.rows for record in self._records], dtype=np.int64)
         self._tokenizer = data.tokenizer() if data.config.masking == "dynamic" else None
         self._shards: dict[tuple[int, int], Examples] = {}
+        self._shard_orders: dict[tuple[int, int], tuple[np.ndarray, np.ndarray]] = {}
         self._row_orders: dict[tuple[int, int], np.ndarray] = {}
 
     def take(self, first: int, count: int) -> list[Rows]:
@@ -49,8 +50,12 @@ class ShuffledExamples:
 
     def _rows(self, epoch: int, position: int, count: int) -> Iterator[tuple[int, np.ndarray]]:
         """Yield (shard, its rows) for the examples [position, position + count) of an epoch."""
-        shard_order = rng.stream(self._seed, "shard order", epoch=epoch).permutation(len(self._shard_rows))
-        starts = ragged.offsets_of(self._shard_rows[shard_order])
+
+        def draw() -> tuple[np.ndarray, np.ndarray]:
+            order = rng.stream(self._seed, "shard order", epoch=epoch).permutation(len(self._shard_rows))
+            return order, ragged.offsets_of(self._shard_rows[order])
+
+        shard_order, starts = _remembered(self._shard_orders, (epoch, 0), draw)
         place = int(np.searchsorted(starts, position, side="right")) - 1
         while count:
             shard = int(shard_order[place])

@@ -46,7 +46,7 @@ def open_network(folder: Path, task: Task, settings: Settings, *, untrained: boo
         changes |= {"hidden_dropout_prob": settings.dropout, "attention_probs_dropout_prob": settings.dropout}
     model_class = getattr(transformers, task.model_class)
     if untrained:
-        return model_class.from_config(transformers.AutoConfig.from_pretrained(folder, **changes))
+        return model_class.from_config(transformers.AutoConfig.from_pretrained(folder, **changes), dtype=torch.float32)
     try:
         # A head for another number of classes is initialized again.
         network, info = model_class.from_pretrained(
@@ -108,8 +108,8 @@ class Learner:
         with atomic_folder(folder / MODEL) as model:
             network.save_pretrained(model)
             self.task.tokenizer.save(model, network.config.max_position_embeddings)
-        shutil.rmtree(checkpoints)
         write_json(folder / _REPORT, report)
+        shutil.rmtree(checkpoints)
         return report
 
     def train_again(
@@ -131,9 +131,8 @@ class Learner:
         self, network: Any, settings: Settings, rate: float, folder: Path, precision: Precision, *, on_all_rows: bool
     ) -> Any:
         """Return a Trainer that keeps its checkpoints in `folder`, and shows a bar instead of logs."""
-        task, windows = self.task, self.windows["train"]
-        if on_all_rows:
-            windows = task.encode(self.examples["train"] + self.examples["validation"], "train")
+        task = self.task
+        windows = self.windows["train"] + (self.windows["validation"] if on_all_rows else [])
         assert settings.epochs is not None
         steps = math.ceil(len(windows) / settings.batch_size) * settings.epochs
         arguments: Any = TrainingArguments(

@@ -102,7 +102,7 @@ def _content(folder: Path) -> list[str]:
 
 def note(folder: Path, body: Mapping[str, Any]) -> None:
     """Add to a partial manifest what is known before the output is finished; the identity stays."""
-    write_checked_json(folder / PARTIAL, {**body, **read_json(folder / PARTIAL)})
+    write_checked_json(folder / PARTIAL, {**read_json(folder / PARTIAL), **body})
 
 
 def read_record(folder: Path) -> dict[str, Any]:

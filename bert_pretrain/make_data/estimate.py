@@ -13,7 +13,7 @@ import time
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache, partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -229,7 +229,7 @@ def _is_equal(source: Source, other: Source) -> bool:
     return is_asked and len({_beginning(each.location, each.version) for each in (source, other)}) == 1
 
 
-@lru_cache(maxsize=1 << 14)
+@cache  # each is compared with all others of its size
 def _beginning(location: str, _version: str) -> bytes:
     with open(location, "rb") as file:
         return hashlib.blake2b(file.read(_BLOCK_BYTES)).digest()
@@ -265,7 +265,7 @@ def sample_source(source: Source, path: Path, size: int, config: DataConfig) -> 
             num_bytes += opened.write(json.dumps({names_of(config.text_field)[0]: document.text}) + "\n")
             if num_bytes > size:
                 break
-    share = min(1.0, num_documents / max(1.0, readers.num_rows(source)))
+    share = min(1.0, max(1, num_documents) / max(1.0, readers.num_rows(source)))
     return ByteRange(replace(source, format="jsonl"), unpacked=path), share
 
 

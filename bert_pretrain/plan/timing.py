@@ -13,13 +13,13 @@ from bert_pretrain.io.cores import available_cores
 from bert_pretrain.io.pool import progress_bar
 from bert_pretrain.model.attention import choose_attention
 from bert_pretrain.model.bert import BertForPreTraining
-from bert_pretrain.plan.facts import MASKED_SHARE, SIZES, MachineFacts, Size, Speed
+from bert_pretrain.plan.facts import BYTES_PER_WEIGHT, MASKED_SHARE, SIZES, MachineFacts, Size, Speed
 from bert_pretrain.train import hardware
 from bert_pretrain.train.batches import GlobalBatch, cut
 from bert_pretrain.train.cuda_graph import StepGraphs
 from bert_pretrain.train.loss import PretrainingLoss
 from bert_pretrain.train.optimizers import make_optimizers, update
-from bert_pretrain.train.step import StepSums, train_step
+from bert_pretrain.train.step import DoesNotFit, StepSums, train_step
 
 LENGTH = 64  # tokens per example; for other lengths, batches and vocabularies the FLOPs are scaled
 BATCHES = {"cpu": (32,), "cuda": (64, 512, 4096)}  # examples per step
@@ -40,7 +40,14 @@ def measure_machine(seconds: float, vocab_size: int, device_setting: str = "auto
                 flops, before = (one.flops_per_token(vocab_size, LENGTH) for one in (size, speeds[-1].size))
                 if took * max(1.0, flops / before) > seconds - (started - begin):
                     break
-            speeds.append(_measure_speed(size, vocab_size, device))
+            if speeds and BYTES_PER_WEIGHT * size.weights >= _memory_bytes(device):
+                break
+            try:
+                speeds.append(_measure_speed(size, vocab_size, device))
+            except (DoesNotFit, torch.OutOfMemoryError):
+                if not speeds:
+                    raise
+                break
             took = time.perf_counter() - started
     timed = {speed.size: speed for speed in speeds}
     return MachineFacts(

@@ -19,7 +19,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from bert_pretrain.errors import UserError
+from bert_pretrain.errors import ConfigError, UserError
 
 Answer = TypeVar("Answer")
 TIMEOUT = timedelta(minutes=30)  # the first rank may verify a large checkpoint while the others wait
@@ -79,7 +79,11 @@ def init_distributed(device: str) -> DistContext:
     """Return the context that `torchrun` has started this process in, after meeting the others; else one of one."""
     if int(os.environ.get("WORLD_SIZE", "1")) < 2:
         return SINGLE_PROCESS
-    dist_context = DistContext(*(int(os.environ[name]) for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK")))
+    names = ("RANK", "WORLD_SIZE", "LOCAL_RANK")
+    if missing := [name for name in (*names, "MASTER_ADDR", "MASTER_PORT") if name not in os.environ]:
+        what = f"WORLD_SIZE is {os.environ['WORLD_SIZE']}, and {', '.join(missing)} not set"
+        raise ConfigError(what, where="the environment", remedy="start by torchrun, set them, or unset WORLD_SIZE")
+    dist_context = DistContext(*(int(os.environ[name]) for name in names))
     if not dist.is_initialized():
         with_cuda = device != "cpu" and torch.cuda.is_available()
         backend = "cpu:gloo,cuda:nccl" if with_cuda else "gloo"

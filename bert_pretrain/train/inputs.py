@@ -10,7 +10,6 @@ from pathlib import Path
 from bert_pretrain.config import Config
 from bert_pretrain.errors import ConfigError, DataError, needs_extra
 from bert_pretrain.examples.shards import DataFolder
-from bert_pretrain.io.cores import is_first_rank
 from bert_pretrain.io.manifest import check_output
 from bert_pretrain.model.folder import check_model, read_config
 
@@ -33,7 +32,7 @@ def check_inputs(
 
     What does not fit is refused, as far as names, sizes and headers tell, or with `verify` all bytes of the data.
     """
-    folder = DataFolder.open(data, verify=verify and is_first_rank())
+    folder = DataFolder.open(data, verify=verify)
     check_output(output, overwrite=overwrite)
     if init_from is not None:
         check_model(init_from, "--init-from", whole=False)

@@ -30,6 +30,8 @@ from bert_pretrain.train.batches import (
 
 AnyBatch = TypeVar("AnyBatch", Batch, GlobalBatch)
 READ_AHEAD = 3  # batches prepared before they are asked for
+SHARDS_OF_SOME = 32
+"""That an evaluation of a part of a split reads; each is a random sample of the documents."""
 
 
 class TrainingData:
@@ -111,16 +113,20 @@ def evaluation_batches(
 ) -> Iterator[Batch]:
     """Yield a rank's share of a split in micro-batches, with its stored masks.
 
-    Of more rows than `at_most` it is as many, evenly spaced. With `static_shapes` all have one longest sequence, as in
-    training: for a compiler it is a constant.
+    Of more rows than `at_most` it is as many, evenly spaced over at most `SHARDS_OF_SOME` shards. With `static_shapes`
+    all have one longest sequence, as in training: for a compiler it is a constant.
     """
     multiples = ShapeMultiples.for_padded_attention(micro_batch_tokens)
     if static_shapes:
         multiples = replace(multiples, max_seqlen=data.max_seq_length)
-    number = min(data.rows(split), at_most or data.rows(split))
-    chosen = np.linspace(0, data.rows(split), number, endpoint=False).astype(np.int64)
+    records, number = data.shards(split), data.rows(split)
+    if at_most is not None and at_most < number:
+        kept = np.unique(np.linspace(0, len(records) - 1, SHARDS_OF_SOME).round().astype(int))
+        records = [records[index] for index in kept]
+        number = min(at_most, sum(record.rows for record in records))
+    chosen = np.linspace(0, sum(record.rows for record in records), number, endpoint=False).astype(np.int64)
     begin, turn = 0, rank
-    for record in data.shards(split):
+    for record in records:
         first, last = np.searchsorted(chosen, [begin, begin + record.rows])
         if first < last:
             parts = [(read_shard(data.path, record), chosen[first:last] - begin)]

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from tqdm import tqdm
 
-from bert_pretrain.errors import DataError
+from bert_pretrain.errors import ConfigError, DataError
 from bert_pretrain.io.files import parse_json, write_text
 from bert_pretrain.io.manifest import is_in_place, moved_while_writing
 from bert_pretrain.io.pool import progress_bar
@@ -263,5 +263,9 @@ def _weights_and_biases(run: Path, config: dict[str, Any], _step: int) -> Tracke
 
     # The same folder is the same run, whichever process continues it.
     identifier = hashlib.sha256(str(run.resolve()).encode()).hexdigest()[:16]
-    session = wandb.init(id=identifier, name=run.name, resume="allow", config=config, dir=str(run))
+    try:
+        session = wandb.init(id=identifier, name=run.name, resume="allow", config=config, dir=str(run))
+    except Exception as error:  # it raises errors of its own
+        remedy = "run 'wandb login', set WANDB_MODE=offline, or leave it out"
+        raise ConfigError(f"wandb does not start: {error}", where="train.trackers", remedy=remedy) from error
     return lambda metrics, step: session.log(metrics, step=step), session.finish

@@ -201,7 +201,11 @@ def time_steps(run: ResolvedRun, state: TrainState, data: TrainingData) -> float
         while len(times) < TIMED_STEPS and (run.dist_context.size > 1 or sum(times) < PATIENCE_SECONDS):
             batch = data.global_batch(state.progress.step + len(times)).to(run.device)
             begin = time.perf_counter()
-            _step(run, state, batch, len(times), run.config.train.peak_lr, graphs)
+            try:
+                _step(run, state, batch, len(times), run.config.train.peak_lr, graphs)
+            except DoesNotFit as error:
+                _make_room(run, data, graphs, error)
+                continue
             _wait_for(run.device)
             times.append(time.perf_counter() - begin)
     return statistics.median(times[1:] or times)

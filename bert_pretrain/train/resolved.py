@@ -27,7 +27,8 @@ from bert_pretrain.train.schedule import Length, duration
 # What may change between two commands for the same run; everything else of the section is compared.
 FREE_SETTINGS = {
     "micro_batch_tokens", "max_steps", "max_epochs", "time_budget", "schedule_steps", "attention", "device", "compile",
-    "activation_checkpointing", "log_every", "eval_every", "eval_examples", "save_every", "keep_checkpoints", "trackers",
+    "activation_checkpointing", "log_every", "eval_every", "eval_examples", "save_every", "keep_checkpoints",
+    "trackers",
 }  # fmt: skip
 OBJECTIVES = {
     "nsp": "masked tokens and next sentence",

@@ -15,7 +15,9 @@ from bert_pretrain.io.manifest import (
     complete,
     exclusive,
     library_versions,
+    note,
     read_manifest,
+    read_record,
     reopen,
 )
 from tests.conftest import digests
@@ -44,6 +46,9 @@ def test_a_folder_goes_from_new_to_incomplete_to_complete(folder: Path) -> None:
     for identity in (OTHER, IDENTITY):
         assert claim(folder, "data", identity) is Progress.NEW
         assert claim(folder, "data", identity) is Progress.INCOMPLETE
+    note(folder, {"length": 1})
+    note(folder, {"length": 2})  # of the command that goes on
+    assert read_record(folder)["length"] == 2
     complete(folder, "data", IDENTITY, {"splits": {}})
     assert claim(folder, "data", IDENTITY) is Progress.COMPLETE
     manifest = read_manifest(folder, "data", "--data")

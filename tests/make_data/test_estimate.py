@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from bert_pretrain.config import Config
+from bert_pretrain.config import Config, DataConfig
 from bert_pretrain.config_file import load_config
 from bert_pretrain.examples.shards import DataFolder
 from bert_pretrain.make_data import estimate as module
-from bert_pretrain.make_data.estimate import Estimate, estimate
+from bert_pretrain.make_data.estimate import Estimate, estimate, sample_source
 from bert_pretrain.make_data.run import make_data
-from bert_pretrain.text import sources
+from bert_pretrain.text import documents, sources
 from bert_pretrain.text.sources import resolve
 from bert_pretrain.text.tokenizer import Tokenizer
 from tests.text.test_documents import COMPRESS, FORMATS, as_jsonl, write
@@ -92,6 +92,15 @@ def test_a_sample_of_one_document_is_taken_for_a_corpus_of_several(tmp_path, voc
     whole = estimated(config, [str(path)], vocab_folder)
     monkeypatch.setattr(module, "SAMPLE_BYTES", 10)
     assert estimated(config, [str(path)], vocab_folder).rows == pytest.approx(whole.rows, rel=0.15)
+
+
+def test_a_first_document_longer_than_a_sample_is_no_division_by_zero(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setattr(documents, "MAX_CHARACTERS", 1000)
+    path = tmp_path / "long.parquet"
+    path.write_bytes(FORMATS[".parquet"](["word " * 1000, "short", "short"]))
+    config = DataConfig()
+    (source,) = resolve([str(path)], config)
+    assert sample_source(source, tmp_path / "sample", 10, config)[1] == pytest.approx(1 / 3)
 
 
 def test_a_dry_run_of_many_small_files_opens_few_of_them(tmp_path, vocab_folder, monkeypatch, capsys) -> None:

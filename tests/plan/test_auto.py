@@ -8,6 +8,7 @@ import pytest
 from typer.testing import CliRunner
 
 from bert_pretrain.cli import app
+from bert_pretrain.config import Config
 from bert_pretrain.config_file import load_config
 from bert_pretrain.errors import ConfigError
 from bert_pretrain.pipeline import SECONDS_AFTER_TRAINING, run_pipeline
@@ -98,6 +99,24 @@ def test_too_little_time_after_the_data_is_an_error(english_text: Path, tmp_path
     config = load_config("tiny", TINY, {"inputs": ("", [str(english_text)]), "time": ("", 30.0)})
     with pytest.raises(ConfigError, match="too little"):
         run_pipeline(config, tmp_path / "out", workers=1, seconds_before=29.0)
+
+
+class Enough(Exception):
+    """Training was reached, with this budget."""
+
+
+def test_with_overwrite_the_time_begins_again(english_text: Path, tmp_path: Path, monkeypatch) -> None:
+    def train(stage: Config, *_: Any, **__: Any) -> None:
+        raise Enough(stage.train.time_budget)
+
+    monkeypatch.setattr("bert_pretrain.train.run.train", train)
+    config = load_config("tiny", TINY, {"inputs": ("", [str(english_text)]), "time": ("", 1000.0)})
+    budgets = []
+    for before, overwrite in ((500.0, False), (1.0, False), (1.0, True)):
+        with pytest.raises(Enough) as caught:
+            run_pipeline(config, tmp_path / "out", workers=1, seconds_before=before, overwrite=overwrite)
+        budgets += caught.value.args
+    assert budgets[1] < budgets[0] < 500 < 800 < budgets[2]
 
 
 @pytest.mark.parametrize(

@@ -133,6 +133,14 @@ def torchrun(words: list[str]) -> "subprocess.Popen[str]":
     )
 
 
+def test_a_launcher_that_does_not_say_the_local_rank_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in (("WORLD_SIZE", "2"), ("RANK", "0"), ("MASTER_ADDR", "localhost"), ("MASTER_PORT", "1")):
+        monkeypatch.setenv(name, value)
+    monkeypatch.delenv("LOCAL_RANK", raising=False)
+    with pytest.raises(ConfigError, match="LOCAL_RANK not set"):
+        init_distributed("cpu")
+
+
 @pytest.mark.slow
 def test_signals_to_torchrun_and_all_ranks_stop_all_of_them_at_one_step(
     tiny: Tiny, data_folder: Path, tmp_path: Path

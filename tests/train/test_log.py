@@ -78,7 +78,7 @@ def test_a_tracker_that_is_missing_is_refused_and_one_that_fails_ends_a_run_that
         fit(trackers=["wandb"])
     assert not (tmp_path / "run").exists()
     monkeypatch.setitem(sys.modules, "wandb", ModuleType("wandb"))  # without `init`
-    with pytest.raises(AttributeError, match="init"):
+    with pytest.raises(ConfigError, match="does not start"):
         fit(trackers=["wandb"])
     known = json.loads((tmp_path / "run" / PARTIAL).read_text())
     assert known["length"]["steps"] == 12

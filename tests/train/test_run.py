@@ -11,9 +11,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from typer.testing import CliRunner
 
+from bert_pretrain.cli import app
 from bert_pretrain.errors import ConfigError, DataError, OutputError
 from bert_pretrain.examples.shards import DataFolder, read_shard
+from bert_pretrain.train import loader
 from bert_pretrain.train.evaluation import evaluate
 from bert_pretrain.train.loader import evaluation_batches
 from bert_pretrain.train.run import train
@@ -140,6 +143,36 @@ def test_a_vocabulary_of_equal_size_but_other_words_is_refused(
 
 def test_a_run_that_diverges_ends_with_null_for_what_is_not_finite(fit: Fit) -> None:
     assert metrics(fit(peak_lr=1e30, warmup_steps=0))[-1]["validation_mlm_loss"] is None
+
+
+def test_an_evaluation_of_some_rows_reads_few_shards(data_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    data, opened = DataFolder.open(data_folder), list[str]()
+    paths = [record.path for record in data.shards("train")]
+    monkeypatch.setattr(loader, "SHARDS_OF_SOME", 2)
+    monkeypatch.setattr(loader, "read_shard", lambda folder, one: opened.append(one.path) or read_shard(folder, one))
+    some = list(evaluation_batches(data, "train", 64, at_most=8))
+    assert len(paths) > 2
+    assert opened == [paths[0], paths[-1]]
+    assert sum(batch.num_sequences for batch in some) == 8
+
+
+def test_a_restart_does_not_overwrite_again(data_folder: Path, tmp_path: Path, monkeypatch) -> None:
+    seen: list[bool] = []
+    monkeypatch.setattr("bert_pretrain.train.run.train", lambda *_, **options: seen.append(options["overwrite"]))
+    command = [
+        "train",
+        "--data",
+        str(data_folder),
+        "--output",
+        str(tmp_path / "run"),
+        "--config",
+        "tiny",
+        "--overwrite",
+    ]
+    for count in ("0", "1"):
+        monkeypatch.setenv("SLURM_RESTART_COUNT", count)
+        assert CliRunner().invoke(app, command).exit_code == 0
+    assert seen == [True, False]
 
 
 def test_an_evaluation_takes_some_rows_evenly_and_the_last_one_all(
