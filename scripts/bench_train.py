@@ -35,12 +35,12 @@ from bert_pretrain.io import cores
 from bert_pretrain.model.attention import choose_attention
 from bert_pretrain.model.bert import BertForPreTraining
 from bert_pretrain.train import hardware
-from bert_pretrain.train.batches import GlobalBatch
 from bert_pretrain.train.cuda_graph import StepGraphs
 from bert_pretrain.train.flops import batch_flops, peak_flops
 from bert_pretrain.train.loader import TrainingData
 from bert_pretrain.train.loss import PretrainingLoss
 from bert_pretrain.train.optimizers import make_optimizers
+from bert_pretrain.train.packing import GlobalBatch
 from bert_pretrain.train.step import StepSums, train_step
 
 WARM_UP_STEPS = 3

@@ -15,10 +15,10 @@ from bert_pretrain.model.attention import choose_attention
 from bert_pretrain.model.bert import BertForPreTraining
 from bert_pretrain.plan.facts import BYTES_PER_WEIGHT, MASKED_SHARE, SIZES, MachineFacts, Size, Speed
 from bert_pretrain.train import hardware
-from bert_pretrain.train.batches import GlobalBatch, cut
 from bert_pretrain.train.cuda_graph import StepGraphs
 from bert_pretrain.train.loss import PretrainingLoss
 from bert_pretrain.train.optimizers import make_optimizers, update
+from bert_pretrain.train.packing import GlobalBatch, cut
 from bert_pretrain.train.step import DoesNotFit, StepSums, train_step
 
 LENGTH = 64  # tokens per example; for other lengths, batches and vocabularies the FLOPs are scaled

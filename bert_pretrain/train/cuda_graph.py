@@ -16,9 +16,9 @@ from torch import Tensor
 
 from bert_pretrain.config import ModelConfig
 from bert_pretrain.model.bert import BertForPreTraining
-from bert_pretrain.train.batches import Batch, GlobalBatch
 from bert_pretrain.train.flops import batch_flops, peak_flops
 from bert_pretrain.train.optimizers import Optimizers
+from bert_pretrain.train.packing import Batch, GlobalBatch
 
 MAX_GRAPHS = 32
 LAUNCHES, LAUNCHES_PER_LAYER, LAUNCH_SECONDS = 226, 49, 42e-6

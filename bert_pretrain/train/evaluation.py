@@ -14,10 +14,10 @@ from bert_pretrain.model.huggingface import load_model
 from bert_pretrain.model.vocabulary import check_rows, check_same_vocabulary
 from bert_pretrain.report.curves import perplexity
 from bert_pretrain.train import hardware
-from bert_pretrain.train.batches import Batch
 from bert_pretrain.train.distributed import SINGLE_PROCESS, DistContext
 from bert_pretrain.train.loader import Prefetcher, evaluation_batches
 from bert_pretrain.train.loss import LossSums, PretrainingLoss
+from bert_pretrain.train.packing import Batch
 
 WITHOUT_PAIRS = ("bert.embeddings", "bert.encoder", "cls.predictions")
 """Names of the weights that a model of masked tokens alone has."""

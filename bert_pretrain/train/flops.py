@@ -11,7 +11,7 @@ from collections.abc import Iterable
 import torch
 
 from bert_pretrain.config import ModelConfig
-from bert_pretrain.train.batches import GlobalBatch
+from bert_pretrain.train.packing import GlobalBatch
 
 PEAK_BF16_FLOPS = {
     # Dense tensor-core peaks in bf16 with sums in fp32, from NVIDIA's data sheets and architecture papers: half of a

@@ -17,7 +17,7 @@ import torch
 from bert_pretrain.errors import ConfigError
 from bert_pretrain.examples.shards import DataFolder, read_shard
 from bert_pretrain.examples.shuffling import ShuffledExamples
-from bert_pretrain.train.batches import (
+from bert_pretrain.train.packing import (
     Batch,
     GlobalBatch,
     ShapeMultiples,

@@ -15,12 +15,12 @@ import torch.distributed as dist
 from torch import Tensor
 
 from bert_pretrain.errors import ConfigError, Interrupted, UserError
-from bert_pretrain.train.batches import GlobalBatch
 from bert_pretrain.train.checkpoint import CheckpointWriter
 from bert_pretrain.train.cuda_graph import StepGraphs
 from bert_pretrain.train.distributed import DistContext
 from bert_pretrain.train.loader import Prefetcher, TrainingData
 from bert_pretrain.train.log import RunLog, training_line
+from bert_pretrain.train.packing import GlobalBatch
 from bert_pretrain.train.resolved import ResolvedRun
 from bert_pretrain.train.signals import STOPS, SignalRequests, write_status
 from bert_pretrain.train.state import Progress, TrainState

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from bert_pretrain.model.bert import BertForPreTraining
-from bert_pretrain.train.batches import Batch
+from bert_pretrain.train.packing import Batch
 
 BLOCK_ROWS = 1024  # masked rows whose logits exist at once in the precision of the matrix product
 SOFTMAX_ROWS = {"cpu": 64, "cuda": BLOCK_ROWS}

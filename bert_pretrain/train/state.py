@@ -6,9 +6,9 @@ from typing import Any
 from torch import Tensor, nn
 
 from bert_pretrain.model.bert import BertForPreTraining
-from bert_pretrain.train.batches import GlobalBatch
 from bert_pretrain.train.flops import batch_flops
 from bert_pretrain.train.optimizers import Optimizers
+from bert_pretrain.train.packing import GlobalBatch
 from bert_pretrain.train.step import LossScale, StepSums
 
 

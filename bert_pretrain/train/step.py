@@ -12,11 +12,11 @@ import torch
 from torch import Tensor, nn
 
 from bert_pretrain import rng
-from bert_pretrain.train.batches import Batch, GlobalBatch
 from bert_pretrain.train.cuda_graph import StepGraphs
 from bert_pretrain.train.distributed import SINGLE_PROCESS, DistContext, gradient_sync
 from bert_pretrain.train.loss import LossSums
 from bert_pretrain.train.optimizers import Optimizers, update
+from bert_pretrain.train.packing import Batch, GlobalBatch
 
 LOSS_SCALE_START = 2.0**16
 LOSS_SCALE_GROWTH_STEPS = 2000  # both as in Micikevicius et al. (2018) and PyTorch's own scaler

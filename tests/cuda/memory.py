@@ -10,8 +10,8 @@ from torch.utils._pytree import tree_iter
 
 from bert_pretrain.config import Config
 from bert_pretrain.config_file import load_config
-from bert_pretrain.train.batches import Batch, GlobalBatch
 from bert_pretrain.train.hardware import DTYPES, estimate_memory
+from bert_pretrain.train.packing import Batch, GlobalBatch
 from tests.cuda.pretended import fake_global_batch, make_state, pretended_cuda
 from tests.cuda.traces import run_step
 

@@ -18,9 +18,9 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from bert_pretrain.config import Config
 from bert_pretrain.model.bert import BertForPreTraining
 from bert_pretrain.train import hardware
-from bert_pretrain.train.batches import Batch, GlobalBatch
 from bert_pretrain.train.loss import PretrainingLoss
 from bert_pretrain.train.optimizers import make_optimizers
+from bert_pretrain.train.packing import Batch, GlobalBatch
 from bert_pretrain.train.state import TrainState
 from bert_pretrain.train.step import LossScale
 

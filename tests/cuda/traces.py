@@ -17,7 +17,6 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from bert_pretrain.config import Config
 from bert_pretrain.examples.shards import DataFolder
 from bert_pretrain.train import cuda_graph, loss
-from bert_pretrain.train.batches import GlobalBatch, ShapeMultiples, global_batch_of
 from bert_pretrain.train.checkpoint import CheckpointWriter, HostBuffers, all_tensors
 from bert_pretrain.train.cuda_graph import StepGraphs
 from bert_pretrain.train.distributed import SINGLE_PROCESS
@@ -26,6 +25,7 @@ from bert_pretrain.train.hardware import DTYPES, Precision
 from bert_pretrain.train.loader import TrainingData, evaluation_batches
 from bert_pretrain.train.log import RunLog
 from bert_pretrain.train.loop import fit
+from bert_pretrain.train.packing import GlobalBatch, ShapeMultiples, global_batch_of
 from bert_pretrain.train.resolved import ResolvedRun
 from bert_pretrain.train.schedule import Length
 from bert_pretrain.train.state import TrainState

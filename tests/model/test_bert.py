@@ -16,9 +16,9 @@ from bert_pretrain.examples.padded import pad
 from bert_pretrain.model.bert import BertForPreTraining
 from bert_pretrain.model.huggingface import save_model, to_huggingface
 from bert_pretrain.text.tokenizer import Tokenizer
-from bert_pretrain.train.batches import Batch, pack
 from bert_pretrain.train.loss import pretraining_loss
 from bert_pretrain.train.optimizers import make_optimizers
+from bert_pretrain.train.packing import Batch, pack
 from tests.train.conftest import make_examples
 
 

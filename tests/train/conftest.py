@@ -26,11 +26,11 @@ from bert_pretrain.make_data import summary
 from bert_pretrain.model.bert import BertForPreTraining
 from bert_pretrain.text import ragged
 from bert_pretrain.text.tokenizer import Tokenizer
-from bert_pretrain.train.batches import Batch, GlobalBatch, assign_evenly, global_batch_of, multiples_of_equal_shares
 from bert_pretrain.train.cuda_graph import StepGraphs
 from bert_pretrain.train.hardware import compile_layers
 from bert_pretrain.train.loss import PretrainingLoss
 from bert_pretrain.train.optimizers import make_optimizers
+from bert_pretrain.train.packing import Batch, GlobalBatch, assign_evenly, global_batch_of, multiples_of_equal_shares
 from bert_pretrain.train.run import train
 from bert_pretrain.train.state import TrainState
 from bert_pretrain.train.step import LossScale, train_step

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from bert_pretrain.config import ModelConfig
-from bert_pretrain.train.batches import IGNORED, GlobalBatch
 from bert_pretrain.train.cuda_graph import MAX_GRAPHS, StepGraphs, launches_dominate
+from bert_pretrain.train.packing import IGNORED, GlobalBatch
 from bert_pretrain.train.state import TrainState
 from bert_pretrain.train.step import LossScale, StepSums
 from tests.train.conftest import NO_DROPOUT, Draw, Tiny, cut_alike, make_state, step

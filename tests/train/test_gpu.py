@@ -16,11 +16,11 @@ import torch
 from bert_pretrain.config import Config, ModelConfig, TrainConfig
 from bert_pretrain.model.bert import BertForPreTraining
 from bert_pretrain.train import hardware
-from bert_pretrain.train.batches import GlobalBatch, cut
 from bert_pretrain.train.checkpoint import WEIGHT_PREFIX, HostBuffers, all_tensors
 from bert_pretrain.train.hardware import estimate_memory
 from bert_pretrain.train.loss import PretrainingLoss
 from bert_pretrain.train.optimizers import make_optimizers
+from bert_pretrain.train.packing import GlobalBatch, cut
 from bert_pretrain.train.state import TrainState
 from bert_pretrain.train.step import LossScale, StepSums
 from tests.train.conftest import NO_DROPOUT, Draw, Fit, Tiny, cut_alike, final_tensors, interrupted_copy, metrics

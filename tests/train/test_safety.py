@@ -18,10 +18,10 @@ from bert_pretrain.io.files import seal_folder
 from bert_pretrain.model.bert import BertForPreTraining
 from bert_pretrain.model.huggingface import load_weights
 from bert_pretrain.train import loop
-from bert_pretrain.train.batches import Batch
 from bert_pretrain.train.checkpoint import open_checkpoint
 from bert_pretrain.train.loader import TrainingData
 from bert_pretrain.train.loss import PretrainingLoss, pretraining_loss
+from bert_pretrain.train.packing import Batch
 from bert_pretrain.train.run import train
 from tests.train.conftest import NO_DROPOUT, VOCAB_SIZE, Fit, Tiny, metrics
 

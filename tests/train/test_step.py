@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 import torch
 
-from bert_pretrain.train.batches import cut
+from bert_pretrain.train.packing import cut
 from bert_pretrain.train.step import LOSS_SCALE_GROWTH_STEPS, LossScale, StepSums
 from tests.train.conftest import NO_DROPOUT, Draw, Tiny, make_state, step
 

@@ -14,9 +14,9 @@ import torch
 from bert_pretrain.examples.masking import mask_examples
 from bert_pretrain.examples.shards import DataFolder, read_shard
 from bert_pretrain.rng import stream
-from bert_pretrain.train.batches import Batch, GlobalBatch, cut, pack
 from bert_pretrain.train.loader import Prefetcher, TrainingData
 from bert_pretrain.train.loss import pretraining_loss
+from bert_pretrain.train.packing import Batch, GlobalBatch, cut, pack
 from tests.train.conftest import FIRST_WORD, NO_DROPOUT, Draw, NewData, Tiny, cut_alike, make_model, rows_of
 
 
