@@ -3,7 +3,6 @@
 They translate flags into a configuration and call the stage. A signature is the list of flags, however long.
 """
 
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -20,8 +19,6 @@ if TYPE_CHECKING:
 
 AUTO = "auto"
 GIVEN_TO_AUTO = ("inputs", "time")
-RESTARTS = ("TORCHELASTIC_RESTART_COUNT", "SLURM_RESTART_COUNT")
-"""In the environment of a process that torchrun or Slurm has started again: how often."""
 Flags = Mapping[str, tuple[str, object]]
 
 
@@ -155,9 +152,6 @@ def train(
         from bert_pretrain.train.inputs import check_inputs
     loaded = load_config(config, settings or (), flags, with_phases=False)
     run_folder = local_path(output, "--output")
-    if overwrite and any(int(os.environ.get(name) or 0) for name in RESTARTS):
-        print("--overwrite has been done before this restart, which continues")
-        overwrite = False
     first = None if init_from is None else bert_folder(init_from, "--init-from")
     loaded, opened = check_inputs(
         loaded,
