@@ -21,6 +21,7 @@ from bert_pretrain.plan.time_limit import TimeLimit
 from bert_pretrain.report.curves import draw_curves, names_of_pairs, read_metrics, value_of
 from bert_pretrain.report.diagnosis import nothing_learnt
 from bert_pretrain.text.sources import evenly_spaced, examined, resolve
+from bert_pretrain.train.inputs import check_needs
 from bert_pretrain.vocab.run import make_vocab
 
 TIME = "time.json"
@@ -160,6 +161,8 @@ def _check(config: Config) -> None:
         raise ConfigError(
             "no inputs are given", where="the key 'inputs'", remedy="name them after CONFIG, for example corpus/*.txt"
         )
+    for stage in [config.for_phase(phase) for phase in config.phases] or [config]:
+        check_needs(stage.train)  # before hours of work on the data
 
 
 def _in_time_left(

@@ -3,6 +3,7 @@
 import json
 import re
 import shutil
+import sys
 from pathlib import Path
 
 import pytest
@@ -114,6 +115,13 @@ def test_all_stages_at_once_are_refused_under_torchrun(tmp_path: Path, monkeypat
     monkeypatch.setenv("WORLD_SIZE", "2")
     with pytest.raises(ConfigError, match="torchrun"):
         run_pipeline(Config(inputs=("a.txt",)), tmp_path / "out")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_tracker_that_is_missing_is_told_before_the_data_is_made(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setitem(sys.modules, "wandb", None)
+    with pytest.raises(ConfigError, match="wandb"):
+        run_pipeline(Config.model_validate({"inputs": ["a.txt"], "train": {"trackers": ["wandb"]}}), tmp_path / "out")
     assert list(tmp_path.iterdir()) == []
 
 

@@ -7,7 +7,7 @@ import importlib
 import os
 from pathlib import Path
 
-from bert_pretrain.config import Config
+from bert_pretrain.config import Config, TrainConfig
 from bert_pretrain.errors import ConfigError, DataError, needs_extra
 from bert_pretrain.examples.shards import DataFolder
 from bert_pretrain.io.manifest import check_output
@@ -44,13 +44,17 @@ def check_inputs(
             remedy="add --init-from RUN/checkpoints/step-…",
         )
     _check_sizes(config, folder)
-    for tracker in config.train.trackers:
+    check_needs(config.train)
+    return config, folder
+
+
+def check_needs(train: TrainConfig) -> None:
+    """Check what a training needs besides its data: packages of trackers, and a teacher."""
+    for tracker in train.trackers:
         with needs_extra(tracker, "its curves", where="train.trackers"):
             importlib.import_module(tracker)
-    teacher = config.train.teacher
-    if teacher is not None and Path(teacher).exists():  # else it is looked for on the Hub
-        read_config(Path(teacher), TEACHER)
-    return config, folder
+    if train.teacher is not None and Path(train.teacher).exists():  # else it is looked for on the Hub
+        read_config(Path(train.teacher), TEACHER)
 
 
 def _with_model_of(config: Config, init_from: Path, *, carry_optimizer: bool) -> Config:
