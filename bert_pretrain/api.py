@@ -68,11 +68,12 @@ def build_data(
     `scheduler`, `store`, `overwrite`, `verify`, `lowercase` and `dry_run`, as for the command.
     """
     from bert_pretrain.make_data.run import make_data
+    from bert_pretrain.model.hub import model_folder
 
     if options.get("store") is not None:
         options["store"] = Path(options["store"])
-    loaded = _config(config, data=data)
-    return make_data(loaded, _inputs(inputs), local_path(vocab, "vocab"), local_path(output, "output"), **options)
+    loaded, folder = _config(config, data=data), model_folder(local_path(vocab, "vocab"), "vocab")
+    return make_data(loaded, _inputs(inputs), folder, local_path(output, "output"), **options)
 
 
 def _inputs(inputs: str | Path | Sequence[str | Path]) -> list[str]:

@@ -112,7 +112,7 @@ RecordBytes = Annotated[
 ]
 Device = Annotated[
     str,
-    Field(pattern=r"^(auto|cpu|cuda(:\d+)?)$", examples=["auto", "cpu", "cuda", "cuda:1"]),
+    Field(pattern=r"^(auto|cpu|cuda(:\d{1,3})?)$", examples=["auto", "cpu", "cuda", "cuda:1"]),
     BeforeValidator(_device),
 ]
 Encoding = Annotated[str, AfterValidator(check_encoding), Field(examples=list(ENCODINGS))]

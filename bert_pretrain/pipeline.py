@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from bert_pretrain.config import LENGTHS, Config
-from bert_pretrain.errors import ConfigError, OutputError
+from bert_pretrain.errors import ConfigError, DataError, OutputError, UserError
 from bert_pretrain.examples.examples import with_error
 from bert_pretrain.examples.shards import DataFolder
 from bert_pretrain.io.manifest import MANIFEST, exclusive, read_manifest, read_record
@@ -224,8 +224,12 @@ def _show_results(runs: Sequence[Path], model: Path, output: Path) -> None:
     """Print held-out metrics before and after, draw the curves, and say how to open the model."""
     records = [read_record(run) for run in runs]
     title = names_of_pairs(records)[1]
-    evaluations = [[line for line in read_metrics(run) if "validation_mlm_loss" in line] for run in runs]
     nothing = "nothing was held out, so nothing was evaluated"
+    try:
+        metrics = [read_metrics(run) for run in runs]
+    except DataError as error:  # must not cost a finished run
+        metrics, nothing = [[] for _ in runs], f"no metrics: {error}"
+    evaluations = [[line for line in lines if "validation_mlm_loss" in line] for lines in metrics]
     print(f"\nheld out            MLM loss   MLM accuracy   {title}" if any(evaluations) else f"\n{nothing}")
     for run, lines, record in zip(runs, evaluations, records, strict=True):
         for when, line in zip(("before", "after"), (lines[0], lines[-1]) if lines else (), strict=False):
@@ -237,7 +241,7 @@ def _show_results(runs: Sequence[Path], model: Path, output: Path) -> None:
             print(f"{label:<18}{loss:>8.3f} nats{masked:>12.1%}{shown:>{len(title) + 3}}")
     try:
         print(f"\ncurves: {draw_curves(list(runs), output / 'curves.png')}")
-    except ConfigError as error:  # matplotlib is an extra
+    except UserError as error:  # matplotlib is an extra
         print(f"\nno curves drawn: {error}")
     positions = value_of(records[-1], "config.model.max_position_embeddings") or MAX_POSITIONS
     limit = f" (texts of at most {positions} tokens)" if positions < MAX_POSITIONS else ""
@@ -246,5 +250,5 @@ def _show_results(runs: Sequence[Path], model: Path, output: Path) -> None:
         "    from transformers import AutoModelForPreTraining, AutoTokenizer\n"
         f'    model, tokenizer = (x.from_pretrained("{model}") for x in (AutoModelForPreTraining, AutoTokenizer))\n'
     )
-    if warning := nothing_learnt(records[-1], read_metrics(runs[-1])):
+    if warning := nothing_learnt(records[-1], metrics[-1]):
         print(warning)

@@ -259,6 +259,7 @@ class Contestant:
 
 def contend(recipe: Recipe, name: str) -> None:
     """Be a contestant: answer the questions that come in, one a line."""
+    answers, sys.stdout = sys.stdout, sys.stderr  # what is printed besides is no answer
     if name != "ours":
         import transformers  # noqa: F401  (before memory is watched: importing it is no part of a step)
     start_of_memory = watch_memory(recipe.device)
@@ -267,7 +268,8 @@ def contend(recipe: Recipe, name: str) -> None:
     step = (lambda: ours.take(batch)) if name == "ours" else peer(recipe, compiled=name == "compiled")
     for question in sys.stdin:
         is_step = question.strip() == "step"
-        print(timed(step, recipe.device) if is_step else peak_memory(recipe.device) - start_of_memory, flush=True)
+        answer = timed(step, recipe.device) if is_step else peak_memory(recipe.device) - start_of_memory
+        print(answer, file=answers, flush=True)
 
 
 class Step:

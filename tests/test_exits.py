@@ -123,3 +123,11 @@ main()
 """
     found = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
     assert (found.returncode, found.stderr) == (-number, "")
+
+
+def test_a_terminal_without_our_characters_is_no_traceback(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "bert_pretrain", "run", "tiny", "nosuch.txt", "--output", str(tmp_path / "out")]
+    done = subprocess.run(command, capture_output=True, env={**os.environ, "PYTHONIOENCODING": "latin-1"}, check=False)
+    assert done.returncode == 2
+    assert b"vocabulary" in done.stdout
+    assert done.stderr.startswith(b"error: ")

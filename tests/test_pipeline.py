@@ -46,6 +46,9 @@ def test_phases_of_unlike_objectives_follow_one_another(english_text: Path, tmp_
     assert last["nsp_loss"] > 0
     shutil.rmtree(model.parent / "checkpoints")  # a finished phase needs none, unless another follows
     assert run_pipeline(config, tmp_path / "out", workers=1) == model
+    (model.parent / "metrics.jsonl").write_text("{broken")  # which does not cost a finished run
+    assert run_pipeline(config, tmp_path / "out", workers=1) == model
+    assert "no metrics: " in capsys.readouterr().out
     shutil.rmtree(tmp_path / "out" / "train" / "words" / "checkpoints")
     with pytest.raises(OutputError, match="no checkpoint"):
         run_pipeline(config, tmp_path / "out", workers=1)

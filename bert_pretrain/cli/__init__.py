@@ -4,6 +4,7 @@ The commands are in `stages.py`, `models.py` and `tuning.py`; they are registere
 become exit codes. Heavy libraries are imported only by the command that needs them, so that `--help` is instant.
 """
 
+import io
 import os
 import signal
 import sys
@@ -52,6 +53,9 @@ def _options(
 def main() -> None:
     """Run the command line."""
     warnings.filterwarnings("ignore", message="clamping frac")  # of tqdm, where fractions are summed
+    for stream in (sys.stdout, sys.stderr):  # whose encoding may lack a character of ours or of a file's name
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
     signal.signal(signal.SIGTERM, terminate)
     if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)  # from here on a command can be told of it

@@ -174,7 +174,16 @@ def write_json(path: Path, value: object) -> None:
 
 def json_text(value: object) -> str:
     """Return the content of an indented JSON file."""
-    return json.dumps(value, indent=2, ensure_ascii=False) + "\n"
+    return _dumped(value, indent=2) + "\n"
+
+
+def _dumped(value: object, indent: int | None = None) -> str:
+    text = json.dumps(value, indent=indent, ensure_ascii=False)
+    try:
+        text.encode()
+    except UnicodeEncodeError:  # the name of a file that is not UTF-8
+        text = json.dumps(value, indent=indent)
+    return text
 
 
 def write_checked_json(path: Path, value: Mapping[str, Any]) -> None:
@@ -185,7 +194,7 @@ def write_checked_json(path: Path, value: Mapping[str, Any]) -> None:
 def checked_json_text(value: Mapping[str, Any]) -> str:
     """Return the content of a file of `write_checked_json`."""
     body = {**value, _DIGEST: _digest_of(value)}
-    text = json.dumps(body, ensure_ascii=False)
+    text = _dumped(body)
     return f"{text}\n" if len(text) > _MAX_INDENTED_BYTES else json_text(body)
 
 

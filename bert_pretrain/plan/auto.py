@@ -10,11 +10,11 @@ from pydantic import TypeAdapter, ValidationError
 from bert_pretrain.config import Config, duration_text
 from bert_pretrain.config_file import load_config
 from bert_pretrain.config_keys import inline_yaml
-from bert_pretrain.errors import ConfigError
+from bert_pretrain.errors import ConfigError, DataError
 from bert_pretrain.io.files import json_text, write_text
 from bert_pretrain.io.manifest import check_writable, read_record
 from bert_pretrain.plan.facts import MachineFacts, TextFacts, measure_text, read_machine
-from bert_pretrain.plan.planner import Plan, make_plan, vocab_size_for
+from bert_pretrain.plan.planner import Plan, check_time, make_plan, vocab_size_for
 from bert_pretrain.report.curves import TASKS, names_of_pairs, read_metrics
 
 PLAN, MACHINE, FORECAST = "plan.yaml", "machine.json", "forecast.json"
@@ -53,6 +53,7 @@ def planned_config(
                 )
             print(path.read_text(encoding="utf-8") if dry_run else f"the plan is {path}, made before")
         else:
+            check_time(seconds)
             own = load_config(None, settings, flags)
             text_facts = measure_text(inputs, own.data)
             facts = _facts(machine, text_facts, seconds, own.train.device, dry_run=dry_run)
@@ -76,7 +77,9 @@ def _facts(machine: str | None, text: TextFacts, seconds: float, device: str, *,
 
     if machine is not None:
         facts = read_machine(machine)
-        if dry_run or (facts.device, facts.cores, facts.memory_bytes) == device_of(device):
+        found, cores, memory = device_of(device)
+        is_same = (facts.device, facts.cores) == (found, cores) and abs(facts.memory_bytes - memory) < 0.1 * memory
+        if dry_run or is_same:
             return facts
         print(f"{facts.name} is another machine than this one, which is timed")
     allowed = min(MAX_CALIBRATION_SECONDS, CALIBRATION_SHARE * seconds)
@@ -127,7 +130,11 @@ def compare(output: Path, run: Path) -> str | None:
         forecast = Ranges.validate_json((output / FORECAST).read_bytes())
     except (FileNotFoundError, ValidationError):  # a comparison is no reason to end a finished run with an error
         return None
-    last = next((line for line in reversed(read_metrics(run)) if line.get("validation_mlm_loss") is not None), {})
+    try:
+        metrics = read_metrics(run)
+    except DataError:
+        return None
+    last = next((line for line in reversed(metrics) if line.get("validation_mlm_loss") is not None), {})
     texts = []
     for name, (low, high) in forecast.items():
         if (value := last.get(f"validation_{name}")) is not None:

@@ -89,14 +89,16 @@ class Plan:
         return load_config(None, (), {"inputs": ("plan", self.inputs), "time": ("plan", self.seconds), **flags})
 
 
+def check_time(seconds: float) -> None:
+    """Refuse too little time."""
+    if seconds < MIN_SECONDS:
+        what = f"{seconds:g} seconds are too short for vocabulary, data and training"
+        raise ConfigError(what, where="--time", remedy="allow at least 2m")
+
+
 def make_plan(inputs: tuple[str, ...], text: TextFacts, machine: MachineFacts, seconds: float) -> Plan:
     """Choose what to train in `seconds`, counted from the start of the command to the finished model."""
-    if seconds < MIN_SECONDS:
-        raise ConfigError(
-            f"{seconds:g} seconds are too short for vocabulary, data and training",
-            where="--time",
-            remedy="allow at least 2m",
-        )
+    check_time(seconds)
     fraction = affordable = _affordable_fraction(text, machine, seconds)
     for _ in range(2):  # the vocabulary, and with it the speed, depends on the text that is read
         tokens = _best_training(text, machine, seconds, fraction)[0].tokens

@@ -196,6 +196,8 @@ def run_names(runs: Sequence[Path]) -> list[str]:
 
 def _draw_panel(axes: Any, panel: Panel, names: list[str], metrics: list[Metrics]) -> None:
     for number, (run, lines) in enumerate(zip(names, metrics, strict=True)):
+        # A dollar sign would begin a formula, an underscore hides a label.
+        run = f"{' ' if run.startswith('_') else ''}{run}".replace("$", r"\$")
         prefix = f"{run}: " if len(names) > 1 else ""
         for name, label, style in ((panel.training, "training", "-"), (panel.validation, "held out", "o--")):
             points = [(line["step"], line[name]) for line in lines if line.get(name) is not None]

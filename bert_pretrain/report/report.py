@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from bert_pretrain.errors import OutputError
 from bert_pretrain.examples.examples import with_error
 from bert_pretrain.io import manifest
 from bert_pretrain.report import curves
@@ -31,6 +32,8 @@ def write_report(runs: list[Path], output: Path) -> tuple[Path, Path]:
     The page has the name of the picture with the ending `.html`.
     """
     runs = [run for folder in runs for run in curves.run_folders(folder)]
+    if not output.name:
+        raise OutputError(f"'{output}' names no file", where="--output", remedy="name one, such as curves.png")
     page = output.with_suffix(".html")
     if page == output:
         output = output.with_suffix(".png")

@@ -8,6 +8,7 @@ from bert_pretrain.config import Config
 from bert_pretrain.errors import ConfigError
 from bert_pretrain.examples.examples import with_error
 from bert_pretrain.io.files import write_json
+from bert_pretrain.tools.texts import refuse_input_as_output
 
 _SCORED = ("--text", "--pairs")
 _SUBJECTS_OF = {
@@ -47,6 +48,9 @@ def evaluate(
     if "per_token" in given and "output" not in given:
         what, remedy = "the scores of tokens are written to a file", "add --output FILE.jsonl"
         raise ConfigError(what, where="--per-token", remedy=remedy)
+    refuse_input_as_output(json, [*texts, *pairs], "--json")
+    if json is not None and json == given.get("output"):
+        raise ConfigError(f"{json} is that of --output too", where="--json", remedy="name another file")
     if data is not None:
         from bert_pretrain.train.evaluation import evaluate as evaluate_data
 

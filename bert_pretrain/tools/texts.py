@@ -96,10 +96,10 @@ class Texts:
         return (text for text in self._read(Counter()) if not text.is_empty)
 
 
-def refuse_input_as_output(output: Path | None, locations: Iterable[str]) -> None:
+def refuse_input_as_output(output: Path | None, locations: Iterable[str], flag: str = "--output") -> None:
     """Refuse to overwrite an input."""
     if output is not None and output.resolve() in {Path(location).resolve() for location in set(locations)}:
-        raise OutputError(f"{output} is an input", where="--output", remedy="name another file")
+        raise OutputError(f"{output} is an input", where=flag, remedy="name another file")
 
 
 def encoded_groups(

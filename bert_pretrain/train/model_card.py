@@ -14,6 +14,7 @@ from huggingface_hub import EvalResult, ModelCardData
 
 from bert_pretrain import __version__
 from bert_pretrain.examples.examples import with_error
+from bert_pretrain.io.files import is_url
 from bert_pretrain.model.bert import BertForPreTraining
 from bert_pretrain.model.hub import name_of_folder
 from bert_pretrain.model.scale import fine_tuning_rate
@@ -58,6 +59,7 @@ def model_card(
     """
     data, manifest, held_out = run.data.config, run.data.manifest, run.data.rows("validation")
     train, results, name = run.config.train, _results(run, validation or {}), run.output.resolve().name
+    evaluated = held_out if is_final else min(held_out, train.eval_examples or held_out)
     loss = next((result.metric_value for result in results), None)
     inputs = [_public_name(one["name"]) for one in manifest["inputs"] if one["split"] == "train"]
     if run.length.steps is None:
@@ -73,8 +75,8 @@ def model_card(
         objective=OBJECTIVES[data.next_sentence], masks=MASKING[data.masking], warmup=warmup,
         is_final=is_final,
         rate=f"{fine_tuning_rate(model.encoder, run.config.model.hidden_size):.0e}" if is_final else None,
-        has_curves=has_curves, warning=warning, held_out=held_out,
-        figures=[(result.metric_name, _shown(result, held_out)) for result in results],
+        has_curves=has_curves, warning=warning, held_out=held_out, evaluated=evaluated,
+        figures=[(result.metric_name, _shown(result, evaluated)) for result in results],
         use=None if loss is None else expected_use(loss, run.tokenizer.vocab_size, data.language),
         evaluated_step=validation["step"] if results and validation else None,
         inputs=inputs[:_MAX_INPUTS], more_inputs=max(0, len(inputs) - _MAX_INPUTS),
@@ -128,15 +130,17 @@ def _results(run: ResolvedRun, validation: Mapping[str, Any]) -> list[EvalResult
     ]  # fmt: skip
 
 
-def _shown(result: EvalResult, held_out: int) -> str:
+def _shown(result: EvalResult, evaluated: int) -> str:
     form = _FORMS[result.metric_type]
     if result.task_type == "text-classification" and result.metric_type == "accuracy":
-        return with_error(result.metric_value, held_out, form)
+        return with_error(result.metric_value, evaluated, form)
     return format(result.metric_value, form)
 
 
 def _public_name(name: str) -> str:
     """Return the name of an input without the folders of a machine; `user/name` on the Hub stays whole."""
+    if is_url(name):  # may hold secrets
+        name = re.sub(r"//[^/@]*@", "//", re.split(r"[?#]", name)[0])
     bare = name.removeprefix("dataset:")
     is_path = bare.startswith(("/", ".", "~")) or bare.count("/") > 1
     return bare.rstrip("/").rsplit("/", 1)[-1] if is_path else bare

@@ -1,5 +1,6 @@
 """Files and folders appear whole or not at all, whatever happens to the writer; locks end with their process."""
 
+import os
 import signal
 import subprocess
 import sys
@@ -8,7 +9,16 @@ from pathlib import Path
 import pytest
 
 from bert_pretrain.errors import OutputError
-from bert_pretrain.io.files import atomic_folder, atomic_path, is_bookkeeping, remove_temporaries, write_text
+from bert_pretrain.io.files import (
+    atomic_folder,
+    atomic_path,
+    is_bookkeeping,
+    read_json,
+    remove_temporaries,
+    write_checked_json,
+    write_json,
+    write_text,
+)
 from bert_pretrain.io.manifest import exclusive
 
 
@@ -114,3 +124,10 @@ def test_a_lock_refuses_a_second_process_and_dies_with_a_killed_one(tmp_path: Pa
     with exclusive(folder):
         assert names(folder) == {".lock"}
     assert not names(folder)
+
+
+def test_the_name_of_a_file_that_is_not_utf8_comes_back(tmp_path: Path) -> None:
+    value = {"name": os.fsdecode(b"caf\xe9.txt"), "other": "天"}
+    for write in (write_json, write_checked_json):
+        write(tmp_path / "a.json", value)
+        assert read_json(tmp_path / "a.json") == value

@@ -52,6 +52,18 @@ def test_a_plan_is_yaml_that_says_why_and_is_made_once(english_text, tmp_path, f
         auto.planned_config(["other.txt"], 150.0, tmp_path)
 
 
+@pytest.mark.parametrize(("memory", "is_timed"), [(1.001, False), (2.0, True)])
+def test_facts_of_this_machine_are_used_though_its_memory_is_said_a_little_differently(
+    english_text: Path, tmp_path: Path, fast_machine: list[float], memory: float, is_timed: bool
+) -> None:
+    device, cores, memory_bytes = timing.device_of("cpu")
+    facts = machine().model_copy(update={"device": device, "cores": cores, "memory_bytes": int(memory * memory_bytes)})
+    (tmp_path / "mine.json").write_text(facts.model_dump_json())
+    options = {"settings": ["train.device=cpu"], "machine": str(tmp_path / "mine.json")}
+    auto.planned_config([str(english_text)], 150.0, tmp_path / "out", **options)
+    assert bool(fast_machine) == is_timed
+
+
 def test_a_plan_that_needs_less_than_the_time_ends_then(english_text, tmp_path, fast_machine) -> None:
     inputs, day = [str(english_text)], 86_400.0
     config = auto.planned_config(inputs, day, tmp_path)

@@ -72,6 +72,12 @@ def pinned(batch: GlobalBatch) -> GlobalBatch:
     return replace(batch, micro_batches=[micro.pin_memory() for micro in batch.micro_batches])
 
 
+@pytest.fixture(autouse=True)
+def _many_variants(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let layers be compiled once for each test that needs it, rather than run uncompiled from the ninth time on."""
+    monkeypatch.setattr(torch._dynamo.config, "recompile_limit", 64)
+
+
 @pytest.mark.parametrize(
     ("optimizer", "dtype", "attention", "compiled"),
     [

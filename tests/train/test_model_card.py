@@ -31,9 +31,9 @@ def resolved(tiny: Tiny, data_folder: Path, tmp_path: Path) -> ResolvedRun:
     return resolve_run(tiny(), DataFolder.open(data_folder), tmp_path / "run", SINGLE_PROCESS)
 
 
-def card_of(run: ResolvedRun, validation: dict[str, Any] | None) -> str:
+def card_of(run: ResolvedRun, validation: dict[str, Any] | None, *, is_final: bool = True) -> str:
     progress = Progress(step=12, examples=192, tokens=4000, elapsed_seconds=75.0)
-    return model_card(run, progress, validation, model=make_model(run.config), is_final=True)
+    return model_card(run, progress, validation, model=make_model(run.config), is_final=is_final)
 
 
 def test_the_hub_reads_the_card_of_the_final_model(finished: Path) -> None:
@@ -68,7 +68,12 @@ def test_without_matplotlib_or_with_damaged_metrics_there_is_a_model_without_a_p
 
 
 def test_names_are_shown_as_they_are_and_never_as_markup(resolved: ResolvedRun) -> None:
-    names = ("a|b<script>.txt\n# head", "dataset:/home/me/secret/books", "dataset:user/corpus@train")
+    names = (
+        "a|b<script>.txt\n# head",
+        "dataset:/home/me/secret/books",
+        "dataset:user/corpus@train",
+        "https://me:secret@h/x/c.txt?sig=secret#secret",
+    )
     inputs = [{"name": name, "location": name, "split": "train"} for name in names]
     inputs.append({"name": "held.txt", "location": "held.txt", "split": "validation"})
     run = replace(
@@ -79,7 +84,7 @@ def test_names_are_shown_as_they_are_and_never_as_markup(resolved: ResolvedRun) 
     )
     text = card_of(run, VALIDATION)
     body = ModelCard(text, ignore_metadata_errors=False).text
-    assert r"Inputs: a\|b\<script\>.txt \# head, books, user/corpus@train." in body
+    assert r"Inputs: a\|b\<script\>.txt \# head, books, user/corpus@train, c.txt." in body
     assert r"\<b\>" in body
     assert "secret" not in text
     assert "held.txt" not in text
@@ -91,6 +96,10 @@ def test_what_was_not_measured_or_trained_is_not_claimed(
 ) -> None:
     text = card_of(resolved, VALIDATION)
     assert "NSP" not in text
+    some = resolved.config.train.model_copy(update={"eval_examples": 5})
+    part = replace(resolved, config=resolved.config.model_copy(update={"train": some}))
+    some = card_of(part, VALIDATION, is_final=False)
+    assert "On 5 of the 60 held-out examples" in some
     assert "7.39" in text  # e to the 2
     assert "positions from" not in text
     folder = DataFolder.open(new_data_folder(validation_rows=0, next_sentence="none"))
