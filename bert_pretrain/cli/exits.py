@@ -41,7 +41,16 @@ _SPENT = {
     errno.ENOMEM: ("memory is exhausted", "make room, or take smaller batches or fewer workers"),
 }
 """What a process or a machine may run out of, and the remedy."""
-_DENIED = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG, errno.ELOOP)
+_DENIED = (
+    errno.EACCES,
+    errno.EPERM,
+    errno.EXDEV,
+    errno.EROFS,
+    errno.ENOTDIR,
+    errno.EISDIR,
+    errno.ENAMETOOLONG,
+    errno.ELOOP,
+)
 
 
 def reports_errors(command: Callable[..., None]) -> Callable[..., None]:

@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 from pydantic import BaseModel, Field, ValidationError, with_config
 
 from bert_pretrain.config import DataConfig
-from bert_pretrain.errors import DataError, first_problem
+from bert_pretrain.errors import ConfigError, DataError, first_problem
 from bert_pretrain.examples.examples import Examples, Masks
 from bert_pretrain.io.files import atomic_path, sha256_file
 from bert_pretrain.io.manifest import MANIFEST, read_manifest
@@ -321,6 +321,9 @@ def _check_within(positions: np.ndarray, offsets: np.ndarray, of_examples: np.nd
 
 def _list_array(values: np.ndarray, offsets: np.ndarray) -> pa.Array:
     flat = _array(values)
+    if offsets[-1] >= 2**31:
+        what, remedy = f"a shard has {offsets[-1]:,} tokens", "lower it: fewer than 2,147,483,648 fit"
+        raise ConfigError(what, where="data.examples_per_shard", remedy=remedy)
     begins = pa.py_buffer(offsets.astype(np.int32))
     return pa.Array.from_buffers(pa.list_(flat.type), len(offsets) - 1, [None, begins], children=[flat])
 

@@ -8,9 +8,14 @@ owns_process = False
 """Whether the process is a command of ours, whose allocator and compiler may be set for good; a notebook's may not."""
 
 
-def available_cores() -> int:
-    """Return the number of cores that this process may use, which `taskset` or Slurm may have limited."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+def available_cores(quota_file: Path = Path("/sys/fs/cgroup/cpu.max")) -> int:
+    """Return the number of cores that this process may use, which `taskset`, Slurm or a container may have limited."""
+    cores = len(os.sched_getaffinity(0))
+    try:
+        quota, period = quota_file.read_text().split()
+        return min(cores, max(1, round(int(quota) / int(period))))
+    except (OSError, ValueError):  # without control groups, or `max`: no limit
+        return cores
 
 
 def is_first_rank() -> bool:

@@ -149,6 +149,9 @@ def _flush_to_disk(path: Path) -> None:
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
+    except OSError as error:
+        if error.errno != errno.EINVAL or not path.is_dir():  # some file systems cannot flush a folder
+            raise
     finally:
         os.close(descriptor)
 

@@ -6,7 +6,9 @@ its work complete, or continues it, and another command is refused with the diff
 """
 
 import contextlib
+import errno
 import fcntl
+import functools
 import importlib.metadata
 import os
 import platform
@@ -24,6 +26,7 @@ MANIFEST = "manifest.json"
 PARTIAL = "manifest.partial.json"
 _INSIDE_A_RUN = {"vocab": ("vocab",), "data": ("data", "data/*"), "run": ("train", "train/*")}
 """Where `run` puts the output of each stage."""
+MAX_DIFFERENCES = 20
 _ABSENT = object()
 """The value of a key that only the other of two dictionaries has."""
 
@@ -36,6 +39,7 @@ class Progress(Enum):
     COMPLETE = "complete"
 
 
+@functools.cache
 def library_versions() -> dict[str, str]:
     """Return the versions of all libraries that can change the bytes of an output."""
     names = ("pyarrow", "numpy", "tokenizers", "sentencex")
@@ -72,6 +76,8 @@ def _progress(folder: Path, kind: str, identity: Mapping[str, Any]) -> Progress:
         return Progress.NEW  # empty, or only claimed by a command that failed before its first output
     found = read_record(folder)
     if changes := _differences({key: found.get(key) for key in record}, record):
+        if (more := len(changes) - MAX_DIFFERENCES) > 0:
+            changes[MAX_DIFFERENCES:] = [f"… and {more:,} more"]
         raise OutputError(
             f"{folder} was written by another command or configuration:\n    " + "\n    ".join(changes),
             where=str(folder / (MANIFEST if MANIFEST in present else PARTIAL)),
@@ -201,7 +207,7 @@ def exclusive(folder: Path, *, waits: bool = False) -> Iterator[None]:
 
 def check_writable(folder: Path) -> None:
     """Refuse a folder in which `exclusive` could not make its lock; nothing is made."""
-    if folder.exists() and not folder.is_dir():
+    if os.path.lexists(folder) and not folder.is_dir():  # also a link to nothing
         raise OutputError(f"'{folder}' is a file", where="--output", remedy="name a folder")
     nearest = next(path for path in (folder, *folder.absolute().parents) if path.exists())
     if not nearest.is_dir() or not os.access(nearest, os.W_OK):
@@ -226,6 +232,11 @@ def _locked(folder: Path, waits: bool) -> IO[str]:
             raise OutputError(what, where=str(folder), remedy="wait for it, or stop it") from error
         print(f"waiting for {other}, which is writing {folder}", flush=True)
         fcntl.flock(file, fcntl.LOCK_EX)
+    except OSError as error:
+        if error.errno not in (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP):
+            raise
+        what, remedy = "this file system has no locks", "name a folder on another, or mount it with locks (-o flock)"
+        raise OutputError(what, where=str(folder), remedy=remedy) from error
     file.truncate(0)
     file.write(f"{os.getpid()} on {platform.node()}")
     file.flush()

@@ -4,6 +4,7 @@ A shard is a pure function of (store, configuration, seed, shard number), so it 
 again.
 """
 
+import shutil
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -35,11 +36,17 @@ DONORS = (0, 64, 4096)
 
 
 def open_records(plan: Plan) -> None:
-    """Prepare an output for its shards: folders, without leftovers of killed writers, and the claim of this plan."""
+    """Prepare an output for its shards: folders, without leftovers of killed writers, and the claim of this plan.
+
+    What is known of shards that another plan has built, as before an upgrade of a library, is removed.
+    """
+    claim = plan.output / RECORDS / CLAIM
+    if claim.is_file() and claim.read_text(encoding="utf-8") != plan.claim:
+        shutil.rmtree(plan.output / RECORDS)
     for name in (*plan.shards_per_copy, RECORDS):
         (plan.output / name).mkdir(parents=True, exist_ok=True)
         remove_temporaries(plan.output / name)
-    write_text(plan.output / RECORDS / CLAIM, plan.claim)
+    write_text(claim, plan.claim)
 
 
 def shard_name(split: str, number: int) -> str:
@@ -85,13 +92,13 @@ def _build(plan: Plan, split: str, number: int) -> dict[str, Any]:
     if config.masking == "static" or split == "validation":
         examples = mask_examples(examples, tokenizer, config, stream("mask"))
     # The command that sent this task may be dead, its folder moved aside, and the task still run on a cluster.
-    if (plan.output / RECORDS / CLAIM).read_text() != plan.claim:
+    if (plan.output / RECORDS / CLAIM).read_text(encoding="utf-8") != plan.claim:
         raise DataError("the output was claimed by another command", where=str(plan.output), remedy="let that one work")
     record = write_shard(plan.output, shard_name(split, number), examples)
     statistics = summary.measure(examples, tokenizer)
     if config.next_sentence != "none":
         is_single = (text.slice_own_sentences > 0) & ~slices_with_windows(text, max_tokens)
-        statistics["single_sentence_spans"] = int(is_single.sum())
+        statistics["single_sentence_spans"] = int(is_single[: text.num_own_slices].sum())
     counts = summary.pack_counts(examples, tokenizer)
     return {"record": record.as_json(), "statistics": statistics, "token_counts": counts}
 

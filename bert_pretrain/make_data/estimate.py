@@ -13,7 +13,7 @@ import time
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cache, partial
+from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -205,6 +205,7 @@ def _choose(sources: Sequence[Source]) -> list[tuple[int, float, int, int]]:
     of_size: dict[int | None, list[int]] = {}
     for place, size in enumerate(sizes):
         of_size.setdefault(size, []).append(place)
+    equal: dict[int, list[int]] = {}
     chosen = []
     for group in ([place for place, large in enumerate(is_large) if large is kind] for kind in set(is_large)):
         known = np.array([sizes[place] or SAMPLE_BYTES for place in group], dtype=np.int64)
@@ -214,25 +215,29 @@ def _choose(sources: Sequence[Source]) -> list[tuple[int, float, int, int]]:
         others = float(known.sum() / known[rows].sum())
         firsts: Counter[tuple[int, int]] = Counter()  # the first of equal inputs, and how many there are
         for place in (group[row] for row in rows.tolist()):
-            equal = [other for other in of_size[sizes[place]] if _is_equal(sources[place], sources[other])]
-            firsts[equal[0], len(equal)] += 1
+            if place not in equal:
+                equal |= _equal_inputs(sources, of_size[sizes[place]])
+            firsts[equal[place][0], len(equal[place])] += 1
         chosen += [(place, others * times, size, repeats) for (place, repeats), times in firsts.items()]
     return sorted(chosen)
 
 
-def _is_equal(source: Source, other: Source) -> bool:
-    """Whether two inputs of equal size begin with the same bytes; of datasets and URLs, that is not asked."""
-    if source is other:
-        return True
-    use = {(each.is_validation, each.weight, each.is_local and bool(each.size)) for each in (source, other)}
-    is_asked = use == {(source.is_validation, source.weight, True)}
-    return is_asked and len({_beginning(each.location, each.version) for each in (source, other)}) == 1
+def _equal_inputs(sources: Sequence[Source], places: Sequence[int]) -> dict[int, list[int]]:
+    """Return, for each of some inputs of equal size, those that are used alike and begin with the same bytes.
 
-
-@cache  # each is compared with all others of its size
-def _beginning(location: str, _version: str) -> bytes:
-    with open(location, "rb") as file:
-        return hashlib.blake2b(file.read(_BLOCK_BYTES)).digest()
+    Of datasets and URLs, that is not asked.
+    """
+    equal: dict[int, list[int]] = {}
+    kinds: dict[tuple[object, ...], list[int]] = {}
+    for place in places:
+        source, kind = sources[place], tuple[object, ...]((place,))
+        if len(places) > 1 and source.is_local and source.size:
+            with open(source.location, "rb") as file:
+                beginning = hashlib.blake2b(file.read(_BLOCK_BYTES)).digest()
+            kind = source.is_validation, source.weight, beginning
+        equal[place] = kinds.setdefault(kind, [])
+        equal[place].append(place)
+    return equal
 
 
 def sample_source(source: Source, path: Path, size: int, config: DataConfig) -> tuple[ByteRange, float]:

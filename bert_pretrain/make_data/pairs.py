@@ -238,18 +238,19 @@ def _balanced_labels(number: int, order: np.ndarray, rng: np.random.Generator) -
 def _permute(members: np.ndarray, document: np.ndarray, rng: np.random.Generator) -> np.ndarray:
     """Permute windows, in order of length, within blocks, so that few keep a partner of their own document.
 
-    In a block sorted by document, a shift by the size of the largest document's group leaves no window in its own
-    group, unless that group is more than half of the block; the windows left over need a fallback.
+    In a block sorted by document, in random order of the documents, a shift by the size of the largest document's group
+    leaves no window in its own group, unless that group is more than half of the block; the windows left over need a
+    fallback.
     """
     partners = members.copy()
     num_blocks = max(1, len(members) // EXCHANGE_BLOCK)
     for block in np.array_split(np.arange(len(members)), num_blocks):
         if len(block) < 2:
             continue
-        owners = document[members[block]]
-        by_document = block[np.lexsort((rng.random(len(block)), owners))]
-        largest = np.unique(owners, return_counts=True)[1].max()
-        partners[by_document] = members[np.roll(by_document, -int(largest))]
+        _, owners, counts = np.unique(document[members[block]], return_inverse=True, return_counts=True)
+        rank = rng.permutation(len(counts))  # not that of the corpus, in which neighbours are often alike
+        by_document = block[np.lexsort((rng.random(len(block)), rank[owners]))]
+        partners[by_document] = members[np.roll(by_document, -int(counts.max()))]
     return partners
 
 

@@ -6,6 +6,7 @@ long ones in several slices. Weighted inputs take part in more or fewer of the c
 
 import hashlib
 import itertools
+import json
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -16,6 +17,7 @@ import numpy as np
 from bert_pretrain import rng
 from bert_pretrain.config import DataConfig
 from bert_pretrain.io.files import save_array
+from bert_pretrain.io.manifest import library_versions
 from bert_pretrain.make_data.pairs import NUM_SPECIAL
 from bert_pretrain.make_data.token_store import TokenStore
 from bert_pretrain.rng import Permutation
@@ -74,7 +76,9 @@ class Plan:
     @property
     def claim(self) -> str:
         """What distinguishes the shards of this plan from those of another."""
-        return f"{self.store.folder.name} {self.tokenizer.hash} {self.config.model_dump_json()}"
+        paths = {"validation", "input_weights"}  # which may be moved; the identity of the output tells what they hold
+        config = self.config.model_dump(mode="json", exclude=paths | {"max_record_bytes", "encoding"})
+        return json.dumps([self.store.folder.name, self.tokenizer.hash, config, library_versions()])
 
     @property
     def max_tokens(self) -> int:
@@ -279,13 +283,14 @@ def shard_slices(plan: Plan, split: str, number: int) -> np.ndarray:
 def locate_slices(plan: Plan, split: str, positions: np.ndarray) -> np.ndarray:
     """Return the slices of a split at positions, (3, positions): the first of each document, then further ones."""
     num_documents, (long, num_slices) = plan.num_documents(split), plan.long_documents(split)
-    extra = ragged.positions_within(ragged.offsets_of(num_slices - 1))
+    firsts = ragged.offsets_of(num_slices - 1)  # of the further slices
     slices = np.ones((3, len(positions)), dtype=np.int64)
     documents, which, of = slices
     is_extra = positions >= num_documents
     rows = positions[is_extra] - num_documents
     documents[~is_extra], which[~is_extra] = plan.documents_at(split, positions[~is_extra]), 0
-    documents[is_extra], which[is_extra] = np.repeat(long, num_slices - 1)[rows], 1 + extra[rows]
+    owners = np.searchsorted(firsts, rows, side="right") - 1
+    documents[is_extra], which[is_extra] = long[owners], 1 + rows - firsts[owners]
     is_long = np.isin(documents, long)
     of[is_long] = num_slices[np.searchsorted(long, documents[is_long])]
     return slices

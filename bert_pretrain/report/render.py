@@ -29,6 +29,7 @@ def _environment(is_html: bool) -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
         keep_trailing_newline=True,
+        auto_reload=False,  # a package that is upgraded while a run works is not mixed with what is in memory
     )
     environment.filters["number"] = lambda value, form=",": format(value, form)
     environment.filters["table"] = lambda rows, *header: Markup(table(header, rows))

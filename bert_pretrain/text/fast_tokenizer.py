@@ -30,6 +30,8 @@ KEY_BYTES, MAX_KEY_BYTES = 8, 32
 _AFTER_BYTES = ~np.array([(1 << (8 * count)) - 1 for count in range(KEY_BYTES + 1)], dtype=np.uint64)
 _WORDS_AT_ONCE = 1 << 17  # so that keys stay in the processor's cache
 MAX_CACHED_WORDS = 1 << 20
+MAX_CACHED_BYTES = 64 << 20
+"""Of chunks of more than `MAX_KEY_BYTES`, such as data URIs."""
 
 
 class Encoder:
@@ -60,7 +62,7 @@ class Encoder:
         if len(text) == 0:
             empty = np.zeros(0, dtype=np.int64)
             return empty.astype(self._tokenizer.id_dtype), empty, ragged.offsets_of(empty)
-        if len(self._table.words) > MAX_CACHED_WORDS:
+        if len(self._table.words) > MAX_CACHED_WORDS or self._table.num_bytes > MAX_CACHED_BYTES:
             self._clear()
         places, numbers = self._table.number(text, starts)
         self._encode_new_words()
@@ -122,6 +124,8 @@ class ChunkTable:
         self._short = KeyTable(1)
         self._medium = KeyTable(MAX_KEY_BYTES // KEY_BYTES)
         self._long: dict[bytes, int] = {}
+        self.num_bytes = 0
+        """Of the long ones."""
 
     def number(self, text: np.ndarray, starts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Cut valid UTF-8 (bytes,) uint8 at blanks, around punctuation and CJK characters, and at `starts`.
@@ -172,6 +176,7 @@ class ChunkTable:
             numbers[place] = self._long.setdefault(word, FIRST_WORD_NUMBER + len(self.words))
             if numbers[place] == FIRST_WORD_NUMBER + len(self.words):
                 self.words.append(word)
+                self.num_bytes += len(word)
         return numbers
 
     def _number_keys(self, table: "KeyTable", text: np.ndarray, starts: np.ndarray, lengths: np.ndarray) -> np.ndarray:

@@ -76,23 +76,23 @@ def read_texts(part: ByteRange, config: DataConfig, counts: Counter[str]) -> Ite
             yield line.removesuffix("\r")
         return
     fields, has_text = names_of(config.text_field), part.start > 0
-    without: list[Record] = []  # those before the first that has one, without their values
+    without, first = 0, ([""], "")  # records before the first that has one, and the names and place of the first
     for record, position in read_records(part, counts, columns=fields, strict=config.strict, max_bytes=limit):
         texts = [_text_of(record[field], position, counts) for field in fields if field in record]
         if not texts:
             counts["records_without_text_field"] += 1
         if has_text or texts:
-            yield from [] if has_text else [None] * len(without)
+            yield from [] if has_text else [None] * without
             has_text = True
             yield join_fields(texts) if texts else None
             continue
-        without.append((dict.fromkeys(record), position))
-        if len(without) == MAX_WITHOUT_FIELD:
+        first = first if without else (list(record), str(position))
+        without += 1
+        if without == MAX_WITHOUT_FIELD:
             break
     if without and not has_text:
         names = " or ".join(f"'{field}'" for field in fields)
-        what = f"none of the first {len(without):,} records has a field {names}"
-        raise no_field(what, list(without[0][0]), str(without[0][1]))
+        raise no_field(f"none of the first {without:,} records has a field {names}", *first)
 
 
 def join_fields(texts: Iterable[str | None]) -> str:

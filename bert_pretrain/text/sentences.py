@@ -14,7 +14,7 @@ import sentencex
 
 from bert_pretrain.config import AUTO_LANGUAGE, SINGLE_CHARACTERS, DataConfig
 from bert_pretrain.text.readers import read_texts
-from bert_pretrain.text.sources import FEW_SOURCES, Source, evenly_spaced, sample_text
+from bert_pretrain.text.sources import FEW_SOURCES, Source, evenly_spaced, examined, sample_text
 from bert_pretrain.text.text_files import ByteRange
 
 WINDOW_CHARACTERS = 1 << 12
@@ -65,7 +65,7 @@ def with_language(config: DataConfig, sources: Sequence[Source]) -> DataConfig:
     found: dict[str, str | None] = {"word_segmenter": None} if config.word_segmenter == SINGLE_CHARACTERS else {}
     if open_keys:
         chosen = evenly_spaced(sources, min(len(sources), FEW_SOURCES))
-        counts = [count_letters(_beginning(source, config)) for source in chosen]
+        counts = [count_letters(_beginning(examined(source, config), config)) for source in chosen]
         share = sum(cjk for cjk, _ in counts) / max(1, sum(letters for _, letters in counts))
         if share > CHINESE_FROM:
             values = ", ".join(f"data.{key} is {value}" for key, value in open_keys.items())

@@ -40,6 +40,7 @@ READ_ERRORS = (OSError, EOFError, ValueError, zlib.error, lzma.LZMAError)
 """Raised for damaged files; not all decompressors raise OSError."""
 _SAMPLE_BYTES = 1 << 18
 SOURCES_PER_TASK = 1000
+MAX_SOURCES = 300_000
 _QUOTED = re.compile(r'"[^"]*("|$)')
 T = TypeVar("T")
 
@@ -168,7 +169,10 @@ def resolve(
 
 
 def _check_names(inputs: Sequence[str], sources: Sequence[Source], config: DataConfig) -> None:
-    """Refuse an input that is given twice, and a key of the configuration that names none."""
+    """Refuse too many inputs, one that is given twice, and a key of the configuration that names none."""
+    if len(sources) > MAX_SOURCES:  # each takes half a kilobyte of the manifest
+        remedy = "join small files, for example as JSON lines with a field text"
+        raise InputError(f"{len(sources):,} inputs are too many", where=sources[0].location, remedy=remedy)
     names = [os.path.realpath(source.location) if source.is_local else source.location for source in sources]
     name, times = Counter(names).most_common(1)[0]
     if times > 1:
@@ -253,7 +257,14 @@ def _files_below(path: Path) -> list[str]:
     """Return the files of a folder that can be read, in a fixed order."""
     files: list[str] = []
     outputs: list[str] = []
-    for folder, inner, names in os.walk(path):
+    unread: list[str] = []
+    refused: list[OSError] = []
+    for folder, inner, names in os.walk(path, onerror=refused.append):
+        unread += [link for name in inner if os.path.islink(link := os.path.join(folder, name))]
+        unread += [os.path.join(folder, name) for name in names if not _format_of(name) and _format_of(name.lower())]
+        if {"plan.yaml", "forecast.json"} <= set(names):  # of `run auto`
+            outputs.append(folder)
+            names = []
         # Hidden files and folders are skipped, among them our token store, and outputs with files such as vocab.txt.
         below = [name for name in inner if not name.startswith(".")]
         inner[:] = [name for name in below if not is_output(Path(folder, name))]
@@ -262,6 +273,8 @@ def _files_below(path: Path) -> list[str]:
         files += filter(os.path.isfile, (os.path.join(folder, name) for name in found))
     if outputs:
         print(f"skipped, since bert-pretrain wrote them: {', '.join(sorted(outputs))}")
+    if unread := [str(error.filename) for error in refused] + unread:
+        print(f"not read, links to folders, endings in capitals or no permission: {len(unread)}, {unread[0]} the first")
     if not files:
         raise InputError("the folder holds no readable file", where=str(path), remedy=f"supported: {SUPPORTED}")
     return sorted(files, key=lambda file: file.split(os.sep))

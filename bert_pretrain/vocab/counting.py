@@ -18,7 +18,7 @@ from tokenizers import pre_tokenizers
 from bert_pretrain.config import Config, VocabConfig
 from bert_pretrain.rng import stream
 from bert_pretrain.text import documents
-from bert_pretrain.text.fast_tokenizer import FIRST_WORD_NUMBER, ChunkTable, characters
+from bert_pretrain.text.fast_tokenizer import FIRST_WORD_NUMBER, MAX_CACHED_BYTES, ChunkTable, characters
 from bert_pretrain.text.text_files import ByteRange
 from bert_pretrain.text.tokenizer import bert_normalizer
 
@@ -95,7 +95,7 @@ class _Counter:
         missing = FIRST_WORD_NUMBER + len(self._table.words) - self._counts.shape[1]
         self._counts = np.pad(self._counts, ((0, 0), (0, missing)))
         self._counts[int(is_held_out)] += np.bincount(numbers, minlength=self._counts.shape[1])
-        if len(self._table.words) > MAX_DISTINCT // 2:
+        if len(self._table.words) > MAX_DISTINCT // 2 or self._table.num_bytes > MAX_CACHED_BYTES:
             self.flush(counts)
 
     def flush(self, counts: Counts) -> None:
