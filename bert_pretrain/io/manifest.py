@@ -140,7 +140,7 @@ def is_output(folder: Path) -> bool:
         found = read_record(folder)
     except DataError:
         return False
-    return found.get("kind") in FORMAT_VERSIONS and "identity" in found
+    return found.get("kind") in [*FORMAT_VERSIONS] and "identity" in found
 
 
 def may_hold_status(folder: Path) -> bool:

@@ -57,6 +57,12 @@ def test_a_folder_goes_from_new_to_incomplete_to_complete(folder: Path) -> None:
     assert claim(folder, "data", IDENTITY) is Progress.INCOMPLETE
 
 
+def test_a_link_to_nothing_is_no_folder(tmp_path: Path) -> None:
+    (tmp_path / "out").symlink_to(tmp_path / "nothing")
+    with pytest.raises(OutputError, match="is a file"):
+        check_writable(tmp_path / "out")
+
+
 @pytest.mark.parametrize(
     ("kind", "identity", "line"),
     [

@@ -117,3 +117,11 @@ def test_bars_stay_in_place_on_a_terminal_and_are_lines_elsewhere(capsys, monkey
     else:
         assert [line[:9] for line in err.split("\n") if line.startswith("work")] == ["work:   0", *["work:  33"] * 2]
         assert not {"\r", "\x1b"} & set(err)
+
+
+@pytest.mark.parametrize(("content", "cores"), [("max 100000", 3), ("150000 100000", 2), ("1000 100000", 1), ("", 3)])
+def test_a_container_may_limit_the_cores(tmp_path: Path, monkeypatch, content: str, cores: int) -> None:
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: {0, 1, 2})
+    (tmp_path / "cpu.max").write_text(f"{content}\n")
+    assert available_cores(tmp_path / "cpu.max") == cores
+    assert available_cores(tmp_path / "none") == 3

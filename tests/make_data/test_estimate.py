@@ -103,6 +103,18 @@ def test_a_first_document_longer_than_a_sample_is_no_division_by_zero(tmp_path: 
     assert sample_source(source, tmp_path / "sample", 10, config)[1] == pytest.approx(1 / 3)
 
 
+@pytest.mark.parametrize("ending", [".json", ".csv"])
+def test_a_dry_run_detects_the_form_of_what_it_samples(tmp_path, vocab_folder, ending: str) -> None:
+    rows = [{"id": 1, "text": text} for text in corpus(40)]
+    path = tmp_path / f"a{ending}"
+    if ending == ".json":
+        path.write_text(json.dumps(rows))
+    else:
+        path.write_text("id;text\n" + "".join(f'1;"{row["text"]}"\n' for row in rows))
+    make_data(load_config("tiny"), [str(path)], vocab_folder, tmp_path / "data", dry_run=True)
+    assert not (tmp_path / "data").exists()
+
+
 def test_a_dry_run_of_many_small_files_opens_few_of_them(tmp_path, vocab_folder, monkeypatch, capsys) -> None:
     for number, text in enumerate(corpus(300)):
         write(tmp_path / "texts" / f"{number:03}.txt", text)

@@ -5,6 +5,8 @@ import shutil
 import sys
 import threading
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -68,6 +70,28 @@ def test_random_pairs_of_any_corpus_tell_the_truth(numbered, name: str) -> None:
     assert shown[is_several & corpus.begins].mean() > least
     assert shown[is_several].mean() > least - 0.03
     check_manifest(data, documents)
+
+
+def test_a_random_b_comes_from_anywhere_in_the_corpus(numbered) -> None:
+    number = 300
+    corpus = numbered(documents_of(60, number, (6, 12), (5, 12)))
+    data = corpus.make("data.max_seq_length=64", name="far")
+    documents = [corpus.document[[pair.a[0], pair.b[0]]] for pair in corpus.pairs(data, "train") if pair.label == 1]
+    distances = np.abs(np.diff(documents, axis=1)) / number
+    assert np.median(distances) == pytest.approx(1 - 0.5**0.5, abs=0.05)  # that of two uniform draws
+
+
+def test_shards_of_another_plan_are_not_taken(tmp_path: Path) -> None:
+    def plan(claim: str) -> Any:
+        return SimpleNamespace(output=tmp_path, shards_per_copy={"train": (1,)}, claim=claim)
+
+    build.open_records(plan("a"))
+    record = tmp_path / build.RECORDS / "train-00000.json"
+    record.write_text("{}")
+    build.open_records(plan("a"))
+    assert record.exists()
+    build.open_records(plan("b"))  # such as one with other versions of libraries
+    assert not record.exists()
 
 
 def check_manifest(data: Path, documents: list[list[int]]) -> None:

@@ -141,6 +141,19 @@ def test_outputs_below_an_input_folder_are_no_inputs(tmp_path: Path, capsys: pyt
     assert read_all(tmp_path / "vocab" / "train")[0] == ["[PAD]"]  # if named, it is meant
 
 
+def test_what_is_not_read_below_a_folder_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write(tmp_path / "in" / "a.txt", b"one\n")
+    write(tmp_path / "in" / "B.TXT", b"two\n")
+    write(tmp_path / "other" / "c.txt", b"three\n")
+    (tmp_path / "in" / "link").symlink_to(tmp_path / "other")
+    for name in ("plan.yaml", "forecast.json", "machine.json"):  # of `run auto`
+        write(tmp_path / "in" / "out" / name, b"{}")
+    assert read_all(tmp_path / "in")[0] == ["one"]
+    printed = capsys.readouterr().out
+    assert "capitals or no permission: 2, " in printed
+    assert f"wrote them: {tmp_path / 'in' / 'out'}" in printed
+
+
 def test_workers_detect_the_same_of_many_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config = DataConfig(encoding="auto")
     for number in range(7):

@@ -116,10 +116,13 @@ def test_sentences_encoded_together_equal_sentences_encoded_alone(sentences: lis
 @settings(max_examples=20)
 @given(data=st.data())
 def test_a_cache_that_overflows_changes_nothing(data: st.DataObject) -> None:
-    words = st.lists(st.sampled_from(["the", "words", "中", "a-b", "MASK", "é", "x.y"]), min_size=1, max_size=9)
+    words = st.lists(
+        st.sampled_from(["the", "words", "中", "a-b", "MASK", "é", "x.y", "é" * 20]), min_size=1, max_size=9
+    )
     batches = data.draw(st.lists(st.lists(words.map(" ".join), min_size=1, max_size=4), min_size=1, max_size=6))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(fast_tokenizer, "MAX_CACHED_WORDS", data.draw(st.integers(0, 4)))
+        patch.setattr(fast_tokenizer, "MAX_CACHED_BYTES", data.draw(st.integers(0, 50)))
         encoder = Encoder(OURS)
         found = [encode(encoder, batch) for batch in batches]
     assert found == [OURS.encode_texts(batch) for batch in batches]
