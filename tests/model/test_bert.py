@@ -6,7 +6,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from transformers import BertForPreTraining as Peer
@@ -28,7 +27,7 @@ def our_loss(model: Any, batch: Batch) -> torch.Tensor:
 
 def make_batch(rows: int, seed: int) -> tuple[Batch, dict[str, torch.Tensor]]:
     """Make one batch of mixed lengths twice, packed and padded."""
-    examples = make_examples(rows, np.random.default_rng(seed), max_seq_length=24)
+    examples = make_examples(rows, seed, max_seq_length=24)
     return pack(examples), pad(examples, 0, int(examples.lengths.max()))
 
 

@@ -12,13 +12,13 @@ import pytest
 import torch
 
 from bert_pretrain.train.run import train
-from tests.train.conftest import Tiny
+from tests.train.conftest import tiny
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "losses_of_20_cpu_steps.json"
 NAMES = ("mlm_loss", "nsp_loss", "grad_norm", "learning_rate")
 
 
-def test_twenty_steps_have_the_stored_losses(tiny: Tiny, data_folder: Path, tmp_path: Path) -> None:
+def test_twenty_steps_have_the_stored_losses(data_folder: Path, tmp_path: Path) -> None:
     # Without dropout, whose masks are not the same on every kind of CPU.
     config = tiny(
         model={"hidden_dropout_prob": 0, "attention_probs_dropout_prob": 0}, max_steps=20, log_every=1, peak_lr=5e-3

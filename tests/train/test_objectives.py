@@ -10,11 +10,11 @@ from bert_pretrain.errors import DataError
 from bert_pretrain.model.huggingface import load_model
 from bert_pretrain.train.evaluation import evaluate
 from bert_pretrain.train.run import train
-from tests.train.conftest import Tiny, make_data_folder, metrics
+from tests.train.conftest import make_data_folder, metrics, tiny
 
 
 @pytest.fixture(scope="module")
-def without_pairs(tiny: Tiny, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+def without_pairs(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     """Data of full sentences with masks drawn in training, and a run on it."""
     folder = tmp_path_factory.mktemp("none")
     data = make_data_folder(folder / "data", next_sentence="none", masking="dynamic")
@@ -23,7 +23,7 @@ def without_pairs(tiny: Tiny, tmp_path_factory: pytest.TempPathFactory) -> tuple
 
 
 def test_without_pairs_the_loss_is_that_of_masked_tokens_and_the_heads_of_pairs_stay_as_drawn(
-    without_pairs: tuple[Path, Path], tiny: Tiny
+    without_pairs: tuple[Path, Path],
 ) -> None:
     data, run = without_pairs
     for line in metrics(run):

@@ -17,7 +17,7 @@ from bert_pretrain.rng import stream
 from bert_pretrain.train.loader import Prefetcher, TrainingData
 from bert_pretrain.train.loss import pretraining_loss
 from bert_pretrain.train.packing import Batch, GlobalBatch, cut, pack
-from tests.train.conftest import FIRST_WORD, NO_DROPOUT, Draw, NewData, Tiny, cut_alike, make_model, rows_of
+from tests.train.conftest import FIRST_WORD, NO_DROPOUT, NewData, cut_alike, make_examples, make_model, rows_of, tiny
 
 
 def open_data(folder: Path, *, batch: int = 16, seed: int = 1, tokens: int = 256, **more: Any) -> TrainingData:
@@ -31,8 +31,8 @@ def assert_equal(left: GlobalBatch, right: GlobalBatch) -> None:
             assert torch.equal(a, b) if isinstance(a, torch.Tensor) else a == b
 
 
-def test_packing_keeps_every_example(examples: Draw) -> None:
-    table = examples(7)
+def test_packing_keeps_every_example() -> None:
+    table = make_examples(7)
     batch = pack(table)
     assert batch.num_sequences == 7
     assert batch.max_seqlen == table.lengths.max()
@@ -50,8 +50,8 @@ def test_packing_keeps_every_example(examples: Draw) -> None:
     assert batch.next_sentence_labels.tolist() == table.next_sentence_label.tolist()
 
 
-def test_micro_batches_hold_the_budget_and_every_example_once(examples: Draw) -> None:
-    table = examples(50)
+def test_micro_batches_hold_the_budget_and_every_example_once() -> None:
+    table = make_examples(50)
     whole = cut(table, 100)
     assert all(batch.num_tokens <= 100 for batch in whole.micro_batches)
     assert sorted(rows_of(whole.micro_batches)) == sorted(rows_of([pack(table)]))
@@ -131,12 +131,10 @@ def test_the_reader_runs_ahead_in_order_and_stops(data_folder: Path) -> None:
 
 
 @pytest.mark.parametrize(("rows", "budget", "ranks"), [(256, 2000, 3), (10, 40, 4), (5, 1, 5)])
-def test_micro_batches_for_a_compiler_have_few_shapes_and_hardly_a_tail(
-    examples: Draw, rows: int, budget: int, ranks: int
-) -> None:
+def test_micro_batches_for_a_compiler_have_few_shapes_and_hardly_a_tail(rows: int, budget: int, ranks: int) -> None:
     shapes = set()
     for seed in range(6):
-        table = examples(rows, seed)
+        table = make_examples(rows, seed)
         shares = [cut_alike(table, budget, 32, 16.5, rank, ranks) for rank in range(ranks)]
         micros = [micro for share in shares for micro in share.micro_batches]
         assert len({len(share.micro_batches) for share in shares}) == 1
@@ -173,8 +171,8 @@ def test_ranks_share_a_global_batch_and_agree_on_its_numbers(
     assert max(tokens) - min(tokens) <= 2 * 32
 
 
-def test_the_losses_and_gradients_do_not_depend_on_how_a_batch_is_cut(examples: Draw, tiny: Tiny) -> None:
-    model, table, found = make_model(tiny(model=NO_DROPOUT)), examples(32), []
+def test_the_losses_and_gradients_do_not_depend_on_how_a_batch_is_cut() -> None:
+    model, table, found = make_model(tiny(model=NO_DROPOUT)), make_examples(32), []
     quarter = int(table.lengths.sum() / 4) + 20
     cuts = [cut(table, 10_000), cut(table, quarter), cut_alike(table, quarter, 32, 16.5)]
     assert len({micro.num_predictions / micro.num_sequences for micro in cuts[1].micro_batches}) == 4

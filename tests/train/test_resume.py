@@ -25,7 +25,7 @@ from bert_pretrain.examples.shards import DataFolder
 from bert_pretrain.train import loop
 from bert_pretrain.train.inputs import check_inputs
 from bert_pretrain.train.run import train
-from tests.train.conftest import Fit, NewData, Tiny, assert_same_run, final_tensors, flip_bit, interrupted_copy, metrics
+from tests.train.conftest import Fit, NewData, assert_same_run, final_tensors, flip_bit, interrupted_copy, metrics, tiny
 
 RARE = {"save_every": 100_000, "eval_every": 100_000, "log_every": 3}
 
@@ -66,9 +66,7 @@ def newest_step(run: Path) -> int:
     return max((int(path.name[5:]) for path in (run / "checkpoints").glob("step-*")), default=0)
 
 
-def test_a_run_that_is_killed_again_and_again_ends_with_the_same_bits(
-    tiny: Tiny, data_folder: Path, tmp_path: Path
-) -> None:
+def test_a_run_that_is_killed_again_and_again_ends_with_the_same_bits(data_folder: Path, tmp_path: Path) -> None:
     config = tiny(max_steps=100, save_every=7, log_every=10, eval_every=20, keep_checkpoints=2)
     train(config, data_folder, tmp_path / "straight")
     run = tmp_path / "killed"
@@ -89,7 +87,7 @@ def test_a_run_that_is_killed_again_and_again_ends_with_the_same_bits(
 
 @pytest.mark.parametrize(("number", "exit_code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
 def test_sigusr1_saves_and_a_signal_to_stop_saves_and_exits_and_the_run_continues(
-    fit: Fit, tiny: Tiny, data_folder: Path, tmp_path: Path, number: int, exit_code: int
+    fit: Fit, data_folder: Path, tmp_path: Path, number: int, exit_code: int
 ) -> None:
     run = tmp_path / "run"
     process = start(command(tiny(max_steps=100_000, **RARE), data_folder, run))
@@ -273,7 +271,7 @@ def test_a_run_whose_folder_goes_away_does_not_end_well(fit: Fit, tmp_path: Path
 
 
 def test_the_steps_before_a_damaged_shard_are_saved_and_verify_finds_it_before_them(
-    fit: Fit, tiny: Tiny, new_data_folder: NewData, tmp_path: Path
+    fit: Fit, new_data_folder: NewData, tmp_path: Path
 ) -> None:
     config, data = {"max_steps": 24, "save_every": 1000, "log_every": 2}, new_data_folder()
     shard = data / "train" / "00002.parquet"  # the second of the first epoch: 90 examples come before

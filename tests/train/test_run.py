@@ -20,7 +20,7 @@ from bert_pretrain.train import loader
 from bert_pretrain.train.evaluation import evaluate
 from bert_pretrain.train.loader import evaluation_batches
 from bert_pretrain.train.run import train
-from tests.train.conftest import NO_DROPOUT, Fit, NewData, Tiny, metrics
+from tests.train.conftest import NO_DROPOUT, Fit, NewData, metrics, tiny
 
 TRAINING_NAMES = [
     *("step", "epoch", "examples", "tokens", "elapsed_seconds", "loss", "mlm_loss", "mlm_accuracy", "nsp_loss"),
@@ -63,7 +63,7 @@ def test_metrics_have_the_names_of_the_design(finished: Path) -> None:
     assert 0 < last["padding_share"] < 0.6
 
 
-def test_the_final_figures_are_those_of_evaluate(finished: Path, data_folder: Path, tiny: Tiny) -> None:
+def test_the_final_figures_are_those_of_evaluate(finished: Path, data_folder: Path) -> None:
     manifest = json.loads((finished / "manifest.json").read_text())
     figures = evaluate(finished / "model", data_folder, config=tiny().train)
     for name in ("mlm_loss", "mlm_accuracy", "nsp_loss", "nsp_accuracy"):
@@ -125,7 +125,7 @@ def test_a_tiny_run_learns(fit: Fit, new_data_folder: NewData) -> None:
 
 
 def test_a_vocabulary_of_equal_size_but_other_words_is_refused(
-    fit: Fit, finished: Path, tiny: Tiny, data_folder: Path, new_data_folder: NewData, tmp_path: Path
+    fit: Fit, finished: Path, data_folder: Path, new_data_folder: NewData, tmp_path: Path
 ) -> None:
     other, model = new_data_folder("swapped"), shutil.copytree(finished / "model", tmp_path / "model")
     (model / "checksums.json").unlink()
@@ -175,9 +175,7 @@ def test_a_restart_does_not_overwrite_again(data_folder: Path, tmp_path: Path, m
     assert seen == [True, False]
 
 
-def test_an_evaluation_takes_some_rows_evenly_and_the_last_one_all(
-    tiny: Tiny, new_data_folder: NewData, tmp_path: Path
-) -> None:
+def test_an_evaluation_takes_some_rows_evenly_and_the_last_one_all(new_data_folder: NewData, tmp_path: Path) -> None:
     data = DataFolder.open(new_data_folder(validation_rows=23))
     rows = read_shard(data.path, data.shards("validation")[0])
     few = list(evaluation_batches(data, "validation", 64, at_most=5))

@@ -23,7 +23,7 @@ from bert_pretrain.train.loader import TrainingData
 from bert_pretrain.train.loss import PretrainingLoss, pretraining_loss
 from bert_pretrain.train.packing import Batch
 from bert_pretrain.train.run import train
-from tests.train.conftest import NO_DROPOUT, VOCAB_SIZE, Fit, Tiny, metrics
+from tests.train.conftest import NO_DROPOUT, VOCAB_SIZE, Fit, metrics, tiny
 
 
 @pytest.fixture
@@ -108,7 +108,7 @@ def test_steps_that_are_not_finite_are_skipped_and_counted_and_the_others_count(
 
 
 def test_gradients_that_stay_non_finite_end_the_run_with_a_checkpoint_to_compute_the_step_again(
-    tiny: Tiny, data_folder: Path, tmp_path: Path, poisoned: Callable[[str, int], Path]
+    data_folder: Path, tmp_path: Path, poisoned: Callable[[str, int], Path]
 ) -> None:
     model, run = poisoned("bert.embeddings.token_type_embeddings.weight", 1), tmp_path / "run"
     folder, config = run / "checkpoints" / "step-00000030", tiny(max_steps=100)
