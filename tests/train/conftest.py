@@ -183,6 +183,12 @@ def tiny(*, model: dict[str, Any] | None = None, **train: Any) -> Config:
     return Config.model_validate({"model": {**sizes, **(model or {})}, "train": {**settings, **train}})
 
 
+def without_pairs(batch: GlobalBatch) -> GlobalBatch:
+    """The same batch of examples that are no pairs."""
+    micro_batches = [replace(micro, next_sentence_labels=None) for micro in batch.micro_batches]
+    return replace(batch, micro_batches=micro_batches, num_pairs=0)
+
+
 def make_model(config: Config, attention: str = "padded") -> BertForPreTraining:
     model = BertForPreTraining(config.model, VOCAB_SIZE, attention=attention)
     model.initialize(1)

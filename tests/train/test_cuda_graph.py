@@ -11,7 +11,7 @@ from bert_pretrain.train.cuda_graph import MAX_GRAPHS, StepGraphs, launches_domi
 from bert_pretrain.train.packing import IGNORED, GlobalBatch
 from bert_pretrain.train.state import TrainState
 from bert_pretrain.train.step import LossScale
-from tests.train.conftest import NO_DROPOUT, cut_alike, make_examples, make_state, take_steps, tiny
+from tests.train.conftest import NO_DROPOUT, cut_alike, make_examples, make_state, take_steps, tiny, without_pairs
 
 CPU = torch.device("cpu")
 
@@ -53,10 +53,7 @@ def test_steps_over_static_inputs_are_bit_equal(optimizer: str, scaled: bool, pa
     # Dropout as well: its masks come from the seed of each step.
     config = tiny(optimizer=optimizer, bias_correction=optimizer != "lamb")
     batches = [cut_alike(make_examples(128, seed), 10_000, 32, 16.5) for seed in range(8)]
-    if not pairs:
-        for batch in batches:
-            vars(batch.micro_batches[0])["next_sentence_labels"] = None
-            vars(batch)["num_pairs"] = 0
+    batches = batches if pairs else [without_pairs(batch) for batch in batches]
     states = [make_state(config, loss_scale=LossScale.start(CPU) if scaled else None) for _ in range(2)]
     graphs = Launches(states[1].model, states[1].optimizers, torch.float32)
     plain, static = train(states[0], batches * 2, graphs=None), train(states[1], batches * 2, graphs=graphs)
