@@ -325,3 +325,11 @@ def finished(data_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Pat
     run = tmp_path_factory.mktemp("finished") / "run"
     assert train(tiny(), data_folder, run) == run / "model"
     return run
+
+
+@pytest.fixture
+def model(finished: Path, tmp_path: Path) -> Path:
+    """The model of the finished run, to be changed."""
+    folder = shutil.copytree(finished / "model", tmp_path / "model")
+    (folder / "checksums.json").unlink()
+    return folder

@@ -38,14 +38,6 @@ def extend(tokenizer: Tokenizer, data: Path) -> Path:
     return data
 
 
-@pytest.fixture
-def model(finished: Path, tmp_path: Path) -> Path:
-    """The model of the finished run, to be changed."""
-    folder = shutil.copytree(finished / "model", tmp_path / "model")
-    (folder / "checksums.json").unlink()
-    return folder
-
-
 def change_tensors(folder: Path, change: Callable[[torch.Tensor], torch.Tensor], **config: Any) -> None:
     """Change the rows of the vocabulary, and values of the configuration."""
     tensors = load_file(folder / "model.safetensors")

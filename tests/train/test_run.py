@@ -11,11 +11,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from transformers import AutoModelForPreTraining
 from typer.testing import CliRunner
 
 from bert_pretrain.cli import app
 from bert_pretrain.errors import ConfigError, DataError, OutputError
 from bert_pretrain.examples.shards import DataFolder, read_shard
+from bert_pretrain.model.huggingface import load_model
 from bert_pretrain.train import loader
 from bert_pretrain.train.evaluation import evaluate
 from bert_pretrain.train.loader import evaluation_batches
@@ -111,6 +113,27 @@ def test_a_run_without_validation_split_has_no_such_figures(fit: Fit, new_data_f
     assert not metrics(fit(data=new_data_folder(validation_rows=0), max_steps=3), "validation_mlm_loss")
 
 
+def test_without_pairs_the_loss_is_that_of_masked_tokens_and_the_heads_of_pairs_stay_as_drawn(
+    fit: Fit, new_data_folder: NewData
+) -> None:
+    data = new_data_folder(next_sentence="none", masking="dynamic")
+    run = fit(data=data)
+    for line in metrics(run):
+        assert [value for name, value in line.items() if "nsp" in name] == [None, None]
+    assert all(line["loss"] == pytest.approx(line["mlm_loss"], rel=0.05) for line in metrics(run, "loss"))
+    figures = evaluate(run / "model", data, config=tiny().train)
+    assert not [name for name in figures if "nsp" in name]
+    assert figures["mlm_loss"] == pytest.approx(metrics(run)[-1]["validation_mlm_loss"], rel=1e-6)
+    with pytest.raises(DataError, match="no masks"):
+        evaluate(run / "model", data, config=tiny().train, split="train")
+    _, info = AutoModelForPreTraining.from_pretrained(run / "model", output_loading_info=True)
+    assert not info["missing_keys"]
+    ours, fresh = (load_model(run / "model").model for _ in range(2))
+    fresh.initialize(tiny().train.seed)
+    untrained = {name for name, weight in ours.named_parameters() if torch.equal(weight, fresh.get_parameter(name))}
+    assert untrained == {name for name, _ in ours.named_parameters() if name.startswith(("pooler", "nsp_head"))}
+
+
 def test_a_tiny_run_learns(fit: Fit, new_data_folder: NewData) -> None:
     data = new_data_folder(shard_rows=(1000, 1000), validation_rows=200)
     rare = {"log_every": 100, "eval_every": 1000, "save_every": 1000}
@@ -125,10 +148,9 @@ def test_a_tiny_run_learns(fit: Fit, new_data_folder: NewData) -> None:
 
 
 def test_a_vocabulary_of_equal_size_but_other_words_is_refused(
-    fit: Fit, finished: Path, data_folder: Path, new_data_folder: NewData, tmp_path: Path
+    fit: Fit, model: Path, data_folder: Path, new_data_folder: NewData
 ) -> None:
-    other, model = new_data_folder("swapped"), shutil.copytree(finished / "model", tmp_path / "model")
-    (model / "checksums.json").unlink()
+    other = new_data_folder("swapped")
     for folder in (other / "tokenizer", model):
         words = (folder / "vocab.txt").read_text().splitlines()
         (folder / "vocab.txt").write_text("\n".join([*words[:-2], words[-1], words[-2]]) + "\n")
