@@ -5,7 +5,6 @@ import multiprocessing
 import os
 import shutil
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -25,6 +24,7 @@ from bert_pretrain.examples.shards import DataFolder
 from bert_pretrain.train import loop
 from bert_pretrain.train.inputs import check_inputs
 from bert_pretrain.train.run import train
+from tests.conftest import wait_until
 from tests.train.conftest import Fit, NewData, assert_same_run, final_tensors, flip_bit, interrupted_copy, metrics, tiny
 
 RARE = {"save_every": 100_000, "eval_every": 100_000, "log_every": 3}
@@ -48,14 +48,6 @@ def start(words: list[str], **environment: str) -> BaseProcess:
     process = multiprocessing.get_context("fork").Process(target=run)
     process.start()
     return process
-
-
-def wait_until(is_so: Callable[[], object], process: "BaseProcess | subprocess.Popen[str]") -> None:
-    deadline = time.monotonic() + 180
-    while not is_so():
-        assert (process.poll() if isinstance(process, subprocess.Popen) else process.exitcode) is None
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
 
 
 def num_lines(run: Path) -> int:

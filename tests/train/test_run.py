@@ -12,9 +12,7 @@ import numpy as np
 import pytest
 import torch
 from transformers import AutoModelForPreTraining
-from typer.testing import CliRunner
 
-from bert_pretrain.cli import app
 from bert_pretrain.errors import ConfigError, DataError, OutputError
 from bert_pretrain.examples.shards import DataFolder, read_shard
 from bert_pretrain.model.huggingface import load_model
@@ -22,6 +20,7 @@ from bert_pretrain.train import loader
 from bert_pretrain.train.evaluation import evaluate
 from bert_pretrain.train.loader import evaluation_batches
 from bert_pretrain.train.run import train
+from tests.conftest import call
 from tests.train.conftest import NO_DROPOUT, Fit, NewData, metrics, tiny
 
 TRAINING_NAMES = [
@@ -181,19 +180,9 @@ def test_an_evaluation_of_some_rows_reads_few_shards(data_folder: Path, monkeypa
 def test_a_restart_does_not_overwrite_again(data_folder: Path, tmp_path: Path, monkeypatch) -> None:
     seen: list[bool] = []
     monkeypatch.setattr("bert_pretrain.train.run.train", lambda *_, **options: seen.append(options["overwrite"]))
-    command = [
-        "train",
-        "--data",
-        str(data_folder),
-        "--output",
-        str(tmp_path / "run"),
-        "--config",
-        "tiny",
-        "--overwrite",
-    ]
     for count in ("0", "1"):
         monkeypatch.setenv("SLURM_RESTART_COUNT", count)
-        assert CliRunner().invoke(app, command).exit_code == 0
+        call("train", "--data", data_folder, "--output", tmp_path / "run", "--config", "tiny", "--overwrite")
     assert seen == [True, False]
 
 

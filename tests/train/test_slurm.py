@@ -11,9 +11,10 @@ from pathlib import Path
 import pytest
 import yaml
 
+from tests.conftest import wait_until
 from tests.pages import ROOT, blocks
 from tests.train.conftest import assert_same_run, tiny
-from tests.train.test_resume import num_lines, wait_until
+from tests.train.test_resume import num_lines
 
 # As with --kill-on-bad-exit: a rank that leaves with an error takes the others with it, at once.
 SRUN = """#!/usr/bin/env python
