@@ -3,6 +3,7 @@
 import json
 import re
 from collections.abc import Callable
+from operator import attrgetter
 from pathlib import Path
 
 import pytest
@@ -25,11 +26,6 @@ def from_yaml(folder: Path, text: str, **options: object) -> Config:
     path = folder / "config.yaml"
     path.write_text(text, encoding="utf-8")
     return load_config(path, **options)  # type: ignore[arg-type]
-
-
-def value_at(config: Config, dotted: str) -> object:
-    section, key = dotted.split(".")
-    return getattr(getattr(config, section), key)
 
 
 MEANINGS = [
@@ -58,8 +54,8 @@ MEANINGS = [
 @pytest.mark.parametrize(("key", "text", "value"), MEANINGS)
 def test_a_value_means_the_same_in_a_file_and_in_set(tmp_path: Path, key: str, text: str, value: object) -> None:
     section, name = key.split(".")
-    assert value_at(from_yaml(tmp_path, f"{section}:\n  {name}: {text}\n"), key) == value
-    assert value_at(load_config(settings=[f"{key}={text}"]), key) == value
+    assert attrgetter(key)(from_yaml(tmp_path, f"{section}:\n  {name}: {text}\n")) == value
+    assert attrgetter(key)(load_config(settings=[f"{key}={text}"])) == value
 
 
 @pytest.mark.parametrize("text", ["", "# nothing\n", "train: {}\nphases:\ninputs:\n", "train: null\n"])

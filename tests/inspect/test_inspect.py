@@ -92,10 +92,6 @@ def plain(examples: Examples) -> int:
     return int(np.setdiff1d(np.arange(begin + 1, begin + 20), examples.masked_indices)[0])
 
 
-def predicted(examples: Examples) -> int:
-    return int(examples.masked_indices[3])
-
-
 DAMAGES: dict[str, tuple[Change, str]] = {
     "no masks": (lambda examples, _: replace(examples, masks=None), "shards"),
     "a position beyond its example": (column("positions", 0, 63), "shards"),
@@ -111,7 +107,7 @@ DAMAGES: dict[str, tuple[Change, str]] = {
         "masked positions",
     ),
     "position twice": (column("positions", 1, lambda rows: rows.masks.positions[0]), "masked positions"),
-    "[UNK] put in": (column("input_ids", predicted, "[UNK]"), "special tokens"),
+    "[UNK] put in": (column("input_ids", lambda rows: rows.masked_indices[3], "[UNK]"), "special tokens"),
     "[MASK] that nobody predicts": (column("input_ids", plain, "[MASK]"), "special tokens"),
     "[SEP] in the text": (column("input_ids", plain, "[SEP]"), "special tokens"),
     "no [CLS]": (column("input_ids", lambda rows: rows.offsets[2], "the"), "special tokens"),
