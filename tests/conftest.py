@@ -137,10 +137,10 @@ def data_folder(tmp_path_factory: pytest.TempPathFactory, english_text: Path, vo
 def make_bert(tmp_path_factory: pytest.TempPathFactory, vocab_folder: Path) -> Callable[..., Path]:
     """Write a folder of a small BERT with random weights: `make_bert(num_hidden_layers=2)`."""
 
-    def make(tokenizer: Tokenizer | None = None, **sizes: object) -> Path:
+    def make(tokenizer: Tokenizer | None = None, seed: int = 5, **sizes: object) -> Path:
         tokenizer = tokenizer or Tokenizer.load(vocab_folder)
         model = BertForPreTraining(MODEL.model_copy(update=sizes), tokenizer.vocab_size)
-        model.initialize(5)
+        model.initialize(seed)
         folder = tmp_path_factory.mktemp("bert")
         save_model(model, folder, tokenizer)
         return folder
