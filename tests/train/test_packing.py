@@ -36,6 +36,7 @@ def test_micro_batches_hold_the_budget_and_every_example_once() -> None:
     assert all(batch.num_tokens <= 100 for batch in whole.micro_batches)
     assert all(batch.max_seqlen == batch.cu_seqlens.diff().max() for batch in whole.micro_batches)
     assert sorted(rows_of(whole.micro_batches)) == sorted(rows_of([pack(table)]))
+    assert pack(table).next_sentence_labels.tolist() == table.next_sentence_label.tolist()
     assert whole.num_predictions == sum(batch.num_predictions for batch in whole.micro_batches)
     assert whole.num_tokens == len(table.input_ids)
     assert [batch.num_sequences for batch in cut(table, 1).micro_batches] == [1] * 50  # a longer one is alone
