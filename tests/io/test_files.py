@@ -1,5 +1,6 @@
 """Files and folders appear whole or not at all, whatever happens to the writer; locks end with their process."""
 
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -9,7 +10,6 @@ import pytest
 from bert_pretrain.errors import OutputError
 from bert_pretrain.io.files import atomic_folder, atomic_path, is_bookkeeping, remove_temporaries, write_text
 from bert_pretrain.io.manifest import exclusive
-from tests.make_data.test_faults import kill
 
 
 def names(folder: Path) -> set[str]:
@@ -22,6 +22,11 @@ def run_until_ready(code: str, *arguments: object) -> "subprocess.Popen[str]":
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     assert process.stdout.readline() == "ready\n"
     return process
+
+
+def kill(process: "subprocess.Popen[str]") -> None:
+    process.send_signal(signal.SIGKILL)
+    process.communicate()
 
 
 @pytest.mark.parametrize("failure", [RuntimeError, KeyboardInterrupt, SystemExit])
