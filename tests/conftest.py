@@ -17,7 +17,7 @@ from typing import Any
 
 import hypothesis
 import pytest
-from typer.testing import CliRunner
+from typer.testing import CliRunner, Result
 
 from bert_pretrain.cli import app
 from bert_pretrain.config import ModelConfig
@@ -62,11 +62,11 @@ def digests(folder: Path) -> dict[str, str]:
     return {str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
 
 
-def call(*words: object, code: int = 0) -> str:
-    """Run a command of the program in this process, check its exit code, and return what it printed."""
+def call(*words: object, code: int = 0) -> Result:
+    """Run a command of the program in this process, and check its exit code."""
     result = CliRunner().invoke(app, list(map(str, words)))
     assert result.exit_code == code, result.output
-    return result.output
+    return result
 
 
 def wait_until(is_so: Callable[[], object], process: "BaseProcess | subprocess.Popen[Any] | None" = None) -> None:

@@ -53,7 +53,7 @@ def test_bad_rows_and_flags_are_told(toy_model, tmp_path, text, words, what, whe
 def assert_told(model: Path, place: Path, words: str, what: str, where: str) -> None:
     task, *flags = words.split()
     arguments = ["finetune", task, model, "--train", place / "x.jsonl", "--output", place / "o", *flags]
-    message = call(*arguments, code=2).partition("error: ")[2]
+    message = call(*arguments, code=2).stderr.partition("error: ")[2]
     head, _, rest = message.partition("\n  where: ")
     assert what in head
     assert where in rest.split("\n  hint: ")[0]

@@ -127,7 +127,7 @@ def test_the_first_row_at_fault_is_named_by_its_number_in_the_shard_and_in_the_s
     folder = rewritten(data_folder, tmp_path / "data", column("next_sentence_label", 5, 9), shard=1)
     row = DataFolder.open(folder).shards("train")[0].rows + 5
     assert inspected(folder).failures["labels"] == [f"train/00001.parquet: 1 example in row 5 (train row {row})"]
-    assert f"train row {row}: " in call("inspect", folder, "--row", row, code=1)
+    assert f"train row {row}: " in call("inspect", folder, "--row", row, code=1).stdout
 
 
 @pytest.mark.parametrize("name", ["rows", "tokens"])
@@ -158,7 +158,7 @@ def test_every_objective_is_shown_and_checked_by_its_own_rules(tmp_path, english
     labels = {"nsp": ["is-next"], "sop": ["in order"], "none": []}[config.data.next_sentence]
     assert [name for name in ("is-next", "in order") if name in titles] == labels
     assert bool(titles["masked, of the text"]) == (config.data.masking == "static")  # of train; validation has masks
-    output = call("inspect", folder, "--rows", 2, "--html", tmp_path / "page.html")
+    output = call("inspect", folder, "--rows", 2, "--html", tmp_path / "page.html").stdout
     assert ("masks drawn in training" in output) == (config.data.masking == "dynamic")
     padded = rewritten(folder, tmp_path / "pad", column("input_ids", plain, "[PAD]"))
     assert inspected(padded).failed == ["special tokens"]
@@ -168,13 +168,13 @@ def test_a_damaged_shard_is_named_and_the_others_are_still_counted(data_folder: 
     folder = shutil.copytree(data_folder, tmp_path / "data")
     shard = folder / "train" / "00000.parquet"
     flip_bit(shard)
-    output = call("inspect", folder, "--stats", "--html", tmp_path / "page.html", code=1)
+    output = call("inspect", folder, "--stats", "--html", tmp_path / "page.html", code=1).stdout
     assert "train/00000.parquet" in (tmp_path / "page.html").read_text(encoding="utf-8")
     assert "train/00000.parquet" in output
     assert "train/00001.parquet" not in output
     assert "shown as [MASK]" in output
     shard.unlink()
-    assert "train/00000.parquet" in call("inspect", folder, "--row", "0", code=1)
+    assert "train/00000.parquet" in call("inspect", folder, "--row", "0", code=1).stdout
 
 
 def test_a_sound_folder_passes_all_checks_and_statistics_are_those_of_the_examples(data_folder: Path) -> None:
@@ -215,7 +215,8 @@ def test_what_is_shown_is_what_is_stored(data_folder: Path) -> None:
 
 def test_rows_are_chosen_by_number_or_by_seed(data_folder: Path) -> None:
     def rows(*arguments: str) -> list[str]:
-        return [line.split(":")[0] for line in call("inspect", data_folder, *arguments).splitlines() if " row " in line]
+        lines = call("inspect", data_folder, *arguments).stdout.splitlines()
+        return [line.split(":")[0] for line in lines if " row " in line]
 
     assert rows("--row", "7", "--row", "3") == ["train row 7", "train row 3"]
     assert rows("--rows", "5") == rows("--rows", "5", "--seed", "0") != rows("--rows", "5", "--seed", "1")
@@ -263,7 +264,7 @@ def test_the_page_needs_nothing_and_lets_no_text_become_code(data_folder: Path, 
     manifest["tokenizer"]["hash"] = evil.hash
     write_json(folder / "manifest.json", manifest)
     page = tmp_path / "page.html"
-    output = call("inspect", folder, "--html", page, "--rows", "12")
+    output = call("inspect", folder, "--html", page, "--rows", "12").stdout
     assert "\u009b" not in output
     assert "\u202e" not in output
     content = page.read_text(encoding="utf-8")

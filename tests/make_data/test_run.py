@@ -184,9 +184,9 @@ def test_a_folder_that_is_removed_meanwhile_is_one_message_and_then_made(numbere
 
     with monkeypatch.context() as patch:
         patch.setattr(build, "build_shard", remove_and_build)
-        printed = call(*command, code=2)
-    assert printed.count("error: ") == 1
-    assert str(corpus.folder / removed) in printed.partition("error: ")[2]
+        errors = call(*command, code=2).stderr
+    assert errors.count("error: ") == 1
+    assert str(corpus.folder / removed) in errors
     shutil.rmtree(corpus.folder / removed, ignore_errors=True)  # what was written after that
     call(*command)
 

@@ -62,8 +62,8 @@ def test_a_plan_that_needs_less_than_the_time_ends_then(english_text, tmp_path, 
 
 
 def test_a_dry_run_prints_the_plan_and_writes_nothing(english_text: Path, tmp_path: Path, fast_machine) -> None:
-    printed = call("run", "auto", english_text, "--time", "10m", "--output", tmp_path / "out", "--dry-run")
-    assert "# Expected" in printed
+    result = call("run", "auto", english_text, "--time", "10m", "--output", tmp_path / "out", "--dry-run")
+    assert "# Expected" in result.output
     assert not (tmp_path / "out").exists()
 
 

@@ -13,7 +13,7 @@ def test_figures_are_printed_and_written(make_bert, data_folder: Path, tmp_path:
     (tmp_path / "p.jsonl").write_text('{"sentence_good": "the one", "sentence_bad": "one the", "UID": "order"}\n')
     model = make_bert(max_position_embeddings=64)
     command, to_file = ("evaluate", model, "--device", "cpu"), ("--json", tmp_path / "data.json")
-    shown = call(*command, "--data", data_folder, *to_file, "--precision", "fp32")
+    shown = call(*command, "--data", data_folder, *to_file, "--precision", "fp32").output
     figures = json.loads((tmp_path / "data.json").read_text())
     config = load_config(settings=["train.device=cpu", "train.precision=fp32"]).train
     assert figures == evaluate(model, data_folder, config=config)
@@ -21,7 +21,7 @@ def test_figures_are_printed_and_written(make_bert, data_folder: Path, tmp_path:
         assert f"{figures[name]:,.4f}" in next(line for line in shown.splitlines() if line.startswith(f"{name} "))
     for flag, file in (("--text", "a.txt"), ("--pairs", "p.jsonl")):
         files = ("--json", tmp_path / f"{file}.json", "--output", tmp_path / f"{file}.jsonl")
-        shown = call(*command, flag, tmp_path / file, *files)
+        shown = call(*command, flag, tmp_path / file, *files).output
         assert ("1 texts longer than the model's 64 positions" in shown) == (flag == "--text")
     assert json.loads((tmp_path / "a.txt.json").read_text())["texts"] == 2
     assert set(json.loads((tmp_path / "p.jsonl.json").read_text())["groups"]) == {"order"}
