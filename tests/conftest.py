@@ -1,4 +1,4 @@
-"""Texts that every machine has, and a small vocabulary and data folder that any test may reuse; none writes there."""
+"""Texts that every machine has, and a small vocabulary, data folder and BERT for any test; none writes there."""
 
 import os
 
@@ -9,15 +9,23 @@ import hashlib
 import random
 import re
 import subprocess
-import sys
+import time
 from collections.abc import Callable
+from multiprocessing.process import BaseProcess
 from pathlib import Path
+from typing import Any
 
 import hypothesis
 import pytest
+from typer.testing import CliRunner, Result
 
+from bert_pretrain.cli import app
+from bert_pretrain.config import ModelConfig
 from bert_pretrain.config_file import load_config
 from bert_pretrain.make_data.run import make_data
+from bert_pretrain.model.bert import BertForPreTraining
+from bert_pretrain.model.huggingface import save_model
+from bert_pretrain.text.tokenizer import Tokenizer
 from bert_pretrain.vocab.run import make_vocab
 
 # The same cases in every run; look for new ones with --hypothesis-profile=default.
@@ -25,14 +33,22 @@ hypothesis.settings.register_profile("suite", derandomize=True, deadline=None, m
 hypothesis.settings.register_profile("long", deadline=5000, max_examples=20_000, database=None)
 hypothesis.settings.load_profile("suite")
 
-pytest_plugins = ["tests.small_bert"]
-
 REPOSITORY = Path(__file__).resolve().parents[1]
 CHINESE_WORDS = re.findall(
     r"\S+",
     "我们 今天 学校 学习 中国 历史 老师 学生 问题 时间 工作 城市 北京 上海 天气 很好 喜欢 音乐 电影 书本 朋友 家人 "
     "晚饭 早上 下午 公园 散步 研究 语言 模型 数据 训练 结果 重要 方法 世界 经济 发展 科学 技术 文化 社会 生活 "
     "河流 高山 春天 花开 冬天 下雪 火车 飞机 旅行 地方 美丽 古老 建筑 故事 孩子 母亲 父亲 电话 电脑 网络 新闻",
+)
+
+MODEL = ModelConfig(
+    hidden_size=16,
+    num_hidden_layers=5,
+    num_attention_heads=2,
+    intermediate_size=32,
+    max_position_embeddings=40,
+    # Wide enough that layers, places and words all make a difference.
+    initializer_range=0.3,
 )
 
 
@@ -44,6 +60,23 @@ def digests(folder: Path) -> dict[str, str]:
     """The SHA-256 of every file in a folder, hidden ones included."""
     files = (path for path in sorted(folder.rglob("*")) if path.is_file())
     return {str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
+
+
+def call(*words: object, code: int = 0) -> Result:
+    """Run a command of the program in this process, and check its exit code."""
+    result = CliRunner().invoke(app, list(map(str, words)))
+    assert result.exit_code == code, result.output
+    return result
+
+
+def wait_until(is_so: Callable[[], object], process: "BaseProcess | subprocess.Popen[Any] | None" = None) -> None:
+    """Wait until something is so; a process must not end before."""
+    deadline = time.monotonic() + 180
+    while not is_so():
+        code = process.poll() if isinstance(process, subprocess.Popen) else process and process.exitcode
+        assert code is None
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
 
 
 @pytest.fixture(scope="session")
@@ -100,15 +133,28 @@ def data_folder(tmp_path_factory: pytest.TempPathFactory, english_text: Path, vo
     return make_data(config, [str(english_text)], vocab_folder, tmp_path_factory.mktemp("data") / "data", workers=1)
 
 
-CommandLine = Callable[..., subprocess.CompletedProcess[str]]
+@pytest.fixture(scope="session")
+def make_bert(tmp_path_factory: pytest.TempPathFactory, vocab_folder: Path) -> Callable[..., Path]:
+    """Write a folder of a small BERT with random weights: `make_bert(num_hidden_layers=2)`."""
+
+    def make(tokenizer: Tokenizer | None = None, seed: int = 5, **sizes: object) -> Path:
+        tokenizer = tokenizer or Tokenizer.load(vocab_folder)
+        model = BertForPreTraining(MODEL.model_copy(update=sizes), tokenizer.vocab_size)
+        model.initialize(seed)
+        folder = tmp_path_factory.mktemp("bert")
+        save_model(model, folder, tokenizer)
+        return folder
+
+    return make
 
 
 @pytest.fixture(scope="session")
-def command_line() -> CommandLine:
-    """Run `python -m bert_pretrain ARGUMENTS` in a process of its own."""
+def bert_folder(make_bert: Callable[..., Path]) -> Path:
+    return make_bert()
 
-    def run(*arguments: object, **options: object) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-m", "bert_pretrain", *map(str, arguments)]
-        return subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, timeout=120, **options)  # type: ignore[call-overload, no-any-return]
 
-    return run
+@pytest.fixture(scope="session")
+def sentences(english_documents: list[list[str]]) -> list[str]:
+    """Real sentences, some of them longer than the model's positions, and two with what is not ASCII."""
+    long = [" ".join(document[:4]) for document in english_documents[:6]]
+    return [*(document[1] for document in english_documents[:24]), *long, "naïve café — 中文", "½ ﬁ I"]

@@ -48,11 +48,12 @@ COMPLETE = {
 }
 
 
-def test_completion_is_written_for_the_program_whoever_starts_it(command_line) -> None:
+def test_completion_is_written_for_the_program_whoever_starts_it() -> None:
     # By itself typer looks which shell has called it, and here none may have.
     environment = {**os.environ, "_TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION": "1"}
     for shell in ("bash", "fish"):
-        script = command_line("--show-completion", shell, env=environment).stdout
+        command = [sys.executable, "-m", "bert_pretrain", "--show-completion", shell]
+        script = subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout
         assert "_BERT_PRETRAIN_COMPLETE" in script
         assert "-m" not in script.split()
 

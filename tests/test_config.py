@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Callable
+from operator import attrgetter
 from pathlib import Path
 
 import pytest
@@ -25,11 +25,6 @@ def from_yaml(folder: Path, text: str, **options: object) -> Config:
     path = folder / "config.yaml"
     path.write_text(text, encoding="utf-8")
     return load_config(path, **options)  # type: ignore[arg-type]
-
-
-def value_at(config: Config, dotted: str) -> object:
-    section, key = dotted.split(".")
-    return getattr(getattr(config, section), key)
 
 
 MEANINGS = [
@@ -58,8 +53,8 @@ MEANINGS = [
 @pytest.mark.parametrize(("key", "text", "value"), MEANINGS)
 def test_a_value_means_the_same_in_a_file_and_in_set(tmp_path: Path, key: str, text: str, value: object) -> None:
     section, name = key.split(".")
-    assert value_at(from_yaml(tmp_path, f"{section}:\n  {name}: {text}\n"), key) == value
-    assert value_at(load_config(settings=[f"{key}={text}"]), key) == value
+    assert attrgetter(key)(from_yaml(tmp_path, f"{section}:\n  {name}: {text}\n")) == value
+    assert attrgetter(key)(load_config(settings=[f"{key}={text}"])) == value
 
 
 @pytest.mark.parametrize("text", ["", "# nothing\n", "train: {}\nphases:\ninputs:\n", "train: null\n"])
@@ -299,20 +294,15 @@ phases:
 OVER = "extends: under.yaml\ndata: {seed: 2}\ntrain:\n  max_steps: 7\n"
 
 
-@pytest.fixture
-def layers(tmp_path: Path) -> Callable[..., str]:
+def layers(folder: Path, **texts: str) -> str:
     """Write files of YAML beside under.yaml and over.yaml, and return their paths joined by commas."""
-
-    def write(**texts: str) -> str:
-        for name, text in {"under": UNDER, "over": OVER, **texts}.items():
-            (tmp_path / f"{name}.yaml").write_text(text, encoding="utf-8")
-        return ",".join(str(tmp_path / f"{name}.yaml") for name in texts)
-
-    return write
+    for name, text in {"under": UNDER, "over": OVER, **texts}.items():
+        (folder / f"{name}.yaml").write_text(text, encoding="utf-8")
+    return ",".join(str(folder / f"{name}.yaml") for name in texts)
 
 
-def test_later_layers_win_key_by_key_and_phases_are_replaced_whole(layers: Callable[..., str]) -> None:
-    source = layers(under=UNDER, last="data: {dupe_factor: 9}\ntrain:\nphases: [{name: new}]\n")
+def test_later_layers_win_key_by_key_and_phases_are_replaced_whole(tmp_path: Path) -> None:
+    source = layers(tmp_path, under=UNDER, last="data: {dupe_factor: 9}\ntrain:\nphases: [{name: new}]\n")
     config = load_config(source)
     assert (config.inputs, config.data.seed, config.data.dupe_factor, config.train.peak_lr) == (("a.txt",), 1, 9, 1e-3)
     assert config.phases == (PhaseConfig(name="new"),)
@@ -320,24 +310,24 @@ def test_later_layers_win_key_by_key_and_phases_are_replaced_whole(layers: Calla
     config = load_config(source, ["data.dupe_factor=4", "data.seed=1", "data.seed=2"], flags)
     assert (config.data.dupe_factor, config.data.seed, config.vocab.size, config.data.strict) == (4, 3, 9000, False)
     two = "extends: tiny\nphases: [{name: a, train: {max_steps: 8}}, {name: b, train: {max_steps: 2}}]\n"
-    config = load_config(layers(top=two))
+    config = load_config(layers(tmp_path, top=two))
     assert [config.for_phase(phase).train.max_steps for phase in config.phases] == [8, 2]
 
 
-def test_a_file_may_extend_presets_and_other_files(layers: Callable[..., str]) -> None:
-    config = load_config(layers(top="extends: [small, over.yaml]\ntrain: {peak_lr: 5e-3}\n"))
+def test_a_file_may_extend_presets_and_other_files(tmp_path: Path) -> None:
+    config = load_config(layers(tmp_path, top="extends: [small, over.yaml]\ntrain: {peak_lr: 5e-3}\n"))
     assert (config.model.hidden_size, config.data.seed, config.data.dupe_factor) == (512, 2, 2)
     assert (config.train.peak_lr, config.train.max_steps, config.train.max_epochs) == (5e-3, 7, None)
-    assert load_config(layers(top="extends: small,paper\n")) == load_config("small,paper")
+    assert load_config(layers(tmp_path, top="extends: small,paper\n")) == load_config("small,paper")
 
 
-def test_the_length_of_a_later_layer_replaces_one_by_another_key(layers: Callable[..., str]) -> None:
+def test_the_length_of_a_later_layer_replaces_one_by_another_key(tmp_path: Path) -> None:
     for settings, length in (
         ([], {"max_steps": 7}),
         (["train.time_budget=1h"], {"time_budget": 3600.0}),
         (["train={max_epochs: 2}"], {"max_epochs": 2.0}),
     ):
-        train = load_config(layers(over=OVER), settings).train
+        train = load_config(layers(tmp_path, over=OVER), settings).train
         assert {key: value for key in LENGTHS if (value := getattr(train, key)) is not None} == length
 
 
@@ -358,8 +348,8 @@ def test_the_length_of_a_later_layer_replaces_one_by_another_key(layers: Callabl
         ({"a": "extends: base\ntrain:\n  max_steps: 1000\n"}, "a.yaml:3", "phases=[]"),
     ],
 )
-def test_a_mistake_in_layers_names_the_file_and_line(layers, tmp_path: Path, texts, where: str, part: str) -> None:
+def test_a_mistake_in_layers_names_the_file_and_line(tmp_path: Path, texts, where: str, part: str) -> None:
     with pytest.raises(ConfigError) as caught:
-        load_config(layers(**texts))
+        load_config(layers(tmp_path, **texts))
     assert caught.value.where == f"{tmp_path}/{where.format(tmp_path)}"
     assert part in str(caught.value)

@@ -23,7 +23,7 @@ from bert_pretrain.cli import app
 from bert_pretrain.cli.options import training_flags
 from bert_pretrain.cli.stages import AUTO
 from bert_pretrain.config_file import load_config
-from tests.conftest import one_sentence_a_line
+from tests.conftest import call, one_sentence_a_line
 from tests.pages import PAGES, PYTHON, ROOT, SHELL, Block, anchor, blocks, headings, links, prose, words
 
 GROUP = typer.main.get_command(app)
@@ -93,22 +93,21 @@ def environment(tmp_path: Path) -> dict[str, str]:
     """Where `bert-pretrain` and `python` are this checkout and this interpreter."""
     programs = tmp_path / "bin"
     programs.mkdir()
-    for name, call in (("bert-pretrain", f"{sys.executable} -m bert_pretrain"), ("python", sys.executable)):
-        (programs / name).write_text(f'#!/bin/sh\nexec {call} "$@"\n')
+    for name, program in (("bert-pretrain", f"{sys.executable} -m bert_pretrain"), ("python", sys.executable)):
+        (programs / name).write_text(f'#!/bin/sh\nexec {program} "$@"\n')
         (programs / name).chmod(0o755)
     path = f"{programs}{os.pathsep}{os.environ['PATH']}"
     return {**os.environ, "PATH": path, "PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
 
 
 @pytest.fixture(scope="session")
-def trained(tmp_path_factory: pytest.TempPathFactory, data_folder: Path, command_line) -> Path:
+def trained(tmp_path_factory: pytest.TempPathFactory, data_folder: Path) -> Path:
     """A folder laid out as `run` does, `data` and `train`, with a very small model after three steps."""
     folder = tmp_path_factory.mktemp("trained")
     (folder / "data").symlink_to(data_folder)
     settings = [f"--set=model.{key}={value}" for key, value in MODEL.items()]
     settings += ["--set=train.max_steps=3", "--set=train.global_batch_size=8"]
-    done = command_line("train", "--data", data_folder, "--output", folder / "train", *settings)
-    assert done.returncode == 0, done.stderr
+    call("train", "--data", data_folder, "--output", folder / "train", *settings)
     return folder
 
 

@@ -12,11 +12,10 @@ from pathlib import Path
 
 import pytest
 import typer
-from typer.testing import CliRunner
 
-from bert_pretrain.cli import app
 from bert_pretrain.cli.exits import reports_errors
 from bert_pretrain.errors import DataError, Interrupted
+from tests.conftest import call
 
 
 def os_error(number: int, *path: str) -> OSError:
@@ -97,8 +96,7 @@ def test_the_status_of_a_training_tells_a_mistake(tmp_path: Path) -> None:
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "letter.txt").touch()
     for name in ("run", "other"):
-        call = ["train", "--data", "missing", "--output", str(tmp_path / name)]
-        assert CliRunner().invoke(app, call).exit_code == 2
+        call("train", "--data", "missing", "--output", tmp_path / name, code=2)
     found = json.loads((tmp_path / "run" / "status.json").read_text())
     assert (found["status"], found["step"]) == ("wrong_input", 0)
     assert "missing" in found["message"]

@@ -10,9 +10,8 @@ from pathlib import Path
 
 import pytest
 import transformers
-from typer.testing import CliRunner
 
-from bert_pretrain.cli import app
+from tests.conftest import call
 from tests.pages import ROOT, blocks
 
 
@@ -29,8 +28,7 @@ def test_the_three_commands_of_the_readme_make_a_model_that_opens(english_text, 
     for command in block.commands:
         # As a shell would, let the program see the file names.
         words = ["corpus/a.txt.gz" if "*" in word else word for word in command]
-        done = CliRunner().invoke(app, [*words, *extra[command[0]]])
-        assert done.exit_code == 0, done.output
+        call(*words, *extra[command[0]])
     model, info = transformers.AutoModelForPreTraining.from_pretrained("run/model", output_loading_info=True)
     assert not info["missing_keys"]
     assert not info["unexpected_keys"]

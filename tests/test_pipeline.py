@@ -7,9 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
 
-from bert_pretrain.cli import app
 from bert_pretrain.config import Config
 from bert_pretrain.config_file import load_config
 from bert_pretrain.errors import ConfigError, OutputError
@@ -17,6 +15,7 @@ from bert_pretrain.examples.shards import DataFolder
 from bert_pretrain.io.manifest import exclusive
 from bert_pretrain.pipeline import dry_run, run_pipeline, with_one_schedule
 from bert_pretrain.train.schedule import too_long
+from tests.conftest import call
 
 
 def test_phases_of_unlike_objectives_follow_one_another(english_text: Path, tmp_path: Path, capsys) -> None:
@@ -75,8 +74,7 @@ def test_inputs_as_arguments_replace_those_of_the_file(english_text, tmp_path, m
         "model: {hidden_size: 16, num_attention_heads: 2, intermediate_size: 32}\ntrain: {precision: fp32}\n"
     )
     flags = "--output out --workers 1 --steps 2 --learning-rate 3e-3 --batch-size 8 --device cpu"
-    done = CliRunner().invoke(app, ["run", "mine.yaml", "first.txt", "second.txt", *flags.split()])
-    assert done.exit_code == 0, done.output
+    call("run", "mine.yaml", "first.txt", "second.txt", *flags.split())
     manifest = json.loads((tmp_path / "out" / "data" / "manifest.json").read_text())
     assert [one["location"] for one in manifest["inputs"]] == ["first.txt", "second.txt"]
     trained = load_config(tmp_path / "out" / "train" / "config.yaml").train

@@ -77,13 +77,12 @@ def peaks(num_layers: int | None, tokens: int) -> list[dict[str, Any]]:
             model["num_hidden_layers"] = num_layers
         train = {"optimizer": optimizer, "activation_checkpointing": checkpointing, "precision": "bf16"}
         sections = {"model": config.model.model_copy(update=model), "train": config.train.model_copy(update=train)}
-        peak, estimate = _measure(config.model_copy(update=sections), length, tokens)
         label = f"{name} at {length}, {optimizer}{', checkpointing' if checkpointing else ''}"
-        found.append({"name": label, "peak": peak, "estimate": estimate})
+        found.append({"name": label, **_measure(config.model_copy(update=sections), length, tokens)})
     return found
 
 
-def _measure(config: Config, length: int, tokens: int) -> tuple[int, int]:
+def _measure(config: Config, length: int, tokens: int) -> dict[str, int]:
     with pretended_cuda() as mode, MemoryTracker() as tracker:
         state = make_state(config, VOCAB_SIZE, attention="varlen")
         batch = fake_global_batch(mode, full_batch(tokens, length))
@@ -92,4 +91,4 @@ def _measure(config: Config, length: int, tokens: int) -> tuple[int, int]:
             run_step(state, config, batch, step)
         dtype = DTYPES[config.train.precision]
         estimate = estimate_memory(config.train, state.model, length, tokens, dtype=dtype)
-    return tracker.peak_bytes, estimate
+    return {"peak": tracker.peak_bytes, "estimate": estimate}

@@ -20,7 +20,7 @@ from bert_pretrain.model.bert import BertForPreTraining
 from bert_pretrain.train import hardware
 from bert_pretrain.train.loss import PretrainingLoss
 from bert_pretrain.train.optimizers import make_optimizers
-from bert_pretrain.train.packing import Batch, GlobalBatch
+from bert_pretrain.train.packing import GlobalBatch
 from bert_pretrain.train.state import TrainState
 from bert_pretrain.train.step import LossScale
 
@@ -85,11 +85,7 @@ def make_state(
     return TrainState.start(model, network, make_optimizers(model, config.train), scale)
 
 
-def fake_batch(mode: FakeTensorMode, batch: Batch) -> Batch:
-    """Return a real micro-batch with fake tensors, still on the CPU."""
-    return batch.with_tensors(mode.from_tensor)
-
-
 def fake_global_batch(mode: FakeTensorMode, batch: GlobalBatch) -> GlobalBatch:
     """Return a real batch with fake tensors, in page-locked memory of the CPU, as it is when a step gets it."""
-    return replace(batch, micro_batches=[fake_batch(mode, micro).pin_memory() for micro in batch.micro_batches])
+    fakes = [micro.with_tensors(mode.from_tensor).pin_memory() for micro in batch.micro_batches]
+    return replace(batch, micro_batches=fakes)

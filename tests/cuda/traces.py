@@ -4,7 +4,6 @@ import contextlib
 import functools
 import itertools
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 from unittest import mock
@@ -29,9 +28,9 @@ from bert_pretrain.train.packing import GlobalBatch, ShapeMultiples, global_batc
 from bert_pretrain.train.resolved import ResolvedRun
 from bert_pretrain.train.schedule import Length
 from bert_pretrain.train.state import TrainState
-from tests.cuda.pretended import CUDA, fake_batch, fake_global_batch, make_state, pretended_cuda
+from tests.cuda.pretended import CUDA, fake_global_batch, make_state, pretended_cuda
 from tests.cuda.recorder import Recorder
-from tests.train.conftest import VOCAB_SIZE, make_examples
+from tests.train.conftest import VOCAB_SIZE, make_examples, without_pairs
 from tests.train.conftest import step as train_one
 
 OPTIMIZERS = ("adamw", "lamb", "muon")
@@ -105,11 +104,6 @@ def trace(combination: Combination, batches: list[GlobalBatch]) -> dict[str, Any
     }
 
 
-def without_pairs(batch: GlobalBatch) -> GlobalBatch:
-    micro_batches = [replace(micro, next_sentence_labels=None) for micro in batch.micro_batches]
-    return replace(batch, micro_batches=micro_batches, num_pairs=0)
-
-
 def read_batches(data: Path, **settings: Any) -> list[GlobalBatch]:
     """Return the first global batches of a data folder."""
     defaults = {"seed": 1, "global_batch_size": 24, "micro_batch_tokens": 600}
@@ -129,14 +123,10 @@ def plain_combinations(data: Path) -> dict[str, dict[str, int]]:
     return {one.optimizer: trace(one, read_batches(data))["operators"] for one in plain}
 
 
-GLOBAL_BATCH_SIZES = (24, 37)
-
-
 def compilations(data: Path, checkpointing: bool) -> dict[str, Any]:
     """Return the graphs after each step in fp16, and the waits."""
     batches = [
-        read_batches(data, static_shapes=True, global_batch_size=size, micro_batch_tokens=10**6)[0]
-        for size in GLOBAL_BATCH_SIZES
+        read_batches(data, static_shapes=True, global_batch_size=size, micro_batch_tokens=10**6)[0] for size in (24, 37)
     ]
     compiled, graphs = [], []
 
@@ -183,9 +173,7 @@ def captured_steps() -> list[dict[str, Any]]:
     """
     multiples = ShapeMultiples(1024, 256, 32, 32, with_labels=True)
     batches = [
-        global_batch_of(
-            [(make_examples(rows, np.random.default_rng(rows)), np.arange(rows))], [np.arange(rows)], multiples
-        )
+        global_batch_of([(make_examples(rows, rows), np.arange(rows))], [np.arange(rows)], multiples)
         for rows in (23, 24)
     ]
     return [
@@ -248,7 +236,7 @@ def loop_evaluation_snapshot(data: Path) -> dict[str, Any]:
         loop = _loop(mode, state, config, folder)
         with Recorder() as evaluation:
             micro_batches = evaluation_batches(folder, "validation", MICRO_BATCH_TOKENS)
-            batches = [fake_batch(mode, batch) for batch in micro_batches]
+            batches = [batch.with_tensors(mode.from_tensor) for batch in micro_batches]
             evaluate_batches(state.losses, batches, CUDA, torch.bfloat16)
         with Recorder() as snapshot:
             copies, _ = HostBuffers().copy(all_tensors(state))

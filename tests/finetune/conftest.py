@@ -9,12 +9,9 @@ from typing import Any
 import pytest
 import transformers
 
-from bert_pretrain.config import ModelConfig
 from bert_pretrain.finetune.rows import LabelledInput
 from bert_pretrain.finetune.run import HEADS
 from bert_pretrain.finetune.settings import Settings
-from bert_pretrain.model.bert import BertForPreTraining
-from bert_pretrain.model.huggingface import save_model
 from bert_pretrain.text.tokenizer import Tokenizer
 
 POSITIONS = 32
@@ -24,20 +21,13 @@ Read = Callable[..., tuple[list[Any], str]]
 
 
 @pytest.fixture(scope="session")
-def toy_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model folder with random weights."""
+def toy_model(make_bert: Callable[..., Path]) -> Path:
+    """A model folder with random weights: wide ones learn toys in fewer steps; dropout would cost some."""
     tokens = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *WORDS]
     tokenizer = Tokenizer(tokens, lowercase=True, strip_accents=None, handle_chinese_chars=True)
-    sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64}
-    # Wide weights learn toys in fewer steps; dropout would cost some.
+    sizes = {"hidden_size": 32, "num_hidden_layers": 2, "intermediate_size": 64, "max_position_embeddings": POSITIONS}
     quiet = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0, "initializer_range": 0.1}
-    config = ModelConfig(**sizes, **quiet, max_position_embeddings=POSITIONS)
-    model = BertForPreTraining(config, tokenizer.vocab_size)
-    model.initialize(1)
-    folder = tmp_path_factory.mktemp("toy") / "model"
-    folder.mkdir()
-    save_model(model, folder, tokenizer)
-    return folder
+    return make_bert(tokenizer, seed=1, **sizes, **quiet)
 
 
 def peer_of(folder: Path, kind: str) -> tuple[Any, Any]:

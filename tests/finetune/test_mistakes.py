@@ -5,9 +5,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from typer.testing import CliRunner
 
-from bert_pretrain.cli import app
+from tests.conftest import call
 
 GOOD = '{"text": "good", "label": "a"}\n{"text": "bad", "label": "b"}\n'
 TAGGED = '{"tokens": ["anna", "is"], "tags": ["B-PER", "O"]}\n'
@@ -45,18 +44,16 @@ MISTAKES = {
 }
 
 
-@pytest.mark.parametrize(("text", "call", "what", "where"), MISTAKES.values(), ids=MISTAKES)
-def test_bad_rows_and_flags_are_told(toy_model, tmp_path, text, call, what, where) -> None:
+@pytest.mark.parametrize(("text", "words", "what", "where"), MISTAKES.values(), ids=MISTAKES)
+def test_bad_rows_and_flags_are_told(toy_model, tmp_path, text, words, what, where) -> None:
     (tmp_path / "x.jsonl").write_text(text)
-    assert_told(toy_model, tmp_path, call, what, where)
+    assert_told(toy_model, tmp_path, words, what, where)
 
 
-def assert_told(model: Path, place: Path, call: str, what: str, where: str) -> None:
-    task, *flags = call.split()
+def assert_told(model: Path, place: Path, words: str, what: str, where: str) -> None:
+    task, *flags = words.split()
     arguments = ["finetune", task, model, "--train", place / "x.jsonl", "--output", place / "o", *flags]
-    result = CliRunner().invoke(app, list(map(str, arguments)))
-    assert result.exit_code == 2, result.output
-    message = result.stderr[result.stderr.index("error: ") :]
+    message = call(*arguments, code=2).stderr.partition("error: ")[2]
     head, _, rest = message.partition("\n  where: ")
     assert what in head
     assert where in rest.split("\n  hint: ")[0]

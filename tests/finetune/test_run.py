@@ -6,7 +6,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +26,7 @@ from bert_pretrain.finetune.run import finetune
 from bert_pretrain.finetune.settings import Settings
 from bert_pretrain.finetune.training import last_checkpoint, open_network
 from bert_pretrain.text.tokenizer import Tokenizer
+from tests.conftest import wait_until
 from tests.finetune.conftest import peer_of, questions, reviews, tagged_sentences, write_rows
 
 FAST = {"learning_rate": (3e-3,), "dropout": 0.1, "batch_size": 16}
@@ -190,12 +190,8 @@ def test_a_killed_run_continues_to_the_same_weights(toy_model: Path, tmp_path: P
     command += ["--learning-rate", "1e-3,3e-3", "--epochs", "4", "--device", "cpu", "--output"]
     subprocess.run([*command, str(tmp_path / "whole")], check=True)
     process = subprocess.Popen([*command, str(tmp_path / "killed")])
-    deadline = time.monotonic() + 120
     checkpoints = (tmp_path / "killed.partial" / "trials" / stage / "checkpoints").resolve()
-    while last_checkpoint(checkpoints) is None:
-        assert process.poll() is None
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    wait_until(lambda: last_checkpoint(checkpoints), process)
     process.send_signal(signal.SIGKILL)
     process.wait()
     assert not (tmp_path / "killed").exists()

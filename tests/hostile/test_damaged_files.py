@@ -3,12 +3,9 @@
 The inputs are random changes of valid ones. A long campaign: `pytest tests/hostile --hypothesis-profile=long`.
 """
 
-import bz2
 import contextlib
-import gzip
 import io
 import json
-import lzma
 import random
 import shutil
 from collections import Counter
@@ -51,6 +48,7 @@ from bert_pretrain.tools.texts import Texts
 from bert_pretrain.train.checkpoint import open_checkpoint
 from bert_pretrain.train.run import train
 from bert_pretrain.vocab.run import make_vocab
+from tests.text.test_documents import COMPRESS, FORMATS
 
 # Values that readers have stumbled over elsewhere: extremes, other types, text that is no text.
 _ODD: tuple[Any, ...] = (
@@ -98,20 +96,11 @@ def outputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def of_corpora(folder: Path) -> Iterator[Target]:
-    table = pa.Table.from_pylist(ROWS)
-    plain = {
-        "txt": "\n".join([*SENTENCES[:4], "", *SENTENCES[4:]]).encode(),
-        "jsonl": b"".join(json.dumps(row).encode() + b"\n" for row in ROWS),
-        "csv": bytes_of(partial(pyarrow.csv.write_csv, table)),
-        "parquet": bytes_of(partial(pq.write_table, table)),
-    }
-    archives = {
-        "txt.gz": gzip.compress(plain["txt"]),
-        "csv.bz2": bz2.compress(plain["csv"]),
-        "jsonl.xz": lzma.compress(plain["jsonl"]),
-        "txt.zst": pa.compress(plain["txt"], "zstd", asbytes=True),
-        "parquet.gz": gzip.compress(plain["parquet"]),
-    }
+    texts = ["\n".join(SENTENCES[:4]), *SENTENCES[4:]]
+    contents = {ending: FORMATS[ending](texts) for ending in (".txt", ".jsonl", ".csv", ".parquet")}
+    for name in (".txt.gz", ".csv.bz2", ".jsonl.xz", ".txt.zst", ".parquet.gz"):
+        ending, dot, compression = name.rpartition(".")
+        contents[name] = COMPRESS[dot + compression](contents[ending])
 
     def read(path: Path) -> None:
         config = DataConfig(strict=path.stat().st_size % 2 == 0)
@@ -121,8 +110,8 @@ def of_corpora(folder: Path) -> Iterator[Target]:
                 document.text.encode()  # what follows relies on texts that UTF-8 can hold
         list(Texts([str(path)], "text", skip_empty=True))
 
-    for ending, seed in {**plain, **archives}.items():
-        path = folder / f"corpus.{ending}"
+    for ending, seed in contents.items():
+        path = folder / f"corpus{ending}"
         yield Target(path, partial(read, path), [seed])
     path = folder / "pairs.jsonl"
     yield Target(

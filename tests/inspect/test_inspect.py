@@ -12,9 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from typer.testing import CliRunner
 
-from bert_pretrain.cli import app
 from bert_pretrain.config_file import load_config
 from bert_pretrain.errors import DataError
 from bert_pretrain.examples.examples import Examples, Masks
@@ -25,6 +23,7 @@ from bert_pretrain.inspect.rendering import render_rows
 from bert_pretrain.io.files import read_json, write_json
 from bert_pretrain.make_data.run import make_data
 from bert_pretrain.text.tokenizer import Tokenizer
+from tests.conftest import call
 from tests.train.conftest import flip_bit
 
 Change = Callable[[Examples, Tokenizer], Examples]
@@ -33,12 +32,6 @@ Change = Callable[[Examples, Tokenizer], Examples]
 def inspected(path: Path) -> Inspection:
     folder = DataFolder(path, read_json(path / "manifest.json"))
     return inspect_rows(folder, "train", [0], everything=True, workers=1)
-
-
-def call(*arguments: object, code: int = 0) -> str:
-    result = CliRunner().invoke(app, ["inspect", *map(str, arguments)])
-    assert result.exit_code == code, result.output
-    return result.stdout
 
 
 def rewritten(data: Path, place: Path, change: Change, shard: int = 0) -> Path:
@@ -99,10 +92,6 @@ def plain(examples: Examples) -> int:
     return int(np.setdiff1d(np.arange(begin + 1, begin + 20), examples.masked_indices)[0])
 
 
-def predicted(examples: Examples) -> int:
-    return int(examples.masked_indices[3])
-
-
 DAMAGES: dict[str, tuple[Change, str]] = {
     "no masks": (lambda examples, _: replace(examples, masks=None), "shards"),
     "a position beyond its example": (column("positions", 0, 63), "shards"),
@@ -118,7 +107,7 @@ DAMAGES: dict[str, tuple[Change, str]] = {
         "masked positions",
     ),
     "position twice": (column("positions", 1, lambda rows: rows.masks.positions[0]), "masked positions"),
-    "[UNK] put in": (column("input_ids", predicted, "[UNK]"), "special tokens"),
+    "[UNK] put in": (column("input_ids", lambda rows: rows.masked_indices[3], "[UNK]"), "special tokens"),
     "[MASK] that nobody predicts": (column("input_ids", plain, "[MASK]"), "special tokens"),
     "[SEP] in the text": (column("input_ids", plain, "[SEP]"), "special tokens"),
     "no [CLS]": (column("input_ids", lambda rows: rows.offsets[2], "the"), "special tokens"),
@@ -138,7 +127,7 @@ def test_the_first_row_at_fault_is_named_by_its_number_in_the_shard_and_in_the_s
     folder = rewritten(data_folder, tmp_path / "data", column("next_sentence_label", 5, 9), shard=1)
     row = DataFolder.open(folder).shards("train")[0].rows + 5
     assert inspected(folder).failures["labels"] == [f"train/00001.parquet: 1 example in row 5 (train row {row})"]
-    assert f"train row {row}: " in call(folder, "--row", row, code=1)
+    assert f"train row {row}: " in call("inspect", folder, "--row", row, code=1).stdout
 
 
 @pytest.mark.parametrize("name", ["rows", "tokens"])
@@ -153,7 +142,7 @@ def test_counts_that_are_not_those_of_the_manifest_are_named(data_folder: Path, 
     folder = DataFolder(tmp_path / "data", manifest)
     with pytest.raises(DataError, match=name):  # and so does a training
         read_shard(folder.path, folder.shards("train")[-1])
-    call(folder.path, "--row", folder.rows("train") - 1, code=1)  # a row that only the manifest has
+    call("inspect", folder.path, "--row", folder.rows("train") - 1, code=1)  # a row that only the manifest has
 
 
 @pytest.mark.parametrize(
@@ -169,7 +158,7 @@ def test_every_objective_is_shown_and_checked_by_its_own_rules(tmp_path, english
     labels = {"nsp": ["is-next"], "sop": ["in order"], "none": []}[config.data.next_sentence]
     assert [name for name in ("is-next", "in order") if name in titles] == labels
     assert bool(titles["masked, of the text"]) == (config.data.masking == "static")  # of train; validation has masks
-    output = call(folder, "--rows", 2, "--html", tmp_path / "page.html")
+    output = call("inspect", folder, "--rows", 2, "--html", tmp_path / "page.html").stdout
     assert ("masks drawn in training" in output) == (config.data.masking == "dynamic")
     padded = rewritten(folder, tmp_path / "pad", column("input_ids", plain, "[PAD]"))
     assert inspected(padded).failed == ["special tokens"]
@@ -179,13 +168,13 @@ def test_a_damaged_shard_is_named_and_the_others_are_still_counted(data_folder: 
     folder = shutil.copytree(data_folder, tmp_path / "data")
     shard = folder / "train" / "00000.parquet"
     flip_bit(shard)
-    output = call(folder, "--stats", "--html", tmp_path / "page.html", code=1)
+    output = call("inspect", folder, "--stats", "--html", tmp_path / "page.html", code=1).stdout
     assert "train/00000.parquet" in (tmp_path / "page.html").read_text(encoding="utf-8")
     assert "train/00000.parquet" in output
     assert "train/00001.parquet" not in output
     assert "shown as [MASK]" in output
     shard.unlink()
-    assert "train/00000.parquet" in call(folder, "--row", "0", code=1)
+    assert "train/00000.parquet" in call("inspect", folder, "--row", "0", code=1).stdout
 
 
 def test_a_sound_folder_passes_all_checks_and_statistics_are_those_of_the_examples(data_folder: Path) -> None:
@@ -226,7 +215,8 @@ def test_what_is_shown_is_what_is_stored(data_folder: Path) -> None:
 
 def test_rows_are_chosen_by_number_or_by_seed(data_folder: Path) -> None:
     def rows(*arguments: str) -> list[str]:
-        return [line.split(":")[0] for line in call(data_folder, *arguments).splitlines() if " row " in line]
+        lines = call("inspect", data_folder, *arguments).stdout.splitlines()
+        return [line.split(":")[0] for line in lines if " row " in line]
 
     assert rows("--row", "7", "--row", "3") == ["train row 7", "train row 3"]
     assert rows("--rows", "5") == rows("--rows", "5", "--seed", "0") != rows("--rows", "5", "--seed", "1")
@@ -274,7 +264,7 @@ def test_the_page_needs_nothing_and_lets_no_text_become_code(data_folder: Path, 
     manifest["tokenizer"]["hash"] = evil.hash
     write_json(folder / "manifest.json", manifest)
     page = tmp_path / "page.html"
-    output = call(folder, "--html", page, "--rows", "12")
+    output = call("inspect", folder, "--html", page, "--rows", "12").stdout
     assert "\u009b" not in output
     assert "\u202e" not in output
     content = page.read_text(encoding="utf-8")

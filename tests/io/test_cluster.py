@@ -8,7 +8,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -20,7 +20,8 @@ from bert_pretrain.io.cluster import Expectation
 from bert_pretrain.io.files import read_json
 from bert_pretrain.io.pool import run_each
 from bert_pretrain.make_data.run import make_data
-from tests.conftest import REPOSITORY, digests, one_sentence_a_line
+from tests.conftest import REPOSITORY, digests, one_sentence_a_line, wait_until
+from tests.make_data.test_faults import num_shards
 
 SETTINGS = ["data.max_seq_length=32", "data.dupe_factor=3", "data.examples_per_shard=128"]
 
@@ -33,7 +34,7 @@ class LoopbackCluster:
         self.processes: list[subprocess.Popen[bytes]] = []
         note = folder / "scheduler.json"
         self._start("dask_scheduler", "--host", "127.0.0.1", "--port", "0", "--scheduler-file", str(note))
-        wait_for(lambda: note.exists() and note.read_text().endswith("}"))
+        wait_until(lambda: note.exists() and note.read_text().endswith("}"))
         self.address = str(json.loads(note.read_text())["address"])
 
     def add_worker(self, **options: object) -> "subprocess.Popen[bytes]":
@@ -53,23 +54,12 @@ class LoopbackCluster:
             process.wait()
 
 
-def wait_for(condition: Callable[[], bool], seconds: float = 60) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-
-
 @pytest.fixture
 def loopback(tmp_path: Path) -> Iterator[LoopbackCluster]:
     (tmp_path / "cluster").mkdir()
     running = LoopbackCluster(tmp_path / "cluster")
     yield running
     running.close()
-
-
-def shards(output: Path) -> int:
-    return len(list(output.glob("train/[0-9]*.parquet")))
 
 
 def test_a_cluster_that_loses_a_worker_makes_the_bytes_of_one_process(
@@ -81,7 +71,7 @@ def test_a_cluster_that_loses_a_worker_makes_the_bytes_of_one_process(
     is_late = []
 
     def lose_a_worker() -> None:
-        wait_for(lambda: shards(output) >= 3)
+        wait_until(lambda: num_shards(output) >= 3)
         doomed.kill()
         is_late.append((output / "manifest.json").exists())
 
@@ -99,7 +89,7 @@ def test_a_cluster_that_loses_a_worker_makes_the_bytes_of_one_process(
     (tmp_path / "other" / "bert_pretrain" / "__init__.py").write_text('__version__ = "0.0.7"\n')
     odd = loopback.add_worker(cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(tmp_path / "other")})
     note = (loopback.folder / f"dask_worker{len(loopback.processes) - 1}.log").read_text
-    wait_for(lambda: "Registered to" in note())
+    wait_until(lambda: "Registered to" in note())
     with pytest.raises(DataError, match=r"0\.0\.7"):
         cluster.connect(loopback.address, folders=[tmp_path], files=[]).__enter__()
     odd.kill()
@@ -117,7 +107,7 @@ def test_a_cluster_without_workers_waits_for_them_and_a_scheduler_that_dies_is_o
     def come_and_die() -> None:
         time.sleep(1)
         loopback.add_worker()
-        wait_for(lambda: shards(tmp_path / "data") >= 5)
+        wait_until(lambda: num_shards(tmp_path / "data") >= 5)
         loopback.processes[0].kill()
 
     watcher = threading.Thread(target=come_and_die)

@@ -16,6 +16,7 @@ from tqdm import tqdm
 from bert_pretrain.errors import UserError
 from bert_pretrain.io.cores import available_cores
 from bert_pretrain.io.pool import LocalPool, progress_bar, run_each
+from tests.conftest import wait_until
 
 
 def run_all(function: Callable[[Any], Any], tasks: Sequence[Any], workers: int | LocalPool) -> list[Any]:
@@ -86,10 +87,7 @@ def test_workers_do_not_outlive_an_interrupted_parent(tmp_path: Path, number: si
     workers = [int(parent.stdout.readline()) for _ in range(2)]
     parent.send_signal(number)
     parent.communicate(timeout=180)  # to the end of the output, which the workers hold too
-    deadline = time.monotonic() + 180
-    while any(Path(f"/proc/{worker}").exists() for worker in workers):
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+    wait_until(lambda: not any(Path(f"/proc/{worker}").exists() for worker in workers))
 
 
 def test_a_process_that_is_limited_to_one_core_counts_one() -> None:

@@ -22,7 +22,7 @@ from bert_pretrain.make_data.run import make_data
 from bert_pretrain.text import documents
 from tests.conftest import REPOSITORY, digests
 
-from .conftest import SMALL, Numbered
+from .conftest import SMALL
 from .test_pairs import documents_of
 
 SETTINGS = ["data.max_seq_length=32", "data.dupe_factor=4", "data.examples_per_shard=256"]
@@ -284,11 +284,6 @@ def test_every_dropped_line_and_document_is_counted_by_reason(tmp_path, vocab_fo
     }
 
 
-@pytest.fixture
-def few(numbered) -> Numbered:
-    return numbered(documents_of(30, 60, (2, 20), (3, 15)))
-
-
 @pytest.mark.parametrize(
     ("name", "damage"),
     [
@@ -302,7 +297,8 @@ def few(numbered) -> Numbered:
         ("tokenizer/vocab.txt", cut_short),
     ],
 )
-def test_a_damaged_file_is_named_and_made_again(few, capsys, name: str, damage) -> None:
+def test_a_damaged_file_is_named_and_made_again(numbered, capsys, name: str, damage) -> None:
+    few = numbered(documents_of(30, 60, (2, 20), (3, 15)))
     data = few.make(*SMALL)
     (shard,) = (few.folder / ".token-store").glob("*/part-00000")
     before, stored, records = digests(data), digests(shard), DataFolder.open(data).shards("train")

@@ -10,9 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from typer.testing import CliRunner
 
-from bert_pretrain.cli import app
 from bert_pretrain.config_file import load_config
 from bert_pretrain.errors import ConfigError, InputError, OutputError
 from bert_pretrain.examples.shards import DataFolder
@@ -20,7 +18,7 @@ from bert_pretrain.io.manifest import exclusive
 from bert_pretrain.make_data import build
 from bert_pretrain.make_data.run import make_data
 from bert_pretrain.text import documents
-from tests.conftest import digests
+from tests.conftest import call, digests
 
 from .conftest import SMALL, tables
 from .test_pairs import documents_of
@@ -210,12 +208,11 @@ def test_a_folder_that_is_removed_meanwhile_is_one_message_and_then_made(numbere
 
     with monkeypatch.context() as patch:
         patch.setattr(build, "build_shard", remove_and_build)
-        done = CliRunner().invoke(app, list(map(str, command)))
-    assert done.exit_code == 2, done.output
-    assert done.stderr.count("error: ") == 1
-    assert str(corpus.folder / removed) in done.stderr
+        errors = call(*command, code=2).stderr
+    assert errors.count("error: ") == 1
+    assert str(corpus.folder / removed) in errors
     shutil.rmtree(corpus.folder / removed, ignore_errors=True)  # what was written after that
-    assert CliRunner().invoke(app, list(map(str, command))).exit_code == 0
+    call(*command)
 
 
 def test_a_command_waits_for_another_with_its_token_store_and_shares_it(small, tmp_path: Path, capsys) -> None:

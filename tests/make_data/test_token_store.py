@@ -40,19 +40,15 @@ def sentences_of(store: TokenStore) -> list[list[list[int]]]:
     return [found[first:last] for first, last in itertools.pairwise(text.slice_offsets)]
 
 
-def joined(document: list[list[int]]) -> list[int]:
-    return list(itertools.chain.from_iterable(document))
-
-
 def test_the_store_holds_what_the_tokenizer_says(english_text, english_documents, vocab_folder, tmp_path) -> None:
     store, (summary,) = fill(english_text, vocab_folder, tmp_path)
     tokenizer, found = Tokenizer.load(vocab_folder), sentences_of(store)
     expected = [[tokenizer.encode_text(sentence) for sentence in document] for document in english_documents]
     for ours, theirs in zip(found, expected, strict=True):
-        assert joined(ours) == joined(theirs)
+        assert [*itertools.chain(*ours)] == [*itertools.chain(*theirs)]
         assert ours == theirs or max(map(len, theirs)) > MAX_SENTENCE_TOKENS
     (part,) = summary["parts"]
-    counts = (len(expected), sum(map(len, expected)), sum(len(joined(document)) for document in expected))
+    counts = (len(expected), sum(map(len, expected)), sum(len(ids) for document in expected for ids in document))
     assert (part["documents"], part["sentences"], part["tokens"]) == counts
     assert sum(number * documents for number, documents in summary["sentences_a_document"]) == part["sentences"]
     sentences, tokens = store.sizes_of(np.arange(len(found)))
@@ -67,7 +63,7 @@ def test_the_slices_of_a_document_add_up(english_text, vocab_folder: Path, tmp_p
     longest = int(np.argmax(tokens))
     numbers, lengths = store.documents_longer_than(int(tokens[longest]) - 1)
     assert (numbers.tolist(), lengths.tolist()) == ([longest], [int(tokens[longest])])
-    whole = joined(sentences_of(store)[longest])
+    whole = [*itertools.chain(*sentences_of(store)[longest])]
     for of in (2, 7, 50):
         text = store.read(np.stack([np.full(of, longest), np.arange(of), np.full(of, of)]), look_ahead)
         begin, starts = 0, text.sentence_starts

@@ -1,6 +1,5 @@
 """Small models of our own, over the vocabulary of the synthetic language."""
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -17,17 +16,13 @@ SIZES = {
 """Initial weights wide enough that the logits differ well and a wrong gradient shows."""
 
 
+def make_model(dropout: float = 0.0, seed: int = 1, **sizes: Any) -> BertForPreTraining:
+    config = ModelConfig(**{**SIZES, **sizes}, hidden_dropout_prob=dropout, attention_probs_dropout_prob=dropout)
+    model = BertForPreTraining(config, VOCAB_SIZE)
+    model.initialize(seed)
+    return model
+
+
 @pytest.fixture(scope="session")
 def tokenizer() -> Tokenizer:
     return make_tokenizer()
-
-
-@pytest.fixture
-def make_model() -> Callable[..., BertForPreTraining]:
-    def make(dropout: float = 0.0, seed: int = 1, **sizes: Any) -> BertForPreTraining:
-        config = ModelConfig(**{**SIZES, **sizes}, hidden_dropout_prob=dropout, attention_probs_dropout_prob=dropout)
-        model = BertForPreTraining(config, VOCAB_SIZE)
-        model.initialize(seed)
-        return model
-
-    return make

@@ -6,7 +6,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from transformers import BertForPreTraining as Peer
@@ -19,6 +18,7 @@ from bert_pretrain.text.tokenizer import Tokenizer
 from bert_pretrain.train.loss import pretraining_loss
 from bert_pretrain.train.optimizers import make_optimizers
 from bert_pretrain.train.packing import Batch, pack
+from tests.model.conftest import make_model
 from tests.train.conftest import make_examples
 
 
@@ -28,7 +28,7 @@ def our_loss(model: Any, batch: Batch) -> torch.Tensor:
 
 def make_batch(rows: int, seed: int) -> tuple[Batch, dict[str, torch.Tensor]]:
     """Make one batch of mixed lengths twice, packed and padded."""
-    examples = make_examples(rows, np.random.default_rng(seed), max_seq_length=24)
+    examples = make_examples(rows, seed, max_seq_length=24)
     return pack(examples), pad(examples, 0, int(examples.lengths.max()))
 
 
@@ -43,7 +43,7 @@ def as_huggingface(tmp_path: Path, tokenizer: Tokenizer) -> Callable[[BertForPre
     return convert
 
 
-def test_logits_losses_and_all_gradients_equal_those_of_transformers(make_model: Any, as_huggingface: Any) -> None:
+def test_logits_losses_and_all_gradients_equal_those_of_transformers(as_huggingface: Any) -> None:
     model, (packed, padded) = make_model(), make_batch(5, seed=0)
     peer, is_real = as_huggingface(model), padded["attention_mask"].bool()
     theirs = peer(**padded, output_hidden_states=True)
@@ -70,7 +70,7 @@ def test_logits_losses_and_all_gradients_equal_those_of_transformers(make_model:
         close(our_gradients[name], gradient, msg=lambda m, n=name: f"{n}: {m}")
 
 
-def test_twenty_steps_of_adamw_stay_together(make_model: Any, as_huggingface: Any) -> None:
+def test_twenty_steps_of_adamw_stay_together(as_huggingface: Any) -> None:
     model = make_model(initializer_range=0.02)
     peer = as_huggingface(model)
     config = TrainConfig(peak_lr=1e-3)
@@ -95,7 +95,7 @@ def test_twenty_steps_of_adamw_stay_together(make_model: Any, as_huggingface: An
         torch.testing.assert_close(final[name], parameter.detach(), atol=1e-4, rtol=0.0)
 
 
-def test_initial_weights_are_bert_s_and_depend_on_the_seed_alone(make_model: Any) -> None:
+def test_initial_weights_are_bert_s_and_depend_on_the_seed_alone() -> None:
     first, again, other = make_model(seed=1), make_model(seed=1), make_model(seed=2)
     deviation = first.config.initializer_range
     for (name, weight), same, different in zip(

@@ -14,11 +14,12 @@ from safetensors.torch import load_file, save_file
 from bert_pretrain.errors import DataError
 from bert_pretrain.model.huggingface import exported, load_model, save_model, save_tensors
 from bert_pretrain.text.tokenizer import Tokenizer
+from tests.model.conftest import make_model
 from tests.train.conftest import VOCAB_SIZE
 
 
 @pytest.fixture
-def model_folder(make_model: Any, tokenizer: Tokenizer, tmp_path: Path) -> Path:
+def model_folder(tokenizer: Tokenizer, tmp_path: Path) -> Path:
     folder = tmp_path / "model"
     folder.mkdir()
     save_model(make_model(dropout=0.1), folder, tokenizer)
@@ -36,9 +37,7 @@ def rewrite(folder: Path, change: Any) -> None:
 
 
 @torch.no_grad()
-def test_large_embeddings_are_exported_smaller_with_equal_outputs(
-    make_model: Any, tokenizer: Tokenizer, tmp_path: Path
-) -> None:
+def test_large_embeddings_are_exported_smaller_with_equal_outputs(tokenizer: Tokenizer, tmp_path: Path) -> None:
     model = make_model().eval()
     for name in ("word", "position", "token_type"):
         getattr(model.embeddings, f"{name}_embeddings").weight.mul_(20)
@@ -56,7 +55,7 @@ def test_large_embeddings_are_exported_smaller_with_equal_outputs(
 
 
 def test_our_own_folder_and_what_transformers_saves_of_it_come_back_bit_for_bit(
-    model_folder: Path, make_model: Any, tmp_path: Path
+    model_folder: Path, tmp_path: Path
 ) -> None:
     assert len({path.stat().st_mode for path in model_folder.iterdir()}) == 1  # whoever reads one file reads all
     theirs, ours = transformers.AutoModelForPreTraining.from_pretrained(model_folder), make_model(dropout=0.1)
@@ -68,7 +67,7 @@ def test_our_own_folder_and_what_transformers_saves_of_it_come_back_bit_for_bit(
         assert_same(loaded.model, ours)
 
 
-def test_old_names_buffers_and_untied_copies_are_understood(model_folder: Path, make_model: Any) -> None:
+def test_old_names_buffers_and_untied_copies_are_understood(model_folder: Path) -> None:
     def age(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         aged = {
             name.replace("LayerNorm.weight", "LayerNorm.gamma").replace("LayerNorm.bias", "LayerNorm.beta"): tensor

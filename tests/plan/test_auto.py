@@ -5,14 +5,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner
 
-from bert_pretrain.cli import app
 from bert_pretrain.config import Config
 from bert_pretrain.config_file import load_config
 from bert_pretrain.errors import ConfigError
 from bert_pretrain.pipeline import SECONDS_AFTER_TRAINING, run_pipeline
 from bert_pretrain.plan import auto, timing
+from tests.conftest import call
 from tests.plan.test_planner import machine, plan
 
 TINY = [
@@ -75,9 +74,7 @@ def test_a_plan_that_needs_less_than_the_time_ends_then(english_text, tmp_path, 
 
 
 def test_a_dry_run_prints_the_plan_and_writes_nothing(english_text: Path, tmp_path: Path, fast_machine) -> None:
-    arguments = ["run", "auto", str(english_text), "--time", "10m", "--output", str(tmp_path / "out"), "--dry-run"]
-    result = CliRunner().invoke(app, arguments)
-    assert result.exit_code == 0, result.output
+    result = call("run", "auto", english_text, "--time", "10m", "--output", tmp_path / "out", "--dry-run")
     assert "# Expected" in result.output
     assert not (tmp_path / "out").exists()
 

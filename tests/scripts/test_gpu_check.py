@@ -42,9 +42,6 @@ def outcomes(results: Any) -> dict[str, str]:
     return {row["part"]: row["outcome"] for row in results.rows if row["kind"] == "part"}
 
 
-# ── tables ──
-
-
 def test_rows_become_json_lines_and_tables(results: Any) -> None:
     bench = {"size": "L12-H768", "step_seconds": 0.05, "tokens_per_second": 640_000.4, "quartiles": [1.4, None]}
     results.add("machine", "machine", {"device": "NVIDIA H200", "torch": "2.11.0", "command": "scripts/gpu_check.sh"})
@@ -60,9 +57,6 @@ def test_rows_become_json_lines_and_tables(results: Any) -> None:
     lines = [json.loads(line) for line in (results.folder / "results.jsonl").read_text().splitlines()]
     assert [line["kind"] for line in lines] == ["machine", "part", "result", "result", "result"]
     assert (lines[2]["tokens_per_second"], lines[3]["step_seconds"]) == (640_000.4, None)
-
-
-# ── the scheduler ──
 
 
 def test_parts_run_in_turn_and_what_fails_stops_nothing_and_loses_nothing(results, capsys) -> None:
@@ -105,9 +99,6 @@ def test_what_does_not_fit_or_lacks_its_data_says_so(results: Any) -> None:
     assert "| part a | not run: no time left | – |" in (results.folder / "results.md").read_text()
 
 
-# ── the profile ──
-
-
 def test_a_profile_adds_up_kernels_gaps_and_launches() -> None:
     events = [
         {"ph": "X", "cat": "kernel", "name": name, "ts": begin, "dur": duration, "tid": 7}
@@ -125,11 +116,6 @@ def test_a_profile_adds_up_kernels_gaps_and_launches() -> None:
     assert (rows[4]["kernel"], rows[4]["calls_per_step"]) == ("nvjet_a", 1.0)
     assert "gaps 20.0% of it, 2 launches a step" in gpu_profile.as_text(rows, "title")
 
-
-# ── the benchmark ──
-
-
-# ── all of it ──
 
 ENVIRONMENT = {**os.environ, "PYTHON": sys.executable, "OMP_NUM_THREADS": "1"}
 

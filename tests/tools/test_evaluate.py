@@ -3,33 +3,25 @@
 import json
 from pathlib import Path
 
-from typer.testing import CliRunner
-
-from bert_pretrain.cli import app
 from bert_pretrain.config_file import load_config
-from bert_pretrain.train.evaluation import evaluate as evaluate_data
-
-
-def run(*arguments: object) -> tuple[int, str]:
-    result = CliRunner().invoke(app, ["evaluate", *map(str, arguments), "--device", "cpu"])
-    return result.exit_code, result.output
+from bert_pretrain.train.evaluation import evaluate
+from tests.conftest import call
 
 
 def test_figures_are_printed_and_written(make_bert, data_folder: Path, tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("the one\n" + "the " * 70)
     (tmp_path / "p.jsonl").write_text('{"sentence_good": "the one", "sentence_bad": "one the", "UID": "order"}\n')
     model = make_bert(max_position_embeddings=64)
-    code, shown = run(model, "--data", data_folder, "--json", tmp_path / "data.json", "--precision", "fp32")
-    assert code == 0, shown
+    command, to_file = ("evaluate", model, "--device", "cpu"), ("--json", tmp_path / "data.json")
+    shown = call(*command, "--data", data_folder, *to_file, "--precision", "fp32").output
     figures = json.loads((tmp_path / "data.json").read_text())
     config = load_config(settings=["train.device=cpu", "train.precision=fp32"]).train
-    assert figures == evaluate_data(model, data_folder, config=config)
+    assert figures == evaluate(model, data_folder, config=config)
     for name in ("mlm_loss", "mlm_accuracy", "mlm_perplexity", "nsp_loss", "nsp_accuracy"):
         assert f"{figures[name]:,.4f}" in next(line for line in shown.splitlines() if line.startswith(f"{name} "))
     for flag, file in (("--text", "a.txt"), ("--pairs", "p.jsonl")):
         files = ("--json", tmp_path / f"{file}.json", "--output", tmp_path / f"{file}.jsonl")
-        code, shown = run(model, flag, tmp_path / file, *files)
-        assert code == 0
+        shown = call(*command, flag, tmp_path / file, *files).output
         assert ("1 texts longer than the model's 64 positions" in shown) == (flag == "--text")
     assert json.loads((tmp_path / "a.txt.json").read_text())["texts"] == 2
     assert set(json.loads((tmp_path / "p.jsonl.json").read_text())["groups"]) == {"order"}

@@ -1,32 +1,25 @@
 """`fill-mask` gives what `transformers` gives from the same folder."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from bert_pretrain.config import TrainConfig
 from bert_pretrain.errors import InputError
-from bert_pretrain.model.bert import BertForPreTraining
-from bert_pretrain.model.huggingface import save_model
 from bert_pretrain.text.tokenizer import Tokenizer
 from bert_pretrain.tools.fill_mask import as_json, as_table, encode_with_masks, fill_mask, filled
-from tests.small_bert import MODEL
 
 CPU = TrainConfig(device="cpu", precision="fp32")
 WORDS = ["the", "river", "was", "old", ".", "river", "##s", "中", "国", "[", "]", "sep", "mask"]
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def folder(make_bert: Callable[..., Path]) -> Path:
     tokens = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *dict.fromkeys(WORDS)]
     tokenizer = Tokenizer(tokens, lowercase=True, strip_accents=None, handle_chinese_chars=True)
-    config = MODEL.model_copy(update={"num_hidden_layers": 1, "max_position_embeddings": 12, "initializer_range": 0.5})
-    model = BertForPreTraining(config, tokenizer.vocab_size)
-    model.initialize(3)
-    path = tmp_path_factory.mktemp("model")
-    save_model(model, path, tokenizer)
-    return path
+    return make_bert(tokenizer, num_hidden_layers=1, max_position_embeddings=12, initializer_range=0.5)
 
 
 @pytest.mark.parametrize("text", ["the [MASK] was old .", "The river[MASK]was [MASK]", "中[MASK]"])

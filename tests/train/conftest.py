@@ -8,7 +8,7 @@ import itertools
 import json
 import shutil
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -33,15 +33,13 @@ from bert_pretrain.train.optimizers import make_optimizers
 from bert_pretrain.train.packing import Batch, GlobalBatch, assign_evenly, global_batch_of, multiples_of_equal_shares
 from bert_pretrain.train.run import train
 from bert_pretrain.train.state import TrainState
-from bert_pretrain.train.step import LossScale, train_step
+from bert_pretrain.train.step import LossScale, StepSums, train_step
 
 NUM_TOPICS, WORDS_PER_TOPIC = 4, 12
 FIRST_WORD = 104
 VOCAB_SIZE = FIRST_WORD + NUM_TOPICS * WORDS_PER_TOPIC
-Tiny = Callable[..., Config]
-Draw = Callable[..., Examples]
 NewData = Fit = Callable[..., Path]
-"""What the fixtures `tiny`, `examples`, `new_data_folder` and `fit` are."""
+"""What the fixtures `new_data_folder` and `fit` are."""
 NO_DROPOUT = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
 CLOCK_AND_MEMORY = {
     *("elapsed_seconds", "examples_per_second", "tokens_per_second", "data_wait_share", "peak_memory_bytes", "time")
@@ -54,8 +52,9 @@ def make_tokenizer() -> Tokenizer:
     return Tokenizer(tokens, lowercase=True, strip_accents=None, handle_chinese_chars=True)
 
 
-def make_examples(rows: int, generator: np.random.Generator, max_seq_length: int = 32) -> Examples:
+def make_examples(rows: int, seed: int | np.random.Generator = 0, max_seq_length: int = 32) -> Examples:
     """Draw examples of mixed lengths with unequal numbers of masks."""
+    generator = np.random.default_rng(seed)
     columns: dict[str, list[Any]] = {"ids": [], "starts": [], "positions": [], "labels": []}
     next_sentence_label = generator.permutation(rows) % 2
     for label in next_sentence_label:
@@ -171,6 +170,25 @@ def cut_alike(
     return global_batch_of([(examples, np.arange(len(examples)))], assigned, multiples)
 
 
+def tiny(*, model: dict[str, Any] | None = None, **train: Any) -> Config:
+    """Make the configuration of a tiny run on the CPU; keywords go into the section `train`."""
+    sizes = {
+        "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64,
+        "max_position_embeddings": 32,
+    }  # fmt: skip
+    settings = {
+        "global_batch_size": 16, "micro_batch_tokens": 256, "max_steps": 12, "peak_lr": 1e-3, "precision": "fp32",
+        "device": "cpu", "log_every": 5, "eval_every": 6, "save_every": 4,
+    }  # fmt: skip
+    return Config.model_validate({"model": {**sizes, **(model or {})}, "train": {**settings, **train}})
+
+
+def without_pairs(batch: GlobalBatch) -> GlobalBatch:
+    """The same batch of examples that are no pairs."""
+    micro_batches = [replace(micro, next_sentence_labels=None) for micro in batch.micro_batches]
+    return replace(batch, micro_batches=micro_batches, num_pairs=0)
+
+
 def make_model(config: Config, attention: str = "padded") -> BertForPreTraining:
     model = BertForPreTraining(config.model, VOCAB_SIZE, attention=attention)
     model.initialize(1)
@@ -204,6 +222,22 @@ def step(
         state.network.train(), state.optimizers, batch, state.sums, seed=1, step=number, learning_rate=rate,
         max_grad_norm=1.0, dtype=dtype, loss_scale=state.loss_scale, graphs=graphs,
     )  # fmt: skip
+
+
+def take_steps(
+    state: TrainState,
+    batches: Iterable[GlobalBatch],
+    dtype: torch.dtype = torch.float32,
+    rates: Sequence[float] = (1e-3,),
+    graphs: StepGraphs | None = None,
+) -> list[StepSums[float]]:
+    """Take a step of each batch, at the rates in turns."""
+    figures = []
+    for number, batch in enumerate(batches):
+        state.sums.zero_()
+        step(state, batch, number, dtype, rates[number % len(rates)], graphs)
+        figures.append(StepSums.read(state.sums))
+    return figures
 
 
 def metrics(run: Path, key: str = "step") -> list[dict[str, Any]]:
@@ -272,32 +306,8 @@ def new_data_folder(tmp_path: Path) -> NewData:
     return lambda name="data", **settings: make_data_folder(tmp_path / name, **settings)
 
 
-@pytest.fixture(scope="session")
-def examples() -> Draw:
-    """Make examples without files: `examples(rows, seed)`."""
-    return lambda rows, seed=0: make_examples(rows, np.random.default_rng(seed))
-
-
-@pytest.fixture(scope="session")
-def tiny() -> Tiny:
-    """Make the configuration of a tiny run on the CPU; keywords go into the section `train`."""
-
-    def make(*, model: dict[str, Any] | None = None, **train: Any) -> Config:
-        sizes = {
-            "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64,
-            "max_position_embeddings": 32,
-        }  # fmt: skip
-        settings = {
-            "global_batch_size": 16, "micro_batch_tokens": 256, "max_steps": 12, "peak_lr": 1e-3, "precision": "fp32",
-            "device": "cpu", "log_every": 5, "eval_every": 6, "save_every": 4,
-        }  # fmt: skip
-        return Config.model_validate({"model": {**sizes, **(model or {})}, "train": {**settings, **train}})
-
-    return make
-
-
 @pytest.fixture
-def fit(tiny: Tiny, data_folder: Path, tmp_path: Path) -> Fit:
+def fit(data_folder: Path, tmp_path: Path) -> Fit:
     """Train: `fit("name", max_steps=5, init_from=folder)`; keywords that `train` does not take go into the section."""
     of_train = inspect.signature(train).parameters
 
@@ -310,8 +320,16 @@ def fit(tiny: Tiny, data_folder: Path, tmp_path: Path) -> Fit:
 
 
 @pytest.fixture(scope="session")
-def finished(tiny: Tiny, data_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def finished(data_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """One undisturbed run of twelve steps, not to be changed."""
     run = tmp_path_factory.mktemp("finished") / "run"
     assert train(tiny(), data_folder, run) == run / "model"
     return run
+
+
+@pytest.fixture
+def model(finished: Path, tmp_path: Path) -> Path:
+    """The model of the finished run, to be changed."""
+    folder = shutil.copytree(finished / "model", tmp_path / "model")
+    (folder / "checksums.json").unlink()
+    return folder

@@ -15,10 +15,10 @@ from bert_pretrain.train.checkpoint import CheckpointWriter, HostBuffers, open_c
 from bert_pretrain.train.distributed import SINGLE_PROCESS
 from bert_pretrain.train.optimizers import update
 from bert_pretrain.train.resolved import resolve_run
-from tests.train.conftest import VOCAB_SIZE, Tiny, make_state
+from tests.train.conftest import VOCAB_SIZE, make_state, tiny
 
 
-def test_the_writer_waits_for_copies_and_training_does_not(tiny: Tiny, data_folder: Path, tmp_path: Path) -> None:
+def test_the_writer_waits_for_copies_and_training_does_not(data_folder: Path, tmp_path: Path) -> None:
     folder = tmp_path / "checkpoints"
     waits: list[tuple[bool, list[str]]] = []
 

@@ -1,6 +1,7 @@
 """Steps over static inputs, as a CUDA graph computes them, run without one; traces of them are in `tests/cuda`."""
 
 from collections.abc import Callable
+from functools import partial
 
 import pytest
 import torch
@@ -9,8 +10,8 @@ from bert_pretrain.config import ModelConfig
 from bert_pretrain.train.cuda_graph import MAX_GRAPHS, StepGraphs, launches_dominate
 from bert_pretrain.train.packing import IGNORED, GlobalBatch
 from bert_pretrain.train.state import TrainState
-from bert_pretrain.train.step import LossScale, StepSums
-from tests.train.conftest import NO_DROPOUT, Draw, Tiny, cut_alike, make_state, step
+from bert_pretrain.train.step import LossScale
+from tests.train.conftest import NO_DROPOUT, cut_alike, make_examples, make_state, take_steps, tiny, without_pairs
 
 CPU = torch.device("cpu")
 
@@ -41,32 +42,21 @@ class Launches(StepGraphs):
         compute()
 
 
-def train(state: TrainState, batches: list[GlobalBatch], graphs: StepGraphs | None) -> list[StepSums[float]]:
-    """Take a step of each batch, at rates that fp32 has exactly."""
-    figures = []
-    for number, batch in enumerate(batches):
-        state.sums.zero_()
-        step(state, batch, number, rate=2.0 ** -(8 + number % 3), graphs=graphs)
-        figures.append(StepSums.read(state.sums))
-    return figures
+train = partial(take_steps, rates=(2.0**-8, 2.0**-9, 2.0**-10))
+"""Take a step of each batch, at rates that fp32 has exactly."""
 
 
 @pytest.mark.parametrize(
     ("optimizer", "scaled", "pairs"), [("adamw", True, True), ("lamb", False, True), ("muon", False, False)]
 )
-def test_steps_over_static_inputs_are_bit_equal(
-    tiny: Tiny, examples: Draw, optimizer: str, scaled: bool, pairs: bool
-) -> None:
+def test_steps_over_static_inputs_are_bit_equal(optimizer: str, scaled: bool, pairs: bool) -> None:
     # Dropout as well: its masks come from the seed of each step.
     config = tiny(optimizer=optimizer, bias_correction=optimizer != "lamb")
-    batches = [cut_alike(examples(128, seed), 10_000, 32, 16.5) for seed in range(8)]
-    if not pairs:
-        for batch in batches:
-            vars(batch.micro_batches[0])["next_sentence_labels"] = None
-            vars(batch)["num_pairs"] = 0
+    batches = [cut_alike(make_examples(128, seed), 10_000, 32, 16.5) for seed in range(8)]
+    batches = batches if pairs else [without_pairs(batch) for batch in batches]
     states = [make_state(config, loss_scale=LossScale.start(CPU) if scaled else None) for _ in range(2)]
     graphs = Launches(states[1].model, states[1].optimizers, torch.float32)
-    plain, static = train(states[0], batches * 2, None), train(states[1], batches * 2, graphs)
+    plain, static = train(states[0], batches * 2, graphs=None), train(states[1], batches * 2, graphs=graphs)
     assert static == plain
     for name, expected in states[0].tensors().items():
         assert torch.equal(states[1].tensors()[name], expected), name
@@ -104,32 +94,32 @@ class Repeats(Launches):
 
 @pytest.mark.parametrize("wrong", [Fails, FailsAtLaunch, Repeats])
 def test_what_cannot_be_captured_or_is_wrong_is_computed_as_ever(
-    tiny: Tiny, examples: Draw, capsys: pytest.CaptureFixture[str], wrong: type[Launches]
+    capsys: pytest.CaptureFixture[str], wrong: type[Launches]
 ) -> None:
-    batch = cut_alike(examples(64), 10_000, 32, 16.5)
+    batch = cut_alike(make_examples(64), 10_000, 32, 16.5)
     states = [make_state(tiny()) for _ in range(3)]
     graphs = wrong(states[1].model, states[1].optimizers, torch.float32)
-    assert train(states[1], [batch] * 4, graphs) == train(states[0], [batch] * 4, None)
+    assert train(states[1], [batch] * 4, graphs=graphs) == train(states[0], [batch] * 4, graphs=None)
     assert capsys.readouterr().out.count("not captured") == 1
     assert not graphs.drop()
     another = Launches(states[2].model, states[2].optimizers, torch.float32)
-    train(states[2], [batch] * 3, another)
+    train(states[2], [batch] * 3, graphs=another)
     assert another.captured == 0  # one failure is enough for a process
 
 
-def test_micro_batches_and_too_many_shapes_are_computed_as_ever(tiny: Tiny, examples: Draw) -> None:
+def test_micro_batches_and_too_many_shapes_are_computed_as_ever() -> None:
     state = make_state(tiny(model=NO_DROPOUT))
     graphs = Launches(state.model, state.optimizers, torch.float32)
-    train(state, [cut_alike(examples(64), 500, 32, 16.5)] * 3, graphs)
+    train(state, [cut_alike(make_examples(64), 500, 32, 16.5)] * 3, graphs=graphs)
     assert graphs.captured == 0
     for rows in range(20, MAX_GRAPHS + 24):
-        train(state, [cut_alike(examples(rows), 10_000, 32, 16.5)] * 2, graphs)
+        train(state, [cut_alike(make_examples(rows), 10_000, 32, 16.5)] * 2, graphs=graphs)
     assert graphs.captured == graphs.launched == MAX_GRAPHS
     assert graphs.drop()
-    train(state, [cut_alike(examples(2), 10_000, 32, 16.5)] * 2, graphs)
+    train(state, [cut_alike(make_examples(2), 10_000, 32, 16.5)] * 2, graphs=graphs)
     assert graphs.captured == MAX_GRAPHS
     plain = StepGraphs(state.model, state.optimizers, torch.float32)  # a CPU is no card of a known peak
-    train(state, [cut_alike(examples(2), 10_000, 32, 16.5)] * 2, plain)
+    train(state, [cut_alike(make_examples(2), 10_000, 32, 16.5)] * 2, graphs=plain)
     assert not plain.drop()
 
 
@@ -165,18 +155,13 @@ class Waits(Counted):
 @pytest.mark.parametrize("kind", [Counted, Waits])
 @pytest.mark.parametrize("optimizer", ["adamw", "muon"])
 def test_on_a_card_graphs_compute_the_steps_and_a_failed_capture_leaves_nothing(
-    tiny: Tiny, examples: Draw, kind: type[Counted], optimizer: str
+    kind: type[Counted], optimizer: str
 ) -> None:
     config = tiny(optimizer=optimizer)  # with dropout
-    batches = [cut_alike(examples(256, seed), 10_000, 32, 16.5).to(torch.device("cuda")) for seed in range(3)]
+    batches = [cut_alike(make_examples(256, seed), 10_000, 32, 16.5).to(torch.device("cuda")) for seed in range(3)]
 
     def losses(state: TrainState, graphs: StepGraphs | None) -> list[float]:
-        found = []
-        for number in range(12):
-            state.sums.zero_()
-            step(state, batches[number % 3], number, torch.bfloat16, graphs=graphs)
-            found.append(StepSums.read(state.sums).loss)
-        return found
+        return [figures.loss for figures in take_steps(state, batches * 4, torch.bfloat16, graphs=graphs)]
 
     states = [make_state(config, attention="varlen", compiled=True, device="cuda") for _ in range(2)]
     graphs = kind(states[1].model, states[1].optimizers, torch.bfloat16)

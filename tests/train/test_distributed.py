@@ -10,7 +10,6 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
@@ -28,8 +27,9 @@ from bert_pretrain.train.packing import cut
 from bert_pretrain.train.run import train
 from bert_pretrain.train.state import TrainState
 from bert_pretrain.train.step import train_step
-from tests.train.conftest import NO_DROPOUT, Fit, NewData, Tiny, final_tensors, interrupted_copy, make_examples, metrics
-from tests.train.test_resume import RARE, command, newest_step, num_lines, start, wait_until
+from tests.conftest import wait_until
+from tests.train.conftest import NO_DROPOUT, Fit, NewData, final_tensors, interrupted_copy, make_examples, metrics, tiny
+from tests.train.test_resume import RARE, command, newest_step, num_lines, start
 
 
 def ranks() -> list[dict[str, str]]:
@@ -65,7 +65,7 @@ def assert_same_losses(left: Path, right: Path) -> None:
 
 
 def test_two_ranks_have_the_losses_of_one_and_their_checkpoint_continues_on_one(
-    tiny: Tiny, new_data_folder: NewData, tmp_path: Path
+    new_data_folder: NewData, tmp_path: Path
 ) -> None:
     # 15 examples do not divide by two, and make several micro-batches of unequal numbers.
     data_folder = new_data_folder("dynamic", masking="dynamic")  # each rank draws the masks of whole shards
@@ -84,7 +84,7 @@ def test_two_ranks_have_the_losses_of_one_and_their_checkpoint_continues_on_one(
     torch.testing.assert_close(final_tensors(mixed), final_tensors(tmp_path / "one"), atol=1e-4, rtol=1e-4)
 
 
-def test_more_ranks_than_examples_are_refused(tiny: Tiny, data_folder: Path, tmp_path: Path, monkeypatch) -> None:
+def test_more_ranks_than_examples_are_refused(data_folder: Path, tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setenv("WORLD_SIZE", "5")
     with pytest.raises(ConfigError, match="5 processes"):
         check_inputs(tiny(global_batch_size=4), data_folder, tmp_path / "run")
@@ -100,7 +100,7 @@ def assert_stopped(run: Path) -> None:
 
 
 def test_both_ranks_end_where_one_is_killed_or_stopped_and_start_again_from_the_last_checkpoint(
-    fit: Fit, tiny: Tiny, data_folder: Path, tmp_path: Path
+    fit: Fit, data_folder: Path, tmp_path: Path
 ) -> None:
     settings, run = {"save_every": 10, "eval_every": 100_000, "log_every": 5}, tmp_path / "run"
     words = command(tiny(max_steps=100_000, **settings), data_folder, run)
@@ -142,9 +142,7 @@ def test_a_launcher_that_does_not_say_the_local_rank_is_told(monkeypatch: pytest
 
 
 @pytest.mark.slow
-def test_signals_to_torchrun_and_all_ranks_stop_all_of_them_at_one_step(
-    tiny: Tiny, data_folder: Path, tmp_path: Path
-) -> None:
+def test_signals_to_torchrun_and_all_ranks_stop_all_of_them_at_one_step(data_folder: Path, tmp_path: Path) -> None:
     run, last = tmp_path / "run", 0
     for _ in range(20):
         process = torchrun(command(tiny(max_steps=100_000, **RARE), data_folder, run))
@@ -160,7 +158,7 @@ def test_signals_to_torchrun_and_all_ranks_stop_all_of_them_at_one_step(
 
 @pytest.mark.slow
 def test_compiled_layers_on_two_ranks_have_the_losses_of_plain_ones_on_one(
-    fit: Fit, tiny: Tiny, data_folder: Path, tmp_path: Path
+    fit: Fit, data_folder: Path, tmp_path: Path
 ) -> None:
     settings = {"model": NO_DROPOUT, "max_steps": 4, "save_every": 2, "eval_every": 2, "log_every": 1}
     words = command(tiny(**settings, compile=True), data_folder, tmp_path / "two")
@@ -189,7 +187,7 @@ def trained(case: str, dist_context: DistContext) -> dict[str, Tensor]:
     state = TrainState.start(model, network, make_optimizers(model, train), None)
     found: dict[str, Tensor] = {}
     for step in range(3):
-        batch = cut(make_examples(30, np.random.default_rng(step)), 200, dist_context.rank, dist_context.size)
+        batch = cut(make_examples(30, step), 200, dist_context.rank, dist_context.size)
         with torch.compiler.set_stance("force_eager"):
             train_step(
                 state.network, state.optimizers, batch, state.sums, seed=1, step=step, learning_rate=5e-3,

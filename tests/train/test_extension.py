@@ -19,7 +19,7 @@ from bert_pretrain.text.tokenizer import Tokenizer
 from bert_pretrain.tools.fill_mask import fill_mask
 from bert_pretrain.train.evaluation import evaluate
 from bert_pretrain.train.run import train
-from tests.train.conftest import VOCAB_SIZE, Fit, NewData, Tiny
+from tests.train.conftest import VOCAB_SIZE, Fit, NewData, tiny
 
 EMBEDDINGS, BIAS = "bert.embeddings.word_embeddings.weight", "cls.predictions.bias"
 POSITIONS = "bert.embeddings.position_embeddings.weight"
@@ -36,14 +36,6 @@ def extend(tokenizer: Tokenizer, data: Path) -> Path:
     record["tokenizer"] = {"vocab_size": tokenizer.vocab_size, "hash": tokenizer.hash}
     write_checked_json(data / "manifest.json", record)
     return data
-
-
-@pytest.fixture
-def model(finished: Path, tmp_path: Path) -> Path:
-    """The model of the finished run, to be changed."""
-    folder = shutil.copytree(finished / "model", tmp_path / "model")
-    (folder / "checksums.json").unlink()
-    return folder
 
 
 def change_tensors(folder: Path, change: Callable[[torch.Tensor], torch.Tensor], **config: Any) -> None:
@@ -89,7 +81,7 @@ def test_rows_of_new_tokens_are_the_mean_of_their_pieces_and_all_others_stay(
 
 
 def test_what_an_extended_vocabulary_does_not_allow_is_refused(
-    fit: Fit, finished: Path, model: Path, tiny: Tiny, tokenizer: Tokenizer, new_data_folder: NewData
+    fit: Fit, finished: Path, model: Path, tokenizer: Tokenizer, new_data_folder: NewData
 ) -> None:
     extended_data = extend(tokenizer, new_data_folder("extended"))
     checkpoint = finished / "checkpoints" / "step-00000008"
@@ -108,7 +100,7 @@ def test_what_an_extended_vocabulary_does_not_allow_is_refused(
 
 
 def test_rows_that_only_fill_up_stay_for_inference_and_go_in_training(
-    fit: Fit, finished: Path, model: Path, tiny: Tiny, data_folder: Path, tmp_path: Path
+    fit: Fit, finished: Path, model: Path, data_folder: Path, tmp_path: Path
 ) -> None:
     config = tiny().train
     change_tensors(model, lambda rows: torch.cat([rows, torch.full((6, *rows.shape[1:]), 0.01)]), vocab_size=158)
@@ -130,7 +122,7 @@ def test_rows_that_only_fill_up_stay_for_inference_and_go_in_training(
 
 
 def test_sizes_come_from_the_folder_and_more_positions_begin_as_those_there_are(
-    fit: Fit, finished: Path, tiny: Tiny, data_folder: Path, tmp_path: Path
+    fit: Fit, finished: Path, data_folder: Path, tmp_path: Path
 ) -> None:
     settings = tiny(max_steps=1, peak_lr=1e-30, weight_decay=0.0).train.model_dump()
     changed = {"hidden_dropout_prob": 0.0, "max_position_embeddings": 80}
@@ -147,7 +139,7 @@ def test_sizes_come_from_the_folder_and_more_positions_begin_as_those_there_are(
 
 
 def test_a_masked_language_model_of_transformers_trains_on(
-    fit: Fit, finished: Path, tiny: Tiny, data_folder: Path, tmp_path: Path
+    fit: Fit, finished: Path, data_folder: Path, tmp_path: Path
 ) -> None:
     outside = tmp_path / "outside"
     AutoModelForMaskedLM.from_pretrained(finished / "model").save_pretrained(outside, max_shard_size="20KB")

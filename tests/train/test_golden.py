@@ -11,21 +11,16 @@ from typing import Any
 import pytest
 import torch
 
-from bert_pretrain.train.run import train
-from tests.train.conftest import Tiny
+from tests.train.conftest import NO_DROPOUT, Fit, metrics
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "losses_of_20_cpu_steps.json"
 NAMES = ("mlm_loss", "nsp_loss", "grad_norm", "learning_rate")
 
 
-def test_twenty_steps_have_the_stored_losses(tiny: Tiny, data_folder: Path, tmp_path: Path) -> None:
+def test_twenty_steps_have_the_stored_losses(fit: Fit) -> None:
     # Without dropout, whose masks are not the same on every kind of CPU.
-    config = tiny(
-        model={"hidden_dropout_prob": 0, "attention_probs_dropout_prob": 0}, max_steps=20, log_every=1, peak_lr=5e-3
-    )
-    train(config, data_folder, tmp_path / "run")
-    lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
-    found: dict[str, Any] = {name: [line[name] for line in lines if name in line] for name in NAMES}
+    run = fit(model=NO_DROPOUT, max_steps=20, log_every=1, peak_lr=5e-3)
+    found: dict[str, Any] = {name: [line[name] for line in metrics(run, name)] for name in NAMES}
     found["torch"] = ".".join(torch.__version__.split(".")[:2])
     if os.environ.get("REGENERATE_GOLDEN"):
         GOLDEN.write_text(json.dumps(found, indent=1) + "\n")

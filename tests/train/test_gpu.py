@@ -6,7 +6,6 @@ Traces of the same code without a device are in `tests/cuda`; here are the numbe
 import contextlib
 import gc
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,9 +22,8 @@ from bert_pretrain.train.optimizers import make_optimizers
 from bert_pretrain.train.packing import GlobalBatch, cut
 from bert_pretrain.train.state import TrainState
 from bert_pretrain.train.step import LossScale, StepSums
-from tests.train.conftest import NO_DROPOUT, Draw, Fit, Tiny, cut_alike, final_tensors, interrupted_copy, metrics
-from tests.train.conftest import make_state as make_state_on
-from tests.train.conftest import step as step_at
+from tests.train import conftest
+from tests.train.conftest import NO_DROPOUT, Fit, cut_alike, final_tensors, make_examples, metrics, tiny
 
 pytestmark = [
     pytest.mark.gpu,
@@ -41,11 +39,11 @@ LOSS_TOLERANCE = 1e-3
 
 def make_state(config: Config, *, fp16: bool = False, **options: Any) -> TrainState:
     scale = LossScale.start(CUDA) if fp16 else None
-    return make_state_on(config, **{"attention": "varlen", **options}, loss_scale=scale, device="cuda")
+    return conftest.make_state(config, **{"attention": "varlen", **options}, loss_scale=scale, device="cuda")
 
 
 def step(state: TrainState, batch: GlobalBatch, number: int, dtype: torch.dtype) -> None:
-    step_at(state, batch, number, dtype, rate=2e-3)
+    conftest.step(state, batch, number, dtype, rate=2e-3)
 
 
 @contextlib.contextmanager
@@ -60,16 +58,7 @@ def no_waiting() -> Iterator[None]:
 
 
 def run_steps(state: TrainState, batches: list[GlobalBatch], dtype: torch.dtype) -> list[float]:
-    losses = []
-    for number, batch in enumerate(batches):
-        state.sums.zero_()
-        step(state, batch, number, dtype)
-        losses.append(StepSums.read(state.sums).loss)
-    return losses
-
-
-def pinned(batch: GlobalBatch) -> GlobalBatch:
-    return replace(batch, micro_batches=[micro.pin_memory() for micro in batch.micro_batches])
+    return [figures.loss for figures in conftest.take_steps(state, batches, dtype, rates=(2e-3,))]
 
 
 @pytest.fixture(autouse=True)
@@ -89,14 +78,12 @@ def _many_variants(monkeypatch: pytest.MonkeyPatch) -> None:
         ("muon", torch.bfloat16, "varlen", False),
     ],
 )
-def test_no_step_waits_for_the_device(
-    tiny: Tiny, examples: Draw, optimizer: str, dtype: torch.dtype, attention: str, compiled: bool
-) -> None:
+def test_no_step_waits_for_the_device(optimizer: str, dtype: torch.dtype, attention: str, compiled: bool) -> None:
     # What is compiled has the sizes of the other tests', so that the compiler's cache has it.
     config, fp16 = tiny(optimizer=optimizer, model=NO_DROPOUT if compiled else None), dtype == torch.float16
     state = make_state(config, attention=attention, compiled=compiled, fp16=fp16)
     # Two micro-batches of several thousand tokens: with few of them other kernels are chosen.
-    batch = pinned(cut_alike(examples(512), 6000, 32, 20.0))
+    batch = cut_alike(make_examples(512), 6000, 32, 20.0).pin_memory()
     assert len(batch.micro_batches) == 2
     for number in range(2):
         step(state, batch.to(CUDA), number, dtype)
@@ -107,9 +94,9 @@ def test_no_step_waits_for_the_device(
     assert StepSums.read(state.sums).skipped == 0
 
 
-def test_a_snapshot_is_of_its_moment_and_does_not_wait(tiny: Tiny, examples: Draw) -> None:
+def test_a_snapshot_is_of_its_moment_and_does_not_wait() -> None:
     state = make_state(tiny(model=NO_DROPOUT))
-    batch = cut(examples(64), 4000).to(CUDA)
+    batch = cut(make_examples(64), 4000).to(CUDA)
     run_steps(state, [batch] * 2, torch.bfloat16)
     buffers, others = HostBuffers(), HostBuffers()
     for each in (buffers, others):
@@ -135,11 +122,9 @@ def test_a_snapshot_is_of_its_moment_and_does_not_wait(tiny: Tiny, examples: Dra
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_flash_attention_and_compiled_layers_train_as_padding_does(
-    tiny: Tiny, examples: Draw, dtype: torch.dtype
-) -> None:
-    batches = [cut(examples(32, seed), 400).to(CUDA) for seed in range(10)]
-    alike = [cut_alike(examples(32, seed), 400, 32, 20.0).to(CUDA) for seed in range(10)]
+def test_flash_attention_and_compiled_layers_train_as_padding_does(dtype: torch.dtype) -> None:
+    batches = [cut(make_examples(32, seed), 400).to(CUDA) for seed in range(10)]
+    alike = [cut_alike(make_examples(32, seed), 400, 32, 20.0).to(CUDA) for seed in range(10)]
     config, fp16 = tiny(model=NO_DROPOUT), dtype == torch.float16
     exact = run_steps(make_state(config, attention="padded"), batches, torch.float32)
     padded = run_steps(make_state(config, attention="padded", fp16=fp16), batches, dtype)
@@ -152,9 +137,9 @@ def test_flash_attention_and_compiled_layers_train_as_padding_does(
     assert exact[-1] < 0.95 * exact[0]
 
 
-def test_gradients_in_bf16_are_as_near_to_fp32_by_every_path(tiny: Tiny, examples: Draw) -> None:
+def test_gradients_in_bf16_are_as_near_to_fp32_by_every_path() -> None:
     config = tiny(model={**NO_DROPOUT, **WIDE})
-    batch = cut(examples(256), 10**6).to(CUDA)
+    batch = cut(make_examples(256), 10**6).to(CUDA)
 
     def gradients(dtype: torch.dtype, attention: str, compiled: bool = False) -> dict[str, torch.Tensor]:
         state = make_state(config, attention=attention, compiled=compiled)
@@ -192,7 +177,7 @@ def test_a_run_trains_and_continues_where_it_was(fit: Fit, tmp_path: Path, preci
     assert ("compiled   yes" in said) == (precision == "bf16")
     assert metrics(straight, "loss")[-1]["loss"] < metrics(straight, "loss")[0]["loss"]
     assert all(line["peak_memory_bytes"] > 0 for line in metrics(straight, "loss"))
-    run = interrupted_copy(straight, tmp_path / "run", "step-00000016", "step-00000020")
+    run = conftest.interrupted_copy(straight, tmp_path / "run", "step-00000016", "step-00000020")
     fit(run, **config)
     for ours, theirs in zip(metrics(run), metrics(straight), strict=True):
         assert ours["step"] == theirs["step"]
@@ -208,7 +193,7 @@ def test_a_run_trains_and_continues_where_it_was(fit: Fit, tmp_path: Path, preci
 @pytest.mark.parametrize(
     ("checkpointing", "compiled"), [(False, False), (False, True), (True, False)], ids=["plain", "compiled", "again"]
 )
-def test_the_estimate_of_memory_is_near(examples: Draw, checkpointing: bool, compiled: bool) -> None:
+def test_the_estimate_of_memory_is_near(checkpointing: bool, compiled: bool) -> None:
     config = ModelConfig(num_hidden_layers=4, max_position_embeddings=32)
     settings = TrainConfig(global_batch_size=1024, activation_checkpointing=checkpointing)
     gc.collect()
@@ -219,7 +204,7 @@ def test_the_estimate_of_memory_is_near(examples: Draw, checkpointing: bool, com
     if compiled:
         hardware.compile_layers(model)
     assert hardware.choose_micro_batch_tokens(settings, model, 32, CUDA, torch.bfloat16) == 1024 * 32
-    batch = cut_alike(examples(1024), 1024 * 32, 32, 20.0).to(CUDA)
+    batch = cut_alike(make_examples(1024), 1024 * 32, 32, 20.0).to(CUDA)
     (micro,) = batch.micro_batches
     state = TrainState.start(model, PretrainingLoss(model, compiled=compiled), make_optimizers(model, settings), None)
     for number in range(3):

@@ -25,7 +25,7 @@ from bert_pretrain.train.hardware import activation_bytes_per_token, choose_micr
 from bert_pretrain.train.loader import evaluation_batches
 from bert_pretrain.train.loss import PretrainingLoss, pretraining_loss
 from bert_pretrain.train.packing import cut
-from tests.train.conftest import NO_DROPOUT, Draw, Tiny, cut_alike, make_model
+from tests.train.conftest import NO_DROPOUT, cut_alike, make_examples, make_model, tiny
 
 CPU, CUDA, FP32, BF16 = torch.device("cpu"), torch.device("cuda"), torch.float32, torch.bfloat16
 
@@ -76,8 +76,8 @@ def test_freed_memory_is_kept_for_the_next_tensors_in_a_process_of_our_own() -> 
     assert kept < 3000
 
 
-def test_flops_are_those_of_real_tokens(examples: Draw) -> None:
-    table = examples(9)
+def test_flops_are_those_of_real_tokens() -> None:
+    table = make_examples(9)
     config = ModelConfig(hidden_size=8, num_hidden_layers=3, num_attention_heads=2, intermediate_size=20)
     weights = 3 * (4 * 8 * 8 + 2 * 8 * 20)
     expected = (
@@ -110,7 +110,7 @@ def test_the_peak_of_a_card_is_known_by_its_name(monkeypatch, name: str, teraflo
 
 
 def test_layers_are_compiled_on_cuda_where_nothing_pads_and_only_a_command_sets_the_compiler_s_limits(
-    tiny: Tiny, monkeypatch: pytest.MonkeyPatch
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     assert hardware.choose_compile("auto", CUDA, "varlen")[0]
     assert not hardware.choose_compile("auto", CUDA, "padded")[0]
@@ -128,11 +128,9 @@ def test_layers_are_compiled_on_cuda_where_nothing_pads_and_only_a_command_sets_
 
 
 @pytest.mark.skipif(torch.__version__ < "2.13", reason="it is refused there")
-def test_a_compiled_model_has_no_graph_breaks_and_the_same_gradients_and_held_out_figures(
-    tiny: Tiny, examples: Draw, data_folder: Path
-) -> None:
+def test_a_compiled_model_has_no_graph_breaks_and_the_same_gradients_and_held_out_figures(data_folder: Path) -> None:
     # Steps differ in their numbers of tokens, sequences and masks.
-    batches = [cut_alike(examples(rows), 10**6, 32, 16.0).micro_batches[0] for rows in (30, 61, 90)]
+    batches = [cut_alike(make_examples(rows), 10**6, 32, 16.0).micro_batches[0] for rows in (30, 61, 90)]
     data, counters, results, graphs = DataFolder.open(data_folder), torch._dynamo.utils.counters, [], []
 
     def backend(graph: torch.fx.GraphModule, inputs: list[Any]) -> Any:
@@ -173,7 +171,7 @@ def base(attention: str = "varlen", **model: Any) -> BertForPreTraining:
         return BertForPreTraining(ModelConfig(**model), 30522, attention=attention)
 
 
-def test_on_the_cpu_micro_batches_are_as_given_or_fit_into_its_cache(tiny: Tiny) -> None:
+def test_on_the_cpu_micro_batches_are_as_given_or_fit_into_its_cache() -> None:
     small, large = make_model(tiny()), base("padded")
 
     def chosen(model: BertForPreTraining, **settings: int) -> int:
@@ -217,8 +215,8 @@ def test_a_micro_batch_takes_what_the_card_has_up_to_the_whole_batch(
     assert choose_micro_batch_tokens(config, model, length, CUDA, BF16) == length
 
 
-def test_checkpointed_activations_give_the_same_gradients_with_dropout(tiny: Tiny, examples: Draw) -> None:
-    model, batch, gradients = make_model(tiny()).train(), cut(examples(20), 10**6).micro_batches[0], []
+def test_checkpointed_activations_give_the_same_gradients_with_dropout() -> None:
+    model, batch, gradients = make_model(tiny()).train(), cut(make_examples(20), 10**6).micro_batches[0], []
     for checkpointing in (False, True):
         model.encoder.activation_checkpointing = checkpointing
         model.zero_grad()

@@ -56,20 +56,16 @@ def test_a_narrower_student_starts_with_the_likeness_of_tokens() -> None:
     assert torch.equal(student.encoder.layers[0].attention.output.weight, before)  # type: ignore[union-attr]
 
 
-@pytest.fixture(scope="module")
-def teacher_folder(tmp_path_factory: pytest.TempPathFactory, tokenizer: Tokenizer) -> Path:
-    folder = tmp_path_factory.mktemp("teacher")
-    save_model(bert(2, hidden_size=64, num_hidden_layers=3), folder, tokenizer)
-    return folder
-
-
 def test_a_student_continues_bit_for_bit_where_its_teacher_has_moved(
-    fit: Fit, teacher_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    fit: Fit, tokenizer: Tokenizer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    fit("whole", teacher=str(teacher_folder), log_every=2)
+    teacher = tmp_path / "teacher"
+    teacher.mkdir()
+    save_model(bert(2, hidden_size=64, num_hidden_layers=3), teacher, tokenizer)
+    fit("whole", teacher=str(teacher), log_every=2)
     assert "teacher" in capsys.readouterr().out
     run = interrupted_copy(tmp_path / "whole", tmp_path / "run", "step-00000012")
-    moved = shutil.copytree(teacher_folder, tmp_path / "moved")
+    moved = shutil.copytree(teacher, tmp_path / "moved")
     fit(run, teacher=str(moved), log_every=2)
     assert_same_run(tmp_path / "whole", run)
     fit("other", init_from=run / "model", teacher=str(moved), max_steps=1)

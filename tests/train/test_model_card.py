@@ -18,7 +18,7 @@ from bert_pretrain.train.distributed import SINGLE_PROCESS
 from bert_pretrain.train.model_card import model_card
 from bert_pretrain.train.resolved import ResolvedRun, resolve_run
 from bert_pretrain.train.state import Progress
-from tests.train.conftest import Fit, NewData, Tiny, make_model
+from tests.train.conftest import Fit, NewData, make_model, tiny
 
 VALIDATION = {
     "step": 12, "validation_mlm_loss": 2.0, "validation_mlm_accuracy": 0.5, "validation_nsp_loss": None,
@@ -27,7 +27,7 @@ VALIDATION = {
 
 
 @pytest.fixture
-def resolved(tiny: Tiny, data_folder: Path, tmp_path: Path) -> ResolvedRun:
+def resolved(data_folder: Path, tmp_path: Path) -> ResolvedRun:
     return resolve_run(tiny(), DataFolder.open(data_folder), tmp_path / "run", SINGLE_PROCESS)
 
 
@@ -91,9 +91,7 @@ def test_names_are_shown_as_they_are_and_never_as_markup(resolved: ResolvedRun) 
     assert yaml.safe_load(text.split("---\n")[1])["model-index"][0]["name"] == "x: [y]\n---"
 
 
-def test_what_was_not_measured_or_trained_is_not_claimed(
-    resolved: ResolvedRun, tiny: Tiny, new_data_folder: NewData
-) -> None:
+def test_what_was_not_measured_or_trained_is_not_claimed(resolved: ResolvedRun, new_data_folder: NewData) -> None:
     text = card_of(resolved, VALIDATION)
     assert "NSP" not in text
     some = resolved.config.train.model_copy(update={"eval_examples": 5})

@@ -19,7 +19,7 @@ from bert_pretrain.train.optimizers import (
     orthogonalised,
     update,
 )
-from tests.train.conftest import Tiny, make_model
+from tests.train.conftest import make_model, tiny
 
 KINDS = ("adamw", "lamb", "muon")
 
@@ -107,7 +107,7 @@ def test_without_bias_correction_adamw_is_the_papers() -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_every_parameter_has_one_optimizer_and_only_matrices_decay(tiny: Tiny, kind: str) -> None:
+def test_every_parameter_has_one_optimizer_and_only_matrices_decay(kind: str) -> None:
     config = tiny(optimizer=kind)
     model = make_model(config)
     names = {parameter: name for name, parameter in model.named_parameters()}

@@ -11,16 +11,17 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from typer.testing import CliRunner
+from transformers import AutoModelForPreTraining
 
-from bert_pretrain.cli import app
 from bert_pretrain.errors import ConfigError, DataError, OutputError
 from bert_pretrain.examples.shards import DataFolder, read_shard
+from bert_pretrain.model.huggingface import load_model
 from bert_pretrain.train import loader
 from bert_pretrain.train.evaluation import evaluate
 from bert_pretrain.train.loader import evaluation_batches
 from bert_pretrain.train.run import train
-from tests.train.conftest import NO_DROPOUT, Fit, NewData, Tiny, metrics
+from tests.conftest import call
+from tests.train.conftest import NO_DROPOUT, Fit, NewData, metrics, tiny
 
 TRAINING_NAMES = [
     *("step", "epoch", "examples", "tokens", "elapsed_seconds", "loss", "mlm_loss", "mlm_accuracy", "nsp_loss"),
@@ -63,7 +64,7 @@ def test_metrics_have_the_names_of_the_design(finished: Path) -> None:
     assert 0 < last["padding_share"] < 0.6
 
 
-def test_the_final_figures_are_those_of_evaluate(finished: Path, data_folder: Path, tiny: Tiny) -> None:
+def test_the_final_figures_are_those_of_evaluate(finished: Path, data_folder: Path) -> None:
     manifest = json.loads((finished / "manifest.json").read_text())
     figures = evaluate(finished / "model", data_folder, config=tiny().train)
     for name in ("mlm_loss", "mlm_accuracy", "nsp_loss", "nsp_accuracy"):
@@ -111,6 +112,27 @@ def test_a_run_without_validation_split_has_no_such_figures(fit: Fit, new_data_f
     assert not metrics(fit(data=new_data_folder(validation_rows=0), max_steps=3), "validation_mlm_loss")
 
 
+def test_without_pairs_the_loss_is_that_of_masked_tokens_and_the_heads_of_pairs_stay_as_drawn(
+    fit: Fit, new_data_folder: NewData
+) -> None:
+    data = new_data_folder(next_sentence="none", masking="dynamic")
+    run = fit(data=data)
+    for line in metrics(run):
+        assert [value for name, value in line.items() if "nsp" in name] == [None, None]
+    assert all(line["loss"] == pytest.approx(line["mlm_loss"], rel=0.05) for line in metrics(run, "loss"))
+    figures = evaluate(run / "model", data, config=tiny().train)
+    assert not [name for name in figures if "nsp" in name]
+    assert figures["mlm_loss"] == pytest.approx(metrics(run)[-1]["validation_mlm_loss"], rel=1e-6)
+    with pytest.raises(DataError, match="no masks"):
+        evaluate(run / "model", data, config=tiny().train, split="train")
+    _, info = AutoModelForPreTraining.from_pretrained(run / "model", output_loading_info=True)
+    assert not info["missing_keys"]
+    ours, fresh = (load_model(run / "model").model for _ in range(2))
+    fresh.initialize(tiny().train.seed)
+    untrained = {name for name, weight in ours.named_parameters() if torch.equal(weight, fresh.get_parameter(name))}
+    assert untrained == {name for name, _ in ours.named_parameters() if name.startswith(("pooler", "nsp_head"))}
+
+
 def test_a_tiny_run_learns(fit: Fit, new_data_folder: NewData) -> None:
     data = new_data_folder(shard_rows=(1000, 1000), validation_rows=200)
     rare = {"log_every": 100, "eval_every": 1000, "save_every": 1000}
@@ -125,10 +147,9 @@ def test_a_tiny_run_learns(fit: Fit, new_data_folder: NewData) -> None:
 
 
 def test_a_vocabulary_of_equal_size_but_other_words_is_refused(
-    fit: Fit, finished: Path, tiny: Tiny, data_folder: Path, new_data_folder: NewData, tmp_path: Path
+    fit: Fit, model: Path, data_folder: Path, new_data_folder: NewData
 ) -> None:
-    other, model = new_data_folder("swapped"), shutil.copytree(finished / "model", tmp_path / "model")
-    (model / "checksums.json").unlink()
+    other = new_data_folder("swapped")
     for folder in (other / "tokenizer", model):
         words = (folder / "vocab.txt").read_text().splitlines()
         (folder / "vocab.txt").write_text("\n".join([*words[:-2], words[-1], words[-2]]) + "\n")
@@ -159,25 +180,13 @@ def test_an_evaluation_of_some_rows_reads_few_shards(data_folder: Path, monkeypa
 def test_a_restart_does_not_overwrite_again(data_folder: Path, tmp_path: Path, monkeypatch) -> None:
     seen: list[bool] = []
     monkeypatch.setattr("bert_pretrain.train.run.train", lambda *_, **options: seen.append(options["overwrite"]))
-    command = [
-        "train",
-        "--data",
-        str(data_folder),
-        "--output",
-        str(tmp_path / "run"),
-        "--config",
-        "tiny",
-        "--overwrite",
-    ]
     for count in ("0", "1"):
         monkeypatch.setenv("SLURM_RESTART_COUNT", count)
-        assert CliRunner().invoke(app, command).exit_code == 0
+        call("train", "--data", data_folder, "--output", tmp_path / "run", "--config", "tiny", "--overwrite")
     assert seen == [True, False]
 
 
-def test_an_evaluation_takes_some_rows_evenly_and_the_last_one_all(
-    tiny: Tiny, new_data_folder: NewData, tmp_path: Path
-) -> None:
+def test_an_evaluation_takes_some_rows_evenly_and_the_last_one_all(new_data_folder: NewData, tmp_path: Path) -> None:
     data = DataFolder.open(new_data_folder(validation_rows=23))
     rows = read_shard(data.path, data.shards("validation")[0])
     few = list(evaluation_batches(data, "validation", 64, at_most=5))

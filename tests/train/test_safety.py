@@ -1,8 +1,6 @@
 """What protects a run: its time budget is kept, gradients that stay non-finite end it, and micro-batches fit."""
 
 import json
-import shutil
-from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,7 +12,6 @@ from safetensors.torch import load_file, save_file
 from bert_pretrain.config import DEFAULT_EVAL_EVERY
 from bert_pretrain.errors import ConfigError, UserError
 from bert_pretrain.examples.shards import DataFolder
-from bert_pretrain.io.files import seal_folder
 from bert_pretrain.model.bert import BertForPreTraining
 from bert_pretrain.model.huggingface import load_weights
 from bert_pretrain.train import loop
@@ -23,7 +20,7 @@ from bert_pretrain.train.loader import TrainingData
 from bert_pretrain.train.loss import PretrainingLoss, pretraining_loss
 from bert_pretrain.train.packing import Batch
 from bert_pretrain.train.run import train
-from tests.train.conftest import NO_DROPOUT, VOCAB_SIZE, Fit, Tiny, metrics
+from tests.train.conftest import NO_DROPOUT, VOCAB_SIZE, Fit, metrics, tiny
 
 
 @pytest.fixture
@@ -78,27 +75,17 @@ def test_a_time_budget_is_evaluated_after_every_eighth_by_default(fit: Fit, hang
     assert len(metrics(run, "validation_mlm_loss")) == 9
 
 
-@pytest.fixture
-def poisoned(finished: Path, tmp_path: Path) -> Callable[[str, int], Path]:
-    """Make a model folder with NaN in one row of one of its tables."""
-
-    def make(name: str, row: int) -> Path:
-        model = shutil.copytree(finished / "model", tmp_path / "model")
-        tensors = load_file(model / "model.safetensors")
-        tensors[name][row] = float("nan")
-        save_file(tensors, model / "model.safetensors", metadata={"format": "pt"})
-        seal_folder(model)
-        return model
-
-    return make
+def poison(model: Path, name: str, row: int) -> None:
+    """Write NaN into one row of a table of a model folder."""
+    tensors = load_file(model / "model.safetensors")
+    tensors[name][row] = float("nan")
+    save_file(tensors, model / "model.safetensors", metadata={"format": "pt"})
 
 
-def test_steps_that_are_not_finite_are_skipped_and_counted_and_the_others_count(
-    fit: Fit, tmp_path: Path, poisoned: Callable[[str, int], Path]
-) -> None:
+def test_steps_that_are_not_finite_are_skipped_and_counted_and_the_others_count(fit: Fit, model: Path) -> None:
     # Only the longest examples reach the last positions, and not every batch holds one.
-    model, run = poisoned("bert.embeddings.position_embeddings.weight", 29), tmp_path / "run"
-    fit(run, init_from=model, log_every=1, global_batch_size=4)
+    poison(model, "bert.embeddings.position_embeddings.weight", 29)
+    run = fit(init_from=model, log_every=1, global_batch_size=4)
     training = metrics(run, "loss")
     skipped = [line["skipped_steps"] for line in training]
     assert 0 < sum(skipped) < 12
@@ -108,10 +95,11 @@ def test_steps_that_are_not_finite_are_skipped_and_counted_and_the_others_count(
 
 
 def test_gradients_that_stay_non_finite_end_the_run_with_a_checkpoint_to_compute_the_step_again(
-    tiny: Tiny, data_folder: Path, tmp_path: Path, poisoned: Callable[[str, int], Path]
+    data_folder: Path, tmp_path: Path, model: Path
 ) -> None:
-    model, run = poisoned("bert.embeddings.token_type_embeddings.weight", 1), tmp_path / "run"
-    folder, config = run / "checkpoints" / "step-00000030", tiny(max_steps=100)
+    poison(model, "bert.embeddings.token_type_embeddings.weight", 1)
+    run, config = tmp_path / "run", tiny(max_steps=100)
+    folder = run / "checkpoints" / "step-00000030"
     with pytest.raises(UserError, match="30 steps in a row") as caught:
         train(config, data_folder, run, init_from=model)
     assert str(folder) in str(caught.value)
@@ -127,30 +115,26 @@ def test_gradients_that_stay_non_finite_end_the_run_with_a_checkpoint_to_compute
     assert all(torch.equal(before[name], after[name]) for name in before if "token_type" not in name)
 
 
-@pytest.fixture
-def small_memory(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
-    """Let training refuse micro-batches of more tokens than given, as a GPU does, from its third forward pass on."""
+def limit_memory(monkeypatch: pytest.MonkeyPatch, tokens: int) -> None:
+    """Let training refuse micro-batches of more tokens, as a GPU does, from its third forward pass on."""
     forward, calls = PretrainingLoss.forward, 0
 
-    def limit(tokens: int) -> None:
-        def limited(self: PretrainingLoss, batch: Batch) -> Any:
-            nonlocal calls
-            calls += self.training
-            if self.training and calls > 2 and batch.num_tokens > tokens:
-                raise torch.OutOfMemoryError("CUDA out of memory.")
-            return forward(self, batch)
+    def limited(self: PretrainingLoss, batch: Batch) -> Any:
+        nonlocal calls
+        calls += self.training
+        if self.training and calls > 2 and batch.num_tokens > tokens:
+            raise torch.OutOfMemoryError("CUDA out of memory.")
+        return forward(self, batch)
 
-        monkeypatch.setattr(PretrainingLoss, "forward", limited)
-
-    return limit
+    monkeypatch.setattr(PretrainingLoss, "forward", limited)
 
 
 def test_a_run_goes_on_with_half_micro_batches_to_the_same_losses(
-    fit: Fit, small_memory: Callable[[int], None], tmp_path: Path
+    fit: Fit, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = {"model": NO_DROPOUT, "micro_batch_tokens": "auto"}  # masks of dropout follow micro-batches
     fit("large", **config)
-    small_memory(200)
+    limit_memory(monkeypatch, 200)
     fit("small", **config)
     small, large = metrics(tmp_path / "small"), metrics(tmp_path / "large")
     assert [line["step"] for line in small] == [line["step"] for line in large]
@@ -161,8 +145,8 @@ def test_a_run_goes_on_with_half_micro_batches_to_the_same_losses(
 
 @pytest.mark.parametrize(("tokens", "word"), [("auto", "one example"), (64, "micro_batch_tokens")])
 def test_where_one_example_does_not_fit_or_the_size_was_given_one_message_says_what_to_do(
-    fit: Fit, small_memory: Callable[[int], None], tokens: str | int, word: str
+    fit: Fit, monkeypatch: pytest.MonkeyPatch, tokens: str | int, word: str
 ) -> None:
-    small_memory(0)
+    limit_memory(monkeypatch, 0)
     with pytest.raises(ConfigError, match=word):
         fit(micro_batch_tokens=tokens)

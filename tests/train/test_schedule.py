@@ -13,7 +13,7 @@ def rates(steps: int, **settings: object) -> list[float]:
     return [learning_rate(config, step, steps) for step in range(steps)]
 
 
-def test_each_schedule_has_its_shape() -> None:
+def test_each_schedule_has_its_shape_and_a_warm_up_of_a_share_or_a_number_of_steps() -> None:
     assert rates(8, warmup_steps=2) == pytest.approx([0.5, 1.0, 1.0, 5 / 6, 4 / 6, 3 / 6, 2 / 6, 1 / 6])
     cosine = rates(100, warmup_steps=0, schedule="cosine")
     assert (cosine[0], cosine[50]) == (1.0, pytest.approx(0.5))
@@ -21,6 +21,9 @@ def test_each_schedule_has_its_shape() -> None:
     assert wsd[10:91] == [1.0] * 81
     assert wsd[91:] == pytest.approx([0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2, 0.1])
     assert rates(100, warmup_steps=10)[:90] == rates(90, warmup_steps=10, schedule_steps=100)
+    assert warmup_steps(TrainConfig(), 1000) == 10
+    assert warmup_steps(TrainConfig(warmup_ratio=1.0), 1000) == 1000
+    assert warmup_steps(TrainConfig(warmup_steps=0), 1000) == 0
 
 
 @given(
@@ -49,12 +52,6 @@ def test_every_rate_is_positive_and_at_most_the_peak(steps_and_warmup: tuple[int
 )
 def test_the_length_of_a_run(settings: dict[str, float], length: Length) -> None:
     assert own_length(TrainConfig(**settings), 1000) == length
-
-
-def test_the_warm_up_is_a_share_of_the_steps_or_their_number() -> None:
-    assert warmup_steps(TrainConfig(), 1000) == 10
-    assert warmup_steps(TrainConfig(warmup_ratio=1.0), 1000) == 1000
-    assert warmup_steps(TrainConfig(warmup_steps=0), 1000) == 0
 
 
 def test_a_time_budget_rises_and_falls_with_the_clock() -> None:

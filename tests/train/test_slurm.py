@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 import yaml
 
-from bert_pretrain.config import Config
+from tests.conftest import wait_until
 from tests.pages import ROOT, blocks
-from tests.train.conftest import assert_same_run
-from tests.train.test_resume import num_lines, wait_until
+from tests.train.conftest import assert_same_run, tiny
+from tests.train.test_resume import num_lines
 
 # As with --kill-on-bad-exit: a rank that leaves with an error takes the others with it, at once.
 SRUN = """#!/usr/bin/env python
@@ -61,7 +61,7 @@ def status(run: Path) -> str:
 
 @pytest.mark.slow
 def test_a_job_that_is_stopped_and_requeued_ends_with_the_bytes_of_an_undisturbed_one(
-    sbatch: Callable[..., "subprocess.Popen[str]"], tiny: Callable[..., Config], data_folder: Path, tmp_path: Path
+    sbatch: Callable[..., "subprocess.Popen[str]"], data_folder: Path, tmp_path: Path
 ) -> None:
     config = tiny(max_steps=400, save_every=1000, eval_every=100, log_every=5)
     (tmp_path / "tiny.yaml").write_text(yaml.safe_dump(config.model_dump(mode="json")))

@@ -7,15 +7,15 @@ import torch
 
 from bert_pretrain.train.packing import cut
 from bert_pretrain.train.step import LOSS_SCALE_GROWTH_STEPS, LossScale, StepSums
-from tests.train.conftest import NO_DROPOUT, Draw, Tiny, make_state, step
+from tests.train.conftest import NO_DROPOUT, make_examples, make_state, step, take_steps, tiny
 
 
 @pytest.fixture
-def batch(examples: Draw) -> Any:
-    return cut(examples(20), 200)
+def batch() -> Any:
+    return cut(make_examples(20), 200)
 
 
-def test_fp16_with_a_loss_scale_trains_and_recovers_from_an_overflow(tiny: Tiny, batch: Any) -> None:
+def test_fp16_with_a_loss_scale_trains_and_recovers_from_an_overflow(batch: Any) -> None:
     scale = LossScale(torch.tensor(2.0**40), torch.tensor(0, dtype=torch.int32))
     state = make_state(tiny(), loss_scale=scale)
     before = [parameter.clone() for parameter in state.model.parameters()]
@@ -23,11 +23,7 @@ def test_fp16_with_a_loss_scale_trains_and_recovers_from_an_overflow(tiny: Tiny,
     assert (scale.scale.item(), StepSums.read(state.sums).skipped) == (2.0**39, 1)
     assert all(map(torch.equal, before, state.model.parameters()))
     scale.scale.fill_(2.0**12)
-    losses = []
-    for number in range(1, 30):
-        state.sums.zero_()
-        step(state, batch, number, torch.float16, rate=5e-3)
-        losses.append(StepSums.read(state.sums).loss)
+    losses = [figures.loss for figures in take_steps(state, [batch] * 29, torch.float16, rates=(5e-3,))]
     assert losses[-1] < losses[0] - 0.5
 
 
@@ -41,7 +37,7 @@ def test_the_loss_scale_grows_after_many_good_steps() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_lower_precision_gives_nearly_the_same_step(tiny: Tiny, batch: Any, dtype: torch.dtype) -> None:
+def test_lower_precision_gives_nearly_the_same_step(batch: Any, dtype: torch.dtype) -> None:
     scale = LossScale.start(torch.device("cpu")) if dtype == torch.float16 else None
     exact, close = make_state(tiny(model=NO_DROPOUT)), make_state(tiny(model=NO_DROPOUT), loss_scale=scale)
     step(exact, batch)
@@ -52,7 +48,7 @@ def test_lower_precision_gives_nearly_the_same_step(tiny: Tiny, batch: Any, dtyp
     assert right.grad_norm == pytest.approx(left.grad_norm, rel=2e-2)
 
 
-def test_dropout_is_a_function_of_seed_step_and_micro_batch(tiny: Tiny, batch: Any) -> None:
+def test_dropout_is_a_function_of_seed_step_and_micro_batch(batch: Any) -> None:
     found = []
     for number in (5, 5, 6):
         state = make_state(tiny())
@@ -62,7 +58,7 @@ def test_dropout_is_a_function_of_seed_step_and_micro_batch(tiny: Tiny, batch: A
     assert found[0] == found[1] != found[2]
 
 
-def test_gradients_are_clipped_to_the_given_norm(tiny: Tiny, batch: Any) -> None:
+def test_gradients_are_clipped_to_the_given_norm(batch: Any) -> None:
     state = make_state(tiny(model={"initializer_range": 0.5}))
     step(state, batch)
     assert StepSums.read(state.sums).grad_norm > 1.0

@@ -3,6 +3,7 @@
 The same checks run under the version installed and, marked slow, under transformers 4.57 in an environment of its own.
 """
 
+import itertools
 import json
 import os
 import site
@@ -78,33 +79,25 @@ FRESH = {
     "unpooled": ("bert.pooler.", "cls."),
     "classifier": ("cls.",),
 }
-STORAGES = ("parts", "pickles")
 
 
-def check_layout(target: Path, layout: str, storage: str) -> None:
-    """Open a folder of theirs: what it lacks is drawn anew and named, all else computes the same."""
-    folder, expected = target / f"{layout} {storage}", load_file(target / f"{layout}.safetensors")
-    loaded = load_model(folder)
-    assert all(any(name.startswith(part) for name in loaded.fresh) for part in FRESH[layout])
-    assert all(name.startswith(FRESH[layout] or ("nothing",)) for name in loaded.fresh)
-    assert sorted(loaded.unused) == (["classifier.bias", "classifier.weight"] if layout == "classifier" else [])
-    found = compute(folder, expected)
-    for name in expected.keys() & found.keys():
-        transformers_side.close(found[name], expected[name])
-    assert len(list(folder.glob("*-of-*"))) > 1
+def check_layouts(target: Path) -> None:
+    """Open folders of theirs: what they lack is drawn anew and named, all else computes the same."""
+    for layout, storage in itertools.product(FRESH, ("parts", "pickles")):
+        folder, expected = target / f"{layout} {storage}", load_file(target / f"{layout}.safetensors")
+        loaded = load_model(folder)
+        assert all(any(name.startswith(part) for name in loaded.fresh) for part in FRESH[layout])
+        assert all(name.startswith(FRESH[layout] or ("nothing",)) for name in loaded.fresh)
+        assert sorted(loaded.unused) == (["classifier.bias", "classifier.weight"] if layout == "classifier" else [])
+        found = compute(folder, expected)
+        for name in expected.keys() & found.keys():
+            transformers_side.close(found[name], expected[name])
+        assert len(list(folder.glob("*-of-*"))) > 1
 
 
-@pytest.fixture(scope="module")
-def theirs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("theirs")
-    transformers_side.save_layouts(folder)
-    return folder
-
-
-@pytest.mark.parametrize("layout", FRESH)
-def test_every_layout_of_theirs_computes_the_same_here(theirs: Path, layout: str) -> None:
-    for storage in STORAGES:
-        check_layout(theirs, layout, storage)
+def test_every_layout_of_theirs_computes_the_same_here(tmp_path: Path) -> None:
+    transformers_side.save_layouts(tmp_path)
+    check_layouts(tmp_path)
 
 
 @pytest.fixture(scope="module")
@@ -139,6 +132,4 @@ def test_both_ways_with_transformers_4_57(python_4_57: Path, finished: Path, tmp
         expect(finished / name, tmp_path / "expected")
         assert "the same numbers" in side("open", finished / name, tmp_path / "expected")
     side("save", tmp_path / "theirs")
-    for layout in FRESH:
-        for storage in STORAGES:
-            check_layout(tmp_path / "theirs", layout, storage)
+    check_layouts(tmp_path / "theirs")

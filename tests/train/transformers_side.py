@@ -80,11 +80,12 @@ def check_folder(folder: Path, expected: Path) -> None:
     check_tokenizer_and_pipeline(folder, json.loads(expected.with_suffix(".json").read_text()))
 
 
-def layouts() -> dict[str, Any]:
-    """Return small BERTs with random weights, by the name of their layout."""
+@torch.no_grad()
+def save_layouts(target: Path) -> None:
+    """Save a small BERT of every layout in parts and as pickles, and beside it what the model computes."""
     torch.manual_seed(5)
     config = transformers.BertConfig(vocab_size=150, max_position_embeddings=24, initializer_range=0.2, **SIZES)
-    return {
+    layouts: dict[str, Any] = {
         "pretraining": transformers.BertForPreTraining(config),
         "masked": transformers.BertForMaskedLM(config),
         "pairs": transformers.BertForNextSentencePrediction(config),
@@ -92,11 +93,6 @@ def layouts() -> dict[str, Any]:
         "unpooled": transformers.BertModel(config, add_pooling_layer=False),
         "classifier": transformers.BertForSequenceClassification(config),
     }
-
-
-@torch.no_grad()
-def save_layouts(target: Path) -> None:
-    """Save every layout in parts and as pickles, and beside it what the model computes."""
     generator = torch.Generator().manual_seed(3)
     mask = torch.arange(12)[None] < torch.tensor([12, 5, 9])[:, None]
     inputs = {
@@ -104,7 +100,7 @@ def save_layouts(target: Path) -> None:
         "token_type_ids": (torch.arange(12)[None] >= 3).long() * mask,
         "attention_mask": mask.long(),
     }
-    for name, model in layouts().items():
+    for name, model in layouts.items():
         model.eval()
         output = model(**inputs, output_hidden_states=True)
         found = {**inputs, "hidden": output.hidden_states[-1][mask]}

@@ -3,9 +3,7 @@
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
 
-from bert_pretrain.cli import app
 from bert_pretrain.config_file import load_config
 from bert_pretrain.errors import ConfigError, InputError, OutputError
 from bert_pretrain.io.manifest import read_manifest
@@ -13,7 +11,7 @@ from bert_pretrain.text.tokenizer import Tokenizer
 from bert_pretrain.vocab.extend import extend_vocabulary, lost_characters
 from bert_pretrain.vocab.run import make_vocab
 from bert_pretrain.vocab.wordpiece import special_tokens
-from tests.conftest import digests
+from tests.conftest import call, digests
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
 PIECES = [*LETTERS, *(f"##{letter}" for letter in LETTERS), ".", ",", "the", "river", "##ing"]
@@ -107,6 +105,5 @@ def test_nothing_to_add_is_refused_and_flags_must_belong_together(text: Path, tm
     for flags, code in (
         ([*extend, "--vocab-size", "900"], 2), (["--add-tokens", "7"], 2), ([*extend, "--add-tokens", "2"], 0)
     ):  # fmt: skip
-        done = CliRunner().invoke(app, ["vocab", str(text), "--output", str(tmp_path / "b"), *flags])
-        assert done.exit_code == code
+        call("vocab", text, "--output", tmp_path / "b", *flags, code=code)
     assert len(read_manifest(tmp_path / "b", "vocab", "")["figures"]["added"]) == 2

@@ -1,22 +1,13 @@
 """`vocab --tokens words`: every word a token, from the text to a trained model."""
 
 import random
-import shlex
 from pathlib import Path
 
-from typer.testing import CliRunner, Result
-
-from bert_pretrain.cli import app
 from bert_pretrain.config import VocabConfig
 from bert_pretrain.io.manifest import read_manifest
 from bert_pretrain.text.tokenizer import Tokenizer
 from bert_pretrain.vocab.wordpiece import choose_words
-
-
-def call(command: str) -> Result:
-    result = CliRunner().invoke(app, shlex.split(command))
-    assert result.exit_code == 0, result.output
-    return result
+from tests.conftest import call
 
 
 def test_the_most_frequent_words_are_kept_and_none_that_cannot_be_a_token() -> None:
@@ -30,22 +21,22 @@ def test_a_model_is_trained_on_words(tmp_path: Path) -> None:
     draw, text = random.Random(5), tmp_path / "dna.txt"
     sequences = ["".join(draw.choices("ACGT", weights=(4, 1, 1, 4), k=200)) for _ in range(60)]
     text.write_text("\n\n".join(" ".join(each[begin : begin + 3] for begin in range(198)) for each in sequences) + "\n")
-    vocab = f"vocab {text} --output {tmp_path}/vocab --tokens words"
-    call(vocab)
+    vocab = ("vocab", text, "--output", tmp_path / "vocab", "--tokens", "words")
+    call(*vocab)
     tokens = Tokenizer.load(tmp_path / "vocab").tokens[104:]
     assert sorted(tokens) == sorted(set(text.read_text().split()))
     assert tokens[0] in ("AAA", "TTT")  # the most frequent
     figures = read_manifest(tmp_path / "vocab", "vocab", "")["figures"]
     assert figures["whole_words"] == {"distinct": 64, "coverage": 1.0}
     assert figures["pieces_per_word"] == 1.0
-    assert "up to date" in call(vocab).output
+    assert "up to date" in call(*vocab).output
     settings = "--set data.next_sentence=none --set data.whole_word_mask=true --set data.max_seq_length=32"
-    call(f"make-data {text} --vocab {tmp_path}/vocab --output {tmp_path}/data {settings} --workers 1")
+    call(*f"make-data {text} --vocab {tmp_path}/vocab --output {tmp_path}/data {settings} --workers 1".split())
     corpus = read_manifest(tmp_path / "data", "data", "")["corpus"]
     assert (corpus["documents"], corpus["sentences"]) == (60, 60)
     assert (corpus["tokens"], corpus["unk_share"]) == (60 * 198, 0.0)
     small = "--set model.hidden_size=16 --set model.num_hidden_layers=1 --set model.num_attention_heads=1"
     small += " --set model.intermediate_size=32 --set train.global_batch_size=8"
-    call(f"train --data {tmp_path}/data --output {tmp_path}/run {small} --steps 2")
-    answer = call(f"fill-mask {tmp_path}/run/model 'AAA AAT [MASK] TTT' --json").output
+    call(*f"train --data {tmp_path}/data --output {tmp_path}/run {small} --steps 2".split())
+    answer = call("fill-mask", tmp_path / "run" / "model", "AAA AAT [MASK] TTT", "--json").output
     assert '"filled": "AAA AAT ' in answer
