@@ -94,7 +94,7 @@ def plain(examples: Examples) -> int:
 
 DAMAGES: dict[str, tuple[Change, str]] = {
     "no masks": (lambda examples, _: replace(examples, masks=None), "shards"),
-    "a position beyond its example": (column("positions", 0, 63), "shards"),
+    "a position beyond its example": (column("positions", 0, lambda rows: rows.lengths[0]), "shards"),
     "labels uneven": (one_label_flipped, "labels"),
     "too long": (longer_than_allowed, "lengths"),
     "no A": (column("segment_b_start", 4, 1), "segments"),
