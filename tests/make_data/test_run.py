@@ -1,6 +1,7 @@
 """`make-data` as a whole: examples that say the truth about any corpus, and the same bytes every time."""
 
 import os
+import queue
 import shutil
 import sys
 import threading
@@ -14,6 +15,7 @@ import pytest
 from bert_pretrain.config_file import load_config
 from bert_pretrain.errors import ConfigError, InputError, OutputError
 from bert_pretrain.examples.shards import DataFolder
+from bert_pretrain.io import manifest
 from bert_pretrain.io.manifest import exclusive
 from bert_pretrain.make_data import build
 from bert_pretrain.make_data.run import make_data
@@ -215,21 +217,21 @@ def test_a_folder_that_is_removed_meanwhile_is_one_message_and_then_made(numbere
     call(*command)
 
 
-def test_a_command_waits_for_another_with_its_token_store_and_shares_it(small, tmp_path: Path, capsys) -> None:
+def test_a_command_waits_for_another_with_its_token_store_and_shares_it(small, tmp_path: Path, monkeypatch) -> None:
     arguments = (small.config(*SMALL), [str(small.text)], small.vocab)
     make_data(*arguments, tmp_path / "a", workers=1)
     (store,) = (tmp_path / ".token-store").iterdir()
-    written, printed = (store / "part-00000" / "ids.npy").stat().st_mtime_ns, ""
-    capsys.readouterr()
+    written = (store / "part-00000" / "ids.npy").stat().st_mtime_ns
+    printed: queue.SimpleQueue[str] = queue.SimpleQueue()
+    monkeypatch.setattr(manifest, "print", lambda text, **_: printed.put(text), raising=False)
     with exclusive(store):
         other = threading.Thread(target=make_data, args=(*arguments, tmp_path / "b"), kwargs={"workers": 1})
         other.start()
-        while "waiting for" not in printed:
-            assert other.is_alive()
-            printed += capsys.readouterr().out
-        assert str(store) in printed
+        text = printed.get(timeout=60)
+        assert text.startswith("waiting for")
+        assert str(store) in text
         assert not (tmp_path / "b" / "train").exists()
-    other.join()
+    other.join(timeout=60)
     assert (store / "part-00000" / "ids.npy").stat().st_mtime_ns == written
     assert (tmp_path / "b" / "manifest.json").exists()
 
