@@ -8,6 +8,7 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 import hashlib
 import random
 import re
+import signal
 import subprocess
 import time
 from collections.abc import Callable
@@ -28,6 +29,7 @@ from bert_pretrain.model.huggingface import save_model
 from bert_pretrain.text.tokenizer import Tokenizer
 from bert_pretrain.vocab.run import make_vocab
 
+signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored, also by children, in the background of a shell
 # The same cases in every run; look for new ones with --hypothesis-profile=default.
 hypothesis.settings.register_profile("suite", derandomize=True, deadline=None, max_examples=60, database=None)
 hypothesis.settings.register_profile("long", deadline=5000, max_examples=20_000, database=None)
