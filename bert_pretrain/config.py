@@ -86,6 +86,14 @@ def _device(value: object) -> object:
     return re.sub("^gpu", "cuda", value.strip().lower()) if isinstance(value, str) else value
 
 
+def _in_utf8(names: tuple[str, ...]) -> tuple[str, ...]:
+    """Refuse names of files that are not UTF-8, which no YAML can hold; their folder may be named."""
+    for name in names:
+        if name != name.encode(errors="replace").decode():
+            raise ValueError(f"the name {name!r} is not UTF-8; rename the file, or name its folder")
+    return names
+
+
 def _boundaries(value: object) -> object:
     """Accept `a.txt=line,b.txt=file` for a value for each input."""
     if not isinstance(value, str) or "=" not in value:
@@ -127,7 +135,7 @@ DocumentBoundary = Annotated[
     BeforeValidator(_boundaries),
     Field(examples=["auto", "blank_line", "line", "file", "a.txt=line"]),
 ]
-Inputs = Annotated[tuple[str, ...], Field(examples=[["a.txt", "corpus/*.gz"]])]
+Inputs = Annotated[tuple[str, ...], AfterValidator(_in_utf8), Field(examples=[["a.txt", "corpus/*.gz"]])]
 # A section left empty in YAML (`data:`) is null there.
 Overrides = Annotated[dict[str, Any], BeforeValidator(lambda value: {} if value is None else value)]
 

@@ -6,7 +6,7 @@ import itertools
 import math
 import os
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ from bert_pretrain.config import LENGTHS, Config
 from bert_pretrain.errors import ConfigError, DataError, OutputError, UserError
 from bert_pretrain.examples.examples import with_error
 from bert_pretrain.examples.shards import DataFolder
-from bert_pretrain.io.manifest import MANIFEST, exclusive, read_manifest, read_record
+from bert_pretrain.io.manifest import MANIFEST, exclusive, is_restarted, read_manifest, read_record, set_aside
 from bert_pretrain.make_data.estimate import MAX_SOURCES, sample_source
 from bert_pretrain.make_data.run import make_data
 from bert_pretrain.plan.time_limit import TimeLimit
@@ -24,12 +24,26 @@ from bert_pretrain.text.sources import evenly_spaced, examined, resolve
 from bert_pretrain.train.inputs import check_needs
 from bert_pretrain.vocab.run import make_vocab
 
-TIME = "time.json"
+STAGES, TIME = ("vocab", "data", "train"), "time.json"
 MAX_POSITIONS = 512  # of BERT; a model with fewer is told with its limit
 SAMPLE_BYTES = 2 << 20  # of the text, for a dry run
 SECONDS_AFTER_TRAINING, SHARE_AFTER_TRAINING = 3.0, 0.005
 """For each training, and of `config.time`: kept back for the final model, the curves and the end of the process."""
 MIN_TRAINING_SHARE = 0.1  # of `config.time`: with less left for training, the run is refused
+
+
+@contextlib.contextmanager
+def working_folder(config: Config, output: Path, *, overwrite: bool = False) -> Iterator[None]:
+    """Check what a `run` needs and lock its output, where with `overwrite` all stages are moved aside at once."""
+    _check(config)
+    with exclusive(output):
+        if overwrite and not is_restarted():
+            resolve(config.inputs, config.data, looks=False)  # a missing input must not cost the old output
+            for folder in filter(Path.exists, (output / name for name in STAGES)):
+                with exclusive(folder):
+                    set_aside(folder)
+            (output / TIME).unlink(missing_ok=True)
+        yield
 
 
 def run_pipeline(
@@ -43,17 +57,13 @@ def run_pipeline(
 ) -> Path:
     """Build vocabulary, data and model under `output`; returns the final model folder.
 
-    `output` gets `vocab`, `data` and `train` (with phases: `data/NAME` and `train/NAME`). `seconds_before` is what the
-    command has run already, of the time that `config.time` gives.
+    `output`, a `working_folder`, gets `vocab`, `data` and `train` (with phases: `data/NAME` and `train/NAME`).
+    `seconds_before` is what the command has run already, of the time that `config.time` gives.
     """
-    _check(config)
     place: dict[str, Any] = {"workers": workers, "scheduler": scheduler, "overwrite": overwrite}
     with contextlib.ExitStack() as held:
-        held.enter_context(exclusive(output))
         limit = None
         if config.time is not None:
-            if overwrite:  # the time of what is moved aside does not count
-                (output / TIME).unlink(missing_ok=True)
             limit = held.enter_context(TimeLimit(config.time, output / TIME, used_before_open=seconds_before))
         print(f"── vocabulary ── {output / 'vocab'}")
         vocab = make_vocab(config, config.inputs, output / "vocab", **place)
@@ -76,7 +86,7 @@ def run_pipeline(
         for number, (stage, data, run) in enumerate(zip(scheduled, folders, runs, strict=True)):
             print(f"── training ── {run}")
             if limit is not None:
-                stage = _in_time_left(stage, limit, run, shares[number:], may_refuse=number == 0, is_new=overwrite)
+                stage = _in_time_left(stage, limit, run, shares[number:], may_refuse=number == 0)
             # By steps, phases share one schedule and the optimizer's state; by the clock, each has its own.
             carry = previous is not None and limit is None
             model = train(stage, data, run, init_from=previous, carry_optimizer=carry, overwrite=overwrite)
@@ -104,8 +114,9 @@ def dry_run(config: Config, *, workers: int | None = None) -> None:
             inputs.append(f"{folder}/{number}.{source.format if source.format in ('txt', 'csv', 'tsv') else 'jsonl'}")
             shares.append(sample_source(source, Path(inputs[-1]), SAMPLE_BYTES // len(chosen), config.data)[1])
         sizes = [os.path.getsize(sample) for sample in inputs]
-        whole = sum(size / share for size, share in zip(sizes, shares, strict=True))
-        scale = config.data.fraction * len(sources) / len(chosen) * whole / max(1, sum(sizes))
+        # Of few inputs a fraction of each is read, of many the sources are that fraction of them already.
+        whole = sum(source.fraction * size / share for source, size, share in zip(chosen, sizes, shares, strict=True))
+        scale = len(sources) / len(chosen) * whole / max(1, sum(sizes))
         # The samples are in UTF-8, under other names.
         reading: dict[str, Any] = {"encoding": "utf-8", "validation": (), "input_weights": {}, "fraction": 1.0}
         if isinstance(config.data.document_boundary, dict):
@@ -165,22 +176,20 @@ def _check(config: Config) -> None:
         check_needs(stage.train)  # before hours of work on the data
 
 
-def _in_time_left(
-    config: Config, limit: TimeLimit, run: Path, shares: Sequence[float], *, may_refuse: bool, is_new: bool
-) -> Config:
+def _in_time_left(config: Config, limit: TimeLimit, run: Path, shares: Sequence[float], *, may_refuse: bool) -> Config:
     """Give a training its share of the time that it and those after it have, on top of what it has had already.
 
-    Unless it `is_new`, it may have begun before an interruption. `shares` are those of this training and of those after
-    it, relative to one another. Too little time is an error only with `may_refuse`: once something is trained, the rest
-    is as short as it must be.
+    It may have begun before an interruption. `shares` are those of this training and of those after it, relative to one
+    another. Too little time is an error only with `may_refuse`: once something is trained, the rest is as short as it
+    must be.
     """
     from bert_pretrain.train.checkpoint import newest_checkpoint
     from bert_pretrain.train.schedule import duration
 
-    if not is_new and (run / MANIFEST).exists():  # finished: it stays as long as it is
+    if (run / MANIFEST).exists():  # finished: it stays as long as it is
         budget = read_manifest(run, "run", "--output")["config"]["train"]["time_budget"]
     else:
-        latest = None if is_new else newest_checkpoint(run / "checkpoints")
+        latest = newest_checkpoint(run / "checkpoints")
         left = limit.left - len(shares) * SECONDS_AFTER_TRAINING - SHARE_AFTER_TRAINING * limit.seconds
         if left < MIN_TRAINING_SHARE * limit.seconds and latest is None and may_refuse:
             raise ConfigError(
@@ -231,13 +240,13 @@ def _show_results(runs: Sequence[Path], model: Path, output: Path) -> None:
         metrics, nothing = [[] for _ in runs], f"no metrics: {error}"
     evaluations = [[line for line in lines if "validation_mlm_loss" in line] for lines in metrics]
     print(f"\nheld out            MLM loss   MLM accuracy   {title}" if any(evaluations) else f"\n{nothing}")
-    for run, lines, record in zip(runs, evaluations, records, strict=True):
+    for run, lines in zip(runs, evaluations, strict=True):
         for when, line in zip(("before", "after"), (lines[0], lines[-1]) if lines else (), strict=False):
             label = f"{run.name} {when}" if len(runs) > 1 else when
             names = ("validation_mlm_loss", "validation_mlm_accuracy")
             loss, masked = (math.nan if line[name] is None else line[name] for name in names)
             pairs = line["validation_nsp_accuracy"]  # None without pairs
-            shown = "–" if pairs is None else with_error(pairs, value_of(record, "data.statistics.held_out"))
+            shown = "–" if pairs is None else with_error(pairs, line.get("validation_examples"))
             print(f"{label:<18}{loss:>8.3f} nats{masked:>12.1%}{shown:>{len(title) + 3}}")
     try:
         print(f"\ncurves: {draw_curves(list(runs), output / 'curves.png')}")

@@ -21,11 +21,12 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from bert_pretrain.cli import app
-from bert_pretrain.config import ModelConfig
+from bert_pretrain.config import Config, ModelConfig
 from bert_pretrain.config_file import load_config
 from bert_pretrain.make_data.run import make_data
 from bert_pretrain.model.bert import BertForPreTraining
 from bert_pretrain.model.huggingface import save_model
+from bert_pretrain.pipeline import run_pipeline, working_folder
 from bert_pretrain.text.tokenizer import Tokenizer
 from bert_pretrain.vocab.run import make_vocab
 
@@ -69,6 +70,12 @@ def call(*words: object, code: int = 0) -> Result:
     result = CliRunner().invoke(app, list(map(str, words)))
     assert result.exit_code == code, result.output
     return result
+
+
+def run_stages(config: Config, output: Path, *, overwrite: bool = False, **options: Any) -> Path:
+    """Run all stages as `run` does."""
+    with working_folder(config, output, overwrite=overwrite):
+        return run_pipeline(config, output, workers=1, overwrite=overwrite, **options)
 
 
 def wait_until(is_so: Callable[[], object], process: "BaseProcess | subprocess.Popen[Any] | None" = None) -> None:

@@ -5,6 +5,7 @@ import re
 import shutil
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -12,10 +13,11 @@ from bert_pretrain.config import Config
 from bert_pretrain.config_file import load_config
 from bert_pretrain.errors import ConfigError, OutputError
 from bert_pretrain.examples.shards import DataFolder
+from bert_pretrain.io.files import LOCK
 from bert_pretrain.io.manifest import exclusive
-from bert_pretrain.pipeline import dry_run, run_pipeline, with_one_schedule
+from bert_pretrain.pipeline import dry_run, with_one_schedule
 from bert_pretrain.train.schedule import too_long
-from tests.conftest import call
+from tests.conftest import call, run_stages
 
 
 def test_phases_of_unlike_objectives_follow_one_another(english_text: Path, tmp_path: Path, capsys) -> None:
@@ -32,7 +34,7 @@ def test_phases_of_unlike_objectives_follow_one_another(english_text: Path, tmp_
             ],
         }
     )
-    model = run_pipeline(config, tmp_path / "out", workers=1)
+    model = run_stages(config, tmp_path / "out")
     assert model == tmp_path / "out" / "train" / "order" / "model"
     out = capsys.readouterr().out
     assert "hint: nothing learned (" in out.splitlines()[-1]
@@ -44,13 +46,13 @@ def test_phases_of_unlike_objectives_follow_one_another(english_text: Path, tmp_
     assert last["step"] == 6
     assert last["nsp_loss"] > 0
     shutil.rmtree(model.parent / "checkpoints")  # a finished phase needs none, unless another follows
-    assert run_pipeline(config, tmp_path / "out", workers=1) == model
+    assert run_stages(config, tmp_path / "out") == model
     (model.parent / "metrics.jsonl").write_text("{broken")  # which does not cost a finished run
-    assert run_pipeline(config, tmp_path / "out", workers=1) == model
+    assert run_stages(config, tmp_path / "out") == model
     assert "no metrics: " in capsys.readouterr().out
     shutil.rmtree(tmp_path / "out" / "train" / "words" / "checkpoints")
     with pytest.raises(OutputError, match="no checkpoint"):
-        run_pipeline(config, tmp_path / "out", workers=1)
+        run_stages(config, tmp_path / "out")
 
 
 def test_a_warm_up_may_span_phases_but_no_more_than_all_of_them(data_folder: Path) -> None:
@@ -115,20 +117,50 @@ def test_a_dry_run_of_any_configuration_prints_the_first_screen_of_training(
 def test_all_stages_at_once_are_refused_under_torchrun(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WORLD_SIZE", "2")
     with pytest.raises(ConfigError, match="torchrun"):
-        run_pipeline(Config(inputs=("a.txt",)), tmp_path / "out")
+        run_stages(Config(inputs=("a.txt",)), tmp_path / "out")
     assert list(tmp_path.iterdir()) == []
 
 
 def test_a_tracker_that_is_missing_is_told_before_the_data_is_made(tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setitem(sys.modules, "wandb", None)
     with pytest.raises(ConfigError, match="wandb"):
-        run_pipeline(Config.model_validate({"inputs": ["a.txt"], "train": {"trackers": ["wandb"]}}), tmp_path / "out")
+        run_stages(Config.model_validate({"inputs": ["a.txt"], "train": {"trackers": ["wandb"]}}), tmp_path / "out")
     assert list(tmp_path.iterdir()) == []
 
 
-def test_two_commands_do_not_write_one_output(tmp_path: Path) -> None:
-    with exclusive(tmp_path / "out"), pytest.raises(OutputError, match="another process"):
-        run_pipeline(Config(inputs=("a.txt",)), tmp_path / "out")
+def test_two_commands_do_not_write_one_output(english_text: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    with exclusive(out):
+        for command in (["tiny"], ["auto", "--time", "5m", "--overwrite"]):
+            assert "another process" in call("run", *command, english_text, "--output", out, code=2).stderr
+            assert [path.name for path in out.iterdir()] == [LOCK]
+    call("run", "tiny", "nosuch.txt", "--output", out, code=2)
+    assert not out.exists()
+
+
+def test_what_is_overwritten_is_moved_at_once_and_after_a_restart_only_what_another_command_wrote(
+    english_text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out, reached = tmp_path / "out", []
+
+    def train(*_: Any, **__: Any) -> Path:
+        reached.append([len(list(out.glob(f"{name}.old-*"))) for name in ("vocab", "data")])
+        raise KeyboardInterrupt
+
+    def run(size: int, *flags: str) -> None:
+        settings = [f"--set={key}" for key in (f"vocab.size={size}", "data.max_seq_length=32", "data.dupe_factor=1")]
+        call("run", "tiny", english_text, "--output", out, *settings, *flags, code=130)
+
+    monkeypatch.setattr("bert_pretrain.train.run.train", train)
+    run(1500)
+    run(1600, "--overwrite")
+    run(1600)  # continues what has overwritten
+    call("run", "tiny", "nosuch.txt", "--output", out, "--overwrite", code=2)  # loses nothing
+    run(1600)
+    monkeypatch.setenv("SLURM_RESTART_COUNT", "1")
+    run(1600, "--overwrite")
+    run(1700, "--overwrite")  # it was first stopped before it had moved anything
+    assert reached == [[0, 0], [1, 1], [1, 1], [1, 1], [1, 1], [2, 2]]
 
 
 def test_a_training_of_more_than_a_day_is_said() -> None:

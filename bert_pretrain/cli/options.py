@@ -1,15 +1,11 @@
 """Options that several commands share, and the help; unknown flags are answered with the one that was meant."""
 
-import os
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from typer.core import TyperCommand
-
-RESTARTS = ("TORCHELASTIC_RESTART_COUNT", "SLURM_RESTART_COUNT")
-"""In the environment of a process that torchrun or Slurm has started again: how often."""
 
 
 def option(help: str, metavar: str | None = None, *flags: str, panel: str | None = None, **more: Any) -> Any:
@@ -35,14 +31,6 @@ def presets(incomplete: str) -> list[str]:
     return [before + comma + name for name in preset_paths() if name.startswith(last)]
 
 
-def unless_restarted(overwrite: bool) -> bool:
-    """Return False where torchrun or Slurm has started the command again, which has moved the old output aside."""
-    if overwrite and any(int(os.environ.get(name) or 0) for name in RESTARTS):
-        print("restarted: continues, without --overwrite")
-        return False
-    return overwrite
-
-
 _INPUTS = "Files, globs, folders, URLs, or dataset:NAME"
 Inputs = Annotated[list[str], argument("INPUT", f"{_INPUTS}[:config][@split].")]
 Texts = Annotated[list[str], argument("INPUT", f"{_INPUTS}; each line of .txt is a text.")]
@@ -51,9 +39,7 @@ _PRESETS = "YAML files or presets such as base, joined by commas"
 ConfigSource = Annotated[str | None, option(f"{_PRESETS}.", "PRESET|FILE", "--config", autocompletion=presets)]
 RunConfig = Annotated[str, argument("CONFIG", f"{_PRESETS}; auto plans.", autocompletion=presets)]
 Settings = Annotated[list[str] | None, option("Set one key of the configuration.", "SECTION.KEY=VALUE", "--set")]
-Overwrite = Annotated[
-    bool, option("Move another output aside instead of refusing it.", None, "--overwrite", callback=unless_restarted)
-]
+Overwrite = Annotated[bool, switch("--overwrite", "Move another output aside instead of refusing it.")]
 Workers = Annotated[int | None, option("Processes; all cores by default.", "N", min=1)]
 Scheduler = Annotated[str | None, option("Use the Dask cluster of this scheduler.", "tcp://HOST:PORT")]
 Strict = Annotated[bool, switch("--strict", "Refuse text that is not UTF-8 instead of repairing it.")]

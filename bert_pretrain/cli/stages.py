@@ -214,37 +214,40 @@ def run(
         **training_flags(steps=steps, learning_rate=learning_rate, batch_size=batch_size, device=device),
     }
     place: dict[str, Any] = {"workers": workers, "scheduler": scheduler, "overwrite": overwrite}
-    if is_auto := config == AUTO:
-        options = {"machine": machine, "overwrite": overwrite, "dry_run": dry_run}
-        loaded = _planned(inputs or [], folder, settings or [], flags, **options)
-    elif machine is not None:
+    is_auto = config == AUTO
+    loaded = load_config(None if is_auto else config, settings or (), flags)
+    if machine is not None and not is_auto:
         raise ConfigError("--machine is for 'run auto'", where="--machine", remedy="leave it out")
-    else:
-        loaded = load_config(config, settings or (), flags)
-    if dry_run:
-        return None if is_auto else pipeline.dry_run(loaded, workers=workers)
-    model = pipeline.run_pipeline(loaded, folder, **place, seconds_before=seconds_since_start())
-    if is_auto:
-        from bert_pretrain.plan.auto import compare
-
-        if line := compare(folder, model.parent):
-            print(line)
-
-
-def _planned(inputs: list[str], output: Path, settings: list[str], flags: Flags, **options: Any) -> "Config":
-    """Return the configuration that `run auto` plans, which is shown."""
-    from bert_pretrain.config_file import load_config
-    from bert_pretrain.plan import auto
-
-    own = load_config(None, settings, flags)
-    if not inputs or own.time is None:
+    options: dict[str, Any] = {"machine": machine, "overwrite": overwrite, "dry_run": dry_run}
+    if is_auto and (not loaded.inputs or loaded.time is None):
         raise ConfigError(
             "auto needs the text and the time",
             where="run auto",
             remedy="write for example: run auto corpus/*.txt.gz --time 1h --output runs/mine",
         )
-    rest = {key: given for key, given in flags.items() if key not in GIVEN_TO_AUTO}
-    return auto.planned_config(inputs, own.time, output, settings=settings, flags=rest, **options)
+    if dry_run and is_auto:
+        _planned(loaded, folder, settings, flags, **options)
+    elif dry_run:
+        pipeline.dry_run(loaded, workers=workers)
+    else:
+        with pipeline.working_folder(loaded, folder, overwrite=overwrite):
+            if is_auto:
+                loaded = _planned(loaded, folder, settings, flags, **options)
+            model = pipeline.run_pipeline(loaded, folder, **place, seconds_before=seconds_since_start())
+            if is_auto:
+                from bert_pretrain.plan.auto import compare
+
+                if line := compare(folder, model.parent):
+                    print(line)
+
+
+def _planned(given: "Config", output: Path, settings: list[str] | None, flags: Flags, **options: Any) -> "Config":
+    """Return the configuration that `run auto` plans for the inputs and the time of another one; it is shown."""
+    from bert_pretrain.plan.auto import planned_config
+
+    assert given.time is not None
+    rest = {key: value for key, value in flags.items() if key not in GIVEN_TO_AUTO}
+    return planned_config(given.inputs, given.time, output, settings=settings or (), flags=rest, **options)
 
 
 def config(

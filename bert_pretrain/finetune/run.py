@@ -34,7 +34,6 @@ from bert_pretrain.io import manifest
 from bert_pretrain.io.files import (
     atomic_folder,
     damage_of_folder,
-    move_aside,
     read_json,
     seal_folder,
     sha256_file,
@@ -179,13 +178,13 @@ def _identity(task: Task, model: Path, examples: dict[str, list[Example]]) -> di
 
 def _is_complete(output: Path, work: Path, identity: dict[str, Any], overwrite: bool) -> bool:
     """Return whether the same command has finished before; otherwise claim the working folder."""
-    if manifest.would_claim(output, KIND, identity, overwrite=overwrite) is manifest.Progress.COMPLETE:
+    if manifest.overwrites(output, KIND, identity, overwrite=overwrite):
+        manifest.set_aside(output)
+    elif manifest.would_claim(output, KIND, identity) is manifest.Progress.COMPLETE:
         if damage := damage_of_folder(output):
             remedy = "restore it from a copy, or fine-tune again with --overwrite (the old folder is moved aside)"
             raise DataError(f"{output} is damaged: {damage}", where="--output", remedy=remedy)
         return True
-    if overwrite and output.exists():
-        print(f"moved the old content to {move_aside(output)}")
     manifest.claim(work, KIND, identity, overwrite=overwrite)
     return False
 
@@ -310,7 +309,7 @@ def _write_results(
         rows=metrics["rows"],
         splits=list(scores),
         scores=[(name, *(f"{each[name]:.4f}" if name in each else "" for each in scores.values())) for name in names],
-        settings=asdict(chosen) | {"learning_rate": f"{metrics['learning_rate']:g}"},
+        settings=asdict(chosen) | {"learning_rate": f"{metrics['learning_rate']:g}", "dropout": metrics["dropout"]},
         best_epoch=metrics["best_epoch"],
         refit_epochs=metrics["refit_epochs"],
         baselines={name: f"{score:.4f}" for name, score in metrics["baselines"].items()},

@@ -19,7 +19,7 @@ from transformers import Trainer, TrainerCallback, TrainingArguments
 from transformers.utils import logging as _logging
 
 from bert_pretrain.config import TrainConfig
-from bert_pretrain.errors import ConfigError, DataError
+from bert_pretrain.errors import ConfigError, DataError, UserError
 from bert_pretrain.finetune.baselines import is_clearly_better
 from bert_pretrain.finetune.finetuned_bert import FinetunedBert
 from bert_pretrain.finetune.rows import Example
@@ -33,6 +33,8 @@ from bert_pretrain.train.hardware import Precision
 logging: Any = _logging
 MODEL = "model"
 _REPORT = "report.json"
+_OF_DAMAGE = ("PytorchStreamReader", "find a valid checkpoint")
+"""In the messages of torch and the Trainer about checkpoints that are not whole."""
 
 
 def open_network(folder: Path, task: Task, settings: Settings, *, untrained: bool = False) -> Any:
@@ -176,8 +178,11 @@ class Learner:
         return trainer
 
     def predict(self, folder: Path, split: str) -> list[Any]:
-        """Return the predictions of a finished folder in fp32."""
-        finetuned = FinetunedBert.open(folder, TrainConfig(device=str(self.device), precision="fp32"))
+        """Return the predictions of a folder that `train` wrote, in fp32."""
+        try:
+            finetuned = FinetunedBert.open(folder, TrainConfig(device=str(self.device), precision="fp32"))
+        except UserError as error:  # its advice is for the model of a user
+            raise _damaged(folder, error.what) from error
         windows = self.windows[split]
         with progress_bar(desc=split, total=len(windows), unit="window") as bar:
             return self._decode(split, finetuned.logits(windows, bar, len(windows)))
@@ -201,11 +206,14 @@ def fit(trainer: Any, folder: Path) -> None:
             where="--batch-size and --max-length",
             remedy="reduce one of them, or use --device cpu; with --overwrite, since it is another fine-tuning",
         ) from error
-    except (safetensors.SafetensorError, pickle.UnpicklingError, EOFError, RuntimeError) as error:
-        if isinstance(error, RuntimeError) and "PytorchStreamReader" not in str(error):
+    except (safetensors.SafetensorError, pickle.UnpicklingError, EOFError, RuntimeError, ValueError) as error:
+        if isinstance(error, RuntimeError | ValueError) and not any(text in str(error) for text in _OF_DAMAGE):
             raise
-        what = f"a checkpoint is damaged: {str(error).partition(chr(10))[0]}"
-        raise DataError(what, where=str(folder), remedy="start over with --overwrite") from error
+        raise _damaged(folder, str(error).partition("\n")[0]) from error
+
+
+def _damaged(folder: Path, what: str) -> DataError:
+    return DataError(f"a checkpoint is damaged: {what}", where=str(folder), remedy="start over with --overwrite")
 
 
 def report_of(state: Any) -> dict[str, Any]:

@@ -165,9 +165,9 @@ def save_array(path: Path, values: "np.ndarray") -> None:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write a text file atomically."""
+    """Write a text file atomically; of the name of a file that is not UTF-8, its bytes are escaped."""
     with atomic_path(path) as temporary:
-        temporary.write_text(text, encoding="utf-8")
+        temporary.write_text(text, encoding="utf-8", errors="backslashreplace")
 
 
 def write_json(path: Path, value: object) -> None:

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from bert_pretrain import __version__
-from bert_pretrain.errors import DataError, OutputError
+from bert_pretrain.errors import DataError, OutputError, UserError
 from bert_pretrain.io.files import LOCK, did_you_mean, is_bookkeeping, move_aside, read_json, write_checked_json
 
 FORMAT_VERSIONS = {"vocab": 1, "data": 1, "run": 1, "finetune": 1}
@@ -26,6 +26,8 @@ MANIFEST = "manifest.json"
 PARTIAL = "manifest.partial.json"
 _INSIDE_A_RUN = {"vocab": ("vocab",), "data": ("data", "data/*"), "run": ("train", "train/*")}
 """Where `run` puts the output of each stage."""
+RESTARTS = ("TORCHELASTIC_RESTART_COUNT", "SLURM_RESTART_COUNT")
+"""In the environment of a process that torchrun or Slurm has started again: how often."""
 MAX_DIFFERENCES = 20
 _ABSENT = object()
 """The value of a key that only the other of two dictionaries has."""
@@ -52,8 +54,8 @@ def claim(folder: Path, kind: str, identity: Mapping[str, Any], *, overwrite: bo
     The caller must hold the folder with `exclusive`. `identity` holds JSON values that, if different, mean different
     output. With `overwrite` the old content is moved aside, manifest first.
     """
-    if overwrite and _content(folder):
-        print(f"moved the old content to {move_aside(folder)}")
+    if overwrites(folder, kind, identity, overwrite=overwrite):
+        set_aside(folder)
     progress = _progress(folder, kind, identity)
     if progress is Progress.NEW:
         folder.mkdir(parents=True, exist_ok=True)
@@ -61,6 +63,29 @@ def claim(folder: Path, kind: str, identity: Mapping[str, Any], *, overwrite: bo
     elif progress is Progress.COMPLETE:
         (folder / PARTIAL).unlink(missing_ok=True)  # left by a command killed at its very end
     return progress
+
+
+def overwrites(folder: Path, kind: str, identity: Mapping[str, Any], *, overwrite: bool) -> bool:
+    """Whether `--overwrite` moves what is in a folder aside: after a restart, only what is not of this command."""
+    if not (overwrite and _content(folder)):
+        return False
+    if is_restarted():
+        with contextlib.suppress(UserError):
+            if _progress(folder, kind, identity) is not Progress.NEW:
+                print("restarted: continues, without --overwrite")
+                return False
+    return True
+
+
+def set_aside(folder: Path) -> None:
+    """Move the content of a folder to a new one beside it, if it has any."""
+    if _content(folder):
+        print(f"moved the old content to {move_aside(folder)}")
+
+
+def is_restarted() -> bool:
+    """Whether torchrun or Slurm has started this process again."""
+    return any(int(os.environ.get(name) or 0) for name in RESTARTS)
 
 
 def would_claim(folder: Path, kind: str, identity: Mapping[str, Any], *, overwrite: bool = False) -> Progress:
@@ -187,7 +212,7 @@ def exclusive(folder: Path, *, waits: bool = False) -> Iterator[None]:
 
     Where another process has the lock, this one `waits` until that is done, or is refused.
     """
-    lock = folder / LOCK
+    lock, is_new = folder / LOCK, not folder.exists()
     with contextlib.ExitStack() as opened:
         file = opened.enter_context(_locked(folder, waits))
         while not is_in_place(file, lock):  # the previous process removed it between our opening and locking it
@@ -203,6 +228,9 @@ def exclusive(folder: Path, *, waits: bool = False) -> Iterator[None]:
         finally:
             if is_in_place(file, lock):
                 lock.unlink()
+                if is_new:  # nothing was written
+                    with contextlib.suppress(OSError):
+                        folder.rmdir()
 
 
 def check_writable(folder: Path) -> None:

@@ -75,10 +75,11 @@ class Plan:
 
     @property
     def claim(self) -> str:
-        """What distinguishes the shards of this plan from those of another."""
-        paths = {"validation", "input_weights"}  # which may be moved; the identity of the output tells what they hold
-        config = self.config.model_dump(mode="json", exclude=paths | {"max_record_bytes", "encoding"})
-        return json.dumps([self.store.folder.name, self.tokenizer.hash, config, library_versions()])
+        """What distinguishes the shards of this plan from those of another; inputs may be moved."""
+        of_inputs = {"validation", "input_weights", "document_boundary", "max_record_bytes", "encoding"}
+        config = self.config.model_dump(mode="json", exclude=of_inputs)
+        inputs = hashlib.sha256(repr((self.first_documents, self.copies, self.num_training)).encode()).hexdigest()
+        return json.dumps([self.store.folder.name, self.tokenizer.hash, config, inputs, library_versions()])
 
     @property
     def max_tokens(self) -> int:

@@ -12,7 +12,7 @@ from bert_pretrain.config_file import load_config
 from bert_pretrain.config_keys import inline_yaml
 from bert_pretrain.errors import ConfigError, DataError
 from bert_pretrain.io.files import json_text, write_text
-from bert_pretrain.io.manifest import check_writable, read_record
+from bert_pretrain.io.manifest import check_writable, is_restarted, read_record
 from bert_pretrain.plan.facts import MachineFacts, TextFacts, measure_text, read_machine
 from bert_pretrain.plan.planner import Plan, check_time, make_plan, vocab_size_for
 from bert_pretrain.report.curves import TASKS, names_of_pairs, read_metrics
@@ -37,12 +37,15 @@ def planned_config(
     """Return the configuration of the plan in `output`, which is made first where there is none, and printed.
 
     `settings` and `flags`, as for `load_config`, win over the plan. `machine` is the name or the file of the facts to
-    plan with, instead of timing this machine. With `overwrite`, another plan is made even where there is one; with
-    `dry_run`, nothing is written.
+    plan with, instead of timing this machine. With `overwrite`, another plan is made even where there is one, unless
+    torchrun or Slurm has started the command again; with `dry_run`, nothing is written.
     """
     check_writable(output)
     path = output / PLAN
+    overwrite = overwrite and not is_restarted()
     with contextlib.ExitStack() as stack:
+        if overwrite and not dry_run:
+            path.unlink(missing_ok=True)  # a restart is to find no plan of another command
         if path.exists() and not overwrite:
             planned = load_config(path)
             if planned.inputs != tuple(inputs):

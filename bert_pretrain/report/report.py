@@ -42,7 +42,7 @@ def write_report(runs: list[Path], output: Path) -> tuple[Path, Path]:
     pictures = [base64.b64encode(curves.encoded(figure)).decode() for figure in figures]
     summaries: list[dict[str, Any]] = []
     for name, record, lines in zip(curves.run_names(runs), records, metrics, strict=True):
-        hints, cells = diagnose(record, lines), _cells(lines, value_of(record, "data.statistics.held_out"))
+        hints, cells = diagnose(record, lines), _cells(lines)
         for hint in hints:
             print(hint if len(runs) == 1 else f"{name}: {hint}")
         about = {"use": use_of(record, lines), "normal": normal_values(record)}
@@ -72,7 +72,7 @@ def normal_values(record: Mapping[str, Any]) -> list[tuple[str, str]]:
     return [(title, text.format(value)) for title, value, text in found if value]
 
 
-def _cells(metrics: Metrics, held_out: int | None) -> list[str]:
+def _cells(metrics: Metrics) -> list[str]:
     training = [line for line in metrics if "skipped_steps" in line]
     validation = next((line for line in reversed(metrics) if "validation_mlm_loss" in line), {})
     last = {**validation, **(training[-1] if training else {})}
@@ -87,7 +87,7 @@ def _cells(metrics: Metrics, held_out: int | None) -> list[str]:
         (loss, ".3f"),
         (None if loss is None else curves.perplexity(loss), ",.1f"),
         (validation.get("validation_mlm_accuracy"), ".1%"),
-        (None if accuracy is None else with_error(accuracy, held_out), ""),
+        (None if accuracy is None else with_error(accuracy, validation.get("validation_examples")), ""),
         (medians[0], ",.0f"),
         (medians[1], ".1%"),
     )

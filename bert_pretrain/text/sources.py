@@ -41,6 +41,8 @@ READ_ERRORS = (OSError, EOFError, ValueError, zlib.error, lzma.LZMAError)
 _SAMPLE_BYTES = 1 << 18
 SOURCES_PER_TASK = 1000
 MAX_SOURCES = 300_000
+OF_A_RUN = ("time.json", "forecast.json", "machine.json")
+"""Files that `run` writes beside the outputs of its stages, and that look like text."""
 _QUOTED = re.compile(r'"[^"]*("|$)')
 T = TypeVar("T")
 
@@ -262,14 +264,14 @@ def _files_below(path: Path) -> list[str]:
     for folder, inner, names in os.walk(path, onerror=refused.append):
         unread += [link for name in inner if os.path.islink(link := os.path.join(folder, name))]
         unread += [os.path.join(folder, name) for name in names if not _format_of(name) and _format_of(name.lower())]
-        if {"plan.yaml", "forecast.json"} <= set(names):  # of `run auto`
-            outputs.append(folder)
-            names = []
         # Hidden files and folders are skipped, among them our token store, and outputs with files such as vocab.txt.
         below = [name for name in inner if not name.startswith(".")]
         inner[:] = [name for name in below if not is_output(Path(folder, name))]
-        outputs += [os.path.join(folder, name) for name in below if name not in inner]
-        found = [name for name in names if not name.startswith(".") and _format_of(name)]
+        skipped = [name for name in below if name not in inner]
+        if skipped or {"plan.yaml", "forecast.json"} <= set(names):
+            skipped += [name for name in names if name in OF_A_RUN]
+        outputs += [os.path.join(folder, name) for name in skipped]
+        found = [name for name in names if not name.startswith(".") and _format_of(name) and name not in skipped]
         files += filter(os.path.isfile, (os.path.join(folder, name) for name in found))
     if outputs:
         print(f"skipped, since bert-pretrain wrote them: {', '.join(sorted(outputs))}")

@@ -49,7 +49,7 @@ def evaluate(
         what, remedy = "the scores of tokens are written to a file", "add --output FILE.jsonl"
         raise ConfigError(what, where="--per-token", remedy=remedy)
     refuse_input_as_output(json, [*texts, *pairs], "--json")
-    if json is not None and json == given.get("output"):
+    if json is not None and "output" in given and json.resolve() == given["output"].resolve():
         raise ConfigError(f"{json} is that of --output too", where="--json", remedy="name another file")
     if data is not None:
         from bert_pretrain.train.evaluation import evaluate as evaluate_data

@@ -80,7 +80,8 @@ def init_distributed(device: str) -> DistContext:
     if int(os.environ.get("WORLD_SIZE", "1")) < 2:
         return SINGLE_PROCESS
     names = ("RANK", "WORLD_SIZE", "LOCAL_RANK")
-    if missing := [name for name in (*names, "MASTER_ADDR", "MASTER_PORT") if name not in os.environ]:
+    needed = names if dist.is_initialized() else (*names, "MASTER_ADDR", "MASTER_PORT")
+    if missing := [name for name in needed if name not in os.environ]:
         what = f"WORLD_SIZE is {os.environ['WORLD_SIZE']}, and {', '.join(missing)} not set"
         raise ConfigError(what, where="the environment", remedy="start by torchrun, set them, or unset WORLD_SIZE")
     dist_context = DistContext(*(int(os.environ[name]) for name in names))

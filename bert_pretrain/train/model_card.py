@@ -59,9 +59,9 @@ def model_card(
     """
     data, manifest, held_out = run.data.config, run.data.manifest, run.data.rows("validation")
     train, results, name = run.config.train, _results(run, validation or {}), run.output.resolve().name
-    evaluated = held_out if is_final else min(held_out, train.eval_examples or held_out)
+    evaluated = (validation or {}).get("validation_examples") or held_out
     loss = next((result.metric_value for result in results), None)
-    inputs = [_public_name(one["name"]) for one in manifest["inputs"] if one["split"] == "train"]
+    inputs = [_public_name(one) for one in manifest["inputs"] if one["split"] == "train"]
     if run.length.steps is None:
         warmup = f"{train.warmup_ratio:.1%} of the time"
     else:
@@ -137,10 +137,11 @@ def _shown(result: EvalResult, evaluated: int) -> str:
     return format(result.metric_value, form)
 
 
-def _public_name(name: str) -> str:
+def _public_name(source: Mapping[str, Any]) -> str:
     """Return the name of an input without the folders of a machine; `user/name` on the Hub stays whole."""
-    if is_url(name):  # may hold secrets
-        name = re.sub(r"//[^/@]*@", "//", re.split(r"[?#]", name)[0])
+    name, location = source["name"], source["location"]
+    if is_url(location):  # may hold secrets
+        name = re.split(r"[?#]", location)[0].rstrip("/").rsplit("/", 1)[-1].rsplit("@", 1)[-1]
     bare = name.removeprefix("dataset:")
     is_path = bare.startswith(("/", ".", "~")) or bare.count("/") > 1
     return bare.rstrip("/").rsplit("/", 1)[-1] if is_path else bare

@@ -25,6 +25,8 @@ from bert_pretrain.text.tokenizer import bert_normalizer
 HELD_OUT_SHARE = 0.01
 MAX_DISTINCT = 1 << 21
 """Distinct chunks that are kept; some 300 MB of them."""
+MAX_DISTINCT_BYTES = 1 << 27
+"""Bytes of the distinct chunks that are kept."""
 _BLOCK_BYTES = 4 << 20
 
 
@@ -63,12 +65,17 @@ class Counts:
         return cls(Counter(learned), Counter(held_out), num_documents, Counter(repairs), dropped, undercount)
 
     def _prune(self) -> None:
-        """Drop the rarest chunks where there are more than `MAX_DISTINCT`, down to half of that."""
+        """Drop the rarest chunks where there are more than `MAX_DISTINCT`, down to half of that.
+
+        Where they are long, fewer are kept: `MAX_DISTINCT_BYTES` of them.
+        """
         for counter in (self.learned, self.held_out):
-            if len(counter) <= MAX_DISTINCT:
+            num_bytes = sum(map(len, counter))
+            most = min(MAX_DISTINCT, max(2, MAX_DISTINCT_BYTES * len(counter) // max(1, num_bytes)))
+            if len(counter) <= most:
                 continue
             ranked = np.sort(np.fromiter(counter.values(), dtype=np.int64, count=len(counter)))
-            floor = int(ranked[-MAX_DISTINCT // 2])
+            floor = int(ranked[-most // 2])
             rare = [chunk for chunk, count in counter.items() if count <= floor]
             self.dropped_occurrences += sum(counter.pop(chunk) for chunk in rare)
             self.undercount += floor

@@ -58,5 +58,8 @@ def test_a_damaged_checkpoint_is_one_message_and_overwrite_starts_over(toy_model
         with pytest.raises(DataError, match="a checkpoint is damaged"):
             finetune("classify", toy_model, **call, settings=settings)
         (checkpoint / name).write_bytes(whole if name == "optimizer.pt" else b"")
+    (checkpoint / "model.safetensors").unlink()
+    with pytest.raises(DataError, match="a checkpoint is damaged"):
+        finetune("classify", toy_model, **call, settings=settings)
     assert not (tmp_path / "out").exists()
     assert finetune("classify", toy_model, **call, settings=settings, overwrite=True) == tmp_path / "out"

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from bert_pretrain.errors import OutputError
+from bert_pretrain.config_file import load_config
+from bert_pretrain.errors import ConfigError, OutputError
 from bert_pretrain.io.files import (
     atomic_folder,
     atomic_path,
@@ -131,3 +132,7 @@ def test_the_name_of_a_file_that_is_not_utf8_comes_back(tmp_path: Path) -> None:
     for write in (write_json, write_checked_json):
         write(tmp_path / "a.json", value)
         assert read_json(tmp_path / "a.json") == value
+    write_text(tmp_path / "card.md", value["name"])
+    assert (tmp_path / "card.md").read_text() == r"caf\udce9.txt"
+    with pytest.raises(ConfigError, match="not UTF-8"):  # a YAML file could not hold it
+        load_config(None, (), {"inputs": ("INPUT", [value["name"]])})

@@ -94,6 +94,18 @@ def test_shards_of_another_plan_are_not_taken(tmp_path: Path) -> None:
     assert not record.exists()
 
 
+def test_plans_with_other_weights_or_other_inputs_held_out_have_other_claims(small, tmp_path, monkeypatch) -> None:
+    claims: list[str] = []
+    opened = build.open_records
+    monkeypatch.setattr(build, "open_records", lambda plan: claims.append(plan.claim) or opened(plan))
+    other = tmp_path / "other.txt"
+    other.write_text("\n\n".join("\n".join(text.split("\n")[::-1]) for text in small.text.read_text().split("\n\n")))
+    for number, more in enumerate(([], [f"data.input_weights={{{other}: 3}}"], [f"data.validation=[{other}]"])):
+        inputs = [str(small.text)] if number == 2 else [str(small.text), str(other)]
+        make_data(small.config(*SMALL, *more), inputs, small.vocab, tmp_path / str(number), workers=1)
+    assert len(set(claims)) == 3
+
+
 def check_manifest(data: Path, documents: list[list[int]]) -> None:
     """Examples fit, labels are balanced in every shard, and the manifest counts what there is."""
     folder = DataFolder.open(data)

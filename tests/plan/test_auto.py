@@ -9,9 +9,9 @@ import pytest
 from bert_pretrain.config import Config
 from bert_pretrain.config_file import load_config
 from bert_pretrain.errors import ConfigError
-from bert_pretrain.pipeline import SECONDS_AFTER_TRAINING, run_pipeline
+from bert_pretrain.pipeline import SECONDS_AFTER_TRAINING
 from bert_pretrain.plan import auto, timing
-from tests.conftest import call
+from tests.conftest import call, run_stages
 from tests.plan.test_planner import machine, plan
 
 TINY = [
@@ -92,7 +92,7 @@ def test_phases_share_what_is_left_of_the_time(english_text: Path, tmp_path: Pat
     def bodies() -> list[dict[str, Any]]:
         return [json.loads((output / "train" / name / "manifest.json").read_text()) for name in ("short", "long")]
 
-    run_pipeline(config, output, workers=1, seconds_before=before)
+    run_stages(config, output, seconds_before=before)
     done = bodies()
     short, long = (body["config"]["train"]["time_budget"] for body in done)
     assert short > long  # which also gives the time between them
@@ -100,14 +100,14 @@ def test_phases_share_what_is_left_of_the_time(english_text: Path, tmp_path: Pat
     assert all(body["config"]["train"][length] is None for body in done for length in ("max_epochs", "max_steps"))
     used = json.loads((output / "time.json").read_text())["used_seconds"]
     assert used > before + short + long
-    run_pipeline(config, output, workers=1)  # finished: it is not trained again, though time has passed
+    run_stages(config, output)  # finished: it is not trained again, though time has passed
     assert bodies() == done
 
 
 def test_too_little_time_after_the_data_is_an_error(english_text: Path, tmp_path: Path) -> None:
     config = load_config("tiny", TINY, {"inputs": ("", [str(english_text)]), "time": ("", 30.0)})
     with pytest.raises(ConfigError, match="too little"):
-        run_pipeline(config, tmp_path / "out", workers=1, seconds_before=29.0)
+        run_stages(config, tmp_path / "out", seconds_before=29.0)
 
 
 class Enough(Exception):
@@ -123,7 +123,7 @@ def test_with_overwrite_the_time_begins_again(english_text: Path, tmp_path: Path
     budgets = []
     for before, overwrite in ((500.0, False), (1.0, False), (1.0, True)):
         with pytest.raises(Enough) as caught:
-            run_pipeline(config, tmp_path / "out", workers=1, seconds_before=before, overwrite=overwrite)
+            run_stages(config, tmp_path / "out", seconds_before=before, overwrite=overwrite)
         budgets += caught.value.args
     assert budgets[1] < budgets[0] < 500 < 800 < budgets[2]
 

@@ -146,12 +146,18 @@ def test_what_is_not_read_below_a_folder_is_told(tmp_path: Path, capsys: pytest.
     write(tmp_path / "in" / "B.TXT", b"two\n")
     write(tmp_path / "other" / "c.txt", b"three\n")
     (tmp_path / "in" / "link").symlink_to(tmp_path / "other")
-    for name in ("plan.yaml", "forecast.json", "machine.json"):  # of `run auto`
-        write(tmp_path / "in" / "out" / name, b"{}")
     assert read_all(tmp_path / "in")[0] == ["one"]
-    printed = capsys.readouterr().out
-    assert "capitals or no permission: 2, " in printed
-    assert f"wrote them: {tmp_path / 'in' / 'out'}" in printed
+    assert "capitals or no permission: 2, " in capsys.readouterr().out
+
+
+def test_files_of_a_run_among_the_text_are_skipped_and_the_text_is_read(tmp_path: Path) -> None:
+    for name in ("auto/plan.yaml", "auto/forecast.json", "auto/machine.json", "auto/time.json", "timed/time.json"):
+        write(tmp_path / name, b"{}")
+    for name in ("auto", "timed", "other"):
+        write(tmp_path / name / "a.txt", name.encode())
+    manifest.claim(tmp_path / "timed" / "vocab", "vocab", {"seed": 1})
+    write(tmp_path / "other" / "time.json", b'{"text": "noon"}')
+    assert read_all(tmp_path)[0] == ["auto", "other", "noon", "timed"]
 
 
 def test_workers_detect_the_same_of_many_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

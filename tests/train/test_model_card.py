@@ -13,6 +13,7 @@ from bert_pretrain.errors import DataError
 from bert_pretrain.examples.shards import DataFolder
 from bert_pretrain.model.huggingface import load_model
 from bert_pretrain.model.scale import fine_tuning_rate
+from bert_pretrain.text.sources import Source
 from bert_pretrain.train import run as run_module
 from bert_pretrain.train.distributed import SINGLE_PROCESS
 from bert_pretrain.train.model_card import model_card
@@ -73,8 +74,11 @@ def test_names_are_shown_as_they_are_and_never_as_markup(resolved: ResolvedRun) 
         "dataset:/home/me/secret/books",
         "dataset:user/corpus@train",
         "https://me:secret@h/x/c.txt?sig=secret#secret",
+        "https://h/download?token=secret&file=/d.txt",
+        "https://me:secret@h",
     )
-    inputs = [{"name": name, "location": name, "split": "train"} for name in names]
+    sources = [Source(name, "dataset" if name.startswith("dataset:") else "txt") for name in names]
+    inputs = [{"location": each.location, **each.identity, "split": "train"} for each in sources]
     inputs.append({"name": "held.txt", "location": "held.txt", "split": "validation"})
     run = replace(
         resolved,
@@ -84,7 +88,7 @@ def test_names_are_shown_as_they_are_and_never_as_markup(resolved: ResolvedRun) 
     )
     text = card_of(run, VALIDATION)
     body = ModelCard(text, ignore_metadata_errors=False).text
-    assert r"Inputs: a\|b\<script\>.txt \# head, books, user/corpus@train, c.txt." in body
+    assert r"Inputs: a\|b\<script\>.txt \# head, books, user/corpus@train, c.txt, download, h." in body
     assert r"\<b\>" in body
     assert "secret" not in text
     assert "held.txt" not in text
@@ -94,10 +98,8 @@ def test_names_are_shown_as_they_are_and_never_as_markup(resolved: ResolvedRun) 
 def test_what_was_not_measured_or_trained_is_not_claimed(resolved: ResolvedRun, new_data_folder: NewData) -> None:
     text = card_of(resolved, VALIDATION)
     assert "NSP" not in text
-    some = resolved.config.train.model_copy(update={"eval_examples": 5})
-    part = replace(resolved, config=resolved.config.model_copy(update={"train": some}))
-    some = card_of(part, VALIDATION, is_final=False)
-    assert "On 5 of the 60 held-out examples" in some
+    assert "On the 60 held-out examples" in text
+    assert "On 5 of the 60 held-out examples" in card_of(resolved, {**VALIDATION, "validation_examples": 5})
     assert "7.39" in text  # e to the 2
     assert "positions from" not in text
     folder = DataFolder.open(new_data_folder(validation_rows=0, next_sentence="none"))

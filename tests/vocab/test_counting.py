@@ -12,15 +12,16 @@ from bert_pretrain.vocab.counting import Counts
 WORDS = st.lists(st.integers(0, 60).map(lambda number: f"w{number}".encode()), max_size=80)
 
 
+@pytest.mark.parametrize(("most", "value"), [("MAX_DISTINCT", 16), ("MAX_DISTINCT_BYTES", 48)])
 @given(batches=st.lists(WORDS, max_size=8))
-def test_no_count_is_off_by_more_than_is_told(batches: list[list[bytes]]) -> None:
+def test_no_count_is_off_by_more_than_is_told(most: str, value: int, batches: list[list[bytes]]) -> None:
     truth = Counter(word for batch in batches for word in batch)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(counting, "MAX_DISTINCT", 16)
+        patch.setattr(counting, most, value)
         counts = Counts()
         for batch in batches:
             counts.add(Counts(learned=Counter(batch)))
-    assert len(counts.learned) <= 16
+    assert (len(counts.learned) if value == 16 else sum(map(len, counts.learned))) <= value
     assert counts.learned.total() + counts.dropped_occurrences == truth.total()
     assert all(
         counts.learned[word] <= count <= counts.learned[word] + counts.undercount for word, count in truth.items()
