@@ -57,7 +57,7 @@ def most_frequent_tags(
     return [[best.get(word, default) for word in words] for words in rows]
 
 
-def is_clearly_better(score: float, baseline: float, num_rows: int) -> bool:
-    """Whether a score, between 0 and 1, is more than two standard errors of a share above a baseline."""
+def is_clearly_better(score: float, baseline: float, num_rows: int, *, errors: float = 2.0) -> bool:
+    """Whether a score, between 0 and 1, is more than so many standard errors of a share above a baseline."""
     share = min(1.0, max(0.0, baseline))
-    return score - baseline > 2.0 * (share * (1.0 - share) / num_rows) ** 0.5
+    return score - baseline > errors * (share * (1.0 - share) / num_rows) ** 0.5

@@ -207,9 +207,12 @@ def _train(learner: "Learner", identity: dict[str, Any], work: Path, output: Pat
             print(f"{line} on the validation rows{kept}")
         validated = final = folder / str(best)
         refit_epochs = None
-        if identity["refits"]:
-            final = folder / "all"
-            refit_epochs = learner.train_again(trials[best], reports[best], final, precision)
+        if identity["refits"] and learner.is_overfitted(reports[best]):
+            print(f"epoch {reports[best]['best_epoch']} is kept: later ones are worse on the validation rows")
+        elif identity["refits"]:
+            final, refit_epochs = folder / "all", trials[best].epochs
+            print(f"again for {refit_epochs} epochs, with the validation rows")
+            learner.train(trials[best], final, precision, on_all_rows=True)
         with atomic_folder(output) as result:
             shutil.copytree(final / training.MODEL, result, dirs_exist_ok=True)
             by_split = {"validation": learner.predict(validated / training.MODEL, "validation")}
@@ -261,9 +264,9 @@ def _baselines(learner: "Learner", chosen: Settings, folder: Path, judged: str, 
     if task.settings.baselines:
         precision, untrained = choose_precision("auto", learner.device), folder / "untrained"
         report = learner.train(chosen, untrained, precision, untrained=True)
-        if refits:
+        if refits and not learner.is_overfitted(report):
             untrained = folder / "untrained-all"
-            learner.train_again(chosen, report, untrained, precision, untrained=True)
+            learner.train(chosen, untrained, precision, untrained=True, on_all_rows=True)
         found["the same network untrained"] = learner.predict(untrained / MODEL, judged)
     return {name: task.score(examples[judged], each)[task.main_metric] for name, each in found.items()}
 

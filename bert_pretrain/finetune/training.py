@@ -4,7 +4,6 @@ Loss, optimizer, schedule, mixed precision and resuming are the Trainer's own; h
 """
 
 import contextlib
-import dataclasses
 import math
 import pickle
 import shutil
@@ -114,20 +113,10 @@ class Learner:
         shutil.rmtree(checkpoints)
         return report
 
-    def train_again(
-        self, trial: Settings, report: dict[str, Any], folder: Path, precision: Precision, *, untrained: bool = False
-    ) -> int:
-        """Train on all rows with the settings of a trial; returns for how many epochs.
-
-        These are the trial's, or up to its best one where the last one was clearly worse.
-        """
+    def is_overfitted(self, report: dict[str, Any]) -> bool:
+        """Whether the last epoch of a trial is worse on the validation rows than its best, by 1.5 standard errors."""
         best, last = report["score"], report["epochs"][-1][f"eval_{self.task.main_metric}"]
-        is_worse = is_clearly_better(best, last, len(self.examples["validation"]))
-        epochs = report["best_epoch"] if is_worse else report["epochs"][-1]["epoch"]
-        print(f"again for {epochs} epochs, with the validation rows")
-        settings = dataclasses.replace(trial, epochs=epochs)
-        self.train(settings, folder, precision, untrained=untrained, on_all_rows=True)
-        return int(epochs)
+        return is_clearly_better(best, last, len(self.examples["validation"]), errors=1.5)
 
     def _make_trainer(
         self, network: Any, settings: Settings, rate: float, folder: Path, precision: Precision, *, on_all_rows: bool

@@ -1,6 +1,5 @@
 """The rate by width and scale, trials, training again on all rows, baselines, and warnings of models not better."""
 
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -60,15 +59,19 @@ def test_rows_that_were_held_out_are_trained_on_in_the_end(toy_model, tmp_path, 
         assert report["validation"]["accuracy"] == pytest.approx(report["trials"][0]["score"])
 
 
-@pytest.mark.parametrize(("last", "epochs"), [(0.82, 3), (0.5, 2)])
-def test_training_again_ends_early_only_where_later_epochs_were_clearly_worse(last: float, epochs: int) -> None:
-    seen: list[int | None] = []
+def test_where_later_epochs_are_worse_the_best_one_is_kept(toy_model, tmp_path, monkeypatch, capsys) -> None:
+    monkeypatch.setattr(training.Learner, "is_overfitted", lambda *_: True)
+    call = {"train": write_rows(tmp_path / "train.jsonl", reviews(40, 1)), "device": "cpu", "output": tmp_path / "o"}
+    finetune("classify", toy_model, **call, settings=Settings(batch_size=16, epochs=2))
+    assert read_json(tmp_path / "o" / METRICS)["refit_epochs"] is None
+    assert "is kept" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("last", "is_overfitted"), [(0.80, False), (0.76, True)])
+def test_a_trial_is_overfitted_where_its_last_epoch_is_worse_by_errors(last: float, is_overfitted: bool) -> None:
     learner: Any = SimpleNamespace(task=SimpleNamespace(main_metric="accuracy"), examples={"validation": [None] * 100})
-    learner.train = lambda settings, *_, **options: seen.append(settings.epochs if options["on_all_rows"] else None)
-    report = {"score": 0.84, "best_epoch": 2, "epochs": [{"epoch": 3, "eval_accuracy": last}]}
-    again: Any = training.Learner.train_again
-    assert again(learner, Settings(epochs=3), report, Path(), None) == epochs
-    assert seen == [epochs]
+    report = {"score": 0.84, "epochs": [{"eval_accuracy": 0.84}, {"eval_accuracy": last}]}
+    assert training.Learner.is_overfitted(learner, report) is is_overfitted
 
 
 def test_the_best_of_several_rates_is_kept_beside_baselines(toy_model, tmp_path, capsys) -> None:
