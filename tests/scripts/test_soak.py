@@ -50,7 +50,7 @@ def test_a_real_training_is_watched(data_folder, tmp_path, monkeypatch, capfd) -
     output = tmp_path / "soak"
     settings = ("train.device=cpu", "train.global_batch_size=16", "train.save_every=20", "train.log_every=2")
     words = [word for setting in settings for word in ("--set", setting)]
-    command = f"soak.py {data_folder} --minutes 0.08 --size 1x32 --every 0.1 --from-step 10 --output {output}"
+    command = f"soak.py {data_folder} --minutes 0.3 --size 1x32 --every 0.1 --from-step 10 --output {output}"
     monkeypatch.setattr(sys, "argv", [*command.split(), *words])
     status = soak.main()
     out = capfd.readouterr().out
