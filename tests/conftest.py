@@ -10,6 +10,7 @@ import random
 import re
 import signal
 import subprocess
+import threading
 import time
 from collections.abc import Callable
 from multiprocessing.process import BaseProcess
@@ -18,6 +19,7 @@ from typing import Any
 
 import hypothesis
 import pytest
+from tqdm import tqdm
 from typer.testing import CliRunner, Result
 
 from bert_pretrain.cli import app
@@ -31,6 +33,7 @@ from bert_pretrain.text.tokenizer import Tokenizer
 from bert_pretrain.vocab.run import make_vocab
 
 signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored, also by children, in the background of a shell
+tqdm.set_lock(threading.RLock())  # its own is shared by forks, one of which may be killed while it holds it
 # The same cases in every run; look for new ones with --hypothesis-profile=default.
 hypothesis.settings.register_profile("suite", derandomize=True, deadline=None, max_examples=60, database=None)
 hypothesis.settings.register_profile("long", deadline=5000, max_examples=20_000, database=None)

@@ -72,7 +72,7 @@ WORK = """
 import os, time
 from bert_pretrain.io.pool import run_each
 def work(name):
-    print(os.getpid(), flush=True)
+    os.write(1, b'%d\\n' % os.getpid())  # at once: workers share the pipe
     time.sleep(120)
 if __name__ == '__main__':
     list(run_each(work, [1, 2], workers=2, description='test', unit='task'))

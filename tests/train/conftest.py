@@ -6,6 +6,7 @@ A masked word follows from its neighbours, and B follows A if both speak of one 
 import inspect
 import itertools
 import json
+import multiprocessing
 import shutil
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -273,6 +274,15 @@ def interrupted_copy(finished: Path, run: Path, *lost: str) -> Path:
 def flip_bit(path: Path, position: int = 1000) -> None:
     content = path.read_bytes()
     path.write_bytes(content[:position] + bytes([content[position] ^ 1]) + content[position + 1 :])
+
+
+@pytest.fixture(autouse=True)
+def no_process_left() -> Iterator[None]:
+    """End what a failed test has started, for which pytest would wait."""
+    yield
+    for process in multiprocessing.active_children():
+        process.kill()
+        process.join()
 
 
 @pytest.fixture(scope="session", autouse=True)
