@@ -178,9 +178,9 @@ def _identity(task: Task, model: Path, examples: dict[str, list[Example]]) -> di
 
 def _is_complete(output: Path, work: Path, identity: dict[str, Any], overwrite: bool) -> bool:
     """Return whether the same command has finished before; otherwise claim the working folder."""
-    if manifest.overwrites(output, KIND, identity, overwrite=overwrite):
-        manifest.set_aside(output)
-    elif manifest.would_claim(output, KIND, identity) is manifest.Progress.COMPLETE:
+    if overwrite:
+        manifest.set_aside_once(output, KIND, identity)
+    if manifest.would_claim(output, KIND, identity) is manifest.Progress.COMPLETE:
         if damage := damage_of_folder(output):
             remedy = "restore it from a copy, or fine-tune again with --overwrite (the old folder is moved aside)"
             raise DataError(f"{output} is damaged: {damage}", where="--output", remedy=remedy)

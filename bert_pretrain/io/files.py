@@ -165,7 +165,7 @@ def save_array(path: Path, values: "np.ndarray") -> None:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write a text file atomically; of the name of a file that is not UTF-8, its bytes are escaped."""
+    """Write a text file atomically; bytes of file names that are not UTF-8 are escaped, as JSON escapes them."""
     with atomic_path(path) as temporary:
         temporary.write_text(text, encoding="utf-8", errors="backslashreplace")
 
@@ -177,16 +177,7 @@ def write_json(path: Path, value: object) -> None:
 
 def json_text(value: object) -> str:
     """Return the content of an indented JSON file."""
-    return _dumped(value, indent=2) + "\n"
-
-
-def _dumped(value: object, indent: int | None = None) -> str:
-    text = json.dumps(value, indent=indent, ensure_ascii=False)
-    try:
-        text.encode()
-    except UnicodeEncodeError:  # the name of a file that is not UTF-8
-        text = json.dumps(value, indent=indent)
-    return text
+    return json.dumps(value, indent=2, ensure_ascii=False) + "\n"
 
 
 def write_checked_json(path: Path, value: Mapping[str, Any]) -> None:
@@ -197,7 +188,7 @@ def write_checked_json(path: Path, value: Mapping[str, Any]) -> None:
 def checked_json_text(value: Mapping[str, Any]) -> str:
     """Return the content of a file of `write_checked_json`."""
     body = {**value, _DIGEST: _digest_of(value)}
-    text = _dumped(body)
+    text = json.dumps(body, ensure_ascii=False)
     return f"{text}\n" if len(text) > _MAX_INDENTED_BYTES else json_text(body)
 
 

@@ -54,8 +54,8 @@ def claim(folder: Path, kind: str, identity: Mapping[str, Any], *, overwrite: bo
     The caller must hold the folder with `exclusive`. `identity` holds JSON values that, if different, mean different
     output. With `overwrite` the old content is moved aside, manifest first.
     """
-    if overwrites(folder, kind, identity, overwrite=overwrite):
-        set_aside(folder)
+    if overwrite:
+        set_aside_once(folder, kind, identity)
     progress = _progress(folder, kind, identity)
     if progress is Progress.NEW:
         folder.mkdir(parents=True, exist_ok=True)
@@ -65,16 +65,14 @@ def claim(folder: Path, kind: str, identity: Mapping[str, Any], *, overwrite: bo
     return progress
 
 
-def overwrites(folder: Path, kind: str, identity: Mapping[str, Any], *, overwrite: bool) -> bool:
-    """Whether `--overwrite` moves what is in a folder aside: after a restart, only what is not of this command."""
-    if not (overwrite and _content(folder)):
-        return False
+def set_aside_once(folder: Path, kind: str, identity: Mapping[str, Any]) -> None:
+    """Move the content of a folder aside for `--overwrite`; after a restart, only what another command wrote."""
     if is_restarted():
         with contextlib.suppress(UserError):
             if _progress(folder, kind, identity) is not Progress.NEW:
                 print("restarted: continues, without --overwrite")
-                return False
-    return True
+                return
+    set_aside(folder)
 
 
 def set_aside(folder: Path) -> None:
@@ -249,7 +247,11 @@ def _locked(folder: Path, waits: bool) -> IO[str]:
     """Open the lock of a folder, lock it and write into it who has it."""
     check_writable(folder)
     folder.mkdir(parents=True, exist_ok=True)
-    file = (folder / LOCK).open("a+")
+    try:
+        file = (folder / LOCK).open("a+")
+    except FileNotFoundError:  # the previous process removed the folder, in which it had written nothing
+        folder.mkdir(parents=True, exist_ok=True)
+        file = (folder / LOCK).open("a+")
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError as error:

@@ -163,13 +163,14 @@ class LocalPool:
 
     def stop(self) -> None:
         """Cancel all submitted tasks at once; the pool is not used again."""
+        if self._executor is None:
+            return
         # The executor's own processes, and no others that the caller may have started.
-        for worker in list((self._executor._processes or {}).values()) if self._executor is not None else ():
+        for worker in list((self._executor._processes or {}).values()):
             worker.kill()
-        if self._executor is not None:
-            # Half a result of a killed worker would be waited for as long as this process could write the rest.
-            results: Any = self._executor._result_queue
-            results._writer.close()
+        # Half a result of a killed worker would be waited for as long as this process could write the rest.
+        results: Any = self._executor._result_queue
+        results._writer.close()
 
 
 def _start_worker() -> None:

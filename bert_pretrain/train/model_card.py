@@ -4,10 +4,12 @@ In: what a run knows of itself. Out: Markdown with the metadata that the Hugging
 are escaped, and shown without the folders that they are in.
 """
 
+import posixpath
 import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import torch
 from huggingface_hub import EvalResult, ModelCardData
@@ -139,9 +141,10 @@ def _shown(result: EvalResult, evaluated: int) -> str:
 
 def _public_name(source: Mapping[str, Any]) -> str:
     """Return the name of an input without the folders of a machine; `user/name` on the Hub stays whole."""
-    name, location = source["name"], source["location"]
-    if is_url(location):  # may hold secrets
-        name = re.split(r"[?#]", location)[0].rstrip("/").rsplit("/", 1)[-1].rsplit("@", 1)[-1]
+    name = source["name"]
+    if is_url(source["location"]):  # user, password and query may be secrets
+        url = urlsplit(source["location"])
+        name = posixpath.basename(url.path.rstrip("/")) or url.hostname or ""
     bare = name.removeprefix("dataset:")
     is_path = bare.startswith(("/", ".", "~")) or bare.count("/") > 1
     return bare.rstrip("/").rsplit("/", 1)[-1] if is_path else bare
