@@ -7,7 +7,7 @@ import contextlib
 import math
 import pickle
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,7 @@ from bert_pretrain.finetune.baselines import is_clearly_better
 from bert_pretrain.finetune.finetuned_bert import FinetunedBert
 from bert_pretrain.finetune.rows import Example
 from bert_pretrain.finetune.settings import Settings
-from bert_pretrain.finetune.task import Task, Window, collator
+from bert_pretrain.finetune.task import IGNORED, Task, Window, collator
 from bert_pretrain.io.files import atomic_folder, read_json, write_json
 from bert_pretrain.io.pool import progress_bar
 from bert_pretrain.model.scale import fine_tuning_rate
@@ -31,6 +31,7 @@ from bert_pretrain.train.hardware import Precision
 
 logging: Any = _logging
 MODEL = "model"
+MAX_PADDING = 64  # tokens; computing so many takes a network of two layers about as long as another forward pass
 _REPORT = "report.json"
 _OF_DAMAGE = ("PytorchStreamReader", "find a valid checkpoint")
 """In the messages of torch and the Trainer about checkpoints that are not whole."""
@@ -152,7 +153,7 @@ class Learner:
             remove_unused_columns=False,
         )
         arguments._n_gpu = min(1, arguments.n_gpu)  # otherwise the Trainer splits batches over all visible GPUs
-        trainer = Trainer(
+        trainer = PartsTrainer(
             model=network,
             args=arguments,
             data_collator=collator(task.tokenizer.pad_id),
@@ -248,6 +249,41 @@ def quiet() -> Iterator[None]:
 
 def _is_metric(name: str) -> bool:
     return name == "loss" or (name.startswith("eval_") and not name.endswith(("_runtime", "_second")))
+
+
+class PartsTrainer(Trainer):
+    """A Trainer that, on a CPU, computes a batch in parts of similar length, to save most of the padding.
+
+    Up to rounding and the masks of dropout, loss and gradients are those of the complete batch. The windows of `answer`
+    are nearly all of the full length.
+    """
+
+    def compute_loss(
+        self, model: Any, inputs: dict[str, Any], return_outputs: bool = False, num_items_in_batch: Any = None
+    ) -> Any:
+        """Return the mean loss over the rows of a batch, of `tag` over the tokens with a label."""
+        labels = inputs.get("labels", torch.empty(0))
+        weights = (labels != IGNORED).sum(1) if labels.dim() > 1 else torch.ones(len(labels))
+        if return_outputs or labels.device.type != "cpu" or not weights.any():
+            return super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
+        lengths, loss = inputs["attention_mask"].sum(1).tolist(), torch.zeros(())
+        for rows in rows_of_similar_length(lengths):
+            if weights[rows].any():
+                longest = lengths[rows[-1]]
+                part = {name: each[rows, :longest] if each.dim() > 1 else each[rows] for name, each in inputs.items()}
+                mean: Any = super().compute_loss(model, part)
+                loss = loss + mean * weights[rows].sum()
+        return loss / weights.sum()
+
+
+def rows_of_similar_length(lengths: Sequence[int]) -> list[list[int]]:
+    """Divide rows, sorted by length, where padding the shorter ones to the next would cost `MAX_PADDING` tokens."""
+    parts: list[list[int]] = []
+    for row in sorted(range(len(lengths)), key=lengths.__getitem__):
+        if not parts or (lengths[row] - lengths[parts[-1][-1]]) * len(parts[-1]) > MAX_PADDING:
+            parts.append([])
+        parts[-1].append(row)
+    return parts
 
 
 class _Bar(TrainerCallback):

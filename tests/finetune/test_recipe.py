@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
 
 from bert_pretrain.finetune import training
 from bert_pretrain.finetune.answer import Answer, Prediction
@@ -14,6 +15,7 @@ from bert_pretrain.finetune.rows import Example
 from bert_pretrain.finetune.run import METRICS, finetune
 from bert_pretrain.finetune.settings import Settings
 from bert_pretrain.finetune.tag import Tag
+from bert_pretrain.finetune.task import collator
 from bert_pretrain.io.files import read_json
 from bert_pretrain.model.scale import INITIAL_RMS, fine_tuning_rate
 from bert_pretrain.text.tokenizer import Tokenizer
@@ -41,12 +43,12 @@ def test_epochs_follow_the_number_of_rows_and_each_rate_is_a_trial() -> None:
 def test_rows_that_were_held_out_are_trained_on_in_the_end(toy_model, tmp_path, monkeypatch) -> None:
     seen: list[tuple[int, float]] = []
 
-    class Spy(training.Trainer):
+    class Spy(training.PartsTrainer):
         def __init__(self, **options: Any) -> None:
             seen.append((len(options["train_dataset"]), options["args"].num_train_epochs))
             super().__init__(**options)
 
-    monkeypatch.setattr(training, "Trainer", Spy)
+    monkeypatch.setattr(training, "PartsTrainer", Spy)
     call = {"train": write_rows(tmp_path / "train.jsonl", reviews(40, 1)), "device": "cpu"}
     call["settings"] = Settings(learning_rate=(1e-6,), batch_size=16, epochs=2)
     reports = []
@@ -57,6 +59,41 @@ def test_rows_that_were_held_out_are_trained_on_in_the_end(toy_model, tmp_path, 
     assert [report["refit_epochs"] for report in reports] == [2, None]
     for report in reports:  # the validation rows judge a model that has not seen them
         assert report["validation"]["accuracy"] == pytest.approx(report["trials"][0]["score"])
+
+
+@pytest.mark.parametrize("per_row", [True, False])
+def test_parts_of_a_batch_have_its_loss_and_gradients(per_row: bool, tmp_path) -> None:
+    torch.manual_seed(0)
+    lengths = torch.randint(2, 60, (32,)).tolist()
+    rows = [
+        {"input_ids": torch.randint(5, 50, (length,)).tolist(), "token_type_ids": [0] * length} for length in lengths
+    ]
+    for row, length in zip(rows, lengths, strict=True):
+        row["labels"] = length % 2 if per_row else [-100, *[token % 2 for token in row["input_ids"][1:]]]
+    if not per_row:
+        rows[3]["labels"] = [-100] * lengths[3]
+    sizes = {"vocab_size": 50, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2}
+    quiet = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+    kind = transformers.BertForSequenceClassification if per_row else transformers.BertForTokenClassification
+    network = kind(transformers.BertConfig(**sizes, **quiet, intermediate_size=32))
+    arguments, batch = transformers.TrainingArguments(str(tmp_path), use_cpu=True, report_to="none"), collator(0)(rows)
+    found = []
+    for trainer_class in (training.PartsTrainer, transformers.Trainer):
+        network.zero_grad()
+        loss = trainer_class(network, arguments).compute_loss(network, batch)
+        loss.backward()
+        found.append([loss.detach(), *(weight.grad for weight in network.parameters())])
+    for parts, whole in zip(*found, strict=True):
+        torch.testing.assert_close(parts, whole, rtol=1e-4, atol=1e-6)
+
+
+def test_parts_hold_every_row_once_and_less_padding() -> None:
+    torch.manual_seed(0)
+    lengths = torch.randint(3, 100, (32,)).tolist()
+    parts = training.rows_of_similar_length(lengths)
+    assert sorted(row for rows in parts for row in rows) == list(range(32))
+    assert sum(len(rows) * max(lengths[row] for row in rows) for rows in parts) < 1.3 * sum(lengths)
+    assert training.rows_of_similar_length([7] * 32) == [list(range(32))]
 
 
 def test_where_later_epochs_are_worse_the_best_one_is_kept(toy_model, tmp_path, monkeypatch, capsys) -> None:
