@@ -31,7 +31,8 @@ from bert_pretrain.train.hardware import Precision
 
 logging: Any = _logging
 MODEL = "model"
-MAX_PADDING = 64  # tokens; computing so many takes a network of two layers about as long as another forward pass
+MULTIPLE = 8  # of the rows of a part and of its longest: oneDNN keeps code for each shape, so there shall be few
+MAX_PADDING = 64  # tokens; computing so many takes a network of two layers about as long as another part
 _REPORT = "report.json"
 _OF_DAMAGE = ("PytorchStreamReader", "find a valid checkpoint")
 """In the messages of torch and the Trainer about checkpoints that are not whole."""
@@ -266,10 +267,13 @@ class PartsTrainer(Trainer):
         weights = (labels != IGNORED).sum(1) if labels.dim() > 1 else torch.ones(len(labels))
         if return_outputs or labels.device.type != "cpu" or not weights.any():
             return super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
+        # Looked up once: each lookup has a gradient of the size of the vocabulary.
+        inputs = {**inputs, "inputs_embeds": model.get_input_embeddings()(inputs["input_ids"])}
+        del inputs["input_ids"]
         lengths, loss = inputs["attention_mask"].sum(1).tolist(), torch.zeros(())
         for rows in rows_of_similar_length(lengths):
             if weights[rows].any():
-                longest = lengths[rows[-1]]
+                longest = -(-lengths[rows[-1]] // MULTIPLE) * MULTIPLE
                 part = {name: each[rows, :longest] if each.dim() > 1 else each[rows] for name, each in inputs.items()}
                 mean: Any = super().compute_loss(model, part)
                 loss = loss + mean * weights[rows].sum()
@@ -278,11 +282,12 @@ class PartsTrainer(Trainer):
 
 def rows_of_similar_length(lengths: Sequence[int]) -> list[list[int]]:
     """Divide rows, sorted by length, where padding the shorter ones to the next would cost `MAX_PADDING` tokens."""
-    parts: list[list[int]] = []
-    for row in sorted(range(len(lengths)), key=lengths.__getitem__):
-        if not parts or (lengths[row] - lengths[parts[-1][-1]]) * len(parts[-1]) > MAX_PADDING:
+    order, parts = sorted(range(len(lengths)), key=lengths.__getitem__), list[list[int]]()
+    for begin in range(0, len(order), MULTIPLE):
+        rows = order[begin : begin + MULTIPLE]
+        if not parts or (lengths[rows[-1]] - lengths[parts[-1][-1]]) * len(parts[-1]) > MAX_PADDING:
             parts.append([])
-        parts[-1].append(row)
+        parts[-1] += rows
     return parts
 
 
