@@ -31,7 +31,7 @@ from bert_pretrain.train.packing import (
 AnyBatch = TypeVar("AnyBatch", Batch, GlobalBatch)
 READ_AHEAD = 3  # batches prepared before they are asked for
 SHARDS_OF_SOME = 32
-"""That an evaluation of a part of a split reads; each is a random sample of the documents."""
+"""That an evaluation of a part of a split reads, or as many as hold it; each is a random sample of the documents."""
 
 
 class TrainingData:
@@ -113,7 +113,7 @@ def evaluation_batches(
 ) -> Iterator[Batch]:
     """Yield a rank's share of a split in micro-batches, with its stored masks.
 
-    Of more rows than `at_most` it is as many, evenly spaced over at most `SHARDS_OF_SOME` shards. With `static_shapes`
+    Of more rows than `at_most` it is as many, evenly spaced over `SHARDS_OF_SOME` shards or more. With `static_shapes`
     all have one longest sequence, as in training: for a compiler it is a constant.
     """
     multiples = ShapeMultiples.for_padded_attention(micro_batch_tokens)
@@ -121,7 +121,8 @@ def evaluation_batches(
         multiples = replace(multiples, max_seqlen=data.max_seq_length)
     records, number = data.shards(split), data.rows(split)
     if at_most is not None and at_most < number:
-        kept = np.unique(np.linspace(0, len(records) - 1, SHARDS_OF_SOME).round().astype(int))
+        enough = max(SHARDS_OF_SOME, 1 + at_most * len(records) // number)
+        kept = np.unique(np.linspace(0, len(records) - 1, enough).round().astype(int))
         records = [records[index] for index in kept]
         number = min(at_most, sum(record.rows for record in records))
     chosen = np.linspace(0, sum(record.rows for record in records), number, endpoint=False).astype(np.int64)

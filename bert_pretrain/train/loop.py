@@ -7,7 +7,7 @@ import contextlib
 import signal
 import statistics
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -127,10 +127,12 @@ def _evaluate(
     *,
     whole: bool,
 ) -> None:
-    held_out = run.data.rows("validation")
-    times = 1.0 if whole else max(1.0, held_out / (run.config.train.eval_examples or held_out or 1))
-    with clock.reserving("evaluate", times):
-        log.validation(step, measure(whole))
+    begin = time.perf_counter()
+    metrics = measure(whole)
+    log.validation(step, metrics)
+    if metrics is not None:  # the last evaluation is of all examples
+        seconds = time.perf_counter() - begin
+        clock.reserve("evaluate", seconds * run.data.rows("validation") / metrics["examples"])
 
 
 def _log(
@@ -156,8 +158,9 @@ def _save(
     run: ResolvedRun, clock: "Clock", checkpoints: CheckpointWriter, signal_number: int, *, is_last: bool
 ) -> None:
     """Begin to write a checkpoint; raises where a signal asked to stop, once checkpoint and status are on disk."""
-    with clock.reserving("save"):
-        checkpoint = checkpoints.save()
+    begin = time.perf_counter()
+    checkpoint = checkpoints.save()
+    clock.reserve("save", time.perf_counter() - begin)
     # At the end training waits for it, and for the final model, which is smaller.
     clock.reserve("write", 1.5 * checkpoints.write_seconds)
     if signal_number in STOPS and not is_last:
@@ -272,13 +275,6 @@ class Clock:
             # Steps differ: what one took lately is the better guess for the last one than the longest of days.
             self.reserve("step", seconds, fading=0.9)
         self.is_first_step = False
-
-    @contextlib.contextmanager
-    def reserving(self, what: str, times: float = 1.0) -> Iterator[None]:
-        """Time something that is done once more at the end, where it takes so many times as long."""
-        begin = time.perf_counter()
-        yield
-        self.reserve(what, times * (time.perf_counter() - begin))
 
     def reserve(self, what: str, seconds: float, fading: float = 1.0) -> None:
         """Keep back the seconds that something will take once more at the end: the longest, perhaps fading."""

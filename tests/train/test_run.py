@@ -174,6 +174,8 @@ def test_an_evaluation_of_some_rows_reads_few_shards(data_folder: Path, monkeypa
     assert len(paths) > 2
     assert opened == [paths[0], paths[-1]]
     assert sum(batch.num_sequences for batch in some) == 8
+    more = sum(record.rows for record in data.shards("train")[:2]) + 1  # than two shards hold
+    assert sum(batch.num_sequences for batch in evaluation_batches(data, "train", 64, at_most=more)) == more
 
 
 def test_an_evaluation_takes_some_rows_evenly_and_the_last_one_all(new_data_folder: NewData, tmp_path: Path) -> None:
