@@ -54,7 +54,8 @@ def planned_config(
                     where=str(path),
                     remedy="name the same inputs, another --output, or add --overwrite",
                 )
-            print(path.read_text(encoding="utf-8") if dry_run else f"the plan is {path}, made before")
+            ignored = "" if machine is None else "; --machine is for a new one (--overwrite)"
+            print(path.read_text(encoding="utf-8") if dry_run else f"the plan is {path}, made before{ignored}")
         else:
             check_time(seconds)
             own = load_config(None, settings, flags)
