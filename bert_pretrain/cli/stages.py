@@ -216,15 +216,8 @@ def run(
     place: dict[str, Any] = {"workers": workers, "scheduler": scheduler, "overwrite": overwrite}
     is_auto = config == AUTO
     loaded = load_config(None if is_auto else config, settings or (), flags)
-    if machine is not None and not is_auto:
-        raise ConfigError("--machine is for 'run auto'", where="--machine", remedy="leave it out")
+    _check_auto(loaded, machine, is_auto=is_auto)
     options: dict[str, Any] = {"machine": machine, "overwrite": overwrite, "dry_run": dry_run}
-    if is_auto and (not loaded.inputs or loaded.time is None):
-        raise ConfigError(
-            "auto needs the text and the time",
-            where="run auto",
-            remedy="write for example: run auto corpus/*.txt.gz --time 1h --output runs/mine",
-        )
     if dry_run and is_auto:
         _planned(loaded, folder, settings, flags, **options)
     elif dry_run:
@@ -239,6 +232,17 @@ def run(
 
                 if line := compare(folder, model.parent):
                     print(line)
+
+
+def _check_auto(given: "Config", machine: str | None, *, is_auto: bool) -> None:
+    if machine is not None and not is_auto:
+        raise ConfigError("--machine is for 'run auto'", where="--machine", remedy="leave it out")
+    if is_auto and (not given.inputs or given.time is None):
+        raise ConfigError(
+            "auto needs the text and the time",
+            where="run auto",
+            remedy="write for example: run auto corpus/*.txt.gz --time 1h --output runs/mine",
+        )
 
 
 def _planned(given: "Config", output: Path, settings: list[str] | None, flags: Flags, **options: Any) -> "Config":

@@ -46,7 +46,7 @@ from bert_pretrain.model.huggingface import PRETRAINING
 from bert_pretrain.report.render import render
 from bert_pretrain.text.tokenizer import Tokenizer
 from bert_pretrain.tools.inference import open_bert
-from bert_pretrain.train.hardware import choose_device, choose_precision
+from bert_pretrain.train.hardware import Precision, choose_device, choose_precision
 
 if TYPE_CHECKING:
     from bert_pretrain.finetune.training import Learner
@@ -58,7 +58,7 @@ _REMEDIES = {
 }
 """What makes a model better than its baselines, by whether it was pretrained here."""
 METRICS = "metrics.json"
-_TRIALS = "trials"
+_TRIALS, _ALL_ROWS = "trials", "all"
 _PACKAGES = ("transformers", "accelerate", "sklearn", "seqeval")
 HEADS: dict[str, Callable[[Settings, Tokenizer], Task]] = {"classify": Classify, "tag": Tag, "answer": Answer}
 _PIPELINES = {"classify": "text-classification", "tag": "token-classification", "answer": "question-answering"}
@@ -205,14 +205,9 @@ def _train(learner: "Learner", identity: dict[str, Any], work: Path, output: Pat
             kept = ", kept" if number == best else ""
             line = f"learning rate {each['learning_rate']:g}: {task.main_metric} {each['score']:.4f}"
             print(f"{line} on the validation rows{kept}")
-        validated = final = folder / str(best)
-        refit_epochs = None
-        if identity["refits"] and learner.is_overfitted(reports[best]):
-            print(f"epoch {reports[best]['best_epoch']} is kept: later ones are worse on the validation rows")
-        elif identity["refits"]:
-            final, refit_epochs = folder / "all", trials[best].epochs
-            print(f"again for {refit_epochs} epochs, with the validation rows")
-            learner.train(trials[best], final, precision, on_all_rows=True)
+        validated = folder / str(best)
+        refit_epochs = _refit(learner, trials[best], reports[best], folder, precision) if identity["refits"] else None
+        final = folder / _ALL_ROWS if refit_epochs else validated
         with atomic_folder(output) as result:
             shutil.copytree(final / training.MODEL, result, dirs_exist_ok=True)
             by_split = {"validation": learner.predict(validated / training.MODEL, "validation")}
@@ -251,6 +246,18 @@ def _train(learner: "Learner", identity: dict[str, Any], work: Path, output: Pat
     print(f"{trained}; model, metrics and predictions: {output}")
     if metrics["warning"]:
         print(f"WARNING: {metrics['warning']}")
+
+
+def _refit(
+    learner: "Learner", chosen: Settings, report: dict[str, Any], folder: Path, precision: Precision
+) -> int | None:
+    """Train again on all rows and return the number of epochs; None where later epochs of a trial were worse."""
+    if learner.is_overfitted(report):
+        print(f"epoch {report['best_epoch']} is kept: later ones are worse on the validation rows")
+        return None
+    print(f"again for {chosen.epochs} epochs, with the validation rows")
+    learner.train(chosen, folder / _ALL_ROWS, precision, on_all_rows=True)
+    return chosen.epochs
 
 
 def _baselines(learner: "Learner", chosen: Settings, folder: Path, judged: str, *, refits: bool) -> dict[str, float]:
