@@ -24,7 +24,9 @@ MAX_DATA_SHARE = 0.4  # of the time, for vocabulary and data
 SPARE_TOKENS, MIN_TEXT_BYTES, MIN_DOCUMENTS = 2.0, 10e6, 100.0
 SAVE_SECONDS = 600.0  # between checkpoints of long trainings, about
 EVALUATIONS, EVALUATION_SHARE = 8, 0.02  # number of evaluations, and their share of the time
-MIN_HELD_OUT_EXAMPLES = 256  # next-sentence accuracy on fewer is too noisy
+# Next-sentence accuracy on fewer is too noisy: pairs of one document are alike. More than so many examples are held out
+# only for the last evaluation, and read in at most as much time as the others take together.
+MIN_HELD_OUT_EXAMPLES, MIN_HELD_OUT_DOCUMENTS = 256, 20
 FORWARD_SPEED = 2.5  # tokens per second of an evaluation over those of training
 SHORT_LENGTH, LENGTH = 64, 128  # of examples, in the shortest trainings and in all others
 # Second phase: length, share of the time and of the peak learning rate, roughly as in the paper (appendix A.2), where
@@ -246,10 +248,15 @@ def _held_out(text: TextFacts, best: Training, needed: int) -> Choice:
     if needed / text.documents > MAX_HELD_OUT_SHARE:
         why = f"{needed} of {text.documents:,.0f} is too much; --set 'data.validation=[FILE]' holds out another"
         return Choice("data.validation_fraction", 0.0, why)
-    affordable = EVALUATION_SHARE * 1e6 * best.tokens * FORWARD_SPEED / EVALUATIONS
-    held_out = max(min(affordable, 0.01 * text.tokens), MIN_HELD_OUT_EXAMPLES * best.length)
+    affordable = _evaluated_tokens(best)
+    enough = min(MIN_HELD_OUT_DOCUMENTS / text.documents * text.tokens, EVALUATIONS * affordable)
+    held_out = max(min(affordable, 0.01 * text.tokens), enough, MIN_HELD_OUT_EXAMPLES * best.length)
     share = min(MAX_HELD_OUT_SHARE, max(held_out / text.tokens, (needed + 0.5) / text.documents))
-    return Choice("data.validation_fraction", float(f"{share:.2g}"), "evaluations take about 2 % of the time")
+    return Choice("data.validation_fraction", float(f"{share:.2g}"), "evaluations take 2 to 4 % of the time")
+
+
+def _evaluated_tokens(best: Training) -> float:
+    return EVALUATION_SHARE * 1e6 * best.tokens * FORWARD_SPEED / EVALUATIONS
 
 
 def _pairs(text: TextFacts) -> tuple[str, str]:
@@ -283,6 +290,7 @@ def _train_choices(best: Training, seconds: float) -> list[Choice]:
     batch = best.batch_tokens // best.length
     steps = max(1.0, best.steps / law.FILLED_SHARE)
     every = max(20, int(steps / EVALUATIONS))
+    examples = min(10_000, max(MIN_HELD_OUT_EXAMPLES, int(_evaluated_tokens(best) / best.length)))
     save_every = max(20, min(every, int(steps * SAVE_SECONDS / seconds)))
     return [
         Choice("train.optimizer", "muon", "lower loss than AdamW in the same time"),
@@ -295,6 +303,7 @@ def _train_choices(best: Training, seconds: float) -> list[Choice]:
         Choice("train.weight_decay", law.weight_decay(best.epochs), "weights of a scale from which fine-tuning works"),
         Choice("train.log_every", max(10, every // 10), "about ten lines between evaluations"),
         Choice("train.eval_every", every, f"about {EVALUATIONS} evaluations"),
+        Choice("train.eval_examples", examples, "the last one takes all"),
         Choice("train.save_every", save_every, "a kill costs at most what was done since the last one"),
     ]
 

@@ -79,6 +79,13 @@ def test_no_more_than_a_tenth_of_the_text_is_held_out(num_bytes: float, document
     assert round(data.validation_fraction * documents) >= (0 if documents < 10 else 2 if pairs == "nsp" else 1)
 
 
+def test_a_short_training_is_judged_by_some_twenty_documents_in_its_last_evaluation() -> None:
+    text, config = ENGLISH, plan(seconds=120.0).config
+    read = text.documents * config.data.fraction
+    assert config.data.validation_fraction * read >= 15
+    assert config.train.eval_examples == 256
+
+
 def test_a_little_text_is_seen_no_more_often_than_was_measured_and_takes_no_more_time_than_that() -> None:
     hour, day = (plan(english(1), seconds) for seconds in (3600.0, 86_400.0))
     assert day.training.epochs == hour.training.epochs == law.MAX_EPOCHS
