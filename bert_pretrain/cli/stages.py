@@ -235,6 +235,7 @@ def run(
 
 
 def _check_auto(given: "Config", machine: str | None, *, is_auto: bool) -> None:
+    """Refuse `--machine` without auto, and auto without text or time."""
     if machine is not None and not is_auto:
         raise ConfigError("--machine is for 'run auto'", where="--machine", remedy="leave it out")
     if is_auto and (not given.inputs or given.time is None):

@@ -7,7 +7,7 @@ import contextlib
 import math
 import pickle
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -27,12 +27,13 @@ from bert_pretrain.finetune.task import IGNORED, Task, Window, collator
 from bert_pretrain.io.files import atomic_folder, read_json, write_json
 from bert_pretrain.io.pool import progress_bar
 from bert_pretrain.model.scale import fine_tuning_rate
+from bert_pretrain.tools.inference import batches_by_length
 from bert_pretrain.train.hardware import Precision
 
 logging: Any = _logging
 MODEL = "model"
-MULTIPLE = 8  # of the rows of a part and of its longest: oneDNN keeps code for each shape, so there shall be few
-MAX_PADDING = 64  # tokens; computing so many takes a network of two layers about as long as another part
+MULTIPLE = 8  # of the longest of a micro-batch: oneDNN keeps code for each shape, so there shall be few
+MICRO_BATCH_TOKENS = 512
 _REPORT = "report.json"
 _OF_DAMAGE = ("PytorchStreamReader", "find a valid checkpoint")
 """In the messages of torch and the Trainer about checkpoints that are not whole."""
@@ -154,7 +155,7 @@ class Learner:
             remove_unused_columns=False,
         )
         arguments._n_gpu = min(1, arguments.n_gpu)  # otherwise the Trainer splits batches over all visible GPUs
-        trainer = PartsTrainer(
+        trainer = MicroBatchTrainer(
             model=network,
             args=arguments,
             data_collator=collator(task.tokenizer.pad_id),
@@ -252,8 +253,8 @@ def _is_metric(name: str) -> bool:
     return name == "loss" or (name.startswith("eval_") and not name.endswith(("_runtime", "_second")))
 
 
-class PartsTrainer(Trainer):
-    """A Trainer that, on a CPU, computes a batch in parts of similar length, to save most of the padding.
+class MicroBatchTrainer(Trainer):
+    """A Trainer that, on a CPU, computes a batch in micro-batches of similar length, to save most of the padding.
 
     Up to rounding and the masks of dropout, loss and gradients are those of the complete batch. The windows of `answer`
     are nearly all of the full length.
@@ -270,25 +271,15 @@ class PartsTrainer(Trainer):
         # Looked up once: each lookup has a gradient of the size of the vocabulary.
         inputs = {**inputs, "inputs_embeds": model.get_input_embeddings()(inputs["input_ids"])}
         del inputs["input_ids"]
-        lengths, loss = inputs["attention_mask"].sum(1).tolist(), torch.zeros(())
-        for rows in rows_of_similar_length(lengths):
+        loss = torch.zeros(())
+        lengths = (-(-inputs["attention_mask"].sum(1) // MULTIPLE) * MULTIPLE).numpy()
+        for rows in batches_by_length(lengths, MICRO_BATCH_TOKENS):
             if weights[rows].any():
-                longest = -(-lengths[rows[-1]] // MULTIPLE) * MULTIPLE
+                longest = lengths[rows[0]]
                 part = {name: each[rows, :longest] if each.dim() > 1 else each[rows] for name, each in inputs.items()}
                 mean: Any = super().compute_loss(model, part)
                 loss = loss + mean * weights[rows].sum()
         return loss / weights.sum()
-
-
-def rows_of_similar_length(lengths: Sequence[int]) -> list[list[int]]:
-    """Divide rows, sorted by length, where padding the shorter ones to the next would cost `MAX_PADDING` tokens."""
-    order, parts = sorted(range(len(lengths)), key=lengths.__getitem__), list[list[int]]()
-    for begin in range(0, len(order), MULTIPLE):
-        rows = order[begin : begin + MULTIPLE]
-        if not parts or (lengths[rows[-1]] - lengths[parts[-1][-1]]) * len(parts[-1]) > MAX_PADDING:
-            parts.append([])
-        parts[-1] += rows
-    return parts
 
 
 class _Bar(TrainerCallback):

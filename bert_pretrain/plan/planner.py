@@ -256,6 +256,7 @@ def _held_out(text: TextFacts, best: Training, needed: int) -> Choice:
 
 
 def _evaluated_tokens(best: Training) -> float:
+    """Return the tokens of an evaluation before the last."""
     return EVALUATION_SHARE * 1e6 * best.tokens * FORWARD_SPEED / EVALUATIONS
 
 

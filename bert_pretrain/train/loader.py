@@ -31,7 +31,7 @@ from bert_pretrain.train.packing import (
 AnyBatch = TypeVar("AnyBatch", Batch, GlobalBatch)
 READ_AHEAD = 3  # batches prepared before they are asked for
 SHARDS_OF_SOME = 32
-"""That an evaluation of a part of a split reads, or as many as hold it; each is a random sample of the documents."""
+"""Shards that an evaluation of a part of a split reads, or as many as hold it; each is a random sample of documents."""
 
 
 class TrainingData:

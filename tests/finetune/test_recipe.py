@@ -3,6 +3,7 @@
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import transformers
@@ -19,6 +20,7 @@ from bert_pretrain.finetune.task import collator
 from bert_pretrain.io.files import read_json
 from bert_pretrain.model.scale import INITIAL_RMS, fine_tuning_rate
 from bert_pretrain.text.tokenizer import Tokenizer
+from bert_pretrain.tools.inference import batches_by_length
 from tests.finetune.conftest import reviews, write_rows
 
 
@@ -43,12 +45,12 @@ def test_epochs_follow_the_number_of_rows_and_each_rate_is_a_trial() -> None:
 def test_rows_that_were_held_out_are_trained_on_in_the_end(toy_model, tmp_path, monkeypatch) -> None:
     seen: list[tuple[int, float]] = []
 
-    class Spy(training.PartsTrainer):
+    class Spy(training.MicroBatchTrainer):
         def __init__(self, **options: Any) -> None:
             seen.append((len(options["train_dataset"]), options["args"].num_train_epochs))
             super().__init__(**options)
 
-    monkeypatch.setattr(training, "PartsTrainer", Spy)
+    monkeypatch.setattr(training, "MicroBatchTrainer", Spy)
     call = {"train": write_rows(tmp_path / "train.jsonl", reviews(40, 1)), "device": "cpu"}
     call["settings"] = Settings(learning_rate=(1e-6,), batch_size=16, epochs=2)
     reports = []
@@ -62,7 +64,7 @@ def test_rows_that_were_held_out_are_trained_on_in_the_end(toy_model, tmp_path, 
 
 
 @pytest.mark.parametrize("per_row", [True, False])
-def test_parts_of_a_batch_have_its_loss_and_gradients(per_row: bool, tmp_path) -> None:
+def test_micro_batches_have_the_loss_and_gradients_of_their_batch(per_row: bool, tmp_path) -> None:
     torch.manual_seed(0)
     lengths = torch.randint(2, 60, (32,)).tolist()
     rows = [
@@ -78,7 +80,7 @@ def test_parts_of_a_batch_have_its_loss_and_gradients(per_row: bool, tmp_path) -
     network = kind(transformers.BertConfig(**sizes, **quiet, intermediate_size=32))
     arguments, batch = transformers.TrainingArguments(str(tmp_path), use_cpu=True, report_to="none"), collator(0)(rows)
     found = []
-    for trainer_class in (training.PartsTrainer, transformers.Trainer):
+    for trainer_class in (training.MicroBatchTrainer, transformers.Trainer):
         network.zero_grad()
         loss = trainer_class(network, arguments).compute_loss(network, batch)
         loss.backward()
@@ -87,13 +89,14 @@ def test_parts_of_a_batch_have_its_loss_and_gradients(per_row: bool, tmp_path) -
         torch.testing.assert_close(parts, whole, rtol=1e-4, atol=1e-6)
 
 
-def test_parts_hold_every_row_once_and_less_padding() -> None:
+def test_micro_batches_hold_every_row_once_and_less_padding() -> None:
     torch.manual_seed(0)
-    lengths = torch.randint(3, 100, (32,)).tolist()
-    parts = training.rows_of_similar_length(lengths)
+    lengths = torch.randint(3, 100, (32,)).numpy()
+    parts = [rows.tolist() for rows in batches_by_length(lengths, training.MICRO_BATCH_TOKENS)]
     assert sorted(row for rows in parts for row in rows) == list(range(32))
     assert sum(len(rows) * max(lengths[row] for row in rows) for rows in parts) < 1.3 * sum(lengths)
-    assert training.rows_of_similar_length([7] * 32) == [list(range(32))]
+    same = np.full(32, 7)
+    assert [rows.tolist() for rows in batches_by_length(same, training.MICRO_BATCH_TOKENS)] == [list(range(32))]
 
 
 def test_where_later_epochs_are_worse_the_best_one_is_kept(toy_model, tmp_path, monkeypatch, capsys) -> None:
