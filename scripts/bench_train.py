@@ -32,7 +32,7 @@ import torch
 from bert_pretrain.config import ModelConfig, TrainConfig
 from bert_pretrain.examples.shards import DataFolder
 from bert_pretrain.io import cores
-from bert_pretrain.model.attention import choose_attention
+from bert_pretrain.model.attention_backend import choose_attention
 from bert_pretrain.model.bert import BertForPreTraining
 from bert_pretrain.train import hardware
 from bert_pretrain.train.cuda_graph import StepGraphs
@@ -232,7 +232,8 @@ class Contestant:
         script, environment = Path(__file__).resolve(), dict(os.environ)
         if name == "old":
             name, script = "ours", arguments.old.resolve() / "scripts" / script.name
-            environment["PYTHONPATH"] = str(script.parents[1])
+            paths = (str(script.parents[1]), environment.get("PYTHONPATH"))
+            environment["PYTHONPATH"] = os.pathsep.join(path for path in paths if path)
         command = [sys.executable, str(script), str(arguments.data), "--contestant", name, "--sizes", size]
         for option in ("examples", "device", "precision", "dropout", "vocab_size"):
             command += [f"--{option.replace('_', '-')}", str(getattr(arguments, option))]
@@ -296,7 +297,11 @@ def build(recipe: Recipe, num_batches: int) -> tuple[Step, list[GlobalBatch]]:
     hardware.keep_freed_memory(device)
     train = TrainConfig.model_validate({"global_batch_size": recipe.examples, **recipe.train})
     head_size, dropout_rate = config.hidden_size // config.num_attention_heads, recipe.attention_dropout
-    attention, _ = choose_attention(train.attention, device, dtype, head_size=head_size, dropout_rate=dropout_rate)
+    attention, why = choose_attention(
+        train.attention, device, dtype,
+        head_size=head_size, dropout_rate=dropout_rate, longest=recipe.folder.max_seq_length,
+    )  # fmt: skip
+    print(f"attention: {attention}, {why}", file=sys.stderr)
     compiled, _ = hardware.choose_compile(train.compile, device, attention)
     model = BertForPreTraining(config, recipe.vocab_size, attention=attention)
     model.initialize(1)

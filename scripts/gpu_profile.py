@@ -22,7 +22,7 @@ SHOWN_KERNELS, KERNEL_ROWS = 40, 12
 VIEWS = "transpose|permute|view|clone|slice|select|split|unbind|expand|t"
 KINDS = (
     # The first pattern that is found in a kernel's name decides; Inductor names its kernels after what they fuse.
-    ("attention", r"flash|fmha|scaled_dot_product|sdpa|varlen_attn"),
+    ("attention", r"flash|fmha|scaled_dot_product|sdpa|varlen_attn|^attention_(forward|backward)"),
     ("optimizer and clipping", r"multi_tensor_apply|fused_adam|_foreach_|linalg_vector_norm"),
     ("casts", rf"^triton_poi_fused_(?:(?:_to_copy|{VIEWS})_)+\d+$|direct_copy|_copy_kernel|aten::copy_"),
     ("matrix products", r"^triton_tem|nvjet|gemm|gemv|cutlass|cublas|xmma|splitk|^aten::(add|b|_scaled_)?mm|^mkldnn::"),

@@ -1,6 +1,7 @@
-"""Bidirectional self-attention over packed sequences, with two equivalent backends.
+"""Bidirectional self-attention over packed sequences; equivalent backends, of which `attention_backend.py` chooses.
 
 `varlen`: flash attention on `cu_seqlens`; CUDA, bf16 or fp16, no dropout on the probabilities.
+`triton`: the same for sequences of at most 128 tokens, by the kernels of `short_attention.py`.
 `padded`: pad, scaled dot product, unpad; any device and precision, with dropout. What depends only on the lengths is
 computed once per batch (`Layout`), not once per layer.
 
@@ -9,6 +10,7 @@ gradient, for which the compiler reads the rows again; sums of blocks of rows it
 gradients of query, key and value are put together, and in GELU's backward.
 """
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -17,7 +19,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from bert_pretrain.errors import ConfigError
 from bert_pretrain.model.dropout import dropout
 
 BLOCK_ROWS = 64  # of a sum of the gradient's rows
@@ -25,7 +26,7 @@ BLOCK_ROWS = 64  # of a sum of the gradient's rows
 
 @dataclass(frozen=True)
 class Layout:
-    """The memory layout of a batch of packed sequences, for either backend."""
+    """The memory layout of a batch of packed sequences, for any backend."""
 
     cu_seqlens: Tensor  # (sequences + 1,) int32: the begin of each sequence, and the end of the last one
     max_seqlen: int
@@ -42,7 +43,7 @@ class Layout:
 def layout_of(cu_seqlens: Tensor, max_seqlen: int, num_tokens: int, backend: str) -> Layout:
     """Return the layout of sequences with the given bounds, (sequences + 1,) int32, the longest of `max_seqlen`."""
     num_sequences = cu_seqlens.shape[0] - 1
-    if backend == "varlen" or num_sequences * max_seqlen == num_tokens:
+    if backend != "padded" or num_sequences * max_seqlen == num_tokens:
         return Layout(cu_seqlens, max_seqlen, None, None)
     bounds = cu_seqlens.long()
     lengths = bounds.diff()
@@ -152,7 +153,7 @@ class _Linear(torch.autograd.Function):
     def forward(ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor, with_gelu: bool) -> tuple[Tensor, ...]:
         wide = F.linear(hidden, weight, bias)
         ctx.save_for_backward(hidden, weight, *([wide] if with_gelu else []))
-        return (F.gelu(wide),) if with_gelu else wide.chunk(3, dim=1)
+        return ((wide * _normal(wide)[0]).to(wide.dtype),) if with_gelu else wide.chunk(3, dim=1)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
@@ -160,38 +161,27 @@ class _Linear(torch.autograd.Function):
         # Blocks of rows, (blocks, BLOCK_ROWS, width), back and forth: a view by the number of tokens would be a copy,
         # where the compiler knows no number.
         blocks = [each.reshape(each.shape[0] // BLOCK_ROWS, BLOCK_ROWS, each.shape[1]) for each in (*gradients, *wide)]
-        found = torch.ops.aten.gelu_backward(*blocks) if wide else torch.cat(blocks, dim=2)
+        if wide:
+            below, density = _normal(blocks[1])
+            found = (blocks[0] * (below + blocks[1] * density)).to(hidden.dtype)
+        else:
+            found = torch.cat(blocks, dim=2)
         rows = found.flatten(0, 1)
         sums = found.sum(dim=1, dtype=torch.float32).sum(dim=0)
         return rows @ weight, rows.t() @ hidden, sums.to(weight.dtype), None
 
 
-def choose_attention(
-    setting: str, device: torch.device, dtype: torch.dtype, *, head_size: int, dropout_rate: float
-) -> tuple[str, str]:
-    """Return the backend for `auto`, `varlen` or `padded`, and the reason for it."""
-    if setting == "padded":
-        return "padded", "as configured"
-    obstacle = _varlen_obstacle(device, dtype, head_size, dropout_rate)
-    if obstacle is None:
-        return "varlen", "as configured" if setting == "varlen" else "flash attention without padding fits here"
-    if setting == "varlen":
-        raise ConfigError(
-            f"attention is 'varlen', but {obstacle}", where="train.attention", remedy="set it to auto or padded"
-        )
-    return "padded", obstacle
+def _normal(values: Tensor) -> tuple[Tensor, Tensor]:
+    """Return distribution function and density of the standard normal distribution, in fp32, within 7.5e-8.
 
-
-def _varlen_obstacle(device: torch.device, dtype: torch.dtype, head_size: int, dropout_rate: float) -> str | None:
-    if device.type != "cuda":
-        return f"flash attention over packed sequences needs CUDA, the device is {device.type}"
-    if dtype not in (torch.bfloat16, torch.float16):
-        return f"flash attention needs bf16 or fp16, the precision is {str(dtype).removeprefix('torch.')}"
-    if dropout_rate > 0:
-        return f"it has no dropout, attention_probs_dropout_prob is {dropout_rate:g}"
-    if head_size % 8 or head_size > 256:
-        return f"flash attention takes heads of a multiple of 8, up to 256 wide; here they are {head_size} wide"
-    major, minor = torch.cuda.get_device_capability(device)
-    if major < 8:
-        return f"flash attention needs compute capability 8.0, this card has {major}.{minor}"
-    return None
+    By equation 26.2.17 of Abramowitz and Stegun (1964), from the one exponential that both need: with erf, a card
+    computes GELU and its gradient for longer than it moves their values.
+    """
+    values = values.float()
+    density = torch.exp(values * values * -0.5) * (2.0 * math.pi) ** -0.5
+    inverse = 1.0 / (1.0 + 0.2316419 * values.abs())
+    above = 1.330274429 * inverse
+    for factor in (-1.821255978, 1.781477937, -0.356563782, 0.319381530):
+        above = (above + factor) * inverse
+    above = above * density
+    return torch.where(values > 0.0, 1.0 - above, above), density

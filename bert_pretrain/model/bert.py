@@ -17,6 +17,7 @@ from bert_pretrain import rng
 from bert_pretrain.config import ModelConfig
 from bert_pretrain.model.attention import Layout, attend_padded, attend_varlen, gelu_of, layout_of, three_outputs
 from bert_pretrain.model.dropout import Dropout
+from bert_pretrain.model.short_attention import attend_short
 
 
 def normalized(norm: nn.LayerNorm, hidden: Tensor) -> Tensor:
@@ -57,7 +58,10 @@ class SelfAttention(nn.Module):
 
     def forward(self, hidden: Tensor, layout: Layout) -> Tensor:
         num_tokens = hidden.shape[0]
-        if self.backend == "varlen":
+        if self.backend == "triton":
+            query_key_value = self.query_key_value(hidden).view(num_tokens, 3, self.num_heads, -1)
+            context = attend_short(query_key_value, layout.cu_seqlens, layout.max_seqlen).flatten(1)
+        elif self.backend == "varlen":
             parts = three_outputs(hidden, self.query_key_value)
             query, key, value = (part.view(num_tokens, self.num_heads, -1) for part in parts)
             context = attend_varlen(query, key, value, layout)

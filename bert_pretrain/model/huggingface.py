@@ -15,7 +15,7 @@ from torch import Tensor
 
 from bert_pretrain.errors import DataError
 from bert_pretrain.io.files import seal_folder, write_json
-from bert_pretrain.model.attention import choose_attention
+from bert_pretrain.model.attention_backend import choose_attention
 from bert_pretrain.model.bert import BertForPreTraining
 from bert_pretrain.model.folder import (
     CONFIG,

@@ -11,7 +11,7 @@ from bert_pretrain.config import TrainConfig
 from bert_pretrain.examples.examples import Examples, Masks
 from bert_pretrain.io.cores import available_cores
 from bert_pretrain.io.pool import progress_bar
-from bert_pretrain.model.attention import choose_attention
+from bert_pretrain.model.attention_backend import choose_attention
 from bert_pretrain.model.bert import BertForPreTraining
 from bert_pretrain.plan.facts import BYTES_PER_WEIGHT, MASKED_SHARE, SIZES, MachineFacts, Size, Speed
 from bert_pretrain.train import hardware
@@ -88,7 +88,7 @@ def _measure_speed(size: Size, vocab_size: int, device: torch.device) -> Speed:
     dtype = hardware.choose_precision("auto", device).dtype
     config, shape = TrainConfig(optimizer="muon"), size.model_config(LENGTH)
     head_size = shape.hidden_size // shape.num_attention_heads
-    attention, _ = choose_attention("auto", device, dtype, head_size=head_size, dropout_rate=0.0)
+    attention, _ = choose_attention("auto", device, dtype, head_size=head_size, dropout_rate=0.0, longest=LENGTH)
     model = BertForPreTraining(shape, vocab_size, attention=attention)
     model.initialize(0)
     model.to(device).train()

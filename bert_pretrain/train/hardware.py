@@ -24,6 +24,8 @@ CPU_ACTIVATION_BYTES = 3 * 2**29
 """What a micro-batch on CPU may leave until its backward pass; smaller ones add up gradients more often."""
 _M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_MAX = -1, -2, -4  # <malloc.h>
 _PADDED_COMPILES_FROM = "2.13"  # on CPU torch 2.11 gave gradients that were off by a percent; 2.12 has not been tried
+OPERATIONS_FUSED = 100
+"""How many the compiler may put into one kernel before it writes a result to memory; 30 by default."""
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 
 
@@ -106,7 +108,7 @@ def choose_compile(setting: bool | str, device: torch.device, attention: str) ->
         return setting, "as configured"
     if device.type != "cuda":
         return False, "of use on CUDA"
-    if attention != "varlen":
+    if attention == "padded":
         return False, "attention pads to the longest sequence, so shapes differ from batch to batch"
     return True, "shapes are nearly the same in every batch"
 
@@ -121,9 +123,12 @@ def compile_layers(
     cannot be compiled whole is an error.
     """
     if cores.owns_process:
-        # By default the compiler gives up after eight versions, and splits a layer for DDP's buckets, which are far
-        # larger. A process that is another program's keeps its settings.
+        from torch._inductor import config as inductor_config  # slow to import
+
+        # By default the compiler gives up after eight versions, splits a layer for DDP's buckets, which are far larger,
+        # and writes GELU's gradient out in fp32. A process that is another program's keeps its settings.
         torch._dynamo.config.recompile_limit, torch._dynamo.config.optimize_ddp = 64, False
+        inductor_config.realize_opcount_threshold = OPERATIONS_FUSED
     for module in (model.embeddings, *model.encoder.layers, model.mlm_head):
         module.forward = _of_any_length(torch.compile(module.forward, backend=backend, fullgraph=strict))
 

@@ -11,7 +11,7 @@ from bert_pretrain.errors import ConfigError, OutputError
 from bert_pretrain.examples.shards import DataFolder
 from bert_pretrain.io import manifest
 from bert_pretrain.io.files import read_json, remove_temporaries
-from bert_pretrain.model.attention import choose_attention
+from bert_pretrain.model.attention_backend import choose_attention
 from bert_pretrain.model.bert import BertForPreTraining
 from bert_pretrain.model.folder import check_model, damage_of_model, read_config, weights_sha256
 from bert_pretrain.model.hub import model_folder
@@ -115,7 +115,7 @@ def resolve_run(
     attention, reason = choose_attention(
         train.attention, device, precision.dtype,
         head_size=config.model.hidden_size // config.model.num_attention_heads,
-        dropout_rate=config.model.attention_probs_dropout_prob,
+        dropout_rate=config.model.attention_probs_dropout_prob, longest=data.max_seq_length,
     )  # fmt: skip
     compiled, why = hardware.choose_compile(train.compile, device, attention)
     with torch.device("meta"):

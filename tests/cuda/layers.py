@@ -16,6 +16,7 @@ from torch._inductor.virtualized import V
 from bert_pretrain.config import ModelConfig
 from bert_pretrain.model import bert
 from bert_pretrain.model.attention import Layout
+from bert_pretrain.train.hardware import OPERATIONS_FUSED
 from tests.cuda.pretended import CUDA, pretended_cuda
 
 stages: Any = inductor
@@ -99,5 +100,6 @@ def _h100(is_recorded: bool) -> Iterator[None]:
         for target, answer in answers.items():
             stack.enter_context(mock.patch(target, lambda *_, answer=answer, **__: answer))
         stack.enter_context(torch._functorch.config.patch(force_non_lazy_backward_lowering=True))
-        stack.enter_context(torch._inductor.config.patch({"triton.mix_order_reduction": not is_recorded}))
+        ours = {"triton.mix_order_reduction": not is_recorded, "realize_opcount_threshold": OPERATIONS_FUSED}
+        stack.enter_context(torch._inductor.config.patch(ours))
         yield

@@ -8,7 +8,8 @@ from torch import nn
 
 from bert_pretrain.errors import ConfigError
 from bert_pretrain.model import attention
-from bert_pretrain.model.attention import attend_padded, attend_varlen, choose_attention, layout_of
+from bert_pretrain.model.attention import attend_padded, attend_varlen, layout_of
+from bert_pretrain.model.attention_backend import choose_attention
 from bert_pretrain.model.dropout import Dropout, dropout
 
 

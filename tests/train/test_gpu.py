@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from bert_pretrain.config import Config, ModelConfig, TrainConfig
+from bert_pretrain.model.attention_backend import difference_of_short
 from bert_pretrain.model.bert import BertForPreTraining
 from bert_pretrain.train import hardware
 from bert_pretrain.train.checkpoint import WEIGHT_PREFIX, HostBuffers, all_tensors
@@ -76,6 +77,8 @@ def _many_variants(monkeypatch: pytest.MonkeyPatch) -> None:
         ("adamw", torch.float32, "padded", False),
         ("lamb", torch.bfloat16, "varlen", False),
         ("muon", torch.bfloat16, "varlen", False),
+        ("adamw", torch.bfloat16, "triton", True),
+        ("muon", torch.float16, "triton", False),
     ],
 )
 def test_no_step_waits_for_the_device(optimizer: str, dtype: torch.dtype, attention: str, compiled: bool) -> None:
@@ -130,9 +133,11 @@ def test_flash_attention_and_compiled_layers_train_as_padding_does(dtype: torch.
     padded = run_steps(make_state(config, attention="padded", fp16=fp16), batches, dtype)
     flash = run_steps(make_state(config, fp16=fp16), batches, dtype)
     assert padded == pytest.approx(exact, rel=LOSS_TOLERANCE)
+    short = run_steps(make_state(config, attention="triton", fp16=fp16), batches, dtype)
     assert flash == pytest.approx(exact, rel=LOSS_TOLERANCE)
-    if not fp16:  # one is enough to compile
-        compiled = run_steps(make_state(config, compiled=True), alike, dtype)
+    assert short == pytest.approx(exact, rel=LOSS_TOLERANCE)
+    for attention in () if fp16 else ("varlen", "triton"):  # one precision is enough to compile
+        compiled = run_steps(make_state(config, attention=attention, compiled=True), alike, dtype)
         assert compiled == pytest.approx(exact, rel=LOSS_TOLERANCE)
     assert exact[-1] < 0.95 * exact[0]
 
@@ -159,8 +164,15 @@ def test_gradients_in_bf16_are_as_near_to_fp32_by_every_path() -> None:
 
     padded = distance(gradients(torch.bfloat16, "padded"))
     assert 0 < padded < 0.02
-    assert distance(gradients(torch.bfloat16, "varlen")) < 1.5 * padded
-    assert distance(gradients(torch.bfloat16, "varlen", compiled=True)) < 1.5 * padded
+    for attention in ("varlen", "triton"):
+        assert distance(gradients(torch.bfloat16, attention)) < 1.5 * padded
+        assert distance(gradients(torch.bfloat16, attention, compiled=True)) < 1.5 * padded
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize(("width", "longest"), [(16, 5), (32, 100), (64, 16), (64, 33), (64, 64), (64, 128)])
+def test_kernels_for_short_sequences_are_right(dtype: torch.dtype, width: int, longest: int) -> None:
+    assert difference_of_short(CUDA, dtype, width, longest) < (6e-3 if dtype == torch.bfloat16 else 1e-3)
 
 
 @pytest.mark.parametrize("precision", ["bf16", "fp16", "fp32"])
@@ -173,7 +185,7 @@ def test_a_run_trains_and_continues_where_it_was(fit: Fit, tmp_path: Path, preci
     config["model"] = {"attention_probs_dropout_prob": 0.0}
     straight = fit("straight", **config)
     said = capsys.readouterr().out
-    assert ("attention  varlen" in said) == (precision != "fp32")
+    assert ("attention  padded" in said) == (precision == "fp32")
     assert ("compiled   yes" in said) == (precision == "bf16")
     assert metrics(straight, "loss")[-1]["loss"] < metrics(straight, "loss")[0]["loss"]
     assert all(line["peak_memory_bytes"] > 0 for line in metrics(straight, "loss"))

@@ -1,0 +1,82 @@
+"""Triton kernels of attention within packed sequences that are short enough for one block of keys.
+
+A program computes one head of one sequence, and all its keys and values stay on the chip. So the forward pass reads
+query, key and value once and writes the context. The backward pass reads these and the gradient of the context,
+computes the probabilities again and writes three gradients. Nothing is added atomically: results repeat bit for bit.
+Rows are (3, heads, width) for query, key and value, and (heads, width) for the context. The mathematics is that of
+Vaswani et al. (2017), equation 1.
+"""
+
+import triton
+import triton.language as tl
+
+LOG2_E = tl.constexpr(1.4426950408889634)
+
+
+@triton.jit
+def _at(
+    base, row, head, part: tl.constexpr, parts: tl.constexpr, HEADS: tl.constexpr, WIDTH: tl.constexpr, N: tl.constexpr
+):
+    """Return pointers to (N, WIDTH) values: a head's, of one of a row's parts, from a row on."""
+    base += (row.to(tl.int64) * parts + part) * (HEADS * WIDTH) + head * WIDTH
+    return base + tl.arange(0, N)[:, None] * (parts * HEADS * WIDTH) + tl.arange(0, WIDTH)[None, :]
+
+
+@triton.jit
+def attention_forward(
+    query_key_value, context, norms, bounds, scale,
+    HEADS: tl.constexpr, WIDTH: tl.constexpr, KEYS: tl.constexpr, ROWS: tl.constexpr,
+):  # fmt: skip
+    """Write the context of one head of one sequence, which has at most KEYS tokens, by blocks of ROWS queries.
+
+    And `norms`, (rows, heads) in fp32: the logarithms to base 2 of the sums that the softmax divides by.
+    """
+    head, begin, end = tl.program_id(0), tl.load(bounds + tl.program_id(1)), tl.load(bounds + tl.program_id(1) + 1)
+    is_key = tl.arange(0, KEYS) < end - begin
+    key = tl.load(_at(query_key_value, begin, head, 1, 3, HEADS, WIDTH, KEYS), mask=is_key[:, None], other=0.0)
+    value = tl.load(_at(query_key_value, begin, head, 2, 3, HEADS, WIDTH, KEYS), mask=is_key[:, None], other=0.0)
+    for first in range(0, end - begin, ROWS):
+        row = begin + first
+        rows = row + tl.arange(0, ROWS)
+        is_row = rows < end
+        query = tl.load(_at(query_key_value, row, head, 0, 3, HEADS, WIDTH, ROWS), mask=is_row[:, None], other=0.0)
+        scores = tl.dot(query, tl.trans(key)) * (scale * LOG2_E)  # (ROWS, KEYS)
+        scores = tl.where(is_key[None, :], scores, float("-inf"))
+        largest = tl.max(scores, 1)
+        weights = tl.exp2(scores - largest[:, None])
+        total = tl.sum(weights, 1)
+        found = tl.dot(weights.to(value.dtype), value) / total[:, None]
+        tl.store(_at(context, row, head, 0, 1, HEADS, WIDTH, ROWS), found.to(value.dtype), mask=is_row[:, None])
+        tl.store(norms + rows.to(tl.int64) * HEADS + head, largest + tl.log2(total), mask=is_row)
+
+
+@triton.jit
+def attention_backward(
+    query_key_value, gradient, norms, gradients, bounds, scale,
+    HEADS: tl.constexpr, WIDTH: tl.constexpr, KEYS: tl.constexpr, ROWS: tl.constexpr,
+):  # fmt: skip
+    """Write the gradients of query, key and value from the gradient of the context."""
+    head, begin, end = tl.program_id(0), tl.load(bounds + tl.program_id(1)), tl.load(bounds + tl.program_id(1) + 1)
+    is_key = tl.arange(0, KEYS) < end - begin
+    key = tl.load(_at(query_key_value, begin, head, 1, 3, HEADS, WIDTH, KEYS), mask=is_key[:, None], other=0.0)
+    value = tl.load(_at(query_key_value, begin, head, 2, 3, HEADS, WIDTH, KEYS), mask=is_key[:, None], other=0.0)
+    of_key = tl.zeros([KEYS, WIDTH], dtype=tl.float32)
+    of_value = tl.zeros([KEYS, WIDTH], dtype=tl.float32)
+    for first in range(0, end - begin, ROWS):
+        row = begin + first
+        rows = row + tl.arange(0, ROWS)
+        is_row = rows < end
+        query = tl.load(_at(query_key_value, row, head, 0, 3, HEADS, WIDTH, ROWS), mask=is_row[:, None], other=0.0)
+        given = tl.load(_at(gradient, row, head, 0, 1, HEADS, WIDTH, ROWS), mask=is_row[:, None], other=0.0)
+        norm = tl.load(norms + rows.to(tl.int64) * HEADS + head, mask=is_row, other=0.0)
+        scores = tl.dot(query, tl.trans(key)) * (scale * LOG2_E)  # (ROWS, KEYS)
+        weights = tl.where(is_key[None, :], tl.exp2(scores - norm[:, None]), 0.0)
+        of_value += tl.dot(tl.trans(weights.to(given.dtype)), given)
+        of_weights = tl.dot(given, tl.trans(value))
+        of_scores = weights * (of_weights - tl.sum(weights * of_weights, 1, keep_dims=True)) * scale
+        of_scores = of_scores.to(key.dtype)
+        of_key += tl.dot(tl.trans(of_scores), query)
+        of_query = tl.dot(of_scores, key)
+        tl.store(_at(gradients, row, head, 0, 3, HEADS, WIDTH, ROWS), of_query.to(key.dtype), mask=is_row[:, None])
+    tl.store(_at(gradients, begin, head, 1, 3, HEADS, WIDTH, KEYS), of_key.to(key.dtype), mask=is_key[:, None])
+    tl.store(_at(gradients, begin, head, 2, 3, HEADS, WIDTH, KEYS), of_value.to(key.dtype), mask=is_key[:, None])
