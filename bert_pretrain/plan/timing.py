@@ -13,7 +13,7 @@ from bert_pretrain.io.cores import available_cores
 from bert_pretrain.io.pool import progress_bar
 from bert_pretrain.model.attention_backend import choose_attention
 from bert_pretrain.model.bert import BertForPreTraining
-from bert_pretrain.plan.facts import BYTES_PER_WEIGHT, MASKED_SHARE, SIZES, MachineFacts, Size, Speed
+from bert_pretrain.plan.facts import BYTES_PER_WEIGHT, MASKED_SHARE, SIZES, MachineFacts, Size, Speed, read_machine
 from bert_pretrain.train import hardware
 from bert_pretrain.train.cuda_graph import StepGraphs
 from bert_pretrain.train.loss import PretrainingLoss
@@ -25,6 +25,8 @@ LENGTH = 64  # tokens per example; for other lengths, batches and vocabularies t
 BATCHES = {"cpu": (32,), "cuda": (64, 512, 4096)}  # examples per step
 FLAT = 1.1  # larger batches are not timed once the throughput grows by less than this factor
 TIMED_STEPS = 3
+REFERENCES = {"cpu": "cpu2", "cuda": "h100"}
+"""Shipped machines, by whose speeds of other networks those of what was not timed are expected."""
 
 
 def measure_machine(seconds: float, vocab_size: int, device_setting: str = "auto") -> MachineFacts:
@@ -54,7 +56,7 @@ def measure_machine(seconds: float, vocab_size: int, device_setting: str = "auto
         device=device.type,  # type: ignore[arg-type]
         cores=available_cores(),
         memory_bytes=_memory_bytes(device),
-        speeds=tuple(timed.get(size) or extrapolated(size, speeds[-1]) for size in SIZES),
+        speeds=tuple(timed.get(size) or extrapolated(size, speeds[-1], device.type) for size in SIZES),
     )
 
 
@@ -64,13 +66,16 @@ def device_of(setting: str) -> tuple[str, int, int]:
     return device.type, available_cores(), _memory_bytes(device)
 
 
-def extrapolated(size: Size, last: Speed) -> Speed:
-    """Return the speed to expect from the last network that was timed; Muon multiplies the weights by their width."""
+def extrapolated(size: Size, last: Speed, device: str) -> Speed:
+    """Return the speed to expect from the last network that was timed, by how a shipped machine's speeds differ."""
+    shipped = read_machine(REFERENCES[device])
+    expected, known = shipped.speed(size), shipped.speed(last.size)
+    # Muon multiplies the weights by their width.
     update = last.update_seconds * size.weights * size.hidden / (last.size.weights * last.hidden)
     return Speed(
         layers=size.layers,
         hidden=size.hidden,
-        flops_per_second=last.flops_per_second,
+        flops_per_second=last.flops_per_second * expected.flops_per_second / known.flops_per_second,
         update_seconds=update,
         launch_seconds=last.launch_seconds * size.layers / last.layers,
         is_timed=False,
@@ -97,13 +102,12 @@ def _measure_speed(size: Size, vocab_size: int, device: torch.device) -> Speed:
     if compiled:
         hardware.compile_layers(model)
     sums, keep = StepSums.zeros(device), torch.zeros((), dtype=torch.bool, device=device)
-    rate, shortest, updating = 0.0, float("inf"), 0.0
+    timed: list[tuple[float, float]] = []
     for examples in BATCHES[device.type]:
         micro_batch_tokens = hardware.choose_micro_batch_tokens(
             config.model_copy(update={"global_batch_size": examples}), model, LENGTH, device, dtype
         )
         batch = _random_batch(vocab_size, examples, micro_batch_tokens).to(device)
-
         graphs = StepGraphs(model, optimizers, dtype) if compiled else None
 
         def step(batch: GlobalBatch = batch, graphs: StepGraphs | None = graphs) -> None:
@@ -112,22 +116,37 @@ def _measure_speed(size: Size, vocab_size: int, device: torch.device) -> Speed:
                 graphs=graphs,
             )  # fmt: skip
 
-        if not updating:
-            step(graphs=None)  # which leaves gradients
-            updating = _median_seconds(lambda: update(optimizers, 1e-4, keep), device)
-        whole = _median_seconds(step, device)
-        shortest, before = min(shortest, whole), rate
-        flops = examples * LENGTH * size.flops_per_token(vocab_size, LENGTH)
-        rate = max(before, flops / max(whole - updating, 0.1 * whole))
-        if rate < FLAT * before:
+        timed.append((examples * LENGTH * size.flops_per_token(vocab_size, LENGTH), _median_seconds(step, device)))
+        if _throughput(timed[-1]) < FLAT * max(map(_throughput, timed[:-1]), default=0.0):
             break
-    launch_seconds = shortest if device.type == "cuda" else 0.0
+    updating = _median_seconds(lambda: update(optimizers, 1e-4, keep), device) if len(timed) == 1 else None
+    return speed_of(size, timed, updating, has_launches=device.type == "cuda")
+
+
+def _throughput(timed: tuple[float, float]) -> float:
+    flops, seconds = timed
+    return flops / seconds
+
+
+def speed_of(size: Size, timed: list[tuple[float, float]], updating: float | None, *, has_launches: bool) -> Speed:
+    """Return the speed of a network whose steps of so many operations took so many seconds, the smallest first.
+
+    Of one step, `updating` says how long the update alone takes. Of several the last two say it: on a card the update
+    runs while the next kernels are launched, or is a part of a CUDA graph, so that by itself it takes longer.
+    """
+    (flops, seconds), others = timed[-1], timed[:-1]
+    if updating is not None:
+        rate = flops / max(seconds - updating, 0.1 * seconds)
+    elif (taken := seconds - others[-1][1]) > 0.0:
+        rate = (flops - others[-1][0]) / taken
+    else:
+        rate = flops / seconds
     return Speed(
         layers=size.layers,
         hidden=size.hidden,
         flops_per_second=rate,
-        update_seconds=updating,
-        launch_seconds=launch_seconds,
+        update_seconds=max(0.0, seconds - flops / rate),
+        launch_seconds=min(each for _, each in timed) if has_launches else 0.0,
     )
 
 
