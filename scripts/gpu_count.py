@@ -18,8 +18,8 @@ from pathlib import Path
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 PRODUCT_FLOPS, BYTES_PER_SECOND = 708e12, 3.0e12
-ATTENTION_U = (6.2, 25.7)
-"""Flash attention over packed sequences of 128, forward and backward; it must move 4 and 8."""
+ATTENTION_U = {"varlen": (6.2, 25.7), "triton": (4.2, 12.0)}
+"""Of packed sequences of 128, forward and backward; 4 and 7 must move. The second: times on an H200, as on an H100."""
 SCORE_FLOPS = 300e12
 """Of attention to more than 128 tokens, where products decide; an assumption."""
 LAUNCH_SECONDS, OUTSIDE_LAUNCHES = 42e-6, 226
@@ -28,8 +28,6 @@ AROUND_A_GRAPH = 20
 """Launches of a step that is one CUDA graph: the batch to the device and to the graph's inputs."""
 IDLE_SECONDS = 2e-3
 """How long nothing runs between two steps."""
-STACK_U = 6
-"""Gradients of query, key and value put together, and summed for the bias meanwhile."""
 EMBEDDINGS_U = 24
 VOCABULARY, MASKED_SHARE, BLOCK_ROWS = 30_528, 0.15, 1024
 OPTIMIZER_BYTES, CAST_BYTES, LOGIT_BYTES, DECODER_BYTES = 40, 12, 20, 12
@@ -60,7 +58,7 @@ def unit(step: Step) -> float:
     return 2.0 * step.tokens * step.hidden
 
 
-def estimate(step: Step, layer_bytes: float, launches: float, attention_u: float = sum(ATTENTION_U)) -> float:
+def estimate(step: Step, layer_bytes: float, launches: float, attention_u: float) -> float:
     """Return milliseconds of a step whose layers move so much outside products and attention, and launch so often."""
     masked, matrix = MASKED_SHARE * step.tokens, VOCABULARY * step.hidden
     weights = 12 * step.layers * step.hidden**2
@@ -71,22 +69,6 @@ def estimate(step: Step, layer_bytes: float, launches: float, attention_u: float
     scores = 14.0 * step.layers * step.tokens * step.length * step.hidden if step.length > 128 else 0.0
     seconds = products / PRODUCT_FLOPS + moved / BYTES_PER_SECOND + scores / SCORE_FLOPS + IDLE_SECONDS
     return 1e3 * max(seconds, (step.layers * launches + OUTSIDE_LAUNCHES) * LAUNCH_SECONDS)
-
-
-def attention_choices(filled: float) -> dict[str, float]:
-    """Return u of attention to 128 tokens, forward and backward, with the gradients of q, k, v as products take them.
-
-    `filled` is the share of tokens in padded rows. The first two are measured; the others must move so much.
-    """
-    return {
-        "packed, flash, as now": sum(ATTENTION_U) + STACK_U,
-        # Of out-projection's shape, 60.4 and 58.6 µs in the profile, three times each, for 147.2 and 155.1 in one; then
-        # the bias reads the gradients for its sums, and the input's three gradients, written apart, are added up.
-        "the same, three products each way for the stack": sum(ATTENTION_U) + 3.4 + 3 + 5,
-        "packed, flex: two kernels backward, and the stack": 4 + 13 + STACK_U,
-        "cuDNN over padded rows, which pads and packs": 8 + 20 / filled,
-        "packed, one kernel each way, into one tensor": 12 + 3,
-    }
 
 
 def pretend() -> None:
@@ -102,25 +84,25 @@ def pretend() -> None:
 
 def main() -> None:
     pretend()
+    from bert_pretrain.model.short_attention import LONGEST
     from tests.cuda.layers import count
 
     print("| step | layer | u a layer | launches | ms | recorded |\n|---|---|--:|--:|--:|--:|")
     for step in RECORDED:
-        for name, is_recorded in (("as recorded", True), ("now", False)):
-            moved, launches = count(step.hidden, step.tokens, step.length, is_recorded).values()
+        ways = [("as recorded", "varlen"), ("now, flash attention", "varlen")]
+        ways += [("now", "triton")] if step.length <= LONGEST else []
+        for name, attention in ways:
+            is_recorded, attention_u = name == "as recorded", sum(ATTENTION_U[attention])
+            moved, launches = count(step.hidden, step.tokens, step.length, attention, is_recorded).values()
             if not is_recorded:  # the casts are outside the layer, two launches
                 moved, launches = moved + CAST_BYTES * 12 * step.hidden**2, launches + 2
-            found = estimate(step, moved, launches)
+            found = estimate(step, moved, launches, attention_u)
             compared = f"{step.milliseconds} ({found / step.milliseconds - 1:+.0%})" if is_recorded else ""
-            shown = moved / unit(step) + sum(ATTENTION_U)
+            shown = moved / unit(step) + attention_u
             print(f"| {step.name} | {name} | {shown:.0f} | {launches:.0f} | {found:.1f} | {compared} |", flush=True)
         whole = (AROUND_A_GRAPH - OUTSIDE_LAUNCHES) / step.layers
-        print(f"| | now, the step one CUDA graph | {shown:.0f} | – | {estimate(step, moved, whole):.1f} | |")
-        if step.length == 128:
-            for name, attention_u in attention_choices(step.tokens / (256 * 128)).items():
-                found = estimate(step, moved - STACK_U * unit(step), whole, attention_u)
-                u = shown - sum(ATTENTION_U) - STACK_U + attention_u
-                print(f"| | and attention {name} | {u:.0f} | – | {found:.1f} | |")
+        found = estimate(step, moved, whole, attention_u)
+        print(f"| | and the step one CUDA graph | {shown:.0f} | – | {found:.1f} | |")
 
 
 if __name__ == "__main__":

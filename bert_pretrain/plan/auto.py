@@ -18,7 +18,8 @@ from bert_pretrain.plan.planner import Plan, check_time, make_plan, vocab_size_f
 from bert_pretrain.report.curves import TASKS, names_of_pairs, read_metrics
 
 PLAN, MACHINE, FORECAST = "plan.yaml", "machine.json", "forecast.json"
-CALIBRATION_SHARE, MAX_CALIBRATION_SECONDS = 0.05, 60.0  # limits for timing networks on this machine
+CALIBRATION_SHARE = {"cpu": 0.05, "cuda": 0.1}  # of the time, for timing networks on this machine; at most
+MAX_CALIBRATION_SECONDS = 60.0
 Ranges = TypeAdapter(dict[str, tuple[float, float]])
 """What `forecast.json` holds: ranges of held-out metrics, by name."""
 
@@ -79,14 +80,14 @@ def _facts(machine: str | None, text: TextFacts, seconds: float, device: str, *,
     """Return the named facts, or those of this machine, which is timed where it is another one and the plan is run."""
     from bert_pretrain.plan.timing import device_of, measure_machine  # torch takes a second to import
 
+    found, cores, memory = device_of(device)
     if machine is not None:
         facts = read_machine(machine)
-        found, cores, memory = device_of(device)
         is_same = (facts.device, facts.cores) == (found, cores) and abs(facts.memory_bytes - memory) < 0.1 * memory
         if dry_run or is_same:
             return facts
         print(f"{facts.name} is another machine than this one, which is timed")
-    allowed = min(MAX_CALIBRATION_SECONDS, CALIBRATION_SHARE * seconds)
+    allowed = min(MAX_CALIBRATION_SECONDS, CALIBRATION_SHARE[found] * seconds)
     return measure_machine(allowed, vocab_size_for(text), device)
 
 

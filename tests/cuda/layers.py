@@ -20,11 +20,14 @@ from bert_pretrain.train.hardware import OPERATIONS_FUSED
 from tests.cuda.pretended import CUDA, pretended_cuda
 
 stages: Any = inductor
-LAUNCHES = {"mm": 2, "addmm": 2, "_varlen_attn": 2, "_varlen_attn_backward": 3}
-"""In the recorded profile: a product has a memset before it or a reduction after it; attention fills its state."""
+LAUNCHES = {
+    "mm": 2, "addmm": 2, "_varlen_attn": 2, "_varlen_attn_backward": 3,
+    "short_attention": 1, "short_attention_backward": 1,
+}  # fmt: skip
+"""In the recorded profile: a product has a memset before or a reduction after it; flash attention fills its state."""
 
 
-def count(hidden_size: int, tokens: int, length: int, is_recorded: bool = False) -> dict[str, float]:
+def count(hidden_size: int, tokens: int, length: int, attention: str, is_recorded: bool = False) -> dict[str, float]:
     """Return bytes moved outside products and attention, and launches, of a layer's forward and backward pass.
 
     That of the recorded profile, by torch 2.11, had fp32 between the layers, and cast weights in the layer.
@@ -42,7 +45,7 @@ def count(hidden_size: int, tokens: int, length: int, is_recorded: bool = False)
     dtype = torch.float32 if is_recorded else torch.bfloat16
     with _h100(is_recorded), pretended_cuda(), before if is_recorded else contextlib.nullcontext():
         with CUDA:
-            layer = bert.Layer(config, "varlen")
+            layer = bert.Layer(config, attention)
             hidden = torch.empty(tokens, hidden_size, dtype=dtype).requires_grad_()
             bounds = torch.zeros(-(-tokens // length) + 1, dtype=torch.int32)
         weights = {

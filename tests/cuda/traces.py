@@ -52,9 +52,9 @@ class Combination(NamedTuple):
 
 
 def combinations() -> Iterator[Combination]:
-    """Yield what can run, each with one of the optimizers: flash attention takes 16 bits only."""
+    """Yield what can run, each with one of the optimizers: attention without padding takes 16 bits only."""
     ways = ((False, 0.0), (False, 0.1), (True, 0.1))  # to compute anew needs care where there is dropout
-    choices = itertools.product(("bf16", "fp16", "fp32"), ("varlen", "padded"), ways)
+    choices = itertools.product(("bf16", "fp16", "fp32"), ("varlen", "triton", "padded"), ways)
     optimizers = itertools.cycle(OPTIMIZERS)
     for number, (precision, attention, (checkpointing, dropout)) in enumerate(choices):
         if attention == "padded" or precision != "fp32":
@@ -123,7 +123,7 @@ def plain_combinations(data: Path) -> dict[str, dict[str, int]]:
     return {one.optimizer: trace(one, read_batches(data))["operators"] for one in plain}
 
 
-def compilations(data: Path, checkpointing: bool) -> dict[str, Any]:
+def compilations(data: Path, checkpointing: bool, attention: str) -> dict[str, Any]:
     """Return the graphs after each step in fp16, and the waits."""
     batches = [
         read_batches(data, static_shapes=True, global_batch_size=size, micro_batch_tokens=10**6)[0] for size in (24, 37)
@@ -135,10 +135,10 @@ def compilations(data: Path, checkpointing: bool) -> dict[str, Any]:
         compiled.append(graph)
         return aot_eager(graph, inputs)
 
-    config = make_config(Combination("adamw", "fp16", "varlen", checkpointing, 0.1, True))
+    config = make_config(Combination("adamw", "fp16", attention, checkpointing, 0.1, True))
     softmax = functools.partial(loss._compiled_softmax, counter)
     with pretended_cuda() as mode, mock.patch.object(loss, "_compiled_softmax", softmax):
-        state = make_state(config, VOCAB_SIZE, attention="varlen", backend=counter)
+        state = make_state(config, VOCAB_SIZE, attention=attention, backend=counter)
         with Recorder() as recorder:
             for step, batch in enumerate(batches):
                 run_step(state, config, fake_global_batch(mode, batch), step)
@@ -179,7 +179,7 @@ def captured_steps() -> list[dict[str, Any]]:
     return [
         _captured(Combination("adamw", "fp16", "varlen", False, 0.1, True), batches, aot_eager),
         _captured(Combination("lamb", "bf16", "varlen", False, 0.1, False), batches, None),
-        _captured(Combination("muon", "bf16", "varlen", False, 0.0, True), batches, None),
+        _captured(Combination("muon", "bf16", "triton", False, 0.0, True), batches, None),
     ]
 
 
@@ -191,7 +191,9 @@ def _captured(combination: Combination, batches: list[GlobalBatch], backend: Any
     softmax = functools.partial(loss._compiled_softmax, aot_eager)
     compared = mock.patch.object(cuda_graph.Trial, "distances", return_value=(0.0, 0.0))  # fakes have no values
     with pretended_cuda() as mode, compared, mock.patch.object(loss, "_compiled_softmax", softmax):
-        state = make_state(config, VOCAB_SIZE, attention="varlen", pairs=combination.pairs, backend=backend)
+        state = make_state(
+            config, VOCAB_SIZE, attention=combination.attention, pairs=combination.pairs, backend=backend
+        )
         for batch in batches:
             graphs = TracedGraphs(state.model, state.optimizers, torch.float32)
             for step in range(3):

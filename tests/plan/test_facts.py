@@ -9,7 +9,7 @@ import pytest
 from bert_pretrain.config import DataConfig
 from bert_pretrain.errors import ConfigError
 from bert_pretrain.plan.facts import SAMPLE_BYTES, SHIPPED, SIZES, Size, TextFacts, measure_text, read_machine
-from bert_pretrain.plan.timing import measure_machine
+from bert_pretrain.plan.timing import measure_machine, speed_of
 
 
 def test_a_small_corpus_is_known_exactly(tmp_path: Path) -> None:
@@ -78,9 +78,21 @@ def test_without_time_only_the_smallest_network_is_timed_and_the_others_are_extr
     assert [speed.size for speed in facts.speeds] == list(SIZES)
     assert [speed.size for speed in facts.speeds if speed.is_timed] == [SIZES[0]]
     smallest = facts.speed(SIZES[0])
-    assert {speed.flops_per_second for speed in facts.speeds} == {smallest.flops_per_second}
+    ratios = {
+        speed.flops_per_second / read_machine("cpu2").speed(speed.size).flops_per_second for speed in facts.speeds
+    }
+    assert max(ratios) == pytest.approx(min(ratios))
     # Twice the width and the same layers: four times the weights, each multiplied by twice the width.
     assert facts.speed(Size(2, 256)).update_seconds == pytest.approx(8 * smallest.update_seconds)
+
+
+def test_of_several_batches_the_last_two_say_the_rate_and_the_update() -> None:
+    # 2 s of update, 10 operations a second; the smallest step is bound by launches.
+    speed = speed_of(Size(2, 128), [(10.0, 5.0), (80.0, 10.0), (640.0, 66.0)], None, has_launches=True)
+    assert (speed.flops_per_second, speed.update_seconds, speed.launch_seconds) == (10.0, 2.0, 5.0)
+    assert speed_of(Size(2, 128), [(10.0, 5.0)], 3.0, has_launches=False).flops_per_second == 5.0
+    noisy = speed_of(Size(2, 128), [(10.0, 5.0), (80.0, 4.0)], None, has_launches=True)
+    assert (noisy.flops_per_second, noisy.update_seconds) == (20.0, 0.0)
 
 
 @pytest.mark.parametrize("path", sorted(SHIPPED.glob("*.json")), ids=lambda path: path.stem)

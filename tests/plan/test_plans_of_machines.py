@@ -15,6 +15,7 @@ EN_MAIN = TextFacts(95e6, 6982.0, 87.5, 0.0, 0.0, is_divisible=True)
 SIXTEEN_GB = TextFacts(16e9, 1.2e6, 87.5, 0.0, 0.0, is_divisible=True)
 MINUTE, HOUR, DAY = 60.0, 3600.0, 86_400.0
 PLANS = [
+    ("h200", EN_MAIN, 6 * MINUTE, {Size(4, 512), Size(8, 512)}),
     ("h100", EN_MAIN, 6 * MINUTE, {Size(4, 512), Size(8, 512)}),
     ("h100", EN_MAIN, HOUR, {Size(8, 512)}),
     ("h100", EN_MAIN, DAY, {Size(8, 512)}),
