@@ -118,23 +118,14 @@ Seconds = Annotated[float, Field(gt=0), BeforeValidator(_seconds), _or_text("90s
 RecordBytes = Annotated[
     ByteSize, AfterValidator(int), Field(ge=MIN_RECORD_BYTES), _or_text("64M", minimum=MIN_RECORD_BYTES)
 ]
-Device = Annotated[
-    str,
-    Field(pattern=r"^(auto|cpu|cuda(:\d{1,3})?)$", examples=["auto", "cpu", "cuda", "cuda:1"]),
-    BeforeValidator(_device),
-]
+_DEVICES = Field(pattern=r"^(auto|cpu|cuda(:\d{1,3})?)$", examples=["auto", "cpu", "cuda", "cuda:1"])
+Device = Annotated[str, _DEVICES, BeforeValidator(_device)]
 Encoding = Annotated[str, AfterValidator(check_encoding), Field(examples=list(ENCODINGS))]
-TextField = Annotated[
-    NonEmpty | Annotated[tuple[NonEmpty, ...], Field(min_length=1)],
-    BeforeValidator(_fields),
-    Field(examples=["text", "subject,body"]),
-]
+_Names = Annotated[tuple[NonEmpty, ...], Field(min_length=1)]
+TextField = Annotated[NonEmpty | _Names, BeforeValidator(_fields), Field(examples=["text", "subject,body"])]
 Boundary = Literal["auto", "blank_line", "line", "file"]
-DocumentBoundary = Annotated[
-    Boundary | dict[str, Boundary],
-    BeforeValidator(_boundaries),
-    Field(examples=["auto", "blank_line", "line", "file", "a.txt=line"]),
-]
+_BOUNDARIES = Field(examples=["auto", "blank_line", "line", "file", "a.txt=line"])
+DocumentBoundary = Annotated[Boundary | dict[str, Boundary], BeforeValidator(_boundaries), _BOUNDARIES]
 Inputs = Annotated[tuple[str, ...], AfterValidator(_in_utf8), Field(examples=[["a.txt", "corpus/*.gz"]])]
 # A section left empty in YAML (`data:`) is null there.
 Overrides = Annotated[dict[str, Any], BeforeValidator(lambda value: {} if value is None else value)]
@@ -313,9 +304,9 @@ class TrainConfig(_Section):
     precision: Literal["auto", "bf16", "fp16", "fp32"] = "auto"
     """Precision of matrix products; auto: bf16 where the device has it, else fp16 on CUDA and fp32 on the CPU."""
     attention: Literal["auto", "varlen", "padded"] = "auto"
-    """Sequences packed without padding (varlen) or padded; auto: varlen where the device supports it."""
+    """Sequences packed without padding (varlen) or padded; auto: packed where the device supports it."""
     compile: bool | Literal["auto"] = "auto"
-    """Use torch.compile; auto: on CUDA, where attention is varlen."""
+    """Use torch.compile; auto: on CUDA, where attention does not pad."""
     activation_checkpointing: bool = False
     """Compute a layer's activations again in its backward pass instead of keeping them: a third more work, far less
     memory."""
