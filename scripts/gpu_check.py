@@ -8,6 +8,7 @@ are in FOLDER, complete after every part; examples and runs go to a folder of wo
 
 import argparse
 import contextlib
+import importlib.util
 import json
 import os
 import re
@@ -36,6 +37,8 @@ END_SECONDS = 5.0
 """Kept back of the limit, for what comes after the last part."""
 GRACE_SECONDS = 10.0
 """Between SIGTERM and SIGKILL of a part that is over its limit: a training run saves a checkpoint."""
+TEST_PROCESSES = 6
+"""Of tests, which mostly compile: 34 took 51 s on an H200 with 16 cores."""
 SHOWN_LINES, KEPT_CHARACTERS = 15, 400_000
 MACHINE = """
 import json, os, platform, sys, torch
@@ -145,8 +148,9 @@ def _tests(options: Options) -> Part:
             r"^pytestmark\b.*\n?.*pytest\.mark\.gpu|^@pytest\.mark\.gpu", path.read_text("utf-8"), re.MULTILINE
         )
     ]  # only these: other tests import what a machine with a card may lack
+    beside = ("-n", TEST_PROCESSES) if importlib.util.find_spec("xdist") else ()
     command = _python(
-        "-m", "pytest", "-m", "gpu", "-v", "--tb=short", "--durations=5", "-p", "no:cacheprovider", *marked
+        "-m", "pytest", "-m", "gpu", "-v", "--tb=short", "--durations=5", "-p", "no:cacheprovider", *beside, *marked
     )
     log = options.work / "logs" / "tests.txt"
     return Part("tests", "tests marked gpu", lambda _: command, 120, 30, lambda: _read_tests(log))
@@ -154,11 +158,15 @@ def _tests(options: Options) -> Part:
 
 def _read_tests(log: Path) -> Found:
     """Return no rows, and how many tests passed and which did not."""
+    outcomes: dict[str, str] = {}
+    for line in log.read_text("utf-8").splitlines():
+        # "test.py::test_a PASSED [ 1%]"; with several processes "[gw0] [ 1%] PASSED test.py::test_a"
+        name, outcome = re.search(r"::(test_\S+)", line), re.search(r"\b(PASSED|FAILED|SKIPPED|ERROR)\b", line)
+        if name and outcome:
+            outcomes[name[1]] = outcome[0].lower()
     found: dict[str, list[str]] = {}
-    for name, outcome in re.findall(
-        r"^(\S+::.+?) (PASSED|FAILED|SKIPPED|ERROR)\b", log.read_text("utf-8"), re.MULTILINE
-    ):
-        found.setdefault(outcome.lower(), []).append(name.rpartition("::")[2])
+    for test, ended in outcomes.items():
+        found.setdefault(ended, []).append(test)
     counts = [f"{len(names)} {outcome}" for outcome, names in sorted(found.items())]
     wrong = [*found.get("failed", []), *found.get("error", [])]
     return [], ", ".join(counts) + (f" ({', '.join(wrong)})" if wrong else "")
