@@ -1,4 +1,4 @@
-"""Estimate a step on an H100 without a card, from counted bytes and launches, and what each choice would move.
+"""Estimate a step on an H100 without a card, from counted bytes and launches.
 
     python scripts/gpu_count.py
 

@@ -2,8 +2,8 @@
 
 A small network's step is some hundred launches, which take the host longer than the device computes. Captured once with
 forward and backward pass, clipping and update, they are replayed as one. A graph has one shape, so all that a
-micro-batch holds gets a tail. Traced, and run without a capture; never captured on a GPU, so the first result of each
-graph is compared with that of the plain step, and only the plain step's counts.
+micro-batch holds gets a tail. Captures depend on card and driver, of which one has been tried, so the first result of
+each graph is compared with that of the plain step, and only the plain step's counts.
 """
 
 import contextlib
