@@ -129,7 +129,7 @@ def three_outputs(hidden: Tensor, linear: nn.Linear) -> tuple[Tensor, ...]:
 
 
 def gelu_of(hidden: Tensor, linear: nn.Linear) -> Tensor:
-    """Return the exact GELU, by erf, of a layer's output: (tokens, hidden) to (tokens, width)."""
+    """Return the GELU of a layer's output: (tokens, hidden) to (tokens, width); by erf, or compiled by `_normal`."""
     return _apply(hidden, linear, True)[0] if _is_fusible(hidden, linear) else F.gelu(linear(hidden))
 
 

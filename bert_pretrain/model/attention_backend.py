@@ -75,8 +75,19 @@ def try_short(device: torch.device, dtype: torch.dtype, head_size: int, longest:
             return False, f"own kernels are off by {difference:.2g} on this card"
         share = _share_of_flash(device, dtype, head_size, longest)
     except Exception as error:  # a card, or a version of Triton, for which they do not compile
-        return False, f"own kernels failed here: {type(error).__name__}: {str(error).partition(chr(10))[0]}"
+        what = f"own kernels failed here: {type(error).__name__}: {str(error).partition(chr(10))[0]}"
+        if torch.cuda.is_available():
+            _check_context(device, what)
+        return False, what
     return share < 1, f"own kernels for short sequences take {share:.2f} of the time of flash attention here"
+
+
+def _check_context(device: torch.device, what: str) -> None:
+    """Refuse to go on where a kernel has left CUDA unusable for this process."""
+    try:
+        torch.cuda.synchronize(device)
+    except Exception as error:
+        raise ConfigError(what, where="train.attention", remedy="set it to varlen") from error
 
 
 def difference_of_short(device: torch.device, dtype: torch.dtype, head_size: int, longest: int) -> float:
@@ -128,7 +139,7 @@ def _share_of_flash(device: torch.device, dtype: torch.dtype, head_size: int, lo
             times.append(begin.elapsed_time(end))
         return statistics.median(times[1:])
 
-    with torch.enable_grad():
+    with torch.enable_grad(), torch.cuda.device(device):
         ours = milliseconds(lambda: attend_short(inputs, bounds, longest).flatten(1))
         query, key, value = inputs.unbind(1)
         return ours / milliseconds(lambda: attend_varlen(query, key, value, layout))

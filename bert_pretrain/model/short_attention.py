@@ -49,7 +49,8 @@ def _launch(kernel: Any, *tensors: Tensor, bounds: Tensor, longest: int, rows: i
     _, _, heads, width = tensors[0].shape
     keys = max(16, 1 << (longest - 1).bit_length())
     shape = {"HEADS": heads, "WIDTH": width, "KEYS": keys, "ROWS": min(rows, keys)}
-    kernel[(heads, len(bounds) - 1)](*tensors, bounds, width**-0.5, **shape, **options)
+    with torch.cuda.device_of(tensors[0]):  # type: ignore[no-untyped-call]  # Triton launches on the current one
+        kernel[(heads * (len(bounds) - 1),)](*tensors, bounds, width**-0.5, **shape, **options)
 
 
 @short_attention.register_fake

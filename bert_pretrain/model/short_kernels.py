@@ -31,7 +31,8 @@ def attention_forward(
 
     And `norms`, (rows, heads) in fp32: the logarithms to base 2 of the sums that the softmax divides by.
     """
-    head, begin, end = tl.program_id(0), tl.load(bounds + tl.program_id(1)), tl.load(bounds + tl.program_id(1) + 1)
+    head, sequence = tl.program_id(0) % HEADS, tl.program_id(0) // HEADS
+    begin, end = tl.load(bounds + sequence), tl.load(bounds + sequence + 1)
     is_key = tl.arange(0, KEYS) < end - begin
     key = tl.load(_at(query_key_value, begin, head, 1, 3, HEADS, WIDTH, KEYS), mask=is_key[:, None], other=0.0)
     value = tl.load(_at(query_key_value, begin, head, 2, 3, HEADS, WIDTH, KEYS), mask=is_key[:, None], other=0.0)
@@ -56,7 +57,8 @@ def attention_backward(
     HEADS: tl.constexpr, WIDTH: tl.constexpr, KEYS: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
     """Write the gradients of query, key and value from the gradient of the context."""
-    head, begin, end = tl.program_id(0), tl.load(bounds + tl.program_id(1)), tl.load(bounds + tl.program_id(1) + 1)
+    head, sequence = tl.program_id(0) % HEADS, tl.program_id(0) // HEADS
+    begin, end = tl.load(bounds + sequence), tl.load(bounds + sequence + 1)
     is_key = tl.arange(0, KEYS) < end - begin
     key = tl.load(_at(query_key_value, begin, head, 1, 3, HEADS, WIDTH, KEYS), mask=is_key[:, None], other=0.0)
     value = tl.load(_at(query_key_value, begin, head, 2, 3, HEADS, WIDTH, KEYS), mask=is_key[:, None], other=0.0)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from pydantic import TypeAdapter, ValidationError
 
-from bert_pretrain.config import Config, duration_text
+from bert_pretrain.config import Config, TrainConfig, duration_text
 from bert_pretrain.config_file import load_config
 from bert_pretrain.config_keys import inline_yaml
 from bert_pretrain.errors import ConfigError, DataError
@@ -61,7 +61,7 @@ def planned_config(
             check_time(seconds)
             own = load_config(None, settings, flags)
             text_facts = measure_text(inputs, own.data)
-            facts = _facts(machine, text_facts, seconds, own.train.device, dry_run=dry_run)
+            facts = _facts(machine, text_facts, seconds, own.train, dry_run=dry_run)
             plan = make_plan(tuple(inputs), text_facts, facts, seconds)
             print(text := describe(plan))
             if dry_run:  # what is put over the plan is checked all the same
@@ -76,11 +76,11 @@ def planned_config(
         return load_config(path, settings, {**(flags or {}), "time": ("--time", time)})
 
 
-def _facts(machine: str | None, text: TextFacts, seconds: float, device: str, *, dry_run: bool) -> MachineFacts:
+def _facts(machine: str | None, text: TextFacts, seconds: float, train: TrainConfig, *, dry_run: bool) -> MachineFacts:
     """Return the named facts, or those of this machine, which is timed where it is another one and the plan is run."""
     from bert_pretrain.plan.timing import device_of, measure_machine  # torch takes a second to import
 
-    found, cores, memory = device_of(device)
+    found, cores, memory = device_of(train.device)
     if machine is not None:
         facts = read_machine(machine)
         is_same = (facts.device, facts.cores) == (found, cores) and abs(facts.memory_bytes - memory) < 0.1 * memory
@@ -88,7 +88,7 @@ def _facts(machine: str | None, text: TextFacts, seconds: float, device: str, *,
             return facts
         print(f"{facts.name} is another machine than this one, which is timed")
     allowed = min(MAX_CALIBRATION_SECONDS, CALIBRATION_SHARE[found] * seconds)
-    return measure_machine(allowed, vocab_size_for(text), device)
+    return measure_machine(allowed, vocab_size_for(text), train.device, train.attention)
 
 
 def expected(plan: Plan) -> dict[str, tuple[float, float]]:

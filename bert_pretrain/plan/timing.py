@@ -29,25 +29,34 @@ REFERENCES = {"cpu": "cpu2", "cuda": "h200"}
 """Shipped machines, by whose speeds of other networks those of what was not timed are expected."""
 
 
-def measure_machine(seconds: float, vocab_size: int, device_setting: str = "auto") -> MachineFacts:
-    """Time steps of the networks with a vocabulary, the smallest first, for at most about so many seconds."""
+def measure_machine(
+    seconds: float, vocab_size: int, device_setting: str = "auto", attention: str = "auto"
+) -> MachineFacts:
+    """Time steps of the networks with a vocabulary, the smallest first, for at most about so many seconds.
+
+    On a card the start of the compiler comes on top, some 20 s.
+    """
     device = hardware.choose_device(device_setting)
     hardware.keep_freed_memory(device)  # as training does
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+        torch.compile(torch.neg)(torch.zeros(8, device=device))
     begin, took = time.perf_counter(), 0.0
     speeds: list[Speed] = []
-    if device.type == "cuda":
-        torch.compile(torch.neg)(torch.zeros(8, device=device))  # starts the compiler, in the time of no network
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
         for size in progress_bar(SIZES, desc="time", unit="network"):
             started = time.perf_counter()
-            if speeds:  # it takes as many times as long as the one before as it has more operations, at most
+            if speeds:
+                # It takes as many times as long as the one before as it has more operations, at most; on a card, where
+                # most of the time is the compiler's, about as long.
                 flops, before = (one.flops_per_token(vocab_size, LENGTH) for one in (size, speeds[-1].size))
-                if took * max(1.0, flops / before) > seconds - (started - begin):
+                growth = 1.0 if device.type == "cuda" else max(1.0, flops / before)
+                if took * growth > seconds - (started - begin):
                     break
             if speeds and BYTES_PER_WEIGHT * size.weights >= _memory_bytes(device):
                 break
             try:
-                speeds.append(_measure_speed(size, vocab_size, device))
+                speeds.append(_measure_speed(size, vocab_size, device, attention))
             except (DoesNotFit, torch.OutOfMemoryError):
                 if not speeds:
                     raise
@@ -72,13 +81,11 @@ def extrapolated(size: Size, last: Speed, device: str) -> Speed:
     """Return the speed to expect from the last network that was timed, by how a shipped machine's speeds differ."""
     shipped = read_machine(REFERENCES[device])
     expected, known = shipped.speed(size), shipped.speed(last.size)
-    # Muon multiplies the weights by their width.
-    update = last.update_seconds * size.weights * size.hidden / (last.size.weights * last.hidden)
     return Speed(
         layers=size.layers,
         hidden=size.hidden,
         flops_per_second=last.flops_per_second * expected.flops_per_second / known.flops_per_second,
-        update_seconds=update,
+        update_seconds=last.update_seconds * expected.update_seconds / known.update_seconds,
         launch_seconds=last.launch_seconds * size.layers / last.layers,
         is_timed=False,
     )
@@ -90,12 +97,12 @@ def _memory_bytes(device: torch.device) -> int:
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
-def _measure_speed(size: Size, vocab_size: int, device: torch.device) -> Speed:
-    """Time steps of a few batches, and their updates alone."""
+def _measure_speed(size: Size, vocab_size: int, device: torch.device, setting: str = "auto") -> Speed:
+    """Time steps of a few batches; of one batch, also the update alone."""
     dtype = hardware.choose_precision("auto", device).dtype
     config, shape = TrainConfig(optimizer="muon"), size.model_config(LENGTH)
     head_size = shape.hidden_size // shape.num_attention_heads
-    attention, _ = choose_attention("auto", device, dtype, head_size=head_size, dropout_rate=0.0, longest=LENGTH)
+    attention, _ = choose_attention(setting, device, dtype, head_size=head_size, dropout_rate=0.0, longest=LENGTH)
     model = BertForPreTraining(shape, vocab_size, attention=attention)
     model.initialize(0)
     model.to(device).train()
@@ -139,10 +146,8 @@ def speed_of(size: Size, timed: list[tuple[float, float]], updating: float | Non
     (flops, seconds), others = timed[-1], timed[:-1]
     if updating is not None:
         rate = flops / max(seconds - updating, 0.1 * seconds)
-    elif (taken := seconds - others[-1][1]) > 0.0:
-        rate = (flops - others[-1][0]) / taken
     else:
-        rate = flops / seconds
+        rate = (flops - others[-1][0]) / max(seconds - others[-1][1], 0.1 * seconds)
     return Speed(
         layers=size.layers,
         hidden=size.hidden,

@@ -112,10 +112,13 @@ def resolve_run(
     device = hardware.choose_device(train.device, dist_context.local_rank)
     hardware.keep_freed_memory(device)
     precision = hardware.choose_precision(train.precision, device)
-    attention, reason = choose_attention(
-        train.attention, device, precision.dtype,
-        head_size=config.model.hidden_size // config.model.num_attention_heads,
-        dropout_rate=config.model.attention_probs_dropout_prob, longest=data.max_seq_length,
+    attention, reason = dist_context.run_on_main(
+        lambda: choose_attention(
+            train.attention, device, precision.dtype,
+            head_size=config.model.hidden_size // config.model.num_attention_heads,
+            dropout_rate=config.model.attention_probs_dropout_prob,
+            longest=None if train.compile is False else data.max_seq_length,  # compiled steps have one longest length
+        )
     )  # fmt: skip
     compiled, why = hardware.choose_compile(train.compile, device, attention)
     with torch.device("meta"):

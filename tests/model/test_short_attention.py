@@ -71,6 +71,19 @@ def test_without_triton_or_where_they_fail_flash_attention_is_used(monkeypatch: 
     assert "own kernels failed here" in reason
 
 
+def test_what_leaves_the_card_unusable_says_what_to_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*_: object) -> None:
+        raise RuntimeError("an illegal memory access")
+
+    for name in ("difference_of_short", "torch.cuda.synchronize"):
+        monkeypatch.setattr(f"{backend.__name__}.{name}", fails)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: name)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    with pytest.raises(ConfigError, match="illegal memory access") as raised:
+        backend.try_short.__wrapped__(CUDA, torch.bfloat16, WIDTHS[0], LONGEST)
+    assert "varlen" in str(raised.value.remedy)
+
+
 def test_auto_alone_tries_them_and_only_where_the_longest_sequence_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(backend, "_varlen_obstacle", lambda *_: None)
     monkeypatch.setattr(backend, "try_short", lambda *_: (True, "faster"))

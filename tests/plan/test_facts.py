@@ -9,7 +9,7 @@ import pytest
 from bert_pretrain.config import DataConfig
 from bert_pretrain.errors import ConfigError
 from bert_pretrain.plan.facts import SAMPLE_BYTES, SHIPPED, SIZES, Size, TextFacts, measure_text, read_machine
-from bert_pretrain.plan.timing import measure_machine, speed_of
+from bert_pretrain.plan.timing import extrapolated, measure_machine, speed_of
 
 
 def test_a_small_corpus_is_known_exactly(tmp_path: Path) -> None:
@@ -82,8 +82,9 @@ def test_without_time_only_the_smallest_network_is_timed_and_the_others_are_extr
         speed.flops_per_second / read_machine("cpu2").speed(speed.size).flops_per_second for speed in facts.speeds
     }
     assert max(ratios) == pytest.approx(min(ratios))
-    # Twice the width and the same layers: four times the weights, each multiplied by twice the width.
-    assert facts.speed(Size(2, 256)).update_seconds == pytest.approx(8 * smallest.update_seconds)
+    known = read_machine("cpu2")
+    share = known.speed(Size(2, 256)).update_seconds / known.speed(SIZES[0]).update_seconds
+    assert facts.speed(Size(2, 256)).update_seconds == pytest.approx(share * smallest.update_seconds)
 
 
 def test_of_several_batches_the_last_two_say_the_rate_and_the_update() -> None:
@@ -92,7 +93,16 @@ def test_of_several_batches_the_last_two_say_the_rate_and_the_update() -> None:
     assert (speed.flops_per_second, speed.update_seconds, speed.launch_seconds) == (10.0, 2.0, 5.0)
     assert speed_of(Size(2, 128), [(10.0, 5.0)], 3.0, has_launches=False).flops_per_second == 5.0
     noisy = speed_of(Size(2, 128), [(10.0, 5.0), (80.0, 4.0)], None, has_launches=True)
-    assert (noisy.flops_per_second, noisy.update_seconds) == (20.0, 0.0)
+    assert noisy.flops_per_second == pytest.approx(70.0 / 0.4)
+    assert noisy.seconds(80.0) == pytest.approx(4.0)
+
+
+def test_a_shipped_machine_of_which_one_network_is_timed_is_expected_to_be_itself() -> None:
+    facts = read_machine("h200")
+    for speed in facts.speeds:
+        found = extrapolated(speed.size, facts.speeds[0], "cuda")
+        assert found.flops_per_second == pytest.approx(speed.flops_per_second)
+        assert found.update_seconds == pytest.approx(speed.update_seconds)
 
 
 @pytest.mark.parametrize("path", sorted(SHIPPED.glob("*.json")), ids=lambda path: path.stem)
