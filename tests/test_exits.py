@@ -15,6 +15,7 @@ import typer
 
 from bert_pretrain.cli.exits import reports_errors
 from bert_pretrain.errors import DataError, Interrupted
+from bert_pretrain.io import manifest
 from tests.conftest import call
 
 
@@ -101,6 +102,10 @@ def test_the_status_of_a_training_tells_a_mistake(tmp_path: Path) -> None:
     assert (found["status"], found["step"]) == ("wrong_input", 0)
     assert "missing" in found["message"]
     assert [path.name for path in (tmp_path / "other").iterdir()] == ["letter.txt"]
+    (tmp_path / "run" / "status.json").unlink()
+    with manifest.exclusive(tmp_path / "run"):  # as of a session that goes on
+        call("train", "--data", "missing", "--output", tmp_path / "run", code=2)
+    assert not (tmp_path / "run" / "status.json").exists()
 
 
 def _version(**streams: object) -> subprocess.CompletedProcess[str]:

@@ -82,7 +82,7 @@ def reports_errors(command: Callable[..., None]) -> Callable[..., None]:
 def _write_status(run: Path | None, code: int, message: str) -> None:
     if run is not None and is_first_rank():
         with contextlib.suppress(OSError):  # a full disk, for example, has its own message
-            _status().write_status(run, code, message)
+            _status().write_last_status(run, code, message)
 
 
 def _status() -> Any:

@@ -273,6 +273,16 @@ def _locked(folder: Path, waits: bool) -> IO[str]:
     return file
 
 
+def is_locked(folder: Path) -> bool:
+    """Whether another process is writing a folder."""
+    try:
+        with (folder / LOCK).open() as file:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        return isinstance(error, BlockingIOError)
+    return False
+
+
 def is_in_place(file: IO[Any], path: Path) -> bool:
     """Whether an open file is still the one of this name."""
     try:

@@ -63,6 +63,12 @@ def newest_step(run: Path) -> int:
     return max((int(name) for name in names if name.isdigit()), default=0)
 
 
+def write_last_status(run: Path, exit_code: int, message: str) -> None:
+    """Note how a command ended, unless the session of another one goes on there."""
+    if not manifest.is_locked(run):
+        write_status(run, exit_code, message)
+
+
 def write_status(run: Path, exit_code: int, message: str = "") -> None:
     """Note how a session ended; not in a folder that this package has not written."""
     if manifest.may_hold_status(run):
