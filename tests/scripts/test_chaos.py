@@ -29,7 +29,8 @@ def campaign(tmp_path: Path) -> Campaign:
         words = ["chaos.py", "--commands", "vocab", "--output", str(output), *map(str, arguments)]
         program = f"import sys\nsys.path.insert(0, {str(SCRIPTS)!r})\nsys.argv = {words!r}\n{before}\n"
         program += "import chaos\nsys.exit(chaos.main())\n"
-        environment = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
+        # The planted lines import NumPy, whose threads a process that forks cannot have.
+        environment = {**os.environ, "PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1"}
         found = subprocess.run(
             [sys.executable, "-c", program], capture_output=True, text=True, timeout=300, env=environment
         )
