@@ -19,7 +19,7 @@ test: check
 	OMP_NUM_THREADS=1 $(BIN)/pytest -m "not slow and not gpu" -n $(JOBS) -q
 
 test-slow: .venv/installed
-	$(BIN)/pytest -m "slow and not gpu" -o faulthandler_timeout=3600 -q
+	$(BIN)/pytest -m "slow and not gpu" -o faulthandler_timeout=3600 -n $(JOBS) -q
 
 check: .venv/installed
 	$(BIN)/ruff check .
