@@ -162,8 +162,8 @@ class _Linear(torch.autograd.Function):
         # where the compiler knows no number.
         blocks = [each.reshape(each.shape[0] // BLOCK_ROWS, BLOCK_ROWS, each.shape[1]) for each in (*gradients, *wide)]
         if wide:
-            below, density = _normal(blocks[1])
-            found = (blocks[0] * (below + blocks[1] * density)).to(hidden.dtype)
+            distribution, density = _normal(blocks[1])
+            found = (blocks[0] * (distribution + blocks[1] * density)).to(hidden.dtype)
         else:
             found = torch.cat(blocks, dim=2)
         rows = found.flatten(0, 1)
@@ -180,8 +180,8 @@ def _normal(values: Tensor) -> tuple[Tensor, Tensor]:
     values = values.float()
     density = torch.exp(values * values * -0.5) * (2.0 * math.pi) ** -0.5
     inverse = 1.0 / (1.0 + 0.2316419 * values.abs())
-    above = 1.330274429 * inverse
+    tail = 1.330274429 * inverse
     for factor in (-1.821255978, 1.781477937, -0.356563782, 0.319381530):
-        above = (above + factor) * inverse
-    above = above * density
-    return torch.where(values > 0.0, 1.0 - above, above), density
+        tail = (tail + factor) * inverse
+    tail = tail * density
+    return torch.where(values > 0.0, 1.0 - tail, tail), density

@@ -66,20 +66,20 @@ def _varlen_obstacle(device: torch.device, dtype: torch.dtype, head_size: int, d
 def try_short(device: torch.device, dtype: torch.dtype, head_size: int, longest: int) -> tuple[bool, str]:
     """Return whether the kernels for short sequences are right here, and faster than flash attention, and why."""
     if longest > LONGEST or head_size not in WIDTHS:
-        return False, f"own kernels take {LONGEST} tokens and heads of {', '.join(map(str, WIDTHS))}"
+        return False, f"the Triton kernels take {LONGEST} tokens and heads of {', '.join(map(str, WIDTHS))}"
     if importlib.util.find_spec("triton") is None:
-        return False, "own kernels need Triton, which is not installed"
+        return False, "Triton is not installed"
     try:
         difference = difference_of_short(device, dtype, head_size, longest)
         if not difference <= MAX_DIFFERENCE:  # nor where one is not a number
-            return False, f"own kernels are off by {difference:.2g} on this card"
+            return False, f"the Triton kernels are off by {difference:.2g} on this card"
         share = _share_of_flash(device, dtype, head_size, longest)
     except Exception as error:  # a card, or a version of Triton, for which they do not compile
-        what = f"own kernels failed here: {type(error).__name__}: {str(error).partition(chr(10))[0]}"
+        what = f"the Triton kernels failed here: {type(error).__name__}: {str(error).partition(chr(10))[0]}"
         if torch.cuda.is_available():
             _check_context(device, what)
         return False, what
-    return share < 1, f"own kernels for short sequences take {share:.2f} of the time of flash attention here"
+    return share < 1, f"the Triton kernels take {share:.2f} of the time of flash attention here"
 
 
 def _check_context(device: torch.device, what: str) -> None:

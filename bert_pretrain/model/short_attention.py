@@ -25,22 +25,24 @@ def attend_short(query_key_value: Tensor, bounds: Tensor, longest: int) -> Tenso
 
 @torch.library.custom_op("bert_pretrain::short_attention", mutates_args=())
 def short_attention(query_key_value: Tensor, bounds: Tensor, longest: int) -> tuple[Tensor, Tensor]:
-    """Return the context, (tokens, heads, width), and the softmax's norms, (tokens, heads)."""
+    """Return the context, (tokens, heads, width), and the scores' logsumexp to base 2, (tokens, heads)."""
     from bert_pretrain.model import short_kernels  # Triton comes with torch for CUDA only
 
-    context, norms = _outputs(query_key_value, bounds, longest)
-    tensors = query_key_value.contiguous(), context, norms
+    context, logsumexp = _outputs(query_key_value, bounds, longest)
+    tensors = query_key_value.contiguous(), context, logsumexp
     _launch(short_kernels.attention_forward, *tensors, bounds=bounds, longest=longest, **FORWARD)
-    return context, norms
+    return context, logsumexp
 
 
 @torch.library.custom_op("bert_pretrain::short_attention_backward", mutates_args=())
-def short_gradients(gradient: Tensor, query_key_value: Tensor, norms: Tensor, bounds: Tensor, longest: int) -> Tensor:
+def short_gradients(
+    gradient: Tensor, query_key_value: Tensor, logsumexp: Tensor, bounds: Tensor, longest: int
+) -> Tensor:
     """Return the gradient of query, key and value, (tokens, 3, heads, width), from that of the context."""
     from bert_pretrain.model import short_kernels
 
-    found = _gradients(gradient, query_key_value, norms, bounds, longest)
-    tensors = query_key_value.contiguous(), gradient.contiguous(), norms, found
+    found = _gradients(gradient, query_key_value, logsumexp, bounds, longest)
+    tensors = query_key_value.contiguous(), gradient.contiguous(), logsumexp, found
     _launch(short_kernels.attention_backward, *tensors, bounds=bounds, longest=longest, **BACKWARD)
     return found
 
@@ -60,7 +62,7 @@ def _outputs(query_key_value: Tensor, bounds: Tensor, longest: int) -> tuple[Ten
 
 
 @short_gradients.register_fake
-def _gradients(gradient: Tensor, query_key_value: Tensor, norms: Tensor, bounds: Tensor, longest: int) -> Tensor:
+def _gradients(gradient: Tensor, query_key_value: Tensor, logsumexp: Tensor, bounds: Tensor, longest: int) -> Tensor:
     return torch.empty_like(query_key_value, memory_format=torch.contiguous_format)
 
 

@@ -24,12 +24,12 @@ def _at(
 
 @triton.jit
 def attention_forward(
-    query_key_value, context, norms, bounds, scale,
+    query_key_value, context, logsumexp, bounds, scale,
     HEADS: tl.constexpr, WIDTH: tl.constexpr, KEYS: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
     """Write the context of one head of one sequence, which has at most KEYS tokens, by blocks of ROWS queries.
 
-    And `norms`, (rows, heads) in fp32: the logarithms to base 2 of the sums that the softmax divides by.
+    And `logsumexp` of each row's scores, (rows, heads) in fp32, to base 2.
     """
     head, sequence = tl.program_id(0) % HEADS, tl.program_id(0) // HEADS
     begin, end = tl.load(bounds + sequence), tl.load(bounds + sequence + 1)
@@ -44,16 +44,16 @@ def attention_forward(
         scores = tl.dot(query, tl.trans(key)) * (scale * LOG2_E)  # (ROWS, KEYS)
         scores = tl.where(is_key[None, :], scores, float("-inf"))
         largest = tl.max(scores, 1)
-        weights = tl.exp2(scores - largest[:, None])
-        total = tl.sum(weights, 1)
-        found = tl.dot(weights.to(value.dtype), value) / total[:, None]
-        tl.store(_at(context, row, head, 0, 1, HEADS, WIDTH, ROWS), found.to(value.dtype), mask=is_row[:, None])
-        tl.store(norms + rows.to(tl.int64) * HEADS + head, largest + tl.log2(total), mask=is_row)
+        exponentials = tl.exp2(scores - largest[:, None])
+        total = tl.sum(exponentials, 1)
+        result = tl.dot(exponentials.to(value.dtype), value) / total[:, None]
+        tl.store(_at(context, row, head, 0, 1, HEADS, WIDTH, ROWS), result.to(value.dtype), mask=is_row[:, None])
+        tl.store(logsumexp + rows.to(tl.int64) * HEADS + head, largest + tl.log2(total), mask=is_row)
 
 
 @triton.jit
 def attention_backward(
-    query_key_value, gradient, norms, gradients, bounds, scale,
+    query_key_value, d_context, logsumexp, d_inputs, bounds, scale,
     HEADS: tl.constexpr, WIDTH: tl.constexpr, KEYS: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
     """Write the gradients of query, key and value from the gradient of the context."""
@@ -62,23 +62,23 @@ def attention_backward(
     is_key = tl.arange(0, KEYS) < end - begin
     key = tl.load(_at(query_key_value, begin, head, 1, 3, HEADS, WIDTH, KEYS), mask=is_key[:, None], other=0.0)
     value = tl.load(_at(query_key_value, begin, head, 2, 3, HEADS, WIDTH, KEYS), mask=is_key[:, None], other=0.0)
-    of_key = tl.zeros([KEYS, WIDTH], dtype=tl.float32)
-    of_value = tl.zeros([KEYS, WIDTH], dtype=tl.float32)
+    d_key = tl.zeros([KEYS, WIDTH], dtype=tl.float32)
+    d_value = tl.zeros([KEYS, WIDTH], dtype=tl.float32)
     for first in range(0, end - begin, ROWS):
         row = begin + first
         rows = row + tl.arange(0, ROWS)
         is_row = rows < end
         query = tl.load(_at(query_key_value, row, head, 0, 3, HEADS, WIDTH, ROWS), mask=is_row[:, None], other=0.0)
-        given = tl.load(_at(gradient, row, head, 0, 1, HEADS, WIDTH, ROWS), mask=is_row[:, None], other=0.0)
-        norm = tl.load(norms + rows.to(tl.int64) * HEADS + head, mask=is_row, other=0.0)
+        d_result = tl.load(_at(d_context, row, head, 0, 1, HEADS, WIDTH, ROWS), mask=is_row[:, None], other=0.0)
+        row_logsumexp = tl.load(logsumexp + rows.to(tl.int64) * HEADS + head, mask=is_row, other=0.0)
         scores = tl.dot(query, tl.trans(key)) * (scale * LOG2_E)  # (ROWS, KEYS)
-        weights = tl.where(is_key[None, :], tl.exp2(scores - norm[:, None]), 0.0)
-        of_value += tl.dot(tl.trans(weights.to(given.dtype)), given)
-        of_weights = tl.dot(given, tl.trans(value))
-        of_scores = weights * (of_weights - tl.sum(weights * of_weights, 1, keep_dims=True)) * scale
-        of_scores = of_scores.to(key.dtype)
-        of_key += tl.dot(tl.trans(of_scores), query)
-        of_query = tl.dot(of_scores, key)
-        tl.store(_at(gradients, row, head, 0, 3, HEADS, WIDTH, ROWS), of_query.to(key.dtype), mask=is_row[:, None])
-    tl.store(_at(gradients, begin, head, 1, 3, HEADS, WIDTH, KEYS), of_key.to(key.dtype), mask=is_key[:, None])
-    tl.store(_at(gradients, begin, head, 2, 3, HEADS, WIDTH, KEYS), of_value.to(key.dtype), mask=is_key[:, None])
+        probabilities = tl.where(is_key[None, :], tl.exp2(scores - row_logsumexp[:, None]), 0.0)
+        d_value += tl.dot(tl.trans(probabilities.to(d_result.dtype)), d_result)
+        d_probabilities = tl.dot(d_result, tl.trans(value))
+        mean = tl.sum(probabilities * d_probabilities, 1, keep_dims=True)
+        d_scores = (probabilities * (d_probabilities - mean) * scale).to(key.dtype)
+        d_key += tl.dot(tl.trans(d_scores), query)
+        d_query = tl.dot(d_scores, key)
+        tl.store(_at(d_inputs, row, head, 0, 3, HEADS, WIDTH, ROWS), d_query.to(key.dtype), mask=is_row[:, None])
+    tl.store(_at(d_inputs, begin, head, 1, 3, HEADS, WIDTH, KEYS), d_key.to(key.dtype), mask=is_key[:, None])
+    tl.store(_at(d_inputs, begin, head, 2, 3, HEADS, WIDTH, KEYS), d_value.to(key.dtype), mask=is_key[:, None])

@@ -97,7 +97,7 @@ def _memory_bytes(device: torch.device) -> int:
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
-def _measure_speed(size: Size, vocab_size: int, device: torch.device, setting: str = "auto") -> Speed:
+def _measure_speed(size: Size, vocab_size: int, device: torch.device, setting: str) -> Speed:
     """Time steps of a few batches; of one batch, also the update alone."""
     dtype = hardware.choose_precision("auto", device).dtype
     config, shape = TrainConfig(optimizer="muon"), size.model_config(LENGTH)

@@ -62,13 +62,13 @@ def test_kernels_are_used_where_they_are_right_and_faster(
 def test_without_triton_or_where_they_fail_flash_attention_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     assert backend.try_short.__wrapped__(CUDA, torch.bfloat16, WIDTHS[0], LONGEST) == (
-        False, "own kernels need Triton, which is not installed",
+        False, "Triton is not installed",
     )  # fmt: skip
     monkeypatch.undo()
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: name)
     is_better, reason = backend.try_short.__wrapped__(CUDA, torch.bfloat16, WIDTHS[0], LONGEST)  # there is no CUDA here
     assert not is_better
-    assert "own kernels failed here" in reason
+    assert "the Triton kernels failed here" in reason
 
 
 def test_what_leaves_the_card_unusable_says_what_to_set(monkeypatch: pytest.MonkeyPatch) -> None:
