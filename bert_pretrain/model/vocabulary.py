@@ -23,10 +23,10 @@ def match_vocabulary(folder: Path, tokenizer: Tokenizer, flag: str) -> Extension
             remedy="make the data with this model's folder as --vocab, or with one that 'vocab --extend' made from it; "
             "or take a model trained on such data",
         )
-    theirs = (found.whole_words, found.lowercase, found.strip_accents, found.handle_chinese_chars)
-    ours = (tokenizer.whole_words, *tokenizer.settings.values())
-    names = ("whole words", *tokenizer.settings)
-    compared = 1 if found.lowercase is None else 4
+    theirs = (found.whole_words, found.split_clusters, found.lowercase, found.strip_accents, found.handle_chinese_chars)
+    ours = (tokenizer.whole_words, tokenizer.split_clusters, *tokenizer.settings.values())
+    names = ("whole words", "clusters", *tokenizer.settings)
+    compared = 2 if found.lowercase is None else len(names)
     if _in_effect(theirs)[:compared] != _in_effect(ours)[:compared]:
         pairs = zip(names, theirs, ours, strict=True)
         differences = ", ".join(f"{name} {old} and {new}" for name, old, new in pairs if old != new)
@@ -39,8 +39,8 @@ def match_vocabulary(folder: Path, tokenizer: Tokenizer, flag: str) -> Extension
 
 
 def _in_effect(settings: tuple[bool | None, ...]) -> tuple[bool | None, ...]:
-    whole_words, lowercase, strip_accents, handle_chinese_chars = settings
-    return whole_words, lowercase, lowercase if strip_accents is None else strip_accents, handle_chinese_chars
+    *cut, lowercase, strip_accents, handle_chinese_chars = settings
+    return *cut, lowercase, lowercase if strip_accents is None else strip_accents, handle_chinese_chars
 
 
 def check_rows(folder: Path, num_rows: int, tokenizer: Tokenizer, flag: str) -> None:

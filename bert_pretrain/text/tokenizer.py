@@ -13,12 +13,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers, processors
 from tokenizers import Tokenizer as Backend
-from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
 
 from bert_pretrain.errors import DataError
 from bert_pretrain.io.files import json_text, write_text
 from bert_pretrain.text.tokenizer_folder import (
+    CLUSTER,
     CONFIG,
     FILES,
     MAX_WORD_CHARACTERS,
@@ -54,9 +55,12 @@ class Tokenizer:
         strip_accents: bool | None,
         handle_chinese_chars: bool,
         whole_words: bool = False,
+        split_clusters: bool = False,
         folder: Path | None = None,
     ) -> None:
         """Build from the tokens in the order of their ids; with `whole_words` the other settings are without effect.
+
+        With `split_clusters` scripts that are written without blanks are cut into clusters, as BERT cuts Chinese.
 
         A ValueError says that a special token is missing or a token occurs twice.
         """
@@ -68,6 +72,7 @@ class Tokenizer:
             raise ValueError(f"the vocabulary lacks {', '.join(missing)}")
         self.tokens = list(tokens)
         self.whole_words = whole_words
+        self.split_clusters = split_clusters
         self.folder = folder
         self.settings = dict(zip(NORMALIZER_NAMES, (lowercase, strip_accents, handle_chinese_chars), strict=True))
         self.pad_id, self.unk_id, self.cls_id, self.sep_id, self.mask_id = (ids[token] for token in SPECIAL_TOKENS)
@@ -80,7 +85,7 @@ class Tokenizer:
             self.backend.normalizer = bert_normalizer(
                 lowercase=lowercase, strip_accents=strip_accents, handle_chinese_chars=handle_chinese_chars
             )
-            self.backend.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+            self.backend.pre_tokenizer = bert_pre_tokenizer(split_clusters=split_clusters)
             self.backend.decoder = decoders.WordPiece(prefix="##")
         self.backend.add_special_tokens(list(SPECIAL_TOKENS))
         self.backend.post_processor = processors.TemplateProcessing(
@@ -123,12 +128,12 @@ class Tokenizer:
     def with_tokens(self, tokens: Sequence[str]) -> "Tokenizer":
         """Return a tokenizer with another vocabulary that treats text as this one does."""
         processing: dict[str, Any] = {key: self.settings[name] for name, key in NORMALIZER_NAMES.items()}
-        return Tokenizer(tokens, **processing, whole_words=self.whole_words)
+        return Tokenizer(tokens, **processing, whole_words=self.whole_words, split_clusters=self.split_clusters)
 
     @property
     def files(self) -> tuple[str, ...]:
-        """The files that `save` writes. Whole words have no `vocab.txt`, which other tools read as WordPiece."""
-        return (TOKENIZER, CONFIG) if self.whole_words else FILES
+        """The files that `save` writes: no `vocab.txt` where text is not cut as its readers expect."""
+        return (TOKENIZER, CONFIG) if self.whole_words or self.split_clusters else FILES
 
     @property
     def vocab_size(self) -> int:
@@ -138,6 +143,7 @@ class Tokenizer:
     def hash(self) -> str:
         """A SHA-256 of all that decides the ids of a text."""
         decisive = [self.tokens, "whole words" if self.whole_words else self.settings]
+        decisive += ["clusters"] if self.split_clusters else []
         content = json.dumps(decisive, ensure_ascii=False, sort_keys=True)
         return hashlib.sha256(content.encode()).hexdigest()
 
@@ -194,7 +200,9 @@ class Tokenizer:
         """Return the texts of `files`."""
         names = ("pad_token", "unk_token", "cls_token", "sep_token", "mask_token")
         # Other classes than BertTokenizer open in transformers too, but drop the token_type_ids silently unless told.
-        kind = _WORD_LEVEL_CONFIG if self.whole_words else {"tokenizer_class": "BertTokenizer", **self.settings}
+        # BertTokenizer would replace the pre-tokenizer of tokenizer.json by BERT's.
+        kind = {"tokenizer_class": "BertTokenizer"} if VOCABULARY in self.files else _AS_WRITTEN_CONFIG
+        kind = kind if self.whole_words else {**kind, **self.settings}
         config = {**kind, "model_max_length": model_max_length, **dict(zip(names, SPECIAL_TOKENS, strict=True))}
         texts = {
             VOCABULARY: "\n".join(self.tokens) + "\n",
@@ -215,7 +223,16 @@ def _load_once(folder: Path, lowercase: bool, hash_: str) -> Tokenizer:
 
 bert_normalizer = normalizers.BertNormalizer  # BERT's text clean-up
 
-_WORD_LEVEL_CONFIG = {
+
+def bert_pre_tokenizer(*, split_clusters: bool) -> pre_tokenizers.PreTokenizer:
+    """Return BERT's pre-tokenizer; with `split_clusters`, after one that cuts scripts without blanks into clusters."""
+    bert = pre_tokenizers.BertPreTokenizer()
+    if not split_clusters:
+        return bert
+    return pre_tokenizers.Sequence([pre_tokenizers.Split(Regex(CLUSTER), "isolated"), bert])
+
+
+_AS_WRITTEN_CONFIG = {
     "tokenizer_class": "PreTrainedTokenizerFast",
     "model_input_names": ["input_ids", "token_type_ids", "attention_mask"],
     "clean_up_tokenization_spaces": False,

@@ -40,6 +40,25 @@ _WHOLE_WORDS: dict[str, dict[str, object]] = {
     "pre_tokenizer": {"type": "WhitespaceSplit"},
 }
 _OPTIONAL = (("model", "type"), ("model", "max_input_chars_per_word"), ("normalizer", "clean_text"))
+# Scripts without blanks are cut into orthographic clusters before BERT's own pre-tokenizer: a leading vowel of Thai or
+# Lao, a letter, its marks, letters stacked below it, and vowels that follow it.
+UNSPACED_BLOCKS = (
+    *((0x0E00, 0x0EFF), (0x1000, 0x109F), (0x1780, 0x17FF)),  # Thai and Lao, Myanmar, Khmer
+    *((0x1950, 0x19DF), (0x1A20, 0x1AAF), (0xA9E0, 0xA9FF), (0xAA60, 0xAADF)),  # scripts of Tai languages, and Shan
+    *((0x1B00, 0x1B7F), (0xA980, 0xA9DF), (0xA000, 0xA48F)),  # Balinese, Javanese, Yi
+)
+_UNSPACED = "".join(f"\\u{first:04X}-\\u{last:04X}" for first, last in UNSPACED_BLOCKS)
+CLUSTER = (
+    rf"[\u0E40-\u0E44\u0EC0-\u0EC4]?[{_UNSPACED}]"
+    r"(?:\p{M}|[\u0E30\u0E32\u0E33\u0E45\u0EB0\u0EB2\u0EB3]|(?<=[\u1039\u17D2\u1A60\u1B44\uA9C0])\p{L})*"
+)
+_CLUSTERS = {
+    "type": "Sequence",
+    "pretokenizers": [
+        {"type": "Split", "pattern": {"Regex": CLUSTER}, "behavior": "Isolated", "invert": False},
+        {"type": "BertPreTokenizer"},
+    ],
+}
 # tokenizer_config.json's name of a setting -> that of the normalizer in tokenizer.json.
 NORMALIZER_NAMES = {
     "do_lower_case": "lowercase",
@@ -58,6 +77,8 @@ class TokenizerFolder(NamedTuple):
     """None follows `lowercase`, as BERT does."""
     handle_chinese_chars: bool
     whole_words: bool
+    split_clusters: bool
+    """Whether scripts without blanks are cut into clusters."""
 
 
 def is_reserved(token: str) -> bool:
@@ -89,6 +110,9 @@ def read_tokenizer_folder(folder: Path, flag: str) -> TokenizerFolder:
     try:
         backend, config, added = (_read_object(folder / name) for name in (TOKENIZER, CONFIG, "added_tokens.json"))
         whole_words = bool(backend) and backend["model"].get("type") == "WordLevel"
+        split_clusters = backend.get("pre_tokenizer") == _CLUSTERS
+        if split_clusters:
+            backend["pre_tokenizer"] = {"type": "BertPreTokenizer"}
         stated = _stated_settings(backend, config, whole_words, folder)
         tokens = _read_tokens(folder, backend)
         entries = [*(backend.get("added_tokens") or []), *(config.get("added_tokens_decoder") or {}).values()]
@@ -102,9 +126,10 @@ def read_tokenizer_folder(folder: Path, flag: str) -> TokenizerFolder:
         remedy += "tokenizer.json, added_tokens.json and added_tokens_decoder"
         raise DataError(what, where=str(folder), remedy=remedy)
     if whole_words:
-        return TokenizerFolder(tokens, False, False, False, whole_words)
+        return TokenizerFolder(tokens, False, False, False, whole_words, split_clusters=False)
     lowercase, strip_accents = stated.get("do_lower_case"), stated.get("strip_accents")
-    return TokenizerFolder(tokens, lowercase, strip_accents, stated.get("tokenize_chinese_chars", True), whole_words)
+    chinese_chars = stated.get("tokenize_chinese_chars", True)
+    return TokenizerFolder(tokens, lowercase, strip_accents, chinese_chars, whole_words, split_clusters)
 
 
 def _read_object(path: Path) -> dict[str, Any]:

@@ -20,7 +20,7 @@ from bert_pretrain.rng import stream
 from bert_pretrain.text import documents
 from bert_pretrain.text.fast_tokenizer import FIRST_WORD_NUMBER, MAX_CACHED_BYTES, ChunkTable, characters
 from bert_pretrain.text.text_files import ByteRange
-from bert_pretrain.text.tokenizer import bert_normalizer
+from bert_pretrain.text.tokenizer import bert_normalizer, bert_pre_tokenizer
 
 HELD_OUT_SHARE = 0.01
 MAX_DISTINCT = 1 << 21
@@ -142,8 +142,13 @@ def count_groups(groups: Sequence[tuple[int, Sequence[ByteRange]]], config: Conf
     return counts
 
 
-def count_words(chunk_counts: Mapping[bytes, int], config: VocabConfig) -> Counter[str]:
-    """Normalise chunks and split them into words as BERT does, keeping the counts; whole words stay as they are."""
+def count_words(
+    chunk_counts: Mapping[bytes, int], config: VocabConfig, *, split_clusters: bool = False
+) -> Counter[str]:
+    """Normalise chunks and split them into words as BERT does, keeping the counts; whole words stay as they are.
+
+    With `split_clusters` the clusters of scripts without blanks are words.
+    """
     words: Counter[str] = Counter()
     if config.tokens == "words":
         white_space = pre_tokenizers.WhitespaceSplit()
@@ -152,7 +157,7 @@ def count_words(chunk_counts: Mapping[bytes, int], config: VocabConfig) -> Count
                 words[word] += count
         return words
     normalizer = bert_normalizer(**config.model_dump(include={"lowercase", "strip_accents", "handle_chinese_chars"}))
-    pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    pre_tokenizer = bert_pre_tokenizer(split_clusters=split_clusters)
     for chunk, count in chunk_counts.items():
         if chunk.isalnum():  # ASCII letters and digits alone: one word, nothing to clean
             words[(chunk.lower() if config.lowercase else chunk).decode()] += count

@@ -19,12 +19,14 @@ from bert_pretrain.io.files import remove_temporaries
 from bert_pretrain.io.manifest import Progress, exclusive
 from bert_pretrain.io.pool import Pool, open_pool, run_each
 from bert_pretrain.text import documents
+from bert_pretrain.text.sentences import with_language
 from bert_pretrain.text.sources import Source, few_documents, finer_boundary, resolve
 from bert_pretrain.text.text_files import ByteRange
 from bert_pretrain.text.tokenizer import Tokenizer
 from bert_pretrain.text.tokenizer_folder import TOKENIZER
-from bert_pretrain.vocab.counting import Counts, count_groups, count_words
+from bert_pretrain.vocab.counting import Counts, count_groups
 from bert_pretrain.vocab.extend import extend_vocabulary
+from bert_pretrain.vocab.normalized import NormalizedWords, normalize
 from bert_pretrain.vocab.wordpiece import choose_alphabet, choose_words, special_tokens, train_wordpiece
 
 MAX_TASKS = 256
@@ -56,10 +58,11 @@ def make_vocab(
     whole_words = config.vocab.tokens == "words"
     found = resolve(inputs, config.data, whole_words=whole_words, workers=workers or available_cores())
     sources = [source for source in found if not source.is_validation]
+    config = config.model_copy(update={"data": with_language(config.data, sources)})
     identity = {
         "inputs": [source.identity for source in sources],
         **_choices(config.vocab, old),
-        "reading": config.data.model_dump(mode="json", include={"text_field", "strict"}),
+        "reading": config.data.model_dump(mode="json", include={"text_field", "strict", "language"}),
     }
     with exclusive(output):
         progress = manifest.claim(output, "vocab", identity, overwrite=overwrite)
@@ -75,6 +78,7 @@ def make_vocab(
         tokenizer.save(output)
         body = {
             "config": {"vocab": config.vocab.model_dump(mode="json")},
+            "language": config.data.language,
             "tokenizer": {"hash": tokenizer.hash, "vocab_size": tokenizer.vocab_size},
             "inputs": [{"location": source.location, **source.identity} for source in sources],
             "figures": figures,
@@ -173,11 +177,11 @@ def merge_counts(files: Sequence[Path], pool: Pool) -> Counts:
 
 def _make(counts: Counts, old: Tokenizer | None, config: Config, where: str) -> tuple[Tokenizer, dict[str, Any]]:
     """Train or extend a vocabulary; returns its tokenizer, and what the manifest says of it and of the text."""
-    words = count_words(counts.learned, config.vocab)
+    normalized = normalize(counts, config.vocab, config.data.language, old)
+    words, held_out = normalized.learned, normalized.held_out
     if not words:
         raise InputError("the inputs hold no text", where=where, remedy="give files with text in them")
-    tokenizer, made = _train(words, config) if old is None else _extend(words, old, config.vocab)
-    held_out = count_words(counts.held_out, config.vocab)
+    tokenizer, made = _train(normalized, config) if old is None else _extend(words, old, config.vocab)
     measured = held_out or words
     return tokenizer, {
         "documents": counts.documents,
@@ -186,15 +190,16 @@ def _make(counts: Counts, old: Tokenizer | None, config: Config, where: str) -> 
         "dropped_rare_chunks": {"occurrences": counts.dropped_occurrences, "at_most_of_one": counts.undercount},
         "repairs_and_drops": {reason: count for reason, count in sorted(counts.repairs_and_drops.items()) if count},
         "measured_on": "held-out documents" if held_out else "the training text: too few documents to hold one out",
+        "normalization": normalized.metrics,
         **measure(tokenizer, measured),
         **({} if old is None else {"before": measure(old, measured)}),
         **made,
     }
 
 
-def _train(words: Counter[str], config: Config) -> tuple[Tokenizer, dict[str, Any]]:
+def _train(normalized: NormalizedWords, config: Config) -> tuple[Tokenizer, dict[str, Any]]:
     """Return a vocabulary of its own, and what the manifest says of its alphabet, or of its words."""
-    vocab = config.vocab
+    words, vocab = normalized.learned, normalized.config
     if vocab.tokens == "words":
         tokenizer = Tokenizer.of_words(choose_words(words, vocab))
         kept = [words[token] for token in tokenizer.tokens if words[token]]
@@ -203,7 +208,7 @@ def _train(words: Counter[str], config: Config) -> tuple[Tokenizer, dict[str, An
         return tokenizer, {"whole_words": {"distinct": len(words), "coverage": share}}
     alphabet = choose_alphabet(words, vocab.limit_alphabet, _room(config))
     tokens, divisor = train_wordpiece(words, alphabet, vocab)
-    tokenizer = Tokenizer(tokens, **vocab.model_dump(include={"lowercase", "strip_accents", "handle_chinese_chars"}))
+    tokenizer = Tokenizer(tokens, **normalized.rules)
     described = {
         "characters": len(alphabet.characters),
         "inside_words": len(alphabet.inside),
@@ -248,14 +253,18 @@ def _extend(words: Counter[str], old: Tokenizer, config: VocabConfig) -> tuple[T
 
 
 def measure(tokenizer: Tokenizer, words: Counter[str]) -> dict[str, Any]:
-    """Return the share of words that are [UNK], of tokens that are, and the pieces per word."""
-    pieces = unk_words = 0
-    for count, ids in zip(words.values(), tokenizer.encode_texts(list(words)), strict=True):
+    """Return the share of words, of characters and of tokens that are [UNK], and the pieces per word."""
+    pieces = unk_words = characters = unk_characters = 0
+    for (word, count), ids in zip(words.items(), tokenizer.encode_texts(list(words)), strict=True):
         pieces += len(ids) * count
-        unk_words += count if ids == [tokenizer.unk_id] else 0
+        characters += len(word) * count
+        if ids == [tokenizer.unk_id]:
+            unk_words += count
+            unk_characters += len(word) * count
     total = words.total()
     return {
         "unk_share_of_words": unk_words / total,
+        "unk_share_of_characters": unk_characters / characters,
         "unk_share_of_tokens": unk_words / pieces,
         "pieces_per_word": pieces / total,
     }
@@ -265,8 +274,9 @@ def _report(tokenizer: Tokenizer, figures: dict[str, Any], config: VocabConfig) 
     print(f"{tokenizer.vocab_size:,} tokens from {figures['words']:,} words in {figures['documents']:,} documents")
     for name, found in (("", figures), ("before, ", figures.get("before"))):
         if found:
-            share, pieces = found["unk_share_of_words"], found["pieces_per_word"]
-            print(f"{name}on {figures['measured_on']}: [UNK] {share:.4%} of words, {pieces:.3f} pieces per word")
+            share, characters = found["unk_share_of_words"], found["unk_share_of_characters"]
+            unknown = f"[UNK] {share:.4%} of words, {characters:.4%} of characters"
+            print(f"{name}on {figures['measured_on']}: {unknown}, {found['pieces_per_word']:.3f} pieces per word")
     if dropped := figures["dropped_rare_chunks"]["occurrences"]:
         print(f"the text has too many different words to keep: {dropped:,} occurrences of rare ones are not counted")
     for reason, count in figures["repairs_and_drops"].items():

@@ -1,0 +1,95 @@
+"""Counted chunks to counted words, normalized by rules that suit the language: accents kept or not, clusters or not.
+
+`vocab.strip_accents: null` is resolved here, by the counts, and what normalization loses is reported.
+"""
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+from unicodedata import name
+
+from bert_pretrain.config import VocabConfig
+from bert_pretrain.text.normalization import (
+    MAX_CHANGED_WORDS,
+    AccentLoss,
+    accent_loss,
+    is_unspaced,
+    keeps_accents,
+    removed_characters,
+)
+from bert_pretrain.text.tokenizer import Tokenizer
+from bert_pretrain.vocab.counting import Counts, count_words
+
+_FORCED = "--set vocab.strip_accents=no keeps them"
+
+
+@dataclass(frozen=True)
+class NormalizedWords:
+    """Counted words, and the rules by which they were normalized."""
+
+    learned: Counter[str]
+    held_out: Counter[str]
+    config: VocabConfig
+    """With `strip_accents` resolved: None where accents are stripped as BERT does, False where they are kept."""
+    split_clusters: bool
+    metrics: dict[str, Any]
+    """For the manifest."""
+
+    @property
+    def rules(self) -> dict[str, Any]:
+        """The settings of a `Tokenizer` that normalizes text by these rules."""
+        settings = self.config.model_dump(include={"lowercase", "strip_accents", "handle_chinese_chars"})
+        return {**settings, "split_clusters": self.split_clusters}
+
+
+def normalize(counts: Counts, config: VocabConfig, language: str, old: Tokenizer | None) -> NormalizedWords:
+    """Normalize counted chunks to words, by the rules of `old` where a vocabulary is extended."""
+    if config.tokens == "words":
+        learned, held_out = (count_words(chunks, config) for chunks in (counts.learned, counts.held_out))
+        return NormalizedWords(learned, held_out, config, False, {})
+    ascii_chunks = {chunk: count for chunk, count in counts.learned.items() if chunk.isascii()}
+    others = {chunk: count for chunk, count in counts.learned.items() if not chunk.isascii()}
+    words = count_words(ascii_chunks, config)  # the same by all rules
+    keeping = config.model_copy(update={"strip_accents": False})
+    with_accents = words + count_words(others, keeping)
+    loss = accent_loss(with_accents, lowercase=config.lowercase)
+    split_clusters = is_unspaced(with_accents) if old is None else old.split_clusters
+    follows = config.lowercase if config.strip_accents is None else config.strip_accents
+    if old is None and config.strip_accents is None and config.lowercase and keeps_accents(loss, language):
+        config, follows = keeping, False
+    learned = words + count_words(others, config, split_clusters=split_clusters)
+    held_out = count_words(counts.held_out, config, split_clusters=split_clusters)
+    removed = removed_characters({chunk.decode(): count for chunk, count in others.items()})
+    metrics = {
+        "language": language,
+        "strip_accents": follows,
+        "split_clusters": split_clusters,
+        "words_that_stripping_changes": loss.changed,
+        "distinct_words_that_stripping_merges": loss.merged,
+        "examples": [list(example) for example in loss.examples],
+        "words_with_removed_characters": {f"U+{ord(key):04X}": count for key, count in removed.most_common(5)},
+    }
+    _report(loss, removed, with_accents.total(), metrics, forced=config.strip_accents is True)
+    return NormalizedWords(learned, held_out, config, split_clusters, metrics)
+
+
+def _report(
+    loss: AccentLoss, removed: Mapping[str, int], num_words: int, metrics: Mapping[str, Any], *, forced: bool
+) -> None:
+    if loss.examples and metrics["strip_accents"]:
+        harm = forced and loss.changed > MAX_CHANGED_WORDS
+        print(f"{'warning: ' if harm else ''}accents are stripped, which changes {loss.describe()}")
+        if harm:
+            print(f"  hint: {_FORCED}")
+    elif loss.examples:
+        print(f"accents are kept: stripping them changes {loss.describe()}")
+    if metrics["split_clusters"]:
+        print(
+            "the text is written without blanks between words: it is cut into clusters of a letter and its marks\n"
+            "  hint: for whole words, put blanks between the words of the text first (docs/languages.md)"
+        )
+    for character, count in list(removed.items())[:3]:
+        if count > MAX_CHANGED_WORDS * num_words:
+            named = name(character, "no name")
+            print(f"BERT's clean-up removes U+{ord(character):04X} ({named}) from {count / num_words:.1%} of the words")

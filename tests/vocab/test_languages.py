@@ -1,0 +1,85 @@
+"""`vocab` in other languages than English: no letter is lost unsaid, and ids are those of `AutoTokenizer`."""
+
+import json
+from pathlib import Path
+
+import pytest
+from transformers import AutoTokenizer
+
+from bert_pretrain.config_file import load_config
+from bert_pretrain.io.manifest import read_manifest
+from bert_pretrain.text.normalization import accent_loss, is_unspaced
+from bert_pretrain.text.tokenizer import Tokenizer
+from bert_pretrain.vocab.run import make_vocab
+
+HINDI = "सदस्य देशों के सभी लोग मिलकर काम करते हैं और मैं उनके साथ हूँ।"
+VIETNAMESE = "Má tôi nói rằng con ma và cái mả không phải là mạ non."
+THAI = "วันนี้อากาศดีมากและเราจะไปเดินเล่นที่สวนสาธารณะใกล้บ้านของเรา"
+KHMER = "ថ្ងៃនេះអាកាសធាតុល្អណាស់ហើយយើងនឹងទៅដើរលេងនៅសួនច្បារ"
+BURMESE = "ယနေ့ရာသီဥတုကောင်းသောကြောင့်ကျွန်ုပ်တို့ပန်းခြံသို့လမ်းလျှောက်သွားမည်။"
+LAO = "ມື້ນີ້ອາກາດດີຫຼາຍແລະພວກເຮົາຈະໄປຍ່າງຫຼິ້ນຢູ່ສວນສາທາລະນະໃກ້ບ້ານ"
+KOREAN = "모든 사람은 좋은 날씨에 공원을 걷는다."
+ENGLISH = "The naïve guest went to the old café by the river and said nothing at all to anyone there, " * 5
+TEXTS = {"hi": HINDI, "vi": VIETNAMESE, "th": THAI, "km": KHMER, "my": BURMESE, "lo": LAO, "ko": KOREAN, "en": ENGLISH}
+
+
+def make(text: str, language: str, folder: Path, *settings: str) -> Tokenizer:
+    folder.mkdir(exist_ok=True)
+    (folder / "a.txt").write_text(f"{text}\n" * 50, encoding="utf-8")
+    config = load_config(settings=(f"data.language={language}", "vocab.size=1000", *settings))
+    return Tokenizer.load(make_vocab(config, [str(folder / "a.txt")], folder / "vocab", workers=1))
+
+
+@pytest.mark.parametrize("language", ["hi", "vi", "ko", "th"])
+def test_accents_are_kept_where_stripping_changes_many_words(language: str, tmp_path: Path, capsys) -> None:
+    tokenizer = make(TEXTS[language], language, tmp_path)
+    assert tokenizer.settings["strip_accents"] is False
+    assert json.loads((tmp_path / "vocab" / "tokenizer_config.json").read_text())["strip_accents"] is False
+    assert "accents are kept" in capsys.readouterr().out
+    normalization = read_manifest(tmp_path / "vocab", "vocab", "--output")["figures"]["normalization"]
+    assert normalization["words_that_stripping_changes"] > 0.3
+    assert not normalization["strip_accents"]
+
+
+def test_english_is_stripped_as_by_bert_and_the_change_is_said(tmp_path: Path, capsys) -> None:
+    tokenizer = make(ENGLISH + "one two three four five six seven " * 20, "en", tmp_path)
+    assert tokenizer.settings["strip_accents"] is None
+    assert {"naive", "cafe"} <= set(tokenizer.tokens)
+    assert "accents are stripped" in capsys.readouterr().out
+
+
+def test_stripping_that_is_asked_for_is_done_and_warned_of(tmp_path: Path, capsys) -> None:
+    assert make(HINDI, "hi", tmp_path, "vocab.strip_accents=yes").settings["strip_accents"] is True
+    output = capsys.readouterr().out
+    assert "warning: accents are stripped" in output
+    assert "vocab.strip_accents=no" in output
+
+
+def test_words_that_become_equal_are_counted_once_each() -> None:
+    loss = accent_loss({"ma": 5, "má": 3, "mà": 1, "cafés": 1, "here": 10}, lowercase=True)
+    assert loss.changed == 5 / 20
+    assert loss.merged == 3 / 5
+    assert loss.examples == [("má", "ma"), ("cafés", "cafes"), ("mà", "ma")]
+
+
+@pytest.mark.parametrize("language", ["th", "km", "my", "lo"])
+def test_scripts_without_blanks_are_cut_into_clusters_and_segmented_text_is_not(language: str, tmp_path: Path) -> None:
+    tokenizer = make(TEXTS[language], language, tmp_path)
+    assert tokenizer.split_clusters
+    assert tokenizer.unk_id not in tokenizer.encode_text(TEXTS[language] * 20)  # far above 100 characters
+    assert not (tmp_path / "vocab" / "vocab.txt").exists()  # its readers would not cut into clusters
+    words = {"วันนี้": 5, "อากาศ": 5, "ดี": 5, "มาก": 5, "และ": 5}
+    assert not is_unspaced(words)
+    assert is_unspaced({"".join(words): 5})
+
+
+@pytest.mark.parametrize("language", list(TEXTS))
+@pytest.mark.parametrize("setting", ["vocab.strip_accents=yes", "vocab.strip_accents=no", "vocab.lowercase=no"])
+def test_ids_are_those_of_transformers(language: str, setting: str, tmp_path: Path) -> None:
+    tokenizer = make(TEXTS[language], language, tmp_path, setting)
+    theirs = AutoTokenizer.from_pretrained(tmp_path / "vocab")
+    text = f"{TEXTS[language]} {HINDI} {THAI * 3} {VIETNAMESE} İI ẞ"
+    encoded = theirs(text, TEXTS[language])
+    ours, second = tokenizer.encode_texts([text, TEXTS[language]])
+    assert encoded["input_ids"] == [tokenizer.cls_id, *ours, tokenizer.sep_id, *second, tokenizer.sep_id]
+    assert encoded["token_type_ids"] == [0] * (len(ours) + 2) + [1] * (len(second) + 1)
