@@ -147,7 +147,7 @@ class VocabConfig(_Section):
     lowercase: bool = True
     """Lowercase the text before it is split."""
     strip_accents: bool | None = None
-    """Remove accents; null follows `lowercase`, as BERT does."""
+    """Remove accents; null removes them from lowercased text as BERT does, unless the text shows that they matter."""
     handle_chinese_chars: bool = True
     """Make every CJK character a word of its own."""
     min_frequency: PositiveInt = 2

@@ -80,12 +80,25 @@ def workplace(page: Path, tmp_path: Path, english_documents, chinese_text: Path,
     for name, part in (("a", english_documents[0::2]), ("b", english_documents[1::2])):
         (folder / "corpus" / f"{name}.txt.gz").write_bytes(gzip.compress(one_sentence_a_line(part).encode()))
     (folder / "corpus.zh.txt").write_bytes(chinese_text.read_bytes())
+    (folder / "corpus.vi.txt").write_text(one_sentence_a_line(vietnamese_documents()), encoding="utf-8")
     write_labelled_rows(folder)
     for name in BEFOREHAND.get(page.name, ()):
         (folder / name).parent.mkdir(exist_ok=True)
         made: Path = request.getfixturevalue("data_folder" if name == "data" else "trained")
         (folder / name).symlink_to(made if name in ("data", "runs/demo") else made / "train")
     return folder
+
+
+def vietnamese_documents() -> list[list[str]]:
+    """Documents of short sentences made from every combination of a few words."""
+    words = (
+        ("Tôi", "Bạn", "Mẹ", "Em"),
+        ("thích", "đọc", "mua", "tìm"),
+        ("sách", "báo", "thơ"),
+        ("mỗi ngày", "ở nhà"),
+    )
+    sentences = [f"{' '.join(chosen)}." for chosen in itertools.product(*words)]
+    return [sentences[start : start + 8] for start in range(0, 88, 2)]
 
 
 @pytest.fixture
