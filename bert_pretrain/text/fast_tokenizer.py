@@ -2,14 +2,19 @@
 
 BERT's normaliser and pre-tokeniser never look across a blank, an ASCII punctuation mark or a CJK character. So text is
 cut there, each distinct chunk is tokenised once, and the ids are gathered; the vocabulary counts the same chunks. Words
-of ASCII letters and digits are tokenised here, all new ones at once; all else goes to `tokenizers`. A chunk of up to 32
-bytes is its own key in a hash table made of arrays.
+of letters, marks and digits are tokenised here, all new ones at once, after `tokenizers` has normalized them; all else
+goes to `tokenizers`. A chunk of up to 32 bytes is its own key in a hash table made of arrays.
 """
+
+import re
+import unicodedata
 
 import numpy as np
 
 from bert_pretrain.text import ragged
+from bert_pretrain.text.key_table import KEY_BYTES, MAX_KEY_BYTES, KeyTable, word_keys
 from bert_pretrain.text.tokenizer import Tokenizer
+from bert_pretrain.text.tokenizer_folder import UNSPACED_BLOCKS
 
 # The bytes that BERT's clean-up turns into blanks, and the ASCII punctuation it splits at.
 _BLANKS = b" \t\n\r"
@@ -26,8 +31,6 @@ CJK_FIRST, CJK_LAST = 0x4E00, 0x9FFF
 _FIRST_CJK_NUMBER = 128
 FIRST_WORD_NUMBER = _FIRST_CJK_NUMBER + CJK_LAST - CJK_FIRST + 1
 
-KEY_BYTES, MAX_KEY_BYTES = 8, 32
-_AFTER_BYTES = ~np.array([(1 << (8 * count)) - 1 for count in range(KEY_BYTES + 1)], dtype=np.uint64)
 _WORDS_AT_ONCE = 1 << 17  # so that keys stay in the processor's cache
 MAX_CACHED_WORDS = 1 << 20
 MAX_CACHED_BYTES = 64 << 20
@@ -95,10 +98,11 @@ class Encoder:
         words = self._table.words[len(self._lengths) - FIRST_WORD_NUMBER :]
         if not words:
             return
-        is_plain = np.array([word.isalnum() and len(word) <= MAX_KEY_BYTES for word in words])
-        is_plain &= not self._tokenizer.whole_words
-        plain, others = np.flatnonzero(is_plain), np.flatnonzero(~is_plain)
-        plain_ids, plain_lengths = self._word_piece.encode([words[place] for place in plain])
+        normalized = self._normalized(words)
+        keys = {number: word for number, word in enumerate(normalized) if word and len(word) <= MAX_KEY_BYTES}
+        plain = np.array(list(keys), dtype=np.int64)
+        others = np.setdiff1d(np.arange(len(words)), plain, assume_unique=True)
+        plain_ids, plain_lengths = self._word_piece.encode(list(keys.values()))
         encoded = self._tokenizer.encode_texts([words[place].decode() for place in others])
         other_ids = np.array([token for ids in encoded for token in ids], dtype=self._tokenizer.id_dtype)
         order = np.concatenate([plain, others])
@@ -108,6 +112,34 @@ class Encoder:
         self._begins = np.concatenate([self._begins, begins])
         self._lengths = np.concatenate([self._lengths, lengths[np.argsort(order)].astype(np.int32)])
         self._ids = np.concatenate([self._ids, plain_ids, other_ids])
+
+    def _normalized(self, words: list[bytes]) -> list[bytes | None]:
+        """Return each word as the library normalizes it, None where the library has to cut or drop it.
+
+        Words hold no ASCII punctuation, so that all are normalized as one text with commas between them.
+        """
+        if self._tokenizer.whole_words:
+            return [None] * len(words)
+        lowercase = self._tokenizer.settings["do_lower_case"]
+        found: list[bytes | None] = [
+            (word.lower() if lowercase else word) if word.isalnum() else None for word in words
+        ]
+        others = [number for number, word in enumerate(found) if word is None]
+        if not others:
+            return found
+        joined = b",".join([words[number] for number in others]).decode()
+        normalized = self._tokenizer.backend.normalizer.normalize_str(joined)
+        doubtful = "".join(character for character in set(normalized) - {","} if not self._is_plain(character))
+        needs_library = re.compile(f"[{re.escape(doubtful)}]|^$" if doubtful else "^$").search
+        for number, word in zip(others, normalized.split(","), strict=True):
+            found[number] = None if needs_library(word) else word.encode()
+        return found
+
+    def _is_plain(self, character: str) -> bool:
+        """Whether BERT never cuts a word at a character."""
+        if self._tokenizer.split_clusters and any(first <= ord(character) <= last for first, last in UNSPACED_BLOCKS):
+            return False
+        return unicodedata.category(character)[0] in "LMN"
 
 
 class ChunkTable:
@@ -179,8 +211,8 @@ class ChunkTable:
                 self.num_bytes += len(word)
         return numbers
 
-    def _number_keys(self, table: "KeyTable", text: np.ndarray, starts: np.ndarray, lengths: np.ndarray) -> np.ndarray:
-        keys = _word_keys(text, starts, lengths, table.columns)
+    def _number_keys(self, table: KeyTable, text: np.ndarray, starts: np.ndarray, lengths: np.ndarray) -> np.ndarray:
+        keys = word_keys(text, starts, lengths, table.columns)
         numbers = table.find(keys)
         absent = np.flatnonzero(numbers < 0)
         if len(absent):
@@ -217,101 +249,6 @@ def _numbers_of_characters(text: np.ndarray, places: np.ndarray) -> np.ndarray:
     return numbers
 
 
-class KeyTable:
-    """A hash table from keys of one or several 64-bit words to numbers, for whole arrays of keys at once.
-
-    Open addressing with linear probing. Where several new keys want a slot, the one written last wins it and the others
-    move on, as in any insertion one by one.
-    """
-
-    def __init__(self, columns: int) -> None:
-        self.columns = columns
-        self._size = 0
-        self._allocate(1 << 16)
-
-    def _allocate(self, capacity: int) -> None:
-        self._shift = np.uint64(64 - capacity.bit_length() + 1)
-        self._keys = [np.zeros(capacity, dtype=np.uint64) for _ in range(self.columns)]
-        self._numbers = np.full(capacity, -1, dtype=np.int32)
-
-    def find(self, keys: list[np.ndarray]) -> np.ndarray:
-        """Return the number of each key (keys,) int32, -1 where it is not there; `keys` are columns (keys,) uint64."""
-        slots = self._slots(keys)
-        numbers = self._numbers.take(slots)
-        pending = np.flatnonzero(~self._holds(slots, keys) & (numbers >= 0))
-        slots = slots[pending]
-        while len(pending):
-            slots = (slots + 1) & (len(self._numbers) - 1)
-            found = self._numbers[slots]
-            numbers[pending] = found
-            elsewhere = np.flatnonzero(~self._holds(slots, [key[pending] for key in keys]) & (found >= 0))
-            pending, slots = pending[elsewhere], slots[elsewhere]
-        return numbers
-
-    def insert(self, keys: list[np.ndarray], next_number: int) -> tuple[np.ndarray, np.ndarray]:
-        """Put in keys that are not there yet, some perhaps equal to one another, numbered from `next_number` on.
-
-        Returns the number of each key (keys,) int32, and the places of the keys that took each new number, in order.
-        """
-        wanted = 2 * (self._size + len(keys[0]))
-        if wanted > len(self._numbers):
-            used = np.flatnonzero(self._numbers >= 0)
-            old_keys, numbers = [column[used] for column in self._keys], self._numbers[used]
-            self._allocate(1 << (wanted - 1).bit_length())
-            slots, _ = self._occupy(old_keys)
-            self._numbers[slots] = numbers
-        slots, new = self._occupy(keys)
-        self._numbers[slots[new]] = np.arange(next_number, next_number + len(new))
-        self._size += len(new)
-        return self._numbers[slots], new
-
-    def _occupy(self, keys: list[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
-        """Give each key a slot; returns the slots, and the places of the keys that were first to take theirs."""
-        slots = self._slots(keys)
-        taken = np.empty_like(slots)
-        pending = np.arange(len(slots))
-        first = [pending[:0]]
-        while len(pending):
-            empty = np.flatnonzero(self._numbers[slots] < 0)
-            self._numbers[slots[empty]] = empty  # a claim; the last write wins
-            winners = empty[self._numbers[slots[empty]] == empty]
-            first.append(pending[winners])
-            for column, key in zip(self._keys, keys, strict=True):
-                column[slots[winners]] = key[pending[winners]]
-            is_here = self._holds(slots, [key[pending] for key in keys])
-            taken[pending[is_here]] = slots[is_here]
-            pending, slots = pending[~is_here], (slots[~is_here] + 1) & (len(self._numbers) - 1)
-        return taken, np.concatenate(first)
-
-    def _holds(self, slots: np.ndarray, keys: list[np.ndarray]) -> np.ndarray:
-        is_equal = self._keys[0].take(slots) == keys[0]
-        for column, key in zip(self._keys[1:], keys[1:], strict=True):
-            is_equal &= column.take(slots) == key
-        return is_equal
-
-    def _slots(self, keys: list[np.ndarray]) -> np.ndarray:
-        mixed = keys[0] * np.uint64(0x9E3779B97F4A7C15)
-        for key in keys[1:]:
-            mixed ^= mixed >> np.uint64(32)
-            mixed += key
-            mixed *= np.uint64(0x94D049BB133111EB)
-        mixed >>= self._shift
-        return mixed.view(np.int64)
-
-
-def _word_keys(text: np.ndarray, starts: np.ndarray, lengths: np.ndarray, columns: int) -> list[np.ndarray]:
-    """Return the bytes of words as 64-bit integers: `columns` arrays of (words,) uint64.
-
-    They are filled up with ones, a byte that UTF-8 does not have.
-    """
-    loads = np.ndarray((len(text) - KEY_BYTES + 1,), dtype="<u8", buffer=text, strides=(1,))
-    keys = []
-    for column in range(columns):
-        left = np.clip(lengths - column * KEY_BYTES, 0, KEY_BYTES)
-        keys.append(loads[starts + column * KEY_BYTES] | _AFTER_BYTES[left])
-    return keys
-
-
 def _join(words: list[bytes]) -> tuple[np.ndarray, np.ndarray]:
     """Return words as one text with `MAX_KEY_BYTES` zeros after it, and offsets (words + 1,) where each begins."""
     text = np.frombuffer(b"".join(words) + bytes(MAX_KEY_BYTES), dtype=np.uint8)
@@ -328,29 +265,31 @@ def _token_tables(tokens: list[tuple[bytes, int]]) -> _TokenTables:
         some = [token for token in tokens if (len(token[0]) > KEY_BYTES) is is_long]
         table = KeyTable(columns)
         text, offsets = _join([token for token, _ in some])
-        _, order = table.insert(_word_keys(text, offsets[:-1], np.diff(offsets), columns), 0)
+        _, order = table.insert(word_keys(text, offsets[:-1], np.diff(offsets), columns), 0)
         # -1 for the number -1, which is none.
         tables.append((table, np.append(np.array([index for _, index in some], dtype=np.int64)[order], -1)))
     return tables
 
 
 class _WordPiece:
-    """Longest match first (Wu et al., 2016; Devlin et al., 2018) for words of ASCII letters and digits, all at once."""
+    """Longest match first (Wu et al., 2016; Devlin et al., 2018) for normalized words, all at once.
+
+    Tokens are compared as bytes of UTF-8: a token always ends where a character does.
+    """
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._unk_id = tokenizer.unk_id
-        self._lowercase = tokenizer.settings["do_lower_case"]
         self._dtype = tokenizer.id_dtype
         is_subword = tokenizer.is_subword
         tokens = [(token.removeprefix("##").encode(), index) for index, token in enumerate(tokenizer.tokens)]
-        plain = [token for token in tokens if token[0].isalnum() and len(token[0]) <= MAX_KEY_BYTES]
+        plain = [token for token in tokens if 0 < len(token[0]) <= MAX_KEY_BYTES]
         self._longest = max((len(token) for token, _ in plain), default=0)
         self._first = _token_tables([(token, index) for token, index in plain if not is_subword[index]])
         self._later = _token_tables([(token, index) for token, index in plain if is_subword[index]])
 
     def encode(self, words: list[bytes]) -> tuple[np.ndarray, np.ndarray]:
         """Return the ids of words of at most `MAX_KEY_BYTES` bytes, one after the other, and ids per word."""
-        text, offsets = _join([word.lower() for word in words] if self._lowercase else words)
+        text, offsets = _join(words)
         position, ends = offsets[:-1].copy(), offsets[1:]
         active = np.arange(len(words))
         tables = self._first
@@ -384,12 +323,15 @@ class _WordPiece:
         lengths = np.zeros(len(starts), dtype=np.int64)
         rooms = ends - starts
         pending = np.arange(len(starts))
+        is_ascii = bool(text.max(initial=0) < 0x80)
         for length in range(min(self._longest, int(rooms.max())), 0, -1):
             tried = pending[rooms[pending] >= length]
+            if not is_ascii:
+                tried = tried[text[starts[tried] + length] & 0xC0 != 0x80]  # not inside a character
             if len(tried) == 0:
                 continue
             table, ids_of = tables[length > KEY_BYTES]
-            found = ids_of[table.find(_word_keys(text, starts[tried], np.full(len(tried), length), table.columns))]
+            found = ids_of[table.find(word_keys(text, starts[tried], np.full(len(tried), length), table.columns))]
             hits = tried[found >= 0]
             ids[hits] = found[found >= 0]
             lengths[hits] = length

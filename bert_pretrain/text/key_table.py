@@ -1,0 +1,101 @@
+"""A hash table from short strings of bytes to numbers, for whole arrays of them at once."""
+
+import numpy as np
+
+KEY_BYTES, MAX_KEY_BYTES = 8, 32
+_AFTER_BYTES = ~np.array([(1 << (8 * count)) - 1 for count in range(KEY_BYTES + 1)], dtype=np.uint64)
+
+
+class KeyTable:
+    """A hash table from keys of one or several 64-bit words to numbers, for whole arrays of keys at once.
+
+    Open addressing with linear probing. Where several new keys want a slot, the one written last wins it and the others
+    move on, as in any insertion one by one.
+    """
+
+    def __init__(self, columns: int) -> None:
+        self.columns = columns
+        self._size = 0
+        self._allocate(1 << 16)
+
+    def _allocate(self, capacity: int) -> None:
+        self._shift = np.uint64(64 - capacity.bit_length() + 1)
+        self._keys = [np.zeros(capacity, dtype=np.uint64) for _ in range(self.columns)]
+        self._numbers = np.full(capacity, -1, dtype=np.int32)
+
+    def find(self, keys: list[np.ndarray]) -> np.ndarray:
+        """Return the number of each key (keys,) int32, -1 where it is not there; `keys` are columns (keys,) uint64."""
+        slots = self._slots(keys)
+        numbers = self._numbers.take(slots)
+        pending = np.flatnonzero(~self._holds(slots, keys) & (numbers >= 0))
+        slots = slots[pending]
+        while len(pending):
+            slots = (slots + 1) & (len(self._numbers) - 1)
+            found = self._numbers[slots]
+            numbers[pending] = found
+            elsewhere = np.flatnonzero(~self._holds(slots, [key[pending] for key in keys]) & (found >= 0))
+            pending, slots = pending[elsewhere], slots[elsewhere]
+        return numbers
+
+    def insert(self, keys: list[np.ndarray], next_number: int) -> tuple[np.ndarray, np.ndarray]:
+        """Put in keys that are not there yet, some perhaps equal to one another, numbered from `next_number` on.
+
+        Returns the number of each key (keys,) int32, and the places of the keys that took each new number, in order.
+        """
+        wanted = 2 * (self._size + len(keys[0]))
+        if wanted > len(self._numbers):
+            used = np.flatnonzero(self._numbers >= 0)
+            old_keys, numbers = [column[used] for column in self._keys], self._numbers[used]
+            self._allocate(1 << (wanted - 1).bit_length())
+            slots, _ = self._occupy(old_keys)
+            self._numbers[slots] = numbers
+        slots, new = self._occupy(keys)
+        self._numbers[slots[new]] = np.arange(next_number, next_number + len(new))
+        self._size += len(new)
+        return self._numbers[slots], new
+
+    def _occupy(self, keys: list[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
+        """Give each key a slot; returns the slots, and the places of the keys that were first to take theirs."""
+        slots = self._slots(keys)
+        taken = np.empty_like(slots)
+        pending = np.arange(len(slots))
+        first = [pending[:0]]
+        while len(pending):
+            empty = np.flatnonzero(self._numbers[slots] < 0)
+            self._numbers[slots[empty]] = empty  # a claim; the last write wins
+            winners = empty[self._numbers[slots[empty]] == empty]
+            first.append(pending[winners])
+            for column, key in zip(self._keys, keys, strict=True):
+                column[slots[winners]] = key[pending[winners]]
+            is_here = self._holds(slots, [key[pending] for key in keys])
+            taken[pending[is_here]] = slots[is_here]
+            pending, slots = pending[~is_here], (slots[~is_here] + 1) & (len(self._numbers) - 1)
+        return taken, np.concatenate(first)
+
+    def _holds(self, slots: np.ndarray, keys: list[np.ndarray]) -> np.ndarray:
+        is_equal = self._keys[0].take(slots) == keys[0]
+        for column, key in zip(self._keys[1:], keys[1:], strict=True):
+            is_equal &= column.take(slots) == key
+        return is_equal
+
+    def _slots(self, keys: list[np.ndarray]) -> np.ndarray:
+        mixed = keys[0] * np.uint64(0x9E3779B97F4A7C15)
+        for key in keys[1:]:
+            mixed ^= mixed >> np.uint64(32)
+            mixed += key
+            mixed *= np.uint64(0x94D049BB133111EB)
+        mixed >>= self._shift
+        return mixed.view(np.int64)
+
+
+def word_keys(text: np.ndarray, starts: np.ndarray, lengths: np.ndarray, columns: int) -> list[np.ndarray]:
+    """Return the bytes of words as 64-bit integers: `columns` arrays of (words,) uint64.
+
+    They are filled up with ones, a byte that UTF-8 does not have.
+    """
+    loads = np.ndarray((len(text) - KEY_BYTES + 1,), dtype="<u8", buffer=text, strides=(1,))
+    keys = []
+    for column in range(columns):
+        left = np.clip(lengths - column * KEY_BYTES, 0, KEY_BYTES)
+        keys.append(loads[starts + column * KEY_BYTES] | _AFTER_BYTES[left])
+    return keys
