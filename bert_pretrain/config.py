@@ -188,7 +188,7 @@ class DataConfig(_Section):
     sentence_splitter: Literal["auto", "lines", "sentencex"] = "auto"
     """One sentence per line, or running text that `sentencex` cuts; auto looks at the text of each input."""
     language: Annotated[str, Field(min_length=2, examples=["auto", "en", "zh"])] = AUTO_LANGUAGE
-    """An ISO 639 code, for splitting sentences and for the model card; auto: zh where the text is Chinese, else en."""
+    """An ISO 639 code, for sentences, accents and the model card; auto: recognized at the beginnings of the inputs."""
     document_boundary: DocumentBoundary = "auto"
     """What ends a document of a text file: a blank line, every line, or its end; auto: blank lines where it has one
     sentence per line, else its end; INPUT=line is for one input."""

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from bert_pretrain.text.sentences import count_letters
+from bert_pretrain.text.languages import count_letters
 
 REGULARIZATION = 10.0
 """C of the logistic regression."""

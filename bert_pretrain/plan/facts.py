@@ -19,7 +19,8 @@ from bert_pretrain.config import DataConfig, ModelConfig
 from bert_pretrain.errors import ConfigError, InputError
 from bert_pretrain.make_data.estimate import MIN_SOURCES, sample_source
 from bert_pretrain.text import documents
-from bert_pretrain.text.sentences import CHINESE_FROM, SentenceSplitter, count_letters
+from bert_pretrain.text.languages import CHINESE_FROM, count_letters, with_language
+from bert_pretrain.text.sentences import SentenceSplitter
 from bert_pretrain.text.sources import FEW_DOCUMENTS, FEW_SOURCES, Source, examined, resolve
 from bert_pretrain.train.flops import training_flops
 
@@ -43,6 +44,7 @@ class TextFacts:
     vocab_reads_all: bool = False  # `vocab` reads a few inputs whole that are compressed, or not in UTF-8
     boundary: str = ""  # what ends documents, where the configured one would make fewer than `FEW_DOCUMENTS`
     documents_as_configured: float = 0.0  # then, how many
+    language: str = "en"
 
     @property
     def is_chinese(self) -> bool:
@@ -56,6 +58,7 @@ class TextFacts:
 def measure_text(inputs: Sequence[str], config: DataConfig) -> TextFacts:
     """Read a sample of a corpus; where it is few documents and the boundary is `auto`, look for one that makes more."""
     sources = [source for source in resolve(inputs, config, looks=False) if not source.is_validation]
+    config = with_language(config, _sample(sources))
     facts = _measure(sources, config)
     if config.document_boundary != "auto" or all(source.format != "txt" for source in sources):
         return facts
@@ -69,8 +72,7 @@ def measure_text(inputs: Sequence[str], config: DataConfig) -> TextFacts:
 
 
 def _measure(sources: Sequence[Source], config: DataConfig) -> TextFacts:
-    places = np.unique(np.linspace(0, len(sources) - 1, MIN_SOURCES).astype(int))  # of up to `FEW_SOURCES`, all
-    chosen = [examined(sources[place], config) for place in places]
+    chosen = [examined(source, config) for source in _sample(sources)]
     others = sum(source.size or 0 for source in sources) / max(1, sum(source.size or 0 for source in chosen)) or 1.0
     sentences: list[float] = []  # of each document
     num_bytes = num_documents = 0.0
@@ -100,9 +102,15 @@ def _measure(sources: Sequence[Source], config: DataConfig) -> TextFacts:
         sentences_per_document=statistics.median(sentences),
         single_sentence_share=sum(number == 1 for number in sentences) / len(sentences),
         cjk_share=cjk / max(1, letters),
+        language=config.language,
         is_divisible=len(sources) > FEW_SOURCES or all(source.has_documents_at_lines for source in chosen),
         vocab_reads_all=len(sources) <= FEW_SOURCES and any(source.needs_decoding for source in chosen),
     )
+
+
+def _sample(sources: Sequence[Source]) -> list[Source]:
+    """Return some sources at equal distances, of up to `FEW_SOURCES` all."""
+    return [sources[place] for place in np.unique(np.linspace(0, len(sources) - 1, MIN_SOURCES).astype(int))]
 
 
 class Size(NamedTuple):

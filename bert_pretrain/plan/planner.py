@@ -219,7 +219,11 @@ def _best_batch(trainings: list[Training]) -> Training:
 
 def _data_choices(text: TextFacts, fraction: float, best: Training) -> list[Choice]:
     """Return the choices of stages 1 and 2; `text` is the share that is read."""
-    choices = [Choice("vocab.size", best.vocab_size, f"for {text.num_bytes / 1e6:,.0f} MB of text")]
+    is_measured = text.is_chinese or text.language == "en"
+    law_of = "" if is_measured else "; this and the forecast by the law of English, none other was measured"
+    choices = [Choice("vocab.size", best.vocab_size, f"for {text.num_bytes / 1e6:,.0f} MB of text{law_of}")]
+    if not is_measured:
+        choices.append(Choice("data.language", text.language, "recognized at the beginnings of the inputs"))
     if text.is_chinese:
         choices.append(Choice("data.language", "zh", f"{text.cjk_share:.0%} of the letters are Chinese characters"))
     if fraction < 1.0:

@@ -19,7 +19,7 @@ from bert_pretrain.io.files import remove_temporaries
 from bert_pretrain.io.manifest import Progress, exclusive
 from bert_pretrain.io.pool import Pool, open_pool, run_each
 from bert_pretrain.text import documents
-from bert_pretrain.text.sentences import with_language
+from bert_pretrain.text.languages import with_language
 from bert_pretrain.text.sources import Source, few_documents, finer_boundary, resolve
 from bert_pretrain.text.text_files import ByteRange
 from bert_pretrain.text.tokenizer import Tokenizer

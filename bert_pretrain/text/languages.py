@@ -1,0 +1,152 @@
+"""The language of a text, recognized offline at the beginnings of the inputs by `py3langid`.
+
+It decides sentence rules, accents and the model card. ISO 639 codes have two letters where there are two, else three.
+"""
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from functools import cache
+from typing import Any, NamedTuple
+
+from bert_pretrain.config import AUTO_LANGUAGE, SINGLE_CHARACTERS, DataConfig
+from bert_pretrain.errors import ConfigError
+from bert_pretrain.text.readers import read_texts
+from bert_pretrain.text.sources import FEW_SOURCES, Source, evenly_spaced, examined, sample_text
+from bert_pretrain.text.text_files import ByteRange
+
+CHINESE_FROM = 0.3
+"""Share of Chinese characters among the letters, above which the text is Chinese."""
+_KANA_FROM = 0.1  # of the Chinese characters and kana, above which the text is Japanese
+_IDEOGRAPH = re.compile(r"[\u3400-\u4dbf\u4e00-\u9fff]")
+_KANA = re.compile(r"[\u3041-\u30ff]")
+_SAMPLE_CHARACTERS = 1 << 15
+_PIECE_CHARACTERS = 2000  # recognized one by one, so that a mix shows
+_NO_LANGUAGE = "zxx"
+_MIN_LETTERS = 100
+_MIN_SHARE = 0.45  # of the commonest language; three in equal parts have less
+_MIN_CONFIDENCE = 0.5
+
+
+class Recognized(NamedTuple):
+    """A language of a text."""
+
+    code: str
+    share: float
+    """Of the text."""
+    confidence: float
+    """Mean probability that `py3langid` gives it."""
+
+    def __str__(self) -> str:
+        return f"{name_of(self.code)} {self.share:.0%}"
+
+
+def name_of(code: str) -> str:
+    """Return the English name of a language; refuse a code that ISO 639 does not have."""
+    from iso639 import Lang
+    from iso639.exceptions import DeprecatedLanguageValue, InvalidLanguageValue
+
+    try:
+        return str(Lang(code.partition("-")[0].lower()).name)
+    except DeprecatedLanguageValue:
+        return code
+    except InvalidLanguageValue:
+        remedy = "give the code of ISO 639, such as de or hin; mul for several languages"
+        raise ConfigError(f"no language has the code '{code}'", where="data.language", remedy=remedy) from None
+
+
+@cache
+def _identifier() -> Any:
+    from py3langid.langid import MODEL_FILE, LanguageIdentifier
+
+    return LanguageIdentifier.from_model_file(MODEL_FILE, norm_probs=True)
+
+
+def recognize(samples: Iterable[str]) -> list[Recognized]:
+    """Return the languages of samples of text with their shares, the commonest first; none where letters are few."""
+    characters: Counter[str] = Counter()
+    confidence: Counter[str] = Counter()
+    letters = 0
+    for sample in samples:
+        for begin in range(0, min(len(sample), _SAMPLE_CHARACTERS), _PIECE_CHARACTERS):
+            piece = sample[begin : begin + _PIECE_CHARACTERS]
+            letters += sum(map(str.isalpha, piece))
+            code, probability = _identifier().classify(piece)
+            characters[code] += len(piece)
+            confidence[code] += probability * len(piece)
+    if letters < _MIN_LETTERS:
+        return []
+    total = characters.total()
+    characters.pop(_NO_LANGUAGE, None)
+    ranked = sorted(characters, key=lambda code: (-characters[code], code))
+    return [Recognized(code, characters[code] / total, confidence[code] / characters[code]) for code in ranked]
+
+
+def count_letters(text: str) -> tuple[int, int]:
+    """Return the number of Chinese characters, 0 in Japanese, and of all letters."""
+    ideographs, kana = len(_IDEOGRAPH.findall(text)), len(_KANA.findall(text))
+    is_japanese = kana > _KANA_FROM * (ideographs + kana)
+    return 0 if is_japanese else ideographs, sum(map(str.isalpha, text))
+
+
+def with_language(config: DataConfig, sources: Sequence[Source]) -> DataConfig:
+    """Return the configuration with the language and the word segmenter that the beginnings of the inputs call for."""
+    wants_language = config.language == AUTO_LANGUAGE
+    if not wants_language:
+        name_of(config.language)
+    wants_segmenter = config.whole_word_mask and config.word_segmenter is None
+    found: dict[str, str | None] = {"word_segmenter": None} if config.word_segmenter == SINGLE_CHARACTERS else {}
+    if wants_language or wants_segmenter:
+        chosen = evenly_spaced(sources, min(len(sources), FEW_SOURCES))
+        samples = [beginning(examined(source, config), config) for source in chosen]
+        counts = list(map(count_letters, samples))
+        share = sum(cjk for cjk, _ in counts) / max(1, sum(letters for _, letters in counts))
+        if share > CHINESE_FROM:
+            calls_for = {"language": "zh"} if wants_language else {}
+            calls_for |= {"word_segmenter": "jieba"} if wants_segmenter else {}
+            values = ", ".join(f"data.{key} is {value}" for key, value in calls_for.items())
+            print(f"{share:.0%} of the letters are Chinese characters: {values}")
+            found |= calls_for
+        elif wants_language:
+            found["language"] = _chosen(samples)
+    return config.model_copy(update=found)
+
+
+def _chosen(samples: Sequence[str]) -> str:
+    """Return the commonest language of samples, and print it; refuse a mix without one.
+
+    Where it is not told for sure, as in code or names, ASCII text is English and other text what is most likely.
+    """
+    languages = recognize(samples)
+    shown = ", ".join(map(str, languages[:3]))
+    if sum(one.share for one in languages if one.confidence >= _MIN_CONFIDENCE) >= _MIN_SHARE:
+        if languages[0].share < _MIN_SHARE:
+            raise ConfigError(
+                f"the language of the text cannot be told ({shown})",
+                where="data.language",
+                remedy="set it: --set data.language=CODE (ISO 639, such as de or hi; mul for several languages)",
+            )
+        print(f"language: {shown}: data.language is {languages[0].code}")
+        return languages[0].code
+    code = "en" if not languages or all(map(str.isascii, samples)) else languages[0].code
+    print(
+        f"the language of the text is not told for sure: data.language is {code}\n"
+        "  hint: --set data.language=CODE sets another (ISO 639, such as de or hi)"
+    )
+    return code
+
+
+def beginning(source: Source, config: DataConfig) -> str:
+    """Return the beginning of the text of a source."""
+    if source.format == "txt":
+        return sample_text(source)
+    if source.format == "dataset":
+        source = replace(source, format="stream")
+    texts: list[str] = []
+    lenient = config.model_copy(update={"strict": False})
+    for text in read_texts(ByteRange(source), lenient, Counter()):
+        texts.append((text or "")[:_SAMPLE_CHARACTERS])
+        if sum(map(len, texts)) >= _SAMPLE_CHARACTERS:
+            break
+    return "".join(texts)

@@ -1,0 +1,145 @@
+"""Check languages, layouts and ids on a text in many languages: recognized, laid out, and equal to `AutoTokenizer`'s.
+
+Reads JSON lines with the fields `language` (an ISO 639-3 code, perhaps followed by `_` and a variety) and `text`.
+Exit code 1 if a layout is not recognized or an id differs.
+
+    python scripts/check_languages.py declaration.jsonl [--only layouts languages ids]
+"""
+
+import argparse
+import contextlib
+import io
+import json
+import sys
+import tempfile
+import textwrap
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import sentencex
+from iso639 import Lang
+from iso639.exceptions import DeprecatedLanguageValue, InvalidLanguageValue
+from transformers import AutoTokenizer
+from transformers.utils import logging
+
+from bert_pretrain.config import VocabConfig
+from bert_pretrain.text.fast_tokenizer import ChunkTable, Encoder, characters
+from bert_pretrain.text.languages import _identifier, recognize
+from bert_pretrain.text.sources import has_one_sentence_a_line
+from bert_pretrain.text.tokenizer import Tokenizer
+from bert_pretrain.vocab.counting import Counts
+from bert_pretrain.vocab.normalized import NormalizedWords, normalize
+from bert_pretrain.vocab.wordpiece import choose_alphabet, train_wordpiece
+
+SETTINGS: dict[str, dict[str, bool]] = {
+    "default": {},
+    "stripped": {"strip_accents": True},
+    "kept": {"strip_accents": False},
+    "cased": {"lowercase": False},
+}
+# ISO 639-3 codes of the text whose language py3langid knows by another code: members of a macrolanguage.
+MEMBER_OF = {
+    "nob": "no", "nno": "nn", "cmn": "zh", "arb": "ar", "pes": "fa", "prs": "fa", "lvs": "lv", "ekk": "et", "zsm": "ms",
+    "zlm": "ms", "swh": "sw", "uzn": "uz", "azj": "az", "khk": "mn", "npi": "ne", "als": "sq", "plt": "mg", "quz": "qu",
+    "pbu": "ps", "ckb": "ku", "kmr": "ku", "ydd": "yi", "ory": "or",
+}  # fmt: skip
+ONE_LANGUAGE = [{"sr", "hr", "bs"}]  # Serbo-Croatian
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("texts", type=Path)
+    parser.add_argument(
+        "--only", nargs="+", choices=["languages", "layouts", "ids"], default=["languages", "layouts", "ids"]
+    )
+    arguments = parser.parse_args()
+    rows = [json.loads(line) for line in arguments.texts.read_text(encoding="utf-8").splitlines()]
+    texts = {row["language"]: row["text"] for row in rows}
+    checks = {"languages": check_languages, "layouts": check_layouts, "ids": check_ids}
+    failed = [name for name in arguments.only if not checks[name](texts)]
+    sys.exit(f"failed: {', '.join(failed)}" if failed else 0)
+
+
+def code_of(name: str) -> str:
+    base = name.partition("_")[0]
+    try:
+        return MEMBER_OF.get(base) or Lang(base).pt1 or base
+    except (DeprecatedLanguageValue, InvalidLanguageValue):
+        return base
+
+
+def check_languages(texts: dict[str, str]) -> bool:
+    known = set(_identifier().labels)
+    checked = {name: text for name, text in texts.items() if code_of(name) in known}
+    wrong = {}
+    for name, text in checked.items():
+        found, wanted = recognize([text])[0].code, code_of(name)
+        if found != wanted and not any({found, wanted} <= group for group in ONE_LANGUAGE):
+            wrong[name] = found
+    print(f"languages: {len(checked) - len(wrong)} of {len(checked)} that the library knows; wrong: {wrong}")
+    return len(wrong) <= 0.05 * len(checked)
+
+
+def layouts_of(text: str, language: str) -> dict[str, str]:
+    """Return a text as one sentence per line with blank lines, as running paragraphs, and wrapped at 80 columns."""
+    paragraphs = [" ".join(block.split()) for block in text.split("\n") if block.strip()]
+    sentences = [sentence.strip() for block in paragraphs for sentence in sentencex.segment(language, block)]
+    sentences = [sentence for sentence in sentences if sentence]
+    documents = ["\n".join(sentences[first : first + 5]) for first in range(0, len(sentences), 5)]
+    running = [" ".join(paragraphs[first : first + 6]) for first in range(0, len(paragraphs), 6)]
+    wrapped = "\n\n".join("\n".join(textwrap.wrap(paragraph, 80)) for paragraph in running)
+    return {"sentences": "\n\n".join(documents) + "\n", "paragraphs": "\n\n".join(running) + "\n", "wrapped": wrapped}
+
+
+def check_layouts(texts: dict[str, str]) -> bool:
+    wrong: dict[str, list[str]] = {}
+    for name, text in texts.items():
+        for layout, sample in layouts_of(text, code_of(name)).items():
+            if has_one_sentence_a_line(sample, code_of(name)) is not (layout == "sentences"):
+                wrong.setdefault(layout, []).append(name)
+    print(f"layouts: {3 * len(texts) - sum(map(len, wrong.values()))} of {3 * len(texts)}; wrong: {wrong}")
+    return not wrong
+
+
+def check_ids(texts: dict[str, str]) -> bool:
+    logging.set_verbosity_error()  # type: ignore[no-untyped-call]
+    different, accents, unknown = [], Counter[str](), {}
+    for name, text in texts.items():
+        data = np.frombuffer(text.encode(), dtype=np.uint8)
+        counts = counts_of(data)
+        for setting, chosen in SETTINGS.items():
+            with contextlib.redirect_stdout(io.StringIO()):
+                words = normalize(counts, VocabConfig.model_validate({"size": 4000, **chosen}), code_of(name), None)
+            tokenizer = tokenizer_of(words)
+            ids, _ = Encoder(tokenizer).encode(data, np.zeros(1, dtype=np.int64))
+            with tempfile.TemporaryDirectory() as folder:
+                tokenizer.save(Path(folder))
+                theirs = AutoTokenizer.from_pretrained(folder)
+            if theirs(text, add_special_tokens=False, split_special_tokens=True)["input_ids"] != ids.tolist():
+                different.append((name, setting))
+            if setting == "default":
+                accents["stripped" if words.metrics["strip_accents"] else "kept"] += 1
+                lost = sum(len(word) * count for word, count in words.learned.items()
+                           if tokenizer.encode_text(word) == [tokenizer.unk_id])  # fmt: skip
+                unknown[name] = lost / sum(len(word) * count for word, count in words.learned.items())
+    most = sorted(unknown.items(), key=lambda item: -item[1])[:5]
+    print(f"accents by default: {dict(accents)}; most characters in [UNK]: {[(name, f'{v:.2%}') for name, v in most]}")
+    print(f"ids: {len(SETTINGS) * len(texts) - len(different)} of {len(SETTINGS) * len(texts)} equal; not: {different}")
+    return not different
+
+
+def counts_of(text: np.ndarray) -> Counts:
+    table = ChunkTable(around_cjk=True)
+    _, numbers = table.number(text, np.zeros(1, dtype=np.int64))
+    names = [character.encode() for character in characters()] + table.words
+    return Counts(learned=Counter({names[number]: count for number, count in Counter(numbers.tolist()).items()}))
+
+
+def tokenizer_of(words: NormalizedWords) -> Tokenizer:
+    alphabet = choose_alphabet(words.learned, None, 3800)
+    return Tokenizer(train_wordpiece(words.learned, alphabet, words.config)[0], **words.rules)
+
+
+if __name__ == "__main__":
+    main()

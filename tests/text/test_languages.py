@@ -1,0 +1,78 @@
+"""The language of a text is recognized, said, and asked for where it cannot be told; layouts of any script are, too."""
+
+from pathlib import Path
+
+import pytest
+
+from bert_pretrain.config_file import load_config
+from bert_pretrain.errors import ConfigError
+from bert_pretrain.text.languages import recognize, with_language
+from bert_pretrain.text.sources import has_one_sentence_a_line, resolve
+
+TEXTS = {
+    "de": "Am Morgen ging der alte Müller mit seinem Hund durch den Wald und sprach über das Wetter.",
+    "fr": "Le matin, le vieux meunier traversait la forêt avec son chien et parlait longuement du temps.",
+    "hu": "Reggel az öreg molnár a kutyájával átment az erdőn, és hosszan beszélt az időjárásról meg a termésről.",
+    "hi": "सुबह बूढ़ा चक्कीवाला अपने कुत्ते के साथ जंगल से होकर गया और देर तक मौसम और फसल के बारे में बात करता रहा।",
+    "vi": "Buổi sáng ông thợ xay già cùng con chó đi qua rừng và nói rất lâu về thời tiết và mùa màng năm nay.",
+    "th": "ตอนเช้าคนโม่แป้งชราเดินผ่านป่ากับสุนัขของเขาและพูดคุยเรื่องอากาศและการเก็บเกี่ยวเป็นเวลานาน",
+    "ja": "朝、年老いた粉屋は犬を連れて森を通り抜け、天気や収穫について長いあいだ話していました。",
+    "zh": "早上，老磨坊主带着他的狗穿过森林，长时间地谈论天气和收成，然后慢慢地走回家去。",
+    "en": "In the morning the old miller walked through the forest with his dog and talked about the weather.",
+    "am": "ጠዋት ላይ አዛውንቱ ወፍጮ ጠባቂ ከውሻው ጋር በጫካው ውስጥ አለፈ ስለ አየር ሁኔታና ስለ ምርት ለረጅም ጊዜ ተናገረ።",
+    "hy": "Առավոտյան ծեր ջրաղացպանը իր շան հետ անցավ անտառով և երկար խոսեց եղանակի ու բերքի մասին։",
+}
+
+
+def language_of(text: str, folder: Path, *settings: str) -> str:
+    (folder / "a.txt").write_text(text + "\n", encoding="utf-8")
+    data = load_config(settings=settings).data
+    return with_language(data, resolve([str(folder / "a.txt")], data)).language
+
+
+@pytest.mark.parametrize("language", list(TEXTS))
+def test_a_language_is_recognized_and_said(language: str, tmp_path: Path, capsys) -> None:
+    assert language_of(f"{TEXTS[language]}\n" * 5, tmp_path) == language
+    assert f"data.language is {language}" in capsys.readouterr().out
+
+
+def test_a_mix_is_said_with_shares_and_the_commonest_decides() -> None:
+    samples = [TEXTS["de"] * 20] * 3 + [TEXTS["fr"] * 20]
+    found = recognize(samples)
+    assert [one.code for one in found] == ["de", "fr"]
+    assert found[0].share == pytest.approx(0.75, abs=0.03)
+    assert str(found[0]) == f"German {found[0].share:.0%}"
+
+
+def test_three_languages_in_equal_parts_are_asked_about(tmp_path: Path) -> None:
+    text = "\n".join(f"{TEXTS[language]} " * 60 for language in ("de", "fr", "hu"))
+    with pytest.raises(ConfigError) as caught:
+        language_of(text, tmp_path)
+    assert caught.value.where == "data.language"
+    assert language_of(text, tmp_path, "data.language=mul") == "mul"
+
+
+@pytest.mark.parametrize("text", ["1234 5678 " * 50, "x = f(y); return z[0] + 1\n" * 3])
+def test_text_without_words_is_english_and_said_to_be_unsure(text: str, tmp_path: Path, capsys) -> None:
+    assert language_of(text, tmp_path) == "en"
+    assert "--set data.language=CODE" in capsys.readouterr().out
+
+
+def test_a_code_that_nobody_knows_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError) as caught:
+        language_of(TEXTS["en"], tmp_path, "data.language=xx")
+    assert "xx" in str(caught.value)
+    assert language_of(TEXTS["en"], tmp_path, "data.language=yue") == "yue"
+
+
+@pytest.mark.parametrize("language", list(TEXTS))
+def test_layouts_are_recognized_in_any_script(language: str) -> None:
+    sentence = TEXTS[language]
+    words = sentence.split()
+    sentences = [
+        " ".join(words[number % 3 :]) if len(words) > 9 else sentence[17 * (number % 5) :] for number in range(24)
+    ]
+    blocks = ["\n".join(sentences[first : first + 4]) for first in range(0, 24, 4)]
+    assert has_one_sentence_a_line("\n\n".join(blocks) + "\n", language)
+    wrapped = [block[first : first + 40] for block in blocks for first in range(0, len(block), 40)]
+    assert not has_one_sentence_a_line("\n".join(line.replace("\n", " ") for line in wrapped) + "\n", language)
