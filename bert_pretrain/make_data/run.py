@@ -27,11 +27,13 @@ from bert_pretrain.make_data import build, summary
 from bert_pretrain.make_data.estimate import estimate
 from bert_pretrain.make_data.ingest import ingest
 from bert_pretrain.make_data.plan import Plan
-from bert_pretrain.text.languages import with_language
-from bert_pretrain.text.sources import Source, resolve
+from bert_pretrain.text.languages import beginning, with_language
+from bert_pretrain.text.normalization import accent_loss, count_words, keeps_accents
+from bert_pretrain.text.sources import Source, evenly_spaced, examined, resolve
 from bert_pretrain.text.tokenizer import Tokenizer
 
 TOKENIZER = "tokenizer"
+SOURCES_FOR_ACCENTS = 4
 
 
 def make_data(
@@ -60,6 +62,7 @@ def make_data(
     cores = workers or available_cores()
     sources = resolve(inputs, config.data, whole_words=tokenizer.whole_words, looks=looks, workers=cores)
     config = config.model_copy(update={"data": with_language(config.data, sources)})
+    _check_accents(config, sources, tokenizer)
     identity = _identity(config, sources, tokenizer)
     if dry_run:
         manifest.would_claim(output, "data", identity, overwrite=overwrite)
@@ -90,6 +93,21 @@ def make_data(
         shutil.rmtree(output / build.RECORDS, ignore_errors=True)
         print(f"{summary.describe(body)}\ndata folder: {output}")
     return output
+
+
+def _check_accents(config: Config, sources: list[Source], tokenizer: Tokenizer) -> None:
+    """Warn of a vocabulary that strips accents which `vocab` would keep for this text."""
+    if not tokenizer.strips_accents:
+        return
+    chosen = evenly_spaced(sources, min(len(sources), SOURCES_FOR_ACCENTS))
+    text = "\n".join(beginning(examined(source, config.data), config.data) for source in chosen)
+    lowercase = bool(tokenizer.settings["do_lower_case"])
+    loss = accent_loss(count_words(text, lowercase=lowercase), lowercase=lowercase)
+    if keeps_accents(loss, config.data.language):
+        print(
+            f"warning: the vocabulary strips accents, which changes {loss.describe()}\n"
+            "  hint: build one from this text by 'bert-pretrain vocab', which keeps accents where they matter"
+        )
 
 
 def _identity(config: Config, sources: list[Source], tokenizer: Tokenizer) -> dict[str, Any]:

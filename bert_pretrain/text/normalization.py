@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
-from tokenizers import normalizers
+from tokenizers import normalizers, pre_tokenizers
 
 from bert_pretrain.text.tokenizer_folder import UNSPACED_BLOCKS
 
@@ -65,6 +65,14 @@ def accent_loss(words: Mapping[str, int], *, lowercase: bool) -> AccentLoss:
         sum(words[word] for word in changed) / max(1, total),
         merged / max(1, distinct),
         [(word, changed[word]) for word in frequent[:3]],
+    )
+
+
+def count_words(text: str, *, lowercase: bool) -> Counter[str]:
+    """Count the words of a text, normalized but for their accents."""
+    normalizer = normalizers.BertNormalizer(lowercase=lowercase, strip_accents=False)
+    return Counter(
+        word for word, _ in pre_tokenizers.BertPreTokenizer().pre_tokenize_str(normalizer.normalize_str(text))
     )
 
 

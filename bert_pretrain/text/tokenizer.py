@@ -136,6 +136,11 @@ class Tokenizer:
         return (TOKENIZER, CONFIG) if self.whole_words or self.split_clusters else FILES
 
     @property
+    def strips_accents(self) -> bool:
+        lowercase, strip_accents, _ = self.settings.values()
+        return not self.whole_words and bool(lowercase if strip_accents is None else strip_accents)
+
+    @property
     def vocab_size(self) -> int:
         return len(self.tokens)
 

@@ -8,6 +8,7 @@ from transformers import AutoTokenizer
 
 from bert_pretrain.config_file import load_config
 from bert_pretrain.io.manifest import read_manifest
+from bert_pretrain.make_data.run import make_data
 from bert_pretrain.text.normalization import accent_loss, is_unspaced
 from bert_pretrain.text.tokenizer import Tokenizer
 from bert_pretrain.vocab.run import make_vocab
@@ -53,6 +54,16 @@ def test_stripping_that_is_asked_for_is_done_and_warned_of(tmp_path: Path, capsy
     output = capsys.readouterr().out
     assert "warning: accents are stripped" in output
     assert "vocab.strip_accents=no" in output
+
+
+def test_make_data_warns_of_a_vocabulary_that_strips_what_the_text_needs(tmp_path: Path, capsys) -> None:
+    text = "\n\n".join(f"{HINDI}\n{number} {HINDI}" for number in range(30))
+    make(text, "hi", tmp_path, "vocab.strip_accents=yes")
+    config = load_config(settings=("data.max_seq_length=64", "data.dupe_factor=1"))
+    make_data(config, [str(tmp_path / "a.txt")], tmp_path / "vocab", tmp_path / "data", workers=1)
+    output = capsys.readouterr().out
+    assert "data.language is hi" in output
+    assert "warning: the vocabulary strips accents" in output
 
 
 def test_words_that_become_equal_are_counted_once_each() -> None:
