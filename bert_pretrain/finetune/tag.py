@@ -1,10 +1,13 @@
-"""`tag`: a BIO tag for every word, at the word's first piece; long sentences are divided into overlapping windows.
+"""`tag`: a tag for every word, at the word's first piece; long sentences are divided into overlapping windows.
+
+Tags are BIO, for entities, or plain, such as parts of speech, where no tag of the training rows has a prefix.
 
 Every word is labelled in exactly one window, one in which it has context on both sides.
 """
 
 import re
 import warnings
+from collections import Counter
 from itertools import pairwise
 from typing import Any
 
@@ -35,9 +38,18 @@ class Tag(Task):
     def __init__(self, settings: Settings, tokenizer: Tokenizer) -> None:
         super().__init__(settings, tokenizer)
         self.label_column = settings.tags_field
+        self.is_plain: bool | None = None
+        """Whether tags are not BIO; None until the training rows are read."""
 
     def rows(self, source: LabelledInput) -> list[Example]:
         """Return rows with lists of words; for `predict`, texts are split into words as BERT splits them."""
+        rows = self._rows(source)
+        if self.is_plain is None and source.flag != NEW:
+            tags = {tag for row in rows for tag in _tags(row.values.get(self.label_column))}
+            self.is_plain = not any(_TAG.fullmatch(tag) for tag in tags)
+        return rows
+
+    def _rows(self, source: LabelledInput) -> list[Example]:
         column, text_field, kind = self.settings.tokens_field, self.settings.text_field, source.kind
         names_text = text_field != Settings.text_field  # only `predict` takes it for a tagger
         is_text = False
@@ -78,23 +90,27 @@ class Tag(Task):
         if len(tags) != len(row.inputs["tokens"]):
             what = f"'{self.settings.tokens_field}' and '{self.label_column}' differ in length"
             raise UnusableRow(what, where=row.where, remedy="give each word one tag")
+        if self.is_plain:
+            return tags
         if wrong := [tag for tag in tags if not _TAG.fullmatch(tag)]:
             remedy = f"write O, B-KIND for the first word of an entity and I-KIND for its other words, such as {_FORM}"
             raise UnusableRow(f"the tag {wrong[0]!r} is not BIO", where=row.where, remedy=remedy)
         return as_bio(tags)
 
     def set_labels(self, train: list[Example], others: list[Example]) -> None:
-        kinds = sorted({tag[2:] for example in train for tag in example.label if tag != OUTSIDE})
+        first = 0 if self.is_plain else len("B-")
+        kinds = sorted({tag[first:] for example in train for tag in example.label if tag != OUTSIDE or self.is_plain})
         if not kinds:
             where, remedy = f"{train[0].where} and all others", "give rows with entities"
             raise InputError("every tag is O", where=where, remedy=remedy)
-        self.labels = [OUTSIDE, *(f"{prefix}-{kind}" for kind in kinds for prefix in "BI")]
+        of_entities = [OUTSIDE, *(f"{prefix}-{kind}" for kind in kinds for prefix in "BI")]
+        self.labels = kinds if self.is_plain else of_entities
         for example in others:
             if unknown := [tag for tag in example.label or () if tag not in self.labels]:
                 what = f"the tag {unknown[0]!r} is of a kind that does not occur in the training rows"
                 remedy = f"correct it (known kinds: {', '.join(kinds[:20])}), or add training rows with it"
                 raise InputError(what, where=example.where, remedy=remedy)
-        print(f"kinds of entities: {', '.join(kinds[:20])}")
+        print(f"{'tags' if self.is_plain else 'kinds of entities'}: {', '.join(kinds[:20])}")
 
     def encode(self, examples: list[Example], split: str) -> list[Window]:
         assert self.settings.max_length is not None
@@ -133,14 +149,21 @@ class Tag(Task):
         return list(map(as_bio, tags))
 
     def score(self, examples: list[Example], predictions: list[list[str]]) -> dict[str, float]:
-        return entity_scores([example.label for example in examples], predictions)
+        truth = [example.label for example in examples]
+        if self.is_plain:  # every word is an entity of its own, and F1 the accuracy of words
+            truth, predictions = ([[f"B-{tag}" for tag in tags] for tags in some] for some in (truth, predictions))
+        return entity_scores(truth, predictions)
 
     def constant(self, examples: list[Example]) -> tuple[str, float]:
-        return "O for every word", 0.0
+        if not self.is_plain:
+            return "O for every word", 0.0
+        (tag, count), total = _commonest(examples)
+        return f"{tag} for every word", count / total
 
     def words_alone(self, train: list[Example], examples: list[Example]) -> list[list[str]] | None:
         known = [(example.inputs["tokens"], example.label) for example in train]
-        return most_frequent_tags(known, [example.inputs["tokens"] for example in examples], OUTSIDE)
+        default = _commonest(train)[0][0] if self.is_plain else OUTSIDE
+        return most_frequent_tags(known, [example.inputs["tokens"] for example in examples], default)
 
     def columns(self, prediction: list[str]) -> dict[str, Any]:
         return {"tags": prediction}
@@ -148,6 +171,16 @@ class Tag(Task):
     def record(self, example: Example, prediction: list[str]) -> dict[str, Any]:
         tags = {} if example.label is None else {"tags": example.label}
         return {"row": example.row, **example.inputs, **tags, "prediction": prediction}
+
+
+def _commonest(examples: list[Example]) -> tuple[tuple[str, int], int]:
+    """Return the most frequent tag with its count, and the number of all tags."""
+    counts = Counter(tag for example in examples for tag in example.label)
+    return min(counts.items(), key=lambda item: (-item[1], item[0])), counts.total()
+
+
+def _tags(value: Any) -> list[str]:
+    return [tag for tag in value if isinstance(tag, str)] if isinstance(value, list) else []
 
 
 def entity_scores(truth: list[list[str]], predicted: list[list[str]]) -> dict[str, float]:

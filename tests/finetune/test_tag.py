@@ -5,6 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bert_pretrain.errors import InputError
+from bert_pretrain.finetune.rows import LabelledInput
 from bert_pretrain.finetune.settings import Settings
 from bert_pretrain.finetune.tag import Tag, divide, entity_scores
 from bert_pretrain.text.tokenizer import Tokenizer
@@ -64,3 +65,15 @@ def test_an_entity_counts_only_whole() -> None:
     assert (scores["f1_PER"], scores["f1_LOC"]) == (0.0, 1.0)
     assert scores["word_accuracy"] == 0.75
     assert entity_scores(truth, [["O"] * 4])["f1"] == 0.0
+
+
+def test_tags_without_prefixes_are_classes_of_words(tokenizer, tmp_path) -> None:
+    text = '{"tokens": ["anna", "sings"], "tags": ["PROPN", "VERB"]}\n{"tokens": ["berlin"], "tags": ["PROPN"]}\n'
+    (tmp_path / "a.jsonl").write_text(text)
+    task = Tag(Settings().resolve("tag", 128), tokenizer)
+    rows = task.read(LabelledInput(str(tmp_path / "a.jsonl"), "--train"))
+    task.set_labels(rows, [])
+    assert task.labels == ["PROPN", "VERB"]
+    assert task.constant(rows) == ("PROPN for every word", 2 / 3)
+    assert task.score(rows, [["PROPN", "PROPN"], ["PROPN"]])["f1"] == pytest.approx(2 / 3)
+    assert task.words_alone(rows, rows) == [["PROPN", "VERB"], ["PROPN"]]
