@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from bert_pretrain.text.languages import count_letters
+from bert_pretrain.text.normalization import mostly_without_blanks, words_pattern
 
 REGULARIZATION = 10.0
 """C of the logistic regression."""
@@ -17,18 +17,18 @@ def predict_from_words(
 ) -> np.ndarray:
     """Return what a linear model of TF-IDF weights predicts for rows of one or two texts.
 
-    Where most letters are Chinese, characters and pairs of them are counted instead of words. Without classes,
-    labels are numbers and so are predictions, (rows,). With them these are probabilities, (rows, classes); a class
-    that no training row has gets 0.
+    Where text has no blanks between words, such as Chinese or Thai, characters and pairs of them are counted instead
+    of words. Without classes, labels are numbers and so are predictions, (rows,). With them these are probabilities,
+    (rows, classes); a class that no training row has gets 0.
     """
     from scipy import sparse
     from sklearn.dummy import DummyClassifier
     from sklearn.feature_extraction.text import TfidfVectorizer
     from sklearn.linear_model import LogisticRegression, Ridge
 
-    ideographs, letters = count_letters("".join(text for texts in train[:1000] for text in texts))
-    is_chinese = 2 * ideographs > letters
-    options = {"analyzer": "char", "ngram_range": (1, 2)} if is_chinese else {"token_pattern": r"\w+|[^\w\s]"}
+    beginning = "".join(text for texts in train[:1000] for text in texts)
+    pairs = {"analyzer": "char", "ngram_range": (1, 2)}
+    options = pairs if mostly_without_blanks(beginning) else {"token_pattern": words_pattern()}
     counts = []
     for texts, others in zip(zip(*train, strict=True), zip(*rows, strict=True), strict=True):
         if any(texts):  # second texts may all be empty

@@ -4,6 +4,8 @@ BERT strips accents from lowercased text. English loses next to nothing. In most
 or are part of the writing: vowel signs in Hindi, tones in Vietnamese, Hangul syllables.
 """
 
+import re
+import unicodedata
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
@@ -26,6 +28,9 @@ MIN_UNSPACED_SHARE = 0.3
 MIN_LONG_SHARE = 1 / 3
 """Share of these letters in words of more than `LONG_WORD` characters. Unsegmented text has 0.58 to 0.94."""
 LONG_WORD = 12
+
+
+_IDEOGRAPHS_AND_KANA = re.compile(r"[\u3041-\u30ff\u3400-\u4dbf\u4e00-\u9fff]")
 
 
 class AccentLoss(NamedTuple):
@@ -113,3 +118,16 @@ def is_unspaced(words: Mapping[str, int]) -> bool:
 
 def _has_unspaced(word: Iterable[str]) -> bool:
     return any(first <= ord(character) <= last for character in word for first, last in UNSPACED_BLOCKS)
+
+
+def mostly_without_blanks(text: str) -> bool:
+    """Whether most letters of a text are Chinese characters, kana or of other scripts written without blanks."""
+    letters = [character for character in text if character.isalpha()]
+    without = sum(bool(_IDEOGRAPHS_AND_KANA.match(letter)) or _has_unspaced(letter) for letter in letters)
+    return 2 * without > len(letters)
+
+
+def words_pattern() -> str:
+    """Return a regular expression of a word with its marks, which `\\w` leaves out, or of a sign."""
+    marks = "".join(chr(point) for point in range(0x20000) if unicodedata.category(chr(point)) in ("Mn", "Mc"))
+    return rf"(?:\w[{marks}]*)+|[^\w\s]"

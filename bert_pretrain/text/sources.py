@@ -242,8 +242,9 @@ def _find(item: str, config: DataConfig) -> list[Source]:
 def _source(location: str, boundary: str, format_: str | None = None, split: str = "") -> Source:
     format_ = format_ or _format_of(location)
     if format_ is None:
-        what = f"the ending of '{location.rsplit('/', 1)[-1]}' is unknown"
-        raise InputError(what, where=location, remedy=f"supported: {SUPPORTED}")
+        name = location.rsplit("/", 1)[-1]
+        remedy = f"rename it by what it holds, such as {name}.txt or {name}.jsonl; supported: {SUPPORTED}"
+        raise InputError(f"the ending of '{name}' is unknown", where=location, remedy=remedy)
     source = Source(location, format_, None, "", boundary=boundary, split=split)
     size, version = _size_and_version(source)
     return replace(source, size=size, version=version)

@@ -1,6 +1,7 @@
 """`vocab` in other languages than English: no letter is lost unsaid, and ids are those of `AutoTokenizer`."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,7 @@ from transformers import AutoTokenizer
 from bert_pretrain.config_file import load_config
 from bert_pretrain.io.manifest import read_manifest
 from bert_pretrain.make_data.run import make_data
-from bert_pretrain.text.normalization import accent_loss, is_unspaced
+from bert_pretrain.text.normalization import accent_loss, is_unspaced, mostly_without_blanks, words_pattern
 from bert_pretrain.text.tokenizer import Tokenizer
 from bert_pretrain.vocab.run import make_vocab
 
@@ -94,3 +95,10 @@ def test_ids_are_those_of_transformers(language: str, setting: str, tmp_path: Pa
     ours, second = tokenizer.encode_texts([text, TEXTS[language]])
     assert encoded["input_ids"] == [tokenizer.cls_id, *ours, tokenizer.sep_id, *second, tokenizer.sep_id]
     assert encoded["token_type_ids"] == [0] * (len(ours) + 2) + [1] * (len(second) + 1)
+
+
+def test_word_counts_keep_marks_and_count_characters_where_there_are_no_blanks() -> None:
+    assert re.findall(words_pattern(), "मैं हूँ, don't") == ["मैं", "हूँ", ",", "don", "'", "t"]
+    assert mostly_without_blanks(THAI)
+    assert mostly_without_blanks("これは犬です。")
+    assert not mostly_without_blanks(KOREAN)
