@@ -313,5 +313,5 @@ def _namer(feature: Any) -> Callable[[Any], Any] | None:
     if isinstance(feature, datasets.ClassLabel):
         return lambda value: None if value is None or value < 0 else ClassName(feature.int2str(value), value)
     if isinstance(inner, datasets.ClassLabel):
-        return lambda values: None if values is None else [inner.int2str(value) for value in values]
+        return lambda values: None if values is None else [ClassName(inner.int2str(value), value) for value in values]
     return None
