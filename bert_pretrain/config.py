@@ -198,7 +198,7 @@ class DataConfig(_Section):
     """Field of a JSON record, or column of a table, that holds the text; of several, [A, B], the texts of those that an
     input has are joined."""
     strict: bool = False
-    """Refuse text that is not valid in its encoding instead of replacing and counting it."""
+    """Refuse text that is not valid in its encoding and records without a text, instead of counting them."""
     max_record_bytes: RecordBytes = MAX_RECORD_BYTES  # type: ignore[assignment]
     """Largest record that is read: a line of JSONL, a row of CSV or Parquet, which is held in memory."""
     validation_fraction: Share = 0.01

@@ -42,7 +42,7 @@ Settings = Annotated[list[str] | None, option("Set one key of the configuration.
 Overwrite = Annotated[bool, switch("--overwrite", "Move another output aside instead of refusing it.")]
 Workers = Annotated[int | None, option("Processes; all cores by default.", "N", min=1)]
 Scheduler = Annotated[str | None, option("Use the Dask cluster of this scheduler.", "tcp://HOST:PORT")]
-Strict = Annotated[bool, switch("--strict", "Refuse text that is not UTF-8 instead of repairing it.")]
+Strict = Annotated[bool, switch("--strict", "Refuse invalid UTF-8 and records without a text.")]
 Encoding = Annotated[str | None, option("Encoding of text files, if not UTF-8; auto: detected per file.", "NAME")]
 Lowercase = Annotated[bool | None, option("Whether the vocabulary is lowercase, if its folder does not say.")]
 Model = Annotated[Path, argument("MODEL", "A model folder, or org/name on the Hub.")]

@@ -3,6 +3,7 @@
 import math
 import warnings
 from collections import Counter
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -59,6 +60,8 @@ class Classify(Task):
         label = row.get(self.label_column, "--label-field")
         if label is None or label == "" or label != label:  # NaN
             return None
+        if isinstance(label, list) and not self.settings.regression:
+            return sorted({self._class_of(each, row) for each in label})
         if self.settings.regression:
             if (value := _number_of(label)) is None:
                 remedy = "correct it, or leave out --regression"
@@ -67,6 +70,9 @@ class Classify(Task):
         if label == "-" and not self.has_dash:  # annotators of SNLI and OCNLI disagree
             what, remedy = "its label is '-', no agreement", "label the row, or remove it"
             raise UnusableRow(what, where=row.where, remedy=remedy)
+        return self._class_of(label, row)
+
+    def _class_of(self, label: Any, row: Example) -> str:
         if isinstance(label, ClassName):
             return label
         if isinstance(label, float) and label.is_integer():
@@ -84,18 +90,34 @@ class Classify(Task):
             raise InputError(what, where=where, remedy=remedy)
         if self.settings.regression:
             return
-        self.labels = sorted(counts, key=_order)
+        self.labels = sorted(counts, key=class_order)
         fractions = [name for name in counts if not name.strip().lstrip("+-").isdigit()]
         if fractions and all(_number_of(name) is not None for name in counts):
             where = next(example.where for example in train if example.label == fractions[0])
             what = f"the labels are numbers with fractions, such as {fractions[0]}"
             raise InputError(what, where=where, remedy=_USE_REGRESSION)
         for example in others:
-            if example.label is not None and example.label not in counts:
-                what = f"the label {example.label!r} does not occur in the training rows"
+            self.check_known(example, [] if example.label is None else [example.label])
+        self.print_classes(counts)
+
+    def check_known(self, example: Example, names: Iterable[str]) -> None:
+        """Refuse labels that the training rows do not have."""
+        for name in names:
+            if name not in self.labels:
+                what = f"the label {name!r} does not occur in the training rows"
                 remedy = f"correct it (known: {', '.join(self.labels[:10])}), or add training rows with it"
                 raise InputError(what, where=example.where, remedy=remedy)
+
+    def print_classes(self, counts: Mapping[str, int]) -> None:
+        """Print how many training rows each class has."""
         print(f"classes: {', '.join(f'{name} {counts[name]:,}' for name in self.labels[:20])}")
+
+    def classes_of(self, example: Example) -> list[str]:
+        return [] if self.settings.regression else [example.label]
+
+    def target(self, label: Any) -> Any:
+        """Return what the loss takes for a label."""
+        return label if self.settings.regression else self.labels.index(label)
 
     def model_config(self) -> dict[str, Any]:
         if self.settings.regression:
@@ -104,13 +126,12 @@ class Classify(Task):
 
     def encode(self, examples: list[Example], split: str) -> list[Window]:
         has_labels = all(example.label is not None for example in examples)
-        numbers = {name: number for number, name in enumerate(self.labels)}
         # As in BERT's code, a pair whose second text is empty is a single text.
         texts = [tuple(each.inputs.values()) if each.inputs.get("pair") else each.inputs["text"] for each in examples]
         windows, length = [], self.settings.max_length
         encoded = encodings(self.tokenizer, texts, {"max_length": length, "strategy": "longest_first"})
         for number, (example, encoding) in enumerate(zip(examples, encoded, strict=True)):
-            labels = {"labels": numbers.get(example.label, example.label)} if has_labels else {}
+            labels = {"labels": self.target(example.label)} if has_labels else {}
             example.is_cut = bool(encoding.overflowing)
             windows.append(Window(number, encoding.ids, encoding.type_ids, labels))
         return windows
@@ -183,7 +204,7 @@ def _number_of(label: Any) -> float | None:
     return value if math.isfinite(value) else None
 
 
-def _order(name: str) -> tuple[int, float, str]:
+def class_order(name: str) -> tuple[int, float, str]:
     """Sort classes of `datasets` by their number, then numbers by value, then words alphabetically."""
     if isinstance(name, ClassName):
         return (0, float(name.number), name)

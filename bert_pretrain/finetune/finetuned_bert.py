@@ -39,6 +39,8 @@ class FinetunedBert:
     """The names of the outputs; empty for a regression and for `answer`."""
     weight: Tensor  # (outputs, hidden)
     bias: Tensor  # (outputs,)
+    has_lists: bool = False
+    """Whether a text may have several labels, or none."""
 
     @staticmethod
     def open(folder: Path, config: TrainConfig) -> "FinetunedBert":
@@ -53,7 +55,9 @@ class FinetunedBert:
             what = f"{folder} has no layer '{layer}' for a hidden size of {hidden}"
             raise DataError(what, where="MODEL", remedy=_REMEDY)
         labels = [] if task == "answer" else _labels_of(settings, len(bias), folder)
-        return FinetunedBert(bert, task, labels, weight.to(bert.device).float(), bias.to(bert.device).float())
+        has_lists = task == "classify" and settings.get("problem_type") == "multi_label_classification"
+        head = weight.to(bert.device).float(), bias.to(bert.device).float()
+        return FinetunedBert(bert, task, labels, *head, has_lists=has_lists)
 
     def logits(self, windows: Sequence[Window], bar: Any, num_rows: int, batch_tokens: int | None = None) -> Any:
         """Return the outputs of the head for every window, in their order and in float32.
@@ -95,15 +99,13 @@ def _head_of(settings: Mapping[str, Any], folder: Path) -> tuple[str, str]:
     if not isinstance(name, str) or name not in _HEADS:
         what = f"{folder} holds {str(name)[:80]}, which has no head for a task" if name else f"{folder} names no head"
         raise DataError(what, where="MODEL", remedy=f"fine-tune it first, or {_REMEDY}")
-    if settings.get("problem_type") == "multi_label_classification":
-        what = "it gives each text several labels (multi_label_classification), which is not supported"
-        raise DataError(what, where=str(folder / CONFIG), remedy=_REMEDY)
     return _HEADS[name]
 
 
 def _labels_of(settings: Mapping[str, Any], count: int, folder: Path) -> list[str]:
     """Return the names of classes or tags, none for a regression; `transformers` leaves its own defaults out."""
-    if settings.get("problem_type") == "regression" or count == 1:
+    is_multi_label = settings.get("problem_type") == "multi_label_classification"
+    if settings.get("problem_type") == "regression" or (count == 1 and not is_multi_label):
         return []
     names = settings.get("id2label", {str(number): f"LABEL_{number}" for number in range(count)})
     is_whole = isinstance(names, dict) and names.keys() == {str(number) for number in range(count)}

@@ -15,6 +15,7 @@ from pydantic import TypeAdapter, ValidationError
 from bert_pretrain.config import TrainConfig
 from bert_pretrain.errors import ConfigError, DataError, OutputError
 from bert_pretrain.finetune.finetuned_bert import FinetunedBert
+from bert_pretrain.finetune.multi_label import MultiLabel
 from bert_pretrain.finetune.rows import NEW, LabelledInput
 from bert_pretrain.finetune.run import HEADS, KIND
 from bert_pretrain.finetune.settings import Settings
@@ -99,7 +100,8 @@ def _open_task(model: Path, finetuned: FinetunedBert, changes: dict[str, Any]) -
     is_regression = finetuned.task == "classify" and not finetuned.labels
     settings = dataclasses.replace(settings, **changes, regression=is_regression)
     settings = settings.resolve(finetuned.task, finetuned.bert.max_length)
-    task = HEADS[finetuned.task](settings, finetuned.bert.tokenizer)
+    head = MultiLabel if finetuned.has_lists else HEADS[finetuned.task]
+    task = head(settings, finetuned.bert.tokenizer)
     task.labels, task.may_be_none = finetuned.labels, manifest.get("may_be_none") is True
     return task
 

@@ -12,7 +12,8 @@ import json
 import os
 import shutil
 import time
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,6 +27,7 @@ from bert_pretrain.errors import ConfigError, DataError, InputError
 from bert_pretrain.finetune.answer import Answer
 from bert_pretrain.finetune.baselines import is_clearly_better
 from bert_pretrain.finetune.classify import Classify
+from bert_pretrain.finetune.multi_label import MultiLabel
 from bert_pretrain.finetune.rows import Example, LabelledInput
 from bert_pretrain.finetune.settings import Settings
 from bert_pretrain.finetune.tag import Tag
@@ -94,8 +96,7 @@ def finetune(
     chosen_device = choose_device(device)
     opened = open_bert(model, TrainConfig(device="cpu"))  # only for its checks
     settings = (settings or Settings()).resolve(task, opened.max_length)
-    chosen = HEADS[task](settings, opened.tokenizer)
-    examples = _read(chosen, inputs)
+    chosen, examples = _read(HEADS[task](settings, opened.tokenizer), inputs)
     identity = {"task": task, "refits": validation is None, **_identity(chosen, model, examples)}
     work = output.with_name(f"{output.name}.partial")
     with _working_folder(work):
@@ -137,9 +138,14 @@ def _check_environment(device: str) -> None:
         raise ConfigError(f"the device is '{device}'", where="--device", remedy=remedy)
 
 
-def _read(task: Task, inputs: list[LabelledInput]) -> dict[str, list[Example]]:
-    """Return the examples of each split; without an input for validation, a tenth of the training rows is held out."""
+def _read(task: Task, inputs: list[LabelledInput]) -> tuple[Task, dict[str, list[Example]]]:
+    """Return the task that suits the labels, and the examples of each split.
+
+    Without an input for validation, a tenth of the training rows is held out.
+    """
     examples = {source.flag.removeprefix("--"): task.read(source) for source in inputs}
+    if isinstance(task, Classify) and any(isinstance(example.label, list) for example in examples["train"]):
+        task = MultiLabel(task.settings, task.tokenizer)
     task.set_labels(examples["train"], [each for split, rows in examples.items() if split != "train" for each in rows])
     if "validation" not in examples:
         train, seed = examples["train"], task.settings.seed
@@ -149,14 +155,42 @@ def _read(task: Task, inputs: list[LabelledInput]) -> dict[str, list[Example]]:
             unit = task.group or "row"
             what = f"there is only one {unit} in {len(train):,} rows, so none can be held out for validation"
             raise InputError(what, where="--train", remedy=f"give more {unit}s, or --validation INPUT")
-        order = rng.stream(seed, "hold out").permutation(len(groups))
-        held = {groups[number] for number in order[: max(1, round(len(groups) / 10))]}
+        classes: dict[Any, set[str]] = {group: set() for group in groups}
+        for example in train:
+            classes[group_of[example.row]].update(task.classes_of(example))
+        order = [groups[number] for number in rng.stream(seed, "hold out").permutation(len(groups))]
+        held = hold_out(order, classes, max(1, round(len(groups) / 10)))
         examples["validation"] = [example for example in train if group_of[example.row] in held]
         examples["train"] = [example for example in train if group_of[example.row] not in held]
         num_held = len(examples["validation"])
         print(f"held out for validation: {num_held:,} of {len(train):,} rows, drawn with seed {seed}")
     print("rows: " + ", ".join(f"{split} {len(rows):,}" for split, rows in examples.items()))
-    return examples
+    return task, examples
+
+
+def hold_out(order: Sequence[Any], classes: Mapping[Any, set[str]], number: int) -> set[Any]:
+    """Return the groups of rows to hold out: the first in this order, so that each class is in both parts.
+
+    For a class that one part lacks, a group is moved there, unless the other part would then lack one of its classes.
+    """
+    parts = [list(order[:number]), list(order[number:])]
+    for name in sorted(set().union(*classes.values())):
+        for lacking, other in (parts, parts[::-1]):
+            if not any(name in classes[group] for group in lacking):
+                counts = Counter(each for group in other for each in classes[group])
+                having = (group for group in other if name in classes[group])
+                if moved := [group for group in having if all(counts[each] > 1 for each in classes[group])][:1]:
+                    other.remove(moved[0])
+                    lacking.append(moved[0])
+    return set(parts[0])
+
+
+def _absent(task: Task, train: list[Example], examples: list[Example]) -> str:
+    """Return which classes of the training rows a split does not have, as text."""
+    known, found = ({name for example in rows for name in task.classes_of(example)} for rows in (train, examples))
+    names = sorted(known - found)
+    shown = ", ".join(names[:10]) + (f" and {len(names) - 10:,} more" if len(names) > 10 else "")
+    return f"  (without rows of {shown})" if names else ""
 
 
 def _identity(task: Task, model: Path, examples: dict[str, list[Example]]) -> dict[str, Any]:
@@ -236,7 +270,8 @@ def _train(learner: "Learner", identity: dict[str, Any], work: Path, output: Pat
             }
             _write_results(learner, identity, trials[best], metrics, by_split, result)
     for split, found in scores.items():
-        print(f"{split}: " + "  ".join(f"{name} {value:.4f}" for name, value in found.items()))
+        line = "  ".join(f"{name} {value:.4f}" for name, value in found.items())
+        print(f"{split}: {line}{_absent(task, examples['train'], examples[split])}")
     for split in by_split.keys() - scores:
         print(f"not all rows of --{split} have a label, so they are predicted but not scored")
     for name, score in baselines.items():

@@ -97,6 +97,9 @@ class Tag(Task):
             raise UnusableRow(f"the tag {wrong[0]!r} is not BIO", where=row.where, remedy=remedy)
         return as_bio(tags)
 
+    def classes_of(self, example: Example) -> list[str]:
+        return [tag[2:] for tag in example.label if tag != OUTSIDE]
+
     def set_labels(self, train: list[Example], others: list[Example]) -> None:
         first = 0 if self.is_plain else len("B-")
         kinds = sorted({tag[first:] for example in train for tag in example.label if tag != OUTSIDE or self.is_plain})

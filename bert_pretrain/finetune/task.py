@@ -99,6 +99,10 @@ class Task(ABC):
             raise InputError("it holds no row", where=where, remedy=remedy)
         return examples
 
+    def classes_of(self, example: Example) -> list[str]:
+        """Return the classes of a labelled example, of which both training and validation rows shall have some."""
+        return []
+
     @abstractmethod
     def set_labels(self, train: list[Example], others: list[Example]) -> None:
         """Take the labels from the training examples and check those of the others."""

@@ -271,12 +271,13 @@ class MicroBatchTrainer(Trainer):
         # Looked up once: each lookup has a gradient of the size of the vocabulary.
         inputs = {**inputs, "inputs_embeds": model.get_input_embeddings()(inputs["input_ids"])}
         del inputs["input_ids"]
+        by_token = inputs.keys() - ({"labels"} if labels.dim() == 1 or labels.is_floating_point() else set())
         loss = torch.zeros(())
         lengths = (-(-inputs["attention_mask"].sum(1) // MULTIPLE) * MULTIPLE).numpy()
         for rows in batches_by_length(lengths, MICRO_BATCH_TOKENS):
             if weights[rows].any():
                 longest = lengths[rows[0]]
-                part = {name: each[rows, :longest] if each.dim() > 1 else each[rows] for name, each in inputs.items()}
+                part = {name: each[rows, :longest] if name in by_token else each[rows] for name, each in inputs.items()}
                 mean: Any = super().compute_loss(model, part)
                 loss = loss + mean * weights[rows].sum()
         return loss / weights.sum()

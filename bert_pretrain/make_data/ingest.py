@@ -34,6 +34,7 @@ from bert_pretrain.make_data import summary
 from bert_pretrain.make_data.token_store import TokenStore, split_long, store_key, store_shard_folder
 from bert_pretrain.text import documents, ragged
 from bert_pretrain.text.fast_tokenizer import Encoder, cjk_leads
+from bert_pretrain.text.readers import check_texts
 from bert_pretrain.text.sentences import SentenceSplitter
 from bert_pretrain.text.sources import FEW_SOURCES, READ_ERRORS, Source, damaged
 from bert_pretrain.text.text_files import ByteRange
@@ -73,6 +74,7 @@ def ingest(
     of_parts = zip(itertools.chain.from_iterable(groups), counts, strict=True)
     of_inputs = itertools.groupby(of_parts, key=lambda pair: pair[0].source)
     corpus = summary.join_corpus([[each for _, each in group] for _, group in of_inputs], summaries)
+    check_texts(corpus["repairs_and_drops"], corpus["documents"])
     size = sum(file.stat().st_size for file in folder.rglob("*.npy"))
     boundaries = sorted({f"documents end at {source.boundary}, sentences by {source.splitter}" for source in sources})
     print(

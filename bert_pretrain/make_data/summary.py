@@ -20,6 +20,7 @@ from bert_pretrain.examples.examples import UNSEEN_COUNT, Examples
 from bert_pretrain.make_data.plan import MAX_HELD_OUT_SHARE, Plan, documents_needed, make_plan
 from bert_pretrain.make_data.token_store import TokenStore
 from bert_pretrain.text.sources import Source, few_documents, finer_boundary
+from bert_pretrain.text.text_files import describe_reasons, join_reasons
 from bert_pretrain.text.tokenizer import MAX_UNK_SHARE, Tokenizer
 
 LABEL_SHARES = {"nsp": "is_next_share", "sop": "in_order_share"}
@@ -127,7 +128,7 @@ def join_corpus(
         )
         if sentences
         else 0.0,
-        "repairs_and_drops": dict(sorted((+reasons).items())),
+        "repairs_and_drops": join_reasons(reasons),
         "inputs": inputs,
         "left_out": {},
     }
@@ -162,7 +163,7 @@ def describe(manifest: Mapping[str, Any]) -> str:
         **corpus["repairs_and_drops"],
         **{f"{name}, left out": count for name, count in corpus["left_out"].items()},
     }
-    lines += [f"{'corpus':<11}{count:,} {reason.replace('_', ' ')}" for reason, count in drops.items()]
+    lines += [f"{'corpus':<11}{line}" for line in describe_reasons(drops)]
     return "\n".join(lines)
 
 

@@ -10,7 +10,7 @@ import itertools
 import json
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from bert_pretrain.config import MAX_RECORD_BYTES, DataConfig, names_of
@@ -21,6 +21,7 @@ from bert_pretrain.text import parquet
 from bert_pretrain.text.hub_datasets import open_dataset, open_version, rows_or_files
 from bert_pretrain.text.sources import FEW_SOURCES, Source, evenly_spaced
 from bert_pretrain.text.text_files import (
+    FIRST,
     ByteRange,
     Position,
     check_record_size,
@@ -38,6 +39,9 @@ SURPLUS: Any = None
 _TSV: dict[str, Any] = {"delimiter": "\t", "quoting": csv.QUOTE_NONE}
 MAX_WITHOUT_FIELD = 1000
 """Records at the beginning of a source after which a field that none of them has is taken for a mistake."""
+NO_STRING = "records_whose_text_is_no_string"
+MAX_NO_STRING = 0.01
+"""Share of records that may hold a number, a list or the like as their text."""
 
 
 def read_records(
@@ -69,7 +73,10 @@ def read_records(
 
 
 def read_texts(part: ByteRange, config: DataConfig, counts: Counter[str]) -> Iterator[str | None]:
-    """Yield each line of `.txt`, or the text of each record; empty ones too, None if a record has no field of text."""
+    """Yield each line of `.txt`, or the text of each record; empty ones too, None if a record has no field of text.
+
+    A value that is neither a string nor null is no text. `strict` refuses records without a text.
+    """
     limit = config.max_record_bytes
     if part.source.format == "txt":
         for line, _ in read_lines(part, counts, strict=config.strict, max_line_bytes=limit):
@@ -77,9 +84,16 @@ def read_texts(part: ByteRange, config: DataConfig, counts: Counter[str]) -> Ite
         return
     fields, has_text = names_of(config.text_field), part.start > 0
     without, first = 0, ([""], "")  # records before the first that has one, and the names and place of the first
+    no_string = ""  # the reason, with the first position
     for record, position in read_records(part, counts, columns=fields, strict=config.strict, max_bytes=limit):
-        texts = [_text_of(record[field], position, counts) for field in fields if field in record]
-        if not texts:
+        values = [record[field] for field in fields if field in record]
+        texts = [_text_of(value, counts) for value in values if isinstance(value, str | None)]
+        if config.strict and (len(texts) < len(values) or all(value is None for value in values)):
+            raise _no_text(values, position)
+        if len(texts) < len(values) or not record:
+            no_string = no_string or f"{NO_STRING}{FIRST}{position.in_range})"
+            counts[no_string] += 1
+        elif not texts:
             counts["records_without_text_field"] += 1
         if has_text or texts:
             yield from [] if has_text else [None] * without
@@ -92,7 +106,7 @@ def read_texts(part: ByteRange, config: DataConfig, counts: Counter[str]) -> Ite
             break
     if without and not has_text:
         names = " or ".join(f"'{field}'" for field in fields)
-        raise no_field(f"none of the first {without:,} records has a field {names}", *first)
+        raise no_field(f"none of the first {without:,} records has a text in a field {names}", *first)
 
 
 def join_fields(texts: Iterable[str | None]) -> str:
@@ -100,17 +114,28 @@ def join_fields(texts: Iterable[str | None]) -> str:
     return "\n\n".join(filter(None, texts))
 
 
-def _text_of(value: Any, position: Position, counts: Counter[str]) -> str:
+def _text_of(value: str | None, counts: Counter[str]) -> str:
     """Return the text of a field, "" for null; repairs are counted."""
-    if value is None:
-        return ""
-    if not isinstance(value, str):
-        what = f"the text is {type(value).__name__}, not a string"
-        raise InputError(what, where=str(position), remedy="choose another data.text_field")
-    text: str = repair_surrogates(value)
-    if text is not value:
+    text: str = repair_surrogates(value or "")
+    if text is not value and value:
         counts["documents_with_lone_surrogates"] += 1
     return text
+
+
+def _no_text(values: Sequence[Any], position: Position) -> InputError:
+    kinds = [type(value).__name__ for value in values if not isinstance(value, str | None)]
+    what = f"the text is {kinds[0]}, not a string" if kinds else "the record has no text"
+    remedy = "correct or remove it, or choose another data.text_field; without --strict it is skipped and counted"
+    return InputError(what, where=str(position), remedy=remedy)
+
+
+def check_texts(counts: Mapping[str, int], documents: int) -> None:
+    """Refuse inputs of which more than `MAX_NO_STRING` of the records hold something else than text."""
+    for reason, number in counts.items():
+        if reason.startswith(NO_STRING) and number > MAX_NO_STRING * (documents + number):
+            what = f"{number:,} of {documents + number:,} records hold no string as text, more than {MAX_NO_STRING:.0%}"
+            remedy = "correct or remove such records, or choose another data.text_field"
+            raise InputError(what, where=reason.partition(FIRST)[2].removesuffix(")"), remedy=remedy)
 
 
 def repair_surrogates(value: Any) -> Any:
@@ -139,7 +164,9 @@ def _read_json(part: ByteRange, counts: Counter[str], strict: bool, max_bytes: i
             continue
         value = parse_json(text, position)
         del text
-        if not isinstance(value, dict):
+        if not isinstance(value, dict) and not strict:
+            value = {}
+        elif not isinstance(value, dict):
             what = f"the record is not an object but {type(value).__name__}"
             remedy = "write {...} with a field for each column, such as text"
             raise InputError(what, where=str(position), remedy=remedy)
@@ -286,5 +313,5 @@ def _namer(feature: Any) -> Callable[[Any], Any] | None:
     if isinstance(feature, datasets.ClassLabel):
         return lambda value: None if value is None or value < 0 else ClassName(feature.int2str(value), value)
     if isinstance(inner, datasets.ClassLabel):
-        return lambda values: None if values is None else [inner.int2str(value) for value in values]
+        return lambda values: None if values is None else [ClassName(inner.int2str(value), value) for value in values]
     return None

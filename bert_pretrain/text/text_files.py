@@ -5,7 +5,7 @@ Memory is bounded by a block, or by a line where lines must be whole. Repaired c
 
 import codecs
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
@@ -17,6 +17,8 @@ from bert_pretrain.text.encodings import UTF8, as_utf8
 from bert_pretrain.text.sources import READ_ERRORS, Source, damaged
 
 BLOCK_BYTES = 4 << 20
+FIRST = " (first: "
+"""Between a reason for which records are counted and the position of the first."""
 
 
 @dataclass(frozen=True)
@@ -67,8 +69,29 @@ class Position(NamedTuple):
                     remaining -= len(block)
         return number
 
+    @property
+    def in_range(self) -> str:
+        """The position without reading anything: a line by its number in a range of bytes."""
+        is_line = self.unit == "line" and self.part.start
+        return f"{self.part.name if is_line else self.part.source.location}: {self.unit} {self.in_part}"
+
     def __str__(self) -> str:
         return f"{self.part.source.location}: {self.unit} {self.number}"
+
+
+def join_reasons(counts: Mapping[str, int]) -> dict[str, int]:
+    """Add the counts of reasons that differ only in the position of the first, of which the first one is kept."""
+    names: dict[str, str] = {}
+    joined: Counter[str] = Counter()
+    for reason, count in counts.items():
+        joined[names.setdefault(reason.partition(FIRST)[0], reason)] += count
+    return dict(sorted((+joined).items()))
+
+
+def describe_reasons(counts: Mapping[str, int]) -> list[str]:
+    """Return the counts by reason as text."""
+    parts = [(count, *reason.partition(FIRST)) for reason, count in counts.items()]
+    return [f"{count:,} {what.replace('_', ' ')}{mark}{place}" for count, what, mark, place in parts]
 
 
 def check_record_size(num_bytes: int, max_bytes: int, position: object) -> None:

@@ -21,7 +21,7 @@ from bert_pretrain.text.fast_tokenizer import Encoder
 from bert_pretrain.text.ragged import offsets_of
 from bert_pretrain.text.readers import read_texts
 from bert_pretrain.text.sources import resolve
-from bert_pretrain.text.text_files import ByteRange
+from bert_pretrain.text.text_files import ByteRange, describe_reasons, join_reasons
 from bert_pretrain.text.tokenizer import MAX_UNK_SHARE, Tokenizer
 
 GROUP_TEXTS = 8192
@@ -80,7 +80,7 @@ class Texts:
                 raise _empty(text)
             counts["empty_texts_skipped"] += text.is_empty
             self.number += not text.is_empty
-        if found := [f"{count:,} {name.replace('_', ' ')}" for name, count in sorted(counts.items()) if count]:
+        if found := describe_reasons(join_reasons(counts)):
             print(f"found      {', '.join(found)}")
         if not self.number:
             raise InputError("the inputs hold no text", where=", ".join(inputs), remedy="name inputs with text in them")

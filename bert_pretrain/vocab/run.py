@@ -20,8 +20,9 @@ from bert_pretrain.io.manifest import Progress, exclusive
 from bert_pretrain.io.pool import Pool, open_pool, run_each
 from bert_pretrain.text import documents
 from bert_pretrain.text.languages import with_language
+from bert_pretrain.text.readers import check_texts
 from bert_pretrain.text.sources import Source, few_documents, finer_boundary, resolve
-from bert_pretrain.text.text_files import ByteRange
+from bert_pretrain.text.text_files import ByteRange, describe_reasons, join_reasons
 from bert_pretrain.text.tokenizer import Tokenizer
 from bert_pretrain.text.tokenizer_folder import TOKENIZER
 from bert_pretrain.vocab.counting import Counts, count_groups
@@ -177,6 +178,8 @@ def merge_counts(files: Sequence[Path], pool: Pool) -> Counts:
 
 def _make(counts: Counts, old: Tokenizer | None, config: Config, where: str) -> tuple[Tokenizer, dict[str, Any]]:
     """Train or extend a vocabulary; returns its tokenizer, and what the manifest says of it and of the text."""
+    repairs_and_drops = join_reasons(counts.repairs_and_drops)
+    check_texts(repairs_and_drops, counts.documents)
     normalized = normalize(counts, config.vocab, config.data.language, old)
     words, held_out = normalized.learned, normalized.held_out
     if not words:
@@ -188,7 +191,7 @@ def _make(counts: Counts, old: Tokenizer | None, config: Config, where: str) -> 
         "words": words.total(),
         "distinct_words": len(words),
         "dropped_rare_chunks": {"occurrences": counts.dropped_occurrences, "at_most_of_one": counts.undercount},
-        "repairs_and_drops": {reason: count for reason, count in sorted(counts.repairs_and_drops.items()) if count},
+        "repairs_and_drops": repairs_and_drops,
         "measured_on": "held-out documents" if held_out else "the training text: too few documents to hold one out",
         "normalization": normalized.metrics,
         **measure(tokenizer, measured),
@@ -279,8 +282,8 @@ def _report(tokenizer: Tokenizer, figures: dict[str, Any], config: VocabConfig) 
             print(f"{name}on {figures['measured_on']}: {unknown}, {found['pieces_per_word']:.3f} pieces per word")
     if dropped := figures["dropped_rare_chunks"]["occurrences"]:
         print(f"the text has too many different words to keep: {dropped:,} occurrences of rare ones are not counted")
-    for reason, count in figures["repairs_and_drops"].items():
-        print(f"corpus: {count:,} {reason.replace('_', ' ')}")
+    for line in describe_reasons(figures["repairs_and_drops"]):
+        print(f"corpus: {line}")
     if (least := figures.get("words_seen_from_count", 1)) > config.min_frequency:
         print(f"words that occur fewer than {least:,} times are not learned from: too small a share of so much text")
     if "alphabet" in figures and tokenizer.vocab_size < config.size:

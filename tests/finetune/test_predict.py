@@ -237,8 +237,6 @@ def test_folders_that_cannot_predict_are_refused(folder_of, toy_model, tmp_path)
     for names in ({"0": "a"}, {"0": "a", "1": "b", "2": 7}, 7):
         change(id2label=names)
         attempt(folder, "does not name the 3 outputs")
-    change(problem_type="multi_label_classification")
-    attempt(folder, "several labels")
     change(architectures=["BertForQuestionAnswering"])
     attempt(folder, "no layer 'qa_outputs'")
     change()

@@ -25,6 +25,7 @@ from bert_pretrain.io import manifest
 from bert_pretrain.text import documents, readers, sources, text_files
 from bert_pretrain.text.documents import cut, read
 from bert_pretrain.text.sources import finer_boundary, resolve
+from bert_pretrain.text.text_files import describe_reasons, join_reasons
 
 TEXTS = ["The first one.\nIt has two lines.", 'Zwei: "Größe", 3.', "第三个文档。\n它也有两行。", "Last 🙂."]
 COMPRESS: dict[str, Callable[[bytes], bytes]] = {
@@ -213,14 +214,33 @@ def test_invalid_utf8_is_replaced_and_counted_or_refused_by_line(tmp_path, endin
     assert refusal(path, config=BY_BLANK_LINES.model_copy(update={"strict": True})).where == f"{path}: line {line}"
 
 
-@pytest.mark.parametrize("line", ["{broken", '{"text": "a"} {"text": "b"}', "5", '{"text": ["a"]}'])
-def test_a_mistake_in_jsonl_names_file_and_line(tmp_path: Path, line: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("line", "strict"),
+    [("{broken", False), ('{"text": "a"} {"text": "b"}', False), ("5", True), ('{"text": ["a"]}', True),
+     ('{"text": null}', True), ("{}", True)],
+)  # fmt: skip
+def test_a_mistake_in_jsonl_names_file_and_line(tmp_path, line, strict, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(text_files, "BLOCK_BYTES", 128)
     good = as_jsonl(["a"] * 50).decode()
     path = write(tmp_path / "a.jsonl", f"\n{good}\r\n{line}\n{good}")
     for part_bytes in (documents.PART_BYTES, 300):
         monkeypatch.setattr(documents, "PART_BYTES", part_bytes)
-        assert refusal(path).where == f"{path}: line 53"
+        assert refusal(path, config=BY_BLANK_LINES.model_copy(update={"strict": strict})).where == f"{path}: line 53"
+
+
+@pytest.mark.parametrize("line", ["5", '["a"]', '{"text": 12345}', '{"text": ["a"]}', '{"text": {"a": "b"}}'])
+def test_a_record_whose_text_is_no_string_is_skipped_and_counted_with_the_first_position(tmp_path, line) -> None:
+    path = write(tmp_path / "a_b.jsonl", as_jsonl(["a"]) + f"{line}\n".encode() + as_jsonl(["a"]) * 199 + line.encode())
+    texts, counts = read_all(path)
+    assert (texts, describe_reasons(counts)) == (
+        ["a"] * 200, [f"2 records whose text is no string (first: {path}: line 2)"]
+    )  # fmt: skip
+    readers.check_texts(counts, 200)
+    with pytest.raises(InputError, match="2 of 190 records") as caught:
+        readers.check_texts(counts, 188)
+    assert caught.value.where == f"{path}: line 2"
+    again = Counter({f"{readers.NO_STRING} (first: b: line 1)": 3})
+    assert join_reasons(counts + again) == {next(iter(counts)): 5}
 
 
 def test_odd_values_of_json_and_csv(tmp_path: Path) -> None:
@@ -270,7 +290,8 @@ def test_odd_parquet_columns(tmp_path: Path) -> None:
         pq.write_table(pa.table({"text": column}), path, row_group_size=2)
         assert read_all(path)[0] == TEXTS
     pq.write_table(pa.table({"text": ["a"] * 5 + ["b"], "n": range(6)}), path)
-    assert "not a string" in refusal(path, config=DataConfig(text_field="n")).what
+    assert "none of the first 6 records has a text" in refusal(path, config=DataConfig(text_field="n")).what
+    assert "not a string" in refusal(path, config=DataConfig(text_field="n", strict=True)).what
 
 
 @pytest.mark.parametrize("layout", ["lines", "paragraphs", "wrapped"])
