@@ -26,7 +26,7 @@ from transformers.utils import logging
 from bert_pretrain.config import VocabConfig
 from bert_pretrain.text.fast_tokenizer import ChunkTable, Encoder, characters
 from bert_pretrain.text.languages import _identifier, recognize
-from bert_pretrain.text.sources import has_one_sentence_a_line
+from bert_pretrain.text.layout import has_one_sentence_a_line
 from bert_pretrain.text.tokenizer import Tokenizer
 from bert_pretrain.vocab.counting import Counts
 from bert_pretrain.vocab.normalized import NormalizedWords, normalize

@@ -26,6 +26,7 @@ from bert_pretrain.io.pool import run_each
 from bert_pretrain.text import hub_datasets
 from bert_pretrain.text.encodings import AUTO, UTF8, decode, encoding_of
 from bert_pretrain.text.hub_datasets import DATASET, TRAIN, VALIDATION
+from bert_pretrain.text.layout import has_one_sentence_a_line
 
 FORMATS = {
     **{".txt": "txt", ".jsonl": "jsonl", ".json": "jsonl", ".ndjson": "jsonl"},
@@ -43,9 +44,6 @@ SOURCES_PER_TASK = 1000
 MAX_SOURCES = 300_000
 OF_A_RUN = ("time.json", "forecast.json", "machine.json")
 """Files that `run` writes beside the outputs of its stages, and that look like text."""
-_SENTENCE_MARKS = r"\p{STerm}"  # Unicode's property Sentence_Terminal
-_SENTENCE_ENDS = rf"(?:{_SENTENCE_MARKS}|[…;；:：\"'\p{{Pe}}\p{{Pf}}])$"
-_RARE_MARKS = 1 / 500  # of the characters: fewer, and the language has no marks
 _QUOTED = re.compile(r'"[^"]*("|$)')
 T = TypeVar("T")
 
@@ -362,37 +360,6 @@ def _sample(source: Source) -> bytes:
 
 def damaged(source: Source, error: Exception) -> InputError:
     return InputError(f"cannot read on: {error}", where=source.location, remedy="the file is damaged; fetch it again")
-
-
-def has_one_sentence_a_line(sample: str, language: str) -> bool:
-    """Whether a sample has one sentence per line, rather than running paragraphs, hard-wrapped or not.
-
-    It has if most lines end as sentences do, and few contain more than one. Where sentences have no marks, as in Thai,
-    it has if blank lines divide it into blocks of several lines that are not wrapped at one width.
-    """
-    import sentencex
-
-    lines = [line.strip() for line in sample.split("\n")[:-1] or [sample]]
-    blocks = sum(not line for line in lines) + 1
-    lines = [line for line in lines if line][:2000]
-    if len(lines) < 3:
-        return False
-    ended = _count(_SENTENCE_ENDS, "\n".join(lines))
-    if ended < 0.5 * len(lines):
-        marks = _count(_SENTENCE_MARKS, "\n".join(lines))
-        widest = max(map(len, lines))
-        is_wrapped = sum(len(line) > 0.75 * widest for line in lines) > 0.5 * len(lines)
-        return marks < _RARE_MARKS * sum(map(len, lines)) and 1 < blocks <= len(lines) / 1.5 and not is_wrapped
-    several = sum(len(sentencex.segment(language, line[:2000])) > 1 for line in lines[:500])
-    return several <= 0.35 * len(lines[:500])
-
-
-def _count(pattern: str, text: str) -> int:
-    """Return how often a regular expression with properties of Unicode matches."""
-    from tokenizers import Regex, normalizers
-
-    replaced: str = normalizers.Replace(Regex(pattern), "\0").normalize_str(text)
-    return replaced.count("\0") - text.count("\0")
 
 
 def delimiter_of(sample: str) -> str:

@@ -7,7 +7,8 @@ import pytest
 from bert_pretrain.config_file import load_config
 from bert_pretrain.errors import ConfigError
 from bert_pretrain.text.languages import recognize, with_language
-from bert_pretrain.text.sources import has_one_sentence_a_line, resolve
+from bert_pretrain.text.layout import has_one_sentence_a_line
+from bert_pretrain.text.sources import resolve
 
 TEXTS = {
     "de": "Am Morgen ging der alte Müller mit seinem Hund durch den Wald und sprach über das Wetter.",

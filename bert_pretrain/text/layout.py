@@ -1,0 +1,35 @@
+"""Whether text has one sentence per line, in any script, by Unicode's properties of characters."""
+
+import sentencex
+from tokenizers import Regex, normalizers
+
+_SENTENCE_MARKS = r"\p{STerm}"  # Unicode's property Sentence_Terminal
+_SENTENCE_ENDS = rf"(?:{_SENTENCE_MARKS}|[…;；:：\"'\p{{Pe}}\p{{Pf}}])$"
+_RARE_MARKS = 1 / 500  # of the characters: fewer, and the language has no marks
+
+
+def has_one_sentence_a_line(sample: str, language: str) -> bool:
+    """Whether a sample has one sentence per line, rather than running paragraphs, hard-wrapped or not.
+
+    It has if most lines end as sentences do, and few contain more than one. Where sentences have no marks, as in Thai,
+    it has if blank lines divide it into blocks of several lines that are not wrapped at one width.
+    """
+    lines = [line.strip() for line in sample.split("\n")[:-1] or [sample]]
+    blocks = sum(not line for line in lines) + 1
+    lines = [line for line in lines if line][:2000]
+    if len(lines) < 3:
+        return False
+    ended = _count(_SENTENCE_ENDS, "\n".join(lines))
+    if ended < 0.5 * len(lines):
+        marks = _count(_SENTENCE_MARKS, "\n".join(lines))
+        widest = max(map(len, lines))
+        is_wrapped = sum(len(line) > 0.75 * widest for line in lines) > 0.5 * len(lines)
+        return marks < _RARE_MARKS * sum(map(len, lines)) and 1 < blocks <= len(lines) / 1.5 and not is_wrapped
+    several = sum(len(sentencex.segment(language, line[:2000])) > 1 for line in lines[:500])
+    return several <= 0.35 * len(lines[:500])
+
+
+def _count(pattern: str, text: str) -> int:
+    """Return how often a regular expression with properties of Unicode matches."""
+    replaced: str = normalizers.Replace(Regex(pattern), "\0").normalize_str(text)
+    return replaced.count("\0") - text.count("\0")
