@@ -72,7 +72,7 @@ class Tag(Task):
         return {"tokens": words}
 
     def label_of(self, row: Example, source: LabelledInput) -> list[str] | None:
-        tags = _words_of(row, self.label_column, "--tags-field")
+        tags = self._tags_of(row)
         if tags is None:
             return None
         if len(tags) != len(row.inputs["tokens"]):
@@ -82,6 +82,17 @@ class Tag(Task):
             remedy = f"write O, B-KIND for the first word of an entity and I-KIND for its other words, such as {_FORM}"
             raise UnusableRow(f"the tag {wrong[0]!r} is not BIO", where=row.where, remedy=remedy)
         return as_bio(tags)
+
+    def _tags_of(self, row: Example) -> list[str] | None:
+        """Return the tags of a row; numbers by their names."""
+        values, names = row.get(self.label_column, "--tags-field"), self.settings.tag_names
+        if not isinstance(values, list) or not values or not all(type(value) is int for value in values):
+            return _words_of(row, self.label_column, "--tags-field")
+        if unknown := [value for value in values if not 0 <= value < len(names)]:
+            what = f"the tag {unknown[0]} is a number without a name"
+            where, remedy = row.where, "name the tags in their order, such as --tag-names O,B-PER,I-PER"
+            raise InputError(what, where=where, remedy=remedy)
+        return [names[value] for value in values]
 
     def classes_of(self, example: Example) -> list[str]:
         return [tag[2:] for tag in example.label if tag != OUTSIDE]

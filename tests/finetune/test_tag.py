@@ -1,10 +1,12 @@
 """Every word is labelled in exactly one window, and words are read with their tags from both layouts."""
 
+import datasets
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from bert_pretrain.errors import InputError
+from bert_pretrain.finetune.rows import LabelledInput
 from bert_pretrain.finetune.settings import Settings
 from bert_pretrain.finetune.tag import Tag, divide, entity_scores
 from bert_pretrain.text.tokenizer import Tokenizer
@@ -64,3 +66,23 @@ def test_an_entity_counts_only_whole() -> None:
     assert (scores["f1_PER"], scores["f1_LOC"]) == (0.0, 1.0)
     assert scores["word_accuracy"] == 0.75
     assert entity_scores(truth, [["O"] * 4])["f1"] == 0.0
+
+
+def test_numbers_have_the_names_given_or_those_of_the_data(read, tokenizer, tmp_path) -> None:
+    names = ["O", "B-PER", "I-PER"]
+    rows = [{"tokens": ["anna", "sings"], "tags": [1, 0]}]
+    settings = {"tag_names": tuple(names)}
+    assert read("tag", "a.jsonl", rows, settings=settings)[0][0].label == ["B-PER", "O"]
+    for wrong in ({}, {"tag_names": ("O",)}):
+        with pytest.raises(InputError, match="the tag 1 is a number without a name") as caught:
+            read("tag", "a.jsonl", rows, settings=wrong)
+        assert "--tag-names" in caught.value.remedy
+    features = datasets.Features(
+        {"tokens": datasets.List(datasets.Value("string")), "tags": datasets.List(datasets.ClassLabel(names=names))}
+    )
+    data = datasets.Dataset.from_list(rows, features=features)
+    data.to_parquet(tmp_path / "a.parquet")
+    data.save_to_disk(tmp_path / "saved")
+    for name in ("a.parquet", "saved"):
+        (example,) = Tag(Settings(), tokenizer).read(LabelledInput(str(tmp_path / name), "--train"))
+        assert example.label == ["B-PER", "O"]
