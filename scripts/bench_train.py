@@ -296,10 +296,10 @@ def build(recipe: Recipe, num_batches: int) -> tuple[Step, list[GlobalBatch]]:
     cores.owns_process = True
     hardware.keep_freed_memory(device)
     train = TrainConfig.model_validate({"global_batch_size": recipe.examples, **recipe.train})
-    head_size, dropout_rate = config.hidden_size // config.num_attention_heads, recipe.attention_dropout
     attention, why = choose_attention(
         train.attention, device, dtype,
-        head_size=head_size, dropout_rate=dropout_rate, longest=recipe.folder.max_seq_length,
+        hidden_size=config.hidden_size, num_heads=config.num_attention_heads,
+        dropout_rate=recipe.attention_dropout, longest=recipe.folder.max_seq_length,
     )  # fmt: skip
     print(f"attention: {attention}, {why}", file=sys.stderr)
     compiled, _ = hardware.choose_compile(train.compile, device, attention)

@@ -17,7 +17,9 @@ ColumnNames = Annotated[str | None, option(_COLUMNS, "NAME,...")]
 _RATES = "Learning rate: auto follows width and scale of the model; of several, the best is kept."
 Rates = Annotated[str, option(_RATES, "auto|RATE,...")]
 Baselines = Annotated[bool, switch("--baselines", "Also fine-tune the same network untrained, to compare.")]
+NoBaseline = Annotated[bool, switch("--no-baseline", "Leave out the baseline of words alone.")]
 Regression = Annotated[bool, switch("--regression", "Predict numbers instead of classes.", "classify")]
+TagNames = Annotated[str | None, option("Names of tags that are numbers, from 0 on.", "O,B-KIND,...", panel="tag")]
 Stride = Annotated[int | None, option("Tokens shared by neighbouring windows of a long context.", panel="answer")]
 _ANSWER = "Longest answer in tokens; by default as long as 99 % of the training answers."
 MaxAnswer = Annotated[int | None, option(_ANSWER, panel="answer")]
@@ -38,6 +40,7 @@ def finetune(
     max_length: Annotated[int | None, option("Tokens per window; 128 by default, 384 for answer.")] = None,
     dropout: Annotated[float | None, option("Dropout; by default that of the model.")] = None,
     baselines: Baselines = False,
+    no_baseline: NoBaseline = False,
     seed: Annotated[int, option("Seed for head, data order and split.")] = DEFAULT.seed,
     text_field: Annotated[str, option("Column of the text.", panel="classify")] = DEFAULT.text_field,
     pair_field: Annotated[str | None, option("Column of a second text.", panel="classify")] = None,
@@ -45,6 +48,7 @@ def finetune(
     regression: Regression = False,
     tokens_field: Annotated[str, option("Column of the words.", panel="tag")] = DEFAULT.tokens_field,
     tags_field: Annotated[str, option("Column of the BIO tags.", panel="tag")] = DEFAULT.tags_field,
+    tag_names: TagNames = None,
     stride: Stride = None,
     max_answer_length: MaxAnswer = None,
     file_format: FileFormat = None,
@@ -61,7 +65,8 @@ def finetune(
 
     Example: bert-pretrain finetune tag run/model --train a.conll --output o
     """
-    given = {**locals(), "learning_rate": _rates(learning_rate)}
+    names = tuple(tag_names.split(",")) if tag_names else ()
+    given = {**locals(), "learning_rate": _rates(learning_rate), "tag_names": names}
     settings = Settings(**{field.name: given[field.name] for field in dataclasses.fields(Settings)})
     settings.check(task)
     place, folder = local_path(output, "--output"), bert_folder(model)

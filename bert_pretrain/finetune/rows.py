@@ -17,9 +17,10 @@ from bert_pretrain.errors import ConfigError, InputError
 from bert_pretrain.finetune.settings import FORMATS
 from bert_pretrain.io.files import is_url
 from bert_pretrain.io.inputs import COMPRESSIONS
+from bert_pretrain.text import parquet
 from bert_pretrain.text.encodings import AUTO, UTF8
 from bert_pretrain.text.hub_datasets import TRAIN, VALIDATION, choices, is_dataset, open_dataset
-from bert_pretrain.text.readers import SURPLUS, Record, dataset_records, read_records, repair_surrogates
+from bert_pretrain.text.readers import SURPLUS, Record, dataset_records, named_records, read_records, repair_surrogates
 from bert_pretrain.text.sources import Source, examined, sample_text
 from bert_pretrain.text.text_files import ByteRange, check_record_size, read_lines, text_blocks
 
@@ -157,7 +158,8 @@ def _records(source: LabelledInput, text_field: str | None) -> Iterable[Record]:
         remedy = "for classify, write each choice as a row: text (question and choice), pair (context), label (1 or 0)"
         raise InputError(what, where=f"{source.flag} {location}", remedy=remedy)
     # In CSV a surplus field is refused: an unquoted comma may have cut many texts.
-    return read_records(ByteRange(file), Counter(), header=source.columns, any_width=kind == "tsv")
+    records = read_records(ByteRange(file), Counter(), header=source.columns, any_width=kind == "tsv")
+    return named_records(records, parquet.features(file)) if kind == "parquet" else records
 
 
 def first_lines(source: LabelledInput) -> list[str]:

@@ -171,17 +171,23 @@ def _read(task: Task, inputs: list[LabelledInput]) -> tuple[Task, dict[str, list
 def hold_out(order: Sequence[Any], classes: Mapping[Any, set[str]], number: int) -> set[Any]:
     """Return the groups of rows to hold out: the first in this order, so that each class is in both parts.
 
-    For a class that one part lacks, a group is moved there, unless the other part would then lack one of its classes.
+    For a class that one part lacks, a group is moved there and another one back, unless a part would then lack a class.
     """
     parts = [list(order[:number]), list(order[number:])]
+
+    def can_leave(part: list[Any]) -> Iterator[Any]:
+        counts = Counter(name for group in part for name in classes[group])
+        return (group for group in part if all(counts[name] > 1 for name in classes[group]))
+
     for name in sorted(set().union(*classes.values())):
         for lacking, other in (parts, parts[::-1]):
             if not any(name in classes[group] for group in lacking):
-                counts = Counter(each for group in other for each in classes[group])
-                having = (group for group in other if name in classes[group])
-                if moved := [group for group in having if all(counts[each] > 1 for each in classes[group])][:1]:
-                    other.remove(moved[0])
-                    lacking.append(moved[0])
+                for moved in [group for group in can_leave(other) if name in classes[group]][:1]:
+                    for back in list(can_leave(lacking))[:1]:
+                        lacking.remove(back)
+                        other.append(back)
+                    other.remove(moved)
+                    lacking.append(moved)
     return set(parts[0])
 
 
@@ -301,7 +307,7 @@ def _baselines(learner: "Learner", chosen: Settings, folder: Path, judged: str, 
 
     task, examples = learner.task, learner.examples
     found, train = {}, examples["train"] + (examples["validation"] if refits else [])
-    if (predictions := task.words_alone(train, examples[judged])) is not None:
+    if not task.settings.no_baseline and (predictions := task.words_alone(train, examples[judged])) is not None:
         found["words alone"] = predictions
     if task.settings.baselines:
         precision, untrained = choose_precision("auto", learner.device), folder / "untrained"

@@ -13,7 +13,7 @@ MIN_EPOCHS, MAX_EPOCHS, ENOUGH_STEPS = 3, 10, 1000
 MAX_LENGTH = {"classify": 128, "tag": 128, "answer": 384}
 _FIELDS_OF = {
     "classify": ("text_field", "pair_field", "label_field", "regression"),
-    "tag": ("tokens_field", "tags_field"),
+    "tag": ("tokens_field", "tags_field", "tag_names"),
     "answer": ("stride", "max_answer_length"),
 }
 _RANGES = {
@@ -46,6 +46,8 @@ class Settings:
     """None: as the model says, which is how it was pretrained."""
     baselines: bool = False
     """Whether the same network is fine-tuned untrained, too."""
+    no_baseline: bool = False
+    """Whether the baseline of word counts, or of each word's most frequent tag, is left out."""
     seed: int = 42
     text_field: str = "text"
     pair_field: str | None = None
@@ -53,6 +55,8 @@ class Settings:
     regression: bool = False
     tokens_field: str = "tokens"
     tags_field: str = "tags"
+    tag_names: tuple[str, ...] = ()
+    """What the numbers 0, 1, ... mean where tags are numbers and the input does not name them."""
     stride: int | None = None
     """Tokens shared by neighbouring windows of a long context; 128, but at most a third of a window."""
     max_answer_length: int | None = None

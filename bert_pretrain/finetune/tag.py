@@ -46,7 +46,8 @@ class Tag(Task):
         rows = self._rows(source)
         if self.is_plain is None and source.flag != NEW:
             tags = {tag for row in rows for tag in _tags(row.values.get(self.label_column))}
-            self.is_plain = not any(_TAG.fullmatch(tag) for tag in tags)
+            tags |= set(self.settings.tag_names)
+            self.is_plain = bool(tags) and not any(map(_TAG.fullmatch, tags))
         return rows
 
     def _rows(self, source: LabelledInput) -> list[Example]:
@@ -84,7 +85,7 @@ class Tag(Task):
         return {"tokens": words}
 
     def label_of(self, row: Example, source: LabelledInput) -> list[str] | None:
-        tags = _words_of(row, self.label_column, "--tags-field")
+        tags = self._tags_of(row)
         if tags is None:
             return None
         if len(tags) != len(row.inputs["tokens"]):
@@ -97,8 +98,19 @@ class Tag(Task):
             raise UnusableRow(f"the tag {wrong[0]!r} is not BIO", where=row.where, remedy=remedy)
         return as_bio(tags)
 
+    def _tags_of(self, row: Example) -> list[str] | None:
+        """Return the tags of a row; numbers by their names."""
+        values, names = row.get(self.label_column, "--tags-field"), self.settings.tag_names
+        if not isinstance(values, list) or not values or not all(type(value) is int for value in values):
+            return _words_of(row, self.label_column, "--tags-field")
+        if unknown := [value for value in values if not 0 <= value < len(names)]:
+            what = f"the tag {unknown[0]} is a number without a name"
+            where, remedy = row.where, "name the tags in their order, such as --tag-names O,B-PER,I-PER"
+            raise InputError(what, where=where, remedy=remedy)
+        return [names[value] for value in values]
+
     def classes_of(self, example: Example) -> list[str]:
-        return [tag[2:] for tag in example.label if tag != OUTSIDE]
+        return example.label if self.is_plain else [tag[2:] for tag in example.label if tag != OUTSIDE]
 
     def set_labels(self, train: list[Example], others: list[Example]) -> None:
         first = 0 if self.is_plain else len("B-")

@@ -100,8 +100,9 @@ class Learner:
         With `on_all_rows`, those for validation are trained on too, and the last epoch is kept. A trial that is
         finished is not repeated, another one continues from its last checkpoint.
         """
-        if (folder / _REPORT).exists():
-            return dict(read_json(folder / _REPORT))
+        known = dict(read_json(folder / _REPORT)) if (folder / _REPORT).exists() else {}
+        if known.keys() >= {"learning_rate", "dropout", *(() if on_all_rows else ("score", "best_epoch", "epochs"))}:
+            return known
         network = open_network(self.model, self.task, settings, untrained=untrained)
         (rate,) = settings.learning_rate or (fine_tuning_rate(network.base_model.encoder, network.config.hidden_size),)
         checkpoints = folder / "checkpoints"

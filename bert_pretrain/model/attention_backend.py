@@ -24,7 +24,8 @@ def choose_attention(
     device: torch.device,
     dtype: torch.dtype,
     *,
-    head_size: int,
+    hidden_size: int,
+    num_heads: int,
     dropout_rate: float,
     longest: int | None = None,
 ) -> tuple[str, str]:
@@ -32,6 +33,7 @@ def choose_attention(
 
     Where no sequence has more than `longest` tokens, `auto` may choose the kernels for short ones; None where unknown.
     """
+    head_size = hidden_size // num_heads
     if setting == "padded":
         return "padded", "as configured"
     obstacle = _varlen_obstacle(device, dtype, head_size, dropout_rate)

@@ -156,8 +156,8 @@ def load_model(
     check_model(folder, flag)
     config, vocab_size = read_config(folder, flag)
     device = torch.device(device)
-    head_size = config.hidden_size // config.num_attention_heads
-    backend, _ = choose_attention(attention, device, dtype, head_size=head_size, dropout_rate=0.0)
+    size = {"hidden_size": config.hidden_size, "num_heads": config.num_attention_heads}
+    backend, _ = choose_attention(attention, device, dtype, **size, dropout_rate=0.0)
     model = BertForPreTraining(config, vocab_size, attention=backend)
     fresh, unused = load_weights(model, folder, flag=flag, seed=0)
     if lacking := [name for name in fresh if required and name.startswith(required)]:

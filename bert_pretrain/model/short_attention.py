@@ -51,6 +51,9 @@ def _launch(kernel: Any, *tensors: Tensor, bounds: Tensor, longest: int, rows: i
     _, _, heads, width = tensors[0].shape
     keys = max(16, 1 << (longest - 1).bit_length())
     shape = {"HEADS": heads, "WIDTH": width, "KEYS": keys, "ROWS": min(rows, keys)}
+    # Rows of a block are queries, and one block holds all keys: with keys as rows, some blocks read illegal addresses.
+    assert width in WIDTHS, shape
+    assert shape["ROWS"] <= keys <= LONGEST, shape
     with torch.cuda.device_of(tensors[0]):  # type: ignore[no-untyped-call]  # Triton launches on the current one
         kernel[(heads * (len(bounds) - 1),)](*tensors, bounds, width**-0.5, **shape, **options)
 

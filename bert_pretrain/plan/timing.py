@@ -101,8 +101,8 @@ def _measure_speed(size: Size, vocab_size: int, device: torch.device, setting: s
     """Time steps of a few batches; of one batch, also the update alone."""
     dtype = hardware.choose_precision("auto", device).dtype
     config, shape = TrainConfig(optimizer="muon"), size.model_config(LENGTH)
-    head_size = shape.hidden_size // shape.num_attention_heads
-    attention, _ = choose_attention(setting, device, dtype, head_size=head_size, dropout_rate=0.0, longest=LENGTH)
+    sizes = {"hidden_size": shape.hidden_size, "num_heads": shape.num_attention_heads}
+    attention, _ = choose_attention(setting, device, dtype, **sizes, dropout_rate=0.0, longest=LENGTH)
     model = BertForPreTraining(shape, vocab_size, attention=attention)
     model.initialize(0)
     model.to(device).train()

@@ -52,6 +52,16 @@ def num_rows(source: Source) -> int:
         return int(table.metadata.num_rows)
 
 
+def features(source: Source) -> Any:
+    """Return the features that `datasets` has written into a file; None where another program wrote it."""
+    with _open(source) as (table, _):
+        if b"huggingface" not in (table.schema_arrow.metadata or {}):
+            return None
+        import datasets
+
+        return datasets.Features.from_arrow_schema(table.schema_arrow)
+
+
 def _layout(table: Any, size: int) -> tuple[list[int], np.ndarray]:
     """Return how many rows, and how many of the bytes of a file, are before each row group and after the last."""
     groups = [table.metadata.row_group(number) for number in range(table.num_row_groups)]

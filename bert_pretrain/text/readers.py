@@ -288,10 +288,15 @@ def dataset_records(part: ByteRange, splits: Iterable[Any], columns: Sequence[st
         present = present_columns(part, columns, rows.column_names or list(next(iter(rows), {})))
         selected = rows.select_columns(list(present)) if present else rows
         selected = selected if part.stop is None else selected.select(range(part.start, part.stop))
-        namers = {name: namer for name, feature in (selected.features or {}).items() if (namer := _namer(feature))}
-        for index, record in enumerate(selected, start=part.start + 1):
-            named = {name: namer(record[name]) for name, namer in namers.items()}
-            yield record | named, Position(part, "row", index)
+        numbered = enumerate(selected, start=part.start + 1)
+        yield from named_records(((record, Position(part, "row", n)) for n, record in numbered), selected.features)
+
+
+def named_records(records: Iterable[Record], features: Any) -> Iterator[Record]:
+    """Yield records with the names of a `ClassLabel` in place of its numbers, by the features of `datasets`."""
+    namers = {name: namer for name, feature in (features or {}).items() if (namer := _namer(feature))}
+    for record, position in records:
+        yield record | {name: namer(record[name]) for name, namer in namers.items()}, position
 
 
 class ClassName(str):

@@ -59,6 +59,8 @@ def fit(
         if evaluate_first:
             _evaluate(run, clock, log, progress.step, measure, whole=False)
         now = clock.boundary(signals.take())
+        if progress.step and run.length.is_over(progress.step, now.seconds, now.reserve):
+            _evaluate_end(run, clock, log, progress.step, measure)
         while not run.length.is_over(progress.step, now.seconds, now.reserve):
             clock.start_step()
             batch = _next_batch(batches, progress.step, checkpoints)
@@ -133,6 +135,19 @@ def _evaluate(
     if metrics is not None:  # the last evaluation is of all examples
         seconds = time.perf_counter() - begin
         clock.reserve("evaluate", seconds * run.data.rows("validation") / metrics["examples"])
+
+
+def _evaluate_end(
+    run: ResolvedRun, clock: "Clock", log: RunLog, step: int, measure: Callable[[bool], dict[str, float] | None]
+) -> None:
+    """Evaluate the whole split for a run that has no step left, unless its last session has done so."""
+
+    def is_done() -> bool:
+        line = log.newest.get("validation", {})
+        return (line.get("step"), line.get("validation_examples")) == (step, run.data.rows("validation"))
+
+    if not run.dist_context.run_on_main(is_done):
+        _evaluate(run, clock, log, step, measure, whole=True)
 
 
 def _log(

@@ -115,7 +115,7 @@ def resolve_run(
     attention, reason = dist_context.run_on_main(
         lambda: choose_attention(
             train.attention, device, precision.dtype,
-            head_size=config.model.hidden_size // config.model.num_attention_heads,
+            hidden_size=config.model.hidden_size, num_heads=config.model.num_attention_heads,
             dropout_rate=config.model.attention_probs_dropout_prob,
             longest=None if train.compile is False else data.max_seq_length,  # compiled steps have one longest length
         )

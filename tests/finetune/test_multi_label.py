@@ -65,7 +65,7 @@ def test_each_class_of_two_rows_is_in_both_parts() -> None:
     for classes, expected in (
         ([{"a"}, {"a"}, {"b"}, {"b"}, {"c"}], {0, 2}),  # "c" has one row
         ([{"a"}, {"a"}, {"a"}, {"a"}, {"a"}], {0}),
-        ([set(), {"a", "b"}, {"a"}, {"b"}, {"a"}], {0, 1}),
+        ([set(), {"a", "b"}, {"a"}, {"b"}, {"a"}], {1}),
         ([{"a"}, {"a", "b"}, {"c"}, {"c"}, {"b"}], {0, 2, 4}),
     ):
         assert hold_out(range(5), dict(enumerate(classes)), 1) == expected

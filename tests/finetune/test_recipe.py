@@ -1,5 +1,7 @@
 """The rate by width and scale, trials, training again on all rows, baselines, and warnings of models not better."""
 
+import json
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,7 +14,7 @@ from bert_pretrain.finetune import training
 from bert_pretrain.finetune.answer import Answer, Prediction
 from bert_pretrain.finetune.baselines import is_clearly_better, most_frequent_tags, predict_from_words
 from bert_pretrain.finetune.classify import Classify
-from bert_pretrain.finetune.rows import Example
+from bert_pretrain.finetune.rows import Example, LabelledInput
 from bert_pretrain.finetune.run import METRICS, finetune
 from bert_pretrain.finetune.settings import Settings
 from bert_pretrain.finetune.tag import Tag
@@ -21,6 +23,7 @@ from bert_pretrain.io.files import read_json
 from bert_pretrain.model.scale import INITIAL_RMS, fine_tuning_rate
 from bert_pretrain.text.tokenizer import Tokenizer
 from bert_pretrain.tools.inference import batches_by_length
+from bert_pretrain.train.hardware import choose_precision
 from tests.finetune.conftest import reviews, write_rows
 
 
@@ -57,7 +60,7 @@ def test_rows_that_were_held_out_are_trained_on_in_the_end(toy_model, tmp_path, 
     for name, more in (("held_out", {}), ("given", {"validation": write_rows(tmp_path / "v.jsonl", reviews(10, 2))})):
         finetune("classify", toy_model, **call, **more, output=tmp_path / name)
         reports.append(read_json(tmp_path / name / METRICS))
-    assert seen == [(35, 2), (40, 2), (40, 2)]  # one row more is held out, so that both classes are
+    assert seen == [(36, 2), (40, 2), (40, 2)]
     assert [report["refit_epochs"] for report in reports] == [2, None]
     for report in reports:  # the validation rows judge a model that has not seen them
         assert report["validation"]["accuracy"] == pytest.approx(report["trials"][0]["score"])
@@ -168,3 +171,24 @@ def test_the_constants_have_the_score_that_the_metric_gives_them(tokenizer: Toke
         Example(0, "", {}, {"question": "who ?", "context": "the anna"}, label) for label in ([("anna", 4)], [])
     ]
     assert answer.score(questions, [Prediction("", [], 0.0)] * 2)["f1"] == answer.constant(questions)[1] == 0.5
+
+
+def test_a_trial_without_its_report_is_trained_again_and_the_baseline_can_be_left_out(
+    toy_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    settings = Settings(epochs=1, no_baseline=True, learning_rate=(1e-3,)).resolve("classify", 32)
+    call = {"train": write_rows(tmp_path / "a.jsonl", reviews(40, 1)), "device": "cpu"}
+    output = finetune("classify", toy_model, **call, output=tmp_path / "o", settings=settings)
+    assert json.loads((output / "metrics.json").read_text())["baselines"] == {}
+    assert "words alone" not in capsys.readouterr().out
+    task = Classify(settings, Tokenizer.load(toy_model))
+    rows = task.read(LabelledInput(call["train"], "--train"))
+    task.set_labels(rows, [])
+    learner = training.Learner(task, toy_model, {"train": rows, "validation": rows[:10]}, torch.device("cpu"))
+    precision = choose_precision("auto", learner.device)
+    report = learner.train(settings, tmp_path / "0", precision)
+    for content in ("{}", '{"learning_rate": 1}'):
+        (tmp_path / "0/report.json").write_text(content)
+        assert learner.train(settings, tmp_path / "0", precision) == report
+    (tmp_path / "0/report.json").write_text(json.dumps(report | {"score": 7}))
+    assert learner.train(settings, tmp_path / "0", precision)["score"] == 7

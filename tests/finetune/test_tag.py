@@ -1,5 +1,6 @@
 """Every word is labelled in exactly one window, and words are read with their tags from both layouts."""
 
+import datasets
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -77,3 +78,23 @@ def test_tags_without_prefixes_are_classes_of_words(tokenizer, tmp_path) -> None
     assert task.constant(rows) == ("PROPN for every word", 2 / 3)
     assert task.score(rows, [["PROPN", "PROPN"], ["PROPN"]])["f1"] == pytest.approx(2 / 3)
     assert task.words_alone(rows, rows) == [["PROPN", "VERB"], ["PROPN"]]
+
+
+def test_numbers_have_the_names_given_or_those_of_the_data(read, tokenizer, tmp_path) -> None:
+    names = ["O", "B-PER", "I-PER"]
+    rows = [{"tokens": ["anna", "sings"], "tags": [1, 0]}]
+    settings = {"tag_names": tuple(names)}
+    assert read("tag", "a.jsonl", rows, settings=settings)[0][0].label == ["B-PER", "O"]
+    for wrong in ({}, {"tag_names": ("O",)}):
+        with pytest.raises(InputError, match="the tag 1 is a number without a name") as caught:
+            read("tag", "a.jsonl", rows, settings=wrong)
+        assert "--tag-names" in caught.value.remedy
+    features = datasets.Features(
+        {"tokens": datasets.List(datasets.Value("string")), "tags": datasets.List(datasets.ClassLabel(names=names))}
+    )
+    data = datasets.Dataset.from_list(rows, features=features)
+    data.to_parquet(tmp_path / "a.parquet")
+    data.save_to_disk(tmp_path / "saved")
+    for name in ("a.parquet", "saved"):
+        (example,) = Tag(Settings(), tokenizer).read(LabelledInput(str(tmp_path / name), "--train"))
+        assert example.label == ["B-PER", "O"]

@@ -70,8 +70,9 @@ def test_varlen_is_refused_where_it_cannot_run(
 ) -> None:
     place = torch.device(device)
     with pytest.raises(ConfigError, match=reason):
-        choose_attention("varlen", place, dtype, head_size=head_size, dropout_rate=dropout_rate)
-    chosen, why = choose_attention("auto", place, dtype, head_size=head_size, dropout_rate=dropout_rate)
+        choose_attention("varlen", place, dtype, hidden_size=12 * head_size, num_heads=12, dropout_rate=dropout_rate)
+    sizes = {"hidden_size": 12 * head_size, "num_heads": 12}
+    chosen, why = choose_attention("auto", place, dtype, **sizes, dropout_rate=dropout_rate)
     assert chosen == "padded"
     assert reason in why
 

@@ -14,6 +14,7 @@ import torch
 
 from bert_pretrain.errors import ConfigError
 from bert_pretrain.model import attention_backend as backend
+from bert_pretrain.model import short_attention
 from bert_pretrain.model.short_attention import LONGEST, WIDTHS
 
 DIFFERENCES = """
@@ -35,6 +36,13 @@ def test_context_and_gradient_are_those_of_attention() -> None:
     found = json.loads(subprocess.run(command, env=environment, stdout=subprocess.PIPE, check=True).stdout)
     assert all(1e-5 < difference < 1e-3 for difference in found["torch.float16"]), found
     assert all(0 < difference < 1e-6 for difference in found["torch.float32"]), found
+
+
+@pytest.mark.parametrize(("width", "longest"), [(64, LONGEST + 1), (128, 64)])
+def test_blocks_that_the_kernels_do_not_take_are_an_assertion(width: int, longest: int) -> None:
+    inputs, bounds = torch.zeros(longest, 3, 1, width), torch.tensor([0, longest])
+    with pytest.raises(AssertionError, match="KEYS"):
+        short_attention._launch(None, inputs, bounds=bounds, longest=longest, rows=64)
 
 
 @pytest.mark.parametrize(
@@ -89,7 +97,7 @@ def test_auto_alone_tries_them_and_only_where_the_longest_sequence_is_known(monk
     monkeypatch.setattr(backend, "try_short", lambda *_: (True, "faster"))
 
     def chosen(setting: str, longest: int | None) -> tuple[str, str]:
-        options = {"head_size": 64, "dropout_rate": 0.0}
+        options = {"hidden_size": 768, "num_heads": 12, "dropout_rate": 0.0}
         return backend.choose_attention(setting, CUDA, torch.bfloat16, **options, longest=longest)
 
     assert chosen("auto", 128) == ("triton", "faster")

@@ -21,6 +21,7 @@ from bert_pretrain.cli import main
 from bert_pretrain.config import Config
 from bert_pretrain.errors import ConfigError, DataError, OutputError
 from bert_pretrain.examples.shards import DataFolder
+from bert_pretrain.io import manifest
 from bert_pretrain.train import loop
 from bert_pretrain.train.inputs import check_inputs
 from bert_pretrain.train.run import train
@@ -273,3 +274,15 @@ def test_a_full_disk_leaves_the_checkpoints_before_it(fit: Fit, tmp_path: Path, 
     assert [path.name for path in (run / "checkpoints").iterdir()] == ["step-00000004"]
     fit(run)
     assert metrics(run)[-1]["step"] == 12
+
+
+def test_a_run_that_has_no_step_left_evaluates_the_whole_split_once(fit: Fit, finished: Path, tmp_path: Path) -> None:
+    run = interrupted_copy(finished, tmp_path / "run", "step-00000012")
+    fit(run, max_steps=8, eval_examples=16)
+    assert [line["step"] for line in metrics(run, "validation_mlm_loss")] == [0, 6, 8]
+    last = metrics(run)[-1]
+    assert last["validation_examples"] == metrics(finished)[-1]["validation_examples"]
+    manifest.reopen(run)
+    shutil.rmtree(run / "model")
+    fit(run, max_steps=8, eval_examples=16)
+    assert json.loads((run / "manifest.json").read_text())["validation"]["step"] == 8
