@@ -82,12 +82,6 @@ class Classify(Task):
             raise InputError(what, where=row.where, remedy=_USE_REGRESSION)
         return str(label)
 
-    def for_labels(self, train: list[Example]) -> Task:
-        from bert_pretrain.finetune.multi_label import MultiLabel
-
-        has_lists = any(isinstance(example.label, list) for example in train)
-        return MultiLabel(self.settings, self.tokenizer) if has_lists else self
-
     def set_labels(self, train: list[Example], others: list[Example]) -> None:
         counts = Counter(example.label for example in train)
         if len(counts) == 1:

@@ -27,6 +27,7 @@ from bert_pretrain.errors import ConfigError, DataError, InputError
 from bert_pretrain.finetune.answer import Answer
 from bert_pretrain.finetune.baselines import is_clearly_better
 from bert_pretrain.finetune.classify import Classify
+from bert_pretrain.finetune.multi_label import MultiLabel
 from bert_pretrain.finetune.rows import Example, LabelledInput
 from bert_pretrain.finetune.settings import Settings
 from bert_pretrain.finetune.tag import Tag
@@ -143,7 +144,8 @@ def _read(task: Task, inputs: list[LabelledInput]) -> tuple[Task, dict[str, list
     Without an input for validation, a tenth of the training rows is held out.
     """
     examples = {source.flag.removeprefix("--"): task.read(source) for source in inputs}
-    task = task.for_labels(examples["train"])
+    if isinstance(task, Classify) and any(isinstance(example.label, list) for example in examples["train"]):
+        task = MultiLabel(task.settings, task.tokenizer)
     task.set_labels(examples["train"], [each for split, rows in examples.items() if split != "train" for each in rows])
     if "validation" not in examples:
         train, seed = examples["train"], task.settings.seed

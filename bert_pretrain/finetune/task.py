@@ -99,10 +99,6 @@ class Task(ABC):
             raise InputError("it holds no row", where=where, remedy=remedy)
         return examples
 
-    def for_labels(self, train: list[Example]) -> "Task":
-        """Return the task that the labels of the training rows call for."""
-        return self
-
     def classes_of(self, example: Example) -> list[str]:
         """Return the classes of a labelled example, of which both training and validation rows shall have some."""
         return []
