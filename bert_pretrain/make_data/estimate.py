@@ -103,6 +103,7 @@ def estimate(config: Config, sources: Sequence[Source], tokenizer: Tokenizer, *,
             )
         corpus = summary.join_corpus([[each] for each in counts], [shard])
         summary.warn_of_unknown_tokens(corpus, chosen)
+        summary.warn_of_repeated_sentences(corpus)
         if len(chosen) == len(sources) and (scales == 1).all():  # nothing is left to be estimated
             summary.checked_plan(TokenStore(folder, 1), corpus, chosen, tokenizer, folder / "plan", data)
         if (scales > 1).any() and data.next_sentence == "nsp" and corpus["documents"] < 2:

@@ -6,6 +6,7 @@ whatever the size of a byte range or of a document. What is dropped is counted b
 
 import contextlib
 import hashlib
+import heapq
 import itertools
 import shutil
 from collections import Counter
@@ -43,6 +44,9 @@ from bert_pretrain.text.tokenizer import Tokenizer
 LARGE_ARCHIVE_BYTES = 4 << 20
 MAX_SENTENCE_TOKENS = 256
 BLOCK_CHARACTERS = 4 << 20
+COUNTED_AT_ONCE = 1 << 13
+MAX_COUNTED, MAX_REPEATED = 1 << 17, 1000  # distinct sentences in memory, and reported for a store shard
+REPEATED_CHARACTERS = 200  # of each, which tell it from others
 _CUTS, _SUMMARY = "parts.json", "summary.json"
 
 
@@ -213,6 +217,8 @@ class _Writer:
         self._hash = hashlib.blake2b(digest_size=8)  # of the document that has begun and not ended
         self._of_parts = np.zeros((num_parts, 4), dtype=np.int64)  # documents, sentences, tokens, [UNK]
         self._documents_by_sentences: Counter[int] = Counter()
+        self._seen: Counter[str] = Counter()  # sentences, by their beginnings
+        self._num_counted = 0
 
     def _clear(self) -> None:
         self._sentences: list[str] = []
@@ -231,6 +237,7 @@ class _Writer:
     def write(self) -> None:
         """Tokenise and write the sentences that were added, and the documents that end among them."""
         ids, lengths = self._encode(self._sentences)
+        self._count_repeated(self._sentences)
         # A sentence of control characters alone has no token; a document of such sentences is empty.
         kept_before = ragged.offsets_of(lengths > 0)
         self._counts["sentences_without_tokens"] += len(lengths) - int(kept_before[-1])
@@ -277,13 +284,30 @@ class _Writer:
         self._hash.update(ids[ends[-1] if len(ends) else 0 :].data)
         return np.array(hashes, dtype=np.uint64)
 
+    def _count_repeated(self, sentences: list[str]) -> None:
+        """Count sentences. Whenever there are too many, those that occur once are forgotten: memory is bounded."""
+        while sentences:
+            number = COUNTED_AT_ONCE - self._num_counted % COUNTED_AT_ONCE  # the same, whatever a block of text is
+            self._seen.update([sentence[:REPEATED_CHARACTERS] for sentence in sentences[:number]])
+            self._num_counted += min(number, len(sentences))
+            if len(self._seen) > MAX_COUNTED and self._num_counted % COUNTED_AT_ONCE == 0:
+                self._seen = Counter(_frequent(self._seen, MAX_COUNTED // 2))
+            sentences = sentences[number:]
+
     def summary(self) -> dict[str, Any]:
         """Return what was written: of each byte range, documents by their sentences, and drops by reason."""
         return {
             "parts": [dict(zip(summary.TEXT_COUNTS, of_part, strict=True)) for of_part in self._of_parts.tolist()],
             "sentences_a_document": sorted(self._documents_by_sentences.items()),
             "repairs_and_drops": +self._counts,
+            "repeated": [[sentence, count] for sentence, count in _frequent(self._seen, MAX_REPEATED).items()],
         }
+
+
+def _frequent(counts: Counter[str], number: int) -> dict[str, int]:
+    """Return the most frequent sentences of those that occur more than once."""
+    repeated = [(-count, sentence) for sentence, count in counts.items() if count > 1]
+    return {sentence: -count for count, sentence in heapq.nsmallest(number, repeated)}
 
 
 @lru_cache(maxsize=1)

@@ -141,6 +141,7 @@ def _ingest(
     """Tokenise all text, check that it suffices, and plan the shards; returns the statistics of the corpus too."""
     corpus, store = ingest(sources, tokenizer, config.data, stores, pool)
     summary.warn_of_unknown_tokens(corpus, sources)
+    summary.warn_of_repeated_sentences(corpus)
     with exclusive(store.folder, waits=True):  # the plan's arrays are in the store too
         return corpus, summary.checked_plan(store, corpus, sources, tokenizer, output.absolute(), config.data)
 

@@ -25,6 +25,7 @@ from bert_pretrain.text.tokenizer import MAX_UNK_SHARE, Tokenizer
 
 LABEL_SHARES = {"nsp": "is_next_share", "sop": "in_order_share"}
 """What the share of the label 0 is called under each objective that has labels."""
+FREQUENT, MAX_REPEATED_SHARE = 10, 0.05  # occurrences of a sentence; share of all that are of frequent ones
 TEXT_COUNTS = ("documents", "sentences", "tokens", "unk_tokens")
 """What is counted of each input, and of each byte range of one."""
 SINGLE_SENTENCES_REMEDY = (
@@ -115,7 +116,10 @@ def join_corpus(
     sums = {name: sum(each[name] for each in inputs) for name in TEXT_COUNTS}
     sentences: Counter[int] = Counter()
     reasons: Counter[str] = Counter()
+    repeated: Counter[str] = Counter()
     for summary in store_shards:
+        for text, count in summary["repeated"]:
+            repeated[text] += count
         sentences.update(dict(summary["sentences_a_document"]))
         reasons.update(summary["repairs_and_drops"])
     return {
@@ -129,6 +133,10 @@ def join_corpus(
         if sentences
         else 0.0,
         "repairs_and_drops": join_reasons(reasons),
+        "repeated_sentences": {
+            "share": _share(sum(count for count in repeated.values() if count > FREQUENT), sums["sentences"]),
+            "commonest": repeated.most_common(1)[0][0] if repeated else None,
+        },
         "inputs": inputs,
         "left_out": {},
     }
@@ -179,6 +187,19 @@ def _describe_masks(figures: dict[str, Any]) -> str:
         f"masked {figures['masked_share']:.2%} (shown as [MASK] {figures['masked_shown_as_mask_share']:.1%}, random "
         f"{figures['masked_shown_as_random_share']:.1%}, original {figures['masked_shown_as_original_share']:.1%})"
     )
+
+
+def warn_of_repeated_sentences(corpus: Mapping[str, Any]) -> None:
+    """Warn of sentences that occur very often, such as those of web pages' frames: training stays at their frequencies.
+
+    The share is a lower bound: a sentence counts where a store shard has it twice or more.
+    """
+    share, commonest = corpus["repeated_sentences"].values()
+    if share > MAX_REPEATED_SHARE:
+        print(
+            f"warning: {share:.0%} or more of the sentences occur over {FREQUENT} times, most often {commonest!r}\n"
+            "  hint: remove them first (docs/cleaning.md)"
+        )
 
 
 def warn_of_unknown_tokens(corpus: dict[str, Any], sources: Sequence[Source]) -> None:

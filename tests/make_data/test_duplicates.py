@@ -112,3 +112,15 @@ def test_a_corpus_too_small_without_what_is_left_out_is_refused(tmp_path, vocab_
     (tmp_path / "control.txt").write_text("\x00\x01\n\n\x02\n\n\x03\n\n\x04\n")
     with pytest.raises(InputError, match=part):
         build(tmp_path, vocab_folder, [train], *(each.format(tmp_path) for each in settings))
+
+
+@pytest.mark.parametrize("dry_run", [False, True])
+def test_sentences_that_pages_repeat_are_reported_with_the_commonest(tmp_path, vocab_folder, capsys, dry_run) -> None:
+    documents = write(tmp_path / "own.txt", 1, 40)
+    pages = "\n\n".join(f"Log in to write a comment.\n{document}\nAll rights reserved." for document in documents)
+    (tmp_path / "pages.txt").write_text(pages + "\n")
+    config = load_config(settings=("data.max_seq_length=32", "data.dupe_factor=1"))
+    for name in ("own", "pages"):
+        make_data(config, [f"{tmp_path / name}.txt"], vocab_folder, tmp_path / name, workers=1, dry_run=dry_run)
+        warned = "warning: 25% or more of the sentences" in capsys.readouterr().out
+        assert warned == (name == "pages")
