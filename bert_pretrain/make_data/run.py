@@ -33,7 +33,7 @@ from bert_pretrain.text.sources import Source, evenly_spaced, examined, resolve
 from bert_pretrain.text.tokenizer import Tokenizer
 
 TOKENIZER = "tokenizer"
-SOURCES_FOR_ACCENTS = 4
+SOURCES_FOR_ACCENTS, ACCENT_CHARACTERS = 4, 1 << 16
 
 
 def make_data(
@@ -100,7 +100,8 @@ def _check_accents(config: Config, sources: list[Source], tokenizer: Tokenizer) 
     if not tokenizer.strips_accents:
         return
     chosen = evenly_spaced(sources, min(len(sources), SOURCES_FOR_ACCENTS))
-    text = "\n".join(beginning(examined(source, config.data), config.data) for source in chosen)
+    samples = (beginning(examined(source, config.data), config.data) for source in chosen)
+    text = "\n".join(sample[:ACCENT_CHARACTERS] for sample in samples)
     lowercase = bool(tokenizer.settings["do_lower_case"])
     loss = accent_loss(count_words(text, lowercase=lowercase), lowercase=lowercase)
     if keeps_accents(loss, config.data.language):
