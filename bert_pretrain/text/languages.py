@@ -20,10 +20,14 @@ CHINESE_FROM = 0.3
 """Share of Chinese characters among the letters, above which the text is Chinese."""
 _KANA_FROM = 0.1  # of the Chinese characters and kana, above which the text is Japanese
 _IDEOGRAPH = re.compile(r"[\u3400-\u4dbf\u4e00-\u9fff]")
+_WORD = re.compile(r"[^\W\d_]+")
 _KANA = re.compile(r"[\u3041-\u30ff]")
 _SAMPLE_CHARACTERS = 1 << 15
 _PIECE_CHARACTERS = 2000  # recognized one by one, so that a mix shows
-_ENGLISH, _ENGLISH_SHARE = ("the", "of", "and", "to", "in", "a", "is", "that", "was", "for", "it"), 0.22
+_ENGLISH = (
+    "the of and to in a is that was for it he his with as had but not be at by which from they have you are this or"
+).split()
+_ENGLISH_SHARE = 0.28  # of the words; Scots has 0.27, English 0.29 to 0.39
 _NO_LANGUAGE = "zxx"
 _MIN_LETTERS = 100
 _MIN_SHARE = 0.45  # of the commonest language; three in equal parts have less
@@ -87,7 +91,7 @@ def recognize(samples: Iterable[str]) -> list[Recognized]:
 def _is_plain_english(samples: Iterable[str]) -> bool:
     """Whether text is English by its function words. The model, which takes 0.3 s to load, is then not needed."""
     text = " ".join(sample[:_SAMPLE_CHARACTERS] for sample in samples)
-    words = Counter(text.lower().split())
+    words = Counter(_WORD.findall(text.lower()))
     letters = [character for character in text if character.isalpha()]
     share = sum(words[word] for word in _ENGLISH) / max(1, words.total())
     is_ascii = sum(map(str.isascii, letters)) > 0.99 * len(letters) >= 0.99 * _MIN_LETTERS
