@@ -184,7 +184,7 @@ class DataConfig(_Section):
     """Task of pairs: nsp, B from another document or not (BERT); sop, A and B in order or swapped (ALBERT); none, full
     sentences and no pairs (RoBERTa)."""
     masking: Literal["static", "dynamic"] = "static"
-    """Masks are stored in the shards (static), or drawn anew in every epoch of training (dynamic)."""
+    """Masks are stored in the shards (static), or drawn again in every epoch of training (dynamic)."""
     sentence_splitter: Literal["auto", "lines", "sentencex"] = "auto"
     """One sentence per line, or running text that `sentencex` cuts; auto looks at the text of each input."""
     language: Annotated[str, Field(min_length=2, examples=["auto", "en", "zh"])] = AUTO_LANGUAGE
@@ -370,8 +370,8 @@ class Config(_Section):
     inputs: Inputs = ()
     """Raw text: files, globs, folders, URLs, or dataset:NAME[:config][@split]."""
     time: Seconds | None = None
-    """Wall-clock time of `run`, all stages included, such as 1h or 1h30m; training takes what is left of it, whatever
-    length the section `train` gives."""
+    """Wall-clock time of `run`, all stages included, such as 1h or 1h30m; training takes what is left of it, and
+    the length in the section `train` has no effect."""
     vocab: VocabConfig = VocabConfig()
     """Stage 1: the vocabulary."""
     data: DataConfig = DataConfig()

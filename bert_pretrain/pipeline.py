@@ -19,7 +19,7 @@ from bert_pretrain.make_data.estimate import MAX_SOURCES, sample_source
 from bert_pretrain.make_data.run import make_data
 from bert_pretrain.plan.time_limit import TimeLimit
 from bert_pretrain.report.curves import draw_curves, names_of_pairs, read_metrics, value_of
-from bert_pretrain.report.diagnosis import nothing_learnt
+from bert_pretrain.report.diagnosis import nothing_learned
 from bert_pretrain.text.sources import evenly_spaced, examined, resolve
 from bert_pretrain.train.inputs import check_needs
 from bert_pretrain.vocab.run import make_vocab
@@ -259,5 +259,5 @@ def _show_results(runs: Sequence[Path], model: Path, output: Path) -> None:
         "    from transformers import AutoModelForPreTraining, AutoTokenizer\n"
         f'    model, tokenizer = (x.from_pretrained("{model}") for x in (AutoModelForPreTraining, AutoTokenizer))\n'
     )
-    if warning := nothing_learnt(records[-1], metrics[-1]):
+    if warning := nothing_learned(records[-1], metrics[-1]):
         print(warning)

@@ -429,7 +429,7 @@ def blocks_of(text: Path) -> Iterator[bytes]:
 
 
 def slice_of(text: Path, num_bytes: int) -> bytes:
-    """Return about so many bytes of sentences, taken evenly from the whole corpus."""
+    """Return about `num_bytes` of sentences, taken evenly from the whole corpus."""
     with text.open("rb") as file:
         lines = [line for line in file if line.strip()]
     every = max(1, round(sum(map(len, lines)) / num_bytes))
@@ -478,7 +478,7 @@ def shape(text: str, kind: str, megabytes: str, target: str) -> list[str]:
 
 
 def merge(text: str, number: str) -> tuple[float, int]:
-    """Return the seconds of merging so many tables on two workers, and the chunks of each.
+    """Return the seconds of merging `number` tables on two workers, and the chunks of each.
 
     A table is the counts of 32 MB of a text; one chunk in ten is in no other table.
     """

@@ -92,7 +92,7 @@ NATS_OF_A_BYTE = math.log(256)
 
 @dataclass(frozen=True)
 class Run:
-    """One training: a variant at a size, for so many steps, from a seed."""
+    """One training: a variant at a size, for a number of steps, from a seed."""
 
     corpus: str
     variant: str
@@ -363,7 +363,7 @@ def usual_data(text: Path, options: argparse.Namespace) -> Path:
 
 
 def train_usual(data: Path, output: Path, seed: int, options: argparse.Namespace) -> None:
-    """Train `BertForPreTraining` for so many minutes, and save it."""
+    """Train `BertForPreTraining` for `minutes`, and save it."""
     from transformers import AutoTokenizer, BertConfig, BertForPreTraining
 
     torch.manual_seed(seed)

@@ -325,7 +325,7 @@ def peer(recipe: Recipe, *, compiled: bool) -> Callable[[], None]:
     network = torch.compile(model) if compiled else model
     optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, weight_decay=0.01, fused=True)
     loader = recipe.folder.loader("train", batch_size=recipe.examples, seed=SEED, padding="max_length")
-    inputs = {name: values.to(device) for name, values in next(iter(loader)).items()}  # as ours, of which it is step 0
+    inputs = {name: values.to(device) for name, values in next(iter(loader)).items()}  # step 0 of ours
 
     def step() -> None:
         optimizer.zero_grad(set_to_none=True)
@@ -346,7 +346,7 @@ def product_ceiling(device: torch.device, dtype: torch.dtype) -> float:
 
 
 def watch_memory(device: torch.device) -> int:
-    """Return the memory in use, and begin to watch its peak anew."""
+    """Return the memory in use, and reset its peak."""
     if device.type == "cuda":
         return torch.cuda.memory_allocated()
     Path("/proc/self/clear_refs").write_text("5")  # else the peak is that of importing
@@ -385,7 +385,7 @@ def timed(step: Callable[[], object], device: torch.device) -> float:
 
 
 def step_times(step: Callable[[], object], number: int, device: torch.device) -> list[float]:
-    """Return the seconds of so many steps, after one that is not timed, with the host running ahead."""
+    """Return the seconds of `number` steps, after one that is not timed, with the host running ahead."""
     step()
     if device.type != "cuda":
         return [timed(step, device) for _ in range(number)]

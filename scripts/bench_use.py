@@ -1,4 +1,4 @@
-"""What models are worth in use: fine-tuned with a user's settings, beside the same networks untrained and word counts.
+"""What models are worth in use: fine-tuned with a user's settings, next to the same networks untrained and word counts.
 
     python scripts/bench_use.py ROWS_FOLDER MODEL... --work OUT [--tasks en_subj en_trec] [--ways ...] [--split test]
 
@@ -16,7 +16,7 @@ mean, least and most, and the difference of the first way to it with a 95 % inte
     features     logistic regression (C = 10) on the mean of the layer that is best on validation rows; also untrained
 
 What is in OUT/results.jsonl is not repeated. With `--minutes`, those of each model's pretraining, the accuracies are
-appended to `--record`, and all that is there is drawn beside it, a panel for each task.
+appended to `--record`, and all records are drawn next to it, a panel for each task.
 """
 
 import argparse
@@ -51,7 +51,7 @@ GRID = tuple(
 
 
 class Split:
-    """The rows of a task, of which some are held out to choose by, and some judge."""
+    """The rows of a task: some are held out to choose by, some judge."""
 
     def __init__(self, folder: Path, task: str, split: str, number: int) -> None:
         rows = read(folder / f"{task}.train.jsonl")

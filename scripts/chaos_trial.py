@@ -323,7 +323,7 @@ class Trial:
         return self.draw.randint(1, self.reference.num_events)
 
     def start(self, plant: Action | None = None, *, rank: int = 0) -> list[Child]:
-        """Start the command, or its ranks, of which one gets the fault."""
+        """Start the command, or its ranks; one gets the fault."""
         size, address = self.command.ranks, {}
         if size > 1:
             with socket.socket() as probe:

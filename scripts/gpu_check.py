@@ -148,9 +148,9 @@ def _tests(options: Options) -> Part:
             r"^pytestmark\b.*\n?.*pytest\.mark\.gpu|^@pytest\.mark\.gpu", path.read_text("utf-8"), re.MULTILINE
         )
     ]  # only these: other tests import what a machine with a card may lack
-    beside = ("-n", TEST_PROCESSES) if importlib.util.find_spec("xdist") else ()
+    parallel = ("-n", TEST_PROCESSES) if importlib.util.find_spec("xdist") else ()
     command = _python(
-        "-m", "pytest", "-m", "gpu", "-v", "--tb=short", "--durations=5", "-p", "no:cacheprovider", *beside, *marked
+        "-m", "pytest", "-m", "gpu", "-v", "--tb=short", "--durations=5", "-p", "no:cacheprovider", *parallel, *marked
     )
     log = options.work / "logs" / "tests.txt"
     return Part("tests", "tests marked gpu", lambda _: command, 120, 30, lambda: _read_tests(log))
@@ -406,7 +406,7 @@ def run_part(part: Part, deadline: float, results: Results, statuses: dict[str, 
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(GRACE_SECONDS)
     finally:
-        _signal(process, signal.SIGKILL)  # what is left of it: nothing after it shall find the card busy
+        _signal(process, signal.SIGKILL)  # what is left of it: the next part must not find the card busy
         process.wait()
         finish(part, log, time.monotonic() - begin, outcome, results)
 

@@ -246,3 +246,19 @@ def test_the_lines_that_repair_wikitext_repair_it(tmp_path: Path) -> None:
     assert [line for line in path.read_text().splitlines() if line.strip()] == [
         text.replace("<unk>", "").rstrip("\n")
     ] * 2
+
+
+def test_code_and_documents_are_written_in_plain_words() -> None:
+    """Words that make a reader stop: write a number's name, "each", "next to", "again", "must"."""
+    banned = re.compile(
+        r"\b(so many|whatever|of which|anew|shall|as ever|beside|learnt|aforesaid)\b(?!_)", re.IGNORECASE
+    )
+    files = [*PAGES, ROOT / "RESULTS.md", ROOT / "CHANGELOG.md", *(ROOT / "configs").glob("*.yaml")]
+    files += [path for folder in ("bert_pretrain", "scripts") for path in (ROOT / folder).rglob("*.py")]
+    found = [
+        f"{path.name}: {line.strip()}"
+        for path in files
+        for line in path.read_text().splitlines()
+        if banned.search(line)
+    ]
+    assert found == []

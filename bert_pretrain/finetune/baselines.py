@@ -65,6 +65,6 @@ def most_frequent_tags(
 
 
 def is_clearly_better(score: float, baseline: float, num_rows: int, *, errors: float = 2.0) -> bool:
-    """Whether a score, between 0 and 1, is more than so many standard errors of a share above a baseline."""
+    """Whether a score, between 0 and 1, is more than `errors` standard errors of a share above a baseline."""
     share = min(1.0, max(0.0, baseline))
     return score - baseline > errors * (share * (1.0 - share) / num_rows) ** 0.5

@@ -90,7 +90,7 @@ class Settings:
         return dataclasses.replace(self, max_length=max_length, stride=stride)
 
     def trials(self, num_windows: int) -> list["Settings"]:
-        """Return the settings to fine-tune with, of which validation rows choose, for so many windows of training."""
+        """Return the settings that validation rows choose from, for this number of training windows."""
         steps = math.ceil(num_windows / self.batch_size)
         epochs = self.epochs or min(MAX_EPOCHS, max(MIN_EPOCHS, math.ceil(ENOUGH_STEPS / steps)))
         rates: list[tuple[float, ...]] = [(rate,) for rate in self.learning_rate] or [()]

@@ -100,7 +100,7 @@ class Task(ABC):
         return examples
 
     def classes_of(self, example: Example) -> list[str]:
-        """Return the classes of a labelled example, of which both training and validation rows shall have some."""
+        """Return the classes of a labelled example that both training and validation rows should have."""
         return []
 
     @abstractmethod

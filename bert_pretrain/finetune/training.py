@@ -32,7 +32,7 @@ from bert_pretrain.train.hardware import Precision
 
 logging: Any = _logging
 MODEL = "model"
-MULTIPLE = 8  # of the longest of a micro-batch: oneDNN keeps code for each shape, so there shall be few
+MULTIPLE = 8  # of the longest of a micro-batch: oneDNN keeps code for each shape, so there should be few
 MICRO_BATCH_TOKENS = 512
 _REPORT = "report.json"
 _OF_DAMAGE = ("PytorchStreamReader", "find a valid checkpoint")

@@ -76,7 +76,7 @@ def set_aside_once(folder: Path, kind: str, identity: Mapping[str, Any]) -> None
 
 
 def set_aside(folder: Path) -> None:
-    """Move the content of a folder to a new one beside it, if it has any."""
+    """Move the content of a folder to a new one next to it, if it has any."""
     if _content(folder):
         print(f"moved the old content to {move_aside(folder)}")
 

@@ -147,7 +147,7 @@ def estimate(config: Config, sources: Sequence[Source], tokenizer: Tokenizer, *,
 def _samples(
     folder: Path, sources: Sequence[Source], sizes: np.ndarray, config: DataConfig
 ) -> tuple[list[ByteRange], np.ndarray]:
-    """Read samples of so many bytes; returns them, and which share of its source's text each is."""
+    """Read samples of `sizes` bytes; return them, and the share of its source's text that each is."""
     samples, shares = [], []
     for number, source in enumerate(progress_bar(sources, desc="sample", unit="input")):
         sample, share = sample_source(source, folder / f"{number}.txt", int(sizes[number]), config)

@@ -1,7 +1,7 @@
 """Raw text to the token store: the inputs in byte ranges, each group of them one store shard, on all workers.
 
 A store shard is read, split into sentences, tokenised and appended, block by block: memory is bounded by a block,
-whatever the size of a byte range or of a document. What is dropped is counted by reason.
+for byte ranges and documents of any size. What is dropped is counted by reason.
 """
 
 import contextlib
@@ -287,7 +287,7 @@ class _Writer:
     def _count_repeated(self, sentences: list[str]) -> None:
         """Count sentences. Whenever there are too many, those that occur once are forgotten: memory is bounded."""
         while sentences:
-            number = COUNTED_AT_ONCE - self._num_counted % COUNTED_AT_ONCE  # the same, whatever a block of text is
+            number = COUNTED_AT_ONCE - self._num_counted % COUNTED_AT_ONCE  # the same for blocks of any size
             self._seen.update([sentence[:REPEATED_CHARACTERS] for sentence in sentences[:number]])
             self._num_counted += min(number, len(sentences))
             if len(self._seen) > MAX_COUNTED and self._num_counted % COUNTED_AT_ONCE == 0:

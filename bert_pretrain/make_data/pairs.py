@@ -227,7 +227,7 @@ def swap_segments(windows: Segments, rng: np.random.Generator) -> Segments:
 
 
 def _balanced_labels(number: int, order: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """Return labels (number,) uint8 of which each two neighbours in `order` have one of either kind; others have 0."""
+    """Return labels (number,) uint8: each two neighbours in `order` have a 0 and a 1; others have 0."""
     labels = np.zeros(number, dtype=np.uint8)
     coins = rng.integers(0, 2, (len(order) + 1) // 2, dtype=np.uint8)
     labels[order[0::2]] = coins

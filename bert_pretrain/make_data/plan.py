@@ -244,7 +244,7 @@ def _num_held_out(plan: Plan) -> int:
         return 0
     least = needed if plan.num_training < FEW_DOCUMENTS else 2
     count = min(max(least, round(config.validation_fraction * plan.num_training)), limit)
-    missing = needed  # of those held out, so many must give examples
+    missing = needed  # documents held out that must give examples
     for first in range(0, limit, 1024):
         numbers = plan.documents_at("train", np.arange(first, min(first + 1024, limit)))
         ascending = np.argsort(numbers)

@@ -203,7 +203,7 @@ def warn_of_repeated_sentences(corpus: Mapping[str, Any]) -> None:
 
 
 def warn_of_unknown_tokens(corpus: dict[str, Any], sources: Sequence[Source]) -> None:
-    """Warn of inputs of which much is [UNK]."""
+    """Warn of inputs with a large share of [UNK]."""
     for source, counts in zip(sources, corpus["inputs"], strict=True):
         if counts["unk_tokens"] > MAX_UNK_SHARE * counts["tokens"]:
             share = counts["unk_tokens"] / counts["tokens"]
@@ -254,7 +254,7 @@ def _check_documents(documents: Sequence[int], config: DataConfig, sources: Sequ
 
 
 def _check_left_out(plan: Plan, left_out: Mapping[str, int]) -> None:
-    """Refuse a corpus of which too little is left without duplicates, before its shards are built."""
+    """Refuse a corpus with too little text besides duplicates, before its shards are built."""
     ends = {"training": (0, plan.num_training), "validation": (plan.num_training, plan.store.num_documents)}
     needed = documents_needed(plan.config) * (2 if plan.num_held_out else 1)
     for name, (begin, end) in ends.items():

@@ -1,4 +1,4 @@
-"""The token store: text as ids, tokenised once, whatever is made from it later; `ingest.py` writes it.
+"""The token store: text as ids, tokenised once for everything that is made from it later; `ingest.py` writes it.
 
 A store is a folder of store shards, one for each group of byte ranges of the inputs. It is a cache: its key covers all
 that decides the ids, and it may be deleted. A store shard has the arrays `ids`, `sentence_offsets` (into ids),
@@ -93,7 +93,7 @@ class TokenStore:
     """Reads the documents of a store by their numbers, which run through all store shards.
 
     Store shards are opened one after another, each for as long as it is read: there may be thousands, and every map of
-    a file takes a descriptor, of which a process has 1,024 on most systems.
+    a file takes a descriptor; on most systems a process has 1,024.
     """
 
     def __init__(self, folder: Path, num_shards: int) -> None:

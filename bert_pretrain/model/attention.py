@@ -1,4 +1,4 @@
-"""Bidirectional self-attention over packed sequences; equivalent backends, of which `attention_backend.py` chooses.
+"""Bidirectional self-attention over packed sequences; `attention_backend.py` chooses one of its equivalent backends.
 
 `varlen`: flash attention on `cu_seqlens`; CUDA, bf16 or fp16, no dropout on the probabilities.
 `triton`: the same for sequences of at most 128 tokens, by the kernels of `short_attention.py`.

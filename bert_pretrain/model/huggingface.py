@@ -201,7 +201,7 @@ def load_weights(
 
 
 def more_positions(rows: Tensor, number: int) -> Tensor:
-    """Return so many position embeddings, (number, hidden): those there are, (positions, hidden), again and again.
+    """Return `number` position embeddings, (number, hidden), by repeating those of `rows`, (positions, hidden).
 
     Neighbours then keep their distance, which attention has learned, everywhere but at the seams. Fewer are not made.
     """

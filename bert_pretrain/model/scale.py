@@ -1,6 +1,6 @@
 """The scale of weights: how large they are exported, and the learning rate of fine-tuning that fits it.
 
-Fine-tuning by AdamW moves a weight by about the learning rate per step, whatever the size of the weight.
+Fine-tuning by AdamW moves a weight by about the learning rate per step, independent of the size of the weight.
 """
 
 import math

@@ -38,8 +38,8 @@ class TextFacts:
     num_bytes: float  # of the text, uncompressed
     documents: float
     sentences_per_document: float  # median over the documents of the sample
-    single_sentence_share: float  # share of the documents that are one sentence, of which no pair can be made
-    cjk_share: float  # of the letters; CJK means Chinese characters here, in whatever language
+    single_sentence_share: float  # share of the documents that are one sentence, too short for a pair
+    cjk_share: float  # of the letters; CJK means Chinese characters here, in any language
     is_divisible: bool  # whether a fraction can be read: many files, or a few of several documents each
     vocab_reads_all: bool = False  # `vocab` reads a few inputs whole that are compressed, or not in UTF-8
     boundary: str = ""  # what ends documents, where the configured one would make fewer than `FEW_DOCUMENTS`
@@ -170,7 +170,7 @@ class Speed(_Facts):
         return Size(self.layers, self.hidden)
 
     def seconds(self, flops: float) -> float:
-        """Return the time of a step of so many floating-point operations."""
+        """Return the time of a step from its number of floating-point operations."""
         return max(self.launch_seconds, flops / self.flops_per_second + self.update_seconds)
 
 
@@ -196,7 +196,7 @@ class MachineFacts(_Facts):
         return tuple(sorted(fitting or [self.speeds[0].size], key=lambda size: size.weights))
 
     def tokens_per_second(self, size: Size, vocab_size: int, length: int, batch_tokens: int) -> float:
-        """Return the speed of training in batches of so many tokens, without evaluations and checkpoints."""
+        """Return the speed of training in batches of `batch_tokens` tokens, without evaluations and checkpoints."""
         flops = batch_tokens * size.flops_per_token(vocab_size, length)
         return batch_tokens / self.speed(size).seconds(flops)
 

@@ -56,9 +56,8 @@ MARGIN, MARGINS_BEYOND = 0.05, (0.1, 0.3)
 # Half-life of repeated text in epochs, and the most that are planned (Muennighoff et al., 2023; measured: 100 epochs
 # gave no less loss per byte than 25).
 REPETITION_HALF_LIFE, MAX_EPOCHS = 15.0, 40.0
-# Networks are considered with at least so many training tokens per weight, the measured ones and others, half of what
-# Hoffmann et al. (2022) found for GPTs (an assumption), and with at most so many weights per token of text, the most of
-# a measured run.
+# Minimum training tokens per weight, for measured networks and others: half of what Hoffmann et al. (2022) found for
+# GPTs (an assumption). Maximum weights per token of text: the most of a measured run.
 MIN_TOKENS_PER_WEIGHT, MIN_EXTRAPOLATED_TOKENS_PER_WEIGHT, MAX_WEIGHTS_PER_TOKEN = 2.0, 10.0, 10.0
 # Share of the loss by which a network beyond the measured ones must beat a smaller one, or a batch a larger one. An
 # assumption, about half of the fit's spread, chosen by looking at the plans in docs/auto.md.

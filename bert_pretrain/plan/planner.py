@@ -24,7 +24,7 @@ MAX_DATA_SHARE = 0.4  # of the time, for vocabulary and data
 SPARE_TOKENS, MIN_TEXT_BYTES, MIN_DOCUMENTS = 2.0, 10e6, 100.0
 SAVE_SECONDS = 600.0  # between checkpoints of long trainings, about
 EVALUATIONS, EVALUATION_SHARE = 8, 0.02  # number of evaluations, and their share of the time
-# Next-sentence accuracy on fewer is too noisy: pairs of one document are alike. More than so many examples are held out
+# Next-sentence accuracy on fewer is too noisy: pairs of one document are alike. More examples than this are held out
 # only for the last evaluation, and read in at most as much time as the others take together.
 MIN_HELD_OUT_EXAMPLES, MIN_HELD_OUT_DOCUMENTS = 256, 20
 FORWARD_SPEED = 2.5  # tokens per second of an evaluation over those of training
@@ -248,7 +248,7 @@ def _data_choices(text: TextFacts, fraction: float, best: Training) -> list[Choi
 
 
 def _held_out(text: TextFacts, best: Training, needed: int) -> Choice:
-    """Return the share of the documents that is held out, of which the objective needs so many."""
+    """Return the share of the documents that is held out; the objective needs a minimum."""
     if needed / text.documents > MAX_HELD_OUT_SHARE:
         why = f"{needed} of {text.documents:,.0f} is too much; --set 'data.validation=[FILE]' holds out another"
         return Choice("data.validation_fraction", 0.0, why)
@@ -267,7 +267,7 @@ def _evaluated_tokens(best: Training) -> float:
 def _pairs(text: TextFacts) -> tuple[str, str]:
     """Return the objective besides masked tokens, and why."""
     if text.single_sentence_share > MAX_SINGLE_SENTENCES:
-        return "none", f"{text.single_sentence_share:.0%} of the documents are one sentence, of which no pair is made"
+        return "none", f"{text.single_sentence_share:.0%} of the documents are one sentence, too short for a pair"
     if text.documents < FEW_DOCUMENTS:
         return "sop", "there are too few documents to take a random B from; the order of A and B needs only one"
     return "nsp", f"about {text.documents:,.0f} documents of {text.sentences_per_document:g} sentences (median)"

@@ -32,7 +32,7 @@ REFERENCES = {"cpu": "cpu2", "cuda": "h200"}
 def measure_machine(
     seconds: float, vocab_size: int, device_setting: str = "auto", attention: str = "auto"
 ) -> MachineFacts:
-    """Time steps of the networks with a vocabulary, the smallest first, for at most about so many seconds.
+    """Time steps of the networks with a vocabulary, the smallest first, for at most about `seconds`.
 
     On a card the start of the compiler comes on top, some 20 s.
     """
@@ -138,7 +138,7 @@ def _throughput(timed: tuple[float, float]) -> float:
 
 
 def speed_of(size: Size, timed: list[tuple[float, float]], updating: float | None, *, has_launches: bool) -> Speed:
-    """Return the speed of a network whose steps of so many operations took so many seconds, the smallest first.
+    """Return the speed of a network from the operations and the seconds of its steps, the smallest first.
 
     Of one step, `updating` says how long the update alone takes. Of several the last two say it: on a card the update
     runs while the next kernels are launched, or is a part of a CUDA graph, so that by itself it takes longer.

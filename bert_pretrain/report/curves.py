@@ -181,7 +181,7 @@ def frequency_loss(record: Mapping[str, Any]) -> float | None:
 
 
 def perplexity(loss: float) -> float:
-    """Return e to the power of a loss in nats; finite whatever the loss."""
+    """Return e to the power of a loss in nats; finite for any loss."""
     return math.exp(min(loss, 700.0))
 
 

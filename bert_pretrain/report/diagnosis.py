@@ -53,7 +53,7 @@ class Diagnosis:
         self.hints: dict[str, Hint] = {}  # by cause
         self._steps, self._seconds = number_of(record, "length.steps"), number_of(record, "length.seconds")
         self._warmup = number_of(record, "config.train.warmup_ratio") or 0.0
-        if self._steps:  # of which the schedule may span more, where phases share one
+        if self._steps:  # the schedule may span more steps, where phases share one
             of_schedule = self._warmup * max(self._steps, number_of(record, "config.train.schedule_steps") or 0)
             warmup_steps = number_of(record, "config.train.warmup_steps")
             self._warmup = min(1.0, (of_schedule if warmup_steps is None else warmup_steps) / self._steps)
@@ -131,7 +131,7 @@ class Diagnosis:
     def _plateau(self) -> Hint | None:
         """The loss no longer falls, and is that of token frequencies, or above."""
         entropy, losses, number = self._entropy, self._values("mlm_loss"), self._number_of_points(LONG, 2)
-        # Towards the end no loss falls much, as the learning rate is small; `nothing_learnt` judges it.
+        # Towards the end no loss falls much, as the learning rate is small; `nothing_learned` judges it.
         is_due = self._warmup + self._expected_share() <= self._share <= 1 - LONG
         if entropy is None or len(losses) < 2 * number or not is_due:
             return None
@@ -173,11 +173,11 @@ def diagnose(record: Mapping[str, Any], lines: Iterable[Mapping[str, Any]]) -> l
     diagnosis, lines = Diagnosis(record), list(lines)
     for line in lines:
         diagnosis.add(line)
-    final = nothing_learnt(record, lines) if "progress" in record else None  # else the run is not finished
+    final = nothing_learned(record, lines) if "progress" in record else None  # else the run is not finished
     return [*diagnosis.hints.values(), *([final] if final else [])]
 
 
-def nothing_learnt(record: Mapping[str, Any], lines: Iterable[Mapping[str, Any]]) -> Hint | None:
+def nothing_learned(record: Mapping[str, Any], lines: Iterable[Mapping[str, Any]]) -> Hint | None:
     """Return a hint if a model is no better than the frequencies of the tokens, which need no network.
 
     It compares the last held-out loss with that of the training frequencies on the held-out rows; where nothing is

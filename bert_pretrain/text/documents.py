@@ -104,7 +104,7 @@ def group(parts: Iterable[ByteRange], part_bytes: int) -> list[tuple[ByteRange, 
 
 
 def report_undivided(sources: Sequence[Source], num_workers: int) -> None:
-    """Say, before the text is read, of which large inputs the other cores will have to wait for one."""
+    """Report large inputs that one core reads while the others wait, before the text is read."""
     sizes = {source.location: source.size or 0 for source in sources if not source.is_divisible}
     least = max(2 * PART_BYTES, sum(source.size or 0 for source in sources) / num_workers)
     if num_workers > 1 and (large := [location for location, size in sizes.items() if size >= least]):

@@ -304,7 +304,7 @@ class _WordPiece:
             position[active] += lengths[is_match]
             active = active[position[active] < ends[active]]
             tables = self._later
-        # A word of which any piece is unknown is [UNK] as a whole.
+        # A word with an unknown piece is [UNK] as a whole.
         is_unknown = np.zeros(len(words), dtype=bool)
         is_unknown[np.concatenate(unknown)] = True
         word, ids = np.concatenate(found_words), np.concatenate(found_ids)

@@ -152,5 +152,5 @@ def rows_or_files(location: str) -> tuple[int, list[str]]:
 def _asked(call: Callable[[], T], location: str, remedy: str = "check the name") -> T:
     try:
         return call()
-    except Exception as error:  # `datasets` raises whatever its readers raise
+    except Exception as error:  # `datasets` raises the errors of all its readers
         raise InputError(f"datasets cannot open it: {error}", where=location, remedy=remedy) from error

@@ -21,7 +21,7 @@ MAX_CHANGED_AS_BERT = 0.05
 MAX_MERGED_WORDS = 0.001
 """Share of distinct words that stripping may make equal to another one, in languages for which BERT does not strip."""
 STRIPPED_BY_BERT = ("en", "zh")
-"""Languages of Google's own uncased and Chinese models: they strip accents, whatever few words merge."""
+"""Languages of Google's own uncased and Chinese models, which strip accents."""
 
 MIN_UNSPACED_SHARE = 0.3
 """Share of letters in scripts that are written without blanks, from which text is cut into clusters."""

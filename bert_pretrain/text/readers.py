@@ -130,7 +130,7 @@ def _no_text(values: Sequence[Any], position: Position) -> InputError:
 
 
 def check_texts(counts: Mapping[str, int], documents: int) -> None:
-    """Refuse inputs of which more than `MAX_NO_STRING` of the records hold something else than text."""
+    """Refuse inputs if more than `MAX_NO_STRING` of the records hold something else than text."""
     for reason, number in counts.items():
         if reason.startswith(NO_STRING) and number > MAX_NO_STRING * (documents + number):
             what = f"{number:,} of {documents + number:,} records hold no string as text, more than {MAX_NO_STRING:.0%}"

@@ -43,7 +43,7 @@ _SAMPLE_BYTES = 1 << 18
 SOURCES_PER_TASK = 1000
 MAX_SOURCES = 300_000
 OF_A_RUN = ("time.json", "forecast.json", "machine.json")
-"""Files that `run` writes beside the outputs of its stages, and that look like text."""
+"""Files that `run` writes next to the outputs of its stages, and that look like text."""
 _QUOTED = re.compile(r'"[^"]*("|$)')
 T = TypeVar("T")
 
@@ -294,7 +294,7 @@ def is_compressed(location: str) -> bool:
 
 
 def _some_of(sources: list[Source], fraction: float) -> list[Source]:
-    """Return a share of many sources, evenly spaced, or all of a few, of each of which that share is read."""
+    """Return a share of many sources, evenly spaced; of few, return all, each to be read in that share."""
     if len(sources) <= FEW_SOURCES:
         return [replace(source, fraction=fraction) for source in sources]
     number = math.ceil(fraction * len(sources))
@@ -303,7 +303,7 @@ def _some_of(sources: list[Source], fraction: float) -> list[Source]:
 
 
 def evenly_spaced(items: Sequence[T], number: int) -> list[T]:
-    """Return so many of the items, at equal distances from one another."""
+    """Return `number` of the items, evenly spaced."""
     return [items[int((place + 0.5) * len(items) / number)] for place in range(number)]
 
 

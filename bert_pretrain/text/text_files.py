@@ -80,7 +80,7 @@ class Position(NamedTuple):
 
 
 def join_reasons(counts: Mapping[str, int]) -> dict[str, int]:
-    """Add the counts of reasons that differ only in the position of the first, of which the first one is kept."""
+    """Add the counts of reasons that differ only in the position of the first record; keep the first position."""
     names: dict[str, str] = {}
     joined: Counter[str] = Counter()
     for reason, count in counts.items():

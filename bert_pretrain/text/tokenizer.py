@@ -1,6 +1,6 @@
 """A tokenizer folder: a WordPiece vocabulary with BERT's text processing, or one of whole words, written and read.
 
-It opens in `transformers`, and `vocab.txt` in whatever reads Google's. One text is encoded by `tokenizers`; whole
+It opens in `transformers`, and `vocab.txt` in readers of Google's. One text is encoded by `tokenizers`; whole
 corpora by `text/fast_tokenizer.py`.
 """
 

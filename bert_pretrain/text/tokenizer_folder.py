@@ -15,7 +15,7 @@ from bert_pretrain.io.files import read_json
 from bert_pretrain.io.manifest import MANIFEST, PARTIAL
 
 PAD, UNKNOWN, CLS, SEP, MASK = SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
-MAX_WORD_CHARACTERS = 100  # longer words are [UNK] to WordPiece, whatever the vocabulary
+MAX_WORD_CHARACTERS = 100  # longer words are [UNK] to WordPiece with any vocabulary
 MAX_TOKEN_CHARACTERS = 1000
 MAX_VOCABULARY_BYTES = 64 << 20
 _CONTROL = re.compile("[\0-\x1f\x7f\ud800-\udfff]")

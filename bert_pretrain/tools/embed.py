@@ -1,7 +1,7 @@
 """`embed`: texts as vectors, one per text or one per token, in the order of the input.
 
 Texts are read in groups of bounded size, sorted by length within a group, and run without padding. Vectors are fp32
-whatever the precision of the matrix products; in fp32 they are those of `transformers` from the same folder.
+for any precision of the matrix products; in fp32 they are those of `transformers` from the same folder.
 """
 
 from collections import Counter

@@ -93,7 +93,7 @@ class CheckpointWriter:
                 except Exception as error:
                     writing.set_exception(error)
 
-            # A daemon, unlike the threads of an executor: a run that shall end at once does not wait for it.
+            # A daemon, unlike the threads of an executor: a run that must end at once does not wait for it.
             threading.Thread(target=write, name="checkpoint", daemon=True).start()
         return path
 

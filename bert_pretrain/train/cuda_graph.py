@@ -2,7 +2,7 @@
 
 A small network's step is some hundred launches, which take the host longer than the device computes. Captured once with
 forward and backward pass, clipping and update, they are replayed as one. A graph has one shape, so all that a
-micro-batch holds gets a tail. Captures depend on card and driver, of which one has been tried, so the first result of
+micro-batch holds gets a tail. Captures depend on card and driver, and one pair has been tried, so the first result of
 each graph is compared with that of the plain step, and only the plain step's counts.
 """
 
@@ -59,8 +59,8 @@ class Trial(NamedTuple):
 class StepGraphs:
     """The graphs of a compiled model's steps, one for each shape of a micro-batch.
 
-    A shape's first step is computed as ever, by which kernels are compiled and chosen; so is the second, from which its
-    graph is made. Where graphs do not pay, capturing fails or results differ, or there are too many shapes, all or
+    A shape's first step is computed without a graph, which compiles and chooses kernels. So is the second, from which
+    its graph is made. Where graphs do not pay, capturing fails or results differ, or there are too many shapes, all or
     those steps are.
     """
 
@@ -87,7 +87,7 @@ class StepGraphs:
         seed: Callable[[], object],
         metrics: Sequence[Tensor],
     ) -> bool:
-        """Compute the step by its graph; False if it shall be computed as ever.
+        """Compute the step by its graph; False if it must be computed without one.
 
         `seed` sets the generator for dropout. `metrics` are what a step changes besides the weights and the state of
         the optimizers, the same tensors in every step.
@@ -138,7 +138,7 @@ class StepGraphs:
                 with torch.no_grad():
                     for tensors, old in zip(changing, before, strict=True):
                         torch._foreach_copy_(tensors, old)
-        except Exception as error:  # the state is what it was, so the step can still be computed as ever
+        except Exception as error:  # the state is what it was, so the step can still be computed without a graph
             cause = error.__cause__ or error.__context__ or error
             self._give_up(f"{type(cause).__name__}: {str(cause).partition(chr(10))[0]}")
             return None

@@ -67,7 +67,7 @@ def training_flops(
     predictions: float,
     pairs: float = 0.0,
 ) -> float:
-    """Return the floating-point operations of training on so many tokens, forward and backward.
+    """Return the floating-point operations of training on these tokens, forward and backward.
 
     `tokens` are real ones, `squared_lengths` is the sum of the squares of the sequences' lengths, and `pairs` counts
     the sequences with a next-sentence label.

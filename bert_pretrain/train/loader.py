@@ -54,7 +54,7 @@ class TrainingData:
 
         The global batch is the same for any number of ranks; from the lengths of its examples each rank finds its own
         share, and takes only the tokens of that. All ranks read and mask whole shards, so that an example has the masks
-        that one rank gives it: 2.5 µs of a core per example of 64 tokens, beside 2.9 to gather and pack one of its own.
+        that one rank gives it: 2.5 µs of a core per example of 64 tokens, and 2.9 to gather and pack one of its own.
         `static_shapes` gives all micro-batches nearly the same shape.
         """
         self._rank, self._num_ranks = rank, num_ranks
@@ -94,7 +94,7 @@ class TrainingData:
         return map(self.global_batch, steps)
 
     def epoch(self, step: int) -> float:
-        """Return how often the training split has been seen after so many steps."""
+        """Return how often the training split has been seen after `step` steps."""
         return self._examples_before(step) / self._examples.num_rows
 
     def _examples_before(self, step: int) -> int:

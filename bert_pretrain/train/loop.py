@@ -43,7 +43,7 @@ def fit(
 ) -> None:
     """Train from the state's step to the end of the run, and put the last checkpoint on disk.
 
-    The state is changed in place. `measure` returns the metrics of the held-out split, or of a part unless it shall be
+    The state is changed in place. `measure` returns the metrics of the held-out split, or of a part unless it must be
     whole, if there is one. After SIGINT or SIGTERM it raises `Interrupted`, once the checkpoint is written. SIGUSR1
     saves a checkpoint.
     """

@@ -241,7 +241,7 @@ def _softmax_in_place(
 
 
 def _product_in_fp32(left: Tensor, right: Tensor) -> Tensor:
-    """Return the product of two matrices in fp32, whatever they are in: fp16 overflows where many rows add up."""
+    """Return the product of two matrices of any precision in fp32: fp16 overflows where many rows add up."""
     if left.dtype == torch.float32:
         return torch.mm(left, right)
     if left.device.type == "cuda":

@@ -42,7 +42,7 @@ def make_optimizers(model: nn.Module, config: TrainConfig) -> Optimizers:
 def update(optimizers: Optimizers, learning_rate: float | Tensor, skip: Tensor) -> None:
     """Run the optimizers, or leave weights and state as they are where `skip`, () bool, is true.
 
-    A learning rate on the device, (), is read there by whatever launches.
+    A learning rate on the device, (), is read there when a kernel runs.
     """
     found_inf = skip.float()
     for optimizer in optimizers:

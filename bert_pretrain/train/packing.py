@@ -98,7 +98,7 @@ class ShapeMultiples:
 
     @staticmethod
     def for_padded_attention(micro_batch_tokens: int) -> "ShapeMultiples":
-        """Return the multiples for micro-batches of sequences of about equal length, the longest of which varies."""
+        """Return the multiples for micro-batches of sequences of about equal length; the longest varies."""
         return ShapeMultiples(_power_of_two(MAX_DUMMY_SHARE * micro_batch_tokens), 32, 2, 8)
 
 
@@ -109,7 +109,7 @@ def cut(examples: Examples, micro_batch_tokens: int, rank: int = 0, num_ranks: i
 
 
 def assign_by_length(lengths: np.ndarray, micro_batch_tokens: int, rank: int, num_ranks: int) -> list[np.ndarray]:
-    """Return the rows of each micro-batch of a rank, each of at most so many tokens and at least one example.
+    """Return the rows of each micro-batch of a rank, each of at most `micro_batch_tokens` and at least one example.
 
     Sorted by length, examples are assigned to ranks in snake order, so that all ranks hold about equally many tokens,
     and attention that pads then pads little.
@@ -188,7 +188,7 @@ def _power_of_two(number: float) -> int:
 
 
 def _snake_order(lengths: np.ndarray, number: int) -> list[np.ndarray]:
-    """Assign examples, sorted by length, to so many shares: first to last, then last to first; returns their rows."""
+    """Return the rows of each share: examples sorted by length, assigned first to last, then last to first."""
     order = np.argsort(lengths, kind="stable")
     turns = np.arange(len(order)) % (2 * number)
     owner = np.minimum(turns, 2 * number - 1 - turns)

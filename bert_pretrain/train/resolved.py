@@ -35,7 +35,7 @@ OBJECTIVES = {
     "sop": "masked tokens and sentence order (in metrics.jsonl by the names of next sentence)",
     "none": "masked tokens alone; pooler and next-sentence head stay untrained",
 }
-MASKING = {"static": "stored in the data", "dynamic": "drawn anew in every epoch"}
+MASKING = {"static": "stored in the data", "dynamic": "drawn again in every epoch"}
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,7 @@ class ResolvedRun:
         return None if one is None else one * self.dist_context.size
 
     def pretraining(self, tokens: int) -> dict[str, Any]:
-        """Return what `config.json` says of the training after so many tokens."""
+        """Return what `config.json` says of the training after `tokens` tokens."""
         return {"optimizer": self.config.train.optimizer, "language": self.data.config.language, "tokens": tokens}
 
     def evaluates_by_clock(self, before: float, now: float, reserve: float) -> bool:
@@ -80,7 +80,7 @@ class ResolvedRun:
         return int(8 * before / seconds) < int(8 * now / seconds)
 
     def learning_rate(self, step: int, seconds: float, reserve: float) -> float:
-        """Return the learning rate of the update that follows `step` finished ones, so many `seconds` into the run."""
+        """Return the learning rate of the update after `step` finished ones, `seconds` into the run."""
         if self.length.steps is not None:
             return schedule.learning_rate(self.config.train, step, self.length.steps)
         return schedule.learning_rate_by_clock(self.config.train, step, seconds, (self.length.seconds or 0.0) - reserve)

@@ -22,7 +22,7 @@ from bert_pretrain.model.bert import BertForPreTraining
 from bert_pretrain.model.folder import CARD
 from bert_pretrain.model.huggingface import PRETRAINING, exported, load_model, load_weights, save_tensors
 from bert_pretrain.report.curves import read_metrics, value_of
-from bert_pretrain.report.diagnosis import nothing_learnt
+from bert_pretrain.report.diagnosis import nothing_learned
 from bert_pretrain.train import distributed, hardware
 from bert_pretrain.train.checkpoint import Checkpoint, CheckpointWriter, carry_over, restore
 from bert_pretrain.train.evaluation import WITHOUT_PAIRS, evaluate_batches
@@ -138,7 +138,7 @@ def _train(run: ResolvedRun, latest: Checkpoint | None) -> None:
         )  # fmt: skip
         try:
             fit(run, state, data, log, measure, checkpoints, evaluate_first=latest is None)
-        except Exception:  # whatever it was, the checkpoint under way shall not be lost
+        except Exception:  # the checkpoint under way must not be lost after any error
             with contextlib.suppress(Exception):
                 checkpoints.wait()
             raise
@@ -262,7 +262,7 @@ def _finish(run: ResolvedRun, state: TrainState, log: RunLog, record: dict[str, 
     except DataError as error:  # must not cost the model
         print(f"no curves and no check of what was learned: {error}")
         metrics = []
-    warning = nothing_learnt(record, metrics)
+    warning = nothing_learned(record, metrics)
     with atomic_folder(run.output / "model") as temporary:
         weights, _ = exported({name: parameter.detach() for name, parameter in state.model.named_parameters()})
         save_tensors(weights, state.model, temporary, run.tokenizer, run.pretraining(state.progress.tokens))

@@ -20,7 +20,7 @@ class Length:
         return f"{self.steps:,} steps" if self.steps is not None else duration(self.seconds or 0.0)
 
     def is_over(self, step: int, seconds: float, reserve: float = 0.0) -> bool:
-        """Whether a run that has done so many steps in so many seconds ends here.
+        """Whether a run ends after this number of steps and seconds.
 
         `reserve` is the time that what comes after the last step will take.
         """

@@ -62,7 +62,7 @@ class StepSums(NamedTuple, Generic[Value]):
     skipped: Value
     loss: Value
     grad_norm: Value
-    skipped_in_a_row: Value  # up to now, whatever the interval
+    skipped_in_a_row: Value  # up to now, also over intervals
 
     @staticmethod
     def zeros(device: torch.device) -> Tensor:
@@ -137,7 +137,7 @@ def _add_gradients(
     loss_scale: LossScale | None,
     dist_context: DistContext,
 ) -> list[LossSums]:
-    """Add up the gradients of so many micro-batches; `counts`, (2,), of predictions and pairs divide their losses."""
+    """Add up the gradients of `number` micro-batches; `counts`, (2,), of predictions and pairs divide their losses."""
     num_predictions, num_pairs = counts.clamp(min=1.0).float().unbind()
     # DDP takes the mean of the ranks' gradients; each rank's loss is a share of a sum.
     scale = (loss_scale.scale if loss_scale is not None else 1.0) * dist_context.size
@@ -164,7 +164,7 @@ def _clip(network: nn.Module, max_grad_norm: float, loss_scale: LossScale | None
     norm = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients)))
     if loss_scale is not None:
         norm = norm / loss_scale.scale
-    # Weights of the same step for the same seed, whatever the scale was; a norm of 0 must not divide.
+    # Weights of the same step for the same seed and any scale; a norm of 0 must not divide.
     factor = (max_grad_norm / (norm + 1e-6)).clamp(max=1.0)
     if loss_scale is not None:
         factor = factor / loss_scale.scale

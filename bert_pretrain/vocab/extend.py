@@ -48,7 +48,7 @@ def extend_vocabulary(
 
 
 def lost_characters(words: Mapping[str, int], old: Tokenizer, min_frequency: int) -> list[tuple[str, int]]:
-    """Return the characters, `c` or `##c` as the text has them, for lack of which words are [UNK], most frequent first.
+    """Return the characters, `c` or `##c` as the text has them, whose absence makes words [UNK], most frequent first.
 
     Only as many as a new vocabulary would keep: up to 99.99 % of the running characters.
     """

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from bert_pretrain.report.diagnosis import Diagnosis, diagnose, nothing_learnt
+from bert_pretrain.report.diagnosis import Diagnosis, diagnose, nothing_learned
 
 HEALTHY: dict[str, Any] = json.loads(Path(__file__).with_name("healthy_runs.json").read_text())
 SICK: dict[str, Any] = json.loads(Path(__file__).with_name("sick_runs.json").read_text())
@@ -144,7 +144,7 @@ FREQUENCIES = "only token frequencies learned"
 def test_a_finished_model_no_better_than_token_frequencies_has_learnt_no_more(first, loss, cause) -> None:
     lines = [{"step": 0, "validation_mlm_loss": first}, {"step": 9, "mlm_loss": 2.0}]
     lines += [{"step": 9, "validation_mlm_loss": loss}]
-    found = nothing_learnt(RECORD, lines)
+    found = nothing_learned(RECORD, lines)
     assert (found.cause if found else None) == cause
     assert (found in diagnose({**RECORD, "progress": {"step": 9}}, lines)) == bool(cause)
     assert found not in diagnose(RECORD, lines)
