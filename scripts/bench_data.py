@@ -349,7 +349,7 @@ def fresh(folder: Path) -> Path:
 
 
 def describe_machine() -> dict[str, str]:
-    """Return what the figures depend on besides the code, and the code's commit."""
+    """Return what the metrics depend on besides the code, and the code's commit."""
     models = [line for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("model name")]
     git = ["git", "-C", str(ROOT), "describe", "--always", "--dirty"]
     versions = {"python": platform.python_version(), **library_versions()}

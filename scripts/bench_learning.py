@@ -1,7 +1,7 @@
 """Which recipe learns most? Trains variants from several seeds, and scores all of them by one independent scorer.
 
 The corpus (a sentence a line, blank lines between documents) is split by document: 1 % to choose by (`dev`), 2 % for
-the final figures (`test`), which is scored only with `--split test`, 0.3 % for the evaluations of a run (`validation`),
+the final metrics (`test`), which is scored only with `--split test`, 0.3 % for the evaluations of a run (`validation`),
 the rest to train on. Vocabulary and data are made once for each setting. A run is `bert-pretrain train` in a process of
 its own. Runs that are in `results.jsonl` are not repeated.
 

@@ -243,7 +243,7 @@ def _auto(options: Options) -> Part:
 
 
 def _read_run(run: Path) -> Row:
-    """Return a row of a run's figures, before and after; of a run that was stopped, those so far."""
+    """Return a row of a run's metrics, before and after; of a run that was stopped, those so far."""
     lines = read_rows(run / "metrics.jsonl")
     evaluations = [line for line in lines if "validation_mlm_loss" in line]
     steps = [line for line in lines if "loss" in line]

@@ -180,12 +180,12 @@ def describe_times(times: float, copies: int) -> str:
     return f"an epoch sees the text {times:.2f} times (data.dupe_factor is {copies}; windows overlap in cut sentences)"
 
 
-def _describe_masks(figures: dict[str, Any]) -> str:
-    if "masked_share" not in figures:
+def _describe_masks(metrics: dict[str, Any]) -> str:
+    if "masked_share" not in metrics:
         return "masks drawn in training"
     return (
-        f"masked {figures['masked_share']:.2%} (shown as [MASK] {figures['masked_shown_as_mask_share']:.1%}, random "
-        f"{figures['masked_shown_as_random_share']:.1%}, original {figures['masked_shown_as_original_share']:.1%})"
+        f"masked {metrics['masked_share']:.2%} (shown as [MASK] {metrics['masked_shown_as_mask_share']:.1%}, random "
+        f"{metrics['masked_shown_as_random_share']:.1%}, original {metrics['masked_shown_as_original_share']:.1%})"
     )
 
 

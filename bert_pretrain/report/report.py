@@ -1,7 +1,7 @@
 """`report`: the curves of one or several runs as a picture and as a page, from their `metrics.jsonl`.
 
 The page is one file that loads nothing: the pictures are inside. It also says which values are normal, and which
-figures of these runs are not.
+metrics of these runs are not.
 """
 
 import base64

@@ -106,7 +106,7 @@ def _open(source: Source) -> Iterator[tuple[Any, int]]:
 
 
 def rows_at_once(group: Any, columns: Sequence[str], max_bytes: int, position: object) -> int:
-    """Return how many rows of a row group to decode at once, by its own figures."""
+    """Return how many rows of a row group to decode at once, by its own metrics."""
     size = group.total_byte_size
     if size > max_bytes and columns:  # only then, because pyarrow ends the process where a chunk's metadata are damaged
         chunks = (group.column(index) for index in range(group.num_columns))

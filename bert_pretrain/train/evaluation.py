@@ -62,8 +62,8 @@ def evaluate(model: Path, data: Path, *, config: TrainConfig, split: str = "vali
         )
     micro_batch_tokens = hardware.choose_micro_batch_tokens(config, network, folder.max_seq_length, device, dtype)
     batches = evaluation_batches(folder, split, micro_batch_tokens)
-    figures = evaluate_batches(PretrainingLoss(network), batches, device, dtype)
-    return {name: value for name, value in figures.items() if has_pairs or not name.startswith("nsp")}
+    metrics = evaluate_batches(PretrainingLoss(network), batches, device, dtype)
+    return {name: value for name, value in metrics.items() if has_pairs or not name.startswith("nsp")}
 
 
 @torch.no_grad()
@@ -88,8 +88,8 @@ def evaluate_batches(
     ):
         for batch in ready:
             sums: LossSums = losses(batch)
-            figures = (sums.mlm_loss, sums.mlm_correct, sums.nsp_loss, sums.nsp_correct)
-            totals += torch.stack([figure.to(totals.dtype) for figure in figures])
+            metrics = (sums.mlm_loss, sums.mlm_correct, sums.nsp_loss, sums.nsp_correct)
+            totals += torch.stack([figure.to(totals.dtype) for figure in metrics])
             num_pairs = 0 if batch.next_sentence_labels is None else batch.num_sequences
             counts += torch.tensor([batch.num_sequences, num_pairs, batch.num_predictions])
     losses.train(was_training)

@@ -78,7 +78,7 @@ def model_card(
         is_final=is_final,
         rate=f"{fine_tuning_rate(model.encoder, run.config.model.hidden_size):.0e}" if is_final else None,
         has_curves=has_curves, warning=warning, held_out=held_out, evaluated=evaluated,
-        figures=[(result.metric_name, _shown(result, evaluated)) for result in results],
+        metrics=[(result.metric_name, _shown(result, evaluated)) for result in results],
         use=None if loss is None else expected_use(loss, run.tokenizer.vocab_size, data.language),
         evaluated_step=validation["step"] if results and validation else None,
         inputs=inputs[:_MAX_INPUTS], more_inputs=max(0, len(inputs) - _MAX_INPUTS),

@@ -111,12 +111,12 @@ def train_step(
             network, micro_batches, len(batch.micro_batches), counts, dtype, loss_scale, dist_context
         )
         norm = _clip(network, max_grad_norm, loss_scale)
-        figures = _figures(parts, counts, norm, dist_context)
-        finite = torch.stack(figures).isfinite().all()
+        measured = _measured(parts, counts, norm, dist_context)
+        finite = torch.stack(measured).isfinite().all()
         update(optimizers, rate, ~finite)
         if loss_scale is not None:
             loss_scale.update(~finite)
-        _add(sums, figures, finite)
+        _add(sums, measured, finite)
 
     metrics = [sums, *(vars(loss_scale).values() if loss_scale is not None else ())]
     if graphs is not None and graphs.run(compute, batch, learning_rate, lambda: next(seeded()), metrics):
@@ -173,7 +173,7 @@ def _clip(network: nn.Module, max_grad_norm: float, loss_scale: LossScale | None
 
 
 @torch.no_grad()
-def _figures(parts: list[LossSums], counts: Tensor, norm: Tensor, dist_context: DistContext) -> StepSums[Tensor]:
+def _measured(parts: list[LossSums], counts: Tensor, norm: Tensor, dist_context: DistContext) -> StepSums[Tensor]:
     """Return the metrics of a step that is not skipped."""
     measured = torch.stack([value.to(counts.dtype) for part in parts for value in part])
     measured = measured.view(len(parts), -1).sum(dim=0)
@@ -188,9 +188,9 @@ def _figures(parts: list[LossSums], counts: Tensor, norm: Tensor, dist_context: 
 
 
 @torch.no_grad()
-def _add(sums: Tensor, figures: StepSums[Tensor], finite: Tensor) -> None:
+def _add(sums: Tensor, measured: StepSums[Tensor], finite: Tensor) -> None:
     """Add a step's metrics to the sums, or only note that it was skipped."""
-    zero, one = figures.skipped, torch.ones_like(figures.skipped)
-    if_skipped = StepSums(*[zero] * len(figures))._replace(skipped=one, skipped_in_a_row=one)
-    sums += torch.where(finite, torch.stack(figures), torch.stack(if_skipped))
+    zero, one = measured.skipped, torch.ones_like(measured.skipped)
+    if_skipped = StepSums(*[zero] * len(measured))._replace(skipped=one, skipped_in_a_row=one)
+    sums += torch.where(finite, torch.stack(measured), torch.stack(if_skipped))
     StepSums(*sums.unbind()).skipped_in_a_row.mul_(~finite)

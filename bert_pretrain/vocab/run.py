@@ -75,18 +75,18 @@ def make_vocab(
             manifest.reopen(output)
         remove_temporaries(output)
         counts = _count(sources, output, config, workers, scheduler)
-        tokenizer, figures = _make(counts, old, config, inputs[0])
+        tokenizer, metrics = _make(counts, old, config, inputs[0])
         tokenizer.save(output)
         body = {
             "config": {"vocab": config.vocab.model_dump(mode="json")},
             "language": config.data.language,
             "tokenizer": {"hash": tokenizer.hash, "vocab_size": tokenizer.vocab_size},
             "inputs": [{"location": source.location, **source.identity} for source in sources],
-            "figures": figures,
+            "metrics": metrics,
         }
         manifest.complete(output, "vocab", identity, body)
-    _report(tokenizer, figures, config.vocab)
-    if (few := few_documents(figures["documents"])) and (finer := finer_boundary(sources)):
+    _report(tokenizer, metrics, config.vocab)
+    if (few := few_documents(metrics["documents"])) and (finer := finer_boundary(sources)):
         print(f"warning: {few}, for make-data too\n  hint: {finer}")
     print(f"tokenizer folder: {output}")
     return output
@@ -273,20 +273,20 @@ def measure(tokenizer: Tokenizer, words: Counter[str]) -> dict[str, Any]:
     }
 
 
-def _report(tokenizer: Tokenizer, figures: dict[str, Any], config: VocabConfig) -> None:
-    print(f"{tokenizer.vocab_size:,} tokens from {figures['words']:,} words in {figures['documents']:,} documents")
-    for name, found in (("", figures), ("before, ", figures.get("before"))):
+def _report(tokenizer: Tokenizer, metrics: dict[str, Any], config: VocabConfig) -> None:
+    print(f"{tokenizer.vocab_size:,} tokens from {metrics['words']:,} words in {metrics['documents']:,} documents")
+    for name, found in (("", metrics), ("before, ", metrics.get("before"))):
         if found:
             share, characters = found["unk_share_of_words"], found["unk_share_of_characters"]
             unknown = f"[UNK] {share:.4%} of words, {characters:.4%} of characters"
-            print(f"{name}on {figures['measured_on']}: {unknown}, {found['pieces_per_word']:.3f} pieces per word")
-    if dropped := figures["dropped_rare_chunks"]["occurrences"]:
+            print(f"{name}on {metrics['measured_on']}: {unknown}, {found['pieces_per_word']:.3f} pieces per word")
+    if dropped := metrics["dropped_rare_chunks"]["occurrences"]:
         print(f"the text has too many different words to keep: {dropped:,} occurrences of rare ones are not counted")
-    for line in describe_reasons(figures["repairs_and_drops"]):
+    for line in describe_reasons(metrics["repairs_and_drops"]):
         print(f"corpus: {line}")
-    if (least := figures.get("words_seen_from_count", 1)) > config.min_frequency:
+    if (least := metrics.get("words_seen_from_count", 1)) > config.min_frequency:
         print(f"words that occur fewer than {least:,} times are not learned from: too small a share of so much text")
-    if "alphabet" in figures and tokenizer.vocab_size < config.size:
+    if "alphabet" in metrics and tokenizer.vocab_size < config.size:
         print(
             f"warning: the corpus is too small for vocab.size {config.size:,}; the vocabulary has "
             f"{tokenizer.vocab_size:,} tokens, as vocab.min_frequency is {config.min_frequency}\n"

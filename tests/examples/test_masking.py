@@ -1,4 +1,4 @@
-"""Masks: how many, which, and what is shown instead; held against the figures of the paper and exact counts."""
+"""Masks: how many, which, and what is shown instead; held against the metrics of the paper and exact counts."""
 
 import itertools
 import math

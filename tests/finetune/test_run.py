@@ -82,8 +82,8 @@ def test_the_card_says_what_it_is_and_gives_its_figures(classifier: dict[str, An
     report, _ = results(classifier["output"])
     head, _, body = (classifier["output"] / "README.md").read_text().removeprefix("---\n").partition("\n---\n")
     assert yaml.safe_load(head)["pipeline_tag"] == "text-classification"
-    figures = (report[split]["accuracy"] for split in ("validation", "test"))
-    assert f"| accuracy | {' | '.join(f'{figure:.4f}' for figure in figures)} |" in body
+    metrics = (report[split]["accuracy"] for split in ("validation", "test"))
+    assert f"| accuracy | {' | '.join(f'{figure:.4f}' for figure in metrics)} |" in body
     assert f"in {report['refit_epochs']} epochs over the rows for training and validation" in body
     assert f"**Warning:** {report['warning']}" in body
     assert report["warning"].startswith("not clearly better than words alone")

@@ -263,7 +263,7 @@ def test_odd_documents_take_little_memory_and_none_is_lost(tmp_path, vocab_folde
     assert manifest["corpus"]["left_out"] == {"duplicate_documents": duplicates}
     drops = (split["statistics"]["drops"]["single_sentence_spans"] for split in manifest["splits"].values())
     assert sum(drops) == 977
-    assert json.loads((tmp_path / "vocab" / "manifest.json").read_text())["figures"]["documents"] == number
+    assert json.loads((tmp_path / "vocab" / "manifest.json").read_text())["metrics"]["documents"] == number
 
 
 def test_every_dropped_line_and_document_is_counted_by_reason(tmp_path, vocab_folder, english_text) -> None:

@@ -81,9 +81,9 @@ def test_many_small_files_are_few_store_shards_and_keep_their_figures(tmp_path, 
     settings = ("data.document_boundary=file", "data.next_sentence=none")
     _, corpus, store_shards = build(tmp_path / "texts", vocab_folder, tmp_path, *settings)
     assert 3 < len(store_shards) < 12
-    assert [figures["documents"] for figures in corpus["inputs"]] == [int(number % 5 > 0) for number in range(120)]
-    assert [figures["sentences"] for figures in corpus["inputs"]] == [number % 5 for number in range(120)]
-    assert corpus["tokens"] == sum(figures["tokens"] for figures in corpus["inputs"])
+    assert [metrics["documents"] for metrics in corpus["inputs"]] == [int(number % 5 > 0) for number in range(120)]
+    assert [metrics["sentences"] for metrics in corpus["inputs"]] == [number % 5 for number in range(120)]
+    assert corpus["tokens"] == sum(metrics["tokens"] for metrics in corpus["inputs"])
     assert corpus["repairs_and_drops"] == {"empty_documents": 24}
 
 

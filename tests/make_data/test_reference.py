@@ -52,40 +52,40 @@ def tokenizer() -> Tokenizer:
 
 
 def by_reference(documents: list[list[int]], tokenizer: Tokenizer, seed: int) -> Figures:
-    draw, figures, windows = random.Random(seed), Figures(), []
+    draw, metrics, windows = random.Random(seed), Figures(), []
     places = iter(range(sum(map(sum, documents))))
     for number, lengths in enumerate(documents):
         sentences = [list(itertools.islice(places, length)) for length in lengths]
         windows += reference.cut_windows(number, sentences, MAX_TOKENS, SHORT, draw)
     word_pieces, special = tokenizer.word_piece_ids.tolist(), {tokenizer.cls_id, tokenizer.sep_id}
     for pair in reference.make_pairs(windows, MAX_TOKENS, draw):
-        figures.pairs.append((pair.a, pair.b, pair.label))
+        metrics.pairs.append((pair.a, pair.b, pair.label))
         a, b = ([FIRST_ID + token % NUM_IDS for token in segment] for segment in (pair.a, pair.b))
         input_ids = [tokenizer.cls_id, *a, tokenizer.sep_id, *b, tokenizer.sep_id]
         shown, originals = reference.mask(input_ids, special, tokenizer.mask_id, word_pieces, 0.15, draw)
         for position, original in originals.items():
-            figures.count_mask(original, shown[position], tokenizer.mask_id)
-    return figures
+            metrics.count_mask(original, shown[position], tokenizer.mask_id)
+    return metrics
 
 
 def by_arrays(documents: list[list[int]], tokenizer: Tokenizer, seed: int) -> Figures:
-    rng, figures, text = np.random.default_rng(seed), Figures(), text_of(documents)
+    rng, metrics, text = np.random.default_rng(seed), Figures(), text_of(documents)
     segments = shuffle_segment_b(cut_windows(text, MAX_TOKENS, SHORT, rng, at_sentences=False), text, MAX_TOKENS, rng)
     spans = [list(range(at, at + length)) for at, length in zip(segments.starts, segments.lengths, strict=True)]
-    figures.pairs = list(zip(spans[0::2], spans[1::2], segments.labels.tolist(), strict=True))
+    metrics.pairs = list(zip(spans[0::2], spans[1::2], segments.labels.tolist(), strict=True))
     ids = (FIRST_ID + text.ids % NUM_IDS).astype(np.uint16)
     unmasked = assemble(segments, replace(text, ids=ids), tokenizer)
     examples = mask_examples(unmasked, tokenizer, DataConfig(max_seq_length=64), rng)
     places = examples.masked_indices
     for original, shown in zip(unmasked.input_ids[places], examples.input_ids[places], strict=True):
-        figures.count_mask(int(original), int(shown), tokenizer.mask_id)
-    return figures
+        metrics.count_mask(int(original), int(shown), tokenizer.mask_id)
+    return metrics
 
 
-def check_invariants(figures: Figures, documents: list[list[int]]) -> None:
-    owner, labels = owners(documents), [label for _, _, label in figures.pairs]
+def check_invariants(metrics: Figures, documents: list[list[int]]) -> None:
+    owner, labels = owners(documents), [label for _, _, label in metrics.pairs]
     assert abs(2 * sum(labels) - len(labels)) <= 1
-    for a, b, label in figures.pairs:
+    for a, b, label in metrics.pairs:
         assert a
         assert b
         assert len(a) + len(b) <= MAX_TOKENS
@@ -96,7 +96,7 @@ def check_invariants(figures: Figures, documents: list[list[int]]) -> None:
         assert label == 1 or b[0] == a[-1] + 1
     # Every token of a document of two sentences is in an A, or in a B that was exchanged.
     in_windows = sum(sum(document) for document in documents if len(document) > 1)
-    assert len(figures.covered) > 0.7 * in_windows
+    assert len(metrics.covered) > 0.7 * in_windows
 
 
 @pytest.mark.parametrize("corpus", CORPORA)
@@ -109,7 +109,7 @@ def test_both_implementations_keep_the_invariants_and_have_the_same_statistics(c
         check_invariants(each[0], CORPORA[corpus])
 
     def close(figure, tolerance: float) -> None:
-        plain, arrays = (np.mean([figure(figures) for figures in each]) for each in found)
+        plain, arrays = (np.mean([figure(metrics) for metrics in each]) for each in found)
         assert plain == pytest.approx(arrays, rel=tolerance), (plain, arrays)
 
     close(lambda f: len(f.pairs), 0.01)

@@ -43,8 +43,8 @@ def healthy_loss(share: float) -> float:
     return fallen if share < 0.06 else 2 + 5 * math.exp(-8 * (share - 0.06))
 
 
-def run(num_lines: int = 200, **figures: Figure) -> list[dict[str, Any]]:
-    """The lines of a healthy run of a hundred thousand steps, with figures (by share of the run) replaced."""
+def run(num_lines: int = 200, **metrics: Figure) -> list[dict[str, Any]]:
+    """The lines of a healthy run of a hundred thousand steps, with metrics (by share of the run) replaced."""
     noise = np.random.default_rng(0).normal(size=num_lines)
     normal: dict[str, Figure] = {
         "mlm_loss": healthy_loss,
@@ -54,11 +54,11 @@ def run(num_lines: int = 200, **figures: Figure) -> list[dict[str, Any]]:
     lines: list[dict[str, Any]] = [{"step": 0, "validation_mlm_loss": healthy_loss(0)}]
     for number in range(1, num_lines + 1):
         share = number / num_lines
-        values = {name: figure(share) for name, figure in {**normal, **figures}.items()}
+        values = {name: figure(share) for name, figure in {**normal, **metrics}.items()}
         values["mlm_loss"] += 0.02 * noise[number - 1]
         lines.append({"step": round(share * STEPS), "elapsed_seconds": 36_000 * share, **values})
         if number % (num_lines // 20) == 0:
-            held_out = figures.get("mlm_loss", healthy_loss)(share)
+            held_out = metrics.get("mlm_loss", healthy_loss)(share)
             lines.append({"step": round(share * STEPS), "validation_mlm_loss": held_out})
     return lines
 
@@ -99,7 +99,7 @@ def stays(share: float) -> float:
     return max(7.0, healthy_loss(share))
 
 
-# A cause, the figures that plant it, and the share of the run from which on it is there.
+# A cause, the metrics that plant it, and the share of the run from which on it is there.
 PLANTED: list[tuple[str, dict[str, Figure], float]] = [
     ("plateau", {"mlm_loss": stays}, 0.21),
     ("learning rate too high", {"mlm_loss": rises}, 0.4),
@@ -110,10 +110,10 @@ PLANTED: list[tuple[str, dict[str, Figure], float]] = [
 ]
 
 
-@pytest.mark.parametrize(("cause", "figures", "begin"), PLANTED)
+@pytest.mark.parametrize(("cause", "metrics", "begin"), PLANTED)
 @pytest.mark.parametrize("num_lines", [40, 2000])
-def test_a_planted_cause_is_named_once_within_a_tenth_of_the_run(cause, figures, begin, num_lines) -> None:
-    found = named(run(num_lines, **figures))
+def test_a_planted_cause_is_named_once_within_a_tenth_of_the_run(cause, metrics, begin, num_lines) -> None:
+    found = named(run(num_lines, **metrics))
     assert list(found) == [cause]
     assert begin <= found[cause] <= begin + max(0.1, 12 / num_lines) + 0.01
 

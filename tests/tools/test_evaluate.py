@@ -1,4 +1,4 @@
-"""`evaluate`: figures as a table and as JSON."""
+"""`evaluate`: metrics as a table and as JSON."""
 
 import json
 from pathlib import Path
@@ -14,11 +14,11 @@ def test_figures_are_printed_and_written(make_bert, data_folder: Path, tmp_path:
     model = make_bert(max_position_embeddings=64)
     command, to_file = ("evaluate", model, "--device", "cpu"), ("--json", tmp_path / "data.json")
     shown = call(*command, "--data", data_folder, *to_file, "--precision", "fp32").output
-    figures = json.loads((tmp_path / "data.json").read_text())
+    metrics = json.loads((tmp_path / "data.json").read_text())
     config = load_config(settings=["train.device=cpu", "train.precision=fp32"]).train
-    assert figures == evaluate(model, data_folder, config=config)
+    assert metrics == evaluate(model, data_folder, config=config)
     for name in ("mlm_loss", "mlm_accuracy", "mlm_perplexity", "nsp_loss", "nsp_accuracy"):
-        assert f"{figures[name]:,.4f}" in next(line for line in shown.splitlines() if line.startswith(f"{name} "))
+        assert f"{metrics[name]:,.4f}" in next(line for line in shown.splitlines() if line.startswith(f"{name} "))
     for flag, file in (("--text", "a.txt"), ("--pairs", "p.jsonl")):
         files = ("--json", tmp_path / f"{file}.json", "--output", tmp_path / f"{file}.jsonl")
         shown = call(*command, flag, tmp_path / file, *files).output

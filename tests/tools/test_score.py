@@ -64,11 +64,11 @@ def test_pairs_are_judged_by_their_scores(bert_folder, short, their_tokens, tmp_
     ]
     (tmp_path / "pairs.jsonl").write_text("\n".join(lines) + "\n")
     output = tmp_path / "scores.jsonl"
-    figures, groups = score_pairs(bert_folder, [str(tmp_path / "pairs.jsonl")], config=CPU, output=output)
+    metrics, groups = score_pairs(bert_folder, [str(tmp_path / "pairs.jsonl")], config=CPU, output=output)
     scores = [[sum(their_tokens(text, "original")) for text in pair] for pair in pairs]
     expected = [good > bad + 1e-3 for good, bad in scores]
     assert 0 < sum(expected) < len(expected)
-    assert figures == {"accuracy": sum(expected) / len(pairs), "pairs": len(pairs)}
+    assert metrics == {"accuracy": sum(expected) / len(pairs), "pairs": len(pairs)}
     assert {name: group["accuracy"] for name, group in groups.items()} == {
         f"set{number}": sum(expected[number::2]) / len(expected[number::2]) for number in range(2)
     }
@@ -76,7 +76,7 @@ def test_pairs_are_judged_by_their_scores(bert_folder, short, their_tokens, tmp_
     assert [record["correct"] for record in records] == expected
     assert [record["UID"] for record in records] == [f"set{index % 2}" for index in range(len(pairs))]
     _, by_kind = score_pairs(bert_folder, [str(tmp_path / "pairs.jsonl")], config=CPU, by="kind")
-    assert by_kind == {"x": figures}
+    assert by_kind == {"x": metrics}
 
 
 GOOD = '{"sentence_good": "the one", "sentence_bad": "one the"}'

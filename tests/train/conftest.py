@@ -233,12 +233,12 @@ def take_steps(
     graphs: StepGraphs | None = None,
 ) -> list[StepSums[float]]:
     """Take a step of each batch, at the rates in turns."""
-    figures = []
+    metrics = []
     for number, batch in enumerate(batches):
         state.sums.zero_()
         step(state, batch, number, dtype, rates[number % len(rates)], graphs)
-        figures.append(StepSums.read(state.sums))
-    return figures
+        metrics.append(StepSums.read(state.sums))
+    return metrics
 
 
 def metrics(run: Path, key: str = "step") -> list[dict[str, Any]]:

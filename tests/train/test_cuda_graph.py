@@ -161,7 +161,7 @@ def test_on_a_card_graphs_compute_the_steps_and_a_failed_capture_leaves_nothing(
     batches = [cut_alike(make_examples(256, seed), 10_000, 32, 16.5).to(torch.device("cuda")) for seed in range(3)]
 
     def losses(state: TrainState, graphs: StepGraphs | None) -> list[float]:
-        return [figures.loss for figures in take_steps(state, batches * 4, torch.bfloat16, graphs=graphs)]
+        return [metrics.loss for metrics in take_steps(state, batches * 4, torch.bfloat16, graphs=graphs)]
 
     states = [make_state(config, attention="varlen", compiled=True, device="cuda") for _ in range(2)]
     graphs = kind(states[1].model, states[1].optimizers, torch.bfloat16)

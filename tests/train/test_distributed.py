@@ -172,7 +172,7 @@ CASES = {"adamw": torch.float32, "lamb": torch.float32, "muon": torch.float32, "
 
 
 def trained(case: str, dist_context: DistContext) -> dict[str, Tensor]:
-    """Return the first gradients, and weights and figures after three steps on 30 examples, without dropout.
+    """Return the first gradients, and weights and metrics after three steps on 30 examples, without dropout.
 
     In 16 bits the weights are cast as for compiled layers on CUDA; what would be compiled runs as it is.
     """

@@ -59,7 +59,7 @@ def no_waiting() -> Iterator[None]:
 
 
 def run_steps(state: TrainState, batches: list[GlobalBatch], dtype: torch.dtype) -> list[float]:
-    return [figures.loss for figures in conftest.take_steps(state, batches, dtype, rates=(2e-3,))]
+    return [metrics.loss for metrics in conftest.take_steps(state, batches, dtype, rates=(2e-3,))]
 
 
 @pytest.fixture(autouse=True)

@@ -157,8 +157,8 @@ def test_a_compiled_model_has_no_graph_breaks_and_the_same_gradients_and_held_ou
         graphs.append(counters["stats"]["unique_graphs"])
         for tokens in (200, 90, 1000):
             held_out = evaluation_batches(data, "validation", tokens, static_shapes=compiled)
-            figures = evaluate_batches(PretrainingLoss(model), held_out, CPU, FP32)
-            results.append((torch.tensor(list(figures.values())), {}))
+            metrics = evaluate_batches(PretrainingLoss(model), held_out, CPU, FP32)
+            results.append((torch.tensor(list(metrics.values())), {}))
         graphs.append(counters["stats"]["unique_graphs"])
     # One graph for all layers, one for the embeddings, one for the head, whatever the shape; and as many to evaluate.
     assert graphs == [0, 0, 3, 6]

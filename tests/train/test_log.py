@@ -53,7 +53,7 @@ def test_weights_and_biases_gets_figures_by_step_under_the_same_name_again(fit: 
     started: list[dict[str, Any]] = []
     steps: list[int] = []
     run: Any = ModuleType("run")
-    run.log = lambda figures, step: steps.append(step) if "train/loss" in figures else None
+    run.log = lambda metrics, step: steps.append(step) if "train/loss" in metrics else None
     run.finish = lambda: steps.append(-1)
     module: Any = ModuleType("wandb")  # the service needs an account
     module.init = lambda **settings: started.append(settings) or run

@@ -1,4 +1,4 @@
-"""The card of a model folder: the Hub can read it, its figures are the run's, and nothing in it can become markup."""
+"""The card of a model folder: the Hub can read it, its metrics are the run's, and nothing in it can become markup."""
 
 import json
 from dataclasses import replace

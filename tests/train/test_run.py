@@ -65,10 +65,10 @@ def test_metrics_have_the_names_of_the_design(finished: Path) -> None:
 
 def test_the_final_figures_are_those_of_evaluate(finished: Path, data_folder: Path) -> None:
     manifest = json.loads((finished / "manifest.json").read_text())
-    figures = evaluate(finished / "model", data_folder, config=tiny().train)
+    metrics = evaluate(finished / "model", data_folder, config=tiny().train)
     for name in ("mlm_loss", "mlm_accuracy", "nsp_loss", "nsp_accuracy"):
-        assert figures[name] == pytest.approx(manifest["validation"][f"validation_{name}"], rel=1e-6)
-    assert figures["mlm_perplexity"] == pytest.approx(math.exp(figures["mlm_loss"]))
+        assert metrics[name] == pytest.approx(manifest["validation"][f"validation_{name}"], rel=1e-6)
+    assert metrics["mlm_perplexity"] == pytest.approx(math.exp(metrics["mlm_loss"]))
 
 
 def test_a_dry_run_meets_the_folder_as_a_run_would_and_leaves_it_as_it_is(
@@ -119,9 +119,9 @@ def test_without_pairs_the_loss_is_that_of_masked_tokens_and_the_heads_of_pairs_
     for line in metrics(run):
         assert [value for name, value in line.items() if "nsp" in name] == [None, None]
     assert all(line["loss"] == pytest.approx(line["mlm_loss"], rel=0.05) for line in metrics(run, "loss"))
-    figures = evaluate(run / "model", data, config=tiny().train)
-    assert not [name for name in figures if "nsp" in name]
-    assert figures["mlm_loss"] == pytest.approx(metrics(run)[-1]["validation_mlm_loss"], rel=1e-6)
+    found = evaluate(run / "model", data, config=tiny().train)
+    assert not [name for name in found if "nsp" in name]
+    assert found["mlm_loss"] == pytest.approx(metrics(run)[-1]["validation_mlm_loss"], rel=1e-6)
     with pytest.raises(DataError, match="no masks"):
         evaluate(run / "model", data, config=tiny().train, split="train")
     _, info = AutoModelForPreTraining.from_pretrained(run / "model", output_loading_info=True)

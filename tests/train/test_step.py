@@ -23,7 +23,7 @@ def test_fp16_with_a_loss_scale_trains_and_recovers_from_an_overflow(batch: Any)
     assert (scale.scale.item(), StepSums.read(state.sums).skipped) == (2.0**39, 1)
     assert all(map(torch.equal, before, state.model.parameters()))
     scale.scale.fill_(2.0**12)
-    losses = [figures.loss for figures in take_steps(state, [batch] * 29, torch.float16, rates=(5e-3,))]
+    losses = [sums.loss for sums in take_steps(state, [batch] * 29, torch.float16, rates=(5e-3,))]
     assert losses[-1] < losses[0] - 0.5
 
 

@@ -79,7 +79,7 @@ def test_a_vocabulary_is_extended_opens_in_transformers_and_says_what_is_new(tex
     assert (ours.settings, {"River", "Zebra"} - set(ours.tokens)) == (cased.settings, set())
     for line in ("Flooding OX", "the riving Zebra, unseen."):
         assert theirs(line, add_special_tokens=False)["input_ids"] == ours.encode_text(line)
-    found = read_manifest(new, "vocab", "")["figures"]
+    found = read_manifest(new, "vocab", "")["metrics"]
     assert found["extends"] == {"folder": str(old), "hash": Tokenizer.load(old).hash, "vocab_size": cased.vocab_size}
     first = {name: found["added"][0][name] for name in ("token", "id", "pieces")}
     assert first == {"token": "flooding", "id": 1, "pieces": ["f", "##l", "##o", "##o", "##d", "##ing"]}
@@ -106,4 +106,4 @@ def test_nothing_to_add_is_refused_and_flags_must_belong_together(text: Path, tm
         ([*extend, "--vocab-size", "900"], 2), (["--add-tokens", "7"], 2), ([*extend, "--add-tokens", "2"], 0)
     ):  # fmt: skip
         call("vocab", text, "--output", tmp_path / "b", *flags, code=code)
-    assert len(read_manifest(tmp_path / "b", "vocab", "")["figures"]["added"]) == 2
+    assert len(read_manifest(tmp_path / "b", "vocab", "")["metrics"]["added"]) == 2

@@ -38,7 +38,7 @@ def test_accents_are_kept_where_stripping_changes_many_words(language: str, tmp_
     assert tokenizer.settings["strip_accents"] is False
     assert json.loads((tmp_path / "vocab" / "tokenizer_config.json").read_text())["strip_accents"] is False
     assert "accents are kept" in capsys.readouterr().out
-    normalization = read_manifest(tmp_path / "vocab", "vocab", "--output")["figures"]["normalization"]
+    normalization = read_manifest(tmp_path / "vocab", "vocab", "--output")["metrics"]["normalization"]
     assert normalization["words_that_stripping_changes"] > 0.3
     assert not normalization["strip_accents"]
 

@@ -1,4 +1,4 @@
-"""`vocab`: the same bytes in every run, BERT's layout, sizes that hold, and honest figures."""
+"""`vocab`: the same bytes in every run, BERT's layout, sizes that hold, and honest metrics."""
 
 import json
 import os
@@ -86,7 +86,7 @@ def test_rare_characters_are_cut_by_frequency_and_the_loss_is_reported(tmp_path:
     rare = "".join(chr(point) for point in range(0x4E00, 0x4E00 + 40))
     (tmp_path / "a.txt").write_text("common words here\n" * 2000 + rare + "@\n", encoding="utf-8")
     tokenizer = make(tmp_path / "a.txt", tmp_path / "v", "vocab.size=140")
-    alphabet = figures_of(tmp_path / "v")["alphabet"]
+    alphabet = metrics_of(tmp_path / "v")["alphabet"]
     assert 0.99 < alphabet["coverage"] < 1
     assert alphabet["left_out"] > 0
     assert tokenizer.vocab_size <= 140
@@ -97,9 +97,9 @@ def test_rare_characters_are_cut_by_frequency_and_the_loss_is_reported(tmp_path:
 def test_a_least_count_is_one_of_the_text_however_much_there_is(english_text, tmp_path, monkeypatch) -> None:
     settings = ("vocab.size=30000", "vocab.min_frequency=20")
     num_tokens = make(english_text, tmp_path / "all", *settings).vocab_size
-    monkeypatch.setattr(wordpiece, "MAX_REPLAYED_WORDS", figures_of(tmp_path / "all")["words"] // 45)
+    monkeypatch.setattr(wordpiece, "MAX_REPLAYED_WORDS", metrics_of(tmp_path / "all")["words"] // 45)
     assert make(english_text, tmp_path / "scaled", *settings).vocab_size > 0.6 * num_tokens
-    assert figures_of(tmp_path / "scaled")["words_seen_from_count"] in (23, 24)
+    assert metrics_of(tmp_path / "scaled")["words_seen_from_count"] in (23, 24)
 
 
 def test_casing_and_accents_stay_where_they_are_asked_to(tmp_path: Path) -> None:
@@ -119,8 +119,8 @@ def test_chinese_characters_stand_alone_or_are_learned_as_words(chinese_text, tm
     tokenizer = make(chinese_text, tmp_path / "v", "vocab.size=2000", f"vocab.handle_chinese_chars={apart}")
     longer = re.findall(r"\S+[\u4e00-\u9fff]|[\u4e00-\u9fff]\S", " ".join(tokenizer.tokens))
     assert bool(longer) is not apart
-    assert figures_of(tmp_path / "v")["measured_on"] == "held-out documents"
-    assert not apart or figures_of(tmp_path / "v")["unk_share_of_words"] == 0
+    assert metrics_of(tmp_path / "v")["measured_on"] == "held-out documents"
+    assert not apart or metrics_of(tmp_path / "v")["unk_share_of_words"] == 0
 
 
 @pytest.mark.parametrize("setting", ["vocab.size=150", "vocab.limit_alphabet=20"])
@@ -158,5 +158,5 @@ def test_the_same_command_again(small_text: Path, tmp_path: Path, capsys: pytest
         assert digests(tmp_path / "v") == before
 
 
-def figures_of(folder: Path) -> dict:
-    return read_manifest(folder, "vocab", "")["figures"]
+def metrics_of(folder: Path) -> dict:
+    return read_manifest(folder, "vocab", "")["metrics"]

@@ -26,9 +26,9 @@ def test_a_model_is_trained_on_words(tmp_path: Path) -> None:
     tokens = Tokenizer.load(tmp_path / "vocab").tokens[104:]
     assert sorted(tokens) == sorted(set(text.read_text().split()))
     assert tokens[0] in ("AAA", "TTT")  # the most frequent
-    figures = read_manifest(tmp_path / "vocab", "vocab", "")["figures"]
-    assert figures["whole_words"] == {"distinct": 64, "coverage": 1.0}
-    assert figures["pieces_per_word"] == 1.0
+    metrics = read_manifest(tmp_path / "vocab", "vocab", "")["metrics"]
+    assert metrics["whole_words"] == {"distinct": 64, "coverage": 1.0}
+    assert metrics["pieces_per_word"] == 1.0
     assert "up to date" in call(*vocab).output
     settings = "--set data.next_sentence=none --set data.whole_word_mask=true --set data.max_seq_length=32"
     call(*f"make-data {text} --vocab {tmp_path}/vocab --output {tmp_path}/data {settings} --workers 1".split())
