@@ -87,7 +87,7 @@ def _report(
     if metrics["split_clusters"]:
         print(
             "the text is written without blanks between words: it is cut into clusters of a letter and its marks\n"
-            "  hint: for whole words as tokens, put blanks between words first, by icu4py (docs/languages.md has the lines)"
+            "  hint: for whole words as tokens, put blanks between words, by icu4py (docs/languages.md)"
         )
     for character, count in list(removed.items())[:3]:
         if count > MAX_CHANGED_WORDS * num_words:
